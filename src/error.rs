@@ -21,10 +21,8 @@ use crate::train::TrainError;
 use crate::units::{Exit, Failure};
 use crate::verify::VerifyError;
 
-/// Any error of kvtune.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The recipe is wrong.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
     /// Data can't be read or used.
@@ -45,13 +43,11 @@ pub enum Error {
     /// A replay log can't be read or written.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A step failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A checkpoint can't be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
     /// A text could not be generated.
@@ -60,13 +56,11 @@ pub enum Error {
     /// The server could not begin.
     #[error(transparent)]
     Serve(#[from] ServeError),
-    /// An evaluation failed.
     #[error(transparent)]
     Eval(#[from] EvalError),
     /// The file of a policy can't be read, or a model departs from it.
     #[error(transparent)]
     Conformance(#[from] ConformanceError),
-    /// An export failed.
     #[error(transparent)]
     Export(#[from] ExportError),
     /// A proof could not be made.
@@ -75,7 +69,6 @@ pub enum Error {
     /// A run could not be looked at.
     #[error(transparent)]
     Inspect(#[from] InspectError),
-    /// A bench failed.
     #[error(transparent)]
     Bench(#[from] BenchError),
     /// What a person reads could not be written.
@@ -86,9 +79,7 @@ pub enum Error {
     Disproved {
         /// The keys in which the tiling differs from the recipe's own; empty for that.
         keys: String,
-        /// Largest relative error.
         worst: f64,
-        /// What is allowed.
         tolerance: f64,
     },
     /// The gradient through stores that round points elsewhere than the exact one.
@@ -96,9 +87,7 @@ pub enum Error {
     Imprecise {
         /// The keys and what they say.
         keys: String,
-        /// Of the whole gradient.
         cosine: f64,
-        /// What is asked.
         smallest: f64,
     },
     /// The policies' choices depend on the tiling.
@@ -116,27 +105,16 @@ pub enum Error {
     /// A panic that nothing expected.
     #[error("kvtune has a defect: {message}\n  --> {place}")]
     Defect {
-        /// What the panic said.
         message: String,
         /// Where it happened, and how it came to it if `RUST_BACKTRACE` is set.
         place: String,
     },
     /// The system lets the process have too little to work with.
     #[error("{message}")]
-    Limits {
-        /// Of what.
-        message: String,
-        /// How to have more.
-        hint: String,
-    },
+    Limits { message: String, hint: String },
     /// The arguments contradict each other, or name what is not there.
     #[error("{message}")]
-    Usage {
-        /// What is wrong.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
+    Usage { message: String, hint: String },
 }
 
 /// `with KEYS `, if there are any.

@@ -33,7 +33,6 @@ pub trait Failure {
         self.origin().and_then(Failure::hint)
     }
 
-    /// How the process ends.
     fn exit(&self) -> Exit {
         self.origin().map_or(Exit::Failed, Failure::exit)
     }
@@ -59,7 +58,6 @@ pub enum Exit {
     Usage = 2,
     /// Data, weights or a checkpoint are wrong or missing.
     Data = 3,
-    /// Memory does not suffice.
     Memory = 4,
     /// A loss or a gradient is not finite.
     NotFinite = 5,
@@ -119,7 +117,6 @@ const FACTORS: [(&str, u64); 8] = [
 ];
 
 impl FromStr for Bytes {
-    /// What was expected.
     type Err = &'static str;
 
     /// Reads `40GB`, `40gb`, `1.5 GiB` or `512`, rounded to whole bytes.

@@ -14,10 +14,7 @@ pub enum BenchError {
     Train(#[from] TrainError),
     /// The model has a configuration and no weights.
     #[error("no weights in `{dir}`", dir = dir.display())]
-    NoWeights {
-        /// The model's directory.
-        dir: PathBuf,
-    },
+    NoWeights { dir: PathBuf },
     /// Some lengths, and another number of sequences.
     #[error("`--tokens` has {lengths} lengths: the recipe has {sequences} sequences in a micro-batch")]
     OtherLengths {
@@ -29,7 +26,6 @@ pub enum BenchError {
     /// The sequences are longer than what the model has positions for.
     #[error("`--tokens {tokens}`: the model has {positions} positions")]
     TooLong {
-        /// Tokens of a sequence.
         tokens: usize,
         /// The longest that the model is made for.
         positions: usize,

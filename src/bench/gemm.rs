@@ -7,7 +7,6 @@ use crate::native::product;
 use crate::plan::Spent;
 use crate::plan::stopwatch::time_of;
 
-/// Operations per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rate {
     /// By the clock on the wall.

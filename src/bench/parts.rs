@@ -43,7 +43,6 @@ impl SyncsByPart {
         (self.seen, self.part) = (now, part);
     }
 
-    /// By part.
     pub(super) fn stop(mut self) -> [Syncs; 6] {
         self.turn(StepPart::Optimizer);
         self.parts

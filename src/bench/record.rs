@@ -25,7 +25,6 @@ pub struct StepRecord {
     pub tokens: usize,
     /// The same with the pads that were run: of a sequence at most those that fill the chunk in which it ends.
     pub tokens_run: usize,
-    /// What its shapes need.
     pub flops: Flops,
     /// Of a product of two square matrices, measured just before the step.
     pub gemm: Rate,
@@ -39,7 +38,6 @@ pub struct StepRecord {
     pub copies: CopyCost,
     /// What has made the host wait for the device, in the order of [`StepPart::ALL`]; `None` where nobody counted.
     pub waits: Option<[Syncs; 6]>,
-    /// Mean loss.
     pub loss: f64,
     /// The part of their time that ranks have waited for the slowest; `None` for one alone.
     pub idle: Option<f64>,
@@ -55,7 +53,6 @@ pub enum CopyCost {
 }
 
 impl CopyCost {
-    /// How long.
     pub fn seconds(self) -> f64 {
         let (Self::Made(Seconds(seconds)) | Self::WaitedFor(Seconds(seconds))) = self;
         seconds
@@ -71,7 +68,6 @@ impl CopyCost {
 }
 
 impl StepRecord {
-    /// Tokens per second.
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / self.whole.seconds
     }
@@ -153,9 +149,7 @@ impl StepRecord {
 pub struct Spread {
     /// The one in the middle.
     pub median: f64,
-    /// The smallest.
     pub min: f64,
-    /// The largest.
     pub max: f64,
 }
 
@@ -170,7 +164,6 @@ impl Spread {
 /// Figures of all steps that count, by the keys of their lines.
 #[derive(Clone, Debug)]
 pub struct BenchSummary {
-    /// How many they are.
     pub steps: usize,
     figures: Vec<(String, Spread)>,
 }

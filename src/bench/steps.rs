@@ -25,7 +25,6 @@ use crate::units::Seconds;
 /// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
 const B_SPREAD: f64 = 0.02;
 
-/// How much is run.
 #[derive(Clone, Debug)]
 pub struct Size {
     /// Of each sequence, or of all.
@@ -95,12 +94,10 @@ impl Bench {
         Ok(Self { world, recipe, model, engine, optimizer, parts, size, profiler, planned, trained, done: 0 })
     }
 
-    /// The model.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// What it computes in.
     pub fn dtype(&self) -> Dtype {
         self.recipe.model.dtype
     }
@@ -110,7 +107,6 @@ impl Bench {
         self.recipe.train.batch_size.sequences()
     }
 
-    /// The kernel that attends.
     pub fn attention(&self) -> String {
         attention::in_words(self.model.device(), self.model.kind())
     }
@@ -126,7 +122,6 @@ impl Bench {
         StepSpec { threads, ranks, ..StepSpec::of(&self.recipe, config, settings, &self.trained, self.model.device()) }
     }
 
-    /// Makes a step.
     pub fn step(&mut self) -> Result<StepRecord, BenchError> {
         let (seed, step) = (self.recipe.train.seed, self.done as u64);
         let (rank, ranks) = (self.world.rank(), self.world.size());

@@ -18,7 +18,6 @@ pub struct HeadBudgets {
     pub index: usize,
     /// Slots of the largest share, which all buffers have from then on.
     pub slots: usize,
-    /// By sequence and head.
     pub shares: Vec<Vec<usize>>,
     /// `(B, G, filled)`, bool, on the host: entries that leave at once, as their head holds more than its share.
     pub leaving_bgc: Tensor,
@@ -108,7 +107,6 @@ pub(super) struct BudgetNumbers {
     pub(super) filled_before: usize,
 }
 
-/// A quota in force.
 #[derive(Debug)]
 pub(super) struct BudgetState {
     pub(super) index: usize,

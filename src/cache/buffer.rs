@@ -198,7 +198,6 @@ impl Buffer {
         (self.pages.iter().map(StoredEntries::bytes).sum(), self.home.iter().map(StoredEntries::bytes).sum())
     }
 
-    /// Slots of all pages.
     pub(super) fn slots(&self) -> i64 {
         self.lengths().sum()
     }

@@ -21,30 +21,21 @@ pub enum CacheError {
     Store(#[from] StoreError),
     /// A file holds no replay log, or one that no cache could have made.
     #[error("`{}` is not a valid replay log: {reason}", abridged(path.display()), reason = abridged(reason))]
-    NotALog {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    NotALog { path: PathBuf, reason: String },
     /// A replay log that is to be followed was made elsewhere.
     #[error("the replay log belongs to another model or batch: expected {expected}, found {found}", found = quoted(found))]
     OtherLog {
         /// Of this model, recipe and batch.
         expected: String,
-        /// Of the log's.
         found: String,
     },
     /// What a cache is to be filled with was taken from one of another kind.
     #[error("layer {layer}: `{tensor}` of a saved cache does not fit: expected {expected}, found {found}", tensor = quoted(tensor), found = quoted(found))]
     OtherSnapshot {
-        /// The layer.
         layer: LayerIdx,
-        /// Its name.
         tensor: String,
         /// Of this model and recipe.
         expected: String,
-        /// What was saved.
         found: String,
     },
     /// A chunk would evict its own tokens, or protected ones.
@@ -54,15 +45,11 @@ pub enum CacheError {
         further(*share, *initial)
     )]
     ChunkTooLarge {
-        /// As in the recipe.
         chunk_size: usize,
         /// `layer 3`, or `every layer`.
         layer: String,
-        /// Slots of that layer.
         cache_length: usize,
-        /// First tokens that stay.
         sinks: usize,
-        /// Youngest tokens that stay.
         grace: usize,
         /// The smallest share of a head, where slots are shared out.
         share: Option<usize>,
@@ -75,32 +62,16 @@ pub enum CacheError {
     #[error(
         "a sequence of {tokens} tokens does not fit the dense cache of layer {layer}: `kv_cache.cache_length` = {cache_length}"
     )]
-    Full {
-        /// Tokens of the sequence.
-        tokens: usize,
-        /// The layer.
-        layer: LayerIdx,
-        /// Its slots.
-        cache_length: usize,
-    },
+    Full { tokens: usize, layer: LayerIdx, cache_length: usize },
     /// The policy weighs what quantisation costs, and the buffer costs nothing.
     #[error("the policy `{policy}` weighs the errors of quantisation, and `kv_cache.buffer = \"plain\"` makes none")]
-    NothingQuantised {
-        /// As in the recipe.
-        policy: String,
-    },
+    NothingQuantised { policy: String },
     /// A list of cache lengths does not have one per layer.
     #[error("`kv_cache.cache_length` lists {found} lengths, the model has {expected} layers")]
-    WrongNumberOfLengths {
-        /// As in the recipe.
-        found: usize,
-        /// Layers.
-        expected: usize,
-    },
+    WrongNumberOfLengths { found: usize, expected: usize },
     /// Chunks were written or unwound out of order: a defect of the engine.
     #[error("layer {layer}: {action} chunk {chunk}, but the cache stands after {stands} chunks")]
     OutOfOrder {
-        /// The layer.
         layer: LayerIdx,
         /// `write` or `unwind`.
         action: &'static str,
@@ -112,13 +83,10 @@ pub enum CacheError {
     /// The replay log has no choice for a chunk that evicts, or one of another size.
     #[error("layer {layer}: the replay log does not fit chunk {chunk}: expected {expected} evictions, found {found}")]
     LogMismatch {
-        /// The layer.
         layer: LayerIdx,
-        /// Index of the chunk.
         chunk: usize,
         /// Evictions that the chunk needs.
         expected: usize,
-        /// Evictions in the log.
         found: usize,
     },
 }

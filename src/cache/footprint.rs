@@ -11,9 +11,7 @@ use crate::units::Bytes;
 /// What the undo entry of one write takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UndoBytes {
-    /// In a store.
     pub waiting: Bytes,
-    /// Where it is used.
     pub at_hand: Bytes,
 }
 

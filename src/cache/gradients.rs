@@ -21,7 +21,6 @@ impl CacheGrads {
         Self { dk_bgcd: Tensor::zeros(size, (kind, device)), dv_bgcd: Tensor::zeros(size, (kind, device)) }
     }
 
-    /// What both take.
     pub fn bytes(&self) -> Bytes {
         bytes_of([&self.dk_bgcd, &self.dv_bgcd])
     }

@@ -19,11 +19,9 @@ use crate::units::{Bytes, LayerIdx};
 pub struct Written {
     /// Keys of the region's columns `(B, G, n, D)`: kept entries as they are stored, then tokens, exact.
     pub k_bgnd: Tensor,
-    /// Values likewise.
     pub v_bgnd: Tensor,
     /// How the chunk's tokens stand in the region.
     pub placement: Placement,
-    /// For the way back.
     pub undo: Undo,
 }
 
@@ -95,7 +93,6 @@ impl LayerCache {
         (Bytes(device.0 + beside.0), host)
     }
 
-    /// The dimensions.
     pub fn shape(&self) -> CacheShape {
         self.shape
     }
@@ -120,7 +117,6 @@ impl LayerCache {
         slots_of(&self.position_bgc, self.active, (0, self.filled as i64))
     }
 
-    /// Of all slots.
     fn active_positions(&self) -> Tensor {
         self.position_bgc.narrow(0, 0, self.active)
     }

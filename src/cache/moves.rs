@@ -19,9 +19,7 @@ pub(super) struct Geometry {
     pub(super) slots: i64,
     /// Slots filled before the write.
     pub(super) filled: i64,
-    /// Slots filled after it.
     pub(super) top: i64,
-    /// Columns of the chunk.
     pub(super) len: i64,
 }
 
@@ -44,7 +42,6 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// All indices and masks.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         [&self.to, &self.from].into_iter().chain(self.retained.iter().flat_map(|r| [&r.mask_b1n, &r.saved]))
     }

@@ -8,9 +8,7 @@ use super::{PolicyTraits, Queries};
 
 /// What a policy may look at when it scores the entries of one layer.
 pub struct Entries<'a> {
-    /// Slots in use.
     pub filled: usize,
-    /// Slots in all.
     pub cache_length: usize,
     /// How many entries will leave.
     pub num_evicted: usize,
@@ -106,7 +104,6 @@ pub trait ChunkAttention {
 
 /// What a policy may look at when a chunk has attended.
 pub struct Observed<'a> {
-    /// The chunk's attention.
     pub attention: &'a dyn ChunkAttention,
     /// Position of each entry `(B, G, filled)`, i64; −1 where a sequence has none.
     pub position_bgc: &'a Tensor,
@@ -114,7 +111,6 @@ pub struct Observed<'a> {
     pub previous_bgc: Option<&'a Tensor>,
     /// What [`Policy::describe`] said of each entry `(B, G, filled, F)`, f32.
     pub features_bgcf: Option<&'a Tensor>,
-    /// Columns of the chunk.
     pub num_queries: usize,
     /// Position of the next token, which is the number of tokens seen, those of the chunk among them.
     pub next_position: usize,

@@ -139,7 +139,6 @@ pub struct ReplayLog {
     pub spans: Vec<ChunkSpan>,
     /// Slots of each layer (at most the longest sequence's tokens).
     pub cache_lengths: Vec<usize>,
-    /// Choices by layer.
     pub layers: Vec<LayerLog>,
 }
 

@@ -58,7 +58,6 @@ impl Routing {
         self.chosen.on_host()
     }
 
-    /// What they take.
     pub(super) fn bytes(&self) -> Bytes {
         self.chosen.bytes()
     }

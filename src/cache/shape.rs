@@ -7,13 +7,9 @@ use crate::recipe::BufferKind;
 /// The dimensions of a cache for one batch, and how it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShape {
-    /// Sequences.
     pub batch: i64,
-    /// KV heads.
     pub groups: i64,
-    /// Width of a head.
     pub head_dim: i64,
-    /// Slots in all.
     pub cache_length: usize,
     /// Slots to allocate at once; fewer than `cache_length` for a cache that grows, or a sequence that is shorter.
     pub allocated: usize,
@@ -25,6 +21,5 @@ pub struct CacheShape {
     pub is_offloaded: bool,
     /// dtype of keys and values.
     pub kind: Kind,
-    /// Where they live.
     pub device: Device,
 }

@@ -13,7 +13,6 @@ use super::{CacheError, LayerCache};
 pub struct CacheSnapshot {
     /// By name: stored entries as `(B, G, filled, width)`, positions and notes.
     pub tensors: Vec<(String, Tensor)>,
-    /// The rest.
     pub numbers: CacheNumbers,
 }
 
@@ -44,7 +43,6 @@ const FEATURES: &str = "features";
 const BEFORE: &str = "positions_before_budget";
 
 impl LayerCache {
-    /// What the cache holds.
     pub fn snapshot(&self) -> CacheSnapshot {
         let (entries, filled) = (self.buffer.stored(self.filled as i64), self.filled as i64);
         let (k, v) = entries.planes();

@@ -11,7 +11,6 @@ pub struct ChunkSpan {
     pub chunk: ChunkIdx,
     /// Position of the first token.
     pub start: usize,
-    /// Columns.
     pub len: usize,
     /// Per sequence, how many of the columns hold tokens; the rest are pads on the right. Sequences behind the last one that has tokens
     /// here have left the batch, and are not in it.

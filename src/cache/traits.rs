@@ -47,7 +47,6 @@ pub enum Scope {
 /// The initial part of a prompt, of which some tokens never leave.
 #[derive(Clone, Copy, Debug)]
 pub struct KeptInitialPart<'a> {
-    /// What it is.
     pub part: &'a InitialPart,
     /// How many of its first tokens stay.
     pub most: usize,

@@ -107,7 +107,6 @@ impl Victims {
         self.packed.size()[2] as usize
     }
 
-    /// Whether nothing leaves.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -139,7 +138,6 @@ impl Victims {
         self.fresh.is_none().then(|| self.unpacked())
     }
 
-    /// On the host.
     fn unpacked(&self) -> Tensor {
         self.unpacked.as_ref().map_or_else(|| unpack(&self.packed.on_host()), Tensor::shallow_clone)
     }
@@ -169,7 +167,6 @@ pub(super) enum Agreement {
     All(Vec<i64>),
     /// Those of the heads of a sequence.
     Heads,
-    /// Any.
     Nothing,
 }
 
@@ -280,7 +277,6 @@ fn is_protected(position_bgc: &Tensor, protected: &[(usize, usize)]) -> Option<T
     Some(position_bgc.ge_tensor(&bounds(|r| r.0)).logical_and(&position_bgc.lt_tensor(&bounds(|r| r.1))))
 }
 
-/// Above every position.
 const LAST: i64 = 1 << 40;
 
 fn lowest(key_bgc: &Tensor, count: usize, cache_length: usize) -> Victims {

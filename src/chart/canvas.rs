@@ -20,7 +20,6 @@ pub(super) enum Anchor {
     End,
 }
 
-/// How a text looks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Words {
     pub(super) size: f64,
@@ -33,7 +32,6 @@ pub(super) struct Words {
 pub(super) trait Canvas {
     /// A filled rectangle: left, top, width, height.
     fn rect(&mut self, area: (f64, f64, f64, f64), ink: Ink);
-    /// A thin line.
     fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink);
     /// A text on a base line.
     fn text(&mut self, at: (f64, f64), words: &str, look: Words);

@@ -21,22 +21,16 @@ pub struct ColourRow {
 pub struct ColourScale {
     /// One colour, or those from one end of a scale to the other.
     pub colours: Vec<Rgb>,
-    /// What they mean.
     pub words: String,
 }
 
-/// A map.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColourMap {
-    /// What it shows.
     pub title: String,
-    /// Lines under the title.
     pub notes: Vec<String>,
     /// What x is, and where it ends; it begins at 0.
     pub x: (String, usize),
-    /// From the top.
     pub rows: Vec<ColourRow>,
-    /// What the colours mean.
     pub scales: Vec<ColourScale>,
 }
 
@@ -51,7 +45,6 @@ const LABEL_GAP: usize = 14;
 struct MapLayout {
     cell: usize,
     row: usize,
-    /// Of each row.
     tops: Vec<usize>,
     plot: (usize, usize),
     top: f64,
@@ -66,7 +59,6 @@ impl ColourMap {
         svg.finish()
     }
 
-    /// As PNG.
     pub fn to_png(&self) -> Vec<u8> {
         let layout = self.layout();
         let (width, height) = self.size(&layout);

@@ -4,7 +4,6 @@ use super::canvas::{Anchor, Canvas, Ink, Words};
 use super::svg::Svg;
 use super::ticks::{in_short, range, share, ticks};
 
-/// One curve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curve {
     /// What it is called in the legend.
@@ -13,12 +12,10 @@ pub struct Curve {
     pub points: Vec<(f64, f64)>,
 }
 
-/// A chart of curves.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CurveChart {
     /// What y is, with its unit.
     pub title: String,
-    /// What x is.
     pub x_name: String,
     /// In the order of their colours.
     pub curves: Vec<Curve>,

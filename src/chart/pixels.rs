@@ -1,6 +1,5 @@
 //! Pixels, and PNG.
 
-/// Red, green and blue.
 pub type Rgb = [u8; 3];
 
 /// A picture of pixels, row after row.
@@ -23,7 +22,6 @@ impl Raster {
         }
     }
 
-    /// The file.
     pub(super) fn to_png(&self) -> Vec<u8> {
         let mut file = Vec::new();
         let mut encoder = png::Encoder::new(&mut file, self.width as u32, self.height as u32);

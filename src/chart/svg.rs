@@ -28,7 +28,6 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// A picture that grows.
 pub(super) struct Svg {
     body: String,
 }

@@ -35,7 +35,6 @@ impl StateInTurn for Vec<(String, Tensor)> {
     }
 }
 
-/// What is saved.
 #[derive(Clone, Copy)]
 pub struct Snapshot<'a> {
     /// The model, of which what is trained is saved: its adapter, or all weights as a model directory.
@@ -46,7 +45,6 @@ pub struct Snapshot<'a> {
     pub optimizer: &'a dyn StateInTurn,
     /// Further files, by their names.
     pub beside: &'a [(String, Vec<u8>)],
-    /// The rest.
     pub state: &'a TrainState,
 }
 
@@ -267,7 +265,6 @@ mod tests {
         Save(SaveKind, u64),
         /// Somebody begins to read one of the checkpoints.
         Read(usize),
-        /// Everybody has ended.
         Unread,
         /// A byte of the newest checkpoint changes, and the run is started anew.
         Damage,

@@ -23,48 +23,22 @@ pub enum CheckpointError {
     Model(#[from] ModelError),
     /// A directory has no manifest, so that its save has not ended.
     #[error("`{dir}` is not a finished checkpoint: it has no `MANIFEST.json`", dir = abridged(dir.display()))]
-    Unfinished {
-        /// The directory.
-        dir: PathBuf,
-    },
+    Unfinished { dir: PathBuf },
     /// A file is not what the manifest says.
     #[error("`{path}` is damaged: {what}", path = abridged(path.display()))]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
+    Damaged { path: PathBuf, what: String },
     /// A file says what can't be, though it is as it was written.
     #[error("`{path}` can't be what this run has saved: {what}", path = path.display())]
-    Contradiction {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
+    Contradiction { path: PathBuf, what: String },
     /// Written by a version with another format.
     #[error("`{dir}` has checkpoint format {found}, expected {expected}", dir = abridged(dir.display()))]
-    Format {
-        /// The directory.
-        dir: PathBuf,
-        /// As in its state.
-        found: u32,
-        /// What this version reads.
-        expected: u32,
-    },
+    Format { dir: PathBuf, found: u32, expected: u32 },
     /// What another rank has of the optimiser's state did not come.
     #[error("the optimiser's state can't be gathered: {reason}")]
-    NotGathered {
-        /// Why not.
-        reason: String,
-        /// What to do.
-        hint: Option<String>,
-    },
+    NotGathered { reason: String, hint: Option<String> },
     /// A run without any valid checkpoint.
     #[error("`{run}` has no valid checkpoint{reasons}", run = abridged(run.display()), reasons = listed(skipped))]
     None {
-        /// The run's directory.
         run: PathBuf,
         /// What was there and why it does not count.
         skipped: Vec<(PathBuf, CheckpointError)>,

@@ -18,19 +18,16 @@ use crate::store;
 /// Behind the name of a checkpoint that was damaged.
 pub(super) const ASIDE: &str = ".damaged";
 
-/// A checkpoint read back.
 #[derive(Debug)]
 pub struct Loaded {
     /// What is trained, by the names of its file.
     pub parameters: Vec<(String, Tensor)>,
-    /// The rest.
     pub state: TrainState,
 }
 
 /// The newest valid checkpoint of a run.
 #[derive(Debug)]
 pub struct NewestCheckpoint {
-    /// Its directory.
     pub dir: PathBuf,
     /// Newer ones that do not count, and why.
     pub skipped: Vec<(PathBuf, CheckpointError)>,

@@ -13,12 +13,10 @@ use crate::units::Bytes;
 /// A checkpoint, as far as it can be read.
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckpointListing {
-    /// Of its directory.
     pub name: String,
     /// What the run knew of itself; `None` where that cannot be read.
     #[serde(skip)]
     pub state: Option<TrainState>,
-    /// Steps made.
     pub step: Option<u64>,
     /// Size of all its files.
     pub bytes: u64,

@@ -12,21 +12,18 @@ use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FileKind, FilesError};
 use crate::model::MODEL_TENSORS;
 use crate::units::quoted;
 
-/// Name of the manifest.
 pub(super) const NAME: &str = "MANIFEST.json";
 /// The model card: not listed, as people go on writing it.
 pub const CARD: &str = "README.md";
 /// Bytes of the longest name that file systems have.
 const LONGEST_NAME: usize = 255;
 
-/// Files by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Size and hash of each.
     pub files: BTreeMap<String, FileEntry>,
 }
 
-/// One file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
     /// Bytes.

@@ -5,9 +5,7 @@ use super::SaveKind;
 /// A checkpoint of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedCheckpoint {
-    /// Its step.
     pub step: u64,
-    /// Why it was written.
     pub kind: SaveKind,
 }
 

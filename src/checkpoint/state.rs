@@ -12,7 +12,6 @@ pub(super) const FORMAT_VERSION: u32 = 1;
 
 /// Name of the optimiser's tensors.
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
-/// Name of the state.
 pub(super) const STATE: &str = "state.json";
 
 /// Directory of the best checkpoint.
@@ -47,44 +46,32 @@ pub enum SaveKind {
 pub struct Best {
     /// `loss` or `accuracy`.
     pub metric: String,
-    /// Its value.
     pub value: f64,
-    /// Steps made then.
     pub step: u64,
 }
 
 /// How many samples a run has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleCounts {
-    /// To train on.
     pub train: usize,
-    /// Held out.
     pub validation: usize,
 }
 
 /// One tensor that is trained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterInfo {
-    /// As in its file.
     pub name: String,
-    /// Its size.
     pub shape: Vec<i64>,
-    /// As libtorch calls it.
     pub dtype: String,
 }
 
 /// `state.json`. The order of the data and all randomness are functions of the seed and the step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainState {
-    /// Of the directory.
     pub format_version: u32,
-    /// Optimiser steps made.
     pub step: u64,
-    /// Tokens run in training.
     pub total_tokens: u64,
-    /// The run's seed.
     pub seed: u64,
-    /// Why it was written.
     pub kind: SaveKind,
     /// The best validation so far.
     pub best: Option<Best>,
@@ -112,11 +99,8 @@ pub struct TrainState {
     /// What of the recipe may not change in the run, in TOML by dotted keys; earlier versions did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<BTreeMap<String, String>>,
-    /// What is trained.
     pub parameters: Vec<ParameterInfo>,
-    /// Who wrote it.
     pub kvtune_version: String,
-    /// With which libtorch.
     pub libtorch_version: String,
 }
 

@@ -7,7 +7,6 @@ pub(super) fn experts(config: &ModelConfig) -> impl Iterator<Item = &ExpertsSpec
     config.layers.iter().filter_map(|layer| layer.feed_forward.experts())
 }
 
-/// On one line.
 pub(super) fn architecture(config: &ModelConfig) -> String {
     let mut words = vec![config.model_type.to_owned()];
     words.extend(config.rotations().into_iter().map(rotary));

@@ -6,12 +6,10 @@ use clap::builder::{RangedU64ValueParser, TypedValueParser};
 
 use crate::units::Bytes;
 
-/// At least one.
 pub(super) fn at_least_one() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=1 << 24)
 }
 
-/// None or more.
 pub(super) fn any_number() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(0..=1 << 24)
 }

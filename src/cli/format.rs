@@ -2,7 +2,6 @@
 
 use clap::ValueEnum;
 
-/// How results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
     #[value(alias = "table")]

@@ -54,7 +54,6 @@ impl Field {
     }
 }
 
-/// Sums of some rows.
 #[derive(Default)]
 struct Sums {
     rows: usize,

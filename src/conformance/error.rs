@@ -18,7 +18,6 @@ pub enum ConformanceError {
     /// What the file says of the cache is not a cache.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// The engine refused.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The log can't be walked over.
@@ -29,40 +28,21 @@ pub enum ConformanceError {
     Model(#[from] ModelError),
     /// There is no policy file.
     #[error("there is no `kv_policy.json` in `{dir}`", dir = abridged(dir.display()))]
-    Missing {
-        /// The directory.
-        dir: PathBuf,
-    },
+    Missing { dir: PathBuf },
     /// Another file, or one of a later version.
     #[error("`{path}` is {found}, expected {expected}", path = abridged(path.display()), found = quoted(found))]
     Format {
-        /// The file.
         path: PathBuf,
         /// What it says that it is.
         found: String,
-        /// What is read here.
         expected: String,
     },
     /// What the file says does not fit the model, or itself.
     #[error("`{key}` in `{path}` is {found}, expected {expected}", path = abridged(path.display()), found = quoted(found))]
-    Unfit {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: &'static str,
-        /// What stands there.
-        found: String,
-        /// What the model has.
-        expected: String,
-    },
+    Unfit { path: PathBuf, key: &'static str, found: String, expected: String },
     /// Another token left than in the recording, or at another time.
     #[error("the cache departs from `{path}`: {what}", path = abridged(path.display()))]
-    Departs {
-        /// The file.
-        path: PathBuf,
-        /// The first difference.
-        what: String,
-    },
+    Departs { path: PathBuf, what: String },
 }
 
 impl Failure for ConformanceError {

@@ -12,7 +12,6 @@ use crate::files::{self, FilesError};
 use crate::model::{Model, ModelConfig, RopeSpec, fingerprint, has_fingerprint};
 use crate::recipe::{CacheRecipe, Dtype, GradRecipe, Recipe, RopeScalingRecipe};
 
-/// Its name.
 pub const KV_POLICY: &str = "kv_policy.json";
 const FORMAT: &str = "kvtune kv policy";
 const VERSION: u32 = 1;
@@ -27,9 +26,7 @@ const PREFILL: &str = "until the smallest cache is full";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyFile {
-    /// What the file is.
     pub format: String,
-    /// Of the format.
     pub version: u32,
     /// A name, or a table with one: its parameters.
     pub policy: Value,
@@ -43,16 +40,13 @@ pub struct PolicyFile {
     pub grace: Vec<usize>,
     /// Tokens that are run together, and choose together who leaves.
     pub chunk_size: usize,
-    /// Likewise in decoding.
     #[serde(default = "one_by_one")]
     pub decode_block: usize,
     /// Where chunks end: `plain` or `reference`.
     pub chunking: String,
-    /// How long nothing leaves.
     pub prefill: String,
     /// How an entry is stored after its own chunk has attended.
     pub buffer: String,
-    /// Which positions keys have.
     pub positions: String,
     /// Rotary embeddings by layer, as trained; `null` where a layer knows no position.
     pub rope: Vec<Option<RopeSpec>>,

@@ -18,17 +18,14 @@ pub type Departures = Vec<Vec<Vec<Option<usize>>>>;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordedTrial {
-    /// The tokens.
     pub prompt: Vec<u32>,
     /// Begin and end of the prompt's initial part.
     pub initial_part: (usize, usize),
     /// Slots of each layer's cache at most: smaller than in training, so that a short prompt evicts.
     pub cache_length: usize,
-    /// Tokens of a chunk.
     pub chunk_size: usize,
     /// In which everything was computed.
     pub dtype: String,
-    /// What was found.
     pub left: Departures,
 }
 
@@ -44,7 +41,6 @@ pub struct PolicyTrial {
 const FEWEST_SLOTS: usize = 16;
 /// A policy that needs a large cache makes the prompt long enough.
 const LONGEST_CHUNK: usize = 64;
-/// So many choices.
 const CHUNKS: usize = 8;
 /// What may count as the initial part of the prompt.
 const INITIAL_PART: (usize, usize) = (0, 4);
@@ -111,7 +107,6 @@ impl PolicyTrial {
         Ok(Self { engine, batch: Batch { sequences: vec![sequence] }, cache_length, chunk_size })
     }
 
-    /// Runs the prompt.
     pub fn run(&self, model: &Model) -> Result<Departures, ConformanceError> {
         let (_, log) = self.engine.inspect(model, &self.batch, &mut |_, _| {})?;
         let layers = model.config().layers.iter().enumerate();

@@ -7,7 +7,6 @@ use super::rows::{self, DataRow, RowSettings};
 
 /// An answer and what it is compared with.
 pub struct Answer<'a> {
-    /// What somebody's model said.
     pub prediction: String,
     /// What it might have said; at least one.
     pub references: Vec<String>,

@@ -5,7 +5,6 @@ use std::path::Path;
 use super::error::DataError;
 use crate::recipe::OnBadRow;
 
-/// So many are told.
 const TOLD: usize = 10;
 
 /// What an error of a row is about.

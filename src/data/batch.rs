@@ -18,7 +18,6 @@ pub struct Sequence {
     pub sample: u64,
     /// The tokens that are run.
     pub inputs: Vec<u32>,
-    /// What must come out.
     pub targets: Targets,
     /// The first position of the prompt's initial part, and the one behind it; `None` where nobody asked.
     pub initial: Option<(usize, usize)>,

@@ -32,7 +32,6 @@ pub struct Dataset {
 /// The samples of one data set, of which there may be several.
 #[derive(Clone)]
 struct SetSamples {
-    /// Where there are several.
     name: Option<String>,
     samples: Arc<Samples>,
     /// The number of its first sample among those of all sets.
@@ -63,16 +62,13 @@ pub(super) struct Piece {
 #[derive(Clone, Debug)]
 enum Part {
     Whole,
-    /// Without these tokens.
     Without(Range<usize>),
     Window(Window),
 }
 
 /// How long samples may be.
 pub(super) struct Limit {
-    /// Tokens.
     pub(super) tokens: usize,
-    /// Tokens that windows share.
     pub(super) overlap: usize,
 }
 

@@ -29,7 +29,6 @@ pub(super) struct Encoder {
 /// A sample as token ids.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct EncodedSample {
-    /// At least one.
     pub(super) ids: Vec<u32>,
     /// Leading tokens that may be cut.
     pub(super) prompt: usize,
@@ -58,7 +57,6 @@ pub(super) struct EncodedQuestion {
 pub(super) enum Aim {
     /// Whether each token is a target.
     Tokens(Vec<bool>),
-    /// Index of the class.
     Class(usize),
 }
 

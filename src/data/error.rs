@@ -15,9 +15,7 @@ pub(super) const TEXT_ALONE: &str = "no pictures, sound or video, as models are 
 
 /// Where no token to predict was found: in the labels of token ids,
 pub(super) const IN_LABELS: &str = "`labels` is -100 behind the first token";
-/// among messages,
 pub(super) const IN_MESSAGES: &str = "no message of the assistant is trained";
-/// and in a text.
 pub(super) const IN_COMPLETION: &str = "nothing follows the prompt";
 
 /// What asks for a tokenizer where answers are compared.
@@ -32,35 +30,20 @@ pub enum DataError {
     Files(#[from] FilesError),
     /// A file or folder could not be read.
     #[error("cannot read `{}`", abridged(path.display()))]
-    Read {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// A file of samples could not be written.
     #[error("cannot write `{}`", abridged(path.display()))]
-    Dump {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Dump { path: PathBuf, source: std::io::Error },
     /// A data file without a single sample.
     #[error("`{}` holds no samples, expected at least 1", abridged(path.display()))]
-    Empty {
-        /// The data file.
-        path: PathBuf,
-    },
+    Empty { path: PathBuf },
     /// A file of answers that cannot be scored.
     #[error(transparent)]
     Answer(Box<DataError>),
     /// No sample is left after those that are too long were dropped.
     #[error("none of the {read} samples of `{}` fits into {limit} tokens, the shortest has {shortest}", abridged(path.display()))]
     NothingFits {
-        /// The data file.
         path: PathBuf,
-        /// Samples in the file.
         read: usize,
         /// Tokens that a sample may have.
         limit: usize,
@@ -72,25 +55,20 @@ pub enum DataError {
     NotJson {
         /// The line, or the file.
         place: SamplePlace,
-        /// What the parser said.
         message: String,
     },
     /// A JSON value of another shape than the format asks for.
     #[error("{place}: expected {expected}, found {found}", found = quoted(found))]
     Shape {
-        /// Where it stands.
         place: SamplePlace,
         /// What the format asks for.
         expected: &'static str,
-        /// What is there.
         found: String,
     },
     /// A sample lacks a field.
     #[error("{place}: field `{field}` is missing{}", if others.is_empty() { String::new() } else { format!(", others are {others}") }, field = quoted(field))]
     MissingField {
-        /// The sample.
         place: SamplePlace,
-        /// The field.
         field: String,
         /// The other fields, in words.
         others: String,
@@ -98,79 +76,46 @@ pub enum DataError {
     /// A field holds something that the format does not allow.
     #[error("{place}: field `{field}`: expected {expected}, found {found}", field = quoted(field), found = quoted(found))]
     BadField {
-        /// The sample.
         place: SamplePlace,
-        /// The field.
         field: String,
         /// What the format asks for.
         expected: String,
-        /// What is there.
         found: String,
     },
     /// A line or row that is none.
     #[error("{place}: {message}", message = abridged(message))]
-    BadRow {
-        /// Where it stands.
-        place: SamplePlace,
-        /// What is wrong.
-        message: String,
-    },
+    BadRow { place: SamplePlace, message: String },
     /// Several rows that cannot be read.
     #[error("{count} of {read} rows of the data files cannot be read{}", listed(first, *count))]
     BadRows {
         /// What is wrong with the first of them.
         first: Vec<DataError>,
-        /// How many there are.
         count: usize,
-        /// Rows in the files.
         read: usize,
     },
     /// A row that is of no known format, or of another one than those before it.
     #[error("{place}: which `data.format` it is cannot be told: found {found}", found = quoted(found))]
     UnknownFormat {
-        /// Where it stands.
         place: SamplePlace,
-        /// What it looks like.
         found: String,
         /// The table `[data]` that may be meant, in TOML.
         table: Option<String>,
     },
     /// A folder or a pattern without the files that are looked for.
     #[error("`{}`: {message}", abridged(path.display()), message = abridged(message))]
-    BadSource {
-        /// What the recipe names.
-        path: PathBuf,
-        /// What is wrong.
-        message: String,
-    },
+    BadSource { path: PathBuf, message: String },
     /// A file that is damaged, cut off, or not of its kind.
     #[error("cannot read `{}` as {as_what}: {message}", abridged(path.display()), message = abridged(message))]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Its kind.
-        as_what: &'static str,
-        /// What is wrong.
-        message: String,
-    },
+    Unreadable { path: PathBuf, as_what: &'static str, message: String },
     /// A tokenizer that cannot be loaded, or that failed on a text.
     #[error("tokenizer `{}`: {message}", abridged(path.display()), message = abridged(message))]
-    Tokenizer {
-        /// Its file.
-        path: PathBuf,
-        /// What is wrong.
-        message: String,
-    },
+    Tokenizer { path: PathBuf, message: String },
     /// A model directory that names no end-of-sequence token.
     #[error("no `eos_token_id` in generation_config.json or config.json and no known `eos_token` in tokenizer_config.json of `{}`", abridged(dir.display()))]
-    NoEos {
-        /// The model directory.
-        dir: PathBuf,
-    },
+    NoEos { dir: PathBuf },
     /// A chat template can not be read, or refuses a conversation.
     #[error("the chat template of `{}`: {message}", abridged(place), message = abridged(message))]
     ChatTemplate {
-        /// The file.
         place: String,
         /// In the template's own words, where it refuses.
         message: String,
@@ -178,23 +123,17 @@ pub enum DataError {
     /// A field whose messages, or whose tools, are not what they must be.
     #[error("{place}: field `{field}`: {fault}", field = quoted(field), fault = abridged(fault))]
     Messages {
-        /// The sample.
         place: SamplePlace,
-        /// The field.
         field: &'static str,
         /// What is wrong with which message.
         fault: String,
     },
     /// No chat template where one is needed.
     #[error("conversations need a chat template: {why}", why = abridged(why))]
-    NoTemplate {
-        /// Why there is none.
-        why: String,
-    },
+    NoTemplate { why: String },
     /// A chat template that is asked for and not there.
     #[error("there is no chat template `{wanted}`: neither a file, nor among {}", units::listed(names), wanted = quoted(wanted))]
     NoSuchTemplate {
-        /// What was asked for.
         wanted: String,
         /// The names of the model's templates.
         names: Vec<String>,
@@ -202,47 +141,32 @@ pub enum DataError {
     /// A conversation that its template refuses, or of which nobody can say what the assistant writes.
     #[error("{place}: the chat template of `{template}`: {message}", template = quoted(template), message = abridged(message))]
     Conversation {
-        /// The sample.
         place: SamplePlace,
-        /// Where the template stands.
         template: String,
         /// In the template's own words, where it refuses.
         message: String,
     },
     /// A sample without a text that could be an answer.
     #[error("{place} has a class, and no answer in words")]
-    NoQuestion {
-        /// The sample.
-        place: SamplePlace,
-    },
+    NoQuestion { place: SamplePlace },
     /// A sample all of which is a target.
     #[error("{place} has no prompt: its first token is a target already")]
-    NoPrompt {
-        /// The sample.
-        place: SamplePlace,
-    },
+    NoPrompt { place: SamplePlace },
     /// Text data and no tokenizer to read it with.
     #[error("{what} needs a tokenizer, found none")]
-    NoTokenizer {
-        /// What asked for one.
-        what: &'static str,
-    },
+    NoTokenizer { what: &'static str },
     /// A token id that the model has no embedding for.
     #[error("{what}: token id {id} is not below the model's `vocab_size` {vocab_size}")]
     OutOfVocabulary {
         /// Where the id comes from.
         what: String,
-        /// The id.
         id: u64,
         /// Sequences of the model's embedding.
         vocab_size: usize,
     },
     /// A head with classes, and rows that have none.
     #[error("`data.format = \"{format}\"` has no classes, which the head asks for")]
-    NoClasses {
-        /// The format.
-        format: DataFormat,
-    },
+    NoClasses { format: DataFormat },
     /// What the recipe says contradicts the format that the rows turn out to have.
     #[error("{}", .0.message)]
     Contradiction(FormatContradiction),
@@ -257,9 +181,7 @@ pub enum DataError {
     /// A sample longer than allowed, where the recipe says that this is an error.
     #[error("{place}: {length} tokens, expected at most {limit}")]
     TooLong {
-        /// The sample.
         place: SamplePlace,
-        /// Its tokens.
         length: usize,
         /// Tokens that a sample may have.
         limit: usize,
@@ -267,59 +189,37 @@ pub enum DataError {
     /// A sample with no token to predict.
     #[error("{place}: {} and none to predict: {why}", units::counted(*length, "token"))]
     NoTarget {
-        /// The sample.
         place: SamplePlace,
-        /// Its tokens.
         length: usize,
         /// Where a target was looked for.
         why: &'static str,
     },
     /// A label that is not exactly one token.
     #[error("label `{label}` is {} tokens {tokens:?}, expected exactly 1", tokens.len(), label = quoted(label))]
-    LabelTokens {
-        /// The label.
-        label: String,
-        /// Its tokens.
-        tokens: Vec<u32>,
-    },
+    LabelTokens { label: String, tokens: Vec<u32> },
     /// Two labels that are the same token.
     #[error("labels {first} and {second} are both token {token}, expected distinct tokens")]
-    DuplicateLabel {
-        /// Index of the first.
-        first: usize,
-        /// Index of the second.
-        second: usize,
-        /// The token.
-        token: u32,
-    },
+    DuplicateLabel { first: usize, second: usize, token: u32 },
     /// Too few labels to classify.
     #[error("{found} labels, expected {expected}")]
     LabelCount {
         /// What the head or the format asks for.
         expected: &'static str,
-        /// How many there are.
         found: usize,
     },
     /// A batch of no samples, or an index beyond the data set.
     #[error("a batch of {found}, expected sample indices below {len}", found = quoted(found))]
     BadBatch {
-        /// What was asked for.
         found: String,
         /// Samples in the data set.
         len: usize,
     },
     /// A sample's tokens are not those that were written.
     #[error("{place}: its tokens in the cache are damaged")]
-    DamagedTokens {
-        /// The sample.
-        place: SamplePlace,
-    },
+    DamagedTokens { place: SamplePlace },
     /// A file that was written to while it was read.
     #[error("`{}` has changed while it was read", abridged(path.display()))]
-    Changed {
-        /// The data file.
-        path: PathBuf,
-    },
+    Changed { path: PathBuf },
     /// There is no place for the tokens of the data.
     #[error("the tokens of the data cannot be kept: {message}", message = abridged(message))]
     NotKept {
@@ -329,25 +229,17 @@ pub enum DataError {
     /// A sample that is too long, and cannot become windows.
     #[error("{place}: {length} tokens, expected at most {limit}, or a text all of whose tokens are targets, which can be split")]
     NoPlainText {
-        /// The sample.
         place: SamplePlace,
-        /// Its tokens.
         length: usize,
         /// Tokens that it may have.
         limit: usize,
     },
     /// Windows that share so much that none goes on.
     #[error("windows of {limit} tokens cannot share {overlap}: expected at most {}", limit.saturating_sub(2))]
-    Overlap {
-        /// Tokens of a window.
-        limit: usize,
-        /// Tokens that two share.
-        overlap: usize,
-    },
+    Overlap { limit: usize, overlap: usize },
     /// Texts too small for a vocabulary of the wanted size.
     #[error("the texts give a vocabulary of {found} tokens, expected {expected}")]
     Vocabulary {
-        /// The wanted size.
         expected: usize,
         /// The size that could be reached, or the smallest that is possible.
         found: usize,

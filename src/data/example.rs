@@ -18,19 +18,29 @@ pub(super) struct Example {
     pub(super) follow_up: Option<FollowUp>,
 }
 
-/// What a sample holds.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Content {
     /// A prompt and what must follow it.
-    Text { prompt: String, completion: String },
+    Text {
+        prompt: String,
+        completion: String,
+    },
     /// A prompt and its class.
-    TextClass { prompt: String, class: usize },
-    /// A conversation.
+    TextClass {
+        prompt: String,
+        class: usize,
+    },
     Chat(Box<ChatSample>),
     /// Token ids, and which of them are targets.
-    Tokens { ids: Vec<u32>, is_trained: Vec<bool> },
+    Tokens {
+        ids: Vec<u32>,
+        is_trained: Vec<bool>,
+    },
     /// Token ids and their class.
-    TokensClass { ids: Vec<u32>, class: usize },
+    TokensClass {
+        ids: Vec<u32>,
+        class: usize,
+    },
 }
 
 impl Example {

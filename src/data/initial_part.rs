@@ -20,7 +20,6 @@ impl InitialPartFinder {
         Ok(Self { rule: rule.clone(), tokenizer })
     }
 
-    /// What it goes by.
     pub(super) fn rule(&self) -> &InitialPart {
         &self.rule
     }

@@ -14,7 +14,6 @@ use crate::units::counted;
 pub enum TokenOrigin {
     /// The samples are token ids already.
     Given,
-    /// The files were tokenised.
     Tokenised,
     /// An earlier start has left them.
     Cached,
@@ -27,7 +26,6 @@ pub struct FileReport {
     pub path: PathBuf,
     /// How many files are read as one.
     pub files: usize,
-    /// Rows in them.
     pub rows: usize,
     /// Rows that are no samples, and were left out.
     pub bad: usize,
@@ -41,11 +39,9 @@ pub struct FileReport {
     pub limit: usize,
     /// Of the kept, samples whose prompts were cut in the middle.
     pub cut: usize,
-    /// What they lost.
     pub cut_tokens: usize,
     /// Of the kept, samples that became windows.
     pub split: usize,
-    /// How many.
     pub windows: usize,
     /// Samples with the same tokens as an earlier one. They are not left out.
     pub duplicates: usize,
@@ -119,11 +115,8 @@ impl FileReport {
 /// What happened when data was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadReport {
-    /// One entry per file.
     pub files: Vec<FileReport>,
-    /// Samples to train on.
     pub train: usize,
-    /// Samples held out.
     pub validation: usize,
     /// Of these, samples with the tokens of one to train on.
     pub shared: usize,

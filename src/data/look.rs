@@ -13,7 +13,6 @@ use crate::recipe::{DataPaths, OnBadRow};
 /// What rows have at a name.
 #[derive(Clone, Debug, Default)]
 pub struct ColumnLook {
-    /// Its name.
     pub name: String,
     /// Rows in which it is there and not null.
     pub filled: usize,
@@ -23,14 +22,12 @@ pub struct ColumnLook {
     pub longest: usize,
 }
 
-/// What files hold.
 #[derive(Debug)]
 pub struct FileLook {
     /// What of folders was left out.
     pub notes: Vec<String>,
     /// The format that the rows tell, and from what.
     pub format: Result<String, DataError>,
-    /// Rows in the files.
     pub rows: usize,
     /// Of these, rows that are no JSON object or cannot be read.
     pub bad: usize,

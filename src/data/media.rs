@@ -1,6 +1,5 @@
 //! The kinds of content beside text that other trainers read, by the words that columns and parts of messages are named with.
 
-/// Their words.
 pub(super) const MEDIA: [&str; 3] = ["image", "audio", "video"];
 
 /// The name of what a part of a message holds, where that is no text.

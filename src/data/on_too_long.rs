@@ -9,7 +9,6 @@ use crate::recipe::OnTooLong;
 /// Tokens of a sample, before anything is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Length {
-    /// All of its tokens.
     pub(super) total: usize,
     /// The leading ones that may be cut.
     pub(super) prompt: usize,
@@ -18,7 +17,6 @@ pub(super) struct Length {
 /// What happens to a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fit {
-    /// It fits.
     Whole,
     /// This part of the prompt is cut out.
     Cut(Range<usize>),
@@ -26,11 +24,9 @@ pub(super) enum Fit {
     Dropped,
     /// It is left out because what may not be cut is too long already.
     NothingToCut,
-    /// It becomes windows.
     Split,
 }
 
-/// Decides for one sample.
 pub(super) fn fit(
     length: Length,
     limit: usize,

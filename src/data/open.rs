@@ -34,7 +34,6 @@ const PORTION_BYTES: usize = 1 << 18;
 /// How many there are at most.
 const PORTION_EXAMPLES: usize = 256;
 
-/// What the model allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelLimits {
     /// Rows of its embedding: token ids are below this.
@@ -48,11 +47,8 @@ pub struct ModelLimits {
 /// How far the tokenising of a file is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenisingProgress {
-    /// The file.
     pub path: PathBuf,
-    /// Samples that are done.
     pub samples: usize,
-    /// Their tokens.
     pub tokens: usize,
 }
 

@@ -28,7 +28,6 @@ pub struct Question {
 pub struct FollowUp {
     /// What stands before the thoughts.
     pub(super) before: String,
-    /// What stands behind them.
     pub(super) after: String,
     /// Whether it is a message of the user, by the chat template.
     pub(super) is_message: bool,
@@ -43,12 +42,10 @@ pub struct SampleGroups {
     pub difficulty: String,
     /// `short`, `medium` or `long`.
     pub length: String,
-    /// What it is about.
     pub domain: String,
 }
 
 impl SampleGroups {
-    /// Difficulty, length and domain.
     pub fn by(&self) -> [&str; 3] {
         [&self.difficulty, &self.length, &self.domain]
     }

@@ -23,15 +23,12 @@ pub struct RowCounts {
     pub cut: usize,
     /// Samples that are used in windows.
     pub split: usize,
-    /// How many windows.
     pub windows: usize,
     /// Samples that are used whole.
     pub whole: usize,
     /// Samples with the same tokens as an earlier one, used or not.
     pub duplicates: usize,
-    /// Tokens that are used.
     pub tokens: usize,
-    /// Tokens that are trained.
     pub trained: usize,
     /// Tokens that are cut out.
     pub cut_tokens: usize,

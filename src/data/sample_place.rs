@@ -22,9 +22,7 @@ pub enum LineOrRecord {
 /// A sample's place, as people look it up: `train.jsonl:12`, or record 3 of `data.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SamplePlace {
-    /// The data file.
     pub path: Arc<Path>,
-    /// Where in it.
     pub at: LineOrRecord,
 }
 

@@ -9,10 +9,8 @@ use super::load_report::LoadReport;
 use super::split::held_out;
 use crate::recipe::{DataSet, TemplateDate};
 
-/// Opened data.
 #[derive(Debug)]
 pub struct Splits {
-    /// What is trained on.
     pub train: Dataset,
     /// What is held out; `None` for a fraction of 0 or a file of one sample.
     pub validation: Option<Dataset>,

@@ -13,7 +13,6 @@ use crate::recipe::{DataFormat, DataPaths, DataRecipe};
 pub struct DataSource {
     /// In the order in which they are read.
     pub files: Vec<PathBuf>,
-    /// What they hold.
     pub format: DataFormat,
     /// The format and what it was told from, where the recipe does not say.
     pub told: Option<String>,

@@ -26,10 +26,8 @@ pub enum SurveyedPart {
     Validation,
 }
 
-/// What was looked at.
 #[derive(Debug)]
 pub struct Survey {
-    /// The files.
     pub source: DataSource,
     /// What their rows came to.
     pub counts: RowCounts,

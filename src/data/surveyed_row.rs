@@ -6,7 +6,6 @@ use super::sample_place::SamplePlace;
 /// A row, and what becomes of it.
 #[derive(Debug)]
 pub struct SurveyedRow {
-    /// Where it stands.
     pub place: SamplePlace,
     /// What it is, or why it is no sample.
     pub sample: Result<SurveyedSample, DataError>,
@@ -25,7 +24,6 @@ pub struct SurveyedSample {
     pub class: Option<usize>,
     /// Its tokens before anything was cut.
     pub length: usize,
-    /// What becomes of it.
     pub fate: SampleFate,
     /// Of its tokens before anything was cut: tells samples apart.
     pub(super) fingerprint: u64,

@@ -55,7 +55,6 @@ fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, DataError> {
 /// What there was to be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RowsRead {
-    /// Rows that are samples.
     pub(super) read: usize,
     /// Rows that are none, and were left out.
     pub(super) bad: usize,
@@ -67,7 +66,6 @@ pub(super) struct TokenSource<'a> {
     pub(super) settings: String,
 }
 
-/// Tokens of data files.
 pub(super) struct Tokens {
     pub(super) file: TokenFile,
     pub(super) counts: RowsRead,
@@ -91,7 +89,6 @@ impl Tokens {
         })
     }
 
-    /// Where a sample stands.
     pub(super) fn place(&self, paths: &[PathBuf], sample: usize) -> Result<SamplePlace, DataError> {
         let About { file, at, .. } = self.about(paths, sample)?;
         Ok(SamplePlace { path: paths.get(file).map_or(Path::new(""), PathBuf::as_path).into(), at })
@@ -101,11 +98,9 @@ impl Tokens {
 /// Where tokens are written to.
 pub(super) type Out<'a> = &'a mut dyn Write;
 
-/// Why writing ended early.
 pub(super) enum NotWritten {
     /// The data are at fault.
     Data(DataError),
-    /// The place is.
     Place(io::Error),
 }
 

@@ -33,7 +33,6 @@ const TRAILER: usize = 10;
 pub(super) struct About {
     /// Which of the files it is in.
     pub(super) file: usize,
-    /// Where it stands there.
     pub(super) at: LineOrRecord,
     /// The right answers as texts, where the file gives them so.
     pub(super) references: Option<Vec<String>>,
@@ -48,11 +47,9 @@ pub(super) struct About {
 /// Where the columns of a file stand, in order.
 #[derive(Clone, Copy)]
 enum TokenColumn {
-    /// The tokens.
     Ids,
     /// Where runs of tokens that are targets begin and end, in turn; empty with a class.
     Trained,
-    /// Index of the class.
     Class,
     /// Leading tokens that may be cut.
     Prompt,
@@ -93,7 +90,6 @@ pub(super) fn fingerprint(ids: &[u32]) -> u64 {
     u64::from_le_bytes(first)
 }
 
-/// Lists that grow.
 struct Lists {
     values: Vec<u32>,
     ends: Vec<i64>,
@@ -230,7 +226,6 @@ impl TokenFile {
         }
     }
 
-    /// Number of samples.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -240,7 +235,6 @@ impl TokenFile {
         self.list(sample, TokenColumn::Ids)
     }
 
-    /// Its length.
     pub(super) fn length(&self, sample: usize) -> Length {
         let (batch, row) = self.place(sample);
         let prompt = batch.column(TokenColumn::Prompt as usize).as_primitive::<UInt64Type>().value(row);

@@ -22,7 +22,6 @@ pub(super) type Offsets = Vec<(usize, usize)>;
 
 struct Inner {
     encoder: tokenizers::Tokenizer,
-    /// Of a text.
     limits: WorkLimits,
     path: PathBuf,
     hash: String,

@@ -5,7 +5,6 @@ use std::ops::Range;
 /// A part of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Window {
-    /// Its tokens.
     pub(super) tokens: Range<usize>,
     /// The first of them that are context only: they are targets in the window before.
     pub(super) context: usize,

@@ -17,15 +17,11 @@ use super::{DistError, World};
 use crate::native::cuda::{Nccl, NcclGroup, NcclId, place_of_gpu};
 use crate::units::Seconds;
 
-/// What the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RankBackend {
-    /// NCCL where it serves.
     #[default]
     Auto,
-    /// Gloo.
     Gloo,
-    /// NCCL, or none.
     Nccl,
 }
 

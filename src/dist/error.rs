@@ -26,40 +26,24 @@ impl fmt::Display for Peer {
 pub enum DistError {
     /// The environment's variables contradict each other, or one is missing.
     #[error("{message}")]
-    Environment {
-        /// What is wrong.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
+    Environment { message: String, hint: String },
     /// The `TCPStore` can't be served.
     #[error("rank 0 can't listen at {address}")]
-    Unserved {
-        /// Where.
-        address: String,
-        /// Why not.
-        source: io::Error,
-    },
+    Unserved { address: String, source: io::Error },
     /// The `TCPStore` is not reached.
     #[error("rank {rank} does not reach the TCPStore at {address} within {}: {reason}", seconds(.waited))]
     Unreached {
-        /// Who tried.
         rank: usize,
-        /// Where.
         address: String,
-        /// For how long.
         waited: Duration,
         /// What the last attempt came to.
         reason: String,
     },
-    /// Not all ranks came.
     #[error("{} of {size} ranks came to {address} within {}: missing {}", size - missing.len(), seconds(.waited), ranks(.missing))]
     Missing {
-        /// Who did not come.
         missing: Vec<usize>,
         /// How many there should be.
         size: usize,
-        /// Where.
         address: String,
         /// For how long they were waited for.
         waited: Duration,
@@ -67,91 +51,36 @@ pub enum DistError {
     /// The `TCPStore` at the address is another run's.
     #[error("rank {rank} belongs to {own}, and the TCPStore at {address} to {found}")]
     Foreign {
-        /// Who came.
         rank: usize,
-        /// Where.
         address: String,
-        /// Its run.
         own: String,
         /// The run that it found.
         found: String,
     },
     /// The rank is there already.
     #[error("there is a rank {rank} already in the run at {address}")]
-    Taken {
-        /// Which.
-        rank: usize,
-        /// Where.
-        address: String,
-    },
+    Taken { rank: usize, address: String },
     /// NCCL is asked for, and can't be had.
     #[error("`--backend nccl` can't be had: {reason}")]
-    NoNccl {
-        /// Why not.
-        reason: String,
-    },
+    NoNccl { reason: String },
     /// A rank is gone, or the connection with it.
     #[error("{peer} is lost while rank {own} waits for it ({during}): {reason}")]
-    Lost {
-        /// Who.
-        peer: Peer,
-        /// Who says so.
-        own: usize,
-        /// In what.
-        during: &'static str,
-        /// How it is known.
-        reason: String,
-    },
+    Lost { peer: Peer, own: usize, during: &'static str, reason: String },
     /// A rank has ended with an error of its own.
     #[error("{peer} has ended with an error, so rank {own} ends too ({during}): {reason}")]
-    Ended {
-        /// Who.
-        peer: Peer,
-        /// Who says so.
-        own: usize,
-        /// In what.
-        during: &'static str,
-        /// How it is known.
-        reason: String,
-    },
+    Ended { peer: Peer, own: usize, during: &'static str, reason: String },
     /// Another rank has failed in what all were at, and all end with it.
     #[error("{peer} has failed: {reason}")]
-    OtherFailed {
-        /// Who.
-        peer: Peer,
-        /// What it said.
-        reason: String,
-        /// How it ends.
-        exit: Exit,
-    },
+    OtherFailed { peer: Peer, reason: String, exit: Exit },
     /// Another rank was asked to stop, and has given up what all were at.
     #[error("{peer} was asked to stop")]
-    OtherGaveUp {
-        /// Who.
-        peer: Peer,
-    },
+    OtherGaveUp { peer: Peer },
     /// Another rank is at something else.
     #[error("{peer} is {}, where rank {own} is {own_at}", abridged(at))]
-    Elsewhere {
-        /// Who.
-        peer: Peer,
-        /// At what.
-        at: String,
-        /// Who says so.
-        own: usize,
-        /// And is at what.
-        own_at: &'static str,
-    },
+    Elsewhere { peer: Peer, at: String, own: usize, own_at: &'static str },
     /// An exchange failed, and nobody is known to be gone.
     #[error("rank {own} can't go on ({during}): {reason}")]
-    Exchange {
-        /// Who says so.
-        own: usize,
-        /// In what.
-        during: &'static str,
-        /// What the engine said.
-        reason: String,
-    },
+    Exchange { own: usize, during: &'static str, reason: String },
 }
 
 fn seconds(time: &Duration) -> Seconds {

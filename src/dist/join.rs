@@ -16,7 +16,6 @@ pub(super) struct Meeting {
     pub(super) store: SharedStore,
     /// Where this rank's keys begin.
     pub(super) prefix: String,
-    /// All ranks, by number.
     pub(super) peers: Vec<Peer>,
     /// Where the store is, for those who connect once more.
     pub(super) at: SocketAddr,

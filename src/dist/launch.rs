@@ -11,7 +11,6 @@ const MOST_RANKS: usize = 65_536;
 pub struct Launched {
     /// Its number, from 0.
     pub rank: usize,
-    /// How many there are.
     pub size: usize,
     /// Its number on its machine, from 0; it chooses the GPU.
     pub local_rank: usize,

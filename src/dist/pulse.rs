@@ -16,7 +16,6 @@ use crate::units::quoted;
 /// What a rank says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Sign {
-    /// It lives.
     Beat(Beat),
     /// It has ended in good order.
     Left,
@@ -26,7 +25,6 @@ pub(super) enum Sign {
     Lost(usize, String),
 }
 
-/// A sign of life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Beat {
     /// How often it has said so.
@@ -122,7 +120,6 @@ struct SharedSigns {
     /// What this rank says from now on, if it is not that it lives.
     last: Mutex<Option<Sign>>,
     heard: Mutex<Vec<Heard>>,
-    /// Rounds that have passed.
     rounds: AtomicU64,
     /// Exchanges that this rank has begun.
     exchanges: AtomicU64,
@@ -131,7 +128,6 @@ struct SharedSigns {
     stops: AtomicBool,
 }
 
-/// The thread.
 pub(super) struct Pulse {
     shared: Arc<SharedSigns>,
     thread: Option<JoinHandle<()>>,
@@ -199,7 +195,6 @@ impl Pulse {
         locked(&self.shared.heard).clone()
     }
 
-    /// Rounds that have passed.
     pub(super) fn rounds(&self) -> u64 {
         self.shared.rounds.load(Ordering::Acquire)
     }

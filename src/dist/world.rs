@@ -53,7 +53,6 @@ pub(super) struct PeerWatch {
 }
 
 impl World {
-    /// A rank without others.
     pub fn alone() -> Self {
         Self { joined: None }
     }

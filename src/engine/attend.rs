@@ -15,7 +15,6 @@ use crate::units::LayerIdx;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column<'a> {
     pub(super) spans: &'a [ChunkSpan],
-    /// Of all layers.
     pub(super) states: &'a [SharedLayer],
     /// First layer, and the one behind the last, of those that the column runs through.
     pub(super) first: usize,

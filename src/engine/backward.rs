@@ -24,7 +24,6 @@ use crate::model::Model;
 use crate::ops::attention::zero_sum_of;
 use crate::store::{HostTensor, Prefetch, copies_are_async};
 
-/// Runs the backward phase.
 pub(super) fn run(
     setup: &Setup,
     model: &Model,

@@ -26,7 +26,6 @@ pub(super) struct CellGraph {
 pub(super) enum Choices<'a> {
     /// Those of policies, which make them now, in the forward phase.
     Made(&'a [Box<dyn Policy>]),
-    /// Recorded ones.
     Recorded,
 }
 

@@ -14,9 +14,7 @@ const CANDIDATES: usize = 5;
 /// What the sizes of a step's chunks depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkKey {
-    /// The run's seed.
     pub seed: u64,
-    /// The optimiser step.
     pub step: u64,
 }
 

@@ -19,12 +19,10 @@ pub struct ChunkPlan {
     cutter: Cutter,
 }
 
-/// How columns are made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ColumnWidth {
     /// At most so many tokens, and at least one chunk.
     Tokens(usize),
-    /// So many chunks.
     Chunks(usize),
 }
 
@@ -230,7 +228,6 @@ impl ChunkPlan {
         self.spans.iter().map(|span| span.num_sequences() * span.len).sum()
     }
 
-    /// Sequences of the batch.
     pub fn num_sequences(&self) -> usize {
         self.spans.first().map_or(0, ChunkSpan::num_sequences)
     }

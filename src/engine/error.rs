@@ -10,19 +10,15 @@ use crate::units::{Exit, Failure};
 /// An error of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// A cache refused.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// The head refused.
     #[error(transparent)]
     Head(#[from] HeadError),
     /// What waits for the backward phase could not be kept or fetched.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A layer refused.
     #[error(transparent)]
     Attend(#[from] crate::model::AttendError),
-    /// Autograd failed.
     #[error(transparent)]
     Backward(#[from] BackwardError),
     /// Keys of the recipe that are open still: an engine is built from a recipe that says everything.
@@ -37,13 +33,11 @@ pub enum EngineError {
          `cache_length` = {cache_length} takes at most {allowed}"
     )]
     LongestChunk {
-        /// As in the recipe.
         chunk_size: usize,
         /// Tokens of the longest chunk that can come.
         longest: usize,
         /// The first layer that is too small.
         layer: usize,
-        /// Its slots.
         cache_length: usize,
         /// Its longest chunk that evicts neither itself nor a protected token.
         allowed: usize,
@@ -55,7 +49,6 @@ pub enum EngineError {
     SessionIds {
         /// Sequences and tokens that were to come.
         found: (i64, i64),
-        /// Sequences of the session.
         expected: i64,
     },
     /// A session is extended beyond what it was made for.
@@ -68,12 +61,7 @@ pub enum EngineError {
     },
     /// A saved session is of another kind of model or batch.
     #[error("the saved session does not fit: expected {expected}, found {found}")]
-    OtherSession {
-        /// Of this model.
-        expected: String,
-        /// What was saved.
-        found: String,
-    },
+    OtherSession { expected: String, found: String },
     /// The batch has no sequences, or a sequence has no tokens.
     #[error("the batch has a sequence without tokens")]
     EmptySequence,
@@ -83,7 +71,6 @@ pub enum EngineError {
     /// Who watches wanted no more of it.
     #[error("given up as it was asked for")]
     GivenUp,
-    /// libtorch could not allocate.
     #[error("out of memory: {0}")]
     OutOfMemory(String),
     /// libtorch failed in another way.
@@ -91,14 +78,7 @@ pub enum EngineError {
     Torch(String),
     /// After a cell a cache did not stand at the cell's left border: a defect of the engine.
     #[error("layer {layer}: after its cell the cache stands after {stands} chunks, expected {expected}")]
-    Misplaced {
-        /// The layer.
-        layer: usize,
-        /// Where it stands.
-        stands: usize,
-        /// Where it should.
-        expected: usize,
-    },
+    Misplaced { layer: usize, stands: usize, expected: usize },
 }
 
 impl Failure for EngineError {

@@ -66,7 +66,6 @@ pub trait Observer {
     }
 }
 
-/// Watches nothing.
 #[derive(Debug)]
 pub struct Silent;
 

@@ -75,7 +75,6 @@ impl Session {
         true
     }
 
-    /// Sequences.
     pub(super) fn num_sequences(&self) -> i64 {
         self.layers.first().map_or(0, |layer| lock(layer).cache.shape().batch)
     }

@@ -35,7 +35,6 @@ pub type HiddenSink<'a> = &'a mut dyn FnMut(usize, &Tensor);
 pub(super) enum Purpose<'a> {
     /// A backward phase, for which all that it needs is kept.
     Gradients(MicroBatchContext),
-    /// Losses alone.
     Losses,
     /// Losses, with every column's last hidden states handed out.
     Inspection(HiddenSink<'a>),
@@ -47,7 +46,6 @@ impl Purpose<'_> {
     }
 }
 
-/// Runs the forward phase.
 pub(super) fn run(
     setup: &Setup,
     model: &Model,

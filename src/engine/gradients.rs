@@ -56,7 +56,6 @@ impl Engine {
         guarded(|| backward::run(&self.0, model, trace, context, observer))
     }
 
-    /// Losses alone, by sequence.
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, EngineError> {
         guarded(|| forward::run(&self.0, model, batch, Purpose::Losses, observer)?.head.finish())
     }
@@ -69,12 +68,10 @@ impl Engine {
         })
     }
 
-    /// The settings.
     pub fn settings(&self) -> &Settings {
         &self.0.settings
     }
 
-    /// The head.
     pub fn head(&self) -> &dyn Head {
         &*self.0.head
     }

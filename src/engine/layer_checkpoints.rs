@@ -29,7 +29,6 @@ impl LayerCheckpoints {
         self.parked.get(&(border, column)).map(|parked| parked.prefetch(device)).transpose()
     }
 
-    /// Where they wait.
     pub(super) fn store(&self) -> &Store {
         &self.store
     }

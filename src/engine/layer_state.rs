@@ -27,9 +27,7 @@ pub(super) struct LayerState {
     resident: HashMap<usize, Undo>,
     /// By chunk; prefetched for the next cell.
     ahead: HashMap<usize, UndoPrefetch>,
-    /// Where undo entries wait.
     store: Store,
-    /// Where cells use them.
     pub(super) outputs: Option<KeptOutputs>,
     grads: Option<CacheGrads>,
     /// Whether the choices are forgotten as soon as they are carried out.
@@ -52,7 +50,6 @@ pub(super) fn lock(run: &SharedLayer) -> MutexGuard<'_, LayerState> {
 /// What becomes of a write's undo entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Keep {
-    /// It is dropped.
     Nothing,
     /// It waits in the store.
     Parked,
@@ -180,7 +177,6 @@ impl LayerState {
         self.log.record(victims);
     }
 
-    /// Replays the recorded choice.
     pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
         let written = self.write(span, tokens, Keep::of(keep_undo))?;
         let saved = self.attend_unless_kept(span, tokens, written, false);

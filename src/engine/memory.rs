@@ -18,7 +18,6 @@ pub struct MemoryByPart {
     pub resident_undo: Bytes,
     /// Attention's outputs of the forward phase that wait for their cells.
     pub attention_outputs: Bytes,
-    /// The choices.
     pub replay_log: Bytes,
     /// Hidden states at the borders of layer bands; without those in a file.
     pub layer_checkpoints: Bytes,
@@ -40,10 +39,8 @@ pub struct MemoryByPart {
     pub kept_cells: usize,
 }
 
-/// Where a part lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryPlace {
-    /// Where the model computes.
     Device,
     /// In the memory of the host, which may be the same.
     Host,
@@ -54,14 +51,11 @@ pub enum MemoryPlace {
 pub struct MemoryEntry {
     /// The name in tables and keys.
     pub name: &'static str,
-    /// Where it lies.
     pub place: MemoryPlace,
-    /// What it takes.
     pub bytes: Bytes,
 }
 
 impl MemoryByPart {
-    /// All parts.
     pub fn entries(&self) -> [MemoryEntry; 14] {
         let entry = |name, place, bytes| MemoryEntry { name, place, bytes };
         [

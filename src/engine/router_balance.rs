@@ -12,7 +12,6 @@ use crate::native::cuda::on_device;
 pub(super) struct RouterSums {
     /// Of each expert `(X)`, f64: its probabilities, and how many tokens went to it.
     sums: Option<(Tensor, Tensor)>,
-    /// Tokens × layers.
     tokens: usize,
 }
 
@@ -54,7 +53,6 @@ impl RouterSums {
 
 /// What is done with the probabilities of routers while a column runs.
 pub(super) enum RouterTask<'a> {
-    /// Nothing.
     Leave,
     /// They are added up for the loss.
     Sum(&'a mut RouterSums),

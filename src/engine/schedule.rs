@@ -18,23 +18,12 @@ pub enum ForwardStage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackwardStage {
     /// A layer band runs forward once more over all columns, to make its undo log and its final caches.
-    Replay {
-        /// Index of the band.
-        band: usize,
-    },
+    Replay { band: usize },
     /// A cell is unwound, computed again with autograd, and differentiated. The head belongs to it where the forward phase has left
     /// it out.
-    Cell {
-        /// Index of the band.
-        band: usize,
-        /// Index of the column.
-        column: usize,
-    },
+    Cell { band: usize, column: usize },
     /// A layer band is done: its caches and its checkpoints are free.
-    BandDone {
-        /// Index of the band.
-        band: usize,
-    },
+    BandDone { band: usize },
 }
 
 /// The stages of a step over a plan.
@@ -75,7 +64,6 @@ impl Schedule {
         self.bands[band].clone()
     }
 
-    /// Layer bands and columns.
     pub fn size(&self) -> (usize, usize) {
         (self.bands.len(), self.num_columns)
     }

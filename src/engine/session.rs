@@ -74,13 +74,11 @@ impl Session {
         self.plan.len() - self.missing
     }
 
-    /// The choices so far.
     pub fn log(&self) -> ReplayLog {
         let layers = self.layers.iter().map(|layer| lock(layer).log.clone()).collect();
         ReplayLog { spans: self.plan.spans.clone(), cache_lengths: self.cache_lengths(), layers }
     }
 
-    /// Slots of each layer.
     pub(super) fn cache_lengths(&self) -> Vec<usize> {
         self.layers.iter().map(|layer| lock(layer).cache.shape().cache_length).collect()
     }

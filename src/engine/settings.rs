@@ -18,7 +18,6 @@ use crate::units::{Bytes, LayerIdx};
 #[derive(Debug)]
 pub struct Settings {
     pub(super) policies: Vec<Box<dyn Policy>>,
-    /// By layer.
     slots: Vec<Slots>,
     sizes: Sizes,
     single_tokens_for_targets: bool,
@@ -123,7 +122,6 @@ impl Settings {
         self.layers_per_cell
     }
 
-    /// How entries are stored.
     pub fn buffer(&self) -> BufferKind {
         self.buffer
     }

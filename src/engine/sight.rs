@@ -47,7 +47,6 @@ pub(super) struct PastPages {
     pub(super) joined: Option<(Tensor, Tensor)>,
 }
 
-/// A page of slots.
 pub(super) struct PastPage {
     pub(super) k: Tensor,
     pub(super) v: Tensor,

@@ -15,7 +15,6 @@ use crate::units::ChunkIdx;
 pub struct SessionSnapshot {
     /// The tensors of each layer's cache, `layers.3.keys.0`.
     pub tensors: Vec<(String, Tensor)>,
-    /// The rest.
     pub numbers: SessionNumbers,
 }
 
@@ -24,7 +23,6 @@ pub struct SessionSnapshot {
 #[serde(deny_unknown_fields)]
 pub struct SessionNumbers {
     num_sequences: usize,
-    /// Tokens of each sequence.
     num_tokens: usize,
     /// Rotary embeddings that depend on the length of a sequence are those of this length.
     rope_length: usize,

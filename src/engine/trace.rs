@@ -19,7 +19,6 @@ use crate::store::HostTensor;
 
 /// Everything the backward phase needs of the forward phase.
 pub struct ForwardTrace {
-    /// The choices.
     pub log: ReplayLog,
     pub(super) session: Session,
     pub(super) tokens: BatchIds,

@@ -8,19 +8,16 @@ use crate::model::Model;
 /// Layer bands in the order of a pass.
 #[derive(Clone, Debug)]
 pub(super) struct WeightsTurn {
-    /// Bottom first.
     bands: Vec<Range<usize>>,
     way: Way,
 }
 
-/// What follows a band.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// The band above, and after the top the lowest, for another column.
     Up,
     /// The band above, and after the top the one below it: the backward phase follows.
     UpAndBack,
-    /// The band below.
     Down,
 }
 

@@ -21,7 +21,6 @@ pub struct AnswerFile {
     file: DiskFile,
     /// What it held when it was opened, as far as nobody has taken it.
     kept: std::vec::IntoIter<Row>,
-    /// Rows that were taken.
     taken: usize,
 }
 
@@ -70,7 +69,6 @@ impl AnswerFile {
         Ok(files::write_atomic(path, &lines.map_err(FilesError::io("write", path))?.concat())?)
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -34,7 +34,6 @@ struct Pending {
     ids: Vec<u32>,
     text: String,
     finish: Option<Finish>,
-    /// Of the first prompt.
     prompt_hash: String,
     /// What came before the answer was asked for.
     thoughts: Option<String>,

@@ -16,7 +16,6 @@ pub enum EvalError {
     /// A batch could not be made.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The engine refused.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The file of answers can't be read or written.
@@ -30,60 +29,34 @@ pub enum EvalError {
     Empty,
     /// A loss was not finite.
     #[error("the loss of sample {sample} (counted from 0) is {value}")]
-    NotFinite {
-        /// Index in its file.
-        sample: u64,
-        /// What it was.
-        value: f64,
-    },
+    NotFinite { sample: u64, value: f64 },
     /// A sample was not answered.
     #[error("sample {sample} (counted from 0) can't be answered")]
-    Answer {
-        /// Index in its file.
-        sample: u64,
-        /// Why.
-        source: GenerationError,
-    },
+    Answer { sample: u64, source: GenerationError },
     /// An answer can't be scored.
     #[error("the answer to sample {sample} (counted from 0) can't be scored: its reference is not what the metric needs")]
-    Reference {
-        /// Index in its file.
-        sample: u64,
-        /// What it needs.
-        source: MetricError,
-    },
+    Reference { sample: u64, source: MetricError },
     /// A line of a file of answers is none.
     #[error("`{}`, line {line}: not an answer of an evaluation: {message}", abridged(path.display()), message = abridged(message))]
     NotAnAnswer {
-        /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
-        /// What the parser said.
         message: String,
     },
     /// An answer in a file belongs to something else.
     #[error("`{}`, line {line}: an answer with another `{what}`: expected {expected}, found {found}", abridged(path.display()), found = quoted(found))]
     OtherAnswers {
-        /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
-        /// In what it differs.
         what: String,
-        /// Of this evaluation.
         expected: String,
-        /// Of the file.
         found: String,
     },
     /// A file holds more answers than are asked for.
     #[error("`{}` holds more than the {asked} answers that are asked for", abridged(path.display()))]
-    MoreAnswers {
-        /// The file.
-        path: PathBuf,
-        /// Samples of this evaluation.
-        asked: usize,
-    },
+    MoreAnswers { path: PathBuf, asked: usize },
 }
 
 impl EvalError {

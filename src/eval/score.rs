@@ -13,14 +13,10 @@ use crate::metrics::LongBenchV2;
 use crate::model::Model;
 use crate::recipe::BatchSize;
 
-/// Sums over some samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Score {
-    /// Samples.
     pub samples: usize,
-    /// Tokens that were run.
     pub tokens: usize,
-    /// Places with a target.
     pub targets: usize,
     /// Mean cross-entropy, nats per target.
     pub loss: f64,
@@ -32,19 +28,16 @@ pub struct Score {
     sum: (f64, usize),
 }
 
-/// Samples of similar length.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Bucket {
     /// Samples of at most so many tokens, and more than the bucket before.
     pub up_to: usize,
-    /// Their score.
     pub score: Score,
 }
 
 /// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scores {
-    /// All samples.
     pub overall: Score,
     /// By powers of two of the length; empty buckets are left out.
     pub by_length: Vec<Bucket>,

@@ -17,11 +17,8 @@ pub struct ScoredAnswer {
     /// What was generated before the answer was asked for, where the question asks for thoughts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thoughts: Option<String>,
-    /// What was generated.
     pub prediction: String,
-    /// What might have been.
     pub references: Vec<String>,
-    /// The generated tokens.
     pub token_ids: Vec<u32>,
     /// Why the text ended, as other programs write it.
     pub finish_reason: String,
@@ -32,10 +29,8 @@ pub struct ScoredAnswer {
     pub groups: Option<SampleGroups>,
 }
 
-/// Means over answers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AnswerScores {
-    /// Samples.
     pub samples: usize,
     /// By metric, from 0 to 1.
     pub means: BTreeMap<String, f64>,

@@ -29,48 +29,26 @@ pub enum ExportError {
     Report(#[from] ReportError),
     /// There is something where the export would go.
     #[error("`{dir}` exists and is not empty", dir = abridged(dir.display()))]
-    NotEmpty {
-        /// The directory.
-        dir: PathBuf,
-    },
+    NotEmpty { dir: PathBuf },
     /// Nobody says which model an adapter belongs to, or it is not there.
     #[error("the base model of `{checkpoint}` is not known: {why}", checkpoint = abridged(checkpoint.display()), why = abridged(why))]
-    NoBase {
-        /// The adapter.
-        checkpoint: PathBuf,
-        /// What was found instead.
-        why: String,
-    },
+    NoBase { checkpoint: PathBuf, why: String },
     /// The base is not what the adapter was trained on.
     #[error("`{base}` is not the model that `{checkpoint}` was trained on", base = abridged(base.display()), checkpoint = abridged(checkpoint.display()))]
-    OtherBase {
-        /// The model.
-        base: PathBuf,
-        /// The adapter.
-        checkpoint: PathBuf,
-    },
+    OtherBase { base: PathBuf, checkpoint: PathBuf },
     /// A server does not load such an adapter.
     #[error("{server} can't load this adapter: {}", reasons.join("; "))]
-    Unloadable {
-        /// Its name.
-        server: &'static str,
-        /// Why not.
-        reasons: Vec<String>,
-    },
+    Unloadable { server: &'static str, reasons: Vec<String> },
     /// A server computes other positions than were trained with.
     #[error("{server} has no rotary embeddings of the kind `{kind}`, with which this was trained")]
     OtherPositions {
-        /// Its name.
         server: &'static str,
         /// As in `model.rope_scaling`.
         kind: &'static str,
     },
     /// Whole models are no adapters.
     #[error("`{checkpoint}` holds a whole model, not an adapter", checkpoint = abridged(checkpoint.display()))]
-    WholeModel {
-        /// The checkpoint.
-        checkpoint: PathBuf,
-    },
+    WholeModel { checkpoint: PathBuf },
 }
 
 impl Failure for ExportError {

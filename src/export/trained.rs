@@ -11,11 +11,8 @@ use crate::report::metrics::StepMetrics;
 pub enum ExportTarget {
     /// PEFT, and what reads all that it writes.
     Peft,
-    /// vLLM.
     Vllm,
-    /// The converter of llama.cpp.
     LlamaCpp,
-    /// Whoever loads the base.
     Merged,
 }
 
@@ -24,7 +21,6 @@ pub enum ExportTarget {
 pub struct CacheResult {
     /// `train` or `validation`.
     pub split: String,
-    /// Of the cache.
     pub policy: String,
     /// Slots, or `all`.
     pub cache_length: String,
@@ -35,9 +31,7 @@ pub struct CacheResult {
 /// What is exported, and what is known of it.
 #[derive(Debug)]
 pub struct Trained<'a> {
-    /// Its directory.
     pub checkpoint: &'a Path,
-    /// What that holds.
     pub holds: Weights,
     /// Where an adapter's base is, if somebody says so.
     pub base: Option<&'a Path>,

@@ -67,7 +67,6 @@ pub fn export(
 struct Parts {
     weights: ExportedWeights,
     base: PathBuf,
-    /// Of the base.
     hash: String,
     policy: Option<PolicyFile>,
     classes: Option<usize>,

@@ -138,7 +138,6 @@ pub fn make_dir(whose: &'static str, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a file.
 pub fn remove_file(whose: &'static str, path: &Path) -> io::Result<()> {
     attempt((whose, "remove"), || fs::remove_file(path))?;
     record(whose, || json!({ "op": "remove", "path": path }));

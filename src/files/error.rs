@@ -10,128 +10,75 @@ use crate::units::{Bytes, Exit, Failure, abridged, joined, listed, quoted};
 /// An error of the room `files`.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// The operating system refused.
     #[error("cannot {action} `{}`", abridged(path.display()))]
     Io {
         /// What was tried, as a verb.
         action: &'static str,
-        /// On which file.
         path: PathBuf,
-        /// Why not.
         source: io::Error,
     },
     /// No regular file, where one is to be read.
     #[error("`{}` is {found}: expected {expected}", abridged(path.display()))]
-    NotRegular {
-        /// What was named.
-        path: PathBuf,
-        /// What is there.
-        found: &'static str,
-        /// What is looked for.
-        expected: &'static str,
-    },
+    NotRegular { path: PathBuf, found: &'static str, expected: &'static str },
     /// More than is read of such a file.
     #[error("`{}` is too large: {kind} may have {limit} at most", abridged(path.display()))]
     TooLarge {
-        /// The file.
         path: PathBuf,
         /// What it is read as.
         kind: &'static str,
-        /// What that may have.
         limit: Bytes,
     },
-    /// Not text.
     #[error("`{}` is not UTF-8: byte {at} is 0x{byte:02x}", abridged(path.display()))]
     NotText {
-        /// The file.
         path: PathBuf,
         /// Which byte is wrong, from 1.
         at: usize,
-        /// What it is.
         byte: u8,
     },
     /// Too little room before the first byte is written.
     #[error("`{}` needs {needed}, but only {free} are free there", abridged(path.display()))]
-    NoSpace {
-        /// Where.
-        path: PathBuf,
-        /// Room needed.
-        needed: Bytes,
-        /// Room found.
-        free: Bytes,
-    },
+    NoSpace { path: PathBuf, needed: Bytes, free: Bytes },
     /// Too little room for what a step leaves on disk until it ends.
     #[error("the scratch files in `{}` need {needed} more, and {free} are free there", abridged(dir.display()))]
     ScratchFull {
-        /// Their directory.
         dir: PathBuf,
         /// Room needed beside what they have.
         needed: Bytes,
-        /// Room found.
         free: Bytes,
         /// What the operating system said.
         source: io::Error,
     },
     /// A directory to write into is a symbolic link.
     #[error("`{}` is a symbolic link: expected a directory to write into", abridged(path.display()))]
-    Symlink {
-        /// The link.
-        path: PathBuf,
-    },
+    Symlink { path: PathBuf },
     /// A link from a model's directory to something else of the user's.
     #[error("`{}` is a link to `{}`, which is no part of the model", abridged(path.display()), abridged(target.display()))]
-    ForeignLink {
-        /// The link.
-        path: PathBuf,
-        /// Where it leads.
-        target: PathBuf,
-    },
+    ForeignLink { path: PathBuf, target: PathBuf },
     /// Another process works in the directory.
     #[error("`{}` is in use by {}", abridged(dir.display()), holder(*.pid))]
     Locked {
-        /// The directory.
         dir: PathBuf,
         /// The other process, if it said so.
         pid: Option<u32>,
     },
     /// Not JSON, or not the JSON that was expected.
     #[error("`{}` is not valid JSON: {}", abridged(path.display()), abridged(reason))]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// What the parser said.
-        reason: String,
-    },
-    /// The file ends early.
+    Json { path: PathBuf, reason: String },
     #[error("`{}` is truncated: expected {expected} bytes, found {found}", abridged(path.display()))]
     Truncated {
-        /// The file.
         path: PathBuf,
         /// Length its header asks for.
         expected: u64,
-        /// Its length.
         found: u64,
     },
-    /// Not a safetensors file.
     #[error("`{}` is not a valid safetensors file: {}", abridged(path.display()), abridged(reason))]
-    NotSafetensors {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    NotSafetensors { path: PathBuf, reason: String },
     /// A tensor that is not in the file.
     #[error("`{}` has no tensor `{}`", abridged(path.display()), quoted(name))]
-    NoTensor {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-    },
+    NoTensor { path: PathBuf, name: String },
     /// An adapter directory without an adapter.
     #[error("`{}` holds no PEFT adapter: `{missing}` is missing", abridged(dir.display()))]
     NoAdapter {
-        /// The directory.
         dir: PathBuf,
         /// The file that is missing.
         missing: &'static str,
@@ -139,19 +86,13 @@ pub enum FilesError {
     /// Settings of an adapter that cannot be honoured, all of them.
     #[error("`{}` asks for what is not supported: {}", abridged(path.display()), listed(settings))]
     AdapterSettings {
-        /// The adapter's config.
         path: PathBuf,
         /// `key = value` each.
         settings: Vec<String>,
     },
     /// Tensors of an adapter that do not fit the model, all of them.
     #[error("`{}` does not fit the model:\n  {}", abridged(path.display()), joined(differences, "\n  "))]
-    AdapterTensors {
-        /// The adapter's tensor file.
-        path: PathBuf,
-        /// One line per tensor.
-        differences: Vec<String>,
-    },
+    AdapterTensors { path: PathBuf, differences: Vec<String> },
 }
 
 const MAKE_ROOM: &str = "make room on that file system and go on with `kvtune resume`; what was saved before is intact";

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-/// The environment variable.
 pub const VARIABLE: &str = "KVTUNE_FAILPOINT";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

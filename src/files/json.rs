@@ -60,7 +60,6 @@ struct UniqueKeys<'a> {
     /// Values that may still come.
     left: &'a Cell<usize>,
     max_values: usize,
-    /// The last key.
     last: &'a RefCell<String>,
 }
 

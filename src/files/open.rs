@@ -14,7 +14,6 @@ use crate::units::Bytes;
 /// What a file is to be read as; decides how large it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
-    /// A recipe in TOML.
     Recipe,
     /// Settings of a model, an adapter, a tokenizer or a data set, in JSON.
     Settings,
@@ -22,7 +21,6 @@ pub enum FileKind {
     Index,
     /// `tokenizer.json`.
     Tokenizer,
-    /// A chat template.
     Template,
     /// A text, a conversation or functions to be answered.
     Prompt,

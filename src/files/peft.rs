@@ -6,15 +6,12 @@ use std::path::{Path, PathBuf};
 use super::{Dtype, FilesError, PeftConfig, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
 use crate::units;
 
-/// The settings' file.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
-/// The weights' file.
 pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
 
 /// An adapter that was opened.
 #[derive(Debug)]
 pub struct PeftFiles {
-    /// Its settings.
     pub config: PeftConfig,
     /// Its weights, by PEFT's names (`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`).
     pub tensors: TensorFile,

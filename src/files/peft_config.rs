@@ -13,7 +13,6 @@ use super::{FilesError, read_json, to_json};
 use crate::native::{Bounds, within};
 use crate::units::abridged;
 
-/// A LoRA adapter's settings.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a key of the file")]
 pub struct PeftConfig {
@@ -43,7 +42,6 @@ pub struct PeftConfig {
     pub alpha_pattern: ModulePatterns<f64>,
     /// The denominator of the scale is the root of `r`, not `r` (Kalajdzievski 2023, arXiv 2312.03732).
     pub use_rslora: bool,
-    /// B has a bias.
     pub lora_bias: bool,
     /// The biases of the targets are trained, too: `bias = "lora_only"`, or `"all"`.
     pub trains_biases: bool,
@@ -89,7 +87,6 @@ impl Serialize for JsonEntry {
 }
 
 impl PeftConfig {
-    /// Plain LoRA.
     pub fn plain(r: usize, lora_alpha: f64, lora_dropout: f64, target_modules: PeftTargets) -> Self {
         Self {
             r,

@@ -65,7 +65,6 @@ impl ModuleRegex {
         Self::new(written.to_owned(), &format!("^(?:{written})$"))
     }
 
-    /// As it was written.
     pub fn written(&self) -> &str {
         &self.written
     }

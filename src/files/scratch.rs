@@ -103,7 +103,6 @@ impl Scratch {
         Ok(has_a_name.then(|| Self { dir: dir.to_owned(), path, file, len: 0 }))
     }
 
-    /// The file.
     pub fn path(&self) -> &Path {
         &self.path
     }

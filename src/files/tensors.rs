@@ -34,7 +34,6 @@ pub struct TensorFile {
 /// One tensor of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
-    /// The element type.
     pub dtype: Dtype,
     /// The lengths of its axes.
     pub shape: &'a [usize],
@@ -49,9 +48,7 @@ pub struct TensorView<'a> {
 /// One tensor to write, or read without knowing a tensor library.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawTensor<'a> {
-    /// Its name.
     pub name: String,
-    /// The element type.
     pub dtype: Dtype,
     /// The lengths of its axes.
     pub shape: Vec<usize>,
@@ -77,7 +74,6 @@ impl TensorFile {
         }
     }
 
-    /// Where it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -141,9 +137,7 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), FilesErro
 /// What a header says of a tensor that is to be written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorHead {
-    /// Its name.
     pub name: String,
-    /// The element type.
     pub dtype: Dtype,
     /// The lengths of its axes.
     pub shape: Vec<usize>,

@@ -12,21 +12,16 @@ use crate::units::{Exit, Failure, abridged, quoted};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{key}` is {found}, expected {expected}")]
 pub struct RuleFault {
-    /// Its name.
     pub key: String,
-    /// As it was written.
     pub found: String,
-    /// What it may be.
     pub expected: &'static str,
 }
 
 /// An error of the generation.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerationError {
-    /// The engine refused.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The tokenizer refused.
     #[error(transparent)]
     Data(#[from] DataError),
     /// A file can't be read or written.
@@ -37,31 +32,19 @@ pub enum GenerationError {
     Store(#[from] StoreError),
     /// `generation_config.json` says what can not be followed.
     #[error("`{}`: {fault}", abridged(path.display()), fault = abridged(fault))]
-    Config {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        fault: RuleFault,
-    },
+    Config { path: PathBuf, fault: RuleFault },
     /// A prompt has no tokens.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
     /// A prompt has a token that the model does not know.
     #[error("token {token} of the prompt is not in the vocabulary of {vocab_size}")]
-    UnknownToken {
-        /// Its id.
-        token: u32,
-        /// Of the model.
-        vocab_size: usize,
-    },
+    UnknownToken { token: u32, vocab_size: usize },
     /// Prompt and answer together are longer than the model's positions.
     #[error("a prompt of {prompt} tokens and {new_tokens} new ones are more than the {longest} positions of the model")]
     TooLong {
-        /// Tokens of the prompt.
         prompt: usize,
         /// Of the answer, at most.
         new_tokens: usize,
-        /// Of the model.
         longest: usize,
     },
     /// The rules forbid every token, or the model's logits are no numbers.
@@ -75,24 +58,10 @@ pub enum GenerationError {
     NoText,
     /// A file is no saved session.
     #[error("`{}` is no saved session: {reason}", abridged(path.display()), reason = abridged(reason))]
-    NotASession {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    NotASession { path: PathBuf, reason: String },
     /// A session was saved with something else.
     #[error("the session in `{}` was saved with another `{what}`: expected {expected}, found {found}", abridged(path.display()), found = quoted(found))]
-    OtherSession {
-        /// The file.
-        path: PathBuf,
-        /// What is different.
-        what: String,
-        /// Of this command.
-        expected: String,
-        /// Of the session.
-        found: String,
-    },
+    OtherSession { path: PathBuf, what: String, expected: String, found: String },
 }
 
 impl Failure for GenerationError {

@@ -36,7 +36,6 @@ struct Prefill {
     id: RequestId,
     request: Request,
     session: Option<Session>,
-    /// New tokens at most.
     limit: usize,
     likelihoods: Vec<TokenLikelihood>,
     /// Tokens of the column that was read last.
@@ -64,7 +63,6 @@ impl<'a> Generator<'a> {
         Self { initial_parts, ..self }
     }
 
-    /// Whether tokens become text.
     pub fn writes_text(&self) -> bool {
         self.tokenizer.is_some()
     }

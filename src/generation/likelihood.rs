@@ -7,7 +7,6 @@ use crate::model::Model;
 /// How likely a token is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLikelihood {
-    /// The token.
     pub id: u32,
     /// The logarithm of its probability.
     pub log_probability: f32,

@@ -10,12 +10,10 @@ pub struct PromptLimits {
     pub vocab_size: usize,
     /// Tokens of prompt and answer together that the model is made for.
     pub longest: usize,
-    /// The same, at most.
     pub most: usize,
 }
 
 impl PromptLimits {
-    /// Those of a model.
     pub fn of(config: &ModelConfig) -> Self {
         Self { vocab_size: config.vocab_size, longest: config.longest_sequence(), most: config.most_positions() }
     }

@@ -13,11 +13,9 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// The first position of its initial part, and the one behind it, for a policy that keeps that.
     pub initial: Option<(usize, usize)>,
-    /// How it is continued.
     pub rules: GenerationRules,
     /// So many texts, which share what is computed of the prompt.
     pub samples: usize,
-    /// Which likelihoods are told.
     pub likelihoods: LikelihoodsOf,
     /// A session that has read the beginning of the prompt, and less than all.
     pub session: Option<Session>,
@@ -56,53 +54,38 @@ pub struct LikelihoodsOf {
 pub enum GenerationEvent {
     /// The prompt has been read.
     Prompt {
-        /// Whose.
         request: RequestId,
         /// Of each of its tokens but the first, where they are asked for.
         likelihoods: Vec<TokenLikelihood>,
     },
     /// The prompt has been read up to a border that longer prompts with the same beginning have, too.
     Border {
-        /// Whose.
         request: RequestId,
         /// A session of its own that stands there.
         session: Box<Session>,
     },
-    /// A token has come.
     Token {
-        /// Of which request.
         request: RequestId,
         /// Of which of its texts.
         sample: usize,
-        /// The token.
         id: u32,
         /// What it adds to the text for good; nothing without a tokenizer.
         text: String,
         /// Where it is asked for.
         likelihood: Option<TokenLikelihood>,
     },
-    /// A text has ended.
     Finished {
-        /// Of which request.
         request: RequestId,
-        /// Which of its texts.
         sample: usize,
         /// What is left of the text.
         text: String,
-        /// Why.
         reason: Finish,
         /// Entries that have left its caches, by KV head and layer.
         evicted: usize,
-        /// What is handed back.
         session: Option<Box<Continued>>,
     },
     /// A request could not be carried out; nothing more comes of it.
-    Failed {
-        /// Which.
-        request: RequestId,
-        /// Why.
-        error: GenerationError,
-    },
+    Failed { request: RequestId, error: GenerationError },
 }
 
 /// Why a text has ended.

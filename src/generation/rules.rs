@@ -25,7 +25,6 @@ pub struct GenerationRules {
     pub eos: Vec<u32>,
     /// A text ends before the first of these.
     pub stop: Vec<String>,
-    /// Of the draws.
     pub seed: u64,
 }
 
@@ -162,7 +161,6 @@ fn refuse_others(key: &str, value: &Value) -> Result<bool, RuleFault> {
     if is_neutral { Ok(true) } else { Err(fault()) }
 }
 
-/// One id or several.
 fn tokens(value: &Value) -> Option<Vec<u32>> {
     let one = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     value.as_array().map_or_else(|| one(value).map(|id| vec![id]), |all| all.iter().map(one).collect())

@@ -19,7 +19,6 @@ pub struct SamplingRules {
     pub no_repeat_ngram_size: usize,
     /// No end token comes before so many new ones.
     pub min_new_tokens: usize,
-    /// Tokens that never come.
     pub suppress_tokens: Vec<u32>,
     /// Logits are divided by it.
     pub temperature: f64,
@@ -38,7 +37,6 @@ pub struct SamplingRules {
 }
 
 impl Default for SamplingRules {
-    /// Those of Transformers.
     fn default() -> Self {
         Self {
             do_sample: false,
@@ -60,9 +58,7 @@ impl Default for SamplingRules {
 /// What the choice depends on beside the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct TokensSoFar<'a> {
-    /// Prompt and new tokens.
     pub ids: &'a [u32],
-    /// Of them, the prompt's.
     pub num_prompt: usize,
     /// Tokens that end a text.
     pub eos: &'a [u32],
@@ -71,7 +67,6 @@ pub struct TokensSoFar<'a> {
 /// A token that may come next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// The token.
     pub id: u32,
     /// Its logit after the rules.
     pub logit: f32,
@@ -80,11 +75,9 @@ pub struct Candidate {
 /// Where a draw stands: the same place gives the same number, whatever else is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrawPlace {
-    /// Of the request.
     pub seed: u64,
     /// Among the samples of one prompt.
     pub sample: u64,
-    /// Among the new tokens.
     pub step: u64,
 }
 

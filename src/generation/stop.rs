@@ -57,7 +57,6 @@ pub struct StoppedText {
 }
 
 impl StoppedText {
-    /// Nothing yet.
     pub fn new(stops: Vec<String>) -> Self {
         Self { stream: TextStream::default(), stops, held: String::new(), has_stopped: false }
     }

@@ -13,7 +13,6 @@ use crate::ops::attention::{accumulation_kind, zero_sum_of};
 pub struct SequenceLoss {
     /// Sum of cross-entropies, nats.
     pub loss_sum: f64,
-    /// Number of targets.
     pub targets: usize,
     /// Targets that had the largest score of all choices.
     pub correct: usize,
@@ -22,7 +21,6 @@ pub struct SequenceLoss {
 /// Losses of a block of picks, where they were computed.
 #[derive(Debug)]
 pub struct Losses {
-    /// Where they are due.
     pub picks: Vec<Pick>,
     /// `(2, N)`, f64: cross-entropies, and 1 where the target had the first of the largest scores.
     pub figures_2n: Tensor,

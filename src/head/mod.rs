@@ -32,22 +32,14 @@ pub enum SequenceTargets<'a> {
     /// What each input must predict; −100 where there is nothing to learn.
     Tokens(&'a [i64]),
     /// The class to be read at the last of `len` inputs.
-    Class {
-        /// Number of inputs.
-        len: usize,
-        /// Index of the class.
-        class: usize,
-    },
+    Class { len: usize, class: usize },
 }
 
 /// One place where a loss is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pick {
-    /// Sequence of the batch.
     pub sequence: usize,
-    /// Position in the sequence.
     pub position: usize,
-    /// Target token or class.
     pub target: i64,
 }
 

@@ -4,7 +4,6 @@ use tch::Tensor;
 
 use super::{Head, HeadError, Pick, SequenceTargets};
 
-/// Next-token prediction.
 #[derive(Debug)]
 pub struct NextToken;
 

@@ -18,18 +18,15 @@ use crate::train;
 /// What an evaluation has kept.
 #[derive(Clone, Debug)]
 pub struct AnswerListing {
-    /// Of the file.
     pub name: String,
     /// What the answers depend on beside the sample.
     pub settings: Value,
-    /// All of them.
     pub answers: Vec<ScoredAnswer>,
 }
 
 /// A run, or one checkpoint and what is known of its run.
 #[derive(Clone, Debug)]
 pub struct RunContents {
-    /// Where it is.
     pub path: PathBuf,
     /// What it is called where several are compared.
     pub name: String,
@@ -45,11 +42,9 @@ pub struct RunContents {
     pub metrics: Vec<StepMetrics>,
     /// Whether the last line of the metrics was cut short, and is left out.
     pub is_cut: bool,
-    /// With fewer steps first.
     pub checkpoints: Vec<CheckpointListing>,
     /// The newest one, as the last save has noted it.
     pub latest: Option<String>,
-    /// By name.
     pub answers: Vec<AnswerListing>,
 }
 

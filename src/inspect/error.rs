@@ -11,7 +11,6 @@ use crate::train::TrainError;
 use crate::units::{Exit, Failure, abridged};
 use crate::verify::VerifyError;
 
-/// An error of looking.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// A file could not be read.
@@ -26,7 +25,6 @@ pub enum InspectError {
     /// The checkpoints could not be looked at.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// It is no run.
     #[error(transparent)]
     Train(#[from] TrainError),
     /// A file of answers could not be read.
@@ -37,20 +35,13 @@ pub enum InspectError {
     Verify(#[from] VerifyError),
     /// A log has fewer sequences.
     #[error("the log has no sequence {asked}: it has {found}, counted from 0")]
-    NoSequence {
-        /// Which was asked for.
-        asked: usize,
-        /// How many there are.
-        found: usize,
-    },
+    NoSequence { asked: usize, found: usize },
     /// A line is not what an evaluation prints.
     #[error("`{path}`, line {line}: not a line of `kvtune evaluate --format json`: {message}", path = abridged(path.display()), message = abridged(message))]
     NotScores {
-        /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
-        /// What is wrong.
         message: String,
     },
 }

@@ -10,7 +10,6 @@ use crate::verify::{departures, stays};
 /// What a KV head kept of a sequence.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HeadEvictions {
-    /// Tokens that left.
     pub evicted: usize,
     /// Tokens that stayed to the end.
     pub kept: usize,
@@ -33,7 +32,6 @@ struct KeptCell {
 /// A layer of a log.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerEvictions {
-    /// Slots of a head.
     pub slots: usize,
     /// Whether tokens left, and always the oldest first: as in the rolling buffer of a sliding window.
     pub is_rolling: bool,
@@ -46,7 +44,6 @@ pub struct LayerEvictions {
 pub struct Evictions {
     /// Which sequence of the log, and of how many.
     pub sequence: (usize, usize),
-    /// Its tokens.
     pub tokens: usize,
     /// Neighbouring positions that are one cell of the map.
     pub tokens_per_cell: usize,
@@ -54,7 +51,6 @@ pub struct Evictions {
     pub layers: Vec<LayerEvictions>,
 }
 
-/// From soon to late.
 const SCALE: [Rgb; 5] = [[0xed, 0xf4, 0xc2], [0x9c, 0xd7, 0xb9], [0x41, 0xab, 0xc4], [0x25, 0x67, 0xad], [0x1b, 0x26, 0x6b]];
 const ROLLING_SCALE: [Rgb; 2] = [[0xe6, 0xe9, 0xec], [0x57, 0x60, 0x6a]];
 const KEPT: Rgb = [0xd9, 0x4f, 0x0b];

@@ -12,9 +12,7 @@ use crate::report::metrics::StepMetrics;
 pub struct CurveEnds {
     /// The first value that is finite.
     pub first: f64,
-    /// The last.
     pub last: f64,
-    /// The smallest.
     pub lowest: f64,
 }
 
@@ -23,7 +21,6 @@ pub struct CurveEnds {
 pub struct RunFigures {
     /// Steps with a line of metrics.
     pub steps: u64,
-    /// Tokens trained on.
     pub tokens: u64,
     /// Time of the steps, validation apart.
     pub seconds: f64,
@@ -31,7 +28,6 @@ pub struct RunFigures {
     pub tokens_per_second: Option<f64>,
     /// Training loss, nats per target.
     pub loss: Option<CurveEnds>,
-    /// Validation loss.
     pub eval_loss: Option<CurveEnds>,
     /// The best validation, as the newest checkpoint knows it.
     pub best: Option<Best>,
@@ -41,9 +37,7 @@ pub struct RunFigures {
     pub mean_stay: Option<f64>,
     /// Largest resident size, bytes.
     pub peak_memory: Option<u64>,
-    /// Samples of the data.
     pub samples: Option<SampleCounts>,
-    /// Numbers that are trained.
     pub trained: Option<i64>,
     /// Steps whose loss or gradient is not finite.
     pub not_finite: usize,
@@ -52,7 +46,6 @@ pub struct RunFigures {
 }
 
 impl RunFigures {
-    /// Of what lies there.
     pub fn of(contents: &RunContents) -> Self {
         let lines = &contents.metrics;
         let seconds: f64 = lines.iter().map(|line| line.seconds).sum();

@@ -70,7 +70,6 @@ pub(super) fn skipped(runs: &[RunContents]) -> String {
     table("Steps that were left out", &["run", "step", "why"], &rows, false)
 }
 
-/// What each layer evicted.
 pub(super) fn evicted(runs: &[RunContents]) -> String {
     let mut rows = Vec::new();
     for run in runs {
@@ -127,7 +126,6 @@ pub(super) fn evaluations(runs: &[RunContents], scores: &[EvaluationLine]) -> St
     out
 }
 
-/// What can be loaded.
 pub(super) fn checkpoints(runs: &[RunContents]) -> String {
     let mut rows = Vec::new();
     for run in runs {

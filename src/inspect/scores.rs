@@ -46,7 +46,6 @@ impl EvaluationLine {
         names.filter_map(|name| Some((name.to_owned(), self.figure(name)?))).collect()
     }
 
-    /// Metrics of answers.
     pub fn metrics(&self) -> impl Iterator<Item = &String> {
         self.answers.iter().flat_map(|answers| answers.means.keys())
     }

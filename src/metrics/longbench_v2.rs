@@ -22,7 +22,6 @@ pub fn extract_choice(reply: &str) -> Option<char> {
 /// Some of the samples: how many, and the sum of their credits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Group {
-    /// Samples.
     pub samples: usize,
     credits: f64,
 }
@@ -54,13 +53,11 @@ impl fmt::Display for Group {
 pub struct LongBenchV2 {
     /// Whether a reply without a choice earns 0.25, what guessing would.
     pub compensated: bool,
-    /// All samples.
     pub overall: Group,
     /// Easy; hard is whatever is not.
     pub by_difficulty: [Group; 2],
     /// Short, medium; long is whatever is neither.
     pub by_length: [Group; 3],
-    /// By name.
     pub by_domain: BTreeMap<String, Group>,
 }
 

@@ -59,7 +59,6 @@ pub enum Metric {
 pub struct MetricError {
     /// What the references must be.
     pub expected: &'static str,
-    /// What they are.
     pub found: String,
 }
 
@@ -95,7 +94,6 @@ impl Metric {
         &KNOWN
     }
 
-    /// Its name.
     pub fn name(self) -> &'static str {
         NAMES.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
     }
@@ -151,7 +149,6 @@ impl fmt::Display for Metric {
     }
 }
 
-/// By its name.
 impl Serialize for Metric {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())

@@ -116,7 +116,6 @@ fn apply(word: &str, rules: &[SuffixRule]) -> String {
     }
 }
 
-/// Plurals.
 fn step_1a(word: &str) -> &str {
     match word {
         _ if word.ends_with("ies") => &word[..word.len() - if word.len() == 4 { 1 } else { 2 }],

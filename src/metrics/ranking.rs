@@ -42,7 +42,6 @@ pub struct Ranking {
 }
 
 impl Ranking {
-    /// Looks the labels up.
     pub fn new(ids: &[String], labels: &BTreeMap<String, u32>) -> Self {
         let mut best: Vec<u32> = labels.values().copied().filter(|label| *label > 0).collect();
         best.sort_unstable_by(|a, b| b.cmp(a));

@@ -7,12 +7,9 @@ use super::lcs::{lcs_indices, lcs_length};
 use super::porter::stem;
 use super::python::harmonic;
 
-/// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RougeKind {
-    /// Words.
     One,
-    /// Pairs of words.
     Two,
     /// The longest common subsequence of the texts.
     L,
@@ -23,27 +20,21 @@ pub enum RougeKind {
 /// Which figure of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RougeFigure {
-    /// Their harmonic mean.
     F1,
-    /// Of the prediction's words.
     Precision,
-    /// Of the reference's words.
     Recall,
 }
 
 /// One of the figures of ROUGE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RougeMeasure {
-    /// What is compared.
     pub kind: RougeKind,
     /// Whether words are stemmed first (`use_stemmer`), as HELMET does.
     pub stemmed: bool,
-    /// Which figure.
     pub figure: RougeFigure,
 }
 
 impl RougeMeasure {
-    /// All of them.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         use RougeFigure::{F1, Precision, Recall};
         use RougeKind::{L, LSum, One, Two};
@@ -52,7 +43,6 @@ impl RougeMeasure {
         [One, Two, L, LSum].into_iter().flat_map(of_kind).flatten()
     }
 
-    /// Of one reference.
     pub(super) fn score(self, prediction: &str, reference: &str) -> f64 {
         let words = |text: &str| tokenize(text, self.stemmed);
         let [hits, predicted, expected] = match self.kind {

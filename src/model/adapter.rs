@@ -238,11 +238,8 @@ impl Adapter {
 /// A key of `[lora]` of which a recipe and an adapter say different things.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disagreement {
-    /// The key.
     pub key: &'static str,
-    /// As in the recipe.
     pub recipe: String,
-    /// As in the adapter.
     pub adapter: String,
 }
 

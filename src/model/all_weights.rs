@@ -30,7 +30,6 @@ pub(super) const COMPANIONS: [&str; 9] = [
     "vocab.json",
 ];
 
-/// The chat template's file.
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const GENERATION: &str = "generation_config.json";
 
@@ -92,7 +91,6 @@ impl AllWeights {
         self.leaves.iter().map(|(name, leaf)| (name.clone(), leaf.shallow_clone())).collect()
     }
 
-    /// Parameters and constants.
     fn tensors(&self) -> Vec<(String, Tensor)> {
         let constants = self.constants.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()));
         self.parameters().into_iter().chain(constants).collect()

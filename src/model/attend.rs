@@ -59,7 +59,6 @@ impl AttendError {
         Self(Cause::Message(message.into()))
     }
 
-    /// Another room's error.
     pub fn caused_by(error: impl Error + Failure + Send + Sync + 'static) -> Self {
         Self(Cause::Error(Box::new(error)))
     }

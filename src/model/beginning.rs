@@ -52,7 +52,6 @@ impl Beginning {
 }
 
 impl Clone for Beginning {
-    /// The same tensors.
     fn clone(&self) -> Self {
         Self { a_ri: self.a_ri.shallow_clone(), b_or: self.b_or.shallow_clone() }
     }

@@ -25,7 +25,6 @@ pub struct CapturedLayers {
 /// What is captured for columns of one shape.
 #[derive(Debug, Default)]
 struct OfShape {
-    /// Columns so far.
     columns: usize,
     held: Option<CapturedBuffers>,
     /// By layer: before attention, and behind it.
@@ -115,7 +114,6 @@ impl CapturedBuffers {
     }
 }
 
-/// Remembers nothing.
 struct Nobody;
 
 impl Attend for Nobody {
@@ -124,7 +122,6 @@ impl Attend for Nobody {
     }
 }
 
-/// Who captures.
 #[derive(Debug)]
 enum Recorder {
     Device(GraphRecorder),
@@ -132,7 +129,6 @@ enum Recorder {
     Played,
 }
 
-/// What was captured.
 #[derive(Debug)]
 enum Recorded {
     Device(Graph),

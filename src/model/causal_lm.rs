@@ -83,7 +83,6 @@ impl Model {
         self.embedding.has_score()
     }
 
-    /// What the model is.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -93,7 +92,6 @@ impl Model {
         self.kind
     }
 
-    /// Where it computes.
     pub fn device(&self) -> Device {
         self.device
     }

@@ -20,7 +20,6 @@ pub struct ModelConfig {
     pub is_inner: bool,
     /// Layers behind the last one in checkpoints, which predict further tokens, and are left alone.
     pub further_layers: usize,
-    /// V.
     pub vocab_size: usize,
     /// The embeddings of tokens are multiplied by it.
     pub embedding_scale: f64,
@@ -50,7 +49,6 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// L.
     pub fn num_layers(&self) -> usize {
         self.layers.len()
     }
@@ -121,7 +119,6 @@ impl ModelConfig {
         self.rotations().into_iter().map(under_way).min().unwrap_or(at_most)
     }
 
-    /// KV heads by layer.
     pub fn num_kv_heads(&self) -> Vec<usize> {
         self.layers.iter().map(|layer| layer.attention.num_kv_heads).collect()
     }
@@ -135,7 +132,6 @@ impl ModelConfig {
 /// A linear of a model, before it is loaded.
 #[derive(Clone, Debug)]
 pub struct ModelLinear {
-    /// Its layer.
     pub layer: LayerIdx,
     /// Its number in the layer.
     pub number: usize,

@@ -14,9 +14,7 @@ pub struct DropoutContext<'a> {
 /// What a dropout mask depends on beside sample, layer, linear and position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DropoutKey {
-    /// The run's seed.
     pub seed: u64,
-    /// The optimiser step.
     pub step: u64,
 }
 

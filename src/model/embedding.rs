@@ -26,9 +26,7 @@ pub(super) struct Embedding {
     trained: AdapterEnds,
     /// On what a token is turned into.
     scale: f64,
-    /// Of the logits.
     divisor: f64,
-    /// What no logit exceeds.
     soft_cap: Option<f64>,
 }
 
@@ -136,7 +134,6 @@ impl Embedding {
         of_delta.chain(self.trained.of_head()).collect()
     }
 
-    /// What an adapter trains.
     pub(super) fn trained(&self) -> &AdapterEnds {
         &self.trained
     }

@@ -204,7 +204,6 @@ impl AdapterEnds {
         self.some(|_| true).into_iter().chain(self.copies.iter().map(copy)).collect()
     }
 
-    /// Those below the layers.
     pub(super) fn of_embedding(&self) -> Vec<(String, Tensor)> {
         self.some(EndPart::is_below_the_layers)
     }

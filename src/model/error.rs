@@ -14,37 +14,29 @@ pub enum ModelError {
     /// A key of `config.json` is missing, out of bounds or asks for what isn't built.
     #[error("`{path}`: {fault}", path = abridged(path.display()))]
     Config {
-        /// The file.
         path: PathBuf,
         /// What is wrong with which key.
         fault: ConfigFault,
     },
     /// There are no safetensors in the directory.
     #[error("no `model.safetensors` and no `model.safetensors.index.json` in `{dir}`", dir = abridged(dir.display()))]
-    NoWeights {
-        /// The directory.
-        dir: PathBuf,
-    },
+    NoWeights { dir: PathBuf },
     /// The index names a file that it must not name.
     #[error("`{index}` puts `{tensor}` into `{file}`: expected {expected}", index = abridged(index.display()), tensor = quoted(tensor), file = quoted(file))]
     Shard {
-        /// The index file.
         index: PathBuf,
         /// The first tensor which the index puts there.
         tensor: String,
         /// The file as the index names it.
         file: String,
-        /// What would be allowed.
         expected: &'static str,
     },
     /// Tensors are missing, too many, or of the wrong shape or dtype.
     #[error("the tensors in `{dir}` don't fit {what}: {problems}", dir = abridged(dir.display()))]
     Tensors {
-        /// The directory.
         dir: PathBuf,
         /// What they should fit: `its config.json`, say.
         what: &'static str,
-        /// All of them.
         problems: TensorProblems,
     },
     /// A file can't be read or written, or isn't what it should be.
@@ -67,54 +59,28 @@ pub enum ModelError {
     },
     /// No target, a zero `r` or the like.
     #[error("`lora.{key}` is {found}, expected {expected}", found = quoted(found))]
-    Lora {
-        /// The key.
-        key: &'static str,
-        /// What stands there.
-        found: String,
-        /// What may stand there.
-        expected: &'static str,
-    },
+    Lora { key: &'static str, found: String, expected: &'static str },
     /// An adapter that was trained for another head than the model has.
     #[error("the adapter was trained to predict {adapter}, and `head.kind` asks for something else")]
-    OtherTask {
-        /// What it predicts.
-        adapter: &'static str,
-    },
+    OtherTask { adapter: &'static str },
     /// A model of which nothing is trained has nothing to save.
     #[error("nothing of the model is trained, so there is nothing to save")]
     NothingTrained,
     /// A new model would be written over something.
     #[error("`{dir}` exists and is not empty", dir = abridged(dir.display()))]
-    NotEmpty {
-        /// The directory.
-        dir: PathBuf,
-    },
+    NotEmpty { dir: PathBuf },
     /// A recipe asks for scaled rotary embeddings that the model can't have.
     #[error("`model.rope_scaling` does not fit `{dir}`: {reason}", dir = abridged(dir.display()))]
-    RopeScaling {
-        /// The model.
-        dir: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    RopeScaling { dir: PathBuf, reason: String },
     /// What was trained has no place in the weights.
     #[error("`{linear}` can't be merged: {reason}", linear = quoted(linear))]
-    NotMergeable {
-        /// The linear or tensor.
-        linear: String,
-        /// Why.
-        reason: String,
-    },
+    NotMergeable { linear: String, reason: String },
     /// A write was stopped from outside.
     #[error("the model is not written: it was interrupted")]
     Stopped,
     /// A tokenizer from which no vocabulary can be read.
     #[error("the tokenizer is not usable: {message}", message = abridged(message))]
-    Tokenizer {
-        /// What is wrong.
-        message: String,
-    },
+    Tokenizer { message: String },
 }
 
 /// Whether a key of `[lora]` says something of targets, and makes none.
@@ -180,30 +146,21 @@ impl Failure for ModelError {
 /// One tensor that isn't as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorProblem {
-    /// It isn't there.
     Missing {
-        /// Its name.
         name: String,
     },
-    /// Nothing asks for it.
     Extra {
-        /// Its name.
         name: String,
     },
-    /// It has another shape.
     Shape {
-        /// Its name.
         name: String,
         /// The shape it should have.
         expected: Vec<usize>,
-        /// The shape it has.
         found: Vec<usize>,
     },
     /// It has a dtype that can't be read.
     Dtype {
-        /// Its name.
         name: String,
-        /// The dtype it has.
         found: String,
     },
 }

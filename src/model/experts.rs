@@ -75,7 +75,6 @@ impl ExpertMatrices {
     }
 }
 
-/// One expert.
 enum Expert<'a> {
     Apart(&'a Mlp, i64),
     /// Gate and up by turns `(E, 2I)` with their bias, and down `(I, E)` with its own.

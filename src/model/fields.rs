@@ -16,7 +16,6 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Those of a file.
     pub(super) fn new(object: &'a Map<String, Value>) -> Self {
         Self { object, table: None }
     }
@@ -150,43 +149,21 @@ pub enum ConfigFault {
     UnknownName {
         /// The key that gives it.
         key: String,
-        /// The name.
         found: Option<String>,
-        /// Those that are known.
         known: Vec<&'static str>,
     },
     /// A key that could change the numbers isn't known.
     UnknownKey {
-        /// The key.
         key: String,
         /// Those that are known beside it.
         known: Vec<&'static str>,
     },
     /// A key must be there.
-    Missing {
-        /// The key.
-        key: String,
-        /// What is expected.
-        expected: &'static str,
-    },
+    Missing { key: String, expected: &'static str },
     /// A value is of the wrong type or out of bounds.
-    OutOfRange {
-        /// The key.
-        key: String,
-        /// What is expected.
-        expected: String,
-        /// What stands there.
-        found: String,
-    },
+    OutOfRange { key: String, expected: String, found: String },
     /// A value asks for what isn't built.
-    Unsupported {
-        /// The key.
-        key: String,
-        /// What stands there.
-        found: String,
-        /// What is built.
-        supported: String,
-    },
+    Unsupported { key: String, found: String, supported: String },
 }
 
 impl fmt::Display for ConfigFault {

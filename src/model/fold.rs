@@ -13,17 +13,13 @@ use crate::files::{ModulePatterns, PeftConfig};
 pub enum AdapterFeature {
     /// The lengths of rows are trained.
     Magnitudes,
-    /// B has a bias.
     BiasOfB,
     /// The biases of the targets are trained.
     BaseBiases,
-    /// Experts are targets.
     Experts,
-    /// Routers are.
     Routers,
     /// The embedding has matrices of low rank.
     Embedding,
-    /// The output projection has.
     Output,
     /// Whole copies of modules are trained.
     SavedModules,

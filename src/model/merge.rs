@@ -54,7 +54,6 @@ struct ExpertPart {
     rows: (i64, i64),
 }
 
-/// A file to write.
 struct Shard<'a> {
     name: String,
     file: &'a TensorFile,

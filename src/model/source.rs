@@ -13,9 +13,7 @@ use crate::recipe::{ModelRecipe, RopeScalingRecipe};
 /// A model directory, and how its rotary embeddings are scaled if not as its `config.json` says.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelSource<'a> {
-    /// The directory.
     pub dir: &'a Path,
-    /// Of a recipe.
     pub rope_scaling: Option<&'a RopeScalingRecipe>,
 }
 
@@ -45,7 +43,6 @@ impl ModelConfig {
 }
 
 impl ModelSource<'_> {
-    /// What the model is.
     pub(super) fn config(self) -> Result<ModelConfig, ModelError> {
         let path = self.dir.join("config.json");
         let own = ModelConfig::load_file(&path)?;

@@ -5,14 +5,10 @@ use std::borrow::Cow;
 pub(super) use crate::ops::attention::ScoreRule;
 pub use crate::ops::frequencies::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 
-/// One decoder layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// Its attention.
     pub attention: AttentionSpec,
-    /// What follows its attention.
     pub feed_forward: FeedForwardSpec,
-    /// Where its norms stand.
     pub norms: NormsSpec,
     /// What attention and feed-forward make is multiplied by it before it is added to the residual stream.
     pub residual_scale: f64,
@@ -21,7 +17,6 @@ pub struct LayerSpec {
 /// The norms of a layer over the width of the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormsSpec {
-    /// Those around attention.
     pub attention: BranchNorms,
     /// Those around what follows it.
     pub feed_forward: BranchNorms,
@@ -66,9 +61,7 @@ pub struct NormSpec {
 /// How queries and keys are normalised before they are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Each head by itself.
     PerHead,
-    /// All heads together.
     FullWidth,
 }
 
@@ -76,9 +69,7 @@ pub enum QkNorm {
 /// `1 + beta · ln(1 + floor(position / original))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryGrowth {
-    /// How steeply it grows.
     pub beta: f64,
-    /// Tokens of a step.
     pub original: usize,
 }
 
@@ -98,9 +89,7 @@ pub enum Activation {
 pub struct LinearSpec {
     /// Inside the layer: `self_attn.q_proj`.
     pub path: Cow<'static, str>,
-    /// Channels that come out.
     pub out: usize,
-    /// Channels that go in.
     pub inner: usize,
     /// Whether a bias is added.
     pub has_bias: bool,
@@ -137,11 +126,9 @@ impl LayerSpec {
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 pub struct AttentionSpec {
-    /// H, query heads.
     pub num_heads: usize,
     /// G, heads of keys and values; divides H.
     pub num_kv_heads: usize,
-    /// D, even.
     pub head_dim: usize,
     /// Scale, window and cap of the scores.
     pub rule: ScoreRule,
@@ -207,9 +194,7 @@ impl AttentionSpec {
 /// The part of a layer that acts on each token alone.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForwardSpec {
-    /// A gated MLP.
     Dense {
-        /// Its width.
         intermediate_size: usize,
         /// Its projections have a bias.
         has_bias: bool,
@@ -230,7 +215,6 @@ pub struct ExpertsSpec {
     pub num_experts: usize,
     /// k, how many a token goes to.
     pub top_k: usize,
-    /// The width of each.
     pub intermediate_size: usize,
     /// How the router's scores become probabilities, and which experts are preferred.
     pub preference: Preference,
@@ -254,7 +238,6 @@ pub enum Preference {
     /// Each expert by itself, and for the choice alone a correction is added (`DeepSeek`-V3, arXiv 2412.19437, section 2.1.2). Experts
     /// stand in groups of which some are kept: those with the largest sum of their two best experts.
     Sigmoid {
-        /// Groups of equal size.
         groups: usize,
         /// How many of them are kept.
         kept: usize,

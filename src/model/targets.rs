@@ -17,7 +17,6 @@ use crate::units::LayerIdx;
 #[derive(Debug)]
 pub(super) struct LoraTarget {
     pub(super) linear: ModelLinear,
-    /// What PEFT calls it.
     peft: String,
     /// Whose matrices lie side by side; 1 for a linear that stands alone.
     experts: usize,
@@ -368,7 +367,6 @@ fn unknown_target(key: &'static str, name: &str, known: &[String]) -> ModelError
     ModelError::UnknownTarget { key, name: name.to_owned(), known: if known.is_empty() { "none".into() } else { known }, near }
 }
 
-/// Each name once.
 fn names_of(all: impl Iterator<Item = String>) -> Vec<String> {
     let mut names = Vec::new();
     for name in all {

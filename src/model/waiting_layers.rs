@@ -11,7 +11,6 @@ use crate::store::{CopyMark, CopyStream, copier_of, copies_are_async};
 /// Where a model computes, and where its layers are meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelPlacement {
-    /// Where it computes.
     pub device: Device,
     /// Whether the weights of layers wait on the host, where that is another memory.
     pub keeps_layers_on_host: bool,

@@ -54,7 +54,6 @@ pub(super) struct Files {
 /// How the tensors of a directory are called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TensorNames {
-    /// As in the model.
     Own,
     /// As those of a language model inside another one, whose further tensors are left alone.
     Wrapped,

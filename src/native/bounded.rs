@@ -26,7 +26,6 @@ use super::memory::line_of;
 /// How often the time is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What work may take.
 #[derive(Clone, Debug)]
 pub struct Bounds {
     /// Who works on what, as a message says it: `` tokenizer `a/tokenizer.json` ``.
@@ -57,7 +56,6 @@ thread_local! {
     static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Work that goes on.
 struct AtWork {
     thread: Pid,
     time: Duration,
@@ -165,7 +163,6 @@ impl Drop for EndOfThread {
     }
 }
 
-/// Whatever way work ends.
 struct EndOfWork {
     number: u64,
     before: (Option<isize>, Option<(*const u8, usize)>),

@@ -113,18 +113,13 @@ pub fn across(thin: &Tensor, wide: &Tensor, is_transposed: bool) -> Tensor {
     first(made(1, |result| unsafe { kvtune_across(pointer(thin), pointer(wide), is_transposed, result) }))
 }
 
-/// What attends to what.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
-    /// Rows of the batch.
     pub batch: usize,
-    /// Query heads.
     pub heads: usize,
     /// Heads of keys and values.
     pub groups: usize,
-    /// Tokens of the chunk.
     pub tokens: usize,
-    /// Channels of a head.
     pub width: usize,
     /// Keys that it attends to, the chunk's own among them.
     pub keys: usize,
@@ -174,7 +169,6 @@ impl<'a> KvPart<'a> {
 /// How the scores of queries and keys come about: `q · k · scale`, and with a soft cap `cap · tanh(that / cap)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Scoring {
-    /// The factor.
     pub scale: f64,
     /// The cap, above 0.
     pub soft_cap: Option<f64>,

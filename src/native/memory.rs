@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 /// So much memory, and what of it nobody needs; bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
-    /// All of it.
     pub total: u64,
     /// What can still be had, pages of files counted as free.
     pub left: u64,

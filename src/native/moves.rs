@@ -60,7 +60,6 @@ pub fn write_rows(planes: &[(&Tensor, Option<&Tensor>)], moves: Option<(&Tensor,
 /// Heads of a cache, and the slots of each.
 #[derive(Clone, Copy, Debug)]
 pub struct MovePlan {
-    /// Sequences.
     pub batch: i64,
     /// KV heads of a sequence.
     pub groups: i64,

@@ -13,7 +13,6 @@ use super::{autograd::pointer, pointwise::both};
 pub struct Levels {
     /// Bits of a level: 4, 5, 8 or 9.
     pub bits: usize,
-    /// Values of a vector.
     pub width: i64,
     /// Bytes of its levels.
     pub bytes: i64,

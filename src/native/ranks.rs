@@ -98,7 +98,6 @@ impl SharedStore {
         Ok(Self(store))
     }
 
-    /// Writes a key.
     pub fn set(&self, key: &str, value: &[u8]) -> Said<()> {
         let key = zero_ended(key)?;
         // SAFETY: a store that is open, a string that ends with a zero, and bytes that are only read.
@@ -212,7 +211,6 @@ impl GlooGroup {
     }
 }
 
-/// An exchange under way.
 pub trait PendingExchange {
     /// Waits for a time; whether it has ended.
     fn wait(&self, time: Duration) -> Result<bool, String>;

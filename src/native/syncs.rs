@@ -28,7 +28,6 @@ impl Syncs {
         "waits by CUDA's own count",
     ];
 
-    /// Kinds and counts.
     pub fn rows(self) -> impl Iterator<Item = (&'static str, i64)> {
         Self::KINDS.into_iter().zip(self.0)
     }
@@ -38,7 +37,6 @@ impl Syncs {
         Self(std::array::from_fn(|i| self.0[i] - earlier.0[i]))
     }
 
-    /// Both.
     pub fn plus(self, other: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] + other.0[i]))
     }

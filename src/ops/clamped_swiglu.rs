@@ -5,7 +5,6 @@ use tch::{Scalar, Tensor, no_grad};
 use super::attention::accumulation_kind;
 use super::differentiable::differentiable;
 
-/// Of the sigmoid.
 const STEEPNESS: f64 = 1.702;
 /// What the gate does not exceed, and what goes through it on neither side.
 const LIMIT: f64 = 7.0;

@@ -21,9 +21,7 @@ const DRAW_BITS: u32 = 53;
 /// One stream of draws: what the mask depends on beside the place of an element in its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DropoutStream {
-    /// The run's seed.
     pub seed: u64,
-    /// The optimiser step.
     pub step: u64,
     /// The layer, from 0.
     pub layer: u64,

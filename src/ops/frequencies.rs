@@ -26,17 +26,14 @@ pub struct RopeSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum RopeScaling {
-    /// Not at all.
     Unscaled,
     /// All are divided by a factor: positions are interpolated (Chen et al. 2023, arXiv 2306.15595).
     Linear {
-        /// By which.
         factor: f64,
     },
     /// The base grows with the length of a sequence ("dynamic NTK", as described in arXiv 2309.00071, section 3.3). Depends on the
     /// length of the whole sequence.
     Dynamic {
-        /// How steeply it grows.
         factor: f64,
         /// Tokens up to which nothing changes.
         max_positions: usize,

@@ -13,7 +13,6 @@ pub struct LowRank<'a> {
     pub a_ri: &'a Tensor,
     /// `(out, r)`.
     pub b_or: &'a Tensor,
-    /// The factor.
     pub scale: f64,
     /// The input `(B, n, in)` where dropout has made it another than the projection's.
     pub x_bni: Option<&'a Tensor>,
@@ -49,7 +48,6 @@ pub fn row_norms(weight_oi: &Tensor, LowRank { a_ri, b_or, scale, .. }: LowRank<
     })
 }
 
-/// What the backward needs.
 struct LinearSaved {
     /// Rows by channels, where a matrix needs it for its gradient.
     x: Option<Tensor>,

@@ -159,7 +159,6 @@ mod tests {
         assert!(ours.transpose(1, 2).is_contiguous());
     }
 
-    /// As plain autograd would.
     fn naive(rotation: &Rotation, x_bhnd: &Tensor) -> Tensor {
         let halves = x_bhnd.chunk(2, -1);
         let (low, high) = (&halves[0], &halves[1]);

@@ -33,6 +33,5 @@ pub trait Optimizer: Send {
     /// What the state takes in memory.
     fn bytes(&self) -> Bytes;
 
-    /// Takes saved state over.
     fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), OptimError>;
 }

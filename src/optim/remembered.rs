@@ -19,10 +19,8 @@ pub(super) struct StateForm {
 /// The weight itself in more bits, where the model has it in few.
 const MASTER: &str = "master";
 
-/// Of one parameter.
 #[derive(Debug)]
 pub(super) struct Remembered {
-    /// The parameter's.
     pub(super) name: String,
     /// The ends of the names of what is remembered: slots, or their codes and scales; and behind them the master, where there is one.
     ends: Vec<String>,
@@ -61,7 +59,6 @@ impl StateForm {
 }
 
 impl Remembered {
-    /// Nothing yet.
     pub(super) fn new(rule: &dyn Rule, form: &StateForm, (name, parameter): &(String, Tensor), device: Device) -> Self {
         let parameter = parameter.detach().to_device(device);
         let has_master = parameter.kind() == Kind::BFloat16;

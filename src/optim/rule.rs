@@ -15,7 +15,6 @@ pub(super) struct Update<'a> {
     pub(super) learning_rate: f64,
 }
 
-/// An optimiser's formula.
 pub(super) trait Rule: Debug + Send {
     /// The ends of the names of what it remembers of a parameter, tensors of its size that begin at zero: those of `torch.optim`.
     fn slots(&self) -> &'static [&'static str];

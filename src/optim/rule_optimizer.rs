@@ -16,7 +16,6 @@ pub(super) struct RuleOptimizer {
     /// How many times as fast the matrices B of an adapter learn (LoRA+).
     b_ratio: f64,
     form: StateForm,
-    /// Where updates are computed.
     device: Device,
     step: i64,
     remembered: Vec<Remembered>,

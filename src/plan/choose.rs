@@ -14,23 +14,16 @@ use crate::units::Bytes;
 /// What is planned: a batch through a model, on a machine.
 #[derive(Debug)]
 pub struct Planner<'a> {
-    /// The model's shape.
     pub config: &'a ModelConfig,
-    /// The caches.
     pub kv: &'a CacheRecipe,
-    /// What is trained.
     pub trained: &'a TrainedPart,
-    /// What updates it.
     pub optimizer: &'a OptimizerRecipe,
     /// What of all this waits on the host.
     pub offload: Offload,
-    /// The dtype.
     pub kind: Kind,
     /// The heaviest that will come.
     pub batch: &'a Batch,
-    /// Micro-batches of a step.
     pub micro_batches: usize,
-    /// What computes.
     pub machine: Machine,
 }
 
@@ -39,15 +32,12 @@ pub struct Planner<'a> {
 pub struct Alternative {
     /// The tiling; nothing in it is open.
     pub grad: GradRecipe,
-    /// Layer bands and columns.
     pub cells: (usize, usize),
     /// Cells whose graphs are kept.
     pub kept: usize,
-    /// Tensors by part.
     pub forecast: Forecast,
     /// Of a device with a memory of its own.
     pub device: Option<Bytes>,
-    /// Of the process.
     pub host: Bytes,
     /// Seconds by part, in the order of [`super::StepPart::ALL`]; where the device was not there to be timed, those of some other one.
     pub seconds: [f64; 6],
@@ -70,7 +60,6 @@ impl Alternative {
         if files > Bytes(0) { format!(", with {files} in files") } else { String::new() }
     }
 
-    /// Of a step.
     pub fn total_seconds(&self) -> f64 {
         self.seconds.iter().sum()
     }
@@ -79,7 +68,6 @@ impl Alternative {
 /// A decision, with what was looked at on the way.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// What was chosen.
     pub chosen: Alternative,
     /// Of those that were looked at, with each number of layers and each pair of stores, the best; the fastest first.
     pub alternatives: Vec<Alternative>,

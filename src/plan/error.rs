@@ -23,13 +23,10 @@ pub enum PlanError {
         device: Option<Bytes>,
         /// What would wait in files.
         files: Bytes,
-        /// What there is.
         limits: Limits,
         /// Percent that must be to spare.
         margin: u64,
-        /// Of the longest sequence.
         tokens: usize,
-        /// What would fit.
         advice: String,
     },
 }

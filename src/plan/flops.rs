@@ -21,7 +21,6 @@ pub struct Flops {
 }
 
 impl Flops {
-    /// All of them.
     pub fn total(&self) -> f64 {
         self.linear + self.attention + self.head
     }
@@ -37,13 +36,11 @@ struct ForwardBackward {
 /// Operations of one layer, or for one token, by the part of the step that runs them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct ByPart {
-    /// The forward phase.
     pub(super) forward: Flops,
     /// Of cells whose graphs were not kept.
     pub(super) recompute: Flops,
     /// The second forward of bands below the top one.
     pub(super) replay: Flops,
-    /// Of cells.
     pub(super) backward: Flops,
 }
 

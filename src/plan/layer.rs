@@ -30,13 +30,11 @@ pub(super) struct LayerBytes {
 /// Numbers a token and bytes, layer by layer.
 pub(super) struct Layer<'a> {
     pub(super) spec: &'a StepSpec<'a>,
-    /// Index from the bottom.
     pub(super) index: usize,
     /// Tokens of the column, pads with them, of all sequences.
     pub(super) tokens: u64,
     /// Whether they are one chunk in which no sequence ends.
     pub(super) is_one_chunk: bool,
-    /// The column's attention.
     pub(super) kernel: Kernel,
 }
 

@@ -14,7 +14,6 @@ use crate::recipe::{StorePlace, StoreRecipe};
 use crate::store::{Form, copies_are_async};
 use crate::units::Bytes;
 
-/// Of one layer.
 #[derive(Clone, Debug)]
 struct LayerHolds {
     shape: CacheShape,
@@ -61,13 +60,11 @@ impl StoreHolds {
 /// What was prefetched for the next cell, where copies run concurrently with the computation.
 #[derive(Clone, Copy, Debug, Default)]
 struct LookAhead {
-    /// On the device.
     bytes: u64,
     /// Gradients of hidden states that are there: of the current cell, and of the next.
     gradients: [Option<u64>; 2],
 }
 
-/// All of a step.
 #[derive(Debug)]
 pub(super) struct Ledger<'a> {
     spec: &'a StepSpec<'a>,
@@ -298,7 +295,6 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// A cell is done.
     pub(super) fn end_cell(&mut self, (band, layers): (usize, &Range<usize>), c: usize, has_input_gradient: bool) {
         let is_kept = self.schedule.is_kept(band, c);
         self.kept_cells -= usize::from(is_kept);
@@ -368,7 +364,6 @@ fn parameter_gradients(s: &StepSpec<'_>) -> u64 {
 }
 
 impl LayerHolds {
-    /// Keys and values alone.
     fn entry_bytes(&self) -> u64 {
         self.shape.slot_bytes(self.slots).0 - 8 * (self.shape.batch * self.shape.groups) as u64 * self.slots as u64
     }

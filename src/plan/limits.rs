@@ -13,7 +13,6 @@ pub struct Limits {
     pub device: Option<Bytes>,
     /// The process, all of it.
     pub host: Option<Bytes>,
-    /// Scratch files.
     pub files: Option<Bytes>,
 }
 

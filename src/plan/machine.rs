@@ -10,13 +10,10 @@ use crate::units::Bytes;
 /// What a step is planned for.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
-    /// Where it computes.
     pub device: Device,
-    /// Threads on a CPU.
     pub threads: usize,
     /// What the process takes in addition to tensors.
     pub baseline: ProcessBaseline,
-    /// What there is.
     pub limits: Limits,
     /// Ranks that train together, each with a machine or a part of one.
     pub ranks: usize,

@@ -13,9 +13,7 @@ pub enum StepPart {
     Replay,
     /// Unwinding cells to their left border and computing them again with autograd.
     Recompute,
-    /// Backward through cells.
     Backward,
-    /// Clipping and update.
     Optimizer,
 }
 

@@ -6,21 +6,16 @@ use crate::recipe::LoraRecipe;
 /// A linear of a decoder layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projection {
-    /// To queries.
     Query,
-    /// To keys.
     Key,
-    /// To values.
     Value,
     /// From the heads back to the residual stream.
     Output,
     /// To all of these at once.
     QueryKeyValue,
-    /// To the MLP's gate.
     Gate,
     /// To what the gate lets through.
     Up,
-    /// To both at once.
     GateUp,
     /// From the MLP back to the residual stream.
     Down,

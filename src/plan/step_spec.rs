@@ -13,10 +13,8 @@ use crate::recipe::{LoraRecipe, Offload, OptimizerRecipe, Recipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
 
-/// What is trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrainedPart {
-    /// LoRA.
     Adapter {
         /// The most rows of its A matrices.
         r: usize,
@@ -26,12 +24,10 @@ pub enum TrainedPart {
         numbers: usize,
         /// Those of them outside the layers.
         ends: EndNumbers,
-        /// Whether inputs are dropped.
         has_dropout: bool,
         /// Whether the lengths of rows are trained by themselves.
         has_magnitudes: bool,
     },
-    /// All weights.
     Weights,
 }
 
@@ -48,13 +44,9 @@ impl TrainedPart {
 /// A step before it is made: of which model, by which settings, on what.
 #[derive(Clone, Copy, Debug)]
 pub struct StepSpec<'a> {
-    /// The model's shape.
     pub config: &'a ModelConfig,
-    /// The engine's settings.
     pub settings: &'a Settings,
-    /// What is trained.
     pub trained: &'a TrainedPart,
-    /// What updates it.
     pub optimizer: &'a OptimizerRecipe,
     /// What of all this waits on the host.
     pub offload: Offload,
@@ -64,7 +56,6 @@ pub struct StepSpec<'a> {
     pub device: Device,
     /// Threads that compute, on a CPU.
     pub threads: usize,
-    /// Ranks that train together.
     pub ranks: usize,
     /// Whether gradients are summed over several micro-batches.
     pub accumulates: bool,
@@ -108,7 +99,6 @@ impl<'a> StepSpec<'a> {
         self.wide() > self.element()
     }
 
-    /// E.
     pub(super) fn hidden(&self) -> u64 {
         self.config.hidden_size as u64
     }

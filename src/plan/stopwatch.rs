@@ -9,17 +9,14 @@ use tch::Device;
 use super::StepPart;
 use crate::native::cuda;
 
-/// Time on both clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spent {
-    /// On the wall.
     pub seconds: f64,
     /// Of all threads of the process together.
     pub cpu_seconds: f64,
 }
 
 impl Spent {
-    /// Adds another time.
     pub(crate) fn add(&mut self, other: Self) {
         self.seconds += other.seconds;
         self.cpu_seconds += other.cpu_seconds;

@@ -18,7 +18,6 @@ pub enum Side {
     Process,
     /// The host's, beside a device.
     Host,
-    /// The device's.
     Device,
 }
 
@@ -64,7 +63,6 @@ impl Side {
 /// The table of one memory. The parts add up to `measured`, where that could be had.
 #[derive(Clone, Debug)]
 pub struct MemoryProfile {
-    /// Which memory.
     pub side: Side,
     /// The part of the step in which the peak was.
     pub part: StepPart,

@@ -24,7 +24,6 @@ const SLOTS: KeyRule = KeyRule {
 pub enum CacheLength {
     /// The same in every layer.
     Uniform(usize),
-    /// One per layer.
     PerLayer(Vec<usize>),
     /// Falling from the bottom to the top.
     Pyramid(Pyramid),
@@ -34,7 +33,6 @@ pub enum CacheLength {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pyramid {
-    /// Over all layers.
     pub mean: usize,
     /// Of the last layer, at most the mean; the first has `2 · mean − top`.
     pub top: usize,

@@ -251,7 +251,6 @@ words! {
     }
 }
 
-/// What the loss is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeadRecipe {
     /// Every target is the next token.
@@ -287,14 +286,11 @@ impl HeadRecipe {
 /// The classes that a matrix scores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClassList {
-    /// By name.
     Named(Vec<String>),
-    /// So many, without names.
     Count(usize),
 }
 
 impl ClassList {
-    /// Number of classes.
     pub fn count(&self) -> usize {
         match self {
             Self::Named(names) => names.len(),
@@ -324,14 +320,12 @@ impl fmt::Display for ClassList {
 /// The classes of a classification by the logits of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Labels {
-    /// By token.
     Tokens(Vec<u32>),
     /// By a text that is one token.
     Texts(Vec<String>),
 }
 
 impl Labels {
-    /// Number of classes.
     pub fn len(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),
@@ -339,7 +333,6 @@ impl Labels {
         }
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -33,7 +33,6 @@ impl<P: AsRef<Path>> From<P> for DataPaths {
     }
 }
 
-/// Their names alone.
 impl fmt::Display for DataPaths {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |path: &PathBuf| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();

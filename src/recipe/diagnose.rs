@@ -13,9 +13,7 @@ use crate::units::{Exit, Failure, abridged, quoted};
 pub struct RecipeError {
     /// What is wrong: what was expected and what was found.
     pub message: String,
-    /// Where it was written.
     pub place: Box<RecipeLocation>,
-    /// The way out.
     pub hint: Option<String>,
     /// What else is wrong with the recipe, in the order of its lines.
     pub further: Vec<RecipeError>,
@@ -23,25 +21,21 @@ pub struct RecipeError {
     pub(super) culprit: Option<Spot>,
 }
 
-/// What passed a check.
 pub(super) type Checked<T> = Result<T, RecipeError>;
 
 /// Where a key or value was written, as an address into a recipe and its overrides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Spot {
-    /// By a program.
     #[default]
     Code,
     /// In the recipe: its bytes from, to.
     Text(usize, usize),
-    /// In the n-th override.
     Override(usize),
 }
 
 /// Where something of a recipe was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecipeLocation {
-    /// In a file.
     Text {
         /// The recipe, as the user named it.
         path: PathBuf,
@@ -49,7 +43,6 @@ pub enum RecipeLocation {
         line: usize,
         /// Counted from 1, in characters.
         column: usize,
-        /// The whole line.
         text: String,
         /// How many characters are meant.
         width: usize,

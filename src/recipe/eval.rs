@@ -116,12 +116,9 @@ impl RecipeValue for GenerateRecipe {
     }
 }
 
-/// A figure of validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
-    /// Mean over targets.
     Loss,
-    /// Of classification.
     Accuracy,
     /// Mean of a metric over generated answers.
     Answers(Metric),

@@ -21,7 +21,6 @@ pub(super) enum Meaning {
 }
 use Meaning::{Is, LeftOut, Refused};
 
-/// For the reference.
 impl fmt::Display for Meaning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -32,7 +31,6 @@ impl fmt::Display for Meaning {
     }
 }
 
-/// Any other value.
 const ANY: &str = "…";
 
 const DTYPE: Meaning = LeftOut("`model.dtype` says what is computed in");

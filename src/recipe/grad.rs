@@ -177,7 +177,6 @@ impl KeepGraph {
         if let Self::Cells(cells) = self { cells } else { 0 }
     }
 
-    /// So many.
     pub fn of(cells: usize) -> Self {
         if cells == 0 { Self::None } else { Self::Cells(cells) }
     }

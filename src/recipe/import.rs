@@ -81,7 +81,6 @@ struct Import {
     carried: Vec<(String, Value)>,
     /// Key, value, and why it is not carried over.
     left: Vec<(String, String, String)>,
-    /// Keys that say nothing.
     off: Vec<String>,
 }
 

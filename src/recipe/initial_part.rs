@@ -50,7 +50,6 @@ impl EndRegex {
         })
     }
 
-    /// The pattern.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }

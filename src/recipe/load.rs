@@ -10,7 +10,6 @@ use crate::files::{self, FileKind};
 /// A recipe that was loaded.
 #[derive(Clone, Debug)]
 pub struct Resolved {
-    /// The checked form.
     pub recipe: Recipe,
     /// One line for each spelling that is another program's, with its place.
     pub notes: Vec<String>,

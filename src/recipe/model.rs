@@ -71,7 +71,6 @@ impl ModelRecipe {
 pub struct RopeScalingRecipe(toml::Table);
 
 impl RopeScalingRecipe {
-    /// The keys and values.
     pub fn table(&self) -> &toml::Table {
         &self.0
     }

@@ -7,11 +7,8 @@ use super::data::{DataFormat, DataRecipe};
 /// A key that contradicts a format, or goes unheard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormatContradiction {
-    /// The key.
     pub key: &'static str,
-    /// What is wrong.
     pub message: String,
-    /// The way out.
     pub hint: String,
 }
 

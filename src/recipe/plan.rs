@@ -17,9 +17,7 @@ pub struct Recipe {
     pub model: ModelRecipe,
     /// The adapter; `None` where all weights are trained.
     pub lora: Option<LoraRecipe>,
-    /// The examples.
     pub data: DataRecipe,
-    /// What the loss is.
     pub head: HeadRecipe,
     /// How the past is kept.
     pub kv_cache: CacheRecipe,
@@ -29,11 +27,8 @@ pub struct Recipe {
     pub train: TrainRecipe,
     /// The optimiser and its schedule.
     pub optimizer: OptimizerRecipe,
-    /// Validation.
     pub eval: EvalRecipe,
-    /// Saving.
     pub checkpoint: CheckpointRecipe,
-    /// Logging.
     pub log: LogRecipe,
     /// Who gets the figures besides.
     pub report: ReportRecipe,

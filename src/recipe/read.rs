@@ -118,7 +118,6 @@ impl ReadError {
     }
 }
 
-/// A value in words.
 fn found(value: &NodeValue) -> String {
     match value {
         NodeValue::String(text) | NodeValue::Datetime(text) => format!("the string \"{}\"", quoted(text)),

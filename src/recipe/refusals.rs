@@ -64,7 +64,6 @@ impl Refusals {
         }
     }
 
-    /// What was found first.
     pub(super) fn into_first(self) -> Option<RecipeError> {
         self.found.into_iter().next()
     }

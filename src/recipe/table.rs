@@ -37,12 +37,10 @@ pub(super) trait RecipeField: Sized {
 /// A key, with all that it may be.
 pub(super) struct RecipeKey {
     pub(super) text: KeyText,
-    /// Its type, in words.
     pub(super) takes: String,
     pub(super) default: String,
     /// Refuses a value of another type, and one that breaks the rule.
     pub(super) check: fn(&RecipeReader<'_>, &str, &KeyText) -> Checked<()>,
-    /// Its type, for editors.
     pub(super) schema: fn() -> serde_json::Value,
 }
 
@@ -68,7 +66,6 @@ pub(super) enum KeyDefault {
 }
 
 impl KeyDefault {
-    /// For the reference.
     pub(super) fn of(&self, key: &str) -> String {
         match self {
             Self::Told(text) => (*text).to_owned(),

@@ -31,14 +31,12 @@ impl Default for RecipeSource {
     }
 }
 
-/// A value.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) value: NodeValue,
     pub(super) spot: Spot,
 }
 
-/// What a value is.
 #[derive(Clone, Debug)]
 pub(super) enum NodeValue {
     String(String),

@@ -38,7 +38,6 @@ pub(super) struct KeyRule {
     pub(super) takes: &'static str,
     /// As an error has it.
     pub(super) expected: &'static str,
-    /// The way out.
     pub(super) hint: &'static str,
     pub(super) is_fine: fn(f64) -> bool,
 }
@@ -59,7 +58,6 @@ pub(super) const PART: KeyRule = KeyRule {
     is_fine: |number| (0.0..1.0).contains(&number),
 };
 
-/// More than nothing.
 pub(super) const fn positive(hint: &'static str) -> KeyRule {
     let is_fine = |number: f64| number > 0.0 && number.is_finite();
     KeyRule { takes: "number > 0", expected: "more than 0, and finite", hint, is_fine }

@@ -10,7 +10,6 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All of them.
             $vis const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             /// As the recipe spells it.

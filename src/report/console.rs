@@ -79,7 +79,6 @@ pub fn part(text: &str) -> Result<(), ReportError> {
     }
 }
 
-/// A remark.
 pub fn note(text: &str) {
     if !is_quiet() {
         say(text);
@@ -95,7 +94,6 @@ pub fn note_once(text: &str) {
     }
 }
 
-/// Something to look at.
 pub fn warning(text: &str) {
     if !MUTE.load(Ordering::Relaxed) {
         say(&format!("warning: {text}"));

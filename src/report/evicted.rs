@@ -9,9 +9,7 @@ use super::metrics::StepMetrics;
 /// Sums over the heads of a layer, over layers, or over steps, each of which counts by its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evicted {
-    /// Entries that were written.
     pub entries: f64,
-    /// Entries that left.
     pub evicted: f64,
     /// Tokens that came between the writing and the leaving of these.
     pub stay: f64,

@@ -10,7 +10,6 @@ use crate::units::Bytes;
 /// The largest resident size of the process over some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResidentPeak {
-    /// The size.
     pub resident: Bytes,
     /// Whether the time began when [`reset_peak`] was called; otherwise it began with the process.
     pub was_reset: bool,
@@ -50,7 +49,6 @@ pub fn not_pinned(why: &str) -> String {
 /// What of the process is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// All of it.
     pub all: Bytes,
     /// Pages of files: programs, libraries, and what is mapped.
     pub files: Bytes,

@@ -11,7 +11,6 @@ use super::ReportError;
 use crate::files::disk::DiskFile;
 use crate::files::{self, FileKind, FilesError};
 
-/// One line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// Optimiser steps made so far; 0 for the validation before the first.
@@ -33,16 +32,12 @@ pub struct StepMetrics {
     /// Learning rate of the update.
     #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
-    /// Tokens of the step.
     pub tokens: u64,
-    /// Targets of the step.
     pub targets: u64,
     /// Tokens of the run so far.
     pub total_tokens: u64,
-    /// Validation loss.
     #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f64>,
-    /// Validation accuracy.
     #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
     /// Validation loss by data set, where there are several.
@@ -93,9 +88,7 @@ fn each_or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f6
 /// Where a run goes on.
 #[derive(Clone, Copy, Debug)]
 pub struct MetricsMark {
-    /// Steps made.
     pub step: u64,
-    /// Tokens trained on.
     pub total_tokens: u64,
     /// Lines at the beginning that need no check, as an earlier version wrote them; `None` where nobody has counted them.
     pub unchecked: Option<u64>,
@@ -115,7 +108,6 @@ pub struct Metrics {
 /// What stands in the metrics of a run that goes on.
 #[derive(Debug)]
 pub struct KeptMetrics {
-    /// The lines that stay.
     pub lines: Vec<StepMetrics>,
     /// The line that is to be written anew.
     pub owed: Option<StepMetrics>,

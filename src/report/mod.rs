@@ -24,24 +24,18 @@ pub enum ReportError {
     Files(#[from] FilesError),
     /// A result could not be handed over.
     #[error("cannot write to standard output")]
-    Output {
-        /// Why.
-        source: std::io::Error,
-    },
+    Output { source: std::io::Error },
     /// A line of the metrics is another than was written.
     #[error("`{path}`, line {line}: {what}", path = path.display())]
     ChangedLine {
-        /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
-        /// What is wrong.
         what: String,
     },
     /// A line of the metrics is not what was written.
     #[error("`{path}`, line {line}: not a line of metrics", path = path.display())]
     BrokenLine {
-        /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: usize,

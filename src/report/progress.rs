@@ -46,7 +46,6 @@ impl Progress {
         }
     }
 
-    /// A step is done.
     pub fn stepped(&mut self, m: &StepMetrics) {
         let made = m.step.saturating_sub(self.done_before).max(1);
         let left = self.began.elapsed().as_secs_f64() / made as f64 * self.total.saturating_sub(m.step) as f64;
@@ -57,7 +56,6 @@ impl Progress {
         self.inside("");
     }
 
-    /// Something to look at.
     pub fn warning(&self, text: &str) {
         self.above(|| console::warning(text));
     }

@@ -28,9 +28,7 @@ pub fn state(run: &Path) -> Option<String> {
 pub struct RunSummary {
     /// `finished`, or `interrupted after step 12`.
     pub state: String,
-    /// Steps made and planned.
     pub steps: (u64, u64),
-    /// Tokens trained on.
     pub tokens: u64,
     /// By the time of all steps.
     pub tokens_per_second: f64,
@@ -42,13 +40,10 @@ pub struct RunSummary {
     pub eval_loss_by_set: BTreeMap<String, f64>,
     /// Best value of the watched metric, and its step.
     pub best: Option<(String, f64, u64)>,
-    /// What the caches evicted.
     pub evicted: Evicted,
-    /// Duration of this start.
     pub seconds: f64,
     /// Peak memory of the process.
     pub peak_memory: u64,
-    /// The same as planned.
     pub planned_memory: u64,
     /// The memory of the heaviest steps by part, where it was watched.
     pub memory_by_part: Option<String>,
@@ -57,7 +52,6 @@ pub struct RunSummary {
 }
 
 impl RunSummary {
-    /// The page.
     pub fn to_markdown(&self) -> String {
         let mut table = Table::new(&["figure", "value"]);
         let mut add = |name: &str, value: String| table.row(&[name, &value]);
@@ -100,7 +94,6 @@ impl RunSummary {
         parts.join(" · ")
     }
 
-    /// The same for programs.
     pub fn to_json(&self) -> Value {
         let best = self.best.as_ref().map(|(metric, value, step)| json!({ "metric": metric, "value": value, "step": step }));
         json!({
@@ -111,7 +104,6 @@ impl RunSummary {
         })
     }
 
-    /// Writes the page.
     pub fn write(&self, path: &Path) -> Result<(), ReportError> {
         Ok(files::write_atomic(path, self.to_markdown().as_bytes())?)
     }

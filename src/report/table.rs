@@ -29,7 +29,6 @@ impl Table {
         Self(table)
     }
 
-    /// Adds a row.
     pub fn row(&mut self, cells: &[&str]) {
         self.0.add_row(cells.to_vec());
     }

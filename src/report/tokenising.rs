@@ -20,7 +20,6 @@ pub struct Tokenising {
 }
 
 impl Tokenising {
-    /// Before the first sample.
     pub fn new() -> Self {
         Self { bar: None, began: Instant::now(), said: Instant::now() }
     }

@@ -21,12 +21,10 @@ pub(super) struct Counters {
     pub(super) evicted: AtomicU64,
 }
 
-/// Adds to a counter.
 pub(super) fn add(counter: &AtomicU64, amount: usize) {
     counter.fetch_add(amount as u64, Ordering::Relaxed);
 }
 
-/// Sets a gauge.
 pub(super) fn set(gauge: &AtomicU64, value: usize) {
     gauge.store(value as u64, Ordering::Relaxed);
 }

@@ -20,18 +20,10 @@ use crate::units::{Exit, Failure};
 pub enum ServeError {
     /// No listening at the address.
     #[error("`{address}` can not be listened at: {source}")]
-    Listen {
-        /// Host and port.
-        address: String,
-        /// The system's words.
-        source: std::io::Error,
-    },
+    Listen { address: String, source: std::io::Error },
     /// The HTTP side could not begin.
     #[error("the server can not begin: {source}")]
-    Start {
-        /// The system's words.
-        source: std::io::Error,
-    },
+    Start { source: std::io::Error },
     /// Its address could not be told.
     #[error(transparent)]
     Report(#[from] ReportError),

@@ -10,7 +10,6 @@ pub(super) struct HeldSessions {
 }
 
 struct HeldSession {
-    /// What it has read.
     ids: Vec<u32>,
     session: Session,
 }
@@ -21,7 +20,6 @@ impl HeldSessions {
         Self { sessions: Vec::new(), capacity }
     }
 
-    /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.sessions.len()
     }

@@ -20,15 +20,23 @@ pub(super) struct PromptJob {
     pub(super) answers: UnboundedSender<(usize, TextEvent)>,
 }
 
-/// Something about a prompt.
 #[derive(Debug)]
 pub(super) enum TextEvent {
-    /// It has been read.
     Prompt(Vec<TokenLikelihood>),
     /// A token of one of its texts.
-    Token { sample: usize, id: u32, text: String, likelihood: Option<TokenLikelihood> },
+    Token {
+        sample: usize,
+        id: u32,
+        text: String,
+        likelihood: Option<TokenLikelihood>,
+    },
     /// The end of one of its texts.
-    Finished { sample: usize, text: String, reason: Finish, evicted: usize },
+    Finished {
+        sample: usize,
+        text: String,
+        reason: Finish,
+        evicted: usize,
+    },
     /// It can not be carried out.
     Failed(ApiError),
 }

@@ -33,15 +33,12 @@ use crate::report::console;
 
 /// A model that is served.
 pub struct ServedModel<'a> {
-    /// Its engine.
     pub engine: &'a Engine,
-    /// Itself.
     pub model: &'a Model,
     /// What reads and writes its text.
     pub tokenizer: Option<&'a Tokenizer>,
     /// What finds the initial part of a prompt, where the policy keeps it.
     pub initial_parts: Option<&'a InitialPartFinder>,
-    /// How conversations become text.
     pub template: Option<ChatTemplates>,
     /// The special tokens of the tokenizer by their names.
     pub special_tokens: Vec<(String, String)>,
@@ -49,20 +46,17 @@ pub struct ServedModel<'a> {
     pub rules: GenerationRules,
     /// What clients call it, beside its path.
     pub name: String,
-    /// Its directory.
     pub path: String,
     /// Policy, cache length and chunk size, as replies tell them.
     pub cache: Value,
 }
 
-/// How it is served.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// The address that is listened at.
     pub host: String,
     /// 0 for a free one.
     pub port: u16,
-    /// What clients must know.
     pub api_key: Option<String>,
     /// Prompts that wait, at most.
     pub queue: usize,
@@ -70,7 +64,6 @@ pub struct ServeOptions {
     pub width: usize,
     /// Sessions that are held for prompts to come.
     pub keep: usize,
-    /// Of a request.
     pub limits: RequestLimits,
     /// Further values of `Host` under which it is asked, without ports.
     pub allow_hosts: Vec<String>,

@@ -34,7 +34,6 @@ pub struct RequestLimits {
     pub headers: Duration,
     /// Bytes of its body.
     pub max_body: usize,
-    /// Tokens of a prompt.
     pub max_prompt: usize,
 }
 

@@ -25,14 +25,12 @@ pub(super) struct Allocation {
     parts: Vec<TensorRange>,
     /// Who brings it, and fetches copies.
     copier: Arc<dyn Copier>,
-    /// When it is there.
     came: CopyMark,
     /// When the last copy that was asked for is done.
     left: Mutex<CopyMark>,
 }
 
 impl Allocation {
-    /// What it takes.
     pub(super) fn bytes(&self) -> Bytes {
         Bytes(self.len)
     }
@@ -64,7 +62,6 @@ impl Coming {
     }
 }
 
-/// What an arena takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// What tensors that wait take now.

@@ -13,9 +13,7 @@ use crate::units::Seconds;
 /// A direction. The copies of one go on in their order; the two go on beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyStream {
-    /// From the device.
     ToHost,
-    /// To the device.
     ToDevice,
 }
 
@@ -189,7 +187,6 @@ impl StreamCopier {
 }
 
 impl StreamState {
-    /// Forgets what is done.
     fn sweep(&mut self) {
         while self.under_way.front().is_some_and(|copy| copy.done.is_done()) {
             self.under_way.pop_front();

@@ -13,25 +13,12 @@ pub enum StoreError {
     Files(#[from] FilesError),
     /// A tensor of a type that is not used here.
     #[error("`{name}` in `{}` is {found}, expected one of F64, F32, F16, BF16, I64, I32, U8, BOOL", abridged(path.display()), name = quoted(name), found = quoted(found))]
-    Dtype {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// Its type.
-        found: String,
-    },
+    Dtype { path: PathBuf, name: String, found: String },
     /// Tensors are to wait in a file, and nothing says where.
     #[error("no directory is given for scratch files")]
     NoScratchDir,
-    /// libtorch refused.
     #[error("libtorch, with `{name}`: {reason}", name = quoted(name), reason = abridged(reason))]
-    Torch {
-        /// The tensor.
-        name: String,
-        /// What it said.
-        reason: String,
-    },
+    Torch { name: String, reason: String },
 }
 
 impl Failure for StoreError {

@@ -89,7 +89,6 @@ impl HostTensor {
         }
     }
 
-    /// Its size.
     pub fn size(&self) -> Vec<i64> {
         match &self.0 {
             HostTensorState::Here(tensor) => tensor.size(),
@@ -97,7 +96,6 @@ impl HostTensor {
         }
     }
 
-    /// Its kind.
     pub fn kind(&self) -> Kind {
         match &self.0 {
             HostTensorState::Here(tensor) => tensor.kind(),
@@ -110,7 +108,6 @@ impl HostTensor {
         if let HostTensorState::Here(tensor) = &self.0 { bytes_of([tensor]) } else { Bytes(0) }
     }
 
-    /// What its numbers take.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.size().iter().product::<i64>() as u64 * self.kind().elt_size_in_bytes() as u64)
     }
@@ -119,7 +116,6 @@ impl HostTensor {
 /// A tensor that was away, on its way to a device.
 #[derive(Debug)]
 pub enum TensorPrefetch {
-    /// It is there.
     Here(Tensor),
     /// It comes beside what is computed.
     OnItsWay(Prefetch),

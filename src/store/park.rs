@@ -14,7 +14,6 @@ use super::ranges::aligned;
 use super::{Bits, StoreError, blocks};
 use crate::units::Bytes;
 
-/// How a tensor waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// As it is, to the bit.
@@ -98,12 +97,10 @@ impl Store {
         Ok(Parked { items, piece, arena: self.arena.clone() })
     }
 
-    /// How its tensors wait.
     pub fn form(&self) -> Form {
         self.form
     }
 
-    /// What it takes.
     pub fn bytes(&self) -> Taken {
         lock(&self.arena).taken()
     }
@@ -167,7 +164,6 @@ impl Parked {
         self.items.first().map_or(Kind::Uint8, |item| item.kind)
     }
 
-    /// What it takes.
     pub fn bytes(&self) -> Bytes {
         self.piece.bytes()
     }

@@ -46,7 +46,6 @@ pub enum Home<'a> {
     File,
     /// On the host, in memory of its own: to be written to.
     Host,
-    /// On a device.
     Device(&'a Upload),
 }
 

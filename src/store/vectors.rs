@@ -8,7 +8,6 @@ use tch::{Kind, Tensor};
 
 use crate::native::{Levels, quantise_on_cpu, restore_on_cpu};
 
-/// Bits of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
     /// 256 levels.
@@ -21,7 +20,6 @@ pub enum Bits {
     Five,
 }
 
-/// Quantised vectors.
 #[derive(Debug)]
 pub struct Quantised {
     /// `(…, D)`, or `(…, ⌈D/2⌉)` for 4 bits, u8.

@@ -18,10 +18,8 @@ use crate::report::ReportError;
 use crate::units::{Exit, Failure, abridged, quoted};
 use crate::verify::VerifyError;
 
-/// An error of training.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// The recipe is wrong.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
     /// Data can't be read or used.
@@ -33,22 +31,18 @@ pub enum TrainError {
     /// The model or the adapter can't be loaded.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A step failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The step does not fit.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// Validation failed.
     #[error(transparent)]
     Eval(#[from] EvalError),
-    /// Answers can't be generated.
     #[error(transparent)]
     Generation(#[from] GenerationError),
     /// The choices of a step are none that a cache can make.
     #[error(transparent)]
     Verify(#[from] VerifyError),
-    /// The optimiser refused.
     #[error(transparent)]
     Optim(#[from] OptimError),
     /// The policy's file can't be made or read.
@@ -68,18 +62,13 @@ pub enum TrainError {
     NothingToAnswer,
     /// A directory that no run wrote.
     #[error("`{path}` is not the directory of a run: it has no `recipe.resolved.toml`", path = abridged(path.display()))]
-    NoRun {
-        /// The directory.
-        path: PathBuf,
-    },
+    NoRun { path: PathBuf },
     /// The checkpoint to resume from is none of the run's.
     #[error("the run `{run}` has no checkpoint `{name}`: expected {expected}", run = abridged(run.display()), name = quoted(name))]
     NoCheckpoint {
-        /// The run's directory.
         run: PathBuf,
         /// As the user named it.
         name: String,
-        /// Those that it has.
         expected: String,
     },
     /// The recipe's LoRA and the adapter it starts from contradict each other.
@@ -87,69 +76,39 @@ pub enum TrainError {
     OtherAdapter {
         /// `r`, `alpha` or `target_modules`.
         key: &'static str,
-        /// As in the recipe.
         recipe: String,
-        /// As in the adapter.
         adapter: String,
-        /// Its directory.
         path: PathBuf,
     },
     /// An adapter was trained with other rotary embeddings than the recipe's model has.
     #[error("the adapter in `{path}` was trained with other positions: {scaling}", path = abridged(path.display()))]
-    OtherPositions {
-        /// Its directory.
-        path: PathBuf,
-        /// What its recipe had.
-        scaling: String,
-    },
+    OtherPositions { path: PathBuf, scaling: String },
     /// A loss of routers is asked for, and the model has none.
     #[error("`train.router_aux_loss_coef` is set, and the model `{model}` has no experts", model = abridged(model.display()))]
-    NoRouters {
-        /// Its directory.
-        model: PathBuf,
-    },
+    NoRouters { model: PathBuf },
     /// A loss of routers is asked for, and those of the model need none.
     #[error("`train.router_aux_loss_coef` is set, and the routers of `{model}` are balanced by a correction of their own", model = abridged(model.display()))]
-    CorrectedRouters {
-        /// Its directory.
-        model: PathBuf,
-    },
+    CorrectedRouters { model: PathBuf },
     /// The model was made for other classes than the recipe's.
     #[error("the model `{model}` is a classifier of {found} classes, and `[head]` asks for {}", asked_for(*asked), model = abridged(model.display()))]
     OtherClasses {
-        /// Its directory.
         model: PathBuf,
-        /// What it has.
         found: usize,
         /// What the recipe has, if classes.
         asked: Option<usize>,
     },
     /// Nothing scores the classes of the recipe.
     #[error("`head.kind` is `seq_classification`, and the model `{model}` has no matrix that scores classes", model = abridged(model.display()))]
-    NoScore {
-        /// Its directory.
-        model: PathBuf,
-    },
+    NoScore { model: PathBuf },
     /// The output directory has something in it.
     #[error("the output directory `{path}` is not empty", path = abridged(path.display()))]
-    OutputInTheWay {
-        /// The directory.
-        path: PathBuf,
-    },
+    OutputInTheWay { path: PathBuf },
     /// A resumed run may not change this.
     #[error("a resumed run must go on as it began, but the recipe differs:{}", listed(differences))]
-    ChangedRecipe {
-        /// What differs.
-        differences: Vec<Difference>,
-    },
+    ChangedRecipe { differences: Vec<Difference> },
     /// The recipe of a run is not the one that a checkpoint was trained with.
     #[error("the checkpoint `{path}` was trained with another recipe than its run has now:{}", listed(differences), path = path.display())]
-    OtherRecipe {
-        /// Its directory.
-        path: PathBuf,
-        /// What differs.
-        differences: Vec<Difference>,
-    },
+    OtherRecipe { path: PathBuf, differences: Vec<Difference> },
     /// A checkpoint is being removed by its run.
     #[error("the checkpoint in `{path}` is being removed by its run", path = path.display())]
     Gone {
@@ -158,20 +117,13 @@ pub enum TrainError {
     },
     /// A file of a run is not as the run wrote it.
     #[error("`{path}` is not as the run wrote it", path = path.display())]
-    ChangedFile {
-        /// The file.
-        path: PathBuf,
-    },
+    ChangedFile { path: PathBuf },
     /// A data file is not the one that the run began with.
     #[error("`{path}` has changed since the checkpoint was written", path = abridged(path.display()))]
-    OtherData {
-        /// The file.
-        path: PathBuf,
-    },
+    OtherData { path: PathBuf },
     /// The data are divided into training and validation in another way.
     #[error("the samples of `{path}` are not divided as `{split}` has them", path = abridged(path.display()), split = abridged(split.display()))]
     OtherSplit {
-        /// The data file.
         path: PathBuf,
         /// What the run has written down.
         split: PathBuf,
@@ -181,24 +133,13 @@ pub enum TrainError {
     NothingToTrain,
     /// Texts become other tokens than those that the run began with.
     #[error("texts of the model `{model}` become other tokens than when the run began: changed are {changed}", model = model.display())]
-    OtherTexts {
-        /// The model directory.
-        model: PathBuf,
-        /// What is another.
-        changed: String,
-    },
+    OtherTexts { model: PathBuf, changed: String },
     /// The checkpoint belongs to a model with other parameters.
     #[error("the checkpoint `{path}` belongs to another model or adapter: {difference}", path = abridged(path.display()), difference = abridged(difference))]
-    OtherModel {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The first differences.
-        difference: String,
-    },
+    OtherModel { path: PathBuf, difference: String },
     /// Memory ran out in a step; what was saved before is intact.
     #[error("out of memory: {reason}", reason = abridged(reason))]
     OutOfMemory {
-        /// What libtorch said.
         reason: String,
         /// A tiling that should fit, in words, if the planner knows one.
         advice: Option<String>,
@@ -218,9 +159,7 @@ pub enum TrainError {
     LossTooHigh {
         /// The step that was being made.
         step: u64,
-        /// The loss.
         loss: f64,
-        /// The bound.
         most: f64,
     },
     /// An update has made a number that is not finite; it is not saved.
@@ -234,7 +173,6 @@ pub enum TrainError {
     /// A checkpoint holds a number that is not finite.
     #[error("the checkpoint `{path}` can't be gone on from: `{name}` is not finite", path = abridged(path.display()), name = quoted(name))]
     SavedNotFinite {
-        /// Its directory.
         path: PathBuf,
         /// The first such parameter, or tensor of the optimiser.
         name: String,

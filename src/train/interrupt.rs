@@ -54,7 +54,6 @@ impl Interrupt {
         (signal != 0).then_some(signal as i32)
     }
 
-    /// Whether SIGTERM arrived.
     pub(super) fn is_terminated(&self) -> bool {
         self.signal() == Some(SIGTERM)
     }

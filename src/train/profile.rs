@@ -55,7 +55,6 @@ impl RunProfile {
         self.profiler.begin(held, accumulated);
     }
 
-    /// The step is made.
     fn end(&mut self) {
         let Some((at, was_reset)) = self.now.take() else { return };
         for profile in self.profiler.end(memory::peak(was_reset)) {

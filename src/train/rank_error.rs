@@ -11,16 +11,10 @@ pub enum RankError {
     Dist(#[from] DistError),
     /// The micro-batches of a step can't be dealt to ranks evenly.
     #[error("`train.gradient_accumulation_steps` is {micro_batches}, which {ranks} ranks can't share evenly")]
-    Uneven {
-        /// How many.
-        ranks: usize,
-        /// Micro-batches of a step.
-        micro_batches: usize,
-    },
+    Uneven { ranks: usize, micro_batches: usize },
     /// A rank would do something else than the first one.
     #[error("rank {rank} has not what rank 0 has:{}", listed(*rank, differences))]
     Other {
-        /// Which.
         rank: usize,
         /// What differs, what it is on rank 0, and what on that rank.
         differences: Vec<[String; 3]>,

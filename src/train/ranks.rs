@@ -21,9 +21,7 @@ pub struct RunRanks {
 /// What was asked of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Asked {
-    /// The signal to stop.
     signal: Option<i32>,
-    /// To save.
     save: bool,
 }
 
@@ -38,17 +36,14 @@ impl RunRanks {
         Self::new(world, Interrupt::default())
     }
 
-    /// All of them.
     pub(super) fn world(&self) -> &World {
         &self.world
     }
 
-    /// Whether there are several.
     pub(super) fn are_several(&self) -> bool {
         self.world.size() > 1
     }
 
-    /// Whether this one writes.
     pub(super) fn is_first(&self) -> bool {
         self.world.is_first()
     }

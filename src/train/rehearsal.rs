@@ -55,7 +55,6 @@ pub(super) fn times(recipe: &Recipe, config: &ModelConfig, batch: &Batch, device
     rehearsal.times(&batch)
 }
 
-/// What is rehearsed.
 struct Rehearsal {
     recipe: Recipe,
     config: ModelConfig,
@@ -118,7 +117,6 @@ impl Rehearsal {
         Ok(Model::drawn_as(config, model.dtype, self.device)?.with_adapter(adapter))
     }
 
-    /// Makes the steps.
     fn times(&self, batch: &Batch) -> Result<StepTimes, TrainError> {
         let model = self.model()?;
         let mut optimizer = optim::build(&self.recipe.optimizer, self.recipe.train.offload, &model.parameters(), self.device);

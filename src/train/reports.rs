@@ -15,7 +15,6 @@ use crate::report::evicted::Evicted;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct RankReport {
     pub(super) micro_batches: Vec<MicroBatchReport>,
-    /// What they took.
     pub(super) seconds: f64,
     /// Of the process so far, bytes.
     pub(super) peak_memory: u64,
@@ -25,7 +24,6 @@ pub(super) struct RankReport {
     pub(super) asked: Asked,
 }
 
-/// One micro-batch.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct MicroBatchReport {
     /// Its index among those of the step.
@@ -34,11 +32,8 @@ pub(super) struct MicroBatchReport {
     correct: usize,
     /// The sum of the losses. As bits: it may be no number.
     loss: u64,
-    /// Of the routers, likewise.
     router_loss: Option<u64>,
-    /// Hash of its choices.
     replay_log: String,
-    /// By layer.
     evicted: Vec<Evicted>,
     samples: Vec<u64>,
     /// Those whose loss is not finite.
@@ -71,9 +66,7 @@ pub struct StepOutcome {
     pub loss: f64,
     /// The routers' load-balance loss, before its weight, as the mean of the micro-batches; `None` where it has none.
     pub router_loss: Option<f64>,
-    /// Of all sequences.
     pub targets: usize,
-    /// Likewise.
     pub tokens: usize,
     /// Targets that the model would have chosen.
     pub correct: usize,
@@ -95,7 +88,6 @@ pub(super) struct StepReports {
 }
 
 impl StepReports {
-    /// By rank.
     pub(super) fn new(ranks: Vec<RankReport>) -> Self {
         Self { ranks }
     }
@@ -107,7 +99,6 @@ impl StepReports {
         all
     }
 
-    /// Of all sequences.
     pub(super) fn loss_sum(&self) -> f64 {
         self.micro_batches().into_iter().map(|micro_batch| f64::from_bits(micro_batch.loss)).sum()
     }

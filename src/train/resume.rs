@@ -17,11 +17,8 @@ use crate::report::console;
 /// A checkpoint and the run it belongs to.
 #[derive(Debug)]
 pub struct FoundCheckpoint {
-    /// The run's directory.
     pub run: PathBuf,
-    /// The checkpoint's.
     pub dir: PathBuf,
-    /// What it holds.
     pub holds: Weights,
     /// Keeps it from being removed by a run that goes on meanwhile.
     _reading: ReadLock,

@@ -17,10 +17,8 @@ use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
 
-/// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All steps are made.
     Finished,
     /// A signal arrived; the last step is saved.
     Interrupted(i32),
@@ -29,7 +27,6 @@ pub enum Outcome {
 /// How a run ended, and what is to be said of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
-    /// How.
     pub outcome: Outcome,
     /// Its memory by part, where it was watched.
     pub memory: Option<String>,
@@ -102,7 +99,6 @@ fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// The loop.
 pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<Ended, TrainError> {
     // Reading and tokenising may have taken more than a step does, on other threads.
     give_free_memory_back();

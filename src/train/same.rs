@@ -17,7 +17,6 @@ use crate::recipe::Recipe;
 /// What is looked at, and what it is on a rank, in words.
 type Facts = BTreeMap<String, String>;
 
-/// Version and recipe.
 pub(super) fn of_recipe(recipe: &Recipe) -> Facts {
     let mut facts = recipe.flat();
     facts.insert("version of kvtune".to_owned(), env!("CARGO_PKG_VERSION").to_owned());

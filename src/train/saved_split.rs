@@ -26,7 +26,6 @@ pub(super) struct SavedSplit {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedSamples {
     file: String,
-    /// Of its content.
     hash: String,
     /// Indices from 0, in order: the first of a run of neighbours and the one behind its last.
     samples: Vec<(usize, usize)>,

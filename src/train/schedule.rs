@@ -42,7 +42,6 @@ impl RunSchedule {
         self.batches.borrow().1.len().div_ceil(self.accumulation) as u64
     }
 
-    /// Steps of the run.
     pub fn num_steps(&self) -> u64 {
         let per_epoch = self.steps_per_epoch();
         // Of 30 steps 0.1 are 3, and not 4 because the product of the floats is 3.0000000000000004.

@@ -10,11 +10,9 @@ use crate::dist::World;
 /// What a run is started with beside its recipe.
 #[derive(Clone, Copy)]
 pub struct Start<'a> {
-    /// Where it computes.
     pub device: Device,
     /// What ends it before its time.
     pub interrupt: &'a Interrupt,
-    /// Who makes it together.
     pub world: &'a Rc<World>,
     /// Whether its memory is told by part.
     pub profiles_memory: bool,

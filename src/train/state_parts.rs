@@ -95,7 +95,6 @@ impl StateParts {
 struct StateOfAll<'a> {
     world: &'a World,
     own: Vec<(String, Tensor)>,
-    /// Whose each tensor is.
     tensors: Vec<(usize, TensorHead)>,
 }
 

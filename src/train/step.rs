@@ -22,11 +22,8 @@ use crate::units::Bytes;
 pub struct Learner<'a> {
     /// What is trained, and what decides dropout, chunk sizes and clipping.
     pub recipe: &'a Recipe,
-    /// The model.
     pub model: &'a Model,
-    /// What computes its gradients.
     pub engine: &'a mut RetryingEngine,
-    /// What applies them.
     pub optimizer: &'a mut dyn Optimizer,
     /// Who makes the steps together.
     pub ranks: &'a RunRanks,
@@ -35,18 +32,15 @@ pub struct Learner<'a> {
 /// The micro-batches of a step that one rank runs.
 #[derive(Clone, Debug)]
 pub struct StepShare {
-    /// Its micro-batches.
     pub batches: Vec<Batch>,
     /// The index of each among those of the step.
     pub places: Vec<usize>,
     /// Micro-batches of the step, of whichever rank.
     pub micro_batches: usize,
-    /// Their targets.
     pub targets: usize,
 }
 
 impl StepShare {
-    /// All of a step.
     pub fn whole(batches: Vec<Batch>) -> Self {
         let (micro_batches, targets) = (batches.len(), batches.iter().map(Batch::num_targets).sum());
         Self { batches, places: (0..micro_batches).collect(), micro_batches, targets }
@@ -74,7 +68,6 @@ pub trait StepWatch: Observer {
         let _ = memory;
     }
 
-    /// The step is made.
     fn end(&mut self) {}
 }
 
@@ -141,7 +134,6 @@ impl Learner<'_> {
         Ok((outcome, gradients.into_iter().collect()))
     }
 
-    /// This rank's part.
     fn gradients_of_share(
         &mut self,
         share: &StepShare,

@@ -118,13 +118,10 @@ pub fn settled(
 
 /// A recipe with its data, in which nothing is open.
 pub struct ResolvedRun {
-    /// The recipe.
     pub recipe: Recipe,
     /// What its heaviest step would take.
     pub planned: Alternative,
-    /// Its engine.
     pub engine: Engine,
-    /// Its data.
     pub data: Splits,
     /// What it was planned for.
     pub machine: Machine,

@@ -29,7 +29,6 @@ use crate::report::memory::peak_resident;
 use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
 use crate::units::Bytes;
 
-/// A run in memory.
 pub struct Trainer {
     pub(super) recipe: Recipe,
     pub(super) dir: PathBuf,
@@ -124,7 +123,6 @@ impl Trainer {
         })
     }
 
-    /// Steps made.
     pub fn step(&self) -> u64 {
         self.step
     }
@@ -134,7 +132,6 @@ impl Trainer {
         self.saved.get()
     }
 
-    /// Tokens trained on.
     pub(super) fn total_tokens(&self) -> u64 {
         self.total_tokens
     }

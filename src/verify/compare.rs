@@ -13,7 +13,6 @@ use crate::model::Model;
 /// The difference in one parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatrixError {
-    /// Name of the parameter.
     pub name: String,
     /// Frobenius norm of the reference gradient; a matrix whose reference is zero is untested.
     pub reference_norm: f64,
@@ -21,18 +20,15 @@ pub struct MatrixError {
     pub norm: f64,
     /// Norm of the difference, relative to the reference's.
     pub relative_error: f64,
-    /// Cosine between the two.
     pub cosine: f64,
 }
 
-/// What a proof found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
     /// Mean loss of the engine, nats per target.
     pub loss: f64,
     /// The same through the reference.
     pub reference_loss: f64,
-    /// By matrix.
     pub matrices: Vec<MatrixError>,
 }
 

@@ -9,13 +9,10 @@ use crate::units::{Exit, Failure};
 /// An error of the proof itself, not a difference that it found.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
-    /// The engine refused.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The head refused.
     #[error(transparent)]
     Head(#[from] HeadError),
-    /// A layer refused.
     #[error(transparent)]
     Attend(#[from] AttendError),
     /// Autograd through the reference failed.
@@ -30,9 +27,7 @@ pub enum VerifyError {
     /// The walk met a choice that no cache could make.
     #[error("layer {layer}, chunk {chunk}: the replay log evicts {what}")]
     ImpossibleChoice {
-        /// The layer.
         layer: usize,
-        /// Index of the chunk.
         chunk: usize,
         /// `slot 40 of 32`, or `slot 7 twice`.
         what: String,

@@ -43,7 +43,6 @@ fn assert_exact(case: &Case) {
     assert!(worst <= EXACT, "{case:?}: {worst:.2e} without a fault");
 }
 
-/// The upper layers slide.
 const WINDOWS: Case = Case { window: 7, sliding_layers: &[1, 2], ..PLAIN };
 
 /// The fault is an error, or an error in the gradient.

@@ -39,7 +39,6 @@ pub struct TilingProof {
     pub has_first_choices: bool,
     /// Layers and chunks of the largest cell.
     pub largest_cell: (usize, usize),
-    /// Layer bands and columns.
     pub cells: (usize, usize),
     /// How many of them had kept their graph.
     pub kept: usize,
@@ -54,7 +53,6 @@ pub struct TilingProof {
 /// When loss and gradient of the last hidden states are made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeadTurn {
-    /// In the forward phase.
     #[default]
     Forward,
     /// In the cells of the only band.

@@ -22,7 +22,6 @@ const BLOCK: i64 = 512;
 /// for every tiling.
 #[derive(Debug)]
 pub struct Reference {
-    /// Loss by sequence.
     pub sequences: Vec<SequenceLoss>,
     /// By the names of the model's parameters.
     pub gradients: BTreeMap<String, Tensor>,

@@ -33,7 +33,6 @@ impl Tiling {
         Self { grad, ..self.clone() }
     }
 
-    /// With these stores.
     fn waiting(&self, layer_checkpoints: StoreRecipe, undo_log: StoreRecipe) -> Self {
         Self { grad: GradRecipe { layer_checkpoints, undo_log, ..self.grad.clone() }, ..self.clone() }
     }

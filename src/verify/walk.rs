@@ -15,7 +15,6 @@ pub struct LayerWalk {
     pub gone: Vec<Vec<Vec<i64>>>,
 }
 
-/// Never gone.
 const STAYS: i64 = i64::MAX;
 
 /// By sequence, KV head and position: the first query that does not see the token any more.

@@ -78,7 +78,6 @@ pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHi
 /// What a query gives to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gives {
-    /// Its attention.
     Attention,
     /// Its attention weighted with the norm of the value.
     ValueWeighted,

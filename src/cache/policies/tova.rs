@@ -16,7 +16,6 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
     Ok(Box::new(Tova { grace: grace_period(choice, cache_length)? }))
 }
 
-/// The query that decides.
 const LAST: Queries = Queries::Last(1);
 
 impl Policy for Tova {

@@ -22,7 +22,6 @@ impl State {
     }
 }
 
-/// What must work here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Promise {
     /// The CPU alone: CUDA is not asked for, or there is no NVIDIA device.
@@ -57,7 +56,6 @@ impl DoctorCheck {
         }
     }
 
-    /// Right or wrong.
     pub(super) fn judged(name: &str, found: String, is_right: bool, hint: &'static str) -> Self {
         if is_right { Self::ok(name, found) } else { Self::failed(name, found, hint) }
     }

@@ -21,7 +21,6 @@ pub(super) struct Evaluated {
 }
 
 impl Evaluated {
-    /// On one line.
     pub(super) fn to_json(&self) -> serde_json::Value {
         let Self { name, split, policy, slots, scores, answers } = self;
         let mut value = serde_json::json!({

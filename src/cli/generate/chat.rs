@@ -14,7 +14,6 @@ use crate::report::console;
 use crate::train::Interrupt;
 use crate::units::{Failure, counted};
 
-/// A conversation.
 pub(super) struct Chat<'a> {
     used: &'a LoadedModel,
     reader: ConversationReader<'a>,
@@ -87,7 +86,6 @@ impl<'a> Chat<'a> {
         console::note(&format!("{messages}, {tokens} tokens; the caches hold {held} entries, {evicted} have been evicted"));
     }
 
-    /// Answers a message.
     fn answer(&mut self, text: &str, interrupt: &Interrupt) -> Result<(), Error> {
         self.messages.push(data::message("user", text));
         let conversation = self.reader.conversation(self.messages.clone());

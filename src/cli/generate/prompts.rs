@@ -32,7 +32,6 @@ pub(super) struct Prompts {
     messages: Vec<PathBuf>,
 }
 
-/// A prompt.
 pub(super) struct Prompt {
     pub(super) ids: Vec<u32>,
 }

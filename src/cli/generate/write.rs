@@ -14,12 +14,10 @@ use crate::report::console;
 use crate::train::Interrupt;
 use crate::units::counted;
 
-/// How texts are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shown {
     /// The only one, as it comes.
     Streamed,
-    /// One below the other.
     Texts,
     /// A JSON object a line.
     Json,
@@ -65,7 +63,6 @@ impl End {
 }
 
 impl WrittenTexts {
-    /// Nothing yet.
     pub(super) fn new(shown: Shown) -> Self {
         Self { shown, texts: Vec::new(), places: BTreeMap::new(), num_printed: 0, failed: None }
     }
@@ -120,12 +117,10 @@ impl WrittenTexts {
         }
     }
 
-    /// Tokens of all prompts.
     fn num_read(&self) -> usize {
         self.texts.iter().filter(|text| text.sample == 0).map(|text| text.prompt_tokens).sum()
     }
 
-    /// Tokens of all texts.
     fn num_written(&self) -> usize {
         self.texts.iter().map(|text| text.ids.len()).sum()
     }

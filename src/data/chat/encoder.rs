@@ -27,7 +27,6 @@ pub(in crate::data) struct ChatEncoder {
 /// Why there are no templates, in words.
 #[derive(Clone, Debug)]
 enum NoTemplates {
-    /// There is none.
     Missing(String),
     /// What there is cannot be read.
     Broken(String),

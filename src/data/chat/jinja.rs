@@ -49,7 +49,6 @@ pub(super) struct CompiledTemplate {
 
 /// Steps of a rendering, after which it is given up.
 const FUEL: u64 = 50_000_000;
-/// Calls within calls.
 const RECURSION: usize = 200;
 /// Bytes of a rendering at most.
 pub(super) const MOST_BYTES: usize = 64 << 20;

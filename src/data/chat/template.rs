@@ -25,7 +25,6 @@ pub(super) struct ChatTemplate {
     place: String,
 }
 
-/// Where a template runs.
 #[derive(Clone, Debug)]
 enum Execution {
     /// In child processes, as a template can ask for more stack, memory or time than its process has.
@@ -73,7 +72,6 @@ impl ChatTemplate {
         &self.text.tokens
     }
 
-    /// The template itself.
     pub(super) fn source(&self) -> &str {
         &self.text.source
     }

@@ -32,13 +32,11 @@ const KNOWN_BY: &[(DataFormat, &[&str])] = &[
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::data) struct Detected {
     pub(in crate::data) format: DataFormat,
-    /// In words.
     pub(in crate::data) told_from: String,
     /// The columns of its fields, where they have other names.
     pub(in crate::data) columns: ColumnNames,
 }
 
-/// Why the look ends.
 enum LookEnd {
     Enough,
     Failed(DataError),
@@ -101,7 +99,6 @@ struct Unknown {
 }
 
 impl Detected {
-    /// For messages.
     pub(in crate::data) fn words(&self) -> String {
         format!("`{}` by {}", self.format, self.told_from)
     }

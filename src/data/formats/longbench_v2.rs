@@ -24,7 +24,6 @@ const OPENING: &str = "The correct answer is ";
 /// Upstream's first line, where the model is to think.
 const READ_TO_THINK: &str = "Please read the following text and answer the questions below.";
 
-/// What the thoughts follow.
 const THINK: &str = "Let’s think step by step:";
 
 /// The class of each letter, where it has one.

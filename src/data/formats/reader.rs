@@ -13,7 +13,6 @@ use crate::data::question::{FollowUp, SampleGroups};
 use crate::data::rows::DataRow;
 use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
 
-/// Makes examples of rows.
 pub(in crate::data) struct ExampleReader<'a> {
     recipe: &'a DataRecipe,
     pub(in crate::data) format: DataFormat,

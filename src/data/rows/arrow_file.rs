@@ -11,7 +11,6 @@ use arrow::ipc::{Block, root_as_footer};
 /// What the file format begins and ends with.
 pub(super) const MAGIC: &[u8] = b"ARROW1";
 
-/// Rows that stand together.
 pub(super) struct ArrowBatch {
     pub(super) batch: RecordBatch,
     /// Bytes that it takes in the file, or a few more.

@@ -15,7 +15,6 @@ use crate::data::guard::WorkLimits;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
 use crate::files::MappedFile;
 
-/// What ends a stream.
 const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
 /// Rows that are turned into JSON at once.

@@ -63,7 +63,6 @@ fn texts(record: &ByteRecord, place: &SamplePlace) -> Result<Vec<String>, DataEr
     record.iter().map(|value| row::utf8(value.to_vec(), place)).collect()
 }
 
-/// What ends the walk.
 fn broken(input: &Input, error: csv::Error) -> DataError {
     match error.into_kind() {
         ErrorKind::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref::<Unending>()) {
@@ -91,7 +90,6 @@ struct Quotes {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ValuePart {
-    /// Of a value.
     Start,
     Plain,
     Quoted,

@@ -17,14 +17,12 @@ const BEGINNING: u64 = 1 << 16;
 /// Bytes read at once.
 const BUFFER: usize = 1 << 20;
 
-/// What a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A JSON object a line.
     Lines,
     /// One JSON array of objects.
     Array,
-    /// Values between these.
     Csv(u8),
     Parquet,
     Arrow,
@@ -32,7 +30,6 @@ pub(super) enum Kind {
     Document,
 }
 
-/// An open file, unpacked.
 pub(super) struct Input {
     pub(super) path: PathBuf,
     pub(super) reader: Box<dyn BufRead>,

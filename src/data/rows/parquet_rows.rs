@@ -19,7 +19,6 @@ use crate::files::{FileKind, open_to_read};
 /// Rows decoded at once: contexts are long, so few.
 const BATCH_ROWS: usize = 16;
 
-/// Hands over each row.
 pub(super) fn each<E: From<DataError>>(path: &Path, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
     let broken = |message| DataError::Unreadable { path: path.to_path_buf(), as_what: "Parquet", message };
     let file = open_to_read(path, FileKind::Data).map_err(DataError::from)?;

@@ -82,7 +82,6 @@ impl DataRow {
         self.require_as(field, "a value")
     }
 
-    /// Takes a text field.
     pub(in crate::data) fn text(&mut self, field: &str) -> Result<String, DataError> {
         match self.require_as(field, "a string")? {
             Value::String(text) => Ok(text),

@@ -8,7 +8,6 @@ use crate::data::error::DataError;
 /// Rows are handed to it: sound ones, and what is wrong with those that are not. Its own errors end the walk.
 pub(in crate::data) type Sink<'a, E> = &'a mut dyn FnMut(Result<DataRow, DataError>) -> Result<(), E>;
 
-/// How rows are read.
 #[derive(Clone, Debug)]
 pub(in crate::data) struct RowSettings {
     /// Bytes of the longest line, or of the longest record of another text file.

@@ -12,7 +12,6 @@ use crate::units::listed;
 /// How files of rows end.
 const ROWS: [&str; 9] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather", "ipc"];
 
-/// How plain texts end.
 const DOCUMENTS: [&str; 2] = ["txt", "md"];
 
 /// Files of a folder that describe others.

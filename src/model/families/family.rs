@@ -15,7 +15,6 @@ pub(in crate::model) struct Family {
     pub(in crate::model) architecture: &'static str,
     /// Whether the output projection is the embedding when `config.json` doesn't say.
     pub(in crate::model) tied_by_default: bool,
-    /// Its rotary embedding.
     pub(in crate::model) rope: RopeRules,
     /// The epsilon of the norms when `config.json` doesn't say.
     pub(in crate::model) default_norm_eps: f64,
@@ -33,7 +32,6 @@ pub(in crate::model) struct Family {
     pub(in crate::model) is_fused: bool,
     /// Norms multiply by 1 + their weight.
     pub(in crate::model) norms_add_one: bool,
-    /// What no logit exceeds.
     pub(in crate::model) logit_soft_cap: fn(Fields<'_>) -> Result<Option<f64>, ConfigFault>,
     /// What no product of a query and a key exceeds, after its factor.
     pub(in crate::model) score_soft_cap: fn(Fields<'_>) -> Result<Option<f64>, ConfigFault>,
@@ -124,7 +122,6 @@ impl RopeRules {
         needs_table: false,
     };
 
-    /// With another base.
     pub(super) const fn of_theta(default_theta: f64) -> Self {
         Self { default_theta, ..Self::USUAL }
     }
@@ -154,7 +151,6 @@ pub(in crate::model) struct Biases {
     pub(in crate::model) qkv: bool,
     /// That from the heads back to the residual stream.
     pub(in crate::model) output: bool,
-    /// Those of the MLP.
     pub(in crate::model) mlp: bool,
 }
 
@@ -168,7 +164,6 @@ pub(in crate::model) struct SlidingLayers {
 }
 
 impl SlidingLayers {
-    /// None of so many.
     pub(super) fn none(num_layers: usize) -> Self {
         Self { window: None, slides: vec![false; num_layers] }
     }

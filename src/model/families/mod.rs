@@ -31,7 +31,6 @@ pub(super) use rope::{TABLES, max_positions};
 pub(super) use rope_kinds::is_longrope;
 pub(super) use wrapper::{is_wrapped, own_name, unwrapped};
 
-/// The known families.
 pub(super) const FAMILIES: &[&Family] = &[
     &gemma2::FAMILY,
     &gemma3::FAMILY,

@@ -7,11 +7,8 @@ use crate::ops::frequencies::LONGEST_SEQUENCE;
 
 /// What a kind depends on beside its own table.
 pub(super) struct RopeContext<'a> {
-    /// The family's.
     pub(super) rules: &'a RopeRules,
-    /// Channels of a head.
     pub(super) head_dim: usize,
-    /// Those that are rotated.
     pub(super) rotary_dim: usize,
     /// `max_position_embeddings`.
     pub(super) max_positions: usize,
@@ -19,7 +16,6 @@ pub(super) struct RopeContext<'a> {
     pub(super) original: Option<usize>,
 }
 
-/// One kind.
 struct RopeKind {
     /// What it is called; the first name is the usual one.
     names: &'static [&'static str],

@@ -32,7 +32,6 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Whose kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TorchKernel {
     /// `FlashAttention` 2: half precision, heads of up to 256; with deterministic algorithms its backward is so.
@@ -57,7 +56,6 @@ impl TorchKernel {
         }
     }
 
-    /// In words.
     pub fn name(self) -> &'static str {
         match self {
             Self::Flash => "FlashAttention",
@@ -72,7 +70,6 @@ impl TorchKernel {
 /// Which keys a part's queries see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TorchKernelMask {
-    /// All.
     All,
     /// A square of which each query sees the keys up to its own.
     Causal,

@@ -15,7 +15,6 @@ pub(super) struct KernelSource {
     pub(super) name: &'static str,
     /// CUDA C++ that includes nothing.
     pub(super) text: &'static str,
-    /// The kernels in it.
     pub(super) kernels: &'static [&'static str],
 }
 

@@ -260,7 +260,6 @@ impl Module {
         })
     }
 
-    /// Where it is.
     pub(super) fn context(&self) -> Context {
         self.context
     }

@@ -5,7 +5,6 @@ use std::fs;
 
 use super::driver::Calls;
 
-/// What the driver says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Driver {
     /// The newest CUDA that it serves, as `(13, 0)`.
@@ -23,7 +22,6 @@ pub struct Gpu {
     pub name: String,
     /// Compute capability, as `(9, 0)`.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of its memory.
     pub memory: u64,

@@ -30,7 +30,6 @@ pub enum GraphError {
     /// libtorch does not have it.
     #[error("no CUDA graph can be captured: {0}")]
     Lacking(String),
-    /// A capture has failed.
     #[error("a CUDA graph was not captured: {0}")]
     Failed(String),
 }
@@ -136,7 +135,6 @@ impl GraphRecorder {
     }
 }
 
-/// What a panic says.
 fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("an operation has failed").to_owned()
@@ -164,7 +162,6 @@ impl Drop for OnCaptureStream<'_> {
     }
 }
 
-/// Operations that were captured.
 #[derive(Debug)]
 pub struct Graph(NonNull<c_void>);
 

@@ -13,7 +13,6 @@ use super::load::{libtorch_folder, said};
 /// A library that is opened at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Companion {
-    /// CUDA's runtime.
     Runtime,
     /// Convolutions and attention; libtorch's CUDA half needs it to start.
     Cudnn,
@@ -21,7 +20,6 @@ pub enum Companion {
     Nccl,
 }
 
-/// What was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenedLibrary {
     /// `13.0`, `9.19.0`.

@@ -151,7 +151,6 @@ pub struct NcclGroup {
 unsafe impl Send for NcclGroup {}
 
 impl NcclGroup {
-    /// Where its tensors are.
     pub fn device(&self) -> Device {
         self.device
     }
@@ -213,7 +212,6 @@ impl NcclGroup {
     }
 }
 
-/// A call under way.
 pub struct NcclWork<'a> {
     group: &'a NcclGroup,
     /// Behind it; none without a GPU, where it has ended.

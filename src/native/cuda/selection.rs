@@ -74,7 +74,6 @@ const _: () = assert!(size_of::<RankParams>() == 88 && size_of::<LowestParams>()
 pub struct Staying<'a> {
     /// Those from 0 to below this.
     pub sinks: i64,
-    /// Those from this on.
     pub young: i64,
     /// By row, begin and end of a range.
     pub protected: &'a [(usize, usize)],

@@ -36,17 +36,11 @@ impl fmt::Display for Backend {
 pub struct AttendShape {
     /// Of queries, keys and values.
     pub kind: Kind,
-    /// Sequences.
     pub batch: i64,
-    /// Query heads.
     pub heads: i64,
-    /// KV heads.
     pub groups: i64,
-    /// Width of a head.
     pub head_dim: i64,
-    /// Tokens of a chunk.
     pub tokens: i64,
-    /// Slots below it.
     pub past: i64,
 }
 

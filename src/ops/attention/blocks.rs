@@ -8,7 +8,6 @@ use super::rule::ScoreRule;
 /// So far below every score that nothing is left of its weight; not minus infinity, as a head may see nothing at all.
 const HIDDEN: f64 = -1e30;
 
-/// Queries per block.
 const BLOCK: i64 = 512;
 
 /// Scores of a block of queries against all keys, `(B, G, R, m, P)`, in the accumulation kind, whatever is hidden of them.

@@ -36,7 +36,6 @@ const CHECKED_CUDNN: (i64, i64) = (128, 256);
 /// What one backend takes, or why it does not serve.
 #[derive(Clone, Debug)]
 pub struct Timed {
-    /// The backend.
     pub backend: Backend,
     /// Milliseconds forward and backward.
     pub milliseconds: Result<(f64, f64), String>,
@@ -54,7 +53,6 @@ impl Timed {
 pub struct Calibration {
     /// The shape, rounded up to powers of two.
     pub shape: AttendShape,
-    /// The fastest backend.
     pub chosen: Backend,
     /// The fastest for chunks and pasts that are no whole blocks of cuDNN's.
     pub elsewhere: Backend,

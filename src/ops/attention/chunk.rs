@@ -37,7 +37,6 @@ pub struct Qkv<'a> {
     pub k_bgnd: &'a Tensor,
     /// Values `(B, G, n, D)`.
     pub v_bgnd: &'a Tensor,
-    /// How scores come about.
     pub rule: ScoreRule,
     /// The drain of each query head `(H)`: one more score, that no key has; its weight goes nowhere.
     pub drain_h: Option<&'a Tensor>,
@@ -46,7 +45,6 @@ pub struct Qkv<'a> {
 /// A chunk's queries, keys and values, and which of its own keys its queries see.
 #[derive(Debug, Clone, Copy)]
 pub struct Chunk<'a> {
-    /// The chunk's own.
     pub qkv: Qkv<'a>,
     /// Which of the keys count `(B, G, n)`, bool, where not all of them do.
     pub in_use_bgn: Option<&'a Tensor>,
@@ -59,7 +57,6 @@ pub struct Chunk<'a> {
 /// Some queries of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queries {
-    /// All of them.
     All,
     /// So many of the last, or all where there are fewer.
     Last(usize),

@@ -5,7 +5,6 @@ use tch::Tensor;
 use super::chunk::{Attended, AttentionGrads, Chunk, KvPage, accumulation_kind, mask_of};
 use super::part::{self, PartKernel};
 
-/// Each part forward, merged.
 pub(super) fn attend(kernel: PartKernel, chunk: Chunk<'_>, past: &[KvPage<'_>]) -> Attended {
     let own = part::forward(kernel, chunk.qkv.q_bhnd, &chunk.own(), chunk.mask(), chunk.qkv.rule);
     past.iter().fold(own, |merged, past| {

@@ -8,7 +8,6 @@ use super::rule::ScoreRule;
 use crate::native::cuda::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 use crate::native::or_panic;
 
-/// What computes a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartKernel {
     /// Tensor operations on blocks of queries: for any device and kind, and the only one that leaves out slots and caps
