@@ -77,18 +77,20 @@ fn front_matter(trained: &Trained<'_>, usage: &Usage, base: &BaseModel) -> Strin
     format!("---\n{}---\n", lines.concat())
 }
 
-/// The files of a split, or all.
+/// The files of a split, or all, of all data sets.
 fn paths<'a>(recipe: &'a Recipe, split: Option<&str>) -> Vec<&'a Path> {
-    let held_out = match &recipe.data.validation {
-        ValidationSource::File(files) => files.paths(),
-        ValidationSource::Fraction(_) => &[],
-    };
-    let files = match split {
-        Some("validation") if !held_out.is_empty() => [held_out, &[]],
-        None => [recipe.data.train.paths(), held_out],
-        _ => [recipe.data.train.paths(), &[]],
-    };
-    files.into_iter().flatten().map(PathBuf::as_path).collect()
+    let files = recipe.data.each().flat_map(|data| {
+        let (train, held_out) = match &data.validation {
+            ValidationSource::File(files) => (data.train.paths(), files.paths()),
+            ValidationSource::Fraction(_) => (data.train.paths(), &[][..]),
+        };
+        match split {
+            Some("validation") if !held_out.is_empty() => [held_out, &[]],
+            None => [train, held_out],
+            _ => [train, &[]],
+        }
+    });
+    files.flatten().map(PathBuf::as_path).collect()
 }
 
 fn dataset_id(path: &Path) -> Option<String> {
@@ -172,7 +174,8 @@ fn of_recipe(table: &mut Table, recipe: &Recipe) {
     if let Some(lora) = &recipe.lora {
         table.row(&["adapter", lora.kind()]);
     }
-    table.row(&["data", &format!("`{}`", recipe.data.train)]);
+    let data: Vec<String> = recipe.data.each().map(|data| format!("`{}`", data.train)).collect();
+    table.row(&["data", &data.join(", ")]);
     table.row(&["policy of the cache", &recipe.kv_cache.policy.name]);
     table.row(&["cache length", &recipe.kv_cache.cache_length.to_string()]);
     table.row(&["chunk size", &recipe.kv_cache.wanted_chunk_size().to_string()]);

@@ -124,26 +124,37 @@ pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Re
 pub struct ProcessLimits {
     /// Addresses that it has had from the start, in bytes: libraries, mostly.
     begun: usize,
+    /// Bytes and seconds that are in force.
+    set: Option<(u64, u64)>,
 }
+
+/// Limits on memory go up in such steps: most of what follows each other has the same, which need not be set again.
+const STEP: usize = 16 << 20;
 
 impl ProcessLimits {
     /// What the process has now is not counted. It leaves no core behind.
     pub fn from_here() -> std::io::Result<Self> {
         setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
         let kilobytes = line_of(Path::new("/proc/self/status"), "VmSize:").ok_or(std::io::ErrorKind::NotFound)?;
-        Ok(Self { begun: (kilobytes as usize) << 10 })
+        Ok(Self { begun: (kilobytes as usize) << 10, set: None })
     }
 
     /// Lets it have so many bytes beyond what it began with, and work for so long from now on: up to a second more.
-    pub fn set(self, bytes: usize, time: Duration) -> std::io::Result<()> {
+    pub fn set(&mut self, bytes: usize, time: Duration) -> std::io::Result<()> {
         let worked = clock_gettime(ClockId::ProcessCPUTime).tv_sec.unsigned_abs();
+        let limits = (self.begun.saturating_add(bytes).div_ceil(STEP).saturating_mul(STEP) as u64, worked + 1 + time.as_secs());
+        if self.set == Some(limits) {
+            return Ok(());
+        }
         let soft = |resource, limit: u64| {
             let Rlimit { maximum, .. } = getrlimit(resource);
             let current = Some(maximum.map_or(limit, |maximum| maximum.min(limit)));
             setrlimit(resource, Rlimit { current, maximum })
         };
-        soft(Resource::As, self.begun.saturating_add(bytes) as u64)?;
-        Ok(soft(Resource::Cpu, worked + 1 + time.as_secs())?)
+        soft(Resource::As, limits.0)?;
+        soft(Resource::Cpu, limits.1)?;
+        self.set = Some(limits);
+        Ok(())
     }
 }
 

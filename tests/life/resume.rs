@@ -293,6 +293,8 @@ fn several_data_sets_to_the_bit() {
     assert!(by_set["one"].is_f64() && by_set["other"].is_f64(), "{by_set}");
     let summary = fs::read_to_string(workshop.path("run/summary.md")).unwrap();
     assert!(summary.contains("validation loss of one, last") && summary.contains("validation loss of other, last"), "{summary}");
+    let card = fs::read_to_string(workshop.path("run/final/README.md")).unwrap();
+    assert!(card.contains("\"name\":\"validation.jsonl\"") && card.contains("`one.jsonl`, `two.jsonl`"), "{card}");
     let said = workshop.resume("", "run", &["--set", "data.sets.one.weight=1"]).with(2);
     assert!(said.contains("data.sets.one.weight"), "{said}");
 }

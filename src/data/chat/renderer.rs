@@ -41,30 +41,29 @@ pub fn become_renderer() -> io::Result<()> {
 }
 
 fn answer_all(mut socket: UnixStream) -> io::Result<()> {
-    let limits = ProcessLimits::from_here()?;
+    let mut limits = ProcessLimits::from_here()?;
     let fault = |error: serde_json::Error| format!("the conversation can not be passed on: {error}");
-    let text = serde_json::from_slice(&asked(&mut socket, limits)?)?;
+    let text = serde_json::from_slice(&asked(&mut socket, &mut limits)?)?;
     let compiled = CompiledTemplate::new(&text);
     answer(&mut socket, compiled.as_ref().map(|compiled| compiled.has_generation.to_string()).map_err(Clone::clone))?;
     let Ok(compiled) = compiled else { return Ok(()) };
     loop {
-        let rendering = asked(&mut socket, limits)?;
+        let rendering = asked(&mut socket, &mut limits)?;
         let rendering = serde_json::from_slice::<Rendering<'_>>(&rendering).map_err(fault);
         answer(&mut socket, rendering.and_then(|rendering| compiled.render(&rendering)))?;
     }
 }
 
 /// The next request; it is within limits from here on.
-fn asked(socket: &mut UnixStream, limits: ProcessLimits) -> io::Result<Vec<u8>> {
-    let (given, length) = (read_number(socket)?, read_number(socket)?);
+fn asked(socket: &mut UnixStream, limits: &mut ProcessLimits) -> io::Result<Vec<u8>> {
+    let [given, length] = read_numbers(socket)?;
     limits.set(allowed_bytes(given, length), allowed_time(given))?;
     read_bytes(socket, length)
 }
 
 fn answer(socket: &mut UnixStream, text: Result<String, String>) -> io::Result<()> {
     let (is_fault, text) = text.map_or_else(|words| (1, words), |text| (0, text));
-    write_numbers(socket, [is_fault, text.len()])?;
-    socket.write_all(text.as_bytes())
+    write(socket, [is_fault, text.len()], text.as_bytes())
 }
 
 fn allowed_bytes(given: usize, length: usize) -> usize {
@@ -75,10 +74,11 @@ fn allowed_time(given: usize) -> Duration {
     LEAST_TIME + Duration::from_micros(u64::from(MICROS_PER_BYTE).saturating_mul(given as u64))
 }
 
-fn read_number(socket: &mut UnixStream) -> io::Result<usize> {
-    let mut bytes = [0; 8];
-    socket.read_exact(&mut bytes)?;
-    Ok(usize::from_le_bytes(bytes))
+/// What stands before a request or an answer.
+fn read_numbers(socket: &mut UnixStream) -> io::Result<[usize; 2]> {
+    let mut numbers = [[0; 8]; 2];
+    socket.read_exact(numbers.as_flattened_mut())?;
+    Ok(numbers.map(usize::from_le_bytes))
 }
 
 fn read_bytes(socket: &mut UnixStream, length: usize) -> io::Result<Vec<u8>> {
@@ -87,8 +87,9 @@ fn read_bytes(socket: &mut UnixStream, length: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn write_numbers(socket: &mut UnixStream, numbers: [usize; 2]) -> io::Result<()> {
-    socket.write_all(&numbers.map(usize::to_le_bytes).concat())
+/// Writes both at once: each write wakes the other side.
+fn write(socket: &mut UnixStream, numbers: [usize; 2], bytes: &[u8]) -> io::Result<()> {
+    socket.write_all(&[numbers.map(usize::to_le_bytes).as_flattened(), bytes].concat())
 }
 
 /// The children of one template: as many as there are threads that render at the same time. They end with it.
@@ -161,6 +162,8 @@ impl Renderers {
 struct RendererProcess {
     process: Child,
     socket: UnixStream,
+    /// How long it may let a read or a write wait: the longest that any request needed.
+    patience: Duration,
 }
 
 impl RendererProcess {
@@ -168,21 +171,23 @@ impl RendererProcess {
         let (socket, own) = UnixStream::pair()?;
         let mut command = Command::new(program);
         command.arg(argument).stdin(OwnedFd::from(own)).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Self { process: command.spawn()?, socket })
+        Ok(Self { process: command.spawn()?, socket, patience: Duration::ZERO })
     }
 
     fn ask(&mut self, given: usize, request: &[u8]) -> io::Result<RenderedText> {
-        let patience = Some(PATIENCE + 4 * allowed_time(given));
-        self.socket.set_read_timeout(patience)?;
-        self.socket.set_write_timeout(patience)?;
-        write_numbers(&mut self.socket, [given, request.len()])?;
-        self.socket.write_all(request)?;
-        let (is_fault, length) = (read_number(&mut self.socket)? != 0, read_number(&mut self.socket)?);
+        let patience = PATIENCE + 4 * allowed_time(given);
+        if patience > self.patience {
+            self.socket.set_read_timeout(Some(patience))?;
+            self.socket.set_write_timeout(Some(patience))?;
+            self.patience = patience;
+        }
+        write(&mut self.socket, [given, request.len()], request)?;
+        let [is_fault, length] = read_numbers(&mut self.socket)?;
         if length > MOST_BYTES {
             return Ok(Err(format!("it says more than {} MiB", MOST_BYTES >> 20)));
         }
         let text = String::from_utf8(read_bytes(&mut self.socket, length)?).map_err(io::Error::other)?;
-        Ok(if is_fault { Err(text) } else { Ok(text) })
+        Ok(if is_fault == 0 { Ok(text) } else { Err(text) })
     }
 
     /// Waits for a child that has broken off, or does not answer; says why.

@@ -37,8 +37,12 @@ pub(in crate::data) fn find(paths: &[PathBuf], wanted: SplitName) -> Result<Sour
     for path in paths {
         let is_pattern = !path.exists() && path.to_string_lossy().contains(['*', '?', '[']);
         if is_pattern {
-            for matched in matches(path)? {
-                add(&matched, wanted, &mut found)?;
+            let (about, others): (Vec<_>, Vec<_>) = matches(path)?.into_iter().partition(|path| describes_folder(path));
+            let read = if others.is_empty() { &about } else { &others };
+            read.iter().try_for_each(|matched| add(matched, wanted, &mut found))?;
+            if !about.is_empty() && !others.is_empty() {
+                let about = names(&about.iter().collect::<Vec<_>>());
+                found.notes.push(format!("of the pattern `{}` {about} is not read: it describes the others", path.display()));
             }
         } else {
             add(path, wanted, &mut found)?;
@@ -128,8 +132,12 @@ fn is_rows(path: &Path) -> bool {
 
 /// Whether a folder's entry is a text that may be a sample.
 fn is_document(path: &Path) -> bool {
+    DOCUMENTS.contains(&inner_extension(path).as_str()) && !describes_folder(path) && path.is_file()
+}
+
+fn describes_folder(path: &Path) -> bool {
     let stem = name(path).split('.').next().unwrap_or_default().to_ascii_lowercase();
-    DOCUMENTS.contains(&inner_extension(path).as_str()) && !ABOUT_FOLDER.contains(&stem.as_str()) && path.is_file()
+    ABOUT_FOLDER.contains(&stem.as_str()) && !ROWS.contains(&inner_extension(path).as_str())
 }
 
 /// A note on a folder's entries beside those that are read.

@@ -87,6 +87,9 @@ fn folders_as_the_hub_has_them() {
     assert_eq!(found("hub", Train), Err("`hub/data`: the shard `train-00001-of-00002.parquet` is missing".to_owned()));
     let note = "of the folder `mixed` the split `train` is read, not `README.md`, `notes.txt.gz`";
     assert_eq!(found("mixed", Train).unwrap(), ["mixed/a.jsonl", note]);
+    let note = "of the pattern `mixed/*` `README.md` is not read: it describes the others";
+    assert_eq!(found("mixed/*", Train).unwrap(), ["mixed/a.jsonl", "mixed/notes.txt.gz", note]);
+    assert_eq!(found("card/*", Train).unwrap(), ["card/README.md"]);
     let none = "the folder holds no files of data for the split `train`";
     assert_eq!(found("sets", Train), Err(format!("`sets`: {none}, only the folders `de`, `en`: name the one to read")));
     assert_eq!(found("card", Train), Err(format!("`card`: {none}")));
