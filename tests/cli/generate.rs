@@ -112,6 +112,11 @@ fn a_conversation_goes_on_from_what_was_read() {
         assert!(said.err.contains(words), "{words}: {}", said.err);
     }
     assert!(!said.err.contains("read again"), "{}", said.err);
+    let json = [&talk[..], &["--format", "json"]].concat();
+    let answers = place.hear(place.command(&json).write_stdin(lines)).done().out;
+    let answers = answers.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let answers: Vec<String> = answers.map(|line| line["content"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(answers, said.out.lines().collect::<Vec<_>>());
     // A template that leaves the spaces of earlier messages out writes them otherwise.
     place.write("t.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content[:2] }}<|endoftext|>{% endfor %}<assistant>");
     let said = place.hear(place.command(&talk).write_stdin("Hello\nAnd then?\n")).done();

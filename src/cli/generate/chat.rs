@@ -128,7 +128,7 @@ impl<'a> Chat<'a> {
                 }
             }
         }
-        console::result("")?;
+        console::outcome("", &serde_json::json!({ "role": "assistant", "content": answer }))?;
         interrupt.reset();
         self.kept = session.map(|session| Kept { session, text: format!("{rendered}{answer}") });
         self.messages.push(data::message("assistant", &answer));
@@ -166,5 +166,5 @@ impl<'a> Chat<'a> {
 
 fn show(answer: &mut String, text: &str) -> Result<(), Error> {
     answer.push_str(text);
-    Ok(console::part(text)?)
+    if console::speech().is_json { Ok(()) } else { Ok(console::part(text)?) }
 }
