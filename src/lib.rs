@@ -11,7 +11,6 @@ pub mod conformance;
 pub mod data;
 pub mod dist;
 pub mod engine;
-pub mod error;
 pub mod eval;
 pub mod export;
 pub mod files;
@@ -35,8 +34,6 @@ pub mod verify;
 
 #[cfg(test)]
 mod sabotage;
-
-pub use error::Error;
 
 // The factory of the proofs belongs to the integration tests, which speak of the library from outside.
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Newtypes for the quantities that meet in one call, and what every error tells the user and the shell.
 
+mod fault;
 mod quoted;
 
 use std::fmt;
@@ -7,6 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+pub use fault::Fault;
 pub use quoted::{abridged, counted, joined, listed, printable, quoted, shape};
 
 /// A decoder layer, counted from 0 at the bottom.

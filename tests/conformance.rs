@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvtune::conformance::{ConformanceError, KV_POLICY, PolicyFile, PolicyTrial};
+use kvtune::conformance::{KV_POLICY, PolicyFile, PolicyTrial};
 use kvtune::model::Model;
 use kvtune::recipe::Recipe;
 use tch::Device;
@@ -48,11 +48,7 @@ fn every_policy_is_recorded_and_conforms() {
             let query = &mut other.conformance.left[layer][1][token];
             *query = if query.is_none() { Some(token + 1) } else { None };
             let error = other.check(dir.path(), &model).unwrap_err();
-            assert!(
-                matches!(&error, ConformanceError::Departs { what, .. }
-                if what.starts_with(&format!("layer {layer}, KV head 1, token {token} "))),
-                "{name}: {error}"
-            );
+            assert!(error.to_string().contains(&format!("`: layer {layer}, KV head 1, token {token} ")), "{name}: {error}");
         }
     }
 }
@@ -89,6 +85,6 @@ fn a_file_of_another_model_is_refused() {
         let other = recipe(&format!("families/model-{other}"), "cache_length = 32\nchunk_size = 8");
         let model = Model::load(&other.model, other.model.dtype, CPU).unwrap();
         let error = file.check(dir.path(), &model).unwrap_err();
-        assert!(matches!(&error, ConformanceError::Unfit { key: found, .. } if *found == key), "{error}");
+        assert!(error.to_string().starts_with(&format!("`{key}` in `")), "{error}");
     }
 }

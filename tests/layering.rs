@@ -62,12 +62,10 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("bench", AboveBut(&["sabotage", "eval", "verify", "checkpoint"])),
     // What others have written, read again for people.
     ("inspect", Only(&["units", "files", "chart", "report", "recipe", "cache", "checkpoint", "verify", "eval", "train"])),
-    // It unites the rooms' error types and may name nothing else of them.
-    ("error", AboveBut(&["sabotage"])),
     ("cli", AboveBut(&["sabotage"])),
-    ("lib", Only(&["error"])),
+    ("lib", Only(&[])),
     // The allocator is chosen where the program is.
-    ("main", Only(&["error", "cli", "native"])),
+    ("main", Only(&["cli", "native"])),
 ];
 
 /// Whether the plan lets `room` import `other`.
@@ -142,17 +140,13 @@ fn each_kind_of_forbidden_line_is_seen() {
         ("ops/rope.rs", "extern crate self as house;", "extern crate"),
         ("ops/rope.rs", "use kvtune::model::Model;", "`ops` may not import `model`"),
         ("ops/rope.rs", "#[path = \"../model/mod.rs\"] mod model;", "`#[path]`"),
-        ("ops/rope.rs", "use crate::error::OpsError;", "`ops` may not import `error`"),
-        ("ops/rope.rs", "use crate::Error;", "`ops` may not import `error`"),
         ("ops/rope.rs", "use crate::attic::Thing;", "`attic` is no room"),
         ("attic/thing.rs", "use crate::units::Bytes;", "`attic` is no room"),
-        ("error.rs", "use crate::recipe::Recipe;", "only error types"),
         ("main.rs", "use kvtune::train::run;", "`main` may not import `train`"),
         ("main.rs", "fn main() { kvtune::engine::gradients(); }", "`main` may not import `engine`"),
         ("main.rs", "use ::kvtune::engine;", "`main` may not import `engine`"),
         ("lib.rs", "pub mod attic;", "`attic` is no room"),
         ("lib.rs", "pub use engine::Engine;", "re-exports nothing but"),
-        ("lib.rs", "pub use error::{Error, IoError};", "re-exports nothing but"),
         ("lib.rs", "pub extern crate self as kvtune;", "re-exports nothing but"),
         ("lib.rs", "pub fn version() {}", "re-exports nothing but"),
     ] {
@@ -186,11 +180,10 @@ fn lines_of_the_house_pass() {
         ("ops/rope.rs", "pub(in crate::ops) fn f() {} mod tests { use super::*; use super::super::attention; }"),
         ("ops/rope.rs", "/// See `crate::engine::Engine`.\nfn f() { println!(\"crate::engine::Engine {}\", 1); }"),
         ("units.rs", "mod tests { use super::*; }"),
-        ("error.rs", "use crate::recipe::RecipeError; use crate::units::Failure;"),
-        ("main.rs", "use kvtune::cli; use kvtune::{Error, error}; fn main() { kvtune::cli::run(); }"),
+        ("main.rs", "use kvtune::cli; fn main() { kvtune::cli::run(); }"),
         ("verify/mutations.rs", "#[path = \"../../tests/support/mod.rs\"] mod support;"),
         ("lib.rs", "#[cfg(test)] extern crate self as kvtune;"),
-        ("lib.rs", "pub mod units; #[cfg(test)] pub(crate) mod sabotage; mod error; pub use error::Error;"),
+        ("lib.rs", "pub mod units; #[cfg(test)] pub(crate) mod sabotage;"),
     ] {
         assert_eq!(violations(file, &format!("//! A file.\n{source}")), Vec::<String>::new(), "{source}");
     }
@@ -342,7 +335,6 @@ fn complaint(room: &str, path: &[String]) -> Option<String> {
     let text = path.join("::");
     let first = match path.first().map(String::as_str) {
         None | Some("*") => return Some("the crate's root names every room: import the room itself".to_owned()),
-        Some("Error") => "error",
         Some(first) => first,
     };
     if first == room {
@@ -354,13 +346,10 @@ fn complaint(room: &str, path: &[String]) -> Option<String> {
     if !may_import(room, first) {
         return Some(format!("`{room}` may not import `{first}` (`{text}`)"));
     }
-    if room == "error" && first != "units" && !path.iter().any(|part| part.ends_with("Error")) {
-        return Some(format!("`error` unites only error types (`{text}`)"));
-    }
     None
 }
 
-/// lib.rs holds the rooms and `Error`, nothing else.
+/// lib.rs holds the rooms, nothing else.
 fn not_of_the_root(item: &syn::Item) -> Option<String> {
     match item {
         syn::Item::Mod(module) if module.content.is_none() => {
@@ -368,15 +357,8 @@ fn not_of_the_root(item: &syn::Item) -> Option<String> {
             let known = ROOMS.iter().any(|(room, _)| *room == name);
             (!known).then(|| format!("`{name}` is no room of the house"))
         }
-        syn::Item::Use(item) => {
-            let mut paths = Vec::new();
-            flatten(&item.tree, &[], &mut paths);
-            let named =
-                |path: &Vec<String>| path.iter().filter(|part| *part != "crate" && *part != "self").eq(["error", "Error"]);
-            (!paths.iter().all(named)).then(|| "lib.rs re-exports nothing but the rooms and `Error`".to_owned())
-        }
         syn::Item::ExternCrate(item) if is_own_name(item) && item.attrs.iter().any(|a| a.path().is_ident("cfg")) => None,
-        _ => Some("lib.rs re-exports nothing but the rooms and `Error`, and holds nothing of its own".to_owned()),
+        _ => Some("lib.rs re-exports nothing but the rooms, and holds nothing of its own".to_owned()),
     }
 }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use tch::Device;
 
 use super::parts::{BenchWatch, SyncsByPart};
-use super::{BenchError, CopyCost, StepRecord, gemm, tokens};
+use super::{CopyCost, StepRecord, gemm, tokens};
 use crate::data::Batch;
 use crate::dist::World;
 use crate::engine::ChunkKey;
@@ -20,7 +20,7 @@ use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
 use crate::store::copier_of;
 use crate::train::{self, Learner, RetryingEngine, RunRanks, StateParts, StepOutcome, StepShare, TrainError};
-use crate::units::Seconds;
+use crate::units::{Fault, Seconds};
 
 /// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
 const B_SPREAD: f64 = 0.02;
@@ -54,13 +54,7 @@ pub struct Bench {
 
 impl Bench {
     /// What a recipe would train, without its data; with `draws_weights`, of its model's directory only the `config.json` is read.
-    pub fn new(
-        mut recipe: Recipe,
-        device: Device,
-        size: Size,
-        draws_weights: bool,
-        world: &Rc<World>,
-    ) -> Result<Self, BenchError> {
+    pub fn new(mut recipe: Recipe, device: Device, size: Size, draws_weights: bool, world: &Rc<World>) -> Result<Self, Fault> {
         // Which tokens stand for the classes changes no figure, so that no tokenizer is needed to find out.
         if let HeadRecipe::SeqClassificationOnLogits(labels) = &mut recipe.head {
             *labels = Labels::Tokens((0..labels.len() as u32).collect());
@@ -122,7 +116,7 @@ impl Bench {
         StepSpec { threads, ranks, ..StepSpec::of(&self.recipe, config, settings, &self.trained, self.model.device()) }
     }
 
-    pub fn step(&mut self) -> Result<StepRecord, BenchError> {
+    pub fn step(&mut self) -> Result<StepRecord, Fault> {
         let (seed, step) = (self.recipe.train.seed, self.done as u64);
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let own_seed = seed.wrapping_add(step * ranks as u64 + rank as u64);
@@ -175,7 +169,7 @@ impl Bench {
     }
 
     /// The step itself, as a run makes it.
-    fn train(&mut self, batch: &Batch, watch: &mut BenchWatch<'_>) -> Result<StepOutcome, BenchError> {
+    fn train(&mut self, batch: &Batch, watch: &mut BenchWatch<'_>) -> Result<StepOutcome, Fault> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let rate = self.recipe.optimizer.learning_rate;
         let mut learner = Learner {
@@ -195,11 +189,14 @@ impl Bench {
 }
 
 /// The recipe's model with what is trained.
-fn model(recipe: &Recipe, device: Device, draws_weights: bool) -> Result<Model, BenchError> {
+fn model(recipe: &Recipe, device: Device, draws_weights: bool) -> Result<Model, Fault> {
     tch::manual_seed(recipe.train.seed as i64);
     let model = if draws_weights { train::drawn_model(recipe, device) } else { train::model(recipe, device) };
     model.map_err(|error| match error {
-        TrainError::Model(ModelError::NoWeights { dir }) => BenchError::NoWeights { dir },
+        TrainError::Model(ModelError::NoWeights { dir }) => Fault::data(
+            format!("no weights in `{}`", dir.display()),
+            "give `--random-weights` to draw them, or name a model in safetensors",
+        ),
         other => other.into(),
     })
 }

@@ -5,20 +5,22 @@ use std::cmp::Reverse;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::BenchError;
 use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::model::ModelConfig;
-use crate::recipe::{HeadRecipe, Recipe};
+use crate::recipe::{HeadRecipe, Recipe, RopeScalingRecipe};
+use crate::units::Fault;
 
 /// As many sequences as a recipe has in a micro-batch, the longest first, of so many tokens each, or of the only length given: a target at
 /// every token for the next one (at the last alone where tokens are run one by one from the first target on), else a class at the last.
-pub fn batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], seed: u64) -> Result<Batch, BenchError> {
+pub fn batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], seed: u64) -> Result<Batch, Fault> {
     let (positions, sequences) = (config.most_positions(), recipe.train.batch_size.sequences());
     if let Some(&tokens) = lengths.iter().find(|&&tokens| tokens > positions) {
-        return Err(BenchError::TooLong { tokens, positions });
+        let hint = format!("ask for fewer tokens, or {}", RopeScalingRecipe::hint(tokens, positions));
+        return Err(Fault::usage(format!("`--tokens {tokens}`: the model has {positions} positions"), hint));
     }
     if ![1, sequences].contains(&lengths.len()) {
-        return Err(BenchError::OtherLengths { lengths: lengths.len(), sequences });
+        let message = format!("`--tokens` has {} lengths: the recipe has {sequences} sequences in a micro-batch", lengths.len());
+        return Err(Fault::usage(message, "give one length for all sequences or one for each, or set `train.micro_batch_size`"));
     }
     let mut lengths: Vec<usize> = lengths.iter().copied().cycle().take(sequences).collect();
     lengths.sort_by_key(|&tokens| Reverse(tokens));
@@ -51,7 +53,7 @@ mod tests {
     const RECIPE: &str = "model.path = '.'\ndata = {format = 'tokens', train = 'none'}\nlora.r = 1\ntrain.micro_batch_size = 2\n\
                           kv_cache = {policy = 'lastrec', cache_length = 8, chunk_size = 4}\n";
 
-    fn drawn(more: &str, tokens: usize, seed: u64) -> Result<Batch, BenchError> {
+    fn drawn(more: &str, tokens: usize, seed: u64) -> Result<Batch, Fault> {
         let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
         let recipe = Recipe::parse(format!("{RECIPE}{more}"), Path::new("recipe.toml"), &[]).unwrap().recipe;
         batch(&recipe, &config, &[tokens], seed)
@@ -70,6 +72,6 @@ mod tests {
         let single = drawn("grad.single_tokens_for_targets = true", 5, 1).unwrap();
         let Targets::NextToken(targets) = &single.sequences[0].targets else { panic!("no labels") };
         assert_eq!((single.num_targets(), &targets[..4]), (2, &[IGNORE; 4][..]));
-        assert!(matches!(drawn("", 51, 1), Err(BenchError::TooLong { tokens: 51, positions: 50 })));
+        assert_eq!(drawn("", 51, 1).unwrap_err().to_string(), "`--tokens 51`: the model has 50 positions");
     }
 }

@@ -12,7 +12,6 @@ use super::recipe_file::RecipeFile;
 use super::world::Joining;
 use crate::bench::{Bench, BenchSummary, Size, StepRecord, summarise};
 use crate::dist::World;
-use crate::error::Error;
 use crate::native::cuda::why_not_pinned;
 use crate::native::{Syncs, libtorch_version};
 use crate::ops::attention::calibrations;
@@ -20,7 +19,7 @@ use crate::plan::{Spent, StepPart};
 use crate::report::console;
 use crate::report::memory::{not_pinned, planned_and_measured};
 use crate::report::table::Table;
-use crate::units::{Bytes, Seconds, counted};
+use crate::units::{Bytes, Fault, Seconds, counted};
 
 #[derive(Debug, Args)]
 pub(super) struct BenchSteps {
@@ -49,7 +48,7 @@ pub(super) struct BenchSteps {
 }
 
 impl BenchSteps {
-    pub(super) fn run(&self, device: Device, world: &Rc<World>) -> Result<(), Error> {
+    pub(super) fn run(&self, device: Device, world: &Rc<World>) -> Result<(), Fault> {
         let recipe = self.recipe.load(device)?;
         let size = Size {
             tokens: self.tokens.clone(),
@@ -101,7 +100,7 @@ impl BenchSteps {
     }
 
     /// What is about to be run, and on what.
-    fn introduce(&self, bench: &Bench, world: &World) -> Result<(), Error> {
+    fn introduce(&self, bench: &Bench, world: &World) -> Result<(), Fault> {
         let (config, device, threads) = (bench.model().config(), bench.model().device(), tch::get_num_threads());
         let device = if let Device::Cuda(index) = device { format!("cuda:{index}") } else { "cpu".to_owned() };
         let (dtype, libtorch, attention) = (bench.dtype(), libtorch_version(), bench.attention());

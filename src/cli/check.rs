@@ -11,7 +11,6 @@ use crate::cache::{Routing, Scope};
 use crate::data::{LoadReport, Splits, auto_tokenizer_differs};
 use crate::dist::World;
 use crate::engine::{ChunkPlan, Settings};
-use crate::error::Error;
 use crate::model::{Model, ModelConfig, kind_of, trained_by_kind};
 use crate::plan::Machine;
 use crate::recipe::{
@@ -20,7 +19,7 @@ use crate::recipe::{
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train::{self, ExpectedEvictions, ResolvedRun, RunSchedule, TrainError};
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault};
 use crate::verify::ErrorBound;
 
 #[derive(Debug, Args)]
@@ -32,7 +31,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    pub(super) fn run(&self, device: Device, world: &World) -> Result<(), Error> {
+    pub(super) fn run(&self, device: Device, world: &World) -> Result<(), Fault> {
         let recipe = self.recipe.load(device)?;
         train::check_even(world, &recipe)?;
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
@@ -84,7 +83,7 @@ fn in_json(report: &LoadReport) -> Value {
 }
 
 /// The ranks, what each may take, and how long they take to add up so many bytes of gradients.
-fn ranks(world: &World, machine: Machine, gradients: Bytes) -> Result<String, Error> {
+fn ranks(world: &World, machine: Machine, gradients: Bytes) -> Result<String, Fault> {
     let (ranks, here) = (world.size(), world.ranks_here());
     let each = machine.limits.host.map_or_else(String::new, |host| format!(", each of which may take {host} of its memory"));
     let sum = 1e3 * time_of_sums(world, gradients.0, machine.device)?.0;

@@ -12,14 +12,13 @@ use crate::data::{
     ColumnLook, DataError, DataSource, FileLook, IGNORE, LineOrRecord, RowCounts, SampleFate, Survey, SurveyedPart, SurveyedRow,
     SurveyedSample, Tokenizer, look, survey,
 };
-use crate::error::Error;
 use crate::files;
 use crate::model::ModelConfig;
 use crate::recipe::{DataRecipe, Recipe, ValidationSource};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
-use crate::units::quoted;
+use crate::units::{Fault, quoted};
 
 /// Tokens at either end of a long stretch that are shown.
 const SHOWN_TOKENS: usize = 60;
@@ -59,17 +58,17 @@ enum SplitFiles {
 }
 
 impl LookAtData {
-    pub(super) fn run(&self) -> Result<(), Error> {
+    pub(super) fn run(&self) -> Result<(), Fault> {
         let path = self.recipe.path();
         let is_data = self.recipe.may_be_data();
         let recipe = match &self.model {
             Some(model) if is_data => recipe_for(model, path, &self.set)?,
             None if is_data => return self.show_files(path),
             Some(_) => {
-                return Err(Error::Usage {
-                    message: format!("`{}` is a recipe, which names its model", path.display()),
-                    hint: "leave `--model` out, or override it with `--set model.path=DIR`".into(),
-                });
+                return Err(Fault::usage(
+                    format!("`{}` is a recipe, which names its model", path.display()),
+                    "leave `--model` out, or override it with `--set model.path=DIR`",
+                ));
             }
             None => {
                 let resolved = Recipe::load(path, &self.set)?;
@@ -98,7 +97,7 @@ impl LookAtData {
                 let json = json!({ "place": place.to_string(), "sample": about, "text": text });
                 console::outcome(&format!("── {place}: {about}\n{text}\n"), &json)?;
             }
-            Ok::<(), Error>(())
+            Ok::<(), Fault>(())
         };
         let mut surveys = Vec::new();
         for data in self.looked_at(&recipe)? {
@@ -118,12 +117,12 @@ impl LookAtData {
     }
 
     /// Shows rows without a tokenizer: which columns they have, and which format they tell.
-    fn show_files(&self, data: &Path) -> Result<(), Error> {
+    fn show_files(&self, data: &Path) -> Result<(), Fault> {
         if self.dump.is_some() || !self.set.is_empty() || self.split != SplitFiles::Train {
-            return Err(Error::Usage {
-                message: "`--dump`, `--set` and `--split` need a recipe, or a model beside the data file".into(),
-                hint: "name the model's directory with `--model DIR`".into(),
-            });
+            return Err(Fault::usage(
+                "`--dump`, `--set` and `--split` need a recipe, or a model beside the data file",
+                "name the model's directory with `--model DIR`",
+            ));
         }
         let mut shown_yet = 0;
         let look = look(&data.to_path_buf().into(), &mut |place, row| {
@@ -132,7 +131,7 @@ impl LookAtData {
                 return Ok(());
             }
             let text = format!("{:#}", shortened(row.clone()));
-            Ok::<_, Error>(console::outcome(
+            Ok::<_, Fault>(console::outcome(
                 &format!("── {place}\n{text}\n"),
                 &json!({ "place": place.to_string(), "row": row }),
             )?)
@@ -163,22 +162,22 @@ impl LookAtData {
     }
 
     /// The data sets of which something is in the split.
-    fn looked_at<'a>(&self, recipe: &'a Recipe) -> Result<Vec<&'a DataRecipe>, Error> {
+    fn looked_at<'a>(&self, recipe: &'a Recipe) -> Result<Vec<&'a DataRecipe>, Fault> {
         let has_split =
             |data: &&DataRecipe| self.split == SplitFiles::Train || data.validation != ValidationSource::Fraction(0.0);
         let all: Vec<&DataRecipe> = recipe.data.each().filter(has_split).collect();
         if !all.is_empty() {
             return Ok(all);
         }
-        Err(Error::Usage {
-            message: "the recipe holds out no validation samples".into(),
-            hint: "set `data.validation` or `data.validation_fraction`, or leave `--split` out".into(),
-        })
+        Err(Fault::usage(
+            "the recipe holds out no validation samples",
+            "set `data.validation` or `data.validation_fraction`, or leave `--split` out",
+        ))
     }
 }
 
 /// Says what the rows of a data set came to.
-fn told(Survey { source, counts, shared, warnings }: Survey, is_dumped: bool) -> Result<(), Error> {
+fn told(Survey { source, counts, shared, warnings }: Survey, is_dumped: bool) -> Result<(), Fault> {
     say(&source);
     for warning in &warnings {
         console::warning(warning);
@@ -310,17 +309,17 @@ struct Dump {
 }
 
 impl Dump {
-    fn create(path: &Path) -> Result<Self, Error> {
+    fn create(path: &Path) -> Result<Self, Fault> {
         let staged = files::temporary_beside(path);
         let file = File::create(&staged).map_err(|source| Self::failed(path, source))?;
         Ok(Self { path: path.to_path_buf(), staged, file: BufWriter::new(file), source: PathBuf::new() })
     }
 
-    fn failed(path: &Path, source: std::io::Error) -> Error {
+    fn failed(path: &Path, source: std::io::Error) -> Fault {
         DataError::Dump { path: path.to_path_buf(), source }.into()
     }
 
-    fn write(&mut self, row: &SurveyedRow) -> Result<(), Error> {
+    fn write(&mut self, row: &SurveyedRow) -> Result<(), Fault> {
         if *row.place.path != *self.source {
             self.source = row.place.path.to_path_buf();
             if self.path.canonicalize().is_ok_and(|path| self.source.canonicalize().is_ok_and(|source| source == path)) {
@@ -331,7 +330,7 @@ impl Dump {
         writeln!(self.file, "{}", line(row)).map_err(|source| Self::failed(&self.path, source))
     }
 
-    fn finish(mut self) -> Result<(), Error> {
+    fn finish(mut self) -> Result<(), Fault> {
         let done = self.file.flush().and_then(|()| std::fs::rename(&self.staged, &self.path));
         done.map_err(|source| Self::failed(&self.path, source))
     }

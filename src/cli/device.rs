@@ -6,10 +6,10 @@ use std::str::FromStr;
 use tch::{Cuda, Device};
 
 use super::limits;
-use crate::error::Error;
 use crate::native::cuda::{CudaSupport, load_cuda, missing_kernels};
 use crate::native::{make_room_for_others, usable_cpus};
 use crate::report::console;
+use crate::units::Fault;
 
 /// The device that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Wanted {
 
 /// Loads CUDA where it is wanted, sets the number of threads, and returns the device: that of the rank, which has this number on its
 /// machine, unless another is named.
-pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -> Result<Device, Error> {
+pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -> Result<Device, Fault> {
     // Before any other call into libtorch, which would remember that there is no CUDA.
     let state = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
     set_threads(threads)?;
@@ -87,14 +87,14 @@ pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -
         "install the full set of torch 2.11 wheels and point `LD_LIBRARY_PATH` at its `torch/lib`, or use `--device cpu`"
     };
     let rank = if local_rank > 0 { format!(" by rank {local_rank} of this machine") } else { String::new() };
-    Err(Error::Usage { message: format!("`--device {wanted}` can't be had{rank}: {why}"), hint: hint.to_owned() })
+    Err(Fault::usage(format!("`--device {wanted}` can't be had{rank}: {why}"), hint))
 }
 
 /// Variables by which a user tells libtorch how many threads compute.
 const THREADS: [&str; 2] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS"];
 
 /// As many threads as are asked for; else as libtorch was told, or takes by itself, but no more than the process has CPUs for.
-pub(super) fn set_threads(asked: Option<u16>) -> Result<(), Error> {
+pub(super) fn set_threads(asked: Option<u16>) -> Result<(), Fault> {
     let own = usize::try_from(tch::get_num_threads()).unwrap_or(1);
     let told = THREADS.into_iter().find(|name| std::env::var_os(name).is_some());
     let threads = asked.map_or_else(|| if told.is_some() { own } else { own.min(usable_cpus()) }, usize::from);

@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use super::finetune::{Ending, install};
 use crate::checkpoint;
-use crate::error::Error;
 use crate::eval::AnswerScores;
-use crate::export::{CacheResult, ExportError, ExportTarget, Exported, Trained, export};
+use crate::export::{CacheResult, ExportTarget, Exported, Trained, export};
 use crate::inspect::{AnswerListing, kept_answers, read_scores};
 use crate::model::ModelError;
 use crate::recipe::Recipe;
 use crate::report::{console, metrics};
 use crate::train::{self, FoundCheckpoint};
+use crate::units::Fault;
 
 #[derive(Debug, Args)]
 pub(super) struct Export {
@@ -60,7 +60,7 @@ impl ServedBy {
 }
 
 impl Export {
-    pub(super) fn run(&self) -> Result<Ending, Error> {
+    pub(super) fn run(&self) -> Result<Ending, Fault> {
         let found = train::find_checkpoint(&self.checkpoint)?;
         let recipe = recipe_of(&found.run)?;
         let state = checkpoint::state_of(&found.dir)?;
@@ -86,17 +86,17 @@ impl Export {
                 let text = format!("exported: {}\n{}", out.display(), usage.trim_end());
                 console::outcome(&text, &json!({ "exported": out, "usage": usage.trim_end() }))?;
             }
-            Err(ExportError::Model(ModelError::Stopped)) => {
+            Err(error) if matches!(error.of_type(), Some(ModelError::Stopped)) => {
                 console::note(&ModelError::Stopped.to_string());
                 return Ok(Ending::Interrupted(interrupt.signal().unwrap_or_default()));
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         }
         Ok(Ending::Done)
     }
 
     /// What is known of evaluations of the checkpoint: by the answers that its run keeps, and by the files of scores.
-    fn results(&self, found: &FoundCheckpoint) -> Result<Vec<CacheResult>, Error> {
+    fn results(&self, found: &FoundCheckpoint) -> Result<Vec<CacheResult>, Fault> {
         let mut results: Vec<CacheResult> = kept_answers(&found.run, &found.dir)?.iter().map(of_answers).collect();
         let place = found.dir.canonicalize().ok();
         for path in &self.scores {
@@ -113,7 +113,7 @@ impl Export {
 }
 
 /// The recipe of a run; none where an adapter lies by itself.
-fn recipe_of(run: &Path) -> Result<Option<Recipe>, Error> {
+fn recipe_of(run: &Path) -> Result<Option<Recipe>, Fault> {
     let Ok(path) = train::resolved_recipe(run) else { return Ok(None) };
     Ok(Some(Recipe::load(&path, &[])?.recipe))
 }

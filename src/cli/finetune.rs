@@ -11,11 +11,11 @@ use tch::Device;
 use super::recipe_file::RecipePath;
 use super::world::Joining;
 use crate::dist::World;
-use crate::error::Error;
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::report::summary::RunSummary;
 use crate::train::{self, Ended, Interrupt, Outcome, Start};
+use crate::units::Fault;
 
 /// What a verb ended with.
 pub(super) enum Ending {
@@ -65,7 +65,7 @@ pub(super) struct Resume {
 }
 
 impl Finetune {
-    pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<World>) -> Result<Ending, Error> {
+    pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<World>) -> Result<Ending, Fault> {
         let resolved = Recipe::load_to_train(self.recipe.path(), &self.set, weights)?;
         resolved.notes.iter().for_each(|note| console::note(note));
         let recipe = resolved.recipe;
@@ -77,16 +77,16 @@ impl Finetune {
     }
 
     /// The directory of the run. One that nobody names has the first rank's time in it, for all ranks.
-    fn out(&self, recipe: &Recipe, world: &World) -> Result<PathBuf, Error> {
+    fn out(&self, recipe: &Recipe, world: &World) -> Result<PathBuf, Fault> {
         let date = world.broadcast(Local::now().format("%Y%m%d-%H%M%S").to_string().into_bytes(), 0)?;
         if let Some(out) = self.out.as_ref().or(recipe.output_dir.as_ref()) {
             return Ok(out.clone());
         }
         if self.resume_if_possible {
-            return Err(Error::Usage {
-                message: "`--resume-if-possible` needs the directory of the run, and the default is another at each start".into(),
-                hint: "give `--out DIR`, or `output_dir` at the top of the recipe".into(),
-            });
+            return Err(Fault::usage(
+                "`--resume-if-possible` needs the directory of the run, and the default is another at each start",
+                "give `--out DIR`, or `output_dir` at the top of the recipe",
+            ));
         }
         let name = self.recipe.path().file_stem().unwrap_or_default().to_string_lossy();
         let out = Path::new("runs").join(format!("{name}-{}", String::from_utf8_lossy(&date)));
@@ -96,7 +96,7 @@ impl Finetune {
 }
 
 impl Resume {
-    pub(super) fn run(&self, device: Device, world: &Rc<World>) -> Result<Ending, Error> {
+    pub(super) fn run(&self, device: Device, world: &Rc<World>) -> Result<Ending, Fault> {
         let interrupt = watched(Interrupt::install_for_saves())?;
         let start = Start { device, interrupt: &interrupt, world, profiles_memory: self.profile_memory };
         end(train::resume(&self.run, self.from.as_deref(), &self.set, start)?, &self.run)
@@ -104,18 +104,15 @@ impl Resume {
 }
 
 /// Watches for signals from now on.
-pub(super) fn install() -> Result<Interrupt, Error> {
+pub(super) fn install() -> Result<Interrupt, Fault> {
     watched(Interrupt::install())
 }
 
-fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt, Error> {
-    installed.map_err(|e| Error::Usage {
-        message: format!("can't watch for signals: {e}"),
-        hint: "look at the limits of this process".into(),
-    })
+fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt, Fault> {
+    installed.map_err(|e| Fault::usage(format!("can't watch for signals: {e}"), "look at the limits of this process"))
 }
 
-fn end(ended: Ended, run: &Path) -> Result<Ending, Error> {
+fn end(ended: Ended, run: &Path) -> Result<Ending, Fault> {
     let (last, run_name) = (run.join("final"), run.display());
     if let Some(memory) = ended.memory.filter(|_| !console::speech().is_json) {
         console::result(&format!("{memory}\n"))?;

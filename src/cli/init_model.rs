@@ -6,9 +6,9 @@ use clap::Args;
 use serde_json::json;
 
 use crate::data::{SPECIAL_TOKENS, train_bpe};
-use crate::error::Error;
 use crate::model::{self, ModelConfig};
 use crate::report::console;
+use crate::units::Fault;
 
 #[derive(Debug, Args)]
 pub(super) struct InitModel {
@@ -28,7 +28,7 @@ pub(super) struct InitModel {
 }
 
 impl InitModel {
-    pub(super) fn run(&self) -> Result<(), Error> {
+    pub(super) fn run(&self) -> Result<(), Fault> {
         let wanted = ModelConfig::load_file(&self.config)?;
         let texts = Some(&self.tokenizer_from).filter(|texts| !texts.is_empty());
         let tokenizer = texts.map(|texts| train_bpe(texts, wanted.vocab_size)).transpose()?;

@@ -7,13 +7,12 @@ use serde_json::{Value, json};
 
 use crate::cache::ReplayLog;
 use crate::chart::in_terminal;
-use crate::error::Error;
 use crate::files;
 use crate::inspect::{Evictions, RunContents, RunFigures};
 use crate::report::console;
 use crate::report::evicted::Evicted;
 use crate::report::table::Table;
-use crate::units::{Bytes, Seconds};
+use crate::units::{Bytes, Fault, Seconds};
 
 #[derive(Debug, Args)]
 #[command(override_usage = "kvtune inspect [OPTIONS] <RUN|CHECKPOINT|--evictions <LOG>>")]
@@ -55,7 +54,7 @@ const MAIN_SETTINGS: [&str; 16] = [
 const CURVE: (usize, usize) = (72, 12);
 
 impl Inspect {
-    pub(super) fn run(&self) -> Result<(), Error> {
+    pub(super) fn run(&self) -> Result<(), Fault> {
         match (&self.evictions, &self.path) {
             (Some(log), _) => self.evictions(log),
             (None, Some(path)) => {
@@ -67,8 +66,8 @@ impl Inspect {
         }
     }
 
-    fn evictions(&self, path: &Path) -> Result<(), Error> {
-        let draw = self.out.as_deref().map(|out| Ok::<_, Error>((out, picture_kind(out)?))).transpose()?;
+    fn evictions(&self, path: &Path) -> Result<(), Fault> {
+        let draw = self.out.as_deref().map(|out| Ok::<_, Fault>((out, picture_kind(out)?))).transpose()?;
         let evictions = Evictions::of(&ReplayLog::load(path)?, self.sequence)?;
         console::outcome(&console::fitted(&kept(&evictions)), &json!(evictions))?;
         if let Some((out, kind)) = draw {
@@ -87,15 +86,15 @@ enum PictureKind {
     Png,
 }
 
-fn picture_kind(out: &Path) -> Result<PictureKind, Error> {
+fn picture_kind(out: &Path) -> Result<PictureKind, Fault> {
     let end = out.extension().map(|end| end.to_string_lossy().to_lowercase());
     match end.as_deref() {
         Some("svg") => Ok(PictureKind::Svg),
         Some("png") => Ok(PictureKind::Png),
-        _ => Err(Error::Usage {
-            message: format!("`--out {}` names neither an SVG nor a PNG", out.display()),
-            hint: "let its name end in `.svg` or `.png`".into(),
-        }),
+        _ => Err(Fault::usage(
+            format!("`--out {}` names neither an SVG nor a PNG", out.display()),
+            "let its name end in `.svg` or `.png`",
+        )),
     }
 }
 

@@ -18,9 +18,9 @@ use signal_hook::flag;
 
 use super::finetune::Ending;
 use crate::dist::Launched;
-use crate::error::Error;
 use crate::native::usable_cpus;
 use crate::report::console;
+use crate::units::{Exit, Fault};
 
 /// Tells a rank which process has started it, and is to take it along when it ends.
 const LAUNCHER: &str = "KVTUNE_LAUNCHER";
@@ -65,7 +65,7 @@ pub(super) fn follow_launcher() {
 
 impl LaunchRanks {
     /// Starts them and waits; `refused_by_all` says why each of them would refuse the command.
-    pub(super) fn run(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<Ending, Error> {
+    pub(super) fn run(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<Ending, Fault> {
         self.check(refused_by_all)?;
         let signals = watched()?;
         let mut ranks = Ranks { processes: Vec::new(), readers: Vec::new() };
@@ -79,8 +79,8 @@ impl LaunchRanks {
     }
 
     /// Refuses what would fail on every rank alike, or start ranks of ranks.
-    fn check(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<(), Error> {
-        let usage = |message: String, hint: &str| Err(Error::Usage { message, hint: hint.to_owned() });
+    fn check(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<(), Fault> {
+        let usage = |message: String, hint: &str| Err(Fault::usage(message, hint));
         if let Some(message) = refused_by_all(&self.command) {
             return usage(message, "this is what stands behind `--`, a command and its arguments: see `kvtune help`");
         }
@@ -93,7 +93,7 @@ impl LaunchRanks {
         }
     }
 
-    fn command_of(&self, rank: u16, port: u16, run_id: &str) -> Result<Command, Error> {
+    fn command_of(&self, rank: u16, port: u16, run_id: &str) -> Result<Command, Fault> {
         let binary = std::env::current_exe().map_err(|error| unstarted(rank, &error))?;
         let mut command = Command::new(binary);
         command.args(&self.command);
@@ -114,31 +114,28 @@ impl LaunchRanks {
 }
 
 /// A port of this machine that nobody listens at.
-fn free_port() -> Result<u16, Error> {
+fn free_port() -> Result<u16, Fault> {
     let found = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
-    found.map(|at| at.port()).map_err(|error| Error::Limits {
-        message: format!("no port of 127.0.0.1 can be had: {error}"),
-        hint: "the ranks meet at one: see whether the loopback interface is up".into(),
+    found.map(|at| at.port()).map_err(|error| {
+        Fault::new(Exit::Memory, format!("no port of 127.0.0.1 can be had: {error}"))
+            .with_hint("the ranks meet at one: see whether the loopback interface is up")
     })
 }
 
-fn unstarted(rank: u16, error: &std::io::Error) -> Error {
-    Error::Limits {
-        message: format!("rank {rank} can't be started: {error}"),
-        hint: "start fewer ranks, or raise the limits of processes and memory".into(),
-    }
+fn unstarted(rank: u16, error: &std::io::Error) -> Fault {
+    Fault::new(Exit::Memory, format!("rank {rank} can't be started: {error}"))
+        .with_hint("start fewer ranks, or raise the limits of processes and memory")
 }
 
 type Flags = Vec<(Signal, Arc<AtomicBool>)>;
 
-fn watched() -> Result<Flags, Error> {
+fn watched() -> Result<Flags, Fault> {
     let watch = |(number, signal)| {
         let seen = Arc::new(AtomicBool::new(false));
         flag::register(number, seen.clone()).map(|_| (signal, seen))
     };
-    PASSED_ON.into_iter().map(watch).collect::<Result<_, _>>().map_err(|error| Error::Limits {
-        message: format!("can't watch for signals: {error}"),
-        hint: "look at the limits of this process".into(),
+    PASSED_ON.into_iter().map(watch).collect::<Result<_, _>>().map_err(|error| {
+        Fault::new(Exit::Memory, format!("can't watch for signals: {error}")).with_hint("look at the limits of this process")
     })
 }
 
@@ -149,7 +146,7 @@ struct Ranks {
 }
 
 impl Ranks {
-    fn start(&mut self, command: &mut Command) -> Result<(), Error> {
+    fn start(&mut self, command: &mut Command) -> Result<(), Fault> {
         let rank = self.processes.len();
         let mut process = command.spawn().map_err(|error| unstarted(rank as u16, &error))?;
         let (out, err) = (process.stdout.take(), process.stderr.take());
@@ -164,7 +161,7 @@ impl Ranks {
     }
 
     /// Shows what comes on a stream of a rank, from now on.
-    fn show(&mut self, rank: usize, stream: impl Read + Send + 'static, show: fn(&str)) -> Result<(), Error> {
+    fn show(&mut self, rank: usize, stream: impl Read + Send + 'static, show: fn(&str)) -> Result<(), Fault> {
         let reader = thread::Builder::new().name("lines of a rank".to_owned());
         let reader = reader.spawn(move || pass_on(rank, stream, show)).map_err(|error| unstarted(rank as u16, &error))?;
         self.readers.push(reader);

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::sync::{Mutex, PoisonError};
 
 use crate::engine::{EngineError, error_of_panic};
-use crate::error::Error;
+use crate::units::{Exit, Fault};
 
 /// Where the latest panic of any thread happened; printed only if no guard catches it.
 static LATEST: Mutex<Option<String>> = Mutex::new(None);
@@ -23,11 +23,12 @@ pub(super) fn silence() {
 }
 
 /// Runs a verb; a panic that no guard caught becomes an error, with its place.
-pub(super) fn caught<T>(verb: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+pub(super) fn caught<T>(verb: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     catch_unwind(AssertUnwindSafe(verb)).unwrap_or_else(|panic| {
         let place = LATEST.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
         Err(match error_of_panic(&*panic) {
-            EngineError::Torch(message) => Error::Defect { message, place },
+            EngineError::Torch(message) => Fault::new(Exit::Failed, format!("kvtune has a defect: {message}\n  --> {place}"))
+                .with_hint("please report it with the command and these lines; saved checkpoints are intact"),
             memory => memory.into(),
         })
     })
@@ -36,12 +37,12 @@ pub(super) fn caught<T>(verb: impl FnOnce() -> Result<T, Error>) -> Result<T, Er
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::{Exit, Failure};
+    use crate::units::Exit;
 
     #[test]
     fn a_panic_is_an_error_that_says_what_it_is() {
         let defect = caught::<()>(|| panic!("index 3 of 2")).unwrap_err();
-        assert!(matches!(&defect, Error::Defect { message, .. } if message == "index 3 of 2"), "{defect}");
+        assert!(defect.to_string().starts_with("kvtune has a defect: index 3 of 2\n  --> "), "{defect}");
         assert_eq!(defect.exit(), Exit::Failed);
         let memory = caught::<()>(|| panic!("CUDA out of memory. Tried to allocate 2 GiB")).unwrap_err();
         assert_eq!(memory.exit(), Exit::Memory, "{memory}");

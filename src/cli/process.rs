@@ -10,10 +10,9 @@ use super::finetune::Ending;
 use super::format::Format;
 use super::{Verb, command, device, launch, limits, panics, world};
 use crate::data;
-use crate::error::Error;
 use crate::recipe::Weights;
 use crate::report::console::{self, Speech};
-use crate::units::Failure;
+use crate::units::Fault;
 
 /// Variables of profilers that write what they have seen when the process ends in the ordinary way: CUPTI's, of Nsight, and LLVM's.
 const PROFILERS: [&str; 3] = ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "LLVM_PROFILE_FILE"];
@@ -49,7 +48,7 @@ fn refused(error: &clap::Error) -> i32 {
 }
 
 /// Does what is asked for.
-fn run(arguments: &Arguments) -> Result<Ending, Error> {
+fn run(arguments: &Arguments) -> Result<Ending, Fault> {
     let Arguments { quiet: is_quiet, verbose: is_verbose, .. } = *arguments;
     console::speak(Speech { is_quiet, is_verbose, is_json: arguments.format == Format::Json });
     let of_device = (arguments.device, arguments.threads);

@@ -7,10 +7,10 @@ use serde_json::json;
 
 use crate::cache::ReplayLog;
 use crate::checkpoint;
-use crate::error::Error;
 use crate::files;
 use crate::inspect::{Evictions, RunContents, read_scores, report_page};
 use crate::report::console;
+use crate::units::Fault;
 
 #[derive(Debug, Args)]
 pub(super) struct ReportRuns {
@@ -29,13 +29,13 @@ pub(super) struct ReportRuns {
 }
 
 impl ReportRuns {
-    pub(super) fn run(&self) -> Result<(), Error> {
+    pub(super) fn run(&self) -> Result<(), Fault> {
         let runs = RunContents::read_all(&self.paths)?;
         let mut scores = Vec::new();
         for path in &self.scores {
             scores.extend(read_scores(path)?);
         }
-        let map = |path: &PathBuf| Ok::<_, Error>(Evictions::of(&ReplayLog::load(path)?, 0)?.map(&path.display().to_string()));
+        let map = |path: &PathBuf| Ok::<_, Fault>(Evictions::of(&ReplayLog::load(path)?, 0)?.map(&path.display().to_string()));
         let maps = self.evictions.iter().map(map).collect::<Result<Vec<_>, _>>()?;
         let out = self.out.clone().unwrap_or_else(|| self.paths.first().zip(runs.first()).map_or_else(PathBuf::new, own_page));
         files::write_atomic(&out, report_page(&runs, &scores, &maps).as_bytes())?;

@@ -8,10 +8,10 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use crate::data::{Answer, each_answer};
-use crate::error::Error;
 use crate::metrics::{Metric, after_cue};
 use crate::report::console;
 use crate::report::table::Table;
+use crate::units::Fault;
 
 #[derive(Debug, Args)]
 pub(super) struct ScoreAnswers {
@@ -73,7 +73,7 @@ impl Sums {
 }
 
 impl ScoreAnswers {
-    pub(super) fn run(&self) -> Result<(), Error> {
+    pub(super) fn run(&self) -> Result<(), Fault> {
         self.refuse_twice()?;
         let mut overall = Sums::default();
         let mut groups: Vec<BTreeMap<String, Sums>> = self.by.iter().map(|_| BTreeMap::new()).collect();
@@ -86,19 +86,19 @@ impl ScoreAnswers {
                 console::result(&json!({ "row": overall.rows, "scores": self.named(&scores) }).to_string())?;
             }
             overall.add(&scores);
-            Ok::<(), Error>(())
+            Ok::<(), Fault>(())
         })?;
         if console::speech().is_json { self.print_json(&overall, &groups) } else { self.print_table(&overall, &groups) }
     }
 
-    fn refuse_twice(&self) -> Result<(), Error> {
+    fn refuse_twice(&self) -> Result<(), Fault> {
         let twice = self.metrics.iter().enumerate().find(|(at, metric)| self.metrics[..*at].contains(metric));
         twice.map_or(Ok(()), |(_, metric)| {
-            Err(Error::Usage { message: format!("`--metrics` names `{metric}` twice"), hint: "name each metric once".into() })
+            Err(Fault::usage(format!("`--metrics` names `{metric}` twice"), "name each metric once"))
         })
     }
 
-    fn score(&self, answer: &Answer<'_>) -> Result<Vec<f64>, Error> {
+    fn score(&self, answer: &Answer<'_>) -> Result<Vec<f64>, Fault> {
         let of = |metric: &Metric, text: &str| {
             metric.score(text, &answer.references).map_err(|error| answer.bad_references(error.expected, error.found))
         };
@@ -115,7 +115,7 @@ impl ScoreAnswers {
         self.metrics.iter().map(ToString::to_string).zip(scores.iter().map(|score| json!(score))).collect()
     }
 
-    fn print_json(&self, overall: &Sums, groups: &[BTreeMap<String, Sums>]) -> Result<(), Error> {
+    fn print_json(&self, overall: &Sums, groups: &[BTreeMap<String, Sums>]) -> Result<(), Fault> {
         let of = |sums: &Sums| json!({ "rows": sums.rows, "means": self.named(&sums.means()) });
         let mut summary = of(overall);
         for (field, groups) in self.by.iter().zip(groups) {
@@ -124,7 +124,7 @@ impl ScoreAnswers {
         Ok(console::result(&summary.to_string())?)
     }
 
-    fn print_table(&self, overall: &Sums, groups: &[BTreeMap<String, Sums>]) -> Result<(), Error> {
+    fn print_table(&self, overall: &Sums, groups: &[BTreeMap<String, Sums>]) -> Result<(), Fault> {
         let names = self.metrics.iter().map(|metric| metric.name());
         let mut table = Table::new(&["rows of", "rows"].into_iter().chain(names).collect::<Vec<_>>());
         let mut add = |name: &str, sums: &Sums| {

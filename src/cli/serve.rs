@@ -11,10 +11,10 @@ use tch::Device;
 use super::finetune::install;
 use super::used_model::{UsedModel, own_rules};
 use crate::data::{self, ChatTemplates, DataError};
-use crate::error::Error;
 use crate::files::{self, FileKind};
 use crate::report::console;
 use crate::serve::{self, RequestLimits, ServeOptions, ServedModel};
+use crate::units::Fault;
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
@@ -68,7 +68,7 @@ pub(super) struct Serve {
 }
 
 impl Serve {
-    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+    pub(super) fn run(&self, device: Device) -> Result<(), Fault> {
         let api_key = self.api_key_file.as_deref().map(key_in).transpose()?;
         if api_key.is_none() && !is_loopback(&self.host) {
             let others = "others than this machine may reach it, and no key is asked of them: see `--api-key-file`";
@@ -132,8 +132,8 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-fn key_in(path: &std::path::Path) -> Result<String, Error> {
-    let refuse = |message: String| Error::Usage { message, hint: "write the key into the file, alone on its line".into() };
+fn key_in(path: &std::path::Path) -> Result<String, Fault> {
+    let refuse = |message: String| Fault::usage(message, "write the key into the file, alone on its line");
     let text = files::read_text(path, FileKind::Note)?;
     let key = text.trim().to_owned();
     if key.is_empty() { Err(refuse(format!("`{}` holds no API key", path.display()))) } else { Ok(key) }

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::error::Error;
 use crate::files::FilesError;
 use crate::report::console;
+use crate::units::Fault;
 
 #[derive(Debug, Args)]
 pub(super) struct Completions {
@@ -26,7 +26,7 @@ pub(super) struct ManPages {
 
 impl Completions {
     /// Prints the script for all commands of `whole`.
-    pub(super) fn run(&self, mut whole: Command) -> Result<(), Error> {
+    pub(super) fn run(&self, mut whole: Command) -> Result<(), Fault> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut whole, "kvtune", &mut script);
         Ok(console::part(&String::from_utf8_lossy(&script))?)
@@ -35,7 +35,7 @@ impl Completions {
 
 impl ManPages {
     /// Writes a page for `whole`, and one for each of its commands.
-    pub(super) fn run(&self, whole: Command) -> Result<(), Error> {
+    pub(super) fn run(&self, whole: Command) -> Result<(), Fault> {
         let written = fs::create_dir_all(&self.dir).and_then(|()| clap_mangen::generate_to(whole, &self.dir));
         written.map_err(FilesError::io("write to", &self.dir))?;
         Ok(console::result(&format!("wrote the manual pages to {}", self.dir.display()))?)

@@ -10,13 +10,13 @@ use crate::checkpoint;
 use crate::conformance::PolicyFile;
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
-use crate::error::Error;
 use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError};
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
 use crate::model::{Model, ModelConfig, fingerprint};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
 use crate::train;
+use crate::units::Fault;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
@@ -57,13 +57,13 @@ impl UsedModel {
     }
 
     /// Loads the model with its adapter, and makes an engine with its cache.
-    pub(super) fn load(&self, device: Device) -> Result<LoadedModel, Error> {
+    pub(super) fn load(&self, device: Device) -> Result<LoadedModel, Fault> {
         let (mut recipe, adapter) = self.recipe()?;
         train::set_numerics(&recipe, device);
         let mut model = train::base_model(&recipe, device)?;
         if model.config().num_classes.is_some() {
             let message = format!("`{}` scores classes, and writes no text", self.path.display());
-            return Err(Error::Usage { message, hint: "`kvtune evaluate` says how often it finds the right class".into() });
+            return Err(Fault::usage(message, "`kvtune evaluate` says how often it finds the right class"));
         }
         if let Some(dir) = &adapter {
             if let Some(file) = PolicyFile::find(dir)? {
@@ -80,7 +80,7 @@ impl UsedModel {
     }
 
     /// The recipe, and the directory of the adapter.
-    fn recipe(&self) -> Result<(Recipe, Option<PathBuf>), Error> {
+    fn recipe(&self) -> Result<(Recipe, Option<PathBuf>), Fault> {
         let path = files::model_dir(&self.path);
         let is_model = path.join("config.json").exists() && checkpoint::holds(&path).is_none();
         let (resolved, adapter) = if is_model {
@@ -107,10 +107,7 @@ impl UsedModel {
                 resolved.recipe.model.path = absolute(&found.dir);
             } else if self.adapter.is_some() {
                 let message = format!("`{}` has an adapter of its own, and `--adapter` names another", self.path.display());
-                return Err(Error::Usage {
-                    message,
-                    hint: "name the base model instead of the run, or leave `--adapter` out".into(),
-                });
+                return Err(Fault::usage(message, "name the base model instead of the run, or leave `--adapter` out"));
             }
             let own = (found.holds == Weights::Adapter).then_some(found.dir);
             (resolved, own.or_else(|| self.adapter.clone()))
@@ -123,7 +120,7 @@ impl UsedModel {
     }
 
     /// The error for a directory that is not what is needed.
-    fn unknown(&self) -> Error {
+    fn unknown(&self) -> Fault {
         let path = self.path.display();
         let (message, hint) = match checkpoint::holds(&self.path) {
             Some(Weights::Adapter) => {
@@ -136,7 +133,7 @@ impl UsedModel {
         };
         let fetch =
             files::hub_name(&absolute(&self.path)).map(|name| format!("; `hf download {name}` fetches a model of that name"));
-        Error::Usage { message, hint: hint.to_owned() + &fetch.unwrap_or_default() }
+        Fault::usage(message, hint.to_owned() + &fetch.unwrap_or_default())
     }
 
     fn overrides(&self, is_dense: bool) -> Vec<String> {
@@ -176,13 +173,13 @@ impl LoadedModel {
     }
 
     /// What a saved session of this model belongs to.
-    pub(super) fn identity(&self) -> Result<SessionIdentity, Error> {
+    pub(super) fn identity(&self) -> Result<SessionIdentity, Fault> {
         identity(&self.recipe, self.adapter.as_deref())
     }
 }
 
 /// How texts of the model in `dir` are generated, by its own files.
-pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Error> {
+pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Fault> {
     let (rules, unknown) = GenerationRules::of_model(dir)?;
     if !unknown.is_empty() {
         console::note(&format!("`generation_config.json`: {} not known, and ignored", unknown.join(", ")));
@@ -191,7 +188,7 @@ pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Error> {
 }
 
 /// What texts depend on, beside the rules by which they are generated: the recipe's model, cache and dtype, and the adapter.
-pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<SessionIdentity, Error> {
+pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<SessionIdentity, Fault> {
     let files_of_model = fingerprint(&recipe.model.path)?;
     let scaled = |scaling: &RopeScalingRecipe| files::hash_parts([&files_of_model, &format!("{scaling:?}")]);
     Ok(SessionIdentity {

@@ -9,9 +9,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::device;
 use crate::dist::{DistError, Launched, RankBackend, World};
-use crate::error::Error;
 use crate::report::console;
-use crate::units::Seconds;
+use crate::units::{Fault, Seconds};
 
 /// How long the other ranks are waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +52,7 @@ impl Joining {
     }
 
     /// Chooses by what the ranks add up; what is to be said of it.
-    pub(super) fn choose(self, world: &mut World, device: Device) -> Result<Option<String>, Error> {
+    pub(super) fn choose(self, world: &mut World, device: Device) -> Result<Option<String>, Fault> {
         Ok(world.choose_backend(self.backend, device)?)
     }
 }
@@ -62,17 +61,17 @@ impl Joining {
 pub(super) type DeviceArguments = (device::Wanted, Option<u16>);
 
 /// Which rank this process is, if it is one of several.
-pub(super) fn launched() -> Result<Option<Launched>, Error> {
+pub(super) fn launched() -> Result<Option<Launched>, Fault> {
     Ok(Launched::from_environment(|name| std::env::var(name).ok())?)
 }
 
 /// Refuses to do once more what one process does for itself. Rank 0 may: a batch script's own process looks like that.
-pub(super) fn refuse_further_ranks(verb: &str) -> Result<(), Error> {
+pub(super) fn refuse_further_ranks(verb: &str) -> Result<(), Fault> {
     launched()?.filter(|launch| launch.rank > 0).map_or(Ok(()), |Launched { rank, size, by, .. }| {
-        Err(Error::Usage {
-            message: format!("{}; this process is rank {rank} of {size}, started by {by}", alone(verb)),
-            hint: format!("start `kvtune {verb}` once, without what starts several processes"),
-        })
+        Err(Fault::usage(
+            format!("{}; this process is rank {rank} of {size}, started by {by}", alone(verb)),
+            format!("start `kvtune {verb}` once, without what starts several processes"),
+        ))
     })
 }
 
@@ -82,7 +81,7 @@ pub(super) fn alone(verb: &str) -> String {
 }
 
 /// Prepares the device of this rank.
-pub(super) fn device((wanted, threads): DeviceArguments) -> Result<Device, Error> {
+pub(super) fn device((wanted, threads): DeviceArguments) -> Result<Device, Fault> {
     let local_rank = launched()?.map_or(0, |launch| launch.local_rank);
     device::prepare(wanted, threads, local_rank)
 }
@@ -91,8 +90,8 @@ pub(super) fn device((wanted, threads): DeviceArguments) -> Result<Device, Error
 pub(super) fn with_ranks<T>(
     of_device: DeviceArguments,
     joining: Joining,
-    work: impl FnOnce(Device, &Rc<World>) -> Result<T, Error>,
-) -> Result<T, Error> {
+    work: impl FnOnce(Device, &Rc<World>) -> Result<T, Fault>,
+) -> Result<T, Fault> {
     // Before the ranks meet: they do so by libtorch, which would remember that there is no CUDA.
     let device = device(of_device)?;
     let mut world = match launched()? {

@@ -2,10 +2,8 @@
 //!
 //! `docs/reference/kv-policy.md` describes the file.
 
-mod error;
 mod policy_file;
 mod trial;
 
-pub use error::ConformanceError;
-pub use policy_file::{KV_POLICY, PolicyFile};
+pub use policy_file::{KV_POLICY, PolicyFile, unfit};
 pub use trial::{Departures, PolicyTrial, RecordedTrial};

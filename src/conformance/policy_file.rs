@@ -1,16 +1,17 @@
 //! The file: the cache by policy, lengths, chunks and buffer; positions; the base; and a recorded prompt.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::trial::{first_difference, longest_prompt};
-use super::{ConformanceError, PolicyTrial, RecordedTrial};
+use super::{PolicyTrial, RecordedTrial};
 use crate::engine::Settings;
 use crate::files::{self, FilesError};
 use crate::model::{Model, ModelConfig, RopeSpec, fingerprint, has_fingerprint};
 use crate::recipe::{CacheRecipe, Dtype, GradRecipe, Recipe, RopeScalingRecipe};
+use crate::units::{Exit, Fault, abridged, quoted};
 
 pub const KV_POLICY: &str = "kv_policy.json";
 const FORMAT: &str = "kvtune kv policy";
@@ -65,7 +66,7 @@ fn one_by_one() -> usize {
 
 impl PolicyFile {
     /// That of a run: `trial` is made of the same recipe.
-    pub fn record(recipe: &Recipe, model: &Model, base_hash: &str, trial: &PolicyTrial) -> Result<Self, ConformanceError> {
+    pub fn record(recipe: &Recipe, model: &Model, base_hash: &str, trial: &PolicyTrial) -> Result<Self, Fault> {
         let (config, kv) = (model.config(), &recipe.kv_cache);
         let settings = Settings::new(config, kv, &recipe.grad.closed())?;
         let layers = || 0..config.num_layers();
@@ -99,7 +100,7 @@ impl PolicyFile {
     }
 
     /// Reads the file of a checkpoint or an export, if it has one.
-    pub fn find(dir: &Path) -> Result<Option<Self>, ConformanceError> {
+    pub fn find(dir: &Path) -> Result<Option<Self>, Fault> {
         let path = dir.join(KV_POLICY);
         if !path.exists() {
             return Ok(None);
@@ -113,26 +114,24 @@ impl PolicyFile {
         );
         let expected = format!("{} of version {VERSION}", json!(FORMAT));
         if found != expected {
-            return Err(ConformanceError::Format { path, found, expected });
+            return Err(Fault::data(
+                format!("`{}` is {}, expected {expected}", abridged(path.display()), quoted(found)),
+                "read it with the version of kvtune that wrote it",
+            ));
         }
         let wrong = |e: serde_json::Error| FilesError::Json { path: path.clone(), reason: e.to_string() };
         let file: Self = serde_json::from_value(Value::Object(object)).map_err(wrong)?;
         for (key, found, expected) in [("positions", &file.positions, ABSOLUTE), ("prefill", &file.prefill, PREFILL)] {
             if found != expected {
-                return Err(ConformanceError::Unfit {
-                    path,
-                    key,
-                    found: format!("{found:?}"),
-                    expected: format!("{expected:?}"),
-                });
+                return Err(unfit(&path, key, &format!("{found:?}"), &format!("{expected:?}")));
             }
         }
-        file.check_sizes(path)?;
+        file.check_sizes(&path)?;
         Ok(Some(file))
     }
 
     /// Fails where the file contradicts itself, or has a prompt that no recording has: before anything is made of it.
-    fn check_sizes(&self, path: PathBuf) -> Result<(), ConformanceError> {
+    fn check_sizes(&self, path: &Path) -> Result<(), Fault> {
         let RecordedTrial { prompt, cache_length: slots, chunk_size: chunk, left, .. } = &self.conformance;
         // A layer with a window does not tell how many slots the policy would have had there.
         let own = self.cache_lengths.iter().flatten().copied().max().filter(|_| self.windows.iter().all(Option::is_none));
@@ -149,26 +148,28 @@ impl PolicyFile {
         ] {
             if !range.contains(&found) {
                 let expected = format!("{} to {}", range.start(), range.end());
-                return Err(ConformanceError::Unfit { path, key, found: format!("{found} {unit}"), expected });
+                return Err(unfit(path, key, &format!("{found} {unit}"), &expected));
             }
         }
         Ok(())
     }
 
     /// As [`Self::find`], where there must be one.
-    pub fn read(dir: &Path) -> Result<Self, ConformanceError> {
-        Self::find(dir)?.ok_or_else(|| ConformanceError::Missing { dir: dir.to_owned() })
+    pub fn read(dir: &Path) -> Result<Self, Fault> {
+        Self::find(dir)?.ok_or_else(|| {
+            let message = format!("there is no `{KV_POLICY}` in `{}`", abridged(dir.display()));
+            Fault::data(message, "name a checkpoint or an export that `kvtune` has written")
+        })
     }
 
     /// What a recipe would say of the model in `model_dir`, of its cache and of what is scaled, in the dtype of the recording; with further
     /// overrides as behind `--set`. The file lies in `dir`.
-    pub fn to_recipe(&self, dir: &Path, model_dir: &Path, overrides: &[String]) -> Result<Recipe, ConformanceError> {
+    pub fn to_recipe(&self, dir: &Path, model_dir: &Path, overrides: &[String]) -> Result<Recipe, Fault> {
         let lengths: Vec<Option<&usize>> = self.cache_lengths.iter().map(|heads| heads.first()).collect();
         let mut kv = toml::Table::new();
         let text = |text: &str| toml::Value::String(text.to_owned());
         let path = dir.join(KV_POLICY);
-        let wrong =
-            |key, found: String| ConformanceError::Unfit { path: path.clone(), key, found, expected: "as in a recipe".into() };
+        let wrong = |key, found: String| unfit(&path, key, &found, "as in a recipe");
         let policy = toml::Value::try_from(&self.policy).map_err(|_| wrong("policy", self.policy.to_string()))?;
         let lengths = lengths.into_iter().map(|length| length.map(|&slots| toml::Value::Integer(slots as i64)));
         let lengths: Option<Vec<toml::Value>> = lengths.collect();
@@ -196,13 +197,13 @@ impl PolicyFile {
     }
 
     /// How the model's rotary embeddings are scaled if not as its own files say, and the dtype of the recording.
-    pub fn model_settings(&self, dir: &Path) -> Result<(Option<RopeScalingRecipe>, Dtype), ConformanceError> {
+    pub fn model_settings(&self, dir: &Path) -> Result<(Option<RopeScalingRecipe>, Dtype), Fault> {
         let recipe = self.to_recipe(dir, Path::new("."), &[])?;
         Ok((recipe.model.rope_scaling, recipe.model.dtype))
     }
 
     /// Runs the recorded prompt with a model; the file lies in `dir`. Returns how many tokens left, over all layers and heads.
-    pub fn check(&self, dir: &Path, model: &Model) -> Result<usize, ConformanceError> {
+    pub fn check(&self, dir: &Path, model: &Model) -> Result<usize, Fault> {
         let path = dir.join(KV_POLICY);
         self.check_model(dir, model.config())?;
         let recipe = self.to_recipe(dir, Path::new("."), &[])?;
@@ -213,30 +214,31 @@ impl PolicyFile {
             |of: &super::Departures| of.iter().map(|heads| heads.iter().map(Vec::len).collect()).collect::<Vec<Vec<usize>>>();
         if shape(&found) != shape(left) {
             let (found, expected) = (format!("of the shape {:?}", shape(left)), format!("{:?}", shape(&found)));
-            return Err(ConformanceError::Unfit { path, key: "conformance.left", found, expected });
+            return Err(unfit(&path, "conformance.left", &found, &expected));
         }
         if let Some(what) = first_difference(left, &found) {
-            return Err(ConformanceError::Departs { path, what });
+            return Err(Fault::new(Exit::Failed, format!("the cache departs from `{}`: {what}", abridged(path.display()))).with_hint(
+                "the file was recorded in the dtype that it names: in narrow ones, other devices and merged weights may decide between near \
+                 scores otherwise",
+            ));
         }
         Ok(found.iter().flatten().flatten().flatten().count())
     }
 
     /// Fails where the file speaks of another base than the model in `base`; it lies in `dir`.
-    pub fn check_base(&self, dir: &Path, base: &Path, config: &ModelConfig) -> Result<(), ConformanceError> {
+    pub fn check_base(&self, dir: &Path, base: &Path, config: &ModelConfig) -> Result<(), Fault> {
         if !has_fingerprint(base, &self.base_hash)? {
             let found = fingerprint(base)?;
             let (path, key) = (dir.join(KV_POLICY), "base_hash");
             let expected = format!("{found}, as of `{}`", base.display());
-            return Err(ConformanceError::Unfit { path, key, found: self.base_hash.clone(), expected });
+            return Err(unfit(&path, key, &self.base_hash, &expected));
         }
         self.check_model(dir, config)
     }
 
     /// Whether the file speaks of such a model.
-    fn check_model(&self, dir: &Path, config: &ModelConfig) -> Result<(), ConformanceError> {
-        let refuse = |key, found: String, expected: String| {
-            Err(ConformanceError::Unfit { path: dir.join(KV_POLICY), key, found, expected })
-        };
+    fn check_model(&self, dir: &Path, config: &ModelConfig) -> Result<(), Fault> {
+        let refuse = |key, found: String, expected: String| Err(unfit(&dir.join(KV_POLICY), key, &found, &expected));
         let heads: Vec<usize> = self.cache_lengths.iter().map(Vec::len).collect();
         if heads != config.num_kv_heads() {
             return refuse("cache_lengths", format!("for {heads:?} heads"), format!("{:?} by layer", config.num_kv_heads()));
@@ -274,4 +276,10 @@ impl PolicyFile {
         }
         Ok(())
     }
+}
+
+/// What the file says does not fit the model, or itself.
+pub fn unfit(path: &Path, key: &str, found: &str, expected: &str) -> Fault {
+    let message = format!("`{key}` in `{}` is {}, expected {expected}", abridged(path.display()), quoted(found));
+    Fault::data(message, "the file must belong to the model that is tested: take it from its checkpoint again")
 }

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ConformanceError;
 use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::head::{Classify, Head, NextToken};
 use crate::model::{Model, ModelConfig};
 use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, Storage};
+use crate::units::Fault;
 use crate::verify::walk;
 
 /// By layer, KV head and token: the first query that does not see the token any more, `null` where it stays. A layer with a sliding window,
@@ -107,7 +107,7 @@ impl PolicyTrial {
         Ok(Self { engine, batch: Batch { sequences: vec![sequence] }, cache_length, chunk_size })
     }
 
-    pub fn run(&self, model: &Model) -> Result<Departures, ConformanceError> {
+    pub fn run(&self, model: &Model) -> Result<Departures, Fault> {
         let (_, log) = self.engine.inspect(model, &self.batch, &mut |_, _| {})?;
         let layers = model.config().layers.iter().enumerate();
         layers
@@ -124,7 +124,7 @@ impl PolicyTrial {
     }
 
     /// Runs the prompt to be written down.
-    pub fn record(&self, model: &Model, dtype: &str) -> Result<RecordedTrial, ConformanceError> {
+    pub fn record(&self, model: &Model, dtype: &str) -> Result<RecordedTrial, Fault> {
         let sequence = &self.batch.sequences[0];
         Ok(RecordedTrial {
             prompt: sequence.inputs.clone(),

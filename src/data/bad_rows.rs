@@ -9,7 +9,7 @@ const TOLD: usize = 10;
 
 /// What an error of a row is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ErrorScope {
     /// The row is no sample: `data.on_bad_row` decides.
     Row,
     /// The sample is too long: `data.on_too_long` has decided.
@@ -20,9 +20,9 @@ pub enum Fault {
 
 impl DataError {
     /// What it is about, where it was found at a row.
-    pub fn fault(&self) -> Fault {
+    pub fn scope(&self) -> ErrorScope {
         match self {
-            Self::TooLong { .. } | Self::NoPlainText { .. } => Fault::Length,
+            Self::TooLong { .. } | Self::NoPlainText { .. } => ErrorScope::Length,
             Self::NotJson { .. }
             | Self::BadRow { .. }
             | Self::Shape { .. }
@@ -32,8 +32,8 @@ impl DataError {
             | Self::Messages { .. }
             | Self::Conversation { .. }
             | Self::OutOfVocabulary { .. }
-            | Self::NoTarget { .. } => Fault::Row,
-            _ => Fault::All,
+            | Self::NoTarget { .. } => ErrorScope::Row,
+            _ => ErrorScope::All,
         }
     }
 }

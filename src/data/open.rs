@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::bad_rows::{BadRows, Fault};
+use super::bad_rows::{BadRows, ErrorScope};
 use super::chat::ChatEncoder;
 use super::dataset::{Dataset, Limit, Piece, Samples, hash_of};
 use super::encode::{EncodedSample, Encoder};
@@ -256,7 +256,7 @@ impl<'a> Opener<'a> {
                             progress.samples += 1;
                             progress.tokens += sample.ids.len();
                         }
-                        Err((Fault::Row, error)) => bad.note(error),
+                        Err((ErrorScope::Row, error)) => bad.note(error),
                         Err((_, error)) => return Err(error.into()),
                     }
                 }
@@ -283,13 +283,13 @@ impl<'a> Opener<'a> {
 }
 
 /// Why there is no sample, and what that is about.
-type Refused = (Fault, DataError);
+type Refused = (ErrorScope, DataError);
 
 /// An example, or why there is none.
 type Unread = Result<Example, Refused>;
 
 fn refused(error: DataError) -> Refused {
-    (error.fault(), error)
+    (error.scope(), error)
 }
 
 /// Hands over the examples of all files in portions, until nobody listens.
@@ -303,7 +303,7 @@ fn each_portion(source: &DataSource, reader: &ExampleReader<'_>, hand_on: &mut d
         if is_heard { Ok(()) } else { Err(DataError::Empty { path: PathBuf::new() }) }
     });
     // What ends a walk is no fault of a row.
-    portion.examples.extend(walked.err().map(|error| Err((Fault::All, error))));
+    portion.examples.extend(walked.err().map(|error| Err((ErrorScope::All, error))));
     hand_on(portion.examples);
 }
 

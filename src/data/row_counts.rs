@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::bad_rows::{BadRows, Fault};
+use super::bad_rows::{BadRows, ErrorScope};
 use super::error::DataError;
 use super::source::DataSource;
 use super::surveyed_row::{SampleFate, SurveyedRow};
@@ -69,13 +69,13 @@ impl RowCounts {
     pub(super) fn take(&mut self, row: SurveyedRow, goes_on: bool) -> Result<(), DataError> {
         let sample = match row.sample {
             Ok(sample) => sample,
-            Err(error) if error.fault() == Fault::Length => {
+            Err(error) if error.scope() == ErrorScope::Length => {
                 self.bad.good();
                 self.too_long.0 += 1;
                 self.too_long.1.get_or_insert(error);
                 return Ok(());
             }
-            Err(error) if error.fault() == Fault::All && !goes_on => return Err(error),
+            Err(error) if error.scope() == ErrorScope::All && !goes_on => return Err(error),
             Err(error) => {
                 self.bad.note(error);
                 return Ok(());

@@ -1,7 +1,6 @@
 //! What was trained, as other programs load it: an adapter for PEFT or a server, or a model with the adapter merged into it.
 
 mod card;
-mod error;
 mod hub;
 mod servers;
 mod trained;
@@ -9,6 +8,5 @@ mod usage;
 mod write;
 
 pub use card::card_of_run;
-pub use error::ExportError;
 pub use trained::{CacheResult, ExportTarget, Trained};
 pub use write::{Exported, export};

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tch::{Device, Kind};
 
-use super::ExportError;
 use super::card::{card, classes};
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
@@ -16,6 +15,7 @@ use crate::conformance::{KV_POLICY, PolicyFile};
 use crate::files::{self, FilesError};
 use crate::model::{Adapter, CHAT_TEMPLATE, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint};
 use crate::recipe::{RopeScalingRecipe, Weights};
+use crate::units::{Fault, abridged};
 
 /// What the user should know of an export.
 #[derive(Debug)]
@@ -28,12 +28,7 @@ pub struct Exported {
 
 /// Writes an export into `out`, which is empty or not there. A write that fails, or for which `goes_on` says no, leaves nothing; what one that
 /// was killed has left is removed by the next.
-pub fn export(
-    trained: &Trained<'_>,
-    target: ExportTarget,
-    out: &Path,
-    goes_on: &dyn Fn() -> bool,
-) -> Result<Exported, ExportError> {
+pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: &dyn Fn() -> bool) -> Result<Exported, Fault> {
     require_unused(out)?;
     let parts = parts(trained, target)?;
     let base_model = parts.base.display().to_string();
@@ -56,7 +51,7 @@ pub fn export(
             files::write_atomic(&staged.join(KV_POLICY), &policy.to_json())?;
         }
         let card = card(trained, &usage, &parts.base, &parts.hash);
-        Ok::<_, ExportError>(files::write_atomic(&staged.join(CARD), card.as_bytes())?)
+        Ok::<_, Fault>(files::write_atomic(&staged.join(CARD), card.as_bytes())?)
     })?;
     let lines = usage.lines(&base_model, &out.display().to_string()).into_iter().map(|(_, lines)| format!("\n{lines}\n"));
     let lines: Vec<String> = lines.collect();
@@ -80,12 +75,13 @@ enum ExportedWeights {
     Model(MergedModel),
 }
 
-fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportError> {
+fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let policy = PolicyFile::find(trained.checkpoint)?;
     let scaling = trained.recipe.and_then(|recipe| recipe.model.rope_scaling.as_ref());
     if trained.holds == Weights::All {
         if target != ExportTarget::Merged {
-            return Err(ExportError::WholeModel { checkpoint: trained.checkpoint.to_owned() });
+            let message = format!("`{}` holds a whole model, not an adapter", abridged(trained.checkpoint.display()));
+            return Err(Fault::usage(message, "use `--for merged`, which writes it as a model directory"));
         }
         let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None)?);
         let base = trained.recipe.map_or_else(|| trained.checkpoint.to_owned(), |recipe| recipe.model.path.clone());
@@ -97,7 +93,11 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
     if let Some(state) = &trained.state
         && !has_fingerprint(&base, &state.model_hash)?
     {
-        return Err(ExportError::OtherBase { base, checkpoint: trained.checkpoint.to_owned() });
+        let [base, checkpoint] = [&*base, trained.checkpoint].map(|path| abridged(path.display()));
+        return Err(Fault::data(
+            format!("`{base}` is not the model that `{checkpoint}` was trained on"),
+            "restore the model, or say where the right one is with `--base DIR`",
+        ));
     }
     let hash = fingerprint(&base)?;
     let config = Adapter::classes_of(trained.checkpoint, ModelConfig::load(&base)?)?;
@@ -123,7 +123,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
 }
 
 /// What other programs need to compute the same positions, if they can.
-fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> Result<Vec<String>, ExportError> {
+fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> Result<Vec<String>, Fault> {
     let Some(scaling) = scaling else { return Ok(Vec::new()) };
     let name = scaling.rope_type();
     if name != DYNAMIC_YARN {
@@ -148,15 +148,20 @@ fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> 
             )]);
         }
     };
-    Err(ExportError::OtherPositions { server, kind: DYNAMIC_YARN })
+    let message = format!("{server} has no rotary embeddings of the kind `{DYNAMIC_YARN}`, with which this was trained");
+    Err(Fault::usage(message, "use it with kvtune, or train without `model.rope_scaling`"))
 }
 
 /// The kind of scaling that no other program has: by the length of a sequence.
 const DYNAMIC_YARN: &str = "dynamic_yarn";
 
 /// Where the base is: as the user says, as the run had it, or as the adapter names it.
-fn base(trained: &Trained<'_>) -> Result<PathBuf, ExportError> {
-    let unknown = |why: String| ExportError::NoBase { checkpoint: trained.checkpoint.to_owned(), why };
+fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
+    let unknown = |why: String| {
+        let checkpoint = abridged(trained.checkpoint.display());
+        let message = format!("the base model of `{checkpoint}` is not known: {}", abridged(why));
+        Fault::usage(message, "say where it is with `--base DIR`")
+    };
     let named = || files::read_peft(trained.checkpoint).map(|files| files.config.base_model.map(Into::into));
     let base = match (trained.base, trained.recipe) {
         (Some(base), _) => base.to_owned(),
@@ -168,7 +173,7 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, ExportError> {
 }
 
 /// The same function as a server loads it.
-fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) -> Result<Adapter, ExportError> {
+fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) -> Result<Adapter, Fault> {
     let mut reasons = server.refusals(&adapter.features());
     let (own, rank) = (adapter.largest_rank(), server.rank(adapter.largest_rank()));
     let Some(rank) = rank.filter(|_| reasons.is_empty()) else {
@@ -176,7 +181,8 @@ fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) ->
             let most = server.ranks.last().copied().unwrap_or_default();
             reasons.push(format!("its rank {own} is more than {most}, for which the server has room at most"));
         }
-        return Err(ExportError::Unloadable { server: server.name, reasons });
+        let message = format!("{} can't load this adapter: {}", server.name, reasons.join("; "));
+        return Err(Fault::usage(message, "use `--for merged`: the server then loads a model like its base"));
     };
     if rank != own {
         notes.push(format!("{} has no room for rank {own} alone: filled up with zeros to rank {rank}", server.name));
@@ -184,11 +190,15 @@ fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) ->
     Ok(adapter.folded(rank))
 }
 
-fn require_unused(out: &Path) -> Result<(), ExportError> {
+fn require_unused(out: &Path) -> Result<(), Fault> {
     files::refuse_symlink(out)?;
     if out.symlink_metadata().is_err() {
         return Ok(());
     }
     let mut entries = fs::read_dir(out).map_err(FilesError::io("read", out))?;
-    if entries.next().is_some() { Err(ExportError::NotEmpty { dir: out.to_owned() }) } else { Ok(()) }
+    if entries.next().is_none() {
+        return Ok(());
+    }
+    let message = format!("`{}` exists and is not empty", abridged(out.display()));
+    Err(Fault::usage(message, "choose another `--out`, or empty the directory"))
 }

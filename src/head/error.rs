@@ -24,6 +24,8 @@ pub enum HeadError {
     Torch(#[from] tch::TchError),
 }
 
+impl Failure for BackwardError {}
+
 impl Failure for HeadError {
     fn hint(&self) -> Option<String> {
         match self {

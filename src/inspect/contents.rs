@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::InspectError;
 use crate::checkpoint::{self, CheckpointListing, FINAL};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
 use crate::files::{self, FileKind, FilesError, RunLock};
@@ -14,6 +13,8 @@ use crate::recipe::{LoraRecipe, Recipe};
 use crate::report::metrics::{self, METRICS, StepMetrics};
 use crate::report::summary;
 use crate::train;
+use crate::train::TrainError;
+use crate::units::Fault;
 
 /// What an evaluation has kept.
 #[derive(Clone, Debug)]
@@ -50,12 +51,12 @@ pub struct RunContents {
 
 impl RunContents {
     /// Looks at a run or a checkpoint.
-    pub fn read(path: &Path) -> Result<Self, InspectError> {
+    pub fn read(path: &Path) -> Result<Self, Fault> {
         if checkpoint::holds(path).is_some() { Self::of_checkpoint(path) } else { Self::of_run(path) }
     }
 
     /// Looks at several, of which those in directories of the same name are called by their paths.
-    pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Self>, InspectError> {
+    pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Self>, Fault> {
         let mut all = paths.iter().map(|path| Self::read(path)).collect::<Result<Vec<_>, _>>()?;
         let names: Vec<String> = all.iter().map(|run| run.name.clone()).collect();
         for run in &mut all {
@@ -66,7 +67,7 @@ impl RunContents {
         Ok(all)
     }
 
-    fn of_run(path: &Path) -> Result<Self, InspectError> {
+    fn of_run(path: &Path) -> Result<Self, Fault> {
         let file = train::resolved_recipe(path)?;
         let recipe = files::read_text(&file, FileKind::Recipe)?;
         let resolved = Recipe::load(&file, &[])?.recipe;
@@ -79,13 +80,13 @@ impl RunContents {
         Ok(Self { path: path.to_owned(), name, state, settings, adapter, recipe, metrics, is_cut, checkpoints, latest, answers })
     }
 
-    fn of_checkpoint(path: &Path) -> Result<Self, InspectError> {
+    fn of_checkpoint(path: &Path) -> Result<Self, Fault> {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let run = absolute.parent().unwrap_or(path);
         let own = checkpoint::look(path)?;
         let mut contents = match Self::of_run(run) {
             Ok(contents) => contents,
-            Err(InspectError::Train(_)) => Self {
+            Err(error) if error.of_type::<TrainError>().is_some() => Self {
                 path: path.to_owned(),
                 name: String::new(),
                 state: String::new(),
@@ -130,7 +131,7 @@ fn state(run: &Path, metrics: &[StepMetrics], checkpoints: &[CheckpointListing])
 }
 
 /// Answers of one checkpoint that its run keeps.
-pub fn kept_answers(run: &Path, checkpoint: &Path) -> Result<Vec<AnswerListing>, InspectError> {
+pub fn kept_answers(run: &Path, checkpoint: &Path) -> Result<Vec<AnswerListing>, Fault> {
     let mut kept = answers(&run.join(ANSWERS))?;
     kept.retain(|file| is_of(file, checkpoint));
     Ok(kept)
@@ -140,7 +141,7 @@ fn is_of(file: &AnswerListing, checkpoint: &Path) -> bool {
     file.name.strip_prefix(&name_of(checkpoint)).is_some_and(|rest| rest.starts_with('-'))
 }
 
-fn answers(folder: &Path) -> Result<Vec<AnswerListing>, InspectError> {
+fn answers(folder: &Path) -> Result<Vec<AnswerListing>, Fault> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|end| end == "jsonl") && path.is_file());

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::InspectError;
 use crate::cache::ReplayLog;
 use crate::chart::{ColourMap, ColourRow, ColourScale, MOST_CELLS, Rgb};
+use crate::units::Fault;
 use crate::verify::{departures, stays};
 
 /// What a KV head kept of a sequence.
@@ -57,10 +57,11 @@ const KEPT: Rgb = [0xd9, 0x4f, 0x0b];
 
 impl Evictions {
     /// Follows the choices of a log for one of its sequences.
-    pub fn of(log: &ReplayLog, sequence: usize) -> Result<Self, InspectError> {
+    pub fn of(log: &ReplayLog, sequence: usize) -> Result<Self, Fault> {
         let found = log.spans.first().map_or(0, crate::cache::ChunkSpan::num_sequences);
         if sequence >= found {
-            return Err(InspectError::NoSequence { asked: sequence, found });
+            let message = format!("the log has no sequence {sequence}: it has {found}, counted from 0");
+            return Err(Fault::usage(message, "choose another with `--sequence`"));
         }
         let tokens: usize = log.spans.iter().map(|span| span.real_of(sequence)).sum();
         let tokens_per_cell = tokens.div_ceil(MOST_CELLS).max(1);
@@ -72,7 +73,7 @@ impl Evictions {
             let heads = gone.into_iter().map(|head| HeadEvictions::of(head, tokens_per_cell)).collect();
             Ok(LayerEvictions { slots, is_rolling, heads })
         };
-        let layers = log.cache_lengths.iter().enumerate().map(layer).collect::<Result<_, InspectError>>()?;
+        let layers = log.cache_lengths.iter().enumerate().map(layer).collect::<Result<_, Fault>>()?;
         Ok(Self { sequence: (sequence, found), tokens, tokens_per_cell, layers })
     }
 

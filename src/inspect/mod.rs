@@ -2,7 +2,6 @@
 
 mod contents;
 mod curves;
-mod error;
 mod evictions;
 mod figures;
 mod page;
@@ -10,7 +9,6 @@ mod page_tables;
 mod scores;
 
 pub use contents::{AnswerListing, RunContents, kept_answers};
-pub use error::InspectError;
 pub use evictions::{Evictions, HeadEvictions, LayerEvictions};
 pub use figures::{CurveEnds, RunFigures};
 pub use page::report_page;

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::InspectError;
 use crate::files::{self, FileKind};
+use crate::units::{Fault, abridged};
 
 /// What came of one model with one cache.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -52,14 +52,15 @@ impl EvaluationLine {
 }
 
 /// The lines of a file.
-pub fn read_scores(path: &Path) -> Result<Vec<EvaluationLine>, InspectError> {
+pub fn read_scores(path: &Path) -> Result<Vec<EvaluationLine>, Fault> {
     let text = files::read_bytes(path, FileKind::Lines)?;
     let lines = text.split(|&byte| byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
     let read = |(index, line): (usize, &[u8])| {
-        serde_json::from_slice(line).map_err(|error| InspectError::NotScores {
-            path: path.to_owned(),
-            line: index + 1,
-            message: error.to_string().split(" at line ").next().unwrap_or_default().to_owned(),
+        serde_json::from_slice(line).map_err(|error| {
+            let (place, error) = (abridged(path.display()), error.to_string());
+            let why = abridged(error.split(" at line ").next().unwrap_or_default());
+            let message = format!("`{place}`, line {}: not a line of `kvtune evaluate --format json`: {why}", index + 1);
+            Fault::data(message, "write the file with `kvtune evaluate … --format json >FILE`")
         })
     };
     lines.map(read).collect()

@@ -12,41 +12,8 @@ use super::job::{PromptJob, TextEvent};
 use crate::engine::Engine;
 use crate::generation::{GenerationEvent, Generator, Request, RequestId};
 use crate::native::give_free_memory_back;
-use crate::report::ReportError;
-use crate::units::{Exit, Failure};
 
 /// The server could not begin.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// No listening at the address.
-    #[error("`{address}` can not be listened at: {source}")]
-    Listen { address: String, source: std::io::Error },
-    /// The HTTP side could not begin.
-    #[error("the server can not begin: {source}")]
-    Start { source: std::io::Error },
-    /// Its address could not be told.
-    #[error(transparent)]
-    Report(#[from] ReportError),
-}
-
-impl Failure for ServeError {
-    fn hint(&self) -> Option<String> {
-        Some(match self {
-            Self::Listen { .. } => "choose another `--port`; 0 takes a free one".into(),
-            Self::Start { .. } => "look at the limits of this process".into(),
-            Self::Report(error) => return error.hint(),
-        })
-    }
-
-    fn exit(&self) -> Exit {
-        match self {
-            Self::Listen { .. } => Exit::Usage,
-            Self::Start { .. } => Exit::Failed,
-            Self::Report(error) => error.exit(),
-        }
-    }
-}
-
 /// A prompt that is under way.
 struct OpenPrompt {
     ids: Vec<u32>,

@@ -20,6 +20,5 @@ mod texts;
 mod tokens;
 
 pub use api_error::ApiError;
-pub use engine_loop::ServeError;
 pub use routes::{ServeOptions, ServedModel, serve};
 pub use served::RequestLimits;

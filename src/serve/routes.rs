@@ -19,7 +19,7 @@ use super::body::BodyLimits;
 use super::chat::chat_completions;
 use super::completions::completions;
 use super::counters::Counters;
-use super::engine_loop::{EngineLoop, ServeError};
+use super::engine_loop::EngineLoop;
 use super::fields::MOST;
 use super::listen::listen;
 use super::served::{PLACES, RequestLimits, Served};
@@ -30,6 +30,7 @@ use crate::engine::Engine;
 use crate::generation::{GenerationRules, Generator, LikelihoodsOf, PromptLimits};
 use crate::model::Model;
 use crate::report::console;
+use crate::units::{Exit, Fault};
 
 /// A model that is served.
 pub struct ServedModel<'a> {
@@ -78,14 +79,16 @@ pub fn serve(
     served: ServedModel<'_>,
     options: ServeOptions,
     stops: impl Fn() -> bool + Send + Sync + 'static,
-) -> Result<(), ServeError> {
+) -> Result<(), Fault> {
     let ServedModel { engine, model, tokenizer, initial_parts, template, special_tokens, rules, name, path, cache } = served;
     let address = format!("{}:{}", options.host, options.port);
     let listening = std::net::TcpListener::bind(&address).and_then(|listener| {
         listener.set_nonblocking(true)?;
         Ok((listener.local_addr()?, listener))
     });
-    let (local, listener) = listening.map_err(|source| ServeError::Listen { address, source })?;
+    let (local, listener) = listening.map_err(|error| {
+        Fault::usage(format!("`{address}` can not be listened at: {error}"), "choose another `--port`; 0 takes a free one")
+    })?;
     console::outcome(&format!("listening on http://{local}"), &json!({ "listening": format!("http://{local}") }))?;
     let (jobs, waiting) = channel(options.queue.max(1));
     let counters = Arc::new(Counters::default());
@@ -114,7 +117,9 @@ pub fn serve(
     let generator = Generator::new(engine, model, tokenizer, options.width).finding(initial_parts);
     EngineLoop::new(generator, engine, options.keep, &counters).run(waiting);
     let ended = http.join().unwrap_or_else(|_| Err(std::io::Error::other("the HTTP thread has failed")));
-    ended.map_err(|source| ServeError::Start { source })
+    ended.map_err(|error| {
+        Fault::new(Exit::Failed, format!("the server can not begin: {error}")).with_hint("look at the limits of this process")
+    })
 }
 
 /// Bytes of a text of so many tokens, at most.

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use super::rank_error::RankError;
 use crate::checkpoint::CheckpointError;
-use crate::conformance::ConformanceError;
 use crate::data::DataError;
 use crate::engine::EngineError;
 use crate::eval::EvalError;
@@ -15,8 +14,7 @@ use crate::optim::OptimError;
 use crate::plan::PlanError;
 use crate::recipe::{Difference, RecipeError};
 use crate::report::ReportError;
-use crate::units::{Exit, Failure, abridged, quoted};
-use crate::verify::VerifyError;
+use crate::units::{Exit, Failure, Fault, abridged, quoted};
 
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
@@ -40,14 +38,10 @@ pub enum TrainError {
     Eval(#[from] EvalError),
     #[error(transparent)]
     Generation(#[from] GenerationError),
-    /// The choices of a step are none that a cache can make.
     #[error(transparent)]
-    Verify(#[from] VerifyError),
+    Fault(#[from] Fault),
     #[error(transparent)]
     Optim(#[from] OptimError),
-    /// The policy's file can't be made or read.
-    #[error(transparent)]
-    Conformance(#[from] ConformanceError),
     /// A checkpoint can't be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -325,9 +319,8 @@ impl Failure for TrainError {
             Self::Engine(e) => Some(e),
             Self::Plan(e) => Some(e),
             Self::Eval(e) => Some(e),
-            Self::Conformance(e) => Some(e),
             Self::Generation(e) => Some(e),
-            Self::Verify(e) => Some(e),
+            Self::Fault(e) => Some(e.meaning()),
             Self::Optim(e) => Some(e),
             Self::Checkpoint(e) | Self::NotSaved(e) => Some(e),
             Self::Report(e) => Some(e),

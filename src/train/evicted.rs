@@ -6,8 +6,8 @@ use crate::cache::{ChunkSpan, ReplayLog};
 use crate::engine::Settings;
 use crate::recipe::Recipe;
 use crate::report::evicted::Evicted;
-use crate::units::counted;
-use crate::verify::{VerifyError, departures, stays};
+use crate::units::{Fault, counted};
+use crate::verify::{departures, stays};
 
 /// What a policy will evict of some samples.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,7 +68,7 @@ impl fmt::Display for ExpectedEvictions {
 }
 
 /// What each layer has evicted, from the choices of a micro-batch.
-pub(super) fn evicted_by_layer(log: &ReplayLog) -> Result<Vec<Evicted>, VerifyError> {
+pub(super) fn evicted_by_layer(log: &ReplayLog) -> Result<Vec<Evicted>, Fault> {
     let batch = log.spans.first().map_or(0, ChunkSpan::num_sequences);
     let tokens: Vec<usize> = (0..batch).map(|b| log.spans.iter().map(|span| span.real_of(b)).sum()).collect();
     let layer = |layer: usize| {

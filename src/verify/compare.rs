@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use tch::{Kind, Tensor};
 
-use super::{Reference, VerifyError};
+use super::Reference;
 use crate::data::Batch;
 use crate::engine::{Engine, MicroBatchContext, MicroBatchGradients, Silent};
 use crate::head::SequenceLoss;
 use crate::model::Model;
+use crate::units::{Exit, Fault};
 
 /// The difference in one parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,10 +97,13 @@ fn difference(name: &str, ours: Option<&Tensor>, reference: &Tensor) -> MatrixEr
 }
 
 /// Fails on a sequence whose loss is not finite.
-pub fn check_finite(batch: &Batch, sequences: &[SequenceLoss]) -> Result<(), VerifyError> {
+pub fn check_finite(batch: &Batch, sequences: &[SequenceLoss]) -> Result<(), Fault> {
     let mut losses = batch.sequences.iter().zip(sequences);
     match losses.find(|(_, loss)| !loss.loss_sum.is_finite()) {
-        Some((sequence, _)) => Err(VerifyError::NotFinite { sample: sequence.sample }),
+        Some((sequence, _)) => {
+            Err(Fault::new(Exit::NotFinite, format!("the loss is not finite, in sample {} (counted from 0)", sequence.sample))
+                .with_hint("look at this sample and at the model's weights"))
+        }
         None => Ok(()),
     }
 }
@@ -112,7 +116,7 @@ impl Reference {
 }
 
 /// Runs a batch on both roads.
-pub fn compare(engine: &Engine, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Comparison, VerifyError> {
+pub fn compare(engine: &Engine, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Comparison, Fault> {
     let ours = engine.gradients(model, batch, context, &mut Silent)?;
     check_finite(batch, &ours.losses)?;
     Ok(Reference::new(engine, model, batch, &ours.log, context)?.compare(&ours))

@@ -1,7 +1,6 @@
 //! The same gradient by another road: plain autograd through dense attention, masked by an independent walk over the replay log.
 
 mod compare;
-mod error;
 mod fit;
 #[cfg(test)]
 pub(crate) mod mutations;
@@ -16,7 +15,6 @@ mod waiting_weights;
 mod walk;
 
 pub use compare::{Comparison, MatrixError, check_finite, compare};
-pub use error::VerifyError;
 pub use fit::fits_in_f64;
 pub use nearness::{ErrorBound, tolerance};
 pub use proofs::{HeadTurn, Proofs, TilingProof, Verdict};

@@ -8,19 +8,20 @@ pub(crate) mod support;
 
 use support::case::{Case, EXACT, IN_FILE, INT8, PLAIN, TargetsAt, Trains, Width};
 
-use super::{Comparison, Proofs, Reference, TilingProof, Verdict, VerifyError};
+use super::{Comparison, Proofs, Reference, TilingProof, Verdict};
 use crate::engine::{EngineError, MicroBatchGradients, Settings, Silent};
 use crate::native::cuda::TorchKernel;
 use crate::ops::attention::{Backend, PartKernel, forced};
 use crate::recipe::{AttentionOutputs, BufferKind};
 use crate::sabotage::{Sabotage, under};
 use crate::store::{WaitFault, with_delayed_copies};
+use crate::units::Fault;
 
 /// An error that no rounding explains.
 const NOTICED: f64 = 1e-6;
 
 /// The engine under `fault`, and the reference on the log that it wrote.
-fn compared(case: &Case, fault: Option<Sabotage>) -> Result<Comparison, VerifyError> {
+fn compared(case: &Case, fault: Option<Sabotage>) -> Result<Comparison, Fault> {
     compared_in(case, |run| match fault {
         None => run(),
         Some(fault) => under(fault, run),
@@ -31,7 +32,7 @@ fn compared(case: &Case, fault: Option<Sabotage>) -> Result<Comparison, VerifyEr
 type Made = Result<MicroBatchGradients, EngineError>;
 
 /// The engine run as `within` says, and the reference on the log that it wrote.
-fn compared_in(case: &Case, within: impl FnOnce(&dyn Fn() -> Made) -> Made) -> Result<Comparison, VerifyError> {
+fn compared_in(case: &Case, within: impl FnOnce(&dyn Fn() -> Made) -> Made) -> Result<Comparison, Fault> {
     let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
     let engine = support::engine(case, &model);
     let ours = within(&|| engine.gradients(&model, &batch, context, &mut Silent))?;
@@ -241,7 +242,7 @@ fn a_changed_output_is_noticed() {
 }
 
 /// What is found of all tilings of a case; `is_faulty` says which engines run under the fault.
-fn tiled(case: &Case, fault: Sabotage, is_faulty: impl Fn(usize) -> bool) -> Vec<Result<TilingProof, VerifyError>> {
+fn tiled(case: &Case, fault: Sabotage, is_faulty: impl Fn(usize) -> bool) -> Vec<Result<TilingProof, Fault>> {
     let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
     let mut proofs = Proofs::new(&model, &batch, context);
     let engines = support::tilings(case, &model).into_iter().map(|tiling| {
@@ -253,7 +254,7 @@ fn tiled(case: &Case, fault: Sabotage, is_faulty: impl Fn(usize) -> bool) -> Vec
 }
 
 /// Whether a tiling is said to be wrong, or is an error.
-fn is_noticed(found: &Result<TilingProof, VerifyError>) -> bool {
+fn is_noticed(found: &Result<TilingProof, Fault>) -> bool {
     found.as_ref().map_or(true, |found| !found.verdict(EXACT).is_good())
 }
 

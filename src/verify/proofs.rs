@@ -1,10 +1,10 @@
 //! The proof of one batch in many tilings: the reference is computed once, on the choices that the first tiling makes.
 
-use super::{Comparison, ErrorBound, Reference, VerifyError, check_finite};
+use super::{Comparison, ErrorBound, Reference, check_finite};
 use crate::data::Batch;
 use crate::engine::{Engine, Event, MicroBatchContext, MicroBatchGradients, Observer};
 use crate::model::Model;
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault};
 
 /// Proves a batch tiling by tiling.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl<'a> Proofs<'a> {
     }
 
     /// Runs the batch through an engine, which must have the head and the buffers of all others.
-    pub fn prove(&mut self, engine: &Engine) -> Result<TilingProof, VerifyError> {
+    pub fn prove(&mut self, engine: &Engine) -> Result<TilingProof, Fault> {
         let (model, batch, context) = (self.model, self.batch, self.context);
         let mut seen = ProofObserver::default();
         let ours = engine.gradients(model, batch, context, &mut seen)?;

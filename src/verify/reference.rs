@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
-use super::{VerifyError, walk};
+use super::walk;
 use crate::cache::{self, ReplayLog};
 use crate::data::{Batch, Targets};
 use crate::engine::{Engine, MicroBatchContext};
@@ -13,7 +13,7 @@ use crate::model::{Attend, AttendError, DropoutContext, Model, Qkv, Routed};
 use crate::native::{attach_backward, gradients_of, run_backward};
 use crate::ops::attention::ScoreRule;
 use crate::recipe::BufferKind;
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 /// Queries whose scores are held at a time; longer sequences recompute each block in the backward.
 const BLOCK: i64 = 512;
@@ -36,7 +36,7 @@ impl Reference {
         batch: &Batch,
         log: &ReplayLog,
         context: MicroBatchContext,
-    ) -> Result<Self, VerifyError> {
+    ) -> Result<Self, Fault> {
         let groups = model.config().num_kv_heads();
         // One layer at a time: what each slot held after each chunk is far larger than when each token left.
         let gone = |layer| walk(log, layer, groups[layer]).map(|w| gone_tensor(&w.gone, model.device()));
@@ -89,7 +89,7 @@ impl Reference {
     }
 }
 
-fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mut MaskedDense) -> Result<Tensor, VerifyError> {
+fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mut MaskedDense) -> Result<Tensor, Fault> {
     let total = batch.max_len();
     let padded = |sequence: &crate::data::Sequence| {
         sequence.inputs.iter().map(|&id| i64::from(id)).chain(std::iter::repeat(0)).take(total).collect::<Vec<_>>()
@@ -119,7 +119,7 @@ fn through_the_head(
     hidden_bte: &Tensor,
     (picks, router_loss): (&[Pick], Option<&Tensor>),
     weight: f64,
-) -> Result<Vec<(Pick, f64, bool)>, VerifyError> {
+) -> Result<Vec<(Pick, f64, bool)>, Fault> {
     let (_, total, e) = hidden_bte.size3().unwrap_or_default();
     let device = hidden_bte.device();
     let column =

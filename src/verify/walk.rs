@@ -2,8 +2,8 @@
 
 use tch::TchError;
 
-use super::VerifyError;
 use crate::cache::{ChunkSpan, HeadBudgets, ReplayLog, Victims};
+use crate::units::{Exit, Fault};
 
 /// What the walk over one layer found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ type GoneByHead = Vec<Vec<Vec<i64>>>;
 type Show<'a> = dyn FnMut(&ChunkSpan, &[Vec<Vec<i64>>]) + 'a;
 
 /// Walks over the choices of one layer with `groups` KV heads.
-pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, VerifyError> {
+pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, Fault> {
     let mut held: Vec<Vec<Vec<Vec<i64>>>> = Vec::new();
     let gone = follow(log, layer, groups, &mut |span, slots| {
         held.truncate(span.chunk.0);
@@ -34,7 +34,7 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, V
 }
 
 /// `gone` of [`LayerWalk`] alone: what is held in between would fill the memory where sequences are long.
-pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<GoneByHead, VerifyError> {
+pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<GoneByHead, Fault> {
     follow(log, layer, groups, &mut |_, _| {})
 }
 
@@ -45,7 +45,7 @@ pub fn stays(gone: &[i64]) -> impl Iterator<Item = Option<usize>> + '_ {
 }
 
 /// Walks, and shows what each sequence and head holds after each chunk.
-fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> Result<GoneByHead, VerifyError> {
+fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> Result<GoneByHead, Fault> {
     let (mut capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, ChunkSpan::num_sequences));
     let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
     let mut slots = vec![vec![Vec::<i64>::new(); groups]; batch];
@@ -53,17 +53,13 @@ fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> 
     for span in &log.spans {
         let victims = log.layers[layer].victims(span.index);
         if let Some(quota) = log.layers[layer].quota().filter(|quota| quota.index == span.index) {
-            divide(&mut slots, &mut gone, quota, span.start).map_err(|e| VerifyError::ImpossibleChoice {
-                layer,
-                chunk: span.index,
-                what: e.to_string(),
-            })?;
+            divide(&mut slots, &mut gone, quota, span.start).map_err(|e| impossible(layer, span.index, &e.to_string()))?;
             capacity = quota.slots;
         }
         // Nobody asks any more what one that has left would hold.
         for b in 0..span.num_sequences() {
             for g in 0..groups {
-                let impossible = |what| VerifyError::ImpossibleChoice { layer, chunk: span.index, what };
+                let impossible = |what: String| impossible(layer, span.index, &what);
                 let leaving = of_head(victims, b, g).map_err(|e| impossible(e.to_string()))?;
                 step(&mut slots[b][g], &mut gone[b][g], (span, b), capacity, &leaving).map_err(impossible)?;
             }
@@ -71,6 +67,12 @@ fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> 
         show(span, &slots);
     }
     Ok(gone)
+}
+
+/// A choice that no cache could make.
+fn impossible(layer: usize, chunk: usize, what: &str) -> Fault {
+    Fault::new(Exit::Failed, format!("layer {layer}, chunk {chunk}: the replay log evicts {what}"))
+        .with_hint("this is a defect of kvtune: please report it")
 }
 
 /// Slots are shared out: what exceeds a head's share leaves, and all heads get as many slots as the largest share.

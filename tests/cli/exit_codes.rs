@@ -3,8 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 
-use kvtune::Error;
-use kvtune::bench::BenchError;
 use kvtune::cache::CacheError;
 use kvtune::checkpoint::CheckpointError;
 use kvtune::data::{DataError, LineOrRecord, SamplePlace};
@@ -21,8 +19,7 @@ use kvtune::recipe::{OpenKey, RecipeError};
 use kvtune::report::ReportError;
 use kvtune::store::StoreError;
 use kvtune::train::TrainError;
-use kvtune::units::{Bytes, Exit, Failure, LayerIdx};
-use kvtune::verify::VerifyError;
+use kvtune::units::{Bytes, Exit, Fault, LayerIdx};
 
 fn path() -> PathBuf {
     "x".into()
@@ -33,7 +30,7 @@ fn text() -> String {
 }
 
 /// Holds each error, as the program sees it, to its exit code.
-fn hold<E: Into<Error>>(code: Exit, errors: Vec<E>) {
+fn hold<E: Into<Fault>>(code: Exit, errors: Vec<E>) {
     for error in errors {
         let error = error.into();
         assert_eq!(error.exit(), code, "{error:?}");
@@ -232,15 +229,7 @@ fn evaluation_and_proof() {
     hold(Exit::Data, vec![EvalError::Empty, EvalError::from(DataError::Empty { path: path() })]);
     hold(Exit::Memory, vec![EvalError::from(EngineError::OutOfMemory(text()))]);
     hold(Exit::NotFinite, vec![EvalError::NotFinite { sample: 1, value: f64::NAN }]);
-    hold(Exit::Memory, vec![VerifyError::from(EngineError::OutOfMemory(text()))]);
-    hold(Exit::NotFinite, vec![VerifyError::NotFinite { sample: 1 }]);
-    let failed = vec![
-        VerifyError::from(wrong_targets()),
-        VerifyError::from(AttendError::from(GraphError::Lacking(text()))),
-        VerifyError::from(BackwardError(text())),
-        VerifyError::ImpossibleChoice { layer: 0, chunk: 1, what: text() },
-    ];
-    hold(Exit::Failed, failed);
+    hold(Exit::Failed, vec![BackwardError(text())]);
 }
 
 fn does_not_fit() -> PlanError {
@@ -307,20 +296,6 @@ fn reports_benches_and_the_program() {
     hold(Exit::Failed, vec![ReportError::Output { source: io::ErrorKind::StorageFull.into() }]);
     let changed = ReportError::ChangedLine { path: path(), line: 1, what: text() };
     hold(Exit::Data, vec![changed, ReportError::BrokenLine { path: path(), line: 1 }]);
-    hold(Exit::Data, vec![BenchError::NoWeights { dir: path() }]);
-    hold(
-        Exit::Usage,
-        vec![BenchError::TooLong { tokens: 3, positions: 2 }, BenchError::OtherLengths { lengths: 3, sequences: 2 }],
-    );
-    hold(Exit::Memory, vec![BenchError::from(TrainError::from(does_not_fit()))]);
-    let failed = vec![
-        Error::Disproved { keys: text(), worst: 1.0, tolerance: 1e-12 },
-        Error::Imprecise { keys: text(), cosine: 0.5, smallest: 0.999 },
-        Error::OtherChoices { keys: text() },
-        Error::DoctorFailed { checks: vec![text()] },
-        Error::Defect { message: text(), place: text() },
-    ];
-    hold(Exit::Failed, failed);
-    hold(Exit::Usage, vec![Error::Usage { message: text(), hint: text() }]);
-    hold(Exit::Memory, vec![Error::Limits { message: text(), hint: text() }]);
+    hold(Exit::Memory, vec![TrainError::from(Fault::from(TrainError::from(does_not_fit())))]);
+    hold(Exit::Usage, vec![Fault::usage("a", "b")]);
 }

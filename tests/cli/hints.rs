@@ -6,28 +6,23 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use kvtune::Error;
-use kvtune::bench::BenchError;
+use syn::visit::{self, Visit};
+
 use kvtune::cache::CacheError;
 use kvtune::checkpoint::CheckpointError;
-use kvtune::conformance::ConformanceError;
 use kvtune::data::{DataError, LineOrRecord, SamplePlace};
 use kvtune::engine::EngineError;
 use kvtune::eval::EvalError;
-use kvtune::export::ExportError;
 use kvtune::generation::{GenerationError, RuleFault};
 use kvtune::head::HeadError;
-use kvtune::inspect::InspectError;
 use kvtune::metrics::MetricError;
 use kvtune::model::{ConfigFault, ModelError, TensorProblem, TensorProblems};
 use kvtune::optim::OptimError;
 use kvtune::recipe::OpenKey;
 use kvtune::report::ReportError;
-use kvtune::serve::ServeError;
 use kvtune::store::StoreError;
 use kvtune::train::TrainError;
 use kvtune::units::{Failure, LayerIdx};
-use kvtune::verify::VerifyError;
 
 /// Names of an enum's variants as the source has them, without those that pass another room's error on.
 fn variants(file: &str, name: &str) -> BTreeSet<String> {
@@ -185,7 +180,7 @@ fn engine() {
 }
 
 #[test]
-fn evaluation_and_proof() {
+fn evaluation() {
     let reference = MetricError { expected: "at least 1 reference", found: text() };
     let samples = [
         EvalError::Empty,
@@ -197,8 +192,6 @@ fn evaluation_and_proof() {
         EvalError::MoreAnswers { path: path(), asked: 3 },
     ];
     walk(("eval/error.rs", "EvalError"), &[], &samples);
-    let impossible = VerifyError::ImpossibleChoice { layer: 0, chunk: 1, what: text() };
-    walk(("verify/error.rs", "VerifyError"), &[], &[impossible, VerifyError::NotFinite { sample: 1 }]);
 }
 
 #[test]
@@ -278,7 +271,7 @@ fn training() {
 }
 
 #[test]
-fn generation_and_serving() {
+fn generation() {
     let fault = RuleFault { key: text(), found: text(), expected: "a number" };
     let samples = [
         GenerationError::Config { path: path(), fault },
@@ -292,62 +285,53 @@ fn generation_and_serving() {
         GenerationError::OtherSession { path: path(), what: text(), expected: text(), found: text() },
     ];
     walk(("generation/error.rs", "GenerationError"), &[], &samples);
-    let source = || io::ErrorKind::AddrInUse.into();
-    let samples = [ServeError::Listen { address: text(), source: source() }, ServeError::Start { source: source() }];
-    walk(("serve/engine_loop.rs", "ServeError"), &[], &samples);
+}
+
+/// Texts of `Fault`s, as the source has them.
+#[derive(Default)]
+struct FaultTexts(Vec<String>);
+
+impl<'ast> Visit<'ast> for FaultTexts {
+    fn visit_expr_call(&mut self, call: &'ast syn::ExprCall) {
+        let is_fault = |path: &syn::ExprPath| path.path.segments.first().is_some_and(|first| first.ident == "Fault");
+        if matches!(&*call.func, syn::Expr::Path(path) if is_fault(path)) {
+            self.0.extend(call.args.iter().filter_map(literal));
+        }
+        visit::visit_expr_call(self, call);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        if call.method == "with_hint" {
+            self.0.extend(call.args.iter().filter_map(literal));
+        }
+        visit::visit_expr_method_call(self, call);
+    }
+}
+
+/// A text, or the pattern of a formatted one.
+fn literal(argument: &syn::Expr) -> Option<String> {
+    match argument {
+        syn::Expr::Lit(literal) => match &literal.lit {
+            syn::Lit::Str(text) => Some(text.value()),
+            _ => None,
+        },
+        syn::Expr::Macro(call) if call.mac.path.is_ident("format") => {
+            let text = call.mac.tokens.clone().into_iter().next()?.to_string();
+            syn::parse_str::<syn::LitStr>(&text).ok().map(|text| text.value())
+        }
+        _ => None,
+    }
 }
 
 #[test]
-fn export_and_conformance() {
-    let (dir, checkpoint) = (path(), path());
-    let samples = [
-        ExportError::NotEmpty { dir: path() },
-        ExportError::NoBase { checkpoint: path(), why: text() },
-        ExportError::OtherBase { base: dir, checkpoint },
-        ExportError::Unloadable { server: "vLLM", reasons: vec![text()] },
-        ExportError::OtherPositions { server: "vLLM", kind: "dynamic_yarn" },
-        ExportError::WholeModel { checkpoint: path() },
-    ];
-    walk(("export/error.rs", "ExportError"), &[], &samples);
-    let samples = [
-        ConformanceError::Missing { dir: path() },
-        ConformanceError::Format { path: path(), found: text(), expected: text() },
-        ConformanceError::Unfit { path: path(), key: "windows", found: text(), expected: text() },
-        ConformanceError::Departs { path: path(), what: text() },
-    ];
-    walk(("conformance/error.rs", "ConformanceError"), &[], &samples);
-}
-
-#[test]
-fn looking_at_runs() {
-    let samples =
-        [InspectError::NoSequence { asked: 2, found: 1 }, InspectError::NotScores { path: path(), line: 1, message: text() }];
-    walk(("inspect/error.rs", "InspectError"), &[], &samples);
-}
-
-#[test]
-fn bench() {
-    walk(
-        ("bench/error.rs", "BenchError"),
-        &[],
-        &[
-            BenchError::NoWeights { dir: path() },
-            BenchError::TooLong { tokens: 3, positions: 2 },
-            BenchError::OtherLengths { lengths: 3, sequences: 2 },
-        ],
-    );
-}
-
-#[test]
-fn the_program() {
-    let samples = [
-        Error::Disproved { keys: String::new(), worst: 1.0, tolerance: 1e-12 },
-        Error::Imprecise { keys: "`grad.undo_log = \"int8\"`".into(), cosine: 0.5, smallest: 0.999 },
-        Error::OtherChoices { keys: "`grad.layers_per_cell = 2`".into() },
-        Error::DoctorFailed { checks: vec!["driver".into()] },
-        Error::Defect { message: text(), place: text() },
-        Error::Limits { message: text(), hint: text() },
-        Error::Usage { message: text(), hint: text() },
-    ];
-    walk(("error.rs", "Error"), &[], &samples);
+fn faults_are_told_as_all_errors_are() {
+    let mut found = FaultTexts::default();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/**/*.rs");
+    for path in glob::glob(source.to_str().unwrap()).unwrap() {
+        found.visit_file(&syn::parse_file(&fs::read_to_string(path.unwrap()).unwrap()).unwrap());
+    }
+    assert!(found.0.len() > 80, "{}", found.0.len());
+    for text in found.0 {
+        assert!(!text.is_empty() && !text.ends_with('.') && !text.starts_with(char::is_uppercase), "{text}");
+    }
 }

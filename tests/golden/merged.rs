@@ -5,11 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kvtune::checkpoint;
-use kvtune::export::{ExportError, ExportTarget, Trained, export};
+use kvtune::export::{ExportTarget, Trained, export};
 use kvtune::files::TensorFile;
 use kvtune::model::{Adapter, Model, ModelConfig};
 use kvtune::recipe::{Dtype, Weights};
 use kvtune::store::{load_tensor, load_tensors, pt_metadata, save_tensors};
+use kvtune::units::Fault;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -64,7 +65,7 @@ fn trained<'a>(base: &'a Path, checkpoint: &'a Path) -> Trained<'a> {
     }
 }
 
-fn exported(base: &Path, checkpoint: &Path, target: ExportTarget, out: &Path) -> Result<Vec<String>, ExportError> {
+fn exported(base: &Path, checkpoint: &Path, target: ExportTarget, out: &Path) -> Result<Vec<String>, Fault> {
     export(&trained(base, checkpoint), target, out, &|| true).map(|exported| exported.notes)
 }
 
@@ -122,17 +123,17 @@ fn every_kind_of_adapter_keeps_its_function() {
                     assert!(target != ExportTarget::Vllm || settings["r"] == 8 || settings["r"] == 1, "{}", settings["r"]);
                     differences.push(furthest(&of(load(&base).with_adapter(adapter(&base, &out(place)))), &apart));
                 }
-                Err(ExportError::Unloadable { reasons, .. }) => {
-                    assert!(!reasons.is_empty() && !out(place).exists());
+                Err(error) => {
+                    let reasons = error.to_string();
+                    assert!(reasons.contains("can't load this adapter: ") && !out(place).exists(), "{reasons}");
                     let name = name.display().to_string();
                     assert!(
                         ["dora", "bias", "mixtral", "moe", "gpt-oss", "lmhead", "embed", "norms"]
                             .iter()
                             .any(|kind| name.contains(kind)),
-                        "{name}: {reasons:?}"
+                        "{name}: {reasons}"
                     );
                 }
-                Err(error) => panic!("{error}"),
             }
         }
         println!("{}: {differences:?}", name.display());
@@ -220,7 +221,7 @@ fn an_export_is_whole_or_nothing_and_overwrites_nothing() {
     fs::create_dir(&out).unwrap();
     exported(&base, &name, ExportTarget::Peft, &out).unwrap();
     let error = exported(&base, &name, ExportTarget::Peft, &out).unwrap_err();
-    assert!(matches!(&error, ExportError::NotEmpty { dir } if *dir == out), "{error}");
+    assert_eq!(error.to_string(), format!("`{}` exists and is not empty", out.display()));
     assert_eq!(names(), 2);
     assert_eq!(checkpoint::holds(&out), Some(Weights::Adapter));
 }
@@ -261,7 +262,7 @@ fn a_merged_classifier_is_one() {
     assert!(furthest(&before, &after) <= 5e-5);
     for target in [ExportTarget::Vllm, ExportTarget::LlamaCpp] {
         let error = exported(&base, &name, target, &dir.path().join("other")).unwrap_err();
-        assert!(matches!(error, ExportError::Unloadable { .. }), "{error}");
+        assert!(error.to_string().contains("can't load this adapter: "), "{error}");
     }
     exported(&base, &name, ExportTarget::Peft, &dir.path().join("peft")).unwrap();
 }

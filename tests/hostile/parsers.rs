@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 use arrow::array::{ArrayRef, Int64Array, ListArray, StringArray};
 use arrow::datatypes::Int64Type;
 use arrow::record_batch::RecordBatch;
-use kvtune::Error;
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{DataError, ModelLimits, SurveyedPart, Tokenizer, survey};
 use kvtune::files::{TensorFile, read_peft};
 use kvtune::model::{MergedModel, ModelConfig};
 use kvtune::recipe::Recipe;
-use kvtune::units::ChunkIdx;
+use kvtune::units::{ChunkIdx, Fault};
 use parquet::arrow::ArrowWriter;
 
 use super::mutated::mutated;
@@ -36,7 +35,7 @@ pub(super) struct Parser {
     seeds: Vec<Vec<u8>>,
     /// What a header becomes a part of, where the changes are to be in the header alone.
     frame: Option<Frame>,
-    read: fn(&Path) -> Result<(), Error>,
+    read: fn(&Path) -> Result<(), Fault>,
 }
 
 /// All of them.
@@ -86,7 +85,7 @@ pub(super) fn parsers() -> Vec<Parser> {
 }
 
 impl Parser {
-    fn of(name: &'static str, file: &'static str, seeds: Vec<Vec<u8>>, read: fn(&Path) -> Result<(), Error>) -> Self {
+    fn of(name: &'static str, file: &'static str, seeds: Vec<Vec<u8>>, read: fn(&Path) -> Result<(), Fault>) -> Self {
         Self { name, file, dir: tempfile::tempdir().unwrap(), seeds, frame: None, read }
     }
 
@@ -145,7 +144,7 @@ impl Parser {
 }
 
 /// An error and what caused it, as they are printed.
-fn words(error: &Error) -> String {
+fn words(error: &Fault) -> String {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
@@ -217,7 +216,7 @@ fn log() -> Vec<u8> {
 }
 
 /// Looks at each row of a file, up to the first bad one.
-fn surveyed(path: &Path) -> Result<(), Error> {
+fn surveyed(path: &Path) -> Result<(), Fault> {
     let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
     let text = format!("model.path = 'x'\ndata.train = {:?}\ndata.chat_template = {template:?}\n", path.display().to_string());
     let recipe = Recipe::parse(text, Path::new("recipe"), &[])?.recipe;

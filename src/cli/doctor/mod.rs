@@ -12,10 +12,10 @@ use serde_json::json;
 
 use super::device::{Wanted, set_threads};
 use super::world::Joining;
-use crate::error::Error;
 use crate::native::cuda::{CudaSupport, Numerics, device_nodes, load_cuda};
 use crate::report::console;
 use crate::report::table::Table;
+use crate::units::{Exit, Fault};
 use check::{DoctorCheck, Promise, State};
 
 #[derive(Debug, Args)]
@@ -32,7 +32,7 @@ pub(super) struct Doctor {
 
 impl Doctor {
     /// Takes what is wanted and not a device: what is wrong with it is what this verb is asked.
-    pub(super) fn run(&self, wanted: Wanted, threads: Option<u16>) -> Result<(), Error> {
+    pub(super) fn run(&self, wanted: Wanted, threads: Option<u16>) -> Result<(), Fault> {
         // Who asks for CUDA, or has a device, is promised that it computes.
         let promise = match wanted {
             Wanted::Cuda(_) => Promise::Cuda,
@@ -58,10 +58,10 @@ impl Doctor {
             }
         }
         let failed: Vec<String> = of(State::Failed).map(|check| check.name.clone()).collect();
-        if failed.is_empty() { Ok(()) } else { Err(Error::DoctorFailed { checks: failed }) }
+        if failed.is_empty() { Ok(()) } else { Err(not_working(&failed)) }
     }
 
-    fn examine(&self, wanted: Wanted, threads: Option<u16>, promise: Promise) -> Result<Vec<DoctorCheck>, Error> {
+    fn examine(&self, wanted: Wanted, threads: Option<u16>, promise: Promise) -> Result<Vec<DoctorCheck>, Fault> {
         // Before any other call into libtorch, which would remember that there is no CUDA.
         let half = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
         set_threads(threads)?;
@@ -75,4 +75,11 @@ impl Doctor {
         checks.extend(ranks::examine(self.joining, wanted));
         Ok(checks)
     }
+}
+
+fn not_working(checks: &[String]) -> Fault {
+    let names: Vec<String> = checks.iter().map(|name| format!("`{name}`")).collect();
+    Fault::new(Exit::Failed, format!("promised here, and not working: {}", names.join(", "))).with_hint(
+        "the lines above say what to do; `--device cpu` works without CUDA, and `kvtune doctor --device cpu` looks without it",
+    )
 }

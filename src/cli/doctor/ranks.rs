@@ -8,8 +8,7 @@ use super::check::{DoctorCheck, Promise};
 use crate::cli::device::Wanted;
 use crate::cli::world::{Joining, launched, time_of_sums};
 use crate::dist::World;
-use crate::error::Error;
-use crate::units::{Bytes, Failure, Seconds, abridged};
+use crate::units::{Bytes, Fault, Seconds, abridged};
 
 /// Bytes that are added up: as many as the gradients of a large adapter.
 const SUMMED: u64 = 100_000_000;
@@ -28,7 +27,7 @@ pub(super) fn examine(joining: Joining, wanted: Wanted) -> Vec<DoctorCheck> {
     }
 }
 
-fn meet(joining: Joining, wanted: Wanted) -> Result<Vec<DoctorCheck>, Error> {
+fn meet(joining: Joining, wanted: Wanted) -> Result<Vec<DoctorCheck>, Fault> {
     let Some(launch) = launched()?.filter(|launch| launch.size > 1) else {
         return Ok(Vec::new());
     };

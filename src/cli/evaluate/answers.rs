@@ -12,13 +12,13 @@ use crate::cli::used_model::{identity, own_rules};
 use crate::data::Dataset;
 use crate::dist::World;
 use crate::engine::Engine;
-use crate::error::Error;
 use crate::eval::{self, ANSWERS, AnswerFile, AnswerScores, AnswerSpec};
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SamplingRules};
 use crate::metrics::{Metric, RougeFigure, RougeKind, RougeMeasure};
 use crate::recipe::{DataFormat, HeadRecipe, HelmetFamily, Recipe};
 use crate::report::console;
+use crate::units::Fault;
 
 /// Texts that are written at the same time.
 const WIDTH: u16 = 8;
@@ -56,29 +56,29 @@ impl AnswerArguments {
     }
 
     /// Refuses what would go unheard.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Fault> {
         if self.are_wanted() || (self.rules == RuleArguments::default() && self.batch.is_none()) {
             return Ok(());
         }
-        Err(Error::Usage {
-            message: "it is said how answers are generated, and none are asked for".into(),
-            hint: "add `--generate`, or `--metrics` with the metrics to score them by".into(),
-        })
+        Err(Fault::usage(
+            "it is said how answers are generated, and none are asked for",
+            "add `--generate`, or `--metrics` with the metrics to score them by",
+        ))
     }
 
     /// Refuses a head that generates nothing.
-    pub(super) fn check_head(&self, recipe: &Recipe) -> Result<(), Error> {
+    pub(super) fn check_head(&self, recipe: &Recipe) -> Result<(), Fault> {
         if !self.are_wanted() || recipe.head == HeadRecipe::NextToken {
             return Ok(());
         }
-        Err(Error::Usage {
-            message: "the recipe's head reads a class, and generates no answers".into(),
-            hint: "leave `--generate` and `--metrics` out, or use `--set head.kind=next_token`".into(),
-        })
+        Err(Fault::usage(
+            "the recipe's head reads a class, and generates no answers",
+            "leave `--generate` and `--metrics` out, or use `--set head.kind=next_token`",
+        ))
     }
 
     /// The file of all answers, where one is named; the first rank keeps it.
-    pub(super) fn file(&self, world: &World) -> Result<Option<AnswerFile>, Error> {
+    pub(super) fn file(&self, world: &World) -> Result<Option<AnswerFile>, Fault> {
         let path = self.answers.as_deref().filter(|_| world.is_first());
         Ok(path.map(AnswerFile::open).transpose()?)
     }
@@ -88,7 +88,7 @@ impl AnswerArguments {
         &self,
         loaded: &LoadedTarget<'_>,
         (dataset, split): (&Dataset, &str),
-    ) -> Result<Option<(AnswerSpec, Value)>, Error> {
+    ) -> Result<Option<(AnswerSpec, Value)>, Fault> {
         if !self.are_wanted() {
             return Ok(None);
         }
@@ -108,7 +108,7 @@ impl AnswerArguments {
         (engine, dataset): (&Engine, &Dataset),
         (spec, settings): &(AnswerSpec, Value),
         (shared_file, world): (&mut Option<AnswerFile>, &World),
-    ) -> Result<AnswerScores, Error> {
+    ) -> Result<AnswerScores, Fault> {
         let has_own = self.answers.is_none() && world.is_first();
         let mut own = if has_own { Some(AnswerFile::open(&default_path(loaded, settings)?)?) } else { None };
         let mut file = shared_file.as_mut().or(own.as_mut());
@@ -128,7 +128,7 @@ impl AnswerArguments {
         Ok(AnswerScores::of(&answers))
     }
 
-    fn spec(&self, loaded: &LoadedTarget<'_>, dataset: &Dataset) -> Result<AnswerSpec, Error> {
+    fn spec(&self, loaded: &LoadedTarget<'_>, dataset: &Dataset) -> Result<AnswerSpec, Fault> {
         let LoadedTarget { model, recipe, .. } = *loaded;
         let own = own_rules(&recipe.model.path)?;
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
@@ -151,7 +151,7 @@ impl AnswerArguments {
 }
 
 /// HELMET's own of a family, where it is a formula. Only rankings have labels for references.
-fn of_helmet(family: Option<HelmetFamily>, dataset: &Dataset) -> Result<Vec<Metric>, Error> {
+fn of_helmet(family: Option<HelmetFamily>, dataset: &Dataset) -> Result<Vec<Metric>, Fault> {
     Ok(match family {
         Some(HelmetFamily::Icl) => vec![Metric::ExactMatch, Metric::F1],
         Some(HelmetFamily::InfbenchChoice) => vec![Metric::ExactMatch],
@@ -164,12 +164,12 @@ fn of_helmet(family: Option<HelmetFamily>, dataset: &Dataset) -> Result<Vec<Metr
 }
 
 /// Beside the run, a file for each checkpoint, split and settings.
-fn default_path(loaded: &LoadedTarget<'_>, settings: &Value) -> Result<PathBuf, Error> {
+fn default_path(loaded: &LoadedTarget<'_>, settings: &Value) -> Result<PathBuf, Fault> {
     let Some(run) = loaded.target.run() else {
-        return Err(Error::Usage {
-            message: format!("`{}` is not in a run that its answers could be kept in", loaded.target.dir().display()),
-            hint: "name a file with `--answers`".into(),
-        });
+        return Err(Fault::usage(
+            format!("`{}` is not in a run that its answers could be kept in", loaded.target.dir().display()),
+            "name a file with `--answers`",
+        ));
     };
     let name = loaded.target.dir().file_name().unwrap_or_default().to_string_lossy();
     let (split, hash) = (settings["split"].as_str().unwrap_or_default(), files::hash_bytes(settings.to_string().as_bytes()));

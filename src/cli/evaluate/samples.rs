@@ -3,8 +3,8 @@
 use clap::{Args, ValueEnum};
 
 use crate::data::{Dataset, Splits};
-use crate::error::Error;
 use crate::recipe::{OnTooLong, Recipe};
+use crate::units::Fault;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ pub(super) enum Split {
 
 impl SampleArguments {
     /// The samples that are asked for.
-    pub(super) fn choose(&self, splits: Splits, recipe: &Recipe) -> Result<Dataset, Error> {
+    pub(super) fn choose(&self, splits: Splits, recipe: &Recipe) -> Result<Dataset, Fault> {
         let (found, message, hint) = match self.split {
             Split::Train => (Some(splits.train), "", ""),
             Split::Validation => (
@@ -46,7 +46,7 @@ impl SampleArguments {
             ),
         };
         let limit = self.limit.map_or(usize::MAX, |limit| limit as usize);
-        found.map(|dataset| dataset.first(limit)).ok_or_else(|| Error::Usage { message: message.into(), hint: hint.into() })
+        found.map(|dataset| dataset.first(limit)).ok_or_else(|| Fault::usage(message, hint))
     }
 }
 

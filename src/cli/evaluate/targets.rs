@@ -8,12 +8,12 @@ use tch::Device;
 use crate::checkpoint;
 use crate::cli::used_model::cache_overrides;
 use crate::data::Tokenizer;
-use crate::error::Error;
 use crate::files;
 use crate::model::{Model, has_fingerprint};
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::train::{self, FoundCheckpoint};
+use crate::units::Fault;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ pub(super) struct LoadedTarget<'a> {
 }
 
 /// What `paths` and `bases` mean.
-pub(super) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Option<&Path>) -> Result<Vec<Target>, Error> {
+pub(super) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Option<&Path>) -> Result<Vec<Target>, Fault> {
     let mut found: Vec<(PathBuf, Option<FoundCheckpoint>)> = Vec::new();
     for path in paths.iter().map(|path| files::model_dir(path)) {
         let is_model = path.join("config.json").exists() && checkpoint::holds(&path).is_none();
@@ -58,10 +58,10 @@ pub(super) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Option<&Path
             (Some(recipe), _) => recipe.to_owned(),
             (None, Some(run)) => train::resolved_recipe(&run)?,
             (None, None) => {
-                return Err(Error::Usage {
-                    message: format!("the model `{}` has no recipe that says what it is evaluated on", path.display()),
-                    hint: "name one with `--recipe`, or a run beside it".into(),
-                });
+                return Err(Fault::usage(
+                    format!("the model `{}` has no recipe that says what it is evaluated on", path.display()),
+                    "name one with `--recipe`, or a run beside it",
+                ));
             }
         };
         Ok(Target { path, recipe, checkpoint })
@@ -76,7 +76,7 @@ impl CacheArguments {
     }
 
     /// The recipes of a target, one for each cache.
-    pub(super) fn recipes(&self, target: &Target, set: &[String]) -> Result<Vec<Recipe>, Error> {
+    pub(super) fn recipes(&self, target: &Target, set: &[String]) -> Result<Vec<Recipe>, Fault> {
         let (own, notes) = target.recipe(set)?;
         for note in notes {
             console::note_once(&note);
@@ -124,7 +124,7 @@ impl Target {
     }
 
     /// The recipe, and what is to be said of its spelling.
-    fn recipe(&self, overrides: &[String]) -> Result<(Recipe, Vec<String>), Error> {
+    fn recipe(&self, overrides: &[String]) -> Result<(Recipe, Vec<String>), Fault> {
         let resolved = Recipe::load(&self.recipe, overrides)?;
         let mut recipe = resolved.recipe;
         recipe.grad = recipe.grad.closed();
@@ -143,19 +143,19 @@ impl Target {
     }
 
     /// A checkpoint of all weights is a model of its own: another one that is asked for would go unheard.
-    fn refuse_other_model(&self, checkpoint: &Path, recipe: &Recipe) -> Result<(), Error> {
+    fn refuse_other_model(&self, checkpoint: &Path, recipe: &Recipe) -> Result<(), Fault> {
         let is_set = Recipe::load(&self.recipe, &[]).is_ok_and(|written| written.recipe.model.path != recipe.model.path);
         if !is_set {
             return Ok(());
         }
-        Err(Error::Usage {
-            message: format!("`model.path` is set, but the checkpoint `{}` holds a whole model", checkpoint.display()),
-            hint: "leave it out, or evaluate that model with `--base`".into(),
-        })
+        Err(Fault::usage(
+            format!("`model.path` is set, but the checkpoint `{}` holds a whole model", checkpoint.display()),
+            "leave it out, or evaluate that model with `--base`",
+        ))
     }
 
     /// Loads the model, with its adapter.
-    pub(super) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Error> {
+    pub(super) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Fault> {
         let mut model = train::base_model(recipe, device)?;
         if let Some(dir) = self.adapter() {
             let (base, state) = (&recipe.model.path, checkpoint::state_of(dir)?);

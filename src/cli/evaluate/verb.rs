@@ -15,12 +15,12 @@ use crate::cli::world::Joining;
 use crate::data::{Dataset, Splits};
 use crate::dist::World;
 use crate::engine::{Engine, Silent};
-use crate::error::Error;
 use crate::eval::{self, AnswerFile};
 use crate::model::{Model, ModelConfig};
 use crate::recipe::BatchSize;
 use crate::report::console;
 use crate::train;
+use crate::units::Fault;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Evaluate {
@@ -50,7 +50,7 @@ pub(in crate::cli) struct Evaluate {
 }
 
 impl Evaluate {
-    pub(in crate::cli) fn run(&self, device: Device, world: &Rc<World>) -> Result<(), Error> {
+    pub(in crate::cli) fn run(&self, device: Device, world: &Rc<World>) -> Result<(), Fault> {
         self.answers.check()?;
         // What is wrong with a recipe shall not come to light behind hours of work.
         let mut targets = Vec::new();
@@ -90,14 +90,14 @@ impl Evaluate {
     }
 
     /// One file holds the log of one cache.
-    fn refuse_several_logs(&self, evaluations: usize) -> Result<(), Error> {
+    fn refuse_several_logs(&self, evaluations: usize) -> Result<(), Fault> {
         if self.replay_log.is_none() || evaluations == 1 {
             return Ok(());
         }
-        Err(Error::Usage {
-            message: format!("`--replay-log` names one file, and {evaluations} models and caches are evaluated"),
-            hint: "evaluate one model with one policy and one cache length at a time".into(),
-        })
+        Err(Fault::usage(
+            format!("`--replay-log` names one file, and {evaluations} models and caches are evaluated"),
+            "evaluate one model with one policy and one cache length at a time",
+        ))
     }
 
     /// One model with one cache of so many evaluations.
@@ -105,7 +105,7 @@ impl Evaluate {
         &self,
         (loaded, evaluations): (&LoadedTarget<'_>, usize),
         (shared_file, world): (&mut Option<AnswerFile>, &Rc<World>),
-    ) -> Result<Evaluated, Error> {
+    ) -> Result<Evaluated, Fault> {
         let LoadedTarget { target, model, tokenizer, recipe } = *loaded;
         let engine = train::engine(recipe, model.config(), tokenizer, None)?;
         let splits = open_data(loaded, world)?;
@@ -143,14 +143,14 @@ impl Evaluate {
 }
 
 /// The first rank reads the data first, and keeps their tokens for the others.
-fn open_data(loaded: &LoadedTarget<'_>, world: &World) -> Result<Splits, Error> {
+fn open_data(loaded: &LoadedTarget<'_>, world: &World) -> Result<Splits, Fault> {
     let LoadedTarget { model, tokenizer, recipe, .. } = *loaded;
-    let open = || Ok::<_, Error>(train::open_data(recipe, model.config(), tokenizer)?);
-    world.first("reading the data", open, |_| false)?.map_or_else(open, Ok)
+    let open = || train::open_data(recipe, model.config(), tokenizer);
+    Ok(world.first("reading the data", open, |_| false)?.map_or_else(open, Ok)?)
 }
 
 /// Runs the longest sample once more, and writes what left its cache.
-fn keep_log(path: &Path, (engine, model): (&Engine, &Model), dataset: &Dataset) -> Result<(), Error> {
+fn keep_log(path: &Path, (engine, model): (&Engine, &Model), dataset: &Dataset) -> Result<(), Fault> {
     let Some(longest) = (0..dataset.len()).max_by_key(|&sample| dataset.lengths()[sample]) else { return Ok(()) };
     let (_, log) = engine.inspect(model, &dataset.batch(&[longest])?, &mut |_, _| {})?;
     log.save(path)?;

@@ -8,11 +8,10 @@ use super::template::{ConversationReader, TemplateArguments};
 use super::{Ending, LoadedModel};
 use crate::data;
 use crate::engine::Session;
-use crate::error::Error;
 use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Request, at_beginning, shared_tokens};
 use crate::report::console;
 use crate::train::Interrupt;
-use crate::units::{Failure, counted};
+use crate::units::{Failure, Fault, counted};
 
 pub(super) struct Chat<'a> {
     used: &'a LoadedModel,
@@ -38,23 +37,21 @@ impl<'a> Chat<'a> {
         rules: GenerationRules,
         template: &TemplateArguments,
         system: Option<&str>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, Fault> {
         let reader = template.reader(used)?;
         let system = system.map(|text| data::message("system", text));
         Ok(Self { used, reader, rules, messages: system.iter().cloned().collect(), system, kept: None })
     }
 
     /// Answers line after line of standard input.
-    pub(super) fn run(mut self, interrupt: &Interrupt) -> Result<Ending, Error> {
+    pub(super) fn run(mut self, interrupt: &Interrupt) -> Result<Ending, Fault> {
         let is_terminal = std::io::stdin().is_terminal();
         if is_terminal {
             console::note("!help says what there is beside talking");
         }
         for line in std::io::stdin().lock().lines() {
-            let line = line.map_err(|error| Error::Usage {
-                message: format!("standard input cannot be read: {error}"),
-                hint: "write UTF-8 text".into(),
-            })?;
+            let line =
+                line.map_err(|error| Fault::usage(format!("standard input cannot be read: {error}"), "write UTF-8 text"))?;
             match line.trim() {
                 "" => {}
                 "!exit" => break,
@@ -86,7 +83,7 @@ impl<'a> Chat<'a> {
         console::note(&format!("{messages}, {tokens} tokens; the caches hold {held} entries, {evicted} have been evicted"));
     }
 
-    fn answer(&mut self, text: &str, interrupt: &Interrupt) -> Result<(), Error> {
+    fn answer(&mut self, text: &str, interrupt: &Interrupt) -> Result<(), Fault> {
         self.messages.push(data::message("user", text));
         let conversation = self.reader.conversation(self.messages.clone());
         let rendered = match self.reader.template.render(&conversation, true) {
@@ -136,7 +133,7 @@ impl<'a> Chat<'a> {
     }
 
     /// The conversation as a prompt: what follows the part that has been read, where the template leaves that as it was.
-    fn request(&mut self, rendered: &str) -> Result<Request, Error> {
+    fn request(&mut self, rendered: &str) -> Result<Request, Fault> {
         let (prompt, session) = match self.kept.take() {
             Some(kept) if rendered.starts_with(&kept.text) => {
                 let Continued { session, mut ids } = kept.session;
@@ -164,7 +161,7 @@ impl<'a> Chat<'a> {
     }
 }
 
-fn show(answer: &mut String, text: &str) -> Result<(), Error> {
+fn show(answer: &mut String, text: &str) -> Result<(), Fault> {
     answer.push_str(text);
     if console::speech().is_json { Ok(()) } else { Ok(console::part(text)?) }
 }

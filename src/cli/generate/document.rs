@@ -4,15 +4,15 @@ use std::path::Path;
 
 use super::prompts::Prompt;
 use super::{Ending, LoadedModel};
-use crate::error::Error;
 use crate::generation::{GenerationError, Request, SavedSession};
 use crate::report::console;
+use crate::units::Fault;
 
 /// Reads the only prompt, and keeps what has been read.
-pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Prompt]) -> Result<Ending, Error> {
+pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Prompt]) -> Result<Ending, Fault> {
     let [prompt] = prompts else {
         let message = format!("`--save-session` takes one prompt, found {}", prompts.len());
-        return Err(Error::Usage { message, hint: "give one `--prompt`, `--prompt-file` or `--prompt-tokens`".into() });
+        return Err(Fault::usage(message, "give one `--prompt`, `--prompt-file` or `--prompt-tokens`"));
     };
     let session = used.generator(1).read(&prompt.ids)?;
     SavedSession::write(path, &session, &prompt.ids, &used.identity()?)?;
@@ -21,7 +21,7 @@ pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Prompt]) -> Resul
 }
 
 /// What has been read before all prompts.
-pub(super) fn open(used: &LoadedModel, path: &Path) -> Result<SavedSession, Error> {
+pub(super) fn open(used: &LoadedModel, path: &Path) -> Result<SavedSession, Fault> {
     let longest = used.generator(1).longest_kept().ok_or(GenerationError::RotatesByLength)?;
     let saved = SavedSession::read(path, (&used.engine, &used.model), &used.identity()?, longest)?;
     if !saved.is_checked {
@@ -34,7 +34,7 @@ pub(super) fn open(used: &LoadedModel, path: &Path) -> Result<SavedSession, Erro
 }
 
 /// The request with a copy of what has been read before its prompt.
-pub(super) fn go_on(saved: &SavedSession, mut request: Request) -> Result<Request, Error> {
+pub(super) fn go_on(saved: &SavedSession, mut request: Request) -> Result<Request, Fault> {
     request.prompt.splice(0..0, saved.ids.iter().copied());
     request.session = Some(saved.session.fork()?);
     Ok(request)

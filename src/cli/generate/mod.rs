@@ -14,9 +14,9 @@ use tch::Device;
 
 use super::finetune::{Ending, install};
 use super::used_model::{LoadedModel, UsedModel, own_rules};
-use crate::error::Error;
 use crate::generation::Request;
 use crate::report::console;
+use crate::units::Fault;
 use chat::Chat;
 use prompts::Prompts;
 pub(super) use rules::RuleArguments;
@@ -51,7 +51,7 @@ pub(super) struct Generate {
 }
 
 impl Generate {
-    pub(super) fn run(&self, device: Device) -> Result<Ending, Error> {
+    pub(super) fn run(&self, device: Device) -> Result<Ending, Fault> {
         let interrupt = install()?;
         let used = self.model.load(device)?;
         let rules = self.rules.over(own_rules(&used.recipe.model.path)?)?;

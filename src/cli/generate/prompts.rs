@@ -7,9 +7,8 @@ use clap::Args;
 
 use super::LoadedModel;
 use super::template::TemplateArguments;
-use crate::error::Error;
 use crate::files::{self, FileKind, FilesError};
-use crate::units::abridged;
+use crate::units::{Fault, abridged};
 
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
@@ -44,7 +43,7 @@ impl Prompts {
         used: &LoadedModel,
         template: &TemplateArguments,
         is_beginning: bool,
-    ) -> Result<Vec<Prompt>, Error> {
+    ) -> Result<Vec<Prompt>, Fault> {
         let tokenizer = used.tokenizer.as_ref();
         let mut texts = self.prompt.clone();
         for path in &self.prompt_file {
@@ -52,9 +51,11 @@ impl Prompts {
         }
         let mut all = Vec::new();
         for text in texts {
-            let tokenizer = tokenizer.ok_or_else(|| Error::Usage {
-                message: "the model has no `tokenizer.json`, so that it reads no text".into(),
-                hint: "give token ids with `--prompt-tokens 1,2,3`".into(),
+            let tokenizer = tokenizer.ok_or_else(|| {
+                Fault::usage(
+                    "the model has no `tokenizer.json`, so that it reads no text",
+                    "give token ids with `--prompt-tokens 1,2,3`",
+                )
             })?;
             let ids = if is_beginning { tokenizer.encode_prompt(&text)? } else { tokenizer.encode(&text)? };
             all.push(Prompt { ids });
@@ -72,7 +73,7 @@ impl Prompts {
     }
 }
 
-fn text_of(path: &Path) -> Result<String, Error> {
+fn text_of(path: &Path) -> Result<String, Fault> {
     let read = if path == Path::new("-") {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map(|_| text).map_err(|error| error.to_string())
@@ -82,16 +83,20 @@ fn text_of(path: &Path) -> Result<String, Error> {
             other => other.to_string(),
         })
     };
-    read.map_err(|error| Error::Usage {
-        message: format!("the prompt in `{}` cannot be read: {error}", abridged(path.display())),
-        hint: "name a file of UTF-8 text, or `-` for standard input".into(),
+    read.map_err(|error| {
+        Fault::usage(
+            format!("the prompt in `{}` cannot be read: {error}", abridged(path.display())),
+            "name a file of UTF-8 text, or `-` for standard input",
+        )
     })
 }
 
-fn tokens_of(list: &str) -> Result<Vec<u32>, Error> {
+fn tokens_of(list: &str) -> Result<Vec<u32>, Fault> {
     let ids = list.split(',').map(|id| id.trim().parse::<u32>()).collect::<Result<Vec<u32>, _>>();
-    ids.map_err(|_| Error::Usage {
-        message: format!("`--prompt-tokens` takes token ids with commas between them, found `{list}`"),
-        hint: "write, for instance, `--prompt-tokens 15,7,201`".into(),
+    ids.map_err(|_| {
+        Fault::usage(
+            format!("`--prompt-tokens` takes token ids with commas between them, found `{list}`"),
+            "write, for instance, `--prompt-tokens 15,7,201`",
+        )
     })
 }

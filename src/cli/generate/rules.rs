@@ -3,8 +3,8 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::error::Error;
 use crate::generation::GenerationRules;
+use crate::units::Fault;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Default, PartialEq, Args)]
@@ -52,7 +52,7 @@ pub(in crate::cli) struct RuleArguments {
 
 impl RuleArguments {
     /// The rules with those of the arguments in place of the model's own.
-    pub(in crate::cli) fn over(&self, mut rules: GenerationRules) -> Result<GenerationRules, Error> {
+    pub(in crate::cli) fn over(&self, mut rules: GenerationRules) -> Result<GenerationRules, Fault> {
         let draws = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
         let draws = draws || self.seed.is_some();
         let set = [
@@ -74,7 +74,7 @@ impl RuleArguments {
             rules.set(key, &value).map_err(|fault| {
                 let hint =
                     if key == "temperature" { "take the most likely token with `--greedy`" } else { "correct the argument" };
-                Error::Usage { message: fault.to_string(), hint: hint.into() }
+                Fault::usage(fault.to_string(), hint)
             })?;
         }
         Ok(rules)

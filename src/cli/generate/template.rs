@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use super::LoadedModel;
 use crate::data::{ChatTemplates, Conversation, Tokenizer, tools_of};
-use crate::error::Error;
 use crate::files::{self, FileKind};
+use crate::units::Fault;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
@@ -33,9 +33,8 @@ pub(super) struct ConversationReader<'a> {
 }
 
 impl TemplateArguments {
-    pub(super) fn reader<'a>(&self, used: &'a LoadedModel) -> Result<ConversationReader<'a>, Error> {
-        let missing =
-            |what: &str, hint: &str| Error::Usage { message: format!("the model has no {what}"), hint: hint.to_owned() };
+    pub(super) fn reader<'a>(&self, used: &'a LoadedModel) -> Result<ConversationReader<'a>, Fault> {
+        let missing = |what: &str, hint: &str| Fault::usage(format!("the model has no {what}"), hint);
         let hint = "put `tokenizer.json` into the model directory, or generate from `--prompt-tokens`";
         let tokenizer = used.tokenizer.as_ref().ok_or_else(|| missing("`tokenizer.json`, so that it reads no text", hint))?;
         let found = ChatTemplates::load(&used.recipe.model.path, self.chat_template.as_deref(), None)?;
@@ -46,7 +45,7 @@ impl TemplateArguments {
             Some(Ok(Value::Object(variables))) => variables,
             Some(_) => {
                 let message = "`--chat-template-kwargs` takes a JSON object".to_owned();
-                return Err(Error::Usage { message, hint: "write, for instance, '{\"enable_thinking\": false}'".into() });
+                return Err(Fault::usage(message, "write, for instance, '{\"enable_thinking\": false}'"));
             }
         };
         let tools =
@@ -63,7 +62,7 @@ impl ConversationReader<'_> {
 
     /// The tokens of a conversation in a file: a list of messages, or an object with `messages`, and `tools`,
     /// `chat_template_kwargs`, `add_generation_prompt` and `continue_final_message` where that is so.
-    pub(super) fn read(&self, path: &Path) -> Result<Vec<u32>, Error> {
+    pub(super) fn read(&self, path: &Path) -> Result<Vec<u32>, Fault> {
         let mut fields = match json_in(path)? {
             Value::Object(fields) => fields,
             messages => Map::from_iter([("messages".to_owned(), messages)]),
@@ -102,12 +101,12 @@ impl ConversationReader<'_> {
     }
 }
 
-fn json_in(path: &Path) -> Result<Value, Error> {
+fn json_in(path: &Path) -> Result<Value, Fault> {
     let text = files::read_text(path, FileKind::Prompt)?;
     serde_json::from_str(&text).map_err(|error| wrong(path, &format!("it is not JSON: {error}")))
 }
 
-fn wrong(path: &Path, fault: &str) -> Error {
+fn wrong(path: &Path, fault: &str) -> Fault {
     let message = format!("`{}`: {fault}", path.display());
-    Error::Usage { message, hint: "write a JSON list of messages with `role` and `content`, or an object with `messages`".into() }
+    Fault::usage(message, "write a JSON list of messages with `role` and `content`, or an object with `messages`")
 }

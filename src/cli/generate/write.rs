@@ -8,11 +8,10 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::Ending;
-use crate::error::Error;
 use crate::generation::{Finish, GenerationError, GenerationEvent, Generator, Request, RequestId};
 use crate::report::console;
 use crate::train::Interrupt;
-use crate::units::counted;
+use crate::units::{Fault, counted};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shown {
@@ -72,9 +71,9 @@ impl WrittenTexts {
     pub(super) fn all(
         mut self,
         mut generator: Generator<'_>,
-        mut requests: impl Iterator<Item = Result<Request, Error>>,
+        mut requests: impl Iterator<Item = Result<Request, Fault>>,
         interrupt: &Interrupt,
-    ) -> Result<Ending, Error> {
+    ) -> Result<Ending, Fault> {
         let (begin, mut read) = (Instant::now(), None);
         while interrupt.signal().is_none() {
             // Requests hold sessions: they are made when their turn comes.
@@ -142,7 +141,7 @@ impl WrittenTexts {
         first..self.texts.len()
     }
 
-    fn take(&mut self, event: GenerationEvent) -> Result<(), Error> {
+    fn take(&mut self, event: GenerationEvent) -> Result<(), Fault> {
         match event {
             GenerationEvent::Prompt { .. } | GenerationEvent::Border { .. } => {}
             GenerationEvent::Token { request, sample, id, text, .. } => {
@@ -180,7 +179,7 @@ impl WrittenTexts {
         self.failed.get_or_insert(error);
     }
 
-    fn stream(&self, new: &str) -> Result<(), Error> {
+    fn stream(&self, new: &str) -> Result<(), Fault> {
         if self.shown == Shown::Streamed {
             console::part(new)?;
         }
@@ -188,7 +187,7 @@ impl WrittenTexts {
     }
 
     /// Prints the texts that have ended, up to the first that has not.
-    fn print_ended(&mut self) -> Result<(), Error> {
+    fn print_ended(&mut self) -> Result<(), Fault> {
         while let Some((text, end)) = self.texts.get(self.num_printed).and_then(|text| Some((text, text.end.as_ref()?))) {
             self.num_printed += 1;
             let WrittenText { prompt, sample, prompt_tokens, ids, words, .. } = text;

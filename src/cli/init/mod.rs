@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tch::Device;
 
-use crate::error::Error;
 use crate::recipe::Recipe;
 use crate::report::console;
+use crate::units::Fault;
 use proposal::proposal;
 
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ pub(super) struct Init {
 }
 
 impl Init {
-    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+    pub(super) fn run(&self, device: Device) -> Result<(), Fault> {
         let [model, data] = [&self.model, &self.data].map(|path| path.as_deref().map(written));
         let text = match (&self.from, model, data) {
             (Some(from), model, data) => {

@@ -6,11 +6,11 @@ use tch::Device;
 
 use crate::cli::recipe_file::recipe_for;
 use crate::data::{Survey, SurveyedPart, SurveyedRow, survey};
-use crate::error::Error;
 use crate::model::ModelConfig;
 use crate::recipe::{DataFormat, Recipe};
 use crate::report::console;
 use crate::train;
+use crate::units::Fault;
 
 const TEMPLATE: &str = include_str!("proposal.toml");
 
@@ -32,7 +32,7 @@ struct Seen {
 }
 
 /// A recipe in TOML that `kvtune check` accepts.
-pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<String, Error> {
+pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<String, Fault> {
     let recipe = recipe_for(model, data, &[])?;
     let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
     let tokenizer = train::tokenizer(&recipe.model.path)?;
@@ -40,7 +40,7 @@ pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<Stri
     let mut lengths = Vec::new();
     let mut take = |row: &SurveyedRow| {
         lengths.extend(row.sample.as_ref().map(|sample| sample.length));
-        Ok::<(), Error>(())
+        Ok::<(), Fault>(())
     };
     let (files, every) = ((&recipe.data, &recipe.head), (SurveyedPart::Train, recipe.train.seed, false));
     let Survey { source, counts, warnings, .. } = survey(files, tokenizer.as_ref(), limits, every, &mut take)?;

@@ -2,10 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::error::Error;
 use crate::plan::{Alternative, Decision, Machine, PlannedPeak, StepPart};
 use crate::report::console;
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault};
 
 /// Keys as `docs/reference/plan.md` has them; `kind` says what the line is.
 pub(in crate::cli) fn alternative(kind: &str, alternative: &Alternative) -> Value {
@@ -27,7 +26,7 @@ pub(in crate::cli) fn alternative(kind: &str, alternative: &Alternative) -> Valu
 }
 
 /// Prints the machine, the chosen tiling and others.
-pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machine) -> Result<(), Error> {
+pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machine) -> Result<(), Fault> {
     let limit = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.0);
     let setup = json!({
         "kind": "machine", "device": if machine.device.is_cuda() { "cuda" } else { "cpu" }, "threads": machine.threads,

@@ -12,13 +12,12 @@ use super::world::Joining;
 use crate::bench;
 use crate::data::Batch;
 use crate::dist::World;
-use crate::error::Error;
 use crate::model::ModelConfig;
 use crate::plan::Machine;
 use crate::recipe::Recipe;
 use crate::report::console;
 use crate::train::{self, TrainError};
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault};
 
 #[derive(Debug, Args)]
 pub(super) struct Plan {
@@ -41,7 +40,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn run(&self, device: Device, world: &World) -> Result<(), Error> {
+    pub(super) fn run(&self, device: Device, world: &World) -> Result<(), Fault> {
         let recipe = self.recipe.load(device)?;
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
@@ -68,14 +67,14 @@ impl Plan {
     }
 
     /// The heaviest that will come.
-    fn batch(&self, recipe: &Recipe, config: &ModelConfig, machine: Machine) -> Result<Batch, Error> {
+    fn batch(&self, recipe: &Recipe, config: &ModelConfig, machine: Machine) -> Result<Batch, Fault> {
         let Some(tokens) = self.tokens else {
             let tokenizer = train::tokenizer(&recipe.model.path)?;
             let data = train::open_data(recipe, config, tokenizer.as_ref())?;
             console::note(&data.report.to_string());
             return Ok(train::heaviest(recipe, config, &data.train, machine)?);
         };
-        Ok(bench::batch(recipe, config, &[tokens], recipe.train.seed)?)
+        bench::batch(recipe, config, &[tokens], recipe.train.seed)
     }
 
     /// What is planned for: this machine, but for what the arguments say of it.

@@ -1,18 +1,17 @@
 //! A decision of the planner as tables.
 
 use crate::data::Batch;
-use crate::error::Error;
 use crate::plan::{Alternative, Decision, Forecast, Machine, PlannedPeak, StepPart};
 use crate::recipe::StoreRecipe;
 use crate::report::console;
 use crate::report::table::Table;
-use crate::units::{Bytes, Seconds, counted};
+use crate::units::{Bytes, Fault, Seconds, counted};
 
 /// Alternatives that are shown in addition to the chosen one.
 const SHOWN: usize = 12;
 
 /// Prints what the chosen tiling takes, and what else there is.
-pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machine, batch: &Batch) -> Result<(), Error> {
+pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machine, batch: &Batch) -> Result<(), Fault> {
     let chosen = &decision.chosen;
     let Forecast { device, host, .. } = &chosen.forecast;
     if let (Some(on_device), Some(host)) = (chosen.device, host) {

@@ -6,16 +6,16 @@ use tch::Device;
 
 use serde_json::json;
 
-use crate::conformance::{ConformanceError, KV_POLICY, PolicyFile};
-use crate::error::Error;
+use crate::conformance::{KV_POLICY, PolicyFile, unfit};
 use crate::files;
 use crate::model::{Adapter, Model, ModelSource, fingerprint, has_fingerprint};
 use crate::recipe::Weights;
 use crate::report::console;
 use crate::train;
+use crate::units::Fault;
 
 /// Runs the prompt of the file in `dir` with the model there, or with the adapter there beside its base.
-pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(), Error> {
+pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(), Fault> {
     let file = PolicyFile::read(dir)?;
     let (rope_scaling, dtype) = file.model_settings(dir)?;
     let is_adapter = crate::checkpoint::holds(dir) == Some(Weights::Adapter);
@@ -26,7 +26,7 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
         if !has_fingerprint(&model_dir, &file.base_hash)? {
             let found = fingerprint(&model_dir)?;
             let (path, expected) = (dir.join(KV_POLICY), format!("{found}, the hash of `{}`", model_dir.display()));
-            return Err(ConformanceError::Unfit { path, key: "base_hash", found: file.base_hash, expected }.into());
+            return Err(unfit(&path, "base_hash", &file.base_hash, &expected));
         }
         let classes = Adapter::classes_of(dir, model.config().clone())?.num_classes;
         model = model.with_classes(classes);
@@ -39,12 +39,14 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
 }
 
 /// Where an adapter's base is: as the user says, or as the adapter names it.
-fn base_of(dir: &Path, base: Option<&Path>) -> Result<PathBuf, Error> {
+fn base_of(dir: &Path, base: Option<&Path>) -> Result<PathBuf, Fault> {
     if let Some(base) = base {
         return Ok(files::model_dir(base));
     }
-    files::read_peft(dir)?.config.base_model.map(|base| files::model_dir(Path::new(&base))).ok_or_else(|| Error::Usage {
-        message: format!("the adapter in `{}` does not name its base model", dir.display()),
-        hint: "say where it is with `--base DIR`".into(),
+    files::read_peft(dir)?.config.base_model.map(|base| files::model_dir(Path::new(&base))).ok_or_else(|| {
+        Fault::usage(
+            format!("the adapter in `{}` does not name its base model", dir.display()),
+            "say where it is with `--base DIR`",
+        )
     })
 }

@@ -8,10 +8,10 @@ use tch::{Device, Kind, Tensor, no_grad};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::engine::{Engine, MicroBatchContext, Silent};
-use crate::error::Error;
 use crate::files;
 use crate::model::Model;
 use crate::store;
+use crate::units::Fault;
 use crate::verify::{check_finite, walk};
 
 /// Logits are written up to so many values.
@@ -24,7 +24,7 @@ pub(super) fn write(
     (engine, model): (&Engine, &Model),
     batch: &Batch,
     context: MicroBatchContext,
-) -> Result<(), Error> {
+) -> Result<(), Fault> {
     let step = engine.gradients(model, batch, context, &mut Silent)?;
     check_finite(batch, &step.losses)?;
     files::make_dir(dir)?;
@@ -60,7 +60,7 @@ fn routing(log: &ReplayLog, sequences: usize) -> Vec<(String, Tensor)> {
     (0..log.layers.len()).filter_map(of_layer).collect()
 }
 
-fn logits(engine: &Engine, model: &Model, batch: &Batch) -> Result<Tensor, Error> {
+fn logits(engine: &Engine, model: &Model, batch: &Batch) -> Result<Tensor, Fault> {
     let mut parts: Vec<Tensor> = Vec::new();
     let sequences = batch.sequences.len() as i64;
     engine.inspect(model, batch, &mut |_start, hidden| {
@@ -72,7 +72,7 @@ fn logits(engine: &Engine, model: &Model, batch: &Batch) -> Result<Tensor, Error
 }
 
 /// `layer.{l}.chunk.{c}`: the positions held after the write of chunk `c`, `(B, G, C_l)`, −1 for empty.
-fn evictions(log: &ReplayLog, model: &Model) -> Result<Vec<(String, Tensor)>, Error> {
+fn evictions(log: &ReplayLog, model: &Model) -> Result<Vec<(String, Tensor)>, Fault> {
     let mut all = Vec::new();
     for (layer, groups) in model.config().num_kv_heads().into_iter().enumerate() {
         let slots = log.cache_lengths[layer];

@@ -6,15 +6,14 @@ use serde_json::{Value, json};
 
 use super::proof::{ProofSubject, proved, tested, written};
 use crate::engine::Engine;
-use crate::error::Error;
 use crate::recipe::{Recipe, StoreRecipe};
 use crate::report::console;
 use crate::report::table::Table;
-use crate::units::{Bytes, Seconds};
+use crate::units::{Bytes, Fault, Seconds};
 use crate::verify::{HeadTurn, Proofs, Tiling, TilingProof, Verdict, every_tiling};
 
 /// Makes the engine of a recipe.
-type EngineOf<'a> = &'a dyn Fn(&Recipe) -> Result<Engine, Error>;
+type EngineOf<'a> = &'a dyn Fn(&Recipe) -> Result<Engine, Fault>;
 
 /// A tiling and what was found.
 struct Proved {
@@ -27,7 +26,7 @@ struct Proved {
 }
 
 /// Proves the recipe's own tiling and all others, prints a line for each, and fails where one is not what it should be.
-pub(super) fn prove(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &ProofSubject<'_>) -> Result<(), Error> {
+pub(super) fn prove(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &ProofSubject<'_>) -> Result<(), Fault> {
     let own = engine_of(recipe)?;
     let plan = own.settings().plan(subject.batch, subject.context.chunk_sizes)?;
     let tiling = Tiling { kv_cache: recipe.kv_cache.clone(), grad: recipe.grad.clone() };
@@ -50,7 +49,7 @@ pub(super) fn prove(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &ProofSub
         all.push(one);
     }
     tell(&all, subject)?;
-    first_bad(&all).map_or(Ok(()), |one| subject.check(&one.found, one.keys.clone()))
+    first_bad(&all).map_or(Ok(()), |one| subject.check(&one.found, &one.keys))
 }
 
 /// The first that is not what it should be, if any: a wrong gradient before one that is only too coarse.
@@ -65,7 +64,7 @@ fn differences(recipe: &Recipe, other: &Recipe) -> String {
 }
 
 /// The table, and what holds for all.
-fn tell(all: &[Proved], subject: &ProofSubject<'_>) -> Result<(), Error> {
+fn tell(all: &[Proved], subject: &ProofSubject<'_>) -> Result<(), Fault> {
     let Some(first) = all.first() else { return Ok(()) };
     let (of, count, bad) = (&first.found.comparison, all.len(), first_bad(all));
     let exact: Vec<&TilingProof> = all.iter().map(|one| &one.found).filter(|found| found.bound.is_none()).collect();

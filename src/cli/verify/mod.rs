@@ -14,10 +14,10 @@ use super::counts::at_least_one;
 use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
 use crate::engine::Engine;
-use crate::error::Error;
 use crate::recipe::{Dtype, Recipe, ValidationSource};
 use crate::report::console;
 use crate::train;
+use crate::units::Fault;
 use crate::verify::{Proofs, fits_in_f64};
 use proof::{ProofSubject, proof_model};
 
@@ -49,7 +49,7 @@ pub(super) struct Verify {
 }
 
 impl Verify {
-    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+    pub(super) fn run(&self, device: Device) -> Result<(), Fault> {
         if let Some(dir) = &self.conformance {
             return conformance::check(dir, self.base.as_deref(), device);
         }
@@ -61,7 +61,7 @@ impl Verify {
         let model = proof_model(&recipe, recipe.model.dtype, device)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let (config, log) = (model.config().clone(), self.replay_log.as_deref());
-        let engine_of = |recipe: &Recipe| -> Result<Engine, Error> {
+        let engine_of = |recipe: &Recipe| -> Result<Engine, Fault> {
             let engine = train::engine(recipe, &config, tokenizer.as_ref(), None)?;
             Ok(if let Some(path) = log { engine.following(ReplayLog::load(path)?) } else { engine })
         };

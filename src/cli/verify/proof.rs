@@ -5,13 +5,12 @@ use tch::Device;
 
 use crate::data::{Batch, Dataset};
 use crate::engine::{ChunkKey, MicroBatchContext};
-use crate::error::Error;
 use crate::model::Model;
 use crate::recipe::{Dtype, Recipe, StoreForm};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
-use crate::units::counted;
+use crate::units::{Exit, Fault, counted};
 use crate::verify::{Comparison, ErrorBound, MatrixError, TilingProof, Verdict, tolerance};
 
 /// What a batch contributes, without dropout, as it would alone; chunks are drawn as in the first step of training.
@@ -41,7 +40,7 @@ impl ProofSubject<'_> {
     }
 
     /// Prints what was found matrix by matrix, and fails beyond the tolerance. `stores` are those that round, by their keys.
-    pub(super) fn tell(&self, found: &TilingProof, stores: &[(&'static str, StoreForm)]) -> Result<(), Error> {
+    pub(super) fn tell(&self, found: &TilingProof, stores: &[(&'static str, StoreForm)]) -> Result<(), Fault> {
         let (of, verdict) = (&found.comparison, found.verdict(self.tolerance()));
         if console::speech().is_json {
             of.matrices.iter().try_for_each(|m| console::result(&line_of(m).to_string()))?;
@@ -66,20 +65,33 @@ impl ProofSubject<'_> {
                 console::result(proved(of))?;
             }
         }
-        self.check(found, written(stores))
+        self.check(found, &written(stores))
     }
 
     /// Fails where the gradient is not what it should be; `keys` say in which tiling.
-    pub(super) fn check(&self, found: &TilingProof, keys: String) -> Result<(), Error> {
+    pub(super) fn check(&self, found: &TilingProof, keys: &str) -> Result<(), Fault> {
         let tolerance = self.tolerance();
-        match (found.verdict(tolerance), found.bound) {
-            (Verdict::OtherChoices, _) => Err(Error::OtherChoices { keys }),
-            (Verdict::Disproved, _) => Err(Error::Disproved { keys, worst: found.relative_error(), tolerance }),
-            (Verdict::TooCoarse, Some(bound)) => {
-                Err(Error::Imprecise { keys, cosine: found.comparison.whole().0, smallest: bound.smallest_cosine })
+        let (message, hint) = match (found.verdict(tolerance), found.bound) {
+            (Verdict::OtherChoices, _) => (
+                "other entries are evicted than in the recipe's own tiling".to_owned(),
+                "in f64 this is a defect of kvtune: please report it; in f32 rounding may decide between two entries: write the choices \
+                 with `--dump`, and follow them with `--replay-log`",
+            ),
+            (Verdict::Disproved, _) => {
+                let worst = found.relative_error();
+                let message =
+                    format!("the gradients differ: the worst relative error is {worst:.2e}, the tolerance {tolerance:.0e}");
+                (message, "this is a defect of kvtune: please report it with the table above")
             }
-            _ => Ok(()),
-        }
+            (Verdict::TooCoarse, Some(bound)) => {
+                let (cosine, smallest) = (found.comparison.whole().0, bound.smallest_cosine);
+                let message = format!("the gradient has the cosine {cosine:.6} with the exact one, expected at least {smallest}");
+                (message, "this is too coarse for the model and its data: keep more, `\"plain\"` is exact")
+            }
+            _ => return Ok(()),
+        };
+        let with = if keys.is_empty() { String::new() } else { format!("with {keys} ") };
+        Err(Fault::new(Exit::Failed, with + &message).with_hint(hint))
     }
 
     /// `2 samples, 80 tokens, in f64: loss …, reference …`.
@@ -89,7 +101,7 @@ impl ProofSubject<'_> {
     }
 
     /// The last line in JSON, with further keys.
-    pub(super) fn tell_whole(&self, of: &Comparison, more: &Value) -> Result<(), Error> {
+    pub(super) fn tell_whole(&self, of: &Comparison, more: &Value) -> Result<(), Fault> {
         let untested = of.untested().len();
         let mut line = json!({
             "kind": "proof", "samples": self.batch.sequences.len(), "tokens": self.batch.num_tokens(), "dtype": self.dtype.to_string(),
@@ -107,18 +119,18 @@ impl ProofSubject<'_> {
 const MAX_DUMPED: usize = 64;
 
 /// The first samples of a file: as many as were asked for, all of a dump, or else `default`.
-pub(super) fn batch(data: &Dataset, (samples, is_dumped): (Option<usize>, bool), default: usize) -> Result<Batch, Error> {
+pub(super) fn batch(data: &Dataset, (samples, is_dumped): (Option<usize>, bool), default: usize) -> Result<Batch, Fault> {
     let default = if is_dumped { data.len() } else { default };
     if samples.is_none() && default > MAX_DUMPED {
         let message = format!("the file has {default} samples, which would be dumped as one batch");
-        return Err(Error::Usage { message, hint: "say how many with `--samples`".into() });
+        return Err(Fault::usage(message, "say how many with `--samples`"));
     }
     let count = samples.unwrap_or(default).min(data.len());
     Ok(data.batch(&(0..count).collect::<Vec<_>>())?)
 }
 
 /// The recipe's model in `dtype`, with gradients that are not zero.
-pub(super) fn proof_model(recipe: &Recipe, dtype: Dtype, device: Device) -> Result<Model, Error> {
+pub(super) fn proof_model(recipe: &Recipe, dtype: Dtype, device: Device) -> Result<Model, Fault> {
     let mut recipe = recipe.clone();
     recipe.model.dtype = dtype;
     let model = train::model(&recipe, device)?;
@@ -146,7 +158,7 @@ pub(super) fn proved(of: &Comparison) -> &'static str {
 
 /// Where stores round the gradient is not exact, but must point the same way. How long the difference is depends on the model: it is
 /// told beside what the models of the tests keep.
-fn tell_nearness(of: &Comparison, stores: &[(&'static str, StoreForm)], bound: ErrorBound) -> Result<(), Error> {
+fn tell_nearness(of: &Comparison, stores: &[(&'static str, StoreForm)], bound: ErrorBound) -> Result<(), Fault> {
     let (cosine, error) = of.whole();
     let ErrorBound { smallest_cosine, largest_error } = bound;
     let beside = if error <= largest_error { "at most" } else { "more than the" };

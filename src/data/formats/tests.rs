@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
-use crate::data::{DataError, Fault, SampleFate, SurveyedPart, Targets, survey};
+use crate::data::{DataError, ErrorScope, SampleFate, SurveyedPart, Targets, survey};
 use crate::recipe::{Boundary, DataFormat, HelmetFamily, OnBadRow, OnTooLong, TemplateChoice, TrainOn, ValidationSource};
 use crate::units::Failure;
 use proptest::prelude::*;
@@ -227,7 +227,7 @@ proptest! {
         let survey = survey(recipe, Some(&tokenizer()), LIMITS, (SurveyedPart::Train, 1, false), &mut |row| {
             match &row.sample {
                 Ok(sample) => fates.push(sample.fate),
-                Err(error) if error.fault() == Fault::Length => too_long += 1,
+                Err(error) if error.scope() == ErrorScope::Length => too_long += 1,
                 Err(_) => bad += 1,
             }
             Ok::<(), DataError>(())
