@@ -84,7 +84,7 @@ impl BenchSteps {
             if let Some(waits) = last.waits_to_json() {
                 console::result(&waits.to_string())?;
             }
-            return last.memory.iter().try_for_each(|profile| Ok(console::result(&profile.to_json().to_string())?));
+            return last.memory.iter().try_for_each(|profile| console::result(&profile.to_json().to_string()));
         }
         console::table(&table(&records, &summary))?;
         if let Some(waits) = &last.waits {
@@ -112,7 +112,7 @@ impl BenchSteps {
                 "parameters": config.num_parameters(), "trained_parameters": trained,
                 "attention": attention,
             });
-            return Ok(console::result(&line.to_string())?);
+            return console::result(&line.to_string());
         }
         let ranks = if world.size() > 1 { format!("each of {} ranks: ", world.size()) } else { String::new() };
         let line = format!(
@@ -122,7 +122,7 @@ impl BenchSteps {
             self.tokens.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
             config.num_parameters(),
         );
-        Ok(console::result(&line)?)
+        console::result(&line)
     }
 }
 

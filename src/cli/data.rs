@@ -131,10 +131,7 @@ impl LookAtData {
                 return Ok(());
             }
             let text = format!("{:#}", shortened(row.clone()));
-            Ok::<_, Fault>(console::outcome(
-                &format!("── {place}\n{text}\n"),
-                &json!({ "place": place.to_string(), "row": row }),
-            )?)
+            console::outcome(&format!("── {place}\n{text}\n"), &json!({ "place": place.to_string(), "row": row }))
         })?;
         let FileLook { notes, format, rows, bad, first_bad, columns, lengths } = look;
         for note in &notes {

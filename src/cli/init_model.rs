@@ -36,6 +36,6 @@ impl InitModel {
         let special =
             if tokenizer.is_some() { format!("special tokens {}", SPECIAL_TOKENS.join(" ")) } else { "no tokenizer".into() };
         let words = format!("wrote {} (vocabulary of {}, {special})", self.out.display(), config.vocab_size);
-        Ok(console::outcome(&words, &json!({ "wrote": self.out, "vocab_size": config.vocab_size }))?)
+        console::outcome(&words, &json!({ "wrote": self.out, "vocab_size": config.vocab_size }))
     }
 }

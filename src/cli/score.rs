@@ -121,7 +121,7 @@ impl ScoreAnswers {
         for (field, groups) in self.by.iter().zip(groups) {
             summary["by"][field.name()] = groups.iter().map(|(name, sums)| (name.clone(), of(sums))).collect();
         }
-        Ok(console::result(&summary.to_string())?)
+        console::result(&summary.to_string())
     }
 
     fn print_table(&self, overall: &Sums, groups: &[BTreeMap<String, Sums>]) -> Result<(), Fault> {
@@ -138,6 +138,6 @@ impl ScoreAnswers {
             }
         }
         add("all", overall);
-        Ok(console::table(&table)?)
+        console::table(&table)
     }
 }

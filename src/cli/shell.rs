@@ -29,7 +29,7 @@ impl Completions {
     pub(super) fn run(&self, mut whole: Command) -> Result<(), Fault> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut whole, "kvtune", &mut script);
-        Ok(console::part(&String::from_utf8_lossy(&script))?)
+        console::part(&String::from_utf8_lossy(&script))
     }
 }
 
@@ -38,6 +38,6 @@ impl ManPages {
     pub(super) fn run(&self, whole: Command) -> Result<(), Fault> {
         let written = fs::create_dir_all(&self.dir).and_then(|()| clap_mangen::generate_to(whole, &self.dir));
         written.map_err(FilesError::io("write to", &self.dir))?;
-        Ok(console::result(&format!("wrote the manual pages to {}", self.dir.display()))?)
+        console::result(&format!("wrote the manual pages to {}", self.dir.display()))
     }
 }

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{DistError, World};
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Exits};
 
 /// What a rank tells the others.
 #[derive(Serialize, Deserialize)]
@@ -36,7 +36,7 @@ impl World {
     pub fn agree<T, E>(&self, at: &'static str, made: Result<T, E>, has_given_up: impl Fn(&E) -> bool) -> Result<Vec<T>, E>
     where
         T: Serialize + DeserializeOwned,
-        E: Display + Failure + From<DistError>,
+        E: Display + Exits + From<DistError>,
     {
         if self.size() == 1 {
             return made.map(|made| vec![made]);
@@ -44,7 +44,7 @@ impl World {
         let told = match &made {
             Ok(made) => Told::Made(made),
             Err(error) if has_given_up(error) => Told::GaveUp,
-            Err(error) => Told::Failed { reason: error.to_string(), exit: error.exit() },
+            Err(error) => Told::Failed { reason: error.to_string(), exit: error.exit_code() },
         };
         let elsewhere = |rank: usize, found: &str| DistError::Elsewhere {
             peer: self.peers()[rank].clone(),
@@ -90,7 +90,7 @@ impl World {
         has_given_up: impl Fn(&E) -> bool,
     ) -> Result<Option<T>, E>
     where
-        E: Display + Failure + From<DistError>,
+        E: Display + Exits + From<DistError>,
     {
         let mut done = None;
         let made = if self.is_first() { work().map(|made| done = Some(made)) } else { Ok(()) };

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{EvalError, ScoredAnswer};
+use super::ScoredAnswer;
 use crate::files::disk::DiskFile;
 use crate::files::{self, FileKind, FilesError};
+use crate::units::{Fault, abridged, quoted};
 
 /// The folder of a run that keeps answers.
 pub const ANSWERS: &str = "answers";
@@ -33,7 +34,7 @@ struct Row {
 
 impl AnswerFile {
     /// Opens a file, or begins one, and keeps other processes from writing into it. A last line that was cut short is removed.
-    pub fn open(path: &Path) -> Result<Self, EvalError> {
+    pub fn open(path: &Path) -> Result<Self, Fault> {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             files::make_dir(folder)?;
         }
@@ -48,7 +49,7 @@ impl AnswerFile {
     }
 
     /// The answers of a file, and the settings of the first; what was cut short at the end is left out. Changes nothing.
-    pub fn read(path: &Path) -> Result<(Vec<ScoredAnswer>, Value), EvalError> {
+    pub fn read(path: &Path) -> Result<(Vec<ScoredAnswer>, Value), Fault> {
         let bytes = files::read_bytes(path, FileKind::Lines)?;
         let rows = whole_rows(path, &bytes)?.0;
         let settings = rows.first().map_or(Value::Null, |row| row.settings.clone());
@@ -56,7 +57,7 @@ impl AnswerFile {
     }
 
     /// Writes a file of answers whole, in place of one that is there.
-    pub fn write(path: &Path, settings: &Value, answers: &[ScoredAnswer]) -> Result<(), EvalError> {
+    pub fn write(path: &Path, settings: &Value, answers: &[ScoredAnswer]) -> Result<(), Fault> {
         if let Some(folder) = path.parent() {
             files::make_dir(folder)?;
         }
@@ -79,7 +80,7 @@ impl AnswerFile {
     }
 
     /// The next answer that it holds, which must be one to this sample with these settings; `None` behind the last.
-    pub(super) fn take(&mut self, settings: &Value, (sample, prompt): (u64, &str)) -> Result<Option<ScoredAnswer>, EvalError> {
+    pub(super) fn take(&mut self, settings: &Value, (sample, prompt): (u64, &str)) -> Result<Option<ScoredAnswer>, Fault> {
         let Some(Row { answer, settings: found }) = self.kept.next() else { return Ok(None) };
         self.taken += 1;
         let mut parts: Vec<(&str, Value, Value)> = Vec::new();
@@ -90,14 +91,15 @@ impl AnswerFile {
         parts.push(("sample", sample.into(), answer.sample.into()));
         parts.push(("prompt_hash", prompt.into(), answer.prompt_hash.clone().into()));
         if let Some((what, expected, found)) = parts.into_iter().find(|(_, expected, found)| expected != found) {
-            let (path, line, what) = (self.path.clone(), self.taken, what.to_owned());
-            return Err(EvalError::OtherAnswers { path, line, what, expected: expected.to_string(), found: found.to_string() });
+            let (place, line, found) = (abridged(self.path.display()), self.taken, quoted(found));
+            let message = format!("`{place}`, line {line}: an answer with another `{what}`: expected {expected}, found {found}");
+            return Err(Fault::data(message, NAME_ANOTHER));
         }
         Ok(Some(answer))
     }
 
     /// Appends an answer, and makes it durable.
-    pub(super) fn append(&mut self, settings: &Value, answer: &ScoredAnswer) -> Result<(), EvalError> {
+    pub(super) fn append(&mut self, settings: &Value, answer: &ScoredAnswer) -> Result<(), Fault> {
         let row = Row { answer: answer.clone(), settings: settings.clone() };
         let mut write = || -> std::io::Result<()> {
             let mut line = serde_json::to_vec(&row)?;
@@ -109,21 +111,25 @@ impl AnswerFile {
     }
 
     /// Fails where it holds answers that nobody asked for.
-    pub fn finish(mut self) -> Result<(), EvalError> {
+    pub fn finish(mut self) -> Result<(), Fault> {
         let more = self.kept.next().is_some();
-        if more { Err(EvalError::MoreAnswers { path: self.path, asked: self.taken }) } else { Ok(()) }
+        let (place, asked) = (abridged(self.path.display()), self.taken);
+        let refused = || Fault::data(format!("`{place}` holds more than the {asked} answers that are asked for"), NAME_ANOTHER);
+        if more { Err(refused()) } else { Ok(()) }
     }
 }
 
+const NAME_ANOTHER: &str = "name another file with `--answers`, or remove this one to begin anew";
+
 /// The rows of a file's whole lines, and where these end.
-fn whole_rows(path: &Path, bytes: &[u8]) -> Result<(Vec<Row>, usize), EvalError> {
+fn whole_rows(path: &Path, bytes: &[u8]) -> Result<(Vec<Row>, usize), Fault> {
     let (mut rows, mut end) = (Vec::new(), 0);
     while let Some(len) = bytes[end..].iter().position(|&byte| byte == b'\n') {
-        let row = serde_json::from_slice(&bytes[end..end + len]).map_err(|error| EvalError::NotAnAnswer {
-            path: path.to_owned(),
-            line: rows.len() + 1,
+        let row = serde_json::from_slice(&bytes[end..end + len]).map_err(|error| {
             // The parser counts lines within what it was given, which is one.
-            message: error.to_string().split(" at line ").next().unwrap_or_default().to_owned(),
+            let (error, place) = (error.to_string(), abridged(path.display()));
+            let why = abridged(error.split(" at line ").next().unwrap_or_default());
+            Fault::data(format!("`{place}`, line {}: not an answer of an evaluation: {why}", rows.len() + 1), NAME_ANOTHER)
         })?;
         rows.push(row);
         end += len + 1;

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{AnswerFile, EvalError, ScoredAnswer};
+use super::{AnswerFile, ScoredAnswer, is_given_up};
 use crate::data::{Dataset, Question};
 use crate::dist::World;
 use crate::engine::EngineError;
 use crate::files;
-use crate::generation::{Finish, GenerationEvent, GenerationRules, Generator, Request, RequestId};
+use crate::generation::{Finish, GenerationError, GenerationEvent, GenerationRules, Generator, Request, RequestId};
 use crate::metrics::Metric;
+use crate::units::{Failure, Fault};
 
 /// How answers are generated and scored.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,8 +49,8 @@ pub fn answer(
     spec: &AnswerSpec,
     mut file: Option<(&mut AnswerFile, &serde_json::Value)>,
     (world, wants_to_stop): (&World, &dyn Fn() -> bool),
-) -> Result<Vec<ScoredAnswer>, EvalError> {
-    let (rank, ranks, is_given_up) = (world.rank(), world.size(), EvalError::is_given_up);
+) -> Result<Vec<ScoredAnswer>, Fault> {
+    let (rank, ranks) = (world.rank(), world.size());
     let mut answers = world.agree("reading answers", kept(dataset, &mut file), is_given_up)?.swap_remove(0);
     let round = if ranks == 1 { dataset.len() } else { ROUND * spec.width * ranks };
     while answers.len() < dataset.len() {
@@ -74,7 +75,7 @@ pub fn answer(
 }
 
 /// The answers that a file holds already: those to the first samples.
-fn kept(dataset: &Dataset, file: &mut Option<(&mut AnswerFile, &serde_json::Value)>) -> Result<Vec<ScoredAnswer>, EvalError> {
+fn kept(dataset: &Dataset, file: &mut Option<(&mut AnswerFile, &serde_json::Value)>) -> Result<Vec<ScoredAnswer>, Fault> {
     let mut answers = Vec::with_capacity(dataset.len());
     let Some((file, settings)) = file else { return Ok(answers) };
     while answers.len() < dataset.len() {
@@ -91,8 +92,8 @@ fn write(
     (dataset, samples): (&Dataset, impl Iterator<Item = usize>),
     spec: &AnswerSpec,
     wants_to_stop: &dyn Fn() -> bool,
-    hand_on: &mut dyn FnMut(ScoredAnswer) -> Result<(), EvalError>,
-) -> Result<(), EvalError> {
+    hand_on: &mut dyn FnMut(ScoredAnswer) -> Result<(), Fault>,
+) -> Result<(), Fault> {
     let mut questions = samples.map(|sample| dataset.question(sample));
     let mut pending: VecDeque<Pending> = VecDeque::new();
     loop {
@@ -125,23 +126,29 @@ fn write(
 }
 
 /// Fails where a sample of `dataset` has no question, or one that cannot be answered; nothing is generated.
-pub fn check_answers(mut generator: Generator<'_>, dataset: &Dataset, spec: &AnswerSpec) -> Result<(), EvalError> {
+pub fn check_answers(mut generator: Generator<'_>, dataset: &Dataset, spec: &AnswerSpec) -> Result<(), Fault> {
     (0..dataset.len()).try_for_each(|sample| submit(&mut generator, dataset.question(sample)?, spec).map(drop))
 }
 
-fn submit(generator: &mut Generator<'_>, question: Question, spec: &AnswerSpec) -> Result<Pending, EvalError> {
+fn submit(generator: &mut Generator<'_>, question: Question, spec: &AnswerSpec) -> Result<Pending, Fault> {
     let mut rules = spec.rules.clone();
     if question.follow_up.is_some() {
         rules.max_new_tokens = Some(MAX_THOUGHTS);
     }
     let request = Request { initial: question.initial, ..Request::new(question.prompt.clone(), rules) };
-    let failed = |source| EvalError::Answer { sample: question.sample, source };
+    let failed = |error| unanswered(question.sample, error);
     let request = generator.submit(request).map_err(failed)?;
     let prompt_hash = prompt_hash(&question);
     Ok(Pending { request, question, ids: Vec::new(), text: String::new(), finish: None, prompt_hash, thoughts: None })
 }
 
-fn take(event: GenerationEvent, pending: &mut VecDeque<Pending>) -> Result<(), EvalError> {
+fn unanswered(sample: u64, error: GenerationError) -> Fault {
+    let told = Fault::new(error.exit(), format!("sample {sample} (counted from 0) can't be answered"));
+    let told = if let Some(hint) = error.hint() { told.with_hint(hint) } else { told };
+    told.caused_by(error)
+}
+
+fn take(event: GenerationEvent, pending: &mut VecDeque<Pending>) -> Result<(), Fault> {
     let of = |id: RequestId| move |pending: &&mut Pending| pending.request == id;
     match event {
         GenerationEvent::Prompt { .. } | GenerationEvent::Border { .. } => {}
@@ -159,13 +166,13 @@ fn take(event: GenerationEvent, pending: &mut VecDeque<Pending>) -> Result<(), E
         }
         GenerationEvent::Failed { request, error } => {
             let sample = pending.iter_mut().find(of(request)).map_or(0, |own| own.question.sample);
-            return Err(EvalError::Answer { sample, source: error });
+            return Err(unanswered(sample, error));
         }
     }
     Ok(())
 }
 
-fn scored(done: Pending, spec: &AnswerSpec) -> Result<ScoredAnswer, EvalError> {
+fn scored(done: Pending, spec: &AnswerSpec) -> Result<ScoredAnswer, Fault> {
     let Pending { question, ids, text, finish, prompt_hash, thoughts, .. } = done;
     // What of the prompt the first token has brought is no part of the answer.
     let text = text.strip_prefix(&question.border).map_or_else(|| text.clone(), str::to_owned);
@@ -173,7 +180,15 @@ fn scored(done: Pending, spec: &AnswerSpec) -> Result<ScoredAnswer, EvalError> {
     for &metric in &spec.metrics {
         // What the prompt has begun belongs to the reply in which the choice is looked for.
         let reply = if metric == Metric::LongBenchV2 { format!("{}{text}", question.opening) } else { text.clone() };
-        let failed = |source| EvalError::Reference { sample: question.sample, source };
+        let failed = |error| {
+            let sample = question.sample;
+            let why = "can't be scored: its reference is not what the metric needs";
+            Fault::data(
+                format!("the answer to sample {sample} (counted from 0) {why}"),
+                "leave the metric out, or choose samples that it is made for",
+            )
+            .caused_by(error)
+        };
         let score = metric.score(&reply, &question.references).map_err(failed)?;
         scores.insert(metric.name().to_owned(), score);
     }

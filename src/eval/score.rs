@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::EvalError;
+use super::is_given_up;
 use crate::data::{Dataset, Sequence, Targets, consecutive, share};
 use crate::dist::World;
 use crate::engine::{Engine, Observer};
@@ -12,6 +12,7 @@ use crate::head::SequenceLoss;
 use crate::metrics::LongBenchV2;
 use crate::model::Model;
 use crate::recipe::BatchSize;
+use crate::units::{Exit, Fault};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Score {
@@ -94,9 +95,12 @@ pub fn score(
     size: BatchSize,
     max_batches: Option<usize>,
     (world, observer): (&World, &mut dyn Observer),
-) -> Result<Scores, EvalError> {
+) -> Result<Scores, Fault> {
     if dataset.is_empty() {
-        return Err(EvalError::Empty);
+        return Err(Fault::data(
+            "there is no sample to evaluate",
+            "check the split and `data.on_too_long`: every sample may have been dropped",
+        ));
     }
     // The longest first: those that end leave the batch from behind.
     let longest_first = |samples: &Vec<usize>| dataset.batch(&samples.iter().rev().copied().collect::<Vec<_>>());
@@ -108,13 +112,17 @@ pub fn score(
         let losses = engine.losses(model, &batch, observer)?;
         let losses = || batch.sequences.iter().zip(&losses).rev();
         match losses().find(|(_, loss)| !loss.loss_sum.is_finite()) {
-            Some((sequence, loss)) => Err(EvalError::NotFinite { sample: sequence.sample, value: loss.loss_sum }),
+            Some((sequence, loss)) => Err(Fault::new(
+                Exit::NotFinite,
+                format!("the loss of sample {} (counted from 0) is {}", sequence.sample, loss.loss_sum),
+            )
+            .with_hint("the weights or the adapter may be damaged, or the dtype too narrow for them")),
             None => Ok((index, losses().map(ScoredSequence::of).collect())),
         }
     };
     let own = share(&tokens, world.size()).swap_remove(world.rank());
-    let own: Result<Vec<(usize, Vec<ScoredSequence>)>, EvalError> = own.into_iter().map(&mut losses).collect();
-    let mut all = world.agree("validating", own, EvalError::is_given_up)?.concat();
+    let own: Result<Vec<(usize, Vec<ScoredSequence>)>, Fault> = own.into_iter().map(&mut losses).collect();
+    let mut all = world.agree("validating", own, is_given_up)?.concat();
     all.sort_by_key(|(index, _)| *index);
     let mut scores = Scores { overall: Score::default(), by_length: Vec::new(), by_set: BTreeMap::new(), longbench_v2: None };
     for (samples, (_, losses)) in batches.iter().zip(all) {

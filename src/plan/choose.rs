@@ -4,12 +4,12 @@
 use tch::Kind;
 
 use super::ladder::{self, ladder, smallest};
-use super::{Forecast, Machine, PlanError, StepSpec, StepTimes, StepWork, TrainedPart};
+use super::{Forecast, Limits, Machine, StepSpec, StepTimes, StepWork, TrainedPart};
 use crate::data::Batch;
 use crate::engine::{RandomSizes, Schedule, Settings};
 use crate::model::ModelConfig;
 use crate::recipe::{AttentionOutputs, CacheRecipe, GradRecipe, KeepGraph, Offload, OpenKey, OptimizerRecipe, StoreRecipe};
-use crate::units::Bytes;
+use crate::units::{Bytes, Exit, Fault};
 
 /// What is planned: a batch through a model, on a machine.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ const WIDEST: usize = 16;
 
 impl Planner<'_> {
     /// Decides what `grad` leaves open; what it says stays. Fails where nothing fits, with what would.
-    pub fn decide(&self, grad: &GradRecipe) -> Result<Decision, PlanError> {
+    pub fn decide(&self, grad: &GradRecipe) -> Result<Decision, Fault> {
         match self.find(grad)? {
             (Some(chosen), seen) => Ok(Decision { chosen, alternatives: by_layers(&seen) }),
             (None, seen) => Err(self.refusal(grad, seen)?),
@@ -91,14 +91,14 @@ impl Planner<'_> {
     }
 
     /// Shapes of cells with the stores that `grad` names, whether they fit or not; with each number of layers the best, the fastest first.
-    pub fn alternatives(&self, grad: &GradRecipe) -> Result<Vec<Alternative>, PlanError> {
+    pub fn alternatives(&self, grad: &GradRecipe) -> Result<Vec<Alternative>, Fault> {
         let open = vec![OpenKey::LayersPerCell, OpenKey::ChunksPerCell];
         let open = GradRecipe { open, keep_graph: KeepGraph::Auto, ..grad.clone() };
         Ok(by_layers(&self.with_stores(&open, (grad.layer_checkpoints, grad.undo_log))?))
     }
 
     /// The best of the first stores with which anything fits, and all that was looked at.
-    fn find(&self, grad: &GradRecipe) -> Result<(Option<Alternative>, Vec<Alternative>), PlanError> {
+    fn find(&self, grad: &GradRecipe) -> Result<(Option<Alternative>, Vec<Alternative>), Fault> {
         let mut seen: Vec<Alternative> = Vec::new();
         for (i, stores) in ladder(grad, self.kv.buffer).into_iter().enumerate() {
             if i == 1 {
@@ -124,19 +124,19 @@ impl Planner<'_> {
     }
 
     /// All shapes of cells, with those stores that may take the least memory.
-    fn with_least(&self, grad: &GradRecipe) -> Result<Vec<Alternative>, PlanError> {
+    fn with_least(&self, grad: &GradRecipe) -> Result<Vec<Alternative>, Fault> {
         let stores = smallest(&ladder(grad, self.kv.buffer), self.machine.limits.files.is_some());
         let made = stores.into_iter().map(|stores| self.with_stores(grad, stores)).collect::<Result<Vec<_>, _>>()?;
         Ok(made.concat())
     }
 
     /// All shapes of cells with given stores.
-    fn with_stores(&self, grad: &GradRecipe, stores: (StoreRecipe, StoreRecipe)) -> Result<Vec<Alternative>, PlanError> {
+    fn with_stores(&self, grad: &GradRecipe, stores: (StoreRecipe, StoreRecipe)) -> Result<Vec<Alternative>, Fault> {
         self.tilings(grad, stores).into_iter().map(|tiling| self.keeping_all_or_none(tiling)).collect()
     }
 
     /// A tiling in which nothing is open but how many graphs are kept: with all where they fit, else with none.
-    fn keeping_all_or_none(&self, grad: GradRecipe) -> Result<Alternative, PlanError> {
+    fn keeping_all_or_none(&self, grad: GradRecipe) -> Result<Alternative, Fault> {
         if grad.keep_graph != KeepGraph::Auto {
             return self.consider(grad);
         }
@@ -150,7 +150,7 @@ impl Planner<'_> {
     }
 
     /// The same with as many as fit.
-    pub fn keeping(&self, grad: &GradRecipe) -> Result<Alternative, PlanError> {
+    pub fn keeping(&self, grad: &GradRecipe) -> Result<Alternative, Fault> {
         let mut most = self.keeping_all_or_none(grad.clone())?;
         let is_settled = grad.keep_graph != KeepGraph::Auto || self.offload == Offload::Weights;
         if is_settled || most.kept > 0 || !most.fits {
@@ -173,7 +173,7 @@ impl Planner<'_> {
     }
 
     /// What the recipe would take as it stands, but for what is open.
-    pub fn consider(&self, grad: GradRecipe) -> Result<Alternative, PlanError> {
+    pub fn consider(&self, grad: GradRecipe) -> Result<Alternative, Fault> {
         let settings = Settings::new(self.config, &self.longest_chunks(), &grad)?;
         let spec = self.spec(&settings);
         let plan = settings.plan(self.batch, None)?;
@@ -243,7 +243,7 @@ impl Planner<'_> {
     }
 
     /// Why nothing fits, and what would: the same with other stores and cells, fewer tokens, or more memory.
-    fn refusal(&self, grad: &GradRecipe, seen: Vec<Alternative>) -> Result<PlanError, PlanError> {
+    fn refusal(&self, grad: &GradRecipe, seen: Vec<Alternative>) -> Result<Fault, Fault> {
         let over = |a: &Alternative| {
             let of = |bytes: Bytes, limit: Option<Bytes>| limit.map_or(0.0, |limit| bytes.0 as f64 / limit.0.max(1) as f64);
             let limits = self.machine.limits;
@@ -253,15 +253,8 @@ impl Planner<'_> {
         // Beginning with the defaults for what is open.
         let nearer = |a: Alternative, b: Alternative| if over(&b) < over(&a) { b } else { a };
         let least = seen.into_iter().fold(self.consider(grad.closed())?, nearer);
-        Ok(PlanError::DoesNotFit {
-            host: least.host,
-            device: least.device,
-            files: least.forecast.files,
-            limits: self.machine.limits,
-            margin: MARGIN,
-            tokens: self.batch.max_len(),
-            advice: self.advice(grad),
-        })
+        let shortage = shortage(&least, self.machine.limits, self.batch.max_len());
+        Ok(Fault::new(Exit::Memory, shortage).with_hint(self.advice(grad)))
     }
 
     fn advice(&self, grad: &GradRecipe) -> String {
@@ -332,4 +325,17 @@ fn shortened(batch: &Batch, tokens: usize) -> Batch {
         sequence.initial = None;
     }
     batch
+}
+
+/// What the tiling that comes nearest would take of what there is.
+fn shortage(least: &Alternative, limits: Limits, tokens: usize) -> String {
+    let of = |name: &str, bytes: Bytes, limit: Option<Bytes>| {
+        let there = limit.map_or_else(String::new, |limit| format!(", of which there are {limit}"));
+        format!("{bytes} of {name} memory{there}")
+    };
+    let device = least.device.map(|bytes| format!("{} and ", of("device", bytes, limits.device))).unwrap_or_default();
+    let (host, files) = (of("host", least.host, limits.host), least.forecast.files);
+    let there = limits.files.map_or(String::new(), |limit| format!(", for which {limit} are free"));
+    let files = if files > Bytes(0) { format!(" and {files} of scratch files{there}") } else { String::new() };
+    format!("a step of {tokens} tokens does not fit with a margin of {MARGIN} %: it takes at least {device}{host}{files}")
 }

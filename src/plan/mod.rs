@@ -3,7 +3,6 @@
 mod attention;
 mod baseline;
 mod choose;
-mod error;
 #[cfg(test)]
 mod fixtures;
 mod flops;
@@ -26,7 +25,6 @@ mod walk;
 
 pub use baseline::ProcessBaseline;
 pub use choose::{Alternative, Decision, Planner};
-pub use error::PlanError;
 pub use flops::Flops;
 pub use forecast::{Forecast, PlannedPeak};
 pub use limits::Limits;

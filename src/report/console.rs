@@ -8,10 +8,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 
-use super::ReportError;
 use super::table::Table;
 use crate::native::terminal_width;
-use crate::units::printable;
+use crate::units::{Exit, Fault, printable};
 
 /// Whether nothing is said but errors.
 static MUTE: AtomicBool = AtomicBool::new(false);
@@ -51,17 +50,17 @@ pub fn is_quiet() -> bool {
 }
 
 /// A result, which may be piped on. It matters: one that can't be written is an error, unless the reader has seen enough.
-pub fn result(text: &str) -> Result<(), ReportError> {
+pub fn result(text: &str) -> Result<(), Fault> {
     if MUTE.load(Ordering::Relaxed) { Ok(()) } else { part(&format!("{text}\n")) }
 }
 
 /// A result in words, or as JSON where that is asked for.
-pub fn outcome(text: &str, json: &Value) -> Result<(), ReportError> {
+pub fn outcome(text: &str, json: &Value) -> Result<(), Fault> {
     if speech().is_json { result(&json.to_string()) } else { result(text) }
 }
 
 /// A table, which fits a terminal, or as JSON where that is asked for.
-pub fn table(table: &Table) -> Result<(), ReportError> {
+pub fn table(table: &Table) -> Result<(), Fault> {
     outcome(&fitted(table), &table.to_json())
 }
 
@@ -71,10 +70,14 @@ pub fn fitted(table: &Table) -> String {
 }
 
 /// A part of a result that comes bit by bit.
-pub fn part(text: &str) -> Result<(), ReportError> {
+pub fn part(text: &str) -> Result<(), Fault> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(ReportError::Output { source }),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Fault::new(Exit::Failed, "cannot write to standard output")
+                .caused_by(error)
+                .with_hint("look at where the output goes, as that disk may be full, and ask again"))
+        }
         _ => Ok(()),
     }
 }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::ReportError;
 use crate::files::disk::DiskFile;
 use crate::files::{self, FileKind, FilesError};
+use crate::units::Fault;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
@@ -120,15 +120,15 @@ pub struct KeptMetrics {
 impl KeptMetrics {
     /// Reads the lines up to where a run goes on, all of which must be as they were written. What comes after them doesn't count: a crash
     /// may have cut it. Where there is no file there are no lines.
-    pub fn read(path: &Path, mark: &MetricsMark) -> Result<Self, ReportError> {
+    pub fn read(path: &Path, mark: &MetricsMark) -> Result<Self, Fault> {
         let mut kept = Self { lines: Vec::new(), owed: None, unchecked: 0, texts: Vec::new(), check: String::new() };
         let Some(bytes) = files::read_if_there(path, FileKind::Lines)? else { return Ok(kept) };
         for (index, line) in bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()).enumerate() {
             if kept.reaches(mark.step) && mark.step > 0 {
                 break;
             }
-            let changed = |what: String| ReportError::ChangedLine { path: path.to_owned(), line: index + 1, what };
-            let broken = || ReportError::BrokenLine { path: path.to_owned(), line: index + 1 };
+            let changed = |what: String| other_line(path, index + 1, &what);
+            let broken = || other_line(path, index + 1, NO_LINE);
             let read =
                 std::str::from_utf8(line).ok().and_then(|text| Some((text, serde_json::from_str::<StepMetrics>(text).ok()?)));
             // Before the first step there need not be a line, and so it may be the one that was cut.
@@ -164,7 +164,7 @@ impl KeptMetrics {
     }
 
     /// Fails where the last line is not that of the checkpoint's step.
-    fn fit(&self, path: &Path, mark: &MetricsMark) -> Result<(), ReportError> {
+    fn fit(&self, path: &Path, mark: &MetricsMark) -> Result<(), Fault> {
         let last = self.lines.last().map_or((0, 0), |line| (line.step, line.total_tokens));
         if mark.step == 0 || last == (mark.step, mark.total_tokens) {
             return Ok(());
@@ -173,30 +173,30 @@ impl KeptMetrics {
             "expected step {} with {} tokens so far, as the checkpoint has it, found step {} with {}",
             mark.step, mark.total_tokens, last.0, last.1
         );
-        Err(ReportError::ChangedLine { path: path.to_owned(), line: self.lines.len().max(1), what })
+        Err(other_line(path, self.lines.len().max(1), &what))
     }
 }
 
 impl Metrics {
     /// Begins the metrics of a run.
-    pub fn begin(path: &Path) -> Result<Self, ReportError> {
+    pub fn begin(path: &Path) -> Result<Self, Fault> {
         Self::open(path, "", String::new())
     }
 
     /// Opens the metrics of a run that goes on: what comes after the lines that stay is removed.
-    pub fn after(path: &Path, kept: &KeptMetrics) -> Result<Self, ReportError> {
+    pub fn after(path: &Path, kept: &KeptMetrics) -> Result<Self, Fault> {
         let text = kept.texts.iter().flat_map(|line| [line.as_str(), "\n"]).collect::<String>();
         Self::open(path, &text, kept.check.clone())
     }
 
-    fn open(path: &Path, text: &str, check: String) -> Result<Self, ReportError> {
+    fn open(path: &Path, text: &str, check: String) -> Result<Self, Fault> {
         files::write_atomic(path, text.as_bytes())?;
         let file = DiskFile::open("metrics", path, OpenOptions::new().append(true)).map_err(FilesError::io("write", path))?;
         Ok(Self { path: path.to_owned(), file, check })
     }
 
     /// Appends one line, which is returned, and makes it durable: the checkpoint of its step may be the next thing on disk.
-    pub fn append(&mut self, metrics: &StepMetrics) -> Result<String, ReportError> {
+    pub fn append(&mut self, metrics: &StepMetrics) -> Result<String, Fault> {
         let mut write = || {
             let figures = serde_json::to_string(metrics)?;
             self.check = check_of(&self.check, &figures);
@@ -226,12 +226,12 @@ fn checked(line: &str) -> Option<(String, &str)> {
 pub const METRICS: &str = "metrics.jsonl";
 
 /// The lines of a run up to `step`; none where there is no file.
-pub fn read(path: &Path, step: u64) -> Result<Vec<StepMetrics>, ReportError> {
+pub fn read(path: &Path, step: u64) -> Result<Vec<StepMetrics>, Fault> {
     Ok(read_all(path)?.0.into_iter().filter(|metrics| metrics.step <= step).collect())
 }
 
 /// All lines of a run, and whether the last one was cut short; none where there is no file.
-pub fn read_all(path: &Path) -> Result<(Vec<StepMetrics>, bool), ReportError> {
+pub fn read_all(path: &Path) -> Result<(Vec<StepMetrics>, bool), Fault> {
     // Bytes: what a power cut leaves at the end need not be text.
     let Some(bytes) = files::read_if_there(path, FileKind::Lines)? else { return Ok((Vec::new(), false)) };
     let lines: Vec<&[u8]> = bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()).collect();
@@ -241,10 +241,17 @@ pub fn read_all(path: &Path) -> Result<(Vec<StepMetrics>, bool), ReportError> {
             Ok(metrics) => kept.push(metrics),
             // A crash may have cut the last one.
             Err(_) if index + 1 == lines.len() => is_cut = true,
-            Err(_) => return Err(ReportError::BrokenLine { path: path.to_owned(), line: index + 1 }),
+            Err(_) => return Err(other_line(path, index + 1, NO_LINE)),
         }
     }
     Ok((kept, is_cut))
+}
+
+const NO_LINE: &str = "not a line of metrics";
+
+/// A line of metrics that is not as it was written.
+fn other_line(path: &Path, line: usize, what: &str) -> Fault {
+    Fault::data(format!("`{}`, line {line}: {what}", path.display()), "restore the file, or remove it to begin a new one")
 }
 
 #[cfg(test)]
@@ -311,7 +318,7 @@ mod tests {
         let lines: Vec<&[u8]> = whole.split_inclusive(|&b| b == b'\n').collect();
         for other in [[1, 2, 2], [0, 0, 2], [0, 2, 1], [0, 1, 1]] {
             let error = read(&other.map(|line| lines[line]).concat()).unwrap_err();
-            assert!(matches!(&error, ReportError::ChangedLine { .. }), "{other:?}: {error}");
+            assert!(error.to_string().contains("`, line ") && !error.to_string().contains(NO_LINE), "{other:?}: {error}");
         }
         let other = MetricsMark { total_tokens: 31, ..after(3) };
         read(&whole).unwrap();
@@ -367,7 +374,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(METRICS);
         std::fs::write(&path, "nonsense\n{}\n").unwrap();
-        assert!(matches!(read_all(&path), Err(ReportError::BrokenLine { line: 1, .. })));
-        assert!(matches!(KeptMetrics::read(&path, &after(3)), Err(ReportError::BrokenLine { line: 1, .. })));
+        for error in [read_all(&path).unwrap_err(), KeptMetrics::read(&path, &after(3)).unwrap_err()] {
+            assert!(error.to_string().ends_with("`, line 1: not a line of metrics"), "{error}");
+        }
     }
 }

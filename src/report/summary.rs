@@ -5,11 +5,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::ReportError;
 use super::evicted::Evicted;
 use super::table::Table;
 use crate::files::{self, FileKind};
-use crate::units::{Bytes, Seconds};
+use crate::units::{Bytes, Fault, Seconds};
 
 /// The file's name in a run.
 pub const SUMMARY: &str = "summary.md";
@@ -104,7 +103,7 @@ impl RunSummary {
         })
     }
 
-    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
+    pub fn write(&self, path: &Path) -> Result<(), Fault> {
         Ok(files::write_atomic(path, self.to_markdown().as_bytes())?)
     }
 }

@@ -6,14 +6,12 @@ use super::rank_error::RankError;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::engine::EngineError;
-use crate::eval::EvalError;
+use crate::eval::is_given_up;
 use crate::files::FilesError;
 use crate::generation::GenerationError;
 use crate::model::ModelError;
 use crate::optim::OptimError;
-use crate::plan::PlanError;
 use crate::recipe::{Difference, RecipeError};
-use crate::report::ReportError;
 use crate::units::{Exit, Failure, Fault, abridged, quoted};
 
 #[derive(Debug, thiserror::Error)]
@@ -31,11 +29,6 @@ pub enum TrainError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The step does not fit.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    #[error(transparent)]
-    Eval(#[from] EvalError),
     #[error(transparent)]
     Generation(#[from] GenerationError),
     #[error(transparent)]
@@ -48,9 +41,6 @@ pub enum TrainError {
     /// A checkpoint could not be written; those before it are intact.
     #[error(transparent)]
     NotSaved(CheckpointError),
-    /// Metrics or the like could not be written.
-    #[error(transparent)]
-    Report(#[from] ReportError),
     /// Answers at validation without samples to validate with.
     #[error("`eval.generate` is set, and no samples are held out for validation")]
     NothingToAnswer,
@@ -191,7 +181,7 @@ impl TrainError {
     /// Whether what was being run was given up as it was asked for.
     pub(super) fn is_given_up(&self) -> bool {
         matches!(self, Self::Engine(EngineError::GivenUp))
-            || matches!(self, Self::Eval(error) if error.is_given_up())
+            || matches!(self, Self::Fault(error) if is_given_up(error))
             || matches!(self, Self::Ranks(error) if error.is_given_up())
     }
 }
@@ -317,13 +307,10 @@ impl Failure for TrainError {
             Self::Files(e) => Some(e),
             Self::Model(e) => Some(e),
             Self::Engine(e) => Some(e),
-            Self::Plan(e) => Some(e),
-            Self::Eval(e) => Some(e),
             Self::Generation(e) => Some(e),
             Self::Fault(e) => Some(e.meaning()),
             Self::Optim(e) => Some(e),
             Self::Checkpoint(e) | Self::NotSaved(e) => Some(e),
-            Self::Report(e) => Some(e),
             Self::Ranks(e) => Some(e),
             _ => None,
         }

@@ -9,10 +9,10 @@ use crate::data::{Batch, DataError, Dataset, Splits, Tokenizer, largest_batches}
 use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
 use crate::model::{ModelConfig, kind_of};
-use crate::plan::{Alternative, Decision, Machine, PlanError, Planner, TrainedPart};
+use crate::plan::{Alternative, Decision, Machine, Planner, TrainedPart};
 use crate::recipe::{GradRecipe, KeepGraph, LongBenchPrompt, OpenKey, Recipe};
 use crate::report::console;
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault};
 
 /// Batches that are weighed to find the heaviest; of more some are, from the longest to the widest.
 const MOST_WEIGHED: usize = 24;
@@ -72,7 +72,7 @@ pub fn plan<T>(
     config: &ModelConfig,
     batch: &Batch,
     machine: Machine,
-    ask: impl FnOnce(&Planner<'_>) -> Result<T, PlanError>,
+    ask: impl FnOnce(&Planner<'_>) -> Result<T, Fault>,
 ) -> Result<T, TrainError> {
     let trained = TrainedPart::of(config, recipe.lora.as_ref())?;
     let kind = kind_of(recipe.model.dtype);

@@ -90,6 +90,23 @@ impl Fault {
     }
 }
 
+/// What ends a process with a code of its own.
+pub trait Exits {
+    fn exit_code(&self) -> Exit;
+}
+
+impl<E: Failure> Exits for E {
+    fn exit_code(&self) -> Exit {
+        self.exit()
+    }
+}
+
+impl Exits for Fault {
+    fn exit_code(&self) -> Exit {
+        self.exit()
+    }
+}
+
 impl Failure for ToldFault {
     fn hint(&self) -> Option<String> {
         self.hint.clone()

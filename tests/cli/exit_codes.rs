@@ -7,16 +7,13 @@ use kvtune::cache::CacheError;
 use kvtune::checkpoint::CheckpointError;
 use kvtune::data::{DataError, LineOrRecord, SamplePlace};
 use kvtune::engine::EngineError;
-use kvtune::eval::EvalError;
 use kvtune::files::FilesError;
 use kvtune::head::HeadError;
 use kvtune::model::{AttendError, ConfigFault, ModelError, TensorProblems};
 use kvtune::native::BackwardError;
 use kvtune::native::cuda::GraphError;
 use kvtune::optim::OptimError;
-use kvtune::plan::{Limits, PlanError};
 use kvtune::recipe::{OpenKey, RecipeError};
-use kvtune::report::ReportError;
 use kvtune::store::StoreError;
 use kvtune::train::TrainError;
 use kvtune::units::{Bytes, Exit, Fault, LayerIdx};
@@ -225,16 +222,8 @@ fn caches_and_steps() {
 }
 
 #[test]
-fn evaluation_and_proof() {
-    hold(Exit::Data, vec![EvalError::Empty, EvalError::from(DataError::Empty { path: path() })]);
-    hold(Exit::Memory, vec![EvalError::from(EngineError::OutOfMemory(text()))]);
-    hold(Exit::NotFinite, vec![EvalError::NotFinite { sample: 1, value: f64::NAN }]);
+fn autograd() {
     hold(Exit::Failed, vec![BackwardError(text())]);
-}
-
-fn does_not_fit() -> PlanError {
-    let (host, device, files, limits) = (Bytes(1), None, Bytes(0), Limits { device: None, host: None, files: None });
-    PlanError::DoesNotFit { host, device, files, limits, margin: 1, tokens: 2, advice: text() }
 }
 
 #[test]
@@ -252,8 +241,8 @@ fn training() {
     let usage = vec![
         recipe_error().into(),
         ModelError::NotEmpty { dir: path() }.into(),
-        PlanError::from(ModelError::NotEmpty { dir: path() }).into(),
-        PlanError::from(EngineError::Open { keys: Vec::new() }).into(),
+        Fault::from(ModelError::NotEmpty { dir: path() }).into(),
+        Fault::from(EngineError::Open { keys: Vec::new() }).into(),
         TrainError::NoRun { path: path() },
         TrainError::NothingToTrain,
         TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
@@ -265,7 +254,6 @@ fn training() {
     hold(Exit::Usage, usage);
     let data = vec![
         EngineError::NoTargets.into(),
-        EvalError::Empty.into(),
         OptimError::OtherState(text()).into(),
         TrainError::ChangedFile { path: path() },
         TrainError::OtherRecipe { path: path(), differences: Vec::new() },
@@ -275,27 +263,20 @@ fn training() {
         TrainError::OtherModel { path: path(), difference: text() },
     ];
     hold(Exit::Data, data);
-    let memory = vec![does_not_fit().into(), TrainError::OutOfMemory { reason: text(), advice: None }];
+    let memory = vec![Fault::new(Exit::Memory, "x").into(), TrainError::OutOfMemory { reason: text(), advice: None }];
     hold(Exit::Memory, memory);
-    let value = f64::NAN;
     let not_finite = vec![
-        TrainError::from(EvalError::NotFinite { sample: 1, value }),
         TrainError::NotFinite { step: 1, what: text(), samples: vec![1] },
         TrainError::LossTooHigh { step: 1, loss: 9.0, most: 8.0 },
         TrainError::UpdateNotFinite { step: 1, name: text() },
     ];
     hold(Exit::NotFinite, not_finite);
-    hold(Exit::Failed, vec![TrainError::from(ReportError::Output { source: io::ErrorKind::StorageFull.into() })]);
 }
 
 #[test]
-fn reports_benches_and_the_program() {
+fn faults_that_are_passed_on() {
     for (code, error) in file_errors() {
-        hold(code, vec![ReportError::from(error)]);
+        hold(code, vec![TrainError::from(Fault::from(error))]);
     }
-    hold(Exit::Failed, vec![ReportError::Output { source: io::ErrorKind::StorageFull.into() }]);
-    let changed = ReportError::ChangedLine { path: path(), line: 1, what: text() };
-    hold(Exit::Data, vec![changed, ReportError::BrokenLine { path: path(), line: 1 }]);
-    hold(Exit::Memory, vec![TrainError::from(Fault::from(TrainError::from(does_not_fit())))]);
     hold(Exit::Usage, vec![Fault::usage("a", "b")]);
 }

@@ -12,14 +12,11 @@ use kvtune::cache::CacheError;
 use kvtune::checkpoint::CheckpointError;
 use kvtune::data::{DataError, LineOrRecord, SamplePlace};
 use kvtune::engine::EngineError;
-use kvtune::eval::EvalError;
 use kvtune::generation::{GenerationError, RuleFault};
 use kvtune::head::HeadError;
-use kvtune::metrics::MetricError;
 use kvtune::model::{ConfigFault, ModelError, TensorProblem, TensorProblems};
 use kvtune::optim::OptimError;
 use kvtune::recipe::OpenKey;
-use kvtune::report::ReportError;
 use kvtune::store::StoreError;
 use kvtune::train::TrainError;
 use kvtune::units::{Failure, LayerIdx};
@@ -180,21 +177,6 @@ fn engine() {
 }
 
 #[test]
-fn evaluation() {
-    let reference = MetricError { expected: "at least 1 reference", found: text() };
-    let samples = [
-        EvalError::Empty,
-        EvalError::NotFinite { sample: 1, value: f64::NAN },
-        EvalError::Answer { sample: 1, source: GenerationError::EmptyPrompt },
-        EvalError::Reference { sample: 1, source: reference },
-        EvalError::NotAnAnswer { path: path(), line: 1, message: text() },
-        EvalError::OtherAnswers { path: path(), line: 1, what: text(), expected: text(), found: text() },
-        EvalError::MoreAnswers { path: path(), asked: 3 },
-    ];
-    walk(("eval/error.rs", "EvalError"), &[], &samples);
-}
-
-#[test]
 fn model() {
     let problems = TensorProblems(vec![TensorProblem::Missing { name: text() }]);
     let faults = [
@@ -227,12 +209,6 @@ fn head_optimiser_report_and_store() {
     let wrong = HeadError::WrongTargets { head: "next_token", expected: "labels", found: "a class" };
     walk(("head/error.rs", "HeadError"), &["Torch"], &[wrong]);
     walk(("optim/optimizer.rs", "OptimError"), &[], &[OptimError::OtherState(text())]);
-    let samples = [
-        ReportError::ChangedLine { path: path(), line: 1, what: text() },
-        ReportError::Output { source: io::ErrorKind::StorageFull.into() },
-        ReportError::BrokenLine { path: path(), line: 1 },
-    ];
-    walk(("report/mod.rs", "ReportError"), &[], &samples);
     let dtype = StoreError::Dtype { path: path(), name: text(), found: text() };
     walk(("store/error.rs", "StoreError"), &["Torch"], &[dtype, StoreError::NoScratchDir]);
 }

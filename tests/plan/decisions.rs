@@ -2,9 +2,9 @@
 
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::model::ModelConfig;
-use kvtune::plan::{Decision, Limits, Machine, PlanError, Planner, ProcessBaseline, TrainedPart};
+use kvtune::plan::{Decision, Limits, Machine, Planner, ProcessBaseline, TrainedPart};
 use kvtune::recipe::{CacheRecipe, GradRecipe, OpenKey, Recipe, StoreForm, StorePlace, StoreRecipe};
-use kvtune::units::{Bytes, Failure};
+use kvtune::units::{Bytes, Exit, Fault};
 use proptest::prelude::*;
 use serde_json::json;
 use tch::{Device, Kind};
@@ -55,7 +55,7 @@ fn planner<'a>(
 }
 
 /// What is decided for so many tokens, with so many MiB of memory.
-fn decide(kv: &CacheRecipe, grad: &GradRecipe, tokens: usize, machine: Machine) -> Result<Decision, PlanError> {
+fn decide(kv: &CacheRecipe, grad: &GradRecipe, tokens: usize, machine: Machine) -> Result<Decision, Fault> {
     let recipe = recipe("{}");
     let (config, trained, batch) = (config(), TrainedPart::of(&config(), recipe.lora.as_ref()).unwrap(), batch(tokens));
     planner(&recipe, &config, kv, &trained, &batch, machine).decide(grad)
@@ -150,7 +150,9 @@ fn files_go_no_further_than_the_disk() {
     // Nothing open would do: fewer tokens.
     let all_in_files = [OpenKey::LayersPerCell, OpenKey::ChunksPerCell];
     let only_files = GradRecipe { layer_checkpoints: roomy.grad.undo_log, open: all_in_files.to_vec(), ..written };
-    assert!(matches!(of(&only_files, 0), Err(PlanError::DoesNotFit { files, .. }) if files > Bytes(0)));
+    assert!(
+        of(&only_files, 0).is_err_and(|error| error.exit() == Exit::Memory && error.to_string().contains(" of scratch files"))
+    );
 }
 
 /// Whether any tiling with any stores fits.

@@ -80,7 +80,7 @@ impl AnswerArguments {
     /// The file of all answers, where one is named; the first rank keeps it.
     pub(super) fn file(&self, world: &World) -> Result<Option<AnswerFile>, Fault> {
         let path = self.answers.as_deref().filter(|_| world.is_first());
-        Ok(path.map(AnswerFile::open).transpose()?)
+        path.map(AnswerFile::open).transpose()
     }
 
     /// How the samples of a dataset are answered, and what the answers depend on; none, where none are asked for.

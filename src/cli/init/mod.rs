@@ -44,7 +44,7 @@ impl Init {
             // clap lets neither pass.
             (None, _, _) => return Ok(()),
         };
-        Ok(console::part(&text)?)
+        console::part(&text)
     }
 }
 

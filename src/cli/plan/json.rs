@@ -38,5 +38,5 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
     others
         .iter()
         .filter(|other| other.grad != decision.chosen.grad)
-        .try_for_each(|other| Ok(console::result(&alternative("alternative", other).to_string())?))
+        .try_for_each(|other| console::result(&alternative("alternative", other).to_string()))
 }
