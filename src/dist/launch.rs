@@ -37,7 +37,7 @@ struct Starter {
 }
 
 /// In the order in which they are asked: who starts ranks by PyTorch's variables inside another's job means those.
-const STARTERS: [Starter; 5] = [
+const STARTERS: [Starter; 2] = [
     Starter {
         by: "torchrun or its like",
         rank: "RANK",
@@ -46,14 +46,6 @@ const STARTERS: [Starter; 5] = [
         run_id: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
     },
     Starter {
-        by: "Open MPI",
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: &["OMPI_COMM_WORLD_SIZE"],
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        run_id: &["PMIX_NAMESPACE"],
-    },
-    Starter { by: "MPI", rank: "PMI_RANK", size: &["PMI_SIZE"], local_rank: "MPI_LOCALRANKID", run_id: &["PMI_JOBID"] },
-    Starter {
         by: "srun",
         rank: "SLURM_PROCID",
         // A step may have fewer tasks than its job.
@@ -61,18 +53,29 @@ const STARTERS: [Starter; 5] = [
         local_rank: "SLURM_LOCALID",
         run_id: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"],
     },
-    // Without torchrun, which would read them, a pod is one rank.
-    Starter { by: "Kubeflow Trainer", rank: "PET_NODE_RANK", size: &["PET_NNODES"], local_rank: "", run_id: &[] },
 ];
+
+/// Others, and the variables by which they say how many processes there are: each would take itself for the only one.
+const UNREAD: [(&str, &str); 3] = [("Open MPI", "OMPI_COMM_WORLD_SIZE"), ("MPI", "PMI_SIZE"), ("Kubeflow Trainer", "PET_NNODES")];
 
 impl Launched {
     /// Reads the environment by `variable`; `None` where the process stands alone.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, DistError> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
-        // SLURM's own plugin for MPI says the rank, too, but not that on the machine.
-        let is_slurm = variable("SLURM_PROCID").is_some() && variable("MPI_LOCALRANKID").is_none();
-        let has_started = |starter: &&Starter| variable(starter.rank).is_some() && !(is_slurm && starter.rank == "PMI_RANK");
-        let Some(starter) = STARTERS.iter().find(has_started) else {
+        let starter = STARTERS.iter().find(|starter| variable(starter.rank).is_some());
+        if starter.is_none_or(|starter| starter.rank != "RANK") {
+            // SLURM's own plugin for MPI says how many there are, too, but no rank on the machine.
+            let is_slurm = starter.is_some() && variable("MPI_LOCALRANKID").is_none();
+            for (by, name) in UNREAD.into_iter().filter(|(_, name)| !is_slurm || *name != "PMI_SIZE") {
+                if let Some(size) = number(&variable, name)?.filter(|size| *size > 1) {
+                    return Err(DistError::Environment {
+                        message: format!("{by} has started {size} processes (`{name}`), whose ranks are not read"),
+                        hint: "start them by `torchrun --no-python`, `srun` or `kvtune launch`".into(),
+                    });
+                }
+            }
+        }
+        let Some(starter) = starter else {
             // A size of 1 says nothing: platforms set it for whatever runs there.
             return match number(&variable, "WORLD_SIZE")? {
                 Some(size) if size > 1 => Err(missing("RANK", &format!("WORLD_SIZE={size}"))),
@@ -110,8 +113,7 @@ impl Variables<'_> {
                 hint: format!("these variables come from {by}: see how it is started"),
             });
         }
-        self.check_pod()?;
-        let local_rank = if local_rank.is_empty() { None } else { number(self.variable, local_rank)? }.unwrap_or(0);
+        let local_rank = number(self.variable, local_rank)?.unwrap_or(0);
         let (address, port) = if size == 1 { ("127.0.0.1".to_owned(), 0) } else { self.meeting_point(size, &given)? };
         let parts: Vec<_> = run_id.iter().filter_map(|name| (self.variable)(name)).collect();
         let is_served = (self.variable)("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|word| word.eq_ignore_ascii_case("true"));
@@ -133,24 +135,11 @@ impl Variables<'_> {
         names.iter().find(|name| (self.variable)(name).is_some()).unwrap_or(&names[0])
     }
 
-    /// A pod with several processes needs who starts them.
-    fn check_pod(&self) -> Result<(), DistError> {
-        let several = (self.variable)("PET_NPROC_PER_NODE").filter(|count| self.starter.rank == "PET_NODE_RANK" && count != "1");
-        several.map_or(Ok(()), |count| {
-            Err(DistError::Environment {
-                message: format!("`PET_NPROC_PER_NODE={}` asks for several processes in a pod, and kvtune is one", quoted(count)),
-                hint: "start it by `torchrun --no-python kvtune …`, which reads these variables".into(),
-            })
-        })
-    }
-
     /// Where the ranks meet: as the environment says, else as can be told from the starter's own variables.
     fn meeting_point(&self, size: usize, given: &str) -> Result<(String, u16), DistError> {
-        let pod = self.starter.rank == "PET_NODE_RANK";
-        let (address, port) = if pod { ("PET_MASTER_ADDR", "PET_MASTER_PORT") } else { ("MASTER_ADDR", "MASTER_PORT") };
+        let (address, port) = ("MASTER_ADDR", "MASTER_PORT");
         let given = format!("{given}` and `{}={size}", self.size_name());
-        let address =
-            (self.variable)(address).map_or_else(|| self.own_address(size), Some).ok_or_else(|| missing(address, &given))?;
+        let address = (self.variable)(address).or_else(|| self.own_address()).ok_or_else(|| missing(address, &given))?;
         let port = match number(self.variable, port)? {
             Some(number) => u16::try_from(number).ok().filter(|port| *port != 0).ok_or_else(|| DistError::Environment {
                 message: format!("`{port}={number}` is no port: expected 1 to 65535"),
@@ -161,32 +150,18 @@ impl Variables<'_> {
         Ok((address, port))
     }
 
-    /// A port that all ranks of a job choose alike, and jobs side by side mostly not.
+    /// A port that all ranks of SLURM's job choose alike, and jobs side by side mostly not.
     fn own_port(&self) -> Option<u16> {
-        match self.starter.rank {
-            "SLURM_PROCID" => {
-                let job: u64 = (self.variable)("SLURM_JOB_ID")?.parse().ok()?;
-                let step: u64 = (self.variable)("SLURM_STEP_ID").and_then(|step| step.parse().ok()).unwrap_or(0);
-                u16::try_from(15_000 + (job.wrapping_mul(31).wrapping_add(step)) % 15_000).ok()
-            }
-            "RANK" => None,
-            _ => Some(29_500),
-        }
+        let of_slurm = |name: &str| (self.variable)(name).filter(|_| self.starter.rank == "SLURM_PROCID");
+        let job: u64 = of_slurm("SLURM_JOB_ID")?.parse().ok()?;
+        let step: u64 = of_slurm("SLURM_STEP_ID").and_then(|step| step.parse().ok()).unwrap_or(0);
+        u16::try_from(15_000 + (job.wrapping_mul(31).wrapping_add(step)) % 15_000).ok()
     }
 
-    /// The machine of rank 0: the first of a SLURM job's; this one where all ranks of MPI are here.
-    fn own_address(&self, size: usize) -> Option<String> {
-        match self.starter.rank {
-            "SLURM_PROCID" => {
-                let list = (self.variable)("SLURM_STEP_NODELIST").or_else(|| (self.variable)("SLURM_JOB_NODELIST"))?;
-                first_host(&list)
-            }
-            "OMPI_COMM_WORLD_RANK" => {
-                let here: usize = (self.variable)("OMPI_COMM_WORLD_LOCAL_SIZE")?.parse().ok()?;
-                (here == size).then(|| "127.0.0.1".to_owned())
-            }
-            _ => None,
-        }
+    /// The machine of rank 0, which is the first of SLURM's job.
+    fn own_address(&self) -> Option<String> {
+        let of_slurm = |name: &str| (self.variable)(name).filter(|_| self.starter.rank == "SLURM_PROCID");
+        first_host(&of_slurm("SLURM_STEP_NODELIST").or_else(|| of_slurm("SLURM_JOB_NODELIST"))?)
     }
 }
 
@@ -261,15 +236,10 @@ mod tests {
                 "1/2 1 b:9 `7` false",
             ),
             (
-                "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2".to_owned(),
-                "1/2 1 127.0.0.1:29500 `` false",
-            ),
-            ("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=0 MASTER_ADDR=a".to_owned(), "1/2 0 a:29500 `` false"),
-            (
                 "PMI_RANK=3 PMI_SIZE=4 SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=1 SLURM_JOB_ID=7 SLURM_JOB_NODELIST=a".to_owned(),
                 "3/4 1 a:15217 `7` false",
             ),
-            ("PET_NODE_RANK=1 PET_NNODES=2 PET_NPROC_PER_NODE=1 PET_MASTER_ADDR=a PET_MASTER_PORT=29400".to_owned(), "1/2 0 a:29400 `` false"),
+            ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=9 OMPI_COMM_WORLD_SIZE=2".to_owned(), "0/2 0 a:9 `` false"),
             ("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0".to_owned(), "0/1 0 127.0.0.1:0 `` false"),
         ] {
             assert_eq!(told(&variables), expected, "{variables}");
@@ -302,14 +272,13 @@ mod tests {
                 "SLURM_PROCID=0 SLURM_NTASKS=2",
                 "the environment says `SLURM_PROCID=0` and `SLURM_NTASKS=2`, but not `MASTER_ADDR`",
             ),
+            ("OMPI_COMM_WORLD_SIZE=4", "Open MPI has started 4 processes (`OMPI_COMM_WORLD_SIZE`), whose ranks are not read"),
+            ("PMI_SIZE=2", "MPI has started 2 processes (`PMI_SIZE`), whose ranks are not read"),
             (
-                "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2",
-                "the environment says `OMPI_COMM_WORLD_RANK=0` and `OMPI_COMM_WORLD_SIZE=4`, but not `MASTER_ADDR`",
+                "PMI_SIZE=2 MPI_LOCALRANKID=0 SLURM_PROCID=0 SLURM_NTASKS=2",
+                "MPI has started 2 processes (`PMI_SIZE`), whose ranks are not read",
             ),
-            (
-                "PET_NODE_RANK=0 PET_NNODES=2 PET_NPROC_PER_NODE=8 PET_MASTER_ADDR=a PET_MASTER_PORT=1",
-                "`PET_NPROC_PER_NODE=8` asks for several processes in a pod, and kvtune is one",
-            ),
+            ("PET_NNODES=2", "Kubeflow Trainer has started 2 processes (`PET_NNODES`), whose ranks are not read"),
         ] {
             assert_eq!(read(variables), Err(expected.to_owned()), "{variables}");
         }
