@@ -1,6 +1,6 @@
 //! Curves over a common axis, as SVG.
 
-use super::canvas::{Anchor, Canvas, Ink, Words};
+use super::ink::{Anchor, Ink, Words};
 use super::svg::Svg;
 use super::ticks::{in_short, range, share, ticks};
 

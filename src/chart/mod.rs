@@ -1,10 +1,9 @@
-//! Figures as pictures: curves, and maps of coloured cells, as SVG and PNG; curves in a terminal. It knows no run and no cache.
+//! Figures as pictures: curves, and maps of coloured cells, as SVG; curves in a terminal. It knows no run and no cache.
 
-mod canvas;
 mod colour_map;
 mod curve;
+mod ink;
 mod pixels;
-mod raster;
 mod svg;
 mod terminal;
 mod ticks;

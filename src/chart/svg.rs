@@ -5,7 +5,7 @@ use std::fmt::Write;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
-use super::canvas::{Canvas, Ink, Words};
+use super::ink::{Ink, Words};
 use super::pixels::Raster;
 
 /// A text as it stands in HTML, SVG or an attribute of either. Control characters, which XML knows no way to write, become visible.
@@ -50,25 +50,21 @@ impl Svg {
         let _ = writeln!(self.body, "<{name} {attributes}/>");
     }
 
-    /// The text of the picture.
-    pub(super) fn finish(self) -> String {
-        format!("{}</svg>\n", self.body)
-    }
-}
-
-impl Canvas for Svg {
-    fn rect(&mut self, (x, y, width, height): (f64, f64, f64, f64), ink: Ink) {
+    /// A filled rectangle: left, top, width, height.
+    pub(super) fn rect(&mut self, (x, y, width, height): (f64, f64, f64, f64), ink: Ink) {
         let attributes =
             format!("x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" {}", ink.attributes("fill"));
         self.element("rect", &attributes);
     }
 
-    fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink) {
+    /// A thin line.
+    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink) {
         let ((x1, y1), (x2, y2), ink) = (from, to, ink.attributes("stroke"));
         self.element("line", &format!("x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" {ink}"));
     }
 
-    fn text(&mut self, (x, y): (f64, f64), words: &str, Words { size, ink, anchor, is_bold }: Words) {
+    /// A text on a base line.
+    pub(super) fn text(&mut self, (x, y): (f64, f64), words: &str, Words { size, ink, anchor, is_bold }: Words) {
         let weight = if is_bold { " font-weight=\"600\"" } else { "" };
         let (ink, words) = (ink.attributes("fill"), escape(words));
         let _ = writeln!(
@@ -78,7 +74,8 @@ impl Canvas for Svg {
         );
     }
 
-    fn image(&mut self, (x, y): (f64, f64), image: &Raster) {
+    /// Pixels, in their own size.
+    pub(super) fn image(&mut self, (x, y): (f64, f64), image: &Raster) {
         let (width, height, bytes) = (image.width, image.height, BASE64_STANDARD.encode(image.to_png()));
         self.element(
             "image",
@@ -87,6 +84,11 @@ impl Canvas for Svg {
                  style=\"image-rendering:pixelated\" href=\"data:image/png;base64,{bytes}\""
             ),
         );
+    }
+
+    /// The text of the picture.
+    pub(super) fn finish(self) -> String {
+        format!("{}</svg>\n", self.body)
     }
 }
 

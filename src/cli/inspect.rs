@@ -23,7 +23,7 @@ pub(super) struct Inspect {
     /// Look at this replay log instead: which positions each layer and KV head kept. `kvtune evaluate --replay-log` writes one.
     #[arg(long, value_name = "LOG")]
     evictions: Option<PathBuf>,
-    /// Draw them: `.svg` or `.png`.
+    /// Draw them as SVG.
     #[arg(long, value_name = "FILE", requires = "evictions")]
     out: Option<PathBuf>,
     /// Which sequence of the log, counted from 0.
@@ -67,34 +67,16 @@ impl Inspect {
     }
 
     fn evictions(&self, path: &Path) -> Result<(), Fault> {
-        let draw = self.out.as_deref().map(|out| Ok::<_, Fault>((out, picture_kind(out)?))).transpose()?;
+        if let Some(out) = self.out.as_deref().filter(|out| out.extension().is_none_or(|end| !end.eq_ignore_ascii_case("svg"))) {
+            return Err(Fault::usage(format!("`--out {}` names no SVG", out.display()), "let its name end in `.svg`"));
+        }
         let evictions = Evictions::of(&ReplayLog::load(path)?, self.sequence)?;
         console::outcome(&console::fitted(&kept(&evictions)), &json!(evictions))?;
-        if let Some((out, kind)) = draw {
-            let map = evictions.map(&path.display().to_string());
-            let bytes = if kind == PictureKind::Png { map.to_png() } else { map.to_svg("evictions").into_bytes() };
-            files::write_atomic(out, &bytes)?;
+        if let Some(out) = &self.out {
+            files::write_atomic(out, evictions.map(&path.display().to_string()).to_svg("evictions").as_bytes())?;
             console::note(&format!("drawn: {}", out.display()));
         }
         Ok(())
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PictureKind {
-    Svg,
-    Png,
-}
-
-fn picture_kind(out: &Path) -> Result<PictureKind, Fault> {
-    let end = out.extension().map(|end| end.to_string_lossy().to_lowercase());
-    match end.as_deref() {
-        Some("svg") => Ok(PictureKind::Svg),
-        Some("png") => Ok(PictureKind::Png),
-        _ => Err(Fault::usage(
-            format!("`--out {}` names neither an SVG nor a PNG", out.display()),
-            "let its name end in `.svg` or `.png`",
-        )),
     }
 }
 

@@ -197,7 +197,7 @@ fn inspect() {
 
     Options:
           --evictions <LOG>  Look at this replay log instead: which positions each layer and KV head kept. `kvtune evaluate --replay-log` writes one
-          --out <FILE>       Draw them: `.svg` or `.png`
+          --out <FILE>       Draw them as SVG
           --sequence <N>     Which sequence of the log, counted from 0 [default: 0]
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
@@ -209,7 +209,7 @@ fn inspect() {
 
     Examples:
       kvtune inspect runs/my
-      kvtune inspect --evictions log.safetensors --out kept.png
+      kvtune inspect --evictions log.safetensors --out kept.svg
     ");
 }
 

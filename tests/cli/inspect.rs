@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use insta::assert_snapshot;
 use serde_json::Value;
 
@@ -127,7 +129,7 @@ fn what_each_layer_and_head_kept() {
         let place = logged(set);
         let said = drawn(&place, &["--out", "map.svg"]).done();
         assert_eq!(said.out.matches(order).count(), 3 * heads, "{}", said.out);
-        let found: Value = serde_json::from_str(&drawn(&place, &["--format", "json", "--out", "map.png"]).done().out).unwrap();
+        let found: Value = serde_json::from_str(&drawn(&place, &["--format", "json"]).done().out).unwrap();
         let tokens = ROW_LEN - 1;
         assert_eq!(found["tokens"], tokens);
         for layer in found["layers"].as_array().unwrap() {
@@ -142,8 +144,9 @@ fn what_each_layer_and_head_kept() {
             assert!(svg.contains(words), "{words}");
         }
         // Eight of forty tokens have left, whichever: the others have the colour of what is kept.
-        let (width, pixels) = pixels(&place.read("map.png"));
-        let row = &pixels[3 * (80 * width)..][..3 * width];
+        let image = svg.split_once("data:image/png;base64,").unwrap().1.split('"').next().unwrap();
+        let (width, pixels) = pixels(&BASE64_STANDARD.decode(image).unwrap());
+        let row = &pixels[3 * (8 * width)..][..3 * width];
         let orange = row.chunks(3).filter(|pixel| *pixel == [0xd9, 0x4f, 0x0b]).count();
         assert_eq!(orange, 32 * (960 / tokens), "{set}");
     }
@@ -164,9 +167,9 @@ pub(super) fn pixels(file: &[u8]) -> (usize, Vec<u8>) {
 fn a_log_or_a_picture_that_cannot_be() {
     let place = logged("kv_cache.policy=h2o");
     assert_snapshot!(drawn(&place, &["--out", "map.gif"]).refused(2), @r"
-    error: `--out map.gif` names neither an SVG nor a PNG
+    error: `--out map.gif` names no SVG
 
-    hint: let its name end in `.svg` or `.png`
+    hint: let its name end in `.svg`
     ");
     assert_snapshot!(drawn(&place, &["--sequence", "1"]).refused(2), @r"
     error: the log has no sequence 1: it has 1, counted from 0

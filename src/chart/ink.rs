@@ -1,6 +1,6 @@
-//! What a picture is drawn with, whether it becomes SVG or pixels.
+//! What lines and texts of a picture look like.
 
-use super::pixels::{Raster, Rgb};
+use super::pixels::Rgb;
 
 /// A colour by what it is for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,20 +28,9 @@ pub(super) struct Words {
     pub(super) is_bold: bool,
 }
 
-/// What can be drawn on. Lengths are pixels of a picture in its own size, from its upper left corner.
-pub(super) trait Canvas {
-    /// A filled rectangle: left, top, width, height.
-    fn rect(&mut self, area: (f64, f64, f64, f64), ink: Ink);
-    fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink);
-    /// A text on a base line.
-    fn text(&mut self, at: (f64, f64), words: &str, look: Words);
-    /// Pixels, in their own size.
-    fn image(&mut self, at: (f64, f64), image: &Raster);
-}
-
 impl Ink {
     /// The colour on white paper.
-    pub(super) fn rgb(self) -> Rgb {
+    fn rgb(self) -> Rgb {
         match self {
             Self::Text => [0x1f, 0x23, 0x28],
             Self::Muted => [0x59, 0x63, 0x6e],
