@@ -9,10 +9,10 @@ use super::command::Arguments;
 use super::finetune::Ending;
 use super::format::Format;
 use super::{Verb, command, device, launch, limits, panics, world};
-use crate::data;
-use crate::recipe::Weights;
+use crate::recipe::{Weights, check_policies_by};
 use crate::report::console::{self, Speech};
 use crate::units::Fault;
+use crate::{cache, data};
 
 /// Variables of profilers that write what they have seen when the process ends in the ordinary way: CUPTI's, of Nsight, and LLVM's.
 const PROFILERS: [&str; 3] = ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "LLVM_PROFILE_FILE"];
@@ -26,6 +26,7 @@ pub fn main() -> ! {
         exit(i32::from(data::become_renderer().is_err()));
     }
     data::render_in_children_of("/proc/self/exe", RENDERER);
+    check_policies_by(cache::check_policy);
     launch::follow_launcher();
     let code = command::parse(std::env::args_os()).map_or_else(|error| refused(&error), |arguments| code_of(&arguments));
     let _ = io::stdout().flush();

@@ -1,6 +1,6 @@
 //! A choice by name whose parameters are read by the file that owns it: `policy = "h2o"` or `policy.h2o = { … }`.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::de::DeserializeOwned;
 
@@ -10,6 +10,20 @@ use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, TableEntries, do
 use super::tree::{KeyValue, Node, NodeValue, RecipeSource, Spot};
 use super::value::RecipeReader;
 use crate::units::quoted;
+
+/// Whether there is such a policy, with such parameters.
+type PolicyCheck = fn(&PolicyRecipe) -> Result<(), RecipeError>;
+
+static POLICY_CHECK: OnceLock<PolicyCheck> = OnceLock::new();
+
+/// From now on the policy of a recipe is checked with its other keys, so that all errors are told at once.
+pub fn check_policies_by(check: PolicyCheck) {
+    let _ = POLICY_CHECK.set(check);
+}
+
+fn checked(choice: &PolicyRecipe) -> Result<(), RecipeError> {
+    POLICY_CHECK.get().map_or(Ok(()), |check| check(choice))
+}
 
 /// Policy of a recipe that names none.
 pub(super) const DEFAULT_POLICY: &str = "h2o";
@@ -101,13 +115,19 @@ impl PolicyRecipe {
     }
 }
 
-/// Which policies there are is known elsewhere, so that the name is not checked here. A recipe that names none still lends its source to
+/// Which policies there are is known elsewhere, so that the name is checked here only where [`check_policies_by`] has said by whom. A recipe that names none still lends its source to
 /// the errors about the default.
 impl RecipeField for PolicyRecipe {
     fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
         let (takes, default) = ("name, or a table with one name".to_owned(), default.of(&text.name));
         let schema = || serde_json::json!({ "type": ["string", "object"] });
-        vec![RecipeKey { text, takes, default, check: |reader, key, _| Self::find(reader, "", key).map(drop), schema }]
+        vec![RecipeKey {
+            text,
+            takes,
+            default,
+            check: |reader, key, _| Self::find(reader, "", key).and_then(|choice| choice.as_ref().map_or(Ok(()), checked)),
+            schema,
+        }]
     }
 
     fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>> {

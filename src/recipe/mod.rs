@@ -42,6 +42,7 @@ mod write;
 
 pub use cache_length::{CacheLength, Pyramid};
 pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TemplateVariables, TrainOn};
+pub use choice::{PolicyRecipe, check_policies_by};
 pub use data::*;
 pub use diagnose::{RecipeError, RecipeLocation};
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
@@ -50,4 +51,4 @@ pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use load::Resolved;
 pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, TargetModules, TrainedBias};
 pub use training::*;
-pub use {choice::PolicyRecipe, initial_part::*, plan::Recipe, reference::reference, schema::schema, write::Difference};
+pub use {initial_part::*, plan::Recipe, reference::reference, schema::schema, write::Difference};

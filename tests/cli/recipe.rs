@@ -211,7 +211,7 @@ fn overrides() {
 fn several_errors() {
     let place = Place::new();
     place.edit_recipe("chunk_size = 8", "chunk_sise = 8");
-    assert_snapshot!(place.check(&["data.output_dir=run", "lora.r=0"]).refused(2), @r"
+    assert_snapshot!(place.check(&["data.output_dir=run", "lora.r=0", "kv_cache.policy=h3o", "lora.alpha=-1"]).refused(2), @r"
     error: unknown key `chunk_sise` in `[kv_cache]`
       --> recipe.toml:13:1
        |
@@ -229,6 +229,16 @@ fn several_errors() {
       --> --set lora.r=0
 
     hint: write 1 or more; to have the default, leave the key out
+
+    error: unknown value `h3o` for `kv_cache.policy`
+      --> --set kv_cache.policy=h3o
+
+    hint: did you mean `h2o`?
+
+    error: `lora.alpha` must be more than 0, and finite, found -1.0
+      --> --set lora.alpha=-1
+
+    hint: usual values are `r` to twice `r`
     ");
 }
 

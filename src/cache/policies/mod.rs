@@ -15,7 +15,7 @@ mod snapkv;
 mod tova;
 
 pub(crate) use lastrec::rolling;
-pub use registry::{PolicyEntry, REGISTRY, build, initial_part, names};
+pub use registry::{PolicyEntry, REGISTRY, build, check_policy, initial_part, names};
 
 use super::{CacheError, Policy};
 use crate::recipe::PolicyRecipe;

@@ -4,7 +4,7 @@ use super::{
     Constructor, adakv, dense, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lastrec, smart_lastrec, snapkv, tova,
 };
 use crate::cache::{CacheError, Policy};
-use crate::recipe::{InitialPart, PolicyRecipe};
+use crate::recipe::{InitialPart, PolicyRecipe, RecipeError};
 
 /// A policy that a recipe may name.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +57,14 @@ pub fn names() -> Vec<&'static str> {
 pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
     let entry = REGISTRY.iter().find(|entry| entry.name == choice.name).ok_or_else(|| choice.unknown(&names()))?;
     (entry.build)(choice, cache_length)
+}
+
+/// Whether a recipe names a policy that there is, with parameters that it has.
+pub fn check_policy(choice: &PolicyRecipe) -> Result<(), RecipeError> {
+    match build(choice, usize::MAX) {
+        Err(CacheError::Recipe(error)) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// What the initial part of a prompt is for the policy that a recipe names, if that protects it.
