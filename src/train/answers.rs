@@ -8,6 +8,7 @@ use crate::eval::{self, AnswerScores, AnswerSpec, ScoredAnswer, Scores};
 use crate::generation::{GenerationRules, Generator, SamplingRules};
 use crate::model::Model;
 use crate::recipe::{Figure, Recipe};
+use crate::units::Fault;
 
 /// What a validation came to.
 pub(super) struct Validation {
@@ -48,7 +49,7 @@ impl ValidationAnswers {
         (engine, model): (&Engine, &Model),
     ) -> Result<Option<Self>, TrainError> {
         let Some(asked) = &recipe.eval.generate else { return Ok(None) };
-        let samples = data.validation.clone().ok_or(TrainError::NothingToAnswer)?.first(asked.samples);
+        let samples = data.validation.clone().ok_or_else(nothing_to_answer)?.first(asked.samples);
         let (own, _) = GenerationRules::of_model(&recipe.model.path)?;
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
         let rules = GenerationRules { sampling, max_new_tokens: Some(asked.max_new_tokens), ..own };
@@ -75,4 +76,11 @@ impl ValidationAnswers {
         let answers = eval::answer(generator, &self.samples, &self.spec, None, (world, wants_to_stop))?;
         Ok((AnswerScores::of(&answers), answers))
     }
+}
+
+fn nothing_to_answer() -> Fault {
+    Fault::usage(
+        "`eval.generate` is set, and no samples are held out for validation",
+        "set `data.validation` or `data.validation_fraction`, or leave `eval.generate` out",
+    )
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::TrainError;
+use super::error::other_model;
 use crate::cache;
 use crate::checkpoint::FINAL;
 use crate::conformance::PolicyFile;
@@ -19,6 +20,7 @@ use crate::native::cuda::Numerics;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, TemplateChoice};
 use crate::report::console;
 use crate::report::tokenising::Tokenising;
+use crate::units::{Fault, abridged};
 
 /// The tokenizer of a model directory; `None` where it has none.
 pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
@@ -115,10 +117,15 @@ pub fn engine(
 fn check_routers(model: &Path, config: &ModelConfig) -> Result<(), TrainError> {
     let mut preferences = config.layers.iter().filter_map(|layer| Some(layer.feed_forward.experts()?.preference)).peekable();
     if preferences.peek().is_none() {
-        return Err(TrainError::NoRouters { model: model.into() });
+        let message =
+            format!("`train.router_aux_loss_coef` is set, and the model `{}` has no experts", abridged(model.display()));
+        let hint = "leave the key out: it balances the experts of such models as Mixtral";
+        return Err(Fault::usage(message, hint).into());
     }
     if preferences.any(|preference| preference != Preference::Softmax) {
-        return Err(TrainError::CorrectedRouters { model: model.into() });
+        let (key, model) = ("train.router_aux_loss_coef", abridged(model.display()));
+        let message = format!("`{key}` is set, and the routers of `{model}` are balanced by a correction of their own");
+        return Err(Fault::usage(message, "leave the key out: this loss is of routers with a softmax over all experts").into());
     }
     Ok(())
 }
@@ -153,10 +160,14 @@ pub fn as_headed(recipe: &Recipe, config: ModelConfig) -> Result<ModelConfig, Tr
     let num_classes = num_classes(recipe);
     if config.has_score && config.num_classes != num_classes {
         let found = config.num_classes.unwrap_or(0);
-        return Err(TrainError::OtherClasses { model: recipe.model.path.clone(), found, asked: num_classes });
+        let asked = num_classes.map_or_else(|| "none".to_owned(), |count| format!("{count} classes"));
+        let model = abridged(recipe.model.path.display());
+        let message = format!("the model `{model}` is a classifier of {found} classes, and `[head]` asks for {asked}");
+        let hint = "let `head.kind` be `seq_classification`, with as many classes as the model has";
+        return Err(Fault::usage(message, hint).into());
     }
     if recipe.lora.is_none() && num_classes.is_some() && !config.has_score {
-        return Err(TrainError::NoScore { model: recipe.model.path.clone() });
+        return Err(no_score(recipe));
     }
     Ok(config.with_classes(num_classes))
 }
@@ -164,7 +175,16 @@ pub fn as_headed(recipe: &Recipe, config: ModelConfig) -> Result<ModelConfig, Tr
 /// Fails where the recipe's head needs what scores classes, and neither model nor adapter has it.
 pub fn check_head(recipe: &Recipe, model: &Model) -> Result<(), TrainError> {
     let is_missing = num_classes(recipe).is_some() && !model.has_score();
-    if is_missing { Err(TrainError::NoScore { model: recipe.model.path.clone() }) } else { Ok(()) }
+    if is_missing { Err(no_score(recipe)) } else { Ok(()) }
+}
+
+fn no_score(recipe: &Recipe) -> TrainError {
+    let model = abridged(recipe.model.path.display());
+    Fault::usage(
+        format!("`head.kind` is `seq_classification`, and the model `{model}` has no matrix that scores classes"),
+        "train one with an adapter (`kvtune finetune-lora`), or begin with a model that was saved as a classifier of sequences",
+    )
+    .into()
 }
 
 fn num_classes(recipe: &Recipe) -> Option<usize> {
@@ -243,7 +263,7 @@ pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), TrainError> {
 /// Copies saved parameters over the model's, which must be the same by name and shape.
 pub(super) fn take_parameters(model: &Model, saved: &[(String, Tensor)], dir: &Path) -> Result<(), TrainError> {
     let own = model.parameters();
-    let other = |difference: String| TrainError::OtherModel { path: dir.to_owned(), difference };
+    let other = |difference: String| other_model(dir, &difference);
     if own.len() != saved.len() {
         return Err(other(format!("the run trains {} tensors, the checkpoint holds {}", own.len(), saved.len())));
     }
@@ -267,11 +287,15 @@ fn check_positions(config: &ModelConfig, path: &Path) -> Result<(), TrainError> 
         return Ok(());
     }
     let scaling = file.rope_scaling.map_or_else(|| "without `model.rope_scaling`".to_owned(), |table| format!("with {table}"));
-    Err(TrainError::OtherPositions { path: path.to_owned(), scaling })
+    let message = format!("the adapter in `{}` was trained with other positions: {scaling}", abridged(path.display()));
+    let hint = "make `model.rope_scaling` in the recipe the same, and take the model it was trained on";
+    Err(Fault::usage(message, hint).into())
 }
 
 /// An adapter brings its own numbers: a recipe that says otherwise is a mistake.
 fn check_agreement((lora, config): (&LoraRecipe, &ModelConfig), adapter: &Adapter, path: &Path) -> Result<(), TrainError> {
     let Some(Disagreement { key, recipe, adapter }) = adapter.disagreement(config, lora)? else { return Ok(()) };
-    Err(TrainError::OtherAdapter { key, recipe, adapter, path: path.to_owned() })
+    let path = abridged(path.display());
+    let message = format!("`lora.{key}` is {recipe} in the recipe, but {adapter} in the adapter `{path}`");
+    Err(Fault::usage(message, "make `[lora]` agree with the adapter, or leave `model.adapter` out").into())
 }

@@ -121,7 +121,7 @@ impl From<DistError> for TrainError {
 mod tests {
     use super::*;
     use crate::engine::EngineError;
-    use crate::units::Failure;
+    use crate::units::{Exit, Failure, Fault};
 
     #[test]
     fn what_is_asked_of_one_is_asked_of_all() {
@@ -132,17 +132,14 @@ mod tests {
             ranks.agree(ranks.exchange("asking", Ok(asked[rank])).unwrap().into_iter());
             assert!(ranks.wants_save() && ranks.takes_save() && !ranks.takes_save());
             ranks.listen().unwrap();
-            let failed = ranks.first::<()>("writing", || Err(TrainError::NothingToAnswer)).unwrap_err();
+            let failed = ranks.first::<()>("writing", || Err(Fault::usage("no samples", "hold some out").into())).unwrap_err();
             let given_up = if rank == 1 { Err(TrainError::Engine(EngineError::GivenUp)) } else { Ok(()) };
             assert!(ranks.exchange("working", given_up).unwrap_err().is_given_up());
             (ranks.signal(), failed.exit() as u8, failed.to_string())
         });
         for (rank, (signal, exit, failed)) in seen.into_iter().enumerate() {
-            assert_eq!((signal, exit), (Some(15), TrainError::NothingToAnswer.exit() as u8));
-            assert_eq!(
-                failed.ends_with("has failed: `eval.generate` is set, and no samples are held out for validation"),
-                rank > 0
-            );
+            assert_eq!((signal, exit), (Some(15), Exit::Usage as u8));
+            assert_eq!(failed.ends_with("has failed: no samples"), rank > 0);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::error::{changed_file, listed, no_signals};
 use super::run::{begin, go_on, run};
 use super::run_dir::newest;
 use super::saved_split::SavedSplit;
@@ -13,6 +14,7 @@ use crate::files::{ReadLock, RunLock};
 use crate::optim::learning_rate;
 use crate::recipe::{GradRecipe, Recipe, Weights};
 use crate::report::console;
+use crate::units::{Exit, Fault, abridged, quoted};
 
 /// A checkpoint and the run it belongs to.
 #[derive(Debug)]
@@ -34,7 +36,7 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, TrainError> {
         if let Ok(recipe) = resolved_recipe(&run) {
             check_recipe(&recipe)?;
         }
-        let reading = reading.ok_or_else(|| TrainError::Gone { path: path.to_owned() })?;
+        let reading = reading.ok_or_else(|| gone(path))?;
         return Ok(FoundCheckpoint { run, dir: path.to_owned(), holds, _reading: reading });
     }
     check_recipe(&resolved_recipe(path)?)?;
@@ -50,13 +52,24 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, TrainError> {
             return Ok(FoundCheckpoint { run: path.to_owned(), dir: found.dir, holds, _reading: reading });
         }
     }
-    Err(TrainError::Gone { path: path.to_owned() })
+    Err(gone(path).into())
+}
+
+/// A checkpoint, or a run's, that is being removed.
+fn gone(path: &Path) -> Fault {
+    let message = format!("the checkpoint in `{}` is being removed by its run", path.display());
+    Fault::new(Exit::Failed, message).with_hint("name another checkpoint of the run, or the run for its newest")
 }
 
 /// The recipe of the run in `dir`.
 pub fn resolved_recipe(dir: &Path) -> Result<PathBuf, TrainError> {
     let path = dir.join(RESOLVED_RECIPE);
-    if path.exists() { Ok(path) } else { Err(TrainError::NoRun { path: dir.to_owned() }) }
+    if path.exists() {
+        return Ok(path);
+    }
+    let message = format!("`{}` is not the directory of a run: it has no `{RESOLVED_RECIPE}`", abridged(dir.display()));
+    let hint = "name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too";
+    Err(Fault::usage(message, hint).into())
 }
 
 /// The checkpoint of a run that the user names: one of its own, not a path to somewhere else.
@@ -67,7 +80,9 @@ fn named(run: &Path, name: &str) -> Result<PathBuf, TrainError> {
     }
     known.sort();
     let expected = if known.is_empty() { "none, as nothing is saved yet".to_owned() } else { known.join(", ") };
-    Err(TrainError::NoCheckpoint { run: run.to_owned(), name: name.to_owned(), expected })
+    let (run, name) = (abridged(run.display()), quoted(name));
+    let message = format!("the run `{run}` has no checkpoint `{name}`: expected {expected}");
+    Err(Fault::usage(message, "name one of these, or leave `--from` out for the newest").into())
 }
 
 /// Goes on with the run in `dir`, from the newest checkpoint or the one named `from`.
@@ -112,7 +127,9 @@ fn resume_as(
     let recipe = as_asked(&path, &began)?;
     let differences = began.changes_refused_on_resume(&recipe);
     if !differences.is_empty() {
-        return Err(TrainError::ChangedRecipe { differences });
+        let message = format!("a resumed run must go on as it began, but the recipe differs:{}", listed(&differences));
+        let hint = "only the length of the run, logging, saving, `grad.*` and where model and data lie may change on resume";
+        return Err(Fault::usage(message, hint).into());
     }
     let from = from.map(|name| name.trim_end_matches('/'));
     // The first rank says from where all go on.
@@ -148,7 +165,7 @@ fn resume_as(
     if let Some(warning) = stretched(&trainer, &began) {
         console::warning(&warning);
     }
-    how.interrupt.watch_for_stops().map_err(TrainError::Signals)?;
+    how.interrupt.watch_for_stops().map_err(no_signals)?;
     let step = trainer.step();
     let mut watch = RunWatch::begin(&mut trainer, Some(step), how.interrupt)?;
     // The best is saved first: a crash may have come between it and the save that was due at the same step.
@@ -184,7 +201,7 @@ fn check_records(trainer: &Trainer, recipe: &Path, is_sealed: bool, is_loaded: b
     }
     trainer.kept_metrics()?;
     match (is_sealed, trainer.unchecked_metrics) {
-        (false, Some(_)) => Err(TrainError::ChangedFile { path: recipe.to_owned() }),
+        (false, Some(_)) => Err(changed_file(recipe)),
         (_, None) => {
             console::note(
                 "an earlier version saved this checkpoint: whether recipe and metrics are as it left them can't be checked",

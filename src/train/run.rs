@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::build::{self, SCRATCH};
+use super::error::no_signals;
 use super::run_dir::newest;
 use super::saved_split::{SPLIT, SavedSplit};
 use super::sealed_recipe::write_recipe;
@@ -16,6 +17,7 @@ use crate::native::give_free_memory_back;
 use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
+use crate::units::{Fault, abridged};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -62,7 +64,7 @@ fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, TrainError> {
 
 /// From before the first step to the end.
 pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, TrainError> {
-    interrupt.watch_for_stops().map_err(TrainError::Signals)?;
+    interrupt.watch_for_stops().map_err(no_signals)?;
     let mut watch = RunWatch::begin(trainer, None, interrupt)?;
     if trainer.recipe.eval.initial {
         match trainer.validate(&mut watch) {
@@ -94,7 +96,12 @@ fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
     let counts = |name: &str| ![RunLock::NAME, SCRATCH, SPLIT].contains(&name) && !files::is_temporary(name);
     if entries.flatten().any(|entry| entry.file_name().to_str().is_none_or(counts)) {
-        return Err(TrainError::OutputInTheWay { path: dir.to_owned() });
+        let hint = if dir.join(super::RESOLVED_RECIPE).exists() {
+            format!("choose another `--out`, or go on with `kvtune resume {}`", dir.display())
+        } else {
+            "choose another `--out`, or empty the directory".to_owned()
+        };
+        return Err(Fault::usage(format!("the output directory `{}` is not empty", abridged(dir.display())), hint).into());
     }
     Ok(())
 }

@@ -6,8 +6,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
+use super::error::other_data;
 use crate::data::{Dataset, Splits};
 use crate::files::{self, FileKind};
+use crate::units::{Fault, abridged};
 
 /// Its name in a run's directory.
 pub(super) const SPLIT: &str = "split.json";
@@ -42,10 +44,10 @@ impl SavedSamples {
     fn check(&self, data: &Dataset, split: &Path) -> Result<(), TrainError> {
         let found = Self::of(data);
         if found.hash != self.hash {
-            return Err(TrainError::OtherData { path: data.path().to_owned() });
+            return Err(other_data(data.path()));
         }
         if found.samples != self.samples {
-            return Err(TrainError::OtherSplit { path: data.path().to_owned(), split: split.to_owned() });
+            return Err(other_split(data.path(), split));
         }
         Ok(())
     }
@@ -70,15 +72,28 @@ impl SavedSplit {
         let changed: Vec<&str> =
             names.into_iter().filter(|name| saved.get(*name) != data.origins.get(*name)).map(String::as_str).collect();
         if !changed.is_empty() {
-            return Err(TrainError::OtherTexts { model: model.to_owned(), changed: changed.join(", ") });
+            let (model, changed) = (model.display(), changed.join(", "));
+            let message =
+                format!("texts of the model `{model}` become other tokens than when the run began: changed are {changed}");
+            return Err(Fault::data(message, "resume with the model and the settings that the run began with").into());
         }
         split.train.check(&data.train, &path)?;
         match (&split.validation, &data.validation) {
             (Some(saved), Some(data)) => saved.check(data, &path).map(|()| true),
             (None, None) => Ok(true),
-            _ => Err(TrainError::OtherSplit { path: data.train.path().to_owned(), split: path }),
+            _ => Err(other_split(data.train.path(), &path)),
         }
     }
+}
+
+/// Data that are divided into training and validation in another way than the run has written down.
+fn other_split(path: &Path, split: &Path) -> TrainError {
+    let [path, split] = [path, split].map(|path| abridged(path.display()));
+    Fault::data(
+        format!("the samples of `{path}` are not divided as `{split}` has them"),
+        "begin a new run: with this version, what the run has not seen so far would be other samples",
+    )
+    .into()
 }
 
 #[cfg(test)]
@@ -112,8 +127,7 @@ mod tests {
         SavedSplit::write(&open(), run).unwrap();
         let changed = || match SavedSplit::check(&open(), run, &model) {
             Ok(_) => String::new(),
-            Err(TrainError::OtherTexts { changed, .. }) => changed,
-            Err(error) => panic!("{error}"),
+            Err(error) => error.to_string().split_once("changed are ").unwrap().1.to_owned(),
         };
         assert_eq!(changed(), "");
         write("chat_template.jinja", &template.replace("m.role", "'x'"));

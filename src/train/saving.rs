@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tch::Device;
 
+use super::error::{RESTORE, listed, other_data, other_model};
 use super::{TrainError, Trainer, build, same};
 use crate::checkpoint::{self, CARD, FINAL, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
 use crate::conformance::{KV_POLICY, PolicyFile};
@@ -13,6 +14,7 @@ use crate::model::has_fingerprint;
 use crate::recipe::Weights;
 use crate::report::console;
 use crate::report::metrics::{self, METRICS};
+use crate::units::{Fault, abridged, quoted};
 
 impl Trainer {
     /// Takes a checkpoint over, but for the optimiser's state; returns why it was written.
@@ -22,7 +24,7 @@ impl Trainer {
         self.check_data(&state)?;
         if !has_fingerprint(&self.recipe.model.path, &state.model_hash)? {
             let difference = format!("`{}` is not as it was when the run began", self.recipe.model.path.display());
-            return Err(TrainError::OtherModel { path: dir.to_owned(), difference });
+            return Err(other_model(dir, &difference));
         }
         let trained = self.model.take_saved(parameters);
         build::take_parameters(&self.model, &trained, dir)?;
@@ -49,7 +51,10 @@ impl Trainer {
     }
 
     fn refuse_not_finite(&self, dir: &Path) -> Result<(), TrainError> {
-        self.not_finite()?.map_or(Ok(()), |name| Err(TrainError::SavedNotFinite { path: dir.to_owned(), name }))
+        let Some(name) = self.not_finite()? else { return Ok(()) };
+        let message =
+            format!("the checkpoint `{}` can't be gone on from: `{}` is not finite", abridged(dir.display()), quoted(name));
+        Err(Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`").into())
     }
 
     /// A checkpoint belongs to the recipe that it was trained with.
@@ -57,7 +62,12 @@ impl Trainer {
         let Some(mut saved) = state.settings.clone() else { return Ok(()) };
         saved.insert("train.seed".to_owned(), state.seed.to_string());
         let differences = self.recipe.changes_since(&saved, dir)?;
-        if differences.is_empty() { Ok(()) } else { Err(TrainError::OtherRecipe { path: dir.to_owned(), differences }) }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        let (place, listed) = (dir.display(), listed(&differences));
+        let message = format!("the checkpoint `{place}` was trained with another recipe than its run has now:{listed}");
+        Err(Fault::data(message, RESTORE).into())
     }
 
     /// The position in the data is one in these files, and the best validation one of these samples.
@@ -67,7 +77,7 @@ impl Trainer {
             if let Some(data) = data
                 && hash.is_none_or(|hash| *hash != data.hash())
             {
-                return Err(TrainError::OtherData { path: data.path().to_owned() });
+                return Err(other_data(data.path()));
             }
         }
         Ok(())

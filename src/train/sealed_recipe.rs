@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::TrainError;
+use super::error::changed_file;
 use crate::files::{self, FileKind};
 use crate::recipe::Recipe;
 
@@ -25,7 +26,7 @@ pub(super) fn check_recipe(path: &Path) -> Result<bool, TrainError> {
     let place = bytes.windows(SEAL.len()).rposition(|window| window == SEAL.as_bytes());
     let Some((text, seal)) = place.map(|place| bytes.split_at(place)) else { return Ok(false) };
     let is_whole = seal[SEAL.len()..] == *format!("{}\n", files::hash_bytes(text)).as_bytes();
-    if is_whole { Ok(true) } else { Err(TrainError::ChangedFile { path: path.to_owned() }) }
+    if is_whole { Ok(true) } else { Err(changed_file(path)) }
 }
 
 #[cfg(test)]

@@ -41,6 +41,7 @@ impl SkippedSteps {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Fault;
 
     #[test]
     fn as_many_in_a_row_as_the_recipe_allows() {
@@ -53,6 +54,6 @@ mod tests {
         assert_eq!([3, 4, 5, 6, 9].map(&mut leave_out), [Some(3), Some(4), None, Some(6), Some(9)]);
         assert_eq!(skipped.to_vec(), [3, 4, 6, 9]);
         assert!(skipped.leave_out(lost(10), OnNonFinite::Rollback, &recipe).is_err(), "another way");
-        assert!(skipped.leave_out(TrainError::NothingToAnswer, OnNonFinite::Skip, &recipe).is_err(), "another error");
+        assert!(skipped.leave_out(Fault::usage("x", "y").into(), OnNonFinite::Skip, &recipe).is_err(), "another error");
     }
 }

@@ -145,6 +145,7 @@ mod tests {
     use crate::optim;
     use crate::recipe::Recipe;
     use crate::store::{load_tensors, pt_metadata, save_in_turn, save_tensors};
+    use crate::units::Fault;
 
     /// All weights of a tiny model are trained, with these `words` of its dtype, optimiser and offloading.
     fn recipe(dir: &Path, words: &[&str]) -> Recipe {
@@ -188,8 +189,9 @@ mod tests {
             save_in_turn(&state, &heads, &pt_metadata(), |index| all.tensor(index)).map_err(TrainError::NotSaved)
         });
         assert_eq!(written.unwrap().is_some(), world.is_first());
-        let refused = parts.write(&ranks, optimizer.state(), |_| Err::<(), _>(TrainError::NothingToAnswer)).unwrap_err();
-        assert_eq!(matches!(refused, TrainError::NothingToAnswer), world.is_first(), "{refused}");
+        let refused =
+            parts.write(&ranks, optimizer.state(), |_| Err::<(), TrainError>(Fault::usage("x", "y").into())).unwrap_err();
+        assert_eq!(matches!(refused, TrainError::Fault(_)), world.is_first(), "{refused}");
         optimizer.bytes().0
     }
 

@@ -183,7 +183,11 @@ pub fn settled_with_data(
     opened: impl FnOnce(&Splits),
 ) -> Result<ResolvedRun, TrainError> {
     if recipe.data.each().any(|data| data.prompt == Some(LongBenchPrompt::UpstreamCot)) {
-        return Err(TrainError::NothingToTrain);
+        return Err(Fault::usage(
+            "`data.prompt = \"upstream-cot\"` asks for thoughts, and the data have none to train on",
+            "train with `data.prompt = \"upstream\"`, and evaluate with this one",
+        )
+        .into());
     }
     let engine_of = |recipe: &Recipe| build::engine(recipe, config, tokenizer, run);
     let mut machine = machine.with_disk(disk_of_run(&recipe, run));

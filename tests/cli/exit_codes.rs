@@ -238,30 +238,14 @@ fn training() {
     for (_, error) in file_errors() {
         hold(Exit::Failed, vec![TrainError::NotSaved(error.into())]);
     }
-    let usage = vec![
+    let usage: Vec<TrainError> = vec![
         recipe_error().into(),
         ModelError::NotEmpty { dir: path() }.into(),
         Fault::from(ModelError::NotEmpty { dir: path() }).into(),
         Fault::from(EngineError::Open { keys: Vec::new() }).into(),
-        TrainError::NoRun { path: path() },
-        TrainError::NothingToTrain,
-        TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
-        TrainError::OtherAdapter { key: "r", recipe: text(), adapter: text(), path: path() },
-        TrainError::NoRouters { model: path() },
-        TrainError::OutputInTheWay { path: path() },
-        TrainError::ChangedRecipe { differences: Vec::new() },
     ];
     hold(Exit::Usage, usage);
-    let data = vec![
-        EngineError::NoTargets.into(),
-        OptimError::OtherState(text()).into(),
-        TrainError::ChangedFile { path: path() },
-        TrainError::OtherRecipe { path: path(), differences: Vec::new() },
-        TrainError::OtherData { path: path() },
-        TrainError::OtherSplit { path: path(), split: path() },
-        TrainError::OtherTexts { model: path(), changed: text() },
-        TrainError::OtherModel { path: path(), difference: text() },
-    ];
+    let data: Vec<TrainError> = vec![EngineError::NoTargets.into(), OptimError::OtherState(text()).into()];
     hold(Exit::Data, data);
     let memory = vec![Fault::new(Exit::Memory, "x").into(), TrainError::OutOfMemory { reason: text(), advice: None }];
     hold(Exit::Memory, memory);

@@ -216,32 +216,11 @@ fn head_optimiser_report_and_store() {
 #[test]
 fn training() {
     let samples = [
-        TrainError::NothingToAnswer,
-        TrainError::NoRun { path: path() },
-        TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
-        TrainError::OtherAdapter { key: "r", recipe: text(), adapter: text(), path: path() },
-        TrainError::OtherPositions { path: path(), scaling: text() },
-        TrainError::NoRouters { model: path() },
-        TrainError::CorrectedRouters { model: path() },
-        TrainError::OtherClasses { model: path(), found: 4, asked: Some(2) },
-        TrainError::NoScore { model: path() },
-        TrainError::OutputInTheWay { path: path() },
-        TrainError::ChangedRecipe { differences: Vec::new() },
-        TrainError::Gone { path: path() },
-        TrainError::ChangedFile { path: path() },
-        TrainError::OtherRecipe { path: path(), differences: Vec::new() },
-        TrainError::OtherData { path: path() },
-        TrainError::OtherSplit { path: path(), split: path() },
-        TrainError::NothingToTrain,
-        TrainError::OtherTexts { model: path(), changed: text() },
-        TrainError::OtherModel { path: path(), difference: text() },
         TrainError::OutOfMemory { reason: text(), advice: None },
         TrainError::OutOfMemory { reason: text(), advice: Some(text()) },
         TrainError::NotFinite { step: 1, what: "the loss".into(), samples: vec![1] },
         TrainError::LossTooHigh { step: 1, loss: 9.0, most: 8.0 },
         TrainError::UpdateNotFinite { step: 1, name: text() },
-        TrainError::SavedNotFinite { path: path(), name: text() },
-        TrainError::Signals(io::ErrorKind::Other.into()),
     ];
     walk(("train/error.rs", "TrainError"), &[], &samples);
 }
