@@ -23,8 +23,8 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
     if attention.qk_norm.is_some() {
         words.push("normalised queries and keys".to_owned());
     }
-    if attention.has_drain {
-        words.push("heads with drains".to_owned());
+    if attention.has_sinks {
+        words.push("heads with attention sinks".to_owned());
     }
     let experts: Vec<&ExpertsSpec> = experts(config).collect();
     if let [ExpertsSpec { num_experts, top_k, intermediate_size, shared_size, preference, .. }, ..] = experts[..] {

@@ -34,6 +34,7 @@ mod mlp;
 mod names;
 mod norm;
 mod normalize;
+mod packed;
 mod peft;
 mod pissa;
 mod positions;
@@ -41,11 +42,15 @@ mod random;
 mod router;
 #[cfg(test)]
 mod simulated;
+mod sink;
+#[cfg(test)]
+mod small;
 mod source;
 mod spec;
 mod targets;
 mod waiting_layers;
 mod weights;
+mod without_adapter;
 
 pub use adapter::{Adapter, Disagreement};
 pub use all_weights::{CHAT_TEMPLATE, companions};
@@ -63,7 +68,8 @@ pub use load::kind_of;
 pub use merge::MergedModel;
 pub use normalize::AdapterFeature;
 pub use peft::{
-    ADAPTER_CONFIG, ADAPTER_TENSORS, LayerLists, ModulePatterns, ModuleRegex, ModuleSet, PeftConfig, PeftFiles, read_peft,
+    ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, LayerLists, ModulePatterns, ModuleRegex, ModuleSet, PeftConfig, PeftFiles,
+    read_peft,
 };
 pub use positions::Positions;
 #[cfg(test)]
@@ -77,3 +83,4 @@ pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, 
 pub use targets::{on_every_layer, targeted};
 pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;
+pub use without_adapter::WithoutAdapter;

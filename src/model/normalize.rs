@@ -84,7 +84,7 @@ impl Adapter {
         Self { settings, deltas, embedding: self.embedding.map(Tensor::shallow_clone), is_new: false }
     }
 
-    /// The same function with the rank `r` everywhere, at least [`Self::largest_rank`], and the factor 1: every linear's own factor is
+    /// An adapter of equal function with the rank `r` everywhere, at least [`Self::largest_rank`], and the factor 1: every linear's own factor is
     /// multiplied into B, and what its rank lacks is zero. It is for adapters without [`Self::features`].
     pub fn normalized(self, r: usize) -> Self {
         let normalized = |lora: LoraDelta| {

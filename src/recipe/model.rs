@@ -134,7 +134,7 @@ words! {
 
 table! {
     /// The table `[lora]`.
-    #[derive(Clone, Debug, PartialEq)]
+    #[derive(Clone, Debug, Default, PartialEq)]
     pub struct LoraRecipe in "lora" {
         /// Rank of the adapter.
         #[also("lora.rank", "lora.lora_r", "lora.lora_rank", "model.lora_rank", "lora_r", "lora_rank")]
@@ -163,6 +163,7 @@ table! {
         pub target_parameters: Vec<String> = Vec::new(),
         /// Modules of which whole copies are trained beside the adapter: `embed_tokens`, `lm_head`, and norms. As in PEFT, a name means all
         /// modules whose names end in it (`norm`: every norm; `model.norm`: the last), and of a tied model each copy is one of its own. The matrix of `head.kind = "seq_classification"` is always one.
+        /// `sinks`, the attention sinks of gpt-oss, have no name in PEFT's files: they are saved beside them, in `extra_trained.safetensors`.
         #[also("additional_trainable_modules", "lora.additional_target", "additional_target", "lora_modules_to_save")]
         pub modules_to_save: Vec<String> = Vec::new(),
         /// Modules that get none though they are among `target_modules`: whole names, or the ends of names from behind a dot.
@@ -236,24 +237,7 @@ impl LoraRecipe {
 
     /// With a default for everything else.
     pub fn plain(r: usize, alpha: f64, dropout: f64, target_modules: TargetModules) -> Self {
-        Self {
-            r,
-            alpha,
-            dropout,
-            target_modules,
-            target_parameters: Vec::new(),
-            modules_to_save: Vec::new(),
-            exclude_modules: Vec::new(),
-            layers_to_transform: Vec::new(),
-            layers_pattern: Vec::new(),
-            rank_pattern: BTreeMap::new(),
-            alpha_pattern: BTreeMap::new(),
-            use_rslora: false,
-            use_dora: false,
-            lora_bias: false,
-            bias: TrainedBias::None,
-            init_lora_weights: InitLora::Uniform,
-        }
+        Self { r, alpha, dropout, target_modules, ..Self::default() }
     }
 
     /// What such an adapter is called.
@@ -300,8 +284,10 @@ impl AdapterKeys<'_> {
 
 words! {
     /// Which biases of the base model are trained beside an adapter.
+    #[derive(Default)]
     pub enum TrainedBias {
         /// None.
+        #[default]
         None = "none",
         /// Those of the modules that have an adapter.
         LoraOnly = "lora_only",
@@ -312,8 +298,10 @@ words! {
 
 words! {
     /// How a new adapter begins.
+    #[derive(Default)]
     pub enum InitLora {
         /// Uniform in ±1/√in.
+        #[default]
         Uniform = "uniform",
         /// Normal, with a standard deviation of 1/r.
         Gaussian = "gaussian",
@@ -323,9 +311,10 @@ words! {
 }
 
 /// The modules that get an adapter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TargetModules {
     /// Every linear module of the decoder layers.
+    #[default]
     AllLinear,
     /// By PEFT's names, as `q_proj`.
     Names(Vec<String>),
