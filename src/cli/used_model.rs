@@ -7,9 +7,9 @@ use tch::Device;
 
 use crate::cache;
 use crate::checkpoint;
-use crate::conformance::PolicyFile;
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
+use crate::export::PolicyFile;
 use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError};
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
 use crate::model::{Model, ModelConfig, fingerprint};
