@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-pub use fault::{Exits, Fault};
+pub use fault::{Exits, Fault, FaultKind};
 pub use quoted::{abridged, counted, joined, listed, printable, quoted, shape};
 
 /// A decoder layer, counted from 0 at the bottom.
