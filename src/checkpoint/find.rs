@@ -10,8 +10,8 @@ use super::manifest::{self, Manifest};
 use super::state::{BEST, FINAL, FORMAT_VERSION, step_directory};
 use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, SaveKind, SavedCheckpoint, TrainState};
-use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FileKind, FilesError, ReadLock, TensorFile, disk};
-use crate::model::MODEL_TENSORS;
+use crate::files::{self, FileKind, FilesError, ReadLock, TensorFile, disk};
+use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, MODEL_TENSORS};
 use crate::recipe::Weights;
 use crate::store;
 

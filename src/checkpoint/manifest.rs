@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
 use super::state::STATE;
-use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FileKind, FilesError};
-use crate::model::MODEL_TENSORS;
+use crate::files::{self, FileKind, FilesError};
+use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, MODEL_TENSORS};
 use crate::units::quoted;
 
 pub(super) const NAME: &str = "MANIFEST.json";

@@ -13,7 +13,9 @@ use super::trained::{ExportTarget, Trained};
 use super::usage::Usage;
 use crate::checkpoint::CARD;
 use crate::files::{self, FilesError};
-use crate::model::{Adapter, CHAT_TEMPLATE, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint};
+use crate::model::{
+    self, Adapter, CHAT_TEMPLATE, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint,
+};
 use crate::recipe::{RopeScalingRecipe, Weights};
 use crate::units::{Fault, abridged};
 
@@ -162,7 +164,7 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
         let message = format!("the base model of `{checkpoint}` is not known: {}", abridged(why));
         Fault::usage(message, "say where it is with `--base DIR`")
     };
-    let named = || files::read_peft(trained.checkpoint).map(|files| files.config.base_model.map(Into::into));
+    let named = || model::read_peft(trained.checkpoint).map(|files| files.config.base_model.map(Into::into));
     let base = match (trained.base, trained.recipe) {
         (Some(base), _) => base.to_owned(),
         (None, Some(recipe)) => recipe.model.path.clone(),
@@ -187,7 +189,7 @@ fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) ->
     if rank != own {
         notes.push(format!("{} has no room for rank {own} alone: filled up with zeros to rank {rank}", server.name));
     }
-    Ok(adapter.folded(rank))
+    Ok(adapter.normalized(rank))
 }
 
 fn require_unused(out: &Path) -> Result<(), Fault> {

@@ -10,22 +10,23 @@ use super::ModelError;
 use super::adapter::{self, Adapter};
 use super::all_weights::AllWeights;
 use super::attend::{Attend, AttendError};
-use super::beginning::Beginning;
 use super::config::ModelConfig;
 use super::decoder::DecoderLayer;
-use super::delta::Delta;
+use super::delta::LoraDelta;
 use super::dropout::{DropoutContext, TokenContext};
 use super::embedding::Embedding;
-use super::ends::BASE_WEIGHT;
+use super::io_layers::BASE_WEIGHT;
 use super::linear::Linear;
 use super::names::FINAL_NORM;
 use super::norm::RmsNorm;
+use super::peft::PeftConfig;
+use super::pissa::PissaInit;
 use super::positions::Positions;
 use super::source::ModelSource;
 use super::waiting_layers::{ModelPlacement, WaitingLayers};
 use super::weights::Weights;
-use crate::files::PeftConfig;
 use crate::ops::frequencies::Frequencies;
+use crate::recipe::InitLora;
 use crate::units::{Bytes, LayerIdx};
 
 /// A decoder-only language model; knows no cache and no tokenizer.
@@ -115,44 +116,45 @@ impl Model {
         if let Trainable::AllWeights(all) = &self.trained {
             all.freeze();
         }
-        let is_new = adapter.is_new();
-        let (settings, deltas, ends) = adapter.moved_to(self.kind, self.device).into_parts();
+        let Adapter { settings, deltas, embedding, is_new } = adapter.moved_to(self.kind, self.device);
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         self.release_layers();
-        self.linears_mut().for_each(|linear| linear.set_beginning(None));
-        for (name, place) in self.layers.iter_mut().flat_map(DecoderLayer::delta_places).chain([self.embedding.delta_place()]) {
-            *place = deltas.remove(name);
+        self.linears_mut().for_each(|linear| linear.set_pissa(None));
+        for (name, slot) in self.layers.iter_mut().flat_map(DecoderLayer::delta_slots).chain([self.embedding.delta_slot()]) {
+            *slot = deltas.remove(name);
         }
-        if is_new && settings.is_pissa {
-            self.linears_mut().for_each(Linear::take_largest_part);
+        if is_new && settings.init == InitLora::Pissa {
+            self.linears_mut().for_each(Linear::init_pissa);
         }
         self.let_linears_wait();
         for norm in self.layers.iter_mut().flat_map(DecoderLayer::norms_mut).chain([&mut self.final_norm]) {
-            norm.trained_e = ends.copy(&norm.name);
+            norm.trained_e = embedding.copy(&norm.name);
         }
         for linear in self.linears_mut() {
-            linear.trained_bias_o = ends.copy(&format!("{}.bias", linear.name));
+            linear.trained_bias_o = embedding.copy(&format!("{}.bias", linear.name));
         }
         if is_new {
             for idx in 0..self.layers.len() {
                 self.bring_layers(idx..idx + 1, None);
-                self.layers[idx].linears().for_each(Linear::begin_delta);
+                self.layers[idx].linears().for_each(Linear::init_delta);
                 self.layers[idx].norms_mut().for_each(|norm| norm.begin());
             }
             self.final_norm.begin();
             self.release_layers();
         }
-        self.embedding.train(ends, is_new);
+        self.embedding.train(embedding, is_new);
         self.trained = Trainable::Adapter(settings);
     }
 
     /// The adapter, where one is trained; its matrices are the leaves themselves.
     pub fn adapter(&self) -> Option<Adapter> {
         let Trainable::Adapter(settings) = &self.trained else { return None };
-        Some(Adapter::of_deltas(settings.clone(), self.deltas(), self.embedding.alias_trained()))
+        let alias = |(linear, delta): (&str, &LoraDelta)| (linear.to_owned(), delta.map(Tensor::shallow_clone));
+        let (deltas, embedding) = (self.deltas().map(alias).collect(), self.embedding.alias_trained());
+        Some(Adapter { settings: settings.clone(), deltas, embedding, is_new: false })
     }
 
-    fn deltas(&self) -> impl Iterator<Item = (&str, &Delta)> {
+    fn deltas(&self) -> impl Iterator<Item = (&str, &LoraDelta)> {
         self.layers.iter().flat_map(DecoderLayer::deltas).chain(self.embedding.delta())
     }
 
@@ -230,7 +232,7 @@ impl Model {
         let Trainable::Adapter(settings) = &self.trained else { return saved };
         // What goes with an addition to it is a constant.
         let mut saved: BTreeMap<_, _> = saved.into_iter().filter(|(name, _)| !name.ends_with(BASE_WEIGHT)).collect();
-        for linear in self.layers.iter_mut().flat_map(DecoderLayer::linears_mut).filter(|_| settings.is_pissa) {
+        for linear in self.layers.iter_mut().flat_map(DecoderLayer::linears_mut).filter(|_| settings.init == InitLora::Pissa) {
             let Some(delta) = &linear.delta else { continue };
             let of_delta = adapter::parameters(settings, &linear.name, delta);
             let [(a_name, a_ri), (b_name, b_or), ..] = &of_delta[..] else { continue };
@@ -240,10 +242,10 @@ impl Model {
             if saved_a.size() != [2 * r, inner] || saved_b.size() != [out, 2 * r] {
                 continue;
             }
-            let beginning = Beginning::of_saved(saved_a, saved_b);
+            let pissa = PissaInit::of_saved(saved_a, saved_b);
             let trained = [saved_a.narrow(0, 0, r).contiguous(), saved_b.narrow(1, 0, r).contiguous()];
             saved.extend([a_name.clone(), b_name.clone()].into_iter().zip(trained));
-            linear.set_beginning(Some(beginning));
+            linear.set_pissa(Some(pissa));
         }
         self.let_linears_wait();
         saved.into_iter().collect()
@@ -270,8 +272,8 @@ impl Model {
         }
     }
 
-    fn begins_in_weights(&self) -> bool {
-        matches!(&self.trained, Trainable::Adapter(settings) if settings.is_pissa)
+    fn has_pissa(&self) -> bool {
+        matches!(&self.trained, Trainable::Adapter(settings) if settings.init == InitLora::Pissa)
     }
 
     /// About as much as [`Self::save_trained`] writes.
@@ -280,7 +282,7 @@ impl Model {
             |tensors: Vec<(String, Tensor)>| tensors.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum::<usize>();
         // With an addition to the embedding or the output projection goes that.
         let adapter = || {
-            bytes(self.parameters()) * if self.begins_in_weights() { 2 } else { 1 }
+            bytes(self.parameters()) * if self.has_pissa() { 2 } else { 1 }
                 + bytes(
                     self.embedding.alias_trained().bases.into_iter().map(|(end, base_ve)| (end.to_owned(), base_ve)).collect(),
                 )

@@ -6,7 +6,7 @@ use super::ModelError;
 use super::attend::{Attend, AttendError};
 use super::attention::Attention;
 use super::config::ModelConfig;
-use super::delta::Delta;
+use super::delta::LoraDelta;
 use super::dropout::TokenContext;
 use super::experts::Experts;
 use super::linear::Linear;
@@ -177,7 +177,7 @@ impl DecoderLayer {
     }
 
     /// What is trained beside its linears, by the names of these.
-    pub(super) fn deltas(&self) -> Vec<(&str, &Delta)> {
+    pub(super) fn deltas(&self) -> Vec<(&str, &LoraDelta)> {
         let stacked = if let FeedForward::Experts(experts) = &self.feed_forward { &experts.stacked()[..] } else { &[] };
         let of_linears = self.linears().filter_map(|linear| Some((linear.name.as_str(), linear.delta.as_ref()?)));
         of_linears.chain(stacked.iter().filter_map(|all| Some((all.name.as_str(), all.delta.as_ref()?)))).collect()
@@ -197,18 +197,18 @@ impl DecoderLayer {
         self.attention.linears_mut().chain(feed_forward)
     }
 
-    /// Places for what is trained beside its linears, by the names of these, in the order of [`Self::deltas`].
-    pub(super) fn delta_places(&mut self) -> Vec<(&str, &mut Option<Delta>)> {
-        let mut places: Vec<(&str, &mut Option<Delta>)> = Vec::new();
-        places.extend(self.attention.linears_mut().map(|linear| (linear.name.as_str(), &mut linear.delta)));
+    /// Slots for what is trained beside its linears, by the names of these, in the order of [`Self::deltas`].
+    pub(super) fn delta_slots(&mut self) -> Vec<(&str, &mut Option<LoraDelta>)> {
+        let mut slots: Vec<(&str, &mut Option<LoraDelta>)> = Vec::new();
+        slots.extend(self.attention.linears_mut().map(|linear| (linear.name.as_str(), &mut linear.delta)));
         match &mut self.feed_forward {
-            FeedForward::Dense(mlp) => places.extend(mlp.linears_mut().map(|linear| (linear.name.as_str(), &mut linear.delta))),
+            FeedForward::Dense(mlp) => slots.extend(mlp.linears_mut().map(|linear| (linear.name.as_str(), &mut linear.delta))),
             FeedForward::Experts(experts) => {
                 let (linears, stacked) = experts.linears_mut();
-                places.extend(linears.map(|linear| (linear.name.as_str(), &mut linear.delta)));
-                places.extend(stacked.iter_mut().map(|all| (all.name.as_str(), &mut all.delta)));
+                slots.extend(linears.map(|linear| (linear.name.as_str(), &mut linear.delta)));
+                slots.extend(stacked.iter_mut().map(|all| (all.name.as_str(), &mut all.delta)));
             }
         }
-        places
+        slots
     }
 }

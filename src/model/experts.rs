@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::ModelError;
 use super::attend::{Attend, AttendError, Routed};
-use super::delta::{Delta, LoraDelta};
+use super::delta::LoraDelta;
 use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::mlp::{Mlp, activated};
@@ -110,7 +110,7 @@ impl Expert<'_> {
 pub(super) struct StackedDelta {
     /// In the model: `model.layers.3.mlp.experts.gate_up_proj`.
     pub(super) name: String,
-    pub(super) delta: Option<Delta>,
+    pub(super) delta: Option<LoraDelta>,
 }
 
 /// A and B of one expert, and the factor.
@@ -123,7 +123,7 @@ struct ExpertDelta {
 impl StackedDelta {
     /// By expert. Made anew for each use: under autograd, one operation brings the gradients of all experts together.
     fn by_expert(&self, num_experts: usize) -> Option<Vec<ExpertDelta>> {
-        let Delta::Lora(LoraDelta { a_ri, b_or, scale, .. }) = self.delta.as_ref()?;
+        let LoraDelta { a_ri, b_or, scale, .. } = self.delta.as_ref()?;
         let (experts, inner, out) = (num_experts as i64, a_ri.size()[1], b_or.size()[0]);
         let a = a_ri.view([experts, -1, inner]).unbind(0);
         // Products want each expert's columns side by side.

@@ -3,10 +3,10 @@
 use tch::{Tensor, no_grad};
 
 use super::ModelError;
-use super::beginning::Beginning;
-use super::delta::{Delta, LoraDelta};
+use super::delta::LoraDelta;
 use super::dropout::TokenContext;
 use super::names::{OUTPUT_MODULE, layer_tensor};
+use super::pissa::PissaInit;
 use super::spec::LinearSpec;
 use super::weights::Weights;
 use crate::ops::linear::{LowRank, linear, row_norms};
@@ -21,7 +21,7 @@ pub(super) struct Linear {
     bias_o: Option<Tensor>,
     /// What is trained in place of the bias where nothing else is.
     pub(super) trained_bias_o: Option<Tensor>,
-    pub(super) delta: Option<Delta>,
+    pub(super) delta: Option<LoraDelta>,
 }
 
 impl Linear {
@@ -63,7 +63,7 @@ impl Linear {
     /// # Shapes
     /// `(B, n, in)` in, `(B, n, out)` out.
     pub(super) fn forward(&self, x_bni: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
-        let Some(Delta::Lora(lora)) = &self.delta else {
+        let Some(lora) = &self.delta else {
             let trained_o = self.trained_bias_o.as_ref().map(|bias_o| bias_o.to_kind(x_bni.kind()));
             return linear(x_bni, &self.weight_oi, trained_o.as_ref().or(self.bias_o.as_ref()), None);
         };
@@ -96,56 +96,55 @@ impl Linear {
     /// # Shapes
     /// `(N, in)` in, `(N, out)` out.
     pub(super) fn forward_added(&self, x_ni: &Tensor, elsewhere: Option<LowRank<'_>>) -> Tensor {
-        let own = || self.delta.as_ref().map(|Delta::Lora(lora)| lora.low_rank(None));
+        let own = || self.delta.as_ref().map(|lora| lora.low_rank(None));
         linear(x_ni, &self.weight_oi, self.bias_o.as_ref(), elsewhere.or_else(own))
     }
 
-    /// Sets where the adapter beside it begins: the weight lacks that part from now on, and has again what it lacked before, but for
+    /// Sets how the adapter beside it has begun: the weight lacks that part from now on, and has again what it lacked before, but for
     /// rounding.
-    pub(super) fn set_beginning(&mut self, beginning: Option<Beginning>) {
-        let Some(Delta::Lora(lora)) = &mut self.delta else { return };
-        if lora
-            .beginning
-            .as_ref()
-            .zip(beginning.as_ref())
-            .map_or(lora.beginning.is_none() && beginning.is_none(), |(a, b)| a.is(b))
-        {
+    pub(super) fn set_pissa(&mut self, pissa: Option<PissaInit>) {
+        let Some(lora) = &mut self.delta else { return };
+        let is_same = match (&lora.pissa, &pissa) {
+            (Some(before), Some(now)) => before.is(now),
+            (before, now) => before.is_none() && now.is_none(),
+        };
+        if is_same {
             return;
         }
         let kind = lora.a_ri.kind();
         self.weight_oi = no_grad(|| {
-            let part = |of: &Beginning| of.product(self.weight_oi.device()).to_kind(kind) * lora.scale;
-            let back = lora.beginning.as_ref().map(part);
-            let out = beginning.as_ref().map(|now| -part(now));
+            let part = |of: &PissaInit| of.product(self.weight_oi.device()).to_kind(kind) * lora.scale;
+            let back = lora.pissa.as_ref().map(part);
+            let out = pissa.as_ref().map(|now| -part(now));
             // Never in place: it may be somebody else's tensor.
             let moved_oi =
                 back.into_iter().chain(out).fold(self.weight_oi.to_kind(kind), |weight_oi, part_oi| weight_oi + part_oi);
             moved_oi.to_kind(self.weight_oi.kind())
         });
-        lora.beginning = beginning;
+        lora.pissa = pissa;
     }
 
-    /// Makes the largest part of the weight the beginning of the adapter beside it, and its matrices that.
-    pub(super) fn take_largest_part(&mut self) {
-        let Some(Delta::Lora(lora)) = &self.delta else { return };
+    /// Lets the adapter beside it begin as the largest part of the weight.
+    pub(super) fn init_pissa(&mut self) {
+        let Some(lora) = &self.delta else { return };
         let weight_oi = self.weight_oi.detach().to_kind(lora.a_ri.kind());
-        let beginning = no_grad(|| Beginning::of(&weight_oi, lora.a_ri.size()[0], lora.scale));
+        let pissa = no_grad(|| PissaInit::of(&weight_oi, lora.a_ri.size()[0], lora.scale));
         no_grad(|| {
-            lora.a_ri.shallow_clone().copy_(&beginning.a_ri);
-            lora.b_or.shallow_clone().copy_(&beginning.b_or);
+            lora.a_ri.shallow_clone().copy_(&pissa.a_ri);
+            lora.b_or.shallow_clone().copy_(&pissa.b_or);
         });
-        self.set_beginning(Some(beginning));
+        self.set_pissa(Some(pissa));
     }
 
     /// Gives what is trained beside it, and begins as the linear itself has it, its values.
-    pub(super) fn begin_delta(&self) {
+    pub(super) fn init_delta(&self) {
         let begin = |leaf: &Option<Tensor>, value: &dyn Fn() -> Option<Tensor>| {
             if let Some((leaf, value)) = leaf.as_ref().and_then(|leaf| Some((leaf, value()?))) {
                 no_grad(|| leaf.shallow_clone().copy_(&value));
             }
         };
         begin(&self.trained_bias_o, &|| self.bias_o.as_ref().map(Tensor::shallow_clone));
-        let Some(Delta::Lora(lora)) = &self.delta else { return };
+        let Some(lora) = &self.delta else { return };
         begin(&lora.magnitude_o, &|| Some(self.row_norms(lora)));
         begin(&lora.base_bias_o, &|| self.bias_o.as_ref().map(Tensor::shallow_clone));
     }

@@ -1,4 +1,8 @@
-//! Event files of TensorBoard: messages of Protocol Buffers, each between its length and checksums.
+//! Event files of TensorBoard: messages of Protocol Buffers, in the records of `tensorboard-rs`.
+
+use std::io;
+
+use tensorboard_rs::record_writer::RecordWriter;
 
 /// A message, field after field.
 #[derive(Default)]
@@ -48,20 +52,12 @@ impl Message {
     }
 }
 
-/// A message as it stands in a file.
-pub(super) fn record(message: &Message) -> Vec<u8> {
-    let length = (message.0.len() as u64).to_le_bytes();
-    [&length[..], &checksum(&length), &message.0, &checksum(&message.0)].concat()
-}
-
-/// CRC-32C, turned and shifted as TensorFlow does it.
-fn checksum(bytes: &[u8]) -> [u8; 4] {
-    (crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)).to_le_bytes()
-}
-
-fn crc32c(bytes: &[u8]) -> u32 {
-    let bit = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
-    !bytes.iter().fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), bit))
+/// Messages as they stand in a file, each with its length and checksums.
+pub(super) fn records(messages: &[Message]) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut writer = RecordWriter::new(&mut bytes);
+    messages.iter().try_for_each(|message| writer.write(&message.0))?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -69,11 +65,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_has_checksums() {
-        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    fn a_record_has_its_length_and_checksums() {
         // The first record of each file that TensorFlow writes.
         let version = Message::default().double(1, 0.0).bytes(3, b"brain.Event:2");
-        let record = record(&version);
+        let record = records(&[version]).unwrap();
         assert_eq!((record.len(), &record[..12]), (40, &[24, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22][..]));
     }
 }

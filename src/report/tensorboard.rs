@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::console;
-use super::event_file::{Message, record};
+use super::event_file::{Message, records};
 use super::metrics::StepMetrics;
 use crate::files::disk::DiskFile;
 
@@ -46,8 +46,8 @@ impl TensorBoard {
 
     fn append(&mut self, events: Vec<Message>) {
         let Some(file) = &mut self.file else { return };
-        let records: Vec<u8> = events.into_iter().flat_map(|event| record(&event.double(WALL_TIME, now()))).collect();
-        if let Err(error) = file.write_all(&records) {
+        let events: Vec<Message> = events.into_iter().map(|event| event.double(WALL_TIME, now())).collect();
+        if let Err(error) = records(&events).and_then(|bytes| file.write_all(&bytes)) {
             warn(&error);
             self.file = None;
         }

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::export::{KV_POLICY, PolicyFile, unfit};
 use crate::files;
-use crate::model::{Adapter, Model, ModelSource, fingerprint, has_fingerprint};
+use crate::model::{self, Adapter, Model, ModelSource, fingerprint, has_fingerprint};
 use crate::recipe::Weights;
 use crate::report::console;
 use crate::train;
@@ -43,7 +43,7 @@ fn base_of(dir: &Path, base: Option<&Path>) -> Result<PathBuf, Fault> {
     if let Some(base) = base {
         return Ok(files::model_dir(base));
     }
-    files::read_peft(dir)?.config.base_model.map(|base| files::model_dir(Path::new(&base))).ok_or_else(|| {
+    model::read_peft(dir)?.config.base_model.map(|base| files::model_dir(Path::new(&base))).ok_or_else(|| {
         Fault::usage(
             format!("the adapter in `{}` does not name its base model", dir.display()),
             "say where it is with `--base DIR`",

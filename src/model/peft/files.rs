@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{Dtype, FilesError, PeftConfig, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
+use super::PeftConfig;
+use crate::files::{Dtype, FilesError, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
+use crate::recipe::ADAPTER_CONFIG;
 use crate::units;
 
-pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
 
 /// An adapter that was opened.
@@ -31,7 +32,7 @@ pub fn read_peft(dir: &Path) -> Result<PeftFiles, FilesError> {
 }
 
 /// Writes an adapter into an existing directory.
-pub fn write_peft(dir: &Path, config: &PeftConfig, tensors: &[RawTensor<'_>]) -> Result<(), FilesError> {
+pub(in crate::model) fn write_peft(dir: &Path, config: &PeftConfig, tensors: &[RawTensor<'_>]) -> Result<(), FilesError> {
     let metadata = BTreeMap::from([("format".into(), "pt".into())]);
     write_tensors(&dir.join(ADAPTER_TENSORS), tensors, &metadata)?;
     write_atomic(&dir.join(ADAPTER_CONFIG), &config.to_json())
@@ -71,11 +72,11 @@ impl PeftFiles {
 
 #[cfg(test)]
 mod tests {
-    use super::super::PeftTargets;
+    use super::super::ModuleSet;
     use super::*;
 
     fn adapter(dir: &Path) -> PeftFiles {
-        let names = PeftTargets::Names(vec!["q_proj".into()]);
+        let names = ModuleSet::Names(vec!["q_proj".into()]);
         let config = PeftConfig::plain(1, 2.0, 0.0, names);
         let raw = |name: &str, shape: Vec<usize>| RawTensor {
             name: name.into(),

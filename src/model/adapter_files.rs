@@ -6,12 +6,15 @@ use tch::{Device, Kind};
 
 use super::ModelError;
 use super::adapter::Adapter;
+use super::check::check_io_layers;
 use super::config::ModelConfig;
 use super::delta::master_kind;
-use super::ends::{AdapterEnds, EndPart, base_name, check_ends, copied, copy_name, end_parts, ends_with_additions};
+use super::io_layers::{EmbeddingAdapter, IoTensor, base_name, copied, copy_name, io_tensors, low_rank_io_layers};
 use super::names::INNER;
+use super::peft::{ADAPTER_CONFIG, PeftConfig, read_peft, write_peft};
 use super::targets::{LoraTarget, targets, written};
-use crate::files::{ADAPTER_CONFIG, FilesError, PeftConfig, read_peft, write_peft};
+use crate::files::FilesError;
+use crate::recipe::InitLora;
 use crate::store::{load_tensor, raw_tensors};
 
 impl Adapter {
@@ -28,23 +31,24 @@ impl Adapter {
             target.parts(&files.config).into_iter().map(|(part, shape)| (target.tensor(part), shape)).collect()
         };
         let is_setting = |error: &ModelError| matches!(error, ModelError::Lora { .. });
-        check_ends(config, &files.config).map_err(|error| if is_setting(&error) { refused(error).into() } else { error })?;
-        let ends = end_parts(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
+        check_io_layers(config, &files.config).map_err(|error| if is_setting(&error) { refused(error).into() } else { error })?;
+        let whole = io_tensors(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
         let copies = copied(config, &files.config)?.into_iter().map(|(name, width)| (copy_name(&name), vec![width]));
         // PEFT saves embedding and output projection with an addition to them, unless it is told not to.
-        let bases = ends_with_additions(config, &files.config)?.into_iter().map(|end| (end, base_name(end, is_inner)));
+        let bases = low_rank_io_layers(config, &files.config)?.into_iter().map(|end| (end, base_name(end, is_inner)));
         let bases: Vec<_> = bases.filter(|(_, name)| files.tensors.contains(name)).collect();
         let of_bases = bases.iter().map(|(_, name)| (name.clone(), vec![config.vocab_size, config.hidden_size]));
         files
-            .check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(ends).chain(copies).chain(of_bases).collect::<Vec<_>>())?;
+            .check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(whole).chain(copies).chain(of_bases).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
         let load = |name: &str| Ok::<_, ModelError>(load_tensor(&files.tensors, name)?.to_kind(master_kind(kind)).copy());
         let base = |(end, name): (&'static str, String)| Ok::<_, ModelError>((end, load_tensor(&files.tensors, &name)?));
         let bases = bases.into_iter().map(base).collect::<Result<_, _>>()?;
         let copy = |name: &str, _| load(&copy_name(name));
-        let ends = AdapterEnds::new(config, &files.config, |part, _| load(&part.name(is_inner)), copy)?.with_bases(bases);
+        let embedding =
+            EmbeddingAdapter::new(config, &files.config, |part, _| load(&part.name(is_inner)), copy)?.with_bases(bases);
         let load = |target: &LoraTarget, part: &str, _: &[i64]| load(&target.tensor(part));
-        Ok(Self::of_targets(config, files.config.clone(), &targets, ends, load)?.moved_to(kind, device))
+        Ok(Self::of_targets(config, files.config.clone(), &targets, embedding, load)?.moved_to(kind, device))
     }
 
     /// The model with the classes that a PEFT adapter scores; any other adapter leaves it as it is.
@@ -53,17 +57,17 @@ impl Adapter {
         if !files.config.is_classifier || config.num_classes.is_some() {
             return Ok(config);
         }
-        let score = files.tensors.get(&EndPart::Score.name(false))?;
+        let score = files.tensors.get(&IoTensor::Score.name(false))?;
         Ok(config.with_classes(score.shape.first().copied()))
     }
 
     /// Writes the adapter into a directory that exists, in PEFT's format. `base_model` is the name or path of the model.
     pub fn save_peft(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
-        let joined = self.settings().is_pissa.then(|| self.beside_the_base());
-        let adapter = joined.as_ref().unwrap_or(self);
-        let settings = PeftConfig { base_model: Some(base_model.into()), ..written(adapter.settings())? };
+        let plain = (self.settings.init == InitLora::Pissa).then(|| self.without_pissa());
+        let adapter = plain.as_ref().unwrap_or(self);
+        let settings = PeftConfig { base_model: Some(base_model.into()), ..written(&adapter.settings)? };
         let bases =
-            adapter.ends().bases.iter().map(|(end, base_ve)| (base_name(end, settings.is_inner), base_ve.shallow_clone()));
+            adapter.embedding.bases.iter().map(|(end, base_ve)| (base_name(end, settings.is_inner), base_ve.shallow_clone()));
         let tensors: Vec<_> = adapter.parameters().into_iter().chain(bases).collect();
         Ok(write_peft(dir, &settings, &raw_tensors(dir, &tensors)?)?)
     }
@@ -77,8 +81,9 @@ mod tests {
     use serde_json::{Map, Value, json};
 
     use super::*;
-    use crate::files::{ADAPTER_TENSORS, TensorFile, read_json};
+    use crate::files::{TensorFile, read_json};
     use crate::model::Model;
+    use crate::model::peft::ADAPTER_TENSORS;
     use crate::recipe::{Dtype, LoraRecipe, TargetModules, TrainedBias};
 
     fn fixture(name: &str) -> PathBuf {
@@ -179,7 +184,7 @@ mod tests {
         all.save_peft(dir.path(), "model").unwrap();
         assert_eq!(read_json::<Value>(&dir.path().join(ADAPTER_CONFIG)).unwrap()["bias"], json!("all"));
         let read = load(dir.path()).unwrap();
-        assert_eq!((read.settings().trains_all_biases, read.parameters()), (true, own.parameters()));
+        assert_eq!((read.settings.bias, read.parameters()), (TrainedBias::All, own.parameters()));
         let of_others = adapter(TrainedBias::All, names(&["q_proj", "k_proj"])).unwrap().parameters();
         assert!(of_others.iter().any(|(name, _)| name == "base_model.model.model.layers.2.self_attn.v_proj.bias"));
     }
@@ -212,7 +217,7 @@ mod tests {
         assert!(load(with(json!("(layers)")).path()).unwrap_err().to_string().contains("without groups"));
         let lora = LoraRecipe {
             layers_pattern: vec!["layers".into()],
-            layers_to_transform: own.settings().layers_to_transform.clone(),
+            layers_to_transform: own.settings.layers_to_transform.clone(),
             ..LoraRecipe::plain(2, 4.0, 0.0, TargetModules::AllLinear)
         };
         assert!(Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).is_ok());
