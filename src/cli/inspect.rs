@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::cache::ReplayLog;
-use crate::chart::in_terminal;
 use crate::files;
+use crate::inspect::in_terminal;
 use crate::inspect::{Evictions, RunContents, RunFigures};
 use crate::report::console;
 use crate::report::evicted::Evicted;

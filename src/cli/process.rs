@@ -112,9 +112,9 @@ fn code_of(arguments: &Arguments) -> i32 {
         Ok(Ending::Launched(code)) => code,
         Err(error) => {
             console::error(&error, error.hint().as_deref());
-            for (error, hint) in error.further() {
+            for error in error.further() {
                 console::note("");
-                console::error(error, hint.as_deref());
+                console::error(error, error.hint().as_deref());
             }
             error.exit() as i32
         }

@@ -7,9 +7,9 @@ use tch::Device;
 
 use crate::cache;
 use crate::checkpoint;
-use crate::conformance::PolicyFile;
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
+use crate::export::PolicyFile;
 use crate::files::{self, FilesError};
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
 use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, Model, ModelConfig, fingerprint};

@@ -7,11 +7,11 @@ use serde_json::json;
 use tch::{Device, Kind};
 
 use super::card::{card, classes};
+use super::policy_file::{KV_POLICY, PolicyFile};
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
 use super::usage::Usage;
 use crate::checkpoint::CARD;
-use crate::conformance::{KV_POLICY, PolicyFile};
 use crate::files::{self, FilesError};
 use crate::model::{
     self, Adapter, CHAT_TEMPLATE, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use super::chart::escape;
 use super::{EvaluationLine, RunContents, RunFigures};
-use crate::chart::escape;
 use crate::eval::AnswerScores;
 use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;

@@ -34,7 +34,7 @@ pub use kernels::{
     AttendGrads, AttentionShape, KvPart, Scoring, across, add_low_rank, attend, attend_backward, attention_mass, computes,
     product,
 };
-pub use mapped::{FileMap, libtorch_version, tensor_over};
+pub use mapped::{FileMap, arrow_buffer, libtorch_version, tensor_over};
 pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};
 pub use moves::{MovePlan, move_rows_back, write_rows};

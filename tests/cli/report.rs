@@ -7,7 +7,6 @@ use std::process::Command;
 use insta::assert_snapshot;
 use serde_json::json;
 
-use super::inspect::pixels;
 use super::place::Place;
 
 const HOSTILE: &str = "</pre></svg><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u{0}\u{1b}[31m\u{202e}]]>--><!--";
@@ -183,4 +182,15 @@ fn a_browser_shows_the_page() {
         seen.push(mean);
     }
     assert!(seen[0] > 200 && seen[1] < 100, "light and dark: {seen:?}");
+}
+
+/// Width and colours of a PNG.
+fn pixels(file: &[u8]) -> (usize, Vec<u8>) {
+    let mut decoder = png::Decoder::new(std::io::Cursor::new(file));
+    decoder.set_transformations(png::Transformations::STRIP_16 | png::Transformations::EXPAND);
+    let mut reader = decoder.read_info().unwrap();
+    let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+    let found = reader.next_frame(&mut pixels).unwrap();
+    pixels.truncate(found.buffer_size());
+    (found.width as usize, pixels)
 }

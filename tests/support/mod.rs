@@ -19,7 +19,7 @@ use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
 use rand::RngExt;
 use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
+use rand::rngs::ChaCha8Rng;
 use tch::{Device, Kind, Tensor};
 
 use case::{Beside, Case, HeadKind, Tail, TargetsAt, Trains, Width};

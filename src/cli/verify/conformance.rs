@@ -6,7 +6,7 @@ use tch::Device;
 
 use serde_json::json;
 
-use crate::conformance::{KV_POLICY, PolicyFile, unfit};
+use crate::export::{KV_POLICY, PolicyFile, unfit};
 use crate::files;
 use crate::model::{self, Adapter, Model, ModelSource, fingerprint, has_fingerprint};
 use crate::recipe::Weights;

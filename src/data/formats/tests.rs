@@ -367,12 +367,14 @@ fn nothing_is_left_out_without_a_word() {
     );
     let rows = [("", "a"), ("a", ""), (" ", "b"), ("a", "b")]
         .map(|(prompt, completion)| json!({"prompt": prompt, "completion": completion}));
-    let fixture = Fixture::new(DataFormat::PromptCompletion, lines(&rows));
+    let mut fixture = Fixture::new(DataFormat::PromptCompletion, lines(&rows));
     let warnings = [
         "2 rows with an empty `prompt`, whose completion is trained as the beginning of a text",
         "1 row with an empty `completion`: only the end of the text is trained",
     ];
-    for _ in 0..2 {
+    // Read anew, from the token cache, and divided into two parts.
+    for validation in [0.0, 0.0, 0.5] {
+        fixture.recipe.validation = ValidationSource::Fraction(validation);
         assert_eq!(fixture.open().unwrap().report.warnings, warnings);
     }
 }

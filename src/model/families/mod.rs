@@ -65,11 +65,11 @@ pub(super) fn known() -> Vec<&'static str> {
 mod tests {
     use super::*;
 
-    /// The table of the README, whose second column is the `model_type`.
+    /// The table of `docs/reference/models.md`, whose second column is the `model_type`.
     #[test]
-    fn the_readme_names_each_family_once_and_no_other() {
-        let readme = include_str!("../../../README.md");
-        let (_, table) = readme.split_once("| family | `model_type` |").unwrap();
+    fn the_page_names_each_family_once_and_no_other() {
+        let page = include_str!("../../../docs/reference/models.md");
+        let (_, table) = page.split_once("| family | `model_type` |").unwrap();
         let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
         let mut named: Vec<&str> = rows.map(|row| row.split('|').nth(2).unwrap().trim().trim_matches('`')).collect();
         let mut known = known();

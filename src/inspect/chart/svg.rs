@@ -2,14 +2,11 @@
 
 use std::fmt::Write;
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
-
 use super::ink::{Ink, Words};
-use super::pixels::Raster;
+use super::tiles::Tiles;
 
 /// A text as it stands in HTML, SVG or an attribute of either. Control characters, which XML knows no way to write, become visible.
-pub fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -74,16 +71,12 @@ impl Svg {
         );
     }
 
-    /// Pixels, in their own size.
-    pub(super) fn image(&mut self, (x, y): (f64, f64), image: &Raster) {
-        let (width, height, bytes) = (image.width, image.height, BASE64_STANDARD.encode(image.to_png()));
-        self.element(
-            "image",
-            &format!(
-                "x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width}\" height=\"{height}\" preserveAspectRatio=\"none\" \
-                 style=\"image-rendering:pixelated\" href=\"data:image/png;base64,{bytes}\""
-            ),
-        );
+    /// Rectangles from a corner on, without seams where a page scales them.
+    pub(super) fn tiles(&mut self, (x, y): (f64, f64), tiles: &Tiles) {
+        for ([r, g, b], path) in &tiles.paths {
+            let at = format!("transform=\"translate({x:.1} {y:.1})\" shape-rendering=\"crispEdges\"");
+            self.element("path", &format!("{at} fill=\"#{r:02x}{g:02x}{b:02x}\" d=\"{path}\""));
+        }
     }
 
     /// The text of the picture.

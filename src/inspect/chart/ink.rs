@@ -1,6 +1,6 @@
 //! What lines and texts of a picture look like.
 
-use super::pixels::Rgb;
+use super::tiles::Rgb;
 
 /// A colour by what it is for.
 #[derive(Clone, Copy, Debug, PartialEq)]

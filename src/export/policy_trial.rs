@@ -12,7 +12,7 @@ use crate::verify::walk;
 
 /// By layer, KV head and token: the first query that does not see the token any more, `null` where it stays. A layer with a sliding window,
 /// which has no policy, has no heads.
-pub type Departures = Vec<Vec<Vec<Option<usize>>>>;
+pub(super) type Departures = Vec<Vec<Vec<Option<usize>>>>;
 
 /// The test as the file has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

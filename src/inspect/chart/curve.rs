@@ -5,24 +5,24 @@ use super::svg::Svg;
 use super::ticks::{in_short, range, share, ticks};
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Curve {
+pub(crate) struct Curve {
     /// What it is called in the legend.
-    pub name: String,
+    pub(crate) name: String,
     /// In the order of x. Where y is not finite the curve has a gap.
-    pub points: Vec<(f64, f64)>,
+    pub(crate) points: Vec<(f64, f64)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct CurveChart {
+pub(crate) struct CurveChart {
     /// What y is, with its unit.
-    pub title: String,
-    pub x_name: String,
+    pub(crate) title: String,
+    pub(crate) x_name: String,
     /// In the order of their colours.
-    pub curves: Vec<Curve>,
+    pub(crate) curves: Vec<Curve>,
     /// Whether y begins at zero, as amounts do.
-    pub is_from_zero: bool,
+    pub(crate) is_from_zero: bool,
     /// Whether each point counts for itself, and is drawn as one.
-    pub has_marks: bool,
+    pub(crate) has_marks: bool,
 }
 
 const WIDTH: f64 = 480.0;
@@ -42,7 +42,7 @@ const COLUMNS: usize = 400;
 
 impl CurveChart {
     /// The picture; `id` is its own within a page.
-    pub fn to_svg(&self, id: &str) -> String {
+    pub(crate) fn to_svg(&self, id: &str) -> String {
         let mut svg = Svg::new((WIDTH, HEIGHT), id, &self.title, &self.in_words());
         svg.text((LEFT - 38.0, 20.0), &self.title, Words::new(14.0, Ink::Text).bold());
         let points = || self.curves.iter().flat_map(|curve| &curve.points).filter(|p| p.0.is_finite() && p.1.is_finite());
@@ -166,7 +166,7 @@ fn line(index: usize) -> String {
 }
 
 /// A piece of the line of curve `index`, for a legend in a page.
-pub fn legend_mark(index: usize) -> String {
+pub(crate) fn legend_mark(index: usize) -> String {
     let line = line(index);
     format!(
         "<svg width=\"34\" height=\"10\" viewBox=\"0 0 34 10\" aria-hidden=\"true\"><path d=\"M1 5L33 5\" stroke-width=\"2.5\" {line}/></svg>"

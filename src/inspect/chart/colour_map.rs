@@ -1,9 +1,9 @@
 //! A map of coloured cells: a row for each of several things, in groups, over a common axis, as SVG.
 
 use super::ink::{Anchor, Ink, Words};
-use super::pixels::{Raster, Rgb};
 use super::svg::Svg;
 use super::ticks::{in_short, ticks};
+use super::tiles::{Rgb, Tiles};
 
 /// A row of a map.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,36 +114,38 @@ impl ColourMap {
         for (index, note) in self.notes.iter().enumerate() {
             svg.text((18.0, 48.0 + 17.0 * index as f64), note, Words::new(12.0, Ink::Muted));
         }
-        svg.image((LEFT, layout.top), &self.pixels(layout));
+        svg.tiles((LEFT, layout.top), &self.tiles(layout));
         self.label_rows(svg, layout);
         self.label_axis(svg, layout);
         let mut y = layout.top + layout.plot.1 as f64 + 66.0;
         for scale in &self.scales {
-            // Pixels of one image: rectangles side by side would show their seams where a page scales them.
             let each = if scale.colours.len() > 1 { (160 / scale.colours.len()).max(1) } else { 24 };
-            let mut swatch = Raster::new(each * scale.colours.len(), 12);
+            let mut swatch = Tiles::default();
             for (index, &colour) in scale.colours.iter().enumerate() {
-                swatch.fill((index * each, 0), (each, 12), colour);
+                swatch.fill(index * each, 0, each, 12, colour);
             }
-            svg.image((LEFT, y - 10.0), &swatch);
-            let end = LEFT + swatch.width as f64;
+            svg.tiles((LEFT, y - 10.0), &swatch);
+            let end = LEFT + (each * scale.colours.len()) as f64;
             svg.text((end + 10.0, y), &scale.words, Words::new(12.0, Ink::Text));
             y += 22.0;
         }
     }
 
-    fn pixels(&self, layout: &MapLayout) -> Raster {
-        let mut raster = Raster::new(layout.plot.0, layout.plot.1);
+    fn tiles(&self, layout: &MapLayout) -> Tiles {
+        let mut tiles = Tiles::default();
         for (row, &top) in self.rows.iter().zip(&layout.tops) {
             // A hair of paper tells rows apart that are high enough.
             let height = if layout.row > 5 { layout.row - 1 } else { layout.row };
-            for (index, &colour) in row.cells.iter().enumerate() {
-                if let Some(colour) = colour {
-                    raster.fill((index * layout.cell, top), (layout.cell, height), colour);
+            let mut x = 0;
+            for run in row.cells.chunk_by(|a, b| a == b) {
+                let width = run.len() * layout.cell;
+                if let Some(colour) = run[0] {
+                    tiles.fill(x, top, width, height, colour);
                 }
+                x += width;
             }
         }
-        raster
+        tiles
     }
 
     fn label_rows(&self, svg: &mut Svg, layout: &MapLayout) {
@@ -201,18 +203,18 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_pixels_within_the_picture() {
+    fn cells_are_tiles_within_the_picture() {
         let map = map(4, 8);
         let (width, height) = map.size(&map.layout());
-        // Cell 4 of the first row, in its middle.
-        let pixels = map.pixels(&map.layout());
-        assert_eq!(pixels.pixels[5 * pixels.width + 4 * 120 + 60], [200, 4, 10]);
+        // Cell 4 of the first row.
+        let tiles = map.tiles(&map.layout());
+        assert!(tiles.paths[&[200, 4, 10]].starts_with("M480 0h120v"), "{:?}", tiles.paths);
         let svg = map.to_svg("m");
         assert!(svg.contains(&format!("viewBox=\"0 0 {width} {height}\"")), "{}", &svg[..300]);
         assert!(
             svg.contains("a &amp; b") && svg.contains("short &lt; long") && svg.contains("layer 1") && svg.contains("head 1")
         );
-        assert!(svg.contains("data:image/png;base64,"));
+        assert!(svg.contains("fill=\"#c8040a\" d=\"M480 0h120v"));
     }
 
     #[test]

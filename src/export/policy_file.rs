@@ -5,8 +5,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::trial::{first_difference, longest_prompt};
-use super::{PolicyTrial, RecordedTrial};
+use super::policy_trial::{Departures, PolicyTrial, RecordedTrial};
+use super::policy_trial::{first_difference, longest_prompt};
 use crate::engine::Settings;
 use crate::files::{self, FilesError};
 use crate::model::{Model, ModelConfig, RopeSpec, fingerprint, has_fingerprint};
@@ -210,8 +210,7 @@ impl PolicyFile {
         let (kv, grad): (&CacheRecipe, &GradRecipe) = (&recipe.kv_cache, &recipe.grad);
         let trial = PolicyTrial::recorded(model.config(), (kv, grad), &self.conformance)?;
         let (found, left) = (trial.run(model)?, &self.conformance.left);
-        let shape =
-            |of: &super::Departures| of.iter().map(|heads| heads.iter().map(Vec::len).collect()).collect::<Vec<Vec<usize>>>();
+        let shape = |of: &Departures| of.iter().map(|heads| heads.iter().map(Vec::len).collect()).collect::<Vec<Vec<usize>>>();
         if shape(&found) != shape(left) {
             let (found, expected) = (format!("of the shape {:?}", shape(left)), format!("{:?}", shape(&found)));
             return Err(unfit(&path, "conformance.left", &found, &expected));
