@@ -40,7 +40,7 @@ pub use meter::{AllocationMeter, give_free_memory_back};
 pub use moves::{MovePlan, move_rows_back, write_rows};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use quantiser::{Levels, quantise_on_cpu, restore_on_cpu};
-pub use ranks::{GlooGroup, GroupWork, LocalEnd, PendingExchange, SharedStore, host_name};
+pub use ranks::{GlooGroup, GlooTimeouts, GroupWork, LocalEnd, PendingExchange, SharedStore, host_name};
 pub use selection::{leave_by_position, pack_slots, rank_on_cpu, take_lowest_on_cpu, unpack_slots};
 pub use syncs::{SyncCounter, Syncs};
 pub use threads::{make_room_for_others, try_threads, usable_cpus};

@@ -104,7 +104,7 @@ impl Nccl {
     }
 
     /// Waits until all ranks have come, this one with its GPU. In tests the device may be the CPU, for a library that knows no GPUs.
-    pub fn join(self: &Arc<Self>, id: NcclId, (rank, size): (usize, usize), device: Device) -> Said<NcclGroup> {
+    pub fn join(self: &Arc<Self>, id: NcclId, rank: usize, size: usize, device: Device) -> Said<NcclGroup> {
         let stream = match device {
             Device::Cuda(index) => Some((index, SideStream::new(index))),
             _ => None,
