@@ -258,3 +258,23 @@ impl Drop for GroupWork {
         unsafe { kvtune_work_drop(self.0) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// By mangled names, which say the signatures. A libtorch that lacks one has another Gloo than the headers in `shim/stubs` declare.
+    #[test]
+    fn what_the_stubs_of_gloo_declare_is_in_libtorch() {
+        let loaded = libloading::os::unix::Library::this();
+        for name in [
+            "_ZN4gloo7Context10setTimeoutENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE",
+            "_ZN4gloo9transport13UnboundBufferD1Ev",
+            "_ZN4gloo9transport6DeviceD1Ev",
+            "_ZTVN4c10d16ProcessGroupGloo9GlooStoreE",
+            "_ZN4c10d16ProcessGroupGloo24createDeviceForInterfaceERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEb",
+        ] {
+            // SAFETY: it is looked for, and neither read nor called.
+            let found = unsafe { loaded.get::<*const u8>(name.as_bytes()) };
+            assert!(found.is_ok(), "{name}");
+        }
+    }
+}
