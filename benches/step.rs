@@ -12,7 +12,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use kvtune::bench::{Bench, Size, summarise};
-use kvtune::dist::World;
+use kvtune::dist::ProcessGroup;
 use kvtune::model::ModelConfig;
 use kvtune::plan::StepPart;
 use kvtune::recipe::Recipe;
@@ -52,7 +52,7 @@ fn main() {
         ];
         let recipe = Recipe::load(&path, &overrides).unwrap().recipe;
         let size = Size { tokens: vec![TOKENS], warm_up: 1, profiles_memory: false, counts_waits: false };
-        let mut bench = Bench::new(recipe, Device::Cpu, size, true, &Rc::new(World::alone())).unwrap();
+        let mut bench = Bench::new(recipe, Device::Cpu, size, true, &Rc::new(ProcessGroup::alone())).unwrap();
         let records: Vec<_> = (0..=STEPS).map(|_| bench.step().unwrap()).collect();
         let summary = summarise(&records).unwrap();
         let get = |key: &str| summary.get(key).map_or(0.0, |spread| spread.median);

@@ -8,7 +8,7 @@ use crate::plan::StepPart;
 use crate::plan::stopwatch::Stopwatch;
 use crate::profile::Profiler;
 use crate::report::console;
-use crate::train::{MicroBatchPosition, StepWatch};
+use crate::train::{MicroBatchPosition, StepCallback};
 use crate::units::Bytes;
 
 /// Watches the time of a step, and its memory where that is wanted.
@@ -79,7 +79,7 @@ impl Observer for BenchWatch<'_> {
     }
 }
 
-impl StepWatch for BenchWatch<'_> {
+impl StepCallback for BenchWatch<'_> {
     fn begin(&mut self, _at: MicroBatchPosition, memory: &dyn Fn() -> (MemoryByPart, Bytes)) {
         if let Some(profiler) = &mut self.profiler {
             let (held, accumulated) = memory();

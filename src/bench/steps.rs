@@ -8,7 +8,7 @@ use tch::Device;
 use super::parts::{BenchWatch, SyncsByPart};
 use super::{CopyCost, StepRecord, gemm, tokens};
 use crate::data::Batch;
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::engine::ChunkKey;
 use crate::model::{Model, ModelConfig, ModelError};
 use crate::ops::attention;
@@ -19,7 +19,9 @@ use crate::profile::Profiler;
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
 use crate::store::copier_of;
-use crate::train::{self, Learner, RetryingEngine, RunRanks, StateParts, StepOutcome, StepShare, TrainError};
+use crate::train::{
+    self, FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, StepOutcome, TrainError, TrainStep,
+};
 use crate::units::{Fault, Seconds};
 
 /// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
@@ -39,12 +41,12 @@ pub struct Size {
 
 /// Steps on random tokens, which all ranks make together, each with a batch of its own.
 pub struct Bench {
-    world: Rc<World>,
+    world: Rc<ProcessGroup>,
     recipe: Recipe,
     model: Model,
-    engine: RetryingEngine,
+    engine: FallbackEngine,
     optimizer: Box<dyn Optimizer>,
-    parts: StateParts,
+    parts: ShardedOptimizerState,
     size: Size,
     profiler: Option<Profiler>,
     planned: Alternative,
@@ -54,7 +56,13 @@ pub struct Bench {
 
 impl Bench {
     /// What a recipe would train, without its data; with `draws_weights`, of its model's directory only the `config.json` is read.
-    pub fn new(mut recipe: Recipe, device: Device, size: Size, draws_weights: bool, world: &Rc<World>) -> Result<Self, Fault> {
+    pub fn new(
+        mut recipe: Recipe,
+        device: Device,
+        size: Size,
+        draws_weights: bool,
+        world: &Rc<ProcessGroup>,
+    ) -> Result<Self, Fault> {
         // Which tokens stand for the classes changes no figure, so that no tokenizer is needed to find out.
         if let HeadRecipe::SeqClassificationOnLogits(labels) = &mut recipe.head {
             *labels = Labels::Tokens((0..labels.len() as u32).collect());
@@ -71,7 +79,7 @@ impl Bench {
             train::settled(recipe, &config, &batch, machine)
         })?;
         let engine = train::engine(&recipe, &config, None, None)?;
-        let engine = RetryingEngine::of_recipe(engine, &recipe, None);
+        let engine = FallbackEngine::of_recipe(engine, &recipe, None);
         let trained = TrainedPart::of(&config, recipe.lora.as_ref()).map_err(TrainError::from)?;
         // A device's allocator is asked for its peak in any case.
         let mut profiler = if size.profiles_memory || device != Device::Cpu { Profiler::start(device) } else { None };
@@ -79,7 +87,7 @@ impl Bench {
         if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter()) {
             adapter.set_b_normal(B_SPREAD, recipe.train.seed);
         }
-        let parts = StateParts::deal(&model, world);
+        let parts = ShardedOptimizerState::new(&model, world);
         let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &parts.own(model.parameters()), device);
         if let Some(profiler) = &mut profiler {
             profiler.built(&model, optimizer.bytes());
@@ -172,7 +180,7 @@ impl Bench {
     fn train(&mut self, batch: &Batch, watch: &mut BenchWatch<'_>) -> Result<StepOutcome, Fault> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let rate = self.recipe.optimizer.learning_rate;
-        let mut learner = Learner {
+        let mut learner = TrainStep {
             recipe: &self.recipe,
             model: &self.model,
             engine: &mut self.engine,
@@ -181,7 +189,7 @@ impl Bench {
         };
         // All have as many targets.
         let targets = batch.num_targets() * ranks;
-        let share = StepShare { batches: vec![batch.clone()], places: vec![rank], micro_batches: ranks, targets };
+        let share = MicroBatchAssignment { batches: vec![batch.clone()], indices: vec![rank], micro_batches: ranks, targets };
         let made = learner.step(&share, self.done as u64, rate, watch)?;
         self.parts.exchange_updates(&self.world, &self.model).map_err(TrainError::from)?;
         Ok(made)

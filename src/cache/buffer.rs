@@ -7,9 +7,8 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 
 use super::CacheShape;
-use super::moves::{Moves, restore, with_retained};
+use super::moves::{Moves, restore, with_retained, write_plane};
 use crate::native::cuda::host_tensor;
-use crate::native::write_rows;
 use crate::recipe::BufferKind;
 use crate::store::{Bits, Copier, CopyMark, CopyStream, bytes_of, copier_of};
 use crate::units::Bytes;
@@ -282,20 +281,19 @@ impl Buffer {
             return None;
         }
         let page = self.single();
-        let indices = moves.map(|moves| (&moves.to, &moves.from));
-        let planes = |planes: fn(&StoredEntries) -> &Vec<Tensor>, indices: Option<(&Tensor, &Tensor)>| {
+        let planes = |planes: fn(&StoredEntries) -> &Vec<Tensor>, moves: Option<&Moves>| -> Vec<Tensor> {
             let chunk = |i: usize| chunk.map(|chunk| &planes(chunk)[i]);
-            let all: Vec<_> = planes(page).iter().enumerate().map(|(i, plane)| (plane, chunk(i))).collect();
-            write_rows(&all, indices, region)
+            let all = planes(page).iter().enumerate();
+            all.filter_map(|(i, plane)| write_plane(plane, moves, chunk(i), region)).collect()
         };
         #[cfg(test)]
         if let Some(moves) = moves.filter(|_| crate::sabotage::is_active(crate::sabotage::Sabotage::ValueMovedWithoutKey)) {
             let k = page.k.iter().map(|plane| super::moves::take(plane, &moves.to)).collect();
             planes(|page| &page.k, None);
-            return Some(StoredEntries { k, v: planes(|page| &page.v, indices) });
+            return Some(StoredEntries { k, v: planes(|page| &page.v, Some(moves)) });
         }
-        let (k, v) = (planes(|page| &page.k, indices), planes(|page| &page.v, indices));
-        indices.map(|_| StoredEntries { k, v })
+        let (k, v) = (planes(|page| &page.k, moves), planes(|page| &page.v, moves));
+        moves.map(|_| StoredEntries { k, v })
     }
 
     /// The inverse of the moves of [`Self::overwrite`].

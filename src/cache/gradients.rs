@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::Undo;
 use super::buffer::slots_of;
-use crate::native::move_rows_back;
+use super::moves::move_back;
 use crate::store::bytes_of;
 use crate::units::Bytes;
 
@@ -64,6 +64,6 @@ fn unwind_one(total: &Tensor, undo: &Undo) -> Tensor {
     });
     #[cfg(test)]
     let evicted = evicted.or(not_zeroed.filter(|_| crate::sabotage::is_active(crate::sabotage::Sabotage::GradientNotZeroed)));
-    move_rows_back(total, &moves.to, &moves.from, evicted.as_ref());
+    move_back(total, moves, evicted.as_ref());
     own
 }

@@ -11,7 +11,7 @@ use super::plan::json::alternative;
 use super::recipe_file::RecipeFile;
 use super::world::Joining;
 use crate::bench::{Bench, BenchSummary, Size, StepRecord, summarise};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::native::cuda::why_not_pinned;
 use crate::native::{Syncs, libtorch_version};
 use crate::ops::attention::calibrations;
@@ -48,7 +48,7 @@ pub(super) struct BenchSteps {
 }
 
 impl BenchSteps {
-    pub(super) fn run(&self, device: Device, world: &Rc<World>) -> Result<(), Fault> {
+    pub(super) fn run(&self, device: Device, world: &Rc<ProcessGroup>) -> Result<(), Fault> {
         let recipe = self.recipe.load(device)?;
         let size = Size {
             tokens: self.tokens.clone(),
@@ -100,7 +100,7 @@ impl BenchSteps {
     }
 
     /// What is about to be run, and on what.
-    fn introduce(&self, bench: &Bench, world: &World) -> Result<(), Fault> {
+    fn introduce(&self, bench: &Bench, world: &ProcessGroup) -> Result<(), Fault> {
         let (config, device, threads) = (bench.model().config(), bench.model().device(), tch::get_num_threads());
         let device = if let Device::Cuda(index) = device { format!("cuda:{index}") } else { "cpu".to_owned() };
         let (dtype, libtorch, attention) = (bench.dtype(), libtorch_version(), bench.attention());

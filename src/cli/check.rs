@@ -9,7 +9,7 @@ use super::recipe_file::RecipeFile;
 use super::world::{Joining, time_of_sums};
 use crate::cache::{Routing, Scope};
 use crate::data::{LoadReport, Splits, auto_tokenizer_differs};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::engine::{ChunkPlan, Settings};
 use crate::model::{Model, ModelConfig, kind_of, trained_by_kind};
 use crate::plan::Machine;
@@ -31,7 +31,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    pub(super) fn run(&self, device: Device, world: &World) -> Result<(), Fault> {
+    pub(super) fn run(&self, device: Device, world: &ProcessGroup) -> Result<(), Fault> {
         let recipe = self.recipe.load(device)?;
         train::check_even(world, &recipe)?;
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
@@ -83,7 +83,7 @@ fn in_json(report: &LoadReport) -> Value {
 }
 
 /// The ranks, what each may take, and how long they take to add up so many bytes of gradients.
-fn ranks(world: &World, machine: Machine, gradients: Bytes) -> Result<String, Fault> {
+fn ranks(world: &ProcessGroup, machine: Machine, gradients: Bytes) -> Result<String, Fault> {
     let (ranks, here) = (world.size(), world.ranks_here());
     let each = machine.limits.host.map_or_else(String::new, |host| format!(", each of which may take {host} of its memory"));
     let sum = 1e3 * time_of_sums(world, gradients.0, machine.device)?.0;

@@ -8,7 +8,7 @@ use clap::Args;
 use tch::{Device, Kind, Tensor};
 
 use super::device;
-use crate::dist::{DistError, Launched, RankBackend, World};
+use crate::dist::{DistError, Launched, ProcessGroup, RankBackend};
 use crate::report::console;
 use crate::units::{Fault, Seconds};
 
@@ -52,7 +52,7 @@ impl Joining {
     }
 
     /// Chooses by what the ranks add up; what is to be said of it.
-    pub(super) fn choose(self, world: &mut World, device: Device) -> Result<Option<String>, Fault> {
+    pub(super) fn choose(self, world: &mut ProcessGroup, device: Device) -> Result<Option<String>, Fault> {
         Ok(world.choose_backend(self.backend, device)?)
     }
 }
@@ -90,13 +90,13 @@ pub(super) fn device((wanted, threads): DeviceArguments) -> Result<Device, Fault
 pub(super) fn with_ranks<T>(
     of_device: DeviceArguments,
     joining: Joining,
-    work: impl FnOnce(Device, &Rc<World>) -> Result<T, Fault>,
+    work: impl FnOnce(Device, &Rc<ProcessGroup>) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     // Before the ranks meet: they do so by libtorch, which would remember that there is no CUDA.
     let device = device(of_device)?;
     let mut world = match launched()? {
-        Some(launch) => World::join(&launch, joining.timeout())?,
-        None => World::alone(),
+        Some(launch) => ProcessGroup::join(&launch, joining.timeout())?,
+        None => ProcessGroup::alone(),
     };
     if !world.is_first() {
         console::be_quiet();
@@ -114,7 +114,7 @@ pub(super) fn with_ranks<T>(
 }
 
 /// How long ranks take to add up so many bytes of gradients on a device: the middle one of several times.
-pub(super) fn time_of_sums(world: &World, bytes: u64, device: Device) -> Result<Seconds, DistError> {
+pub(super) fn time_of_sums(world: &ProcessGroup, bytes: u64, device: Device) -> Result<Seconds, DistError> {
     const TIMES: usize = 5;
     let gradients = Tensor::zeros([bytes.div_ceil(4) as i64], (Kind::Float, device));
     let mut times = Vec::new();

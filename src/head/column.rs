@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
 use super::{Head, HeadError, Logits, Pick};
 use crate::native::cuda::on_device;
-use crate::native::{self, gradients_of};
+use crate::native::gradients_of;
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
 
 /// What one sequence has lost.
@@ -117,10 +117,7 @@ fn block_loss(
     let evaluate = || head.choices(&logits.logits(&leaf)).to_kind(accumulation_kind(hidden_ne.kind()));
     let scores_nk = if weight.is_some() { with_grad(evaluate) } else { no_grad(evaluate) };
     let scores = scores_nk.detach();
-    let (figures_2n, gradient_nk) = no_grad(|| {
-        let is_served = native::computes(scores.device(), scores.kind());
-        if is_served { native::cross_entropy(&scores, &target_n, weight) } else { cross_entropy(&scores, &target_n, weight) }
-    });
+    let (figures_2n, gradient_nk) = no_grad(|| cross_entropy(&scores, &target_n, weight));
     let gradients = match gradient_nk {
         None => Vec::new(),
         Some(gradient_nk) => {
@@ -131,7 +128,11 @@ fn block_loss(
     Ok(BlockLoss { losses: Losses { picks: picks.to_vec(), figures_2n }, gradients })
 }
 
-/// What [`native::cross_entropy`] does, by libtorch's operations. Of the size of the scores there is one tensor.
+/// Losses `log Σ exp(scores) − scores[target]`, below them 1 where the target is the first of the largest scores, and with `weight` the
+/// gradient of `weight · Σ losses`. One tensor is made of the size of the scores.
+///
+/// # Shapes
+/// `scores_nk (N, K)`, `target_n (N)`, i64; results `(2, N)`, f64, and as the scores.
 fn cross_entropy(scores_nk: &Tensor, target_n: &Tensor, weight: Option<f64>) -> (Tensor, Option<Tensor>) {
     let target_n1 = target_n.unsqueeze(1);
     let (largest_n1, best_n1) = scores_nk.max_dim(-1, true);
@@ -190,22 +191,24 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_of_the_cpu_is_cross_entropy() {
+    fn losses_and_gradient_are_those_of_cross_entropy() {
         for (kind, bound) in [(Kind::Double, 1e-13), (Kind::Float, 2e-6)] {
             for (n, k) in [(1, 1), (3, 7), (65, 1024), (5, 5000)] {
                 let scores = Tensor::randn([n, k], (kind, Device::Cpu)) * 9.0;
                 let target = Tensor::randint(k, [n], (Kind::Int64, Device::Cpu));
-                let (ours, of_ours) = native::cross_entropy(&scores, &target, Some(0.3));
-                let (plain, of_plain) = cross_entropy(&scores, &target, Some(0.3));
-                assert!(ours.allclose(&plain, bound, bound, false), "{kind:?} {n} × {k}");
-                assert!(of_ours.unwrap().allclose(&of_plain.unwrap(), bound, bound, false), "{kind:?} {n} × {k}");
-                let (alone, none) = native::cross_entropy(&scores, &target, None);
+                let (ours, of_ours) = cross_entropy(&scores, &target, Some(0.3));
+                let leaf = scores.to_kind(Kind::Double).set_requires_grad(true);
+                let plain = leaf.cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::None, -100, 0.0);
+                (plain.sum(Kind::Double) * 0.3).backward();
+                assert!(ours.get(0).allclose(&plain, bound, bound, false), "{kind:?} {n} × {k}");
+                assert!(of_ours.unwrap().to_kind(Kind::Double).allclose(&leaf.grad(), bound, bound, false), "{kind:?} {n} × {k}");
+                let (alone, none) = cross_entropy(&scores, &target, None);
                 assert!(alone == ours && none.is_none());
             }
         }
         // Equal scores, some that are far apart, and one that is no number.
         let scores = Tensor::from_slice2(&[[2f32, 2.0, 1.0], [2.0, 2.0, 1.0], [0.0, -1e30, 900.0], [0.0, f32::NAN, 1.0]]);
-        let (figures, gradient) = native::cross_entropy(&scores, &Tensor::from_slice(&[0i64, 1, 1, 2]), Some(1.0));
+        let (figures, gradient) = cross_entropy(&scores, &Tensor::from_slice(&[0i64, 1, 1, 2]), Some(1.0));
         let figures: Vec<f64> = figures.view(-1).try_into().unwrap();
         assert_eq!(figures[0].to_bits(), figures[1].to_bits());
         assert!(figures[2] > 9e29 && figures[3].is_nan());

@@ -21,15 +21,6 @@ unsafe extern "C" {
         is_backward: c_int,
     ) -> i64;
     fn kvtune_product(x: *mut C_tensor, w: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
-    fn kvtune_add_low_rank(
-        y: *mut C_tensor,
-        x: *mut C_tensor,
-        first: *mut C_tensor,
-        second: *mut C_tensor,
-        scale: f64,
-        result: *mut *mut C_tensor,
-    ) -> c_int;
-    fn kvtune_across(thin: *mut C_tensor, wide: *mut C_tensor, is_transposed: c_int, result: *mut *mut C_tensor) -> c_int;
     fn kvtune_attend(
         q: *mut C_tensor,
         k: *const *mut C_tensor,
@@ -92,27 +83,6 @@ pub fn product(x: &Tensor, w: &Tensor) -> Tensor {
     first(made(1, |result| unsafe { kvtune_product(pointer(x), pointer(w), result) }))
 }
 
-/// Adds `inner · second` to `y` in place, with `inner = scale · x · first`, which is the result, without autograd. On the CPU it is one pass
-/// over the rows.
-///
-/// # Shapes
-/// `y (m, o)`, `x (m, i)`, `first (i, r)`, `second (r, o)`, which may be transposed views; result `(m, r)`.
-pub fn add_low_rank(y: &mut Tensor, x: &Tensor, (first_ir, second_ro): (&Tensor, &Tensor), scale: f64) -> Tensor {
-    let [y, x, down, up] = [y, x, first_ir, second_ro].map(pointer);
-    // SAFETY: all are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_add_low_rank(y, x, down, up, scale, result) }))
-}
-
-/// `thinᵀ · wide` without autograd, summed up over rows: the gradient of a matrix of low rank. If `is_transposed`, it lies as the other one.
-///
-/// # Shapes
-/// `thin (m, r)`, `wide (m, o)`; result `(r, o)`, or `(o, r)` if it is to be transposed.
-pub fn across(thin: &Tensor, wide: &Tensor, is_transposed: bool) -> Tensor {
-    let is_transposed = c_int::from(is_transposed);
-    // SAFETY: both are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_across(pointer(thin), pointer(wide), is_transposed, result) }))
-}
-
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
     pub batch: usize,
@@ -136,8 +106,7 @@ impl AttentionShape {
     }
 }
 
-/// Whether the shim's kernels serve tensors of this place and kind: attention, norms, gates, rotations and, of the kinds that are
-/// computed in, cross-entropy.
+/// Whether the shim's kernels serve tensors of this place and kind: attention, norms, gates and rotations.
 pub fn computes(device: Device, kind: Kind) -> bool {
     device == Device::Cpu && matches!(kind, Kind::Float | Kind::Double | Kind::BFloat16)
 }
@@ -145,9 +114,9 @@ pub fn computes(device: Device, kind: Kind) -> bool {
 /// Keys and values of some slots: of the past, a page of it, or a chunk's own.
 #[derive(Clone, Copy, Debug)]
 pub struct KvPart<'a> {
-    /// `(B, G, P, D)`.
+    /// The keys `(B, G, P, D)` of these slots.
     pub k_bgpd: &'a Tensor,
-    /// `(B, G, P, D)`.
+    /// The values `(B, G, P, D)` of these slots.
     pub v_bgpd: &'a Tensor,
     /// Which slots count `(B, G, P)`, bool, where not all of them do.
     pub in_use_bgp: Option<&'a Tensor>,
@@ -170,12 +139,12 @@ impl<'a> KvPart<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Scoring {
     pub scale: f64,
-    /// The cap, above 0.
+    /// The cap of scores, which is above 0.
     pub soft_cap: Option<f64>,
 }
 
 impl Scoring {
-    /// As the shim takes them: without a cap it is 0.
+    /// Scale and cap for the shim, which takes 0 for no cap.
     fn numbers(self) -> (f64, f64) {
         (self.scale, self.soft_cap.unwrap_or(0.0))
     }
@@ -240,11 +209,11 @@ pub fn attend(
 /// What the backward of [`attend`] gives.
 #[derive(Debug)]
 pub struct AttendGrads {
-    /// `(B, H, n, D)`.
+    /// The gradient of queries `(B, H, n, D)`.
     pub dq_bhnd: Tensor,
-    /// Of keys, by part, in f32 for bf16.
+    /// The gradients of keys by part, in f32 for bf16.
     pub dk_bgpd: Vec<Tensor>,
-    /// Of values, by part, the same.
+    /// The gradients of values by part, in f32 for bf16.
     pub dv_bgpd: Vec<Tensor>,
 }
 
@@ -256,7 +225,8 @@ pub fn attend_backward(
     dout_bhnd: &Tensor,
     q_bhnd: &Tensor,
     parts: &[KvPart<'_>],
-    (out_bhnd, lse_bhn): (&Tensor, &Tensor),
+    out_bhnd: &Tensor,
+    lse_bhn: &Tensor,
     scoring: Scoring,
 ) -> AttendGrads {
     let Pointers { k, v, in_use, seen_until } = Pointers::of(parts);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::rank_error::RankError;
+use super::RankError;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::engine::EngineError;

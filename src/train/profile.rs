@@ -4,7 +4,7 @@ use std::fmt;
 
 use tch::Device;
 
-use super::step::{MicroBatchPosition, StepWatch};
+use super::step::{MicroBatchPosition, StepCallback};
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::model::Model;
 use crate::ops::attention::Calibration;
@@ -104,12 +104,12 @@ impl fmt::Display for RunProfile {
 }
 
 /// Watches a run's step: its events for whoever follows the run, and its memory where that is wanted.
-pub(super) struct RunStepWatch<'a> {
+pub(super) struct RunStepCallback<'a> {
     pub(super) observer: &'a mut dyn Observer,
     pub(super) profile: Option<&'a mut RunProfile>,
 }
 
-impl StepWatch for RunStepWatch<'_> {
+impl StepCallback for RunStepCallback<'_> {
     fn begin(&mut self, at: MicroBatchPosition, memory: &dyn Fn() -> (MemoryByPart, Bytes)) {
         if let Some(profile) = &mut self.profile {
             let (held, accumulated) = memory();
@@ -130,7 +130,7 @@ impl StepWatch for RunStepWatch<'_> {
     }
 }
 
-impl Observer for RunStepWatch<'_> {
+impl Observer for RunStepCallback<'_> {
     fn measured(&mut self, attention: &Calibration) {
         self.observer.measured(attention);
     }

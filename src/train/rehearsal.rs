@@ -4,11 +4,12 @@ use std::time::Instant;
 
 use tch::Device;
 
-use super::retreat::RetryingEngine;
-use super::step::{Learner, StepShare, StepWatch};
+use super::FallbackEngine;
+use super::MicroBatchAssignment;
+use super::step::{StepCallback, TrainStep};
 use super::{RunRanks, TrainError};
 use crate::data::{Batch, Sequence, Targets};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Event, MemoryByPart, Observer, Settings};
 use crate::head::NextToken;
 use crate::model::{Adapter, Model, ModelConfig, kind_of, on_every_layer};
@@ -122,7 +123,7 @@ impl Rehearsal {
         let mut optimizer = optim::build(&self.recipe.optimizer, self.recipe.train.offload, &model.parameters(), self.device);
         let engine = |chunks| {
             let engine = Engine::new(self.settings(chunks)?, Box::new(NextToken));
-            Ok(RetryingEngine::new(engine, self.recipe.kv_cache.clone(), self.grad(chunks)))
+            Ok(FallbackEngine::new(engine, self.recipe.kv_cache.clone(), self.grad(chunks)))
         };
         let mut engines = self.widths.into_iter().map(engine).collect::<Result<Vec<_>, TrainError>>()?;
         let mut fastest = self.widths.map(|_| [f64::INFINITY; 6]);
@@ -132,9 +133,9 @@ impl Rehearsal {
                 break;
             }
             for (engine, fastest) in engines.iter_mut().zip(&mut fastest) {
-                let ranks = &RunRanks::of(World::alone().into());
-                let mut learner = Learner { recipe: &self.recipe, model: &model, engine, optimizer: &mut *optimizer, ranks };
-                let share = StepShare::whole(vec![batch.clone()]);
+                let ranks = &RunRanks::of(ProcessGroup::alone().into());
+                let mut learner = TrainStep { recipe: &self.recipe, model: &model, engine, optimizer: &mut *optimizer, ranks };
+                let share = MicroBatchAssignment::whole(vec![batch.clone()]);
                 let mut watch = RehearsalWatch(Stopwatch::start(self.device));
                 learner.step(&share, round as u64, self.recipe.optimizer.learning_rate, &mut watch)?;
                 let (_, parts) = watch.0.stop();
@@ -157,7 +158,7 @@ impl Observer for RehearsalWatch {
     }
 }
 
-impl StepWatch for RehearsalWatch {
+impl StepCallback for RehearsalWatch {
     fn optimizer(&mut self, _memory: &dyn Fn() -> MemoryByPart) {
         self.0.turn(StepPart::Optimizer);
     }

@@ -10,7 +10,7 @@ use super::targets::LoadedTarget;
 use crate::cli::generate::RuleArguments;
 use crate::cli::used_model::{identity, own_rules};
 use crate::data::Dataset;
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::engine::Engine;
 use crate::eval::{self, ANSWERS, AnswerFile, AnswerScores, AnswerSpec};
 use crate::files;
@@ -78,7 +78,7 @@ impl AnswerArguments {
     }
 
     /// The file of all answers, where one is named; the first rank keeps it.
-    pub(super) fn file(&self, world: &World) -> Result<Option<AnswerFile>, Fault> {
+    pub(super) fn file(&self, world: &ProcessGroup) -> Result<Option<AnswerFile>, Fault> {
         let path = self.answers.as_deref().filter(|_| world.is_first());
         path.map(AnswerFile::open).transpose()
     }
@@ -107,7 +107,7 @@ impl AnswerArguments {
         loaded: &LoadedTarget<'_>,
         (engine, dataset): (&Engine, &Dataset),
         (spec, settings): &(AnswerSpec, Value),
-        (shared_file, world): (&mut Option<AnswerFile>, &World),
+        (shared_file, world): (&mut Option<AnswerFile>, &ProcessGroup),
     ) -> Result<AnswerScores, Fault> {
         let has_own = self.answers.is_none() && world.is_first();
         let mut own = if has_own { Some(AnswerFile::open(&default_path(loaded, settings)?)?) } else { None };

@@ -11,7 +11,7 @@ use super::recipe_file::RecipeFile;
 use super::world::Joining;
 use crate::bench;
 use crate::data::Batch;
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::model::ModelConfig;
 use crate::plan::Machine;
 use crate::recipe::Recipe;
@@ -40,7 +40,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn run(&self, device: Device, world: &World) -> Result<(), Fault> {
+    pub(super) fn run(&self, device: Device, world: &ProcessGroup) -> Result<(), Fault> {
         let recipe = self.recipe.load(device)?;
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;

@@ -95,7 +95,8 @@ impl TorchKernelMask {
 pub fn vendor_attend(
     vendor: TorchKernel,
     q_bhnd: &Tensor,
-    (k_bgpd, v_bgpd): (&Tensor, &Tensor),
+    k_bgpd: &Tensor,
+    v_bgpd: &Tensor,
     sight: TorchKernelMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor), BackwardError> {
@@ -115,8 +116,8 @@ pub fn vendor_attend(
 pub fn vendor_attend_backward(
     vendor: TorchKernel,
     dout_bhnd: &Tensor,
-    (q_bhnd, k_bgpd, v_bgpd): (&Tensor, &Tensor, &Tensor),
-    (out_bhnd, lse_bhn): (&Tensor, &Tensor),
+    [q_bhnd, k_bgpd, v_bgpd]: [&Tensor; 3],
+    [out_bhnd, lse_bhn]: [&Tensor; 2],
     sight: TorchKernelMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor, Tensor), BackwardError> {

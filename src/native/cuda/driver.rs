@@ -188,12 +188,12 @@ pub(super) struct Context {
     handle: Handle,
     /// How many multiprocessors it has.
     pub(super) multiprocessors: usize,
-    /// Its compute capability: 90 for 9.0.
+    /// The compute capability: 90 for 9.0.
     pub(super) architecture: usize,
 }
 
 impl Context {
-    /// Of the device that libtorch gives this number.
+    /// The context of the device that libtorch gives this number.
     pub(super) fn of(index: usize) -> Result<Self, String> {
         let calls = Calls::get()?;
         let device = calls.device(c_int::try_from(index).map_err(|_| format!("there is no CUDA device {index}"))?)?;

@@ -38,8 +38,9 @@ pub(super) fn attend_backward_by(
 ) -> AttentionGrads {
     match (backend, chunk.joined_bgcd) {
         (Backend::Own, _) => {
-            let out = (&attended.out_bhnd, &attended.lse_bhn);
-            let grads = native::attend_backward(dout, chunk.qkv.q_bhnd, &all_parts(&chunk, past), out, chunk.qkv.rule.scoring());
+            let Attended { out_bhnd, lse_bhn } = attended;
+            let (parts, scoring) = (all_parts(&chunk, past), chunk.qkv.rule.scoring());
+            let grads = native::attend_backward(dout, chunk.qkv.q_bhnd, &parts, out_bhnd, lse_bhn, scoring);
             let mut past: Vec<(Tensor, Tensor)> = grads.dk_bgpd.into_iter().zip(grads.dv_bgpd).collect();
             let (dk_bgnd, dv_bgnd) = past.pop().unwrap_or_default();
             AttentionGrads { dq_bhnd: grads.dq_bhnd, dk_bgnd, dv_bgnd, past }

@@ -11,8 +11,8 @@ use crate::native::or_panic;
 ///
 /// # Shapes
 /// `joined (B, G, P + n, D)` each.
-pub(super) fn attend(vendor: TorchKernel, chunk: Chunk<'_>, joined: (&Tensor, &Tensor)) -> Attended {
-    let attended = vendor_attend(vendor, chunk.qkv.q_bhnd, joined, TorchKernelMask::CausalFromEnd, chunk.qkv.rule.scale);
+pub(super) fn attend(vendor: TorchKernel, chunk: Chunk<'_>, (k, v): (&Tensor, &Tensor)) -> Attended {
+    let attended = vendor_attend(vendor, chunk.qkv.q_bhnd, k, v, TorchKernelMask::CausalFromEnd, chunk.qkv.rule.scale);
     let (out_bhnd, lse_bhn) = or_panic(attended);
     Attended { out_bhnd, lse_bhn }
 }
@@ -28,11 +28,11 @@ pub(super) fn attend_backward(
     (k, v): (&Tensor, &Tensor),
     attended: &Attended,
 ) -> AttentionGrads {
-    let of_forward = (&attended.out_bhnd, &attended.lse_bhn);
+    let of_forward = [&attended.out_bhnd, &attended.lse_bhn];
     let grads = vendor_attend_backward(
         vendor,
         dout_bhnd,
-        (chunk.qkv.q_bhnd, k, v),
+        [chunk.qkv.q_bhnd, k, v],
         of_forward,
         TorchKernelMask::CausalFromEnd,
         chunk.qkv.rule.scale,

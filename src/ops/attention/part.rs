@@ -49,7 +49,7 @@ pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &KvPage<'_>, ma
     let Some((vendor, seen)) = kernel.vendor(mask, rule) else { return blocks::forward(q_bhnd, k, v, mask, rule) };
     let size = q_bhnd.size();
     let q = if seen == TorchKernelMask::All { &folded(q_bhnd, k.size()[1]) } else { q_bhnd };
-    let (out, lse) = or_panic(vendor_attend(vendor, q, (k, v), seen, rule.scale));
+    let (out, lse) = or_panic(vendor_attend(vendor, q, k, v, seen, rule.scale));
     Attended { out_bhnd: out.reshape(&size[..]), lse_bhn: lse.reshape(&size[..3]) }
 }
 
@@ -71,6 +71,6 @@ pub(super) fn backward(
     let inputs = [dout_bhnd, chunk.qkv.q_bhnd, &merged.out_bhnd, &merged.lse_bhn];
     let groups = k.size()[1];
     let [dout, q, out, lse] = inputs.map(|x| if seen == TorchKernelMask::All { folded(x, groups) } else { x.shallow_clone() });
-    let (dq, dk, dv) = or_panic(vendor_attend_backward(vendor, &dout, (&q, k, v), (&out, &lse), seen, chunk.qkv.rule.scale));
+    let (dq, dk, dv) = or_panic(vendor_attend_backward(vendor, &dout, [&q, k, v], [&out, &lse], seen, chunk.qkv.rule.scale));
     (dq.reshape(&chunk.qkv.q_bhnd.size()[..]), dk, dv)
 }

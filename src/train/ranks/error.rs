@@ -30,7 +30,7 @@ fn listed(rank: usize, differences: &[[String; 3]]) -> String {
 
 impl RankError {
     /// Whether it says that another rank was asked to stop.
-    pub(super) fn is_given_up(&self) -> bool {
+    pub(in crate::train) fn is_given_up(&self) -> bool {
         matches!(self, Self::Dist(DistError::OtherGaveUp { .. }))
     }
 }

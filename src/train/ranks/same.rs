@@ -6,9 +6,10 @@ use std::rc::Rc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::{RESOLVED_RECIPE, RankError, ResolvedRun, RunRanks, TrainError};
+use super::super::{RESOLVED_RECIPE, ResolvedRun, TrainError};
+use super::{RankError, RunRanks};
 use crate::data::{Dataset, Splits};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::files;
 use crate::model::{Model, fingerprint};
 use crate::plan::Alternative;
@@ -17,27 +18,27 @@ use crate::recipe::Recipe;
 /// What is looked at, and what it is on a rank, in words.
 type Facts = BTreeMap<String, String>;
 
-pub(super) fn of_recipe(recipe: &Recipe) -> Facts {
+pub(in crate::train) fn of_recipe(recipe: &Recipe) -> Facts {
     let mut facts = recipe.flat();
     facts.insert("version of kvtune".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     facts
 }
 
 /// The model's files, and what of an adapter is trained.
-pub(super) fn of_model(hash: &str, model: &Model) -> Facts {
+pub(in crate::train) fn of_model(hash: &str, model: &Model) -> Facts {
     let files = Facts::from([("files of the model".to_owned(), hash.to_owned())]);
     // All weights are those in the files.
     files.into_iter().chain(model.adapter().map(|_| of_trained(model)).unwrap_or_default()).collect()
 }
 
 /// The numbers that are trained, to the bit.
-pub(super) fn of_trained(model: &Model) -> Facts {
+pub(in crate::train) fn of_trained(model: &Model) -> Facts {
     let bytes = model.parameters().into_iter().map(|(_, parameter)| bytes_of(&parameter));
     Facts::from([("what is trained".to_owned(), files::hash_parts(bytes))])
 }
 
 /// The samples, and what of the model's folder has made tokens of them.
-pub(super) fn of_data(data: &Splits) -> Facts {
+pub(in crate::train) fn of_data(data: &Splits) -> Facts {
     let mut facts: Facts = data.origins.clone();
     let splits = [("training data", Some(&data.train)), ("validation data", data.validation.as_ref())];
     for (name, split) in splits.into_iter().filter_map(|(name, split)| Some((name, split?))) {
@@ -54,10 +55,11 @@ fn in_words(data: &Dataset) -> String {
 /// Fails on all ranks of `world` where one evaluates something else than the first: another version, recipe, model or adapter, other samples,
 /// or what else is `asked`.
 pub fn check_same_evaluation(
-    world: &Rc<World>,
+    world: &Rc<ProcessGroup>,
     recipe: &Recipe,
     model: &Model,
-    (samples, asked): (&Dataset, BTreeMap<String, String>),
+    samples: &Dataset,
+    asked: BTreeMap<String, String>,
 ) -> Result<(), TrainError> {
     if world.size() == 1 {
         return Ok(());
@@ -71,7 +73,7 @@ pub fn check_same_evaluation(
 /// A recipe with the tiling that the first rank settles, and its plan: for steps that are no run's. Fails on all ranks of `world` where one has
 /// another version or recipe than the first, or what else is `asked`.
 pub fn settled_alike(
-    world: &Rc<World>,
+    world: &Rc<ProcessGroup>,
     recipe: Recipe,
     asked: BTreeMap<String, String>,
     settle: impl Fn(Recipe) -> Result<(Recipe, Alternative), TrainError>,
@@ -94,7 +96,7 @@ pub fn settled_alike(
 
 impl RunRanks {
     /// What the first rank leaves settled of a recipe: all run the same tiling, with texts of the same date, and tokenise data once.
-    pub(super) fn settled(
+    pub(in crate::train) fn settled(
         &self,
         recipe: &Recipe,
         dir: &Path,
@@ -118,7 +120,7 @@ impl RunRanks {
     }
 
     /// Fails on all ranks where one has something else than the first.
-    pub(super) fn check_same(&self, at: &'static str, own: Facts) -> Result<(), TrainError> {
+    pub(in crate::train) fn check_same(&self, at: &'static str, own: Facts) -> Result<(), TrainError> {
         let all = self.exchange(at, Ok(own))?;
         for (rank, other) in all.iter().enumerate().skip(1) {
             let names: BTreeSet<&String> = all[0].keys().chain(other.keys()).collect();

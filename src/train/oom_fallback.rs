@@ -14,9 +14,9 @@ use crate::native::cuda::release_cached_memory;
 use crate::recipe::{AttentionOutputs, CacheRecipe, GradRecipe, KeepGraph, OnOutOfMemory, Recipe, StoreForm};
 use crate::store::copier_of;
 
-/// How far a tiling has gone on its way to smaller cells: of two ranks' the smaller is the further.
+/// How small cells have become after a lack of memory: of two ranks' the smaller one is the further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct Retreat {
+pub(super) struct OomFallback {
     /// Whether layer checkpoints are not rounded. What is tried last counts first.
     is_plain: bool,
     keeps_outputs: bool,
@@ -25,14 +25,14 @@ pub(super) struct Retreat {
     kept_graphs: usize,
 }
 
-/// An engine and how it is tiled.
-pub struct RetryingEngine {
+/// An engine that tries again with smaller cells where memory runs out.
+pub struct FallbackEngine {
     engine: Engine,
     kv_cache: CacheRecipe,
     grad: GradRecipe,
 }
 
-impl RetryingEngine {
+impl FallbackEngine {
     pub(super) fn new(engine: Engine, kv_cache: CacheRecipe, grad: GradRecipe) -> Self {
         Self { engine, kv_cache, grad }
     }
@@ -52,9 +52,9 @@ impl RetryingEngine {
         &self.grad
     }
 
-    /// How far it has retreated.
-    pub(super) fn retreat(&self) -> Retreat {
-        Retreat {
+    /// How small its cells have become.
+    pub(super) fn fallback(&self) -> OomFallback {
+        OomFallback {
             is_plain: self.grad.layer_checkpoints.form == StoreForm::Plain,
             keeps_outputs: self.grad.attention_outputs == AttentionOutputs::Keep,
             layers_per_cell: self.grad.layers_per_cell,
@@ -63,14 +63,14 @@ impl RetryingEngine {
         }
     }
 
-    /// Retreats as far as another rank, whose memory has run out: a sample is run in the same way whoever runs it.
-    pub(super) fn retreat_to(
+    /// Takes cells as small as another rank's, whose memory has run out: a sample is run in the same way whoever runs it.
+    pub(super) fn fall_back_to(
         &mut self,
         model: &Model,
-        furthest: Option<Retreat>,
+        furthest: Option<OomFallback>,
         observer: &mut dyn Observer,
     ) -> Result<(), EngineError> {
-        let Some(further) = furthest.filter(|&furthest| furthest < self.retreat()) else { return Ok(()) };
+        let Some(further) = furthest.filter(|&furthest| furthest < self.fallback()) else { return Ok(()) };
         let mut grad = self.grad.clone();
         if !further.is_plain {
             grad.layer_checkpoints.form = StoreForm::Int8;
@@ -105,7 +105,7 @@ impl RetryingEngine {
         loop {
             let made = match self.grad.on_out_of_memory {
                 OnOutOfMemory::Fail => self.engine.gradients(model, batch, context, observer),
-                OnOutOfMemory::Retreat => self.attempt(model, batch, context, (&mut log, observer)),
+                OnOutOfMemory::Retreat => self.attempt(model, batch, context, &mut log, observer),
             };
             let error = match made {
                 Ok(made) => return Ok(made),
@@ -135,7 +135,8 @@ impl RetryingEngine {
         model: &Model,
         batch: &Batch,
         context: MicroBatchContext,
-        (log, observer): (&mut Option<ReplayLog>, &mut dyn Observer),
+        log: &mut Option<ReplayLog>,
+        observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, EngineError> {
         self.engine.follow(log.clone());
         let trace = self.engine.forward(model, batch, context, observer);
@@ -198,9 +199,9 @@ mod tests {
 
     const CASE: Case = Case { layers_per_cell: 3, width: Width::Chunks(4), lengths: &[60, 43], ..PLAIN };
 
-    fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> RetryingEngine {
+    fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> FallbackEngine {
         let (kv_cache, grad) = support::recipes(case);
-        RetryingEngine::new(support::engine(case, model), kv_cache, GradRecipe { on_out_of_memory, ..grad })
+        FallbackEngine::new(support::engine(case, model), kv_cache, GradRecipe { on_out_of_memory, ..grad })
     }
 
     #[test]
@@ -255,14 +256,14 @@ mod tests {
         let case = Case { kept: 1, ..CASE };
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
         let [mut ran_out, mut follows] = [(); 2].map(|()| tiled(&case, &model, OnOutOfMemory::Retreat));
-        let begins = follows.retreat();
+        let begins = follows.fallback();
         under(Sabotage::MemoryForTwo, || ran_out.gradients(&model, &batch, context, &mut Silent)).unwrap();
-        let furthest = ran_out.retreat();
+        let furthest = ran_out.fallback();
         assert!(furthest < begins);
-        follows.retreat_to(&model, Some(furthest), &mut Silent).unwrap();
-        assert_eq!((follows.retreat(), follows.grad.tiling()), (furthest, ran_out.grad.tiling()));
-        follows.retreat_to(&model, Some(begins), &mut Silent).unwrap();
-        assert_eq!(follows.retreat(), furthest);
+        follows.fall_back_to(&model, Some(furthest), &mut Silent).unwrap();
+        assert_eq!((follows.fallback(), follows.grad.tiling()), (furthest, ran_out.grad.tiling()));
+        follows.fall_back_to(&model, Some(begins), &mut Silent).unwrap();
+        assert_eq!(follows.fallback(), furthest);
         let [a, b] = [ran_out, follows].map(|mut tiled| tiled.gradients(&model, &batch, context, &mut Silent).unwrap());
         let worst = Comparison::new((&a.losses, &a.gradients), (&b.losses, &b.gradients)).worst();
         assert!(worst <= EXACT, "{worst:.2e}");

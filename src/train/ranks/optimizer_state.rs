@@ -5,25 +5,26 @@ use std::collections::BTreeMap;
 
 use tch::{Device, Tensor};
 
-use super::{RunRanks, TrainError};
+use super::super::TrainError;
+use super::RunRanks;
 use crate::checkpoint::{CheckpointError, StateInTurn};
 use crate::data::share;
-use crate::dist::{DistError, World};
+use crate::dist::{DistError, ProcessGroup};
 use crate::files::TensorHead;
 use crate::model::Model;
 use crate::store::room_for;
 use crate::units::Failure;
 
-/// Which part of the optimiser's state this rank keeps.
-pub struct StateParts {
+/// The part of the optimiser's state that this rank keeps.
+pub struct ShardedOptimizerState {
     rank: usize,
     /// The rank of each parameter, by its name; none where every rank keeps all.
     owners: BTreeMap<String, usize>,
 }
 
-impl StateParts {
-    /// Deals the parameters to ranks: the largest first, each to who has least. An adapter's are few, and every rank keeps all of them.
-    pub fn deal(model: &Model, world: &World) -> Self {
+impl ShardedOptimizerState {
+    /// Assigns the parameters to ranks: the largest first, each to who has least. An adapter's are few, and every rank keeps all of them.
+    pub fn new(model: &Model, world: &ProcessGroup) -> Self {
         let mut owners = BTreeMap::new();
         if world.size() > 1 && model.adapter().is_none() {
             let parameters = model.parameters();
@@ -36,11 +37,11 @@ impl StateParts {
     }
 
     /// Whether no rank keeps all.
-    pub(super) fn are_several(&self) -> bool {
+    pub(in crate::train) fn are_several(&self) -> bool {
         !self.owners.is_empty()
     }
 
-    /// Those of some parameters, or of the tensors of their state, that belong to this rank. What is of no parameter belongs to all.
+    /// The parameters of `all`, or tensors of their state, that belong to this rank. What is of no parameter belongs to all.
     pub fn own(&self, mut all: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         all.retain(|(name, _)| self.owner(name).is_none_or(|rank| rank == self.rank));
         all
@@ -52,7 +53,7 @@ impl StateParts {
     }
 
     /// Gives what this rank has updated to the others, and takes over what they have.
-    pub fn exchange_updates(&self, world: &World, model: &Model) -> Result<(), DistError> {
+    pub fn exchange_updates(&self, world: &ProcessGroup, model: &Model) -> Result<(), DistError> {
         if !self.are_several() {
             return Ok(());
         }
@@ -62,7 +63,7 @@ impl StateParts {
 
     /// Lets the first rank `write` the state of all, of which `own` is this rank's. The others bring theirs, tensor by tensor, until that has
     /// ended.
-    pub(super) fn write<T>(
+    pub(in crate::train) fn write<T>(
         &self,
         ranks: &RunRanks,
         own: Vec<(String, Tensor)>,
@@ -76,7 +77,7 @@ impl StateParts {
         let mut tensors: Vec<(usize, TensorHead)> = heads.into_iter().enumerate().flat_map(of_rank).collect();
         // What all have alike is the first one's.
         tensors.retain(|(rank, head)| *rank == 0 || self.owner(&head.name).is_some());
-        let state = StateOfAll { world: ranks.world(), own, tensors };
+        let state = GatheredState { world: ranks.world(), own, tensors };
         if !ranks.is_first() {
             while let Some(index) = state.asked(None)? {
                 drop(state.bring(index)?);
@@ -92,13 +93,13 @@ impl StateParts {
 }
 
 /// The state of all ranks, as the first one reads it.
-struct StateOfAll<'a> {
-    world: &'a World,
+struct GatheredState<'a> {
+    world: &'a ProcessGroup,
     own: Vec<(String, Tensor)>,
     tensors: Vec<(usize, TensorHead)>,
 }
 
-impl StateOfAll<'_> {
+impl GatheredState<'_> {
     /// Which tensor the first rank asks for, on all ranks; none when it has all.
     fn asked(&self, index: Option<usize>) -> Result<Option<usize>, DistError> {
         let asked = self.world.broadcast(index.map_or_else(Vec::new, |index| index.to_le_bytes().to_vec()), 0)?;
@@ -117,7 +118,7 @@ impl StateOfAll<'_> {
     }
 }
 
-impl StateInTurn for StateOfAll<'_> {
+impl StateInTurn for GatheredState<'_> {
     fn heads(&self) -> Result<Vec<TensorHead>, CheckpointError> {
         Ok(self.tensors.iter().map(|(_, head)| head.clone()).collect())
     }
@@ -136,8 +137,9 @@ mod tests {
 
     use tch::Kind;
 
-    use super::super::tests::as_ranks;
-    use super::super::{Interrupt, Start, Trainer, build, same};
+    use super::super::super::tests::as_ranks;
+    use super::super::super::{Interrupt, Start, Trainer, build};
+    use super::super::of_trained;
     use super::*;
     use crate::engine::Silent;
     use crate::files::TensorFile;
@@ -160,12 +162,12 @@ mod tests {
 
     /// Two updates by gradients that are the same on every rank, from what an earlier call has left in `dir` on. Leaves there what came of
     /// it, and returns the bytes of state that this rank keeps.
-    fn update(world: &Rc<World>, recipe: &Recipe, dir: &Path) -> u64 {
+    fn update(world: &Rc<ProcessGroup>, recipe: &Recipe, dir: &Path) -> u64 {
         let model = build::model(recipe, Device::Cpu).unwrap();
         let ranks = RunRanks::of(world.clone());
-        let parts = StateParts::deal(&model, world);
+        let parts = ShardedOptimizerState::new(&model, world);
         let sizes: Vec<usize> = model.parameters().iter().map(|(_, parameter)| parameter.numel()).collect();
-        assert_eq!(sizes_of_weights(model.config()), sizes, "as the planner deals them");
+        assert_eq!(sizes_of_weights(model.config()), sizes, "as the planner assigns them");
         let mut optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &parts.own(model.parameters()), Device::Cpu);
         let [weights, state] = ["weights", "state"].map(|name| dir.join(name));
         if state.exists() {
@@ -180,7 +182,7 @@ mod tests {
             optimizer.step(&model.parameters(), &gradients, 0.01);
             parts.exchange_updates(world, &model).unwrap();
         }
-        ranks.check_same("having updated", same::of_trained(&model)).unwrap();
+        ranks.check_same("having updated", of_trained(&model)).unwrap();
         let written = parts.write(&ranks, optimizer.state(), |all| {
             save_tensors(&weights, &model.parameters(), &pt_metadata())
                 .map_err(CheckpointError::from)
@@ -203,19 +205,19 @@ mod tests {
             &["optimizer.name=sgd", "optimizer.momentum=0.9", "train.offload=optimizer"],
         ];
         let dir = tempfile::tempdir().unwrap();
-        let update_all = |world: &Rc<World>, run: &str| {
+        let update_all = |world: &Rc<ProcessGroup>, run: &str| {
             CASES.map(|words| {
                 let place = dir.path().join(format!("{run} {}", words[0]));
                 std::fs::create_dir_all(&place).unwrap();
                 update(world, &recipe(&place, words), &place)
             })
         };
-        let whole = [(); 3].map(|()| update_all(&World::alone().into(), "whole"))[0];
+        let whole = [(); 3].map(|()| update_all(&ProcessGroup::alone().into(), "whole"))[0];
         for size in [3, 1, 2] {
             let kept = if size > 1 {
                 as_ranks(size, |world| update_all(&world, "parts"))
             } else {
-                vec![update_all(&World::alone().into(), "parts")]
+                vec![update_all(&ProcessGroup::alone().into(), "parts")]
             };
             for (case, whole) in whole.into_iter().enumerate() {
                 let own = kept.iter().map(|own| own[case]);

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use tch::{Tensor, no_grad};
 
-use super::TrainError;
-use crate::dist::World;
+use super::super::TrainError;
+use crate::dist::ProcessGroup;
 use crate::model::Model;
 use crate::ops::attention::zero_sum_of;
 
 /// The sum of `own` over all ranks, by parameter: parts of the buffers in which it was made. A rank that has run nothing has none of its
 /// own, and adds nothing.
-pub(super) fn sum_over(
-    world: &World,
+pub(in crate::train) fn sum_over(
+    world: &ProcessGroup,
     model: &Model,
     own: BTreeMap<String, Tensor>,
 ) -> Result<BTreeMap<String, Tensor>, TrainError> {

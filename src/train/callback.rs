@@ -24,7 +24,7 @@ use crate::report::tensorboard::{self, TensorBoard};
 use crate::units::{Bytes, quoted};
 
 /// The reports of one start of a run; the losses are those of the whole run, first and last.
-pub(super) struct RunWatch {
+pub(super) struct RunCallback {
     progress: Progress,
     /// What is written; the first rank writes for all.
     files: Option<RunFiles>,
@@ -54,25 +54,25 @@ struct RunFiles {
     answers: PathBuf,
 }
 
-impl RunWatch {
+impl RunCallback {
     /// Tells the run that begins, or goes on after the step `resumed`, and opens its metrics and events.
     pub(super) fn begin(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
-        let mut watch = Self::open(trainer, resumed, interrupt)?;
-        let command = trainer.recipe.report.command.as_deref().filter(|_| watch.files.is_some());
-        watch.program = command.and_then(MetricsProgram::start);
-        watch.progress.note(&trainer.data_report());
-        watch.progress.note(&format!("steps: {}", trainer.schedule));
+        let mut callback = Self::open(trainer, resumed, interrupt)?;
+        let command = trainer.recipe.report.command.as_deref().filter(|_| callback.files.is_some());
+        callback.program = command.and_then(MetricsProgram::start);
+        callback.progress.note(&trainer.data_report());
+        callback.progress.note(&format!("steps: {}", trainer.schedule));
         if let Some(expected) = trainer.expected_evictions() {
-            watch.progress.note(&format!("evictions: {expected}"));
-            expected.warning().iter().for_each(|warning| watch.progress.warning(warning));
+            callback.progress.note(&format!("evictions: {expected}"));
+            expected.warning().iter().for_each(|warning| callback.progress.warning(warning));
         }
         if trainer.ranks.are_several() {
             let (ranks, all) = (trainer.ranks.world().size(), trainer.recipe.train.gradient_accumulation_steps);
-            let peak = trainer.planned_peak;
+            let peak = trainer.planned.host;
             let each = format!("each with a planned peak of {peak} of its host's memory");
-            watch.progress.note(&format!("ranks: {ranks}, which share a step's {all} micro-batches, {each}"));
+            callback.progress.note(&format!("ranks: {ranks}, which share a step's {all} micro-batches, {each}"));
         }
-        Ok(watch)
+        Ok(callback)
     }
 
     fn open(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
@@ -81,8 +81,8 @@ impl RunWatch {
         let kept = resumed.map(|_| trainer.kept_metrics()).transpose()?;
         // All ranks have read before the first takes back what came later.
         trainer.ranks.listen()?;
-        trainer.owes_validation = false;
-        trainer.unchecked_metrics = Some(kept.as_ref().map_or(0, |kept| kept.unchecked));
+        trainer.progress.owes_validation = false;
+        trainer.progress.unchecked_metrics = Some(kept.as_ref().map_or(0, |kept| kept.unchecked));
         let metrics = || kept.as_ref().map_or_else(|| Metrics::begin(&path), |kept| Metrics::after(&path, kept));
         let metrics = trainer.ranks.is_first().then(metrics).transpose()?;
         let (before, unvalidated) = kept.map(|kept| (kept.lines, kept.owed)).unwrap_or_default();
@@ -91,7 +91,7 @@ impl RunWatch {
         let first_step = if step > 0 && unvalidated.is_none() { step + 1 } else { step };
         let board = || TensorBoard::start(&tensorboard::dir_of(&trainer.dir), first_step);
         let files = metrics.map(|metrics| RunFiles { metrics, board: board(), answers: trainer.dir.join(ANSWERS) });
-        let mut watch = Self {
+        let mut callback = Self {
             progress,
             files,
             program: None,
@@ -107,9 +107,9 @@ impl RunWatch {
             gives_up: trainer.recipe.checkpoint.on_sigterm == OnSigterm::AbandonStep,
         };
         for line in &before {
-            watch.count(line);
+            callback.count(line);
         }
-        Ok(watch)
+        Ok(callback)
     }
 
     /// The line of a step that is made but for its validation, once.
@@ -197,16 +197,16 @@ impl RunWatch {
         let summary = RunSummary {
             state: state.to_owned(),
             steps: (trainer.step(), trainer.schedule.num_steps()),
-            tokens: trainer.total_tokens(),
+            tokens: trainer.progress.total_tokens,
             tokens_per_second: self.speed.0 / self.speed.1.max(f64::MIN_POSITIVE),
             train_loss: self.train_loss,
             eval_loss: self.eval_loss,
             eval_loss_by_set: self.eval_loss_by_set.clone(),
-            best: trainer.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
+            best: trainer.progress.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
             evicted: self.evicted,
             seconds: self.began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
-            planned_memory: trainer.planned_peak.0,
+            planned_memory: trainer.planned.host.0,
             memory_by_part: trainer.memory_by_part(),
             setting: [
                 ("model".into(), trainer.recipe.model.path.display().to_string()),
@@ -218,7 +218,7 @@ impl RunWatch {
             .chain(trainer.expected_evictions().map(|expected| ("evictions".into(), expected.to_string())))
             .collect(),
         };
-        self.progress.note(&planned_and_measured(trainer.planned_peak, Bytes(summary.peak_memory)));
+        self.progress.note(&planned_and_measured(trainer.planned.host, Bytes(summary.peak_memory)));
         summary.write(&trainer.dir.join(SUMMARY))?;
         Ok(Some(summary))
     }
@@ -233,7 +233,7 @@ fn in_words(answer: &ScoredAnswer) -> String {
     format!("sample {}: \"{}\", expected {}", answer.sample, quoted(&answer.prediction), references.join(" or "))
 }
 
-impl Observer for RunWatch {
+impl Observer for RunCallback {
     fn wants_to_stop(&self) -> bool {
         self.gives_up && self.interrupt.is_terminated()
     }

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::TrainError;
-use super::evicted::evicted_by_layer;
-use super::ranks::Asked;
-use super::retreat::Retreat;
+use super::super::TrainError;
+use super::super::evicted::evicted_by_layer;
+use super::super::oom_fallback::OomFallback;
+use super::run_ranks::Asked;
 use crate::data::Batch;
 use crate::engine::MicroBatchGradients;
 use crate::files;
@@ -13,21 +13,21 @@ use crate::report::evicted::Evicted;
 
 /// A rank's micro-batches of a step.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct RankReport {
-    pub(super) micro_batches: Vec<MicroBatchReport>,
-    pub(super) seconds: f64,
-    /// Of the process so far, bytes.
-    pub(super) peak_memory: u64,
-    /// How far it has retreated.
-    pub(super) retreat: Retreat,
+pub(in crate::train) struct RankReport {
+    pub(in crate::train) micro_batches: Vec<MicroBatchReport>,
+    pub(in crate::train) seconds: f64,
+    /// The peak of its process so far, bytes.
+    pub(in crate::train) peak_memory: u64,
+    /// How small its cells have become.
+    pub(in crate::train) fallback: OomFallback,
     /// What was asked of it.
-    pub(super) asked: Asked,
+    pub(in crate::train) asked: Asked,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct MicroBatchReport {
-    /// Its index among those of the step.
-    place: usize,
+pub(in crate::train) struct MicroBatchReport {
+    /// The micro-batch's index among those of the step.
+    index: usize,
     tokens: usize,
     correct: usize,
     /// The sum of the losses. As bits: it may be no number.
@@ -36,17 +36,17 @@ pub(super) struct MicroBatchReport {
     replay_log: String,
     evicted: Vec<Evicted>,
     samples: Vec<u64>,
-    /// Those whose loss is not finite.
+    /// The samples whose loss is not finite.
     suspects: Vec<u64>,
 }
 
 impl MicroBatchReport {
-    /// Of one that came to `made`.
-    pub(super) fn of(place: usize, batch: &Batch, made: &MicroBatchGradients) -> Result<Self, TrainError> {
+    /// The report of one that came to `made`.
+    pub(in crate::train) fn new(index: usize, batch: &Batch, made: &MicroBatchGradients) -> Result<Self, TrainError> {
         let losses = batch.sequences.iter().zip(&made.losses);
         let suspects = losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample);
         Ok(Self {
-            place,
+            index,
             tokens: batch.num_tokens(),
             correct: made.losses.iter().map(|loss| loss.correct).sum(),
             loss: made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>().to_bits(),
@@ -83,45 +83,45 @@ pub struct StepOutcome {
 }
 
 /// A step by all ranks.
-pub(super) struct StepReports {
+pub(in crate::train) struct StepReports {
     ranks: Vec<RankReport>,
 }
 
 impl StepReports {
-    pub(super) fn new(ranks: Vec<RankReport>) -> Self {
+    pub(in crate::train) fn new(ranks: Vec<RankReport>) -> Self {
         Self { ranks }
     }
 
     /// The micro-batches in their order.
     fn micro_batches(&self) -> Vec<&MicroBatchReport> {
         let mut all: Vec<_> = self.ranks.iter().flat_map(|rank| &rank.micro_batches).collect();
-        all.sort_by_key(|micro_batch| micro_batch.place);
+        all.sort_by_key(|micro_batch| micro_batch.index);
         all
     }
 
-    pub(super) fn loss_sum(&self) -> f64 {
+    pub(in crate::train) fn loss_sum(&self) -> f64 {
         self.micro_batches().into_iter().map(|micro_batch| f64::from_bits(micro_batch.loss)).sum()
     }
 
     /// The samples whose loss is not finite, else all.
-    pub(super) fn suspects(&self) -> Vec<u64> {
+    pub(in crate::train) fn suspects(&self) -> Vec<u64> {
         let all = self.micro_batches();
         let suspects: Vec<u64> = all.iter().flat_map(|micro_batch| micro_batch.suspects.clone()).collect();
         if suspects.is_empty() { all.iter().flat_map(|micro_batch| micro_batch.samples.clone()).collect() } else { suspects }
     }
 
     /// What was asked of each.
-    pub(super) fn asked(&self) -> impl Iterator<Item = Asked> {
+    pub(in crate::train) fn asked(&self) -> impl Iterator<Item = Asked> {
         self.ranks.iter().map(|rank| rank.asked)
     }
 
-    /// The furthest of their retreats.
-    pub(super) fn furthest_retreat(&self) -> Option<Retreat> {
-        self.ranks.iter().map(|rank| rank.retreat).min()
+    /// The smallest cells of any rank.
+    pub(in crate::train) fn furthest_fallback(&self) -> Option<OomFallback> {
+        self.ranks.iter().map(|rank| rank.fallback).min()
     }
 
     /// What the step came to, which has so many targets.
-    pub(super) fn outcome(&self, targets: usize) -> StepOutcome {
+    pub(in crate::train) fn outcome(&self, targets: usize) -> StepOutcome {
         let all = self.micro_batches();
         let mean = |sum: f64, bits: u64| sum + f64::from_bits(bits) / all.len() as f64;
         let router_loss = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
