@@ -226,7 +226,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
     table
 }
 
-/// Of how many cells the forward phase keeps the graph.
+/// How many cells keep the graph of the forward phase.
 fn kept(recipe: &Recipe, cells: usize) -> String {
     match recipe.grad.keep_graph.cells() {
         0 => "none: every cell is computed again".to_owned(),

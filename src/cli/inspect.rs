@@ -23,7 +23,7 @@ pub(super) struct Inspect {
     /// Look at this replay log instead: which positions each layer and KV head kept. `kvtune evaluate --replay-log` writes one.
     #[arg(long, value_name = "LOG")]
     evictions: Option<PathBuf>,
-    /// Draw them as SVG.
+    /// Draw these positions as SVG.
     #[arg(long, value_name = "FILE", requires = "evictions")]
     out: Option<PathBuf>,
     /// Which sequence of the log, counted from 0.

@@ -10,7 +10,7 @@ use super::policy_trial::{first_difference, longest_prompt};
 use crate::engine::Settings;
 use crate::files::{self, FilesError};
 use crate::model::{Model, ModelConfig, RopeSpec, fingerprint, has_fingerprint};
-use crate::recipe::{CacheRecipe, Dtype, GradRecipe, Recipe, RopeScalingRecipe};
+use crate::recipe::{Dtype, Recipe, RopeScalingRecipe};
 use crate::units::{Exit, Fault, abridged, quoted};
 
 pub const KV_POLICY: &str = "kv_policy.json";
@@ -18,7 +18,7 @@ const FORMAT: &str = "kvtune kv policy";
 const VERSION: u32 = 1;
 /// Keys count from the first token of the sequence, and stay where they are when others leave.
 const ABSOLUTE: &str = "absolute";
-/// As many slots as a recipe may ask for.
+/// The most slots that a recipe may ask for.
 const MOST_SLOTS: usize = 1 << 40;
 /// Chunks evict nothing until then.
 const PREFILL: &str = "until the smallest cache is full";
@@ -94,7 +94,6 @@ impl PolicyFile {
         })
     }
 
-    /// The file's bytes.
     pub fn to_json(&self) -> Vec<u8> {
         files::to_json(self)
     }
@@ -154,7 +153,7 @@ impl PolicyFile {
         Ok(())
     }
 
-    /// As [`Self::find`], where there must be one.
+    /// Reads the file where there must be one; see [`Self::find`].
     pub fn read(dir: &Path) -> Result<Self, Fault> {
         Self::find(dir)?.ok_or_else(|| {
             let message = format!("there is no `{KV_POLICY}` in `{}`", abridged(dir.display()));
@@ -207,8 +206,7 @@ impl PolicyFile {
         let path = dir.join(KV_POLICY);
         self.check_model(dir, model.config())?;
         let recipe = self.to_recipe(dir, Path::new("."), &[])?;
-        let (kv, grad): (&CacheRecipe, &GradRecipe) = (&recipe.kv_cache, &recipe.grad);
-        let trial = PolicyTrial::recorded(model.config(), (kv, grad), &self.conformance)?;
+        let trial = PolicyTrial::recorded(model.config(), &recipe.kv_cache, &recipe.grad, &self.conformance)?;
         let (found, left) = (trial.run(model)?, &self.conformance.left);
         let shape = |of: &Departures| of.iter().map(|heads| heads.iter().map(Vec::len).collect()).collect::<Vec<Vec<usize>>>();
         if shape(&found) != shape(left) {

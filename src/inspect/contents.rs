@@ -39,7 +39,7 @@ pub struct RunContents {
     pub adapter: Option<&'static str>,
     /// The resolved recipe as it is written.
     pub recipe: String,
-    /// By step; of a checkpoint those up to its own.
+    /// One for each step; of a checkpoint those up to its own.
     pub metrics: Vec<StepMetrics>,
     /// Whether the last line of the metrics was cut short, and is left out.
     pub is_cut: bool,

@@ -35,7 +35,7 @@ pub struct RunFigures {
     pub evicted: Option<f64>,
     /// How many further tokens came before such an entry left, in the mean.
     pub mean_stay: Option<f64>,
-    /// Largest resident size, bytes.
+    /// The largest resident size, in bytes.
     pub peak_memory: Option<u64>,
     pub samples: Option<SampleCounts>,
     pub trained: Option<i64>,

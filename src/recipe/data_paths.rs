@@ -16,12 +16,11 @@ use super::value::{RecipeReader, RecipeValue};
 pub struct DataPaths(Vec<PathBuf>);
 
 impl DataPaths {
-    /// The same files by other names.
+    /// Gives the files other names.
     pub fn named_by(&self, name: impl Fn(&PathBuf) -> PathBuf) -> Self {
         Self(self.0.iter().map(name).collect())
     }
 
-    /// As the recipe lists them.
     pub fn paths(&self) -> &[PathBuf] {
         &self.0
     }

@@ -39,7 +39,6 @@ pub enum RecipeLocation {
     Text {
         /// The recipe, as the user named it.
         path: PathBuf,
-        /// Counted from 1.
         line: usize,
         /// Counted from 1, in characters.
         column: usize,

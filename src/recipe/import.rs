@@ -77,7 +77,7 @@ fn read(path: &Path) -> Checked<Map<String, Yaml>> {
 /// What became of the keys, in their order.
 #[derive(Default)]
 struct Import {
-    /// By dotted keys of the recipe.
+    /// Values with the dotted keys of the recipe.
     carried: Vec<(String, Value)>,
     /// Key, value, and why it is not carried over.
     left: Vec<(String, String, String)>,

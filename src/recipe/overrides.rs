@@ -71,7 +71,7 @@ fn make_room(root: &mut Node, key: &str) {
     }
 }
 
-/// Of two things that exclude each other, drops the recipe's where only the other is an override.
+/// Drops the recipe's of two things that exclude each other, where only the other is an override.
 pub(super) fn settle(document: &mut Document, one: &str, other: &str, why: &str) -> Result<(), RecipeError> {
     let (Some(a), Some(b)) = (document.root.entry(one), document.root.entry(other)) else { return Ok(()) };
     match winner(a.spot, b.spot) {

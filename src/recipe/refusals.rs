@@ -29,7 +29,7 @@ impl Refusals {
         self.found.push(error);
     }
 
-    /// As [`Self::add`] for the error of a check, if there is one.
+    /// Keeps the error of a check, if there is one; see [`Self::add`].
     pub(super) fn catch<T>(&mut self, tables: &[&str], checked: Checked<T>) -> Option<T> {
         checked.map_err(|error| self.add(tables, error)).ok()
     }

@@ -7,7 +7,7 @@ use super::plan::tables;
 use super::read::AUTO;
 use super::table::{RecipeKey, dotted};
 
-/// The schema of `docs/reference/recipe.schema.json`.
+/// The schema that stands in `docs/reference/recipe.schema.json`.
 pub fn schema() -> Value {
     let mut root = table("A recipe of kvtune");
     for (name, keys) in &tables() {

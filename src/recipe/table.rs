@@ -25,7 +25,7 @@ pub(super) trait RecipeTable: Sized {
 
 /// A field of a table: mostly one key; but a choice that [`either!`] declares, or a store, has several.
 pub(super) trait RecipeField: Sized {
-    /// Its keys, for a field that is declared as `text` says.
+    /// Lists the keys of a field that is declared as `text` says.
     fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey>;
 
     /// What is written of it.

@@ -252,7 +252,7 @@ impl Node {
         true
     }
 
-    /// The same value without the places.
+    /// The value without its places.
     pub(super) fn to_value(&self) -> toml::Value {
         match &self.value {
             NodeValue::String(v) | NodeValue::Datetime(v) => toml::Value::String(v.clone()),

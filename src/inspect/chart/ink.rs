@@ -40,7 +40,7 @@ impl Ink {
         }
     }
 
-    /// As an attribute of SVG, with the class by which a page may give it another colour.
+    /// The attribute of SVG, with the class by which a page may give it another colour.
     pub(super) fn attributes(self, paint: &str) -> String {
         let [r, g, b] = self.rgb();
         let class = match self {
