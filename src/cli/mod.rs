@@ -11,7 +11,6 @@ mod doctor;
 mod evaluate;
 mod export;
 mod finetune;
-mod format;
 mod generate;
 mod init;
 mod init_model;

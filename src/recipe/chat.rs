@@ -61,20 +61,6 @@ impl RecipeField for ChatRecipe {
     }
 }
 
-impl Default for ChatRecipe {
-    fn default() -> Self {
-        Self {
-            train_on: None,
-            train_on_end_of_turn: true,
-            boundary: Boundary::Separate,
-            chat_template: None,
-            chat_template_kwargs: TemplateVariables::default(),
-            chat_template_date: None,
-            roles: BTreeMap::new(),
-        }
-    }
-}
-
 words! {
     /// Which part of a sample is trained.
     pub enum TrainOn {

@@ -102,24 +102,7 @@ table! {
 impl DataRecipe {
     /// All of these files to train on, and the other keys left out.
     pub fn of(train: DataPaths) -> Self {
-        Self {
-            format: None,
-            train,
-            sets: Vec::new(),
-            validation: ValidationSource::Fraction(0.0),
-            max_seq_length: None,
-            on_too_long: OnTooLong::Error,
-            split_overlap: 0,
-            order: BatchOrder::Shuffled,
-            train_on_prompt: false,
-            prompt: None,
-            max_prompt_tokens: None,
-            family: None,
-            columns: BTreeMap::new(),
-            on_bad_row: OnBadRow::Error,
-            max_line_bytes: 64 << 20,
-            chat: ChatRecipe::default(),
-        }
+        Self { train, validation: ValidationSource::Fraction(0.0), ..Self::default() }
     }
 }
 
@@ -259,7 +242,7 @@ pub enum HeadRecipe {
 
 impl HeadRecipe {
     pub(super) fn to_table(&self) -> HeadTable {
-        let none = |kind| HeadTable { kind, labels: None, num_labels: None, label_tokens: None };
+        let none = |kind| HeadTable { kind, ..HeadTable::default() };
         match self.clone() {
             Self::NextToken => none(HeadKind::NextToken),
             Self::SeqClassificationOnLogits(Labels::Texts(texts)) => {

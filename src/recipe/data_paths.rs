@@ -12,7 +12,7 @@ use super::diagnose::Checked;
 use super::value::{RecipeReader, RecipeValue};
 
 /// At least one path, pattern or folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataPaths(Vec<PathBuf>);
 
 impl DataPaths {

@@ -33,6 +33,12 @@ pub(super) enum Spot {
     Override(usize),
 }
 
+impl Spot {
+    pub(super) fn is_override(self) -> bool {
+        matches!(self, Self::Override(_))
+    }
+}
+
 /// Where something of a recipe was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecipeLocation {

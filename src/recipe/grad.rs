@@ -237,6 +237,13 @@ impl StoreRecipe {
     pub const PLAIN: Self = Self { form: StoreForm::Plain, place: StorePlace::Memory };
 }
 
+/// `int8, file`.
+impl fmt::Display for StoreRecipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.form, self.place)
+    }
+}
+
 /// Two keys: the form has the name of the field, and the place another one beside it.
 impl RecipeField for StoreRecipe {
     fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {

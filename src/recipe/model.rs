@@ -237,24 +237,7 @@ impl LoraRecipe {
 
     /// With a default for everything else.
     pub fn plain(r: usize, alpha: f64, dropout: f64, target_modules: TargetModules) -> Self {
-        Self {
-            r,
-            alpha,
-            dropout,
-            target_modules,
-            target_parameters: Vec::new(),
-            modules_to_save: Vec::new(),
-            exclude_modules: Vec::new(),
-            layers_to_transform: Vec::new(),
-            layers_pattern: Vec::new(),
-            rank_pattern: BTreeMap::new(),
-            alpha_pattern: BTreeMap::new(),
-            use_rslora: false,
-            use_dora: false,
-            lora_bias: false,
-            bias: TrainedBias::None,
-            init_lora_weights: InitLora::Uniform,
-        }
+        Self { r, alpha, dropout, target_modules, ..Self::default() }
     }
 
     /// What such an adapter is called.

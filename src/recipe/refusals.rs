@@ -1,7 +1,7 @@
 //! All that is wrong with a recipe, found in one reading; what may only follow from something found before is not told.
 
 use super::diagnose::{Checked, RecipeError, RecipeLocation};
-use super::plan::{Recipe, tables};
+use super::plan::{Recipe, TABLES};
 use super::tree::Spot;
 
 /// So many errors are shown at most.
@@ -40,8 +40,7 @@ impl Refusals {
         let names = |table: &str| {
             ["`", "."].iter().any(|end| hint.contains(&format!("`{table}{end}"))) || hint.contains(&format!("[{table}]"))
         };
-        let meant: Vec<&str> =
-            tables().iter().map(|(table, _)| *table).filter(|table| !table.is_empty() && names(table)).collect();
+        let meant: Vec<&str> = TABLES.iter().map(|table| table.name).filter(|name| !name.is_empty() && names(name)).collect();
         self.is_all_doubtful |= table.is_empty() && meant.is_empty();
         self.add(&[&meant[..], &[table]].concat(), error);
     }

@@ -11,7 +11,7 @@ use toml::Value;
 
 use super::diagnose::Checked;
 use super::read::{read, read_or_auto};
-use super::tree::{Document, Spot};
+use super::tree::Document;
 
 /// The value of one key.
 pub(super) trait RecipeValue: DeserializeOwned {
@@ -109,7 +109,7 @@ impl<'a> RecipeReader<'a> {
 
     /// Where relative paths of `key` (dotted) begin.
     fn folder_of_paths(&self, key: &str) -> PathBuf {
-        let is_override = self.document.root.entry(key).is_some_and(|entry| matches!(entry.spot, Spot::Override(_)));
+        let is_override = self.document.root.entry(key).is_some_and(|entry| entry.spot.is_override());
         if is_override { folder_of(Path::new("")) } else { self.folder.clone() }
     }
 

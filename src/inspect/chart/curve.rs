@@ -1,6 +1,6 @@
 //! Curves over a common axis, as SVG.
 
-use super::ink::{Anchor, Ink, Words};
+use super::ink::{Ink, Words};
 use super::svg::Svg;
 use super::ticks::{in_short, range, share, ticks};
 
@@ -44,12 +44,12 @@ impl CurveChart {
     /// The picture; `id` is its own within a page.
     pub(crate) fn to_svg(&self, id: &str) -> String {
         let mut svg = Svg::new(WIDTH, HEIGHT, id, &self.title, &self.in_words());
-        svg.text(LEFT - 38.0, 20.0, &self.title, Words::new(14.0, Ink::Text).bold());
+        svg.text(LEFT - 38.0, 20.0, &self.title, Words::new(14.0, Ink::TEXT).bold());
         let points = || self.curves.iter().flat_map(|curve| &curve.points).filter(|p| p.0.is_finite() && p.1.is_finite());
         let ends = range(points().map(|p| p.0), false).zip(range(points().map(|p| p.1), self.is_from_zero));
         let Some(((_, _), y_ends)) = ends else {
-            svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, Ink::Grid);
-            svg.text(LEFT.midpoint(RIGHT), TOP.midpoint(BOTTOM), "no figures", Words::new(13.0, Ink::Muted).at(Anchor::Middle));
+            svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, Ink::GRID);
+            svg.text(LEFT.midpoint(RIGHT), TOP.midpoint(BOTTOM), "no figures", Words::new(13.0, Ink::MUTED).centred());
             return svg.finish();
         };
         let x_ends = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), p| (low.min(p.0), high.max(p.0)));
@@ -61,7 +61,7 @@ impl CurveChart {
         let gaps = self.gaps();
         if gaps > 0 {
             let words = format!("{gaps} not finite");
-            svg.text(RIGHT, 20.0, &words, Words::new(11.0, Ink::Muted).at(Anchor::End));
+            svg.text(RIGHT, 20.0, &words, Words::new(11.0, Ink::MUTED).at_end());
         }
         svg.finish()
     }
@@ -127,8 +127,8 @@ impl Frame {
         let step = rows.windows(2).next().map_or(0.0, |pair| pair[1] - pair[0]);
         for &value in &rows {
             let y = self.place(self.x_ends.0, value).1;
-            svg.line(LEFT, y, RIGHT, y, Ink::Grid);
-            svg.text(LEFT - 7.0, y + 4.0, &in_short(value, step), Words::new(11.0, Ink::Muted).at(Anchor::End));
+            svg.line(LEFT, y, RIGHT, y, Ink::GRID);
+            svg.text(LEFT - 7.0, y + 4.0, &in_short(value, step), Words::new(11.0, Ink::MUTED).at_end());
         }
         let mut columns = ticks(self.x_ends.0, self.x_ends.1, 5);
         // Steps are counted: there are none between them.
@@ -139,11 +139,11 @@ impl Frame {
         let step = columns.windows(2).next().map_or(1.0, |pair| pair[1] - pair[0]);
         for &value in &columns {
             let x = self.place(value, self.y_ends.0).0;
-            svg.line(x, BOTTOM, x, BOTTOM + 4.0, Ink::Border);
-            svg.text(x, BOTTOM + 17.0, &in_short(value, step), Words::new(11.0, Ink::Muted).at(Anchor::Middle));
+            svg.line(x, BOTTOM, x, BOTTOM + 4.0, Ink::BORDER);
+            svg.text(x, BOTTOM + 17.0, &in_short(value, step), Words::new(11.0, Ink::MUTED).centred());
         }
-        svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, Ink::Border);
-        svg.text(LEFT.midpoint(RIGHT), HEIGHT - 9.0, x_name, Words::new(11.0, Ink::Muted).at(Anchor::Middle));
+        svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, Ink::BORDER);
+        svg.text(LEFT.midpoint(RIGHT), HEIGHT - 9.0, x_name, Words::new(11.0, Ink::MUTED).centred());
     }
 
     fn path(&self, svg: &mut Svg, index: usize, class: &str, points: &[(f64, f64)]) {

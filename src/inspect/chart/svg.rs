@@ -49,7 +49,7 @@ impl Svg {
 
     /// The background of a picture of this size.
     pub(super) fn paper(&mut self, width: f64, height: f64) {
-        let ink = Ink::Paper.attributes("fill");
+        let ink = Ink::PAPER.attributes("fill");
         self.element("rect", &format!("x=\"0.0\" y=\"0.0\" width=\"{width:.1}\" height=\"{height:.1}\" {ink}"));
     }
 
@@ -65,7 +65,7 @@ impl Svg {
         let _ = writeln!(
             self.body,
             "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{}\"{weight} {ink}>{words}</text>",
-            anchor.name()
+            anchor
         );
     }
 
