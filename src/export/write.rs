@@ -174,7 +174,7 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
     if base.join("config.json").exists() { Ok(base) } else { Err(unknown(format!("there is no model in `{}`", base.display()))) }
 }
 
-/// The same function as a server loads it.
+/// The adapter as a server loads it: the same function.
 fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) -> Result<Adapter, Fault> {
     let mut reasons = server.refusals(&adapter.features());
     let (own, rank) = (adapter.largest_rank(), server.rank(adapter.largest_rank()));

@@ -69,8 +69,7 @@ impl Trainer {
 
     fn refuse_not_finite(&self, dir: &Path) -> Result<(), TrainError> {
         let Some(name) = self.not_finite()? else { return Ok(()) };
-        let message =
-            format!("the checkpoint `{}` can't be gone on from: `{}` is not finite", abridged(dir.display()), quoted(name));
+        let message = format!("cannot resume from checkpoint `{}`: `{}` is not finite", abridged(dir.display()), quoted(name));
         Err(Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`").into())
     }
 

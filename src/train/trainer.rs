@@ -18,7 +18,6 @@ use crate::checkpoint::Best;
 use crate::data::Splits;
 use crate::engine::{EngineError, Observer};
 use crate::eval;
-use crate::export::PolicyTrial;
 use crate::files::{FilesError, failpoint};
 use crate::model::{Model, fingerprint};
 use crate::optim::{self, Optimizer, learning_rate};
