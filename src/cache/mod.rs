@@ -39,7 +39,7 @@ pub use shape::CacheShape;
 pub use snapshot::{CacheNumbers, CacheSnapshot};
 pub use span::ChunkSpan;
 pub use traits::{KeptInitialPart, PolicyTraits, Scope};
-pub use undo::{ParkedUndo, Undo, UndoPrefetch};
+pub use undo::{Undo, UndoLayout};
 pub use victims::Victims;
 
 pub use crate::ops::attention::Queries;

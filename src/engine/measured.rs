@@ -7,35 +7,26 @@ use super::layer_state::lock;
 use super::trace::ForwardTrace;
 use super::{EngineError, Event, MemoryByPart, Observer, Stores};
 use crate::model::Model;
-use crate::store::{HostTensor, Store, bytes_of};
+use crate::store::{Store, Waiting, bytes_of};
 use crate::units::Bytes;
 
-/// What a phase holds in addition to the trace.
-pub(super) struct Transient<'a> {
-    /// Gradients of hidden states, by column.
-    pub(super) travelling: &'a [Option<HostTensor>],
-    /// Hidden states and their gradients that are prefetched for the next cell.
-    pub(super) ahead: Bytes,
-    /// Gradients of the head's parameters.
-    pub(super) head: &'a [Tensor],
-    /// Those of the layers' weights that are summed apart.
+/// Who holds what at some point of a step.
+pub(super) struct Held<'a> {
+    pub(super) model: &'a Model,
+    pub(super) trace: &'a ForwardTrace,
+    /// Gradients of the layers' weights that are summed apart.
     pub(super) sums: &'a GradientSums,
     /// Cells whose graphs are kept.
     pub(super) kept: usize,
 }
 
 /// Tells the observer where the step is, and lets it ask what is held there; `Err` where it wants no more of it.
-pub(super) fn emit(
-    observer: &mut dyn Observer,
-    event: Event,
-    (model, trace): (&Model, &ForwardTrace),
-    transient: &Transient<'_>,
-) -> Result<(), EngineError> {
+pub(super) fn emit(observer: &mut dyn Observer, event: Event, held: &Held<'_>) -> Result<(), EngineError> {
     observer.observe(event);
     if observer.wants_to_stop() {
         return Err(EngineError::GivenUp);
     }
-    observer.measure(event, &|| memory_of(model, trace, transient));
+    observer.measure(event, &|| memory_of(held));
     Ok(())
 }
 
@@ -48,15 +39,16 @@ pub(super) fn at_rest(stores: &Stores, model: &Model) -> MemoryByPart {
     memory
 }
 
-fn memory_of(model: &Model, trace: &ForwardTrace, transient: &Transient<'_>) -> MemoryByPart {
+fn memory_of(&Held { model, trace, sums, kept }: &Held<'_>) -> MemoryByPart {
+    let travelling = trace.top.iter().flatten();
     let mut memory = MemoryByPart {
         replay_log: trace.log.bytes(),
-        travelling_gradients: transient.travelling.iter().flatten().map(HostTensor::bytes).sum(),
-        ahead: transient.ahead,
-        parameter_gradients: bytes_of(transient.head.iter().chain(&gradients_of(model)).chain(transient.sums.here.values())),
-        waiting_gradients: transient.sums.away.values().map(HostTensor::bytes).sum(),
+        travelling_gradients: travelling.clone().map(Waiting::bytes).sum(),
+        ahead: travelling.map(Waiting::bytes_ahead).chain([trace.checkpoints.bytes_ahead()]).sum(),
+        parameter_gradients: bytes_of(trace.head.gradients.iter().chain(&gradients_of(model)).chain(sums.here.values())),
+        waiting_gradients: sums.away.values().map(Waiting::bytes).sum(),
         tokens: bytes_of([trace.tokens.all()]),
-        kept_cells: transient.kept,
+        kept_cells: kept,
         ..MemoryByPart::default()
     };
     trace.session.layers.iter().for_each(|state| lock(state).measure(&mut memory));

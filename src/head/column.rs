@@ -70,7 +70,7 @@ pub fn column_loss(
     hidden_bne: &Tensor,
     start: usize,
     picks: &[Pick],
-    (logits, vocab_size): (&dyn Logits, usize),
+    logits: &dyn Logits,
     weight: Option<f64>,
 ) -> Result<ColumnLoss, HeadError> {
     let (_, n, e) = hidden_bne.size3().unwrap_or_default();
@@ -79,7 +79,7 @@ pub fn column_loss(
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(zero_sum_of).collect();
     let mut losses = Vec::new();
-    for picks in picks.chunks(places_of_block(vocab_size, flat.device())) {
+    for picks in picks.chunks(places_of_block(logits.num_scores(), flat.device())) {
         let place: Vec<i64> = picks.iter().map(|p| p.sequence as i64 * n + (p.position - start) as i64).collect();
         let place = on_device(&place, flat.device());
         let hidden_ne = flat.index_select(0, &place);
@@ -164,6 +164,10 @@ mod tests {
         fn parameters(&self) -> &[Tensor] {
             if self.0[0].requires_grad() { &self.0 } else { &[] }
         }
+
+        fn num_scores(&self) -> usize {
+            7
+        }
     }
 
     #[test]
@@ -175,9 +179,9 @@ mod tests {
         for (sequence, tokens) in labels.iter().enumerate() {
             picks.extend(NextToken.picks(sequence, SequenceTargets::Tokens(tokens)).unwrap());
         }
-        let frozen = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
+        let frozen = column_loss(&NextToken, &hidden, 0, &picks, &linear, Some(0.2)).unwrap();
         let linear = LinearLogits(linear.0.map(|weight| weight.set_requires_grad(true)));
-        let ours = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
+        let ours = column_loss(&NextToken, &hidden, 0, &picks, &linear, Some(0.2)).unwrap();
         assert!(frozen.parameter_gradients.is_empty() && frozen.hidden_gradient == ours.hidden_gradient);
         let leaf = hidden.copy().set_requires_grad(true);
         let target = Tensor::from_slice(&labels.concat());

@@ -24,6 +24,9 @@ pub trait Logits {
     fn parameters(&self) -> &[Tensor] {
         &[]
     }
+
+    /// Logits of a place, V.
+    fn num_scores(&self) -> usize;
 }
 
 /// The targets of one sequence.

@@ -60,7 +60,7 @@ type Look = (bool, usize, usize, (u64, usize, bool), u64, u64, bool);
 impl<'a> StepWalk<'a> {
     /// `targets` are the positions with a target, by column of `plan`.
     pub(super) fn new(spec: &'a StepSpec<'a>, plan: &'a ChunkPlan, targets: &'a [usize]) -> Self {
-        let shapes = spec.settings.cache_shapes(spec.config, plan, (spec.kind, spec.device));
+        let shapes = spec.settings.cache_shapes(spec.config, plan, spec.kind, spec.device);
         let schedule = Schedule::new(spec.settings, plan);
         let ledger = Ledger::new(spec, (plan, schedule.clone()), shapes.clone());
         let rotated = spec.config.rotations().into_iter().map(|rope| rope.rotary_dim).sum();
