@@ -268,7 +268,7 @@ impl AdapterKeys<'_> {
         }
     }
 
-    /// The same of a list, in whose place may stand its only item.
+    /// Takes a list, in whose place may stand its only item.
     fn take_list<T: DeserializeOwned>(&self, key: &str, own: &mut Vec<T>) {
         self.take(key, key, own);
         let mut only: Option<T> = None;
