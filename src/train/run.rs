@@ -106,13 +106,13 @@ fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Where the loop is.
+/// Where the loop of a run is.
 enum RunState {
     /// The next step is to be made.
     Training,
     /// A step is made, or left out; its validation, its line and its checkpoint follow.
     Stepped(Box<StepMetrics>),
-    /// All steps are made.
+    /// All steps of the run are made.
     Finished,
     /// A stop was asked for, and what is to be saved of the steps is saved.
     Interrupted,
