@@ -170,8 +170,9 @@ fn run_column(
 /// Tries the kernels that attend on the device, where they have not been.
 fn try_attention(model: &Model, observer: &mut dyn Observer) {
     for layer in &model.config().layers {
-        let refused = attention::try_kernel(model.device(), model.kind(), layer.attention.head_dim as i64);
-        refused.iter().for_each(|why| observer.note(why));
+        if let Some(why) = attention::try_kernel(model.device(), model.kind(), layer.attention.head_dim as i64) {
+            observer.note(&why);
+        }
     }
 }
 
