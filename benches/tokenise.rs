@@ -15,8 +15,8 @@ use std::time::Instant;
 use kvtune::data::{ModelLimits, Splits, Tokenizer, open, train_bpe};
 use kvtune::recipe::{DataRecipe, HeadRecipe, Recipe};
 use kvtune::report::memory::resident;
+use rand::rngs::ChaCha12Rng;
 use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha12Rng;
 use shapes::cpu_now;
 
 const VOCABULARY: usize = 8192;

@@ -4,10 +4,8 @@
 
 pub mod bench;
 pub mod cache;
-pub mod chart;
 pub mod checkpoint;
 pub mod cli;
-pub mod conformance;
 pub mod data;
 pub mod dist;
 pub mod engine;

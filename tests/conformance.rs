@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvtune::conformance::{KV_POLICY, PolicyFile, PolicyTrial};
+use kvtune::export::{KV_POLICY, PolicyFile, PolicyTrial};
 use kvtune::model::Model;
 use kvtune::recipe::Recipe;
 use tch::Device;

@@ -25,8 +25,6 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("native", Only(&[])),
     // A memory map is unsafe to make, so `native` makes it.
     ("files", Only(&["units", "native"])),
-    // Pictures of figures, whatever they are of.
-    ("chart", Only(&[])),
     // What memory the host has is asked below, where some of it is pinned.
     ("report", Only(&["units", "files", "native"])),
     ("ops", Only(&["units", "sabotage", "native"])),
@@ -54,14 +52,14 @@ const ROOMS: &[(&str, Allowed)] = &[
         ]),
     ),
     ("generation", Only(&["units", "recipe", "data", "ops", "store", "files", "model", "cache", "engine", "native"])),
-    ("conformance", Only(&["units", "recipe", "files", "data", "head", "model", "engine", "verify"])),
-    ("export", Only(&["units", "report", "recipe", "files", "store", "checkpoint", "model", "conformance"])),
+    // The cache is written with a test of whoever runs it, which the engine and the proof's walk record.
+    ("export", Only(&["units", "report", "recipe", "data", "files", "store", "checkpoint", "model", "head", "engine", "verify"])),
     ("serve", Only(&["units", "report", "recipe", "data", "model", "engine", "generation", "native"])),
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
     ("train", AboveBut(&[])),
     ("bench", AboveBut(&["sabotage", "eval", "verify", "checkpoint"])),
     // What others have written, read again for people.
-    ("inspect", Only(&["units", "files", "chart", "report", "recipe", "cache", "checkpoint", "verify", "eval", "train"])),
+    ("inspect", Only(&["units", "files", "report", "recipe", "cache", "checkpoint", "verify", "eval", "train"])),
     ("cli", AboveBut(&["sabotage"])),
     ("lib", Only(&[])),
     // The allocator is chosen where the program is.

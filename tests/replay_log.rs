@@ -9,9 +9,9 @@ use kvtune::files::{self, Dtype, RawTensor, TensorFile};
 use kvtune::units::{Bytes, Failure};
 use kvtune::verify::compare;
 use proptest::prelude::*;
+use rand::rngs::ChaCha8Rng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, Tensor};
 
 use crate::support;

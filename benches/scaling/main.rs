@@ -15,7 +15,7 @@ mod work;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use kvtune::chart::{ColourMap, ColourRow, ColourScale, MOST_CELLS, Rgb};
+use kvtune::inspect::{ColourMap, ColourRow, ColourScale, MOST_CELLS, Rgb};
 use kvtune::report::table::Table;
 use machine::{CLUSTERS, Cluster, Gpu, H200, MEMORY, assumptions};
 use pipeline::{Stage, cut, tasks};

@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 
+use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 
 use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::model::ModelConfig;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
 use super::state::STATE;
-use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FileKind, FilesError};
-use crate::model::MODEL_TENSORS;
+use crate::files::{self, FileKind, FilesError};
+use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, MODEL_TENSORS};
 use crate::units::quoted;
 
 pub(super) const NAME: &str = "MANIFEST.json";
@@ -26,7 +26,6 @@ pub struct Manifest {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Bytes.
     pub size: u64,
     /// BLAKE3 of the content, in hex.
     pub blake3: String,

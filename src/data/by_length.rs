@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 
 use rand::SeedableRng;
+use rand::rngs::ChaCha12Rng;
 use rand::seq::SliceRandom;
-use rand_chacha::ChaCha12Rng;
 
 use crate::recipe::{BatchOrder, BatchSize};
 

@@ -94,7 +94,7 @@ pub enum DataError {
         read: usize,
     },
     /// A row that is of no known format, or of another one than those before it.
-    #[error("{place}: which `data.format` it is cannot be told: found {found}", found = quoted(found))]
+    #[error("{place}: cannot detect `data.format`: found {found}", found = quoted(found))]
     UnknownFormat {
         place: SamplePlace,
         found: String,

@@ -107,7 +107,10 @@ fn open_set(
         }
     };
     let mut notes = train.notes();
-    notes.add(validation.as_ref().map(Dataset::notes).unwrap_or_default());
+    // Two parts of one file have the same notes.
+    if matches!(recipe.validation, ValidationSource::File(_)) {
+        notes.add(validation.as_ref().map(Dataset::notes).unwrap_or_default());
+    }
     let (held_out, warnings) = (validation.as_ref().map_or(0, Dataset::len), opener.encoder.chat.warnings(&notes));
     let report = LoadReport { files, train: train.len(), validation: held_out, shared: 0, warnings };
     let has_texts = train.format() != Some(DataFormat::Tokens) || initial.is_some();

@@ -1,8 +1,8 @@
 //! Which samples are held out for validation when one file serves both purposes.
 
 use rand::SeedableRng;
+use rand::rngs::ChaCha12Rng;
 use rand::seq::SliceRandom;
-use rand_chacha::ChaCha12Rng;
 
 use super::dataset::Piece;
 

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use arrow::buffer::Buffer;
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::chat::ChatNotes;
@@ -213,7 +212,7 @@ fn in_full(error: &FilesError) -> String {
 /// damaged or of another version is as good as none.
 fn stored(place: &Path, source: &TokenSource<'_>, sizes: &[u64]) -> Result<Tokens, String> {
     let map = MappedFile::open(place).map_err(|error| in_full(&error))?;
-    let (file, record) = TokenFile::read::<TokenRecord>(&Buffer::from(Bytes::from_owner(map.clone())))?;
+    let (file, record) = TokenFile::read::<TokenRecord>(&map.arrow_buffer())?;
     if record.version != VERSION || record.settings != source.settings || record.sizes != sizes {
         return Err(format!("`{}` was made of something else", place.display()));
     }
@@ -257,7 +256,7 @@ fn in_temporary_file(
         Err(NotWritten::Data(error)) => Err(error),
         Err(NotWritten::Place(_)) => Ok(None),
         // Its name goes here; the file stays as long as it is mapped.
-        Ok(()) => Ok(MappedFile::open(scratch.path()).ok().and_then(|map| made(Some(map.clone()), Bytes::from_owner(map)))),
+        Ok(()) => Ok(MappedFile::open(scratch.path()).ok().and_then(|map| made(&map.arrow_buffer(), Some(map)))),
     }
 }
 
@@ -268,14 +267,14 @@ fn in_memory(
     let mut bytes = Vec::new();
     let failed = |message: String| DataError::NotKept { message };
     match write(&mut bytes, record.clone()) {
-        Ok(()) => made(None, Bytes::from(bytes)).ok_or_else(|| failed("what was written is not what is read".into())),
+        Ok(()) => made(&Buffer::from(bytes), None).ok_or_else(|| failed("what was written is not what is read".into())),
         Err(NotWritten::Data(error)) => Err(error),
         Err(NotWritten::Place(error)) => Err(failed(error.to_string())),
     }
 }
 
-fn made(map: Option<MappedFile>, bytes: Bytes) -> Option<Tokens> {
-    let (file, read) = TokenFile::read::<TokenRecord>(&Buffer::from(bytes)).ok()?;
+fn made(bytes: &Buffer, map: Option<MappedFile>) -> Option<Tokens> {
+    let (file, read) = TokenFile::read::<TokenRecord>(bytes).ok()?;
     let TokenRecord { counts, notes, hashes, .. } = read;
     Some(Tokens { file, counts, notes, hashes, map, is_cached: false, problem: None })
 }

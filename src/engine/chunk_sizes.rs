@@ -5,8 +5,8 @@
 
 use std::ops::RangeInclusive;
 
+use rand::rngs::ChaCha12Rng;
 use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha12Rng;
 
 /// Few, so that a step has few shapes.
 const CANDIDATES: usize = 5;

@@ -56,7 +56,7 @@ pub fn extend_each(
         no_grad(|| {
             let (mut hidden, turn) = (model.embed(&ids_b1), WeightsTurn::new(&engine.0.settings, Way::Up));
             let place = DropoutContext::default();
-            let mut layers = layers.column((model, &place), &positions, (rows, 1));
+            let mut layers = layers.column(model, &place, &positions, rows, 1);
             for layer in 0..model.config().num_layers() {
                 turn.enter(model, layer);
                 hidden = layers.layer(LayerIdx(layer), &hidden, &mut attend)?;

@@ -139,7 +139,7 @@ impl Pass<'_> {
         let samples = &self.place.samples[..self.place.samples.len().min(shape.0)];
         let place = DropoutContext { samples, ..self.place };
         let mut layers = match &mut self.captured {
-            Some(captured) => captured.column((self.model, &place), &positions, shape),
+            Some(captured) => captured.column(self.model, &place, &positions, shape.0, shape.1),
             None => ColumnLayers::plain(self.model, &place, &positions),
         };
         for layer in attend.column.first..attend.column.end {

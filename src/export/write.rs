@@ -7,13 +7,15 @@ use serde_json::json;
 use tch::{Device, Kind};
 
 use super::card::{card, classes};
+use super::policy_file::{KV_POLICY, PolicyFile};
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
 use super::usage::Usage;
 use crate::checkpoint::CARD;
-use crate::conformance::{KV_POLICY, PolicyFile};
 use crate::files::{self, FilesError};
-use crate::model::{Adapter, CHAT_TEMPLATE, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint};
+use crate::model::{
+    self, Adapter, CHAT_TEMPLATE, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint,
+};
 use crate::recipe::{RopeScalingRecipe, Weights};
 use crate::units::{Fault, abridged};
 
@@ -162,7 +164,7 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
         let message = format!("the base model of `{checkpoint}` is not known: {}", abridged(why));
         Fault::usage(message, "say where it is with `--base DIR`")
     };
-    let named = || files::read_peft(trained.checkpoint).map(|files| files.config.base_model.map(Into::into));
+    let named = || model::read_peft(trained.checkpoint).map(|files| files.config.base_model.map(Into::into));
     let base = match (trained.base, trained.recipe) {
         (Some(base), _) => base.to_owned(),
         (None, Some(recipe)) => recipe.model.path.clone(),
@@ -172,7 +174,7 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
     if base.join("config.json").exists() { Ok(base) } else { Err(unknown(format!("there is no model in `{}`", base.display()))) }
 }
 
-/// The same function as a server loads it.
+/// The adapter as a server loads it: the same function.
 fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) -> Result<Adapter, Fault> {
     let mut reasons = server.refusals(&adapter.features());
     let (own, rank) = (adapter.largest_rank(), server.rank(adapter.largest_rank()));
@@ -187,7 +189,7 @@ fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) ->
     if rank != own {
         notes.push(format!("{} has no room for rank {own} alone: filled up with zeros to rank {rank}", server.name));
     }
-    Ok(adapter.folded(rank))
+    Ok(adapter.normalized(rank))
 }
 
 fn require_unused(out: &Path) -> Result<(), Fault> {

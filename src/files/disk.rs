@@ -11,8 +11,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use rustix::fs::{CWD, FallocateFlags, RenameFlags};
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -102,13 +100,18 @@ impl DiskFile {
 impl Write for DiskFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.put(bytes, |bytes| (&self.file).write(bytes))?;
-        record(self.whose, || json!({ "op": "write", "file": self.number, "bytes": BASE64_STANDARD.encode(&bytes[..written]) }));
+        record(self.whose, || json!({ "op": "write", "file": self.number, "bytes": as_text(&bytes[..written]) }));
         Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// A character for each byte, as JSON can hold them.
+fn as_text(bytes: &[u8]) -> String {
+    bytes.iter().copied().map(char::from).collect()
 }
 
 /// Gives a file or a directory another name; a file that has it goes.

@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use arrow::buffer::Buffer;
+
 use super::{FileKind, FilesError, open_to_read};
-use crate::native::FileMap;
+use crate::native::{self, FileMap};
 
 /// A whole file as memory. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -15,6 +17,11 @@ impl MappedFile {
     pub fn open(path: &Path) -> Result<Self, FilesError> {
         let file = open_to_read(path, FileKind::Data)?;
         Ok(Self(Arc::new(FileMap::new(&file).map_err(FilesError::io("map", path))?)))
+    }
+
+    /// The file for Arrow, which keeps it mapped.
+    pub fn arrow_buffer(&self) -> Buffer {
+        native::arrow_buffer(&self.0)
     }
 
     /// Gives the memory of values that lie in the file back to the system; who looks again reads the file again. Other values are left

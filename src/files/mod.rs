@@ -1,4 +1,4 @@
-//! Bytes on disk: files written whole, safetensors, PEFT adapters, hashes and locks.
+//! Bytes on disk: files written whole, safetensors, hashes and locks.
 
 pub mod disk;
 pub mod failpoint;
@@ -13,10 +13,6 @@ mod lock;
 mod mapped;
 mod new_dir;
 mod open;
-mod peft;
-mod peft_config;
-mod peft_modules;
-mod peft_refused;
 mod scratch;
 mod stamp;
 mod tensors;
@@ -34,9 +30,6 @@ pub use lock::{ReadLock, RunLock, lock_file};
 pub use mapped::MappedFile;
 pub use new_dir::put_new_dir;
 pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
-pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft};
-pub use peft_config::{PeftConfig, PeftTargets};
-pub use peft_modules::{ExcludedModules, LayerLists, ModulePatterns, ModuleRegex, is_named};
 pub use scratch::Scratch;
 pub use stamp::{Stamp, cache_folder};
 pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_tensors, write_tensors_in_turn};

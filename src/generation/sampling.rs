@@ -4,8 +4,8 @@
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
+use rand::rngs::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
 /// How the next token is chosen.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::RunContents;
-use crate::chart::{Curve, CurveChart};
+use super::chart::{Curve, CurveChart};
 use crate::report::metrics::StepMetrics;
 
 /// A figure of a line of metrics, where it has one.

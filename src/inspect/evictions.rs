@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
+use super::chart::{ColourMap, ColourRow, ColourScale, MOST_CELLS, Rgb};
 use crate::cache::ReplayLog;
-use crate::chart::{ColourMap, ColourRow, ColourScale, MOST_CELLS, Rgb};
 use crate::units::Fault;
 use crate::verify::{departures, stays};
 
@@ -15,7 +15,7 @@ pub struct HeadEvictions {
     pub kept: usize,
     /// Mean number of tokens that came before an evicted one left.
     pub mean_stay: Option<f64>,
-    /// By neighbouring positions: how long their tokens were kept.
+    /// How long the tokens of neighbouring positions were kept.
     #[serde(skip)]
     cells: Vec<KeptCell>,
 }
@@ -110,7 +110,9 @@ impl LayerEvictions {
     fn rows(&self, index: usize) -> Vec<ColourRow> {
         let group = if self.is_rolling { format!("layer {index} rolling") } else { format!("layer {index}") };
         let scale: &[Rgb] = if self.is_rolling { &ROLLING_SCALE } else { &SCALE };
-        let colour = |cell: &KeptCell| Some(mixed(&[mixed(scale, cell.stay), KEPT], cell.kept));
+        // Shades that nobody tells apart are one, so that a picture has few colours.
+        let rounded = |part: f64, steps: f64| (part * steps).round() / steps;
+        let colour = |cell: &KeptCell| Some(mixed(&[mixed(scale, rounded(cell.stay, 64.0)), KEPT], rounded(cell.kept, 16.0)));
         let row = |(head, own): (usize, &HeadEvictions)| ColourRow {
             group: group.clone(),
             name: if self.heads.len() == 1 { "all".to_owned() } else { format!("head {head}") },

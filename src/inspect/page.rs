@@ -1,8 +1,8 @@
 //! One page about one or several runs: HTML without scripts that needs nothing outside of itself.
 
+use super::chart::{ColourMap, CurveChart, escape, legend_mark};
 use super::page_tables::{checkpoints, differing, evaluations, evicted, figures, skipped};
 use super::{EvaluationLine, RunContents, curves};
-use crate::chart::{ColourMap, CurveChart, escape, legend_mark};
 use crate::eval::ScoredAnswer;
 
 /// So many answers of a file are shown.
@@ -38,7 +38,7 @@ pub fn report_page(runs: &[RunContents], scores: &[EvaluationLine], maps: &[Colo
     let links: Vec<String> = sections.iter().map(|(id, heading)| format!("<a href=\"#{id}\">{heading}</a>\n")).collect();
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
          <style>\n{style}</style>\n</head>\n<body>\n<main>\n<header>\n<h1>{title}</h1>\n\
          <p class=\"about\">{paths}</p>\n<nav aria-label=\"Sections\">\n{links}</nav>\n</header>\n{body}</main>\n</body>\n</html>\n",

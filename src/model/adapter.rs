@@ -5,30 +5,31 @@ use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::ModelError;
+use super::check::{check_dropout, check_dropout_of_output, check_io_layers, check_settings};
 use super::config::ModelConfig;
-use super::delta::{A, B, B_BIAS, BASE_BIAS, Delta, LoraDelta, MAGNITUDE, ModuleStream, master_kind};
-use super::ends::{AdapterEnds, EndPart};
+use super::delta::{A, B, B_BIAS, BASE_BIAS, LoraDelta, MAGNITUDE, ModuleStream, master_kind};
+use super::io_layers::{EmbeddingAdapter, IoTensor};
 use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, peft_tensor};
+use super::peft::{ModuleSet, PeftConfig};
 use super::random;
 use super::targets::{
-    LoraTarget, check_layers, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
+    LoraTarget, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
     targets_embedding,
 };
-use crate::files::{ExcludedModules, ModulePatterns, PeftConfig, PeftTargets};
-use crate::recipe::LoraRecipe;
+use crate::recipe::{InitLora, LoraRecipe};
 
 /// Deltas by linear. A model that trains them takes them into its linears; until then, and for whoever looks at all of them at once, they
 /// stand here.
 #[derive(Debug)]
 pub struct Adapter {
     /// The targets are names, each once, in the order of the layer.
-    settings: PeftConfig,
-    /// By the names of linears in the model, bottom to top.
-    deltas: Vec<(String, Delta)>,
+    pub(super) settings: PeftConfig,
+    /// What is trained beside each linear, by its name in the model, bottom to top.
+    pub(super) deltas: Vec<(String, LoraDelta)>,
     /// What is trained outside the layers.
-    ends: AdapterEnds,
-    /// Whether what begins as the model has it has not got these values yet.
-    is_new: bool,
+    pub(super) embedding: EmbeddingAdapter,
+    /// Whether what begins as the model has it has not got these values yet: it gets them when a model takes it.
+    pub(super) is_new: bool,
 }
 
 impl Adapter {
@@ -37,12 +38,12 @@ impl Adapter {
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let settings = peft_settings(config, lora)?;
         let mut adapter = Self::with_settings(config, settings.clone(), seed, kind, device)?;
-        check_names(config, lora, &settings)?;
+        check_names(config, &settings)?;
         adapter.set_dropout(lora.dropout)?;
         Ok(adapter)
     }
 
-    /// As [`Self::new`], by the settings of an adapter's file, which may differ from linear to linear.
+    /// A new adapter by the settings of an adapter's file, which may differ from linear to linear.
     pub fn with_settings(
         config: &ModelConfig,
         settings: PeftConfig,
@@ -50,35 +51,36 @@ impl Adapter {
         kind: Kind,
         device: Device,
     ) -> Result<Self, ModelError> {
-        let PeftConfig { is_gaussian, is_inner, .. } = settings;
+        check_io_layers(config, &settings)?;
+        let (is_gaussian, is_inner) = (settings.init == InitLora::Gaussian, settings.is_inner);
         let draw = |target: &LoraTarget, part: &'static str, shape: &[i64]| match (part, shape) {
             (A, _) if is_gaussian => Ok(random::normal(seed, &target.tensor(A), shape, 1.0 / target.r as f64)),
             (A, [_, inner]) => Ok(random::uniform(seed, &target.tensor(A), shape, 1.0 / (*inner as f64).sqrt())),
             _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
         };
         // As in PEFT: of an addition to the embedding B is drawn, and A is zero.
-        let draw_end = |part: EndPart, shape: &[i64]| match part {
-            EndPart::LowRankB => Ok(random::normal(seed, &part.name(is_inner), shape, 1.0)),
-            EndPart::Score => Ok(random::normal(seed, &part.name(is_inner), shape, config.initializer_range)),
+        let draw_io = |part: IoTensor, shape: &[i64]| match part {
+            IoTensor::LowRankB => Ok(random::normal(seed, &part.name(is_inner), shape, 1.0)),
+            IoTensor::Score => Ok(random::normal(seed, &part.name(is_inner), shape, config.initializer_range)),
             _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
         };
         let copy = |_: &str, width| Ok(Tensor::zeros([width], (Kind::Float, Device::Cpu)));
-        let ends = AdapterEnds::new(config, &settings, draw_end, copy)?;
+        let embedding = EmbeddingAdapter::new(config, &settings, draw_io, copy)?;
         let targets = targets(config, &settings)?;
-        let adapter = Self::of_targets(config, settings, &targets, ends, draw)?.moved_to(kind, device);
+        let adapter = Self::of_targets(config, settings, &targets, embedding, draw)?.moved_to(kind, device);
         Ok(Self { is_new: true, ..adapter })
     }
 
-    /// Checks the numbers and collects what is trained, which becomes leaves.
+    /// Checks the settings and collects what is trained, which becomes leaves.
     pub(super) fn of_targets(
         config: &ModelConfig,
         settings: PeftConfig,
         targets: &[LoraTarget],
-        ends: AdapterEnds,
+        embedding: EmbeddingAdapter,
         mut tensor: impl FnMut(&LoraTarget, &'static str, &[i64]) -> Result<Tensor, ModelError>,
     ) -> Result<Self, ModelError> {
         let settings = listed(config, settings)?;
-        check_numbers(config, &settings, targets)?;
+        check_settings(config, &settings, targets)?;
         let delta = |target: &LoraTarget| {
             let LoraTarget { linear, scale, .. } = target;
             let mut parts = BTreeMap::new();
@@ -94,55 +96,15 @@ impl Adapter {
                 b_bias_o: take(B_BIAS),
                 magnitude_o: take(MAGNITUDE),
                 base_bias_o: take(BASE_BIAS),
-                beginning: None,
+                pissa: None,
                 scale: *scale,
                 dropout: settings.lora_dropout,
                 stream: ModuleStream { layer: linear.layer.0 as u64, module: linear.number as u64 },
             };
-            Ok((linear.name.clone(), Delta::Lora(delta)))
+            Ok((linear.name.clone(), delta))
         };
         let deltas = targets.iter().map(delta).collect::<Result<_, ModelError>>()?;
-        Ok(Self { settings, deltas, ends, is_new: false })
-    }
-
-    /// That of a model whose linears have these deltas.
-    pub(super) fn of_deltas<'a>(
-        settings: PeftConfig,
-        deltas: impl Iterator<Item = (&'a str, &'a Delta)>,
-        ends: AdapterEnds,
-    ) -> Self {
-        let alias = |(linear, delta): (&str, &Delta)| (linear.to_owned(), delta.map(Tensor::shallow_clone));
-        Self { settings, deltas: deltas.map(alias).collect(), ends, is_new: false }
-    }
-
-    /// By the names of linears in the model, bottom to top.
-    pub(super) fn deltas(&self) -> &[(String, Delta)] {
-        &self.deltas
-    }
-
-    /// One that was trained, of these [`Self::into_parts`].
-    pub(super) fn of_parts(settings: PeftConfig, deltas: Vec<(String, Delta)>, ends: AdapterEnds) -> Self {
-        Self { settings, deltas, ends, is_new: false }
-    }
-
-    /// Its settings, the deltas by the names of linears, and what is trained outside the layers.
-    pub(super) fn into_parts(self) -> (PeftConfig, Vec<(String, Delta)>, AdapterEnds) {
-        (self.settings, self.deltas, self.ends)
-    }
-
-    /// What is trained outside the layers.
-    pub(super) fn ends(&self) -> &AdapterEnds {
-        &self.ends
-    }
-
-    /// Whether what begins as the model has it has not got these values yet: it gets them when a model takes it.
-    pub(super) fn is_new(&self) -> bool {
-        self.is_new
-    }
-
-    /// What a file says of it.
-    pub(super) fn settings(&self) -> &PeftConfig {
-        &self.settings
+        Ok(Self { settings, deltas, embedding, is_new: false })
     }
 
     /// The inner dimension, where no linear has another.
@@ -162,13 +124,10 @@ impl Adapter {
 
     /// Sets the dropout probability. Adapters of experts and of `lm_head` have none: these do not know where a token stands.
     pub fn set_dropout(&mut self, probability: f64) -> Result<(), ModelError> {
-        refuse_dropout(probability, self.deltas.iter().any(|(linear, _)| is_of_experts(linear)))?;
-        if probability > 0.0 && self.deltas.iter().any(|(linear, _)| linear == OUTPUT_MODULE) {
-            let (found, expected) = (probability.to_string(), "0 where `lm_head` is a target");
-            return Err(ModelError::Lora { key: "dropout", found, expected });
-        }
+        check_dropout(probability, self.deltas.iter().any(|(linear, _)| is_of_experts(linear)))?;
+        check_dropout_of_output(probability, self.deltas.iter().any(|(linear, _)| linear == OUTPUT_MODULE))?;
         self.settings.lora_dropout = probability;
-        self.deltas.iter_mut().for_each(|(_, delta)| delta.set_dropout(probability));
+        self.deltas.iter_mut().for_each(|(_, delta)| delta.dropout = probability);
         Ok(())
     }
 
@@ -176,9 +135,9 @@ impl Adapter {
     /// matrices side by side behind them.
     pub fn targets(&self) -> Vec<String> {
         let modules = match &self.settings.target_modules {
-            PeftTargets::Names(names) => names.clone(),
-            PeftTargets::Matching(regex) => vec![regex.written().to_owned()],
-            PeftTargets::AllLinear => Vec::new(),
+            ModuleSet::Names(names) => names.clone(),
+            ModuleSet::Matching(regex) => vec![regex.written().to_owned()],
+            ModuleSet::AllLinear => Vec::new(),
         };
         modules.iter().chain(&self.settings.target_parameters).cloned().collect()
     }
@@ -187,25 +146,25 @@ impl Adapter {
     /// are always said; the other keys, where they differ from their defaults.
     pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, ModelError> {
         let (ours, theirs) = (&self.settings, listed(config, peft_settings(config, lora)?)?);
-        check_names(config, lora, &theirs)?;
-        let plain = PeftConfig::plain(0, 0.0, 0.0, PeftTargets::AllLinear);
+        check_names(config, &theirs)?;
         let linears = |settings: &PeftConfig| {
             let modules = meant(config, settings)?.into_iter();
             let parameters = meant_parameters(config, settings)?.into_iter().map(|(linear, _)| linear);
             let embedding = targets_embedding(settings).then(|| EMBEDDING_MODULE.to_owned());
             Ok::<Vec<_>, ModelError>(modules.chain(parameters).map(|linear| linear.name).chain(embedding).collect())
         };
+        let [alpha, of_adapter] = [theirs.lora_alpha, ours.lora_alpha];
         let always = [
             ("r", theirs.r != ours.r, theirs.r.to_string(), ours.r.to_string()),
-            (
-                "alpha",
-                (theirs.lora_alpha - ours.lora_alpha).abs() > 0.0,
-                theirs.lora_alpha.to_string(),
-                ours.lora_alpha.to_string(),
-            ),
+            ("alpha", (alpha - of_adapter).abs() > 0.0, alpha.to_string(), of_adapter.to_string()),
             ("target_modules", linears(&theirs)? != linears(ours)?, lora.target_modules.to_string(), self.targets().join(", ")),
         ];
-        let said = disagreements_of_kind(config, &theirs, ours, &plain);
+        let plain = PeftConfig::plain(0, 0.0, 0.0, ModuleSet::AllLinear);
+        let [recipe, adapter, plain] = [&theirs, ours, &plain].map(|settings| keys_of_kind(config, settings));
+        let said = recipe.into_iter().zip(adapter).zip(plain).map(|((recipe, adapter), plain)| {
+            let differs = recipe.compared != plain.compared && recipe.compared != adapter.compared;
+            (recipe.key, differs, recipe.shown, adapter.shown)
+        });
         let first = always.into_iter().chain(said).find(|(_, differs, ..)| *differs);
         Ok(first.map(|(key, _, recipe, adapter)| Disagreement { key, recipe, adapter }))
     }
@@ -214,7 +173,7 @@ impl Adapter {
     /// tensors are the leaves themselves.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         let of_layers = self.deltas.iter().flat_map(|(linear, delta)| parameters(&self.settings, linear, delta));
-        of_layers.chain(self.ends.parameters()).collect()
+        of_layers.chain(self.embedding.parameters()).collect()
     }
 
     /// Draws every `B`, and what else begins as zero, from a normal distribution: with `B = 0` the gradient of `A` is zero and would
@@ -228,10 +187,10 @@ impl Adapter {
     /// The adapter for a model that computes in `kind` on `device`; matrices that need no change stay the same tensors.
     pub fn moved_to(self, kind: Kind, device: Device) -> Self {
         let kind = master_kind(kind);
-        let moved = |delta: Delta| delta.map(|matrix| matrix.to_kind(kind).to_device(device));
+        let moved = |delta: LoraDelta| delta.map(|matrix| matrix.to_kind(kind).to_device(device));
         let deltas = no_grad(|| self.deltas.into_iter().map(|(linear, delta)| (linear, moved(delta))).collect());
-        let ends = no_grad(|| self.ends.moved_to(kind, device));
-        Self { deltas, ends, ..self }
+        let embedding = no_grad(|| self.embedding.moved_to(kind, device));
+        Self { deltas, embedding, ..self }
     }
 }
 
@@ -243,215 +202,57 @@ pub struct Disagreement {
     pub adapter: String,
 }
 
-/// Of the keys that say what kind of adapter it is: whether a recipe says something else than an adapter, and not just the default.
-fn disagreements_of_kind(
-    config: &ModelConfig,
-    recipe: &PeftConfig,
-    adapter: &PeftConfig,
-    plain: &PeftConfig,
-) -> [(&'static str, bool, String, String); 10] {
-    fn key<T: PartialEq>(
-        name: &'static str,
-        [recipe, adapter, plain]: [&T; 3],
-        shown: impl Fn(&T) -> String,
-    ) -> (&'static str, bool, String, String) {
-        (name, recipe != plain && recipe != adapter, shown(recipe), shown(adapter))
-    }
-    let of = |get: fn(&PeftConfig) -> &bool| [get(recipe), get(adapter), get(plain)];
-    let biases = [recipe, adapter, plain].map(|settings| (settings.trains_biases, settings.trains_all_biases));
-    let biases = biases.each_ref();
-    let bias = |(some, all): &(bool, bool)| {
-        if *all {
-            "all"
-        } else if *some {
-            "lora_only"
-        } else {
-            "none"
-        }
-        .to_owned()
-    };
-    let layers = [recipe, adapter, plain].map(|settings| &settings.layers_to_transform);
-    let lists = [recipe, adapter, plain].map(|settings| &settings.layers_pattern);
+/// What an adapter says under a key of `[lora]`.
+struct SaidKey {
+    key: &'static str,
+    compared: String,
+    shown: String,
+}
+
+/// The keys that say what kind of adapter it is.
+fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<SaidKey> {
+    let modules = config.linears().into_iter().chain(config.output()).map(|linear| linear.name);
+    let modules: Vec<String> = modules.chain([EMBEDDING_MODULE.to_owned()]).collect();
     // What they say of each linear counts, not the order in which they say it.
-    let names: Vec<String> = config
-        .linears()
-        .into_iter()
-        .chain(config.output())
-        .map(|linear| linear.name)
-        .chain([EMBEDDING_MODULE.to_owned()])
-        .collect();
-    let same = |get: &dyn Fn(&PeftConfig, &str) -> Option<f64>| names.iter().all(|name| get(recipe, name) == get(adapter, name));
-    let same_ranks = same(&|settings, name| settings.rank_pattern.get(name).map(|r| r as f64));
-    let same_alphas = same(&|settings, name| settings.alpha_pattern.get(name));
-    let ranks = [recipe, if same_ranks { recipe } else { adapter }, plain].map(|settings| &settings.rank_pattern);
-    let alphas = [recipe, if same_alphas { recipe } else { adapter }, plain].map(|settings| &settings.alpha_pattern);
-    let saved = [recipe, adapter, plain].map(|settings| {
-        let mut names = settings.modules_to_save.clone();
-        names.sort();
-        names
-    });
-    let excluded = [recipe, adapter, plain].map(|settings| &settings.exclude_modules);
-    [
-        key("use_rslora", of(|settings| &settings.use_rslora), bool::to_string),
-        key("use_dora", of(|settings| &settings.use_dora), bool::to_string),
-        key("lora_bias", of(|settings| &settings.lora_bias), bool::to_string),
-        key("bias", biases, bias),
-        key("layers_to_transform", layers, |layers| format!("{layers:?}")),
-        key("layers_pattern", lists, |lists| format!("{:?}", lists.names())),
-        key("rank_pattern", ranks, ModulePatterns::to_string),
-        key("alpha_pattern", alphas, ModulePatterns::to_string),
-        key("modules_to_save", saved.each_ref(), |names| format!("{names:?}")),
-        key("exclude_modules", excluded, |all| all.as_ref().map_or_else(|| "[]".into(), ExcludedModules::to_string)),
+    let by_module = |get: &dyn Fn(&str) -> Option<f64>| {
+        let all: Vec<_> = modules.iter().map(|module| get(module)).collect();
+        format!("{all:?}")
+    };
+    let ranks = by_module(&|module| settings.rank_pattern.get(module).map(|r| r as f64));
+    let alphas = by_module(&|module| settings.alpha_pattern.get(module));
+    let mut saved = settings.modules_to_save.clone();
+    saved.sort();
+    let said = |key, shown: String| SaidKey { key, compared: shown.clone(), shown };
+    vec![
+        said("use_rslora", settings.use_rslora.to_string()),
+        said("use_dora", settings.use_dora.to_string()),
+        said("lora_bias", settings.lora_bias.to_string()),
+        said("bias", settings.bias.to_string()),
+        said("layers_to_transform", format!("{:?}", settings.layers_to_transform)),
+        said("layers_pattern", format!("{:?}", settings.layers_pattern.names())),
+        SaidKey { key: "rank_pattern", compared: ranks, shown: settings.rank_pattern.to_string() },
+        SaidKey { key: "alpha_pattern", compared: alphas, shown: settings.alpha_pattern.to_string() },
+        said("modules_to_save", format!("{saved:?}")),
+        said("exclude_modules", settings.exclude_modules.to_string()),
     ]
 }
 
 /// What is trained beside a linear, by its names in PEFT's files.
-pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &Delta) -> Vec<(String, Tensor)> {
+pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &LoraDelta) -> Vec<(String, Tensor)> {
     let module = peft_module(settings, linear);
     delta.parameters().into_iter().map(|(part, tensor)| (peft_tensor(&module, part), tensor.shallow_clone())).collect()
-}
-
-/// Refuses numbers with which nothing can be trained.
-fn check_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
-    let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
-    let widest = config.hidden_size.max(config.intermediate_size());
-    let ranks = targets.iter().map(|target| ("rank_pattern", target.r));
-    let alphas = settings.alpha_pattern.iter().map(|(_, alpha)| ("alpha_pattern", alpha));
-    if let Some((key, r)) = [("r", settings.r)].into_iter().chain(ranks).find(|(_, r)| *r == 0 || *r > widest) {
-        return refuse(key, r.to_string(), "a number from 1 to the width of the layers");
-    }
-    let is_alpha = |alpha: f64| alpha.is_finite() && alpha > 0.0;
-    if let Some((key, alpha)) = [("alpha", settings.lora_alpha)].into_iter().chain(alphas).find(|(_, alpha)| !is_alpha(*alpha)) {
-        return refuse(key, alpha.to_string(), "a positive number");
-    }
-    if !(0.0..1.0).contains(&settings.lora_dropout) {
-        return refuse("dropout", settings.lora_dropout.to_string(), "a number from 0 to below 1");
-    }
-    check_kind(config, settings, targets)?;
-    if settings.is_pissa {
-        check_beginning(settings, targets)?;
-    }
-    if settings.names_nothing() {
-        return refuse("target_modules", "empty".into(), "at least one name");
-    }
-    if targets.is_empty() && !targets_embedding(settings) {
-        return refuse("exclude_modules", "all of `target_modules`".into(), "names that leave one of them");
-    }
-    refuse_dropout(settings.lora_dropout, targets.iter().any(|target| is_of_experts(&target.linear.name)))
-}
-
-/// Each expert sees its tokens sorted; PEFT has no dropout for parameters either.
-fn refuse_dropout(probability: f64, has_experts: bool) -> Result<(), ModelError> {
-    if probability > 0.0 && has_experts {
-        let (found, expected) = (probability.to_string(), "0 where experts are targets");
-        return Err(ModelError::Lora { key: "dropout", found, expected });
-    }
-    Ok(())
-}
-
-/// Refuses combinations that PEFT does not have: files that hold them would mean nothing there.
-fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
-    let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
-    let has_parameters = targets.iter().any(LoraTarget::is_parameter);
-    check_layers(config, settings, targets)?;
-    // They have theirs under other names.
-    let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
-    if settings.trains_all_biases && has_experts {
-        return refuse("bias", "all".into(), "`lora_only` where the model has experts");
-    }
-    let is_twice = |at: usize| targets[..at].iter().any(|other| other.linear.name == targets[at].linear.name);
-    let is_apart = |target: &LoraTarget| is_of_experts(&target.linear.name) && !target.is_stacked();
-    if (0..targets.len()).any(is_twice) || targets.iter().any(LoraTarget::is_stacked) && targets.iter().any(is_apart) {
-        let found = format!("{:?}", settings.target_parameters);
-        return refuse("target_parameters", found, "nothing that `target_modules` has as well: each expert and router once");
-    }
-    for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
-        if is_on && has_parameters {
-            return refuse(key, "true".into(), "false where experts or routers are targets: PEFT has plain LoRA for them");
-        }
-    }
-    if settings.lora_bias && settings.use_dora {
-        return refuse("lora_bias", "true".into(), "false with `use_dora`, as PEFT has it");
-    }
-    let other = [("gaussian", settings.is_gaussian), ("pissa", settings.is_pissa)].into_iter().find(|(_, is_on)| *is_on);
-    if let Some((name, _)) = other.filter(|_| settings.lora_bias) {
-        return refuse("init_lora_weights", name.into(), "`uniform` with `lora_bias`, as PEFT has it");
-    }
-    Ok(())
-}
-
-/// Refuses parts of weights that an adapter can not begin as.
-fn check_beginning(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
-    let refuse = |expected| Err(ModelError::Lora { key: "init_lora_weights", found: "pissa".into(), expected });
-    let is_special = |target: &LoraTarget| target.is_parameter() || target.linear.name == OUTPUT_MODULE;
-    if targets_embedding(settings) || targets.iter().any(is_special) {
-        return refuse("`uniform` where experts, routers, `embed_tokens` or `lm_head` are targets");
-    }
-    // What is written has twice the rank.
-    let is_narrow = |target: &LoraTarget| 2 * target.r > target.linear.spec.inner.min(target.linear.spec.out);
-    if targets.iter().any(is_narrow) {
-        return refuse("`uniform` where `r` is more than half of a target's inputs or outputs");
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::{ADAPTER_TENSORS, ModuleRegex, TensorFile};
-    use crate::model::{Attend, AttendError, DropoutContext, DropoutKey, Model, Qkv};
-    use crate::recipe::{Dtype, InitLora, TargetModules};
+    use crate::files::TensorFile;
+    use crate::model::peft::{ADAPTER_TENSORS, ModulePatterns};
+    use crate::model::small::{adapter, config, recipe, run};
+    use crate::model::{DropoutKey, Model};
+    use crate::recipe::{Dtype, TargetModules};
     use crate::store::load_tensors;
-    use crate::units::{Failure, LayerIdx};
-    use serde_json::json;
-
-    fn config() -> ModelConfig {
-        let object = json!({
-            "model_type": "qwen2", "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1,
-            "intermediate_size": 20, "vocab_size": 11, "max_position_embeddings": 64, "initializer_range": 0.3,
-        });
-        ModelConfig::from_object(object.as_object().unwrap()).unwrap()
-    }
-
-    fn recipe(names: &[&str]) -> LoraRecipe {
-        let target_modules = TargetModules::Names(names.iter().map(|&name| name.into()).collect());
-        LoraRecipe::plain(2, 4.0, 0.0, target_modules)
-    }
-
-    fn adapter(lora: &LoraRecipe, seed: u64) -> Adapter {
-        Adapter::new(&config(), lora, seed, Kind::Double, Device::Cpu).unwrap()
-    }
-
-    /// Every token sees its own value only, so that sequences and chunks don't matter.
-    struct Alone;
-
-    impl Attend for Alone {
-        fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
-            Ok(qkv.v_bgnd.expand_as(qkv.q_bhnd))
-        }
-    }
-
-    /// Hidden states after all layers for two samples, run in pieces that end at `ends`.
-    fn run(model: &Model, sequences: &[i64], ends: &[i64], dropout: Option<DropoutKey>) -> Tensor {
-        let samples: Vec<u64> = sequences.iter().map(|&sequence| 40 + sequence as u64).collect();
-        let ids = Tensor::arange(22, (Kind::Int64, Device::Cpu))
-            .remainder(11)
-            .view([2, 11])
-            .index_select(0, &Tensor::from_slice(sequences));
-        let mut start = 0;
-        let piece = |&end: &i64| {
-            let position = Tensor::arange_start(start, end, (Kind::Int64, Device::Cpu)).unsqueeze(0);
-            let positions = model.positions(position, &model.frequencies(&[11, 11]));
-            let mut hidden = model.embed(&ids.narrow(1, start, end - start));
-            let place = DropoutContext { dropout, samples: &samples };
-            for layer in 0..2 {
-                hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, &mut Alone).unwrap();
-            }
-            start = end;
-            hidden
-        };
-        Tensor::cat(&ends.iter().map(piece).collect::<Vec<_>>(), 1)
-    }
+    use crate::units::Failure;
 
     #[test]
     fn dropout_is_the_same_for_every_chunking_and_batching() {
@@ -514,7 +315,7 @@ mod tests {
         let expected = (0..2).flat_map(|layer| names.iter().enumerate().map(move |(i, name)| (layer, i, (*name).to_owned())));
         assert_eq!(numbers.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
         let adapter = adapter(&recipe(&["k_proj", "down_proj"]), 1);
-        let streams = adapter.deltas.iter().map(|(_, Delta::Lora(lora))| (lora.stream.layer, lora.stream.module));
+        let streams = adapter.deltas.iter().map(|(_, lora)| (lora.stream.layer, lora.stream.module));
         assert_eq!(streams.collect::<Vec<_>>(), [(0, 1), (0, 6), (1, 1), (1, 6)]);
     }
 
@@ -592,16 +393,16 @@ mod tests {
         assert!(error(&LoraRecipe { alpha: f64::NAN, ..recipe(&["q_proj"]) }).contains("`lora.alpha` is NaN"));
         assert!(error(&LoraRecipe { dropout: 1.0, ..recipe(&["q_proj"]) }).contains("`lora.dropout` is 1"));
         let error = |settings| Adapter::with_settings(&config(), settings, 1, Kind::Float, Device::Cpu).unwrap_err().to_string();
-        let plain = PeftConfig::plain(2, 4.0, 0.0, PeftTargets::Names(vec!["q_proj".into()]));
+        let plain = PeftConfig::plain(2, 4.0, 0.0, ModuleSet::Names(vec!["q_proj".into()]));
         let ranks = |r| ModulePatterns::new([("q_proj".to_owned(), r)]).unwrap();
         assert!(error(PeftConfig { rank_pattern: ranks(21), ..plain.clone() }).contains("`lora.rank_pattern` is 21"));
         let alphas = ModulePatterns::new([("q_proj".to_owned(), -1.0)]).unwrap();
         assert!(error(PeftConfig { alpha_pattern: alphas, ..plain.clone() }).contains("`lora.alpha_pattern` is -1"));
-        let excluded = Some(ExcludedModules::names(vec!["q_proj".into()]));
+        let excluded = ModuleSet::Names(vec!["q_proj".into()]);
         assert!(error(PeftConfig { exclude_modules: excluded, ..plain.clone() }).contains("`lora.exclude_modules` is all of"));
         let plain = || plain.clone();
         assert!(error(PeftConfig { layers_to_transform: vec![2], ..plain() }).contains("`lora.layers_to_transform` is [2]"));
-        let matching = |written| PeftTargets::Matching(ModuleRegex::whole(written).unwrap());
+        let matching = |written| ModuleSet::matching(written).unwrap();
         let of_layers = PeftConfig { layers_to_transform: vec![1], target_modules: matching(".*q_proj"), ..plain() };
         assert!(error(of_layers).contains("where `target_modules` is an expression"));
         for written in ["q_proj", ".*"] {
@@ -612,13 +413,14 @@ mod tests {
         }
         assert!(error(PeftConfig { use_dora: true, lora_bias: true, ..plain() }).contains("`lora.lora_bias` is true"));
         assert!(
-            error(PeftConfig { is_gaussian: true, lora_bias: true, ..plain() }).contains("`lora.init_lora_weights` is gaussian")
+            error(PeftConfig { init: InitLora::Gaussian, lora_bias: true, ..plain() })
+                .contains("`lora.init_lora_weights` is gaussian")
         );
-        let pissa = || PeftConfig { is_pissa: true, ..plain() };
+        let pissa = || PeftConfig { init: InitLora::Pissa, ..plain() };
         for wrong in [
             PeftConfig { lora_bias: true, ..pissa() },
             PeftConfig { r: 7, ..pissa() },
-            PeftConfig { target_modules: PeftTargets::Names(vec!["q_proj".into(), "embed_tokens".into()]), ..pissa() },
+            PeftConfig { target_modules: ModuleSet::Names(vec!["q_proj".into(), "embed_tokens".into()]), ..pissa() },
         ] {
             assert!(error(wrong).contains("`lora.init_lora_weights` is pissa, expected `uniform` w"));
         }

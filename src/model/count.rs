@@ -1,30 +1,30 @@
-//! How many numbers are trained of a model, by kind.
+//! How many parameters of a model are trained, by kind.
 
 use super::ModelError;
 use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
-use super::ends::{EndPart, copied, end_parts};
+use super::io_layers::{IoTensor, copied, io_tensors};
 use super::layout::{self, Role};
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE};
-use super::spec::DRAIN;
+use super::spec::SINKS;
 use super::targets::{LoraTarget, peft_settings, targets};
 use crate::recipe::LoraRecipe;
 
-/// The numbers that an adapter trains outside the layers.
+/// How many parameters an adapter trains outside the layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EndNumbers {
+pub struct IoParameters {
     /// Before the first layer: of the embedding, or of what is added to it.
     pub embedding: usize,
     /// Behind the last: of the output projection, or of what scores classes.
     pub output: usize,
 }
 
-/// What is trained of a model, in words, and how many numbers that is: all weights, or what a recipe of an adapter says.
+/// What is trained of a model, in words, and how many parameters that is: all weights, or what a recipe of an adapter says.
 pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Vec<(&'static str, usize)>, ModelError> {
     let mut kinds: Vec<(&'static str, usize)> = Vec::new();
-    let mut add = |kind: &'static str, numbers: usize| match kinds.iter_mut().find(|(other, _)| *other == kind) {
-        Some((_, total)) => *total += numbers,
-        None => kinds.push((kind, numbers)),
+    let mut add = |kind: &'static str, count: usize| match kinds.iter_mut().find(|(other, _)| *other == kind) {
+        Some((_, total)) => *total += count,
+        None => kinds.push((kind, count)),
     };
     let Some(lora) = lora else {
         for entry in layout::entries(config) {
@@ -35,7 +35,7 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
                 (_, Role::Norm | Role::NormAboutOne) => "norms",
                 (_, Role::Bias) => "biases",
                 (_, Role::Constant) => continue,
-                (_, Role::Matrix) if entry.name.ends_with(DRAIN) => "drains",
+                (_, Role::Matrix) if entry.name.ends_with(SINKS) => "attention sinks",
                 (_, Role::Matrix | Role::WideMatrix) => "linears",
             };
             add(kind, entry.shape.iter().product());
@@ -55,39 +55,44 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
             add(kind, shape.iter().product());
         }
     }
-    for (part, [rows, columns]) in end_parts(config, &settings) {
+    for (part, [rows, columns]) in io_tensors(config, &settings) {
         let kind = match part {
-            EndPart::Embedding => "copy of embed_tokens",
-            EndPart::LowRankA | EndPart::LowRankB => "LoRA of the embedding",
-            EndPart::Output => "copy of lm_head",
-            EndPart::Score => "scores of classes",
+            IoTensor::Embedding => "copy of embed_tokens",
+            IoTensor::LowRankA | IoTensor::LowRankB => "LoRA of the embedding",
+            IoTensor::Output => "copy of lm_head",
+            IoTensor::Score => "scores of classes",
         };
         add(kind, rows * columns);
     }
     for (name, width) in copied(config, &settings)? {
-        add(if name.rsplit('.').next() == Some("bias") { "biases" } else { "copies of norms" }, width);
+        let kind = match name.rsplit('.').next() {
+            Some("bias") => "biases",
+            Some("weight") => "copies of norms",
+            _ => "attention sinks",
+        };
+        add(kind, width);
     }
     Ok(kinds)
 }
 
-/// How many numbers each tensor has that is trained where all weights are, bottom to top.
+/// The size of each tensor that is trained where all weights are, bottom to top.
 pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
     let trained = layout::entries(config).into_iter().filter(|entry| entry.role != Role::Constant);
     trained.map(|entry| entry.shape.iter().product()).collect()
 }
 
-/// How many numbers a recipe trains outside the layers of a model.
-pub fn end_numbers(config: &ModelConfig, lora: &LoraRecipe) -> Result<EndNumbers, ModelError> {
+/// How many parameters a recipe trains outside the layers of a model.
+pub fn io_parameters(config: &ModelConfig, lora: &LoraRecipe) -> Result<IoParameters, ModelError> {
     let settings = peft_settings(config, lora)?;
-    let parts = end_parts(config, &settings);
+    let parts = io_tensors(config, &settings);
     let has_final_norm = copied(config, &settings)?.iter().any(|(name, _)| name == FINAL_NORM);
     let of_norm = if has_final_norm { config.hidden_size } else { 0 };
-    let sum = |is_meant: fn(EndPart) -> bool| {
+    let sum = |is_meant: fn(IoTensor) -> bool| {
         parts.iter().filter(|(part, _)| is_meant(*part)).map(|(_, [rows, columns])| rows * columns).sum()
     };
     let beside_output = targets(config, &settings)?.into_iter().filter(|target| target.linear.name == OUTPUT_MODULE);
     let of_addition =
         |target: LoraTarget| target.parts(&settings).into_iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
     let output = of_norm + beside_output.map(of_addition).sum::<usize>() + sum(|part| !part.is_below_the_layers());
-    Ok(EndNumbers { embedding: sum(EndPart::is_below_the_layers), output })
+    Ok(IoParameters { embedding: sum(IoTensor::is_below_the_layers), output })
 }

@@ -2,24 +2,16 @@
 
 use tch::{Kind, Tensor};
 
-use super::beginning::Beginning;
 use super::dropout::TokenContext;
+use super::pissa::PissaInit;
 use crate::ops::dropout::{DropoutStream, dropout};
 use crate::ops::linear::LowRank;
 
-/// A trained addition to a linear, which owns it.
-#[derive(Debug)]
-pub(super) enum Delta {
-    Lora(LoraDelta),
-}
-
-/// Low-rank adaptation (Hu et al. 2021, arXiv 2106.09685): `scale · B A x`. The matrices are kept in f32 whatever the model's dtype (in
+/// What is trained beside a linear, which owns it. Low-rank adaptation (Hu et al. 2021, arXiv 2106.09685): `scale · B A x`. The matrices are kept in f32 whatever the model's dtype (in
 /// f64 for an f64 model), as leaves that require a gradient.
 #[derive(Debug)]
 pub(super) struct LoraDelta {
-    /// `(r, in)`.
     pub(super) a_ri: Tensor,
-    /// `(out, r)`.
     pub(super) b_or: Tensor,
     /// `(out)`, added to what B makes.
     pub(super) b_bias_o: Option<Tensor>,
@@ -27,8 +19,8 @@ pub(super) struct LoraDelta {
     pub(super) magnitude_o: Option<Tensor>,
     /// `(out)`, the linear's bias where it is trained.
     pub(super) base_bias_o: Option<Tensor>,
-    /// Where both matrices began, if that is a part of the weight.
-    pub(super) beginning: Option<Beginning>,
+    /// How both matrices began, if as a part of the weight.
+    pub(super) pissa: Option<PissaInit>,
     /// With rsLoRA and with patterns every linear may have another one.
     pub(super) scale: f64,
     /// The probability with which an input of `A` is dropped in training.
@@ -54,37 +46,28 @@ pub(super) struct ModuleStream {
     pub(super) module: u64,
 }
 
-impl Delta {
+impl LoraDelta {
     /// The trained tensors, by the ends of their names in PEFT's files.
     pub(super) fn parameters(&self) -> Vec<(&'static str, &Tensor)> {
-        let Self::Lora(lora) = self;
-        let optional = [(B_BIAS, &lora.b_bias_o), (MAGNITUDE, &lora.magnitude_o), (BASE_BIAS, &lora.base_bias_o)];
+        let optional = [(B_BIAS, &self.b_bias_o), (MAGNITUDE, &self.magnitude_o), (BASE_BIAS, &self.base_bias_o)];
         let optional = optional.into_iter().filter_map(|(part, tensor)| Some((part, tensor.as_ref()?)));
-        [(A, &lora.a_ri), (B, &lora.b_or)].into_iter().chain(optional).collect()
+        [(A, &self.a_ri), (B, &self.b_or)].into_iter().chain(optional).collect()
     }
 
-    /// The same with other tensors, which become leaves.
+    /// A delta with other tensors, which become leaves.
     pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
-        let Self::Lora(lora) = self;
         let leaf = |of: &Tensor| tensor(of).set_requires_grad(true);
-        Self::Lora(LoraDelta {
-            a_ri: leaf(&lora.a_ri),
-            b_or: leaf(&lora.b_or),
-            b_bias_o: lora.b_bias_o.as_ref().map(leaf),
-            magnitude_o: lora.magnitude_o.as_ref().map(leaf),
-            base_bias_o: lora.base_bias_o.as_ref().map(leaf),
-            beginning: lora.beginning.clone(),
-            ..*lora
-        })
+        Self {
+            a_ri: leaf(&self.a_ri),
+            b_or: leaf(&self.b_or),
+            b_bias_o: self.b_bias_o.as_ref().map(leaf),
+            magnitude_o: self.magnitude_o.as_ref().map(leaf),
+            base_bias_o: self.base_bias_o.as_ref().map(leaf),
+            pissa: self.pissa.clone(),
+            ..*self
+        }
     }
 
-    pub(super) fn set_dropout(&mut self, probability: f64) {
-        let Self::Lora(lora) = self;
-        lora.dropout = probability;
-    }
-}
-
-impl LoraDelta {
     /// The input of `A` where dropout makes it another than the linear's.
     ///
     /// # Shapes

@@ -1,17 +1,17 @@
-//! The two ends of a model, tokens to hidden states and hidden states to logits: one matrix where they are tied.
+//! Embedding and output projection, tokens to hidden states and hidden states to logits: one matrix where they are tied.
 
 use tch::{Tensor, no_grad};
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::delta::Delta;
+use super::delta::LoraDelta;
 use super::dropout::{DropoutContext, TokenContext};
-use super::ends::{AdapterEnds, EndPart, rows};
+use super::io_layers::{EmbeddingAdapter, IoTensor, rows};
 use super::linear::Linear;
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, peft_tensor};
 use super::weights::Weights;
 use crate::ops::attention::zero_sum_of;
-use crate::ops::linear::linear;
+use crate::ops::linear::{Weight, linear};
 use crate::ops::soft_cap::soft_cap;
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Embedding {
     /// What scores classes in place of an output projection.
     score_ke: Option<Tensor>,
     /// What an adapter trains in their place, and beside them.
-    trained: AdapterEnds,
+    trained: EmbeddingAdapter,
     /// On what a token is turned into.
     scale: f64,
     divisor: f64,
@@ -51,7 +51,7 @@ impl Embedding {
             output,
             has_output,
             score_ke,
-            trained: AdapterEnds::default(),
+            trained: EmbeddingAdapter::default(),
             scale,
             divisor,
             soft_cap: config.logit_soft_cap,
@@ -90,19 +90,19 @@ impl Embedding {
     }
 
     /// Takes what an adapter trains; of a new one what begins as the model has it gets these values.
-    pub(super) fn train(&mut self, ends: AdapterEnds, is_new: bool) {
+    pub(super) fn train(&mut self, adapter: EmbeddingAdapter, is_new: bool) {
         let begin = |part, value: Option<&Tensor>| {
-            if let Some((leaf, value)) = ends.get(part).zip(value) {
+            if let Some((leaf, value)) = adapter.get(part).zip(value) {
                 no_grad(|| leaf.shallow_clone().copy_(value));
             }
         };
         if is_new {
-            begin(EndPart::Embedding, Some(&self.input_ve));
-            begin(EndPart::Output, Some(self.output.weight()));
-            begin(EndPart::Score, self.score_ke.as_ref());
-            self.output.begin_delta();
+            begin(IoTensor::Embedding, Some(&self.input_ve));
+            begin(IoTensor::Output, Some(&self.output.weight()));
+            begin(IoTensor::Score, self.score_ke.as_ref());
+            self.output.init_delta();
         }
-        if let Some(base_ve) = ends.bases.get(EMBEDDING_MODULE) {
+        if let Some(base_ve) = adapter.bases.get(EMBEDDING_MODULE) {
             let base_ve = base_ve.to_kind(self.input_ve.kind()).to_device(self.input_ve.device());
             if !base_ve.equal(&self.input_ve) {
                 self.input_ve = base_ve;
@@ -111,43 +111,47 @@ impl Embedding {
                 self.output.replace_weight(&self.input_ve);
             }
         }
-        if let Some(base_ve) = ends.bases.get(OUTPUT_MODULE) {
+        if let Some(base_ve) = adapter.bases.get(OUTPUT_MODULE) {
             self.output.replace_weight(base_ve);
         }
-        self.trained = ends;
+        self.trained = adapter;
     }
 
-    /// The place for what is trained beside the output projection.
-    pub(super) fn delta_place(&mut self) -> (&str, &mut Option<Delta>) {
-        (&self.output.name, &mut self.output.delta)
+    pub(super) fn output_mut(&mut self) -> &mut Linear {
+        &mut self.output
+    }
+
+    /// What an adapter trains in their place; nothing is left of it.
+    pub(super) fn take_trained(&mut self) -> EmbeddingAdapter {
+        std::mem::take(&mut self.trained)
     }
 
     /// What is trained beside the output projection.
-    pub(super) fn delta(&self) -> Option<(&str, &Delta)> {
+    pub(super) fn delta(&self) -> Option<(&str, &LoraDelta)> {
         Some((&self.output.name, self.output.delta.as_ref()?))
     }
 
     /// What an adapter trains above the layers.
     pub(super) fn trained_of_head(&self) -> Vec<(String, Tensor)> {
         let named = |(part, leaf): (&str, &Tensor)| (peft_tensor(OUTPUT_MODULE, part), leaf.shallow_clone());
-        let of_delta = self.output.delta.iter().flat_map(Delta::parameters).map(named);
+        let of_delta = self.output.delta.iter().flat_map(LoraDelta::parameters).map(named);
         of_delta.chain(self.trained.of_head()).collect()
     }
 
-    pub(super) fn trained(&self) -> &AdapterEnds {
+    pub(super) fn trained(&self) -> &EmbeddingAdapter {
         &self.trained
     }
 
     /// The same, for whoever looks at all of an adapter at once; with an addition to an end of the model comes the model's own.
-    pub(super) fn alias_trained(&self) -> AdapterEnds {
-        let input = self.trained.get(EndPart::LowRankA).map(|_| (EMBEDDING_MODULE, self.input_ve.shallow_clone()));
-        let output = self.output.delta.as_ref().map(|_| (OUTPUT_MODULE, self.output.weight().shallow_clone()));
+    pub(super) fn alias_trained(&self) -> EmbeddingAdapter {
+        let input = self.trained.get(IoTensor::LowRankA).map(|_| (EMBEDDING_MODULE, self.input_ve.shallow_clone()));
+        let output = self.output.delta.as_ref().map(|_| (OUTPUT_MODULE, self.output.weight()));
         self.trained.map(Tensor::shallow_clone).with_bases(input.into_iter().chain(output).collect())
     }
 
     /// Whether there is something that scores classes.
     pub(super) fn has_score(&self) -> bool {
-        self.score_ke.is_some() || self.trained.get(EndPart::Score).is_some()
+        self.score_ke.is_some() || self.trained.get(IoTensor::Score).is_some()
     }
 
     /// The scores of the vocabulary, or of classes where there are some.
@@ -156,13 +160,13 @@ impl Embedding {
     /// `(…, E)` in, `(…, V)` or `(…, K)` out.
     pub(super) fn logits(&self, normed: &Tensor) -> Tensor {
         let kind = normed.kind();
-        if let Some(score_ke) = self.trained.get(EndPart::Score).or(self.score_ke.as_ref()) {
-            return linear(normed, &score_ke.to_kind(kind), None, None);
+        if let Some(score_ke) = self.trained.get(IoTensor::Score).or(self.score_ke.as_ref()) {
+            return linear(normed, &Weight::Plain(score_ke.to_kind(kind)), None, None);
         }
         // Dividing what goes in is the same, and takes E numbers of a token where V would come out.
         let normed = scaled(normed.shallow_clone(), 1.0 / self.divisor);
-        let logits = match self.trained.get(EndPart::Output) {
-            Some(own_ve) => linear(&normed, &own_ve.to_kind(kind), None, None),
+        let logits = match self.trained.get(IoTensor::Output) {
+            Some(own_ve) => linear(&normed, &Weight::Plain(own_ve.to_kind(kind)), None, None),
             None => {
                 self.output.forward(&normed, &TokenContext { position_bn: &Tensor::new(), dropout: &DropoutContext::default() })
             }
@@ -171,7 +175,7 @@ impl Embedding {
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let output = self.has_output.then_some(self.output.weight());
-        std::iter::once(&self.input_ve).chain(output).chain(&self.score_ke)
+        let output = self.has_output.then(|| self.output.tensors());
+        std::iter::once(&self.input_ve).chain(output.into_iter().flatten()).chain(&self.score_ke)
     }
 }

@@ -10,9 +10,9 @@ use tch::{Tensor, no_grad};
 
 use super::adapter::Adapter;
 use super::all_weights::COMPANIONS;
-use super::delta::{Delta, LoraDelta, master_kind};
-use super::ends::{AdapterEnds, EndPart};
+use super::delta::{LoraDelta, master_kind};
 use super::families::own_name;
+use super::io_layers::{EmbeddingAdapter, IoTensor};
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
@@ -35,9 +35,9 @@ pub struct MergedModel {
     names: TensorNames,
     /// In place of the base's, where that would mean another model.
     config: Option<Map<String, Value>>,
-    /// By the names of linears.
+    /// What is trained beside linears, by their names.
     deltas: BTreeMap<String, LoraDelta>,
-    /// By the names of linears of experts whose deltas lie side by side.
+    /// Where the deltas of experts lie side by side, by the names of their linears.
     experts: BTreeMap<String, ExpertPart>,
     /// Trained in full, by their names in the model.
     saved: BTreeMap<String, Tensor>,
@@ -66,11 +66,11 @@ impl MergedModel {
         let source = source.into();
         let (config, mut object) = (Model::check(source)?, source.object()?);
         let (names, files) = (TensorNames::of(&object), Files::open(source.dir)?);
-        let (deltas, ends) = adapter.map(Adapter::into_parts).map(|(_, deltas, ends)| (deltas, ends)).unwrap_or_default();
-        let mut deltas: BTreeMap<_, _> = deltas.into_iter().map(|(linear, Delta::Lora(lora))| (linear, lora)).collect();
+        let (deltas, embedding) = adapter.map(|adapter| (adapter.deltas, adapter.embedding)).unwrap_or_default();
+        let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         let output = deltas.remove(OUTPUT_MODULE);
-        let mut saved = merged_ends(&config, (&ends, output.as_ref()), |name| stored(&files, names, name))?;
-        saved.extend(ends.copies.iter().map(|(name, leaf)| (name.clone(), leaf.detach())));
+        let mut saved = merged_io_layers(&config, &embedding, output.as_ref(), |name| stored(&files, names, name))?;
+        saved.extend(embedding.copies.iter().map(|(name, leaf)| (name.clone(), leaf.detach())));
         let changes_config = change_config(&mut object, &config, &saved)?;
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
             if deltas.get(&linear.name).is_some_and(|lora| lora.b_bias_o.is_some()) {
@@ -221,17 +221,19 @@ fn stored(files: &Files, names: TensorNames, name: &str) -> Result<Option<Tensor
     Ok(found.map(|(file, name)| load_tensor(file, &name)).transpose()?)
 }
 
-/// What an adapter has trained at the two ends, by the names in the model. Of two ends that were one matrix the other becomes one, too.
-fn merged_ends(
+/// What an adapter has trained of embedding and output projection, by the names in the model. Of two that were one matrix the other becomes
+/// one, too.
+fn merged_io_layers(
     config: &ModelConfig,
-    (ends, output): (&AdapterEnds, Option<&LoraDelta>),
+    embedding: &EmbeddingAdapter,
+    output: Option<&LoraDelta>,
     stored: impl Fn(&str) -> Result<Option<Tensor>, ModelError>,
 ) -> Result<BTreeMap<String, Tensor>, ModelError> {
     let mut saved = BTreeMap::new();
-    for (part, name) in [(EndPart::Embedding, EMBEDDING), (EndPart::Output, OUTPUT), (EndPart::Score, SCORE)] {
-        saved.extend(ends.get(part).map(|tensor| (name.to_owned(), tensor.detach())));
+    for (part, name) in [(IoTensor::Embedding, EMBEDDING), (IoTensor::Output, OUTPUT), (IoTensor::Score, SCORE)] {
+        saved.extend(embedding.get(part).map(|tensor| (name.to_owned(), tensor.detach())));
     }
-    let has_addition = ends.get(EndPart::LowRankA).is_some();
+    let has_addition = embedding.get(IoTensor::LowRankA).is_some();
     let leaves_output = config.tie_word_embeddings
         && (has_addition || saved.contains_key(EMBEDDING))
         && !saved.contains_key(OUTPUT)
@@ -240,10 +242,10 @@ fn merged_ends(
         return Ok(saved);
     }
     let Some(stored_ve) = stored(EMBEDDING)? else { return Ok(saved) };
-    let base = |end, stored: &Tensor| ends.bases.get(end).unwrap_or(stored).shallow_clone();
+    let base = |layer, stored: &Tensor| embedding.bases.get(layer).unwrap_or(stored).shallow_clone();
     let base_ve = base(EMBEDDING_MODULE, &stored_ve);
     if has_addition {
-        saved.insert(EMBEDDING.into(), no_grad(|| ends.added_to(&base_ve.to_kind(master_kind(stored_ve.kind())))));
+        saved.insert(EMBEDDING.into(), no_grad(|| embedding.added_to(&base_ve.to_kind(master_kind(stored_ve.kind())))));
     }
     if let Some(lora) = output {
         let own_ve = if config.tie_word_embeddings { None } else { stored(OUTPUT)? };
@@ -263,11 +265,11 @@ fn change_config(
     config: &ModelConfig,
     saved: &BTreeMap<String, Tensor>,
 ) -> Result<bool, ModelError> {
-    let parts_ends = config.tie_word_embeddings && [EMBEDDING, OUTPUT].iter().any(|&name| saved.contains_key(name));
-    if parts_ends {
+    let unties = config.tie_word_embeddings && [EMBEDDING, OUTPUT].iter().any(|&name| saved.contains_key(name));
+    if unties {
         object.insert("tie_word_embeddings".into(), json!(false));
     }
-    let Some(score_ke) = saved.get(SCORE).filter(|_| !config.has_score) else { return Ok(parts_ends) };
+    let Some(score_ke) = saved.get(SCORE).filter(|_| !config.has_score) else { return Ok(unties) };
     let architecture = object.get("architectures").and_then(|all| all.get(0)?.as_str()?.strip_suffix("ForCausalLM"));
     let Some(architecture) = architecture.map(|family| format!("{family}ForSequenceClassification")) else {
         let reason = "`architectures` in `config.json` names no model `…ForCausalLM`, of which a classifier could be made".into();
@@ -295,7 +297,7 @@ fn sum(weight_oi: &Tensor, lora: &LoraDelta, part: Option<&ExpertPart>) -> Tenso
     sum_oi * (magnitude_o.to_kind(kind) / length_o).unsqueeze(1)
 }
 
-/// The same of the matrices of all experts, inputs before outputs.
+/// The [`sum`] of the matrices of all experts, inputs before outputs.
 ///
 /// # Shapes
 /// `(experts, in, out)` in and out.
@@ -320,7 +322,7 @@ impl ExpertPart {
     }
 }
 
-/// Of every linear of an expert.
+/// The parts of every linear of an expert.
 fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
     let mut parts = BTreeMap::new();
     for (layer, spec) in config.layers.iter().enumerate() {

@@ -5,12 +5,13 @@
 //! same layers serve plain attention, caches and their backward.
 
 mod adapter;
+mod adapter_files;
 mod all_weights;
 mod attend;
 mod attention;
-mod beginning;
 mod captured;
 mod causal_lm;
+mod check;
 mod config;
 mod config_file;
 mod count;
@@ -18,14 +19,13 @@ mod decoder;
 mod delta;
 mod dropout;
 mod embedding;
-mod ends;
 mod error;
 mod experts;
 mod families;
 mod fields;
 mod fingerprint;
-mod fold;
 mod init;
+mod io_layers;
 mod layout;
 mod linear;
 mod load;
@@ -33,17 +33,24 @@ mod merge;
 mod mlp;
 mod names;
 mod norm;
+mod normalize;
+mod packed;
 mod peft;
+mod pissa;
 mod positions;
 mod random;
 mod router;
 #[cfg(test)]
 mod simulated;
+mod sink;
+#[cfg(test)]
+mod small;
 mod source;
 mod spec;
 mod targets;
 mod waiting_layers;
 mod weights;
+mod without_adapter;
 
 pub use adapter::{Adapter, Disagreement};
 pub use all_weights::{CHAT_TEMPLATE, companions};
@@ -51,15 +58,19 @@ pub use attend::{Attend, AttendError, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::Model;
 pub use config::{ModelConfig, ModelLinear};
-pub use count::{EndNumbers, end_numbers, sizes_of_weights, trained_by_kind};
+pub use count::{IoParameters, io_parameters, sizes_of_weights, trained_by_kind};
 pub use dropout::{DropoutContext, DropoutKey};
 pub use error::{ModelError, TensorProblem, TensorProblems};
 pub use fields::ConfigFault;
 pub use fingerprint::{fingerprint, has_fingerprint};
-pub use fold::AdapterFeature;
 pub use init::init_model;
 pub use load::kind_of;
 pub use merge::MergedModel;
+pub use normalize::AdapterFeature;
+pub use peft::{
+    ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, LayerLists, ModulePatterns, ModuleRegex, ModuleSet, PeftConfig, PeftFiles,
+    read_peft,
+};
 pub use positions::Positions;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
@@ -72,3 +83,4 @@ pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, 
 pub use targets::{on_every_layer, targeted};
 pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;
+pub use without_adapter::WithoutAdapter;

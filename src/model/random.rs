@@ -2,8 +2,8 @@
 
 use std::f64::consts::TAU;
 
+use rand::rngs::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use tch::Tensor;
 
 /// Draws from `[-bound, bound)`.

@@ -7,10 +7,10 @@ use super::ModelError;
 use super::config::{ModelConfig, ModelLinear};
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::names::{EMBEDDING_MODULE, FINAL_NORM, INNER, OUTPUT_MODULE, inner_module, layer_tensor, peft_tensor};
+use super::peft::{LayerLists, ModulePatterns, ModuleSet, PeftConfig, is_named};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
-use crate::files::{ExcludedModules, LayerLists, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets, is_named};
 use crate::recipe::diagnose::nearest;
-use crate::recipe::{InitLora, LoraRecipe, TargetModules, TrainedBias};
+use crate::recipe::{LoraRecipe, TargetModules, TrainedBias};
 use crate::units::LayerIdx;
 
 /// A linear that gets matrices, or the same linear of all experts.
@@ -39,7 +39,7 @@ impl LoraTarget {
             (B, vec![*out, rows], true),
             (B_BIAS, vec![*out], settings.lora_bias),
             (MAGNITUDE, vec![*out], settings.use_dora),
-            (BASE_BIAS, vec![*out], settings.trains_biases && *has_bias),
+            (BASE_BIAS, vec![*out], settings.bias != TrainedBias::None && *has_bias),
         ];
         all.into_iter().filter(|(.., is_trained)| *is_trained).map(|(part, shape, _)| (part, shape)).collect()
     }
@@ -67,8 +67,7 @@ pub(super) fn is_of_experts(linear: &str) -> bool {
 
 /// The linears of a model to which the settings of an adapter give matrices, bottom to top.
 pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<LoraTarget>, ModelError> {
-    let excludes =
-        |linear: &ModelLinear| settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&module(settings, &linear.name)));
+    let excludes = |linear: &ModelLinear| settings.exclude_modules.names(&module(settings, &linear.name));
     let layers = &settings.layers_to_transform;
     let modules = meant(config, settings)?.into_iter();
     // As in PEFT, the output projection is meant whatever the layers.
@@ -84,45 +83,14 @@ pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec
     Ok(all)
 }
 
-/// Refuses layers that an adapter can not be kept to.
-pub(super) fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
-    let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
-    let (layers, has_parameters) = (&settings.layers_to_transform, targets.iter().any(LoraTarget::is_parameter));
-    if layers.iter().any(|layer| *layer >= config.num_layers()) {
-        return refuse("layers_to_transform", format!("{layers:?}"), "layers of the model, from 0");
-    }
-    let lists = settings.layers_pattern.names();
-    if !lists.is_empty() && layers.is_empty() {
-        return refuse("layers_pattern", format!("{lists:?}"), "`[]` without `layers_to_transform`");
-    }
-    if !lists.is_empty() && targets.is_empty() {
-        return refuse("layers_pattern", format!("{lists:?}"), "a name of the list of layers in the names of modules: `layers`");
-    }
-    if !layers.is_empty() && matches!(settings.target_modules, PeftTargets::Matching(_)) {
-        return refuse(
-            "layers_to_transform",
-            format!("{layers:?}"),
-            "`[]` where `target_modules` is an expression: it names layers itself",
-        );
-    }
-    if !layers.is_empty() && has_parameters {
-        return refuse(
-            "layers_to_transform",
-            format!("{layers:?}"),
-            "`[]` where experts are targets: PEFT takes those of all layers",
-        );
-    }
-    Ok(())
-}
-
 /// Refuses names in a recipe that mean nothing in the model, though PEFT would pass over them without a word.
-pub(super) fn check_names(config: &ModelConfig, lora: &LoraRecipe, settings: &PeftConfig) -> Result<(), ModelError> {
+pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result<(), ModelError> {
     let layers = &settings.layers_to_transform;
     if means_embedding(settings) && !layers.is_empty() {
         let expected = "`[]` where `embed_tokens` is a target: it is of no layer";
         return Err(ModelError::Lora { key: "layers_to_transform", found: format!("{layers:?}"), expected });
     }
-    let without = PeftConfig { exclude_modules: None, ..settings.clone() };
+    let without = PeftConfig { exclude_modules: ModuleSet::default(), ..settings.clone() };
     let modules = |settings: &PeftConfig| {
         let linears = targets(config, settings)?.into_iter().map(|target| module(settings, &target.linear.name).into_owned());
         let embedding = targets_embedding(settings).then(|| module(settings, EMBEDDING_MODULE).into_owned());
@@ -130,8 +98,9 @@ pub(super) fn check_names(config: &ModelConfig, lora: &LoraRecipe, settings: &Pe
     };
     let (meant, left) = (modules(&without)?, modules(settings)?);
     let is_idle = |name: &&String| !meant.iter().any(|module| is_named(module, name));
+    let excluded = if let ModuleSet::Names(names) = &settings.exclude_modules { &names[..] } else { &[] };
     let idle = [
-        ("exclude_modules", lora.exclude_modules.iter().find(is_idle).map(String::as_str), &meant),
+        ("exclude_modules", excluded.iter().find(is_idle).map(String::as_str), &meant),
         ("rank_pattern", settings.rank_pattern.idle(&left), &left),
         ("alpha_pattern", settings.alpha_pattern.idle(&left), &left),
     ];
@@ -156,13 +125,13 @@ pub(super) fn targets_output(config: &ModelConfig, settings: &PeftConfig) -> Res
 }
 
 fn means_embedding(settings: &PeftConfig) -> bool {
+    let module = module(settings, EMBEDDING_MODULE);
     let is_meant = match &settings.target_modules {
-        PeftTargets::AllLinear => false,
-        PeftTargets::Names(names) => names.iter().any(|name| is_named(EMBEDDING_MODULE, name)),
-        PeftTargets::Matching(regex) => regex.is_match(&module(settings, EMBEDDING_MODULE)),
+        // A list names it as a language model by itself does.
+        ModuleSet::Names(_) => settings.target_modules.names(EMBEDDING_MODULE),
+        targets => targets.names(&module),
     };
-    let is_excluded = settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&module(settings, EMBEDDING_MODULE)));
-    is_meant && !is_excluded
+    is_meant && !settings.exclude_modules.names(&module)
 }
 
 /// The paths of the linears that a recipe gives matrices in some layer, and the largest rank among them.
@@ -196,29 +165,24 @@ pub fn on_every_layer(config: &ModelConfig, lora: &LoraRecipe) -> Result<LoraRec
 
 /// The settings of an adapter that a recipe describes.
 pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<PeftConfig, ModelError> {
-    let pattern = |key, what: String| ModelError::Lora { key, found: what, expected: "regular expressions that can be read" };
-    let plain = PeftConfig::plain(lora.r, lora.alpha, lora.dropout, peft_targets(&lora.target_modules)?);
-    let ranks = lora.rank_pattern.iter().map(|(pattern, r)| (pattern.clone(), *r));
-    let alphas = lora.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.clone(), *alpha));
-    let excluded = &lora.exclude_modules;
+    let pattern = |key| move |found| ModelError::Lora { key, found, expected: "regular expressions that can be read" };
+    let lora = lora.clone();
     Ok(PeftConfig {
-        target_parameters: lora.target_parameters.clone(),
-        modules_to_save: lora.modules_to_save.clone(),
+        target_parameters: lora.target_parameters,
+        modules_to_save: lora.modules_to_save,
         is_classifier: config.num_classes.is_some(),
-        exclude_modules: (!excluded.is_empty()).then(|| ExcludedModules::names(excluded.clone())),
-        layers_to_transform: lora.layers_to_transform.clone(),
-        layers_pattern: LayerLists::new(lora.layers_pattern.clone()).map_err(|what| pattern("layers_pattern", what))?,
-        rank_pattern: ModulePatterns::new(ranks).map_err(|what| pattern("rank_pattern", what))?,
-        alpha_pattern: ModulePatterns::new(alphas).map_err(|what| pattern("alpha_pattern", what))?,
+        exclude_modules: ModuleSet::Names(lora.exclude_modules),
+        layers_to_transform: lora.layers_to_transform,
+        layers_pattern: LayerLists::new(lora.layers_pattern).map_err(pattern("layers_pattern"))?,
+        rank_pattern: ModulePatterns::new(lora.rank_pattern).map_err(pattern("rank_pattern"))?,
+        alpha_pattern: ModulePatterns::new(lora.alpha_pattern).map_err(pattern("alpha_pattern"))?,
         use_rslora: lora.use_rslora,
         lora_bias: lora.lora_bias,
-        trains_biases: lora.bias != TrainedBias::None,
-        trains_all_biases: lora.bias == TrainedBias::All,
+        bias: lora.bias,
         use_dora: lora.use_dora,
-        is_gaussian: lora.init_lora_weights == InitLora::Gaussian,
-        is_pissa: lora.init_lora_weights == InitLora::Pissa,
+        init: lora.init_lora_weights,
         is_inner: config.is_inner,
-        ..plain
+        ..PeftConfig::plain(lora.r, lora.alpha, lora.dropout, module_set(lora.target_modules)?)
     })
 }
 
@@ -234,8 +198,8 @@ pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftC
         if is_shared { linear.spec.path.to_string() } else { linear.spec.name().to_owned() }
     };
     let embedding = targets_embedding(&settings).then(|| "embed_tokens".to_owned());
-    let names = || PeftTargets::Names(names_of(linears.iter().map(name).chain(embedding)));
-    let is_expression = matches!(settings.target_modules, PeftTargets::Matching(_));
+    let names = || ModuleSet::Names(names_of(linears.iter().map(name).chain(embedding)));
+    let is_expression = matches!(settings.target_modules, ModuleSet::Matching(_));
     let target_modules = if is_expression { settings.target_modules.clone() } else { names() };
     Ok(PeftConfig { target_modules, target_parameters: parameters, ..settings })
 }
@@ -246,8 +210,8 @@ pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<M
     let of_layers = config.linears();
     let mut linears: Vec<ModelLinear> = of_layers.iter().cloned().chain(config.output()).collect();
     let names = match &settings.target_modules {
-        PeftTargets::Names(names) => names,
-        PeftTargets::Matching(regex) => {
+        ModuleSet::Names(names) => names,
+        ModuleSet::Matching(regex) => {
             linears.retain(|linear| regex.is_match(&module(settings, &linear.name)));
             let matches_nothing = linears.is_empty() && !targets_embedding(settings);
             let expected = "an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, or \
@@ -258,7 +222,7 @@ pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<M
             let matches_norm = regex.is_match(FINAL_NORM.trim_end_matches(".weight"));
             return if matches_nothing || matches_norm { Err(refused) } else { Ok(linears) };
         }
-        PeftTargets::AllLinear => {
+        ModuleSet::AllLinear => {
             // PEFT takes the MLP of a layer without experts, and a shared one, for experts: it could not read them.
             let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
             let is_meant = |linear: &ModelLinear| !has_experts || linear.spec.path.contains("attn");
@@ -278,7 +242,7 @@ pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<M
 /// The linears that PEFT sees as parameters of a module: those of all experts side by side, with their number, and routers.
 pub(super) fn meant_parameters(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(ModelLinear, usize)>, ModelError> {
     let known = parameters(config);
-    if settings.target_modules == PeftTargets::AllLinear && settings.target_parameters.is_empty() {
+    if settings.target_modules == ModuleSet::AllLinear && settings.target_parameters.is_empty() {
         return Ok(known.into_iter().filter(|(_, experts)| *experts > 1).collect());
     }
     let is_meant = |linear: &ModelLinear, name: &String| is_named(&parameter_name(linear), name);
@@ -325,7 +289,7 @@ pub(super) fn module<'a>(settings: &PeftConfig, name: &'a str) -> Cow<'a, str> {
 
 /// The settings as they are written: inside a model that sees, a list of names would mean modules of its eyes, too.
 pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, ModelError> {
-    let PeftTargets::Names(names) = &settings.target_modules else { return Ok(settings.clone()) };
+    let ModuleSet::Names(names) = &settings.target_modules else { return Ok(settings.clone()) };
     if !settings.is_inner || names.is_empty() {
         return Ok(settings.clone());
     }
@@ -337,7 +301,7 @@ pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, ModelError> {
     let expression =
         format!("{inner}{}", if targets_embedding(settings) { format!("(?:embed_tokens|{of_layers})") } else { of_layers });
     let expression = if has_output { format!("{OUTPUT_MODULE}|{expression}") } else { expression };
-    let target_modules = peft_targets(&TargetModules::Matching(expression))?;
+    let target_modules = module_set(TargetModules::Matching(expression))?;
     Ok(PeftConfig { target_modules, layers_to_transform: Vec::new(), layers_pattern: LayerLists::default(), ..settings.clone() })
 }
 
@@ -347,7 +311,7 @@ pub(super) fn peft_module(settings: &PeftConfig, linear: &str) -> String {
     let linear = &*module(settings, linear);
     let targets = |parameter: &str| settings.target_parameters.iter().any(|name| is_named(parameter, name));
     // With all linears as targets both are, where they are not listed yet.
-    let is_open = settings.target_modules == PeftTargets::AllLinear && settings.target_parameters.is_empty();
+    let is_open = settings.target_modules == ModuleSet::AllLinear && settings.target_parameters.is_empty();
     let has_down = targets(STACKED_DOWN) || is_open;
     if let Some(module) = linear.strip_suffix(STACKED_GATE_UP) {
         return format!("{module}mlp.experts{}", if has_down { ".base_layer" } else { "" });
@@ -377,12 +341,11 @@ fn names_of(all: impl Iterator<Item = String>) -> Vec<String> {
     names
 }
 
-fn peft_targets(modules: &TargetModules) -> Result<PeftTargets, ModelError> {
-    Ok(match modules {
-        TargetModules::AllLinear => PeftTargets::AllLinear,
-        TargetModules::Names(names) => PeftTargets::Names(names.clone()),
-        TargetModules::Matching(written) => PeftTargets::Matching(ModuleRegex::whole(written).map_err(|found| {
-            ModelError::Lora { key: "target_modules", found, expected: "a regular expression that can be read" }
-        })?),
-    })
+fn module_set(modules: TargetModules) -> Result<ModuleSet, ModelError> {
+    let unread = |found| ModelError::Lora { key: "target_modules", found, expected: "a regular expression that can be read" };
+    match modules {
+        TargetModules::AllLinear => Ok(ModuleSet::AllLinear),
+        TargetModules::Names(names) => Ok(ModuleSet::Names(names)),
+        TargetModules::Matching(written) => ModuleSet::matching(&written).map_err(unread),
+    }
 }

@@ -4,8 +4,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 use std::sync::{Arc, Once};
 
+use arrow::buffer::Buffer;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use tch::{Kind, Tensor};
 use torch_sys::C_tensor;
@@ -50,6 +52,13 @@ impl FileMap {
         // SAFETY: the pages are those of a file and were never written to, so they come back as they were.
         let _ = unsafe { self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
     }
+}
+
+/// The bytes of the file for Arrow, without a copy.
+pub fn arrow_buffer(map: &Arc<FileMap>) -> Buffer {
+    let (data, length) = (NonNull::from(map.bytes()).cast(), map.bytes().len());
+    // SAFETY: the bytes lie in the map, which the buffer keeps alive.
+    unsafe { Buffer::from_custom_allocation(data, length, Arc::<FileMap>::clone(map)) }
 }
 
 /// A tensor that lies in the map at `offset` and keeps it alive; `None` if it would be misaligned or reach beyond the end.

@@ -59,7 +59,7 @@ impl StateForm {
 }
 
 impl Remembered {
-    pub(super) fn new(rule: &dyn Rule, form: &StateForm, (name, parameter): &(String, Tensor), device: Device) -> Self {
+    pub(super) fn new(rule: &dyn Rule, form: &StateForm, name: &str, parameter: &Tensor, device: Device) -> Self {
         let parameter = parameter.detach().to_device(device);
         let has_master = parameter.kind() == Kind::BFloat16;
         let wide = if has_master { parameter.to_kind(Kind::Float) } else { parameter };
@@ -79,7 +79,7 @@ impl Remembered {
             tensors.push(wide);
         }
         let empty = if form.is_on_host { KeptTensors::OnHost(Vec::new()) } else { KeptTensors::Here(Vec::new()) };
-        let mut own = Self { name: name.clone(), ends, tensors: empty };
+        let mut own = Self { name: name.to_owned(), ends, tensors: empty };
         own.keep(tensors);
         own
     }
@@ -112,7 +112,7 @@ impl Remembered {
         self.ends.iter().zip(tensors).find(|(end, _)| *end == MASTER).map(|(_, tensor)| tensor.shallow_clone())
     }
 
-    /// Its tensors by name, where they are.
+    /// What is remembered by name, where it is.
     pub(super) fn named(&self) -> Vec<(String, Tensor)> {
         let tensors: Vec<Tensor> = match &self.tensors {
             KeptTensors::Here(tensors) => tensors.iter().map(Tensor::shallow_clone).collect(),

@@ -42,7 +42,7 @@ impl Kernel {
 
     /// Of heads with drains: log-sum-exps without and with them, and what they leave; where they are trained, products with the output.
     fn of_drains(s: &StepSpec<'_>, attention: &AttentionSpec, tokens: u64) -> Self {
-        let numbers = |per_token: u64| if attention.has_drain { tokens * per_token * s.wide() } else { 0 };
+        let numbers = |per_token: u64| if attention.has_sinks { tokens * per_token * s.wide() } else { 0 };
         let of_products = if s.trains_weights() { attention.widths()[0] as u64 } else { 0 };
         Self { forward: numbers(3 * attention.num_heads as u64), backward: numbers(of_products) }
     }

@@ -7,7 +7,7 @@ use tch::{Device, Kind};
 use super::projection::Projection;
 use crate::data::share;
 use crate::engine::Settings;
-use crate::model::{EndNumbers, ModelConfig, ModelError, end_numbers, kind_of, sizes_of_weights, trained_by_kind};
+use crate::model::{IoParameters, ModelConfig, ModelError, io_parameters, kind_of, sizes_of_weights, trained_by_kind};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::{LoraRecipe, Offload, OptimizerRecipe, Recipe};
 use crate::store::copies_are_async;
@@ -23,7 +23,7 @@ pub enum TrainedPart {
         /// How many numbers are trained.
         numbers: usize,
         /// Those of them outside the layers.
-        ends: EndNumbers,
+        ends: IoParameters,
         has_dropout: bool,
         /// Whether the lengths of rows are trained by themselves.
         has_magnitudes: bool,
@@ -35,7 +35,7 @@ impl TrainedPart {
     /// What a recipe trains of a model.
     pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
-        let ((targets, r), ends) = (Projection::targets(config, lora)?, end_numbers(config, lora)?);
+        let ((targets, r), ends) = (Projection::targets(config, lora)?, io_parameters(config, lora)?);
         let numbers = trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum();
         Ok(Self::Adapter { r, targets, numbers, ends, has_dropout: lora.dropout > 0.0, has_magnitudes: lora.use_dora })
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{Error, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Value;
 
@@ -14,10 +14,9 @@ use super::table::RecipeTable;
 use super::table::table;
 use super::value::{COUNT, PART, RecipeReader, RecipeValue, positive};
 use super::words::words;
-use crate::files::{self, ADAPTER_CONFIG, PeftConfig, PeftTargets};
+use crate::files;
 
 table! {
-    /// The table `[model]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct ModelRecipe in "model" {
         /// A Hugging Face model directory; where there is none, a name on the Hub as `"Qwen/Qwen2.5-0.5B"`, which is looked up in the
@@ -123,20 +122,16 @@ impl RecipeValue for RopeScalingRecipe {
 words! {
     /// The element type of weights and activations.
     pub enum Dtype {
-        /// 32-bit floats.
         F32 = "f32",
-        /// Brain floats.
         Bf16 = "bf16",
-        /// 64-bit floats, for checks.
         F64 = "f64",
     }
 }
 
 table! {
-    /// The table `[lora]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct LoraRecipe in "lora" {
-        /// Rank of the adapter.
+        /// Rank of the adapter's matrices.
         #[also("lora.rank", "lora.lora_r", "lora.lora_rank", "model.lora_rank", "lora_r", "lora_rank")]
         #[rule(COUNT)]
         pub r: usize = 8,
@@ -163,6 +158,7 @@ table! {
         pub target_parameters: Vec<String> = Vec::new(),
         /// Modules of which whole copies are trained beside the adapter: `embed_tokens`, `lm_head`, and norms. As in PEFT, a name means all
         /// modules whose names end in it (`norm`: every norm; `model.norm`: the last), and of a tied model each copy is one of its own. The matrix of `head.kind = "seq_classification"` is always one.
+        /// `sinks`, the attention sinks of gpt-oss, have no name in PEFT's files: they are saved beside them, in `extra_trained.safetensors`.
         #[also("additional_trainable_modules", "lora.additional_target", "additional_target", "lora_modules_to_save")]
         pub modules_to_save: Vec<String> = Vec::new(),
         /// Modules that get none though they are among `target_modules`: whole names, or the ends of names from behind a dot.
@@ -178,7 +174,7 @@ table! {
         /// order that matches counts, which is PEFT's order, too.
         #[rule(COUNT)]
         pub rank_pattern: BTreeMap<String, usize> = BTreeMap::new(),
-        /// The same for `alpha`.
+        /// Values of `alpha` for some modules, as `rank_pattern` has ranks.
         #[rule(positive("usual values are `r` to twice `r`"))]
         pub alpha_pattern: BTreeMap<String, f64> = BTreeMap::new(),
         /// rsLoRA: the update is scaled by `alpha / √r` instead.
@@ -199,67 +195,44 @@ table! {
     }
 }
 
+/// The settings of a PEFT adapter in its directory.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+
 impl LoraRecipe {
     /// What a recipe says, and in place of what it leaves out what the PEFT adapter in `dir` says.
     pub(super) fn of(reader: &RecipeReader<'_>, dir: Option<&Path>) -> Checked<Self> {
-        let own = Self::read(reader)?;
+        let mut own = Self::read(reader)?;
         let is_said = |key: &str| reader.has(&format!("lora.{key}"));
         if ["r", "alpha", "target_modules"].into_iter().all(is_said) {
             return Ok(own);
         }
         // What is wrong with an adapter is said where it is loaded.
-        let Some(Ok((adapter, _))) = dir.map(|dir| PeftConfig::read(&dir.join(ADAPTER_CONFIG))) else { return Ok(own) };
-        let targets = match adapter.target_modules {
-            PeftTargets::AllLinear => TargetModules::AllLinear,
-            PeftTargets::Names(names) => TargetModules::Names(names),
-            PeftTargets::Matching(regex) => TargetModules::Matching(regex.written().to_owned()),
-        };
-        let names_targets = is_said("target_modules");
-        let bias = match (adapter.trains_biases, adapter.trains_all_biases) {
-            (false, _) => TrainedBias::None,
-            (true, false) => TrainedBias::LoraOnly,
-            (true, true) => TrainedBias::All,
-        };
-        Ok(Self {
-            r: or(is_said("r"), own.r, adapter.r),
-            alpha: or(is_said("alpha"), own.alpha, adapter.lora_alpha),
-            target_modules: or(names_targets, own.target_modules, targets),
-            target_parameters: or(
-                names_targets || is_said("target_parameters"),
-                own.target_parameters,
-                adapter.target_parameters,
-            ),
-            modules_to_save: or(is_said("modules_to_save"), own.modules_to_save, adapter.modules_to_save),
-            layers_to_transform: or(is_said("layers_to_transform"), own.layers_to_transform, adapter.layers_to_transform),
-            layers_pattern: or(is_said("layers_pattern"), own.layers_pattern, adapter.layers_pattern.names()),
-            use_rslora: or(is_said("use_rslora"), own.use_rslora, adapter.use_rslora),
-            use_dora: or(is_said("use_dora"), own.use_dora, adapter.use_dora),
-            lora_bias: or(is_said("lora_bias"), own.lora_bias, adapter.lora_bias),
-            bias: or(is_said("bias"), own.bias, bias),
-            ..own
-        })
+        let Some(Ok(table)) = dir.map(|dir| files::read_json(&dir.join(ADAPTER_CONFIG))) else { return Ok(own) };
+        let adapter = AdapterKeys { table, is_said: &is_said };
+        adapter.take("r", "r", &mut own.r);
+        adapter.take("alpha", "lora_alpha", &mut own.alpha);
+        adapter.take("target_modules", "target_modules", &mut own.target_modules);
+        if !is_said("target_modules") {
+            adapter.take_list("target_parameters", &mut own.target_parameters);
+        }
+        adapter.take_list("modules_to_save", &mut own.modules_to_save);
+        // A classifier's own matrix is told by the head.
+        own.modules_to_save.retain(|name| is_said("modules_to_save") || !["classifier", "score"].contains(&name.as_str()));
+        adapter.take_list("layers_to_transform", &mut own.layers_to_transform);
+        adapter.take_list("layers_pattern", &mut own.layers_pattern);
+        if !is_said("layers_pattern") && own.layers_pattern == ["layers"] {
+            own.layers_pattern.clear();
+        }
+        adapter.take("use_rslora", "use_rslora", &mut own.use_rslora);
+        adapter.take("use_dora", "use_dora", &mut own.use_dora);
+        adapter.take("lora_bias", "lora_bias", &mut own.lora_bias);
+        adapter.take("bias", "bias", &mut own.bias);
+        Ok(own)
     }
 
     /// With a default for everything else.
     pub fn plain(r: usize, alpha: f64, dropout: f64, target_modules: TargetModules) -> Self {
-        Self {
-            r,
-            alpha,
-            dropout,
-            target_modules,
-            target_parameters: Vec::new(),
-            modules_to_save: Vec::new(),
-            exclude_modules: Vec::new(),
-            layers_to_transform: Vec::new(),
-            layers_pattern: Vec::new(),
-            rank_pattern: BTreeMap::new(),
-            alpha_pattern: BTreeMap::new(),
-            use_rslora: false,
-            use_dora: false,
-            lora_bias: false,
-            bias: TrainedBias::None,
-            init_lora_weights: InitLora::Uniform,
-        }
+        Self { r, alpha, dropout, target_modules, ..Self::default() }
     }
 
     /// What such an adapter is called.
@@ -272,34 +245,54 @@ impl LoraRecipe {
         }
     }
 
-    /// The same for weights that are drawn: to look for their largest part would take time, and tell nothing.
+    /// The adapter beside weights that are drawn: to look for their largest part would take time, and tell nothing.
     pub fn for_drawn_weights(self) -> Self {
         let is_part = self.init_lora_weights == InitLora::Pissa;
         Self { init_lora_weights: if is_part { InitLora::Uniform } else { self.init_lora_weights }, ..self }
     }
 }
 
-/// What a recipe says, else what an adapter says.
-fn or<T>(is_said: bool, own: T, adapter: T) -> T {
-    if is_said { own } else { adapter }
+/// What an adapter's own settings say where a recipe says nothing.
+struct AdapterKeys<'a> {
+    table: serde_json::Map<String, serde_json::Value>,
+    /// Whether the recipe has a key of `[lora]`.
+    is_said: &'a dyn Fn(&str) -> bool,
+}
+
+impl AdapterKeys<'_> {
+    /// Takes the value of `theirs` for the recipe's `key`; one that cannot be read is left to whoever loads the adapter.
+    fn take<T: DeserializeOwned>(&self, key: &str, theirs: &str, own: &mut T) {
+        let value = self.table.get(theirs).filter(|_| !(self.is_said)(key));
+        if let Some(value) = value.and_then(|value| serde_json::from_value(value.clone()).ok()) {
+            *own = value;
+        }
+    }
+
+    /// The same of a list, in whose place may stand its only item.
+    fn take_list<T: DeserializeOwned>(&self, key: &str, own: &mut Vec<T>) {
+        self.take(key, key, own);
+        let mut only: Option<T> = None;
+        self.take(key, key, &mut only);
+        own.extend(only);
+    }
 }
 
 words! {
     /// Which biases of the base model are trained beside an adapter.
+    #[derive(Default)]
     pub enum TrainedBias {
-        /// None.
+        #[default]
         None = "none",
-        /// Those of the modules that have an adapter.
         LoraOnly = "lora_only",
-        /// All.
         All = "all",
     }
 }
 
 words! {
     /// How a new adapter begins.
+    #[derive(Default)]
     pub enum InitLora {
-        /// Uniform in ±1/√in.
+        #[default]
         Uniform = "uniform",
         /// Normal, with a standard deviation of 1/r.
         Gaussian = "gaussian",
@@ -309,13 +302,13 @@ words! {
 }
 
 /// The modules that get an adapter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TargetModules {
     /// Every linear module of the decoder layers.
+    #[default]
     AllLinear,
-    /// By PEFT's names, as `q_proj`.
     Names(Vec<String>),
-    /// By a regular expression that matches whole names, as `model.layers.3.mlp.up_proj`.
+    /// A regular expression that matches whole names, as `model.layers.3.mlp.up_proj`.
     Matching(String),
 }
 

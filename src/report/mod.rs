@@ -1,6 +1,7 @@
 //! Everything that a person reads: console, tables, progress, metrics, event files, summary.
 
 pub mod console;
+mod event_file;
 pub mod evicted;
 pub mod memory;
 pub mod metrics;

@@ -1,19 +1,12 @@
-//! TensorBoard events. The crate makes records in memory, and they are appended here: a file that cannot be written is one warning, and
-//! the run goes on.
+//! TensorBoard events. Where a file cannot be written there is one warning, and the run goes on.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use protobuf::Message;
-use tensorboard_proto::event::{Event, SessionLog, SessionLog_SessionStatus};
-use tensorboard_proto::summary::{Summary, Summary_Value};
-use tensorboard_proto::types::DataType;
-use tensorboard_rs::record_writer::RecordWriter;
-use tensorboard_rs::summary::scalar;
-
 use super::console;
+use super::event_file::{Message, records};
 use super::metrics::StepMetrics;
 use crate::files::disk::DiskFile;
 
@@ -33,14 +26,10 @@ impl TensorBoard {
             Ok(file) => board.file = Some(file),
             Err(error) => warn(&error),
         }
-        let mut version = Event::new();
-        version.set_file_version("brain.Event:2".to_owned());
-        let mut session = Event::new();
-        session.set_step(first_step as i64);
-        let mut log = SessionLog::new();
-        log.set_status(SessionLog_SessionStatus::START);
-        session.set_session_log(log);
-        board.append([version, session].into());
+        let version = Message::default().bytes(FILE_VERSION, b"brain.Event:2");
+        let session =
+            Message::default().varint(STEP, first_step).message(SESSION_LOG, Message::default().varint(1, SESSION_START));
+        board.append(vec![version, session]);
         board
     }
 
@@ -52,12 +41,13 @@ impl TensorBoard {
 
     /// Appends a few answers of a validation.
     pub fn send_text(&mut self, step: u64, text: String) {
-        self.append(vec![of_step(step, in_text("eval/answers", text))]);
+        self.append(vec![of_step(step, in_text("eval/answers", &text))]);
     }
 
-    fn append(&mut self, events: Vec<Event>) {
+    fn append(&mut self, events: Vec<Message>) {
         let Some(file) = &mut self.file else { return };
-        if let Err(error) = records(events).and_then(|bytes| file.write_all(&bytes)) {
+        let events: Vec<Message> = events.into_iter().map(|event| event.double(WALL_TIME, now())).collect();
+        if let Err(error) = records(&events).and_then(|bytes| file.write_all(&bytes)) {
             warn(&error);
             self.file = None;
         }
@@ -67,6 +57,19 @@ impl TensorBoard {
 fn warn(error: &io::Error) {
     console::warning(&format!("no more TensorBoard events, the run goes on: {error}"));
 }
+
+// Fields of `Event`, of `Summary.Value`, and words of `SessionLog` and `TensorProto`, by their numbers in TensorBoard's protocol.
+const WALL_TIME: u64 = 1;
+const STEP: u64 = 2;
+const FILE_VERSION: u64 = 3;
+const SUMMARY: u64 = 5;
+const SESSION_LOG: u64 = 7;
+const SESSION_START: u64 = 1;
+const TAG: u64 = 1;
+const SIMPLE_VALUE: u64 = 2;
+const TENSOR: u64 = 8;
+const METADATA: u64 = 9;
+const STRING: u64 = 7;
 
 /// How the names of event files begin.
 const PREFIX: &str = "events.out.tfevents.";
@@ -81,31 +84,20 @@ fn begin(dir: &Path) -> io::Result<DiskFile> {
     DiskFile::open("events", &path, OpenOptions::new().append(true).create(true))
 }
 
-/// Seconds since 1970.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-fn of_step(step: u64, summary: Summary) -> Event {
-    let mut event = Event::new();
-    event.set_step(step as i64);
-    event.set_summary(summary);
-    event
+fn of_step(step: u64, value: Message) -> Message {
+    Message::default().varint(STEP, step).message(SUMMARY, Message::default().message(1, value))
 }
 
-/// Events as they stand in a file: lengths and checksums around each.
-fn records(events: Vec<Event>) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let mut writer = RecordWriter::new(&mut bytes);
-    for mut event in events {
-        event.set_wall_time(now());
-        writer.write(&event.write_to_bytes().map_err(io::Error::other)?)?;
-    }
-    Ok(bytes)
+fn scalar(tag: &str, value: f32) -> Message {
+    Message::default().bytes(TAG, tag.as_bytes()).float(SIMPLE_VALUE, value)
 }
 
 /// HF's tag names, so that curves of different tools lie in the same plots.
-fn summaries(m: &StepMetrics) -> Vec<Summary> {
+fn summaries(m: &StepMetrics) -> Vec<Message> {
     let scalars = [
         ("train/loss", m.loss),
         ("train/accuracy", m.accuracy),
@@ -126,18 +118,12 @@ fn summaries(m: &StepMetrics) -> Vec<Summary> {
     known.chain(answers).chain(by_set).collect()
 }
 
-/// A text, as TensorBoard's plugin for texts reads it.
-fn in_text(tag: &str, text: String) -> Summary {
-    let mut value = Summary_Value::new();
-    value.set_tag(tag.to_owned());
-    value.mut_metadata().mut_plugin_data().set_plugin_name("text".to_owned());
-    let tensor = value.mut_tensor();
-    tensor.set_dtype(DataType::DT_STRING);
-    tensor.mut_tensor_shape().mut_dim().push_default().set_size(1);
-    tensor.mut_string_val().push(text.into_bytes());
-    let mut summary = Summary::new();
-    summary.mut_value().push(value);
-    summary
+/// A text, as TensorBoard's plugin for texts reads it: a tensor of one string.
+fn in_text(tag: &str, text: &str) -> Message {
+    let plugin = Message::default().bytes(1, b"text");
+    let shape = Message::default().message(2, Message::default().varint(1, 1));
+    let tensor = Message::default().varint(1, STRING).message(2, shape).bytes(8, text.as_bytes());
+    Message::default().bytes(TAG, tag.as_bytes()).message(METADATA, Message::default().message(1, plugin)).message(TENSOR, tensor)
 }
 
 /// Where the events of a run lie.
@@ -147,6 +133,9 @@ pub fn dir_of(run: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use protobuf::Message as _;
+    use tensorboard_proto::event::{Event, SessionLog_SessionStatus};
+
     use super::*;
     use crate::files::failpoint::tests::with;
 

@@ -1,11 +1,13 @@
 //! Bodies of requests: how much of them is held and worked on at a time, and by whom they are parsed.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 
+use axum::body::HttpBody;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_stream::StreamExt;
 
 use super::ApiError;
 use super::fields::BodyFields;
@@ -17,7 +19,7 @@ pub(super) struct BodyLimits {
     arrived: Arc<Semaphore>,
     /// Bodies that are parsed and tokenised, which takes many times as much, in KiB.
     read: Arc<Semaphore>,
-    /// Bytes of one.
+    /// The most bytes of one body.
     max_body: usize,
 }
 
@@ -80,10 +82,11 @@ impl BodyLimits {
         if length.is_some_and(|length| length > most) {
             return Err(too_large());
         }
-        let mut pieces = request.into_body().into_data_stream();
+        let mut incoming = request.into_body();
         let (mut body, mut permits) = (Vec::new(), Vec::new());
-        while let Some(piece) = pieces.next().await {
-            let piece = piece.map_err(|error| ApiError::bad(format!("the body can not be read: {error}")))?;
+        while let Some(frame) = poll_fn(|context| Pin::new(&mut incoming).poll_frame(context)).await {
+            let frame = frame.map_err(|error| ApiError::bad(format!("the body can not be read: {error}")))?;
+            let Ok(piece) = frame.into_data() else { continue };
             if piece.len() > most - body.len() {
                 return Err(too_large());
             }

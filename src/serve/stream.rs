@@ -1,14 +1,18 @@
 //! Replies that come bit by bit, as server-sent events.
 
 use std::convert::Infallible;
+use std::fmt::Display;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use axum::response::sse::{Event, Sse};
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
+use hyper::body::Frame;
 use serde_json::{Value, json};
-use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
-use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use super::job::{Answers, TextEvent};
 use super::reply::{ReplyHead, usage};
@@ -52,13 +56,14 @@ pub(super) fn stream(
     served: &Arc<Served>,
     shape: Shape,
     mut answers: Answers,
-    (prompts, samples): (usize, usize),
+    prompts: usize,
+    samples: usize,
     prompt_tokens: usize,
 ) -> Response {
-    let (sender, receiver) = unbounded_channel::<Result<Event, Infallible>>();
+    let (sender, receiver) = unbounded_channel::<String>();
     let (deadline, served) = (Instant::now() + served.limits.timeout, served.clone());
     tokio::spawn(async move {
-        let send = |value: Value| sender.send(Ok(Event::default().data(value.to_string()))).is_ok();
+        let send = |value: Value| sender.send(event(&value)).is_ok();
         let mut is_there = (0..prompts * samples).filter_map(|index| shape.begin(index)).all(send);
         let (mut left, mut new_tokens) = (prompts * samples, 0);
         while left > 0 && is_there {
@@ -88,7 +93,25 @@ pub(super) fn stream(
             last["usage"] = usage(prompt_tokens, new_tokens);
             send(last);
         }
-        let _ = sender.send(Ok(Event::default().data("[DONE]")));
+        let _ = sender.send(event(&"[DONE]"));
     });
-    Sse::new(UnboundedReceiverStream::new(receiver)).into_response()
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
+    (headers, Body::new(Events(receiver))).into_response()
+}
+
+/// A server-sent event; JSON has no line feeds.
+fn event(data: &dyn Display) -> String {
+    format!("data: {data}\n\n")
+}
+
+/// The body of a reply whose parts come one by one.
+struct Events(UnboundedReceiver<String>);
+
+impl HttpBody for Events {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|event| Some(Ok(Frame::data(event?.into()))))
+    }
 }

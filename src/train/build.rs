@@ -8,9 +8,9 @@ use super::TrainError;
 use super::error::other_model;
 use crate::cache;
 use crate::checkpoint::FINAL;
-use crate::conformance::PolicyFile;
 use crate::data::{self, ChatTemplates, DataError, ModelLimits, Splits, TokenisingProgress, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
+use crate::export::PolicyFile;
 use crate::files::{FilesError, Scratch};
 use crate::head::{Classify, ClassifyOnLogits, Head, NextToken};
 use crate::model::{

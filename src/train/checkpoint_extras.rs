@@ -1,7 +1,7 @@
 //! What checkpoints of a run have that no step changes.
 
 use super::{TrainError, build};
-use crate::conformance::PolicyTrial;
+use crate::export::PolicyTrial;
 use crate::model::ModelConfig;
 use crate::recipe::Recipe;
 

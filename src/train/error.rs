@@ -128,7 +128,7 @@ pub(super) fn changed_file(path: &Path) -> TrainError {
 }
 
 /// Handlers of signals that cannot be installed.
-pub(super) fn no_signals(error: std::io::Error) -> TrainError {
+pub(super) fn no_signals(error: &std::io::Error) -> TrainError {
     let message = format!("can't watch for signals: {error}");
     Fault::new(Exit::Failed, message).with_hint("a run must be able to save when it is interrupted").into()
 }
@@ -159,6 +159,7 @@ impl Failure for TrainError {
                     .into(),
             ),
             Self::NotFinite { .. } => Some(LOOK.into()),
+            Self::Fault(error) => error.hint(),
             _ => self.origin()?.hint(),
         }
     }
@@ -167,6 +168,7 @@ impl Failure for TrainError {
         match self {
             Self::OutOfMemory { .. } => Exit::Memory,
             Self::NotFinite { .. } | Self::LossTooHigh { .. } | Self::UpdateNotFinite { .. } => Exit::NotFinite,
+            Self::Fault(error) => error.exit(),
             // What was to be written is right, wherever that failed.
             Self::NotSaved(_) => Exit::Failed,
             _ => self.origin().map_or(Exit::Failed, Failure::exit),
@@ -181,7 +183,6 @@ impl Failure for TrainError {
             Self::Model(e) => Some(e),
             Self::Engine(e) => Some(e),
             Self::Generation(e) => Some(e),
-            Self::Fault(e) => Some(e.meaning()),
             Self::Optim(e) => Some(e),
             Self::Checkpoint(e) | Self::NotSaved(e) => Some(e),
             Self::Ranks(e) => Some(e),

@@ -112,7 +112,7 @@ impl Rehearsal {
     fn model(&self) -> Result<Model, TrainError> {
         let (Recipe { model, lora, train, .. }, config) = (&self.recipe, self.config.clone());
         let Some(lora) = lora else {
-            return Ok(Model::drawn_to_train_as((model, config), model.dtype, self.device)?);
+            return Ok(Model::drawn_to_train_as(model, config, model.dtype, self.device)?);
         };
         let adapter = Adapter::new(&config, lora, train.seed, kind_of(model.dtype), self.device)?;
         Ok(Model::drawn_as(config, model.dtype, self.device)?.with_adapter(adapter))

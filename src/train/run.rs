@@ -64,7 +64,7 @@ fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, TrainError> {
 
 /// From before the first step to the end.
 pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, TrainError> {
-    interrupt.watch_for_stops().map_err(no_signals)?;
+    interrupt.watch_for_stops().map_err(|error| no_signals(&error))?;
     let mut callback = RunCallback::begin(trainer, None, interrupt)?;
     if trainer.recipe.eval.initial {
         match trainer.validate(&mut callback) {

@@ -8,9 +8,8 @@ use super::error::{RESTORE, listed, other_data, other_model};
 use super::ranks::of_trained;
 use super::{TrainError, Trainer, build};
 use crate::checkpoint::{self, CARD, FINAL, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
-use crate::conformance::{KV_POLICY, PolicyFile};
 use crate::data::Dataset;
-use crate::export::{Trained, card_of_run};
+use crate::export::{KV_POLICY, PolicyFile, Trained, card_of_run};
 use crate::model::has_fingerprint;
 use crate::recipe::Weights;
 use crate::report::console;
@@ -54,8 +53,7 @@ impl Trainer {
 
     fn refuse_not_finite(&self, dir: &Path) -> Result<(), TrainError> {
         let Some(name) = self.not_finite()? else { return Ok(()) };
-        let message =
-            format!("the checkpoint `{}` can't be gone on from: `{}` is not finite", abridged(dir.display()), quoted(name));
+        let message = format!("cannot resume from checkpoint `{}`: `{}` is not finite", abridged(dir.display()), quoted(name));
         Err(Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`").into())
     }
 

@@ -1,36 +1,80 @@
 //! An error as whoever started the process meets it: what is wrong, the way out, the cause and the exit code.
 
 use std::error::Error;
-use std::fmt;
+use std::{fmt, io};
 
 use super::{Exit, Failure};
 
-/// An error of which no code asks more than what it tells. It is made where it happens, or of an error that has a type of its own.
+type Cause = Box<dyn Error + Send + Sync>;
+
+/// What every fallible function returns: it is made where the error happens, and passed on as it is.
 #[derive(Debug)]
-pub struct Fault(Box<FaultSource>);
+pub struct Fault(Box<Parts>);
 
 #[derive(Debug)]
-enum FaultSource {
-    Told(ToldFault),
-    Typed(Box<dyn TypedFault>),
-}
-
-#[derive(Debug)]
-struct ToldFault {
+struct Parts {
     exit: Exit,
+    kind: FaultKind,
     message: String,
     hint: Option<String>,
-    cause: Option<Box<dyn Error>>,
+    cause: Option<Cause>,
+    /// The error of a type of its own that it was made of.
+    typed: Option<Cause>,
+    further: Vec<Fault>,
 }
 
-trait TypedFault: Error + Failure + 'static {}
-
-impl<E: Error + Failure + 'static> TypedFault for E {}
+/// What code asks of an error that it does not merely pass on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// Nobody asks more than what it tells.
+    Other,
+    OutOfMemory,
+    /// Work was given up as it was asked for, here or on another rank.
+    Interrupted,
+    /// A loss, a gradient or an update is not what a step can go on with.
+    NotFinite {
+        /// The step, counted from 1.
+        step: u64,
+    },
+    /// An operation of libtorch has failed, and memory is not why.
+    Torch,
+    /// This libtorch can't capture CUDA graphs.
+    NoGraphs,
+    /// A rank is gone, or has ended with an error of its own.
+    PeerLost,
+    /// A file is not as it was written.
+    Damaged,
+    /// A checkpoint of another version.
+    OtherVersion,
+    /// A run that has saved nothing yet.
+    NoCheckpoint,
+    /// A model directory without weights.
+    NoWeights,
+    NotRegular,
+    /// Another process works in a directory.
+    Locked,
+    /// A link leads out of a model's directory.
+    ForeignLink,
+    /// A value that a recipe or an adapter asks for can't be had.
+    BadSetting,
+    /// A prompt that no model can read.
+    BadPrompt,
+    /// Prompt and answer are longer than the model's positions.
+    ContextLength,
+    /// No token can come next.
+    NothingLikely,
+}
 
 impl Fault {
     /// A message without a hint: lower case, no full stop.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Self(Box::new(FaultSource::Told(ToldFault { exit, message: message.into(), hint: None, cause: None })))
+        let (message, kind, further) = (message.into(), FaultKind::Other, Vec::new());
+        Self(Box::new(Parts { exit, kind, message, hint: None, cause: None, typed: None, further }))
+    }
+
+    /// Something failed that is neither the user's nor the data's fault.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(Exit::Failed, message)
     }
 
     /// The arguments or the recipe are wrong, and the hint says what would be right.
@@ -43,50 +87,61 @@ impl Fault {
         Self::new(Exit::Data, message).with_hint(hint)
     }
 
+    /// What only an error in kvtune itself can cause.
+    pub fn defect(message: impl Into<String>) -> Self {
+        Self::failed(message).with_hint("this is a defect of kvtune: please report it")
+    }
+
     /// What the user can do: one sentence without a full stop, in lower case.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
-        if let FaultSource::Told(told) = &mut *self.0 {
-            told.hint = Some(hint.into());
-        }
+        self.0.hint = Some(hint.into());
         self
     }
 
     #[must_use]
-    pub fn caused_by(mut self, cause: impl Error + 'static) -> Self {
-        if let FaultSource::Told(told) = &mut *self.0 {
-            told.cause = Some(Box::new(cause));
-        }
+    pub fn with_exit(mut self, exit: Exit) -> Self {
+        self.0.exit = exit;
         self
+    }
+
+    #[must_use]
+    pub fn of_kind(mut self, kind: FaultKind) -> Self {
+        self.0.kind = kind;
+        self
+    }
+
+    #[must_use]
+    pub fn caused_by(mut self, cause: impl Error + Send + Sync + 'static) -> Self {
+        self.0.cause = Some(Box::new(cause));
+        self
+    }
+
+    pub fn kind(&self) -> FaultKind {
+        self.0.kind
+    }
+
+    pub fn hint(&self) -> Option<String> {
+        self.0.hint.clone()
+    }
+
+    pub fn exit(&self) -> Exit {
+        self.0.exit
+    }
+
+    /// Errors that were found beside this one.
+    pub fn further(&self) -> &[Fault] {
+        &self.0.further
+    }
+
+    /// What the operating system said, where that is the cause.
+    pub fn io(&self) -> Option<&io::Error> {
+        self.source()?.downcast_ref()
     }
 
     /// The error that it was made of, if that is of this type.
     pub fn of_type<E: Error + 'static>(&self) -> Option<&E> {
-        match &*self.0 {
-            FaultSource::Told(_) => None,
-            FaultSource::Typed(error) => (&**error as &(dyn Error + 'static)).downcast_ref(),
-        }
-    }
-
-    /// What it means, for errors that pass it on.
-    pub fn meaning(&self) -> &dyn Failure {
-        match &*self.0 {
-            FaultSource::Told(told) => told,
-            FaultSource::Typed(error) => &**error,
-        }
-    }
-
-    pub fn hint(&self) -> Option<String> {
-        self.meaning().hint()
-    }
-
-    pub fn exit(&self) -> Exit {
-        self.meaning().exit()
-    }
-
-    /// Errors that were found beside this one, each with its hint.
-    pub fn further(&self) -> Vec<(&dyn Error, Option<String>)> {
-        self.meaning().further()
+        self.0.typed.as_ref()?.downcast_ref()
     }
 }
 
@@ -107,36 +162,32 @@ impl Exits for Fault {
     }
 }
 
-impl Failure for ToldFault {
-    fn hint(&self) -> Option<String> {
-        self.hint.clone()
-    }
-
-    fn exit(&self) -> Exit {
-        self.exit
-    }
-}
-
-impl<E: Error + Failure + 'static> From<E> for Fault {
+impl<E: Error + Failure + Send + Sync + 'static> From<E> for Fault {
     fn from(error: E) -> Self {
-        Self(Box::new(FaultSource::Typed(Box::new(error))))
+        let mut fault = Self::new(error.exit(), error.to_string());
+        fault.0.hint = error.hint();
+        let beside = |(error, hint): (&dyn Error, Option<String>)| {
+            let mut beside = Self::new(fault.exit(), error.to_string());
+            beside.0.hint = hint;
+            beside
+        };
+        fault.0.further = error.further().into_iter().map(beside).collect();
+        fault.0.typed = Some(Box::new(error));
+        fault
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.0 {
-            FaultSource::Told(told) => f.write_str(&told.message),
-            FaultSource::Typed(error) => error.fmt(f),
-        }
+        f.write_str(&self.0.message)
     }
 }
 
 impl Error for Fault {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match &*self.0 {
-            FaultSource::Told(told) => told.cause.as_deref(),
-            FaultSource::Typed(error) => error.source(),
+        match (&self.0.cause, &self.0.typed) {
+            (Some(cause), _) => Some(&**cause),
+            (None, typed) => typed.as_ref()?.source(),
         }
     }
 }
@@ -147,7 +198,7 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("typed")]
-    struct Typed(#[source] std::io::Error);
+    struct Typed(#[source] io::Error);
 
     impl Failure for Typed {
         fn exit(&self) -> Exit {
@@ -157,10 +208,10 @@ mod tests {
 
     #[test]
     fn it_tells_what_it_was_made_of() {
-        let io = || std::io::Error::other("the disk");
+        let io = || io::Error::other("the disk");
         let told = Fault::data("a", "b").caused_by(io());
         assert_eq!((told.to_string(), told.hint(), told.exit()), ("a".to_owned(), Some("b".to_owned()), Exit::Data));
-        assert_eq!(told.source().unwrap().to_string(), "the disk");
+        assert_eq!(told.io().unwrap().to_string(), "the disk");
         let typed = Fault::from(Typed(io()));
         assert_eq!((typed.to_string(), typed.hint(), typed.exit()), ("typed".to_owned(), None, Exit::Memory));
         assert_eq!(typed.source().unwrap().to_string(), "the disk");

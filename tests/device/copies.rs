@@ -6,8 +6,8 @@ use kvtune::native::cuda::wait;
 use kvtune::native::{SyncCounter, Syncs};
 use kvtune::recipe::BufferKind;
 use kvtune::store::{Form, HostTensor, Parked, Store, copier_of};
+use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, Tensor};
 
 use super::gpu::gpu;

@@ -1,7 +1,7 @@
 //! Files made from valid ones by seeded changes: bits, bytes, numbers, pieces that are gone, twice there or another's.
 
+use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 
 /// Numbers at which arithmetic goes wrong, as they stand in a text.
 const NUMBERS: [&str; 14] = [

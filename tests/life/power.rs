@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use kvtune::checkpoint::{self, CheckpointError};
 use serde_json::Value;
 
@@ -81,7 +79,7 @@ impl Disk {
             "write" | "truncate" | "sync" => {
                 let Some(Node::File { now, kept }) = file(self).map(|node| &mut self.nodes[node]) else { return };
                 match (&line["bytes"], &line["len"]) {
-                    (Value::String(bytes), _) => now.extend(BASE64_STANDARD.decode(bytes).unwrap()),
+                    (Value::String(bytes), _) => now.extend(bytes.chars().map(|c| u8::try_from(c).unwrap())),
                     (_, Value::Number(len)) => now.resize(len.as_u64().unwrap() as usize, 0),
                     _ => kept.clone_from(now),
                 }

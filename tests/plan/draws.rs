@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use rand::prelude::IndexedRandom;
+use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
 /// A recipe, its model's `config.json`, and how many tokens its sequences have.
@@ -34,13 +34,13 @@ pub(crate) struct Sizes {
 pub(crate) fn draws(seed: u64, count: usize, sizes: Sizes) -> Vec<Draw> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     // A stream of its own: the other figures of a seed stay what they were.
-    let mut of_dropout = rng.clone();
-    of_dropout.set_stream(1);
-    let mut of_graphs = rng.clone();
-    of_graphs.set_stream(2);
+    let stream = |number: u64| {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(number);
+        rng
+    };
+    let (mut of_dropout, mut of_graphs, mut of_outputs) = (stream(1), stream(2), stream(3));
     let mut kept = || *["'none'", "'none'", "1", "3", "8", "'auto'"].choose(&mut of_graphs).unwrap();
-    let mut of_outputs = rng.clone();
-    of_outputs.set_stream(3);
     let mut outputs = || *["recompute", "keep"].choose(&mut of_outputs).unwrap();
     let mut dropout = || *["0.0", "0.0", "0.1"].choose(&mut of_dropout).unwrap();
     (0..count).map(|_| draw(&mut rng, sizes, [dropout(), kept(), outputs()])).collect()

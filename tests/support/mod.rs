@@ -10,15 +10,16 @@ pub mod policies;
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
-use kvtune::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets};
 use kvtune::head::{Classify, ClassifyOnLogits, Head, NextToken};
-use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig, ModelPlacement, NormSpec, Preference};
-use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, OnOutOfMemory, PolicyRecipe};
+use kvtune::model::{
+    Adapter, DropoutKey, Model, ModelConfig, ModelPlacement, ModulePatterns, ModuleSet, NormSpec, PeftConfig, Preference,
+};
+use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, OnOutOfMemory, PolicyRecipe, TrainedBias};
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
 use rand::RngExt;
 use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
+use rand::rngs::ChaCha8Rng;
 use tch::{Device, Kind, Tensor};
 
 use case::{Beside, Case, HeadKind, Tail, TargetsAt, Trains, Width};
@@ -97,14 +98,14 @@ fn adapter_settings(case: &Case) -> PeftConfig {
     let names =
         names.into_iter().filter(|name| !is_stacked || !["gate_proj", "up_proj", "down_proj"].contains(&&**name)).collect();
     let targets = match case.matching {
-        Some(expression) => PeftTargets::Matching(ModuleRegex::whole(expression).unwrap()),
-        None => PeftTargets::Names(names),
+        Some(expression) => ModuleSet::matching(expression).unwrap(),
+        None => ModuleSet::Names(names),
     };
     PeftConfig {
         use_rslora: case.is_rslora,
         rank_pattern: ModulePatterns::new(case.ranks.iter().map(|&(pattern, r)| (pattern.to_owned(), r))).unwrap(),
         alpha_pattern: ModulePatterns::new(case.alphas.iter().map(|&(pattern, alpha)| (pattern.to_owned(), alpha))).unwrap(),
-        exclude_modules: (!case.excluded.is_empty()).then(|| ExcludedModules::names(owned(case.excluded))),
+        exclude_modules: ModuleSet::Names(owned(case.excluded)),
         target_parameters: owned(if is_stacked { &["gate_up_proj", "experts.down_proj"] } else { &[] })
             .into_iter()
             .chain(owned(routers))
@@ -113,8 +114,11 @@ fn adapter_settings(case: &Case) -> PeftConfig {
         modules_to_save: owned(case.saved),
         is_classifier: case.head == HeadKind::Score,
         lora_bias: case.beside == Beside::BiasOfB,
-        trains_all_biases: case.beside == Beside::AllBiases,
-        trains_biases: matches!(case.beside, Beside::BaseBiases | Beside::AllBiases | Beside::MagnitudesAndBaseBiases),
+        bias: match case.beside {
+            Beside::AllBiases => TrainedBias::All,
+            Beside::BaseBiases | Beside::MagnitudesAndBaseBiases => TrainedBias::LoraOnly,
+            _ => TrainedBias::None,
+        },
         use_dora: matches!(case.beside, Beside::Magnitudes | Beside::MagnitudesAndBaseBiases),
         ..PeftConfig::plain(4, 8.0, case.dropout, targets)
     }
@@ -162,7 +166,7 @@ pub fn weights(case: &Case) -> Vec<(String, Tensor)> {
         let of = |norm: NormSpec| (format!("model.layers.{layer}.{}.weight", norm.path), vec![norm.width as i64]);
         all.extend(spec.norms(HIDDEN as usize).into_iter().map(of));
         let mut add = |path: &str, shape: &[i64]| all.push((format!("model.layers.{layer}.{path}"), shape.into()));
-        if spec.attention.has_drain {
+        if spec.attention.has_sinks {
             add("self_attn.sinks", &[spec.attention.num_heads as i64]);
         }
         let Some(experts) = spec.feed_forward.experts() else { continue };

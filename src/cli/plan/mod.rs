@@ -29,7 +29,7 @@ pub(super) struct Plan {
     /// Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     device_memory: Option<Bytes>,
-    /// What the process may take of the host's memory. Default: what there is.
+    /// Host memory limit. Default: the available memory.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     host_memory: Option<Bytes>,
     /// What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`.

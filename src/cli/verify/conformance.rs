@@ -6,9 +6,9 @@ use tch::Device;
 
 use serde_json::json;
 
-use crate::conformance::{KV_POLICY, PolicyFile, unfit};
+use crate::export::PolicyFile;
 use crate::files;
-use crate::model::{Adapter, Model, ModelSource, fingerprint, has_fingerprint};
+use crate::model::{self, Adapter, Model, ModelSource};
 use crate::recipe::Weights;
 use crate::report::console;
 use crate::train;
@@ -23,11 +23,7 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
     let source = ModelSource { dir: &model_dir, rope_scaling: rope_scaling.as_ref() };
     let mut model = Model::load(source, dtype, device)?;
     if is_adapter {
-        if !has_fingerprint(&model_dir, &file.base_hash)? {
-            let found = fingerprint(&model_dir)?;
-            let (path, expected) = (dir.join(KV_POLICY), format!("{found}, the hash of `{}`", model_dir.display()));
-            return Err(unfit(&path, "base_hash", &file.base_hash, &expected));
-        }
+        file.check_base(dir, &model_dir, model.config())?;
         let classes = Adapter::classes_of(dir, model.config().clone())?.num_classes;
         model = model.with_classes(classes);
         train::load_adapter(&mut model, dir)?;
@@ -43,7 +39,7 @@ fn base_of(dir: &Path, base: Option<&Path>) -> Result<PathBuf, Fault> {
     if let Some(base) = base {
         return Ok(files::model_dir(base));
     }
-    files::read_peft(dir)?.config.base_model.map(|base| files::model_dir(Path::new(&base))).ok_or_else(|| {
+    model::read_peft(dir)?.config.base_model.map(|base| files::model_dir(Path::new(&base))).ok_or_else(|| {
         Fault::usage(
             format!("the adapter in `{}` does not name its base model", dir.display()),
             "say where it is with `--base DIR`",

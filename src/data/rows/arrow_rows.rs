@@ -4,7 +4,6 @@ use std::path::Path;
 
 use arrow::buffer::Buffer;
 use arrow::ipc::reader::StreamDecoder;
-use bytes::Bytes;
 
 use super::arrow_file::{ArrowBatch, MAGIC, NextBatch};
 use super::row::DataRow;
@@ -25,7 +24,7 @@ pub(super) fn each<E: From<DataError>>(path: &Path, limit: usize, sink: Sink<'_,
     let broken = |message| DataError::Unreadable { path: path.to_path_buf(), as_what: "Arrow", message };
     // Lists of nothing take no byte, and words of a dictionary one for each use.
     let limits = WorkLimits::of("data", path, 16, 1.0);
-    let file = Buffer::from(Bytes::from_owner(MappedFile::open(path).map_err(DataError::from)?));
+    let file = MappedFile::open(path).map_err(DataError::from)?.arrow_buffer();
     let bounded = file.len().min(limit);
     let open = || if file.starts_with(MAGIC) { arrow_file::batches(file) } else { stream_batches(&file) };
     let mut next = limits.guarded(bounded, open).map_err(broken)?;

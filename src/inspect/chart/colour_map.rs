@@ -1,9 +1,9 @@
 //! A map of coloured cells: a row for each of several things, in groups, over a common axis, as SVG.
 
-use super::ink::{Anchor, Ink, Words};
-use super::pixels::{Raster, Rgb};
+use super::ink::{Ink, Words};
 use super::svg::Svg;
 use super::ticks::{in_short, ticks};
+use super::tiles::{Rgb, Tiles};
 
 /// A row of a map.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,7 +12,7 @@ pub struct ColourRow {
     pub group: String,
     /// What tells it from others of its group.
     pub name: String,
-    /// As many in each row; `None` where there is nothing.
+    /// Every row has as many; `None` where there is nothing.
     pub cells: Vec<Option<Rgb>>,
 }
 
@@ -41,7 +41,6 @@ const LEFT: f64 = 190.0;
 /// Neighbouring labels stand so far apart at least.
 const LABEL_GAP: usize = 14;
 
-/// Sizes in whole pixels.
 struct MapLayout {
     cell: usize,
     row: usize,
@@ -51,10 +50,11 @@ struct MapLayout {
 }
 
 impl ColourMap {
-    /// As SVG; `id` is its own within a page.
+    /// Draws it as SVG; `id` is its own within a page.
     pub fn to_svg(&self, id: &str) -> String {
         let layout = self.layout();
-        let mut svg = Svg::new(self.size(&layout), id, &self.title, &self.in_words());
+        let (width, height) = self.size(&layout);
+        let mut svg = Svg::new(width, height, id, &self.title, &self.in_words());
         self.draw(&mut svg, &layout);
         svg.finish()
     }
@@ -109,41 +109,43 @@ impl ColourMap {
 
     fn draw(&self, svg: &mut Svg, layout: &MapLayout) {
         let (width, height) = self.size(layout);
-        svg.rect((0.0, 0.0, width, height), Ink::Paper);
-        svg.text((18.0, 28.0), &self.title, Words::new(16.0, Ink::Text).bold());
+        svg.paper(width, height);
+        svg.text(18.0, 28.0, &self.title, Words::new(16.0, Ink::TEXT).bold());
         for (index, note) in self.notes.iter().enumerate() {
-            svg.text((18.0, 48.0 + 17.0 * index as f64), note, Words::new(12.0, Ink::Muted));
+            svg.text(18.0, 48.0 + 17.0 * index as f64, note, Words::new(12.0, Ink::MUTED));
         }
-        svg.image((LEFT, layout.top), &self.pixels(layout));
+        svg.tiles(LEFT, layout.top, &self.tiles(layout));
         self.label_rows(svg, layout);
         self.label_axis(svg, layout);
         let mut y = layout.top + layout.plot.1 as f64 + 66.0;
         for scale in &self.scales {
-            // Pixels of one image: rectangles side by side would show their seams where a page scales them.
             let each = if scale.colours.len() > 1 { (160 / scale.colours.len()).max(1) } else { 24 };
-            let mut swatch = Raster::new(each * scale.colours.len(), 12);
+            let mut swatch = Tiles::default();
             for (index, &colour) in scale.colours.iter().enumerate() {
-                swatch.fill((index * each, 0), (each, 12), colour);
+                swatch.fill(index * each, 0, each, 12, colour);
             }
-            svg.image((LEFT, y - 10.0), &swatch);
-            let end = LEFT + swatch.width as f64;
-            svg.text((end + 10.0, y), &scale.words, Words::new(12.0, Ink::Text));
+            svg.tiles(LEFT, y - 10.0, &swatch);
+            let end = LEFT + (each * scale.colours.len()) as f64;
+            svg.text(end + 10.0, y, &scale.words, Words::new(12.0, Ink::TEXT));
             y += 22.0;
         }
     }
 
-    fn pixels(&self, layout: &MapLayout) -> Raster {
-        let mut raster = Raster::new(layout.plot.0, layout.plot.1);
+    fn tiles(&self, layout: &MapLayout) -> Tiles {
+        let mut tiles = Tiles::default();
         for (row, &top) in self.rows.iter().zip(&layout.tops) {
             // A hair of paper tells rows apart that are high enough.
             let height = if layout.row > 5 { layout.row - 1 } else { layout.row };
-            for (index, &colour) in row.cells.iter().enumerate() {
-                if let Some(colour) = colour {
-                    raster.fill((index * layout.cell, top), (layout.cell, height), colour);
+            let mut x = 0;
+            for run in row.cells.chunk_by(|a, b| a == b) {
+                let width = run.len() * layout.cell;
+                if let Some(colour) = run[0] {
+                    tiles.fill(x, top, width, height, colour);
                 }
+                x += width;
             }
         }
-        raster
+        tiles
     }
 
     fn label_rows(&self, svg: &mut Svg, layout: &MapLayout) {
@@ -155,14 +157,14 @@ impl ColourMap {
             let middle = |top: usize, height: usize| layout.top + top as f64 + height as f64 / 2.0 + 4.0;
             if names_fit {
                 for row in first..first + count {
-                    let at = (LEFT - 8.0, middle(layout.tops[row], layout.row));
-                    svg.text(at, &self.rows[row].name, Words::new(11.0, Ink::Muted).at(Anchor::End));
+                    let y = middle(layout.tops[row], layout.row);
+                    svg.text(LEFT - 8.0, y, &self.rows[row].name, Words::new(11.0, Ink::MUTED).at_end());
                 }
             }
             // Groups too low for words of their own leave some out.
             let at = top + height / 2;
             if at >= free_from {
-                svg.text((18.0, middle(top, height)), &self.rows[first].group, Words::new(11.0, Ink::Text));
+                svg.text(18.0, middle(top, height), &self.rows[first].group, Words::new(11.0, Ink::TEXT));
                 free_from = at + LABEL_GAP;
             }
         }
@@ -173,15 +175,15 @@ impl ColourMap {
         let bottom = layout.top + layout.plot.1 as f64 + 4.0;
         let cells = self.rows.iter().map(|row| row.cells.len()).max().unwrap_or(0);
         let width = (cells * layout.cell) as f64;
-        svg.line((LEFT, bottom), (LEFT + width, bottom), Ink::Border);
+        svg.line(LEFT, bottom, LEFT + width, bottom, Ink::BORDER);
         let columns = ticks(0.0, end, 8);
         let step = columns.windows(2).next().map_or(1.0, |pair| pair[1] - pair[0]);
         for value in columns.into_iter().filter(|value| value.fract() == 0.0) {
             let x = LEFT + width * value / end;
-            svg.line((x, bottom), (x, bottom + 5.0), Ink::Border);
-            svg.text((x, bottom + 18.0), &in_short(value, step), Words::new(11.0, Ink::Muted).at(Anchor::Middle));
+            svg.line(x, bottom, x, bottom + 5.0, Ink::BORDER);
+            svg.text(x, bottom + 18.0, &in_short(value, step), Words::new(11.0, Ink::MUTED).centred());
         }
-        svg.text((LEFT + width / 2.0, bottom + 34.0), name, Words::new(11.0, Ink::Muted).at(Anchor::Middle));
+        svg.text(LEFT + width / 2.0, bottom + 34.0, name, Words::new(11.0, Ink::MUTED).centred());
     }
 }
 
@@ -201,18 +203,18 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_pixels_within_the_picture() {
+    fn cells_are_tiles_within_the_picture() {
         let map = map(4, 8);
         let (width, height) = map.size(&map.layout());
-        // Cell 4 of the first row, in its middle.
-        let pixels = map.pixels(&map.layout());
-        assert_eq!(pixels.pixels[5 * pixels.width + 4 * 120 + 60], [200, 4, 10]);
+        // Cell 4 of the first row.
+        let tiles = map.tiles(&map.layout());
+        assert!(tiles.paths[&[200, 4, 10]].starts_with("M480 0h120v"), "{:?}", tiles.paths);
         let svg = map.to_svg("m");
         assert!(svg.contains(&format!("viewBox=\"0 0 {width} {height}\"")), "{}", &svg[..300]);
         assert!(
             svg.contains("a &amp; b") && svg.contains("short &lt; long") && svg.contains("layer 1") && svg.contains("head 1")
         );
-        assert!(svg.contains("data:image/png;base64,"));
+        assert!(svg.contains("fill=\"#c8040a\" d=\"M480 0h120v"));
     }
 
     #[test]

@@ -3,10 +3,11 @@
 use tch::{Tensor, no_grad};
 
 use super::adapter::Adapter;
-use super::delta::{Delta, LoraDelta};
+use super::delta::LoraDelta;
 use super::names::OUTPUT_MODULE;
+use super::peft::{ModulePatterns, PeftConfig};
 use super::targets::{is_of_experts, targets_embedding};
-use crate::files::{ModulePatterns, PeftConfig};
+use crate::recipe::{InitLora, TrainedBias};
 
 /// What an adapter has beside A and B of linears that stand alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +31,12 @@ pub enum AdapterFeature {
 impl Adapter {
     /// All that it has of these, each once.
     pub fn features(&self) -> Vec<AdapterFeature> {
-        let settings = self.settings();
-        let of_linears = |is: fn(&str) -> bool| self.deltas().iter().any(|(linear, _)| is(linear));
+        let settings = &self.settings;
+        let of_linears = |is: fn(&str) -> bool| self.deltas.iter().any(|(linear, _)| is(linear));
         [
             (AdapterFeature::Magnitudes, settings.use_dora),
             (AdapterFeature::BiasOfB, settings.lora_bias),
-            (AdapterFeature::BaseBiases, settings.trains_biases),
+            (AdapterFeature::BaseBiases, settings.bias != TrainedBias::None),
             (AdapterFeature::Experts, of_linears(is_of_experts)),
             (AdapterFeature::Routers, of_linears(|linear| linear.rsplit('.').next() == Some("gate"))),
             (AdapterFeature::Embedding, targets_embedding(settings)),
@@ -50,61 +51,57 @@ impl Adapter {
 
     /// The largest rank of a linear.
     pub fn largest_rank(&self) -> usize {
-        let ranks = self.deltas().iter().map(|(_, Delta::Lora(lora))| lora.a_ri.size()[0] as usize);
-        ranks.max().unwrap_or_else(|| self.r())
+        self.deltas.iter().map(|(_, lora)| lora.a_ri.size()[0] as usize).max().unwrap_or_else(|| self.r())
     }
 
     /// The model that the author named as its base.
     pub fn base_model(&self) -> Option<&str> {
-        self.settings().base_model.as_deref()
+        self.settings.base_model.as_deref()
     }
 
-    /// The same beside the weights as they were before it took a part of them: `B A − B₀ A₀`, of twice the rank at the same scale.
-    pub(super) fn beside_the_base(&self) -> Self {
-        let joined = |delta: &Delta| {
-            let Delta::Lora(mut joined) = delta.map(Tensor::shallow_clone);
-            if let Some(began) = joined.beginning.take() {
+    /// LoRA beside the weights as they were before `PiSSA` took a part of them: `B A − B₀ A₀`, of twice the rank at the same scale.
+    pub(super) fn without_pissa(&self) -> Self {
+        let joined = |delta: &LoraDelta| {
+            let mut joined = delta.map(Tensor::shallow_clone);
+            if let Some(began) = joined.pissa.take() {
                 let device = joined.a_ri.device();
                 joined.a_ri = Tensor::cat(&[&joined.a_ri, &began.a_ri.to_device(device)], 0);
                 joined.b_or = Tensor::cat(&[&joined.b_or, &-began.b_or.to_device(device)], 1);
             }
-            Delta::Lora(joined)
+            joined
         };
-        let deltas = no_grad(|| self.deltas().iter().map(|(linear, delta)| (linear.clone(), joined(delta))).collect());
-        let settings = self.settings();
+        let deltas = no_grad(|| self.deltas.iter().map(|(linear, delta)| (linear.clone(), joined(delta))).collect());
+        let settings = &self.settings;
         let factor = if settings.use_rslora { 2f64.sqrt() } else { 2.0 };
         let settings = PeftConfig {
             r: 2 * settings.r,
             lora_alpha: factor * settings.lora_alpha,
             rank_pattern: settings.rank_pattern.map(|r| 2 * r),
             alpha_pattern: settings.alpha_pattern.map(|alpha| factor * alpha),
-            is_pissa: false,
+            init: InitLora::Uniform,
             ..settings.clone()
         };
-        Self::of_parts(settings, deltas, self.ends().map(Tensor::shallow_clone))
+        Self { settings, deltas, embedding: self.embedding.map(Tensor::shallow_clone), is_new: false }
     }
 
-    /// The same function with the rank `r` everywhere, at least [`Self::largest_rank`], and the factor 1: every linear's own factor is
+    /// An adapter of equal function with the rank `r` everywhere, at least [`Self::largest_rank`], and the factor 1: every linear's own factor is
     /// multiplied into B, and what its rank lacks is zero. It is for adapters without [`Self::features`].
-    pub fn folded(self, r: usize) -> Self {
-        let rank = r as i64;
-        let fold = |Delta::Lora(lora): Delta| {
-            let lacking = rank - lora.a_ri.size()[0];
-            let (a_ri, b_or) = no_grad(|| {
-                let b_or = &lora.b_or * lora.scale;
-                (lora.a_ri.constant_pad_nd([0, 0, 0, lacking]), b_or.constant_pad_nd([0, lacking]))
-            });
-            Delta::Lora(LoraDelta { a_ri, b_or, scale: 1.0, ..lora })
+    pub fn normalized(self, r: usize) -> Self {
+        let normalized = |lora: LoraDelta| {
+            let lacking = r as i64 - lora.a_ri.size()[0];
+            let a_ri = lora.a_ri.constant_pad_nd([0, 0, 0, lacking]);
+            let b_or = (&lora.b_or * lora.scale).constant_pad_nd([0, lacking]);
+            LoraDelta { a_ri, b_or, scale: 1.0, ..lora }
         };
-        let (settings, deltas, ends) = self.into_parts();
         let settings = PeftConfig {
             r,
             lora_alpha: r as f64,
             rank_pattern: ModulePatterns::default(),
             alpha_pattern: ModulePatterns::default(),
             use_rslora: false,
-            ..settings
+            ..self.settings
         };
-        Self::of_parts(settings, deltas.into_iter().map(|(linear, delta)| (linear, fold(delta))).collect(), ends)
+        let deltas = no_grad(|| self.deltas.into_iter().map(|(linear, delta)| (linear, normalized(delta))).collect());
+        Self { settings, deltas, ..self }
     }
 }

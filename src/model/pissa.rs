@@ -1,17 +1,15 @@
-//! Where an adapter begins that takes the largest part of a weight: `PiSSA` (Meng et al. 2024, arXiv 2404.02948).
+//! An adapter that begins as the largest part of each weight: `PiSSA` (Meng et al. 2024, arXiv 2404.02948).
 
 use tch::{Device, Tensor};
 
 /// Matrices as they were before the first step, on the host. The weight lacks their product, so that both together are the model's own.
 #[derive(Debug)]
-pub(super) struct Beginning {
-    /// `(r, in)`.
+pub(super) struct PissaInit {
     pub(super) a_ri: Tensor,
-    /// `(out, r)`.
     pub(super) b_or: Tensor,
 }
 
-impl Beginning {
+impl PissaInit {
     /// The `r` largest singular values of a weight with their vectors, shared evenly between both matrices, as PEFT has them:
     /// `scale · B A` is the nearest to the weight of all matrices of rank r. A weight that is not finite has none, and gets what is not
     /// finite either: the first step says so.
@@ -51,7 +49,7 @@ impl Beginning {
     }
 }
 
-impl Clone for Beginning {
+impl Clone for PissaInit {
     fn clone(&self) -> Self {
         Self { a_ri: self.a_ri.shallow_clone(), b_or: self.b_or.shallow_clone() }
     }

@@ -10,13 +10,14 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModulePatterns<T>(Vec<(ModuleRegex, T)>);
 
-/// Modules that get no adapter though they are among the targets.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ExcludedModules(Excluded);
-
-#[derive(Clone, Debug, PartialEq)]
-enum Excluded {
+/// The modules that a key of the settings names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModuleSet {
+    /// Every linear of the layers.
+    AllLinear,
+    /// Modules by whole names, or by what stands behind a dot of a name.
     Names(Vec<String>),
+    /// Modules whose whole names an expression matches.
     Matching(ModuleRegex),
 }
 
@@ -25,7 +26,7 @@ enum Excluded {
 pub struct LayerLists(Vec<ModuleRegex>);
 
 impl LayerLists {
-    /// By regular expressions. What any model has is the same as nothing.
+    /// Lists by regular expressions. What any model has is the same as nothing.
     pub fn new(names: Vec<String>) -> Result<Self, String> {
         if names == ["layers"] {
             return Ok(Self::default());
@@ -39,7 +40,7 @@ impl LayerLists {
         names.into_iter().map(compile).collect::<Result<_, _>>().map(Self)
     }
 
-    /// As they were written; empty where the usual name holds.
+    /// The names as they were written; empty where the usual name holds.
     pub fn names(&self) -> Vec<String> {
         self.0.iter().map(|name| name.written.clone()).collect()
     }
@@ -123,7 +124,7 @@ impl<T: Copy> ModulePatterns<T> {
         self.0.iter().find(|(regex, _)| is_idle(regex)).map(|(regex, _)| regex.written())
     }
 
-    /// The same patterns with other values.
+    /// These patterns with other values.
     pub fn map(&self, value: impl Fn(T) -> T) -> Self {
         Self(self.0.iter().map(|(regex, of)| (regex.clone(), value(*of))).collect())
     }
@@ -134,7 +135,7 @@ impl<T: Copy> ModulePatterns<T> {
     }
 }
 
-/// As PEFT's files have it.
+/// What stands in PEFT's files.
 impl<T: Copy + fmt::Display> fmt::Display for ModulePatterns<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pairs: Vec<String> = self.iter().map(|(pattern, value)| format!("{pattern:?}: {value}")).collect();
@@ -142,59 +143,63 @@ impl<T: Copy + fmt::Display> fmt::Display for ModulePatterns<T> {
     }
 }
 
-/// As PEFT's files have it.
-impl fmt::Display for ExcludedModules {
+impl Default for ModuleSet {
+    fn default() -> Self {
+        Self::Names(Vec::new())
+    }
+}
+
+/// What stands in PEFT's files.
+impl fmt::Display for ModuleSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.to_value().fmt(f)
     }
 }
 
-impl ExcludedModules {
-    /// By whole names, or by the last parts of names.
-    pub fn names(names: Vec<String>) -> Self {
-        Self(Excluded::Names(names))
-    }
-
-    /// By a regular expression that matches whole names.
+impl ModuleSet {
+    /// Modules whose whole names an expression matches; the error says in one line what is wrong.
     pub fn matching(written: &str) -> Result<Self, String> {
-        Ok(Self(Excluded::Matching(ModuleRegex::whole(written)?)))
+        ModuleRegex::whole(written).map(Self::Matching)
     }
 
-    /// Whether a module is among them, by its whole name.
-    pub fn contains(&self, module: &str) -> bool {
-        match &self.0 {
-            Excluded::Names(names) => names.iter().any(|name| is_named(module, name)),
-            Excluded::Matching(regex) => regex.is_match(module),
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Self::Names(names) if names.is_empty())
+    }
+
+    /// Whether it names a module, by its whole name; what the linears of the layers are, it does not know.
+    pub fn names(&self, module: &str) -> bool {
+        match self {
+            Self::AllLinear => false,
+            Self::Names(names) => names.iter().any(|name| is_named(module, name)),
+            Self::Matching(regex) => regex.is_match(module),
         }
     }
 
-    /// The value of `exclude_modules`; `Err` says what was expected.
-    pub(super) fn read(value: Option<&Value>) -> Result<Option<Self>, String> {
-        let expected =
-            || format!("`exclude_modules` as a list of names or a regular expression, found {}", value.unwrap_or(&Value::Null));
+    /// What stands at a key: the list is empty where that is nothing. `Err` says what was expected.
+    pub(super) fn read(value: &Value, key: &str, forms: &str) -> Result<Self, String> {
         match value {
-            None | Some(Value::Null | Value::Bool(false)) => Ok(None),
-            Some(Value::String(text)) if text.is_empty() => Ok(None),
-            Some(Value::String(text)) => Self::matching(text).map(Some).map_err(|what| format!("`exclude_modules` as {what}")),
-            Some(Value::Array(list)) if list.is_empty() => Ok(None),
-            Some(Value::Array(list)) => {
-                let names: Option<Vec<String>> = list.iter().map(|name| name.as_str().map(String::from)).collect();
-                names.map(|names| Some(Self::names(names))).ok_or_else(expected)
-            }
-            Some(_) => Err(expected()),
+            Value::Null | Value::Bool(false) => Ok(Self::default()),
+            Value::String(text) if text.is_empty() => Ok(Self::default()),
+            // As in PEFT, which takes a single name for an expression, too.
+            Value::String(text) => Self::matching(text).map_err(|what| format!("`{key}` as {what}")),
+            _ => match serde_json::from_value(value.clone()) {
+                Ok(names) => Ok(Self::Names(names)),
+                Err(_) => Err(format!("`{key}` as {forms}, found {value}")),
+            },
         }
     }
 
     pub(super) fn to_value(&self) -> Value {
-        match &self.0 {
-            Excluded::Names(names) => names.clone().into(),
-            Excluded::Matching(regex) => regex.written.clone().into(),
+        match self {
+            Self::AllLinear => "all-linear".into(),
+            Self::Names(names) => names.clone().into(),
+            Self::Matching(regex) => regex.written.clone().into(),
         }
     }
 }
 
 /// Whether `name` is a module's whole name or the end of it, from behind a dot.
-pub fn is_named(module: &str, name: &str) -> bool {
+pub(in crate::model) fn is_named(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
@@ -263,18 +268,18 @@ mod tests {
 
     #[test]
     fn names_are_excluded_whole_or_by_their_end_and_an_expression_matches_whole_names() {
-        let names = |name: &str| ExcludedModules::names(vec!["v_proj".into(), name.into()]);
+        let names = |name: &str| ModuleSet::Names(vec!["v_proj".into(), name.into()]);
         for (excluded, is_in) in [
             (names("q_proj"), true),
             (names("11.self_attn.q_proj"), true),
             (names(MODULE), true),
             (names("proj"), false),
             (names("1.self_attn.q_proj"), false),
-            (ExcludedModules::matching(r".*\.q_proj").unwrap(), true),
-            (ExcludedModules::matching("q_proj").unwrap(), false),
-            (ExcludedModules::matching("model|.*k_proj").unwrap(), false),
+            (ModuleSet::matching(r".*\.q_proj").unwrap(), true),
+            (ModuleSet::matching("q_proj").unwrap(), false),
+            (ModuleSet::matching("model|.*k_proj").unwrap(), false),
         ] {
-            assert_eq!(excluded.contains(MODULE), is_in, "{excluded:?}");
+            assert_eq!(excluded.names(MODULE), is_in, "{excluded:?}");
         }
     }
 
@@ -283,7 +288,7 @@ mod tests {
         for error in [
             ModulePatterns::new([("q_proj(".to_owned(), 1)]).unwrap_err(),
             ModulePatterns::new([("(?!q)".to_owned(), 1)]).unwrap_err(),
-            ExcludedModules::matching("[").unwrap_err(),
+            ModuleSet::matching("[").unwrap_err(),
         ] {
             assert!(error.starts_with("a regular expression, found `") && !error.contains('\n'), "{error}");
         }

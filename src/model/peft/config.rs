@@ -7,31 +7,32 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use super::peft_modules::{ExcludedModules, InFileOrder, LayerLists, ModulePatterns, ModuleRegex};
-use super::peft_refused::{ALL_BIASES, CLASSIFIERS, Inert, LORA_ONLY, SEQ_CLS, is_known, refused};
-use super::{FilesError, read_json, to_json};
+use super::known_keys::{ALL_BIASES, CLASSIFIERS, Inert, LORA_ONLY, SEQ_CLS, is_known, refused};
+use super::modules::{InFileOrder, LayerLists, ModulePatterns, ModuleSet};
+use crate::files::{FilesError, read_json, to_json};
 use crate::native::{Bounds, within};
+use crate::recipe::{InitLora, TrainedBias};
 use crate::units::abridged;
 
-#[derive(Clone, Debug, PartialEq)]
+/// The settings of an adapter: what its file says, and what a recipe says of a new one.
+#[derive(Clone, Debug, Default, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a key of the file")]
 pub struct PeftConfig {
     /// Rows of `lora_A`, where no pattern says otherwise.
     pub r: usize,
     /// The numerator of the scale, where no pattern says otherwise.
     pub lora_alpha: f64,
-    /// Dropout before `lora_A`.
     pub lora_dropout: f64,
     /// The modules that have an adapter.
-    pub target_modules: PeftTargets,
+    pub target_modules: ModuleSet,
     /// The parameters of modules that have an adapter, as `mlp.experts.down_proj`: matrices of all experts side by side.
     pub target_parameters: Vec<String>,
     /// Modules of which whole copies are trained, as `lm_head`; that of a classification is not named.
     pub modules_to_save: Vec<String>,
     /// Classes are predicted by a matrix that is trained: `task_type = "SEQ_CLS"`.
     pub is_classifier: bool,
-    /// Those of them that have none.
-    pub exclude_modules: Option<ExcludedModules>,
+    /// Modules that have none though they are among the targets.
+    pub exclude_modules: ModuleSet,
     /// The layers whose modules have an adapter; empty: all.
     pub layers_to_transform: Vec<usize>,
     /// Where the numbers of these layers stand in names.
@@ -43,31 +44,16 @@ pub struct PeftConfig {
     /// The denominator of the scale is the root of `r`, not `r` (Kalajdzievski 2023, arXiv 2312.03732).
     pub use_rslora: bool,
     pub lora_bias: bool,
-    /// The biases of the targets are trained, too: `bias = "lora_only"`, or `"all"`.
-    pub trains_biases: bool,
-    /// These are all biases of the model: `bias = "all"`.
-    pub trains_all_biases: bool,
+    /// Which biases of the model are trained, too.
+    pub bias: TrainedBias,
     /// The rows of a weight and its addition are scaled to a length that is trained (`DoRA`, Liu et al. 2024, arXiv 2402.09353).
     pub use_dora: bool,
-    /// A new A is drawn from a normal distribution, not a uniform one.
-    pub is_gaussian: bool,
-    /// A new adapter begins as the largest part of each weight (`PiSSA`, Meng et al. 2024, arXiv 2404.02948). What is written is LoRA.
-    pub is_pissa: bool,
+    /// How a new adapter begins. One that began as a part of the weights is written as LoRA beside them as they were.
+    pub init: InitLora,
     /// The model it was trained on, as its author named it.
     pub base_model: Option<String>,
-    /// Its modules are those of a language model inside another model, and are called so. No key of the file: the tensors say it.
+    /// The modules are those of a language model inside another model, and are called so. No key of the file: the tensors say it.
     pub is_inner: bool,
-}
-
-/// Which modules have an adapter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PeftTargets {
-    /// Every linear layer of the decoder.
-    AllLinear,
-    /// Modules by the last part of their name.
-    Names(Vec<String>),
-    /// Modules by their whole name.
-    Matching(ModuleRegex),
 }
 
 /// What stands at a key that is written.
@@ -87,35 +73,9 @@ impl Serialize for JsonEntry {
 }
 
 impl PeftConfig {
-    pub fn plain(r: usize, lora_alpha: f64, lora_dropout: f64, target_modules: PeftTargets) -> Self {
-        Self {
-            r,
-            lora_alpha,
-            lora_dropout,
-            target_modules,
-            target_parameters: Vec::new(),
-            modules_to_save: Vec::new(),
-            is_classifier: false,
-            exclude_modules: None,
-            layers_to_transform: Vec::new(),
-            layers_pattern: LayerLists::default(),
-            rank_pattern: ModulePatterns::default(),
-            alpha_pattern: ModulePatterns::default(),
-            use_rslora: false,
-            lora_bias: false,
-            trains_biases: false,
-            trains_all_biases: false,
-            use_dora: false,
-            is_gaussian: false,
-            is_pissa: false,
-            base_model: None,
-            is_inner: false,
-        }
-    }
-
-    /// Whether nothing is a target.
-    pub fn names_nothing(&self) -> bool {
-        self.target_parameters.is_empty() && matches!(&self.target_modules, PeftTargets::Names(names) if names.is_empty())
+    /// LoRA of some modules, and nothing else.
+    pub fn plain(r: usize, lora_alpha: f64, lora_dropout: f64, target_modules: ModuleSet) -> Self {
+        Self { r, lora_alpha, lora_dropout, target_modules, ..Self::default() }
     }
 
     /// Rows of a module's `lora_A`, by its whole name.
@@ -129,61 +89,46 @@ impl PeftConfig {
         alpha / if self.use_rslora { r.sqrt() } else { r }
     }
 
-    /// The modules that PEFT adds to those to save where classes are predicted; of these names a model has one.
-    fn classifiers(&self) -> &'static [&'static str] {
-        if self.is_classifier { &CLASSIFIERS } else { &[] }
-    }
-
     /// The file's bytes, in PEFT's form: sorted keys, indented by 2.
     pub fn to_json(&self) -> Vec<u8> {
-        let targets = match &self.target_modules {
-            PeftTargets::AllLinear => json!("all-linear"),
-            PeftTargets::Names(names) => json!(names),
-            PeftTargets::Matching(regex) => json!(regex.written()),
-        };
-        let saved: Vec<&str> =
-            self.modules_to_save.iter().map(String::as_str).chain(self.classifiers().iter().copied()).collect();
-        let layers = &self.layers_to_transform;
+        // PEFT adds these of itself; a model has one of them.
+        let classifiers: &[&str] = if self.is_classifier { &CLASSIFIERS } else { &[] };
+        let saved: Vec<&str> = self.modules_to_save.iter().map(String::as_str).chain(classifiers.iter().copied()).collect();
         let lists = match &self.layers_pattern.names()[..] {
             [] => json!("layers"),
             [name] => json!(name),
             names => json!(names),
         };
-        let bias = match (self.trains_biases, self.trains_all_biases) {
-            (false, _) => "none",
-            (true, false) => LORA_ONLY,
-            (true, true) => ALL_BIASES,
-        };
-        let of_layers = |value: Value| if layers.is_empty() { Value::Null } else { value };
+        let none_or = |is_none: bool, value: Value| if is_none { Value::Null } else { value };
+        let of_layers = |value| none_or(self.layers_to_transform.is_empty(), value);
         let values = [
             ("auto_mapping", Value::Null),
             ("base_model_name_or_path", json!(self.base_model)),
-            ("bias", json!(bias)),
+            ("bias", json!(self.bias.name())),
             ("fan_in_fan_out", json!(false)),
             ("inference_mode", json!(true)),
-            ("init_lora_weights", if self.is_gaussian { json!("gaussian") } else { json!(true) }),
+            ("init_lora_weights", if self.init == InitLora::Gaussian { json!("gaussian") } else { json!(true) }),
             ("layers_pattern", of_layers(lists)),
-            ("layers_to_transform", of_layers(json!(layers))),
+            ("layers_to_transform", of_layers(json!(self.layers_to_transform))),
             ("lora_alpha", whole_if_it_is(self.lora_alpha)),
             ("lora_dropout", json!(self.lora_dropout)),
-            ("modules_to_save", if saved.is_empty() { Value::Null } else { json!(saved) }),
+            ("modules_to_save", none_or(saved.is_empty(), json!(saved))),
             ("peft_type", json!("LORA")),
             ("r", json!(self.r)),
             ("revision", Value::Null),
-            ("target_modules", targets),
+            ("target_modules", self.target_modules.to_value()),
             ("task_type", json!(if self.is_classifier { SEQ_CLS } else { "CAUSAL_LM" })),
             ("use_dora", json!(self.use_dora)),
             ("use_rslora", json!(self.use_rslora)),
         ];
-        let excluded = self.exclude_modules.as_ref().map(|excluded| ("exclude_modules", excluded.to_value()));
-        let parameters = (!self.target_parameters.is_empty()).then(|| ("target_parameters", json!(self.target_parameters)));
-        let lora_bias = self.lora_bias.then_some(("lora_bias", json!(true)));
-        let values = values
-            .into_iter()
-            .chain(excluded)
-            .chain(parameters)
-            .chain(lora_bias)
-            .map(|(key, value)| (key, JsonEntry::Value(value)));
+        // Servers refuse keys that they do not know, so these stand where they say something.
+        let said = [
+            (!self.exclude_modules.is_empty(), "exclude_modules", self.exclude_modules.to_value()),
+            (!self.target_parameters.is_empty(), "target_parameters", json!(self.target_parameters)),
+            (self.lora_bias, "lora_bias", json!(true)),
+        ];
+        let said = said.into_iter().filter(|(is_said, ..)| *is_said).map(|(_, key, value)| (key, value));
+        let values = values.into_iter().chain(said).map(|(key, value)| (key, JsonEntry::Value(value)));
         let ranks = self.rank_pattern.iter().map(|(pattern, r)| (pattern.into(), json!(r))).collect();
         let alphas = self.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.into(), whole_if_it_is(alpha))).collect();
         let patterns = [("rank_pattern", JsonEntry::Table(ranks)), ("alpha_pattern", JsonEntry::Table(alphas))];
@@ -214,31 +159,38 @@ impl PeftConfig {
 
     /// All but the patterns, whose order the table has lost.
     fn from_table(table: &Map<String, Value>) -> Result<Self, String> {
+        let value = |key: &str| table.get(key).unwrap_or(&Value::Null);
         let found = |key: &str| table.get(key).map_or_else(|| "nothing".into(), Value::to_string);
-        let is_bias = |word| table.get("bias").is_some_and(|value| Inert::Text(word).is(value));
-        let r = table.get("r").and_then(rank);
-        let lora_alpha = table.get("lora_alpha").and_then(positive);
+        let is_said = |key: &str, word| Inert::Text(word).is(value(key));
         let dropout = table.get("lora_dropout").map_or(Some(0.0), Value::as_f64).filter(|p| (0.0..1.0).contains(p));
         let plain = Self::plain(
-            r.ok_or_else(|| format!("`r` from 1 to 65536, found {}", found("r")))?,
-            lora_alpha.ok_or_else(|| format!("a number above 0 as `lora_alpha`, found {}", found("lora_alpha")))?,
+            rank(value("r")).ok_or_else(|| format!("`r` from 1 to 65536, found {}", found("r")))?,
+            positive(value("lora_alpha"))
+                .ok_or_else(|| format!("a number above 0 as `lora_alpha`, found {}", found("lora_alpha")))?,
             dropout.ok_or_else(|| format!("`lora_dropout` from 0 to below 1, found {}", found("lora_dropout")))?,
-            PeftTargets::read(table)?,
+            targets(table)?,
         );
         Ok(Self {
             target_parameters: names(table, "target_parameters")?,
             modules_to_save: saved_modules(table)?,
-            is_classifier: table.get("task_type").is_some_and(|value| Inert::Text(SEQ_CLS).is(value)),
-            exclude_modules: ExcludedModules::read(table.get("exclude_modules"))?,
+            is_classifier: is_said("task_type", SEQ_CLS),
+            exclude_modules: ModuleSet::read(
+                value("exclude_modules"),
+                "exclude_modules",
+                "a list of names or a regular expression",
+            )?,
             layers_to_transform: layers(table)?,
             layers_pattern: layer_lists(table)?,
             use_rslora: switch(table, "use_rslora")?,
             lora_bias: switch(table, "lora_bias")?,
-            trains_biases: is_bias(LORA_ONLY) || is_bias(ALL_BIASES),
-            trains_all_biases: is_bias(ALL_BIASES),
+            bias: match () {
+                () if is_said("bias", ALL_BIASES) => TrainedBias::All,
+                () if is_said("bias", LORA_ONLY) => TrainedBias::LoraOnly,
+                () => TrainedBias::None,
+            },
             use_dora: switch(table, "use_dora")?,
-            is_gaussian: table.get("init_lora_weights").is_some_and(|value| Inert::Text("gaussian").is(value)),
-            base_model: table.get("base_model_name_or_path").and_then(Value::as_str).map(String::from),
+            init: if is_said("init_lora_weights", "gaussian") { InitLora::Gaussian } else { InitLora::Uniform },
+            base_model: value("base_model_name_or_path").as_str().map(String::from),
             ..plain
         })
     }
@@ -345,25 +297,20 @@ fn whole_if_it_is(number: f64) -> Value {
     if number.fract() == 0.0 { json!(number as i64) } else { json!(number) }
 }
 
-impl PeftTargets {
-    /// `Err` says what was expected.
-    fn read(table: &Map<String, Value>) -> Result<Self, String> {
-        let has_parameters = table.get("target_parameters").is_some_and(|value| !Inert::Nothing.is(value));
-        let value = table.get("target_modules").unwrap_or(&Value::Null);
-        let expected = || format!("`target_modules` as a list of names, a regular expression or \"all-linear\", found {value}");
-        match value {
-            Value::String(text) if text == "all-linear" => Ok(Self::AllLinear),
-            // As in PEFT, which takes a single name for one, too: it matches nothing.
-            Value::String(text) if !text.is_empty() => {
-                ModuleRegex::whole(text).map(Self::Matching).map_err(|what| format!("`target_modules` as {what}"))
-            }
-            Value::Array(list) if !list.is_empty() || has_parameters => {
-                let names: Option<Vec<String>> = list.iter().map(|name| name.as_str().map(String::from)).collect();
-                names.map(Self::Names).ok_or_else(expected)
-            }
-            _ => Err(expected()),
-        }
+/// The modules that have an adapter; there may be none where parameters have one.
+fn targets(table: &Map<String, Value>) -> Result<ModuleSet, String> {
+    const KEY: &str = "target_modules";
+    const FORMS: &str = "a list of names, a regular expression or \"all-linear\"";
+    let value = table.get(KEY).unwrap_or(&Value::Null);
+    if value == "all-linear" {
+        return Ok(ModuleSet::AllLinear);
     }
+    let found = ModuleSet::read(value, KEY, FORMS)?;
+    let has_parameters = table.get("target_parameters").is_some_and(|value| !Inert::Nothing.is(value));
+    if found.is_empty() && !(value.is_array() && has_parameters) {
+        return Err(format!("`{KEY}` as {FORMS}, found {value}"));
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -372,7 +319,7 @@ mod tests {
 
     fn config() -> PeftConfig {
         let names = ["q_proj", "v_proj"].map(String::from).to_vec();
-        PeftConfig { base_model: Some("model".into()), ..PeftConfig::plain(4, 8.0, 0.0, PeftTargets::Names(names)) }
+        PeftConfig { base_model: Some("model".into()), ..PeftConfig::plain(4, 8.0, 0.0, ModuleSet::Names(names)) }
     }
 
     fn read(text: &[u8]) -> Result<(PeftConfig, Vec<String>), FilesError> {
@@ -395,7 +342,7 @@ mod tests {
         assert!(keys.is_sorted() && keys.len() == 20, "{text}");
         assert!(text.contains("\"lora_alpha\": 8,") && text.contains("\"lora_dropout\": 0.0"), "{text}");
         assert_eq!(read(text.as_bytes()).unwrap(), (config(), vec![]));
-        let other = PeftConfig { lora_alpha: 0.5, target_modules: PeftTargets::AllLinear, base_model: None, ..config() };
+        let other = PeftConfig { lora_alpha: 0.5, target_modules: ModuleSet::AllLinear, base_model: None, ..config() };
         assert_eq!(read(&other.to_json()).unwrap().0, other);
     }
 
@@ -442,7 +389,7 @@ mod tests {
         assert_eq!(scale("model.layers.0.self_attn.k_proj"), (9, 2e6));
         assert_eq!(scale("model.layers.1.self_attn.k_proj"), (9, 166_667.0));
         assert_eq!(scale("model.layers.0.mlp.up_proj"), (4, 4e6));
-        assert!(read_config.exclude_modules.as_ref().unwrap().contains("model.layers.0.self_attn.o_proj"));
+        assert!(read_config.exclude_modules.names("model.layers.0.self_attn.o_proj"));
         let written = read_config.to_json();
         assert_eq!(read(&written).unwrap().0, read_config);
         let written = String::from_utf8(written).unwrap();
@@ -455,15 +402,15 @@ mod tests {
 
     #[test]
     fn each_kind_is_read_as_it_is_written() {
-        let matching = || PeftTargets::Matching(ModuleRegex::whole(r".*\.(q|v)_proj").unwrap());
+        let matching = || ModuleSet::matching(r".*\.(q|v)_proj").unwrap();
         let all = [
             PeftConfig { target_modules: matching(), ..config() },
             PeftConfig { layers_to_transform: vec![0, 2], ..config() },
             PeftConfig { lora_bias: true, ..config() },
-            PeftConfig { trains_biases: true, ..config() },
-            PeftConfig { trains_biases: true, trains_all_biases: true, ..config() },
+            PeftConfig { bias: TrainedBias::LoraOnly, ..config() },
+            PeftConfig { bias: TrainedBias::All, ..config() },
             PeftConfig { use_dora: true, ..config() },
-            PeftConfig { is_gaussian: true, ..config() },
+            PeftConfig { init: InitLora::Gaussian, ..config() },
         ];
         for config in all {
             assert_eq!(read(&config.to_json()).unwrap(), (config, vec![]));

@@ -1,5 +1,5 @@
-//! What an adapter trains at the two ends of a model: whole matrices in place of the model's own, which PEFT calls modules to save, as it
-//! does copies of norms, and matrices of low rank beside the embedding.
+//! What an adapter trains in embedding and output projection: whole matrices in place of the model's own, which PEFT calls modules to save,
+//! as it does copies of norms, and matrices of low rank beside the embedding.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,14 @@ use super::ModelError;
 use super::config::{ModelConfig, ModelLinear};
 use super::layout::{self, Role};
 use super::names::{EMBEDDING_MODULE, FINAL_NORM, OUTPUT_MODULE, inner_module, peft_tensor};
+use super::peft::PeftConfig;
+use super::spec::SINKS;
 use super::targets::{module, targets, targets_embedding, targets_output};
-use crate::files::PeftConfig;
+use crate::recipe::TrainedBias;
 
-/// A tensor that may be trained there, from the bottom.
+/// A tensor that may be trained there, from the embedding up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum EndPart {
+pub(super) enum IoTensor {
     /// `(V, E)`, in place of the embedding.
     Embedding,
     /// `(r, V)`, of the addition to the embedding.
@@ -27,13 +29,13 @@ pub(super) enum EndPart {
     Score,
 }
 
-impl EndPart {
+impl IoTensor {
     /// The name in PEFT's files, where the model is one inside another (`is_inner`) or is not.
     pub(super) fn name(self, is_inner: bool) -> String {
         match self {
-            Self::Embedding => of_end(EMBEDDING_MODULE, is_inner, "weight"),
-            Self::LowRankA => of_end(EMBEDDING_MODULE, is_inner, "lora_embedding_A"),
-            Self::LowRankB => of_end(EMBEDDING_MODULE, is_inner, "lora_embedding_B"),
+            Self::Embedding => io_name(EMBEDDING_MODULE, is_inner, "weight"),
+            Self::LowRankA => io_name(EMBEDDING_MODULE, is_inner, "lora_embedding_A"),
+            Self::LowRankB => io_name(EMBEDDING_MODULE, is_inner, "lora_embedding_B"),
             Self::Output => peft_tensor(OUTPUT_MODULE, "weight"),
             Self::Score => peft_tensor("score", "weight"),
         }
@@ -48,42 +50,42 @@ impl EndPart {
 pub(super) const BASE_WEIGHT: &str = ".base_layer.weight";
 
 /// The name in PEFT's files of the embedding or the output projection as the model has it, which PEFT saves with an addition to it.
-pub(super) fn base_name(end: &str, is_inner: bool) -> String {
-    of_end(end, is_inner, &BASE_WEIGHT[1..])
+pub(super) fn base_name(layer: &str, is_inner: bool) -> String {
+    io_name(layer, is_inner, &BASE_WEIGHT[1..])
 }
 
-fn of_end(end: &str, is_inner: bool, part: &str) -> String {
-    if is_inner { peft_tensor(&inner_module(end), part) } else { peft_tensor(end, part) }
+fn io_name(layer: &str, is_inner: bool, part: &str) -> String {
+    if is_inner { peft_tensor(&inner_module(layer), part) } else { peft_tensor(layer, part) }
 }
 
-/// The modules at the ends that get additions.
-pub(super) fn ends_with_additions(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<&'static str>, ModelError> {
+/// Embedding and output projection, where they get matrices of low rank.
+pub(super) fn low_rank_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<&'static str>, ModelError> {
     let embedding = targets_embedding(settings).then_some(EMBEDDING_MODULE);
     Ok(embedding.into_iter().chain(targets_output(config, settings)?.then_some(OUTPUT_MODULE)).collect())
 }
 
-/// What the settings of an adapter train at the ends of a model, with its shapes.
-pub(super) fn end_parts(config: &ModelConfig, settings: &PeftConfig) -> Vec<(EndPart, [usize; 2])> {
+/// What the settings of an adapter train in embedding and output projection, with its shapes.
+pub(super) fn io_tensors(config: &ModelConfig, settings: &PeftConfig) -> Vec<(IoTensor, [usize; 2])> {
     let (vocab, width, r) = (config.vocab_size, config.hidden_size, settings.rank_of(&module(settings, EMBEDDING_MODULE)));
     let saves = |module: &str| settings.modules_to_save.iter().any(|name| module.ends_with(name.as_str()));
     let has_addition = targets_embedding(settings);
     let classes = config.num_classes.filter(|_| settings.is_classifier);
     let all = [
-        (EndPart::Embedding, [vocab, width], saves(EMBEDDING_MODULE)),
-        (EndPart::LowRankA, [r, vocab], has_addition),
-        (EndPart::LowRankB, [width, r], has_addition),
-        (EndPart::Output, [vocab, width], saves(OUTPUT_MODULE)),
-        (EndPart::Score, [classes.unwrap_or(0), width], classes.is_some()),
+        (IoTensor::Embedding, [vocab, width], saves(EMBEDDING_MODULE)),
+        (IoTensor::LowRankA, [r, vocab], has_addition),
+        (IoTensor::LowRankB, [width, r], has_addition),
+        (IoTensor::Output, [vocab, width], saves(OUTPUT_MODULE)),
+        (IoTensor::Score, [classes.unwrap_or(0), width], classes.is_some()),
     ];
     all.into_iter().filter(|(.., is_trained)| *is_trained).map(|(part, shape, _)| (part, shape)).collect()
 }
 
-/// What else is trained as a copy, by the names of tensors in the model, with their widths: norms, and the biases of linears that are no
-/// targets. As in PEFT, a name means all modules whose names end in it, inside a word too.
+/// What else is trained as a copy, by the names of tensors in the model, with their widths: norms, attention sinks, and the biases of linears
+/// that are no targets. As in PEFT, a name means all modules whose names end in it, inside a word too.
 pub(super) fn copied(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(String, usize)>, ModelError> {
     let saves = |module: &str| settings.modules_to_save.iter().any(|name| module.ends_with(name.as_str()));
-    let mut all: Vec<_> = norms(config).filter(|(name, _)| saves(name.trim_end_matches(".weight"))).collect();
-    if settings.trains_all_biases {
+    let mut all: Vec<_> = copyable(config).filter(|(name, _)| saves(name.trim_end_matches(".weight"))).collect();
+    if settings.bias == TrainedBias::All {
         let targets = targets(config, settings)?;
         let is_target = |linear: &ModelLinear| targets.iter().any(|target| target.linear.name == linear.name);
         let bare = config.linears().into_iter().filter(|linear| linear.spec.has_bias && !is_target(linear));
@@ -92,94 +94,52 @@ pub(super) fn copied(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<
     Ok(all)
 }
 
-fn norms(config: &ModelConfig) -> impl Iterator<Item = (String, usize)> {
-    let all = layout::entries(config).into_iter().filter(|entry| matches!(entry.role, Role::Norm | Role::NormAboutOne));
+/// Norms and attention sinks, whose copies may be trained.
+pub(super) fn copyable(config: &ModelConfig) -> impl Iterator<Item = (String, usize)> {
+    let is_norm = |role| matches!(role, Role::Norm | Role::NormAboutOne);
+    let all = layout::entries(config).into_iter().filter(move |entry| is_norm(entry.role) || entry.name.ends_with(SINKS));
     all.map(|entry| (entry.name, entry.shape.iter().product()))
 }
 
-/// The name in PEFT's files of the copy of a tensor.
-pub(super) fn copy_name(tensor: &str) -> String {
-    let (module, part) = tensor.rsplit_once('.').unwrap_or((tensor, "weight"));
-    peft_tensor(module, part)
+/// Whether a tensor of the model is none of a module, so that PEFT's files have no name for its copy.
+pub(super) fn is_nameless(tensor: &str) -> bool {
+    ![".weight", ".bias"].iter().any(|part| tensor.ends_with(part))
 }
 
-/// Refuses what can not be trained at the ends of a model, or means nothing in PEFT.
-pub(super) fn check_ends(config: &ModelConfig, settings: &PeftConfig) -> Result<(), ModelError> {
-    let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
-    let saved = || format!("{:?}", settings.modules_to_save);
-    if settings.is_classifier != config.num_classes.is_some() {
-        let adapter = if settings.is_classifier { "classes" } else { "next tokens" };
-        return Err(ModelError::OtherTask { adapter });
+/// The name in files of the copy of a tensor: PEFT's, where it has one, and else the model's own.
+pub(super) fn copy_name(tensor: &str) -> String {
+    match tensor.rsplit_once('.') {
+        Some((module, part)) if !is_nameless(tensor) => peft_tensor(module, part),
+        _ => tensor.to_owned(),
     }
-    let mut saveable: Vec<String> = [EMBEDDING_MODULE, OUTPUT_MODULE].map(String::from).into();
-    saveable.extend(norms(config).map(|(name, _)| name.trim_end_matches(".weight").to_owned()));
-    let means = |name: &str, modules: &[String]| modules.iter().any(|module| module.ends_with(name));
-    let linears: Vec<String> = config.linears().into_iter().map(|linear| linear.name).collect();
-    if settings.modules_to_save.iter().any(|name| !means(name, &saveable) || means(name, &linears)) {
-        return refuse("modules_to_save", saved(), "`embed_tokens`, `lm_head` and ends of names of norms, as `norm`");
-    }
-    if settings.is_inner && !copied(config, settings)?.is_empty() {
-        let (key, found) = if settings.trains_all_biases { ("bias", "all".into()) } else { ("modules_to_save", saved()) };
-        return refuse(
-            key,
-            found,
-            "nothing that PEFT would train in the eyes of a model that sees, too: norms, biases of other linears",
-        );
-    }
-    let parts = end_parts(config, settings);
-    let has = |part| parts.iter().any(|(other, _)| *other == part);
-    if has(EndPart::Output) && settings.is_classifier {
-        return refuse("modules_to_save", saved(), "no `lm_head` where the head is `seq_classification`, which has none");
-    }
-    let adds_to_output = targets_output(config, settings)?;
-    if has(EndPart::Output) && adds_to_output {
-        return refuse("modules_to_save", saved(), "no `lm_head` where `target_modules` has it");
-    }
-    if settings.lora_bias && adds_to_output {
-        return refuse("lora_bias", "true".into(), "false where `lm_head` is a target");
-    }
-    if !has(EndPart::LowRankA) {
-        return Ok(());
-    }
-    if has(EndPart::Embedding) {
-        return refuse("modules_to_save", saved(), "no `embed_tokens` where `target_modules` has it");
-    }
-    for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
-        if is_on {
-            return refuse(key, "true".into(), "false where `embed_tokens` is a target");
-        }
-    }
-    Ok(())
 }
 
 /// The tensors that are trained.
 #[derive(Debug, Default)]
-pub(super) struct AdapterEnds {
-    tensors: BTreeMap<EndPart, Tensor>,
+pub(super) struct EmbeddingAdapter {
+    tensors: BTreeMap<IoTensor, Tensor>,
     /// Copies of other tensors of the model, by their names there.
     pub(super) copies: BTreeMap<String, Tensor>,
-    /// Of the addition to the embedding.
+    /// The factor of the addition to the embedding.
     scale: f64,
-    /// As [`PeftConfig::is_inner`].
     is_inner: bool,
     /// Embedding and output projection as the adapter's file has them. What is another than the model's takes its place, as in PEFT.
     pub(super) bases: BTreeMap<&'static str, Tensor>,
 }
 
-impl AdapterEnds {
+impl EmbeddingAdapter {
     /// Collects what is trained, which becomes leaves.
     pub(super) fn new(
         config: &ModelConfig,
         settings: &PeftConfig,
-        mut tensor: impl FnMut(EndPart, &[i64]) -> Result<Tensor, ModelError>,
+        mut tensor: impl FnMut(IoTensor, &[i64]) -> Result<Tensor, ModelError>,
         mut copy: impl FnMut(&str, i64) -> Result<Tensor, ModelError>,
     ) -> Result<Self, ModelError> {
-        check_ends(config, settings)?;
-        let leaf = |(part, shape): (EndPart, [usize; 2])| {
+        let leaf = |(part, shape): (IoTensor, [usize; 2])| {
             let tensor = tensor(part, &shape.map(|size| size as i64))?;
             Ok((part, tensor.set_requires_grad(true)))
         };
-        let tensors = end_parts(config, settings).into_iter().map(leaf).collect::<Result<_, ModelError>>()?;
+        let tensors = io_tensors(config, settings).into_iter().map(leaf).collect::<Result<_, ModelError>>()?;
         let copy = |(name, width): (String, usize)| {
             let leaf = copy(&name, width as i64)?.set_requires_grad(true);
             Ok((name, leaf))
@@ -194,7 +154,7 @@ impl AdapterEnds {
         Self { bases, ..self }
     }
 
-    pub(super) fn get(&self, part: EndPart) -> Option<&Tensor> {
+    pub(super) fn get(&self, part: IoTensor) -> Option<&Tensor> {
         self.tensors.get(&part)
     }
 
@@ -205,10 +165,10 @@ impl AdapterEnds {
     }
 
     pub(super) fn of_embedding(&self) -> Vec<(String, Tensor)> {
-        self.some(EndPart::is_below_the_layers)
+        self.some(IoTensor::is_below_the_layers)
     }
 
-    /// Those above them, the final norm's copy among them.
+    /// What is trained above the layers, the final norm's copy among it.
     pub(super) fn of_head(&self) -> Vec<(String, Tensor)> {
         let norm = self.copy(FINAL_NORM).map(|copy_e| (copy_name(FINAL_NORM), copy_e));
         self.some(|part| !part.is_below_the_layers()).into_iter().chain(norm).collect()
@@ -219,14 +179,14 @@ impl AdapterEnds {
         self.copies.get(name).map(Tensor::shallow_clone)
     }
 
-    fn some(&self, is_meant: impl Fn(EndPart) -> bool) -> Vec<(String, Tensor)> {
+    fn some(&self, is_meant: impl Fn(IoTensor) -> bool) -> Vec<(String, Tensor)> {
         let meant = self.tensors.iter().filter(|(part, _)| is_meant(**part));
         meant.map(|(part, tensor)| (part.name(self.is_inner), tensor.shallow_clone())).collect()
     }
 
-    /// The same with other tensors, which become leaves.
+    /// An adapter with other tensors, which become leaves.
     pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
-        let leaf = |(part, of): (&EndPart, &Tensor)| (*part, tensor(of).set_requires_grad(true));
+        let leaf = |(part, of): (&IoTensor, &Tensor)| (*part, tensor(of).set_requires_grad(true));
         let bases = self.bases.iter().map(|(end, base_ve)| (*end, base_ve.shallow_clone())).collect();
         let copy = |(name, of): (&String, &Tensor)| (name.clone(), tensor(of).set_requires_grad(true));
         let copies = self.copies.iter().map(copy).collect();
@@ -238,7 +198,7 @@ impl AdapterEnds {
     /// # Shapes
     /// `(…)` int64 in, `(…, E)` out, in the dtype that it is kept in.
     pub(super) fn embed(&self, ids: &Tensor) -> Option<Tensor> {
-        Some(rows(self.get(EndPart::Embedding)?, ids))
+        Some(rows(self.get(IoTensor::Embedding)?, ids))
     }
 
     /// What is added to that.
@@ -260,7 +220,7 @@ impl AdapterEnds {
     }
 
     fn low_rank(&self) -> Option<(&Tensor, &Tensor)> {
-        Some((self.get(EndPart::LowRankA)?, self.get(EndPart::LowRankB)?))
+        Some((self.get(IoTensor::LowRankA)?, self.get(IoTensor::LowRankB)?))
     }
 
     /// The gradients of [`Self::of_embedding`], in its order, from those of what tokens became.
@@ -268,12 +228,12 @@ impl AdapterEnds {
     /// # Shapes
     /// `(n)` int64 and `(n, E)` by piece.
     pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
-        let mut gradients: BTreeMap<EndPart, Tensor> = BTreeMap::new();
+        let mut gradients: BTreeMap<IoTensor, Tensor> = BTreeMap::new();
         for (part, tensor) in self.tensors.iter().filter(|(part, _)| part.is_below_the_layers()) {
             gradients.insert(*part, tensor.detach().zeros_like());
         }
         for (ids_n, gradient_ne) in pieces {
-            if let Some(total_ve) = gradients.get_mut(&EndPart::Embedding) {
+            if let Some(total_ve) = gradients.get_mut(&IoTensor::Embedding) {
                 let _ = total_ve.index_add_(0, &ids_n, &gradient_ne.to_kind(total_ve.kind()));
             }
             if let Some((a_rv, b_er)) = self.low_rank() {
@@ -283,8 +243,8 @@ impl AdapterEnds {
                 let of_b_er = scaled_ne.transpose(0, 1).matmul(&rows(&a_rv.transpose(0, 1), &ids_n));
                 for (part, total) in &mut gradients {
                     match part {
-                        EndPart::LowRankA => drop(total.index_add_(1, &ids_n, &of_a_rn)),
-                        EndPart::LowRankB => drop(total.g_add_(&of_b_er)),
+                        IoTensor::LowRankA => drop(total.index_add_(1, &ids_n, &of_a_rn)),
+                        IoTensor::LowRankB => drop(total.g_add_(&of_b_er)),
                         _ => {}
                     }
                 }

@@ -3,13 +3,13 @@
 mod colour_map;
 mod curve;
 mod ink;
-mod pixels;
 mod svg;
 mod terminal;
 mod ticks;
+mod tiles;
 
 pub use colour_map::{ColourMap, ColourRow, ColourScale, MOST_CELLS};
-pub use curve::{Curve, CurveChart, legend_mark};
-pub use pixels::Rgb;
-pub use svg::escape;
+pub(crate) use curve::{Curve, CurveChart, legend_mark};
+pub(crate) use svg::escape;
 pub use terminal::in_terminal;
+pub use tiles::Rgb;

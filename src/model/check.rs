@@ -1,0 +1,137 @@
+//! Settings of an adapter that are refused: with which nothing can be trained, or which PEFT does not have, so that files that hold them
+//! would mean nothing there.
+
+use std::fmt::Display;
+
+use super::ModelError;
+use super::config::ModelConfig;
+use super::io_layers::{IoTensor, copied, copyable, io_tensors};
+use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE};
+use super::peft::{ModuleSet, PeftConfig};
+use super::targets::{LoraTarget, is_of_experts, targets_embedding, targets_output};
+use crate::recipe::{InitLora, TrainedBias};
+
+/// Refuses the value of a key of `[lora]`, where it is wrong.
+fn refuse(is_wrong: bool, key: &'static str, found: &dyn Display, expected: &'static str) -> Result<(), ModelError> {
+    if is_wrong { Err(ModelError::Lora { key, found: found.to_string(), expected }) } else { Ok(()) }
+}
+
+/// Refuses settings that do not go with the linears that they mean.
+pub(super) fn check_settings(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+    check_ranges(config, settings, targets)?;
+    check_layers(config, settings, targets)?;
+    check_kind(config, settings, targets)?;
+    if settings.init == InitLora::Pissa {
+        check_pissa(settings, targets)?;
+    }
+    let is_empty = settings.target_modules.is_empty() && settings.target_parameters.is_empty();
+    refuse(is_empty, "target_modules", &"empty", "at least one name")?;
+    let has_none = targets.is_empty() && !targets_embedding(settings);
+    refuse(has_none, "exclude_modules", &"all of `target_modules`", "names that leave one of them")?;
+    check_dropout(settings.lora_dropout, targets.iter().any(|target| is_of_experts(&target.linear.name)))
+}
+
+/// Each expert sees its tokens sorted; PEFT has no dropout for parameters either.
+pub(super) fn check_dropout(probability: f64, has_experts: bool) -> Result<(), ModelError> {
+    refuse(probability > 0.0 && has_experts, "dropout", &probability, "0 where experts are targets")
+}
+
+/// The output projection does not know where a token stands.
+pub(super) fn check_dropout_of_output(probability: f64, has_output: bool) -> Result<(), ModelError> {
+    refuse(probability > 0.0 && has_output, "dropout", &probability, "0 where `lm_head` is a target")
+}
+
+fn check_ranges(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+    let widest = config.hidden_size.max(config.intermediate_size());
+    for (key, r) in [("r", settings.r)].into_iter().chain(targets.iter().map(|target| ("rank_pattern", target.r))) {
+        refuse(r == 0 || r > widest, key, &r, "a number from 1 to the width of the layers")?;
+    }
+    let alphas = settings.alpha_pattern.iter().map(|(_, alpha)| ("alpha_pattern", alpha));
+    for (key, alpha) in [("alpha", settings.lora_alpha)].into_iter().chain(alphas) {
+        refuse(!alpha.is_finite() || alpha <= 0.0, key, &alpha, "a positive number")?;
+    }
+    let dropout = settings.lora_dropout;
+    refuse(!(0.0..1.0).contains(&dropout), "dropout", &dropout, "a number from 0 to below 1")
+}
+
+fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+    let (layers, lists) = (&settings.layers_to_transform, settings.layers_pattern.names());
+    let (has_layers, has_lists) = (!layers.is_empty(), !lists.is_empty());
+    let layers_are = |is_wrong, expected| refuse(is_wrong, "layers_to_transform", &format_args!("{layers:?}"), expected);
+    let lists_are = |is_wrong, expected| refuse(is_wrong, "layers_pattern", &format_args!("{lists:?}"), expected);
+    layers_are(layers.iter().any(|layer| *layer >= config.num_layers()), "layers of the model, from 0")?;
+    lists_are(has_lists && !has_layers, "`[]` without `layers_to_transform`")?;
+    lists_are(has_lists && targets.is_empty(), "a name of the list of layers in the names of modules: `layers`")?;
+    let is_expression = matches!(settings.target_modules, ModuleSet::Matching(_));
+    layers_are(has_layers && is_expression, "`[]` where `target_modules` is an expression: it names layers itself")?;
+    let has_parameters = targets.iter().any(LoraTarget::is_parameter);
+    layers_are(has_layers && has_parameters, "`[]` where experts are targets: PEFT takes those of all layers")
+}
+
+fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+    // They have theirs under other names.
+    let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+    let trains_all = settings.bias == TrainedBias::All;
+    refuse(trains_all && has_experts, "bias", &"all", "`lora_only` where the model has experts")?;
+    let is_twice = |at: usize| targets[..at].iter().any(|other| other.linear.name == targets[at].linear.name);
+    let is_apart = |target: &LoraTarget| is_of_experts(&target.linear.name) && !target.is_stacked();
+    let has_both = targets.iter().any(LoraTarget::is_stacked) && targets.iter().any(is_apart);
+    let expected = "nothing that `target_modules` has as well: each expert and router once";
+    let found = format_args!("{:?}", settings.target_parameters).to_string();
+    refuse((0..targets.len()).any(is_twice) || has_both, "target_parameters", &found, expected)?;
+    let has_parameters = targets.iter().any(LoraTarget::is_parameter);
+    for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
+        let expected = "false where experts or routers are targets: PEFT has plain LoRA for them";
+        refuse(is_on && has_parameters, key, &true, expected)?;
+    }
+    refuse(settings.lora_bias && settings.use_dora, "lora_bias", &true, "false with `use_dora`, as PEFT has it")?;
+    let is_special = settings.lora_bias && settings.init != InitLora::Uniform;
+    refuse(is_special, "init_lora_weights", &settings.init, "`uniform` with `lora_bias`, as PEFT has it")
+}
+
+/// Refuses parts of weights that an adapter can not begin as.
+fn check_pissa(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+    let pissa = |is_wrong, expected| refuse(is_wrong, "init_lora_weights", &"pissa", expected);
+    let is_special = |target: &LoraTarget| target.is_parameter() || target.linear.name == OUTPUT_MODULE;
+    let has_special = targets_embedding(settings) || targets.iter().any(is_special);
+    pissa(has_special, "`uniform` where experts, routers, `embed_tokens` or `lm_head` are targets")?;
+    // What is written has twice the rank.
+    let is_narrow = |target: &LoraTarget| 2 * target.r > target.linear.spec.inner.min(target.linear.spec.out);
+    pissa(targets.iter().any(is_narrow), "`uniform` where `r` is more than half of a target's inputs or outputs")
+}
+
+/// Refuses what can not be trained in embedding, output projection and norms, or means nothing in PEFT.
+pub(super) fn check_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Result<(), ModelError> {
+    if settings.is_classifier != config.num_classes.is_some() {
+        let adapter = if settings.is_classifier { "classes" } else { "next tokens" };
+        return Err(ModelError::OtherTask { adapter });
+    }
+    let saved = format!("{:?}", settings.modules_to_save);
+    let saved_are = |is_wrong, expected| refuse(is_wrong, "modules_to_save", &saved, expected);
+    let mut saveable: Vec<String> = [EMBEDDING_MODULE, OUTPUT_MODULE].map(String::from).into();
+    saveable.extend(copyable(config).map(|(name, _)| name.trim_end_matches(".weight").to_owned()));
+    let means = |name: &str, modules: &[String]| modules.iter().any(|module| module.ends_with(name));
+    let linears: Vec<String> = config.linears().into_iter().map(|linear| linear.name).collect();
+    let is_other = |name: &String| !means(name, &saveable) || means(name, &linears);
+    saved_are(settings.modules_to_save.iter().any(is_other), "`embed_tokens`, `lm_head` and ends of names of norms, as `norm`")?;
+    if settings.is_inner && !copied(config, settings)?.is_empty() {
+        let expected = "nothing that PEFT would train in the eyes of a model that sees, too: norms, biases of other linears";
+        refuse(settings.bias == TrainedBias::All, "bias", &"all", expected)?;
+        saved_are(true, expected)?;
+    }
+    let tensors = io_tensors(config, settings);
+    let has = |tensor| tensors.iter().any(|(other, _)| *other == tensor);
+    let has_output = has(IoTensor::Output);
+    let expected = "no `lm_head` where the head is `seq_classification`, which has none";
+    saved_are(has_output && settings.is_classifier, expected)?;
+    let adds_to_output = targets_output(config, settings)?;
+    saved_are(has_output && adds_to_output, "no `lm_head` where `target_modules` has it")?;
+    refuse(settings.lora_bias && adds_to_output, "lora_bias", &true, "false where `lm_head` is a target")?;
+    let adds_to_embedding = has(IoTensor::LowRankA);
+    let is_both = adds_to_embedding && has(IoTensor::Embedding);
+    saved_are(is_both, "no `embed_tokens` where `target_modules` has it")?;
+    for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
+        refuse(is_on && adds_to_embedding, key, &true, "false where `embed_tokens` is a target")?;
+    }
+    Ok(())
+}
