@@ -11,7 +11,7 @@ use crate::data::Batch;
 use crate::dist::ProcessGroup;
 use crate::engine::ChunkKey;
 use crate::model::{Model, ModelConfig, ModelError};
-use crate::ops::attention;
+use crate::ops::attention::Backend;
 use crate::optim::{self, Optimizer};
 use crate::plan::stopwatch::Stopwatch;
 use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
@@ -110,7 +110,9 @@ impl Bench {
     }
 
     pub fn attention(&self) -> String {
-        attention::in_words(self.model.device(), self.model.kind())
+        let layers = &self.model.config().layers;
+        let head_dim = layers.first().map_or(0, |layer| layer.attention.head_dim as i64);
+        Backend::preferred(self.model.device(), self.model.kind(), head_dim).to_string()
     }
 
     /// What a step after the first should take.

@@ -40,7 +40,7 @@ impl<'a> StepRun<'a> {
         observer: &'a mut dyn Observer,
     ) -> Result<Self, EngineError> {
         let plan = setup.settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
-        measure_attention(setup, model, &plan, observer);
+        try_attention(model, observer);
         let trace = begin(setup, model, batch, plan)?;
         if setup.settings.keeps_attention_outputs() && context.is_some() {
             let store = &setup.stores.attention_outputs;
@@ -140,20 +140,11 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
     })
 }
 
-/// Lets the device find its fastest attention backend for the chunks that meet full caches, where it has not yet.
-fn measure_attention(setup: &Setup, model: &Model, plan: &ChunkPlan, observer: &mut dyn Observer) {
-    let tokens = plan.longest_chunk() as i64;
-    let kind = model.kind();
-    let caches = setup.settings.cache_shapes(model.config(), plan, kind, model.device());
-    // Layers with a window attend in blocks.
-    let layers = caches.into_iter().zip(&model.config().layers).filter(|(_, layer)| layer.attention.rule.window.is_none());
-    for (cache, layer) in layers {
-        let heads = layer.attention.num_heads as i64;
-        let past = (cache.cache_length as i64 - tokens).max(0);
-        let (batch, groups, head_dim) = (cache.batch, cache.groups, cache.head_dim);
-        let shape = attention::AttendShape { kind, batch, heads, groups, head_dim, tokens, past };
-        if let Some(found) = attention::calibrate(shape, model.device()) {
-            observer.measured(&found);
+/// Tries the kernels that attend on the device, where they have not been.
+fn try_attention(model: &Model, observer: &mut dyn Observer) {
+    for layer in &model.config().layers {
+        if let Some(why) = attention::try_kernel(model.device(), model.kind(), layer.attention.head_dim as i64) {
+            observer.note(&why);
         }
     }
 }

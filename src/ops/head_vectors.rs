@@ -21,6 +21,7 @@ pub fn norms(x_bgnd: &Tensor) -> Tensor {
 /// # Shapes
 /// `x (B, G, n, D)` and `position (B, G, n)`, i64, in, `(B, G, n)` out.
 pub fn cosines_with_mean(x_bgnd: &Tensor, position_bgn: &Tensor) -> Tensor {
+    // What a slot without an entry holds may be no number.
     let x_bgnd = wide(x_bgnd).masked_fill(&position_bgn.lt(0).unsqueeze(-1), 0.0);
     let norm_bgn1 = norms(&x_bgnd).clamp_min(TINY).unsqueeze(-1);
     // The sum of the directions, as a product: the directions themselves are never written down.

@@ -3,6 +3,7 @@
 mod answers;
 mod build;
 mod callback;
+mod checkpoint_extras;
 mod error;
 mod evicted;
 mod interrupt;

@@ -7,7 +7,6 @@ use tch::Device;
 use super::step::{MicroBatchPosition, StepCallback};
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::model::Model;
-use crate::ops::attention::Calibration;
 use crate::plan::StepPart;
 use crate::profile::{MemoryProfile, Profiler, Side};
 use crate::report::memory;
@@ -131,10 +130,6 @@ impl StepCallback for RunStepCallback<'_> {
 }
 
 impl Observer for RunStepCallback<'_> {
-    fn measured(&mut self, attention: &Calibration) {
-        self.observer.measured(attention);
-    }
-
     fn note(&mut self, text: &str) {
         self.observer.note(text);
     }

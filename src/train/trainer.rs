@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::answers::{Validation, ValidationAnswers};
+use super::checkpoint_extras::CheckpointExtras;
 use super::profile::{RunProfile, RunStepCallback};
 use super::progress::RunProgress;
 use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
-use super::saving::CheckpointExtras;
 use super::step::{TrainStep, first_not_finite};
 use super::{
     ExpectedEvictions, FallbackEngine, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, Start, TrainError, build,
