@@ -237,7 +237,7 @@ impl StoreRecipe {
     pub const PLAIN: Self = Self { form: StoreForm::Plain, place: StorePlace::Memory };
 }
 
-/// `int8, file`.
+/// Prints form and place, as `int8, file`.
 impl fmt::Display for StoreRecipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}", self.form, self.place)

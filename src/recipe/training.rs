@@ -157,7 +157,7 @@ table! {
         #[word("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf")]
         #[word("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")]
         pub name: OptimizerName = OptimizerName::AdamW,
-        /// Learning rate at the peak.
+        /// Peak of the learning rate.
         #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
         #[rule(positive("usual values for LoRA are 5e-5 to 5e-4, for all weights a tenth of that"))]
         pub learning_rate: f64 = 2e-4,

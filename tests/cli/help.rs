@@ -147,7 +147,7 @@ fn evaluate() {
           --base <MODEL>              Evaluate this model without an adapter; may be given several times
           --recipe <FILE>             The recipe to evaluate with; a run's own, if left out, and for a model that of the first run
           --policy <POLICY>           Which entries are evicted, in place of the recipe's policy: several with commas, each of which is evaluated
-          --cache-length <N>          Slots of each KV head's cache, in place of the recipe's: several with commas, each of which is evaluated. `dense` has all that it needs
+          --cache-length <N>          Slots per KV head, in place of the recipe's: several with commas, each of which is evaluated. `dense` has all that it needs
           --set <a.b=c>               Override a key of the recipe
           --split <SPLIT>             Which samples; `rest` are those of the training file that `data.on_too_long = "drop"` leaves out [default: validation] [possible values: train, validation, rest]
           --limit <N>                 The first samples of the split alone
