@@ -24,6 +24,7 @@ mod experts;
 mod families;
 mod fields;
 mod fingerprint;
+mod footprint;
 mod init;
 mod io_layers;
 mod layout;
@@ -37,6 +38,7 @@ mod normalize;
 mod peft;
 mod pissa;
 mod positions;
+mod projection;
 mod random;
 mod router;
 #[cfg(test)]
@@ -44,6 +46,7 @@ mod simulated;
 mod source;
 mod spec;
 mod targets;
+mod trained;
 mod waiting_layers;
 mod weights;
 
@@ -58,6 +61,7 @@ pub use dropout::{DropoutContext, DropoutKey};
 pub use error::{ModelError, TensorProblem, TensorProblems};
 pub use fields::ConfigFault;
 pub use fingerprint::{fingerprint, has_fingerprint};
+pub use footprint::{ColumnShape, LayerBytes, LayerFootprint};
 pub use init::init_model;
 pub use load::kind_of;
 pub use merge::MergedModel;
@@ -66,6 +70,7 @@ pub use peft::{
     ADAPTER_CONFIG, ADAPTER_TENSORS, LayerLists, ModulePatterns, ModuleRegex, ModuleSet, PeftConfig, PeftFiles, read_peft,
 };
 pub use positions::Positions;
+pub use projection::Projection;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
 pub use source::ModelSource;
@@ -75,5 +80,6 @@ pub use spec::{
 };
 pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::{on_every_layer, targeted};
+pub use trained::TrainedPart;
 pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;
