@@ -70,14 +70,13 @@ impl Bench {
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model).map_err(TrainError::from)?)?;
         let batch = tokens::batch(&recipe, &config, &size.tokens, recipe.train.seed)?;
         let machine = train::machine_of_trial(&recipe, device).of_ranks(world.ranks_here(), world.size());
+        let machine = machine.timed(recipe.model.dtype);
         let asked = BTreeMap::from([
             ("`--tokens`".to_owned(), format!("{:?}", size.tokens)),
             ("all weights are trained".to_owned(), recipe.lora.is_none().to_string()),
         ]);
-        let (recipe, planned) = train::settled_alike(world, recipe, asked, |recipe| {
-            let machine = train::timed(machine, &recipe, &config, &batch)?;
-            train::settled(recipe, &config, &batch, machine)
-        })?;
+        let (recipe, planned) =
+            train::settled_alike(world, recipe, asked, |recipe| train::settled(recipe, &config, &batch, machine))?;
         let engine = train::engine(&recipe, &config, None, None)?;
         let engine = FallbackEngine::of_recipe(engine, &recipe, None);
         let trained = TrainedPart::of(&config, recipe.lora.as_ref()).map_err(TrainError::from)?;
