@@ -10,7 +10,7 @@ use tch::Device;
 
 use super::finetune::install;
 use super::used_model::{UsedModel, own_rules};
-use crate::data::{self, ChatTemplates, DataError};
+use crate::data::{self, ChatTemplates, TemplateFault};
 use crate::files::{self, FileKind};
 use crate::report::console;
 use crate::serve::{self, RequestLimits, ServeOptions, ServedModel};
@@ -80,7 +80,7 @@ impl Serve {
         let rules = own_rules(path)?;
         let template = match ChatTemplates::load(path, self.chat_template.as_deref(), None) {
             // Without it all but the chat can be served.
-            Err(error @ DataError::ChatTemplate { .. }) if self.chat_template.is_none() => {
+            Err(error) if self.chat_template.is_none() && error.of_type::<TemplateFault>().is_some() => {
                 console::warning(&format!("{error}; conversations are refused"));
                 None
             }

@@ -5,7 +5,7 @@ use std::path::Path;
 use tch::Device;
 
 use super::{TrainError, build};
-use crate::data::{Batch, DataError, Dataset, Splits, Tokenizer, largest_batches};
+use crate::data::{Batch, Dataset, Splits, Tokenizer, largest_batches};
 use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
 use crate::model::{ModelConfig, kind_of};
@@ -37,7 +37,11 @@ pub fn heaviest(recipe: &Recipe, config: &ModelConfig, data: &Dataset, machine: 
             heaviest = Some((weight, batch));
         }
     }
-    let (_, batch) = heaviest.ok_or(DataError::BadBatch { found: "no samples".to_owned(), len: 0 })?;
+    let nothing = || {
+        let hint = "ask for at least one sample, each within the data set";
+        Fault::data("a batch of no samples, expected sample indices below 0", hint)
+    };
+    let (_, batch) = heaviest.ok_or_else(nothing)?;
     Ok(batch)
 }
 

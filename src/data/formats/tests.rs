@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
+use crate::data::faults::RowFault;
 use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
-use crate::data::{DataError, ErrorScope, SampleFate, SurveyedPart, Targets, survey};
+use crate::data::{SampleFate, SurveyedPart, Targets, survey};
 use crate::recipe::{Boundary, DataFormat, HelmetFamily, OnBadRow, OnTooLong, TemplateChoice, TrainOn, ValidationSource};
-use crate::units::Failure;
+use crate::units::Fault;
 use proptest::prelude::*;
 
 pub(super) fn lines(rows: &[Value]) -> String {
@@ -227,10 +228,10 @@ proptest! {
         let survey = survey(recipe, Some(&tokenizer()), LIMITS, (SurveyedPart::Train, 1, false), &mut |row| {
             match &row.sample {
                 Ok(sample) => fates.push(sample.fate),
-                Err(error) if error.scope() == ErrorScope::Length => too_long += 1,
+                Err(error) if error.of_type::<RowFault>().is_some_and(|row| row.is_too_long) => too_long += 1,
                 Err(_) => bad += 1,
             }
-            Ok::<(), DataError>(())
+            Ok::<(), Fault>(())
         }).unwrap();
         let of = |wanted: fn(&SampleFate) -> bool| fates.iter().filter(|fate| wanted(fate)).count();
         let counts = &survey.counts;
