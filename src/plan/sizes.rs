@@ -80,7 +80,7 @@ pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) 
 
 /// All layers, of which those that are alike are looked at once.
 pub(super) fn layers(spec: &StepSpec<'_>, plan: &ChunkPlan) -> Vec<LayerMemory> {
-    let shapes = spec.settings.cache_shapes(spec.config, plan, (spec.kind, spec.device));
+    let shapes = spec.settings.cache_shapes(spec.config, plan, spec.kind, spec.device);
     let mut layers: Vec<LayerMemory> = Vec::new();
     for (index, shape) in shapes.iter().enumerate() {
         // The lowest has no gradient below it.
