@@ -77,7 +77,7 @@ fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget
     let is_apart = |target: &LoraTarget| is_of_experts(&target.linear.name) && !target.is_stacked();
     let has_both = targets.iter().any(LoraTarget::is_stacked) && targets.iter().any(is_apart);
     let expected = "nothing that `target_modules` has as well: each expert and router once";
-    let found = format_args!("{:?}", settings.target_parameters).to_string();
+    let found = format!("{:?}", settings.target_parameters);
     refuse((0..targets.len()).any(is_twice) || has_both, "target_parameters", &found, expected)?;
     let has_parameters = targets.iter().any(LoraTarget::is_parameter);
     for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
