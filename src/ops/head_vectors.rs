@@ -21,11 +21,12 @@ pub fn norms(x_bgnd: &Tensor) -> Tensor {
 /// # Shapes
 /// `x (B, G, n, D)` and `position (B, G, n)`, i64, in, `(B, G, n)` out.
 pub fn cosines_with_mean(x_bgnd: &Tensor, position_bgn: &Tensor) -> Tensor {
-    // What a slot without an entry holds may be no number.
-    let x_bgnd = wide(x_bgnd).masked_fill(&position_bgn.lt(0).unsqueeze(-1), 0.0);
+    let (x_bgnd, is_empty_bgn1) = (wide(x_bgnd), position_bgn.lt(0).unsqueeze(-1));
     let norm_bgn1 = norms(&x_bgnd).clamp_min(TINY).unsqueeze(-1);
-    // The sum of the directions, as a product: the directions themselves are never written down.
-    let mean_bg1d = norm_bgn1.reciprocal().transpose(-1, -2).matmul(&x_bgnd);
+    // The sum of the directions, as a product: the directions themselves are never written down. What a slot without an entry holds may be
+    // no number.
+    let weight_bgn1 = norm_bgn1.reciprocal().masked_fill(&is_empty_bgn1, 0.0);
+    let mean_bg1d = weight_bgn1.transpose(-1, -2).matmul(&x_bgnd.masked_fill(&is_empty_bgn1, 0.0));
     let length_bg11 = norms(&mean_bg1d).clamp_min(TINY).unsqueeze(-1);
     (x_bgnd.matmul(&(mean_bg1d / length_bg11).transpose(-1, -2)) / norm_bgn1).squeeze_dim(-1)
 }
