@@ -12,7 +12,7 @@ use super::cell_graph::{CellGraph, Choices};
 use super::gradient_sums::GradientSums;
 use super::head_run::HeadRun;
 use super::layer_state::lock;
-use super::measured::{self, Transient};
+use super::held::{self, Held};
 use super::router_balance::RouterTask;
 use super::schedule::{BackwardStage, Schedule};
 use super::session::Pass;
@@ -40,28 +40,23 @@ pub(super) fn run(
     // The very tensors that the head adds to.
     let head_gradients: Vec<Tensor> = head.gradients.iter().map(Tensor::shallow_clone).collect();
     let (observer, mut kept) = (RefCell::new(observer), std::mem::take(&mut trace.kept));
-    let emit = |event,
-                trace: &ForwardTrace,
-                (travelling, sums, kept): (&[Option<HostTensor>], &GradientSums, usize),
-                next: Option<&Prepared>| {
-        let ahead = next.map(Prepared::bytes).unwrap_or_default();
-        let held = Transient { travelling, ahead, head: &head_gradients, sums, kept };
-        measured::emit(&mut **observer.borrow_mut(), event, (model, trace), &held)
+    let emit = |event, trace: &ForwardTrace, sums: &GradientSums| {
+        let now = Held { model, trace, head: &head_gradients, sums };
+        held::emit(&mut **observer.borrow_mut(), event, &now)
     };
     let mut next: Option<Prepared> = None;
     for stage in schedule.backward() {
         match stage {
             BackwardStage::Replay { band: b } => {
-                emit(Event::Replay { band: (b, num_bands) }, &trace, (&travelling, &sums, 0), None)?;
+                emit(Event::Replay { band: (b, num_bands) }, &trace, &sums)?;
                 let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
                 no_grad(|| band.replay(&|| observer.borrow().wants_to_stop()))?;
             }
             BackwardStage::Cell { band: b, column: c } => {
                 let (at, column, graph) = ((b, num_bands), (c, num_columns), kept.remove(&(b, c)));
-                let held = kept.len() + usize::from(graph.is_some());
                 let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
                 let begins = Event::Cell { band: at, column, is_kept: graph.is_some() };
-                emit(begins, &trace, (&travelling, &sums, held), next.as_ref())?;
+                emit(begins, &trace, &sums)?;
                 let mut prepared = match next.take() {
                     Some(prepared) => prepared,
                     None => band.prepare((c, graph.is_some()), &mut travelling)?,
@@ -75,10 +70,8 @@ pub(super) fn run(
                 };
                 let above = if schedule.has_head_in_cells() { Above::Head(setup, &mut head) } else { Above::Band };
                 travelling[c] = band.cell((c, graph), (prepared, above), &mut |phase| match phase {
-                    CellPhase::Head => emit(Event::Head { column }, &trace, (&travelling, &sums, held), next.as_ref()),
-                    CellPhase::Backward => {
-                        emit(Event::CellBackward { band: at, column }, &trace, (&travelling, &sums, held), next.as_ref())
-                    }
+                    CellPhase::Head => emit(Event::Head { column }, &trace, &sums),
+                    CellPhase::Backward => emit(Event::CellBackward { band: at, column }, &trace, &sums),
                 })?;
                 sums.take(model, schedule.layers(b))?;
             }

@@ -12,7 +12,7 @@ use super::head_run::HeadRun;
 use super::kept_outputs::KeptOutputs;
 use super::layer_checkpoints::LayerCheckpoints;
 use super::layer_state::{lock, new_layer_states};
-use super::measured::{self, Transient};
+use super::held::{self, Held};
 use super::router_balance::{RouterSums, RouterTask};
 use super::schedule::{ForwardStage, Schedule};
 use super::session::{Pass, Session};
@@ -113,9 +113,8 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
 }
 
 fn emit(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) -> Result<(), EngineError> {
-    let sums = &GradientSums::default();
-    let held = Transient { travelling: &trace.top, ahead: Bytes(0), head: &trace.head.gradients, sums, kept: trace.kept.len() };
-    measured::emit(observer, event, (model, trace), &held)
+    let now = Held { model, trace, head: &trace.head.gradients, sums: &GradientSums::default() };
+    held::emit(observer, event, &now)
 }
 
 /// One column through all layers; the inputs of layer bands are kept, or the bands' graphs.

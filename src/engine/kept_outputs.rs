@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tch::Device;
 
-use super::MemoryByPart;
+use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::ops::attention::Attended;
 use crate::store::{HostTensor, Store, TensorPrefetch};
 
@@ -55,9 +55,9 @@ impl KeptOutputs {
         }
     }
 
-    /// Adds what waits outside the store, and what is on its way.
+    /// Adds what waits outside the store.
     pub(super) fn measure(&self, memory: &mut MemoryByPart) {
-        memory.attention_outputs += self.waiting.values().flatten().map(HostTensor::bytes_here).sum();
-        memory.ahead += self.ahead.values().flatten().map(TensorPrefetch::bytes).sum();
+        let waiting = self.waiting.values().flatten().map(HostTensor::bytes_here).sum();
+        memory.add(MemoryPart::LayerCheckpoints, MemoryPlace::Host, waiting);
     }
 }

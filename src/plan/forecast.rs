@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use super::StepSpec;
+use super::held::MemoryEntry;
 use super::part::StepPart;
 use super::walk::{Span, StepWalk};
 use crate::data::{Batch, IGNORE, Sequence, Targets};
-use crate::engine::{ChunkPlan, MemoryEntry, MemoryPlace};
+use crate::engine::{ChunkPlan, MemoryPlace};
 use crate::recipe::Offload;
 use crate::units::Bytes;
 

@@ -7,9 +7,10 @@ use std::ops::Range;
 use tch::Kind;
 
 use super::StepSpec;
+use super::held::HeldMemory;
 use super::outputs::WaitingOutputs;
 use crate::cache::{CacheShape, ChunkSpan, Routing, Scope, log_bytes_per_token, notes_per_entry};
-use crate::engine::{ChunkPlan, MemoryByPart, Schedule};
+use crate::engine::{ChunkPlan, Schedule};
 use crate::recipe::{StorePlace, StoreRecipe};
 use crate::store::{Form, copies_are_async};
 use crate::units::Bytes;
@@ -163,15 +164,15 @@ impl<'a> Ledger<'a> {
     }
 
     /// What the engine would tell.
-    pub(super) fn memory(&self) -> MemoryByPart {
-        let mut memory = MemoryByPart {
+    pub(super) fn memory(&self) -> HeldMemory {
+        let mut memory = HeldMemory {
             travelling_gradients: Bytes(self.travelling.iter().sum()),
             ahead: Bytes(self.ahead.bytes),
             parameter_gradients: Bytes(self.parameter_gradients + self.summed_gradients[0]),
             waiting_gradients: Bytes(self.summed_gradients[1]),
             tokens: Bytes(8 * (self.plan.len() * self.plan.num_sequences()) as u64),
             kept_cells: self.kept_cells,
-            ..MemoryByPart::default()
+            ..HeldMemory::default()
         };
         for layer in &self.layers {
             let (device, host) = self.cache_bytes(layer);

@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::attention::Kernel;
+use super::held::HeldMemory;
 use super::layer::{Layer, LayerBytes};
 use super::ledger::Ledger;
 use super::part::StepPart;
 use super::{StepSpec, head};
 use crate::cache::CacheShape;
-use crate::engine::{BackwardStage, ChunkPlan, ForwardStage, MemoryByPart, Schedule};
+use crate::engine::{BackwardStage, ChunkPlan, ForwardStage, Schedule};
 use crate::units::Bytes;
 
 /// The span from one event to the next.
@@ -20,7 +21,7 @@ pub struct Span {
     /// To which part of the step it belongs.
     pub part: StepPart,
     /// What the engine's objects hold when it begins.
-    pub held: MemoryByPart,
+    pub held: HeldMemory,
     /// What the graphs of the current cell and of those that are kept take, and what waits for its backward, in bytes.
     pub graph: u64,
     /// The most beyond both until it ends, in bytes.
@@ -175,7 +176,7 @@ impl<'a> StepWalk<'a> {
         let copies = if s.sums_apart() { s.of_embedding() * s.wide() } else { s.trained_bytes().0 };
         let of_ends = if s.trains_weights() { 0 } else { s.embedding_gradients() };
         visit(Span { part: StepPart::Backward, held, graph: 0, inside: copies + of_ends });
-        let held = MemoryByPart {
+        let held = HeldMemory {
             free_room: held.free_room,
             parameter_gradients: held.parameter_gradients,
             waiting_gradients: held.waiting_gradients,
@@ -239,8 +240,8 @@ impl<'a> StepWalk<'a> {
         self.hidden(c) + (tokens * self.rotated) as u64 * self.spec.element()
     }
 
-    fn growth(&self, before: &MemoryByPart) -> u64 {
-        let sum = |memory: &MemoryByPart| memory.entries().iter().map(|entry| entry.bytes.0).sum::<u64>();
+    fn growth(&self, before: &HeldMemory) -> u64 {
+        let sum = |memory: &HeldMemory| memory.entries().iter().map(|entry| entry.bytes.0).sum::<u64>();
         sum(&self.ledger.memory()).saturating_sub(sum(before))
     }
 }

@@ -14,7 +14,7 @@ use crate::engine::{Engine, Event, MemoryByPart, Observer, Settings};
 use crate::head::NextToken;
 use crate::model::{Adapter, Model, ModelConfig, kind_of, on_every_layer};
 use crate::optim;
-use crate::plan::stopwatch::Stopwatch;
+use crate::measure::Stopwatch;
 use crate::plan::{StepPart, StepSpec, StepTimes, StepWork, TrainedPart};
 use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, KeepGraph, LoraRecipe, Recipe, Storage, StoreRecipe};
 
