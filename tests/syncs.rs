@@ -74,7 +74,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("model/beginning.rs", 1, "takes the beginning of an adapter to the host, when a model takes it"),
     ("model/embedding.rs", 1, "rounds a factor, when a model is loaded"),
     ("ops/frequencies.rs", 3, "makes the frequencies of a batch, before its first column"),
-    ("ops/attention/calibrate.rs", 4, "compares and times ways to attend, before a step"),
+    ("ops/attention/tried.rs", 1, "compares a kernel with the blocks, before a step"),
     ("head/column.rs", 2, "reads figures that have come, or after the step"),
     ("store/arena.rs", 2, "writes to a file what must be on the host for it"),
     ("store/tensor_io.rs", 2, "saves and loads files"),

@@ -5,14 +5,14 @@ use tch::{Device, Kind, TchError, Tensor};
 use super::budget::{BudgetState, order_empty};
 use super::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::native::cuda::{Staying, on_device, rank_entries, take_lowest};
-use crate::store::{HostTensor, copies_are_async};
+use crate::store::{Waiting, copies_are_async, in_memory};
 
 /// Slots to evict, lowest score first: a sequence that needs fewer takes them from the front. Kept on the host, in integers of the
 /// smallest width that serves.
 #[derive(Debug)]
 pub struct Victims {
     /// `(1, 1, e)` where all sequences and heads agree, `(B, 1, e)` where the heads of a sequence do, else `(B, G, e)`.
-    packed: HostTensor,
+    packed: Waiting<Tensor>,
     /// The same on the CUDA device that has chosen, until the chunk is written: the host need not know them before.
     fresh: Option<Tensor>,
     /// The same in i64, where the host has chosen, until the chunk is written.
@@ -30,7 +30,7 @@ impl Victims {
     /// # Shapes
     /// `(1 or B, 1 or G, e)`, i64, on the host.
     pub(super) fn of_host(slot_bge: &Tensor, cache_length: usize) -> Self {
-        let packed = HostTensor::here(&pack(slot_bge, Self::kind(cache_length)));
+        let packed = Waiting::here(&pack(slot_bge, Self::kind(cache_length)));
         Self { packed, fresh: None, unpacked: None }
     }
 
@@ -41,7 +41,7 @@ impl Victims {
     pub fn new(slot_bge: &Tensor, cache_length: usize) -> Self {
         let packed = pack(slot_bge, Self::kind(cache_length));
         let fresh = copies_are_async(packed.device()).then(|| packed.shallow_clone());
-        Self { packed: HostTensor::send(&packed), fresh, unpacked: None }
+        Self { packed: Waiting::send(&packed), fresh, unpacked: None }
     }
 
     /// The same, with the slots at hand until the chunk is written.
@@ -118,7 +118,7 @@ impl Victims {
     pub fn slots(&self, batch: i64, groups: i64, device: Device) -> Tensor {
         let unpacked = match &self.fresh {
             Some(fresh) => unpack(fresh),
-            None => unpack(&self.packed.prefetch(device).wait()),
+            None => unpack(&in_memory(self.packed.fetch(device))),
         };
         unpacked.to_device(device).expand([batch, groups, self.len() as i64], false)
     }

@@ -2,7 +2,6 @@
 
 use crate::model::{ExpertsSpec, LinearSpec, ModelConfig, Preference, RopeScaling, RopeSpec};
 
-/// Those of the layers that have some.
 pub(super) fn experts(config: &ModelConfig) -> impl Iterator<Item = &ExpertsSpec> {
     config.layers.iter().filter_map(|layer| layer.feed_forward.experts())
 }

@@ -14,7 +14,6 @@ use crate::dist::ProcessGroup;
 use crate::native::cuda::why_not_pinned;
 use crate::measure::{BenchSummary, StepRecord, summarise};
 use crate::native::libtorch_version;
-use crate::ops::attention::calibrations;
 use crate::plan::StepPart;
 use crate::report::console;
 use crate::report::memory::{not_pinned, planned_and_measured};
@@ -67,10 +66,6 @@ impl BenchSteps {
                 console::note(&format!("step {number} of {all}: {}", Seconds(record.whole.seconds)));
             }
             records.push(record);
-        }
-        let widths: Vec<i64> = bench.model().config().layers.iter().map(|layer| layer.attention.head_dim as i64).collect();
-        for found in calibrations().iter().filter(|found| widths.contains(&found.shape.head_dim)) {
-            console::note(&found.to_string());
         }
         if let Some(why) = why_not_pinned() {
             console::note(&not_pinned(&why));

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::recipe_file::{RecipePath, recipe_for};
 use crate::data::{
-    ColumnLook, DataError, DataSource, FileLook, IGNORE, LineOrRecord, RowCounts, SampleFate, Survey, SurveyedPart, SurveyedRow,
+    ColumnLook, DataSource, FileLook, IGNORE, LineOrRecord, RowCounts, SampleFate, Survey, SurveyedPart, SurveyedRow,
     SurveyedSample, Tokenizer, look, survey,
 };
 use crate::files;
@@ -18,7 +18,7 @@ use crate::recipe::{DataRecipe, Recipe, ValidationSource};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
-use crate::units::{Fault, quoted};
+use crate::units::{Fault, abridged, quoted};
 
 /// Tokens at either end of a long stretch that are shown.
 const SHOWN_TOKENS: usize = 60;
@@ -270,7 +270,7 @@ fn in_words(sample: &SurveyedSample) -> String {
 }
 
 /// A sample as text: what is trained is set off, and long stretches are shortened.
-fn shown(sample: &SurveyedSample, tokenizer: Option<&Tokenizer>, has_colour: bool) -> Result<String, DataError> {
+fn shown(sample: &SurveyedSample, tokenizer: Option<&Tokenizer>, has_colour: bool) -> Result<String, Fault> {
     let text = |ids: &[u32]| match tokenizer {
         Some(tokenizer) => tokenizer.decode_with_special(ids),
         None => Ok(ids.iter().map(|id| format!("{id} ")).collect::<Vec<_>>().concat()),
@@ -313,7 +313,8 @@ impl Dump {
     }
 
     fn failed(path: &Path, source: std::io::Error) -> Fault {
-        DataError::Dump { path: path.to_path_buf(), source }.into()
+        let hint = "check that the folder exists, is writable and has space left";
+        Fault::data(format!("cannot write `{}`", abridged(path.display())), hint).caused_by(source)
     }
 
     fn write(&mut self, row: &SurveyedRow) -> Result<(), Fault> {

@@ -48,7 +48,7 @@ pub(super) struct Finetune {
 
 #[derive(Debug, Args)]
 pub(super) struct Resume {
-    /// Directory of the run.
+    /// The directory of the run.
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Checkpoint to go on from; the newest valid one, if left out.

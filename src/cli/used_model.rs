@@ -30,7 +30,7 @@ pub(super) struct UsedModel {
     /// Which entries are evicted; if left out, as it was trained; of a model that was not, none (`dense`).
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
-    /// Slots per KV head.
+    /// Slots of each KV head's cache.
     #[arg(long, value_name = "N")]
     cache_length: Option<usize>,
     /// Override a key of the recipe.
@@ -199,7 +199,7 @@ pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<Sessio
     })
 }
 
-/// Of its tensors and of what says how they are used.
+/// Hashes the adapter's tensors and its configuration.
 fn hash_of_adapter(dir: &Path) -> Result<String, FilesError> {
     let extra = Some(EXTRA_TENSORS).filter(|name| files::is_there(&dir.join(name)));
     let parts = [ADAPTER_TENSORS, ADAPTER_CONFIG].into_iter().chain(extra).map(|name| files::hash_file(&dir.join(name)));

@@ -41,7 +41,7 @@ pub(super) struct Joining {
     /// How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs.
     #[arg(long, default_value = "10m", value_name = "TIME")]
     dist_timeout: Timeout,
-    /// By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had.
+    /// How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available.
     #[arg(long, default_value = "auto", value_name = "BACKEND")]
     backend: RankBackend,
 }
@@ -57,7 +57,6 @@ impl Joining {
     }
 }
 
-/// `--device` and `--threads`.
 pub(super) type DeviceArguments = (device::Wanted, Option<u16>);
 
 /// Which rank this process is, if it is one of several.

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use super::error::DataError;
+use super::faults;
 use super::rows::{self, DataRow, RowSettings};
+use crate::units::Fault;
 
 /// An answer and what it is compared with.
 pub struct Answer<'a> {
@@ -15,24 +16,24 @@ pub struct Answer<'a> {
 
 impl Answer<'_> {
     /// Another text of the row.
-    pub fn text(&mut self, field: &'static str) -> Result<String, DataError> {
+    pub fn text(&mut self, field: &'static str) -> Result<String, Fault> {
         self.row.text(field).map_err(refused)
     }
 
     /// The references are none that can be scored.
-    pub fn bad_references(&self, expected: impl Into<String>, found: impl Into<String>) -> DataError {
+    pub fn bad_references(&self, expected: impl Into<String>, found: impl Into<String>) -> Fault {
         refused(self.row.bad("references", expected, found))
     }
 }
 
 /// Why the walk ended early.
 enum Stop<E> {
-    Row(DataError),
+    Row(Fault),
     Caller(E),
 }
 
-impl<E> From<DataError> for Stop<E> {
-    fn from(error: DataError) -> Self {
+impl<E> From<Fault> for Stop<E> {
+    fn from(error: Fault) -> Self {
         Self::Row(refused(error))
     }
 }
@@ -41,7 +42,7 @@ impl<E> From<DataError> for Stop<E> {
 ///
 /// # Errors
 /// The file cannot be read, has no row, or a row lacks a field or has one of another type; or `score` refuses.
-pub fn each_answer<E: From<DataError>>(path: &Path, mut score: impl FnMut(Answer<'_>) -> Result<(), E>) -> Result<(), E> {
+pub fn each_answer<E: From<Fault>>(path: &Path, mut score: impl FnMut(Answer<'_>) -> Result<(), E>) -> Result<(), E> {
     let mut rows = 0_usize;
     let walk = rows::each(path, &RowSettings::default(), &mut |row| {
         let row = &mut row?;
@@ -53,15 +54,17 @@ pub fn each_answer<E: From<DataError>>(path: &Path, mut score: impl FnMut(Answer
     match walk {
         Err(Stop::Row(error)) => Err(error.into()),
         Err(Stop::Caller(error)) => Err(error),
-        Ok(()) if rows == 0 => Err(DataError::Empty { path: path.to_path_buf() }.into()),
+        Ok(()) if rows == 0 => Err(faults::empty(path).into()),
         Ok(()) => Ok(()),
     }
 }
 
 /// What is wrong with a row, with a hint for files of answers.
-fn refused(error: DataError) -> DataError {
-    match error {
-        DataError::Read { .. } => error,
-        _ => DataError::Answer(Box::new(error)),
+fn refused(error: Fault) -> Fault {
+    if error.io().is_some() {
+        return error;
     }
+    let hint =
+        "each line is a JSON object with `prediction`, a text, `references`, a list of texts, and the fields that `--by` names";
+    error.with_hint(hint)
 }

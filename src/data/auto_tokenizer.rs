@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::DataError;
 use super::tokenizer::{Tokenizer, json_field};
+use crate::units::Fault;
 
 /// A class that takes vocabulary and merges from `tokenizer.json` and makes its pre-tokenizers itself.
 struct Rebuilding {
@@ -32,9 +32,9 @@ const REBUILDING: &[Rebuilding] = &[
 const OF_ANY_CLASS: [&str; 4] = ["llama", "gpt_oss", "seed_oss", "smollm3"];
 
 /// What to tell of the model in `dir` whose `AutoTokenizer` gives other tokens than its `tokenizer.json`.
-pub fn auto_tokenizer_differs(dir: &Path, tokenizer: &Tokenizer) -> Result<Option<String>, DataError> {
+pub fn auto_tokenizer_differs(dir: &Path, tokenizer: &Tokenizer) -> Result<Option<String>, Fault> {
     let text = |file: &str, field| {
-        Ok::<_, DataError>(json_field(&dir.join(file), field)?.and_then(|value| Some(value.as_str()?.to_owned())))
+        Ok::<_, Fault>(json_field(&dir.join(file), field)?.and_then(|value| Some(value.as_str()?.to_owned())))
     };
     let Some(model_type) = text("config.json", "model_type")? else { return Ok(None) };
     let named = text("tokenizer_config.json", "tokenizer_class")?.map(|class| class.replace("Fast", ""));

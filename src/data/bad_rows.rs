@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use super::error::DataError;
+use super::faults::{self, LEAVE_OUT, RowFault};
 use crate::recipe::OnBadRow;
+use crate::units::Fault;
 
 const TOLD: usize = 10;
 
 /// What an error of a row is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorScope {
+pub(super) enum ErrorScope {
     /// The row is no sample: `data.on_bad_row` decides.
     Row,
     /// The sample is too long: `data.on_too_long` has decided.
@@ -18,22 +19,13 @@ pub enum ErrorScope {
     All,
 }
 
-impl DataError {
-    /// What it is about, where it was found at a row.
-    pub fn scope(&self) -> ErrorScope {
-        match self {
-            Self::TooLong { .. } | Self::NoPlainText { .. } => ErrorScope::Length,
-            Self::NotJson { .. }
-            | Self::BadRow { .. }
-            | Self::Shape { .. }
-            | Self::MissingField { .. }
-            | Self::BadField { .. }
-            | Self::UnknownFormat { .. }
-            | Self::Messages { .. }
-            | Self::Conversation { .. }
-            | Self::OutOfVocabulary { .. }
-            | Self::NoTarget { .. } => ErrorScope::Row,
-            _ => ErrorScope::All,
+impl ErrorScope {
+    /// For an error that was found at a row.
+    pub(super) fn of(error: &Fault) -> Self {
+        match error.of_type::<RowFault>() {
+            Some(row) if row.is_too_long => Self::Length,
+            Some(_) => Self::Row,
+            None => Self::All,
         }
     }
 }
@@ -42,7 +34,7 @@ impl DataError {
 #[derive(Debug)]
 pub(super) struct BadRows {
     on_bad_row: OnBadRow,
-    first: Vec<DataError>,
+    first: Vec<Fault>,
     count: usize,
     read: usize,
 }
@@ -58,7 +50,7 @@ impl BadRows {
     }
 
     /// A row that is no sample.
-    pub(super) fn note(&mut self, error: DataError) {
+    pub(super) fn note(&mut self, error: Fault) {
         self.read += 1;
         self.count += 1;
         if self.first.len() < TOLD {
@@ -75,15 +67,25 @@ impl BadRows {
     ///
     /// # Errors
     /// There are bad rows, and the recipe does not leave them out; or there are no others.
-    pub(super) fn finish(mut self, path: &Path) -> Result<Option<DataError>, DataError> {
+    pub(super) fn finish(mut self, path: &Path) -> Result<Option<Fault>, Fault> {
         let has_samples = self.count < self.read;
         let is_dropped = self.on_bad_row == OnBadRow::Drop;
         let error = match self.count {
             0 if has_samples => return Ok(None),
-            0 => return Err(DataError::Empty { path: path.to_path_buf() }),
+            0 => return Err(faults::empty(path)),
             1 => self.first.remove(0),
-            count => DataError::BadRows { first: self.first, count, read: self.read },
+            count => several(&self.first, count, self.read),
         };
         if is_dropped && has_samples { Ok(Some(error)) } else { Err(error) }
     }
+}
+
+/// So many bad rows of those that were read, of which the first are told, a line each.
+fn several(first: &[Fault], count: usize, read: usize) -> Fault {
+    let lines: String = first.iter().map(|error| format!("\n  {error}")).collect();
+    let lines = if count > first.len() { format!("; the first {} are{lines}", first.len()) } else { format!(":{lines}") };
+    let message = format!("{count} of {read} rows of the data files cannot be read{lines}");
+    // Where none can be read, something is wrong with all of them.
+    let shared = first.first().filter(|_| count == read).and_then(Fault::hint);
+    Fault::data(message, shared.unwrap_or_else(|| LEAVE_OUT.to_owned()))
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::batch::{Batch, Sequence};
 use super::chat::ChatNotes;
 use super::encode::{EncodedQuestion, EncodedSample, Encoder};
-use super::error::DataError;
+use super::faults;
 use super::on_too_long::Fit;
 use super::question::{Question, SampleGroups};
 use super::sample_place::SamplePlace;
@@ -19,6 +19,7 @@ use super::token_file::{About, fingerprint};
 use super::windows::{Window, windows};
 use crate::files;
 use crate::recipe::DataFormat;
+use crate::units::{Fault, quoted};
 
 /// Samples to train on or to validate with, in file order.
 #[derive(Clone)]
@@ -158,7 +159,7 @@ impl Dataset {
     }
 
     /// The tokens of these samples (indices from 0 to `len` - 1), cut where they are too long; sequence `i` is `samples[i]`.
-    pub fn batch(&self, samples: &[usize]) -> Result<Batch, DataError> {
+    pub fn batch(&self, samples: &[usize]) -> Result<Batch, Fault> {
         if samples.is_empty() {
             return Err(self.bad_batch(&"no samples"));
         }
@@ -166,18 +167,18 @@ impl Dataset {
             let (set, piece) = self.piece(sample)?;
             Ok(set.samples.encoded(piece)?.into_sequence(set.first + piece.sample))
         };
-        Ok(Batch { sequences: samples.iter().map(sequence).collect::<Result<Vec<Sequence>, DataError>>()? })
+        Ok(Batch { sequences: samples.iter().map(sequence).collect::<Result<Vec<Sequence>, Fault>>()? })
     }
 
     /// The prompt of a sample, and its answer as text.
-    pub fn question(&self, sample: usize) -> Result<Question, DataError> {
+    pub fn question(&self, sample: usize) -> Result<Question, Fault> {
         let (set, piece) = self.piece(sample)?;
         let question = set.samples.question(piece)?;
         Ok(Question { sample: question.sample + set.first as u64, ..question })
     }
 
     /// The question that follows the thoughts which were the reply to one; `None` where the reply was the answer.
-    pub fn following(&self, question: &Question, thoughts: &str) -> Result<Option<Question>, DataError> {
+    pub fn following(&self, question: &Question, thoughts: &str) -> Result<Option<Question>, Fault> {
         let Some(follow_up) = &question.follow_up else { return Ok(None) };
         let number = question.sample as usize;
         let Some(set) = self.sets.iter().rfind(|set| set.first <= number) else { return Ok(None) };
@@ -186,7 +187,7 @@ impl Dataset {
     }
 
     /// What a sample is reported under, where its file says.
-    pub fn groups(&self, sample: usize) -> Result<Option<SampleGroups>, DataError> {
+    pub fn groups(&self, sample: usize) -> Result<Option<SampleGroups>, Fault> {
         let (SetSamples { samples, .. }, piece) = self.piece(sample)?;
         Ok(samples.tokens.about(&samples.paths, piece.sample)?.groups)
     }
@@ -228,13 +229,14 @@ impl Dataset {
         notes
     }
 
-    fn piece(&self, sample: usize) -> Result<(&SetSamples, &Piece), DataError> {
+    fn piece(&self, sample: usize) -> Result<(&SetSamples, &Piece), Fault> {
         let (set, piece) = self.pieces.get(sample).ok_or_else(|| self.bad_batch(&format_args!("sample {sample}")))?;
         Ok((&self.sets[*set], piece))
     }
 
-    fn bad_batch(&self, found: &dyn fmt::Display) -> DataError {
-        DataError::BadBatch { found: found.to_string(), len: self.len() }
+    fn bad_batch(&self, found: &dyn fmt::Display) -> Fault {
+        let message = format!("a batch of {}, expected sample indices below {}", quoted(found), self.len());
+        Fault::data(message, "ask for at least one sample, each within the data set")
     }
 }
 
@@ -269,17 +271,19 @@ impl Samples {
         tokens - usize::from(file.class(piece.sample).is_none())
     }
 
-    fn place(&self, sample: usize) -> Result<SamplePlace, DataError> {
+    fn place(&self, sample: usize) -> Result<SamplePlace, Fault> {
         self.tokens.place(&self.paths, sample)
     }
 
-    fn question(&self, piece: &Piece) -> Result<Question, DataError> {
+    fn question(&self, piece: &Piece) -> Result<Question, Fault> {
         let mut about = self.tokens.about(&self.paths, piece.sample)?;
         let Some(EncodedQuestion { prompt, answer, initial }) = self.encoded(piece)?.into_question() else {
-            return Err(DataError::NoQuestion { place: self.place(piece.sample)? });
+            let message = format!("{} has a class, and no answer in words", self.place(piece.sample)?);
+            return Err(Fault::data(message, "answer in words with `head.kind = \"next_token\"`"));
         };
         if prompt.is_empty() {
-            return Err(DataError::NoPrompt { place: self.place(piece.sample)? });
+            let message = format!("{} has no prompt: its first token is a target already", self.place(piece.sample)?);
+            return Err(Fault::data(message, "label the tokens of the prompt with -100, or leave the sample out"));
         }
         let references = match about.references.take() {
             Some(references) => references,
@@ -291,12 +295,12 @@ impl Samples {
     }
 
     /// The tokens of a piece.
-    fn encoded(&self, piece: &Piece) -> Result<EncodedSample, DataError> {
+    fn encoded(&self, piece: &Piece) -> Result<EncodedSample, Fault> {
         let Tokens { file, map, .. } = &self.tokens;
         let ids = file.ids(piece.sample);
         if !self.are_checked[piece.sample].load(Ordering::Relaxed) {
             if fingerprint(ids) != file.fingerprint(piece.sample) {
-                return Err(DataError::DamagedTokens { place: self.place(piece.sample)? });
+                return Err(faults::damaged_tokens(&self.place(piece.sample)?));
             }
             self.are_checked[piece.sample].store(true, Ordering::Relaxed);
         }

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::batch::{IGNORE, Sequence, Targets};
 use super::chat::{ChatEncoder, TrainedText};
-use super::error::{ANSWER, DataError, IN_COMPLETION, IN_LABELS, IN_MESSAGES};
 use super::example::Content;
+use super::faults::{self, RowFault};
 use super::initial_part::{InitialPartFinder, after_cut};
 use super::on_too_long::Length;
 use super::question::FollowUp;
@@ -14,6 +14,27 @@ use super::sample_place::SamplePlace;
 use super::tokenizer::Tokenizer;
 use crate::metrics::strip;
 use crate::recipe::DataFormat;
+use crate::units::{Fault, counted};
+
+/// Where no token to predict was found, and what to do.
+struct NoTarget {
+    why: &'static str,
+    hint: &'static str,
+}
+
+const IN_LABELS: NoTarget = NoTarget {
+    why: "`labels` is -100 behind the first token",
+    hint: "remove the sample, or label the tokens to train with their own ids in `labels`, at least one behind the first",
+};
+const IN_MESSAGES: NoTarget = NoTarget {
+    why: "no message of the assistant is trained",
+    hint: "end the conversation with a message of the assistant, check `train` and `weight` of its messages, set `data.train_on`, or \
+           leave such rows out with `data.on_bad_row = \"drop\"`",
+};
+const IN_COMPLETION: NoTarget = NoTarget {
+    why: "nothing follows the prompt",
+    hint: "write what shall be learned as the completion, or leave such rows out with `data.on_bad_row = \"drop\"`",
+};
 
 /// Makes token ids of samples.
 #[derive(Clone, Debug)]
@@ -79,7 +100,7 @@ impl Encoder {
     }
 
     /// Encodes a whole sample, however long, and finds its initial part where that is asked for.
-    pub(super) fn encode(&self, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<EncodedSample, DataError> {
+    pub(super) fn encode(&self, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<EncodedSample, Fault> {
         let of_text = |text: TrainedText| EncodedSample {
             ids: text.ids,
             prompt: text.prompt,
@@ -105,17 +126,17 @@ impl Encoder {
                 of_ids(ids, prompt, Aim::Class(*class))
             }
         };
-        let why = match content {
-            Content::Chat(_) => IN_MESSAGES,
-            Content::Tokens { .. } | Content::TokensClass { .. } => IN_LABELS,
-            Content::Text { .. } | Content::TextClass { .. } => IN_COMPLETION,
+        let no_target = match content {
+            Content::Chat(_) => &IN_MESSAGES,
+            Content::Tokens { .. } | Content::TokensClass { .. } => &IN_LABELS,
+            Content::Text { .. } | Content::TextClass { .. } => &IN_COMPLETION,
         };
-        sequence.check(self.vocab_size, why, place)?;
+        sequence.check(self.vocab_size, no_target, place)?;
         self.mark_initial(content, &mut sequence)?;
         Ok(sequence)
     }
 
-    fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), DataError> {
+    fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), Fault> {
         let Some(finder) = &self.initial else { return Ok(()) };
         let found = match content {
             Content::Text { prompt, .. } | Content::TextClass { prompt, .. } => {
@@ -129,7 +150,7 @@ impl Encoder {
     }
 
     /// The text that a sample's tokens were made of; `None` of one that is token ids.
-    pub(super) fn source_text(&self, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<Option<String>, DataError> {
+    pub(super) fn source_text(&self, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<Option<String>, Fault> {
         match content {
             Content::Text { prompt, completion } => Ok(Some([&prompt[..], completion].concat())),
             Content::TextClass { prompt, .. } => Ok(Some(prompt.clone())),
@@ -143,7 +164,7 @@ impl Encoder {
         &self,
         FollowUp { before, after, is_message, max_tokens }: &FollowUp,
         thoughts: &str,
-    ) -> Result<AskedTokens, DataError> {
+    ) -> Result<AskedTokens, Fault> {
         let tokenizer = self.tokenizer()?;
         let mut text = [before, strip(thoughts), after].concat();
         if let Some(most) = max_tokens {
@@ -155,13 +176,17 @@ impl Encoder {
     }
 
     /// The text of an answer that is given as tokens.
-    pub(super) fn text(&self, ids: &[u32]) -> Result<String, DataError> {
-        let tokenizer = self.tokenizer.as_ref().ok_or(DataError::NoTokenizer { what: ANSWER })?;
+    pub(super) fn text(&self, ids: &[u32]) -> Result<String, Fault> {
+        let missing = || {
+            let hint = "put `tokenizer.json` into the model directory: answers are compared as texts";
+            faults::no_tokenizer("the text of an answer").with_hint(hint)
+        };
+        let tokenizer = self.tokenizer.as_ref().ok_or_else(missing)?;
         tokenizer.decode(ids)
     }
 
-    fn tokenizer(&self) -> Result<&Tokenizer, DataError> {
-        let tokenizer = self.tokenizer.as_ref().ok_or(DataError::NoTokenizer { what: "text data" })?;
+    fn tokenizer(&self) -> Result<&Tokenizer, Fault> {
+        let tokenizer = self.tokenizer.as_ref().ok_or_else(|| faults::no_tokenizer("text data"))?;
         match tokenizer.ends().iter().find(|&&id| id as usize >= self.vocab_size) {
             None => Ok(tokenizer),
             Some(id) => {
@@ -236,15 +261,22 @@ impl EncodedSample {
         Some(EncodedQuestion { prompt, answer: answer[..wanted].to_vec(), initial })
     }
 
-    fn check(&self, vocab_size: usize, why: &'static str, place: &dyn Fn() -> SamplePlace) -> Result<(), DataError> {
+    fn check(&self, vocab_size: usize, no_target: &NoTarget, place: &dyn Fn() -> SamplePlace) -> Result<(), Fault> {
         if let Some(&id) = self.ids.iter().find(|&&id| id as usize >= vocab_size) {
-            return Err(DataError::OutOfVocabulary { what: place().to_string(), id: u64::from(id), vocab_size });
+            let place = place();
+            let message = faults::out_of_vocabulary(&place.to_string(), u64::from(id), vocab_size);
+            return Err(RowFault::bad(place, message, faults::OWN_TOKENIZER));
         }
         // The first token has nothing before it that could predict it.
         let has_target = match &self.aim {
             Aim::Class(_) => true,
             Aim::Tokens(is_trained) => is_trained.iter().skip(1).any(|&trained| trained),
         };
-        if has_target { Ok(()) } else { Err(DataError::NoTarget { place: place(), length: self.ids.len(), why }) }
+        if has_target {
+            return Ok(());
+        }
+        let (place, NoTarget { why, hint }) = (place(), no_target);
+        let message = format!("{place}: {} and none to predict: {why}", counted(self.ids.len(), "token"));
+        Err(RowFault::bad(place, message, *hint))
     }
 }

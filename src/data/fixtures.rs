@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use super::{DataError, ModelLimits, Splits, Tokenizer, open};
+use super::{ModelLimits, Splits, Tokenizer, open};
 use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong};
+use crate::units::Fault;
 
 pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768, most_positions: 32_768 };
 
@@ -52,13 +53,12 @@ impl Fixture {
         path
     }
 
-    pub(super) fn open(&self) -> Result<Splits, DataError> {
+    pub(super) fn open(&self) -> Result<Splits, Fault> {
         open((&self.recipe, &self.head), Some(&tokenizer()), LIMITS, None, 1, &mut |_| {})
     }
 
     /// The error's text, the folder left out; every error that data can cause has a hint.
     pub(super) fn error(&self) -> String {
-        use crate::units::Failure;
         let error = self.open().unwrap_err();
         assert!(error.hint().is_some_and(|hint| !hint.is_empty()));
         error.to_string().replace(&format!("{}/", self.dir.path().display()), "")

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use super::error::{DataError, INITIAL_PART};
+use super::faults;
 use super::tokenizer::Tokenizer;
 use crate::recipe::InitialPart;
+use crate::units::Fault;
 
 /// Finds the initial part of sequences by a rule.
 #[derive(Clone, Debug)]
@@ -15,9 +16,12 @@ pub struct InitialPartFinder {
 
 impl InitialPartFinder {
     /// For a rule; it reads text.
-    pub fn new(rule: &InitialPart, tokenizer: Option<&Tokenizer>) -> Result<Self, DataError> {
-        let tokenizer = tokenizer.ok_or(DataError::NoTokenizer { what: INITIAL_PART })?.clone();
-        Ok(Self { rule: rule.clone(), tokenizer })
+    pub fn new(rule: &InitialPart, tokenizer: Option<&Tokenizer>) -> Result<Self, Fault> {
+        let missing = || {
+            let hint = "put `tokenizer.json` into the model directory, or choose a policy that does not look for an initial part";
+            faults::no_tokenizer("the initial part of a prompt").with_hint(hint)
+        };
+        Ok(Self { rule: rule.clone(), tokenizer: tokenizer.ok_or_else(missing)?.clone() })
     }
 
     pub(super) fn rule(&self) -> &InitialPart {
@@ -25,7 +29,7 @@ impl InitialPartFinder {
     }
 
     /// The initial part of a prompt given as text, as a range of `ids`, its tokens.
-    pub(super) fn in_text(&self, prompt: &str, ids: &[u32]) -> Result<Range<usize>, DataError> {
+    pub(super) fn in_text(&self, prompt: &str, ids: &[u32]) -> Result<Range<usize>, Fault> {
         let Some(end) = self.rule.end_in(prompt) else { return Ok(0..ids.len()) };
         let (plain, offsets) = self.tokenizer.encode_with_offsets(prompt)?;
         if !ids.ends_with(&plain) {
@@ -37,7 +41,7 @@ impl InitialPartFinder {
     }
 
     /// The initial part of a sequence given as token ids, behind pads on its left or with them.
-    pub fn in_tokens(&self, ids: &[u32]) -> Result<Range<usize>, DataError> {
+    pub fn in_tokens(&self, ids: &[u32]) -> Result<Range<usize>, Fault> {
         let pads = ids.iter().take_while(|&&id| id == self.rule.pad_id).count();
         let rest = &ids[pads..];
         if rest.is_empty() {
@@ -51,11 +55,11 @@ impl InitialPartFinder {
     }
 
     /// How many tokens it takes until the first `end` bytes of the text of `ids` are there.
-    fn count_until(&self, ids: &[u32], end: usize) -> Result<usize, DataError> {
+    fn count_until(&self, ids: &[u32], end: usize) -> Result<usize, Fault> {
         // Half a character decodes to U+FFFD, and must not count.
         let reaches = |count: usize| {
             let text = self.tokenizer.decode(&ids[..count])?;
-            Ok::<_, DataError>(text.trim_end_matches(char::REPLACEMENT_CHARACTER).len() >= end)
+            Ok::<_, Fault>(text.trim_end_matches(char::REPLACEMENT_CHARACTER).len() >= end)
         };
         if end == 0 {
             return Ok(0);
@@ -164,7 +168,7 @@ mod tests {
         let fixture = Fixture::new(Tokens, of_ids(&[5, 6, 7]));
         assert_eq!(fixture.open().unwrap().train.batch(&[0]).unwrap().sequences[0].initial, None);
         let error = open((&fixture.recipe, &fixture.head), None, LIMITS, Some(&rule("###")), 1, &mut |_| {}).unwrap_err();
-        assert!(crate::units::Failure::hint(&error).unwrap().contains("policy"));
+        assert!(error.hint().unwrap().contains("policy"));
         assert_eq!(error.to_string(), "the initial part of a prompt needs a tokenizer, found none");
     }
 

@@ -1,36 +1,43 @@
 //! The classes of a classification head: one token each, or names and numbers.
 
-use super::error::DataError;
+use super::faults;
 use super::tokenizer::Tokenizer;
 use crate::recipe::{ClassList, Labels};
+use crate::units::{Fault, quoted};
 
 /// The token of each class, in the order of the labels; the loss is taken over the logits of these.
 ///
 /// A label given as text is encoded without special tokens and must be exactly one token; no two may be the same.
-pub fn label_tokens(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, DataError> {
+pub fn label_tokens(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Fault> {
     let tokens = match labels {
         Labels::Tokens(tokens) => tokens.clone(),
         Labels::Texts(texts) => {
-            let tokenizer = tokenizer.ok_or(DataError::NoTokenizer { what: "`head.labels`" })?;
+            let tokenizer = tokenizer.ok_or_else(|| faults::no_tokenizer("`head.labels`"))?;
             texts.iter().map(|label| single_token(label, tokenizer)).collect::<Result<_, _>>()?
         }
     };
     if tokens.len() < 2 {
-        return Err(DataError::LabelCount { expected: "at least 2", found: tokens.len() });
+        let message = format!("{} labels, expected at least 2", tokens.len());
+        return Err(Fault::data(message, "list one entry per class in `head.labels` or `head.label_tokens`"));
     }
     for (second, &token) in tokens.iter().enumerate() {
         if let Some(first) = tokens[..second].iter().position(|&earlier| earlier == token) {
-            return Err(DataError::DuplicateLabel { first, second, token });
+            let message = format!("labels {first} and {second} are both token {token}, expected distinct tokens");
+            return Err(Fault::data(message, "give each class a token of its own"));
         }
     }
     Ok(tokens)
 }
 
-fn single_token(label: &str, tokenizer: &Tokenizer) -> Result<u32, DataError> {
+fn single_token(label: &str, tokenizer: &Tokenizer) -> Result<u32, Fault> {
     let tokens = tokenizer.encode(label)?;
     match tokens[..] {
         [token] => Ok(token),
-        _ => Err(DataError::LabelTokens { label: label.to_owned(), tokens }),
+        _ => {
+            let (label, count) = (quoted(label), tokens.len());
+            let message = format!("label `{label}` is {count} tokens {tokens:?}, expected exactly 1");
+            Err(Fault::data(message, "choose labels that are one token each, or give token ids in `head.label_tokens`"))
+        }
     }
 }
 
@@ -44,7 +51,7 @@ pub(super) struct Classes {
 }
 
 impl Classes {
-    pub(super) fn new(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Self, DataError> {
+    pub(super) fn new(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Self, Fault> {
         let texts = if let Labels::Texts(texts) = labels { Some(texts.clone()) } else { None };
         let tokens = label_tokens(labels, tokenizer)?;
         Ok(Self { count: tokens.len(), tokens, texts })
@@ -60,7 +67,7 @@ impl Classes {
     }
 
     /// The class whose label is `text`: by its text, or by its one token where labels are given as tokens.
-    pub(super) fn find(&self, text: &str, tokenizer: &Tokenizer) -> Result<Option<usize>, DataError> {
+    pub(super) fn find(&self, text: &str, tokenizer: &Tokenizer) -> Result<Option<usize>, Fault> {
         match &self.texts {
             Some(texts) => Ok(texts.iter().position(|label| label.trim() == text)),
             None => match tokenizer.encode(text)?[..] {
@@ -104,10 +111,10 @@ mod tests {
         let error = label_tokens(&texts(&["A", "Zürich"]), Some(&tokenizer)).unwrap_err();
         let expected = tokenizer.encode("Zürich").unwrap();
         assert_eq!(error.to_string(), format!("label `Zürich` is {} tokens {expected:?}, expected exactly 1", expected.len()));
-        assert!(matches!(label_tokens(&texts(&["A", ""]), Some(&tokenizer)), Err(DataError::LabelTokens { .. })));
+        assert!(label_tokens(&texts(&["A", ""]), Some(&tokenizer)).unwrap_err().to_string().ends_with("expected exactly 1"));
         let error = label_tokens(&Labels::Tokens(vec![40, 41, 40]), None).unwrap_err();
         assert_eq!(error.to_string(), "labels 0 and 2 are both token 40, expected distinct tokens");
-        assert!(matches!(label_tokens(&Labels::Tokens(vec![7]), None), Err(DataError::LabelCount { found: 1, .. })));
-        assert!(matches!(label_tokens(&texts(&["A", "B"]), None), Err(DataError::NoTokenizer { .. })));
+        assert_eq!(label_tokens(&Labels::Tokens(vec![7]), None).unwrap_err().to_string(), "1 labels, expected at least 2");
+        assert!(label_tokens(&texts(&["A", "B"]), None).unwrap_err().to_string().contains("needs a tokenizer"));
     }
 }

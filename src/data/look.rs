@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::bad_rows::BadRows;
-use super::error::DataError;
 use super::formats::detect;
 use super::rows::{self, DataRow, RowSettings, SplitName, kind};
 use crate::recipe::{DataPaths, OnBadRow};
+use crate::units::Fault;
 
 /// What rows have at a name.
 #[derive(Clone, Debug, Default)]
@@ -27,12 +27,12 @@ pub struct FileLook {
     /// What of folders was left out.
     pub notes: Vec<String>,
     /// The format that the rows tell, and from what.
-    pub format: Result<String, DataError>,
+    pub format: Result<String, Fault>,
     pub rows: usize,
     /// Of these, rows that are no JSON object or cannot be read.
     pub bad: usize,
     /// What is wrong with the first of them.
-    pub first_bad: Option<DataError>,
+    pub first_bad: Option<Fault>,
     /// In the order in which they come up.
     pub columns: Vec<ColumnLook>,
     /// Rows by the power of two that is not below the characters of their texts.
@@ -43,7 +43,7 @@ pub struct FileLook {
 ///
 /// # Errors
 /// Files are missing, empty or damaged, or `sink` refuses.
-pub fn look<E: From<DataError>>(
+pub fn look<E: From<Fault>>(
     data: &DataPaths,
     sink: &mut dyn FnMut(&dyn std::fmt::Display, Value) -> Result<(), E>,
 ) -> Result<FileLook, E> {

@@ -12,13 +12,12 @@ mod by_length;
 mod chat;
 mod dataset;
 mod encode;
-mod error;
 mod example;
+mod faults;
 #[cfg(test)]
 mod fixtures;
 mod formats;
 mod guard;
-mod hints;
 mod in_order;
 mod initial_part;
 mod label_tokens;
@@ -45,12 +44,12 @@ mod windows;
 
 pub use answers::{Answer, each_answer};
 pub use auto_tokenizer::auto_tokenizer_differs;
-pub use bad_rows::ErrorScope;
 pub use batch::{Batch, IGNORE, Sequence, Targets};
 pub use by_length::{consecutive, epoch_batches, largest_batches, share};
-pub use chat::{ChatTemplates, Conversation, become_renderer, message, render_in_children_of, special_tokens, tools_of};
+pub use chat::{
+    ChatTemplates, Conversation, TemplateFault, become_renderer, message, render_in_children_of, special_tokens, tools_of,
+};
 pub use dataset::Dataset;
-pub use error::DataError;
 pub use initial_part::InitialPartFinder;
 pub use label_tokens::label_tokens;
 pub use load_report::{FileReport, LoadReport, TokenOrigin};

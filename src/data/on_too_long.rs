@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use super::error::DataError;
+use super::faults::RowFault;
 use super::sample_place::SamplePlace;
 use crate::recipe::OnTooLong;
+use crate::units::Fault;
 
 /// Tokens of a sample, before anything is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +32,21 @@ pub(super) fn fit(
     length: Length,
     limit: usize,
     on_too_long: OnTooLong,
-    place: impl FnOnce() -> Result<SamplePlace, DataError>,
-) -> Result<Fit, DataError> {
+    place: impl FnOnce() -> Result<SamplePlace, Fault>,
+) -> Result<Fit, Fault> {
     if length.total <= limit {
         return Ok(Fit::Whole);
     }
     match on_too_long {
         OnTooLong::Split => Ok(Fit::Split),
         OnTooLong::Drop => Ok(Fit::Dropped),
-        OnTooLong::Error => Err(DataError::TooLong { place: place()?, length: length.total, limit }),
+        OnTooLong::Error => {
+            let place = place()?;
+            let message = format!("{place}: {} tokens, expected at most {limit}", length.total);
+            let hint = "set `data.on_too_long` to \"drop\" or \"truncate\", raise `data.max_seq_length` as far as the model's positions \
+                        allow, or have more positions with `model.rope_scaling`";
+            Err(RowFault::too_long(place, message, hint))
+        }
         OnTooLong::Truncate => {
             let kept = limit.saturating_sub(length.total - length.prompt);
             if kept == 0 {
@@ -51,6 +58,13 @@ pub(super) fn fit(
     }
 }
 
+/// A sample that is too long, and cannot become windows.
+pub(super) fn no_plain_text(place: SamplePlace, length: Length, limit: usize) -> Fault {
+    let expected = format!("at most {limit}, or a text all of whose tokens are targets, which can be split");
+    let message = format!("{place}: {} tokens, expected {expected}", length.total);
+    RowFault::too_long(place, message, "set `data.on_too_long` to \"drop\" or \"truncate\", or raise `data.max_seq_length`")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,7 +72,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[allow(clippy::unnecessary_wraps, reason = "as those that look it up")]
-    fn place() -> Result<SamplePlace, DataError> {
+    fn place() -> Result<SamplePlace, Fault> {
         Ok(SamplePlace { path: std::path::Path::new("train.jsonl").into(), at: LineOrRecord::Line(3) })
     }
 

@@ -9,14 +9,14 @@ use super::bad_rows::{BadRows, ErrorScope};
 use super::chat::ChatEncoder;
 use super::dataset::{Dataset, Limit, Piece, Samples, hash_of};
 use super::encode::{EncodedSample, Encoder};
-use super::error::DataError;
 use super::example::{Example, Task};
+use super::faults;
 use super::formats::{ExampleReader, each_example};
 use super::in_order::in_order;
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
 use super::load_report::{FileReport, LoadReport};
-use super::on_too_long::{Fit, fit};
+use super::on_too_long::{Fit, fit, no_plain_text};
 use super::rows::SplitName;
 use super::sets::{Splits, joined};
 use super::source::DataSource;
@@ -27,6 +27,7 @@ use super::tokenizer::Tokenizer;
 use crate::recipe::{
     BatchOrder, ChatRecipe, DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, OnTooLong, ValidationSource,
 };
+use crate::units::Fault;
 
 /// What examples of one handing-over take, about.
 const PORTION_BYTES: usize = 1 << 18;
@@ -67,12 +68,12 @@ pub fn open(
     initial: Option<&InitialPart>,
     seed: u64,
     watch: Watch<'_>,
-) -> Result<Splits, DataError> {
+) -> Result<Splits, Fault> {
     let mut open_set = |recipe| open_set((recipe, head), tokenizer, limits, initial, seed, &mut *watch);
     let mut splits = if recipe.sets.is_empty() {
         open_set(recipe)?
     } else {
-        let opened = recipe.sets.iter().map(|set| Ok((set, open_set(&set.data)?))).collect::<Result<Vec<_>, DataError>>()?;
+        let opened = recipe.sets.iter().map(|set| Ok((set, open_set(&set.data)?))).collect::<Result<Vec<_>, Fault>>()?;
         joined(opened, recipe.chat.chat_template_date, seed)?
     };
     splits.report.shared = splits.validation.as_ref().map_or(0, |held_out| held_out.shared_with(&splits.train));
@@ -87,7 +88,7 @@ fn open_set(
     initial: Option<&InitialPart>,
     seed: u64,
     watch: Watch<'_>,
-) -> Result<Splits, DataError> {
+) -> Result<Splits, Fault> {
     let mut opener = Opener::new(recipe, head, tokenizer, limits)?;
     opener.encoder.initial = initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?;
     let (samples, pieces, report) = opener.read(&recipe.train, SplitName::Train, watch)?;
@@ -133,7 +134,7 @@ impl<'a> Opener<'a> {
         head: &HeadRecipe,
         tokenizer: Option<&Tokenizer>,
         limits: ModelLimits,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self, Fault> {
         let task = match head {
             HeadRecipe::NextToken => Task::NextToken,
             HeadRecipe::SeqClassificationOnLogits(labels) => Task::Classify(Classes::new(labels, tokenizer)?),
@@ -142,8 +143,8 @@ impl<'a> Opener<'a> {
         if let Task::Classify(classes) = &task {
             let outside = classes.tokens.iter().find(|&&token| token as usize >= limits.vocab_size);
             if let Some(&token) = outside {
-                let what = "a label of the head".to_owned();
-                return Err(DataError::OutOfVocabulary { what, id: u64::from(token), vocab_size: limits.vocab_size });
+                let message = faults::out_of_vocabulary("a label of the head", u64::from(token), limits.vocab_size);
+                return Err(Fault::data(message, faults::OWN_TOKENIZER));
             }
         }
         let encoder = Encoder {
@@ -157,7 +158,9 @@ impl<'a> Opener<'a> {
             overlap: recipe.split_overlap,
         };
         if recipe.on_too_long == OnTooLong::Split && limit.overlap.saturating_add(2) > limit.tokens {
-            return Err(DataError::Overlap { limit: limit.tokens, overlap: limit.overlap });
+            let (tokens, most) = (limit.tokens, limit.tokens.saturating_sub(2));
+            let message = format!("windows of {tokens} tokens cannot share {}: expected at most {most}", limit.overlap);
+            return Err(Fault::data(message, "lower `data.split_overlap`, or raise `data.max_seq_length`"));
         }
         Ok(Self { recipe, task, encoder, limit })
     }
@@ -168,7 +171,7 @@ impl<'a> Opener<'a> {
         paths: &DataPaths,
         split: SplitName,
         watch: Watch<'_>,
-    ) -> Result<(Arc<Samples>, Vec<Piece>, FileReport), DataError> {
+    ) -> Result<(Arc<Samples>, Vec<Piece>, FileReport), Fault> {
         let source = DataSource::find(self.recipe, paths, split)?;
         let reader = self.reader(&source)?;
         let tokens = token_cache::open(
@@ -185,12 +188,12 @@ impl<'a> Opener<'a> {
     }
 
     /// What makes examples of rows.
-    pub(super) fn reader(&self, source: &DataSource) -> Result<ExampleReader<'_>, DataError> {
+    pub(super) fn reader(&self, source: &DataSource) -> Result<ExampleReader<'_>, Fault> {
         ExampleReader::new(self.recipe, source.format, &self.task, &self.encoder)
     }
 
     /// What is run of samples, and the counts of it.
-    fn pieces(&self, paths: &[PathBuf], tokens: &Tokens, report: &mut FileReport) -> Result<Vec<Piece>, DataError> {
+    fn pieces(&self, paths: &[PathBuf], tokens: &Tokens, report: &mut FileReport) -> Result<Vec<Piece>, Fault> {
         let file = &tokens.file;
         let mut pieces = Vec::with_capacity(file.len());
         let mut shortest = usize::MAX;
@@ -200,7 +203,7 @@ impl<'a> Opener<'a> {
             let fit = fit(length, self.limit.tokens, self.recipe.on_too_long, || tokens.place(paths, sample))?;
             if fit == Fit::Split && !file.is_plain_text(sample) {
                 let place = tokens.place(paths, sample)?;
-                return Err(DataError::NoPlainText { place, length: length.total, limit: self.limit.tokens });
+                return Err(no_plain_text(place, length, self.limit.tokens));
             }
             let before = pieces.len();
             pieces.extend(Piece::of(sample, &fit, length.total, &self.limit));
@@ -208,7 +211,7 @@ impl<'a> Opener<'a> {
         }
         if pieces.is_empty() {
             let (path, read) = (report.path.clone(), file.len());
-            return Err(DataError::NothingFits { path, read, limit: self.limit.tokens, shortest });
+            return Err(faults::nothing_fits(&path, read, self.limit.tokens, shortest));
         }
         Ok(pieces)
     }
@@ -286,13 +289,13 @@ impl<'a> Opener<'a> {
 }
 
 /// Why there is no sample, and what that is about.
-type Refused = (ErrorScope, DataError);
+type Refused = (ErrorScope, Fault);
 
 /// An example, or why there is none.
 type Unread = Result<Example, Refused>;
 
-fn refused(error: DataError) -> Refused {
-    (error.scope(), error)
+fn refused(error: Fault) -> Refused {
+    (ErrorScope::of(&error), error)
 }
 
 /// Hands over the examples of all files in portions, until nobody listens.
@@ -303,7 +306,7 @@ fn each_portion(source: &DataSource, reader: &ExampleReader<'_>, hand_on: &mut d
         let full = portion.push(example.map_err(refused));
         is_heard = is_heard && full.is_none_or(&mut *hand_on);
         // The walk ends at any error, and nobody hears this one.
-        if is_heard { Ok(()) } else { Err(DataError::Empty { path: PathBuf::new() }) }
+        if is_heard { Ok(()) } else { Err(faults::empty(Path::new(""))) }
     });
     // What ends a walk is no fault of a row.
     portion.examples.extend(walked.err().map(|error| Err((ErrorScope::All, error))));
@@ -331,6 +334,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::data::faults::RowFault;
     use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
     use crate::data::{IGNORE, Targets, TokenOrigin};
     use crate::recipe::Labels;
@@ -410,16 +414,16 @@ mod tests {
             let too_long = lengths.iter().filter(|(length, _)| *length > limit).count();
             let splits = match fixture.open() {
                 Ok(splits) => splits,
-                Err(DataError::TooLong { .. }) => {
+                Err(error) if error.of_type::<RowFault>().is_some_and(|row| row.is_too_long) => {
                     prop_assert!(on_too_long == OnTooLong::Error && too_long > 0);
                     return Ok(());
                 }
-                Err(DataError::NothingFits { .. }) => {
+                Err(error) => {
+                    prop_assert!(error.to_string().starts_with("none of the"), "{}", error);
                     // Of plain text nothing may be cut out.
                     prop_assert!(too_long == lengths.len() && matches!(on_too_long, OnTooLong::Drop | OnTooLong::Truncate));
                     return Ok(());
                 }
-                Err(error) => panic!("{error}"),
             };
             let LoadReport { files, train, validation, .. } = &splits.report;
             let file = &files[0];
@@ -500,7 +504,7 @@ mod tests {
         let nothing = refused.limit(2, OnTooLong::Drop);
         assert!(nothing.error().starts_with("none of the 30 samples of `train.jsonl` fits into 2 tokens, the shortest has "));
         let uncuttable = nothing.limit(2, OnTooLong::Truncate);
-        assert!(matches!(uncuttable.open(), Err(DataError::NothingFits { .. })));
+        assert!(uncuttable.error().starts_with("none of the 30 samples"));
     }
 
     #[test]
@@ -517,7 +521,7 @@ mod tests {
             )
         };
         assert!(open(4).is_ok());
-        assert!(matches!(open(3), Err(DataError::TooLong { length: 4, limit: 3, .. })));
+        assert!(open(3).unwrap_err().to_string().ends_with("4 tokens, expected at most 3"));
     }
 
     #[test]
@@ -556,10 +560,10 @@ mod tests {
         let small = ModelLimits { vocab_size: 40, ..LIMITS };
         let one = Fixture::new(DataFormat::PromptCompletion, texts(1));
         let error = open((&one.recipe, &one.head), Some(&tokenizer()), small, None, 1, &mut |_| {}).unwrap_err();
-        assert!(matches!(error, DataError::OutOfVocabulary { vocab_size: 40, .. }), "{error}");
+        assert!(error.to_string().ends_with("is not below the model's `vocab_size` 40"), "{error}");
         let labels = HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["yes".into(), "two words".into()]));
         let error = open((&fixture.recipe, &labels), Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();
-        assert!(matches!(error, DataError::LabelTokens { .. }), "{error}");
+        assert!(error.to_string().starts_with("label `two words` is "), "{error}");
         let mut missing = fixture.recipe.clone();
         missing.train = "no/such/file".into();
         let error = open((&missing, &fixture.head), Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();

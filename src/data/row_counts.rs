@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 
 use super::bad_rows::{BadRows, ErrorScope};
-use super::error::DataError;
+use super::faults;
 use super::source::DataSource;
 use super::surveyed_row::{SampleFate, SurveyedRow};
 use crate::recipe::OnBadRow;
+use crate::units::Fault;
 
 /// Every row is in exactly one of `bad`, `too_long`, `dropped`, `uncuttable`, `cut`, `split` and `whole`.
 #[derive(Debug)]
@@ -14,7 +15,7 @@ pub struct RowCounts {
     /// Rows that are no samples.
     bad: BadRows,
     /// What stops a run as too long: how many, and the first.
-    too_long: (usize, Option<DataError>),
+    too_long: (usize, Option<Fault>),
     /// Samples left out as too long.
     pub dropped: usize,
     /// Samples left out as too long of which nothing may be cut.
@@ -66,16 +67,16 @@ impl RowCounts {
     }
 
     /// Counts a row; fails where it says that no row can be encoded, unless `goes_on`.
-    pub(super) fn take(&mut self, row: SurveyedRow, goes_on: bool) -> Result<(), DataError> {
+    pub(super) fn take(&mut self, row: SurveyedRow, goes_on: bool) -> Result<(), Fault> {
         let sample = match row.sample {
             Ok(sample) => sample,
-            Err(error) if error.scope() == ErrorScope::Length => {
+            Err(error) if ErrorScope::of(&error) == ErrorScope::Length => {
                 self.bad.good();
                 self.too_long.0 += 1;
                 self.too_long.1.get_or_insert(error);
                 return Ok(());
             }
-            Err(error) if error.scope() == ErrorScope::All && !goes_on => return Err(error),
+            Err(error) if ErrorScope::of(&error) == ErrorScope::All && !goes_on => return Err(error),
             Err(error) => {
                 self.bad.note(error);
                 return Ok(());
@@ -132,14 +133,14 @@ impl RowCounts {
     ///
     /// # Errors
     /// It would not start: what it would say.
-    pub fn verdict(self, source: &DataSource) -> Result<Option<DataError>, DataError> {
+    pub fn verdict(self, source: &DataSource) -> Result<Option<Fault>, Fault> {
         let (used, (read, bad), path) = (self.used(), self.bad.counts(), source.files.first().cloned().unwrap_or_default());
         let left_out = self.bad.finish(&path)?;
         if let (_, Some(error)) = self.too_long {
             return Err(error);
         }
         if used == 0 {
-            return Err(DataError::NothingFits { path, read: read - bad, limit: self.limit, shortest: self.shortest });
+            return Err(faults::nothing_fits(&path, read - bad, self.limit, self.shortest));
         }
         Ok(left_out)
     }

@@ -1,13 +1,14 @@
 //! Several data sets as one: mixed by their weights, counted by their names.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 
 use super::dataset::Dataset;
-use super::error::DataError;
+use super::faults;
 use super::load_report::LoadReport;
 use super::split::held_out;
 use crate::recipe::{DataSet, TemplateDate};
+use crate::units::Fault;
 
 #[derive(Debug)]
 pub struct Splits {
@@ -25,7 +26,7 @@ pub struct Splits {
 }
 
 /// Joins what was opened of each data set. `date` is what the recipe says of all sets' templates.
-pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>, seed: u64) -> Result<Splits, DataError> {
+pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>, seed: u64) -> Result<Splits, Fault> {
     let mut report = LoadReport { files: Vec::new(), train: 0, validation: 0, shared: 0, warnings: Vec::new() };
     let (mut origins, mut chat_template_date) = (BTreeMap::new(), date);
     let (mut train, mut validation, mut rest) = (Vec::new(), Vec::new(), Vec::new());
@@ -55,7 +56,7 @@ pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>
         validation.extend(one.validation.map(|held_out| (name.clone(), held_out)));
         rest.extend(one.rest.map(|dropped| (name.clone(), dropped)));
     }
-    let train = Dataset::joined(train.into_iter()).ok_or(DataError::Empty { path: PathBuf::new() })?;
+    let train = Dataset::joined(train.into_iter()).ok_or_else(|| faults::empty(Path::new("")))?;
     let (validation, rest) = (Dataset::joined(validation.into_iter()), Dataset::joined(rest.into_iter()));
     Ok(Splits { train, validation, rest, report, origins, chat_template_date })
 }
@@ -124,7 +125,6 @@ mod tests {
 
     #[test]
     fn files_of_other_formats_are_other_data_sets() {
-        use crate::units::Failure;
         let mut fixture = Fixture::new(DataFormat::Text, rows("a", 12, 0));
         let other = fixture.write("o.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
         fixture.recipe.format = None;

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use super::error::DataError;
+use super::faults::RowFault;
 use super::formats::detect;
 use super::rows::{self, RowSettings, SplitName};
 use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::recipe::{DataFormat, DataPaths, DataRecipe};
+use crate::units::Fault;
 
 /// Files of one split, read as one.
 #[derive(Clone, Debug)]
@@ -24,7 +25,7 @@ pub struct DataSource {
 impl DataSource {
     /// # Errors
     /// Files are missing, or nobody says which format they have.
-    pub(super) fn find(recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<Self, DataError> {
+    pub(super) fn find(recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<Self, Fault> {
         let rows::SourceFiles { files, notes } = rows::find(paths.paths(), split)?;
         let mut rows = RowSettings { max_line_bytes: recipe.max_line_bytes, columns: recipe.columns.clone() };
         let (format, told) = if let Some(format) = recipe.format {
@@ -38,11 +39,8 @@ impl DataSource {
                 let other = other.filter(|other| (other.format, &other.columns) != (detected.format, &detected.columns));
                 if let Some(other) = other {
                     let place = SamplePlace { path: first.as_path().into(), at: LineOrRecord::Whole };
-                    return Err(DataError::UnknownFormat {
-                        place,
-                        found: format!("{}, but {}", other.words(), detected.words()),
-                        table: None,
-                    });
+                    let found = format!("{}, but {}", other.words(), detected.words());
+                    return Err(RowFault::unknown_format(place, &found));
                 }
             }
             let words = detected.words();

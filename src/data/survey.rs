@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::error::DataError;
+use super::faults::RowFault;
 use super::formats::ExampleReader;
-use super::on_too_long::{Fit, fit};
+use super::on_too_long::{Fit, fit, no_plain_text};
 use super::open::{ModelLimits, Opener};
 use super::row_counts::RowCounts;
 use super::rows::{self, DataRow, SplitName};
@@ -16,6 +16,7 @@ use super::token_file::fingerprint;
 use super::tokenizer::Tokenizer;
 use super::windows::windows;
 use crate::recipe::{DataPaths, DataRecipe, HeadRecipe, ValidationSource};
+use crate::units::Fault;
 
 /// Which rows are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ pub struct Survey {
 ///
 /// # Errors
 /// Files are missing or damaged, there is no sample among the first rows, or `sink` refuses.
-pub fn survey<E: From<DataError>>(
+pub fn survey<E: From<Fault>>(
     (recipe, head): (&DataRecipe, &HeadRecipe),
     tokenizer: Option<&Tokenizer>,
     limits: ModelLimits,
@@ -109,19 +110,19 @@ fn numbers(used: &UsedSamples) -> Vec<usize> {
 }
 
 impl Opener<'_> {
-    fn used(&self, recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<UsedSamples, DataError> {
+    fn used(&self, recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<UsedSamples, Fault> {
         let source = DataSource::find(recipe, paths, split)?;
         let (mut number, mut used) = (0, Vec::new());
         self.each_row(&source, &self.reader(&source)?, &mut |row| {
             let Ok(sample) = row.sample else { return Ok(()) };
             used.extend(sample.fate.is_used().then_some((number, sample.fingerprint)));
             number += 1;
-            Ok::<_, DataError>(())
+            Ok::<_, Fault>(())
         })?;
         Ok(used)
     }
 
-    fn each_row<E: From<DataError>>(
+    fn each_row<E: From<Fault>>(
         &self,
         source: &DataSource,
         reader: &ExampleReader<'_>,
@@ -132,14 +133,14 @@ impl Opener<'_> {
                 let whole = || SamplePlace { path: file.as_path().into(), at: LineOrRecord::Whole };
                 let place = match &row {
                     Ok(row) => row.place(),
-                    Err(error) => error.place().cloned().unwrap_or_else(whole),
+                    Err(error) => error.of_type::<RowFault>().map_or_else(whole, |row| row.place.clone()),
                 };
                 sink(SurveyedRow { place, sample: row.and_then(|row| self.surveyed(reader, row)) })
             })
         })
     }
 
-    fn surveyed(&self, reader: &ExampleReader<'_>, row: DataRow) -> Result<SurveyedSample, DataError> {
+    fn surveyed(&self, reader: &ExampleReader<'_>, row: DataRow) -> Result<SurveyedSample, Fault> {
         let example = reader.example(row)?;
         let place = || example.place.clone();
         let mut sample = self.encoder.encode(&example.content, &place)?;
@@ -149,7 +150,7 @@ impl Opener<'_> {
             Fit::Dropped => SampleFate::Dropped,
             Fit::NothingToCut => SampleFate::NothingToCut,
             Fit::Split if !sample.is_plain_text() => {
-                return Err(DataError::NoPlainText { place: place(), length: length.total, limit: self.limit.tokens });
+                return Err(no_plain_text(place(), length, self.limit.tokens));
             }
             Fit::Split => SampleFate::Split(windows(length.total, self.limit.tokens, self.limit.overlap).count()),
             Fit::Cut(range) => {
@@ -167,10 +168,11 @@ impl Opener<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::faults;
     use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
     use crate::recipe::{DataFormat, OnBadRow, OnTooLong, TemplateChoice};
 
-    fn surveyed(fixture: &Fixture, part: SurveyedPart) -> Result<(Survey, Vec<SurveyedRow>), DataError> {
+    fn surveyed(fixture: &Fixture, part: SurveyedPart) -> Result<(Survey, Vec<SurveyedRow>), Fault> {
         let mut rows = Vec::new();
         let mut sink = |row: &SurveyedRow| {
             rows.push(SurveyedRow {
@@ -178,9 +180,9 @@ mod tests {
                 sample: row
                     .sample
                     .as_ref()
-                    .map_or_else(|_| Err(DataError::Empty { path: "x".into() }), |sample| Ok(sample.clone())),
+                    .map_or_else(|_| Err(faults::empty(std::path::Path::new("x"))), |sample| Ok(sample.clone())),
             });
-            Ok::<(), DataError>(())
+            Ok::<(), Fault>(())
         };
         let survey = survey((&fixture.recipe, &fixture.head), Some(&tokenizer()), LIMITS, (part, 1, false), &mut sink)?;
         Ok((survey, rows))

@@ -1,14 +1,14 @@
 //! A row of a survey: what it is, and what becomes of it.
 
-use super::error::DataError;
 use super::sample_place::SamplePlace;
+use crate::units::Fault;
 
 /// A row, and what becomes of it.
 #[derive(Debug)]
 pub struct SurveyedRow {
     pub place: SamplePlace,
     /// What it is, or why it is no sample.
-    pub sample: Result<SurveyedSample, DataError>,
+    pub sample: Result<SurveyedSample, Fault>,
 }
 
 /// A row that is a sample.

@@ -12,10 +12,11 @@ use arrow::buffer::Buffer;
 use serde::{Deserialize, Serialize};
 
 use super::chat::ChatNotes;
-use super::error::DataError;
+use super::faults;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use super::token_file::{About, TokenFile};
 use crate::files::{self, FilesError, MappedFile, Scratch, Stamp};
+use crate::units::{Fault, abridged};
 
 /// Raised whenever files or prompts change their meaning.
 const VERSION: u32 = 7;
@@ -41,13 +42,13 @@ pub(super) struct TokenRecord {
 impl TokenRecord {
     /// Hashes the data files. Whoever makes tokens does so at the end: a file that is none of data is refused at its first row, whatever its
     /// size, and the system still has at hand what was just read.
-    pub(super) fn hash(&mut self, paths: &[PathBuf]) -> Result<(), DataError> {
+    pub(super) fn hash(&mut self, paths: &[PathBuf]) -> Result<(), Fault> {
         self.hashes = hashes_of(paths)?;
         Ok(())
     }
 }
 
-fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, DataError> {
+fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, Fault> {
     Ok(paths.iter().map(|path| files::hash_large_file(path)).collect::<Result<_, _>>()?)
 }
 
@@ -81,14 +82,14 @@ pub(super) struct Tokens {
 
 impl Tokens {
     /// What a sample of these data files has beside its tokens.
-    pub(super) fn about(&self, paths: &[PathBuf], sample: usize) -> Result<About, DataError> {
+    pub(super) fn about(&self, paths: &[PathBuf], sample: usize) -> Result<About, Fault> {
         self.file.about(sample).map_err(|_| {
             let path = paths.first().map_or(Path::new(""), PathBuf::as_path);
-            DataError::DamagedTokens { place: SamplePlace { path: path.into(), at: LineOrRecord::Record(sample) } }
+            faults::damaged_tokens(&SamplePlace { path: path.into(), at: LineOrRecord::Record(sample) })
         })
     }
 
-    pub(super) fn place(&self, paths: &[PathBuf], sample: usize) -> Result<SamplePlace, DataError> {
+    pub(super) fn place(&self, paths: &[PathBuf], sample: usize) -> Result<SamplePlace, Fault> {
         let About { file, at, .. } = self.about(paths, sample)?;
         Ok(SamplePlace { path: paths.get(file).map_or(Path::new(""), PathBuf::as_path).into(), at })
     }
@@ -99,12 +100,12 @@ pub(super) type Out<'a> = &'a mut dyn Write;
 
 pub(super) enum NotWritten {
     /// The data are at fault.
-    Data(DataError),
+    Data(Fault),
     Place(io::Error),
 }
 
-impl From<DataError> for NotWritten {
-    fn from(error: DataError) -> Self {
+impl From<Fault> for NotWritten {
+    fn from(error: Fault) -> Self {
         Self::Data(error)
     }
 }
@@ -120,7 +121,7 @@ impl From<io::Error> for NotWritten {
 pub(super) fn open(
     source: &TokenSource<'_>,
     write: impl FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
-) -> Result<Tokens, DataError> {
+) -> Result<Tokens, Fault> {
     open_in(&places(source), source, write)
 }
 
@@ -128,7 +129,7 @@ fn open_in(
     places: &[PathBuf],
     source: &TokenSource<'_>,
     mut write: impl FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
-) -> Result<Tokens, DataError> {
+) -> Result<Tokens, Fault> {
     let before: Vec<_> = source.paths.iter().map(|path| Stamp::of(path)).collect();
     let sizes: Vec<u64> = before.iter().map(|stamp| stamp.as_ref().map_or(0, |stamp| stamp.size)).collect();
     let found: Vec<Tokens> = places.iter().filter_map(|place| stored(place, source, &sizes).ok()).collect();
@@ -142,7 +143,10 @@ fn open_in(
     let mut write = |out: Out<'_>, record| {
         write(out, record)?;
         let changed = source.paths.iter().zip(&before).find(|(path, before)| Stamp::of(path) != **before);
-        changed.map_or(Ok(()), |(path, _)| Err(DataError::Changed { path: path.clone() }.into()))
+        changed.map_or(Ok(()), |(path, _)| {
+            let message = format!("`{}` has changed while it was read", abridged(path.display()));
+            Err(Fault::data(message, "start again when nobody writes to it").into())
+        })
     };
     let (settings, counts, notes) = (source.settings.clone(), RowsRead::default(), ChatNotes::default());
     let record = TokenRecord { version: VERSION, sizes: sizes.clone(), hashes: Vec::new(), settings, counts, notes };
@@ -245,7 +249,7 @@ fn forget_old(place: &Path) {
 fn in_temporary_file(
     record: &TokenRecord,
     write: &mut dyn FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
-) -> Result<Option<Tokens>, DataError> {
+) -> Result<Option<Tokens>, Fault> {
     let Ok(scratch) = Scratch::create(&Scratch::temporary_dir(), "tokens") else { return Ok(None) };
     let written = File::options().write(true).open(scratch.path()).map_err(NotWritten::Place).and_then(|file| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
@@ -263,9 +267,12 @@ fn in_temporary_file(
 fn in_memory(
     record: &TokenRecord,
     write: &mut dyn FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
-) -> Result<Tokens, DataError> {
+) -> Result<Tokens, Fault> {
     let mut bytes = Vec::new();
-    let failed = |message: String| DataError::NotKept { message };
+    let failed = |message: String| {
+        let hint = "free some disk space beside the data file or for temporary files, or use a machine with more memory";
+        Fault::data(format!("the tokens of the data cannot be kept: {}", abridged(message)), hint)
+    };
     match write(&mut bytes, record.clone()) {
         Ok(()) => made(&Buffer::from(bytes), None).ok_or_else(|| failed("what was written is not what is read".into())),
         Err(NotWritten::Data(error)) => Err(error),
@@ -288,7 +295,7 @@ mod tests {
     use crate::data::token_file::TokenWriter;
 
     /// Tokens of files whose bytes are the tokens; counts how often they are made.
-    fn open_counted(places: &[PathBuf], paths: &[PathBuf], settings: &str, made: &mut usize) -> Result<Tokens, DataError> {
+    fn open_counted(places: &[PathBuf], paths: &[PathBuf], settings: &str, made: &mut usize) -> Result<Tokens, Fault> {
         let source = TokenSource { paths, settings: settings.to_owned() };
         open_in(places, &source, |out, mut record| {
             *made += 1;
@@ -370,8 +377,8 @@ mod tests {
         // A terabyte of nothing would take minutes.
         File::options().write(true).open(&data[0]).unwrap().set_len(1 << 40).unwrap();
         let source = TokenSource { paths: &data, settings: "s".into() };
-        let refused = open_in(&place, &source, |_, _| Err(NotWritten::Data(DataError::Empty { path: "x".into() })));
-        assert!(matches!(refused, Err(DataError::Empty { .. })));
+        let refused = open_in(&place, &source, |_, _| Err(NotWritten::Data(faults::empty(Path::new("x")))));
+        assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
     }
 
     #[test]
@@ -387,12 +394,12 @@ mod tests {
         let found = open_counted(&places[..1], &data, "s", &mut made).unwrap();
         assert!(found.problem.is_some_and(|problem| !problem.is_empty()) && found.file.len() == 1);
         let source = TokenSource { paths: &data, settings: "s".into() };
-        let refused = open_in(&[], &source, |_, _| Err(NotWritten::Data(DataError::Empty { path: "x".into() })));
-        assert!(matches!(refused, Err(DataError::Empty { .. })));
+        let refused = open_in(&[], &source, |_, _| Err(NotWritten::Data(faults::empty(Path::new("x")))));
+        assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
         let changing = open_in(&[], &source, |out, record| {
             fs::write(&data[0], "longer").unwrap();
             Ok(TokenWriter::new(out)?.finish(&record)?)
         });
-        assert!(matches!(changing, Err(DataError::Changed { .. })));
+        assert!(changing.is_err_and(|error| error.to_string().contains("has changed while")));
     }
 }

@@ -6,10 +6,11 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
-use super::error::DataError;
+use super::faults;
 use super::guard::{WorkLimits, guarded};
 use super::tokenizer_size::check_size;
 use crate::files::{FileKind, is_there, parse_json, read_bytes, read_if_there};
+use crate::units::{Fault, abridged};
 
 /// The `tokenizer.json` of a model directory. Cheap to clone.
 #[derive(Clone)]
@@ -40,10 +41,10 @@ impl Tokenizer {
     ///
     /// The first of these that names one counts: `generation_config.json`, `config.json` (an id, or a list whose first
     /// counts), `tokenizer_config.json` (a token).
-    pub fn load(dir: &Path) -> Result<Self, DataError> {
+    pub fn load(dir: &Path) -> Result<Self, Fault> {
         let path = dir.join("tokenizer.json");
         let bytes = read_bytes(&path, FileKind::Tokenizer)?;
-        let fail = |message| DataError::Tokenizer { path: path.clone(), message };
+        let fail = |message: String| faults::bad_tokenizer(&path, &message);
         check_size(&bytes).map_err(fail)?;
         let limits = WorkLimits::of("tokenizer", &path, 32, 0.3);
         let mut encoder = limits.guarded(bytes.len(), || tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
@@ -69,18 +70,18 @@ impl Tokenizer {
     }
 
     /// As [`Tokenizer::load`], but `None` where the directory has no `tokenizer.json`: pre-tokenised data needs none.
-    pub fn load_if_present(dir: &Path) -> Result<Option<Self>, DataError> {
+    pub fn load_if_present(dir: &Path) -> Result<Option<Self>, Fault> {
         if is_there(&dir.join("tokenizer.json")) { Self::load(dir).map(Some) } else { Ok(None) }
     }
 
     /// The ids of `text` alone, without any special token around it.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Fault> {
         self.run(text, false)
     }
 
     /// The ids of `text` at the beginning of a sequence: with BOS where the tokenizer's post-processor puts one, without
     /// what it puts behind a text. A text that brings its BOS has no second one.
-    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, Fault> {
         let mut ids = self.run(text, true)?;
         ids.truncate(ids.len().saturating_sub(self.inner.num_appended));
         if self.inner.bos.is_some_and(|bos| ids.starts_with(&[bos, bos])) {
@@ -90,7 +91,7 @@ impl Tokenizer {
     }
 
     /// As `LongBench` cuts a prompt: the first and the last of its tokens, as text again; which it does before the chat template.
-    pub(super) fn cut_as_upstream(&self, prompt: String, most: usize) -> Result<String, DataError> {
+    pub(super) fn cut_as_upstream(&self, prompt: String, most: usize) -> Result<String, Fault> {
         let ids = self.run(&prompt, true)?;
         if ids.len() <= most {
             return Ok(prompt);
@@ -100,7 +101,7 @@ impl Tokenizer {
     }
 
     /// The ids of `text` alone and which part of it each stands for, in bytes; of a character that is split over tokens each has all.
-    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Offsets), DataError> {
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Offsets), Fault> {
         // Some post-processors take spaces away from the tokens' ends.
         let plain = self.inner.without_post_processor.get_or_init(|| {
             let mut plain = self.inner.encoder.clone();
@@ -113,17 +114,17 @@ impl Tokenizer {
     }
 
     /// The text of `ids`; special tokens are left out.
-    pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
+    pub fn decode(&self, ids: &[u32]) -> Result<String, Fault> {
         self.bounded(ids, true).map_err(|message| self.error(message))
     }
 
     /// The text of one token, special or not; a part of a character becomes a replacement character.
-    pub fn token_text(&self, id: u32) -> Result<String, DataError> {
+    pub fn token_text(&self, id: u32) -> Result<String, Fault> {
         self.bounded(&[id], false).map_err(|message| self.error(message))
     }
 
     /// The text of `ids` with the special tokens in it; parts of characters become replacement characters.
-    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, DataError> {
+    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, Fault> {
         self.bounded(ids, false).map_err(|message| self.error(message))
     }
 
@@ -138,8 +139,12 @@ impl Tokenizer {
     }
 
     /// The token that ends a sequence.
-    pub fn eos(&self) -> Result<u32, DataError> {
-        self.ends().first().copied().ok_or_else(|| DataError::NoEos { dir: self.dir().to_path_buf() })
+    pub fn eos(&self) -> Result<u32, Fault> {
+        self.ends().first().copied().ok_or_else(|| {
+            let (files, dir) = ("generation_config.json or config.json", abridged(self.dir().display()));
+            let message = format!("no `eos_token_id` in {files} and no known `eos_token` in tokenizer_config.json of `{dir}`");
+            Fault::data(message, "add `\"eos_token_id\": N` to the model's generation_config.json")
+        })
     }
 
     /// All tokens that end a sequence.
@@ -162,7 +167,7 @@ impl Tokenizer {
         &self.inner.hash
     }
 
-    fn run(&self, text: &str, with_special_tokens: bool) -> Result<Vec<u32>, DataError> {
+    fn run(&self, text: &str, with_special_tokens: bool) -> Result<Vec<u32>, Fault> {
         let encode = || self.inner.encoder.encode_fast(text, with_special_tokens);
         let encoding = self.inner.limits.guarded(text.len(), encode);
         Ok(encoding.map_err(|message| self.error(message))?.get_ids().to_vec())
@@ -173,8 +178,8 @@ impl Tokenizer {
         self.inner.limits.guarded(64 * ids.len(), || self.inner.encoder.decode(ids, skips_special_tokens))
     }
 
-    pub(super) fn error(&self, message: String) -> DataError {
-        DataError::Tokenizer { path: self.inner.path.clone(), message }
+    pub(super) fn error(&self, message: String) -> Fault {
+        faults::bad_tokenizer(&self.inner.path, &message)
     }
 }
 
@@ -207,7 +212,7 @@ fn added_around(encoder: &tokenizers::Tokenizer) -> tokenizers::Result<(Option<u
     Ok((bos, start.map_or(0, |start| full.len() - start - plain.len())))
 }
 
-fn end_ids(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Vec<u32>, DataError> {
+fn end_ids(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Vec<u32>, Fault> {
     for name in ["generation_config.json", "config.json"] {
         let ids = match json_field(&dir.join(name), "eos_token_id")? {
             Some(Value::Array(ids)) => ids,
@@ -226,7 +231,7 @@ fn end_ids(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Vec<u32>, Data
 }
 
 /// A top-level field of a JSON file; `None` where the file or the field is missing.
-pub(super) fn json_field(path: &Path, field: &str) -> Result<Option<Value>, DataError> {
+pub(super) fn json_field(path: &Path, field: &str) -> Result<Option<Value>, Fault> {
     let Some(bytes) = read_if_there(path, FileKind::Settings)? else { return Ok(None) };
     let mut value: Value = parse_json(path, &bytes, FileKind::Settings)?;
     Ok(value.get_mut(field).map(Value::take))
@@ -235,7 +240,6 @@ pub(super) fn json_field(path: &Path, field: &str) -> Result<Option<Value>, Data
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Failure;
 
     fn golden() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")
@@ -331,9 +335,9 @@ mod tests {
         assert!(error.to_string().contains("tokenizer.json`: its reader broke down"), "{error}");
         assert!(error.hint().is_some());
         std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
-        assert!(matches!(Tokenizer::load(dir.path()), Err(DataError::Tokenizer { .. })));
+        assert!(Tokenizer::load(dir.path()).unwrap_err().to_string().starts_with("tokenizer `"));
         std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
-        assert!(matches!(Tokenizer::load(dir.path()), Err(DataError::Files(_))));
+        assert!(Tokenizer::load(dir.path()).unwrap_err().io().is_some());
         assert!(Tokenizer::load_if_present(dir.path()).unwrap().is_none());
     }
 

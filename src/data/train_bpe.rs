@@ -1,15 +1,16 @@
 //! A byte-level BPE trained on the user's texts, for models that start from random weights.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tokenizers::AddedToken;
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
-use super::error::DataError;
+use super::faults;
 use super::guard::guarded;
 use crate::files::{FileKind, read_bytes};
+use crate::units::Fault;
 
 /// The special tokens of a trained tokenizer, ids 0 to 3; the first one is EOS.
 pub const SPECIAL_TOKENS: [&str; 4] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
@@ -20,21 +21,27 @@ const SMALLEST_VOCABULARY: usize = SPECIAL_TOKENS.len() + 256;
 /// Trains on `texts` and returns the `tokenizer.json`.
 ///
 /// The vocabulary has exactly `vocab_size` tokens. The same texts give the same bytes.
-pub fn train_bpe(texts: &[PathBuf], vocab_size: usize) -> Result<String, DataError> {
+pub fn train_bpe(texts: &[PathBuf], vocab_size: usize) -> Result<String, Fault> {
     if vocab_size < SMALLEST_VOCABULARY {
-        return Err(DataError::Vocabulary { expected: vocab_size, found: SMALLEST_VOCABULARY });
+        return Err(too_small(vocab_size, SMALLEST_VOCABULARY));
     }
     let mut contents = Vec::with_capacity(texts.len());
     for path in texts {
         let bytes = read_bytes(path, FileKind::Texts)?;
         contents.push(String::from_utf8_lossy(&bytes).into_owned());
     }
-    let failed = |message| DataError::Tokenizer { path: PathBuf::from("tokenizer.json"), message };
+    let failed = |message: String| faults::bad_tokenizer(Path::new("tokenizer.json"), &message);
     let (json, found) = guarded(|| train(&contents, vocab_size)).map_err(failed)?;
     if found != vocab_size {
-        return Err(DataError::Vocabulary { expected: vocab_size, found });
+        return Err(too_small(vocab_size, found));
     }
     Ok(json)
+}
+
+/// Texts too small for a vocabulary of the wanted size; `found` could be reached, or is the smallest that is possible.
+fn too_small(expected: usize, found: usize) -> Fault {
+    let message = format!("the texts give a vocabulary of {found} tokens, expected {expected}");
+    Fault::data(message, "give more text, or ask for a smaller vocabulary (at least 260)")
 }
 
 fn train(contents: &[String], vocab_size: usize) -> tokenizers::Result<(String, usize)> {
@@ -96,7 +103,7 @@ mod tests {
         let texts = corpus(dir.path());
         let error = train_bpe(&texts, 100).unwrap_err();
         assert_eq!(error.to_string(), "the texts give a vocabulary of 260 tokens, expected 100");
-        assert!(matches!(train_bpe(&texts, 9000), Err(DataError::Vocabulary { expected: 9000, .. })));
-        assert!(matches!(train_bpe(&[dir.path().join("none")], 300), Err(DataError::Files(_))));
+        assert!(train_bpe(&texts, 9000).unwrap_err().to_string().ends_with("expected 9000"));
+        assert!(train_bpe(&[dir.path().join("none")], 300).unwrap_err().io().is_some());
     }
 }

@@ -4,30 +4,10 @@ use tch::Tensor;
 
 use super::gradient_sums::GradientSums;
 use super::layer_state::lock;
-use super::trace::ForwardTrace;
-use super::{EngineError, Event, MemoryByPart, MemoryPart, MemoryPlace, Observer, Stores};
+use super::step_run::StepRun;
+use super::{EngineError, Event, ForwardTrace, MemoryByPart, MemoryPart, MemoryPlace, Stores};
 use crate::model::Model;
-use crate::store::HostTensor;
-
-/// What a phase holds at an event.
-pub(super) struct Held<'a> {
-    pub(super) model: &'a Model,
-    pub(super) trace: &'a ForwardTrace,
-    /// Gradients of the head's parameters.
-    pub(super) head: &'a [Tensor],
-    /// Gradients of the layers' weights that are summed apart.
-    pub(super) sums: &'a GradientSums,
-}
-
-/// Tells the observer where the step is, and lets it ask what is held there; `Err` where it wants no more of it.
-pub(super) fn emit(observer: &mut dyn Observer, event: Event, held: &Held<'_>) -> Result<(), EngineError> {
-    observer.observe(event);
-    if observer.wants_to_stop() {
-        return Err(EngineError::GivenUp);
-    }
-    observer.measure(event, &|| held.memory());
-    Ok(())
-}
+use crate::store::Waiting;
 
 /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
 pub(super) fn at_rest(stores: &Stores, model: &Model) -> MemoryByPart {
@@ -39,23 +19,34 @@ pub(super) fn at_rest(stores: &Stores, model: &Model) -> MemoryByPart {
     memory
 }
 
-impl Held<'_> {
-    fn memory(&self) -> MemoryByPart {
-        let mut memory = MemoryByPart::default();
-        memory.add_gradients(self.head.iter().chain(&leaf_gradients(self.model)).chain(self.sums.here.values()));
-        let away = self.sums.away.values().map(HostTensor::bytes).sum();
-        memory.add(MemoryPart::Gradients, MemoryPlace::Host, away);
-        memory.add(MemoryPart::UndoLog, MemoryPlace::Host, self.trace.log.bytes());
-        memory.add_store(MemoryPart::LayerCheckpoints, self.trace.checkpoints.store());
-        let layers = &self.trace.session.layers;
-        layers.iter().for_each(|state| lock(state).measure(&mut memory));
-        if let Some(state) = layers.first().map(lock) {
-            // All layers share their stores.
-            memory.add_store(MemoryPart::UndoLog, state.store());
-            state.outputs.iter().for_each(|kept| memory.add_store(MemoryPart::LayerCheckpoints, kept.store()));
+impl StepRun<'_> {
+    /// Tells the observer where the step is, and lets it ask what is held there; `Err` where it wants no more of it.
+    pub(super) fn emit(&mut self, event: Event) -> Result<(), EngineError> {
+        self.observer.observe(event);
+        if self.observer.wants_to_stop() {
+            return Err(EngineError::GivenUp);
         }
-        memory
+        let memory = || memory_of(self.model, &self.trace, &self.sums);
+        self.observer.measure(event, &memory);
+        Ok(())
     }
+}
+
+fn memory_of(model: &Model, trace: &ForwardTrace, sums: &GradientSums) -> MemoryByPart {
+    let mut memory = MemoryByPart::default();
+    memory.add_gradients(trace.head.gradients.iter().chain(&leaf_gradients(model)).chain(sums.here.values()));
+    let away = sums.away.values().map(Waiting::bytes).sum();
+    memory.add(MemoryPart::Gradients, MemoryPlace::Host, away);
+    memory.add(MemoryPart::UndoLog, MemoryPlace::Host, trace.log.bytes());
+    memory.add_store(MemoryPart::LayerCheckpoints, trace.checkpoints.store());
+    let layers = &trace.session.layers;
+    layers.iter().for_each(|state| lock(state).measure(&mut memory));
+    if let Some(state) = layers.first().map(lock) {
+        // All layers share their stores.
+        memory.add_store(MemoryPart::UndoLog, state.store());
+        state.outputs.iter().for_each(|kept| memory.add_store(MemoryPart::LayerCheckpoints, kept.store()));
+    }
+    memory
 }
 
 /// The leaves' own, which stay from step to step.

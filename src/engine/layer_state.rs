@@ -1,6 +1,5 @@
 //! One layer's cache during a step, with the logs that belong to it: what the three kinds of attention below share.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
@@ -9,10 +8,8 @@ use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use super::kept_outputs::KeptOutputs;
 use super::open_block::OpenBlock;
 use super::sight::{AttendedChunk, ChunkSaved, OwnKeys, PastPage, PastPages};
-use crate::cache::{
-    CacheError, CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo,
-    UndoPrefetch,
-};
+use super::undo_log::{KeepUndo, UndoLog};
+use crate::cache::{CacheError, CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
 use crate::ops::attention::{self, Qkv, ScoreRule, accumulation_kind, drain_backward};
 use crate::store::{Form, Store};
 
@@ -21,13 +18,7 @@ use crate::store::{Form, Store};
 pub(super) struct LayerState {
     pub(super) cache: LayerCache,
     pub(super) log: LayerLog,
-    /// By chunk; `None` where the entry is not kept or has been used.
-    undo: Vec<Option<ParkedUndo>>,
-    /// Of the chunks of the current cell, from its recomputation to its backward.
-    resident: HashMap<usize, Undo>,
-    /// By chunk; prefetched for the next cell.
-    ahead: HashMap<usize, UndoPrefetch>,
-    store: Store,
+    undo: UndoLog,
     pub(super) outputs: Option<KeptOutputs>,
     grads: Option<CacheGrads>,
     /// Whether the choices are forgotten as soon as they are carried out.
@@ -47,32 +38,12 @@ pub(super) fn lock(run: &SharedLayer) -> MutexGuard<'_, LayerState> {
     run.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What becomes of a write's undo entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Keep {
-    Nothing,
-    /// It waits in the store.
-    Parked,
-    /// It stays where it is, for the backward of the same cell.
-    Resident,
-}
-
-impl Keep {
-    fn of(keep_undo: bool) -> Self {
-        if keep_undo { Self::Parked } else { Self::Nothing }
-    }
-}
-
 impl LayerState {
     fn new(cache: LayerCache, store: Store) -> Self {
-        let (undo, resident, ahead) = (Vec::new(), HashMap::new(), HashMap::new());
         Self {
             cache,
             log: LayerLog::default(),
-            undo,
-            resident,
-            ahead,
-            store,
+            undo: UndoLog::new(store),
             outputs: None,
             grads: None,
             forgets: false,
@@ -84,7 +55,7 @@ impl LayerState {
     pub(super) fn fork(&self) -> Result<Self, CacheError> {
         let log = self.log.clone();
         let (forgets, open) = (self.forgets, self.open.clone());
-        Ok(Self { log, forgets, open, ..Self::new(self.cache.fork()?, self.store.clone()) })
+        Ok(Self { log, forgets, open, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })
     }
 
     /// Fills the cache with what another one holds; the choices that led there are not known.
@@ -96,19 +67,18 @@ impl LayerState {
 
     /// Where undo entries wait; the same for all layers.
     pub(super) fn store(&self) -> &Store {
-        &self.store
+        &self.undo.store
     }
 
     /// Adds what the layer holds, but for what waits in its store.
     pub(super) fn measure(&self, memory: &mut MemoryByPart) {
         let (device, host) = self.cache.bytes();
         let gradients = self.grads.iter().map(CacheGrads::bytes).sum();
-        let undo = self.resident.values().map(Undo::bytes).sum();
         memory.add(MemoryPart::KvCache, MemoryPlace::Device, device);
         memory.add(MemoryPart::KvCache, MemoryPlace::Device, gradients);
         memory.add(MemoryPart::KvCache, MemoryPlace::Host, host);
-        memory.add(MemoryPart::UndoLog, MemoryPlace::Device, undo);
         memory.add(MemoryPart::UndoLog, MemoryPlace::Host, self.log.bytes());
+        self.undo.measure(memory);
         self.outputs.iter().for_each(|outputs| outputs.measure(memory));
     }
 
@@ -117,8 +87,6 @@ impl LayerState {
         self.cache.reset(prefill);
         self.cache.park();
         self.undo.clear();
-        self.resident.clear();
-        self.ahead.clear();
         self.grads = None;
     }
 
@@ -130,7 +98,7 @@ impl LayerState {
         tokens: Qkv<'_>,
         keep_undo: bool,
     ) -> Result<Tensor, CacheError> {
-        Ok(self.decide_and_keep(policy, span, tokens, Keep::of(keep_undo))?.0)
+        Ok(self.decide_and_keep(policy, span, tokens, KeepUndo::of(keep_undo))?.0)
     }
 
     /// The same, with what the chunk's backward needs.
@@ -140,7 +108,7 @@ impl LayerState {
         span: &ChunkSpan,
         tokens: Qkv<'_>,
     ) -> Result<(Tensor, ChunkSaved), CacheError> {
-        self.decide_and_keep(policy, span, tokens, Keep::Resident)
+        self.decide_and_keep(policy, span, tokens, KeepUndo::Resident)
     }
 
     fn decide_and_keep(
@@ -148,14 +116,14 @@ impl LayerState {
         policy: &dyn Policy,
         span: &ChunkSpan,
         tokens: Qkv<'_>,
-        keep: Keep,
+        keep: KeepUndo,
     ) -> Result<(Tensor, ChunkSaved), CacheError> {
         self.choose(policy, span);
         // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
         let asked = policy.traits().required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
         let written = self.write(span, tokens, keep)?;
         let (saved, past, mass) = self.attend(span, tokens, written, asked);
-        if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != Keep::Resident) {
+        if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != KeepUndo::Resident) {
             outputs.put(span.index, &saved.attended);
         }
         self.log.settle();
@@ -179,8 +147,8 @@ impl LayerState {
     }
 
     pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
-        let written = self.write(span, tokens, Keep::of(keep_undo))?;
-        let saved = self.attend_unless_kept(span, tokens, written, false);
+        let written = self.write(span, tokens, KeepUndo::of(keep_undo))?;
+        let saved = self.attend_unless_kept(span, tokens, written, false)?;
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
@@ -191,12 +159,12 @@ impl LayerState {
             let undo = self.fetch_undo(span)?;
             let (k, v) = self.cache.recompose(span, &undo, tokens.k_bgnd, tokens.v_bgnd);
             let placement = self.cache.placement(span, &undo);
-            self.resident.insert(span.index, undo);
+            self.undo.put(span.index, undo, KeepUndo::Resident)?;
             (k, v, placement)
         } else {
-            self.write(span, tokens, Keep::Resident)?
+            self.write(span, tokens, KeepUndo::Resident)?
         };
-        let saved = self.attend_unless_kept(span, tokens, written, true);
+        let saved = self.attend_unless_kept(span, tokens, written, true)?;
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 
@@ -222,10 +190,7 @@ impl LayerState {
             ddrain = drain_h.map(|drain_h| drain_backward(&dout, &saved.attended, drain_h).to_kind(drain_h.kind()));
             saved.placement.unplace(&part.dq_bhnd)
         });
-        let undo = self.resident.remove(&span.index).ok_or_else(|| self.cache.missing_undo(span))?;
-        if let Some(parked) = self.undo.get_mut(span.index) {
-            *parked = None;
-        }
+        let undo = self.undo.take(span.index).ok_or_else(|| self.cache.missing_undo(span))?;
         let (dk, dv) = grads.unwind(&undo);
         self.cache.unwind(span, &undo)?;
         let own = |d: &Tensor| saved.placement.unplace(d).to_kind(saved.own.k.kind());
@@ -242,21 +207,13 @@ impl LayerState {
     /// Begins to copy the undo entry of a chunk to the device, and its attention's output, where that waits.
     pub(super) fn prefetch(&mut self, span: &ChunkSpan) -> Result<(), CacheError> {
         let device = self.cache.shape().device;
-        let ahead = self.parked_undo(span)?.prefetch(device)?;
-        self.ahead.insert(span.index, ahead);
-        self.outputs.iter_mut().for_each(|outputs| outputs.prefetch(span.index, device));
-        Ok(())
+        self.undo.prefetch(span.index, device).ok_or_else(|| self.cache.missing_undo(span))??;
+        Ok(self.outputs.as_mut().map_or(Ok(()), |outputs| outputs.prefetch(span.index, device))?)
     }
 
     fn fetch_undo(&mut self, span: &ChunkSpan) -> Result<Undo, CacheError> {
-        match self.ahead.remove(&span.index) {
-            Some(ahead) => Ok(ahead.wait()),
-            None => self.parked_undo(span)?.fetch(self.cache.shape().device),
-        }
-    }
-
-    fn parked_undo(&self, span: &ChunkSpan) -> Result<&ParkedUndo, CacheError> {
-        self.undo.get(span.index).and_then(Option::as_ref).ok_or_else(|| self.cache.missing_undo(span))
+        let device = self.cache.shape().device;
+        Ok(self.undo.fetch(span.index, device).ok_or_else(|| self.cache.missing_undo(span))??)
     }
 
     /// Brings the layer's quota into force where its chunk has come.
@@ -267,28 +224,18 @@ impl LayerState {
     }
 
     /// Writes a chunk by its recorded choice.
-    fn write(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep: Keep) -> Result<InRegion, CacheError> {
+    fn write(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep: KeepUndo) -> Result<InRegion, CacheError> {
         self.cache.enter(span);
         self.apply_budget(span);
         let victims = self.cache.recall(&self.log, span)?;
         let written = self.cache.write(span, victims, tokens.k_bgnd, tokens.v_bgnd)?;
-        match keep {
-            Keep::Nothing => {}
-            Keep::Parked => {
-                if self.undo.len() <= span.index {
-                    self.undo.resize_with(span.index + 1, || None);
-                }
-                self.undo[span.index] = Some(written.undo.park(&self.store)?);
-            }
-            // A cell that was unwound overwrites the same entries again: nothing has to be fetched a second time.
-            Keep::Resident => drop(self.resident.insert(span.index, written.undo)),
-        }
+        self.undo.put(span.index, written.undo, keep)?;
         Ok((written.k_bgnd, written.v_bgnd, written.placement))
     }
 
     /// Past and chunk side by side. An undo log that rounds brings the chunk's own entries back rounded, which it must see as they were.
     pub(super) fn joined(&self) -> Option<(Tensor, Tensor)> {
-        if self.store.form() == Form::Plain { self.cache.joined() } else { None }
+        if self.undo.store.form() == Form::Plain { self.cache.joined() } else { None }
     }
 
     /// How many of the region's columns see each filled slot, where the layer has a window.
@@ -317,19 +264,26 @@ impl LayerState {
     }
 
     /// What a chunk's backward needs. Attention's output is the one that has waited, where it has; the chunk's cell uses it last.
-    fn attend_unless_kept(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, written: InRegion, is_last: bool) -> ChunkSaved {
+    fn attend_unless_kept(
+        &mut self,
+        span: &ChunkSpan,
+        tokens: Qkv<'_>,
+        written: InRegion,
+        is_last: bool,
+    ) -> Result<ChunkSaved, CacheError> {
         let (device, outputs) = (self.cache.shape().device, self.outputs.as_mut());
-        let Some(attended) = outputs.and_then(|outputs| outputs.find(span.index, device, is_last)) else {
+        let kept = outputs.map(|outputs| outputs.find(span.index, device, is_last)).transpose()?;
+        let Some(attended) = kept.flatten() else {
             let (saved, ..) = self.attend(span, tokens, written, None);
             if let Some(outputs) = self.outputs.as_mut().filter(|_| !is_last) {
                 outputs.put(span.index, &saved.attended);
             }
-            return saved;
+            return Ok(saved);
         };
         let (k, v, placement) = written;
         let seen_until_bgc = self.seen_until(span, &placement, tokens.rule);
         let own = self.own(span, tokens, (k, v), (&placement, seen_until_bgc.as_ref()));
-        ChunkSaved { own, attended, placement }
+        Ok(ChunkSaved { own, attended, placement })
     }
 
     /// Also the attention mass, where a policy has announced that it will ask, and the kernel sums it while it attends.

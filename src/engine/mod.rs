@@ -1,6 +1,5 @@
 //! Loss and gradients of one batch: forward phase, backward phase. The story of a step is [`Engine::gradients`].
 
-mod ahead;
 mod attend;
 mod backward;
 mod cell_graph;
@@ -31,8 +30,10 @@ mod sight;
 mod slots;
 mod snapshot;
 mod step;
+mod step_run;
 mod stores;
 mod trace;
+mod undo_log;
 mod weights_turn;
 
 pub use chunk_sizes::{ChunkKey, RandomSizes};

@@ -2,7 +2,16 @@
 
 use tch::Tensor;
 
+use crate::cache::ChunkSpan;
 use crate::ops::attention::{Attended, Qkv};
+
+/// The next tokens of a chunk whose tokens come in parts.
+#[derive(Clone, Debug)]
+pub(super) struct ChunkPart {
+    pub(super) span: ChunkSpan,
+    /// How many tokens of the chunk came before.
+    pub(super) from: usize,
+}
 
 /// What has come of the chunk, part by part; exact, whatever the cache stores.
 #[derive(Debug, Default)]

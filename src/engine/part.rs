@@ -5,20 +5,16 @@
 use tch::Tensor;
 
 use super::layer_state::LayerState;
-use super::open_block::OpenBlock;
+use super::open_block::{ChunkPart, OpenBlock};
 use super::sight::{AttendedChunk, ChunkSaved, OwnKeys, PastPage, PastPages};
 use crate::cache::{CacheError, ChunkSpan, Placement, Policy};
 use crate::ops::attention::{self, Attended, Qkv};
 use crate::recipe::BufferKind;
 
 impl LayerState {
-    /// The next tokens of a chunk, behind the first `from`: as [`Self::decide`], once its last token has come.
-    pub(super) fn decide_part(
-        &mut self,
-        policy: &dyn Policy,
-        (span, from): (&ChunkSpan, usize),
-        tokens: Qkv<'_>,
-    ) -> Result<Tensor, CacheError> {
+    /// The next tokens of a chunk: as [`Self::decide`], once its last token has come.
+    pub(super) fn decide_part(&mut self, policy: &dyn Policy, part: &ChunkPart, tokens: Qkv<'_>) -> Result<Tensor, CacheError> {
+        let &ChunkPart { ref span, from } = part;
         let len = tokens.q_bhnd.size()[2] as usize;
         if len == span.len {
             return self.decide(policy, span, tokens, false);
@@ -27,7 +23,7 @@ impl LayerState {
             self.open(policy, span, tokens)?;
         }
         self.cache.write_part(span, from, tokens.k_bgnd, tokens.v_bgnd);
-        let attended = self.attend_part(span, (from, len), tokens);
+        let attended = self.attend_part(part, tokens);
         self.open.add(tokens, &attended);
         if from + len == span.len {
             self.close(policy, span, tokens);
@@ -52,7 +48,9 @@ impl LayerState {
         Ok(())
     }
 
-    fn attend_part(&self, span: &ChunkSpan, (from, len): (usize, usize), tokens: Qkv<'_>) -> Attended {
+    fn attend_part(&self, part: &ChunkPart, tokens: Qkv<'_>) -> Attended {
+        let &ChunkPart { ref span, from } = part;
+        let len = tokens.q_bhnd.size()[2] as usize;
         let region = self.cache.region(span);
         let here = region + from as i64;
         let part = ChunkSpan { start: span.start + from, len, real: vec![len; span.real.len()], ..span.clone() };

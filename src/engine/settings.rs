@@ -39,6 +39,14 @@ pub struct Settings {
     width: Width,
 }
 
+/// How much comes into the caches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    pub(super) sequences: usize,
+    pub(super) tokens: usize,
+    pub(super) longest_chunk: usize,
+}
+
 #[derive(Debug)]
 enum Width {
     Chunks(usize),
@@ -168,17 +176,18 @@ impl Settings {
     }
 
     /// The caches of all layers for a batch planned as `plan`, of a model that computes in a kind on a device.
-    pub fn cache_shapes(&self, config: &ModelConfig, plan: &ChunkPlan, options: (Kind, Device)) -> Vec<CacheShape> {
-        self.shapes_of(config, (plan.num_sequences(), plan.len()), plan.longest_chunk(), options)
+    pub fn cache_shapes(&self, config: &ModelConfig, plan: &ChunkPlan, kind: Kind, device: Device) -> Vec<CacheShape> {
+        let extent = Extent { sequences: plan.num_sequences(), tokens: plan.len(), longest_chunk: plan.longest_chunk() };
+        self.shapes_of(config, extent, kind, device)
     }
 
-    /// The same for so many sequences and tokens, in chunks of at most `longest_chunk`.
+    /// The caches of all layers for sequences of some extent.
     pub(super) fn shapes_of(
         &self,
         config: &ModelConfig,
-        (sequences, tokens): (usize, usize),
-        longest_chunk: usize,
-        (kind, device): (Kind, Device),
+        Extent { sequences, tokens, longest_chunk }: Extent,
+        kind: Kind,
+        device: Device,
     ) -> Vec<CacheShape> {
         let shape = |(slots, layer): (&Slots, &LayerSpec)| {
             let cache_length = slots.count(tokens, longest_chunk);

@@ -15,7 +15,7 @@ use crate::data::Batch;
 use crate::model::{DropoutContext, Model};
 use crate::native::cuda::upload;
 use crate::ops::frequencies::Frequencies;
-use crate::store::HostTensor;
+use crate::store::Waiting;
 
 /// Everything the backward phase needs of the forward phase.
 pub struct ForwardTrace {
@@ -28,7 +28,7 @@ pub struct ForwardTrace {
     pub(super) head: HeadRun,
     pub(super) routers: RouterSums,
     /// Gradient of the hidden states above the last layer, by column; `None` where no token has a target, and where cells make it.
-    pub(super) top: Vec<Option<HostTensor>>,
+    pub(super) top: Vec<Option<Waiting<Tensor>>>,
 }
 
 impl ForwardTrace {

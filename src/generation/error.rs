@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::data::DataError;
 use crate::engine::EngineError;
 use crate::files::FilesError;
 use crate::store::StoreError;
-use crate::units::{Exit, Failure, abridged, quoted};
+use crate::units::{Exit, Failure, Fault, abridged, quoted};
 
 /// A rule that cannot be followed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,7 +22,7 @@ pub enum GenerationError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error(transparent)]
-    Data(#[from] DataError),
+    Data(#[from] Fault),
     /// A file can't be read or written.
     #[error(transparent)]
     Files(#[from] FilesError),
@@ -80,6 +79,7 @@ impl Failure for GenerationError {
             Self::NoText => "use `--eos` with token ids instead".into(),
             Self::NotASession { .. } => "name a file that `--save-session` has written".into(),
             Self::OtherSession { .. } => "read the document again with `--save-session`, or use what it was saved with".into(),
+            Self::Data(e) => return e.hint(),
             _ => return self.origin()?.hint(),
         })
     }
@@ -88,6 +88,7 @@ impl Failure for GenerationError {
         match self {
             Self::NotASession { .. } | Self::OtherSession { .. } | Self::Config { .. } | Self::UnknownToken { .. } => Exit::Data,
             Self::EmptyPrompt | Self::TooLong { .. } | Self::NoText | Self::RotatesByLength => Exit::Usage,
+            Self::Data(e) => e.exit(),
             _ => self.origin().map_or(Exit::Failed, Failure::exit),
         }
     }
@@ -95,7 +96,6 @@ impl Failure for GenerationError {
     fn origin(&self) -> Option<&dyn Failure> {
         match self {
             Self::Engine(e) => Some(e),
-            Self::Data(e) => Some(e),
             Self::Files(e) => Some(e),
             Self::Store(e) => Some(e),
             _ => None,

@@ -56,9 +56,42 @@ const BLOCK_LOGITS_CUDA: i64 = 1 << 28;
 const BLOCK_PLACES: i64 = 64;
 
 /// How many places are evaluated at a time.
-pub fn places_of_block(vocab_size: usize, device: Device) -> usize {
+fn places_of_block(vocab_size: usize, device: Device) -> usize {
     let logits = if device.is_cuda() { BLOCK_LOGITS_CUDA } else { BLOCK_LOGITS };
     (logits / vocab_size.max(1) as i64).max(BLOCK_PLACES) as usize
+}
+
+/// What the head works on for a column, from sizes.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadFootprint {
+    /// Positions with a target.
+    pub targets: usize,
+    /// Scores of a position.
+    pub choices: usize,
+    /// Width of the hidden states.
+    pub hidden: usize,
+    /// Numbers of final norm and output projection that are trained.
+    pub trained: u64,
+    /// Whether these are kept in more bits than they compute in.
+    pub is_widened: bool,
+    pub kind: Kind,
+    pub device: Device,
+}
+
+impl HeadFootprint {
+    /// The most bytes at a time beside the column's hidden states and their gradient: a block's logits with their gradient, and what is
+    /// trained behind them.
+    pub fn bytes(&self) -> u64 {
+        if self.targets == 0 {
+            return 0;
+        }
+        let (w, wide) = (self.kind.elt_size_in_bytes() as u64, accumulation_kind(self.kind).elt_size_in_bytes() as u64);
+        let places = self.targets.min(places_of_block(self.choices, self.device)) as u64;
+        // Logits and their powers; for a gradient of the weight, or in a narrow model, once more.
+        let scores = 2 * wide + if wide > w || self.trained > 0 { w } else { 0 };
+        let of_trained = self.trained * (2 * wide + if self.is_widened { 2 * w } else { 0 });
+        places * (self.choices as u64 * scores + 3 * self.hidden as u64 * w) + of_trained
+    }
 }
 
 /// Evaluates `head` on the column that begins at position `start`; with `weight`, its gradient too.
@@ -70,7 +103,7 @@ pub fn column_loss(
     hidden_bne: &Tensor,
     start: usize,
     picks: &[Pick],
-    (logits, vocab_size): (&dyn Logits, usize),
+    logits: &dyn Logits,
     weight: Option<f64>,
 ) -> Result<ColumnLoss, HeadError> {
     let (_, n, e) = hidden_bne.size3().unwrap_or_default();
@@ -79,7 +112,7 @@ pub fn column_loss(
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(zero_sum_of).collect();
     let mut losses = Vec::new();
-    for picks in picks.chunks(places_of_block(vocab_size, flat.device())) {
+    for picks in picks.chunks(places_of_block(logits.num_scores(), flat.device())) {
         let place: Vec<i64> = picks.iter().map(|p| p.sequence as i64 * n + (p.position - start) as i64).collect();
         let place = on_device(&place, flat.device());
         let hidden_ne = flat.index_select(0, &place);
@@ -164,6 +197,10 @@ mod tests {
         fn parameters(&self) -> &[Tensor] {
             if self.0[0].requires_grad() { &self.0 } else { &[] }
         }
+
+        fn num_scores(&self) -> usize {
+            7
+        }
     }
 
     #[test]
@@ -175,9 +212,9 @@ mod tests {
         for (sequence, tokens) in labels.iter().enumerate() {
             picks.extend(NextToken.picks(sequence, SequenceTargets::Tokens(tokens)).unwrap());
         }
-        let frozen = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
+        let frozen = column_loss(&NextToken, &hidden, 0, &picks, &linear, Some(0.2)).unwrap();
         let linear = LinearLogits(linear.0.map(|weight| weight.set_requires_grad(true)));
-        let ours = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
+        let ours = column_loss(&NextToken, &hidden, 0, &picks, &linear, Some(0.2)).unwrap();
         assert!(frozen.parameter_gradients.is_empty() && frozen.hidden_gradient == ours.hidden_gradient);
         let leaf = hidden.copy().set_requires_grad(true);
         let target = Tensor::from_slice(&labels.concat());

@@ -367,6 +367,7 @@ mod tests {
         let written = read_json::<Value>(&dir.path().join(ADAPTER_CONFIG)).unwrap();
         assert_eq!(written["modules_to_save"], json!(["model.norm"]));
         let read = || Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap();
+        assert!(read().has_extra_tensors() && !load(&fixture("adapter-qwen2")).unwrap().has_extra_tensors());
         assert_eq!(read().disagreement(&config, &lora).unwrap(), None);
         let sorted = |mut all: Vec<(String, Tensor)>| {
             all.sort_by(|a, b| a.0.cmp(&b.0));

@@ -174,9 +174,8 @@ impl Linear {
 
     /// Takes off what is trained beside it and in place of its bias, to be put back by [`Self::attach`]: until then it is as the model has it.
     pub(super) fn detach(&mut self) -> DetachedLinear {
-        let weight = Weight::Plain(self.weight());
         let pissa = self.delta.as_ref().and_then(|lora| lora.pissa.clone());
-        let weight = pissa.as_ref().map(|_| weight);
+        let weight = pissa.as_ref().map(|_| Weight::Plain(self.weight()));
         self.set_pissa(None);
         let delta = self.delta.take().map(|lora| LoraDelta { pissa, ..lora });
         DetachedLinear { delta, trained_bias_o: self.trained_bias_o.take(), weight }

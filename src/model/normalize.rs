@@ -4,6 +4,7 @@ use tch::{Tensor, no_grad};
 
 use super::adapter::Adapter;
 use super::delta::LoraDelta;
+use super::io_layers::is_nameless;
 use super::names::OUTPUT_MODULE;
 use super::peft::{ModulePatterns, PeftConfig};
 use super::targets::{is_of_experts, targets_embedding};
@@ -47,6 +48,11 @@ impl Adapter {
         .into_iter()
         .filter_map(|(feature, has)| has.then_some(feature))
         .collect()
+    }
+
+    /// Whether something is trained that PEFT's files have no names for.
+    pub fn has_extra_tensors(&self) -> bool {
+        self.embedding.copies.keys().any(|tensor| is_nameless(tensor))
     }
 
     /// The largest rank of a linear.

@@ -16,16 +16,16 @@ pub fn norms(x_bgnd: &Tensor) -> Tensor {
 }
 
 /// The cosine of each head vector with the mean of all directions, `x · m / (|x| |m|)` with `m = Σ x / |x|`, computed in f32 (f64 for f64): in
-/// bf16 most cosines near 1 would be the same. A vector whose position is negative does not count in the mean.
+/// bf16 most cosines near 1 would be the same. A vector whose position is negative counts as zero, whatever its slot holds.
 ///
 /// # Shapes
 /// `x (B, G, n, D)` and `position (B, G, n)`, i64, in, `(B, G, n)` out.
 pub fn cosines_with_mean(x_bgnd: &Tensor, position_bgn: &Tensor) -> Tensor {
-    let x_bgnd = wide(x_bgnd);
+    // What a slot without an entry holds may be no number.
+    let x_bgnd = wide(x_bgnd).masked_fill(&position_bgn.lt(0).unsqueeze(-1), 0.0);
     let norm_bgn1 = norms(&x_bgnd).clamp_min(TINY).unsqueeze(-1);
     // The sum of the directions, as a product: the directions themselves are never written down.
-    let weight_bgn1 = norm_bgn1.reciprocal().masked_fill(&position_bgn.lt(0).unsqueeze(-1), 0.0);
-    let mean_bg1d = weight_bgn1.transpose(-1, -2).matmul(&x_bgnd);
+    let mean_bg1d = norm_bgn1.reciprocal().transpose(-1, -2).matmul(&x_bgnd);
     let length_bg11 = norms(&mean_bg1d).clamp_min(TINY).unsqueeze(-1);
     (x_bgnd.matmul(&(mean_bg1d / length_bg11).transpose(-1, -2)) / norm_bgn1).squeeze_dim(-1)
 }

@@ -49,11 +49,10 @@ impl Optimizer for RuleOptimizer {
         let [parameters, gradients] = [parameters, gradients].map(by_name);
         let of = |all: &BTreeMap<&str, &Tensor>, name: &str| all.get(name).map(|tensor| tensor.detach());
         let (form, device) = (&self.form, self.device);
-        let mut ahead = None;
         no_grad(|| {
             for index in 0..self.remembered.len() {
-                let mut tensors = ahead.take().unwrap_or_else(|| self.remembered[index].prefetch(device)).wait();
-                ahead = self.remembered.get(index + 1).filter(|next| next.is_away()).map(|next| next.prefetch(device));
+                let mut tensors = self.remembered[index].fetch();
+                self.remembered.get_mut(index + 1).into_iter().for_each(Remembered::prefetch);
                 let own = &mut self.remembered[index];
                 let (Some(gradient), Some(stored)) = (of(&gradients, &own.name), of(&parameters, &own.name)) else { continue };
                 // A weight of fewer bits follows its master, and one that waits on the host is updated where the others are.
@@ -68,7 +67,7 @@ impl Optimizer for RuleOptimizer {
                 if stored.data_ptr() != parameter.data_ptr() {
                     stored.shallow_clone().copy_(&parameter);
                 }
-                own.keep(tensors);
+                own.keep(&tensors);
             }
         });
     }
@@ -107,7 +106,7 @@ impl Optimizer for RuleOptimizer {
                 }
                 tensors.push(saved.to_device(self.device).copy());
             }
-            own.keep(tensors);
+            own.keep(&tensors);
         }
         Ok(())
     }

@@ -17,7 +17,6 @@ use super::words::words;
 use crate::files;
 
 table! {
-    /// The table `[model]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct ModelRecipe in "model" {
         /// A Hugging Face model directory; where there is none, a name on the Hub as `"Qwen/Qwen2.5-0.5B"`, which is looked up in the
@@ -123,20 +122,16 @@ impl RecipeValue for RopeScalingRecipe {
 words! {
     /// The element type of weights and activations.
     pub enum Dtype {
-        /// 32-bit floats.
         F32 = "f32",
-        /// Brain floats.
         Bf16 = "bf16",
-        /// 64-bit floats, for checks.
         F64 = "f64",
     }
 }
 
 table! {
-    /// The table `[lora]`.
-    #[derive(Clone, Debug, Default, PartialEq)]
+    #[derive(Clone, Debug, PartialEq)]
     pub struct LoraRecipe in "lora" {
-        /// Rank of the adapter.
+        /// Rank of the adapter's matrices.
         #[also("lora.rank", "lora.lora_r", "lora.lora_rank", "model.lora_rank", "lora_r", "lora_rank")]
         #[rule(COUNT)]
         pub r: usize = 8,
@@ -179,7 +174,7 @@ table! {
         /// order that matches counts, which is PEFT's order, too.
         #[rule(COUNT)]
         pub rank_pattern: BTreeMap<String, usize> = BTreeMap::new(),
-        /// The same for `alpha`.
+        /// Values of `alpha` for some modules, as `rank_pattern` has ranks.
         #[rule(positive("usual values are `r` to twice `r`"))]
         pub alpha_pattern: BTreeMap<String, f64> = BTreeMap::new(),
         /// rsLoRA: the update is scaled by `alpha / √r` instead.
@@ -250,7 +245,7 @@ impl LoraRecipe {
         }
     }
 
-    /// The same for weights that are drawn: to look for their largest part would take time, and tell nothing.
+    /// The adapter beside weights that are drawn: to look for their largest part would take time, and tell nothing.
     pub fn for_drawn_weights(self) -> Self {
         let is_part = self.init_lora_weights == InitLora::Pissa;
         Self { init_lora_weights: if is_part { InitLora::Uniform } else { self.init_lora_weights }, ..self }
@@ -273,7 +268,7 @@ impl AdapterKeys<'_> {
         }
     }
 
-    /// The same of a list, in whose place may stand its only item.
+    /// Takes a list, in whose place may stand its only item.
     fn take_list<T: DeserializeOwned>(&self, key: &str, own: &mut Vec<T>) {
         self.take(key, key, own);
         let mut only: Option<T> = None;
@@ -286,12 +281,9 @@ words! {
     /// Which biases of the base model are trained beside an adapter.
     #[derive(Default)]
     pub enum TrainedBias {
-        /// None.
         #[default]
         None = "none",
-        /// Those of the modules that have an adapter.
         LoraOnly = "lora_only",
-        /// All.
         All = "all",
     }
 }
@@ -300,7 +292,6 @@ words! {
     /// How a new adapter begins.
     #[derive(Default)]
     pub enum InitLora {
-        /// Uniform in ±1/√in.
         #[default]
         Uniform = "uniform",
         /// Normal, with a standard deviation of 1/r.
@@ -316,9 +307,8 @@ pub enum TargetModules {
     /// Every linear module of the decoder layers.
     #[default]
     AllLinear,
-    /// By PEFT's names, as `q_proj`.
     Names(Vec<String>),
-    /// By a regular expression that matches whole names, as `model.layers.3.mlp.up_proj`.
+    /// A regular expression that matches whole names, as `model.layers.3.mlp.up_proj`.
     Matching(String),
 }
 

@@ -84,7 +84,6 @@ fn begin(dir: &Path) -> io::Result<DiskFile> {
     DiskFile::open("events", &path, OpenOptions::new().append(true).create(true))
 }
 
-/// Seconds since 1970.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }

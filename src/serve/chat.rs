@@ -48,7 +48,7 @@ pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request:
     let head = ReplyHead::new("chatcmpl", &served.name);
     if streams {
         let shape = Shape { head, is_chat: true, tells_usage };
-        return Ok(stream(&served, shape, answers, (1, samples), prompts[0].len()));
+        return Ok(stream(&served, shape, answers, 1, samples, prompts[0].len()));
     }
     let all = served.in_time(gather(answers, 1, samples)).await?;
     let reader = Arc::clone(&served.reader);
@@ -73,7 +73,7 @@ fn choices(reader: &Reader, texts: &[WholeText], likelihoods: Option<usize>) -> 
     texts.iter().enumerate().map(choice).collect()
 }
 
-/// A token of `logprobs.content`.
+/// A token in the list `logprobs.content`.
 fn of_token(reader: &Reader, own: &TokenLikelihood, count: usize) -> Value {
     let one = |id: u32, log_probability: f32| {
         let token = reader.token(id);

@@ -44,7 +44,7 @@ pub(super) async fn completions(State(served): State<Arc<Served>>, request: Requ
     if streams {
         let shape = Shape { head, is_chat: false, tells_usage };
         let prompt_tokens = prompts.iter().map(Vec::len).sum();
-        return Ok(stream(&served, shape, answers, (prompts.len(), samples), prompt_tokens));
+        return Ok(stream(&served, shape, answers, prompts.len(), samples, prompt_tokens));
     }
     let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
     let (reader, shown) = (Arc::clone(&served.reader), ReplyParts { echo, count, of_prompt });

@@ -43,7 +43,7 @@ pub struct ServedModel<'a> {
     pub template: Option<ChatTemplates>,
     /// The special tokens of the tokenizer by their names.
     pub special_tokens: Vec<(String, String)>,
-    /// Its own rules: what ends a text.
+    /// The model's own rules: what ends a text.
     pub rules: GenerationRules,
     /// What clients call it, beside its path.
     pub name: String,
@@ -54,7 +54,7 @@ pub struct ServedModel<'a> {
 
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// The address that is listened at.
+    /// The address to listen on.
     pub host: String,
     /// 0 for a free one.
     pub port: u16,
@@ -87,7 +87,7 @@ pub fn serve(
         Ok((listener.local_addr()?, listener))
     });
     let (local, listener) = listening.map_err(|error| {
-        Fault::usage(format!("`{address}` can not be listened at: {error}"), "choose another `--port`; 0 takes a free one")
+        Fault::usage(format!("cannot listen on {address}: {error}"), "choose another `--port`; 0 takes a free one")
     })?;
     console::outcome(&format!("listening on http://{local}"), &json!({ "listening": format!("http://{local}") }))?;
     let (jobs, waiting) = channel(options.queue.max(1));

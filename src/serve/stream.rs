@@ -56,7 +56,8 @@ pub(super) fn stream(
     served: &Arc<Served>,
     shape: Shape,
     mut answers: Answers,
-    (prompts, samples): (usize, usize),
+    prompts: usize,
+    samples: usize,
     prompt_tokens: usize,
 ) -> Response {
     let (sender, receiver) = unbounded_channel::<String>();

@@ -12,7 +12,7 @@ use crate::generation::TokenLikelihood;
 pub(super) struct Reader {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) template: Option<ChatTemplates>,
-    /// By their names, as `bos_token`.
+    /// Special tokens by their names, as `bos_token`.
     pub(super) special_tokens: Vec<(String, String)>,
     /// Bytes of a prompt: more are certainly more tokens than are taken.
     pub(super) max_bytes: usize,

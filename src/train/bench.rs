@@ -15,7 +15,7 @@ use crate::dist::ProcessGroup;
 use crate::engine::{ChunkKey, Event, Observer};
 use crate::measure::{CopyCost, MemoryMeter, MemorySide, StepRecord, Stopwatch, gemm_rate, random_batch};
 use crate::model::{Model, ModelConfig, ModelError};
-use crate::ops::attention;
+use crate::ops::attention::Backend;
 use crate::optim::{self, Optimizer};
 use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
@@ -68,14 +68,12 @@ impl Bench {
         let config = as_headed(&recipe, ModelConfig::load(&recipe.model).map_err(TrainError::from)?)?;
         let batch = random_batch(&recipe, &config, &options.tokens, recipe.train.seed)?;
         let machine = tiling::machine_of_trial(&recipe, device).of_ranks(world.ranks_here(), world.size());
+        let machine = machine.timed(recipe.model.dtype);
         let asked = BTreeMap::from([
             ("`--tokens`".to_owned(), format!("{:?}", options.tokens)),
             ("all weights are trained".to_owned(), recipe.lora.is_none().to_string()),
         ]);
-        let (recipe, planned) = settled_alike(world, recipe, asked, |recipe| {
-            let machine = tiling::timed(machine, &recipe, &config, &batch)?;
-            tiling::settled(recipe, &config, &batch, machine)
-        })?;
+        let (recipe, planned) = settled_alike(world, recipe, asked, |recipe| tiling::settled(recipe, &config, &batch, machine))?;
         let engine = build::engine(&recipe, &config, None, None)?;
         let engine = FallbackEngine::of_recipe(engine, &recipe, None);
         let trained = TrainedPart::of(&config, recipe.lora.as_ref()).map_err(TrainError::from)?;
@@ -108,7 +106,9 @@ impl Bench {
     }
 
     pub fn attention(&self) -> String {
-        attention::in_words(self.model.device(), self.model.kind())
+        let layers = &self.model.config().layers;
+        let head_dim = layers.first().map_or(0, |layer| layer.attention.head_dim as i64);
+        Backend::preferred(self.model.device(), self.model.kind(), head_dim).to_string()
     }
 
     /// What a step after the first should take.

@@ -8,7 +8,7 @@ use super::TrainError;
 use super::error::other_model;
 use crate::cache;
 use crate::checkpoint::FINAL;
-use crate::data::{self, ChatTemplates, DataError, ModelLimits, Splits, TokenisingProgress, Tokenizer};
+use crate::data::{self, ChatTemplates, ModelLimits, Splits, TokenisingProgress, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::export::PolicyFile;
 use crate::files::{FilesError, Scratch};
@@ -17,7 +17,7 @@ use crate::model::{
     Adapter, CHAT_TEMPLATE, Disagreement, Model, ModelConfig, ModelError, ModelPlacement, Preference, companions,
 };
 use crate::native::cuda::Numerics;
-use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, TemplateChoice};
+use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
 use crate::report::console;
 use crate::report::tokenising::Tokenising;
 use crate::units::{Fault, abridged};
@@ -37,7 +37,11 @@ pub fn limits(config: &ModelConfig) -> ModelLimits {
 pub fn check_max_seq_length(recipe: &Recipe, config: &ModelConfig) -> Result<(), TrainError> {
     let positions = config.most_positions();
     match recipe.data.max_seq_length.filter(|&tokens| tokens > positions) {
-        Some(tokens) => Err(DataError::TooManyPositions { tokens, positions }.into()),
+        Some(tokens) => {
+            let scale = RopeScalingRecipe::hint(tokens, positions);
+            let hint = format!("lower `data.max_seq_length` or leave it out, {scale}, or take a model with more positions");
+            Err(Fault::usage(format!("`data.max_seq_length` is {tokens}, and the model has {positions} positions"), hint).into())
+        }
         None => Ok(()),
     }
 }

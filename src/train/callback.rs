@@ -11,7 +11,6 @@ use super::{Interrupt, TrainError, Trainer};
 use crate::engine::{Event, Observer};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
 use crate::native::cuda::{missing_kernels, why_not_pinned};
-use crate::ops::attention::Calibration;
 use crate::recipe::OnSigterm;
 use crate::report::console;
 use crate::report::evicted::Evicted;
@@ -236,10 +235,6 @@ fn in_words(answer: &ScoredAnswer) -> String {
 impl Observer for RunCallback {
     fn wants_to_stop(&self) -> bool {
         self.gives_up && self.interrupt.is_terminated()
-    }
-
-    fn measured(&mut self, attention: &Calibration) {
-        self.progress.note(&attention.to_string());
     }
 
     fn note(&mut self, text: &str) {

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use super::RankError;
 use crate::checkpoint::CheckpointError;
-use crate::data::DataError;
 use crate::engine::EngineError;
 use crate::eval::is_given_up;
 use crate::files::FilesError;
@@ -18,9 +17,6 @@ use crate::units::{Exit, Failure, Fault, abridged, quoted};
 pub enum TrainError {
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// Data can't be read or used.
-    #[error(transparent)]
-    Data(#[from] DataError),
     /// A file can't be read or written.
     #[error(transparent)]
     Files(#[from] FilesError),
@@ -128,7 +124,7 @@ pub(super) fn changed_file(path: &Path) -> TrainError {
 }
 
 /// Handlers of signals that cannot be installed.
-pub(super) fn no_signals(error: std::io::Error) -> TrainError {
+pub(super) fn no_signals(error: &std::io::Error) -> TrainError {
     let message = format!("can't watch for signals: {error}");
     Fault::new(Exit::Failed, message).with_hint("a run must be able to save when it is interrupted").into()
 }
@@ -178,7 +174,6 @@ impl Failure for TrainError {
     fn origin(&self) -> Option<&dyn Failure> {
         match self {
             Self::Recipe(e) => Some(e),
-            Self::Data(e) => Some(e),
             Self::Files(e) => Some(e),
             Self::Model(e) => Some(e),
             Self::Engine(e) => Some(e),

@@ -3,7 +3,6 @@
 use super::step::StepCallback;
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::measure::{MemoryMeter, MicroBatchPosition, Stopwatch};
-use crate::ops::attention::Calibration;
 use crate::plan::StepPart;
 use crate::units::Bytes;
 
@@ -55,10 +54,6 @@ impl StepCallback for StepMeter<'_> {
 }
 
 impl Observer for StepMeter<'_> {
-    fn measured(&mut self, attention: &Calibration) {
-        self.observer.measured(attention);
-    }
-
     fn note(&mut self, text: &str) {
         self.observer.note(text);
     }

@@ -165,7 +165,7 @@ fn resume_as(
     if let Some(warning) = stretched(&trainer, &began) {
         console::warning(&warning);
     }
-    how.interrupt.watch_for_stops().map_err(no_signals)?;
+    how.interrupt.watch_for_stops().map_err(|error| no_signals(&error))?;
     let step = trainer.step();
     let mut callback = RunCallback::begin(&mut trainer, Some(step), how.interrupt)?;
     // The best is saved first: a crash may have come between it and the save that was due at the same step.

@@ -64,7 +64,7 @@ fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, TrainError> {
 
 /// From before the first step to the end.
 pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, TrainError> {
-    interrupt.watch_for_stops().map_err(no_signals)?;
+    interrupt.watch_for_stops().map_err(|error| no_signals(&error))?;
     let mut callback = RunCallback::begin(trainer, None, interrupt)?;
     if trainer.recipe.eval.initial {
         match trainer.validate(&mut callback) {
@@ -106,13 +106,13 @@ fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Where the loop is.
+/// Where the loop of a run is.
 enum RunState {
     /// The next step is to be made.
     Training,
     /// A step is made, or left out; its validation, its line and its checkpoint follow.
     Stepped(Box<StepMetrics>),
-    /// All steps are made.
+    /// All steps of the run are made.
     Finished,
     /// A stop was asked for, and what is to be saved of the steps is saved.
     Interrupted,

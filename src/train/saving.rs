@@ -9,28 +9,12 @@ use super::ranks::of_trained;
 use super::{TrainError, Trainer, build};
 use crate::checkpoint::{self, CARD, FINAL, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
 use crate::data::Dataset;
-use crate::export::{KV_POLICY, PolicyFile, PolicyTrial, Trained, card_of_run};
-use crate::model::{ModelConfig, has_fingerprint};
-use crate::recipe::{Recipe, Weights};
+use crate::export::{KV_POLICY, PolicyFile, Trained, card_of_run};
+use crate::model::has_fingerprint;
+use crate::recipe::Weights;
 use crate::report::console;
 use crate::report::metrics::{self, METRICS};
 use crate::units::{Fault, abridged, quoted};
-
-/// What checkpoints have beside model and optimiser, read when the run begins: it can be saved whatever becomes of the base.
-pub(super) struct CheckpointExtras {
-    model_hash: String,
-    /// What a checkpoint's policy file is recorded with.
-    trial: PolicyTrial,
-    /// Files that `final` has beside the adapter.
-    companions: Vec<(String, Vec<u8>)>,
-}
-
-impl CheckpointExtras {
-    pub(super) fn new(recipe: &Recipe, config: &ModelConfig, model_hash: String) -> Result<Self, TrainError> {
-        let trial = PolicyTrial::smallest(config, &recipe.kv_cache, &recipe.grad)?;
-        Ok(Self { model_hash, trial, companions: build::companions_of_end(recipe)? })
-    }
-}
 
 impl Trainer {
     /// Takes a checkpoint over, but for the optimiser's state; returns why it was written.
@@ -69,8 +53,7 @@ impl Trainer {
 
     fn refuse_not_finite(&self, dir: &Path) -> Result<(), TrainError> {
         let Some(name) = self.not_finite()? else { return Ok(()) };
-        let message =
-            format!("the checkpoint `{}` can't be gone on from: `{}` is not finite", abridged(dir.display()), quoted(name));
+        let message = format!("cannot resume from checkpoint `{}`: `{}` is not finite", abridged(dir.display()), quoted(name));
         Err(Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`").into())
     }
 

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::answers::{Validation, ValidationAnswers};
+use super::checkpoint_extras::CheckpointExtras;
 use super::meter::StepMeter;
 use super::progress::RunProgress;
 use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
-use super::saving::CheckpointExtras;
 use super::step::{TrainStep, first_not_finite};
 use super::{
     ExpectedEvictions, FallbackEngine, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, Start, TrainError, build,
@@ -18,7 +18,6 @@ use crate::checkpoint::Best;
 use crate::data::Splits;
 use crate::engine::{EngineError, Observer};
 use crate::eval;
-use crate::export::PolicyTrial;
 use crate::files::{FilesError, failpoint};
 use crate::measure::MemoryMeter;
 use crate::model::{Model, fingerprint};

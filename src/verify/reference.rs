@@ -61,8 +61,7 @@ impl Reference {
         }
         // A frozen head is differentiated in blocks: a vocabulary may be large.
         let losses = if model.head_parameters().is_empty() {
-            let logits = (&WholeHead(model) as &dyn Logits, model.config().num_scores());
-            let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, logits, Some(context.weight))?;
+            let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, &WholeHead(model), Some(context.weight))?;
             let of_hidden = loss.hidden_gradient.iter().map(|gradient| (&hidden, gradient));
             let of_routers = router_loss.iter().zip(&one);
             let (roots, seeds): (Vec<_>, Vec<_>) = of_hidden.chain(of_routers).filter(|(root, _)| root.requires_grad()).unzip();
@@ -146,6 +145,10 @@ struct WholeHead<'a>(&'a Model);
 impl Logits for WholeHead<'_> {
     fn logits(&self, hidden_ne: &Tensor) -> Tensor {
         self.0.logits(&self.0.final_norm(hidden_ne))
+    }
+
+    fn num_scores(&self) -> usize {
+        self.0.config().num_scores()
     }
 }
 

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use kvtune::cache::CacheError;
 use kvtune::checkpoint::CheckpointError;
-use kvtune::data::{DataError, LineOrRecord, SamplePlace};
 use kvtune::engine::EngineError;
 use kvtune::files::FilesError;
 use kvtune::head::HeadError;
@@ -88,46 +87,8 @@ fn files_and_stores() {
 }
 
 #[test]
-fn recipes_and_data() {
+fn recipes() {
     hold(Exit::Usage, vec![recipe_error()]);
-    for (code, error) in file_errors() {
-        hold(code, vec![DataError::from(error)]);
-    }
-    let place = || SamplePlace { path: path().into(), at: LineOrRecord::Line(1) };
-    let wrong = vec![
-        DataError::Read { path: path(), source: io::ErrorKind::NotFound.into() },
-        DataError::Empty { path: path() },
-        DataError::NothingFits { path: path(), read: 2, limit: 3, shortest: 4 },
-        DataError::NotJson { place: place(), message: text() },
-        DataError::Shape { place: place(), expected: "x", found: text() },
-        DataError::MissingField { place: place(), field: text(), others: text() },
-        DataError::BadField { place: place(), field: text(), expected: text(), found: text() },
-        DataError::Unreadable { path: path(), as_what: "Parquet", message: text() },
-        DataError::BadRow { place: place(), message: text() },
-        DataError::BadRows { first: Vec::new(), count: 2, read: 3 },
-        DataError::UnknownFormat { place: place(), found: text(), table: None },
-        DataError::BadSource { path: path(), message: text() },
-        DataError::NoClasses { format: kvtune::recipe::DataFormat::Ruler },
-        DataError::Contradiction(kvtune::recipe::FormatContradiction { key: "data.train_on", message: text(), hint: text() }),
-        DataError::Dump { path: path(), source: std::io::Error::other("x") },
-        DataError::Tokenizer { path: path(), message: text() },
-        DataError::NoEos { dir: path() },
-        DataError::NoTokenizer { what: "x" },
-        DataError::OutOfVocabulary { what: text(), id: 2, vocab_size: 1 },
-        DataError::TooLong { place: place(), length: 2, limit: 1 },
-        DataError::NoTarget { place: place(), length: 1, why: "nothing follows the prompt" },
-        DataError::LabelTokens { label: text(), tokens: Vec::new() },
-        DataError::DuplicateLabel { first: 0, second: 1, token: 2 },
-        DataError::LabelCount { expected: "x", found: 1 },
-        DataError::BadBatch { found: text(), len: 1 },
-        DataError::DamagedTokens { place: place() },
-        DataError::Changed { path: path() },
-        DataError::NotKept { message: "m".into() },
-        DataError::NoPlainText { place: place(), length: 9, limit: 5 },
-        DataError::Overlap { limit: 5, overlap: 4 },
-        DataError::Vocabulary { expected: 2, found: 1 },
-    ];
-    hold(Exit::Data, wrong);
 }
 
 #[test]

@@ -3,14 +3,12 @@
 use std::collections::BTreeSet;
 use std::fmt::{Debug, Display};
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use syn::visit::{self, Visit};
 
 use kvtune::cache::CacheError;
 use kvtune::checkpoint::CheckpointError;
-use kvtune::data::{DataError, LineOrRecord, SamplePlace};
 use kvtune::engine::EngineError;
 use kvtune::generation::{GenerationError, RuleFault};
 use kvtune::head::HeadError;
@@ -98,62 +96,6 @@ fn checkpoint() {
         CheckpointError::None { run: path(), skipped: vec![(path(), CheckpointError::Unfinished { dir: path() })] },
     ];
     walk(("checkpoint/error.rs", "CheckpointError"), &[], &samples);
-}
-
-/// Errors of files, tokenizers and models.
-fn of_files() -> Vec<DataError> {
-    let source = || io::ErrorKind::NotFound.into();
-    vec![
-        DataError::Read { path: path(), source: source() },
-        DataError::Empty { path: path() },
-        DataError::NothingFits { path: path(), read: 2, limit: 3, shortest: 4 },
-        DataError::NotJson { place: SamplePlace { path: path().into(), at: LineOrRecord::Whole }, message: text() },
-        DataError::Unreadable { path: path(), as_what: "Parquet", message: text() },
-        DataError::Tokenizer { path: path(), message: text() },
-        DataError::NoEos { dir: path() },
-        DataError::ChatTemplate { place: text(), message: text() },
-        DataError::NoTokenizer { what: "text" },
-        DataError::Vocabulary { expected: 512, found: 300 },
-    ]
-}
-
-#[test]
-fn data() {
-    let place = || SamplePlace { path: path().into(), at: LineOrRecord::Line(1) };
-    let mut samples = of_files();
-    samples.extend([
-        DataError::Shape { place: place(), expected: "an object", found: text() },
-        DataError::MissingField { place: place(), field: text(), others: text() },
-        DataError::BadField { place: place(), field: text(), expected: text(), found: text() },
-        DataError::BadRow { place: place(), message: text() },
-        DataError::BadRows { first: vec![DataError::BadRow { place: place(), message: text() }], count: 2, read: 3 },
-        DataError::UnknownFormat { place: place(), found: text(), table: None },
-        DataError::BadSource { path: path(), message: text() },
-        DataError::OutOfVocabulary { what: text(), id: 600, vocab_size: 512 },
-        DataError::TooLong { place: place(), length: 5, limit: 4 },
-        DataError::TooManyPositions { tokens: 5, positions: 4 },
-        DataError::NoTarget { place: place(), length: 5, why: "nothing follows the prompt" },
-        DataError::NoQuestion { place: place() },
-        DataError::NoPrompt { place: place() },
-        DataError::Conversation { place: place(), template: text(), message: text() },
-        DataError::Conversation { place: place(), template: text(), message: "message 1 (from 0) is not followed".into() },
-        DataError::Messages { place: place(), field: "messages", fault: text() },
-        DataError::NoTemplate { why: text() },
-        DataError::NoSuchTemplate { wanted: text(), names: vec![text()] },
-        DataError::NoClasses { format: kvtune::recipe::DataFormat::Ruler },
-        DataError::Contradiction(kvtune::recipe::FormatContradiction { key: "data.train_on", message: text(), hint: text() }),
-        DataError::Dump { path: path(), source: io::Error::other("x") },
-        DataError::LabelTokens { label: text(), tokens: vec![1, 2] },
-        DataError::DuplicateLabel { first: 0, second: 1, token: 40 },
-        DataError::LabelCount { expected: "2 or more", found: 1 },
-        DataError::BadBatch { found: text(), len: 3 },
-        DataError::DamagedTokens { place: place() },
-        DataError::Changed { path: path() },
-        DataError::NotKept { message: "m".into() },
-        DataError::NoPlainText { place: place(), length: 9, limit: 5 },
-        DataError::Overlap { limit: 5, overlap: 4 },
-    ]);
-    walk(("data/error.rs", "DataError"), &[], &samples);
 }
 
 #[test]
@@ -248,11 +190,22 @@ struct FaultTexts(Vec<String>);
 
 impl<'ast> Visit<'ast> for FaultTexts {
     fn visit_expr_call(&mut self, call: &'ast syn::ExprCall) {
-        let is_fault = |path: &syn::ExprPath| path.path.segments.first().is_some_and(|first| first.ident == "Fault");
+        let is_fault = |path: &syn::ExprPath| {
+            path.path.segments.first().is_some_and(|first| first.ident == "Fault" || first.ident == "RowFault")
+        };
         if matches!(&*call.func, syn::Expr::Path(path) if is_fault(path)) {
             self.0.extend(call.args.iter().filter_map(literal));
         }
         visit::visit_expr_call(self, call);
+    }
+
+    /// A hint that is named before it is given.
+    fn visit_local(&mut self, local: &'ast syn::Local) {
+        let is_hint = matches!(&local.pat, syn::Pat::Ident(name) if name.ident == "hint");
+        if let Some(init) = local.init.as_ref().filter(|_| is_hint) {
+            self.0.extend(literal(&init.expr));
+        }
+        visit::visit_local(self, local);
     }
 
     fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {

@@ -136,12 +136,12 @@ fn decoded(case: &Case, model: &Model) -> Vec<Tensor> {
     while session.num_tokens() < 40 {
         let from = session.num_tokens() as i64;
         let sink = &mut |_: usize, column: &Tensor| hidden.push(column.copy());
-        session.extend_by_column(&engine, (model, &mut layers), &ids.narrow(1, from, 40 - from), sink).unwrap();
+        session.extend_by_column(&engine, model, &mut layers, &ids.narrow(1, from, 40 - from), sink).unwrap();
     }
     let mut sessions = [session.fork().unwrap(), session];
     for id in 0..20 {
         let mut both: Vec<&mut Session> = sessions.iter_mut().collect();
-        hidden.push(extend_each(&engine, (model, &mut layers), &mut both, &[id, id + 1], 2).unwrap());
+        hidden.push(extend_each(&engine, model, &mut layers, &mut both, &[id, id + 1], 2).unwrap());
     }
     hidden
 }

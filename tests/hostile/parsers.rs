@@ -10,7 +10,7 @@ use arrow::array::{ArrayRef, Int64Array, ListArray, StringArray};
 use arrow::datatypes::Int64Type;
 use arrow::record_batch::RecordBatch;
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
-use kvtune::data::{DataError, ModelLimits, SurveyedPart, Tokenizer, survey};
+use kvtune::data::{ModelLimits, SurveyedPart, Tokenizer, survey};
 use kvtune::files::TensorFile;
 use kvtune::model::{MergedModel, ModelConfig, read_peft};
 use kvtune::recipe::Recipe;
@@ -222,12 +222,6 @@ fn surveyed(path: &Path) -> Result<(), Fault> {
     let recipe = Recipe::parse(text, Path::new("recipe"), &[])?.recipe;
     let tokenizer = Tokenizer::load(&PathBuf::from(FIXTURES).join("model-qwen2"))?;
     let limits = ModelLimits { vocab_size: 512, max_positions: 4096, most_positions: 4096 };
-    survey::<DataError>(
-        (&recipe.data, &recipe.head),
-        Some(&tokenizer),
-        limits,
-        (SurveyedPart::Train, 1, false),
-        &mut |_| Ok(()),
-    )?;
+    survey::<Fault>((&recipe.data, &recipe.head), Some(&tokenizer), limits, (SurveyedPart::Train, 1, false), &mut |_| Ok(()))?;
     Ok(())
 }

@@ -98,7 +98,7 @@ pub(crate) struct Peaks {
     pub(crate) process: (f64, f64),
     /// Of its tensors alone.
     pub(crate) tensors: (f64, f64),
-    /// Seconds of the step: planned where the machine was timed, and measured.
+    /// Seconds of the step: estimated, and measured.
     pub(crate) seconds: (f64, f64),
 }
 

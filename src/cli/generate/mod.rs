@@ -31,10 +31,10 @@ pub(super) struct Generate {
     prompts: Prompts,
     #[command(flatten)]
     rules: RuleArguments,
-    /// So many texts for each prompt, which is read once.
+    /// Number of texts for each prompt, which is read once.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     n: u16,
-    /// So many texts are written at the same time.
+    /// Maximum number of sequences generated at once.
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
     /// Keep what has been read of the prompt, to go on from it with `--session`; nothing is generated.

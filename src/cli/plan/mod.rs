@@ -1,4 +1,4 @@
-//! `kvtune plan`: memory and time of a step before it is made, and the tiling that suits the machine.
+//! `kvtune plan`: the memory of a step before it is made, an estimate of its time, and the tiling that suits the machine.
 
 pub(super) mod json;
 mod tables;
@@ -16,7 +16,7 @@ use crate::model::ModelConfig;
 use crate::plan::Machine;
 use crate::recipe::Recipe;
 use crate::report::console;
-use crate::train::{self, TrainError};
+use crate::train;
 use crate::units::{Bytes, Fault};
 
 #[derive(Debug, Args)]
@@ -29,7 +29,7 @@ pub(super) struct Plan {
     /// Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     device_memory: Option<Bytes>,
-    /// What the process may take of the host's memory. Default: what there is.
+    /// Host memory limit. Default: the available memory.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     host_memory: Option<Bytes>,
     /// What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`.
@@ -48,7 +48,7 @@ impl Plan {
         let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let here = machine;
         let batch = machine.including(|| self.batch(&recipe, &config, here))?;
-        let machine = self.machine(&recipe, &config, &batch, machine)?;
+        let machine = self.machine(&recipe, machine);
         if world.size() > 1 {
             let (ranks, here) = (world.size(), world.ranks_here());
             console::note(&format!("for one of {ranks} ranks, {here} of which share this machine's memory and disk"));
@@ -78,9 +78,9 @@ impl Plan {
     }
 
     /// What is planned for: this machine, but for what the arguments say of it.
-    fn machine(&self, recipe: &Recipe, config: &ModelConfig, batch: &Batch, mut machine: Machine) -> Result<Machine, TrainError> {
+    fn machine(&self, recipe: &Recipe, mut machine: Machine) -> Machine {
         if self.device_memory.is_none() || machine.device.is_cuda() {
-            machine = train::timed(machine, recipe, config, batch)?;
+            machine = machine.timed(recipe.model.dtype);
         } else {
             machine.device = Device::Cuda(0);
         }
@@ -88,6 +88,6 @@ impl Plan {
         machine.limits.host = self.host_memory.or(machine.limits.host);
         machine = machine.with_disk(train::disk_of_run(recipe, None));
         machine.limits.files = self.scratch_space.or(machine.limits.files);
-        Ok(machine)
+        machine
     }
 }

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::conversation::{Conversation, role};
 use super::template::ChatTemplate;
-use crate::data::error::DataError;
+use super::template::TemplateFault;
+use crate::units::Fault;
 
 /// A conversation's text and its template, which are asked where messages stand.
 #[derive(Clone, Copy)]
@@ -18,12 +19,12 @@ pub(super) struct Boundaries<'a> {
 impl Boundaries<'_> {
     /// In bytes, what the message `index` says: of the assistant what the model itself writes, which is what follows the generation
     /// prompt; of others with their header.
-    pub(super) fn said(&self, index: usize) -> Result<Range<usize>, DataError> {
+    pub(super) fn said(&self, index: usize) -> Result<Range<usize>, Fault> {
         self.between(index, role(&self.conversation.messages[index]) == "assistant")
     }
 
     /// In bytes, the message `index` with its header.
-    pub(super) fn whole(&self, index: usize) -> Result<Range<usize>, DataError> {
+    pub(super) fn whole(&self, index: usize) -> Result<Range<usize>, Fault> {
         if index == 0 {
             return Ok(0..self.end(0)?);
         }
@@ -31,7 +32,7 @@ impl Boundaries<'_> {
     }
 
     /// The end of the prompt that the first `count` messages are, with the generation prompt where the assistant is next.
-    pub(super) fn prompt(&self, count: usize) -> Result<usize, DataError> {
+    pub(super) fn prompt(&self, count: usize) -> Result<usize, Fault> {
         let messages = &self.conversation.messages;
         let is_next = messages.get(count).is_some_and(|message| role(message) == "assistant");
         let prompt = self.rendered(count, is_next)?.ok_or_else(|| self.refuse(count, "the prompt before it does not render"))?;
@@ -42,7 +43,7 @@ impl Boundaries<'_> {
         }
     }
 
-    fn between(&self, index: usize, has_prompt: bool) -> Result<Range<usize>, DataError> {
+    fn between(&self, index: usize, has_prompt: bool) -> Result<Range<usize>, Fault> {
         let before = self.rendered(index, has_prompt)?;
         let with = self.rendered(index + 1, false)?;
         let (Some(before), Some(with)) = (before, with) else {
@@ -55,14 +56,14 @@ impl Boundaries<'_> {
         Ok(before.len()..with.len())
     }
 
-    fn end(&self, index: usize) -> Result<usize, DataError> {
+    fn end(&self, index: usize) -> Result<usize, Fault> {
         let with =
             self.rendered(index + 1, false)?.ok_or_else(|| self.refuse(index, "a part of the conversation does not render"))?;
         self.check_end(index, &with)?;
         Ok(with.len())
     }
 
-    fn check_end(&self, index: usize, with: &str) -> Result<(), DataError> {
+    fn check_end(&self, index: usize, with: &str) -> Result<(), Fault> {
         if self.text.starts_with(with) {
             Ok(())
         } else {
@@ -71,19 +72,19 @@ impl Boundaries<'_> {
     }
 
     /// The first `count` messages; `None` where the template refuses them.
-    pub(super) fn rendered(&self, count: usize, has_prompt: bool) -> Result<Option<String>, DataError> {
+    pub(super) fn rendered(&self, count: usize, has_prompt: bool) -> Result<Option<String>, Fault> {
         let messages = &self.conversation.messages;
         if count == messages.len() && !has_prompt {
             return Ok(Some(self.text.to_owned()));
         }
         match self.template.render_messages(self.conversation, &messages[..count], has_prompt) {
             Ok(text) => Ok(Some(text)),
-            Err(DataError::ChatTemplate { .. }) => Ok(None),
+            Err(error) if error.of_type::<TemplateFault>().is_some() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    fn refuse(&self, index: usize, why: &str) -> DataError {
+    fn refuse(&self, index: usize, why: &str) -> Fault {
         self.template.fault(format!("message {index} (from 0): {why}"))
     }
 }

@@ -9,11 +9,13 @@ use chrono::NaiveDateTime;
 use super::conversation::{Conversation, message};
 use super::notes::ChatNotes;
 use super::spans::{ChatSample, SpannedText, mask, text_and_spans};
+use super::template::TemplateFault;
 use super::template_files::ChatTemplates;
-use crate::data::error::DataError;
+use crate::data::faults::RowFault;
 use crate::data::sample_place::SamplePlace;
 use crate::data::tokenizer::Tokenizer;
 use crate::recipe::{Boundary, ChatRecipe, DataRecipe, TemplateDate, TrainOn};
+use crate::units::{Fault, abridged, quoted};
 
 /// How texts become samples. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -89,16 +91,16 @@ impl ChatEncoder {
     ///
     /// # Errors
     /// There is one that cannot be read.
-    pub(in crate::data) fn has_template(&self) -> Result<bool, DataError> {
+    pub(in crate::data) fn has_template(&self) -> Result<bool, Fault> {
         match &*self.templates {
             Ok(_) => Ok(true),
             Err(NoTemplates::Missing(_)) => Ok(false),
-            Err(NoTemplates::Broken(why)) => Err(DataError::NoTemplate { why: why.clone() }),
+            Err(NoTemplates::Broken(why)) => Err(no_template(why)),
         }
     }
 
     /// The text of a conversation. The template has written all special tokens.
-    pub(in crate::data) fn text(&self, sample: &ChatSample, place: &dyn Fn() -> SamplePlace) -> Result<String, DataError> {
+    pub(in crate::data) fn text(&self, sample: &ChatSample, place: &dyn Fn() -> SamplePlace) -> Result<String, Fault> {
         let refused = |error| refused(error, place);
         self.with_variables(sample, |sample, templates| templates.of(&sample.conversation)?.render(&sample.conversation, false))
             .map_err(refused)
@@ -110,7 +112,7 @@ impl ChatEncoder {
         sample: &ChatSample,
         tokenizer: &Tokenizer,
         place: &dyn Fn() -> SamplePlace,
-    ) -> Result<TrainedText, DataError> {
+    ) -> Result<TrainedText, Fault> {
         let is_all = self.recipe.train_on == Some(TrainOn::All);
         let default = if sample.prompt.is_some() { TrainOn::Completion } else { TrainOn::Assistant };
         let train_on = self.recipe.train_on.unwrap_or(default);
@@ -155,7 +157,7 @@ impl ChatEncoder {
         prompt: &str,
         completion: &str,
         tokenizer: &Tokenizer,
-    ) -> Result<TrainedText, DataError> {
+    ) -> Result<TrainedText, Fault> {
         let mut alone = tokenizer.encode_prompt(prompt)?;
         let eos = tokenizer.eos()?;
         let (mut ids, prompt, border) = match self.recipe.boundary {
@@ -188,7 +190,7 @@ impl ChatEncoder {
     }
 
     /// The tokens of a message of the user, and of what the assistant's reply begins with.
-    pub(in crate::data) fn asked(&self, text: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>, DataError> {
+    pub(in crate::data) fn asked(&self, text: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>, Fault> {
         let conversation = Conversation { messages: vec![message("user", text)], ..Conversation::default() };
         let sample = ChatSample { conversation, ..ChatSample::default() };
         let text = self.with_variables(&sample, |sample, templates| templates.render(&sample.conversation, true))?;
@@ -215,7 +217,7 @@ impl ChatEncoder {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).add(notes);
     }
 
-    fn note_border(&self, alone: &[u32], joined: &[u32], tokenizer: &Tokenizer) -> Result<(), DataError> {
+    fn note_border(&self, alone: &[u32], joined: &[u32], tokenizer: &Tokenizer) -> Result<(), Fault> {
         let shown = |ids: &[u32]| {
             ids.first().map(|&id| tokenizer.token_text(id)).transpose().map(|text| format!("{:?}", text.unwrap_or_default()))
         };
@@ -224,7 +226,7 @@ impl ChatEncoder {
     }
 
     /// The text of the token that begins a text, where it stands there twice.
-    fn doubled_bos(&self, ids: &[u32], tokenizer: &Tokenizer) -> Result<Option<String>, DataError> {
+    fn doubled_bos(&self, ids: &[u32], tokenizer: &Tokenizer) -> Result<Option<String>, Fault> {
         let [first, second, ..] = ids else { return Ok(None) };
         let bos = self.templates.as_ref().as_ref().ok().and_then(ChatTemplates::bos);
         let Some(bos) = bos.filter(|_| first == second && tokenizer.is_added(*first)) else { return Ok(None) };
@@ -235,15 +237,15 @@ impl ChatEncoder {
     fn with_variables<T>(
         &self,
         sample: &ChatSample,
-        work: impl FnOnce(&ChatSample, &ChatTemplates) -> Result<T, DataError>,
-    ) -> Result<T, DataError> {
-        let templates = self.templates.as_ref().as_ref().map_err(|why| DataError::NoTemplate { why: why.to_string() })?;
+        work: impl FnOnce(&ChatSample, &ChatTemplates) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let templates = self.templates.as_ref().as_ref().map_err(|why| no_template(why))?;
         if self.recipe.chat_template_kwargs.0.is_empty() {
             return work(sample, templates);
         }
         let mut sample = sample.clone();
         let own = std::mem::take(&mut sample.conversation.variables);
-        let fault = |error: &dyn Display| DataError::NoTemplate { why: format!("`data.chat_template_kwargs`: {error}") };
+        let fault = |error: &dyn Display| no_template(format!("`data.chat_template_kwargs`: {error}"));
         for (name, value) in &self.recipe.chat_template_kwargs.0 {
             sample.conversation.variables.insert(name.clone(), serde_json::to_value(value).map_err(|error| fault(&error))?);
         }
@@ -264,7 +266,7 @@ fn templates(chat: &ChatRecipe, tokenizer: Option<&Tokenizer>) -> Result<ChatTem
 }
 
 /// The text of all but the first `count` tokens, as it stands in that of all of them.
-fn text_from(ids: &[u32], count: usize, tokenizer: &Tokenizer) -> Result<String, DataError> {
+fn text_from(ids: &[u32], count: usize, tokenizer: &Tokenizer) -> Result<String, Fault> {
     let (all, first) = (tokenizer.decode(ids)?, tokenizer.decode(&ids[..count])?);
     // A character that is split over both belongs to the second.
     let first = first.trim_end_matches(char::REPLACEMENT_CHARACTER);
@@ -272,11 +274,21 @@ fn text_from(ids: &[u32], count: usize, tokenizer: &Tokenizer) -> Result<String,
 }
 
 /// What a template says, with the sample.
-fn refused(error: DataError, place: &dyn Fn() -> SamplePlace) -> DataError {
-    match error {
-        DataError::ChatTemplate { place: template, message } => DataError::Conversation { place: place(), template, message },
-        other => other,
-    }
+fn refused(error: Fault, place: &dyn Fn() -> SamplePlace) -> Fault {
+    let Some(TemplateFault { place: template, message }) = error.of_type::<TemplateFault>() else { return error };
+    let hint = if message.starts_with("message ") {
+        "train on the last answer with `data.train_on = \"last\"`, or name a template with `{% generation %}` tags in `data.chat_template`"
+    } else {
+        "correct the messages, or name another template in `data.chat_template`"
+    };
+    let place = place();
+    let message = format!("{place}: the chat template of `{}`: {}", quoted(template), abridged(message));
+    RowFault::bad(place, message, hint)
+}
+
+fn no_template(why: impl Display) -> Fault {
+    let message = format!("conversations need a chat template: {}", abridged(why));
+    Fault::data(message, "name one in `data.chat_template`: a file, or its text")
 }
 
 #[cfg(test)]

@@ -24,4 +24,5 @@ pub(super) use spans::ChatSample;
 
 pub use conversation::{Conversation, message, tools_of};
 pub use renderer::{become_renderer, render_in_children_of};
+pub use template::TemplateFault;
 pub use template_files::{ChatTemplates, special_tokens};

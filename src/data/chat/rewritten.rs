@@ -9,10 +9,11 @@ use super::boundaries::Boundaries;
 use super::conversation::role;
 use super::markers::Markers;
 use super::python_methods::is_space;
-use crate::data::error::DataError;
+use super::template::TemplateFault;
+use crate::units::Fault;
 
 /// The parts of a text that are tokens, in bytes, and whether each is one that was added to the tokenizer, such as what ends a turn.
-pub(super) type TokensOf<'a> = &'a dyn Fn(&str) -> Result<Vec<(Range<usize>, bool)>, DataError>;
+pub(super) type TokensOf<'a> = &'a dyn Fn(&str) -> Result<Vec<(Range<usize>, bool)>, Fault>;
 
 /// Prompts that make the model think end in this. What follows later is written without it.
 const THINK: &str = "<think>";
@@ -30,7 +31,7 @@ impl Boundaries<'_> {
     ///
     /// It begins where the generation prompt ends. The beginning may be missing, which is thoughts; an end of turn that the model would not
     /// write there is none of it.
-    pub(super) fn rewritten(&self, index: usize, tokens: TokensOf<'_>) -> Result<Option<Range<usize>>, DataError> {
+    pub(super) fn rewritten(&self, index: usize, tokens: TokensOf<'_>) -> Result<Option<Range<usize>>, Fault> {
         let message = &self.conversation.messages[index];
         if role(message) != "assistant" {
             return Ok(None);
@@ -58,7 +59,7 @@ impl Boundaries<'_> {
     }
 
     /// The answer `index` as it is written where it is the last message, without the generation prompt.
-    fn answer(&self, index: usize) -> Result<Option<OwnText>, DataError> {
+    fn answer(&self, index: usize) -> Result<Option<OwnText>, Fault> {
         let (Some(prompt), Some(with)) = (self.rendered(index, true)?, self.rendered(index + 1, false)?) else { return Ok(None) };
         if let Some(answer) = behind(&prompt, &with, self.text) {
             return Ok(Some(answer));
@@ -77,11 +78,11 @@ impl Boundaries<'_> {
         let marked = Boundaries { conversation: &conversation, ..*self };
         let behind_it = |count: usize, has_prompt: bool, plain: &str| {
             let text = match marked.template.render_messages(&conversation, &conversation.messages[..count], has_prompt) {
-                Err(DataError::ChatTemplate { .. }) => return Ok(None),
+                Err(error) if error.of_type::<TemplateFault>().is_some() => return Ok(None),
                 other => other?,
             };
             let parts = text.split_once(markers.open).filter(|(start, rest)| plain == [*start, *rest].concat());
-            Ok::<_, DataError>(parts.map(|(start, rest)| (start.len(), rest.to_owned())))
+            Ok::<_, Fault>(parts.map(|(start, rest)| (start.len(), rest.to_owned())))
         };
         let found = (
             behind_it(index, true, &prompt)?,
@@ -117,7 +118,7 @@ fn says(text: &str, message: &Json) -> bool {
 }
 
 /// Whether a text begins with an end of turn, or ends there.
-fn begins_with_end(text: &str, tokens: TokensOf<'_>) -> Result<bool, DataError> {
+fn begins_with_end(text: &str, tokens: TokensOf<'_>) -> Result<bool, Fault> {
     let beginning = &text[..text.char_indices().nth(BEGINNING).map_or(text.len(), |(at, _)| at)];
     let parts = tokens(beginning)?;
     let first = parts.iter().find(|(part, _)| !is_blank(beginning, part));

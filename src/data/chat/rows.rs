@@ -6,8 +6,9 @@ use serde_json::{Map, Value, json};
 
 use super::conversation::{Conversation, drop_padding, message, tools_of};
 use super::spans::ChatSample;
-use crate::data::error::DataError;
+use crate::data::faults::RowFault;
 use crate::data::rows::{DataRow, kind};
+use crate::units::{Fault, abridged, quoted};
 
 /// `ShareGPT`'s tags and their roles.
 const TAGS: [(&str, &str); 15] = [
@@ -32,13 +33,13 @@ const TAGS: [(&str, &str); 15] = [
 const CALL: &str = "function_call";
 
 /// A row with `messages`.
-pub(in crate::data) fn messages(row: &mut DataRow) -> Result<ChatSample, DataError> {
+pub(in crate::data) fn messages(row: &mut DataRow) -> Result<ChatSample, Fault> {
     let messages = row.require("messages")?;
     sample(row, "messages", messages)
 }
 
 /// A row with `ShareGPT`'s `conversations`; `roles` are those of further tags.
-pub(in crate::data) fn sharegpt(row: &mut DataRow, roles: &BTreeMap<String, String>) -> Result<ChatSample, DataError> {
+pub(in crate::data) fn sharegpt(row: &mut DataRow, roles: &BTreeMap<String, String>) -> Result<ChatSample, Fault> {
     const FIELD: &str = "conversations";
     let turns = match row.require(FIELD)? {
         Value::Array(turns) => turns,
@@ -56,7 +57,7 @@ pub(in crate::data) fn sharegpt(row: &mut DataRow, roles: &BTreeMap<String, Stri
 }
 
 /// A row with Alpaca's `instruction`, `input` and `output`, and `system` and `history` where they are.
-pub(in crate::data) fn alpaca(row: &mut DataRow) -> Result<ChatSample, DataError> {
+pub(in crate::data) fn alpaca(row: &mut DataRow) -> Result<ChatSample, Fault> {
     let mut messages = Vec::new();
     if let Some(system) = row.optional_text("system")?.filter(|text| !text.is_empty()) {
         messages.push(message("system", &system));
@@ -83,7 +84,7 @@ pub(in crate::data) fn is_conversational(prompt: &Value) -> bool {
 }
 
 /// A row whose `prompt` and `completion` are lists of messages.
-pub(in crate::data) fn prompt_and_completion(row: &mut DataRow, prompt: Value) -> Result<ChatSample, DataError> {
+pub(in crate::data) fn prompt_and_completion(row: &mut DataRow, prompt: Value) -> Result<ChatSample, Fault> {
     let completion = match row.require("completion")? {
         Value::Array(messages) if !messages.is_empty() => messages,
         other => return Err(row.bad("completion", "a list of messages, as `prompt` is", shown(&other))),
@@ -95,7 +96,7 @@ pub(in crate::data) fn prompt_and_completion(row: &mut DataRow, prompt: Value) -
 }
 
 /// A sample of messages, with what else the row says of them.
-fn sample(row: &mut DataRow, field: &'static str, mut messages: Value) -> Result<ChatSample, DataError> {
+fn sample(row: &mut DataRow, field: &'static str, mut messages: Value) -> Result<ChatSample, Fault> {
     if row.is_padded() {
         drop_padding(&mut messages);
     }
@@ -136,8 +137,11 @@ fn sample(row: &mut DataRow, field: &'static str, mut messages: Value) -> Result
     Ok(ChatSample { conversation, trains, prompt: None })
 }
 
-fn wrong(row: &DataRow, field: &'static str, fault: String) -> DataError {
-    DataError::Messages { place: row.place(), field, fault }
+fn wrong(row: &DataRow, field: &'static str, fault: String) -> Fault {
+    let message = format!("{}: field `{}`: {}", row.place(), quoted(field), abridged(fault));
+    let hint =
+        "correct the messages, check `data.format` and `data.roles`, or leave such rows out with `data.on_bad_row = \"drop\"`";
+    RowFault::bad(row.place(), message, hint)
 }
 
 /// Takes out whether a message is trained: `train`, or `weight`.
@@ -206,9 +210,10 @@ fn shown(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::data::Targets;
     use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
-    use crate::data::{DataError, Targets};
     use crate::recipe::{Boundary, DataFormat, OnTooLong, TemplateChoice, TrainOn};
+    use crate::units::Fault;
 
     const TEMPLATE: &str = "{{ tools | tojson if tools }}{{ note }}{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content }}\
         {{ m.tool_calls | tojson if m.tool_calls }}{{ '<|im_end|>\n' }}{% endfor %}\
@@ -221,7 +226,7 @@ mod tests {
     }
 
     /// The text of each sample, with what is trained in brackets.
-    fn shown(fixture: &Fixture) -> Result<Vec<String>, DataError> {
+    fn shown(fixture: &Fixture) -> Result<Vec<String>, Fault> {
         let train = fixture.open()?.train;
         let text = |ids: &[u32]| ids.iter().map(|&id| tokenizer().token_text(id).unwrap()).collect::<String>();
         let sample = |index: usize| {

@@ -6,8 +6,8 @@ use super::boundaries::Boundaries;
 use super::conversation::{Conversation, role};
 use super::rewritten::TokensOf;
 use super::template::ChatTemplate;
-use crate::data::error::DataError;
 use crate::recipe::TrainOn;
+use crate::units::Fault;
 
 /// A conversation as a sample.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,7 +39,7 @@ pub(super) fn text_and_spans(
     sample: &ChatSample,
     train_on: TrainOn,
     tokens: TokensOf<'_>,
-) -> Result<SpannedText, DataError> {
+) -> Result<SpannedText, Fault> {
     let conversation = &sample.conversation;
     if matches!(train_on, TrainOn::Assistant | TrainOn::Last) {
         let wanted = sample.wanted(train_on);
@@ -100,7 +100,7 @@ impl ChatSample {
 }
 
 /// Of the template's own spans those of the wanted messages.
-fn of_messages(boundaries: &Boundaries<'_>, spans: Vec<TextSpan>, wanted: &[usize]) -> Result<Vec<TextSpan>, DataError> {
+fn of_messages(boundaries: &Boundaries<'_>, spans: Vec<TextSpan>, wanted: &[usize]) -> Result<Vec<TextSpan>, Fault> {
     let messages = &boundaries.conversation.messages;
     let assistants: Vec<usize> = (0..messages.len()).filter(|&index| role(&messages[index]) == "assistant").collect();
     if wanted == assistants {

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use chrono::NaiveDateTime;
 use serde_json::Value as Json;
 
-use super::super::error::DataError;
 use super::super::guard::WorkLimits;
 use super::conversation::Conversation;
 use super::jinja::{CompiledTemplate, Rendering, TemplateText};
 use super::markers::{Markers, taken_out};
 use super::python_methods;
 use super::renderer::Renderers;
+use crate::units::{Exit, Failure, Fault, abridged};
 
 /// A chat template, ready to render conversations. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -43,9 +43,9 @@ impl ChatTemplate {
         tokens: Vec<(String, String)>,
         place: String,
         now: Option<NaiveDateTime>,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self, Fault> {
         let text = Arc::new(TemplateText::new(source, tokens, now));
-        let fault = |message: String| DataError::ChatTemplate { place: place.clone(), message };
+        let fault = |message: String| Fault::from(TemplateFault { place: place.clone(), message });
         let (execution, has_generation) = if let Some(renderers) = Renderers::of(&text) {
             let has_generation = renderers.compile().map_err(fault)?;
             (Execution::Children(Arc::new(renderers)), has_generation)
@@ -59,7 +59,7 @@ impl ChatTemplate {
     }
 
     /// The text of a rendering, within bounds for a conversation of this size.
-    fn rendered(&self, rendering: &Rendering<'_>, of: &Conversation) -> Result<String, DataError> {
+    fn rendered(&self, rendering: &Rendering<'_>, of: &Conversation) -> Result<String, Fault> {
         let text = match &self.execution {
             Execution::Children(renderers) => renderers.render(rendering, of.size()),
             Execution::Here(compiled, limits) => limits.within(of.size(), || compiled.render(rendering)),
@@ -82,7 +82,7 @@ impl ChatTemplate {
     }
 
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
-    pub(super) fn render(&self, conversation: &Conversation, adds_generation_prompt: bool) -> Result<String, DataError> {
+    pub(super) fn render(&self, conversation: &Conversation, adds_generation_prompt: bool) -> Result<String, Fault> {
         self.render_messages(conversation, &conversation.messages, adds_generation_prompt)
     }
 
@@ -92,12 +92,12 @@ impl ChatTemplate {
         conversation: &Conversation,
         messages: &[Json],
         adds_generation_prompt: bool,
-    ) -> Result<String, DataError> {
+    ) -> Result<String, Fault> {
         self.rendered(&rendering(conversation, messages, adds_generation_prompt), conversation)
     }
 
     /// The text of a conversation, and in bytes where the template says that the assistant writes.
-    pub(super) fn render_with_spans(&self, conversation: &Conversation) -> Result<(String, Vec<Range<usize>>), DataError> {
+    pub(super) fn render_with_spans(&self, conversation: &Conversation) -> Result<(String, Vec<Range<usize>>), Fault> {
         let text = self.render(conversation, false)?;
         let markers = if conversation.mentions(self.text.markers) {
             Markers::absent_from(&|marker| self.source().contains(marker) || conversation.contains(marker))
@@ -115,7 +115,7 @@ impl ChatTemplate {
     }
 
     /// The text of a conversation up to the end of what its last message says, so that the model goes on with that message.
-    pub(super) fn render_to_continue(&self, conversation: &Conversation) -> Result<String, DataError> {
+    pub(super) fn render_to_continue(&self, conversation: &Conversation) -> Result<String, Fault> {
         let mut messages = conversation.messages.clone();
         let nothing = || self.fault("the last message has no text that could be continued".to_owned());
         let content = messages.last_mut().and_then(|last| last.get_mut("content"));
@@ -136,8 +136,27 @@ impl ChatTemplate {
         })
     }
 
-    pub(super) fn fault(&self, message: String) -> DataError {
-        DataError::ChatTemplate { place: self.place.clone(), message }
+    pub(super) fn fault(&self, message: String) -> Fault {
+        TemplateFault { place: self.place.clone(), message }.into()
+    }
+}
+
+/// A chat template can not be read, or refuses a conversation.
+#[derive(Debug, thiserror::Error)]
+#[error("the chat template of `{}`: {}", abridged(place), abridged(message))]
+pub struct TemplateFault {
+    pub(super) place: String,
+    /// In the template's own words, where it refuses.
+    pub(super) message: String,
+}
+
+impl Failure for TemplateFault {
+    fn hint(&self) -> Option<String> {
+        Some("change the messages, or name another template with `--chat-template FILE`".to_owned())
+    }
+
+    fn exit(&self) -> Exit {
+        Exit::Data
     }
 }
 
@@ -160,7 +179,7 @@ pub(super) mod tests {
     use super::*;
 
     /// A template from its text, with `</s>` as `eos_token`, at a time of its own.
-    pub(in super::super) fn template(source: &str) -> Result<ChatTemplate, DataError> {
+    pub(in super::super) fn template(source: &str) -> Result<ChatTemplate, Fault> {
         let now = chrono::NaiveDate::from_ymd_opt(2026, 11, 22).unwrap().and_hms_opt(14, 5, 9);
         ChatTemplate::new(source, vec![("eos_token".to_owned(), "</s>".to_owned())], "t.jinja".to_owned(), now)
     }

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use chrono::NaiveDateTime;
 use serde_json::Value as Json;
 
-use super::super::error::DataError;
 use super::conversation::Conversation;
 use super::jinja::STRFTIME;
 use super::template::ChatTemplate;
+use super::template::TemplateFault;
+use crate::data::faults;
 use crate::files::{self, FileKind, parse_json, read_if_there, read_text};
+use crate::units::{Fault, listed, quoted};
 
 /// The templates of a model, by what they are for.
 #[derive(Clone, Debug)]
@@ -38,7 +40,7 @@ impl ChatTemplates {
     /// `wanted` is a template's text, or the path of its file, or its name where the model has several. In the directory
     /// `chat_template.jinja` and `additional_chat_templates/NAME.jinja` count, else `chat_template` in `tokenizer_config.json`: a text,
     /// or a list of `name` and `template`. `now` is what a template takes for the time, instead of the local one.
-    pub fn load(dir: &Path, wanted: Option<&str>, now: Option<NaiveDateTime>) -> Result<Option<Self>, DataError> {
+    pub fn load(dir: &Path, wanted: Option<&str>, now: Option<NaiveDateTime>) -> Result<Option<Self>, Fault> {
         let (config, config_path) = tokenizer_config(dir)?;
         let tokens = named_tokens(&config);
         let compile = |source: &Source| ChatTemplate::new(&source.text, tokens.clone(), source.place.clone(), now);
@@ -59,7 +61,11 @@ impl ChatTemplates {
         let names: Vec<String> = all.iter().map(|source| source.name.clone()).collect();
         let find = |name: &str| all.iter().find(|source| source.name == name);
         if let Some(name) = wanted {
-            let unknown = || DataError::NoSuchTemplate { wanted: name.to_owned(), names: names.clone() };
+            let unknown = || {
+                let (wanted, names) = (quoted(name), listed(&names));
+                let message = format!("there is no chat template `{wanted}`: neither a file, nor among {names}");
+                Fault::data(message, "name a file, relative to the recipe's folder, or a template of the model")
+            };
             return one(find(name).ok_or_else(unknown)?);
         }
         let Some(first) = all.first() else { return Ok(None) };
@@ -69,11 +75,11 @@ impl ChatTemplates {
     }
 
     /// The template for a conversation.
-    pub(super) fn of(&self, conversation: &Conversation) -> Result<&ChatTemplate, DataError> {
+    pub(super) fn of(&self, conversation: &Conversation) -> Result<&ChatTemplate, Fault> {
         let for_tools = self.tool_use.as_ref().filter(|_| conversation.tools.is_some());
         for_tools.or(self.default.as_ref()).ok_or_else(|| {
             let message = format!("there is none named `{DEFAULT}`, but {}", self.names.join(", "));
-            DataError::ChatTemplate { place: self.place.clone(), message }
+            TemplateFault { place: self.place.clone(), message }.into()
         })
     }
 
@@ -110,27 +116,27 @@ impl ChatTemplates {
     }
 
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
-    pub fn render(&self, conversation: &Conversation, adds_generation_prompt: bool) -> Result<String, DataError> {
+    pub fn render(&self, conversation: &Conversation, adds_generation_prompt: bool) -> Result<String, Fault> {
         self.of(conversation)?.render(conversation, adds_generation_prompt)
     }
 
     /// The text of a conversation up to the end of what its last message says.
-    pub fn render_to_continue(&self, conversation: &Conversation) -> Result<String, DataError> {
+    pub fn render_to_continue(&self, conversation: &Conversation) -> Result<String, Fault> {
         self.of(conversation)?.render_to_continue(conversation)
     }
 }
 
 /// The special tokens of the tokenizer in a model directory by their names, as `bos_token`.
-pub fn special_tokens(dir: &Path) -> Result<Vec<(String, String)>, DataError> {
+pub fn special_tokens(dir: &Path) -> Result<Vec<(String, String)>, Fault> {
     Ok(named_tokens(&tokenizer_config(dir)?.0))
 }
 
-fn of_file(name: &str, path: &Path) -> Result<Source, DataError> {
+fn of_file(name: &str, path: &Path) -> Result<Source, Fault> {
     let text = read_text(path, FileKind::Template)?;
     Ok(Source { name: name.to_owned(), text, place: path.display().to_string() })
 }
 
-fn of_directory(dir: &Path) -> Result<Vec<Source>, DataError> {
+fn of_directory(dir: &Path) -> Result<Vec<Source>, Fault> {
     let mut all = Vec::new();
     let default = dir.join("chat_template.jinja");
     if files::is_there(&default) {
@@ -139,7 +145,7 @@ fn of_directory(dir: &Path) -> Result<Vec<Source>, DataError> {
     let folder = dir.join("additional_chat_templates");
     if folder.is_dir() {
         let entries =
-            std::fs::read_dir(&folder).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(DataError::read(&folder))?;
+            std::fs::read_dir(&folder).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(faults::read(&folder))?;
         let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
         paths.retain(|path| path.extension().is_some_and(|end| end == "jinja"));
         paths.sort();
@@ -165,7 +171,7 @@ fn of_config(config: &Json, path: &Path) -> Vec<Source> {
 }
 
 /// `tokenizer_config.json` and its path; nothing where there is none.
-fn tokenizer_config(dir: &Path) -> Result<(Json, PathBuf), DataError> {
+fn tokenizer_config(dir: &Path) -> Result<(Json, PathBuf), Fault> {
     let path = dir.join("tokenizer_config.json");
     let Some(bytes) = read_if_there(&path, FileKind::Settings)? else { return Ok((Json::Null, path)) };
     Ok((parse_json(&path, &bytes, FileKind::Settings)?, path))
@@ -184,7 +190,7 @@ mod tests {
 
     use super::*;
 
-    fn load(dir: &Path, wanted: Option<&str>) -> Result<Option<ChatTemplates>, DataError> {
+    fn load(dir: &Path, wanted: Option<&str>) -> Result<Option<ChatTemplates>, Fault> {
         ChatTemplates::load(dir, wanted, None)
     }
 

@@ -1,12 +1,13 @@
 //! Which format files have, by the fields of their first rows.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::columns::ColumnNames;
 use super::{columns, helmet};
-use crate::data::error::DataError;
+use crate::data::faults::{self, RowFault};
 use crate::data::rows::{self, DataRow, RowSettings};
 use crate::recipe::DataFormat;
+use crate::units::Fault;
 
 /// Rows that are looked at.
 const LOOKED_AT: usize = 10;
@@ -39,11 +40,11 @@ pub(in crate::data) struct Detected {
 
 enum LookEnd {
     Enough,
-    Failed(DataError),
+    Failed(Fault),
 }
 
-impl From<DataError> for LookEnd {
-    fn from(error: DataError) -> Self {
+impl From<Fault> for LookEnd {
+    fn from(error: Fault) -> Self {
         Self::Failed(error)
     }
 }
@@ -52,7 +53,7 @@ impl From<DataError> for LookEnd {
 ///
 /// # Errors
 /// No row has the fields of a format, or the rows do not agree.
-pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Result<Detected, DataError> {
+pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Result<Detected, Fault> {
     let mut detected: Option<Detected> = None;
     let (mut bad, mut doubt) = (None, None);
     let mut looked_at = 0;
@@ -63,7 +64,7 @@ pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Resu
                     match (of_row(&row, settings.columns.is_empty()), &detected) {
                         (Ok(of_row), Some(before)) if (before.format, &before.columns) != (of_row.format, &of_row.columns) => {
                             let found = format!("{}, but {}", of_row.words(), before.words());
-                            return Err(DataError::UnknownFormat { place: row.place(), found, table: None }.into());
+                            return Err(RowFault::unknown_format(row.place(), &found).into());
                         }
                         (Ok(_), Some(_)) => {}
                         (Ok(of_row), None) => detected = Some(of_row),
@@ -87,13 +88,13 @@ pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Resu
         (Some(detected), None, _) => Ok(detected),
         (Some(detected), Some(_), _) if detected.columns.is_empty() => Ok(detected),
         (_, Some(error), _) | (None, None, Some(error)) => Err(error),
-        (None, None, None) => Err(DataError::Empty { path: files.first().cloned().unwrap_or_default() }),
+        (None, None, None) => Err(faults::empty(files.first().map_or(Path::new(""), PathBuf::as_path))),
     }
 }
 
 /// Why a row tells no format.
 struct Unknown {
-    error: DataError,
+    error: Fault,
     /// Its columns might be those of a format, and others say more.
     is_doubt: bool,
 }
@@ -115,8 +116,14 @@ fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, Unknown> {
     let is_doubt = by_others.as_ref().is_some_and(|(.., has_more)| *has_more);
     let Some((format, columns, false)) = by_others else {
         let found = format!("the fields {}", listed(&mut row.fields().keys().map(String::as_str)));
-        let table = columns::proposal(row).filter(|_| may_rename);
-        return Err(Unknown { error: DataError::UnknownFormat { place: row.place(), found, table }, is_doubt });
+        let error = RowFault::unknown_format(row.place(), &found);
+        let error = match columns::proposal(row).filter(|_| may_rename) {
+            Some(table) => {
+                error.with_hint(format!("if these columns hold all that is trained, write\n{table}\nor name others in it"))
+            }
+            None => error,
+        };
+        return Err(Unknown { error, is_doubt });
     };
     let is_other = |name: &&str| !columns.values().any(|column| column == name);
     let others = listed(&mut row.fields().keys().map(String::as_str).filter(is_other));

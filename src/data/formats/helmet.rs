@@ -4,9 +4,10 @@
 use serde_json::{Map, Value};
 
 use super::text_row::TextRow;
-use crate::data::error::DataError;
+use crate::data::faults::RowFault;
 use crate::data::rows::DataRow;
 use crate::recipe::HelmetFamily;
+use crate::units::Fault;
 
 /// The family of a row, by its fields; many examples (`icl`) have none of their own.
 pub(super) const KNOWN_BY: [(HelmetFamily, &[&str]); 4] = [
@@ -35,12 +36,12 @@ const LAWSUIT: &str = "You are given the legal documents in a civil rights lawsu
 
 /// What a row says: the prompt to be completed, its demonstrations from the field `demos`; and whether that is a message of the user, which
 /// it is of some families if the model has a chat template.
-pub(super) fn text(row: &mut DataRow, wanted: Option<HelmetFamily>, has_template: bool) -> Result<(TextRow, bool), DataError> {
+pub(super) fn text(row: &mut DataRow, wanted: Option<HelmetFamily>, has_template: bool) -> Result<(TextRow, bool), Fault> {
     let of_fields = || KNOWN_BY.iter().find(|(_, fields)| fields.iter().all(|&field| row.has(field))).map(|&(family, _)| family);
     let Some(family) = wanted.or_else(of_fields) else {
         let families = HelmetFamily::ALL.iter().map(|family| family.name()).collect::<Vec<_>>().join(", ");
         let found = format!("fields of no family of HELMET ({families}); `data.family` names one");
-        return Err(DataError::UnknownFormat { place: row.place(), found, table: None });
+        return Err(RowFault::unknown_format(row.place(), &found));
     };
     let text = match family {
         HelmetFamily::Kilt => kilt(row),
@@ -53,7 +54,7 @@ pub(super) fn text(row: &mut DataRow, wanted: Option<HelmetFamily>, has_template
     Ok((text?, has_template && family.is_message()))
 }
 
-fn kilt(row: &mut DataRow) -> Result<TextRow, DataError> {
+fn kilt(row: &mut DataRow) -> Result<TextRow, Fault> {
     let documents =
         |row: &DataRow, ctxs: Value| passages(row, ctxs, |title, text, _| format!("Document (Title: {title}): {text}"));
     let mut demos = Vec::new();
@@ -72,7 +73,7 @@ fn kilt(row: &mut DataRow) -> Result<TextRow, DataError> {
     Ok(first_of(format!("{task}\n\n{demos}{context}\n\nQuestion: {question}\nAnswer:"), references))
 }
 
-fn json_kv(row: &mut DataRow) -> Result<TextRow, DataError> {
+fn json_kv(row: &mut DataRow) -> Result<TextRow, Fault> {
     let mut demos = Vec::new();
     for (index, demo) in row.list("demos")?.into_iter().take(SHOTS).enumerate() {
         let [Value::String(key), Value::String(value)] = demo.as_array().map(Vec::as_slice).unwrap_or_default() else {
@@ -87,8 +88,8 @@ fn json_kv(row: &mut DataRow) -> Result<TextRow, DataError> {
     Ok(first_of(format!("{context}\n\n{task}\n\n{demos}Key: {question}\nCorresponding value:"), references))
 }
 
-fn msmarco(row: &mut DataRow) -> Result<TextRow, DataError> {
-    fn documents(row: &DataRow, ctxs: &Value) -> Result<(String, String, String), DataError> {
+fn msmarco(row: &mut DataRow) -> Result<TextRow, Fault> {
+    fn documents(row: &DataRow, ctxs: &Value) -> Result<(String, String, String), Fault> {
         let mut ids = Vec::new();
         let texts = passages(row, ctxs.clone(), |title, text, passage| {
             let id = passage.get("id").map(|id| id.as_str().map_or_else(|| id.to_string(), str::to_owned)).unwrap_or_default();
@@ -122,7 +123,7 @@ fn msmarco(row: &mut DataRow) -> Result<TextRow, DataError> {
     Ok(TextRow { prompt, completion: format!(" {ranking}"), references: vec![labels] })
 }
 
-fn niah(row: &mut DataRow) -> Result<TextRow, DataError> {
+fn niah(row: &mut DataRow) -> Result<TextRow, Fault> {
     let (context, query, needle) = (row.text("context")?, row.text("query")?, row.text("type_needle_v")?);
     let references = one_or_more(row, if row.has("outputs") { "outputs" } else { "answer" })?;
     let has_many = needle.ends_with('s');
@@ -139,7 +140,7 @@ fn niah(row: &mut DataRow) -> Result<TextRow, DataError> {
     Ok(TextRow { prompt, completion: format!(" {}", references.join(", ")), references })
 }
 
-fn icl(row: &mut DataRow) -> Result<TextRow, DataError> {
+fn icl(row: &mut DataRow) -> Result<TextRow, Fault> {
     let (context, question) = (row.text("context")?, row.text("question")?);
     let references = one_or_more(row, "answer")?;
     let task = "Use the provided mapping from the text to label to assign a label to the text. Only output \"label: {label}\" and nothing else. ";
@@ -147,7 +148,7 @@ fn icl(row: &mut DataRow) -> Result<TextRow, DataError> {
 }
 
 /// Questions about long texts, and summaries. The wording of their demonstrations is drawn by HELMET from data sets of its own.
-fn long(row: &mut DataRow, family: HelmetFamily, has_template: bool) -> Result<TextRow, DataError> {
+fn long(row: &mut DataRow, family: HelmetFamily, has_template: bool) -> Result<TextRow, Fault> {
     if row.has("demos") {
         return Err(row.bad("demos", format!("none of the family `{family}`: how HELMET words them is not known"), "some"));
     }
@@ -184,12 +185,12 @@ fn first_of(prompt: String, references: Vec<String>) -> TextRow {
 }
 
 /// One text, or a list of at least one.
-fn one_or_more(row: &mut DataRow, field: &str) -> Result<Vec<String>, DataError> {
+fn one_or_more(row: &mut DataRow, field: &str) -> Result<Vec<String>, Fault> {
     if row.fields().get(field).is_some_and(Value::is_string) { Ok(vec![row.text(field)?]) } else { row.texts(field) }
 }
 
 /// The rows in a field, which may be missing; errors name the row around them.
-fn rows_of(row: &mut DataRow, field: &str) -> Result<Vec<DataRow>, DataError> {
+fn rows_of(row: &mut DataRow, field: &str) -> Result<Vec<DataRow>, Fault> {
     let objects = row.list(field)?;
     let inner = |(index, value): (usize, Value)| match value {
         Value::Object(fields) => Ok(row.inner(fields)),
@@ -203,7 +204,7 @@ fn passages(
     row: &DataRow,
     ctxs: Value,
     mut word: impl FnMut(&str, &str, &Map<String, Value>) -> String,
-) -> Result<String, DataError> {
+) -> Result<String, Fault> {
     let Value::Array(ctxs) = ctxs else { return Err(row.bad("ctxs", "an array of passages", "something else")) };
     let mut texts = Vec::with_capacity(ctxs.len());
     for (index, passage) in ctxs.iter().enumerate() {

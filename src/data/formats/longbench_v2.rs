@@ -2,7 +2,6 @@
 //! of `keys_values`, or in that of lm-evaluation-harness (MIT licence).
 
 use super::text_row::TextRow;
-use crate::data::error::DataError;
 use crate::data::example::Content;
 use crate::data::label_tokens::Classes;
 use crate::data::question::SampleGroups;
@@ -10,6 +9,7 @@ use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
 use crate::metrics::strip;
 use crate::recipe::LongBenchPrompt;
+use crate::units::Fault;
 
 const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
 
@@ -30,7 +30,7 @@ const THINK: &str = "Let’s think step by step:";
 pub(super) type LetterClasses = [Option<usize>; 4];
 
 /// The class of each letter: by its label, or in order where four tokens are given that stand for no letter.
-pub(super) fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<LetterClasses, DataError> {
+pub(super) fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<LetterClasses, Fault> {
     let mut found = [None; 4];
     for (class, letter) in found.iter_mut().zip(LETTERS) {
         *class = classes.find(letter, tokenizer)?;
@@ -48,7 +48,7 @@ pub(super) struct LongBenchRow {
 }
 
 impl LongBenchRow {
-    pub(super) fn read(row: &mut DataRow) -> Result<Self, DataError> {
+    pub(super) fn read(row: &mut DataRow) -> Result<Self, Fault> {
         let mut texts: [String; FIELDS.len()] = Default::default();
         for (text, field) in texts.iter_mut().zip(FIELDS) {
             *text = row.text(field)?;
@@ -70,7 +70,7 @@ impl LongBenchRow {
         row: &DataRow,
         labels: &Classes,
         classes: LetterClasses,
-    ) -> Result<(Content, Option<SampleGroups>), DataError> {
+    ) -> Result<(Content, Option<SampleGroups>), Fault> {
         let bad = || row.bad("answer", format!("one of the labels {}", labels.describe()), format!("`{}`", LETTERS[self.letter]));
         let class = classes[self.letter].ok_or_else(bad)?;
         let prompt = question(&self.texts, &["A: ", "B: ", "C: ", "D: "], OPENING);

@@ -1,14 +1,14 @@
 //! Pictures, sound and video, which no model here reads: a row that has any is refused, as its text alone would say something else.
 
-use crate::data::error::{DataError, TEXT_ALONE};
 use crate::data::media::MEDIA;
 use crate::data::rows::{DataRow, kind};
+use crate::units::Fault;
 
 /// What follows the kind in the names of columns.
 const ENDINGS: [&str; 6] = ["", "s", "_path", "_paths", "_url", "_urls"];
 
 /// Refuses a row with a column of pictures, sound or video that holds something.
-pub(super) fn refuse(row: &DataRow) -> Result<(), DataError> {
+pub(super) fn refuse(row: &DataRow) -> Result<(), Fault> {
     let names = MEDIA.iter().flat_map(|kind| ENDINGS.iter().map(move |ending| format!("{kind}{ending}")));
     for name in names {
         let found = match row.fields().get(&name) {
@@ -17,7 +17,10 @@ pub(super) fn refuse(row: &DataRow) -> Result<(), DataError> {
             None if row.is_left_out(&name) => "a value",
             None => continue,
         };
-        return Err(row.bad(&name, TEXT_ALONE, found));
+        let expected = "no pictures, sound or video, as models are run on text alone";
+        let hint = "where the text is enough without it, write the files without this column; such rows alone are left out with \
+                    `data.on_bad_row = \"drop\"`";
+        return Err(row.bad(&name, expected, found).with_hint(hint));
     }
     Ok(())
 }

@@ -16,10 +16,10 @@ mod text;
 mod text_row;
 mod tokens;
 
-use super::error::DataError;
 use super::example::Example;
 use super::rows;
 use super::source::DataSource;
+use crate::units::Fault;
 pub(super) use detect::detect;
 pub(super) use reader::ExampleReader;
 
@@ -30,8 +30,8 @@ pub(super) use reader::ExampleReader;
 pub(super) fn each_example(
     source: &DataSource,
     reader: &ExampleReader<'_>,
-    sink: &mut dyn FnMut(Result<Example, DataError>) -> Result<(), DataError>,
-) -> Result<(), DataError> {
+    sink: &mut dyn FnMut(Result<Example, Fault>) -> Result<(), Fault>,
+) -> Result<(), Fault> {
     source.files.iter().try_for_each(|file| {
         rows::each(file, &source.rows, &mut |row| {
             let example = row.and_then(|row| reader.example(row));

@@ -1,15 +1,15 @@
 //! The format `prompt-completion`: rows with `prompt` and `completion`, or of a classification `label`; further fields are ignored.
 
 use crate::data::chat::{is_conversational, prompt_and_completion};
-use crate::data::error::DataError;
 use crate::data::example::{Content, Task};
 use crate::data::label_tokens::Classes;
 use crate::data::rows::{DataRow, class};
 use crate::data::tokenizer::Tokenizer;
+use crate::units::Fault;
 
 /// What a row says. With a classification head `label` is the class by its number or its name; where there is none the completion must be
 /// one of the names, without space around it.
-pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, DataError> {
+pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, Fault> {
     if let (Task::NextToken, Some(true)) = (task, row.fields().get("prompt").map(is_conversational)) {
         let prompt = row.require("prompt")?;
         return Ok(Content::Chat(Box::new(prompt_and_completion(row, prompt)?)));
@@ -32,7 +32,7 @@ pub(super) fn classified(
     prompt: String,
     field: &str,
     (classes, tokenizer): (&Classes, &Tokenizer),
-) -> Result<Content, DataError> {
+) -> Result<Content, Fault> {
     if field == "label" && row.is_number("label") {
         return Ok(Content::TextClass { prompt, class: class(row, classes.count)? });
     }

@@ -7,11 +7,12 @@ use super::text_row::TextRow;
 use super::{helmet, media, prompt_completion, ruler, text, tokens};
 use crate::data::chat::{self, ChatSample, Conversation, message};
 use crate::data::encode::Encoder;
-use crate::data::error::DataError;
 use crate::data::example::{Content, Example, Task};
+use crate::data::faults;
 use crate::data::question::{FollowUp, SampleGroups};
 use crate::data::rows::DataRow;
 use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
+use crate::units::Fault;
 
 pub(in crate::data) struct ExampleReader<'a> {
     recipe: &'a DataRecipe,
@@ -33,19 +34,19 @@ impl<'a> ExampleReader<'a> {
         format: DataFormat,
         task: &'a Task,
         encoder: &'a Encoder,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self, Fault> {
         if let Some(contradiction) = recipe.contradiction(format) {
-            return Err(DataError::Contradiction(contradiction));
+            return Err(Fault::data(contradiction.message, contradiction.hint));
         }
         let mut reader = Self { recipe, format, task, encoder, letters: None, has_template: false };
         match (format, task, encoder.tokenizer.as_ref()) {
             (DataFormat::Tokens, ..) => {}
-            (_, _, None) => return Err(DataError::NoTokenizer { what: "text data" }),
+            (_, _, None) => return Err(faults::no_tokenizer("text data")),
             (DataFormat::LongBenchV2, Task::Classify(classes), Some(tokenizer)) => {
                 reader.letters = Some(longbench_v2::classes_of_letters(classes, tokenizer)?);
             }
-            (DataFormat::Ruler | DataFormat::Helmet, Task::Classify(_), _) => return Err(DataError::NoClasses { format }),
-            (_, Task::Classify(_), _) if format.is_chat() => return Err(DataError::NoClasses { format }),
+            (DataFormat::Ruler | DataFormat::Helmet, Task::Classify(_), _) => return Err(no_classes(format)),
+            (_, Task::Classify(_), _) if format.is_chat() => return Err(no_classes(format)),
             (DataFormat::LongBenchV2 | DataFormat::Helmet, Task::NextToken, _) if reader.is_message() => {
                 reader.has_template = encoder.chat.has_template()?;
             }
@@ -81,7 +82,7 @@ impl<'a> ExampleReader<'a> {
     }
 
     /// Refuses a text where the recipe trains messages of an assistant.
-    fn refuse_text_for_messages(&self, row: &DataRow, field: &str) -> Result<(), DataError> {
+    fn refuse_text_for_messages(&self, row: &DataRow, field: &str) -> Result<(), Fault> {
         match self.recipe.chat.train_on.filter(|train_on| train_on.is_of_messages()) {
             Some(train_on) => {
                 Err(row.bad(field, format!("messages, of which `data.train_on = \"{train_on}\"` speaks"), "a text"))
@@ -91,7 +92,7 @@ impl<'a> ExampleReader<'a> {
     }
 
     /// The example of a row.
-    pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, DataError> {
+    pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, Fault> {
         media::refuse(&row)?;
         let place = row.place();
         let plain =
@@ -149,6 +150,11 @@ impl<'a> ExampleReader<'a> {
             _ => plain(tokens::content(&mut row, self.task, self.encoder.vocab_size)?),
         })
     }
+}
+
+fn no_classes(format: DataFormat) -> Fault {
+    let message = format!("`data.format = \"{format}\"` has no classes, which the head asks for");
+    Fault::data(message, "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`")
 }
 
 fn conversation(sample: ChatSample) -> Content {

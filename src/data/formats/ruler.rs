@@ -1,12 +1,12 @@
 //! The format `ruler`: rows as RULER's generators write them. The prompt is `input` and `answer_prefix`; all `outputs` are asked for.
 
-use crate::data::error::DataError;
 use crate::data::rows::DataRow;
 
 use super::text_row::TextRow;
+use crate::units::Fault;
 
 /// What a row says. `index` is no key: in needle tasks it is a place in the text.
-pub(super) fn text(row: &mut DataRow) -> Result<TextRow, DataError> {
+pub(super) fn text(row: &mut DataRow) -> Result<TextRow, Fault> {
     let prompt = row.text("input")? + &row.text("answer_prefix")?;
     let references = row.texts("outputs")?;
     // A prefix that ends in a blank has the one before the answer.

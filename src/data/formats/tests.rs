@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
+use crate::data::faults::RowFault;
 use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
-use crate::data::{DataError, ErrorScope, SampleFate, SurveyedPart, Targets, survey};
+use crate::data::{SampleFate, SurveyedPart, Targets, survey};
 use crate::recipe::{Boundary, DataFormat, HelmetFamily, OnBadRow, OnTooLong, TemplateChoice, TrainOn, ValidationSource};
-use crate::units::Failure;
+use crate::units::Fault;
 use proptest::prelude::*;
 
 pub(super) fn lines(rows: &[Value]) -> String {
@@ -135,7 +136,7 @@ fn a_format_is_told_from_all_first_rows_or_not_at_all() {
         fixture.recipe.format = None;
         fixture.error()
     };
-    let unknown = "`train.jsonl:1`: which `data.format` it is cannot be told: found the fields `a`, `b`";
+    let unknown = "`train.jsonl:1`: cannot detect `data.format`: found the fields `a`, `b`";
     assert_eq!(error(&[json!({"a": 1, "b": 2})]), unknown);
     let mixed = error(&[json!({"text": "a"}), json!({"prompt": "a", "completion": "b"})]);
     assert!(mixed.starts_with("`train.jsonl:2`: ") && mixed.contains("`prompt-completion` by the fields"), "{mixed}");
@@ -227,10 +228,10 @@ proptest! {
         let survey = survey(recipe, Some(&tokenizer()), LIMITS, (SurveyedPart::Train, 1, false), &mut |row| {
             match &row.sample {
                 Ok(sample) => fates.push(sample.fate),
-                Err(error) if error.scope() == ErrorScope::Length => too_long += 1,
+                Err(error) if error.of_type::<RowFault>().is_some_and(|row| row.is_too_long) => too_long += 1,
                 Err(_) => bad += 1,
             }
-            Ok::<(), DataError>(())
+            Ok::<(), Fault>(())
         }).unwrap();
         let of = |wanted: fn(&SampleFate) -> bool| fates.iter().filter(|fate| wanted(fate)).count();
         let counts = &survey.counts;
@@ -289,7 +290,7 @@ fn columns_that_people_have_are_the_fields_of_a_format() {
         vec![first, json!({"question": "q", "answer": "a", "context": "some words"})],
     ] {
         let (error, hint) = told(&rows).unwrap_err();
-        assert!(error.contains("cannot be told: found the fields `question`, `answer`, `context`"), "{error}");
+        assert!(error.contains("cannot detect `data.format`: found the fields `question`, `answer`, `context`"), "{error}");
         assert!(
             hint.contains("format = \"prompt-completion\"\ncolumns = { prompt = \"question\", completion = \"answer\" }"),
             "{hint}"

@@ -1,13 +1,13 @@
 //! The format `text`: rows with `text`, all of which is trained; a file of plain text is one row.
 
 use super::prompt_completion::classified;
-use crate::data::error::DataError;
 use crate::data::example::{Content, Task};
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
+use crate::units::Fault;
 
 /// What a row says. With a classification head `label` is its class.
-pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, DataError> {
+pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, Fault> {
     let text = row.text("text")?;
     match task {
         Task::NextToken if text.is_empty() => Err(row.bad("text", "a text to train on", "an empty one")),

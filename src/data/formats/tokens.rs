@@ -5,12 +5,13 @@
 use serde_json::Value;
 
 use crate::data::batch::IGNORE;
-use crate::data::error::DataError;
 use crate::data::example::{Content, Task};
+use crate::data::faults::{self, RowFault};
 use crate::data::rows::{DataRow, class, kind};
+use crate::units::Fault;
 
 /// What a row says; every id is checked against the model's vocabulary.
-pub(super) fn content(row: &mut DataRow, task: &Task, vocab_size: usize) -> Result<Content, DataError> {
+pub(super) fn content(row: &mut DataRow, task: &Task, vocab_size: usize) -> Result<Content, Fault> {
     let ids = ids(row, vocab_size)?;
     match task {
         Task::NextToken => Ok(Content::Tokens { is_trained: labels(row, &ids)?, ids }),
@@ -18,14 +19,14 @@ pub(super) fn content(row: &mut DataRow, task: &Task, vocab_size: usize) -> Resu
     }
 }
 
-fn array(row: &mut DataRow, field: &'static str) -> Result<Vec<Value>, DataError> {
+fn array(row: &mut DataRow, field: &'static str) -> Result<Vec<Value>, Fault> {
     match row.require(field)? {
         Value::Array(values) => Ok(values),
         other => Err(row.bad(field, "an array of integers", kind(&other))),
     }
 }
 
-fn ids(row: &mut DataRow, vocab_size: usize) -> Result<Vec<u32>, DataError> {
+fn ids(row: &mut DataRow, vocab_size: usize) -> Result<Vec<u32>, Fault> {
     let values = array(row, "input_ids")?;
     if values.is_empty() {
         return Err(row.bad("input_ids", "at least 1 token id", "an empty array"));
@@ -34,14 +35,15 @@ fn ids(row: &mut DataRow, vocab_size: usize) -> Result<Vec<u32>, DataError> {
         let id = value.as_u64().ok_or_else(|| row.bad("input_ids", "integers from 0 up", format!("{value} at index {index}")))?;
         if id >= vocab_size as u64 || id > u64::from(u32::MAX) {
             let what = format!("{}, index {index} of `input_ids`", row.place());
-            return Err(DataError::OutOfVocabulary { what, id, vocab_size });
+            let message = faults::out_of_vocabulary(&what, id, vocab_size);
+            return Err(RowFault::bad(row.place(), message, faults::OWN_TOKENIZER));
         }
         Ok(id as u32)
     };
     values.iter().enumerate().map(convert).collect()
 }
 
-fn labels(row: &mut DataRow, ids: &[u32]) -> Result<Vec<bool>, DataError> {
+fn labels(row: &mut DataRow, ids: &[u32]) -> Result<Vec<bool>, Fault> {
     if let Some(class) = row.take("label") {
         let found = format!("the class `label` {class}");
         return Err(row.bad("label", "`labels` (one per token), as the head `next_token` needs them", found));

@@ -9,10 +9,11 @@ use super::arrow_file::{ArrowBatch, MAGIC, NextBatch};
 use super::row::DataRow;
 use super::sink::Sink;
 use super::{arrow_file, arrow_values};
-use crate::data::error::DataError;
+use crate::data::faults;
 use crate::data::guard::WorkLimits;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
 use crate::files::MappedFile;
+use crate::units::Fault;
 
 const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
@@ -20,11 +21,11 @@ const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 const BATCH_ROWS: usize = 16;
 
 /// Hands over each row. A stream without its end is cut off.
-pub(super) fn each<E: From<DataError>>(path: &Path, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
-    let broken = |message| DataError::Unreadable { path: path.to_path_buf(), as_what: "Arrow", message };
+pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
+    let broken = |message: String| faults::unreadable(path, "Arrow", &message);
     // Lists of nothing take no byte, and words of a dictionary one for each use.
     let limits = WorkLimits::of("data", path, 16, 1.0);
-    let file = MappedFile::open(path).map_err(DataError::from)?.arrow_buffer();
+    let file = MappedFile::open(path).map_err(Fault::from)?.arrow_buffer();
     let bounded = file.len().min(limit);
     let open = || if file.starts_with(MAGIC) { arrow_file::batches(file) } else { stream_batches(&file) };
     let mut next = limits.guarded(bounded, open).map_err(broken)?;

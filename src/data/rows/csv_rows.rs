@@ -12,12 +12,12 @@ use serde_json::Value;
 use super::input::Input;
 use super::row::{self, DataRow};
 use super::sink::Sink;
-use crate::data::error::DataError;
+use crate::data::faults::{self, RowFault};
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
-use crate::units::quoted;
+use crate::units::{Fault, quoted};
 
 /// Hands over each row; all values are texts.
-pub(super) fn each<E: From<DataError>>(mut input: Input, delimiter: u8, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
+pub(super) fn each<E: From<Fault>>(mut input: Input, delimiter: u8, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
     let path = input.path.clone();
     let reader = std::mem::replace(&mut input.reader, Box::new(io::empty()));
     let lines = Rc::new(RefCell::new(VecDeque::new()));
@@ -30,7 +30,7 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, delimiter: u8, limit: u
     let names = texts(&header, &first)?;
     let mut seen = HashSet::new();
     if let Some(twice) = names.iter().find(|name| !seen.insert(*name)) {
-        Err(DataError::BadRow { place: first, message: format!("two columns are called `{}`", quoted(twice)) })?;
+        Err(RowFault::unusable(first, &format!("two columns are called `{}`", quoted(twice))))?;
     }
     let mut record = ByteRecord::new();
     loop {
@@ -46,7 +46,7 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, delimiter: u8, limit: u
             Err(error) => match error.kind() {
                 ErrorKind::UnequalLengths { expected_len, len, .. } => {
                     let message = format!("expected {expected_len} values, as the first line has names, found {len}");
-                    Err(DataError::BadRow { place: place(&path, next_line()), message })
+                    Err(RowFault::unusable(place(&path, next_line()), &message))
                 }
                 _ => Err(broken(&input, error))?,
             },
@@ -59,17 +59,17 @@ fn place(path: &Path, line: u64) -> SamplePlace {
     SamplePlace { path: path.into(), at: LineOrRecord::Line(line as usize) }
 }
 
-fn texts(record: &ByteRecord, place: &SamplePlace) -> Result<Vec<String>, DataError> {
+fn texts(record: &ByteRecord, place: &SamplePlace) -> Result<Vec<String>, Fault> {
     record.iter().map(|value| row::utf8(value.to_vec(), place)).collect()
 }
 
-fn broken(input: &Input, error: csv::Error) -> DataError {
+fn broken(input: &Input, error: csv::Error) -> Fault {
     match error.into_kind() {
         ErrorKind::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref::<Unending>()) {
-            Some(Unending { line, message }) => DataError::BadRow { place: place(&input.path, *line), message: message.clone() },
+            Some(Unending { line, message }) => RowFault::unusable(place(&input.path, *line), message),
             None => input.error(&error),
         },
-        other => DataError::Unreadable { path: input.path.clone(), as_what: "CSV", message: format!("{other:?}") },
+        other => faults::unreadable(&input.path, "CSV", &format!("{other:?}")),
     }
 }
 

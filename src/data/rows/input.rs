@@ -7,9 +7,9 @@ use flate2::bufread::MultiGzDecoder;
 use regex::Regex;
 use serde::de::IgnoredAny;
 
-use crate::data::error::DataError;
+use crate::data::faults;
 use crate::files::{FileKind, open_to_read};
-use crate::units::quoted;
+use crate::units::{Fault, quoted};
 
 /// Bytes that are looked at to find out what a file is.
 const BEGINNING: u64 = 1 << 16;
@@ -41,38 +41,37 @@ pub(super) struct Input {
 
 impl Input {
     /// What an error of the reader means: of the system, or of a packed file that is damaged.
-    pub(super) fn error(&self, error: &io::Error) -> DataError {
+    pub(super) fn error(&self, error: &io::Error) -> Fault {
         error_of(&self.path, self.packing, error)
     }
 
     /// That the file is one JSON object.
-    pub(super) fn one_object(&self) -> DataError {
+    pub(super) fn one_object(&self) -> Fault {
         let within = self.array_within.as_ref().map(|field| format!(", whose field `{field}` is an array"));
         let message = format!("expected an array of records, found one object{}", within.unwrap_or_default());
-        DataError::Unreadable { path: self.path.clone(), as_what: "JSON", message }
+        faults::unreadable(&self.path, "JSON", &message)
     }
 }
 
-fn error_of(path: &Path, packing: Option<&'static str>, error: &io::Error) -> DataError {
-    let path = path.to_path_buf();
+fn error_of(path: &Path, packing: Option<&'static str>, error: &io::Error) -> Fault {
     match packing {
         Some(packing) if error.raw_os_error().is_none() => {
             let cut_off = if error.kind() == io::ErrorKind::UnexpectedEof { "it ends too early: " } else { "" };
-            DataError::Unreadable { path, as_what: packing, message: format!("{cut_off}{error}") }
+            faults::unreadable(path, packing, &format!("{cut_off}{error}"))
         }
         _ => {
             let source = error
                 .raw_os_error()
                 .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error);
-            DataError::Read { path, source }
+            faults::read(path)(source)
         }
     }
 }
 
 /// Opens a file; a mark of the byte order at its beginning is skipped.
-pub(super) fn open(path: &Path) -> Result<(Kind, Input), DataError> {
+pub(super) fn open(path: &Path) -> Result<(Kind, Input), Fault> {
     let file = open_to_read(path, FileKind::Data)?;
-    let (beginning, reader) = peek(BufReader::with_capacity(BUFFER, file), 4).map_err(DataError::read(path))?;
+    let (beginning, reader) = peek(BufReader::with_capacity(BUFFER, file), 4).map_err(faults::read(path))?;
     let extension = extension(path);
     let (packing, reader): (_, Box<dyn BufRead>) = match (&beginning[..], extension.as_str()) {
         ([0x1f, 0x8b, ..], _) | (_, "gz") => {
@@ -93,13 +92,12 @@ pub(super) fn open(path: &Path) -> Result<(Kind, Input), DataError> {
     let kind = kind(&beginning, if packing.is_some() { &inner } else { path });
     if packing.is_some() && matches!(kind, Kind::Parquet | Kind::Arrow) {
         let message = format!("it holds {kind:?} data, which packs itself: unpack it").to_owned();
-        return Err(DataError::Unreadable { path: path.to_path_buf(), as_what: packing.unwrap_or_default(), message });
+        return Err(faults::unreadable(path, packing.unwrap_or_default(), &message));
     }
     if !matches!(kind, Kind::Parquet | Kind::Arrow)
         && let Some(encoding) = encoding(&beginning)
     {
-        let message = format!("it is written in {encoding}");
-        return Err(DataError::Unreadable { path: path.to_path_buf(), as_what: "UTF-8", message });
+        return Err(faults::unreadable(path, "UTF-8", &format!("it is written in {encoding}")));
     }
     let may_be_one = kind == Kind::Lines && extension == "json";
     let array_within = if may_be_one { array_within(&beginning) } else { None };

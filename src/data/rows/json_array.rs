@@ -12,11 +12,12 @@ use super::input::Input;
 use super::json::StrictJson;
 use super::row::{DataRow, kind};
 use super::sink::Sink;
-use crate::data::error::DataError;
+use crate::data::faults::RowFault;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
+use crate::units::Fault;
 
 /// Hands over each element of the array.
-pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
+pub(super) fn each<E: From<Fault>>(mut input: Input, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
     let path = input.path.clone();
     let place = |record| SamplePlace { path: path.as_path().into(), at: LineOrRecord::Record(record) };
     let reader = std::mem::replace(&mut input.reader, Box::new(io::empty()));
@@ -30,7 +31,7 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
         strict.begin(limit);
         let row = match value {
             Value::Object(fields) => Ok(DataRow::new(fields, place(records))),
-            other => Err(DataError::Shape { place: place(records), expected: "a JSON object", found: kind(&other).to_owned() }),
+            other => Err(RowFault::no_object(place(records), kind(&other))),
         };
         records += 1;
         sink(row).map_err(|error| stopped = Some(error)).is_ok()
@@ -42,10 +43,10 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
         (None, Err(error)) if error.is_io() => {
             let error = io::Error::from(error);
             let is_long = matches!(error.get_ref(), Some(inner) if inner.is::<TooLong>());
-            let message = || DataError::BadRow { place: place(records), message: error.to_string() };
-            Err(if is_long { message() } else { input.error(&error) }.into())
+            let too_long = || RowFault::unusable(place(records), &error.to_string());
+            Err(if is_long { too_long() } else { input.error(&error) }.into())
         }
-        (None, Err(error)) => Err(DataError::NotJson { place: place(records), message: error.to_string() }.into()),
+        (None, Err(error)) => Err(RowFault::not_json(place(records), &error.to_string()).into()),
     }
 }
 

@@ -9,8 +9,9 @@ use super::input::Input;
 use super::json::StrictJson;
 use super::row::{self, DataRow, kind};
 use super::sink::Sink;
-use crate::data::error::DataError;
+use crate::data::faults::RowFault;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
+use crate::units::Fault;
 
 /// Blank lines in a row that are skipped: a packed file may hold any number.
 const MAX_BLANK: usize = 1 << 20;
@@ -20,7 +21,7 @@ const MAX_BLANK: usize = 1 << 20;
 const NO_LINE: u64 = 1 << 29;
 
 /// Hands over each line that is not blank; only `\n` ends a line.
-pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
+pub(super) fn each<E: From<Fault>>(mut input: Input, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
     let path = input.path.clone();
     // One object alone is mostly something around the records.
     let may_be_alone = path.extension().is_none_or(|extension| extension != "json");
@@ -48,7 +49,7 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
             blank += 1;
             if blank > MAX_BLANK {
                 let message = format!("more than {MAX_BLANK} blank lines before it");
-                Err(DataError::BadRow { place, message })?;
+                Err(RowFault::unusable(place, &message))?;
             }
             continue;
         }
@@ -60,13 +61,13 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
     Ok(())
 }
 
-fn parse(line: Vec<u8>, place: SamplePlace, limit: usize) -> Result<DataRow, DataError> {
+fn parse(line: Vec<u8>, place: SamplePlace, limit: usize) -> Result<DataRow, Fault> {
     let text = row::utf8(line, &place)?;
-    let not_json = |error| DataError::NotJson { place: place.clone(), message: column_only(&error) };
+    let not_json = |error| RowFault::not_json(place.clone(), &column_only(&error));
     let value = StrictJson::new(&Cell::new(0), limit).parse(&text).map_err(not_json)?;
     match value {
         Value::Object(fields) => Ok(DataRow::new(fields, place)),
-        other => Err(DataError::Shape { place, expected: "a JSON object", found: kind(&other).to_owned() }),
+        other => Err(RowFault::no_object(place, kind(&other))),
     }
 }
 

@@ -25,8 +25,8 @@ mod tests;
 use std::io::Read;
 use std::path::Path;
 
-use super::error::DataError;
 use super::sample_place::{LineOrRecord, SamplePlace};
+use crate::units::Fault;
 use input::Kind;
 pub(super) use row::{DataRow, class, kind};
 pub(super) use sink::{RowSettings, Sink};
@@ -37,8 +37,8 @@ pub(super) use split_name::SplitName;
 ///
 /// # Errors
 /// The file cannot be read, is damaged or cut off; or `sink` refuses.
-pub(super) fn each<E: From<DataError>>(path: &Path, settings: &RowSettings, sink: Sink<'_, E>) -> Result<(), E> {
-    let mut renamed = |row: Result<DataRow, DataError>| sink(row.and_then(|row| row.renamed(&settings.columns)));
+pub(super) fn each<E: From<Fault>>(path: &Path, settings: &RowSettings, sink: Sink<'_, E>) -> Result<(), E> {
+    let mut renamed = |row: Result<DataRow, Fault>| sink(row.and_then(|row| row.renamed(&settings.columns)));
     let (kind, mut input) = input::open(path)?;
     match kind {
         Kind::Lines => lines::each(input, settings.max_line_bytes, &mut renamed),

@@ -11,20 +11,21 @@ use parquet::file::metadata::RowGroupMetaData;
 use super::arrow_values;
 use super::row::DataRow;
 use super::sink::Sink;
-use crate::data::error::DataError;
+use crate::data::faults;
 use crate::data::guard::WorkLimits;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
 use crate::files::{FileKind, open_to_read};
+use crate::units::Fault;
 
 /// Rows decoded at once: contexts are long, so few.
 const BATCH_ROWS: usize = 16;
 
-pub(super) fn each<E: From<DataError>>(path: &Path, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
-    let broken = |message| DataError::Unreadable { path: path.to_path_buf(), as_what: "Parquet", message };
-    let file = open_to_read(path, FileKind::Data).map_err(DataError::from)?;
+pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
+    let broken = |message: String| faults::unreadable(path, "Parquet", &message);
+    let file = open_to_read(path, FileKind::Data).map_err(Fault::from)?;
     // A row may be as long as a line, and a page holds some of them.
     let limits = WorkLimits::of("data", path, 16, 1.0);
-    let size = file.metadata().map_err(DataError::read(path))?.len() as usize;
+    let size = file.metadata().map_err(faults::read(path))?.len() as usize;
     let mut reader = limits.guarded(size.min(limit), || reader(file)).map_err(broken)?;
     let types = arrow_values::column_types(&reader.schema()).map_err(broken)?;
     let mut record = 0;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::data::error::DataError;
+use crate::data::faults::RowFault;
 use crate::data::sample_place::SamplePlace;
-use crate::units::{listed, quoted};
+use crate::units::{Fault, listed, quoted};
 
 /// One row's fields, and where it stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +28,7 @@ impl DataRow {
     }
 
     /// With the columns under the names of the fields that they hold.
-    pub(super) fn renamed(mut self, columns: &BTreeMap<String, String>) -> Result<Self, DataError> {
+    pub(super) fn renamed(mut self, columns: &BTreeMap<String, String>) -> Result<Self, Fault> {
         let mut values = Vec::with_capacity(columns.len());
         for (field, column) in columns {
             let value = self.fields.remove(column).ok_or_else(|| self.missing(column))?;
@@ -78,11 +78,11 @@ impl DataRow {
     }
 
     /// Takes a field that must be there.
-    pub(in crate::data) fn require(&mut self, field: &str) -> Result<Value, DataError> {
+    pub(in crate::data) fn require(&mut self, field: &str) -> Result<Value, Fault> {
         self.require_as(field, "a value")
     }
 
-    pub(in crate::data) fn text(&mut self, field: &str) -> Result<String, DataError> {
+    pub(in crate::data) fn text(&mut self, field: &str) -> Result<String, Fault> {
         match self.require_as(field, "a string")? {
             Value::String(text) => Ok(text),
             other => Err(self.bad(field, "a string", kind(&other))),
@@ -90,12 +90,12 @@ impl DataRow {
     }
 
     /// Takes a text field that may be missing.
-    pub(in crate::data) fn optional_text(&mut self, field: &str) -> Result<Option<String>, DataError> {
+    pub(in crate::data) fn optional_text(&mut self, field: &str) -> Result<Option<String>, Fault> {
         if self.has(field) { self.text(field).map(Some) } else { Ok(None) }
     }
 
     /// Takes an array; an empty one where the field is missing.
-    pub(in crate::data) fn list(&mut self, field: &str) -> Result<Vec<Value>, DataError> {
+    pub(in crate::data) fn list(&mut self, field: &str) -> Result<Vec<Value>, Fault> {
         match self.take(field) {
             None => Ok(Vec::new()),
             Some(Value::Array(values)) => Ok(values),
@@ -104,7 +104,7 @@ impl DataRow {
     }
 
     /// Takes an array of at least one text.
-    pub(in crate::data) fn texts(&mut self, field: &str) -> Result<Vec<String>, DataError> {
+    pub(in crate::data) fn texts(&mut self, field: &str) -> Result<Vec<String>, Fault> {
         let found = match self.require_as(field, "an array of at least 1 string")? {
             Value::Array(texts) if texts.is_empty() => "an empty array".to_owned(),
             Value::Array(texts) => match texts.iter().position(|text| !text.is_string()) {
@@ -121,7 +121,7 @@ impl DataRow {
         Self { fields, place: self.place(), types: None }
     }
 
-    fn require_as(&mut self, field: &str, expected: &str) -> Result<Value, DataError> {
+    fn require_as(&mut self, field: &str, expected: &str) -> Result<Value, Fault> {
         match self.fields.remove(field) {
             Some(Value::Null) => Err(self.bad(field, expected, "null")),
             Some(value) => Ok(value),
@@ -130,21 +130,27 @@ impl DataRow {
         }
     }
 
-    fn missing(&self, field: &str) -> DataError {
+    fn missing(&self, field: &str) -> Fault {
         let others = listed(self.fields.keys().map(|name| format!("`{}`", quoted(name))));
-        DataError::MissingField { place: self.place(), field: field.to_owned(), others }
+        let others = if others.is_empty() { others } else { format!(", others are {others}") };
+        let message = format!("{}: field `{}` is missing{others}", self.place, quoted(field));
+        let hint = "check `data.format` against what the file holds; a column of another name is named as in \
+                    `data.columns = { prompt = \"question\" }`";
+        RowFault::bad(self.place(), message, hint)
     }
 
     /// What is wrong with a field; says the type of its column, where columns have types.
-    pub(in crate::data) fn bad(&self, field: &str, expected: impl Into<String>, found: impl Into<String>) -> DataError {
+    pub(in crate::data) fn bad(&self, field: &str, expected: impl Into<String>, found: impl Into<String>) -> Fault {
         let of_type = self.types.as_ref().and_then(|types| types.get(field)).map(|name| format!(" in a column of {name}"));
         let found = found.into() + &of_type.unwrap_or_default();
-        DataError::BadField { place: self.place(), field: field.to_owned(), expected: expected.into(), found }
+        let (field, expected) = (quoted(field), expected.into());
+        let message = format!("{}: field `{field}`: expected {expected}, found {}", self.place, quoted(found));
+        RowFault::bad(self.place(), message, "correct the field, or remove the sample")
     }
 }
 
 /// The class by its number, at the key `label`.
-pub(in crate::data) fn class(row: &mut DataRow, num_classes: usize) -> Result<usize, DataError> {
+pub(in crate::data) fn class(row: &mut DataRow, num_classes: usize) -> Result<usize, Fault> {
     let value = row.require("label")?;
     let class = value.as_u64().filter(|&class| class < num_classes as u64);
     class
@@ -165,15 +171,16 @@ pub(in crate::data) fn kind(value: &Value) -> &'static str {
 }
 
 /// The text of a row's bytes.
-pub(super) fn utf8(bytes: Vec<u8>, place: &SamplePlace) -> Result<String, DataError> {
+pub(super) fn utf8(bytes: Vec<u8>, place: &SamplePlace) -> Result<String, Fault> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let message = format!("byte {} is 0x{:02x}, which is not UTF-8", at + 1, error.as_bytes()[at]);
-        DataError::BadRow { place: place.clone(), message }
+        RowFault::unusable(place.clone(), &message)
     })
 }
 
 /// A row that is longer than allowed.
-pub(super) fn too_long(place: SamplePlace, limit: usize) -> DataError {
-    DataError::BadRow { place, message: format!("more than {limit} bytes, which is the most that `data.max_line_bytes` allows") }
+pub(super) fn too_long(place: SamplePlace, limit: usize) -> Fault {
+    let message = format!("more than {limit} bytes, which is the most that `data.max_line_bytes` allows");
+    RowFault::unusable(place, &message)
 }

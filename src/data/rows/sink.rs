@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::row::DataRow;
-use crate::data::error::DataError;
+use crate::units::Fault;
 
 /// Rows are handed to it: sound ones, and what is wrong with those that are not. Its own errors end the walk.
-pub(in crate::data) type Sink<'a, E> = &'a mut dyn FnMut(Result<DataRow, DataError>) -> Result<(), E>;
+pub(in crate::data) type Sink<'a, E> = &'a mut dyn FnMut(Result<DataRow, Fault>) -> Result<(), E>;
 
 #[derive(Clone, Debug)]
 pub(in crate::data) struct RowSettings {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use super::input::inner_extension;
 use super::saved;
 use super::split_name::SplitName;
-use crate::data::error::DataError;
-use crate::units::listed;
+use crate::data::faults;
+use crate::units::{Fault, listed};
 
 /// How files of rows end.
 const ROWS: [&str; 9] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather", "ipc"];
@@ -32,7 +32,7 @@ pub(in crate::data) struct SourceFiles {
 ///
 /// # Errors
 /// One of them is not there, matches nothing, lacks a shard, or stands for a file that stands there already.
-pub(in crate::data) fn find(paths: &[PathBuf], wanted: SplitName) -> Result<SourceFiles, DataError> {
+pub(in crate::data) fn find(paths: &[PathBuf], wanted: SplitName) -> Result<SourceFiles, Fault> {
     let mut found = SourceFiles::default();
     for path in paths {
         let is_pattern = !path.exists() && path.to_string_lossy().contains(['*', '?', '[']);
@@ -50,17 +50,17 @@ pub(in crate::data) fn find(paths: &[PathBuf], wanted: SplitName) -> Result<Sour
     }
     let mut seen = Vec::new();
     for file in &found.files {
-        let real = file.canonicalize().map_err(DataError::read(file))?;
+        let real = file.canonicalize().map_err(faults::read(file))?;
         if seen.contains(&real) {
-            return Err(DataError::bad_source(file, "it would be read twice".to_owned()));
+            return Err(faults::bad_source(file, "it would be read twice"));
         }
         seen.push(real);
     }
     Ok(found)
 }
 
-fn add(path: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(), DataError> {
-    if std::fs::metadata(path).map_err(DataError::read(path))?.is_dir() {
+fn add(path: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(), Fault> {
+    if std::fs::metadata(path).map_err(faults::read(path))?.is_dir() {
         folder(path, wanted, found)
     } else {
         found.files.push(path.to_path_buf());
@@ -68,15 +68,15 @@ fn add(path: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(), Da
     }
 }
 
-fn matches(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let bad = |message: String| DataError::bad_source(pattern, message);
+fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Fault> {
+    let bad = |message: String| faults::bad_source(pattern, &message);
     let paths = glob::glob(&pattern.to_string_lossy()).map_err(|error| bad(format!("it is no pattern: {error}")))?;
     let mut paths: Vec<PathBuf> = paths.collect::<Result<_, _>>().map_err(|error| bad(error.to_string()))?;
     paths.retain(|path| !name(path).ends_with(".tokens"));
     if paths.is_empty() { Err(bad("no file matches it".to_owned())) } else { Ok(paths) }
 }
 
-fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(), DataError> {
+fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(), Fault> {
     if let Some(files) = saved::files(folder, wanted)? {
         found.files.extend(files);
         return Ok(());
@@ -99,7 +99,7 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
             let only = format!(", only the folders {}: name the one to read", names(&folders));
             let there = if folders.is_empty() { "" } else { &only };
             let message = format!("the folder holds no files of data for the split `{wanted}`{there}");
-            return Err(DataError::bad_source(folder, message));
+            return Err(faults::bad_source(folder, &message));
         }
     }
     let of_split = |path: &Path| SplitName::of(&name(path));
@@ -107,7 +107,7 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
         files.retain(|path| of_split(path) == Some(wanted));
     }
     if files.is_empty() {
-        return Err(DataError::bad_source(folder, format!("no file of the folder is called `{wanted}`")));
+        return Err(faults::bad_source(folder, &format!("no file of the folder is called `{wanted}`")));
     }
     all_shards(folder, &files)?;
     found.notes.extend(left_out(folder, &format!("the split `{wanted}`"), &entries, &files));
@@ -116,10 +116,10 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
 }
 
 /// What a folder shows, in the order of the names.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, Fault> {
     let mut entries: Vec<PathBuf> = std::fs::read_dir(folder)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
-        .map_err(DataError::read(folder))?;
+        .map_err(faults::read(folder))?;
     entries.retain(|path| !name(path).starts_with('.') && !name(path).ends_with(".tokens"));
     entries.sort();
     Ok(entries)
@@ -156,7 +156,7 @@ fn name(path: &Path) -> String {
 }
 
 /// Of `train-00000-of-00007.parquet` there must be 7, as of `train-00000-of-00007-0123456789abcdef.parquet`.
-fn all_shards(folder: &Path, files: &[&PathBuf]) -> Result<(), DataError> {
+fn all_shards(folder: &Path, files: &[&PathBuf]) -> Result<(), Fault> {
     let mut shards: BTreeMap<(String, String, String), Vec<String>> = BTreeMap::new();
     for name in files.iter().map(|path| name(path)) {
         let Some((stem, rest)) = name.rsplit_once("-of-") else { continue };
@@ -170,7 +170,7 @@ fn all_shards(folder: &Path, files: &[&PathBuf]) -> Result<(), DataError> {
     for ((start, total, extension), numbers) in shards {
         let name = |number: usize| format!("{number:0width$}", width = total.len());
         if let Some(missing) = (0..total.parse().unwrap_or(0)).map(name).find(|number| !numbers.contains(number)) {
-            return Err(DataError::bad_source(folder, format!("the shard `{start}-{missing}-of-{total}{extension}` is missing")));
+            return Err(faults::bad_source(folder, &format!("the shard `{start}-{missing}-of-{total}{extension}` is missing")));
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use parquet::file::properties::WriterProperties;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::units::Failure;
+use crate::units::Fault;
 
 type Walked = Result<Vec<Result<Map<String, Value>, String>>, String>;
 
@@ -25,14 +25,14 @@ fn walk_with(name: &str, content: &[u8], settings: &RowSettings) -> Walked {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
     fs::write(&path, content).unwrap();
-    let words = |error: DataError| {
+    let words = |error: Fault| {
         assert!(error.hint().is_some());
         error.to_string().replace(&format!("{}/", dir.path().display()), "")
     };
     let mut rows = Vec::new();
     let walk = each(&path, settings, &mut |row| {
         rows.push(row.map(|row| row.fields().clone()).map_err(words));
-        Ok::<(), DataError>(())
+        Ok::<(), Fault>(())
     });
     walk.map(|()| rows).map_err(words)
 }
@@ -184,7 +184,7 @@ fn nested_columns_become_values_that_know_of_arrows_padding() {
             assert!(row.is_padded());
             let error = row.text("at").unwrap_err().to_string();
             assert!(error.ends_with("field `at`: expected a string, found a value in a column of Timestamp(s)"), "{error}");
-            Ok::<(), DataError>(())
+            Ok::<(), Fault>(())
         })
         .unwrap();
     }

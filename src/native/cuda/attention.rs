@@ -36,8 +36,6 @@ unsafe extern "C" {
 pub enum TorchKernel {
     /// `FlashAttention` 2: half precision, heads of up to 256; with deterministic algorithms its backward is so.
     Flash,
-    /// cuDNN's: half precision; its backward is never deterministic.
-    Cudnn,
     /// The memory-efficient one: single precision too, and no groups, so that keys are repeated for their query heads.
     Efficient,
     /// The one for the CPU, for tests of what is made of parts.
@@ -49,17 +47,15 @@ impl TorchKernel {
     fn code(self) -> c_int {
         match self {
             Self::Flash => 0,
-            Self::Cudnn => 1,
-            Self::Efficient => 2,
+            Self::Efficient => 1,
             #[cfg(test)]
-            Self::Cpu => 3,
+            Self::Cpu => 2,
         }
     }
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Flash => "FlashAttention",
-            Self::Cudnn => "cuDNN",
             Self::Efficient => "memory-efficient",
             #[cfg(test)]
             Self::Cpu => "libtorch's for the CPU",

@@ -217,12 +217,6 @@ impl Context {
     }
 }
 
-/// What tells GPUs apart of which one is as fast as the other: architecture and number of multiprocessors.
-pub fn kind_of_gpu(index: usize) -> Option<String> {
-    let Context { architecture, multiprocessors, .. } = Context::of(index).ok()?;
-    Some(format!("sm_{architecture} × {multiprocessors}"))
-}
-
 /// What tells a GPU from the others of its machine, whatever number it has here: its place on the PCI bus.
 pub fn place_of_gpu(index: usize) -> Result<String, String> {
     let calls = Calls::get()?;

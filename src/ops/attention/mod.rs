@@ -6,7 +6,6 @@
 mod backend;
 mod blocks;
 mod by_backend;
-mod calibrate;
 mod choice;
 mod chunk;
 mod drain;
@@ -19,18 +18,19 @@ mod rule;
 mod tests;
 #[cfg(test)]
 mod tests_of_drains;
+mod tried;
 
 use tch::Tensor;
 
+pub use backend::Backend;
 #[cfg(test)]
 pub(crate) use backend::forced;
-pub use backend::{AttendShape, Backend};
-pub use calibrate::{Calibration, Timed, calibrate, calibrations, in_words, measure};
 pub use chunk::{Attended, AttentionGrads, Chunk, KvPage, Qkv, Queries, accumulation_kind, zero_sum_of};
 pub use drain::drain_backward;
 pub use mass::attention_mass;
 pub use part::PartKernel;
 pub use rule::ScoreRule;
+pub use tried::try_kernel;
 
 use by_backend::{attend_backward_by, attend_by};
 use choice::backend_for;

@@ -13,7 +13,7 @@ pub enum RankError {
     #[error("`train.gradient_accumulation_steps` is {micro_batches}, which {ranks} ranks can't share evenly")]
     Uneven { ranks: usize, micro_batches: usize },
     /// A rank would do something else than the first one.
-    #[error("rank {rank} has not what rank 0 has:{}", listed(*rank, differences))]
+    #[error("rank {rank} differs from rank 0:{}", listed(*rank, differences))]
     Other {
         rank: usize,
         /// What differs, what it is on rank 0, and what on that rank.

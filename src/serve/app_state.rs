@@ -32,7 +32,7 @@ pub struct RequestLimits {
     pub timeout: Duration,
     /// From the beginning of a connection, or the end of a reply, to the end of the head of a request.
     pub headers: Duration,
-    /// Bytes of its body.
+    /// The most bytes of its body.
     pub max_body: usize,
     pub max_prompt: usize,
 }

@@ -1,6 +1,6 @@
 //! The linears of a layer by what they do in it: which tensors they keep, and which of them share an input.
 
-use crate::model::{LayerSpec, ModelConfig, ModelError, targeted};
+use super::{LayerSpec, ModelConfig, ModelError, targeted};
 use crate::recipe::LoraRecipe;
 
 /// A linear of a decoder layer.
@@ -23,7 +23,7 @@ pub enum Projection {
 
 impl Projection {
     /// All of a layer's, in the order in which they are computed.
-    pub(super) const ALL: [Self; 9] =
+    pub const ALL: [Self; 9] =
         [Self::Query, Self::Key, Self::Value, Self::QueryKeyValue, Self::Output, Self::Gate, Self::Up, Self::GateUp, Self::Down];
 
     /// Its place inside the layer: `self_attn.q_proj`.
@@ -42,7 +42,7 @@ impl Projection {
     }
 
     /// Whether it reads the input of attention.
-    pub(super) fn is_of_attention_input(self) -> bool {
+    pub fn is_of_attention_input(self) -> bool {
         matches!(self, Self::Query | Self::Key | Self::Value | Self::QueryKeyValue)
     }
 
@@ -64,7 +64,7 @@ impl Projection {
 
     /// `[out, in]` in a layer on a residual stream of width `hidden`; nothing where the layer has no such linear. Of experts, what a token
     /// meets of them together.
-    pub(super) fn shape(self, spec: &LayerSpec, hidden: usize) -> [usize; 2] {
+    pub fn shape(self, spec: &LayerSpec, hidden: usize) -> [usize; 2] {
         if let (Some(_), true) = (spec.feed_forward.experts(), self.expert_names().is_some()) {
             let wide = spec.feed_forward.intermediate_size();
             return if self == Self::Down { [hidden, wide] } else { [wide, hidden] };
