@@ -94,7 +94,6 @@ impl StepRun<'_> {
         self.check_left_border(c, layers)?;
         self.trace.top[c] = below.as_ref().map(Waiting::send);
         self.sums.take(self.model, layers.clone())?;
-        self.graphs = self.trace.kept.len();
         Ok(())
     }
 

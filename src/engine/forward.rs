@@ -112,7 +112,6 @@ impl<'a> StepRun<'a> {
             hidden = graph.output.detach();
             kept.insert((band, c), graph);
         }
-        self.graphs = kept.len();
         Ok(hidden)
     }
 }

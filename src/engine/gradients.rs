@@ -5,7 +5,7 @@ use super::setup::Setup;
 use super::step_run::StepRun;
 use super::{
     EngineError, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer, Settings, Silent, Stores, guarded,
-    measured,
+    held,
 };
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -84,7 +84,7 @@ impl Engine {
 
     /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
     pub fn memory_at_rest(&self, model: &Model) -> MemoryByPart {
-        measured::at_rest(&self.0.stores, model)
+        held::at_rest(&self.0.stores, model)
     }
 
     /// The engine with choices to follow instead of its policies'; it refuses every batch but the one that they were made for.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tch::{Device, Tensor};
 
-use super::MemoryByPart;
+use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::ops::attention::Attended;
 use crate::store::{Bundle, Store, StoreError, Waiting};
 
@@ -64,9 +64,9 @@ impl KeptOutputs {
         self.waiting.get_mut(&chunk).map_or(Ok(()), |waiting| waiting.leave(device))
     }
 
-    /// Adds what waits outside the store, and what is on its way.
+    /// Adds what waits outside the store.
     pub(super) fn measure(&self, memory: &mut MemoryByPart) {
-        memory.attention_outputs += self.waiting.values().map(Waiting::bytes_here).sum();
-        memory.ahead += self.waiting.values().map(Waiting::bytes_ahead).sum();
+        let waiting = self.waiting.values().map(Waiting::bytes_here).sum();
+        memory.add(MemoryPart::LayerCheckpoints, MemoryPlace::Host, waiting);
     }
 }

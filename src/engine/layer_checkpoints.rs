@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use tch::{Device, Tensor};
 
 use crate::store::{Store, StoreError, Waiting};
-use crate::units::Bytes;
 
 /// Hidden states by (border, column).
 #[derive(Debug)]
@@ -37,11 +36,6 @@ impl LayerCheckpoints {
 
     pub(super) fn store(&self) -> &Store {
         &self.store
-    }
-
-    /// What is on its way takes on the device.
-    pub(super) fn bytes_ahead(&self) -> Bytes {
-        self.parked.values().map(Waiting::bytes_ahead).sum()
     }
 
     /// Frees a border that is done with: its room is the next step's.

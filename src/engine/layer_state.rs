@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
 
-use super::MemoryByPart;
+use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use super::kept_outputs::KeptOutputs;
 use super::open_block::OpenBlock;
 use super::sight::{AttendedChunk, ChunkSaved, OwnKeys, PastPage, PastPages};
@@ -73,11 +73,12 @@ impl LayerState {
     /// Adds what the layer holds, but for what waits in its store.
     pub(super) fn measure(&self, memory: &mut MemoryByPart) {
         let (device, host) = self.cache.bytes();
-        memory.caches += device;
-        memory.waiting_caches += host;
-        memory.cache_gradients += self.grads.iter().map(CacheGrads::bytes).sum();
+        let gradients = self.grads.iter().map(CacheGrads::bytes).sum();
+        memory.add(MemoryPart::KvCache, MemoryPlace::Device, device);
+        memory.add(MemoryPart::KvCache, MemoryPlace::Device, gradients);
+        memory.add(MemoryPart::KvCache, MemoryPlace::Host, host);
+        memory.add(MemoryPart::UndoLog, MemoryPlace::Host, self.log.bytes());
         self.undo.measure(memory);
-        memory.replay_log += self.log.bytes();
         self.outputs.iter().for_each(|outputs| outputs.measure(memory));
     }
 

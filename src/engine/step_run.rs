@@ -20,8 +20,6 @@ pub(super) struct StepRun<'a> {
     pub(super) observer: &'a mut dyn Observer,
     pub(super) trace: ForwardTrace,
     pub(super) sums: GradientSums,
-    /// Cells whose graphs are kept, with the one that is being differentiated.
-    pub(super) graphs: usize,
 }
 
 impl<'a> StepRun<'a> {
@@ -38,14 +36,7 @@ impl<'a> StepRun<'a> {
             Some(_) => Schedule::new(&setup.settings, plan).for_model(model),
             None => Schedule::of_losses(plan),
         };
-        let graphs = trace.kept.len();
-        Self { setup, model, schedule, context, observer, trace, sums: GradientSums::default(), graphs }
-    }
-
-    /// Tells the observer where the step is, and lets it ask what is held there; `Err` where it wants no more of it.
-    pub(super) fn emit(&mut self, event: Event) -> Result<(), EngineError> {
-        let held = measured::Held { model: self.model, trace: &self.trace, sums: &self.sums, kept: self.graphs };
-        measured::emit(self.observer, event, &held)
+        Self { setup, model, schedule, context, observer, trace, sums: GradientSums::default() }
     }
 
     /// The weight of the routers' load-balance loss.

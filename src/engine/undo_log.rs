@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tch::Device;
 
-use super::MemoryByPart;
+use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::Undo;
 use crate::store::{Store, StoreError, Waiting};
 
@@ -69,9 +69,9 @@ impl UndoLog {
         self.resident.remove(&chunk)
     }
 
-    /// Adds what is at hand or on its way.
+    /// Adds what is at hand.
     pub(super) fn measure(&self, memory: &mut MemoryByPart) {
-        memory.ahead += self.waiting.values().map(Waiting::bytes_ahead).sum();
-        memory.resident_undo += self.resident.values().map(Undo::bytes).sum();
+        let resident = self.resident.values().map(Undo::bytes).sum();
+        memory.add(MemoryPart::UndoLog, MemoryPlace::Device, resident);
     }
 }

@@ -13,7 +13,6 @@ mod part;
 mod sizes;
 mod step_memory;
 mod step_spec;
-pub(crate) mod stopwatch;
 
 pub use baseline::ProcessBaseline;
 pub use choose::{Alternative, Decision, Planner};
@@ -23,7 +22,6 @@ pub use limits::Limits;
 pub use machine::Machine;
 pub use part::StepPart;
 pub use step_spec::StepSpec;
-pub use stopwatch::Spent;
 
 pub use crate::model::TrainedPart;
 

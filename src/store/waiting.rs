@@ -8,7 +8,6 @@ use tch::{Device, Kind, Tensor};
 
 use super::arena::{Coming, Parked};
 use super::park::{Form, Store, bytes_of};
-use super::ranges::aligned;
 use super::{Bits, StoreError, blocks, copies_are_async};
 use crate::native::cuda::upload;
 use crate::native::{BackwardError, or_panic};
@@ -181,12 +180,6 @@ impl<T: Bundle> Waiting<T> {
     /// What it takes in its store.
     pub fn bytes_in_store(&self) -> Bytes {
         if let Place::Parked(parked) | Place::Coming(_, Some(parked)) = &self.place { parked.bytes() } else { Bytes(0) }
-    }
-
-    /// What is on its way takes on the device, each tensor rounded up as in a store.
-    pub fn bytes_ahead(&self) -> Bytes {
-        let Place::Coming(coming, _) = &self.place else { return Bytes(0) };
-        Bytes(coming.tensors().iter().map(|part| aligned(bytes_of([part]).0)).sum())
     }
 
     #[cfg(test)]

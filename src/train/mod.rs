@@ -1,14 +1,15 @@
 //! The loop: steps, validation, saving, resuming.
 
 mod answers;
+mod bench;
 mod build;
 mod callback;
 mod checkpoint_extras;
 mod error;
 mod evicted;
 mod interrupt;
+mod meter;
 mod oom_fallback;
-mod profile;
 mod progress;
 mod ranks;
 mod resume;
@@ -26,6 +27,7 @@ mod tests;
 mod tiling;
 mod trainer;
 
+pub use bench::{Bench, BenchOptions};
 pub use build::{
     as_headed, base_model, check_head, check_lengths, check_max_seq_length, check_trained, chosen_template, drawn_model, engine,
     limits, load_adapter, model, open_data, set_numerics, tokenizer,
@@ -43,6 +45,6 @@ pub use run::{Ended, Outcome, run};
 pub use run_dir::RESOLVED_RECIPE;
 pub use schedule::RunSchedule;
 pub use start::Start;
-pub use step::{MicroBatchPosition, StepCallback, TrainStep};
+pub use step::{StepCallback, TrainStep};
 pub use tiling::{ResolvedRun, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data};
 pub use trainer::Trainer;

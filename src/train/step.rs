@@ -7,7 +7,8 @@ use tch::Tensor;
 
 use super::ranks::{MicroBatchReport, RankReport, StepReports, sum_over};
 use super::{FallbackEngine, MicroBatchAssignment, RunRanks, StepOutcome, TrainError};
-use crate::engine::{ChunkKey, EngineError, MemoryByPart, MicroBatchContext, Observer};
+use crate::engine::{ChunkKey, EngineError, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, Observer};
+use crate::measure::MicroBatchPosition;
 use crate::model::{DropoutKey, Model};
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
 use crate::recipe::Recipe;
@@ -24,15 +25,6 @@ pub struct TrainStep<'a> {
     pub optimizer: &'a mut dyn Optimizer,
     /// Who makes the steps together.
     pub ranks: &'a RunRanks,
-}
-
-/// Where in a run a micro-batch is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MicroBatchPosition {
-    /// The number of the step, from 1.
-    pub step: u64,
-    /// The index of the micro-batch, and how many this rank has in the step.
-    pub micro_batch: (usize, usize),
 }
 
 /// Hears of steps: the engine's events, and what comes before and after them.
@@ -71,7 +63,8 @@ impl TrainStep<'_> {
             let mut memory = self.engine.engine().memory_at_rest(self.model);
             // What several micro-batches have summed up is known to whoever watched the last of them begin.
             if assigned.batches.len() == 1 {
-                memory.parameter_gradients += bytes_of(gradients.iter().map(|(_, gradient)| gradient));
+                let all = bytes_of(gradients.iter().map(|(_, gradient)| gradient));
+                memory.add(MemoryPart::Gradients, MemoryPlace::Device, all);
             }
             memory
         });

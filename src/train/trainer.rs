@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::answers::{Validation, ValidationAnswers};
 use super::checkpoint_extras::CheckpointExtras;
-use super::profile::{RunProfile, RunStepCallback};
+use super::meter::StepMeter;
 use super::progress::RunProgress;
 use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
 use super::step::{TrainStep, first_not_finite};
@@ -19,6 +19,7 @@ use crate::data::Splits;
 use crate::engine::{EngineError, Observer};
 use crate::eval;
 use crate::files::{FilesError, failpoint};
+use crate::measure::MemoryMeter;
 use crate::model::{Model, fingerprint};
 use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
@@ -48,7 +49,7 @@ pub struct Trainer {
     pub(super) saved: Cell<Option<u64>>,
     /// Whether what the last update made is known to be finite.
     is_finite: Cell<bool>,
-    profile: Option<RunProfile>,
+    memory: Option<MemoryMeter>,
     answers: Option<ValidationAnswers>,
     pub(super) extras: CheckpointExtras,
 }
@@ -62,8 +63,8 @@ impl Trainer {
         check_even(ranks.world(), recipe)?;
         build::set_numerics(recipe, device);
         let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(ranks.world().ranks_here(), ranks.world().size());
-        let mut profile = profiles_memory.then(|| RunProfile::start(device)).flatten();
-        if profiles_memory && profile.is_none() {
+        let mut memory = profiles_memory.then(|| MemoryMeter::start(device)).flatten();
+        if profiles_memory && memory.is_none() {
             console::warning("no memory by part: the system does not tell what the process takes");
         }
         let model = build::model(recipe, device)?;
@@ -77,8 +78,8 @@ impl Trainer {
         let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), &engine, &model)?;
         let shard = ShardedOptimizerState::new(&model, ranks.world());
         let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &shard.own(model.parameters()), device);
-        if let Some(profile) = &mut profile {
-            profile.built(&model, optimizer.bytes());
+        if let Some(memory) = &mut memory {
+            memory.built(&model, optimizer.bytes());
         }
         Ok(Self {
             assigner: MicroBatchAssigner::new(&recipe, model.config())?,
@@ -97,7 +98,7 @@ impl Trainer {
             progress: RunProgress::default(),
             saved: Cell::new(None),
             is_finite: Cell::new(true),
-            profile,
+            memory,
             answers,
         })
     }
@@ -113,7 +114,7 @@ impl Trainer {
 
     /// The memory of the heaviest steps of this start by part, where it is watched.
     pub(super) fn memory_by_part(&self) -> Option<String> {
-        self.profile.as_ref().map(RunProfile::to_string)
+        self.memory.as_ref().map(MemoryMeter::to_string)
     }
 
     /// What the data looked like when it was opened.
@@ -176,7 +177,7 @@ impl Trainer {
         let step = self.schedule.micro_batches(self.progress.step);
         let assigned = self.assigner.assign(&step, &self.data.train, &self.recipe, self.model.config(), &self.ranks)?;
         let rate = learning_rate(&self.recipe.optimizer, self.progress.step, self.schedule.num_steps());
-        let mut callback = RunStepCallback { observer, profile: self.profile.as_mut() };
+        let mut callback = StepMeter { observer, stopwatch: None, memory: self.memory.as_mut() };
         let mut train_step = TrainStep {
             recipe: &self.recipe,
             model: &self.model,

@@ -358,7 +358,6 @@ fn bench() {
           --warmup <W>           Steps before those, which are shown and not counted [default: 1]
           --random-weights       Draw the weights, on the device: of the model's directory only `config.json` is read
           --profile-memory       Tell the memory of the last step by part
-          --count-syncs          Count what makes the host wait for the device, in the last step and part by part; steps take longer for it
           --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]

@@ -111,7 +111,7 @@ impl Peaks {
 }
 
 /// Rows of a memory profile that are no tensors.
-pub(crate) const PROCESS: [&str; 3] = ["process at its start", "code and files since", "allocator and rest"];
+pub(crate) const PROCESS: [&str; 1] = ["process"];
 
 /// A step in a process of its own, by the binary at `kvtune`, in `dir`.
 pub(crate) fn measure(kvtune: &Path, dir: &Path, draw: &Draw, threads: usize) -> Peaks {

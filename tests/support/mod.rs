@@ -6,6 +6,7 @@
 pub mod case;
 pub mod grid;
 pub mod policies;
+pub mod syncs;
 
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, Sequence, Targets};

@@ -9,9 +9,9 @@ use tch::Device;
 use super::counts::{at_least_one, bytes};
 use super::recipe_file::RecipeFile;
 use super::world::Joining;
-use crate::bench;
 use crate::data::Batch;
 use crate::dist::ProcessGroup;
+use crate::measure::random_batch;
 use crate::model::ModelConfig;
 use crate::plan::Machine;
 use crate::recipe::Recipe;
@@ -74,7 +74,7 @@ impl Plan {
             console::note(&data.report.to_string());
             return Ok(train::heaviest(recipe, config, &data.train, machine)?);
         };
-        bench::batch(recipe, config, &[tokens], recipe.train.seed)
+        random_batch(recipe, config, &[tokens], recipe.train.seed)
     }
 
     /// What is planned for: this machine, but for what the arguments say of it.

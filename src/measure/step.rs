@@ -3,10 +3,8 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::gemm::Rate;
-use crate::native::Syncs;
-use crate::plan::{Flops, Spent, StepPart};
-use crate::profile::MemoryProfile;
+use super::{GemmRate, MemoryProfile, Spent};
+use crate::plan::{Flops, StepPart};
 use crate::report::memory::ResidentPeak;
 use crate::units::{Bytes, Seconds};
 
@@ -27,7 +25,7 @@ pub struct StepRecord {
     pub tokens_run: usize,
     pub flops: Flops,
     /// Of a product of two square matrices, measured just before the step.
-    pub gemm: Rate,
+    pub gemm: GemmRate,
     /// The largest resident size of the process; `None` where it can't be read.
     pub peak: Option<ResidentPeak>,
     /// The most that the device's allocator had out; `None` on a CPU.
@@ -36,8 +34,6 @@ pub struct StepRecord {
     pub memory: Vec<MemoryProfile>,
     /// What copies to and from the host have cost the step.
     pub copies: CopyCost,
-    /// What has made the host wait for the device, in the order of [`StepPart::ALL`]; `None` where nobody counted.
-    pub waits: Option<[Syncs; 6]>,
     pub loss: f64,
     /// The part of their time that ranks have waited for the slowest; `None` for one alone.
     pub idle: Option<f64>,
@@ -73,8 +69,8 @@ impl StepRecord {
     }
 
     /// Operations per second of the step whole.
-    pub fn rate(&self) -> Rate {
-        Rate::of(self.flops.total(), self.whole)
+    pub fn rate(&self) -> GemmRate {
+        GemmRate::of(self.flops.total(), self.whole)
     }
 
     /// Share of the rate of the square product, by time on the wall and by CPU time.
@@ -88,18 +84,8 @@ impl StepRecord {
         self.copies.seconds() / self.whole.seconds
     }
 
-    /// The line of what made the host wait, where it was counted.
-    pub fn waits_to_json(&self) -> Option<Value> {
-        let of_part = |(part, waits): (StepPart, Syncs)| {
-            let rows = waits.rows().filter(|(_, count)| *count > 0).map(|(what, count)| (what.to_owned(), json!(count)));
-            (part.name().to_owned(), Value::Object(rows.collect()))
-        };
-        let parts: Map<String, Value> = StepPart::ALL.into_iter().zip(self.waits?).map(of_part).collect();
-        Some(json!({ "kind": "waits", "step": self.step, "parts": parts }))
-    }
-
     /// The figures that a summary is made of, by their keys.
-    fn figures(&self) -> Vec<(String, f64)> {
+    pub fn figures(&self) -> Vec<(String, f64)> {
         let of = |name: &str, spent: Spent| {
             [(format!("{name}_seconds"), spent.seconds), (format!("{name}_cpu_seconds"), spent.cpu_seconds)]
         };

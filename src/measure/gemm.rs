@@ -3,19 +3,20 @@
 use serde::Serialize;
 use tch::{Device, Kind, Tensor, no_grad};
 
+use super::Spent;
+use super::clock::time_of;
 use crate::native::product;
-use crate::plan::Spent;
-use crate::plan::stopwatch::time_of;
 
+/// Operations per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Rate {
+pub struct GemmRate {
     /// By the clock on the wall.
     pub per_second: f64,
     /// By the time that all threads together have computed.
     pub per_cpu_second: f64,
 }
 
-impl Rate {
+impl GemmRate {
     /// The rate of `flops` in the time of `spent`.
     pub(super) fn of(flops: f64, spent: Spent) -> Self {
         Self { per_second: flops / spent.seconds, per_cpu_second: flops / spent.cpu_seconds }
@@ -28,17 +29,17 @@ const SECONDS: f64 = 0.1;
 const SIDE_CPU: i64 = 1024;
 const SIDE_CUDA: i64 = 4096;
 
-/// The rate of a product of two square matrices.
-pub(super) fn measure(options: (Kind, Device)) -> Rate {
-    let side = if options.1.is_cuda() { SIDE_CUDA } else { SIDE_CPU };
+/// The rate of a product of two square matrices of the kind.
+pub fn gemm_rate(kind: Kind, device: Device) -> GemmRate {
+    let side = if device.is_cuda() { SIDE_CUDA } else { SIDE_CPU };
     // Drawn: where all numbers are the same, few wires change, and a GPU that is short of power computes faster than it ever would.
-    let [x, w] = [(); 2].map(|()| Tensor::randn([side, side], options));
+    let [x, w] = [(); 2].map(|()| Tensor::randn([side, side], (kind, device)));
     let multiply = || no_grad(|| drop(product(&x, &w)));
     multiply();
     let (mut flops, mut spent) = (0.0, Spent::default());
     while spent.seconds < SECONDS {
-        spent.add(time_of(options.1, multiply));
+        spent.add(time_of(device, multiply));
         flops += 2.0 * side.pow(3) as f64;
     }
-    Rate::of(flops, spent)
+    GemmRate::of(flops, spent)
 }

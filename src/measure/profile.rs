@@ -4,16 +4,25 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use crate::engine::MemoryPlace;
+use crate::engine::{MemoryPart, MemoryPlace};
 use crate::native::Allocated;
 use crate::native::cuda::{DeviceStats, pinned_stats};
 use crate::plan::StepPart;
 use crate::report::table::Table;
 use crate::units::Bytes;
 
+/// Where in a run a micro-batch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicroBatchPosition {
+    /// The number of the step, from 1.
+    pub step: u64,
+    /// Its index, and how many this rank has in the step.
+    pub micro_batch: (usize, usize),
+}
+
 /// Which memory a table is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum MemorySide {
     /// All of the process, where the CPU computes.
     Process,
     /// The host's, beside a device.
@@ -21,7 +30,7 @@ pub enum Side {
     Device,
 }
 
-impl Side {
+impl MemorySide {
     /// The name in tables and keys.
     pub fn name(self) -> &'static str {
         match self {
@@ -31,12 +40,16 @@ impl Side {
         }
     }
 
-    pub(super) fn holds(self, place: MemoryPlace) -> bool {
+    pub(super) fn places(self) -> &'static [MemoryPlace] {
         match self {
-            Self::Process => true,
-            Self::Host => place == MemoryPlace::Host,
-            Self::Device => place == MemoryPlace::Device,
+            Self::Process => &[MemoryPlace::Device, MemoryPlace::Host],
+            Self::Host => &[MemoryPlace::Host],
+            Self::Device => &[MemoryPlace::Device],
         }
+    }
+
+    pub(super) fn has_model(self) -> bool {
+        self != Self::Host
     }
 
     /// What the caching allocator of this memory says beside its bytes: how it fared since `before`, or what it has pinned.
@@ -55,19 +68,21 @@ impl Side {
         }
     }
 
+    /// The count of this memory among those of host and device.
     pub(super) fn count(self, (host, device): (Allocated, Allocated)) -> Allocated {
         if self == Self::Device { device } else { host }
     }
 }
 
-/// The table of one memory. The parts add up to `measured`, where that could be had.
+/// One memory during the micro-batch in which it was highest.
 #[derive(Clone, Debug)]
 pub struct MemoryProfile {
-    pub side: Side,
+    pub at: MicroBatchPosition,
+    pub side: MemorySide,
     /// The part of the step in which the peak was.
     pub part: StepPart,
-    /// Parts and bytes; those that are no object of the engine's are what the allocators say beyond the objects.
-    pub parts: Vec<(String, i64)>,
+    /// Bytes in the order of [`MemoryPart::ALL`]. They add up to `measured`; where that is not known, nothing is the process'.
+    pub parts: [i64; MemoryPart::ALL.len()],
     /// The peak as the system (on a device: its allocator) tells it.
     pub measured: Option<Bytes>,
     /// The most that tensors took in each part of the step, in the order of [`StepPart::ALL`].
@@ -77,9 +92,18 @@ pub struct MemoryProfile {
 }
 
 impl MemoryProfile {
+    fn rows(&self) -> impl Iterator<Item = (&'static str, i64)> {
+        MemoryPart::ALL.into_iter().map(MemoryPart::name).zip(self.parts)
+    }
+
+    /// The most that tensors took at a time.
+    pub fn most_tensors(&self) -> i64 {
+        self.by_part.into_iter().max().unwrap_or(0)
+    }
+
     /// The line of the table.
     pub fn to_json(&self) -> Value {
-        let parts: Vec<Value> = self.parts.iter().map(|(part, bytes)| json!({ "part": part, "bytes": bytes })).collect();
+        let parts: Vec<Value> = self.rows().map(|(part, bytes)| json!({ "part": part, "bytes": bytes })).collect();
         let by_part = StepPart::ALL.into_iter().zip(self.by_part).map(|(part, bytes)| (part.name().to_owned(), json!(bytes)));
         let mut line = json!({
             "kind": "memory", "memory": self.side.name(), "peak_in": self.part.name(), "parts": parts,
@@ -96,14 +120,13 @@ impl fmt::Display for MemoryProfile {
     /// The parts and their sum, which is the measured peak, and the most of each part of the step.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new(&["memory at the peak", "bytes", "size", "of the whole"]);
-        let whole: i64 = self.parts.iter().map(|(_, bytes)| bytes).sum();
-        let mut add = |name: &str, bytes: i64| {
-            let size = Bytes(bytes.unsigned_abs());
-            let size = if bytes < 0 { format!("-{size}") } else { size.to_string() };
+        let whole: i64 = self.parts.iter().sum();
+        let sum = if self.measured.is_some() { "measured peak" } else { "all tensors" };
+        for (name, bytes) in self.rows().chain([(sum, whole)]) {
+            let sign = if bytes < 0 { "-" } else { "" };
+            let size = format!("{sign}{}", Bytes(bytes.unsigned_abs()));
             table.row(&[name, &bytes.to_string(), &size, &format!("{:.1} %", 100.0 * bytes as f64 / whole as f64)]);
-        };
-        self.parts.iter().for_each(|(name, bytes)| add(name, *bytes));
-        add(if self.measured.is_some() { "measured peak" } else { "all tensors" }, whole);
+        }
         let by_part = StepPart::ALL.into_iter().zip(self.by_part);
         let by_part: Vec<String> =
             by_part.map(|(part, bytes)| format!("{} {}", part.name(), Bytes(bytes.max(0) as u64))).collect();

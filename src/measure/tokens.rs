@@ -12,7 +12,7 @@ use crate::units::Fault;
 
 /// As many sequences as a recipe has in a micro-batch, the longest first, of so many tokens each, or of the only length given: a target at
 /// every token for the next one (at the last alone where tokens are run one by one from the first target on), else a class at the last.
-pub fn batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], seed: u64) -> Result<Batch, Fault> {
+pub fn random_batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], seed: u64) -> Result<Batch, Fault> {
     let (positions, sequences) = (config.most_positions(), recipe.train.batch_size.sequences());
     if let Some(&tokens) = lengths.iter().find(|&&tokens| tokens > positions) {
         let hint = format!("ask for fewer tokens, or {}", RopeScalingRecipe::hint(tokens, positions));
@@ -56,7 +56,7 @@ mod tests {
     fn drawn(more: &str, tokens: usize, seed: u64) -> Result<Batch, Fault> {
         let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
         let recipe = Recipe::parse(format!("{RECIPE}{more}"), Path::new("recipe.toml"), &[]).unwrap().recipe;
-        batch(&recipe, &config, &[tokens], seed)
+        random_batch(&recipe, &config, &[tokens], seed)
     }
 
     #[test]

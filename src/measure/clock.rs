@@ -6,8 +6,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use tch::Device;
 
-use super::StepPart;
 use crate::native::cuda;
+use crate::plan::StepPart;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spent {
@@ -17,7 +17,7 @@ pub struct Spent {
 }
 
 impl Spent {
-    pub(crate) fn add(&mut self, other: Self) {
+    pub(super) fn add(&mut self, other: Self) {
         self.seconds += other.seconds;
         self.cpu_seconds += other.cpu_seconds;
     }
@@ -45,13 +45,14 @@ impl Reading {
 }
 
 /// What `work` takes.
-pub(crate) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
+pub(super) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
     let began = Reading::now(device);
     work();
     Reading::now(device).since(began)
 }
 
 /// Gives each moment of a step to one of its parts: runs from its making on, and is told which part the time from then on belongs to.
+#[derive(Debug)]
 pub(crate) struct Stopwatch {
     device: Device,
     began: Reading,
@@ -66,6 +67,11 @@ impl Stopwatch {
     pub(crate) fn start(device: Device) -> Self {
         let now = Reading::now(device);
         Self { device, began: now, turned: now, part: StepPart::Forward, parts: Default::default(), left_out: Spent::default() }
+    }
+
+    /// Begins anew.
+    pub(crate) fn restart(&mut self) {
+        *self = Self::start(self.device);
     }
 
     /// From now on it is `part` that the time is spent on.
