@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
 
-use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use super::kept_outputs::KeptOutputs;
 use super::open_block::OpenBlock;
 use super::sight::{AttendedChunk, ChunkSaved, OwnKeys, PastPage, PastPages};
 use super::undo_log::{KeepUndo, UndoLog};
+use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::{CacheError, CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
 use crate::ops::attention::{self, Qkv, ScoreRule, accumulation_kind, drain_backward};
 use crate::store::{Form, Store};

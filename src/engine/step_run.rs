@@ -3,11 +3,10 @@
 use tch::Tensor;
 
 use super::gradient_sums::GradientSums;
-use super::measured;
 use super::schedule::Schedule;
 use super::setup::Setup;
 use super::trace::ForwardTrace;
-use super::{EngineError, Event, MicroBatchContext, Observer};
+use super::{EngineError, MicroBatchContext, Observer};
 use crate::model::Model;
 
 /// A step over one batch, or its forward phase alone.

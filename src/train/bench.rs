@@ -55,12 +55,7 @@ pub struct Bench {
 
 impl Bench {
     /// Builds what a recipe would train, without its data.
-    pub fn new(
-        mut recipe: Recipe,
-        device: Device,
-        options: BenchOptions,
-        world: &Rc<ProcessGroup>,
-    ) -> Result<Self, Fault> {
+    pub fn new(mut recipe: Recipe, device: Device, options: BenchOptions, world: &Rc<ProcessGroup>) -> Result<Self, Fault> {
         // Which tokens stand for the classes changes no figure, so that no tokenizer is needed to find out.
         if let HeadRecipe::SeqClassificationOnLogits(labels) = &mut recipe.head {
             *labels = Labels::Tokens((0..labels.len() as u32).collect());
