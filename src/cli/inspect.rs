@@ -127,7 +127,9 @@ fn in_words(contents: &RunContents) -> String {
 fn figures(contents: &RunContents) -> Table {
     let mut table = Table::of_words(&["figure", "value"]);
     for (name, value) in figures_in_words(contents) {
-        value.iter().for_each(|value| table.row(&[name, value]));
+        if let Some(value) = value {
+            table.row(&[name, &value]);
+        }
     }
     table
 }

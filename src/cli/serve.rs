@@ -9,7 +9,7 @@ use serde_json::json;
 use tch::Device;
 
 use super::finetune::install;
-use super::used_model::{UsedModel, own_rules};
+use super::used_model::{ModelArgs, own_rules};
 use crate::data::{self, ChatTemplates, DataError};
 use crate::files::{self, FileKind};
 use crate::report::console;
@@ -19,7 +19,7 @@ use crate::units::Fault;
 #[derive(Debug, Args)]
 pub(super) struct Serve {
     #[command(flatten)]
-    model: UsedModel,
+    model: ModelArgs,
     /// The address to listen on; `0.0.0.0` for all of this machine.
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     host: String,

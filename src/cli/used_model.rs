@@ -20,7 +20,7 @@ use crate::units::Fault;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
-pub(super) struct UsedModel {
+pub(super) struct ModelArgs {
     /// A model directory or a model of the Hugging Face cache by its name, a run (its best known end: `final`, else its newest checkpoint) or one checkpoint.
     #[arg(value_name = "MODEL|RUN|CHECKPOINT")]
     path: PathBuf,
@@ -50,7 +50,7 @@ pub(super) struct LoadedModel {
     pub(super) adapter: Option<PathBuf>,
 }
 
-impl UsedModel {
+impl ModelArgs {
     /// What the directory is called.
     pub(super) fn name(&self) -> Option<String> {
         Some(absolute(&self.path).file_name()?.to_string_lossy().into_owned())

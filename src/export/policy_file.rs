@@ -184,8 +184,8 @@ impl PolicyFile {
         if let Some(scaling) = &self.rope_scaling {
             values.push(("model.rope_scaling", converted("rope_scaling", scaling)?));
         }
-        let lines: String = values.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
-        Ok(Recipe::parse(lines, &path, overrides)?.recipe)
+        let lines: Vec<String> = values.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
+        Ok(Recipe::parse(lines.concat(), &path, overrides)?.recipe)
     }
 
     /// How the model's rotary embeddings are scaled if not as its own files say, and the dtype of the recording.

@@ -18,7 +18,7 @@ use super::body::{BodyLimits, ReadingPermit};
 use super::counters::{Counters, add};
 use super::fields::BodyFields;
 use super::job::{Answers, PromptJob};
-use super::tokens::Reader;
+use super::tokens::PromptEncoder;
 use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits};
 use crate::native::{GivenUp, apart, num_given_up};
 
@@ -38,11 +38,11 @@ pub struct RequestLimits {
 }
 
 /// What the HTTP side knows.
-pub(super) struct Served {
+pub(super) struct AppState {
     pub(super) name: String,
     pub(super) path: String,
     /// What is given up with a request has it, and nothing else of the server: its queue ends when nobody can ask any more.
-    pub(super) reader: Arc<Reader>,
+    pub(super) reader: Arc<PromptEncoder>,
     pub(super) rules: GenerationRules,
     pub(super) cache: Value,
     pub(super) limits: RequestLimits,
@@ -59,7 +59,7 @@ pub(super) struct Served {
     pub(super) counters: Arc<Counters>,
 }
 
-impl Served {
+impl AppState {
     /// The fields of a request's body, and the right to read them further.
     pub(super) async fn fields(&self, request: Request) -> Result<(BodyFields, ReadingPermit), ApiError> {
         self.in_time(self.bodies.fields(request)).await

@@ -4,17 +4,17 @@ use crate::engine::{Session, Settings};
 use crate::generation::{at_beginning, shared_tokens};
 
 /// The sessions that were used last.
-pub(super) struct HeldSessions {
-    sessions: Vec<HeldSession>,
+pub(super) struct PrefixCache {
+    sessions: Vec<CachedPrefix>,
     capacity: usize,
 }
 
-struct HeldSession {
+struct CachedPrefix {
     ids: Vec<u32>,
     session: Session,
 }
 
-impl HeldSessions {
+impl PrefixCache {
     /// None yet, and never more than so many.
     pub(super) fn new(capacity: usize) -> Self {
         Self { sessions: Vec::new(), capacity }
@@ -39,7 +39,7 @@ impl HeldSessions {
     pub(super) fn hold(&mut self, ids: &[u32], session: Session) {
         let ids = ids[..session.num_tokens().min(ids.len())].to_vec();
         self.sessions.retain(|held| held.ids != ids);
-        self.sessions.push(HeldSession { ids, session });
+        self.sessions.push(CachedPrefix { ids, session });
         while self.sessions.len() > self.capacity {
             self.sessions.remove(0);
         }

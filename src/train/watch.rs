@@ -158,7 +158,7 @@ impl RunWatch {
             for answer in &shown {
                 self.progress.note(answer);
             }
-            files.board.send_text(metrics.step, shown.join("\n\n"));
+            files.board.send_text(metrics.step, &shown.join("\n\n"));
         }
         // Kernels are built when they are first asked for, which is in the first step.
         for line in missing_kernels() {

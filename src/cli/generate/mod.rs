@@ -13,7 +13,7 @@ use clap::Args;
 use tch::Device;
 
 use super::finetune::{Ending, install};
-use super::used_model::{LoadedModel, UsedModel, own_rules};
+use super::used_model::{LoadedModel, ModelArgs, own_rules};
 use crate::generation::Request;
 use crate::report::console;
 use crate::units::Fault;
@@ -26,7 +26,7 @@ use write::{Shown, WrittenTexts};
 #[derive(Debug, Args)]
 pub(super) struct Generate {
     #[command(flatten)]
-    model: UsedModel,
+    model: ModelArgs,
     #[command(flatten)]
     prompts: Prompts,
     #[command(flatten)]

@@ -64,8 +64,7 @@ impl Svg {
         let (ink, words) = (ink.attributes("fill"), escape(words));
         let _ = writeln!(
             self.body,
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{}\"{weight} {ink}>{words}</text>",
-            anchor
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\"{weight} {ink}>{words}</text>"
         );
     }
 
