@@ -64,9 +64,9 @@ fn places_of_block(vocab_size: usize, device: Device) -> usize {
 /// What the head works on for a column, from sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadFootprint {
-    /// Positions with a target.
+    /// How many positions have a target.
     pub targets: usize,
-    /// Scores of a position.
+    /// Scores among which the target is one.
     pub choices: usize,
     /// Width of the hidden states.
     pub hidden: usize,

@@ -86,12 +86,11 @@ impl LayerFootprint<'_> {
         (column.tokens * num_heads) as u64 * (head_dim as u64 * self.element() + self.wide())
     }
 
-    /// Bytes of a number.
     fn element(&self) -> u64 {
         self.kind.elt_size_in_bytes() as u64
     }
 
-    /// Bytes of a number that is summed up.
+    /// Bytes of a number that is summed up, at least four.
     fn wide(&self) -> u64 {
         accumulation_kind(self.kind).elt_size_in_bytes() as u64
     }

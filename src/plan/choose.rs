@@ -41,7 +41,6 @@ pub struct Alternative {
     /// Of a device with a memory of its own.
     pub device: Option<Bytes>,
     pub host: Bytes,
-    /// Floating point operations.
     pub operations: f64,
     /// Estimated seconds by part, in the order of [`super::StepPart::ALL`], where the machine's rate is known.
     pub seconds: Option<[f64; 6]>,

@@ -9,6 +9,7 @@ mod forecast;
 mod ladder;
 mod limits;
 mod machine;
+mod moment;
 mod part;
 mod sizes;
 mod step_memory;
@@ -17,12 +18,11 @@ mod step_spec;
 pub use baseline::ProcessBaseline;
 pub use choose::{Alternative, Decision, Planner};
 pub use flops::Flops;
-pub use forecast::{Forecast, PlannedPeak};
+pub use forecast::Forecast;
 pub use limits::Limits;
 pub use machine::Machine;
+pub use moment::PlannedPeak;
 pub use part::StepPart;
 pub use step_spec::StepSpec;
 
 pub use crate::model::TrainedPart;
-
-use forecast::{Moment, Place};

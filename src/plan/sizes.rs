@@ -37,8 +37,8 @@ pub(super) struct LayerColumn {
 
 /// A column of tokens in all layers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Column {
-    /// Tokens of all sequences.
+pub(super) struct PlannedColumn {
+    /// Tokens of all sequences, pads with them.
     pub(super) tokens: usize,
     pub(super) hidden: u64,
     /// Hidden states, and the rotations that all layers share.
@@ -49,7 +49,7 @@ pub(super) struct Column {
 }
 
 /// All columns of a plan; `targets` are the positions with a target, by column.
-pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) -> Vec<Column> {
+pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) -> Vec<PlannedColumn> {
     let rotated: usize = spec.config.rotations().into_iter().map(|rope| rope.rotary_dim).sum();
     let form: Form = spec.settings.stores().0.form.into();
     let of_column = |(column, &targets): (&Range<usize>, &usize)| {
@@ -66,7 +66,7 @@ pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) 
             kind: spec.kind,
             device: spec.device,
         };
-        Column {
+        PlannedColumn {
             tokens,
             hidden,
             shared: hidden + (length * rotated) as u64 * spec.element(),

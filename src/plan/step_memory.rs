@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
+use super::StepSpec;
+use super::moment::{Moment, Place};
 use super::part::StepPart;
-use super::sizes::{Column, LayerColumn, LayerMemory, columns, layers};
-use super::{Moment, Place, StepSpec};
+use super::sizes::{LayerColumn, LayerMemory, PlannedColumn, columns, layers};
 use crate::engine::{ChunkPlan, Schedule};
 use crate::model::LayerBytes;
 use crate::recipe::{StorePlace, StoreRecipe};
@@ -27,7 +28,7 @@ pub(super) struct StepMemory<'a> {
     spec: &'a StepSpec<'a>,
     schedule: Schedule,
     layers: Vec<LayerMemory>,
-    columns: Vec<Column>,
+    columns: Vec<PlannedColumn>,
     /// By band from the top, and by column.
     cells: Vec<Vec<Cell>>,
     checkpoints: u64,
@@ -70,7 +71,6 @@ impl<'a> StepMemory<'a> {
         }
     }
 
-    /// What waits in files.
     pub(super) fn in_files(&self) -> Bytes {
         let (checkpoints, undo) = self.spec.settings.stores();
         let of = |store: StoreRecipe, bytes| if store.place == StorePlace::File { bytes } else { 0 };
@@ -81,7 +81,10 @@ impl<'a> StepMemory<'a> {
     /// left, and what travels may grow.
     pub(super) fn moments(&self) -> Vec<Moment> {
         let (bands, columns) = self.schedule.size();
-        let alike = |c: usize| (self.columns[c].tokens, self.schedule.kept_bands(c), c + 1 == columns);
+        let alike = |c: usize| {
+            let PlannedColumn { tokens, head, .. } = self.columns[c];
+            (tokens, head, self.schedule.kept_bands(c), c + 1 == columns)
+        };
         let is_end = |&c: &usize| c == 0 || c + 1 == columns || alike(c - 1) != alike(c) || alike(c + 1) != alike(c);
         let looked_at: Vec<usize> = (0..columns).filter(is_end).collect();
         let mut moments = Vec::new();
@@ -204,7 +207,7 @@ impl<'a> StepMemory<'a> {
         moment.add("graph of the cell", Place::Device, kept(|cell| cell.graph));
         moment.add("resident undo entries", Place::Device, kept(|cell| cell.resident_undo));
         let goes_on = layers.start > 0 || self.spec.trains_embedding();
-        let travels = |(at, column): (usize, &Column)| {
+        let travels = |(at, column): (usize, &PlannedColumn)| {
             if at > c && goes_on || at <= c && self.came(band, column) { column.hidden } else { 0 }
         };
         moment.add("travelling gradients", Place::Host, self.columns.iter().enumerate().map(travels).sum());
@@ -290,7 +293,7 @@ impl<'a> StepMemory<'a> {
     }
 
     /// Whether a column's gradient waits for a band: that of the head, or of the band above.
-    fn came(&self, band: usize, column: &Column) -> bool {
+    fn came(&self, band: usize, column: &PlannedColumn) -> bool {
         band > 0 || column.has_targets && !self.schedule.has_head_in_cells()
     }
 
