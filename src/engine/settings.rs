@@ -187,6 +187,7 @@ impl Settings {
                 batch: sequences as i64,
                 groups: layer.attention.num_kv_heads as i64,
                 head_dim: layer.attention.head_dim as i64,
+                further: &[],
                 cache_length,
                 allocated: if *slots == Slots::Growing { self.allocated_at_once(longest_chunk) } else { cache_length },
                 is_paged: *slots == Slots::Growing && self.storage == Storage::Paged,

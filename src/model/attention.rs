@@ -125,7 +125,8 @@ impl Attention {
     /// # Shapes
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     pub(super) fn attend(&self, [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
-        attend.attend(self.layer, Qkv { q_bhnd, k_bgnd, v_bgnd, rule: self.rule, drain_h: self.drain_h.as_ref() })
+        let drain_h = self.drain_h.as_ref().map(Tensor::shallow_clone);
+        attend.attend(self.layer, Qkv { drain_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) })
     }
 
     /// From the heads back to the residual stream.

@@ -31,7 +31,7 @@ pub use cross_entropy::cross_entropy;
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, terminal_width, threads_at_work};
 pub use head_vectors::{cosines_on_cpu, norms_on_cpu};
 pub use kernels::{
-    AttendGrads, AttentionShape, KvPart, Scoring, across, add_low_rank, attend, attend_backward, attention_mass, computes,
+    AttendGrads, AttentionShape, KvBlock, Scoring, across, add_low_rank, attend, attend_backward, attention_mass, computes,
     product,
 };
 pub use mapped::{FileMap, libtorch_version, tensor_over};

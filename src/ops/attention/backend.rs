@@ -4,7 +4,7 @@ use std::fmt;
 
 use tch::{Device, Kind};
 
-use super::chunk::{Chunk, KvPage};
+use super::chunk::{KvBlock, Qkv};
 use super::part::PartKernel;
 use crate::native;
 use crate::native::cuda::TorchKernel;
@@ -45,10 +45,10 @@ pub struct AttendShape {
 }
 
 impl AttendShape {
-    pub(super) fn of(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Self {
-        let (batch, heads, tokens, head_dim) = chunk.qkv.q_bhnd.size4().unwrap_or_default();
-        let past = past.iter().map(|past| past.k_bgpd.size()[2]).sum();
-        Self { kind: chunk.qkv.q_bhnd.kind(), batch, heads, groups: chunk.num_kv_heads(), head_dim, tokens, past }
+    pub(super) fn of(chunk: &Qkv, past: &[KvBlock]) -> Self {
+        let (batch, heads, tokens, head_dim) = chunk.q_bhnd.size4().unwrap_or_default();
+        let past = past.iter().map(KvBlock::slots).sum();
+        Self { kind: chunk.q_bhnd.kind(), batch, heads, groups: chunk.num_kv_heads(), head_dim, tokens, past }
     }
 
     /// Shapes that agree in these use the same backend, whatever a process has seen before: numbers rounded up to powers of two.

@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::backend::{AttendShape, Backend, BackendChoice, is_for_torch_kernels};
 use super::by_backend::{attend_backward_by, attend_by};
-use super::chunk::{Attended, AttentionGrads, Chunk, KvPage};
+use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv};
 use super::part::PartKernel;
 use super::rule::ScoreRule;
 use crate::native::cuda::{self, Companion, Numerics, TorchKernel, keep, kind_of_gpu, recall};
@@ -223,14 +223,15 @@ impl RandomInputs {
     }
 
     /// Calls `work` with chunk and past, the keys lying side by side as they do in a cache.
-    fn with<T>(&self, work: impl FnOnce(Chunk<'_>, &[KvPage<'_>]) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&Qkv, &[KvBlock]) -> T) -> T {
         let own = self.q.size()[2];
         let [k, v] = [&self.k, &self.v].map(|x| x.narrow(2, self.past, own).contiguous());
         let [old_k, old_v] = [&self.k, &self.v].map(|x| x.narrow(2, 0, self.past));
         let scale = (self.q.size()[3] as f64).powf(-0.5);
-        let chunk = Chunk { joined_bgcd: Some((&self.k, &self.v)), ..Chunk::of(&self.q, (&k, &v), ScoreRule::scaled(scale)) };
-        let past = [KvPage::of(&old_k, &old_v)];
-        work(chunk, if self.past > 0 { &past } else { &[] })
+        let joined = Some(KvBlock::new(&self.k, &self.v));
+        let chunk = Qkv { joined, ..Qkv::new(&self.q, &k, &v, ScoreRule::scaled(scale)) };
+        let past = [KvBlock::new(&old_k, &old_v)];
+        work(&chunk, if self.past > 0 { &past } else { &[] })
     }
 
     fn forward(&self, backend: Backend) -> Attended {
@@ -254,9 +255,9 @@ impl RandomInputs {
 
     fn all(&self, backend: Backend) -> Vec<Tensor> {
         let attended = self.forward(backend);
-        let AttentionGrads { dq_bhnd, dk_bgnd, dv_bgnd, past } = self.backward(backend, &attended);
-        let past = past.into_iter().flat_map(|(dk, dv)| [dk, dv]);
-        [attended.out_bhnd, attended.lse_bhn, dq_bhnd, dk_bgnd, dv_bgnd].into_iter().chain(past).collect()
+        let AttentionGrads { dq_bhnd, own, past } = self.backward(backend, &attended);
+        let past = past.into_iter().flat_map(|block| [block.k, block.v]);
+        [attended.out_bhnd, attended.lse_bhn, dq_bhnd, own.k, own.v].into_iter().chain(past).collect()
     }
 }
 

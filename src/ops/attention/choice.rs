@@ -4,12 +4,12 @@
 use super::backend::forced;
 use super::backend::{AttendShape, Backend, is_for_torch_kernels};
 use super::calibrate::chosen;
-use super::chunk::{Chunk, KvPage};
+use super::chunk::{KvBlock, Qkv};
 use super::part::PartKernel;
 
 /// How the chunk attends to itself and to its past.
-pub(super) fn backend_for(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Backend {
-    let (device, kind) = (chunk.qkv.q_bhnd.device(), chunk.qkv.q_bhnd.kind());
+pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
+    let (device, kind) = (chunk.q_bhnd.device(), chunk.q_bhnd.kind());
     #[cfg(test)]
     if let Some(backend) = forced::backend() {
         return backend;
@@ -22,9 +22,8 @@ pub(super) fn backend_for(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Backend {
         return Backend::unmeasured(device, kind);
     }
     // Of these kernels none caps scores, and none leaves out slots.
-    let is_capped = chunk.qkv.rule.soft_cap.is_some();
-    let is_masked = |part: &KvPage<'_>| part.in_use_bgp.is_some() || part.seen_until_bgp.is_some();
-    if is_capped || past.iter().any(is_masked) || is_masked(&chunk.own()) {
+    let is_capped = chunk.rule.soft_cap.is_some();
+    if is_capped || past.iter().any(KvBlock::is_masked) || chunk.own.is_masked() {
         return Backend::Parts(PartKernel::Blocks);
     }
     let shape = AttendShape::of(chunk, past);
