@@ -38,12 +38,12 @@ impl EntryStats {
 
     /// What was observed of the first slots of the first sequences `(B, G, filled)`.
     pub(super) fn observed(&self, sequences: i64, filled: i64) -> Option<Tensor> {
-        self.observed.as_ref().map(|notes| slots_of(notes, sequences, (0, filled)))
+        self.observed.as_ref().map(|notes| slots_of(notes, sequences, 0, filled))
     }
 
     /// The features of the first slots of the first sequences `(B, G, filled, F)`.
     pub(super) fn features(&self, sequences: i64, filled: i64) -> Option<Tensor> {
-        self.features.as_ref().map(|notes| slots_of(notes, sequences, (0, filled)))
+        self.features.as_ref().map(|notes| slots_of(notes, sequences, 0, filled))
     }
 
     /// Replaces what was observed.

@@ -41,8 +41,8 @@ impl CacheShape {
 
     /// Keys, values and positions of so many slots.
     pub fn slot_bytes(&self, slots: usize) -> Bytes {
-        let of_plane = |(width, kind): (i64, Kind)| width as u64 * kind.elt_size_in_bytes() as u64;
-        Bytes(self.heads() * slots as u64 * (2 * self.planes().into_iter().map(of_plane).sum::<u64>() + 8))
+        let of_plane = |(_, width, kind): (String, i64, Kind)| width as u64 * kind.elt_size_in_bytes() as u64;
+        Bytes(self.heads() * slots as u64 * (self.planes().into_iter().map(of_plane).sum::<u64>() + 8))
     }
 
     /// Keys and values of so many slots as attention reads them, where they must be restored first.
@@ -65,7 +65,7 @@ impl CacheShape {
         }
         let sequences = span.num_sequences() as i64;
         let entries = sequences * self.groups * evicted;
-        let planes = self.planes().into_iter().flat_map(|plane| [plane; 2]).map(|(width, kind)| ([entries, width], kind));
+        let planes = self.planes().into_iter().map(|(_, width, kind)| ([entries, width], kind));
         let retained = (span.is_ragged() && span.retained(filled, self.cache_length).iter().any(|&r| r > 0))
             .then(|| (sequences * span.len as i64, sequences * self.groups * span.len as i64));
         let index = |count: i64| form.bytes_of(&[count], Kind::Int).0;

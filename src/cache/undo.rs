@@ -17,7 +17,7 @@ pub struct Undo {
 }
 
 /// What of an undo entry is no tensor. The tensors wait in this order: the moves' `to` and `from`, what is retained (a mask and indices), the
-/// positions, the planes of the keys and as many of the values. Indices wait in 32 bits.
+/// positions, the planes of the entries. Indices wait in 32 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct UndoLayout {
     at: Geometry,
@@ -37,8 +37,7 @@ impl Bundle for Undo {
             all.extend([retained.mask_b1n.shallow_clone(), whole(&retained.saved)]);
         }
         all.push(whole(position));
-        let (k, v) = stored.planes();
-        all.extend(k.iter().chain(v).map(Tensor::shallow_clone));
+        all.extend(stored.0.iter().map(Tensor::shallow_clone));
         (UndoLayout { at: self.at, has_retained: moves.retained.is_some() }, all)
     }
 
@@ -51,9 +50,7 @@ impl Bundle for Undo {
         let (to, from) = (indices(all.next()), indices(all.next()));
         let retained = has_retained.then(|| Retained { mask_b1n: all.next().unwrap_or_default(), saved: indices(all.next()) });
         let position = indices(all.next());
-        let mut k: Vec<Tensor> = all.collect();
-        let v = k.split_off(k.len() / 2);
-        Self { at, moves: Some(Moves { to, from, retained }), saved: Some((StoredEntries::of(k, v), position)) }
+        Self { at, moves: Some(Moves { to, from, retained }), saved: Some((StoredEntries(all.collect()), position)) }
     }
 }
 

@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::layer_state::{SharedLayer, link, lock};
+use super::layer_state::{ChunkGrads, SharedLayer, link, lock};
 use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
 use crate::cache::{CacheError, ChunkSpan, Policy, Routing};
 use crate::model::{Attend, AttendError, Qkv, Routed};
 use crate::native::attach_backward;
+use crate::ops::attention::KvBlock;
 use crate::units::LayerIdx;
 
 /// A column's chunks; attention goes chunk by chunk, everything else of a layer runs over the whole column.
@@ -63,20 +64,23 @@ impl Column<'_> {
     /// nothing.
     fn by_chunk(
         &self,
-        qkv: &Qkv<'_>,
-        mut attend: impl FnMut(&ChunkSpan, Qkv<'_>) -> Result<Tensor, AttendError>,
+        qkv: &Qkv,
+        mut attend: impl FnMut(&ChunkSpan, &Qkv) -> Result<Tensor, AttendError>,
     ) -> Result<Tensor, AttendError> {
         let mut lengths: Vec<i64> = self.spans.iter().map(|span| span.len as i64).collect();
-        let pads = qkv.q_bhnd.size()[2] - lengths.iter().sum::<i64>();
+        let pads = qkv.num_tokens() - lengths.iter().sum::<i64>();
         lengths.extend((pads > 0).then_some(pads));
         // Parts that are split off together get their gradients together: by themselves each would be as large as the column.
         let parts = |x: &Tensor| {
             if lengths.len() == 1 && pads == 0 { vec![x.shallow_clone()] } else { x.split_with_sizes(&lengths[..], 2) }
         };
-        let [q, k, v] = [qkv.q_bhnd, qkv.k_bgnd, qkv.v_bgnd].map(parts);
+        let (q, planes) = (parts(&qkv.q_bhnd), qkv.own.planes().map(parts).collect::<Vec<_>>());
         let mut outs = Vec::with_capacity(lengths.len());
-        for (span, ((q, k), v)) in self.spans.iter().zip(q.iter().zip(&k).zip(&v)) {
-            outs.push(attend(span, Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, ..*qkv })?);
+        for (i, span) in self.spans.iter().enumerate() {
+            let own = KvBlock::of_planes(planes.iter().map(|parts| parts[i].shallow_clone()));
+            let drain_h = qkv.drain_h.as_ref().map(Tensor::shallow_clone);
+            let tokens = Qkv { q_bhnd: q[i].shallow_clone(), own, rule: qkv.rule, drain_h, joined: None };
+            outs.push(attend(span, &tokens)?);
         }
         if pads > 0 {
             outs.push(q[self.spans.len()].zeros_like());
@@ -119,7 +123,7 @@ pub(super) struct ColumnAttention<'a> {
 }
 
 impl Attend for ColumnAttention<'_> {
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
         let (column, state) = (self.column, &self.column.states[layer.0]);
         match &mut self.mode {
             Mode::Choose { policies, keeps_undo, part } => {
@@ -185,7 +189,7 @@ struct CellLayer<'a> {
 
 impl CellLayer<'_> {
     /// Attends chunk by chunk, along a chain that begins at `leaf`; also returns the chain's end.
-    fn differentiate(self, qkv: &Qkv<'_>, leaf: &Tensor) -> Result<(Tensor, Option<Tensor>), AttendError> {
+    fn differentiate(self, qkv: &Qkv, leaf: &Tensor) -> Result<(Tensor, Option<Tensor>), AttendError> {
         let Self { column, layer, .. } = self;
         let mut chain = leaf.shallow_clone();
         #[cfg(test)]
@@ -213,15 +217,14 @@ impl CellLayer<'_> {
     ///
     /// The node must exist and run whatever is trained, and in reverse order of the chunks: so it takes and returns a one-element
     /// tensor that requires grad. Without that chain, LoRA on the MLP alone would leave layer 0's cache wound up.
-    fn attend_chunk(self, span: &ChunkSpan, qkv: Qkv<'_>, chain: &Tensor) -> Result<(Tensor, Tensor), AttendError> {
+    fn attend_chunk(self, span: &ChunkSpan, qkv: &Qkv, chain: &Tensor) -> Result<(Tensor, Tensor), AttendError> {
         let Self { column, layer, policy } = self;
         let (state, moves) = (&column.states[layer.0], OffloadMoves::of(column, layer, span));
-        let Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, rule, drain_h } = qkv;
-        let inputs: Vec<&Tensor> = [q, k, v, chain].into_iter().chain(drain_h).collect();
+        let inputs: Vec<&Tensor> = [&qkv.q_bhnd, chain].into_iter().chain(qkv.own.planes()).chain(&qkv.drain_h).collect();
         let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
-        let detached: Vec<Tensor> = inputs.iter().map(|input| input.detach()).collect();
         let (out, saved, next) = no_grad(|| {
-            let tokens = Qkv { q_bhnd: &detached[0], k_bgnd: &detached[1], v_bgnd: &detached[2], rule, drain_h: detached.get(4) };
+            let (own, drain_h) = (qkv.own.map(Tensor::detach), qkv.drain_h.as_ref().map(Tensor::detach));
+            let tokens = &Qkv { q_bhnd: qkv.q_bhnd.detach(), own, rule: qkv.rule, drain_h, joined: None };
             let mut layer = lock(state);
             let made = match policy {
                 Some(policy) => layer.decide_for_backward(policy, span, tokens),
@@ -231,20 +234,20 @@ impl CellLayer<'_> {
             // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
             Ok::<_, AttendError>((out.detach(), saved, link(chain)))
         })?;
-        let (shared, here) = (state.clone(), span.clone());
+        let (shared, here, trains_drain) = (state.clone(), span.clone(), qkv.drain_h.as_ref().is_some_and(Tensor::requires_grad));
         attach_backward(&inputs, &[&out, &next], move |grads| {
             lock(&shared).cache.bring();
             if let Some(below) = &moves.below {
                 lock(below).cache.bring();
             }
-            let trains_drain = needs.get(4) == Some(&true);
-            let [dq, dk, dv, ddrain] =
-                no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref(), trains_drain)).map_err(|e| e.to_string())?;
+            let made = no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref(), trains_drain));
+            let ChunkGrads { q, own, drain } = made.map_err(|e| e.to_string())?;
             if moves.parks {
                 lock(&shared).cache.park();
             }
-            let end = dq.as_ref().map(|dq| Tensor::zeros([1], (dq.kind(), dq.device())));
-            Ok([dq, dk, dv, end, ddrain].into_iter().zip(needs).map(|(grad, needed)| grad.filter(|_| needed)).collect())
+            let end = Tensor::zeros([1], (q.kind(), q.device()));
+            let all = [q, end].into_iter().chain(own.into_planes()).map(Some).chain([drain]);
+            Ok(all.zip(needs).map(|(grad, needed)| grad.filter(|_| needed)).collect())
         })
         .map_err(|e| AttendError::new(e.to_string()))?;
         Ok((out, next))

@@ -89,15 +89,14 @@ struct EachAttends<'a> {
 }
 
 impl Attend for EachAttends<'_> {
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
         let mut outs = Vec::with_capacity(self.states.len() + 1);
         for (row, (states, part)) in self.states.iter().zip(self.parts).enumerate() {
             let own = |x: &Tensor| x.narrow(0, row as i64, 1);
-            let (q, k, v) = (own(qkv.q_bhnd), own(qkv.k_bgnd), own(qkv.v_bgnd));
-            let own = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, ..qkv };
+            let own = Qkv { q_bhnd: own(&qkv.q_bhnd), own: qkv.own.map(own), ..qkv.clone() };
             let mut state = lock(&states[layer.0]);
             state.cache.bring();
-            outs.push(state.decide_part(&*self.policies[layer.0], part, own).map_err(refused)?);
+            outs.push(state.decide_part(&*self.policies[layer.0], part, &own).map_err(refused)?);
             state.cache.park();
         }
         let empty = self.rows - outs.len() as i64;

@@ -8,7 +8,7 @@ use super::layer_state::{SharedLayer, fork_layer_states, lock, new_layer_states}
 use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
 use super::session::{Pass, Session, SessionSpec};
-use super::settings::Extent;
+use super::slots::Extent;
 use super::weights_turn::{Way, WeightsTurn};
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, Settings, guarded};
 use crate::cache::{ChunkSpan, LayerCache};

@@ -6,11 +6,11 @@ use tch::Tensor;
 
 use super::kept_outputs::KeptOutputs;
 use super::open_block::OpenBlock;
-use super::sight::{AttendedChunk, ChunkSaved, OwnKeys, PastPage, PastPages};
+use super::sight::{AttendedChunk, ChunkSaved};
 use super::undo_log::{KeepUndo, UndoLog};
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::{CacheError, CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
-use crate::ops::attention::{self, Qkv, ScoreRule, accumulation_kind, drain_backward};
+use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, drain_backward};
 use crate::store::{Form, Store};
 
 /// The state of one layer.
@@ -27,8 +27,12 @@ pub(super) struct LayerState {
     pub(super) open: OpenBlock,
 }
 
-/// Keys and values of a region's columns as the chunk sees them, and how its tokens stand there.
-type InRegion = (Tensor, Tensor, Placement);
+/// The gradients of what a chunk was given: queries, its own entries, and the drains, where they are trained.
+pub(super) struct ChunkGrads {
+    pub(super) q: Tensor,
+    pub(super) own: KvBlock,
+    pub(super) drain: Option<Tensor>,
+}
 
 /// A layer's state, shared with the autograd nodes that unwind it.
 pub(super) type SharedLayer = Arc<Mutex<LayerState>>;
@@ -95,7 +99,7 @@ impl LayerState {
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
+        tokens: &Qkv,
         keep_undo: bool,
     ) -> Result<Tensor, CacheError> {
         Ok(self.decide_and_keep(policy, span, tokens, KeepUndo::of(keep_undo))?.0)
@@ -106,7 +110,7 @@ impl LayerState {
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
+        tokens: &Qkv,
     ) -> Result<(Tensor, ChunkSaved), CacheError> {
         self.decide_and_keep(policy, span, tokens, KeepUndo::Resident)
     }
@@ -115,20 +119,20 @@ impl LayerState {
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
+        tokens: &Qkv,
         keep: KeepUndo,
     ) -> Result<(Tensor, ChunkSaved), CacheError> {
         self.choose(policy, span);
         // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
         let asked = policy.traits().required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
-        let written = self.write(span, tokens, keep)?;
-        let (saved, past, mass) = self.attend(span, tokens, written, asked);
+        let (own, placement) = self.write(span, tokens, keep)?;
+        let (saved, past, mass) = self.attend(span, tokens, own, placement, asked);
         if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != KeepUndo::Resident) {
             outputs.put(span.index, &saved.attended);
         }
         self.log.settle();
         let mass = asked.zip(mass);
-        self.cache.note(policy, span, (&saved.own.k, &saved.own.v), &AttendedChunk { saved: &saved, past: &past, mass });
+        self.cache.note(policy, span, &saved.chunk.own, &AttendedChunk { saved: &saved, past: &past, mass });
         if self.forgets {
             self.log.forget();
         }
@@ -146,56 +150,58 @@ impl LayerState {
         self.log.record(victims);
     }
 
-    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
-        let written = self.write(span, tokens, KeepUndo::of(keep_undo))?;
-        let saved = self.attend_unless_kept(span, tokens, written, false)?;
+    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: &Qkv, keep_undo: bool) -> Result<Tensor, CacheError> {
+        let (own, placement) = self.write(span, tokens, KeepUndo::of(keep_undo))?;
+        let saved = self.attend_unless_kept(span, tokens, own, placement, false)?;
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Recomputation of a cell: replays the choice, or attends again where the chunk stands in the cache already.
-    pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: Qkv<'_>) -> Result<(Tensor, ChunkSaved), CacheError> {
+    pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: &Qkv) -> Result<(Tensor, ChunkSaved), CacheError> {
         self.cache.enter(span);
-        let written = if self.cache.num_chunks() == span.index + 1 {
+        let (own, placement) = if self.cache.num_chunks() == span.index + 1 {
             let undo = self.fetch_undo(span)?;
-            let (k, v) = self.cache.recompose(span, &undo, tokens.k_bgnd, tokens.v_bgnd);
+            let own = self.cache.recompose(span, &undo, &tokens.own);
             let placement = self.cache.placement(span, &undo);
             self.undo.put(span.index, undo, KeepUndo::Resident)?;
-            (k, v, placement)
+            (own, placement)
         } else {
             self.write(span, tokens, KeepUndo::Resident)?
         };
-        let saved = self.attend_unless_kept(span, tokens, written, true)?;
+        let saved = self.attend_unless_kept(span, tokens, own, placement, true)?;
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 
-    /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache, returns the gradients of queries, keys
-    /// and values, and of the drains, where they are trained.
+    /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache, returns the gradients of what the chunk was
+    /// given.
     pub(super) fn backward(
         &mut self,
         span: &ChunkSpan,
         saved: &ChunkSaved,
         dout: Option<&Tensor>,
         trains_drain: bool,
-    ) -> Result<[Option<Tensor>; 4], CacheError> {
+    ) -> Result<ChunkGrads, CacheError> {
         self.cache.enter(span);
-        let kind = accumulation_kind(saved.own.q.kind());
-        let (size, past) = (self.cache.size(), self.past(span, self.seen_until(span, &saved.placement, saved.own.rule).as_ref()));
-        let grads = self.grads.get_or_insert_with(|| CacheGrads::zeros(&size, kind, saved.own.q.device()));
-        let mut ddrain = None;
-        let dq = dout.map(|dout| {
-            let dout = saved.placement.place(dout);
-            let part = attention::attend_backward(&dout, saved.own.beside(&past), &past.parts(), &saved.attended);
-            grads.add((&part.dk_bgnd, &part.dv_bgnd), &part.past);
-            let drain_h = saved.own.drain_h.as_ref().filter(|_| trains_drain);
-            ddrain = drain_h.map(|drain_h| drain_backward(&dout, &saved.attended, drain_h).to_kind(drain_h.kind()));
-            saved.placement.unplace(&part.dq_bhnd)
+        let ChunkSaved { chunk, attended, placement } = saved;
+        let kind = accumulation_kind(chunk.q_bhnd.kind());
+        let (past, joined) = self.past(span, self.visible_until(span, placement, chunk.rule).as_ref());
+        let grads = self.grads.get_or_insert_with(|| self.cache.zero_gradients(kind));
+        let mut drain = None;
+        let q = dout.map(|dout| {
+            let dout = placement.place(dout);
+            let chunk = Qkv { joined, ..chunk.clone() };
+            let part = attention::attend_backward(&dout, &chunk, &past, attended);
+            grads.add(&part.own, &part.past);
+            let drain_h = chunk.drain_h.as_ref().filter(|_| trains_drain);
+            drain = drain_h.map(|drain_h| drain_backward(&dout, attended, drain_h).to_kind(drain_h.kind()));
+            placement.unplace(&part.dq_bhnd)
         });
         let undo = self.undo.take(span.index).ok_or_else(|| self.cache.missing_undo(span))?;
-        let (dk, dv) = grads.unwind(&undo);
+        let own = grads.unwind(&undo);
         self.cache.unwind(span, &undo)?;
-        let own = |d: &Tensor| saved.placement.unplace(d).to_kind(saved.own.k.kind());
-        let dq = dq.unwrap_or_else(|| saved.placement.unplace(&saved.own.q.zeros_like()));
-        Ok([Some(dq), Some(own(&dk)), Some(own(&dv)), ddrain])
+        let own = own.map(|d| placement.unplace(d).to_kind(chunk.own.k.kind()));
+        let q = q.unwrap_or_else(|| placement.unplace(&chunk.q_bhnd.zeros_like()));
+        Ok(ChunkGrads { q, own, drain })
     }
 
     /// Restores the cache to what it was before `span`: the cell that follows makes the undo entry again when it writes.
@@ -224,41 +230,40 @@ impl LayerState {
     }
 
     /// Writes a chunk by its recorded choice.
-    fn write(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep: KeepUndo) -> Result<InRegion, CacheError> {
+    fn write(&mut self, span: &ChunkSpan, tokens: &Qkv, keep: KeepUndo) -> Result<(KvBlock, Placement), CacheError> {
         self.cache.enter(span);
         self.apply_budget(span);
         let victims = self.cache.recall(&self.log, span)?;
-        let written = self.cache.write(span, victims, tokens.k_bgnd, tokens.v_bgnd)?;
+        let written = self.cache.write(span, victims, &tokens.own)?;
         self.undo.put(span.index, written.undo, keep)?;
-        Ok((written.k_bgnd, written.v_bgnd, written.placement))
+        Ok((written.own, written.placement))
     }
 
     /// Past and chunk side by side. An undo log that rounds brings the chunk's own entries back rounded, which it must see as they were.
-    pub(super) fn joined(&self) -> Option<(Tensor, Tensor)> {
+    pub(super) fn joined(&self) -> Option<KvBlock> {
         if self.undo.store.form() == Form::Plain { self.cache.joined() } else { None }
     }
 
     /// How many of the region's columns see each filled slot, where the layer has a window.
-    pub(super) fn seen_until(&self, span: &ChunkSpan, placement: &Placement, rule: ScoreRule) -> Option<Tensor> {
+    pub(super) fn visible_until(&self, span: &ChunkSpan, placement: &Placement, rule: ScoreRule) -> Option<Tensor> {
         rule.window.map(|window| self.cache.seen_until(span, placement, window))
     }
 
-    /// What the chunk written last sees in addition to itself.
-    fn past(&self, span: &ChunkSpan, seen_until_bgc: Option<&Tensor>) -> PastPages {
-        let region = self.cache.region(span);
+    /// What the chunk written last sees in addition to itself, by page, and joined with it.
+    fn past(&self, span: &ChunkSpan, visible_until: Option<&Tensor>) -> (Vec<KvBlock>, Option<KvBlock>) {
         // Kernels that see all at once know no window.
-        let joined = if seen_until_bgc.is_none() { self.joined() } else { None };
-        PastPages { pages: self.pages(region, seen_until_bgc), joined }
+        let joined = if visible_until.is_none() { self.joined() } else { None };
+        (self.pages(self.cache.region(span), visible_until), joined)
     }
 
     /// The first `count` slots by page.
-    pub(super) fn pages(&self, count: i64, seen_until_bgc: Option<&Tensor>) -> Vec<PastPage> {
-        let (in_use_bgp, mut start) = (self.cache.in_use(count), 0);
-        let page = |(k, v): (Tensor, Tensor)| {
-            let (first, slots) = (start, k.size()[2]);
+    pub(super) fn pages(&self, count: i64, visible_until: Option<&Tensor>) -> Vec<KvBlock> {
+        let (valid, mut start) = (self.cache.in_use(count), 0);
+        let page = |block: KvBlock| {
+            let (first, slots) = (start, block.slots());
             start += slots;
             let of_page = |all: &Tensor| all.narrow(2, first, slots);
-            PastPage { k, v, in_use_bgp: in_use_bgp.as_ref().map(of_page), seen_until_bgp: seen_until_bgc.map(of_page) }
+            KvBlock { valid: valid.as_ref().map(of_page), visible_until: visible_until.map(of_page), ..block }
         };
         self.cache.past(count).into_iter().map(page).collect()
     }
@@ -267,70 +272,68 @@ impl LayerState {
     fn attend_unless_kept(
         &mut self,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
-        written: InRegion,
+        tokens: &Qkv,
+        own: KvBlock,
+        placement: Placement,
         is_last: bool,
     ) -> Result<ChunkSaved, CacheError> {
         let (device, outputs) = (self.cache.shape().device, self.outputs.as_mut());
         let kept = outputs.map(|outputs| outputs.find(span.index, device, is_last)).transpose()?;
         let Some(attended) = kept.flatten() else {
-            let (saved, ..) = self.attend(span, tokens, written, None);
+            let (saved, ..) = self.attend(span, tokens, own, placement, None);
             if let Some(outputs) = self.outputs.as_mut().filter(|_| !is_last) {
                 outputs.put(span.index, &saved.attended);
             }
             return Ok(saved);
         };
-        let (k, v, placement) = written;
-        let seen_until_bgc = self.seen_until(span, &placement, tokens.rule);
-        let own = self.own(span, tokens, (k, v), (&placement, seen_until_bgc.as_ref()));
-        Ok(ChunkSaved { own, attended, placement })
+        let visible_until = self.visible_until(span, &placement, tokens.rule);
+        let chunk = self.in_region(span, tokens, own, &placement, visible_until.as_ref());
+        Ok(ChunkSaved { chunk, attended, placement })
     }
 
     /// Also the attention mass, where a policy has announced that it will ask, and the kernel sums it while it attends.
     fn attend(
         &self,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
-        (k, v, placement): InRegion,
+        tokens: &Qkv,
+        own: KvBlock,
+        placement: Placement,
         asked: Option<Queries>,
-    ) -> (ChunkSaved, PastPages, Option<Tensor>) {
-        let (chunk, past) = self.sides(span, tokens, (k, v), &placement);
-        let (attended, mass) = attention::attend_and_sum(chunk.beside(&past), &past.parts(), asked);
-        (ChunkSaved { own: chunk, attended, placement }, past, mass)
+    ) -> (ChunkSaved, Vec<KvBlock>, Option<Tensor>) {
+        let (mut chunk, past) = self.sides(span, tokens, own, &placement);
+        let (attended, mass) = attention::attend_and_sum(&chunk, &past, asked);
+        // It lies in the cache, which goes on.
+        chunk.joined = None;
+        (ChunkSaved { chunk, attended, placement }, past, mass)
     }
 
-    /// The chunk written last, whose keys and values its own queries see as `k` and `v`, and what it sees beside.
-    pub(super) fn sides(
+    /// The chunk written last, whose own queries see the region's columns as `own`, and what it sees in addition.
+    pub(super) fn sides(&self, span: &ChunkSpan, tokens: &Qkv, own: KvBlock, placement: &Placement) -> (Qkv, Vec<KvBlock>) {
+        let visible_until = self.visible_until(span, placement, tokens.rule);
+        let chunk = self.in_region(span, tokens, own, placement, visible_until.as_ref());
+        let (past, joined) = self.past(span, visible_until.as_ref());
+        (Qkv { joined, ..chunk }, past)
+    }
+
+    fn in_region(
         &self,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
-        (k, v): (Tensor, Tensor),
+        tokens: &Qkv,
+        own: KvBlock,
         placement: &Placement,
-    ) -> (OwnKeys, PastPages) {
-        let seen_until_bgc = self.seen_until(span, placement, tokens.rule);
-        let own = self.own(span, tokens, (k, v), (placement, seen_until_bgc.as_ref()));
-        (own, self.past(span, seen_until_bgc.as_ref()))
-    }
-
-    fn own(
-        &self,
-        span: &ChunkSpan,
-        tokens: Qkv<'_>,
-        (k, v): (Tensor, Tensor),
-        (placement, seen_until_bgc): (&Placement, Option<&Tensor>),
-    ) -> OwnKeys {
+        visible_until: Option<&Tensor>,
+    ) -> Qkv {
         // A chunk that is no longer than the window sees itself, where no older entry stands among its own.
         let sees_itself = tokens.rule.window.is_none_or(|window| window >= span.len) && !span.is_ragged();
         // A copy, as a part would keep the whole.
-        let own = |all: &Tensor| all.narrow(2, self.cache.region(span), span.len as i64).copy();
-        OwnKeys {
-            q: placement.place(tokens.q_bhnd),
-            k,
-            v,
+        let of_region = |all: &Tensor| all.narrow(2, self.cache.region(span), span.len as i64).copy();
+        let visible_until = visible_until.filter(|_| !sees_itself).map(of_region);
+        Qkv {
+            q_bhnd: placement.place(&tokens.q_bhnd),
+            own: KvBlock { valid: self.cache.region_in_use(span), visible_until, ..own },
             rule: tokens.rule,
-            drain_h: tokens.drain_h.map(Tensor::shallow_clone),
-            in_use_bgn: self.cache.region_in_use(span),
-            seen_until_bgn: seen_until_bgc.filter(|_| !sees_itself).map(own),
+            drain_h: tokens.drain_h.as_ref().map(Tensor::shallow_clone),
+            joined: None,
         }
     }
 }

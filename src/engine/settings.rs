@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tch::{Device, Kind};
 
 use super::chunks;
-use super::slots::{FixedCaches, Sizes, Slots};
+use super::slots::{Extent, FixedCaches, Sizes, Slots};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, EngineError, RandomSizes};
 use crate::cache::{self, CacheError, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
@@ -37,14 +37,6 @@ pub struct Settings {
     /// Whether a device with graphs may capture.
     has_cuda_graphs: bool,
     width: Width,
-}
-
-/// How much comes into the caches.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
-    pub(super) sequences: usize,
-    pub(super) tokens: usize,
-    pub(super) longest_chunk: usize,
 }
 
 #[derive(Debug)]
@@ -195,6 +187,7 @@ impl Settings {
                 batch: sequences as i64,
                 groups: layer.attention.num_kv_heads as i64,
                 head_dim: layer.attention.head_dim as i64,
+                further: &[],
                 cache_length,
                 allocated: if *slots == Slots::Growing { self.allocated_at_once(longest_chunk) } else { cache_length },
                 is_paged: *slots == Slots::Growing && self.storage == Storage::Paged,

@@ -77,11 +77,6 @@ impl BatchIds {
         Self { ids_bt, samples, frequencies: model.frequencies(&lengths), device: model.device() }
     }
 
-    /// The ids of all columns `(B, T)`, on the host.
-    pub(super) fn all(&self) -> &Tensor {
-        &self.ids_bt
-    }
-
     /// The ids of a column, of the sequences that are under way in it `(B, n)`.
     pub(super) fn ids(&self, plan: &ChunkPlan, c: usize) -> Tensor {
         let (column, sequences) = (&plan.columns[c], plan.sequences(&plan.columns[c]));

@@ -99,8 +99,8 @@ impl Attention {
     /// # Shapes
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     pub(super) fn attend(&self, [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
-        let sinks_h = self.sinks.as_ref().map(SinkLogits::current);
-        attend.attend(self.layer, Qkv { q_bhnd, k_bgnd, v_bgnd, rule: self.rule, drain_h: sinks_h.as_ref() })
+        let drain_h = self.sinks.as_ref().map(SinkLogits::current);
+        attend.attend(self.layer, Qkv { drain_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) })
     }
 
     /// From the heads back to the residual stream.

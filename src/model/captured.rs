@@ -117,7 +117,7 @@ impl CapturedBuffers {
 struct Nobody;
 
 impl Attend for Nobody {
-    fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
         Ok(qkv.q_bhnd.zeros_like())
     }
 }
@@ -272,9 +272,9 @@ mod tests {
     struct Keeps(Vec<Tensor>);
 
     impl Attend for Keeps {
-        fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
-            self.0.push(qkv.k_bgnd.shallow_clone());
-            Ok(qkv.v_bgnd.expand_as(qkv.q_bhnd) + qkv.k_bgnd * 0.1)
+        fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+            self.0.push(qkv.own.k.shallow_clone());
+            Ok(qkv.own.v.expand_as(&qkv.q_bhnd) + &qkv.own.k * 0.1)
         }
     }
 

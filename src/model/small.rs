@@ -28,8 +28,8 @@ pub(super) fn adapter(lora: &LoraRecipe, seed: u64) -> Adapter {
 struct Alone;
 
 impl Attend for Alone {
-    fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
-        Ok(qkv.v_bgnd.expand_as(qkv.q_bhnd))
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+        Ok(qkv.own.v.expand_as(&qkv.q_bhnd))
     }
 }
 

@@ -86,8 +86,9 @@ impl Remembered {
     }
 
     /// Keeps what has changed, in the place of what was.
-    pub(super) fn keep(&mut self, changed: &Vec<Tensor>) {
-        self.tensors = if self.is_on_host { Waiting::send(changed) } else { Waiting::here(changed) };
+    pub(super) fn keep(&mut self, changed: &[Tensor]) {
+        let changed: Vec<Tensor> = changed.iter().map(Tensor::shallow_clone).collect();
+        self.tensors = if self.is_on_host { Waiting::send(&changed) } else { Waiting::here(&changed) };
     }
 
     /// The master among its tensors.

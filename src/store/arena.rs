@@ -73,7 +73,8 @@ pub(super) struct Coming {
 }
 
 impl Coming {
-    /// What is on its way.
+    /// Copies that nobody has waited for.
+    #[cfg(test)]
     pub(super) fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use tch::{Kind, Tensor};
 
-use super::arena::{Arena, Parked, Taken};
+use super::arena::{Arena, Taken};
 #[cfg(test)]
 use super::copier::Copier;
 use super::copier::lock;
 use super::ranges::aligned;
-use super::waiting::{Bundle, Item};
-use super::{Bits, StoreError, Waiting, blocks};
+use super::{Bits, blocks};
 use crate::units::Bytes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +36,7 @@ impl Form {
     }
 
     /// How a tensor of `kind` waits: what is no float, and what is empty, is kept to the bit.
-    fn bits_of(self, size: &[i64], kind: Kind) -> Option<Bits> {
+    pub(super) fn bits_of(self, size: &[i64], kind: Kind) -> Option<Bits> {
         let is_float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
         self.bits().filter(|_| is_float && size.iter().all(|&n| n > 0))
     }
@@ -54,7 +53,7 @@ impl Form {
 #[derive(Clone, Debug)]
 pub struct Store {
     form: Form,
-    arena: Arc<Mutex<Arena>>,
+    pub(super) arena: Arc<Mutex<Arena>>,
 }
 
 impl Store {
@@ -67,29 +66,6 @@ impl Store {
     /// without a directory.
     pub fn in_file(form: Form, dir: Option<PathBuf>, purpose: &'static str) -> Self {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_file(dir, purpose))) }
-    }
-
-    /// Parks a copy of a bundle's tensors, all of one device: in the store's form if they are of a float kind, to the bit if they are of
-    /// another. On a CUDA device the copy goes on beside what is computed from here on; the tensors must not be written to any more.
-    ///
-    /// # Shapes
-    /// Any; quantised along the last axis.
-    pub fn park<T: Bundle>(&self, bundle: &T) -> Result<Waiting<T>, StoreError> {
-        let (rest, tensors) = bundle.take_apart();
-        if tensors.is_empty() {
-            return Ok(Waiting::here(bundle));
-        }
-        let (mut items, mut all) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
-        for x in tensors {
-            let (bits, size, kind) = (self.form.bits_of(&x.size(), x.kind()), x.size(), x.kind());
-            let (x, before) = (x.detach(), all.len());
-            match bits {
-                None => all.push(x),
-                Some(bits) => all.extend(blocks::encode(&x, bits)),
-            }
-            items.push(Item { bits, size, kind, parts: all.len() - before });
-        }
-        Ok(Waiting::parked(rest, items, Parked::new(&self.arena, &all)?))
     }
 
     pub fn form(&self) -> Form {
@@ -119,9 +95,10 @@ pub fn bytes_of<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use tch::Device;
+    use tch::{Device, Tensor};
 
     use super::*;
+    use crate::store::{StoreError, Waiting};
 
     const CPU: Device = Device::Cpu;
 

@@ -72,11 +72,36 @@ enum Place {
 
 /// How a tensor can be made again from what waits for it.
 #[derive(Clone, Debug)]
-pub(super) struct Item {
-    pub(super) bits: Option<Bits>,
-    pub(super) size: Vec<i64>,
-    pub(super) kind: Kind,
-    pub(super) parts: usize,
+struct Item {
+    bits: Option<Bits>,
+    size: Vec<i64>,
+    kind: Kind,
+    parts: usize,
+}
+
+impl Store {
+    /// Parks a copy of a bundle's tensors, all of one device: in the store's form if they are of a float kind, to the bit if they are of
+    /// another. On a CUDA device the copy goes on beside what is computed from here on; the tensors must not be written to any more.
+    ///
+    /// # Shapes
+    /// Any; quantised along the last axis.
+    pub fn park<T: Bundle>(&self, bundle: &T) -> Result<Waiting<T>, StoreError> {
+        let (rest, tensors) = bundle.take_apart();
+        if tensors.is_empty() {
+            return Ok(Waiting::here(bundle));
+        }
+        let (mut items, mut all) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
+        for x in tensors {
+            let (bits, size, kind) = (self.form().bits_of(&x.size(), x.kind()), x.size(), x.kind());
+            let (x, before) = (x.detach(), all.len());
+            match bits {
+                None => all.push(x),
+                Some(bits) => all.extend(blocks::encode(&x, bits)),
+            }
+            items.push(Item { bits, size, kind, parts: all.len() - before });
+        }
+        Ok(Waiting { rest, items, place: Place::Parked(Arc::new(Parked::new(&self.arena, &all)?)) })
+    }
 }
 
 impl<T: Bundle> Clone for Waiting<T> {
@@ -91,10 +116,6 @@ impl<T: Bundle> Clone for Waiting<T> {
 }
 
 impl<T: Bundle> Waiting<T> {
-    pub(super) fn parked(rest: T::Rest, items: Vec<Item>, parked: Parked) -> Self {
-        Self { rest, items, place: Place::Parked(Arc::new(parked)) }
-    }
-
     /// A bundle that stays where it is.
     pub fn here(bundle: &T) -> Self {
         let (rest, tensors) = bundle.take_apart();

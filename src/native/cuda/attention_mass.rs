@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::built::{self, KernelSource, Setting};
 use super::driver::{Module, launch_stream};
-use crate::native::KvPart;
+use crate::native::KvBlock;
 
 pub(super) static SOURCE: KernelSource = KernelSource {
     name: "attention_mass",
@@ -81,12 +81,12 @@ fn settings(kind: Kind, width: i64) -> Option<[Setting; 2]> {
 ///
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`, `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, all keys)`, f32.
-pub fn attention_mass(q_bhnd: &Tensor, parts: &[KvPart<'_>], lse_bhn: &Tensor, scale: f64, first: i64) -> Option<Tensor> {
+pub fn attention_mass(q_bhnd: &Tensor, parts: &[&KvBlock], lse_bhn: &Tensor, scale: f64, first: i64) -> Option<Tensor> {
     let (Device::Cuda(device), Some(settings)) = (q_bhnd.device(), settings(q_bhnd.kind(), q_bhnd.size()[3])) else {
         return None;
     };
     let (module, which) = built::module(device, &SOURCE, &settings)?;
-    if !parts.iter().all(|part| part.k_bgpd.kind() == q_bhnd.kind() && part.k_bgpd.device() == q_bhnd.device()) {
+    if !parts.iter().all(|part| part.k.kind() == q_bhnd.kind() && part.k.device() == q_bhnd.device()) {
         return None;
     }
     let made = Launch::new(module, device, q_bhnd, parts, first, scale)?.run(lse_bhn, parts);
@@ -109,10 +109,10 @@ struct Launch {
 
 impl Launch {
     /// `None` for sizes that the kernel's numbers would not hold.
-    fn new(module: &'static Module, device: usize, q: &Tensor, parts: &[KvPart<'_>], first: i64, scale: f64) -> Option<Self> {
+    fn new(module: &'static Module, device: usize, q: &Tensor, parts: &[&KvBlock], first: i64, scale: f64) -> Option<Self> {
         let (batch, heads, tokens, _) = q.size4().ok()?;
-        let groups = parts.last()?.k_bgpd.size()[1];
-        let slots = parts.iter().map(|part| part.k_bgpd.size()[2]).sum();
+        let groups = parts.last()?.k.size()[1];
+        let slots = parts.iter().map(|part| part.k.size()[2]).sum();
         let fits = [batch * heads * tokens, slots + KEYS as i64].iter().all(|size| *size < LARGEST);
         let is_grid = (batch * groups) as usize <= LARGEST_GRID;
         (fits && is_grid).then(|| Self {
@@ -129,14 +129,14 @@ impl Launch {
         })
     }
 
-    fn run(&self, lse_bhn: &Tensor, parts: &[KvPart<'_>]) -> Result<Tensor, String> {
+    fn run(&self, lse_bhn: &Tensor, parts: &[&KvBlock]) -> Result<Tensor, String> {
         let stream = launch_stream(self.device)?;
         let options = (Kind::Float, self.q.device());
         let level = (lse_bhn.to_kind(Kind::Float) * LOG2_E).contiguous();
         let out = Tensor::empty([self.batch, self.groups, self.slots], options);
         let mut start = 0;
         for (i, part) in parts.iter().enumerate() {
-            let slots = part.k_bgpd.size()[2];
+            let slots = part.k.size()[2];
             if slots > 0 {
                 let causal = i + 1 == parts.len();
                 self.sum_part(part, &level, &out.narrow(2, start, slots), causal, stream)?;
@@ -147,9 +147,9 @@ impl Launch {
     }
 
     /// Sums up what one part receives; `out` is its range of the result `(B, G, P)`.
-    fn sum_part(&self, part: &KvPart<'_>, level: &Tensor, out: &Tensor, causal: bool, stream: *mut c_void) -> Result<(), String> {
-        let k = aligned(part.k_bgpd);
-        let in_use = part.in_use_bgp.map(|in_use| in_use.to_kind(Kind::Bool).contiguous());
+    fn sum_part(&self, part: &KvBlock, level: &Tensor, out: &Tensor, causal: bool, stream: *mut c_void) -> Result<(), String> {
+        let k = aligned(&part.k);
+        let in_use = part.valid.as_ref().map(|in_use| in_use.to_kind(Kind::Bool).contiguous());
         let (slots, rows) = (out.size()[2] as usize, (self.batch * self.groups) as usize);
         let tiles = slots.div_ceil(KEYS);
         let queries = ((self.tokens - self.first) * self.per_group) as usize;
@@ -265,8 +265,8 @@ mod tests {
             assert_eq!(settings(kind, width), None);
         }
         let q = Tensor::zeros([1, 1, 3, 64], (Kind::BFloat16, Device::Cpu));
-        let own = KvPart::of(&q, &q);
-        assert!(attention_mass(&q, &[own], &Tensor::zeros([1, 1, 3], (Kind::Float, Device::Cpu)), 1.0, 0).is_none());
+        let own = KvBlock::new(&q, &q);
+        assert!(attention_mass(&q, &[&own], &Tensor::zeros([1, 1, 3], (Kind::Float, Device::Cpu)), 1.0, 0).is_none());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::backend::Backend;
 use super::by_backend::{attend_backward_by, attend_by};
-use super::chunk::{Attended, AttentionGrads, Chunk, KvPage};
+use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv};
 use super::part::PartKernel;
 use super::rule::ScoreRule;
 
@@ -97,12 +97,13 @@ impl RandomInputs {
     }
 
     /// Calls `work` with chunk and past, the keys lying side by side as they do in a cache.
-    fn with<T>(&self, work: impl FnOnce(Chunk<'_>, &[KvPage<'_>]) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&Qkv, &[KvBlock]) -> T) -> T {
         let [k, v] = [&self.k, &self.v].map(|x| x.narrow(2, PAST, TOKENS).contiguous());
-        let [old_k, old_v] = [&self.k, &self.v].map(|x| x.narrow(2, 0, PAST));
+        let joined = KvBlock::new(&self.k, &self.v);
+        let past = [joined.narrow(0, PAST)];
         let scale = (self.q.size()[3] as f64).powf(-0.5);
-        let chunk = Chunk { joined_bgcd: Some((&self.k, &self.v)), ..Chunk::of(&self.q, (&k, &v), ScoreRule::scaled(scale)) };
-        work(chunk, &[KvPage::of(&old_k, &old_v)])
+        let chunk = Qkv { joined: Some(joined), ..Qkv::new(&self.q, &k, &v, ScoreRule::scaled(scale)) };
+        work(&chunk, &past)
     }
 
     fn forward(&self, backend: Backend) -> Attended {
@@ -115,9 +116,9 @@ impl RandomInputs {
 
     fn all(&self, backend: Backend) -> Vec<Tensor> {
         let attended = self.forward(backend);
-        let AttentionGrads { dq_bhnd, dk_bgnd, dv_bgnd, past } = self.backward(backend, &attended);
-        let past = past.into_iter().flat_map(|(dk, dv)| [dk, dv]);
-        [attended.out_bhnd, attended.lse_bhn, dq_bhnd, dk_bgnd, dv_bgnd].into_iter().chain(past).collect()
+        let AttentionGrads { dq_bhnd, own, past } = self.backward(backend, &attended);
+        let past = past.into_iter().flat_map(KvBlock::into_planes);
+        [attended.out_bhnd, attended.lse_bhn, dq_bhnd, own.k, own.v].into_iter().chain(past).collect()
     }
 }
 
