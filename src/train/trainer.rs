@@ -294,7 +294,8 @@ impl Trainer {
         let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);
         let engine = self.tiled.engine();
         let (with, world) = ((engine, &self.model), self.ranks.world());
-        let scores = eval::score(with, validation, batch, options.max_batches, (world, observer))?;
+        let batches = eval::batches(validation, batch, options.max_batches);
+        let scores = eval::score(engine, &self.model, validation, &batches, world, observer)?;
         let answer = |answers: &ValidationAnswers| answers.answer(with, world, &|| observer.wants_to_stop());
         let answers = self.answers.as_ref().map(answer).transpose()?;
         let mut validation = Validation { scores, answers, is_best: false };
