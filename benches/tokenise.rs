@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use kvtune::data::{ModelLimits, Splits, Tokenizer, open, train_bpe};
+use kvtune::data::{DataRequest, ModelLimits, Splits, Tokenizer, open, train_bpe};
 use kvtune::recipe::{DataRecipe, HeadRecipe, Recipe};
 use kvtune::report::memory::resident;
 use rand::rngs::ChaCha12Rng;
@@ -116,7 +116,8 @@ fn opened(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) -> Splits {
     );
     let recipe: DataRecipe = Recipe::parse(recipe, &PathBuf::from(dir).join("recipe.toml"), &[]).unwrap().recipe.data;
     let limits = ModelLimits { vocab_size: VOCABULARY, max_positions: 1 << 24, most_positions: 1 << 24 };
-    open((&recipe, &HeadRecipe::NextToken), tokenizer, limits, None, 1, &mut |_| {}).unwrap()
+    let head = &HeadRecipe::NextToken;
+    open(&DataRequest { recipe: &recipe, head, tokenizer, limits, initial: None, seed: 1 }, &mut |_| {}).unwrap()
 }
 
 /// The second opening, and the first batch.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::recipe_file::{RecipePath, recipe_for};
 use crate::data::{
-    ColumnLook, DataSource, FileLook, IGNORE, LineOrRecord, RowCounts, SampleFate, Survey, SurveyedPart, SurveyedRow,
-    SurveyedSample, Tokenizer, look, survey,
+    ColumnLook, DataRequest, DataSource, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, RowCounts, Survey,
+    SurveyedPart, SurveyedRow, SurveyedSample, Tokenizer, look, survey,
 };
 use crate::files;
 use crate::model::ModelConfig;
@@ -97,13 +97,14 @@ impl LookAtData {
                 let json = json!({ "place": place.to_string(), "sample": about, "text": text });
                 console::outcome(&format!("── {place}: {about}\n{text}\n"), &json)?;
             }
-            Ok::<(), Fault>(())
+            Ok(())
         };
         let mut surveys = Vec::new();
         for data in self.looked_at(&recipe)? {
             let part = if self.split == SplitFiles::Train { SurveyedPart::Train } else { SurveyedPart::Validation };
-            let which = (part, recipe.train.seed, is_dumped);
-            surveys.push((data, survey((data, &recipe.head), tokenizer.as_ref(), limits, which, &mut take)?));
+            let (head, tokenizer, seed) = (&recipe.head, tokenizer.as_ref(), recipe.train.seed);
+            let request = DataRequest { recipe: data, head, tokenizer, limits, initial: None, seed };
+            surveys.push((data, survey(&request, part, is_dumped, &mut take)?));
         }
         if let Some(dump) = dump {
             dump.finish()?;
@@ -208,22 +209,23 @@ fn table(counts: &RowCounts) -> Table {
     let mut row = |what: &str, count: usize| table.row(&[what, &count.to_string()]);
     row("read", counts.rows());
     row("bad", counts.bad());
-    if counts.too_long() > 0 {
-        row("too long, which stops a run", counts.too_long());
+    if counts.too_long > 0 {
+        row("too long, which stops a run", counts.too_long);
     }
-    row("dropped as too long", counts.dropped);
-    row("dropped, nothing to cut", counts.uncuttable);
-    row("used, cut", counts.cut);
-    if counts.split > 0 {
-        row("used, split", counts.split);
-        row("windows of those that are split", counts.windows);
+    let LengthCounts { whole, cut, cut_tokens, split, windows, dropped, uncuttable, longest, .. } = counts.samples;
+    row("dropped as too long", dropped);
+    row("dropped, nothing to cut", uncuttable);
+    row("used, cut", cut);
+    if split > 0 {
+        row("used, split", split);
+        row("windows of those that are split", windows);
     }
-    row("used whole", counts.whole);
+    row("used whole", whole);
     row("with the tokens of an earlier one", counts.duplicates);
     row("tokens that are used", counts.tokens);
     row("tokens that are trained", counts.trained);
-    row("tokens that are cut out", counts.cut_tokens);
-    row("tokens of the longest sample", counts.longest);
+    row("tokens that are cut out", cut_tokens);
+    row("tokens of the longest sample", longest);
     table
 }
 
@@ -258,15 +260,15 @@ fn shortened(value: Value) -> Value {
 
 /// How long a sample is, and what becomes of it.
 fn in_words(sample: &SurveyedSample) -> String {
-    let fate = match sample.fate {
-        SampleFate::Whole => String::new(),
-        SampleFate::Cut(tokens) => format!(", {tokens} cut out"),
-        SampleFate::Split(windows) => format!(", in {windows} windows"),
-        SampleFate::Dropped => ", left out as too long".to_owned(),
-        SampleFate::NothingToCut => ", left out: its completion alone is too long".to_owned(),
+    let outcome = match &sample.outcome {
+        LengthOutcome::Whole => String::new(),
+        LengthOutcome::Cut(range) => format!(", {} cut out", range.len()),
+        LengthOutcome::Split(windows) => format!(", in {windows} windows"),
+        LengthOutcome::Dropped => ", left out as too long".to_owned(),
+        LengthOutcome::NothingToCut => ", left out: its completion alone is too long".to_owned(),
     };
     let class = sample.class.map(|class| format!(", class {class}")).unwrap_or_default();
-    format!("{} tokens, {} trained{class}{fate}", sample.ids.len(), sample.num_trained())
+    format!("{} tokens, {} trained{class}{outcome}", sample.ids.len(), sample.num_trained())
 }
 
 /// A sample as text: what is trained is set off, and long stretches are shortened.
@@ -359,11 +361,11 @@ fn line(row: &SurveyedRow) -> Value {
             if let Some(class) = sample.class {
                 object["class"] = class.into();
             }
-            match sample.fate {
-                SampleFate::Whole => {}
-                SampleFate::Cut(tokens) => object["cut"] = tokens.into(),
-                SampleFate::Split(windows) => object["windows"] = windows.into(),
-                SampleFate::Dropped | SampleFate::NothingToCut => object["dropped"] = true.into(),
+            match &sample.outcome {
+                LengthOutcome::Whole => {}
+                LengthOutcome::Cut(range) => object["cut"] = range.len().into(),
+                LengthOutcome::Split(windows) => object["windows"] = (*windows).into(),
+                LengthOutcome::Dropped | LengthOutcome::NothingToCut => object["dropped"] = true.into(),
             }
         }
     }

@@ -26,7 +26,7 @@ pub struct Sequence {
 /// What a sequence is trained towards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
-    /// As long as the inputs: entry `i` is what input `i` must predict, or [`IGNORE`].
+    /// One entry for each input: entry `i` is what input `i` must predict, or [`IGNORE`].
     NextToken(Vec<i64>),
     /// Index of the class, read at the last input.
     Class(usize),

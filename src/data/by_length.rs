@@ -62,7 +62,7 @@ pub fn consecutive(samples: &[usize], lengths: &[usize], size: BatchSize) -> Vec
     batches
 }
 
-/// Those of the largest batches of any epoch that no other of them is as long and as wide as, as indices into `lengths`.
+/// The largest batches of any epoch that no other of them is as long and as wide as, as indices into `lengths`.
 pub fn largest_batches(lengths: &[usize], size: BatchSize, order: BatchOrder) -> Vec<Vec<usize>> {
     let mut samples: Vec<usize> = (0..lengths.len()).collect();
     samples.sort_by_key(|&sample| Reverse(lengths[sample]));

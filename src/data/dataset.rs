@@ -11,7 +11,7 @@ use super::batch::{Batch, Sequence};
 use super::chat::ChatNotes;
 use super::encode::{EncodedQuestion, EncodedSample, Encoder};
 use super::faults;
-use super::on_too_long::Fit;
+use super::on_too_long::{LengthOutcome, LengthPolicy};
 use super::question::{Question, SampleGroups};
 use super::sample_place::SamplePlace;
 use super::token_cache::Tokens;
@@ -42,7 +42,7 @@ struct SetSamples {
 /// All samples of some files: two splits can share them.
 pub(super) struct Samples {
     pub(super) paths: Vec<PathBuf>,
-    /// Of the content of the files.
+    /// A hash of the files' content.
     pub(super) hash: String,
     pub(super) tokens: Tokens,
     pub(super) encoder: Encoder,
@@ -67,22 +67,16 @@ enum Part {
     Window(Window),
 }
 
-/// How long samples may be.
-pub(super) struct Limit {
-    pub(super) tokens: usize,
-    pub(super) overlap: usize,
-}
-
 impl Piece {
     /// The pieces that a sample becomes; none where it is left out.
-    pub(super) fn of(sample: usize, fit: &Fit, total: usize, limit: &Limit) -> Vec<Self> {
-        match fit {
-            Fit::Whole => vec![Self { sample, part: Part::Whole }],
-            Fit::Cut(range) => vec![Self { sample, part: Part::Without(range.clone()) }],
-            Fit::Split => {
-                windows(total, limit.tokens, limit.overlap).map(|window| Self { sample, part: Part::Window(window) }).collect()
+    pub(super) fn of(sample: usize, outcome: &LengthOutcome, total: usize, policy: &LengthPolicy) -> Vec<Self> {
+        match outcome {
+            LengthOutcome::Whole => vec![Self { sample, part: Part::Whole }],
+            LengthOutcome::Cut(range) => vec![Self { sample, part: Part::Without(range.clone()) }],
+            LengthOutcome::Split(_) => {
+                windows(total, policy.tokens, policy.overlap).map(|window| Self { sample, part: Part::Window(window) }).collect()
             }
-            Fit::Dropped | Fit::NothingToCut => Vec::new(),
+            LengthOutcome::Dropped | LengthOutcome::NothingToCut => Vec::new(),
         }
     }
 
@@ -240,7 +234,7 @@ impl Dataset {
     }
 }
 
-/// Of several files their hashes together; that of one is its own.
+/// One hash for several files; a single one keeps its own.
 pub(super) fn hash_of(hashes: &[String]) -> String {
     if let [hash] = hashes { hash.clone() } else { files::hash_parts(hashes) }
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use serde_json::{Value, json};
+
 use super::batch::{IGNORE, Sequence, Targets};
 use super::chat::{ChatEncoder, TrainedText};
 use super::example::Content;
@@ -13,7 +15,7 @@ use super::question::FollowUp;
 use super::sample_place::SamplePlace;
 use super::tokenizer::Tokenizer;
 use crate::metrics::strip;
-use crate::recipe::DataFormat;
+use crate::recipe::{DataFormat, InitialPart};
 use crate::units::{Fault, counted};
 
 /// Where no token to predict was found, and what to do.
@@ -82,12 +84,20 @@ pub(super) enum Aim {
 }
 
 impl Encoder {
-    /// All that decides what it makes of samples of a format, in words that change with it.
-    pub(super) fn identity(&self, format: DataFormat) -> String {
-        let tokenizer = self.tokenizer.as_ref().map(|tokenizer| (tokenizer.hash(), tokenizer.eos().ok()));
-        let initial = self.initial.as_ref().map(InitialPartFinder::rule);
-        let chat = format.may_have_messages().then(|| self.chat.identity());
-        format!("{tokenizer:?} {chat:?} {} {initial:?}", self.vocab_size)
+    /// All that decides what it makes of samples of a format, key by key.
+    pub(super) fn identity(&self, format: DataFormat) -> Value {
+        let tokenizer = self.tokenizer.as_ref();
+        let initial = self.initial.as_ref().map(|finder| {
+            let InitialPart { end_regex, include_end_string, pad_id, range_is_prefix } = finder.rule();
+            json!({
+                "end_regex": end_regex.as_str(), "include_end_string": include_end_string, "pad_id": pad_id,
+                "range_is_prefix": range_is_prefix,
+            })
+        });
+        json!({
+            "tokenizer": tokenizer.map(Tokenizer::hash), "eos": tokenizer.and_then(|tokenizer| tokenizer.eos().ok()),
+            "vocab_size": self.vocab_size, "initial": initial, "chat": self.chat.identity(format.may_have_messages()),
+        })
     }
 
     /// What of a model's folder decides it, by name and hash; with `with_template` also that of chat templates.
@@ -199,11 +209,11 @@ impl Encoder {
 
 impl EncodedSample {
     pub(super) fn length(&self) -> Length {
-        Length { total: self.ids.len(), prompt: self.prompt }
+        Length { total: self.ids.len(), prompt: self.prompt, is_plain_text: self.is_plain_text() }
     }
 
     /// Whether all of its tokens are targets, but perhaps the first, which nothing predicts.
-    pub(super) fn is_plain_text(&self) -> bool {
+    fn is_plain_text(&self) -> bool {
         matches!(&self.aim, Aim::Tokens(is_trained) if is_trained.iter().skip(1).all(|&trained| trained))
     }
 
@@ -252,7 +262,7 @@ impl EncodedSample {
         }
     }
 
-    /// As a question; `None` of a sample with a class.
+    /// The question that it asks; `None` of a sample with a class.
     pub(super) fn into_question(self) -> Option<EncodedQuestion> {
         let Self { ids: mut prompt, prompt: len, aim: Aim::Tokens(is_trained), initial, .. } = self else { return None };
         let answer = prompt.split_off(len);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use super::{ModelLimits, Splits, Tokenizer, open};
+use super::{DataRequest, ModelLimits, Splits, Tokenizer, open};
 use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong};
 use crate::units::Fault;
 
@@ -53,8 +53,12 @@ impl Fixture {
         path
     }
 
+    pub(super) fn request<'a>(&'a self, tokenizer: Option<&'a Tokenizer>) -> DataRequest<'a> {
+        DataRequest { recipe: &self.recipe, head: &self.head, tokenizer, limits: LIMITS, initial: None, seed: 1 }
+    }
+
     pub(super) fn open(&self) -> Result<Splits, Fault> {
-        open((&self.recipe, &self.head), Some(&tokenizer()), LIMITS, None, 1, &mut |_| {})
+        open(&self.request(Some(&tokenizer())), &mut |_| {})
     }
 
     /// The error's text, the folder left out; every error that data can cause has a hint.

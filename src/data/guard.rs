@@ -23,7 +23,7 @@ const LEAST_BYTES: usize = 192 << 20;
 const LEAST_TIME: Duration = Duration::from_secs(5);
 
 impl WorkLimits {
-    /// Of work on a file, called as messages call it: `` tokenizer `a/tokenizer.json` ``.
+    /// For work on a file, called as messages call it: `` tokenizer `a/tokenizer.json` ``.
     pub(super) fn of(what: &str, path: &Path, bytes_per_byte: usize, micros_per_byte: f64) -> Self {
         let subject = format!("{what} `{}`", abridged(path.display())).into();
         Self { subject, bytes_per_byte, micros_per_byte, least_time: LEAST_TIME }

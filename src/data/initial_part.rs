@@ -88,8 +88,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
-    use crate::data::{Sequence, open};
+    use crate::data::fixtures::{Fixture, tokenizer};
+    use crate::data::{DataRequest, Sequence, open};
     use crate::recipe::DataFormat::{PromptCompletion, Tokens};
     use crate::recipe::{DataFormat, EndRegex, OnTooLong};
 
@@ -100,7 +100,7 @@ mod tests {
     }
 
     fn sequences(fixture: &Fixture, rule: &InitialPart) -> Vec<Sequence> {
-        let splits = open((&fixture.recipe, &fixture.head), Some(&tokenizer()), LIMITS, Some(rule), 1, &mut |_| {}).unwrap();
+        let splits = open(&DataRequest { initial: Some(rule), ..fixture.request(Some(&tokenizer())) }, &mut |_| {}).unwrap();
         splits.train.batch(&(0..splits.train.len()).collect::<Vec<_>>()).unwrap().sequences
     }
 
@@ -167,7 +167,7 @@ mod tests {
     fn without_a_rule_there_is_none_and_without_a_tokenizer_an_error() {
         let fixture = Fixture::new(Tokens, of_ids(&[5, 6, 7]));
         assert_eq!(fixture.open().unwrap().train.batch(&[0]).unwrap().sequences[0].initial, None);
-        let error = open((&fixture.recipe, &fixture.head), None, LIMITS, Some(&rule("###")), 1, &mut |_| {}).unwrap_err();
+        let error = open(&DataRequest { initial: Some(&rule("###")), ..fixture.request(None) }, &mut |_| {}).unwrap_err();
         assert!(error.hint().unwrap().contains("policy"));
         assert_eq!(error.to_string(), "the initial part of a prompt needs a tokenizer, found none");
     }

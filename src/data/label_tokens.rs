@@ -1,5 +1,7 @@
 //! The classes of a classification head: one token each, or names and numbers.
 
+use serde_json::{Value, json};
+
 use super::faults;
 use super::tokenizer::Tokenizer;
 use crate::recipe::{ClassList, Labels};
@@ -44,20 +46,26 @@ fn single_token(label: &str, tokenizer: &Tokenizer) -> Result<u32, Fault> {
 /// Labels as the readers of files need them: to find a sample's class.
 #[derive(Clone, Debug)]
 pub(super) struct Classes {
-    /// Of each class; none where a matrix scores them.
+    /// The token of each class; none where a matrix scores them.
     pub(super) tokens: Vec<u32>,
     texts: Option<Vec<String>>,
     pub(super) count: usize,
 }
 
 impl Classes {
+    /// All that tells classes from others, key by key.
+    pub(super) fn identity(&self) -> Value {
+        let Self { tokens, texts, count } = self;
+        json!({ "tokens": tokens, "texts": texts, "count": count })
+    }
+
     pub(super) fn new(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Self, Fault> {
         let texts = if let Labels::Texts(texts) = labels { Some(texts.clone()) } else { None };
         let tokens = label_tokens(labels, tokenizer)?;
         Ok(Self { count: tokens.len(), tokens, texts })
     }
 
-    /// Those that a matrix scores; without names they are numbers from 0.
+    /// Classes that a matrix scores; without names they are numbers from 0.
     pub(super) fn scored(classes: &ClassList) -> Self {
         let texts = match classes {
             ClassList::Named(names) => names.clone(),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::on_too_long::Fit;
+use super::on_too_long::LengthCounts;
 use super::source::DataSource;
 use super::token_cache::Tokens;
 use crate::recipe::DataFormat;
@@ -29,24 +29,12 @@ pub struct FileReport {
     pub rows: usize,
     /// Rows that are no samples, and were left out.
     pub bad: usize,
-    /// Samples that are run, whole or not.
-    pub kept: usize,
-    /// Samples left out because they are too long.
-    pub dropped: usize,
-    /// Of these, samples whose completion alone is too long: nothing of them may be cut.
-    pub uncuttable: usize,
+    /// The other rows, by what becomes of them.
+    pub samples: LengthCounts,
     /// Tokens that a sample may have.
     pub limit: usize,
-    /// Of the kept, samples whose prompts were cut in the middle.
-    pub cut: usize,
-    pub cut_tokens: usize,
-    /// Of the kept, samples that became windows.
-    pub split: usize,
-    pub windows: usize,
     /// Samples with the same tokens as an earlier one. They are not left out.
     pub duplicates: usize,
-    /// Tokens of the longest sample, before any cut.
-    pub longest: usize,
     /// Where the tokens came from.
     pub origin: TokenOrigin,
     /// Why they could not be kept for the next start.
@@ -74,40 +62,13 @@ impl FileReport {
             files: source.files.len(),
             rows: counts.read + counts.bad,
             bad: counts.bad,
-            kept: 0,
-            dropped: 0,
-            uncuttable: 0,
+            samples: LengthCounts::default(),
             limit,
-            cut: 0,
-            cut_tokens: 0,
-            split: 0,
-            windows: 0,
             duplicates,
-            longest: 0,
             origin,
             cache_problem: problem.clone(),
             format: source.told.clone(),
             notes: source.notes.clone(),
-        }
-    }
-
-    /// Counts a sample of so many tokens that becomes so many pieces.
-    pub(super) fn count(&mut self, total: usize, fit: &Fit, pieces: usize) {
-        self.longest = self.longest.max(total);
-        let is_kept = pieces > 0;
-        self.kept += usize::from(is_kept);
-        self.dropped += usize::from(!is_kept);
-        match fit {
-            Fit::Whole | Fit::Dropped => {}
-            Fit::NothingToCut => self.uncuttable += 1,
-            Fit::Cut(range) => {
-                self.cut += 1;
-                self.cut_tokens += range.len();
-            }
-            Fit::Split => {
-                self.split += 1;
-                self.windows += pieces;
-            }
         }
     }
 }
@@ -118,7 +79,7 @@ pub struct LoadReport {
     pub files: Vec<FileReport>,
     pub train: usize,
     pub validation: usize,
-    /// Of these, samples with the tokens of one to train on.
+    /// Held-out samples with the tokens of one to train on.
     pub shared: usize,
     /// What may be wrong with the samples, though all could be read.
     pub warnings: Vec<String>,
@@ -131,7 +92,8 @@ impl fmt::Display for FileReport {
             TokenOrigin::Tokenised => "tokenised now",
             TokenOrigin::Cached => "tokens from the cache",
         };
-        let Self { rows, kept, dropped, bad, cut, cut_tokens, longest, limit, .. } = self;
+        let Self { rows, samples, bad, limit, .. } = self;
+        let LengthCounts { cut, cut_tokens, split, windows, uncuttable, longest, .. } = samples;
         for note in &self.notes {
             writeln!(f, "{note}")?;
         }
@@ -146,19 +108,19 @@ impl fmt::Display for FileReport {
             counted(*rows, "row"),
             counted(*longest, "token")
         )?;
-        write!(f, "{kept} kept, {dropped} dropped, {bad} bad; {cut} cut")?;
+        write!(f, "{} kept, {} dropped, {bad} bad; {cut} cut", samples.used(), samples.left_out())?;
         if *cut > 0 {
             write!(f, " by {cut_tokens} tokens")?;
         }
-        if self.split > 0 {
-            write!(f, "; {} split into {} windows", self.split, self.windows)?;
+        if *split > 0 {
+            write!(f, "; {split} split into {windows} windows")?;
         }
         if self.duplicates > 0 {
             write!(f, "; {} with the tokens of an earlier one", self.duplicates)?;
         }
         write!(f, " ({origin})")?;
-        if self.uncuttable > 0 {
-            write!(f, "; {} of the dropped have a completion that alone exceeds the limit", self.uncuttable)?;
+        if *uncuttable > 0 {
+            write!(f, "; {uncuttable} of the dropped have a completion that alone exceeds the limit")?;
         }
         if let Some(problem) = &self.cache_problem {
             write!(f, "; tokens not kept: {problem}")?;
@@ -195,16 +157,19 @@ mod tests {
             files: 1,
             rows: 13,
             bad: 1,
-            kept: 10,
-            dropped: 2,
-            uncuttable: 1,
+            samples: LengthCounts {
+                whole: 6,
+                cut: 3,
+                cut_tokens: 500,
+                split: 1,
+                windows: 4,
+                dropped: 1,
+                uncuttable: 1,
+                longest: 9000,
+                shortest: Some(7),
+            },
             limit: 4096,
-            cut: 3,
-            cut_tokens: 500,
-            split: 1,
-            windows: 4,
             duplicates: 2,
-            longest: 9000,
             origin: TokenOrigin::Cached,
             cache_problem: None,
             format: None,

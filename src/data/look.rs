@@ -29,7 +29,7 @@ pub struct FileLook {
     /// The format that the rows tell, and from what.
     pub format: Result<String, Fault>,
     pub rows: usize,
-    /// Of these, rows that are no JSON object or cannot be read.
+    /// Rows that are no JSON object or cannot be read.
     pub bad: usize,
     /// What is wrong with the first of them.
     pub first_bad: Option<Fault>,

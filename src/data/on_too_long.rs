@@ -1,10 +1,11 @@
-//! What becomes of a sample that is longer than the limit.
+//! What becomes of a sample by its length, and how many of each there are.
 
 use std::ops::Range;
 
 use super::faults::RowFault;
 use super::sample_place::SamplePlace;
-use crate::recipe::OnTooLong;
+use super::windows::windows;
+use crate::recipe::{DataRecipe, OnTooLong};
 use crate::units::Fault;
 
 /// Tokens of a sample, before anything is cut.
@@ -13,56 +14,140 @@ pub(super) struct Length {
     pub(super) total: usize,
     /// The leading ones that may be cut.
     pub(super) prompt: usize,
+    /// All of them are targets, but perhaps the first, which nothing predicts.
+    pub(super) is_plain_text: bool,
 }
 
-/// What happens to a sample.
+/// What becomes of a sample by its length.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fit {
+pub enum LengthOutcome {
     Whole,
     /// This part of the prompt is cut out.
     Cut(Range<usize>),
+    /// It is used in so many windows.
+    Split(usize),
     /// It is left out because the recipe says so.
     Dropped,
     /// It is left out because what may not be cut is too long already.
     NothingToCut,
-    Split,
 }
 
-pub(super) fn fit(
-    length: Length,
-    limit: usize,
-    on_too_long: OnTooLong,
-    place: impl FnOnce() -> Result<SamplePlace, Fault>,
-) -> Result<Fit, Fault> {
-    if length.total <= limit {
-        return Ok(Fit::Whole);
+impl LengthOutcome {
+    /// Whether something of the sample is used.
+    pub fn is_used(&self) -> bool {
+        matches!(self, Self::Whole | Self::Cut(_) | Self::Split(_))
     }
-    match on_too_long {
-        OnTooLong::Split => Ok(Fit::Split),
-        OnTooLong::Drop => Ok(Fit::Dropped),
-        OnTooLong::Error => {
-            let place = place()?;
-            let message = format!("{place}: {} tokens, expected at most {limit}", length.total);
-            let hint = "set `data.on_too_long` to \"drop\" or \"truncate\", raise `data.max_seq_length` as far as the model's positions \
-                        allow, or have more positions with `model.rope_scaling`";
-            Err(RowFault::too_long(place, message, hint))
+}
+
+/// How long samples may be, and what becomes of longer ones.
+pub(super) struct LengthPolicy {
+    pub(super) tokens: usize,
+    pub(super) overlap: usize,
+    pub(super) on_too_long: OnTooLong,
+}
+
+impl LengthPolicy {
+    /// With so many tokens at most.
+    ///
+    /// # Errors
+    /// Windows would share so much that none goes on.
+    pub(super) fn new(recipe: &DataRecipe, tokens: usize) -> Result<Self, Fault> {
+        let (overlap, on_too_long) = (recipe.split_overlap, recipe.on_too_long);
+        if on_too_long == OnTooLong::Split && overlap.saturating_add(2) > tokens {
+            let most = tokens.saturating_sub(2);
+            let message = format!("windows of {tokens} tokens cannot share {overlap}: expected at most {most}");
+            return Err(Fault::data(message, "lower `data.split_overlap`, or raise `data.max_seq_length`"));
         }
-        OnTooLong::Truncate => {
-            let kept = limit.saturating_sub(length.total - length.prompt);
-            if kept == 0 {
-                return Ok(Fit::NothingToCut);
+        Ok(Self { tokens, overlap, on_too_long })
+    }
+
+    pub(super) fn outcome(
+        &self,
+        length: Length,
+        place: impl FnOnce() -> Result<SamplePlace, Fault>,
+    ) -> Result<LengthOutcome, Fault> {
+        let (total, limit) = (length.total, self.tokens);
+        if total <= limit {
+            return Ok(LengthOutcome::Whole);
+        }
+        match self.on_too_long {
+            OnTooLong::Split if length.is_plain_text => Ok(LengthOutcome::Split(windows(total, limit, self.overlap).count())),
+            OnTooLong::Split => {
+                let hint = "set `data.on_too_long` to \"drop\" or \"truncate\", or raise `data.max_seq_length`";
+                let place = place()?;
+                let expected = format!("at most {limit}, or a text all of whose tokens are targets, which can be split");
+                let message = format!("{place}: {total} tokens, expected {expected}");
+                Err(RowFault::too_long(place, message, hint))
             }
-            // Example: 10 of 14 prompt tokens stay: 5 at the front and 5 at the back, 5..9 goes.
-            Ok(Fit::Cut(kept.div_ceil(2)..length.prompt - kept / 2))
+            OnTooLong::Drop => Ok(LengthOutcome::Dropped),
+            OnTooLong::Error => {
+                let place = place()?;
+                let message = format!("{place}: {total} tokens, expected at most {limit}");
+                let hint = "set `data.on_too_long` to \"drop\" or \"truncate\", raise `data.max_seq_length` as far as the model's \
+                            positions allow, or have more positions with `model.rope_scaling`";
+                Err(RowFault::too_long(place, message, hint))
+            }
+            OnTooLong::Truncate => {
+                let kept = limit.saturating_sub(total - length.prompt);
+                if kept == 0 {
+                    return Ok(LengthOutcome::NothingToCut);
+                }
+                // Example: 10 of 14 prompt tokens stay: 5 at the front and 5 at the back, 5..9 goes.
+                Ok(LengthOutcome::Cut(kept.div_ceil(2)..length.prompt - kept / 2))
+            }
         }
     }
 }
 
-/// A sample that is too long, and cannot become windows.
-pub(super) fn no_plain_text(place: SamplePlace, length: Length, limit: usize) -> Fault {
-    let expected = format!("at most {limit}, or a text all of whose tokens are targets, which can be split");
-    let message = format!("{place}: {} tokens, expected {expected}", length.total);
-    RowFault::too_long(place, message, "set `data.on_too_long` to \"drop\" or \"truncate\", or raise `data.max_seq_length`")
+/// Samples by what becomes of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LengthCounts {
+    /// Samples that are used whole.
+    pub whole: usize,
+    /// Samples that are used, but for a part of their prompts.
+    pub cut: usize,
+    pub cut_tokens: usize,
+    /// Samples that are used in windows.
+    pub split: usize,
+    pub windows: usize,
+    /// Samples left out as too long.
+    pub dropped: usize,
+    /// Samples left out as too long of which nothing may be cut.
+    pub uncuttable: usize,
+    /// Tokens of the longest sample, before any cut.
+    pub longest: usize,
+    pub(super) shortest: Option<usize>,
+}
+
+impl LengthCounts {
+    /// Counts a sample of so many tokens.
+    pub(super) fn add(&mut self, total: usize, outcome: &LengthOutcome) {
+        self.longest = self.longest.max(total);
+        self.shortest = Some(self.shortest.map_or(total, |shortest| shortest.min(total)));
+        match outcome {
+            LengthOutcome::Whole => self.whole += 1,
+            LengthOutcome::Cut(range) => {
+                self.cut += 1;
+                self.cut_tokens += range.len();
+            }
+            LengthOutcome::Split(windows) => {
+                self.split += 1;
+                self.windows += windows;
+            }
+            LengthOutcome::Dropped => self.dropped += 1,
+            LengthOutcome::NothingToCut => self.uncuttable += 1,
+        }
+    }
+
+    /// Samples of which something is used.
+    pub fn used(&self) -> usize {
+        self.whole + self.cut + self.split
+    }
+
+    /// Samples of which nothing is used.
+    pub fn left_out(&self) -> usize {
+        self.dropped + self.uncuttable
+    }
 }
 
 #[cfg(test)]
@@ -76,32 +161,36 @@ mod tests {
         Ok(SamplePlace { path: std::path::Path::new("train.jsonl").into(), at: LineOrRecord::Line(3) })
     }
 
+    fn policy(tokens: usize, on_too_long: OnTooLong) -> LengthPolicy {
+        LengthPolicy { tokens, overlap: 0, on_too_long }
+    }
+
     proptest! {
         #[test]
         fn a_cut_sample_is_exactly_as_long_as_allowed(prompt in 0usize..50, rest in 1usize..20, limit in 1usize..60) {
-            let length = Length { total: prompt + rest, prompt };
-            match fit(length, limit, OnTooLong::Truncate, place).unwrap() {
-                Fit::Whole => prop_assert!(length.total <= limit),
-                Fit::Cut(range) => {
+            let length = Length { total: prompt + rest, prompt, is_plain_text: false };
+            match policy(limit, OnTooLong::Truncate).outcome(length, place).unwrap() {
+                LengthOutcome::Whole => prop_assert!(length.total <= limit),
+                LengthOutcome::Cut(range) => {
                     prop_assert_eq!(length.total - range.len(), limit);
                     prop_assert!(range.start >= 1 && range.end <= prompt);
                     let (front, back) = (range.start, prompt - range.end);
                     prop_assert!(front == back || front == back + 1);
                 }
-                Fit::NothingToCut => prop_assert!(rest >= limit),
-                Fit::Dropped | Fit::Split => prop_assert!(false),
+                LengthOutcome::NothingToCut => prop_assert!(rest >= limit),
+                LengthOutcome::Dropped | LengthOutcome::Split(_) => prop_assert!(false),
             }
         }
     }
 
     #[test]
     fn the_recipe_decides() {
-        let length = Length { total: 16, prompt: 14 };
-        assert_eq!(fit(length, 12, OnTooLong::Drop, place).unwrap(), Fit::Dropped);
-        assert_eq!(fit(length, 12, OnTooLong::Truncate, place).unwrap(), Fit::Cut(5..9));
-        assert_eq!(fit(length, 16, OnTooLong::Error, place).unwrap(), Fit::Whole);
-        assert_eq!(fit(length, 12, OnTooLong::Split, place).unwrap(), Fit::Split);
-        let error = fit(length, 12, OnTooLong::Error, place).unwrap_err();
+        let length = Length { total: 16, prompt: 14, is_plain_text: true };
+        assert_eq!(policy(12, OnTooLong::Drop).outcome(length, place).unwrap(), LengthOutcome::Dropped);
+        assert_eq!(policy(12, OnTooLong::Truncate).outcome(length, place).unwrap(), LengthOutcome::Cut(5..9));
+        assert_eq!(policy(16, OnTooLong::Error).outcome(length, place).unwrap(), LengthOutcome::Whole);
+        assert_eq!(policy(12, OnTooLong::Split).outcome(length, place).unwrap(), LengthOutcome::Split(2));
+        let error = policy(12, OnTooLong::Error).outcome(length, place).unwrap_err();
         assert_eq!(error.to_string(), "`train.jsonl:3`: 16 tokens, expected at most 12");
     }
 }

@@ -5,18 +5,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use serde_json::json;
+
 use super::bad_rows::{BadRows, ErrorScope};
 use super::chat::ChatEncoder;
-use super::dataset::{Dataset, Limit, Piece, Samples, hash_of};
-use super::encode::{EncodedSample, Encoder};
-use super::example::{Example, Task};
+use super::dataset::{Dataset, Piece, Samples, hash_of};
+use super::encode::Encoder;
+use super::encoded_rows::EncodedExample;
+use super::example::Task;
 use super::faults;
-use super::formats::{ExampleReader, each_example};
-use super::in_order::in_order;
+use super::formats::ExampleReader;
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
 use super::load_report::{FileReport, LoadReport};
-use super::on_too_long::{Fit, fit, no_plain_text};
+use super::on_too_long::LengthPolicy;
 use super::rows::SplitName;
 use super::sets::{Splits, joined};
 use super::source::DataSource;
@@ -24,16 +26,22 @@ use super::split::split;
 use super::token_cache::{self, NotWritten, Out, RowsRead, TokenRecord, TokenSource, Tokens};
 use super::token_file::{About, TokenWriter};
 use super::tokenizer::Tokenizer;
-use crate::recipe::{
-    BatchOrder, ChatRecipe, DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, OnTooLong, ValidationSource,
-};
+use crate::recipe::{DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
 use crate::units::Fault;
 
-/// What examples of one handing-over take, about.
-const PORTION_BYTES: usize = 1 << 18;
-
-/// How many there are at most.
-const PORTION_EXAMPLES: usize = 256;
+/// A data set to be opened or looked at, and what its samples become tokens for.
+#[derive(Clone, Copy, Debug)]
+pub struct DataRequest<'a> {
+    pub recipe: &'a DataRecipe,
+    pub head: &'a HeadRecipe,
+    /// `None` is enough for the format `tokens` with labels given as token ids.
+    pub tokenizer: Option<&'a Tokenizer>,
+    pub limits: ModelLimits,
+    /// The rule for the initial part of prompts: with one, each sequence says where its own stands.
+    pub initial: Option<&'a InitialPart>,
+    /// What draws the samples that are held out.
+    pub seed: u64,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelLimits {
@@ -56,41 +64,28 @@ pub struct TokenisingProgress {
 /// Is told how far the tokenising is, several times a second.
 pub type Watch<'a> = &'a mut dyn FnMut(&TokenisingProgress);
 
-/// Reads the recipe's files, finds the samples that fit, and splits them by `seed` where there is no validation file.
+/// Reads the recipe's files, finds the samples that fit, and splits them by the seed where there is no validation file.
 ///
-/// `ValidationSource::Fraction(0.0)` gives all samples, in file order, to `train`. `tokenizer` may be `None` for the
-/// format `tokens` with labels given as token ids. With a rule for the `initial` part of prompts, each sequence says where it stands.
-/// `watch` hears nothing where an earlier start has left the tokens.
-pub fn open(
-    (recipe, head): (&DataRecipe, &HeadRecipe),
-    tokenizer: Option<&Tokenizer>,
-    limits: ModelLimits,
-    initial: Option<&InitialPart>,
-    seed: u64,
-    watch: Watch<'_>,
-) -> Result<Splits, Fault> {
-    let mut open_set = |recipe| open_set((recipe, head), tokenizer, limits, initial, seed, &mut *watch);
+/// `ValidationSource::Fraction(0.0)` gives all samples, in file order, to `train`. `watch` hears nothing where an earlier start has left the
+/// tokens.
+pub fn open(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault> {
+    let recipe = request.recipe;
     let mut splits = if recipe.sets.is_empty() {
-        open_set(recipe)?
+        open_set(request, watch)?
     } else {
-        let opened = recipe.sets.iter().map(|set| Ok((set, open_set(&set.data)?))).collect::<Result<Vec<_>, Fault>>()?;
-        joined(opened, recipe.chat.chat_template_date, seed)?
+        let mut opened = Vec::with_capacity(recipe.sets.len());
+        for set in &recipe.sets {
+            opened.push((set, open_set(&DataRequest { recipe: &set.data, ..*request }, watch)?));
+        }
+        joined(opened, recipe.chat.chat_template_date, request.seed)?
     };
     splits.report.shared = splits.validation.as_ref().map_or(0, |held_out| held_out.shared_with(&splits.train));
     Ok(splits)
 }
 
-/// The same of one data set.
-fn open_set(
-    (recipe, head): (&DataRecipe, &HeadRecipe),
-    tokenizer: Option<&Tokenizer>,
-    limits: ModelLimits,
-    initial: Option<&InitialPart>,
-    seed: u64,
-    watch: Watch<'_>,
-) -> Result<Splits, Fault> {
-    let mut opener = Opener::new(recipe, head, tokenizer, limits)?;
-    opener.encoder.initial = initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?;
+fn open_set(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault> {
+    let DataRequest { recipe, limits, initial, seed, .. } = *request;
+    let opener = Opener::new(request)?;
     let (samples, pieces, report) = opener.read(&recipe.train, SplitName::Train, watch)?;
     let rest = samples.dropped(&pieces, limits.max_positions);
     let rest = (!rest.is_empty()).then(|| Dataset::new(Arc::clone(&samples), rest));
@@ -125,16 +120,12 @@ pub(super) struct Opener<'a> {
     pub(super) recipe: &'a DataRecipe,
     pub(super) task: Task,
     pub(super) encoder: Encoder,
-    pub(super) limit: Limit,
+    pub(super) lengths: LengthPolicy,
 }
 
 impl<'a> Opener<'a> {
-    pub(super) fn new(
-        recipe: &'a DataRecipe,
-        head: &HeadRecipe,
-        tokenizer: Option<&Tokenizer>,
-        limits: ModelLimits,
-    ) -> Result<Self, Fault> {
+    pub(super) fn new(request: &DataRequest<'a>) -> Result<Self, Fault> {
+        let DataRequest { recipe, head, tokenizer, limits, initial, .. } = *request;
         let task = match head {
             HeadRecipe::NextToken => Task::NextToken,
             HeadRecipe::SeqClassificationOnLogits(labels) => Task::Classify(Classes::new(labels, tokenizer)?),
@@ -151,18 +142,10 @@ impl<'a> Opener<'a> {
             tokenizer: tokenizer.cloned(),
             chat: ChatEncoder::new(recipe, tokenizer),
             vocab_size: limits.vocab_size,
-            initial: None,
+            initial: initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?,
         };
-        let limit = Limit {
-            tokens: recipe.max_seq_length.map_or(limits.max_positions, |length| length.min(limits.most_positions)),
-            overlap: recipe.split_overlap,
-        };
-        if recipe.on_too_long == OnTooLong::Split && limit.overlap.saturating_add(2) > limit.tokens {
-            let (tokens, most) = (limit.tokens, limit.tokens.saturating_sub(2));
-            let message = format!("windows of {tokens} tokens cannot share {}: expected at most {most}", limit.overlap);
-            return Err(Fault::data(message, "lower `data.split_overlap`, or raise `data.max_seq_length`"));
-        }
-        Ok(Self { recipe, task, encoder, limit })
+        let most = recipe.max_seq_length.map_or(limits.max_positions, |length| length.min(limits.most_positions));
+        Ok(Self { recipe, task, encoder, lengths: LengthPolicy::new(recipe, most)? })
     }
 
     /// One split's samples, those that are run, and what happened to the others.
@@ -175,10 +158,10 @@ impl<'a> Opener<'a> {
         let source = DataSource::find(self.recipe, paths, split)?;
         let reader = self.reader(&source)?;
         let tokens = token_cache::open(
-            &TokenSource { settings: self.settings(&source, &reader), paths: &source.files },
-            |out, record| self.tokenise((&source, &reader), out, record, &mut *watch),
+            &TokenSource { settings: self.token_key(&source, &reader), paths: &source.files },
+            |out, record| self.tokenise(&source, &reader, out, record, &mut *watch),
         )?;
-        let mut report = FileReport::new(&source, self.limit.tokens, &tokens);
+        let mut report = FileReport::new(&source, self.lengths.tokens, &tokens);
         let opening = reader.opening();
         let pieces = self.pieces(&source.files, &tokens, &mut report)?;
         let are_checked = (0..tokens.file.len()).map(|_| AtomicBool::new(false)).collect();
@@ -196,49 +179,34 @@ impl<'a> Opener<'a> {
     fn pieces(&self, paths: &[PathBuf], tokens: &Tokens, report: &mut FileReport) -> Result<Vec<Piece>, Fault> {
         let file = &tokens.file;
         let mut pieces = Vec::with_capacity(file.len());
-        let mut shortest = usize::MAX;
         for sample in 0..file.len() {
             let length = file.length(sample);
-            shortest = shortest.min(length.total);
-            let fit = fit(length, self.limit.tokens, self.recipe.on_too_long, || tokens.place(paths, sample))?;
-            if fit == Fit::Split && !file.is_plain_text(sample) {
-                let place = tokens.place(paths, sample)?;
-                return Err(no_plain_text(place, length, self.limit.tokens));
-            }
-            let before = pieces.len();
-            pieces.extend(Piece::of(sample, &fit, length.total, &self.limit));
-            report.count(length.total, &fit, pieces.len() - before);
+            let outcome = self.lengths.outcome(length, || tokens.place(paths, sample))?;
+            pieces.extend(Piece::of(sample, &outcome, length.total, &self.lengths));
+            report.samples.add(length.total, &outcome);
         }
         if pieces.is_empty() {
-            let (path, read) = (report.path.clone(), file.len());
-            return Err(faults::nothing_fits(&path, read, self.limit.tokens, shortest));
+            let shortest = report.samples.shortest.unwrap_or(0);
+            return Err(faults::nothing_fits(&report.path, file.len(), self.lengths.tokens, shortest));
         }
         Ok(pieces)
     }
 
-    /// All that decides ids and targets, in words that change with it.
-    fn settings(&self, source: &DataSource, reader: &ExampleReader<'_>) -> String {
-        // What is said of lengths, order and split decides what becomes of the tokens later.
-        let decisive = DataRecipe {
-            train: PathBuf::new().into(),
-            validation: ValidationSource::Fraction(0.0),
-            max_seq_length: None,
-            on_too_long: OnTooLong::Error,
-            split_overlap: 0,
-            order: BatchOrder::Shuffled,
-            format: Some(reader.format),
-            columns: source.rows.columns.clone(),
-            // The encoder's has the date beside it.
-            chat: ChatRecipe { chat_template_date: None, ..self.recipe.chat.clone() },
-            ..self.recipe.clone()
-        };
-        format!("{decisive:?} {} {}", reader.identity(), self.encoder.identity(reader.format))
+    /// All that decides ids and targets, key by key; what decides what becomes of the tokens later is left out.
+    fn token_key(&self, source: &DataSource, reader: &ExampleReader<'_>) -> String {
+        let DataRecipe { on_bad_row, max_line_bytes, .. } = self.recipe;
+        let key = json!({
+            "columns": source.rows.columns, "on_bad_row": on_bad_row.name(), "max_line_bytes": max_line_bytes,
+            "rows": reader.identity(), "tokens": self.encoder.identity(reader.format),
+        });
+        key.to_string()
     }
 
     /// Reads files and writes their tokens, on all cores.
     fn tokenise(
         &self,
-        (source, reader): (&DataSource, &ExampleReader<'_>),
+        source: &DataSource,
+        reader: &ExampleReader<'_>,
         out: Out<'_>,
         mut record: TokenRecord,
         watch: Watch<'_>,
@@ -249,83 +217,30 @@ impl<'a> Opener<'a> {
         let mut writer = TokenWriter::new(out)?;
         let mut progress = TokenisingProgress { path: path.clone(), samples: 0, tokens: 0 };
         let mut bad = BadRows::new(self.recipe.on_bad_row);
-        let encode = |portion: Vec<Unread>| portion.into_iter().map(|example| self.encode(&indices, example)).collect::<Vec<_>>();
-        in_order(
-            |hand_on| each_portion(source, reader, hand_on),
-            encode,
-            |encoded| {
-                for sample in encoded {
-                    match sample {
-                        Ok((sample, about)) => {
-                            bad.good();
-                            writer.push(&sample, &about)?;
-                            progress.samples += 1;
-                            progress.tokens += sample.ids.len();
-                        }
-                        Err((ErrorScope::Row, error)) => bad.note(error),
-                        Err((_, error)) => return Err(error.into()),
-                    }
+        self.each_row(source, reader, |row| {
+            let EncodedExample { example, mut tokens } = match row.sample {
+                Ok(sample) => sample,
+                Err(error) if ErrorScope::of(&error) == ErrorScope::Row => {
+                    bad.note(error);
+                    return Ok(());
                 }
-                watch(&progress);
-                Ok::<_, NotWritten>(())
-            },
-        )?;
+                Err(error) => return Err(error.into()),
+            };
+            bad.good();
+            let file = indices.get(&*row.place.path).copied().unwrap_or(0);
+            let border = tokens.border.take();
+            writer.push(&tokens, &About::of(example, file, row.place.at, border))?;
+            progress.samples += 1;
+            progress.tokens += tokens.ids.len();
+            watch(&progress);
+            Ok::<_, NotWritten>(())
+        })?;
         let (_, count) = bad.counts();
         bad.finish(&path)?;
         record.counts = RowsRead { read: progress.samples, bad: count };
         record.notes = self.encoder.chat.take_notes();
         record.hash(&source.files)?;
         Ok(writer.finish(&record)?)
-    }
-
-    fn encode(&self, indices: &HashMap<&Path, usize>, example: Unread) -> Result<(EncodedSample, About), Refused> {
-        let example = example?;
-        let mut encoded = self.encoder.encode(&example.content, &|| example.place.clone()).map_err(refused)?;
-        let file = indices.get(&*example.place.path).copied().unwrap_or(0);
-        let (at, border) = (example.place.at, encoded.border.take());
-        let (groups, follow_up) = (example.groups.clone(), example.follow_up.clone());
-        Ok((encoded, About { file, at, references: example.references(), groups, border, follow_up }))
-    }
-}
-
-/// Why there is no sample, and what that is about.
-type Refused = (ErrorScope, Fault);
-
-/// An example, or why there is none.
-type Unread = Result<Example, Refused>;
-
-fn refused(error: Fault) -> Refused {
-    (ErrorScope::of(&error), error)
-}
-
-/// Hands over the examples of all files in portions, until nobody listens.
-fn each_portion(source: &DataSource, reader: &ExampleReader<'_>, hand_on: &mut dyn FnMut(Vec<Unread>) -> bool) {
-    let mut portion = Portion::default();
-    let mut is_heard = true;
-    let walked = each_example(source, reader, &mut |example| {
-        let full = portion.push(example.map_err(refused));
-        is_heard = is_heard && full.is_none_or(&mut *hand_on);
-        // The walk ends at any error, and nobody hears this one.
-        if is_heard { Ok(()) } else { Err(faults::empty(Path::new(""))) }
-    });
-    // What ends a walk is no fault of a row.
-    portion.examples.extend(walked.err().map(|error| Err((ErrorScope::All, error))));
-    hand_on(portion.examples);
-}
-
-/// Examples that are encoded together: handing over has its price, which short ones share.
-#[derive(Default)]
-struct Portion {
-    examples: Vec<Unread>,
-    bytes: usize,
-}
-
-impl Portion {
-    /// Adds one; what there is then, if it is enough.
-    fn push(&mut self, example: Unread) -> Option<Vec<Unread>> {
-        self.bytes += PORTION_BYTES / PORTION_EXAMPLES + example.as_ref().map_or(0, |example| example.content.size());
-        self.examples.push(example);
-        (self.bytes >= PORTION_BYTES).then(|| std::mem::take(self).examples)
     }
 }
 
@@ -337,7 +252,7 @@ mod tests {
     use crate::data::faults::RowFault;
     use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
     use crate::data::{IGNORE, Targets, TokenOrigin};
-    use crate::recipe::Labels;
+    use crate::recipe::{Labels, OnTooLong};
 
     fn texts(number: usize) -> String {
         let line = |index: usize| format!("{{\"prompt\": \"{}\", \"completion\": \"yes\"}}\n", "word ".repeat(index + 1));
@@ -428,10 +343,10 @@ mod tests {
             let LoadReport { files, train, validation, .. } = &splits.report;
             let file = &files[0];
             prop_assert_eq!((file.rows, file.bad), (lengths.len(), 0));
-            prop_assert_eq!(file.kept + file.dropped + file.bad, file.rows);
+            prop_assert_eq!(file.samples.used() + file.samples.left_out() + file.bad, file.rows);
             let dropped = if on_too_long == OnTooLong::Split { 0 } else { too_long };
-            prop_assert_eq!((file.dropped, file.split), (dropped, too_long - dropped));
-            prop_assert_eq!(train + validation, file.kept - file.split + file.windows);
+            prop_assert_eq!((file.samples.left_out(), file.samples.split), (dropped, too_long - dropped));
+            prop_assert_eq!(train + validation, file.samples.used() - file.samples.split + file.samples.windows);
             let distinct: std::collections::BTreeSet<_> = lengths.iter().collect();
             prop_assert_eq!(file.duplicates, lengths.len() - distinct.len());
             prop_assert_eq!(splits.rest.as_ref().map_or(0, Dataset::len), dropped);
@@ -477,14 +392,14 @@ mod tests {
         let limit = whole.lengths()[20] + 1;
         let drop = fixture.limit(limit, OnTooLong::Drop);
         let dropped = drop.open().unwrap();
-        assert_eq!((dropped.train.len(), dropped.report.files[0].dropped), (21, 9));
+        assert_eq!((dropped.train.len(), dropped.report.files[0].samples.left_out()), (21, 9));
         let rest = dropped.rest.unwrap();
         let whole_rest = whole.batch(&(21..30).collect::<Vec<_>>()).unwrap();
         assert_eq!(rest.batch(&(0..9).collect::<Vec<_>>()).unwrap(), whole_rest);
         assert_eq!(rest.first(2).batch(&[0, 1]).unwrap().sequences, whole_rest.sequences[..2]);
         let cut = drop.limit(limit, OnTooLong::Truncate);
         let splits = cut.open().unwrap();
-        assert_eq!((splits.train.len(), splits.report.files[0].cut), (30, 9));
+        assert_eq!((splits.train.len(), splits.report.files[0].samples.cut), (30, 9));
         assert_eq!(splits.train.lengths()[29], limit - 1);
         let (long, short) =
             (whole.batch(&[29]).unwrap().sequences.swap_remove(0), splits.train.batch(&[29]).unwrap().sequences.swap_remove(0));
@@ -511,14 +426,8 @@ mod tests {
     fn the_models_positions_limit_too() {
         let fixture = Fixture::new(DataFormat::Tokens, "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n");
         let open = |max_positions| {
-            open(
-                (&fixture.recipe, &fixture.head),
-                None,
-                ModelLimits { max_positions, most_positions: max_positions, ..LIMITS },
-                None,
-                1,
-                &mut |_| {},
-            )
+            let limits = ModelLimits { max_positions, most_positions: max_positions, ..LIMITS };
+            open(&DataRequest { limits, ..fixture.request(None) }, &mut |_| {})
         };
         assert!(open(4).is_ok());
         assert!(open(3).unwrap_err().to_string().ends_with("4 tokens, expected at most 3"));
@@ -555,18 +464,18 @@ mod tests {
     #[test]
     fn text_needs_a_tokenizer_that_fits_the_model() {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(2));
-        let error = open((&fixture.recipe, &fixture.head), None, LIMITS, None, 1, &mut |_| {}).unwrap_err();
+        let error = open(&fixture.request(None), &mut |_| {}).unwrap_err();
         assert_eq!(error.to_string(), "text data needs a tokenizer, found none");
         let small = ModelLimits { vocab_size: 40, ..LIMITS };
         let one = Fixture::new(DataFormat::PromptCompletion, texts(1));
-        let error = open((&one.recipe, &one.head), Some(&tokenizer()), small, None, 1, &mut |_| {}).unwrap_err();
+        let error = open(&DataRequest { limits: small, ..one.request(Some(&tokenizer())) }, &mut |_| {}).unwrap_err();
         assert!(error.to_string().ends_with("is not below the model's `vocab_size` 40"), "{error}");
         let labels = HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["yes".into(), "two words".into()]));
-        let error = open((&fixture.recipe, &labels), Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();
-        assert!(error.to_string().starts_with("label `two words` is "), "{error}");
+        let error = open(&DataRequest { head: &labels, ..fixture.request(Some(&tokenizer())) }, &mut |_| {}).unwrap_err();
+        assert!(error.to_string().starts_with("label `yes` is 3 tokens"), "{error}");
         let mut missing = fixture.recipe.clone();
         missing.train = "no/such/file".into();
-        let error = open((&missing, &fixture.head), Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();
+        let error = open(&DataRequest { recipe: &missing, ..fixture.request(Some(&tokenizer())) }, &mut |_| {}).unwrap_err();
         assert_eq!(error.to_string(), "cannot read `no/such/file`");
     }
 }

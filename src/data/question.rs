@@ -38,9 +38,9 @@ pub struct FollowUp {
 /// What `LongBench` v2 reports samples under.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleGroups {
-    /// `easy` or `hard`.
+    /// The word `easy` or `hard`.
     pub difficulty: String,
-    /// `short`, `medium` or `long`.
+    /// The word `short`, `medium` or `long`.
     pub length: String,
     pub domain: String,
 }

@@ -11,9 +11,9 @@ use crate::units::abridged;
 /// Which line or record of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LineOrRecord {
-    /// Line, counted from 1.
+    /// Number of a line, counted from 1.
     Line(usize),
-    /// Record, counted from 0.
+    /// Number of a record, counted from 0.
     Record(usize),
     /// All of it: the file is one sample.
     Whole,

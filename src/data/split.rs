@@ -13,7 +13,7 @@ pub(super) fn split(pieces: Vec<Piece>, fraction: f64, seed: u64) -> (Vec<Piece>
     pieces.into_iter().partition(|piece| held_out.binary_search(&piece.sample()).is_err())
 }
 
-/// Of samples that are run, in order, those that are held out.
+/// The samples that are held out, of those that are run, in order.
 pub(super) fn held_out(samples: &[usize], fraction: f64, seed: u64) -> Vec<usize> {
     split_samples(samples, fraction, seed).1
 }

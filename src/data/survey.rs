@@ -2,20 +2,16 @@
 
 use std::collections::HashSet;
 
-use super::faults::RowFault;
-use super::formats::ExampleReader;
-use super::on_too_long::{Fit, fit, no_plain_text};
-use super::open::{ModelLimits, Opener};
+use super::encoded_rows::{EncodedExample, EncodedRow};
+use super::on_too_long::LengthOutcome;
+use super::open::{DataRequest, Opener};
 use super::row_counts::RowCounts;
-use super::rows::{self, DataRow, SplitName};
-use super::sample_place::{LineOrRecord, SamplePlace};
+use super::rows::SplitName;
+use super::sample_place::SamplePlace;
 use super::source::DataSource;
 use super::split::held_out;
-use super::surveyed_row::{SampleFate, SurveyedRow, SurveyedSample};
 use super::token_file::fingerprint;
-use super::tokenizer::Tokenizer;
-use super::windows::windows;
-use crate::recipe::{DataPaths, DataRecipe, HeadRecipe, ValidationSource};
+use crate::recipe::{DataPaths, ValidationSource};
 use crate::units::Fault;
 
 /// Which rows are looked at.
@@ -23,7 +19,7 @@ use crate::units::Fault;
 pub enum SurveyedPart {
     /// All of the files to train on, from which validation samples may be drawn.
     Train,
-    /// Those held out: of files of their own, or drawn from the samples to train on.
+    /// Samples that are held out: of files of their own, or drawn from the samples to train on.
     Validation,
 }
 
@@ -38,64 +34,81 @@ pub struct Survey {
     pub warnings: Vec<String>,
 }
 
+/// A row, and what becomes of it.
+#[derive(Debug)]
+pub struct SurveyedRow {
+    pub place: SamplePlace,
+    /// What it is, or why it is no sample.
+    pub sample: Result<SurveyedSample, Fault>,
+}
+
+/// A row that is a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SurveyedSample {
+    /// What was tokenised; `None` of samples that are token ids already.
+    pub text: Option<String>,
+    /// The tokens, without those that are cut out.
+    pub ids: Vec<u32>,
+    /// Whether each of them is a target.
+    pub is_trained: Vec<bool>,
+    /// The class, where the head has classes: the only target.
+    pub class: Option<usize>,
+    /// How many tokens it had before anything was cut.
+    pub length: usize,
+    pub outcome: LengthOutcome,
+    /// A hash of its tokens before anything was cut: tells samples apart.
+    pub(super) fingerprint: u64,
+}
+
+impl SurveyedSample {
+    /// How many of its tokens are trained.
+    pub fn num_trained(&self) -> usize {
+        self.is_trained.iter().filter(|&&trained| trained).count()
+    }
+}
+
 /// Hands over each row of some of a recipe's files, bad or not, whatever `data.on_bad_row` says. `goes_on`: also where no row can be
-/// encoded, which ends a run. `seed` draws the samples that are held out.
+/// encoded, which ends a run.
 ///
 /// # Errors
 /// Files are missing or damaged, there is no sample among the first rows, or `sink` refuses.
-pub fn survey<E: From<Fault>>(
-    (recipe, head): (&DataRecipe, &HeadRecipe),
-    tokenizer: Option<&Tokenizer>,
-    limits: ModelLimits,
-    (part, seed, goes_on): (SurveyedPart, u64, bool),
-    sink: &mut dyn FnMut(&SurveyedRow) -> Result<(), E>,
-) -> Result<Survey, E> {
-    let opener = Opener::new(recipe, head, tokenizer, limits)?;
-    let (paths, split, drawn): (&DataPaths, _, _) = match (part, &recipe.validation) {
-        (SurveyedPart::Train, _) => (&recipe.train, SplitName::Train, None),
-        (SurveyedPart::Validation, ValidationSource::File(paths)) => (paths, SplitName::Validation, None),
-        (SurveyedPart::Validation, ValidationSource::Fraction(fraction)) => (&recipe.train, SplitName::Train, Some(*fraction)),
+pub fn survey(
+    request: &DataRequest<'_>,
+    part: SurveyedPart,
+    goes_on: bool,
+    sink: &mut dyn FnMut(&SurveyedRow) -> Result<(), Fault>,
+) -> Result<Survey, Fault> {
+    let opener = Opener::new(request)?;
+    let recipe = request.recipe;
+    let (paths, split) = match (part, &recipe.validation) {
+        (SurveyedPart::Validation, ValidationSource::File(paths)) => (paths, SplitName::Validation),
+        _ => (&recipe.train, SplitName::Train),
     };
     let source = DataSource::find(recipe, paths, split)?;
-    let reader = opener.reader(&source)?;
-    let mut used = Vec::new();
     // The samples that are held out, in order, by their numbers among all samples.
-    let drawn = match drawn {
-        None => None,
-        Some(fraction) => {
-            used = opener.used(recipe, &recipe.train, SplitName::Train)?;
-            Some(held_out(&numbers(&used), fraction, seed))
+    let drawn = match (part, &recipe.validation) {
+        (SurveyedPart::Validation, ValidationSource::Fraction(fraction)) => {
+            Some(drawn(&opener.used(&recipe.train, SplitName::Train)?, *fraction, request.seed))
         }
+        _ => None,
     };
-    let (mut counts, mut number) = (RowCounts::new(recipe.on_bad_row, opener.limit.tokens), 0);
+    let mut counts = RowCounts::new(recipe.on_bad_row, opener.lengths.tokens);
     opener.encoder.chat.take_notes();
-    opener.each_row(&source, &reader, &mut |row| {
-        let is_sample = row.sample.is_ok();
-        number += usize::from(is_sample);
-        let is_wanted = |drawn: &Vec<usize>| is_sample && drawn.binary_search(&(number - 1)).is_ok();
-        if drawn.as_ref().is_none_or(is_wanted) {
-            if drawn.is_none() {
-                used.extend(
-                    row.sample
-                        .as_ref()
-                        .ok()
-                        .filter(|sample| sample.fate.is_used())
-                        .map(|sample| (number - 1, sample.fingerprint)),
-                );
-            }
+    let used = opener.survey_rows(&source, &mut |number, row| {
+        if drawn.as_ref().is_none_or(|drawn| row.sample.is_ok() && drawn.binary_search(&number).is_ok()) {
             sink(&row)?;
             counts.take(row, goes_on)?;
         }
-        Ok::<(), E>(())
+        Ok(())
     })?;
     let warnings = opener.encoder.chat.warnings(&opener.encoder.chat.take_notes());
     let (held_out, trained): (UsedSamples, UsedSamples) = match (&recipe.validation, part) {
         (ValidationSource::Fraction(fraction), _) => {
-            let held_out = drawn.unwrap_or_else(|| held_out(&numbers(&used), *fraction, seed));
+            let held_out = drawn.unwrap_or_else(|| self::drawn(&used, *fraction, request.seed));
             used.into_iter().partition(|(number, _)| held_out.binary_search(number).is_ok())
         }
-        (ValidationSource::File(paths), SurveyedPart::Train) => (opener.used(recipe, paths, SplitName::Validation)?, used),
-        (ValidationSource::File(_), SurveyedPart::Validation) => (used, opener.used(recipe, &recipe.train, SplitName::Train)?),
+        (ValidationSource::File(paths), SurveyedPart::Train) => (opener.used(paths, SplitName::Validation)?, used),
+        (ValidationSource::File(_), SurveyedPart::Validation) => (used, opener.used(&recipe.train, SplitName::Train)?),
     };
     let trained: HashSet<u64> = trained.into_iter().map(|(_, fingerprint)| fingerprint).collect();
     let shared = held_out.iter().filter(|(_, fingerprint)| trained.contains(fingerprint)).count();
@@ -105,71 +118,51 @@ pub fn survey<E: From<Fault>>(
 /// Samples that are used, by their numbers among all samples, with the fingerprints of their tokens.
 type UsedSamples = Vec<(usize, u64)>;
 
-fn numbers(used: &UsedSamples) -> Vec<usize> {
-    used.iter().map(|(number, _)| *number).collect()
+fn drawn(used: &UsedSamples, fraction: f64, seed: u64) -> Vec<usize> {
+    held_out(&used.iter().map(|(number, _)| *number).collect::<Vec<_>>(), fraction, seed)
 }
 
 impl Opener<'_> {
-    fn used(&self, recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<UsedSamples, Fault> {
-        let source = DataSource::find(recipe, paths, split)?;
-        let (mut number, mut used) = (0, Vec::new());
-        self.each_row(&source, &self.reader(&source)?, &mut |row| {
-            let Ok(sample) = row.sample else { return Ok(()) };
-            used.extend(sample.fate.is_used().then_some((number, sample.fingerprint)));
-            number += 1;
-            Ok::<_, Fault>(())
+    fn used(&self, paths: &DataPaths, split: SplitName) -> Result<UsedSamples, Fault> {
+        self.survey_rows(&DataSource::find(self.recipe, paths, split)?, &mut |_, _| Ok(()))
+    }
+
+    /// Hands over each row with the number of the sample that it is, if it is one.
+    fn survey_rows(
+        &self,
+        source: &DataSource,
+        sink: &mut dyn FnMut(usize, SurveyedRow) -> Result<(), Fault>,
+    ) -> Result<UsedSamples, Fault> {
+        let (mut samples, mut used) = (0, UsedSamples::new());
+        self.each_row(source, &self.reader(source)?, |EncodedRow { place, sample }| {
+            let sample = sample.and_then(|sample| self.surveyed(&place, sample));
+            let number = samples;
+            if let Ok(sample) = &sample {
+                samples += 1;
+                used.extend(sample.outcome.is_used().then_some((number, sample.fingerprint)));
+            }
+            sink(number, SurveyedRow { place, sample })
         })?;
         Ok(used)
     }
 
-    fn each_row<E: From<Fault>>(
-        &self,
-        source: &DataSource,
-        reader: &ExampleReader<'_>,
-        sink: &mut dyn FnMut(SurveyedRow) -> Result<(), E>,
-    ) -> Result<(), E> {
-        source.files.iter().try_for_each(|file| {
-            rows::each(file, &source.rows, &mut |row| {
-                let whole = || SamplePlace { path: file.as_path().into(), at: LineOrRecord::Whole };
-                let place = match &row {
-                    Ok(row) => row.place(),
-                    Err(error) => error.of_type::<RowFault>().map_or_else(whole, |row| row.place.clone()),
-                };
-                sink(SurveyedRow { place, sample: row.and_then(|row| self.surveyed(reader, row)) })
-            })
-        })
-    }
-
-    fn surveyed(&self, reader: &ExampleReader<'_>, row: DataRow) -> Result<SurveyedSample, Fault> {
-        let example = reader.example(row)?;
-        let place = || example.place.clone();
-        let mut sample = self.encoder.encode(&example.content, &place)?;
+    fn surveyed(&self, place: &SamplePlace, row: EncodedExample) -> Result<SurveyedSample, Fault> {
+        let EncodedExample { example, tokens: mut sample } = row;
         let (length, fingerprint) = (sample.length(), fingerprint(&sample.ids));
-        let fate = match fit(length, self.limit.tokens, self.recipe.on_too_long, || Ok(place()))? {
-            Fit::Whole => SampleFate::Whole,
-            Fit::Dropped => SampleFate::Dropped,
-            Fit::NothingToCut => SampleFate::NothingToCut,
-            Fit::Split if !sample.is_plain_text() => {
-                return Err(no_plain_text(place(), length, self.limit.tokens));
-            }
-            Fit::Split => SampleFate::Split(windows(length.total, self.limit.tokens, self.limit.overlap).count()),
-            Fit::Cut(range) => {
-                let cut = range.len();
-                sample.cut(range);
-                SampleFate::Cut(cut)
-            }
-        };
-        let text = self.encoder.source_text(&example.content, &place)?;
+        let outcome = self.lengths.outcome(length, || Ok(place.clone()))?;
+        if let LengthOutcome::Cut(range) = &outcome {
+            sample.cut(range.clone());
+        }
+        let text = self.encoder.source_text(&example.content, &|| place.clone())?;
         let (ids, is_trained, class) = sample.into_parts();
-        Ok(SurveyedSample { text, ids, is_trained, class, length: length.total, fate, fingerprint })
+        Ok(SurveyedSample { text, ids, is_trained, class, length: length.total, outcome, fingerprint })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::faults;
-    use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
+    use crate::data::fixtures::{Fixture, tokenizer};
     use crate::recipe::{DataFormat, OnBadRow, OnTooLong, TemplateChoice};
 
     fn surveyed(fixture: &Fixture, part: SurveyedPart) -> Result<(Survey, Vec<SurveyedRow>), Fault> {
@@ -177,14 +170,11 @@ mod tests {
         let mut sink = |row: &SurveyedRow| {
             rows.push(SurveyedRow {
                 place: row.place.clone(),
-                sample: row
-                    .sample
-                    .as_ref()
-                    .map_or_else(|_| Err(faults::empty(std::path::Path::new("x"))), |sample| Ok(sample.clone())),
+                sample: row.sample.as_ref().map_or_else(|_| Err(Fault::failed("x")), |sample| Ok(sample.clone())),
             });
-            Ok::<(), Fault>(())
+            Ok(())
         };
-        let survey = survey((&fixture.recipe, &fixture.head), Some(&tokenizer()), LIMITS, (part, 1, false), &mut sink)?;
+        let survey = survey(&fixture.request(Some(&tokenizer())), part, false, &mut sink)?;
         Ok((survey, rows))
     }
 
@@ -238,10 +228,12 @@ mod tests {
                             }
                         };
                         if let Ok(run) = &run {
-                            assert_eq!((counts.rows(), counts.bad(), counts.used()), (run.rows, run.bad, run.kept), "{case}");
-                            assert_eq!((counts.dropped + counts.uncuttable, counts.cut), (run.dropped, run.cut), "{case}");
-                            let found = (counts.cut_tokens, counts.longest, counts.duplicates);
-                            assert_eq!(found, (run.cut_tokens, run.longest, run.duplicates), "{case}");
+                            assert_eq!(
+                                (counts.rows(), counts.bad(), &counts.samples),
+                                (run.rows, run.bad, &run.samples),
+                                "{case}"
+                            );
+                            assert_eq!(counts.duplicates, run.duplicates, "{case}");
                         }
                         let verdict = counts.verdict(&source).map(|_| ()).map_err(|error| error.to_string());
                         assert_eq!(run.map(|_| ()).map_err(|error| error.to_string()), verdict, "{case}");
@@ -265,7 +257,7 @@ mod tests {
         fixture.recipe.validation = ValidationSource::Fraction(0.3);
         let validation = fixture.open().unwrap().validation.unwrap();
         let (survey, rows) = surveyed(&fixture, SurveyedPart::Validation).unwrap();
-        assert!(validation.len() == 4 && survey.counts.used() == 4 && survey.counts.rows() == 4);
+        assert!(validation.len() == 4 && survey.counts.samples.used() == 4 && survey.counts.rows() == 4);
         for (index, row) in rows.into_iter().enumerate() {
             let mut ids = row.sample.unwrap().ids;
             ids.pop();

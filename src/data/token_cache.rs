@@ -30,7 +30,7 @@ pub(super) struct TokenRecord {
     version: u32,
     /// Bytes of each data file.
     sizes: Vec<u64>,
-    /// Of the content of each data file.
+    /// A hash of the content of each data file.
     hashes: Vec<String>,
     /// Everything else that decides ids and targets: tokenizer, format, head.
     settings: String,
@@ -70,7 +70,7 @@ pub(super) struct Tokens {
     pub(super) file: TokenFile,
     pub(super) counts: RowsRead,
     pub(super) notes: ChatNotes,
-    /// Of each data file's content.
+    /// A hash of each data file's content.
     pub(super) hashes: Vec<String>,
     /// What the file is mapped by; `None` where it is in memory.
     pub(super) map: Option<MappedFile>,

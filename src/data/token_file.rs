@@ -14,6 +14,7 @@ use arrow::ipc::{convert::try_fb_to_schema, root_as_footer};
 use serde::{Deserialize, Serialize};
 
 use super::encode::{Aim, EncodedSample};
+use super::example::Example;
 use super::guard::guarded;
 use super::on_too_long::Length;
 use super::question::{FollowUp, SampleGroups};
@@ -44,6 +45,13 @@ pub(super) struct About {
     pub(super) follow_up: Option<FollowUp>,
 }
 
+impl About {
+    pub(super) fn of(example: Example, file: usize, at: LineOrRecord, border: Option<String>) -> Self {
+        let (groups, follow_up) = (example.groups.clone(), example.follow_up.clone());
+        Self { file, at, references: example.references(), groups, border, follow_up }
+    }
+}
+
 /// Where the columns of a file stand, in order.
 #[derive(Clone, Copy)]
 enum TokenColumn {
@@ -55,9 +63,9 @@ enum TokenColumn {
     Prompt,
     /// Where the initial part begins and ends; empty where nobody asked.
     Initial,
-    /// [`About`] as JSON.
+    /// What [`About`] says, as JSON.
     About,
-    /// Of the ids: tells samples apart, and finds damage.
+    /// A hash of the ids: tells samples apart, and finds damage.
     Fingerprint,
 }
 
@@ -238,7 +246,7 @@ impl TokenFile {
     pub(super) fn length(&self, sample: usize) -> Length {
         let (batch, row) = self.place(sample);
         let prompt = batch.column(TokenColumn::Prompt as usize).as_primitive::<UInt64Type>().value(row);
-        Length { total: self.ids(sample).len(), prompt: prompt as usize }
+        Length { total: self.ids(sample).len(), prompt: prompt as usize, is_plain_text: self.is_plain_text(sample) }
     }
 
     /// Index of its class, if it has one.
@@ -262,7 +270,7 @@ impl TokenFile {
     }
 
     /// Whether all tokens of a sample are targets, but perhaps the first, which nothing predicts.
-    pub(super) fn is_plain_text(&self, sample: usize) -> bool {
+    fn is_plain_text(&self, sample: usize) -> bool {
         let len = self.ids(sample).len() as u32;
         matches!(self.list(sample, TokenColumn::Trained), [0 | 1, end] if *end == len)
     }
@@ -302,7 +310,7 @@ impl TokenFile {
 
     /// Whether a sample can be used without a further look at its numbers.
     fn is_sound(&self, sample: usize) -> bool {
-        let Length { total, prompt } = self.length(sample);
+        let Length { total, prompt, .. } = self.length(sample);
         let (trained, initial) = (self.list(sample, TokenColumn::Trained), self.list(sample, TokenColumn::Initial));
         let is_within = |ends: &[u32]| {
             ends.len().is_multiple_of(2) && ends.is_sorted() && ends.last().is_none_or(|&end| end as usize <= total)
@@ -422,7 +430,7 @@ mod tests {
             if let Ok((file, _)) = TokenFile::read::<String>(&Buffer::from_vec(bytes)) {
                 for sample in 0..file.len() {
                     drop(file.part(sample, 0..file.ids(sample).len()));
-                    let _ = (file.about(sample), file.is_plain_text(sample));
+                    let _ = (file.about(sample), file.length(sample));
                 }
             }
         }

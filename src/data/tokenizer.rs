@@ -18,7 +18,7 @@ pub struct Tokenizer {
     inner: Arc<Inner>,
 }
 
-/// Of each token of a text, which part of it in bytes it stands for.
+/// Which part of a text, in bytes, each of its tokens stands for.
 pub(super) type Offsets = Vec<(usize, usize)>;
 
 struct Inner {
@@ -69,7 +69,7 @@ impl Tokenizer {
         })
     }
 
-    /// As [`Tokenizer::load`], but `None` where the directory has no `tokenizer.json`: pre-tokenised data needs none.
+    /// Like [`Tokenizer::load`], but `None` where the directory has no `tokenizer.json`: pre-tokenised data needs none.
     pub fn load_if_present(dir: &Path) -> Result<Option<Self>, Fault> {
         if is_there(&dir.join("tokenizer.json")) { Self::load(dir).map(Some) } else { Ok(None) }
     }
@@ -90,7 +90,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// As `LongBench` cuts a prompt: the first and the last of its tokens, as text again; which it does before the chat template.
+    /// Cuts a prompt like `LongBench`: the first and the last of its tokens, as text again; which it does before the chat template.
     pub(super) fn cut_as_upstream(&self, prompt: String, most: usize) -> Result<String, Fault> {
         let ids = self.run(&prompt, true)?;
         if ids.len() <= most {
@@ -133,7 +133,6 @@ impl Tokenizer {
         self.inner.encoder.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
     }
 
-    /// The folder of `tokenizer.json`.
     pub(super) fn dir(&self) -> &Path {
         self.inner.path.parent().unwrap_or(Path::new(""))
     }
@@ -162,7 +161,6 @@ impl Tokenizer {
         serde_json::to_value(self.inner.encoder.get_pre_tokenizer()).unwrap_or_default()
     }
 
-    /// Hash of `tokenizer.json`'s content.
     pub fn hash(&self) -> &str {
         &self.inner.hash
     }

@@ -80,7 +80,7 @@ impl AnswerFile {
     }
 
     /// The next answer that it holds, which must be one to this sample with these settings; `None` behind the last.
-    pub(super) fn take(&mut self, settings: &Value, (sample, prompt): (u64, &str)) -> Result<Option<ScoredAnswer>, Fault> {
+    pub(super) fn take(&mut self, settings: &Value, sample: u64, prompt: &str) -> Result<Option<ScoredAnswer>, Fault> {
         let Some(Row { answer, settings: found }) = self.kept.next() else { return Ok(None) };
         self.taken += 1;
         let mut parts: Vec<(&str, Value, Value)> = Vec::new();

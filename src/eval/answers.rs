@@ -48,7 +48,8 @@ pub fn answer(
     dataset: &Dataset,
     spec: &AnswerSpec,
     mut file: Option<(&mut AnswerFile, &serde_json::Value)>,
-    (world, wants_to_stop): (&ProcessGroup, &dyn Fn() -> bool),
+    world: &ProcessGroup,
+    wants_to_stop: &dyn Fn() -> bool,
 ) -> Result<Vec<ScoredAnswer>, Fault> {
     let (rank, ranks) = (world.rank(), world.size());
     let mut answers = world.agree("reading answers", kept(dataset, &mut file), is_given_up)?.swap_remove(0);
@@ -56,7 +57,7 @@ pub fn answer(
     while answers.len() < dataset.len() {
         let (begin, mut made) = (answers.len(), Vec::new());
         let own = (begin + rank..dataset.len().min(begin + round)).step_by(ranks);
-        let done = write(&mut generator, (dataset, own), spec, wants_to_stop, &mut |answer| {
+        let done = write(&mut generator, dataset, own, spec, wants_to_stop, &mut |answer| {
             // One rank alone keeps each at once: what it is killed in is all that it loses.
             let keeps = file.as_mut().filter(|_| ranks == 1);
             keeps.map_or(Ok(()), |(file, settings)| file.append(settings, &answer))?;
@@ -80,7 +81,7 @@ fn kept(dataset: &Dataset, file: &mut Option<(&mut AnswerFile, &serde_json::Valu
     let Some((file, settings)) = file else { return Ok(answers) };
     while answers.len() < dataset.len() {
         let question = dataset.question(answers.len())?;
-        let Some(answer) = file.take(settings, (question.sample, &prompt_hash(&question)))? else { break };
+        let Some(answer) = file.take(settings, question.sample, &prompt_hash(&question))? else { break };
         answers.push(answer);
     }
     Ok(answers)
@@ -89,7 +90,8 @@ fn kept(dataset: &Dataset, file: &mut Option<(&mut AnswerFile, &serde_json::Valu
 /// Generates answers to some samples, and hands each on in their order.
 fn write(
     generator: &mut Generator<'_>,
-    (dataset, samples): (&Dataset, impl Iterator<Item = usize>),
+    dataset: &Dataset,
+    samples: impl Iterator<Item = usize>,
     spec: &AnswerSpec,
     wants_to_stop: &dyn Fn() -> bool,
     hand_on: &mut dyn FnMut(ScoredAnswer) -> Result<(), Fault>,

@@ -21,7 +21,7 @@ pub struct Score {
     pub targets: usize,
     /// Mean cross-entropy, nats per target.
     pub loss: f64,
-    /// `exp(loss)`.
+    /// The exponential of the loss.
     pub perplexity: f64,
     /// Share of targets that had the largest score of all choices.
     pub accuracy: f64,
@@ -40,9 +40,9 @@ pub struct Bucket {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scores {
     pub overall: Score,
-    /// By powers of two of the length; empty buckets are left out.
+    /// Samples by powers of two of their length; empty buckets are left out.
     pub by_length: Vec<Bucket>,
-    /// By the names of the data sets, where there are several.
+    /// Samples by the names of their data sets, where there are several.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub by_set: BTreeMap<String, Score>,
     /// Accuracy as `LongBench` v2 reports it, of samples with a class whose data say what they are reported under.
@@ -59,7 +59,7 @@ struct ScoredSequence {
 }
 
 impl ScoredSequence {
-    fn of((sequence, loss): (&Sequence, &SequenceLoss)) -> Self {
+    fn of(sequence: &Sequence, loss: &SequenceLoss) -> Self {
         let has_class = matches!(sequence.targets, Targets::Class(_));
         Self { tokens: sequence.inputs.len(), has_class, loss: *loss }
     }
@@ -87,14 +87,15 @@ pub fn batches(dataset: &Dataset, size: BatchSize, max_batches: Option<usize>) -
     batches
 }
 
-/// Evaluates the first `max_batches` batches (all, if `None`) of `dataset`, shortest samples first. The ranks of `world` share the batches;
+/// Evaluates [`batches`] of `dataset`, in their order. The ranks of `world` share them;
 /// each adds up the losses of all in the same order, so that their number changes no digit.
 pub fn score(
-    (engine, model): (&Engine, &Model),
+    engine: &Engine,
+    model: &Model,
     dataset: &Dataset,
-    size: BatchSize,
-    max_batches: Option<usize>,
-    (world, observer): (&ProcessGroup, &mut dyn Observer),
+    batches: &[Vec<usize>],
+    world: &ProcessGroup,
+    observer: &mut dyn Observer,
 ) -> Result<Scores, Fault> {
     if dataset.is_empty() {
         return Err(Fault::data(
@@ -104,7 +105,6 @@ pub fn score(
     }
     // The longest first: those that end leave the batch from behind.
     let longest_first = |samples: &Vec<usize>| dataset.batch(&samples.iter().rev().copied().collect::<Vec<_>>());
-    let batches = batches(dataset, size, max_batches);
     let tokens: Vec<usize> =
         batches.iter().map(|samples| samples.iter().map(|&sample| dataset.lengths()[sample]).sum()).collect();
     let mut losses = |index: usize| {
@@ -117,7 +117,7 @@ pub fn score(
                 format!("the loss of sample {} (counted from 0) is {}", sequence.sample, loss.loss_sum),
             )
             .with_hint("the weights or the adapter may be damaged, or the dtype too narrow for them")),
-            None => Ok((index, losses().map(ScoredSequence::of).collect())),
+            None => Ok((index, losses().map(|(sequence, loss)| ScoredSequence::of(sequence, loss)).collect())),
         }
     };
     let own = share(&tokens, world.size()).swap_remove(world.rank());

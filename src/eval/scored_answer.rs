@@ -12,7 +12,7 @@ use crate::metrics::{LongBenchV2, Metric};
 pub struct ScoredAnswer {
     /// Index of the sample in its file, counted from 0.
     pub sample: u64,
-    /// Of the prompt's token ids.
+    /// A hash of the prompt's token ids.
     pub prompt_hash: String,
     /// What was generated before the answer was asked for, where the question asks for thoughts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -22,7 +22,7 @@ pub struct ScoredAnswer {
     pub token_ids: Vec<u32>,
     /// Why the text ended, as other programs write it.
     pub finish_reason: String,
-    /// By metric, from 0 to 1.
+    /// Scores from 0 to 1, by metric.
     pub scores: BTreeMap<String, f64>,
     /// What the sample is reported under.
     #[serde(flatten)]
@@ -32,15 +32,15 @@ pub struct ScoredAnswer {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AnswerScores {
     pub samples: usize,
-    /// By metric, from 0 to 1.
+    /// Scores from 0 to 1, by metric.
     pub means: BTreeMap<String, f64>,
-    /// As `LongBench` v2 reports, where its metric is asked for and the data say what samples are reported under.
+    /// What `LongBench` v2 reports, where its metric is asked for and the data say what samples are reported under.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longbench_v2: Option<LongBenchV2>,
 }
 
 impl AnswerScores {
-    /// Of some answers with the same metrics.
+    /// Sums up some answers with the same metrics.
     pub fn of(answers: &[ScoredAnswer]) -> Self {
         let mut means = BTreeMap::new();
         for (name, score) in answers.iter().flat_map(|answer| &answer.scores) {

@@ -1,13 +1,13 @@
 //! JSON as data formats mean it: parsers differ on what a key given twice says, so it is refused.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 
 use serde::de::{DeserializeOwned, DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserializer, Serialize};
 use serde_json::error::Category;
+use serde_json::{Map, Number, Value};
 
 use super::{FileKind, FilesError, read_bytes};
 use crate::units::quoted;
@@ -44,9 +44,10 @@ pub fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
 /// memory of their text. The message names the key behind which it goes wrong.
 pub(super) fn check_keys(bytes: &[u8], max_values: usize) -> Result<(), String> {
     let mut parser = serde_json::Deserializer::from_slice(bytes);
-    let last = RefCell::new(String::new());
-    let keys = UniqueKeys { left: &Cell::new(max_values), max_values, last: &last };
-    let checked = keys.deserialize(&mut parser).and_then(|()| parser.end());
+    let (left, last) = (Cell::new(max_values), RefCell::new(String::new()));
+    let too_many = format!("more than {max_values} values");
+    let keys = StrictJson { left: &left, too_many: &too_many, last_key: Some(&last) };
+    let checked = keys.deserialize(&mut parser).and_then(|_| parser.end());
     checked.map_err(|error| match &*last.borrow() {
         // Of a number that is none nobody sees what it is.
         key if key.is_empty() || error.classify() != Category::Syntax => error.to_string(),
@@ -54,70 +55,100 @@ pub(super) fn check_keys(bytes: &[u8], max_values: usize) -> Result<(), String> 
     })
 }
 
-/// Any JSON value, of which only the keys are looked at.
+/// Reads JSON values without a key that stands twice, and no more of them than are allowed.
 #[derive(Clone, Copy)]
-struct UniqueKeys<'a> {
+pub struct StrictJson<'a> {
     /// Values that may still come.
-    left: &'a Cell<usize>,
-    max_values: usize,
-    last: &'a RefCell<String>,
+    pub left: &'a Cell<usize>,
+    /// The error of one value more.
+    pub too_many: &'a str,
+    /// The last key of a document of which only the keys are looked at: no value is kept.
+    last_key: Option<&'a RefCell<String>>,
 }
 
-impl<'de> DeserializeSeed<'de> for UniqueKeys<'_> {
-    type Value = ();
+impl<'a> StrictJson<'a> {
+    /// For documents whose values are kept; `left` may be set anew for each.
+    pub fn new(left: &'a Cell<usize>, too_many: &'a str) -> Self {
+        Self { left, too_many, last_key: None }
+    }
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+    pub fn parse(self, text: &str) -> serde_json::Result<Value> {
+        let mut parser = serde_json::Deserializer::from_str(text);
+        let value = self.deserialize(&mut parser)?;
+        parser.end().map(|()| value)
+    }
+
+    fn note_key(self, key: &str) -> Result<(), String> {
+        let Some(last) = self.last_key else { return Ok(()) };
+        if key.len() > MAX_KEY {
+            return Err(format!("a key of {} bytes, `{}`", key.len(), quoted(key)));
+        }
+        key.clone_into(&mut last.borrow_mut());
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for StrictJson<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
         let left = self.left.get().checked_sub(1);
-        self.left.set(left.ok_or_else(|| D::Error::custom(format!("more than {} values", self.max_values)))?);
+        self.left.set(left.ok_or_else(|| D::Error::custom(self.too_many))?);
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for UniqueKeys<'_> {
-    type Value = ();
+impl<'de> Visitor<'de> for StrictJson<'_> {
+    type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let mut seen = HashSet::new();
-        while let Some(key) = map.next_key::<String>()? {
-            if key.len() > MAX_KEY {
-                return Err(A::Error::custom(format!("a key of {} bytes, `{}`", key.len(), quoted(key))));
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
+        Number::from_f64(value).map(Value::Number).ok_or_else(|| E::custom("a number that is none"))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(if self.last_key.is_some() { Value::Null } else { value.into() })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = items.next_element_seed(self)? {
+            if self.last_key.is_none() {
+                values.push(value);
             }
-            if seen.contains(&key) {
+        }
+        Ok(Value::Array(values))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            if fields.contains_key(&key) {
                 return Err(A::Error::custom(format!("the key `{}` stands twice", quoted(key))));
             }
-            key.clone_into(&mut self.last.borrow_mut());
-            seen.insert(key);
-            map.next_value_seed(self)?;
+            self.note_key(&key).map_err(A::Error::custom)?;
+            fields.insert(key, entries.next_value_seed(self)?);
         }
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        while seq.next_element_seed(self)?.is_some() {}
-        Ok(())
-    }
-
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
+        Ok(if self.last_key.is_some() { Value::Null } else { Value::Object(fields) })
     }
 }
 

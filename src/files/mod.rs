@@ -24,7 +24,7 @@ pub use atomic::{
 pub use error::{FilesError, hint_of_io};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
 pub use hub::{hub_name, hub_snapshot, model_dir};
-pub use json::{parse_json, read_json, read_json_as, to_json};
+pub use json::{StrictJson, parse_json, read_json, read_json_as, to_json};
 pub use known_hashes::hash_large_file;
 pub use lock::{ReadLock, RunLock, lock_file};
 pub use mapped::MappedFile;

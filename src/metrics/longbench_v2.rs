@@ -62,7 +62,7 @@ pub struct LongBenchV2 {
 }
 
 impl LongBenchV2 {
-    /// The columns of [`LongBenchV2::cells`].
+    /// What the columns of [`LongBenchV2::cells`] are called.
     pub const COLUMNS: [&'static str; 6] = ["Overall", "Easy", "Hard", "Short", "Medium", "Long"];
 
     /// Counts a sample with this correct answer and the choice of the reply. An empty reply counts as one without a choice.
@@ -83,7 +83,7 @@ impl LongBenchV2 {
         self.by_domain.entry(domain.to_owned()).or_default().add(credit);
     }
 
-    /// The groups by [`LongBenchV2::COLUMNS`].
+    /// The groups, in the order of [`LongBenchV2::COLUMNS`].
     fn groups(&self) -> [&Group; 6] {
         let ([easy, hard], [short, medium, long]) = (&self.by_difficulty, &self.by_length);
         [&self.overall, easy, hard, short, medium, long]

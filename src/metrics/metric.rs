@@ -15,7 +15,7 @@ use super::{bags, infinitebench, longbench_v1, longbench_v2, python, ruler};
 /// What says how good a prediction is: a number from 0 to 1, of the best reference unless it says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// Equal after normalisation (HELMET).
+    /// Both are equal after normalisation (HELMET).
     ExactMatch,
     /// A normalised reference is part of the normalised prediction (HELMET).
     Substring,

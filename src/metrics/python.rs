@@ -10,12 +10,12 @@ pub fn strip(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
-/// `text.split()`.
+/// What Python's `text.split()` makes of it.
 pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
     text.split(is_space).filter(|word| !word.is_empty())
 }
 
-/// `sep.join(parts)` of an iterator.
+/// Python's `sep.join(parts)` of an iterator.
 pub(super) fn join<'a>(parts: impl Iterator<Item = &'a str>, separator: &str) -> String {
     parts.collect::<Vec<_>>().join(separator)
 }

@@ -66,7 +66,7 @@ impl RougeMeasure {
     }
 }
 
-/// `rouge_l`, `rouge_1_recall`, `rouge_l_sum_plain_precision`.
+/// Such as `rouge_l`, `rouge_1_recall`, `rouge_l_sum_plain_precision`.
 impl fmt::Display for RougeMeasure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {

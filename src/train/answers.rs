@@ -75,7 +75,7 @@ impl ValidationAnswers {
         wants_to_stop: &dyn Fn() -> bool,
     ) -> Result<(AnswerScores, Vec<ScoredAnswer>), TrainError> {
         let generator = self.generator(engine, model);
-        let answers = eval::answer(generator, &self.samples, &self.spec, None, (world, wants_to_stop))?;
+        let answers = eval::answer(generator, &self.samples, &self.spec, None, world, wants_to_stop)?;
         Ok((AnswerScores::of(&answers), answers))
     }
 }

@@ -8,7 +8,7 @@ use super::TrainError;
 use super::error::other_model;
 use crate::cache;
 use crate::checkpoint::FINAL;
-use crate::data::{self, ChatTemplates, ModelLimits, Splits, TokenisingProgress, Tokenizer};
+use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, TokenisingProgress, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::export::PolicyFile;
 use crate::files::{FilesError, Scratch};
@@ -77,7 +77,9 @@ pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Token
     let initial = cache::initial_part(&recipe.kv_cache.policy).map_err(EngineError::from)?;
     let mut progress = Tokenising::new();
     let mut watch = |at: &TokenisingProgress| progress.at(&at.path, at.samples, at.tokens);
-    Ok(data::open((&recipe.data, &recipe.head), tokenizer, limits, initial.as_ref(), recipe.train.seed, &mut watch)?)
+    let (head, seed) = (&recipe.head, recipe.train.seed);
+    let request = DataRequest { recipe: &recipe.data, head, tokenizer, limits, initial: initial.as_ref(), seed };
+    Ok(data::open(&request, &mut watch)?)
 }
 
 /// Where a run's scratch files are, unless the recipe has another place for them.

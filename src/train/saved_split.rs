@@ -99,7 +99,7 @@ fn other_split(path: &Path, split: &Path) -> TrainError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{ModelLimits, Tokenizer};
+    use crate::data::{DataRequest, ModelLimits, Tokenizer};
     use crate::recipe::{DataRecipe, HeadRecipe};
 
     #[test]
@@ -121,8 +121,9 @@ mod tests {
         let open = || {
             let tokenizer = Tokenizer::load(&model).unwrap();
             let limits = ModelLimits { vocab_size: 512, max_positions: 512, most_positions: 512 };
-            let data = (&DataRecipe::of(rows.clone().into()), &HeadRecipe::NextToken);
-            crate::data::open(data, Some(&tokenizer), limits, None, 1, &mut |_| {}).unwrap()
+            let (recipe, head) = (&DataRecipe::of(rows.clone().into()), &HeadRecipe::NextToken);
+            let request = DataRequest { recipe, head, tokenizer: Some(&tokenizer), limits, initial: None, seed: 1 };
+            crate::data::open(&request, &mut |_| {}).unwrap()
         };
         SavedSplit::write(&open(), run).unwrap();
         let changed = || match SavedSplit::check(&open(), run, &model) {

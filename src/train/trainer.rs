@@ -269,7 +269,8 @@ impl Trainer {
         let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);
         let engine = self.engine.engine();
         let (model, world) = (&self.model, self.ranks.world());
-        let scores = eval::score((engine, model), validation, batch, options.max_batches, (world, observer))?;
+        let batches = eval::batches(validation, batch, options.max_batches);
+        let scores = eval::score(engine, model, validation, &batches, world, observer)?;
         let answer = |answers: &ValidationAnswers| answers.answer(engine, model, world, &|| observer.wants_to_stop());
         let answers = self.answers.as_ref().map(answer).transpose()?;
         let mut validation = Validation { scores, answers, is_best: false };

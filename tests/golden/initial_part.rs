@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kvtune::data::{ModelLimits, Tokenizer, open};
+use kvtune::data::{DataRequest, ModelLimits, Tokenizer, open};
 use kvtune::recipe::{DataFormat, DataRecipe, EndRegex, HeadRecipe, InitialPart};
 use serde_json::{Value, json};
 use tch::Tensor;
@@ -39,7 +39,10 @@ fn check(name: &str) {
     let data = DataRecipe { format: Some(DataFormat::Tokens), ..DataRecipe::of(sequences(name, dir.path()).into()) };
     let tokenizer = Tokenizer::load(&fixture("model-qwen2")).unwrap();
     let limits = ModelLimits { vocab_size: 512, max_positions: 4096, most_positions: 4096 };
-    let splits = open((&data, &HeadRecipe::NextToken), Some(&tokenizer), limits, Some(&rule), 1, &mut |_| {}).unwrap();
+    let head = HeadRecipe::NextToken;
+    let tokenizer = Some(&tokenizer);
+    let request = DataRequest { recipe: &data, head: &head, tokenizer, limits, initial: Some(&rule), seed: 1 };
+    let splits = open(&request, &mut |_| {}).unwrap();
     let batch = splits.train.batch(&[0, 1]).unwrap();
     assert!(batch.sequences.iter().all(|sequence| sequence.inputs.len() == 96));
 

@@ -10,7 +10,7 @@ use arrow::array::{ArrayRef, Int64Array, ListArray, StringArray};
 use arrow::datatypes::Int64Type;
 use arrow::record_batch::RecordBatch;
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
-use kvtune::data::{ModelLimits, SurveyedPart, Tokenizer, survey};
+use kvtune::data::{DataRequest, ModelLimits, SurveyedPart, Tokenizer, survey};
 use kvtune::files::TensorFile;
 use kvtune::model::{MergedModel, ModelConfig, read_peft};
 use kvtune::recipe::Recipe;
@@ -222,6 +222,8 @@ fn surveyed(path: &Path) -> Result<(), Fault> {
     let recipe = Recipe::parse(text, Path::new("recipe"), &[])?.recipe;
     let tokenizer = Tokenizer::load(&PathBuf::from(FIXTURES).join("model-qwen2"))?;
     let limits = ModelLimits { vocab_size: 512, max_positions: 4096, most_positions: 4096 };
-    survey::<Fault>((&recipe.data, &recipe.head), Some(&tokenizer), limits, (SurveyedPart::Train, 1, false), &mut |_| Ok(()))?;
+    let (data, head, tokenizer) = (&recipe.data, &recipe.head, Some(&tokenizer));
+    let request = DataRequest { recipe: data, head, tokenizer, limits, initial: None, seed: 1 };
+    survey(&request, SurveyedPart::Train, false, &mut |_| Ok(()))?;
     Ok(())
 }

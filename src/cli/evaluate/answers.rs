@@ -50,6 +50,13 @@ pub(super) struct AnswerArguments {
     rules: RuleArguments,
 }
 
+/// Samples to be answered, how, and what the answers depend on.
+pub(super) struct AskedAnswers<'a> {
+    dataset: &'a Dataset,
+    spec: AnswerSpec,
+    pub(super) settings: Value,
+}
+
 impl AnswerArguments {
     fn are_wanted(&self) -> bool {
         self.generate || !self.metrics.is_empty() || self.answers.is_some()
@@ -84,11 +91,12 @@ impl AnswerArguments {
     }
 
     /// How the samples of a dataset are answered, and what the answers depend on; none, where none are asked for.
-    pub(super) fn asked(
+    pub(super) fn asked<'a>(
         &self,
         loaded: &LoadedTarget<'_>,
-        (dataset, split): (&Dataset, &str),
-    ) -> Result<Option<(AnswerSpec, Value)>, Fault> {
+        dataset: &'a Dataset,
+        split: &str,
+    ) -> Result<Option<AskedAnswers<'a>>, Fault> {
         if !self.are_wanted() {
             return Ok(None);
         }
@@ -98,24 +106,26 @@ impl AnswerArguments {
             "model": used.model, "adapter": used.adapter, "cache": used.cache, "dtype": used.dtype, "data": dataset.hash(),
             "split": split, "rules": spec.rules, "metrics": spec.metrics, "batch": spec.width,
         });
-        Ok(Some((spec, settings)))
+        Ok(Some(AskedAnswers { dataset, spec, settings }))
     }
 
     /// Answers the samples of a dataset as [`asked`](Self::asked); ranks share them.
     pub(super) fn answer(
         &self,
         loaded: &LoadedTarget<'_>,
-        (engine, dataset): (&Engine, &Dataset),
-        (spec, settings): &(AnswerSpec, Value),
-        (shared_file, world): (&mut Option<AnswerFile>, &ProcessGroup),
+        engine: &Engine,
+        asked: &AskedAnswers<'_>,
+        shared_file: &mut Option<AnswerFile>,
+        world: &ProcessGroup,
     ) -> Result<AnswerScores, Fault> {
+        let AskedAnswers { dataset, spec, settings } = asked;
         let has_own = self.answers.is_none() && world.is_first();
         let mut own = if has_own { Some(AnswerFile::open(&default_path(loaded, settings)?)?) } else { None };
         let mut file = shared_file.as_mut().or(own.as_mut());
         let before = file.as_ref().map_or(0, |file| file.taken());
         let generator = Generator::new(engine, loaded.model, loaded.tokenizer, spec.width);
         let into = file.as_deref_mut().map(|file| (file, settings));
-        let answers = eval::answer(generator, dataset, spec, into, (world, &|| false))?;
+        let answers = eval::answer(generator, dataset, spec, into, world, &|| false)?;
         if let Some(file) = file {
             let (path, taken) = (file.path().display(), file.taken() - before);
             console::note(&format!("{} answers, {taken} of which were there already, are in `{path}`", answers.len()));

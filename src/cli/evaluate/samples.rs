@@ -51,7 +51,7 @@ impl SampleArguments {
 }
 
 impl Split {
-    /// As it is asked for.
+    /// The split that is asked for, whole or in part.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Train => "train",

@@ -73,7 +73,7 @@ impl Evaluate {
             let tokenizer = train::tokenizer(&first.model.path)?;
             for recipe in recipes {
                 let loaded = LoadedTarget { target, model: &model, tokenizer: tokenizer.as_ref(), recipe };
-                let result = self.one((&loaded, evaluations), (&mut shared_file, world))?;
+                let result = self.one(&loaded, evaluations, &mut shared_file, world)?;
                 if console::speech().is_json {
                     console::result(&result.to_json().to_string())?;
                 }
@@ -103,32 +103,35 @@ impl Evaluate {
     /// One model with one cache of so many evaluations.
     fn one(
         &self,
-        (loaded, evaluations): (&LoadedTarget<'_>, usize),
-        (shared_file, world): (&mut Option<AnswerFile>, &Rc<ProcessGroup>),
+        loaded: &LoadedTarget<'_>,
+        evaluations: usize,
+        shared_file: &mut Option<AnswerFile>,
+        world: &Rc<ProcessGroup>,
     ) -> Result<Evaluated, Fault> {
         let LoadedTarget { target, model, tokenizer, recipe } = *loaded;
         let engine = train::engine(recipe, model.config(), tokenizer, None)?;
         let splits = open_data(loaded, world)?;
         console::note_once(&splits.report.to_string());
         let dataset = self.samples.choose(splits, recipe)?;
-        let asked = self.answers.asked(loaded, (&dataset, self.samples.split.name()))?;
-        let settings = asked.iter().filter_map(|(_, settings)| settings.as_object()).flatten();
+        let asked = self.answers.asked(loaded, &dataset, self.samples.split.name())?;
+        let settings = asked.iter().filter_map(|asked| asked.settings.as_object()).flatten();
         let facts = settings.map(|(key, value)| (format!("answers.{key}"), value.to_string()));
         let facts = facts.chain([("models and caches".to_owned(), evaluations.to_string())]).collect();
         train::check_same_evaluation(world, recipe, model, &dataset, facts)?;
         let batch = recipe.eval.micro_batch_size.map_or(recipe.train.batch_size, BatchSize::Sequences);
         // Who says how many samples means as many.
         let max_batches = recipe.eval.max_batches.filter(|_| self.samples.limit.is_none());
-        let shown: usize = eval::batches(&dataset, batch, max_batches).iter().map(Vec::len).sum();
+        let batches = eval::batches(&dataset, batch, max_batches);
+        let shown: usize = batches.iter().map(Vec::len).sum();
         if let Some(max) = max_batches.filter(|_| shown < dataset.len()) {
             console::note_once(&format!("the {shown} shortest of {} samples: `eval.max_batches` = {max}", dataset.len()));
         }
         // First, as there is more that they may be refused for.
-        let answer = |asked| self.answers.answer(loaded, (&engine, &dataset), &asked, (shared_file, world));
+        let answer = |asked| self.answers.answer(loaded, &engine, &asked, shared_file, world);
         let answers = asked.map(answer).transpose()?;
-        let scores = eval::score((&engine, model), &dataset, batch, max_batches, (world, &mut Silent))?;
+        let scores = eval::score(&engine, model, &dataset, &batches, world, &mut Silent)?;
         if let Some(path) = self.replay_log.as_ref().filter(|_| world.is_first()) {
-            keep_log(path, (&engine, model), &dataset)?;
+            keep_log(path, &engine, model, &dataset)?;
         }
         let evicts = recipe.kv_cache.policy.name != "dense";
         Ok(Evaluated {
@@ -150,7 +153,7 @@ fn open_data(loaded: &LoadedTarget<'_>, world: &ProcessGroup) -> Result<Splits, 
 }
 
 /// Runs the longest sample once more, and writes what left its cache.
-fn keep_log(path: &Path, (engine, model): (&Engine, &Model), dataset: &Dataset) -> Result<(), Fault> {
+fn keep_log(path: &Path, engine: &Engine, model: &Model, dataset: &Dataset) -> Result<(), Fault> {
     let Some(longest) = (0..dataset.len()).max_by_key(|&sample| dataset.lengths()[sample]) else { return Ok(()) };
     let (_, log) = engine.inspect(model, &dataset.batch(&[longest])?, &mut |_, _| {})?;
     log.save(path)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use tch::Device;
 
 use crate::cli::recipe_file::recipe_for;
-use crate::data::{Survey, SurveyedPart, SurveyedRow, survey};
+use crate::data::{DataRequest, Survey, SurveyedPart, SurveyedRow, survey};
 use crate::model::ModelConfig;
 use crate::recipe::{DataFormat, Recipe};
 use crate::report::console;
@@ -40,10 +40,11 @@ pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<Stri
     let mut lengths = Vec::new();
     let mut take = |row: &SurveyedRow| {
         lengths.extend(row.sample.as_ref().map(|sample| sample.length));
-        Ok::<(), Fault>(())
+        Ok(())
     };
-    let (files, every) = ((&recipe.data, &recipe.head), (SurveyedPart::Train, recipe.train.seed, false));
-    let Survey { source, counts, warnings, .. } = survey(files, tokenizer.as_ref(), limits, every, &mut take)?;
+    let (files, head, tokenizer, seed) = (&recipe.data, &recipe.head, tokenizer.as_ref(), recipe.train.seed);
+    let request = DataRequest { recipe: files, head, tokenizer, limits, initial: None, seed };
+    let Survey { source, counts, warnings, .. } = survey(&request, SurveyedPart::Train, false, &mut take)?;
     source.notes.iter().for_each(|note| console::note(note));
     for warning in &warnings {
         console::warning(warning);
@@ -59,7 +60,7 @@ pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<Stri
     let mut recipe = Recipe::parse(proposed.clone(), Path::new("recipe.toml"), &[])?.recipe;
     recipe.grad = recipe.grad.closed();
     train::check_trained(&recipe, &config)?;
-    train::engine(&recipe, &config, tokenizer.as_ref(), None)?;
+    train::engine(&recipe, &config, tokenizer, None)?;
     Ok(proposed)
 }
 

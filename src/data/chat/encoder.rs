@@ -5,6 +5,7 @@ use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::NaiveDateTime;
+use serde_json::{Value, json};
 
 use super::conversation::{Conversation, message};
 use super::notes::ChatNotes;
@@ -76,10 +77,29 @@ impl ChatEncoder {
         &self.recipe
     }
 
-    /// All that decides what it makes of a sample, in words that change with it.
-    pub(in crate::data) fn identity(&self) -> String {
-        let templates = self.templates.as_ref().as_ref().map(ChatTemplates::identity).map_err(NoTemplates::to_string);
-        format!("{:?} {templates:?}", self.recipe)
+    /// All that decides what it makes of a sample, key by key; with `has_messages` also what makes texts of messages.
+    pub(in crate::data) fn identity(&self, has_messages: bool) -> Value {
+        let ChatRecipe {
+            train_on,
+            train_on_end_of_turn,
+            boundary,
+            chat_template: _,
+            chat_template_kwargs,
+            chat_template_date,
+            roles,
+        } = &self.recipe;
+        let messages = has_messages.then(|| {
+            let (templates, none) = match &*self.templates {
+                Ok(templates) => (templates.identity(), None),
+                Err(why) => (Value::Null, Some(why.to_string())),
+            };
+            let date = chat_template_date.map(|date| date.0.to_string());
+            json!({ "templates": templates, "no_templates": none, "date": date, "variables": chat_template_kwargs.0, "roles": roles })
+        });
+        json!({
+            "train_on": train_on.map(TrainOn::name), "train_on_end_of_turn": train_on_end_of_turn, "boundary": boundary.name(),
+            "messages": messages,
+        })
     }
 
     /// What of a model's folder decides it, by name.
@@ -304,14 +324,14 @@ mod tests {
             let time = NaiveDateTime::parse_from_str(time, "%Y-%m-%d %H:%M").unwrap();
             ChatEncoder::at(recipe, Some(&tokenizer()), time)
         };
-        let today = |recipe: &DataRecipe| at(recipe, "2026-11-22 14:05").identity();
+        let today = |recipe: &DataRecipe| at(recipe, "2026-11-22 14:05").identity(true);
         recipe.chat.chat_template = Some(TemplateChoice("{{ strftime_now('%d %b') }}{{ messages[0].content }}".to_owned()));
-        assert_eq!(today(&recipe), at(&recipe, "2026-11-22 23:59").identity());
-        assert_ne!(today(&recipe), at(&recipe, "2026-11-23 00:00").identity());
+        assert_eq!(today(&recipe), at(&recipe, "2026-11-22 23:59").identity(true));
+        assert_ne!(today(&recipe), at(&recipe, "2026-11-23 00:00").identity(true));
         let date = at(&recipe, "2026-11-22 14:05").recipe().chat_template_date;
         let pinned = DataRecipe { chat: ChatRecipe { chat_template_date: date, ..recipe.chat.clone() }, ..recipe.clone() };
-        assert_eq!(at(&pinned, "2026-11-29 00:00").identity(), today(&recipe));
+        assert_eq!(at(&pinned, "2026-11-29 00:00").identity(true), today(&recipe));
         recipe.chat.chat_template = Some(TemplateChoice("{{ messages[0].content }}".to_owned()));
-        assert_eq!(today(&recipe), at(&recipe, "2026-11-23 00:00").identity());
+        assert_eq!(today(&recipe), at(&recipe, "2026-11-23 00:00").identity(true));
     }
 }

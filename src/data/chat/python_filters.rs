@@ -49,7 +49,7 @@ fn walked(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// As Jinja2 has it: the last line keeps what follows it, and lines of nothing stay so unless `blank` is set.
+/// Jinja2's `indent`: the last line keeps what follows it, and lines of nothing stay so unless `blank` is set.
 #[allow(clippy::needless_pass_by_value)] // as minijinja calls it
 fn indent(text: &str, width: Option<Value>, first: Option<bool>, blank: Option<bool>, options: Kwargs) -> Result<String, Error> {
     let width = width.or(options.get("width")?).unwrap_or(Value::from(4));
@@ -110,7 +110,7 @@ fn as_number(value: &Value) -> Option<f64> {
     }
 }
 
-/// As Jinja2 has it: a text that is too long by `leeway` at most stays whole.
+/// Jinja2's `truncate`: a text that is too long by `leeway` at most stays whole.
 #[allow(clippy::needless_pass_by_value)] // as minijinja calls it
 fn truncate(
     text: &str,

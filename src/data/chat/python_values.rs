@@ -14,7 +14,6 @@ const MOST_DEPTH: usize = 256;
 /// Bytes of a text of JSON.
 const MOST_TEXT: usize = 32 << 20;
 
-/// How `json.dumps` writes.
 struct JsonStyle {
     ensure_ascii: bool,
     indent: Option<String>,

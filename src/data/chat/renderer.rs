@@ -1,6 +1,6 @@
 //! Child processes in which chat templates run: a stranger's template can overflow the stack of its process, or take all its memory.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -148,7 +148,7 @@ impl Renderers {
     /// A further child, and what it says of the template.
     fn start(&self) -> Result<(RendererProcess, String), String> {
         let unstarted = |error: io::Error| format!("no process can be started for it: {error}");
-        let mut process = RendererProcess::start(self.program).map_err(unstarted)?;
+        let mut process = RendererProcess::start(&self.program.0, &self.program.1).map_err(unstarted)?;
         let text = serde_json::to_vec(&*self.text).map_err(|error| error.to_string())?;
         match process.ask(self.text.source.len(), &text) {
             Ok(answer) => answer.map(|has_generation| (process, has_generation)),
@@ -167,7 +167,7 @@ struct RendererProcess {
 }
 
 impl RendererProcess {
-    fn start((program, argument): &(OsString, OsString)) -> io::Result<Self> {
+    fn start(program: &OsStr, argument: &OsStr) -> io::Result<Self> {
         let (socket, own) = UnixStream::pair()?;
         let mut command = Command::new(program);
         command.arg(argument).stdin(OwnedFd::from(own)).stdout(Stdio::null()).stderr(Stdio::null());

@@ -32,7 +32,6 @@ const TAGS: [(&str, &str); 15] = [
 /// The tag of a call that is JSON in a text.
 const CALL: &str = "function_call";
 
-/// A row with `messages`.
 pub(in crate::data) fn messages(row: &mut DataRow) -> Result<ChatSample, Fault> {
     let messages = row.require("messages")?;
     sample(row, "messages", messages)
@@ -211,7 +210,7 @@ fn shown(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use crate::data::Targets;
-    use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
+    use crate::data::fixtures::{Fixture, tokenizer};
     use crate::recipe::{Boundary, DataFormat, OnTooLong, TemplateChoice, TrainOn};
     use crate::units::Fault;
 
@@ -345,7 +344,7 @@ mod tests {
             assert_eq!(asked(&chat), prompt);
             let chat = chat.limit(40, OnTooLong::Truncate);
             let splits = chat.open().unwrap();
-            assert_eq!((splits.report.files[0].cut, splits.train.lengths()), (1, &[39][..]));
+            assert_eq!((splits.report.files[0].samples.cut, splits.train.lengths()), (1, &[39][..]));
             assert!(asked(&chat).len() < 40 && prompt.starts_with(&asked(&chat)[..9]));
         }
     }
@@ -366,7 +365,7 @@ mod tests {
         chat.recipe.chat.chat_template = Some(TemplateChoice(template));
         let own = crate::data::Tokenizer::load(model.path()).unwrap();
         for _ in 0..2 {
-            let splits = crate::data::open((&chat.recipe, &chat.head), Some(&own), LIMITS, None, 1, &mut |_| ()).unwrap();
+            let splits = crate::data::open(&chat.request(Some(&own)), &mut |_| ()).unwrap();
             assert!(
                 splits.report.warnings[0].starts_with("texts begin with `<|im_start|>` twice"),
                 "{:?}",

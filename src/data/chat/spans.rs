@@ -13,7 +13,7 @@ use crate::units::Fault;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::data) struct ChatSample {
     pub(in crate::data) conversation: Conversation,
-    /// Of each message, whether it is trained, where the row says so.
+    /// Whether each message is trained, where the row says so.
     pub(in crate::data) trains: Vec<Option<bool>>,
     /// So many first messages are the prompt, where the row has one.
     pub(in crate::data) prompt: Option<usize>,
@@ -99,7 +99,7 @@ impl ChatSample {
     }
 }
 
-/// Of the template's own spans those of the wanted messages.
+/// The template's own spans that lie in the wanted messages.
 fn of_messages(boundaries: &Boundaries<'_>, spans: Vec<TextSpan>, wanted: &[usize]) -> Result<Vec<TextSpan>, Fault> {
     let messages = &boundaries.conversation.messages;
     let assistants: Vec<usize> = (0..messages.len()).filter(|&index| role(&messages[index]) == "assistant").collect();

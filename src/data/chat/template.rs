@@ -86,7 +86,7 @@ impl ChatTemplate {
         self.render_messages(conversation, &conversation.messages, adds_generation_prompt)
     }
 
-    /// The same of other messages.
+    /// The text of other messages of a conversation.
     pub(super) fn render_messages(
         &self,
         conversation: &Conversation,

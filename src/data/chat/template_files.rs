@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use chrono::NaiveDateTime;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::conversation::Conversation;
 use super::jinja::STRFTIME;
@@ -84,9 +84,9 @@ impl ChatTemplates {
     }
 
     /// What tells them apart: their texts.
-    pub(super) fn identity(&self) -> String {
-        let of = |template: &ChatTemplate| (template.source().to_owned(), template.tokens().to_vec());
-        format!("{:?}", [&self.default, &self.tool_use].map(|template| template.as_ref().map(of)))
+    pub(super) fn identity(&self) -> Json {
+        let of = |template: &ChatTemplate| json!({ "source": template.source(), "tokens": template.tokens() });
+        json!([&self.default, &self.tool_use].map(|template| template.as_ref().map(of)))
     }
 
     /// Hashes of what they were made of, by name.
@@ -186,7 +186,6 @@ fn named_tokens(config: &Json) -> Vec<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
 
     use super::*;
 

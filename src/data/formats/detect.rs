@@ -95,7 +95,7 @@ pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Resu
 /// Why a row tells no format.
 struct Unknown {
     error: Fault,
-    /// Its columns might be those of a format, and others say more.
+    /// The columns might be those of a format, and others say more.
     is_doubt: bool,
 }
 

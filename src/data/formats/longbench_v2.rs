@@ -15,7 +15,7 @@ const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
 
 const FIELDS: [&str; 6] = ["context", "question", "choice_A", "choice_B", "choice_C", "choice_D"];
 
-/// By these words upstream's evaluation finds the answer in a reply.
+/// Upstream's evaluation finds by these words the answer in a reply.
 const FORMAT_LINE: &str = "Format your response as follows: \"The correct answer is (insert answer here)\".";
 
 /// The beginning of the answer in the wording of `keys_values`; ends in a blank, so that the letter is a token of its own.
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
     use crate::data::Targets;
-    use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
+    use crate::data::fixtures::{Fixture, tokenizer};
     use crate::recipe::DataFormat::LongBenchV2;
     use crate::recipe::{HeadRecipe, Labels};
 
@@ -272,7 +272,7 @@ mod tests {
                         {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
         std::fs::write(model.path().join("chat_template.jinja"), template).unwrap();
         let tokenizer = Tokenizer::load(model.path()).unwrap();
-        let splits = crate::data::open((&fixture.recipe, &fixture.head), Some(&tokenizer), LIMITS, None, 1, &mut |_| ()).unwrap();
+        let splits = crate::data::open(&fixture.request(Some(&tokenizer)), &mut |_| ()).unwrap();
         let question = splits.train.question(0).unwrap();
         let asked = tokenizer.decode_with_special(&question.prompt).unwrap();
         assert_eq!(asked, format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"));

@@ -23,7 +23,7 @@ pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> 
         return Ok(Content::Text { prompt, completion });
     };
     let field = if row.has("label") { "label" } else { "completion" };
-    classified(row, prompt, field, (classes, tokenizer))
+    classified(row, prompt, field, classes, tokenizer)
 }
 
 /// A prompt with the class that a field has, by its number or by its name.
@@ -31,7 +31,8 @@ pub(super) fn classified(
     row: &mut DataRow,
     prompt: String,
     field: &str,
-    (classes, tokenizer): (&Classes, &Tokenizer),
+    classes: &Classes,
+    tokenizer: &Tokenizer,
 ) -> Result<Content, Fault> {
     if field == "label" && row.is_number("label") {
         return Ok(Content::TextClass { prompt, class: class(row, classes.count)? });

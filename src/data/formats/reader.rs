@@ -1,6 +1,6 @@
 //! From a row to its example, by the format.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::longbench_v2::{self, LetterClasses, LongBenchRow};
 use super::text_row::TextRow;
@@ -55,10 +55,17 @@ impl<'a> ExampleReader<'a> {
         Ok(reader)
     }
 
-    /// All that decides what it makes of a row, in words that change with it.
-    pub(in crate::data) fn identity(&self) -> String {
+    /// All that decides what it makes of a row, key by key.
+    pub(in crate::data) fn identity(&self) -> Value {
         let DataRecipe { prompt, max_prompt_tokens, family, .. } = self.recipe;
-        format!("{} {:?} {prompt:?} {max_prompt_tokens:?} {family:?} {}", self.format, self.task, self.has_template)
+        let classes = match self.task {
+            Task::NextToken => Value::Null,
+            Task::Classify(classes) => classes.identity(),
+        };
+        json!({
+            "format": self.format.name(), "classes": classes, "prompt": prompt.map(LongBenchPrompt::name),
+            "max_prompt_tokens": max_prompt_tokens, "family": family.map(HelmetFamily::name), "has_template": self.has_template,
+        })
     }
 
     fn wording(&self) -> LongBenchPrompt {

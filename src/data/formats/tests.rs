@@ -3,10 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::data::faults::RowFault;
-use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
-use crate::data::{SampleFate, SurveyedPart, Targets, survey};
+use crate::data::fixtures::{Fixture, tokenizer};
+use crate::data::{LengthOutcome, SurveyedPart, Targets, survey};
 use crate::recipe::{Boundary, DataFormat, HelmetFamily, OnBadRow, OnTooLong, TemplateChoice, TrainOn, ValidationSource};
-use crate::units::Fault;
 use proptest::prelude::*;
 
 pub(super) fn lines(rows: &[Value]) -> String {
@@ -224,34 +223,31 @@ proptest! {
         fixture.recipe.split_overlap = if OnTooLong::ALL[too_long] == OnTooLong::Split { overlap } else { 0 };
         fixture.recipe.train_on_prompt = is_all;
         let (mut bad, mut too_long, mut fates) = (0, 0, Vec::new());
-        let recipe = (&fixture.recipe, &fixture.head);
-        let survey = survey(recipe, Some(&tokenizer()), LIMITS, (SurveyedPart::Train, 1, false), &mut |row| {
+        let survey = survey(&fixture.request(Some(&tokenizer())), SurveyedPart::Train, false, &mut |row| {
             match &row.sample {
-                Ok(sample) => fates.push(sample.fate),
+                Ok(sample) => fates.push(sample.outcome.clone()),
                 Err(error) if error.of_type::<RowFault>().is_some_and(|row| row.is_too_long) => too_long += 1,
                 Err(_) => bad += 1,
             }
-            Ok::<(), Fault>(())
+            Ok(())
         }).unwrap();
-        let of = |wanted: fn(&SampleFate) -> bool| fates.iter().filter(|fate| wanted(fate)).count();
+        let of = |wanted: fn(&LengthOutcome) -> bool| fates.iter().filter(|fate| wanted(fate)).count();
         let counts = &survey.counts;
         prop_assert_eq!(bad + too_long + fates.len(), rows.len());
         prop_assert_eq!(bad, rows.iter().filter(|row| row.1 < 2).count());
-        prop_assert_eq!((counts.rows(), counts.bad(), counts.too_long()), (rows.len(), bad, too_long));
-        prop_assert_eq!(counts.used(), of(|fate| fate.is_used()));
-        prop_assert_eq!(counts.used() + counts.dropped + counts.uncuttable + bad + too_long, rows.len());
+        prop_assert_eq!((counts.rows(), counts.bad(), counts.too_long), (rows.len(), bad, too_long));
+        prop_assert_eq!(counts.samples.used(), of(|fate| fate.is_used()));
+        prop_assert_eq!(counts.samples.used() + counts.samples.left_out() + bad + too_long, rows.len());
         prop_assert_eq!(counts.lengths.iter().sum::<usize>(), fates.len());
         match fixture.open() {
             Ok(splits) => {
                 let report = &splits.report.files[0];
                 prop_assert!(too_long == 0 && (bad == 0 || is_dropped));
-                prop_assert_eq!((report.rows, report.bad, report.kept), (rows.len(), bad, counts.used()));
-                prop_assert_eq!(report.bad + report.dropped + report.kept, report.rows);
-                prop_assert_eq!((report.cut, report.uncuttable, report.cut_tokens), (counts.cut, counts.uncuttable, counts.cut_tokens));
-                prop_assert_eq!((report.split, report.windows), (counts.split, counts.windows));
+                prop_assert_eq!((report.rows, report.bad, &report.samples), (rows.len(), bad, &counts.samples));
+                prop_assert_eq!(report.bad + report.samples.left_out() + report.samples.used(), report.rows);
                 let run = splits.train.len() + splits.validation.as_ref().map_or(0, crate::data::Dataset::len);
-                prop_assert_eq!((splits.report.train + splits.report.validation, report.kept - report.split + report.windows), (run, run));
-                prop_assert_eq!(splits.rest.as_ref().map_or(0, crate::data::Dataset::len), report.dropped);
+                prop_assert_eq!((splits.report.train + splits.report.validation, report.samples.used() - report.samples.split + report.samples.windows), (run, run));
+                prop_assert_eq!(splits.rest.as_ref().map_or(0, crate::data::Dataset::len), report.samples.left_out());
                 prop_assert_eq!(counts.duplicates, report.duplicates);
             }
             Err(error) => prop_assert_eq!(error.to_string(), survey.counts.verdict(&survey.source).unwrap_err().to_string()),

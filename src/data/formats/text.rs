@@ -12,6 +12,6 @@ pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> 
     match task {
         Task::NextToken if text.is_empty() => Err(row.bad("text", "a text to train on", "an empty one")),
         Task::NextToken => Ok(Content::Text { prompt: String::new(), completion: text }),
-        Task::Classify(classes) => classified(row, text, "label", (classes, tokenizer)),
+        Task::Classify(classes) => classified(row, text, "label", classes, tokenizer),
     }
 }

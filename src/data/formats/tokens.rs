@@ -62,7 +62,7 @@ fn labels(row: &mut DataRow, ids: &[u32]) -> Result<Vec<bool>, Fault> {
 
 #[cfg(test)]
 mod tests {
-    use crate::data::fixtures::{Fixture, LIMITS};
+    use crate::data::fixtures::Fixture;
     use crate::data::{IGNORE, Targets, TokenOrigin, open};
     use crate::recipe::{DataFormat, HeadRecipe, Labels};
 
@@ -75,7 +75,7 @@ mod tests {
         let fixture = fixture(
             "{\"input_ids\": [5, 6, 7, 8], \"labels\": [-100, -100, 7, 8]}\n{\"input_ids\": [9, 9], \"labels\": [9, 9]}\n",
         );
-        let splits = open((&fixture.recipe, &fixture.head), None, LIMITS, None, 1, &mut |_| {}).unwrap();
+        let splits = open(&fixture.request(None), &mut |_| {}).unwrap();
         assert_eq!(splits.train.lengths(), [3, 1]);
         let batch = splits.train.batch(&[0, 1]).unwrap();
         assert_eq!(batch.sequences[0].inputs, [5, 6, 7]);
@@ -88,7 +88,7 @@ mod tests {
     fn a_classified_row_runs_whole() {
         let mut fixture = fixture("{\"input_ids\": [5, 6, 7], \"label\": 2}\n");
         fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41, 42]));
-        let splits = open((&fixture.recipe, &fixture.head), None, LIMITS, None, 1, &mut |_| {}).unwrap();
+        let splits = open(&fixture.request(None), &mut |_| {}).unwrap();
         let batch = splits.train.batch(&[0]).unwrap();
         assert_eq!(
             (batch.sequences[0].inputs.as_slice(), &batch.sequences[0].targets),

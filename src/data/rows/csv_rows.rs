@@ -82,7 +82,7 @@ struct Quotes {
     line: u64,
     /// Line of the row, or within it of the open quote.
     begun: u64,
-    /// Bytes of the row.
+    /// Bytes of the row so far.
     length: usize,
     /// In which lines the rows begin that were read and not yet handed over; the parser counts blank lines to the row behind them.
     lines: Rc<RefCell<VecDeque<u64>>>,

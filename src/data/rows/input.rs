@@ -14,7 +14,7 @@ use crate::units::{Fault, quoted};
 /// Bytes that are looked at to find out what a file is.
 const BEGINNING: u64 = 1 << 16;
 
-/// Bytes read at once.
+/// Bytes that are read at once.
 const BUFFER: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(super) struct Input {
     pub(super) reader: Box<dyn BufRead>,
     /// What it is packed with.
     packing: Option<&'static str>,
-    /// Of one object, where its records may be.
+    /// Where the records may be, if the file is one object.
     array_within: Option<String>,
 }
 

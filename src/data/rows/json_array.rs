@@ -9,11 +9,11 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::input::Input;
-use super::json::StrictJson;
-use super::row::{DataRow, kind};
+use super::row::{DataRow, TOO_MANY_VALUES, kind, max_values};
 use super::sink::Sink;
 use crate::data::faults::RowFault;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
+use crate::files::StrictJson;
 use crate::units::Fault;
 
 /// Hands over each element of the array.
@@ -24,11 +24,11 @@ pub(super) fn each<E: From<Fault>>(mut input: Input, limit: usize, sink: Sink<'_
     let left = Rc::new(Cell::new(limit));
     let mut json = serde_json::Deserializer::from_reader(Metered { reader, left: Rc::clone(&left), limit });
     let (mut stopped, mut records) = (None, 0);
-    let values = Cell::new(0);
-    let strict = StrictJson::new(&values, limit);
+    let values = Cell::new(max_values(limit));
+    let strict = StrictJson::new(&values, TOO_MANY_VALUES);
     let mut hand_over = |value| {
         left.set(limit);
-        strict.begin(limit);
+        values.set(max_values(limit));
         let row = match value {
             Value::Object(fields) => Ok(DataRow::new(fields, place(records))),
             other => Err(RowFault::no_object(place(records), kind(&other))),

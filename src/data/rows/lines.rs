@@ -6,11 +6,11 @@ use std::io::{BufRead, Read};
 use serde_json::Value;
 
 use super::input::Input;
-use super::json::StrictJson;
 use super::row::{self, DataRow, kind};
 use super::sink::Sink;
 use crate::data::faults::RowFault;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
+use crate::files::StrictJson;
 use crate::units::Fault;
 
 /// Blank lines in a row that are skipped: a packed file may hold any number.
@@ -64,7 +64,7 @@ pub(super) fn each<E: From<Fault>>(mut input: Input, limit: usize, sink: Sink<'_
 fn parse(line: Vec<u8>, place: SamplePlace, limit: usize) -> Result<DataRow, Fault> {
     let text = row::utf8(line, &place)?;
     let not_json = |error| RowFault::not_json(place.clone(), &column_only(&error));
-    let value = StrictJson::new(&Cell::new(0), limit).parse(&text).map_err(not_json)?;
+    let value = StrictJson::new(&Cell::new(row::max_values(limit)), row::TOO_MANY_VALUES).parse(&text).map_err(not_json)?;
     match value {
         Value::Object(fields) => Ok(DataRow::new(fields, place)),
         other => Err(RowFault::no_object(place, kind(&other))),

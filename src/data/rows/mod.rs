@@ -8,7 +8,6 @@ mod arrow_rows;
 mod arrow_values;
 mod csv_rows;
 mod input;
-mod json;
 mod json_array;
 mod lines;
 mod parquet_rows;

@@ -14,7 +14,7 @@ use crate::units::{Fault, listed, quoted};
 pub(in crate::data) struct DataRow {
     fields: Map<String, Value>,
     place: SamplePlace,
-    /// Of a file with typed columns: their types, by name.
+    /// The types of columns by name, where the file has any.
     types: Option<Arc<BTreeMap<String, String>>>,
 }
 
@@ -178,6 +178,15 @@ pub(super) fn utf8(bytes: Vec<u8>, place: &SamplePlace) -> Result<String, Fault>
         RowFault::unusable(place.clone(), &message)
     })
 }
+
+/// How many values the JSON of a row may hold that may have `max_bytes` bytes: each takes many times its bytes.
+pub(super) fn max_values(max_bytes: usize) -> usize {
+    const FEW: usize = 1 << 16;
+    (max_bytes / 16).max(FEW)
+}
+
+/// What is wrong with a row of more values.
+pub(super) const TOO_MANY_VALUES: &str = "more values than one for each 16 bytes that `data.max_line_bytes` allows";
 
 /// A row that is longer than allowed.
 pub(super) fn too_long(place: SamplePlace, limit: usize) -> Fault {

@@ -155,7 +155,7 @@ fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Of `train-00000-of-00007.parquet` there must be 7, as of `train-00000-of-00007-0123456789abcdef.parquet`.
+/// Where there is `train-00000-of-00007.parquet` there must be 7, as of `train-00000-of-00007-0123456789abcdef.parquet`.
 fn all_shards(folder: &Path, files: &[&PathBuf]) -> Result<(), Fault> {
     let mut shards: BTreeMap<(String, String, String), Vec<String>> = BTreeMap::new();
     for name in files.iter().map(|path| name(path)) {

@@ -11,7 +11,7 @@ pub(in crate::data) enum SplitName {
 }
 
 impl SplitName {
-    /// By the first word of a name that is one for a split.
+    /// The split by the first word of a name that is one for a split.
     pub(super) fn of(name: &str) -> Option<Self> {
         let mut words = name.split(|letter: char| !letter.is_alphanumeric());
         words.find_map(|word| match word.to_ascii_lowercase().as_str() {

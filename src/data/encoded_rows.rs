@@ -1,0 +1,114 @@
+//! All rows of files as token ids, on all cores and in order: a run writes them down, and a survey shows them.
+
+use super::encode::EncodedSample;
+use super::example::Example;
+use super::faults::RowFault;
+use super::formats::ExampleReader;
+use super::in_order::in_order;
+use super::open::Opener;
+use super::rows;
+use super::sample_place::{LineOrRecord, SamplePlace};
+use super::source::DataSource;
+use crate::units::Fault;
+
+/// What examples of one handing-over take, about.
+const BATCH_BYTES: usize = 1 << 18;
+
+/// How many there are at most.
+const BATCH_EXAMPLES: usize = 256;
+
+/// A row, and what it says or why it is no sample.
+struct ReadRow {
+    place: SamplePlace,
+    example: Result<Example, Fault>,
+}
+
+/// A row with its tokens, or why it is no sample.
+pub(super) struct EncodedRow {
+    pub(super) place: SamplePlace,
+    pub(super) sample: Result<EncodedExample, Fault>,
+}
+
+pub(super) struct EncodedExample {
+    pub(super) example: Example,
+    pub(super) tokens: EncodedSample,
+}
+
+impl Opener<'_> {
+    /// Hands over every row, bad or not.
+    ///
+    /// # Errors
+    /// A file cannot be read, or is damaged; or `consume` refuses.
+    pub(super) fn each_row<E: From<Fault>>(
+        &self,
+        source: &DataSource,
+        reader: &ExampleReader<'_>,
+        mut consume: impl FnMut(EncodedRow) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let encode = |batch: Result<Vec<ReadRow>, Fault>| {
+            batch.map(|rows| rows.into_iter().map(|row| self.encode(row)).collect::<Vec<EncodedRow>>())
+        };
+        in_order(|hand_on| read(source, reader, hand_on), encode, |rows| rows?.into_iter().try_for_each(&mut consume))
+    }
+
+    fn encode(&self, ReadRow { place, example }: ReadRow) -> EncodedRow {
+        let sample = example.and_then(|example| {
+            let tokens = self.encoder.encode(&example.content, &|| place.clone())?;
+            Ok(EncodedExample { example, tokens })
+        });
+        EncodedRow { place, sample }
+    }
+}
+
+/// Hands over the rows of all files in batches, until nobody listens; behind them what ends the walk, if it is an error.
+fn read(source: &DataSource, reader: &ExampleReader<'_>, hand_on: &mut dyn FnMut(Result<Vec<ReadRow>, Fault>) -> bool) {
+    let mut batch = RowBatch::default();
+    let walked = source.files.iter().try_for_each(|file| {
+        rows::each(file, &source.rows, &mut |row| {
+            let place = match &row {
+                Ok(row) => row.place(),
+                Err(error) => error.of_type::<RowFault>().map_or_else(
+                    || SamplePlace { path: file.as_path().into(), at: LineOrRecord::Whole },
+                    |row| row.place.clone(),
+                ),
+            };
+            let example = row.and_then(|row| reader.example(row));
+            let full = batch.push(ReadRow { place, example });
+            let is_heard = full.is_none_or(|rows| hand_on(Ok(rows)));
+            if is_heard { Ok(()) } else { Err(WalkEnd::Unheard) }
+        })
+    });
+    match walked {
+        Err(WalkEnd::Unheard) => {}
+        Ok(()) => _ = hand_on(Ok(batch.rows)),
+        Err(WalkEnd::Failed(error)) => _ = hand_on(Ok(batch.rows)) && hand_on(Err(error)),
+    }
+}
+
+/// Why a walk over rows ends early.
+enum WalkEnd {
+    Unheard,
+    Failed(Fault),
+}
+
+impl From<Fault> for WalkEnd {
+    fn from(error: Fault) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Rows that are encoded together: handing over has its price, which short ones share.
+#[derive(Default)]
+struct RowBatch {
+    rows: Vec<ReadRow>,
+    bytes: usize,
+}
+
+impl RowBatch {
+    /// Adds one; what there is then, if it is enough.
+    fn push(&mut self, row: ReadRow) -> Option<Vec<ReadRow>> {
+        self.bytes += BATCH_BYTES / BATCH_EXAMPLES + row.example.as_ref().map_or(0, |example| example.content.size());
+        self.rows.push(row);
+        (self.bytes >= BATCH_BYTES).then(|| std::mem::take(self).rows)
+    }
+}
