@@ -70,7 +70,7 @@ fn growth(threads: usize, steps: usize) {
         "peak, MiB",
         "planned",
         "in stores and logs",
-        "graph of the cell",
+        "activations",
         "other tensors",
         "not in tensors",
     ]);
@@ -82,9 +82,8 @@ fn growth(threads: usize, steps: usize) {
         let parts = parts(memory);
         let sum =
             |names: &[&str]| parts.iter().filter(|(name, _)| names.contains(&name.as_str())).map(|(_, bytes)| bytes).sum::<f64>();
-        let waits =
-            sum(&["undo log", "layer checkpoints", "free room of stores", "travelling gradients", "replay log", "tokens"]);
-        let (graph, process) = (sum(&["graph of the cell"]), sum(&PROCESS));
+        let waits = sum(&["undo log", "layer checkpoints"]);
+        let (activations, process) = (sum(&["activations"]), sum(&PROCESS));
         let measured = number(&memory["measured_peak_bytes"]);
         let planned = number(&forecast["process_bytes"]);
         let cpu = number(&summary["step_cpu_seconds"]["median"]);
@@ -95,8 +94,8 @@ fn growth(threads: usize, steps: usize) {
             format!("{:.1}", measured / MIB),
             format!("{:.1}", planned / MIB),
             format!("{:.1}", waits / MIB),
-            format!("{:.1}", graph / MIB),
-            format!("{:.1}", (measured - waits - graph - process) / MIB),
+            format!("{:.1}", activations / MIB),
+            format!("{:.1}", (measured - waits - activations - process) / MIB),
             format!("{:.1}", process / MIB),
         ];
         table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());

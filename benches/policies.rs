@@ -11,7 +11,7 @@ mod policies;
 use std::time::Instant;
 
 use kvtune::cache::{self, CacheShape, ChunkAttention, ChunkSpan, LayerCache, Policy, Queries};
-use kvtune::ops::attention::{self, Attended, Chunk, KvPage, ScoreRule, attention_mass};
+use kvtune::ops::attention::{self, Attended, KvBlock, Qkv, ScoreRule, attention_mass};
 use kvtune::recipe::{BufferKind, PolicyRecipe};
 use kvtune::report::table::Table;
 use kvtune::units::{ChunkIdx, LayerIdx};
@@ -98,9 +98,9 @@ impl Layer {
         let past = self.cache_length - self.chunk;
         let (old_k, old_v) = (k.narrow(2, 0, past), v.narrow(2, 0, past));
         let plain = |[q, k, v]: &[Tensor; 3]| {
-            let chunk = Chunk::of(q, (k, v), ScoreRule::scaled(self.scale()));
+            let chunk = Qkv::new(q, k, v, ScoreRule::scaled(self.scale()));
             let began = Instant::now();
-            let _ = attention::attend(chunk, &[KvPage::of(&old_k, &old_v)]);
+            let _ = attention::attend(&chunk, &[KvBlock::new(&old_k, &old_v)]);
             began.elapsed().as_secs_f64()
         };
         let mut ratios: [Vec<f64>; 5] = Default::default();
@@ -140,6 +140,7 @@ impl Run {
             batch: 1,
             groups: layer.groups,
             head_dim: layer.head_dim,
+            further: &[],
             cache_length,
             allocated: cache_length,
             is_paged: false,
@@ -174,19 +175,22 @@ impl Run {
         }
         let victims = self.cache.decide(&*self.policy, &span);
         times[1] = Instant::now();
-        let written = self.cache.write(&span, victims.as_ref(), k, v).unwrap();
+        let written = self.cache.write(&span, victims.as_ref(), &KvBlock::new(k, v)).unwrap();
         let placement = written.placement;
         times[2] = Instant::now();
         let q = placement.place(q);
         let region = self.cache.region(&span);
-        let (past, in_use_bgp) = (self.cache.past(region), self.cache.in_use(region));
-        let mut seen = Seen { q, k: written.k_bgnd, v: written.v_bgnd, past, in_use_bgp, scale, attended: None, mass: None };
+        let valid = self.cache.in_use(region);
+        let page = |block: KvBlock| KvBlock { valid: valid.as_ref().map(Tensor::shallow_clone), ..block };
+        let past = self.cache.past(region).into_iter().map(page).collect();
+        let chunk = Qkv { own: written.own, ..Qkv::new(&q, k, v, ScoreRule::scaled(scale)) };
+        let mut seen = Seen { chunk, past, attended: None, mass: None };
         let asked = self.policy.traits().required_queries(false);
-        let (attended, mass) = attention::attend_and_sum(seen.chunk(), &seen.parts(), asked);
+        let (attended, mass) = attention::attend_and_sum(&seen.chunk, &seen.past, asked);
         let _ = placement.unplace(&attended.out_bhnd);
         times[3] = Instant::now();
         (seen.attended, seen.mass) = (Some(attended), asked.zip(mass));
-        self.cache.note(&*self.policy, &span, (&seen.k, &seen.v), &seen);
+        self.cache.note(&*self.policy, &span, &seen.chunk.own, &seen);
         times[4] = Instant::now();
         (self.index, self.start) = (self.index + 1, self.start + len);
         [0, 1, 2, 3].map(|part| (times[part + 1] - times[part]).as_secs_f64())
@@ -195,25 +199,10 @@ impl Run {
 
 /// The attention of a chunk, as the engine shows it to a policy.
 struct Seen {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past: Vec<(Tensor, Tensor)>,
-    in_use_bgp: Option<Tensor>,
-    scale: f64,
+    chunk: Qkv,
+    past: Vec<KvBlock>,
     attended: Option<Attended>,
     mass: Option<(Queries, Tensor)>,
-}
-
-impl Seen {
-    fn chunk(&self) -> Chunk<'_> {
-        Chunk::of(&self.q, (&self.k, &self.v), ScoreRule::scaled(self.scale))
-    }
-
-    fn parts(&self) -> Vec<KvPage<'_>> {
-        let in_use_bgp = self.in_use_bgp.as_ref();
-        self.past.iter().map(|(k, v)| KvPage { in_use_bgp, ..KvPage::of(k, v) }).collect()
-    }
 }
 
 impl ChunkAttention for Seen {
@@ -222,18 +211,17 @@ impl ChunkAttention for Seen {
             Some((summed, mass)) if *summed == queries => return mass.shallow_clone(),
             _ => {}
         }
-        attention_mass(self.chunk(), &self.parts(), &self.attended.as_ref().unwrap().lse_bhn, queries)
+        attention_mass(&self.chunk, &self.past, &self.attended.as_ref().unwrap().lse_bhn, queries)
     }
 
     fn queries(&self) -> (Tensor, f64) {
-        (self.q.shallow_clone(), self.scale)
+        (self.chunk.q_bhnd.shallow_clone(), self.chunk.rule.scale)
     }
 
     fn entries(&self) -> (Tensor, Tensor) {
-        let all = |of: fn(&(Tensor, Tensor)) -> &Tensor, own: &Tensor| {
-            Tensor::cat(&self.past.iter().map(of).chain([own]).collect::<Vec<_>>(), 2)
-        };
-        (all(|page| &page.0, &self.k), all(|page| &page.1, &self.v))
+        let blocks: Vec<KvBlock> = self.past.iter().chain([&self.chunk.own]).cloned().collect();
+        let KvBlock { k, v, .. } = KvBlock::cat(&blocks);
+        (k, v)
     }
 }
 

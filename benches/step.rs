@@ -11,12 +11,13 @@ mod shapes;
 use std::path::Path;
 use std::rc::Rc;
 
-use kvtune::bench::{Bench, Size, summarise};
-use kvtune::dist::World;
+use kvtune::dist::ProcessGroup;
+use kvtune::measure::summarise;
 use kvtune::model::ModelConfig;
 use kvtune::plan::StepPart;
 use kvtune::recipe::Recipe;
 use kvtune::report::table::Table;
+use kvtune::train::{Bench, BenchOptions};
 use shapes::{Work, cpu_seconds};
 use tch::{Device, Kind};
 
@@ -51,8 +52,8 @@ fn main() {
             "grad.keep_graph=none".to_owned(),
         ];
         let recipe = Recipe::load(&path, &overrides).unwrap().recipe;
-        let size = Size { tokens: vec![TOKENS], warm_up: 1, profiles_memory: false, counts_waits: false };
-        let mut bench = Bench::new(recipe, Device::Cpu, size, true, &Rc::new(World::alone())).unwrap();
+        let options = BenchOptions { tokens: vec![TOKENS], warm_up: 1, profiles_memory: false, draws_weights: true };
+        let mut bench = Bench::new(recipe, Device::Cpu, options, &Rc::new(ProcessGroup::alone())).unwrap();
         let records: Vec<_> = (0..=STEPS).map(|_| bench.step().unwrap()).collect();
         let summary = summarise(&records).unwrap();
         let get = |key: &str| summary.get(key).map_or(0.0, |spread| spread.median);

@@ -2,7 +2,6 @@
 //!
 //! `docs/ARCHITECTURE.md` is the map of the rooms below; `tests/layering.rs` is the same map in code.
 
-pub mod bench;
 pub mod cache;
 pub mod checkpoint;
 pub mod cli;
@@ -15,13 +14,13 @@ pub mod files;
 pub mod generation;
 pub mod head;
 pub mod inspect;
+pub mod measure;
 pub mod metrics;
 pub mod model;
 pub mod native;
 pub mod ops;
 pub mod optim;
 pub mod plan;
-pub mod profile;
 pub mod recipe;
 pub mod report;
 pub mod serve;

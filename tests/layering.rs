@@ -43,7 +43,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("checkpoint", Only(&["units", "recipe", "files", "store", "model", "optim", "native"])),
     ("engine", Only(&["units", "sabotage", "recipe", "data", "ops", "store", "model", "cache", "head", "native"])),
     ("plan", Only(&["units", "report", "recipe", "data", "ops", "store", "head", "cache", "model", "engine", "native"])),
-    ("profile", Only(&["units", "report", "store", "model", "engine", "plan", "native"])),
+    ("measure", Only(&["units", "report", "recipe", "data", "store", "model", "engine", "plan", "native"])),
     (
         "verify",
         Only(&[
@@ -57,7 +57,6 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("serve", Only(&["units", "report", "recipe", "data", "model", "engine", "generation", "native"])),
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
     ("train", AboveBut(&[])),
-    ("bench", AboveBut(&["sabotage", "eval", "verify", "checkpoint"])),
     // What others have written, read again for people.
     ("inspect", Only(&["units", "files", "report", "recipe", "cache", "checkpoint", "verify", "eval", "train"])),
     ("cli", AboveBut(&["sabotage"])),

@@ -16,7 +16,7 @@ mod work;
 use std::collections::HashMap;
 use std::path::Path;
 
-use kvtune::bench::batch;
+use kvtune::measure::random_batch;
 use kvtune::model::ModelConfig;
 use kvtune::plan::{Flops, Forecast};
 use kvtune::recipe::Recipe;
@@ -240,7 +240,7 @@ fn stages_share_the_memory_of_a_device() {
     let subject = subject(203, &[]);
     let whole = subject.memory(&(0..LAYERS));
     let planned = subject.step(LAYERS, &subject.recipe.grad, |spec| {
-        Forecast::of(spec, &subject.plan, &batch(&subject.recipe, &subject.config, &[203], 1).unwrap())
+        Forecast::of(spec, &subject.plan, &random_batch(&subject.recipe, &subject.config, &[203], 1).unwrap())
     });
     assert_eq!([whole.device, whole.host], [planned.device.bytes().0 as f64, planned.host.unwrap().bytes().0 as f64]);
     let parts = [0..3, 3..6, 6..8].map(|layers| subject.memory(&layers));

@@ -484,7 +484,7 @@ fn each_request_has_a_line_in_the_access_log() {
     server.metric("texts_running");
     assert_eq!(server.end(), Some(0));
     let quiet = std::fs::read_to_string(quiet.path()).unwrap();
-    assert!(!quiet.contains("GET") && quiet.contains("listens at `0.0.0.0`: others than this machine"), "{quiet}");
+    assert!(!quiet.contains("GET") && quiet.contains("listens on `0.0.0.0`: others than this machine"), "{quiet}");
 }
 
 /// A template that overflows the stack of its process, and what is left of that when the server is killed.

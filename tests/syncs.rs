@@ -3,12 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvtune::engine::{Event, Observer};
-use kvtune::native::{SyncCounter, Syncs};
+use kvtune::native::Syncs;
 use kvtune::recipe::{BufferKind, StoreForm, StoreRecipe};
 
-use crate::support;
 use crate::support::case::{Case, HeadKind, IN_MEMORY, PLAIN, Trains, Width, registered_policies};
+use crate::support::syncs::syncs_of_step;
 
 /// Beside every policy with its defaults: what else chooses other operations.
 const FURTHER: &[Case] = &[
@@ -19,33 +18,6 @@ const FURTHER: &[Case] = &[
     Case { name: "caches that wait", is_offloaded: true, layers_per_cell: 3, ..PLAIN },
 ];
 
-/// Counts between the first event of a step and its last.
-struct Counting {
-    counter: SyncCounter,
-    first: Option<Syncs>,
-    last: Syncs,
-    events: usize,
-}
-
-impl Observer for Counting {
-    fn observe(&mut self, _event: Event) {
-        self.last = self.counter.read();
-        self.first.get_or_insert(self.last);
-        self.events += 1;
-    }
-}
-
-/// What lets the host wait inside the rows of a step.
-fn counted(case: &Case) -> Syncs {
-    let model = support::model(case);
-    let (engine, batch) = (support::engine(case, &model), support::batch(case));
-    let counter = SyncCounter::start().unwrap();
-    let mut counting = Counting { counter, first: None, last: Syncs::default(), events: 0 };
-    engine.gradients(&model, &batch, support::context(case), &mut counting).unwrap();
-    assert!(counting.events > 10, "{case:?}");
-    counting.last.since(counting.first.unwrap())
-}
-
 #[test]
 fn nothing_waits_inside_a_row() {
     for case in [registered_policies(), FURTHER.to_vec()].concat() {
@@ -54,7 +26,7 @@ fn nothing_waits_inside_a_row() {
                 for trains in [Trains::Adapter, Trains::All] {
                     let lora = if trains == Trains::Adapter { case.lora } else { &[] };
                     let case = Case { layers_per_cell, width, lora, trains, ..case };
-                    assert_eq!(counted(&case), Syncs::default(), "{case:?}");
+                    assert_eq!(syncs_of_step(&case), Syncs::default(), "{case:?}");
                 }
             }
         }
@@ -67,7 +39,7 @@ fn rounding_stores_look_for_loud_channels_and_for_nothing_else() {
     for form in [StoreForm::Int8, StoreForm::Int4] {
         let rounding = StoreRecipe { form, ..IN_MEMORY };
         let case = Case { layer_checkpoints: rounding, undo_log: rounding, ..PLAIN };
-        let found: Vec<_> = counted(&case).rows().filter(|(_, count)| *count > 0).map(|(what, _)| what).collect();
+        let found: Vec<_> = syncs_of_step(&case).rows().filter(|(_, count)| *count > 0).map(|(what, _)| what).collect();
         assert!(found.iter().all(|what| *what == "places looked for"), "{form:?}: {found:?}");
     }
 }
@@ -102,7 +74,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("model/beginning.rs", 1, "takes the beginning of an adapter to the host, when a model takes it"),
     ("model/embedding.rs", 1, "rounds a factor, when a model is loaded"),
     ("ops/frequencies.rs", 3, "makes the frequencies of a batch, before its first column"),
-    ("ops/attention/calibrate.rs", 4, "compares and times ways to attend, before a step"),
+    ("ops/attention/tried.rs", 1, "compares a kernel with the blocks, before a step"),
     ("head/column.rs", 2, "reads figures that have come, or after the step"),
     ("store/arena.rs", 2, "writes to a file what must be on the host for it"),
     ("store/tensor_io.rs", 2, "saves and loads files"),

@@ -5,9 +5,9 @@ use std::iter::Sum;
 use std::ops::Range;
 use std::path::Path;
 
-use kvtune::bench;
 use kvtune::data::{Batch, IGNORE, Sequence, Targets};
 use kvtune::engine::{ChunkPlan, Schedule, Settings};
+use kvtune::measure::random_batch;
 use kvtune::model::{ModelConfig, kind_of};
 use kvtune::ops::attention::Queries;
 use kvtune::plan::{Flops, Forecast, PlannedPeak, StepSpec, TrainedPart};
@@ -113,7 +113,7 @@ impl Subject {
 
     pub(crate) fn new(recipe: Recipe, config: ModelConfig, tokens: usize) -> Self {
         assert!(config.layers.iter().all(|layer| *layer == config.layers[0]), "layers that differ are not simulated");
-        let batch = bench::batch(&recipe, &config, &[tokens], 1).unwrap();
+        let batch = random_batch(&recipe, &config, &[tokens], 1).unwrap();
         let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
         let plan = settings.plan(&batch, None).unwrap();
         Self { recipe, config, batch, plan }

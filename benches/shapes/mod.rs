@@ -3,7 +3,7 @@
 
 use kvtune::model::{LinearSpec, ModelConfig};
 use kvtune::native::product;
-use kvtune::ops::attention::{self, Attended, Chunk, KvPage, Queries, ScoreRule, attention_mass};
+use kvtune::ops::attention::{self, Attended, KvBlock, Qkv, Queries, ScoreRule, attention_mass};
 use rustix::time::{ClockId, clock_gettime};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -152,25 +152,25 @@ impl ChunkAttention {
         (2 * size[1] * size[3] * pairs) as f64
     }
 
-    fn chunk(&self) -> Chunk<'_> {
-        Chunk::of(&self.q, (&self.k, &self.v), ScoreRule::scaled(self.scale))
+    fn chunk(&self) -> Qkv {
+        Qkv::new(&self.q, &self.k, &self.v, ScoreRule::scaled(self.scale))
     }
 
-    fn with_past<T>(&self, past: i64, work: impl FnOnce(&[KvPage<'_>]) -> T) -> T {
+    fn with_past<T>(&self, past: i64, work: impl FnOnce(&[KvBlock]) -> T) -> T {
         let (k, v) = (self.old_k.narrow(2, 0, past), self.old_v.narrow(2, 0, past));
-        let part = KvPage::of(&k, &v);
+        let part = KvBlock::new(&k, &v);
         work(if past > 0 { std::slice::from_ref(&part) } else { &[] })
     }
 
     pub(crate) fn forward(&self, past: i64) -> Attended {
-        self.with_past(past, |past| attention::attend(self.chunk(), past))
+        self.with_past(past, |past| attention::attend(&self.chunk(), past))
     }
 
     pub(crate) fn backward(&self, past: i64, attended: &Attended) {
-        self.with_past(past, |past| drop(attention::attend_backward(&self.dout, self.chunk(), past, attended)));
+        self.with_past(past, |past| drop(attention::attend_backward(&self.dout, &self.chunk(), past, attended)));
     }
 
     pub(crate) fn sums(&self, past: i64, attended: &Attended) {
-        self.with_past(past, |past| drop(attention_mass(self.chunk(), past, &attended.lse_bhn, Queries::All)));
+        self.with_past(past, |past| drop(attention_mass(&self.chunk(), past, &attended.lse_bhn, Queries::All)));
     }
 }

@@ -2,58 +2,44 @@
 //! host. What is written is encoded once; nothing that stays is touched.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
 use super::CacheShape;
-use super::moves::{Moves, restore, with_retained};
+use super::moves::{Moves, restore, with_retained, write_plane};
 use crate::native::cuda::host_tensor;
-use crate::native::write_rows;
+use crate::ops::attention::KvBlock;
 use crate::recipe::BufferKind;
 use crate::store::{Bits, Copier, CopyMark, CopyStream, bytes_of, copier_of};
 use crate::units::Bytes;
 
-/// Entries in their stored form: the tensors that make up the keys, and those that make up the values.
+/// Entries in their stored form: the planes of the keys, those of the values, and what else an entry has.
 #[derive(Debug)]
-pub(super) struct StoredEntries {
-    k: Vec<Tensor>,
-    v: Vec<Tensor>,
-}
+pub(super) struct StoredEntries(pub(super) Vec<Tensor>);
 
 impl StoredEntries {
     fn map(&self, f: impl Fn(&Tensor) -> Tensor) -> Self {
-        let all = |planes: &[Tensor]| planes.iter().map(&f).collect();
-        Self { k: all(&self.k), v: all(&self.v) }
+        Self(self.0.iter().map(f).collect())
     }
 
     fn zip(&self, other: &Self, mut f: impl FnMut(&Tensor, &Tensor)) {
-        for (mine, theirs) in [(&self.k, &other.k), (&self.v, &other.v)] {
-            mine.iter().zip(theirs).for_each(|(mine, theirs)| f(mine, theirs));
-        }
+        self.0.iter().zip(&other.0).for_each(|(mine, theirs)| f(mine, theirs));
     }
 
-    /// What keys and values take.
+    fn slots(&self) -> i64 {
+        self.0[0].size()[2]
+    }
+
     pub(super) fn bytes(&self) -> Bytes {
-        bytes_of(self.k.iter().chain(&self.v))
-    }
-
-    pub(super) fn of(k: Vec<Tensor>, v: Vec<Tensor>) -> Self {
-        Self { k, v }
-    }
-
-    /// The tensors that make up the keys, and those that make up the values.
-    pub(super) fn planes(&self) -> (&[Tensor], &[Tensor]) {
-        (&self.k, &self.v)
+        bytes_of(&self.0)
     }
 
     /// A chunk's entries with the retained ones of `saved` in front.
     pub(super) fn with_retained(&self, saved: &Self, moves: &Moves) -> Self {
         let Some(retained) = &moves.retained else { return self.map(Tensor::shallow_clone) };
-        let join = |mine: &[Tensor], theirs: &[Tensor]| {
-            mine.iter().zip(theirs).map(|(mine, theirs)| with_retained(mine, theirs, retained)).collect()
-        };
-        Self { k: join(&self.k, &saved.k), v: join(&self.v, &saved.v) }
+        Self(self.0.iter().zip(&saved.0).map(|(mine, theirs)| with_retained(mine, theirs, retained)).collect())
     }
 }
 
@@ -102,9 +88,14 @@ impl Codec {
 }
 
 impl CacheShape {
-    /// Width and kind of the planes that hold the keys of an entry, or its values.
-    pub(super) fn planes(&self) -> Vec<(i64, Kind)> {
-        Codec::new(self.buffer, self.head_dim, self.kind).planes()
+    /// Name, width and kind of the planes that hold an entry.
+    pub(super) fn planes(&self) -> Vec<(String, i64, Kind)> {
+        let stored = Codec::new(self.buffer, self.head_dim, self.kind).planes();
+        let further = self.further.iter().map(|&width| (width, self.kind)).collect();
+        let named = |(name, planes): (&'static str, Vec<(i64, Kind)>)| {
+            planes.into_iter().enumerate().map(move |(i, (width, kind))| (format!("{name}.{i}"), width, kind))
+        };
+        [("keys", stored.clone()), ("values", stored), ("further", further)].into_iter().flat_map(named).collect()
     }
 
     /// Slots after room was made for `needed` in a cache that had `have`.
@@ -163,9 +154,8 @@ impl Buffer {
 
     /// A page whose planes are made of zeros.
     fn page(&self, slots: i64, zeros: impl Fn(&[i64], Kind) -> Tensor) -> StoredEntries {
-        let plane = |(width, kind)| zeros(&[self.shape.batch, self.shape.groups, slots, width], kind);
-        let planes = || self.codec.planes().into_iter().map(plane).collect();
-        StoredEntries { k: planes(), v: planes() }
+        let plane = |(_, width, kind)| zeros(&[self.shape.batch, self.shape.groups, slots, width], kind);
+        StoredEntries(self.shape.planes().into_iter().map(plane).collect())
     }
 
     fn on_device(&self) -> impl Fn(&[i64], Kind) -> Tensor + use<> {
@@ -175,7 +165,7 @@ impl Buffer {
 
     fn lengths(&self) -> impl Iterator<Item = i64> {
         let held = if self.is_away { &self.home } else { &self.pages };
-        held.iter().map(|page| page.k[0].size()[2])
+        held.iter().map(StoredEntries::slots)
     }
 
     /// The pages where they are now, when they have come there.
@@ -234,7 +224,7 @@ impl Buffer {
         }
         // Nobody may have used them since they were brought.
         self.arrive();
-        let is_same = self.home.len() == self.pages.len() && self.lengths().eq(self.home.iter().map(|p| p.k[0].size()[2]));
+        let is_same = self.home.len() == self.pages.len() && self.lengths().eq(self.home.iter().map(StoredEntries::slots));
         if !is_same {
             self.home = self.pages.iter().map(|page| page.map(|plane| self.waiting_room(plane))).collect();
         }
@@ -246,7 +236,7 @@ impl Buffer {
     /// Asks for copies of all pages, behind those that were asked for before.
     fn carry(&self, lane: CopyStream) {
         let planes = |pages: &[StoredEntries]| -> Vec<Tensor> {
-            pages.iter().flat_map(|page| page.k.iter().chain(&page.v)).map(Tensor::shallow_clone).collect()
+            pages.iter().flat_map(|page| &page.0).map(Tensor::shallow_clone).collect()
         };
         let (home, pages) = (planes(&self.home), planes(&self.pages));
         let (to, from) = if lane == CopyStream::ToHost { (&home, &pages) } else { (&pages, &home) };
@@ -282,20 +272,20 @@ impl Buffer {
             return None;
         }
         let page = self.single();
-        let indices = moves.map(|moves| (&moves.to, &moves.from));
-        let planes = |planes: fn(&StoredEntries) -> &Vec<Tensor>, indices: Option<(&Tensor, &Tensor)>| {
-            let chunk = |i: usize| chunk.map(|chunk| &planes(chunk)[i]);
-            let all: Vec<_> = planes(page).iter().enumerate().map(|(i, plane)| (plane, chunk(i))).collect();
-            write_rows(&all, indices, region)
+        let planes = |range: Range<usize>, moves: Option<&Moves>| -> Vec<Tensor> {
+            let chunk = |i: usize| chunk.map(|chunk| &chunk.0[i]);
+            range.filter_map(|i| write_plane(&page.0[i], moves, chunk(i), region)).collect()
         };
+        let count = page.0.len();
         #[cfg(test)]
         if let Some(moves) = moves.filter(|_| crate::sabotage::is_active(crate::sabotage::Sabotage::ValueMovedWithoutKey)) {
-            let k = page.k.iter().map(|plane| super::moves::take(plane, &moves.to)).collect();
-            planes(|page| &page.k, None);
-            return Some(StoredEntries { k, v: planes(|page| &page.v, indices) });
+            let mut saved: Vec<Tensor> = page.0[..count / 2].iter().map(|plane| super::moves::take(plane, &moves.to)).collect();
+            planes(0..count / 2, None);
+            saved.extend(planes(count / 2..count, Some(moves)));
+            return Some(StoredEntries(saved));
         }
-        let (k, v) = (planes(|page| &page.k, indices), planes(|page| &page.v, indices));
-        indices.map(|_| StoredEntries { k, v })
+        let saved = planes(0..count, moves);
+        moves.map(|_| StoredEntries(saved))
     }
 
     /// The inverse of the moves of [`Self::overwrite`].
@@ -303,36 +293,40 @@ impl Buffer {
         self.single().zip(saved, |plane, saved| restore(plane, moves, saved));
     }
 
-    /// Keys and values in their stored form.
+    /// Entries in their stored form.
     ///
     /// # Shapes
-    /// `(B, G, n, D)` each.
-    pub(super) fn encode(&self, k: &Tensor, v: &Tensor) -> StoredEntries {
-        StoredEntries { k: self.codec.encode(k), v: self.codec.encode(v) }
+    /// `(B, G, n, ·)` each.
+    pub(super) fn encode(&self, block: &KvBlock) -> StoredEntries {
+        let further = block.further.iter().map(Tensor::shallow_clone);
+        StoredEntries([&block.k, &block.v].into_iter().flat_map(|x| self.codec.encode(x)).chain(further).collect())
     }
 
-    /// Keys and values `(…, D)` as they are read.
-    pub(super) fn decode(&self, stored: &StoredEntries) -> (Tensor, Tensor) {
-        (self.codec.decode(&stored.k), self.codec.decode(&stored.v))
+    /// Entries `(…, ·)` as they are read.
+    pub(super) fn decode(&self, stored: &StoredEntries) -> KvBlock {
+        let count = self.codec.planes().len();
+        let (k, v, further) = (&stored.0[..count], &stored.0[count..2 * count], &stored.0[2 * count..]);
+        let exact = further.iter().map(Tensor::shallow_clone);
+        KvBlock::of_planes([k, v].map(|planes| self.codec.decode(planes)).into_iter().chain(exact))
     }
 
     /// Writes a chunk's entries to the slots from `start` on.
     pub(super) fn write(&mut self, start: i64, chunk: &StoredEntries) {
         self.bring();
         self.arrive();
-        let len = chunk.k[0].size()[2];
+        let len = chunk.slots();
         for (page, slots, from) in parts(self.pages.iter(), start, len) {
             page.zip(chunk, |plane, new| {
-                slots_of(plane, new.size()[0], (slots, from.1)).copy_(&new.narrow(2, from.0, from.1));
+                slots_of(plane, new.size()[0], slots, from.1).copy_(&new.narrow(2, from.0, from.1));
             });
         }
     }
 
-    /// Keys and values of the slots from `start` on, `(B, G, ·, D)` by page, of the first `sequences`.
-    pub(super) fn read(&self, sequences: i64, start: i64, len: i64) -> Vec<(Tensor, Tensor)> {
+    /// The entries of the slots from `start` on by page, of the first `sequences`.
+    pub(super) fn read(&self, sequences: i64, start: i64, len: i64) -> Vec<KvBlock> {
         let read = |(page, slots, (_, len)): (&StoredEntries, i64, (i64, i64))| {
-            let read = |planes| self.read_planes(planes, sequences, (slots, len));
-            (read(&page.k), read(&page.v))
+            let block = self.decode(&page.map(|plane| slots_of(plane, sequences, slots, len)));
+            if self.is_away { block.map(|x| x.to_device(self.shape.device)) } else { block }
         };
         parts(self.held().iter(), start, len).map(read).collect()
     }
@@ -341,7 +335,12 @@ impl Buffer {
     /// restoring values.
     pub(super) fn read_keys(&self, sequences: i64, len: i64) -> Vec<Tensor> {
         let parts = parts(self.held().iter(), 0, len);
-        parts.map(|(page, slots, (_, len))| self.read_planes(&page.k, sequences, (slots, len))).collect()
+        let read = |(page, slots, (_, len)): (&StoredEntries, i64, (i64, i64))| {
+            let keys: Vec<Tensor> =
+                page.0[..self.codec.planes().len()].iter().map(|plane| slots_of(plane, sequences, slots, len)).collect();
+            self.codec.decode(&keys).to_device(self.shape.device)
+        };
+        parts.map(read).collect()
     }
 
     /// The first `len` slots in their stored form, of all sequences, side by side.
@@ -349,24 +348,17 @@ impl Buffer {
         let pages: Vec<StoredEntries> = parts(self.held().iter(), 0, len)
             .map(|(page, slots, (_, len))| page.map(|plane| plane.narrow(2, slots, len)))
             .collect();
-        let join = |planes: fn(&StoredEntries) -> &Vec<Tensor>, i: usize| match &pages[..] {
-            [] => planes(&self.page(0, self.on_device()))[i].shallow_clone(),
-            [page] => planes(page)[i].shallow_clone(),
-            pages => Tensor::cat(&pages.iter().map(|page| planes(page)[i].shallow_clone()).collect::<Vec<_>>(), 2),
+        let join = |i: usize| match &pages[..] {
+            [page] => page.0[i].shallow_clone(),
+            pages => Tensor::cat(&pages.iter().map(|page| &page.0[i]).collect::<Vec<_>>(), 2),
         };
-        let all = |planes: fn(&StoredEntries) -> &Vec<Tensor>| (0..self.codec.planes().len()).map(|i| join(planes, i)).collect();
-        StoredEntries { k: all(|page| &page.k), v: all(|page| &page.v) }
-    }
-
-    fn read_planes(&self, planes: &[Tensor], sequences: i64, (start, len): (i64, i64)) -> Tensor {
-        let planes: Vec<Tensor> = planes.iter().map(|plane| slots_of(plane, sequences, (start, len))).collect();
-        self.codec.decode(&planes).to_device(self.shape.device)
+        if pages.is_empty() { self.page(0, self.on_device()) } else { StoredEntries((0..pages[0].0.len()).map(join).collect()) }
     }
 }
 
 /// The slots `start .. start + len` of the first `sequences`, `(B, G, len, …)`. Most batches are whole and most caches full, and views that
 /// change nothing would be made for each plane, chunk and layer.
-pub(super) fn slots_of(plane: &Tensor, sequences: i64, (start, len): (i64, i64)) -> Tensor {
+pub(super) fn slots_of(plane: &Tensor, sequences: i64, start: i64, len: i64) -> Tensor {
     let size = plane.size();
     let slots = if (start, len) == (0, size[2]) { plane.shallow_clone() } else { plane.narrow(2, start, len) };
     if size[0] == sequences { slots } else { slots.narrow(0, 0, sequences) }
@@ -380,7 +372,7 @@ fn parts<'a>(
 ) -> impl Iterator<Item = (&'a StoredEntries, i64, (i64, i64))> {
     let mut first = 0;
     pages.filter_map(move |page| {
-        let (begin, end) = (first, first + page.k[0].size()[2]);
+        let (begin, end) = (first, first + page.slots());
         first = end;
         let (from, to) = (start.max(begin), (start + len).min(end));
         (from < to).then_some((page, from - begin, (from - start, to - from)))

@@ -1,10 +1,10 @@
 //! What a policy gets to see of a layer's cache, and what it says: shares, victims, notes.
 
-use super::layer::{LayerCache, join};
+use super::layer::LayerCache;
 use super::policy::{ChunkAttention, NewEntries, Observed};
 use super::victims::{self, Agreement, ChoiceContext};
 use super::{ChunkSpan, Entries, HeadBudgets, Policy, Victims};
-use tch::Tensor;
+use crate::ops::attention::KvBlock;
 
 impl LayerCache {
     /// How `policy` shares out the slots before the next chunk, if it does and the time has come.
@@ -51,12 +51,15 @@ impl LayerCache {
     /// Lets the policy describe the entries of the chunk written last, and observe its attention.
     ///
     /// # Shapes
-    /// `k`, `v (B, G, n, D)` by the region's columns, as in [`super::Written`].
-    pub fn note(&mut self, policy: &dyn Policy, span: &ChunkSpan, (k, v): (&Tensor, &Tensor), attention: &dyn ChunkAttention) {
+    /// By the region's columns, as in [`super::Written`].
+    pub fn note(&mut self, policy: &dyn Policy, span: &ChunkSpan, own: &KvBlock, attention: &dyn ChunkAttention) {
         let (region, len) = (self.region(span), span.len as i64);
         let size = self.position_bgc.size();
-        let stored = || join(&self.buffer.read(self.active, region, len), self.no_entries());
-        let features = policy.describe(&NewEntries { k_bgnd: k, v_bgnd: v, stored: &stored });
+        let stored = || {
+            let KvBlock { k, v, .. } = self.read(region, len);
+            (k, v)
+        };
+        let features = policy.describe(&NewEntries { k_bgnd: &own.k, v_bgnd: &own.v, stored: &stored });
         self.notes.set_features(&size, region, &features);
         let filled = self.filled as i64;
         let (previous_bgc, features_bgcf) = (self.observed(), self.notes.features(self.active, filled));

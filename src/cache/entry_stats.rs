@@ -4,7 +4,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::buffer::slots_of;
-use crate::native::write_rows;
+use super::moves::write_plane;
 
 /// What a policy knows of each entry, by slot.
 #[derive(Debug, Default)]
@@ -38,12 +38,12 @@ impl EntryStats {
 
     /// What was observed of the first slots of the first sequences `(B, G, filled)`.
     pub(super) fn observed(&self, sequences: i64, filled: i64) -> Option<Tensor> {
-        self.observed.as_ref().map(|notes| slots_of(notes, sequences, (0, filled)))
+        self.observed.as_ref().map(|notes| slots_of(notes, sequences, 0, filled))
     }
 
     /// The features of the first slots of the first sequences `(B, G, filled, F)`.
     pub(super) fn features(&self, sequences: i64, filled: i64) -> Option<Tensor> {
-        self.features.as_ref().map(|notes| slots_of(notes, sequences, (0, filled)))
+        self.features.as_ref().map(|notes| slots_of(notes, sequences, 0, filled))
     }
 
     /// Replaces what was observed.
@@ -52,7 +52,7 @@ impl EntryStats {
     /// `observed_bgc (B, G, filled)`; `size` is `[B, G, slots]`, whose B may be larger.
     pub(super) fn set_observed(&mut self, size: &[i64], observed_bgc: &Tensor) {
         let notes = self.observed.get_or_insert_with(|| empty(size, observed_bgc.device()));
-        write_rows(&[(notes, Some(observed_bgc))], None, 0);
+        write_plane(notes, None, Some(observed_bgc), 0);
     }
 
     /// Writes down the features of a region.
@@ -64,7 +64,7 @@ impl EntryStats {
         let size = [size, &[features.len() as i64]].concat();
         let notes = self.features.get_or_insert_with(|| empty(&size, first.device()));
         let together = if let [only] = features { only.unsqueeze(-1) } else { Tensor::stack(features, -1) };
-        write_rows(&[(notes, Some(&together))], None, start);
+        write_plane(notes, None, Some(&together), start);
     }
 }
 

@@ -15,11 +15,34 @@ pub struct UndoBytes {
     pub at_hand: Bytes,
 }
 
+/// What a cache comes to in the course of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Growth {
+    pub slots: usize,
+    /// The largest that was copied when it grew, which is there twice meanwhile.
+    pub copied: Bytes,
+}
+
 impl CacheShape {
+    /// The slots after all of `spans`. Where heads share slots out, and each has `floor` of its length at least, the most that one may get.
+    pub fn growth(&self, spans: &[ChunkSpan], floor: Option<f64>) -> Growth {
+        let first = self.slots_for(self.allocated.max(1), 0);
+        let slots = match floor {
+            // All entries of a head are in the better half: it has its floor, and twice what that leaves.
+            Some(floor) if self.groups > 1 => 2 * first - (floor * first as f64) as usize,
+            _ => first,
+        };
+        spans.iter().fold(Growth { slots, copied: Bytes(0) }, |before, span| {
+            let slots = self.slots_for(before.slots, (span.start + span.len).min(self.cache_length));
+            let is_copied = slots > before.slots && !self.is_paged;
+            Growth { slots, copied: if is_copied { self.slot_bytes(before.slots) } else { before.copied } }
+        })
+    }
+
     /// Keys, values and positions of so many slots.
     pub fn slot_bytes(&self, slots: usize) -> Bytes {
-        let of_plane = |(width, kind): (i64, Kind)| width as u64 * kind.elt_size_in_bytes() as u64;
-        Bytes(self.heads() * slots as u64 * (2 * self.planes().into_iter().map(of_plane).sum::<u64>() + 8))
+        let of_plane = |(_, width, kind): (String, i64, Kind)| width as u64 * kind.elt_size_in_bytes() as u64;
+        Bytes(self.heads() * slots as u64 * (self.planes().into_iter().map(of_plane).sum::<u64>() + 8))
     }
 
     /// Keys and values of so many slots as attention reads them, where they must be restored first.
@@ -42,7 +65,7 @@ impl CacheShape {
         }
         let sequences = span.num_sequences() as i64;
         let entries = sequences * self.groups * evicted;
-        let planes = self.planes().into_iter().flat_map(|plane| [plane; 2]).map(|(width, kind)| ([entries, width], kind));
+        let planes = self.planes().into_iter().map(|(_, width, kind)| ([entries, width], kind));
         let retained = (span.is_ragged() && span.retained(filled, self.cache_length).iter().any(|&r| r > 0))
             .then(|| (sequences * span.len as i64, sequences * self.groups * span.len as i64));
         let index = |count: i64| form.bytes_of(&[count], Kind::Int).0;

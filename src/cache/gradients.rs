@@ -1,42 +1,42 @@
 //! The gradient of a cache: one buffer pair in the layout of the current chunk, unwound together with the cache.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use super::Undo;
 use super::buffer::slots_of;
-use crate::native::move_rows_back;
+use super::moves::move_back;
+use super::{CacheShape, Undo};
+use crate::ops::attention::KvBlock;
 use crate::store::bytes_of;
 use crate::units::Bytes;
 
-/// dK and dV of one layer, `(B, G, C, D)`, in the accumulation kind.
+/// The gradient of one layer's entries, plane by plane `(B, G, C, ·)`, in the accumulation kind.
 #[derive(Debug)]
-pub struct CacheGrads {
-    dk_bgcd: Tensor,
-    dv_bgcd: Tensor,
-}
+pub struct CacheGrads(KvBlock);
 
 impl CacheGrads {
-    /// Zeros for a cache of shape `(B, G, C, D)`.
-    pub fn zeros(size: &[i64], kind: Kind, device: Device) -> Self {
-        Self { dk_bgcd: Tensor::zeros(size, (kind, device)), dv_bgcd: Tensor::zeros(size, (kind, device)) }
+    /// Zeros for a cache of `slots` slots.
+    pub fn zeros(shape: &CacheShape, slots: i64, kind: Kind) -> Self {
+        let zeros = |width: i64| Tensor::zeros([shape.batch, shape.groups, slots, width], (kind, shape.device));
+        let widths = [shape.head_dim; 2].into_iter().chain(shape.further.iter().copied());
+        Self(KvBlock::of_planes(widths.map(zeros)))
     }
 
     pub fn bytes(&self) -> Bytes {
-        bytes_of([&self.dk_bgcd, &self.dv_bgcd])
+        bytes_of(self.0.planes())
     }
 
-    /// Adds one chunk's attention gradients.
+    /// Adds one chunk's gradients; planes behind the last that a block has get none.
     ///
     /// # Shapes
-    /// `own`: of the region `(B, G, n, D)`; `past`: of the slots below it, part by part `(B, G, ·, D)`. B may be smaller than the cache's:
-    /// those that come first.
-    pub fn add(&mut self, own: (&Tensor, &Tensor), past: &[(Tensor, Tensor)]) {
+    /// `own`: of the region `(B, G, n, ·)`; `past`: of the slots below it, block by block `(B, G, ·, ·)`. B may be smaller than the
+    /// cache's: those that come first.
+    pub fn add(&mut self, own: &KvBlock, past: &[KvBlock]) {
         let mut start = 0;
-        for (dk, dv) in past.iter().map(|(dk, dv)| (dk, dv)).chain([own]) {
-            let (sequences, len) = (dk.size()[0], dk.size()[2]);
-            let here = |total: &Tensor| slots_of(total, sequences, (start, len));
-            let _ = here(&self.dk_bgcd).g_add_(dk);
-            let _ = here(&self.dv_bgcd).g_add_(dv);
+        for block in past.iter().chain([own]) {
+            let (sequences, len) = (block.k.size()[0], block.slots());
+            for (total, part) in self.0.planes().zip(block.planes()) {
+                let _ = slots_of(total, sequences, start, len).g_add_(part);
+            }
             start += len;
         }
     }
@@ -45,14 +45,14 @@ impl CacheGrads {
     /// evicted entry has no later gradient, a retained one takes its column's along.
     ///
     /// # Shapes
-    /// Two `(B, G, n, D)`, by columns of the region.
-    pub fn unwind(&mut self, undo: &Undo) -> (Tensor, Tensor) {
-        (unwind_one(&self.dk_bgcd, undo), unwind_one(&self.dv_bgcd, undo))
+    /// `(B, G, n, ·)`, by columns of the region.
+    pub fn unwind(&mut self, undo: &Undo) -> KvBlock {
+        self.0.map(|total| unwind_one(total, undo))
     }
 }
 
 fn unwind_one(total: &Tensor, undo: &Undo) -> Tensor {
-    let mut region = slots_of(total, undo.at.batch, (undo.at.region(), undo.at.len));
+    let mut region = slots_of(total, undo.at.batch, undo.at.region(), undo.at.len);
     let own = region.copy();
     #[cfg(test)]
     let not_zeroed = undo.moves.as_ref().map(|moves| super::moves::take(total, &moves.to));
@@ -64,6 +64,6 @@ fn unwind_one(total: &Tensor, undo: &Undo) -> Tensor {
     });
     #[cfg(test)]
     let evicted = evicted.or(not_zeroed.filter(|_| crate::sabotage::is_active(crate::sabotage::Sabotage::GradientNotZeroed)));
-    move_rows_back(total, &moves.to, &moves.from, evicted.as_ref());
+    move_back(total, moves, evicted.as_ref());
     own
 }

@@ -8,8 +8,9 @@ use super::entry_stats::EntryStats;
 use super::moves::{self, Geometry, Moves, with_retained};
 use super::undo::Undo;
 use super::victims::Agreement;
-use super::{CacheError, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
+use super::{CacheError, CacheGrads, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::upload;
+use crate::ops::attention::KvBlock;
 use crate::recipe::BufferKind;
 use crate::store::bytes_of;
 use crate::units::{Bytes, LayerIdx};
@@ -17,9 +18,8 @@ use crate::units::{Bytes, LayerIdx};
 /// A written chunk: its entries as its own queries see them, and what they overwrote.
 #[derive(Debug)]
 pub struct Written {
-    /// Keys of the region's columns `(B, G, n, D)`: kept entries as they are stored, then tokens, exact.
-    pub k_bgnd: Tensor,
-    pub v_bgnd: Tensor,
+    /// The region's columns `(B, G, n, ·)`: kept entries as they are stored, then tokens, exact.
+    pub own: KvBlock,
     /// How the chunk's tokens stand in the region.
     pub placement: Placement,
     pub undo: Undo,
@@ -107,33 +107,42 @@ impl LayerCache {
         self.filled
     }
 
-    /// Size of the cache `(B, G, slots, D)`, with sequences that have left.
-    pub fn size(&self) -> Vec<i64> {
-        vec![self.shape.batch, self.shape.groups, self.buffer.slots(), self.shape.head_dim]
+    /// The gradient of a cache of this size, in which nothing has been added up.
+    pub fn zero_gradients(&self, kind: Kind) -> CacheGrads {
+        CacheGrads::zeros(&self.shape, self.buffer.slots(), kind)
     }
 
     /// Positions held by the filled slots `(B, G, filled)`, −1 where a sequence has none.
     pub fn positions(&self) -> Tensor {
-        slots_of(&self.position_bgc, self.active, (0, self.filled as i64))
+        slots_of(&self.position_bgc, self.active, 0, self.filled as i64)
     }
 
     fn active_positions(&self) -> Tensor {
         self.position_bgc.narrow(0, 0, self.active)
     }
 
-    /// Keys and values of the filled slots `(B, G, filled, D)`, restored where they are quantised.
-    pub fn entries(&self) -> (Tensor, Tensor) {
-        join(&self.past(self.filled as i64), self.no_entries())
+    /// The entries of the filled slots `(B, G, filled, ·)`, restored where they are quantised.
+    pub fn entries(&self) -> KvBlock {
+        self.read(0, self.filled as i64)
     }
 
-    pub(super) fn no_entries(&self) -> Tensor {
-        Tensor::zeros([self.active, self.shape.groups, 0, self.shape.head_dim], (self.shape.kind, self.shape.device))
+    /// The entries of some slots side by side, restored where they are quantised.
+    pub(super) fn read(&self, start: i64, len: i64) -> KvBlock {
+        if len == 0 {
+            let widths = [self.shape.head_dim; 2].into_iter().chain(self.shape.further.iter().copied());
+            return KvBlock::of_planes(widths.map(|width| self.no_entries(width)));
+        }
+        KvBlock::cat(&self.buffer.read(self.active, start, len))
+    }
+
+    fn no_entries(&self, width: i64) -> Tensor {
+        Tensor::zeros([self.active, self.shape.groups, 0, width], (self.shape.kind, self.shape.device))
     }
 
     /// Keys of the filled slots `(B, G, filled, D)`, restored where they are quantised.
     pub(super) fn keys(&self) -> Tensor {
         match &self.buffer.read_keys(self.active, self.filled as i64)[..] {
-            [] => self.no_entries(),
+            [] => self.no_entries(self.shape.head_dim),
             [keys] => keys.shallow_clone(),
             pages => Tensor::cat(pages, 2),
         }
@@ -144,14 +153,14 @@ impl LayerCache {
         self.notes.observed(self.active, self.filled as i64)
     }
 
-    /// The first `count` slots by page, `(B, G, ·, D)` each: the past of a chunk whose region begins there.
-    pub fn past(&self, count: i64) -> Vec<(Tensor, Tensor)> {
+    /// The first `count` slots by page: the past of a chunk whose region begins there.
+    pub fn past(&self, count: i64) -> Vec<KvBlock> {
         self.buffer.read(self.active, 0, count)
     }
 
-    /// Keys and values of the filled slots side by side `(B, G, filled, D)`, as the chunk written last and its past see them: where
+    /// The entries of the filled slots side by side, as the chunk written last and its past see them: where
     /// they are one page, stored as they are, all in use.
-    pub fn joined(&self) -> Option<(Tensor, Tensor)> {
+    pub fn joined(&self) -> Option<KvBlock> {
         let is_exact = self.shape.buffer == BufferKind::Plain && self.budget.is_none();
         let mut pages = if is_exact { self.past(self.filled as i64) } else { Vec::new() };
         pages.pop().filter(|_| pages.is_empty())
@@ -216,8 +225,8 @@ impl LayerCache {
     /// Writes a chunk over its victims.
     ///
     /// # Shapes
-    /// `k`, `v (B, G, n, D)` by the tokens' own columns.
-    pub fn write(&mut self, span: &ChunkSpan, victims: Option<&Victims>, k: &Tensor, v: &Tensor) -> Result<Written, CacheError> {
+    /// `(B, G, n, ·)` by the tokens' own columns.
+    pub fn write(&mut self, span: &ChunkSpan, victims: Option<&Victims>, tokens: &KvBlock) -> Result<Written, CacheError> {
         self.check_order("write", span, self.stands == span.index)?;
         self.enter(span);
         self.reserve((self.filled + span.len).min(self.capacity()) as i64);
@@ -225,45 +234,45 @@ impl LayerCache {
         let kept = span.retained(self.filled, self.capacity());
         let moves = victims.map(|x| moves::plan(at, x, span, &kept, self.shape.device));
         let placement = Placement::new(span, &kept, self.shape.device);
-        let (k, v) = (placement.place(k).contiguous(), placement.place(v).contiguous());
+        let own = tokens.map(|x| placement.place(x).contiguous());
         let positions = placement.positions(span, self.shape.device).expand([at.batch, at.groups, at.len], false);
-        let saved = self.overwrite(at.region(), &self.buffer.encode(&k, &v), &positions, moves.as_ref());
+        let saved = self.overwrite(at.region(), &self.buffer.encode(&own), &positions, moves.as_ref());
         self.write_agreement(span, at, victims);
         if let Some(budget) = &mut self.budget {
             budget.take(span.len);
         }
         (self.filled, self.stands) = (at.top as usize, self.stands + 1);
-        let (k_bgnd, v_bgnd) = self.composed((k, v), moves.as_ref(), saved.as_ref().map(|(stored, _)| stored));
-        Ok(Written { k_bgnd, v_bgnd, placement, undo: Undo { at, moves, saved } })
+        let own = self.composed(own, moves.as_ref(), saved.as_ref().map(|(stored, _)| stored));
+        Ok(Written { own, placement, undo: Undo { at, moves, saved } })
     }
 
     /// Writes tokens of the chunk written last, behind the first `from`, in place of what stands there.
     ///
     /// # Shapes
-    /// `k`, `v (B, G, n, D)`.
-    pub fn write_part(&mut self, span: &ChunkSpan, from: usize, k: &Tensor, v: &Tensor) {
-        let part = self.buffer.encode(&k.contiguous(), &v.contiguous());
+    /// `(B, G, n, ·)`.
+    pub fn write_part(&mut self, span: &ChunkSpan, from: usize, tokens: &KvBlock) {
+        let part = self.buffer.encode(&tokens.map(Tensor::contiguous));
         self.buffer.write(self.region(span) + from as i64, &part);
     }
 
     /// The region's entries for a chunk that stands in the cache already, from its tokens and what it overwrote.
     ///
     /// # Shapes
-    /// `k`, `v (B, G, n, D)` by the tokens' own columns; out by the region's.
-    pub fn recompose(&self, span: &ChunkSpan, undo: &Undo, k: &Tensor, v: &Tensor) -> (Tensor, Tensor) {
+    /// `(B, G, n, ·)` by the tokens' own columns; out by the region's.
+    pub fn recompose(&self, span: &ChunkSpan, undo: &Undo, tokens: &KvBlock) -> KvBlock {
         let placement = self.placement(span, undo);
         let saved = undo.saved.as_ref().map(|(saved, _)| saved);
-        self.composed((placement.place(k).contiguous(), placement.place(v).contiguous()), undo.moves.as_ref(), saved)
+        self.composed(tokens.map(|x| placement.place(x).contiguous()), undo.moves.as_ref(), saved)
     }
 
     /// The region's columns as its own queries see them: the tokens exact, in front of them what the sequences keep, as it is stored.
-    fn composed(&self, (k, v): (Tensor, Tensor), moves: Option<&Moves>, saved: Option<&StoredEntries>) -> (Tensor, Tensor) {
+    fn composed(&self, own: KvBlock, moves: Option<&Moves>, saved: Option<&StoredEntries>) -> KvBlock {
         match (moves.and_then(|m| m.retained.as_ref()), saved) {
             (Some(retained), Some(saved)) => {
-                let (saved_k, saved_v) = self.buffer.decode(saved);
-                (with_retained(&k, &saved_k, retained), with_retained(&v, &saved_v, retained))
+                let saved = self.buffer.decode(saved);
+                KvBlock::of_planes(own.planes().zip(saved.planes()).map(|(own, saved)| with_retained(own, saved, retained)))
             }
-            _ => (k, v),
+            _ => own,
         }
     }
 
@@ -355,16 +364,4 @@ fn moved(mut positions: Vec<i64>, span: &ChunkSpan, at: Geometry, victims: &[i64
     positions.truncate(region);
     positions.extend(span.start as i64..(span.start + span.len) as i64);
     positions
-}
-
-/// Pages as one pair of tensors.
-pub(super) fn join(pages: &[(Tensor, Tensor)], no_entries: Tensor) -> (Tensor, Tensor) {
-    match pages {
-        [] => (no_entries.shallow_clone(), no_entries),
-        [(k, v)] => (k.shallow_clone(), v.shallow_clone()),
-        _ => {
-            let of = |part: fn(&(Tensor, Tensor)) -> &Tensor| Tensor::cat(&pages.iter().map(part).collect::<Vec<_>>(), 2);
-            (of(|page| &page.0), of(|page| &page.1))
-        }
-    }
 }

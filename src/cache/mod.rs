@@ -26,7 +26,7 @@ mod victims;
 pub use budget::HeadBudgets;
 pub use buffer::as_stored;
 pub use error::CacheError;
-pub use footprint::{UndoBytes, notes_per_entry};
+pub use footprint::{Growth, UndoBytes, notes_per_entry};
 pub use gradients::CacheGrads;
 pub use layer::{LayerCache, Written};
 pub(crate) use policies::rolling;
@@ -39,7 +39,7 @@ pub use shape::CacheShape;
 pub use snapshot::{CacheNumbers, CacheSnapshot};
 pub use span::ChunkSpan;
 pub use traits::{KeptInitialPart, PolicyTraits, Scope};
-pub use undo::{ParkedUndo, Undo, UndoPrefetch};
+pub use undo::{Undo, UndoLayout};
 pub use victims::Victims;
 
 pub use crate::ops::attention::Queries;

@@ -8,7 +8,6 @@ use tch::{Device, Kind, Tensor};
 
 use super::{ChunkSpan, Victims};
 use crate::native::cuda::{on_device, plan_moves};
-use crate::native::{MovePlan, move_rows_back};
 
 /// Where a write happens: which slots there were, and which the chunk takes.
 #[derive(Clone, Copy, Debug)]
@@ -60,17 +59,12 @@ pub(super) struct Retained {
 pub(super) fn plan(at: Geometry, victims: &Victims, span: &ChunkSpan, retained: &[usize], device: Device) -> Moves {
     let e = victims.len() as i64;
     let Geometry { batch, groups, slots, .. } = at;
-    let on_cpu = (device == Device::Cpu).then(|| victims.on_cpu()).flatten();
-    let planned = on_cpu.and_then(|victim| MovePlan { batch, groups, slots, region: at.region() }.on_cpu(&victim));
-    let [to, order, from] = planned.unwrap_or_else(|| {
-        let (to, order, from) = match victims.shared() {
-            Some(slots) => shared(at, &slots, device),
-            None => per_head(at, &victims.slots(batch, groups, device), e),
-        };
-        let offsets = head_offsets(at, slots, device);
-        let flat = |slot_bge: &Tensor| (slot_bge + &offsets).reshape([-1]);
-        [flat(&to), order, flat(&from)]
-    });
+    let (to, order, from) = match victims.shared() {
+        Some(slots) => shared(at, &slots, device),
+        None => per_head(at, &victims.slots(batch, groups, device), e),
+    };
+    let offsets = head_offsets(at, slots, device);
+    let [to, from] = [to, from].map(|slot_bge| (slot_bge + &offsets).reshape([-1]));
     // A sequence keeps something only where the chunk is ragged.
     let retained = (span.is_ragged() && retained.iter().any(|&r| r > 0)).then(|| keep(at, &order, retained, e));
     Moves { to, from, retained }
@@ -142,14 +136,46 @@ fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retaine
     Retained { mask_b1n, saved: saved.reshape([-1]) }
 }
 
+/// What one write does to a plane of a cache: the moves, where some are given, and then its chunk comes to stand from slot `slot` on, where
+/// it has one, in the first sequences. Returns what the moves wrote over.
+///
+/// # Shapes
+/// `plane (B, G, C, …)`, whose rows the moves count over the first three dimensions, `chunk (b, G, n, …)`; result `(e, …)`.
+pub(super) fn write_plane(plane: &Tensor, moves: Option<&Moves>, chunk: Option<&Tensor>, slot: i64) -> Option<Tensor> {
+    let saved = moves.map(|Moves { to, from, .. }| {
+        let mut rows = in_rows(plane);
+        let saved = rows.index_select(0, to);
+        let _ = rows.index_copy_(0, to, &rows.index_select(0, from));
+        saved
+    });
+    if let Some(chunk) = chunk {
+        plane.narrow(0, 0, chunk.size()[0]).narrow(2, slot, chunk.size()[2]).copy_(chunk);
+    }
+    saved
+}
+
+/// The inverse of the moves of [`write_plane`] in one plane, given what it returned; zeros in its place, where there is nothing.
+pub(super) fn move_back(plane: &Tensor, Moves { to, from, .. }: &Moves, saved: Option<&Tensor>) {
+    let mut rows = in_rows(plane);
+    let moved = rows.index_select(0, to);
+    let _ = rows.index_copy_(0, from, &moved);
+    let _ = rows.index_copy_(0, to, &saved.map_or_else(|| moved.zeros_like(), Tensor::shallow_clone));
+}
+
+/// `(B, G, C, …)` as `(B · G · C, …)`, in the same memory.
+fn in_rows(plane: &Tensor) -> Tensor {
+    let size = plane.size();
+    plane.view(&[&[-1], &size[3..]].concat()[..])
+}
+
 /// Moves entries back to where they came from, and what was saved to where it stood.
 pub(super) fn restore(x: &Tensor, moves: &Moves, saved: &Tensor) {
     #[cfg(test)]
     if crate::sabotage::is_active(crate::sabotage::Sabotage::UndoDropped) {
         let moved = take(x, &moves.to);
-        return move_rows_back(x, &moves.to, &moves.from, Some(&moved));
+        return move_back(x, moves, Some(&moved));
     }
-    move_rows_back(x, &moves.to, &moves.from, Some(saved));
+    move_back(x, moves, Some(saved));
 }
 
 /// The entries at `index`, `(B·G·e, …)`.

@@ -4,8 +4,7 @@ use tch::Tensor;
 
 use super::buffer::StoredEntries;
 use super::layer::LayerCache;
-use super::moves::{Moves, with_retained};
-use crate::native::write_rows;
+use super::moves::{Moves, with_retained, write_plane};
 
 impl LayerCache {
     /// Lets the region's survivors move into the victims' slots, and the chunk stand from `region` on. Returns what stood in the victims'
@@ -41,11 +40,9 @@ impl LayerCache {
         moves: Option<&Moves>,
     ) -> Option<(StoredEntries, Tensor)> {
         let (entries, positions) = chunk.unzip();
-        let indices = moves.map(|moves| (&moves.to, &moves.from));
         let stored = self.buffer.overwrite(region, entries, moves);
         // Notes move with their entries; those of the chunk are still to come.
-        let beside = self.notes.all().map(|notes| (notes, None));
-        let planes: Vec<_> = [(&self.position_bgc, positions)].into_iter().chain(beside).collect();
-        stored.zip(write_rows(&planes, indices, region).into_iter().next())
+        self.notes.all().for_each(|notes| drop(write_plane(notes, moves, None, region)));
+        stored.zip(write_plane(&self.position_bgc, moves, positions, region))
     }
 }

@@ -2,13 +2,13 @@
 
 use tch::{Device, Kind, Tensor};
 
-use crate::store::HostTensor;
+use crate::store::{Waiting, in_memory};
 use crate::units::Bytes;
 
 /// Experts by sequence and token of a chunk, pads among them; the choices of one layer.
 #[derive(Clone, Debug)]
 pub struct Routing {
-    chosen: HostTensor,
+    chosen: Waiting<Tensor>,
     /// No expert has a larger number.
     pub(super) largest: i64,
 }
@@ -19,13 +19,13 @@ impl Routing {
     /// # Shapes
     /// `(B, n, k)`, int64.
     pub fn new(chosen_bnk: &Tensor, num_experts: usize) -> Self {
-        let chosen = HostTensor::send(&chosen_bnk.to_kind(Self::kind(num_experts)).contiguous());
+        let chosen = Waiting::send(&chosen_bnk.to_kind(Self::kind(num_experts)).contiguous());
         Self { chosen, largest: num_experts as i64 - 1 }
     }
 
     /// Of choices that the host has read, and the largest number among them.
     pub(super) fn of_host(chosen_bnk: &Tensor, largest: i64) -> Self {
-        Self { chosen: HostTensor::here(chosen_bnk), largest }
+        Self { chosen: Waiting::here(chosen_bnk), largest }
     }
 
     /// With that of further tokens of the same chunk.
@@ -50,7 +50,7 @@ impl Routing {
 
     /// The choices `(B, n, k)`, int64.
     pub fn chosen(&self, device: Device) -> Tensor {
-        self.chosen.prefetch(device).wait().to_device(device).to_kind(Kind::Int64)
+        in_memory(self.chosen.fetch(device)).to_kind(Kind::Int64)
     }
 
     /// On the host, as they are kept.

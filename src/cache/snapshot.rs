@@ -45,13 +45,8 @@ const BEFORE: &str = "positions_before_budget";
 impl LayerCache {
     pub fn snapshot(&self) -> CacheSnapshot {
         let (entries, filled) = (self.buffer.stored(self.filled as i64), self.filled as i64);
-        let (k, v) = entries.planes();
-        let named = |name: &str, planes: &[Tensor]| {
-            let planes = planes.iter().enumerate();
-            planes.map(|(i, plane)| (format!("{name}.{i}"), plane.shallow_clone())).collect::<Vec<_>>()
-        };
-        let mut tensors = named("keys", k);
-        tensors.extend(named("values", v));
+        let names = self.shape.planes().into_iter().map(|(name, ..)| name);
+        let mut tensors: Vec<(String, Tensor)> = names.zip(entries.0).collect();
         let sequences = self.shape.batch;
         let beside = [
             (POSITIONS, Some(self.position_bgc.narrow(2, 0, filled))),
@@ -82,15 +77,14 @@ impl LayerCache {
         self.check_snapshot(snapshot)?;
         let device = self.shape.device;
         let get = |name: &str| snapshot.tensors.iter().find(|(n, _)| n == name).map(|(_, tensor)| tensor.to_device(device));
-        let planes = |name: &str| (0..self.shape.planes().len()).filter_map(|i| get(&format!("{name}.{i}"))).collect();
-        let entries = StoredEntries::of(planes("keys"), planes("values"));
+        let entries = StoredEntries(self.shape.planes().iter().filter_map(|(name, ..)| get(name)).collect());
         self.budget = budget.as_ref().zip(get(BEFORE)).map(|(numbers, before)| numbers.state(before.copy()));
         self.reserve(filled as i64);
         self.buffer.write(0, &entries);
         if let Some(positions) = get(POSITIONS) {
             self.position_bgc.narrow(2, 0, filled as i64).copy_(&positions);
         }
-        let size = &self.size()[..3];
+        let size = &[self.shape.batch, self.shape.groups, self.buffer.slots()];
         if let Some(observed) = get(OBSERVED) {
             self.notes.set_observed(size, &observed);
         }
@@ -116,9 +110,7 @@ impl LayerCache {
         let filled = snapshot.numbers.filled as i64;
         let (b, g) = (self.shape.batch, self.shape.groups);
         let mut expected = vec![(POSITIONS.to_owned(), vec![b, g, filled], Kind::Int64)];
-        for (i, (width, kind)) in self.shape.planes().into_iter().enumerate() {
-            expected.extend(["keys", "values"].map(|name| (format!("{name}.{i}"), vec![b, g, filled, width], kind)));
-        }
+        expected.extend(self.shape.planes().into_iter().map(|(name, width, kind)| (name, vec![b, g, filled, width], kind)));
         for (name, size, kind) in expected {
             let found = snapshot.tensors.iter().find(|(n, _)| *n == name).map(|(_, tensor)| (tensor.size(), tensor.kind()));
             if found.as_ref() != Some(&(size.clone(), kind)) {

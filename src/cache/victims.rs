@@ -5,15 +5,14 @@ use tch::{Device, Kind, TchError, Tensor};
 use super::budget::{BudgetState, order_empty};
 use super::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::native::cuda::{Staying, on_device, rank_entries, take_lowest};
-use crate::native::{leave_by_position, pack_slots, rank_on_cpu, take_lowest_on_cpu, unpack_slots};
-use crate::store::{HostTensor, copies_are_async};
+use crate::store::{Waiting, copies_are_async, in_memory};
 
 /// Slots to evict, lowest score first: a sequence that needs fewer takes them from the front. Kept on the host, in integers of the
 /// smallest width that serves.
 #[derive(Debug)]
 pub struct Victims {
     /// `(1, 1, e)` where all sequences and heads agree, `(B, 1, e)` where the heads of a sequence do, else `(B, G, e)`.
-    packed: HostTensor,
+    packed: Waiting<Tensor>,
     /// The same on the CUDA device that has chosen, until the chunk is written: the host need not know them before.
     fresh: Option<Tensor>,
     /// The same in i64, where the host has chosen, until the chunk is written.
@@ -31,8 +30,7 @@ impl Victims {
     /// # Shapes
     /// `(1 or B, 1 or G, e)`, i64, on the host.
     pub(super) fn of_host(slot_bge: &Tensor, cache_length: usize) -> Self {
-        let kind = Self::kind(cache_length);
-        let packed = HostTensor::here(&pack_slots(slot_bge, kind, offset(kind)));
+        let packed = Waiting::here(&pack(slot_bge, Self::kind(cache_length)));
         Self { packed, fresh: None, unpacked: None }
     }
 
@@ -41,10 +39,9 @@ impl Victims {
     /// # Shapes
     /// `(1 or B, 1 or G, e)`, i64.
     pub fn new(slot_bge: &Tensor, cache_length: usize) -> Self {
-        let kind = Self::kind(cache_length);
-        let packed = pack_slots(slot_bge, kind, offset(kind));
+        let packed = pack(slot_bge, Self::kind(cache_length));
         let fresh = copies_are_async(packed.device()).then(|| packed.shallow_clone());
-        Self { packed: HostTensor::send(&packed), fresh, unpacked: None }
+        Self { packed: Waiting::send(&packed), fresh, unpacked: None }
     }
 
     /// The same, with the slots at hand until the chunk is written.
@@ -121,7 +118,7 @@ impl Victims {
     pub fn slots(&self, batch: i64, groups: i64, device: Device) -> Tensor {
         let unpacked = match &self.fresh {
             Some(fresh) => unpack(fresh),
-            None => unpack(&self.packed.prefetch(device).wait()),
+            None => unpack(&in_memory(self.packed.fetch(device))),
         };
         unpacked.to_device(device).expand([batch, groups, self.len() as i64], false)
     }
@@ -133,18 +130,17 @@ impl Victims {
         Vec::try_from(self.unpacked().get(at(sequence, 0)).get(at(head, 1)).contiguous())
     }
 
-    /// On the host `(1 or B, 1 or G, e)`, i64; `None` of a choice that a device has just made.
-    pub(super) fn on_cpu(&self) -> Option<Tensor> {
-        self.fresh.is_none().then(|| self.unpacked())
-    }
-
     fn unpacked(&self) -> Tensor {
         self.unpacked.as_ref().map_or_else(|| unpack(&self.packed.on_host()), Tensor::shallow_clone)
     }
 }
 
+fn pack(slots: &Tensor, kind: Kind) -> Tensor {
+    (slots - offset(kind)).to_kind(kind).contiguous()
+}
+
 fn unpack(packed: &Tensor) -> Tensor {
-    unpack_slots(packed, offset(packed.kind()))
+    packed.to_kind(Kind::Int64) + offset(packed.kind())
 }
 
 impl Clone for Victims {
@@ -202,9 +198,22 @@ fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder, he
     let PolicyTraits { grace, sinks, .. } = policy.traits();
     let young = entries.next_position as i64 - grace as i64;
     let keep_first = (*keep_first).max(sinks);
-    let protected = held.protected.first().map_or((0, 0), |&(start, end)| (start as i64, end as i64));
-    let slots = leave_by_position(positions, young, protected, keep_first, entries.num_evicted);
+    let protected = held.protected.first().map_or(0..0, |&(start, end)| start as i64..end as i64);
+    let rank = |position: i64| if position < keep_first as i64 { LAST - position } else { position };
+    let slots = (0..).zip(positions).filter(|(_, position)| **position < young && !protected.contains(position));
+    let slots: Vec<i64> = lowest_first(slots.map(|(slot, position)| (rank(*position), slot)).collect(), entries.num_evicted);
+    let slots = Tensor::from_slice(&slots).view([1, 1, -1]);
     Some(Victims { unpacked: Some(slots.shallow_clone()), ..Victims::of_host(&slots, entries.cache_length) })
+}
+
+/// The slots of the `count` lowest of some ranks, lowest first.
+fn lowest_first(mut ranked: Vec<(i64, i64)>, count: usize) -> Vec<i64> {
+    if count < ranked.len() {
+        ranked.select_nth_unstable(count);
+        ranked.truncate(count);
+    }
+    ranked.sort_unstable();
+    ranked.into_iter().map(|(_, slot)| slot).collect()
 }
 
 /// The order of the entries as integers, lowest first; what may not leave has the largest.
@@ -225,8 +234,7 @@ pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionO
         EvictionOrder::ByEntry(score_bgc) => {
             let position = entries.position_bgc.narrow(1, 0, heads.max(score_bgc.size()[1]));
             let staying = Staying { sinks: sinks as i64, young, protected: held.protected };
-            if let Some(key) = rank_entries(score_bgc, &position, staying).or_else(|| rank_on_cpu(score_bgc, &position, staying))
-            {
+            if let Some(key) = rank_entries(score_bgc, &position, staying) {
                 return key;
             }
             let is_sink = position.ge(0).logical_and(&position.lt(sinks as i64));
@@ -281,8 +289,7 @@ const LAST: i64 = 1 << 40;
 
 fn lowest(key_bgc: &Tensor, count: usize, cache_length: usize) -> Victims {
     let count = count as i64;
-    let taken = take_lowest(key_bgc, count).or_else(|| take_lowest_on_cpu(key_bgc, count));
-    Victims::chosen(taken.unwrap_or_else(|| key_bgc.topk(count, 2, false, true).1), cache_length)
+    Victims::chosen(take_lowest(key_bgc, count).unwrap_or_else(|| key_bgc.topk(count, 2, false, true).1), cache_length)
 }
 
 /// Maps f32 to i64 so that order is kept, and with 32 bits to spare below for the position: comparing keys compares scores

@@ -141,8 +141,8 @@ mod tests {
     use super::super::{Loaded, abandon, clean_leftovers, load, load_optimizer, newest, set_aside};
     use super::*;
     use crate::files::failpoint::tests::with;
-    use crate::model::Adapter;
-    use crate::recipe::Dtype;
+    use crate::model::{Adapter, EXTRA_TENSORS};
+    use crate::recipe::{Dtype, LoraRecipe, TargetModules};
 
     /// A model with an adapter, and an optimiser's state which tells the step.
     struct TrainedModel {
@@ -256,6 +256,29 @@ mod tests {
         for (number, action) in ["enospc", "edquot", "eio+", "enospc+", "edquot+", "eintr", "short"].into_iter().enumerate() {
             faults(&mut trained, kinds[number % 3], action);
         }
+    }
+
+    #[test]
+    fn what_has_no_name_in_pefts_files_is_read_back_with_the_adapter() {
+        let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/model-gpt-oss");
+        let model = Model::load(&base, Dtype::F32, Device::Cpu).unwrap();
+        let targets = TargetModules::Names(vec!["q_proj".into()]);
+        let lora = LoraRecipe { modules_to_save: vec!["sinks".into()], ..LoraRecipe::plain(2, 4.0, 0.0, targets) };
+        let adapter = Adapter::new(model.config(), &lora, 1, Kind::Float, Device::Cpu).unwrap();
+        let (model, run) = (model.with_adapter(adapter), place());
+        let optimizer = vec![("m".to_owned(), Tensor::zeros([3], (Kind::Float, Device::Cpu)))];
+        let state = TrainState::new(1, 7, SaveKind::Regular, &model.parameters());
+        let snapshot = Snapshot { model: &model, base_model: "m", optimizer: &optimizer, beside: &[], state: &state };
+        let dir = save(run.path(), &snapshot, 1).unwrap();
+        let sorted = |mut all: Vec<(String, Tensor)>| {
+            all.sort_by(|a, b| a.0.cmp(&b.0));
+            all
+        };
+        let saved = sorted(load(&dir).unwrap().parameters);
+        assert!(saved.iter().any(|(name, _)| name.ends_with("sinks")));
+        assert_eq!(saved, sorted(model.parameters()));
+        fs::remove_file(dir.join(EXTRA_TENSORS)).unwrap();
+        assert!(load(&dir).unwrap_err().is_damage());
     }
 
     /// What can happen to a run.

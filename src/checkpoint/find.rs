@@ -11,7 +11,7 @@ use super::state::{BEST, FINAL, FORMAT_VERSION, step_directory};
 use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, SaveKind, SavedCheckpoint, TrainState};
 use crate::files::{self, FileKind, FilesError, ReadLock, TensorFile, disk};
-use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, MODEL_TENSORS};
+use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, MODEL_TENSORS};
 use crate::recipe::Weights;
 use crate::store;
 
@@ -37,7 +37,11 @@ pub struct NewestCheckpoint {
 pub fn load(dir: &Path) -> Result<Loaded, CheckpointError> {
     let state = verified_state(dir)?;
     let name = if holds(dir) == Some(Weights::All) { MODEL_TENSORS } else { ADAPTER_TENSORS };
-    Ok(Loaded { parameters: store::load_tensors(&TensorFile::open(&dir.join(name))?)?, state })
+    let mut parameters = store::load_tensors(&TensorFile::open(&dir.join(name))?)?;
+    if files::is_there(&dir.join(EXTRA_TENSORS)) {
+        parameters.extend(store::load_tensors(&TensorFile::open(&dir.join(EXTRA_TENSORS))?)?);
+    }
+    Ok(Loaded { parameters, state })
 }
 
 /// The optimiser's tensors of a checkpoint that was loaded. `final` has none: they are in the checkpoint of the same step.
@@ -52,7 +56,7 @@ pub fn load_optimizer(dir: &Path) -> Result<Vec<(String, Tensor)>, CheckpointErr
         CheckpointError::Damaged { path: place.clone(), what }
     };
     let (of_step, own) = (Manifest::verify(&place).map_err(|error| damaged(error.to_string()))?, Manifest::verify(dir)?);
-    if [MODEL_TENSORS, ADAPTER_TENSORS].iter().any(|name| own.files.get(*name) != of_step.files.get(*name)) {
+    if [MODEL_TENSORS, ADAPTER_TENSORS, EXTRA_TENSORS].iter().any(|name| own.files.get(*name) != of_step.files.get(*name)) {
         return Err(damaged("its weights are others".into()));
     }
     tensors(&place)
@@ -169,7 +173,7 @@ fn step_hint(dir: &Path) -> Option<u64> {
     }
 }
 
-/// Of one step all are the same state. `final` goes first, because it tells that the run has ended, and `best` last, because the
+/// Checkpoints of one step are the same state. `final` goes first, because it tells that the run has ended, and `best` last, because the
 /// save that was due at its step may be missing.
 fn rank(dir: &Path) -> u8 {
     match dir.file_name().and_then(|name| name.to_str()) {

@@ -26,7 +26,6 @@ pub struct Manifest {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Bytes.
     pub size: u64,
     /// BLAKE3 of the content, in hex.
     pub blake3: String,

@@ -44,7 +44,6 @@ pub enum SaveKind {
 /// The best validation so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// `loss` or `accuracy`.
     pub metric: String,
     pub value: f64,
     pub step: u64,

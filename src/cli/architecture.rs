@@ -2,7 +2,6 @@
 
 use crate::model::{ExpertsSpec, LinearSpec, ModelConfig, Preference, RopeScaling, RopeSpec};
 
-/// Those of the layers that have some.
 pub(super) fn experts(config: &ModelConfig) -> impl Iterator<Item = &ExpertsSpec> {
     config.layers.iter().filter_map(|layer| layer.feed_forward.experts())
 }
@@ -23,8 +22,8 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
     if attention.qk_norm.is_some() {
         words.push("normalised queries and keys".to_owned());
     }
-    if attention.has_drain {
-        words.push("heads with drains".to_owned());
+    if attention.has_sinks {
+        words.push("heads with attention sinks".to_owned());
     }
     let experts: Vec<&ExpertsSpec> = experts(config).collect();
     if let [ExpertsSpec { num_experts, top_k, intermediate_size, shared_size, preference, .. }, ..] = experts[..] {

@@ -10,15 +10,15 @@ use super::counts::{any_number, at_least_one};
 use super::plan::json::alternative;
 use super::recipe_file::RecipeFile;
 use super::world::Joining;
-use crate::bench::{Bench, BenchSummary, Size, StepRecord, summarise};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
+use crate::measure::{BenchSummary, StepRecord, summarise};
 use crate::native::cuda::why_not_pinned;
-use crate::native::{Syncs, libtorch_version};
-use crate::ops::attention::calibrations;
-use crate::plan::{Spent, StepPart};
+use crate::native::libtorch_version;
+use crate::plan::StepPart;
 use crate::report::console;
 use crate::report::memory::{not_pinned, planned_and_measured};
 use crate::report::table::Table;
+use crate::train::{Bench, BenchOptions};
 use crate::units::{Bytes, Fault, Seconds, counted};
 
 #[derive(Debug, Args)]
@@ -40,23 +40,20 @@ pub(super) struct BenchSteps {
     /// Tell the memory of the last step by part.
     #[arg(long)]
     profile_memory: bool,
-    /// Count what makes the host wait for the device, in the last step and part by part; steps take longer for it.
-    #[arg(long)]
-    count_syncs: bool,
     #[command(flatten)]
     pub(super) joining: Joining,
 }
 
 impl BenchSteps {
-    pub(super) fn run(&self, device: Device, world: &Rc<World>) -> Result<(), Fault> {
+    pub(super) fn run(&self, device: Device, world: &Rc<ProcessGroup>) -> Result<(), Fault> {
         let recipe = self.recipe.load(device)?;
-        let size = Size {
+        let options = BenchOptions {
             tokens: self.tokens.clone(),
             warm_up: self.warmup,
             profiles_memory: self.profile_memory,
-            counts_waits: self.count_syncs,
+            draws_weights: self.random_weights,
         };
-        let mut bench = Bench::new(recipe, device, size, self.random_weights, world)?;
+        let mut bench = Bench::new(recipe, device, options, world)?;
         let is_json = console::speech().is_json;
         self.introduce(&bench, world)?;
         let mut records = Vec::new();
@@ -70,10 +67,6 @@ impl BenchSteps {
             }
             records.push(record);
         }
-        let widths: Vec<i64> = bench.model().config().layers.iter().map(|layer| layer.attention.head_dim as i64).collect();
-        for found in calibrations().iter().filter(|found| widths.contains(&found.shape.head_dim)) {
-            console::note(&found.to_string());
-        }
         if let Some(why) = why_not_pinned() {
             console::note(&not_pinned(&why));
         }
@@ -81,15 +74,9 @@ impl BenchSteps {
         if is_json {
             console::result(&summary.to_json().to_string())?;
             console::result(&alternative("forecast", bench.planned()).to_string())?;
-            if let Some(waits) = last.waits_to_json() {
-                console::result(&waits.to_string())?;
-            }
             return last.memory.iter().try_for_each(|profile| console::result(&profile.to_json().to_string()));
         }
         console::table(&table(&records, &summary))?;
-        if let Some(waits) = &last.waits {
-            console::result(&format!("\nwhat made the host wait in the last step\n{}", waits_table(waits)))?;
-        }
         for profile in &last.memory {
             console::result(&format!("\n{profile}"))?;
         }
@@ -100,7 +87,7 @@ impl BenchSteps {
     }
 
     /// What is about to be run, and on what.
-    fn introduce(&self, bench: &Bench, world: &World) -> Result<(), Fault> {
+    fn introduce(&self, bench: &Bench, world: &ProcessGroup) -> Result<(), Fault> {
         let (config, device, threads) = (bench.model().config(), bench.model().device(), tch::get_num_threads());
         let device = if let Device::Cuda(index) = device { format!("cuda:{index}") } else { "cpu".to_owned() };
         let (dtype, libtorch, attention) = (bench.dtype(), libtorch_version(), bench.attention());
@@ -126,6 +113,7 @@ impl BenchSteps {
     }
 }
 
+/// A row for each step, and one each for the median, the least and the most of every figure.
 fn table(records: &[StepRecord], summary: &BenchSummary) -> Table {
     let mut header = vec!["step"];
     header.extend(StepPart::ALL.map(StepPart::name));
@@ -134,54 +122,29 @@ fn table(records: &[StepRecord], summary: &BenchSummary) -> Table {
     header.extend(summary.get("idle").map(|_| "idle"));
     let mut table = Table::new(&header);
     for record in records {
-        let mut cells = vec![record.step.to_string() + if record.is_warm_up { " (warm-up)" } else { "" }];
-        let time = |spent: Spent| format!("{:.3} / {:.3}", spent.seconds, spent.cpu_seconds);
-        cells.extend(record.parts.map(time));
-        cells.push(time(record.whole));
-        cells.push(format!("{:.0}", record.tokens_per_second()));
-        cells.push(format!("{:.1}", record.rate().per_second / 1e9));
-        cells.push(format!("{:.1} %", 100.0 * record.gemm_share().1));
-        cells.push(format!("{:.2} %", 100.0 * record.copy_share()));
-        cells.push(record.peak.map_or("–".to_owned(), |peak| peak.resident.to_string()));
-        cells.extend(record.idle.map(|idle| format!("{:.1} %", 100.0 * idle)));
-        add(&mut table, &cells);
+        let figures = record.figures();
+        let name = record.step.to_string() + if record.is_warm_up { " (warm-up)" } else { "" };
+        add(&mut table, name, &|key| figures.iter().find(|(name, _)| name == key).map(|(_, figure)| *figure));
     }
-    for (name, of) in [("median", 0), ("least", 1), ("most", 2)] {
-        add(&mut table, &summary_row(name, summary, of));
-    }
+    add(&mut table, "median".to_owned(), &|key| summary.get(key).map(|spread| spread.median));
+    add(&mut table, "least".to_owned(), &|key| summary.get(key).map(|spread| spread.min));
+    add(&mut table, "most".to_owned(), &|key| summary.get(key).map(|spread| spread.max));
     table
 }
 
-/// A row of the summary: the median, the least, or the most of each figure.
-fn summary_row(name: &str, summary: &BenchSummary, which: usize) -> Vec<String> {
-    let get = |key: &str| summary.get(key).map_or(f64::NAN, |spread| [spread.median, spread.min, spread.max][which]);
-    let time = |part: &str| format!("{:.3} / {:.3}", get(&format!("{part}_seconds")), get(&format!("{part}_cpu_seconds")));
-    let mut cells = vec![name.to_owned()];
+/// Adds a row of figures, which `get` knows by their keys.
+fn add(table: &mut Table, name: String, get: &dyn Fn(&str) -> Option<f64>) {
+    let figure = |key: &str| get(key).unwrap_or(f64::NAN);
+    let time = |part: &str| format!("{:.3} / {:.3}", figure(&format!("{part}_seconds")), figure(&format!("{part}_cpu_seconds")));
+    let mut cells = vec![name];
     cells.extend(StepPart::ALL.map(|part| time(part.name())));
     cells.push(time("step"));
-    cells.push(format!("{:.0}", get("tokens_per_second")));
-    cells.push(format!("{:.1}", get("flops_per_second") / 1e9));
-    cells.push(format!("{:.1} %", 100.0 * get("gemm_cpu_share")));
-    let share = ["store_copy_share", "copy_wait_share"].into_iter().find_map(|key| summary.get(key).map(|_| get(key)));
-    cells.push(share.map_or("–".to_owned(), |share| format!("{:.2} %", 100.0 * share)));
-    let peak = summary.get("peak_resident_bytes");
-    cells.push(peak.map_or("–".to_owned(), |_| Bytes(get("peak_resident_bytes") as u64).to_string()));
-    cells.extend(summary.get("idle").map(|_| format!("{:.1} %", 100.0 * get("idle"))));
-    cells
-}
-
-/// Parts by kinds of waits.
-fn waits_table(waits: &[Syncs; 6]) -> Table {
-    let mut header = vec!["part"];
-    header.extend(Syncs::KINDS);
-    let mut table = Table::new(&header);
-    for (part, waits) in StepPart::ALL.into_iter().zip(waits) {
-        let counts = waits.rows().map(|(_, count)| count.to_string());
-        add(&mut table, &std::iter::once(part.name().to_owned()).chain(counts).collect::<Vec<_>>());
-    }
-    table
-}
-
-fn add(table: &mut Table, cells: &[String]) {
+    cells.push(format!("{:.0}", figure("tokens_per_second")));
+    cells.push(format!("{:.1}", figure("flops_per_second") / 1e9));
+    cells.push(format!("{:.1} %", 100.0 * figure("gemm_cpu_share")));
+    let copies = get("store_copy_share").or_else(|| get("copy_wait_share"));
+    cells.push(copies.map_or("–".to_owned(), |share| format!("{:.2} %", 100.0 * share)));
+    cells.push(get("peak_resident_bytes").map_or("–".to_owned(), |peak| Bytes(peak as u64).to_string()));
+    cells.extend(get("idle").map(|idle| format!("{:.1} %", 100.0 * idle)));
     table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
 }

@@ -9,12 +9,12 @@ use super::recipe_file::RecipeFile;
 use super::world::{Joining, time_of_sums};
 use crate::cache::{Routing, Scope};
 use crate::data::{LoadReport, Splits, auto_tokenizer_differs};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::engine::{ChunkPlan, Settings};
 use crate::model::{Model, ModelConfig, kind_of, trained_by_kind};
 use crate::plan::Machine;
 use crate::recipe::{
-    BufferKind, CacheLength, Chunking, HeadRecipe, Offload, OnOutOfMemory, Recipe, Storage, StoreForm, StorePlace, StoreRecipe,
+    BufferKind, CacheLength, Chunking, HeadRecipe, LoraRecipe, Offload, OnOutOfMemory, Recipe, Storage, StoreForm,
 };
 use crate::report::console;
 use crate::report::table::Table;
@@ -31,7 +31,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    pub(super) fn run(&self, device: Device, world: &World) -> Result<(), Fault> {
+    pub(super) fn run(&self, device: Device, world: &ProcessGroup) -> Result<(), Fault> {
         let recipe = self.recipe.load(device)?;
         train::check_even(world, &recipe)?;
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
@@ -83,7 +83,7 @@ fn in_json(report: &LoadReport) -> Value {
 }
 
 /// The ranks, what each may take, and how long they take to add up so many bytes of gradients.
-fn ranks(world: &World, machine: Machine, gradients: Bytes) -> Result<String, Fault> {
+fn ranks(world: &ProcessGroup, machine: Machine, gradients: Bytes) -> Result<String, Fault> {
     let (ranks, here) = (world.size(), world.ranks_here());
     let each = machine.limits.host.map_or_else(String::new, |host| format!(", each of which may take {host} of its memory"));
     let sum = 1e3 * time_of_sums(world, gradients.0, machine.device)?.0;
@@ -94,52 +94,35 @@ fn ranks(world: &World, machine: Machine, gradients: Bytes) -> Result<String, Fa
 
 /// What a reader of the recipe might not expect.
 fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<String> {
+    let (kv, grad) = (&recipe.kv_cache, &recipe.grad);
     let mut notes = Vec::new();
-    if settings.couples_sequences() {
-        let policy = &recipe.kv_cache.policy.name;
-        let words = "the sequences of a batch decide together: a sequence is what it is alone in batches of one sequence only";
-        notes.push(format!("the policy `{policy}`: {words}"));
-    }
-    if recipe.kv_cache.cpu_offload {
-        let words = "spares the memory of a GPU; where the CPU computes, slots are copied for nothing";
-        notes.push(format!("`kv_cache.cpu_offload`: {words}"));
-    }
-    if recipe.grad.cuda_graphs {
-        let (words, only) =
-            ("graphs are captured where texts are generated on a GPU at fixed widths", "`kv_cache.static = true`");
-        notes.push(format!("`grad.cuda_graphs`: {words}, {only}, and nowhere else"));
-    }
-    if recipe.grad.single_tokens_for_targets {
-        let words = "the first target of any sequence counts for its whole batch: a sequence is what it is alone in batches of one sequence only";
-        notes.push(format!("`grad.single_tokens_for_targets`: {words}"));
-    }
-    let lengths_differ = !matches!(recipe.kv_cache.cache_length, CacheLength::Uniform(_));
-    if recipe.kv_cache.chunking == Chunking::Reference && lengths_differ {
-        let words = "where layers have caches of different length, the borders of chunks follow the longest sequence of a batch";
-        notes.push(format!("`kv_cache.chunking = \"reference\"`: {words}"));
-    }
-    if recipe.kv_cache.chunking == Chunking::Reference && !lengths_differ {
-        let words = "changes nothing where all layers have caches of one length";
-        notes.push(format!("`kv_cache.chunking = \"reference\"`: {words}"));
-    }
+    let mut note = |is_so: bool, what: &str, words: &str| notes.extend(is_so.then(|| format!("{what}: {words}")));
+    let words = "the sequences of a batch decide together: a sequence is what it is alone in batches of one sequence only";
+    note(settings.couples_sequences(), &format!("the policy `{}`", kv.policy.name), words);
+    let words = "spares the memory of a GPU; where the CPU computes, slots are copied for nothing";
+    note(kv.cpu_offload, "`kv_cache.cpu_offload`", words);
+    let words =
+        "graphs are captured where texts are generated on a GPU at fixed widths, `kv_cache.static = true`, and nowhere else";
+    note(grad.cuda_graphs, "`grad.cuda_graphs`", words);
+    let words = "the first target of any sequence counts for its whole batch: a sequence is what it is alone in batches of one sequence only";
+    note(grad.single_tokens_for_targets, "`grad.single_tokens_for_targets`", words);
+    let words = match kv.cache_length {
+        CacheLength::Uniform(_) => "changes nothing where all layers have caches of one length",
+        _ => "where layers have caches of different length, the borders of chunks follow the longest sequence of a batch",
+    };
+    note(kv.chunking == Chunking::Reference, "`kv_cache.chunking = \"reference\"`", words);
     for (key, form) in settings.inexact_stores() {
-        let words = "`kvtune verify` says how near it comes on yours";
-        notes.push(format!("`{key} = \"{form}\"`: {}; {words}", not_exact(form)));
+        let words = format!("{}; `kvtune verify` says how near it comes on yours", not_exact(form));
+        note(true, &format!("`{key} = \"{form}\"`"), &words);
     }
-    if recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat && train::ends_rounding(&recipe.grad, config.num_layers()) {
-        let words = "if a step fits no other way, it and all that follow are made with layer checkpoints in int8; then";
-        notes.push(format!("`grad.on_out_of_memory = \"retreat\"`: {words} {}", not_exact(StoreForm::Int8)));
-    }
-    if config.tie_word_embeddings
-        && recipe.lora.as_ref().is_some_and(|lora| !lora.modules_to_save.iter().all(|name| name.ends_with("norm")))
-    {
-        let words =
-            "the model's embedding is its output projection, too; a copy that is trained is no longer tied to it, as in PEFT";
-        notes.push(format!("`lora.modules_to_save`: {words}"));
-    }
-    if recipe.kv_cache.randomize_chunk_sizes {
-        notes.push("`kv_cache.randomize_chunk_sizes`: in training only; the chunks below are of `chunk_size`".to_owned());
-    }
+    let rounds = grad.on_out_of_memory == OnOutOfMemory::Retreat && train::ends_rounding(grad, config.num_layers());
+    let words = "if a step fits no other way, it and all that follow are made with layer checkpoints in int8; then";
+    note(rounds, "`grad.on_out_of_memory = \"retreat\"`", &format!("{words} {}", not_exact(StoreForm::Int8)));
+    let unties = |lora: &LoraRecipe| !lora.modules_to_save.iter().all(|name| name.ends_with("norm"));
+    let words = "the model's embedding is its output projection, too; a copy that is trained is no longer tied to it, as in PEFT";
+    note(config.tie_word_embeddings && recipe.lora.as_ref().is_some_and(unties), "`lora.modules_to_save`", words);
+    let words = "in training only; the chunks below are of `chunk_size`";
+    note(kv.randomize_chunk_sizes, "`kv_cache.randomize_chunk_sizes`", words);
     notes
 }
 
@@ -219,14 +202,14 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
     table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
     table.row(&["cells", &format!("{num_bands} layer bands × {} columns", plan.columns.len())]);
     table.row(&["graphs kept", &kept(recipe, num_bands * plan.columns.len())]);
-    table.row(&["layer checkpoints", &waiting(recipe.grad.layer_checkpoints)]);
-    table.row(&["undo log", &waiting(recipe.grad.undo_log)]);
+    table.row(&["layer checkpoints", &recipe.grad.layer_checkpoints.to_string()]);
+    table.row(&["undo log", &recipe.grad.undo_log.to_string()]);
     table.row(&["attention outputs", recipe.grad.attention_outputs.name()]);
     table.row(&["steps", &schedule.to_string()]);
     table
 }
 
-/// Of how many cells the forward phase keeps the graph.
+/// How many cells keep the graph of the forward phase.
 fn kept(recipe: &Recipe, cells: usize) -> String {
     match recipe.grad.keep_graph.cells() {
         0 => "none: every cell is computed again".to_owned(),
@@ -263,15 +246,6 @@ fn waiting_parts(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> 
         bytes(all),
         bytes(in_flight)
     )
-}
-
-/// How and where something waits for the backward phase.
-fn waiting(store: StoreRecipe) -> String {
-    let place = match store.place {
-        StorePlace::Memory => "in the host's memory",
-        StorePlace::File => "in a file",
-    };
-    format!("{}, {place}", store.form)
 }
 
 /// What the choices take on the host: of evictions, and of experts.

@@ -2,9 +2,9 @@
 
 use std::ffi::OsString;
 
-use clap::{Command, CommandFactory, FromArgMatches, Parser};
+use clap::{Command, CommandFactory, FromArgMatches, Parser, ValueEnum};
 
-use super::{Verb, device, format};
+use super::{Verb, device};
 
 /// Two lines for each verb.
 const EXAMPLES: &str = include_str!("examples.txt");
@@ -22,14 +22,22 @@ pub(super) struct Arguments {
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) threads: Option<u16>,
     /// How to print results: words and tables, or a JSON object per line.
-    #[arg(long, global = true, value_enum, default_value_t = format::Format::Text)]
-    pub(super) format: format::Format,
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
+    pub(super) format: Format,
     /// Say results, warnings and errors only.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(super) quiet: bool,
     /// Say more: every step of a run, and notes as often as they come.
     #[arg(short, long, global = true)]
     pub(super) verbose: bool,
+}
+
+/// How results are printed, for people or for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    #[value(alias = "table")]
+    Text,
+    Json,
 }
 
 /// All verbs with their examples.

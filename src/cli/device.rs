@@ -17,7 +17,7 @@ pub(super) enum Wanted {
     /// CUDA where there is one.
     Auto,
     Cpu,
-    /// By its number, or that of the rank on its machine.
+    /// The GPU with this number, or with the rank's number on its machine.
     Cuda(Option<usize>),
 }
 
@@ -93,7 +93,7 @@ pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -
 /// Variables by which a user tells libtorch how many threads compute.
 const THREADS: [&str; 2] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS"];
 
-/// As many threads as are asked for; else as libtorch was told, or takes by itself, but no more than the process has CPUs for.
+/// Sets the number of threads: as asked for, else as libtorch was told or chooses, but no more than the process has CPUs.
 pub(super) fn set_threads(asked: Option<u16>) -> Result<(), Fault> {
     let own = usize::try_from(tch::get_num_threads()).unwrap_or(1);
     let told = THREADS.into_iter().find(|name| std::env::var_os(name).is_some());

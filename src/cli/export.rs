@@ -21,7 +21,7 @@ pub(super) struct Export {
     /// A run (its best known end: `final`, else its newest checkpoint), one checkpoint, or an adapter of PEFT.
     #[arg(value_name = "RUN|CHECKPOINT")]
     checkpoint: PathBuf,
-    /// Whom it is for.
+    /// The program that will load it.
     #[arg(long = "for", value_enum, value_name = "PROGRAM")]
     target: ServedBy,
     /// Directory to write; must be empty or not exist. Default: `export-PROGRAM` beside the checkpoint.

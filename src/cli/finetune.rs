@@ -10,7 +10,7 @@ use tch::Device;
 
 use super::recipe_file::RecipePath;
 use super::world::Joining;
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::report::summary::RunSummary;
@@ -48,7 +48,7 @@ pub(super) struct Finetune {
 
 #[derive(Debug, Args)]
 pub(super) struct Resume {
-    /// Directory of the run.
+    /// The directory of the run.
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Checkpoint to go on from; the newest valid one, if left out.
@@ -65,7 +65,7 @@ pub(super) struct Resume {
 }
 
 impl Finetune {
-    pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<World>) -> Result<Ending, Fault> {
+    pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<ProcessGroup>) -> Result<Ending, Fault> {
         let resolved = Recipe::load_to_train(self.recipe.path(), &self.set, weights)?;
         resolved.notes.iter().for_each(|note| console::note(note));
         let recipe = resolved.recipe;
@@ -77,7 +77,7 @@ impl Finetune {
     }
 
     /// The directory of the run. One that nobody names has the first rank's time in it, for all ranks.
-    fn out(&self, recipe: &Recipe, world: &World) -> Result<PathBuf, Fault> {
+    fn out(&self, recipe: &Recipe, world: &ProcessGroup) -> Result<PathBuf, Fault> {
         let date = world.broadcast(Local::now().format("%Y%m%d-%H%M%S").to_string().into_bytes(), 0)?;
         if let Some(out) = self.out.as_ref().or(recipe.output_dir.as_ref()) {
             return Ok(out.clone());
@@ -96,7 +96,7 @@ impl Finetune {
 }
 
 impl Resume {
-    pub(super) fn run(&self, device: Device, world: &Rc<World>) -> Result<Ending, Fault> {
+    pub(super) fn run(&self, device: Device, world: &Rc<ProcessGroup>) -> Result<Ending, Fault> {
         let interrupt = watched(Interrupt::install_for_saves())?;
         let start = Start { device, interrupt: &interrupt, world, profiles_memory: self.profile_memory };
         end(train::resume(&self.run, self.from.as_deref(), &self.set, start)?, &self.run)

@@ -22,7 +22,7 @@ pub(super) struct InitModel {
     /// Directory to write; must be empty or not exist.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Seed of the weights.
+    /// The seed of the weights.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

@@ -7,12 +7,10 @@ use serde_json::{Value, json};
 
 use crate::cache::ReplayLog;
 use crate::files;
-use crate::inspect::in_terminal;
-use crate::inspect::{Evictions, RunContents, RunFigures};
+use crate::inspect::{Evictions, RunContents, RunFigures, figures_in_words, in_terminal};
 use crate::report::console;
-use crate::report::evicted::Evicted;
 use crate::report::table::Table;
-use crate::units::{Bytes, Fault, Seconds};
+use crate::units::{Bytes, Fault};
 
 #[derive(Debug, Args)]
 #[command(override_usage = "kvtune inspect [OPTIONS] <RUN|CHECKPOINT|--evictions <LOG>>")]
@@ -23,7 +21,7 @@ pub(super) struct Inspect {
     /// Look at this replay log instead: which positions each layer and KV head kept. `kvtune evaluate --replay-log` writes one.
     #[arg(long, value_name = "LOG")]
     evictions: Option<PathBuf>,
-    /// Draw them as SVG.
+    /// Draw these positions as SVG.
     #[arg(long, value_name = "FILE", requires = "evictions")]
     out: Option<PathBuf>,
     /// Which sequence of the log, counted from 0.
@@ -127,22 +125,12 @@ fn in_words(contents: &RunContents) -> String {
 }
 
 fn figures(contents: &RunContents) -> Table {
-    let figures = RunFigures::of(contents);
     let mut table = Table::of_words(&["figure", "value"]);
-    let mut add = |name: &str, value: Option<String>| value.iter().for_each(|value| table.row(&[name, value]));
-    add("steps", Some(figures.steps.to_string()));
-    add("tokens", Some(figures.tokens.to_string()));
-    add("samples", figures.samples.map(|s| format!("{} for training, {} for validation", s.train, s.validation)));
-    add("numbers trained", figures.trained.map(|trained| trained.to_string()));
-    add("training loss", figures.loss.map(|e| format!("{:.4} → {:.4}, lowest {:.4}", e.first, e.last, e.lowest)));
-    add("validation loss", figures.eval_loss.map(|e| format!("{:.4} → {:.4}, lowest {:.4}", e.first, e.last, e.lowest)));
-    add("best validation", figures.best.map(|best| format!("{} {:.4}, step {}", best.metric, best.value, best.step)));
-    add("steps that are not finite", (figures.not_finite > 0).then(|| figures.not_finite.to_string()));
-    add("steps left out", (figures.skipped > 0).then(|| figures.skipped.to_string()));
-    add("time of the steps", Some(Seconds(figures.seconds).to_string()));
-    add("tokens a second", figures.tokens_per_second.map(|rate| format!("{rate:.0}")));
-    add("entries evicted", Evicted::over(&contents.metrics).words());
-    add("peak memory", figures.peak_memory.map(|bytes| Bytes(bytes).to_string()));
+    for (name, value) in figures_in_words(contents) {
+        if let Some(value) = value {
+            table.row(&[name, &value]);
+        }
+    }
     table
 }
 

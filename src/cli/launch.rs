@@ -39,7 +39,7 @@ const LONGEST_LINE: u64 = 1 << 20;
 
 #[derive(Debug, Args)]
 pub(super) struct LaunchRanks {
-    /// How many ranks.
+    /// The number of ranks to start.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     nproc: u16,
     /// What each of them does: a command of kvtune with its arguments.

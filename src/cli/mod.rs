@@ -11,7 +11,6 @@ mod doctor;
 mod evaluate;
 mod export;
 mod finetune;
-mod format;
 mod generate;
 mod init;
 mod init_model;
@@ -38,12 +37,12 @@ pub use process::main;
 enum Verb {
     /// Write a recipe for a model and data, or from another trainer's YAML.
     Init(init::Init),
-    /// Train a LoRA adapter.
+    /// Train a LoRA adapter for a model.
     #[command(visible_alias = "train")]
     FinetuneLora(finetune::Finetune),
     /// Train all weights of a model.
     FinetuneFull(finetune::Finetune),
-    /// Resume a run.
+    /// Resume a run from a checkpoint.
     Resume(finetune::Resume),
     /// Start several ranks of a command on this machine, which work together.
     Launch(launch::LaunchRanks),

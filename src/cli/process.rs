@@ -5,9 +5,8 @@ use std::io::{self, Write};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use signal_hook::low_level::exit;
 
-use super::command::Arguments;
+use super::command::{Arguments, Format};
 use super::finetune::Ending;
-use super::format::Format;
 use super::{Verb, command, device, launch, limits, panics, world};
 use crate::recipe::{Weights, check_policies_by};
 use crate::report::console::{self, Speech};
@@ -54,8 +53,9 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
     console::speak(Speech { is_quiet, is_verbose, is_json: arguments.format == Format::Json });
     let of_device = (arguments.device, arguments.threads);
     let on = || world::device(of_device);
+    let done = |()| Ending::Done;
     match &arguments.verb {
-        Verb::Init(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Init(verb) => verb.run(on()?).map(done),
         Verb::FinetuneLora(verb) => {
             world::with_ranks(of_device, verb.joining, |device, world| verb.run(Weights::Adapter, device, world))
         }
@@ -64,30 +64,22 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
         }
         Verb::Resume(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)),
         Verb::Launch(verb) => verb.run(refused_by_all),
-        Verb::Evaluate(verb) => {
-            world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)).map(|()| Ending::Done)
-        }
-        Verb::Score(verb) => verb.run().map(|()| Ending::Done),
+        Verb::Evaluate(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
+        Verb::Score(verb) => verb.run().map(done),
         Verb::Generate(verb) => world::refuse_further_ranks("generate").and_then(|()| verb.run(on()?)),
-        Verb::Serve(verb) => world::refuse_further_ranks("serve").and_then(|()| verb.run(on()?)).map(|()| Ending::Done),
+        Verb::Serve(verb) => world::refuse_further_ranks("serve").and_then(|()| verb.run(on()?)).map(done),
         Verb::Export(verb) => verb.run(),
-        Verb::Inspect(verb) => verb.run().map(|()| Ending::Done),
-        Verb::Report(verb) => verb.run().map(|()| Ending::Done),
-        Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
-        Verb::Check(verb) => {
-            world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)).map(|()| Ending::Done)
-        }
-        Verb::Data(verb) => verb.run().map(|()| Ending::Done),
-        Verb::Plan(verb) => {
-            world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)).map(|()| Ending::Done)
-        }
-        Verb::Bench(verb) => {
-            world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)).map(|()| Ending::Done)
-        }
-        Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(|()| Ending::Done),
-        Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
-        Verb::Completions(verb) => verb.run(command::command()).map(|()| Ending::Done),
-        Verb::Man(verb) => verb.run(command::command()).map(|()| Ending::Done),
+        Verb::Inspect(verb) => verb.run().map(done),
+        Verb::Report(verb) => verb.run().map(done),
+        Verb::Verify(verb) => verb.run(on()?).map(done),
+        Verb::Check(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
+        Verb::Data(verb) => verb.run().map(done),
+        Verb::Plan(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
+        Verb::Bench(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
+        Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(done),
+        Verb::InitModel(verb) => verb.run().map(done),
+        Verb::Completions(verb) => verb.run(command::command()).map(done),
+        Verb::Man(verb) => verb.run(command::command()).map(done),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::train;
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(super) struct RecipePath {
-    /// The recipe.
+    /// The recipe, a TOML file.
     #[arg(value_name = "RECIPE")]
     place: Option<PathBuf>,
     /// The recipe, instead of RECIPE.
@@ -51,7 +51,7 @@ pub(super) struct RecipeFile {
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
-    /// As for `finetune-full`: all weights are trained, and there is no adapter.
+    /// Train all weights and no adapter, as `finetune-full` does.
     #[arg(long)]
     full: bool,
 }

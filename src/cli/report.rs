@@ -1,6 +1,6 @@
 //! `kvtune report`: one page about one or several runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
@@ -37,17 +37,20 @@ impl ReportRuns {
         }
         let map = |path: &PathBuf| Ok::<_, Fault>(Evictions::of(&ReplayLog::load(path)?, 0)?.map(&path.display().to_string()));
         let maps = self.evictions.iter().map(map).collect::<Result<Vec<_>, _>>()?;
-        let out = self.out.clone().unwrap_or_else(|| self.paths.first().zip(runs.first()).map_or_else(PathBuf::new, own_page));
+        let out = self
+            .out
+            .clone()
+            .unwrap_or_else(|| self.paths.first().zip(runs.first()).map_or_else(PathBuf::new, |(path, run)| own_page(path, run)));
         files::write_atomic(&out, report_page(&runs, &scores, &maps).as_bytes())?;
         console::outcome(&format!("report: {}", out.display()), &json!({ "report": out }))
     }
 }
 
 /// Where the page about a run or a checkpoint lies. A checkpoint holds what its manifest names, and nothing else.
-fn own_page((path, contents): (&PathBuf, &RunContents)) -> PathBuf {
+fn own_page(path: &Path, contents: &RunContents) -> PathBuf {
     if checkpoint::holds(path).is_none() {
         return path.join("report.html");
     }
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     absolute.with_file_name(format!("report-{}.html", contents.name))
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use tch::Device;
 
 use super::finetune::install;
-use super::used_model::{UsedModel, own_rules};
+use super::used_model::{ModelArgs, own_rules};
 use crate::data::{self, ChatTemplates, TemplateFault};
 use crate::files::{self, FileKind};
 use crate::report::console;
@@ -19,11 +19,11 @@ use crate::units::Fault;
 #[derive(Debug, Args)]
 pub(super) struct Serve {
     #[command(flatten)]
-    model: UsedModel,
-    /// The address to listen at; `0.0.0.0` for all of this machine.
+    model: ModelArgs,
+    /// The address to listen on; `0.0.0.0` for all of this machine.
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     host: String,
-    /// The port to listen at; 0 for a free one, which is printed.
+    /// The port to listen on; 0 for a free one, which is printed.
     #[arg(long, default_value_t = 8000, value_name = "PORT")]
     port: u16,
     /// A file with the key that clients must send.
@@ -35,25 +35,25 @@ pub(super) struct Serve {
     /// The chat template, in place of the model's own: a file, a text, or the name of one of several that the model has.
     #[arg(long, value_name = "FILE")]
     chat_template: Option<String>,
-    /// So many texts are written at the same time.
+    /// Maximum number of sequences generated at once.
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
-    /// So many prompts wait at most; further ones are refused.
+    /// Maximum length of the request queue; further prompts are refused.
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     queue: u16,
-    /// So many sessions are held for prompts that begin with what they have read; 0 for none.
+    /// Maximum number of sessions kept for prompts that begin with what they have read; 0 for none.
     #[arg(long, default_value_t = 2, value_name = "N")]
     keep: u16,
-    /// A request may take so many seconds.
+    /// Maximum time of a request, in seconds.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
-    /// A client may take so many seconds to send the head of a request; then its connection is closed.
+    /// Maximum time for the head of a request, in seconds; then the connection is closed.
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     header_timeout: u64,
-    /// The body of a request may have so many bytes.
+    /// Maximum size of the body of a request, in bytes.
     #[arg(long, default_value_t = 32 << 20, value_name = "BYTES")]
     max_body: usize,
-    /// A prompt may have so many tokens; if left out, as many as the model has positions.
+    /// Maximum number of tokens of a prompt; if left out, as many as the model has positions.
     #[arg(long, value_name = "N")]
     max_prompt: Option<usize>,
     /// A further name or address by which the server may be asked (the `Host` of a request), without a port; may be given several times.
@@ -72,7 +72,7 @@ impl Serve {
         let api_key = self.api_key_file.as_deref().map(key_in).transpose()?;
         if api_key.is_none() && !is_loopback(&self.host) {
             let others = "others than this machine may reach it, and no key is asked of them: see `--api-key-file`";
-            console::warning(&format!("the server listens at `{}`: {others}", self.host));
+            console::warning(&format!("the server listens on `{}`: {others}", self.host));
         }
         let interrupt = install()?;
         let used = self.model.load(device)?;

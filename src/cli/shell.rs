@@ -12,7 +12,7 @@ use crate::units::Fault;
 
 #[derive(Debug, Args)]
 pub(super) struct Completions {
-    /// The shell.
+    /// The shell that reads the script.
     #[arg(value_enum, value_name = "SHELL")]
     shell: Shell,
 }

@@ -12,7 +12,7 @@ use crate::engine::{Engine, EngineError, Settings};
 use crate::export::PolicyFile;
 use crate::files::{self, FilesError};
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
-use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, Model, ModelConfig, fingerprint};
+use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, Model, ModelConfig, fingerprint};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
 use crate::train;
@@ -20,7 +20,7 @@ use crate::units::Fault;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
-pub(super) struct UsedModel {
+pub(super) struct ModelArgs {
     /// A model directory or a model of the Hugging Face cache by its name, a run (its best known end: `final`, else its newest checkpoint) or one checkpoint.
     #[arg(value_name = "MODEL|RUN|CHECKPOINT")]
     path: PathBuf,
@@ -30,7 +30,7 @@ pub(super) struct UsedModel {
     /// Which entries are evicted; if left out, as it was trained; of a model that was not, none (`dense`).
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
-    /// Slots per KV head.
+    /// Slots of each KV head's cache.
     #[arg(long, value_name = "N")]
     cache_length: Option<usize>,
     /// Override a key of the recipe.
@@ -50,7 +50,7 @@ pub(super) struct LoadedModel {
     pub(super) adapter: Option<PathBuf>,
 }
 
-impl UsedModel {
+impl ModelArgs {
     /// What the directory is called.
     pub(super) fn name(&self) -> Option<String> {
         Some(absolute(&self.path).file_name()?.to_string_lossy().into_owned())
@@ -199,10 +199,11 @@ pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<Sessio
     })
 }
 
-/// Of its tensors and of what says how they are used.
+/// Hashes the adapter's tensors and its configuration.
 fn hash_of_adapter(dir: &Path) -> Result<String, FilesError> {
-    let parts = [ADAPTER_TENSORS, ADAPTER_CONFIG].map(|name| files::hash_file(&dir.join(name)));
-    Ok(files::hash_parts(parts.into_iter().collect::<Result<Vec<_>, _>>()?))
+    let extra = Some(EXTRA_TENSORS).filter(|name| files::is_there(&dir.join(name)));
+    let parts = [ADAPTER_TENSORS, ADAPTER_CONFIG].into_iter().chain(extra).map(|name| files::hash_file(&dir.join(name)));
+    Ok(files::hash_parts(parts.collect::<Result<Vec<_>, _>>()?))
 }
 
 /// The recipe of the run that an adapter is a checkpoint of.

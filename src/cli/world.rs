@@ -8,7 +8,7 @@ use clap::Args;
 use tch::{Device, Kind, Tensor};
 
 use super::device;
-use crate::dist::{DistError, Launched, RankBackend, World};
+use crate::dist::{DistError, Launched, ProcessGroup, RankBackend};
 use crate::report::console;
 use crate::units::{Fault, Seconds};
 
@@ -41,7 +41,7 @@ pub(super) struct Joining {
     /// How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs.
     #[arg(long, default_value = "10m", value_name = "TIME")]
     dist_timeout: Timeout,
-    /// By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had.
+    /// How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available.
     #[arg(long, default_value = "auto", value_name = "BACKEND")]
     backend: RankBackend,
 }
@@ -52,12 +52,11 @@ impl Joining {
     }
 
     /// Chooses by what the ranks add up; what is to be said of it.
-    pub(super) fn choose(self, world: &mut World, device: Device) -> Result<Option<String>, Fault> {
+    pub(super) fn choose(self, world: &mut ProcessGroup, device: Device) -> Result<Option<String>, Fault> {
         Ok(world.choose_backend(self.backend, device)?)
     }
 }
 
-/// `--device` and `--threads`.
 pub(super) type DeviceArguments = (device::Wanted, Option<u16>);
 
 /// Which rank this process is, if it is one of several.
@@ -90,13 +89,13 @@ pub(super) fn device((wanted, threads): DeviceArguments) -> Result<Device, Fault
 pub(super) fn with_ranks<T>(
     of_device: DeviceArguments,
     joining: Joining,
-    work: impl FnOnce(Device, &Rc<World>) -> Result<T, Fault>,
+    work: impl FnOnce(Device, &Rc<ProcessGroup>) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     // Before the ranks meet: they do so by libtorch, which would remember that there is no CUDA.
     let device = device(of_device)?;
     let mut world = match launched()? {
-        Some(launch) => World::join(&launch, joining.timeout())?,
-        None => World::alone(),
+        Some(launch) => ProcessGroup::join(&launch, joining.timeout())?,
+        None => ProcessGroup::alone(),
     };
     if !world.is_first() {
         console::be_quiet();
@@ -114,7 +113,7 @@ pub(super) fn with_ranks<T>(
 }
 
 /// How long ranks take to add up so many bytes of gradients on a device: the middle one of several times.
-pub(super) fn time_of_sums(world: &World, bytes: u64, device: Device) -> Result<Seconds, DistError> {
+pub(super) fn time_of_sums(world: &ProcessGroup, bytes: u64, device: Device) -> Result<Seconds, DistError> {
     const TIMES: usize = 5;
     let gradients = Tensor::zeros([bytes.div_ceil(4) as i64], (Kind::Float, device));
     let mut times = Vec::new();

@@ -46,7 +46,7 @@ impl RowFault {
 
     /// A row that is of no known format, or of another one than those before it.
     pub(super) fn unknown_format(place: SamplePlace, found: &str) -> Fault {
-        let message = format!("{place}: which `data.format` it is cannot be told: found {}", quoted(found));
+        let message = format!("{place}: cannot detect `data.format`: found {}", quoted(found));
         let hint = "set `data.format`, and where fields have other names `data.columns = { prompt = \"question\" }`; files of several formats \
                     are several data sets, each a table `[[data.sets]]` with a `path`";
         Self::bad(place, message, hint)

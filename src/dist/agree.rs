@@ -5,7 +5,7 @@ use std::fmt::Display;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{DistError, World};
+use super::{DistError, ProcessGroup};
 use crate::units::{Exit, Exits};
 
 /// What a rank tells the others.
@@ -20,7 +20,7 @@ enum Told<T> {
     },
 }
 
-impl World {
+impl ProcessGroup {
     /// How many ranks run on this rank's machine, itself counted.
     pub fn ranks_here(&self) -> usize {
         let own = self.peers().get(self.rank());

@@ -12,8 +12,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
-use super::world::{Joined, LOOK};
-use super::{DistError, World};
+use super::process_group::{Joined, LOOK};
+use super::{DistError, ProcessGroup};
 use crate::native::cuda::{Nccl, NcclGroup, NcclId, place_of_gpu};
 use crate::units::Seconds;
 
@@ -48,20 +48,20 @@ impl fmt::Display for RankBackend {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Means {
     wanted: RankBackend,
-    /// Its GPU, by what tells it from others of its machine; none on a CPU.
+    /// What tells its GPU from others of its machine; none on a CPU.
     gpu: Option<String>,
     /// The version of its library, or why it has none.
     nccl: Result<String, String>,
 }
 
-impl World {
+impl ProcessGroup {
     /// Decides by what tensors on `device` go from now on, the same on all ranks, which all call it. Returns what is to be said of it: nothing
     /// where there is no GPU, and nobody asks for one.
     pub fn choose_backend(&mut self, wanted: RankBackend, device: Device) -> Result<Option<String>, DistError> {
         self.choose_of(None, wanted, device)
     }
 
-    /// The same with the library of this path, where there is one; a test's takes the host's memory for a GPU's.
+    /// [`Self::choose_backend`] with the library of this path, where there is one; a test's takes the host's memory for a GPU's.
     pub(super) fn choose_of(
         &mut self,
         library: Option<&Path>,
@@ -131,8 +131,8 @@ impl Joined {
     /// Connects this rank's GPU with those of all, on a thread of its own, which is left alone where a rank is gone meanwhile.
     fn connect(&self, nccl: Arc<Nccl>, id: NcclId, device: Device) -> Result<Result<NcclGroup, String>, DistError> {
         let (done, connected) = mpsc::channel();
-        let ranks = (self.watch.rank, self.watch.peers.len());
-        let connect = move || drop(done.send(nccl.join(id, ranks, device)));
+        let (rank, size) = (self.monitor.rank, self.monitor.peers.len());
+        let connect = move || drop(done.send(nccl.join(id, rank, size, device)));
         if let Err(error) = thread::Builder::new().name("start of NCCL".to_owned()).spawn(connect) {
             return Ok(Err(error.to_string()));
         }
@@ -143,10 +143,10 @@ impl Joined {
                 Err(RecvTimeoutError::Disconnected) => return Ok(Err("its thread has ended".to_owned())),
                 Err(RecvTimeoutError::Timeout) => waited += LOOK,
             }
-            if let Some(error) = self.watch.who_is_gone("starting NCCL", self.watch.timeout, Duration::ZERO) {
+            if let Some(error) = self.monitor.who_is_gone("starting NCCL", self.monitor.timeout, Duration::ZERO) {
                 return Err(error);
             }
-            if waited >= self.watch.timeout {
+            if waited >= self.monitor.timeout {
                 return Ok(Err(format!("it has not started for {}", Seconds(waited.as_secs_f64()))));
             }
         }
@@ -201,7 +201,7 @@ mod tests {
         lines
     }
 
-    fn as_two<T: Send>(work: impl Fn(&mut World) -> T + Sync) -> Vec<T> {
+    fn as_two<T: Send>(work: impl Fn(&mut ProcessGroup) -> T + Sync) -> Vec<T> {
         as_ranks_within(Duration::from_secs(3), 2, free_port(), work)
     }
 

@@ -9,9 +9,9 @@ use crate::units::{Exit, Failure, Seconds, abridged};
 /// A rank and its machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its number, from 0.
+    /// The number of the rank, from 0.
     pub rank: usize,
-    /// Its host, by the host's own name.
+    /// The name that its host gives itself.
     pub host: String,
 }
 

@@ -2,11 +2,11 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::world::Joined;
-use super::{DistError, World};
+use super::process_group::Joined;
+use super::{DistError, ProcessGroup};
 use crate::native::cuda::NcclGroup;
 
-impl World {
+impl ProcessGroup {
     /// Adds up `tensor` over all ranks, in place: all have the same bits then. It has the same shape and dtype on each, and is on the GPU or
     /// on the host on all.
     ///

@@ -9,10 +9,10 @@ const MOST_RANKS: usize = 65_536;
 /// The place of this process among those that were started together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
-    /// Its number, from 0.
+    /// The number of this rank, from 0.
     pub rank: usize,
     pub size: usize,
-    /// Its number on its machine, from 0; it chooses the GPU.
+    /// The number among the ranks of its machine, from 0; it chooses the GPU.
     pub local_rank: usize,
     /// A name or address of the machine of rank 0.
     pub address: String,
@@ -27,7 +27,7 @@ pub struct Launched {
 }
 
 /// The variables of one way to start several processes.
-struct Starter {
+struct Launcher {
     by: &'static str,
     rank: &'static str,
     size: &'static [&'static str],
@@ -37,15 +37,15 @@ struct Starter {
 }
 
 /// In the order in which they are asked: who starts ranks by PyTorch's variables inside another's job means those.
-const STARTERS: [Starter; 2] = [
-    Starter {
+const LAUNCHERS: [Launcher; 2] = [
+    Launcher {
         by: "torchrun or its like",
         rank: "RANK",
         size: &["WORLD_SIZE"],
         local_rank: "LOCAL_RANK",
         run_id: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
     },
-    Starter {
+    Launcher {
         by: "srun",
         rank: "SLURM_PROCID",
         // A step may have fewer tasks than its job.
@@ -62,10 +62,10 @@ impl Launched {
     /// Reads the environment by `variable`; `None` where the process stands alone.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, DistError> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
-        let starter = STARTERS.iter().find(|starter| variable(starter.rank).is_some());
-        if starter.is_none_or(|starter| starter.rank != "RANK") {
+        let launcher = LAUNCHERS.iter().find(|launcher| variable(launcher.rank).is_some());
+        if launcher.is_none_or(|launcher| launcher.rank != "RANK") {
             // SLURM's own plugin for MPI says how many there are, too, but no rank on the machine.
-            let is_slurm = starter.is_some() && variable("MPI_LOCALRANKID").is_none();
+            let is_slurm = launcher.is_some() && variable("MPI_LOCALRANKID").is_none();
             for (by, name) in UNREAD.into_iter().filter(|(_, name)| !is_slurm || *name != "PMI_SIZE") {
                 if let Some(size) = number(&variable, name)?.filter(|size| *size > 1) {
                     return Err(DistError::Environment {
@@ -75,28 +75,28 @@ impl Launched {
                 }
             }
         }
-        let Some(starter) = starter else {
+        let Some(launcher) = launcher else {
             // A size of 1 says nothing: platforms set it for whatever runs there.
             return match number(&variable, "WORLD_SIZE")? {
                 Some(size) if size > 1 => Err(missing("RANK", &format!("WORLD_SIZE={size}"))),
                 _ => Ok(None),
             };
         };
-        let read = Variables { variable: &variable, starter };
+        let read = Variables { variable: &variable, launcher };
         let launch = read.launch()?;
-        Ok((launch.size > 1 || starter.rank == "RANK").then_some(launch))
+        Ok((launch.size > 1 || launcher.rank == "RANK").then_some(launch))
     }
 }
 
-/// Reads the variables of one starter.
+/// Reads the variables of one launcher.
 struct Variables<'a> {
     variable: &'a dyn Fn(&str) -> Option<String>,
-    starter: &'a Starter,
+    launcher: &'a Launcher,
 }
 
 impl Variables<'_> {
     fn launch(&self) -> Result<Launched, DistError> {
-        let Starter { by, rank: rank_name, local_rank, run_id, .. } = *self.starter;
+        let Launcher { by, rank: rank_name, local_rank, run_id, .. } = *self.launcher;
         let rank = number(self.variable, rank_name)?.unwrap_or(0);
         let given = format!("{rank_name}={rank}");
         let size_name = self.size_name();
@@ -131,11 +131,11 @@ impl Variables<'_> {
 
     /// The variable that says how many there are.
     fn size_name(&self) -> &'static str {
-        let names = self.starter.size;
+        let names = self.launcher.size;
         names.iter().find(|name| (self.variable)(name).is_some()).unwrap_or(&names[0])
     }
 
-    /// Where the ranks meet: as the environment says, else as can be told from the starter's own variables.
+    /// Where the ranks meet: as the environment says, else as can be told from the launcher's own variables.
     fn meeting_point(&self, size: usize, given: &str) -> Result<(String, u16), DistError> {
         let (address, port) = ("MASTER_ADDR", "MASTER_PORT");
         let given = format!("{given}` and `{}={size}", self.size_name());
@@ -152,7 +152,7 @@ impl Variables<'_> {
 
     /// A port that all ranks of SLURM's job choose alike, and jobs side by side mostly not.
     fn own_port(&self) -> Option<u16> {
-        let of_slurm = |name: &str| (self.variable)(name).filter(|_| self.starter.rank == "SLURM_PROCID");
+        let of_slurm = |name: &str| (self.variable)(name).filter(|_| self.launcher.rank == "SLURM_PROCID");
         let job: u64 = of_slurm("SLURM_JOB_ID")?.parse().ok()?;
         let step: u64 = of_slurm("SLURM_STEP_ID").and_then(|step| step.parse().ok()).unwrap_or(0);
         u16::try_from(15_000 + (job.wrapping_mul(31).wrapping_add(step)) % 15_000).ok()
@@ -160,12 +160,12 @@ impl Variables<'_> {
 
     /// The machine of rank 0, which is the first of SLURM's job.
     fn own_address(&self) -> Option<String> {
-        let of_slurm = |name: &str| (self.variable)(name).filter(|_| self.starter.rank == "SLURM_PROCID");
+        let of_slurm = |name: &str| (self.variable)(name).filter(|_| self.launcher.rank == "SLURM_PROCID");
         first_host(&of_slurm("SLURM_STEP_NODELIST").or_else(|| of_slurm("SLURM_JOB_NODELIST"))?)
     }
 }
 
-/// `node003` of `node[003-007,9],login1`.
+/// The first host of SLURM's list: `node003` of `node[003-007,9],login1`.
 fn first_host(list: &str) -> Option<String> {
     let end = list.find([',', '[']).unwrap_or(list.len());
     let (name, rest) = list.split_at(end);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn each_starter_is_understood() {
+    fn each_launcher_is_understood() {
         let torchrun = "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 MASTER_ADDR=node1 MASTER_PORT=29500 TORCHELASTIC_RUN_ID=none";
         for (variables, expected) in [
             (torchrun.to_owned(), "3/4 1 node1:29500 `none` false"),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{DistError, Launched, World};
+use super::{DistError, Launched, ProcessGroup};
 use crate::units::{Exit, Failure};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ pub(super) fn launch(rank: usize, size: usize, port: u16) -> Launched {
 }
 
 /// Does `work` as each of `size` ranks; what came of it, by rank.
-fn as_ranks<T: Send>(size: usize, port: u16, work: impl Fn(&World) -> T + Sync) -> Vec<T> {
+fn as_ranks<T: Send>(size: usize, port: u16, work: impl Fn(&ProcessGroup) -> T + Sync) -> Vec<T> {
     as_ranks_within(TIMEOUT, size, port, |world| work(world))
 }
 
@@ -33,11 +33,11 @@ pub(crate) fn as_ranks_within<T: Send>(
     timeout: Duration,
     size: usize,
     port: u16,
-    work: impl Fn(&mut World) -> T + Sync,
+    work: impl Fn(&mut ProcessGroup) -> T + Sync,
 ) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;
-        let start = |rank| scope.spawn(move || work(&mut World::join(&launch(rank, size, port), timeout).unwrap()));
+        let start = |rank| scope.spawn(move || work(&mut ProcessGroup::join(&launch(rank, size, port), timeout).unwrap()));
         let ranks: Vec<_> = (0..size).map(start).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
@@ -68,7 +68,7 @@ fn ranks_exchange_sums_and_bytes() {
 }
 
 /// Adds up numbers whose sum depends on the order; the bits of the sums.
-fn sums(world: &World) -> Vec<Vec<f64>> {
+fn sums(world: &ProcessGroup) -> Vec<Vec<f64>> {
     let (rank, size) = (world.rank(), world.size());
     let mut bits = Vec::new();
     for (kind, allowed) in [(Kind::Float, 1e-6), (Kind::Double, 1e-15)] {
@@ -90,7 +90,7 @@ fn sums(world: &World) -> Vec<Vec<f64>> {
 
 #[test]
 fn one_rank_needs_nobody() {
-    let world = World::alone();
+    let world = ProcessGroup::alone();
     let tensor = Tensor::from_slice(&[1.5_f32]);
     world.sum(&tensor).unwrap();
     assert_eq!((world.rank(), world.size(), world.is_first(), tensor.double_value(&[0])), (0, 1, true, 1.5));
@@ -116,8 +116,8 @@ fn strangers_are_refused_and_do_no_harm() {
     let mut garbage: Vec<Vec<u8>> = vec![b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0xff; 4096], vec![0; 64], Vec::new()];
     garbage.extend((0..=16).map(greeted));
     let (works, heard) = (AtomicBool::new(true), AtomicUsize::new(0));
-    let come = |launch: &Launched| World::join(launch, Duration::from_secs(5)).err().map(|error| error.to_string());
-    let refused = |world: &World| {
+    let come = |launch: &Launched| ProcessGroup::join(launch, Duration::from_secs(5)).err().map(|error| error.to_string());
+    let refused = |world: &ProcessGroup| {
         world.barrier().unwrap();
         if !world.is_first() {
             let foreign = come(&Launched { run_id: "foreign".into(), ..launch(1, 2, port) }).unwrap();
@@ -188,14 +188,14 @@ fn a_rank_that_ends_with_an_error_ends_all() {
 
 #[test]
 fn who_does_not_come_is_named() {
-    let error = World::join(&launch(0, 3, free_port()), Duration::from_millis(200)).err().unwrap().to_string();
+    let error = ProcessGroup::join(&launch(0, 3, free_port()), Duration::from_millis(200)).err().unwrap().to_string();
     assert!(error.contains("1 of 3 ranks") && error.ends_with("missing ranks 1, 2"), "{error}");
-    let error = World::join(&launch(1, 3, free_port()), Duration::from_millis(200)).err().unwrap().to_string();
+    let error = ProcessGroup::join(&launch(1, 3, free_port()), Duration::from_millis(200)).err().unwrap().to_string();
     assert!(error.contains("rank 1 does not reach the TCPStore") && error.contains("refused"), "{error}");
     // Who listens there and says nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = silent.local_addr().unwrap().port();
-    let error = World::join(&launch(1, 3, at), Duration::from_millis(500)).err().unwrap().to_string();
+    let error = ProcessGroup::join(&launch(1, 3, at), Duration::from_millis(500)).err().unwrap().to_string();
     assert!(error.contains("rank 1 does not reach the TCPStore"), "{error}");
 }
 
@@ -205,7 +205,7 @@ fn a_slow_rank_is_waited_for() {
     thread::scope(|scope| {
         for rank in 0..2 {
             scope.spawn(move || {
-                let world = World::join(&launch(rank, 2, port), timeout).unwrap();
+                let world = ProcessGroup::join(&launch(rank, 2, port), timeout).unwrap();
                 // At work, or it would be taken for one that hangs.
                 let until = Instant::now() + if rank == 1 { timeout + timeout / 4 } else { Duration::ZERO };
                 while Instant::now() < until {}

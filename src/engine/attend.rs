@@ -4,11 +4,13 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::layer_state::{SharedLayer, link, lock};
+use super::layer_state::{ChunkGrads, SharedLayer, link, lock};
+use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
 use crate::cache::{CacheError, ChunkSpan, Policy, Routing};
 use crate::model::{Attend, AttendError, Qkv, Routed};
 use crate::native::attach_backward;
+use crate::ops::attention::KvBlock;
 use crate::units::LayerIdx;
 
 /// A column's chunks; attention goes chunk by chunk, everything else of a layer runs over the whole column.
@@ -62,20 +64,23 @@ impl Column<'_> {
     /// nothing.
     fn by_chunk(
         &self,
-        qkv: &Qkv<'_>,
-        mut attend: impl FnMut(&ChunkSpan, Qkv<'_>) -> Result<Tensor, AttendError>,
+        qkv: &Qkv,
+        mut attend: impl FnMut(&ChunkSpan, &Qkv) -> Result<Tensor, AttendError>,
     ) -> Result<Tensor, AttendError> {
         let mut lengths: Vec<i64> = self.spans.iter().map(|span| span.len as i64).collect();
-        let pads = qkv.q_bhnd.size()[2] - lengths.iter().sum::<i64>();
+        let pads = qkv.num_tokens() - lengths.iter().sum::<i64>();
         lengths.extend((pads > 0).then_some(pads));
         // Parts that are split off together get their gradients together: by themselves each would be as large as the column.
         let parts = |x: &Tensor| {
             if lengths.len() == 1 && pads == 0 { vec![x.shallow_clone()] } else { x.split_with_sizes(&lengths[..], 2) }
         };
-        let [q, k, v] = [qkv.q_bhnd, qkv.k_bgnd, qkv.v_bgnd].map(parts);
+        let (q, planes) = (parts(&qkv.q_bhnd), qkv.own.planes().map(parts).collect::<Vec<_>>());
         let mut outs = Vec::with_capacity(lengths.len());
-        for (span, ((q, k), v)) in self.spans.iter().zip(q.iter().zip(&k).zip(&v)) {
-            outs.push(attend(span, Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, ..*qkv })?);
+        for (i, span) in self.spans.iter().enumerate() {
+            let own = KvBlock::of_planes(planes.iter().map(|parts| parts[i].shallow_clone()));
+            let drain_h = qkv.drain_h.as_ref().map(Tensor::shallow_clone);
+            let tokens = Qkv { q_bhnd: q[i].shallow_clone(), own, rule: qkv.rule, drain_h, joined: None };
+            outs.push(attend(span, &tokens)?);
         }
         if pads > 0 {
             outs.push(q[self.spans.len()].zeros_like());
@@ -91,8 +96,8 @@ pub(super) enum Mode<'a> {
         policies: &'a [Box<dyn Policy>],
         /// The layers whose undo log is kept.
         keeps_undo: Range<usize>,
-        /// The chunk that the column is a part of, and how many of its tokens came before.
-        part: Option<(&'a ChunkSpan, usize)>,
+        /// The part of a chunk that the column is, where it is no whole one.
+        part: Option<&'a ChunkPart>,
     },
     /// Recorded choices are followed: in a forward phase that is given its log, and in a layer band's second forward.
     Follow {
@@ -118,7 +123,7 @@ pub(super) struct ColumnAttention<'a> {
 }
 
 impl Attend for ColumnAttention<'_> {
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
         let (column, state) = (self.column, &self.column.states[layer.0]);
         match &mut self.mode {
             Mode::Choose { policies, keeps_undo, part } => {
@@ -142,7 +147,9 @@ impl Attend for ColumnAttention<'_> {
             }
             Mode::Differentiate { policies, chain, chain_ends } => {
                 let policy = policies.map(|policies| &*policies[layer.0]);
-                differentiate(column, (layer, policy), &qkv, (chain, chain_ends))
+                let (out, end) = CellLayer { column, layer, policy }.differentiate(&qkv, chain)?;
+                chain_ends.extend(end);
+                Ok(out)
             }
         }
     }
@@ -159,7 +166,7 @@ impl Attend for ColumnAttention<'_> {
             let chosen_bnk = no_grad(choose);
             for span in spans {
                 let own_bnk = chosen_bnk.narrow(1, (span.start - spans[0].start) as i64, span.len as i64);
-                log.record_routing(Routing::new(&own_bnk, num_experts), part.is_some_and(|(_, from)| from > 0));
+                log.record_routing(Routing::new(&own_bnk, num_experts), part.is_some_and(|part| part.from > 0));
             }
             chosen_bnk
         } else {
@@ -171,34 +178,80 @@ impl Attend for ColumnAttention<'_> {
     }
 }
 
-/// One layer of a cell.
-fn differentiate(
-    column: Column<'_>,
-    (layer, policy): (LayerIdx, Option<&dyn Policy>),
-    qkv: &Qkv<'_>,
-    (leaf, chain_ends): (&Tensor, &mut Vec<Tensor>),
-) -> Result<Tensor, AttendError> {
-    let mut chain = leaf.shallow_clone();
-    #[cfg(test)]
-    if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
-        chain = chain.detach();
+/// One layer of a cell, to be differentiated.
+#[derive(Clone, Copy)]
+struct CellLayer<'a> {
+    column: Column<'a>,
+    layer: LayerIdx,
+    /// What chooses; recorded choices are followed without it.
+    policy: Option<&'a dyn Policy>,
+}
+
+impl CellLayer<'_> {
+    /// Attends chunk by chunk, along a chain that begins at `leaf`; also returns the chain's end.
+    fn differentiate(self, qkv: &Qkv, leaf: &Tensor) -> Result<(Tensor, Option<Tensor>), AttendError> {
+        let Self { column, layer, .. } = self;
+        let mut chain = leaf.shallow_clone();
+        #[cfg(test)]
+        if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
+            chain = chain.detach();
+        }
+        // Where the backward follows at once it comes from above, where the uppermost layer comes first again.
+        let next = if column.goes_on || layer.0 + 1 < column.end { column.above(layer) } else { layer.0 };
+        let out = column.with_cache(layer, next, || {
+            column.by_chunk(qkv, |span, qkv| {
+                let (out, next) = self.attend_chunk(span, qkv, &chain)?;
+                chain = next;
+                Ok(out)
+            })
+        })?;
+        #[cfg(test)]
+        if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
+            return Ok((out, None));
+        }
+        Ok((out, Some(chain)))
     }
-    // Where the backward follows at once it comes from above, where the uppermost layer comes first again.
-    let next = if column.goes_on || layer.0 + 1 < column.end { column.above(layer) } else { layer.0 };
-    let out = column.with_cache(layer, next, || {
-        column.by_chunk(qkv, |span, qkv| {
-            let moves = OffloadMoves::of(column, layer, span);
-            let (out, next) = cached_attention((&column.states[layer.0], moves), (span, policy), qkv, &chain)?;
-            chain = next;
-            Ok(out)
+
+    /// The fused operator: writes the chunk into the shared buffers and attends; its backward attends backward over the buffers as
+    /// they stand, adds to their gradient, and unwinds both.
+    ///
+    /// The node must exist and run whatever is trained, and in reverse order of the chunks: so it takes and returns a one-element
+    /// tensor that requires grad. Without that chain, LoRA on the MLP alone would leave layer 0's cache wound up.
+    fn attend_chunk(self, span: &ChunkSpan, qkv: &Qkv, chain: &Tensor) -> Result<(Tensor, Tensor), AttendError> {
+        let Self { column, layer, policy } = self;
+        let (state, moves) = (&column.states[layer.0], OffloadMoves::of(column, layer, span));
+        let inputs: Vec<&Tensor> = [&qkv.q_bhnd, chain].into_iter().chain(qkv.own.planes()).chain(&qkv.drain_h).collect();
+        let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
+        let (out, saved, next) = no_grad(|| {
+            let (own, drain_h) = (qkv.own.map(Tensor::detach), qkv.drain_h.as_ref().map(Tensor::detach));
+            let tokens = &Qkv { q_bhnd: qkv.q_bhnd.detach(), own, rule: qkv.rule, drain_h, joined: None };
+            let mut layer = lock(state);
+            let made = match policy {
+                Some(policy) => layer.decide_for_backward(policy, span, tokens),
+                None => layer.recompute(span, tokens),
+            };
+            let (out, saved) = made.map_err(refused)?;
+            // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
+            Ok::<_, AttendError>((out.detach(), saved, link(chain)))
+        })?;
+        let (shared, here, trains_drain) = (state.clone(), span.clone(), qkv.drain_h.as_ref().is_some_and(Tensor::requires_grad));
+        attach_backward(&inputs, &[&out, &next], move |grads| {
+            lock(&shared).cache.bring();
+            if let Some(below) = &moves.below {
+                lock(below).cache.bring();
+            }
+            let made = no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref(), trains_drain));
+            let ChunkGrads { q, own, drain } = made.map_err(|e| e.to_string())?;
+            if moves.parks {
+                lock(&shared).cache.park();
+            }
+            let end = Tensor::zeros([1], (q.kind(), q.device()));
+            let all = [q, end].into_iter().chain(own.into_planes()).map(Some).chain([drain]);
+            Ok(all.zip(needs).map(|(grad, needed)| grad.filter(|_| needed)).collect())
         })
-    })?;
-    #[cfg(test)]
-    if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
-        return Ok(out);
+        .map_err(|e| AttendError::new(e.to_string()))?;
+        Ok((out, next))
     }
-    chain_ends.push(chain);
-    Ok(out)
 }
 
 /// What a chunk's backward does for offloaded caches beside its own: the column's last chunk comes first, and sets the layer below on
@@ -214,50 +267,6 @@ impl OffloadMoves {
         let below = is(column.spans.last()) && layer.0 > column.first;
         Self { below: below.then(|| column.states[layer.0 - 1].clone()), parks: is(column.spans.first()) && column.takes_turns() }
     }
-}
-
-/// The fused operator: writes the chunk into the shared buffers and attends; its backward attends backward over the buffers as
-/// they stand, adds to their gradient, and unwinds both.
-///
-/// The node must exist and run whatever is trained, and in reverse order of the chunks: so it takes and returns a one-element
-/// tensor that requires grad. Without that chain, LoRA on the MLP alone would leave layer 0's cache wound up.
-fn cached_attention(
-    (state, moves): (&SharedLayer, OffloadMoves),
-    (span, policy): (&ChunkSpan, Option<&dyn Policy>),
-    Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, rule, drain_h }: Qkv<'_>,
-    chain: &Tensor,
-) -> Result<(Tensor, Tensor), AttendError> {
-    let inputs: Vec<&Tensor> = [q, k, v, chain].into_iter().chain(drain_h).collect();
-    let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
-    let detached: Vec<Tensor> = inputs.iter().map(|input| input.detach()).collect();
-    let (out, saved, next) = no_grad(|| {
-        let tokens = Qkv { q_bhnd: &detached[0], k_bgnd: &detached[1], v_bgnd: &detached[2], rule, drain_h: detached.get(4) };
-        let mut layer = lock(state);
-        let made = match policy {
-            Some(policy) => layer.decide_for_backward(policy, span, tokens),
-            None => layer.recompute(span, tokens),
-        };
-        let (out, saved) = made.map_err(refused)?;
-        // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
-        Ok::<_, AttendError>((out.detach(), saved, link(chain)))
-    })?;
-    let (shared, here) = (state.clone(), span.clone());
-    attach_backward(&inputs, &[&out, &next], move |grads| {
-        lock(&shared).cache.bring();
-        if let Some(below) = &moves.below {
-            lock(below).cache.bring();
-        }
-        let trains_drain = needs.get(4) == Some(&true);
-        let [dq, dk, dv, ddrain] =
-            no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref(), trains_drain)).map_err(|e| e.to_string())?;
-        if moves.parks {
-            lock(&shared).cache.park();
-        }
-        let end = dq.as_ref().map(|dq| Tensor::zeros([1], (dq.kind(), dq.device())));
-        Ok([dq, dk, dv, end, ddrain].into_iter().zip(needs).map(|(grad, needed)| grad.filter(|_| needed)).collect())
-    })
-    .map_err(|e| AttendError::new(e.to_string()))?;
-    Ok((out, next))
 }
 
 pub(super) fn refused(error: CacheError) -> AttendError {

@@ -1,272 +1,165 @@
 //! The backward phase: layer bands top-down, cells from right to left, the choices replayed, caches and gradients unwound.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use tch::{Tensor, no_grad};
 
-use super::ahead::Prepared;
 use super::attend::{Column, ColumnAttention, Mode};
-use super::cell_graph::{CellGraph, Choices};
+use super::cell_graph::CellGraph;
 use super::gradient_sums::GradientSums;
-use super::head_run::HeadRun;
 use super::layer_state::lock;
-use super::measured::{self, Transient};
 use super::router_balance::RouterTask;
-use super::schedule::{BackwardStage, Schedule};
+use super::schedule::BackwardStage;
 use super::session::Pass;
-use super::setup::Setup;
-use super::trace::ForwardTrace;
+use super::step_run::StepRun;
 use super::weights_turn::{Way, WeightsTurn};
-use super::{EngineError, Event, MicroBatchContext, MicroBatchGradients, Observer};
+use super::{EngineError, Event, MicroBatchGradients};
 use crate::model::Model;
 use crate::ops::attention::zero_sum_of;
-use crate::store::{HostTensor, Prefetch, copies_are_async};
+use crate::store::{Waiting, copies_are_async, in_memory};
 
-pub(super) fn run(
-    setup: &Setup,
-    model: &Model,
-    mut trace: ForwardTrace,
-    context: MicroBatchContext,
-    observer: &mut dyn Observer,
-) -> Result<MicroBatchGradients, EngineError> {
-    trace.session.give_choices(&mut trace.log.layers);
-    let schedule = Schedule::new(&setup.settings, &trace.session.plan).for_model(model);
-    let (num_bands, num_columns) = schedule.size();
-    let (turn, mut sums) = (WeightsTurn::new(&setup.settings, Way::Down), GradientSums::default());
-    // The gradient that travels from band to band, by column; never quantised.
-    let (mut travelling, mut head) = (std::mem::take(&mut trace.top), std::mem::take(&mut trace.head));
-    // The very tensors that the head adds to.
-    let head_gradients: Vec<Tensor> = head.gradients.iter().map(Tensor::shallow_clone).collect();
-    let (observer, mut kept) = (RefCell::new(observer), std::mem::take(&mut trace.kept));
-    let emit = |event,
-                trace: &ForwardTrace,
-                (travelling, sums, kept): (&[Option<HostTensor>], &GradientSums, usize),
-                next: Option<&Prepared>| {
-        let ahead = next.map(Prepared::bytes).unwrap_or_default();
-        let held = Transient { travelling, ahead, head: &head_gradients, sums, kept };
-        measured::emit(&mut **observer.borrow_mut(), event, (model, trace), &held)
-    };
-    let mut next: Option<Prepared> = None;
-    for stage in schedule.backward() {
-        match stage {
-            BackwardStage::Replay { band: b } => {
-                emit(Event::Replay { band: (b, num_bands) }, &trace, (&travelling, &sums, 0), None)?;
-                let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
-                no_grad(|| band.replay(&|| observer.borrow().wants_to_stop()))?;
-            }
-            BackwardStage::Cell { band: b, column: c } => {
-                let (at, column, graph) = ((b, num_bands), (c, num_columns), kept.remove(&(b, c)));
-                let held = kept.len() + usize::from(graph.is_some());
-                let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
-                let begins = Event::Cell { band: at, column, is_kept: graph.is_some() };
-                emit(begins, &trace, (&travelling, &sums, held), next.as_ref())?;
-                let mut prepared = match next.take() {
-                    Some(prepared) => prepared,
-                    None => band.prepare((c, graph.is_some()), &mut travelling)?,
-                };
-                if c > 0 && copies_are_async(model.device()) {
-                    next = Some(band.prepare((c - 1, kept.contains_key(&(b, c - 1))), &mut travelling)?);
-                }
-                let graph = match graph {
-                    Some(graph) => graph,
-                    None => band.recompute(c, &mut prepared)?,
-                };
-                let above = if schedule.has_head_in_cells() { Above::Head(setup, &mut head) } else { Above::Band };
-                travelling[c] = band.cell((c, graph), (prepared, above), &mut |phase| match phase {
-                    CellPhase::Head => emit(Event::Head { column }, &trace, (&travelling, &sums, held), next.as_ref()),
-                    CellPhase::Backward => {
-                        emit(Event::CellBackward { band: at, column }, &trace, (&travelling, &sums, held), next.as_ref())
-                    }
-                })?;
-                sums.take(model, schedule.layers(b))?;
-            }
-            BackwardStage::BandDone { band } => end_band(model, &mut trace, schedule.layers(band), &mut sums),
-        }
-    }
-    trace.log.layers = trace.session.take_choices();
-    let ends = ends(model, &trace, std::mem::take(&mut head.gradients), travelling);
-    model.release_layers();
-    let gradients = collect(model, ends, sums);
-    Ok(MicroBatchGradients { losses: head.finish()?, router_loss: trace.routers.loss(), gradients, log: trace.log })
-}
-
-/// Lets go of what a band needed, when all its cells are done.
-fn end_band(model: &Model, trace: &mut ForwardTrace, layers: Range<usize>, sums: &mut GradientSums) {
-    sums.end_band(model);
-    trace.checkpoints.drop_border(layers.start);
-    for state in &trace.session.layers[layers] {
-        lock(state).reset(trace.session.plan.prefill);
-    }
-}
-
-/// The gradients that no cell makes: of the head's parameters, and of the embedding or what is added to it, from the gradients that have
-/// travelled through the lowest band. A tied matrix has both.
-fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<Option<HostTensor>>) -> Vec<(String, Tensor)> {
-    let head = model.head_parameters().into_iter().zip(head);
-    let mut ends: Vec<_> = head.map(|((name, _), gradient)| (name, gradient)).collect();
-    #[cfg(test)]
-    if crate::sabotage::is_active(crate::sabotage::Sabotage::HeadGradientDropped) {
-        ends.clear();
-    }
-    let embedding = model.embedding_parameters();
-    if !embedding.is_empty() {
-        let columns = travelled.into_iter().enumerate();
-        let pieces = columns.filter_map(|(c, g)| Some((trace.ids(c), g?.prefetch(model.device()).wait())));
-        ends.extend(embedding.into_iter().map(|(name, _)| name).zip(model.embed_backward(pieces)));
-        #[cfg(test)]
-        if crate::sabotage::is_active(crate::sabotage::Sabotage::EmbeddingGradientDropped) {
-            ends.pop();
-        }
-    }
-    ends
-}
-
-/// Where the gradient of a cell's output comes from.
-enum Above<'a> {
-    /// The band above: it was prepared; nothing where no later token has a target.
-    Band,
-    /// The head, from the output itself: the only band makes the last hidden states again.
-    Head(&'a Setup, &'a mut HeadRun),
-}
-
-/// What follows within a cell whose graph is there.
-enum CellPhase {
-    Head,
-    Backward,
-}
-
-/// A layer band: some consecutive layers.
-struct LayerBand<'a> {
-    model: &'a Model,
-    trace: &'a ForwardTrace,
+/// A cell: a layer band at a column.
+#[derive(Clone, Debug)]
+struct Cell {
+    band: usize,
+    column: usize,
     layers: Range<usize>,
-    context: MicroBatchContext,
-    turn: &'a WeightsTurn,
 }
 
-impl LayerBand<'_> {
-    /// The hidden states that enter the band at column `c`, where they wait.
-    fn prefetch_input(&self, c: usize) -> Result<Option<Prefetch>, EngineError> {
-        Ok(self.trace.checkpoints.prefetch(self.layers.start, c, self.model.device())?)
-    }
-
-    /// The same when they have come, or made from the tokens.
-    fn input(&self, c: usize, waited: Option<Tensor>) -> Tensor {
-        waited.unwrap_or_else(|| no_grad(|| self.model.embed(&self.trace.ids(c))))
-    }
-
-    /// Prefetches what the cell at column `c` needs from the host: where its graph was kept, the gradient of its output alone. Where nothing
-    /// is gained by it undo entries, of which a cell may have many, and the input are fetched when they are used.
-    fn prepare(&self, (c, is_kept): (usize, bool), travelling: &mut [Option<HostTensor>]) -> Result<Prepared, EngineError> {
-        let (device, gradient) = (self.model.device(), travelling[c].take());
-        if is_kept || !copies_are_async(device) {
-            return Ok(Prepared::new(None, gradient.as_ref(), device));
-        }
-        for state in &self.trace.session.layers[self.layers.clone()] {
-            let mut state = lock(state);
-            for span in self.column(c).spans.iter().rev() {
-                state.prefetch(span)?;
+impl StepRun<'_> {
+    pub(super) fn backward(mut self) -> Result<MicroBatchGradients, EngineError> {
+        self.trace.session.give_choices(&mut self.trace.log.layers);
+        for stage in self.schedule.backward() {
+            match stage {
+                BackwardStage::Replay { band } => {
+                    self.emit(Event::Replay { band: (band, self.schedule.size().0) })?;
+                    no_grad(|| self.replay(&self.schedule.layers(band)))?;
+                }
+                BackwardStage::Cell { band, column } => {
+                    self.cell(&Cell { band, column, layers: self.schedule.layers(band) })?;
+                }
+                BackwardStage::BandDone { band } => self.end_band(self.schedule.layers(band)),
             }
         }
-        Ok(Prepared::new(self.prefetch_input(c)?, gradient.as_ref(), device))
+        self.finish()
     }
 
-    fn column(&self, c: usize) -> Column<'_> {
-        let session = &self.trace.session;
-        session.column(&session.plan.spans[session.plan.columns[c].clone()], self.layers.clone())
-    }
-
-    /// What carries a column through the band's layers.
-    fn pass(&self) -> Pass<'_> {
-        let tokens = &self.trace.tokens;
-        let (frequencies, place) = (tokens.frequencies(), tokens.place(Some(self.context)));
-        Pass { model: self.model, captured: None, frequencies, place, turn: self.turn.clone() }
-    }
-
-    /// Runs the band over all columns with the recorded choices, to make its undo log and its final caches.
-    fn replay(&self, wants_to_stop: &dyn Fn() -> bool) -> Result<(), EngineError> {
-        for state in &self.trace.session.layers[self.layers.clone()] {
-            lock(state).reset(self.trace.session.plan.prefill);
-        }
-        let count = self.trace.session.plan.columns.len();
-        let mut next = None;
+    /// Runs a band over all columns with the recorded choices, to make its undo log and its final caches.
+    fn replay(&mut self, layers: &Range<usize>) -> Result<(), EngineError> {
+        self.reset(layers);
+        let (count, device) = (self.trace.session.plan.columns.len(), self.model.device());
         for c in 0..count {
-            if wants_to_stop() {
+            if self.observer.wants_to_stop() {
                 return Err(EngineError::GivenUp);
             }
-            let prefetch = match next.take() {
-                Some(prefetch) => prefetch,
-                None => self.prefetch_input(c)?,
-            };
-            if c + 1 < count && copies_are_async(self.model.device()) {
-                next = Some(self.prefetch_input(c + 1)?);
+            if copies_are_async(device) {
+                for c in c..count.min(c + 2) {
+                    self.trace.checkpoints.prefetch(layers.start, c, device)?;
+                }
             }
-            let input = self.input(c, prefetch.map(|ahead| ahead.wait().swap_remove(0)));
-            let mode = Mode::Follow { keeps_undo: self.layers.clone() };
-            let attend = &mut ColumnAttention { column: self.column(c), mode, routers: RouterTask::Leave };
+            let input = self.input(c, layers.start)?;
+            let mode = Mode::Follow { keeps_undo: layers.clone() };
+            let attend = &mut ColumnAttention { column: self.column(c, layers), mode, routers: RouterTask::Leave };
             let _ = self.pass().run(input, attend, &mut |_, _| Ok(()))?;
         }
         Ok(())
     }
 
+    /// One cell: computes its graph again, unless it was kept, and runs backward from the gradient of its output, which unwinds to the
+    /// cell's left border. The gradient of its input takes the place of the one that it began with.
+    fn cell(&mut self, cell: &Cell) -> Result<(), EngineError> {
+        let Cell { band, column: c, ref layers } = *cell;
+        let (num_bands, num_columns) = self.schedule.size();
+        let (at, column) = ((band, num_bands), (c, num_columns));
+        self.emit(Event::Cell { band: at, column, is_kept: self.trace.kept.contains_key(&(band, c)) })?;
+        if copies_are_async(self.model.device()) {
+            for column in (c.saturating_sub(1)..=c).rev() {
+                self.prefetch(&Cell { column, ..cell.clone() })?;
+            }
+        }
+        let graph = match self.trace.kept.remove(&(band, c)) {
+            Some(graph) => graph,
+            None => self.recompute(c, layers)?,
+        };
+        let gradient = if self.schedule.has_head_in_cells() {
+            // The only band makes the last hidden states again.
+            self.emit(Event::Head { column })?;
+            self.head(c, &graph.output.detach())?
+        } else {
+            self.trace.top[c].take().map(|mut gradient| gradient.wait(self.model.device())).transpose()?
+        };
+        self.emit(Event::CellBackward { band: at, column })?;
+        let below = graph.differentiate(gradient, self.trace.routers.gradient(self.router_weight()).as_ref())?;
+        self.check_left_border(c, layers)?;
+        self.trace.top[c] = below.as_ref().map(Waiting::send);
+        self.sums.take(self.model, layers.clone())?;
+        Ok(())
+    }
+
+    /// Sets out what a cell needs from the host, unless it is under way: where its graph was kept, the gradient of its output alone.
+    fn prefetch(&mut self, cell: &Cell) -> Result<(), EngineError> {
+        let device = self.model.device();
+        if let Some(gradient) = &mut self.trace.top[cell.column] {
+            gradient.leave(device)?;
+        }
+        if self.trace.kept.contains_key(&(cell.band, cell.column)) {
+            return Ok(());
+        }
+        for state in &self.trace.session.layers[cell.layers.clone()] {
+            let mut state = lock(state);
+            for span in self.column(cell.column, &cell.layers).spans.iter().rev() {
+                state.prefetch(span)?;
+            }
+        }
+        Ok(self.trace.checkpoints.prefetch(cell.layers.start, cell.column, device)?)
+    }
+
     /// Unwinds to a cell's left border and computes it again with autograd.
-    fn recompute(&self, c: usize, prepared: &mut Prepared) -> Result<CellGraph, EngineError> {
-        let spans = self.column(c).spans;
+    fn recompute(&mut self, c: usize, layers: &Range<usize>) -> Result<CellGraph, EngineError> {
+        let column = self.column(c, layers);
         #[cfg(test)]
-        crate::sabotage::run_out_of_memory(spans.len() * self.layers.len());
+        crate::sabotage::run_out_of_memory(column.spans.len() * layers.len());
         // A one-chunk cell stands in the cache already and attends again.
-        if spans.len() > 1 {
-            for state in &self.trace.session.layers[self.layers.clone()] {
+        if column.spans.len() > 1 {
+            for state in &column.states[layers.clone()] {
                 let mut state = lock(state);
-                for span in spans.iter().rev() {
+                for span in column.spans.iter().rev() {
                     state.unwind(span)?;
                 }
-                if self.column(c).takes_turns() {
+                if column.takes_turns() {
                     state.cache.park();
                 }
             }
         }
-        let waited = match prepared.take_input() {
-            Some(input) => Some(input),
-            None => self.prefetch_input(c)?.map(|ahead| ahead.wait().swap_remove(0)),
-        };
-        let input = self.input(c, waited);
-        let routers = RouterTask::recording(self.context.router_weight > 0.0, None);
-        let input = (&input, self.has_input_gradient());
-        CellGraph::record(&mut self.pass(), input, self.column(c), Choices::Recorded, routers)
+        let input = self.input(c, layers.start)?;
+        let routers = RouterTask::recording(self.router_weight() > 0.0, None);
+        CellGraph::record(&mut self.pass(), &input, self.column(c, layers), None, routers)
     }
 
-    /// One cell: runs backward from the gradient of its output, which unwinds to its left border, telling where it is. Returns the
-    /// gradient of its input.
-    fn cell(
-        &self,
-        (c, graph): (usize, CellGraph),
-        (mut prepared, above): (Prepared, Above<'_>),
-        emit: &mut dyn FnMut(CellPhase) -> Result<(), EngineError>,
-    ) -> Result<Option<HostTensor>, EngineError> {
-        let gradient = match above {
-            Above::Band => prepared.take_gradient(),
-            Above::Head(setup, head) => {
-                emit(CellPhase::Head)?;
-                head.column(setup, self.model, (self.trace.start(c), &graph.output.detach()), Some(self.context.weight))?
-            }
-        };
-        emit(CellPhase::Backward)?;
-        let below = graph.differentiate(gradient, self.trace.routers.gradient(self.context.router_weight).as_ref())?;
-        self.check_left_border(self.column(c).spans[0].index)?;
-        Ok(below.as_ref().map(HostTensor::send))
+    /// The hidden states that enter a band at column `c`: those that wait, or made from the tokens.
+    fn input(&mut self, c: usize, first_layer: usize) -> Result<Tensor, EngineError> {
+        let waited = self.trace.checkpoints.fetch(first_layer, c, self.model.device())?;
+        Ok(waited.unwrap_or_else(|| no_grad(|| self.model.embed(&self.trace.ids(c)))))
     }
 
-    /// Whether anything below the band is trained.
-    fn has_input_gradient(&self) -> bool {
-        self.layers.start > 0 || !self.model.embedding_parameters().is_empty()
+    fn column(&self, c: usize, layers: &Range<usize>) -> Column<'_> {
+        let session = &self.trace.session;
+        session.column(&session.plan.spans[session.plan.columns[c].clone()], layers.clone())
+    }
+
+    /// What carries a column through a band's layers.
+    fn pass(&self) -> Pass<'_> {
+        let tokens = &self.trace.tokens;
+        let (frequencies, place) = (tokens.frequencies(), tokens.place(self.context));
+        let turn = WeightsTurn::new(&self.setup.settings, Way::Down);
+        Pass { model: self.model, captured: None, frequencies, place, turn }
     }
 
     /// After a cell, each cache and its gradient must stand at the cell's left border.
-    fn check_left_border(&self, expected: usize) -> Result<(), EngineError> {
-        for layer in self.layers.clone() {
+    fn check_left_border(&self, c: usize, layers: &Range<usize>) -> Result<(), EngineError> {
+        let expected = self.column(c, layers).spans[0].index;
+        for layer in layers.clone() {
             let stands = lock(&self.trace.session.layers[layer]).cache.num_chunks();
             if stands != expected {
                 return Err(EngineError::Misplaced { layer, stands, expected });
@@ -274,10 +167,54 @@ impl LayerBand<'_> {
         }
         Ok(())
     }
+
+    fn reset(&self, layers: &Range<usize>) {
+        let session = &self.trace.session;
+        session.layers[layers.clone()].iter().for_each(|state| lock(state).reset(session.plan.prefill));
+    }
+
+    /// Lets go of what a band needed, when all its cells are done.
+    fn end_band(&mut self, layers: Range<usize>) {
+        self.sums.end_band(self.model);
+        self.trace.checkpoints.drop_border(layers.start);
+        self.reset(&layers);
+    }
+
+    /// Losses and gradients, when all cells are done.
+    fn finish(mut self) -> Result<MicroBatchGradients, EngineError> {
+        self.trace.log.layers = self.trace.session.take_choices();
+        let outer = self.outer_gradients();
+        self.model.release_layers();
+        let gradients = collect(self.model, outer, self.sums);
+        let trace = self.trace;
+        Ok(MicroBatchGradients { losses: trace.head.finish()?, router_loss: trace.routers.loss(), gradients, log: trace.log })
+    }
+
+    /// The gradients that no cell makes: of the head's parameters, and of the embedding or what is added to it, from the gradients that
+    /// have travelled through the lowest band. A tied matrix has both.
+    fn outer_gradients(&mut self) -> Vec<(String, Tensor)> {
+        let head = self.model.head_parameters().into_iter().zip(std::mem::take(&mut self.trace.head.gradients));
+        let mut outer: Vec<_> = head.map(|((name, _), gradient)| (name, gradient)).collect();
+        #[cfg(test)]
+        if crate::sabotage::is_active(crate::sabotage::Sabotage::HeadGradientDropped) {
+            outer.clear();
+        }
+        let embedding = self.model.embedding_parameters();
+        if !embedding.is_empty() {
+            let columns = std::mem::take(&mut self.trace.top).into_iter().enumerate();
+            let pieces = columns.filter_map(|(c, g)| Some((self.trace.ids(c), in_memory(g?.wait(self.model.device())))));
+            outer.extend(embedding.into_iter().map(|(name, _)| name).zip(self.model.embed_backward(pieces)));
+            #[cfg(test)]
+            if crate::sabotage::is_active(crate::sabotage::Sabotage::EmbeddingGradientDropped) {
+                outer.pop();
+            }
+        }
+        outer
+    }
 }
 
-/// Takes the gradients out of the parameters, if they were not taken before, and adds those from the model's ends.
-fn collect(model: &Model, ends: Vec<(String, Tensor)>, mut sums: GradientSums) -> BTreeMap<String, Tensor> {
+/// Takes the gradients out of the parameters, if they were not taken before, and adds those that no cell makes.
+fn collect(model: &Model, outer: Vec<(String, Tensor)>, mut sums: GradientSums) -> BTreeMap<String, Tensor> {
     let mut gradients = BTreeMap::new();
     for (name, mut parameter) in model.parameters() {
         let grad = parameter.grad();
@@ -289,7 +226,7 @@ fn collect(model: &Model, ends: Vec<(String, Tensor)>, mut sums: GradientSums) -
         parameter.zero_grad();
         gradients.insert(name, taken.detach());
     }
-    for (name, gradient) in ends {
+    for (name, gradient) in outer {
         gradients.entry(name).and_modify(|total| drop(total.g_add_(&gradient)));
     }
     gradients

@@ -21,27 +21,20 @@ pub(super) struct CellGraph {
     routers: Vec<(Tensor, Tensor)>,
 }
 
-/// Which choices a cell's caches follow while its graph is recorded.
-#[derive(Clone, Copy)]
-pub(super) enum Choices<'a> {
-    /// Those of policies, which make them now, in the forward phase.
-    Made(&'a [Box<dyn Policy>]),
-    Recorded,
-}
-
 impl CellGraph {
-    /// Runs a column through the band of `column`; `wants_gradient` of its input. `routers` is a new task: to leave them, or to record
-    /// what their loss needs.
+    /// Runs a column through the band of `column`. `policies` choose now, in the forward phase; without them recorded choices are followed.
+    /// `routers` is a new task: to leave them, or to record what their loss needs.
     pub(super) fn record(
         pass: &mut Pass<'_>,
-        (input, wants_gradient): (&Tensor, bool),
+        input: &Tensor,
         column: Column<'_>,
-        choices: Choices<'_>,
+        policies: Option<&[Box<dyn Policy>]>,
         routers: RouterTask<'_>,
     ) -> Result<Self, EngineError> {
+        // Whether anything below the band is trained.
+        let wants_gradient = column.first > 0 || !pass.model.embedding_parameters().is_empty();
         let input = input.detach().set_requires_grad(wants_gradient);
         let chain = chain_leaf(input.kind(), input.device());
-        let policies = if let Choices::Made(policies) = choices { Some(policies) } else { None };
         let mode = Mode::Differentiate { policies, chain: &chain, chain_ends: Vec::new() };
         let mut attend = ColumnAttention { column, mode, routers };
         let output = with_grad(|| pass.run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;

@@ -4,10 +4,11 @@ use tch::{Tensor, no_grad};
 
 use super::attend::refused;
 use super::layer_state::{SharedLayer, lock};
+use super::open_block::ChunkPart;
 use super::session::Session;
 use super::weights_turn::{Way, WeightsTurn};
 use super::{Engine, EngineError, guarded};
-use crate::cache::{ChunkSpan, Policy, Routing};
+use crate::cache::{Policy, Routing};
 use crate::model::{Attend, AttendError, CapturedLayers, DropoutContext, Model, Qkv, Routed};
 use crate::native::cuda::on_device;
 use crate::ops::frequencies::Frequencies;
@@ -25,7 +26,8 @@ use crate::units::LayerIdx;
 /// One id for each session in, `(width, 1, E)` out, or as many rows as there are sessions.
 pub fn extend_each(
     engine: &Engine,
-    (model, layers): (&Model, &mut CapturedLayers),
+    model: &Model,
+    layers: &mut CapturedLayers,
     sessions: &mut [&mut Session],
     ids: &[u32],
     width: usize,
@@ -50,13 +52,13 @@ pub fn extend_each(
             all.resize(rows, 0);
             on_device(&all, model.device()).unsqueeze(1)
         };
-        let position_b1 = column(&mut parts.iter().map(|(span, from)| (span.start + from) as i64));
+        let position_b1 = column(&mut parts.iter().map(|part| (part.span.start + part.from) as i64));
         let ids_b1 = column(&mut ids.iter().map(|&id| i64::from(id)));
         let positions = model.positions(position_b1, &frequencies(sessions, rows));
         no_grad(|| {
             let (mut hidden, turn) = (model.embed(&ids_b1), WeightsTurn::new(&engine.0.settings, Way::Up));
             let place = DropoutContext::default();
-            let mut layers = layers.column((model, &place), &positions, (rows, 1));
+            let mut layers = layers.column(model, &place, &positions, rows, 1);
             for layer in 0..model.config().num_layers() {
                 turn.enter(model, layer);
                 hidden = layers.layer(LayerIdx(layer), &hidden, &mut attend)?;
@@ -80,22 +82,21 @@ fn frequencies(sessions: &[&mut Session], rows: usize) -> Vec<Frequencies> {
 struct EachAttends<'a> {
     /// The layers of each session.
     states: Vec<&'a [SharedLayer]>,
-    /// The chunk of each that its token belongs to, and how many tokens of that came before.
-    parts: &'a [(ChunkSpan, usize)],
+    /// The token of each session.
+    parts: &'a [ChunkPart],
     policies: &'a [Box<dyn Policy>],
     rows: i64,
 }
 
 impl Attend for EachAttends<'_> {
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
         let mut outs = Vec::with_capacity(self.states.len() + 1);
-        for (row, (states, (span, from))) in self.states.iter().zip(self.parts).enumerate() {
+        for (row, (states, part)) in self.states.iter().zip(self.parts).enumerate() {
             let own = |x: &Tensor| x.narrow(0, row as i64, 1);
-            let (q, k, v) = (own(qkv.q_bhnd), own(qkv.k_bgnd), own(qkv.v_bgnd));
-            let own = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, ..qkv };
+            let own = Qkv { q_bhnd: own(&qkv.q_bhnd), own: qkv.own.map(own), ..qkv.clone() };
             let mut state = lock(&states[layer.0]);
             state.cache.bring();
-            outs.push(state.decide_part(&*self.policies[layer.0], (span, *from), own).map_err(refused)?);
+            outs.push(state.decide_part(&*self.policies[layer.0], part, &own).map_err(refused)?);
             state.cache.park();
         }
         let empty = self.rows - outs.len() as i64;
@@ -108,10 +109,10 @@ impl Attend for EachAttends<'_> {
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let chosen_bnk = choose();
-        for (row, (states, (_, from))) in self.states.iter().zip(self.parts).enumerate() {
+        for (row, (states, part)) in self.states.iter().zip(self.parts).enumerate() {
             let mut state = lock(&states[layer.0]);
             if !state.forgets {
-                state.log.record_routing(Routing::new(&chosen_bnk.narrow(0, row as i64, 1), num_experts), *from > 0);
+                state.log.record_routing(Routing::new(&chosen_bnk.narrow(0, row as i64, 1), num_experts), part.from > 0);
             }
         }
         Ok(chosen_bnk)

@@ -69,7 +69,7 @@ pub enum EngineError {
     #[error("no token of the batch has a target")]
     NoTargets,
     /// Who watches wanted no more of it.
-    #[error("given up as it was asked for")]
+    #[error("interrupted")]
     GivenUp,
     #[error("out of memory: {0}")]
     OutOfMemory(String),

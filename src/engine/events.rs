@@ -1,7 +1,6 @@
 //! What the engine tells whoever watches: where it is, and what it holds there.
 
 use super::MemoryByPart;
-use crate::ops::attention::Calibration;
 
 /// A point of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +40,6 @@ pub enum Event {
 
 /// Receives the events of a step.
 pub trait Observer {
-    /// Called before the first step with a shape for which attention backends have just been measured.
-    fn measured(&mut self, attention: &Calibration) {
-        let _ = attention;
-    }
-
     /// Called with what whoever follows the run should know.
     fn note(&mut self, text: &str) {
         let _ = text;

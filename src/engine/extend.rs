@@ -5,8 +5,10 @@ use tch::{Tensor, no_grad};
 use super::attend::{ColumnAttention, Mode};
 use super::forward::HiddenSink;
 use super::layer_state::{SharedLayer, fork_layer_states, lock, new_layer_states};
+use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
 use super::session::{Pass, Session, SessionSpec};
+use super::slots::Extent;
 use super::weights_turn::{Way, WeightsTurn};
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, Settings, guarded};
 use crate::cache::{ChunkSpan, LayerCache};
@@ -26,13 +28,14 @@ impl Session {
     /// that depend on the length of a sequence have that of `max_tokens`.
     pub fn new(engine: &Engine, model: &Model, spec: &SessionSpec) -> Result<Self, EngineError> {
         guarded(|| {
-            let (settings, options) = (&engine.0.settings, (model.kind(), model.device()));
+            let settings = &engine.0.settings;
             settings.check_fits(spec.max_tokens)?;
             let plan = ChunkPlan::arriving(settings.cuts_of(spec));
             // The last block may be begun for one token.
             let tokens = spec.max_tokens.saturating_add(settings.decode_block() - 1);
-            let size = (spec.num_sequences, if settings.static_width.is_some() { usize::MAX } else { tokens });
-            let shapes = settings.shapes_of(model.config(), size, settings.longest_chunk(), options);
+            let tokens = if settings.static_width.is_some() { usize::MAX } else { tokens };
+            let extent = Extent { sequences: spec.num_sequences, tokens, longest_chunk: settings.longest_chunk() };
+            let shapes = settings.shapes_of(model.config(), extent, model.kind(), model.device());
             let protected = |layer| {
                 let traits = settings.policy(layer).traits();
                 spec.initial.iter().map(|&initial| traits.protects(initial)).collect()
@@ -97,7 +100,7 @@ impl Session {
         let num_tokens = ids_bn.size().get(1).copied().unwrap_or_default();
         let (mut done, mut layers) = (0, CapturedLayers::default());
         loop {
-            done += self.extend_by_column(engine, (model, &mut layers), &ids_bn.narrow(1, done, num_tokens - done), sink)? as i64;
+            done += self.extend_by_column(engine, model, &mut layers, &ids_bn.narrow(1, done, num_tokens - done), sink)? as i64;
             if done == num_tokens {
                 return Ok(());
             }
@@ -112,7 +115,8 @@ impl Session {
     pub fn extend_by_column(
         &mut self,
         engine: &Engine,
-        (model, layers): (&Model, &mut CapturedLayers),
+        model: &Model,
+        layers: &mut CapturedLayers,
         ids_bn: &Tensor,
         sink: HiddenSink<'_>,
     ) -> Result<usize, EngineError> {
@@ -125,8 +129,7 @@ impl Session {
             self.check_room(num_tokens as usize)?;
             let (spans, part) = self.next_spans(engine, num_tokens as usize);
             let (start, len) = (spans[0].start, spans.iter().map(|span| span.len).sum::<usize>());
-            let part = part.as_ref().map(|(span, from)| (span, *from));
-            let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0, part };
+            let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0, part: part.as_ref() };
             let (place, turn) = (DropoutContext::default(), WeightsTurn::new(&engine.0.settings, Way::Up));
             let mut pass = Pass { model, captured: Some(layers), frequencies: &self.frequencies, place, turn };
             let column = self.column(&spans, 0..self.layers.len());
@@ -142,16 +145,17 @@ impl Session {
         })
     }
 
-    /// The chunks of the next column of the `tokens` that come; or, of a chunk whose tokens are still coming, what comes of them, that chunk,
-    /// and how many came before.
-    fn next_spans(&mut self, engine: &Engine, tokens: usize) -> (Vec<ChunkSpan>, Option<(ChunkSpan, usize)>) {
+    /// The chunks of the next column of the `tokens` that come; or what comes of a chunk whose tokens are still coming, as a chunk and as a
+    /// part.
+    fn next_spans(&mut self, engine: &Engine, tokens: usize) -> (Vec<ChunkSpan>, Option<ChunkPart>) {
         if self.missing > 0
-            && let Some((span, from)) = self.next_part()
+            && let Some(part) = self.next_part()
         {
             let len = self.missing.min(tokens);
             self.missing -= len;
-            let own = ChunkSpan { start: span.start + from, len, real: vec![len; span.real.len()], ..span.clone() };
-            return (vec![own], Some((span, from)));
+            let span = &part.span;
+            let own = ChunkSpan { start: span.start + part.from, len, real: vec![len; span.real.len()], ..span.clone() };
+            return (vec![own], Some(part));
         }
         let settings = &engine.0.settings;
         let width = settings.static_width.map_or_else(|| settings.column_width(self.spec.max_tokens), |_| ColumnWidth::Chunks(1));

@@ -9,7 +9,7 @@ use super::EngineError;
 use crate::model::Model;
 use crate::native::take_gradient;
 use crate::ops::attention::accumulation_kind;
-use crate::store::HostTensor;
+use crate::store::Waiting;
 
 /// By the names of parameters.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub(super) struct GradientSums {
     /// Of the band that is differentiated, or of all where nothing waits.
     pub(super) here: BTreeMap<String, Tensor>,
     /// Of bands that are done and wait on the host.
-    pub(super) away: BTreeMap<String, HostTensor>,
+    pub(super) away: BTreeMap<String, Waiting<Tensor>>,
 }
 
 impl GradientSums {
@@ -37,7 +37,7 @@ impl GradientSums {
     pub(super) fn end_band(&mut self, model: &Model) {
         if model.has_waiting_layers() {
             let done = std::mem::take(&mut self.here).into_iter();
-            self.away.extend(done.map(|(name, sum)| (name, HostTensor::send(&sum))));
+            self.away.extend(done.map(|(name, sum)| (name, Waiting::send(&sum))));
         }
     }
 

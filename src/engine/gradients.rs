@@ -1,10 +1,11 @@
 //! The engine: loss and gradients of one batch. The story of a step is [`Engine::gradients`].
 
-use super::forward::{self, HiddenSink, Purpose};
+use super::forward::HiddenSink;
 use super::setup::Setup;
+use super::step_run::StepRun;
 use super::{
-    EngineError, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer, Settings, Silent, Stores,
-    backward, guarded, measured,
+    EngineError, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer, Settings, Silent, Stores, guarded,
+    held,
 };
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -42,7 +43,7 @@ impl Engine {
         context: MicroBatchContext,
         observer: &mut dyn Observer,
     ) -> Result<ForwardTrace, EngineError> {
-        guarded(|| forward::run(&self.0, model, batch, Purpose::Gradients(context), observer))
+        guarded(|| StepRun::begin(&self.0, model, batch, Some(context), observer)?.forward(None))
     }
 
     /// The backward phase, which consumes the trace: its caches are unwound.
@@ -53,17 +54,17 @@ impl Engine {
         context: MicroBatchContext,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, EngineError> {
-        guarded(|| backward::run(&self.0, model, trace, context, observer))
+        guarded(|| StepRun::new(&self.0, model, trace, Some(context), observer).backward())
     }
 
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, EngineError> {
-        guarded(|| forward::run(&self.0, model, batch, Purpose::Losses, observer)?.head.finish())
+        guarded(|| StepRun::begin(&self.0, model, batch, None, observer)?.forward(None)?.head.finish())
     }
 
     /// Losses and choices, with every column's last hidden states handed to `sink`.
     pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<LossesAndLog, EngineError> {
         guarded(|| {
-            let trace = forward::run(&self.0, model, batch, Purpose::Inspection(sink), &mut Silent)?;
+            let trace = StepRun::begin(&self.0, model, batch, None, &mut Silent)?.forward(Some(sink))?;
             Ok((trace.head.finish()?, trace.log))
         })
     }
@@ -83,7 +84,7 @@ impl Engine {
 
     /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
     pub fn memory_at_rest(&self, model: &Model) -> MemoryByPart {
-        measured::at_rest(&self.0.stores, model)
+        held::at_rest(&self.0.stores, model)
     }
 
     /// The engine with choices to follow instead of its policies'; it refuses every batch but the one that they were made for.

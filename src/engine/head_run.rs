@@ -10,7 +10,7 @@ use crate::data::{Batch, Targets};
 use crate::head::{Head, Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
 use crate::model::Model;
 use crate::ops::attention::zero_sum_of;
-use crate::store::HostTensor;
+use crate::store::Waiting;
 
 /// Losses so far, and what of the model's upper end is trained.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ pub(super) struct HeadRun {
     /// By sequence of the batch, of the columns whose figures have come to the host.
     sequences: Vec<SequenceLoss>,
     /// Places and figures that may be on their way there.
-    waiting: VecDeque<(Vec<Pick>, HostTensor)>,
+    waiting: VecDeque<(Vec<Pick>, Waiting<Tensor>)>,
     /// Gradients of the model's head parameters, in their order.
     pub(super) gradients: Vec<Tensor>,
     /// Ascending by position; within a position, sequences keep their order.
@@ -45,6 +45,10 @@ impl Logits for UpperEnd<'_> {
     fn parameters(&self) -> &[Tensor] {
         &self.parameters
     }
+
+    fn num_scores(&self) -> usize {
+        self.model.config().num_scores()
+    }
 }
 
 impl HeadRun {
@@ -67,16 +71,15 @@ impl HeadRun {
         &mut self,
         setup: &Setup,
         model: &Model,
-        (start, hidden_bne): (usize, &Tensor),
+        start: usize,
+        hidden_bne: &Tensor,
         weight: Option<f64>,
     ) -> Result<Option<Tensor>, EngineError> {
         let end = start + hidden_bne.size()[1] as usize;
         let from = |position: usize| self.picks.partition_point(|p| p.position < position);
         let here = &self.picks[from(start)..from(end)];
-        let upper = UpperEnd::of(model);
-        let logits = (&upper as &dyn Logits, model.config().num_scores());
-        let loss = column_loss(&*setup.head, hidden_bne, start, here, logits, weight)?;
-        self.waiting.extend(loss.losses.into_iter().map(|block| (block.picks, HostTensor::send(&block.figures_2n))));
+        let loss = column_loss(&*setup.head, hidden_bne, start, here, &UpperEnd::of(model), weight)?;
+        self.waiting.extend(loss.losses.into_iter().map(|block| (block.picks, Waiting::send(&block.figures_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {
             self.read_next()?;
         }

@@ -2,24 +2,36 @@
 
 use std::collections::HashMap;
 
-use tch::Device;
+use tch::{Device, Tensor};
 
-use super::MemoryByPart;
+use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::ops::attention::Attended;
-use crate::store::{HostTensor, Store, TensorPrefetch};
+use crate::store::{Bundle, Store, StoreError, Waiting};
 
-/// Those of one layer, by chunk; of cells whose graphs are kept there are none.
+/// Outputs of one layer, by chunk; of cells whose graphs are kept there are none.
 #[derive(Debug)]
 pub(super) struct KeptOutputs {
     store: Store,
-    waiting: HashMap<usize, [HostTensor; 2]>,
-    /// Prefetched for the next cell.
-    ahead: HashMap<usize, [TensorPrefetch; 2]>,
+    waiting: HashMap<usize, Waiting<Attended>>,
+}
+
+impl Bundle for Attended {
+    type Rest = ();
+
+    fn take_apart(&self) -> ((), Vec<Tensor>) {
+        ((), vec![self.out_bhnd.shallow_clone(), self.lse_bhn.shallow_clone()])
+    }
+
+    fn put_together((): &(), tensors: Vec<Tensor>) -> Self {
+        let mut tensors = tensors.into_iter();
+        let mut next = || tensors.next().unwrap_or_default();
+        Self { out_bhnd: next(), lse_bhn: next() }
+    }
 }
 
 impl KeptOutputs {
     pub(super) fn new(store: Store) -> Self {
-        Self { store, waiting: HashMap::new(), ahead: HashMap::new() }
+        Self { store, waiting: HashMap::new() }
     }
 
     /// Where they wait, unless they stay where they are.
@@ -29,35 +41,32 @@ impl KeptOutputs {
 
     /// Lets the output of a chunk wait.
     pub(super) fn put(&mut self, chunk: usize, attended: &Attended) {
-        let waiting = [&attended.out_bhnd, &attended.lse_bhn].map(|x| HostTensor::send_to(&self.store, x));
-        self.waiting.insert(chunk, waiting);
+        self.waiting.insert(chunk, Waiting::send_to(&self.store, attended));
     }
 
     /// The output of a chunk, where it waits. A layer band's second forward leaves it; the chunk's cell needs it last.
-    pub(super) fn find(&mut self, chunk: usize, device: Device, is_last: bool) -> Option<Attended> {
-        let coming = if is_last {
-            self.prefetch(chunk, device);
-            self.ahead.remove(&chunk)?
+    pub(super) fn find(&mut self, chunk: usize, device: Device, is_last: bool) -> Result<Option<Attended>, StoreError> {
+        let found = if is_last {
+            self.waiting.remove(&chunk).map(|mut waiting| waiting.wait(device))
         } else {
-            self.waiting.get(&chunk)?.each_ref().map(|x| x.prefetch(device))
+            self.waiting.get(&chunk).map(|waiting| waiting.fetch(device))
         };
-        let [out_bhnd, lse_bhn] = coming.map(TensorPrefetch::wait);
+        let found = found.transpose()?;
         #[cfg(test)]
-        let out_bhnd =
-            if crate::sabotage::is_active(crate::sabotage::Sabotage::KeptOutputChanged) { out_bhnd * 1.5 } else { out_bhnd };
-        Some(Attended { out_bhnd, lse_bhn })
+        if crate::sabotage::is_active(crate::sabotage::Sabotage::KeptOutputChanged) {
+            return Ok(found.map(|kept| Attended { out_bhnd: kept.out_bhnd * 1.5, ..kept }));
+        }
+        Ok(found)
     }
 
     /// Sets the output of a chunk out, where it waits, on its way to the chunk's cell; its room is free from here on.
-    pub(super) fn prefetch(&mut self, chunk: usize, device: Device) {
-        if let Some(waiting) = self.waiting.remove(&chunk) {
-            self.ahead.insert(chunk, waiting.map(|x| x.prefetch(device)));
-        }
+    pub(super) fn prefetch(&mut self, chunk: usize, device: Device) -> Result<(), StoreError> {
+        self.waiting.get_mut(&chunk).map_or(Ok(()), |waiting| waiting.leave(device))
     }
 
-    /// Adds what waits outside the store, and what is on its way.
+    /// Adds what waits outside the store.
     pub(super) fn measure(&self, memory: &mut MemoryByPart) {
-        memory.attention_outputs += self.waiting.values().flatten().map(HostTensor::bytes_here).sum();
-        memory.ahead += self.ahead.values().flatten().map(TensorPrefetch::bytes).sum();
+        let waiting = self.waiting.values().map(Waiting::bytes_here).sum();
+        memory.add(MemoryPart::LayerCheckpoints, MemoryPlace::Host, waiting);
     }
 }

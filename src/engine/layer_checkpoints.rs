@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use tch::{Device, Tensor};
 
-use crate::store::{Parked, Prefetch, Store, StoreError};
+use crate::store::{Store, StoreError, Waiting};
 
 /// Hidden states by (border, column).
 #[derive(Debug)]
 pub(super) struct LayerCheckpoints {
     store: Store,
-    parked: HashMap<(usize, usize), Parked>,
+    parked: HashMap<(usize, usize), Waiting<Tensor>>,
 }
 
 impl LayerCheckpoints {
@@ -25,8 +25,13 @@ impl LayerCheckpoints {
     }
 
     /// Begins to copy the hidden states to a device, where there are any.
-    pub(super) fn prefetch(&self, border: usize, column: usize, device: Device) -> Result<Option<Prefetch>, StoreError> {
-        self.parked.get(&(border, column)).map(|parked| parked.prefetch(device)).transpose()
+    pub(super) fn prefetch(&mut self, border: usize, column: usize, device: Device) -> Result<(), StoreError> {
+        self.parked.get_mut(&(border, column)).map_or(Ok(()), |parked| parked.prefetch(device))
+    }
+
+    /// The hidden states on a device, where there are any; they still wait in the store.
+    pub(super) fn fetch(&mut self, border: usize, column: usize, device: Device) -> Result<Option<Tensor>, StoreError> {
+        self.parked.get_mut(&(border, column)).map(|parked| parked.wait(device)).transpose()
     }
 
     pub(super) fn store(&self) -> &Store {

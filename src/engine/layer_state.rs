@@ -1,19 +1,16 @@
 //! One layer's cache during a step, with the logs that belong to it: what the three kinds of attention below share.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
 
-use super::MemoryByPart;
 use super::kept_outputs::KeptOutputs;
 use super::open_block::OpenBlock;
-use super::sight::{AttendedChunk, ChunkSaved, OwnKeys, PastPage, PastPages};
-use crate::cache::{
-    CacheError, CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo,
-    UndoPrefetch,
-};
-use crate::ops::attention::{self, Qkv, ScoreRule, accumulation_kind, drain_backward};
+use super::sight::{AttendedChunk, ChunkSaved};
+use super::undo_log::{KeepUndo, UndoLog};
+use super::{MemoryByPart, MemoryPart, MemoryPlace};
+use crate::cache::{CacheError, CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
+use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, drain_backward};
 use crate::store::{Form, Store};
 
 /// The state of one layer.
@@ -21,13 +18,7 @@ use crate::store::{Form, Store};
 pub(super) struct LayerState {
     pub(super) cache: LayerCache,
     pub(super) log: LayerLog,
-    /// By chunk; `None` where the entry is not kept or has been used.
-    undo: Vec<Option<ParkedUndo>>,
-    /// Of the chunks of the current cell, from its recomputation to its backward.
-    resident: HashMap<usize, Undo>,
-    /// By chunk; prefetched for the next cell.
-    ahead: HashMap<usize, UndoPrefetch>,
-    store: Store,
+    undo: UndoLog,
     pub(super) outputs: Option<KeptOutputs>,
     grads: Option<CacheGrads>,
     /// Whether the choices are forgotten as soon as they are carried out.
@@ -36,8 +27,12 @@ pub(super) struct LayerState {
     pub(super) open: OpenBlock,
 }
 
-/// Keys and values of a region's columns as the chunk sees them, and how its tokens stand there.
-type InRegion = (Tensor, Tensor, Placement);
+/// The gradients of what a chunk was given: queries, its own entries, and the drains, where they are trained.
+pub(super) struct ChunkGrads {
+    pub(super) q: Tensor,
+    pub(super) own: KvBlock,
+    pub(super) drain: Option<Tensor>,
+}
 
 /// A layer's state, shared with the autograd nodes that unwind it.
 pub(super) type SharedLayer = Arc<Mutex<LayerState>>;
@@ -47,32 +42,12 @@ pub(super) fn lock(run: &SharedLayer) -> MutexGuard<'_, LayerState> {
     run.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What becomes of a write's undo entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Keep {
-    Nothing,
-    /// It waits in the store.
-    Parked,
-    /// It stays where it is, for the backward of the same cell.
-    Resident,
-}
-
-impl Keep {
-    fn of(keep_undo: bool) -> Self {
-        if keep_undo { Self::Parked } else { Self::Nothing }
-    }
-}
-
 impl LayerState {
     fn new(cache: LayerCache, store: Store) -> Self {
-        let (undo, resident, ahead) = (Vec::new(), HashMap::new(), HashMap::new());
         Self {
             cache,
             log: LayerLog::default(),
-            undo,
-            resident,
-            ahead,
-            store,
+            undo: UndoLog::new(store),
             outputs: None,
             grads: None,
             forgets: false,
@@ -84,7 +59,7 @@ impl LayerState {
     pub(super) fn fork(&self) -> Result<Self, CacheError> {
         let log = self.log.clone();
         let (forgets, open) = (self.forgets, self.open.clone());
-        Ok(Self { log, forgets, open, ..Self::new(self.cache.fork()?, self.store.clone()) })
+        Ok(Self { log, forgets, open, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })
     }
 
     /// Fills the cache with what another one holds; the choices that led there are not known.
@@ -96,18 +71,18 @@ impl LayerState {
 
     /// Where undo entries wait; the same for all layers.
     pub(super) fn store(&self) -> &Store {
-        &self.store
+        &self.undo.store
     }
 
     /// Adds what the layer holds, but for what waits in its store.
     pub(super) fn measure(&self, memory: &mut MemoryByPart) {
         let (device, host) = self.cache.bytes();
-        memory.caches += device;
-        memory.waiting_caches += host;
-        memory.cache_gradients += self.grads.iter().map(CacheGrads::bytes).sum();
-        memory.ahead += self.ahead.values().map(UndoPrefetch::bytes).sum();
-        memory.resident_undo += self.resident.values().map(Undo::bytes).sum();
-        memory.replay_log += self.log.bytes();
+        let gradients = self.grads.iter().map(CacheGrads::bytes).sum();
+        memory.add(MemoryPart::KvCache, MemoryPlace::Device, device);
+        memory.add(MemoryPart::KvCache, MemoryPlace::Device, gradients);
+        memory.add(MemoryPart::KvCache, MemoryPlace::Host, host);
+        memory.add(MemoryPart::UndoLog, MemoryPlace::Host, self.log.bytes());
+        self.undo.measure(memory);
         self.outputs.iter().for_each(|outputs| outputs.measure(memory));
     }
 
@@ -116,8 +91,6 @@ impl LayerState {
         self.cache.reset(prefill);
         self.cache.park();
         self.undo.clear();
-        self.resident.clear();
-        self.ahead.clear();
         self.grads = None;
     }
 
@@ -126,10 +99,10 @@ impl LayerState {
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
+        tokens: &Qkv,
         keep_undo: bool,
     ) -> Result<Tensor, CacheError> {
-        Ok(self.decide_and_keep(policy, span, tokens, Keep::of(keep_undo))?.0)
+        Ok(self.decide_and_keep(policy, span, tokens, KeepUndo::of(keep_undo))?.0)
     }
 
     /// The same, with what the chunk's backward needs.
@@ -137,29 +110,29 @@ impl LayerState {
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
+        tokens: &Qkv,
     ) -> Result<(Tensor, ChunkSaved), CacheError> {
-        self.decide_and_keep(policy, span, tokens, Keep::Resident)
+        self.decide_and_keep(policy, span, tokens, KeepUndo::Resident)
     }
 
     fn decide_and_keep(
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
-        keep: Keep,
+        tokens: &Qkv,
+        keep: KeepUndo,
     ) -> Result<(Tensor, ChunkSaved), CacheError> {
         self.choose(policy, span);
         // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
         let asked = policy.traits().required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
-        let written = self.write(span, tokens, keep)?;
-        let (saved, past, mass) = self.attend(span, tokens, written, asked);
-        if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != Keep::Resident) {
+        let (own, placement) = self.write(span, tokens, keep)?;
+        let (saved, past, mass) = self.attend(span, tokens, own, placement, asked);
+        if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != KeepUndo::Resident) {
             outputs.put(span.index, &saved.attended);
         }
         self.log.settle();
         let mass = asked.zip(mass);
-        self.cache.note(policy, span, (&saved.own.k, &saved.own.v), &AttendedChunk { saved: &saved, past: &past, mass });
+        self.cache.note(policy, span, &saved.chunk.own, &AttendedChunk { saved: &saved, past: &past, mass });
         if self.forgets {
             self.log.forget();
         }
@@ -177,59 +150,58 @@ impl LayerState {
         self.log.record(victims);
     }
 
-    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
-        let written = self.write(span, tokens, Keep::of(keep_undo))?;
-        let saved = self.attend_unless_kept(span, tokens, written, false);
+    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: &Qkv, keep_undo: bool) -> Result<Tensor, CacheError> {
+        let (own, placement) = self.write(span, tokens, KeepUndo::of(keep_undo))?;
+        let saved = self.attend_unless_kept(span, tokens, own, placement, false)?;
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Recomputation of a cell: replays the choice, or attends again where the chunk stands in the cache already.
-    pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: Qkv<'_>) -> Result<(Tensor, ChunkSaved), CacheError> {
+    pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: &Qkv) -> Result<(Tensor, ChunkSaved), CacheError> {
         self.cache.enter(span);
-        let written = if self.cache.num_chunks() == span.index + 1 {
+        let (own, placement) = if self.cache.num_chunks() == span.index + 1 {
             let undo = self.fetch_undo(span)?;
-            let (k, v) = self.cache.recompose(span, &undo, tokens.k_bgnd, tokens.v_bgnd);
+            let own = self.cache.recompose(span, &undo, &tokens.own);
             let placement = self.cache.placement(span, &undo);
-            self.resident.insert(span.index, undo);
-            (k, v, placement)
+            self.undo.put(span.index, undo, KeepUndo::Resident)?;
+            (own, placement)
         } else {
-            self.write(span, tokens, Keep::Resident)?
+            self.write(span, tokens, KeepUndo::Resident)?
         };
-        let saved = self.attend_unless_kept(span, tokens, written, true);
+        let saved = self.attend_unless_kept(span, tokens, own, placement, true)?;
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 
-    /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache, returns the gradients of queries, keys
-    /// and values, and of the drains, where they are trained.
+    /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache, returns the gradients of what the chunk was
+    /// given.
     pub(super) fn backward(
         &mut self,
         span: &ChunkSpan,
         saved: &ChunkSaved,
         dout: Option<&Tensor>,
         trains_drain: bool,
-    ) -> Result<[Option<Tensor>; 4], CacheError> {
+    ) -> Result<ChunkGrads, CacheError> {
         self.cache.enter(span);
-        let kind = accumulation_kind(saved.own.q.kind());
-        let (size, past) = (self.cache.size(), self.past(span, self.seen_until(span, &saved.placement, saved.own.rule).as_ref()));
-        let grads = self.grads.get_or_insert_with(|| CacheGrads::zeros(&size, kind, saved.own.q.device()));
-        let mut ddrain = None;
-        let dq = dout.map(|dout| {
-            let dout = saved.placement.place(dout);
-            let part = attention::attend_backward(&dout, saved.own.beside(&past), &past.parts(), &saved.attended);
-            grads.add((&part.dk_bgnd, &part.dv_bgnd), &part.past);
-            let drain_h = saved.own.drain_h.as_ref().filter(|_| trains_drain);
-            ddrain = drain_h.map(|drain_h| drain_backward(&dout, &saved.attended, drain_h).to_kind(drain_h.kind()));
-            saved.placement.unplace(&part.dq_bhnd)
+        let ChunkSaved { chunk, attended, placement } = saved;
+        let kind = accumulation_kind(chunk.q_bhnd.kind());
+        let (past, joined) = self.past(span, self.visible_until(span, placement, chunk.rule).as_ref());
+        let grads = self.grads.get_or_insert_with(|| self.cache.zero_gradients(kind));
+        let mut drain = None;
+        let q = dout.map(|dout| {
+            let dout = placement.place(dout);
+            let chunk = Qkv { joined, ..chunk.clone() };
+            let part = attention::attend_backward(&dout, &chunk, &past, attended);
+            grads.add(&part.own, &part.past);
+            let drain_h = chunk.drain_h.as_ref().filter(|_| trains_drain);
+            drain = drain_h.map(|drain_h| drain_backward(&dout, attended, drain_h).to_kind(drain_h.kind()));
+            placement.unplace(&part.dq_bhnd)
         });
-        let undo = self.resident.remove(&span.index).ok_or_else(|| self.cache.missing_undo(span))?;
-        if let Some(parked) = self.undo.get_mut(span.index) {
-            *parked = None;
-        }
-        let (dk, dv) = grads.unwind(&undo);
+        let undo = self.undo.take(span.index).ok_or_else(|| self.cache.missing_undo(span))?;
+        let own = grads.unwind(&undo);
         self.cache.unwind(span, &undo)?;
-        let own = |d: &Tensor| saved.placement.unplace(d).to_kind(saved.own.k.kind());
-        let dq = dq.unwrap_or_else(|| saved.placement.unplace(&saved.own.q.zeros_like()));
-        Ok([Some(dq), Some(own(&dk)), Some(own(&dv)), ddrain])
+        let own = own.map(|d| placement.unplace(d).to_kind(chunk.own.k.kind()));
+        let q = q.unwrap_or_else(|| placement.unplace(&chunk.q_bhnd.zeros_like()));
+        Ok(ChunkGrads { q, own, drain })
     }
 
     /// Restores the cache to what it was before `span`: the cell that follows makes the undo entry again when it writes.
@@ -241,21 +213,13 @@ impl LayerState {
     /// Begins to copy the undo entry of a chunk to the device, and its attention's output, where that waits.
     pub(super) fn prefetch(&mut self, span: &ChunkSpan) -> Result<(), CacheError> {
         let device = self.cache.shape().device;
-        let ahead = self.parked_undo(span)?.prefetch(device)?;
-        self.ahead.insert(span.index, ahead);
-        self.outputs.iter_mut().for_each(|outputs| outputs.prefetch(span.index, device));
-        Ok(())
+        self.undo.prefetch(span.index, device).ok_or_else(|| self.cache.missing_undo(span))??;
+        Ok(self.outputs.as_mut().map_or(Ok(()), |outputs| outputs.prefetch(span.index, device))?)
     }
 
     fn fetch_undo(&mut self, span: &ChunkSpan) -> Result<Undo, CacheError> {
-        match self.ahead.remove(&span.index) {
-            Some(ahead) => Ok(ahead.wait()),
-            None => self.parked_undo(span)?.fetch(self.cache.shape().device),
-        }
-    }
-
-    fn parked_undo(&self, span: &ChunkSpan) -> Result<&ParkedUndo, CacheError> {
-        self.undo.get(span.index).and_then(Option::as_ref).ok_or_else(|| self.cache.missing_undo(span))
+        let device = self.cache.shape().device;
+        Ok(self.undo.fetch(span.index, device).ok_or_else(|| self.cache.missing_undo(span))??)
     }
 
     /// Brings the layer's quota into force where its chunk has come.
@@ -266,116 +230,110 @@ impl LayerState {
     }
 
     /// Writes a chunk by its recorded choice.
-    fn write(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep: Keep) -> Result<InRegion, CacheError> {
+    fn write(&mut self, span: &ChunkSpan, tokens: &Qkv, keep: KeepUndo) -> Result<(KvBlock, Placement), CacheError> {
         self.cache.enter(span);
         self.apply_budget(span);
         let victims = self.cache.recall(&self.log, span)?;
-        let written = self.cache.write(span, victims, tokens.k_bgnd, tokens.v_bgnd)?;
-        match keep {
-            Keep::Nothing => {}
-            Keep::Parked => {
-                if self.undo.len() <= span.index {
-                    self.undo.resize_with(span.index + 1, || None);
-                }
-                self.undo[span.index] = Some(written.undo.park(&self.store)?);
-            }
-            // A cell that was unwound overwrites the same entries again: nothing has to be fetched a second time.
-            Keep::Resident => drop(self.resident.insert(span.index, written.undo)),
-        }
-        Ok((written.k_bgnd, written.v_bgnd, written.placement))
+        let written = self.cache.write(span, victims, &tokens.own)?;
+        self.undo.put(span.index, written.undo, keep)?;
+        Ok((written.own, written.placement))
     }
 
     /// Past and chunk side by side. An undo log that rounds brings the chunk's own entries back rounded, which it must see as they were.
-    pub(super) fn joined(&self) -> Option<(Tensor, Tensor)> {
-        if self.store.form() == Form::Plain { self.cache.joined() } else { None }
+    pub(super) fn joined(&self) -> Option<KvBlock> {
+        if self.undo.store.form() == Form::Plain { self.cache.joined() } else { None }
     }
 
     /// How many of the region's columns see each filled slot, where the layer has a window.
-    pub(super) fn seen_until(&self, span: &ChunkSpan, placement: &Placement, rule: ScoreRule) -> Option<Tensor> {
+    pub(super) fn visible_until(&self, span: &ChunkSpan, placement: &Placement, rule: ScoreRule) -> Option<Tensor> {
         rule.window.map(|window| self.cache.seen_until(span, placement, window))
     }
 
-    /// What the chunk written last sees in addition to itself.
-    fn past(&self, span: &ChunkSpan, seen_until_bgc: Option<&Tensor>) -> PastPages {
-        let region = self.cache.region(span);
+    /// What the chunk written last sees in addition to itself, by page, and joined with it.
+    fn past(&self, span: &ChunkSpan, visible_until: Option<&Tensor>) -> (Vec<KvBlock>, Option<KvBlock>) {
         // Kernels that see all at once know no window.
-        let joined = if seen_until_bgc.is_none() { self.joined() } else { None };
-        PastPages { pages: self.pages(region, seen_until_bgc), joined }
+        let joined = if visible_until.is_none() { self.joined() } else { None };
+        (self.pages(self.cache.region(span), visible_until), joined)
     }
 
     /// The first `count` slots by page.
-    pub(super) fn pages(&self, count: i64, seen_until_bgc: Option<&Tensor>) -> Vec<PastPage> {
-        let (in_use_bgp, mut start) = (self.cache.in_use(count), 0);
-        let page = |(k, v): (Tensor, Tensor)| {
-            let (first, slots) = (start, k.size()[2]);
+    pub(super) fn pages(&self, count: i64, visible_until: Option<&Tensor>) -> Vec<KvBlock> {
+        let (valid, mut start) = (self.cache.in_use(count), 0);
+        let page = |block: KvBlock| {
+            let (first, slots) = (start, block.slots());
             start += slots;
             let of_page = |all: &Tensor| all.narrow(2, first, slots);
-            PastPage { k, v, in_use_bgp: in_use_bgp.as_ref().map(of_page), seen_until_bgp: seen_until_bgc.map(of_page) }
+            KvBlock { valid: valid.as_ref().map(of_page), visible_until: visible_until.map(of_page), ..block }
         };
         self.cache.past(count).into_iter().map(page).collect()
     }
 
     /// What a chunk's backward needs. Attention's output is the one that has waited, where it has; the chunk's cell uses it last.
-    fn attend_unless_kept(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, written: InRegion, is_last: bool) -> ChunkSaved {
+    fn attend_unless_kept(
+        &mut self,
+        span: &ChunkSpan,
+        tokens: &Qkv,
+        own: KvBlock,
+        placement: Placement,
+        is_last: bool,
+    ) -> Result<ChunkSaved, CacheError> {
         let (device, outputs) = (self.cache.shape().device, self.outputs.as_mut());
-        let Some(attended) = outputs.and_then(|outputs| outputs.find(span.index, device, is_last)) else {
-            let (saved, ..) = self.attend(span, tokens, written, None);
+        let kept = outputs.map(|outputs| outputs.find(span.index, device, is_last)).transpose()?;
+        let Some(attended) = kept.flatten() else {
+            let (saved, ..) = self.attend(span, tokens, own, placement, None);
             if let Some(outputs) = self.outputs.as_mut().filter(|_| !is_last) {
                 outputs.put(span.index, &saved.attended);
             }
-            return saved;
+            return Ok(saved);
         };
-        let (k, v, placement) = written;
-        let seen_until_bgc = self.seen_until(span, &placement, tokens.rule);
-        let own = self.own(span, tokens, (k, v), (&placement, seen_until_bgc.as_ref()));
-        ChunkSaved { own, attended, placement }
+        let visible_until = self.visible_until(span, &placement, tokens.rule);
+        let chunk = self.in_region(span, tokens, own, &placement, visible_until.as_ref());
+        Ok(ChunkSaved { chunk, attended, placement })
     }
 
     /// Also the attention mass, where a policy has announced that it will ask, and the kernel sums it while it attends.
     fn attend(
         &self,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
-        (k, v, placement): InRegion,
+        tokens: &Qkv,
+        own: KvBlock,
+        placement: Placement,
         asked: Option<Queries>,
-    ) -> (ChunkSaved, PastPages, Option<Tensor>) {
-        let (chunk, past) = self.sides(span, tokens, (k, v), &placement);
-        let (attended, mass) = attention::attend_and_sum(chunk.beside(&past), &past.parts(), asked);
-        (ChunkSaved { own: chunk, attended, placement }, past, mass)
+    ) -> (ChunkSaved, Vec<KvBlock>, Option<Tensor>) {
+        let (mut chunk, past) = self.sides(span, tokens, own, &placement);
+        let (attended, mass) = attention::attend_and_sum(&chunk, &past, asked);
+        // It lies in the cache, which goes on.
+        chunk.joined = None;
+        (ChunkSaved { chunk, attended, placement }, past, mass)
     }
 
-    /// The chunk written last, whose keys and values its own queries see as `k` and `v`, and what it sees beside.
-    pub(super) fn sides(
+    /// The chunk written last, whose own queries see the region's columns as `own`, and what it sees in addition.
+    pub(super) fn sides(&self, span: &ChunkSpan, tokens: &Qkv, own: KvBlock, placement: &Placement) -> (Qkv, Vec<KvBlock>) {
+        let visible_until = self.visible_until(span, placement, tokens.rule);
+        let chunk = self.in_region(span, tokens, own, placement, visible_until.as_ref());
+        let (past, joined) = self.past(span, visible_until.as_ref());
+        (Qkv { joined, ..chunk }, past)
+    }
+
+    fn in_region(
         &self,
         span: &ChunkSpan,
-        tokens: Qkv<'_>,
-        (k, v): (Tensor, Tensor),
+        tokens: &Qkv,
+        own: KvBlock,
         placement: &Placement,
-    ) -> (OwnKeys, PastPages) {
-        let seen_until_bgc = self.seen_until(span, placement, tokens.rule);
-        let own = self.own(span, tokens, (k, v), (placement, seen_until_bgc.as_ref()));
-        (own, self.past(span, seen_until_bgc.as_ref()))
-    }
-
-    fn own(
-        &self,
-        span: &ChunkSpan,
-        tokens: Qkv<'_>,
-        (k, v): (Tensor, Tensor),
-        (placement, seen_until_bgc): (&Placement, Option<&Tensor>),
-    ) -> OwnKeys {
+        visible_until: Option<&Tensor>,
+    ) -> Qkv {
         // A chunk that is no longer than the window sees itself, where no older entry stands among its own.
         let sees_itself = tokens.rule.window.is_none_or(|window| window >= span.len) && !span.is_ragged();
         // A copy, as a part would keep the whole.
-        let own = |all: &Tensor| all.narrow(2, self.cache.region(span), span.len as i64).copy();
-        OwnKeys {
-            q: placement.place(tokens.q_bhnd),
-            k,
-            v,
+        let of_region = |all: &Tensor| all.narrow(2, self.cache.region(span), span.len as i64).copy();
+        let visible_until = visible_until.filter(|_| !sees_itself).map(of_region);
+        Qkv {
+            q_bhnd: placement.place(&tokens.q_bhnd),
+            own: KvBlock { valid: self.cache.region_in_use(span), visible_until, ..own },
             rule: tokens.rule,
-            drain_h: tokens.drain_h.map(Tensor::shallow_clone),
-            in_use_bgn: self.cache.region_in_use(span),
-            seen_until_bgn: seen_until_bgc.filter(|_| !sees_itself).map(own),
+            drain_h: tokens.drain_h.as_ref().map(Tensor::shallow_clone),
+            joined: None,
         }
     }
 }

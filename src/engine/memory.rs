@@ -1,78 +1,89 @@
-//! What a step holds in memory, part by part.
+//! The parts of a step's memory.
 
+use tch::Tensor;
+
+use crate::store::{Store, bytes_of};
 use crate::units::Bytes;
 
-/// What the engine holds at one point of a step. Tensors that live inside an operation, or in the graph of a cell, belong to no
-/// object of the engine and are not here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryByPart {
-    /// Keys, values, positions and notes of all layers, where they compute.
-    pub caches: Bytes,
-    /// Keys and values of offloaded caches, on the host.
-    pub waiting_caches: Bytes,
-    /// dK and dV of the layers of the current layer band.
-    pub cache_gradients: Bytes,
-    /// Entries that were overwritten, with what is needed to put them back; without those in a file.
-    pub undo_log: Bytes,
-    /// Those of the current cell, where it computes.
-    pub resident_undo: Bytes,
-    /// Attention's outputs of the forward phase that wait for their cells.
-    pub attention_outputs: Bytes,
-    pub replay_log: Bytes,
-    /// Hidden states at the borders of layer bands; without those in a file.
-    pub layer_checkpoints: Bytes,
-    /// Memory of the stores of both that was used, and waits to be used again.
-    pub free_room: Bytes,
-    /// Memory that the stores have asked for and never touched: it is no part of what is resident.
-    pub untouched: Bytes,
-    /// The gradient of hidden states that goes from layer band to layer band.
-    pub travelling_gradients: Bytes,
-    /// What is prefetched from the host for the next cell; only where copies are asynchronous.
-    pub ahead: Bytes,
-    /// Gradients of what is trained: the leaves' own, and those that the head has made.
-    pub parameter_gradients: Bytes,
-    /// Those of layers whose weights wait on the host.
-    pub waiting_gradients: Bytes,
-    /// The ids of the batch.
-    pub tokens: Bytes,
-    /// Cells whose graphs are kept: what these take belongs to autograd.
-    pub kept_cells: usize,
+/// The parts of a step's memory. The engine tells of gradients, caches and both stores; the others are known outside of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryPart {
+    Weights,
+    OptimizerState,
+    /// Gradients of what is trained.
+    Gradients,
+    /// Keys, values, positions and notes of all layers, with dK and dV of the current layer band.
+    KvCache,
+    /// Overwritten entries, where they wait and in the current cell, and the choices.
+    UndoLog,
+    /// Hidden states at the borders of layer bands, and attention outputs that wait for their cells.
+    LayerCheckpoints,
+    /// Graphs of cells, hidden states and their gradients on their way, and temporary tensors.
+    Activations,
+    /// Whatever is no tensor: the program, its libraries, and what allocators keep.
+    Process,
+}
+
+impl MemoryPart {
+    pub const ALL: [Self; 8] = [
+        Self::Weights,
+        Self::OptimizerState,
+        Self::Gradients,
+        Self::KvCache,
+        Self::UndoLog,
+        Self::LayerCheckpoints,
+        Self::Activations,
+        Self::Process,
+    ];
+
+    /// The name in tables and keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::OptimizerState => "optimizer state",
+            Self::Gradients => "gradients",
+            Self::KvCache => "KV cache",
+            Self::UndoLog => "undo log",
+            Self::LayerCheckpoints => "layer checkpoints",
+            Self::Activations => "activations",
+            Self::Process => "process",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryPlace {
+    /// Where the model computes.
     Device,
     /// In the memory of the host, which may be the same.
     Host,
 }
 
-/// A part by its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryEntry {
-    /// The name in tables and keys.
-    pub name: &'static str,
-    pub place: MemoryPlace,
-    pub bytes: Bytes,
+/// Bytes by part and place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryByPart {
+    bytes: [[Bytes; 2]; MemoryPart::ALL.len()],
+    /// Memory that stores have asked for and never touched: it is no part of what is resident.
+    pub untouched: Bytes,
 }
 
 impl MemoryByPart {
-    pub fn entries(&self) -> [MemoryEntry; 14] {
-        let entry = |name, place, bytes| MemoryEntry { name, place, bytes };
-        [
-            entry("caches", MemoryPlace::Device, self.caches),
-            entry("waiting caches", MemoryPlace::Host, self.waiting_caches),
-            entry("gradients of caches", MemoryPlace::Device, self.cache_gradients),
-            entry("undo log", MemoryPlace::Host, self.undo_log),
-            entry("resident undo entries", MemoryPlace::Device, self.resident_undo),
-            entry("attention outputs", MemoryPlace::Host, self.attention_outputs),
-            entry("prefetched copies", MemoryPlace::Device, self.ahead),
-            entry("replay log", MemoryPlace::Host, self.replay_log),
-            entry("layer checkpoints", MemoryPlace::Host, self.layer_checkpoints),
-            entry("free room of stores", MemoryPlace::Host, self.free_room),
-            entry("travelling gradients", MemoryPlace::Host, self.travelling_gradients),
-            entry("gradients of what is trained", MemoryPlace::Device, self.parameter_gradients),
-            entry("waiting gradients of what is trained", MemoryPlace::Host, self.waiting_gradients),
-            entry("tokens", MemoryPlace::Host, self.tokens),
-        ]
+    pub fn add(&mut self, part: MemoryPart, place: MemoryPlace, bytes: Bytes) {
+        self.bytes[part as usize][place as usize] += bytes;
+    }
+
+    pub fn get(&self, part: MemoryPart, place: MemoryPlace) -> Bytes {
+        self.bytes[part as usize][place as usize]
+    }
+
+    /// Adds the memory of a store, used or free to be used again.
+    pub(super) fn add_store(&mut self, part: MemoryPart, store: &Store) {
+        let taken = store.bytes();
+        self.add(part, MemoryPlace::Host, taken.touched);
+        self.untouched += Bytes(taken.memory.0 - taken.touched.0);
+    }
+
+    pub(super) fn add_gradients<'a>(&mut self, gradients: impl IntoIterator<Item = &'a Tensor>) {
+        self.add(MemoryPart::Gradients, MemoryPlace::Device, bytes_of(gradients));
     }
 }

@@ -1,6 +1,5 @@
 //! Loss and gradients of one batch: forward phase, backward phase. The story of a step is [`Engine::gradients`].
 
-mod ahead;
 mod attend;
 mod backward;
 mod cell_graph;
@@ -15,10 +14,10 @@ mod gradient_sums;
 mod gradients;
 mod guard;
 mod head_run;
+mod held;
 mod kept_outputs;
 mod layer_checkpoints;
 mod layer_state;
-mod measured;
 mod memory;
 mod open_block;
 mod part;
@@ -31,8 +30,10 @@ mod sight;
 mod slots;
 mod snapshot;
 mod step;
+mod step_run;
 mod stores;
 mod trace;
+mod undo_log;
 mod weights_turn;
 
 pub use chunk_sizes::{ChunkKey, RandomSizes};
@@ -43,7 +44,7 @@ pub use events::{Event, Observer, Silent};
 pub use forward::HiddenSink;
 pub use gradients::Engine;
 pub use guard::{error_of_panic, guarded};
-pub use memory::{MemoryByPart, MemoryEntry, MemoryPlace};
+pub use memory::{MemoryByPart, MemoryPart, MemoryPlace};
 pub use schedule::{BackwardStage, ForwardStage, Schedule};
 pub use session::{Session, SessionSpec};
 pub use settings::Settings;

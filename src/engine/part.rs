@@ -5,29 +5,25 @@
 use tch::Tensor;
 
 use super::layer_state::LayerState;
-use super::open_block::OpenBlock;
-use super::sight::{AttendedChunk, ChunkSaved, OwnKeys, PastPage, PastPages};
+use super::open_block::{ChunkPart, OpenBlock};
+use super::sight::{AttendedChunk, ChunkSaved};
 use crate::cache::{CacheError, ChunkSpan, Placement, Policy};
-use crate::ops::attention::{self, Attended, Qkv};
+use crate::ops::attention::{self, Attended, KvBlock, Qkv};
 use crate::recipe::BufferKind;
 
 impl LayerState {
-    /// The next tokens of a chunk, behind the first `from`: as [`Self::decide`], once its last token has come.
-    pub(super) fn decide_part(
-        &mut self,
-        policy: &dyn Policy,
-        (span, from): (&ChunkSpan, usize),
-        tokens: Qkv<'_>,
-    ) -> Result<Tensor, CacheError> {
-        let len = tokens.q_bhnd.size()[2] as usize;
+    /// The next tokens of a chunk: as [`Self::decide`], once its last token has come.
+    pub(super) fn decide_part(&mut self, policy: &dyn Policy, part: &ChunkPart, tokens: &Qkv) -> Result<Tensor, CacheError> {
+        let &ChunkPart { ref span, from } = part;
+        let len = tokens.num_tokens() as usize;
         if len == span.len {
             return self.decide(policy, span, tokens, false);
         }
         if from == 0 {
             self.open(policy, span, tokens)?;
         }
-        self.cache.write_part(span, from, tokens.k_bgnd, tokens.v_bgnd);
-        let attended = self.attend_part(span, (from, len), tokens);
+        self.cache.write_part(span, from, &tokens.own);
+        let attended = self.attend_part(part, tokens);
         self.open.add(tokens, &attended);
         if from + len == span.len {
             self.close(policy, span, tokens);
@@ -36,14 +32,14 @@ impl LayerState {
     }
 
     /// Lets the victims leave, and keeps their slots for the tokens to come.
-    fn open(&mut self, policy: &dyn Policy, span: &ChunkSpan, tokens: Qkv<'_>) -> Result<(), CacheError> {
+    fn open(&mut self, policy: &dyn Policy, span: &ChunkSpan, tokens: &Qkv) -> Result<(), CacheError> {
         self.choose(policy, span);
         let victims = self.cache.recall(&self.log, span)?;
         let empty = |x: &Tensor| {
-            let (batch, groups, _, head_dim) = x.size4().unwrap_or_default();
-            x.new_zeros([batch, groups, span.len as i64, head_dim], (x.kind(), x.device()))
+            let (batch, groups, _, width) = x.size4().unwrap_or_default();
+            x.new_zeros([batch, groups, span.len as i64, width], (x.kind(), x.device()))
         };
-        self.cache.write(span, victims, &empty(tokens.k_bgnd), &empty(tokens.v_bgnd))?;
+        self.cache.write(span, victims, &tokens.own.map(empty))?;
         self.log.settle();
         if self.forgets {
             self.log.forget();
@@ -52,47 +48,38 @@ impl LayerState {
         Ok(())
     }
 
-    fn attend_part(&self, span: &ChunkSpan, (from, len): (usize, usize), tokens: Qkv<'_>) -> Attended {
+    fn attend_part(&self, part: &ChunkPart, tokens: &Qkv) -> Attended {
+        let &ChunkPart { ref span, from } = part;
+        let len = tokens.num_tokens() as usize;
         let region = self.cache.region(span);
         let here = region + from as i64;
         let part = ChunkSpan { start: span.start + from, len, real: vec![len; span.real.len()], ..span.clone() };
-        let seen_until_bgc = self.seen_until(&part, &Placement::whole(), tokens.rule);
+        let visible_until = self.visible_until(&part, &Placement::whole(), tokens.rule);
         let sees_itself = tokens.rule.window.is_none_or(|window| window >= len);
-        let seen_part = |start: i64, slots: i64| seen_until_bgc.as_ref().map(|all| all.narrow(2, start, slots));
-        let chunk = OwnKeys {
-            q: tokens.q_bhnd.shallow_clone(),
-            k: tokens.k_bgnd.shallow_clone(),
-            v: tokens.v_bgnd.shallow_clone(),
-            rule: tokens.rule,
-            drain_h: tokens.drain_h.map(Tensor::shallow_clone),
-            in_use_bgn: None,
-            seen_until_bgn: if sees_itself { None } else { seen_part(here, len as i64).map(|own| own.copy()) },
-        };
+        let visible_part = |start: i64, slots: i64| visible_until.as_ref().map(|all| all.narrow(2, start, slots));
+        let mut chunk = tokens.clone();
+        chunk.own.visible_until = if sees_itself { None } else { visible_part(here, len as i64).map(|own| own.copy()) };
         let past = if self.cache.shape().buffer == BufferKind::Plain {
-            let behind = here + len as i64;
-            let joined = self.joined().filter(|_| seen_until_bgc.is_none());
-            let joined = joined.map(|(k, v)| (k.narrow(2, 0, behind), v.narrow(2, 0, behind)));
-            PastPages { pages: self.pages(here, seen_until_bgc.as_ref()), joined }
+            let joined = self.joined().filter(|_| visible_until.is_none());
+            chunk.joined = joined.map(|joined| joined.narrow(0, here + len as i64));
+            self.pages(here, visible_until.as_ref())
         } else {
-            let mut pages = self.pages(region, seen_until_bgc.as_ref());
+            let mut pages = self.pages(region, visible_until.as_ref());
             if from > 0 {
-                let (k, v) = (Tensor::cat(&self.open.k, 2), Tensor::cat(&self.open.v, 2));
-                pages.push(PastPage { k, v, in_use_bgp: None, seen_until_bgp: seen_part(region, from as i64) });
+                pages.push(KvBlock { visible_until: visible_part(region, from as i64), ..KvBlock::cat(&self.open.own) });
             }
-            PastPages { pages, joined: None }
+            pages
         };
-        attention::attend_and_sum(chunk.beside(&past), &past.parts(), None).0
+        attention::attend(&chunk, &past)
     }
 
     /// Lets the policy take its notes of the whole chunk.
-    fn close(&mut self, policy: &dyn Policy, span: &ChunkSpan, tokens: Qkv<'_>) {
-        let OpenBlock { q, k, v, out, lse } = std::mem::take(&mut self.open);
-        let [q, k, v, out_bhnd, lse_bhn] = [q, k, v, out, lse].map(|parts| Tensor::cat(&parts, 2));
-        let (own, past) = {
-            let whole = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, ..tokens };
-            self.sides(span, whole, (k.shallow_clone(), v.shallow_clone()), &Placement::whole())
-        };
-        let saved = ChunkSaved { own, attended: Attended { out_bhnd, lse_bhn }, placement: Placement::whole() };
-        self.cache.note(policy, span, (&k, &v), &AttendedChunk { saved: &saved, past: &past, mass: None });
+    fn close(&mut self, policy: &dyn Policy, span: &ChunkSpan, tokens: &Qkv) {
+        let OpenBlock { q, own, out, lse } = std::mem::take(&mut self.open);
+        let [q_bhnd, out_bhnd, lse_bhn] = [q, out, lse].map(|parts| Tensor::cat(&parts, 2));
+        let own = KvBlock::cat(&own);
+        let (chunk, past) = self.sides(span, &Qkv { q_bhnd, ..tokens.clone() }, own.clone(), &Placement::whole());
+        let saved = ChunkSaved { chunk, attended: Attended { out_bhnd, lse_bhn }, placement: Placement::whole() };
+        self.cache.note(policy, span, &own, &AttendedChunk { saved: &saved, past: &past, mass: None });
     }
 }

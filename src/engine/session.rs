@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::attend::{Column, ColumnAttention};
 use super::layer_state::{SharedLayer, lock};
+use super::open_block::ChunkPart;
 use super::weights_turn::WeightsTurn;
 use super::{ChunkPlan, EngineError};
 use crate::cache::{ChunkSpan, LayerLog, ReplayLog};
@@ -95,8 +96,8 @@ impl Session {
         }
     }
 
-    /// The chunk that the next token of all belongs to where they come one by one, and how many of its tokens came before.
-    pub(super) fn next_part(&mut self) -> Option<(ChunkSpan, usize)> {
+    /// The next token of all, where they come one by one.
+    pub(super) fn next_part(&mut self) -> Option<ChunkPart> {
         if self.missing == 0 {
             let sequences = self.num_sequences();
             self.plan.extend_by_block(sequences as usize);
@@ -107,7 +108,7 @@ impl Session {
         }
         let span = self.plan.spans.last()?.clone();
         let from = span.len - self.missing;
-        Some((span, from))
+        Some(ChunkPart { span, from })
     }
 
     /// Some chunks, for some layers to attend over.
@@ -139,7 +140,7 @@ impl Pass<'_> {
         let samples = &self.place.samples[..self.place.samples.len().min(shape.0)];
         let place = DropoutContext { samples, ..self.place };
         let mut layers = match &mut self.captured {
-            Some(captured) => captured.column((self.model, &place), &positions, shape),
+            Some(captured) => captured.column(self.model, &place, &positions, shape.0, shape.1),
             None => ColumnLayers::plain(self.model, &place, &positions),
         };
         for layer in attend.column.first..attend.column.end {

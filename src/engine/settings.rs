@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tch::{Device, Kind};
 
 use super::chunks;
-use super::slots::{FixedCaches, Sizes, Slots};
+use super::slots::{Extent, FixedCaches, Sizes, Slots};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, EngineError, RandomSizes};
 use crate::cache::{self, CacheError, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
@@ -168,17 +168,18 @@ impl Settings {
     }
 
     /// The caches of all layers for a batch planned as `plan`, of a model that computes in a kind on a device.
-    pub fn cache_shapes(&self, config: &ModelConfig, plan: &ChunkPlan, options: (Kind, Device)) -> Vec<CacheShape> {
-        self.shapes_of(config, (plan.num_sequences(), plan.len()), plan.longest_chunk(), options)
+    pub fn cache_shapes(&self, config: &ModelConfig, plan: &ChunkPlan, kind: Kind, device: Device) -> Vec<CacheShape> {
+        let extent = Extent { sequences: plan.num_sequences(), tokens: plan.len(), longest_chunk: plan.longest_chunk() };
+        self.shapes_of(config, extent, kind, device)
     }
 
-    /// The same for so many sequences and tokens, in chunks of at most `longest_chunk`.
+    /// The caches of all layers for sequences of some extent.
     pub(super) fn shapes_of(
         &self,
         config: &ModelConfig,
-        (sequences, tokens): (usize, usize),
-        longest_chunk: usize,
-        (kind, device): (Kind, Device),
+        Extent { sequences, tokens, longest_chunk }: Extent,
+        kind: Kind,
+        device: Device,
     ) -> Vec<CacheShape> {
         let shape = |(slots, layer): (&Slots, &LayerSpec)| {
             let cache_length = slots.count(tokens, longest_chunk);
@@ -186,6 +187,7 @@ impl Settings {
                 batch: sequences as i64,
                 groups: layer.attention.num_kv_heads as i64,
                 head_dim: layer.attention.head_dim as i64,
+                further: &[],
                 cache_length,
                 allocated: if *slots == Slots::Growing { self.allocated_at_once(longest_chunk) } else { cache_length },
                 is_paged: *slots == Slots::Growing && self.storage == Storage::Paged,

@@ -5,6 +5,14 @@ use super::{Cuts, EngineError, RandomSizes};
 use crate::cache::{CacheError, Policy, PolicyTraits};
 use crate::recipe::Chunking;
 
+/// How much comes into the caches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    pub(super) sequences: usize,
+    pub(super) tokens: usize,
+    pub(super) longest_chunk: usize,
+}
+
 /// What decides how long chunks are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {

@@ -15,7 +15,7 @@ use crate::data::Batch;
 use crate::model::{DropoutContext, Model};
 use crate::native::cuda::upload;
 use crate::ops::frequencies::Frequencies;
-use crate::store::HostTensor;
+use crate::store::Waiting;
 
 /// Everything the backward phase needs of the forward phase.
 pub struct ForwardTrace {
@@ -28,7 +28,7 @@ pub struct ForwardTrace {
     pub(super) head: HeadRun,
     pub(super) routers: RouterSums,
     /// Gradient of the hidden states above the last layer, by column; `None` where no token has a target, and where cells make it.
-    pub(super) top: Vec<Option<HostTensor>>,
+    pub(super) top: Vec<Option<Waiting<Tensor>>>,
 }
 
 impl ForwardTrace {
@@ -75,11 +75,6 @@ impl BatchIds {
         };
         let samples = batch.sequences.iter().map(|r| r.sample).collect();
         Self { ids_bt, samples, frequencies: model.frequencies(&lengths), device: model.device() }
-    }
-
-    /// The ids of all columns `(B, T)`, on the host.
-    pub(super) fn all(&self) -> &Tensor {
-        &self.ids_bt
     }
 
     /// The ids of a column, of the sequences that are under way in it `(B, n)`.

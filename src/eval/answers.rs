@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{AnswerFile, ScoredAnswer, is_given_up};
 use crate::data::{Dataset, Question};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::engine::EngineError;
 use crate::files;
 use crate::generation::{Finish, GenerationError, GenerationEvent, GenerationRules, Generator, Request, RequestId};
@@ -48,7 +48,7 @@ pub fn answer(
     dataset: &Dataset,
     spec: &AnswerSpec,
     mut file: Option<(&mut AnswerFile, &serde_json::Value)>,
-    world: &World,
+    world: &ProcessGroup,
     wants_to_stop: &dyn Fn() -> bool,
 ) -> Result<Vec<ScoredAnswer>, Fault> {
     let (rank, ranks) = (world.rank(), world.size());

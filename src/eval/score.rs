@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::is_given_up;
 use crate::data::{Dataset, Sequence, Targets, consecutive, share};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Observer};
 use crate::head::SequenceLoss;
 use crate::metrics::LongBenchV2;
@@ -94,7 +94,7 @@ pub fn score(
     model: &Model,
     dataset: &Dataset,
     batches: &[Vec<usize>],
-    world: &World,
+    world: &ProcessGroup,
     observer: &mut dyn Observer,
 ) -> Result<Scores, Fault> {
     if dataset.is_empty() {

@@ -39,7 +39,7 @@ pub(super) fn card(trained: &Trained<'_>, usage: &Usage, base: &Path, hash: &str
         text,
         "\n# {name}\n\n{kind} {what} `{base_model}`, trained with kvtune {version} through a KV cache of fixed size. It expects the cache \
          that it was trained with: other policies and lengths work, with other results.\n\n{}\n\n## Use\n\n{}\n",
-        figures((trained, shown.as_ref()), &base.name, hash),
+        figures(trained, shown.as_ref(), &base.name, hash),
         blocks.join("\n\n"),
         name = trained.name(),
         base_model = base.name,
@@ -149,7 +149,7 @@ fn without_places(recipe: &Recipe, base_model: &str) -> Recipe {
     shown
 }
 
-fn figures((trained, recipe): (&Trained<'_>, Option<&Recipe>), base_model: &str, hash: &str) -> Table {
+fn figures(trained: &Trained<'_>, recipe: Option<&Recipe>, base_model: &str, hash: &str) -> Table {
     let mut table = Table::new(&["figure", "value"]);
     table.row(&["base", &format!("`{base_model}`")]);
     table.row(&["hash of the base", &format!("`{hash}`")]);

@@ -10,7 +10,7 @@ use super::policy_trial::{first_difference, longest_prompt};
 use crate::engine::Settings;
 use crate::files::{self, FilesError};
 use crate::model::{Model, ModelConfig, RopeSpec, fingerprint, has_fingerprint};
-use crate::recipe::{CacheRecipe, Dtype, GradRecipe, Recipe, RopeScalingRecipe};
+use crate::recipe::{Dtype, Recipe, RopeScalingRecipe};
 use crate::units::{Exit, Fault, abridged, quoted};
 
 pub const KV_POLICY: &str = "kv_policy.json";
@@ -18,7 +18,7 @@ const FORMAT: &str = "kvtune kv policy";
 const VERSION: u32 = 1;
 /// Keys count from the first token of the sequence, and stay where they are when others leave.
 const ABSOLUTE: &str = "absolute";
-/// As many slots as a recipe may ask for.
+/// The most slots that a recipe may ask for.
 const MOST_SLOTS: usize = 1 << 40;
 /// Chunks evict nothing until then.
 const PREFILL: &str = "until the smallest cache is full";
@@ -78,7 +78,7 @@ impl PolicyFile {
             version: VERSION,
             policy: json!(kv.policy.to_value()),
             cache_lengths: layers().map(|layer| vec![length(layer); heads[layer]]).collect(),
-            windows: config.layers.iter().map(|layer| layer.attention.rule.window).collect(),
+            windows: windows(config),
             sinks: layers().map(|layer| settings.policy(layer).traits().sinks).collect(),
             grace: layers().map(|layer| settings.policy(layer).traits().grace).collect(),
             chunk_size: settings.chunk_size(),
@@ -87,14 +87,13 @@ impl PolicyFile {
             prefill: PREFILL.into(),
             buffer: kv.buffer.name().into(),
             positions: ABSOLUTE.into(),
-            rope: config.layers.iter().map(|layer| layer.attention.rope.clone()).collect(),
+            rope: ropes(config),
             rope_scaling: recipe.model.rope_scaling.as_ref().map(|scaling| json!(scaling)),
             base_hash: base_hash.into(),
             conformance: trial.record(model, recipe.model.dtype.name())?,
         })
     }
 
-    /// The file's bytes.
     pub fn to_json(&self) -> Vec<u8> {
         files::to_json(self)
     }
@@ -154,7 +153,7 @@ impl PolicyFile {
         Ok(())
     }
 
-    /// As [`Self::find`], where there must be one.
+    /// Reads the file where there must be one; see [`Self::find`].
     pub fn read(dir: &Path) -> Result<Self, Fault> {
         Self::find(dir)?.ok_or_else(|| {
             let message = format!("there is no `{KV_POLICY}` in `{}`", abridged(dir.display()));
@@ -165,35 +164,28 @@ impl PolicyFile {
     /// What a recipe would say of the model in `model_dir`, of its cache and of what is scaled, in the dtype of the recording; with further
     /// overrides as behind `--set`. The file lies in `dir`.
     pub fn to_recipe(&self, dir: &Path, model_dir: &Path, overrides: &[String]) -> Result<Recipe, Fault> {
-        let lengths: Vec<Option<&usize>> = self.cache_lengths.iter().map(|heads| heads.first()).collect();
-        let mut kv = toml::Table::new();
-        let text = |text: &str| toml::Value::String(text.to_owned());
         let path = dir.join(KV_POLICY);
         let wrong = |key, found: String| unfit(&path, key, &found, "as in a recipe");
-        let policy = toml::Value::try_from(&self.policy).map_err(|_| wrong("policy", self.policy.to_string()))?;
-        let lengths = lengths.into_iter().map(|length| length.map(|&slots| toml::Value::Integer(slots as i64)));
-        let lengths: Option<Vec<toml::Value>> = lengths.collect();
-        kv.insert("policy".into(), policy);
-        kv.insert("cache_length".into(), lengths.ok_or_else(|| wrong("cache_lengths", "empty in a layer".into()))?.into());
-        kv.insert("chunk_size".into(), toml::Value::Integer(self.chunk_size as i64));
-        kv.insert("decode_block".into(), toml::Value::Integer(self.decode_block as i64));
-        kv.insert("chunking".into(), text(&self.chunking));
-        kv.insert("buffer".into(), text(&self.buffer));
-        let mut model = toml::Table::new();
-        model.insert("path".into(), text(&model_dir.display().to_string()));
-        model.insert("dtype".into(), text(&self.conformance.dtype));
+        let converted = |key, value: &Value| toml::Value::try_from(value).map_err(|_| wrong(key, value.to_string()));
+        let slots = self.cache_lengths.iter().map(|heads| heads.first().map(|&slots| slots as i64));
+        let slots: Vec<i64> = slots.collect::<Option<_>>().ok_or_else(|| wrong("cache_lengths", "empty in a layer".into()))?;
+        let mut values: Vec<(&str, toml::Value)> = vec![
+            ("model.path", model_dir.display().to_string().into()),
+            ("model.dtype", self.conformance.dtype.clone().into()),
+            ("kv_cache.policy", converted("policy", &self.policy)?),
+            ("kv_cache.cache_length", slots.into()),
+            ("kv_cache.chunk_size", (self.chunk_size as i64).into()),
+            ("kv_cache.decode_block", (self.decode_block as i64).into()),
+            ("kv_cache.chunking", self.chunking.clone().into()),
+            ("kv_cache.buffer", self.buffer.clone().into()),
+            ("data.train", "none".into()),
+            ("data.format", "tokens".into()),
+        ];
         if let Some(scaling) = &self.rope_scaling {
-            model.insert(
-                "rope_scaling".into(),
-                toml::Value::try_from(scaling).map_err(|_| wrong("rope_scaling", scaling.to_string()))?,
-            );
+            values.push(("model.rope_scaling", converted("rope_scaling", scaling)?));
         }
-        let mut whole = toml::Table::new();
-        whole.insert("model".into(), model.into());
-        whole.insert("kv_cache".into(), kv.into());
-        let data = toml::Table::from_iter([("train".to_owned(), text("none")), ("format".to_owned(), text("tokens"))]);
-        whole.insert("data".into(), data.into());
-        Ok(Recipe::parse(whole.to_string(), &path, overrides)?.recipe)
+        let lines: Vec<String> = values.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
+        Ok(Recipe::parse(lines.concat(), &path, overrides)?.recipe)
     }
 
     /// How the model's rotary embeddings are scaled if not as its own files say, and the dtype of the recording.
@@ -207,8 +199,7 @@ impl PolicyFile {
         let path = dir.join(KV_POLICY);
         self.check_model(dir, model.config())?;
         let recipe = self.to_recipe(dir, Path::new("."), &[])?;
-        let (kv, grad): (&CacheRecipe, &GradRecipe) = (&recipe.kv_cache, &recipe.grad);
-        let trial = PolicyTrial::recorded(model.config(), (kv, grad), &self.conformance)?;
+        let trial = PolicyTrial::recorded(model.config(), &recipe.kv_cache, &recipe.grad, &self.conformance)?;
         let (found, left) = (trial.run(model)?, &self.conformance.left);
         let shape = |of: &Departures| of.iter().map(|heads| heads.iter().map(Vec::len).collect()).collect::<Vec<Vec<usize>>>();
         if shape(&found) != shape(left) {
@@ -245,11 +236,10 @@ impl PolicyFile {
         if let Some(lengths) = self.cache_lengths.iter().find(|lengths| lengths.iter().any(|length| *length != lengths[0])) {
             return refuse("cache_lengths", format!("{lengths:?} in a layer"), "one length for the heads of a layer".into());
         }
-        let windows: Vec<Option<usize>> = config.layers.iter().map(|layer| layer.attention.rule.window).collect();
+        let (windows, ropes) = (windows(config), ropes(config));
         if self.windows != windows {
             return refuse("windows", json!(self.windows).to_string(), json!(windows).to_string());
         }
-        let ropes: Vec<Option<RopeSpec>> = config.layers.iter().map(|layer| layer.attention.rope.clone()).collect();
         if let Some(layer) = (0..ropes.len()).find(|&layer| self.rope.get(layer) != Some(&ropes[layer])) {
             let found = self.rope.get(layer).map_or_else(|| "missing".into(), |rope| json!(rope).to_string());
             return refuse("rope", found, format!("{} in layer {layer}", json!(ropes[layer])));
@@ -277,8 +267,16 @@ impl PolicyFile {
     }
 }
 
+fn windows(config: &ModelConfig) -> Vec<Option<usize>> {
+    config.layers.iter().map(|layer| layer.attention.rule.window).collect()
+}
+
+fn ropes(config: &ModelConfig) -> Vec<Option<RopeSpec>> {
+    config.layers.iter().map(|layer| layer.attention.rope.clone()).collect()
+}
+
 /// What the file says does not fit the model, or itself.
-pub fn unfit(path: &Path, key: &str, found: &str, expected: &str) -> Fault {
+fn unfit(path: &Path, key: &str, found: &str, expected: &str) -> Fault {
     let message = format!("`{key}` in `{}` is {}, expected {expected}", abridged(path.display()), quoted(found));
     Fault::data(message, "the file must belong to the model that is tested: take it from its checkpoint again")
 }

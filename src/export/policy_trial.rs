@@ -10,7 +10,7 @@ use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, Storage};
 use crate::units::Fault;
 use crate::verify::walk;
 
-/// By layer, KV head and token: the first query that does not see the token any more, `null` where it stays. A layer with a sliding window,
+/// For each layer, KV head and token: the first query that does not see the token any more, `null` where it stays. A layer with a sliding window,
 /// which has no policy, has no heads.
 pub(super) type Departures = Vec<Vec<Vec<Option<usize>>>>;
 
@@ -53,30 +53,31 @@ impl PolicyTrial {
         let mut cache_length = FEWEST_SLOTS;
         while cache_length < largest {
             let chunk_size = wanted.min(cache_length / 4).min(LONGEST_CHUNK);
-            if let Ok(trial) = Self::new(config, kv, grad, (cache_length, Some(chunk_size)), None) {
+            if let Ok(trial) = Self::new(config, kv, grad, cache_length, Some(chunk_size), None) {
                 return Ok(trial);
             }
             cache_length *= 2;
         }
-        Self::new(config, kv, grad, (largest, kv.chunk_size), None)
+        Self::new(config, kv, grad, largest, kv.chunk_size, None)
     }
 
     /// The one that was recorded.
     pub fn recorded(
         config: &ModelConfig,
-        (kv, grad): (&CacheRecipe, &GradRecipe),
+        kv: &CacheRecipe,
+        grad: &GradRecipe,
         recorded: &RecordedTrial,
     ) -> Result<Self, EngineError> {
-        let sizes = (recorded.cache_length, Some(recorded.chunk_size));
-        Self::new(config, kv, grad, sizes, Some((&recorded.prompt, recorded.initial_part)))
+        Self::new(config, kv, grad, recorded.cache_length, Some(recorded.chunk_size), Some(recorded))
     }
 
     fn new(
         config: &ModelConfig,
         kv: &CacheRecipe,
         grad: &GradRecipe,
-        (cache_length, chunk_size): (usize, Option<usize>),
-        prompt: Option<(&[u32], (usize, usize))>,
+        cache_length: usize,
+        chunk_size: Option<usize>,
+        recorded: Option<&RecordedTrial>,
     ) -> Result<Self, EngineError> {
         let lengths = kv.cache_length.by_layer(config.num_layers()).into_iter().map(|own| own.min(cache_length)).collect();
         let kv = CacheRecipe {
@@ -90,8 +91,8 @@ impl PolicyTrial {
         let grad = GradRecipe { single_tokens_for_targets: false, ..grad.closed() };
         let settings = Settings::new(config, &kv, &grad)?;
         let chunk_size = settings.chunk_size();
-        let (inputs, initial) = if let Some((ids, initial)) = prompt {
-            (ids.to_vec(), initial)
+        let (inputs, initial) = if let Some(recorded) = recorded {
+            (recorded.prompt.clone(), recorded.initial_part)
         } else {
             let evicting = if settings.scope().is_some() { CHUNKS * chunk_size.min(LONGEST_CHUNK) + 1 } else { 0 };
             let tokens = cache_length + evicting;

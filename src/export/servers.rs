@@ -15,7 +15,7 @@ pub(super) struct Server {
 const EMBEDDING_REASON: &str =
     "matrices beside the embedding have no common factor with those of linears: merge them, or use PEFT";
 
-/// Of a tied model the same tensor is the embedding, which must stay.
+/// In a tied model the same tensor is the embedding, which must stay.
 const OUTPUT_REASON: &str = "matrices beside `lm_head` are not loaded for every model: merge them, or use PEFT";
 
 /// The rank for which vLLM has room when nothing is said.

@@ -19,12 +19,10 @@ pub enum ExportTarget {
 /// Figures of what was trained with one cache.
 #[derive(Clone, Debug)]
 pub struct CacheResult {
-    /// `train` or `validation`.
     pub split: String,
     pub policy: String,
-    /// Slots, or `all`.
     pub cache_length: String,
-    /// By name, as `loss` or `f1`.
+    /// Figures with their names, as `loss` or `f1`.
     pub figures: Vec<(String, f64)>,
 }
 

@@ -14,7 +14,7 @@ use super::usage::Usage;
 use crate::checkpoint::CARD;
 use crate::files::{self, FilesError};
 use crate::model::{
-    self, Adapter, CHAT_TEMPLATE, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint,
+    self, Adapter, CHAT_TEMPLATE, EXTRA_TENSORS, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint,
 };
 use crate::recipe::{RopeScalingRecipe, Weights};
 use crate::units::{Fault, abridged};
@@ -109,7 +109,14 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let mut max_rank = None;
     let source = ModelSource { dir: &base, rope_scaling: scaling };
     let weights = match target {
-        ExportTarget::Peft => ExportedWeights::Adapter(adapter),
+        ExportTarget::Peft => {
+            if adapter.has_extra_tensors() {
+                notes.push(format!(
+                    "PEFT has no names for what is in `{EXTRA_TENSORS}`, and computes without it: `--for merged` has it"
+                ));
+            }
+            ExportedWeights::Adapter(adapter)
+        }
         ExportTarget::Vllm => {
             let folded = folded(adapter, &VLLM, &mut notes)?;
             max_rank = Some(folded.largest_rank()).filter(|rank| *rank > VLLM_DEFAULT_RANK);
@@ -174,7 +181,7 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
     if base.join("config.json").exists() { Ok(base) } else { Err(unknown(format!("there is no model in `{}`", base.display()))) }
 }
 
-/// The same function as a server loads it.
+/// The adapter as a server loads it: the same function.
 fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) -> Result<Adapter, Fault> {
     let mut reasons = server.refusals(&adapter.features());
     let (own, rank) = (adapter.largest_rank(), server.rank(adapter.largest_rank()));

@@ -19,7 +19,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FilesError> {
     write_atomic_with(path, |file| file.write_all(bytes))
 }
 
-/// As [`write_atomic`], for contents that are produced piece by piece.
+/// Does what [`write_atomic`] does, for contents that are produced piece by piece.
 pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FilesError> {
     let temporary = temporary_beside(path);
     let placed = write_new(&temporary, fill)

@@ -2,7 +2,7 @@
 //! test wants to fail fails.
 //!
 //! `KVTUNE_DISK_LOG=FILE` has every operation that succeeded written down, a JSON object per line, so that a test can tell what a power cut
-//! after any of them would have left.
+//! after any of them would have left. A release writes no such log.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -33,7 +33,7 @@ impl DiskFile {
     /// Opens a file as `options` say.
     pub fn open(whose: &'static str, path: &Path, options: &OpenOptions) -> io::Result<Self> {
         static OPENED: AtomicU64 = AtomicU64::new(0);
-        let file = attempt((whose, "open"), || options.open(path))?;
+        let file = attempt(whose, "open", || options.open(path))?;
         let number = OPENED.fetch_add(1, Ordering::Relaxed);
         record(whose, || json!({ "op": "open", "path": path, "file": number }));
         Ok(Self { whose, number, file })
@@ -47,21 +47,21 @@ impl DiskFile {
     /// Makes the content durable. Never again on the same file after a failure: the kernel may have dropped the pages, and the next one
     /// would succeed.
     pub fn sync(&self) -> io::Result<()> {
-        attempt((self.whose, "sync"), || self.file.sync_all())?;
+        attempt(self.whose, "sync", || self.file.sync_all())?;
         record(self.whose, || json!({ "op": "sync", "file": self.number }));
         Ok(())
     }
 
     /// Makes the file shorter or longer.
     pub fn set_len(&self, len: u64) -> io::Result<()> {
-        attempt((self.whose, "truncate"), || self.file.set_len(len))?;
+        attempt(self.whose, "truncate", || self.file.set_len(len))?;
         record(self.whose, || json!({ "op": "truncate", "file": self.number, "len": len }));
         Ok(())
     }
 
     /// Takes room on the disk from `len` on, for `more` bytes. Where the file system can't reserve room, the file grows without.
     pub fn reserve(&self, len: u64, more: u64) -> io::Result<()> {
-        attempt((self.whose, "reserve"), || match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), len, more) {
+        attempt(self.whose, "reserve", || match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), len, more) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.file.set_len(len + more),
             done => Ok(done?),
         })
@@ -82,13 +82,13 @@ impl DiskFile {
 
     /// Fills `bytes` from `offset` on.
     pub fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        attempt((self.whose, "read"), || self.file.read_exact_at(bytes, offset))
+        attempt(self.whose, "read", || self.file.read_exact_at(bytes, offset))
     }
 
     /// One call of the system. A failpoint strikes in the middle of the bytes, where it does most harm; a call that a signal interrupts has
     /// written nothing.
     fn put(&self, bytes: &[u8], write: impl Fn(&[u8]) -> io::Result<usize>) -> io::Result<usize> {
-        let Some(fault) = failpoint::reached((self.whose, "write"))? else { return write(bytes) };
+        let Some(fault) = failpoint::reached(self.whose, "write")? else { return write(bytes) };
         if fault.interrupts() {
             return fault.strike().map(|()| 0);
         }
@@ -116,7 +116,7 @@ fn as_text(bytes: &[u8]) -> String {
 
 /// Gives a file or a directory another name; a file that has it goes.
 pub fn rename(whose: &'static str, from: &Path, to: &Path) -> io::Result<()> {
-    attempt((whose, "rename"), || fs::rename(from, to))?;
+    attempt(whose, "rename", || fs::rename(from, to))?;
     record(whose, || json!({ "op": "rename", "from": from, "to": to }));
     Ok(())
 }
@@ -127,7 +127,7 @@ pub fn exchange(whose: &'static str, one: &Path, other: &Path) -> io::Result<boo
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
         done => Ok(done.map(|()| true)?),
     };
-    let done = attempt((whose, "rename"), trade)?;
+    let done = attempt(whose, "rename", trade)?;
     if done {
         record(whose, || json!({ "op": "exchange", "from": one, "to": other }));
     }
@@ -136,13 +136,13 @@ pub fn exchange(whose: &'static str, one: &Path, other: &Path) -> io::Result<boo
 
 /// Makes a directory whose parent is there.
 pub fn make_dir(whose: &'static str, path: &Path) -> io::Result<()> {
-    attempt((whose, "make_dir"), || fs::create_dir(path))?;
+    attempt(whose, "make_dir", || fs::create_dir(path))?;
     record(whose, || json!({ "op": "make_dir", "path": path }));
     Ok(())
 }
 
 pub fn remove_file(whose: &'static str, path: &Path) -> io::Result<()> {
-    attempt((whose, "remove"), || fs::remove_file(path))?;
+    attempt(whose, "remove", || fs::remove_file(path))?;
     record(whose, || json!({ "op": "remove", "path": path }));
     Ok(())
 }
@@ -154,22 +154,22 @@ pub fn remove_tree(whose: &'static str, path: &Path) -> io::Result<()> {
         let remove = if entry.file_type()?.is_dir() { remove_tree } else { remove_file };
         remove(whose, &entry.path())?;
     }
-    attempt((whose, "remove_dir"), || fs::remove_dir(path))?;
+    attempt(whose, "remove_dir", || fs::remove_dir(path))?;
     record(whose, || json!({ "op": "remove", "path": path }));
     Ok(())
 }
 
 /// Makes the names in a directory durable.
 pub fn sync_dir(whose: &'static str, path: &Path) -> io::Result<()> {
-    attempt((whose, "sync"), || File::open(path).and_then(|dir| dir.sync_all()))?;
+    attempt(whose, "sync", || File::open(path).and_then(|dir| dir.sync_all()))?;
     record(whose, || json!({ "op": "sync_dir", "path": path }));
     Ok(())
 }
 
 /// Makes an operation, again for as long as signals interrupt it.
-fn attempt<T>(place: (&'static str, &'static str), mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+fn attempt<T>(whose: &str, what: &str, mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
-        let fault = failpoint::reached(place)?.map_or(Ok(()), |fault| fault.strike());
+        let fault = failpoint::reached(whose, what)?.map_or(Ok(()), |fault| fault.strike());
         match fault.and_then(|()| act()) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             done => return done,
@@ -177,9 +177,12 @@ fn attempt<T>(place: (&'static str, &'static str), mut act: impl FnMut() -> io::
     }
 }
 
-/// Writes an operation down where that was asked for. Scratch files outlive nothing.
+/// Writes an operation down where a test asks for it. Scratch files outlive nothing.
 fn record(whose: &str, operation: impl FnOnce() -> Value) {
     static OPEN: OnceLock<Option<Mutex<File>>> = OnceLock::new();
+    if !cfg!(debug_assertions) {
+        return;
+    }
     let open = || {
         let file = OpenOptions::new().create(true).append(true).open(std::env::var_os(LOG)?).ok()?;
         Some(Mutex::new(file))

@@ -4,7 +4,7 @@
 //! quota, `eintr` a signal that interrupts the call, `short` a write that takes a part only, `kill` ends the process at once as SIGKILL
 //! does, `stop` halts it as SIGSTOP does, until somebody sends SIGCONT, and `hang` holds this thread alone for ever, as a disk does that
 //! answers no more. With `:3+` all from the third on fail. The name `any` counts every place and `file.any` every one of files, so a loop
-//! over n visits all of them.
+//! over n visits all of them. A release has no such door: it looks at no variable.
 
 use std::io;
 use std::sync::OnceLock;
@@ -55,7 +55,7 @@ impl Failpoint {
         Some(Self { name: name.into(), action, nth, stays })
     }
 
-    fn is_named(&self, (whose, what): (&str, &str)) -> bool {
+    fn is_named(&self, whose: &str, what: &str) -> bool {
         self.name == "any" || self.name.split_once('.').is_some_and(|(a, b)| a == whose && (b == what || b == "any"))
     }
 
@@ -92,25 +92,29 @@ fn park_for_ever() -> ! {
 
 /// Passes the place `name`, a word, a dot and a word: does nothing unless the environment asked for a failure here.
 pub fn pass(name: &str) -> io::Result<()> {
-    let fault = reached(name.split_once('.').unwrap_or((name, "")))?;
+    let (whose, what) = name.split_once('.').unwrap_or((name, ""));
+    let fault = reached(whose, what)?;
     // A place is no call that a signal could interrupt.
     fault.filter(|fault| !fault.interrupts()).map_or(Ok(()), |fault| fault.strike())
 }
 
-/// What is to go wrong at this place, if it is now.
-pub(super) fn reached(place: (&str, &str)) -> io::Result<Option<Failpoint>> {
+/// What is to go wrong at this place, an operation `what` of `whose` file, if it is now.
+pub(super) fn reached(whose: &str, what: &str) -> io::Result<Option<Failpoint>> {
     static PLAN: OnceLock<Option<Result<Failpoint, String>>> = OnceLock::new();
     static PASSED: AtomicU64 = AtomicU64::new(0);
     #[cfg(test)]
     if tests::has_plan() {
-        return Ok(tests::reached_in_this_thread(place));
+        return Ok(tests::reached_in_this_thread(whose, what));
+    }
+    if !cfg!(debug_assertions) {
+        return Ok(None);
     }
     let read = || std::env::var(VARIABLE).ok().map(|text| Failpoint::parse(&text).ok_or(text));
     match PLAN.get_or_init(read) {
         Some(Err(text)) => Err(io::Error::other(format!(
             "cannot read {VARIABLE}={text}: expected NAME=kill|stop|hang|short|eintr|eio|enospc|edquot[:N[+]]"
         ))),
-        Some(Ok(plan)) if plan.is_named(place) => {
+        Some(Ok(plan)) if plan.is_named(whose, what) => {
             Ok(plan.strikes_at(PASSED.fetch_add(1, Ordering::Relaxed) + 1).then(|| plan.clone()))
         }
         _ => Ok(None),
@@ -140,9 +144,9 @@ pub(crate) mod tests {
         LOCAL.with_borrow(Option::is_some)
     }
 
-    pub(super) fn reached_in_this_thread(place: (&str, &str)) -> Option<Failpoint> {
+    pub(super) fn reached_in_this_thread(whose: &str, what: &str) -> Option<Failpoint> {
         LOCAL.with_borrow_mut(|local| {
-            let (plan, passed) = local.as_mut().filter(|(plan, _)| plan.is_named(place))?;
+            let (plan, passed) = local.as_mut().filter(|(plan, _)| plan.is_named(whose, what))?;
             *passed += 1;
             plan.strikes_at(*passed).then(|| plan.clone())
         })

@@ -20,10 +20,10 @@ struct KnownHash {
 
 /// The hash of a file's bytes, as [`hash_file`] has it; that of a large file is remembered.
 pub fn hash_large_file(path: &Path) -> Result<String, FilesError> {
-    hash_with(path, cache_folder().map(|cache| cache.join("hashes")).as_deref(), (LEAST, SETTLED))
+    hash_with(path, cache_folder().map(|cache| cache.join("hashes")).as_deref(), LEAST, SETTLED)
 }
 
-fn hash_with(path: &Path, folder: Option<&Path>, (least, settled): (u64, Duration)) -> Result<String, FilesError> {
+fn hash_with(path: &Path, folder: Option<&Path>, least: u64, settled: Duration) -> Result<String, FilesError> {
     let before = Stamp::of(path).filter(|before| before.size >= least);
     let (Some(before), Some(folder)) = (before, folder) else { return hash_file(path) };
     let place = place(folder, path);
@@ -52,7 +52,7 @@ mod tests {
     fn a_hash_is_remembered_until_the_file_is_touched() {
         let dir = tempfile::tempdir().unwrap();
         let (path, folder) = (dir.path().join("weights"), dir.path().join("cache/hashes"));
-        let hash = || hash_with(&path, Some(&folder), (4, Duration::ZERO)).unwrap();
+        let hash = || hash_with(&path, Some(&folder), 4, Duration::ZERO).unwrap();
         std::fs::write(&path, b"12345").unwrap();
         assert_eq!(hash(), hash_bytes(b"12345"));
         // What is remembered is believed: another content in the record comes back.
@@ -66,6 +66,6 @@ mod tests {
         assert_eq!(hash(), hash_bytes(b"12346"));
         std::fs::write(&path, b"123").unwrap();
         assert_eq!(hash(), hash_bytes(b"123"), "a small one");
-        assert_eq!(hash_with(&path, None, (0, Duration::ZERO)).unwrap(), hash_bytes(b"123"), "nowhere to remember it");
+        assert_eq!(hash_with(&path, None, 0, Duration::ZERO).unwrap(), hash_bytes(b"123"), "nowhere to remember it");
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::atomic::{MARK, is_temporary, parent, put_dir, sync_dir};
 use super::{FilesError, ReadLock, disk, make_dir};
 
-/// As [`put_dir`] for a `place` that is empty or not there, of which nobody else is told: the directory exists when it is filled, and its new name
+/// Does what [`put_dir`] does for a `place` that is empty or not there, of which nobody else is told: the directory exists when it is filled, and its new name
 /// is durable. What earlier processes have left of it goes first, when they have ended.
 pub fn put_new_dir<E: From<FilesError>>(place: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
     let place = std::path::absolute(place).map_err(FilesError::io("make", place))?;

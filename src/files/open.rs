@@ -19,7 +19,7 @@ pub enum FileKind {
     Settings,
     /// Which shard holds which tensor.
     Index,
-    /// `tokenizer.json`.
+    /// A tokenizer, as in `tokenizer.json`.
     Tokenizer,
     Template,
     /// A text, a conversation or functions to be answered.
@@ -134,7 +134,7 @@ pub fn is_there(path: &Path) -> bool {
     !matches!(std::fs::symlink_metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
-/// As [`read_bytes`], of a file that need not be there.
+/// Reads a file as [`read_bytes`] does; it need not be there.
 pub fn read_if_there(path: &Path, kind: FileKind) -> Result<Option<Vec<u8>>, FilesError> {
     if is_there(path) { read_bytes(path, kind).map(Some) } else { Ok(None) }
 }

@@ -13,7 +13,7 @@ pub(super) const SETTLED: Duration = Duration::from_secs(2);
 /// A file as the system lists it: while this is the same, so is the content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
-    /// Bytes of the file.
+    /// How many bytes the file has.
     pub size: u64,
     device: u64,
     inode: u64,
@@ -22,7 +22,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Of the file at a path; `None` where the system does not list it.
+    /// The stamp of the file at a path; `None` where the system does not list it.
     pub fn of(path: &Path) -> Option<Self> {
         let found = fs::metadata(path).ok()?;
         let changed = (found.ctime(), found.ctime_nsec());

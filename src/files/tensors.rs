@@ -37,7 +37,7 @@ pub struct TensorView<'a> {
     pub dtype: Dtype,
     /// The lengths of its axes.
     pub shape: &'a [usize],
-    /// Its elements, little-endian, the last axis innermost.
+    /// The elements, little-endian, the last axis innermost.
     pub bytes: &'a [u8],
     /// Where the bytes begin in the map.
     pub offset: usize,
@@ -52,7 +52,7 @@ pub struct RawTensor<'a> {
     pub dtype: Dtype,
     /// The lengths of its axes.
     pub shape: Vec<usize>,
-    /// Its elements, little-endian, the last axis innermost.
+    /// The elements, little-endian, the last axis innermost.
     pub bytes: Cow<'a, [u8]>,
 }
 
@@ -157,7 +157,7 @@ pub fn write_tensors(path: &Path, tensors: &[RawTensor<'_>], metadata: &BTreeMap
     write_tensors_in_turn(path, &heads, metadata, |index| Ok(Cow::Borrowed(&*tensors[index].bytes)))
 }
 
-/// As [`write_tensors`], for tensors of which only one is in memory at a time: `bytes` is asked for each by its index, once.
+/// Does what [`write_tensors`] does, for tensors of which only one is in memory at a time: `bytes` is asked for each by its index, once.
 pub fn write_tensors_in_turn<'a, E: From<FilesError>>(
     path: &Path,
     heads: &[TensorHead],

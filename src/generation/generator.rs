@@ -206,7 +206,7 @@ impl<'a> Generator<'a> {
         };
         let (model, ids_1n) = (self.model, row(&prompt[done..last], self.model.device()));
         let layers = session_layers(&mut self.layers, (self.engine, model), self.width)?;
-        let read = session.extend_by_column(self.engine, (model, layers), &ids_1n, &mut sink)?;
+        let read = session.extend_by_column(self.engine, model, layers, &ids_1n, &mut sink)?;
         *last_column = read;
         Ok(done + read == last)
     }
@@ -272,7 +272,7 @@ impl<'a> Generator<'a> {
         let ids: Vec<u32> = self.running.iter().filter_map(|sample| sample.ids.last().copied()).collect();
         let mut sessions: Vec<&mut Session> = self.running.iter_mut().map(|sample| &mut sample.session).collect();
         let layers = session_layers(&mut self.layers, (self.engine, self.model), self.width)?;
-        let hidden = extend_each(self.engine, (self.model, layers), &mut sessions, &ids, self.width)?;
+        let hidden = extend_each(self.engine, self.model, layers, &mut sessions, &ids, self.width)?;
         let logits_nv = guarded(|| Ok(next_logits(self.model, &hidden.squeeze_dim(1))))?;
         let (mut finished, mut failed) = (Vec::new(), Vec::new());
         for (row, sample) in self.running.iter_mut().enumerate() {

@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
 use super::{Head, HeadError, Logits, Pick};
 use crate::native::cuda::on_device;
-use crate::native::{self, gradients_of};
+use crate::native::gradients_of;
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
 
 /// What one sequence has lost.
@@ -56,9 +56,42 @@ const BLOCK_LOGITS_CUDA: i64 = 1 << 28;
 const BLOCK_PLACES: i64 = 64;
 
 /// How many places are evaluated at a time.
-pub fn places_of_block(vocab_size: usize, device: Device) -> usize {
+fn places_of_block(vocab_size: usize, device: Device) -> usize {
     let logits = if device.is_cuda() { BLOCK_LOGITS_CUDA } else { BLOCK_LOGITS };
     (logits / vocab_size.max(1) as i64).max(BLOCK_PLACES) as usize
+}
+
+/// What the head works on for a column, from sizes.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadFootprint {
+    /// How many positions have a target.
+    pub targets: usize,
+    /// Scores among which the target is one.
+    pub choices: usize,
+    /// Width of the hidden states.
+    pub hidden: usize,
+    /// Numbers of final norm and output projection that are trained.
+    pub trained: u64,
+    /// Whether these are kept in more bits than they compute in.
+    pub is_widened: bool,
+    pub kind: Kind,
+    pub device: Device,
+}
+
+impl HeadFootprint {
+    /// The most bytes at a time beside the column's hidden states and their gradient: a block's logits with their gradient, and what is
+    /// trained behind them.
+    pub fn bytes(&self) -> u64 {
+        if self.targets == 0 {
+            return 0;
+        }
+        let (w, wide) = (self.kind.elt_size_in_bytes() as u64, accumulation_kind(self.kind).elt_size_in_bytes() as u64);
+        let places = self.targets.min(places_of_block(self.choices, self.device)) as u64;
+        // Logits and their powers; for a gradient of the weight, or in a narrow model, once more.
+        let scores = 2 * wide + if wide > w || self.trained > 0 { w } else { 0 };
+        let of_trained = self.trained * (2 * wide + if self.is_widened { 2 * w } else { 0 });
+        places * (self.choices as u64 * scores + 3 * self.hidden as u64 * w) + of_trained
+    }
 }
 
 /// Evaluates `head` on the column that begins at position `start`; with `weight`, its gradient too.
@@ -70,7 +103,7 @@ pub fn column_loss(
     hidden_bne: &Tensor,
     start: usize,
     picks: &[Pick],
-    (logits, vocab_size): (&dyn Logits, usize),
+    logits: &dyn Logits,
     weight: Option<f64>,
 ) -> Result<ColumnLoss, HeadError> {
     let (_, n, e) = hidden_bne.size3().unwrap_or_default();
@@ -79,7 +112,7 @@ pub fn column_loss(
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(zero_sum_of).collect();
     let mut losses = Vec::new();
-    for picks in picks.chunks(places_of_block(vocab_size, flat.device())) {
+    for picks in picks.chunks(places_of_block(logits.num_scores(), flat.device())) {
         let place: Vec<i64> = picks.iter().map(|p| p.sequence as i64 * n + (p.position - start) as i64).collect();
         let place = on_device(&place, flat.device());
         let hidden_ne = flat.index_select(0, &place);
@@ -117,10 +150,7 @@ fn block_loss(
     let evaluate = || head.choices(&logits.logits(&leaf)).to_kind(accumulation_kind(hidden_ne.kind()));
     let scores_nk = if weight.is_some() { with_grad(evaluate) } else { no_grad(evaluate) };
     let scores = scores_nk.detach();
-    let (figures_2n, gradient_nk) = no_grad(|| {
-        let is_served = native::computes(scores.device(), scores.kind());
-        if is_served { native::cross_entropy(&scores, &target_n, weight) } else { cross_entropy(&scores, &target_n, weight) }
-    });
+    let (figures_2n, gradient_nk) = no_grad(|| cross_entropy(&scores, &target_n, weight));
     let gradients = match gradient_nk {
         None => Vec::new(),
         Some(gradient_nk) => {
@@ -131,7 +161,11 @@ fn block_loss(
     Ok(BlockLoss { losses: Losses { picks: picks.to_vec(), figures_2n }, gradients })
 }
 
-/// What [`native::cross_entropy`] does, by libtorch's operations. Of the size of the scores there is one tensor.
+/// Losses `log Σ exp(scores) − scores[target]`, below them 1 where the target is the first of the largest scores, and with `weight` the
+/// gradient of `weight · Σ losses`. One tensor is made of the size of the scores.
+///
+/// # Shapes
+/// `scores_nk (N, K)`, `target_n (N)`, i64; results `(2, N)`, f64, and as the scores.
 fn cross_entropy(scores_nk: &Tensor, target_n: &Tensor, weight: Option<f64>) -> (Tensor, Option<Tensor>) {
     let target_n1 = target_n.unsqueeze(1);
     let (largest_n1, best_n1) = scores_nk.max_dim(-1, true);
@@ -163,6 +197,10 @@ mod tests {
         fn parameters(&self) -> &[Tensor] {
             if self.0[0].requires_grad() { &self.0 } else { &[] }
         }
+
+        fn num_scores(&self) -> usize {
+            7
+        }
     }
 
     #[test]
@@ -174,9 +212,9 @@ mod tests {
         for (sequence, tokens) in labels.iter().enumerate() {
             picks.extend(NextToken.picks(sequence, SequenceTargets::Tokens(tokens)).unwrap());
         }
-        let frozen = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
+        let frozen = column_loss(&NextToken, &hidden, 0, &picks, &linear, Some(0.2)).unwrap();
         let linear = LinearLogits(linear.0.map(|weight| weight.set_requires_grad(true)));
-        let ours = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
+        let ours = column_loss(&NextToken, &hidden, 0, &picks, &linear, Some(0.2)).unwrap();
         assert!(frozen.parameter_gradients.is_empty() && frozen.hidden_gradient == ours.hidden_gradient);
         let leaf = hidden.copy().set_requires_grad(true);
         let target = Tensor::from_slice(&labels.concat());
@@ -190,22 +228,24 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_of_the_cpu_is_cross_entropy() {
+    fn losses_and_gradient_are_those_of_cross_entropy() {
         for (kind, bound) in [(Kind::Double, 1e-13), (Kind::Float, 2e-6)] {
             for (n, k) in [(1, 1), (3, 7), (65, 1024), (5, 5000)] {
                 let scores = Tensor::randn([n, k], (kind, Device::Cpu)) * 9.0;
                 let target = Tensor::randint(k, [n], (Kind::Int64, Device::Cpu));
-                let (ours, of_ours) = native::cross_entropy(&scores, &target, Some(0.3));
-                let (plain, of_plain) = cross_entropy(&scores, &target, Some(0.3));
-                assert!(ours.allclose(&plain, bound, bound, false), "{kind:?} {n} × {k}");
-                assert!(of_ours.unwrap().allclose(&of_plain.unwrap(), bound, bound, false), "{kind:?} {n} × {k}");
-                let (alone, none) = native::cross_entropy(&scores, &target, None);
+                let (ours, of_ours) = cross_entropy(&scores, &target, Some(0.3));
+                let leaf = scores.to_kind(Kind::Double).set_requires_grad(true);
+                let plain = leaf.cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::None, -100, 0.0);
+                (plain.sum(Kind::Double) * 0.3).backward();
+                assert!(ours.get(0).allclose(&plain, bound, bound, false), "{kind:?} {n} × {k}");
+                assert!(of_ours.unwrap().to_kind(Kind::Double).allclose(&leaf.grad(), bound, bound, false), "{kind:?} {n} × {k}");
+                let (alone, none) = cross_entropy(&scores, &target, None);
                 assert!(alone == ours && none.is_none());
             }
         }
         // Equal scores, some that are far apart, and one that is no number.
         let scores = Tensor::from_slice2(&[[2f32, 2.0, 1.0], [2.0, 2.0, 1.0], [0.0, -1e30, 900.0], [0.0, f32::NAN, 1.0]]);
-        let (figures, gradient) = native::cross_entropy(&scores, &Tensor::from_slice(&[0i64, 1, 1, 2]), Some(1.0));
+        let (figures, gradient) = cross_entropy(&scores, &Tensor::from_slice(&[0i64, 1, 1, 2]), Some(1.0));
         let figures: Vec<f64> = figures.view(-1).try_into().unwrap();
         assert_eq!(figures[0].to_bits(), figures[1].to_bits());
         assert!(figures[2] > 9e29 && figures[3].is_nan());

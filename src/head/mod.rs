@@ -10,7 +10,7 @@ use tch::Tensor;
 
 pub use classify::Classify;
 pub use classify_on_logits::ClassifyOnLogits;
-pub use column::{ColumnLoss, Losses, SequenceLoss, column_loss, places_of_block};
+pub use column::{ColumnLoss, HeadFootprint, Losses, SequenceLoss, column_loss};
 pub use error::HeadError;
 pub use next_token::NextToken;
 
@@ -24,6 +24,9 @@ pub trait Logits {
     fn parameters(&self) -> &[Tensor] {
         &[]
     }
+
+    /// Logits of a place, V.
+    fn num_scores(&self) -> usize;
 }
 
 /// The targets of one sequence.

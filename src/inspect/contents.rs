@@ -26,7 +26,7 @@ pub struct AnswerListing {
 }
 
 /// A run, or one checkpoint and what is known of its run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct RunContents {
     pub path: PathBuf,
     /// What it is called where several are compared.
@@ -39,7 +39,7 @@ pub struct RunContents {
     pub adapter: Option<&'static str>,
     /// The resolved recipe as it is written.
     pub recipe: String,
-    /// By step; of a checkpoint those up to its own.
+    /// One for each step; of a checkpoint those up to its own.
     pub metrics: Vec<StepMetrics>,
     /// Whether the last line of the metrics was cut short, and is left out.
     pub is_cut: bool,
@@ -86,19 +86,7 @@ impl RunContents {
         let own = checkpoint::look(path)?;
         let mut contents = match Self::of_run(run) {
             Ok(contents) => contents,
-            Err(error) if error.of_type::<TrainError>().is_some() => Self {
-                path: path.to_owned(),
-                name: String::new(),
-                state: String::new(),
-                settings: BTreeMap::new(),
-                adapter: None,
-                recipe: String::new(),
-                metrics: Vec::new(),
-                is_cut: false,
-                checkpoints: Vec::new(),
-                latest: None,
-                answers: Vec::new(),
-            },
+            Err(error) if error.of_type::<TrainError>().is_some() => Self::default(),
             Err(error) => return Err(error),
         };
         path.clone_into(&mut contents.path);

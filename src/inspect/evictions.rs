@@ -15,7 +15,7 @@ pub struct HeadEvictions {
     pub kept: usize,
     /// Mean number of tokens that came before an evicted one left.
     pub mean_stay: Option<f64>,
-    /// By neighbouring positions: how long their tokens were kept.
+    /// How long the tokens of neighbouring positions were kept.
     #[serde(skip)]
     cells: Vec<KeptCell>,
 }

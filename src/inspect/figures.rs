@@ -6,6 +6,7 @@ use super::RunContents;
 use crate::checkpoint::{Best, SampleCounts};
 use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
+use crate::units::{Bytes, Seconds};
 
 /// Where a curve begins, where it ends, and how low it comes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -35,7 +36,7 @@ pub struct RunFigures {
     pub evicted: Option<f64>,
     /// How many further tokens came before such an entry left, in the mean.
     pub mean_stay: Option<f64>,
-    /// Largest resident size, bytes.
+    /// The largest resident size, in bytes.
     pub peak_memory: Option<u64>,
     pub samples: Option<SampleCounts>,
     pub trained: Option<i64>,
@@ -70,6 +71,29 @@ impl RunFigures {
             skipped: lines.iter().filter(|line| line.skipped.is_some()).count(),
         }
     }
+}
+
+/// The figures of a run in words, each with its name; `None` where nothing is known, or nothing is to be said.
+pub fn figures_in_words(contents: &RunContents) -> [(&'static str, Option<String>); 13] {
+    let figures = RunFigures::of(contents);
+    let of_curve =
+        |ends: Option<CurveEnds>| ends.map(|ends| format!("{:.4} → {:.4}, lowest {:.4}", ends.first, ends.last, ends.lowest));
+    let if_any = |count: usize| (count > 0).then(|| count.to_string());
+    [
+        ("steps", Some(figures.steps.to_string())),
+        ("tokens", Some(figures.tokens.to_string())),
+        ("samples", figures.samples.map(|s| format!("{} for training, {} for validation", s.train, s.validation))),
+        ("numbers trained", figures.trained.map(|trained| trained.to_string())),
+        ("training loss", of_curve(figures.loss)),
+        ("validation loss", of_curve(figures.eval_loss)),
+        ("best validation", figures.best.map(|best| format!("{} {:.4}, step {}", best.metric, best.value, best.step))),
+        ("steps that are not finite", if_any(figures.not_finite)),
+        ("steps left out", if_any(figures.skipped)),
+        ("time of the steps", Some(Seconds(figures.seconds).to_string())),
+        ("tokens a second", figures.tokens_per_second.map(|rate| format!("{rate:.0}"))),
+        ("entries evicted", Evicted::over(&contents.metrics).words()),
+        ("peak memory", figures.peak_memory.map(|bytes| Bytes(bytes).to_string())),
+    ]
 }
 
 fn ends(values: impl Iterator<Item = f64>) -> Option<CurveEnds> {

@@ -12,6 +12,6 @@ mod scores;
 pub use chart::{ColourMap, ColourRow, ColourScale, MOST_CELLS, Rgb, in_terminal};
 pub use contents::{AnswerListing, RunContents, kept_answers};
 pub use evictions::{Evictions, HeadEvictions, LayerEvictions};
-pub use figures::{CurveEnds, RunFigures};
+pub use figures::{CurveEnds, RunFigures, figures_in_words};
 pub use page::report_page;
 pub use scores::{EvaluationLine, read_scores};

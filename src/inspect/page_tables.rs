@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::chart::escape;
-use super::{EvaluationLine, RunContents, RunFigures};
+use super::{EvaluationLine, RunContents, figures_in_words};
 use crate::eval::AnswerScores;
 use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
-use crate::units::{Bytes, Seconds};
+use crate::units::Bytes;
 
 /// A table with a caption; the first cell of a row is its heading. Nothing where there are no rows.
 pub(super) fn table(caption: &str, header: &[&str], rows: &[Vec<String>], is_numbers: bool) -> String {
@@ -30,34 +30,20 @@ pub(super) fn table(caption: &str, header: &[&str], rows: &[Vec<String>], is_num
 
 /// Figures of all runs, a column for each.
 pub(super) fn figures(runs: &[RunContents]) -> String {
-    let all: Vec<RunFigures> = runs.iter().map(RunFigures::of).collect();
-    let mut rows: Vec<Vec<String>> = Vec::new();
-    let mut add = |name: &str, values: Vec<Option<String>>| {
-        if values.iter().any(Option::is_some) {
-            let cells = values.into_iter().map(|value| value.unwrap_or_else(|| "–".to_owned()));
-            rows.push([name.to_owned()].into_iter().chain(cells).collect());
-        }
+    let setting = |run: &RunContents, key: &str| run.settings.get(key).map(|value| value.trim_matches('"').to_owned());
+    let of_run = |run: &RunContents| {
+        let state = Some(run.state.clone()).filter(|state| !state.is_empty());
+        let settings = [("model", "model.path"), ("policy", "kv_cache.policy"), ("slots", "kv_cache.cache_length")];
+        let settings = settings.map(|(name, key)| (name, setting(run, key)));
+        [("state", state)].into_iter().chain(settings).chain(figures_in_words(run)).collect::<Vec<_>>()
     };
-    let setting =
-        |key: &'static str| move |run: &RunContents| run.settings.get(key).map(|value| value.trim_matches('"').to_owned());
-    let of = |value: &dyn Fn(&RunFigures) -> Option<String>| all.iter().map(value).collect::<Vec<_>>();
-    add("state", runs.iter().map(|run| Some(run.state.clone()).filter(|state| !state.is_empty())).collect());
-    add("model", runs.iter().map(setting("model.path")).collect());
-    add("policy", runs.iter().map(setting("kv_cache.policy")).collect());
-    add("slots", runs.iter().map(setting("kv_cache.cache_length")).collect());
-    add("numbers trained", of(&|f| f.trained.map(|n| n.to_string())));
-    add("samples: training, validation", of(&|f| f.samples.map(|s| format!("{}, {}", s.train, s.validation))));
-    add("steps", of(&|f| Some(f.steps.to_string())));
-    add("tokens", of(&|f| Some(f.tokens.to_string())));
-    add("training loss: first, last", of(&|f| f.loss.map(|ends| format!("{:.4}, {:.4}", ends.first, ends.last))));
-    add("validation loss: first, last", of(&|f| f.eval_loss.map(|ends| format!("{:.4}, {:.4}", ends.first, ends.last))));
-    add("best validation", of(&|f| f.best.as_ref().map(|b| format!("{} {:.4} (step {})", b.metric, b.value, b.step))));
-    add("steps that are not finite", of(&|f| (f.not_finite > 0).then(|| f.not_finite.to_string())));
-    add("steps left out", of(&|f| (f.skipped > 0).then(|| f.skipped.to_string())));
-    add("time of the steps", of(&|f| Some(Seconds(f.seconds).to_string())));
-    add("tokens a second", of(&|f| f.tokens_per_second.map(|rate| format!("{rate:.0}"))));
-    add("entries evicted", runs.iter().map(|run| Evicted::over(&run.metrics).words()).collect());
-    add("peak memory", of(&|f| f.peak_memory.map(|bytes| Bytes(bytes).to_string())));
+    let columns: Vec<Vec<(&str, Option<String>)>> = runs.iter().map(of_run).collect();
+    let row = |index: usize| {
+        let values: Vec<Option<&String>> = columns.iter().map(|column| column[index].1.as_ref()).collect();
+        let cells = values.iter().map(|value| value.map_or("–".to_owned(), Clone::clone));
+        values.iter().any(Option::is_some).then(|| [columns[0][index].0.to_owned()].into_iter().chain(cells).collect())
+    };
+    let rows: Vec<Vec<String>> = (0..columns.first().map_or(0, Vec::len)).filter_map(row).collect();
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
     let header: Vec<&str> = ["figure"].into_iter().chain(names.iter().map(String::as_str)).collect();
     table("Figures of each run, by its lines of metrics and its newest checkpoint", &header, &rows, true)

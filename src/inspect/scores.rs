@@ -15,9 +15,8 @@ pub struct EvaluationLine {
     pub evaluated: String,
     /// The policy of its cache.
     pub policy: String,
-    /// Slots, or `all`.
     pub cache_length: String,
-    /// Of which samples; earlier versions did not say.
+    /// The split of the samples; earlier versions did not say.
     #[serde(default)]
     pub split: String,
     scores: OverallScores,

@@ -24,7 +24,7 @@ use crate::recipe::{InitLora, LoraRecipe};
 pub struct Adapter {
     /// The targets are names, each once, in the order of the layer.
     pub(super) settings: PeftConfig,
-    /// By the names of linears in the model, bottom to top.
+    /// What is trained beside each linear, by its name in the model, bottom to top.
     pub(super) deltas: Vec<(String, LoraDelta)>,
     /// What is trained outside the layers.
     pub(super) embedding: EmbeddingAdapter,
@@ -43,7 +43,7 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// As [`Self::new`], by the settings of an adapter's file, which may differ from linear to linear.
+    /// A new adapter by the settings of an adapter's file, which may differ from linear to linear.
     pub fn with_settings(
         config: &ModelConfig,
         settings: PeftConfig,
@@ -248,59 +248,11 @@ mod tests {
     use super::*;
     use crate::files::TensorFile;
     use crate::model::peft::{ADAPTER_TENSORS, ModulePatterns};
-    use crate::model::{Attend, AttendError, DropoutContext, DropoutKey, Model, Qkv};
+    use crate::model::small::{adapter, config, recipe, run};
+    use crate::model::{DropoutKey, Model};
     use crate::recipe::{Dtype, TargetModules};
     use crate::store::load_tensors;
-    use crate::units::{Failure, LayerIdx};
-    use serde_json::json;
-
-    fn config() -> ModelConfig {
-        let object = json!({
-            "model_type": "qwen2", "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1,
-            "intermediate_size": 20, "vocab_size": 11, "max_position_embeddings": 64, "initializer_range": 0.3,
-        });
-        ModelConfig::from_object(object.as_object().unwrap()).unwrap()
-    }
-
-    fn recipe(names: &[&str]) -> LoraRecipe {
-        let target_modules = TargetModules::Names(names.iter().map(|&name| name.into()).collect());
-        LoraRecipe::plain(2, 4.0, 0.0, target_modules)
-    }
-
-    fn adapter(lora: &LoraRecipe, seed: u64) -> Adapter {
-        Adapter::new(&config(), lora, seed, Kind::Double, Device::Cpu).unwrap()
-    }
-
-    /// Every token sees its own value only, so that sequences and chunks don't matter.
-    struct Alone;
-
-    impl Attend for Alone {
-        fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
-            Ok(qkv.v_bgnd.expand_as(qkv.q_bhnd))
-        }
-    }
-
-    /// Hidden states after all layers for two samples, run in pieces that end at `ends`.
-    fn run(model: &Model, sequences: &[i64], ends: &[i64], dropout: Option<DropoutKey>) -> Tensor {
-        let samples: Vec<u64> = sequences.iter().map(|&sequence| 40 + sequence as u64).collect();
-        let ids = Tensor::arange(22, (Kind::Int64, Device::Cpu))
-            .remainder(11)
-            .view([2, 11])
-            .index_select(0, &Tensor::from_slice(sequences));
-        let mut start = 0;
-        let piece = |&end: &i64| {
-            let position = Tensor::arange_start(start, end, (Kind::Int64, Device::Cpu)).unsqueeze(0);
-            let positions = model.positions(position, &model.frequencies(&[11, 11]));
-            let mut hidden = model.embed(&ids.narrow(1, start, end - start));
-            let place = DropoutContext { dropout, samples: &samples };
-            for layer in 0..2 {
-                hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, &mut Alone).unwrap();
-            }
-            start = end;
-            hidden
-        };
-        Tensor::cat(&ends.iter().map(piece).collect::<Vec<_>>(), 1)
-    }
+    use crate::units::Failure;
 
     #[test]
     fn dropout_is_the_same_for_every_chunking_and_batching() {

@@ -10,8 +10,8 @@ use super::check::check_io_layers;
 use super::config::ModelConfig;
 use super::delta::master_kind;
 use super::io_layers::{EmbeddingAdapter, IoTensor, base_name, copied, copy_name, io_tensors, low_rank_io_layers};
-use super::names::INNER;
-use super::peft::{ADAPTER_CONFIG, PeftConfig, read_peft, write_peft};
+use super::names::{INNER, PEFT_PREFIX};
+use super::peft::{ADAPTER_CONFIG, PeftConfig, read_peft, write_extra, write_peft};
 use super::targets::{LoraTarget, targets, written};
 use crate::files::FilesError;
 use crate::recipe::InitLora;
@@ -35,14 +35,14 @@ impl Adapter {
         let whole = io_tensors(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
         let copies = copied(config, &files.config)?.into_iter().map(|(name, width)| (copy_name(&name), vec![width]));
         // PEFT saves embedding and output projection with an addition to them, unless it is told not to.
-        let bases = low_rank_io_layers(config, &files.config)?.into_iter().map(|end| (end, base_name(end, is_inner)));
+        let bases = low_rank_io_layers(config, &files.config)?.into_iter().map(|layer| (layer, base_name(layer, is_inner)));
         let bases: Vec<_> = bases.filter(|(_, name)| files.tensors.contains(name)).collect();
         let of_bases = bases.iter().map(|(_, name)| (name.clone(), vec![config.vocab_size, config.hidden_size]));
         files
             .check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(whole).chain(copies).chain(of_bases).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
-        let load = |name: &str| Ok::<_, ModelError>(load_tensor(&files.tensors, name)?.to_kind(master_kind(kind)).copy());
-        let base = |(end, name): (&'static str, String)| Ok::<_, ModelError>((end, load_tensor(&files.tensors, &name)?));
+        let load = |name: &str| Ok::<_, ModelError>(load_tensor(files.file_of(name), name)?.to_kind(master_kind(kind)).copy());
+        let base = |(layer, name): (&'static str, String)| Ok::<_, ModelError>((layer, load_tensor(&files.tensors, &name)?));
         let bases = bases.into_iter().map(base).collect::<Result<_, _>>()?;
         let copy = |name: &str, _| load(&copy_name(name));
         let embedding =
@@ -61,14 +61,23 @@ impl Adapter {
         Ok(config.with_classes(score.shape.first().copied()))
     }
 
-    /// Writes the adapter into a directory that exists, in PEFT's format. `base_model` is the name or path of the model.
+    /// Writes the adapter into a directory that exists, in PEFT's format; what PEFT has no names for goes into a file of its own beside.
+    /// `base_model` is the name or path of the model.
     pub fn save_peft(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
         let plain = (self.settings.init == InitLora::Pissa).then(|| self.without_pissa());
         let adapter = plain.as_ref().unwrap_or(self);
-        let settings = PeftConfig { base_model: Some(base_model.into()), ..written(&adapter.settings)? };
+        let mut settings = PeftConfig { base_model: Some(base_model.into()), ..written(&adapter.settings)? };
         let bases =
-            adapter.embedding.bases.iter().map(|(end, base_ve)| (base_name(end, settings.is_inner), base_ve.shallow_clone()));
-        let tensors: Vec<_> = adapter.parameters().into_iter().chain(bases).collect();
+            adapter.embedding.bases.iter().map(|(layer, base_ve)| (base_name(layer, settings.is_inner), base_ve.shallow_clone()));
+        let all = adapter.parameters().into_iter().chain(bases);
+        let (tensors, extra): (Vec<_>, Vec<_>) = all.partition(|(name, _)| name.starts_with(PEFT_PREFIX));
+        if !extra.is_empty() {
+            let means_extra = |module: &String| extra.iter().any(|(name, _)| name.ends_with(module.as_str()));
+            let (modules, saved) = settings.modules_to_save.into_iter().partition(means_extra);
+            let modules: Vec<String> = modules;
+            settings.modules_to_save = saved;
+            write_extra(dir, &modules, &raw_tensors(dir, &extra)?)?;
+        }
         Ok(write_peft(dir, &settings, &raw_tensors(dir, &tensors)?)?)
     }
 }
@@ -80,10 +89,12 @@ mod tests {
 
     use serde_json::{Map, Value, json};
 
+    use tch::Tensor;
+
     use super::*;
     use crate::files::{TensorFile, read_json};
     use crate::model::Model;
-    use crate::model::peft::ADAPTER_TENSORS;
+    use crate::model::peft::{ADAPTER_TENSORS, EXTRA_TENSORS};
     use crate::recipe::{Dtype, LoraRecipe, TargetModules, TrainedBias};
 
     fn fixture(name: &str) -> PathBuf {
@@ -326,5 +337,55 @@ mod tests {
     #[test]
     fn all_linear_is_every_projection() {
         assert_eq!(load(changed(&json!({"target_modules": "all-linear"})).path()).unwrap().targets().len(), 7);
+    }
+
+    /// PEFT trains modules, and the sinks of gpt-oss are a parameter of one: its files stay as PEFT reads them, and these lie beside.
+    #[test]
+    fn what_peft_has_no_name_for_is_saved_beside_its_files() {
+        let home = fixture("families").join("model-gpt-oss");
+        let base = || Model::load(&home, Dtype::F32, Device::Cpu).unwrap();
+        let saved = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let lora = |names: &[&str]| LoraRecipe {
+            modules_to_save: saved(names),
+            ..LoraRecipe::plain(2, 4.0, 0.0, TargetModules::Names(vec!["q_proj".into()]))
+        };
+        let lora = lora(&["sinks", "model.norm"]);
+        let config = base().config().clone();
+        let mut model = base().with_adapter(Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).unwrap());
+        let is_sink = |(name, _): &(String, Tensor)| name.ends_with("self_attn.sinks");
+        let sinks: Vec<_> = model.parameters().into_iter().filter(is_sink).collect();
+        assert_eq!((sinks.len(), sinks[0].0.as_str()), (config.num_layers(), "model.layers.0.self_attn.sinks"));
+        let began = model.layers[0].sinks_mut().unwrap();
+        assert!(began.tensor().equal(&sinks[0].1) && sinks[0].1.requires_grad(), "as the model has it");
+        tch::no_grad(|| sinks.iter().for_each(|(_, leaf)| drop(leaf.shallow_clone().g_add_scalar_(0.5))));
+
+        let dir = tempfile::tempdir().unwrap();
+        model.save_trained(dir.path(), "model").unwrap();
+        let names = |name: &str| TensorFile::open(&dir.path().join(name)).unwrap().names();
+        assert!(names(ADAPTER_TENSORS).iter().all(|name| name.starts_with("base_model.model.") && !name.contains("sinks")));
+        assert_eq!(names(EXTRA_TENSORS).len(), sinks.len());
+        let written = read_json::<Value>(&dir.path().join(ADAPTER_CONFIG)).unwrap();
+        assert_eq!(written["modules_to_save"], json!(["model.norm"]));
+        let read = || Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap();
+        assert!(read().has_extra_tensors() && !load(&fixture("adapter-qwen2")).unwrap().has_extra_tensors());
+        assert_eq!(read().disagreement(&config, &lora).unwrap(), None);
+        let sorted = |mut all: Vec<(String, Tensor)>| {
+            all.sort_by(|a, b| a.0.cmp(&b.0));
+            all
+        };
+        assert_eq!(sorted(read().parameters()), sorted(model.parameters()));
+
+        // Merged, they are weights of the model.
+        let out = dir.path().join("merged");
+        crate::model::MergedModel::open(&home, Some(read())).unwrap().write(&out, &|| true).unwrap();
+        let merged = Model::load_to_train(&out, Dtype::F32, Device::Cpu).unwrap().parameters();
+        for (name, leaf) in &sinks {
+            assert!(merged.iter().any(|(other, tensor)| other == name && tensor.equal(leaf)), "{name}");
+        }
+        // A tensor that the model does not have is none of it.
+        let stranger = [("model.layers.9.self_attn.sinks".to_owned(), Tensor::zeros([4], (Kind::Float, Device::Cpu)))];
+        crate::store::save_tensors(&dir.path().join(EXTRA_TENSORS), &stranger, &std::collections::BTreeMap::new()).unwrap();
+        let error = Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap_err();
+        assert!(error.to_string().contains("layers.9"), "{error}");
     }
 }

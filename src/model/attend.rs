@@ -15,7 +15,7 @@ pub trait Attend {
     ///
     /// # Shapes
     /// As in [`Qkv`]; `(B, H, n, D)` out.
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError>;
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError>;
 
     /// Which experts one layer's new tokens go to. `choose` takes those that the router prefers; whoever computes a chunk once more gives
     /// the experts that it had before, as a rounding could make the router prefer others.

@@ -9,7 +9,8 @@ use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::names::layer_tensor;
 use super::norm::RmsNorm;
-use super::spec::{AttentionSpec, DRAIN, NormSpec, QkNorm, QueryGrowth};
+use super::sink::SinkLogits;
+use super::spec::{LinearSpec, NormSpec, QkNorm, QueryGrowth, SINKS};
 use super::weights::Weights;
 use crate::ops::attention::{ScoreRule, accumulation_kind};
 use crate::ops::rope::Rotation;
@@ -17,7 +18,10 @@ use crate::units::LayerIdx;
 
 #[derive(Debug)]
 pub(super) struct Attention {
-    inputs: QkvLinears,
+    /// To queries, keys and values, or one to all of them.
+    inputs: Vec<Linear>,
+    /// Channels of queries, of keys and of values.
+    widths: [i64; 3],
     output: Linear,
     /// Norms of queries and of keys, and over which of their channels, in the families that have them.
     norms: Option<(QkNorm, [RmsNorm; 2])>,
@@ -27,51 +31,7 @@ pub(super) struct Attention {
     rotation: Option<usize>,
     head_dim: i64,
     rule: ScoreRule,
-    drain_h: Option<Tensor>,
-}
-
-/// The linears to queries, keys and values.
-#[derive(Debug)]
-enum QkvLinears {
-    Apart(Box<[Linear; 3]>),
-    /// All in one product, and how many channels of it are queries, keys and values.
-    Fused(Linear, [i64; 3]),
-}
-
-impl QkvLinears {
-    fn load(weights: &Weights, layer: LayerIdx, spec: &AttentionSpec, hidden: usize) -> Result<Self, ModelError> {
-        if spec.is_fused {
-            let linear = Linear::load(weights, layer, &spec.fused_input(hidden))?;
-            return Ok(Self::Fused(linear, spec.widths().map(|width| width as i64)));
-        }
-        let [query, key, value] = spec.inputs(hidden).map(|linear| Linear::load(weights, layer, &linear));
-        Ok(Self::Apart(Box::new([query?, key?, value?])))
-    }
-
-    /// `(B, n, E)` to thrice `(B, n, heads · D)`.
-    fn forward(&self, x_bne: &Tensor, tokens: &TokenContext<'_>) -> [Tensor; 3] {
-        match self {
-            Self::Apart(linears) => linears.each_ref().map(|linear| linear.forward(x_bne, tokens)),
-            Self::Fused(linear, [queries, keys, values]) => {
-                let all = linear.forward(x_bne, tokens);
-                [(0, queries), (*queries, keys), (queries + keys, values)].map(|(start, &width)| all.narrow(-1, start, width))
-            }
-        }
-    }
-
-    fn linears(&self) -> &[Linear] {
-        match self {
-            Self::Apart(linears) => &linears[..],
-            Self::Fused(linear, _) => std::slice::from_ref(linear),
-        }
-    }
-
-    fn linears_mut(&mut self) -> &mut [Linear] {
-        match self {
-            Self::Apart(linears) => &mut linears[..],
-            Self::Fused(linear, _) => std::slice::from_mut(linear),
-        }
-    }
+    sinks: Option<SinkLogits>,
 }
 
 impl Attention {
@@ -82,30 +42,44 @@ impl Attention {
             Some((kind, [of_queries, of_keys])) => Some((kind, [norm(of_queries)?, norm(of_keys)?])),
             None => None,
         };
+        let linear = |spec: &LinearSpec| Linear::load(weights, layer, spec);
         Ok(Self {
-            inputs: QkvLinears::load(weights, layer, spec, config.hidden_size)?,
-            output: Linear::load(weights, layer, &spec.output(config.hidden_size))?,
+            inputs: spec.inputs(config.hidden_size).iter().map(linear).collect::<Result<_, _>>()?,
+            widths: spec.widths().map(|width| width as i64),
+            output: linear(&spec.output(config.hidden_size))?,
             norms,
             query_growth: spec.query_growth,
             layer,
             rotation: spec.rope.as_ref().map(|rope| config.rotations().iter().take_while(|of| **of != rope).count()),
             head_dim: spec.head_dim as i64,
             rule: spec.rule,
-            drain_h: if spec.has_drain { Some(weights.load(&layer_tensor(layer.0, DRAIN))?) } else { None },
+            sinks: spec.has_sinks.then(|| SinkLogits::load(weights, layer_tensor(layer.0, SINKS))).transpose()?,
         })
     }
 
-    /// Queries, keys and values, turned to their positions where the layer knows them.
+    /// Queries, keys and values, rotated to their positions where the layer knows them.
     ///
     /// # Shapes
     /// `(B, n, E)` in; as in [`Qkv`] out.
     pub(super) fn project(&self, x_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
-        let turned = |x: Tensor| self.rotation.map_or_else(|| x.shallow_clone(), |of| rotations[of].apply(&x));
+        let rotated = |x: Tensor| self.rotation.map_or_else(|| x.shallow_clone(), |of| rotations[of].apply(&x));
         let norm_of = |i: usize| self.norms.as_ref().map(|(kind, norms)| (*kind, &norms[i]));
-        let [q_bni, k_bni, v_bni] = self.inputs.forward(x_bne, tokens);
-        let q_bhnd = self.grown(turned(self.heads(&q_bni, norm_of(0))), tokens);
-        let k_bgnd = turned(self.heads(&k_bni, norm_of(1)));
+        let [q_bni, k_bni, v_bni] = self.inputs(x_bne, tokens);
+        let q_bhnd = self.grown(rotated(self.heads(&q_bni, norm_of(0))), tokens);
+        let k_bgnd = rotated(self.heads(&k_bni, norm_of(1)));
         [q_bhnd, k_bgnd, self.heads(&v_bni, None)]
+    }
+
+    /// Queries, keys and values as the linears make them.
+    ///
+    /// # Shapes
+    /// `(B, n, E)` in, thrice `(B, n, heads · D)` out.
+    fn inputs(&self, x_bne: &Tensor, tokens: &TokenContext<'_>) -> [Tensor; 3] {
+        if let [query, key, value] = &self.inputs[..] {
+            return [query, key, value].map(|linear| linear.forward(x_bne, tokens));
+        }
+        let (all, [queries, keys, values]) = (self.inputs[0].forward(x_bne, tokens), self.widths);
+        [(0, queries), (queries, keys), (queries + keys, values)].map(|(start, width)| all.narrow(-1, start, width))
     }
 
     /// Queries with the factor of their positions.
@@ -125,7 +99,8 @@ impl Attention {
     /// # Shapes
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     pub(super) fn attend(&self, [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
-        attend.attend(self.layer, Qkv { q_bhnd, k_bgnd, v_bgnd, rule: self.rule, drain_h: self.drain_h.as_ref() })
+        let drain_h = self.sinks.as_ref().map(SinkLogits::current);
+        attend.attend(self.layer, Qkv { drain_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) })
     }
 
     /// From the heads back to the residual stream.
@@ -150,20 +125,24 @@ impl Attention {
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let norms = self.norms.iter().flat_map(|(_, norms)| norms).map(RmsNorm::tensor);
-        self.linears().flat_map(Linear::tensors).chain(norms).chain(&self.drain_h)
+        self.linears().flat_map(Linear::tensors).chain(norms).chain(self.sinks.as_ref().map(SinkLogits::tensor))
     }
 
-    /// Those of queries and of keys.
+    /// The norms of queries and of keys, to be changed.
     pub(super) fn norms_mut(&mut self) -> impl Iterator<Item = &mut RmsNorm> {
         self.norms.iter_mut().flat_map(|(_, norms)| norms)
     }
 
+    pub(super) fn sinks_mut(&mut self) -> Option<&mut SinkLogits> {
+        self.sinks.as_mut()
+    }
+
     /// In the order of [`super::AttentionSpec::linears`].
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
-        self.inputs.linears().iter().chain([&self.output])
+        self.inputs.iter().chain([&self.output])
     }
 
     pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
-        self.inputs.linears_mut().iter_mut().chain([&mut self.output])
+        self.inputs.iter_mut().chain([&mut self.output])
     }
 }

@@ -27,7 +27,7 @@ pub struct CapturedLayers {
 struct OfShape {
     columns: usize,
     held: Option<CapturedBuffers>,
-    /// By layer: before attention, and behind it.
+    /// The operations of each layer before attention and behind it.
     pieces: BTreeMap<usize, [Option<Recorded>; 2]>,
 }
 
@@ -35,7 +35,7 @@ struct OfShape {
 #[derive(Clone, Copy, Debug)]
 struct Common<'a> {
     model: &'a Model,
-    place: &'a DropoutContext<'a>,
+    context: &'a DropoutContext<'a>,
 }
 
 /// The layers over one column.
@@ -49,14 +49,14 @@ pub struct ColumnLayers<'a> {
 /// Where captured operations read and write; the same tensors for all layers, one after the other. All have heads of one shape.
 #[derive(Debug)]
 struct CapturedBuffers {
-    /// `(B, n, E)`.
+    /// The layer's input or output `(B, n, E)`.
     hidden_bne: Tensor,
     positions: Positions,
     /// `(B, H, n, D)`, and twice `(B, G, n, D)`; values lie as their projection has left them.
     qkv: [Tensor; 3],
-    /// `(B, H, n, D)`.
+    /// What attention has made, `(B, H, n, D)`.
     attended_bhnd: Tensor,
-    /// `(B, n, E)`.
+    /// The layer's input or output `(B, n, E)`.
     out_bne: Tensor,
 }
 
@@ -80,7 +80,7 @@ const BEHIND: CapturedOps = CapturedOps {
 };
 
 impl CapturedBuffers {
-    fn new(model: &Model, (sequences, tokens): (usize, usize), positions: &Positions) -> Self {
+    fn new(model: &Model, sequences: usize, tokens: usize, positions: &Positions) -> Self {
         let (config, options) = (model.config(), (model.kind(), model.device()));
         let attention = &config.layers[0].attention;
         let (sequences, tokens, head_dim) = (sequences as i64, tokens as i64, attention.head_dim as i64);
@@ -97,14 +97,14 @@ impl CapturedBuffers {
     }
 
     fn before(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
-        let tokens = TokenContext { position_bn: &held.positions.position_bn, dropout: common.place };
+        let tokens = TokenContext { position_bn: &held.positions.position_bn, dropout: common.context };
         let layer = common.model.decoder_layer(idx);
         let made = layer.before_attention(&held.hidden_bne, &held.positions.rotations, &tokens);
         held.qkv.iter_mut().zip(&made).for_each(|(held, made)| held.copy_(made));
     }
 
     fn behind(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
-        let tokens = TokenContext { position_bn: &held.positions.position_bn, dropout: common.place };
+        let tokens = TokenContext { position_bn: &held.positions.position_bn, dropout: common.context };
         let layer = common.model.decoder_layer(idx);
         let attended = held.attended_bhnd.shallow_clone();
         // Only a layer without experts is captured, which asks for nothing.
@@ -117,7 +117,7 @@ impl CapturedBuffers {
 struct Nobody;
 
 impl Attend for Nobody {
-    fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
         Ok(qkv.q_bhnd.zeros_like())
     }
 }
@@ -144,30 +144,36 @@ impl CapturedLayers {
         Ok(Self { recorder, shapes: shapes.into_iter().map(|shape| (shape, OfShape::default())).collect() })
     }
 
-    /// The layers over the column that is next, of so many sequences and tokens. `model` is always the same, and so is `place` for all columns of one shape.
+    /// The layers over the column that is next, of so many sequences and tokens. `model` is always the same, and so is `context` for all columns of one shape.
     pub fn column<'a>(
         &'a mut self,
-        (model, place): (&'a Model, &'a DropoutContext<'a>),
+        model: &'a Model,
+        context: &'a DropoutContext<'a>,
         positions: &'a Positions,
-        shape: (usize, usize),
+        sequences: usize,
+        tokens: usize,
     ) -> ColumnLayers<'a> {
-        let mut captured = self.recorder.as_ref().zip(self.shapes.get_mut(&shape));
+        let mut captured = self.recorder.as_ref().zip(self.shapes.get_mut(&(sequences, tokens)));
         if let Some((_, of_shape)) = &mut captured {
             of_shape.columns += 1;
             if of_shape.columns == 1 {
                 captured = None;
             } else {
-                of_shape.held.get_or_insert_with(|| CapturedBuffers::new(model, shape, positions)).positions.copy_(positions);
+                of_shape
+                    .held
+                    .get_or_insert_with(|| CapturedBuffers::new(model, sequences, tokens, positions))
+                    .positions
+                    .copy_(positions);
             }
         }
-        ColumnLayers { common: Common { model, place }, positions, captured }
+        ColumnLayers { common: Common { model, context }, positions, captured }
     }
 }
 
 impl<'a> ColumnLayers<'a> {
     /// Nothing of them is captured.
-    pub fn plain(model: &'a Model, place: &'a DropoutContext<'a>, positions: &'a Positions) -> Self {
-        Self { common: Common { model, place }, positions, captured: None }
+    pub fn plain(model: &'a Model, context: &'a DropoutContext<'a>, positions: &'a Positions) -> Self {
+        Self { common: Common { model, context }, positions, captured: None }
     }
 
     /// One decoder layer, with the numbers of [`Model::layer`].
@@ -175,19 +181,19 @@ impl<'a> ColumnLayers<'a> {
     /// # Shapes
     /// Those of [`Model::layer`].
     pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
-        let Common { model, place } = self.common;
+        let Common { model, context } = self.common;
         let has_experts = model.decoder_layer(idx).has_experts();
         let captured = self.captured.as_mut().filter(|_| !has_experts);
         let Some((recorder, OfShape { held: Some(held), pieces, .. })) = captured else {
-            return model.layer(idx, hidden_bne, self.positions, place, attend);
+            return model.layer(idx, hidden_bne, self.positions, context, attend);
         };
         let [before, behind] = pieces.entry(idx.0).or_default();
         held.hidden_bne.copy_(hidden_bne);
-        recorder.run(before, &BEFORE, (self.common, idx), held)?;
+        recorder.run(before, &BEFORE, self.common, idx, held)?;
         let attended_bhnd = model.decoder_layer(idx).attend(held.qkv.each_ref(), attend)?;
         held.attended_bhnd.copy_(&attended_bhnd);
         drop(attended_bhnd);
-        recorder.run(behind, &BEHIND, (self.common, idx), held)?;
+        recorder.run(behind, &BEHIND, self.common, idx, held)?;
         // What is handed out is not written over by the next column.
         Ok(held.out_bne.copy())
     }
@@ -199,7 +205,8 @@ impl Recorder {
         &self,
         recorded: &mut Option<Recorded>,
         piece: &CapturedOps,
-        (common, idx): (Common<'_>, LayerIdx),
+        common: Common<'_>,
+        idx: LayerIdx,
         held: &mut CapturedBuffers,
     ) -> Result<(), AttendError> {
         match (self, &*recorded) {
@@ -265,16 +272,16 @@ mod tests {
     struct Keeps(Vec<Tensor>);
 
     impl Attend for Keeps {
-        fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
-            self.0.push(qkv.k_bgnd.shallow_clone());
-            Ok(qkv.v_bgnd.expand_as(qkv.q_bhnd) + qkv.k_bgnd * 0.1)
+        fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+            self.0.push(qkv.own.k.shallow_clone());
+            Ok(qkv.own.v.expand_as(&qkv.q_bhnd) + &qkv.own.k * 0.1)
         }
     }
 
     /// The last hidden states of all columns, two sequences of tokens each.
     fn run(model: &Model, lengths: &[usize], attend: &mut dyn Attend) -> Vec<Tensor> {
         let (samples, dropout) = ([40, 41], Some(DropoutKey { seed: 3, step: 4 }));
-        let place = DropoutContext { dropout, samples: &samples };
+        let context = DropoutContext { dropout, samples: &samples };
         let mut captured = CapturedLayers::new(Device::Cpu, vec![(2, 4), (2, 6)]).unwrap();
         let frequencies = model.frequencies(&[64, 5]);
         let mut start = 0;
@@ -283,7 +290,7 @@ mod tests {
             start += n as i64;
             let mut hidden_bne = model.embed(&position_bn.remainder(11).expand([2, n as i64], false));
             let positions = model.positions(position_bn, &frequencies);
-            let mut layers = captured.column((model, &place), &positions, (2, n));
+            let mut layers = captured.column(model, &context, &positions, 2, n);
             for layer in 0..2 {
                 hidden_bne = layers.layer(LayerIdx(layer), &hidden_bne, attend).unwrap();
             }

@@ -15,36 +15,38 @@ use super::decoder::DecoderLayer;
 use super::delta::LoraDelta;
 use super::dropout::{DropoutContext, TokenContext};
 use super::embedding::Embedding;
+use super::experts::StackedDelta;
 use super::io_layers::BASE_WEIGHT;
 use super::linear::Linear;
-use super::names::FINAL_NORM;
+use super::names::{FINAL_NORM, OUTPUT_MODULE};
 use super::norm::RmsNorm;
 use super::peft::PeftConfig;
 use super::pissa::PissaInit;
 use super::positions::Positions;
+use super::sink::SinkLogits;
 use super::source::ModelSource;
-use super::waiting_layers::{ModelPlacement, WaitingLayers};
+use super::waiting_layers::WaitingLayers;
 use super::weights::Weights;
 use crate::ops::frequencies::Frequencies;
 use crate::recipe::InitLora;
-use crate::units::{Bytes, LayerIdx};
+use crate::units::{Bytes, Fault, LayerIdx};
 
 /// A decoder-only language model; knows no cache and no tokenizer.
 #[derive(Debug)]
 pub struct Model {
     config: ModelConfig,
-    embedding: Embedding,
-    layers: Vec<DecoderLayer>,
+    pub(super) embedding: Embedding,
+    pub(super) layers: Vec<DecoderLayer>,
     waiting: Option<WaitingLayers>,
     final_norm: RmsNorm,
-    trained: Trainable,
+    pub(super) trained: Trainable,
     kind: Kind,
     device: Device,
 }
 
 /// What of a model is trained.
 #[derive(Debug)]
-enum Trainable {
+pub(super) enum Trainable {
     Nothing,
     /// With these settings; its matrices are the linears' own.
     Adapter(PeftConfig),
@@ -53,19 +55,15 @@ enum Trainable {
 
 impl Model {
     /// With every weight a parameter that is trained; a tied matrix is one.
-    pub(super) fn build_to_train(
-        source: ModelSource<'_>,
-        config: ModelConfig,
-        weights: &Weights,
-        (kind, at): (Kind, ModelPlacement),
-    ) -> Result<Self, ModelError> {
+    pub(super) fn build_to_train(source: ModelSource<'_>, config: ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
         let all = AllWeights::load(source, &config, weights)?;
-        let model = Self::build(config, &all.weights(kind, at), kind, at)?;
+        let model = Self::build(config, &all.weights(weights.kind, weights.placement))?;
         Ok(Self { trained: Trainable::AllWeights(all), ..model })
     }
 
-    /// Of weights that are `kind` and compute where `at` says.
-    pub(super) fn build(config: ModelConfig, weights: &Weights, kind: Kind, at: ModelPlacement) -> Result<Self, ModelError> {
+    /// Builds a model of weights, in their dtype and where they are.
+    pub(super) fn build(config: ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
+        let (kind, at) = (weights.kind, weights.placement);
         let layer = |idx| DecoderLayer::load(weights, &config, LayerIdx(idx));
         let layers = (0..config.num_layers()).map(layer).collect::<Result<Vec<_>, _>>()?;
         let embedding = Embedding::load(weights, &config)?;
@@ -74,7 +72,7 @@ impl Model {
         Ok(Self { config, embedding, layers, waiting, final_norm, trained: Trainable::Nothing, kind, device: at.device })
     }
 
-    /// The same model, whose last hidden states are scored by `num_classes` classes ([`ModelConfig::with_classes`]).
+    /// A model whose last hidden states are scored by `num_classes` classes ([`ModelConfig::with_classes`]).
     pub fn with_classes(self, num_classes: Option<usize>) -> Self {
         Self { config: self.config.with_classes(num_classes), ..self }
     }
@@ -120,26 +118,24 @@ impl Model {
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         self.release_layers();
         self.linears_mut().for_each(|linear| linear.set_pissa(None));
-        for (name, slot) in self.layers.iter_mut().flat_map(DecoderLayer::delta_slots).chain([self.embedding.delta_slot()]) {
-            *slot = deltas.remove(name);
-        }
+        self.linears_mut().for_each(|linear| linear.delta = deltas.remove(&linear.name));
+        self.stacked_mut().for_each(|stacked| stacked.delta = deltas.remove(&stacked.name));
+        self.embedding.output_mut().delta = deltas.remove(OUTPUT_MODULE);
         if is_new && settings.init == InitLora::Pissa {
             self.linears_mut().for_each(Linear::init_pissa);
         }
         self.let_linears_wait();
-        for norm in self.layers.iter_mut().flat_map(DecoderLayer::norms_mut).chain([&mut self.final_norm]) {
-            norm.trained_e = embedding.copy(&norm.name);
-        }
-        for linear in self.linears_mut() {
-            linear.trained_bias_o = embedding.copy(&format!("{}.bias", linear.name));
-        }
+        self.norms_mut().for_each(|norm| norm.trained_e = embedding.copy(&norm.name));
+        self.sinks_mut().for_each(|sinks| sinks.trained_h = embedding.copy(&sinks.name));
+        self.linears_mut().for_each(|linear| linear.trained_bias_o = embedding.copy(&format!("{}.bias", linear.name)));
         if is_new {
             for idx in 0..self.layers.len() {
                 self.bring_layers(idx..idx + 1, None);
                 self.layers[idx].linears().for_each(Linear::init_delta);
-                self.layers[idx].norms_mut().for_each(|norm| norm.begin());
+                self.layers[idx].norms_mut().for_each(|norm| norm.init_trained());
+                self.layers[idx].sinks_mut().into_iter().for_each(|sinks| sinks.init_trained());
             }
-            self.final_norm.begin();
+            self.final_norm.init_trained();
             self.release_layers();
         }
         self.embedding.train(embedding, is_new);
@@ -225,7 +221,7 @@ impl Model {
         self.all_weights().map_or_else(|| self.embedding.trained().of_embedding(), |all| all.embedding().into_iter().collect())
     }
 
-    /// Of tensors that [`Self::save_trained`] has written, those that are trained, as [`Self::parameters`] has them. Where an adapter has
+    /// Picks from tensors that [`Self::save_trained`] has written those that are trained, as [`Self::parameters`] has them. Where an adapter has
     /// begun as a part of the weights, it has begun as these say from now on.
     pub fn take_saved(&mut self, saved: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         self.release_layers();
@@ -252,14 +248,39 @@ impl Model {
     }
 
     /// Where linears have other weights than before, these wait from now on.
-    fn let_linears_wait(&mut self) {
+    pub(super) fn let_linears_wait(&mut self) {
         if let Some(waiting) = &mut self.waiting {
             waiting.follow(self.layers.iter().map(DecoderLayer::tensors));
         }
     }
 
-    fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+    pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         self.layers.iter_mut().flat_map(DecoderLayer::linears_mut)
+    }
+
+    pub(super) fn stacked_mut(&mut self) -> impl Iterator<Item = &mut StackedDelta> {
+        self.layers.iter_mut().flat_map(DecoderLayer::stacked_mut)
+    }
+
+    pub(super) fn norms_mut(&mut self) -> impl Iterator<Item = &mut RmsNorm> {
+        self.layers.iter_mut().flat_map(DecoderLayer::norms_mut).chain([&mut self.final_norm])
+    }
+
+    pub(super) fn sinks_mut(&mut self) -> impl Iterator<Item = &mut SinkLogits> {
+        self.layers.iter_mut().filter_map(DecoderLayer::sinks_mut)
+    }
+
+    /// Keeps the matrices of the layers' linears, which are frozen, in 8 bits a number. What is merged or exported is made of the model's
+    /// own files, whose weights stay as they are.
+    pub fn pack_weights(&mut self) -> Result<(), Fault> {
+        if self.all_weights().is_some() {
+            let message = "weights that are trained can not be kept in 8 bits".to_owned();
+            return Err(Fault::usage(message, "train an adapter beside them, or leave them as they are"));
+        }
+        self.release_layers();
+        self.layers.iter_mut().for_each(DecoderLayer::pack);
+        self.let_linears_wait();
+        Ok(())
     }
 
     /// Writes what is trained into a directory that exists: an adapter in PEFT's format, which names `base_model`, or all
@@ -329,10 +350,10 @@ impl Model {
         idx: LayerIdx,
         hidden_bne: &Tensor,
         positions: &Positions,
-        place: &DropoutContext<'_>,
+        context: &DropoutContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
-        let tokens = TokenContext { position_bn: &positions.position_bn, dropout: place };
+        let tokens = TokenContext { position_bn: &positions.position_bn, dropout: context };
         self.decoder_layer(idx).forward(hidden_bne, &positions.rotations, &tokens, attend)
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::io_layers::{IoTensor, copied, io_tensors, norms};
+use super::io_layers::{IoTensor, copied, copyable, io_tensors};
 use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE};
 use super::peft::{ModuleSet, PeftConfig};
 use super::targets::{LoraTarget, is_of_experts, targets_embedding, targets_output};
@@ -77,7 +77,7 @@ fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget
     let is_apart = |target: &LoraTarget| is_of_experts(&target.linear.name) && !target.is_stacked();
     let has_both = targets.iter().any(LoraTarget::is_stacked) && targets.iter().any(is_apart);
     let expected = "nothing that `target_modules` has as well: each expert and router once";
-    let found = format_args!("{:?}", settings.target_parameters).to_string();
+    let found = format!("{:?}", settings.target_parameters);
     refuse((0..targets.len()).any(is_twice) || has_both, "target_parameters", &found, expected)?;
     let has_parameters = targets.iter().any(LoraTarget::is_parameter);
     for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
@@ -109,7 +109,7 @@ pub(super) fn check_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Re
     let saved = format!("{:?}", settings.modules_to_save);
     let saved_are = |is_wrong, expected| refuse(is_wrong, "modules_to_save", &saved, expected);
     let mut saveable: Vec<String> = [EMBEDDING_MODULE, OUTPUT_MODULE].map(String::from).into();
-    saveable.extend(norms(config).map(|(name, _)| name.trim_end_matches(".weight").to_owned()));
+    saveable.extend(copyable(config).map(|(name, _)| name.trim_end_matches(".weight").to_owned()));
     let means = |name: &str, modules: &[String]| modules.iter().any(|module| module.ends_with(name));
     let linears: Vec<String> = config.linears().into_iter().map(|linear| linear.name).collect();
     let is_other = |name: &String| !means(name, &saveable) || means(name, &linears);

@@ -74,7 +74,7 @@ impl ModelConfig {
         self.num_classes.is_none().then_some(ModelLinear { layer, number: 0, name, spec })
     }
 
-    /// The same model, whose last hidden states are scored by `num_classes` classes: its own, where it has some.
+    /// A model whose last hidden states are scored by `num_classes` classes: its own, where it has some.
     pub fn with_classes(self, num_classes: Option<usize>) -> Self {
         Self { num_classes: if self.has_score { self.num_classes } else { num_classes }, ..self }
     }
@@ -133,10 +133,10 @@ impl ModelConfig {
 #[derive(Clone, Debug)]
 pub struct ModelLinear {
     pub layer: LayerIdx,
-    /// Its number in the layer.
+    /// The number of the linear in its layer.
     pub number: usize,
-    /// In the model: `model.layers.3.mlp.up_proj`.
+    /// The name in the model, as `model.layers.3.mlp.up_proj`.
     pub name: String,
-    /// Its shape, and its path in the layer.
+    /// Shape, and path in the layer.
     pub spec: LinearSpec,
 }

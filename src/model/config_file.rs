@@ -136,7 +136,7 @@ mod tests {
             is_fused: false,
             has_qkv_bias: true,
             has_output_bias: false,
-            has_drain: false,
+            has_sinks: false,
         };
         let layer = LayerSpec {
             attention,

@@ -6,7 +6,7 @@ use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::io_layers::{IoTensor, copied, io_tensors};
 use super::layout::{self, Role};
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE};
-use super::spec::DRAIN;
+use super::spec::SINKS;
 use super::targets::{LoraTarget, peft_settings, targets};
 use crate::recipe::LoraRecipe;
 
@@ -35,7 +35,7 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
                 (_, Role::Norm | Role::NormAboutOne) => "norms",
                 (_, Role::Bias) => "biases",
                 (_, Role::Constant) => continue,
-                (_, Role::Matrix) if entry.name.ends_with(DRAIN) => "drains",
+                (_, Role::Matrix) if entry.name.ends_with(SINKS) => "attention sinks",
                 (_, Role::Matrix | Role::WideMatrix) => "linears",
             };
             add(kind, entry.shape.iter().product());
@@ -65,7 +65,12 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
         add(kind, rows * columns);
     }
     for (name, width) in copied(config, &settings)? {
-        add(if name.rsplit('.').next() == Some("bias") { "biases" } else { "copies of norms" }, width);
+        let kind = match name.rsplit('.').next() {
+            Some("bias") => "biases",
+            Some("weight") => "copies of norms",
+            _ => "attention sinks",
+        };
+        add(kind, width);
     }
     Ok(kinds)
 }

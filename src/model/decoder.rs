@@ -8,12 +8,13 @@ use super::attention::Attention;
 use super::config::ModelConfig;
 use super::delta::LoraDelta;
 use super::dropout::TokenContext;
-use super::experts::Experts;
+use super::experts::{Experts, StackedDelta};
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::layer_tensor;
 use super::norm::RmsNorm;
-use super::spec::{BranchNorms, FeedForwardSpec, fused_linears, gated_linears};
+use super::sink::SinkLogits;
+use super::spec::{BranchNorms, FeedForwardSpec};
 use super::weights::Weights;
 use crate::ops::rope::Rotation;
 use crate::units::LayerIdx;
@@ -65,15 +66,12 @@ enum FeedForward {
 
 impl FeedForward {
     fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
-        let hidden = config.hidden_size;
-        Ok(match &config.layers[layer.0].feed_forward {
-            FeedForwardSpec::Dense { intermediate_size, has_bias, is_fused: false, activation } => {
-                let linears = gated_linears(*intermediate_size, hidden, *has_bias);
-                Self::Dense(Mlp::load(weights, layer, linears, *activation)?)
-            }
-            FeedForwardSpec::Dense { intermediate_size, has_bias, is_fused: true, activation } => {
-                let linears = fused_linears(*intermediate_size, hidden, *has_bias);
-                Self::Dense(Mlp::load_fused(weights, layer, linears, *activation)?)
+        let (hidden, spec) = (config.hidden_size, &config.layers[layer.0].feed_forward);
+        Ok(match spec {
+            FeedForwardSpec::Dense { activation, .. } => {
+                let mut inputs = spec.linears(hidden);
+                let down = inputs.split_off(inputs.len() - 1);
+                Self::Dense(Mlp::load(weights, layer, &inputs, &down[0], *activation)?)
             }
             FeedForwardSpec::Experts(spec) => Self::Experts(Experts::load(weights, layer, spec, hidden)?),
         })
@@ -171,6 +169,19 @@ impl DecoderLayer {
         branches.flat_map(|norms| norms.input.iter_mut().chain(&mut norms.output)).chain(self.attention.norms_mut())
     }
 
+    pub(super) fn sinks_mut(&mut self) -> Option<&mut SinkLogits> {
+        self.attention.sinks_mut()
+    }
+
+    /// Keeps the weights of its linears, but for a router's, in 8 bits a number.
+    pub(super) fn pack(&mut self) {
+        self.attention.linears_mut().for_each(Linear::pack);
+        match &mut self.feed_forward {
+            FeedForward::Dense(mlp) => mlp.linears_mut().for_each(Linear::pack),
+            FeedForward::Experts(experts) => experts.linears_mut().skip(1).for_each(Linear::pack),
+        }
+    }
+
     /// Whether a router decides which of its matrices a token meets.
     pub(super) fn has_experts(&self) -> bool {
         matches!(self.feed_forward, FeedForward::Experts(_))
@@ -183,7 +194,7 @@ impl DecoderLayer {
         of_linears.chain(stacked.iter().filter_map(|all| Some((all.name.as_str(), all.delta.as_ref()?)))).collect()
     }
 
-    /// Its linears, those of experts among them.
+    /// All linears, those of experts among them.
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
         self.attention.linears().chain(self.feed_forward.linears())
     }
@@ -192,23 +203,14 @@ impl DecoderLayer {
     pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         let feed_forward: Vec<&mut Linear> = match &mut self.feed_forward {
             FeedForward::Dense(mlp) => mlp.linears_mut().collect(),
-            FeedForward::Experts(experts) => experts.linears_mut().0.collect(),
+            FeedForward::Experts(experts) => experts.linears_mut().collect(),
         };
         self.attention.linears_mut().chain(feed_forward)
     }
 
-    /// Slots for what is trained beside its linears, by the names of these, in the order of [`Self::deltas`].
-    pub(super) fn delta_slots(&mut self) -> Vec<(&str, &mut Option<LoraDelta>)> {
-        let mut slots: Vec<(&str, &mut Option<LoraDelta>)> = Vec::new();
-        slots.extend(self.attention.linears_mut().map(|linear| (linear.name.as_str(), &mut linear.delta)));
-        match &mut self.feed_forward {
-            FeedForward::Dense(mlp) => slots.extend(mlp.linears_mut().map(|linear| (linear.name.as_str(), &mut linear.delta))),
-            FeedForward::Experts(experts) => {
-                let (linears, stacked) = experts.linears_mut();
-                slots.extend(linears.map(|linear| (linear.name.as_str(), &mut linear.delta)));
-                slots.extend(stacked.iter_mut().map(|all| (all.name.as_str(), &mut all.delta)));
-            }
-        }
-        slots
+    /// What is trained beside the linears of all experts, side by side.
+    pub(super) fn stacked_mut(&mut self) -> impl Iterator<Item = &mut StackedDelta> {
+        let experts = if let FeedForward::Experts(experts) = &mut self.feed_forward { Some(experts) } else { None };
+        experts.into_iter().flat_map(Experts::stacked_mut)
     }
 }

@@ -11,9 +11,7 @@ use crate::ops::linear::LowRank;
 /// f64 for an f64 model), as leaves that require a gradient.
 #[derive(Debug)]
 pub(super) struct LoraDelta {
-    /// `(r, in)`.
     pub(super) a_ri: Tensor,
-    /// `(out, r)`.
     pub(super) b_or: Tensor,
     /// `(out)`, added to what B makes.
     pub(super) b_bias_o: Option<Tensor>,
@@ -56,7 +54,7 @@ impl LoraDelta {
         [(A, &self.a_ri), (B, &self.b_or)].into_iter().chain(optional).collect()
     }
 
-    /// The same with other tensors, which become leaves.
+    /// A delta with other tensors, which become leaves.
     pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
         let leaf = |of: &Tensor| tensor(of).set_requires_grad(true);
         Self {

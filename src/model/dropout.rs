@@ -5,7 +5,7 @@ use tch::Tensor;
 /// What tells tokens apart, for randomness that is the same for every chunking, batching and recomputation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DropoutContext<'a> {
-    /// `None` switches dropout off.
+    /// What masks depend on; `None` switches dropout off.
     pub dropout: Option<DropoutKey>,
     /// For each sequence of the batch the number of its sample; not looked at without dropout.
     pub samples: &'a [u64],

@@ -11,7 +11,7 @@ use super::linear::Linear;
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, peft_tensor};
 use super::weights::Weights;
 use crate::ops::attention::zero_sum_of;
-use crate::ops::linear::linear;
+use crate::ops::linear::{Weight, linear};
 use crate::ops::soft_cap::soft_cap;
 
 #[derive(Debug)]
@@ -98,7 +98,7 @@ impl Embedding {
         };
         if is_new {
             begin(IoTensor::Embedding, Some(&self.input_ve));
-            begin(IoTensor::Output, Some(self.output.weight()));
+            begin(IoTensor::Output, Some(&self.output.weight()));
             begin(IoTensor::Score, self.score_ke.as_ref());
             self.output.init_delta();
         }
@@ -117,9 +117,13 @@ impl Embedding {
         self.trained = adapter;
     }
 
-    /// The slot for what is trained beside the output projection.
-    pub(super) fn delta_slot(&mut self) -> (&str, &mut Option<LoraDelta>) {
-        (&self.output.name, &mut self.output.delta)
+    pub(super) fn output_mut(&mut self) -> &mut Linear {
+        &mut self.output
+    }
+
+    /// What an adapter trains in their place; nothing is left of it.
+    pub(super) fn take_trained(&mut self) -> EmbeddingAdapter {
+        std::mem::take(&mut self.trained)
     }
 
     /// What is trained beside the output projection.
@@ -141,7 +145,7 @@ impl Embedding {
     /// The same, for whoever looks at all of an adapter at once; with an addition to an end of the model comes the model's own.
     pub(super) fn alias_trained(&self) -> EmbeddingAdapter {
         let input = self.trained.get(IoTensor::LowRankA).map(|_| (EMBEDDING_MODULE, self.input_ve.shallow_clone()));
-        let output = self.output.delta.as_ref().map(|_| (OUTPUT_MODULE, self.output.weight().shallow_clone()));
+        let output = self.output.delta.as_ref().map(|_| (OUTPUT_MODULE, self.output.weight()));
         self.trained.map(Tensor::shallow_clone).with_bases(input.into_iter().chain(output).collect())
     }
 
@@ -157,12 +161,12 @@ impl Embedding {
     pub(super) fn logits(&self, normed: &Tensor) -> Tensor {
         let kind = normed.kind();
         if let Some(score_ke) = self.trained.get(IoTensor::Score).or(self.score_ke.as_ref()) {
-            return linear(normed, &score_ke.to_kind(kind), None, None);
+            return linear(normed, &Weight::Plain(score_ke.to_kind(kind)), None, None);
         }
         // Dividing what goes in is the same, and takes E numbers of a token where V would come out.
         let normed = scaled(normed.shallow_clone(), 1.0 / self.divisor);
         let logits = match self.trained.get(IoTensor::Output) {
-            Some(own_ve) => linear(&normed, &own_ve.to_kind(kind), None, None),
+            Some(own_ve) => linear(&normed, &Weight::Plain(own_ve.to_kind(kind)), None, None),
             None => {
                 self.output.forward(&normed, &TokenContext { position_bn: &Tensor::new(), dropout: &DropoutContext::default() })
             }
@@ -171,7 +175,7 @@ impl Embedding {
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let output = self.has_output.then_some(self.output.weight());
-        std::iter::once(&self.input_ve).chain(output).chain(&self.score_ke)
+        let output = self.has_output.then(|| self.output.tensors());
+        std::iter::once(&self.input_ve).chain(output.into_iter().flatten()).chain(&self.score_ke)
     }
 }

@@ -10,10 +10,10 @@ use super::linear::Linear;
 use super::mlp::{Mlp, activated};
 use super::names::layer_tensor;
 use super::router::Router;
-use super::spec::{Activation, ExpertsSpec, STACKED_DOWN, STACKED_GATE_UP};
+use super::spec::{Activation, ExpertsSpec, LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::Weights;
 use crate::ops::experts::Grouping;
-use crate::ops::linear::{LowRank, linear};
+use crate::ops::linear::{LowRank, Weight, linear};
 use crate::units::LayerIdx;
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Experts {
 /// The experts' own matrices, as checkpoints have them.
 #[derive(Debug)]
 enum ExpertMatrices {
-    /// Those of each expert, and its width.
+    /// The matrices of each expert, and its width.
     Apart(Vec<Mlp>, i64),
     /// All side by side, with biases: `(X, E, 2I)` and `(X, 2I)` with gate and up by turns, then `(X, I, E)` and `(X, E)`.
     Stacked([Tensor; 4], Activation),
@@ -44,8 +44,8 @@ impl ExpertMatrices {
             let tensors = [load(gate_up.into())?, bias(gate_up)?, load(down.into())?, bias(down)?];
             return Ok(Self::Stacked(tensors, spec.activation));
         }
-        let load = |linears| Mlp::load(weights, layer, linears, spec.activation);
-        let mlps = spec.experts(hidden).into_iter().map(load).collect::<Result<_, _>>()?;
+        let load = |[inputs @ .., down]: &[LinearSpec; 3]| Mlp::load(weights, layer, inputs, down, spec.activation);
+        let mlps = spec.experts(hidden).iter().map(load).collect::<Result<_, _>>()?;
         Ok(Self::Apart(mlps, spec.intermediate_size as i64))
     }
 
@@ -95,10 +95,11 @@ impl Expert<'_> {
                 mlp.forward_added(x_ne, [gate, up, of_down])
             }
             Self::Stacked((gate_up_ei, bias_i), (down_ie, bias_e), activation) => {
-                let both = linear(x_ne, &gate_up_ei.transpose(0, 1), Some(bias_i), gate_up.map(ExpertDelta::low_rank));
+                let both =
+                    linear(x_ne, &Weight::Plain(gate_up_ei.transpose(0, 1)), Some(bias_i), gate_up.map(ExpertDelta::low_rank));
                 let [gate, up] = [0, 1].map(|first| both.slice(-1, first, None, 2));
                 drop(both);
-                linear(&activated(*activation, &gate, &up), &down_ie.transpose(0, 1), Some(bias_e), of_down)
+                linear(&activated(*activation, &gate, &up), &Weight::Plain(down_ie.transpose(0, 1)), Some(bias_e), of_down)
             }
         }
     }
@@ -108,7 +109,7 @@ impl Expert<'_> {
 /// whose columns of one expert are X apart, as PEFT keeps them.
 #[derive(Debug)]
 pub(super) struct StackedDelta {
-    /// In the model: `model.layers.3.mlp.experts.gate_up_proj`.
+    /// The name in the model, as `model.layers.3.mlp.experts.gate_up_proj`.
     pub(super) name: String,
     pub(super) delta: Option<LoraDelta>,
 }
@@ -121,7 +122,7 @@ struct ExpertDelta {
 }
 
 impl StackedDelta {
-    /// By expert. Made anew for each use: under autograd, one operation brings the gradients of all experts together.
+    /// One delta for each expert, made anew for each use: under autograd, one operation brings the gradients of all experts together.
     fn by_expert(&self, num_experts: usize) -> Option<Vec<ExpertDelta>> {
         let LoraDelta { a_ri, b_or, scale, .. } = self.delta.as_ref()?;
         let (experts, inner, out) = (num_experts as i64, a_ri.size()[1], b_or.size()[0]);
@@ -146,7 +147,8 @@ impl ExpertDelta {
 impl Experts {
     pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, ModelError> {
         let stacked = [STACKED_GATE_UP, STACKED_DOWN].map(|path| StackedDelta { name: layer_tensor(layer.0, path), delta: None });
-        let shared = spec.shared(hidden).map(|linears| Mlp::load(weights, layer, linears, spec.activation));
+        let load = |[inputs @ .., down]: [LinearSpec; 3]| Mlp::load(weights, layer, &inputs, &down, spec.activation);
+        let shared = spec.shared(hidden).map(load);
         Ok(Self {
             router: Router::load(weights, layer, spec, hidden)?,
             matrices: ExpertMatrices::load(weights, layer, spec, hidden)?,
@@ -199,9 +201,13 @@ impl Experts {
         std::iter::once(&self.router.linear).chain(apart)
     }
 
-    pub(super) fn linears_mut(&mut self) -> (impl Iterator<Item = &mut Linear>, &mut [StackedDelta; 2]) {
+    pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         let apart = self.matrices.mlps_mut().iter_mut().chain(self.shared.as_deref_mut()).flat_map(Mlp::linears_mut);
-        (std::iter::once(&mut self.router.linear).chain(apart), &mut self.stacked)
+        std::iter::once(&mut self.router.linear).chain(apart)
+    }
+
+    pub(super) fn stacked_mut(&mut self) -> &mut [StackedDelta; 2] {
+        &mut self.stacked
     }
 
     /// The tensors of the model itself that are of no linear.

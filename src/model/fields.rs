@@ -20,7 +20,7 @@ impl<'a> Fields<'a> {
         Self { object, table: None }
     }
 
-    /// Those of an object that stands under a key.
+    /// The keys of an object that stands under a key.
     pub(super) fn table(self, key: &'static str) -> Result<Option<Self>, ConfigFault> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let object = value.as_object().ok_or_else(|| self.range(key, "an object".into()))?;
@@ -155,7 +155,7 @@ pub enum ConfigFault {
     /// A key that could change the numbers isn't known.
     UnknownKey {
         key: String,
-        /// Those that are known beside it.
+        /// The keys that are known beside it.
         known: Vec<&'static str>,
     },
     /// A key must be there.

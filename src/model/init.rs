@@ -10,7 +10,7 @@ use tch::{Device, Kind, Tensor};
 use super::ModelError;
 use super::config::ModelConfig;
 use super::families;
-use super::layout::{self, Role};
+use super::layout;
 use super::random;
 use crate::files::{self, FilesError, put_new_dir, read_json, to_json, write_atomic};
 use crate::store::save_tensors;
@@ -65,13 +65,9 @@ fn write_model(
 
 /// The tensors of a model with random weights.
 pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, Tensor)> {
+    let normal = |name: &str, shape: &[i64]| random::normal(seed, name, shape, config.initializer_range).to_kind(kind);
     let fill = |entry: layout::TensorEntry| {
-        let shape: Vec<i64> = entry.shape.iter().map(|&size| size as i64).collect();
-        let tensor = match entry.role {
-            Role::Matrix | Role::WideMatrix => random::normal(seed, &entry.name, &shape, config.initializer_range).to_kind(kind),
-            Role::Norm => Tensor::ones(&shape, (kind, Device::Cpu)),
-            Role::Bias | Role::Constant | Role::NormAboutOne => Tensor::zeros(&shape, (kind, Device::Cpu)),
-        };
+        let tensor = entry.filled(kind, Device::Cpu, |shape| normal(&entry.name, shape));
         (entry.name, tensor)
     };
     layout::entries(config).into_iter().map(fill).collect()

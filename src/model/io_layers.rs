@@ -10,6 +10,7 @@ use super::config::{ModelConfig, ModelLinear};
 use super::layout::{self, Role};
 use super::names::{EMBEDDING_MODULE, FINAL_NORM, OUTPUT_MODULE, inner_module, peft_tensor};
 use super::peft::PeftConfig;
+use super::spec::SINKS;
 use super::targets::{module, targets, targets_embedding, targets_output};
 use crate::recipe::TrainedBias;
 
@@ -79,11 +80,11 @@ pub(super) fn io_tensors(config: &ModelConfig, settings: &PeftConfig) -> Vec<(Io
     all.into_iter().filter(|(.., is_trained)| *is_trained).map(|(part, shape, _)| (part, shape)).collect()
 }
 
-/// What else is trained as a copy, by the names of tensors in the model, with their widths: norms, and the biases of linears that are no
-/// targets. As in PEFT, a name means all modules whose names end in it, inside a word too.
+/// What else is trained as a copy, by the names of tensors in the model, with their widths: norms, attention sinks, and the biases of linears
+/// that are no targets. As in PEFT, a name means all modules whose names end in it, inside a word too.
 pub(super) fn copied(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(String, usize)>, ModelError> {
     let saves = |module: &str| settings.modules_to_save.iter().any(|name| module.ends_with(name.as_str()));
-    let mut all: Vec<_> = norms(config).filter(|(name, _)| saves(name.trim_end_matches(".weight"))).collect();
+    let mut all: Vec<_> = copyable(config).filter(|(name, _)| saves(name.trim_end_matches(".weight"))).collect();
     if settings.bias == TrainedBias::All {
         let targets = targets(config, settings)?;
         let is_target = |linear: &ModelLinear| targets.iter().any(|target| target.linear.name == linear.name);
@@ -93,15 +94,24 @@ pub(super) fn copied(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<
     Ok(all)
 }
 
-pub(super) fn norms(config: &ModelConfig) -> impl Iterator<Item = (String, usize)> {
-    let all = layout::entries(config).into_iter().filter(|entry| matches!(entry.role, Role::Norm | Role::NormAboutOne));
+/// Norms and attention sinks, whose copies may be trained.
+pub(super) fn copyable(config: &ModelConfig) -> impl Iterator<Item = (String, usize)> {
+    let is_norm = |role| matches!(role, Role::Norm | Role::NormAboutOne);
+    let all = layout::entries(config).into_iter().filter(move |entry| is_norm(entry.role) || entry.name.ends_with(SINKS));
     all.map(|entry| (entry.name, entry.shape.iter().product()))
 }
 
-/// The name in PEFT's files of the copy of a tensor.
+/// Whether a tensor of the model is none of a module, so that PEFT's files have no name for its copy.
+pub(super) fn is_nameless(tensor: &str) -> bool {
+    ![".weight", ".bias"].iter().any(|part| tensor.ends_with(part))
+}
+
+/// The name in files of the copy of a tensor: PEFT's, where it has one, and else the model's own.
 pub(super) fn copy_name(tensor: &str) -> String {
-    let (module, part) = tensor.rsplit_once('.').unwrap_or((tensor, "weight"));
-    peft_tensor(module, part)
+    match tensor.rsplit_once('.') {
+        Some((module, part)) if !is_nameless(tensor) => peft_tensor(module, part),
+        _ => tensor.to_owned(),
+    }
 }
 
 /// The tensors that are trained.
@@ -110,9 +120,8 @@ pub(super) struct EmbeddingAdapter {
     tensors: BTreeMap<IoTensor, Tensor>,
     /// Copies of other tensors of the model, by their names there.
     pub(super) copies: BTreeMap<String, Tensor>,
-    /// Of the addition to the embedding.
+    /// The factor of the addition to the embedding.
     scale: f64,
-    /// As [`PeftConfig::is_inner`].
     is_inner: bool,
     /// Embedding and output projection as the adapter's file has them. What is another than the model's takes its place, as in PEFT.
     pub(super) bases: BTreeMap<&'static str, Tensor>,
@@ -159,7 +168,7 @@ impl EmbeddingAdapter {
         self.some(IoTensor::is_below_the_layers)
     }
 
-    /// Those above them, the final norm's copy among them.
+    /// What is trained above the layers, the final norm's copy among it.
     pub(super) fn of_head(&self) -> Vec<(String, Tensor)> {
         let norm = self.copy(FINAL_NORM).map(|copy_e| (copy_name(FINAL_NORM), copy_e));
         self.some(|part| !part.is_below_the_layers()).into_iter().chain(norm).collect()
@@ -175,7 +184,7 @@ impl EmbeddingAdapter {
         meant.map(|(part, tensor)| (part.name(self.is_inner), tensor.shallow_clone())).collect()
     }
 
-    /// The same with other tensors, which become leaves.
+    /// An adapter with other tensors, which become leaves.
     pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
         let leaf = |(part, of): (&IoTensor, &Tensor)| (*part, tensor(of).set_requires_grad(true));
         let bases = self.bases.iter().map(|(end, base_ve)| (*end, base_ve.shallow_clone())).collect();

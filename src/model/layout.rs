@@ -1,8 +1,10 @@
 //! Which tensors a model has: their names in checkpoints, their shapes, and what they are for.
 
+use tch::{Device, Kind, Tensor};
+
 use super::config::ModelConfig;
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
-use super::spec::{DRAIN, LayerSpec, LinearSpec};
+use super::spec::{LayerSpec, LinearSpec, SINKS};
 
 /// What a tensor is for, which is how a new one is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +26,18 @@ pub(super) struct TensorEntry {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) role: Role,
+}
+
+impl TensorEntry {
+    /// A new tensor: norms multiply by 1, biases are 0, and matrices are as `draw` makes them in a shape.
+    pub(super) fn filled(&self, kind: Kind, device: Device, draw: impl FnOnce(&[i64]) -> Tensor) -> Tensor {
+        let shape: Vec<i64> = self.shape.iter().map(|&size| size as i64).collect();
+        match self.role {
+            Role::Matrix | Role::WideMatrix => draw(&shape),
+            Role::Norm => Tensor::ones(&shape, (kind, device)),
+            Role::Bias | Role::Constant | Role::NormAboutOne => Tensor::zeros(&shape, (kind, device)),
+        }
+    }
 }
 
 impl ModelConfig {
@@ -76,8 +90,8 @@ fn layer_entries(spec: &LayerSpec, config: &ModelConfig) -> Vec<TensorEntry> {
         }
     }
     let tensor = |name: &str, shape: &[usize], role| TensorEntry { name: name.into(), shape: shape.into(), role };
-    if spec.attention.has_drain {
-        all.push(tensor(DRAIN, &[spec.attention.num_heads], Role::Matrix));
+    if spec.attention.has_sinks {
+        all.push(tensor(SINKS, &[spec.attention.num_heads], Role::Matrix));
     }
     if let Some(experts) = spec.feed_forward.experts() {
         let count = experts.num_experts;

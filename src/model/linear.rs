@@ -6,22 +6,31 @@ use super::ModelError;
 use super::delta::LoraDelta;
 use super::dropout::TokenContext;
 use super::names::{OUTPUT_MODULE, layer_tensor};
+use super::packed::packed_in_8_bits;
 use super::pissa::PissaInit;
 use super::spec::LinearSpec;
 use super::weights::Weights;
-use crate::ops::linear::{LowRank, linear, row_norms};
+use crate::ops::linear::{LowRank, Weight, linear, row_norms};
 use crate::units::LayerIdx;
 
 /// `x W^T + b`, and what its delta adds.
 #[derive(Debug)]
 pub(super) struct Linear {
-    /// In the model: `model.layers.3.mlp.up_proj`.
+    /// The name in the model, as `model.layers.3.mlp.up_proj`.
     pub(super) name: String,
-    weight_oi: Tensor,
+    weight: Weight,
     bias_o: Option<Tensor>,
     /// What is trained in place of the bias where nothing else is.
     pub(super) trained_bias_o: Option<Tensor>,
     pub(super) delta: Option<LoraDelta>,
+}
+
+/// What is trained of a linear while it is taken off, and the weight that goes with it where that is another.
+#[derive(Debug)]
+pub(super) struct DetachedLinear {
+    delta: Option<LoraDelta>,
+    trained_bias_o: Option<Tensor>,
+    weight: Option<Weight>,
 }
 
 impl Linear {
@@ -29,33 +38,48 @@ impl Linear {
         Self::of(layer, spec, |name| weights.load(name))
     }
 
-    /// As [`Self::load`], in the accumulation kind whatever the model's dtype.
+    /// Loads a linear in the accumulation kind whatever the model's dtype.
     pub(super) fn load_wide(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, ModelError> {
         Self::of(layer, spec, |name| weights.load_wide(name))
     }
 
     /// The output projection, of a weight that may be the embedding too.
     pub(super) fn output(weight_oi: Tensor) -> Self {
-        Self { name: OUTPUT_MODULE.into(), weight_oi, bias_o: None, trained_bias_o: None, delta: None }
+        Self { name: OUTPUT_MODULE.into(), weight: Weight::Plain(weight_oi), bias_o: None, trained_bias_o: None, delta: None }
     }
 
     /// Takes another weight in place of its own, unless both are equal.
     pub(super) fn replace_weight(&mut self, weight_oi: &Tensor) {
-        let weight_oi = weight_oi.to_kind(self.weight_oi.kind()).to_device(self.weight_oi.device());
-        if !weight_oi.equal(&self.weight_oi) {
-            self.weight_oi = weight_oi;
+        let own_oi = self.weight();
+        let weight_oi = weight_oi.to_kind(own_oi.kind()).to_device(own_oi.device());
+        if !weight_oi.equal(&own_oi) {
+            self.weight = Weight::Plain(weight_oi);
         }
     }
 
-    pub(super) fn weight(&self) -> &Tensor {
-        &self.weight_oi
+    /// The weight as a matrix: the very tensor, unless it is packed.
+    pub(super) fn weight(&self) -> Tensor {
+        self.weight.matrix()
+    }
+
+    /// Keeps the weight, which nobody trains, in 8 bits a number from now on.
+    pub(super) fn pack(&mut self) {
+        if let Weight::Plain(weight_oi) = &self.weight {
+            self.weight = Weight::Packed(packed_in_8_bits(weight_oi));
+        }
+    }
+
+    /// Makes a plain matrix of a packed weight.
+    #[cfg(test)]
+    pub(super) fn unpack(&mut self) {
+        self.weight = Weight::Plain(self.weight());
     }
 
     fn of(layer: LayerIdx, spec: &LinearSpec, load: impl Fn(&str) -> Result<Tensor, ModelError>) -> Result<Self, ModelError> {
         let name = layer_tensor(layer.0, &spec.path);
         let tensor = |part: &str| load(&format!("{name}.{part}"));
         let bias_o = if spec.has_bias { Some(tensor("bias")?) } else { None };
-        Ok(Self { weight_oi: tensor("weight")?, bias_o, trained_bias_o: None, delta: None, name })
+        Ok(Self { weight: Weight::Plain(tensor("weight")?), bias_o, trained_bias_o: None, delta: None, name })
     }
 
     /// Where the weight is frozen, autograd keeps no `x` for it.
@@ -65,19 +89,19 @@ impl Linear {
     pub(super) fn forward(&self, x_bni: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
         let Some(lora) = &self.delta else {
             let trained_o = self.trained_bias_o.as_ref().map(|bias_o| bias_o.to_kind(x_bni.kind()));
-            return linear(x_bni, &self.weight_oi, trained_o.as_ref().or(self.bias_o.as_ref()), None);
+            return linear(x_bni, &self.weight, trained_o.as_ref().or(self.bias_o.as_ref()), None);
         };
         let dropped_bni = lora.dropped(x_bni, tokens);
         let bias_o = lora.bias(self.bias_o.as_ref(), x_bni.kind());
         match &lora.magnitude_o {
-            None => linear(x_bni, &self.weight_oi, bias_o.as_ref(), Some(lora.low_rank(dropped_bni.as_ref()))),
+            None => linear(x_bni, &self.weight, bias_o.as_ref(), Some(lora.low_rank(dropped_bni.as_ref()))),
             Some(magnitude_o) => {
                 let factor_o = (magnitude_o / self.row_norms(lora)).to_kind(x_bni.kind());
-                let scaled = |x: &Tensor| linear(x, &self.weight_oi, None, Some(lora.low_rank(None))) * &factor_o;
+                let scaled = |x: &Tensor| linear(x, &self.weight, None, Some(lora.low_rank(None))) * &factor_o;
                 // As in PEFT, what is scaled sees the dropped input, and the weight by itself what was dropped of it.
                 match (&dropped_bni, bias_o) {
                     (Some(dropped_bni), bias_o) => {
-                        scaled(dropped_bni) + linear(&(x_bni - dropped_bni), &self.weight_oi, bias_o.as_ref(), None)
+                        scaled(dropped_bni) + linear(&(x_bni - dropped_bni), &self.weight, bias_o.as_ref(), None)
                     }
                     (None, Some(bias_o)) => scaled(x_bni) + bias_o,
                     (None, None) => scaled(x_bni),
@@ -88,16 +112,16 @@ impl Linear {
 
     /// The lengths of the rows of weight and addition together: a constant in the backward pass, as `DoRA` has it.
     fn row_norms(&self, lora: &LoraDelta) -> Tensor {
-        row_norms(&self.weight_oi, lora.low_rank(None))
+        row_norms(&self.weight(), lora.low_rank(None))
     }
 
-    /// As [`Self::forward`] without dropout, with matrices of low rank that lie elsewhere, or else its own.
+    /// Computes as [`Self::forward`] without dropout, with matrices of low rank that lie elsewhere, or else its own.
     ///
     /// # Shapes
     /// `(N, in)` in, `(N, out)` out.
     pub(super) fn forward_added(&self, x_ni: &Tensor, elsewhere: Option<LowRank<'_>>) -> Tensor {
         let own = || self.delta.as_ref().map(|lora| lora.low_rank(None));
-        linear(x_ni, &self.weight_oi, self.bias_o.as_ref(), elsewhere.or_else(own))
+        linear(x_ni, &self.weight, self.bias_o.as_ref(), elsewhere.or_else(own))
     }
 
     /// Sets how the adapter beside it has begun: the weight lacks that part from now on, and has again what it lacked before, but for
@@ -111,23 +135,22 @@ impl Linear {
         if is_same {
             return;
         }
-        let kind = lora.a_ri.kind();
-        self.weight_oi = no_grad(|| {
-            let part = |of: &PissaInit| of.product(self.weight_oi.device()).to_kind(kind) * lora.scale;
+        let (kind, own_oi) = (lora.a_ri.kind(), self.weight.matrix());
+        let moved_oi = no_grad(|| {
+            let part = |of: &PissaInit| of.product(own_oi.device()).to_kind(kind) * lora.scale;
             let back = lora.pissa.as_ref().map(part);
             let out = pissa.as_ref().map(|now| -part(now));
             // Never in place: it may be somebody else's tensor.
-            let moved_oi =
-                back.into_iter().chain(out).fold(self.weight_oi.to_kind(kind), |weight_oi, part_oi| weight_oi + part_oi);
-            moved_oi.to_kind(self.weight_oi.kind())
+            back.into_iter().chain(out).fold(own_oi.to_kind(kind), |weight_oi, part_oi| weight_oi + part_oi)
         });
+        self.weight = Weight::Plain(moved_oi.to_kind(own_oi.kind()));
         lora.pissa = pissa;
     }
 
     /// Lets the adapter beside it begin as the largest part of the weight.
     pub(super) fn init_pissa(&mut self) {
         let Some(lora) = &self.delta else { return };
-        let weight_oi = self.weight_oi.detach().to_kind(lora.a_ri.kind());
+        let weight_oi = self.weight().detach().to_kind(lora.a_ri.kind());
         let pissa = no_grad(|| PissaInit::of(&weight_oi, lora.a_ri.size()[0], lora.scale));
         no_grad(|| {
             lora.a_ri.shallow_clone().copy_(&pissa.a_ri);
@@ -149,8 +172,24 @@ impl Linear {
         begin(&lora.base_bias_o, &|| self.bias_o.as_ref().map(Tensor::shallow_clone));
     }
 
+    /// Takes off what is trained beside it and in place of its bias, to be put back by [`Self::attach`]: until then it is as the model has it.
+    pub(super) fn detach(&mut self) -> DetachedLinear {
+        let pissa = self.delta.as_ref().and_then(|lora| lora.pissa.clone());
+        let weight = pissa.as_ref().map(|_| Weight::Plain(self.weight()));
+        self.set_pissa(None);
+        let delta = self.delta.take().map(|lora| LoraDelta { pissa, ..lora });
+        DetachedLinear { delta, trained_bias_o: self.trained_bias_o.take(), weight }
+    }
+
+    pub(super) fn attach(&mut self, DetachedLinear { delta, trained_bias_o, weight }: DetachedLinear) {
+        (self.delta, self.trained_bias_o) = (delta, trained_bias_o);
+        if let Some(weight) = weight {
+            self.weight = weight;
+        }
+    }
+
     /// The tensors of the model itself.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        std::iter::once(&self.weight_oi).chain(&self.bias_o)
+        self.weight.tensors().iter().chain(&self.bias_o)
     }
 }

@@ -28,27 +28,25 @@ impl Model {
 
     /// Reads a model from a directory in Hugging Face's layout, converting its weights to `dtype`.
     pub fn load<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, ModelError> {
-        let (kind, at) = (kind_of(dtype), at.into());
-        let (config, weights) = Self::open(source.into(), kind, at)?;
-        Self::build(config, &weights, kind, at)
+        let (config, weights) = Self::open(source.into(), kind_of(dtype), at.into())?;
+        Self::build(config, &weights)
     }
 
-    /// As [`Self::load`], with every weight a parameter that is trained; a tied matrix is one.
+    /// Reads a model with every weight a parameter that is trained; a tied matrix is one.
     pub fn load_to_train<'a>(
         source: impl Into<ModelSource<'a>>,
         dtype: Dtype,
         at: impl Into<ModelPlacement>,
     ) -> Result<Self, ModelError> {
-        let (kind, at, source) = (kind_of(dtype), at.into(), source.into());
-        let (config, weights) = Self::open(source, kind, at)?;
-        Self::build_to_train(source, config, &weights, (kind, at))
+        let source = source.into();
+        let (config, weights) = Self::open(source, kind_of(dtype), at.into())?;
+        Self::build_to_train(source, config, &weights)
     }
 
     /// A model with newly drawn weights that never were on a disk.
     pub fn random(config: ModelConfig, dtype: Dtype, device: Device, seed: u64) -> Result<Self, ModelError> {
-        let kind = kind_of(dtype);
-        let weights = Weights::in_memory(draw(&config, Kind::Float, seed), kind, device.into());
-        Self::build(config, &weights, kind, device.into())
+        let weights = Weights::in_memory(draw(&config, Kind::Float, seed), kind_of(dtype), device.into());
+        Self::build(config, &weights)
     }
 
     /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
@@ -60,37 +58,35 @@ impl Model {
         Self::drawn_as(ModelConfig::load(source)?, dtype, at)
     }
 
-    /// As [`Self::drawn`], of a shape that no directory has.
+    /// A drawn model of a shape that no directory has.
     pub fn drawn_as(config: ModelConfig, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, ModelError> {
-        let at = at.into();
-        let (weights, kind) = Self::draw_weights(&config, dtype, at);
-        Self::build(config, &weights, kind, at)
+        let weights = Self::draw_weights(&config, dtype, at.into());
+        Self::build(config, &weights)
     }
 
-    /// As [`Self::drawn`], with every weight a parameter that is trained.
+    /// A drawn model with every weight a parameter that is trained.
     pub fn drawn_to_train<'a>(
         source: impl Into<ModelSource<'a>>,
         dtype: Dtype,
         at: impl Into<ModelPlacement>,
     ) -> Result<Self, ModelError> {
         let source = source.into();
-        Self::drawn_to_train_as((source, source.config()?), dtype, at)
+        Self::drawn_to_train_as(source, source.config()?, dtype, at)
     }
 
-    /// As [`Self::drawn_to_train`], of another shape than the directory's.
+    /// The model of [`Self::drawn_to_train`] in another shape than the directory's.
     pub fn drawn_to_train_as<'a>(
-        (source, config): (impl Into<ModelSource<'a>>, ModelConfig),
+        source: impl Into<ModelSource<'a>>,
+        config: ModelConfig,
         dtype: Dtype,
         at: impl Into<ModelPlacement>,
     ) -> Result<Self, ModelError> {
-        let at = at.into();
-        let (weights, kind) = Self::draw_weights(&config, dtype, at);
-        Self::build_to_train(source.into(), config, &weights, (kind, at))
+        let weights = Self::draw_weights(&config, dtype, at.into());
+        Self::build_to_train(source.into(), config, &weights)
     }
 
-    fn draw_weights(config: &ModelConfig, dtype: Dtype, at: ModelPlacement) -> (Weights, Kind) {
-        let kind = kind_of(dtype);
-        (Weights::drawn(layout::entries(config), config.initializer_range, kind, at), kind)
+    fn draw_weights(config: &ModelConfig, dtype: Dtype, at: ModelPlacement) -> Weights {
+        Weights::drawn(layout::entries(config), config.initializer_range, kind_of(dtype), at)
     }
 }
 

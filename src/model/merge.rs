@@ -35,9 +35,9 @@ pub struct MergedModel {
     names: TensorNames,
     /// In place of the base's, where that would mean another model.
     config: Option<Map<String, Value>>,
-    /// By the names of linears.
+    /// What is trained beside linears, by their names.
     deltas: BTreeMap<String, LoraDelta>,
-    /// By the names of linears of experts whose deltas lie side by side.
+    /// Where the deltas of experts lie side by side, by the names of their linears.
     experts: BTreeMap<String, ExpertPart>,
     /// Trained in full, by their names in the model.
     saved: BTreeMap<String, Tensor>,
@@ -297,7 +297,7 @@ fn sum(weight_oi: &Tensor, lora: &LoraDelta, part: Option<&ExpertPart>) -> Tenso
     sum_oi * (magnitude_o.to_kind(kind) / length_o).unsqueeze(1)
 }
 
-/// The same of the matrices of all experts, inputs before outputs.
+/// The [`sum`] of the matrices of all experts, inputs before outputs.
 ///
 /// # Shapes
 /// `(experts, in, out)` in and out.
@@ -322,7 +322,7 @@ impl ExpertPart {
     }
 }
 
-/// Of every linear of an expert.
+/// The parts of every linear of an expert.
 fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
     let mut parts = BTreeMap::new();
     for (layer, spec) in config.layers.iter().enumerate() {

@@ -15,56 +15,22 @@ use crate::units::LayerIdx;
 
 #[derive(Debug)]
 pub(super) struct Mlp {
-    gate_up: GateUp,
+    /// Gate and up, or one linear with up behind gate.
+    inputs: Vec<Linear>,
     down: Linear,
     activation: Activation,
 }
 
-/// What a token is turned into before its gate acts.
-#[derive(Debug)]
-enum GateUp {
-    Apart([Linear; 2]),
-    /// Both in one product: gate, and behind it up.
-    Fused(Linear),
-}
-
-impl GateUp {
-    fn linears(&self) -> &[Linear] {
-        match self {
-            Self::Apart(linears) => linears,
-            Self::Fused(linear) => std::slice::from_ref(linear),
-        }
-    }
-
-    fn linears_mut(&mut self) -> &mut [Linear] {
-        match self {
-            Self::Apart(linears) => linears,
-            Self::Fused(linear) => std::slice::from_mut(linear),
-        }
-    }
-}
-
 impl Mlp {
-    /// Of linears gate, up and down.
     pub(super) fn load(
         weights: &Weights,
         layer: LayerIdx,
-        [gate, up, down]: [LinearSpec; 3],
+        inputs: &[LinearSpec],
+        down: &LinearSpec,
         activation: Activation,
     ) -> Result<Self, ModelError> {
-        let linear = |spec| Linear::load(weights, layer, &spec);
-        Ok(Self { gate_up: GateUp::Apart([linear(gate)?, linear(up)?]), down: linear(down)?, activation })
-    }
-
-    /// Of a linear for gate and up, and down.
-    pub(super) fn load_fused(
-        weights: &Weights,
-        layer: LayerIdx,
-        [gate_up, down]: [LinearSpec; 2],
-        activation: Activation,
-    ) -> Result<Self, ModelError> {
-        let linear = |spec| Linear::load(weights, layer, &spec);
-        Ok(Self { gate_up: GateUp::Fused(linear(gate_up)?), down: linear(down)?, activation })
+        let inputs = inputs.iter().map(|spec| Linear::load(weights, layer, spec)).collect::<Result<_, _>>()?;
+        Ok(Self { inputs, down: Linear::load(weights, layer, down)?, activation })
     }
 
     /// # Shapes
@@ -73,7 +39,7 @@ impl Mlp {
         self.down.forward(&self.gated(|linear, _| linear.forward(x_bne, tokens)), tokens)
     }
 
-    /// As [`Self::forward`] for some tokens by themselves, with low-rank matrices for gate, up and down that lie elsewhere.
+    /// Computes as [`Self::forward`] for some tokens by themselves, with low-rank matrices for gate, up and down that lie elsewhere.
     ///
     /// # Shapes
     /// `(N, E)` in and out.
@@ -84,23 +50,21 @@ impl Mlp {
     /// What `forward` makes by each of the linears before the gate, given with its number, and the gate of both. Gate and up are gone,
     /// but for what autograd keeps, before the next product.
     fn gated(&self, forward: impl Fn(&Linear, usize) -> Tensor) -> Tensor {
-        match &self.gate_up {
-            GateUp::Apart([gate, up]) => activated(self.activation, &forward(gate, 0), &forward(up, 1)),
-            GateUp::Fused(linear) => {
-                let both = forward(linear, 0);
-                let half = both.size()[both.dim() - 1] / 2;
-                activated(self.activation, &both.narrow(-1, 0, half), &both.narrow(-1, half, half))
-            }
+        if let [gate, up] = &self.inputs[..] {
+            return activated(self.activation, &forward(gate, 0), &forward(up, 1));
         }
+        let both = forward(&self.inputs[0], 0);
+        let half = both.size()[both.dim() - 1] / 2;
+        activated(self.activation, &both.narrow(-1, 0, half), &both.narrow(-1, half, half))
     }
 
     /// In the order of [`super::FeedForwardSpec::linears`].
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
-        self.gate_up.linears().iter().chain([&self.down])
+        self.inputs.iter().chain([&self.down])
     }
 
     pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
-        self.gate_up.linears_mut().iter_mut().chain([&mut self.down])
+        self.inputs.iter_mut().chain([&mut self.down])
     }
 }
 

@@ -24,6 +24,7 @@ mod experts;
 mod families;
 mod fields;
 mod fingerprint;
+mod footprint;
 mod init;
 mod io_layers;
 mod layout;
@@ -34,18 +35,25 @@ mod mlp;
 mod names;
 mod norm;
 mod normalize;
+mod packed;
 mod peft;
 mod pissa;
 mod positions;
+mod projection;
 mod random;
 mod router;
 #[cfg(test)]
 mod simulated;
+mod sink;
+#[cfg(test)]
+mod small;
 mod source;
 mod spec;
 mod targets;
+mod trained;
 mod waiting_layers;
 mod weights;
+mod without_adapter;
 
 pub use adapter::{Adapter, Disagreement};
 pub use all_weights::{CHAT_TEMPLATE, companions};
@@ -58,14 +66,17 @@ pub use dropout::{DropoutContext, DropoutKey};
 pub use error::{ModelError, TensorProblem, TensorProblems};
 pub use fields::ConfigFault;
 pub use fingerprint::{fingerprint, has_fingerprint};
+pub use footprint::{ColumnShape, LayerBytes, LayerFootprint};
 pub use init::init_model;
 pub use load::kind_of;
 pub use merge::MergedModel;
 pub use normalize::AdapterFeature;
 pub use peft::{
-    ADAPTER_CONFIG, ADAPTER_TENSORS, LayerLists, ModulePatterns, ModuleRegex, ModuleSet, PeftConfig, PeftFiles, read_peft,
+    ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, LayerLists, ModulePatterns, ModuleRegex, ModuleSet, PeftConfig, PeftFiles,
+    read_peft,
 };
 pub use positions::Positions;
+pub use projection::Projection;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
 pub use source::ModelSource;
@@ -75,5 +86,7 @@ pub use spec::{
 };
 pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::{on_every_layer, targeted};
+pub use trained::TrainedPart;
 pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;
+pub use without_adapter::WithoutAdapter;

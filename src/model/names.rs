@@ -20,8 +20,11 @@ pub(super) const INNER: &str = "model.language_model.";
 
 /// The name in PEFT's files of what is trained beside a linear, as `peft_tensor("model.layers.3.mlp.up_proj", "lora_A.weight")`.
 pub(super) fn peft_tensor(linear: &str, part: &str) -> String {
-    format!("base_model.model.{linear}.{part}")
+    format!("{PEFT_PREFIX}{linear}.{part}")
 }
+
+/// Before all names in PEFT's files.
+pub(super) const PEFT_PREFIX: &str = "base_model.model.";
 
 /// The embedding as a module.
 pub(super) const EMBEDDING_MODULE: &str = "model.embed_tokens";

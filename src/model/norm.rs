@@ -9,7 +9,7 @@ use crate::ops::rms_norm::{rms_norm, rms_norm_about_one};
 
 #[derive(Debug)]
 pub(super) struct RmsNorm {
-    /// In the model: `model.layers.3.input_layernorm.weight`.
+    /// The name in the model, as `model.layers.3.input_layernorm.weight`.
     pub(super) name: String,
     weight_e: Tensor,
     /// What an adapter trains in its place.
@@ -33,7 +33,7 @@ impl RmsNorm {
     }
 
     /// Gives what is trained in place of the weight its values.
-    pub(super) fn begin(&self) {
+    pub(super) fn init_trained(&self) {
         if let Some(trained_e) = &self.trained_e {
             no_grad(|| trained_e.shallow_clone().copy_(&self.weight_e));
         }

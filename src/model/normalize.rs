@@ -4,6 +4,7 @@ use tch::{Tensor, no_grad};
 
 use super::adapter::Adapter;
 use super::delta::LoraDelta;
+use super::io_layers::is_nameless;
 use super::names::OUTPUT_MODULE;
 use super::peft::{ModulePatterns, PeftConfig};
 use super::targets::{is_of_experts, targets_embedding};
@@ -49,6 +50,11 @@ impl Adapter {
         .collect()
     }
 
+    /// Whether something is trained that PEFT's files have no names for.
+    pub fn has_extra_tensors(&self) -> bool {
+        self.embedding.copies.keys().any(|tensor| is_nameless(tensor))
+    }
+
     /// The largest rank of a linear.
     pub fn largest_rank(&self) -> usize {
         self.deltas.iter().map(|(_, lora)| lora.a_ri.size()[0] as usize).max().unwrap_or_else(|| self.r())
@@ -84,7 +90,7 @@ impl Adapter {
         Self { settings, deltas, embedding: self.embedding.map(Tensor::shallow_clone), is_new: false }
     }
 
-    /// The same function with the rank `r` everywhere, at least [`Self::largest_rank`], and the factor 1: every linear's own factor is
+    /// An adapter of equal function with the rank `r` everywhere, at least [`Self::largest_rank`], and the factor 1: every linear's own factor is
     /// multiplied into B, and what its rank lacks is zero. It is for adapters without [`Self::features`].
     pub fn normalized(self, r: usize) -> Self {
         let normalized = |lora: LoraDelta| {

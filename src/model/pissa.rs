@@ -5,9 +5,7 @@ use tch::{Device, Tensor};
 /// Matrices as they were before the first step, on the host. The weight lacks their product, so that both together are the model's own.
 #[derive(Debug)]
 pub(super) struct PissaInit {
-    /// `(r, in)`.
     pub(super) a_ri: Tensor,
-    /// `(out, r)`.
     pub(super) b_or: Tensor,
 }
 

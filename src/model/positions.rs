@@ -9,12 +9,12 @@ use crate::ops::rope::Rotation;
 #[derive(Debug)]
 pub struct Positions {
     pub(super) position_bn: Tensor,
-    /// As [`super::ModelConfig::rotations`].
+    /// One for each of [`super::ModelConfig::rotations`].
     pub(super) rotations: Vec<Rotation>,
 }
 
 impl Positions {
-    /// Of a model that computes in `kind`, with the frequencies of [`super::Model::frequencies`].
+    /// Positions in a model that computes in `kind`, with the frequencies of [`super::Model::frequencies`].
     pub(super) fn at(position_bn: Tensor, frequencies: &[Frequencies], kind: Kind) -> Self {
         let rotations = frequencies.iter().map(|of| Rotation::at(&position_bn, of, kind)).collect();
         Self { position_bn, rotations }

@@ -18,7 +18,7 @@ pub(super) struct Router {
     top_k: i64,
     is_renormalised: bool,
     weight_scale: f64,
-    /// Of a router with [`Preference::Sigmoid`].
+    /// What a router with [`Preference::Sigmoid`] adds for the choice.
     correction_x: Option<Tensor>,
 }
 

@@ -65,7 +65,7 @@ impl ModelSource<'_> {
         })
     }
 
-    /// `config.json` as it counts.
+    /// The content of `config.json` as it counts.
     pub(super) fn object(self) -> Result<Map<String, Value>, ModelError> {
         let mut object: Map<String, Value> = read_json(&self.dir.join("config.json"))?;
         if let Some(scaling) = self.rope_scaling {

@@ -18,16 +18,16 @@ pub struct LayerSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormsSpec {
     pub attention: BranchNorms,
-    /// Those around what follows it.
+    /// The norms around what follows attention.
     pub feed_forward: BranchNorms,
 }
 
 /// The norms of one branch of a layer, by what they are called in it: `input_layernorm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BranchNorms {
-    /// Of what the branch takes from the residual stream.
+    /// The norm of what the branch takes from the residual stream.
     pub input: Option<&'static str>,
-    /// Of what it makes, before that is added.
+    /// The norm of what it makes, before that is added.
     pub output: Option<&'static str>,
 }
 
@@ -52,7 +52,7 @@ impl NormsSpec {
 /// A norm of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormSpec {
-    /// Inside the layer: `self_attn.q_norm`.
+    /// The path inside the layer, as `self_attn.q_norm`.
     pub path: &'static str,
     /// Channels that are normalised together.
     pub width: usize,
@@ -76,7 +76,7 @@ pub struct QueryGrowth {
 /// What a gated MLP does to its gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
-    /// `x · sigmoid(x)`.
+    /// The product `x · sigmoid(x)`.
     Silu,
     /// `GELU`, the normal distribution in it approximated by a hyperbolic tangent.
     GeluTanh,
@@ -87,7 +87,7 @@ pub enum Activation {
 /// A linear of a layer. Whoever speaks of one names its path: which ones a layer has is for its specs alone to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinearSpec {
-    /// Inside the layer: `self_attn.q_proj`.
+    /// The path inside the layer, as `self_attn.q_proj`.
     pub path: Cow<'static, str>,
     pub out: usize,
     pub inner: usize,
@@ -136,7 +136,7 @@ pub struct AttentionSpec {
     pub rope: Option<RopeSpec>,
     /// How queries and keys are normalised, if they are.
     pub qk_norm: Option<QkNorm>,
-    /// By how much queries grow with their position, if they do.
+    /// How much queries grow with their position, if they do.
     pub query_growth: Option<QueryGrowth>,
     /// Queries, keys and values come of one linear, one behind the other.
     pub is_fused: bool,
@@ -144,35 +144,31 @@ pub struct AttentionSpec {
     pub has_qkv_bias: bool,
     /// What comes back from the heads has a bias.
     pub has_output_bias: bool,
-    /// Each query head has a drain: one more score in its softmax, of nothing.
-    pub has_drain: bool,
+    /// Each query head has an attention sink: one more logit in its softmax, to which no value belongs.
+    pub has_sinks: bool,
 }
 
-/// What the drains of a layer are called in it.
-pub(super) const DRAIN: &str = "self_attn.sinks";
+/// The attention sinks of a layer, inside it.
+pub(super) const SINKS: &str = "self_attn.sinks";
 
 impl AttentionSpec {
-    /// Those to queries, keys and values, and at last that from the heads back to the residual stream.
+    /// All linears, that from the heads back to the residual stream as the last.
     pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
-        let mut all = if self.is_fused { vec![self.fused_input(hidden)] } else { self.inputs(hidden).into() };
-        all.push(self.output(hidden));
-        all
+        self.inputs(hidden).into_iter().chain([self.output(hidden)]).collect()
     }
 
-    /// Those to queries, keys and values, where they are apart.
-    pub(super) fn inputs(&self, hidden: usize) -> [LinearSpec; 3] {
+    /// The linears to queries, keys and values, or one to all of them.
+    pub(super) fn inputs(&self, hidden: usize) -> Vec<LinearSpec> {
+        let input = |path, width| LinearSpec::new(path, [width, hidden], self.has_qkv_bias);
         let [queries, keys, values] = self.widths();
-        let linear = |path, width| LinearSpec::new(path, [width, hidden], self.has_qkv_bias);
-        [linear("self_attn.q_proj", queries), linear("self_attn.k_proj", keys), linear("self_attn.v_proj", values)]
-    }
-
-    /// The one to all of these.
-    pub(super) fn fused_input(&self, hidden: usize) -> LinearSpec {
-        LinearSpec::new("self_attn.qkv_proj", [self.widths().iter().sum(), hidden], self.has_qkv_bias)
+        if self.is_fused {
+            return vec![input("self_attn.qkv_proj", queries + keys + values)];
+        }
+        vec![input("self_attn.q_proj", queries), input("self_attn.k_proj", keys), input("self_attn.v_proj", values)]
     }
 
     pub(super) fn output(&self, hidden: usize) -> LinearSpec {
-        LinearSpec::new("self_attn.o_proj", [hidden, self.num_heads * self.head_dim], self.has_output_bias)
+        LinearSpec::new("self_attn.o_proj", [hidden, self.widths()[0]], self.has_output_bias)
     }
 
     /// Channels of the queries of a token, of its keys and of its values.
@@ -180,7 +176,7 @@ impl AttentionSpec {
         [self.num_heads, self.num_kv_heads, self.num_kv_heads].map(|heads| heads * self.head_dim)
     }
 
-    /// Those of queries and of keys, if they are normalised.
+    /// The norms of queries and of keys, if they are normalised.
     pub(super) fn norms(&self) -> Option<[NormSpec; 2]> {
         let [queries, keys, _] = self.widths();
         let [of_queries, of_keys] = match self.qk_norm? {
@@ -196,7 +192,7 @@ impl AttentionSpec {
 pub enum FeedForwardSpec {
     Dense {
         intermediate_size: usize,
-        /// Its projections have a bias.
+        /// Whether its projections have a bias.
         has_bias: bool,
         /// Gate and up come of one linear, one behind the other.
         is_fused: bool,
@@ -251,7 +247,7 @@ pub struct ExpertNames {
     pub block: &'static str,
     /// The router in the block: `gate`.
     pub router: &'static str,
-    /// Of one expert: gate, up, down. `None` where a checkpoint has the matrices of all experts in two tensors, inputs before outputs,
+    /// Gate, up and down of one expert. `None` where a checkpoint has the matrices of all experts in two tensors, inputs before outputs,
     /// gate and up by turns; then router and experts have biases.
     pub linears: Option<[&'static str; 3]>,
 }
@@ -318,18 +314,19 @@ fn gated(path: &str, names: &[&str; 3], [wide, hidden]: [usize; 2]) -> [LinearSp
 
 /// What PEFT calls the gate and up matrices of all experts, whatever they are called in a checkpoint.
 pub(super) const STACKED_GATE_UP: &str = "mlp.experts.gate_up_proj";
-/// The same of the down matrices.
 pub(super) const STACKED_DOWN: &str = "mlp.experts.down_proj";
 
 impl FeedForwardSpec {
-    /// Its linears, in the order in which they are computed.
+    /// The linears, in the order in which they are computed.
     pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
         match self {
-            Self::Dense { intermediate_size, has_bias, is_fused: false, .. } => {
-                gated_linears(*intermediate_size, hidden, *has_bias).into()
-            }
-            Self::Dense { intermediate_size, has_bias, is_fused: true, .. } => {
-                fused_linears(*intermediate_size, hidden, *has_bias).into()
+            Self::Dense { intermediate_size: wide, has_bias, is_fused, .. } => {
+                let input = |path, width| LinearSpec::new(path, [width, hidden], *has_bias);
+                let down = LinearSpec::new("mlp.down_proj", [hidden, *wide], *has_bias);
+                if *is_fused {
+                    return vec![input("mlp.gate_up_proj", 2 * wide), down];
+                }
+                vec![input("mlp.gate_proj", *wide), input("mlp.up_proj", *wide), down]
             }
             Self::Experts(spec) => spec.linears(hidden),
         }
@@ -347,21 +344,4 @@ impl FeedForwardSpec {
     pub fn experts(&self) -> Option<&ExpertsSpec> {
         if let Self::Experts(spec) = self { Some(spec) } else { None }
     }
-}
-
-/// The linears of a gated MLP: gate, up, down.
-pub(super) fn gated_linears(intermediate: usize, hidden: usize, has_bias: bool) -> [LinearSpec; 3] {
-    [
-        LinearSpec::new("mlp.gate_proj", [intermediate, hidden], has_bias),
-        LinearSpec::new("mlp.up_proj", [intermediate, hidden], has_bias),
-        LinearSpec::new("mlp.down_proj", [hidden, intermediate], has_bias),
-    ]
-}
-
-/// The same where gate and up are one: both, down.
-pub(super) fn fused_linears(intermediate: usize, hidden: usize, has_bias: bool) -> [LinearSpec; 2] {
-    [
-        LinearSpec::new("mlp.gate_up_proj", [2 * intermediate, hidden], has_bias),
-        LinearSpec::new("mlp.down_proj", [hidden, intermediate], has_bias),
-    ]
 }

@@ -34,7 +34,7 @@ impl ModelPlacement {
 pub(super) struct WaitingLayers {
     device: Device,
     layers: Vec<Vec<WaitingTensor>>,
-    turn: RefCell<BandsInFlight>,
+    in_flight: RefCell<BandsInFlight>,
 }
 
 /// A tensor of the model, whose content is now the host's and now a copy of it.
@@ -79,33 +79,37 @@ impl WaitingLayers {
         let ModelPlacement { device, keeps_layers_on_host } = placement;
         let of_layer = |tensors: Vec<&Tensor>| tensors.into_iter().map(|own| WaitingTensor::new(own, device)).collect();
         let is_elsewhere = keeps_layers_on_host && copies_are_async(device);
-        is_elsewhere.then(|| Self { device, layers: layers.map(of_layer).collect(), turn: RefCell::default() })
+        is_elsewhere.then(|| Self { device, layers: layers.map(of_layer).collect(), in_flight: RefCell::default() })
     }
 
     /// Takes tensors that stand in the place of others. No layer may be where it computes.
     pub(super) fn follow<'a>(&mut self, layers: impl Iterator<Item = impl Iterator<Item = &'a Tensor>>) {
-        for (own, new) in self.layers.iter_mut().zip(layers).flat_map(|(own, new)| own.iter_mut().zip(new)) {
-            if own.own.data_ptr() != new.data_ptr() {
-                *own = WaitingTensor::new(new, self.device);
-            }
+        for (layer, tensors) in self.layers.iter_mut().zip(layers) {
+            let mut before = std::mem::take(layer).into_iter();
+            // A weight in another form is in another number of tensors.
+            let follow = |new: &Tensor| match before.next() {
+                Some(waiting) if waiting.own.data_ptr() == new.data_ptr() => waiting,
+                _ => WaitingTensor::new(new, self.device),
+            };
+            *layer = tensors.map(follow).collect();
         }
     }
 
     /// Has the weights of some layers where they compute, lets those of `next` come beside what is computed, and no others.
     pub(super) fn bring(&self, layers: Range<usize>, next: Option<Range<usize>>) {
-        let mut turn = self.turn.borrow_mut();
-        if turn.here != layers {
-            self.tensors(&turn.here).for_each(|tensor| tensor.be(&tensor.host));
-            let coming = turn.coming.take().filter(|coming| coming.layers == layers);
+        let mut bands = self.in_flight.borrow_mut();
+        if bands.here != layers {
+            self.tensors(&bands.here).for_each(|tensor| tensor.be(&tensor.host));
+            let coming = bands.coming.take().filter(|coming| coming.layers == layers);
             let coming = coming.unwrap_or_else(|| self.prefetch(layers.clone()));
             copier_of(self.device).wait(coming.mark);
             self.tensors(&layers).zip(&coming.copies).for_each(|(tensor, copy)| tensor.be(copy));
-            turn.here = layers;
+            bands.here = layers;
         }
-        let next = next.filter(|next| *next != turn.here);
-        if turn.coming.as_ref().map(|coming| &coming.layers) != next.as_ref() {
-            turn.coming = None;
-            turn.coming = next.map(|next| self.prefetch(next));
+        let next = next.filter(|next| *next != bands.here);
+        if bands.coming.as_ref().map(|coming| &coming.layers) != next.as_ref() {
+            bands.coming = None;
+            bands.coming = next.map(|next| self.prefetch(next));
         }
     }
 
@@ -123,14 +127,14 @@ impl WaitingLayers {
 
     /// Whether a layer may compute.
     pub(super) fn is_here(&self, layer: usize) -> bool {
-        self.turn.borrow().here.contains(&layer)
+        self.in_flight.borrow().here.contains(&layer)
     }
 
     /// Layers that are where they compute, and those on their way.
     #[cfg(test)]
     pub(super) fn in_flight(&self) -> usize {
-        let turn = self.turn.borrow();
-        turn.here.len() + turn.coming.as_ref().map_or(0, |coming| coming.layers.len())
+        let bands = self.in_flight.borrow();
+        bands.here.len() + bands.coming.as_ref().map_or(0, |coming| coming.layers.len())
     }
 }
 

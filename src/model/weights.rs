@@ -26,9 +26,9 @@ const EXTENSION: &str = ".safetensors";
 #[derive(Debug)]
 pub(super) struct Weights {
     source: WeightSource,
-    kind: Kind,
-    placement: ModelPlacement,
-    /// From files to a device.
+    pub(super) kind: Kind,
+    pub(super) placement: ModelPlacement,
+    /// The way from files to a device.
     upload: Option<Upload>,
 }
 
@@ -55,12 +55,12 @@ pub(super) struct Files {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TensorNames {
     Own,
-    /// As those of a language model inside another one, whose further tensors are left alone.
+    /// The names of a language model inside another one, whose further tensors are left alone.
     Wrapped,
 }
 
 impl TensorNames {
-    /// By a directory's `config.json`.
+    /// How a directory's `config.json` lets them be called.
     pub(super) fn of(config: &serde_json::Map<String, serde_json::Value>) -> Self {
         if is_wrapped(config) { Self::Wrapped } else { Self::Own }
     }
@@ -123,12 +123,12 @@ impl Weights {
         self.load_to(name, Home::File, self.kind)
     }
 
-    /// The same in the accumulation kind of the wanted dtype.
+    /// Reads a tensor in the accumulation kind of the wanted dtype.
     pub(super) fn load_wide(&self, name: &str) -> Result<Tensor, ModelError> {
         self.load_to(name, Home::File, accumulation_kind(self.kind))
     }
 
-    /// The same in memory of its own, to be trained.
+    /// Reads a tensor into memory of its own, to be trained.
     pub(super) fn load_to_write(&self, entry: &TensorEntry) -> Result<Tensor, ModelError> {
         let is_wide = matches!(entry.role, Role::WideMatrix | Role::Constant);
         self.load_to(&entry.name, Home::Host, if is_wide { accumulation_kind(self.kind) } else { self.kind })
@@ -148,19 +148,9 @@ impl Weights {
             }
             WeightSource::Drawn(entries, std) => {
                 let entry = entries.iter().find(|entry| entry.name == name).ok_or_else(|| missing(Path::new(""), name))?;
-                Ok(draw(entry, *std, (kind, device)))
+                Ok(entry.filled(kind, device, |shape| Tensor::empty(shape, (kind, device)).normal_(0.0, *std)))
             }
         }
-    }
-}
-
-/// A new tensor: matrices are normal, norms multiply by 1, biases are 0.
-fn draw(entry: &TensorEntry, std: f64, options: (Kind, Device)) -> Tensor {
-    let shape: Vec<i64> = entry.shape.iter().map(|&size| size as i64).collect();
-    match entry.role {
-        Role::Matrix | Role::WideMatrix => Tensor::empty(&shape, options).normal_(0.0, std),
-        Role::Norm => Tensor::ones(&shape, options),
-        Role::Bias | Role::Constant | Role::NormAboutOne => Tensor::zeros(&shape, options),
     }
 }
 
@@ -172,7 +162,7 @@ pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
 /// In which of several files each tensor is, by name. None where there is only one file.
 type Assigned = Option<BTreeMap<String, String>>;
 
-/// The same with their names.
+/// The files with their names.
 fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), ModelError> {
     let (single, index) = (dir.join(MODEL_TENSORS), dir.join(INDEX));
     if is_there(&single) {

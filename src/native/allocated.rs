@@ -4,7 +4,7 @@
 /// `live` may be below zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocated {
-    /// Of the tensors that there are now.
+    /// Bytes of the tensors that there are now.
     pub live: i64,
     /// The largest `live` since [`AllocationMeter::reset_peak`](super::AllocationMeter::reset_peak).
     pub peak: i64,

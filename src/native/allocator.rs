@@ -10,7 +10,7 @@ unsafe extern "C" {
     safe fn kvtune_out_of_memory(bytes: usize) -> !;
 }
 
-/// Its unprefixed `malloc` serves libtorch too. A step allocates and frees tensors of many sizes, and with the system's allocator what
+/// The unprefixed `malloc` of jemalloc serves libtorch too. A step allocates and frees tensors of many sizes, and with the system's allocator what
 /// is freed between others stays resident: more with every token, and nobody can say how much.
 #[derive(Debug)]
 pub struct Allocator;

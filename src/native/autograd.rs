@@ -175,13 +175,16 @@ extern "C" fn run_closure(
     1
 }
 
+/// What a caught panic holds.
+pub(super) type Panic = dyn std::any::Any + Send;
+
 /// The text of a caught panic.
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+pub(super) fn panic_text(panic: &Panic) -> String {
     panic
         .downcast_ref::<String>()
         .cloned()
         .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
-        .unwrap_or_else(|| "the closure panicked".to_owned())
+        .unwrap_or_else(|| "an operation has failed".to_owned())
 }
 
 #[cfg(test)]

@@ -7,18 +7,7 @@ use std::path::{Path, PathBuf};
 
 const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
-const KERNELS: [&str; 10] = [
-    "attention.cpp",
-    "cross_entropy.cpp",
-    "dots.cpp",
-    "head_vectors.cpp",
-    "low_rank.cpp",
-    "moves.cpp",
-    "pointwise.cpp",
-    "selection.cpp",
-    "softmax.cpp",
-    "transposed.cpp",
-];
+const KERNELS: [&str; 5] = ["attention.cpp", "dots.cpp", "pointwise.cpp", "softmax.cpp", "transposed.cpp"];
 /// One whose operations round one by one, as libtorch's do.
 const UNFUSED: &str = "quantiser.cpp";
 

@@ -21,15 +21,6 @@ unsafe extern "C" {
         is_backward: c_int,
     ) -> i64;
     fn kvtune_product(x: *mut C_tensor, w: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
-    fn kvtune_add_low_rank(
-        y: *mut C_tensor,
-        x: *mut C_tensor,
-        first: *mut C_tensor,
-        second: *mut C_tensor,
-        scale: f64,
-        result: *mut *mut C_tensor,
-    ) -> c_int;
-    fn kvtune_across(thin: *mut C_tensor, wide: *mut C_tensor, is_transposed: c_int, result: *mut *mut C_tensor) -> c_int;
     fn kvtune_attend(
         q: *mut C_tensor,
         k: *const *mut C_tensor,
@@ -92,27 +83,6 @@ pub fn product(x: &Tensor, w: &Tensor) -> Tensor {
     first(made(1, |result| unsafe { kvtune_product(pointer(x), pointer(w), result) }))
 }
 
-/// Adds `inner · second` to `y` in place, with `inner = scale · x · first`, which is the result, without autograd. On the CPU it is one pass
-/// over the rows.
-///
-/// # Shapes
-/// `y (m, o)`, `x (m, i)`, `first (i, r)`, `second (r, o)`, which may be transposed views; result `(m, r)`.
-pub fn add_low_rank(y: &mut Tensor, x: &Tensor, (first_ir, second_ro): (&Tensor, &Tensor), scale: f64) -> Tensor {
-    let [y, x, down, up] = [y, x, first_ir, second_ro].map(pointer);
-    // SAFETY: all are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_add_low_rank(y, x, down, up, scale, result) }))
-}
-
-/// `thinᵀ · wide` without autograd, summed up over rows: the gradient of a matrix of low rank. If `is_transposed`, it lies as the other one.
-///
-/// # Shapes
-/// `thin (m, r)`, `wide (m, o)`; result `(r, o)`, or `(o, r)` if it is to be transposed.
-pub fn across(thin: &Tensor, wide: &Tensor, is_transposed: bool) -> Tensor {
-    let is_transposed = c_int::from(is_transposed);
-    // SAFETY: both are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_across(pointer(thin), pointer(wide), is_transposed, result) }))
-}
-
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
     pub batch: usize,
@@ -136,33 +106,86 @@ impl AttentionShape {
     }
 }
 
-/// Whether the shim's kernels serve tensors of this place and kind: attention, norms, gates, rotations and, of the kinds that are
-/// computed in, cross-entropy.
+/// Whether the shim's kernels serve tensors of this place and kind: attention, norms, gates and rotations.
 pub fn computes(device: Device, kind: Kind) -> bool {
     device == Device::Cpu && matches!(kind, Kind::Float | Kind::Double | Kind::BFloat16)
 }
 
-/// Keys and values of some slots: of the past, a page of it, or a chunk's own.
-#[derive(Clone, Copy, Debug)]
-pub struct KvPart<'a> {
+/// Keys and values of some slots: of the past, a page of it, or a chunk's own. Clones share the tensors.
+#[derive(Debug)]
+pub struct KvBlock {
     /// `(B, G, P, D)`.
-    pub k_bgpd: &'a Tensor,
+    pub k: Tensor,
     /// `(B, G, P, D)`.
-    pub v_bgpd: &'a Tensor,
+    pub v: Tensor,
+    /// What else each entry has, plane by plane, `(B, G, P, ·)`; attention does not look at it.
+    pub further: Vec<Tensor>,
     /// Which slots count `(B, G, P)`, bool, where not all of them do.
-    pub in_use_bgp: Option<&'a Tensor>,
+    pub valid: Option<Tensor>,
     /// How many of the chunk's tokens, from the first on, see each slot `(B, G, P)`, int64; `None` where all do. A sliding window
     /// ends the sight of a key so.
-    pub seen_until_bgp: Option<&'a Tensor>,
+    pub visible_until: Option<Tensor>,
 }
 
-impl<'a> KvPart<'a> {
+impl Clone for KvBlock {
+    fn clone(&self) -> Self {
+        let shared = |mask: &Option<Tensor>| mask.as_ref().map(Tensor::shallow_clone);
+        Self { valid: shared(&self.valid), visible_until: shared(&self.visible_until), ..self.map(Tensor::shallow_clone) }
+    }
+}
+
+impl KvBlock {
     /// Slots that all count, and that all tokens see.
     ///
     /// # Shapes
     /// `(B, G, P, D)` each.
-    pub fn of(k_bgpd: &'a Tensor, v_bgpd: &'a Tensor) -> Self {
-        Self { k_bgpd, v_bgpd, in_use_bgp: None, seen_until_bgp: None }
+    pub fn new(k: &Tensor, v: &Tensor) -> Self {
+        Self { k: k.shallow_clone(), v: v.shallow_clone(), further: Vec::new(), valid: None, visible_until: None }
+    }
+
+    /// Keys, values and what else there is, in this order.
+    pub fn planes(&self) -> impl Iterator<Item = &Tensor> {
+        [&self.k, &self.v].into_iter().chain(&self.further)
+    }
+
+    /// The inverse of [`Self::planes`], of slots that all count.
+    pub fn of_planes(planes: impl IntoIterator<Item = Tensor>) -> Self {
+        let mut planes = planes.into_iter();
+        let (k, v) = (planes.next().unwrap_or_default(), planes.next().unwrap_or_default());
+        Self { k, v, further: planes.collect(), valid: None, visible_until: None }
+    }
+
+    pub fn into_planes(self) -> impl Iterator<Item = Tensor> {
+        [self.k, self.v].into_iter().chain(self.further)
+    }
+
+    /// Every plane as `f` makes it, of slots that all count.
+    pub fn map(&self, f: impl FnMut(&Tensor) -> Tensor) -> Self {
+        Self::of_planes(self.planes().map(f))
+    }
+
+    /// Some of the slots, with what is known of them.
+    pub fn narrow(&self, start: i64, slots: i64) -> Self {
+        let some = |x: &Tensor| x.narrow(2, start, slots);
+        Self { valid: self.valid.as_ref().map(some), visible_until: self.visible_until.as_ref().map(some), ..self.map(some) }
+    }
+
+    /// Blocks side by side, of slots that all count.
+    pub fn cat(blocks: &[Self]) -> Self {
+        let Some(first) = blocks.first().filter(|_| blocks.len() > 1) else {
+            return blocks.first().map_or_else(|| Self::of_planes([]), |only| only.map(Tensor::shallow_clone));
+        };
+        let plane = |i: usize| Tensor::cat(&blocks.iter().filter_map(|block| block.planes().nth(i)).collect::<Vec<_>>(), 2);
+        Self::of_planes((0..first.planes().count()).map(plane))
+    }
+
+    pub fn slots(&self) -> i64 {
+        self.k.size()[2]
+    }
+
+    /// Whether some of its slots do not count, or not for all tokens.
+    pub fn is_masked(&self) -> bool {
+        self.valid.is_some() || self.visible_until.is_some()
     }
 }
 
@@ -170,12 +193,12 @@ impl<'a> KvPart<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Scoring {
     pub scale: f64,
-    /// The cap, above 0.
+    /// The cap of scores, which is above 0.
     pub soft_cap: Option<f64>,
 }
 
 impl Scoring {
-    /// As the shim takes them: without a cap it is 0.
+    /// Scale and cap for the shim, which takes 0 for no cap.
     fn numbers(self) -> (f64, f64) {
         (self.scale, self.soft_cap.unwrap_or(0.0))
     }
@@ -192,13 +215,13 @@ struct Pointers {
 }
 
 impl Pointers {
-    fn of(parts: &[KvPart<'_>]) -> Self {
+    fn of(parts: &[&KvBlock]) -> Self {
         let null = std::ptr::null_mut();
         Self {
-            k: parts.iter().map(|part| pointer(part.k_bgpd)).collect(),
-            v: parts.iter().map(|part| pointer(part.v_bgpd)).collect(),
-            in_use: parts.iter().map(|part| part.in_use_bgp.map_or(null, pointer)).collect(),
-            seen_until: parts.iter().map(|part| part.seen_until_bgp.map_or(null, pointer)).collect(),
+            k: parts.iter().map(|part| pointer(&part.k)).collect(),
+            v: parts.iter().map(|part| pointer(&part.v)).collect(),
+            in_use: parts.iter().map(|part| part.valid.as_ref().map_or(null, pointer)).collect(),
+            seen_until: parts.iter().map(|part| part.visible_until.as_ref().map_or(null, pointer)).collect(),
         }
     }
 }
@@ -211,7 +234,7 @@ impl Pointers {
 /// key at all gets zeros, and minus infinity.
 pub fn attend(
     q_bhnd: &Tensor,
-    parts: &[KvPart<'_>],
+    parts: &[&KvBlock],
     scoring: Scoring,
     first_paying: Option<i64>,
 ) -> (Tensor, Tensor, Option<Tensor>) {
@@ -240,12 +263,10 @@ pub fn attend(
 /// What the backward of [`attend`] gives.
 #[derive(Debug)]
 pub struct AttendGrads {
-    /// `(B, H, n, D)`.
+    /// The gradient of queries `(B, H, n, D)`.
     pub dq_bhnd: Tensor,
-    /// Of keys, by part, in f32 for bf16.
-    pub dk_bgpd: Vec<Tensor>,
-    /// Of values, by part, the same.
-    pub dv_bgpd: Vec<Tensor>,
+    /// Gradients of keys and values, by part, in f32 for bf16.
+    pub parts: Vec<KvBlock>,
 }
 
 /// The backward of [`attend`], given its results.
@@ -255,8 +276,9 @@ pub struct AttendGrads {
 pub fn attend_backward(
     dout_bhnd: &Tensor,
     q_bhnd: &Tensor,
-    parts: &[KvPart<'_>],
-    (out_bhnd, lse_bhn): (&Tensor, &Tensor),
+    parts: &[&KvBlock],
+    out_bhnd: &Tensor,
+    lse_bhn: &Tensor,
     scoring: Scoring,
 ) -> AttendGrads {
     let Pointers { k, v, in_use, seen_until } = Pointers::of(parts);
@@ -281,8 +303,8 @@ pub fn attend_backward(
     });
     let mut results = results.into_iter();
     let dq_bhnd = results.next().unwrap_or_default();
-    let dk_bgpd = results.by_ref().take(parts.len()).collect();
-    AttendGrads { dq_bhnd, dk_bgpd, dv_bgpd: results.collect() }
+    let dk: Vec<Tensor> = results.by_ref().take(parts.len()).collect();
+    AttendGrads { dq_bhnd, parts: dk.into_iter().zip(results).map(|(dk, dv)| KvBlock::of_planes([dk, dv])).collect() }
 }
 
 /// The attention mass to each key by the queries from token `first` on, summed over them and over the heads of a group; nothing to a
@@ -290,7 +312,7 @@ pub fn attend_backward(
 ///
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; the rest as in [`attend`]; result `(B, G, all keys)`, in f32 for bf16.
-pub fn attention_mass(q_bhnd: &Tensor, parts: &[KvPart<'_>], lse_bhn: &Tensor, scoring: Scoring, first_token: i64) -> Tensor {
+pub fn attention_mass(q_bhnd: &Tensor, parts: &[&KvBlock], lse_bhn: &Tensor, scoring: Scoring, first_token: i64) -> Tensor {
     let Pointers { k, in_use, seen_until, .. } = Pointers::of(parts);
     let ([q, lse], (scale, cap)) = ([q_bhnd, lse_bhn].map(pointer), scoring.numbers());
     // SAFETY: all are live tensors, or null where that is allowed; one result is written.

@@ -6,19 +6,15 @@ mod allocated;
 mod allocator;
 mod autograd;
 mod bounded;
-mod cross_entropy;
 pub mod cuda;
 mod facts;
-mod head_vectors;
 mod kernels;
 mod mapped;
 mod memory;
 mod meter;
-mod moves;
 mod pointwise;
 mod quantiser;
 mod ranks;
-mod selection;
 mod syncs;
 mod threads;
 
@@ -27,20 +23,13 @@ pub use allocator::Allocator;
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
 pub use bounded::{Bounds, GivenUp, ProcessLimits, apart, num_given_up, within};
-pub use cross_entropy::cross_entropy;
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, terminal_width, threads_at_work};
-pub use head_vectors::{cosines_on_cpu, norms_on_cpu};
-pub use kernels::{
-    AttendGrads, AttentionShape, KvPart, Scoring, across, add_low_rank, attend, attend_backward, attention_mass, computes,
-    product,
-};
+pub use kernels::{AttendGrads, AttentionShape, KvBlock, Scoring, attend, attend_backward, attention_mass, computes, product};
 pub use mapped::{FileMap, arrow_buffer, libtorch_version, tensor_over};
 pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};
-pub use moves::{MovePlan, move_rows_back, write_rows};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use quantiser::{Levels, quantise_on_cpu, restore_on_cpu};
-pub use ranks::{GlooGroup, GroupWork, LocalEnd, PendingExchange, SharedStore, host_name};
-pub use selection::{leave_by_position, pack_slots, rank_on_cpu, take_lowest_on_cpu, unpack_slots};
+pub use ranks::{GlooGroup, GlooTimeouts, GroupWork, LocalEnd, PendingExchange, SharedStore, host_name};
 pub use syncs::{SyncCounter, Syncs};
 pub use threads::{make_room_for_others, try_threads, usable_cpus};

@@ -77,9 +77,9 @@ pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tens
 /// Which way a rotation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotationDirection {
-    /// By the angles; the result lies in memory as attention reads it, `(B, heads, n, D)`.
+    /// Turns by the angles; the result lies in memory as attention reads it, `(B, heads, n, D)`.
     Forth,
-    /// By the negative angles; the result lies in memory as projections do, `(B, n, heads, D)`.
+    /// Turns by the negative angles; the result lies in memory as projections do, `(B, n, heads, D)`.
     Back,
 }
 
@@ -87,7 +87,7 @@ pub enum RotationDirection {
 ///
 /// # Shapes
 /// `x_bhnd (B, heads, n, D)`, `cos` and `sin (B, 1, n, D/2)` or `(1, 1, n, D/2)`, of one kind; result `(B, heads, n, D)`.
-pub fn rotate(x_bhnd: &Tensor, (cos, sin): (&Tensor, &Tensor), turn: RotationDirection) -> Tensor {
+pub fn rotate(x_bhnd: &Tensor, cos: &Tensor, sin: &Tensor, turn: RotationDirection) -> Tensor {
     let [x, cos, sin] = [x_bhnd, cos, sin].map(pointer);
     // SAFETY: all are live tensors; one result is written.
     first(made(1, |result| unsafe { kvtune_rotate(x, cos, sin, c_int::from(turn == RotationDirection::Back), result) }))

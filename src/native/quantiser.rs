@@ -14,7 +14,7 @@ pub struct Levels {
     /// Bits of a level: 4, 5, 8 or 9.
     pub bits: usize,
     pub width: i64,
-    /// Bytes of its levels.
+    /// Bytes that the levels take.
     pub bytes: i64,
 }
 

@@ -137,13 +137,20 @@ impl Drop for SharedStore {
     }
 }
 
-/// By what of this machine the other ranks are reached.
+/// The end of this machine by which the other ranks reach it.
 #[derive(Clone, Debug)]
 pub enum LocalEnd {
     /// A network interface, by its name.
     Interface(String),
     /// An address of this machine.
     Address(String),
+}
+
+/// After what times c10d gives up by itself.
+#[derive(Clone, Copy, Debug)]
+pub struct GlooTimeouts {
+    pub connecting: Duration,
+    pub exchange: Duration,
 }
 
 /// Connections with all ranks. All ranks make the same calls in the same order.
@@ -158,14 +165,14 @@ pub struct GlooGroup {
 unsafe impl Send for GlooGroup {}
 
 impl GlooGroup {
-    /// Connects within `timeout`; `prefix` is where in the store the ranks leave each other their addresses. An exchange fails by
-    /// itself after `patience`.
+    /// Connects; `prefix` is where in the store the ranks leave each other their addresses.
     pub fn open(
         store: &SharedStore,
         prefix: &str,
-        (rank, size): (usize, usize),
+        rank: usize,
+        size: usize,
         end: &LocalEnd,
-        (timeout, patience): (Duration, Duration),
+        timeouts: GlooTimeouts,
     ) -> Said<Self> {
         let (prefix, mut group) = (zero_ended(prefix)?, null_mut());
         let name = zero_ended(match end {
@@ -178,9 +185,18 @@ impl GlooGroup {
         let (rank, size) = (rank as c_int, size as c_int);
         // SAFETY: an open store, strings that end with a zero or are null, and room for a pointer.
         said(unsafe {
-            kvtune_gloo_open(store.0, prefix.as_ptr(), rank, size, interface, address, millis(timeout), &raw mut group)
+            kvtune_gloo_open(
+                store.0,
+                prefix.as_ptr(),
+                rank,
+                size,
+                interface,
+                address,
+                millis(timeouts.connecting),
+                &raw mut group,
+            )
         })?;
-        Ok(Self { group, timeout: millis(patience) })
+        Ok(Self { group, timeout: millis(timeouts.exchange) })
     }
 
     /// Closes the connections once all exchanges have ended.
@@ -240,5 +256,25 @@ impl Drop for GroupWork {
     fn drop(&mut self) {
         // SAFETY: it was begun and is dropped once; what is under way keeps itself.
         unsafe { kvtune_work_drop(self.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// By mangled names, which say the signatures. A libtorch that lacks one has another Gloo than the headers in `shim/stubs` declare.
+    #[test]
+    fn what_the_stubs_of_gloo_declare_is_in_libtorch() {
+        let loaded = libloading::os::unix::Library::this();
+        for name in [
+            "_ZN4gloo7Context10setTimeoutENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE",
+            "_ZN4gloo9transport13UnboundBufferD1Ev",
+            "_ZN4gloo9transport6DeviceD1Ev",
+            "_ZTVN4c10d16ProcessGroupGloo9GlooStoreE",
+            "_ZN4c10d16ProcessGroupGloo24createDeviceForInterfaceERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEb",
+        ] {
+            // SAFETY: it is looked for, and neither read nor called.
+            let found = unsafe { loaded.get::<*const u8>(name.as_bytes()) };
+            assert!(found.is_ok(), "{name}");
+        }
     }
 }

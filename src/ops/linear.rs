@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor, no_grad};
 
 use super::differentiable::differentiable;
-use crate::native::{across, add_low_rank, product};
+use crate::native::product;
 
 /// `scale · x Aᵀ Bᵀ`.
 #[derive(Clone, Copy, Debug)]
@@ -18,15 +18,67 @@ pub struct LowRank<'a> {
     pub x_bni: Option<&'a Tensor>,
 }
 
+/// The matrix `(out, in)` of a projection.
+#[derive(Debug)]
+pub enum Weight {
+    Plain(Tensor),
+    Packed(PackedWeight),
+}
+
+/// A frozen matrix in a form of fewer bits, from which it is made anew for each product.
+#[derive(Debug)]
+pub struct PackedWeight {
+    /// What the form keeps.
+    pub parts: Vec<Tensor>,
+    /// Rows and columns of the matrix.
+    pub size: [i64; 2],
+    /// The dtype of the matrix.
+    pub kind: Kind,
+    pub unpack: fn(&PackedWeight) -> Tensor,
+}
+
+impl Weight {
+    /// The matrix: the very tensor where it is plain.
+    pub fn matrix(&self) -> Tensor {
+        match self {
+            Self::Plain(weight_oi) => weight_oi.shallow_clone(),
+            Self::Packed(packed) => no_grad(|| (packed.unpack)(packed)),
+        }
+    }
+
+    /// The tensors that it is kept in.
+    pub fn tensors(&self) -> &[Tensor] {
+        match self {
+            Self::Plain(weight_oi) => std::slice::from_ref(weight_oi),
+            Self::Packed(packed) => &packed.parts,
+        }
+    }
+
+    fn requires_grad(&self) -> bool {
+        matches!(self, Self::Plain(weight_oi) if weight_oi.requires_grad())
+    }
+
+    fn detached(&self) -> Self {
+        match self {
+            Self::Plain(weight_oi) => Self::Plain(weight_oi.detach()),
+            Self::Packed(packed) => {
+                Self::Packed(PackedWeight { parts: packed.parts.iter().map(Tensor::detach).collect(), ..*packed })
+            }
+        }
+    }
+}
+
 /// `x Wᵀ + b`, and the addition where there is one. Under autograd if any of them requires a gradient.
 ///
-/// Products run in the dtype of `x`; matrices of low rank may be kept in another, and get their gradients in it.
+/// Products run in the dtype of `x`; matrices of low rank may be kept in another, and get their gradients in it. A packed weight is unpacked
+/// for the product of each pass, and gone after it.
 ///
 /// # Shapes
 /// `x (B, n, in)`, `weight (out, in)`, `bias (out)`; result `(B, n, out)`.
-pub fn linear(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_rank: Option<LowRank<'_>>) -> Tensor {
-    let (y_bno, saved) = no_grad(|| forward(x_bni, weight_oi, bias_o, low_rank));
+pub fn linear(x_bni: &Tensor, weight: &Weight, bias_o: Option<&Tensor>, low_rank: Option<LowRank<'_>>) -> Tensor {
+    let (y_bno, saved) = no_grad(|| forward(x_bni, weight, bias_o, low_rank));
     let none = Tensor::new();
+    let weight_oi = if let Weight::Plain(weight_oi) = weight { weight_oi } else { &none };
     let (a, b) = low_rank.map_or((&none, &none), |l| (l.a_ri, l.b_or));
     let inputs = [x_bni, low_rank.and_then(|l| l.x_bni).unwrap_or(&none), weight_oi, bias_o.unwrap_or(&none), a, b];
     differentiable(inputs, y_bno, move |dy_bno, needs| saved.backward(dy_bno, needs))
@@ -51,7 +103,7 @@ pub fn row_norms(weight_oi: &Tensor, LowRank { a_ri, b_or, scale, .. }: LowRank<
 struct LinearSaved {
     /// Rows by channels, where a matrix needs it for its gradient.
     x: Option<Tensor>,
-    weight_oi: Tensor,
+    weight: Weight,
     low_rank: Option<SavedLowRank>,
 }
 
@@ -71,25 +123,44 @@ fn rows(x: &Tensor) -> Tensor {
     x.reshape([-1, x.size().last().copied().unwrap_or(1)])
 }
 
-fn forward(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_rank: Option<LowRank<'_>>) -> (Tensor, LinearSaved) {
-    let needs_weight = weight_oi.requires_grad();
-    let (x, weight_oi) = (rows(&x_bni.detach()), weight_oi.detach());
-    let mut y = product(&x, &weight_oi);
+fn forward(x_bni: &Tensor, weight: &Weight, bias_o: Option<&Tensor>, low_rank: Option<LowRank<'_>>) -> (Tensor, LinearSaved) {
+    let needs_weight = weight.requires_grad();
+    let (x, weight) = (rows(&x_bni.detach()), weight.detached());
+    let mut y = product(&x, &weight.matrix());
     if let Some(bias_o) = bias_o {
         y += bias_o;
     }
     let low_rank = low_rank.map(|l| {
         let (a_ri, b_or) = (l.a_ri.detach().to_kind(x.kind()), l.b_or.detach().to_kind(x.kind()));
         let own = l.x_bni.map(|x_bni| rows(&x_bni.detach()));
-        let inner = add_low_rank(&mut y, own.as_ref().unwrap_or(&x), (&a_ri.transpose(0, 1), &b_or.transpose(0, 1)), l.scale);
+        let inner = add_low_rank(&mut y, own.as_ref().unwrap_or(&x), &a_ri, &b_or.transpose(0, 1), l.scale);
         SavedLowRank { a_ri, b_or, kind: l.a_ri.kind(), scale: l.scale, x: own, inner }
     });
     let mut size = x_bni.size();
     if let Some(last) = size.last_mut() {
-        *last = weight_oi.size()[0];
+        *last = y.size()[1];
     }
     let serves_a = low_rank.as_ref().is_some_and(|l| l.x.is_none());
-    (y.view(&size[..]), LinearSaved { x: (serves_a || needs_weight).then_some(x), weight_oi, low_rank })
+    (y.view(&size[..]), LinearSaved { x: (serves_a || needs_weight).then_some(x), weight, low_rank })
+}
+
+/// Adds `inner · second` to `y` in place, with `inner = scale · x · firstᵀ`, which is the result.
+///
+/// # Shapes
+/// `y (m, o)`, `x (m, i)`, `first (r, i)`, `second (r, o)`; result `(m, r)`.
+fn add_low_rank(y: &mut Tensor, x: &Tensor, first_ri: &Tensor, second_ro: &Tensor, scale: f64) -> Tensor {
+    let inner = product(x, first_ri) * scale;
+    let _ = y.addmm_(&inner, second_ro);
+    inner
+}
+
+/// `thinᵀ · wide`, summed up over rows: the gradient of a matrix of low rank.
+///
+/// # Shapes
+/// `thin (m, r)`, `wide (m, o)`; result `(r, o)`.
+fn across(thin: &Tensor, wide: &Tensor) -> Tensor {
+    // The large factor is the one that may lie transposed.
+    product(&thin.transpose(0, 1).contiguous(), &wide.transpose(0, 1))
 }
 
 impl LinearSaved {
@@ -103,20 +174,20 @@ impl LinearSaved {
             }
             dx.view(&size[..])
         };
-        let mut dx = x.then(|| product(&dy, &self.weight_oi.transpose(0, 1)));
+        let mut dx = x.then(|| product(&dy, &self.weight.matrix().transpose(0, 1)));
         let weight = self.x.as_ref().filter(|_| weight).map(|x| product(&dy.transpose(0, 1), &x.transpose(0, 1)));
         let bias = bias.then(|| dy.sum_dim_intlist(&[0i64][..], false, dy.kind()));
         let Some(l) = &self.low_rank else {
             return [dx.map(shaped), None, weight, bias, None, None];
         };
         let dinner = match (&l.x, &mut dx) {
-            (None, Some(dx)) => add_low_rank(dx, &dy, (&l.b_or, &l.a_ri), l.scale),
+            (None, Some(dx)) => add_low_rank(dx, &dy, &l.b_or.transpose(0, 1), &l.a_ri, l.scale),
             _ => product(&dy, &l.b_or.transpose(0, 1)) * l.scale,
         };
         let own_dx = own_x.then(|| product(&dinner, &l.a_ri.transpose(0, 1)));
         let own_x = l.x.as_ref().or(self.x.as_ref());
-        let a = own_x.filter(|_| a).map(|x| across(&dinner, x, false).to_kind(l.kind));
-        let b = b.then(|| across(&l.inner, &dy, true).to_kind(l.kind));
+        let a = own_x.filter(|_| a).map(|x| across(&dinner, x).to_kind(l.kind));
+        let b = b.then(|| across(&l.inner, &dy).transpose(0, 1).contiguous().to_kind(l.kind));
         [dx.map(shaped), own_dx.map(shaped), weight, bias, a, b]
     }
 }
@@ -126,6 +197,10 @@ mod tests {
     use tch::Device;
 
     use super::*;
+
+    fn plain(weight_oi: &Tensor) -> Weight {
+        Weight::Plain(weight_oi.shallow_clone())
+    }
 
     fn leaf(size: &[i64], kind: Kind) -> Tensor {
         Tensor::randn(size, (kind, Device::Cpu)).set_requires_grad(true)
@@ -140,7 +215,7 @@ mod tests {
                 let (x, weight, bias) = (leaf(&[2, 5, 12], kind), leaf(&[7, 12], kind), leaf(&[7], kind));
                 let (a, b, own) = (leaf(&[3, 12], kind), leaf(&[7, 3], kind), leaf(&[2, 5, 12], kind));
                 let low_rank = LowRank { a_ri: &a, b_or: &b, scale: 0.7, x_bni: has_own_x.then_some(&own) };
-                let ours = linear(&x, &weight, has_bias.then_some(&bias), has_low_rank.then_some(low_rank));
+                let ours = linear(&x, &plain(&weight), has_bias.then_some(&bias), has_low_rank.then_some(low_rank));
                 let seed = Tensor::randn([2, 5, 7], (kind, Device::Cpu));
                 let leaves = [&x, &weight, &bias, &a, &b, &own];
                 let taken = |y: &Tensor| crate::native::gradients_of(&[y], &[&seed], &leaves).unwrap();
@@ -149,51 +224,12 @@ mod tests {
                 let input = if has_own_x { &own } else { &x };
                 let addition = (input.linear(&a, None::<&Tensor>) * 0.7).linear(&b, None::<&Tensor>);
                 let projected = x.linear(&weight, has_bias.then_some(&bias));
-                let plain = if has_low_rank { projected + addition } else { projected };
-                assert!(ours.allclose(&plain, 0.0, bound, false));
-                for (i, (ours, plain)) in ours_gradients.iter().zip(taken(&plain)).enumerate() {
+                let expected = if has_low_rank { projected + addition } else { projected };
+                assert!(ours.allclose(&expected, 0.0, bound, false));
+                for (i, (ours, plain)) in ours_gradients.iter().zip(taken(&expected)).enumerate() {
                     match (ours, plain) {
                         (Some(ours), Some(plain)) => assert!(ours.allclose(&plain, 0.0, 10.0 * bound, false), "gradient {i}"),
                         (ours, plain) => assert!(ours.is_none() && plain.is_none(), "gradient {i}"),
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn an_addition_of_low_rank_is_its_products_however_its_matrices_lie() {
-        for (kind, bound) in [(Kind::Double, 1e-12), (Kind::Float, 1e-3)] {
-            for (rows, inner, out, rank) in [(64, 13, 128, 1), (65, 128, 130, 3), (200, 300, 13, 8), (130, 64, 64, 16)] {
-                let of = |size: [i64; 2]| Tensor::randn(size, (kind, Device::Cpu));
-                let lying = |[rows, columns]: [i64; 2]| of([columns, rows]).transpose(0, 1);
-                let cut = |[rows, columns]: [i64; 2]| of([columns, rows + 3]).narrow(1, 1, rows).transpose(0, 1);
-                let forms: [&dyn Fn([i64; 2]) -> Tensor; 3] = [&of, &lying, &cut];
-                for matrix in forms {
-                    let (x, first, second) = (of([rows, inner]), matrix([inner, rank]), matrix([rank, out]));
-                    let before = of([rows, out]);
-                    let mut y = before.copy();
-                    let thin = add_low_rank(&mut y, &x, (&first, &second), 0.5);
-                    let plain = x.matmul(&first) * 0.5;
-                    assert!(thin.allclose(&plain, 0.0, bound, false), "{kind:?} {rows} × {inner}, {rank}");
-                    assert!(y.allclose(&(before + plain.matmul(&second)), 0.0, bound, false), "{kind:?} {rows} × {out}, {rank}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn gradients_of_thin_matrices_are_products_whatever_their_sizes() {
-        for (kind, bound) in [(Kind::Double, 1e-12), (Kind::Float, 1e-4)] {
-            for rows in [1, 63, 64, 65, 200, 1024] {
-                for (rank, width) in [(1, 7), (8, 128), (9, 130), (16, 300)] {
-                    let thin = Tensor::randn([rows, rank], (kind, Device::Cpu));
-                    let lying = Tensor::randn([width, rows], (kind, Device::Cpu)).transpose(0, 1);
-                    for wide in [lying.contiguous(), lying] {
-                        let plain = thin.transpose(0, 1).matmul(&wide);
-                        let (ours, turned) = (across(&thin, &wide, false), across(&thin, &wide, true));
-                        assert!(ours.allclose(&plain, 0.0, bound, false), "{kind:?} {rows} × {rank}, {width}");
-                        assert!(turned == ours.transpose(0, 1).contiguous() && turned.is_contiguous());
                     }
                 }
             }
@@ -205,7 +241,7 @@ mod tests {
         let x = leaf(&[1, 4, 8], Kind::BFloat16);
         let weight = Tensor::randn([6, 8], (Kind::BFloat16, Device::Cpu));
         let (a, b) = (leaf(&[2, 8], Kind::Float), leaf(&[6, 2], Kind::Float));
-        let y = linear(&x, &weight, None, Some(LowRank { a_ri: &a, b_or: &b, scale: 1.0, x_bni: None }));
+        let y = linear(&x, &plain(&weight), None, Some(LowRank { a_ri: &a, b_or: &b, scale: 1.0, x_bni: None }));
         assert_eq!(y.kind(), Kind::BFloat16);
         let grads = crate::native::gradients_of(&[&y], &[&y.ones_like()], &[&a, &b, &x]).unwrap();
         let kinds: Vec<Kind> = grads.iter().flatten().map(Tensor::kind).collect();
@@ -223,6 +259,7 @@ mod tests {
     #[test]
     fn without_autograd_nothing_is_kept() {
         let (x, weight) = (leaf(&[1, 2, 3], Kind::Float), Tensor::randn([4, 3], tch::kind::FLOAT_CPU));
+        let weight = plain(&weight);
         assert!(!no_grad(|| linear(&x, &weight, None, None)).requires_grad());
         assert!(!linear(&x.detach(), &weight, None, None).requires_grad());
         assert!(linear(&x, &weight, None, None).requires_grad());

@@ -69,7 +69,7 @@ impl Rotation {
     fn turn_all(&self, x_bhnr: &Tensor, turn: RotationDirection) -> Tensor {
         let kind = x_bhnr.kind();
         if native::computes(x_bhnr.device(), kind) && self.cos.kind() == kind {
-            return native::rotate(x_bhnr, (&self.cos, &self.sin), turn);
+            return native::rotate(x_bhnr, &self.cos, &self.sin, turn);
         }
         self.turn_tensors(x_bhnr, turn)
     }

@@ -18,7 +18,7 @@ pub fn clip_grad_norm(gradients: &mut [(String, Tensor)], max_norm: f64) -> f64 
     })
 }
 
-/// Of tensors on the host and on a device, all on the device.
+/// Moves tensors on the host to the device on which others are.
 pub fn in_one_place(tensors: Vec<Tensor>) -> Vec<Tensor> {
     let device = tensors.iter().map(Tensor::device).find(|device| device.is_cuda()).unwrap_or(Device::Cpu);
     tensors.into_iter().map(|tensor| tensor.to_device(device)).collect()

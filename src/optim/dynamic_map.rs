@@ -10,7 +10,7 @@ const EXPONENTS: i32 = 7;
 /// The 256 numbers from -1 to 1, or from 0 to 1, that codes stand for: the fewer bits an exponent takes, the more its fraction has.
 #[derive(Debug)]
 pub(super) struct DynamicMap {
-    /// Ascending `(256)`, f64.
+    /// The numbers in ascending order `(256)`, f64.
     values: Tensor,
     /// What lies between two neighbours `(255)`, f64.
     borders: Tensor,

@@ -33,7 +33,7 @@ pub fn build(recipe: &OptimizerRecipe, offload: Offload, parameters: &[(String, 
     let maps =
         if recipe.name == OptimizerName::AdamW8bit { vec![DynamicMap::signed(), DynamicMap::unsigned()] } else { Vec::new() };
     let form = StateForm { maps, is_on_host: offload != Offload::None };
-    Box::new(RuleOptimizer::new((rule(recipe), recipe.loraplus_lr_ratio), form, parameters, device))
+    Box::new(RuleOptimizer::new(rule(recipe), recipe.loraplus_lr_ratio, form, parameters, device))
 }
 
 fn rule(recipe: &OptimizerRecipe) -> Box<dyn rule::Rule> {

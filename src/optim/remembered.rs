@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::dynamic_map::DynamicMap;
 use super::rule::Rule;
-use crate::store::{HostTensor, TensorPrefetch, bytes_of};
+use crate::store::{Waiting, in_memory};
 use crate::units::Bytes;
 
 /// How the slots of a rule are remembered.
@@ -24,19 +24,10 @@ pub(super) struct Remembered {
     pub(super) name: String,
     /// The ends of the names of what is remembered: slots, or their codes and scales; and behind them the master, where there is one.
     ends: Vec<String>,
-    tensors: KeptTensors,
-}
-
-#[derive(Debug)]
-enum KeptTensors {
-    Here(Vec<Tensor>),
-    OnHost(Vec<HostTensor>),
-}
-
-/// What is remembered of a parameter, on its way to where it is updated.
-pub(super) enum RememberedPrefetch {
-    Here(Vec<Tensor>),
-    Coming(Vec<TensorPrefetch>),
+    tensors: Waiting<Vec<Tensor>>,
+    is_on_host: bool,
+    /// Where it is updated.
+    device: Device,
 }
 
 impl StateForm {
@@ -59,7 +50,7 @@ impl StateForm {
 }
 
 impl Remembered {
-    pub(super) fn new(rule: &dyn Rule, form: &StateForm, (name, parameter): &(String, Tensor), device: Device) -> Self {
+    pub(super) fn new(rule: &dyn Rule, form: &StateForm, name: &str, parameter: &Tensor, device: Device) -> Self {
         let parameter = parameter.detach().to_device(device);
         let has_master = parameter.kind() == Kind::BFloat16;
         let wide = if has_master { parameter.to_kind(Kind::Float) } else { parameter };
@@ -78,33 +69,26 @@ impl Remembered {
             ends.push(MASTER.to_owned());
             tensors.push(wide);
         }
-        let empty = if form.is_on_host { KeptTensors::OnHost(Vec::new()) } else { KeptTensors::Here(Vec::new()) };
-        let mut own = Self { name: name.clone(), ends, tensors: empty };
-        own.keep(tensors);
+        let is_on_host = form.is_on_host;
+        let mut own = Self { name: name.to_owned(), ends, tensors: Waiting::here(&Vec::new()), is_on_host, device };
+        own.keep(&tensors);
         own
     }
 
-    /// Whether it is to be fetched.
-    pub(super) fn is_away(&self) -> bool {
-        matches!(self.tensors, KeptTensors::OnHost(_))
+    /// Sets it out to where it is updated, if it waits elsewhere.
+    pub(super) fn prefetch(&mut self) {
+        in_memory(self.tensors.prefetch(self.device));
     }
 
-    /// Sets it out to where it is updated.
-    pub(super) fn prefetch(&self, device: Device) -> RememberedPrefetch {
-        match &self.tensors {
-            KeptTensors::Here(tensors) => RememberedPrefetch::Here(tensors.iter().map(Tensor::shallow_clone).collect()),
-            KeptTensors::OnHost(tensors) => {
-                RememberedPrefetch::Coming(tensors.iter().map(|tensor| tensor.prefetch(device)).collect())
-            }
-        }
+    /// The tensors where they are updated.
+    pub(super) fn fetch(&mut self) -> Vec<Tensor> {
+        in_memory(self.tensors.wait(self.device))
     }
 
     /// Keeps what has changed, in the place of what was.
-    pub(super) fn keep(&mut self, changed: Vec<Tensor>) {
-        match &mut self.tensors {
-            KeptTensors::Here(tensors) => *tensors = changed,
-            KeptTensors::OnHost(tensors) => *tensors = changed.iter().map(HostTensor::send).collect(),
-        }
+    pub(super) fn keep(&mut self, changed: &[Tensor]) {
+        let changed: Vec<Tensor> = changed.iter().map(Tensor::shallow_clone).collect();
+        self.tensors = if self.is_on_host { Waiting::send(&changed) } else { Waiting::here(&changed) };
     }
 
     /// The master among its tensors.
@@ -112,13 +96,10 @@ impl Remembered {
         self.ends.iter().zip(tensors).find(|(end, _)| *end == MASTER).map(|(_, tensor)| tensor.shallow_clone())
     }
 
-    /// Its tensors by name, where they are.
+    /// What is remembered by name, where it is.
     pub(super) fn named(&self) -> Vec<(String, Tensor)> {
-        let tensors: Vec<Tensor> = match &self.tensors {
-            KeptTensors::Here(tensors) => tensors.iter().map(Tensor::shallow_clone).collect(),
-            KeptTensors::OnHost(tensors) => tensors.iter().map(HostTensor::on_host).collect(),
-        };
-        self.names().zip(tensors).collect()
+        let home = if self.is_on_host { Device::Cpu } else { self.device };
+        self.names().zip(in_memory(self.tensors.fetch(home))).collect()
     }
 
     /// The names of its tensors.
@@ -127,18 +108,6 @@ impl Remembered {
     }
 
     pub(super) fn bytes(&self) -> Bytes {
-        match &self.tensors {
-            KeptTensors::Here(tensors) => bytes_of(tensors),
-            KeptTensors::OnHost(tensors) => tensors.iter().map(HostTensor::bytes).sum(),
-        }
-    }
-}
-
-impl RememberedPrefetch {
-    pub(super) fn wait(self) -> Vec<Tensor> {
-        match self {
-            Self::Here(tensors) => tensors,
-            Self::Coming(tensors) => tensors.into_iter().map(TensorPrefetch::wait).collect(),
-        }
+        self.tensors.bytes()
     }
 }

@@ -10,7 +10,6 @@ pub(super) struct Update<'a> {
     pub(super) gradient: Tensor,
     /// What is remembered, in the order of [`Rule::slots`].
     pub(super) slots: &'a mut [Tensor],
-    /// From 1.
     pub(super) step: i32,
     pub(super) learning_rate: f64,
 }

@@ -1,6 +1,6 @@
 //! An optimiser made of a rule: it applies the rule to each parameter, and keeps what the rule remembers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -23,15 +23,21 @@ pub(super) struct RuleOptimizer {
 
 const STEP: &str = "step";
 
+fn by_name(tensors: &[(String, Tensor)]) -> BTreeMap<&str, &Tensor> {
+    tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect()
+}
+
 impl RuleOptimizer {
     /// With nothing remembered of `parameters`, which are updated on `device`.
     pub(super) fn new(
-        (rule, b_ratio): (Box<dyn Rule>, f64),
+        rule: Box<dyn Rule>,
+        b_ratio: f64,
         form: StateForm,
         parameters: &[(String, Tensor)],
         device: Device,
     ) -> Self {
-        let remembered = parameters.iter().map(|parameter| Remembered::new(&*rule, &form, parameter, device)).collect();
+        let remembered =
+            parameters.iter().map(|(name, parameter)| Remembered::new(&*rule, &form, name, parameter, device)).collect();
         Self { rule, b_ratio, form, device, step: 0, remembered }
     }
 }
@@ -40,15 +46,15 @@ impl Optimizer for RuleOptimizer {
     fn step(&mut self, parameters: &[(String, Tensor)], gradients: &[(String, Tensor)], learning_rate: f64) {
         self.step += 1;
         let step = self.step as i32;
-        let of = |all: &[(String, Tensor)], name: &str| all.iter().find(|(own, _)| own == name).map(|(_, t)| t.detach());
+        let [parameters, gradients] = [parameters, gradients].map(by_name);
+        let of = |all: &BTreeMap<&str, &Tensor>, name: &str| all.get(name).map(|tensor| tensor.detach());
         let (form, device) = (&self.form, self.device);
-        let mut ahead = None;
         no_grad(|| {
             for index in 0..self.remembered.len() {
-                let mut tensors = ahead.take().unwrap_or_else(|| self.remembered[index].prefetch(device)).wait();
-                ahead = self.remembered.get(index + 1).filter(|next| next.is_away()).map(|next| next.prefetch(device));
+                let mut tensors = self.remembered[index].fetch();
+                self.remembered.get_mut(index + 1).into_iter().for_each(Remembered::prefetch);
                 let own = &mut self.remembered[index];
-                let (Some(gradient), Some(stored)) = (of(gradients, &own.name), of(parameters, &own.name)) else { continue };
+                let (Some(gradient), Some(stored)) = (of(&gradients, &own.name), of(&parameters, &own.name)) else { continue };
                 // A weight of fewer bits follows its master, and one that waits on the host is updated where the others are.
                 let parameter = own.master(&tensors).unwrap_or_else(|| stored.to_device(device));
                 let gradient = gradient.to_device(device).to_kind(parameter.kind());
@@ -61,7 +67,7 @@ impl Optimizer for RuleOptimizer {
                 if stored.data_ptr() != parameter.data_ptr() {
                     stored.shallow_clone().copy_(&parameter);
                 }
-                own.keep(tensors);
+                own.keep(&tensors);
             }
         });
     }
@@ -76,10 +82,8 @@ impl Optimizer for RuleOptimizer {
     }
 
     fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), OptimError> {
-        let find = |name: &str| {
-            let found = state.iter().find(|(n, _)| n == name);
-            found.map(|(_, t)| t).ok_or_else(|| OptimError::OtherState(format!("`{name}` is missing")))
-        };
+        let by_name = by_name(state);
+        let find = |name: &str| by_name.get(name).copied().ok_or_else(|| OptimError::OtherState(format!("`{name}` is missing")));
         let own = self.remembered.iter().flat_map(Remembered::names).chain([STEP.to_owned()]);
         let (own, saved): (BTreeSet<String>, BTreeSet<String>) =
             (own.collect(), state.iter().map(|(name, _)| name.clone()).collect());
@@ -102,7 +106,7 @@ impl Optimizer for RuleOptimizer {
                 }
                 tensors.push(saved.to_device(self.device).copy());
             }
-            own.keep(tensors);
+            own.keep(&tensors);
         }
         Ok(())
     }

@@ -54,7 +54,9 @@ impl ProcessBaseline {
             resident_now()
         });
         let freed = Bytes(FREED_NUMBERS * accumulation_kind(kind_of(dtype)).elt_size_in_bytes() as u64);
-        Self { resident: Bytes(both), kernels: Bytes(both.saturating_sub(first)), freed }
+        // A quarter more is still to come for shapes that neither model has, as seen over drawn recipes.
+        let kernels = both.saturating_sub(first);
+        Self { resident: Bytes(both), kernels: Bytes(kernels + kernels / 4), freed }
     }
 }
 

@@ -1,10 +1,12 @@
-//! The tiling of a step: what is left open in a recipe, decided by time among what fits. What is exact comes before what rounds, and
-//! memory before files.
+//! The tiling of a step: what is left open in a recipe, decided by the count of operations among what fits, then by the size of cells.
+//! Exact stores come before those that round, and memory before files. Neither a clock nor the machine's load has a say.
+
+use std::cmp::{Ordering, Reverse};
 
 use tch::Kind;
 
 use super::ladder::{self, ladder, smallest};
-use super::{Forecast, Limits, Machine, StepSpec, StepTimes, StepWork, TrainedPart};
+use super::{Flops, Forecast, Limits, Machine, StepSpec, TrainedPart};
 use crate::data::Batch;
 use crate::engine::{RandomSizes, Schedule, Settings};
 use crate::model::ModelConfig;
@@ -39,8 +41,9 @@ pub struct Alternative {
     /// Of a device with a memory of its own.
     pub device: Option<Bytes>,
     pub host: Bytes,
-    /// Seconds by part, in the order of [`super::StepPart::ALL`]; where the device was not there to be timed, those of some other one.
-    pub seconds: [f64; 6],
+    pub operations: f64,
+    /// Estimated seconds by part, in the order of [`super::StepPart::ALL`], where the machine's rate is known.
+    pub seconds: Option<[f64; 6]>,
     /// Whether it stays within the limits.
     pub fits: bool,
 }
@@ -60,8 +63,10 @@ impl Alternative {
         if files > Bytes(0) { format!(", with {files} in files") } else { String::new() }
     }
 
-    pub fn total_seconds(&self) -> f64 {
-        self.seconds.iter().sum()
+    /// Fewer operations first, then larger cells, then less memory.
+    fn compare(&self, other: &Self) -> Ordering {
+        let size = |a: &Self| (Reverse(a.grad.layers_per_cell), a.cells, a.device, a.host);
+        self.operations.total_cmp(&other.operations).then_with(|| size(self).cmp(&size(other)))
     }
 }
 
@@ -69,14 +74,12 @@ impl Alternative {
 #[derive(Clone, Debug)]
 pub struct Decision {
     pub chosen: Alternative,
-    /// Of those that were looked at, with each number of layers and each pair of stores, the best; the fastest first.
+    /// The best with each number of layers and each pair of stores that was looked at; fewest operations first.
     pub alternatives: Vec<Alternative>,
 }
 
 /// A forecast may be too low by so many percent: of twenty drawn recipes the worst was by 7.5.
 const MARGIN: u64 = 10;
-/// A tiling that takes at most so much longer than the fastest is about as fast: the times are estimates.
-const ABOUT: f64 = 1.03;
 
 /// Chunks of a cell that is looked at, at most: products of matrices gain nothing from more rows than that.
 const WIDEST: usize = 16;
@@ -90,7 +93,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Shapes of cells with the stores that `grad` names, whether they fit or not; with each number of layers the best, the fastest first.
+    /// Shapes of cells with the stores that `grad` names, whether they fit or not; with each number of layers the best, fewest operations first.
     pub fn alternatives(&self, grad: &GradRecipe) -> Result<Vec<Alternative>, Fault> {
         let open = vec![OpenKey::LayersPerCell, OpenKey::ChunksPerCell];
         let open = GradRecipe { open, keep_graph: KeepGraph::Auto, ..grad.clone() };
@@ -110,7 +113,7 @@ impl Planner<'_> {
                 }
             }
             let made = self.with_stores(grad, stores)?;
-            let chosen = best(made.iter().filter(|alternative| alternative.fits)).cloned();
+            let chosen = made.iter().filter(|alternative| alternative.fits).min_by(|a, b| a.compare(b)).cloned();
             seen.extend(made);
             if let Some(mut chosen) = chosen {
                 if grad.keep_graph == KeepGraph::Auto && chosen.kept == 0 {
@@ -184,14 +187,15 @@ impl Planner<'_> {
         };
         let with_margin = |bytes: Bytes| bytes.0 as f64 * (1.0 + MARGIN as f64 / 100.0);
         let within = |bytes: Bytes, limit: Option<Bytes>| limit.is_none_or(|limit| with_margin(bytes) <= limit.0 as f64);
-        let (times, limits) = (self.machine.times.unwrap_or(StepTimes::UNKNOWN), self.machine.limits);
-        let work = StepWork::of(&spec, &plan, (self.batch.num_tokens(), self.batch.num_targets()));
+        let limits = self.machine.limits;
+        let operations = Flops::by_part(&spec, &plan, self.batch.num_tokens(), self.batch.num_targets());
         Ok(Alternative {
             cells: (settings.layer_bands().len(), plan.columns.len()),
             kept: Schedule::new(&settings, &plan).num_kept(),
             device,
             host,
-            seconds: times.seconds(&work),
+            operations: operations.iter().sum(),
+            seconds: self.machine.rate.map(|rate| operations.map(|of_part| of_part / rate)),
             fits: within(host, limits.host)
                 && device.is_none_or(|bytes| within(bytes, limits.device))
                 && within(forecast.files, limits.files),
@@ -282,22 +286,14 @@ impl Planner<'_> {
     }
 }
 
-/// The one with the least memory among those that are about as fast as the fastest.
-fn best<'a>(all: impl Iterator<Item = &'a Alternative> + Clone) -> Option<&'a Alternative> {
-    let fastest = all.clone().map(Alternative::total_seconds).fold(f64::INFINITY, f64::min);
-    all.filter(|a| a.total_seconds() <= ABOUT * fastest).min_by_key(|a| (a.device, a.host))
-}
-
 fn by_layers(seen: &[Alternative]) -> Vec<Alternative> {
     let group = |a: &Alternative| (a.grad.layers_per_cell, a.grad.layer_checkpoints, a.grad.undo_log);
     let mut groups: Vec<_> = seen.iter().map(group).collect();
     groups.dedup();
-    let of_group = |key: &_| {
-        let all = seen.iter().filter(|a| group(a) == *key);
-        best(all.clone().filter(|a| a.fits)).or_else(|| best(all)).cloned()
-    };
+    let of_group =
+        |key: &_| seen.iter().filter(|a| group(a) == *key).min_by(|a, b| b.fits.cmp(&a.fits).then_with(|| a.compare(b))).cloned();
     let mut alternatives: Vec<Alternative> = groups.iter().filter_map(of_group).collect();
-    alternatives.sort_by(|a, b| a.total_seconds().total_cmp(&b.total_seconds()));
+    alternatives.sort_by(Alternative::compare);
     alternatives
 }
 

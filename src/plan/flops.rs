@@ -3,11 +3,10 @@
 
 use serde::Serialize;
 
-use super::projection::Projection;
-use super::{StepSpec, TrainedPart};
+use super::{StepPart, StepSpec, TrainedPart};
 use crate::cache::ChunkSpan;
 use crate::engine::{ChunkPlan, Schedule};
-use crate::model::AttentionSpec;
+use crate::model::{AttentionSpec, Projection};
 
 /// Operations of one step; a multiplication with its addition counts as two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -33,33 +32,46 @@ struct ForwardBackward {
     backward: f64,
 }
 
-/// Operations of one layer, or for one token, by the part of the step that runs them.
+/// Operations of a step by its passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct ByPart {
-    pub(super) forward: Flops,
+struct Passes {
+    forward: Flops,
     /// Of cells whose graphs were not kept.
-    pub(super) recompute: Flops,
+    recompute: Flops,
     /// The second forward of bands below the top one.
-    pub(super) replay: Flops,
-    pub(super) backward: Flops,
+    replay: Flops,
+    backward: Flops,
 }
 
 impl Flops {
     /// The operations of a step over `plan`, whose batch has so many tokens and targets.
     pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> Self {
-        let parts = by_part(spec, plan, (tokens, targets));
+        let parts = passes(spec, plan, tokens, targets);
         let passes = [parts.forward, parts.recompute, parts.replay, parts.backward];
         let sum = |of: fn(&Self) -> f64| passes.iter().map(of).sum();
         // The head is run once.
         Self { linear: sum(|f| f.linear), attention: sum(|f| f.attention), head: parts.forward.head }
     }
+
+    /// The operations of such a step by part, in the order of [`StepPart::ALL`]. The optimiser multiplies no matrices.
+    pub fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -> [f64; 6] {
+        let passes = passes(spec, plan, tokens, targets);
+        StepPart::ALL.map(|part| match part {
+            StepPart::Forward => passes.forward.linear + passes.forward.attention,
+            StepPart::Head => passes.forward.head,
+            StepPart::Replay => passes.replay.total(),
+            StepPart::Recompute => passes.recompute.total(),
+            StepPart::Backward => passes.backward.total(),
+            StepPart::Optimizer => 0.0,
+        })
+    }
 }
 
-pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> ByPart {
+fn passes(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -> Passes {
     let config = spec.config;
     let schedule = Schedule::new(spec.settings, plan);
     let replayed = schedule.replayed_layers();
-    let mut parts = ByPart::default();
+    let mut parts = Passes::default();
     for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
         let linear = projections(spec, layer);
         let of_layer = &config.layers[layer].attention;

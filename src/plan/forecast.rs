@@ -3,28 +3,12 @@
 use std::ops::Range;
 
 use super::StepSpec;
+use super::moment::{Place, PlannedPeak};
 use super::part::StepPart;
-use super::walk::{Span, StepWalk};
+use super::step_memory::StepMemory;
 use crate::data::{Batch, IGNORE, Sequence, Targets};
-use crate::engine::{ChunkPlan, MemoryEntry, MemoryPlace};
-use crate::recipe::Offload;
+use crate::engine::ChunkPlan;
 use crate::units::Bytes;
-
-/// One memory at its peak.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlannedPeak {
-    /// The part of the step in which it is.
-    pub part: StepPart,
-    /// Parts by name; their sum is the peak.
-    pub parts: Vec<(&'static str, Bytes)>,
-}
-
-impl PlannedPeak {
-    /// The sum of the parts.
-    pub fn bytes(&self) -> Bytes {
-        self.parts.iter().map(|(_, bytes)| *bytes).sum()
-    }
-}
 
 /// What a step would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,78 +22,19 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Of a step on `batch`, which is planned as `plan`, after the first: stores keep the room that they have had.
+    /// The step on `batch`, which is planned as `plan`, after the first: stores keep the room that they have had.
     pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, batch: &Batch) -> Self {
-        let targets = targets_by_column(plan, batch);
-        let mut walk = Collected::new(spec);
-        let files = StepWalk::new(spec, plan, &targets).each(&mut |moment| walk.take(&moment));
-        Self { device: walk.device.peak, host: walk.host.map(|host| host.peak), files }
-    }
-
-    /// The spans of such a step, in their order: one for each event of the engine, and two for what comes after it.
-    pub fn moments(spec: &StepSpec<'_>, plan: &ChunkPlan, batch: &Batch) -> Vec<Span> {
-        let targets = targets_by_column(plan, batch);
-        let mut moments = Vec::new();
-        StepWalk::new(spec, plan, &targets).each(&mut |moment| moments.push(moment));
-        moments
-    }
-}
-
-/// The highest moments so far.
-struct Collected {
-    /// What there is at every moment.
-    standing: [MemoryEntry; 5],
-    device: Highest,
-    host: Option<Highest>,
-}
-
-/// The highest moment of one memory.
-struct Highest {
-    peak: PlannedPeak,
-    bytes: u64,
-}
-
-impl Highest {
-    fn none() -> Self {
-        Self { peak: PlannedPeak { part: StepPart::Forward, parts: Vec::new() }, bytes: 0 }
-    }
-
-    /// Most moments are none: their parts are added up, and listed only if they are.
-    fn raise(&mut self, part: StepPart, parts: impl Iterator<Item = (&'static str, Bytes)> + Clone) {
-        let bytes = parts.clone().map(|(_, bytes)| bytes.0).sum();
-        if bytes > self.bytes {
-            *self = Self { peak: PlannedPeak { part, parts: parts.collect() }, bytes };
-        }
-    }
-}
-
-impl Collected {
-    fn new(spec: &StepSpec<'_>) -> Self {
-        let accumulated = if spec.accumulates { spec.trained_bytes() } else { Bytes(0) };
-        let entry = |name, place, bytes| MemoryEntry { name, place, bytes };
-        let [weights, waiting] = spec.weights();
-        let of_gradients = if spec.sums_apart() && spec.layers_wait() { MemoryPlace::Host } else { MemoryPlace::Device };
-        let of_optimizer = if spec.offload == Offload::None { MemoryPlace::Device } else { MemoryPlace::Host };
-        let standing = [
-            entry("weights", MemoryPlace::Device, weights),
-            entry("waiting weights", MemoryPlace::Host, waiting),
-            entry("adapter", MemoryPlace::Device, spec.adapter()),
-            entry("optimizer state", of_optimizer, spec.optimizer_state()),
-            entry("accumulated gradients", of_gradients, accumulated),
-        ];
-        Self { standing, device: Highest::none(), host: spec.device.is_cuda().then(Highest::none) }
-    }
-
-    fn take(&mut self, moment: &Span) {
-        let (held, standing, is_alone) = (moment.held.entries(), self.standing, self.host.is_none());
-        let at = |place: MemoryPlace| {
-            let all = standing.iter().chain(&held);
-            all.filter(move |entry| is_alone || entry.place == place).map(|entry| (entry.name, entry.bytes))
+        let memory = StepMemory::new(spec, plan, &targets_by_column(plan, batch));
+        let moments = memory.moments();
+        let highest = |place: Option<Place>| {
+            let peaks = moments.iter().map(|moment| moment.peak(place));
+            peaks.max_by_key(PlannedPeak::bytes).unwrap_or(PlannedPeak { part: StepPart::Forward, parts: Vec::new() })
         };
-        let of_moment = [("graph of the cell", Bytes(moment.graph)), ("inside", Bytes(moment.inside))];
-        self.device.raise(moment.part, at(MemoryPlace::Device).chain(of_moment));
-        if let Some(host) = &mut self.host {
-            host.raise(moment.part, at(MemoryPlace::Host));
+        let has_own_memory = spec.device.is_cuda();
+        Self {
+            device: highest(has_own_memory.then_some(Place::Device)),
+            host: has_own_memory.then(|| highest(Some(Place::Host))),
+            files: memory.in_files(),
         }
     }
 }
@@ -128,4 +53,42 @@ fn targets_by_column(plan: &ChunkPlan, batch: &Batch) -> Vec<usize> {
         batch.sequences.iter().map(of_sequence).sum()
     };
     plan.columns.iter().map(of_column).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::super::fixtures::with_step;
+    use super::super::moment::Moment;
+    use super::*;
+    use crate::engine::ColumnWidth;
+
+    /// The moments of 14 tokens over 8 slots, in columns of 4, of two layer bands.
+    fn moments(words: &str, device: Device) -> Vec<Moment> {
+        let plan = ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1));
+        with_step(words, (Kind::Float, device), |spec| StepMemory::new(spec, &plan, &[4, 4, 4, 2]).moments())
+    }
+
+    fn most(moments: &[Moment], name: &str) -> u64 {
+        let of = |moment: &Moment| moment.entries.iter().filter(|entry| entry.0 == name).map(|entry| entry.2).sum::<u64>();
+        moments.iter().map(of).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn a_step_holds_what_its_sizes_say() {
+        let of = moments("", Device::Cpu);
+        // Two layers of 8 slots, in which a key and a value have 2 numbers each; and the hidden states' 4 numbers.
+        assert_eq!((most(&of, "caches"), most(&of, "gradients of caches")), (2 * 8 * (16 + 8), 8 * 16));
+        assert_eq!((most(&of, "travelling gradients"), most(&of, "tokens")), (14 * 4 * 4, 8 * 14));
+        let kept = moments("grad.attention_outputs = 'keep'", Device::Cpu);
+        assert_eq!((most(&of, "attention outputs"), most(&kept, "attention outputs")), (0, 2 * 14 * 2 * (2 + 1) * 4));
+        assert!(most(&kept, "graph of the cell") == most(&of, "graph of the cell"));
+    }
+
+    #[test]
+    fn copies_are_on_their_way_where_they_are_asynchronous() {
+        assert_eq!(most(&moments("", Device::Cpu), "prefetched copies"), 0);
+        assert!(most(&moments("", Device::Cuda(0)), "prefetched copies") > 0);
+    }
 }

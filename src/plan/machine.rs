@@ -1,9 +1,13 @@
 //! What computes: a device with its memory and its speed, here or elsewhere.
 
-use tch::Device;
+use std::time::Instant;
+
+use tch::{Device, Tensor, no_grad};
 
 use super::baseline::resident_now;
-use super::{Limits, ProcessBaseline, StepTimes};
+use super::{Limits, ProcessBaseline};
+use crate::model::kind_of;
+use crate::native::{cuda, product};
 use crate::recipe::Dtype;
 use crate::units::Bytes;
 
@@ -17,8 +21,8 @@ pub struct Machine {
     pub limits: Limits,
     /// Ranks that train together, each with a machine or a part of one.
     pub ranks: usize,
-    /// How long the work of a step takes; `None` where that was not measured.
-    pub times: Option<StepTimes>,
+    /// Operations a second of a product of two matrices; `None` where that was not measured.
+    pub rate: Option<f64>,
     /// Alike processes that share it.
     pub processes: u64,
 }
@@ -29,7 +33,7 @@ impl Machine {
     pub fn here(dtype: Dtype, device: Device) -> Self {
         let baseline = ProcessBaseline::rehearsed(dtype, device);
         let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-        Self { device, threads, baseline, limits: Limits::of_machine(device), ranks: 1, times: None, processes: 1 }
+        Self { device, threads, baseline, limits: Limits::of_machine(device), ranks: 1, rate: None, processes: 1 }
     }
 
     /// What one of `all` ranks may have of it, `here` of which run on it, each with a device of its own: a part of the host's memory and of
@@ -55,14 +59,25 @@ impl Machine {
         loaded
     }
 
-    /// With what `measure` says of its speed.
-    pub fn timed(mut self, measure: impl FnOnce() -> Option<StepTimes>) -> Self {
-        let before = resident_now();
-        self.times = measure();
-        // What stays are kernels of the run's own shapes, as they were expected. Some are still to come, for shapes that the
-        // rehearsal has not met: a quarter, as seen over drawn recipes.
-        let (kernels, expected) = (resident_now().saturating_sub(before), self.baseline.kernels.0);
-        self.baseline.kernels = Bytes(kernels.max(expected) + kernels.min(expected) / 4);
-        self
+    /// With the rate of one product of matrices, by the library that the projections use.
+    pub fn timed(self, dtype: Dtype) -> Self {
+        let side = if self.device.is_cuda() { SIDE_CUDA } else { SIDE_CPU };
+        // Where all numbers are the same, a GPU that is short of power computes faster than it ever would.
+        let [x, w] = [(); 2].map(|()| Tensor::randn([side, side], (kind_of(dtype), self.device)));
+        let seconds = || {
+            let began = Instant::now();
+            no_grad(|| drop(product(&x, &w)));
+            cuda::wait(self.device);
+            began.elapsed().as_secs_f64()
+        };
+        // The first one warms up.
+        let least = (0..PRODUCTS).map(|_| seconds()).skip(1).fold(f64::INFINITY, f64::min);
+        Self { rate: Some(2.0 * side.pow(3) as f64 / least.max(f64::MIN_POSITIVE)), ..self }
     }
 }
+
+/// Side of the matrices whose product is measured.
+const SIDE_CPU: i64 = 1024;
+const SIDE_CUDA: i64 = 4096;
+/// How often it is made.
+const PRODUCTS: usize = 4;

@@ -4,42 +4,13 @@ use std::ops::Range;
 
 use tch::{Device, Kind};
 
-use super::projection::Projection;
 use crate::data::share;
 use crate::engine::Settings;
-use crate::model::{IoParameters, ModelConfig, ModelError, io_parameters, kind_of, sizes_of_weights, trained_by_kind};
+use crate::model::{ModelConfig, TrainedPart, kind_of, sizes_of_weights};
 use crate::ops::attention::accumulation_kind;
-use crate::recipe::{LoraRecipe, Offload, OptimizerRecipe, Recipe};
+use crate::recipe::{Offload, OptimizerRecipe, Recipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TrainedPart {
-    Adapter {
-        /// The most rows of its A matrices.
-        r: usize,
-        /// The projections that have matrices in some layer.
-        targets: Vec<Projection>,
-        /// How many numbers are trained.
-        numbers: usize,
-        /// Those of them outside the layers.
-        ends: IoParameters,
-        has_dropout: bool,
-        /// Whether the lengths of rows are trained by themselves.
-        has_magnitudes: bool,
-    },
-    Weights,
-}
-
-impl TrainedPart {
-    /// What a recipe trains of a model.
-    pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
-        let Some(lora) = lora else { return Ok(Self::Weights) };
-        let ((targets, r), ends) = (Projection::targets(config, lora)?, io_parameters(config, lora)?);
-        let numbers = trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum();
-        Ok(Self::Adapter { r, targets, numbers, ends, has_dropout: lora.dropout > 0.0, has_magnitudes: lora.use_dora })
-    }
-}
 
 /// A step before it is made: of which model, by which settings, on what.
 #[derive(Clone, Copy, Debug)]
@@ -133,13 +104,13 @@ impl<'a> StepSpec<'a> {
         }
     }
 
-    /// Whether autograd keeps the input of a projection.
-    pub(super) fn keeps_input(&self, projection: Projection) -> bool {
-        match self.trained {
-            // Where inputs are dropped it is the dropped one that is kept.
-            TrainedPart::Adapter { targets, has_dropout, .. } => targets.contains(&projection) && !has_dropout,
-            TrainedPart::Weights => true,
+    /// Gradients that stay from step to step in their leaves, and those that the head sums up. That of an embedding which is no output
+    /// projection is made at the end.
+    pub(super) fn lasting_gradients(&self) -> u64 {
+        if self.sums_apart() {
+            return self.output_numbers() * self.wide();
         }
+        self.trained_bytes().0 - self.embedding_gradients()
     }
 
     /// The model's weights, without an adapter: where it computes, and on the host, where those of all layers wait but of two bands.

@@ -4,9 +4,9 @@ use super::choice::DEFAULT_POLICY;
 use super::diagnose::RecipeError;
 use super::foreign;
 use super::overrides::move_to;
-use super::plan::tables;
+use super::plan::dotted_keys;
 use super::refusals::Refusals;
-use super::table::{dotted, table_of};
+use super::table::{RecipeKey, table_of};
 use super::tree::{Document, KeyValue, Node, NodeValue, Spot};
 
 /// Parameters of policies that may stand beside `policy` instead of inside it.
@@ -28,10 +28,8 @@ pub(super) const FLAT: &[&str] = &[
 pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) -> Vec<String> {
     let mut notes = Vec::new();
     foreign::apply(document, &mut notes, refusals);
-    let tables = tables();
-    let keys = || tables.iter().flat_map(|(table, keys)| keys.iter().map(|key| (dotted(table, &key.text.name), &key.text)));
-    for (to, key) in keys() {
-        for name in key.also {
+    for (to, key) in dotted_keys() {
+        for name in key.text.also {
             if let Some(entry) = document.root.take(name) {
                 notes.push((entry.spot, format!("`{name}` is read as `{to}`")));
                 let moved = move_to(document, name, &to, entry);
@@ -41,11 +39,11 @@ pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) -> Vec<Str
     }
     refusals.catch(&["kv_cache"], split_cache_name(document, &mut notes));
     refusals.catch(&["kv_cache"], gather_policy_params(document, &mut notes));
-    for (key, text) in keys() {
+    for (key, RecipeKey { text, .. }) in dotted_keys() {
         let Some(node) = document.root.get_mut(&key) else { continue };
         let written = node.word();
         if let Some((word, _)) = text.words.iter().find(|(_, others)| others.contains(&written.as_str())) {
-            node.value = NodeValue::String((*word).to_owned());
+            *node = Node::string(word, node.spot);
             notes.push((node.spot, format!("`{key} = \"{written}\"` is read as `\"{word}\"`")));
         }
     }
@@ -72,7 +70,7 @@ fn split_cache_name(document: &mut Document, notes: &mut Vec<(Spot, String)>) ->
     let (other, buffer) = ending(&BUFFERS).unwrap_or(("", "plain"));
     let policy = name.strip_suffix(other).unwrap_or(&name).to_owned();
     notes.push((entry.spot, format!("`kv_cache.name = \"{name}\"` is read as `policy = \"{policy}\"`, `buffer = \"{buffer}\"`")));
-    let word = |word: &str| Node { value: NodeValue::String(word.to_owned()), spot: entry.node.spot };
+    let word = |word: &str| Node::string(word, entry.node.spot);
     let part = |node| KeyValue { node, ..entry.clone() };
     if !other.is_empty() {
         move_to(document, "kv_cache.name", "kv_cache.buffer", part(word(buffer)))?;

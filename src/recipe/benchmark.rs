@@ -9,7 +9,7 @@ words! {
         Upstream = "upstream",
         /// Upstream's in two steps, to be evaluated only: first the model thinks, then it is asked for the answer, without the text.
         UpstreamCot = "upstream-cot",
-        /// Upstream's without the text.
+        /// Upstream's wording without the text.
         UpstreamNoContext = "upstream-no-context",
         /// That of `keys_values`: ends in `Answer:` and the beginning of the reply, which is the letter alone.
         KeysValues = "keys-values",
@@ -25,7 +25,7 @@ words! {
         Kilt = "kilt",
         /// A value by its key.
         JsonKv = "json_kv",
-        /// Passages to be ranked.
+        /// Passages that are to be ranked.
         Msmarco = "msmarco",
         /// RULER's needles in HELMET's wording.
         Niah = "niah",
@@ -33,7 +33,7 @@ words! {
         Icl = "icl",
         /// Questions on stories. HELMET has them judged by a model.
         NarrativeQa = "narrativeqa",
-        /// Questions on books.
+        /// Questions on books without choices.
         InfbenchQa = "infbench_qa",
         /// Questions on books with four choices.
         InfbenchChoice = "infbench_choice",

@@ -22,7 +22,6 @@ const SLOTS: KeyRule = KeyRule {
 /// How many slots the layers' caches have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheLength {
-    /// The same in every layer.
     Uniform(usize),
     PerLayer(Vec<usize>),
     /// Falling from the bottom to the top.
@@ -34,7 +33,7 @@ pub enum CacheLength {
 #[serde(deny_unknown_fields)]
 pub struct Pyramid {
     pub mean: usize,
-    /// Of the last layer, at most the mean; the first has `2 · mean − top`.
+    /// Slots of the last layer, at most the mean; the first has `2 · mean − top`.
     pub top: usize,
 }
 

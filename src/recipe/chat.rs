@@ -11,7 +11,7 @@ use super::value::{RecipeReader, RecipeValue};
 use super::words::words;
 
 table! {
-    /// Those keys of the table `[data]` that are about texts.
+    /// The keys of the table `[data]` that are about texts.
     #[derive(Clone, Debug, PartialEq)]
     pub struct ChatRecipe in "data" {
         /// What is trained of a sample: the completion, which follows the prompt; what the assistant says; its last message; or all. Not with
@@ -46,7 +46,7 @@ table! {
     }
 }
 
-/// Its keys are those of the table that it is a part of.
+/// A part of a table, whose keys stand in that table.
 impl RecipeField for ChatRecipe {
     fn keys(_: KeyText, _: &KeyDefault) -> Vec<RecipeKey> {
         <Self as RecipeTable>::keys()
@@ -61,30 +61,12 @@ impl RecipeField for ChatRecipe {
     }
 }
 
-impl Default for ChatRecipe {
-    fn default() -> Self {
-        Self {
-            train_on: None,
-            train_on_end_of_turn: true,
-            boundary: Boundary::Separate,
-            chat_template: None,
-            chat_template_kwargs: TemplateVariables::default(),
-            chat_template_date: None,
-            roles: BTreeMap::new(),
-        }
-    }
-}
-
 words! {
     /// Which part of a sample is trained.
     pub enum TrainOn {
-        /// What follows the prompt.
         Completion = "completion",
-        /// What the assistant says.
         Assistant = "assistant",
-        /// The assistant's last message.
         Last = "last",
-        /// All of it.
         All = "all",
     }
 }
@@ -92,9 +74,7 @@ words! {
 words! {
     /// How prompt and completion become tokens.
     pub enum Boundary {
-        /// As one text.
         Joined = "joined",
-        /// Each alone.
         Separate = "separate",
     }
 }

@@ -2,7 +2,7 @@
 
 use toml::Table;
 
-use super::plan::tables;
+use super::plan::{TABLES, TableKeys};
 use super::refusals::Refusals;
 use super::table::{RecipeKey, RecipeTable, dotted};
 use super::tree::{Document, Node, Spot};
@@ -10,8 +10,7 @@ use super::value::RecipeReader;
 
 /// Refuses keys that do not exist, and values that are wrong by themselves; these are taken out.
 pub(super) fn check_keys(document: &mut Document, refusals: &mut Refusals) {
-    let tables = tables();
-    for (table, keys) in &tables {
+    for TableKeys { name: table, keys } in TABLES.iter() {
         if !table.is_empty()
             && let Err(error) = RecipeReader::new(document).parse::<Table>(table)
         {
@@ -23,7 +22,7 @@ pub(super) fn check_keys(document: &mut Document, refusals: &mut Refusals) {
             check_value(document, table, key, refusals);
         }
         let inner = if table.is_empty() { Some(&document.root) } else { document.root.entry(table).map(|entry| &entry.node) };
-        let beside = tables.iter().map(|(name, _)| *name).filter(|name| table.is_empty() && !name.is_empty());
+        let beside = TABLES.iter().map(|other| other.name).filter(|name| table.is_empty() && !name.is_empty());
         let known: Vec<&str> = beside.chain(keys.iter().map(|key| key.text.name.as_str())).collect();
         for entry in inner.into_iter().flat_map(Node::entries).filter(|entry| !known.contains(&entry.key.as_str())) {
             refusals.unknown(table, document.source.unknown_key(entry.spot, table, &entry.key, &known));

@@ -31,7 +31,7 @@ pub(super) const DEFAULT_POLICY: &str = "h2o";
 /// A name and its parameters, with the places where they were written.
 #[derive(Clone, Debug)]
 pub struct PolicyRecipe {
-    /// As in the recipe; whether it exists is for its owner to say.
+    /// The name in the recipe; whether it exists is for its owner to say.
     pub name: String,
     params: Node,
     spot: Spot,
@@ -90,7 +90,7 @@ impl PolicyRecipe {
         Ok(inner)
     }
 
-    /// As a recipe has it: the name alone, or a table with the parameters under it.
+    /// The value in a recipe: the name alone, or a table with the parameters under it.
     pub fn to_value(&self) -> toml::Value {
         match self.params.entries() {
             [] => toml::Value::String(self.name.clone()),

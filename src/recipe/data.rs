@@ -29,10 +29,9 @@ const CLASSES: KeyRule = KeyRule {
 };
 
 table! {
-    /// The table `[data]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct DataRecipe in "data" {
-        /// What the files hold.
+        /// The format of the rows in the files.
         #[also("data.type", "data.format_type")]
         #[word("longbench-v2", "longbench_v2", "longbenchv2", "LongBenchV2", "LongBench-v2")]
         #[word("prompt-completion", "prompt_completion")]
@@ -103,24 +102,7 @@ table! {
 impl DataRecipe {
     /// All of these files to train on, and the other keys left out.
     pub fn of(train: DataPaths) -> Self {
-        Self {
-            format: None,
-            train,
-            sets: Vec::new(),
-            validation: ValidationSource::Fraction(0.0),
-            max_seq_length: None,
-            on_too_long: OnTooLong::Error,
-            split_overlap: 0,
-            order: BatchOrder::Shuffled,
-            train_on_prompt: false,
-            prompt: None,
-            max_prompt_tokens: None,
-            family: None,
-            columns: BTreeMap::new(),
-            on_bad_row: OnBadRow::Error,
-            max_line_bytes: 64 << 20,
-            chat: ChatRecipe::default(),
-        }
+        Self { train, validation: ValidationSource::Fraction(0.0), ..Self::default() }
     }
 }
 
@@ -144,7 +126,6 @@ impl DataRecipe {
 words! {
     /// What the data files hold.
     pub enum DataFormat {
-        /// Rows of LongBench v2.
         LongBenchV2 = "longbench-v2",
         /// Rows with `prompt` and `completion`, which may be lists of messages; of a classification with `prompt` and `label`, or `completion`.
         PromptCompletion = "prompt-completion",
@@ -211,7 +192,6 @@ words! {
         Shuffled = "shuffled",
         /// The longest first, so that memory is known at the first step.
         LongestFirst = "longest_first",
-        /// The shortest first.
         ShortestFirst = "shortest_first",
         /// Shuffled, and batches are drawn anew for each epoch from sequences whose lengths differ by at most a quarter: a sequence has other
         /// company each time.
@@ -240,7 +220,6 @@ table! {
 }
 
 words! {
-    /// Which loss there is.
     pub(super) enum HeadKind {
         /// That of each next token.
         NextToken = "next_token",
@@ -262,9 +241,8 @@ pub enum HeadRecipe {
 }
 
 impl HeadRecipe {
-    /// As a recipe would have it.
     pub(super) fn to_table(&self) -> HeadTable {
-        let none = |kind| HeadTable { kind, labels: None, num_labels: None, label_tokens: None };
+        let none = |kind| HeadTable { kind, ..HeadTable::default() };
         match self.clone() {
             Self::NextToken => none(HeadKind::NextToken),
             Self::SeqClassificationOnLogits(Labels::Texts(texts)) => {
@@ -321,7 +299,7 @@ impl fmt::Display for ClassList {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Labels {
     Tokens(Vec<u32>),
-    /// By a text that is one token.
+    /// Each by a text that is one token.
     Texts(Vec<String>),
 }
 

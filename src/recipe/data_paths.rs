@@ -12,16 +12,15 @@ use super::diagnose::Checked;
 use super::value::{RecipeReader, RecipeValue};
 
 /// At least one path, pattern or folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataPaths(Vec<PathBuf>);
 
 impl DataPaths {
-    /// The same files by other names.
+    /// Gives the files other names.
     pub fn named_by(&self, name: impl Fn(&PathBuf) -> PathBuf) -> Self {
         Self(self.0.iter().map(name).collect())
     }
 
-    /// As the recipe lists them.
     pub fn paths(&self) -> &[PathBuf] {
         &self.0
     }

@@ -33,13 +33,18 @@ pub(super) enum Spot {
     Override(usize),
 }
 
+impl Spot {
+    pub(super) fn is_override(self) -> bool {
+        matches!(self, Self::Override(_))
+    }
+}
+
 /// Where something of a recipe was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecipeLocation {
     Text {
         /// The recipe, as the user named it.
         path: PathBuf,
-        /// Counted from 1.
         line: usize,
         /// Counted from 1, in characters.
         column: usize,

@@ -13,7 +13,6 @@ use super::words::words;
 use crate::metrics::Metric;
 
 table! {
-    /// The table `[eval]`.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct EvalRecipe in "eval" {
         /// Steps from one validation to the next.
@@ -29,12 +28,12 @@ table! {
         /// Which of two figures is better.
         #[default("by the metric")]
         pub mode: Mode = if metric == Figure::Loss { Mode::Min } else { Mode::Max },
-        /// Sequences that run together.
+        /// Sequences that run together in a validation.
         #[also("eval.batch_size", "eval.per_device_eval_batch_size", "eval_batch_size", "per_device_eval_batch_size")]
         #[rule(COUNT)]
         #[default("that of training")]
         pub micro_batch_size: Option<usize> = None,
-        /// Batches of a validation.
+        /// The most batches of a validation.
         #[also("eval.max_iters")]
         #[rule(COUNT)]
         #[default("all")]
@@ -49,9 +48,7 @@ table! {
 words! {
     /// Which of two figures is the better.
     pub enum Mode {
-        /// The smaller.
         Min = "min",
-        /// The larger.
         Max = "max",
     }
 }
@@ -66,7 +63,6 @@ impl Mode {
     }
 }
 
-/// The table `[eval.generate]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GenerateRecipe {
@@ -128,7 +124,6 @@ static FIGURES: LazyLock<Vec<&'static str>> =
     LazyLock::new(|| ["loss", "accuracy"].into_iter().chain(Metric::names().iter().copied()).collect());
 
 impl Figure {
-    /// As the recipe spells it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Loss => "loss",

@@ -5,10 +5,10 @@ use std::fmt;
 
 use super::diagnose::{Checked, listed};
 use super::overrides::move_to;
-use super::plan::tables;
+use super::plan::TABLES;
 use super::refusals::Refusals;
 use super::table::{dotted, table_of};
-use super::tree::{Document, KeyValue, Node, NodeValue, Spot};
+use super::tree::{Document, KeyValue, Node, Spot};
 
 /// What a value of another program's key means.
 pub(super) enum Meaning {
@@ -81,9 +81,8 @@ pub(super) const FOREIGN: &[(&str, &str, Meaning)] = &[
 
 /// Deals with all of them, and adds a note for each that is not refused.
 pub(super) fn apply(document: &mut Document, notes: &mut Vec<(Spot, String)>, refusals: &mut Refusals) {
-    let tables = tables();
     for (name, ..) in FOREIGN {
-        for key in tables.iter().map(|(table, _)| dotted(table, name)) {
+        for key in TABLES.iter().map(|table| dotted(table.name, name)) {
             let Some(entry) = document.root.take(&key) else { continue };
             let (spot, read) = (entry.spot, read(document, &key, entry, name));
             notes.extend(refusals.catch(&[table_of(&key)], read).map(|note| (spot, note)));
@@ -97,7 +96,7 @@ fn read(document: &mut Document, key: &str, entry: KeyValue, name: &str) -> Chec
     let values = FOREIGN.iter().filter(|(other, ..)| *other == name);
     match values.clone().find(|(_, value, _)| *value == word || *value == ANY) {
         Some((.., Is(to, word))) => {
-            let node = Node { value: NodeValue::String((*word).to_owned()), spot: entry.node.spot };
+            let node = Node::string(word, entry.node.spot);
             move_to(document, key, to, KeyValue { node, ..entry })?;
             Ok(format!("`{key} = {written}` is read as `{to} = \"{word}\"`"))
         }

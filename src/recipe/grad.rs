@@ -22,7 +22,6 @@ const WIDTH: KeyRule = KeyRule {
 };
 
 table! {
-    /// The table `[grad]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct GradRecipe in "grad" {
         /// Layers of a cell. More need less recomputation and more memory.
@@ -133,19 +132,12 @@ impl RecipeField for Vec<OpenKey> {
 words! {
     /// A key of `[grad]` that may be left open: it trades time for memory, or one kind of memory for another.
     pub enum OpenKey {
-        /// Layers of a cell.
         LayersPerCell = "layers_per_cell",
-        /// The width of a cell.
         ChunksPerCell = "chunks_per_cell",
-        /// The form of layer checkpoints.
         LayerCheckpoints = "layer_checkpoints",
-        /// Their place.
         LayerCheckpointsPlace = "layer_checkpoints_place",
-        /// The form of the undo log.
         UndoLog = "undo_log",
-        /// Its place.
         UndoLogPlace = "undo_log_place",
-        /// Whether attention's outputs wait.
         AttentionOutputs = "attention_outputs",
     }
 }
@@ -153,7 +145,6 @@ words! {
 words! {
     /// What becomes of attention's outputs of the forward phase.
     pub enum AttentionOutputs {
-        /// They are computed again.
         Recompute = "recompute",
         /// They wait until they are used.
         Keep = "keep",
@@ -165,7 +156,7 @@ words! {
 pub enum KeepGraph {
     /// None: every cell is computed again.
     None,
-    /// As many as the planner finds room for; none where nobody plans.
+    /// The planner decides how many there is room for; none where nobody plans.
     Auto,
     /// So many, counted in the order of the backward phase.
     Cells(usize),
@@ -237,15 +228,20 @@ impl<'de> Deserialize<'de> for KeepGraph {
 /// How what the backward phase needs waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreRecipe {
-    /// Default `plain`.
     pub form: StoreForm,
-    /// Default `memory`.
     pub place: StorePlace,
 }
 
 impl StoreRecipe {
     /// The default: exact, and in the host's memory.
     pub const PLAIN: Self = Self { form: StoreForm::Plain, place: StorePlace::Memory };
+}
+
+/// Prints form and place, as `int8, file`.
+impl fmt::Display for StoreRecipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.form, self.place)
+    }
 }
 
 /// Two keys: the form has the name of the field, and the place another one beside it.
@@ -272,9 +268,7 @@ fn place_key(key: &str) -> String {
 }
 
 words! {
-    /// How tensors wait.
     pub enum StoreForm {
-        /// As they are.
         Plain = "plain",
         /// In 1.19 bytes a value: smaller, and the gradient is no longer exact.
         Int8 = "int8",
@@ -286,7 +280,6 @@ words! {
 words! {
     /// What a run does where memory runs out.
     pub enum OnOutOfMemory {
-        /// It ends.
         Fail = "fail",
         /// It makes the step again with smaller cells, and at last with layer checkpoints in `int8`.
         Retreat = "retreat",
@@ -294,9 +287,7 @@ words! {
 }
 
 words! {
-    /// Where tensors wait.
     pub enum StorePlace {
-        /// In the host's memory.
         Memory = "memory",
         /// In a file that is deleted at the end.
         File = "file",

@@ -9,10 +9,9 @@ use toml::Value;
 
 use super::alias;
 use super::diagnose::{Checked, RecipeError, RecipeLocation};
-use super::plan::{Recipe, tables};
+use super::plan::{Recipe, TABLES, dotted_keys};
 use super::refusals::Refusals;
 use super::suggest::ADVICE;
-use super::table::dotted;
 use super::tree::{Document, Node, RecipeSource, Spot};
 use super::value::RecipeReader;
 use crate::files::{self, FileKind};
@@ -77,7 +76,7 @@ fn read(path: &Path) -> Checked<Map<String, Yaml>> {
 /// What became of the keys, in their order.
 #[derive(Default)]
 struct Import {
-    /// By dotted keys of the recipe.
+    /// Values with the dotted keys of the recipe.
     carried: Vec<(String, Value)>,
     /// Key, value, and why it is not carried over.
     left: Vec<(String, String, String)>,
@@ -233,9 +232,8 @@ impl Import {
             self.left.iter().map(|(key, value, why)| format!("# not carried over: {} = {}: {why}\n", quoted(key), quoted(value)));
         let off: Vec<String> = self.off.iter().map(quoted).collect();
         let off = (!off.is_empty()).then(|| format!("# off or empty there, and left out: {}\n", off.join(", ")));
-        let mut names = tables().map(|(table, _)| table);
         // What stands above all tables comes first.
-        names.rotate_right(1);
+        let names = TABLES.iter().map(|table| table.name).cycle().skip(TABLES.len() - 1).take(TABLES.len());
         let of_table = |table: &str| {
             let line = |(key, value): &(String, Value)| {
                 let (of, key) = key.split_once('.').unwrap_or(("", key));
@@ -259,9 +257,7 @@ fn known(key: &str, value: &Value) -> Option<Checked<Vec<(String, Value)>>> {
         return Some(Err(error));
     }
     let reader = RecipeReader::new(&document);
-    let tables = tables();
-    let keys = tables.iter().flat_map(|(table, keys)| keys.iter().map(|key| (dotted(table, &key.text.name), key)));
-    let found = keys.filter_map(|(name, key)| {
+    let found = dotted_keys().filter_map(|(name, key)| {
         let value = document.root.entry(&name)?.node.to_value();
         Some((key.check)(&reader, &name, &key.text).map(|()| (name, value)))
     });

@@ -13,7 +13,6 @@ pub(super) const DENSE: &str = "kv_cache = { policy = 'dense', storage = 'growin
 const DEFAULT_CHUNK_SIZE: usize = 1024;
 
 table! {
-    /// The table `[kv_cache]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct CacheRecipe in "kv_cache" {
         /// Which entries are evicted: `policy = "lastrec"`, or `policy.h2o = { grace_period = 64 }`.
@@ -57,9 +56,7 @@ impl CacheRecipe {
 }
 
 words! {
-    /// How slots are stored.
     pub enum BufferKind {
-        /// As they are.
         Plain = "plain",
         /// 8 bits a value, with a minimum and a scale per head vector.
         Int8 = "int8",
@@ -78,11 +75,10 @@ impl BufferKind {
 words! {
     /// When the slots' memory is taken.
     pub enum Storage {
-        /// At the start.
         Preallocated = "preallocated",
-        /// As the sequence grows, by doubling; for the policy `dense`.
+        /// Memory grows with the sequence, by doubling; for the policy `dense`.
         Growing = "growing",
-        /// As the sequence grows, page by page: nothing is copied; for the policy `dense`.
+        /// Memory grows with the sequence, page by page: nothing is copied; for the policy `dense`.
         Paged = "paged",
     }
 }
@@ -90,9 +86,8 @@ words! {
 words! {
     /// Where chunks end, behind the first tokens that every cache holds.
     pub enum Chunking {
-        /// Every `chunk_size` tokens.
         Plain = "plain",
-        /// As in the program `keys_values`: a chunk that would end less than five tokens before a layer's cache is full, or behind
+        /// The borders of the program `keys_values`: a chunk that would end less than five tokens before a layer's cache is full, or behind
         /// that, ends exactly there. It makes a difference where layers have caches of different length; then the borders follow
         /// the longest sequence of a batch, and a shorter one may see others than alone.
         Reference = "reference",

@@ -10,6 +10,7 @@ mod cache_length;
 mod chat;
 mod check_keys;
 mod choice;
+mod contradictions;
 mod data;
 mod data_paths;
 mod data_sets;

@@ -17,7 +17,6 @@ use super::words::words;
 use crate::files;
 
 table! {
-    /// The table `[model]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct ModelRecipe in "model" {
         /// A Hugging Face model directory; where there is none, a name on the Hub as `"Qwen/Qwen2.5-0.5B"`, which is looked up in the
@@ -123,20 +122,16 @@ impl RecipeValue for RopeScalingRecipe {
 words! {
     /// The element type of weights and activations.
     pub enum Dtype {
-        /// 32-bit floats.
         F32 = "f32",
-        /// Brain floats.
         Bf16 = "bf16",
-        /// 64-bit floats, for checks.
         F64 = "f64",
     }
 }
 
 table! {
-    /// The table `[lora]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct LoraRecipe in "lora" {
-        /// Rank of the adapter.
+        /// Rank of the adapter's matrices.
         #[also("lora.rank", "lora.lora_r", "lora.lora_rank", "model.lora_rank", "lora_r", "lora_rank")]
         #[rule(COUNT)]
         pub r: usize = 8,
@@ -163,6 +158,7 @@ table! {
         pub target_parameters: Vec<String> = Vec::new(),
         /// Modules of which whole copies are trained beside the adapter: `embed_tokens`, `lm_head`, and norms. As in PEFT, a name means all
         /// modules whose names end in it (`norm`: every norm; `model.norm`: the last), and of a tied model each copy is one of its own. The matrix of `head.kind = "seq_classification"` is always one.
+        /// `sinks`, the attention sinks of gpt-oss, have no name in PEFT's files: they are saved beside them, in `extra_trained.safetensors`.
         #[also("additional_trainable_modules", "lora.additional_target", "additional_target", "lora_modules_to_save")]
         pub modules_to_save: Vec<String> = Vec::new(),
         /// Modules that get none though they are among `target_modules`: whole names, or the ends of names from behind a dot.
@@ -178,7 +174,7 @@ table! {
         /// order that matches counts, which is PEFT's order, too.
         #[rule(COUNT)]
         pub rank_pattern: BTreeMap<String, usize> = BTreeMap::new(),
-        /// The same for `alpha`.
+        /// Values of `alpha` for some modules, as `rank_pattern` has ranks.
         #[rule(positive("usual values are `r` to twice `r`"))]
         pub alpha_pattern: BTreeMap<String, f64> = BTreeMap::new(),
         /// rsLoRA: the update is scaled by `alpha / √r` instead.
@@ -236,24 +232,7 @@ impl LoraRecipe {
 
     /// With a default for everything else.
     pub fn plain(r: usize, alpha: f64, dropout: f64, target_modules: TargetModules) -> Self {
-        Self {
-            r,
-            alpha,
-            dropout,
-            target_modules,
-            target_parameters: Vec::new(),
-            modules_to_save: Vec::new(),
-            exclude_modules: Vec::new(),
-            layers_to_transform: Vec::new(),
-            layers_pattern: Vec::new(),
-            rank_pattern: BTreeMap::new(),
-            alpha_pattern: BTreeMap::new(),
-            use_rslora: false,
-            use_dora: false,
-            lora_bias: false,
-            bias: TrainedBias::None,
-            init_lora_weights: InitLora::Uniform,
-        }
+        Self { r, alpha, dropout, target_modules, ..Self::default() }
     }
 
     /// What such an adapter is called.
@@ -266,7 +245,7 @@ impl LoraRecipe {
         }
     }
 
-    /// The same for weights that are drawn: to look for their largest part would take time, and tell nothing.
+    /// The adapter beside weights that are drawn: to look for their largest part would take time, and tell nothing.
     pub fn for_drawn_weights(self) -> Self {
         let is_part = self.init_lora_weights == InitLora::Pissa;
         Self { init_lora_weights: if is_part { InitLora::Uniform } else { self.init_lora_weights }, ..self }
@@ -289,7 +268,7 @@ impl AdapterKeys<'_> {
         }
     }
 
-    /// The same of a list, in whose place may stand its only item.
+    /// Takes a list, in whose place may stand its only item.
     fn take_list<T: DeserializeOwned>(&self, key: &str, own: &mut Vec<T>) {
         self.take(key, key, own);
         let mut only: Option<T> = None;
@@ -300,20 +279,20 @@ impl AdapterKeys<'_> {
 
 words! {
     /// Which biases of the base model are trained beside an adapter.
+    #[derive(Default)]
     pub enum TrainedBias {
-        /// None.
+        #[default]
         None = "none",
-        /// Those of the modules that have an adapter.
         LoraOnly = "lora_only",
-        /// All.
         All = "all",
     }
 }
 
 words! {
     /// How a new adapter begins.
+    #[derive(Default)]
     pub enum InitLora {
-        /// Uniform in ±1/√in.
+        #[default]
         Uniform = "uniform",
         /// Normal, with a standard deviation of 1/r.
         Gaussian = "gaussian",
@@ -323,13 +302,13 @@ words! {
 }
 
 /// The modules that get an adapter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TargetModules {
     /// Every linear module of the decoder layers.
+    #[default]
     AllLinear,
-    /// By PEFT's names, as `q_proj`.
     Names(Vec<String>),
-    /// By a regular expression that matches whole names, as `model.layers.3.mlp.up_proj`.
+    /// A regular expression that matches whole names, as `model.layers.3.mlp.up_proj`.
     Matching(String),
 }
 

@@ -1,9 +1,8 @@
 //! `--set a.b=c`: single values on top of a recipe. An override wins over whatever the recipe says about the same thing.
 
 use super::diagnose::{Checked, RecipeError};
-use super::plan::tables;
+use super::plan::dotted_keys;
 use super::refusals::Refusals;
-use super::table::dotted;
 use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot, convert};
 
 /// Puts all overrides of the source into the tree, in their order.
@@ -41,16 +40,14 @@ fn parse(source: &RecipeSource, text: &str, spot: Spot) -> Result<(String, Node)
         Ok(parsed) => {
             convert(&parsed, &|_| spot).map_err(|(_, message)| source.reject(spot, message, "choose a smaller number"))?
         }
-        Err(_) => Node { value: NodeValue::String(value.to_owned()), spot },
+        Err(_) => Node::string(value, spot),
     };
     Ok((key, node))
 }
 
 /// `q_proj,v_proj` as TOML for a key that takes an array. A path or a pattern may have commas.
 fn as_list(key: &str, value: &str) -> Option<String> {
-    let tables = tables();
-    let mut keys = tables.iter().flat_map(|(table, keys)| keys.iter().map(move |key| (dotted(table, &key.text.name), key)));
-    let (_, found) = keys.find(|(name, found)| name == key || found.text.also.contains(&key))?;
+    let (_, found) = dotted_keys().find(|(name, found)| name == key || found.text.also.contains(&key))?;
     let is_plain = |item: &str| !item.is_empty() && item.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'));
     let takes_list = found.takes.contains("array") && !found.takes.starts_with("path");
     if !takes_list || !value.contains(',') || !value.split(',').all(|item| is_plain(item.trim())) {
@@ -71,45 +68,29 @@ fn make_room(root: &mut Node, key: &str) {
     }
 }
 
-/// Of two things that exclude each other, drops the recipe's where only the other is an override.
+/// Drops the recipe's of two things that exclude each other, where only the other is an override.
 pub(super) fn settle(document: &mut Document, one: &str, other: &str, why: &str) -> Result<(), RecipeError> {
     let (Some(a), Some(b)) = (document.root.entry(one), document.root.entry(other)) else { return Ok(()) };
-    match winner(a.spot, b.spot) {
-        Some(Winner::First) => drop(document.root.take(other)),
-        Some(Winner::Second) => drop(document.root.take(one)),
-        None => {
-            let later = if a.spot > b.spot { one } else { other };
-            let message = format!("`{one}` and `{other}` contradict each other: {why}");
-            return Err(document.reject(later, message, format!("keep one of the two, as `{one}`")));
-        }
+    if a.spot.is_override() == b.spot.is_override() {
+        let later = if a.spot > b.spot { one } else { other };
+        let message = format!("`{one}` and `{other}` contradict each other: {why}");
+        return Err(document.reject(later, message, format!("keep one of the two, as `{one}`")));
     }
+    let loser = if a.spot.is_override() { other } else { one };
+    document.root.take(loser);
     Ok(())
-}
-
-enum Winner {
-    First,
-    Second,
-}
-
-/// Overrides win over the recipe; within either nobody does.
-fn winner(first: Spot, second: Spot) -> Option<Winner> {
-    match (first, second) {
-        (Spot::Override(_), Spot::Override(_)) => None,
-        (Spot::Override(_), _) => Some(Winner::First),
-        (_, Spot::Override(_)) => Some(Winner::Second),
-        _ => None,
-    }
 }
 
 /// Puts the value of `name` at `to`, unless that is there: of two, an override wins over the recipe, and else both are refused.
 pub(super) fn move_to(document: &mut Document, name: &str, to: &str, entry: KeyValue) -> Result<(), RecipeError> {
-    match document.root.entry(to).map(|there| winner(entry.spot, there.spot)) {
-        Some(Some(Winner::Second)) => return Ok(()),
-        Some(None) => {
+    if let Some(there) = document.root.entry(to) {
+        if there.spot.is_override() == entry.spot.is_override() {
             let message = format!("`{name}` and `{to}` mean the same, and both are given");
             return Err(document.source.reject(entry.spot, message, format!("remove `{name}`")));
         }
-        Some(Some(Winner::First)) | None => {}
+        if there.spot.is_override() {
+            return Ok(());
+        }
     }
     if document.root.put(to, entry.spot, entry.node) {
         return Ok(());

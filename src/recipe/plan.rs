@@ -1,13 +1,14 @@
 //! What a checked recipe says: plain values with every default filled in, one struct per table.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use super::data::{DataRecipe, HeadRecipe, HeadTable};
 use super::eval::EvalRecipe;
 use super::grad::GradRecipe;
 use super::kv_cache::CacheRecipe;
 use super::model::{LoraRecipe, ModelRecipe};
-use super::table::{RecipeKey, RecipeTable, TableEntries};
+use super::table::{RecipeKey, RecipeTable, TableEntries, dotted};
 use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, ReportRecipe, TopOfFile, TrainRecipe};
 
 /// A recipe: checked, complete, with absolute paths.
@@ -62,12 +63,19 @@ impl Recipe {
     }
 }
 
+/// A table and all that it may have.
+pub(super) struct TableKeys {
+    /// Empty for what stands at the top of the file.
+    pub(super) name: &'static str,
+    pub(super) keys: Vec<RecipeKey>,
+}
+
 /// All tables and their keys; the last one is what stands above them, without a name.
-pub(super) fn tables() -> [(&'static str, Vec<RecipeKey>); 13] {
-    fn table<T: RecipeTable>() -> (&'static str, Vec<RecipeKey>) {
-        (T::NAME, T::keys())
+pub(super) static TABLES: LazyLock<Vec<TableKeys>> = LazyLock::new(|| {
+    fn table<T: RecipeTable>() -> TableKeys {
+        TableKeys { name: T::NAME, keys: T::keys() }
     }
-    [
+    vec![
         table::<ModelRecipe>(),
         table::<LoraRecipe>(),
         table::<DataRecipe>(),
@@ -82,4 +90,14 @@ pub(super) fn tables() -> [(&'static str, Vec<RecipeKey>); 13] {
         table::<ReportRecipe>(),
         table::<TopOfFile>(),
     ]
+});
+
+/// All keys, each with its table.
+pub(super) fn keys() -> impl Iterator<Item = (&'static str, &'static RecipeKey)> {
+    TABLES.iter().flat_map(|table| table.keys.iter().map(|key| (table.name, key)))
+}
+
+/// All keys, each by its dotted name.
+pub(super) fn dotted_keys() -> impl Iterator<Item = (String, &'static RecipeKey)> {
+    keys().map(|(table, key)| (dotted(table, &key.text.name), key))
 }

@@ -120,7 +120,7 @@ impl ReadError {
 
 fn found(value: &NodeValue) -> String {
     match value {
-        NodeValue::String(text) | NodeValue::Datetime(text) => format!("the string \"{}\"", quoted(text)),
+        NodeValue::String(text) => format!("the string \"{}\"", quoted(text)),
         NodeValue::Integer(number) => format!("`{number}`"),
         NodeValue::Float(number) => format!("`{number:?}`"),
         NodeValue::Boolean(value) => format!("`{value}`"),
@@ -194,7 +194,7 @@ impl<'de> Deserializer<'de> for NodeReader<'de> {
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match &self.0.value {
-            NodeValue::String(text) | NodeValue::Datetime(text) => visitor.visit_borrowed_str(text),
+            NodeValue::String(text) => visitor.visit_borrowed_str(text),
             NodeValue::Integer(number) => visitor.visit_i64(*number),
             NodeValue::Float(number) => visitor.visit_f64(*number),
             NodeValue::Boolean(value) => visitor.visit_bool(*value),

@@ -2,15 +2,14 @@
 
 use super::alias::FLAT;
 use super::foreign::FOREIGN;
-use super::plan::tables;
+use super::plan::{TABLES, dotted_keys};
 use super::suggest::ADVICE;
-use super::table::{RecipeKey, dotted};
+use super::table::RecipeKey;
 
 /// The Markdown tables of the reference, in their order: one for each table of the recipe, then what stands at the top of the file,
 /// other names of keys, other names of values, keys whose meaning depends on their value, and keys that are refused with advice.
 pub fn reference() -> Vec<String> {
-    let tables = tables();
-    let keys = || tables.iter().flat_map(|(table, keys)| keys.iter().map(|key| (code(&dotted(table, &key.text.name)), key)));
+    let keys = || dotted_keys().map(|(name, key)| (code(&name), key));
     let names = keys().filter(|(_, key)| !key.text.also.is_empty()).map(|(key, of)| vec![key, codes(of.text.also)]);
     let flat = format!("`kv_cache.KEY` for the keys {}", codes(FLAT));
     let of_policy = [
@@ -21,7 +20,7 @@ pub fn reference() -> Vec<String> {
         keys().flat_map(|(key, of)| of.text.words.iter().map(move |(word, others)| vec![key.clone(), code(word), codes(others)]));
     let meanings = FOREIGN.iter().map(|(key, value, meaning)| vec![code(&format!("{key} = {value}")), meaning.to_string()]);
     let advice = ADVICE.iter().map(|(key, advice)| vec![code(key), (*advice).to_owned()]);
-    let mut found: Vec<String> = tables.iter().map(|(_, keys)| table_of(keys)).collect();
+    let mut found: Vec<String> = TABLES.iter().map(|table| table_of(&table.keys)).collect();
     found.push(markdown(&["key", "also accepted"], names.chain(of_policy)));
     found.push(markdown(&["key", "value", "also accepted"], words));
     found.push(markdown(&["key", "meaning"], meanings));

@@ -1,7 +1,7 @@
 //! All that is wrong with a recipe, found in one reading; what may only follow from something found before is not told.
 
 use super::diagnose::{Checked, RecipeError, RecipeLocation};
-use super::plan::{Recipe, tables};
+use super::plan::{Recipe, TABLES};
 use super::tree::Spot;
 
 /// So many errors are shown at most.
@@ -29,7 +29,7 @@ impl Refusals {
         self.found.push(error);
     }
 
-    /// As [`Self::add`] for the error of a check, if there is one.
+    /// Keeps the error of a check, if there is one; see [`Self::add`].
     pub(super) fn catch<T>(&mut self, tables: &[&str], checked: Checked<T>) -> Option<T> {
         checked.map_err(|error| self.add(tables, error)).ok()
     }
@@ -40,8 +40,7 @@ impl Refusals {
         let names = |table: &str| {
             ["`", "."].iter().any(|end| hint.contains(&format!("`{table}{end}"))) || hint.contains(&format!("[{table}]"))
         };
-        let meant: Vec<&str> =
-            tables().iter().map(|(table, _)| *table).filter(|table| !table.is_empty() && names(table)).collect();
+        let meant: Vec<&str> = TABLES.iter().map(|table| table.name).filter(|name| !name.is_empty() && names(name)).collect();
         self.is_all_doubtful |= table.is_empty() && meant.is_empty();
         self.add(&[&meant[..], &[table]].concat(), error);
     }

@@ -3,20 +3,17 @@
 use serde_json::{Map, Value, json};
 
 use super::alias::FLAT;
-use super::plan::tables;
+use super::plan::dotted_keys;
 use super::read::AUTO;
-use super::table::{RecipeKey, dotted};
+use super::table::RecipeKey;
 
-/// The schema of `docs/reference/recipe.schema.json`.
+/// The schema that stands in `docs/reference/recipe.schema.json`.
 pub fn schema() -> Value {
     let mut root = table("A recipe of kvtune");
-    for (name, keys) in &tables() {
-        for key in keys {
-            let to = dotted(name, &key.text.name);
-            put(&mut root, &to, property(key));
-            for other in key.text.also {
-                put(&mut root, other, json!({ "description": format!("Read as `{to}`."), "deprecated": true }));
-            }
+    for (to, key) in dotted_keys() {
+        put(&mut root, &to, property(key));
+        for other in key.text.also {
+            put(&mut root, other, json!({ "description": format!("Read as `{to}`."), "deprecated": true }));
         }
     }
     for key in FLAT.iter().chain(&["name"]) {

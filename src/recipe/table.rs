@@ -25,7 +25,7 @@ pub(super) trait RecipeTable: Sized {
 
 /// A field of a table: mostly one key; but a choice that [`either!`] declares, or a store, has several.
 pub(super) trait RecipeField: Sized {
-    /// Its keys, for a field that is declared as `text` says.
+    /// Lists the keys of a field that is declared as `text` says.
     fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey>;
 
     /// What is written of it.
@@ -133,7 +133,13 @@ macro_rules! table {
         KeyDefault::Value(<$type as RecipeField>::entries(&$default, super::table::key_name(stringify!($key))))
     };
 
+    (@initial $type:ty, [] [$default:expr]) => { $default };
+    (@initial $type:ty, [$what:expr] []) => { <$type>::default() };
+
     (@absent $reader:ident, $table:literal, $key:ident, [] [$default:expr]) => { $default };
+    (@initial $type:ty, [] [$default:expr]) => { $default };
+    (@initial $type:ty, [$what:expr] []) => { <$type>::default() };
+
     (@absent $reader:ident, $table:literal, $key:ident, [$what:expr] []) => {
         super::table::missing($reader, $table, super::table::key_name(stringify!($key)), &$what.to_string())?
     };
@@ -160,6 +166,14 @@ macro_rules! table {
                 $(#[doc = concat!("\n\nDefault: `", stringify!($default), "`.")])?
                 $key_vis $key: $type,
             )+
+        }
+
+        /// The table without any key; one that is required is empty.
+        impl Default for $name {
+            fn default() -> Self {
+                $(let $key: $type = super::table::table!(@initial $type, [$($what)?] [$($default)?]);)+
+                Self { $($key),+ }
+            }
         }
 
         const _: () = {

@@ -23,10 +23,9 @@ const NOT_NEGATIVE: KeyRule = KeyRule {
 };
 
 table! {
-    /// The table `[train]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct TrainRecipe in "train" {
-        /// How much runs together.
+        /// How many sequences or tokens run together.
         pub batch_size: BatchSize = BatchSize::Sequences(1),
         /// Micro-batches of a step, those of all ranks together: several ranks share them, and must be able to do so evenly.
         #[also(
@@ -55,7 +54,7 @@ table! {
         #[also("train.router_aux_loss", "train.aux_loss_coef", "router_aux_loss_coef", "aux_loss_coef", "moe_aux_loss_coeff")]
         #[rule(NOT_NEGATIVE)]
         pub router_aux_loss_coef: f64 = 0.0,
-        /// Seed of everything random.
+        /// Seed of everything that is random.
         #[also("seed", "random_seed", "train.random_seed", "data.seed")]
         pub seed: u64 = 1,
         /// A GPU computes the same bits every time. A CPU does in any case.
@@ -86,7 +85,6 @@ table! {
 }
 
 either! {
-    /// How much runs together.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum BatchSize {
         /// Sequences that run together. Excludes `max_tokens_per_batch`.
@@ -124,11 +122,9 @@ words! {
 }
 
 words! {
-    /// Which weights are trained.
     pub enum Weights {
-        /// Those of an adapter, which is LoRA.
+        /// The weights of a LoRA adapter.
         Adapter = "adapter",
-        /// All of the model's.
         All = "all",
     }
 }
@@ -146,7 +142,6 @@ words! {
     }
 }
 
-/// No decay is 0.
 const DECAY: KeyRule = KeyRule {
     takes: "number ≥ 0",
     expected: "0 or more, and finite",
@@ -155,7 +150,6 @@ const DECAY: KeyRule = KeyRule {
 };
 
 table! {
-    /// The table `[optimizer]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct OptimizerRecipe in "optimizer" {
         /// Which one, as `torch.optim` has it.
@@ -163,7 +157,7 @@ table! {
         #[word("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf")]
         #[word("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")]
         pub name: OptimizerName = OptimizerName::AdamW,
-        /// Peak learning rate.
+        /// Peak of the learning rate.
         #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
         #[rule(positive("usual values for LoRA are 5e-5 to 5e-4, for all weights a tenth of that"))]
         pub learning_rate: f64 = 2e-4,
@@ -242,7 +236,6 @@ impl OptimizerRecipe {
 }
 
 words! {
-    /// The optimisers.
     pub enum OptimizerName {
         /// Adam with decoupled weight decay (Loshchilov & Hutter 2019).
         AdamW = "adamw",
@@ -252,9 +245,9 @@ words! {
         Adam = "adam",
         /// Stochastic gradient descent, with momentum or without.
         Sgd = "sgd",
-        /// `RMSprop` (Hinton 2012).
+        /// `RMSprop` (Hinton 2012, lecture 6e).
         RmsProp = "rmsprop",
-        /// Adadelta (Zeiler 2012).
+        /// Adadelta (Zeiler 2012, arXiv 1212.5701).
         Adadelta = "adadelta",
         /// Adam with the largest gradient in place of the mean square (Kingma & Ba 2015).
         Adamax = "adamax",
@@ -264,11 +257,8 @@ words! {
 words! {
     /// The course of the learning rate after the warm-up.
     pub enum Schedule {
-        /// Half a cosine down.
         Cosine = "cosine",
-        /// A line down.
         Linear = "linear",
-        /// None.
         Constant = "constant",
     }
 }
@@ -294,7 +284,6 @@ either! {
 }
 
 table! {
-    /// The table `[checkpoint]`.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct CheckpointRecipe in "checkpoint" {
         /// Steps from one permanent checkpoint to the next.
@@ -328,7 +317,6 @@ words! {
 }
 
 table! {
-    /// The table `[log]`.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct LogRecipe in "log" {
         /// Steps from one log line to the next.
@@ -342,7 +330,6 @@ table! {
 }
 
 table! {
-    /// The table `[report]`.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct ReportRecipe in "report" {
         /// A command of the shell (`sh -c`) that runs beside the training and gets each line of `metrics.jsonl` on its standard input. Where it

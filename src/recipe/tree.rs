@@ -43,7 +43,6 @@ pub(super) enum NodeValue {
     Integer(i64),
     Float(f64),
     Boolean(bool),
-    Datetime(String),
     Array(Vec<Node>),
     Table(Vec<KeyValue>),
 }
@@ -137,6 +136,10 @@ impl Document {
 impl Node {
     pub(super) fn table() -> Self {
         Self { value: NodeValue::Table(Vec::new()), spot: Spot::Code }
+    }
+
+    pub(super) fn string(text: &str, spot: Spot) -> Self {
+        Self { value: NodeValue::String(text.to_owned()), spot }
     }
 
     pub(super) fn entries(&self) -> &[KeyValue] {
@@ -252,10 +255,10 @@ impl Node {
         true
     }
 
-    /// The same value without the places.
+    /// The value without its places.
     pub(super) fn to_value(&self) -> toml::Value {
         match &self.value {
-            NodeValue::String(v) | NodeValue::Datetime(v) => toml::Value::String(v.clone()),
+            NodeValue::String(v) => toml::Value::String(v.clone()),
             NodeValue::Integer(v) => toml::Value::Integer(*v),
             NodeValue::Float(v) => toml::Value::Float(*v),
             NodeValue::Boolean(v) => toml::Value::Boolean(*v),
@@ -275,7 +278,7 @@ impl From<toml::Value> for Node {
             toml::Value::Integer(v) => NodeValue::Integer(v),
             toml::Value::Float(v) => NodeValue::Float(v),
             toml::Value::Boolean(v) => NodeValue::Boolean(v),
-            toml::Value::Datetime(v) => NodeValue::Datetime(v.to_string()),
+            toml::Value::Datetime(v) => NodeValue::String(v.to_string()),
             toml::Value::Array(items) => NodeValue::Array(items.into_iter().map(Node::from).collect()),
             toml::Value::Table(table) => NodeValue::Table(
                 table.into_iter().map(|(key, value)| KeyValue { key, spot: Spot::Code, node: Node::from(value) }).collect(),
@@ -298,7 +301,8 @@ pub(super) fn convert(from: &Spanned<DeValue<'_>>, spot_of: &dyn Fn(Range<usize>
             _ => return Err((spot, format!("the number {number} does not fit in 64 bits"))),
         },
         DeValue::Boolean(value) => NodeValue::Boolean(*value),
-        DeValue::Datetime(value) => NodeValue::Datetime(value.to_string()),
+        // Who wants a date reads it from a text.
+        DeValue::Datetime(value) => NodeValue::String(value.to_string()),
         DeValue::Array(items) => NodeValue::Array(items.iter().map(|item| convert(item, spot_of)).collect::<Result<_, _>>()?),
         DeValue::Table(table) => {
             let mut entries = Vec::with_capacity(table.len());

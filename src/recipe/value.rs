@@ -11,14 +11,14 @@ use toml::Value;
 
 use super::diagnose::Checked;
 use super::read::{read, read_or_auto};
-use super::tree::{Document, Spot};
+use super::tree::Document;
 
 /// The value of one key.
 pub(super) trait RecipeValue: DeserializeOwned {
     /// What the reference calls it; `number` is what the key's rule calls a number in it.
     fn takes(number: Option<&str>) -> String;
 
-    /// As the recipe would have it; `None` where the key is left out.
+    /// The value in a recipe; `None` where the key is left out.
     fn to_value(&self) -> Option<Value>;
 
     /// What an editor may expect of it, in JSON Schema; nothing where a type alone does not tell.
@@ -34,9 +34,9 @@ pub(super) trait RecipeValue: DeserializeOwned {
 
 /// What a number must be, beyond being one.
 pub(super) struct KeyRule {
-    /// As the reference has it.
+    /// The words of the reference.
     pub(super) takes: &'static str,
-    /// As an error has it.
+    /// The words of an error.
     pub(super) expected: &'static str,
     pub(super) hint: &'static str,
     pub(super) is_fine: fn(f64) -> bool,
@@ -109,7 +109,7 @@ impl<'a> RecipeReader<'a> {
 
     /// Where relative paths of `key` (dotted) begin.
     fn folder_of_paths(&self, key: &str) -> PathBuf {
-        let is_override = self.document.root.entry(key).is_some_and(|entry| matches!(entry.spot, Spot::Override(_)));
+        let is_override = self.document.root.entry(key).is_some_and(|entry| entry.spot.is_override());
         if is_override { folder_of(Path::new("")) } else { self.folder.clone() }
     }
 
@@ -119,7 +119,7 @@ impl<'a> RecipeReader<'a> {
         entry.map(|entry| read(&entry.node, key, &self.document.source)).transpose()
     }
 
-    /// The same of a key that may be left open, which is no value.
+    /// The value of a key that may be left open, which is no value.
     pub(super) fn parse_or_auto<T: DeserializeOwned>(&self, key: &str) -> Checked<Option<T>> {
         let entry = self.document.root.entry(key);
         entry.map_or(Ok(None), |entry| read_or_auto(&entry.node, key, &self.document.source))

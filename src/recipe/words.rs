@@ -12,7 +12,6 @@ macro_rules! words {
         impl $name {
             $vis const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// As the recipe spells it.
             $vis fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word),+

@@ -13,7 +13,7 @@ use super::training::TopOfFile;
 /// A key with another value in another recipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Dotted, as `kv_cache.chunk_size`.
+    /// The dotted key, as `kv_cache.chunk_size`.
     pub key: String,
     /// The value of the one recipe, in TOML; `not set` where it has none.
     pub before: String,

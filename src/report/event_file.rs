@@ -28,7 +28,7 @@ impl Message {
         self
     }
 
-    pub(super) fn message(self, field: u64, inner: Self) -> Self {
+    pub(super) fn message(self, field: u64, inner: &Self) -> Self {
         self.bytes(field, &inner.0)
     }
 

@@ -58,7 +58,7 @@ pub struct StepMetrics {
     /// `evicted` of each layer, from the bottom; of sliding windows what left the window.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted_by_layer: Vec<f64>,
-    /// `mean_stay` of each layer.
+    /// The `mean_stay` of each layer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mean_stay_by_layer: Vec<Option<f64>>,
     /// Why the step was left out, where it was.

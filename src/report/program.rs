@@ -18,7 +18,6 @@ const WAITING: usize = 1024;
 /// How long the end of a run waits for the program to read the rest and to end.
 const LAST: Duration = Duration::from_secs(5);
 
-/// The program of `report.command`.
 #[derive(Debug)]
 pub struct MetricsProgram {
     /// Gone once the program gets no more lines.

@@ -29,7 +29,7 @@ pub struct RunSummary {
     pub state: String,
     pub steps: (u64, u64),
     pub tokens: u64,
-    /// By the time of all steps.
+    /// Tokens divided by the time of all steps.
     pub tokens_per_second: f64,
     /// Training loss of the first and of the last step.
     pub train_loss: Option<(f64, f64)>,

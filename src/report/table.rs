@@ -33,7 +33,7 @@ impl Table {
         self.0.add_row(cells.to_vec());
     }
 
-    /// As text of so many columns, where they are known: cells that are too wide are wrapped.
+    /// The text in so many columns, where they are known: cells that are too wide are wrapped.
     pub fn fitted(&self, width: Option<usize>) -> String {
         let mut table = self.0.clone();
         if let Some(width) = width {

@@ -28,7 +28,7 @@ impl TensorBoard {
         }
         let version = Message::default().bytes(FILE_VERSION, b"brain.Event:2");
         let session =
-            Message::default().varint(STEP, first_step).message(SESSION_LOG, Message::default().varint(1, SESSION_START));
+            Message::default().varint(STEP, first_step).message(SESSION_LOG, &Message::default().varint(1, SESSION_START));
         board.append(vec![version, session]);
         board
     }
@@ -36,12 +36,12 @@ impl TensorBoard {
     /// Appends the figures of a step.
     pub fn send(&mut self, metrics: &StepMetrics) {
         let event = |summary| of_step(metrics.step, summary);
-        self.append(summaries(metrics).into_iter().map(event).collect());
+        self.append(summaries(metrics).iter().map(event).collect());
     }
 
     /// Appends a few answers of a validation.
-    pub fn send_text(&mut self, step: u64, text: String) {
-        self.append(vec![of_step(step, in_text("eval/answers", &text))]);
+    pub fn send_text(&mut self, step: u64, text: &str) {
+        self.append(vec![of_step(step, &in_text("eval/answers", text))]);
     }
 
     fn append(&mut self, events: Vec<Message>) {
@@ -84,13 +84,12 @@ fn begin(dir: &Path) -> io::Result<DiskFile> {
     DiskFile::open("events", &path, OpenOptions::new().append(true).create(true))
 }
 
-/// Seconds since 1970.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-fn of_step(step: u64, value: Message) -> Message {
-    Message::default().varint(STEP, step).message(SUMMARY, Message::default().message(1, value))
+fn of_step(step: u64, value: &Message) -> Message {
+    Message::default().varint(STEP, step).message(SUMMARY, &Message::default().message(1, value))
 }
 
 fn scalar(tag: &str, value: f32) -> Message {
@@ -122,9 +121,12 @@ fn summaries(m: &StepMetrics) -> Vec<Message> {
 /// A text, as TensorBoard's plugin for texts reads it: a tensor of one string.
 fn in_text(tag: &str, text: &str) -> Message {
     let plugin = Message::default().bytes(1, b"text");
-    let shape = Message::default().message(2, Message::default().varint(1, 1));
-    let tensor = Message::default().varint(1, STRING).message(2, shape).bytes(8, text.as_bytes());
-    Message::default().bytes(TAG, tag.as_bytes()).message(METADATA, Message::default().message(1, plugin)).message(TENSOR, tensor)
+    let shape = Message::default().message(2, &Message::default().varint(1, 1));
+    let tensor = Message::default().varint(1, STRING).message(2, &shape).bytes(8, text.as_bytes());
+    Message::default()
+        .bytes(TAG, tag.as_bytes())
+        .message(METADATA, &Message::default().message(1, &plugin))
+        .message(TENSOR, &tensor)
 }
 
 /// Where the events of a run lie.
@@ -166,7 +168,7 @@ mod tests {
         let dir = dir_of(dir.path());
         let mut board = TensorBoard::start(&dir, 7);
         board.send(&step(7));
-        board.send_text(7, "an answer".into());
+        board.send_text(7, "an answer");
         let found = events(&dir);
         assert_eq!(found[0].get_file_version(), "brain.Event:2");
         let is_start = found[1].get_session_log().get_status() == SessionLog_SessionStatus::START;

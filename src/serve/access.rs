@@ -23,7 +23,7 @@ pub(super) struct ConnectionEnds {
 pub(super) struct AccessRules {
     /// Names and addresses, without ports.
     pub(super) hosts: Vec<String>,
-    /// As browsers send them: `https://example.org`; `*` for all.
+    /// Origins as browsers send them: `https://example.org`; `*` for all.
     pub(super) origins: Vec<String>,
 }
 

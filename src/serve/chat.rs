@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 
 use super::ApiError;
 use super::access_log::LogLine;
+use super::app_state::AppState;
 use super::fields::MOST;
 use super::reply::{ReplyHead, whole};
-use super::served::Served;
 use super::stream::{Shape, stream};
 use super::texts::{WholeText, gather};
-use super::tokens::Reader;
+use super::tokens::PromptEncoder;
 use crate::generation::{LikelihoodsOf, TokenLikelihood};
 
-pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request: Request) -> Result<Response, ApiError> {
+pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let line = LogLine::of(&request);
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
@@ -48,7 +48,7 @@ pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request:
     let head = ReplyHead::new("chatcmpl", &served.name);
     if streams {
         let shape = Shape { head, is_chat: true, tells_usage };
-        return Ok(stream(&served, shape, answers, (1, samples), prompts[0].len()));
+        return Ok(stream(&served, shape, answers, 1, samples, prompts[0].len()));
     }
     let all = served.in_time(gather(answers, 1, samples)).await?;
     let reader = Arc::clone(&served.reader);
@@ -59,7 +59,7 @@ pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request:
 }
 
 /// One for each text; with likelihoods, where a client asks for them, and so many of the most likely tokens.
-fn choices(reader: &Reader, texts: &[WholeText], likelihoods: Option<usize>) -> Vec<Value> {
+fn choices(reader: &PromptEncoder, texts: &[WholeText], likelihoods: Option<usize>) -> Vec<Value> {
     let choice = |(index, text): (usize, &WholeText)| {
         let told = likelihoods.map(|count| {
             let content: Vec<Value> = text.likelihoods.iter().map(|own| of_token(reader, own, count)).collect();
@@ -73,8 +73,8 @@ fn choices(reader: &Reader, texts: &[WholeText], likelihoods: Option<usize>) -> 
     texts.iter().enumerate().map(choice).collect()
 }
 
-/// A token of `logprobs.content`.
-fn of_token(reader: &Reader, own: &TokenLikelihood, count: usize) -> Value {
+/// A token in the list `logprobs.content`.
+fn of_token(reader: &PromptEncoder, own: &TokenLikelihood, count: usize) -> Value {
     let one = |id: u32, log_probability: f32| {
         let token = reader.token(id);
         json!({ "bytes": token.as_bytes(), "token": token, "logprob": log_probability })

@@ -9,18 +9,18 @@ use serde_json::{Value, json};
 
 use super::ApiError;
 use super::access_log::LogLine;
+use super::app_state::AppState;
 use super::fields::MOST;
 use super::reply::{ReplyHead, whole};
-use super::served::Served;
 use super::stream::{Shape, stream};
 use super::texts::{PromptTexts, WholeText, gather};
-use super::tokens::Reader;
+use super::tokens::PromptEncoder;
 use crate::generation::{LikelihoodsOf, TokenLikelihood};
 
 /// New tokens where nobody says how many, as OpenAI has it.
 const MAX_TOKENS: usize = 16;
 
-pub(super) async fn completions(State(served): State<Arc<Served>>, request: Request) -> Result<Response, ApiError> {
+pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let line = LogLine::of(&request);
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
@@ -44,7 +44,7 @@ pub(super) async fn completions(State(served): State<Arc<Served>>, request: Requ
     if streams {
         let shape = Shape { head, is_chat: false, tells_usage };
         let prompt_tokens = prompts.iter().map(Vec::len).sum();
-        return Ok(stream(&served, shape, answers, (prompts.len(), samples), prompt_tokens));
+        return Ok(stream(&served, shape, answers, prompts.len(), samples, prompt_tokens));
     }
     let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
     let (reader, shown) = (Arc::clone(&served.reader), ReplyParts { echo, count, of_prompt });
@@ -62,7 +62,7 @@ struct ReplyParts {
     of_prompt: Option<usize>,
 }
 
-fn choices(reader: &Reader, prompts: &[Vec<u32>], all: &[PromptTexts], shown: ReplyParts) -> Vec<Value> {
+fn choices(reader: &PromptEncoder, prompts: &[Vec<u32>], all: &[PromptTexts], shown: ReplyParts) -> Vec<Value> {
     let mut choices = Vec::new();
     for (ids, texts) in prompts.iter().zip(all) {
         // Nothing where there is no tokenizer.
@@ -85,7 +85,7 @@ fn choices(reader: &Reader, prompts: &[Vec<u32>], all: &[PromptTexts], shown: Re
 }
 
 /// `prompt_logprobs` of a choice, as vLLM has it: by the ids of the tokens; the first token of the prompt has none.
-fn of_prompt_tokens(reader: &Reader, texts: &PromptTexts, count: usize) -> Value {
+fn of_prompt_tokens(reader: &PromptEncoder, texts: &PromptTexts, count: usize) -> Value {
     let one = |likelihood: &TokenLikelihood| {
         let own = (likelihood.id, likelihood.log_probability);
         let all = likelihood.most_likely.iter().take(count).copied().chain([own]);
@@ -96,7 +96,7 @@ fn of_prompt_tokens(reader: &Reader, texts: &PromptTexts, count: usize) -> Value
 }
 
 /// `logprobs` of a choice: with `echo`, an entry for each token of the prompt, of which the first has no likelihood.
-fn likelihoods_of(reader: &Reader, echoed: Option<(&[u32], &PromptTexts)>, text: &WholeText, count: usize) -> Value {
+fn likelihoods_of(reader: &PromptEncoder, echoed: Option<(&[u32], &PromptTexts)>, text: &WholeText, count: usize) -> Value {
     let (mut tokens, mut values, mut most_likely, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut offset = 0;
     let mut add = |id: u32, likelihood: Option<&TokenLikelihood>| {

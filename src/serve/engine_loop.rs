@@ -7,8 +7,8 @@ use tokio::sync::mpsc::{Receiver, UnboundedSender};
 
 use super::ApiError;
 use super::counters::{Counters, add, set};
-use super::held::HeldSessions;
 use super::job::{PromptJob, TextEvent};
+use super::prefix_cache::PrefixCache;
 use crate::engine::Engine;
 use crate::generation::{GenerationEvent, Generator, Request, RequestId};
 use crate::native::give_free_memory_back;
@@ -28,7 +28,7 @@ pub(super) struct EngineLoop<'a> {
     generator: Generator<'a>,
     engine: &'a Engine,
     counters: &'a Counters,
-    held: HeldSessions,
+    prefixes: PrefixCache,
     /// Whether a session serves a prompt that begins with what it has read, whatever it has read.
     keeps_all: bool,
     /// The most tokens of a session that is held; `None` where none is.
@@ -39,10 +39,10 @@ pub(super) struct EngineLoop<'a> {
 impl<'a> EngineLoop<'a> {
     pub(super) fn new(generator: Generator<'a>, engine: &'a Engine, keep: usize, counters: &'a Counters) -> Self {
         let longest = generator.longest_kept().filter(|_| keep > 0);
-        let (held, open) = (HeldSessions::new(keep), HashMap::new());
+        let (prefixes, open) = (PrefixCache::new(keep), HashMap::new());
         // Entries of an answer were rounded one by one; read as a prompt, they would have been seen exact by their chunk.
         let keeps_all = engine.settings().keeps_all_exactly();
-        Self { generator, engine, counters, held, keeps_all, longest, open }
+        Self { generator, engine, counters, prefixes, keeps_all, longest, open }
     }
 
     /// Works until nobody can ask any more, and all is answered.
@@ -81,7 +81,7 @@ impl<'a> EngineLoop<'a> {
         set(&self.counters.queued, waiting + reading);
         set(&self.counters.running, running);
         set(&self.counters.entries, self.generator.entries());
-        set(&self.counters.held, self.held.len());
+        set(&self.counters.held, self.prefixes.len());
     }
 
     fn begin(&mut self, job: PromptJob) {
@@ -91,7 +91,7 @@ impl<'a> EngineLoop<'a> {
             return;
         }
         // Who reads likelihoods of the prompt has it read.
-        let session = if likelihoods.prompt.is_none() { self.held.find(&prompt, self.engine.settings()) } else { None };
+        let session = if likelihoods.prompt.is_none() { self.prefixes.find(&prompt, self.engine.settings()) } else { None };
         let (num_prompt, reused) = (prompt.len(), session.as_ref().map_or(0, crate::engine::Session::num_tokens));
         let request = Request {
             samples,
@@ -119,7 +119,7 @@ impl<'a> EngineLoop<'a> {
         match event {
             GenerationEvent::Border { request, session } => {
                 if let Some(open) = self.open.get(&request) {
-                    self.held.hold(&open.ids, *session);
+                    self.prefixes.hold(&open.ids, *session);
                 }
             }
             GenerationEvent::Prompt { request, likelihoods } => self.answer(request, TextEvent::Prompt(likelihoods)),
@@ -131,7 +131,7 @@ impl<'a> EngineLoop<'a> {
                 add(&self.counters.finished, 1);
                 add(&self.counters.evicted, evicted);
                 if let Some(continued) = session.filter(|_| self.keeps_all) {
-                    self.held.hold(&continued.ids, continued.session);
+                    self.prefixes.hold(&continued.ids, continued.session);
                 }
                 self.answer(request, TextEvent::Finished { sample, text, reason, evicted });
                 let ended = self.open.get_mut(&request).is_some_and(|open| {

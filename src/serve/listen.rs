@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use super::access::ConnectionEnds;
-use super::served::RequestLimits;
+use super::app_state::RequestLimits;
 
 /// How long a reply that is ready may take to be sent to a client that has closed its end.
 const GRACE: Duration = Duration::from_millis(500);

@@ -3,22 +3,22 @@
 mod access;
 mod access_log;
 mod api_error;
+mod app_state;
 mod body;
 mod chat;
 mod completions;
 mod counters;
 mod engine_loop;
 mod fields;
-mod held;
 mod job;
 mod listen;
+mod prefix_cache;
 mod reply;
 mod routes;
-mod served;
 mod stream;
 mod texts;
 mod tokens;
 
 pub use api_error::ApiError;
+pub use app_state::RequestLimits;
 pub use routes::{ServeOptions, ServedModel, serve};
-pub use served::RequestLimits;

@@ -18,7 +18,7 @@ pub(super) struct ReplyHead {
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl ReplyHead {
-    /// Of a reply whose number begins with `kind`.
+    /// The head of a reply whose number begins with `kind`.
     pub(super) fn new(kind: &str, model: &str) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let id = format!("{kind}-{created:x}-{}", NEXT.fetch_add(1, Ordering::Relaxed));

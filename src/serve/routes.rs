@@ -15,6 +15,7 @@ use tokio::sync::mpsc::channel;
 use super::ApiError;
 use super::access::{AccessRules, only_from_allowed};
 use super::access_log::{LogLine, logged};
+use super::app_state::{AppState, PLACES, RequestLimits};
 use super::body::BodyLimits;
 use super::chat::chat_completions;
 use super::completions::completions;
@@ -22,9 +23,8 @@ use super::counters::Counters;
 use super::engine_loop::EngineLoop;
 use super::fields::MOST;
 use super::listen::listen;
-use super::served::{PLACES, RequestLimits, Served};
 use super::texts::gather;
-use super::tokens::Reader;
+use super::tokens::PromptEncoder;
 use crate::data::{ChatTemplates, InitialPartFinder, Tokenizer};
 use crate::engine::Engine;
 use crate::generation::{GenerationRules, Generator, LikelihoodsOf, PromptLimits};
@@ -43,7 +43,7 @@ pub struct ServedModel<'a> {
     pub template: Option<ChatTemplates>,
     /// The special tokens of the tokenizer by their names.
     pub special_tokens: Vec<(String, String)>,
-    /// Its own rules: what ends a text.
+    /// The model's own rules: what ends a text.
     pub rules: GenerationRules,
     /// What clients call it, beside its path.
     pub name: String,
@@ -54,7 +54,7 @@ pub struct ServedModel<'a> {
 
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// The address that is listened at.
+    /// The address to listen on.
     pub host: String,
     /// 0 for a free one.
     pub port: u16,
@@ -87,7 +87,7 @@ pub fn serve(
         Ok((listener.local_addr()?, listener))
     });
     let (local, listener) = listening.map_err(|error| {
-        Fault::usage(format!("`{address}` can not be listened at: {error}"), "choose another `--port`; 0 takes a free one")
+        Fault::usage(format!("cannot listen on {address}: {error}"), "choose another `--port`; 0 takes a free one")
     })?;
     console::outcome(&format!("listening on http://{local}"), &json!({ "listening": format!("http://{local}") }))?;
     let (jobs, waiting) = channel(options.queue.max(1));
@@ -97,10 +97,10 @@ pub fn serve(
     let mut hosts = options.allow_hosts;
     hosts.push(options.host);
     let access = AccessRules { hosts, origins: options.allow_origins };
-    let state = Served {
+    let state = AppState {
         name,
         path,
-        reader: Arc::new(Reader { tokenizer: tokenizer.cloned(), template, special_tokens, max_bytes }),
+        reader: Arc::new(PromptEncoder { tokenizer: tokenizer.cloned(), template, special_tokens, max_bytes }),
         rules,
         cache,
         limits: options.limits,
@@ -129,7 +129,7 @@ fn most_bytes(tokenizer: Option<&Tokenizer>, tokens: usize) -> usize {
     tokens.saturating_mul(tokenizer.map_or(LEAST, |tokenizer| tokenizer.longest_entry().max(LEAST)))
 }
 
-fn routes(state: Arc<Served>, access: AccessRules, has_log: bool) -> Router {
+fn routes(state: Arc<AppState>, access: AccessRules, has_log: bool) -> Router {
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/completions", post(completions))
@@ -149,7 +149,7 @@ fn routes(state: Arc<Served>, access: AccessRules, has_log: bool) -> Router {
 }
 
 /// Lets nobody in who does not know the key. Hashes are compared, so that the time tells nothing about it.
-async fn knows_the_key(State(served): State<Arc<Served>>, request: Request, next: Next) -> Response {
+async fn knows_the_key(State(served): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let given = given.and_then(|value| value.strip_prefix("Bearer ")).map(|key| blake3::hash(key.as_bytes()));
     if served.api_key.is_some() && given != served.api_key {
@@ -159,7 +159,7 @@ async fn knows_the_key(State(served): State<Arc<Served>>, request: Request, next
     next.run(request).await
 }
 
-async fn models(State(served): State<Arc<Served>>) -> Json<Value> {
+async fn models(State(served): State<Arc<AppState>>) -> Json<Value> {
     let model = json!({
         "id": served.name, "object": "model", "created": 0, "owned_by": "kvtune", "root": served.name,
         "max_model_len": served.prompts.longest,
@@ -167,12 +167,12 @@ async fn models(State(served): State<Arc<Served>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": [model] }))
 }
 
-async fn metrics(State(served): State<Arc<Served>>) -> Response {
+async fn metrics(State(served): State<Arc<AppState>>) -> Response {
     let kind = HeaderValue::from_static("text/plain; version=0.0.4");
     ([(header::CONTENT_TYPE, kind)], served.counters.to_text()).into_response()
 }
 
-async fn tokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
+async fn tokenize(State(served): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let reader = Arc::clone(&served.reader);
@@ -188,7 +188,7 @@ async fn tokenize(State(served): State<Arc<Served>>, request: Request) -> Result
     Ok(Json(json!({ "count": ids.len(), "max_model_len": served.prompts.longest, "tokens": ids })))
 }
 
-async fn detokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
+async fn detokenize(State(served): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let wrong = || ApiError::field("tokens", "`tokens` must be a list of token ids");
@@ -198,7 +198,7 @@ async fn detokenize(State(served): State<Arc<Served>>, request: Request) -> Resu
     Ok(Json(json!({ "prompt": served.read_apart(permit, move || reader.decode(&ids)).await? })))
 }
 
-async fn tokenizer_info(State(served): State<Arc<Served>>) -> Json<Value> {
+async fn tokenizer_info(State(served): State<Arc<AppState>>) -> Json<Value> {
     let mut info = json!({ "chat_template": served.reader.template.as_ref().and_then(ChatTemplates::source) });
     for (name, token) in &served.reader.special_tokens {
         info[name] = json!(token);
@@ -207,7 +207,7 @@ async fn tokenizer_info(State(served): State<Arc<Served>>) -> Json<Value> {
 }
 
 /// The protocol of RULER's own client.
-async fn generate(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
+async fn generate(State(served): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
     let line = LogLine::of(&request);
     let (mut fields, permit) = served.fields(request).await?;
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;

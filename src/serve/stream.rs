@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
+use super::app_state::AppState;
 use super::job::{Answers, TextEvent};
 use super::reply::{ReplyHead, usage};
-use super::served::Served;
 use super::texts::gone;
 
 /// How the events of a reply look.
@@ -53,10 +53,11 @@ impl Shape {
 
 /// The events of a reply with so many prompts and texts of each. A client that goes away ends the task below, and with it the texts.
 pub(super) fn stream(
-    served: &Arc<Served>,
+    served: &Arc<AppState>,
     shape: Shape,
     mut answers: Answers,
-    (prompts, samples): (usize, usize),
+    prompts: usize,
+    samples: usize,
     prompt_tokens: usize,
 ) -> Response {
     let (sender, receiver) = unbounded_channel::<String>();

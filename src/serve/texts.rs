@@ -9,7 +9,7 @@ use crate::generation::{Finish, TokenLikelihood};
 /// The texts of one prompt.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PromptTexts {
-    /// Of the prompt's tokens but the first, where they are asked for.
+    /// Log-probabilities of the prompt's tokens but the first, where they are asked for.
     pub(super) likelihoods: Vec<TokenLikelihood>,
     pub(super) texts: Vec<WholeText>,
 }

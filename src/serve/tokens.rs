@@ -9,16 +9,16 @@ use crate::generation::TokenLikelihood;
 
 /// What reads and writes text, where the model has it.
 #[derive(Clone, Debug)]
-pub(super) struct Reader {
+pub(super) struct PromptEncoder {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) template: Option<ChatTemplates>,
-    /// By their names, as `bos_token`.
+    /// Special tokens by their names, as `bos_token`.
     pub(super) special_tokens: Vec<(String, String)>,
     /// Bytes of a prompt: more are certainly more tokens than are taken.
     pub(super) max_bytes: usize,
 }
 
-impl Reader {
+impl PromptEncoder {
     fn tokenizer(&self) -> Result<&Tokenizer, ApiError> {
         self.tokenizer.as_ref().ok_or_else(|| ApiError::bad("this model has no tokenizer: send token ids"))
     }

@@ -17,7 +17,7 @@ use crate::units::Bytes;
 
 /// Tensors side by side in one piece of an arena.
 #[derive(Debug)]
-pub(super) struct Allocation {
+struct Allocation {
     /// Which stretch of memory; 0 in a file.
     stretch: usize,
     start: u64,
@@ -30,14 +30,37 @@ pub(super) struct Allocation {
     left: Mutex<CopyMark>,
 }
 
-impl Allocation {
-    pub(super) fn bytes(&self) -> Bytes {
-        Bytes(self.len)
+/// Tensors that wait in an arena; their room is free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Parked {
+    piece: Allocation,
+    arena: Arc<Mutex<Arena>>,
+}
+
+impl Parked {
+    pub(super) fn new(arena: &Arc<Mutex<Arena>>, tensors: &[Tensor]) -> Result<Self, StoreError> {
+        let piece = lock(arena).put(tensors)?;
+        Ok(Self { piece, arena: arena.clone() })
     }
 
-    /// Whether what was put there has come.
+    /// Sets copies out to a device, for the caller to keep. The room may be given back before they have come.
+    pub(super) fn get(&self, device: Device) -> Result<Coming, StoreError> {
+        lock(&self.arena).get(&self.piece, device)
+    }
+
+    pub(super) fn bytes(&self) -> Bytes {
+        Bytes(self.piece.len)
+    }
+
+    /// Whether what was put there has come, so that the host may read it without waiting.
     pub(super) fn has_come(&self) -> bool {
-        self.copier.is_done(self.came)
+        self.piece.copier.is_done(self.piece.came)
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        lock(&self.arena).free(&self.piece);
     }
 }
 
@@ -50,15 +73,16 @@ pub(super) struct Coming {
 }
 
 impl Coming {
-    /// What is on its way.
+    /// Copies that nobody has waited for.
+    #[cfg(test)]
     pub(super) fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
     /// The tensors, for which the device waits if they are not there yet.
-    pub(super) fn wait(self) -> Vec<Tensor> {
+    pub(super) fn wait(&self) -> Vec<Tensor> {
         self.copier.wait(self.done);
-        self.tensors
+        self.tensors.iter().map(Tensor::shallow_clone).collect()
     }
 }
 
@@ -155,7 +179,7 @@ impl Arena {
     }
 
     /// Copies tensors of a device into a piece of their own. They must not be written to any more.
-    pub(super) fn put(&mut self, tensors: &[Tensor]) -> Result<Allocation, StoreError> {
+    fn put(&mut self, tensors: &[Tensor]) -> Result<Allocation, StoreError> {
         let began = Instant::now();
         let mut len = 0;
         let mut parts = Vec::with_capacity(tensors.len());
@@ -193,7 +217,7 @@ impl Arena {
         match &mut self.place {
             ArenaKind::Memory(stretches) => {
                 let stretch = &mut stretches[piece.stretch];
-                let after = stretch.before_writing((piece.start, piece.len), &piece.copier);
+                let after = stretch.before_writing(piece.start, piece.len, &piece.copier);
                 let targets: Vec<(Tensor, &Tensor)> = parts.map(|(part, tensor)| (stretch.seen(part), tensor)).collect();
                 let copies: Vec<(&Tensor, &Tensor)> = targets.iter().map(|(to, from)| (to, *from)).collect();
                 piece.came = piece.copier.start(CopyStream::ToHost, &copies, &after);
@@ -203,8 +227,8 @@ impl Arena {
         }
     }
 
-    /// Sets copies of a piece's tensors out to a device, for the caller to keep.
-    pub(super) fn get(&mut self, piece: &Allocation, device: Device) -> Result<Coming, StoreError> {
+    /// Sets copies of a piece's tensors out to a device.
+    fn get(&mut self, piece: &Allocation, device: Device) -> Result<Coming, StoreError> {
         let began = Instant::now();
         let copier = self.copier(device);
         let coming = match &mut self.place {
@@ -223,14 +247,14 @@ impl Arena {
     }
 
     /// Gives a piece's room back.
-    pub(super) fn free(&mut self, piece: &Allocation) {
+    fn free(&mut self, piece: &Allocation) {
         self.in_use.0 -= piece.len;
         if piece.len == 0 {
             return;
         }
         match &mut self.place {
             ArenaKind::Memory(stretches) => {
-                stretches[piece.stretch].give((piece.start, piece.len), &piece.copier, [piece.came, *lock(&piece.left)]);
+                stretches[piece.stretch].give(piece.start, piece.len, &piece.copier, [piece.came, *lock(&piece.left)]);
             }
             ArenaKind::File(file) => file.ranges.give(piece.start, piece.len),
         }

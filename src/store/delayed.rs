@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tch::{Device, Kind, Tensor};
 
 use super::copier::{Copier, CopyMark, CopyStream, lock};
-use super::{Form, Parked, Store};
+use super::{Form, Store, Waiting};
 use crate::units::Seconds;
 
 /// What becomes of the waits for a copy.
@@ -154,36 +154,37 @@ fn actions() -> impl Strategy<Value = Vec<CopyAction>> {
 }
 
 /// Two tensors that no other number gives.
-fn tensors(number: i64, rows: i64) -> [Tensor; 2] {
+fn tensors(number: i64, rows: i64) -> Vec<Tensor> {
     let whole = Tensor::arange(rows * 32, (Kind::Int64, Device::Cpu)) + number * 100_000;
-    [whole.to_kind(Kind::Float).view([rows, 32]), whole.narrow(0, 0, rows).to_kind(Kind::Int)]
+    vec![whole.to_kind(Kind::Float).view([rows, 32]), whole.narrow(0, 0, rows).to_kind(Kind::Int)]
 }
 
 /// The same through a store that copies at once.
 fn at_once(form: Form, number: i64, rows: i64) -> Vec<Tensor> {
-    let [a, b] = tensors(number, rows);
-    Store::in_memory(form).park_all(&[&a, &b]).unwrap().prefetch(Device::Cpu).unwrap().wait()
+    Store::in_memory(form).park(&tensors(number, rows)).unwrap().wait(Device::Cpu).unwrap()
 }
 
 /// Plays the actions; returns whether every tensor came back as it would at once.
 fn all_come_back(form: Form, copier: &Arc<DelayedCopier>, actions: &[CopyAction]) -> bool {
     let store = Store::copied_by(form, copier.clone());
-    let (mut parked, mut ahead): (Vec<(i64, i64, Parked)>, Vec<_>) = (Vec::new(), Vec::new());
+    type Numbered = (i64, i64, Waiting<Vec<Tensor>>);
+    let (mut parked, mut ahead): (Vec<Numbered>, Vec<Numbered>) = (Vec::new(), Vec::new());
     let mut is_right = true;
-    let mut wait = |(number, rows, ahead): (i64, i64, super::Prefetch)| {
-        let found = ahead.wait();
+    let set_out = |(number, rows, waiting): &Numbered| {
+        let mut copy = waiting.clone();
+        copy.leave(Device::Cpu).unwrap();
+        (*number, *rows, copy)
+    };
+    let mut wait = |(number, rows, mut ahead): Numbered| {
+        let found = ahead.wait(Device::Cpu).unwrap();
         is_right &= found.iter().zip(&at_once(form, number, rows)).all(|(found, expected)| found.equal(expected));
     };
     for (number, action) in actions.iter().enumerate() {
         match *action {
             CopyAction::Put(rows) => {
-                let [a, b] = tensors(number as i64, rows);
-                parked.push((number as i64, rows, store.park_all(&[&a, &b]).unwrap()));
+                parked.push((number as i64, rows, store.park(&tensors(number as i64, rows)).unwrap()));
             }
-            CopyAction::SetOut(which) if !parked.is_empty() => {
-                let (number, rows, waiting) = &parked[which % parked.len()];
-                ahead.push((*number, *rows, waiting.prefetch(Device::Cpu).unwrap()));
-            }
+            CopyAction::SetOut(which) if !parked.is_empty() => ahead.push(set_out(&parked[which % parked.len()])),
             CopyAction::Arrive(which) if !ahead.is_empty() => wait(ahead.swap_remove(which % ahead.len())),
             CopyAction::Free(which) if !parked.is_empty() => drop(parked.swap_remove(which % parked.len())),
             CopyAction::Advance(lane) => advance(&mut lock(&copier.lanes), lane),
@@ -191,7 +192,7 @@ fn all_come_back(form: Form, copier: &Arc<DelayedCopier>, actions: &[CopyAction]
             _ => {}
         }
     }
-    ahead.extend(parked.iter().map(|(number, rows, waiting)| (*number, *rows, waiting.prefetch(Device::Cpu).unwrap())));
+    ahead.extend(parked.iter().map(set_out));
     ahead.into_iter().for_each(&mut wait);
     drop(parked);
     is_right && store.bytes().in_use.0 == 0
@@ -210,40 +211,41 @@ proptest! {
 fn room_that_was_given_back_waits_for_the_copies_from_it() {
     let copier = Arc::<DelayedCopier>::default();
     let store = Store::copied_by(Form::Plain, copier.clone());
-    let [a, b] = tensors(1, 8);
-    let first = store.park_all(&[&a, &b]).unwrap();
-    let ahead = first.prefetch(Device::Cpu).unwrap();
-    drop(first);
-    let [c, d] = tensors(2, 8);
-    let second = store.park_all(&[&c, &d]).unwrap();
-    assert_eq!(store.bytes().most, second.bytes(), "the same room");
+    let a = tensors(1, 8);
+    let mut first = store.park(&a).unwrap();
+    first.leave(Device::Cpu).unwrap();
+    let c = tensors(2, 8);
+    let second = store.park(&c).unwrap();
+    assert_eq!(store.bytes().most, second.bytes_in_store(), "the same room");
     // The second comes first, as far as it may.
     advance(&mut lock(&copier.lanes), CopyStream::ToHost);
     advance(&mut lock(&copier.lanes), CopyStream::ToHost);
-    assert!(ahead.wait()[0].equal(&a));
-    assert!(second.fetch(Device::Cpu).unwrap().equal(&c));
+    assert!(first.wait(Device::Cpu).unwrap()[0].equal(&a[0]));
+    assert!(second.fetch(Device::Cpu).unwrap()[0].equal(&c[0]));
 }
 
 #[test]
 fn what_has_not_arrived_is_not_there() {
     let store = Store::copied_by(Form::Plain, Arc::<DelayedCopier>::default());
-    let [a, b] = tensors(3, 4);
-    let ahead = store.park_all(&[&a, &b]).unwrap().prefetch(Device::Cpu).unwrap();
-    assert!(!ahead.parts()[0].equal(&a), "the copier is late");
-    assert!(ahead.wait()[0].equal(&a));
+    let a = tensors(3, 4);
+    let mut waiting = store.park(&a).unwrap();
+    waiting.prefetch(Device::Cpu).unwrap();
+    assert!(!waiting.tensors_ahead()[0].equal(&a[0]), "the copier is late");
+    assert!(waiting.wait(Device::Cpu).unwrap()[0].equal(&a[0]));
 }
 
 #[test]
 fn what_is_settled_has_come_and_is_kept_for_nobody() {
     let copier = Arc::<DelayedCopier>::default();
     let store = Store::copied_by(Form::Plain, copier.clone());
-    let [a, b] = tensors(5, 4);
-    let parked = store.park_all(&[&a, &b]).unwrap();
-    let ahead = parked.prefetch(Device::Cpu).unwrap();
+    let a = tensors(5, 4);
+    let mut waiting = store.park(&a).unwrap();
+    waiting.prefetch(Device::Cpu).unwrap();
     let count = || lock(&copier.lanes).each_ref().map(|queue| queue.jobs.len());
     assert_eq!(count(), [1, 1]);
     copier.settle();
     assert_eq!(count(), [0, 0]);
-    assert!(ahead.parts()[0].equal(&a), "nobody had to wait for it");
-    assert!(ahead.wait()[1].equal(&b) && parked.fetch(Device::Cpu).unwrap().equal(&a));
+    assert!(waiting.tensors_ahead()[0].equal(&a[0]), "nobody had to wait for it");
+    let (ahead, again) = (waiting.wait(Device::Cpu).unwrap(), waiting.fetch(Device::Cpu).unwrap());
+    assert!(ahead[1].equal(&a[1]) && again[0].equal(&a[0]));
 }

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use super::arena::{Allocation, Arena, Coming, Taken};
+use super::arena::{Arena, Taken};
 #[cfg(test)]
 use super::copier::Copier;
 use super::copier::lock;
 use super::ranges::aligned;
-use super::{Bits, StoreError, blocks};
+use super::{Bits, blocks};
 use crate::units::Bytes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Form {
     }
 
     /// How a tensor of `kind` waits: what is no float, and what is empty, is kept to the bit.
-    fn bits_of(self, size: &[i64], kind: Kind) -> Option<Bits> {
+    pub(super) fn bits_of(self, size: &[i64], kind: Kind) -> Option<Bits> {
         let is_float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
         self.bits().filter(|_| is_float && size.iter().all(|&n| n > 0))
     }
@@ -53,7 +53,7 @@ impl Form {
 #[derive(Clone, Debug)]
 pub struct Store {
     form: Form,
-    arena: Arc<Mutex<Arena>>,
+    pub(super) arena: Arc<Mutex<Arena>>,
 }
 
 impl Store {
@@ -66,35 +66,6 @@ impl Store {
     /// without a directory.
     pub fn in_file(form: Form, dir: Option<PathBuf>, purpose: &'static str) -> Self {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_file(dir, purpose))) }
-    }
-
-    /// Parks a copy of a tensor: in the store's form if it is of a float kind, to the bit if it is of another. On a CUDA device the copy
-    /// goes on beside what is computed from here on; the tensor must not be written to any more.
-    ///
-    /// # Shapes
-    /// Any; quantised along the last axis.
-    pub fn park(&self, x: &Tensor) -> Result<Parked, StoreError> {
-        self.park_all(&[x])
-    }
-
-    /// Parks tensors of one device that will be fetched together, as [`Self::park`] does.
-    ///
-    /// # Shapes
-    /// Any.
-    pub fn park_all(&self, tensors: &[&Tensor]) -> Result<Parked, StoreError> {
-        let (mut items, mut all) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
-        for x in tensors {
-            let bits = self.form.bits_of(&x.size(), x.kind());
-            let x = x.detach();
-            let before = all.len();
-            match bits {
-                None => all.push(x.shallow_clone()),
-                Some(bits) => all.extend(blocks::encode(&x, bits)),
-            }
-            items.push(Item { bits, size: x.size(), kind: x.kind(), parts: all.len() - before });
-        }
-        let piece = lock(&self.arena).put(&all)?;
-        Ok(Parked { items, piece, arena: self.arena.clone() })
     }
 
     pub fn form(&self) -> Form {
@@ -117,100 +88,6 @@ impl Store {
     }
 }
 
-/// How a tensor can be made again from what waits for it.
-#[derive(Clone, Debug)]
-struct Item {
-    bits: Option<Bits>,
-    size: Vec<i64>,
-    kind: Kind,
-    parts: usize,
-}
-
-/// Tensors that wait in a store; their room is free again when this is dropped.
-#[derive(Debug)]
-pub struct Parked {
-    items: Vec<Item>,
-    piece: Allocation,
-    arena: Arc<Mutex<Arena>>,
-}
-
-impl Parked {
-    /// The tensor, of several the first, on a device, in its own kind and shape, for the caller to keep.
-    ///
-    /// # Shapes
-    /// That of the tensor that was parked.
-    pub fn fetch(&self, device: Device) -> Result<Tensor, StoreError> {
-        Ok(self.prefetch(device)?.wait().swap_remove(0))
-    }
-
-    /// Sets copies out to a device, so that they are there when they are needed. Where copies go on beside what is computed this
-    /// returns at once. The room may be given back before they wait.
-    pub fn prefetch(&self, device: Device) -> Result<Prefetch, StoreError> {
-        Ok(Prefetch { items: self.items.clone(), coming: lock(&self.arena).get(&self.piece, device)? })
-    }
-
-    /// Whether what was parked has come, so that the host may read it without waiting.
-    pub(super) fn has_come(&self) -> bool {
-        self.piece.has_come()
-    }
-
-    /// Size of the tensor, of several of the first.
-    pub(super) fn size(&self) -> &[i64] {
-        self.items.first().map_or(&[], |item| &item.size)
-    }
-
-    /// Kind of the tensor, of several of the first.
-    pub(super) fn kind(&self) -> Kind {
-        self.items.first().map_or(Kind::Uint8, |item| item.kind)
-    }
-
-    pub fn bytes(&self) -> Bytes {
-        self.piece.bytes()
-    }
-}
-
-impl Drop for Parked {
-    fn drop(&mut self) {
-        lock(&self.arena).free(&self.piece);
-    }
-}
-
-/// Tensors on their way from a store to a device.
-#[derive(Debug)]
-pub struct Prefetch {
-    items: Vec<Item>,
-    coming: Coming,
-}
-
-impl Prefetch {
-    /// The tensors, in the order in which they were parked, their own kinds and shapes.
-    ///
-    /// # Shapes
-    /// Those of the tensors that were parked.
-    pub fn wait(self) -> Vec<Tensor> {
-        let mut parts = self.coming.wait();
-        let decoded = |item: &Item| {
-            let mut own: Vec<Tensor> = parts.drain(..item.parts).collect();
-            match item.bits {
-                None => own.swap_remove(0),
-                Some(bits) => blocks::decode(&own, bits, &item.size, item.kind),
-            }
-        };
-        self.items.iter().map(decoded).collect()
-    }
-
-    /// What is on its way.
-    #[cfg(test)]
-    pub(super) fn parts(&self) -> &[Tensor] {
-        self.coming.tensors()
-    }
-
-    /// What they take on the device while they wait there, each rounded up as in the store.
-    pub fn bytes(&self) -> Bytes {
-        Bytes(self.coming.tensors().iter().map(|part| aligned(bytes_of([part]).0)).sum())
-    }
-}
-
 /// What the numbers of some tensors take.
 pub fn bytes_of<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Bytes {
     Bytes(tensors.into_iter().map(|x| (x.numel() * x.kind().elt_size_in_bytes()) as u64).sum())
@@ -218,7 +95,10 @@ pub fn bytes_of<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use tch::{Device, Tensor};
+
     use super::*;
+    use crate::store::{StoreError, Waiting};
 
     const CPU: Device = Device::Cpu;
 
@@ -238,7 +118,7 @@ mod tests {
                     .map(|kind| base.abs().to_kind(kind))
                     .into();
             all.extend([base.transpose(0, 2), base.narrow(1, 1, 2), base.narrow(0, 0, 0), base.sum(Kind::Double)]);
-            let parked: Vec<Parked> = all.iter().map(|x| store.park(x).unwrap()).collect();
+            let parked: Vec<Waiting<Tensor>> = all.iter().map(|x| store.park(x).unwrap()).collect();
             for (x, parked) in all.iter().zip(&parked) {
                 let found = parked.fetch(CPU).unwrap();
                 assert_eq!((found.kind(), found.size()), (x.kind(), x.size()));
@@ -269,11 +149,11 @@ mod tests {
                 for step in 0..4 {
                     let x = Tensor::randn([1, 256, 512], (Kind::Float, CPU));
                     // Other lengths in other steps, never more than at first.
-                    let mut parked: Vec<Parked> =
+                    let mut parked: Vec<Waiting<Tensor>> =
                         (0..6).map(|i| store.park(&x.narrow(1, 0, 256 - (step * i) % 40)).unwrap()).collect();
                     parked.drain(1..3);
                     parked.extend((0..2).map(|_| store.park(&x.narrow(1, 0, 100)).unwrap()));
-                    assert_eq!(store.bytes().in_use, Bytes(parked.iter().map(|p| p.bytes().0).sum()));
+                    assert_eq!(store.bytes().in_use, Bytes(parked.iter().map(|p| p.bytes_in_store().0).sum()));
                     let taken = store.bytes();
                     let (most, file) = *after_first.get_or_insert((taken.most, taken.file));
                     assert_eq!((taken.most, taken.file), (most, file), "{form:?}, step {step}");
@@ -295,8 +175,8 @@ mod tests {
         let x = Tensor::randn([4, 100, 1024], (Kind::Float, CPU));
         for (form, expected) in [(Form::Plain, 4.0), (Form::Int8, 1.1875), (Form::Int4, 0.6875)] {
             let parked = Store::in_memory(form).park(&x).unwrap();
-            assert_eq!(parked.bytes(), form.bytes_of(&x.size(), x.kind()));
-            let found = parked.bytes().0 as f64 / x.numel() as f64;
+            assert_eq!(parked.bytes_in_store(), form.bytes_of(&x.size(), x.kind()));
+            let found = parked.bytes_in_store().0 as f64 / x.numel() as f64;
             assert!((found - expected).abs() < 1e-3, "{form:?}: {found}");
         }
     }

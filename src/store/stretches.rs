@@ -75,7 +75,7 @@ impl Stretch {
     }
 
     /// Gives a range back, to be written again when `marks` are done.
-    pub(super) fn give(&mut self, (start, len): (u64, u64), copier: &Arc<dyn Copier>, marks: [CopyMark; 2]) {
+    pub(super) fn give(&mut self, start: u64, len: u64, copier: &Arc<dyn Copier>, marks: [CopyMark; 2]) {
         self.ranges.give(start, len);
         let leaving = Leaving { start, end: start + len, copier: copier.clone(), marks };
         if !leaving.is_done() {
@@ -84,7 +84,7 @@ impl Stretch {
     }
 
     /// What a copy of `copier` to a range must wait for; for others' copies the host waits here.
-    pub(super) fn before_writing(&mut self, (start, len): (u64, u64), copier: &Arc<dyn Copier>) -> Vec<CopyMark> {
+    pub(super) fn before_writing(&mut self, start: u64, len: u64, copier: &Arc<dyn Copier>) -> Vec<CopyMark> {
         self.leaving.retain(|leaving| !leaving.is_done());
         let mut after = Vec::new();
         for leaving in self.leaving.iter().filter(|leaving| leaving.start < start + len && start < leaving.end) {

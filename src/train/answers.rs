@@ -2,7 +2,7 @@
 
 use super::TrainError;
 use crate::data::{Dataset, Splits, Tokenizer};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::engine::Engine;
 use crate::eval::{self, AnswerScores, AnswerSpec, ScoredAnswer, Scores};
 use crate::generation::{GenerationRules, Generator, SamplingRules};
@@ -41,12 +41,13 @@ pub(super) struct ValidationAnswers {
 }
 
 impl ValidationAnswers {
-    /// As the recipe asks for them, if it does; what cannot be answered is refused before anything is trained.
+    /// The answers that a recipe asks for, if it does; what cannot be answered is refused before anything is trained.
     pub(super) fn new(
         recipe: &Recipe,
         data: &Splits,
         tokenizer: Option<&Tokenizer>,
-        (engine, model): (&Engine, &Model),
+        engine: &Engine,
+        model: &Model,
     ) -> Result<Option<Self>, TrainError> {
         let Some(asked) = &recipe.eval.generate else { return Ok(None) };
         let samples = data.validation.clone().ok_or_else(nothing_to_answer)?.first(asked.samples);
@@ -68,8 +69,9 @@ impl ValidationAnswers {
     /// Generates and scores them; ranks share them.
     pub(super) fn answer(
         &self,
-        (engine, model): (&Engine, &Model),
-        world: &World,
+        engine: &Engine,
+        model: &Model,
+        world: &ProcessGroup,
         wants_to_stop: &dyn Fn() -> bool,
     ) -> Result<(AnswerScores, Vec<ScoredAnswer>), TrainError> {
         let generator = self.generator(engine, model);

@@ -218,42 +218,37 @@ pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
         return headed(recipe, Model::load_to_train(&recipe.model, recipe.model.dtype, placement(recipe, device))?);
     };
     let mut model = base_model(recipe, device)?;
-    model.set_adapter(adapter((recipe, lora), model.config(), model.kind(), device)?);
+    model.set_adapter(adapter(recipe, lora, model.config(), model.kind(), device)?);
     Ok(model)
 }
 
-/// As [`model`], from the `config.json` in the recipe's model directory alone: the weights are drawn on the device.
+/// A [`model`] from the `config.json` in the recipe's model directory alone: the weights are drawn on the device.
 pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
     let (dtype, at) = (recipe.model.dtype, placement(recipe, device));
     let Some(lora) = &recipe.lora else {
         return headed(recipe, Model::drawn_to_train(&recipe.model, dtype, at)?);
     };
     let mut model = headed(recipe, Model::drawn(&recipe.model, dtype, at)?)?;
-    model.set_adapter(adapter((recipe, &lora.clone().for_drawn_weights()), model.config(), model.kind(), device)?);
+    model.set_adapter(adapter(recipe, &lora.clone().for_drawn_weights(), model.config(), model.kind(), device)?);
     Ok(model)
 }
 
 /// Fails where [`model`] would, but for the weights, which are not read.
 pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), TrainError> {
     match &recipe.lora {
-        Some(lora) => adapter((recipe, lora), config, Kind::Float, Device::Cpu).map(drop),
+        Some(lora) => adapter(recipe, lora, config, Kind::Float, Device::Cpu).map(drop),
         None => Ok(()),
     }
 }
 
 /// The adapter that the recipe starts from, or a new one, for a model that computes in `kind`.
-fn adapter(
-    (recipe, lora): (&Recipe, &LoraRecipe),
-    config: &ModelConfig,
-    kind: Kind,
-    device: Device,
-) -> Result<Adapter, TrainError> {
+fn adapter(recipe: &Recipe, lora: &LoraRecipe, config: &ModelConfig, kind: Kind, device: Device) -> Result<Adapter, TrainError> {
     let Some(path) = &recipe.model.adapter else {
         return Ok(Adapter::new(config, lora, recipe.train.seed, kind, device)?);
     };
     let mut adapter = Adapter::load_peft(path, config, kind, device)?;
     check_positions(config, path)?;
-    check_agreement((lora, config), &adapter, path)?;
+    check_agreement(lora, config, &adapter, path)?;
     adapter.set_dropout(lora.dropout)?;
     Ok(adapter)
 }
@@ -299,7 +294,7 @@ fn check_positions(config: &ModelConfig, path: &Path) -> Result<(), TrainError> 
 }
 
 /// An adapter brings its own numbers: a recipe that says otherwise is a mistake.
-fn check_agreement((lora, config): (&LoraRecipe, &ModelConfig), adapter: &Adapter, path: &Path) -> Result<(), TrainError> {
+fn check_agreement(lora: &LoraRecipe, config: &ModelConfig, adapter: &Adapter, path: &Path) -> Result<(), TrainError> {
     let Some(Disagreement { key, recipe, adapter }) = adapter.disagreement(config, lora)? else { return Ok(()) };
     let path = abridged(path.display());
     let message = format!("`lora.{key}` is {recipe} in the recipe, but {adapter} in the adapter `{path}`");

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::rank_error::RankError;
+use super::RankError;
 use crate::checkpoint::CheckpointError;
 use crate::engine::EngineError;
 use crate::eval::is_given_up;
@@ -124,7 +124,7 @@ pub(super) fn changed_file(path: &Path) -> TrainError {
 }
 
 /// Handlers of signals that cannot be installed.
-pub(super) fn no_signals(error: std::io::Error) -> TrainError {
+pub(super) fn no_signals(error: &std::io::Error) -> TrainError {
     let message = format!("can't watch for signals: {error}");
     Fault::new(Exit::Failed, message).with_hint("a run must be able to save when it is interrupted").into()
 }

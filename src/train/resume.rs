@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use super::callback::RunCallback;
 use super::error::{changed_file, listed, no_signals};
 use super::run::{begin, go_on, run};
 use super::run_dir::newest;
 use super::saved_split::SavedSplit;
 use super::sealed_recipe::{check_recipe, write_recipe};
-use super::watch::RunWatch;
 use super::{Ended, Outcome, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, TrainError, Trainer, build};
 use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
 use crate::files::{ReadLock, RunLock};
@@ -165,16 +165,16 @@ fn resume_as(
     if let Some(warning) = stretched(&trainer, &began) {
         console::warning(&warning);
     }
-    how.interrupt.watch_for_stops().map_err(no_signals)?;
+    how.interrupt.watch_for_stops().map_err(|error| no_signals(&error))?;
     let step = trainer.step();
-    let mut watch = RunWatch::begin(&mut trainer, Some(step), how.interrupt)?;
+    let mut callback = RunCallback::begin(&mut trainer, Some(step), how.interrupt)?;
     // The best is saved first: a crash may have come between it and the save that was due at the same step.
     if kind == Some(SaveKind::Best)
         && let Some(due) = trainer.save_due()
     {
-        watch.saved(trainer.save(due)?);
+        callback.saved(trainer.save(due)?);
     }
-    go_on(&mut trainer, &mut watch)
+    go_on(&mut trainer, &mut callback)
 }
 
 /// What becomes of the learning rate where the run is longer or shorter than it was to be.
@@ -200,7 +200,7 @@ fn check_records(trainer: &Trainer, recipe: &Path, is_sealed: bool, is_loaded: b
         return Ok(());
     }
     trainer.kept_metrics()?;
-    match (is_sealed, trainer.unchecked_metrics) {
+    match (is_sealed, trainer.progress.unchecked_metrics) {
         (false, Some(_)) => Err(changed_file(recipe)),
         (_, None) => {
             console::note(

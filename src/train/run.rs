@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use super::build::{self, SCRATCH};
+use super::callback::RunCallback;
 use super::error::no_signals;
 use super::run_dir::newest;
 use super::saved_split::{SPLIT, SavedSplit};
 use super::sealed_recipe::write_recipe;
-use super::watch::RunWatch;
 use super::{Interrupt, RESOLVED_RECIPE, Start, TrainError, Trainer};
 use crate::checkpoint::SaveKind;
 use crate::files::{self, RunLock};
@@ -30,7 +30,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
     pub outcome: Outcome,
-    /// Its memory by part, where it was watched.
+    /// The run's memory by part, where it was watched.
     pub memory: Option<String>,
     /// How it went; the first rank says so for all.
     pub summary: Option<RunSummary>,
@@ -64,23 +64,23 @@ fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, TrainError> {
 
 /// From before the first step to the end.
 pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, TrainError> {
-    interrupt.watch_for_stops().map_err(no_signals)?;
-    let mut watch = RunWatch::begin(trainer, None, interrupt)?;
+    interrupt.watch_for_stops().map_err(|error| no_signals(&error))?;
+    let mut callback = RunCallback::begin(trainer, None, interrupt)?;
     if trainer.recipe.eval.initial {
-        match trainer.validate(&mut watch) {
-            Ok(validation) => watch.validated_first(validation.as_ref())?,
+        match trainer.validate(&mut callback) {
+            Ok(validation) => callback.validated_first(validation.as_ref())?,
             Err(error) if error.is_given_up() => {
                 trainer.ranks.listen()?;
-                return interrupted(trainer, &watch);
+                return interrupted(trainer, &callback);
             }
             Err(error) => return Err(error),
         }
     }
     if trainer.recipe.train.on_non_finite == OnNonFinite::Rollback {
         // There is always something to go back to.
-        watch.saved(trainer.save(SaveKind::Intermediate)?);
+        callback.saved(trainer.save(SaveKind::Intermediate)?);
     }
-    go_on(trainer, &mut watch)
+    go_on(trainer, &mut callback)
 }
 
 /// Refuses a directory with anything in it; says so if another process is at work there.
@@ -106,97 +106,117 @@ fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
     Ok(())
 }
 
-pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<Ended, TrainError> {
+/// Where the loop of a run is.
+enum RunState {
+    /// The next step is to be made.
+    Training,
+    /// A step is made, or left out; its validation, its line and its checkpoint follow.
+    Stepped(Box<StepMetrics>),
+    /// All steps of the run are made.
+    Finished,
+    /// A stop was asked for, and what is to be saved of the steps is saved.
+    Interrupted,
+}
+
+pub(super) fn go_on(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<Ended, TrainError> {
     // Reading and tokenising may have taken more than a step does, on other threads.
     give_free_memory_back();
+    let mut state = next_state(trainer, callback);
     loop {
-        // A step whose validation was given up is made, and its line is not whole.
-        let made = match watch.takes_unvalidated() {
-            Some(metrics) => StepEnd::Step(Box::new(metrics)),
-            None if trainer.step() >= trainer.schedule.num_steps() => break,
-            None => step(trainer, watch)?,
+        state = match state {
+            RunState::Training => train_step(trainer, callback)?,
+            RunState::Stepped(metrics) => complete_step(trainer, callback, *metrics)?,
+            RunState::Finished => return finish(trainer, callback),
+            RunState::Interrupted => return interrupted(trainer, callback),
         };
-        let StepEnd::Step(metrics) = made else {
-            if matches!(made, StepEnd::GoneBack) {
-                continue;
-            }
+    }
+}
+
+/// What follows between two steps. A step whose validation was given up is made, and its line is not whole.
+fn next_state(trainer: &Trainer, callback: &mut RunCallback) -> RunState {
+    match callback.takes_unvalidated() {
+        Some(metrics) => RunState::Stepped(Box::new(metrics)),
+        None if trainer.step() >= trainer.schedule.num_steps() => RunState::Finished,
+        None => RunState::Training,
+    }
+}
+
+/// Makes a step; where one is lost that the recipe lets go, the run goes back to its last checkpoint.
+fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunState, TrainError> {
+    let error = match trainer.advance(callback).and_then(|metrics| trainer.check_if_built_on().map(|()| metrics)) {
+        Ok(metrics) => return Ok(RunState::Stepped(Box::new(metrics))),
+        Err(error) if error.is_given_up() => {
             trainer.ranks.listen()?;
-            if trainer.saved_step() < Some(trainer.step()) && trainer.step() > 0 {
-                watch.saved(trainer.save(SaveKind::Intermediate)?);
+            if trainer.step() > 0 {
+                save_unsaved(trainer, callback, SaveKind::Intermediate)?;
             }
-            return interrupted(trainer, watch);
-        };
-        let validation = match trainer.is_eval_due().then(|| trainer.validate(watch)).transpose() {
-            Err(error) if error.is_given_up() => {
-                trainer.owes_validation = true;
-                trainer.ranks.listen()?;
-                None
-            }
-            Err(error) => {
-                trainer.owes_validation = true;
-                watch.stepped(*metrics, None)?;
-                // What cannot be saved either is not what this is about.
-                if let Ok(dir) = trainer.save(trainer.save_due().unwrap_or(SaveKind::Intermediate)) {
-                    watch.saved(dir);
-                }
-                return Err(error);
-            }
-            Ok(validation) => validation.flatten(),
-        };
-        // The line is on disk before the checkpoint: after a crash in between, the resume takes it back.
-        watch.stepped(*metrics, validation.as_ref())?;
-        if validation.is_some_and(|validation| validation.is_best) {
-            trainer.save(SaveKind::Best)?;
+            return Ok(RunState::Interrupted);
         }
-        let due = trainer.save_due();
-        let is_asked = trainer.ranks.takes_save() || trainer.ranks.signal().is_some();
-        if let Some(kind) = due.or(is_asked.then_some(SaveKind::Intermediate)) {
-            watch.saved(trainer.save(kind)?);
-        }
-        if trainer.ranks.signal().is_some() {
-            return interrupted(trainer, watch);
-        }
-    }
-    // What the optimiser holds stays in a checkpoint of the step.
-    if trainer.saved_step() < Some(trainer.step()) {
-        watch.saved(trainer.save(trainer.save_due().unwrap_or(SaveKind::Intermediate))?);
-    }
-    // `final` comes last: where it is, nothing is missing.
-    let summary = watch.end(trainer, "finished")?;
-    watch.saved(trainer.save(SaveKind::Final)?);
-    Ok(Ended { outcome: Outcome::Finished, memory: trainer.memory_by_part(), summary })
-}
-
-/// What became of a step.
-enum StepEnd {
-    /// It is made, or left out.
-    Step(Box<StepMetrics>),
-    /// The run is back at its last checkpoint.
-    GoneBack,
-    /// It was given up as it was asked for; the one before stands.
-    GivenUp,
-}
-
-fn step(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<StepEnd, TrainError> {
-    let error = match trainer.advance(watch).and_then(|metrics| trainer.check_if_built_on().map(|()| metrics)) {
-        Ok(metrics) => return Ok(StepEnd::Step(Box::new(metrics))),
-        Err(error) if error.is_given_up() => return Ok(StepEnd::GivenUp),
         Err(error) => error,
     };
     let why = error.to_string();
-    let lost = trainer.skipped.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
+    let lost = trainer.progress.skipped.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
     // The first rank sets aside what is damaged, before the others look.
     let found = trainer.ranks.first("going back to a checkpoint", || Ok(newest(&trainer.dir)?))?;
     let newest = found.map_or_else(|| newest(&trainer.dir), Ok)?;
     trainer.load(&newest)?;
     trainer.load_optimizer(&newest)?;
-    watch.gone_back(trainer, &format!("{why}: back to `{}`, and without step {lost}", newest.display()))?;
-    Ok(StepEnd::GoneBack)
+    callback.gone_back(trainer, &format!("{why}: back to `{}`, and without step {lost}", newest.display()))?;
+    Ok(next_state(trainer, callback))
 }
 
-/// The end of a run that was asked to stop; what is to be saved is saved.
-fn interrupted(trainer: &Trainer, watch: &RunWatch) -> Result<Ended, TrainError> {
-    let summary = watch.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
+/// Validates after a step where that is due, writes the step's line, and saves where that is due or asked for.
+fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: StepMetrics) -> Result<RunState, TrainError> {
+    let validation = match trainer.is_eval_due().then(|| trainer.validate(callback)).transpose() {
+        Err(error) if error.is_given_up() => {
+            trainer.progress.owes_validation = true;
+            trainer.ranks.listen()?;
+            None
+        }
+        Err(error) => {
+            trainer.progress.owes_validation = true;
+            callback.stepped(metrics, None)?;
+            // What cannot be saved either is not what this is about.
+            if let Ok(dir) = trainer.save(trainer.save_due().unwrap_or(SaveKind::Intermediate)) {
+                callback.saved(dir);
+            }
+            return Err(error);
+        }
+        Ok(validation) => validation.flatten(),
+    };
+    // The line is on disk before the checkpoint: after a crash in between, the resume takes it back.
+    callback.stepped(metrics, validation.as_ref())?;
+    if validation.is_some_and(|validation| validation.is_best) {
+        trainer.save(SaveKind::Best)?;
+    }
+    let due = trainer.save_due();
+    let is_asked = trainer.ranks.takes_save() || trainer.ranks.signal().is_some();
+    if let Some(kind) = due.or(is_asked.then_some(SaveKind::Intermediate)) {
+        callback.saved(trainer.save(kind)?);
+    }
+    Ok(if trainer.ranks.signal().is_some() { RunState::Interrupted } else { next_state(trainer, callback) })
+}
+
+/// Saves the last step unless it is saved.
+fn save_unsaved(trainer: &Trainer, callback: &RunCallback, kind: SaveKind) -> Result<(), TrainError> {
+    if trainer.saved_step() < Some(trainer.step()) {
+        callback.saved(trainer.save(kind)?);
+    }
+    Ok(())
+}
+
+fn finish(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, TrainError> {
+    // What the optimiser holds stays in a checkpoint of the step.
+    save_unsaved(trainer, callback, trainer.save_due().unwrap_or(SaveKind::Intermediate))?;
+    // `final` comes last: where it is, nothing is missing.
+    let summary = callback.end(trainer, "finished")?;
+    callback.saved(trainer.save(SaveKind::Final)?);
+    Ok(Ended { outcome: Outcome::Finished, memory: trainer.memory_by_part(), summary })
+}
+
+/// The end of a run that was asked to stop.
+fn interrupted(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, TrainError> {
+    let summary = callback.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
     let signal = trainer.ranks.signal().unwrap_or_default();
     Ok(Ended { outcome: Outcome::Interrupted(signal), memory: trainer.memory_by_part(), summary })
 }

@@ -11,7 +11,7 @@ use crate::data::{Dataset, Splits};
 use crate::files::{self, FileKind};
 use crate::units::{Fault, abridged};
 
-/// Its name in a run's directory.
+/// The name of the file in a run's directory.
 pub(super) const SPLIT: &str = "split.json";
 
 /// The samples of a run.

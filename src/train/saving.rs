@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use tch::Device;
 
 use super::error::{RESTORE, listed, other_data, other_model};
-use super::{TrainError, Trainer, build, same};
+use super::ranks::of_trained;
+use super::{TrainError, Trainer, build};
 use crate::checkpoint::{self, CARD, FINAL, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
 use crate::data::Dataset;
-use crate::export::{KV_POLICY, PolicyFile};
-use crate::export::{Trained, card_of_run};
+use crate::export::{KV_POLICY, PolicyFile, Trained, card_of_run};
 use crate::model::has_fingerprint;
 use crate::recipe::Weights;
 use crate::report::console;
@@ -28,10 +28,11 @@ impl Trainer {
         }
         let trained = self.model.take_saved(parameters);
         build::take_parameters(&self.model, &trained, dir)?;
-        (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
-        self.skipped.add(&state.skipped_steps);
-        self.owes_validation = state.owes_validation;
-        self.unchecked_metrics = state.unchecked_metrics;
+        let progress = &mut self.progress;
+        (progress.step, progress.total_tokens, progress.best) = (state.step, state.total_tokens, state.best);
+        progress.skipped.add(&state.skipped_steps);
+        progress.owes_validation = state.owes_validation;
+        progress.unchecked_metrics = state.unchecked_metrics;
         self.refuse_not_finite(dir)?;
         let threads = tch::get_num_threads();
         if let Some(before) = state.threads.filter(|&before| before != threads && self.model.device() == Device::Cpu) {
@@ -46,14 +47,13 @@ impl Trainer {
 
     /// Takes over what the optimiser held at a checkpoint that was loaded.
     pub(super) fn load_optimizer(&mut self, dir: &Path) -> Result<(), TrainError> {
-        self.optimizer.load_state(&self.parts.own(checkpoint::load_optimizer(dir)?))?;
+        self.optimizer.load_state(&self.shard.own(checkpoint::load_optimizer(dir)?))?;
         self.refuse_not_finite(dir)
     }
 
     fn refuse_not_finite(&self, dir: &Path) -> Result<(), TrainError> {
         let Some(name) = self.not_finite()? else { return Ok(()) };
-        let message =
-            format!("the checkpoint `{}` can't be gone on from: `{}` is not finite", abridged(dir.display()), quoted(name));
+        let message = format!("cannot resume from checkpoint `{}`: `{}` is not finite", abridged(dir.display()), quoted(name));
         Err(Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`").into())
     }
 
@@ -86,10 +86,10 @@ impl Trainer {
     /// Why the step just made is saved, if it is.
     pub(super) fn save_due(&self) -> Option<SaveKind> {
         let saving = &self.recipe.checkpoint;
-        if self.step.is_multiple_of(saving.save_interval) {
+        if self.progress.step.is_multiple_of(saving.save_interval) {
             return Some(SaveKind::Regular);
         }
-        saving.intermediate_save_interval.filter(|i| self.step.is_multiple_of(*i)).map(|_| SaveKind::Intermediate)
+        saving.intermediate_save_interval.filter(|i| self.progress.step.is_multiple_of(*i)).map(|_| SaveKind::Intermediate)
     }
 
     /// The first rank writes a checkpoint, for which the others wait.
@@ -97,35 +97,36 @@ impl Trainer {
         self.require_finite()?;
         // A rank that computes otherwise, on another kind of machine say, is told before what it has made is kept.
         if self.ranks.are_several() {
-            self.ranks.check_same("about to save", same::of_trained(&self.model))?;
+            self.ranks.check_same("about to save", of_trained(&self.model))?;
         }
-        let dir = self.parts.write(&self.ranks, self.optimizer.state(), |state| self.write(kind, state))?;
+        let dir = self.shard.write(&self.ranks, self.optimizer.state(), |state| self.write(kind, state))?;
         if matches!(kind, SaveKind::Regular | SaveKind::Intermediate) {
-            self.saved.set(Some(self.step));
+            self.saved.set(Some(self.progress.step));
         }
         Ok(dir)
     }
 
     fn write(&self, kind: SaveKind, optimizer: &dyn StateInTurn) -> Result<PathBuf, TrainError> {
         let parameters = self.model.parameters();
-        let mut state = TrainState::new(self.step, self.recipe.train.seed, kind, &parameters);
-        state.total_tokens = self.total_tokens;
-        state.best.clone_from(&self.best);
-        state.skipped_steps = self.skipped.to_vec();
-        state.owes_validation = self.owes_validation;
+        let progress = &self.progress;
+        let mut state = TrainState::new(progress.step, self.recipe.train.seed, kind, &parameters);
+        state.total_tokens = progress.total_tokens;
+        state.best.clone_from(&progress.best);
+        state.skipped_steps = progress.skipped.to_vec();
+        state.owes_validation = progress.owes_validation;
         state.threads = Some(tch::get_num_threads());
-        state.unchecked_metrics = self.unchecked_metrics;
+        state.unchecked_metrics = progress.unchecked_metrics;
         state.settings = Some(self.recipe.fixed_settings());
-        state.model_hash.clone_from(&self.model_hash);
+        state.model_hash.clone_from(&self.extras.model_hash);
         state.data_hash = self.data.train.hash();
         state.validation_hash = self.data.validation.as_ref().map(Dataset::hash);
         let validation = self.data.validation.as_ref().map_or(0, Dataset::len);
         state.samples = Some(SampleCounts { train: self.data.train.len(), validation });
         let base_model = self.recipe.model.path.display().to_string();
-        let policy = PolicyFile::record(&self.recipe, &self.model, &self.model_hash, &self.trial)?;
+        let policy = PolicyFile::record(&self.recipe, &self.model, &self.extras.model_hash, &self.extras.trial)?;
         let mut beside = vec![(KV_POLICY.to_owned(), policy.to_json())];
         if kind == SaveKind::Final {
-            beside.extend(self.companions.iter().cloned());
+            beside.extend(self.extras.companions.iter().cloned());
             beside.push((CARD.to_owned(), self.card(&state)?.into_bytes()));
         }
         let snapshot = Snapshot { model: &self.model, base_model: &base_model, optimizer, beside: &beside, state: &state };
@@ -141,10 +142,10 @@ impl Trainer {
             base: None,
             recipe: Some(&self.recipe),
             state: Some(state.clone()),
-            metrics: metrics::read(&self.dir.join(METRICS), self.step)?,
+            metrics: metrics::read(&self.dir.join(METRICS), self.progress.step)?,
             results: Vec::new(),
             chat_template: None,
         };
-        Ok(card_of_run(&trained, &self.recipe, &self.model_hash))
+        Ok(card_of_run(&trained, &self.recipe, &self.extras.model_hash))
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::TrainError;
 use crate::recipe::{OnNonFinite, TrainRecipe};
 
-/// Steps, counted from 1.
+/// The steps that were left out, counted from 1.
 #[derive(Debug, Default)]
 pub(super) struct SkippedSteps(BTreeSet<u64>);
 

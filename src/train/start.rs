@@ -5,7 +5,7 @@ use std::rc::Rc;
 use tch::Device;
 
 use super::Interrupt;
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 
 /// What a run is started with beside its recipe.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ pub struct Start<'a> {
     pub device: Device,
     /// What ends it before its time.
     pub interrupt: &'a Interrupt,
-    pub world: &'a Rc<World>,
+    pub world: &'a Rc<ProcessGroup>,
     /// Whether its memory is told by part.
     pub profiles_memory: bool,
 }

@@ -5,12 +5,10 @@ use std::time::Instant;
 
 use tch::Tensor;
 
-use super::reports::{MicroBatchReport, RankReport, StepOutcome, StepReports};
-use super::retreat::RetryingEngine;
-use super::shared_sum::sum_over;
-use super::{RunRanks, TrainError};
-use crate::data::Batch;
-use crate::engine::{ChunkKey, EngineError, MemoryByPart, MicroBatchContext, Observer};
+use super::ranks::{MicroBatchReport, RankReport, StepReports, sum_over};
+use super::{FallbackEngine, MicroBatchAssignment, RunRanks, StepOutcome, TrainError};
+use crate::engine::{ChunkKey, EngineError, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, Observer};
+use crate::measure::MicroBatchPosition;
 use crate::model::{DropoutKey, Model};
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
 use crate::recipe::Recipe;
@@ -18,46 +16,19 @@ use crate::report::memory::peak_resident;
 use crate::store::bytes_of;
 use crate::units::Bytes;
 
-/// A model with what trains it.
-pub struct Learner<'a> {
+/// A model with what makes its training steps.
+pub struct TrainStep<'a> {
     /// What is trained, and what decides dropout, chunk sizes and clipping.
     pub recipe: &'a Recipe,
     pub model: &'a Model,
-    pub engine: &'a mut RetryingEngine,
+    pub engine: &'a mut FallbackEngine,
     pub optimizer: &'a mut dyn Optimizer,
     /// Who makes the steps together.
     pub ranks: &'a RunRanks,
 }
 
-/// The micro-batches of a step that one rank runs.
-#[derive(Clone, Debug)]
-pub struct StepShare {
-    pub batches: Vec<Batch>,
-    /// The index of each among those of the step.
-    pub places: Vec<usize>,
-    /// Micro-batches of the step, of whichever rank.
-    pub micro_batches: usize,
-    pub targets: usize,
-}
-
-impl StepShare {
-    pub fn whole(batches: Vec<Batch>) -> Self {
-        let (micro_batches, targets) = (batches.len(), batches.iter().map(Batch::num_targets).sum());
-        Self { batches, places: (0..micro_batches).collect(), micro_batches, targets }
-    }
-}
-
-/// Where in a run a micro-batch is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MicroBatchPosition {
-    /// Of the step, from 1.
-    pub step: u64,
-    /// Index, and how many the step has.
-    pub micro_batch: (usize, usize),
-}
-
-/// Who watches steps: the engine's events, and what comes before and after them.
-pub trait StepWatch: Observer {
+/// Hears of steps: the engine's events, and what comes before and after them.
+pub trait StepCallback: Observer {
     /// A micro-batch begins; `memory` says what the engine holds at rest, and how much of gradients the earlier ones have left.
     fn begin(&mut self, at: MicroBatchPosition, memory: &dyn Fn() -> (MemoryByPart, Bytes)) {
         let _ = (at, memory);
@@ -72,33 +43,34 @@ pub trait StepWatch: Observer {
 }
 
 /// What this rank's micro-batches of a step give together.
-struct ShareGradients {
+struct RankGradients {
     report: RankReport,
-    /// By parameter, its part of that of the mean loss of the global batch.
+    /// This rank's part of the gradient of the global batch's mean loss, by parameter.
     gradients: BTreeMap<String, Tensor>,
 }
 
-impl Learner<'_> {
+impl TrainStep<'_> {
     /// Makes the step after `step` others: micro-batches, clipping, update.
     pub fn step(
         &mut self,
-        share: &StepShare,
+        assigned: &MicroBatchAssignment,
         step: u64,
         learning_rate: f64,
-        watch: &mut dyn StepWatch,
+        callback: &mut dyn StepCallback,
     ) -> Result<StepOutcome, TrainError> {
-        let (outcome, mut gradients) = self.gradients(share, step, watch)?;
-        watch.optimizer(&|| {
+        let (outcome, mut gradients) = self.gradients(assigned, step, callback)?;
+        callback.optimizer(&|| {
             let mut memory = self.engine.engine().memory_at_rest(self.model);
             // What several micro-batches have summed up is known to whoever watched the last of them begin.
-            if share.batches.len() == 1 {
-                memory.parameter_gradients += bytes_of(gradients.iter().map(|(_, gradient)| gradient));
+            if assigned.batches.len() == 1 {
+                let all = bytes_of(gradients.iter().map(|(_, gradient)| gradient));
+                memory.add(MemoryPart::Gradients, MemoryPlace::Device, all);
             }
             memory
         });
         let grad_norm = clip_grad_norm(&mut gradients, self.recipe.train.max_grad_norm);
         self.optimizer.step(&self.model.parameters(), &gradients, learning_rate);
-        watch.end();
+        callback.end();
         Ok(StepOutcome { grad_norm, ..outcome })
     }
 
@@ -106,26 +78,26 @@ impl Learner<'_> {
     /// what is known before it is clipped.
     fn gradients(
         &mut self,
-        share: &StepShare,
+        assigned: &MicroBatchAssignment,
         step: u64,
-        watch: &mut dyn StepWatch,
+        callback: &mut dyn StepCallback,
     ) -> Result<(StepOutcome, Vec<(String, Tensor)>), TrainError> {
-        if share.targets == 0 {
+        if assigned.targets == 0 {
             return Err(EngineError::NoTargets.into());
         }
         let mut gradients = BTreeMap::new();
-        let made = self.gradients_of_share(share, step, watch).map(|made| {
+        let made = self.gradients_of_rank(assigned, step, callback).map(|made| {
             gradients = made.gradients;
             made.report
         });
         let reports = StepReports::new(self.ranks.exchange("making a step", made)?);
         self.ranks.agree(reports.asked());
-        self.engine.retreat_to(self.model, reports.furthest_retreat(), watch)?;
+        self.engine.fall_back_to(self.model, reports.furthest_fallback(), callback)?;
         if self.ranks.are_several() {
             gradients = sum_over(self.ranks.world(), self.model, gradients)?;
         }
         refuse_not_finite(step + 1, &reports, &gradients)?;
-        let outcome = reports.outcome(share.targets);
+        let outcome = reports.outcome(assigned.targets);
         if let Some(most) = self.recipe.train.max_loss
             && outcome.loss > most
         {
@@ -134,20 +106,20 @@ impl Learner<'_> {
         Ok((outcome, gradients.into_iter().collect()))
     }
 
-    fn gradients_of_share(
+    fn gradients_of_rank(
         &mut self,
-        share: &StepShare,
+        assigned: &MicroBatchAssignment,
         step: u64,
-        watch: &mut dyn StepWatch,
-    ) -> Result<ShareGradients, TrainError> {
+        callback: &mut dyn StepCallback,
+    ) -> Result<RankGradients, TrainError> {
         let began = Instant::now();
         let mut total: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut micro_batches = Vec::new();
-        for (index, (batch, place)) in share.batches.iter().zip(&share.places).enumerate() {
-            let at = MicroBatchPosition { step: step + 1, micro_batch: (index, share.batches.len()) };
-            watch.begin(at, &|| (self.engine.engine().memory_at_rest(self.model), bytes_of(total.values())));
-            let part = self.engine.gradients(self.model, batch, self.context(step, share), watch)?;
-            micro_batches.push(MicroBatchReport::of(*place, batch, &part)?);
+        for (done, (batch, &index)) in assigned.batches.iter().zip(&assigned.indices).enumerate() {
+            let at = MicroBatchPosition { step: step + 1, micro_batch: (done, assigned.batches.len()) };
+            callback.begin(at, &|| (self.engine.engine().memory_at_rest(self.model), bytes_of(total.values())));
+            let part = self.engine.gradients(self.model, batch, self.context(step, assigned), callback)?;
+            micro_batches.push(MicroBatchReport::new(index, batch, &part)?);
             for (name, gradient) in part.gradients {
                 match total.get_mut(&name) {
                     Some(sum) => drop(sum.g_add_(&gradient)),
@@ -159,19 +131,19 @@ impl Learner<'_> {
             micro_batches,
             seconds: began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
-            retreat: self.engine.retreat(),
+            fallback: self.engine.fallback(),
             asked: self.ranks.heard(),
         };
-        Ok(ShareGradients { report, gradients: total })
+        Ok(RankGradients { report, gradients: total })
     }
 
-    /// Of each micro-batch of the step after `step` others.
-    fn context(&self, step: u64, share: &StepShare) -> MicroBatchContext {
+    /// What each micro-batch of the step after `step` others is run with.
+    fn context(&self, step: u64, assigned: &MicroBatchAssignment) -> MicroBatchContext {
         let seed = self.recipe.train.seed;
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         MicroBatchContext {
-            weight: 1.0 / share.targets as f64,
-            router_weight: self.recipe.train.router_aux_loss_coef / share.micro_batches as f64,
+            weight: 1.0 / assigned.targets as f64,
+            router_weight: self.recipe.train.router_aux_loss_coef / assigned.micro_batches as f64,
             dropout: has_dropout.then_some(DropoutKey { seed, step }),
             chunk_sizes: Some(ChunkKey { seed, step }),
         }

@@ -8,15 +8,15 @@ use std::time::Duration;
 use tch::{Device, Tensor};
 
 use super::*;
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::dist::tests::{as_ranks_within, free_port};
 use crate::engine::Silent;
 use crate::recipe::Recipe;
 
 /// Does `work` as each of `size` ranks, which are threads; what came of it, by rank.
-pub(super) fn as_ranks<T: Send>(size: usize, work: impl Fn(Rc<World>) -> T + Sync) -> Vec<T> {
+pub(super) fn as_ranks<T: Send>(size: usize, work: impl Fn(Rc<ProcessGroup>) -> T + Sync) -> Vec<T> {
     as_ranks_within(Duration::from_secs(60), size, free_port(), |world| {
-        let world = Rc::new(mem::replace(world, World::alone()));
+        let world = Rc::new(mem::replace(world, ProcessGroup::alone()));
         let done = work(world.clone());
         world.leave(None).unwrap();
         done
@@ -34,7 +34,7 @@ fn write_samples(dir: &Path, has_classes: bool) {
 }
 
 /// Two steps down the gradient itself; what each has changed, in one row.
-fn steps(dir: &Path, words: &str, world: &Rc<World>) -> [Tensor; 2] {
+fn steps(dir: &Path, words: &str, world: &Rc<ProcessGroup>) -> [Tensor; 2] {
     let mut trainer = trainer(dir, words, world);
     trainer.model.adapter().unwrap().set_b_normal(0.1, 3);
     let flat = |trainer: &Trainer| {
@@ -49,7 +49,7 @@ fn steps(dir: &Path, words: &str, world: &Rc<World>) -> [Tensor; 2] {
 }
 
 /// A run in f64 on the samples of `dir`, with these words of a recipe.
-fn trainer(dir: &Path, words: &str, world: &Rc<World>) -> Trainer {
+fn trainer(dir: &Path, words: &str, world: &Rc<ProcessGroup>) -> Trainer {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
     let text = format!(
         "{words}\n[model]\npath = {model:?}\ndtype = \"f64\"\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n\
@@ -72,7 +72,7 @@ fn the_gradient_of_several_ranks_is_that_of_one() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         write_samples(dir.path(), words.contains("[head]"));
-        let whole = steps(dir.path(), &words, &World::alone().into());
+        let whole = steps(dir.path(), &words, &ProcessGroup::alone().into());
         for shared in as_ranks(ranks, |world| steps(dir.path(), &words, &world)) {
             for (whole, shared) in whole.iter().zip(&shared) {
                 let apart = ((whole - shared).norm() / whole.norm()).double_value(&[]);
@@ -94,9 +94,9 @@ fn micro_batches_are_dealt_by_what_they_take() {
     let step: Vec<Vec<usize>> = [vec![0], vec![1, 2, 3], vec![4, 5, 6]].into();
     let mut dealt = as_ranks(2, |world| {
         let trainer = trainer(dir.path(), words, &world);
-        let of_run = (&trainer.recipe, trainer.model.config());
-        let share = trainer.dealer.deal(&step, &trainer.data.train, of_run, &trainer.ranks).unwrap();
-        (share.places, share.micro_batches, share.targets)
+        let (recipe, config) = (&trainer.recipe, trainer.model.config());
+        let assigned = trainer.assigner.assign(&step, &trainer.data.train, recipe, config, &trainer.ranks).unwrap();
+        (assigned.indices, assigned.micro_batches, assigned.targets)
     });
     dealt.sort();
     let targets = lengths.iter().map(|length| length - 1).sum();

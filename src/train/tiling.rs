@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tch::Device;
 
-use super::{TrainError, build, rehearsal};
+use super::{TrainError, build};
 use crate::data::{Batch, Dataset, Splits, Tokenizer, largest_batches};
 use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
@@ -63,13 +63,6 @@ fn free_in(dir: &Path) -> Option<Bytes> {
     files::free_space(dir.ancestors().find(|dir| dir.exists())?).ok()
 }
 
-/// The machine with its speed in steps of a recipe's shape.
-pub fn timed(machine: Machine, recipe: &Recipe, config: &ModelConfig, batch: &Batch) -> Result<Machine, TrainError> {
-    // What is wrong with the recipe is said; where the rehearsal fails in another way, the times are not known.
-    let recipe = Recipe { kv_cache: Settings::settled(config, &recipe.kv_cache, &recipe.grad)?, ..recipe.clone() };
-    Ok(machine.timed(|| rehearsal::times(&recipe, config, batch, machine.device).ok()))
-}
-
 /// Plans a recipe's step on `batch`: what `ask` wants to know of the planner.
 pub fn plan<T>(
     recipe: &Recipe,
@@ -104,7 +97,6 @@ pub fn settled(
 ) -> Result<(Recipe, Alternative), TrainError> {
     recipe.kv_cache = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
     if recipe.grad.open.is_empty() {
-        // How many graphs fit is no question of time.
         let planned = plan(&recipe, config, batch, machine, |planner| planner.keeping(&recipe.grad))?;
         recipe.grad = planned.grad.clone();
         if !planned.fits {
@@ -113,7 +105,6 @@ pub fn settled(
         }
         return Ok((recipe, planned));
     }
-    let machine = if machine.times.is_some() { machine } else { timed(machine, &recipe, config, batch)? };
     let Decision { chosen, .. } = plan(&recipe, config, batch, machine, |planner| planner.decide(&recipe.grad))?;
     console::note(&format!("planned: {}; {} at the peak", chosen.grad.tiling(), chosen.words()));
     recipe.grad = chosen.grad.clone();
@@ -134,7 +125,7 @@ pub struct ResolvedRun {
 /// What must be left free by a tiling that is to fit where one did not, though it was planned to.
 const SMALLER_BY: u64 = 15;
 
-/// The tiling that is planned to be the fastest of those that take clearly less than the one that did not fit, in words.
+/// The tiling that is chosen of those that take clearly less than the one that did not fit, in words.
 pub(super) fn smaller(
     recipe: &Recipe,
     config: &ModelConfig,

@@ -5,20 +5,21 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::answers::{Validation, ValidationAnswers};
-use super::deal::Dealer;
-use super::profile::{RunProfile, RunStepWatch};
-use super::ranks::check_even;
-use super::retreat::RetryingEngine;
-use super::skipped::SkippedSteps;
-use super::state_parts::StateParts;
-use super::step::{Learner, first_not_finite};
-use super::{ExpectedEvictions, ResolvedRun, RunRanks, RunSchedule, Start, TrainError, build, same, tiling};
+use super::checkpoint_extras::CheckpointExtras;
+use super::meter::StepMeter;
+use super::progress::RunProgress;
+use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
+use super::step::{TrainStep, first_not_finite};
+use super::{
+    ExpectedEvictions, FallbackEngine, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, Start, TrainError, build,
+    tiling,
+};
 use crate::checkpoint::Best;
 use crate::data::Splits;
 use crate::engine::{EngineError, Observer};
 use crate::eval;
-use crate::export::PolicyTrial;
 use crate::files::{FilesError, failpoint};
+use crate::measure::MemoryMeter;
 use crate::model::{Model, fingerprint};
 use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
@@ -27,7 +28,6 @@ use crate::report::console;
 use crate::report::evicted::Evicted;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
-use crate::units::Bytes;
 
 pub struct Trainer {
     pub(super) recipe: Recipe,
@@ -35,36 +35,23 @@ pub struct Trainer {
     pub(super) model: Model,
     pub(super) data: Splits,
     pub(super) schedule: RunSchedule,
-    pub(super) dealer: Dealer,
-    pub(super) best: Option<Best>,
-    /// Peak of the process in the heaviest step, as planned.
-    pub(super) planned_peak: Bytes,
-    pub(super) model_hash: String,
-    tiled: RetryingEngine,
-    /// What the run was planned for, and what its heaviest step was planned to take.
-    planned: (Machine, Alternative),
+    pub(super) assigner: MicroBatchAssigner,
+    engine: FallbackEngine,
+    machine: Machine,
+    /// What the heaviest step was planned to take.
+    pub(super) planned: Alternative,
     pub(super) optimizer: Box<dyn Optimizer>,
-    /// What of its state this rank keeps.
-    pub(super) parts: StateParts,
+    /// The part of the optimiser's state that this rank keeps.
+    pub(super) shard: ShardedOptimizerState,
     pub(super) ranks: RunRanks,
-    pub(super) step: u64,
-    pub(super) total_tokens: u64,
-    /// Steps that were left out.
-    pub(super) skipped: SkippedSteps,
-    /// Whether the validation after the last step was given up.
-    pub(super) owes_validation: bool,
-    /// Lines of metrics that an earlier version wrote; `None` while nobody has counted them.
-    pub(super) unchecked_metrics: Option<u64>,
+    pub(super) progress: RunProgress,
     /// The last step with a checkpoint of its own.
     pub(super) saved: Cell<Option<u64>>,
     /// Whether what the last update made is known to be finite.
     is_finite: Cell<bool>,
-    profile: Option<RunProfile>,
-    /// What a checkpoint's policy file is recorded with.
-    pub(super) trial: PolicyTrial,
+    memory: Option<MemoryMeter>,
     answers: Option<ValidationAnswers>,
-    /// What `final` has beside the adapter, read when the run begins: it can be saved whatever becomes of the base.
-    pub(super) companions: Vec<(String, Vec<u8>)>,
+    pub(super) extras: CheckpointExtras,
 }
 
 impl Trainer {
@@ -72,59 +59,52 @@ impl Trainer {
     pub fn new(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Self, TrainError> {
         let Start { device, profiles_memory, .. } = start;
         let ranks = RunRanks::new(start.world.clone(), start.interrupt.clone());
-        ranks.check_same("reading the recipe", same::of_recipe(recipe))?;
+        ranks.check_same("reading the recipe", of_recipe(recipe))?;
         check_even(ranks.world(), recipe)?;
         build::set_numerics(recipe, device);
         let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(ranks.world().ranks_here(), ranks.world().size());
-        let mut profile = profiles_memory.then(|| RunProfile::start(device)).flatten();
-        if profiles_memory && profile.is_none() {
+        let mut memory = profiles_memory.then(|| MemoryMeter::start(device)).flatten();
+        if profiles_memory && memory.is_none() {
             console::warning("no memory by part: the system does not tell what the process takes");
         }
         let model = build::model(recipe, device)?;
         let model_hash = fingerprint(&recipe.model.path)?;
-        ranks.check_same("loading the model", same::of_model(&model_hash, &model))?;
+        ranks.check_same("loading the model", of_model(&model_hash, &model))?;
         let tokenizer = machine.including(|| build::tokenizer(&recipe.model.path))?;
         let settle = |recipe| tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {});
         let ResolvedRun { recipe, planned, engine, data, machine } = ranks.settled(recipe, dir, settle)?;
-        ranks.check_same("opening the data", same::of_data(&data))?;
+        ranks.check_same("opening the data", of_data(&data))?;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
-        let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), (&engine, &model))?;
-        let parts = StateParts::deal(&model, ranks.world());
-        let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &parts.own(model.parameters()), device);
-        if let Some(profile) = &mut profile {
-            profile.built(&model, optimizer.bytes());
+        let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), &engine, &model)?;
+        let shard = ShardedOptimizerState::new(&model, ranks.world());
+        let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &shard.own(model.parameters()), device);
+        if let Some(memory) = &mut memory {
+            memory.built(&model, optimizer.bytes());
         }
         Ok(Self {
-            companions: build::companions_of_end(&recipe)?,
-            dealer: Dealer::new(&recipe, model.config())?,
-            trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
-            model_hash,
+            assigner: MicroBatchAssigner::new(&recipe, model.config())?,
+            extras: CheckpointExtras::new(&recipe, model.config(), model_hash)?,
+            engine: FallbackEngine::of_recipe(engine, &recipe, Some(dir)),
             ranks,
             dir: dir.to_owned(),
             model,
             data,
             schedule,
-            best: None,
-            planned_peak: planned.host,
-            tiled: RetryingEngine::of_recipe(engine, &recipe, Some(dir)),
-            planned: (machine, planned),
+            machine,
+            planned,
             recipe,
             optimizer,
-            parts,
-            step: 0,
-            total_tokens: 0,
-            skipped: SkippedSteps::default(),
-            owes_validation: false,
-            unchecked_metrics: None,
+            shard,
+            progress: RunProgress::default(),
             saved: Cell::new(None),
             is_finite: Cell::new(true),
-            profile,
+            memory,
             answers,
         })
     }
 
     pub fn step(&self) -> u64 {
-        self.step
+        self.progress.step
     }
 
     /// The last step with a checkpoint of its own, of this start.
@@ -132,13 +112,9 @@ impl Trainer {
         self.saved.get()
     }
 
-    pub(super) fn total_tokens(&self) -> u64 {
-        self.total_tokens
-    }
-
     /// The memory of the heaviest steps of this start by part, where it is watched.
     pub(super) fn memory_by_part(&self) -> Option<String> {
-        self.profile.as_ref().map(RunProfile::to_string)
+        self.memory.as_ref().map(MemoryMeter::to_string)
     }
 
     /// What the data looked like when it was opened.
@@ -148,7 +124,7 @@ impl Trainer {
 
     /// What the policy will evict of the samples to train on; `None` where it never evicts.
     pub(super) fn expected_evictions(&self) -> Option<ExpectedEvictions> {
-        ExpectedEvictions::new(&self.recipe, self.tiled.engine().settings(), self.data.train.lengths())
+        ExpectedEvictions::new(&self.recipe, self.engine.engine().settings(), self.data.train.lengths())
     }
 
     /// The first parameter, or tensor of the optimiser, that is not finite.
@@ -157,14 +133,14 @@ impl Trainer {
         let tensors = parameters.iter().chain(&state).map(|(name, tensor)| (&name[..], tensor));
         let own = first_not_finite(tensors).map(str::to_owned);
         // Where each keeps a part of the state, another may see what this rank does not.
-        let all = if self.parts.are_several() { self.ranks.exchange("looking at an update", Ok(own))? } else { vec![own] };
+        let all = if self.shard.are_several() { self.ranks.exchange("looking at an update", Ok(own))? } else { vec![own] };
         Ok(all.into_iter().flatten().next())
     }
 
     /// [`Self::require_finite`], where a validation or a save follows the last step: on a GPU the others need not be waited for.
     pub(super) fn check_if_built_on(&self) -> Result<(), TrainError> {
         let is_asked = self.ranks.wants_save();
-        let is_last = self.step == self.schedule.num_steps();
+        let is_last = self.progress.step == self.schedule.num_steps();
         if is_asked || is_last || self.is_eval_due() || self.save_due().is_some() { self.require_finite() } else { Ok(()) }
     }
 
@@ -173,7 +149,7 @@ impl Trainer {
         if !self.is_finite.get()
             && let Some(name) = self.not_finite()?
         {
-            return Err(TrainError::UpdateNotFinite { step: self.step, name });
+            return Err(TrainError::UpdateNotFinite { step: self.progress.step, name });
         }
         self.is_finite.set(true);
         Ok(())
@@ -182,10 +158,10 @@ impl Trainer {
     /// The metrics up to the last step, all of which must be as they were written.
     pub(super) fn kept_metrics(&self) -> Result<KeptMetrics, TrainError> {
         let mark = MetricsMark {
-            step: self.step,
-            total_tokens: self.total_tokens,
-            unchecked: self.unchecked_metrics,
-            is_owed: self.owes_validation,
+            step: self.progress.step,
+            total_tokens: self.progress.total_tokens,
+            unchecked: self.progress.unchecked_metrics,
+            is_owed: self.progress.owes_validation,
         };
         Ok(KeptMetrics::read(&self.dir.join(METRICS), &mark)?)
     }
@@ -193,42 +169,42 @@ impl Trainer {
     /// Makes one step, or leaves it out.
     pub(super) fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, TrainError> {
         self.require_finite()?;
-        if self.skipped.contains(self.step + 1) {
+        if self.progress.skipped.contains(self.progress.step + 1) {
             return Ok(self.pass_over("it was lost before"));
         }
         failpoint::pass("run.step").map_err(FilesError::io("train in", &self.dir))?;
         let began = Instant::now();
-        let of_run = (&self.recipe, self.model.config());
-        let share = self.dealer.deal(&self.schedule.micro_batches(self.step), &self.data.train, of_run, &self.ranks)?;
-        let rate = learning_rate(&self.recipe.optimizer, self.step, self.schedule.num_steps());
-        let mut watch = RunStepWatch { observer, profile: self.profile.as_mut() };
-        let mut learner = Learner {
+        let step = self.schedule.micro_batches(self.progress.step);
+        let assigned = self.assigner.assign(&step, &self.data.train, &self.recipe, self.model.config(), &self.ranks)?;
+        let rate = learning_rate(&self.recipe.optimizer, self.progress.step, self.schedule.num_steps());
+        let mut callback = StepMeter { observer, stopwatch: None, memory: self.memory.as_mut() };
+        let mut train_step = TrainStep {
             recipe: &self.recipe,
             model: &self.model,
-            engine: &mut self.tiled,
+            engine: &mut self.engine,
             optimizer: &mut *self.optimizer,
             ranks: &self.ranks,
         };
-        let made = match learner.step(&share, self.step, rate, &mut watch) {
+        let made = match train_step.step(&assigned, self.progress.step, rate, &mut callback) {
             Ok(made) => made,
             Err(error) => {
                 let error = self.advised(error);
                 let why = error.to_string();
-                self.skipped.leave_out(error, OnNonFinite::Skip, &self.recipe.train)?;
+                self.progress.skipped.leave_out(error, OnNonFinite::Skip, &self.recipe.train)?;
                 return Ok(self.pass_over(&why));
             }
         };
-        self.parts.exchange_updates(self.ranks.world(), &self.model)?;
+        self.shard.exchange_updates(self.ranks.world(), &self.model)?;
         self.is_finite.set(false);
-        let epoch = self.schedule.epoch(self.step);
-        self.step += 1;
-        self.total_tokens += made.tokens as u64;
+        let epoch = self.schedule.epoch(self.progress.step);
+        self.progress.step += 1;
+        self.progress.total_tokens += made.tokens as u64;
         let seconds = began.elapsed().as_secs_f64();
-        let slots = self.tiled.engine().settings().policy_slots();
+        let slots = self.engine.engine().settings().policy_slots();
         let of_policy = made.evicted.iter().zip(&slots).filter(|(_, slots)| slots.is_some()).map(|(layer, _)| *layer);
         let evicted = of_policy.reduce(|sum, layer| sum + layer);
         Ok(StepMetrics {
-            step: self.step,
+            step: self.progress.step,
             epoch,
             loss: Some(made.loss),
             router_loss: made.router_loss,
@@ -237,7 +213,7 @@ impl Trainer {
             learning_rate: Some(rate),
             tokens: made.tokens as u64,
             targets: made.targets as u64,
-            total_tokens: self.total_tokens,
+            total_tokens: self.progress.total_tokens,
             replay_log: Some(made.replay_log),
             evicted: evicted.and_then(|sums| sums.share()),
             mean_stay: evicted.and_then(|sums| sums.mean_stay()),
@@ -253,13 +229,13 @@ impl Trainer {
 
     /// Counts the next step without making it.
     fn pass_over(&mut self, why: &str) -> StepMetrics {
-        let epoch = self.schedule.epoch(self.step);
-        self.step += 1;
+        let epoch = self.schedule.epoch(self.progress.step);
+        self.progress.step += 1;
         StepMetrics {
-            step: self.step,
+            step: self.progress.step,
             epoch,
             skipped: Some(why.to_owned()),
-            total_tokens: self.total_tokens,
+            total_tokens: self.progress.total_tokens,
             peak_memory: peak_resident().0,
             ..StepMetrics::default()
         }
@@ -268,20 +244,19 @@ impl Trainer {
     /// What is to be done about memory that ran out, as the planner sees it.
     fn advised(&self, error: TrainError) -> TrainError {
         let TrainError::Engine(EngineError::OutOfMemory(reason)) = error else { return error };
-        // Whoever retreats has tried what is smaller.
+        // Smaller cells were tried already.
         if self.recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat {
             return TrainError::OutOfMemory { reason, advice: None };
         }
-        let (machine, planned) = &self.planned;
-        let recipe = Recipe { grad: self.tiled.grad().clone(), ..self.recipe.clone() };
-        let advice = tiling::smaller(&recipe, self.model.config(), &self.data.train, (*machine, planned));
+        let recipe = Recipe { grad: self.engine.grad().clone(), ..self.recipe.clone() };
+        let advice = tiling::smaller(&recipe, self.model.config(), &self.data.train, (self.machine, &self.planned));
         TrainError::OutOfMemory { reason, advice }
     }
 
     /// Whether the step just made is followed by a validation.
     pub(super) fn is_eval_due(&self) -> bool {
         self.data.validation.is_some()
-            && (self.step == self.schedule.num_steps() || self.step.is_multiple_of(self.recipe.eval.interval))
+            && (self.progress.step == self.schedule.num_steps() || self.progress.step.is_multiple_of(self.recipe.eval.interval))
     }
 
     /// Scores the validation split, and notes whether it is the best so far.
@@ -292,18 +267,18 @@ impl Trainer {
         self.ranks.exchange("about to validate", passed.map_err(TrainError::from))?;
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);
-        let engine = self.tiled.engine();
-        let (with, world) = ((engine, &self.model), self.ranks.world());
+        let engine = self.engine.engine();
+        let (model, world) = (&self.model, self.ranks.world());
         let batches = eval::batches(validation, batch, options.max_batches);
-        let scores = eval::score(engine, &self.model, validation, &batches, world, observer)?;
-        let answer = |answers: &ValidationAnswers| answers.answer(with, world, &|| observer.wants_to_stop());
+        let scores = eval::score(engine, model, validation, &batches, world, observer)?;
+        let answer = |answers: &ValidationAnswers| answers.answer(engine, model, world, &|| observer.wants_to_stop());
         let answers = self.answers.as_ref().map(answer).transpose()?;
         let mut validation = Validation { scores, answers, is_best: false };
         let value = validation.value(options.metric);
         let is_better = |best: &Best| options.mode.prefers(value, best.value);
-        validation.is_best = self.step > 0 && self.best.as_ref().is_none_or(is_better);
+        validation.is_best = self.progress.step > 0 && self.progress.best.as_ref().is_none_or(is_better);
         if validation.is_best {
-            self.best = Some(Best { metric: options.metric.name().to_owned(), value, step: self.step });
+            self.progress.best = Some(Best { metric: options.metric.name().to_owned(), value, step: self.progress.step });
         }
         Ok(Some(validation))
     }
@@ -315,7 +290,7 @@ mod tests {
 
     use super::super::Interrupt;
     use super::*;
-    use crate::dist::World;
+    use crate::dist::ProcessGroup;
     use crate::engine::{Event, Silent};
 
     fn copied(tensors: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
@@ -333,7 +308,7 @@ mod tests {
              [kv_cache]\ncache_length = 16\nchunk_size = 8\n"
         );
         let recipe = Recipe::parse(text, &dir.join("r.toml"), &[]).unwrap().recipe;
-        let (interrupt, world) = (Interrupt::default(), World::alone().into());
+        let (interrupt, world) = (Interrupt::default(), ProcessGroup::alone().into());
         let start = Start { device: Device::Cpu, interrupt: &interrupt, world: &world, profiles_memory: false };
         Trainer::new(&recipe, dir, start).unwrap()
     }
@@ -357,7 +332,7 @@ mod tests {
                 assert!(before.allclose(after, 0.0, 0.0, true), "{name}");
             }
         }
-        assert_eq!((trainer.step(), trainer.total_tokens), (1, 28));
+        assert_eq!((trainer.step(), trainer.progress.total_tokens), (1, 28));
     }
 
     /// Gives up at the n-th event.

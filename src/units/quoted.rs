@@ -53,7 +53,7 @@ pub fn counted(count: usize, word: &str) -> String {
     format!("{count} {word}{end}")
 }
 
-/// As [`quoted`], of what ends with what matters, as a path and the words of a parser do: of a long one the last 100 characters are shown
+/// Quotes what ends with what matters, as a path and the words of a parser do: of a long one the last 100 characters are shown
 /// as well.
 pub fn abridged(text: impl Display) -> String {
     const END: usize = 100;
@@ -73,7 +73,7 @@ pub fn listed<T: Display>(items: impl IntoIterator<Item = T>) -> String {
     joined(items, ", ")
 }
 
-/// As [`listed`], with something else between.
+/// Lists words with something else between; see [`listed`].
 pub fn joined<T: Display>(items: impl IntoIterator<Item = T>, between: &str) -> String {
     let mut items = items.into_iter();
     let mut shown: Vec<String> = items.by_ref().take(ITEMS).map(quoted).collect();

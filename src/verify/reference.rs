@@ -61,8 +61,7 @@ impl Reference {
         }
         // A frozen head is differentiated in blocks: a vocabulary may be large.
         let losses = if model.head_parameters().is_empty() {
-            let logits = (&WholeHead(model) as &dyn Logits, model.config().num_scores());
-            let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, logits, Some(context.weight))?;
+            let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, &WholeHead(model), Some(context.weight))?;
             let of_hidden = loss.hidden_gradient.iter().map(|gradient| (&hidden, gradient));
             let of_routers = router_loss.iter().zip(&one);
             let (roots, seeds): (Vec<_>, Vec<_>) = of_hidden.chain(of_routers).filter(|(root, _)| root.requires_grad()).unzip();
@@ -147,6 +146,10 @@ impl Logits for WholeHead<'_> {
     fn logits(&self, hidden_ne: &Tensor) -> Tensor {
         self.0.logits(&self.0.final_norm(hidden_ne))
     }
+
+    fn num_scores(&self) -> usize {
+        self.0.config().num_scores()
+    }
 }
 
 fn gone_tensor(gone: &[Vec<Vec<i64>>], device: Device) -> Tensor {
@@ -205,17 +208,17 @@ impl Attend for MaskedDense {
         Ok(chosen_btk)
     }
 
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
         let total = qkv.q_bhnd.size()[2];
         // What storing changes is a constant: quantisation is differentiated as the identity.
         let change = |x: &Tensor| no_grad(|| cache::as_stored(self.buffer, &x.detach()) - x.detach());
-        let changes = (self.buffer != BufferKind::Plain).then(|| (change(qkv.k_bgnd), change(qkv.v_bgnd)));
+        let changes = (self.buffer != BufferKind::Plain).then(|| (change(&qkv.own.k), change(&qkv.own.v)));
         let mut outs = Vec::new();
         for start in (0..total).step_by(BLOCK as usize) {
             let len = BLOCK.min(total - start);
             let q = qkv.q_bhnd.narrow(2, start, len);
             let before = |x: &Tensor| x.narrow(2, 0, start + len);
-            let (k, v) = (before(qkv.k_bgnd), before(qkv.v_bgnd));
+            let (k, v) = (before(&qkv.own.k), before(&qkv.own.v));
             let view = View {
                 gone_bgt: before(&self.gone[layer.0]),
                 chunk_t: self.chunk_t.narrow(0, 0, start + len),
@@ -223,7 +226,7 @@ impl Attend for MaskedDense {
                 start,
                 rule: qkv.rule,
             };
-            let drain = qkv.drain_h;
+            let drain = qkv.drain_h.as_ref();
             outs.push(if total <= BLOCK { view.attend(&q, &k, &v, drain) } else { recomputed([q, k, v], drain, view)? });
         }
         Ok(Tensor::cat(&outs, 2))

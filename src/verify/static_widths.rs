@@ -24,13 +24,13 @@ fn hidden_and_choices(case: &Case) -> (Tensor, Vec<ReplayLog>) {
     while (session.num_tokens() as i64) < PROMPT {
         let rest = ids_1t.narrow(1, session.num_tokens() as i64, PROMPT - session.num_tokens() as i64);
         let sink = &mut |_: usize, column: &Tensor| hidden.push(column.copy());
-        session.extend_by_column(&engine, (&model, &mut layers), &rest, sink).unwrap();
+        session.extend_by_column(&engine, &model, &mut layers, &rest, sink).unwrap();
     }
     let mut sessions = [session.fork().unwrap(), session.fork().unwrap(), session];
     for &id in &ids[PROMPT as usize..] {
         let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
         let next = [id as u32, 3, 4];
-        let rows = extend_each(&engine, (&model, &mut layers), &mut all, &next, 4).unwrap().narrow(0, 0, 3);
+        let rows = extend_each(&engine, &model, &mut layers, &mut all, &next, 4).unwrap().narrow(0, 0, 3);
         hidden.extend((0..3).map(|row| rows.narrow(0, row, 1)));
     }
     (Tensor::cat(&hidden, 1), sessions.iter().map(Session::log).collect())

@@ -92,7 +92,7 @@ fn sessions_of_a_model_whose_weights_wait_come_to_the_very_hidden_states() {
             let prompt = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3]).view([1, -1]);
             session.extend(&engine, &model, &prompt, &mut |_, hidden| outs.push(hidden.copy())).unwrap();
             for id in [5u32, 8, 9] {
-                outs.push(extend_each(&engine, (&model, &mut CapturedLayers::default()), &mut [&mut session], &[id], 1).unwrap());
+                outs.push(extend_each(&engine, &model, &mut CapturedLayers::default(), &mut [&mut session], &[id], 1).unwrap());
             }
             // What was read by tokens does not stand in the way of a step.
             engine.gradients(&model, &support::batch(case), support::context(case), &mut Silent).unwrap();

@@ -133,22 +133,6 @@ fn the_parts_are_the_whole() {
 }
 
 #[test]
-fn what_makes_the_host_wait_is_counted_where_it_is_asked_for() {
-    let counted = |more: &[&str]| {
-        let tiling = ["--set", "grad.layers_per_cell=1", "--set", "grad.keep_graph=none"];
-        let lines = lines(&bare(), &[&["--tokens", "200", "--count-syncs"], &tiling[..], more].concat());
-        let waits = lines.last().unwrap().clone();
-        assert_eq!((waits["kind"].as_str(), waits["step"].as_u64()), (Some("waits"), Some(3)));
-        PARTS.map(|part| waits["parts"][part].as_object().unwrap().values().map(|count| count.as_i64().unwrap()).sum::<i64>())
-    };
-    // What is inside the backward after the last cell, and the optimiser, may read numbers; a layer band does not.
-    assert_eq!(counted(&[])[..4], [0; 4]);
-    // Stores that round look for channels to keep apart.
-    let rounding = counted(&["--set", "grad.layer_checkpoints=int8"]);
-    assert!(rounding[0] > 0 && rounding[2..4] == [0; 2], "{rounding:?}");
-}
-
-#[test]
 fn the_share_of_copies_is_a_part_of_the_step() {
     for step in lines(&bare(), &["--tokens", "200", "--set", "grad.keep_graph=none"]).iter().filter(|line| line["kind"] == "step")
     {
@@ -175,15 +159,13 @@ fn memory_by_part_is_the_peak() {
         let of = |name: &str| rows.iter().find(|(part, _)| *part == name).unwrap_or_else(|| panic!("{name} in {rows:?}")).1;
         assert_eq!(rows.iter().map(|(_, bytes)| bytes).sum::<i64>(), memory["measured_peak_bytes"].as_i64().unwrap());
         // 3 layers, 2 sequences, 2 KV heads and 32 slots: keys and values of 16 numbers and a position. Scores too, but not any more in a
-        // layer that has begun to unwind.
+        // layer that has begun to unwind; and for layers of the current band dK and dV.
         let slots = 3 * 2 * 2 * 32;
-        assert!((slots * (2 * 16 * 4 + 8)..=slots * (2 * 16 * 4 + 8 + 4)).contains(&of("caches")), "{rows:?}");
+        assert!((slots * (2 * 16 * 4 + 8)..=slots * (2 * 2 * 16 * 4 + 8 + 4)).contains(&of("KV cache")), "{rows:?}");
         assert_eq!(of("layer checkpoints") > 0, layers == "1", "{rows:?}");
-        // At most the hidden states on their way from one part of the step to the next are nobody's: 2 sequences of 300 tokens of 64.
-        assert!((0..=2 * 300 * 64 * 4).contains(&of("other tensors")), "{rows:?}");
+        assert!(of("activations") > 0, "{rows:?}");
         let most = PARTS.iter().map(|part| memory["tensor_peak_bytes_by_part"][*part].as_i64().unwrap()).max().unwrap();
-        let process = ["process at its start", "code and files since", "allocator and rest"].map(of).iter().sum::<i64>();
-        assert_eq!(most + process, memory["measured_peak_bytes"].as_i64().unwrap());
+        assert_eq!(most + of("process"), memory["measured_peak_bytes"].as_i64().unwrap());
     }
 }
 

@@ -103,7 +103,7 @@ fn ranks_share_the_samples_and_score_as_one() {
     };
     thread::scope(|scope| {
         for words in [scope.spawn(|| others("0")), scope.spawn(|| others("1"))].map(|rank| rank.join().unwrap()) {
-            assert!(words.contains("rank 1 has not what rank 0 has:") && words.contains("`samples`: "), "{words}");
+            assert!(words.contains("rank 1 differs from rank 0:") && words.contains("`samples`: "), "{words}");
         }
     });
 }

@@ -27,9 +27,9 @@ fn the_verbs() {
 
     Commands:
       init           Write a recipe for a model and data, or from another trainer's YAML
-      finetune-lora  Train a LoRA adapter [alias: train]
+      finetune-lora  Train a LoRA adapter for a model [alias: train]
       finetune-full  Train all weights of a model
-      resume         Resume a run
+      resume         Resume a run from a checkpoint
       launch         Start several ranks of a command on this machine, which work together
       evaluate       Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches
       score          Score a file of answers: exact match, F1, ROUGE, RULER's string match and others
@@ -63,12 +63,12 @@ fn the_verbs() {
 #[test]
 fn finetune_lora() {
     assert_snapshot!(help("finetune-lora"), @r"
-    Train a LoRA adapter
+    Train a LoRA adapter for a model
 
     Usage: kvtune finetune-lora [OPTIONS] <RECIPE|--recipe <FILE>>
 
     Arguments:
-      [RECIPE]  The recipe
+      [RECIPE]  The recipe, a TOML file
 
     Options:
           --recipe <FILE>        The recipe, instead of RECIPE
@@ -77,7 +77,7 @@ fn finetune_lora() {
           --resume-if-possible   Resume the run in that directory, where this command has begun one before: for what starts it anew whenever it ends
           --profile-memory       Tell the memory of the heaviest step by part at the end, and in `summary.md`
           --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
           --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
@@ -106,19 +106,19 @@ fn finetune_full() {
 #[test]
 fn resume() {
     assert_snapshot!(help("resume"), @r"
-    Resume a run
+    Resume a run from a checkpoint
 
     Usage: kvtune resume [OPTIONS] <RUN>
 
     Arguments:
-      <RUN>  Directory of the run
+      <RUN>  The directory of the run
 
     Options:
           --from <step-000100>   Checkpoint to go on from; the newest valid one, if left out
           --set <a.b=c>          Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`
           --profile-memory       Tell the memory of the heaviest step by part at the end, and in `summary.md`
           --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
           --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
@@ -155,7 +155,7 @@ fn evaluate() {
           --metrics <METRIC>          Generate, and score the answers by these metrics, with commas between them
           --answers <FILE>            Generate, and keep all answers in this file of JSON lines; those that it holds already are not generated again. Default: a file for each cache in the folder `answers` of the run
           --batch <N>                 So many answers are written at the same time [default: 8]
-          --max-new-tokens <N>        New tokens at most [alias: --max-tokens]
+          --max-new-tokens <N>        Maximum number of new tokens [alias: --max-tokens]
           --greedy                    Take the most likely token each time
           --temperature <T>           Draw, with logits divided by this [alias: --temp]
           --top-k <K>                 Draw among so many most likely tokens; 0 for all
@@ -175,7 +175,7 @@ fn evaluate() {
           --replay-log <FILE>         Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`
           --dist-timeout <TIME>       How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
       -v, --verbose                   Say more: every step of a run, and notes as often as they come
-          --backend <BACKEND>         By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --backend <BACKEND>         How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
       -h, --help                      Print help
       -V, --version                   Print version
 
@@ -197,7 +197,7 @@ fn inspect() {
 
     Options:
           --evictions <LOG>  Look at this replay log instead: which positions each layer and KV head kept. `kvtune evaluate --replay-log` writes one
-          --out <FILE>       Draw them as SVG
+          --out <FILE>       Draw these positions as SVG
           --sequence <N>     Which sequence of the log, counted from 0 [default: 0]
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
@@ -249,12 +249,12 @@ fn verify() {
     Usage: kvtune verify [OPTIONS] <RECIPE|--recipe <FILE>|--conformance <DIR>>
 
     Arguments:
-      [RECIPE]  The recipe
+      [RECIPE]  The recipe, a TOML file
 
     Options:
           --recipe <FILE>      The recipe, instead of RECIPE
           --set <a.b=c>        Override a key of the recipe
-          --full               As for `finetune-full`: all weights are trained, and there is no adapter
+          --full               Train all weights and no adapter, as `finetune-full` does
           --conformance <DIR>  Test instead whether the cache evicts what `kv_policy.json` in this checkpoint or export has recorded
           --base <MODEL>       Where the adapter's base model is, if not where the adapter says
           --every-tiling       Prove other tilings than the recipe's too: shapes of cells, stores, caches that wait on the host
@@ -283,14 +283,14 @@ fn check() {
     Usage: kvtune check [OPTIONS] <RECIPE|--recipe <FILE>>
 
     Arguments:
-      [RECIPE]  The recipe
+      [RECIPE]  The recipe, a TOML file
 
     Options:
           --recipe <FILE>        The recipe, instead of RECIPE
           --set <a.b=c>          Override a key of the recipe
-          --full                 As for `finetune-full`: all weights are trained, and there is no adapter
+          --full                 Train all weights and no adapter, as `finetune-full` does
           --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
           --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
@@ -313,18 +313,18 @@ fn plan() {
     Usage: kvtune plan [OPTIONS] <RECIPE|--recipe <FILE>>
 
     Arguments:
-      [RECIPE]  The recipe
+      [RECIPE]  The recipe, a TOML file
 
     Options:
           --recipe <FILE>          The recipe, instead of RECIPE
           --set <a.b=c>            Override a key of the recipe
-          --full                   As for `finetune-full`: all weights are trained, and there is no adapter
+          --full                   Train all weights and no adapter, as `finetune-full` does
           --tokens <N>             Plan for sequences of so many tokens with a target at each, instead of the heaviest batch of the recipe's data
           --device-memory <BYTES>  Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told
-          --host-memory <BYTES>    What the process may take of the host's memory. Default: what there is
+          --host-memory <BYTES>    Host memory limit. Default: the available memory
           --scratch-space <BYTES>  What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`
           --dist-timeout <TIME>    How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>      By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --backend <BACKEND>      How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>        Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>            Threads of the CPU's tensor operations; results are bit-identical for the same number
           --format <FORMAT>        How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
@@ -347,20 +347,19 @@ fn bench() {
     Usage: kvtune bench [OPTIONS] --tokens <N> --steps <K> <RECIPE|--recipe <FILE>>
 
     Arguments:
-      [RECIPE]  The recipe
+      [RECIPE]  The recipe, a TOML file
 
     Options:
           --recipe <FILE>        The recipe, instead of RECIPE
           --set <a.b=c>          Override a key of the recipe
-          --full                 As for `finetune-full`: all weights are trained, and there is no adapter
+          --full                 Train all weights and no adapter, as `finetune-full` does
           --tokens <N>           Tokens of each of the `train.micro_batch_size` sequences; or one number for each, separated by commas
           --steps <K>            Steps to time
           --warmup <W>           Steps before those, which are shown and not counted [default: 1]
           --random-weights       Draw the weights, on the device: of the model's directory only `config.json` is read
           --profile-memory       Tell the memory of the last step by part
-          --count-syncs          Count what makes the host wait for the device, in the last step and part by part; steps take longer for it
           --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
           --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
@@ -384,9 +383,9 @@ fn doctor() {
 
     Options:
           --scratch-dir <DIR>    Where scratch files would be; the room there is told [default: .]
-          --json                 The same as `--format json`
+          --json                 Print JSON, as `--format json` does
           --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
           --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
@@ -412,7 +411,7 @@ fn init_model() {
           --config <FILE>             Hugging Face `config.json` of the model to make
           --tokenizer-from <TEXT>...  Texts to train the byte-level BPE tokenizer on; its size is the config's `vocab_size`. Without any the model has no tokenizer, for data of token ids
           --out <DIR>                 Directory to write; must be empty or not exist
-          --seed <SEED>               Seed of the weights [default: 1]
+          --seed <SEED>               The seed of the weights [default: 1]
           --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --format <FORMAT>           How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]

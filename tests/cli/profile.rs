@@ -44,15 +44,15 @@ fn check(text: &str, micro_batches: usize) {
     let (measured, parts) = rows.split_last().unwrap();
     assert_eq!(measured.0, "measured peak");
     assert_eq!(parts.iter().map(|(_, bytes)| bytes).sum::<i64>(), measured.1, "{rows:?}");
-    // Of r · (in + out) numbers for each projection, a gradient and two moments.
-    assert!(of("adapter") > 0 && of("weights") > of("adapter"), "{rows:?}");
-    assert_eq!(of("optimizer state"), 2 * of("adapter"), "{rows:?}");
+    // Of what is trained there are two moments, and of the micro-batches before a gradient.
+    let trained = of("optimizer state") / 2;
+    assert!(trained > 0 && of("weights") > trained, "{rows:?}");
     let is_first = heading.contains(&format!("micro-batch 1 of {micro_batches}"));
-    assert_eq!(of("accumulated gradients"), if is_first { 0 } else { of("adapter") }, "{heading}: {rows:?}");
-    assert!(of("layer checkpoints") + of("free room of stores") > 0, "{rows:?}");
-    // A row of hidden states at most is on its way from one part of the step to the next.
-    let is_short = (0..=TOKENS * 64 * 4).contains(&of("other tensors"));
-    assert!(is_short, "{rows:?}");
+    let accumulated = if is_first { 0 } else { trained };
+    assert!((accumulated..=accumulated + 2 * trained).contains(&of("gradients")), "{heading}: {rows:?}");
+    for part in ["KV cache", "undo log", "layer checkpoints", "activations", "process"] {
+        assert!(of(part) > 0, "{part}: {rows:?}");
+    }
     assert!(text.contains("most tensors (process) at a time: forward "), "{text}");
     assert!(text.contains("peak of the process outside of steps: "), "{text}");
 }
@@ -112,5 +112,5 @@ fn all_weights_are_told_too() {
     let of = |name: &str| rows.iter().find(|(part, _)| *part == name).unwrap().1;
     let (measured, parts) = rows.split_last().unwrap();
     assert_eq!(parts.iter().map(|(_, bytes)| bytes).sum::<i64>(), measured.1, "{rows:?}");
-    assert_eq!((of("adapter"), of("optimizer state"), of("accumulated gradients")), (0, 2 * of("weights"), 0), "{rows:?}");
+    assert_eq!(of("optimizer state"), 2 * of("weights"), "{rows:?}");
 }

@@ -5,7 +5,7 @@ use kvtune::engine::{Event, Observer, Silent};
 use kvtune::native::cuda::wait;
 use kvtune::native::{SyncCounter, Syncs};
 use kvtune::recipe::BufferKind;
-use kvtune::store::{Form, HostTensor, Parked, Store, copier_of};
+use kvtune::store::{Form, Store, Waiting, copier_of};
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use tch::{Device, Kind, Tensor};
@@ -26,7 +26,7 @@ fn what_is_put_and_fetched_in_any_order_comes_back() {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     for form in [Form::Plain, Form::Int8] {
         let (store, on_host) = (Store::in_memory(form), Store::in_memory(form));
-        let mut parked: Vec<(Parked, Tensor)> = Vec::new();
+        let mut parked: Vec<(Waiting<Tensor>, Tensor)> = Vec::new();
         for round in 0..300 {
             let sequences = rng.random_range(1i64..400);
             let busy = work(device);
@@ -37,10 +37,9 @@ fn what_is_put_and_fetched_in_any_order_comes_back() {
             parked.push((store.park(&x).unwrap(), on_host.park(&host).unwrap().fetch(Device::Cpu).unwrap()));
             drop(x);
             if parked.len() > 6 {
-                let (waiting, expected) = parked.swap_remove(rng.random_range(0..parked.len()));
-                let ahead = waiting.prefetch(device).unwrap();
-                drop(waiting);
-                let found = ahead.wait().swap_remove(0).to_device(Device::Cpu);
+                let (mut waiting, expected) = parked.swap_remove(rng.random_range(0..parked.len()));
+                waiting.leave(device).unwrap();
+                let found = waiting.wait(device).unwrap().to_device(Device::Cpu);
                 let worst = (found - expected).abs().max().double_value(&[]);
                 assert!(worst <= if form == Form::Plain { 0.0 } else { 2e-3 }, "{form:?}, round {round}: {worst}");
             }
@@ -54,9 +53,9 @@ fn what_is_sent_away_returns() {
     let Some(device) = gpu() else { return };
     let x = Tensor::randn([512, 512], (Kind::Float, device));
     let expected = (&x + work(device).get(0).get(0) * 0.0).to_device(Device::Cpu);
-    let away = HostTensor::send(&(&x + work(device).get(0).get(0) * 0.0));
+    let mut away = Waiting::send(&(&x + work(device).get(0).get(0) * 0.0));
     assert!(away.on_host().equal(&expected));
-    assert!(away.prefetch(device).wait().to_device(Device::Cpu).equal(&expected));
+    assert!(away.wait(device).unwrap().to_device(Device::Cpu).equal(&expected));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The same kernels on a GPU, where there is one, beside libtorch's own operations on the same device.
 
 use kvtune::native::cuda::{self, Staying};
-use kvtune::ops::attention::{Chunk, KvPage, Queries, ScoreRule, attention_mass};
+use kvtune::ops::attention::{KvBlock, Qkv, Queries, ScoreRule, attention_mass};
 use kvtune::ops::frequencies::RopeSpec;
 use kvtune::ops::rms_norm::rms_norm;
 use kvtune::ops::rope::Rotation;
@@ -42,8 +42,13 @@ fn the_kernel_pays_what_blocks_of_operations_pay_and_twice_the_same_bits() {
             for queries in [Queries::All, Queries::Last(40)] {
                 let in_use = (i % 2 == 0).then_some(&in_use);
                 let mass = |q, old, own| {
-                    let chunk = Chunk::of(q, (own, own), ScoreRule::scaled(0.1));
-                    attention_mass(chunk, &[KvPage { in_use_bgp: in_use, ..KvPage::of(old, old) }], &lse, queries)
+                    let chunk = Qkv::new(q, own, own, ScoreRule::scaled(0.1));
+                    attention_mass(
+                        &chunk,
+                        &[KvBlock { valid: in_use.map(Tensor::shallow_clone), ..KvBlock::new(old, old) }],
+                        &lse,
+                        queries,
+                    )
                 };
                 let found = mass(&q, &old, &own);
                 assert!(found.equal(&mass(&q, &old, &own)), "two runs differ");

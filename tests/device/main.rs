@@ -26,6 +26,7 @@ use kvtune::native::cuda::{Numerics, Upload, graph_replays, pinned};
 use kvtune::recipe::{BufferKind, Dtype, Storage};
 use support::case::{Case, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, registered_policies, run};
 use support::grid::each_policy;
+use support::syncs::syncs_of_step;
 use tch::{Device, Kind, Tensor};
 
 /// The bound of f32 on a GPU, whose sums have another order than the reference's; and that of f64, in which entries that are rounded
@@ -97,6 +98,18 @@ fn gradients(case: &Case, model: &Model) -> MicroBatchGradients {
     support::engine(case, model).gradients(model, &support::batch(case), support::context(case), &mut Silent).unwrap()
 }
 
+/// Says what the host waits for inside the rows of a step, where on a CPU there is nothing.
+#[test]
+fn what_the_host_waits_for_is_counted() {
+    let Some(device) = gpu() else { return };
+    for case in registered_policies() {
+        let syncs = syncs_of_step(&Case { device, ..case });
+        let found: Vec<String> =
+            syncs.rows().filter(|(_, count)| *count > 0).map(|(what, count)| format!("{count} × {what}")).collect();
+        println!("{}: the host waits for {}", case.name, if found.is_empty() { "nothing".to_owned() } else { found.join(", ") });
+    }
+}
+
 #[test]
 fn two_runs_give_the_same_bits() {
     let Some(device) = gpu() else { return };
@@ -123,12 +136,12 @@ fn decoded(case: &Case, model: &Model) -> Vec<Tensor> {
     while session.num_tokens() < 40 {
         let from = session.num_tokens() as i64;
         let sink = &mut |_: usize, column: &Tensor| hidden.push(column.copy());
-        session.extend_by_column(&engine, (model, &mut layers), &ids.narrow(1, from, 40 - from), sink).unwrap();
+        session.extend_by_column(&engine, model, &mut layers, &ids.narrow(1, from, 40 - from), sink).unwrap();
     }
     let mut sessions = [session.fork().unwrap(), session];
     for id in 0..20 {
         let mut both: Vec<&mut Session> = sessions.iter_mut().collect();
-        hidden.push(extend_each(&engine, (model, &mut layers), &mut both, &[id, id + 1], 2).unwrap());
+        hidden.push(extend_each(&engine, model, &mut layers, &mut both, &[id, id + 1], 2).unwrap());
     }
     hidden
 }

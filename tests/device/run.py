@@ -23,7 +23,7 @@ from table import Table
 PARTS = {
     "a": {"machine": machine.machine, "doctor": machine.doctor, "ceilings": machine.ceilings, "tests": parity.device_tests,
           "parity": parity.parity},
-    "b": {"step-7b": steps.step_7b, "lastrec": steps.lastrec, "slice": kernels.slice_of_two_layers, "syncs": steps.syncs,
+    "b": {"step-7b": steps.step_7b, "lastrec": steps.lastrec, "slice": kernels.slice_of_two_layers,
           "chunks-of-2048": steps.chunks_of_2048, "two-chunks": steps.two_chunks},
     "c": {"step-4b": steps.step_4b, "sanitizer": kernels.sanitizer, "lengths": steps.lengths,
           "step-4b-2048": steps.step_4b_of_2048},

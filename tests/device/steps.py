@@ -52,7 +52,7 @@ def figures(said, warmup):
         how = f" (the first step of a process; {said.reason()})"
     memory = {line["memory"]: line for line in said.lines() if line["kind"] == "memory"}
     return {**found, "how": how, "attention": lines["setup"]["attention"], "tokens": steps[0]["tokens"], "loss": steps[0]["loss"],
-            "foretold": lines.get("forecast", {}), "memory": memory, "waits": lines.get("waits", {}).get("parts")}
+            "foretold": lines.get("forecast", {}), "memory": memory}
 
 
 def tell(run, what, found, goal=None):
@@ -133,14 +133,6 @@ def two_chunks(run):
 
 def step_4b_of_2048(run):
     variant(run, "step-4b-2048", f"{WHAT_4B}, chunks of 2048", OTHER, OTHER_TOKENS, [FORMER])
-
-
-def syncs(run):
-    found = bench(run, "syncs", BIG, 32_768, 90, more=["--count-syncs"])
-    waits = {part: kinds for part, kinds in (found["waits"] or {}).items() if kinds}
-    listed = "; ".join(f"{part}: " + ", ".join(f"{count} × {kind}" for kind, count in kinds.items()) for part, kinds in waits.items())
-    none = "not counted" if found["waits"] is None else "none"
-    run.row("what made the host wait in a step of Qwen2.5-7B, 32 768 tokens", "", listed or none, None)
 
 
 def spaced(tokens):

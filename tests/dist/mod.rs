@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kvtune::dist::{Launched, World};
+use kvtune::dist::{Launched, ProcessGroup};
 use rustix::process::{Pid, Signal, kill_process};
 use tch::{Device, Kind, Tensor};
 
@@ -26,7 +26,7 @@ fn as_a_rank() {
         return;
     }
     let launch = Launched::from_environment(|name| env::var(name).ok()).unwrap().unwrap();
-    let world = World::join(&launch, TIMEOUT).unwrap();
+    let world = ProcessGroup::join(&launch, TIMEOUT).unwrap();
     println!("joined");
     let gradients = Tensor::ones([100_000], (Kind::Float, Device::Cpu));
     loop {

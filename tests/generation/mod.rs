@@ -160,7 +160,7 @@ fn tokens_one_by_one_behind_a_prompt_are_one_pass_in_every_family() {
         let mut session = Session::new(engine, model, &spec).unwrap();
         session.extend(engine, model, &row(&ids[..25]), &mut |_, _| ()).unwrap();
         for at in 25..ids.len() {
-            let hidden = extend_each(engine, (model, &mut CapturedLayers::default()), &mut [&mut session], &ids[at..=at], 1)
+            let hidden = extend_each(engine, model, &mut CapturedLayers::default(), &mut [&mut session], &ids[at..=at], 1)
                 .unwrap()
                 .squeeze_dim(1);
             let apart = (logits(model, &hidden).get(0) - expected.get(at as i64)).abs().max().double_value(&[]);

@@ -18,10 +18,10 @@ pub(super) fn fixture(name: &str) -> PathBuf {
 struct Dense;
 
 impl Attend for Dense {
-    fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
-        let groups = qkv.q_bhnd.size()[1] / qkv.k_bgnd.size()[1];
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+        let groups = qkv.q_bhnd.size()[1] / qkv.own.k.size()[1];
         let by_head = |x: &Tensor| x.repeat_interleave_self_int(groups, 1, None);
-        let (k, v) = (by_head(qkv.k_bgnd), by_head(qkv.v_bgnd));
+        let (k, v) = (by_head(&qkv.own.k), by_head(&qkv.own.v));
         let score = qkv.q_bhnd.matmul(&k.transpose(2, 3)) * qkv.rule.scale;
         let score = qkv.rule.soft_cap.map_or_else(|| score.shallow_clone(), |cap| (&score / cap).tanh() * cap);
         let length = score.size()[3];

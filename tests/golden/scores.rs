@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvtune::cache::{self, CacheShape, ChunkAttention, ChunkSpan, LayerCache, LayerLog, Policy, Queries};
 use kvtune::engine::{ChunkPlan, ColumnWidth};
 use kvtune::model::{Attend, AttendError, DropoutContext, Model, Qkv};
-use kvtune::ops::attention::{self, Chunk, KvPage};
+use kvtune::ops::attention::{self, KvBlock};
 use kvtune::recipe::BufferKind;
 use kvtune::units::LayerIdx;
 use tch::{Device, Kind, Tensor, no_grad};
@@ -25,8 +25,8 @@ struct Listening {
 
 /// A chunk's attention, for the policy to ask about.
 struct Seen<'a> {
-    chunk: Chunk<'a>,
-    past: &'a [KvPage<'a>],
+    chunk: &'a Qkv,
+    past: &'a [KvBlock],
     lse_bhn: Tensor,
 }
 
@@ -36,15 +36,13 @@ impl ChunkAttention for Seen<'_> {
     }
 
     fn queries(&self) -> (Tensor, f64) {
-        (self.chunk.qkv.q_bhnd.shallow_clone(), self.chunk.qkv.rule.scale)
+        (self.chunk.q_bhnd.shallow_clone(), self.chunk.rule.scale)
     }
 
     fn entries(&self) -> (Tensor, Tensor) {
-        let all = |past: fn(&KvPage<'_>) -> Tensor, own: &Tensor| {
-            Tensor::cat(&self.past.iter().map(past).chain([own.shallow_clone()]).collect::<Vec<_>>(), 2)
-        };
-        let keys = all(|past| past.k_bgpd.shallow_clone(), self.chunk.qkv.k_bgnd);
-        (keys, all(|past| past.v_bgpd.shallow_clone(), self.chunk.qkv.v_bgnd))
+        let blocks: Vec<KvBlock> = self.past.iter().chain([&self.chunk.own]).cloned().collect();
+        let KvBlock { k, v, .. } = KvBlock::cat(&blocks);
+        (k, v)
     }
 }
 
@@ -57,6 +55,7 @@ impl Listening {
                 batch: 2,
                 groups: config.layers[0].attention.num_kv_heads as i64,
                 head_dim: config.layers[0].attention.head_dim as i64,
+                further: &[],
                 cache_length,
                 allocated: cache_length,
                 is_paged: false,
@@ -77,18 +76,17 @@ impl Listening {
 }
 
 impl Attend for Listening {
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
         let (cache, log, span) = (&mut self.caches[layer.0], &mut self.logs[layer.0], &self.span);
         let policy = &*self.policies[layer.0];
         log.record(cache.decide(policy, span));
         let victims = cache.recall(log, span).map_err(AttendError::caused_by)?;
-        let written = cache.write(span, victims, qkv.k_bgnd, qkv.v_bgnd).map_err(AttendError::caused_by)?;
-        let pages = cache.past(cache.region(span));
-        let past: Vec<KvPage<'_>> = pages.iter().map(|(k, v)| KvPage::of(k, v)).collect();
-        let chunk = Chunk::of(qkv.q_bhnd, (&written.k_bgnd, &written.v_bgnd), qkv.rule);
-        let attended = attention::attend(chunk, &past);
-        let seen = Seen { chunk, past: &past, lse_bhn: attended.lse_bhn };
-        cache.note(policy, span, (&written.k_bgnd, &written.v_bgnd), &seen);
+        let written = cache.write(span, victims, &qkv.own).map_err(AttendError::caused_by)?;
+        let past = cache.past(cache.region(span));
+        let chunk = Qkv { own: written.own, ..qkv };
+        let attended = attention::attend(&chunk, &past);
+        let seen = Seen { chunk: &chunk, past: &past, lse_bhn: attended.lse_bhn };
+        cache.note(policy, span, &chunk.own, &seen);
         Ok(attended.out_bhnd)
     }
 }

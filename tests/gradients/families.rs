@@ -106,6 +106,13 @@ fn all_weights_of_every_build() {
     prove("all weights of families", &cases.into_iter().flat_map(trained).collect::<Vec<_>>());
 }
 
+/// They are named by no module, and are leaves beside the adapter's.
+#[test]
+fn attention_sinks_beside_an_adapter() {
+    let case = Case { saved: &["sinks"], ..of_family(("gpt_oss with trained sinks", GPT_OSS), &PLAIN) };
+    prove("attention sinks beside an adapter", &[case, Case { policy: "dense", cache: &[50], ..whole(&case) }]);
+}
+
 #[test]
 fn every_family_with_every_kind_of_policy() {
     let cases: Vec<Case> = FAMILIES.into_iter().flat_map(|family| KINDS.map(|case| of_family(family, &case))).collect();

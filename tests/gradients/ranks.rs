@@ -7,11 +7,11 @@ use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
-use kvtune::dist::{Launched, World};
+use kvtune::dist::{Launched, ProcessGroup};
 use kvtune::engine::{ChunkKey, Event, MicroBatchContext, Observer, Silent};
 use kvtune::optim::{OptimError, Optimizer};
 use kvtune::recipe::Recipe;
-use kvtune::train::{Learner, RetryingEngine, RunRanks, StepShare, StepWatch};
+use kvtune::train::{FallbackEngine, MicroBatchAssignment, RunRanks, StepCallback, TrainStep};
 use kvtune::units::Bytes;
 use kvtune::verify::{Comparison, Reference};
 use tch::Tensor;
@@ -51,10 +51,10 @@ impl Observer for Watch {
     fn observe(&mut self, _: Event) {}
 }
 
-impl StepWatch for Watch {}
+impl StepCallback for Watch {}
 
 /// Does `work` as each of two ranks, which are threads; what came of it, by rank.
-fn as_two<T: Send>(work: impl Fn(Rc<World>) -> T + Sync) -> Vec<T> {
+fn as_two<T: Send>(work: impl Fn(Rc<ProcessGroup>) -> T + Sync) -> Vec<T> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let (run_id, address, by) = ("crown".to_owned(), "127.0.0.1".to_owned(), "a test");
     thread::scope(|scope| {
@@ -71,7 +71,7 @@ fn as_two<T: Send>(work: impl Fn(Rc<World>) -> T + Sync) -> Vec<T> {
             };
             let work = &work;
             scope.spawn(move || {
-                let world = Rc::new(World::join(&launch, Duration::from_secs(60)).unwrap());
+                let world = Rc::new(ProcessGroup::join(&launch, Duration::from_secs(60)).unwrap());
                 let done = work(world.clone());
                 world.leave(None).unwrap();
                 done
@@ -93,12 +93,13 @@ fn recipe() -> Recipe {
 }
 
 /// Mean loss and gradients of a step that this rank and the other make, each of one sequence.
-fn shared(case: &Case, world: Rc<World>, targets: usize) -> (f64, BTreeMap<String, Tensor>) {
+fn shared(case: &Case, world: Rc<ProcessGroup>, targets: usize) -> (f64, BTreeMap<String, Tensor>) {
     let (recipe, model, rank) = (recipe(), support::model(case), world.rank());
-    let mut engine = RetryingEngine::of_recipe(support::engine(case, &model), &recipe, None);
+    let mut engine = FallbackEngine::of_recipe(support::engine(case, &model), &recipe, None);
     let (mut kept, ranks) = (KeptGradients::default(), RunRanks::of(world));
-    let mut learner = Learner { recipe: &recipe, model: &model, engine: &mut engine, optimizer: &mut kept, ranks: &ranks };
-    let share = StepShare { batches: vec![support::single(case, rank)], places: vec![rank], micro_batches: 2, targets };
+    let mut learner = TrainStep { recipe: &recipe, model: &model, engine: &mut engine, optimizer: &mut kept, ranks: &ranks };
+    let share =
+        MicroBatchAssignment { batches: vec![support::single(case, rank)], indices: vec![rank], micro_batches: 2, targets };
     let loss = learner.step(&share, STEP, 1.0, &mut Watch).unwrap().loss;
     (loss, kept.0.into_iter().collect())
 }

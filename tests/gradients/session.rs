@@ -111,7 +111,7 @@ fn a_prompt_and_then_tokens_in_blocks_are_what_is_trained() {
         let mut hidden = vec![extend(&mut session, on, &ids_bt.narrow(1, 0, 27))];
         let next = |session: &mut Session| {
             let id = ids_bt.int64_value(&[0, session.num_tokens() as i64]) as u32;
-            extend_each(&engine, (&model, &mut CapturedLayers::default()), &mut [session], &[id], 1).unwrap()
+            extend_each(&engine, &model, &mut CapturedLayers::default(), &mut [session], &[id], 1).unwrap()
         };
         hidden.extend([next(&mut session), next(&mut session)]);
         // Within a block a copy goes on, and so does who reads further tokens at once.
@@ -220,8 +220,7 @@ fn sessions_side_by_side_are_those_sessions_alone() {
             .map(|&prompt| {
                 let mut session = begun(prompt);
                 let mut step = |tokens| {
-                    extend_each(&engine, (&model, &mut CapturedLayers::default()), &mut [&mut session], &[next(tokens)], 4)
-                        .unwrap()
+                    extend_each(&engine, &model, &mut CapturedLayers::default(), &mut [&mut session], &[next(tokens)], 4).unwrap()
                 };
                 (prompt as usize..prompt as usize + 5).map(&mut step).collect()
             })
@@ -230,7 +229,7 @@ fn sessions_side_by_side_are_those_sessions_alone() {
         for step in 0..5 {
             let ids: Vec<u32> = sessions.iter().map(|session| next(session.num_tokens())).collect();
             let mut together: Vec<&mut Session> = sessions.iter_mut().collect();
-            let hidden = extend_each(&engine, (&model, &mut CapturedLayers::default()), &mut together, &ids, 4).unwrap();
+            let hidden = extend_each(&engine, &model, &mut CapturedLayers::default(), &mut together, &ids, 4).unwrap();
             for (i, alone) in alone.iter().enumerate() {
                 assert!(hidden.narrow(0, i as i64, 1).equal(&alone[step].narrow(0, 0, 1)), "{case:?}, session {i}, step {step}");
             }

@@ -143,11 +143,11 @@ fn choices_of(scene: &Scene) -> Vec<Vec<u8>> {
             choices
                 .extend(rows.map(|row| recorded(&policy, &seen, (victims, quota.as_ref()), (row, protected.get(row).copied()))));
         }
-        let (k, v) = content.chunk(span.start, &span.real, span.len);
-        let written = cache.write(span, victims.as_ref(), &k, &v).unwrap();
+        let tokens = content.chunk(span.start, &span.real, span.len);
+        let written = cache.write(span, victims.as_ref(), &tokens).unwrap();
         let attention: &dyn ChunkAttention = &SyntheticAttention::new(scene, &content, span, &cache);
         // Positions are the attention's own, so that the cache can be told of it.
-        cache.note(&policy, span, (&written.k_bgnd, &written.v_bgnd), attention);
+        cache.note(&policy, span, &written.own, attention);
     }
     choices
 }

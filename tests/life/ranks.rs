@@ -225,7 +225,7 @@ fn ranks_that_do_not_fit_together_are_refused() {
     let other = |rank| (if rank == 1 { vec!["--set", "optimizer.learning_rate=1e-3"] } else { Vec::new() }, "");
     for ended in start(&workshop, 2, &arguments, &other).into_iter().map(ended) {
         let words = ended.with(3);
-        assert!(words.contains("rank 1 has not what rank 0 has"), "{words}");
+        assert!(words.contains("rank 1 differs from rank 0"), "{words}");
         assert!(words.contains("`optimizer.learning_rate`: 0.01 on rank 0, 0.001 on rank 1"), "{words}");
     }
     let uneven = [&arguments[..], &["--set", "train.gradient_accumulation_steps=3"]].concat();

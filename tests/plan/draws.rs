@@ -98,7 +98,7 @@ pub(crate) struct Peaks {
     pub(crate) process: (f64, f64),
     /// Of its tensors alone.
     pub(crate) tensors: (f64, f64),
-    /// Seconds of the step: planned where the machine was timed, and measured.
+    /// Seconds of the step: estimated, and measured.
     pub(crate) seconds: (f64, f64),
 }
 
@@ -111,7 +111,7 @@ impl Peaks {
 }
 
 /// Rows of a memory profile that are no tensors.
-pub(crate) const PROCESS: [&str; 3] = ["process at its start", "code and files since", "allocator and rest"];
+pub(crate) const PROCESS: [&str; 1] = ["process"];
 
 /// A step in a process of its own, by the binary at `kvtune`, in `dir`.
 pub(crate) fn measure(kvtune: &Path, dir: &Path, draw: &Draw, threads: usize) -> Peaks {

@@ -1,5 +1,6 @@
 //! What the tokens of a scene carry: keys, values and queries by sequence, head and position, exact and as a buffer gives them back.
 
+use kvtune::ops::attention::KvBlock;
 use kvtune::recipe::BufferKind;
 use kvtune::store::Bits;
 use tch::{Kind, Tensor};
@@ -124,17 +125,33 @@ impl Content {
         (&self.keys.stored[self.at(at)], &self.values.stored[self.at(at)])
     }
 
-    /// Keys and values `(B, G, n, D)` of the tokens from `start` on. Pads are no numbers: nobody may look at them.
-    pub(crate) fn chunk(&self, start: usize, real: &[usize], len: usize) -> (Tensor, Tensor) {
-        let of = |plane: &Plane| {
-            let chunk = plane.exact_bgtd.narrow(0, 0, real.len() as i64).narrow(2, start as i64, len as i64).copy();
+    /// The entries of the tokens from `start` on, which have a tag beside key and value. Pads are no numbers: nobody may look at them.
+    pub(crate) fn chunk(&self, start: usize, real: &[usize], len: usize) -> KvBlock {
+        let of = |plane_bgtd: &Tensor| {
+            let chunk = plane_bgtd.narrow(0, 0, real.len() as i64).narrow(2, start as i64, len as i64).copy();
             for (sequence, &real) in real.iter().enumerate() {
                 let _ = chunk.get(sequence as i64).narrow(1, real as i64, (len - real) as i64).fill_(f64::NAN);
             }
             chunk
         };
-        (of(&self.keys), of(&self.values))
+        let (k, v) = (&self.keys.exact_bgtd, &self.values.exact_bgtd);
+        KvBlock::of_planes([k, v, &self.tags_like(k)].map(of))
     }
+
+    fn tags_like(&self, k_bgtd: &Tensor) -> Tensor {
+        let (batch, heads, tokens, _) = k_bgtd.size4().unwrap();
+        let tags = (0..batch as usize * self.heads * self.tokens)
+            .flat_map(|at| tag([at / self.tokens / self.heads, at / self.tokens % self.heads, at % self.tokens]));
+        Tensor::from_slice(&tags.collect::<Vec<f64>>()).view([batch, heads, tokens, TAG_WIDTH]).to_kind(k_bgtd.kind())
+    }
+}
+
+/// Numbers of a tag, which an entry has beside key and value.
+pub(crate) const TAG_WIDTH: i64 = 2;
+
+/// What tells an entry from all others, whatever keys and values are.
+pub(crate) fn tag([sequence, head, position]: [usize; 3]) -> [f64; TAG_WIDTH as usize] {
+    [position as f64 + 0.5, (sequence * 100 + head) as f64]
 }
 
 /// The query of a token in query head `head`.

@@ -3,6 +3,7 @@
 
 pub(crate) mod content;
 mod guide;
+mod planes;
 mod random_scenes;
 mod real_attention;
 mod reference;

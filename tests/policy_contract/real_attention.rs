@@ -22,8 +22,8 @@ use crate::support::{CPU, batch, engine, model};
 struct Taken(Option<[Tensor; 3]>, f64);
 
 impl Attend for Taken {
-    fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
-        *self = Self(Some([qkv.q_bhnd, qkv.k_bgnd, qkv.v_bgnd].map(Tensor::copy)), qkv.rule.scale);
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+        *self = Self(Some([&qkv.q_bhnd, &qkv.own.k, &qkv.own.v].map(Tensor::copy)), qkv.rule.scale);
         Ok(qkv.q_bhnd.zeros_like())
     }
 }

@@ -25,8 +25,8 @@ fn writing_and_unwinding_out_of_order_is_refused() {
     let content = Content::new(&scene);
     let mut simulated = Played::forward(&scene, &content);
     let first = simulated.spans[0].clone();
-    let (k, v) = content.chunk(first.start, &first.real, first.len);
-    let refusal = simulated.cache.write(&first, None, &k, &v).unwrap_err().to_string();
+    let tokens = content.chunk(first.start, &first.real, first.len);
+    let refusal = simulated.cache.write(&first, None, &tokens).unwrap_err().to_string();
     assert!(refusal.contains("layer 0: write chunk 0, but the cache stands after 7 chunks"), "{refusal}");
     let refusal = simulated.cache.unwind(&first, &simulated.undo[0]).unwrap_err().to_string();
     assert!(refusal.contains("layer 0: unwind chunk 0"), "{refusal}");

@@ -5,7 +5,7 @@ use kvtune::engine::{ChunkPlan, ColumnWidth};
 use kvtune::recipe::{BufferKind, PolicyRecipe, Storage};
 use tch::{Device, Kind};
 
-use super::content::{HEAD_DIM, Head, PER_GROUP, SCALE, mixed, query};
+use super::content::{HEAD_DIM, Head, PER_GROUP, SCALE, TAG_WIDTH, mixed, query};
 use super::shelf::{self, EXAMPLE};
 use super::slow_policies::{Notes, SlowAttention};
 
@@ -118,6 +118,7 @@ impl Scene {
             batch: self.lengths.len() as i64,
             groups: self.groups,
             head_dim: HEAD_DIM as i64,
+            further: &[TAG_WIDTH],
             cache_length,
             allocated: if self.storage == Storage::Preallocated { cache_length } else { FIRST_SLOTS },
             is_paged: self.storage == Storage::Paged,

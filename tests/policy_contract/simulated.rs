@@ -1,17 +1,18 @@
 //! A scene simulated through: forward with every assertion on the way, again from the log, and back.
 
 use kvtune::cache::{CacheShape, ChunkSpan, HeadBudgets, LayerCache, LayerLog, Policy, ReplayLog, Undo, Victims};
+use kvtune::ops::attention::KvBlock;
 use kvtune::units::LayerIdx;
 use kvtune::verify::walk;
 use tch::Tensor;
 
-use super::content::{Content, Drawn, HEAD_DIM, mixed};
+use super::content::{Content, Drawn, HEAD_DIM, TAG_WIDTH, mixed, tag};
 use super::scene::Scene;
 use super::slow_policies::SlowPolicy;
 use super::synthetic_attention::{SyntheticAttention, by_head};
 
-/// Keys, values and positions of the filled slots.
-type Snapshot = [Tensor; 3];
+/// Keys, values, tags and positions of the filled slots.
+type Snapshot = [Tensor; 4];
 
 /// A scene with what came of it, chunk by chunk.
 pub(crate) struct Played<'a> {
@@ -23,7 +24,7 @@ pub(crate) struct Played<'a> {
     log: LayerLog,
     pub(crate) undo: Vec<Undo>,
     /// Keys and values of each chunk's region as its own queries saw them.
-    composed: Vec<(Tensor, Tensor)>,
+    composed: Vec<KvBlock>,
     snapshots: Vec<Snapshot>,
     /// How often the policy has asked for attention.
     pub(crate) asked: usize,
@@ -82,11 +83,11 @@ impl<'a> Played<'a> {
         self.check_victims(span, victims.as_ref());
         self.log.record(victims);
         wander(&mut self.cache, span, 1);
-        let (k, v) = self.content.chunk(span.start, &span.real, span.len);
+        let tokens = self.content.chunk(span.start, &span.real, span.len);
         let victims = self.cache.recall(&self.log, span).unwrap();
-        let written = self.cache.write(span, victims, &k, &v).unwrap();
+        let written = self.cache.write(span, victims, &tokens).unwrap();
         self.undo.push(written.undo);
-        self.composed.push((written.k_bgnd, written.v_bgnd));
+        self.composed.push(written.own);
         wander(&mut self.cache, span, 2);
         self.snapshots.push(snapshot(&self.cache));
         reference.take(span);
@@ -95,8 +96,7 @@ impl<'a> Played<'a> {
         self.check_promises(span, policy);
         self.check_composed(span);
         let attention = SyntheticAttention::new(self.scene, self.content, span, &self.cache);
-        let (k, v) = &self.composed[span.index];
-        self.cache.note(policy, span, (k, v), &attention);
+        self.cache.note(policy, span, &self.composed[span.index], &attention);
         self.asked += attention.asked.get();
         let announced: Vec<_> = policy.traits().required_queries(span.chunk.0 == 0).into_iter().collect();
         assert_eq!(*attention.paid_for.borrow(), announced, "{:?}, chunk {}: it asks what it announces", self.scene, span.index);
@@ -155,8 +155,8 @@ impl<'a> Played<'a> {
 
     /// After a write: what the slow reference holds, once each, with the content of its position, the chunk last.
     fn check_entries(&self, span: &ChunkSpan, reference: &SlowPolicy<'_>) {
-        let (k, v) = self.cache.entries();
-        let (keys, values) = (flat(&k), flat(&v));
+        let entries = self.cache.entries();
+        let (keys, values, tags) = (flat(&entries.k), flat(&entries.v), flat(&entries.further[0]));
         let mut slot = 0;
         for (sequence, head, positions) in by_head(&self.cache.positions()) {
             let what = || self.what(span, sequence, head, &positions);
@@ -172,6 +172,9 @@ impl<'a> Played<'a> {
                     let (key, value) = self.content.stored([sequence, head, position]);
                     assert_eq!(&keys[slot..slot + key.len()], key, "{}: key of {position}", what());
                     assert_eq!(&values[slot..slot + value.len()], value, "{}: value of {position}", what());
+                    let own = slot / self.shape.head_dim as usize * TAG_WIDTH as usize;
+                    let tag = tag([sequence, head, position]);
+                    assert_eq!(&tags[own..own + tag.len()], tag, "{}: tag of {position}", what());
                 }
                 slot += self.shape.head_dim as usize;
             }
@@ -195,7 +198,7 @@ impl<'a> Played<'a> {
 
     /// A chunk sees its own tokens exactly, what stands in front of them as it is stored, and nothing where nothing is.
     fn check_composed(&self, span: &ChunkSpan) {
-        let (k, v) = &self.composed[span.index];
+        let KvBlock { k, v, .. } = &self.composed[span.index];
         let (keys, values) = (flat(k), flat(v));
         let (width, region) = (self.shape.head_dim as usize, self.cache.region(span));
         let of_region = by_head(&self.cache.positions().narrow(2, region, span.len as i64));
@@ -259,11 +262,11 @@ impl<'a> Played<'a> {
     }
 
     fn replay(&self, cache: &mut LayerCache, span: &ChunkSpan) {
-        let (k, v) = self.content.chunk(span.start, &span.real, span.len);
+        let tokens = self.content.chunk(span.start, &span.real, span.len);
         cache.enter(span);
         wander(cache, span, 3);
         apply_budget(cache, &self.log, span);
-        cache.write(span, cache.recall(&self.log, span).unwrap(), &k, &v).unwrap();
+        cache.write(span, cache.recall(&self.log, span).unwrap(), &tokens).unwrap();
     }
 
     /// Backwards, each chunk's undo entry restores what stood before it, to the bit; and the chunk is composed again as it was.
@@ -272,10 +275,10 @@ impl<'a> Played<'a> {
             self.cache.enter(span);
             self.assert_same(&self.cache, &self.snapshots[span.index], || format!("before chunk {} is unwound", span.index));
             wander(&mut self.cache, span, 4);
-            let (k, v) = self.content.chunk(span.start, &span.real, span.len);
-            let (k, v) = self.cache.recompose(span, &self.undo[span.index], &k, &v);
-            let (own_k, own_v) = &self.composed[span.index];
-            assert!(k.equal(own_k) && v.equal(own_v), "{:?}: chunk {} composed again", self.scene, span.index);
+            let tokens = self.content.chunk(span.start, &span.real, span.len);
+            let own = self.cache.recompose(span, &self.undo[span.index], &tokens);
+            let is_same = own.planes().zip(self.composed[span.index].planes()).all(|(own, composed)| own.equal(composed));
+            assert!(is_same, "{:?}: chunk {} composed again", self.scene, span.index);
             self.cache.unwind(span, &self.undo[span.index]).unwrap();
             assert_eq!(self.cache.num_chunks(), span.index);
         }
@@ -292,7 +295,7 @@ impl<'a> Played<'a> {
         let groups = self.shape.groups as usize;
         let log = ReplayLog { spans: self.spans, cache_lengths: vec![self.shape.cache_length], layers: vec![self.log] };
         let walk = walk(&log, 0, groups).unwrap();
-        for (span, [_, _, positions]) in log.spans.iter().zip(&self.snapshots) {
+        for (span, [.., positions]) in log.spans.iter().zip(&self.snapshots) {
             // A piece of the prefill span is not yet an event.
             if log.spans.get(span.index + 1).is_some_and(|next| next.chunk == span.chunk) {
                 continue;
@@ -331,14 +334,15 @@ fn flat(x: &Tensor) -> Vec<f64> {
 }
 
 fn snapshot(cache: &LayerCache) -> Snapshot {
-    let (k, v) = cache.entries();
-    [k.copy(), v.copy(), cache.positions().copy()]
+    let entries = cache.entries();
+    [entries.k.copy(), entries.v.copy(), entries.further[0].copy(), cache.positions().copy()]
 }
 
 /// A snapshot in which slots that hold nothing are zero.
-fn held_alone([k, v, positions]: &Snapshot) -> Snapshot {
+fn held_alone([k, v, tags, positions]: &Snapshot) -> Snapshot {
     let held = positions.ge(0).unsqueeze(-1);
-    [k.where_self(&held, &k.zeros_like()), v.where_self(&held, &v.zeros_like()), positions.shallow_clone()]
+    let alone = |x: &Tensor| x.where_self(&held, &x.zeros_like());
+    [alone(k), alone(v), alone(tags), positions.shallow_clone()]
 }
 
 fn sorted(positions: &[i64]) -> Vec<i64> {

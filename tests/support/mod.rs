@@ -6,6 +6,7 @@
 pub mod case;
 pub mod grid;
 pub mod policies;
+pub mod syncs;
 
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, Sequence, Targets};
@@ -166,7 +167,7 @@ pub fn weights(case: &Case) -> Vec<(String, Tensor)> {
         let of = |norm: NormSpec| (format!("model.layers.{layer}.{}.weight", norm.path), vec![norm.width as i64]);
         all.extend(spec.norms(HIDDEN as usize).into_iter().map(of));
         let mut add = |path: &str, shape: &[i64]| all.push((format!("model.layers.{layer}.{path}"), shape.into()));
-        if spec.attention.has_drain {
+        if spec.attention.has_sinks {
             add("self_attn.sinks", &[spec.attention.num_heads as i64]);
         }
         let Some(experts) = spec.feed_forward.experts() else { continue };

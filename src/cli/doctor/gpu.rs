@@ -10,15 +10,14 @@ use crate::native::cuda::{
     Companion, CudaSupport, Driver, Gpu, GraphError, GraphRecorder, compiler_release, device_nodes, free_device_memory,
     kernel_states, take_lowest, wait,
 };
-use crate::ops::attention::{self, AttendShape, Backend, PartKernel};
+use crate::ops::attention::{self, Backend};
 use crate::units::Bytes;
 
 /// The oldest CUDA that a driver may serve for libtorch 2.11's wheels.
 const NEEDED: (u32, u32) = (13, 0);
 
-/// A chunk of an 8-billion-parameter model on a full cache.
-const SHAPE: AttendShape =
-    AttendShape { kind: Kind::BFloat16, batch: 1, heads: 32, groups: 8, head_dim: 128, tokens: 2048, past: 14_336 };
+/// Channels of a head of an 8-billion-parameter model.
+const HEAD_DIM: i64 = 128;
 
 const NO_DEVICE: &str = "CUDA needs an NVIDIA GPU; a container must be given it when it is started";
 const DRIVER: &str = "install NVIDIA's driver 580 or newer";
@@ -122,11 +121,13 @@ fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> DoctorCheck {
     DoctorCheck::ok(&format!("GPU {index}"), found)
 }
 
-/// The backends that attend, each with its time or why it does not serve.
+/// Whether libtorch's kernel for attention serves, and gives the numbers that it should.
 fn attends(device: Device) -> DoctorCheck {
-    let found = attention::measure(SHAPE, device);
-    let hint = "look at the reasons: the GPU may be too old for these kernels, or libtorch's CUDA half without them";
-    DoctorCheck::judged("GPU attention", found.to_string(), found.chosen != Backend::Parts(PartKernel::Blocks), hint)
+    let kind = Kind::BFloat16;
+    let refused = attention::try_kernel(device, kind, HEAD_DIM);
+    let found = refused.clone().unwrap_or_else(|| Backend::preferred(device, kind, HEAD_DIM).to_string());
+    let hint = "look at the reasons: the GPU may be too old for this kernel, or libtorch's CUDA half without them";
+    DoctorCheck::judged("GPU attention", found, refused.is_none(), hint)
 }
 
 /// One text of kvtune's own kernels is compiled and started, which takes all that compiling needs.

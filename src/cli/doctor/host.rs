@@ -8,7 +8,7 @@ use super::check::{DoctorCheck, Promise};
 use crate::files::free_space;
 use crate::native::cuda::libtorch_folder;
 use crate::native::{cpu_capability, cpu_has, libtorch_version, loaded_libtorch, threads_at_work};
-use crate::ops::attention;
+use crate::ops::attention::Backend;
 use crate::report::memory::attainable;
 
 /// Side of the matrices that are multiplied.
@@ -18,7 +18,7 @@ const TOLERANCES: [(Kind, &str, f64); 2] = [(Kind::Float, "f32", 1e-5), (Kind::B
 
 /// All of it; scratch files would be in `scratch`.
 pub(super) fn examine(scratch: &Path) -> Vec<DoctorCheck> {
-    let kernels = TOLERANCES.map(|(kind, dtype, _)| format!("{} in {dtype}", attention::in_words(Device::Cpu, kind)));
+    let kernels = TOLERANCES.map(|(kind, dtype, _)| format!("{} in {dtype}", Backend::preferred(Device::Cpu, kind, 128)));
     let memory = match attainable() {
         Some(bytes) => DoctorCheck::ok("host memory", format!("{bytes} for this process")),
         None => DoctorCheck::lacking("host memory", "the system does not tell", "", Promise::Cpu),

@@ -23,7 +23,7 @@ pub(super) struct Doctor {
     /// Where scratch files would be; the room there is told.
     #[arg(long, value_name = "DIR", default_value = ".")]
     scratch_dir: PathBuf,
-    /// The same as `--format json`.
+    /// Print JSON, as `--format json` does.
     #[arg(long)]
     json: bool,
     #[command(flatten)]

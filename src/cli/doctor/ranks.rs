@@ -7,7 +7,7 @@ use tch::{Cuda, Device};
 use super::check::{DoctorCheck, Promise};
 use crate::cli::device::Wanted;
 use crate::cli::world::{Joining, launched, time_of_sums};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::units::{Bytes, Fault, Seconds, abridged};
 
 /// Bytes that are added up: as many as the gradients of a large adapter.
@@ -32,7 +32,7 @@ fn meet(joining: Joining, wanted: Wanted) -> Result<Vec<DoctorCheck>, Fault> {
         return Ok(Vec::new());
     };
     let begin = Instant::now();
-    let mut world = World::join(&launch, joining.timeout())?;
+    let mut world = ProcessGroup::join(&launch, joining.timeout())?;
     let met = Seconds(begin.elapsed().as_secs_f64());
     let by_gloo = time_of_sums(&world, SUMMED, Device::Cpu)?;
     let has_gpu = wanted != Wanted::Cpu && Cuda::is_available();

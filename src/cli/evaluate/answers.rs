@@ -10,7 +10,7 @@ use super::targets::LoadedTarget;
 use crate::cli::generate::RuleArguments;
 use crate::cli::used_model::{identity, own_rules};
 use crate::data::Dataset;
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::engine::Engine;
 use crate::eval::{self, ANSWERS, AnswerFile, AnswerScores, AnswerSpec};
 use crate::files;
@@ -85,7 +85,7 @@ impl AnswerArguments {
     }
 
     /// The file of all answers, where one is named; the first rank keeps it.
-    pub(super) fn file(&self, world: &World) -> Result<Option<AnswerFile>, Fault> {
+    pub(super) fn file(&self, world: &ProcessGroup) -> Result<Option<AnswerFile>, Fault> {
         let path = self.answers.as_deref().filter(|_| world.is_first());
         path.map(AnswerFile::open).transpose()
     }
@@ -116,7 +116,7 @@ impl AnswerArguments {
         engine: &Engine,
         asked: &AskedAnswers<'_>,
         shared_file: &mut Option<AnswerFile>,
-        world: &World,
+        world: &ProcessGroup,
     ) -> Result<AnswerScores, Fault> {
         let AskedAnswers { dataset, spec, settings } = asked;
         let has_own = self.answers.is_none() && world.is_first();

@@ -13,7 +13,7 @@ use super::targets::{self, CacheArguments, LoadedTarget};
 use crate::cli::used_model::fit_chunks;
 use crate::cli::world::Joining;
 use crate::data::{Dataset, Splits};
-use crate::dist::World;
+use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Silent};
 use crate::eval::{self, AnswerFile};
 use crate::model::{Model, ModelConfig};
@@ -50,7 +50,7 @@ pub(in crate::cli) struct Evaluate {
 }
 
 impl Evaluate {
-    pub(in crate::cli) fn run(&self, device: Device, world: &Rc<World>) -> Result<(), Fault> {
+    pub(in crate::cli) fn run(&self, device: Device, world: &Rc<ProcessGroup>) -> Result<(), Fault> {
         self.answers.check()?;
         // What is wrong with a recipe shall not come to light behind hours of work.
         let mut targets = Vec::new();
@@ -106,7 +106,7 @@ impl Evaluate {
         loaded: &LoadedTarget<'_>,
         evaluations: usize,
         shared_file: &mut Option<AnswerFile>,
-        world: &Rc<World>,
+        world: &Rc<ProcessGroup>,
     ) -> Result<Evaluated, Fault> {
         let LoadedTarget { target, model, tokenizer, recipe } = *loaded;
         let engine = train::engine(recipe, model.config(), tokenizer, None)?;
@@ -117,7 +117,7 @@ impl Evaluate {
         let settings = asked.iter().filter_map(|asked| asked.settings.as_object()).flatten();
         let facts = settings.map(|(key, value)| (format!("answers.{key}"), value.to_string()));
         let facts = facts.chain([("models and caches".to_owned(), evaluations.to_string())]).collect();
-        train::check_same_evaluation(world, recipe, model, (&dataset, facts))?;
+        train::check_same_evaluation(world, recipe, model, &dataset, facts)?;
         let batch = recipe.eval.micro_batch_size.map_or(recipe.train.batch_size, BatchSize::Sequences);
         // Who says how many samples means as many.
         let max_batches = recipe.eval.max_batches.filter(|_| self.samples.limit.is_none());
@@ -146,7 +146,7 @@ impl Evaluate {
 }
 
 /// The first rank reads the data first, and keeps their tokens for the others.
-fn open_data(loaded: &LoadedTarget<'_>, world: &World) -> Result<Splits, Fault> {
+fn open_data(loaded: &LoadedTarget<'_>, world: &ProcessGroup) -> Result<Splits, Fault> {
     let LoadedTarget { model, tokenizer, recipe, .. } = *loaded;
     let open = || train::open_data(recipe, model.config(), tokenizer);
     Ok(world.first("reading the data", open, |_| false)?.map_or_else(open, Ok)?)

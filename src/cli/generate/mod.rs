@@ -13,7 +13,7 @@ use clap::Args;
 use tch::Device;
 
 use super::finetune::{Ending, install};
-use super::used_model::{LoadedModel, UsedModel, own_rules};
+use super::used_model::{LoadedModel, ModelArgs, own_rules};
 use crate::generation::Request;
 use crate::report::console;
 use crate::units::Fault;
@@ -26,15 +26,15 @@ use write::{Shown, WrittenTexts};
 #[derive(Debug, Args)]
 pub(super) struct Generate {
     #[command(flatten)]
-    model: UsedModel,
+    model: ModelArgs,
     #[command(flatten)]
     prompts: Prompts,
     #[command(flatten)]
     rules: RuleArguments,
-    /// So many texts for each prompt, which is read once.
+    /// Number of texts for each prompt, which is read once.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     n: u16,
-    /// So many texts are written at the same time.
+    /// Maximum number of sequences generated at once.
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
     /// Keep what has been read of the prompt, to go on from it with `--session`; nothing is generated.

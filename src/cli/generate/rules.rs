@@ -9,7 +9,7 @@ use crate::units::Fault;
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Default, PartialEq, Args)]
 pub(in crate::cli) struct RuleArguments {
-    /// New tokens at most.
+    /// Maximum number of new tokens.
     #[arg(long, visible_alias = "max-tokens", value_name = "N")]
     max_new_tokens: Option<usize>,
     /// Take the most likely token each time.

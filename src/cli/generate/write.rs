@@ -25,7 +25,7 @@ pub(super) enum Shown {
 /// Texts that are being written.
 pub(super) struct WrittenTexts {
     shown: Shown,
-    /// By prompt, and of each by sample.
+    /// The samples of each prompt, prompt after prompt.
     texts: Vec<WrittenText>,
     /// Where the texts of a request stand.
     places: BTreeMap<RequestId, Range<usize>>,

@@ -1,4 +1,4 @@
-//! `kvtune plan`: memory and time of a step before it is made, and the tiling that suits the machine.
+//! `kvtune plan`: the memory of a step before it is made, an estimate of its time, and the tiling that suits the machine.
 
 pub(super) mod json;
 mod tables;
@@ -9,14 +9,14 @@ use tch::Device;
 use super::counts::{at_least_one, bytes};
 use super::recipe_file::RecipeFile;
 use super::world::Joining;
-use crate::bench;
 use crate::data::Batch;
-use crate::dist::World;
+use crate::dist::ProcessGroup;
+use crate::measure::random_batch;
 use crate::model::ModelConfig;
 use crate::plan::Machine;
 use crate::recipe::Recipe;
 use crate::report::console;
-use crate::train::{self, TrainError};
+use crate::train;
 use crate::units::{Bytes, Fault};
 
 #[derive(Debug, Args)]
@@ -29,7 +29,7 @@ pub(super) struct Plan {
     /// Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     device_memory: Option<Bytes>,
-    /// What the process may take of the host's memory. Default: what there is.
+    /// Host memory limit. Default: the available memory.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     host_memory: Option<Bytes>,
     /// What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`.
@@ -40,7 +40,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn run(&self, device: Device, world: &World) -> Result<(), Fault> {
+    pub(super) fn run(&self, device: Device, world: &ProcessGroup) -> Result<(), Fault> {
         let recipe = self.recipe.load(device)?;
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
@@ -48,7 +48,7 @@ impl Plan {
         let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let here = machine;
         let batch = machine.including(|| self.batch(&recipe, &config, here))?;
-        let machine = self.machine(&recipe, &config, &batch, machine)?;
+        let machine = self.machine(&recipe, machine);
         if world.size() > 1 {
             let (ranks, here) = (world.size(), world.ranks_here());
             console::note(&format!("for one of {ranks} ranks, {here} of which share this machine's memory and disk"));
@@ -74,13 +74,13 @@ impl Plan {
             console::note(&data.report.to_string());
             return Ok(train::heaviest(recipe, config, &data.train, machine)?);
         };
-        bench::batch(recipe, config, &[tokens], recipe.train.seed)
+        random_batch(recipe, config, &[tokens], recipe.train.seed)
     }
 
     /// What is planned for: this machine, but for what the arguments say of it.
-    fn machine(&self, recipe: &Recipe, config: &ModelConfig, batch: &Batch, mut machine: Machine) -> Result<Machine, TrainError> {
+    fn machine(&self, recipe: &Recipe, mut machine: Machine) -> Machine {
         if self.device_memory.is_none() || machine.device.is_cuda() {
-            machine = train::timed(machine, recipe, config, batch)?;
+            machine = machine.timed(recipe.model.dtype);
         } else {
             machine.device = Device::Cuda(0);
         }
@@ -88,6 +88,6 @@ impl Plan {
         machine.limits.host = self.host_memory.or(machine.limits.host);
         machine = machine.with_disk(train::disk_of_run(recipe, None));
         machine.limits.files = self.scratch_space.or(machine.limits.files);
-        Ok(machine)
+        machine
     }
 }

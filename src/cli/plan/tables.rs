@@ -24,14 +24,14 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
         let free = machine.limits.files.map_or(String::new(), |bytes| format!(" of {bytes} that are free"));
         console::result(&format!("\nin files: {}{free}", chosen.forecast.files))?;
     }
-    console::result(&format!("\n{}", console::fitted(&alternatives(chosen, others, machine.times.is_some()))))?;
+    console::result(&format!("\n{}", console::fitted(&alternatives(chosen, others))))?;
     let limit = |limit: Option<Bytes>| limit.map_or("unknown".to_owned(), |bytes| bytes.to_string());
     let there = match chosen.device {
         Some(_) => format!("{} on the device and {} on the host", limit(machine.limits.device), limit(machine.limits.host)),
         None => limit(machine.limits.host),
     };
     let (sequences, tokens) = (counted(batch.sequences.len(), "sequence"), counted(batch.max_len(), "token"));
-    let why = "of what fits the fastest of the shapes that are open, exact before rounded and memory before files";
+    let why = "of what fits the fewest operations, then the largest cells; exact before rounded and memory before files";
     console::result(&format!("\n{sequences} of {tokens}; there are {there}; {why}:\n\n    {}", chosen.grad.tiling()))?;
     Ok(())
 }
@@ -50,8 +50,8 @@ fn parts(title: &str, peak: &PlannedPeak, whole: Bytes) -> Table {
     table
 }
 
-/// The chosen tiling and others, the fastest first.
-fn alternatives(chosen: &Alternative, others: &[Alternative], is_timed: bool) -> Table {
+/// The chosen tiling and others, with the fewest operations first. Times are estimates.
+fn alternatives(chosen: &Alternative, others: &[Alternative]) -> Table {
     let mut header = vec!["layers × chunks per cell", "graphs kept", "layer checkpoints", "undo log", "attention outputs"];
     header.extend(if chosen.device.is_some() { &["device's peak", "host's peak"][..] } else { &["peak"] });
     header.push("files");
@@ -70,9 +70,9 @@ fn alternatives(chosen: &Alternative, others: &[Alternative], is_timed: bool) ->
             other.grad.attention_outputs.name().to_owned(),
         ];
         cells.extend(other.device.into_iter().chain([other.host, other.forecast.files]).map(|bytes| bytes.to_string()));
-        let time = |seconds: f64| if is_timed { Seconds(seconds).to_string() } else { "–".to_owned() };
-        cells.extend(other.seconds.map(time));
-        cells.push(time(other.total_seconds()));
+        let time = |seconds: Option<f64>| seconds.map_or("–".to_owned(), |seconds| format!("~{}", Seconds(seconds)));
+        cells.extend((0..StepPart::ALL.len()).map(|part| time(other.seconds.map(|seconds| seconds[part]))));
+        cells.push(time(other.seconds.map(|seconds| seconds.iter().sum())));
         cells.push(if other.fits { "yes" } else { "no" }.to_owned());
         table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
     }

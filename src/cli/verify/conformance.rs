@@ -6,9 +6,9 @@ use tch::Device;
 
 use serde_json::json;
 
-use crate::export::{KV_POLICY, PolicyFile, unfit};
+use crate::export::PolicyFile;
 use crate::files;
-use crate::model::{self, Adapter, Model, ModelSource, fingerprint, has_fingerprint};
+use crate::model::{self, Adapter, Model, ModelSource};
 use crate::recipe::Weights;
 use crate::report::console;
 use crate::train;
@@ -23,11 +23,7 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
     let source = ModelSource { dir: &model_dir, rope_scaling: rope_scaling.as_ref() };
     let mut model = Model::load(source, dtype, device)?;
     if is_adapter {
-        if !has_fingerprint(&model_dir, &file.base_hash)? {
-            let found = fingerprint(&model_dir)?;
-            let (path, expected) = (dir.join(KV_POLICY), format!("{found}, the hash of `{}`", model_dir.display()));
-            return Err(unfit(&path, "base_hash", &file.base_hash, &expected));
-        }
+        file.check_base(dir, &model_dir, model.config())?;
         let classes = Adapter::classes_of(dir, model.config().clone())?.num_classes;
         model = model.with_classes(classes);
         train::load_adapter(&mut model, dir)?;

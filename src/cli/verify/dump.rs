@@ -19,12 +19,7 @@ const MAX_LOGITS: usize = 1 << 27;
 
 /// Writes `loss.json`, `gradients.safetensors`, `logits.safetensors`, `evictions.safetensors`, `replay_log.safetensors`, and of a model with
 /// experts `routing.safetensors`.
-pub(super) fn write(
-    dir: &Path,
-    (engine, model): (&Engine, &Model),
-    batch: &Batch,
-    context: MicroBatchContext,
-) -> Result<(), Fault> {
+pub(super) fn write(dir: &Path, engine: &Engine, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<(), Fault> {
     let step = engine.gradients(model, batch, context, &mut Silent)?;
     check_finite(batch, &step.losses)?;
     files::make_dir(dir)?;

@@ -116,9 +116,7 @@ impl Proved {
     fn row(&self) -> [String; HEADER.len()] {
         let (found, Recipe { kv_cache, grad, .. }) = (&self.found, &self.recipe);
         let (layers, chunks) = found.largest_cell;
-        let store = |recipe: StoreRecipe, most: Bytes| {
-            if most > Bytes(0) { format!("{}, {}", recipe.form, recipe.place) } else { "–".to_owned() }
-        };
+        let store = |recipe: StoreRecipe, most: Bytes| if most > Bytes(0) { recipe.to_string() } else { "–".to_owned() };
         let (cosine, _) = found.comparison.whole();
         let [error, cosine] = match found.bound {
             None => [format!("{:.2e}", found.comparison.worst()), "–".to_owned()],

@@ -70,14 +70,14 @@ impl Verify {
         engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
         let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
         console::note(&data.report.to_string());
-        let batch = proof::batch(&data.train, (self.samples, self.dump.is_some()), recipe.train.batch_size.sequences())?;
+        let batch = proof::batch(&data.train, self.samples, self.dump.is_some(), recipe.train.batch_size.sequences())?;
         if let Some(machine) = machine {
             recipe = train::settled(recipe, &config, &batch, machine)?.0;
         }
         let engine = engine_of(&recipe)?;
         let context = proof::context(&recipe, &batch);
         if let Some(dir) = &self.dump {
-            dump::write(dir, (&engine, &model), &batch, context)?;
+            dump::write(dir, &engine, &model, &batch, context)?;
             console::note(&format!("wrote the dump to {}", dir.display()));
         }
         let dtype = if fits_in_f64(&model, &batch) { Dtype::F64 } else { Dtype::F32 };

@@ -119,7 +119,7 @@ impl ProofSubject<'_> {
 const MAX_DUMPED: usize = 64;
 
 /// The first samples of a file: as many as were asked for, all of a dump, or else `default`.
-pub(super) fn batch(data: &Dataset, (samples, is_dumped): (Option<usize>, bool), default: usize) -> Result<Batch, Fault> {
+pub(super) fn batch(data: &Dataset, samples: Option<usize>, is_dumped: bool, default: usize) -> Result<Batch, Fault> {
     let default = if is_dumped { data.len() } else { default };
     if samples.is_none() && default > MAX_DUMPED {
         let message = format!("the file has {default} samples, which would be dumped as one batch");

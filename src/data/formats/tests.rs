@@ -135,7 +135,7 @@ fn a_format_is_told_from_all_first_rows_or_not_at_all() {
         fixture.recipe.format = None;
         fixture.error()
     };
-    let unknown = "`train.jsonl:1`: which `data.format` it is cannot be told: found the fields `a`, `b`";
+    let unknown = "`train.jsonl:1`: cannot detect `data.format`: found the fields `a`, `b`";
     assert_eq!(error(&[json!({"a": 1, "b": 2})]), unknown);
     let mixed = error(&[json!({"text": "a"}), json!({"prompt": "a", "completion": "b"})]);
     assert!(mixed.starts_with("`train.jsonl:2`: ") && mixed.contains("`prompt-completion` by the fields"), "{mixed}");
@@ -285,7 +285,7 @@ fn columns_that_people_have_are_the_fields_of_a_format() {
         vec![first, json!({"question": "q", "answer": "a", "context": "some words"})],
     ] {
         let (error, hint) = told(&rows).unwrap_err();
-        assert!(error.contains("cannot be told: found the fields `question`, `answer`, `context`"), "{error}");
+        assert!(error.contains("cannot detect `data.format`: found the fields `question`, `answer`, `context`"), "{error}");
         assert!(
             hint.contains("format = \"prompt-completion\"\ncolumns = { prompt = \"question\", completion = \"answer\" }"),
             "{hint}"

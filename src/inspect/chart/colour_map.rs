@@ -1,6 +1,6 @@
 //! A map of coloured cells: a row for each of several things, in groups, over a common axis, as SVG.
 
-use super::ink::{Anchor, Ink, Words};
+use super::ink::{Ink, Words};
 use super::svg::Svg;
 use super::ticks::{in_short, ticks};
 use super::tiles::{Rgb, Tiles};
@@ -12,7 +12,7 @@ pub struct ColourRow {
     pub group: String,
     /// What tells it from others of its group.
     pub name: String,
-    /// As many in each row; `None` where there is nothing.
+    /// Every row has as many; `None` where there is nothing.
     pub cells: Vec<Option<Rgb>>,
 }
 
@@ -41,7 +41,6 @@ const LEFT: f64 = 190.0;
 /// Neighbouring labels stand so far apart at least.
 const LABEL_GAP: usize = 14;
 
-/// Sizes in whole pixels.
 struct MapLayout {
     cell: usize,
     row: usize,
@@ -51,10 +50,11 @@ struct MapLayout {
 }
 
 impl ColourMap {
-    /// As SVG; `id` is its own within a page.
+    /// Draws it as SVG; `id` is its own within a page.
     pub fn to_svg(&self, id: &str) -> String {
         let layout = self.layout();
-        let mut svg = Svg::new(self.size(&layout), id, &self.title, &self.in_words());
+        let (width, height) = self.size(&layout);
+        let mut svg = Svg::new(width, height, id, &self.title, &self.in_words());
         self.draw(&mut svg, &layout);
         svg.finish()
     }
@@ -109,12 +109,12 @@ impl ColourMap {
 
     fn draw(&self, svg: &mut Svg, layout: &MapLayout) {
         let (width, height) = self.size(layout);
-        svg.rect((0.0, 0.0, width, height), Ink::Paper);
-        svg.text((18.0, 28.0), &self.title, Words::new(16.0, Ink::Text).bold());
+        svg.paper(width, height);
+        svg.text(18.0, 28.0, &self.title, Words::new(16.0, Ink::TEXT).bold());
         for (index, note) in self.notes.iter().enumerate() {
-            svg.text((18.0, 48.0 + 17.0 * index as f64), note, Words::new(12.0, Ink::Muted));
+            svg.text(18.0, 48.0 + 17.0 * index as f64, note, Words::new(12.0, Ink::MUTED));
         }
-        svg.tiles((LEFT, layout.top), &self.tiles(layout));
+        svg.tiles(LEFT, layout.top, &self.tiles(layout));
         self.label_rows(svg, layout);
         self.label_axis(svg, layout);
         let mut y = layout.top + layout.plot.1 as f64 + 66.0;
@@ -124,9 +124,9 @@ impl ColourMap {
             for (index, &colour) in scale.colours.iter().enumerate() {
                 swatch.fill(index * each, 0, each, 12, colour);
             }
-            svg.tiles((LEFT, y - 10.0), &swatch);
+            svg.tiles(LEFT, y - 10.0, &swatch);
             let end = LEFT + (each * scale.colours.len()) as f64;
-            svg.text((end + 10.0, y), &scale.words, Words::new(12.0, Ink::Text));
+            svg.text(end + 10.0, y, &scale.words, Words::new(12.0, Ink::TEXT));
             y += 22.0;
         }
     }
@@ -157,14 +157,14 @@ impl ColourMap {
             let middle = |top: usize, height: usize| layout.top + top as f64 + height as f64 / 2.0 + 4.0;
             if names_fit {
                 for row in first..first + count {
-                    let at = (LEFT - 8.0, middle(layout.tops[row], layout.row));
-                    svg.text(at, &self.rows[row].name, Words::new(11.0, Ink::Muted).at(Anchor::End));
+                    let y = middle(layout.tops[row], layout.row);
+                    svg.text(LEFT - 8.0, y, &self.rows[row].name, Words::new(11.0, Ink::MUTED).at_end());
                 }
             }
             // Groups too low for words of their own leave some out.
             let at = top + height / 2;
             if at >= free_from {
-                svg.text((18.0, middle(top, height)), &self.rows[first].group, Words::new(11.0, Ink::Text));
+                svg.text(18.0, middle(top, height), &self.rows[first].group, Words::new(11.0, Ink::TEXT));
                 free_from = at + LABEL_GAP;
             }
         }
@@ -175,15 +175,15 @@ impl ColourMap {
         let bottom = layout.top + layout.plot.1 as f64 + 4.0;
         let cells = self.rows.iter().map(|row| row.cells.len()).max().unwrap_or(0);
         let width = (cells * layout.cell) as f64;
-        svg.line((LEFT, bottom), (LEFT + width, bottom), Ink::Border);
+        svg.line(LEFT, bottom, LEFT + width, bottom, Ink::BORDER);
         let columns = ticks(0.0, end, 8);
         let step = columns.windows(2).next().map_or(1.0, |pair| pair[1] - pair[0]);
         for value in columns.into_iter().filter(|value| value.fract() == 0.0) {
             let x = LEFT + width * value / end;
-            svg.line((x, bottom), (x, bottom + 5.0), Ink::Border);
-            svg.text((x, bottom + 18.0), &in_short(value, step), Words::new(11.0, Ink::Muted).at(Anchor::Middle));
+            svg.line(x, bottom, x, bottom + 5.0, Ink::BORDER);
+            svg.text(x, bottom + 18.0, &in_short(value, step), Words::new(11.0, Ink::MUTED).centred());
         }
-        svg.text((LEFT + width / 2.0, bottom + 34.0), name, Words::new(11.0, Ink::Muted).at(Anchor::Middle));
+        svg.text(LEFT + width / 2.0, bottom + 34.0, name, Words::new(11.0, Ink::MUTED).centred());
     }
 }
 

@@ -1,6 +1,6 @@
 //! Curves over a common axis, as SVG.
 
-use super::ink::{Anchor, Ink, Words};
+use super::ink::{Ink, Words};
 use super::svg::Svg;
 use super::ticks::{in_short, range, share, ticks};
 
@@ -43,26 +43,25 @@ const COLUMNS: usize = 400;
 impl CurveChart {
     /// The picture; `id` is its own within a page.
     pub(crate) fn to_svg(&self, id: &str) -> String {
-        let mut svg = Svg::new((WIDTH, HEIGHT), id, &self.title, &self.in_words());
-        svg.text((LEFT - 38.0, 20.0), &self.title, Words::new(14.0, Ink::Text).bold());
+        let mut svg = Svg::new(WIDTH, HEIGHT, id, &self.title, &self.in_words());
+        svg.text(LEFT - 38.0, 20.0, &self.title, Words::new(14.0, Ink::TEXT).bold());
         let points = || self.curves.iter().flat_map(|curve| &curve.points).filter(|p| p.0.is_finite() && p.1.is_finite());
         let ends = range(points().map(|p| p.0), false).zip(range(points().map(|p| p.1), self.is_from_zero));
         let Some(((_, _), y_ends)) = ends else {
-            svg.line((LEFT, BOTTOM), (RIGHT, BOTTOM), Ink::Grid);
-            let middle = (LEFT.midpoint(RIGHT), TOP.midpoint(BOTTOM));
-            svg.text(middle, "no figures", Words::new(13.0, Ink::Muted).at(Anchor::Middle));
+            svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, Ink::GRID);
+            svg.text(LEFT.midpoint(RIGHT), TOP.midpoint(BOTTOM), "no figures", Words::new(13.0, Ink::MUTED).centred());
             return svg.finish();
         };
         let x_ends = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), p| (low.min(p.0), high.max(p.0)));
         let frame = Frame { x_ends, y_ends };
         frame.axes(&mut svg, &self.x_name);
         for (index, curve) in self.curves.iter().enumerate() {
-            self.draw(&mut svg, &frame, (index, &curve.points));
+            self.draw(&mut svg, &frame, index, &curve.points);
         }
         let gaps = self.gaps();
         if gaps > 0 {
             let words = format!("{gaps} not finite");
-            svg.text((RIGHT, 20.0), &words, Words::new(11.0, Ink::Muted).at(Anchor::End));
+            svg.text(RIGHT, 20.0, &words, Words::new(11.0, Ink::MUTED).at_end());
         }
         svg.finish()
     }
@@ -87,22 +86,22 @@ impl CurveChart {
         if words.is_empty() { "no figures".to_owned() } else { words.join("; ") }
     }
 
-    fn draw(&self, svg: &mut Svg, frame: &Frame, (index, points): (usize, &[(f64, f64)])) {
+    fn draw(&self, svg: &mut Svg, frame: &Frame, index: usize, points: &[(f64, f64)]) {
         let count = points.len();
         let runs: Vec<Vec<(f64, f64)>> =
             points.split(|p| !p.1.is_finite()).filter(|run| !run.is_empty()).map(<[_]>::to_vec).collect();
         for run in &runs {
             if count > MANY {
-                frame.path(svg, (index, "thin"), &thinned(run));
-                frame.path(svg, (index, "curve"), &smoothed(run, (count / 40).max(3)));
+                frame.path(svg, index, "thin", &thinned(run));
+                frame.path(svg, index, "curve", &smoothed(run, (count / 40).max(3)));
             } else {
-                frame.path(svg, (index, "curve"), run);
+                frame.path(svg, index, "curve", run);
             }
         }
         // A point alone has no line.
         let marked = |run: &&Vec<(f64, f64)>| (self.has_marks && count <= 60) || run.len() == 1;
         for &point in runs.iter().filter(marked).flatten() {
-            let (x, y) = frame.place(point);
+            let (x, y) = frame.place(point.0, point.1);
             let colour = COLOURS[index % COLOURS.len()];
             svg.element("circle", &format!("cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\" class=\"mark{}\"", index % 6));
         }
@@ -116,17 +115,20 @@ struct Frame {
 }
 
 impl Frame {
-    fn place(&self, (x, y): (f64, f64)) -> (f64, f64) {
-        (LEFT + (RIGHT - LEFT) * share(x, self.x_ends), BOTTOM - (BOTTOM - TOP) * share(y, self.y_ends))
+    fn place(&self, x: f64, y: f64) -> (f64, f64) {
+        (
+            LEFT + (RIGHT - LEFT) * share(x, self.x_ends.0, self.x_ends.1),
+            BOTTOM - (BOTTOM - TOP) * share(y, self.y_ends.0, self.y_ends.1),
+        )
     }
 
     fn axes(&self, svg: &mut Svg, x_name: &str) {
         let rows = ticks(self.y_ends.0, self.y_ends.1, 4);
         let step = rows.windows(2).next().map_or(0.0, |pair| pair[1] - pair[0]);
         for &value in &rows {
-            let y = self.place((self.x_ends.0, value)).1;
-            svg.line((LEFT, y), (RIGHT, y), Ink::Grid);
-            svg.text((LEFT - 7.0, y + 4.0), &in_short(value, step), Words::new(11.0, Ink::Muted).at(Anchor::End));
+            let y = self.place(self.x_ends.0, value).1;
+            svg.line(LEFT, y, RIGHT, y, Ink::GRID);
+            svg.text(LEFT - 7.0, y + 4.0, &in_short(value, step), Words::new(11.0, Ink::MUTED).at_end());
         }
         let mut columns = ticks(self.x_ends.0, self.x_ends.1, 5);
         // Steps are counted: there are none between them.
@@ -136,17 +138,17 @@ impl Frame {
         }
         let step = columns.windows(2).next().map_or(1.0, |pair| pair[1] - pair[0]);
         for &value in &columns {
-            let x = self.place((value, self.y_ends.0)).0;
-            svg.line((x, BOTTOM), (x, BOTTOM + 4.0), Ink::Border);
-            svg.text((x, BOTTOM + 17.0), &in_short(value, step), Words::new(11.0, Ink::Muted).at(Anchor::Middle));
+            let x = self.place(value, self.y_ends.0).0;
+            svg.line(x, BOTTOM, x, BOTTOM + 4.0, Ink::BORDER);
+            svg.text(x, BOTTOM + 17.0, &in_short(value, step), Words::new(11.0, Ink::MUTED).centred());
         }
-        svg.line((LEFT, BOTTOM), (RIGHT, BOTTOM), Ink::Border);
-        svg.text((LEFT.midpoint(RIGHT), HEIGHT - 9.0), x_name, Words::new(11.0, Ink::Muted).at(Anchor::Middle));
+        svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, Ink::BORDER);
+        svg.text(LEFT.midpoint(RIGHT), HEIGHT - 9.0, x_name, Words::new(11.0, Ink::MUTED).centred());
     }
 
-    fn path(&self, svg: &mut Svg, (index, class): (usize, &str), points: &[(f64, f64)]) {
+    fn path(&self, svg: &mut Svg, index: usize, class: &str, points: &[(f64, f64)]) {
         let at = |(i, &point): (usize, &(f64, f64))| {
-            let (x, y) = self.place(point);
+            let (x, y) = self.place(point.0, point.1);
             format!("{}{x:.1} {y:.1}", if i == 0 { 'M' } else { 'L' })
         };
         let path: String = points.iter().enumerate().map(at).collect();

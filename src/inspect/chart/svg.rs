@@ -31,7 +31,7 @@ pub(super) struct Svg {
 
 impl Svg {
     /// An empty one, to be closed by [`Self::finish`]. `id` is what its parts are called by, once in a page.
-    pub(super) fn new((width, height): (f64, f64), id: &str, title: &str, description: &str) -> Self {
+    pub(super) fn new(width: f64, height: f64, id: &str, title: &str, description: &str) -> Self {
         let (id, title, description) = (escape(id), escape(title), escape(description));
         let body = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
@@ -47,32 +47,29 @@ impl Svg {
         let _ = writeln!(self.body, "<{name} {attributes}/>");
     }
 
-    /// A filled rectangle: left, top, width, height.
-    pub(super) fn rect(&mut self, (x, y, width, height): (f64, f64, f64, f64), ink: Ink) {
-        let attributes =
-            format!("x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" {}", ink.attributes("fill"));
-        self.element("rect", &attributes);
+    /// The background of a picture of this size.
+    pub(super) fn paper(&mut self, width: f64, height: f64) {
+        let ink = Ink::PAPER.attributes("fill");
+        self.element("rect", &format!("x=\"0.0\" y=\"0.0\" width=\"{width:.1}\" height=\"{height:.1}\" {ink}"));
     }
 
-    /// A thin line.
-    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink) {
-        let ((x1, y1), (x2, y2), ink) = (from, to, ink.attributes("stroke"));
+    pub(super) fn line(&mut self, x1: f64, y1: f64, x2: f64, y2: f64, ink: Ink) {
+        let ink = ink.attributes("stroke");
         self.element("line", &format!("x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" {ink}"));
     }
 
     /// A text on a base line.
-    pub(super) fn text(&mut self, (x, y): (f64, f64), words: &str, Words { size, ink, anchor, is_bold }: Words) {
+    pub(super) fn text(&mut self, x: f64, y: f64, words: &str, Words { size, ink, anchor, is_bold }: Words) {
         let weight = if is_bold { " font-weight=\"600\"" } else { "" };
         let (ink, words) = (ink.attributes("fill"), escape(words));
         let _ = writeln!(
             self.body,
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{}\"{weight} {ink}>{words}</text>",
-            anchor.name()
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\"{weight} {ink}>{words}</text>"
         );
     }
 
     /// Rectangles from a corner on, without seams where a page scales them.
-    pub(super) fn tiles(&mut self, (x, y): (f64, f64), tiles: &Tiles) {
+    pub(super) fn tiles(&mut self, x: f64, y: f64, tiles: &Tiles) {
         for ([r, g, b], path) in &tiles.paths {
             let at = format!("transform=\"translate({x:.1} {y:.1})\" shape-rendering=\"crispEdges\"");
             self.element("path", &format!("{at} fill=\"#{r:02x}{g:02x}{b:02x}\" d=\"{path}\""));

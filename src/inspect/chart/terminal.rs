@@ -14,7 +14,7 @@ pub fn in_terminal(points: &[(f64, f64)], columns: usize, lines: usize) -> Optio
     }
     let (width, height) = (2 * columns, 4 * lines);
     let mut dots = vec![0u8; columns * lines];
-    let scaled = |v: f64, ends: (f64, f64), size: usize| share(v, ends) * (size - 1) as f64;
+    let scaled = |v: f64, ends: (f64, f64), size: usize| share(v, ends.0, ends.1) * (size - 1) as f64;
     let place = |&(x, y): &(f64, f64)| (scaled(x, (left, right), width), scaled(y, (bottom, top), height));
     let mut from = place(&points[0]);
     for to in points.iter().map(place) {

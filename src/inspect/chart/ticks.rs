@@ -31,7 +31,7 @@ pub(super) fn range(values: impl Iterator<Item = f64>, is_from_zero: bool) -> Op
 }
 
 /// Where `value` lies between the ends of an axis, from 0 to 1; in the middle of one that has no length.
-pub(super) fn share(value: f64, (low, high): (f64, f64)) -> f64 {
+pub(super) fn share(value: f64, low: f64, high: f64) -> f64 {
     if high > low { (value / 2.0 - low / 2.0) / (high / 2.0 - low / 2.0) } else { 0.5 }
 }
 
@@ -75,7 +75,7 @@ mod tests {
         let (low, high) = range([3.0].into_iter(), false).unwrap();
         assert!(low < 3.0 && high > 3.0);
         let widest = range([f64::MIN, f64::MAX].into_iter(), false).unwrap();
-        assert_eq!([f64::MIN, 0.0, f64::MAX].map(|value| (2.0 * share(value, widest)).round() as i64), [0, 1, 2]);
+        assert_eq!([f64::MIN, 0.0, f64::MAX].map(|value| (2.0 * share(value, widest.0, widest.1)).round() as i64), [0, 1, 2]);
     }
 
     #[test]

@@ -5,26 +5,25 @@ use crate::model::spec::{Activation, ExpertNames, ExpertsSpec, Preference};
 
 pub(super) const MAX_EXPERTS: usize = 1 << 12;
 
-/// The keys under which a family says how many experts there are, the usual one first, and how wide each is.
+/// The keys under which a family says how many experts there are, the usual one first, and how wide each is, and its defaults.
 pub(super) struct ExpertKeys {
     pub(super) num_experts: &'static [&'static str],
     pub(super) width: &'static str,
+    /// The experts of a layer when `config.json` doesn't say.
+    pub(super) default_experts: usize,
+    /// The experts of a token then.
+    pub(super) default_top_k: usize,
 }
 
-/// Those of a layer; `defaults` are the experts, and those of a token, when `config.json` doesn't say.
-pub(super) fn experts(
-    fields: Fields<'_>,
-    keys: &ExpertKeys,
-    defaults: (usize, usize),
-    names: &'static ExpertNames,
-) -> Result<ExpertsSpec, ConfigFault> {
+/// The experts of a layer.
+pub(super) fn experts(fields: Fields<'_>, keys: &ExpertKeys, names: &'static ExpertNames) -> Result<ExpertsSpec, ConfigFault> {
     // Several keys mean the same; the numbers must then be the same too.
     let written: Vec<&'static str> = keys.num_experts.iter().copied().filter(|key| fields.get(key).is_some()).collect();
-    let num_experts = written.first().map_or(Ok(defaults.0), |key| fields.count(key, MAX_EXPERTS))?;
+    let num_experts = written.first().map_or(Ok(keys.default_experts), |key| fields.count(key, MAX_EXPERTS))?;
     if let Some(other) = written.iter().find(|key| fields.count(key, MAX_EXPERTS) != Ok(num_experts)) {
         return Err(fields.range(other, format!("{num_experts} as in `{}`", written[0])));
     }
-    let top_k = fields.count_or("num_experts_per_tok", defaults.1, MAX_EXPERTS)?;
+    let top_k = fields.count_or("num_experts_per_tok", keys.default_top_k, MAX_EXPERTS)?;
     if top_k > num_experts {
         return Err(fields.range("num_experts_per_tok", format!("a whole number from 1 to the {num_experts} experts")));
     }

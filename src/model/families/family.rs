@@ -24,8 +24,8 @@ pub(in crate::model) struct Family {
     pub(in crate::model) default_head_dim: Option<usize>,
     /// How queries and keys are normalised, if they are.
     pub(in crate::model) qk_norm: fn(Fields<'_>) -> Result<Option<QkNorm>, ConfigFault>,
-    /// Query heads have a drain.
-    pub(in crate::model) has_drain: bool,
+    /// Query heads have attention sinks.
+    pub(in crate::model) has_sinks: bool,
     /// Where the norms of a layer stand.
     pub(in crate::model) norms: NormsSpec,
     /// Queries, keys and values come of one linear, and gate and up of another.
@@ -49,7 +49,7 @@ pub(in crate::model) struct Family {
     pub(in crate::model) sliding_rope: fn(Fields<'_>, RopeSpec, usize) -> Result<RopeSpec, ConfigFault>,
     /// The factors on embeddings, scores, branches and logits.
     pub(in crate::model) scales: fn(Fields<'_>) -> Result<Scales, ConfigFault>,
-    /// By how much queries grow with their position.
+    /// How much queries grow with their position.
     pub(in crate::model) query_growth: fn(Fields<'_>) -> Result<Option<QueryGrowth>, ConfigFault>,
     /// The experts of each layer that has some in place of an MLP, of so many.
     pub(in crate::model) experts: ByLayer<Option<ExpertsSpec>>,
@@ -70,7 +70,7 @@ impl Family {
         default_kv_heads: None,
         default_head_dim: None,
         qk_norm: |_| Ok(None),
-        has_drain: false,
+        has_sinks: false,
         norms: NormsSpec::BEFORE,
         is_fused: false,
         norms_add_one: false,
@@ -136,7 +136,7 @@ pub(in crate::model) struct Scales {
     pub(in crate::model) scores: Option<f64>,
     /// On what attention and feed-forward add to the residual stream.
     pub(in crate::model) residual: f64,
-    /// By which logits are divided.
+    /// The divisor of the logits.
     pub(in crate::model) logits_divisor: f64,
 }
 
@@ -147,9 +147,9 @@ impl Scales {
 /// Which linears of a layer have a bias.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::model) struct Biases {
-    /// Those to queries, keys and values.
+    /// The linears to queries, keys and values.
     pub(in crate::model) qkv: bool,
-    /// That from the heads back to the residual stream.
+    /// The linear from the heads back to the residual stream.
     pub(in crate::model) output: bool,
     pub(in crate::model) mlp: bool,
 }
@@ -159,7 +159,7 @@ pub(in crate::model) struct Biases {
 pub(in crate::model) struct SlidingLayers {
     /// Keys that a query sees, its own among them; `None` where no layer may slide.
     pub(in crate::model) window: Option<usize>,
-    /// By layer, unless `layer_types` says otherwise.
+    /// Which layers slide, unless `layer_types` says otherwise.
     pub(in crate::model) slides: Vec<bool>,
 }
 

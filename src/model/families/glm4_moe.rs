@@ -8,7 +8,12 @@ use super::qwen3_moe;
 use crate::model::fields::{ConfigFault, Fields};
 use crate::model::spec::{ExpertsSpec, Preference, QkNorm};
 
-const KEYS: ExpertKeys = ExpertKeys { num_experts: &["n_routed_experts", "num_local_experts"], width: "moe_intermediate_size" };
+const KEYS: ExpertKeys = ExpertKeys {
+    num_experts: &["n_routed_experts", "num_local_experts"],
+    width: "moe_intermediate_size",
+    default_experts: 128,
+    default_top_k: 8,
+};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "glm4_moe",
@@ -26,7 +31,7 @@ pub(super) const FAMILY: Family = Family {
 
 /// Layers have experts from `first_k_dense_replace` on.
 fn upper_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault> {
-    let spec = experts(fields, &KEYS, (128, 8), &qwen3_moe::NAMES)?;
+    let spec = experts(fields, &KEYS, &qwen3_moe::NAMES)?;
     let shared = fields.count_from_zero_or("n_shared_experts", 1)?;
     if shared.saturating_mul(spec.intermediate_size) > MAX_INTERMEDIATE {
         return Err(fields.range("n_shared_experts", format!("altogether no wider than {MAX_INTERMEDIATE}")));

@@ -1,4 +1,4 @@
-//! gpt-oss (arXiv 2508.10925): heads with drains, each second layer slides, the lowest among them, and experts in every layer, whose
+//! gpt-oss (arXiv 2508.10925): heads with attention sinks, each second layer slides, the lowest among them, and experts in every layer, whose
 //! matrices lie side by side in checkpoints.
 
 use super::experts::{ExpertKeys, experts};
@@ -8,7 +8,12 @@ use crate::model::fields::{ConfigFault, Fields};
 use crate::model::spec::{Activation, ExpertNames, ExpertsSpec};
 
 const NAMES: ExpertNames = ExpertNames { block: "mlp", router: "router", linears: None };
-const KEYS: ExpertKeys = ExpertKeys { num_experts: &["num_local_experts", "num_experts"], width: "intermediate_size" };
+const KEYS: ExpertKeys = ExpertKeys {
+    num_experts: &["num_local_experts", "num_experts"],
+    width: "intermediate_size",
+    default_experts: 128,
+    default_top_k: 4,
+};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "gpt_oss",
@@ -17,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
     default_norm_eps: 1e-5,
     default_kv_heads: Some(8),
     default_head_dim: Some(64),
-    has_drain: true,
+    has_sinks: true,
     has_layer_types: true,
     biases,
     windows: |fields, num_layers| Ok(windows::but_each(2, num_layers, windows::width(fields, Some(128))?)),
@@ -34,6 +39,6 @@ fn biases(fields: Fields<'_>) -> Result<Biases, ConfigFault> {
 fn every_layer(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault> {
     // Other programs take it for what it is here, whatever stands there.
     fields.only("swiglu_limit", 7.0)?;
-    let spec = experts(fields, &KEYS, (128, 4), &NAMES)?;
+    let spec = experts(fields, &KEYS, &NAMES)?;
     Ok(vec![Some(ExpertsSpec { activation: Activation::ClampedSilu, ..spec }); num_layers])
 }

@@ -19,7 +19,7 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
     refuse_unbuilt(fields)?;
     let biases = (family.biases)(fields)?;
     let scales = (family.scales)(fields)?;
-    let attention = attention(fields, family, (biases, scales))?;
+    let attention = attention(fields, family, biases, scales)?;
     let intermediate_size = fields.count("intermediate_size", MAX_INTERMEDIATE)?;
     let num_layers = fields.count("num_hidden_layers", MAX_LAYERS)?;
     if fields.get(LAYER_TYPES).is_some() && !family.has_layer_types {
@@ -71,7 +71,7 @@ pub(in crate::model) fn dropouts(fields: Fields<'_>, family: &Family) -> Result<
 }
 
 /// The attention of a layer without a window.
-fn attention(fields: Fields<'_>, family: &Family, (biases, scales): (Biases, Scales)) -> Result<AttentionSpec, ConfigFault> {
+fn attention(fields: Fields<'_>, family: &Family, biases: Biases, scales: Scales) -> Result<AttentionSpec, ConfigFault> {
     let hidden_size = fields.count("hidden_size", MAX_HIDDEN)?;
     let num_heads = fields.count("num_attention_heads", MAX_HEADS)?;
     // A null is as many as there are query heads, or a head's share, where a missing key is the family's default.
@@ -104,7 +104,7 @@ fn attention(fields: Fields<'_>, family: &Family, (biases, scales): (Biases, Sca
         is_fused: family.is_fused,
         has_qkv_bias: biases.qkv,
         has_output_bias: biases.output,
-        has_drain: family.has_drain,
+        has_sinks: family.has_sinks,
     })
 }
 

@@ -19,7 +19,7 @@ pub(super) const FAMILY: Family = Family {
     ..Family::USUAL
 };
 
-/// Its numbers stand with those of the rotary embedding.
+/// The numbers stand with those of the rotary embedding.
 fn query_growth(fields: Fields<'_>) -> Result<Option<QueryGrowth>, ConfigFault> {
     let Some(table) = rope::table(fields)?.filter(|table| table.get(BETA).is_some()) else { return Ok(None) };
     let original = table.count("original_max_position_embeddings", rope::MAX_POSITIONS)?;

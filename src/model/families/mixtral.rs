@@ -6,7 +6,12 @@ use super::windows;
 use crate::model::spec::ExpertNames;
 
 const NAMES: ExpertNames = ExpertNames { block: "block_sparse_moe", router: "gate", linears: Some(["w1", "w3", "w2"]) };
-const KEYS: ExpertKeys = ExpertKeys { num_experts: &["num_local_experts", "num_experts"], width: "intermediate_size" };
+const KEYS: ExpertKeys = ExpertKeys {
+    num_experts: &["num_local_experts", "num_experts"],
+    width: "intermediate_size",
+    default_experts: 8,
+    default_top_k: 2,
+};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "mixtral",
@@ -15,6 +20,6 @@ pub(super) const FAMILY: Family = Family {
     default_norm_eps: 1e-5,
     default_kv_heads: Some(8),
     windows: |fields, num_layers| windows::every_layer(fields, num_layers, None),
-    experts: |fields, num_layers| Ok(vec![Some(experts(fields, &KEYS, (8, 2), &NAMES)?); num_layers]),
+    experts: |fields, num_layers| Ok(vec![Some(experts(fields, &KEYS, &NAMES)?); num_layers]),
     ..Family::USUAL
 };

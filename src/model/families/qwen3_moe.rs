@@ -11,7 +11,12 @@ use crate::model::spec::{ExpertNames, ExpertsSpec, QkNorm};
 pub(super) const NAMES: ExpertNames =
     ExpertNames { block: "mlp", router: "gate", linears: Some(["gate_proj", "up_proj", "down_proj"]) };
 /// Published files say `num_experts`, and Transformers 5 writes the other.
-const KEYS: ExpertKeys = ExpertKeys { num_experts: &["num_experts", "num_local_experts"], width: "moe_intermediate_size" };
+const KEYS: ExpertKeys = ExpertKeys {
+    num_experts: &["num_experts", "num_local_experts"],
+    width: "moe_intermediate_size",
+    default_experts: 128,
+    default_top_k: 8,
+};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3_moe",
@@ -35,7 +40,7 @@ fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, Confi
 /// Each `decoder_sparse_step`-th layer has experts, but for those of `mlp_only_layers`.
 fn some_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault> {
     const DENSE: &str = "mlp_only_layers";
-    let spec = experts(fields, &KEYS, (128, 8), &NAMES)?;
+    let spec = experts(fields, &KEYS, &NAMES)?;
     let spec = ExpertsSpec { is_renormalised: fields.flag_or("norm_topk_prob", false)?, ..spec };
     let step = fields.count_or("decoder_sparse_step", 1, usize::MAX)?;
     let dense: Option<Vec<usize>> = match fields.get(DENSE) {

@@ -44,7 +44,7 @@ pub(super) fn rope(fields: Fields<'_>, family: &Family, head_dim: usize) -> Resu
     if family.rope.needs_table && tables.is_empty() {
         return Err(ConfigFault::Missing { key: TABLES[0].into(), expected: "the rotary embedding's table" });
     }
-    rope_of((fields, max_positions(fields)?), &tables, &family.rope, head_dim)
+    rope_of(fields, max_positions(fields)?, &tables, &family.rope, head_dim)
 }
 
 /// That of layers that slide, where they have a base of their own and are not scaled with the others.
@@ -54,7 +54,7 @@ pub(super) fn sliding_rope(fields: Fields<'_>, _: RopeSpec, head_dim: usize) -> 
     let mut found = None;
     for key in TABLES {
         let Some([_, Some(table)]) = by_type(fields, key)? else { continue };
-        let rope = rope_of((table, max_positions(fields)?), &[table], &RopeRules::of_theta(local), head_dim)?;
+        let rope = rope_of(table, max_positions(fields)?, &[table], &RopeRules::of_theta(local), head_dim)?;
         if fields.get(LOCAL).is_some() && (rope.theta - local).abs() > 0.0 {
             return Err(table.range("rope_theta", format!("{local} as in `{LOCAL}`")));
         }
@@ -81,7 +81,8 @@ fn by_type<'a>(fields: Fields<'a>, key: &'static str) -> Result<Option<[Option<F
 
 /// That of some tables, beside which keys may stand in `fields`.
 fn rope_of(
-    (fields, max_positions): (Fields<'_>, usize),
+    fields: Fields<'_>,
+    max_positions: usize,
     tables: &[Fields<'_>],
     rules: &RopeRules,
     head_dim: usize,

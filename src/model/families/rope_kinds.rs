@@ -10,16 +10,16 @@ pub(super) struct RopeContext<'a> {
     pub(super) rules: &'a RopeRules,
     pub(super) head_dim: usize,
     pub(super) rotary_dim: usize,
-    /// `max_position_embeddings`.
+    /// What the file says as `max_position_embeddings`.
     pub(super) max_positions: usize,
-    /// `original_max_position_embeddings`, wherever it stands.
+    /// What it says as `original_max_position_embeddings`, wherever that stands.
     pub(super) original: Option<usize>,
 }
 
 struct RopeKind {
     /// What it is called; the first name is the usual one.
     names: &'static [&'static str],
-    /// Its keys beside those of [`SHARED_KEYS`].
+    /// The keys of a table of this kind, beside [`SHARED_KEYS`].
     keys: &'static [&'static str],
     read: fn(Fields<'_>, &RopeContext<'_>) -> Result<RopeScaling, ConfigFault>,
 }
@@ -71,7 +71,7 @@ fn kind(table: Fields<'_>, key: &'static str, aliases: &[(&str, &str)]) -> Resul
     found.map(Some).ok_or_else(|| ConfigFault::UnknownName { key: table.named(key), found: Some(name), known: known() })
 }
 
-/// By how much longer sequences are.
+/// The factor by which sequences are longer.
 fn factor(table: Fields<'_>) -> Result<f64, ConfigFault> {
     let factor = table.number("factor")?;
     if factor < 1.0 { Err(table.range("factor", "a number of at least 1".into())) } else { Ok(factor) }

@@ -15,14 +15,13 @@ use crate::recipe::{InitLora, TrainedBias};
 use crate::units::abridged;
 
 /// The settings of an adapter: what its file says, and what a recipe says of a new one.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a key of the file")]
 pub struct PeftConfig {
     /// Rows of `lora_A`, where no pattern says otherwise.
     pub r: usize,
     /// The numerator of the scale, where no pattern says otherwise.
     pub lora_alpha: f64,
-    /// Dropout before `lora_A`.
     pub lora_dropout: f64,
     /// The modules that have an adapter.
     pub target_modules: ModuleSet,
@@ -32,7 +31,7 @@ pub struct PeftConfig {
     pub modules_to_save: Vec<String>,
     /// Classes are predicted by a matrix that is trained: `task_type = "SEQ_CLS"`.
     pub is_classifier: bool,
-    /// Those of the targets that have none.
+    /// Modules that have none though they are among the targets.
     pub exclude_modules: ModuleSet,
     /// The layers whose modules have an adapter; empty: all.
     pub layers_to_transform: Vec<usize>,
@@ -53,7 +52,7 @@ pub struct PeftConfig {
     pub init: InitLora,
     /// The model it was trained on, as its author named it.
     pub base_model: Option<String>,
-    /// Its modules are those of a language model inside another model, and are called so. No key of the file: the tensors say it.
+    /// The modules are those of a language model inside another model, and are called so. No key of the file: the tensors say it.
     pub is_inner: bool,
 }
 
@@ -76,27 +75,7 @@ impl Serialize for JsonEntry {
 impl PeftConfig {
     /// LoRA of some modules, and nothing else.
     pub fn plain(r: usize, lora_alpha: f64, lora_dropout: f64, target_modules: ModuleSet) -> Self {
-        Self {
-            r,
-            lora_alpha,
-            lora_dropout,
-            target_modules,
-            target_parameters: Vec::new(),
-            modules_to_save: Vec::new(),
-            is_classifier: false,
-            exclude_modules: ModuleSet::default(),
-            layers_to_transform: Vec::new(),
-            layers_pattern: LayerLists::default(),
-            rank_pattern: ModulePatterns::default(),
-            alpha_pattern: ModulePatterns::default(),
-            use_rslora: false,
-            lora_bias: false,
-            bias: TrainedBias::None,
-            use_dora: false,
-            init: InitLora::Uniform,
-            base_model: None,
-            is_inner: false,
-        }
+        Self { r, lora_alpha, lora_dropout, target_modules, ..Self::default() }
     }
 
     /// Rows of a module's `lora_A`, by its whole name.

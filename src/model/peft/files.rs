@@ -9,13 +9,19 @@ use crate::recipe::ADAPTER_CONFIG;
 use crate::units;
 
 pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
+/// What is trained beside an adapter and has no name in PEFT's files, by the names in the model. PEFT leaves this file alone.
+pub const EXTRA_TENSORS: &str = "extra_trained.safetensors";
+/// Where that file has the names of `modules_to_save` that mean its tensors: in its metadata, as a JSON list.
+const EXTRA_MODULES: &str = "modules_to_save";
 
 /// An adapter that was opened.
 #[derive(Debug)]
 pub struct PeftFiles {
     pub config: PeftConfig,
-    /// Its weights, by PEFT's names (`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`).
+    /// The weights, by PEFT's names (`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`).
     pub tensors: TensorFile,
+    /// What PEFT has no names for; its settings are among those in `config`.
+    pub extra: Option<TensorFile>,
     /// Keys of the settings that are not known here and were ignored.
     pub unknown_keys: Vec<String>,
 }
@@ -26,9 +32,23 @@ pub fn read_peft(dir: &Path) -> Result<PeftFiles, FilesError> {
         let path = dir.join(name);
         if is_there(&path) { Ok(path) } else { Err(FilesError::NoAdapter { dir: dir.to_path_buf(), missing: name }) }
     };
-    let (config, unknown_keys) = PeftConfig::read(&file(ADAPTER_CONFIG)?)?;
+    let (mut config, unknown_keys) = PeftConfig::read(&file(ADAPTER_CONFIG)?)?;
     let tensors = TensorFile::open(&file(ADAPTER_TENSORS)?)?;
-    Ok(PeftFiles { config, tensors, unknown_keys })
+    let path = dir.join(EXTRA_TENSORS);
+    let extra = if is_there(&path) { Some(TensorFile::open(&path)?) } else { None };
+    if let Some(extra) = &extra {
+        let modules = extra.metadata().remove(EXTRA_MODULES);
+        let modules: Option<Vec<String>> = modules.and_then(|list| serde_json::from_str(&list).ok());
+        config.modules_to_save.extend(modules.unwrap_or_else(|| extra.names()));
+    }
+    Ok(PeftFiles { config, tensors, extra, unknown_keys })
+}
+
+/// Writes into an existing directory what PEFT's files have no names for; `modules` of `modules_to_save` mean it.
+pub(in crate::model) fn write_extra(dir: &Path, modules: &[String], tensors: &[RawTensor<'_>]) -> Result<(), FilesError> {
+    let modules = serde_json::Value::from(modules.to_vec()).to_string();
+    let metadata = BTreeMap::from([("format".into(), "pt".into()), (EXTRA_MODULES.into(), modules)]);
+    write_tensors(&dir.join(EXTRA_TENSORS), tensors, &metadata)
 }
 
 /// Writes an adapter into an existing directory.
@@ -44,13 +64,19 @@ fn is_float(dtype: Dtype) -> bool {
 }
 
 impl PeftFiles {
+    /// The file that has a tensor, if any has it.
+    pub(in crate::model) fn file_of(&self, name: &str) -> &TensorFile {
+        self.extra.as_ref().filter(|extra| extra.contains(name)).unwrap_or(&self.tensors)
+    }
+
     /// Checks that the file holds exactly the tensors a model expects; the error lists all that are missing, left over, of another
     /// shape, or of integers.
     pub fn check(&self, expected: &[(String, Vec<usize>)]) -> Result<(), FilesError> {
         let by_name: BTreeMap<&str, &[usize]> = expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
+        let names = self.tensors.names().into_iter().chain(self.extra.iter().flat_map(TensorFile::names));
         let mut differences = Vec::new();
         for (name, shape) in expected {
-            match self.tensors.get(name) {
+            match self.file_of(name).get(name) {
                 Err(_) => differences.push(format!("missing `{name}`")),
                 Ok(found) if found.shape != shape => {
                     differences.push(format!("shape of `{name}`: expected {shape:?}, found {}", units::shape(found.shape)));
@@ -61,8 +87,8 @@ impl PeftFiles {
                 Ok(_) => {}
             }
         }
-        let extra = self.tensors.names().into_iter().filter(|name| !by_name.contains_key(name.as_str()));
-        differences.extend(extra.map(|name| format!("unexpected `{name}`")));
+        let unexpected = names.filter(|name| !by_name.contains_key(name.as_str()));
+        differences.extend(unexpected.map(|name| format!("unexpected `{name}`")));
         if differences.is_empty() {
             return Ok(());
         }

@@ -67,7 +67,6 @@ const HARMLESS: &[&str] = &[
 pub(super) enum Inert {
     /// `null`, `false`, or an empty list, table or text.
     Nothing,
-    /// `true`.
     Yes,
     Text(&'static str),
 }

@@ -15,9 +15,9 @@ pub struct ModulePatterns<T>(Vec<(ModuleRegex, T)>);
 pub enum ModuleSet {
     /// Every linear of the layers.
     AllLinear,
-    /// By whole names, or by what stands behind a dot of a name.
+    /// Modules by whole names, or by what stands behind a dot of a name.
     Names(Vec<String>),
-    /// By an expression that matches whole names.
+    /// Modules whose whole names an expression matches.
     Matching(ModuleRegex),
 }
 
@@ -26,7 +26,7 @@ pub enum ModuleSet {
 pub struct LayerLists(Vec<ModuleRegex>);
 
 impl LayerLists {
-    /// By regular expressions. What any model has is the same as nothing.
+    /// Lists by regular expressions. What any model has is the same as nothing.
     pub fn new(names: Vec<String>) -> Result<Self, String> {
         if names == ["layers"] {
             return Ok(Self::default());
@@ -40,7 +40,7 @@ impl LayerLists {
         names.into_iter().map(compile).collect::<Result<_, _>>().map(Self)
     }
 
-    /// As they were written; empty where the usual name holds.
+    /// The names as they were written; empty where the usual name holds.
     pub fn names(&self) -> Vec<String> {
         self.0.iter().map(|name| name.written.clone()).collect()
     }
@@ -124,7 +124,7 @@ impl<T: Copy> ModulePatterns<T> {
         self.0.iter().find(|(regex, _)| is_idle(regex)).map(|(regex, _)| regex.written())
     }
 
-    /// The same patterns with other values.
+    /// These patterns with other values.
     pub fn map(&self, value: impl Fn(T) -> T) -> Self {
         Self(self.0.iter().map(|(regex, of)| (regex.clone(), value(*of))).collect())
     }
@@ -135,7 +135,7 @@ impl<T: Copy> ModulePatterns<T> {
     }
 }
 
-/// As PEFT's files have it.
+/// What stands in PEFT's files.
 impl<T: Copy + fmt::Display> fmt::Display for ModulePatterns<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pairs: Vec<String> = self.iter().map(|(pattern, value)| format!("{pattern:?}: {value}")).collect();
@@ -149,7 +149,7 @@ impl Default for ModuleSet {
     }
 }
 
-/// As PEFT's files have it.
+/// What stands in PEFT's files.
 impl fmt::Display for ModuleSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.to_value().fmt(f)

@@ -36,8 +36,6 @@ unsafe extern "C" {
 pub enum TorchKernel {
     /// `FlashAttention` 2: half precision, heads of up to 256; with deterministic algorithms its backward is so.
     Flash,
-    /// cuDNN's: half precision; its backward is never deterministic.
-    Cudnn,
     /// The memory-efficient one: single precision too, and no groups, so that keys are repeated for their query heads.
     Efficient,
     /// The one for the CPU, for tests of what is made of parts.
@@ -49,17 +47,15 @@ impl TorchKernel {
     fn code(self) -> c_int {
         match self {
             Self::Flash => 0,
-            Self::Cudnn => 1,
-            Self::Efficient => 2,
+            Self::Efficient => 1,
             #[cfg(test)]
-            Self::Cpu => 3,
+            Self::Cpu => 2,
         }
     }
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Flash => "FlashAttention",
-            Self::Cudnn => "cuDNN",
             Self::Efficient => "memory-efficient",
             #[cfg(test)]
             Self::Cpu => "libtorch's for the CPU",
@@ -95,7 +91,8 @@ impl TorchKernelMask {
 pub fn vendor_attend(
     vendor: TorchKernel,
     q_bhnd: &Tensor,
-    (k_bgpd, v_bgpd): (&Tensor, &Tensor),
+    k_bgpd: &Tensor,
+    v_bgpd: &Tensor,
     sight: TorchKernelMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor), BackwardError> {
@@ -115,8 +112,8 @@ pub fn vendor_attend(
 pub fn vendor_attend_backward(
     vendor: TorchKernel,
     dout_bhnd: &Tensor,
-    (q_bhnd, k_bgpd, v_bgpd): (&Tensor, &Tensor, &Tensor),
-    (out_bhnd, lse_bhn): (&Tensor, &Tensor),
+    [q_bhnd, k_bgpd, v_bgpd]: [&Tensor; 3],
+    [out_bhnd, lse_bhn]: [&Tensor; 2],
     sight: TorchKernelMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor, Tensor), BackwardError> {

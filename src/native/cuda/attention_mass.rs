@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::built::{self, KernelSource, Setting};
 use super::driver::{Module, launch_stream};
-use crate::native::KvPart;
+use crate::native::KvBlock;
 
 pub(super) static SOURCE: KernelSource = KernelSource {
     name: "attention_mass",
@@ -52,7 +52,7 @@ struct MassParams {
     factor: f32,
 }
 
-/// The parameter of `sum_attention_mass`.
+/// The parameter of `sum_attention_mass`, as the kernel's text has it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct SplitSumParams {
@@ -81,15 +81,15 @@ fn settings(kind: Kind, width: i64) -> Option<[Setting; 2]> {
 ///
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`, `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, all keys)`, f32.
-pub fn attention_mass(q_bhnd: &Tensor, parts: &[KvPart<'_>], lse_bhn: &Tensor, scale: f64, first: i64) -> Option<Tensor> {
+pub fn attention_mass(q_bhnd: &Tensor, parts: &[&KvBlock], lse_bhn: &Tensor, scale: f64, first: i64) -> Option<Tensor> {
     let (Device::Cuda(device), Some(settings)) = (q_bhnd.device(), settings(q_bhnd.kind(), q_bhnd.size()[3])) else {
         return None;
     };
     let (module, which) = built::module(device, &SOURCE, &settings)?;
-    if !parts.iter().all(|part| part.k_bgpd.kind() == q_bhnd.kind() && part.k_bgpd.device() == q_bhnd.device()) {
+    if !parts.iter().all(|part| part.k.kind() == q_bhnd.kind() && part.k.device() == q_bhnd.device()) {
         return None;
     }
-    let made = Launch::new(module, device, q_bhnd, parts, first)?.run(lse_bhn, parts, scale);
+    let made = Launch::new(module, device, q_bhnd, parts, first, scale)?.run(lse_bhn, parts);
     made.map_err(|reason| built::give_up(which, reason)).ok()
 }
 
@@ -104,14 +104,15 @@ struct Launch {
     tokens: i64,
     first: i64,
     slots: i64,
+    scale: f64,
 }
 
 impl Launch {
     /// `None` for sizes that the kernel's numbers would not hold.
-    fn new(module: &'static Module, device: usize, q: &Tensor, parts: &[KvPart<'_>], first: i64) -> Option<Self> {
+    fn new(module: &'static Module, device: usize, q: &Tensor, parts: &[&KvBlock], first: i64, scale: f64) -> Option<Self> {
         let (batch, heads, tokens, _) = q.size4().ok()?;
-        let groups = parts.last()?.k_bgpd.size()[1];
-        let slots = parts.iter().map(|part| part.k_bgpd.size()[2]).sum();
+        let groups = parts.last()?.k.size()[1];
+        let slots = parts.iter().map(|part| part.k.size()[2]).sum();
         let fits = [batch * heads * tokens, slots + KEYS as i64].iter().all(|size| *size < LARGEST);
         let is_grid = (batch * groups) as usize <= LARGEST_GRID;
         (fits && is_grid).then(|| Self {
@@ -124,37 +125,31 @@ impl Launch {
             tokens,
             first,
             slots,
+            scale,
         })
     }
 
-    fn run(&self, lse_bhn: &Tensor, parts: &[KvPart<'_>], scale: f64) -> Result<Tensor, String> {
+    fn run(&self, lse_bhn: &Tensor, parts: &[&KvBlock]) -> Result<Tensor, String> {
         let stream = launch_stream(self.device)?;
         let options = (Kind::Float, self.q.device());
         let level = (lse_bhn.to_kind(Kind::Float) * LOG2_E).contiguous();
         let out = Tensor::empty([self.batch, self.groups, self.slots], options);
         let mut start = 0;
         for (i, part) in parts.iter().enumerate() {
-            let slots = part.k_bgpd.size()[2];
+            let slots = part.k.size()[2];
             if slots > 0 {
                 let causal = i + 1 == parts.len();
-                self.pay(part, &level, &out.narrow(2, start, slots), (causal, scale), stream)?;
+                self.sum_part(part, &level, &out.narrow(2, start, slots), causal, stream)?;
             }
             start += slots;
         }
         Ok(out)
     }
 
-    /// To one part; `out` is its range of the result `(B, G, P)`.
-    fn pay(
-        &self,
-        part: &KvPart<'_>,
-        level: &Tensor,
-        out: &Tensor,
-        (causal, scale): (bool, f64),
-        stream: *mut c_void,
-    ) -> Result<(), String> {
-        let k = aligned(part.k_bgpd);
-        let in_use = part.in_use_bgp.map(|in_use| in_use.to_kind(Kind::Bool).contiguous());
+    /// Sums up what one part receives; `out` is its range of the result `(B, G, P)`.
+    fn sum_part(&self, part: &KvBlock, level: &Tensor, out: &Tensor, causal: bool, stream: *mut c_void) -> Result<(), String> {
+        let k = aligned(&part.k);
+        let in_use = part.valid.as_ref().map(|in_use| in_use.to_kind(Kind::Bool).contiguous());
         let (slots, rows) = (out.size()[2] as usize, (self.batch * self.groups) as usize);
         let tiles = slots.div_ceil(KEYS);
         let queries = ((self.tokens - self.first) * self.per_group) as usize;
@@ -178,7 +173,7 @@ impl Launch {
             first: self.first as c_int,
             causal: c_int::from(causal),
             rows_per_split: rows_per_split as c_int,
-            factor: (scale * LOG2_E) as f32,
+            factor: (self.scale * LOG2_E) as f32,
         };
         // SAFETY: the parameter is the kernel's; what it points to are tensors of this device and of these sizes. Those that are dropped
         // before the kernel has run give their memory to operations behind it in the same stream.
@@ -215,7 +210,7 @@ fn aligned(x: &Tensor) -> Tensor {
     copy
 }
 
-/// Of all dimensions but the last.
+/// The strides of all dimensions but the last.
 fn strides(x: &Tensor) -> [i64; 3] {
     let stride = x.stride();
     [stride[0], stride[1], stride[2]]
@@ -270,8 +265,8 @@ mod tests {
             assert_eq!(settings(kind, width), None);
         }
         let q = Tensor::zeros([1, 1, 3, 64], (Kind::BFloat16, Device::Cpu));
-        let own = KvPart::of(&q, &q);
-        assert!(attention_mass(&q, &[own], &Tensor::zeros([1, 1, 3], (Kind::Float, Device::Cpu)), 1.0, 0).is_none());
+        let own = KvBlock::new(&q, &q);
+        assert!(attention_mass(&q, &[&own], &Tensor::zeros([1, 1, 3], (Kind::Float, Device::Cpu)), 1.0, 0).is_none());
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) struct KernelSource {
 /// A macro that a text is compiled with, and its value.
 pub(super) type Setting = (&'static str, usize);
 
-/// Of which text, for which device and how.
+/// The text, device and settings that a module is built of.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Which {
     device: usize,
@@ -40,7 +40,7 @@ impl fmt::Display for Which {
 /// What became of a kernel that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelState {
-    /// Its name, device and settings.
+    /// The kernel's name, device and settings.
     pub kernel: String,
     /// Why it does not serve, and libtorch's operations do its work; `None` where it serves.
     pub missing: Option<String>,

@@ -1,4 +1,4 @@
-//! What took time to find out on a device, on disk, so that a second start need not: compiled kernels, and which of several is the fastest.
+//! Compiled kernels on disk, so that a second start need not compile them.
 //!
 //! A file is used only if it is this user's, nobody else may write to it, and its hash is right; any other is as if it were not there.
 //! Keeping them is no more than a saving of time: a folder that cannot be written to is no error.
@@ -20,12 +20,12 @@ const LARGEST: u64 = 64 << 20;
 const OTHERS_WRITE: u32 = 0o022;
 
 /// What was kept of this kind, found out from all these.
-pub fn recall(kind: &str, parts: &[&str]) -> Option<Vec<u8>> {
+pub(super) fn recall(kind: &str, parts: &[&str]) -> Option<Vec<u8>> {
     read(&folder()?, &name(kind, parts))
 }
 
 /// Keeps it for the next start, if that can be done.
-pub fn keep(kind: &str, parts: &[&str], bytes: &[u8]) {
+pub(super) fn keep(kind: &str, parts: &[&str], bytes: &[u8]) {
     // It would only have saved the next start some tenths of a second.
     let _ = folder().map(|folder| write(&folder, &name(kind, parts), bytes));
 }

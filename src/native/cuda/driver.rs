@@ -188,12 +188,12 @@ pub(super) struct Context {
     handle: Handle,
     /// How many multiprocessors it has.
     pub(super) multiprocessors: usize,
-    /// Its compute capability: 90 for 9.0.
+    /// The compute capability: 90 for 9.0.
     pub(super) architecture: usize,
 }
 
 impl Context {
-    /// Of the device that libtorch gives this number.
+    /// The context of the device that libtorch gives this number.
     pub(super) fn of(index: usize) -> Result<Self, String> {
         let calls = Calls::get()?;
         let device = calls.device(c_int::try_from(index).map_err(|_| format!("there is no CUDA device {index}"))?)?;
@@ -215,12 +215,6 @@ impl Context {
         calls.check("cuCtxPopCurrent", unsafe { (calls.pop_context)(&raw mut popped) })?;
         done
     }
-}
-
-/// What tells GPUs apart of which one is as fast as the other: architecture and number of multiprocessors.
-pub fn kind_of_gpu(index: usize) -> Option<String> {
-    let Context { architecture, multiprocessors, .. } = Context::of(index).ok()?;
-    Some(format!("sm_{architecture} × {multiprocessors}"))
 }
 
 /// What tells a GPU from the others of its machine, whatever number it has here: its place on the PCI bus.

@@ -9,7 +9,7 @@ use super::driver::Calls;
 pub struct Driver {
     /// The newest CUDA that it serves, as `(13, 0)`.
     pub cuda: (u32, u32),
-    /// Its own version, as `580.95.05`, where the system tells.
+    /// The driver's own version, as `580.95.05`, where the system tells.
     pub release: Option<String>,
     /// The GPUs in their order, as `CUDA_VISIBLE_DEVICES` leaves them.
     pub gpus: Vec<Gpu>,
@@ -18,12 +18,12 @@ pub struct Driver {
 /// A GPU as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// `NVIDIA H200`.
+    /// The product's name, as `NVIDIA H200`.
     pub name: String,
     /// Compute capability, as `(9, 0)`.
     pub capability: (u32, u32),
     pub multiprocessors: u32,
-    /// Bytes of its memory.
+    /// How many bytes of memory it has.
     pub memory: u64,
 }
 

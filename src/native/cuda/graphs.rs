@@ -1,7 +1,6 @@
 //! CUDA graphs: operations that are captured once, and from then on launched as one. A device whose operations are short is otherwise
 //! kept waiting by the host, which launches each of them.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -14,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::allocator::release_cached_memory;
 use super::streams::{CudaEvent, Entered, SideStream};
-use crate::native::autograd::{BackwardError, check, or_panic};
+use crate::native::autograd::{BackwardError, check, or_panic, panic_text};
 
 unsafe extern "C" {
     fn kvtune_graph_pool(out: *mut u64) -> c_int;
@@ -56,7 +55,7 @@ struct Shared {
     pool: [u64; 2],
 }
 
-/// By index of the device, or why there is none: where a capture could not be ended the allocator still waits for its end.
+/// What is shared, by index of the device, or why there is none: where a capture could not be ended the allocator still waits for its end.
 static SHARED: Mutex<BTreeMap<usize, Result<&'static Shared, GraphError>>> = Mutex::new(BTreeMap::new());
 
 /// One thread captures at a time, as there is one stream.
@@ -130,14 +129,9 @@ impl GraphRecorder {
             (Ok(()), Err(end)) if end.0.contains("out of memory") => Ok(Err(Box::new(end.0))),
             (Ok(()), Err(end)) => Err(end.into()),
             // The end says no more than that something has failed before.
-            (Err(panic), Err(end)) => Err(GraphError::Failed(format!("{}; {}", said(&*panic), end.0))),
+            (Err(panic), Err(end)) => Err(GraphError::Failed(format!("{}; {}", panic_text(&*panic), end.0))),
         }
     }
-}
-
-fn said(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("an operation has failed").to_owned()
 }
 
 /// Makes the stream of captures the current one, behind all that was asked of the stream that computes; when it is dropped, that one is

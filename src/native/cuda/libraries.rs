@@ -22,9 +22,9 @@ pub enum Companion {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenedLibrary {
-    /// `13.0`, `9.19.0`.
+    /// The version, as `13.0` or `9.19.0`.
     pub version: String,
-    /// Its file, or the name by which the system's loader found it.
+    /// The library's file, or the name by which the system's loader found it.
     pub path: PathBuf,
 }
 
@@ -53,7 +53,7 @@ impl Companion {
         Ok(OpenedLibrary { version, path })
     }
 
-    /// Its file, or the name by which the system's loader may find it.
+    /// The library's file, or the name by which the system's loader may find it.
     pub(super) fn path(self) -> Result<PathBuf, String> {
         if let Some(path) = std::env::var_os("KVTUNE_NCCL").filter(|path| self == Self::Nccl && !path.is_empty()) {
             return Ok(path.into());
@@ -81,7 +81,7 @@ impl Companion {
     }
 }
 
-/// `9.19.0` of 91900.
+/// Writes 91900 as `9.19.0`, as NVIDIA numbers its versions.
 pub(super) fn dotted(number: usize) -> String {
     format!("{}.{}.{}", number / 10_000, number % 10_000 / 100, number % 100)
 }

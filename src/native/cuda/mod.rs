@@ -22,8 +22,7 @@ pub use allocator::{DeviceStats, device_stats, pinned_stats, release_cached_memo
 pub use attention::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 pub use attention_mass::attention_mass;
 pub use built::{KernelState, kernel_states, missing_kernels};
-pub use disk_cache::{keep, recall};
-pub use driver::{kind_of_gpu, place_of_gpu};
+pub use driver::place_of_gpu;
 pub use gpus::{Driver, Gpu};
 pub use graphs::{Graph, GraphError, GraphRecorder, graph_replays};
 pub use libraries::{Companion, OpenedLibrary};

@@ -20,12 +20,12 @@ use crate::native::ranks::{PendingExchange, Said};
 type Communicator = *mut c_void;
 type Stream = *mut c_void;
 
-/// `ncclSum`.
+/// The number of `ncclSum` in NCCL's header.
 const SUM: c_int = 0;
 /// How long the host sleeps between two looks at a call under way.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// By what the ranks of one group find each other: made by one, known to all.
+/// What the ranks of one group find each other by: made by one, known to all.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct NcclId([c_char; NcclId::LENGTH]);
@@ -33,12 +33,12 @@ pub struct NcclId([c_char; NcclId::LENGTH]);
 impl NcclId {
     const LENGTH: usize = 128;
 
-    /// As bytes, to be told to others.
+    /// The id as bytes, to be told to others.
     pub fn to_bytes(self) -> Vec<u8> {
         self.0.map(|byte| byte as u8).to_vec()
     }
 
-    /// Of what another rank has told.
+    /// The id that another rank has told.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         <[u8; Self::LENGTH]>::try_from(bytes).ok().map(|bytes| Self(bytes.map(|byte| byte as c_char)))
     }
@@ -60,7 +60,7 @@ struct NcclCalls {
 /// The library, which stays open as long as the process lives.
 pub struct Nccl {
     calls: NcclCalls,
-    /// `2.28.9`.
+    /// The library's version, as `2.28.9`.
     pub version: String,
 }
 
@@ -104,7 +104,7 @@ impl Nccl {
     }
 
     /// Waits until all ranks have come, this one with its GPU. In tests the device may be the CPU, for a library that knows no GPUs.
-    pub fn join(self: &Arc<Self>, id: NcclId, (rank, size): (usize, usize), device: Device) -> Said<NcclGroup> {
+    pub fn join(self: &Arc<Self>, id: NcclId, rank: usize, size: usize, device: Device) -> Said<NcclGroup> {
         let stream = match device {
             Device::Cuda(index) => Some((index, SideStream::new(index))),
             _ => None,

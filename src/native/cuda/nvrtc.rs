@@ -45,7 +45,7 @@ impl Nvrtc {
             .map_err(Clone::clone)
     }
 
-    /// Its release, as 13.0.
+    /// The release of this compiler, as 13.0.
     pub(super) fn release(&self) -> String {
         format!("{}.{}", self.version.0, self.version.1)
     }

@@ -13,7 +13,7 @@ unsafe extern "C" {
     fn kvtune_pinned_bytes(count: i64, out: *mut *mut C_tensor) -> c_int;
 }
 
-/// Of the memory that there is, what locked memory leaves to everybody else: an eighth.
+/// The part of the memory that locked memory leaves to everybody else: an eighth.
 const LEFT_TO_OTHERS: u64 = 8;
 /// Less than this is locked unasked: mostly it is memory that was locked before.
 const SMALL: i64 = 1 << 20;

@@ -42,7 +42,7 @@ struct RankParams {
     slots: c_int,
 }
 
-/// The parameter of `take_lowest`.
+/// The parameter of `take_lowest`, as the kernels' text has it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct LowestParams {
@@ -53,7 +53,7 @@ struct LowestParams {
     taken: c_int,
 }
 
-/// The parameter of `plan_moves`.
+/// The parameter of `plan_moves`, as the kernels' text has it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct MoveParams {
@@ -72,10 +72,10 @@ const _: () = assert!(size_of::<RankParams>() == 88 && size_of::<LowestParams>()
 /// Which entries may not leave, by their positions.
 #[derive(Clone, Copy, Debug)]
 pub struct Staying<'a> {
-    /// Those from 0 to below this.
+    /// Positions from 0 to below this stay.
     pub sinks: i64,
     pub young: i64,
-    /// By row, begin and end of a range.
+    /// Begin and end of a range of positions that stay, by row.
     pub protected: &'a [(usize, usize)],
 }
 
@@ -198,7 +198,7 @@ fn in_rows(x: &Tensor) -> Tensor {
     if x.stride()[2] == 1 { x.shallow_clone() } else { x.contiguous() }
 }
 
-/// Of the first two dimensions: 0 where there is one of them, which serves all.
+/// The strides of the first two dimensions: 0 where there is one of them, which serves all.
 fn strides(x: &Tensor) -> [i64; 2] {
     let (size, stride) = (x.size(), x.stride());
     [0, 1].map(|dim| if size[dim] == 1 { 0 } else { stride[dim] })

@@ -52,9 +52,6 @@ inline at::TensorOptions wide_options(const at::Tensor& x) {
   return x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-// Whether it is of a kind that is computed in as it is.
-inline bool is_wide(const at::Tensor& x) { return x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble; }
-
 // A new tensor (B, heads, n, D) that lies as a projection does, (B, n, heads, D).
 inline at::Tensor empty_by_token(at::IntArrayRef size, const at::Tensor& like) {
   return at::empty({size[0], size[2], size[1], size[3]}, like.options()).transpose(1, 2);

@@ -1,6 +1,4 @@
 // Products of matrices on the CPU: oneDNN's for f32, which uses all vector units of CPUs by any maker, and libtorch's default for the rest.
-#include "product.h"
-
 #include "guarded.h"
 
 #include <ATen/Context.h>
@@ -33,8 +31,7 @@ __attribute__((constructor)) void bound_primitive_caches() {
   setenv("LRU_CACHE_CAPACITY", "128", 0);
 }
 
-}  // namespace
-
+// x (m, i) · w (o, i)ᵀ as a new tensor (m, o); `w` may be a transposed view.
 at::Tensor product(const at::Tensor& x, const at::Tensor& w) {
   const auto& fast = pointwise();
   bool is_served = x.scalar_type() == at::kFloat && w.scalar_type() == at::kFloat && x.device().is_cpu();
@@ -43,6 +40,7 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& w) {
   return fast->call(x, w, std::nullopt, "none", none, "");
 }
 
+}  // namespace
 }  // namespace kvtune
 
 extern "C" {

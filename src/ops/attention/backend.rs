@@ -4,7 +4,6 @@ use std::fmt;
 
 use tch::{Device, Kind};
 
-use super::chunk::{Chunk, KvPage};
 use super::part::PartKernel;
 use crate::native;
 use crate::native::cuda::TorchKernel;
@@ -31,76 +30,24 @@ impl fmt::Display for Backend {
     }
 }
 
-/// What decides which backend is the fastest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttendShape {
-    /// Of queries, keys and values.
-    pub kind: Kind,
-    pub batch: i64,
-    pub heads: i64,
-    pub groups: i64,
-    pub head_dim: i64,
-    pub tokens: i64,
-    pub past: i64,
-}
-
-impl AttendShape {
-    pub(super) fn of(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Self {
-        let (batch, heads, tokens, head_dim) = chunk.qkv.q_bhnd.size4().unwrap_or_default();
-        let past = past.iter().map(|past| past.k_bgpd.size()[2]).sum();
-        Self { kind: chunk.qkv.q_bhnd.kind(), batch, heads, groups: chunk.num_kv_heads(), head_dim, tokens, past }
-    }
-
-    /// Shapes that agree in these use the same backend, whatever a process has seen before: numbers rounded up to powers of two.
-    pub(super) fn rounded(self) -> Self {
-        let up = |count: i64| if count > 0 { count.unsigned_abs().next_power_of_two() as i64 } else { 0 };
-        Self { batch: up(self.batch), tokens: up(self.tokens), past: up(self.past), ..self }
-    }
-}
-
-impl fmt::Display for AttendShape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, batch, heads, groups, head_dim, tokens, past } = self;
-        write!(f, "{batch} × {heads}/{groups} heads of {head_dim}, {tokens} tokens on {past} slots, {kind:?}")
-    }
-}
-
-/// Whether a kernel that comes with libtorch may serve at all: the rest computes in blocks.
-pub(super) fn is_for_torch_kernels(device: Device, kind: Kind) -> bool {
-    device.is_cuda() && matches!(kind, Kind::BFloat16 | Kind::Half | Kind::Float)
-}
-
 impl Backend {
-    /// Where no shape has been measured.
-    pub(super) fn unmeasured(device: Device, kind: Kind) -> Self {
+    /// What attends on a device with heads of so many channels, where nothing is capped or left out.
+    pub fn preferred(device: Device, kind: Kind, head_dim: i64) -> Self {
+        // Kernels of CUDA read 16 bytes at a time.
+        let is_aligned = device.is_cuda() && head_dim % 8 == 0;
         match kind {
             _ if native::computes(device, kind) => Self::Own,
-            _ if !is_for_torch_kernels(device, kind) => Self::Parts(PartKernel::Blocks),
-            Kind::BFloat16 | Kind::Half => Self::Joined(TorchKernel::Flash),
-            _ => Self::Parts(PartKernel::TorchKernel(TorchKernel::Efficient)),
+            Kind::BFloat16 | Kind::Half if is_aligned && head_dim <= 256 => Self::Joined(TorchKernel::Flash),
+            Kind::BFloat16 | Kind::Half | Kind::Float if is_aligned => {
+                Self::Parts(PartKernel::TorchKernel(TorchKernel::Efficient))
+            }
+            _ => Self::Parts(PartKernel::Blocks),
         }
     }
-}
 
-/// What was found to be the fastest for a rounded shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BackendChoice {
-    pub(super) backend: Backend,
-    /// Without cuDNN, which serves whole blocks only: it is known to fail at other lengths, and compiles a plan for each of them.
-    pub(super) elsewhere: Backend,
-}
-
-/// Tokens and slots of a block of cuDNN's.
-const BLOCK: i64 = 128;
-
-impl BackendChoice {
-    pub(super) fn of(self, shape: &AttendShape) -> Backend {
-        let is_whole = shape.tokens % BLOCK == 0 && shape.past % BLOCK == 0;
-        if self.backend == Backend::Parts(PartKernel::TorchKernel(TorchKernel::Cudnn)) && !is_whole {
-            self.elsewhere
-        } else {
-            self.backend
-        }
+    /// Whether it is a kernel that comes with libtorch.
+    pub(super) fn is_of_libtorch(self) -> bool {
+        matches!(self, Self::Joined(_) | Self::Parts(PartKernel::TorchKernel(_)))
     }
 }
 
@@ -123,28 +70,5 @@ pub(crate) mod forced {
         let result = body();
         WAY.set(before);
         result
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SHAPE: AttendShape =
-        AttendShape { kind: Kind::BFloat16, batch: 1, heads: 8, groups: 2, head_dim: 64, tokens: 2048, past: 14_336 };
-
-    #[test]
-    fn shapes_are_rounded_up_and_cudnn_gets_whole_blocks_alone() {
-        let rounded = AttendShape { past: 16_384, ..SHAPE };
-        assert_eq!(SHAPE.rounded(), rounded);
-        assert_eq!(AttendShape { tokens: 1025, past: 8193, ..SHAPE }.rounded(), rounded);
-        assert_eq!(AttendShape { past: 0, batch: 3, ..SHAPE }.rounded(), AttendShape { past: 0, batch: 4, ..SHAPE });
-        let elsewhere = Backend::Joined(TorchKernel::Flash);
-        let choice = BackendChoice { backend: Backend::Parts(PartKernel::TorchKernel(TorchKernel::Cudnn)), elsewhere };
-        assert_eq!(choice.of(&SHAPE), choice.backend);
-        for other in [AttendShape { tokens: 1, ..SHAPE }, AttendShape { past: 14_337, ..SHAPE }] {
-            assert_eq!(choice.of(&other), elsewhere);
-            assert_eq!(BackendChoice { backend: elsewhere, elsewhere }.of(&other), elsewhere);
-        }
     }
 }

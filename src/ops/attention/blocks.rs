@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::chunk::{Attended, Mask, Qkv, accumulation_kind};
+use super::chunk::{Attended, KvBlock, Qkv, accumulation_kind};
 use super::rule::ScoreRule;
 
 /// So far below every score that nothing is left of its weight; not minus infinity, as a head may see nothing at all.
@@ -11,26 +11,26 @@ const HIDDEN: f64 = -1e30;
 const BLOCK: i64 = 512;
 
 /// Scores of a block of queries against all keys, `(B, G, R, m, P)`, in the accumulation kind, whatever is hidden of them.
-fn block_scores(q: &Tensor, k: &Tensor, (start, len): (i64, i64), rule: ScoreRule) -> Tensor {
-    let (b, h, _, d) = q.size4().unwrap_or_default();
+fn block_scores(block: &Tensor, k: &Tensor, rule: ScoreRule) -> Tensor {
+    let (b, h, len, d) = block.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
-    let kind = accumulation_kind(q.kind());
-    let block = q.narrow(2, start, len).to_kind(kind).reshape([b, g, h / g * len, d]);
+    let kind = accumulation_kind(block.kind());
+    let block = block.to_kind(kind).reshape([b, g, h / g * len, d]);
     let products = (block * rule.scale).matmul(&k.to_kind(kind).transpose(-1, -2));
     rule.capped(products).view([b, g, h / g, len, p])
 }
 
 /// Scores without those of keys that a query does not see.
-fn hidden(mut scores: Tensor, start: i64, mask: Mask<'_>) -> Tensor {
+fn hidden(mut scores: Tensor, start: i64, part: &KvBlock, is_causal: bool) -> Tensor {
     let (b, g, _, len, p) = scores.size5().unwrap_or_default();
-    if let Some(in_use_bgp) = mask.in_use_bgp {
-        scores = scores.masked_fill(&in_use_bgp.logical_not().view([b, g, 1, 1, p]), HIDDEN);
+    if let Some(valid) = &part.valid {
+        scores = scores.masked_fill(&valid.logical_not().view([b, g, 1, 1, p]), HIDDEN);
     }
-    if let Some(seen_until_bgp) = mask.seen_until_bgp {
+    if let Some(visible_until) = &part.visible_until {
         let query = Tensor::arange_start(start, start + len, (Kind::Int64, scores.device())).view([-1, 1]);
-        scores = scores.masked_fill(&seen_until_bgp.view([b, g, 1, 1, p]).le_tensor(&query), HIDDEN);
+        scores = scores.masked_fill(&visible_until.view([b, g, 1, 1, p]).le_tensor(&query), HIDDEN);
     }
-    if mask.is_causal {
+    if is_causal {
         let later = Tensor::ones([len, p], (Kind::Bool, scores.device())).tril(start).logical_not();
         scores = scores.masked_fill(&later, f64::NEG_INFINITY);
     }
@@ -40,15 +40,15 @@ fn hidden(mut scores: Tensor, start: i64, mask: Mask<'_>) -> Tensor {
 /// One part forward.
 ///
 /// # Shapes
-/// `q (B, H, n, D)`, `k`, `v (B, G, P, D)` with `P > 0`; a causal part has `P = n`.
-pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask<'_>, rule: ScoreRule) -> Attended {
+/// `q (B, H, n, D)`, a part of `P > 0` slots; a causal part has `P = n`.
+pub(super) fn forward(q: &Tensor, part: &KvBlock, is_causal: bool, rule: ScoreRule) -> Attended {
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let kind = accumulation_kind(q.kind());
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
-    let (k, v) = (k.to_kind(kind), v.to_kind(kind).unsqueeze(2));
+    let (k, v) = (part.k.to_kind(kind), part.v.to_kind(kind).unsqueeze(2));
     for start in (0..n).step_by(BLOCK as usize) {
         let len = BLOCK.min(n - start);
-        let scores = hidden(block_scores(q, &k, (start, len), rule), start, mask);
+        let scores = hidden(block_scores(&q.narrow(2, start, len), &k, rule), start, part, is_causal);
         let lse = scores.logsumexp(&[-1i64][..], false);
         let weight = (scores - lse.unsqueeze(-1)).exp();
         let out = weight.matmul(&v);
@@ -58,12 +58,14 @@ pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask<'_>, rule: 
     Attended { out_bhnd: Tensor::cat(&outs, 2), lse_bhn: Tensor::cat(&lses, 2) }
 }
 
-/// One part backward, from the merged output and log-sum-exp: `(dq, dk, dv)`.
+/// One part backward, a block of the past or the chunk's own, from the merged output and log-sum-exp: the gradients of the queries, and of
+/// the part in the accumulation kind.
 ///
 /// # Shapes
-/// As in [`forward`]; `dk`, `dv` have the KV heads of `k`, in the accumulation kind.
-pub(super) fn backward(dout: &Tensor, part: Qkv<'_>, merged: &Attended, mask: Mask<'_>) -> (Tensor, Tensor, Tensor) {
-    let (q, k, v, rule) = (part.q_bhnd, part.k_bgnd, part.v_bgnd, part.rule);
+/// As in [`forward`].
+pub(super) fn backward(dout: &Tensor, chunk: &Qkv, past: Option<&KvBlock>, merged: &Attended) -> (Tensor, KvBlock) {
+    let (part, is_causal, q, rule) = (past.unwrap_or(&chunk.own), past.is_none(), &chunk.q_bhnd, chunk.rule);
+    let (k, v) = (&part.k, &part.v);
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
     let kind = accumulation_kind(q.kind());
@@ -74,10 +76,10 @@ pub(super) fn backward(dout: &Tensor, part: Qkv<'_>, merged: &Attended, mask: Ma
         let len = BLOCK.min(n - start);
         let grouped = |x: &Tensor| x.narrow(2, start, len).to_kind(kind).reshape([b, g, h / g, len, -1]);
         let lse = merged.lse_bhn.narrow(2, start, len).reshape([b, g, h / g, len, 1]);
-        let scores = block_scores(q, &k, (start, len), rule);
+        let scores = block_scores(&q.narrow(2, start, len), &k, rule);
         // The derivative of c · tanh(s / c) is 1 − tanh²(s / c).
         let slope = rule.soft_cap.map(|cap| 1.0 - (&scores / cap).square());
-        let weight = (hidden(scores, start, mask) - lse).exp();
+        let weight = (hidden(scores, start, part, is_causal) - lse).exp();
         let (go, out) = (grouped(dout), grouped(&merged.out_bhnd));
         let delta = (&go * out).sum_dim_intlist(&[-1i64][..], true, kind);
         let dweight = go.matmul(&v.unsqueeze(2).transpose(-1, -2));
@@ -89,7 +91,7 @@ pub(super) fn backward(dout: &Tensor, part: Qkv<'_>, merged: &Attended, mask: Ma
         dqs.push(flat(&dscore).matmul(&k).reshape([b, h, len, d]).to_kind(q.kind()));
     }
     debug_assert_eq!(dk.size(), [b, g, p, d]);
-    (Tensor::cat(&dqs, 2), dk, dv)
+    (Tensor::cat(&dqs, 2), KvBlock::of_planes([dk, dv]))
 }
 
 #[cfg(test)]
@@ -98,16 +100,10 @@ mod tests {
 
     use super::*;
 
-    const ALL: Mask<'static> = Mask { is_causal: false, in_use_bgp: None, seen_until_bgp: None };
-    const CAUSAL: Mask<'static> = Mask { is_causal: true, ..ALL };
-
-    fn masked_by(in_use: &Tensor) -> Mask<'_> {
-        Mask { in_use_bgp: Some(in_use), ..ALL }
-    }
-
     /// libtorch's own kernel for the CPU: output, log-sum-exp and gradients.
-    fn of_libtorch(dout: &Tensor, part: Qkv<'_>, is_causal: bool) -> (Attended, [Tensor; 3]) {
-        let Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, rule: ScoreRule { scale, .. }, .. } = part;
+    fn of_libtorch(dout: &Tensor, part: &Qkv, is_causal: bool) -> (Attended, [Tensor; 3]) {
+        let Qkv { q_bhnd: q, own: KvBlock { k, v, .. }, rule: ScoreRule { scale, .. }, .. } = part;
+        let scale = *scale;
         let none = None::<&Tensor>;
         let (out, lse) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, none, scale);
         let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
@@ -119,16 +115,16 @@ mod tests {
     #[test]
     fn blocks_equal_another_kernel_forward_and_backward() {
         let opts = (Kind::Double, Device::Cpu);
-        for (n, p, g, mask) in [(6, 6, 2, CAUSAL), (5, 9, 2, ALL), (600, 600, 2, CAUSAL), (600, 9, 4, ALL)] {
+        for (n, p, g, is_causal) in [(6, 6, 2, true), (5, 9, 2, false), (600, 600, 2, true), (600, 9, 4, false)] {
             let (q, dout) = (Tensor::randn([2, 4, n, 8], opts), Tensor::randn([2, 4, n, 8], opts));
             let (k, v) = (Tensor::randn([2, g, p, 8], opts), Tensor::randn([2, g, p, 8], opts));
-            let part = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: ScoreRule::scaled(0.4), drain_h: None };
-            let (expected, gradients) = of_libtorch(&dout, part, mask.is_causal);
-            let blocks = forward(&q, &k, &v, mask, part.rule);
+            let part = Qkv::new(&q, &k, &v, ScoreRule::scaled(0.4));
+            let (expected, gradients) = of_libtorch(&dout, &part, is_causal);
+            let blocks = forward(&q, &part.own, is_causal, part.rule);
             assert!(blocks.out_bhnd.allclose(&expected.out_bhnd, 0.0, 1e-12, false));
             assert!(blocks.lse_bhn.allclose(&expected.lse_bhn, 1e-12, 1e-12, false));
-            let (dq, dk, dv) = backward(&dout, part, &expected, mask);
-            for (ours, expected) in [dq, dk, dv].iter().zip(&gradients) {
+            let (dq, own) = backward(&dout, &part, (!is_causal).then_some(&part.own), &expected);
+            for (ours, expected) in [dq, own.k, own.v].iter().zip(&gradients) {
                 assert!(ours.allclose(expected, 0.0, 1e-11, false));
             }
         }
@@ -139,15 +135,16 @@ mod tests {
         let opts = (Kind::Double, Device::Cpu);
         let (q, k, v) = (Tensor::randn([1, 2, 5, 8], opts), Tensor::randn([1, 2, 7, 8], opts), Tensor::randn([1, 2, 7, 8], opts));
         let in_use = Tensor::from_slice(&[true, true, true, true, false, false, false]).view([1, 1, 7]).expand([1, 2, 7], false);
-        let masked = forward(&q, &k, &v, masked_by(&in_use), ScoreRule::scaled(0.4));
-        let shorter = forward(&q, &k.narrow(2, 0, 4), &v.narrow(2, 0, 4), ALL, ScoreRule::scaled(0.4));
+        let part = Qkv::new(&q, &k, &v, ScoreRule::scaled(0.4));
+        let (whole, few) = (KvBlock { valid: Some(in_use), ..part.own.clone() }, part.own.narrow(0, 4));
+        let masked = forward(&q, &whole, false, part.rule);
+        let shorter = forward(&q, &few, false, part.rule);
         assert!(masked.out_bhnd.allclose(&shorter.out_bhnd, 0.0, 1e-13, false));
         assert!(masked.lse_bhn.allclose(&shorter.lse_bhn, 0.0, 1e-13, false));
-        let (dout, own) = (Tensor::randn([1, 2, 5, 8], opts), (k.narrow(2, 0, 4), v.narrow(2, 0, 4)));
-        let part = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: ScoreRule::scaled(0.4), drain_h: None };
-        let (dq, dk, dv) = backward(&dout, part, &masked, masked_by(&in_use));
-        let expected = backward(&dout, Qkv { k_bgnd: &own.0, v_bgnd: &own.1, ..part }, &masked, ALL);
-        for (ours, expected) in [(dq, expected.0), (dk.narrow(2, 0, 4), expected.1), (dv.narrow(2, 0, 4), expected.2)] {
+        let dout = Tensor::randn([1, 2, 5, 8], opts);
+        let (dq, KvBlock { k: dk, v: dv, .. }) = backward(&dout, &part, Some(&whole), &masked);
+        let expected = backward(&dout, &part, Some(&few), &masked);
+        for (ours, expected) in [(dq, expected.0), (dk.narrow(2, 0, 4), expected.1.k), (dv.narrow(2, 0, 4), expected.1.v)] {
             assert!(ours.allclose(&expected, 0.0, 1e-12, false));
         }
         for unused in [dk, dv].map(|d| d.narrow(2, 4, 3)) {

@@ -3,26 +3,20 @@
 use tch::Tensor;
 
 use super::backend::Backend;
-use super::chunk::{Attended, AttentionGrads, Chunk, KvPage, Queries};
+use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv, Queries};
 use super::part::PartKernel;
 use super::{joined, merged};
 use crate::native;
 
 /// As [`attend_and_sum`](super::attend_and_sum), on `backend`.
-pub(super) fn attend_by(
-    backend: Backend,
-    chunk: Chunk<'_>,
-    past: &[KvPage<'_>],
-    asked: Option<Queries>,
-) -> (Attended, Option<Tensor>) {
-    match (backend, chunk.joined_bgcd) {
+pub(super) fn attend_by(backend: Backend, chunk: &Qkv, past: &[KvBlock], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
+    match (backend, &chunk.joined) {
         (Backend::Own, _) => {
-            let first = asked.map(|queries| queries.first(chunk.qkv.q_bhnd.size()[2]));
-            let (out_bhnd, lse_bhn, sums) =
-                native::attend(chunk.qkv.q_bhnd, &all_parts(&chunk, past), chunk.qkv.rule.scoring(), first);
+            let first = asked.map(|queries| queries.first(chunk.num_tokens()));
+            let (out_bhnd, lse_bhn, sums) = native::attend(&chunk.q_bhnd, &all_parts(chunk, past), chunk.rule.scoring(), first);
             (Attended { out_bhnd, lse_bhn }, sums.map(|sums| sums / chunk.per_group()))
         }
-        (Backend::Joined(vendor), Some(keys)) if chunk.qkv.rule.soft_cap.is_none() => (joined::attend(vendor, chunk, keys), None),
+        (Backend::Joined(vendor), Some(keys)) if chunk.rule.soft_cap.is_none() => (joined::attend(vendor, chunk, keys), None),
         (Backend::Joined(vendor), _) => (merged::attend(PartKernel::TorchKernel(vendor), chunk, past), None),
         (Backend::Parts(kernel), _) => (merged::attend(kernel, chunk, past), None),
     }
@@ -32,19 +26,20 @@ pub(super) fn attend_by(
 pub(super) fn attend_backward_by(
     backend: Backend,
     dout: &Tensor,
-    chunk: Chunk<'_>,
-    past: &[KvPage<'_>],
+    chunk: &Qkv,
+    past: &[KvBlock],
     attended: &Attended,
 ) -> AttentionGrads {
-    match (backend, chunk.joined_bgcd) {
+    match (backend, &chunk.joined) {
         (Backend::Own, _) => {
-            let out = (&attended.out_bhnd, &attended.lse_bhn);
-            let grads = native::attend_backward(dout, chunk.qkv.q_bhnd, &all_parts(&chunk, past), out, chunk.qkv.rule.scoring());
-            let mut past: Vec<(Tensor, Tensor)> = grads.dk_bgpd.into_iter().zip(grads.dv_bgpd).collect();
-            let (dk_bgnd, dv_bgnd) = past.pop().unwrap_or_default();
-            AttentionGrads { dq_bhnd: grads.dq_bhnd, dk_bgnd, dv_bgnd, past }
+            let Attended { out_bhnd, lse_bhn } = attended;
+            let (parts, scoring) = (all_parts(chunk, past), chunk.rule.scoring());
+            let grads = native::attend_backward(dout, &chunk.q_bhnd, &parts, out_bhnd, lse_bhn, scoring);
+            let mut past = grads.parts;
+            let own = past.pop().unwrap_or_else(|| KvBlock::of_planes([]));
+            AttentionGrads { dq_bhnd: grads.dq_bhnd, own, past }
         }
-        (Backend::Joined(vendor), Some(keys)) if chunk.qkv.rule.soft_cap.is_none() => {
+        (Backend::Joined(vendor), Some(keys)) if chunk.rule.soft_cap.is_none() => {
             joined::attend_backward(vendor, dout, chunk, keys, attended)
         }
         (Backend::Joined(vendor), _) => merged::attend_backward(PartKernel::TorchKernel(vendor), dout, chunk, past, attended),
@@ -53,6 +48,6 @@ pub(super) fn attend_backward_by(
 }
 
 /// Keys and values part by part, the chunk's own last.
-pub(super) fn all_parts<'a>(chunk: &Chunk<'a>, past: &[KvPage<'a>]) -> Vec<KvPage<'a>> {
-    past.iter().copied().chain([chunk.own()]).collect()
+pub(super) fn all_parts<'a>(chunk: &'a Qkv, past: &'a [KvBlock]) -> Vec<&'a KvBlock> {
+    past.iter().chain([&chunk.own]).collect()
 }

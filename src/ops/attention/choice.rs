@@ -1,15 +1,14 @@
 //! Which backend computes a chunk's attention.
 
+use super::backend::Backend;
 #[cfg(test)]
 use super::backend::forced;
-use super::backend::{AttendShape, Backend, is_for_torch_kernels};
-use super::calibrate::chosen;
-use super::chunk::{Chunk, KvPage};
+use super::chunk::{KvBlock, Qkv};
 use super::part::PartKernel;
+use super::tried::backend_of;
 
 /// How the chunk attends to itself and to its past.
-pub(super) fn backend_for(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Backend {
-    let (device, kind) = (chunk.qkv.q_bhnd.device(), chunk.qkv.q_bhnd.kind());
+pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
     #[cfg(test)]
     if let Some(backend) = forced::backend() {
         return backend;
@@ -18,15 +17,12 @@ pub(super) fn backend_for(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Backend {
     if crate::sabotage::is_active(crate::sabotage::Sabotage::MergeMissing) {
         return Backend::Parts(PartKernel::Blocks);
     }
-    if !is_for_torch_kernels(device, kind) {
-        return Backend::unmeasured(device, kind);
-    }
-    // Of these kernels none caps scores, and none leaves out slots.
-    let is_capped = chunk.qkv.rule.soft_cap.is_some();
-    let is_masked = |part: &KvPage<'_>| part.in_use_bgp.is_some() || part.seen_until_bgp.is_some();
-    if is_capped || past.iter().any(is_masked) || is_masked(&chunk.own()) {
+    let q = &chunk.q_bhnd;
+    let backend = backend_of(q.device(), q.kind(), q.size()[3]);
+    // Of libtorch's kernels none caps scores, and none leaves out slots.
+    let is_capped = chunk.rule.soft_cap.is_some();
+    if backend.is_of_libtorch() && (is_capped || past.iter().any(KvBlock::is_masked) || chunk.own.is_masked()) {
         return Backend::Parts(PartKernel::Blocks);
     }
-    let shape = AttendShape::of(chunk, past);
-    chosen(&shape.rounded()).map_or_else(|| Backend::unmeasured(device, kind), |choice| choice.of(&shape))
+    backend
 }

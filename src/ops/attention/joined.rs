@@ -3,7 +3,7 @@
 
 use tch::Tensor;
 
-use super::chunk::{Attended, AttentionGrads, Chunk};
+use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv};
 use crate::native::cuda::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 use crate::native::or_panic;
 
@@ -11,8 +11,9 @@ use crate::native::or_panic;
 ///
 /// # Shapes
 /// `joined (B, G, P + n, D)` each.
-pub(super) fn attend(vendor: TorchKernel, chunk: Chunk<'_>, joined: (&Tensor, &Tensor)) -> Attended {
-    let attended = vendor_attend(vendor, chunk.qkv.q_bhnd, joined, TorchKernelMask::CausalFromEnd, chunk.qkv.rule.scale);
+pub(super) fn attend(vendor: TorchKernel, chunk: &Qkv, joined: &KvBlock) -> Attended {
+    let mask = TorchKernelMask::CausalFromEnd;
+    let attended = vendor_attend(vendor, &chunk.q_bhnd, &joined.k, &joined.v, mask, chunk.rule.scale);
     let (out_bhnd, lse_bhn) = or_panic(attended);
     Attended { out_bhnd, lse_bhn }
 }
@@ -24,27 +25,22 @@ pub(super) fn attend(vendor: TorchKernel, chunk: Chunk<'_>, joined: (&Tensor, &T
 pub(super) fn attend_backward(
     vendor: TorchKernel,
     dout_bhnd: &Tensor,
-    chunk: Chunk<'_>,
-    (k, v): (&Tensor, &Tensor),
+    chunk: &Qkv,
+    KvBlock { k, v, .. }: &KvBlock,
     attended: &Attended,
 ) -> AttentionGrads {
-    let of_forward = (&attended.out_bhnd, &attended.lse_bhn);
+    let of_forward = [&attended.out_bhnd, &attended.lse_bhn];
     let grads = vendor_attend_backward(
         vendor,
         dout_bhnd,
-        (chunk.qkv.q_bhnd, k, v),
+        [&chunk.q_bhnd, k, v],
         of_forward,
         TorchKernelMask::CausalFromEnd,
-        chunk.qkv.rule.scale,
+        chunk.rule.scale,
     );
     let (dq_bhnd, dk, dv) = or_panic(grads);
-    let own = chunk.qkv.k_bgnd.size()[2];
-    let past = k.size()[2] - own;
-    let of_past = (past > 0).then(|| (dk.narrow(2, 0, past), dv.narrow(2, 0, past)));
-    AttentionGrads {
-        dq_bhnd,
-        dk_bgnd: dk.narrow(2, past, own),
-        dv_bgnd: dv.narrow(2, past, own),
-        past: of_past.into_iter().collect(),
-    }
+    let (both, own) = (KvBlock::of_planes([dk, dv]), chunk.num_tokens());
+    let past = both.slots() - own;
+    let of_past = (past > 0).then(|| both.narrow(0, past));
+    AttentionGrads { dq_bhnd, own: both.narrow(past, own), past: of_past.into_iter().collect() }
 }

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use super::backend::Backend;
 use super::by_backend::all_parts;
 use super::choice::backend_for;
-use super::chunk::{Chunk, KvPage, Queries};
+use super::chunk::{KvBlock, Qkv, Queries};
 use super::rule::ScoreRule;
 use crate::native;
 
@@ -16,35 +16,35 @@ use crate::native;
 ///
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, P + n)` in f32 (f64 for f64 inputs).
-pub fn attention_mass(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
-    if backend_for(&chunk, past) == Backend::Own {
-        let parts = all_parts(&chunk, past);
-        let first = queries.first(chunk.qkv.q_bhnd.size()[2]);
-        return native::attention_mass(chunk.qkv.q_bhnd, &parts, lse_bhn, chunk.qkv.rule.scoring(), first) / chunk.per_group();
+pub fn attention_mass(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+    if backend_for(chunk, past) == Backend::Own {
+        let parts = all_parts(chunk, past);
+        let first = queries.first(chunk.num_tokens());
+        return native::attention_mass(&chunk.q_bhnd, &parts, lse_bhn, chunk.rule.scoring(), first) / chunk.per_group();
     }
     mass_by_cuda(chunk, past, lse_bhn, queries).unwrap_or_else(|| mass_in_blocks(chunk, past, lse_bhn, queries))
 }
 
-fn mass_by_cuda(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Option<Tensor> {
-    let (q, parts) = (chunk.qkv.q_bhnd, all_parts(&chunk, past));
-    let rule = chunk.qkv.rule;
-    if rule.soft_cap.is_some() || parts.iter().any(|part| part.seen_until_bgp.is_some()) {
+fn mass_by_cuda(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: Queries) -> Option<Tensor> {
+    let (q, parts) = (&chunk.q_bhnd, all_parts(chunk, past));
+    let rule = chunk.rule;
+    if rule.soft_cap.is_some() || parts.iter().any(|part| part.visible_until.is_some()) {
         return None;
     }
     let mass = native::cuda::attention_mass(q, &parts, lse_bhn, rule.scale, queries.first(q.size()[2]));
     mass.map(|mass| mass / chunk.per_group())
 }
 
-pub(super) fn mass_in_blocks(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
-    let given_by = MassQueries::new(&chunk, lse_bhn, queries);
+pub(super) fn mass_in_blocks(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+    let given_by = MassQueries::new(chunk, lse_bhn, queries);
     // A slot that is not in use gets nothing, whatever stands in it.
-    let to_past = |past: &KvPage<'_>| {
+    let to_past = |past: &KvBlock| {
         let mass = given_by.mass(past, false);
-        let Some(in_use) = past.in_use_bgp else { return mass };
-        mass.masked_fill(&in_use.logical_not().view(&mass.size()[..]), 0.0)
+        let Some(valid) = &past.valid else { return mass };
+        mass.masked_fill(&valid.logical_not().view(&mass.size()[..]), 0.0)
     };
     let mut parts: Vec<Tensor> = past.iter().map(to_past).collect();
-    parts.push(given_by.mass(&chunk.own(), true));
+    parts.push(given_by.mass(&chunk.own, true));
     let mass = Tensor::cat(&parts, 1) / chunk.per_group();
     mass.view([-1, chunk.num_kv_heads(), mass.size()[1]])
 }
@@ -68,13 +68,13 @@ struct MassQueries {
 }
 
 impl MassQueries {
-    fn new(chunk: &Chunk<'_>, lse_bhn: &Tensor, queries: Queries) -> Self {
-        let (b, h, n, d) = chunk.qkv.q_bhnd.size4().unwrap_or_default();
+    fn new(chunk: &Qkv, lse_bhn: &Tensor, queries: Queries) -> Self {
+        let (b, h, n, d) = chunk.q_bhnd.size4().unwrap_or_default();
         let (groups, count) = (chunk.num_kv_heads(), n - queries.first(n));
         let per_group = h / groups;
-        let rule = chunk.qkv.rule;
+        let rule = chunk.rule;
         let rule = ScoreRule { scale: rule.scale * LOG2_E, soft_cap: rule.soft_cap.map(|cap| cap * LOG2_E), ..rule };
-        let q = chunk.qkv.q_bhnd.narrow(2, n - count, count).to_kind(lse_bhn.kind()) * rule.scale;
+        let q = chunk.q_bhnd.narrow(2, n - count, count).to_kind(lse_bhn.kind()) * rule.scale;
         let minus_lse = lse_bhn.narrow(2, n - count, count).unsqueeze(-1) * -LOG2_E;
         let query = Tensor::cat(&[q, minus_lse], -1).view([b * groups, per_group, count, d + 1]).transpose(1, 2);
         Self { query: query.reshape([b * groups, count * per_group, d + 1]), per_group, rule, first: n - count, count }
@@ -93,8 +93,8 @@ impl MassQueries {
     }
 
     /// What they give to a part's keys, the sum over the heads of a group `(B·G, slots)`.
-    fn mass(&self, part: &KvPage<'_>, causal: bool) -> Tensor {
-        let keys_bgcd = part.k_bgpd;
+    fn mass(&self, part: &KvBlock, causal: bool) -> Tensor {
+        let keys_bgcd = &part.k;
         let (b, g, slots, d) = keys_bgcd.size4().unwrap_or_default();
         let options = (self.query.kind(), self.query.device());
         let keys = Tensor::ones([b, g, slots, d + 1], options);
@@ -118,9 +118,9 @@ impl MassQueries {
                 let later = Tensor::ones([len, len], (Kind::Bool, options.1)).triu(1).unsqueeze(1);
                 let _ = own.masked_fill_(&later, 0.0);
             }
-            if let Some(seen_until_bgp) = part.seen_until_bgp {
+            if let Some(visible_until) = &part.visible_until {
                 let token = Tensor::arange_start(self.first + start, self.first + start + len, (Kind::Int64, options.1));
-                let until = seen_until_bgp.view([b * g, 1, 1, slots]).narrow(3, 0, width);
+                let until = visible_until.view([b * g, 1, 1, slots]).narrow(3, 0, width);
                 let unseen = until.le_tensor(&token.view([len, 1, 1]));
                 let _ = weight.view([b * g, len, self.per_group, width]).masked_fill_(&unseen, 0.0);
             }

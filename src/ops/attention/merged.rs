@@ -2,13 +2,13 @@
 
 use tch::Tensor;
 
-use super::chunk::{Attended, AttentionGrads, Chunk, KvPage, accumulation_kind, mask_of};
+use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv, accumulation_kind};
 use super::part::{self, PartKernel};
 
-pub(super) fn attend(kernel: PartKernel, chunk: Chunk<'_>, past: &[KvPage<'_>]) -> Attended {
-    let own = part::forward(kernel, chunk.qkv.q_bhnd, &chunk.own(), chunk.mask(), chunk.qkv.rule);
+pub(super) fn attend(kernel: PartKernel, chunk: &Qkv, past: &[KvBlock]) -> Attended {
+    let own = part::forward(kernel, &chunk.q_bhnd, &chunk.own, true, chunk.rule);
     past.iter().fold(own, |merged, past| {
-        let old = part::forward(kernel, chunk.qkv.q_bhnd, past, mask_of(past), chunk.qkv.rule);
+        let old = part::forward(kernel, &chunk.q_bhnd, past, false, chunk.rule);
         merge(&old, &merged)
     })
 }
@@ -17,21 +17,21 @@ pub(super) fn attend(kernel: PartKernel, chunk: Chunk<'_>, past: &[KvPage<'_>]) 
 pub(super) fn attend_backward(
     kernel: PartKernel,
     dout_bhnd: &Tensor,
-    chunk: Chunk<'_>,
-    past: &[KvPage<'_>],
+    chunk: &Qkv,
+    past: &[KvBlock],
     merged: &Attended,
 ) -> AttentionGrads {
-    let (dq_bhnd, dk_bgnd, dv_bgnd) = part::backward(kernel, dout_bhnd, &chunk, (&chunk.own(), chunk.mask()), merged);
+    let (dq_bhnd, own) = part::backward(kernel, dout_bhnd, chunk, None, merged);
     let kind = dq_bhnd.kind();
     // Summed in more bits, and rounded once.
     let mut total = if past.is_empty() { dq_bhnd } else { dq_bhnd.to_kind(accumulation_kind(kind)) };
     let mut grads = Vec::with_capacity(past.len());
     for past in past {
-        let (dq, dk, dv) = part::backward(kernel, dout_bhnd, &chunk, (past, mask_of(past)), merged);
+        let (dq, of_past) = part::backward(kernel, dout_bhnd, chunk, Some(past), merged);
         total += dq;
-        grads.push((dk, dv));
+        grads.push(of_past);
     }
-    AttentionGrads { dq_bhnd: total.to_kind(kind), dk_bgnd, dv_bgnd, past: grads }
+    AttentionGrads { dq_bhnd: total.to_kind(kind), own, past: grads }
 }
 
 fn merge(a: &Attended, b: &Attended) -> Attended {

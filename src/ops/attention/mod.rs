@@ -6,7 +6,6 @@
 mod backend;
 mod blocks;
 mod by_backend;
-mod calibrate;
 mod choice;
 mod chunk;
 mod drain;
@@ -19,18 +18,19 @@ mod rule;
 mod tests;
 #[cfg(test)]
 mod tests_of_drains;
+mod tried;
 
 use tch::Tensor;
 
+pub use backend::Backend;
 #[cfg(test)]
 pub(crate) use backend::forced;
-pub use backend::{AttendShape, Backend};
-pub use calibrate::{Calibration, Timed, calibrate, calibrations, in_words, measure};
-pub use chunk::{Attended, AttentionGrads, Chunk, KvPage, Qkv, Queries, accumulation_kind, zero_sum_of};
+pub use chunk::{Attended, AttentionGrads, KvBlock, Qkv, Queries, accumulation_kind, zero_sum_of};
 pub use drain::drain_backward;
 pub use mass::attention_mass;
 pub use part::PartKernel;
 pub use rule::ScoreRule;
+pub use tried::try_kernel;
 
 use by_backend::{attend_backward_by, attend_by};
 use choice::backend_for;
@@ -38,16 +38,16 @@ use choice::backend_for;
 /// Attends a chunk to its past (all of it, part by part) and causally to itself.
 ///
 /// # Shapes
-/// As in [`Chunk`] and [`KvPage`].
-pub fn attend(chunk: Chunk<'_>, past: &[KvPage<'_>]) -> Attended {
+/// As in [`Qkv`] and [`KvBlock`]; the past is older than every query of the chunk.
+pub fn attend(chunk: &Qkv, past: &[KvBlock]) -> Attended {
     attend_and_sum(chunk, past, None).0
 }
 
 /// As [`attend`], and where some queries are asked for, and the kernel makes it on the way, the attention mass of those queries, as in
 /// [`attention_mass`].
-pub fn attend_and_sum(chunk: Chunk<'_>, past: &[KvPage<'_>], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
-    let backend = backend_for(&chunk, past);
-    let Some(drain_h) = chunk.qkv.drain_h else { return attend_by(backend, chunk, past, asked) };
+pub fn attend_and_sum(chunk: &Qkv, past: &[KvBlock], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
+    let backend = backend_for(chunk, past);
+    let Some(drain_h) = &chunk.drain_h else { return attend_by(backend, chunk, past, asked) };
     // What a kernel sums on the way are weights without the drain.
     (drain::drained(attend_by(backend, chunk, past, None).0, drain_h), None)
 }
@@ -56,6 +56,6 @@ pub fn attend_and_sum(chunk: Chunk<'_>, past: &[KvPage<'_>], asked: Option<Queri
 ///
 /// # Shapes
 /// `dout_bhnd (B, H, n, D)`; the rest as in [`AttentionGrads`].
-pub fn attend_backward(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[KvPage<'_>], merged: &Attended) -> AttentionGrads {
-    attend_backward_by(backend_for(&chunk, past), dout_bhnd, chunk, past, merged)
+pub fn attend_backward(dout_bhnd: &Tensor, chunk: &Qkv, past: &[KvBlock], merged: &Attended) -> AttentionGrads {
+    attend_backward_by(backend_for(chunk, past), dout_bhnd, chunk, past, merged)
 }

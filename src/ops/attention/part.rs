@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::blocks;
-use super::chunk::{Attended, Chunk, KvPage, Mask, Qkv};
+use super::chunk::{Attended, KvBlock, Qkv};
 use super::rule::ScoreRule;
 use crate::native::cuda::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 use crate::native::or_panic;
@@ -19,10 +19,9 @@ pub enum PartKernel {
 
 impl PartKernel {
     /// The kernel that comes with libtorch, if it serves what the queries see, and how.
-    fn vendor(self, mask: Mask<'_>, rule: ScoreRule) -> Option<(TorchKernel, TorchKernelMask)> {
-        match (self, mask) {
-            _ if rule.soft_cap.is_some() => None,
-            (Self::TorchKernel(vendor), Mask { is_causal, in_use_bgp: None, seen_until_bgp: None }) => {
+    fn vendor(self, part: &KvBlock, is_causal: bool, rule: ScoreRule) -> Option<(TorchKernel, TorchKernelMask)> {
+        match self {
+            Self::TorchKernel(vendor) if rule.soft_cap.is_none() && !part.is_masked() => {
                 Some((vendor, if is_causal { TorchKernelMask::Causal } else { TorchKernelMask::All }))
             }
             _ => None,
@@ -44,33 +43,36 @@ fn folded(x: &Tensor, groups: i64) -> Tensor {
 ///
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`; a causal part has as many keys.
-pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &KvPage<'_>, mask: Mask<'_>, rule: ScoreRule) -> Attended {
-    let (k, v) = (part.k_bgpd, part.v_bgpd);
-    let Some((vendor, seen)) = kernel.vendor(mask, rule) else { return blocks::forward(q_bhnd, k, v, mask, rule) };
+pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &KvBlock, is_causal: bool, rule: ScoreRule) -> Attended {
+    let Some((vendor, seen)) = kernel.vendor(part, is_causal, rule) else {
+        return blocks::forward(q_bhnd, part, is_causal, rule);
+    };
     let size = q_bhnd.size();
-    let q = if seen == TorchKernelMask::All { &folded(q_bhnd, k.size()[1]) } else { q_bhnd };
-    let (out, lse) = or_panic(vendor_attend(vendor, q, (k, v), seen, rule.scale));
+    let q = if seen == TorchKernelMask::All { &folded(q_bhnd, part.k.size()[1]) } else { q_bhnd };
+    let (out, lse) = or_panic(vendor_attend(vendor, q, &part.k, &part.v, seen, rule.scale));
     Attended { out_bhnd: out.reshape(&size[..]), lse_bhn: lse.reshape(&size[..3]) }
 }
 
-/// One part backward, from the merged output and log-sum-exp: `(dq, dk, dv)`.
+/// One part backward, a block of the past or the chunk's own, from the merged output and log-sum-exp: the gradients of the queries, and of
+/// the part.
 ///
 /// # Shapes
-/// As in [`forward`]; `dk`, `dv` as the part's keys.
+/// As in [`forward`].
 pub(super) fn backward(
     kernel: PartKernel,
     dout_bhnd: &Tensor,
-    chunk: &Chunk<'_>,
-    (part, mask): (&KvPage<'_>, Mask<'_>),
+    chunk: &Qkv,
+    past: Option<&KvBlock>,
     merged: &Attended,
-) -> (Tensor, Tensor, Tensor) {
-    let (k, v) = (part.k_bgpd, part.v_bgpd);
-    let Some((vendor, seen)) = kernel.vendor(mask, chunk.qkv.rule) else {
-        return blocks::backward(dout_bhnd, Qkv { k_bgnd: k, v_bgnd: v, ..chunk.qkv }, merged, mask);
+) -> (Tensor, KvBlock) {
+    let part = past.unwrap_or(&chunk.own);
+    let Some((vendor, seen)) = kernel.vendor(part, past.is_none(), chunk.rule) else {
+        return blocks::backward(dout_bhnd, chunk, past, merged);
     };
-    let inputs = [dout_bhnd, chunk.qkv.q_bhnd, &merged.out_bhnd, &merged.lse_bhn];
-    let groups = k.size()[1];
+    let inputs = [dout_bhnd, &chunk.q_bhnd, &merged.out_bhnd, &merged.lse_bhn];
+    let groups = part.k.size()[1];
     let [dout, q, out, lse] = inputs.map(|x| if seen == TorchKernelMask::All { folded(x, groups) } else { x.shallow_clone() });
-    let (dq, dk, dv) = or_panic(vendor_attend_backward(vendor, &dout, (&q, k, v), (&out, &lse), seen, chunk.qkv.rule.scale));
-    (dq.reshape(&chunk.qkv.q_bhnd.size()[..]), dk, dv)
+    let grads = vendor_attend_backward(vendor, &dout, [&q, &part.k, &part.v], [&out, &lse], seen, chunk.rule.scale);
+    let (dq, dk, dv) = or_panic(grads);
+    (dq.reshape(&chunk.q_bhnd.size()[..]), KvBlock::of_planes([dk, dv]))
 }

@@ -38,7 +38,7 @@ pub(super) const WAYS: [Backend; 4] = [
 const WITH_MASKS: [Backend; 2] = [WAYS[0], WAYS[1]];
 
 /// As [`attention_mass`], each backend with what belongs to it.
-fn mass_by(backend: Backend, chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+fn mass_by(backend: Backend, chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: Queries) -> Tensor {
     if backend == Backend::Own {
         attention_mass(chunk, past, lse_bhn, queries)
     } else {
@@ -71,23 +71,22 @@ fn all_ways_equal_plain_attention_forward_backward_and_in_sums() {
         // The past as one part, and as two pages.
         let cut = past / 2;
         let pages = [(0, cut), (cut, past - cut)].map(|(start, len)| (ko.narrow(2, start, len), vo.narrow(2, start, len)));
-        let pages: Vec<KvPage<'_>> = pages.iter().filter(|p| p.0.size()[2] > 0).map(|(k, v)| KvPage::of(k, v)).collect();
-        let chunk = Chunk::of(&q0, (&kn, &vn), ScoreRule::scaled(scale));
+        let pages: Vec<KvBlock> = pages.iter().filter(|p| p.0.size()[2] > 0).map(|(k, v)| KvBlock::new(k, v)).collect();
+        let chunk = Qkv::new(&q0, &kn, &vn, ScoreRule::scaled(scale));
         for backend in WAYS {
-            let merged = attend_by(backend, chunk, &pages, None).0;
+            let merged = attend_by(backend, &chunk, &pages, None).0;
             assert!(worst(&merged.out_bhnd, &expected) < 1e-13);
 
-            let grads = attend_backward_by(backend, &dout, chunk, &pages, &merged);
-            let all = |old: fn(&(Tensor, Tensor)) -> &Tensor, new| {
-                Tensor::cat(&grads.past.iter().map(old).chain([new]).collect::<Vec<_>>(), 2)
-            };
+            let grads = attend_backward_by(backend, &dout, &chunk, &pages, &merged);
+            let all =
+                |old: fn(&KvBlock) -> &Tensor, new| Tensor::cat(&grads.past.iter().map(old).chain([new]).collect::<Vec<_>>(), 2);
             assert!(worst(&grads.dq_bhnd, &q.grad()) < 1e-12);
-            assert!(worst(&all(|p| &p.0, &grads.dk_bgnd), &k.grad()) < 1e-12);
-            assert!(worst(&all(|p| &p.1, &grads.dv_bgnd), &v.grad()) < 1e-12);
+            assert!(worst(&all(|p| &p.k, &grads.own.k), &k.grad()) < 1e-12);
+            assert!(worst(&all(|p| &p.v, &grads.own.v), &v.grad()) < 1e-12);
 
             for queries in ASKED {
-                let on_the_way = attend_and_sum(chunk, &pages, Some(queries)).1.unwrap();
-                let mass = mass_by(backend, chunk, &pages, &merged.lse_bhn, queries);
+                let on_the_way = attend_and_sum(&chunk, &pages, Some(queries)).1.unwrap();
+                let mass = mass_by(backend, &chunk, &pages, &merged.lse_bhn, queries);
                 let first = queries.first(n);
                 let weights = weights.narrow(2, first, n - first);
                 let sums = weights.sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
@@ -99,11 +98,11 @@ fn all_ways_equal_plain_attention_forward_backward_and_in_sums() {
 }
 
 /// Output, log-sum-exp, gradients of values and keys, then what is added up over the tasks: dq and the sums.
-fn everything(chunk: Chunk<'_>, past: &[KvPage<'_>], dout: &Tensor) -> Vec<Tensor> {
+fn everything(chunk: &Qkv, past: &[KvBlock], dout: &Tensor) -> Vec<Tensor> {
     let (attended, sums) = attend_and_sum(chunk, past, Some(Queries::All));
     let grads = attend_backward(dout, chunk, past, &attended);
-    let mut all = vec![attended.out_bhnd, attended.lse_bhn, grads.dk_bgnd, grads.dv_bgnd];
-    all.extend(grads.past.into_iter().flat_map(|(dk, dv)| [dk, dv]));
+    let mut all = vec![attended.out_bhnd, attended.lse_bhn, grads.own.k, grads.own.v];
+    all.extend(grads.past.into_iter().flat_map(|block| [block.k, block.v]));
     all.extend([grads.dq_bhnd, sums.unwrap()]);
     all
 }
@@ -117,11 +116,11 @@ fn the_kernel_gives_on_any_number_of_threads_the_same_numbers_and_twice_the_same
         let float = (Kind::Float, Device::Cpu);
         let [q, dout] = [h, h].map(|heads| Tensor::randn([1, heads, 300, d], float));
         let [k, v, old_k, old_v] = [300, 300, 700, 700].map(|tokens| Tensor::randn([1, g, tokens, d], float));
-        let chunk = Chunk::of(&q, (&k, &v), ScoreRule::scaled(0.2));
-        let past = [KvPage::of(&old_k, &old_v)];
+        let chunk = Qkv::new(&q, &k, &v, ScoreRule::scaled(0.2));
+        let past = [KvBlock::new(&old_k, &old_v)];
         let run = |threads: i32| {
             tch::set_num_threads(threads);
-            everything(chunk, &past, &dout)
+            everything(&chunk, &past, &dout)
         };
         let one = run(1);
         for several in [2, 3, 4] {
@@ -134,9 +133,9 @@ fn the_kernel_gives_on_any_number_of_threads_the_same_numbers_and_twice_the_same
 
         let wide = |x: &Tensor| x.to_kind(Kind::Double);
         let [q, k, v, old_k, old_v, dout] = [&q, &k, &v, &old_k, &old_v, &dout].map(wide);
-        let chunk = Chunk::of(&q, (&k, &v), ScoreRule::scaled(0.2));
-        let past = [KvPage::of(&old_k, &old_v)];
-        for (i, (single, double)) in one.iter().zip(everything(chunk, &past, &dout)).enumerate() {
+        let chunk = Qkv::new(&q, &k, &v, ScoreRule::scaled(0.2));
+        let past = [KvBlock::new(&old_k, &old_v)];
+        for (i, (single, double)) in one.iter().zip(everything(&chunk, &past, &dout)).enumerate() {
             assert!(worst(&wide(single), &double) < 2e-5, "{i}: {:.1e}", worst(&wide(single), &double));
         }
     }
@@ -171,12 +170,12 @@ fn attention_mass_in_single_precision_is_that_of_a_dense_softmax_without_the_pad
 
         let (kn, vn) = (k.narrow(2, past, n), v.narrow(2, past, n));
         let (old_k, old_v) = (k.narrow(2, 0, past), v.narrow(2, 0, past));
-        let pages = if past > 0 { vec![KvPage::of(&old_k, &old_v)] } else { Vec::new() };
-        let chunk = Chunk::of(&q, (&kn, &vn), ScoreRule::scaled(scale));
-        let lse = attend(chunk, &pages).lse_bhn;
+        let pages = if past > 0 { vec![KvBlock::new(&old_k, &old_v)] } else { Vec::new() };
+        let chunk = Qkv::new(&q, &kn, &vn, ScoreRule::scaled(scale));
+        let lse = attend(&chunk, &pages).lse_bhn;
         let _ = lse.get(1).narrow(1, n - pads, pads).fill_(f64::INFINITY);
         for queries in ASKED {
-            let mass = attention_mass(chunk, &pages, &lse, queries);
+            let mass = attention_mass(&chunk, &pages, &lse, queries);
             let first = queries.first(n);
             let sums = weights.narrow(2, first, n - first).sum_dim_intlist(&[2i64][..], false, Kind::Double);
             let expected = sums.view([b, g, h / g, past + n]).mean_dim(&[2i64][..], false, Kind::Double);
@@ -192,17 +191,17 @@ fn a_head_that_uses_no_slot_sees_its_chunk_alone() {
     let (q, own) = (Tensor::randn([1, 4, 3, 8], OPTS), Tensor::randn([1, 2, 3, 8], OPTS));
     let (old, dout) = (Tensor::randn([1, 2, 5, 8], OPTS), Tensor::randn([1, 4, 3, 8], OPTS));
     let in_use = Tensor::from_slice(&[true, false]).view([1, 2, 1]).expand([1, 2, 5], false);
-    let chunk = Chunk::of(&q, (&own, &own), ScoreRule::scaled(0.5));
-    let past = [KvPage { in_use_bgp: Some(&in_use), ..KvPage::of(&old, &old) }];
-    let (with, without) = (attend(chunk, &past), attend(chunk, &[]));
+    let chunk = Qkv::new(&q, &own, &own, ScoreRule::scaled(0.5));
+    let past = [KvBlock { valid: Some(in_use), ..KvBlock::new(&old, &old) }];
+    let (with, without) = (attend(&chunk, &past), attend(&chunk, &[]));
     let alone = |x: &Tensor| x.narrow(1, 2, 2);
     assert!(worst(&alone(&with.out_bhnd), &alone(&without.out_bhnd)) < 1e-15);
     assert!(worst(&alone(&with.lse_bhn), &alone(&without.lse_bhn)) < 1e-15);
-    let (with, without) = (attend_backward(&dout, chunk, &past, &with), attend_backward(&dout, chunk, &[], &without));
+    let (with, without) = (attend_backward(&dout, &chunk, &past, &with), attend_backward(&dout, &chunk, &[], &without));
     assert!(worst(&alone(&with.dq_bhnd), &alone(&without.dq_bhnd)) < 1e-14);
-    assert!(with.past[0].0.get(0).get(1).abs().max().double_value(&[]) == 0.0);
-    let lse = attend(chunk, &past).lse_bhn;
-    assert!(attention_mass(chunk, &past, &lse, Queries::All).get(0).get(1).narrow(0, 0, 5).abs().max().double_value(&[]) == 0.0);
+    assert!(with.past[0].k.get(0).get(1).abs().max().double_value(&[]) == 0.0);
+    let lse = attend(&chunk, &past).lse_bhn;
+    assert!(attention_mass(&chunk, &past, &lse, Queries::All).get(0).get(1).narrow(0, 0, 5).abs().max().double_value(&[]) == 0.0);
 }
 
 #[test]
@@ -217,14 +216,15 @@ fn slots_that_do_not_count_are_left_out_wherever_they_lie() {
         let (own_used, old_used) = (used(b, g, n), used(b, g, past));
         // Everybody sees something, or the two backends say nothing in their own words.
         let _ = old_used.narrow(2, past / 2, 1).fill_(1);
-        let chunk = Chunk { in_use_bgn: Some(&own_used), ..Chunk::of(&q, (&k, &v), ScoreRule::scaled(scale)) };
-        let pages = [KvPage { in_use_bgp: Some(&old_used), ..KvPage::of(&old_k, &old_v) }];
+        let mut chunk = Qkv::new(&q, &k, &v, ScoreRule::scaled(scale));
+        chunk.own.valid = Some(own_used);
+        let pages = [KvBlock { valid: Some(old_used.shallow_clone()), ..KvBlock::new(&old_k, &old_v) }];
         let [one, other] = WITH_MASKS.map(|backend| {
-            let merged = attend_by(backend, chunk, &pages, None).0;
-            let grads = attend_backward_by(backend, &dout, chunk, &pages, &merged);
-            let mass = mass_by(backend, chunk, &pages, &merged.lse_bhn, Queries::Last(4)).narrow(2, 0, past);
-            let (past_dk, past_dv) = grads.past.into_iter().next().unwrap();
-            [merged.out_bhnd, merged.lse_bhn, mass, grads.dq_bhnd, grads.dk_bgnd, grads.dv_bgnd, past_dk, past_dv]
+            let merged = attend_by(backend, &chunk, &pages, None).0;
+            let grads = attend_backward_by(backend, &dout, &chunk, &pages, &merged);
+            let mass = mass_by(backend, &chunk, &pages, &merged.lse_bhn, Queries::Last(4)).narrow(2, 0, past);
+            let KvBlock { k: past_dk, v: past_dv, .. } = grads.past.into_iter().next().unwrap();
+            [merged.out_bhnd, merged.lse_bhn, mass, grads.dq_bhnd, grads.own.k, grads.own.v, past_dk, past_dv]
         });
         for (i, (one, other)) in one.iter().zip(&other).enumerate() {
             assert!(worst(one, other) < 1e-12, "{i} of {n} tokens and {past} slots: {:.1e}", worst(one, other));
@@ -239,12 +239,12 @@ fn bf16_is_attended_to_in_single_precision() {
     let (q, dout, [k, v, old_k, old_v]) = (made(4, 40), made(4, 40), [40, 40, 290, 290].map(|tokens| made(2, tokens)));
     let run = |kind: Kind| {
         let all = [&q, &k, &v, &old_k, &old_v, &dout].map(|x| x.to_kind(kind));
-        let chunk = Chunk::of(&all[0], (&all[1], &all[2]), ScoreRule::scaled(0.2));
-        let pages = [KvPage::of(&all[3], &all[4])];
-        let attended = attend(chunk, &pages);
-        let grads = attend_backward(&all[5], chunk, &pages, &attended);
+        let chunk = Qkv::new(&all[0], &all[1], &all[2], ScoreRule::scaled(0.2));
+        let pages = [KvBlock::new(&all[3], &all[4])];
+        let attended = attend(&chunk, &pages);
+        let grads = attend_backward(&all[5], &chunk, &pages, &attended);
         let past = grads.past.into_iter().next().unwrap();
-        [attended.out_bhnd, grads.dq_bhnd, attended.lse_bhn, grads.dk_bgnd, grads.dv_bgnd, past.0, past.1]
+        [attended.out_bhnd, grads.dq_bhnd, attended.lse_bhn, grads.own.k, grads.own.v, past.k, past.v]
     };
     let (narrow, wide) = (run(Kind::BFloat16), run(Kind::Float));
     let kinds = [Kind::BFloat16, Kind::BFloat16, Kind::Float, Kind::Float, Kind::Float, Kind::Float, Kind::Float];
@@ -260,10 +260,10 @@ fn bf16_is_attended_to_in_single_precision() {
 fn a_query_with_infinite_log_sum_exp_pays_nothing() {
     let q = Tensor::randn([1, 2, 3, 4], OPTS);
     let k = Tensor::randn([1, 1, 3, 4], OPTS);
-    let chunk = Chunk::of(&q, (&k, &k), ScoreRule::scaled(0.5));
-    let lse = attend(chunk, &[]).lse_bhn;
+    let chunk = Qkv::new(&q, &k, &k, ScoreRule::scaled(0.5));
+    let lse = attend(&chunk, &[]).lse_bhn;
     let _ = lse.narrow(2, 1, 2).fill_(f64::INFINITY);
-    let mass = attention_mass(chunk, &[], &lse, Queries::All);
+    let mass = attention_mass(&chunk, &[], &lse, Queries::All);
     assert!((mass.sum(Kind::Double).double_value(&[]) - 1.0).abs() < 1e-12);
 }
 
@@ -294,19 +294,20 @@ fn a_window_hides_what_is_older() {
             let (old, own) = (part(&until, 0, past), part(&until, past, n));
             let (old_k, old_v, own_k, own_v) = (part(&k0, 0, past), part(&v0, 0, past), part(&k0, past, n), part(&v0, past, n));
             let rule = ScoreRule { window: Some(window as usize), ..ScoreRule::scaled(scale) };
-            let chunk = Chunk { seen_until_bgn: Some(&own), ..Chunk::of(&q0, (&own_k, &own_v), rule) };
-            let pages = [KvPage { seen_until_bgp: Some(&old), ..KvPage::of(&old_k, &old_v) }];
+            let mut chunk = Qkv::new(&q0, &own_k, &own_v, rule);
+            chunk.own.visible_until = Some(own);
+            let pages = [KvBlock { visible_until: Some(old), ..KvBlock::new(&old_k, &old_v) }];
             let sums = weights.detach().sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
             let mean = sums.mean_dim(&[2i64][..], false, Kind::Double);
             for backend in WITH_MASKS {
-                let merged = attend_by(backend, chunk, &pages, None).0;
+                let merged = attend_by(backend, &chunk, &pages, None).0;
                 assert!(worst(&merged.out_bhnd, &expected) < 1e-13, "{backend:?}, {n} tokens, window {window}");
-                let grads = attend_backward_by(backend, &dout, chunk, &pages, &merged);
+                let grads = attend_backward_by(backend, &dout, &chunk, &pages, &merged);
                 let all = |old: &Tensor, new: &Tensor| Tensor::cat(&[old, new], 2);
                 assert!(worst(&grads.dq_bhnd, &q.grad()) < 1e-12);
-                assert!(worst(&all(&grads.past[0].0, &grads.dk_bgnd), &k.grad()) < 1e-12);
-                assert!(worst(&all(&grads.past[0].1, &grads.dv_bgnd), &v.grad()) < 1e-12);
-                assert!(worst(&mass_by(backend, chunk, &pages, &merged.lse_bhn, Queries::All), &mean) < 1e-12);
+                assert!(worst(&all(&grads.past[0].k, &grads.own.k), &k.grad()) < 1e-12);
+                assert!(worst(&all(&grads.past[0].v, &grads.own.v), &v.grad()) < 1e-12);
+                assert!(worst(&mass_by(backend, &chunk, &pages, &merged.lse_bhn, Queries::All), &mean) < 1e-12);
             }
         }
     }
@@ -341,30 +342,28 @@ fn a_soft_cap_holds_in_every_way() {
             });
             let until = until.map(|until| (part(&until, 0, past), part(&until, past, n)));
             let rule = ScoreRule { soft_cap: Some(cap), window: window.map(|w| w as usize), ..ScoreRule::scaled(scale) };
-            let of_chunk = Chunk::of(&q0, (&own_k, &own_v), rule);
-            let chunk = Chunk {
-                seen_until_bgn: until.as_ref().map(|(_, own)| own),
-                joined_bgcd: window.is_none().then_some((&k0, &v0)),
-                ..of_chunk
-            };
-            let pages = [KvPage { seen_until_bgp: until.as_ref().map(|(old, _)| old), ..KvPage::of(&old_k, &old_v) }];
+            let mut chunk = Qkv::new(&q0, &own_k, &own_v, rule);
+            let (old_until, own_until) = until.unzip();
+            chunk.own.visible_until = own_until;
+            chunk.joined = window.is_none().then(|| KvBlock::new(&k0, &v0));
+            let pages = [KvBlock { visible_until: old_until, ..KvBlock::new(&old_k, &old_v) }];
             let weights = weights.detach();
             for backend in WAYS {
-                let merged = attend_by(backend, chunk, &pages, None).0;
+                let merged = attend_by(backend, &chunk, &pages, None).0;
                 let error = worst(&merged.out_bhnd, &expected);
                 assert!(error < 1e-13, "{backend:?}, {n} tokens, scale {scale}: {error:.1e}");
-                let grads = attend_backward_by(backend, &dout, chunk, &pages, &merged);
+                let grads = attend_backward_by(backend, &dout, &chunk, &pages, &merged);
                 let all = |old: &Tensor, new: &Tensor| Tensor::cat(&[old, new], 2);
                 let near = |ours: &Tensor, theirs: &Tensor| worst(ours, theirs) < 1e-13 * (1.0 + scale) * n as f64;
                 assert!(near(&grads.dq_bhnd, &q.grad()), "{backend:?}, {n} tokens, scale {scale}");
-                assert!(near(&all(&grads.past[0].0, &grads.dk_bgnd), &k.grad()));
-                assert!(near(&all(&grads.past[0].1, &grads.dv_bgnd), &v.grad()));
+                assert!(near(&all(&grads.past[0].k, &grads.own.k), &k.grad()));
+                assert!(near(&all(&grads.past[0].v, &grads.own.v), &v.grad()));
                 for queries in ASKED {
                     let first = queries.first(n);
                     let sums = weights.narrow(2, first, n - first).sum_dim_intlist(&[2i64][..], false, Kind::Double);
                     let mean = sums.view([b, g, h / g, past + n]).mean_dim(&[2i64][..], false, Kind::Double);
-                    assert!(worst(&mass_by(backend, chunk, &pages, &merged.lse_bhn, queries), &mean) < 1e-12);
-                    let on_the_way = attend_by(backend, chunk, &pages, Some(queries)).1;
+                    assert!(worst(&mass_by(backend, &chunk, &pages, &merged.lse_bhn, queries), &mean) < 1e-12);
+                    let on_the_way = attend_by(backend, &chunk, &pages, Some(queries)).1;
                     assert!(on_the_way.is_none_or(|sums| worst(&sums, &mean) < 1e-12));
                 }
             }
@@ -381,7 +380,7 @@ fn a_capped_score_is_right_to_some_roundings() {
         let q = score.to_kind(kind).view([-1, 1, 1, 1]);
         let one = q.ones_like();
         let rule = ScoreRule { soft_cap: Some(50.0), ..ScoreRule::scaled(1.0) };
-        let found = attend_by(Backend::Own, Chunk::of(&q, (&one, &one), rule), &[], None).0.lse_bhn.view([-1]);
+        let found = attend_by(Backend::Own, &Qkv::new(&q, &one, &one, rule), &[], None).0.lse_bhn.view([-1]);
         let expected = (q.to_kind(Kind::Double).view([-1]) / 50.0).tanh() * 50.0;
         let error =
             ((found.to_kind(Kind::Double) - &expected).abs() / expected.abs().clamp_min(1e-300)).nan_to_num(0.0, None, None);

@@ -26,25 +26,25 @@ fn a_drain_takes_its_share_in_every_way() {
             let [q0, k0, v0, drain0] = [&q, &k, &v, &drain].map(Tensor::detach);
             let part = |x: &Tensor, start, len| x.narrow(2, start, len).contiguous();
             let (old_k, old_v, own_k, own_v) = (part(&k0, 0, past), part(&v0, 0, past), part(&k0, past, n), part(&v0, past, n));
-            let of_chunk = Chunk::of(&q0, (&own_k, &own_v), ScoreRule::scaled(0.4));
-            let qkv = Qkv { drain_h: Some(&drain0), ..of_chunk.qkv };
-            let chunk = Chunk { qkv, joined_bgcd: Some((&k0, &v0)), ..of_chunk };
-            let pages = [KvPage::of(&old_k, &old_v)];
+            let of_chunk = Qkv::new(&q0, &own_k, &own_v, ScoreRule::scaled(0.4));
+            let joined = Some(KvBlock::new(&k0, &v0));
+            let chunk = Qkv { drain_h: Some(drain0.shallow_clone()), joined, ..of_chunk };
+            let pages = [KvBlock::new(&old_k, &old_v)];
             let sums = weights.detach().sum_dim_intlist(&[2i64][..], false, Kind::Double);
             let mean = sums.view([2, g, h / g, past + n]).mean_dim(&[2i64][..], false, Kind::Double);
             for backend in WAYS {
                 forced::with(backend, || {
-                    let (attended, on_the_way) = attend_and_sum(chunk, &pages, Some(Queries::All));
+                    let (attended, on_the_way) = attend_and_sum(&chunk, &pages, Some(Queries::All));
                     assert!(worst(&attended.out_bhnd, &expected) < 1e-13, "{backend:?}, {n} tokens, {loudness}");
-                    let grads = attend_backward(&dout, chunk, &pages, &attended);
+                    let grads = attend_backward(&dout, &chunk, &pages, &attended);
                     let all = |old: &Tensor, new: &Tensor| Tensor::cat(&[old, new], 2);
                     assert!(worst(&grads.dq_bhnd, &q.grad()) < 1e-12);
                     let mut past = grads.past.into_iter();
-                    let (past_k, past_v) = past.next().unwrap();
-                    assert!(worst(&all(&past_k, &grads.dk_bgnd), &k.grad()) < 1e-12);
-                    assert!(worst(&all(&past_v, &grads.dv_bgnd), &v.grad()) < 1e-12);
+                    let KvBlock { k: past_k, v: past_v, .. } = past.next().unwrap();
+                    assert!(worst(&all(&past_k, &grads.own.k), &k.grad()) < 1e-12);
+                    assert!(worst(&all(&past_v, &grads.own.v), &v.grad()) < 1e-12);
                     assert!(worst(&drain_backward(&dout, &attended, &drain0), &drain.grad()) < 1e-12);
-                    assert!(worst(&attention_mass(chunk, &pages, &attended.lse_bhn, Queries::All), &mean) < 1e-12);
+                    assert!(worst(&attention_mass(&chunk, &pages, &attended.lse_bhn, Queries::All), &mean) < 1e-12);
                     assert!(on_the_way.is_none(), "it would be the mass without the drain");
                 });
             }

@@ -4,8 +4,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_cudnn_attention_backward.h>
-#include <ATen/ops/_cudnn_attention_forward.h>
 #include <ATen/ops/_efficient_attention_backward.h>
 #include <ATen/ops/_efficient_attention_forward.h>
 #include <ATen/ops/_flash_attention_backward.h>
@@ -27,7 +25,7 @@ using at::Tensor;
 using kvtune::guarded;
 
 // As in `TorchKernel` and `Mask` of native/cuda/attention.rs.
-enum Kernel { FLASH = 0, CUDNN = 1, EFFICIENT = 2, CPU = 3 };
+enum Kernel { FLASH = 0, EFFICIENT = 1, CPU = 2 };
 enum Mask { ALL = 0, CAUSAL = 1, CAUSAL_FROM_END = 2 };
 
 // Queries (B, H, n, D), keys and values (B, G, P, D), of one kind and place.
@@ -75,33 +73,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Part& p, const Tensor& dout, c
 }
 
 }  // namespace flash
-
-namespace cudnn {
-
-void check(const Part& p) {
-  TORCH_CHECK(p.sight != CAUSAL_FROM_END, "cuDNN's causal mask begins at the first key");
-  TORCH_CHECK(!is_deterministic(), "cuDNN's backward adds up in no fixed order");
-}
-
-std::tuple<Tensor, Tensor> forward(const Part& p) {
-  check(p);
-  auto made = at::_cudnn_attention_forward(p.q.contiguous(), dense(p.k), dense(p.v), std::nullopt, std::nullopt, std::nullopt, p.tokens(), p.keys(),
-                                           true, 0.0, p.sight == CAUSAL, false, p.scale);
-  return {std::get<0>(made), std::get<1>(made).reshape({p.q.size(0), p.q.size(1), p.tokens()})};
-}
-
-std::tuple<Tensor, Tensor, Tensor> backward(const Part& p, const Tensor& dout, const Tensor& out, const Tensor& lse) {
-  check(p);
-  // Of a generator, as above.
-  Tensor state = at::empty({}, p.q.options().dtype(at::kLong)), none;
-  // cuDNN takes log-sum-exps (B, H, n, 1). libtorch keeps a compiled plan by the strides of q, k and v alone: output and its gradient must
-  // always lie the same way.
-  return at::_cudnn_attention_backward(dout.contiguous(), p.q.contiguous(), dense(p.k), dense(p.v), out.contiguous(),
-                                       lse.contiguous().unsqueeze(-1), state, state, none, none, none, p.tokens(), p.keys(), 0.0,
-                                       p.sight == CAUSAL, p.scale);
-}
-
-}  // namespace cudnn
 
 namespace efficient {
 
@@ -165,8 +136,6 @@ std::tuple<Tensor, Tensor> forward(int kernel, const Part& p) {
   switch (kernel) {
     case FLASH:
       return flash::forward(p);
-    case CUDNN:
-      return cudnn::forward(p);
     case EFFICIENT:
       return efficient::forward(p);
     default:
@@ -178,8 +147,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(int kernel, const Part& p, const Ten
   switch (kernel) {
     case FLASH:
       return flash::backward(p, dout, out, lse);
-    case CUDNN:
-      return cudnn::backward(p, dout, out, lse);
     case EFFICIENT:
       return efficient::backward(p, dout, out, lse);
     default:

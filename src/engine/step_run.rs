@@ -1,0 +1,54 @@
+//! A step under way: what its two phases share.
+
+use tch::Tensor;
+
+use super::gradient_sums::GradientSums;
+use super::schedule::Schedule;
+use super::setup::Setup;
+use super::trace::ForwardTrace;
+use super::{EngineError, MicroBatchContext, Observer};
+use crate::model::Model;
+
+/// A step over one batch, or its forward phase alone.
+pub(super) struct StepRun<'a> {
+    pub(super) setup: &'a Setup,
+    pub(super) model: &'a Model,
+    pub(super) schedule: Schedule,
+    /// What the batch contributes to a step; `None` of a forward phase that no backward phase follows.
+    pub(super) context: Option<MicroBatchContext>,
+    pub(super) observer: &'a mut dyn Observer,
+    pub(super) trace: ForwardTrace,
+    pub(super) sums: GradientSums,
+}
+
+impl<'a> StepRun<'a> {
+    /// A step that stands where `trace` does.
+    pub(super) fn new(
+        setup: &'a Setup,
+        model: &'a Model,
+        trace: ForwardTrace,
+        context: Option<MicroBatchContext>,
+        observer: &'a mut dyn Observer,
+    ) -> Self {
+        let plan = &trace.session.plan;
+        let schedule = match context {
+            Some(_) => Schedule::new(&setup.settings, plan).for_model(model),
+            None => Schedule::of_losses(plan),
+        };
+        Self { setup, model, schedule, context, observer, trace, sums: GradientSums::default() }
+    }
+
+    /// The weight of the routers' load-balance loss.
+    pub(super) fn router_weight(&self) -> f64 {
+        self.context.map_or(0.0, |context| context.router_weight)
+    }
+
+    /// Adds the losses of a column to the head's; returns the gradient of its last hidden states, where one is wanted.
+    ///
+    /// # Shapes
+    /// `(B, n, E)` in and out.
+    pub(super) fn head(&mut self, column: usize, hidden_bne: &Tensor) -> Result<Option<Tensor>, EngineError> {
+        let (start, weight) = (self.trace.start(column), self.context.map(|context| context.weight));
+        self.trace.head.column(self.setup, self.model, start, hidden_bne, weight)
+    }
+}

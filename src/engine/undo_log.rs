@@ -1,0 +1,77 @@
+//! One layer's undo log during a step: entries that wait in a store, and those of the current cell, which stay where they are.
+
+use std::collections::HashMap;
+
+use tch::Device;
+
+use super::{MemoryByPart, MemoryPart, MemoryPlace};
+use crate::cache::Undo;
+use crate::store::{Store, StoreError, Waiting};
+
+/// Undo entries by chunk.
+#[derive(Debug)]
+pub(super) struct UndoLog {
+    pub(super) store: Store,
+    waiting: HashMap<usize, Waiting<Undo>>,
+    /// Of the chunks of the current cell, from its recomputation to its backward.
+    resident: HashMap<usize, Undo>,
+}
+
+/// What becomes of a write's undo entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeepUndo {
+    Nothing,
+    /// It waits in the store.
+    Parked,
+    /// It stays where it is, for the backward of the same cell.
+    Resident,
+}
+
+impl KeepUndo {
+    pub(super) fn of(is_kept: bool) -> Self {
+        if is_kept { Self::Parked } else { Self::Nothing }
+    }
+}
+
+impl UndoLog {
+    pub(super) fn new(store: Store) -> Self {
+        Self { store, waiting: HashMap::new(), resident: HashMap::new() }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.waiting.clear();
+        self.resident.clear();
+    }
+
+    pub(super) fn put(&mut self, chunk: usize, undo: Undo, keep: KeepUndo) -> Result<(), StoreError> {
+        match keep {
+            KeepUndo::Nothing => {}
+            KeepUndo::Parked => drop(self.waiting.insert(chunk, self.store.park(&undo)?)),
+            // A cell that was unwound overwrites the same entries again: nothing has to be fetched a second time.
+            KeepUndo::Resident => drop(self.resident.insert(chunk, undo)),
+        }
+        Ok(())
+    }
+
+    /// Begins to copy the entry of a chunk to the device; `None` where there is none.
+    pub(super) fn prefetch(&mut self, chunk: usize, device: Device) -> Option<Result<(), StoreError>> {
+        Some(self.waiting.get_mut(&chunk)?.prefetch(device))
+    }
+
+    /// The entry of a chunk on the device; it still waits in the store.
+    pub(super) fn fetch(&mut self, chunk: usize, device: Device) -> Option<Result<Undo, StoreError>> {
+        Some(self.waiting.get_mut(&chunk)?.wait(device))
+    }
+
+    /// Takes the entry out that a chunk's backward needs, which is the last to need it.
+    pub(super) fn take(&mut self, chunk: usize) -> Option<Undo> {
+        self.waiting.remove(&chunk);
+        self.resident.remove(&chunk)
+    }
+
+    /// Adds what is at hand.
+    pub(super) fn measure(&self, memory: &mut MemoryByPart) {
+        let resident = self.resident.values().map(Undo::bytes).sum();
+        memory.add(MemoryPart::UndoLog, MemoryPlace::Device, resident);
+    }
+}

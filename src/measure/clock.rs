@@ -1,0 +1,98 @@
+//! What a step takes by part, on two clocks: the one on the wall, and the time that the process' threads have computed.
+
+use std::time::Instant;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use tch::Device;
+
+use crate::native::cuda;
+use crate::plan::StepPart;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spent {
+    pub seconds: f64,
+    /// Of all threads of the process together.
+    pub cpu_seconds: f64,
+}
+
+impl Spent {
+    pub(super) fn add(&mut self, other: Self) {
+        self.seconds += other.seconds;
+        self.cpu_seconds += other.cpu_seconds;
+    }
+}
+
+/// A reading of both clocks.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    wall: Instant,
+    cpu: f64,
+}
+
+impl Reading {
+    /// Now, after all that `device` was asked to do: a GPU works on while its host goes ahead.
+    fn now(device: Device) -> Self {
+        cuda::wait(device);
+        let cpu = clock_gettime(ClockId::ProcessCPUTime);
+        Self { wall: Instant::now(), cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9 }
+    }
+
+    /// From `earlier` to here.
+    fn since(self, earlier: Self) -> Spent {
+        Spent { seconds: (self.wall - earlier.wall).as_secs_f64(), cpu_seconds: self.cpu - earlier.cpu }
+    }
+}
+
+/// What `work` takes.
+pub(super) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
+    let began = Reading::now(device);
+    work();
+    Reading::now(device).since(began)
+}
+
+/// Gives each moment of a step to one of its parts: runs from its making on, and is told which part the time from then on belongs to.
+#[derive(Debug)]
+pub(crate) struct Stopwatch {
+    device: Device,
+    began: Reading,
+    turned: Reading,
+    part: StepPart,
+    parts: [Spent; 6],
+    left_out: Spent,
+}
+
+impl Stopwatch {
+    /// Begins with the forward phase.
+    pub(crate) fn start(device: Device) -> Self {
+        let now = Reading::now(device);
+        Self { device, began: now, turned: now, part: StepPart::Forward, parts: Default::default(), left_out: Spent::default() }
+    }
+
+    /// Begins anew.
+    pub(crate) fn restart(&mut self) {
+        *self = Self::start(self.device);
+    }
+
+    /// From now on it is `part` that the time is spent on.
+    pub(crate) fn turn(&mut self, part: StepPart) {
+        let now = Reading::now(self.device);
+        self.parts[self.part as usize].add(now.since(self.turned));
+        (self.turned, self.part) = (now, part);
+    }
+
+    /// The time since the last turn is none of the step's.
+    pub(crate) fn leave_out(&mut self) {
+        let now = Reading::now(self.device);
+        self.left_out.add(now.since(self.turned));
+        self.turned = now;
+    }
+
+    /// The whole, from the first reading of the clocks to the last, and its parts in the order of [`StepPart::ALL`].
+    pub(crate) fn stop(mut self) -> (Spent, [Spent; 6]) {
+        self.turn(StepPart::Optimizer);
+        let Spent { seconds, cpu_seconds } = self.turned.since(self.began);
+        let (seconds, cpu_seconds) = (seconds - self.left_out.seconds, cpu_seconds - self.left_out.cpu_seconds);
+        (Spent { seconds, cpu_seconds }, self.parts)
+    }
+}

@@ -1,0 +1,196 @@
+//! What a decoder layer keeps for its backward, and takes while it computes: closed forms of its widths, by the token of a column.
+
+use tch::{Device, Kind};
+
+use super::{AttentionSpec, LayerSpec, Projection, TrainedPart};
+use crate::native::{self, AttentionShape};
+use crate::ops::attention::accumulation_kind;
+
+/// A layer whose memory is asked for, and how it computes.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerFootprint<'a> {
+    pub layer: &'a LayerSpec,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    pub trained: &'a TrainedPart,
+    /// Whether a gradient goes on below the layer.
+    pub has_gradient_below: bool,
+    pub kind: Kind,
+    pub device: Device,
+    /// Threads that compute, on a CPU.
+    pub threads: usize,
+}
+
+/// A column of tokens on its way through a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ColumnShape {
+    /// Tokens of all sequences, pads with them.
+    pub tokens: usize,
+    pub sequences: usize,
+    /// Tokens of a sequence in the longest chunk.
+    pub chunk: usize,
+    /// Entries that the cache holds at the end.
+    pub slots: usize,
+    /// Whether the column is one chunk in which no sequence ends.
+    pub is_one_chunk: bool,
+}
+
+/// Bytes of one layer for one column.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerBytes {
+    /// What autograd keeps, the layer's output with it.
+    pub graph: u64,
+    /// The share of the MLP, which is freed before the backward comes to attention.
+    pub graph_of_mlp: u64,
+    /// The most at a time in addition to the input, without autograd.
+    pub forward: u64,
+    /// What the attention kernel works on, or a policy's choice behind it.
+    pub attending: u64,
+    /// The most in addition to input and graph, in the MLP's forward with autograd.
+    pub beside_graph: u64,
+    /// The most in addition to graphs in the MLP's backward.
+    pub backward_of_mlp: u64,
+    /// The most in addition to graphs in the backward of attention.
+    pub backward_of_attention: u64,
+}
+
+/// Bytes of a policy's scores, sums, orders and indices, by entry and head of keys and values.
+const SCORE_BYTES: u64 = 32;
+
+impl LayerFootprint<'_> {
+    /// What a column takes; a cache that is quantised restores `restored` bytes of entries for attention.
+    pub fn bytes(&self, column: &ColumnShape, restored: u64) -> LayerBytes {
+        let (w, e, tokens) = (self.element(), self.hidden as u64, column.tokens as u64);
+        let [q, kv, i] = self.widths();
+        let graph_of_mlp = tokens * self.graph_of_mlp();
+        let [attending, attending_backward] = self.attention_scratch(column).map(|bytes| bytes + restored);
+        let scores = SCORE_BYTES * (column.sequences * self.layer.attention.num_kv_heads * column.slots) as u64;
+        let attending = attending.max(scores + restored);
+        let gated = w * (2 * e + 3 * i);
+        let drawn = self.dropout_draws();
+        let in_mlp = gated.max(w * (3 * e + i)).max(w * (2 * e + i) + drawn);
+        LayerBytes {
+            graph: tokens * self.graph_of_attention(column.is_one_chunk) + graph_of_mlp,
+            graph_of_mlp,
+            forward: (tokens * in_mlp).max(tokens * w * (e + 2 * q + 4 * kv) + attending),
+            attending,
+            beside_graph: (tokens * (gated + drawn)).saturating_sub(graph_of_mlp),
+            backward_of_mlp: tokens * self.backward_of_mlp(),
+            backward_of_attention: tokens * w * (2 * e + 2 * q + 2 * kv) + attending_backward,
+        }
+    }
+
+    /// Attention's output and log-sum-exps, where they wait for the backward.
+    pub fn waiting_outputs(&self, column: &ColumnShape) -> u64 {
+        let AttentionSpec { num_heads, head_dim, .. } = self.layer.attention;
+        (column.tokens * num_heads) as u64 * (head_dim as u64 * self.element() + self.wide())
+    }
+
+    fn element(&self) -> u64 {
+        self.kind.elt_size_in_bytes() as u64
+    }
+
+    /// Bytes of a number that is summed up, at least four.
+    fn wide(&self) -> u64 {
+        accumulation_kind(self.kind).elt_size_in_bytes() as u64
+    }
+
+    /// Channels of queries, of keys, and inside the MLP.
+    fn widths(&self) -> [u64; 3] {
+        let [queries, keys, _] = self.layer.attention.widths();
+        [queries, keys, self.layer.feed_forward.intermediate_size()].map(|width| width as u64)
+    }
+
+    /// `E + 3 HD + 2 GD + 5 r + H + 1` numbers a token, and HD more where chunks are joined.
+    fn graph_of_attention(&self, is_one_chunk: bool) -> u64 {
+        use Projection::{Key, Output, Query, QueryKeyValue, Value};
+        let (attention, e, [q, kv, _]) = (&self.layer.attention, self.hidden as u64, self.widths());
+        let heads = attention.num_heads as u64;
+        // The kernel lays one chunk's output out as the next projection reads it.
+        let is_shared = is_one_chunk && native::computes(self.device, self.kind);
+        let joined = if is_shared { 0 } else { self.input_of(&[Output], q) };
+        let (normed, of_norms) =
+            if attention.qk_norm.is_some() { (q + kv, heads + attention.num_kv_heads as u64) } else { (0, 0) };
+        let numbers = self.input_of(&[Query, Key, Value, QueryKeyValue], e) + 2 * q + 2 * kv + joined + normed + e;
+        let wide = heads + of_norms + u64::from(self.has_gradient_below);
+        self.element() * numbers
+            + self.wide() * wide
+            + self.adapters(&[Query, Key, Value, QueryKeyValue, Output])
+            + self.normed_output(self.layer.norms.attention.output.is_some())
+    }
+
+    /// `2 E + 3 I + 2 r + 1` numbers a token.
+    fn graph_of_mlp(&self) -> u64 {
+        use Projection::{Down, Gate, GateUp, Up};
+        let (e, [_, _, i]) = (self.hidden as u64, self.widths());
+        let numbers = self.input_of(&[Gate, Up, GateUp], e) + 2 * i + self.input_of(&[Down], i) + e;
+        self.element() * numbers
+            + self.wide()
+            + self.adapters(&[Gate, Up, GateUp, Down])
+            + self.normed_output(self.layer.norms.feed_forward.output.is_some())
+    }
+
+    /// What a branch has made, where a norm keeps it.
+    fn normed_output(&self, is_normed: bool) -> u64 {
+        if is_normed { self.hidden as u64 * self.element() + self.wide() } else { 0 }
+    }
+
+    /// Gradients of gate, up and their product, whose value is freed meanwhile.
+    fn backward_of_mlp(&self) -> u64 {
+        let (w, wide, [_, _, i]) = (self.element(), self.wide(), self.widths());
+        let freed = (w * self.input_of(&[Projection::Down], i) + self.adapters(&[Projection::Down])).min(i * w);
+        let is_fused = native::computes(self.device, self.kind);
+        let gradients = if wide > w && !is_fused { i * (2 * w + 3 * wide) } else { 3 * i * w };
+        2 * self.hidden as u64 * w + gradients - freed
+    }
+
+    /// `width` numbers, if one of the projections keeps its input as it is.
+    fn input_of(&self, projections: &[Projection], width: u64) -> u64 {
+        let is_kept = match self.trained {
+            TrainedPart::Weights => true,
+            // Of inputs that are dropped the rest is kept, which is the adapter's.
+            TrainedPart::Adapter { targets, has_dropout, .. } => {
+                !has_dropout && projections.iter().any(|projection| targets.contains(projection))
+            }
+        };
+        if is_kept { width } else { 0 }
+    }
+
+    /// Bytes that an adapter's matrices keep beside some projections: r numbers, with dropout two inputs, with DoRA the output.
+    fn adapters(&self, projections: &[Projection]) -> u64 {
+        let TrainedPart::Adapter { r, targets, has_dropout, has_magnitudes, .. } = self.trained else { return 0 };
+        let numbers = projections.iter().filter(|projection| targets.contains(projection)).map(|projection| {
+            let [out, inner] = projection.shape(self.layer, self.hidden);
+            r + if *has_dropout { 2 * inner } else { 0 } + if *has_magnitudes { out } else { 0 }
+        });
+        numbers.sum::<usize>() as u64 * self.element()
+    }
+
+    /// Two words of 64 bits for each number that may be dropped, while that is drawn.
+    fn dropout_draws(&self) -> u64 {
+        let TrainedPart::Adapter { targets, has_dropout: true, .. } = self.trained else { return 0 };
+        let inputs = targets.iter().map(|projection| projection.shape(self.layer, self.hidden)[1] as u64);
+        16 * inputs.max().unwrap_or(0)
+    }
+
+    /// The most that the attention kernel has for itself, forward and backward.
+    fn attention_scratch(&self, column: &ColumnShape) -> [u64; 2] {
+        let AttentionSpec { num_heads, num_kv_heads, head_dim, .. } = self.layer.attention;
+        let (w, wide) = (self.element(), self.wide());
+        let entries = (column.sequences * column.slots * num_kv_heads) as u64;
+        let keys = entries * head_dim as u64;
+        if native::computes(self.device, self.kind) {
+            let (batch, tokens) = (column.sequences, column.chunk);
+            let shape =
+                AttentionShape { batch, heads: num_heads, groups: num_kv_heads, tokens, width: head_dim, keys: column.slots };
+            let (forward, backward) = shape.scratch(self.threads);
+            return [wide * (forward + 2 * entries), wide * (backward + 2 * keys)];
+        }
+        // An output and a log-sum-exp each of past and chunk, merged in more bits, and gradients of both. A kernel of CUDA may make
+        // gradients of keys for each query head first.
+        let queries = (column.sequences * column.chunk * num_heads * head_dim) as u64;
+        let by_query_head = 2 * (column.sequences * column.slots * (num_heads + num_kv_heads) * head_dim) as u64 * w;
+        let of_keys = if self.device.is_cuda() { by_query_head.max(2 * keys * wide) } else { 2 * keys * wide };
+        [queries * (2 * w + 3 * wide), queries * (2 * w + 2 * wide) + of_keys]
+    }
+}

@@ -1,0 +1,137 @@
+//! The model without its adapter for a while, as who compares both has it.
+
+use std::ops::Deref;
+
+use tch::Tensor;
+
+use super::causal_lm::{Model, Trainable};
+use super::delta::LoraDelta;
+use super::io_layers::EmbeddingAdapter;
+use super::linear::{DetachedLinear, Linear};
+
+/// A model whose adapter is off; it is on again when this is dropped.
+#[derive(Debug)]
+pub struct WithoutAdapter<'a> {
+    model: &'a mut Model,
+    detached: Option<DetachedAdapter>,
+}
+
+/// All that an adapter trains, by what it was taken off.
+#[derive(Debug)]
+struct DetachedAdapter {
+    trained: Trainable,
+    linears: Vec<DetachedLinear>,
+    output: DetachedLinear,
+    /// Beside the linears of all experts, where their deltas lie side by side.
+    stacked: Vec<Option<LoraDelta>>,
+    norms: Vec<Option<Tensor>>,
+    sinks: Vec<Option<Tensor>>,
+    embedding: EmbeddingAdapter,
+}
+
+impl Deref for WithoutAdapter<'_> {
+    type Target = Model;
+
+    fn deref(&self) -> &Model {
+        self.model
+    }
+}
+
+impl Drop for WithoutAdapter<'_> {
+    fn drop(&mut self) {
+        if let Some(detached) = self.detached.take() {
+            self.model.attach_adapter(detached);
+        }
+    }
+}
+
+impl Model {
+    /// The model without its adapter until the guard is dropped, with the logits of the base model to the bit; with one that began as a part
+    /// of the weights (`PiSSA`), but for the rounding of that part.
+    pub fn without_adapter(&mut self) -> WithoutAdapter<'_> {
+        let detached = matches!(self.trained, Trainable::Adapter(_)).then(|| self.detach_adapter());
+        WithoutAdapter { model: self, detached }
+    }
+
+    fn detach_adapter(&mut self) -> DetachedAdapter {
+        self.release_layers();
+        let linears = self.linears_mut().map(Linear::detach).collect();
+        let output = self.embedding.output_mut().detach();
+        let stacked = self.stacked_mut().map(|stacked| stacked.delta.take()).collect();
+        let norms = self.norms_mut().map(|norm| norm.trained_e.take()).collect();
+        let sinks = self.sinks_mut().map(|sinks| sinks.trained_h.take()).collect();
+        self.let_linears_wait();
+        let (embedding, trained) = (self.embedding.take_trained(), std::mem::replace(&mut self.trained, Trainable::Nothing));
+        DetachedAdapter { trained, linears, output, stacked, norms, sinks, embedding }
+    }
+
+    fn attach_adapter(&mut self, detached: DetachedAdapter) {
+        let DetachedAdapter { trained, linears, output, stacked, norms, sinks, embedding } = detached;
+        self.release_layers();
+        self.stacked_mut().zip(stacked).for_each(|(stacked, delta)| stacked.delta = delta);
+        self.linears_mut().zip(linears).for_each(|(linear, detached)| linear.attach(detached));
+        self.embedding.output_mut().attach(output);
+        self.norms_mut().zip(norms).for_each(|(norm, trained_e)| norm.trained_e = trained_e);
+        self.sinks_mut().zip(sinks).for_each(|(sinks, trained_h)| sinks.trained_h = trained_h);
+        self.let_linears_wait();
+        self.embedding.train(embedding, false);
+        self.trained = trained;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, no_grad};
+
+    use super::*;
+    use crate::model::small::{adapter, config, recipe, run};
+    use crate::recipe::{Dtype, InitLora, LoraRecipe, TrainedBias};
+
+    fn logits(model: &Model) -> Tensor {
+        no_grad(|| model.logits(&model.final_norm(&run(model, &[0, 1], &[4, 11], None))))
+    }
+
+    /// With everything that an adapter may train moved from where it began.
+    fn trained(lora: &LoraRecipe) -> Model {
+        let model = Model::random(config(), Dtype::F32, Device::Cpu, 1).unwrap().with_adapter(adapter(lora, 1));
+        no_grad(|| model.parameters().into_iter().for_each(|(_, leaf)| drop(leaf.shallow_clone().g_add_scalar_(0.1))));
+        model
+    }
+
+    #[test]
+    fn logits_are_the_base_models_to_the_bit_and_then_the_adapters_again() {
+        let base = logits(&Model::random(config(), Dtype::F32, Device::Cpu, 1).unwrap());
+        let saved = ["embed_tokens", "lm_head", "norm"].map(String::from).to_vec();
+        let plain = || recipe(&["q_proj", "v_proj", "down_proj"]);
+        for lora in [
+            plain(),
+            LoraRecipe { use_dora: true, bias: TrainedBias::All, ..plain() },
+            LoraRecipe { modules_to_save: saved, lora_bias: true, ..plain() },
+            recipe(&["embed_tokens", "lm_head"]),
+            LoraRecipe { init_lora_weights: InitLora::Pissa, ..plain() },
+        ] {
+            let mut model = trained(&lora);
+            let (before, leaves) = (logits(&model), model.parameters());
+            for _ in 0..2 {
+                let without = model.without_adapter();
+                let found = logits(&without);
+                let is_pissa = lora.init_lora_weights == InitLora::Pissa;
+                assert!(if is_pissa { found.allclose(&base, 1e-4, 1e-5, false) } else { found == base }, "{lora:?}");
+                assert!(without.parameters().is_empty() && without.adapter().is_none());
+                drop(without);
+                assert_eq!(logits(&model), before, "{lora:?}");
+            }
+            for ((name, leaf), (same, other)) in leaves.iter().zip(model.parameters()) {
+                assert!(*name == same && leaf.data_ptr() == other.data_ptr() && other.requires_grad(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_model_whose_weights_are_trained_stays_as_it_is() {
+        let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        let mut model = Model::load_to_train(&fixture, Dtype::F32, Device::Cpu).unwrap();
+        let count = model.parameters().len();
+        assert_eq!(model.without_adapter().parameters().len(), count);
+    }
+}

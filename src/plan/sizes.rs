@@ -1,0 +1,166 @@
+//! What layers and columns of a step take, each asked of its owner.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::StepSpec;
+use crate::cache::{CacheShape, ChunkSpan, Routing, UndoBytes, log_bytes_per_token, notes_per_entry};
+use crate::engine::ChunkPlan;
+use crate::head::HeadFootprint;
+use crate::model::{ColumnShape, LayerBytes, LayerFootprint};
+use crate::store::Form;
+
+/// One layer in a whole step.
+#[derive(Clone, Debug)]
+pub(super) struct LayerMemory {
+    pub(super) cache: u64,
+    /// Its keys and values where they wait on the host.
+    pub(super) waiting_cache: u64,
+    /// What a policy notes of the entries.
+    pub(super) notes: u64,
+    pub(super) gradients: u64,
+    /// The copy of a cache that grows.
+    pub(super) growing: u64,
+    pub(super) log: u64,
+    pub(super) columns: Rc<[LayerColumn]>,
+}
+
+/// One layer in a column.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LayerColumn {
+    pub(super) bytes: LayerBytes,
+    /// Overwritten entries where they wait, and where they are unwound.
+    pub(super) undo: u64,
+    pub(super) resident_undo: u64,
+    pub(super) outputs: u64,
+}
+
+/// A column of tokens in all layers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlannedColumn {
+    /// Tokens of all sequences, pads with them.
+    pub(super) tokens: usize,
+    pub(super) hidden: u64,
+    /// Hidden states, and the rotations that all layers share.
+    pub(super) shared: u64,
+    pub(super) checkpoint: u64,
+    pub(super) head: u64,
+    pub(super) has_targets: bool,
+}
+
+/// All columns of a plan; `targets` are the positions with a target, by column.
+pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) -> Vec<PlannedColumn> {
+    let rotated: usize = spec.config.rotations().into_iter().map(|rope| rope.rotary_dim).sum();
+    let form: Form = spec.settings.stores().0.form.into();
+    let of_column = |(column, &targets): (&Range<usize>, &usize)| {
+        let (sequences, (_, length)) = (plan.sequences(column), plan.tokens(column));
+        let tokens = sequences * length;
+        let hidden = tokens as u64 * spec.hidden() * spec.element();
+        let size = [sequences, length, spec.config.hidden_size].map(|n| n as i64);
+        let head = HeadFootprint {
+            targets,
+            choices: spec.config.num_scores(),
+            hidden: spec.config.hidden_size,
+            trained: spec.output_numbers(),
+            is_widened: spec.is_narrow() && !spec.trains_weights(),
+            kind: spec.kind,
+            device: spec.device,
+        };
+        PlannedColumn {
+            tokens,
+            hidden,
+            shared: hidden + (length * rotated) as u64 * spec.element(),
+            checkpoint: form.bytes_of(&size, spec.kind).0,
+            head: head.bytes(),
+            has_targets: targets > 0,
+        }
+    };
+    plan.columns.iter().zip(targets).map(of_column).collect()
+}
+
+/// All layers, of which those that are alike are looked at once.
+pub(super) fn layers(spec: &StepSpec<'_>, plan: &ChunkPlan) -> Vec<LayerMemory> {
+    let shapes = spec.settings.cache_shapes(spec.config, plan, spec.kind, spec.device);
+    let mut layers: Vec<LayerMemory> = Vec::new();
+    for (index, shape) in shapes.iter().enumerate() {
+        // The lowest has no gradient below it.
+        let alike = |&other: &usize| spec.config.layers[other] == spec.config.layers[index] && shapes[other] == *shape;
+        let known = (1..index).find(alike).map(|other| layers[other].clone());
+        layers.push(known.unwrap_or_else(|| layer(spec, plan, index, shape)));
+    }
+    layers
+}
+
+fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape) -> LayerMemory {
+    let traits = spec.settings.policy(index).traits();
+    let experts = spec.config.layers[index].feed_forward.experts();
+    let routing = experts.map_or(0, |experts| Routing::bytes_of_token(experts.top_k, experts.num_experts));
+    let logged = |span: &ChunkSpan| {
+        let per_token = if traits.evicts {
+            log_bytes_per_token(traits.scope, shape.cache_length, (span.num_sequences(), shape.groups as usize)).0
+        } else {
+            0
+        };
+        let evicted = span.evictions(span.start.min(shape.cache_length), shape.cache_length) as u64;
+        evicted * per_token + routing * (span.num_sequences() * span.len) as u64
+    };
+    let growth = shape.growth(&plan.spans, traits.shares_out);
+    let entries = (plan.num_sequences() * growth.slots) as u64 * shape.groups as u64;
+    let (all, positions) = (shape.slot_bytes(growth.slots).0, 8 * entries);
+    let (cache, waiting_cache) = if shape.is_offloaded { (positions, all - positions) } else { (all, 0) };
+    let noted = plan.spans.iter().map(|span| span.start < plan.prefill);
+    let policy = spec.settings.policy(index);
+    let notes = [true, false].into_iter().filter(|wanted| noted.clone().any(|is_prefill| is_prefill == *wanted));
+    let notes = notes.map(|is_prefill| notes_per_entry(policy, is_prefill)).max().unwrap_or(0) as u64;
+    LayerMemory {
+        cache,
+        waiting_cache,
+        notes: 4 * notes * entries,
+        gradients: 2 * entries * shape.head_dim as u64 * spec.wide(),
+        growing: growth.copied.0,
+        log: plan.spans.iter().map(logged).sum(),
+        columns: layer_columns(spec, plan, index, shape),
+    }
+}
+
+fn layer_columns(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape) -> Rc<[LayerColumn]> {
+    let form: Form = spec.settings.stores().1.form.into();
+    let footprint = LayerFootprint {
+        layer: &spec.config.layers[index],
+        hidden: spec.config.hidden_size,
+        trained: spec.trained,
+        has_gradient_below: index > 0 || spec.trains_embedding(),
+        kind: spec.kind,
+        device: spec.device,
+        threads: spec.threads,
+    };
+    let mut last: Option<(ColumnShape, LayerBytes)> = None;
+    let of_column = |column: &Range<usize>| {
+        let (spans, sequences) = (&plan.spans[column.clone()], plan.sequences(column));
+        let filled = |span: &ChunkSpan| span.start.min(shape.cache_length);
+        let own = ColumnShape {
+            tokens: plan.tokens(column).1 * sequences,
+            sequences,
+            chunk: spans.iter().map(|span| span.len).max().unwrap_or(0),
+            slots: spans.last().map_or(0, |span| (span.start + span.len).min(shape.cache_length)),
+            is_one_chunk: spans.len() == 1 && !spans[0].is_ragged(),
+        };
+        // Most columns are alike.
+        let bytes = last.filter(|(known, _)| *known == own).map_or_else(
+            || {
+                let restored = CacheShape { batch: sequences as i64, ..*shape }.restored_bytes(own.slots).0;
+                footprint.bytes(&own, restored)
+            },
+            |(_, bytes)| bytes,
+        );
+        last = Some((own, bytes));
+        let undo: Vec<UndoBytes> = spans.iter().map(|span| shape.undo_bytes(span, filled(span), form)).collect();
+        LayerColumn {
+            bytes,
+            undo: undo.iter().map(|undo| undo.waiting.0).sum(),
+            resident_undo: undo.iter().map(|undo| undo.at_hand.0).sum(),
+            outputs: footprint.waiting_outputs(&own),
+        }
+    };
+    plan.columns.iter().map(of_column).collect()
+}

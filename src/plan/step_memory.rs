@@ -1,0 +1,314 @@
+//! The memory of a step: what stands all the while, and the most that its phases hold in addition. Every term is a closed form of sizes,
+//! written down beside what it is the size of: the cache, its undo log, stores, layers, the head.
+
+use std::ops::Range;
+
+use super::StepSpec;
+use super::moment::{Moment, Place};
+use super::part::StepPart;
+use super::sizes::{LayerColumn, LayerMemory, PlannedColumn, columns, layers};
+use crate::engine::{ChunkPlan, Schedule};
+use crate::model::LayerBytes;
+use crate::recipe::{StorePlace, StoreRecipe};
+use crate::store::copies_are_async;
+use crate::units::Bytes;
+
+/// A layer band in a column.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    is_kept: bool,
+    graph: u64,
+    undo: u64,
+    resident_undo: u64,
+    outputs: u64,
+}
+
+/// All sizes of a step.
+pub(super) struct StepMemory<'a> {
+    spec: &'a StepSpec<'a>,
+    schedule: Schedule,
+    layers: Vec<LayerMemory>,
+    columns: Vec<PlannedColumn>,
+    /// By band from the top, and by column.
+    cells: Vec<Vec<Cell>>,
+    checkpoints: u64,
+    undo: u64,
+    tokens: u64,
+}
+
+impl<'a> StepMemory<'a> {
+    /// `targets` are the positions with a target, by column of `plan`.
+    pub(super) fn new(spec: &'a StepSpec<'a>, plan: &ChunkPlan, targets: &[usize]) -> Self {
+        let schedule = Schedule::new(spec.settings, plan);
+        let mut memory = Self {
+            spec,
+            layers: layers(spec, plan),
+            columns: columns(spec, plan, targets),
+            cells: Vec::new(),
+            checkpoints: 0,
+            undo: 0,
+            tokens: 8 * (plan.len() * plan.num_sequences()) as u64,
+            schedule,
+        };
+        let (bands, columns) = memory.schedule.size();
+        memory.cells = (0..bands).map(|band| (0..columns).map(|c| memory.cell_of(band, c)).collect()).collect();
+        let borders = |c: usize| (0..memory.layers.len()).filter(|&layer| memory.schedule.is_border(layer, c)).count() as u64;
+        memory.checkpoints = (0..columns).map(|c| borders(c) * memory.columns[c].checkpoint).sum();
+        let logs = memory.cells.iter().map(|cells| cells.iter().filter(|cell| !cell.is_kept).map(|cell| cell.undo).sum());
+        memory.undo = logs.max().unwrap_or(0);
+        memory
+    }
+
+    fn cell_of(&self, band: usize, c: usize) -> Cell {
+        let layers = self.layers[self.schedule.layers(band)].iter().map(|layer| &layer.columns[c]);
+        let sum = |of: fn(&LayerColumn) -> u64| layers.clone().map(of).sum::<u64>();
+        Cell {
+            is_kept: self.schedule.is_kept(band, c),
+            graph: sum(|layer| layer.bytes.graph) + self.columns[c].shared,
+            undo: sum(|layer| layer.undo),
+            resident_undo: sum(|layer| layer.resident_undo),
+            outputs: sum(|layer| layer.outputs),
+        }
+    }
+
+    pub(super) fn in_files(&self) -> Bytes {
+        let (checkpoints, undo) = self.spec.settings.stores();
+        let of = |store: StoreRecipe, bytes| if store.place == StorePlace::File { bytes } else { 0 };
+        Bytes(of(checkpoints, self.checkpoints) + of(undo, self.undo))
+    }
+
+    /// The moments at which the step may hold the most. Of neighbours that are alike the first or the last has it: what waits shrinks to the
+    /// left, and what travels may grow.
+    pub(super) fn moments(&self) -> Vec<Moment> {
+        let (bands, columns) = self.schedule.size();
+        let alike = |c: usize| {
+            let PlannedColumn { tokens, head, .. } = self.columns[c];
+            (tokens, head, self.schedule.kept_bands(c), c + 1 == columns)
+        };
+        let is_end = |&c: &usize| c == 0 || c + 1 == columns || alike(c - 1) != alike(c) || alike(c + 1) != alike(c);
+        let looked_at: Vec<usize> = (0..columns).filter(is_end).collect();
+        let mut moments = Vec::new();
+        for &c in &looked_at {
+            moments.push(self.forward(c));
+            if !self.schedule.has_head_in_cells() {
+                moments.push(self.head(c));
+            }
+        }
+        for band in 0..bands {
+            moments.extend(looked_at.iter().flat_map(|&c| [self.replay(band, c), Some(self.cell(band, c))]).flatten());
+        }
+        moments.extend(self.end());
+        moments
+    }
+
+    /// What is there in both phases: caches, stores with their room, the log, the ids.
+    fn standing(&self, part: StepPart) -> Moment {
+        let sum = |of: fn(&LayerMemory) -> u64| self.layers.iter().map(of).sum::<u64>();
+        let mut moment = Moment::new(self.spec, part);
+        // Of caches that wait, the layer that computes is here, the next, and one that is copied back.
+        let turns = self.layers.iter().map(|layer| layer.waiting_cache).max().unwrap_or(0) * 3.min(self.layers.len() as u64);
+        moment.add("caches", Place::Device, sum(|layer| layer.cache) + turns);
+        moment.add("waiting caches", Place::Host, sum(|layer| layer.waiting_cache));
+        moment.add("replay log", Place::Host, sum(|layer| layer.log));
+        moment.add("tokens", Place::Host, self.tokens);
+        self.stores(&mut moment);
+        moment
+    }
+
+    /// Room of stores in memory, which they keep from step to step.
+    fn stores(&self, moment: &mut Moment) {
+        let (checkpoints, undo) = self.spec.settings.stores();
+        for (name, store, bytes) in [("layer checkpoints", checkpoints, self.checkpoints), ("undo log", undo, self.undo)] {
+            moment.add(name, Place::Host, if store.place == StorePlace::Memory { bytes } else { 0 });
+        }
+        if copies_are_async(self.spec.device) {
+            self.outputs(moment, 0..self.cells.len(), 0..self.columns.len());
+        }
+    }
+
+    /// A column passes all layers.
+    fn forward(&self, c: usize) -> Moment {
+        let kept = self.schedule.kept_bands(c);
+        let below = 0..self.schedule.first_kept_layer(c).min(self.layers.len());
+        let computing = self.columns[c].shared + self.most(&below, c, |layer| layer.forward);
+        let making: u64 = kept.clone().map(|band| self.cells[band][c].graph).sum();
+        let beside = kept.map(|band| self.beside(&self.schedule.layers(band), c, true)).max().unwrap_or(0);
+        let mut moment = self.in_forward(StepPart::Forward, c);
+        moment.add("inside", Place::Device, computing.max(making + beside) + self.growing(&(0..self.layers.len())));
+        moment
+    }
+
+    /// The loss of a column whose forward is done.
+    fn head(&self, c: usize) -> Moment {
+        let mut moment = self.in_forward(StepPart::Head, c);
+        moment.add("graph of the cell", Place::Device, self.kept(0..self.cells.len(), c..c + 1, |cell| cell.graph));
+        moment.add("inside", Place::Device, 2 * self.columns[c].hidden + self.columns[c].head);
+        moment
+    }
+
+    /// What the forward phase holds in column `c`, of which nothing is kept yet but its choices.
+    fn in_forward(&self, part: StepPart, c: usize) -> Moment {
+        let (bands, mut moment) = (0..self.cells.len(), self.standing(part));
+        moment.add("caches", Place::Device, self.layers.iter().map(|layer| layer.notes).sum());
+        moment.add("graph of the cell", Place::Device, self.kept(bands.clone(), 0..c, |cell| cell.graph));
+        moment.add("resident undo entries", Place::Device, self.kept(bands.clone(), 0..c + 1, |cell| cell.resident_undo));
+        moment.add(
+            "travelling gradients",
+            Place::Host,
+            self.columns[..c].iter().filter(|column| self.came(0, column)).map(|column| column.hidden).sum(),
+        );
+        if !copies_are_async(self.spec.device) {
+            self.outputs(&mut moment, bands, 0..c + 1);
+        }
+        moment
+    }
+
+    /// A band runs forward once more, if it has to.
+    fn replay(&self, band: usize, c: usize) -> Option<Moment> {
+        if self.schedule.layers(band).end > self.schedule.replayed_layers() {
+            return None;
+        }
+        let (layers, column) = (self.schedule.layers(band), &self.columns[c]);
+        let mut moment = self.in_backward(StepPart::Replay, band, self.columns.len() - 1);
+        let computing = column.hidden + column.shared + self.most(&layers, c, |layer| layer.forward);
+        moment.add("inside", Place::Device, computing + self.growing(&layers));
+        Some(moment)
+    }
+
+    /// A cell is computed again and differentiated.
+    fn cell(&self, band: usize, c: usize) -> Moment {
+        let (layers, cell, column) = (self.schedule.layers(band), self.cells[band][c], self.columns[c]);
+        let is_last = c + 1 == self.columns.len();
+        let recomputing = if cell.is_kept { 0 } else { self.beside(&layers, c, false) };
+        let seed = if self.schedule.has_head_in_cells() || !column.has_targets { column.hidden } else { 0 };
+        let leaves: u64 = if self.spec.sums_apart() { layers.clone().map(|layer| self.spec.of_layer(layer)).sum() } else { 0 };
+        let backward = seed + leaves * self.spec.element() + self.backward(&layers, c, is_last);
+        let head = if self.schedule.has_head_in_cells() { column.hidden + column.head } else { 0 };
+        let ways = [(StepPart::Recompute, recomputing), (StepPart::Head, head), (StepPart::Backward, backward)];
+        let (part, inside) = ways.into_iter().max_by_key(|(_, bytes)| *bytes).unwrap_or(ways[0]);
+        let mut moment = self.in_backward(part, band, c);
+        let (graph, resident) = if cell.is_kept { (0, 0) } else { (cell.graph, cell.resident_undo) };
+        moment.add("graph of the cell", Place::Device, graph);
+        moment.add("resident undo entries", Place::Device, resident);
+        moment.add("prefetched copies", Place::Device, self.prefetched(band, c));
+        if !is_last {
+            moment.add("gradients of caches", Place::Device, self.layers[layers].iter().map(|layer| layer.gradients).sum());
+        }
+        moment.add("inside", Place::Device, inside);
+        moment
+    }
+
+    /// What the backward phase holds when it comes to a cell.
+    fn in_backward(&self, part: StepPart, band: usize, c: usize) -> Moment {
+        let (layers, bands, mut moment) = (self.schedule.layers(band), band + 1..self.cells.len(), self.standing(part));
+        moment.add("caches", Place::Device, self.layers[..layers.start].iter().map(|layer| layer.notes).sum());
+        let kept =
+            |of: fn(&Cell) -> u64| self.kept(bands.clone(), 0..self.columns.len(), of) + self.kept(band..band + 1, 0..c + 1, of);
+        moment.add("graph of the cell", Place::Device, kept(|cell| cell.graph));
+        moment.add("resident undo entries", Place::Device, kept(|cell| cell.resident_undo));
+        let goes_on = layers.start > 0 || self.spec.trains_embedding();
+        let travels = |(at, column): (usize, &PlannedColumn)| {
+            if at > c && goes_on || at <= c && self.came(band, column) { column.hidden } else { 0 }
+        };
+        moment.add("travelling gradients", Place::Host, self.columns.iter().enumerate().map(travels).sum());
+        if !copies_are_async(self.spec.device) {
+            self.outputs(&mut moment, bands, 0..self.columns.len());
+            self.outputs(&mut moment, band..band + 1, 0..c);
+        }
+        // The last column's backward makes them.
+        let is_begun = c + 1 < self.columns.len();
+        self.sums(&mut moment, layers.end, if is_begun { layers.start } else { layers.end });
+        moment
+    }
+
+    /// Gradients of layers that are summed apart: of those from `done` on whose bands are done, and of the band that begins at `begun`.
+    fn sums(&self, moment: &mut Moment, done: usize, begun: usize) {
+        if self.spec.sums_apart() {
+            let summed = |layers: Range<usize>| layers.map(|layer| self.spec.of_layer(layer)).sum::<u64>() * self.spec.wide();
+            moment.add("gradients of what is trained", Place::Device, summed(begun..done));
+            let (name, place) = if self.spec.layers_wait() {
+                ("waiting gradients of what is trained", Place::Host)
+            } else {
+                ("gradients of what is trained", Place::Device)
+            };
+            moment.add(name, place, summed(done..self.layers.len()));
+        }
+    }
+
+    /// The gradient of the embedding is made, or gradients are copied out of their leaves; then all are clipped and applied.
+    fn end(&self) -> [Moment; 2] {
+        let s = self.spec;
+        let copies = if s.sums_apart() { s.of_embedding() * s.wide() } else { s.trained_bytes().0 };
+        let of_ends = if s.trains_weights() { 0 } else { s.embedding_gradients() };
+        let mut last = self.standing(StepPart::Backward);
+        let travelled = if s.trains_embedding() { self.columns.iter().map(|column| column.hidden).sum() } else { 0 };
+        last.add("travelling gradients", Place::Host, travelled);
+        self.sums(&mut last, 0, 0);
+        last.add("inside", Place::Device, copies + of_ends);
+        let mut update = Moment::new(s, StepPart::Optimizer);
+        self.stores(&mut update);
+        self.sums(&mut update, 0, 0);
+        update.add("inside", Place::Device, copies + s.largest_update());
+        [last, update]
+    }
+
+    /// A figure of the cells whose graphs are kept, of some bands and columns.
+    fn kept(&self, bands: Range<usize>, columns: Range<usize>, of: impl Fn(&Cell) -> u64) -> u64 {
+        let cells = self.cells[bands].iter().flat_map(|cells| &cells[columns.clone()]);
+        cells.filter(|cell| cell.is_kept).map(of).sum()
+    }
+
+    /// Adds outputs of attention that wait.
+    fn outputs(&self, moment: &mut Moment, bands: Range<usize>, columns: Range<usize>) {
+        if self.spec.settings.keeps_attention_outputs() {
+            let cells = self.cells[bands].iter().flat_map(|cells| &cells[columns.clone()]);
+            let waiting = cells.filter(|cell| !cell.is_kept).map(|cell| cell.outputs).sum();
+            moment.add("attention outputs", Place::Host, waiting);
+        }
+    }
+
+    /// The most of a layer in a column.
+    fn most(&self, layers: &Range<usize>, c: usize, of: fn(&LayerBytes) -> u64) -> u64 {
+        self.layers[layers.clone()].iter().map(|layer| of(&layer.columns[c].bytes)).max().unwrap_or(0)
+    }
+
+    /// The most beside a graph while it is made: the top layer has the whole below it.
+    fn beside(&self, layers: &Range<usize>, c: usize, is_choosing: bool) -> u64 {
+        let top = self.layers[layers.end - 1].columns[c].bytes;
+        let attending = if is_choosing { top.attending.saturating_sub(top.graph_of_mlp) } else { 0 };
+        (2 * self.columns[c].hidden).max(top.beside_graph).max(attending)
+    }
+
+    /// The most beyond the graphs in a cell's backward, which frees them from the top; the last column's makes the gradients of caches.
+    fn backward(&self, layers: &Range<usize>, c: usize, makes_gradients: bool) -> u64 {
+        let (mut there, mut most) = (0i64, 0i64);
+        for layer in self.layers[layers.clone()].iter().rev() {
+            let bytes = layer.columns[c].bytes;
+            most = most.max(there + bytes.backward_of_mlp as i64);
+            there += if makes_gradients { layer.gradients as i64 } else { 0 };
+            most = most.max(there - bytes.graph_of_mlp as i64 + bytes.backward_of_attention as i64);
+            there -= bytes.graph as i64;
+        }
+        most as u64
+    }
+
+    /// Whether a column's gradient waits for a band: that of the head, or of the band above.
+    fn came(&self, band: usize, column: &PlannedColumn) -> bool {
+        band > 0 || column.has_targets && !self.schedule.has_head_in_cells()
+    }
+
+    fn growing(&self, layers: &Range<usize>) -> u64 {
+        self.layers[layers.clone()].iter().map(|layer| layer.growing).max().unwrap_or(0)
+    }
+
+    /// What is on its way for the cell to the left, where copies are asynchronous.
+    fn prefetched(&self, band: usize, c: usize) -> u64 {
+        if c == 0 || !copies_are_async(self.spec.device) {
+            return 0;
+        }
+        let (cell, column) = (self.cells[band][c - 1], &self.columns[c - 1]);
+        let input = if self.schedule.layers(band).start > 0 { column.checkpoint } else { 0 };
+        let gradient = if self.came(band, column) { column.hidden } else { 0 };
+        gradient + if cell.is_kept { 0 } else { cell.undo + input + cell.outputs }
+    }
+}

@@ -1,0 +1,193 @@
+//! What the values of a recipe come to together: what contradicts itself, or would go unheard, is refused.
+
+use super::chat::TrainOn;
+use super::data::{DataRecipe, HeadRecipe, OnTooLong};
+use super::eval::Figure;
+use super::grad::{AttentionOutputs, StoreForm};
+use super::kv_cache::{CacheRecipe, Storage};
+use super::model::InitLora;
+use super::of_format::FormatContradiction;
+use super::plan::Recipe;
+use super::refusals::Refusals;
+use super::training::{Offload, OptimizerName, OptimizerRecipe, Schedule};
+use super::value::RecipeReader;
+
+/// Looks at all tables of a recipe.
+pub(super) fn refuse_contradictions(recipe: &Recipe, reader: &RecipeReader<'_>, refusals: &mut Refusals) {
+    let mut found = Contradictions { reader, refusals };
+    recipe.data.each().for_each(|data| found.of_data(data));
+    found.of_adapter(recipe);
+    found.of_cache(&recipe.kv_cache);
+    found.of_gradient(recipe);
+    found.of_waiting_weights(recipe);
+    found.of_validation(recipe);
+    found.of_optimizer(&recipe.optimizer);
+}
+
+struct Contradictions<'a> {
+    reader: &'a RecipeReader<'a>,
+    refusals: &'a mut Refusals,
+}
+
+impl Contradictions<'_> {
+    /// Refuses a key, unless one of the tables is in doubt.
+    fn refuse(&mut self, tables: &[&str], key: &str, message: impl Into<String>, hint: &str) {
+        self.refusals.weigh(tables, self.reader.refuse::<()>(key, message.into(), hint));
+    }
+
+    fn of_data(&mut self, data: &DataRecipe) {
+        // The rows tell what a format that is not written contradicts.
+        if let Some(FormatContradiction { key, message, hint }) = data.format.and_then(|format| data.contradiction(format)) {
+            self.refuse(&["data"], key, message, &hint);
+        } else if let Some(train_on) = data.chat.train_on.filter(|&train_on| data.train_on_prompt && train_on != TrainOn::All) {
+            let message = format!("`data.train_on_prompt = true` contradicts `data.train_on = \"{train_on}\"`");
+            self.refuse(&["data"], "data.train_on_prompt", message, "leave it out");
+        }
+        let (overlap, key) = (data.split_overlap, "data.split_overlap");
+        if data.on_too_long != OnTooLong::Split {
+            if overlap > 0 {
+                let message = format!("`{key}` is set, and `data.on_too_long` is `{}`: there are no windows", data.on_too_long);
+                self.refuse(&["data"], key, message, "leave it out, or write `on_too_long = \"split\"`");
+            }
+        } else if !data.chat.train_on_end_of_turn {
+            let key = "data.train_on_end_of_turn";
+            let message = format!(
+                "`{key} = false` contradicts `data.on_too_long = \"split\"`: in windows all of a text is trained, its end too"
+            );
+            self.refuse(&["data"], key, message, "leave it out, or write `on_too_long = \"drop\"`");
+        } else if let Some(length) = data.max_seq_length.filter(|&length| overlap.saturating_add(2) > length) {
+            let message = format!("windows of `data.max_seq_length = {length}` cannot share {overlap} tokens: none would go on");
+            self.refuse(&["data"], key, message, "share at most 2 tokens fewer than a window has");
+        }
+    }
+
+    /// Refuses what is said of an adapter's beginning or of its matrices, and would go unheard.
+    fn of_adapter(&mut self, recipe: &Recipe) {
+        let tables = ["model", "lora", "train", "optimizer"];
+        let is_begun = |init| init != InitLora::Uniform;
+        if recipe.model.adapter.is_some() && recipe.lora.as_ref().is_some_and(|lora| is_begun(lora.init_lora_weights)) {
+            let message = "`lora.init_lora_weights` has no effect on `model.adapter`, which is not new";
+            self.refuse(&tables, "lora.init_lora_weights", message, "leave it out, or begin without an adapter");
+        }
+        if recipe.lora.is_none() && (recipe.optimizer.loraplus_lr_ratio - 1.0).abs() > 0.0 {
+            let message = "`optimizer.loraplus_lr_ratio` is set, and without an adapter there are no matrices B";
+            self.refuse(&tables, "optimizer.loraplus_lr_ratio", message, "leave it out");
+        }
+    }
+
+    fn of_cache(&mut self, kv: &CacheRecipe) {
+        let (storage, policy) = (kv.storage, &kv.policy.name);
+        if storage != Storage::Preallocated && policy != "dense" {
+            let message = format!(
+                "`kv_cache.storage = \"{storage}\"` contradicts the policy `{policy}`, which has a fixed number of slots"
+            );
+            let hint = "write `storage = \"preallocated\"`, or `policy = \"dense\"`";
+            self.refuse(&["kv_cache"], "kv_cache.storage", message, hint);
+        }
+        // A block is a chunk.
+        let (decode_block, chunk_size) = (kv.decode_block, kv.wanted_chunk_size());
+        if decode_block > chunk_size {
+            let message =
+                format!("`kv_cache.decode_block` is {decode_block}, more than `kv_cache.chunk_size`, which is {chunk_size}");
+            let hint = "a chunk of decoding is no longer than one of a prompt";
+            self.refuse(&["kv_cache"], "kv_cache.decode_block", message, hint);
+        }
+        if kv.r#static && storage != Storage::Preallocated {
+            let message =
+                format!("`kv_cache.static` contradicts `kv_cache.storage = \"{storage}\"`: a cache that grows has no fixed size");
+            let hint = "name a length with `kv_cache.cache_length`, and write `storage = \"preallocated\"`";
+            self.refuse(&["kv_cache"], "kv_cache.static", message, hint);
+        }
+    }
+
+    fn of_gradient(&mut self, recipe: &Recipe) {
+        let (grad, buffer) = (&recipe.grad, recipe.kv_cache.buffer);
+        if grad.single_tokens_for_targets && recipe.head != HeadRecipe::NextToken {
+            let key = "grad.single_tokens_for_targets";
+            let message = format!("`{key}` contradicts the head, which has one target per sequence, and no token behind it");
+            self.refuse(&["grad", "head"], key, message, "remove it, or write `head.kind = \"next_token\"`");
+        }
+        // The undo log of a quantised cache holds the cache's own few bits, to the bit. An open form is no contradiction: there is one
+        // left to choose.
+        let form = grad.undo_log.form;
+        if form != StoreForm::Plain && !buffer.undo_log_may_round() {
+            let message = format!(
+                "`grad.undo_log = \"{form}\"` contradicts `kv_cache.buffer = \"{buffer}\"`: what is overwritten is kept in the few \
+                 bits that the cache has for it"
+            );
+            let hint = "remove it, or write `undo_log = \"plain\"`: it is small already, and stays exact";
+            self.refuse(&["grad", "kv_cache"], "grad.undo_log", message, hint);
+        }
+        // Attention's output belongs to the very keys that it was computed from: beside rounded ones its weights would not sum to one.
+        if grad.attention_outputs != AttentionOutputs::Recompute && grad.rounds() {
+            let message = "`grad.attention_outputs = \"keep\"` contradicts a store that rounds: a cell would see other keys than those \
+                           that its outputs come from";
+            let hint = "write `plain` for `layer_checkpoints` and `undo_log`, or leave it out";
+            self.refuse(&["grad"], "grad.attention_outputs", message, hint);
+        }
+    }
+
+    fn of_waiting_weights(&mut self, recipe: &Recipe) {
+        if recipe.train.offload != Offload::Weights {
+            return;
+        }
+        if recipe.grad.cuda_graphs {
+            let message = "`train.offload = \"weights\"` contradicts `grad.cuda_graphs = true`: a graph is captured over weights that \
+                           stay where they are";
+            let hint = "write `grad.cuda_graphs = false`, or `train.offload = \"optimizer\"`";
+            self.refuse(&["grad", "train"], "train.offload", message, hint);
+        } else if recipe.grad.keep_graph.cells() > 0 {
+            let message =
+                "`train.offload = \"weights\"` contradicts `grad.keep_graph`: a graph keeps the weights that it will need";
+            let hint = "leave it out: with waiting weights no graph is kept";
+            self.refuse(&["grad", "train"], "grad.keep_graph", message, hint);
+        }
+    }
+
+    /// Refuses figures that no validation computes.
+    fn of_validation(&mut self, recipe: &Recipe) {
+        let (eval, tables) = (&recipe.eval, ["eval", "head"]);
+        let predicts_tokens = recipe.head == HeadRecipe::NextToken;
+        if eval.generate.is_some() && !predicts_tokens {
+            let message = "`eval.generate` contradicts the head, which reads a class and generates no answers";
+            return self.refuse(&tables, "eval.generate", message, "remove it, or write `head.kind = \"next_token\"`");
+        }
+        let computes = |metric| eval.generate.as_ref().is_some_and(|generate| generate.metrics.contains(metric));
+        match &eval.metric {
+            Figure::Answers(metric) if !computes(metric) => {
+                let message = format!("`eval.metric = \"{metric}\"` is not among the metrics of `eval.generate`");
+                let hint = format!("write `generate = {{ metrics = [\"{metric}\"] }}` below `[eval]`");
+                self.refuse(&tables, "eval.metric", message, &hint);
+            }
+            Figure::Accuracy if predicts_tokens => {
+                let message = "`eval.metric = \"accuracy\"` contradicts the head `next_token`, which has no classes";
+                let hint = "write `metric = \"loss\"`, or choose `head.kind = \"seq_classification_on_logits\"`";
+                self.refuse(&tables, "eval.metric", message, hint);
+            }
+            _ => {}
+        }
+    }
+
+    /// Refuses values that the optimiser has no use for: whoever sets one means another.
+    fn of_optimizer(&mut self, recipe: &OptimizerRecipe) {
+        use OptimizerName::{Adadelta, Adam, AdamW, AdamW8bit, Adamax, RmsProp, Sgd};
+        let is_set = [
+            ("optimizer.betas", recipe.betas != (0.9, 0.999), &[AdamW, AdamW8bit, Adam, Adamax][..]),
+            ("optimizer.eps", recipe.eps.is_some(), &[AdamW, AdamW8bit, Adam, Adamax, RmsProp, Adadelta]),
+            ("optimizer.momentum", recipe.momentum > 0.0, &[Sgd, RmsProp]),
+            ("optimizer.nesterov", recipe.nesterov, &[Sgd]),
+            ("optimizer.smoothing", recipe.smoothing.is_some(), &[RmsProp, Adadelta]),
+        ];
+        if let Some((key, _, owners)) = is_set.into_iter().find(|(_, is_set, owners)| *is_set && !owners.contains(&recipe.name)) {
+            let owners = owners.iter().map(|owner| format!("`{}`", owner.name())).collect::<Vec<_>>().join(", ");
+            let message = format!("`{key}` is set, and `{}` has no such thing: {owners} have", recipe.name.name());
+            self.refuse(&["optimizer"], key, message, "leave it out, or write `optimizer.name`");
+        } else if recipe.nesterov && recipe.momentum == 0.0 {
+            let message = "`optimizer.nesterov = true` without `optimizer.momentum`: there is nothing to look ahead with";
+            self.refuse(&["optimizer"], "optimizer.nesterov", message, "set a momentum, as 0.9");
+        } else if recipe.min_lr_ratio > 0.0 && recipe.schedule == Schedule::Constant {
+            let message = "`optimizer.min_lr_ratio` is set, and a `constant` schedule never falls";
+            self.refuse(&["optimizer"], "optimizer.min_lr_ratio", message, "leave it out, or choose `schedule = \"cosine\"`");
+        }
+    }
+}

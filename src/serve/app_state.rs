@@ -1,0 +1,168 @@
+//! What the HTTP side knows of the model and its limits; bodies are read and prompts queued here.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::http::StatusCode;
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::mpsc::{Sender, unbounded_channel};
+use tokio::time::timeout;
+
+use super::ApiError;
+use super::access_log::LogLine;
+use super::body::{BodyLimits, ReadingPermit};
+use super::counters::{Counters, add};
+use super::fields::BodyFields;
+use super::job::{Answers, PromptJob};
+use super::tokens::PromptEncoder;
+use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits};
+use crate::native::{GivenUp, apart, num_given_up};
+
+/// Requests that are read or written at a time. One that is given up keeps its place, and what it had, until it ends.
+pub(super) const PLACES: usize = 4;
+
+/// What a request may take.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestLimits {
+    /// From its coming to the end of its reply.
+    pub timeout: Duration,
+    /// From the beginning of a connection, or the end of a reply, to the end of the head of a request.
+    pub headers: Duration,
+    /// The most bytes of its body.
+    pub max_body: usize,
+    pub max_prompt: usize,
+}
+
+/// What the HTTP side knows.
+pub(super) struct AppState {
+    pub(super) name: String,
+    pub(super) path: String,
+    /// What is given up with a request has it, and nothing else of the server: its queue ends when nobody can ask any more.
+    pub(super) reader: Arc<PromptEncoder>,
+    pub(super) rules: GenerationRules,
+    pub(super) cache: Value,
+    pub(super) limits: RequestLimits,
+    /// What the model can read.
+    pub(super) prompts: PromptLimits,
+    /// Prompts that wait, at most.
+    pub(super) queue: usize,
+    /// Hash of the key that clients must know.
+    pub(super) api_key: Option<blake3::Hash>,
+    pub(super) jobs: Sender<PromptJob>,
+    pub(super) bodies: BodyLimits,
+    /// For what is done apart.
+    pub(super) places: Arc<Semaphore>,
+    pub(super) counters: Arc<Counters>,
+}
+
+impl AppState {
+    /// The fields of a request's body, and the right to read them further.
+    pub(super) async fn fields(&self, request: Request) -> Result<(BodyFields, ReadingPermit), ApiError> {
+        self.in_time(self.bodies.fields(request)).await
+    }
+
+    /// Fails where a request names another model.
+    pub(super) fn check_model(&self, fields: &mut BodyFields) -> Result<(), ApiError> {
+        match fields.text("model")? {
+            Some(name) if name != self.name && name != self.path => {
+                let message = format!("the model `{name}` does not exist; this server has `{}`", self.name);
+                let error = ApiError::new(StatusCode::NOT_FOUND, message);
+                Err(error.with_code("model_not_found"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Does what may take long, or works on what a client has sent, beside the connections. What goes beyond its bounds is given up, and
+    /// the server lives on.
+    pub(super) async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let failed = |error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}"));
+        let unavailable = |message: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
+        let beyond = |given_up: GivenUp| match given_up {
+            GivenUp::Beyond => ApiError::bad(format!("the request can not be read: {given_up}")),
+            GivenUp::NoThread(_) => unavailable(given_up.to_string()),
+        };
+        if num_given_up() >= PLACES {
+            return Err(unavailable(format!("{PLACES} requests before took too much memory or time, and have not ended")));
+        }
+        let place = Arc::clone(&self.places).acquire_owned();
+        let place = self.in_time(async { place.await.map_err(|error| unavailable(error.to_string())) }).await?;
+        let work = move || {
+            let _place = place;
+            work()
+        };
+        tokio::task::spawn_blocking(|| apart(work)).await.map_err(failed)?.map_err(beyond)?
+    }
+
+    /// Reads what has come with a request, likewise; what that took is free before others read as much.
+    pub(super) async fn read_apart<T: Send + 'static>(
+        &self,
+        permit: ReadingPermit,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let work = move || {
+            let read = work();
+            drop(permit);
+            read
+        };
+        self.apart(work).await
+    }
+
+    /// Puts prompts into the queue, all or none.
+    pub(super) fn ask(
+        &self,
+        prompts: &[Vec<u32>],
+        rules: &GenerationRules,
+        samples: usize,
+        likelihoods: LikelihoodsOf,
+        line: &Arc<LogLine>,
+    ) -> Result<Answers, ApiError> {
+        line.add_prompt(prompts.iter().map(Vec::len).sum());
+        prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, rules))?;
+        if prompts.len() > self.queue {
+            let message = format!("a request has {} prompts; {} can wait at most", prompts.len(), self.queue);
+            return Err(ApiError::field("prompt", message));
+        }
+        let places = self.jobs.try_reserve_many(prompts.len()).map_err(|error| {
+            let message = match error {
+                TrySendError::Full(()) => "too many requests are waiting: try again later",
+                TrySendError::Closed(()) => "the server is shutting down",
+            };
+            add(&self.counters.refused, prompts.len());
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        })?;
+        let (answers, receiver) = unbounded_channel();
+        for (index, (place, prompt)) in places.zip(prompts).enumerate() {
+            let (prompt, rules, answers) = (prompt.clone(), rules.clone(), answers.clone());
+            place.send(PromptJob { prompt, rules, samples, likelihoods, index, answers });
+        }
+        Ok(Answers { events: receiver, line: Arc::clone(line) })
+    }
+
+    /// Fails where a prompt can not be continued: before anything is queued, or a stream has begun.
+    fn check_prompt(&self, prompt: &[u32], rules: &GenerationRules) -> Result<(), ApiError> {
+        let (tokens, most) = (prompt.len(), self.limits.max_prompt);
+        if tokens > most {
+            let message = format!("a prompt has {tokens} tokens; this server takes {most}");
+            return Err(ApiError::field("prompt", message).with_code("context_length_exceeded"));
+        }
+        self.prompts.check(prompt, rules).map(|_| ()).map_err(|error| ApiError::from(&error))
+    }
+
+    /// Waits no longer than a request may take.
+    pub(super) async fn in_time<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+        timeout(self.limits.timeout, work).await.map_err(|_| self.timed_out())?
+    }
+
+    pub(super) fn timed_out(&self) -> ApiError {
+        let message = format!("the request has taken longer than {} s", self.limits.timeout.as_secs());
+        ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
+    }
+}

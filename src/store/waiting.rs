@@ -1,0 +1,278 @@
+//! A bundle of tensors that waits somewhere else until it is needed: overwritten entries, layer checkpoints, gradients between layer bands,
+//! choices, losses, what an optimiser remembers.
+
+use std::fmt::Debug;
+use std::sync::{Arc, LazyLock};
+
+use tch::{Device, Kind, Tensor};
+
+use super::arena::{Coming, Parked};
+use super::park::{Form, Store, bytes_of};
+use super::{Bits, StoreError, blocks, copies_are_async};
+use crate::native::cuda::upload;
+use crate::native::{BackwardError, or_panic};
+use crate::units::Bytes;
+
+/// Pinned memory is slow to get, so that all who send something away share one room.
+static ROOM: LazyLock<Store> = LazyLock::new(|| Store::in_memory(Form::Plain));
+
+/// Something that can be taken apart into tensors and put together again.
+pub trait Bundle: Sized {
+    /// What of it is no tensor.
+    type Rest: Clone + Debug;
+
+    /// The rest, and the tensors, which may share their memory with it.
+    fn take_apart(&self) -> (Self::Rest, Vec<Tensor>);
+
+    /// Inverts [`Self::take_apart`].
+    fn put_together(rest: &Self::Rest, tensors: Vec<Tensor>) -> Self;
+}
+
+impl Bundle for Tensor {
+    type Rest = ();
+
+    fn take_apart(&self) -> ((), Vec<Tensor>) {
+        ((), vec![self.shallow_clone()])
+    }
+
+    fn put_together((): &(), tensors: Vec<Tensor>) -> Self {
+        tensors.into_iter().next().unwrap_or_default()
+    }
+}
+
+impl Bundle for Vec<Tensor> {
+    type Rest = ();
+
+    fn take_apart(&self) -> ((), Vec<Tensor>) {
+        ((), shallow(self))
+    }
+
+    fn put_together((): &(), tensors: Vec<Tensor>) -> Self {
+        tensors
+    }
+}
+
+/// A bundle of tensors that waits. Clones share their room, which is free again when the last one is dropped: what waits is never written to.
+#[derive(Debug)]
+pub struct Waiting<T: Bundle> {
+    rest: T::Rest,
+    /// How each tensor is made from those in the store; empty where none is.
+    items: Vec<Item>,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// The tensors themselves, which stay where they are.
+    Here(Vec<Tensor>),
+    Parked(Arc<Parked>),
+    /// On the way to a device; the copies in the store stay there, unless their room was given back.
+    Coming(Coming, Option<Arc<Parked>>),
+}
+
+/// How a tensor can be made again from what waits for it.
+#[derive(Clone, Debug)]
+struct Item {
+    bits: Option<Bits>,
+    size: Vec<i64>,
+    kind: Kind,
+    parts: usize,
+}
+
+impl Store {
+    /// Parks a copy of a bundle's tensors, all of one device: in the store's form if they are of a float kind, to the bit if they are of
+    /// another. On a CUDA device the copy goes on beside what is computed from here on; the tensors must not be written to any more.
+    ///
+    /// # Shapes
+    /// Any; quantised along the last axis.
+    pub fn park<T: Bundle>(&self, bundle: &T) -> Result<Waiting<T>, StoreError> {
+        let (rest, tensors) = bundle.take_apart();
+        if tensors.is_empty() {
+            return Ok(Waiting::here(bundle));
+        }
+        let (mut items, mut all) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
+        for x in tensors {
+            let (bits, size, kind) = (self.form().bits_of(&x.size(), x.kind()), x.size(), x.kind());
+            let (x, before) = (x.detach(), all.len());
+            match bits {
+                None => all.push(x),
+                Some(bits) => all.extend(blocks::encode(&x, bits)),
+            }
+            items.push(Item { bits, size, kind, parts: all.len() - before });
+        }
+        Ok(Waiting { rest, items, place: Place::Parked(Arc::new(Parked::new(&self.arena, &all)?)) })
+    }
+}
+
+impl<T: Bundle> Clone for Waiting<T> {
+    fn clone(&self) -> Self {
+        let place = match &self.place {
+            Place::Here(tensors) => Place::Here(shallow(tensors)),
+            Place::Parked(parked) | Place::Coming(_, Some(parked)) => Place::Parked(parked.clone()),
+            Place::Coming(coming, None) => Place::Here(decoded(&self.items, coming.wait())),
+        };
+        Self { rest: self.rest.clone(), items: self.items.clone(), place }
+    }
+}
+
+impl<T: Bundle> Waiting<T> {
+    /// A bundle that stays where it is.
+    pub fn here(bundle: &T) -> Self {
+        let (rest, tensors) = bundle.take_apart();
+        Self { rest, items: Vec::new(), place: Place::Here(tensors) }
+    }
+
+    /// Sends tensors of one device to the host. From a CUDA device they go beside what is computed from here on, and must not be written to
+    /// any more; those of the host stay where they are.
+    pub fn send(bundle: &T) -> Self {
+        Self::send_to(&ROOM, bundle)
+    }
+
+    /// As [`Self::send`], to a store in memory; tensors of the host need none of its room.
+    pub fn send_to(store: &Store, bundle: &T) -> Self {
+        let here = Self::here(bundle);
+        let is_sent = matches!(&here.place, Place::Here(tensors) if tensors.iter().any(|x| copies_are_async(x.device())));
+        if is_sent { in_memory(store.park(bundle)) } else { here }
+    }
+
+    /// Sets copies out to a device, so that they are there when [`Self::wait`] asks for them. Where copies go on beside what is computed
+    /// this returns at once. Once they are under way it does nothing.
+    pub fn prefetch(&mut self, device: Device) -> Result<(), StoreError> {
+        if let Place::Parked(parked) = &self.place {
+            self.place = Place::Coming(parked.get(device)?, Some(parked.clone()));
+        }
+        Ok(())
+    }
+
+    /// As [`Self::prefetch`], and gives the room back.
+    pub fn leave(&mut self, device: Device) -> Result<(), StoreError> {
+        match &mut self.place {
+            Place::Here(tensors) => tensors.iter_mut().for_each(|x| *x = moved(x, device)),
+            Place::Parked(parked) => self.place = Place::Coming(parked.get(device)?, None),
+            Place::Coming(_, source) => *source = None,
+        }
+        Ok(())
+    }
+
+    /// The bundle on a device: the copies that were prefetched, for which the device waits if they are not there yet, or others that are
+    /// made now.
+    pub fn wait(&mut self, device: Device) -> Result<T, StoreError> {
+        let bundle = self.fetch(device)?;
+        if let Place::Coming(_, Some(source)) = &self.place {
+            self.place = Place::Parked(source.clone());
+        }
+        Ok(bundle)
+    }
+
+    /// As [`Self::wait`], of a bundle that others may still have to fetch: copies that were prefetched stay where they are.
+    pub fn fetch(&self, device: Device) -> Result<T, StoreError> {
+        let tensors = match &self.place {
+            Place::Here(tensors) => tensors.iter().map(|x| moved(x, device)).collect(),
+            Place::Parked(parked) => decoded(&self.items, parked.get(device)?.wait()),
+            Place::Coming(coming, _) => decoded(&self.items, coming.wait()).into_iter().map(|x| x.to_device(device)).collect(),
+        };
+        Ok(T::put_together(&self.rest, tensors))
+    }
+
+    /// The bundle on the host, for which the host waits if it has not come; of one that was sent.
+    pub fn on_host(&self) -> T {
+        in_memory(self.fetch(Device::Cpu))
+    }
+
+    /// Whether it can be read on the host without waiting.
+    pub fn has_come(&self) -> bool {
+        if let Place::Parked(parked) = &self.place { parked.has_come() } else { true }
+    }
+
+    /// What its numbers take where it waits; nothing once it has left.
+    pub fn bytes(&self) -> Bytes {
+        match &self.place {
+            Place::Here(tensors) => bytes_of(tensors),
+            Place::Parked(_) | Place::Coming(_, Some(_)) => self.items.iter().map(Item::bytes).sum(),
+            Place::Coming(_, None) => Bytes(0),
+        }
+    }
+
+    /// What its numbers take outside any store.
+    pub fn bytes_here(&self) -> Bytes {
+        if let Place::Here(tensors) = &self.place { bytes_of(tensors) } else { Bytes(0) }
+    }
+
+    /// What it takes in its store.
+    pub fn bytes_in_store(&self) -> Bytes {
+        if let Place::Parked(parked) | Place::Coming(_, Some(parked)) = &self.place { parked.bytes() } else { Bytes(0) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn tensors_ahead(&self) -> Vec<Tensor> {
+        if let Place::Coming(coming, _) = &self.place { shallow(coming.tensors()) } else { Vec::new() }
+    }
+}
+
+impl Waiting<Tensor> {
+    pub fn size(&self) -> Vec<i64> {
+        match (&self.place, &self.items[..]) {
+            (_, [item, ..]) => item.size.clone(),
+            (Place::Here(tensors), _) => tensors.iter().flat_map(Tensor::size).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub fn kind(&self) -> Kind {
+        match (&self.place, &self.items[..]) {
+            (_, [item, ..]) => item.kind,
+            (Place::Here(tensors), _) => tensors.first().map_or(Kind::Uint8, Tensor::kind),
+            _ => Kind::Uint8,
+        }
+    }
+}
+
+impl Item {
+    fn bytes(&self) -> Bytes {
+        Bytes(self.size.iter().product::<i64>() as u64 * self.kind.elt_size_in_bytes() as u64)
+    }
+}
+
+/// Tensors in their own kinds and shapes, from those that were in a store.
+fn decoded(items: &[Item], parts: Vec<Tensor>) -> Vec<Tensor> {
+    let mut parts = parts.into_iter();
+    let one = |item: &Item| {
+        let own: Vec<Tensor> = parts.by_ref().take(item.parts).collect();
+        match item.bits {
+            None => own.into_iter().next().unwrap_or_default(),
+            Some(bits) => blocks::decode(&own, bits, &item.size, item.kind),
+        }
+    };
+    items.iter().map(one).collect()
+}
+
+fn moved(x: &Tensor, device: Device) -> Tensor {
+    if x.device() == device { x.shallow_clone() } else { upload(x, device) }
+}
+
+fn shallow(tensors: &[Tensor]) -> Vec<Tensor> {
+    tensors.iter().map(Tensor::shallow_clone).collect()
+}
+
+/// What a store in memory gives: only a file can refuse.
+pub fn in_memory<T>(given: Result<T, StoreError>) -> T {
+    or_panic(given.map_err(|error| BackwardError(error.to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_on_the_host_stays_where_it_is() {
+        let x = Tensor::arange(6, (Kind::Int16, Device::Cpu)).view([2, 3]);
+        let mut away = Waiting::send(&x);
+        assert!(away.has_come());
+        assert_eq!((away.bytes(), away.bytes_here()), (Bytes(12), Bytes(12)));
+        assert_eq!((away.on_host().size(), away.on_host().kind()), (vec![2, 3], Kind::Int16));
+        assert_eq!(away.on_host().data_ptr(), x.data_ptr());
+        assert_eq!(away.clone().wait(Device::Cpu).unwrap().data_ptr(), x.data_ptr());
+        away.leave(Device::Cpu).unwrap();
+        assert_eq!(away.wait(Device::Cpu).unwrap().data_ptr(), x.data_ptr());
+    }
+}

@@ -1,0 +1,255 @@
+//! Connects the engine's events and the loop's figures to what people read.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::answers::Validation;
+use super::{Interrupt, TrainError, Trainer};
+use crate::engine::{Event, Observer};
+use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
+use crate::native::cuda::{missing_kernels, why_not_pinned};
+use crate::recipe::OnSigterm;
+use crate::report::console;
+use crate::report::evicted::Evicted;
+use crate::report::memory::{not_pinned, peak_resident, planned_and_measured};
+use crate::report::metrics::{METRICS, Metrics, StepMetrics};
+use crate::report::program::MetricsProgram;
+use crate::report::progress::Progress;
+use crate::report::summary::{RunSummary, SUMMARY};
+use crate::report::tensorboard::{self, TensorBoard};
+use crate::units::{Bytes, quoted};
+
+/// The reports of one start of a run; the losses are those of the whole run, first and last.
+pub(super) struct RunCallback {
+    progress: Progress,
+    /// What is written; the first rank writes for all.
+    files: Option<RunFiles>,
+    /// Who gets the lines besides; of the first rank, too.
+    program: Option<MetricsProgram>,
+    began: Instant,
+    train_loss: Option<(f64, f64)>,
+    eval_loss: Option<(f64, f64)>,
+    /// The last validation loss by data set, where there are several.
+    eval_loss_by_set: BTreeMap<String, f64>,
+    evicted: Evicted,
+    /// Tokens of the steps, and their seconds.
+    speed: (f64, f64),
+    /// Whether it was said that memory is not pinned.
+    said_not_pinned: bool,
+    /// The line of a step that was made, and whose validation is still to be made.
+    unvalidated: Option<StepMetrics>,
+    interrupt: Interrupt,
+    gives_up: bool,
+}
+
+/// What a run writes as it goes.
+struct RunFiles {
+    metrics: Metrics,
+    board: TensorBoard,
+    /// Where the answers of validations are kept.
+    answers: PathBuf,
+}
+
+impl RunCallback {
+    /// Tells the run that begins, or goes on after the step `resumed`, and opens its metrics and events.
+    pub(super) fn begin(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
+        let mut callback = Self::open(trainer, resumed, interrupt)?;
+        let command = trainer.recipe.report.command.as_deref().filter(|_| callback.files.is_some());
+        callback.program = command.and_then(MetricsProgram::start);
+        callback.progress.note(&trainer.data_report());
+        callback.progress.note(&format!("steps: {}", trainer.schedule));
+        if let Some(expected) = trainer.expected_evictions() {
+            callback.progress.note(&format!("evictions: {expected}"));
+            expected.warning().iter().for_each(|warning| callback.progress.warning(warning));
+        }
+        if trainer.ranks.are_several() {
+            let (ranks, all) = (trainer.ranks.world().size(), trainer.recipe.train.gradient_accumulation_steps);
+            let peak = trainer.planned.host;
+            let each = format!("each with a planned peak of {peak} of its host's memory");
+            callback.progress.note(&format!("ranks: {ranks}, which share a step's {all} micro-batches, {each}"));
+        }
+        Ok(callback)
+    }
+
+    fn open(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
+        let path = trainer.dir.join(METRICS);
+        let step = trainer.step();
+        let kept = resumed.map(|_| trainer.kept_metrics()).transpose()?;
+        // All ranks have read before the first takes back what came later.
+        trainer.ranks.listen()?;
+        trainer.progress.owes_validation = false;
+        trainer.progress.unchecked_metrics = Some(kept.as_ref().map_or(0, |kept| kept.unchecked));
+        let metrics = || kept.as_ref().map_or_else(|| Metrics::begin(&path), |kept| Metrics::after(&path, kept));
+        let metrics = trainer.ranks.is_first().then(metrics).transpose()?;
+        let (before, unvalidated) = kept.map(|kept| (kept.lines, kept.owed)).unwrap_or_default();
+        let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);
+        // What is to be written anew is shown anew.
+        let first_step = if step > 0 && unvalidated.is_none() { step + 1 } else { step };
+        let board = || TensorBoard::start(&tensorboard::dir_of(&trainer.dir), first_step);
+        let files = metrics.map(|metrics| RunFiles { metrics, board: board(), answers: trainer.dir.join(ANSWERS) });
+        let mut callback = Self {
+            progress,
+            files,
+            program: None,
+            began: Instant::now(),
+            train_loss: None,
+            eval_loss: None,
+            eval_loss_by_set: BTreeMap::new(),
+            evicted: Evicted::default(),
+            speed: (0.0, 0.0),
+            said_not_pinned: false,
+            unvalidated,
+            interrupt: interrupt.clone(),
+            gives_up: trainer.recipe.checkpoint.on_sigterm == OnSigterm::AbandonStep,
+        };
+        for line in &before {
+            callback.count(line);
+        }
+        Ok(callback)
+    }
+
+    /// The line of a step that is made but for its validation, once.
+    pub(super) fn takes_unvalidated(&mut self) -> Option<StepMetrics> {
+        self.unvalidated.take()
+    }
+
+    /// The run is back at an earlier step: what came after it is taken back.
+    pub(super) fn gone_back(&mut self, trainer: &mut Trainer, why: &str) -> Result<(), TrainError> {
+        let step = trainer.step();
+        self.progress.note(why);
+        let (began, said_not_pinned, program) = (self.began, self.said_not_pinned, self.program.take());
+        *self = Self { program, began, said_not_pinned, ..Self::open(trainer, Some(step), &self.interrupt)? };
+        Ok(())
+    }
+
+    /// The validation before the first step.
+    pub(super) fn validated_first(&mut self, validation: Option<&Validation>) -> Result<(), TrainError> {
+        let metrics = StepMetrics { peak_memory: peak_resident().0, ..StepMetrics::default() };
+        self.stepped(metrics, validation)
+    }
+
+    /// A step, and the validation after it.
+    pub(super) fn stepped(&mut self, mut metrics: StepMetrics, validation: Option<&Validation>) -> Result<(), TrainError> {
+        metrics.eval_loss = validation.map(|v| v.scores.overall.loss);
+        metrics.eval_accuracy = validation.map(|v| v.scores.overall.accuracy);
+        let by_set = validation.into_iter().flat_map(|v| &v.scores.by_set);
+        metrics.eval_loss_by_set = by_set.map(|(name, score)| (name.clone(), score.loss)).collect();
+        let answers = validation.and_then(|v| v.answers.as_ref());
+        metrics.eval_answers = answers.map(|(scores, _)| scores.means.clone()).unwrap_or_default();
+        self.count(&metrics);
+        self.progress.stepped(&metrics);
+        let Some(files) = &mut self.files else { return Ok(()) };
+        let line = files.metrics.append(&metrics)?;
+        if let Some(program) = &mut self.program {
+            self.progress.above(|| program.send(&line));
+        }
+        if console::speech().is_json {
+            self.progress.above(|| console::result(&line))?;
+        }
+        files.board.send(&metrics);
+        if let Some((_, answers)) = answers {
+            let file = files.answers.join(format!("validation-step-{:06}.jsonl", metrics.step));
+            AnswerFile::write(&file, &json!({ "split": "validation", "step": metrics.step }), answers)?;
+            let shown: Vec<String> = answers.iter().take(SHOWN).map(in_words).collect();
+            for answer in &shown {
+                self.progress.note(answer);
+            }
+            files.board.send_text(metrics.step, &shown.join("\n\n"));
+        }
+        // Kernels are built when they are first asked for, which is in the first step.
+        for line in missing_kernels() {
+            self.progress.note(&line);
+        }
+        if let Some(why) = why_not_pinned().filter(|_| !self.said_not_pinned) {
+            self.progress.note(&not_pinned(&why));
+            self.said_not_pinned = true;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, metrics: &StepMetrics) {
+        let first_and = |old: Option<(f64, f64)>, new: Option<f64>| new.map_or(old, |n| Some((old.map_or(n, |o| o.0), n)));
+        self.train_loss = first_and(self.train_loss, metrics.loss);
+        self.eval_loss = first_and(self.eval_loss, metrics.eval_loss);
+        if metrics.eval_loss.is_some() {
+            self.eval_loss_by_set.clone_from(&metrics.eval_loss_by_set);
+        }
+        self.speed = (self.speed.0 + metrics.tokens as f64, self.speed.1 + metrics.seconds);
+        self.evicted = self.evicted + Evicted::over([metrics]);
+    }
+
+    /// A checkpoint is on disk; the rank that has written it says so.
+    pub(super) fn saved(&self, dir: Option<PathBuf>) {
+        if let Some(dir) = dir {
+            self.progress.note(&format!("saved {}", dir.display()));
+        }
+    }
+
+    /// The run ends here; the rank that writes says how it went.
+    pub(super) fn end(&self, trainer: &Trainer, state: &str) -> Result<Option<RunSummary>, TrainError> {
+        if self.files.is_none() {
+            return Ok(None);
+        }
+        let summary = RunSummary {
+            state: state.to_owned(),
+            steps: (trainer.step(), trainer.schedule.num_steps()),
+            tokens: trainer.progress.total_tokens,
+            tokens_per_second: self.speed.0 / self.speed.1.max(f64::MIN_POSITIVE),
+            train_loss: self.train_loss,
+            eval_loss: self.eval_loss,
+            eval_loss_by_set: self.eval_loss_by_set.clone(),
+            best: trainer.progress.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
+            evicted: self.evicted,
+            seconds: self.began.elapsed().as_secs_f64(),
+            peak_memory: peak_resident().0,
+            planned_memory: trainer.planned.host.0,
+            memory_by_part: trainer.memory_by_part(),
+            setting: [
+                ("model".into(), trainer.recipe.model.path.display().to_string()),
+                ("policy".into(), trainer.recipe.kv_cache.policy.name.clone()),
+                ("cache length".into(), trainer.recipe.kv_cache.cache_length.to_string()),
+                ("chunk size".into(), trainer.recipe.kv_cache.wanted_chunk_size().to_string()),
+            ]
+            .into_iter()
+            .chain(trainer.expected_evictions().map(|expected| ("evictions".into(), expected.to_string())))
+            .collect(),
+        };
+        self.progress.note(&planned_and_measured(trainer.planned.host, Bytes(summary.peak_memory)));
+        summary.write(&trainer.dir.join(SUMMARY))?;
+        Ok(Some(summary))
+    }
+}
+
+/// So many answers of a validation are shown.
+const SHOWN: usize = 3;
+
+/// A line about an answer.
+fn in_words(answer: &ScoredAnswer) -> String {
+    let references: Vec<String> = answer.references.iter().map(|text| format!("\"{}\"", quoted(text))).collect();
+    format!("sample {}: \"{}\", expected {}", answer.sample, quoted(&answer.prediction), references.join(" or "))
+}
+
+impl Observer for RunCallback {
+    fn wants_to_stop(&self) -> bool {
+        self.gives_up && self.interrupt.is_terminated()
+    }
+
+    fn note(&mut self, text: &str) {
+        self.progress.note(text);
+    }
+
+    fn observe(&mut self, event: Event) {
+        match event {
+            Event::ForwardColumn { column: (c, n) } => self.progress.inside(&format!("forward, column {} of {n}", c + 1)),
+            // Too short to be read.
+            Event::Head { .. } | Event::CellBackward { .. } => {}
+            Event::Replay { band: (r, n) } => self.progress.inside(&format!("replay, band {} of {n}", r + 1)),
+            Event::Cell { band: (r, bands), column: (c, columns), .. } => {
+                self.progress.inside(&format!("backward, band {} of {bands}, cell {} of {columns}", r + 1, columns - c));
+            }
+        }
+    }
+}

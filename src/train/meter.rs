@@ -1,0 +1,74 @@
+//! Measures steps while they are made: their time by part, and their memory where that is wanted.
+
+use super::step::StepCallback;
+use crate::engine::{Event, MemoryByPart, Observer};
+use crate::measure::{MemoryMeter, MicroBatchPosition, Stopwatch};
+use crate::plan::StepPart;
+use crate::units::Bytes;
+
+/// Tells an observer of a step, and measures it.
+pub(super) struct StepMeter<'a> {
+    pub(super) observer: &'a mut dyn Observer,
+    /// Runs from the beginning of the step's last micro-batch.
+    pub(super) stopwatch: Option<&'a mut Stopwatch>,
+    pub(super) memory: Option<&'a mut MemoryMeter>,
+}
+
+impl StepMeter<'_> {
+    fn turn(&mut self, part: StepPart) {
+        if let Some(stopwatch) = &mut self.stopwatch {
+            stopwatch.turn(part);
+        }
+    }
+
+    /// Takes no time of the step.
+    fn measure_memory(&mut self, measure: impl FnOnce(&mut MemoryMeter)) {
+        let Some(memory) = &mut self.memory else { return };
+        measure(memory);
+        if let Some(stopwatch) = &mut self.stopwatch {
+            stopwatch.leave_out();
+        }
+    }
+}
+
+impl StepCallback for StepMeter<'_> {
+    fn begin(&mut self, at: MicroBatchPosition, memory: &dyn Fn() -> (MemoryByPart, Bytes)) {
+        if let Some(meter) = &mut self.memory {
+            let (held, accumulated) = memory();
+            meter.begin(at, held, accumulated);
+        }
+        if let Some(stopwatch) = &mut self.stopwatch {
+            stopwatch.restart();
+        }
+    }
+
+    fn optimizer(&mut self, memory: &dyn Fn() -> MemoryByPart) {
+        self.turn(StepPart::Optimizer);
+        self.measure_memory(|meter| meter.turn(StepPart::Optimizer, memory()));
+    }
+
+    fn end(&mut self) {
+        self.turn(StepPart::Optimizer);
+        self.measure_memory(MemoryMeter::end);
+    }
+}
+
+impl Observer for StepMeter<'_> {
+    fn note(&mut self, text: &str) {
+        self.observer.note(text);
+    }
+
+    fn observe(&mut self, event: Event) {
+        self.observer.observe(event);
+        self.turn(event.into());
+    }
+
+    fn wants_to_stop(&self) -> bool {
+        self.observer.wants_to_stop()
+    }
+
+    fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
+        self.observer.measure(event, memory);
+        self.measure_memory(|meter| meter.turn(event.into(), memory()));
+    }
+}

@@ -1,0 +1,325 @@
+//! What a run does where memory runs out: the same micro-batch once more with smaller cells and the same choices, if the recipe lets it,
+//! until nothing smaller is left.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::build;
+use crate::cache::ReplayLog;
+use crate::data::Batch;
+use crate::engine::{Engine, EngineError, MicroBatchContext, MicroBatchGradients, Observer, Settings, guarded};
+use crate::model::Model;
+use crate::native::cuda::release_cached_memory;
+use crate::recipe::{AttentionOutputs, CacheRecipe, GradRecipe, KeepGraph, OnOutOfMemory, Recipe, StoreForm};
+use crate::store::copier_of;
+
+/// How small cells have become after a lack of memory: of two ranks' the smaller one is the further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct OomFallback {
+    /// Whether layer checkpoints are not rounded. What is tried last counts first.
+    is_plain: bool,
+    keeps_outputs: bool,
+    layers_per_cell: usize,
+    chunks_per_cell: usize,
+    kept_graphs: usize,
+}
+
+/// An engine that tries again with smaller cells where memory runs out.
+pub struct FallbackEngine {
+    engine: Engine,
+    kv_cache: CacheRecipe,
+    grad: GradRecipe,
+}
+
+impl FallbackEngine {
+    pub(super) fn new(engine: Engine, kv_cache: CacheRecipe, grad: GradRecipe) -> Self {
+        Self { engine, kv_cache, grad }
+    }
+
+    /// The engine of a recipe, in a run in the directory `run` or for a trial.
+    pub fn of_recipe(engine: Engine, recipe: &Recipe, run: Option<&Path>) -> Self {
+        Self::new(engine, recipe.kv_cache.clone(), build::grad_of_run(recipe, run))
+    }
+
+    /// The engine as it is tiled by now.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// How it is tiled by now.
+    pub(super) fn grad(&self) -> &GradRecipe {
+        &self.grad
+    }
+
+    /// How small its cells have become.
+    pub(super) fn fallback(&self) -> OomFallback {
+        OomFallback {
+            is_plain: self.grad.layer_checkpoints.form == StoreForm::Plain,
+            keeps_outputs: self.grad.attention_outputs == AttentionOutputs::Keep,
+            layers_per_cell: self.grad.layers_per_cell,
+            chunks_per_cell: self.grad.chunks_per_cell.unwrap_or(usize::MAX),
+            kept_graphs: self.grad.keep_graph.cells(),
+        }
+    }
+
+    /// Takes cells as small as another rank's, whose memory has run out: a sample is run in the same way whoever runs it.
+    pub(super) fn fall_back_to(
+        &mut self,
+        model: &Model,
+        furthest: Option<OomFallback>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
+        let Some(further) = furthest.filter(|&furthest| furthest < self.fallback()) else { return Ok(()) };
+        let mut grad = self.grad.clone();
+        if !further.is_plain {
+            grad.layer_checkpoints.form = StoreForm::Int8;
+        }
+        if !further.keeps_outputs {
+            grad.attention_outputs = AttentionOutputs::Recompute;
+        }
+        grad.layers_per_cell = further.layers_per_cell;
+        grad.chunks_per_cell = Some(further.chunks_per_cell).filter(|&chunks| chunks < usize::MAX);
+        grad.keep_graph = KeepGraph::of(further.kept_graphs);
+        observer.note(&format!("another rank is out of memory: all steps that follow with {}", grad.tiling()));
+        self.retile(model, grad)
+    }
+
+    fn retile(&mut self, model: &Model, grad: GradRecipe) -> Result<(), EngineError> {
+        self.engine.retile(Settings::new(model.config(), &self.kv_cache, &grad)?);
+        self.grad = grad;
+        Ok(())
+    }
+
+    /// Loss and gradients of a batch. Where memory runs out, and the recipe says so, the batch is run again with smaller cells, which all
+    /// that follow have too. What was evicted the first time is evicted again: in chunks of other columns products round otherwise, so
+    /// that a policy might choose otherwise.
+    pub fn gradients(
+        &mut self,
+        model: &Model,
+        batch: &Batch,
+        context: MicroBatchContext,
+        observer: &mut dyn Observer,
+    ) -> Result<MicroBatchGradients, EngineError> {
+        let mut log = None;
+        loop {
+            let made = match self.grad.on_out_of_memory {
+                OnOutOfMemory::Fail => self.engine.gradients(model, batch, context, observer),
+                OnOutOfMemory::Retreat => self.attempt(model, batch, context, &mut log, observer),
+            };
+            let error = match made {
+                Ok(made) => return Ok(made),
+                Err(error) => error,
+            };
+            forget_gradients(model);
+            let error = match error {
+                EngineError::OutOfMemory(reason) if self.grad.on_out_of_memory == OnOutOfMemory::Retreat => reason,
+                other => return Err(other),
+            };
+            let Some(smaller) = self.smaller(model, batch, context)? else { return Err(EngineError::OutOfMemory(error)) };
+            let reason = error.lines().next().unwrap_or_default();
+            observer.note(&format!("out of memory ({reason}): this step again, and all that follow, with {}", smaller.tiling()));
+            self.retile(model, smaller)?;
+            // Copies that nobody waited for keep what they were to fill: memory of the cell that failed.
+            guarded(|| {
+                copier_of(model.device()).settle();
+                Ok(())
+            })?;
+            release_cached_memory(model.device());
+        }
+    }
+
+    /// One attempt; what it has chosen is in `log` afterwards, if it came so far, and what is there before is followed.
+    fn attempt(
+        &mut self,
+        model: &Model,
+        batch: &Batch,
+        context: MicroBatchContext,
+        log: &mut Option<ReplayLog>,
+        observer: &mut dyn Observer,
+    ) -> Result<MicroBatchGradients, EngineError> {
+        self.engine.follow(log.clone());
+        let trace = self.engine.forward(model, batch, context, observer);
+        self.engine.follow(None);
+        let trace = trace?;
+        *log = Some(trace.log.clone());
+        self.engine.backward(model, trace, context, observer)
+    }
+
+    /// The next smaller tiling: without graphs that are kept, half as wide, then half as high, then with outputs
+    /// of attention that are computed again, then with rounded layer checkpoints.
+    fn smaller(&self, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Option<GradRecipe>, EngineError> {
+        let plan = self.engine.settings().plan(batch, context.chunk_sizes)?;
+        let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
+        Ok(smaller(&self.grad, widest, model.config().num_layers()))
+    }
+}
+
+fn smaller(grad: &GradRecipe, widest: usize, num_layers: usize) -> Option<GradRecipe> {
+    let layers = grad.layers_per_cell.min(num_layers);
+    let mut smaller = grad.clone();
+    if grad.keep_graph != KeepGraph::None {
+        smaller.keep_graph = KeepGraph::None;
+    } else if widest > 1 {
+        smaller.chunks_per_cell = Some(widest.div_ceil(2));
+    } else if layers > 1 {
+        smaller.layers_per_cell = layers.div_ceil(2);
+    } else if grad.attention_outputs == AttentionOutputs::Keep {
+        smaller.attention_outputs = AttentionOutputs::Recompute;
+    } else if ends_rounding(grad, num_layers) {
+        smaller.layer_checkpoints.form = StoreForm::Int8;
+    } else {
+        return None;
+    }
+    Some(smaller)
+}
+
+/// Whether the last retreat rounds layer checkpoints, and the gradient with them.
+pub fn ends_rounding(grad: &GradRecipe, num_layers: usize) -> bool {
+    num_layers > 1 && grad.layer_checkpoints.form == StoreForm::Plain
+}
+
+/// A backward that was cut short has added to some parameters' gradients.
+fn forget_gradients(model: &Model) {
+    for (_, mut parameter) in model.parameters() {
+        parameter.zero_grad();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Event, Silent};
+    use crate::recipe::StoreRecipe;
+    use crate::sabotage::{Sabotage, under};
+    use crate::store::{WaitFault, copies_in_flight, with_delayed_copies};
+    use crate::verify::Comparison;
+    use crate::verify::mutations::support;
+    use crate::verify::mutations::support::case::{Case, EXACT, PLAIN, Width};
+
+    const CASE: Case = Case { layers_per_cell: 3, width: Width::Chunks(4), lengths: &[60, 43], ..PLAIN };
+
+    fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> FallbackEngine {
+        let (kv_cache, grad) = support::recipes(case);
+        FallbackEngine::new(support::engine(case, model), kv_cache, GradRecipe { on_out_of_memory, ..grad })
+    }
+
+    #[test]
+    fn the_ladder_ends_where_nothing_smaller_is_left() {
+        let model = support::model(&CASE);
+        let mut grad = tiled(&CASE, &model, OnOutOfMemory::Retreat).grad.clone();
+        grad.keep_graph = KeepGraph::Cells(7);
+        grad.attention_outputs = AttentionOutputs::Keep;
+        let mut widest = 5;
+        grad = smaller(&grad, widest, 6).unwrap();
+        assert_eq!((grad.keep_graph, grad.chunks_per_cell), (KeepGraph::None, Some(4)));
+        let mut seen = Vec::new();
+        while let Some(next) = smaller(&grad, widest, 6) {
+            widest = next.chunks_per_cell.unwrap();
+            assert_eq!(next.attention_outputs == AttentionOutputs::Keep, seen.len() < 5, "{next:?}");
+            seen.push((widest, next.layers_per_cell, next.layer_checkpoints.form));
+            grad = next;
+        }
+        let (plain, int8) = (StoreForm::Plain, StoreForm::Int8);
+        assert_eq!(
+            seen,
+            [(3, 3, plain), (2, 3, plain), (1, 3, plain), (1, 2, plain), (1, 1, plain), (1, 1, plain), (1, 1, int8)]
+        );
+    }
+
+    #[test]
+    fn a_step_that_does_not_fit_is_made_again_with_smaller_cells_the_same_choices_and_the_same_gradient() {
+        for kept in [0, 1, 100] {
+            made_again(&Case { kept, ..CASE });
+        }
+    }
+
+    fn made_again(case: &Case) {
+        let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
+        let whole = tiled(case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let mut tiled = tiled(case, &model, OnOutOfMemory::Retreat);
+        // Cells of one chunk and two layers fit, in the backward phase.
+        let made = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut Silent)).unwrap();
+        assert_eq!((tiled.grad.chunks_per_cell, tiled.grad.layers_per_cell), (Some(1), 2));
+        assert_eq!(tiled.grad.layer_checkpoints, StoreRecipe::PLAIN);
+        assert_eq!(made.log.hash(), whole.log.hash());
+        let worst = Comparison::new((&made.losses, &made.gradients), (&whole.losses, &whole.gradients)).worst();
+        assert!(worst <= EXACT, "{worst:.2e}");
+        assert_eq!(tiled.grad.keep_graph, KeepGraph::None);
+        // The next step chooses for itself again.
+        let again = tiled.gradients(&model, &batch, context, &mut Silent).unwrap();
+        assert_eq!(again.log.hash(), whole.log.hash());
+    }
+
+    #[test]
+    fn a_rank_goes_as_far_as_another_and_never_back() {
+        let case = Case { kept: 1, ..CASE };
+        let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
+        let [mut ran_out, mut follows] = [(); 2].map(|()| tiled(&case, &model, OnOutOfMemory::Retreat));
+        let begins = follows.fallback();
+        under(Sabotage::MemoryForTwo, || ran_out.gradients(&model, &batch, context, &mut Silent)).unwrap();
+        let furthest = ran_out.fallback();
+        assert!(furthest < begins);
+        follows.fall_back_to(&model, Some(furthest), &mut Silent).unwrap();
+        assert_eq!((follows.fallback(), follows.grad.tiling()), (furthest, ran_out.grad.tiling()));
+        follows.fall_back_to(&model, Some(begins), &mut Silent).unwrap();
+        assert_eq!(follows.fallback(), furthest);
+        let [a, b] = [ran_out, follows].map(|mut tiled| tiled.gradients(&model, &batch, context, &mut Silent).unwrap());
+        let worst = Comparison::new((&a.losses, &a.gradients), (&b.losses, &b.gradients)).worst();
+        assert!(worst <= EXACT, "{worst:.2e}");
+    }
+
+    /// Counts what is being copied when a retreat is told, and at the first event after that.
+    #[derive(Default)]
+    struct Watching {
+        has_heard: bool,
+        before: usize,
+        after: usize,
+    }
+
+    impl Observer for Watching {
+        fn note(&mut self, _text: &str) {
+            self.has_heard = true;
+            self.before += copies_in_flight();
+        }
+
+        fn observe(&mut self, _event: Event) {
+            if std::mem::take(&mut self.has_heard) {
+                self.after += copies_in_flight();
+            }
+        }
+    }
+
+    #[test]
+    fn copies_of_a_failed_attempt_are_over_before_the_next() {
+        let case = Case { layers_per_cell: 2, ..CASE };
+        let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
+        let whole = tiled(&case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let mut watching = Watching::default();
+        let made = with_delayed_copies(WaitFault::Kept, || {
+            let mut tiled = tiled(&case, &model, OnOutOfMemory::Retreat);
+            under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut watching)).unwrap()
+        });
+        assert!(watching.before > 0 && watching.after == 0, "{} and {}", watching.before, watching.after);
+        let worst = Comparison::new((&made.losses, &made.gradients), (&whole.losses, &whole.gradients)).worst();
+        assert!(worst <= EXACT, "{worst:.2e}");
+    }
+
+    #[test]
+    fn without_leave_the_first_failure_is_the_last() {
+        let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
+        let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Fail);
+        let failed = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut Silent));
+        assert!(matches!(failed, Err(EngineError::OutOfMemory(_))));
+        assert_eq!(tiled.grad.chunks_per_cell, Some(4));
+    }
+
+    #[test]
+    fn where_nothing_fits_the_run_fails_in_the_end() {
+        let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
+        let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Retreat);
+        let failed = under(Sabotage::NoMemory, || tiled.gradients(&model, &batch, context, &mut Silent));
+        assert!(matches!(failed, Err(EngineError::OutOfMemory(_))));
+        assert_eq!(tiled.grad.layer_checkpoints.form, StoreForm::Int8);
+    }
+}

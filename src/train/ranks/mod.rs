@@ -1,0 +1,20 @@
+//! Several ranks that make a run's steps together: who runs which micro-batches, what they tell each other, and what each keeps.
+
+mod assignment;
+mod error;
+mod gradient_sum;
+mod optimizer_state;
+mod reports;
+mod run_ranks;
+mod same;
+
+pub(super) use assignment::MicroBatchAssigner;
+pub use assignment::MicroBatchAssignment;
+pub use error::RankError;
+pub(super) use gradient_sum::sum_over;
+pub use optimizer_state::ShardedOptimizerState;
+pub use reports::StepOutcome;
+pub(super) use reports::{MicroBatchReport, RankReport, StepReports};
+pub use run_ranks::{RunRanks, check_even};
+pub use same::{check_same_evaluation, settled_alike};
+pub(super) use same::{of_data, of_model, of_recipe, of_trained};

@@ -1,0 +1,146 @@
+//! The ranks of a run, and what somebody has asked of any of them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::{Interrupt, TrainError};
+use super::RankError;
+use crate::dist::{DistError, ProcessGroup};
+use crate::recipe::Recipe;
+
+/// The ranks that make a run's steps together, and its signals. One rank hears them when it looks; several agree on them once a step, so
+/// that all take the same way.
+pub struct RunRanks {
+    world: Rc<ProcessGroup>,
+    interrupt: Interrupt,
+    /// What all have agreed on, where there are several.
+    agreed: Cell<Asked>,
+}
+
+/// What was asked of a rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::train) struct Asked {
+    signal: Option<i32>,
+    save: bool,
+}
+
+impl RunRanks {
+    /// The ranks of `world`, this one of which hears `interrupt`.
+    pub fn new(world: Rc<ProcessGroup>, interrupt: Interrupt) -> Self {
+        Self { world, interrupt, agreed: Cell::default() }
+    }
+
+    /// The ranks of `world`, of which nobody asks anything.
+    pub fn of(world: Rc<ProcessGroup>) -> Self {
+        Self::new(world, Interrupt::default())
+    }
+
+    pub(in crate::train) fn world(&self) -> &ProcessGroup {
+        &self.world
+    }
+
+    pub(in crate::train) fn are_several(&self) -> bool {
+        self.world.size() > 1
+    }
+
+    pub(in crate::train) fn is_first(&self) -> bool {
+        self.world.is_first()
+    }
+
+    /// What was asked of this rank alone, to be told to all.
+    pub(in crate::train) fn heard(&self) -> Asked {
+        Asked { signal: self.interrupt.signal(), save: self.are_several() && self.interrupt.takes_save() }
+    }
+
+    /// Takes over what was asked of any.
+    pub(in crate::train) fn agree(&self, heard: impl Iterator<Item = Asked>) {
+        let all =
+            heard.fold(self.agreed.get(), |all, one| Asked { signal: all.signal.or(one.signal), save: all.save || one.save });
+        self.agreed.set(all);
+    }
+
+    /// Agrees on what was asked outside of a step; all ranks call it.
+    pub(in crate::train) fn listen(&self) -> Result<(), TrainError> {
+        let heard = self.exchange("looking for signals", Ok(self.heard()))?;
+        self.agree(heard.into_iter());
+        Ok(())
+    }
+
+    /// The signal that ends the run, if any.
+    pub(in crate::train) fn signal(&self) -> Option<i32> {
+        if self.are_several() { self.agreed.get().signal } else { self.interrupt.signal() }
+    }
+
+    /// Whether a save was asked for, or an end, which begins with one.
+    pub(in crate::train) fn wants_save(&self) -> bool {
+        if self.are_several() { self.agreed.get().save || self.signal().is_some() } else { self.interrupt.wants_save() }
+    }
+
+    /// Whether a save was asked for since the last call.
+    pub(in crate::train) fn takes_save(&self) -> bool {
+        if !self.are_several() {
+            return self.interrupt.takes_save();
+        }
+        let agreed = self.agreed.get();
+        self.agreed.set(Asked { save: false, ..agreed });
+        agreed.save
+    }
+
+    /// [`ProcessGroup::agree`] of what a run makes.
+    pub(in crate::train) fn exchange<T>(&self, at: &'static str, made: Result<T, TrainError>) -> Result<Vec<T>, TrainError>
+    where
+        T: Serialize + serde::de::DeserializeOwned,
+    {
+        self.world.agree(at, made, TrainError::is_given_up)
+    }
+
+    /// Does on the first rank what one alone does to files, while the others wait; all fail where it does.
+    pub(in crate::train) fn first<T>(
+        &self,
+        at: &'static str,
+        work: impl FnOnce() -> Result<T, TrainError>,
+    ) -> Result<Option<T>, TrainError> {
+        self.world.first(at, work, TrainError::is_given_up)
+    }
+}
+
+/// Fails where the micro-batches of a step cannot be dealt evenly.
+pub fn check_even(world: &ProcessGroup, recipe: &Recipe) -> Result<(), TrainError> {
+    let (ranks, micro_batches) = (world.size(), recipe.train.gradient_accumulation_steps);
+    if micro_batches.is_multiple_of(ranks) { Ok(()) } else { Err(RankError::Uneven { ranks, micro_batches }.into()) }
+}
+
+impl From<DistError> for TrainError {
+    fn from(error: DistError) -> Self {
+        Self::Ranks(error.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::EngineError;
+    use crate::units::{Exit, Failure, Fault};
+
+    #[test]
+    fn what_is_asked_of_one_is_asked_of_all() {
+        let seen = super::super::super::tests::as_ranks(3, |world| {
+            let rank = world.rank();
+            let ranks = RunRanks::of(world);
+            let asked = [Asked::default(), Asked { signal: None, save: true }, Asked { signal: Some(15), save: false }];
+            ranks.agree(ranks.exchange("asking", Ok(asked[rank])).unwrap().into_iter());
+            assert!(ranks.wants_save() && ranks.takes_save() && !ranks.takes_save());
+            ranks.listen().unwrap();
+            let failed = ranks.first::<()>("writing", || Err(Fault::usage("no samples", "hold some out").into())).unwrap_err();
+            let given_up = if rank == 1 { Err(TrainError::Engine(EngineError::GivenUp)) } else { Ok(()) };
+            assert!(ranks.exchange("working", given_up).unwrap_err().is_given_up());
+            (ranks.signal(), failed.exit() as u8, failed.to_string())
+        });
+        for (rank, (signal, exit, failed)) in seen.into_iter().enumerate() {
+            assert_eq!((signal, exit), (Some(15), Exit::Usage as u8));
+            assert_eq!(failed.ends_with("has failed: no samples"), rank > 0);
+        }
+    }
+}

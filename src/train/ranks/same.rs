@@ -1,0 +1,146 @@
+//! What every rank must have alike before the first step: version, recipe, model, data.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::rc::Rc;
+
+use tch::{Device, Kind, Tensor};
+
+use super::super::{RESOLVED_RECIPE, ResolvedRun, TrainError};
+use super::{RankError, RunRanks};
+use crate::data::{Dataset, Splits};
+use crate::dist::ProcessGroup;
+use crate::files;
+use crate::model::{Model, fingerprint};
+use crate::plan::Alternative;
+use crate::recipe::Recipe;
+
+/// What is looked at, and what it is on a rank, in words.
+type Facts = BTreeMap<String, String>;
+
+pub(in crate::train) fn of_recipe(recipe: &Recipe) -> Facts {
+    let mut facts = recipe.flat();
+    facts.insert("version of kvtune".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    facts
+}
+
+/// The model's files, and what of an adapter is trained.
+pub(in crate::train) fn of_model(hash: &str, model: &Model) -> Facts {
+    let files = Facts::from([("files of the model".to_owned(), hash.to_owned())]);
+    // All weights are those in the files.
+    files.into_iter().chain(model.adapter().map(|_| of_trained(model)).unwrap_or_default()).collect()
+}
+
+/// The numbers that are trained, to the bit.
+pub(in crate::train) fn of_trained(model: &Model) -> Facts {
+    let bytes = model.parameters().into_iter().map(|(_, parameter)| bytes_of(&parameter));
+    Facts::from([("what is trained".to_owned(), files::hash_parts(bytes))])
+}
+
+/// The samples, and what of the model's folder has made tokens of them.
+pub(in crate::train) fn of_data(data: &Splits) -> Facts {
+    let mut facts: Facts = data.origins.clone();
+    let splits = [("training data", Some(&data.train)), ("validation data", data.validation.as_ref())];
+    for (name, split) in splits.into_iter().filter_map(|(name, split)| Some((name, split?))) {
+        facts.insert(name.to_owned(), in_words(split));
+    }
+    facts
+}
+
+fn in_words(data: &Dataset) -> String {
+    let lengths = files::hash_parts(data.lengths().iter().map(|length| length.to_le_bytes()));
+    format!("{} with {} samples, {lengths}", data.hash(), data.len())
+}
+
+/// Fails on all ranks of `world` where one evaluates something else than the first: another version, recipe, model or adapter, other samples,
+/// or what else is `asked`.
+pub fn check_same_evaluation(
+    world: &Rc<ProcessGroup>,
+    recipe: &Recipe,
+    model: &Model,
+    samples: &Dataset,
+    asked: BTreeMap<String, String>,
+) -> Result<(), TrainError> {
+    if world.size() == 1 {
+        return Ok(());
+    }
+    let mut facts = of_recipe(recipe);
+    facts.extend(of_model(&fingerprint(&recipe.model.path)?, model));
+    facts.extend(asked.into_iter().chain([("samples".to_owned(), in_words(samples))]));
+    RunRanks::of(world.clone()).check_same("beginning an evaluation", facts)
+}
+
+/// A recipe with the tiling that the first rank settles, and its plan: for steps that are no run's. Fails on all ranks of `world` where one has
+/// another version or recipe than the first, or what else is `asked`.
+pub fn settled_alike(
+    world: &Rc<ProcessGroup>,
+    recipe: Recipe,
+    asked: BTreeMap<String, String>,
+    settle: impl Fn(Recipe) -> Result<(Recipe, Alternative), TrainError>,
+) -> Result<(Recipe, Alternative), TrainError> {
+    let ranks = RunRanks::of(world.clone());
+    if !ranks.are_several() {
+        return settle(recipe);
+    }
+    ranks.check_same("reading the recipe", of_recipe(&recipe).into_iter().chain(asked).collect())?;
+    let (mut first, mut text) = (None, Ok(None));
+    if ranks.is_first() {
+        text = settle(recipe.clone()).map(|made| Some(first.insert(made).0.to_toml()));
+    }
+    let text = ranks.exchange("planning", text)?.swap_remove(0).unwrap_or_default();
+    match first {
+        Some(settled) => Ok(settled),
+        None => settle(Recipe { grad: Recipe::parse(text, Path::new(RESOLVED_RECIPE), &[])?.recipe.grad, ..recipe }),
+    }
+}
+
+impl RunRanks {
+    /// What the first rank leaves settled of a recipe: all run the same tiling, with texts of the same date, and tokenise data once.
+    pub(in crate::train) fn settled(
+        &self,
+        recipe: &Recipe,
+        dir: &Path,
+        settle: impl Fn(Recipe) -> Result<ResolvedRun, TrainError>,
+    ) -> Result<ResolvedRun, TrainError> {
+        let on_first = || {
+            let mut run = settle(recipe.clone())?;
+            // A template that prints the date prints this one on every rank, and when the run is resumed.
+            run.recipe.data.chat.chat_template_date = run.data.chat_template_date;
+            Ok(run)
+        };
+        let (mut run, mut settled) = (None, Ok(None));
+        if self.is_first() {
+            settled = on_first().map(|made| Some(run.insert(made).recipe.to_toml()));
+        }
+        let text = self.exchange("planning", settled)?.swap_remove(0);
+        match (run, text) {
+            (Some(run), _) => Ok(run),
+            (None, text) => settle(Recipe::parse(text.unwrap_or_default(), &dir.join(RESOLVED_RECIPE), &[])?.recipe),
+        }
+    }
+
+    /// Fails on all ranks where one has something else than the first.
+    pub(in crate::train) fn check_same(&self, at: &'static str, own: Facts) -> Result<(), TrainError> {
+        let all = self.exchange(at, Ok(own))?;
+        for (rank, other) in all.iter().enumerate().skip(1) {
+            let names: BTreeSet<&String> = all[0].keys().chain(other.keys()).collect();
+            let show = |facts: &Facts, name: &String| facts.get(name).cloned().unwrap_or_else(|| "not set".to_owned());
+            let differences: Vec<[String; 3]> = names
+                .into_iter()
+                .map(|name| [name.clone(), show(&all[0], name), show(other, name)])
+                .filter(|[_, first, other]| first != other)
+                .collect();
+            if !differences.is_empty() {
+                return Err(RankError::Other { rank, differences }.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bytes_of(parameter: &Tensor) -> Vec<u8> {
+    let flat = parameter.detach().to_device(Device::Cpu).contiguous().view(-1).view_dtype(Kind::Uint8);
+    let mut bytes = vec![0; flat.numel()];
+    flat.copy_data(&mut bytes, flat.numel());
+    bytes
+}
