@@ -192,7 +192,7 @@ fn told(Survey { source, counts, shared, warnings }: Survey, is_dumped: bool) ->
     match counts.verdict(&source) {
         Ok(left_out) => left_out.iter().for_each(|error| console::warning(&error.to_string())),
         Err(error) if is_dumped && has_rows => console::warning(&error.to_string()),
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     }
     Ok(())
 }

@@ -82,7 +82,7 @@ impl BadRows {
 
 /// So many bad rows of those that were read, of which the first are told, a line each.
 fn several(first: &[Fault], count: usize, read: usize) -> Fault {
-    let lines: String = first.iter().map(|error| format!("\n  {error}")).collect();
+    let lines = first.iter().map(|error| format!("\n  {error}")).collect::<Vec<_>>().concat();
     let lines = if count > first.len() { format!("; the first {} are{lines}", first.len()) } else { format!(":{lines}") };
     let message = format!("{count} of {read} rows of the data files cannot be read{lines}");
     // Where none can be read, something is wrong with all of them.

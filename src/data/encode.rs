@@ -201,7 +201,8 @@ impl Encoder {
             None => Ok(tokenizer),
             Some(id) => {
                 let size = self.vocab_size;
-                Err(tokenizer.error(format!("`eos_token_id` has {id}, which is not below the model's `vocab_size` {size}")))
+                let message = format!("`eos_token_id` has {id}, which is not below the model's `vocab_size` {size}");
+                Err(tokenizer.error(&message))
             }
         }
     }

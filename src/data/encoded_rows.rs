@@ -1,11 +1,10 @@
 //! All rows of files as token ids, on all cores and in order: a run writes them down, and a survey shows them.
 
-use super::encode::EncodedSample;
+use super::encode::{EncodedSample, Encoder};
 use super::example::Example;
 use super::faults::RowFault;
 use super::formats::ExampleReader;
 use super::in_order::in_order;
-use super::open::Opener;
 use super::rows;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use super::source::DataSource;
@@ -34,30 +33,28 @@ pub(super) struct EncodedExample {
     pub(super) tokens: EncodedSample,
 }
 
-impl Opener<'_> {
-    /// Hands over every row, bad or not.
-    ///
-    /// # Errors
-    /// A file cannot be read, or is damaged; or `consume` refuses.
-    pub(super) fn each_row<E: From<Fault>>(
-        &self,
-        source: &DataSource,
-        reader: &ExampleReader<'_>,
-        mut consume: impl FnMut(EncodedRow) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let encode = |batch: Result<Vec<ReadRow>, Fault>| {
-            batch.map(|rows| rows.into_iter().map(|row| self.encode(row)).collect::<Vec<EncodedRow>>())
-        };
-        in_order(|hand_on| read(source, reader, hand_on), encode, |rows| rows?.into_iter().try_for_each(&mut consume))
-    }
+/// Hands over every row, bad or not.
+///
+/// # Errors
+/// A file cannot be read, or is damaged; or `consume` refuses.
+pub(super) fn each_row<E: From<Fault>>(
+    encoder: &Encoder,
+    source: &DataSource,
+    reader: &ExampleReader<'_>,
+    mut consume: impl FnMut(EncodedRow) -> Result<(), E>,
+) -> Result<(), E> {
+    let encode = |batch: Result<Vec<ReadRow>, Fault>| {
+        batch.map(|rows| rows.into_iter().map(|row| encoded(encoder, row)).collect::<Vec<EncodedRow>>())
+    };
+    in_order(|hand_on| read(source, reader, hand_on), encode, |rows| rows?.into_iter().try_for_each(&mut consume))
+}
 
-    fn encode(&self, ReadRow { place, example }: ReadRow) -> EncodedRow {
-        let sample = example.and_then(|example| {
-            let tokens = self.encoder.encode(&example.content, &|| place.clone())?;
-            Ok(EncodedExample { example, tokens })
-        });
-        EncodedRow { place, sample }
-    }
+fn encoded(encoder: &Encoder, ReadRow { place, example }: ReadRow) -> EncodedRow {
+    let sample = example.and_then(|example| {
+        let tokens = encoder.encode(&example.content, &|| place.clone())?;
+        Ok(EncodedExample { example, tokens })
+    });
+    EncodedRow { place, sample }
 }
 
 /// Hands over the rows of all files in batches, until nobody listens; behind them what ends the walk, if it is an error.

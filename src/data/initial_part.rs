@@ -33,7 +33,7 @@ impl InitialPartFinder {
         let Some(end) = self.rule.end_in(prompt) else { return Ok(0..ids.len()) };
         let (plain, offsets) = self.tokenizer.encode_with_offsets(prompt)?;
         if !ids.ends_with(&plain) {
-            return Err(self.tokenizer.error("a prompt's tokens do not end in those of its text".to_owned()));
+            return Err(self.tokenizer.error("a prompt's tokens do not end in those of its text"));
         }
         // What begins before the end belongs to it: of a character that is split over tokens all, and a special token before it.
         let count = offsets.iter().filter(|&&(start, _)| start < end).count();

@@ -33,14 +33,12 @@ pub fn label_tokens(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Ve
 
 fn single_token(label: &str, tokenizer: &Tokenizer) -> Result<u32, Fault> {
     let tokens = tokenizer.encode(label)?;
-    match tokens[..] {
-        [token] => Ok(token),
-        _ => {
-            let (label, count) = (quoted(label), tokens.len());
-            let message = format!("label `{label}` is {count} tokens {tokens:?}, expected exactly 1");
-            Err(Fault::data(message, "choose labels that are one token each, or give token ids in `head.label_tokens`"))
-        }
+    if let [token] = tokens[..] {
+        return Ok(token);
     }
+    let (label, count) = (quoted(label), tokens.len());
+    let message = format!("label `{label}` is {count} tokens {tokens:?}, expected exactly 1");
+    Err(Fault::data(message, "choose labels that are one token each, or give token ids in `head.label_tokens`"))
 }
 
 /// Labels as the readers of files need them: to find a sample's class.

@@ -11,7 +11,7 @@ use super::bad_rows::{BadRows, ErrorScope};
 use super::chat::ChatEncoder;
 use super::dataset::{Dataset, Piece, Samples, hash_of};
 use super::encode::Encoder;
-use super::encoded_rows::EncodedExample;
+use super::encoded_rows::{EncodedExample, each_row};
 use super::example::Task;
 use super::faults;
 use super::formats::ExampleReader;
@@ -217,7 +217,7 @@ impl<'a> Opener<'a> {
         let mut writer = TokenWriter::new(out)?;
         let mut progress = TokenisingProgress { path: path.clone(), samples: 0, tokens: 0 };
         let mut bad = BadRows::new(self.recipe.on_bad_row);
-        self.each_row(source, reader, |row| {
+        each_row(&self.encoder, source, reader, |row| {
             let EncodedExample { example, mut tokens } = match row.sample {
                 Ok(sample) => sample,
                 Err(error) if ErrorScope::of(&error) == ErrorScope::Row => {

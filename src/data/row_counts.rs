@@ -1,14 +1,47 @@
-//! What the rows of a survey came to, and whether a run would start with them.
+//! Rows of a survey, what they came to, and whether a run would start with them.
 
 use std::collections::HashSet;
 
 use super::bad_rows::{BadRows, ErrorScope};
 use super::faults;
-use super::on_too_long::LengthCounts;
+use super::on_too_long::{LengthCounts, LengthOutcome};
+use super::sample_place::SamplePlace;
 use super::source::DataSource;
-use super::survey::SurveyedRow;
 use crate::recipe::OnBadRow;
 use crate::units::Fault;
+
+/// A row, and what becomes of it.
+#[derive(Debug)]
+pub struct SurveyedRow {
+    pub place: SamplePlace,
+    /// What it is, or why it is no sample.
+    pub sample: Result<SurveyedSample, Fault>,
+}
+
+/// A row that is a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SurveyedSample {
+    /// What was tokenised; `None` of samples that are token ids already.
+    pub text: Option<String>,
+    /// The tokens, without those that are cut out.
+    pub ids: Vec<u32>,
+    /// Whether each of them is a target.
+    pub is_trained: Vec<bool>,
+    /// The class, where the head has classes: the only target.
+    pub class: Option<usize>,
+    /// How many tokens it had before anything was cut.
+    pub length: usize,
+    pub outcome: LengthOutcome,
+    /// A hash of its tokens before anything was cut: tells samples apart.
+    pub(super) fingerprint: u64,
+}
+
+impl SurveyedSample {
+    /// How many of its tokens are trained.
+    pub fn num_trained(&self) -> usize {
+        self.is_trained.iter().filter(|&&trained| trained).count()
+    }
+}
 
 /// Every row is bad, too long, or one of the samples.
 #[derive(Debug)]

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::encoded_rows::{EncodedExample, EncodedRow};
+use super::encoded_rows::{EncodedExample, EncodedRow, each_row};
 use super::on_too_long::LengthOutcome;
 use super::open::{DataRequest, Opener};
-use super::row_counts::RowCounts;
+use super::row_counts::{RowCounts, SurveyedRow, SurveyedSample};
 use super::rows::SplitName;
 use super::sample_place::SamplePlace;
 use super::source::DataSource;
@@ -32,39 +32,6 @@ pub struct Survey {
     pub shared: usize,
     /// What may be wrong with the samples, though all could be read.
     pub warnings: Vec<String>,
-}
-
-/// A row, and what becomes of it.
-#[derive(Debug)]
-pub struct SurveyedRow {
-    pub place: SamplePlace,
-    /// What it is, or why it is no sample.
-    pub sample: Result<SurveyedSample, Fault>,
-}
-
-/// A row that is a sample.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SurveyedSample {
-    /// What was tokenised; `None` of samples that are token ids already.
-    pub text: Option<String>,
-    /// The tokens, without those that are cut out.
-    pub ids: Vec<u32>,
-    /// Whether each of them is a target.
-    pub is_trained: Vec<bool>,
-    /// The class, where the head has classes: the only target.
-    pub class: Option<usize>,
-    /// How many tokens it had before anything was cut.
-    pub length: usize,
-    pub outcome: LengthOutcome,
-    /// A hash of its tokens before anything was cut: tells samples apart.
-    pub(super) fingerprint: u64,
-}
-
-impl SurveyedSample {
-    /// How many of its tokens are trained.
-    pub fn num_trained(&self) -> usize {
-        self.is_trained.iter().filter(|&&trained| trained).count()
-    }
 }
 
 /// Hands over each row of some of a recipe's files, bad or not, whatever `data.on_bad_row` says. `goes_on`: also where no row can be
@@ -134,7 +101,7 @@ impl Opener<'_> {
         sink: &mut dyn FnMut(usize, SurveyedRow) -> Result<(), Fault>,
     ) -> Result<UsedSamples, Fault> {
         let (mut samples, mut used) = (0, UsedSamples::new());
-        self.each_row(source, &self.reader(source)?, |EncodedRow { place, sample }| {
+        each_row(&self.encoder, source, &self.reader(source)?, |EncodedRow { place, sample }| {
             let sample = sample.and_then(|sample| self.surveyed(&place, sample));
             let number = samples;
             if let Ok(sample) = &sample {

@@ -109,23 +109,23 @@ impl Tokenizer {
             plain
         });
         let limits = &self.inner.limits;
-        let encoding = limits.guarded(text.len(), || plain.encode(text, false)).map_err(|message| self.error(message))?;
+        let encoding = limits.guarded(text.len(), || plain.encode(text, false)).map_err(|message| self.error(&message))?;
         Ok((encoding.get_ids().to_vec(), encoding.get_offsets().to_vec()))
     }
 
     /// The text of `ids`; special tokens are left out.
     pub fn decode(&self, ids: &[u32]) -> Result<String, Fault> {
-        self.bounded(ids, true).map_err(|message| self.error(message))
+        self.bounded(ids, true).map_err(|message| self.error(&message))
     }
 
     /// The text of one token, special or not; a part of a character becomes a replacement character.
     pub fn token_text(&self, id: u32) -> Result<String, Fault> {
-        self.bounded(&[id], false).map_err(|message| self.error(message))
+        self.bounded(&[id], false).map_err(|message| self.error(&message))
     }
 
     /// The text of `ids` with the special tokens in it; parts of characters become replacement characters.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, Fault> {
-        self.bounded(ids, false).map_err(|message| self.error(message))
+        self.bounded(ids, false).map_err(|message| self.error(&message))
     }
 
     /// Whether a token was added to the vocabulary whole, as special tokens are.
@@ -168,7 +168,7 @@ impl Tokenizer {
     fn run(&self, text: &str, with_special_tokens: bool) -> Result<Vec<u32>, Fault> {
         let encode = || self.inner.encoder.encode_fast(text, with_special_tokens);
         let encoding = self.inner.limits.guarded(text.len(), encode);
-        Ok(encoding.map_err(|message| self.error(message))?.get_ids().to_vec())
+        Ok(encoding.map_err(|message| self.error(&message))?.get_ids().to_vec())
     }
 
     fn bounded(&self, ids: &[u32], skips_special_tokens: bool) -> Result<String, String> {
@@ -176,8 +176,8 @@ impl Tokenizer {
         self.inner.limits.guarded(64 * ids.len(), || self.inner.encoder.decode(ids, skips_special_tokens))
     }
 
-    pub(super) fn error(&self, message: String) -> Fault {
-        faults::bad_tokenizer(&self.inner.path, &message)
+    pub(super) fn error(&self, message: &str) -> Fault {
+        faults::bad_tokenizer(&self.inner.path, message)
     }
 }
 

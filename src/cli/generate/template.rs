@@ -97,7 +97,7 @@ impl ConversationReader<'_> {
             self.template.render(&conversation, adds)?
         };
         // The template writes all special tokens itself.
-        Ok(self.tokenizer.encode(&rendered)?)
+        self.tokenizer.encode(&rendered)
     }
 }
 

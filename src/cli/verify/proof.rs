@@ -126,7 +126,7 @@ pub(super) fn batch(data: &Dataset, samples: Option<usize>, is_dumped: bool, def
         return Err(Fault::usage(message, "say how many with `--samples`"));
     }
     let count = samples.unwrap_or(default).min(data.len());
-    Ok(data.batch(&(0..count).collect::<Vec<_>>())?)
+    data.batch(&(0..count).collect::<Vec<_>>())
 }
 
 /// The recipe's model in `dtype`, with gradients that are not zero.

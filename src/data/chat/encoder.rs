@@ -259,7 +259,7 @@ impl ChatEncoder {
         sample: &ChatSample,
         work: impl FnOnce(&ChatSample, &ChatTemplates) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let templates = self.templates.as_ref().as_ref().map_err(|why| no_template(why))?;
+        let templates = self.templates.as_ref().as_ref().map_err(no_template)?;
         if self.recipe.chat_template_kwargs.0.is_empty() {
             return work(sample, templates);
         }

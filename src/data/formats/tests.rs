@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::data::faults::RowFault;
 use crate::data::fixtures::{Fixture, tokenizer};
-use crate::data::{LengthOutcome, SurveyedPart, Targets, survey};
+use crate::data::{SurveyedPart, Targets, survey};
 use crate::recipe::{Boundary, DataFormat, HelmetFamily, OnBadRow, OnTooLong, TemplateChoice, TrainOn, ValidationSource};
 use proptest::prelude::*;
 
@@ -222,23 +222,22 @@ proptest! {
         fixture.recipe.validation = ValidationSource::Fraction(fraction);
         fixture.recipe.split_overlap = if OnTooLong::ALL[too_long] == OnTooLong::Split { overlap } else { 0 };
         fixture.recipe.train_on_prompt = is_all;
-        let (mut bad, mut too_long, mut fates) = (0, 0, Vec::new());
+        let (mut bad, mut too_long, mut outcomes) = (0, 0, Vec::new());
         let survey = survey(&fixture.request(Some(&tokenizer())), SurveyedPart::Train, false, &mut |row| {
             match &row.sample {
-                Ok(sample) => fates.push(sample.outcome.clone()),
+                Ok(sample) => outcomes.push(sample.outcome.clone()),
                 Err(error) if error.of_type::<RowFault>().is_some_and(|row| row.is_too_long) => too_long += 1,
                 Err(_) => bad += 1,
             }
             Ok(())
         }).unwrap();
-        let of = |wanted: fn(&LengthOutcome) -> bool| fates.iter().filter(|fate| wanted(fate)).count();
         let counts = &survey.counts;
-        prop_assert_eq!(bad + too_long + fates.len(), rows.len());
+        prop_assert_eq!(bad + too_long + outcomes.len(), rows.len());
         prop_assert_eq!(bad, rows.iter().filter(|row| row.1 < 2).count());
         prop_assert_eq!((counts.rows(), counts.bad(), counts.too_long), (rows.len(), bad, too_long));
-        prop_assert_eq!(counts.samples.used(), of(|fate| fate.is_used()));
+        prop_assert_eq!(counts.samples.used(), outcomes.iter().filter(|outcome| outcome.is_used()).count());
         prop_assert_eq!(counts.samples.used() + counts.samples.left_out() + bad + too_long, rows.len());
-        prop_assert_eq!(counts.lengths.iter().sum::<usize>(), fates.len());
+        prop_assert_eq!(counts.lengths.iter().sum::<usize>(), outcomes.len());
         match fixture.open() {
             Ok(splits) => {
                 let report = &splits.report.files[0];
