@@ -138,8 +138,8 @@ impl BudgetState {
         Self { index: quota.index, slots: quota.slots, shares: quota.shares.clone(), held, before }
     }
 
-    /// Of the next `count` slots that a chunk takes, how many each head of the first `sequences` takes from its empty ones `(B, G, 1)`:
-    /// as many as are missing to its share.
+    /// How many of the next `count` slots each head of the first `sequences` fills from its empty ones `(B, G, 1)`: as many as its
+    /// share still lacks.
     pub(super) fn empty_first(&self, sequences: i64, count: usize, device: Device) -> Tensor {
         let missing = |(shares, held): (&Vec<usize>, &Vec<usize>)| {
             shares.iter().zip(held).map(|(share, held)| (share - held).min(count) as i64).collect::<Vec<_>>()

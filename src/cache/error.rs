@@ -25,7 +25,7 @@ pub enum CacheError {
     /// A replay log that is to be followed was made elsewhere.
     #[error("the replay log belongs to another model or batch: expected {expected}, found {found}", found = quoted(found))]
     OtherLog {
-        /// Of this model, recipe and batch.
+        /// What a log of this model, recipe and batch says.
         expected: String,
         found: String,
     },
@@ -34,7 +34,7 @@ pub enum CacheError {
     OtherSnapshot {
         layer: LayerIdx,
         tensor: String,
-        /// Of this model and recipe.
+        /// What the cache of this model and recipe has.
         expected: String,
         found: String,
     },
@@ -73,7 +73,7 @@ pub enum CacheError {
     #[error("layer {layer}: {action} chunk {chunk}, but the cache stands after {stands} chunks")]
     OutOfOrder {
         layer: LayerIdx,
-        /// `write` or `unwind`.
+        /// Either `write` or `unwind`, for the message.
         action: &'static str,
         /// Index of the chunk (pieces of the prefill span counted one by one).
         chunk: usize,

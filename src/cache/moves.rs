@@ -88,7 +88,7 @@ fn shared(at: Geometry, slots: &[i64], device: Device) -> (Tensor, Tensor, Tenso
     (spread(&to), spread(&order), spread(&from))
 }
 
-/// Of each slot below `filled`, whether it is among `slots`.
+/// Tells for each slot below `filled` whether it is among `slots`.
 pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
     let mut is_member = vec![false; filled];
     for &slot in slots {
@@ -100,7 +100,7 @@ pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
     is_member
 }
 
-/// The same with tensors, for victims of each head.
+/// The moves `(to, order, from)` where each head has victims of its own, found with tensor operations.
 fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tensor) {
     let (region, device) = (at.region(), victim_bge.device());
     if let Some([to, order, from]) = plan_moves(victim_bge, region) {

@@ -23,7 +23,7 @@ impl Routing {
         Self { chosen, largest: num_experts as i64 - 1 }
     }
 
-    /// Of choices that the host has read, and the largest number among them.
+    /// Takes choices that the host has read, and the largest number among them.
     pub(super) fn of_host(chosen_bnk: &Tensor, largest: i64) -> Self {
         Self { chosen: Waiting::here(chosen_bnk), largest }
     }

@@ -17,7 +17,7 @@ pub struct PolicyTraits<'a> {
     /// The queries of a piece of the prefill span whose attention mass [`Policy::observe`](super::Policy::observe) asks for. It is then
     /// summed while the piece attends, which is faster. Another answer than the truth costs time and nothing else.
     pub prefill_queries: Option<Queries>,
-    /// The same for the chunks after the prefill span.
+    /// The queries of a chunk after the prefill span that are asked for in this way.
     pub chunk_queries: Option<Queries>,
     /// Whether entries may leave at all; without it a sequence longer than the cache is an error.
     pub evicts: bool,

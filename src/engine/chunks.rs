@@ -182,7 +182,7 @@ impl ChunkPlan {
         Self { spans: vec![last], ..Self::from(Cutter { start, last: chunk, ..Cutter::new(cuts, None) }) }
     }
 
-    /// The same plan where sequences have come only as far as `last`.
+    /// This plan where sequences have come only as far as `last`.
     pub(super) fn back_to(self, last: ChunkSpan) -> Self {
         Self { prefill: self.prefill, ..Self::behind(self.cutter.cuts, last) }
     }

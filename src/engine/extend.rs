@@ -107,7 +107,7 @@ impl Session {
         }
     }
 
-    /// As [`Self::extend`], of the first column alone; returns how many tokens it had. `layers` are those of
+    /// Extends the session by the first column of [`Self::extend`] alone; returns how many tokens it had. `layers` are those of
     /// [`Settings::session_layers`], or none that are captured.
     ///
     /// # Shapes

@@ -15,7 +15,7 @@ use crate::store::Waiting;
 /// Losses so far, and what of the model's upper end is trained.
 #[derive(Debug, Default)]
 pub(super) struct HeadRun {
-    /// By sequence of the batch, of the columns whose figures have come to the host.
+    /// Losses by sequence of the batch, over the columns whose figures have come to the host.
     sequences: Vec<SequenceLoss>,
     /// Places and figures that may be on their way there.
     waiting: VecDeque<(Vec<Pick>, Waiting<Tensor>)>,

@@ -343,7 +343,7 @@ pub(super) fn new_layer_states(caches: Vec<LayerCache>, store: &Store) -> Vec<Sh
     caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerState::new(cache, store.clone())))).collect()
 }
 
-/// Each forked; see [`LayerState::fork`].
+/// Forks every layer with [`LayerState::fork`].
 pub(super) fn fork_layer_states(layers: &[SharedLayer]) -> Result<Vec<SharedLayer>, CacheError> {
     layers.iter().map(|layer| Ok(Arc::new(Mutex::new(lock(layer).fork()?)))).collect()
 }

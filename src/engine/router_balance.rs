@@ -10,7 +10,7 @@ use crate::native::cuda::on_device;
 /// What the tokens of a batch have added up to so far.
 #[derive(Debug, Default)]
 pub(super) struct RouterSums {
-    /// Of each expert `(X)`, f64: its probabilities, and how many tokens went to it.
+    /// Sums for each expert `(X)`, f64: its probabilities, and how many tokens went to it.
     sums: Option<(Tensor, Tensor)>,
     tokens: usize,
 }

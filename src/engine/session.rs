@@ -23,7 +23,7 @@ pub struct Session {
     pub(super) plan: ChunkPlan,
     /// What it was made for.
     pub(super) spec: SessionSpec,
-    /// Of one that is extended as tokens come.
+    /// Rotary frequencies of a session that is extended as tokens come.
     pub(super) frequencies: Vec<Frequencies>,
     /// Tokens of the last chunk that are still to come.
     pub(super) missing: usize,

@@ -318,7 +318,7 @@ impl Settings {
         self.plan_by(&lengths, &self.cuts(batch, key))
     }
 
-    /// Those of sequences of so many tokens that nobody has read yet; of no size that is drawn, and no single tokens.
+    /// The plan of sequences of `lengths` tokens that nobody has read yet: no size is drawn, and no tokens are run one by one.
     pub fn plan_unread(&self, lengths: &[usize]) -> Result<ChunkPlan, EngineError> {
         self.plan_by(lengths, &self.cuts_as_they_come())
     }

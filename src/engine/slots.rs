@@ -26,9 +26,9 @@ pub(super) struct Sizes {
 pub(super) enum Slots {
     /// So many, under the recipe's policy.
     Fixed(usize),
-    /// As many as the sequence has tokens.
+    /// One slot for each token of the sequence.
     Growing,
-    /// Those of a sliding window: what it shows the first query of a chunk, and the chunk.
+    /// The cache of a sliding window of so many tokens: slots for what the first query of a chunk sees, and for the chunk.
     Window(usize),
 }
 

@@ -37,7 +37,7 @@ pub(super) fn next_logits(model: &Model, hidden_ne: &Tensor) -> Tensor {
     no_grad(|| model.logits(&model.final_norm(hidden_ne)).to_kind(Kind::Float).to_device(tch::Device::Cpu))
 }
 
-/// As [`likelihoods`], from logits `(n, V)`.
+/// Likelihoods from logits `(n, V)`; see [`likelihoods`].
 pub(super) fn of_logits(logits_nv: &Tensor, ids: &[u32], top: usize) -> Vec<TokenLikelihood> {
     let log_nv = logits_nv.log_softmax(-1, Kind::Float);
     let top = top.min(log_nv.size()[1] as usize);

@@ -68,7 +68,7 @@ pub struct TokensSoFar<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     pub id: u32,
-    /// Its logit after the rules.
+    /// The logit after the rules.
     pub logit: f32,
 }
 
@@ -82,7 +82,7 @@ pub struct DrawPlace {
 }
 
 impl DrawPlace {
-    /// A number of `0..1`.
+    /// Draws a number from `0..1`.
     fn unit(self) -> f64 {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(self.sample);

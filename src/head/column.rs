@@ -11,7 +11,7 @@ use crate::ops::attention::{accumulation_kind, zero_sum_of};
 /// What one sequence has lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SequenceLoss {
-    /// Sum of cross-entropies, nats.
+    /// The sum of cross-entropies, in nats.
     pub loss_sum: f64,
     pub targets: usize,
     /// Targets that had the largest score of all choices.
@@ -43,7 +43,7 @@ pub struct ColumnLoss {
     pub losses: Vec<Losses>,
     /// Gradient of `weight · Σ losses` with respect to the hidden states `(B, n, E)`; `None` without targets or weight.
     pub hidden_gradient: Option<Tensor>,
-    /// The same with respect to [`Logits::parameters`], in their order; empty without targets or weight.
+    /// Gradients of that sum with respect to [`Logits::parameters`], in their order; empty without targets or weight.
     pub parameter_gradients: Vec<Tensor>,
 }
 
@@ -133,7 +133,7 @@ pub fn column_loss(
 
 struct BlockLoss {
     losses: Losses,
-    /// Of the hidden states, then of the parameters; none without a weight.
+    /// Gradients of the hidden states, then of the parameters; none without a weight.
     gradients: Vec<Option<Tensor>>,
 }
 

@@ -12,7 +12,7 @@ use crate::plan::StepPart;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spent {
     pub seconds: f64,
-    /// Of all threads of the process together.
+    /// CPU time of all threads of the process together.
     pub cpu_seconds: f64,
 }
 
@@ -38,13 +38,13 @@ impl Reading {
         Self { wall: Instant::now(), cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9 }
     }
 
-    /// From `earlier` to here.
+    /// The time spent from `earlier` to this reading.
     fn since(self, earlier: Self) -> Spent {
         Spent { seconds: (self.wall - earlier.wall).as_secs_f64(), cpu_seconds: self.cpu - earlier.cpu }
     }
 }
 
-/// What `work` takes.
+/// The time that `work` takes.
 pub(super) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
     let began = Reading::now(device);
     work();
@@ -69,7 +69,6 @@ impl Stopwatch {
         Self { device, began: now, turned: now, part: StepPart::Forward, parts: Default::default(), left_out: Spent::default() }
     }
 
-    /// Begins anew.
     pub(crate) fn restart(&mut self) {
         *self = Self::start(self.device);
     }

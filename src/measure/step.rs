@@ -21,16 +21,16 @@ pub struct StepRecord {
     pub parts: [Spent; 6],
     /// Tokens of all sequences of all ranks.
     pub tokens: usize,
-    /// The same with the pads that were run: of a sequence at most those that fill the chunk in which it ends.
+    /// Tokens with the pads that were run: of a sequence at most those that fill the chunk in which it ends.
     pub tokens_run: usize,
     pub flops: Flops,
-    /// Of a product of two square matrices, measured just before the step.
+    /// The rate of a product of two square matrices, measured just before the step.
     pub gemm: GemmRate,
     /// The largest resident size of the process; `None` where it can't be read.
     pub peak: Option<ResidentPeak>,
     /// The most that the device's allocator had out; `None` on a CPU.
     pub device_peak: Option<Bytes>,
-    /// By part, where it is wanted: one table for each memory.
+    /// Memory by part, where it is wanted: one table for each memory.
     pub memory: Vec<MemoryProfile>,
     /// What copies to and from the host have cost the step.
     pub copies: CopyCost,

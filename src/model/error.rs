@@ -48,9 +48,9 @@ pub enum ModelError {
     /// A target of LoRA that no layer has, or what is said of a target that none is.
     #[error("unknown name `{name}` in `{key}`: {} {known}", if is_of_targets(key) { "the targets are" } else { "the layers have" }, name = quoted(name))]
     UnknownTarget {
-        /// The key of `[lora]`.
+        /// The key of `[lora]` at fault.
         key: &'static str,
-        /// As the user wrote it.
+        /// The name that the user wrote.
         name: String,
         /// The names that are known, in backticks.
         known: String,

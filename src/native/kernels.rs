@@ -114,9 +114,9 @@ pub fn computes(device: Device, kind: Kind) -> bool {
 /// Keys and values of some slots: of the past, a page of it, or a chunk's own. Clones share the tensors.
 #[derive(Debug)]
 pub struct KvBlock {
-    /// `(B, G, P, D)`.
+    /// Keys `(B, G, P, D)` of these slots.
     pub k: Tensor,
-    /// `(B, G, P, D)`.
+    /// Values `(B, G, P, D)` of these slots.
     pub v: Tensor,
     /// What else each entry has, plane by plane, `(B, G, P, ·)`; attention does not look at it.
     pub further: Vec<Tensor>,

@@ -26,7 +26,7 @@ pub(super) struct Remembered {
     ends: Vec<String>,
     tensors: Waiting<Vec<Tensor>>,
     is_on_host: bool,
-    /// Where it is updated.
+    /// The device on which it is updated.
     device: Device,
 }
 

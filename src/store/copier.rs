@@ -136,7 +136,7 @@ struct StreamState {
     beside: SideStream,
     /// How many were asked for.
     last: u64,
-    /// Those that may not be done, in their order.
+    /// Copies that may still be running, in their order.
     under_way: VecDeque<InFlight>,
 }
 

@@ -24,7 +24,7 @@ pub trait Bundle: Sized {
     /// The rest, and the tensors, which may share their memory with it.
     fn take_apart(&self) -> (Self::Rest, Vec<Tensor>);
 
-    /// Inverts [`Self::take_apart`].
+    /// Puts together what [`Self::take_apart`] gave.
     fn put_together(rest: &Self::Rest, tensors: Vec<Tensor>) -> Self;
 }
 
@@ -128,7 +128,7 @@ impl<T: Bundle> Waiting<T> {
         Self::send_to(&ROOM, bundle)
     }
 
-    /// As [`Self::send`], to a store in memory; tensors of the host need none of its room.
+    /// Sends tensors as [`Self::send`] does, to a store in memory; tensors of the host need none of its room.
     pub fn send_to(store: &Store, bundle: &T) -> Self {
         let here = Self::here(bundle);
         let is_sent = matches!(&here.place, Place::Here(tensors) if tensors.iter().any(|x| copies_are_async(x.device())));
@@ -144,7 +144,7 @@ impl<T: Bundle> Waiting<T> {
         Ok(())
     }
 
-    /// As [`Self::prefetch`], and gives the room back.
+    /// Moves the tensors to a device for good: begins the copies as [`Self::prefetch`] does, and gives the room on the host back.
     pub fn leave(&mut self, device: Device) -> Result<(), StoreError> {
         match &mut self.place {
             Place::Here(tensors) => tensors.iter_mut().for_each(|x| *x = moved(x, device)),
@@ -164,7 +164,7 @@ impl<T: Bundle> Waiting<T> {
         Ok(bundle)
     }
 
-    /// As [`Self::wait`], of a bundle that others may still have to fetch: copies that were prefetched stay where they are.
+    /// Waits like [`Self::wait`], but others may still fetch the bundle: copies that were prefetched stay where they are.
     pub fn fetch(&self, device: Device) -> Result<T, StoreError> {
         let tensors = match &self.place {
             Place::Here(tensors) => tensors.iter().map(|x| moved(x, device)).collect(),

@@ -28,7 +28,7 @@ pub struct MatrixError {
 pub struct Comparison {
     /// Mean loss of the engine, nats per target.
     pub loss: f64,
-    /// The same through the reference.
+    /// Mean loss of the reference, nats per target.
     pub reference_loss: f64,
     pub matrices: Vec<MatrixError>,
 }

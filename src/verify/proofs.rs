@@ -28,7 +28,7 @@ struct First {
 /// What was seen of one tiling.
 #[derive(Clone, Debug)]
 pub struct TilingProof {
-    /// Its gradient beside the reference's.
+    /// The tiling's loss and gradient beside the reference's.
     pub comparison: Comparison,
     /// The largest relative difference from the first tiling whose stores do not round; `None` for that one itself, and where
     /// stores round.

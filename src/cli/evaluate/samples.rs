@@ -51,7 +51,7 @@ impl SampleArguments {
 }
 
 impl Split {
-    /// As it is asked for.
+    /// The name of the split on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Train => "train",

@@ -32,7 +32,7 @@ impl Evaluated {
         value
     }
 
-    /// As `LongBench` v2 reports: of classes, or of answers.
+    /// The scores that `LongBench` v2 reports, of classes or of answers.
     fn longbench_v2(&self) -> Option<&LongBenchV2> {
         self.scores.longbench_v2.as_ref().or_else(|| self.answers.as_ref()?.longbench_v2.as_ref())
     }
@@ -42,7 +42,7 @@ impl Evaluated {
     }
 }
 
-/// Of all that was evaluated.
+/// A table of all that was evaluated.
 pub(super) fn of(results: &[Evaluated]) -> Table {
     let is_longbench = results.iter().any(|result| result.longbench_v2().is_some());
     let groups: &[&str] = if is_longbench { &LongBenchV2::COLUMNS } else { &[] };

@@ -17,7 +17,7 @@ pub struct Attended {
 /// The gradients of one chunk's attention.
 #[derive(Debug)]
 pub struct AttentionGrads {
-    /// `(B, H, n, D)`.
+    /// Gradient of the queries `(B, H, n, D)`.
     pub dq_bhnd: Tensor,
     /// Gradients of the chunk's own keys and values.
     pub own: KvBlock,
