@@ -14,12 +14,12 @@ use crate::native::cuda::on_device;
 /// How the slots of a layer are shared out.
 #[derive(Debug)]
 pub struct HeadBudgets {
-    /// Index of the chunk before whose writing it comes into force.
+    /// Index of the chunk before which the shares come into force.
     pub index: usize,
     /// Slots of the largest share, which all buffers have from then on.
     pub slots: usize,
     pub shares: Vec<Vec<usize>>,
-    /// `(B, G, filled)`, bool, on the host: entries that leave at once, as their head holds more than its share.
+    /// Entries that leave at once, as their head holds more than its share: `(B, G, filled)`, bool, on the host.
     pub leaving_bgc: Tensor,
 }
 
@@ -119,7 +119,7 @@ pub(super) struct BudgetState {
 }
 
 impl BudgetNumbers {
-    /// With its tensor: the positions of the slots that were filled before, `(B, G, filled)`.
+    /// The state with its tensor: the positions `(B, G, filled)` of the slots that were filled before.
     pub(super) fn state(&self, before_bgc: Tensor) -> BudgetState {
         let Self { index, slots, ref shares, ref held, filled_before } = *self;
         BudgetState { index, slots, shares: shares.clone(), held: held.clone(), before: (filled_before, before_bgc) }

@@ -29,7 +29,7 @@ pub enum CacheError {
         expected: String,
         found: String,
     },
-    /// What a cache is to be filled with was taken from one of another kind.
+    /// A snapshot was taken from a cache of another kind.
     #[error("layer {layer}: `{tensor}` of a saved cache does not fit: expected {expected}, found {found}", tensor = quoted(tensor), found = quoted(found))]
     OtherSnapshot {
         layer: LayerIdx,
@@ -63,7 +63,7 @@ pub enum CacheError {
         "a sequence of {tokens} tokens does not fit the dense cache of layer {layer}: `kv_cache.cache_length` = {cache_length}"
     )]
     Full { tokens: usize, layer: LayerIdx, cache_length: usize },
-    /// The policy weighs what quantisation costs, and the buffer costs nothing.
+    /// The policy weighs the errors of quantisation, and the buffer makes none.
     #[error("the policy `{policy}` weighs the errors of quantisation, and `kv_cache.buffer = \"plain\"` makes none")]
     NothingQuantised { policy: String },
     /// A list of cache lengths does not have one per layer.
@@ -91,7 +91,7 @@ pub enum CacheError {
     },
 }
 
-/// What some policies promise beside first and youngest tokens.
+/// The tokens that some policies protect beside the first and the youngest.
 fn further(share: Option<usize>, initial: usize) -> String {
     let share = share.map(|share| format!("a smallest share of {share}, ")).unwrap_or_default();
     if initial == 0 { share } else { format!("{share}{initial} tokens of an initial part, ") }

@@ -36,7 +36,7 @@ pub(super) struct Moves {
     pub(super) to: Tensor,
     /// The region's old slots in matching order; `(B·G·e)`.
     pub(super) from: Tensor,
-    /// For a chunk in which some sequence keeps candidates.
+    /// Present for a chunk in which some sequence keeps candidates.
     pub(super) retained: Option<Retained>,
 }
 
@@ -49,9 +49,9 @@ impl Moves {
 /// Columns at the front of the region that keep candidates which their sequence does not evict.
 #[derive(Debug)]
 pub(super) struct Retained {
-    /// `(B, 1, n)`, bool: the column keeps an old entry.
+    /// Whether each column keeps an old entry: `(B, 1, n)`, bool.
     pub(super) mask_b1n: Tensor,
-    /// `(B·G·n)`: which of the saved entries, seen as `(B·G·e, …)`.
+    /// Indices `(B·G·n)` into the saved entries, seen as `(B·G·e, …)`.
     pub(super) saved: Tensor,
 }
 
@@ -70,7 +70,7 @@ pub(super) fn plan(at: Geometry, victims: &Victims, span: &ChunkSpan, retained: 
     Moves { to, from, retained }
 }
 
-/// `(B, G, 1)`: where each head begins in a buffer with `stride` entries a head.
+/// Where each head begins in a buffer with `stride` entries a head: `(B, G, 1)`.
 fn head_offsets(at: Geometry, stride: i64, device: Device) -> Tensor {
     (Tensor::arange(at.batch * at.groups, (Kind::Int64, device)) * stride).view([at.batch, at.groups, 1])
 }

@@ -44,7 +44,7 @@ impl Victims {
         Self { packed: Waiting::send(&packed), fresh, unpacked: None }
     }
 
-    /// The same, with the slots at hand until the chunk is written.
+    /// Packs slots below `cache_length`, and keeps them unpacked until the chunk is written.
     fn chosen(slot_bge: Tensor, cache_length: usize) -> Self {
         let victims = Self::new(&slot_bge, cache_length);
         let is_here = victims.fresh.is_none() && slot_bge.device() == Device::Cpu;

@@ -70,7 +70,7 @@ struct Cutter {
 }
 
 impl Cutter {
-    /// For sequences of `total` tokens, or of any number.
+    /// A cutter for sequences of `total` tokens, or of unknown length.
     fn new(cuts: Cuts, total: Option<usize>) -> Self {
         let total = total.unwrap_or(usize::MAX);
         // The first token has nothing before it: one by one or not, it is a prefill span.

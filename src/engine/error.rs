@@ -68,7 +68,7 @@ pub enum EngineError {
     /// The batch has no target at all.
     #[error("no token of the batch has a target")]
     NoTargets,
-    /// Who watches wanted no more of it.
+    /// The observer asked to stop.
     #[error("interrupted")]
     GivenUp,
     #[error("out of memory: {0}")]

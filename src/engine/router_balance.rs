@@ -7,7 +7,7 @@ use tch::{Kind, Tensor, no_grad};
 use crate::cache::ChunkSpan;
 use crate::native::cuda::on_device;
 
-/// What the tokens of a batch have added up to so far.
+/// Sums over the tokens of a batch so far.
 #[derive(Debug, Default)]
 pub(super) struct RouterSums {
     /// Sums for each expert `(X)`, f64: its probabilities, and how many tokens went to it.
@@ -58,7 +58,7 @@ pub(super) enum RouterTask<'a> {
     Sum(&'a mut RouterSums),
     /// They are kept as roots of the backward.
     Record {
-        /// To which they are added, in the forward phase.
+        /// The sums to which they are added, in the forward phase.
         sums: Option<&'a mut RouterSums>,
         /// Probabilities, and which of the tokens are real.
         roots: Vec<(Tensor, Tensor)>,

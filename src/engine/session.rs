@@ -48,7 +48,7 @@ pub struct SessionSpec {
 }
 
 impl SessionSpec {
-    /// For sequences of at most `max_tokens` tokens each, whose choices are kept.
+    /// Describes a session of sequences of at most `max_tokens` tokens each, whose choices are kept.
     pub fn new(num_sequences: usize, max_tokens: usize) -> Self {
         Self { num_sequences, max_tokens, prompt: None, rope_length: max_tokens, initial: Vec::new(), keeps_log: true }
     }

@@ -46,7 +46,7 @@ impl Slots {
         }
     }
 
-    /// A number that no sequence changes.
+    /// The number of slots where it does not depend on the sequence.
     pub(super) fn fixed(self) -> Option<usize> {
         if let Self::Fixed(slots) = self { Some(slots) } else { None }
     }

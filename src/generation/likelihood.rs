@@ -10,14 +10,14 @@ pub struct TokenLikelihood {
     pub id: u32,
     /// The logarithm of its probability.
     pub log_probability: f32,
-    /// The most likely ones, descending, with theirs.
+    /// The most likely tokens with their log-probabilities, descending.
     pub most_likely: Vec<(u32, f32)>,
 }
 
 /// Tokens whose logits are held at a time.
 const BLOCK: i64 = 128;
 
-/// How likely the tokens `ids` are, of which `top` most likely ones are told, from the hidden states that they follow.
+/// How likely the tokens `ids` are, from the hidden states that they follow; each with the `top` most likely tokens at its place.
 ///
 /// # Shapes
 /// `hidden_ne (n, E)` before the final norm, of as many tokens.

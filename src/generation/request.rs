@@ -69,7 +69,7 @@ pub enum GenerationEvent {
         /// The index of the text among those of the request.
         sample: usize,
         id: u32,
-        /// What it adds to the text for good; nothing without a tokenizer.
+        /// The text that the token adds for good; empty without a tokenizer.
         text: String,
         /// Where it is asked for.
         likelihood: Option<TokenLikelihood>,
@@ -77,7 +77,7 @@ pub enum GenerationEvent {
     Finished {
         request: RequestId,
         sample: usize,
-        /// What is left of the text.
+        /// The end of the text that no token event has brought.
         text: String,
         reason: Finish,
         /// Entries that have left its caches, by KV head and layer.

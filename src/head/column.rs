@@ -8,7 +8,7 @@ use crate::native::cuda::on_device;
 use crate::native::gradients_of;
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
 
-/// What one sequence has lost.
+/// The loss of one sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SequenceLoss {
     /// The sum of cross-entropies, in nats.
@@ -22,7 +22,7 @@ pub struct SequenceLoss {
 #[derive(Debug)]
 pub struct Losses {
     pub picks: Vec<Pick>,
-    /// `(2, N)`, f64: cross-entropies, and 1 where the target had the first of the largest scores.
+    /// Cross-entropies, and 1 where the target had the first of the largest scores: `(2, N)`, f64.
     pub figures_2n: Tensor,
 }
 
@@ -70,7 +70,7 @@ pub struct HeadFootprint {
     pub choices: usize,
     /// Width of the hidden states.
     pub hidden: usize,
-    /// Numbers of final norm and output projection that are trained.
+    /// Trained parameters of final norm and output projection.
     pub trained: u64,
     /// Whether these are kept in more bits than they compute in.
     pub is_widened: bool,

@@ -23,7 +23,7 @@ impl GemmRate {
     }
 }
 
-/// Measured for so long, at least.
+/// Seconds that the measurement lasts, at least.
 const SECONDS: f64 = 0.1;
 /// Side of the matrices: large enough for the rate, small enough to leave memory as it was.
 const SIDE_CPU: i64 = 1024;

@@ -25,7 +25,7 @@ pub struct MicroBatchPosition {
 pub enum MemorySide {
     /// All of the process, where the CPU computes.
     Process,
-    /// The host's, beside a device.
+    /// The host's memory, beside a device.
     Host,
     Device,
 }

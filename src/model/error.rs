@@ -35,7 +35,7 @@ pub enum ModelError {
     #[error("the tensors in `{dir}` don't fit {what}: {problems}", dir = abridged(dir.display()))]
     Tensors {
         dir: PathBuf,
-        /// What they should fit: `its config.json`, say.
+        /// What they should fit, such as `its config.json`.
         what: &'static str,
         problems: TensorProblems,
     },
@@ -54,7 +54,7 @@ pub enum ModelError {
         name: String,
         /// The names that are known, in backticks.
         known: String,
-        /// The one that may be meant.
+        /// The known name that may be meant.
         near: Option<String>,
     },
     /// No target, a zero `r` or the like.

@@ -113,7 +113,7 @@ struct SavedLowRank {
     /// The dtype in which A and B are kept.
     kind: Kind,
     scale: f64,
-    /// Where it is another than the projection's.
+    /// The input of the addition, where it is another than the projection's.
     x: Option<Tensor>,
     /// `scale · x Aᵀ`, rows by r.
     inner: Tensor,

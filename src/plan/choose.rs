@@ -20,10 +20,10 @@ pub struct Planner<'a> {
     pub kv: &'a CacheRecipe,
     pub trained: &'a TrainedPart,
     pub optimizer: &'a OptimizerRecipe,
-    /// What of all this waits on the host.
+    /// What is offloaded to the host.
     pub offload: Offload,
     pub kind: Kind,
-    /// The heaviest that will come.
+    /// The heaviest batch that will come.
     pub batch: &'a Batch,
     pub micro_batches: usize,
     pub machine: Machine,

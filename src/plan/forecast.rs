@@ -10,7 +10,7 @@ use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::engine::ChunkPlan;
 use crate::units::Bytes;
 
-/// What a step would take.
+/// Memory that a step would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forecast {
     /// Peak of the memory where the model computes; on a CPU, of the process' tensors.

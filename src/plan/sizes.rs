@@ -16,7 +16,7 @@ pub(super) struct LayerMemory {
     pub(super) cache: u64,
     /// Bytes of keys and values that wait on the host.
     pub(super) waiting_cache: u64,
-    /// What a policy notes of the entries.
+    /// Bytes of a policy's notes on the entries.
     pub(super) notes: u64,
     pub(super) gradients: u64,
     /// The copy of a cache that grows.

@@ -22,9 +22,9 @@ pub enum Bits {
 
 #[derive(Debug)]
 pub struct Quantised {
-    /// `(…, D)`, or `(…, ⌈D/2⌉)` for 4 bits, u8.
+    /// Levels `(…, D)`, or `(…, ⌈D/2⌉)` for 4 bits, u8.
     pub level: Tensor,
-    /// `(…, 2)`, i16: the bits of minimum and scale. A negative scale says that both are bf16, else both are f16.
+    /// The bits of minimum and scale `(…, 2)`, i16. A negative scale says that both are bf16, else both are f16.
     pub range: Tensor,
 }
 

@@ -18,7 +18,7 @@ static ROOM: LazyLock<Store> = LazyLock::new(|| Store::in_memory(Form::Plain));
 
 /// Something that can be taken apart into tensors and put together again.
 pub trait Bundle: Sized {
-    /// What of it is no tensor.
+    /// The part that is no tensor.
     type Rest: Clone + Debug;
 
     /// The rest, and the tensors, which may share their memory with it.
@@ -184,7 +184,7 @@ impl<T: Bundle> Waiting<T> {
         if let Place::Parked(parked) = &self.place { parked.has_come() } else { true }
     }
 
-    /// What its numbers take where it waits; nothing once it has left.
+    /// Bytes of its tensors where it waits; 0 once it has left.
     pub fn bytes(&self) -> Bytes {
         match &self.place {
             Place::Here(tensors) => bytes_of(tensors),
@@ -193,12 +193,12 @@ impl<T: Bundle> Waiting<T> {
         }
     }
 
-    /// What its numbers take outside any store.
+    /// Bytes of its tensors outside any store.
     pub fn bytes_here(&self) -> Bytes {
         if let Place::Here(tensors) = &self.place { bytes_of(tensors) } else { Bytes(0) }
     }
 
-    /// What it takes in its store.
+    /// Bytes that it takes in its store.
     pub fn bytes_in_store(&self) -> Bytes {
         if let Place::Parked(parked) | Place::Coming(_, Some(parked)) = &self.place { parked.bytes() } else { Bytes(0) }
     }

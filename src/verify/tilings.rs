@@ -13,7 +13,7 @@ use crate::recipe::{
 pub struct Tiling {
     /// What a recipe says of the cache. Tilings differ in its storage and in where it waits.
     pub kv_cache: CacheRecipe,
-    /// What it says of the gradient.
+    /// What a recipe says of the gradient.
     pub grad: GradRecipe,
 }
 

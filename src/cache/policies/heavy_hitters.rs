@@ -89,12 +89,12 @@ pub(super) struct HeavyHitters {
     keep_initial: f64,
     /// Whether a score is divided by the number of queries that gave it.
     normalize: bool,
-    /// Count one scoring query too many for tokens of the prefill span, as the reference implementation does.
+    /// Whether one scoring query too many counts for tokens of the prefill span, as in the reference implementation.
     reference_counts: bool,
     /// Whether the queries of the prefill span score too.
     score_prefill: bool,
     gives: Gives,
-    /// The part of the attention in a score whose rest is the error of quantisation.
+    /// The weight of attention in the score; the rest goes to the error of quantisation. `None` leaves that error out.
     beside_error: Option<f64>,
 }
 

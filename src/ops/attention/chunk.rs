@@ -8,9 +8,9 @@ pub use crate::native::KvBlock;
 /// An attention output and the log-sum-exp of the scores behind it.
 #[derive(Debug)]
 pub struct Attended {
-    /// `(B, H, n, D)`, in the dtype of the queries.
+    /// Outputs `(B, H, n, D)`, in the dtype of the queries.
     pub out_bhnd: Tensor,
-    /// `(B, H, n)`, f32 (f64 for f64 inputs).
+    /// Log-sum-exp of the scores `(B, H, n)`, f32 (f64 for f64 inputs).
     pub lse_bhn: Tensor,
 }
 
