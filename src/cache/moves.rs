@@ -136,8 +136,8 @@ fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retaine
     Retained { mask_b1n, saved: saved.reshape([-1]) }
 }
 
-/// What one write does to a plane of a cache: the moves, where some are given, and then its chunk comes to stand from slot `slot` on, where
-/// it has one, in the first sequences. Returns what the moves wrote over.
+/// Applies one write to a plane of a cache: the moves, where some are given, and then the chunk, where there is one, from slot `slot` on in
+/// the first sequences. Returns what the moves overwrote.
 ///
 /// # Shapes
 /// `plane (B, G, C, …)`, whose rows the moves count over the first three dimensions, `chunk (b, G, n, …)`; result `(e, …)`.

@@ -181,7 +181,7 @@ impl Session {
         &self.spec.initial
     }
 
-    /// The length that rotary embeddings are made for which depend on the length of a sequence.
+    /// The sequence length for rotary embeddings that depend on it.
     pub fn rope_length(&self) -> usize {
         self.spec.rope_length
     }

@@ -66,7 +66,7 @@ pub(super) enum RouterTask<'a> {
 }
 
 impl<'a> RouterTask<'a> {
-    /// To record what the routers' loss needs, where they have one; in the forward phase with the sums to which a column is added.
+    /// A task that records what the routers' loss needs, where there is one; in the forward phase with the sums to which a column is added.
     pub(super) fn recording(has_loss: bool, sums: Option<&'a mut RouterSums>) -> Self {
         if has_loss { Self::Record { sums, roots: Vec::new() } } else { Self::Leave }
     }

@@ -39,7 +39,7 @@ pub struct SessionSpec {
     /// The prefill span ends with so many tokens at the latest, as before the first target of a sample whose targets are run one by one;
     /// `None` where it ends with the smallest cache.
     pub prompt: Option<usize>,
-    /// Rotary embeddings that depend on the length of a sequence are those of this length.
+    /// The sequence length for rotary embeddings that depend on it.
     pub rope_length: usize,
     /// The first position of each sequence's initial part, and the one behind it; empty where there is none.
     pub initial: Vec<(usize, usize)>,
@@ -57,7 +57,7 @@ impl SessionSpec {
 /// What carries a column through layers: the model with what of it is captured, and what rotations and dropout depend on.
 pub(super) struct Pass<'a> {
     pub(super) model: &'a Model,
-    /// Where tokens come without end, at fixed widths.
+    /// Captured layers, where tokens come without end at fixed widths.
     pub(super) captured: Option<&'a mut CapturedLayers>,
     pub(super) frequencies: &'a [Frequencies],
     pub(super) place: DropoutContext<'a>,

@@ -19,9 +19,9 @@ pub struct Request {
     pub likelihoods: LikelihoodsOf,
     /// A session that has read the beginning of the prompt, and less than all.
     pub session: Option<Session>,
-    /// Whether the session is handed back at the end, and for how many tokens in all it is made; of one sample only.
+    /// The most tokens of the session that is handed back at the end; `None` hands none back. For one sample only.
     pub keeps_session: Option<usize>,
-    /// Whether a session is handed out that has read the prompt up to the last border of a column which prompts share that begin alike.
+    /// Whether to hand out a session that has read the prompt up to its last column border that prompts with the same beginning have, too.
     pub keeps_border: bool,
 }
 

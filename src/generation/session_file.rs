@@ -12,7 +12,7 @@ use crate::files::{self, Dtype, RawTensor, TensorFile};
 use crate::model::Model;
 use crate::store;
 
-/// What a session belongs to: it goes on only with the same.
+/// Model, adapter, cache and dtype that a session was made with; it goes on only with the same.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct SessionIdentity {

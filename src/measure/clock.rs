@@ -51,7 +51,7 @@ pub(super) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
     Reading::now(device).since(began)
 }
 
-/// Gives each moment of a step to one of its parts: runs from its making on, and is told which part the time from then on belongs to.
+/// Splits the time of a step among its parts: it runs from its making on, and is told when the next part begins.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     device: Device,
@@ -80,7 +80,7 @@ impl Stopwatch {
         (self.turned, self.part) = (now, part);
     }
 
-    /// The time since the last turn is none of the step's.
+    /// Leaves the time since the last turn out of the step.
     pub(crate) fn leave_out(&mut self) {
         let now = Reading::now(self.device);
         self.left_out.add(now.since(self.turned));

@@ -18,8 +18,8 @@ use crate::units::{Fault, LayerIdx};
 /// Queries whose scores are held at a time; longer sequences recompute each block in the backward.
 const BLOCK: i64 = 512;
 
-/// What masked dense autograd finds for one batch and the choices made on it. Cells and stores have no part in it, so that it serves
-/// for every tiling.
+/// Losses and gradients of masked dense autograd for one batch and the choices made on it. Cells and stores play no part in it, so that one
+/// reference serves every tiling.
 #[derive(Debug)]
 pub struct Reference {
     pub sequences: Vec<SequenceLoss>,
