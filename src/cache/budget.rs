@@ -14,12 +14,12 @@ use crate::native::cuda::on_device;
 /// How the slots of a layer are shared out.
 #[derive(Debug)]
 pub struct HeadBudgets {
-    /// Index of the chunk before whose writing it comes into force.
+    /// Index of the chunk before which the shares come into force.
     pub index: usize,
     /// Slots of the largest share, which all buffers have from then on.
     pub slots: usize,
     pub shares: Vec<Vec<usize>>,
-    /// `(B, G, filled)`, bool, on the host: entries that leave at once, as their head holds more than its share.
+    /// Entries that leave at once, as their head holds more than its share: `(B, G, filled)`, bool, on the host.
     pub leaving_bgc: Tensor,
 }
 
@@ -119,7 +119,7 @@ pub(super) struct BudgetState {
 }
 
 impl BudgetNumbers {
-    /// With its tensor: the positions of the slots that were filled before, `(B, G, filled)`.
+    /// The state with its tensor: the positions `(B, G, filled)` of the slots that were filled before.
     pub(super) fn state(&self, before_bgc: Tensor) -> BudgetState {
         let Self { index, slots, ref shares, ref held, filled_before } = *self;
         BudgetState { index, slots, shares: shares.clone(), held: held.clone(), before: (filled_before, before_bgc) }
@@ -138,8 +138,8 @@ impl BudgetState {
         Self { index: quota.index, slots: quota.slots, shares: quota.shares.clone(), held, before }
     }
 
-    /// Of the next `count` slots that a chunk takes, how many each head of the first `sequences` takes from its empty ones `(B, G, 1)`:
-    /// as many as are missing to its share.
+    /// How many of the next `count` slots each head of the first `sequences` fills from its empty ones `(B, G, 1)`: as many as its
+    /// share still lacks.
     pub(super) fn empty_first(&self, sequences: i64, count: usize, device: Device) -> Tensor {
         let missing = |(shares, held): (&Vec<usize>, &Vec<usize>)| {
             shares.iter().zip(held).map(|(share, held)| (share - held).min(count) as i64).collect::<Vec<_>>()

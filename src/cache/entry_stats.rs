@@ -9,9 +9,9 @@ use super::moves::write_plane;
 /// What a policy knows of each entry, by slot.
 #[derive(Debug, Default)]
 pub(super) struct EntryStats {
-    /// `(B, G, slots)`, f32.
+    /// What the policy has observed of each entry `(B, G, slots)`, f32.
     observed: Option<Tensor>,
-    /// `(B, G, slots, F)`, f32.
+    /// Features of each entry `(B, G, slots, F)`, f32.
     features: Option<Tensor>,
 }
 
@@ -25,7 +25,6 @@ impl EntryStats {
         self.all().for_each(|notes| drop(notes.narrow(2, start, len).zero_()));
     }
 
-    /// Makes room for `slots`.
     pub(super) fn reserve(&mut self, slots: i64) {
         for notes in self.observed.iter_mut().chain(&mut self.features) {
             let mut size = notes.size();

@@ -25,16 +25,16 @@ pub enum CacheError {
     /// A replay log that is to be followed was made elsewhere.
     #[error("the replay log belongs to another model or batch: expected {expected}, found {found}", found = quoted(found))]
     OtherLog {
-        /// Of this model, recipe and batch.
+        /// What a log of this model, recipe and batch says.
         expected: String,
         found: String,
     },
-    /// What a cache is to be filled with was taken from one of another kind.
+    /// A snapshot was taken from a cache of another kind.
     #[error("layer {layer}: `{tensor}` of a saved cache does not fit: expected {expected}, found {found}", tensor = quoted(tensor), found = quoted(found))]
     OtherSnapshot {
         layer: LayerIdx,
         tensor: String,
-        /// Of this model and recipe.
+        /// What the cache of this model and recipe has.
         expected: String,
         found: String,
     },
@@ -63,7 +63,7 @@ pub enum CacheError {
         "a sequence of {tokens} tokens does not fit the dense cache of layer {layer}: `kv_cache.cache_length` = {cache_length}"
     )]
     Full { tokens: usize, layer: LayerIdx, cache_length: usize },
-    /// The policy weighs what quantisation costs, and the buffer costs nothing.
+    /// The policy weighs the errors of quantisation, and the buffer makes none.
     #[error("the policy `{policy}` weighs the errors of quantisation, and `kv_cache.buffer = \"plain\"` makes none")]
     NothingQuantised { policy: String },
     /// A list of cache lengths does not have one per layer.
@@ -73,7 +73,7 @@ pub enum CacheError {
     #[error("layer {layer}: {action} chunk {chunk}, but the cache stands after {stands} chunks")]
     OutOfOrder {
         layer: LayerIdx,
-        /// `write` or `unwind`.
+        /// Either `write` or `unwind`, for the message.
         action: &'static str,
         /// Index of the chunk (pieces of the prefill span counted one by one).
         chunk: usize,
@@ -91,7 +91,7 @@ pub enum CacheError {
     },
 }
 
-/// What some policies promise beside first and youngest tokens.
+/// The tokens that some policies protect beside the first and the youngest.
 fn further(share: Option<usize>, initial: usize) -> String {
     let share = share.map(|share| format!("a smallest share of {share}, ")).unwrap_or_default();
     if initial == 0 { share } else { format!("{share}{initial} tokens of an initial part, ") }

@@ -31,7 +31,7 @@ pub struct LayerCache {
     pub(super) layer: LayerIdx,
     pub(super) shape: CacheShape,
     pub(super) buffer: Buffer,
-    /// Of all sequences and slots.
+    /// Positions in all slots of all sequences `(B, G, C)`.
     pub(super) position_bgc: Tensor,
     /// Sequences that have not left: only their entries are seen, written and moved.
     pub(super) active: i64,

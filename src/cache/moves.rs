@@ -36,7 +36,7 @@ pub(super) struct Moves {
     pub(super) to: Tensor,
     /// The region's old slots in matching order; `(B·G·e)`.
     pub(super) from: Tensor,
-    /// For a chunk in which some sequence keeps candidates.
+    /// Present for a chunk in which some sequence keeps candidates.
     pub(super) retained: Option<Retained>,
 }
 
@@ -49,9 +49,9 @@ impl Moves {
 /// Columns at the front of the region that keep candidates which their sequence does not evict.
 #[derive(Debug)]
 pub(super) struct Retained {
-    /// `(B, 1, n)`, bool: the column keeps an old entry.
+    /// Whether each column keeps an old entry: `(B, 1, n)`, bool.
     pub(super) mask_b1n: Tensor,
-    /// `(B·G·n)`: which of the saved entries, seen as `(B·G·e, …)`.
+    /// Indices `(B·G·n)` into the saved entries, seen as `(B·G·e, …)`.
     pub(super) saved: Tensor,
 }
 
@@ -70,7 +70,7 @@ pub(super) fn plan(at: Geometry, victims: &Victims, span: &ChunkSpan, retained: 
     Moves { to, from, retained }
 }
 
-/// `(B, G, 1)`: where each head begins in a buffer with `stride` entries a head.
+/// Where each head begins in a buffer with `stride` entries a head: `(B, G, 1)`.
 fn head_offsets(at: Geometry, stride: i64, device: Device) -> Tensor {
     (Tensor::arange(at.batch * at.groups, (Kind::Int64, device)) * stride).view([at.batch, at.groups, 1])
 }
@@ -88,7 +88,7 @@ fn shared(at: Geometry, slots: &[i64], device: Device) -> (Tensor, Tensor, Tenso
     (spread(&to), spread(&order), spread(&from))
 }
 
-/// Of each slot below `filled`, whether it is among `slots`.
+/// Tells for each slot below `filled` whether it is among `slots`.
 pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
     let mut is_member = vec![false; filled];
     for &slot in slots {
@@ -100,7 +100,7 @@ pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
     is_member
 }
 
-/// The same with tensors, for victims of each head.
+/// The moves `(to, order, from)` where each head has victims of its own, found with tensor operations.
 fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tensor) {
     let (region, device) = (at.region(), victim_bge.device());
     if let Some([to, order, from]) = plan_moves(victim_bge, region) {
@@ -136,8 +136,8 @@ fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retaine
     Retained { mask_b1n, saved: saved.reshape([-1]) }
 }
 
-/// What one write does to a plane of a cache: the moves, where some are given, and then its chunk comes to stand from slot `slot` on, where
-/// it has one, in the first sequences. Returns what the moves wrote over.
+/// Applies one write to a plane of a cache: the moves, where some are given, and then the chunk, where there is one, from slot `slot` on in
+/// the first sequences. Returns what the moves overwrote.
 ///
 /// # Shapes
 /// `plane (B, G, C, …)`, whose rows the moves count over the first three dimensions, `chunk (b, G, n, …)`; result `(e, …)`.

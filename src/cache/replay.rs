@@ -51,7 +51,7 @@ impl LayerLog {
         self.quota.as_ref()
     }
 
-    /// What chunk `index` evicted.
+    /// The slots that chunk `index` evicted.
     pub fn victims(&self, index: usize) -> Option<&Victims> {
         self.victims.get(index.checked_sub(self.forgotten)?).and_then(Option::as_ref)
     }

@@ -9,7 +9,7 @@ use crate::units::Bytes;
 #[derive(Clone, Debug)]
 pub struct Routing {
     chosen: Waiting<Tensor>,
-    /// No expert has a larger number.
+    /// The largest number that an expert can have.
     pub(super) largest: i64,
 }
 
@@ -23,12 +23,12 @@ impl Routing {
         Self { chosen, largest: num_experts as i64 - 1 }
     }
 
-    /// Of choices that the host has read, and the largest number among them.
+    /// Takes choices that the host has read, and the largest number among them.
     pub(super) fn of_host(chosen_bnk: &Tensor, largest: i64) -> Self {
         Self { chosen: Waiting::here(chosen_bnk), largest }
     }
 
-    /// With that of further tokens of the same chunk.
+    /// Appends the routing of further tokens of the same chunk.
     pub(super) fn followed_by(&self, next: &Self) -> Self {
         Self::of_host(&Tensor::cat(&[self.packed(), next.packed()], 1), self.largest.max(next.largest))
     }
@@ -38,7 +38,7 @@ impl Routing {
         if num_experts <= 0x100 { Kind::Uint8 } else { Kind::Int16 }
     }
 
-    /// What the choice of one token takes.
+    /// Bytes that the choice of one token takes.
     pub fn bytes_of_token(top_k: usize, num_experts: usize) -> u64 {
         (top_k * Self::kind(num_experts).elt_size_in_bytes()) as u64
     }
@@ -53,7 +53,7 @@ impl Routing {
         in_memory(self.chosen.fetch(device)).to_kind(Kind::Int64)
     }
 
-    /// On the host, as they are kept.
+    /// The packed choices, on the host.
     pub(super) fn packed(&self) -> Tensor {
         self.chosen.on_host()
     }

@@ -11,7 +11,7 @@ use super::{CacheError, LayerCache};
 /// What one layer's cache holds; its tensors may lie in the cache's own memory.
 #[derive(Debug)]
 pub struct CacheSnapshot {
-    /// By name: stored entries as `(B, G, filled, width)`, positions and notes.
+    /// Tensors by name: stored entries `(B, G, filled, width)`, positions and notes.
     pub tensors: Vec<(String, Tensor)>,
     pub numbers: CacheNumbers,
 }

@@ -15,9 +15,9 @@ pub struct PolicyTraits<'a> {
     /// What never leaves of the initial part of a prompt.
     pub initial_part: Option<KeptInitialPart<'a>>,
     /// The queries of a piece of the prefill span whose attention mass [`Policy::observe`](super::Policy::observe) asks for. It is then
-    /// summed while the piece attends, which is faster. Another answer than the truth costs time and nothing else.
+    /// summed while the piece attends, which is faster. A wrong answer costs nothing but time.
     pub prefill_queries: Option<Queries>,
-    /// The same for the chunks after the prefill span.
+    /// The queries of a chunk after the prefill span that are asked for in this way.
     pub chunk_queries: Option<Queries>,
     /// Whether entries may leave at all; without it a sequence longer than the cache is an error.
     pub evicts: bool,
@@ -27,13 +27,13 @@ pub struct PolicyTraits<'a> {
     pub compares_heads: bool,
     /// For a policy that shares out the slots of a layer by head: the part of the cache length that every head keeps.
     pub shares_out: Option<f64>,
-    /// How many a choice serves at least: the replay log is smaller by as much than one that keeps a choice for each head.
+    /// How many heads one choice serves at least; the replay log is smaller by as much.
     pub scope: Scope,
     /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
     pub needs_quantised: bool,
 }
 
-/// How many one choice serves.
+/// The heads that one choice serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// All sequences and KV heads of a batch.

@@ -13,9 +13,9 @@ use crate::store::{Waiting, copies_are_async, in_memory};
 pub struct Victims {
     /// `(1, 1, e)` where all sequences and heads agree, `(B, 1, e)` where the heads of a sequence do, else `(B, G, e)`.
     packed: Waiting<Tensor>,
-    /// The same on the CUDA device that has chosen, until the chunk is written: the host need not know them before.
+    /// The packed slots on the CUDA device that has chosen, until the chunk is written: the host need not know them before.
     fresh: Option<Tensor>,
-    /// The same in i64, where the host has chosen, until the chunk is written.
+    /// The slots in i64, where the host has chosen, until the chunk is written.
     unpacked: Option<Tensor>,
 }
 
@@ -44,7 +44,7 @@ impl Victims {
         Self { packed: Waiting::send(&packed), fresh, unpacked: None }
     }
 
-    /// The same, with the slots at hand until the chunk is written.
+    /// Packs slots below `cache_length`, and keeps them unpacked until the chunk is written.
     fn chosen(slot_bge: Tensor, cache_length: usize) -> Self {
         let victims = Self::new(&slot_bge, cache_length);
         let is_here = victims.fresh.is_none() && slot_bge.device() == Device::Cpu;
@@ -72,12 +72,11 @@ impl Victims {
         self.packed.size()[1] as usize
     }
 
-    /// Bytes of a slot.
+    /// Bytes that one slot takes.
     pub(super) fn width(&self) -> usize {
         self.packed.kind().elt_size_in_bytes()
     }
 
-    /// Bytes of all slots.
     pub(super) fn bytes(&self) -> u64 {
         self.packed.bytes().0
     }
@@ -159,9 +158,9 @@ fn offset(kind: Kind) -> i64 {
 /// Which slots hold the same position.
 #[derive(Clone, Debug)]
 pub(super) enum Agreement {
-    /// Those of all sequences and heads, and the host knows which positions they are.
+    /// All sequences and heads agree, and the host knows which positions they hold.
     All(Vec<i64>),
-    /// Those of the heads of a sequence.
+    /// The heads of a sequence agree.
     Heads,
     Nothing,
 }

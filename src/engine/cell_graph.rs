@@ -13,7 +13,7 @@ use crate::native::run_backward;
 /// A column that was carried through a layer band with autograd.
 pub(super) struct CellGraph {
     input: Tensor,
-    /// `(B, n, E)`.
+    /// Hidden states `(B, n, E)` above the band.
     pub(super) output: Tensor,
     chain: Tensor,
     chain_ends: Vec<Tensor>,

@@ -70,7 +70,7 @@ struct Cutter {
 }
 
 impl Cutter {
-    /// For sequences of `total` tokens, or of any number.
+    /// A cutter for sequences of `total` tokens, or of unknown length.
     fn new(cuts: Cuts, total: Option<usize>) -> Self {
         let total = total.unwrap_or(usize::MAX);
         // The first token has nothing before it: one by one or not, it is a prefill span.
@@ -182,7 +182,7 @@ impl ChunkPlan {
         Self { spans: vec![last], ..Self::from(Cutter { start, last: chunk, ..Cutter::new(cuts, None) }) }
     }
 
-    /// The same plan where sequences have come only as far as `last`.
+    /// This plan where sequences have come only as far as `last`.
     pub(super) fn back_to(self, last: ChunkSpan) -> Self {
         Self { prefill: self.prefill, ..Self::behind(self.cutter.cuts, last) }
     }

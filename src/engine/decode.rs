@@ -68,7 +68,7 @@ pub fn extend_each(
     })
 }
 
-/// Those of all rows; of the empty ones any.
+/// Frequencies of all rows by rotation; an empty row has those of the first session.
 fn frequencies(sessions: &[&mut Session], rows: usize) -> Vec<Frequencies> {
     let Some(first) = sessions.first() else { return Vec::new() };
     let of_rotation = |rotation: usize| {

@@ -24,7 +24,7 @@ pub enum EngineError {
     /// Keys of the recipe that are open still: an engine is built from a recipe that says everything.
     #[error("{}", undecided(keys))]
     Open {
-        /// Their names within `[grad]`.
+        /// The open keys within `[grad]`.
         keys: Vec<OpenKey>,
     },
     /// Chunks whose size is drawn or bent would evict their own tokens, or protected ones.
@@ -39,7 +39,7 @@ pub enum EngineError {
         /// The first layer that is too small.
         layer: usize,
         cache_length: usize,
-        /// Its longest chunk that evicts neither itself nor a protected token.
+        /// The longest chunk with which this layer evicts neither the chunk's own tokens nor a protected one.
         allowed: usize,
         /// The largest `chunk_size` that works; 0 where none does.
         largest: usize,
@@ -68,7 +68,7 @@ pub enum EngineError {
     /// The batch has no target at all.
     #[error("no token of the batch has a target")]
     NoTargets,
-    /// Who watches wanted no more of it.
+    /// The observer asked to stop.
     #[error("interrupted")]
     GivenUp,
     #[error("out of memory: {0}")]

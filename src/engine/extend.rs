@@ -107,7 +107,7 @@ impl Session {
         }
     }
 
-    /// As [`Self::extend`], of the first column alone; returns how many tokens it had. `layers` are those of
+    /// Extends the session by the first column of [`Self::extend`] alone; returns how many tokens it had. `layers` are those of
     /// [`Settings::session_layers`], or none that are captured.
     ///
     /// # Shapes
@@ -181,7 +181,7 @@ impl Session {
         &self.spec.initial
     }
 
-    /// The length that rotary embeddings are made for which depend on the length of a sequence.
+    /// The sequence length for rotary embeddings that depend on it.
     pub fn rope_length(&self) -> usize {
         self.spec.rope_length
     }

@@ -11,12 +11,12 @@ use crate::native::take_gradient;
 use crate::ops::attention::accumulation_kind;
 use crate::store::Waiting;
 
-/// By the names of parameters.
+/// Sums of gradients by the names of parameters.
 #[derive(Debug, Default)]
 pub(super) struct GradientSums {
-    /// Of the band that is differentiated, or of all where nothing waits.
+    /// Sums of the band that is differentiated, or of all bands where no weights wait on the host.
     pub(super) here: BTreeMap<String, Tensor>,
-    /// Of bands that are done and wait on the host.
+    /// Sums of bands that are done and wait on the host.
     pub(super) away: BTreeMap<String, Waiting<Tensor>>,
 }
 

@@ -15,9 +15,9 @@ use crate::store::Waiting;
 /// Losses so far, and what of the model's upper end is trained.
 #[derive(Debug, Default)]
 pub(super) struct HeadRun {
-    /// By sequence of the batch, of the columns whose figures have come to the host.
+    /// Losses by sequence of the batch, over the columns whose figures have come to the host.
     sequences: Vec<SequenceLoss>,
-    /// Places and figures that may be on their way there.
+    /// Picks and their figures that may still be on their way to the host.
     waiting: VecDeque<(Vec<Pick>, Waiting<Tensor>)>,
     /// Gradients of the model's head parameters, in their order.
     pub(super) gradients: Vec<Tensor>,
@@ -87,7 +87,7 @@ impl HeadRun {
         Ok(loss.hidden_gradient)
     }
 
-    /// What every sequence has lost, when all has come.
+    /// Waits for all figures and returns the loss of every sequence.
     pub(super) fn finish(mut self) -> Result<Vec<SequenceLoss>, EngineError> {
         while !self.waiting.is_empty() {
             self.read_next()?;

@@ -55,7 +55,7 @@ impl LayerState {
         }
     }
 
-    /// Another one that stands where this one does, and goes on by itself; for one that keeps no undo log.
+    /// A copy that goes on by itself from here; only for a layer without an undo log.
     pub(super) fn fork(&self) -> Result<Self, CacheError> {
         let log = self.log.clone();
         let (forgets, open) = (self.forgets, self.open.clone());
@@ -105,7 +105,7 @@ impl LayerState {
         Ok(self.decide_and_keep(policy, span, tokens, KeepUndo::of(keep_undo))?.0)
     }
 
-    /// The same, with what the chunk's backward needs.
+    /// Runs [`Self::decide`], and returns what the chunk's backward needs, too.
     pub(super) fn decide_for_backward(
         &mut self,
         policy: &dyn Policy,
@@ -291,7 +291,7 @@ impl LayerState {
         Ok(ChunkSaved { chunk, attended, placement })
     }
 
-    /// Also the attention mass, where a policy has announced that it will ask, and the kernel sums it while it attends.
+    /// Attends, and returns the attention mass, too, where a policy has asked for it and the kernel sums it while it attends.
     fn attend(
         &self,
         span: &ChunkSpan,
@@ -343,7 +343,7 @@ pub(super) fn new_layer_states(caches: Vec<LayerCache>, store: &Store) -> Vec<Sh
     caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerState::new(cache, store.clone())))).collect()
 }
 
-/// Each forked; see [`LayerState::fork`].
+/// Forks every layer with [`LayerState::fork`].
 pub(super) fn fork_layer_states(layers: &[SharedLayer]) -> Result<Vec<SharedLayer>, CacheError> {
     layers.iter().map(|layer| Ok(Arc::new(Mutex::new(lock(layer).fork()?)))).collect()
 }

@@ -53,9 +53,9 @@ impl MemoryPart {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryPlace {
-    /// Where the model computes.
+    /// The memory where the model computes.
     Device,
-    /// In the memory of the host, which may be the same.
+    /// The memory of the host, which may be the same.
     Host,
 }
 

@@ -7,10 +7,10 @@ use tch::{Kind, Tensor, no_grad};
 use crate::cache::ChunkSpan;
 use crate::native::cuda::on_device;
 
-/// What the tokens of a batch have added up to so far.
+/// Sums over the tokens of a batch so far.
 #[derive(Debug, Default)]
 pub(super) struct RouterSums {
-    /// Of each expert `(X)`, f64: its probabilities, and how many tokens went to it.
+    /// Sums for each expert `(X)`, f64: its probabilities, and how many tokens went to it.
     sums: Option<(Tensor, Tensor)>,
     tokens: usize,
 }
@@ -58,7 +58,7 @@ pub(super) enum RouterTask<'a> {
     Sum(&'a mut RouterSums),
     /// They are kept as roots of the backward.
     Record {
-        /// To which they are added, in the forward phase.
+        /// The sums to which they are added, in the forward phase.
         sums: Option<&'a mut RouterSums>,
         /// Probabilities, and which of the tokens are real.
         roots: Vec<(Tensor, Tensor)>,
@@ -66,7 +66,7 @@ pub(super) enum RouterTask<'a> {
 }
 
 impl<'a> RouterTask<'a> {
-    /// To record what the routers' loss needs, where they have one; in the forward phase with the sums to which a column is added.
+    /// A task that records what the routers' loss needs, where there is one; in the forward phase with the sums to which a column is added.
     pub(super) fn recording(has_loss: bool, sums: Option<&'a mut RouterSums>) -> Self {
         if has_loss { Self::Record { sums, roots: Vec::new() } } else { Self::Leave }
     }

@@ -48,8 +48,8 @@ impl Schedule {
         }
     }
 
-    /// The same without graphs that are kept where layers' weights wait on the host: the graph of one would keep its weights, whose room is
-    /// the next layer's.
+    /// The schedule for `model`. No graphs are kept where layers' weights wait on the host: the graph of one layer would keep its weights,
+    /// whose room the next layer needs.
     pub(super) fn for_model(self, model: &Model) -> Self {
         Self { kept: if model.has_waiting_layers() { 0 } else { self.kept }, ..self }
     }

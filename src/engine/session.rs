@@ -23,7 +23,7 @@ pub struct Session {
     pub(super) plan: ChunkPlan,
     /// What it was made for.
     pub(super) spec: SessionSpec,
-    /// Of one that is extended as tokens come.
+    /// Rotary frequencies of a session that is extended as tokens come.
     pub(super) frequencies: Vec<Frequencies>,
     /// Tokens of the last chunk that are still to come.
     pub(super) missing: usize,
@@ -39,7 +39,7 @@ pub struct SessionSpec {
     /// The prefill span ends with so many tokens at the latest, as before the first target of a sample whose targets are run one by one;
     /// `None` where it ends with the smallest cache.
     pub prompt: Option<usize>,
-    /// Rotary embeddings that depend on the length of a sequence are those of this length.
+    /// The sequence length for rotary embeddings that depend on it.
     pub rope_length: usize,
     /// The first position of each sequence's initial part, and the one behind it; empty where there is none.
     pub initial: Vec<(usize, usize)>,
@@ -48,7 +48,7 @@ pub struct SessionSpec {
 }
 
 impl SessionSpec {
-    /// For sequences of at most `max_tokens` tokens each, whose choices are kept.
+    /// Describes a session of sequences of at most `max_tokens` tokens each, whose choices are kept.
     pub fn new(num_sequences: usize, max_tokens: usize) -> Self {
         Self { num_sequences, max_tokens, prompt: None, rope_length: max_tokens, initial: Vec::new(), keeps_log: true }
     }
@@ -57,7 +57,7 @@ impl SessionSpec {
 /// What carries a column through layers: the model with what of it is captured, and what rotations and dropout depend on.
 pub(super) struct Pass<'a> {
     pub(super) model: &'a Model,
-    /// Where tokens come without end, at fixed widths.
+    /// Captured layers, where tokens come without end at fixed widths.
     pub(super) captured: Option<&'a mut CapturedLayers>,
     pub(super) frequencies: &'a [Frequencies],
     pub(super) place: DropoutContext<'a>,

@@ -274,7 +274,7 @@ impl Settings {
         self.scope().is_none()
     }
 
-    /// Whether, besides, each is seen as it was computed, by its own chunk and by those that follow.
+    /// Whether [`Self::keeps_all`] holds, and every entry is seen exactly as it was computed.
     pub fn keeps_all_exactly(&self) -> bool {
         self.keeps_all() && self.buffer == BufferKind::Plain
     }
@@ -285,7 +285,7 @@ impl Settings {
         self.sizes.chunking == Chunking::Plain && tokens >= span
     }
 
-    /// How many a choice serves at least; `None` where nothing ever leaves.
+    /// How many heads or sequences one choice serves at least; `None` where nothing ever leaves.
     pub fn scope(&self) -> Option<Scope> {
         let is_window = |slots: &Slots| matches!(slots, Slots::Window(_));
         let of_recipe = self.slots.iter().position(|slots| !is_window(slots)).unwrap_or(0);
@@ -318,7 +318,7 @@ impl Settings {
         self.plan_by(&lengths, &self.cuts(batch, key))
     }
 
-    /// Those of sequences of so many tokens that nobody has read yet; of no size that is drawn, and no single tokens.
+    /// The plan of sequences of `lengths` tokens that nobody has read yet: no size is drawn, and no tokens are run one by one.
     pub fn plan_unread(&self, lengths: &[usize]) -> Result<ChunkPlan, EngineError> {
         self.plan_by(lengths, &self.cuts_as_they_come())
     }
@@ -352,7 +352,7 @@ impl Settings {
         }
     }
 
-    /// Where sequences are cut of which nothing is known beforehand.
+    /// The cuts of sequences of which nothing is known beforehand.
     pub(super) fn cuts_as_they_come(&self) -> Cuts {
         let caches = self.fixed_caches();
         Cuts {
@@ -364,7 +364,7 @@ impl Settings {
         }
     }
 
-    /// The longest chunk of such a sequence.
+    /// The longest chunk of sequences that are cut by [`Self::cuts_as_they_come`].
     pub(super) fn longest_chunk(&self) -> usize {
         let bent = if self.sizes.chunking == Chunking::Reference { chunks::BENT_BY } else { 0 };
         self.sizes.chunk_size + bent

@@ -26,9 +26,9 @@ pub(super) struct Sizes {
 pub(super) enum Slots {
     /// So many, under the recipe's policy.
     Fixed(usize),
-    /// As many as the sequence has tokens.
+    /// One slot for each token of the sequence.
     Growing,
-    /// Those of a sliding window: what it shows the first query of a chunk, and the chunk.
+    /// The cache of a sliding window of so many tokens: slots for what the first query of a chunk sees, and for the chunk.
     Window(usize),
 }
 
@@ -46,7 +46,7 @@ impl Slots {
         }
     }
 
-    /// A number that no sequence changes.
+    /// The number of slots where it does not depend on the sequence.
     pub(super) fn fixed(self) -> Option<usize> {
         if let Self::Fixed(slots) = self { Some(slots) } else { None }
     }

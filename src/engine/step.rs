@@ -25,12 +25,12 @@ pub struct MicroBatchContext {
 /// Loss and gradients of one micro-batch.
 #[derive(Debug)]
 pub struct MicroBatchGradients {
-    /// By sequence of the batch.
+    /// Losses by sequence of the batch.
     pub losses: Vec<SequenceLoss>,
     /// The routers' load-balance loss, where it has a weight and the model has experts.
     pub router_loss: Option<f64>,
-    /// By the names of the model's parameters, in their kind, or in f32 for bf16; zero where one had no influence. On the host where the
-    /// weights wait there.
+    /// Gradients by the names of the model's parameters, in their dtype, or in f32 for bf16; zero where one had no influence. On the
+    /// host where the weights wait there.
     pub gradients: BTreeMap<String, Tensor>,
     /// The choices that were replayed.
     pub log: ReplayLog,

@@ -52,13 +52,13 @@ impl ForwardTrace {
 pub(super) struct BatchIds {
     ids_bt: Tensor,
     samples: Vec<u64>,
-    /// Of sequences as long as they are without their pads.
+    /// Rotary frequencies for the lengths of sequences without their pads.
     frequencies: Vec<Frequencies>,
     device: Device,
 }
 
 impl BatchIds {
-    /// Of so many tokens each, with pads.
+    /// The ids of `batch`, each sequence padded to `total` tokens.
     pub(super) fn new(batch: &Batch, total: usize, model: &Model) -> Self {
         let padded = |sequence: &crate::data::Sequence| {
             let ids = sequence.inputs.iter().map(|&id| i64::from(id));

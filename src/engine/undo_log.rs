@@ -8,12 +8,12 @@ use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::Undo;
 use crate::store::{Store, StoreError, Waiting};
 
-/// Undo entries by chunk.
+/// The undo entries of one layer, by chunk.
 #[derive(Debug)]
 pub(super) struct UndoLog {
     pub(super) store: Store,
     waiting: HashMap<usize, Waiting<Undo>>,
-    /// Of the chunks of the current cell, from its recomputation to its backward.
+    /// Undo entries of the current cell's chunks, from its recomputation to its backward.
     resident: HashMap<usize, Undo>,
 }
 

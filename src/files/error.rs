@@ -87,7 +87,7 @@ pub enum FilesError {
     #[error("`{}` asks for what is not supported: {}", abridged(path.display()), listed(settings))]
     AdapterSettings {
         path: PathBuf,
-        /// `key = value` each.
+        /// Each setting as `key = value`.
         settings: Vec<String>,
     },
     /// Tensors of an adapter that do not fit the model, all of them.

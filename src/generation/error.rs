@@ -42,7 +42,7 @@ pub enum GenerationError {
     #[error("a prompt of {prompt} tokens and {new_tokens} new ones are more than the {longest} positions of the model")]
     TooLong {
         prompt: usize,
-        /// Of the answer, at most.
+        /// The most tokens that the answer may have.
         new_tokens: usize,
         longest: usize,
     },

@@ -10,14 +10,14 @@ pub struct TokenLikelihood {
     pub id: u32,
     /// The logarithm of its probability.
     pub log_probability: f32,
-    /// The most likely ones, descending, with theirs.
+    /// The most likely tokens with their log-probabilities, descending.
     pub most_likely: Vec<(u32, f32)>,
 }
 
 /// Tokens whose logits are held at a time.
 const BLOCK: i64 = 128;
 
-/// How likely the tokens `ids` are, of which `top` most likely ones are told, from the hidden states that they follow.
+/// How likely the tokens `ids` are, from the hidden states that they follow; each with the `top` most likely tokens at its place.
 ///
 /// # Shapes
 /// `hidden_ne (n, E)` before the final norm, of as many tokens.
@@ -37,7 +37,7 @@ pub(super) fn next_logits(model: &Model, hidden_ne: &Tensor) -> Tensor {
     no_grad(|| model.logits(&model.final_norm(hidden_ne)).to_kind(Kind::Float).to_device(tch::Device::Cpu))
 }
 
-/// As [`likelihoods`], from logits `(n, V)`.
+/// Likelihoods from logits `(n, V)`; see [`likelihoods`].
 pub(super) fn of_logits(logits_nv: &Tensor, ids: &[u32], top: usize) -> Vec<TokenLikelihood> {
     let log_nv = logits_nv.log_softmax(-1, Kind::Float);
     let top = top.min(log_nv.size()[1] as usize);

@@ -9,7 +9,7 @@ pub struct RequestId(pub u64);
 
 /// A prompt that is to be continued.
 pub struct Request {
-    /// Its tokens, all of them: those that a session has read, too.
+    /// All tokens of the prompt: those that a session has read, too.
     pub prompt: Vec<u32>,
     /// The first position of its initial part, and the one behind it, for a policy that keeps that.
     pub initial: Option<(usize, usize)>,
@@ -19,14 +19,14 @@ pub struct Request {
     pub likelihoods: LikelihoodsOf,
     /// A session that has read the beginning of the prompt, and less than all.
     pub session: Option<Session>,
-    /// Whether the session is handed back at the end, and for how many tokens in all it is made; of one sample only.
+    /// The most tokens of the session that is handed back at the end; `None` hands none back. For one sample only.
     pub keeps_session: Option<usize>,
-    /// Whether a session is handed out that has read the prompt up to the last border of a column which prompts share that begin alike.
+    /// Whether to hand out a session that has read the prompt up to its last column border that prompts with the same beginning have, too.
     pub keeps_border: bool,
 }
 
 impl Request {
-    /// One text after `prompt`.
+    /// Asks for one text after `prompt`.
     pub fn new(prompt: Vec<u32>, rules: GenerationRules) -> Self {
         Self {
             prompt,
@@ -41,7 +41,7 @@ impl Request {
     }
 }
 
-/// Of which tokens likelihoods are told.
+/// Tells for which tokens likelihoods are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LikelihoodsOf {
     /// New tokens, each with so many of the most likely ones.
@@ -55,7 +55,7 @@ pub enum GenerationEvent {
     /// The prompt has been read.
     Prompt {
         request: RequestId,
-        /// Of each of its tokens but the first, where they are asked for.
+        /// Likelihoods of all tokens of the prompt but the first, where they are asked for.
         likelihoods: Vec<TokenLikelihood>,
     },
     /// The prompt has been read up to a border that longer prompts with the same beginning have, too.
@@ -66,10 +66,10 @@ pub enum GenerationEvent {
     },
     Token {
         request: RequestId,
-        /// Of which of its texts.
+        /// The index of the text among those of the request.
         sample: usize,
         id: u32,
-        /// What it adds to the text for good; nothing without a tokenizer.
+        /// The text that the token adds for good; empty without a tokenizer.
         text: String,
         /// Where it is asked for.
         likelihood: Option<TokenLikelihood>,
@@ -77,7 +77,7 @@ pub enum GenerationEvent {
     Finished {
         request: RequestId,
         sample: usize,
-        /// What is left of the text.
+        /// The end of the text that no token event has brought.
         text: String,
         reason: Finish,
         /// Entries that have left its caches, by KV head and layer.
@@ -91,14 +91,14 @@ pub enum GenerationEvent {
 /// Why a text has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// By an end token or a stop string.
+    /// An end token or a stop string has come.
     Stop,
     /// There are as many tokens as were asked for.
     Length,
 }
 
 impl Finish {
-    /// As other programs write it.
+    /// The `finish_reason` of OpenAI's API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",

@@ -32,7 +32,7 @@ pub struct SamplingRules {
     pub typical_p: f64,
     /// Tokens stay that are at least as likely (arXiv 2210.15191).
     pub epsilon_cutoff: f64,
-    /// The same, and less where the entropy is high (arXiv 2210.15191).
+    /// Tokens stay that are at least as likely, or less likely where the entropy is high (arXiv 2210.15191).
     pub eta_cutoff: f64,
 }
 
@@ -68,7 +68,7 @@ pub struct TokensSoFar<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     pub id: u32,
-    /// Its logit after the rules.
+    /// The logit after the rules.
     pub logit: f32,
 }
 
@@ -76,13 +76,13 @@ pub struct Candidate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrawPlace {
     pub seed: u64,
-    /// Among the samples of one prompt.
+    /// The index among the samples of one prompt.
     pub sample: u64,
     pub step: u64,
 }
 
 impl DrawPlace {
-    /// A number of `0..1`.
+    /// Draws a number from `0..1`.
     fn unit(self) -> f64 {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(self.sample);
@@ -104,7 +104,7 @@ impl SamplingRules {
         draw(&self.candidates(logits), place.unit())
     }
 
-    /// What holds for the most likely token, too.
+    /// Applies the penalties and bans, which apply to greedy decoding, too.
     pub fn penalise(&self, logits: &mut [f32], so_far: TokensSoFar<'_>) {
         let TokensSoFar { ids, num_prompt, eos } = so_far;
         let banned = banned_by_ngrams(ids, self.no_repeat_ngram_size);
@@ -205,7 +205,7 @@ fn cut_top_k(kept: &mut Vec<Candidate>, k: usize) {
     kept.retain(|candidate| candidate.logit >= lowest);
 }
 
-/// What is, from the least likely on, together no more than the rest goes; the most likely one stays.
+/// Drops the least likely candidates that together have at most the probability `1 − p`; the most likely one stays.
 fn cut_top_p(kept: &mut Vec<Candidate>, p: f64) {
     let probability = probabilities(kept);
     let mut order: Vec<usize> = (0..kept.len()).collect();
@@ -219,7 +219,7 @@ fn cut_top_p(kept: &mut Vec<Candidate>, p: f64) {
     remove(kept, &goes.copied().collect());
 }
 
-/// What is less likely than a bound goes, which may depend on the highest probability and the entropy; the most likely one stays.
+/// Drops candidates less likely than a bound, which may depend on the highest probability and the entropy; the most likely one stays.
 fn cut_below(kept: &mut Vec<Candidate>, bound: impl Fn(f64, f64) -> f64) {
     let probability = probabilities(kept);
     let highest = probability.iter().copied().fold(0.0, f64::max);

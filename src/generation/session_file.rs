@@ -12,7 +12,7 @@ use crate::files::{self, Dtype, RawTensor, TensorFile};
 use crate::model::Model;
 use crate::store;
 
-/// What a session belongs to: it goes on only with the same.
+/// Model, adapter, cache and dtype that a session was made with; it goes on only with the same.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct SessionIdentity {
@@ -130,7 +130,7 @@ fn hash_of_tensor(dtype: Dtype, shape: &[usize], bytes: &[u8]) -> String {
     files::hash_parts([format!("{dtype} {shape:?}").as_bytes(), bytes])
 }
 
-/// Of the header and of the tensors' hashes by their names, whatever their order in the file.
+/// Hashes the header and the tensors' hashes by name, whatever their order in the file.
 fn hash_of_all(header: &str, tensors: &BTreeMap<String, String>) -> String {
     files::hash_parts([header].into_iter().chain(tensors.iter().flat_map(|(name, hash)| [name.as_str(), hash])))
 }

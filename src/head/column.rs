@@ -8,10 +8,10 @@ use crate::native::cuda::on_device;
 use crate::native::gradients_of;
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
 
-/// What one sequence has lost.
+/// The loss of one sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SequenceLoss {
-    /// Sum of cross-entropies, nats.
+    /// The sum of cross-entropies, in nats.
     pub loss_sum: f64,
     pub targets: usize,
     /// Targets that had the largest score of all choices.
@@ -22,7 +22,7 @@ pub struct SequenceLoss {
 #[derive(Debug)]
 pub struct Losses {
     pub picks: Vec<Pick>,
-    /// `(2, N)`, f64: cross-entropies, and 1 where the target had the first of the largest scores.
+    /// Cross-entropies, and 1 where the target had the first of the largest scores: `(2, N)`, f64.
     pub figures_2n: Tensor,
 }
 
@@ -43,7 +43,7 @@ pub struct ColumnLoss {
     pub losses: Vec<Losses>,
     /// Gradient of `weight · Σ losses` with respect to the hidden states `(B, n, E)`; `None` without targets or weight.
     pub hidden_gradient: Option<Tensor>,
-    /// The same with respect to [`Logits::parameters`], in their order; empty without targets or weight.
+    /// Gradients of that sum with respect to [`Logits::parameters`], in their order; empty without targets or weight.
     pub parameter_gradients: Vec<Tensor>,
 }
 
@@ -70,7 +70,7 @@ pub struct HeadFootprint {
     pub choices: usize,
     /// Width of the hidden states.
     pub hidden: usize,
-    /// Numbers of final norm and output projection that are trained.
+    /// Trained parameters of final norm and output projection.
     pub trained: u64,
     /// Whether these are kept in more bits than they compute in.
     pub is_widened: bool,
@@ -133,7 +133,7 @@ pub fn column_loss(
 
 struct BlockLoss {
     losses: Losses,
-    /// Of the hidden states, then of the parameters; none without a weight.
+    /// Gradients of the hidden states, then of the parameters; none without a weight.
     gradients: Vec<Option<Tensor>>,
 }
 

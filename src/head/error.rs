@@ -11,9 +11,9 @@ pub enum HeadError {
     WrongTargets {
         /// Recipe name of the head.
         head: &'static str,
-        /// `labels`, say.
+        /// The kind of target that the head needs, such as `labels`.
         expected: &'static str,
-        /// `class indices`, say.
+        /// The kind of target in the data, such as `class indices`.
         found: &'static str,
     },
     /// Autograd through the head failed.

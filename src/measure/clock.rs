@@ -12,7 +12,7 @@ use crate::plan::StepPart;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spent {
     pub seconds: f64,
-    /// Of all threads of the process together.
+    /// CPU time of all threads of the process together.
     pub cpu_seconds: f64,
 }
 
@@ -38,20 +38,20 @@ impl Reading {
         Self { wall: Instant::now(), cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9 }
     }
 
-    /// From `earlier` to here.
+    /// The time spent from `earlier` to this reading.
     fn since(self, earlier: Self) -> Spent {
         Spent { seconds: (self.wall - earlier.wall).as_secs_f64(), cpu_seconds: self.cpu - earlier.cpu }
     }
 }
 
-/// What `work` takes.
+/// The time that `work` takes.
 pub(super) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
     let began = Reading::now(device);
     work();
     Reading::now(device).since(began)
 }
 
-/// Gives each moment of a step to one of its parts: runs from its making on, and is told which part the time from then on belongs to.
+/// Splits the time of a step among its parts: it runs from its making on, and is told when the next part begins.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     device: Device,
@@ -69,7 +69,6 @@ impl Stopwatch {
         Self { device, began: now, turned: now, part: StepPart::Forward, parts: Default::default(), left_out: Spent::default() }
     }
 
-    /// Begins anew.
     pub(crate) fn restart(&mut self) {
         *self = Self::start(self.device);
     }
@@ -81,7 +80,7 @@ impl Stopwatch {
         (self.turned, self.part) = (now, part);
     }
 
-    /// The time since the last turn is none of the step's.
+    /// Leaves the time since the last turn out of the step.
     pub(crate) fn leave_out(&mut self) {
         let now = Reading::now(self.device);
         self.left_out.add(now.since(self.turned));

@@ -7,12 +7,12 @@ use super::Spent;
 use super::clock::time_of;
 use crate::native::product;
 
-/// Operations per second.
+/// The rate of matrix products in operations per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct GemmRate {
-    /// By the clock on the wall.
+    /// The rate in wall-clock time.
     pub per_second: f64,
-    /// By the time that all threads together have computed.
+    /// The rate in the CPU time of all threads together.
     pub per_cpu_second: f64,
 }
 
@@ -23,7 +23,7 @@ impl GemmRate {
     }
 }
 
-/// Measured for so long, at least.
+/// Seconds that the measurement lasts, at least.
 const SECONDS: f64 = 0.1;
 /// Side of the matrices: large enough for the rate, small enough to leave memory as it was.
 const SIDE_CPU: i64 = 1024;

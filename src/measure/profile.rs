@@ -16,7 +16,7 @@ use crate::units::Bytes;
 pub struct MicroBatchPosition {
     /// The number of the step, from 1.
     pub step: u64,
-    /// Its index, and how many this rank has in the step.
+    /// The index of the micro-batch, and how many this rank has in the step.
     pub micro_batch: (usize, usize),
 }
 
@@ -25,7 +25,7 @@ pub struct MicroBatchPosition {
 pub enum MemorySide {
     /// All of the process, where the CPU computes.
     Process,
-    /// The host's, beside a device.
+    /// The host's memory, beside a device.
     Host,
     Device,
 }

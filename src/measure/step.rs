@@ -8,7 +8,7 @@ use crate::plan::{Flops, StepPart};
 use crate::report::memory::ResidentPeak;
 use crate::units::{Bytes, Seconds};
 
-/// One step. Of several ranks' it is the first one's, but for tokens, loss and `idle`, which are those of all.
+/// One step. With several ranks the figures are the first rank's; tokens, loss and `idle` are those of all ranks.
 #[derive(Clone, Debug)]
 pub struct StepRecord {
     /// Counted from 1, warm-up steps first.
@@ -17,20 +17,20 @@ pub struct StepRecord {
     pub is_warm_up: bool,
     /// The step whole, by its own reading of the clocks.
     pub whole: Spent,
-    /// In the order of [`StepPart::ALL`].
+    /// The time of each part, in the order of [`StepPart::ALL`].
     pub parts: [Spent; 6],
     /// Tokens of all sequences of all ranks.
     pub tokens: usize,
-    /// The same with the pads that were run: of a sequence at most those that fill the chunk in which it ends.
+    /// Tokens with the pads that were run: of a sequence at most those that fill the chunk in which it ends.
     pub tokens_run: usize,
     pub flops: Flops,
-    /// Of a product of two square matrices, measured just before the step.
+    /// The rate of a product of two square matrices, measured just before the step.
     pub gemm: GemmRate,
     /// The largest resident size of the process; `None` where it can't be read.
     pub peak: Option<ResidentPeak>,
     /// The most that the device's allocator had out; `None` on a CPU.
     pub device_peak: Option<Bytes>,
-    /// By part, where it is wanted: one table for each memory.
+    /// Memory by part, where it is wanted: one table for each memory.
     pub memory: Vec<MemoryProfile>,
     /// What copies to and from the host have cost the step.
     pub copies: CopyCost,
@@ -42,9 +42,9 @@ pub struct StepRecord {
 /// What copies to and from the host cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CopyCost {
-    /// On a CPU: how long it has copied into stores and out of them.
+    /// The time that a CPU has copied into stores and out of them.
     Made(Seconds),
-    /// On a device that copies while it computes: how long it has waited for copies.
+    /// The time that a device which copies while it computes has waited for copies.
     WaitedFor(Seconds),
 }
 
@@ -133,7 +133,7 @@ impl StepRecord {
 /// Where the values of a figure lie.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The one in the middle.
+    /// The value in the middle.
     pub median: f64,
     pub min: f64,
     pub max: f64,

@@ -10,8 +10,9 @@ use crate::model::ModelConfig;
 use crate::recipe::{HeadRecipe, Recipe, RopeScalingRecipe};
 use crate::units::Fault;
 
-/// As many sequences as a recipe has in a micro-batch, the longest first, of so many tokens each, or of the only length given: a target at
-/// every token for the next one (at the last alone where tokens are run one by one from the first target on), else a class at the last.
+/// Draws as many sequences as a micro-batch of the recipe has, the longest first, with the given lengths, or all of the only length given.
+/// Every token has the next one as its target (only the last has one where tokens are run one by one from the first target on); a sequence
+/// that is classified has a class.
 pub fn random_batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], seed: u64) -> Result<Batch, Fault> {
     let (positions, sequences) = (config.most_positions(), recipe.train.batch_size.sequences());
     if let Some(&tokens) = lengths.iter().find(|&&tokens| tokens > positions) {

@@ -35,7 +35,7 @@ pub enum ModelError {
     #[error("the tensors in `{dir}` don't fit {what}: {problems}", dir = abridged(dir.display()))]
     Tensors {
         dir: PathBuf,
-        /// What they should fit: `its config.json`, say.
+        /// What they should fit, such as `its config.json`.
         what: &'static str,
         problems: TensorProblems,
     },
@@ -45,16 +45,16 @@ pub enum ModelError {
     /// A tensor can't be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A target of LoRA that no layer has, or what is said of a target that none is.
+    /// The recipe names a LoRA target that no layer has, or gives a setting to what is no target.
     #[error("unknown name `{name}` in `{key}`: {} {known}", if is_of_targets(key) { "the targets are" } else { "the layers have" }, name = quoted(name))]
     UnknownTarget {
-        /// The key of `[lora]`.
+        /// The key of `[lora]` at fault.
         key: &'static str,
-        /// As the user wrote it.
+        /// The name that the user wrote.
         name: String,
         /// The names that are known, in backticks.
         known: String,
-        /// The one that may be meant.
+        /// The known name that may be meant.
         near: Option<String>,
     },
     /// No target, a zero `r` or the like.
@@ -83,7 +83,7 @@ pub enum ModelError {
     Tokenizer { message: String },
 }
 
-/// Whether a key of `[lora]` says something of targets, and makes none.
+/// Whether a key of `[lora]` sets something for the targets that another key names.
 fn is_of_targets(key: &str) -> bool {
     !key.starts_with("target")
 }

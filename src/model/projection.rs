@@ -26,7 +26,7 @@ impl Projection {
     pub const ALL: [Self; 9] =
         [Self::Query, Self::Key, Self::Value, Self::QueryKeyValue, Self::Output, Self::Gate, Self::Up, Self::GateUp, Self::Down];
 
-    /// Its place inside the layer: `self_attn.q_proj`.
+    /// The path of the module inside a layer, such as `self_attn.q_proj`.
     fn path(self) -> &'static str {
         match self {
             Self::Query => "self_attn.q_proj",

@@ -13,7 +13,7 @@ pub enum TrainedPart {
         targets: Vec<Projection>,
         /// How many numbers are trained.
         numbers: usize,
-        /// Those of them outside the layers.
+        /// The part of `numbers` outside the layers.
         ends: IoParameters,
         has_dropout: bool,
         /// Whether the lengths of rows are trained by themselves.

@@ -114,11 +114,11 @@ pub fn computes(device: Device, kind: Kind) -> bool {
 /// Keys and values of some slots: of the past, a page of it, or a chunk's own. Clones share the tensors.
 #[derive(Debug)]
 pub struct KvBlock {
-    /// `(B, G, P, D)`.
+    /// Keys `(B, G, P, D)` of these slots.
     pub k: Tensor,
-    /// `(B, G, P, D)`.
+    /// Values `(B, G, P, D)` of these slots.
     pub v: Tensor,
-    /// What else each entry has, plane by plane, `(B, G, P, ·)`; attention does not look at it.
+    /// Further planes `(B, G, P, ·)` of each entry, which attention does not look at.
     pub further: Vec<Tensor>,
     /// Which slots count `(B, G, P)`, bool, where not all of them do.
     pub valid: Option<Tensor>,
@@ -164,7 +164,7 @@ impl KvBlock {
         Self::of_planes(self.planes().map(f))
     }
 
-    /// Some of the slots, with what is known of them.
+    /// Slots `start .. start + slots`, with what is known of them.
     pub fn narrow(&self, start: i64, slots: i64) -> Self {
         let some = |x: &Tensor| x.narrow(2, start, slots);
         Self { valid: self.valid.as_ref().map(some), visible_until: self.visible_until.as_ref().map(some), ..self.map(some) }
@@ -260,7 +260,7 @@ pub fn attend(
     (results.next().unwrap_or_default(), results.next().unwrap_or_default(), results.next())
 }
 
-/// What the backward of [`attend`] gives.
+/// The results of the backward of [`attend`].
 #[derive(Debug)]
 pub struct AttendGrads {
     /// The gradient of queries `(B, H, n, D)`.

@@ -23,7 +23,7 @@ const DRAW_BITS: u32 = 53;
 pub struct DropoutStream {
     pub seed: u64,
     pub step: u64,
-    /// The layer, from 0.
+    /// The index of the layer, from 0.
     pub layer: u64,
     /// The projection inside the layer, from 0.
     pub module: u64,

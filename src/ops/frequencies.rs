@@ -40,20 +40,19 @@ pub enum RopeScaling {
     },
     /// Slow pairs are interpolated and fast ones are not (Peng et al. 2023, arXiv 2309.00071).
     Yarn(YarnScaling),
-    /// The same by the length of each sequence. Depends on the length of the whole sequence.
+    /// `YaRN` with a factor that follows from the length of each sequence. Depends on the length of the whole sequence.
     DynamicYarn(DynamicYarnScaling),
-    /// The same by wavelength, as Llama 3.1 was published (arXiv 2407.21783).
+    /// Pairs of long wavelengths are interpolated and short ones are not, as Llama 3.1 was published (arXiv 2407.21783).
     Llama3(Llama3Scaling),
     /// Each pair has a factor of its own, from one of two lists (Ding et al. 2024, arXiv 2402.13753). Depends on the length of the whole
     /// sequence.
     LongRope(LongRopeScaling),
 }
 
-/// The settings of `YaRN`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct YarnScaling {
-    /// By which slow pairs are divided.
+    /// The frequencies of slow pairs are divided by it.
     pub factor: f64,
     /// Tokens of the sequences that the model was first trained on.
     pub original: usize,
@@ -80,11 +79,10 @@ pub struct DynamicYarnScaling {
     pub beta_slow: f64,
 }
 
-/// The settings of Llama 3.1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Llama3Scaling {
-    /// By which pairs of long wavelengths are divided.
+    /// The frequencies of pairs with long wavelengths are divided by it.
     pub factor: f64,
     /// Wavelengths above the original length divided by this are long.
     pub low: f64,
@@ -94,7 +92,6 @@ pub struct Llama3Scaling {
     pub original: usize,
 }
 
-/// The settings of `LongRoPE`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LongRopeScaling {
@@ -127,7 +124,7 @@ impl Clone for Frequencies {
 }
 
 impl Frequencies {
-    /// Those of several batches, one behind the other.
+    /// Concatenates the frequencies of several batches.
     pub fn joined(all: &[&Self]) -> Self {
         let inverse: Vec<&Tensor> = all.iter().map(|of| &of.inverse_bf).collect();
         let factor = |of: &&Self| {
@@ -139,7 +136,7 @@ impl Frequencies {
         Self { inverse_bf: Tensor::cat(&inverse, 0), attention_factor_b }
     }
 
-    /// Those of the first sequences of the batch.
+    /// The frequencies of the first sequences of the batch.
     pub fn of_first(&self, sequences: i64) -> Self {
         let first = |of: &Tensor| of.narrow(0, 0, sequences.min(of.size()[0]));
         Self { inverse_bf: first(&self.inverse_bf), attention_factor_b: self.attention_factor_b.as_ref().map(first) }
@@ -157,7 +154,7 @@ impl RopeSpec {
         }
     }
 
-    /// Of all channels of a head, with nothing changed.
+    /// Rotates all channels of a head, with unscaled frequencies.
     pub fn plain(theta: f64, head_dim: usize) -> Self {
         Self { theta, rotary_dim: head_dim, scaling: RopeScaling::Unscaled }
     }
@@ -266,7 +263,7 @@ impl RopeSpec {
 }
 
 impl DynamicYarnScaling {
-    /// By which slow pairs of a sequence are divided.
+    /// The factor that divides the frequencies of a sequence's slow pairs.
     fn factor(&self, length: usize) -> f64 {
         (length as f64 / self.original as f64).max(1.0)
     }

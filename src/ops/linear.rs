@@ -9,9 +9,9 @@ use crate::native::product;
 /// `scale · x Aᵀ Bᵀ`.
 #[derive(Clone, Copy, Debug)]
 pub struct LowRank<'a> {
-    /// `(r, in)`.
+    /// The down projection `A (r, in)`.
     pub a_ri: &'a Tensor,
-    /// `(out, r)`.
+    /// The up projection `B (out, r)`.
     pub b_or: &'a Tensor,
     pub scale: f64,
     /// The input `(B, n, in)` where dropout has made it another than the projection's.
@@ -28,7 +28,7 @@ pub enum Weight {
 /// A frozen matrix in a form of fewer bits, from which it is made anew for each product.
 #[derive(Debug)]
 pub struct PackedWeight {
-    /// What the form keeps.
+    /// The tensors that the packed form consists of.
     pub parts: Vec<Tensor>,
     /// Rows and columns of the matrix.
     pub size: [i64; 2],
@@ -113,7 +113,7 @@ struct SavedLowRank {
     /// The dtype in which A and B are kept.
     kind: Kind,
     scale: f64,
-    /// Where it is another than the projection's.
+    /// The input of the addition, where it is another than the projection's.
     x: Option<Tensor>,
     /// `scale · x Aᵀ`, rows by r.
     inner: Tensor,

@@ -26,7 +26,7 @@ pub(super) struct Remembered {
     ends: Vec<String>,
     tensors: Waiting<Vec<Tensor>>,
     is_on_host: bool,
-    /// Where it is updated.
+    /// The device on which it is updated.
     device: Device,
 }
 
@@ -75,7 +75,7 @@ impl Remembered {
         own
     }
 
-    /// Sets it out to where it is updated, if it waits elsewhere.
+    /// Begins to copy the tensors to where they are updated, if they wait elsewhere.
     pub(super) fn prefetch(&mut self) {
         in_memory(self.tensors.prefetch(self.device));
     }
@@ -85,7 +85,7 @@ impl Remembered {
         in_memory(self.tensors.wait(self.device))
     }
 
-    /// Keeps what has changed, in the place of what was.
+    /// Keeps the changed tensors in place of the old ones.
     pub(super) fn keep(&mut self, changed: &[Tensor]) {
         let changed: Vec<Tensor> = changed.iter().map(Tensor::shallow_clone).collect();
         self.tensors = if self.is_on_host { Waiting::send(&changed) } else { Waiting::here(&changed) };

@@ -34,7 +34,7 @@ const FREED_NUMBERS: u64 = 10 << 18;
 const FREED_SHARE: f64 = 0.025;
 
 impl ProcessBaseline {
-    /// Of the process, with the kernels that are still to come.
+    /// The size of the process, with the kernels that are still to come.
     pub fn bytes(self) -> Bytes {
         Bytes(self.resident.0 + self.kernels.0)
     }
@@ -60,7 +60,7 @@ impl ProcessBaseline {
     }
 }
 
-/// Of hidden states, and inside the MLP.
+/// Widths of the hidden states and inside the MLP, for each of the two models.
 const WIDTHS: [[usize; 2]; 2] = [[64, 160], [192, 480]];
 
 fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option<()> {

@@ -20,10 +20,10 @@ pub struct Planner<'a> {
     pub kv: &'a CacheRecipe,
     pub trained: &'a TrainedPart,
     pub optimizer: &'a OptimizerRecipe,
-    /// What of all this waits on the host.
+    /// What is offloaded to the host.
     pub offload: Offload,
     pub kind: Kind,
-    /// The heaviest that will come.
+    /// The heaviest batch that will come.
     pub batch: &'a Batch,
     pub micro_batches: usize,
     pub machine: Machine,
@@ -38,7 +38,7 @@ pub struct Alternative {
     /// Cells whose graphs are kept.
     pub kept: usize,
     pub forecast: Forecast,
-    /// Of a device with a memory of its own.
+    /// Peak memory of a device with a memory of its own.
     pub device: Option<Bytes>,
     pub host: Bytes,
     pub operations: f64,
@@ -152,7 +152,7 @@ impl Planner<'_> {
         Ok(if all.fits { all } else { none })
     }
 
-    /// The same with as many as fit.
+    /// Considers `grad` with as many kept graphs as fit, where their number is open.
     pub fn keeping(&self, grad: &GradRecipe) -> Result<Alternative, Fault> {
         let mut most = self.keeping_all_or_none(grad.clone())?;
         let is_settled = grad.keep_graph != KeepGraph::Auto || self.offload == Offload::Weights;

@@ -11,11 +11,11 @@ use crate::model::{AttentionSpec, Projection};
 /// Operations of one step; a multiplication with its addition counts as two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Flops {
-    /// Of the projections and of what an adapter adds to them.
+    /// Operations of the projections and of what an adapter adds to them.
     pub linear: f64,
-    /// Of attention to what is visible.
+    /// Operations of attention, over the pairs that are visible.
     pub attention: f64,
-    /// Of the output projection, where there are targets.
+    /// Operations of the output projection, where there are targets.
     pub head: f64,
 }
 
@@ -36,7 +36,7 @@ struct ForwardBackward {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Passes {
     forward: Flops,
-    /// Of cells whose graphs were not kept.
+    /// Recomputation of cells whose graphs were not kept.
     recompute: Flops,
     /// The second forward of bands below the top one.
     replay: Flops,

@@ -10,12 +10,12 @@ use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::engine::ChunkPlan;
 use crate::units::Bytes;
 
-/// What a step would take.
+/// Memory that a step would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forecast {
-    /// Of the memory where the model computes: of the process' tensors, on a CPU.
+    /// Peak of the memory where the model computes; on a CPU, of the process' tensors.
     pub device: PlannedPeak,
-    /// Of the host's memory, where the model computes elsewhere.
+    /// Peak of the host's memory, where the model computes elsewhere.
     pub host: Option<PlannedPeak>,
     /// What waits in files at most.
     pub files: Bytes,

@@ -14,9 +14,9 @@ use crate::store::Form;
 #[derive(Clone, Debug)]
 pub(super) struct LayerMemory {
     pub(super) cache: u64,
-    /// Its keys and values where they wait on the host.
+    /// Bytes of keys and values that wait on the host.
     pub(super) waiting_cache: u64,
-    /// What a policy notes of the entries.
+    /// Bytes of a policy's notes on the entries.
     pub(super) notes: u64,
     pub(super) gradients: u64,
     /// The copy of a cache that grows.

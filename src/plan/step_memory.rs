@@ -29,7 +29,7 @@ pub(super) struct StepMemory<'a> {
     schedule: Schedule,
     layers: Vec<LayerMemory>,
     columns: Vec<PlannedColumn>,
-    /// By band from the top, and by column.
+    /// Cells by band from the top, and by column.
     cells: Vec<Vec<Cell>>,
     checkpoints: u64,
     undo: u64,

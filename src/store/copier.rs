@@ -43,7 +43,7 @@ impl CopyMark {
     }
 }
 
-/// Who copies between a device and the host.
+/// Copies between a device and the host.
 pub trait Copier: Debug + Send + Sync {
     /// Asks for copies, each of a tensor (second) over another of the same size and kind (first). They begin when the device has
     /// computed what it was asked for so far, and when what `after` marks is done. What is copied must not be written, nor the target
@@ -134,9 +134,9 @@ struct StreamCopier {
 #[derive(Debug)]
 struct StreamState {
     beside: SideStream,
-    /// How many were asked for.
+    /// The number of the copies that were asked for last.
     last: u64,
-    /// Those that may not be done, in their order.
+    /// Copies that may still be running, in their order.
     under_way: VecDeque<InFlight>,
 }
 

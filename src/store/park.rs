@@ -16,7 +16,7 @@ use crate::units::Bytes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As it is, to the bit.
+    /// Every bit stays as it is.
     Plain,
     /// 8 bits a value and a ninth that halves the step, in blocks of up to 64: 1.19 bytes a value with minimum and scale. Normally
     /// distributed values come back with 0.27 % of error. (8 bits in blocks of 8 leave as much error on 1.5 bytes: a bit more costs

@@ -86,7 +86,7 @@ pub fn save_tensors(path: &Path, tensors: &[(String, Tensor)], metadata: &BTreeM
     save_in_turn(path, &tensor_heads(path, tensors)?, metadata, |index| Ok::<_, StoreError>(tensors[index].1.shallow_clone()))
 }
 
-/// As [`save_tensors`], of which only one is copied at a time: `tensor` is asked for each by its index, once.
+/// Writes the file of [`save_tensors`] with only one tensor copied at a time: `tensor` is asked for each by its index, once.
 ///
 /// # Shapes
 /// Those of `heads`.

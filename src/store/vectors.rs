@@ -10,7 +10,7 @@ use crate::native::{Levels, quantise_on_cpu, restore_on_cpu};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
-    /// 256 levels.
+    /// 256 levels, one in a byte.
     Eight,
     /// 16 levels, two in a byte.
     Four,
@@ -22,9 +22,9 @@ pub enum Bits {
 
 #[derive(Debug)]
 pub struct Quantised {
-    /// `(…, D)`, or `(…, ⌈D/2⌉)` for 4 bits, u8.
+    /// Levels `(…, D)`, or `(…, ⌈D/2⌉)` for 4 bits, u8.
     pub level: Tensor,
-    /// `(…, 2)`, i16: the bits of minimum and scale. A negative scale says that both are bf16, else both are f16.
+    /// The bits of minimum and scale `(…, 2)`, i16. A negative scale says that both are bf16, else both are f16.
     pub range: Tensor,
 }
 
@@ -94,7 +94,7 @@ impl Bits {
         Levels { bits, width, bytes: self.level_bytes(width) }
     }
 
-    /// Of a level with an odd number of bits, the bits above the last.
+    /// The bits above the last, for levels with an odd number of bits.
     fn above_the_last(self) -> Option<Self> {
         match self {
             Self::Nine => Some(Self::Eight),
@@ -123,7 +123,7 @@ impl Bits {
         made.map_or_else(|| self.quantise_by_operations(x), |(level, range)| Quantised { level, range })
     }
 
-    /// The same in libtorch's operations.
+    /// Quantises with libtorch's operations, where the CPU kernel does not serve.
     fn quantise_by_operations(self, x: &Tensor) -> Quantised {
         let x = x.to_kind(wide(x.kind()));
         let (minimum, maximum) = (x.amin([-1i64], true), x.amax([-1i64], true));
@@ -146,7 +146,7 @@ impl Bits {
         made.unwrap_or_else(|| self.restore_by_operations(level, range, width, kind))
     }
 
-    /// The same in libtorch's operations.
+    /// Restores with libtorch's operations, where the CPU kernel does not serve.
     fn restore_by_operations(self, level: &Tensor, range: &Tensor, width: i64, kind: Kind) -> Tensor {
         let (low, scale) = read_range(range, wide(kind));
         self.unpack(level, width, wide(kind)).g_mul_(&scale).g_add_(&low).to_kind(kind)
@@ -202,7 +202,7 @@ fn spread(values: &Tensor, parts: i64) -> Tensor {
     (1..parts).fold(first, |mut bytes, i| bytes.g_mul_scalar_(factor).g_add_(&values.narrow(-1, i * part, part)))
 }
 
-/// The inverse of [`spread`].
+/// The inverse of [`spread`], at `width` values.
 fn gathered(bytes: &Tensor, parts: i64, width: i64) -> Tensor {
     let bits = 8 / parts;
     let part = |i: i64| bytes.bitwise_right_shift_tensor_scalar(bits * (parts - 1 - i)).bitwise_and((1i64 << bits) - 1);

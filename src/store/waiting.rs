@@ -18,13 +18,13 @@ static ROOM: LazyLock<Store> = LazyLock::new(|| Store::in_memory(Form::Plain));
 
 /// Something that can be taken apart into tensors and put together again.
 pub trait Bundle: Sized {
-    /// What of it is no tensor.
+    /// The part that is no tensor.
     type Rest: Clone + Debug;
 
     /// The rest, and the tensors, which may share their memory with it.
     fn take_apart(&self) -> (Self::Rest, Vec<Tensor>);
 
-    /// Inverts [`Self::take_apart`].
+    /// Puts together what [`Self::take_apart`] gave.
     fn put_together(rest: &Self::Rest, tensors: Vec<Tensor>) -> Self;
 }
 
@@ -128,7 +128,7 @@ impl<T: Bundle> Waiting<T> {
         Self::send_to(&ROOM, bundle)
     }
 
-    /// As [`Self::send`], to a store in memory; tensors of the host need none of its room.
+    /// Sends tensors as [`Self::send`] does, to a store in memory; tensors of the host need none of its room.
     pub fn send_to(store: &Store, bundle: &T) -> Self {
         let here = Self::here(bundle);
         let is_sent = matches!(&here.place, Place::Here(tensors) if tensors.iter().any(|x| copies_are_async(x.device())));
@@ -144,7 +144,7 @@ impl<T: Bundle> Waiting<T> {
         Ok(())
     }
 
-    /// As [`Self::prefetch`], and gives the room back.
+    /// Moves the tensors to a device for good: begins the copies as [`Self::prefetch`] does, and gives the room on the host back.
     pub fn leave(&mut self, device: Device) -> Result<(), StoreError> {
         match &mut self.place {
             Place::Here(tensors) => tensors.iter_mut().for_each(|x| *x = moved(x, device)),
@@ -164,7 +164,7 @@ impl<T: Bundle> Waiting<T> {
         Ok(bundle)
     }
 
-    /// As [`Self::wait`], of a bundle that others may still have to fetch: copies that were prefetched stay where they are.
+    /// Waits like [`Self::wait`], but others may still fetch the bundle: copies that were prefetched stay where they are.
     pub fn fetch(&self, device: Device) -> Result<T, StoreError> {
         let tensors = match &self.place {
             Place::Here(tensors) => tensors.iter().map(|x| moved(x, device)).collect(),
@@ -184,7 +184,7 @@ impl<T: Bundle> Waiting<T> {
         if let Place::Parked(parked) = &self.place { parked.has_come() } else { true }
     }
 
-    /// What its numbers take where it waits; nothing once it has left.
+    /// Bytes of its tensors where it waits; 0 once it has left.
     pub fn bytes(&self) -> Bytes {
         match &self.place {
             Place::Here(tensors) => bytes_of(tensors),
@@ -193,12 +193,12 @@ impl<T: Bundle> Waiting<T> {
         }
     }
 
-    /// What its numbers take outside any store.
+    /// Bytes of its tensors outside any store.
     pub fn bytes_here(&self) -> Bytes {
         if let Place::Here(tensors) = &self.place { bytes_of(tensors) } else { Bytes(0) }
     }
 
-    /// What it takes in its store.
+    /// Bytes that it takes in its store.
     pub fn bytes_in_store(&self) -> Bytes {
         if let Place::Parked(parked) | Place::Coming(_, Some(parked)) = &self.place { parked.bytes() } else { Bytes(0) }
     }

@@ -28,7 +28,7 @@ pub struct MatrixError {
 pub struct Comparison {
     /// Mean loss of the engine, nats per target.
     pub loss: f64,
-    /// The same through the reference.
+    /// Mean loss of the reference, nats per target.
     pub reference_loss: f64,
     pub matrices: Vec<MatrixError>,
 }
@@ -109,7 +109,7 @@ pub fn check_finite(batch: &Batch, sequences: &[SequenceLoss]) -> Result<(), Fau
 }
 
 impl Reference {
-    /// What an engine found, beside it.
+    /// Compares the gradients of an engine with the reference.
     pub fn compare(&self, ours: &MicroBatchGradients) -> Comparison {
         Comparison::new((&ours.losses, &ours.gradients), (&self.sequences, &self.gradients))
     }

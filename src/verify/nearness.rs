@@ -11,9 +11,9 @@ pub fn tolerance(dtype: Dtype) -> f64 {
 /// Bounds on the gradient as a whole.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ErrorBound {
-    /// Of its cosine with the exact one.
+    /// The least cosine with the exact gradient.
     pub smallest_cosine: f64,
-    /// Of its distance from the exact one, relative to that.
+    /// The greatest distance from the exact gradient, relative to its norm.
     pub largest_error: f64,
 }
 

@@ -13,11 +13,11 @@ pub struct Proofs<'a> {
     batch: &'a Batch,
     context: MicroBatchContext,
     first: Option<First>,
-    /// What the first tiling found whose stores do not round.
+    /// Gradients of the first tiling whose stores do not round.
     exact: Option<MicroBatchGradients>,
 }
 
-/// What all tilings are held against.
+/// What all tilings are compared with.
 #[derive(Debug)]
 struct First {
     /// Hash of the replay log.
@@ -28,7 +28,7 @@ struct First {
 /// What was seen of one tiling.
 #[derive(Clone, Debug)]
 pub struct TilingProof {
-    /// Its gradient beside the reference's.
+    /// The tiling's loss and gradient beside the reference's.
     pub comparison: Comparison,
     /// The largest relative difference from the first tiling whose stores do not round; `None` for that one itself, and where
     /// stores round.
@@ -40,7 +40,7 @@ pub struct TilingProof {
     /// Layers and chunks of the largest cell.
     pub largest_cell: (usize, usize),
     pub cells: (usize, usize),
-    /// How many of them had kept their graph.
+    /// How many cells had kept their graph.
     pub kept: usize,
     /// When the head had its turn.
     pub head: HeadTurn,
@@ -75,7 +75,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// In a word or two.
+    /// The verdict in a word or two.
     pub fn name(self) -> &'static str {
         match self {
             Self::Proved => "proved",
@@ -154,7 +154,7 @@ impl TilingProof {
         }
     }
 
-    /// What it comes to where rounding may be as large as `tolerance`, relative.
+    /// The verdict where relative errors up to `tolerance` count as rounding.
     pub fn verdict(&self, tolerance: f64) -> Verdict {
         let (cosine, _) = self.comparison.whole();
         match self.bound {

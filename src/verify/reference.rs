@@ -18,12 +18,12 @@ use crate::units::{Fault, LayerIdx};
 /// Queries whose scores are held at a time; longer sequences recompute each block in the backward.
 const BLOCK: i64 = 512;
 
-/// What masked dense autograd finds for one batch and the choices made on it. Cells and stores have no part in it, so that it serves
-/// for every tiling.
+/// Losses and gradients of masked dense autograd for one batch and the choices made on it. Cells and stores play no part in it, so that one
+/// reference serves every tiling.
 #[derive(Debug)]
 pub struct Reference {
     pub sequences: Vec<SequenceLoss>,
-    /// By the names of the model's parameters.
+    /// Gradients by the names of the model's parameters.
     pub gradients: BTreeMap<String, Tensor>,
 }
 
@@ -167,14 +167,14 @@ fn chunks(log: &ReplayLog, device: Device) -> Tensor {
 /// Dense attention of the whole sequence, in which query `i` sees token `j ≤ i` as long as `i < gone[j]`: exactly in its own chunk, and
 /// as the buffer stores it later.
 struct MaskedDense {
-    /// By layer `(B, G, T)`.
+    /// The first query that no longer sees each token `(B, G, T)`, by layer.
     gone: Vec<Tensor>,
-    /// `(T)`.
+    /// The chunk of each token `(T)`.
     chunk_t: Tensor,
     buffer: BufferKind,
-    /// By layer `(B, T, k)`, where it has experts: those that the engine's tokens went to.
+    /// Experts `(B, T, k)` that the engine's tokens went to, by layer; `None` where the layer has none.
     routing: Vec<Option<Tensor>>,
-    /// Of each such layer: what its router said `(B, T, X)`, and the choices.
+    /// Router probabilities `(B, T, X)` and chosen experts of each layer that has some.
     routers: Vec<(Tensor, Tensor)>,
 }
 

@@ -13,7 +13,7 @@ use crate::recipe::{
 pub struct Tiling {
     /// What a recipe says of the cache. Tilings differ in its storage and in where it waits.
     pub kv_cache: CacheRecipe,
-    /// What it says of the gradient.
+    /// What a recipe says of the gradient.
     pub grad: GradRecipe,
 }
 
@@ -77,7 +77,7 @@ const INT4_FILE: StoreRecipe = store(StoreForm::Int4, StorePlace::File);
 /// Layer checkpoints and undo log: each form in each place, each rounding store alone and both together.
 const STORES: [[StoreRecipe; 2]; 7] =
     [[FILE, FILE], [INT8, PLAIN], [INT4, PLAIN], [PLAIN, INT8], [PLAIN, INT4], [INT8_FILE, INT8_FILE], [INT4_FILE, INT4_FILE]];
-/// The same where all layers are one band.
+/// Stores of layer checkpoints and undo log where all layers are one band.
 const STORES_OF_ONE_BAND: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]];
 
 /// All tilings of a model of `num_layers` that are worth a proof beside `own`, which comes first; no two are the same. `settings` are
@@ -145,7 +145,7 @@ fn caches(own: &CacheRecipe, settings: &Settings, plan: &ChunkPlan) -> Vec<Cache
     storages.iter().flat_map(|&storage| [false, true].map(|cpu_offload| with((storage, cpu_offload)))).collect()
 }
 
-/// Those from 1 to `most`, each once, ascending.
+/// The candidates from 1 to `most`, each once, ascending.
 fn sizes<const N: usize>(mut candidates: [usize; N], most: usize) -> Vec<usize> {
     candidates.sort_unstable();
     let mut sizes: Vec<usize> = candidates.into_iter().filter(|size| (1..=most).contains(size)).collect();

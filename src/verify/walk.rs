@@ -17,7 +17,7 @@ pub struct LayerWalk {
 
 const STAYS: i64 = i64::MAX;
 
-/// By sequence, KV head and position: the first query that does not see the token any more.
+/// The first query that does not see a token any more, by sequence, KV head and position.
 type GoneByHead = Vec<Vec<Vec<i64>>>;
 
 /// Sees what each sequence and head holds after a chunk.

@@ -12,13 +12,13 @@ use crate::recipe::PolicyRecipe;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AdaKvParams {
-    /// Read by [`PolicyRecipe::inner`].
+    /// Accepted here and read by [`PolicyRecipe::inner`].
     #[serde(rename = "policy")]
     _policy: Option<serde::de::IgnoredAny>,
     floor: Option<f64>,
 }
 
-/// As the paper's safeguard.
+/// The part of the cache length that every head keeps: the safeguard of the Ada-KV paper.
 const DEFAULT_FLOOR: f64 = 0.2;
 
 const DEFAULT_POLICY: &str = "snapkv";

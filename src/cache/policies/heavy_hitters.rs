@@ -56,12 +56,10 @@ fn default_combination() -> f64 {
     0.5
 }
 
-/// `h2o`, from a recipe.
 pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, CacheError> {
     HeavyHitters::new(choice, &choice.params()?, cache_length)
 }
 
-/// `qh2o`, from a recipe.
 pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, CacheError> {
     let p: Qh2oParams = choice.params()?;
     let params = HeavyHittersParams {
@@ -79,7 +77,7 @@ pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHi
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gives {
     Attention,
-    /// Its attention weighted with the norm of the value.
+    /// The attention weight times the norm of the value.
     ValueWeighted,
 }
 
@@ -87,16 +85,16 @@ enum Gives {
 #[derive(Debug)]
 pub(super) struct HeavyHitters {
     grace: usize,
-    /// Of the cache: the first tokens that stay at an eviction before anything has been scored.
+    /// The fraction of the cache length whose first tokens stay at an eviction before anything has been scored.
     keep_initial: f64,
     /// Whether a score is divided by the number of queries that gave it.
     normalize: bool,
-    /// Count one scoring query too many for tokens of the prefill span, as the reference implementation does.
+    /// Whether one scoring query too many counts for tokens of the prefill span, as in the reference implementation.
     reference_counts: bool,
     /// Whether the queries of the prefill span score too.
     score_prefill: bool,
     gives: Gives,
-    /// The part of the attention in a score whose rest is the error of quantisation.
+    /// The weight of attention in the score; the rest goes to the error of quantisation. `None` leaves that error out.
     beside_error: Option<f64>,
 }
 
@@ -118,12 +116,11 @@ impl HeavyHitters {
         })
     }
 
-    /// The same by attention weighted with the norms of values.
+    /// Scores by attention weighted with the norms of values.
     pub(super) fn by_value(self) -> Self {
         Self { gives: Gives::ValueWeighted, ..self }
     }
 
-    /// As the registry has it.
     pub(super) fn boxed(self) -> Box<dyn Policy> {
         Box::new(self)
     }

@@ -9,7 +9,7 @@ use crate::recipe::{InitialPart, PolicyRecipe, RecipeError};
 /// A policy that a recipe may name.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyEntry {
-    /// As a recipe writes it.
+    /// The name that a recipe writes.
     pub name: &'static str,
     /// What stays in the cache.
     pub keeps: &'static str,

@@ -24,7 +24,7 @@ fn default_kernel() -> usize {
     5
 }
 
-/// As the paper's code.
+/// The observation window of the paper's code, in tokens.
 const WINDOW: usize = 32;
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]

@@ -51,7 +51,7 @@ impl SampleArguments {
 }
 
 impl Split {
-    /// The split that is asked for, whole or in part.
+    /// The name of the split on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Train => "train",

@@ -32,7 +32,7 @@ impl Evaluated {
         value
     }
 
-    /// What `LongBench` v2 reports: of classes, or of answers.
+    /// The scores that `LongBench` v2 reports, of classes or of answers.
     fn longbench_v2(&self) -> Option<&LongBenchV2> {
         self.scores.longbench_v2.as_ref().or_else(|| self.answers.as_ref()?.longbench_v2.as_ref())
     }

@@ -8,7 +8,7 @@ use super::part::PartKernel;
 use super::{joined, merged};
 use crate::native;
 
-/// As [`attend_and_sum`](super::attend_and_sum), on `backend`.
+/// Computes [`attend_and_sum`](super::attend_and_sum) with the kernels of `backend`.
 pub(super) fn attend_by(backend: Backend, chunk: &Qkv, past: &[KvBlock], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
     match (backend, &chunk.joined) {
         (Backend::Own, _) => {
@@ -22,7 +22,7 @@ pub(super) fn attend_by(backend: Backend, chunk: &Qkv, past: &[KvBlock], asked: 
     }
 }
 
-/// As [`attend_backward`](super::attend_backward), on `backend`.
+/// Computes [`attend_backward`](super::attend_backward) with the kernels of `backend`.
 pub(super) fn attend_backward_by(
     backend: Backend,
     dout: &Tensor,

@@ -8,16 +8,16 @@ pub use crate::native::KvBlock;
 /// An attention output and the log-sum-exp of the scores behind it.
 #[derive(Debug)]
 pub struct Attended {
-    /// `(B, H, n, D)`, in the dtype of the queries.
+    /// Outputs `(B, H, n, D)`, in the dtype of the queries.
     pub out_bhnd: Tensor,
-    /// `(B, H, n)`, f32 (f64 for f64 inputs).
+    /// Log-sum-exp of the scores `(B, H, n)`, f32 (f64 for f64 inputs).
     pub lse_bhn: Tensor,
 }
 
 /// The gradients of one chunk's attention.
 #[derive(Debug)]
 pub struct AttentionGrads {
-    /// `(B, H, n, D)`.
+    /// Gradient of the queries `(B, H, n, D)`.
     pub dq_bhnd: Tensor,
     /// Gradients of the chunk's own keys and values.
     pub own: KvBlock,

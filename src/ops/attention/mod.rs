@@ -43,7 +43,7 @@ pub fn attend(chunk: &Qkv, past: &[KvBlock]) -> Attended {
     attend_and_sum(chunk, past, None).0
 }
 
-/// As [`attend`], and where some queries are asked for, and the kernel makes it on the way, the attention mass of those queries, as in
+/// Attends like [`attend`]. Where `asked` names queries and the kernel sums on the way, it also returns their attention mass, as in
 /// [`attention_mass`].
 pub fn attend_and_sum(chunk: &Qkv, past: &[KvBlock], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
     let backend = backend_for(chunk, past);
