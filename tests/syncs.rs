@@ -71,7 +71,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("cache/victims.rs", 4, "reads choices on the host, which nothing does inside a row but for those that the host has made"),
     ("engine/router_balance.rs", 1, "the figure of a step, when it is made"),
     ("ops/experts.rs", 1, "asks how many tokens go to each expert: its products have as many rows"),
-    ("model/beginning.rs", 1, "takes the beginning of an adapter to the host, when a model takes it"),
+    ("model/pissa.rs", 1, "takes the beginning of an adapter to the host, when a model takes it"),
     ("model/embedding.rs", 1, "rounds a factor, when a model is loaded"),
     ("ops/frequencies.rs", 3, "makes the frequencies of a batch, before its first column"),
     ("ops/attention/tried.rs", 1, "compares a kernel with the blocks, before a step"),

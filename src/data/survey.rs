@@ -131,13 +131,14 @@ mod tests {
     use super::*;
     use crate::data::fixtures::{Fixture, tokenizer};
     use crate::recipe::{DataFormat, OnBadRow, OnTooLong, TemplateChoice};
+    use crate::units::Exit;
 
     fn surveyed(fixture: &Fixture, part: SurveyedPart) -> Result<(Survey, Vec<SurveyedRow>), Fault> {
         let mut rows = Vec::new();
         let mut sink = |row: &SurveyedRow| {
             rows.push(SurveyedRow {
                 place: row.place.clone(),
-                sample: row.sample.as_ref().map_or_else(|_| Err(Fault::failed("x")), |sample| Ok(sample.clone())),
+                sample: row.sample.as_ref().map_or_else(|_| Err(Fault::new(Exit::Failed, "x")), |sample| Ok(sample.clone())),
             });
             Ok(())
         };

@@ -40,11 +40,15 @@ fn memory_of(model: &Model, trace: &ForwardTrace, sums: &GradientSums) -> Memory
     memory.add(MemoryPart::UndoLog, MemoryPlace::Host, trace.log.bytes());
     memory.add_store(MemoryPart::LayerCheckpoints, trace.checkpoints.store());
     let layers = &trace.session.layers;
-    layers.iter().for_each(|state| lock(state).measure(&mut memory));
+    for state in layers {
+        lock(state).measure(&mut memory);
+    }
     if let Some(state) = layers.first().map(lock) {
         // All layers share their stores.
         memory.add_store(MemoryPart::UndoLog, state.store());
-        state.outputs.iter().for_each(|kept| memory.add_store(MemoryPart::LayerCheckpoints, kept.store()));
+        if let Some(kept) = &state.outputs {
+            memory.add_store(MemoryPart::LayerCheckpoints, kept.store());
+        }
     }
     memory
 }

@@ -366,6 +366,11 @@ mod tests {
         assert_eq!(names(EXTRA_TENSORS).len(), sinks.len());
         let written = read_json::<Value>(&dir.path().join(ADAPTER_CONFIG)).unwrap();
         assert_eq!(written["modules_to_save"], json!(["model.norm"]));
+        // A recipe that leaves the keys out trains the same.
+        let text = format!("model = {{path = '.', adapter = '{}'}}\n[lora]\nr = {}\n", dir.path().display(), lora.r)
+            + "[data]\nformat = 'tokens'\ntrain = 't'\n[kv_cache]\ncache_length = 8\nchunk_size = 4";
+        let recipe = crate::recipe::Recipe::parse(text, "r.toml".as_ref(), &[]).unwrap().recipe;
+        assert_eq!(recipe.lora.unwrap().modules_to_save, ["model.norm", "sinks"]);
         let read = || Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap();
         assert!(read().has_extra_tensors() && !load(&fixture("adapter-qwen2")).unwrap().has_extra_tensors());
         assert_eq!(read().disagreement(&config, &lora).unwrap(), None);

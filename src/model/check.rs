@@ -113,7 +113,10 @@ pub(super) fn check_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Re
     let means = |name: &str, modules: &[String]| modules.iter().any(|module| module.ends_with(name));
     let linears: Vec<String> = config.linears().into_iter().map(|linear| linear.name).collect();
     let is_other = |name: &String| !means(name, &saveable) || means(name, &linears);
-    saved_are(settings.modules_to_save.iter().any(is_other), "`embed_tokens`, `lm_head` and ends of names of norms, as `norm`")?;
+    saved_are(
+        settings.modules_to_save.iter().any(is_other),
+        "`embed_tokens`, `lm_head` and ends of names of norms and sinks, as `norm` or `sinks`",
+    )?;
     if settings.is_inner && !copied(config, settings)?.is_empty() {
         let expected = "nothing that PEFT would train in the eyes of a model that sees, too: norms, biases of other linears";
         refuse(settings.bias == TrainedBias::All, "bias", &"all", expected)?;

@@ -60,8 +60,8 @@ impl Norms {
 
 #[derive(Debug)]
 enum FeedForward {
-    Dense(Mlp),
-    Experts(Experts),
+    Dense(Box<Mlp>),
+    Experts(Box<Experts>),
 }
 
 impl FeedForward {
@@ -71,9 +71,9 @@ impl FeedForward {
             FeedForwardSpec::Dense { activation, .. } => {
                 let mut inputs = spec.linears(hidden);
                 let down = inputs.split_off(inputs.len() - 1);
-                Self::Dense(Mlp::load(weights, layer, &inputs, &down[0], *activation)?)
+                Self::Dense(Box::new(Mlp::load(weights, layer, &inputs, &down[0], *activation)?))
             }
-            FeedForwardSpec::Experts(spec) => Self::Experts(Experts::load(weights, layer, spec, hidden)?),
+            FeedForwardSpec::Experts(spec) => Self::Experts(Box::new(Experts::load(weights, layer, spec, hidden)?)),
         })
     }
 
@@ -211,6 +211,6 @@ impl DecoderLayer {
     /// What is trained beside the linears of all experts, side by side.
     pub(super) fn stacked_mut(&mut self) -> impl Iterator<Item = &mut StackedDelta> {
         let experts = if let FeedForward::Experts(experts) = &mut self.feed_forward { Some(experts) } else { None };
-        experts.into_iter().flat_map(Experts::stacked_mut)
+        experts.into_iter().flat_map(|experts| experts.stacked_mut())
     }
 }

@@ -156,7 +156,7 @@ impl LayerFootprint<'_> {
         if is_kept { width } else { 0 }
     }
 
-    /// Bytes that an adapter's matrices keep beside some projections: r numbers, with dropout two inputs, with DoRA the output.
+    /// Bytes that an adapter's matrices keep beside some projections: r numbers, with dropout two inputs, with magnitudes the output.
     fn adapters(&self, projections: &[Projection]) -> u64 {
         let TrainedPart::Adapter { r, targets, has_dropout, has_magnitudes, .. } = self.trained else { return 0 };
         let numbers = projections.iter().filter(|projection| targets.contains(projection)).map(|projection| {

@@ -55,11 +55,7 @@ impl Model {
         dtype: Dtype,
         at: impl Into<ModelPlacement>,
     ) -> Result<Self, ModelError> {
-        Self::drawn_as(ModelConfig::load(source)?, dtype, at)
-    }
-
-    /// A drawn model of a shape that no directory has.
-    pub fn drawn_as(config: ModelConfig, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, ModelError> {
+        let config = ModelConfig::load(source)?;
         let weights = Self::draw_weights(&config, dtype, at.into());
         Self::build(config, &weights)
     }
@@ -71,18 +67,9 @@ impl Model {
         at: impl Into<ModelPlacement>,
     ) -> Result<Self, ModelError> {
         let source = source.into();
-        Self::drawn_to_train_as(source, source.config()?, dtype, at)
-    }
-
-    /// The model of [`Self::drawn_to_train`] in another shape than the directory's.
-    pub fn drawn_to_train_as<'a>(
-        source: impl Into<ModelSource<'a>>,
-        config: ModelConfig,
-        dtype: Dtype,
-        at: impl Into<ModelPlacement>,
-    ) -> Result<Self, ModelError> {
+        let config = source.config()?;
         let weights = Self::draw_weights(&config, dtype, at.into());
-        Self::build_to_train(source.into(), config, &weights)
+        Self::build_to_train(source, config, &weights)
     }
 
     fn draw_weights(config: &ModelConfig, dtype: Dtype, at: ModelPlacement) -> Weights {

@@ -85,7 +85,7 @@ pub use spec::{
     NormsSpec, Preference, QkNorm, QueryGrowth,
 };
 pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
-pub use targets::{on_every_layer, targeted};
+pub use targets::targeted;
 pub use trained::TrainedPart;
 pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;

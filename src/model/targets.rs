@@ -1,7 +1,6 @@
 //! Which linears an adapter means, and what PEFT calls them.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 use super::ModelError;
 use super::config::{ModelConfig, ModelLinear};
@@ -139,28 +138,6 @@ pub fn targeted(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<String>,
     let targets = targets(config, &peft_settings(config, lora)?)?;
     let r = targets.iter().map(|target| target.r).max().unwrap_or(lora.r);
     Ok((names_of(targets.iter().map(|target| target.linear.spec.path.to_string())), r))
-}
-
-/// A recipe that gives every layer what some layer of the model gets by this one, at the largest rank.
-pub fn on_every_layer(config: &ModelConfig, lora: &LoraRecipe) -> Result<LoraRecipe, ModelError> {
-    let is_of_layers = !lora.layers_to_transform.is_empty() || !lora.exclude_modules.is_empty() || !lora.rank_pattern.is_empty();
-    if !is_of_layers && !matches!(lora.target_modules, TargetModules::Matching(_)) {
-        return Ok(lora.clone());
-    }
-    let stacked = [STACKED_GATE_UP, STACKED_DOWN];
-    let (mut paths, r) = targeted(config, lora)?;
-    paths.retain(|path| !stacked.contains(&path.as_str()));
-    paths.extend(targets_embedding(&peft_settings(config, lora)?).then(|| EMBEDDING_MODULE.to_owned()));
-    Ok(LoraRecipe {
-        r,
-        target_modules: TargetModules::Names(paths),
-        exclude_modules: Vec::new(),
-        layers_to_transform: Vec::new(),
-        layers_pattern: Vec::new(),
-        rank_pattern: BTreeMap::new(),
-        alpha_pattern: BTreeMap::new(),
-        ..lora.clone()
-    })
 }
 
 /// The settings of an adapter that a recipe describes.

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::StepSpec;
-use super::moment::{Place, PlannedPeak};
+use super::moment::PlannedPeak;
 use super::part::StepPart;
 use super::step_memory::StepMemory;
 use crate::data::{Batch, IGNORE, Sequence, Targets};
-use crate::engine::ChunkPlan;
+use crate::engine::{ChunkPlan, MemoryPlace};
 use crate::units::Bytes;
 
 /// Memory that a step would take.
@@ -26,14 +26,14 @@ impl Forecast {
     pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, batch: &Batch) -> Self {
         let memory = StepMemory::new(spec, plan, &targets_by_column(plan, batch));
         let moments = memory.moments();
-        let highest = |place: Option<Place>| {
+        let highest = |place: Option<MemoryPlace>| {
             let peaks = moments.iter().map(|moment| moment.peak(place));
             peaks.max_by_key(PlannedPeak::bytes).unwrap_or(PlannedPeak { part: StepPart::Forward, parts: Vec::new() })
         };
         let has_own_memory = spec.device.is_cuda();
         Self {
-            device: highest(has_own_memory.then_some(Place::Device)),
-            host: has_own_memory.then(|| highest(Some(Place::Host))),
+            device: highest(has_own_memory.then_some(MemoryPlace::Device)),
+            host: has_own_memory.then(|| highest(Some(MemoryPlace::Host))),
             files: memory.in_files(),
         }
     }

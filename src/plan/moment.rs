@@ -2,6 +2,7 @@
 
 use super::StepSpec;
 use super::part::StepPart;
+use crate::engine::MemoryPlace;
 use crate::recipe::Offload;
 use crate::units::Bytes;
 
@@ -21,41 +22,34 @@ impl PlannedPeak {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    Device,
-    /// In the memory of the host, which may be the same.
-    Host,
-}
-
 /// What is held at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Moment {
     part: StepPart,
     /// Parts by name, where they are held, and bytes.
-    pub(super) entries: Vec<(&'static str, Place, u64)>,
+    pub(super) entries: Vec<(&'static str, MemoryPlace, u64)>,
 }
 
 impl Moment {
     /// With what is there in every moment: weights, and what is kept of what is trained.
     pub(super) fn new(spec: &StepSpec<'_>, part: StepPart) -> Self {
         let mut moment = Self { part, entries: Vec::new() };
-        let place = |is_on_host: bool| if is_on_host { Place::Host } else { Place::Device };
+        let place = |is_on_host: bool| if is_on_host { MemoryPlace::Host } else { MemoryPlace::Device };
         let [weights, waiting] = spec.weights();
-        moment.add("weights", Place::Device, weights.0);
-        moment.add("waiting weights", Place::Host, waiting.0);
-        moment.add("adapter", Place::Device, spec.adapter().0);
+        moment.add("weights", MemoryPlace::Device, weights.0);
+        moment.add("waiting weights", MemoryPlace::Host, waiting.0);
+        moment.add("adapter", MemoryPlace::Device, spec.adapter().0);
         moment.add("optimizer state", place(spec.offload != Offload::None), spec.optimizer_state().0);
         if spec.accumulates {
             let waits = spec.sums_apart() && spec.layers_wait();
             moment.add("accumulated gradients", place(waits), spec.trained_bytes().0);
         }
-        moment.add("gradients of what is trained", Place::Device, spec.lasting_gradients());
+        moment.add("gradients of what is trained", MemoryPlace::Device, spec.lasting_gradients());
         moment
     }
 
     /// Adds to a part, if it is something.
-    pub(super) fn add(&mut self, name: &'static str, place: Place, bytes: u64) {
+    pub(super) fn add(&mut self, name: &'static str, place: MemoryPlace, bytes: u64) {
         match self.entries.iter_mut().find(|entry| (entry.0, entry.1) == (name, place)) {
             Some(entry) => entry.2 += bytes,
             None if bytes > 0 => self.entries.push((name, place, bytes)),
@@ -64,7 +58,7 @@ impl Moment {
     }
 
     /// The parts in one memory, or in all.
-    pub(super) fn peak(&self, place: Option<Place>) -> PlannedPeak {
+    pub(super) fn peak(&self, place: Option<MemoryPlace>) -> PlannedPeak {
         let held = self.entries.iter().filter(|entry| place.is_none_or(|place| entry.1 == place));
         PlannedPeak { part: self.part, parts: held.map(|&(name, _, bytes)| (name, Bytes(bytes))).collect() }
     }

@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use super::StepSpec;
-use super::moment::{Moment, Place};
+use super::moment::Moment;
 use super::part::StepPart;
 use super::sizes::{LayerColumn, LayerMemory, PlannedColumn, columns, layers};
-use crate::engine::{ChunkPlan, Schedule};
+use crate::engine::{ChunkPlan, MemoryPlace, Schedule};
 use crate::model::LayerBytes;
 use crate::recipe::{StorePlace, StoreRecipe};
 use crate::store::copies_are_async;
@@ -15,7 +15,7 @@ use crate::units::Bytes;
 
 /// A layer band in a column.
 #[derive(Clone, Copy, Debug)]
-struct Cell {
+struct CellMemory {
     is_kept: bool,
     graph: u64,
     undo: u64,
@@ -30,7 +30,7 @@ pub(super) struct StepMemory<'a> {
     layers: Vec<LayerMemory>,
     columns: Vec<PlannedColumn>,
     /// Cells by band from the top, and by column.
-    cells: Vec<Vec<Cell>>,
+    cells: Vec<Vec<CellMemory>>,
     checkpoints: u64,
     undo: u64,
     tokens: u64,
@@ -59,10 +59,10 @@ impl<'a> StepMemory<'a> {
         memory
     }
 
-    fn cell_of(&self, band: usize, c: usize) -> Cell {
+    fn cell_of(&self, band: usize, c: usize) -> CellMemory {
         let layers = self.layers[self.schedule.layers(band)].iter().map(|layer| &layer.columns[c]);
         let sum = |of: fn(&LayerColumn) -> u64| layers.clone().map(of).sum::<u64>();
-        Cell {
+        CellMemory {
             is_kept: self.schedule.is_kept(band, c),
             graph: sum(|layer| layer.bytes.graph) + self.columns[c].shared,
             undo: sum(|layer| layer.undo),
@@ -107,10 +107,10 @@ impl<'a> StepMemory<'a> {
         let mut moment = Moment::new(self.spec, part);
         // Of caches that wait, the layer that computes is here, the next, and one that is copied back.
         let turns = self.layers.iter().map(|layer| layer.waiting_cache).max().unwrap_or(0) * 3.min(self.layers.len() as u64);
-        moment.add("caches", Place::Device, sum(|layer| layer.cache) + turns);
-        moment.add("waiting caches", Place::Host, sum(|layer| layer.waiting_cache));
-        moment.add("replay log", Place::Host, sum(|layer| layer.log));
-        moment.add("tokens", Place::Host, self.tokens);
+        moment.add("caches", MemoryPlace::Device, sum(|layer| layer.cache) + turns);
+        moment.add("waiting caches", MemoryPlace::Host, sum(|layer| layer.waiting_cache));
+        moment.add("replay log", MemoryPlace::Host, sum(|layer| layer.log));
+        moment.add("tokens", MemoryPlace::Host, self.tokens);
         self.stores(&mut moment);
         moment
     }
@@ -119,7 +119,7 @@ impl<'a> StepMemory<'a> {
     fn stores(&self, moment: &mut Moment) {
         let (checkpoints, undo) = self.spec.settings.stores();
         for (name, store, bytes) in [("layer checkpoints", checkpoints, self.checkpoints), ("undo log", undo, self.undo)] {
-            moment.add(name, Place::Host, if store.place == StorePlace::Memory { bytes } else { 0 });
+            moment.add(name, MemoryPlace::Host, if store.place == StorePlace::Memory { bytes } else { 0 });
         }
         if copies_are_async(self.spec.device) {
             self.outputs(moment, 0..self.cells.len(), 0..self.columns.len());
@@ -134,27 +134,27 @@ impl<'a> StepMemory<'a> {
         let making: u64 = kept.clone().map(|band| self.cells[band][c].graph).sum();
         let beside = kept.map(|band| self.beside(&self.schedule.layers(band), c, true)).max().unwrap_or(0);
         let mut moment = self.in_forward(StepPart::Forward, c);
-        moment.add("inside", Place::Device, computing.max(making + beside) + self.growing(&(0..self.layers.len())));
+        moment.add("inside", MemoryPlace::Device, computing.max(making + beside) + self.growing(&(0..self.layers.len())));
         moment
     }
 
     /// The loss of a column whose forward is done.
     fn head(&self, c: usize) -> Moment {
         let mut moment = self.in_forward(StepPart::Head, c);
-        moment.add("graph of the cell", Place::Device, self.kept(0..self.cells.len(), c..c + 1, |cell| cell.graph));
-        moment.add("inside", Place::Device, 2 * self.columns[c].hidden + self.columns[c].head);
+        moment.add("graph of the cell", MemoryPlace::Device, self.kept(0..self.cells.len(), c..c + 1, |cell| cell.graph));
+        moment.add("inside", MemoryPlace::Device, 2 * self.columns[c].hidden + self.columns[c].head);
         moment
     }
 
     /// What the forward phase holds in column `c`, of which nothing is kept yet but its choices.
     fn in_forward(&self, part: StepPart, c: usize) -> Moment {
         let (bands, mut moment) = (0..self.cells.len(), self.standing(part));
-        moment.add("caches", Place::Device, self.layers.iter().map(|layer| layer.notes).sum());
-        moment.add("graph of the cell", Place::Device, self.kept(bands.clone(), 0..c, |cell| cell.graph));
-        moment.add("resident undo entries", Place::Device, self.kept(bands.clone(), 0..c + 1, |cell| cell.resident_undo));
+        moment.add("caches", MemoryPlace::Device, self.layers.iter().map(|layer| layer.notes).sum());
+        moment.add("graph of the cell", MemoryPlace::Device, self.kept(bands.clone(), 0..c, |cell| cell.graph));
+        moment.add("resident undo entries", MemoryPlace::Device, self.kept(bands.clone(), 0..c + 1, |cell| cell.resident_undo));
         moment.add(
             "travelling gradients",
-            Place::Host,
+            MemoryPlace::Host,
             self.columns[..c].iter().filter(|column| self.came(0, column)).map(|column| column.hidden).sum(),
         );
         if !copies_are_async(self.spec.device) {
@@ -171,7 +171,7 @@ impl<'a> StepMemory<'a> {
         let (layers, column) = (self.schedule.layers(band), &self.columns[c]);
         let mut moment = self.in_backward(StepPart::Replay, band, self.columns.len() - 1);
         let computing = column.hidden + column.shared + self.most(&layers, c, |layer| layer.forward);
-        moment.add("inside", Place::Device, computing + self.growing(&layers));
+        moment.add("inside", MemoryPlace::Device, computing + self.growing(&layers));
         Some(moment)
     }
 
@@ -188,29 +188,30 @@ impl<'a> StepMemory<'a> {
         let (part, inside) = ways.into_iter().max_by_key(|(_, bytes)| *bytes).unwrap_or(ways[0]);
         let mut moment = self.in_backward(part, band, c);
         let (graph, resident) = if cell.is_kept { (0, 0) } else { (cell.graph, cell.resident_undo) };
-        moment.add("graph of the cell", Place::Device, graph);
-        moment.add("resident undo entries", Place::Device, resident);
-        moment.add("prefetched copies", Place::Device, self.prefetched(band, c));
+        moment.add("graph of the cell", MemoryPlace::Device, graph);
+        moment.add("resident undo entries", MemoryPlace::Device, resident);
+        moment.add("prefetched copies", MemoryPlace::Device, self.prefetched(band, c));
         if !is_last {
-            moment.add("gradients of caches", Place::Device, self.layers[layers].iter().map(|layer| layer.gradients).sum());
+            moment.add("gradients of caches", MemoryPlace::Device, self.layers[layers].iter().map(|layer| layer.gradients).sum());
         }
-        moment.add("inside", Place::Device, inside);
+        moment.add("inside", MemoryPlace::Device, inside);
         moment
     }
 
     /// What the backward phase holds when it comes to a cell.
     fn in_backward(&self, part: StepPart, band: usize, c: usize) -> Moment {
         let (layers, bands, mut moment) = (self.schedule.layers(band), band + 1..self.cells.len(), self.standing(part));
-        moment.add("caches", Place::Device, self.layers[..layers.start].iter().map(|layer| layer.notes).sum());
-        let kept =
-            |of: fn(&Cell) -> u64| self.kept(bands.clone(), 0..self.columns.len(), of) + self.kept(band..band + 1, 0..c + 1, of);
-        moment.add("graph of the cell", Place::Device, kept(|cell| cell.graph));
-        moment.add("resident undo entries", Place::Device, kept(|cell| cell.resident_undo));
+        moment.add("caches", MemoryPlace::Device, self.layers[..layers.start].iter().map(|layer| layer.notes).sum());
+        let kept = |of: fn(&CellMemory) -> u64| {
+            self.kept(bands.clone(), 0..self.columns.len(), of) + self.kept(band..band + 1, 0..c + 1, of)
+        };
+        moment.add("graph of the cell", MemoryPlace::Device, kept(|cell| cell.graph));
+        moment.add("resident undo entries", MemoryPlace::Device, kept(|cell| cell.resident_undo));
         let goes_on = layers.start > 0 || self.spec.trains_embedding();
         let travels = |(at, column): (usize, &PlannedColumn)| {
             if at > c && goes_on || at <= c && self.came(band, column) { column.hidden } else { 0 }
         };
-        moment.add("travelling gradients", Place::Host, self.columns.iter().enumerate().map(travels).sum());
+        moment.add("travelling gradients", MemoryPlace::Host, self.columns.iter().enumerate().map(travels).sum());
         if !copies_are_async(self.spec.device) {
             self.outputs(&mut moment, bands, 0..self.columns.len());
             self.outputs(&mut moment, band..band + 1, 0..c);
@@ -225,11 +226,11 @@ impl<'a> StepMemory<'a> {
     fn sums(&self, moment: &mut Moment, done: usize, begun: usize) {
         if self.spec.sums_apart() {
             let summed = |layers: Range<usize>| layers.map(|layer| self.spec.of_layer(layer)).sum::<u64>() * self.spec.wide();
-            moment.add("gradients of what is trained", Place::Device, summed(begun..done));
+            moment.add("gradients of what is trained", MemoryPlace::Device, summed(begun..done));
             let (name, place) = if self.spec.layers_wait() {
-                ("waiting gradients of what is trained", Place::Host)
+                ("waiting gradients of what is trained", MemoryPlace::Host)
             } else {
-                ("gradients of what is trained", Place::Device)
+                ("gradients of what is trained", MemoryPlace::Device)
             };
             moment.add(name, place, summed(done..self.layers.len()));
         }
@@ -242,18 +243,18 @@ impl<'a> StepMemory<'a> {
         let of_ends = if s.trains_weights() { 0 } else { s.embedding_gradients() };
         let mut last = self.standing(StepPart::Backward);
         let travelled = if s.trains_embedding() { self.columns.iter().map(|column| column.hidden).sum() } else { 0 };
-        last.add("travelling gradients", Place::Host, travelled);
+        last.add("travelling gradients", MemoryPlace::Host, travelled);
         self.sums(&mut last, 0, 0);
-        last.add("inside", Place::Device, copies + of_ends);
+        last.add("inside", MemoryPlace::Device, copies + of_ends);
         let mut update = Moment::new(s, StepPart::Optimizer);
         self.stores(&mut update);
         self.sums(&mut update, 0, 0);
-        update.add("inside", Place::Device, copies + s.largest_update());
+        update.add("inside", MemoryPlace::Device, copies + s.largest_update());
         [last, update]
     }
 
     /// A figure of the cells whose graphs are kept, of some bands and columns.
-    fn kept(&self, bands: Range<usize>, columns: Range<usize>, of: impl Fn(&Cell) -> u64) -> u64 {
+    fn kept(&self, bands: Range<usize>, columns: Range<usize>, of: impl Fn(&CellMemory) -> u64) -> u64 {
         let cells = self.cells[bands].iter().flat_map(|cells| &cells[columns.clone()]);
         cells.filter(|cell| cell.is_kept).map(of).sum()
     }
@@ -263,7 +264,7 @@ impl<'a> StepMemory<'a> {
         if self.spec.settings.keeps_attention_outputs() {
             let cells = self.cells[bands].iter().flat_map(|cells| &cells[columns.clone()]);
             let waiting = cells.filter(|cell| !cell.is_kept).map(|cell| cell.outputs).sum();
-            moment.add("attention outputs", Place::Host, waiting);
+            moment.add("attention outputs", MemoryPlace::Host, waiting);
         }
     }
 

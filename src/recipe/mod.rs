@@ -50,6 +50,9 @@ pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use load::Resolved;
-pub use model::{ADAPTER_CONFIG, Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, TargetModules, TrainedBias};
+pub use model::{
+    ADAPTER_CONFIG, Dtype, EXTRA_MODULES, EXTRA_TENSORS, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, TargetModules,
+    TrainedBias, extra_modules,
+};
 pub use training::*;
 pub use {initial_part::*, plan::Recipe, reference::reference, schema::schema, write::Difference};

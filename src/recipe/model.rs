@@ -14,7 +14,7 @@ use super::table::RecipeTable;
 use super::table::table;
 use super::value::{COUNT, PART, RecipeReader, RecipeValue, positive};
 use super::words::words;
-use crate::files;
+use crate::files::{self, TensorFile};
 
 table! {
     #[derive(Clone, Debug, PartialEq)]
@@ -197,6 +197,16 @@ table! {
 
 /// The settings of a PEFT adapter in its directory.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// What is trained beside an adapter and has no name in PEFT's files, by the names in the model. PEFT leaves this file alone.
+pub const EXTRA_TENSORS: &str = "extra_trained.safetensors";
+/// Where that file has the names of `modules_to_save` that mean its tensors: in its metadata, as a JSON list.
+pub const EXTRA_MODULES: &str = "modules_to_save";
+
+/// The names of `modules_to_save` that mean the tensors of an adapter's [`EXTRA_TENSORS`].
+pub fn extra_modules(extra: &TensorFile) -> Vec<String> {
+    let listed = extra.metadata().remove(EXTRA_MODULES).and_then(|list| serde_json::from_str(&list).ok());
+    listed.unwrap_or_else(|| extra.names())
+}
 
 impl LoraRecipe {
     /// What a recipe says, and in place of what it leaves out what the PEFT adapter in `dir` says.
@@ -216,6 +226,10 @@ impl LoraRecipe {
             adapter.take_list("target_parameters", &mut own.target_parameters);
         }
         adapter.take_list("modules_to_save", &mut own.modules_to_save);
+        let extra = dir.map(|dir| dir.join(EXTRA_TENSORS)).filter(|path| !is_said("modules_to_save") && files::is_there(path));
+        if let Some(Ok(extra)) = extra.map(|path| TensorFile::open(&path)) {
+            own.modules_to_save.extend(extra_modules(&extra));
+        }
         // A classifier's own matrix is told by the head.
         own.modules_to_save.retain(|name| is_said("modules_to_save") || !["classifier", "score"].contains(&name.as_str()));
         adapter.take_list("layers_to_transform", &mut own.layers_to_transform);

@@ -164,10 +164,12 @@ fn at_once(form: Form, number: i64, rows: i64) -> Vec<Tensor> {
     Store::in_memory(form).park(&tensors(number, rows)).unwrap().wait(Device::Cpu).unwrap()
 }
 
+/// Number and rows of tensors, and where they wait.
+type Numbered = (i64, i64, Waiting<Vec<Tensor>>);
+
 /// Plays the actions; returns whether every tensor came back as it would at once.
 fn all_come_back(form: Form, copier: &Arc<DelayedCopier>, actions: &[CopyAction]) -> bool {
     let store = Store::copied_by(form, copier.clone());
-    type Numbered = (i64, i64, Waiting<Vec<Tensor>>);
     let (mut parked, mut ahead): (Vec<Numbered>, Vec<Numbered>) = (Vec::new(), Vec::new());
     let mut is_right = true;
     let set_out = |(number, rows, waiting): &Numbered| {

@@ -58,11 +58,11 @@ pub struct Waiting<T: Bundle> {
     rest: T::Rest,
     /// How each tensor is made from those in the store; empty where none is.
     items: Vec<Item>,
-    place: Place,
+    place: WaitingPlace,
 }
 
 #[derive(Debug)]
-enum Place {
+enum WaitingPlace {
     /// The tensors themselves, which stay where they are.
     Here(Vec<Tensor>),
     Parked(Arc<Parked>),
@@ -100,16 +100,16 @@ impl Store {
             }
             items.push(Item { bits, size, kind, parts: all.len() - before });
         }
-        Ok(Waiting { rest, items, place: Place::Parked(Arc::new(Parked::new(&self.arena, &all)?)) })
+        Ok(Waiting { rest, items, place: WaitingPlace::Parked(Arc::new(Parked::new(&self.arena, &all)?)) })
     }
 }
 
 impl<T: Bundle> Clone for Waiting<T> {
     fn clone(&self) -> Self {
         let place = match &self.place {
-            Place::Here(tensors) => Place::Here(shallow(tensors)),
-            Place::Parked(parked) | Place::Coming(_, Some(parked)) => Place::Parked(parked.clone()),
-            Place::Coming(coming, None) => Place::Here(decoded(&self.items, coming.wait())),
+            WaitingPlace::Here(tensors) => WaitingPlace::Here(shallow(tensors)),
+            WaitingPlace::Parked(parked) | WaitingPlace::Coming(_, Some(parked)) => WaitingPlace::Parked(parked.clone()),
+            WaitingPlace::Coming(coming, None) => WaitingPlace::Here(decoded(&self.items, coming.wait())),
         };
         Self { rest: self.rest.clone(), items: self.items.clone(), place }
     }
@@ -119,7 +119,7 @@ impl<T: Bundle> Waiting<T> {
     /// A bundle that stays where it is.
     pub fn here(bundle: &T) -> Self {
         let (rest, tensors) = bundle.take_apart();
-        Self { rest, items: Vec::new(), place: Place::Here(tensors) }
+        Self { rest, items: Vec::new(), place: WaitingPlace::Here(tensors) }
     }
 
     /// Sends tensors of one device to the host. From a CUDA device they go beside what is computed from here on, and must not be written to
@@ -131,15 +131,15 @@ impl<T: Bundle> Waiting<T> {
     /// Sends tensors as [`Self::send`] does, to a store in memory; tensors of the host need none of its room.
     pub fn send_to(store: &Store, bundle: &T) -> Self {
         let here = Self::here(bundle);
-        let is_sent = matches!(&here.place, Place::Here(tensors) if tensors.iter().any(|x| copies_are_async(x.device())));
+        let is_sent = matches!(&here.place, WaitingPlace::Here(tensors) if tensors.iter().any(|x| copies_are_async(x.device())));
         if is_sent { in_memory(store.park(bundle)) } else { here }
     }
 
     /// Sets copies out to a device, so that they are there when [`Self::wait`] asks for them. Where copies go on beside what is computed
     /// this returns at once. Once they are under way it does nothing.
     pub fn prefetch(&mut self, device: Device) -> Result<(), StoreError> {
-        if let Place::Parked(parked) = &self.place {
-            self.place = Place::Coming(parked.get(device)?, Some(parked.clone()));
+        if let WaitingPlace::Parked(parked) = &self.place {
+            self.place = WaitingPlace::Coming(parked.get(device)?, Some(parked.clone()));
         }
         Ok(())
     }
@@ -147,9 +147,9 @@ impl<T: Bundle> Waiting<T> {
     /// Moves the tensors to a device for good: begins the copies as [`Self::prefetch`] does, and gives the room on the host back.
     pub fn leave(&mut self, device: Device) -> Result<(), StoreError> {
         match &mut self.place {
-            Place::Here(tensors) => tensors.iter_mut().for_each(|x| *x = moved(x, device)),
-            Place::Parked(parked) => self.place = Place::Coming(parked.get(device)?, None),
-            Place::Coming(_, source) => *source = None,
+            WaitingPlace::Here(tensors) => tensors.iter_mut().for_each(|x| *x = moved(x, device)),
+            WaitingPlace::Parked(parked) => self.place = WaitingPlace::Coming(parked.get(device)?, None),
+            WaitingPlace::Coming(_, source) => *source = None,
         }
         Ok(())
     }
@@ -158,8 +158,8 @@ impl<T: Bundle> Waiting<T> {
     /// made now.
     pub fn wait(&mut self, device: Device) -> Result<T, StoreError> {
         let bundle = self.fetch(device)?;
-        if let Place::Coming(_, Some(source)) = &self.place {
-            self.place = Place::Parked(source.clone());
+        if let WaitingPlace::Coming(_, Some(source)) = &self.place {
+            self.place = WaitingPlace::Parked(source.clone());
         }
         Ok(bundle)
     }
@@ -167,9 +167,11 @@ impl<T: Bundle> Waiting<T> {
     /// Waits like [`Self::wait`], but others may still fetch the bundle: copies that were prefetched stay where they are.
     pub fn fetch(&self, device: Device) -> Result<T, StoreError> {
         let tensors = match &self.place {
-            Place::Here(tensors) => tensors.iter().map(|x| moved(x, device)).collect(),
-            Place::Parked(parked) => decoded(&self.items, parked.get(device)?.wait()),
-            Place::Coming(coming, _) => decoded(&self.items, coming.wait()).into_iter().map(|x| x.to_device(device)).collect(),
+            WaitingPlace::Here(tensors) => tensors.iter().map(|x| moved(x, device)).collect(),
+            WaitingPlace::Parked(parked) => decoded(&self.items, parked.get(device)?.wait()),
+            WaitingPlace::Coming(coming, _) => {
+                decoded(&self.items, coming.wait()).into_iter().map(|x| x.to_device(device)).collect()
+            }
         };
         Ok(T::put_together(&self.rest, tensors))
     }
@@ -181,31 +183,35 @@ impl<T: Bundle> Waiting<T> {
 
     /// Whether it can be read on the host without waiting.
     pub fn has_come(&self) -> bool {
-        if let Place::Parked(parked) = &self.place { parked.has_come() } else { true }
+        if let WaitingPlace::Parked(parked) = &self.place { parked.has_come() } else { true }
     }
 
     /// Bytes of its tensors where it waits; 0 once it has left.
     pub fn bytes(&self) -> Bytes {
         match &self.place {
-            Place::Here(tensors) => bytes_of(tensors),
-            Place::Parked(_) | Place::Coming(_, Some(_)) => self.items.iter().map(Item::bytes).sum(),
-            Place::Coming(_, None) => Bytes(0),
+            WaitingPlace::Here(tensors) => bytes_of(tensors),
+            WaitingPlace::Parked(_) | WaitingPlace::Coming(_, Some(_)) => self.items.iter().map(Item::bytes).sum(),
+            WaitingPlace::Coming(_, None) => Bytes(0),
         }
     }
 
     /// Bytes of its tensors outside any store.
     pub fn bytes_here(&self) -> Bytes {
-        if let Place::Here(tensors) = &self.place { bytes_of(tensors) } else { Bytes(0) }
+        if let WaitingPlace::Here(tensors) = &self.place { bytes_of(tensors) } else { Bytes(0) }
     }
 
     /// Bytes that it takes in its store.
     pub fn bytes_in_store(&self) -> Bytes {
-        if let Place::Parked(parked) | Place::Coming(_, Some(parked)) = &self.place { parked.bytes() } else { Bytes(0) }
+        if let WaitingPlace::Parked(parked) | WaitingPlace::Coming(_, Some(parked)) = &self.place {
+            parked.bytes()
+        } else {
+            Bytes(0)
+        }
     }
 
     #[cfg(test)]
     pub(super) fn tensors_ahead(&self) -> Vec<Tensor> {
-        if let Place::Coming(coming, _) = &self.place { shallow(coming.tensors()) } else { Vec::new() }
+        if let WaitingPlace::Coming(coming, _) = &self.place { shallow(coming.tensors()) } else { Vec::new() }
     }
 }
 
@@ -213,7 +219,7 @@ impl Waiting<Tensor> {
     pub fn size(&self) -> Vec<i64> {
         match (&self.place, &self.items[..]) {
             (_, [item, ..]) => item.size.clone(),
-            (Place::Here(tensors), _) => tensors.iter().flat_map(Tensor::size).collect(),
+            (WaitingPlace::Here(tensors), _) => tensors.iter().flat_map(Tensor::size).collect(),
             _ => Vec::new(),
         }
     }
@@ -221,7 +227,7 @@ impl Waiting<Tensor> {
     pub fn kind(&self) -> Kind {
         match (&self.place, &self.items[..]) {
             (_, [item, ..]) => item.kind,
-            (Place::Here(tensors), _) => tensors.first().map_or(Kind::Uint8, Tensor::kind),
+            (WaitingPlace::Here(tensors), _) => tensors.first().map_or(Kind::Uint8, Tensor::kind),
             _ => Kind::Uint8,
         }
     }

@@ -5,76 +5,28 @@ use std::{fmt, io};
 
 use super::{Exit, Failure};
 
-type Cause = Box<dyn Error + Send + Sync>;
+type FaultCause = Box<dyn Error + Send + Sync>;
 
 /// What every fallible function returns: it is made where the error happens, and passed on as it is.
 #[derive(Debug)]
-pub struct Fault(Box<Parts>);
+pub struct Fault(Box<FaultParts>);
 
 #[derive(Debug)]
-struct Parts {
+struct FaultParts {
     exit: Exit,
-    kind: FaultKind,
     message: String,
     hint: Option<String>,
-    cause: Option<Cause>,
+    cause: Option<FaultCause>,
     /// The error of a type of its own that it was made of.
-    typed: Option<Cause>,
+    typed: Option<FaultCause>,
     further: Vec<Fault>,
-}
-
-/// What code asks of an error that it does not merely pass on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaultKind {
-    /// Nobody asks more than what it tells.
-    Other,
-    OutOfMemory,
-    /// Work was given up as it was asked for, here or on another rank.
-    Interrupted,
-    /// A loss, a gradient or an update is not what a step can go on with.
-    NotFinite {
-        /// The step, counted from 1.
-        step: u64,
-    },
-    /// An operation of libtorch has failed, and memory is not why.
-    Torch,
-    /// This libtorch can't capture CUDA graphs.
-    NoGraphs,
-    /// A rank is gone, or has ended with an error of its own.
-    PeerLost,
-    /// A file is not as it was written.
-    Damaged,
-    /// A checkpoint of another version.
-    OtherVersion,
-    /// A run that has saved nothing yet.
-    NoCheckpoint,
-    /// A model directory without weights.
-    NoWeights,
-    NotRegular,
-    /// Another process works in a directory.
-    Locked,
-    /// A link leads out of a model's directory.
-    ForeignLink,
-    /// A value that a recipe or an adapter asks for can't be had.
-    BadSetting,
-    /// A prompt that no model can read.
-    BadPrompt,
-    /// Prompt and answer are longer than the model's positions.
-    ContextLength,
-    /// No token can come next.
-    NothingLikely,
 }
 
 impl Fault {
     /// A message without a hint: lower case, no full stop.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        let (message, kind, further) = (message.into(), FaultKind::Other, Vec::new());
-        Self(Box::new(Parts { exit, kind, message, hint: None, cause: None, typed: None, further }))
-    }
-
-    /// Something failed that is neither the user's nor the data's fault.
-    pub fn failed(message: impl Into<String>) -> Self {
-        Self::new(Exit::Failed, message)
+        let parts = FaultParts { exit, message: message.into(), hint: None, cause: None, typed: None, further: Vec::new() };
+        Self(Box::new(parts))
     }
 
     /// The arguments or the recipe are wrong, and the hint says what would be right.
@@ -87,11 +39,6 @@ impl Fault {
         Self::new(Exit::Data, message).with_hint(hint)
     }
 
-    /// What only an error in kvtune itself can cause.
-    pub fn defect(message: impl Into<String>) -> Self {
-        Self::failed(message).with_hint("this is a defect of kvtune: please report it")
-    }
-
     /// What the user can do: one sentence without a full stop, in lower case.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
@@ -100,25 +47,9 @@ impl Fault {
     }
 
     #[must_use]
-    pub fn with_exit(mut self, exit: Exit) -> Self {
-        self.0.exit = exit;
-        self
-    }
-
-    #[must_use]
-    pub fn of_kind(mut self, kind: FaultKind) -> Self {
-        self.0.kind = kind;
-        self
-    }
-
-    #[must_use]
     pub fn caused_by(mut self, cause: impl Error + Send + Sync + 'static) -> Self {
         self.0.cause = Some(Box::new(cause));
         self
-    }
-
-    pub fn kind(&self) -> FaultKind {
-        self.0.kind
     }
 
     pub fn hint(&self) -> Option<String> {

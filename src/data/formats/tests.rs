@@ -361,6 +361,10 @@ fn nothing_is_left_out_without_a_word() {
             .open()
             .is_err_and(|error| error.to_string().contains("chat template"))
     );
+}
+
+#[test]
+fn empty_prompts_and_completions_are_counted() {
     let rows = [("", "a"), ("a", ""), (" ", "b"), ("a", "b")]
         .map(|(prompt, completion)| json!({"prompt": prompt, "completion": completion}));
     let mut fixture = Fixture::new(DataFormat::PromptCompletion, lines(&rows));

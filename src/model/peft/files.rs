@@ -5,14 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::PeftConfig;
 use crate::files::{Dtype, FilesError, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
-use crate::recipe::ADAPTER_CONFIG;
+use crate::recipe::{ADAPTER_CONFIG, EXTRA_MODULES, EXTRA_TENSORS, extra_modules};
 use crate::units;
 
 pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
-/// What is trained beside an adapter and has no name in PEFT's files, by the names in the model. PEFT leaves this file alone.
-pub const EXTRA_TENSORS: &str = "extra_trained.safetensors";
-/// Where that file has the names of `modules_to_save` that mean its tensors: in its metadata, as a JSON list.
-const EXTRA_MODULES: &str = "modules_to_save";
 
 /// An adapter that was opened.
 #[derive(Debug)]
@@ -37,9 +33,7 @@ pub fn read_peft(dir: &Path) -> Result<PeftFiles, FilesError> {
     let path = dir.join(EXTRA_TENSORS);
     let extra = if is_there(&path) { Some(TensorFile::open(&path)?) } else { None };
     if let Some(extra) = &extra {
-        let modules = extra.metadata().remove(EXTRA_MODULES);
-        let modules: Option<Vec<String>> = modules.and_then(|list| serde_json::from_str(&list).ok());
-        config.modules_to_save.extend(modules.unwrap_or_else(|| extra.names()));
+        config.modules_to_save.extend(extra_modules(extra));
     }
     Ok(PeftFiles { config, tensors, extra, unknown_keys })
 }

@@ -6,9 +6,9 @@ mod known_keys;
 mod modules;
 
 pub use config::PeftConfig;
-pub use files::{ADAPTER_TENSORS, EXTRA_TENSORS, PeftFiles, read_peft};
+pub use files::{ADAPTER_TENSORS, PeftFiles, read_peft};
 pub(super) use files::{write_extra, write_peft};
 pub(super) use modules::is_named;
 pub use modules::{LayerLists, ModulePatterns, ModuleRegex, ModuleSet};
 
-pub use crate::recipe::ADAPTER_CONFIG;
+pub use crate::recipe::{ADAPTER_CONFIG, EXTRA_TENSORS};
