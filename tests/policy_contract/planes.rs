@@ -32,12 +32,14 @@ fn loss(plane: &Tensor, weight: &Tensor) -> Tensor {
     (plane.sin() * weight).sum(Kind::Double)
 }
 
+/// Policy, buffer, and whether the cache is offloaded.
+const CASES: [(&str, BufferKind, bool); 3] =
+    [("lastrec", BufferKind::Plain, false), ("knorm", BufferKind::Plain, true), ("knorm", BufferKind::Int8, false)];
+
 #[test]
 fn a_further_plane_gets_the_gradient_that_autograd_gives_it() {
     tch::manual_seed(9);
-    for (policy, buffer, is_offloaded) in
-        [("lastrec", BufferKind::Plain, false), ("knorm", BufferKind::Plain, true), ("knorm", BufferKind::Int8, false)]
-    {
+    for (policy, buffer, is_offloaded) in CASES {
         let policy = cache::build(&PolicyRecipe::with_params(policy, toml::Table::new()), 8).unwrap();
         let shape = CacheShape {
             batch: 2,
