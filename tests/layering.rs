@@ -54,9 +54,9 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("generation", Only(&["units", "recipe", "data", "ops", "store", "files", "model", "cache", "engine", "native"])),
     // The cache is written with a test of whoever runs it, which the engine and the proof's walk record.
     ("export", Only(&["units", "report", "recipe", "data", "files", "store", "checkpoint", "model", "head", "engine", "verify"])),
-    ("serve", Only(&["units", "report", "recipe", "data", "model", "engine", "generation", "native"])),
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
     ("train", AboveBut(&[])),
+    ("serve", Only(&["units", "report", "recipe", "data", "model", "engine", "generation", "native"])),
     // What others have written, read again for people.
     ("inspect", Only(&["units", "files", "report", "recipe", "cache", "checkpoint", "verify", "eval", "train"])),
     ("cli", AboveBut(&["sabotage"])),

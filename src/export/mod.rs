@@ -1,4 +1,5 @@
-//! What was trained, as other programs load it: an adapter for PEFT or a server, or a model with the adapter merged into it; and the cache that it was trained with (`kv_policy.json`, docs/reference/kv-policy.md), with a test of whoever runs that.
+//! What was trained, as other programs load it: an adapter for PEFT or a server, or a model with the adapter merged into it; and the cache
+//! that it was trained with (`kv_policy.json`, docs/reference/kv-policy.md), with a test of whoever runs that.
 
 mod card;
 mod hub;

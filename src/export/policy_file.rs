@@ -5,8 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::policy_trial::{Departures, PolicyTrial, RecordedTrial};
-use super::policy_trial::{first_difference, longest_prompt};
+use super::policy_trial::{Departures, PolicyTrial, RecordedTrial, first_difference, longest_prompt};
 use crate::engine::Settings;
 use crate::files::{self, FilesError};
 use crate::model::{Model, ModelConfig, RopeSpec, fingerprint, has_fingerprint};

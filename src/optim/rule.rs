@@ -10,6 +10,7 @@ pub(super) struct Update<'a> {
     pub(super) gradient: Tensor,
     /// What is remembered, in the order of [`Rule::slots`].
     pub(super) slots: &'a mut [Tensor],
+    /// Counted from 1, on which the correction of biases depends.
     pub(super) step: i32,
     pub(super) learning_rate: f64,
 }

@@ -78,7 +78,7 @@ pub struct Decision {
     pub alternatives: Vec<Alternative>,
 }
 
-/// A forecast may be too low by so many percent: of twenty drawn recipes the worst was by 7.5.
+/// A forecast may be too low by so many percent: of twenty drawn recipes the worst was by 8.1.
 const MARGIN: u64 = 10;
 
 /// Chunks of a cell that is looked at, at most: products of matrices gain nothing from more rows than that.

@@ -78,9 +78,10 @@ def memory(found):
     words += [f"foretold {foretold['device_bytes'] / GB:.2f} GB"] if device and foretold.get("device_bytes") else []
     words += [f"{found.get('peak_resident_bytes', math.nan) / GIB:.2f} GiB on the host"]
     words += [f"foretold {foretold['process_bytes'] / GIB:.2f} GiB"] if foretold.get("process_bytes") else []
-    words += [f"{found['pinned_bytes'] / GIB:.2f} GiB pinned"] if "pinned_bytes" in found else []
-    words += [f"{found[key]:.0f} {words}" for key, words in
-              (("allocation_retries", "retries of the allocator"), ("allocation_failures", "failures of it")) if found.get(key)]
+    of_device, of_host = (found["memory"].get(side, {}) for side in ("device", "host"))
+    words += [f"{of_host['pinned_bytes'] / GIB:.2f} GiB pinned"] if "pinned_bytes" in of_host else []
+    words += [f"{of_device[key]:.0f} {words}" for key, words in
+              (("allocation_retries", "retries of the allocator"), ("allocation_failures", "failures of it")) if of_device.get(key)]
     return ", ".join(words)
 
 
