@@ -43,7 +43,6 @@ impl StoredEntries {
     }
 }
 
-/// How an entry is stored.
 #[derive(Clone, Copy, Debug)]
 struct Codec {
     bits: Option<Bits>,

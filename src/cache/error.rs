@@ -7,7 +7,6 @@ use crate::recipe::RecipeError;
 use crate::store::StoreError;
 use crate::units::{Exit, Failure, LayerIdx, abridged, quoted};
 
-/// An error of the cache.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// The recipe names a policy that does not exist, or parameters that it does not have.

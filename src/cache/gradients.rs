@@ -14,7 +14,6 @@ use crate::units::Bytes;
 pub struct CacheGrads(KvBlock);
 
 impl CacheGrads {
-    /// Zeros for a cache of `slots` slots.
     pub fn zeros(shape: &CacheShape, slots: i64, kind: Kind) -> Self {
         let zeros = |width: i64| Tensor::zeros([shape.batch, shape.groups, slots, width], (kind, shape.device));
         let widths = [shape.head_dim; 2].into_iter().chain(shape.further.iter().copied());

@@ -339,7 +339,6 @@ impl LayerCache {
         self.position_bgc = larger;
     }
 
-    /// The error for an undo entry that is not there.
     pub(crate) fn missing_undo(&self, span: &ChunkSpan) -> CacheError {
         CacheError::OutOfOrder { layer: self.layer, action: "unwind", chunk: span.index, stands: self.stands }
     }

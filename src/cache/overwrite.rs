@@ -32,7 +32,6 @@ impl LayerCache {
         saved
     }
 
-    /// Moves, and the chunk behind them, in all planes.
     fn write_planes(
         &mut self,
         region: i64,

@@ -51,7 +51,6 @@ impl Debug for Entries<'_> {
     }
 }
 
-/// The order in which entries leave.
 #[derive(Debug)]
 pub enum EvictionOrder {
     /// Smallest positions first, the same for all sequences and heads. The `keep_first` first tokens follow last, from the youngest of

@@ -174,7 +174,6 @@ pub(super) struct ChoiceContext<'a> {
     pub(super) budget: Option<&'a BudgetState>,
 }
 
-/// Chooses the victims of one layer.
 pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>, held: ChoiceContext<'_>) -> Victims {
     let score = policy.score(entries);
     if let Some(victims) = on_host(policy, entries, &score, held) {

@@ -304,7 +304,6 @@ mod tests {
         prop::collection::vec(prop_oneof![3 => whole, 2 => crash, 2 => read, 2 => rare], 1..12)
     }
 
-    /// The steps of the checkpoints that are whole.
     fn whole_steps(run: &Path) -> Vec<u64> {
         let dirs = names(run).into_iter().filter(|name| !name.contains('.') && name != LATEST).map(|name| run.join(name));
         dirs.filter_map(|dir| load(&dir).ok()).map(|loaded| loaded.state.step).collect()

@@ -9,7 +9,6 @@ use crate::model::ModelError;
 use crate::store::StoreError;
 use crate::units::{Exit, Failure, abridged};
 
-/// An error of a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A file could not be written or read.

@@ -79,7 +79,6 @@ pub fn names(run: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(named.filter(|name| !files::is_temporary(name) && !is_aside(name)).collect())
 }
 
-/// Whether a name is one of a checkpoint that was set aside.
 fn is_aside(name: &str) -> bool {
     name.split_once(ASIDE).is_some_and(|(_, number)| number.is_empty() || number.starts_with('-'))
 }

@@ -7,14 +7,12 @@ use tch::Tensor;
 
 use crate::native;
 
-/// The format of a checkpoint directory.
 pub(super) const FORMAT_VERSION: u32 = 1;
 
 /// Name of the optimiser's tensors.
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 pub(super) const STATE: &str = "state.json";
 
-/// Directory of the best checkpoint.
 pub(super) const BEST: &str = "best";
 /// Directory of the last checkpoint of a run.
 pub const FINAL: &str = "final";
@@ -104,7 +102,6 @@ pub struct TrainState {
 }
 
 impl TrainState {
-    /// The state after `step` steps.
     pub fn new(step: u64, seed: u64, kind: SaveKind, parameters: &[(String, Tensor)]) -> Self {
         let info = |(name, t): &(String, Tensor)| ParameterInfo {
             name: name.clone(),

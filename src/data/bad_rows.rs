@@ -8,7 +8,6 @@ use crate::units::Fault;
 
 const TOLD: usize = 10;
 
-/// What an error of a row is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ErrorScope {
     /// The row is no sample: `data.on_bad_row` decides.
@@ -20,7 +19,6 @@ pub(super) enum ErrorScope {
 }
 
 impl ErrorScope {
-    /// For an error that was found at a row.
     pub(super) fn of(error: &Fault) -> Self {
         match error.of_type::<RowFault>() {
             Some(row) if row.is_too_long => Self::Length,

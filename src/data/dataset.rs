@@ -30,7 +30,6 @@ pub struct Dataset {
     lengths: Vec<usize>,
 }
 
-/// The samples of one data set, of which there may be several.
 #[derive(Clone)]
 struct SetSamples {
     name: Option<String>,
@@ -80,7 +79,6 @@ impl Piece {
         }
     }
 
-    /// The sample that it is of.
     pub(super) fn sample(&self) -> usize {
         self.sample
     }
@@ -121,7 +119,6 @@ impl Dataset {
         self
     }
 
-    /// The data set that a sample is of, where there are several.
     pub fn set_of(&self, sample: usize) -> Option<&str> {
         self.sets[self.pieces.get(sample)?.0].name.as_deref()
     }

@@ -36,7 +36,6 @@ pub(super) enum Content {
         ids: Vec<u32>,
         is_trained: Vec<bool>,
     },
-    /// Token ids and their class.
     TokensClass {
         ids: Vec<u32>,
         class: usize,

@@ -18,7 +18,6 @@ pub struct SurveyedRow {
     pub sample: Result<SurveyedSample, Fault>,
 }
 
-/// A row that is a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SurveyedSample {
     /// What was tokenised; `None` of samples that are token ids already.

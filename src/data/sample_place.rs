@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::abridged;
 
-/// Which line or record of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LineOrRecord {
     /// Number of a line, counted from 1.

@@ -52,7 +52,6 @@ fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, Fault> {
     Ok(paths.iter().map(|path| files::hash_large_file(path)).collect::<Result<_, _>>()?)
 }
 
-/// What there was to be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RowsRead {
     pub(super) read: usize,
@@ -99,7 +98,6 @@ impl Tokens {
 pub(super) type Out<'a> = &'a mut dyn Write;
 
 pub(super) enum NotWritten {
-    /// The data are at fault.
     Data(Fault),
     Place(io::Error),
 }
@@ -181,7 +179,6 @@ fn places(source: &TokenSource<'_>) -> Vec<PathBuf> {
     std::iter::once(PathBuf::from(beside)).chain(cache).map(|folder| folder.join(&name)).collect()
 }
 
-/// Writes tokens into a place, whole or not at all.
 fn make(place: &Path, write: &mut dyn FnMut(Out<'_>) -> Result<(), NotWritten>) -> Result<(), NotWritten> {
     let folder = place.parent().unwrap_or(place);
     // A folder beside the data is made if its own parent is there and can be written to; one in the user's cache with all above it.

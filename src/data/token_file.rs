@@ -32,7 +32,6 @@ const TRAILER: usize = 10;
 /// What a sample has beside its tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct About {
-    /// Which of the files it is in.
     pub(super) file: usize,
     pub(super) at: LineOrRecord,
     /// The right answers as texts, where the file gives them so.
@@ -83,7 +82,6 @@ fn schema() -> SchemaRef {
     ]))
 }
 
-/// A hash of token ids.
 pub(super) fn fingerprint(ids: &[u32]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     for block in ids.chunks(1024) {
@@ -238,7 +236,6 @@ impl TokenFile {
         self.len
     }
 
-    /// The tokens of a sample.
     pub(super) fn ids(&self, sample: usize) -> &[u32] {
         self.list(sample, TokenColumn::Ids)
     }

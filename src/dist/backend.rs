@@ -44,7 +44,6 @@ impl fmt::Display for RankBackend {
     }
 }
 
-/// What a rank has for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Means {
     wanted: RankBackend,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use crate::units::{Exit, Failure, Seconds, abridged};
+use crate::units::{Exit, Failure, FaultKind, Seconds, abridged};
 
 /// A rank and its machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,6 @@ impl fmt::Display for Peer {
     }
 }
 
-/// An error of the room `dist`.
 #[derive(Debug, thiserror::Error)]
 pub enum DistError {
     /// The environment's variables contradict each other, or one is missing.
@@ -66,7 +65,6 @@ pub enum DistError {
     /// A rank is gone, or the connection with it.
     #[error("{peer} is lost while rank {own} waits for it ({during}): {reason}")]
     Lost { peer: Peer, own: usize, during: &'static str, reason: String },
-    /// A rank has ended with an error of its own.
     #[error("{peer} has ended with an error, so rank {own} ends too ({during}): {reason}")]
     Ended { peer: Peer, own: usize, during: &'static str, reason: String },
     /// Another rank has failed in what all were at, and all end with it.
@@ -127,6 +125,13 @@ impl Failure for DistError {
             Self::Ended { .. } | Self::OtherFailed { .. } => "see what that rank says; its error is the one to mend".into(),
             Self::Exchange { .. } => "see what the other ranks say, and whether the network between them is up".into(),
         })
+    }
+
+    fn kind(&self) -> FaultKind {
+        match self {
+            Self::OtherGaveUp { .. } => FaultKind::Interrupted,
+            _ => self.origin().map_or(FaultKind::Other, Failure::kind),
+        }
     }
 
     fn exit(&self) -> Exit {

@@ -88,7 +88,6 @@ impl Launched {
     }
 }
 
-/// Reads the variables of one launcher.
 struct Variables<'a> {
     variable: &'a dyn Fn(&str) -> Option<String>,
     launcher: &'a Launcher,
@@ -177,7 +176,6 @@ fn first_host(list: &str) -> Option<String> {
     if tail.contains('[') { first_host(&format!("{name}{first}{after}")) } else { Some(format!("{name}{first}{tail}")) }
 }
 
-/// The number that a variable says.
 fn number(variable: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>, DistError> {
     let Some(value) = variable(name) else { return Ok(None) };
     value.trim().parse().map(Some).map_err(|_| DistError::Environment {

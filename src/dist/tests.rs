@@ -23,7 +23,6 @@ pub(super) fn launch(rank: usize, size: usize, port: u16) -> Launched {
     Launched { rank, size, local_rank: rank, address, port, run_id: "own".into(), is_served: false, by: "a test" }
 }
 
-/// Does `work` as each of `size` ranks; what came of it, by rank.
 fn as_ranks<T: Send>(size: usize, port: u16, work: impl Fn(&ProcessGroup) -> T + Sync) -> Vec<T> {
     as_ranks_within(TIMEOUT, size, port, |world| work(world))
 }

@@ -178,7 +178,6 @@ impl Attend for ColumnAttention<'_> {
     }
 }
 
-/// One layer of a cell, to be differentiated.
 #[derive(Clone, Copy)]
 struct CellLayer<'a> {
     column: Column<'a>,

@@ -11,7 +11,6 @@ use crate::units::ChunkIdx;
 pub struct ChunkPlan {
     /// Chunks in the order of writing.
     pub spans: Vec<ChunkSpan>,
-    /// Columns, as ranges of `spans`.
     pub columns: Vec<Range<usize>>,
     /// Length of the prefill span.
     pub prefill: usize,
@@ -26,7 +25,6 @@ pub enum ColumnWidth {
     Chunks(usize),
 }
 
-/// Where a sequence is cut into chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cuts {
     /// Longest prefill span: the slots of the smallest cache.
@@ -232,7 +230,6 @@ impl ChunkPlan {
         self.spans.first().map_or(0, ChunkSpan::num_sequences)
     }
 
-    /// Columns of the longest chunk.
     pub fn longest_chunk(&self) -> usize {
         self.spans.iter().map(|span| span.len).max().unwrap_or(1)
     }

@@ -5,9 +5,8 @@ use crate::head::HeadError;
 use crate::native::BackwardError;
 use crate::recipe::OpenKey;
 use crate::store::StoreError;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, FaultKind};
 
-/// An error of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error(transparent)]
@@ -105,6 +104,15 @@ impl Failure for EngineError {
             Self::GivenUp => Some("begin it again".into()),
             Self::Misplaced { .. } => Some("this is a defect of kvtune: please report it".into()),
             _ => self.origin()?.hint(),
+        }
+    }
+
+    fn kind(&self) -> FaultKind {
+        match self {
+            Self::OutOfMemory(_) => FaultKind::OutOfMemory,
+            Self::Torch(_) => FaultKind::Torch,
+            Self::GivenUp => FaultKind::Interrupted,
+            _ => self.origin().map_or(FaultKind::Other, Failure::kind),
         }
     }
 

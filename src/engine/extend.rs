@@ -16,7 +16,6 @@ use crate::model::{CapturedLayers, DropoutContext, Model};
 use crate::units::LayerIdx;
 
 impl Settings {
-    /// Where the tokens of a session are cut.
     pub(super) fn cuts_of(&self, spec: &SessionSpec) -> Cuts {
         let cuts = self.cuts_as_they_come();
         Cuts { span: cuts.span.min(spec.prompt.unwrap_or(usize::MAX)), ..cuts }

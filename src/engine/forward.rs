@@ -148,7 +148,6 @@ fn try_attention(model: &Model, observer: &mut dyn Observer) {
     }
 }
 
-/// An empty cache for each layer.
 fn caches(setup: &Setup, model: &Model, plan: &ChunkPlan, batch: &Batch) -> Vec<LayerCache> {
     let settings = &setup.settings;
     let shapes = settings.cache_shapes(model.config(), plan, model.kind(), model.device());

@@ -18,7 +18,6 @@ type LossesAndLog = (Vec<SequenceLoss>, ReplayLog);
 pub struct Engine(pub(super) Setup);
 
 impl Engine {
-    /// An engine for `settings` and `head`.
     pub fn new(settings: Settings, head: Box<dyn Head>) -> Self {
         Self(Setup { stores: Stores::new(&settings), settings, head, log: None })
     }

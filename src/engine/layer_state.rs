@@ -13,7 +13,6 @@ use crate::cache::{CacheError, CacheGrads, CacheSnapshot, ChunkSpan, LayerCache,
 use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, drain_backward};
 use crate::store::{Form, Store};
 
-/// The state of one layer.
 #[derive(Debug)]
 pub(super) struct LayerState {
     pub(super) cache: LayerCache,
@@ -343,7 +342,6 @@ pub(super) fn new_layer_states(caches: Vec<LayerCache>, store: &Store) -> Vec<Sh
     caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerState::new(cache, store.clone())))).collect()
 }
 
-/// Forks every layer with [`LayerState::fork`].
 pub(super) fn fork_layer_states(layers: &[SharedLayer]) -> Result<Vec<SharedLayer>, CacheError> {
     layers.iter().map(|layer| Ok(Arc::new(Mutex::new(lock(layer).fork()?)))).collect()
 }

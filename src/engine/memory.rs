@@ -55,11 +55,9 @@ impl MemoryPart {
 pub enum MemoryPlace {
     /// The memory where the model computes.
     Device,
-    /// The memory of the host, which may be the same.
     Host,
 }
 
-/// Bytes by part and place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryByPart {
     bytes: [[Bytes; 2]; MemoryPart::ALL.len()],

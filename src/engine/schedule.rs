@@ -59,7 +59,6 @@ impl Schedule {
         Self { bands: Vec::new(), num_columns: plan.columns.len(), has_head_in_cells: false, kept: 0 }
     }
 
-    /// The layers of a band.
     pub fn layers(&self, band: usize) -> Range<usize> {
         self.bands[band].clone()
     }

@@ -34,7 +34,6 @@ pub struct Session {
 pub struct SessionSpec {
     /// Sequences, which get their tokens together.
     pub num_sequences: usize,
-    /// The most tokens of each.
     pub max_tokens: usize,
     /// The prefill span ends with so many tokens at the latest, as before the first target of a sample whose targets are run one by one;
     /// `None` where it ends with the smallest cache.

@@ -14,7 +14,6 @@ use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
 use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
 use crate::units::{Bytes, LayerIdx};
 
-/// Checked settings of an engine.
 #[derive(Debug)]
 pub struct Settings {
     pub(super) policies: Vec<Box<dyn Policy>>,
@@ -208,7 +207,6 @@ impl Settings {
         Ok(CapturedLayers::new(device, shapes)?)
     }
 
-    /// The policy of a layer.
     pub fn policy(&self, layer: usize) -> &dyn Policy {
         &*self.policies[layer]
     }

@@ -9,7 +9,6 @@ use crate::cache::ReplayLog;
 use crate::head::SequenceLoss;
 use crate::model::DropoutKey;
 
-/// What a micro-batch contributes to a step.
 #[derive(Clone, Copy, Debug)]
 pub struct MicroBatchContext {
     /// The gradient is that of `Σ losses · weight`: one over the targets of the global batch.
@@ -22,10 +21,8 @@ pub struct MicroBatchContext {
     pub chunk_sizes: Option<ChunkKey>,
 }
 
-/// Loss and gradients of one micro-batch.
 #[derive(Debug)]
 pub struct MicroBatchGradients {
-    /// Losses by sequence of the batch.
     pub losses: Vec<SequenceLoss>,
     /// The routers' load-balance loss, where it has a weight and the model has experts.
     pub router_loss: Option<f64>,

@@ -22,7 +22,6 @@ pub(super) struct StepRun<'a> {
 }
 
 impl<'a> StepRun<'a> {
-    /// A step that stands where `trace` does.
     pub(super) fn new(
         setup: &'a Setup,
         model: &'a Model,

@@ -7,7 +7,6 @@ use super::Settings;
 use crate::recipe::{StoreForm, StorePlace, StoreRecipe};
 use crate::store::{Form, Store};
 
-/// The stores of an engine.
 #[derive(Debug)]
 pub struct Stores {
     /// Hidden states at the borders of layer bands.

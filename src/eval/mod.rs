@@ -5,9 +5,7 @@ mod answers;
 mod score;
 mod scored_answer;
 
-use crate::dist::DistError;
-use crate::engine::EngineError;
-use crate::units::Fault;
+use crate::units::{Fault, FaultKind};
 pub use answer_file::{ANSWERS, AnswerFile};
 pub use answers::{AnswerSpec, answer, check_answers};
 pub use score::{Bucket, Score, Scores, batches, score};
@@ -15,5 +13,5 @@ pub use scored_answer::{AnswerScores, ScoredAnswer};
 
 /// Whether an error only says that this rank or another was asked to stop.
 pub fn is_given_up(error: &Fault) -> bool {
-    matches!(error.of_type(), Some(EngineError::GivenUp)) || matches!(error.of_type(), Some(DistError::OtherGaveUp { .. }))
+    error.kind() == FaultKind::Interrupted
 }

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use crate::data::SampleGroups;
 use crate::metrics::{LongBenchV2, Metric};
 
-/// An answer with its scores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoredAnswer {
     /// Index of the sample in its file, counted from 0.

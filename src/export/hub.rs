@@ -41,7 +41,6 @@ pub(super) fn cached_id(path: &Path, kind: &str) -> Option<String> {
     is_id(&id).then_some(id)
 }
 
-/// Whether the Hub would have it for an id.
 fn is_id(text: &str) -> bool {
     let is_name = |part: &str| {
         let is_fine = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);

@@ -225,7 +225,6 @@ impl PolicyFile {
         self.check_model(dir, config)
     }
 
-    /// Whether the file speaks of such a model.
     fn check_model(&self, dir: &Path, config: &ModelConfig) -> Result<(), Fault> {
         let refuse = |key, found: String, expected: String| Err(unfit(&dir.join(KV_POLICY), key, &found, &expected));
         let heads: Vec<usize> = self.cache_lengths.iter().map(Vec::len).collect();

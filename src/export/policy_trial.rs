@@ -61,7 +61,6 @@ impl PolicyTrial {
         Self::new(config, kv, grad, largest, kv.chunk_size, None)
     }
 
-    /// The one that was recorded.
     pub fn recorded(
         config: &ModelConfig,
         kv: &CacheRecipe,

@@ -16,7 +16,6 @@ pub enum ExportTarget {
     Merged,
 }
 
-/// Figures of what was trained with one cache.
 #[derive(Clone, Debug)]
 pub struct CacheResult {
     pub split: String,

@@ -111,7 +111,6 @@ pub fn temporary_beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Whether a name is one of a write that has not ended.
 pub fn is_temporary(name: &str) -> bool {
     name.rsplit_once(MARK).is_some_and(|(before, digits)| {
         !before.is_empty() && digits.len() == DIGITS && digits.bytes().all(|b| b.is_ascii_hexdigit())

@@ -30,7 +30,6 @@ pub struct DiskFile {
 }
 
 impl DiskFile {
-    /// Opens a file as `options` say.
     pub fn open(whose: &'static str, path: &Path, options: &OpenOptions) -> io::Result<Self> {
         static OPENED: AtomicU64 = AtomicU64::new(0);
         let file = attempt(whose, "open", || options.open(path))?;
@@ -67,7 +66,6 @@ impl DiskFile {
         })
     }
 
-    /// Writes all bytes from `offset` on.
     pub fn write_all_at(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.put(bytes, |bytes| self.file.write_at(bytes, offset)) {
@@ -80,7 +78,6 @@ impl DiskFile {
         Ok(())
     }
 
-    /// Fills `bytes` from `offset` on.
     pub fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         attempt(self.whose, "read", || self.file.read_exact_at(bytes, offset))
     }
@@ -134,7 +131,6 @@ pub fn exchange(whose: &'static str, one: &Path, other: &Path) -> io::Result<boo
     Ok(done)
 }
 
-/// Makes a directory whose parent is there.
 pub fn make_dir(whose: &'static str, path: &Path) -> io::Result<()> {
     attempt(whose, "make_dir", || fs::create_dir(path))?;
     record(whose, || json!({ "op": "make_dir", "path": path }));

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::units::{Bytes, Exit, Failure, abridged, joined, listed, quoted};
+use crate::units::{Bytes, Exit, Failure, FaultKind, abridged, joined, listed, quoted};
 
-/// An error of the room `files`.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     #[error("cannot {action} `{}`", abridged(path.display()))]
@@ -17,7 +16,6 @@ pub enum FilesError {
         path: PathBuf,
         source: io::Error,
     },
-    /// No regular file, where one is to be read.
     #[error("`{}` is {found}: expected {expected}", abridged(path.display()))]
     NotRegular { path: PathBuf, found: &'static str, expected: &'static str },
     /// More than is read of such a file.
@@ -61,7 +59,6 @@ pub enum FilesError {
         /// The other process, if it said so.
         pid: Option<u32>,
     },
-    /// Not JSON, or not the JSON that was expected.
     #[error("`{}` is not valid JSON: {}", abridged(path.display()), abridged(reason))]
     Json { path: PathBuf, reason: String },
     #[error("`{}` is truncated: expected {expected} bytes, found {found}", abridged(path.display()))]
@@ -73,16 +70,11 @@ pub enum FilesError {
     },
     #[error("`{}` is not a valid safetensors file: {}", abridged(path.display()), abridged(reason))]
     NotSafetensors { path: PathBuf, reason: String },
-    /// A tensor that is not in the file.
     #[error("`{}` has no tensor `{}`", abridged(path.display()), quoted(name))]
     NoTensor { path: PathBuf, name: String },
     /// An adapter directory without an adapter.
     #[error("`{}` holds no PEFT adapter: `{missing}` is missing", abridged(dir.display()))]
-    NoAdapter {
-        dir: PathBuf,
-        /// The file that is missing.
-        missing: &'static str,
-    },
+    NoAdapter { dir: PathBuf, missing: &'static str },
     /// Settings of an adapter that cannot be honoured, all of them.
     #[error("`{}` asks for what is not supported: {}", abridged(path.display()), listed(settings))]
     AdapterSettings {
@@ -189,6 +181,14 @@ impl Failure for FilesError {
             }
             Self::AdapterTensors { .. } => "check that the adapter was trained for this model".into(),
         })
+    }
+
+    fn kind(&self) -> FaultKind {
+        match self {
+            Self::NotRegular { .. } => FaultKind::NotRegular,
+            Self::ForeignLink { .. } => FaultKind::ForeignLink,
+            _ => self.origin().map_or(FaultKind::Other, Failure::kind),
+        }
     }
 
     /// What lies on disk is wrong, or writing it failed.

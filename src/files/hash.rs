@@ -36,7 +36,6 @@ pub fn hash_ends(path: &Path, window: u64) -> Result<String, FilesError> {
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// The hash of bytes in memory.
 pub fn hash_bytes(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }

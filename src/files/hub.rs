@@ -49,7 +49,6 @@ fn cache() -> Option<PathBuf> {
     std::path::absolute(cache).ok().filter(|cache| cache.to_str().is_some())
 }
 
-/// `NAME` or `OWNER/NAME`, as the Hub lets them be.
 fn is_name(text: &str) -> bool {
     let is_part = |part: &str| {
         let is_fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');

@@ -15,17 +15,14 @@ use crate::units::quoted;
 /// Bytes of the longest key.
 const MAX_KEY: usize = 1 << 16;
 
-/// Reads a JSON file of settings.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, FilesError> {
     read_json_as(path, FileKind::Settings)
 }
 
-/// Reads a JSON file of a kind that may be larger.
 pub fn read_json_as<T: DeserializeOwned>(path: &Path, kind: FileKind) -> Result<T, FilesError> {
     parse_json(path, &read_bytes(path, kind)?, kind)
 }
 
-/// Parses JSON that came from `path`.
 pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8], kind: FileKind) -> Result<T, FilesError> {
     let wrong = |reason: String| FilesError::Json { path: path.to_path_buf(), reason };
     check_keys(bytes, kind.max_values()).map_err(wrong)?;

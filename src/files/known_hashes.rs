@@ -11,7 +11,6 @@ use super::{FileKind, FilesError, hash_bytes, hash_file, write_atomic};
 /// Smaller files are hashed in no time.
 const LEAST: u64 = 1 << 20;
 
-/// A hash, and what the file was when it had it.
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
 struct KnownHash {
     stamp: Stamp,

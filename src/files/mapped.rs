@@ -19,7 +19,6 @@ impl MappedFile {
         Ok(Self(Arc::new(FileMap::new(&file).map_err(FilesError::io("map", path))?)))
     }
 
-    /// The file for Arrow, which keeps it mapped.
     pub fn arrow_buffer(&self) -> Buffer {
         native::arrow_buffer(&self.0)
     }

@@ -19,7 +19,6 @@ pub enum FileKind {
     Settings,
     /// Which shard holds which tensor.
     Index,
-    /// A tokenizer, as in `tokenizer.json`.
     Tokenizer,
     Template,
     /// A text, a conversation or functions to be answered.

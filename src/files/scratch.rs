@@ -208,7 +208,6 @@ fn remove_stale(dir: &Path) -> Result<(), FilesError> {
     Ok(())
 }
 
-/// Whether a name is one of a scratch file.
 fn is_scratch(name: &OsStr) -> bool {
     name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)).is_some_and(|middle| {
         let mut parts = middle.rsplit('-');

@@ -31,7 +31,6 @@ pub struct TensorFile {
     header: Metadata,
 }
 
-/// One tensor of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub dtype: Dtype,
@@ -83,7 +82,6 @@ impl TensorFile {
         self.header.offset_keys()
     }
 
-    /// Whether the file has a tensor of that name.
     pub fn contains(&self, name: &str) -> bool {
         self.header.info(name).is_some()
     }
@@ -113,7 +111,6 @@ fn wrong(path: &Path, reason: impl Into<String>) -> FilesError {
     FilesError::NotSafetensors { path: path.to_path_buf(), reason: reason.into() }
 }
 
-/// The header, and where the tensors begin.
 fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), FilesError> {
     let mut field = [0; LENGTH];
     field.copy_from_slice(&bytes[..LENGTH]);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::engine::EngineError;
 use crate::files::FilesError;
 use crate::store::StoreError;
-use crate::units::{Exit, Failure, Fault, abridged, quoted};
+use crate::units::{Exit, Failure, Fault, FaultKind, abridged, quoted};
 
 /// A rule that cannot be followed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,7 +16,6 @@ pub struct RuleFault {
     pub expected: &'static str,
 }
 
-/// An error of the generation.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerationError {
     #[error(transparent)]
@@ -82,6 +81,15 @@ impl Failure for GenerationError {
             Self::Data(e) => return e.hint(),
             _ => return self.origin()?.hint(),
         })
+    }
+
+    fn kind(&self) -> FaultKind {
+        match self {
+            Self::TooLong { .. } => FaultKind::ContextLength,
+            Self::EmptyPrompt | Self::UnknownToken { .. } => FaultKind::BadPrompt,
+            Self::NothingLikely => FaultKind::NothingLikely,
+            _ => self.origin().map_or(FaultKind::Other, Failure::kind),
+        }
     }
 
     fn exit(&self) -> Exit {

@@ -66,7 +66,6 @@ const FORMAT_VERSION: u32 = 2;
 /// An earlier format, without a hash.
 const UNHASHED: u32 = 1;
 const KEY: &str = "kvtune_session";
-/// The hash of header and tensors.
 const HASH: &str = "kvtune_session_blake3";
 
 impl SavedSession {

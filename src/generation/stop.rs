@@ -50,7 +50,6 @@ impl TextStream {
 pub struct StoppedText {
     stream: TextStream,
     stops: Vec<String>,
-    /// Text that may be the beginning of a stop string.
     held: String,
     /// Whether a stop string has come.
     pub has_stopped: bool,

@@ -8,7 +8,6 @@ use crate::native::cuda::on_device;
 use crate::native::gradients_of;
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
 
-/// The loss of one sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SequenceLoss {
     /// The sum of cross-entropies, in nats.
@@ -36,7 +35,6 @@ impl Losses {
     }
 }
 
-/// Loss of a column of tokens.
 #[derive(Debug)]
 pub struct ColumnLoss {
     /// Losses at the picks, in their order, block by block.
@@ -52,7 +50,6 @@ const BLOCK_LOGITS: i64 = 1 << 20;
 /// On a GPU, which reads the whole output matrix for each block: enough places that arithmetic takes several times as long as that. With a
 /// vocabulary of 152 thousand they are 1765, and their scores in f32 a gibibyte.
 const BLOCK_LOGITS_CUDA: i64 = 1 << 28;
-/// Places of a block, at least.
 const BLOCK_PLACES: i64 = 64;
 
 /// How many places are evaluated at a time.

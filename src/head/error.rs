@@ -3,7 +3,6 @@
 use crate::native::BackwardError;
 use crate::units::{Exit, Failure};
 
-/// An error of a head.
 #[derive(Debug, thiserror::Error)]
 pub enum HeadError {
     /// The batch brings another kind of target.

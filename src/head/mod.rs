@@ -29,7 +29,6 @@ pub trait Logits {
     fn num_scores(&self) -> usize;
 }
 
-/// The targets of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub enum SequenceTargets<'a> {
     /// What each input must predict; −100 where there is nothing to learn.

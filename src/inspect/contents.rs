@@ -118,7 +118,6 @@ fn state(run: &Path, metrics: &[StepMetrics], checkpoints: &[CheckpointListing])
     }
 }
 
-/// Answers of one checkpoint that its run keeps.
 pub fn kept_answers(run: &Path, checkpoint: &Path) -> Result<Vec<AnswerListing>, Fault> {
     let mut kept = answers(&run.join(ANSWERS))?;
     kept.retain(|file| is_of(file, checkpoint));

@@ -6,7 +6,6 @@ use super::RunContents;
 use super::chart::{Curve, CurveChart};
 use crate::report::metrics::StepMetrics;
 
-/// A figure of a line of metrics, where it has one.
 type FigureOfLine = dyn Fn(&StepMetrics) -> Option<f64>;
 
 /// What is drawn of a line of metrics.

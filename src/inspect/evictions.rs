@@ -148,7 +148,6 @@ fn is_rolling(gone: &[i64], tokens: usize) -> bool {
     gone.first().is_some_and(|&first| first < tokens as i64) && gone.windows(2).all(|pair| pair[0] <= pair[1])
 }
 
-/// The colour at a part of a scale.
 fn mixed(scale: &[Rgb], part: f64) -> Rgb {
     let place = part.clamp(0.0, 1.0) * (scale.len() - 1) as f64;
     let below = (place as usize).min(scale.len() - 2);

@@ -17,7 +17,6 @@ pub struct CurveEnds {
     pub lowest: f64,
 }
 
-/// The figures of a run or a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunFigures {
     /// Steps with a line of metrics.

@@ -28,7 +28,6 @@ pub(super) fn table(caption: &str, header: &[&str], rows: &[Vec<String>], is_num
     )
 }
 
-/// Figures of all runs, a column for each.
 pub(super) fn figures(runs: &[RunContents]) -> String {
     let setting = |run: &RunContents, key: &str| run.settings.get(key).map(|value| value.trim_matches('"').to_owned());
     let of_run = |run: &RunContents| {

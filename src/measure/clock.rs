@@ -23,7 +23,6 @@ impl Spent {
     }
 }
 
-/// A reading of both clocks.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     wall: Instant,
@@ -38,13 +37,11 @@ impl Reading {
         Self { wall: Instant::now(), cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9 }
     }
 
-    /// The time spent from `earlier` to this reading.
     fn since(self, earlier: Self) -> Spent {
         Spent { seconds: (self.wall - earlier.wall).as_secs_f64(), cpu_seconds: self.cpu - earlier.cpu }
     }
 }
 
-/// The time that `work` takes.
 pub(super) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
     let began = Reading::now(device);
     work();

@@ -17,7 +17,6 @@ pub struct GemmRate {
 }
 
 impl GemmRate {
-    /// The rate of `flops` in the time of `spent`.
     pub(super) fn of(flops: f64, spent: Spent) -> Self {
         Self { per_second: flops / spent.seconds, per_cpu_second: flops / spent.cpu_seconds }
     }

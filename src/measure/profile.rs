@@ -11,7 +11,6 @@ use crate::plan::StepPart;
 use crate::report::table::Table;
 use crate::units::Bytes;
 
-/// Where in a run a micro-batch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicroBatchPosition {
     /// The number of the step, from 1.
@@ -79,7 +78,6 @@ impl MemorySide {
 pub struct MemoryProfile {
     pub at: MicroBatchPosition,
     pub side: MemorySide,
-    /// The part of the step in which the peak was.
     pub part: StepPart,
     /// Bytes in the order of [`MemoryPart::ALL`]. They add up to `measured`; where that is not known, nothing is the process'.
     pub parts: [i64; MemoryPart::ALL.len()],

@@ -32,14 +32,12 @@ pub struct StepRecord {
     pub device_peak: Option<Bytes>,
     /// Memory by part, where it is wanted: one table for each memory.
     pub memory: Vec<MemoryProfile>,
-    /// What copies to and from the host have cost the step.
     pub copies: CopyCost,
     pub loss: f64,
     /// The part of their time that ranks have waited for the slowest; `None` for one alone.
     pub idle: Option<f64>,
 }
 
-/// What copies to and from the host cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CopyCost {
     /// The time that a CPU has copied into stores and out of them.

@@ -1,6 +1,5 @@
 //! The longest common subsequence of two sequences of words.
 
-/// The length, in memory for one row.
 pub(super) fn lcs_length<T: Eq>(rows: &[T], columns: &[T]) -> usize {
     walk(rows, columns, |_, _, _| ())
 }

@@ -89,7 +89,6 @@ static NAMES: LazyLock<Vec<(String, Metric)>> = LazyLock::new(|| {
 static KNOWN: LazyLock<Vec<&'static str>> = LazyLock::new(|| NAMES.iter().map(|(name, _)| name.as_str()).collect());
 
 impl Metric {
-    /// The names of all metrics.
     pub fn names() -> &'static [&'static str] {
         &KNOWN
     }

@@ -25,7 +25,6 @@ pub enum RougeFigure {
     Recall,
 }
 
-/// One of the figures of ROUGE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RougeMeasure {
     pub kind: RougeKind,

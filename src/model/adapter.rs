@@ -209,7 +209,6 @@ struct SaidKey {
     shown: String,
 }
 
-/// The keys that say what kind of adapter it is.
 fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<SaidKey> {
     let modules = config.linears().into_iter().chain(config.output()).map(|linear| linear.name);
     let modules: Vec<String> = modules.chain([EMBEDDING_MODULE.to_owned()]).collect();

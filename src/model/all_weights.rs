@@ -105,7 +105,6 @@ impl AllWeights {
         self.find(EMBEDDING)
     }
 
-    /// The weights of some layers.
     pub(super) fn of_layers(&self, layers: Range<usize>) -> Vec<(String, Tensor)> {
         let starts: Vec<String> = layers.map(|layer| layer_tensor(layer, "")).collect();
         let is_meant = |(name, _): &&(String, Tensor)| starts.iter().any(|start| name.starts_with(start.as_str()));

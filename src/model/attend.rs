@@ -7,7 +7,7 @@ use tch::Tensor;
 
 use crate::native::cuda::GraphError;
 pub use crate::ops::attention::Qkv;
-use crate::units::{Exit, Failure, LayerIdx};
+use crate::units::{Exit, Failure, FaultKind, LayerIdx};
 
 /// What a layer asks of whoever remembers the past.
 pub trait Attend {
@@ -54,7 +54,6 @@ trait PassedError: Error + Failure + Send + Sync {}
 impl<T: Error + Failure + Send + Sync> PassedError for T {}
 
 impl AttendError {
-    /// An error that is only a message.
     pub fn new(message: impl Into<String>) -> Self {
         Self(Cause::Message(message.into()))
     }
@@ -83,6 +82,13 @@ impl Failure for AttendError {
         match &self.0 {
             Cause::Graph(_) => Some("set `grad.cuda_graphs = false`; `kvtune doctor` tries a graph by itself".into()),
             _ => self.origin()?.hint(),
+        }
+    }
+
+    fn kind(&self) -> FaultKind {
+        match &self.0 {
+            Cause::Graph(GraphError::Lacking(_)) => FaultKind::NoGraphs,
+            _ => self.origin().map_or(FaultKind::Other, Failure::kind),
         }
     }
 

@@ -27,7 +27,6 @@ pub(super) struct Attention {
     norms: Option<(QkNorm, [RmsNorm; 2])>,
     query_growth: Option<QueryGrowth>,
     layer: LayerIdx,
-    /// Which of the model's rotations, if any.
     rotation: Option<usize>,
     head_dim: i64,
     rule: ScoreRule,

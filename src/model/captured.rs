@@ -22,7 +22,6 @@ pub struct CapturedLayers {
     shapes: BTreeMap<(usize, usize), OfShape>,
 }
 
-/// What is captured for columns of one shape.
 #[derive(Debug, Default)]
 struct OfShape {
     columns: usize,
@@ -38,7 +37,6 @@ struct Common<'a> {
     context: &'a DropoutContext<'a>,
 }
 
-/// The layers over one column.
 #[derive(Debug)]
 pub struct ColumnLayers<'a> {
     common: Common<'a>,

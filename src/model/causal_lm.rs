@@ -61,7 +61,6 @@ impl Model {
         Ok(Self { trained: Trainable::AllWeights(all), ..model })
     }
 
-    /// Builds a model of weights, in their dtype and where they are.
     pub(super) fn build(config: ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
         let (kind, at) = (weights.kind, weights.placement);
         let layer = |idx| DecoderLayer::load(weights, &config, LayerIdx(idx));
@@ -102,7 +101,6 @@ impl Model {
         Bytes(all.map(|tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64).sum())
     }
 
-    /// The model with an adapter in place of the one it had.
     pub fn with_adapter(mut self, adapter: Adapter) -> Self {
         self.set_adapter(adapter);
         self
@@ -178,7 +176,6 @@ impl Model {
         self.all_weights().filter(|_| is_apart).map(|all| all.of_layers(layers)).unwrap_or_default()
     }
 
-    /// Whether layers wait on the host.
     pub fn has_waiting_layers(&self) -> bool {
         self.waiting.is_some()
     }

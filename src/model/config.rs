@@ -6,7 +6,6 @@ use super::names::{OUTPUT_MODULE, layer_tensor};
 use super::spec::{LayerSpec, LinearSpec, RopeSpec};
 use crate::units::LayerIdx;
 
-/// What a model is, from its `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each says one thing of a model, and none of them excludes another")]
 pub struct ModelConfig {
@@ -133,7 +132,6 @@ impl ModelConfig {
 #[derive(Clone, Debug)]
 pub struct ModelLinear {
     pub layer: LayerIdx,
-    /// The number of the linear in its layer.
     pub number: usize,
     /// The name in the model, as `model.layers.3.mlp.up_proj`.
     pub name: String,

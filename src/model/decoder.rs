@@ -155,7 +155,6 @@ impl DecoderLayer {
         self.attention.attend(qkv, attend)
     }
 
-    /// The tensors of the model itself.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let of_feed_forward = self.feed_forward.linears().into_iter().flat_map(Linear::tensors);
         let norms = self.attention_norms.tensors().chain(self.feed_forward_norms.tensors());

@@ -32,7 +32,6 @@ pub(super) struct LoraDelta {
 /// The end of the name of A in PEFT's files.
 pub(super) const A: &str = "lora_A.weight";
 pub(super) const B: &str = "lora_B.weight";
-/// That of the bias of B.
 pub(super) const B_BIAS: &str = "lora_B.bias";
 /// That of the lengths of rows.
 pub(super) const MAGNITUDE: &str = "lora_magnitude_vector";

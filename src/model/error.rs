@@ -6,9 +6,8 @@ use std::{fmt, io};
 use super::fields::ConfigFault;
 use crate::files::{FilesError, hub_name};
 use crate::store::StoreError;
-use crate::units::{Exit, Failure, abridged, quoted, shape};
+use crate::units::{Exit, Failure, FaultKind, abridged, quoted, shape};
 
-/// An error of the model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// A key of `config.json` is missing, out of bounds or asks for what isn't built.
@@ -63,7 +62,6 @@ pub enum ModelError {
     /// An adapter that was trained for another head than the model has.
     #[error("the adapter was trained to predict {adapter}, and `head.kind` asks for something else")]
     OtherTask { adapter: &'static str },
-    /// A model of which nothing is trained has nothing to save.
     #[error("nothing of the model is trained, so there is nothing to save")]
     NothingTrained,
     /// A new model would be written over something.
@@ -122,6 +120,15 @@ impl Failure for ModelError {
         })
     }
 
+    fn kind(&self) -> FaultKind {
+        match self {
+            Self::NoWeights { .. } => FaultKind::NoWeights,
+            Self::Stopped => FaultKind::Interrupted,
+            Self::Lora { .. } => FaultKind::BadSetting,
+            _ => self.origin().map_or(FaultKind::Other, Failure::kind),
+        }
+    }
+
     fn exit(&self) -> Exit {
         match self {
             Self::UnknownTarget { .. }
@@ -169,7 +176,6 @@ pub enum TensorProblem {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TensorProblems(pub Vec<TensorProblem>);
 
-/// How many tensors of one kind of problem are named.
 const NAMED: usize = 8;
 
 impl TensorProblems {

@@ -26,10 +26,8 @@ pub(super) struct Experts {
     stacked: [StackedDelta; 2],
 }
 
-/// The experts' own matrices, as checkpoints have them.
 #[derive(Debug)]
 enum ExpertMatrices {
-    /// The matrices of each expert, and its width.
     Apart(Vec<Mlp>, i64),
     /// All side by side, with biases: `(X, E, 2I)` and `(X, 2I)` with gate and up by turns, then `(X, I, E)` and `(X, E)`.
     Stacked([Tensor; 4], Activation),

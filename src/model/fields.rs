@@ -38,12 +38,10 @@ impl<'a> Fields<'a> {
         unknown.map_or(Ok(()), |(key, _)| Err(ConfigFault::UnknownKey { key: self.named(key), known: known.to_vec() }))
     }
 
-    /// The value of a key.
     pub(super) fn get(self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether a key is there and says `null`.
     pub(super) fn is_null(self, key: &str) -> bool {
         self.object.get(key).is_some_and(Value::is_null)
     }
@@ -70,7 +68,6 @@ impl<'a> Fields<'a> {
         count.ok_or_else(|| self.range(key, "a whole number".into()))
     }
 
-    /// A positive number, or `default`.
     pub(super) fn number_or(self, key: &'static str, default: f64) -> Result<f64, ConfigFault> {
         let Some(value) = self.get(key) else { return Ok(default) };
         let number = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);

@@ -13,7 +13,6 @@ pub struct LayerFootprint<'a> {
     /// Width of the residual stream.
     pub hidden: usize,
     pub trained: &'a TrainedPart,
-    /// Whether a gradient goes on below the layer.
     pub has_gradient_below: bool,
     pub kind: Kind,
     pub device: Device,
@@ -35,7 +34,6 @@ pub struct ColumnShape {
     pub is_one_chunk: bool,
 }
 
-/// Bytes of one layer for one column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerBytes {
     /// What autograd keeps, the layer's output with it.

@@ -118,7 +118,6 @@ pub(super) fn copy_name(tensor: &str) -> String {
 #[derive(Debug, Default)]
 pub(super) struct EmbeddingAdapter {
     tensors: BTreeMap<IoTensor, Tensor>,
-    /// Copies of other tensors of the model, by their names there.
     pub(super) copies: BTreeMap<String, Tensor>,
     /// The factor of the addition to the embedding.
     scale: f64,
@@ -253,13 +252,11 @@ impl EmbeddingAdapter {
         gradients.into_values().collect()
     }
 
-    /// In masters of `kind` on `device`.
     pub(super) fn moved_to(&self, kind: Kind, device: Device) -> Self {
         self.map(|tensor| tensor.to_kind(kind).to_device(device))
     }
 }
 
-/// The rows of a table at some indices.
 pub(super) fn rows(table: &Tensor, ids: &Tensor) -> Tensor {
     Tensor::embedding(table, ids, -1, false, false)
 }

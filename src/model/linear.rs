@@ -188,7 +188,6 @@ impl Linear {
         }
     }
 
-    /// The tensors of the model itself.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.weight.tensors().iter().chain(&self.bias_o)
     }

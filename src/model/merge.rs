@@ -24,7 +24,6 @@ use crate::units::Bytes;
 
 /// What a model that sees has beside [`COMPANIONS`].
 const OF_WRAPPERS: [&str; 3] = ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"];
-/// Where further chat templates are.
 const TEMPLATES: &str = "additional_chat_templates";
 
 /// A model directory and what is added into its weights. Nothing of the weights is in memory before it is written.
@@ -214,7 +213,6 @@ fn own(names: TensorNames, stored: &str) -> Option<String> {
     if names == TensorNames::Wrapped { own_name(stored) } else { Some(stored.to_owned()) }
 }
 
-/// A tensor of the files by its name in the model.
 fn stored(files: &Files, names: TensorNames, name: &str) -> Result<Option<Tensor>, ModelError> {
     let called = |stored: &String| own(names, stored).as_deref() == Some(name);
     let found = files.opened.iter().find_map(|file| Some((file, file.names().into_iter().find(called)?)));
@@ -322,7 +320,6 @@ impl ExpertPart {
     }
 }
 
-/// The parts of every linear of an expert.
 fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
     let mut parts = BTreeMap::new();
     for (layer, spec) in config.layers.iter().enumerate() {

@@ -26,7 +26,6 @@ pub(super) fn peft_tensor(linear: &str, part: &str) -> String {
 /// Before all names in PEFT's files.
 pub(super) const PEFT_PREFIX: &str = "base_model.model.";
 
-/// The embedding as a module.
 pub(super) const EMBEDDING_MODULE: &str = "model.embed_tokens";
 /// The embedding's weight `(V, E)`.
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -34,7 +33,6 @@ pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(super) const FINAL_NORM: &str = "model.norm.weight";
 /// The weight `(K, E)` that scores classes in place of the output projection.
 pub(super) const SCORE: &str = "score.weight";
-/// The output projection as a module.
 pub(super) const OUTPUT_MODULE: &str = "lm_head";
 /// The output projection's weight `(V, E)`.
 pub(super) const OUTPUT: &str = "lm_head.weight";

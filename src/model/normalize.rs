@@ -55,7 +55,6 @@ impl Adapter {
         self.embedding.copies.keys().any(|tensor| is_nameless(tensor))
     }
 
-    /// The largest rank of a linear.
     pub fn largest_rank(&self) -> usize {
         self.deltas.iter().map(|(_, lora)| lora.a_ri.size()[0] as usize).max().unwrap_or_else(|| self.r())
     }

@@ -9,7 +9,6 @@ use crate::ops::rope::Rotation;
 #[derive(Debug)]
 pub struct Positions {
     pub(super) position_bn: Tensor,
-    /// One for each of [`super::ModelConfig::rotations`].
     pub(super) rotations: Vec<Rotation>,
 }
 

@@ -41,7 +41,6 @@ impl Projection {
         }
     }
 
-    /// Whether it reads the input of attention.
     pub fn is_of_attention_input(self) -> bool {
         matches!(self, Self::Query | Self::Key | Self::Value | Self::QueryKeyValue)
     }

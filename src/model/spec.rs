@@ -122,7 +122,6 @@ impl LayerSpec {
     }
 }
 
-/// The attention of a layer.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 pub struct AttentionSpec {
@@ -340,7 +339,6 @@ impl FeedForwardSpec {
         }
     }
 
-    /// The experts, where it has some.
     pub fn experts(&self) -> Option<&ExpertsSpec> {
         if let Self::Experts(spec) = self { Some(spec) } else { None }
     }

@@ -259,7 +259,6 @@ fn parameter_name(linear: &ModelLinear) -> String {
     }
 }
 
-/// What PEFT calls a module of the model, where it is one of its own.
 pub(super) fn module<'a>(settings: &PeftConfig, name: &'a str) -> Cow<'a, str> {
     if settings.is_inner { inner_module(name).into() } else { name.into() }
 }

@@ -11,7 +11,6 @@ pub enum TrainedPart {
         r: usize,
         /// The projections that have matrices in some layer.
         targets: Vec<Projection>,
-        /// How many numbers are trained.
         numbers: usize,
         /// The part of `numbers` outside the layers.
         ends: IoParameters,
@@ -23,7 +22,6 @@ pub enum TrainedPart {
 }
 
 impl TrainedPart {
-    /// What a recipe trains of a model.
     pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
         let ((targets, r), ends) = (Projection::targets(config, lora)?, io_parameters(config, lora)?);

@@ -66,7 +66,6 @@ impl TensorNames {
     }
 }
 
-/// Dtypes and shapes by name.
 type FoundTensors<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
 
 impl Weights {
@@ -81,7 +80,6 @@ impl Weights {
         Ok(Self { source: WeightSource::Files(files), kind, placement, upload })
     }
 
-    /// Tensors that lie in memory.
     pub(super) fn in_memory(tensors: Vec<(String, Tensor)>, kind: Kind, placement: ModelPlacement) -> Self {
         Self { source: WeightSource::Memory(tensors.into_iter().collect()), kind, placement, upload: None }
     }
@@ -298,7 +296,6 @@ mod tests {
         load_tensors(&TensorFile::open(&fixture().join(MODEL_TENSORS)).unwrap()).unwrap()
     }
 
-    /// A model directory without weights.
     fn bare() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::copy(fixture().join("config.json"), dir.path().join("config.json")).unwrap();

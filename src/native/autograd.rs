@@ -178,7 +178,6 @@ extern "C" fn run_closure(
 /// What a caught panic holds.
 pub(super) type Panic = dyn std::any::Any + Send;
 
-/// The text of a caught panic.
 pub(super) fn panic_text(panic: &Panic) -> String {
     panic
         .downcast_ref::<String>()

@@ -39,7 +39,6 @@ pub struct Bounds {
 /// Why work that was done [`apart`] has no outcome.
 #[derive(Debug, thiserror::Error)]
 pub enum GivenUp {
-    /// It went beyond its bounds.
     #[error("it takes too much memory or time")]
     Beyond,
     /// The system lets the process have no thread for it.

@@ -164,7 +164,6 @@ impl KvBlock {
         Self::of_planes(self.planes().map(f))
     }
 
-    /// Slots `start .. start + slots`, with what is known of them.
     pub fn narrow(&self, start: i64, slots: i64) -> Self {
         let some = |x: &Tensor| x.narrow(2, start, slots);
         Self { valid: self.valid.as_ref().map(some), visible_until: self.visible_until.as_ref().map(some), ..self.map(some) }

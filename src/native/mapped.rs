@@ -40,7 +40,6 @@ impl FileMap {
         unsafe { MmapOptions::new().map_copy(file) }.map(|map| Self(map.into()))
     }
 
-    /// The bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the map is readable and as long as it says, for as long as this object lives.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }

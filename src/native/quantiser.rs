@@ -14,7 +14,6 @@ pub struct Levels {
     /// Bits of a level: 4, 5, 8 or 9.
     pub bits: usize,
     pub width: i64,
-    /// Bytes that the levels take.
     pub bytes: i64,
 }
 

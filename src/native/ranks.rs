@@ -121,7 +121,6 @@ impl SharedStore {
         Ok(sum)
     }
 
-    /// Whether a key is there.
     pub fn has(&self, key: &str) -> Said<bool> {
         let (key, mut has) = (zero_ended(key)?, 0);
         // SAFETY: a store that is open, a string that ends with a zero, and room for a number.
@@ -228,7 +227,6 @@ impl GlooGroup {
 }
 
 pub trait PendingExchange {
-    /// Waits for a time; whether it has ended.
     fn wait(&self, time: Duration) -> Result<bool, String>;
 }
 

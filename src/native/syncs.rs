@@ -32,7 +32,6 @@ impl Syncs {
         Self::KINDS.into_iter().zip(self.0)
     }
 
-    /// What has come since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] - earlier.0[i]))
     }

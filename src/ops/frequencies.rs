@@ -136,7 +136,6 @@ impl Frequencies {
         Self { inverse_bf: Tensor::cat(&inverse, 0), attention_factor_b }
     }
 
-    /// The frequencies of the first sequences of the batch.
     pub fn of_first(&self, sequences: i64) -> Self {
         let first = |of: &Tensor| of.narrow(0, 0, sequences.min(of.size()[0]));
         Self { inverse_bf: first(&self.inverse_bf), attention_factor_b: self.attention_factor_b.as_ref().map(first) }

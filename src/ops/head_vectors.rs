@@ -41,7 +41,6 @@ mod tests {
 
     use super::*;
 
-    /// By the formula, direction by direction.
     #[test]
     fn cosines_are_those_with_the_sum_of_directions() {
         tch::manual_seed(1);

@@ -38,7 +38,6 @@ pub struct PackedWeight {
 }
 
 impl Weight {
-    /// The matrix: the very tensor where it is plain.
     pub fn matrix(&self) -> Tensor {
         match self {
             Self::Plain(weight_oi) => weight_oi.shallow_clone(),

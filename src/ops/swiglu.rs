@@ -31,7 +31,6 @@ fn forward(gate: &Tensor, up: &Tensor) -> Tensor {
     forward_of_tensors(gate, up)
 }
 
-/// Gradients of gate and up.
 fn backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tensor) {
     if is_fused(gate, up) {
         return native::swiglu_backward(dy, gate, up);

@@ -69,7 +69,6 @@ impl DynamicMap {
     }
 }
 
-/// A map where `x` is, in its kind.
 fn like(map: &Tensor, x: &Tensor) -> Tensor {
     map.to_device(x.device()).to_kind(x.kind())
 }

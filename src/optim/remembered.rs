@@ -91,12 +91,10 @@ impl Remembered {
         self.tensors = if self.is_on_host { Waiting::send(&changed) } else { Waiting::here(&changed) };
     }
 
-    /// The master among its tensors.
     pub(super) fn master(&self, tensors: &[Tensor]) -> Option<Tensor> {
         self.ends.iter().zip(tensors).find(|(end, _)| *end == MASTER).map(|(_, tensor)| tensor.shallow_clone())
     }
 
-    /// What is remembered by name, where it is.
     pub(super) fn named(&self) -> Vec<(String, Tensor)> {
         let home = if self.is_on_host { Device::Cpu } else { self.device };
         self.names().zip(in_memory(self.tensors.fetch(home))).collect()

@@ -39,7 +39,6 @@ impl Forecast {
     }
 }
 
-/// Positions with a target, by column.
 fn targets_by_column(plan: &ChunkPlan, batch: &Batch) -> Vec<usize> {
     let of_column = |column: &Range<usize>| {
         let (start, len) = plan.tokens(column);

@@ -9,7 +9,6 @@ use crate::units::Bytes;
 /// One memory at its peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedPeak {
-    /// The part of the step in which it is.
     pub part: StepPart,
     /// Parts by name; their sum is the peak.
     pub parts: Vec<(&'static str, Bytes)>,

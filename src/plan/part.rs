@@ -2,7 +2,6 @@
 
 use crate::engine::Event;
 
-/// A part of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepPart {
     /// The forward phase, but for the head.

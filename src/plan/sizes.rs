@@ -25,7 +25,6 @@ pub(super) struct LayerMemory {
     pub(super) columns: Rc<[LayerColumn]>,
 }
 
-/// One layer in a column.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerColumn {
     pub(super) bytes: LayerBytes,

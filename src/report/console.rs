@@ -115,7 +115,6 @@ pub fn error(error: &dyn Error, hint: Option<&str>) {
     say(&lines.join("\n"));
 }
 
-/// Whether what is written to a stream may have colours.
 pub fn has_colour(stream: &impl IsTerminal) -> bool {
     let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     stream.is_terminal() && !is_refused && std::env::var_os("TERM").is_none_or(|name| name != "dumb")

@@ -27,7 +27,6 @@ impl Evicted {
         known.fold(Self::default(), Add::add)
     }
 
-    /// Over some lines, by layer.
     pub fn by_layer(lines: &[StepMetrics]) -> Vec<Self> {
         let mut layers: Vec<Self> = Vec::new();
         for line in lines {

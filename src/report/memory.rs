@@ -35,7 +35,6 @@ pub fn peak_resident() -> Bytes {
     status("VmHWM:").max(Bytes(BEFORE.load(Ordering::Relaxed)))
 }
 
-/// The peak of the process as planned and as measured.
 pub fn planned_and_measured(planned: Bytes, measured: Bytes) -> String {
     let error = 100.0 * (planned.0 as f64 / measured.0.max(1) as f64 - 1.0);
     format!("peak memory of the process: planned {planned}, measured {measured} ({error:+.1} %)")

@@ -29,7 +29,6 @@ pub struct StepMetrics {
     /// Norm of the gradient before clipping.
     #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
-    /// Learning rate of the update.
     #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
     pub tokens: u64,
@@ -58,7 +57,6 @@ pub struct StepMetrics {
     /// `evicted` of each layer, from the bottom; of sliding windows what left the window.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted_by_layer: Vec<f64>,
-    /// The `mean_stay` of each layer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mean_stay_by_layer: Vec<Option<f64>>,
     /// Why the step was left out, where it was.
@@ -69,7 +67,6 @@ pub struct StepMetrics {
     pub idle: Option<f64>,
     /// Duration of the step, validation apart.
     pub seconds: f64,
-    /// Tokens per second of the step.
     pub tokens_per_second: f64,
     /// Peak memory of the process so far, bytes.
     pub peak_memory: u64,
@@ -178,7 +175,6 @@ impl KeptMetrics {
 }
 
 impl Metrics {
-    /// Begins the metrics of a run.
     pub fn begin(path: &Path) -> Result<Self, Fault> {
         Self::open(path, "", String::new())
     }
@@ -216,7 +212,6 @@ fn check_of(before: &str, figures: &str) -> String {
     files::hash_parts([before, figures])[..16].to_owned()
 }
 
-/// The figures of a line and its check, if it has one.
 fn checked(line: &str) -> Option<(String, &str)> {
     let (figures, check) = line.strip_suffix("\"}")?.rsplit_once(CHECK)?;
     Some((format!("{figures}}}"), check))
@@ -249,7 +244,6 @@ pub fn read_all(path: &Path) -> Result<(Vec<StepMetrics>, bool), Fault> {
 
 const NO_LINE: &str = "not a line of metrics";
 
-/// A line of metrics that is not as it was written.
 fn other_line(path: &Path, line: usize, what: &str) -> Fault {
     Fault::data(format!("`{}`, line {line}: {what}", path.display()), "restore the file, or remove it to begin a new one")
 }

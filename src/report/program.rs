@@ -12,7 +12,6 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::console;
 
-/// Lines that wait for the program at most.
 const WAITING: usize = 1024;
 
 /// How long the end of a run waits for the program to read the rest and to end.

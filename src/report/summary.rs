@@ -41,7 +41,6 @@ pub struct RunSummary {
     pub best: Option<(String, f64, u64)>,
     pub evicted: Evicted,
     pub seconds: f64,
-    /// Peak memory of the process.
     pub peak_memory: u64,
     pub planned_memory: u64,
     /// The memory of the heaviest steps by part, where it was watched.

@@ -10,7 +10,6 @@ use axum::response::{IntoResponse, Response};
 
 use super::ApiError;
 
-/// The two ends of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionEnds {
     pub(super) peer: SocketAddr,
@@ -28,7 +27,6 @@ pub(super) struct AccessRules {
 }
 
 impl AccessRules {
-    /// Whether `Host` names this server.
     fn knows_host(&self, host: &str, ends: Option<ConnectionEnds>) -> bool {
         let name = without_port(host);
         let is_own = match name.parse::<IpAddr>() {

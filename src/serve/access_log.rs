@@ -38,7 +38,6 @@ impl LogLine {
         })
     }
 
-    /// The one of a request.
     pub(super) fn of(request: &Request) -> Arc<Self> {
         request.extensions().get::<Arc<Self>>().map_or_else(|| Self::new(None), Arc::clone)
     }
@@ -62,7 +61,6 @@ impl Drop for LogLine {
     }
 }
 
-/// Writes a line for each request, where the server does that at all.
 pub(super) async fn logged(State(is_on): State<bool>, mut request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<ConnectionEnds>().map_or_else(|| "-".to_owned(), |ends| ends.peer.to_string());
     let words = || format!("{peer} {} {}", abridged(request.method()), abridged(request.uri().path()));

@@ -35,7 +35,6 @@ const NEUTRAL: &[(&str, &[&str])] = &[
 ];
 
 impl BodyFields {
-    /// The fields of a body.
     pub(super) fn read(body: &[u8]) -> Result<Self, ApiError> {
         let value: Value =
             serde_json::from_slice(body).map_err(|error| ApiError::bad(format!("the body is no JSON: {error}")))?;
@@ -50,7 +49,6 @@ impl BodyFields {
         self.0.remove(name).filter(|value| !value.is_null())
     }
 
-    /// A field that is a text.
     pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let text = value.as_str().map(str::to_owned);

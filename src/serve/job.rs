@@ -23,7 +23,6 @@ pub(super) struct PromptJob {
 #[derive(Debug)]
 pub(super) enum TextEvent {
     Prompt(Vec<TokenLikelihood>),
-    /// A token of one of its texts.
     Token {
         sample: usize,
         id: u32,

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use super::texts::PromptTexts;
 
-/// The head of a reply.
 #[derive(Clone, Debug)]
 pub(super) struct ReplyHead {
     pub(super) id: String,
@@ -25,7 +24,6 @@ impl ReplyHead {
         Self { id, created, model: model.to_owned() }
     }
 
-    /// A reply, or a part of one, with its choices.
     pub(super) fn with(&self, object: &str, choices: &[Value]) -> Value {
         json!({ "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices })
     }

@@ -32,7 +32,6 @@ use crate::model::Model;
 use crate::report::console;
 use crate::units::{Exit, Fault};
 
-/// A model that is served.
 pub struct ServedModel<'a> {
     pub engine: &'a Engine,
     pub model: &'a Model,

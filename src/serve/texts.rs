@@ -6,7 +6,6 @@ use super::ApiError;
 use super::job::{Answers, TextEvent};
 use crate::generation::{Finish, TokenLikelihood};
 
-/// The texts of one prompt.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PromptTexts {
     /// Log-probabilities of the prompt's tokens but the first, where they are asked for.

@@ -90,7 +90,6 @@ impl PromptEncoder {
         text.unwrap_or_else(|| format!("token_id:{id}"))
     }
 
-    /// The most likely tokens by their text.
     pub(super) fn most_likely(&self, likelihood: &TokenLikelihood, count: usize) -> Map<String, Value> {
         let own = (likelihood.id, likelihood.log_probability);
         let mut all = Map::new();

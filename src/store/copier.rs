@@ -56,7 +56,6 @@ pub trait Copier: Debug + Send + Sync {
     /// The host waits for the mark.
     fn finish(&self, mark: CopyMark);
 
-    /// Whether what is marked has been done.
     fn is_done(&self, mark: CopyMark) -> bool;
 
     /// The host waits for all copies that are under way, and nothing is kept for their sake any more: after a failure nobody else may come

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use crate::files::FilesError;
 use crate::units::{Exit, Failure, abridged, quoted};
 
-/// An error of the room `store`.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A file could not be read or written.

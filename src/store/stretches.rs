@@ -69,7 +69,6 @@ impl Stretch {
         Self { memory, ranges, is_pinned, leaving: Vec::new() }
     }
 
-    /// A part of it as the tensor that lies there.
     pub(super) fn seen(&self, part: &TensorRange) -> Tensor {
         self.memory.narrow(0, part.at as i64, part.len() as i64).view_dtype(part.kind).view(&part.size[..])
     }

@@ -173,7 +173,6 @@ impl Bits {
         }
     }
 
-    /// The levels of [`Self::pack`], `(…, width)`, in `kind`.
     fn unpack(self, level: &Tensor, width: i64, kind: Kind) -> Tensor {
         let Some(upper) = self.above_the_last() else {
             return if self == Self::Eight { level.to_kind(kind) } else { gathered(level, 2, width).to_kind(kind) };

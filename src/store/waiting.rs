@@ -200,7 +200,6 @@ impl<T: Bundle> Waiting<T> {
         if let WaitingPlace::Here(tensors) = &self.place { bytes_of(tensors) } else { Bytes(0) }
     }
 
-    /// Bytes that it takes in its store.
     pub fn bytes_in_store(&self) -> Bytes {
         if let WaitingPlace::Parked(parked) | WaitingPlace::Coming(_, Some(parked)) = &self.place {
             parked.bytes()

@@ -33,7 +33,6 @@ impl Validation {
     }
 }
 
-/// What is answered, and how.
 pub(super) struct ValidationAnswers {
     samples: Dataset,
     spec: AnswerSpec,

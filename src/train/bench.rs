@@ -200,7 +200,6 @@ impl Observer for Notes {
     fn observe(&mut self, _event: Event) {}
 }
 
-/// The recipe's model with what is trained.
 fn model(recipe: &Recipe, device: Device, draws_weights: bool) -> Result<Model, Fault> {
     tch::manual_seed(recipe.train.seed as i64);
     let model = if draws_weights { build::drawn_model(recipe, device) } else { build::model(recipe, device) };

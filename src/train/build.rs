@@ -71,7 +71,6 @@ pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)
     Ok(found)
 }
 
-/// Opens the data of a recipe for a model.
 pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, TrainError> {
     let limits = limits(config);
     let initial = cache::initial_part(&recipe.kv_cache.policy).map_err(EngineError::from)?;
@@ -101,7 +100,6 @@ pub(super) fn grad_of_run(recipe: &Recipe, run: Option<&Path>) -> GradRecipe {
     GradRecipe { scratch_dir: Some(scratch_dir_or_temporary(recipe, run)), ..recipe.grad.clone() }
 }
 
-/// The engine of a recipe for a model, in a run or for a trial.
 pub fn engine(
     recipe: &Recipe,
     config: &ModelConfig,

@@ -37,7 +37,6 @@ pub(super) struct RunCallback {
     evicted: Evicted,
     /// Tokens of the steps, and their seconds.
     speed: (f64, f64),
-    /// Whether it was said that memory is not pinned.
     said_not_pinned: bool,
     /// The line of a step that was made, and whose validation is still to be made.
     unvalidated: Option<StepMetrics>,
@@ -131,7 +130,6 @@ impl RunCallback {
         self.stepped(metrics, validation)
     }
 
-    /// A step, and the validation after it.
     pub(super) fn stepped(&mut self, mut metrics: StepMetrics, validation: Option<&Validation>) -> Result<(), TrainError> {
         metrics.eval_loss = validation.map(|v| v.scores.overall.loss);
         metrics.eval_accuracy = validation.map(|v| v.scores.overall.accuracy);

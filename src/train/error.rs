@@ -104,7 +104,6 @@ pub(super) fn listed(differences: &[Difference]) -> String {
     differences.iter().map(line).collect()
 }
 
-/// A checkpoint of a model with other parameters.
 pub(super) fn other_model(checkpoint: &Path, difference: &str) -> TrainError {
     let (path, difference) = (abridged(checkpoint.display()), abridged(difference));
     let message = format!("the checkpoint `{path}` belongs to another model or adapter: {difference}");

@@ -61,7 +61,6 @@ fn gone(path: &Path) -> Fault {
     Fault::new(Exit::Failed, message).with_hint("name another checkpoint of the run, or the run for its newest")
 }
 
-/// The recipe of the run in `dir`.
 pub fn resolved_recipe(dir: &Path) -> Result<PathBuf, TrainError> {
     let path = dir.join(RESOLVED_RECIPE);
     if path.exists() {

@@ -26,7 +26,6 @@ pub enum Outcome {
     Interrupted(i32),
 }
 
-/// How a run ended, and what is to be said of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
     pub outcome: Outcome,

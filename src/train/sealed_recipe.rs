@@ -10,7 +10,6 @@ use crate::recipe::Recipe;
 /// Begins the last line, which holds the hash of those before it.
 const SEAL: &str = "# BLAKE3 of the lines above: ";
 
-/// Writes the recipe of a run.
 pub(super) fn write_recipe(recipe: &Recipe, path: &Path) -> Result<(), TrainError> {
     let text = recipe.to_toml();
     let hash = files::hash_bytes(text.as_bytes());

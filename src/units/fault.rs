@@ -14,6 +14,7 @@ pub struct Fault(Box<FaultParts>);
 #[derive(Debug)]
 struct FaultParts {
     exit: Exit,
+    kind: FaultKind,
     message: String,
     hint: Option<String>,
     cause: Option<FaultCause>,
@@ -22,11 +23,62 @@ struct FaultParts {
     further: Vec<Fault>,
 }
 
+/// What code asks of an error that it does not merely pass on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// Nobody asks more than what it tells.
+    Other,
+    OutOfMemory,
+    /// Work was given up as it was asked for, here or on another rank.
+    Interrupted,
+    /// A loss, a gradient or an update is not what a run can go on with.
+    NotFinite {
+        /// The step, counted from 1.
+        step: u64,
+    },
+    /// An operation of libtorch has failed, and memory is not why.
+    Torch,
+    /// This libtorch can't capture CUDA graphs.
+    NoGraphs,
+    /// A file is not as it was written.
+    Damaged,
+    NoWeights,
+    NotRegular,
+    /// A link leads out of a model's directory.
+    ForeignLink,
+    /// A value that a recipe or an adapter asks for can't be had.
+    BadSetting,
+    /// A prompt that no model can read.
+    BadPrompt,
+    /// Prompt and answer are longer than the model's positions.
+    ContextLength,
+    /// No token can come next.
+    NothingLikely,
+}
+
 impl Fault {
     /// A message without a hint: lower case, no full stop.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        let parts = FaultParts { exit, message: message.into(), hint: None, cause: None, typed: None, further: Vec::new() };
+        let parts = FaultParts {
+            exit,
+            kind: FaultKind::Other,
+            message: message.into(),
+            hint: None,
+            cause: None,
+            typed: None,
+            further: Vec::new(),
+        };
         Self(Box::new(parts))
+    }
+
+    /// Something failed that is neither the user's nor the data's fault.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(Exit::Failed, message)
+    }
+
+    /// What only an error in kvtune itself can cause.
+    pub fn defect(message: impl Into<String>) -> Self {
+        Self::failed(message).with_hint("this is a defect of kvtune: please report it")
     }
 
     /// The arguments or the recipe are wrong, and the hint says what would be right.
@@ -47,9 +99,25 @@ impl Fault {
     }
 
     #[must_use]
+    pub fn with_exit(mut self, exit: Exit) -> Self {
+        self.0.exit = exit;
+        self
+    }
+
+    #[must_use]
+    pub fn of_kind(mut self, kind: FaultKind) -> Self {
+        self.0.kind = kind;
+        self
+    }
+
+    #[must_use]
     pub fn caused_by(mut self, cause: impl Error + Send + Sync + 'static) -> Self {
         self.0.cause = Some(Box::new(cause));
         self
+    }
+
+    pub fn kind(&self) -> FaultKind {
+        self.0.kind
     }
 
     pub fn hint(&self) -> Option<String> {
@@ -70,7 +138,6 @@ impl Fault {
         self.source()?.downcast_ref()
     }
 
-    /// The error that it was made of, if that is of this type.
     pub fn of_type<E: Error + 'static>(&self) -> Option<&E> {
         self.0.typed.as_ref()?.downcast_ref()
     }
@@ -97,6 +164,7 @@ impl<E: Error + Failure + Send + Sync + 'static> From<E> for Fault {
     fn from(error: E) -> Self {
         let mut fault = Self::new(error.exit(), error.to_string());
         fault.0.hint = error.hint();
+        fault.0.kind = error.kind();
         let beside = |(error, hint): (&dyn Error, Option<String>)| {
             let mut beside = Self::new(fault.exit(), error.to_string());
             beside.0.hint = hint;

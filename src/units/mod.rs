@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use fault::{Exits, Fault};
+pub use fault::{Exits, Fault, FaultKind};
 pub use quantities::{Bytes, Seconds};
 pub use quoted::{abridged, counted, joined, listed, printable, quoted, shape};
 
@@ -30,6 +30,10 @@ pub trait Failure {
 
     fn exit(&self) -> Exit {
         self.origin().map_or(Exit::Failed, Failure::exit)
+    }
+
+    fn kind(&self) -> FaultKind {
+        self.origin().map_or(FaultKind::Other, Failure::kind)
     }
 
     /// Errors that were found beside this one, each with its hint.

@@ -109,7 +109,6 @@ pub fn check_finite(batch: &Batch, sequences: &[SequenceLoss]) -> Result<(), Fau
 }
 
 impl Reference {
-    /// Compares the gradients of an engine with the reference.
     pub fn compare(&self, ours: &MicroBatchGradients) -> Comparison {
         Comparison::new((&ours.losses, &ours.gradients), (&self.sequences, &self.gradients))
     }

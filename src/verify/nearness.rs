@@ -18,7 +18,6 @@ pub struct ErrorBound {
 }
 
 impl ErrorBound {
-    /// The bounds of a store.
     pub fn of(form: StoreForm) -> Self {
         match form {
             StoreForm::Plain => Self { smallest_cosine: 1.0, largest_error: 0.0 },

@@ -42,7 +42,6 @@ pub struct TilingProof {
     pub cells: (usize, usize),
     /// How many cells had kept their graph.
     pub kept: usize,
-    /// When the head had its turn.
     pub head: HeadTurn,
     /// The most that waited at once as layer checkpoints.
     pub layer_checkpoints: Bytes,

@@ -169,7 +169,6 @@ fn chunks(log: &ReplayLog, device: Device) -> Tensor {
 struct MaskedDense {
     /// The first query that no longer sees each token `(B, G, T)`, by layer.
     gone: Vec<Tensor>,
-    /// The chunk of each token `(T)`.
     chunk_t: Tensor,
     buffer: BufferKind,
     /// Experts `(B, T, k)` that the engine's tokens went to, by layer; `None` where the layer has none.

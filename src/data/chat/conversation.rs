@@ -65,12 +65,10 @@ impl Conversation {
     }
 }
 
-/// A message of a role.
 pub fn message(role: &str, content: &str) -> Json {
     json!({ "role": role, "content": content })
 }
 
-/// The role of a message.
 pub(super) fn role(message: &Json) -> &str {
     message.get("role").and_then(Json::as_str).unwrap_or_default()
 }

@@ -42,7 +42,6 @@ impl fmt::Display for NoTemplates {
     }
 }
 
-/// The tokens of a text, and which of them are trained.
 pub(in crate::data) struct TrainedText {
     pub(in crate::data) ids: Vec<u32>,
     pub(in crate::data) is_trained: Vec<bool>,

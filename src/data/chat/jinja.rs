@@ -38,7 +38,6 @@ pub(super) struct Rendering<'a> {
     pub(super) adds_generation_prompt: bool,
 }
 
-/// A template that can be rendered.
 #[derive(Debug)]
 pub(super) struct CompiledTemplate {
     environment: Environment<'static>,

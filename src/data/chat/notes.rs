@@ -24,7 +24,6 @@ pub(in crate::data) struct ChatNotes {
 }
 
 impl ChatNotes {
-    /// Adds what was seen in others.
     pub(in crate::data) fn add(&mut self, others: Self) {
         self.has_conversations |= others.has_conversations;
         self.ends_are_trained |= others.ends_are_trained;

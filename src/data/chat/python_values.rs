@@ -70,12 +70,10 @@ pub(super) fn float_text(number: f64) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
-/// A value that is a float.
 pub(super) fn as_float(value: &Value) -> Option<f64> {
     (value.is_number() && !value.is_integer()).then(|| f64::try_from(value.clone()).ok()).flatten()
 }
 
-/// A value as Python's `str` has it.
 pub(super) fn text_of(value: &Value) -> String {
     match value.kind() {
         ValueKind::Number | ValueKind::Seq | ValueKind::Map if !value.is_kwargs() => {

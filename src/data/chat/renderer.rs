@@ -116,7 +116,6 @@ impl Renderers {
         Ok(has_generation == "true")
     }
 
-    /// Renders a conversation of a size.
     pub(super) fn render(&self, rendering: &Rendering<'_>, size: usize) -> RenderedText {
         let request = serde_json::to_vec(rendering).map_err(|error| error.to_string())?;
         // The lock goes before the rendering.

@@ -117,7 +117,6 @@ fn says(text: &str, message: &Json) -> bool {
     calls.iter().all(|call| name(call).is_some_and(|name| has(&name))) && (!calls.is_empty() || said.iter().all(has))
 }
 
-/// Whether a text begins with an end of turn, or ends there.
 fn begins_with_end(text: &str, tokens: TokensOf<'_>) -> Result<bool, Fault> {
     let beginning = &text[..text.char_indices().nth(BEGINNING).map_or(text.len(), |(at, _)| at)];
     let parts = tokens(beginning)?;

@@ -164,7 +164,6 @@ fn taken_flag(message: &mut Map<String, Value>) -> Result<Option<bool>, String> 
     }
 }
 
-/// One turn as a message: `from` and `value`, or `role` and `content`.
 fn role_message(turn: Value, roles: &BTreeMap<String, String>) -> Result<Value, String> {
     let Value::Object(mut turn) = turn else {
         return Err(format!("an object with `from` and `value` is expected, found {}", kind(&turn)));

@@ -57,7 +57,6 @@ impl Rewritten {
         self.plain.push_str(text);
     }
 
-    /// A tag `{% … %}`.
     fn block(&mut self, tag: &str) {
         let (name, arguments) = word(inside(tag));
         let (open, close) = signs(tag);
@@ -135,7 +134,6 @@ fn outside_strings(text: &str) -> impl Iterator<Item = (usize, u8)> + '_ {
     })
 }
 
-/// The signs of a tag, as in `{%- … +%}`.
 fn signs(tag: &str) -> (&str, &str) {
     let sign = |at: usize| if matches!(tag.as_bytes()[at], b'-' | b'+') { &tag[at..=at] } else { "" };
     if tag.len() < 5 { ("", "") } else { (sign(2), sign(tag.len() - 3)) }

@@ -33,7 +33,6 @@ pub(super) struct SpannedText {
     pub(super) is_rewritten: bool,
 }
 
-/// The text of a conversation and what is trained of it.
 pub(super) fn text_and_spans(
     template: &ChatTemplate,
     sample: &ChatSample,

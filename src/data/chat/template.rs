@@ -86,7 +86,6 @@ impl ChatTemplate {
         self.render_messages(conversation, &conversation.messages, adds_generation_prompt)
     }
 
-    /// The text of other messages of a conversation.
     pub(super) fn render_messages(
         &self,
         conversation: &Conversation,

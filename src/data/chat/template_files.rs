@@ -74,7 +74,6 @@ impl ChatTemplates {
         Ok(Some(Self { default, tool_use, names, place }))
     }
 
-    /// The template for a conversation.
     pub(super) fn of(&self, conversation: &Conversation) -> Result<&ChatTemplate, Fault> {
         let for_tools = self.tool_use.as_ref().filter(|_| conversation.tools.is_some());
         for_tools.or(self.default.as_ref()).ok_or_else(|| {

@@ -34,7 +34,6 @@ const KNOWN_BY: &[(DataFormat, &[&str])] = &[
 pub(in crate::data) struct Detected {
     pub(in crate::data) format: DataFormat,
     pub(in crate::data) told_from: String,
-    /// The columns of its fields, where they have other names.
     pub(in crate::data) columns: ColumnNames,
 }
 

@@ -231,7 +231,6 @@ fn ten_tables_whose_columns_are_of_another_kind() {
     ]);
 }
 
-/// The columns of a table by their names.
 type NamedColumns = Vec<(&'static str, ArrayRef)>;
 
 /// Each table is refused with these words, as either kind of file.

@@ -98,7 +98,6 @@ impl<'a> ExampleReader<'a> {
         }
     }
 
-    /// The example of a row.
     pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, Fault> {
         media::refuse(&row)?;
         let place = row.place();

@@ -1,6 +1,5 @@
 //! A row as a prompt and its answers.
 
-/// What formats of text make of a row.
 pub(super) struct TextRow {
     pub(super) prompt: String,
     pub(super) completion: String,

@@ -33,7 +33,6 @@ pub(super) enum Kind {
 pub(super) struct Input {
     pub(super) path: PathBuf,
     pub(super) reader: Box<dyn BufRead>,
-    /// What it is packed with.
     packing: Option<&'static str>,
     /// Where the records may be, if the file is one object.
     array_within: Option<String>,

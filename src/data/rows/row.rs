@@ -62,12 +62,10 @@ impl DataRow {
         self.fields.remove(field).filter(|value| !value.is_null())
     }
 
-    /// Whether a field is there and a number.
     pub(in crate::data) fn is_number(&self, field: &str) -> bool {
         self.fields.get(field).is_some_and(Value::is_number)
     }
 
-    /// Whether a field is there.
     pub(in crate::data) fn has(&self, field: &str) -> bool {
         self.fields.get(field).is_some_and(|value| !value.is_null())
     }
@@ -185,10 +183,8 @@ pub(super) fn max_values(max_bytes: usize) -> usize {
     (max_bytes / 16).max(FEW)
 }
 
-/// What is wrong with a row of more values.
 pub(super) const TOO_MANY_VALUES: &str = "more values than one for each 16 bytes that `data.max_line_bytes` allows";
 
-/// A row that is longer than allowed.
 pub(super) fn too_long(place: SamplePlace, limit: usize) -> Fault {
     let message = format!("more than {limit} bytes, which is the most that `data.max_line_bytes` allows");
     RowFault::unusable(place, &message)

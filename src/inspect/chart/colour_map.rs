@@ -5,7 +5,6 @@ use super::svg::Svg;
 use super::ticks::{in_short, ticks};
 use super::tiles::{Rgb, Tiles};
 
-/// A row of a map.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColourRow {
     /// What stands beside the rows of a group: neighbours with the same words.

@@ -136,7 +136,6 @@ pub(in crate::model) struct Scales {
     pub(in crate::model) scores: Option<f64>,
     /// On what attention and feed-forward add to the residual stream.
     pub(in crate::model) residual: f64,
-    /// The divisor of the logits.
     pub(in crate::model) logits_divisor: f64,
 }
 
@@ -154,7 +153,6 @@ pub(in crate::model) struct Biases {
     pub(in crate::model) mlp: bool,
 }
 
-/// The layers of a model that have a sliding window.
 #[derive(Debug)]
 pub(in crate::model) struct SlidingLayers {
     /// Keys that a query sees, its own among them; `None` where no layer may slide.

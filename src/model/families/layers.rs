@@ -58,7 +58,6 @@ fn refuse_unbuilt(fields: Fields<'_>) -> Result<(), ConfigFault> {
     }
 }
 
-/// The dropout that a model was made with, where there is any.
 pub(in crate::model) fn dropouts(fields: Fields<'_>, family: &Family) -> Result<Vec<(&'static str, f64)>, ConfigFault> {
     let mut all = Vec::new();
     for &(key, default) in family.dropouts {

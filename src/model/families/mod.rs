@@ -51,7 +51,6 @@ pub(super) const FAMILIES: &[&Family] = &[
     &smollm3::FAMILY,
 ];
 
-/// Finds a family by its `model_type`.
 pub(super) fn find(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(|family| family.model_type == model_type)
 }

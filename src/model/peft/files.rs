@@ -58,7 +58,6 @@ fn is_float(dtype: Dtype) -> bool {
 }
 
 impl PeftFiles {
-    /// The file that has a tensor, if any has it.
     pub(in crate::model) fn file_of(&self, name: &str) -> &TensorFile {
         self.extra.as_ref().filter(|extra| extra.contains(name)).unwrap_or(&self.tensors)
     }

@@ -45,7 +45,6 @@ impl LayerLists {
         self.0.iter().map(|name| name.written.clone()).collect()
     }
 
-    /// Whether a module of a layer is among `layers`.
     pub fn contain(&self, layers: &[usize], module: &str, layer: usize) -> bool {
         let number = |list: &ModuleRegex| list.compiled.captures(module)?.get(1)?.as_str().parse().ok();
         let found = if self.0.is_empty() { Some(layer) } else { self.0.iter().find_map(number) };
@@ -124,7 +123,6 @@ impl<T: Copy> ModulePatterns<T> {
         self.0.iter().find(|(regex, _)| is_idle(regex)).map(|(regex, _)| regex.written())
     }
 
-    /// These patterns with other values.
     pub fn map(&self, value: impl Fn(T) -> T) -> Self {
         Self(self.0.iter().map(|(regex, of)| (regex.clone(), value(*of))).collect())
     }

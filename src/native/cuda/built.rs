@@ -79,7 +79,6 @@ pub fn missing_kernels() -> Vec<String> {
     lines
 }
 
-/// The kernels of a text for a device, if they can be had there.
 pub(super) fn module(device: usize, source: &'static KernelSource, settings: &[Setting]) -> Option<(&'static Module, Which)> {
     let which = Which { device, name: source.name, settings: settings.to_vec() };
     // Nobody else may build the same meanwhile.

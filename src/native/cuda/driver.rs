@@ -15,7 +15,6 @@ unsafe extern "C" {
     fn kvtune_launch_stream(device: i64, stream: *mut *mut c_void) -> c_int;
 }
 
-/// A handle of the driver's.
 type Handle = *mut c_void;
 
 /// What is asked of the driver. All return 0, or the number of an error.
@@ -139,7 +138,6 @@ impl Calls {
         Ok(device)
     }
 
-    /// What a device is called.
     pub(super) fn name(&self, device: c_int) -> Result<String, String> {
         let mut name = [0 as c_char; 256];
         // SAFETY: there is room for as many letters as are announced.
@@ -161,7 +159,6 @@ impl Calls {
         Ok((self.attribute(CAPABILITY_MAJOR, device)?, self.attribute(CAPABILITY_MINOR, device)?))
     }
 
-    /// How many multiprocessors a device has.
     pub(super) fn multiprocessors(&self, device: c_int) -> Result<u32, String> {
         self.attribute(MULTIPROCESSORS, device)
     }

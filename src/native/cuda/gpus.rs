@@ -15,7 +15,6 @@ pub struct Driver {
     pub gpus: Vec<Gpu>,
 }
 
-/// A GPU as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// The product's name, as `NVIDIA H200`.

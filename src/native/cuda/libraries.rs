@@ -32,7 +32,6 @@ type Fill = unsafe extern "C" fn(*mut c_int) -> c_int;
 type Tell = unsafe extern "C" fn() -> usize;
 
 impl Companion {
-    /// The name that its file and the loader have for it.
     pub fn file_name(self) -> &'static str {
         match self {
             Self::Runtime => "libcudart.so.13",

@@ -95,7 +95,6 @@ impl Nccl {
         Ok(Arc::new(Self { calls, version: dotted(usize::try_from(number).unwrap_or(0)) }))
     }
 
-    /// An id for a new group.
     pub fn new_id(&self) -> Said<NcclId> {
         let mut id = NcclId([0; NcclId::LENGTH]);
         // SAFETY: the id may be written.

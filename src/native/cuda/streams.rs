@@ -52,7 +52,6 @@ unsafe impl Send for SideStream {}
 unsafe impl Sync for SideStream {}
 
 impl SideStream {
-    /// A stream of the device `cuda:index`.
     pub fn new(index: usize) -> Self {
         let index = index as c_int;
         // SAFETY: the pointer may be written.

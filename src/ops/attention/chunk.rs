@@ -52,7 +52,6 @@ impl Clone for Qkv {
     }
 }
 
-/// Some queries of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queries {
     All,
@@ -61,7 +60,6 @@ pub enum Queries {
 }
 
 impl Queries {
-    /// The first of them among `tokens`.
     pub(super) fn first(self, tokens: i64) -> i64 {
         match self {
             Self::All => 0,

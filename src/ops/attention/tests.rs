@@ -37,7 +37,6 @@ pub(super) const WAYS: [Backend; 4] = [
 /// Those that leave slots out.
 const WITH_MASKS: [Backend; 2] = [WAYS[0], WAYS[1]];
 
-/// As [`attention_mass`], each backend with what belongs to it.
 fn mass_by(backend: Backend, chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: Queries) -> Tensor {
     if backend == Backend::Own {
         attention_mass(chunk, past, lse_bhn, queries)

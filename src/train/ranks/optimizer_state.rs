@@ -106,7 +106,6 @@ impl GatheredState<'_> {
         Ok(asked.try_into().ok().map(usize::from_le_bytes))
     }
 
-    /// Gives a tensor of one rank to all.
     fn bring(&self, index: usize) -> Result<Tensor, DistError> {
         let (rank, head) = &self.tensors[index];
         let own = || self.own.iter().find(|(name, _)| *name == head.name).map(|(_, tensor)| tensor.to_device(Device::Cpu));

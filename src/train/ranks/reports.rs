@@ -20,7 +20,6 @@ pub(in crate::train) struct RankReport {
     pub(in crate::train) peak_memory: u64,
     /// How small its cells have become.
     pub(in crate::train) fallback: OomFallback,
-    /// What was asked of it.
     pub(in crate::train) asked: Asked,
 }
 
@@ -41,7 +40,6 @@ pub(in crate::train) struct MicroBatchReport {
 }
 
 impl MicroBatchReport {
-    /// The report of one that came to `made`.
     pub(in crate::train) fn new(index: usize, batch: &Batch, made: &MicroBatchGradients) -> Result<Self, TrainError> {
         let losses = batch.sequences.iter().zip(&made.losses);
         let suspects = losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample);
@@ -82,7 +80,6 @@ pub struct StepOutcome {
     pub idle: Option<f64>,
 }
 
-/// A step by all ranks.
 pub(in crate::train) struct StepReports {
     ranks: Vec<RankReport>,
 }
@@ -92,7 +89,6 @@ impl StepReports {
         Self { ranks }
     }
 
-    /// The micro-batches in their order.
     fn micro_batches(&self) -> Vec<&MicroBatchReport> {
         let mut all: Vec<_> = self.ranks.iter().flat_map(|rank| &rank.micro_batches).collect();
         all.sort_by_key(|micro_batch| micro_batch.index);
@@ -110,7 +106,6 @@ impl StepReports {
         if suspects.is_empty() { all.iter().flat_map(|micro_batch| micro_batch.samples.clone()).collect() } else { suspects }
     }
 
-    /// What was asked of each.
     pub(in crate::train) fn asked(&self) -> impl Iterator<Item = Asked> {
         self.ranks.iter().map(|rank| rank.asked)
     }

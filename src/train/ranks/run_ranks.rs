@@ -19,7 +19,6 @@ pub struct RunRanks {
     agreed: Cell<Asked>,
 }
 
-/// What was asked of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::train) struct Asked {
     signal: Option<i32>,
@@ -27,7 +26,6 @@ pub(in crate::train) struct Asked {
 }
 
 impl RunRanks {
-    /// The ranks of `world`, this one of which hears `interrupt`.
     pub fn new(world: Rc<ProcessGroup>, interrupt: Interrupt) -> Self {
         Self { world, interrupt, agreed: Cell::default() }
     }
@@ -68,7 +66,6 @@ impl RunRanks {
         Ok(())
     }
 
-    /// The signal that ends the run, if any.
     pub(in crate::train) fn signal(&self) -> Option<i32> {
         if self.are_several() { self.agreed.get().signal } else { self.interrupt.signal() }
     }
