@@ -1,4 +1,5 @@
-//! Shares of a layer's slots by sequence and KV head, chosen once, before the first entries leave (as in `AdaKV`, arXiv 2407.11550).
+//! Budgets of slots by sequence and KV head, of one layer or of all, chosen once, before the first entries leave (as in `AdaKV`,
+//! arXiv 2407.11550).
 //!
 //! All heads have buffers as long as the largest share; a head with a smaller one leaves slots empty. A share is what the scores
 //! give: of the better half of a sequence's entries, each head counts its own. So a share is at most twice the cache length.
@@ -46,6 +47,21 @@ impl HeadBudgets {
     /// Which entries leave at once, head by head.
     pub(super) fn leaving(&self) -> Vec<bool> {
         Vec::try_from(self.leaving_bgc.contiguous().view(-1)).unwrap_or_default()
+    }
+
+    /// [`Self::new`] over the heads of several layers with caches of the same length, from the keys of each; the budgets of each layer.
+    pub fn across_layers(keys_bgc: &[Tensor], span: &ChunkSpan, cache_length: usize, floor: f64) -> Vec<Self> {
+        let all = Self::new(&Tensor::cat(keys_bgc, 1), span, cache_length, floor);
+        let filled = all.leaving_bgc.size()[2] as usize;
+        let mut first = 0;
+        let of_layer = |key_bgc: &Tensor| {
+            let groups = key_bgc.size()[1];
+            let shares = all.shares.iter().map(|heads| heads[first..][..groups as usize].to_vec()).collect();
+            let leaving = all.leaving_bgc.narrow(1, first as i64, groups).contiguous();
+            first += groups as usize;
+            Self::recorded(span.index, filled, shares, &Vec::try_from(leaving.view(-1)).unwrap_or_default())
+        };
+        keys_bgc.iter().map(of_layer).collect()
     }
 
     /// Shares out `cache_length` slots per head, each head keeping `floor` of its own whatever the scores. `key_bgc` orders a head's
@@ -180,6 +196,18 @@ mod tests {
         assert_eq!(share_out(&keys, (2, 5), 5, 0.0), [10, 0]);
         assert_eq!(share_out(&keys, (2, 5), 5, 0.2), [9, 1]);
         assert_eq!(share_out(&[7; 10], (2, 5), 5, 0.0), [6, 4]);
+    }
+
+    #[test]
+    fn a_layer_with_the_better_entries_gets_what_another_gives_up() {
+        let keys = [[[[0i64, 1, 2, 3]], [[4, 5, 6, 7]]], [[[10, 11, 12, 13]], [[14, 15, 16, 17]]]];
+        let key = |layer: usize| Tensor::from_slice(&keys[layer].concat().concat()).view([1, 2, 4]);
+        let span = ChunkSpan { index: 3, chunk: crate::units::ChunkIdx(1), start: 4, len: 1, real: vec![1], is_block: false };
+        let [below, above] = &HeadBudgets::across_layers(&[key(0), key(1)], &span, 4, 0.25)[..] else { panic!("two layers") };
+        assert_eq!((&below.shares, &above.shares), (&vec![vec![1, 1]], &vec![vec![7, 7]]));
+        assert_eq!((below.index, below.slots, above.slots), (3, 4, 7));
+        assert_eq!(below.leaving(), [true, true, true, false, true, true, true, false]);
+        assert!(above.leaving().iter().all(|leaves| !leaves));
     }
 
     proptest! {

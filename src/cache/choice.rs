@@ -1,5 +1,7 @@
 //! What a policy gets to see of a layer's cache, and what it says: shares, victims, notes.
 
+use tch::Tensor;
+
 use super::layer::LayerCache;
 use super::policy::{ChunkAttention, NewEntries, Observed};
 use super::victims::{self, Agreement, ChoiceContext};
@@ -7,17 +9,25 @@ use super::{ChunkSpan, Entries, HeadBudgets, Policy, Victims};
 use crate::ops::attention::KvBlock;
 
 impl LayerCache {
-    /// How `policy` shares out the slots before the next chunk, if it does and the time has come.
+    /// The budgets that `policy` gives the layer's heads before the next chunk, if it does so by layer and the time has come.
     pub fn allocate(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<HeadBudgets> {
-        let floor = policy.traits().shares_out?;
+        let rule = policy.traits().budgets.filter(|rule| !rule.across_layers)?;
+        let key_bgc = self.budget_keys(policy, span)?;
+        Some(HeadBudgets::new(&key_bgc, span, self.shape.cache_length, rule.floor))
+    }
+
+    /// The order of the entries, which decides the budgets of their heads; `None` where no budgets are due before the next chunk.
+    ///
+    /// # Shapes
+    /// `(B, G, filled)`, i64.
+    pub fn budget_keys(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<Tensor> {
         let is_due = self.budget.is_none() && span.evictions(self.filled, self.shape.cache_length) > 0;
         is_due.then(|| {
-            let key = self.choice(policy, span, |entries, held| {
+            self.choice(policy, span, |entries, held| {
                 // Each head has an order of its own, also while all hold the same.
                 let held = ChoiceContext { agreement: &Agreement::Nothing, ..held };
                 victims::keys(policy, entries, &policy.score(entries), held)
-            });
-            HeadBudgets::new(&key, span, self.shape.cache_length, floor)
+            })
         })
     }
 

@@ -3,7 +3,7 @@
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::policy::{ChunkAttention, NewEntries, Observed, Policy};
-use super::{CacheShape, ChunkSpan, Queries};
+use super::{BudgetRule, CacheShape, ChunkSpan, Queries};
 use crate::recipe::BufferKind;
 use crate::store::Form;
 use crate::units::Bytes;
@@ -24,12 +24,12 @@ pub struct Growth {
 }
 
 impl CacheShape {
-    /// The slots after all of `spans`. Where heads share slots out, and each has `floor` of its length at least, the most that one may get.
-    pub fn growth(&self, spans: &[ChunkSpan], floor: Option<f64>) -> Growth {
+    /// The slots after all of `spans`. Where budgets differ by head, the most that one may get.
+    pub fn growth(&self, spans: &[ChunkSpan], budgets: Option<BudgetRule>) -> Growth {
         let first = self.slots_for(self.allocated.max(1), 0);
-        let slots = match floor {
+        let slots = match budgets {
             // All entries of a head are in the better half: it has its floor, and twice what that leaves.
-            Some(floor) if self.groups > 1 => 2 * first - (floor * first as f64) as usize,
+            Some(rule) if self.groups > 1 || rule.across_layers => 2 * first - rule.least(first),
             _ => first,
         };
         spans.iter().fold(Growth { slots, copied: Bytes(0) }, |before, span| {

@@ -38,7 +38,7 @@ pub use routing::Routing;
 pub use shape::CacheShape;
 pub use snapshot::{CacheNumbers, CacheSnapshot};
 pub use span::ChunkSpan;
-pub use traits::{KeptInitialPart, PolicyTraits, Scope};
+pub use traits::{BudgetRule, KeptInitialPart, PolicyTraits, Scope};
 pub use undo::{Undo, UndoLayout};
 pub use victims::Victims;
 

@@ -25,12 +25,28 @@ pub struct PolicyTraits<'a> {
     pub couples_sequences: bool,
     /// Whether scores of different heads can be compared when the first entries must leave.
     pub compares_heads: bool,
-    /// For a policy that shares out the slots of a layer by head: the part of the cache length that every head keeps.
-    pub shares_out: Option<f64>,
+    /// For a policy that distributes slots over heads by what its scores say.
+    pub budgets: Option<BudgetRule>,
     /// How many heads one choice serves at least; the replay log is smaller by as much.
     pub scope: Scope,
     /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
     pub needs_quantised: bool,
+}
+
+/// How a policy distributes slots over KV heads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BudgetRule {
+    /// The part of the cache length that every head keeps.
+    pub floor: f64,
+    /// Whether the heads of all layers share one budget, rather than those of a layer.
+    pub across_layers: bool,
+}
+
+impl BudgetRule {
+    /// The smallest budget of a head, in slots.
+    pub fn least(self, cache_length: usize) -> usize {
+        (self.floor * cache_length as f64) as usize
+    }
 }
 
 /// The heads that one choice serves.
@@ -63,7 +79,7 @@ impl Default for PolicyTraits<'_> {
             evicts: true,
             couples_sequences: false,
             compares_heads: false,
-            shares_out: None,
+            budgets: None,
             scope: Scope::Head,
             needs_quantised: false,
         }
@@ -76,14 +92,19 @@ impl PolicyTraits<'_> {
         if is_prefill { self.prefill_queries } else { self.chunk_queries }
     }
 
+    /// Whether the heads of all layers share one budget.
+    pub fn shares_over_layers(&self) -> bool {
+        self.budgets.is_some_and(|rule| rule.across_layers)
+    }
+
     /// The positions, begin and end, that never leave a sequence whose initial part is `initial`.
     pub fn protects(&self, (start, end): (usize, usize)) -> (usize, usize) {
         self.initial_part.map_or((0, 0), |kept| (start, end.min(start + kept.most)))
     }
 
-    /// The largest chunk that never evicts itself or a protected token. Where slots are shared out, the smallest share must hold it.
+    /// The largest chunk that never evicts itself or a protected token. Where budgets differ by head, the smallest must hold it.
     pub fn max_chunk_size(&self, cache_length: usize) -> usize {
-        let slots = self.shares_out.map_or(cache_length, |floor| (floor * cache_length as f64) as usize);
+        let slots = self.budgets.map_or(cache_length, |rule| rule.least(cache_length));
         slots.saturating_sub(self.protected())
     }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor, no_grad};
 
+use super::layer_budgets::allocate_across_layers;
 use super::layer_state::{ChunkGrads, SharedLayer, link, lock};
 use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
@@ -120,6 +121,21 @@ pub(super) struct ColumnAttention<'a> {
     pub(super) column: Column<'a>,
     pub(super) mode: Mode<'a>,
     pub(super) routers: RouterTask<'a>,
+}
+
+impl ColumnAttention<'_> {
+    /// Distributes a budget that all layers share, where policies choose and the column begins with the first chunk that evicts.
+    pub(super) fn allocate_budgets(&self) {
+        let (policies, part) = match &self.mode {
+            Mode::Choose { policies, part, .. } => (*policies, *part),
+            Mode::Differentiate { policies: Some(policies), .. } => (*policies, None),
+            _ => return,
+        };
+        if part.is_none_or(|part| part.from == 0) {
+            let span = part.map_or(&self.column.spans[0], |part| &part.span);
+            allocate_across_layers(self.column.states, policies, span);
+        }
+    }
 }
 
 impl Attend for ColumnAttention<'_> {

@@ -40,12 +40,19 @@ pub struct Cuts {
     pub singles_from: Option<usize>,
     /// Tokens of a chunk in decoding; 0 counts as 1.
     pub block: usize,
+    /// The slots of the caches, where they share one budget: the first chunk that goes beyond them begins a column.
+    pub shared_budget: Option<usize>,
 }
 
 /// A chunk that would end so many tokens before a cache is full, or less, ends where it is full.
 pub(super) const BENT_BY: usize = 4;
 
 impl Cuts {
+    /// Whether a chunk is the first that evicts from caches that share one budget.
+    fn is_budget_due(&self, start: usize, len: usize) -> bool {
+        self.shared_budget.is_some_and(|slots| (start..start + len).contains(&slots))
+    }
+
     /// Where the chunk that begins at `start`, and has the number `chunk`, ends; `end` is where the last one does.
     pub(super) fn end(&self, start: usize, chunk: usize, end: usize) -> usize {
         let size = self.sizes.as_ref().map_or(self.chunk_size, |sizes| sizes.of_chunk(chunk));
@@ -146,7 +153,7 @@ impl ChunkPlan {
         let total = lengths.iter().copied().max().unwrap_or(0);
         let mut plan = Self::from(Cutter::new(cuts.clone(), Some(total)));
         plan.cut_to(lengths);
-        plan.columns = columns(&plan.spans, width);
+        plan.columns = columns(&plan.spans, cuts, width);
         plan
     }
 
@@ -160,6 +167,7 @@ impl ChunkPlan {
         let (first, start, end) = (self.spans.len(), self.len(), self.len() + tokens);
         while let Some(next) = self.cutter.peek(end)
             && width.takes((self.spans.len() - first, self.len() - start), next.len)
+            && (self.spans.len() == first || !self.cutter.cuts.is_budget_due(next.start, next.len))
         {
             self.push(next, vec![next.len; num_sequences]);
         }
@@ -245,14 +253,14 @@ impl ChunkPlan {
     }
 }
 
-/// Consecutive chunks of the same sequences are joined as long as the column does not grow past its width.
-fn columns(spans: &[ChunkSpan], width: ColumnWidth) -> Vec<Range<usize>> {
+/// Consecutive chunks of the same sequences are joined as long as the column does not grow past its width, and no budget is due.
+fn columns(spans: &[ChunkSpan], cuts: &Cuts, width: ColumnWidth) -> Vec<Range<usize>> {
     let mut columns: Vec<Range<usize>> = Vec::new();
     let mut tokens = 0;
     for (i, span) in spans.iter().enumerate() {
-        let fits = columns
-            .last()
-            .is_some_and(|c| width.takes((c.len(), tokens), span.len) && spans[c.start].num_sequences() == span.num_sequences());
+        let takes =
+            |c: &Range<usize>| width.takes((c.len(), tokens), span.len) && spans[c.start].num_sequences() == span.num_sequences();
+        let fits = columns.last().is_some_and(takes) && !cuts.is_budget_due(span.start, span.len);
         match columns.last_mut() {
             Some(last) if fits => {
                 last.end += 1;
@@ -323,7 +331,7 @@ mod tests {
         (1usize..100, 1usize..40, key, places).prop_map(|(span, chunk_size, key, (places, singles_from, block))| {
             let full_at = std::iter::once(span).chain(places.into_iter().map(|more| span + more)).collect();
             let sizes = key.map(|key| RandomSizes::new(key, chunk_size, span));
-            Cuts { span, chunk_size, sizes, full_at, singles_from, block }
+            Cuts { span, chunk_size, sizes, full_at, singles_from, block, shared_budget: None }
         })
     }
 

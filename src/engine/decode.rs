@@ -3,6 +3,7 @@
 use tch::{Tensor, no_grad};
 
 use super::attend::refused;
+use super::layer_budgets::allocate_across_layers;
 use super::layer_state::{SharedLayer, lock};
 use super::open_block::ChunkPart;
 use super::session::Session;
@@ -44,6 +45,9 @@ pub fn extend_each(
         for session in sessions.iter_mut() {
             parts.extend(session.next_part());
             session.missing -= 1;
+        }
+        for (session, part) in sessions.iter().zip(&parts).filter(|(_, part)| part.from == 0) {
+            no_grad(|| allocate_across_layers(&session.layers, &engine.0.settings.policies, &part.span));
         }
         let states = sessions.iter().map(|session| &session.layers[..]).collect();
         let mut attend = EachAttends { states, parts: &parts, policies: &engine.0.settings.policies, rows: rows as i64 };

@@ -16,6 +16,7 @@ mod guard;
 mod head_run;
 mod held;
 mod kept_outputs;
+mod layer_budgets;
 mod layer_checkpoints;
 mod layer_state;
 mod memory;

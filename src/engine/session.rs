@@ -128,6 +128,7 @@ impl Pass<'_> {
         before: &mut dyn FnMut(usize, &Tensor) -> Result<(), EngineError>,
     ) -> Result<Tensor, EngineError> {
         let (num_sequences, num_tokens, _) = hidden.size3().unwrap_or_default();
+        attend.allocate_budgets();
         let start = attend.column.spans[0].start as i64;
         // Pads count on, so that all sequences share their positions.
         let position = Tensor::arange_start(start, start + num_tokens, (Kind::Int64, self.model.device()));

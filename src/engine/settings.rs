@@ -294,16 +294,16 @@ impl Settings {
     pub fn log_bytes(&self, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
         let (mut per_token, mut whole) = (0, 0);
         for (policy, length) in self.policies.iter().zip(self.slots(plan)) {
-            let PolicyTraits { evicts: true, scope, shares_out, .. } = policy.traits() else { continue };
+            let PolicyTraits { evicts: true, scope, budgets, .. } = policy.traits() else { continue };
             // A share may be twice the cache length.
-            let slots = if shares_out.is_some() { 2 * length } else { length };
+            let slots = if budgets.is_some() { 2 * length } else { length };
             let bytes = |sequences| log_bytes_per_token(scope, slots, (sequences, num_kv_heads)).0;
             let of_all = bytes(plan.num_sequences());
             per_token += of_all;
             let chosen = |span: &ChunkSpan| span.evictions(span.start.min(length), length) as u64 * bytes(span.num_sequences());
             whole += plan.spans.iter().map(chosen).sum::<u64>();
             // And says once of each entry whether it leaves when the shares are made.
-            if shares_out.is_some() {
+            if budgets.is_some() {
                 whole += of_all * self.sizes.chunk_size as u64 + (plan.num_sequences() * num_kv_heads * length) as u64;
             }
         }
@@ -358,6 +358,7 @@ impl Settings {
             chunk_size: self.sizes.chunk_size,
             full_at: caches.full_at(self.sizes.chunking),
             block: self.decode_block(),
+            shared_budget: caches.smallest().filter(|_| self.policies.iter().any(|policy| policy.traits().shares_over_layers())),
             ..Cuts::default()
         }
     }

@@ -127,8 +127,8 @@ impl<'a> FixedCaches<'a> {
             return Ok(());
         }
         let layer = if self.is_uniform { "every layer".to_owned() } else { format!("layer {layer}") };
-        let PolicyTraits { sinks, grace, shares_out, initial_part, .. } = policy;
-        let share = shares_out.map(|floor| (floor * cache_length as f64) as usize);
+        let PolicyTraits { sinks, grace, budgets, initial_part, .. } = policy;
+        let share = budgets.map(|rule| rule.least(cache_length));
         let initial = initial_part.map_or(0, |kept| kept.most);
         Err(CacheError::ChunkTooLarge { chunk_size, layer, cache_length, sinks, grace, share, initial, largest })
     }

@@ -103,7 +103,7 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
         let evicted = span.evictions(span.start.min(shape.cache_length), shape.cache_length) as u64;
         evicted * per_token + routing * (span.num_sequences() * span.len) as u64
     };
-    let growth = shape.growth(&plan.spans, traits.shares_out);
+    let growth = shape.growth(&plan.spans, traits.budgets);
     let entries = (plan.num_sequences() * growth.slots) as u64 * shape.groups as u64;
     let (all, positions) = (shape.slot_bytes(growth.slots).0, 8 * entries);
     let (cache, waiting_cache) = if shape.is_offloaded { (positions, all - positions) } else { (all, 0) };

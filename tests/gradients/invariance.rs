@@ -12,7 +12,7 @@ use tch::{Kind, Tensor};
 
 use crate::support;
 use crate::support::case::{Case, EXACT, HeadKind, PLAIN, Tail, TargetsAt, Trains, Width, registered_policies};
-use crate::support::grid::each_policy;
+use crate::support::grid::{ACROSS_LAYERS, each_policy};
 
 /// Every policy whose sequences decide for themselves, and what else a sequence could get from its neighbours or its tiling.
 fn cases() -> Vec<Case> {
@@ -29,6 +29,7 @@ const FURTHER: &[Case] = &[
     // Masks follow the sample and the position, not the place in a batch or a chunk.
     Case { dropout: 0.1, ..PLAIN },
     Case { policy: "adakv", params: "floor = 0.4\npolicy = \"knorm\"", cache: &[14, 25, 31], ..PLAIN },
+    ACROSS_LAYERS,
     Case { policy: "dense", storage: Storage::Paged, buffer: BufferKind::Int8, ..PLAIN },
 ];
 

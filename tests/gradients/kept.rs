@@ -8,7 +8,7 @@ use super::families::{FAMILIES, of_family};
 use super::{KINDS, whole};
 use crate::support;
 use crate::support::case::{Beside, Case, INT8, PLAIN, Tail, TargetsAt, Trains, Width, prove};
-use crate::support::grid::each_policy;
+use crate::support::grid::{ACROSS_LAYERS, each_policy};
 
 /// A cell, a band of `PLAIN` and more, everything.
 const SOME_AND_ALL: [usize; 3] = [1, 5, 1000];
@@ -58,6 +58,7 @@ fn what_else_a_cell_depends_on_to_the_bit() {
         Case { dropout: 0.2, beside: Beside::Magnitudes, ..whole(&PLAIN) },
         Case { is_randomized: true, window: 7, sliding_layers: &[0, 2], ..PLAIN },
         Case { tail: Tail::OneByOne, targets: TargetsAt::Last(3), ..PLAIN },
+        ACROSS_LAYERS,
         Case { lora: &["up_proj", "down_proj"], ..whole(&PLAIN) },
         Case { trains: Trains::AllTied, lora: &[], layers_per_cell: 2, ..PLAIN },
         Case { trains: Trains::All, lora: &[], kind: Kind::BFloat16, ..PLAIN },

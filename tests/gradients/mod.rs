@@ -12,13 +12,15 @@ mod session;
 mod shapes;
 mod stores;
 
+use kvtune::cache::LayerLog;
 use kvtune::recipe::{BufferKind, Chunking, Storage};
 use tch::Kind;
 
+use crate::support;
 use crate::support::case::{
     Beside, Case, HeadKind, NEAR_BF16, PLAIN, Tail, TargetsAt, Trains, Width, cosine_of_bf16, prove, run,
 };
-use crate::support::grid::{FURTHER, grid};
+use crate::support::grid::{ACROSS_LAYERS, FURTHER, grid};
 
 /// Four that behave differently: nothing leaves, one choice for all, one for each head, one for each sequence.
 const KINDS: [Case; 4] = [
@@ -40,6 +42,24 @@ fn every_policy_buffer_head_and_tiling() {
 #[test]
 fn every_variation_of_a_policy() {
     prove("variations", FURTHER);
+}
+
+#[test]
+fn layers_share_one_budget() {
+    let model = support::model(&ACROSS_LAYERS);
+    let (_, log) = support::engine(&ACROSS_LAYERS, &model)
+        .inspect(&model, &support::batch(&ACROSS_LAYERS), &mut |_, _| ())
+        .expect("a forward phase");
+    let slots = |sequence: usize| -> Vec<usize> {
+        let of_layer = |layer: &LayerLog| layer.quota().expect("budgets").shares[sequence].iter().sum();
+        log.layers.iter().map(of_layer).collect()
+    };
+    let (heads, cache_length) = (ACROSS_LAYERS.heads.1, ACROSS_LAYERS.cache[0]);
+    for sequence in 0..2 {
+        let slots = slots(sequence);
+        assert_eq!(slots.iter().sum::<usize>(), slots.len() * heads * cache_length, "{slots:?}");
+        assert!(slots.iter().any(|&own| own != heads * cache_length), "one layer has more than another: {slots:?}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use kvtune::recipe::{BufferKind, Storage};
 use tch::{Device, Kind, Tensor};
 
 use crate::support::case::{Case, HeadKind, PLAIN, Tail, TargetsAt, Width};
-use crate::support::grid::each_policy;
+use crate::support::grid::{ACROSS_LAYERS, each_policy};
 use crate::support::{batch, engine, model};
 
 /// Hidden states of all tokens `(B, T, E)`, and every choice.
@@ -55,6 +55,7 @@ fn of_session(case: &Case, spec: &SessionSpec, pieces: &[usize]) -> (Tensor, Str
 /// Every policy and every way to store entries, for sequences of one length.
 fn every_session(lengths: &'static [usize]) -> Vec<Case> {
     let further = [
+        ACROSS_LAYERS,
         Case { name: "paged", policy: "dense", cache: &[16], chunk: 3, storage: Storage::Paged, ..PLAIN },
         Case { name: "windows", window: 7, sliding_layers: &[0, 2], ..PLAIN },
     ];

@@ -59,6 +59,10 @@ pub fn each_policy() -> Vec<Case> {
     policies.map(|(at, policy)| case_at(&policy, values_at(at, at % BUFFERS.len()))).collect()
 }
 
+/// One budget over the heads of all layers.
+pub const ACROSS_LAYERS: Case =
+    Case { name: "adakv, all layers", policy: "adakv", params: "floor = 0.3\npolicy = \"knorm\"\nacross_layers = true", ..PLAIN };
+
 /// Parameters, storages and initial parts that change what a policy does, beside its defaults.
 pub const FURTHER: &[Case] = &[
     Case { name: "dense, growing", policy: "dense", cache: &[16], storage: Storage::Growing, ..PLAIN },
@@ -106,6 +110,8 @@ pub const FURTHER: &[Case] = &[
         cache: &[18, 25, 31],
         ..PLAIN
     },
+    ACROSS_LAYERS,
+    Case { name: "adakv, all layers, on the host", is_offloaded: true, layers_per_cell: 2, ..ACROSS_LAYERS },
     Case {
         name: "adakv over knorm",
         policy: "adakv",

@@ -1,12 +1,13 @@
-//! `adakv`: another policy with a share of the slots for each head, by what its scores say when the first entries must leave (Feng et
-//! al. 2024, arXiv 2407.11550). Departs from the paper in that the better half of what is held decides, not a compressed prompt.
+//! `adakv`: another policy with a budget for each head, by what its scores say when the first entries must leave (Feng et al. 2024,
+//! arXiv 2407.11550). Departs from the paper in that the better half of what is held decides, not a compressed prompt, and that one
+//! budget may be distributed over the heads of all layers.
 
 use serde::Deserialize;
 use tch::Tensor;
 
 use super::Constructor;
 use super::params::fraction;
-use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Scope};
+use crate::cache::{BudgetRule, CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Scope};
 use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
@@ -16,6 +17,8 @@ struct AdaKvParams {
     #[serde(rename = "policy")]
     _policy: Option<serde::de::IgnoredAny>,
     floor: Option<f64>,
+    #[serde(default)]
+    across_layers: bool,
 }
 
 /// The part of the cache length that every head keeps: the safeguard of the Ada-KV paper.
@@ -26,7 +29,7 @@ const DEFAULT_POLICY: &str = "snapkv";
 #[derive(Debug)]
 struct AdaKv {
     inner: Box<dyn Policy>,
-    floor: f64,
+    rule: BudgetRule,
 }
 
 /// The policy around the one that its parameters name, which `build` makes.
@@ -45,7 +48,8 @@ pub(super) fn around(choice: &PolicyRecipe, cache_length: usize, build: Construc
     let is_enough = (DEFAULT_FLOOR * cache_length as f64) as usize > policy.traits().protected();
     let needed = (policy.traits().protected() as f64 + 1.5) / cache_length as f64;
     let floor = written.unwrap_or(if is_enough { DEFAULT_FLOOR } else { needed.min(1.0) });
-    Ok(Box::new(AdaKv { inner: policy, floor }))
+    let rule = BudgetRule { floor, across_layers: params.across_layers };
+    Ok(Box::new(AdaKv { inner: policy, rule }))
 }
 
 impl Policy for AdaKv {
@@ -55,7 +59,7 @@ impl Policy for AdaKv {
 
     fn traits(&self) -> PolicyTraits<'_> {
         // Heads with different budgets lose different entries, and their scores are compared once.
-        PolicyTraits { shares_out: Some(self.floor), compares_heads: false, scope: Scope::Head, ..self.inner.traits() }
+        PolicyTraits { budgets: Some(self.rule), compares_heads: false, scope: Scope::Head, ..self.inner.traits() }
     }
 
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {

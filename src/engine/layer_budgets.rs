@@ -1,0 +1,31 @@
+//! One budget of slots over the heads of all layers. A column goes through one layer after the other, so nobody sees two layers at once, but
+//! between two columns all caches stand after the same chunk: the first chunk that evicts begins a column, and before it the entries of
+//! all layers are compared.
+
+use super::layer_state::{SharedLayer, lock};
+use crate::cache::{ChunkSpan, HeadBudgets, Policy};
+
+/// Writes the budgets of every layer's heads into its log, where policies share one over all layers and `span`, which begins a column, is
+/// the first chunk that evicts.
+pub(super) fn allocate_across_layers(layers: &[SharedLayer], policies: &[Box<dyn Policy>], span: &ChunkSpan) {
+    let (mut due, mut keys, mut common) = (Vec::new(), Vec::new(), None);
+    for (layer, policy) in layers.iter().zip(policies) {
+        let Some(rule) = policy.traits().budgets.filter(|rule| rule.across_layers) else { continue };
+        let mut state = lock(layer);
+        if state.log.quota().is_some() {
+            continue;
+        }
+        state.cache.bring();
+        state.cache.enter(span);
+        if let Some(key_bgc) = state.cache.budget_keys(&**policy, span) {
+            keys.push(key_bgc.to_device(tch::Device::Cpu));
+            due.push(layer);
+            common = Some((state.cache.shape().cache_length, rule.floor));
+        }
+        state.cache.park();
+    }
+    let Some((cache_length, floor)) = common else { return };
+    for (layer, budgets) in due.into_iter().zip(HeadBudgets::across_layers(&keys, span, cache_length, floor)) {
+        lock(layer).log.record_quota(budgets);
+    }
+}
