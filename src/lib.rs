@@ -3,31 +3,52 @@
 //! `docs/ARCHITECTURE.md` is the map of the rooms below; `tests/layering.rs` is the same map in code.
 
 pub mod cache;
-pub mod checkpoint;
-pub mod cli;
-pub mod data;
-pub mod dist;
 pub mod engine;
-pub mod eval;
-pub mod export;
-pub mod files;
 pub mod generation;
-pub mod head;
-pub mod inspect;
-pub mod measure;
-pub mod metrics;
 pub mod model;
-pub mod native;
-pub mod ops;
-pub mod optim;
-pub mod plan;
 pub mod recipe;
-pub mod report;
-pub mod serve;
-pub mod store;
 pub mod train;
-pub mod units;
 pub mod verify;
+
+// The binary, tests and benches call these too; nobody builds on them.
+#[doc(hidden)]
+pub mod checkpoint;
+#[doc(hidden)]
+pub mod cli;
+#[doc(hidden)]
+pub mod data;
+#[doc(hidden)]
+pub mod dist;
+#[doc(hidden)]
+pub mod eval;
+#[doc(hidden)]
+pub mod export;
+#[doc(hidden)]
+pub mod files;
+#[doc(hidden)]
+pub mod head;
+#[doc(hidden)]
+pub mod inspect;
+#[doc(hidden)]
+pub mod measure;
+#[doc(hidden)]
+pub mod metrics;
+#[doc(hidden)]
+pub mod native;
+#[doc(hidden)]
+pub mod ops;
+#[doc(hidden)]
+pub mod optim;
+#[doc(hidden)]
+pub mod plan;
+#[doc(hidden)]
+pub mod report;
+#[doc(hidden)]
+pub mod serve;
+#[doc(hidden)]
+pub mod store;
+#[doc(hidden)]
+pub mod units;
 
 #[cfg(test)]
 mod sabotage;

@@ -49,7 +49,7 @@ impl HeadBudgets {
         Vec::try_from(self.leaving_bgc.contiguous().view(-1)).unwrap_or_default()
     }
 
-    /// [`Self::new`] over the heads of several layers with caches of the same length, from the keys of each; the budgets of each layer.
+    /// The budgets of each of several layers with caches of the same length, from the keys of each: one budget over all their heads.
     pub fn across_layers(keys_bgc: &[Tensor], span: &ChunkSpan, cache_length: usize, floor: f64) -> Vec<Self> {
         let all = Self::new(&Tensor::cat(keys_bgc, 1), span, cache_length, floor);
         let filled = all.leaving_bgc.size()[2] as usize;

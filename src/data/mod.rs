@@ -1,6 +1,6 @@
 //! Files of examples become batches of token ids: formats, tokenizer, split, length limits, order.
 //!
-//! [`open`] reads the files that a recipe names, tokenises them on all cores unless an earlier start has left their tokens, and returns
+//! `open` reads the files that a recipe names, tokenises them on all cores unless an earlier start has left their tokens, and returns
 //! [`Splits`]; a [`Dataset`] reads the tokens of its samples from a mapped file when [`Dataset::batch`] asks for them, and knows their lengths
 //! beforehand, so that [`epoch_batches`] can group samples of similar length.
 
