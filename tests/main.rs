@@ -32,4 +32,4 @@ mod syncs;
 mod weights;
 
 // The policy of the guide names its rooms as if it stood in `src`.
-use kvtune::{cache, recipe};
+use kvtune::{cache, recipe, units};

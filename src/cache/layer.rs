@@ -8,12 +8,12 @@ use super::entry_stats::EntryStats;
 use super::moves::{self, Geometry, Moves, with_retained};
 use super::undo::Undo;
 use super::victims::Agreement;
-use super::{CacheError, CacheGrads, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
+use super::{CacheGrads, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::upload;
 use crate::ops::attention::KvBlock;
 use crate::recipe::BufferKind;
 use crate::store::bytes_of;
-use crate::units::{Bytes, LayerIdx};
+use crate::units::{Bytes, Fault, LayerIdx};
 
 /// A written chunk: its entries as its own queries see them, and what they overwrote.
 #[derive(Debug)]
@@ -218,7 +218,7 @@ impl LayerCache {
     }
 
     /// The choice recorded in `log` for `span`.
-    pub fn recall<'a>(&self, log: &'a LayerLog, span: &ChunkSpan) -> Result<Option<&'a Victims>, CacheError> {
+    pub fn recall<'a>(&self, log: &'a LayerLog, span: &ChunkSpan) -> Result<Option<&'a Victims>, Fault> {
         log.expect(self.layer, span, span.evictions(self.filled, self.capacity()))
     }
 
@@ -226,7 +226,7 @@ impl LayerCache {
     ///
     /// # Shapes
     /// `(B, G, n, ·)` by the tokens' own columns.
-    pub fn write(&mut self, span: &ChunkSpan, victims: Option<&Victims>, tokens: &KvBlock) -> Result<Written, CacheError> {
+    pub fn write(&mut self, span: &ChunkSpan, victims: Option<&Victims>, tokens: &KvBlock) -> Result<Written, Fault> {
         self.check_order("write", span, self.stands == span.index)?;
         self.enter(span);
         self.reserve((self.filled + span.len).min(self.capacity()) as i64);
@@ -282,7 +282,7 @@ impl LayerCache {
     }
 
     /// Restores the cache to what it was before `span` was written.
-    pub fn unwind(&mut self, span: &ChunkSpan, undo: &Undo) -> Result<(), CacheError> {
+    pub fn unwind(&mut self, span: &ChunkSpan, undo: &Undo) -> Result<(), Fault> {
         self.check_order("unwind", span, self.stands == span.index + 1)?;
         self.enter(span);
         // Stats and agreement are not needed backwards: choices are replayed.
@@ -339,15 +339,14 @@ impl LayerCache {
         self.position_bgc = larger;
     }
 
-    pub(crate) fn missing_undo(&self, span: &ChunkSpan) -> CacheError {
-        CacheError::OutOfOrder { layer: self.layer, action: "unwind", chunk: span.index, stands: self.stands }
+    /// The fault of a chunk that is written or unwound out of order.
+    pub(crate) fn out_of_order(&self, action: &str, span: &ChunkSpan) -> Fault {
+        let Self { layer, stands, .. } = self;
+        Fault::defect(format!("layer {layer}: {action} chunk {}, but the cache stands after {stands} chunks", span.index))
     }
 
-    fn check_order(&self, action: &'static str, span: &ChunkSpan, in_order: bool) -> Result<(), CacheError> {
-        if in_order {
-            return Ok(());
-        }
-        Err(CacheError::OutOfOrder { layer: self.layer, action, chunk: span.index, stands: self.stands })
+    fn check_order(&self, action: &'static str, span: &ChunkSpan, in_order: bool) -> Result<(), Fault> {
+        if in_order { Ok(()) } else { Err(self.out_of_order(action, span)) }
     }
 }
 

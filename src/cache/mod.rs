@@ -4,7 +4,6 @@ mod budget;
 mod buffer;
 mod choice;
 mod entry_stats;
-mod error;
 mod footprint;
 mod gradients;
 mod layer;
@@ -25,7 +24,6 @@ mod victims;
 
 pub use budget::HeadBudgets;
 pub use buffer::as_stored;
-pub use error::CacheError;
 pub use footprint::{Growth, UndoBytes, notes_per_entry};
 pub use gradients::CacheGrads;
 pub use layer::{LayerCache, Written};

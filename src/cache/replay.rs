@@ -2,8 +2,8 @@
 
 use tch::{Device, Tensor};
 
-use super::{CacheError, ChunkSpan, HeadBudgets, Routing, Scope, Victims};
-use crate::units::{Bytes, LayerIdx};
+use super::{ChunkSpan, HeadBudgets, Routing, Scope, Victims};
+use crate::units::{Bytes, Fault, LayerIdx, quoted};
 
 /// The choices of one layer, by the index of the chunk.
 #[derive(Clone, Debug, Default)]
@@ -105,7 +105,7 @@ impl LayerLog {
         spans: &[ChunkSpan],
         (top_k, num_experts): (usize, usize),
         device: Device,
-    ) -> Result<Tensor, CacheError> {
+    ) -> Result<Tensor, Fault> {
         let mut parts = Vec::with_capacity(spans.len());
         for span in spans {
             let expected = [span.num_sequences(), span.len, top_k].map(|n| n as i64);
@@ -125,10 +125,14 @@ impl LayerLog {
     }
 
     /// The choice for `span`, checked to have the number of evictions that the cache needs.
-    pub(super) fn expect(&self, layer: LayerIdx, span: &ChunkSpan, expected: usize) -> Result<Option<&Victims>, CacheError> {
+    pub(super) fn expect(&self, layer: LayerIdx, span: &ChunkSpan, expected: usize) -> Result<Option<&Victims>, Fault> {
         let victims = self.victims(span.index);
         let found = victims.map_or(0, Victims::len);
-        if found == expected { Ok(victims) } else { Err(CacheError::LogMismatch { layer, chunk: span.index, expected, found }) }
+        if found == expected {
+            return Ok(victims);
+        }
+        let evictions = format!("expected {expected} evictions, found {found}");
+        Err(Fault::defect(format!("layer {layer}: the replay log does not fit chunk {}: {evictions}", span.index)))
     }
 }
 
@@ -163,7 +167,7 @@ impl ReplayLog {
     }
 
     /// Fails if the log was made on another batch, with other caches, or by a model with another number of heads.
-    pub fn check_fits(&self, spans: &[ChunkSpan], cache_lengths: &[usize], num_kv_heads: &[usize]) -> Result<(), CacheError> {
+    pub fn check_fits(&self, spans: &[ChunkSpan], cache_lengths: &[usize], num_kv_heads: &[usize]) -> Result<(), Fault> {
         same(&cache_lengths.len(), &self.layers.len(), |n| format!("{n} layers"))?;
         same(&num_sequences(spans), &num_sequences(&self.spans), |n| format!("a batch of {n}"))?;
         for (expected, found) in spans.iter().zip(&self.spans) {
@@ -211,9 +215,13 @@ fn num_sequences(spans: &[ChunkSpan]) -> usize {
     spans.first().map_or(0, ChunkSpan::num_sequences)
 }
 
-fn same<T: PartialEq>(expected: &T, found: &T, words: impl Fn(&T) -> String) -> Result<(), CacheError> {
+fn same<T: PartialEq>(expected: &T, found: &T, words: impl Fn(&T) -> String) -> Result<(), Fault> {
     if expected == found {
         return Ok(());
     }
-    Err(CacheError::OtherLog { expected: words(expected), found: words(found) })
+    let (expected, found) = (words(expected), quoted(words(found)));
+    Err(Fault::data(
+        format!("the replay log belongs to another model or batch: expected {expected}, found {found}"),
+        "take the recipe, the data and the number of samples with which the log was written",
+    ))
 }

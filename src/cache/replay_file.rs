@@ -3,13 +3,14 @@
 //! `docs/reference/replay-log.md` describes the file.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::Path;
 
 use tch::{Kind, Tensor};
 
-use super::{CacheError, ChunkSpan, HeadBudgets, LayerLog, ReplayLog, Routing, Victims};
+use super::{ChunkSpan, HeadBudgets, LayerLog, ReplayLog, Routing, Victims};
 use crate::files::{self, Dtype, RawTensor, TensorFile};
-use crate::units::ChunkIdx;
+use crate::units::{ChunkIdx, Fault, abridged};
 
 /// What the file says that it is.
 const FORMAT: &str = "kvtune replay log";
@@ -27,13 +28,13 @@ impl ReplayLog {
     }
 
     /// Writes the log as one file, atomically.
-    pub fn save(&self, path: &Path) -> Result<(), CacheError> {
-        Ok(files::write_tensors(path, &self.tensors().collect::<Vec<_>>(), &metadata())?)
+    pub fn save(&self, path: &Path) -> Result<(), Fault> {
+        files::write_tensors(path, &self.tensors().collect::<Vec<_>>(), &metadata())
     }
 
     /// Reads a file of [`Self::save`]. What it holds is a log that some cache could have made: chunks that follow each other, and of
     /// each as many different filled slots as it has to evict.
-    pub fn load(path: &Path) -> Result<Self, CacheError> {
+    pub fn load(path: &Path) -> Result<Self, Fault> {
         LogReader(&TensorFile::open(path)?).log()
     }
 
@@ -133,11 +134,12 @@ fn routing_tensor(layer: usize, log: &LayerLog, num_chunks: usize) -> Option<Raw
 struct LogReader<'a>(&'a TensorFile);
 
 impl LogReader<'_> {
-    fn wrong(&self, reason: impl Into<String>) -> CacheError {
-        CacheError::NotALog { path: self.0.path().to_path_buf(), reason: reason.into() }
+    fn wrong(&self, reason: impl Display) -> Fault {
+        let message = format!("`{}` is not a valid replay log: {}", abridged(self.0.path().display()), abridged(reason));
+        Fault::data(message, "write it again with `kvtune verify --dump`; the file is damaged or something else")
     }
 
-    fn log(&self) -> Result<ReplayLog, CacheError> {
+    fn log(&self) -> Result<ReplayLog, Fault> {
         if self.0.metadata() != metadata() {
             return Err(self.wrong(format!("its metadata does not say `{FORMAT}`, version {VERSION}")));
         }
@@ -162,7 +164,7 @@ impl LogReader<'_> {
     }
 
     /// Numbers below [`LIMIT`], of a shape in which `None` is any length.
-    fn numbers(&self, name: &str, shape: &[Option<usize>]) -> Result<(Vec<usize>, Vec<usize>), CacheError> {
+    fn numbers(&self, name: &str, shape: &[Option<usize>]) -> Result<(Vec<usize>, Vec<usize>), Fault> {
         let view = self.0.get(name)?;
         let fits = |(n, expected): (&usize, &Option<usize>)| expected.is_none_or(|e| e == *n);
         if view.dtype != Dtype::I64 || view.shape.len() != shape.len() || !view.shape.iter().zip(shape).all(fits) {
@@ -179,7 +181,7 @@ impl LogReader<'_> {
     }
 
     /// Chunks that cover the tokens of every sequence once.
-    fn spans(&self) -> Result<Vec<ChunkSpan>, CacheError> {
+    fn spans(&self) -> Result<Vec<ChunkSpan>, Fault> {
         let (shape, flat) = self.numbers("spans", &[None, Some(3)])?;
         let (real_shape, real) = self.numbers("real", &[Some(shape[0]), None])?;
         if real.is_empty() {
@@ -229,7 +231,7 @@ impl LogReader<'_> {
         span: &ChunkSpan,
         filled: usize,
         cache_length: usize,
-    ) -> Result<HeadBudgets, CacheError> {
+    ) -> Result<HeadBudgets, Fault> {
         let (shape, flat) = self.numbers(&shares(layer), &[None, None])?;
         let (view, active, sequences) = (self.0.get(&leaving(layer))?, span.num_sequences(), shape[0]);
         if shape[1] == 0 || ![active, batch].contains(&sequences) {
@@ -253,7 +255,7 @@ impl LogReader<'_> {
     }
 
     /// The experts of a layer's tokens, where it has some: of each token different ones.
-    fn read_routing(&self, layer: usize, spans: &[ChunkSpan], log: &mut LayerLog) -> Result<(), CacheError> {
+    fn read_routing(&self, layer: usize, spans: &[ChunkSpan], log: &mut LayerLog) -> Result<(), Fault> {
         let name = experts(layer);
         if !self.0.contains(&name) {
             return Ok(());
@@ -285,7 +287,7 @@ impl LogReader<'_> {
         Ok(())
     }
 
-    fn layer(&self, layer: usize, cache_length: usize, spans: &[ChunkSpan]) -> Result<LayerLog, CacheError> {
+    fn layer(&self, layer: usize, cache_length: usize, spans: &[ChunkSpan]) -> Result<LayerLog, Fault> {
         let (_, deciders) = self.numbers(&deciders(layer), &[Some(spans.len()), Some(2)])?;
         let view = self.0.get(&slots(layer))?;
         let width = match view.dtype {

@@ -2,7 +2,8 @@
 
 use tch::{Device, Kind, Tensor};
 
-use crate::store::{Waiting, in_memory};
+use crate::native::or_panic;
+use crate::store::Waiting;
 use crate::units::Bytes;
 
 /// Experts by sequence and token of a chunk, pads among them; the choices of one layer.
@@ -50,7 +51,7 @@ impl Routing {
 
     /// The choices `(B, n, k)`, int64.
     pub fn chosen(&self, device: Device) -> Tensor {
-        in_memory(self.chosen.fetch(device)).to_kind(Kind::Int64)
+        or_panic(self.chosen.fetch(device)).to_kind(Kind::Int64)
     }
 
     /// The packed choices, on the host.

@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
+use super::LayerCache;
 use super::budget::{BudgetNumbers, BudgetState};
 use super::buffer::StoredEntries;
 use super::victims::Agreement;
-use super::{CacheError, LayerCache};
+use crate::units::{Fault, quoted};
 
 /// What one layer's cache holds; its tensors may lie in the cache's own memory.
 #[derive(Debug)]
@@ -72,7 +73,7 @@ impl LayerCache {
     }
 
     /// Fills an empty cache with copies of what another one holds, of as many sequences, heads and channels, in the same stored form.
-    pub fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), CacheError> {
+    pub fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
         let CacheNumbers { filled, stands, prefill, agreement, ref protected, ref budget } = snapshot.numbers;
         self.check_snapshot(snapshot)?;
         let device = self.shape.device;
@@ -106,9 +107,15 @@ impl LayerCache {
     }
 
     /// Fails where a snapshot is not of a cache like this one.
-    fn check_snapshot(&self, snapshot: &CacheSnapshot) -> Result<(), CacheError> {
+    fn check_snapshot(&self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
         let filled = snapshot.numbers.filled as i64;
         let (b, g) = (self.shape.batch, self.shape.groups);
+        let misfit = |tensor: &str, expected: &str, found: &str| {
+            let (layer, tensor, found) = (self.layer, quoted(tensor), quoted(found));
+            let what = format!("layer {layer}: `{tensor}` of a saved cache does not fit");
+            let hint = "read the document again with this model and these settings of the cache";
+            Fault::data(format!("{what}: expected {expected}, found {found}"), hint)
+        };
         let mut expected = vec![(POSITIONS.to_owned(), vec![b, g, filled], Kind::Int64)];
         expected.extend(self.shape.planes().into_iter().map(|(name, width, kind)| (name, vec![b, g, filled, width], kind)));
         for (name, size, kind) in expected {
@@ -116,12 +123,12 @@ impl LayerCache {
             if found.as_ref() != Some(&(size.clone(), kind)) {
                 let found = found.map_or("nothing".to_owned(), |(size, kind)| format!("{size:?} {kind:?}"));
                 let expected = format!("{size:?} {kind:?}");
-                return Err(CacheError::OtherSnapshot { layer: self.layer, tensor: name, expected, found });
+                return Err(misfit(&name, &expected, &found));
             }
         }
         if snapshot.numbers.budget.is_none() && filled > self.shape.cache_length as i64 {
             let (expected, found) = (format!("at most {} entries", self.shape.cache_length), format!("{filled}"));
-            return Err(CacheError::OtherSnapshot { layer: self.layer, tensor: POSITIONS.to_owned(), expected, found });
+            return Err(misfit(POSITIONS, &expected, &found));
         }
         Ok(())
     }
@@ -144,7 +151,7 @@ impl LayerCache {
     }
 
     /// Another cache that holds the same, in memory of its own.
-    pub fn fork(&self) -> Result<Self, CacheError> {
+    pub fn fork(&self) -> Result<Self, Fault> {
         let mut fork = Self::new(self.layer, self.shape, self.prefill);
         fork.fill(&self.snapshot())?;
         fork.active = self.active;

@@ -5,7 +5,8 @@ use tch::{Device, Kind, TchError, Tensor};
 use super::budget::{BudgetState, order_empty};
 use super::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::native::cuda::{Staying, on_device, rank_entries, take_lowest};
-use crate::store::{Waiting, copies_are_async, in_memory};
+use crate::native::or_panic;
+use crate::store::{Waiting, copies_are_async};
 
 /// Slots to evict, lowest score first: a sequence that needs fewer takes them from the front. Kept on the host, in integers of the
 /// smallest width that serves.
@@ -117,7 +118,7 @@ impl Victims {
     pub fn slots(&self, batch: i64, groups: i64, device: Device) -> Tensor {
         let unpacked = match &self.fresh {
             Some(fresh) => unpack(fresh),
-            None => unpack(&in_memory(self.packed.fetch(device))),
+            None => unpack(&or_panic(self.packed.fetch(device))),
         };
         unpacked.to_device(device).expand([batch, groups, self.len() as i64], false)
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::CheckpointError;
 use super::commit::set_latest;
 use super::find::candidates;
-use crate::files::{self, FilesError, disk};
+use crate::files::{self, disk, io_fault};
 
 /// Moves the checkpoints of `run` with more than `step` steps into a directory of their own, `abandoned-N`, where no resume
 /// looks for them; `from` becomes the newest. Returns that directory, if there was anything to move.
@@ -21,7 +21,7 @@ pub fn abandon(run: &Path, from: &str, step: u64) -> Result<Option<PathBuf>, Che
     // From the newest down: a crash in between leaves the newest of the rest, and nothing with a gap before it.
     for (_, dir) in later()? {
         if let Some(name) = dir.file_name() {
-            disk::rename("checkpoint", &dir, &place.join(name)).map_err(FilesError::io("move", &dir))?;
+            disk::rename("checkpoint", &dir, &place.join(name)).map_err(io_fault("move", &dir))?;
         }
     }
     files::sync_dir(&place)?;

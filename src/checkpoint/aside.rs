@@ -6,7 +6,7 @@ use super::abandon::free_place;
 use super::commit::{latest, set_latest};
 use super::find::ASIDE;
 use super::{CheckpointError, NewestCheckpoint};
-use crate::files::{self, FilesError, disk};
+use crate::files::{self, disk, io_fault};
 
 /// Gives the damaged checkpoints of `run` that are newer than the one that was found another name. Returns each with its new place; one
 /// of another format stays where it is.
@@ -16,7 +16,7 @@ pub fn set_aside(run: &Path, found: &NewestCheckpoint) -> Result<Vec<(PathBuf, P
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let numbered = |number| if number < 2 { format!("{name}{ASIDE}") } else { format!("{name}{ASIDE}-{number}") };
         let place = free_place(|number| run.join(numbered(number)));
-        disk::rename("checkpoint", dir, &place).map_err(FilesError::io("set aside", dir))?;
+        disk::rename("checkpoint", dir, &place).map_err(io_fault("set aside", dir))?;
         moved.push((dir.clone(), place));
     }
     if moved.is_empty() {

@@ -8,7 +8,7 @@ use super::find::{remove_unread, saved_in};
 use super::manifest::{self, Manifest};
 use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, SaveKind, TrainState, superseded};
-use crate::files::{self, FileKind, FilesError, ReadLock, TensorHead, disk, failpoint};
+use crate::files::{self, FileKind, ReadLock, TensorHead, disk, failpoint, io_fault};
 use crate::model::Model;
 use crate::store;
 use crate::units::Bytes;
@@ -72,7 +72,7 @@ pub fn save(run: &Path, snapshot: &Snapshot<'_>, keep_intermediate: usize) -> Re
 /// Makes the new name durable, and reads again what it names.
 fn settle(run: &Path, place: &Path) -> Result<(), CheckpointError> {
     files::sync_dir(run)?;
-    failpoint::pass("checkpoint.verify").map_err(FilesError::io("read again", place))?;
+    failpoint::pass("checkpoint.verify").map_err(io_fault("read again", place))?;
     Manifest::verify(place).map(|_| ())
 }
 
@@ -91,7 +91,7 @@ fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), CheckpointError> 
     let keeps_optimizer = snapshot.state.kind != SaveKind::Final;
     let heads = if keeps_optimizer { state.heads()? } else { Vec::new() };
     files::require_space(staged.parent().unwrap_or(staged), estimate(snapshot.model, &heads))?;
-    disk::make_dir("checkpoint", staged).map_err(FilesError::io("make", staged))?;
+    disk::make_dir("checkpoint", staged).map_err(io_fault("make", staged))?;
     snapshot.model.save_trained(staged, snapshot.base_model)?;
     if keeps_optimizer {
         store::save_in_turn(&staged.join(OPTIMIZER), &heads, &store::pt_metadata(), |index| state.tensor(index))?;
@@ -122,8 +122,8 @@ pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), CheckpointErro
             let Some(_lock) = ReadLock::exclude(dir)? else { continue };
             // Renamed first: a crash in between leaves a leftover, never half a checkpoint under its name.
             let abandoned = files::temporary_beside(dir);
-            disk::rename("checkpoint", dir, &abandoned).map_err(FilesError::io("remove", dir))?;
-            disk::remove_tree("checkpoint", &abandoned).map_err(FilesError::io("remove", &abandoned))?;
+            disk::rename("checkpoint", dir, &abandoned).map_err(io_fault("remove", dir))?;
+            disk::remove_tree("checkpoint", &abandoned).map_err(io_fault("remove", &abandoned))?;
         }
     }
     Ok(())

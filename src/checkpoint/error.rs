@@ -2,21 +2,14 @@
 
 use std::path::PathBuf;
 
-use rustix::io::Errno;
-
-use crate::files::FilesError;
 use crate::model::ModelError;
-use crate::store::StoreError;
-use crate::units::{Exit, Failure, abridged};
+use crate::units::{Exit, Failure, Fault, FaultKind, PassedFault, abridged};
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A file could not be written or read.
     #[error(transparent)]
-    Files(#[from] FilesError),
-    /// A tensor could not be written or read.
-    #[error(transparent)]
-    Store(#[from] StoreError),
+    Passed(PassedFault),
     /// What is trained could not be written or read.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -55,13 +48,17 @@ impl CheckpointError {
     pub(super) fn is_damage(&self) -> bool {
         match self {
             Self::Unfinished { .. } | Self::Damaged { .. } => true,
-            Self::Files(error) => {
-                let cannot_tell =
-                    matches!(error, FilesError::Io { source, .. } if source.raw_os_error() != Some(Errno::IO.raw_os_error()));
-                error.is_about_content() && !cannot_tell
+            Self::Passed(PassedFault(fault)) => {
+                matches!(fault.kind(), FaultKind::Damaged | FaultKind::NotRegular | FaultKind::ForeignLink)
             }
             _ => false,
         }
+    }
+}
+
+impl From<Fault> for CheckpointError {
+    fn from(fault: Fault) -> Self {
+        Self::Passed(PassedFault(fault))
     }
 }
 
@@ -88,8 +85,7 @@ impl Failure for CheckpointError {
 
     fn origin(&self) -> Option<&dyn Failure> {
         match self {
-            Self::Files(e) => Some(e),
-            Self::Store(e) => Some(e),
+            Self::Passed(e) => Some(e),
             Self::Model(e) => Some(e),
             _ => None,
         }

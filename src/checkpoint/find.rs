@@ -10,7 +10,7 @@ use super::manifest::{self, Manifest};
 use super::state::{BEST, FINAL, FORMAT_VERSION, step_directory};
 use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, SaveKind, SavedCheckpoint, TrainState};
-use crate::files::{self, FileKind, FilesError, ReadLock, TensorFile, disk};
+use crate::files::{self, FileKind, ReadLock, TensorFile, disk, io_fault};
 use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, MODEL_TENSORS};
 use crate::recipe::Weights;
 use crate::store;
@@ -117,14 +117,14 @@ pub(super) fn candidates(run: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointEr
 /// Removes what saves have left that were cut short, and returns the names.
 pub fn clean_leftovers(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut removed = Vec::new();
-    for entry in fs::read_dir(run).map_err(FilesError::io("read", run))?.flatten() {
+    for entry in fs::read_dir(run).map_err(io_fault("read", run))?.flatten() {
         let path = entry.path();
         if !entry.file_name().to_str().is_some_and(files::is_temporary) {
             continue;
         }
         // Not `is_dir`, which would follow a link.
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            disk::remove_file("file", &path).map_err(FilesError::io("remove", &path))?;
+            disk::remove_file("file", &path).map_err(io_fault("remove", &path))?;
         } else if !remove_unread(&path)? {
             continue;
         }
@@ -141,7 +141,7 @@ pub fn refuse_links(run: &Path) -> Result<(), CheckpointError> {
 /// Removes a checkpoint, unless somebody reads it.
 pub(super) fn remove_unread(dir: &Path) -> Result<bool, CheckpointError> {
     let Some(_lock) = ReadLock::exclude(dir)? else { return Ok(false) };
-    disk::remove_tree("checkpoint", dir).map_err(FilesError::io("remove", dir))?;
+    disk::remove_tree("checkpoint", dir).map_err(io_fault("remove", dir))?;
     Ok(true)
 }
 
@@ -157,7 +157,7 @@ pub(super) fn saved_in(run: &Path) -> Vec<(PathBuf, SavedCheckpoint)> {
 }
 
 fn directories(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    let entries = fs::read_dir(run).map_err(FilesError::io("read", run))?;
+    let entries = fs::read_dir(run).map_err(io_fault("read", run))?;
     Ok(entries.flatten().map(|e| e.path()).filter(|p| p.is_dir()).collect())
 }
 

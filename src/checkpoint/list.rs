@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::find::verified_state;
 use super::{CheckpointError, TrainState, names, state_of};
-use crate::files::FilesError;
+use crate::files::io_fault;
 use crate::units::Bytes;
 
 /// A checkpoint, as far as it can be read.
@@ -34,7 +34,7 @@ pub fn list(run: &Path) -> Result<Vec<CheckpointListing>, CheckpointError> {
 /// One checkpoint: every file of it is read.
 pub fn look(dir: &Path) -> Result<CheckpointListing, CheckpointError> {
     let mut bytes = Bytes(0);
-    for entry in fs::read_dir(dir).map_err(FilesError::io("read", dir))?.flatten() {
+    for entry in fs::read_dir(dir).map_err(io_fault("read", dir))?.flatten() {
         bytes += Bytes(entry.metadata().map_or(0, |found| found.len()));
     }
     let state = state_of(dir).ok().flatten();

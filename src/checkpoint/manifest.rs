@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
 use super::state::STATE;
-use crate::files::{self, FileKind, FilesError};
+use crate::files::{self, FileKind, io_fault};
 use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, MODEL_TENSORS};
 use crate::units::quoted;
 
@@ -35,10 +35,10 @@ impl Manifest {
     /// Lists the files of a directory.
     pub(super) fn of(dir: &Path) -> Result<Self, CheckpointError> {
         let mut manifest = Self::default();
-        for entry in fs::read_dir(dir).map_err(FilesError::io("read", dir))? {
-            let path = entry.map_err(FilesError::io("read", dir))?.path();
+        for entry in fs::read_dir(dir).map_err(io_fault("read", dir))? {
+            let path = entry.map_err(io_fault("read", dir))?.path();
             let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|n| ![NAME, CARD].contains(n)) else { continue };
-            let size = fs::metadata(&path).map_err(FilesError::io("look at", &path))?.len();
+            let size = fs::metadata(&path).map_err(io_fault("look at", &path))?.len();
             manifest.files.insert(name.to_owned(), FileEntry { size, blake3: files::hash_file(&path)? });
         }
         Ok(manifest)
@@ -62,7 +62,7 @@ impl Manifest {
             let damaged = |what: String| CheckpointError::Damaged { path: file.clone(), what };
             let found = match fs::metadata(&file) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(damaged("it is missing".into())),
-                found => found.map_err(FilesError::io("look at", &file))?.len(),
+                found => found.map_err(io_fault("look at", &file))?.len(),
             };
             if found != expected.size {
                 return Err(damaged(format!("expected {} bytes, found {found}", expected.size)));
@@ -88,7 +88,7 @@ impl Manifest {
         let weights = if self.files.contains_key(MODEL_TENSORS) { MODEL_TENSORS } else { ADAPTER_TENSORS };
         let config = (weights == ADAPTER_TENSORS).then_some(ADAPTER_CONFIG);
         [STATE, weights].into_iter().chain(config).try_for_each(|name| self.require(name, dir))?;
-        for entry in fs::read_dir(dir).map_err(FilesError::io("read", dir))?.flatten() {
+        for entry in fs::read_dir(dir).map_err(io_fault("read", dir))?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let is_read = Path::new(&name).extension().is_some_and(|kind| kind == "json" || kind == "safetensors");
             if is_read && name != NAME {
@@ -132,7 +132,7 @@ mod tests {
         fs::write(dir.path().join("kv_policy.json"), "{}").unwrap();
         assert!(verified(&whole).unwrap_err().contains("does not list `kv_policy.json`"));
         fs::write(dir.path().join(NAME), "").unwrap();
-        assert!(matches!(Manifest::verify(dir.path()), Err(CheckpointError::Files(FilesError::Json { .. }))));
+        assert!(matches!(Manifest::verify(dir.path()), Err(error) if error.is_damage()));
     }
 
     #[test]

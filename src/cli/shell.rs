@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::files::FilesError;
+use crate::files::io_fault;
 use crate::report::console;
 use crate::units::Fault;
 
@@ -37,7 +37,7 @@ impl ManPages {
     /// Writes a page for `whole`, and one for each of its commands.
     pub(super) fn run(&self, whole: Command) -> Result<(), Fault> {
         let written = fs::create_dir_all(&self.dir).and_then(|()| clap_mangen::generate_to(whole, &self.dir));
-        written.map_err(FilesError::io("write to", &self.dir))?;
+        written.map_err(io_fault("write to", &self.dir))?;
         console::result(&format!("wrote the manual pages to {}", self.dir.display()))
     }
 }

@@ -10,7 +10,7 @@ use crate::checkpoint;
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::export::PolicyFile;
-use crate::files::{self, FilesError};
+use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
 use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, Model, ModelConfig, fingerprint};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
@@ -200,7 +200,7 @@ pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<Sessio
 }
 
 /// Hashes the adapter's tensors and its configuration.
-fn hash_of_adapter(dir: &Path) -> Result<String, FilesError> {
+fn hash_of_adapter(dir: &Path) -> Result<String, Fault> {
     let extra = Some(EXTRA_TENSORS).filter(|name| files::is_there(&dir.join(name)));
     let parts = [ADAPTER_TENSORS, ADAPTER_CONFIG].into_iter().chain(extra).map(|name| files::hash_file(&dir.join(name)));
     Ok(files::hash_parts(parts.collect::<Result<Vec<_>, _>>()?))

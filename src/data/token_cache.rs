@@ -15,7 +15,7 @@ use super::chat::ChatNotes;
 use super::faults;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use super::token_file::{About, TokenFile};
-use crate::files::{self, FilesError, MappedFile, Scratch, Stamp};
+use crate::files::{self, MappedFile, Scratch, Stamp};
 use crate::units::{Fault, abridged};
 
 /// Raised whenever files or prompts change their meaning.
@@ -204,7 +204,7 @@ fn make(place: &Path, write: &mut dyn FnMut(Out<'_>) -> Result<(), NotWritten>) 
     }
 }
 
-fn in_full(error: &FilesError) -> String {
+fn in_full(error: &Fault) -> String {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
     format!("{error}{}", cause.unwrap_or_default())
 }

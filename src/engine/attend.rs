@@ -8,11 +8,11 @@ use super::layer_budgets::allocate_across_layers;
 use super::layer_state::{ChunkGrads, SharedLayer, link, lock};
 use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
-use crate::cache::{CacheError, ChunkSpan, Policy, Routing};
+use crate::cache::{ChunkSpan, Policy, Routing};
 use crate::model::{Attend, AttendError, Qkv, Routed};
 use crate::native::attach_backward;
 use crate::ops::attention::KvBlock;
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx, PassedFault};
 
 /// A column's chunks; attention goes chunk by chunk, everything else of a layer runs over the whole column.
 #[derive(Clone, Copy, Debug)]
@@ -284,8 +284,8 @@ impl OffloadMoves {
     }
 }
 
-pub(super) fn refused(error: CacheError) -> AttendError {
-    AttendError::caused_by(error)
+pub(super) fn refused(error: Fault) -> AttendError {
+    AttendError::caused_by(PassedFault(error))
 }
 
 /// The leaf of the chains: requires grad, whatever is trained.

@@ -16,8 +16,9 @@ use super::step_run::StepRun;
 use super::weights_turn::{Way, WeightsTurn};
 use super::{EngineError, Event, MicroBatchGradients};
 use crate::model::Model;
+use crate::native::or_panic;
 use crate::ops::attention::zero_sum_of;
-use crate::store::{Waiting, copies_are_async, in_memory};
+use crate::store::{Waiting, copies_are_async};
 
 /// A cell: a layer band at a column.
 #[derive(Clone, Debug)]
@@ -202,7 +203,7 @@ impl StepRun<'_> {
         let embedding = self.model.embedding_parameters();
         if !embedding.is_empty() {
             let columns = std::mem::take(&mut self.trace.top).into_iter().enumerate();
-            let pieces = columns.filter_map(|(c, g)| Some((self.trace.ids(c), in_memory(g?.wait(self.model.device())))));
+            let pieces = columns.filter_map(|(c, g)| Some((self.trace.ids(c), or_panic(g?.wait(self.model.device())))));
             outer.extend(embedding.into_iter().map(|(name, _)| name).zip(self.model.embed_backward(pieces)));
             #[cfg(test)]
             if crate::sabotage::is_active(crate::sabotage::Sabotage::EmbeddingGradientDropped) {

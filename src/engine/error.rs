@@ -1,21 +1,16 @@
 //! What can go wrong in a step.
 
-use crate::cache::CacheError;
 use crate::head::HeadError;
 use crate::native::BackwardError;
 use crate::recipe::OpenKey;
-use crate::store::StoreError;
-use crate::units::{Exit, Failure, FaultKind};
+use crate::units::{Exit, Failure, Fault, FaultKind, PassedFault};
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error(transparent)]
-    Cache(#[from] CacheError),
+    Passed(PassedFault),
     #[error(transparent)]
     Head(#[from] HeadError),
-    /// What waits for the backward phase could not be kept or fetched.
-    #[error(transparent)]
-    Store(#[from] StoreError),
     #[error(transparent)]
     Attend(#[from] crate::model::AttendError),
     #[error(transparent)]
@@ -80,6 +75,12 @@ pub enum EngineError {
     Misplaced { layer: usize, stands: usize, expected: usize },
 }
 
+impl From<Fault> for EngineError {
+    fn from(fault: Fault) -> Self {
+        Self::Passed(PassedFault(fault))
+    }
+}
+
 impl Failure for EngineError {
     fn hint(&self) -> Option<String> {
         match self {
@@ -127,9 +128,8 @@ impl Failure for EngineError {
 
     fn origin(&self) -> Option<&dyn Failure> {
         match self {
-            Self::Cache(e) => Some(e),
+            Self::Passed(e) => Some(e),
             Self::Head(e) => Some(e),
-            Self::Store(e) => Some(e),
             Self::Attend(e) => Some(e),
             _ => None,
         }

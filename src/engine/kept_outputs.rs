@@ -6,7 +6,8 @@ use tch::{Device, Tensor};
 
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::ops::attention::Attended;
-use crate::store::{Bundle, Store, StoreError, Waiting};
+use crate::store::{Bundle, Store, Waiting};
+use crate::units::Fault;
 
 /// Outputs of one layer, by chunk; of cells whose graphs are kept there are none.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl KeptOutputs {
     }
 
     /// The output of a chunk, where it waits. A layer band's second forward leaves it; the chunk's cell needs it last.
-    pub(super) fn find(&mut self, chunk: usize, device: Device, is_last: bool) -> Result<Option<Attended>, StoreError> {
+    pub(super) fn find(&mut self, chunk: usize, device: Device, is_last: bool) -> Result<Option<Attended>, Fault> {
         let found = if is_last {
             self.waiting.remove(&chunk).map(|mut waiting| waiting.wait(device))
         } else {
@@ -60,7 +61,7 @@ impl KeptOutputs {
     }
 
     /// Sets the output of a chunk out, where it waits, on its way to the chunk's cell; its room is free from here on.
-    pub(super) fn prefetch(&mut self, chunk: usize, device: Device) -> Result<(), StoreError> {
+    pub(super) fn prefetch(&mut self, chunk: usize, device: Device) -> Result<(), Fault> {
         self.waiting.get_mut(&chunk).map_or(Ok(()), |waiting| waiting.leave(device))
     }
 

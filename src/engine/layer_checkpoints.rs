@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use tch::{Device, Tensor};
 
-use crate::store::{Store, StoreError, Waiting};
+use crate::store::{Store, Waiting};
+use crate::units::Fault;
 
 /// Hidden states by (border, column).
 #[derive(Debug)]
@@ -19,18 +20,18 @@ impl LayerCheckpoints {
     }
 
     /// Parks the input of layer `border` for one column.
-    pub(super) fn put(&mut self, border: usize, column: usize, hidden_bne: &Tensor) -> Result<(), StoreError> {
+    pub(super) fn put(&mut self, border: usize, column: usize, hidden_bne: &Tensor) -> Result<(), Fault> {
         self.parked.insert((border, column), self.store.park(hidden_bne)?);
         Ok(())
     }
 
     /// Begins to copy the hidden states to a device, where there are any.
-    pub(super) fn prefetch(&mut self, border: usize, column: usize, device: Device) -> Result<(), StoreError> {
+    pub(super) fn prefetch(&mut self, border: usize, column: usize, device: Device) -> Result<(), Fault> {
         self.parked.get_mut(&(border, column)).map_or(Ok(()), |parked| parked.prefetch(device))
     }
 
     /// The hidden states on a device, where there are any; they still wait in the store.
-    pub(super) fn fetch(&mut self, border: usize, column: usize, device: Device) -> Result<Option<Tensor>, StoreError> {
+    pub(super) fn fetch(&mut self, border: usize, column: usize, device: Device) -> Result<Option<Tensor>, Fault> {
         self.parked.get_mut(&(border, column)).map(|parked| parked.wait(device)).transpose()
     }
 

@@ -9,9 +9,10 @@ use super::open_block::OpenBlock;
 use super::sight::{AttendedChunk, ChunkSaved};
 use super::undo_log::{KeepUndo, UndoLog};
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
-use crate::cache::{CacheError, CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
+use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
 use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, drain_backward};
 use crate::store::{Form, Store};
+use crate::units::Fault;
 
 #[derive(Debug)]
 pub(super) struct LayerState {
@@ -55,14 +56,14 @@ impl LayerState {
     }
 
     /// A copy that goes on by itself from here; only for a layer without an undo log.
-    pub(super) fn fork(&self) -> Result<Self, CacheError> {
+    pub(super) fn fork(&self) -> Result<Self, Fault> {
         let log = self.log.clone();
         let (forgets, open) = (self.forgets, self.open.clone());
         Ok(Self { log, forgets, open, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })
     }
 
     /// Fills the cache with what another one holds; the choices that led there are not known.
-    pub(super) fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), CacheError> {
+    pub(super) fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
         self.cache.fill(snapshot)?;
         self.log.stand_behind(self.cache.num_chunks());
         Ok(())
@@ -100,7 +101,7 @@ impl LayerState {
         span: &ChunkSpan,
         tokens: &Qkv,
         keep_undo: bool,
-    ) -> Result<Tensor, CacheError> {
+    ) -> Result<Tensor, Fault> {
         Ok(self.decide_and_keep(policy, span, tokens, KeepUndo::of(keep_undo))?.0)
     }
 
@@ -110,7 +111,7 @@ impl LayerState {
         policy: &dyn Policy,
         span: &ChunkSpan,
         tokens: &Qkv,
-    ) -> Result<(Tensor, ChunkSaved), CacheError> {
+    ) -> Result<(Tensor, ChunkSaved), Fault> {
         self.decide_and_keep(policy, span, tokens, KeepUndo::Resident)
     }
 
@@ -120,7 +121,7 @@ impl LayerState {
         span: &ChunkSpan,
         tokens: &Qkv,
         keep: KeepUndo,
-    ) -> Result<(Tensor, ChunkSaved), CacheError> {
+    ) -> Result<(Tensor, ChunkSaved), Fault> {
         self.choose(policy, span);
         // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
         let asked = policy.traits().required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
@@ -149,14 +150,14 @@ impl LayerState {
         self.log.record(victims);
     }
 
-    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: &Qkv, keep_undo: bool) -> Result<Tensor, CacheError> {
+    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: &Qkv, keep_undo: bool) -> Result<Tensor, Fault> {
         let (own, placement) = self.write(span, tokens, KeepUndo::of(keep_undo))?;
         let saved = self.attend_unless_kept(span, tokens, own, placement, false)?;
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Recomputation of a cell: replays the choice, or attends again where the chunk stands in the cache already.
-    pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: &Qkv) -> Result<(Tensor, ChunkSaved), CacheError> {
+    pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: &Qkv) -> Result<(Tensor, ChunkSaved), Fault> {
         self.cache.enter(span);
         let (own, placement) = if self.cache.num_chunks() == span.index + 1 {
             let undo = self.fetch_undo(span)?;
@@ -179,7 +180,7 @@ impl LayerState {
         saved: &ChunkSaved,
         dout: Option<&Tensor>,
         trains_drain: bool,
-    ) -> Result<ChunkGrads, CacheError> {
+    ) -> Result<ChunkGrads, Fault> {
         self.cache.enter(span);
         let ChunkSaved { chunk, attended, placement } = saved;
         let kind = accumulation_kind(chunk.q_bhnd.kind());
@@ -195,7 +196,7 @@ impl LayerState {
             drain = drain_h.map(|drain_h| drain_backward(&dout, attended, drain_h).to_kind(drain_h.kind()));
             placement.unplace(&part.dq_bhnd)
         });
-        let undo = self.undo.take(span.index).ok_or_else(|| self.cache.missing_undo(span))?;
+        let undo = self.undo.take(span.index).ok_or_else(|| self.cache.out_of_order("unwind", span))?;
         let own = grads.unwind(&undo);
         self.cache.unwind(span, &undo)?;
         let own = own.map(|d| placement.unplace(d).to_kind(chunk.own.k.kind()));
@@ -204,21 +205,21 @@ impl LayerState {
     }
 
     /// Restores the cache to what it was before `span`: the cell that follows makes the undo entry again when it writes.
-    pub(super) fn unwind(&mut self, span: &ChunkSpan) -> Result<(), CacheError> {
+    pub(super) fn unwind(&mut self, span: &ChunkSpan) -> Result<(), Fault> {
         let undo = self.fetch_undo(span)?;
         self.cache.unwind(span, &undo)
     }
 
     /// Begins to copy the undo entry of a chunk to the device, and its attention's output, where that waits.
-    pub(super) fn prefetch(&mut self, span: &ChunkSpan) -> Result<(), CacheError> {
+    pub(super) fn prefetch(&mut self, span: &ChunkSpan) -> Result<(), Fault> {
         let device = self.cache.shape().device;
-        self.undo.prefetch(span.index, device).ok_or_else(|| self.cache.missing_undo(span))??;
+        self.undo.prefetch(span.index, device).ok_or_else(|| self.cache.out_of_order("unwind", span))??;
         Ok(self.outputs.as_mut().map_or(Ok(()), |outputs| outputs.prefetch(span.index, device))?)
     }
 
-    fn fetch_undo(&mut self, span: &ChunkSpan) -> Result<Undo, CacheError> {
+    fn fetch_undo(&mut self, span: &ChunkSpan) -> Result<Undo, Fault> {
         let device = self.cache.shape().device;
-        Ok(self.undo.fetch(span.index, device).ok_or_else(|| self.cache.missing_undo(span))??)
+        Ok(self.undo.fetch(span.index, device).ok_or_else(|| self.cache.out_of_order("unwind", span))??)
     }
 
     /// Brings the layer's quota into force where its chunk has come.
@@ -229,7 +230,7 @@ impl LayerState {
     }
 
     /// Writes a chunk by its recorded choice.
-    fn write(&mut self, span: &ChunkSpan, tokens: &Qkv, keep: KeepUndo) -> Result<(KvBlock, Placement), CacheError> {
+    fn write(&mut self, span: &ChunkSpan, tokens: &Qkv, keep: KeepUndo) -> Result<(KvBlock, Placement), Fault> {
         self.cache.enter(span);
         self.apply_budget(span);
         let victims = self.cache.recall(&self.log, span)?;
@@ -275,7 +276,7 @@ impl LayerState {
         own: KvBlock,
         placement: Placement,
         is_last: bool,
-    ) -> Result<ChunkSaved, CacheError> {
+    ) -> Result<ChunkSaved, Fault> {
         let (device, outputs) = (self.cache.shape().device, self.outputs.as_mut());
         let kept = outputs.map(|outputs| outputs.find(span.index, device, is_last)).transpose()?;
         let Some(attended) = kept.flatten() else {
@@ -342,7 +343,7 @@ pub(super) fn new_layer_states(caches: Vec<LayerCache>, store: &Store) -> Vec<Sh
     caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerState::new(cache, store.clone())))).collect()
 }
 
-pub(super) fn fork_layer_states(layers: &[SharedLayer]) -> Result<Vec<SharedLayer>, CacheError> {
+pub(super) fn fork_layer_states(layers: &[SharedLayer]) -> Result<Vec<SharedLayer>, Fault> {
     layers.iter().map(|layer| Ok(Arc::new(Mutex::new(lock(layer).fork()?)))).collect()
 }
 

@@ -7,13 +7,14 @@ use tch::Tensor;
 use super::layer_state::LayerState;
 use super::open_block::{ChunkPart, OpenBlock};
 use super::sight::{AttendedChunk, ChunkSaved};
-use crate::cache::{CacheError, ChunkSpan, Placement, Policy};
+use crate::cache::{ChunkSpan, Placement, Policy};
 use crate::ops::attention::{self, Attended, KvBlock, Qkv};
 use crate::recipe::BufferKind;
+use crate::units::Fault;
 
 impl LayerState {
     /// The next tokens of a chunk: as [`Self::decide`], once its last token has come.
-    pub(super) fn decide_part(&mut self, policy: &dyn Policy, part: &ChunkPart, tokens: &Qkv) -> Result<Tensor, CacheError> {
+    pub(super) fn decide_part(&mut self, policy: &dyn Policy, part: &ChunkPart, tokens: &Qkv) -> Result<Tensor, Fault> {
         let &ChunkPart { ref span, from } = part;
         let len = tokens.num_tokens() as usize;
         if len == span.len {
@@ -32,7 +33,7 @@ impl LayerState {
     }
 
     /// Lets the victims leave, and keeps their slots for the tokens to come.
-    fn open(&mut self, policy: &dyn Policy, span: &ChunkSpan, tokens: &Qkv) -> Result<(), CacheError> {
+    fn open(&mut self, policy: &dyn Policy, span: &ChunkSpan, tokens: &Qkv) -> Result<(), Fault> {
         self.choose(policy, span);
         let victims = self.cache.recall(&self.log, span)?;
         let empty = |x: &Tensor| {

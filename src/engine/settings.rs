@@ -8,11 +8,11 @@ use tch::{Device, Kind};
 use super::chunks;
 use super::slots::{Extent, FixedCaches, Sizes, Slots};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, EngineError, RandomSizes};
-use crate::cache::{self, CacheError, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
+use crate::cache::{self, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
 use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
-use crate::units::{Bytes, LayerIdx};
+use crate::units::{Bytes, Fault};
 
 #[derive(Debug)]
 pub struct Settings {
@@ -56,7 +56,9 @@ impl Settings {
         }
         let recipe_lengths = kv.cache_length.by_layer(config.num_layers());
         if recipe_lengths.len() != config.num_layers() {
-            return Err(CacheError::WrongNumberOfLengths { found: recipe_lengths.len(), expected: config.num_layers() }.into());
+            let (found, layers) = (recipe_lengths.len(), config.num_layers());
+            let message = format!("`kv_cache.cache_length` lists {found} lengths, the model has {layers} layers");
+            return Err(Fault::usage(message, "give one number for all layers, or one per layer").into());
         }
         let grows = kv.storage != Storage::Preallocated;
         let slots_of = |(layer, length): (&LayerSpec, &usize)| match layer.attention.rule.window {
@@ -111,7 +113,11 @@ impl Settings {
     fn check_policies(&self, name: &str) -> Result<(), EngineError> {
         self.fixed_caches().check(self.sizes)?;
         if self.buffer == BufferKind::Plain && self.policies.iter().any(|policy| policy.traits().needs_quantised) {
-            return Err(CacheError::NothingQuantised { policy: name.to_owned() }.into());
+            let plain = name.strip_prefix('q').map(|plain| format!(", or write `policy = \"{plain}\"`"));
+            let hint = format!("set `kv_cache.buffer = \"int8\"` or `\"int4\"`{}", plain.unwrap_or_default());
+            let message =
+                format!("the policy `{name}` weighs the errors of quantisation, and `kv_cache.buffer = \"plain\"` makes none");
+            return Err(Fault::usage(message, hint).into());
         }
         Ok(())
     }
@@ -158,7 +164,7 @@ impl Settings {
     pub fn with_policy(
         mut self,
         name: &str,
-        build: impl Fn(usize) -> Result<Box<dyn Policy>, CacheError>,
+        build: impl Fn(usize) -> Result<Box<dyn Policy>, Fault>,
     ) -> Result<Self, EngineError> {
         let lengths: Vec<usize> = self.slots.iter().map(|slots| slots.fixed().unwrap_or(usize::MAX)).collect();
         self.policies = policies(&self.slots, &lengths, build)?;
@@ -245,7 +251,13 @@ impl Settings {
     pub fn check_fits(&self, tokens: usize) -> Result<(), EngineError> {
         for (layer, (policy, slots)) in self.policies.iter().zip(&self.slots).enumerate() {
             if let Some(cache_length) = slots.fixed().filter(|&slots| !policy.traits().evicts && tokens > slots) {
-                return Err(CacheError::Full { tokens, layer: LayerIdx(layer), cache_length }.into());
+                let message = format!(
+                    "a sequence of {tokens} tokens does not fit the dense cache of layer {layer}: `kv_cache.cache_length` = {cache_length}"
+                );
+                let hint = format!(
+                    "set `kv_cache.storage = \"growing\"`, or `kv_cache.cache_length = {tokens}`, or a policy that evicts such as \"h2o\""
+                );
+                return Err(Fault::usage(message, hint).into());
             }
         }
         Ok(())
@@ -374,8 +386,8 @@ impl Settings {
 fn policies(
     slots: &[Slots],
     lengths: &[usize],
-    build: impl Fn(usize) -> Result<Box<dyn Policy>, CacheError>,
-) -> Result<Vec<Box<dyn Policy>>, CacheError> {
+    build: impl Fn(usize) -> Result<Box<dyn Policy>, Fault>,
+) -> Result<Vec<Box<dyn Policy>>, Fault> {
     let of_layer = |(slots, &length): (&Slots, &usize)| match slots {
         Slots::Window(_) => Ok(cache::rolling()),
         Slots::Fixed(_) | Slots::Growing => build(length),

@@ -2,8 +2,9 @@
 
 use super::chunks::BENT_BY;
 use super::{Cuts, EngineError, RandomSizes};
-use crate::cache::{CacheError, Policy, PolicyTraits};
+use crate::cache::{Policy, PolicyTraits};
 use crate::recipe::Chunking;
+use crate::units::Fault;
 
 /// How much comes into the caches.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +119,7 @@ impl<'a> FixedCaches<'a> {
         self.layers.iter().filter(|(.., policy)| policy.evicts)
     }
 
-    fn check_chunk_size(&self, chunk_size: usize) -> Result<(), CacheError> {
+    fn check_chunk_size(&self, chunk_size: usize) -> Result<(), Fault> {
         let Some(&(layer, cache_length, policy)) = self.evicting().min_by_key(|(_, slots, p)| p.max_chunk_size(*slots)) else {
             return Ok(());
         };
@@ -128,9 +129,19 @@ impl<'a> FixedCaches<'a> {
         }
         let layer = if self.is_uniform { "every layer".to_owned() } else { format!("layer {layer}") };
         let PolicyTraits { sinks, grace, budgets, initial_part, .. } = policy;
-        let share = budgets.map(|rule| rule.least(cache_length));
-        let initial = initial_part.map_or(0, |kept| kept.most);
-        Err(CacheError::ChunkTooLarge { chunk_size, layer, cache_length, sinks, grace, share, initial, largest })
+        let share = budgets.map_or_else(String::new, |rule| format!("a smallest share of {}, ", rule.least(cache_length)));
+        let initial = initial_part.filter(|kept| kept.most > 0);
+        let initial = initial.map_or_else(String::new, |kept| format!("{} tokens of an initial part, ", kept.most));
+        let floor = if budgets.is_some() { " or the policy's `floor`" } else { "" };
+        let hint = match largest {
+            0 => format!("raise `kv_cache.cache_length`{floor}, or protect fewer tokens"),
+            _ => format!("set `kv_cache.chunk_size = {largest}`, or raise `kv_cache.cache_length`{floor}"),
+        };
+        let message = format!(
+            "`kv_cache.chunk_size` = {chunk_size} is too large for {layer}: with `cache_length` = {cache_length}, {share}{initial}{sinks} \
+             first and {grace} youngest tokens that are never evicted, the largest that works is {largest}"
+        );
+        Err(Fault::usage(message, hint))
     }
 
     /// Whether chunks of these sizes, which can be longer than `chunk_size` where they are drawn or bent, fit a cache.

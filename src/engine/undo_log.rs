@@ -6,7 +6,8 @@ use tch::Device;
 
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::Undo;
-use crate::store::{Store, StoreError, Waiting};
+use crate::store::{Store, Waiting};
+use crate::units::Fault;
 
 /// The undo entries of one layer, by chunk.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl UndoLog {
         self.resident.clear();
     }
 
-    pub(super) fn put(&mut self, chunk: usize, undo: Undo, keep: KeepUndo) -> Result<(), StoreError> {
+    pub(super) fn put(&mut self, chunk: usize, undo: Undo, keep: KeepUndo) -> Result<(), Fault> {
         match keep {
             KeepUndo::Nothing => {}
             KeepUndo::Parked => drop(self.waiting.insert(chunk, self.store.park(&undo)?)),
@@ -54,12 +55,12 @@ impl UndoLog {
     }
 
     /// Begins to copy the entry of a chunk to the device; `None` where there is none.
-    pub(super) fn prefetch(&mut self, chunk: usize, device: Device) -> Option<Result<(), StoreError>> {
+    pub(super) fn prefetch(&mut self, chunk: usize, device: Device) -> Option<Result<(), Fault>> {
         Some(self.waiting.get_mut(&chunk)?.prefetch(device))
     }
 
     /// The entry of a chunk on the device; it still waits in the store.
-    pub(super) fn fetch(&mut self, chunk: usize, device: Device) -> Option<Result<Undo, StoreError>> {
+    pub(super) fn fetch(&mut self, chunk: usize, device: Device) -> Option<Result<Undo, Fault>> {
         Some(self.waiting.get_mut(&chunk)?.wait(device))
     }
 

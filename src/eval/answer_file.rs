@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::ScoredAnswer;
 use crate::files::disk::DiskFile;
-use crate::files::{self, FileKind, FilesError};
+use crate::files::{self, FileKind, io_fault};
 use crate::units::{Fault, abridged, quoted};
 
 /// The folder of a run that keeps answers.
@@ -39,12 +39,12 @@ impl AnswerFile {
             files::make_dir(folder)?;
         }
         let open = DiskFile::open("answers", path, OpenOptions::new().append(true).create(true));
-        let file = open.map_err(FilesError::io("open", path))?;
+        let file = open.map_err(io_fault("open", path))?;
         // Two that append would each write every answer.
         files::lock_file(file.as_file(), path)?;
         let bytes = files::read_bytes(path, FileKind::Lines)?;
         let (kept, end) = whole_rows(path, &bytes)?;
-        file.set_len(end as u64).map_err(FilesError::io("write", path))?;
+        file.set_len(end as u64).map_err(io_fault("write", path))?;
         Ok(Self { path: path.to_owned(), file, kept: kept.into_iter(), taken: 0 })
     }
 
@@ -67,7 +67,7 @@ impl AnswerFile {
             Ok(line)
         };
         let lines: std::io::Result<Vec<Vec<u8>>> = answers.iter().map(line).collect();
-        Ok(files::write_atomic(path, &lines.map_err(FilesError::io("write", path))?.concat())?)
+        Ok(files::write_atomic(path, &lines.map_err(io_fault("write", path))?.concat())?)
     }
 
     pub fn path(&self) -> &Path {
@@ -107,7 +107,7 @@ impl AnswerFile {
             self.file.write_all(&line)?;
             self.file.sync()
         };
-        Ok(write().map_err(FilesError::io("write", &self.path))?)
+        Ok(write().map_err(io_fault("write", &self.path))?)
     }
 
     /// Fails where it holds answers that nobody asked for.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::policy_trial::{Departures, PolicyTrial, RecordedTrial, first_difference, longest_prompt};
 use crate::engine::Settings;
-use crate::files::{self, FilesError};
+use crate::files;
 use crate::model::{Model, ModelConfig, RopeSpec, fingerprint, has_fingerprint};
 use crate::recipe::{Dtype, Recipe, RopeScalingRecipe};
 use crate::units::{Exit, Fault, abridged, quoted};
@@ -117,8 +117,7 @@ impl PolicyFile {
                 "read it with the version of kvtune that wrote it",
             ));
         }
-        let wrong = |e: serde_json::Error| FilesError::Json { path: path.clone(), reason: e.to_string() };
-        let file: Self = serde_json::from_value(Value::Object(object)).map_err(wrong)?;
+        let file: Self = serde_json::from_value(Value::Object(object)).map_err(|error| files::not_json(&path, error))?;
         for (key, found, expected) in [("positions", &file.positions, ABSOLUTE), ("prefill", &file.prefill, PREFILL)] {
             if found != expected {
                 return Err(unfit(&path, key, &format!("{found:?}"), &format!("{expected:?}")));

@@ -12,7 +12,7 @@ use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
 use super::usage::Usage;
 use crate::checkpoint::CARD;
-use crate::files::{self, FilesError};
+use crate::files::{self, io_fault};
 use crate::model::{
     self, Adapter, CHAT_TEMPLATE, EXTRA_TENSORS, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint,
 };
@@ -204,7 +204,7 @@ fn require_unused(out: &Path) -> Result<(), Fault> {
     if out.symlink_metadata().is_err() {
         return Ok(());
     }
-    let mut entries = fs::read_dir(out).map_err(FilesError::io("read", out))?;
+    let mut entries = fs::read_dir(out).map_err(io_fault("read", out))?;
     if entries.next().is_none() {
         return Ok(());
     }

@@ -6,8 +6,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::FilesError;
 use super::disk::{self, DiskFile};
+use super::io_fault;
+use crate::units::{Fault, FaultKind, abridged};
 
 pub(super) const MARK: &str = ".tmp-";
 const DIGITS: usize = 16;
@@ -15,15 +16,15 @@ const DIGITS: usize = 16;
 const SLICE: usize = 256 << 20;
 
 /// Writes a file whole: into a temporary neighbour, which is made durable and then takes the place of `path`.
-pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FilesError> {
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
     write_atomic_with(path, |file| file.write_all(bytes))
 }
 
 /// Does what [`write_atomic`] does, for contents that are produced piece by piece.
-pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FilesError> {
+pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
     let temporary = temporary_beside(path);
-    let placed = write_new(&temporary, fill)
-        .and_then(|()| disk::rename("file", &temporary, path).map_err(FilesError::io("rename to", path)));
+    let placed =
+        write_new(&temporary, fill).and_then(|()| disk::rename("file", &temporary, path).map_err(io_fault("rename to", path)));
     if let Err(error) = placed {
         // What can't be removed either is in nobody's way; there is already something to report.
         let _ = disk::remove_file("file", &temporary);
@@ -32,12 +33,11 @@ pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::R
     sync_dir(parent(path))
 }
 
-fn write_new(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FilesError> {
-    let file =
-        DiskFile::open("file", path, OpenOptions::new().write(true).create_new(true)).map_err(FilesError::io("create", path))?;
+fn write_new(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
+    let file = DiskFile::open("file", path, OpenOptions::new().write(true).create_new(true)).map_err(io_fault("create", path))?;
     let mut buffer = BufWriter::with_capacity(1 << 20, SlicedFile { file, slice: SLICE, unsynced: 0 });
-    fill(&mut buffer).and_then(|()| buffer.flush()).map_err(FilesError::io("write", path))?;
-    buffer.get_ref().file.sync().map_err(FilesError::io("sync", path))
+    fill(&mut buffer).and_then(|()| buffer.flush()).map_err(io_fault("write", path))?;
+    buffer.get_ref().file.sync().map_err(io_fault("sync", path))
 }
 
 /// A file that is made durable slice by slice.
@@ -64,13 +64,13 @@ impl Write for SlicedFile {
 }
 
 /// Makes names in a directory durable.
-pub fn sync_dir(dir: &Path) -> Result<(), FilesError> {
-    disk::sync_dir("dir", dir).map_err(FilesError::io("sync", dir))
+pub fn sync_dir(dir: &Path) -> Result<(), Fault> {
+    disk::sync_dir("dir", dir).map_err(io_fault("sync", dir))
 }
 
 /// Fills a new directory beside `place` and renames it; returns where the one now lies that stood there before. If anything fails, nothing of
 /// the attempt stays. The new name is durable after [`sync_dir`] of the parent.
-pub fn put_dir<E: From<FilesError>>(place: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<Option<PathBuf>, E> {
+pub fn put_dir<E: From<Fault>>(place: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<Option<PathBuf>, E> {
     let staged = temporary_beside(place);
     fill(&staged).and_then(|()| Ok(replace_dir(&staged, place)?)).inspect_err(|_| {
         // The error tells what happened; what is left of the attempt is only in the way.
@@ -81,8 +81,8 @@ pub fn put_dir<E: From<FilesError>>(place: &Path, fill: impl FnOnce(&Path) -> Re
 /// Puts the directory `staged` in the place of `target`, atomically; the new name is durable after [`sync_dir`] of the parent.
 ///
 /// Returns where the directory now lies that stood there before, if one did. Both must have the same parent.
-pub fn replace_dir(staged: &Path, target: &Path) -> Result<Option<PathBuf>, FilesError> {
-    let failed = FilesError::io("rename to", target);
+pub fn replace_dir(staged: &Path, target: &Path) -> Result<Option<PathBuf>, Fault> {
+    let failed = io_fault("rename to", target);
     if target.symlink_metadata().is_err() {
         return disk::rename("dir", staged, target).map(|()| None).map_err(failed);
     }
@@ -118,16 +118,17 @@ pub fn is_temporary(name: &str) -> bool {
 }
 
 /// Refuses a directory that is a symbolic link: what is written must land where the user said.
-pub fn refuse_symlink(dir: &Path) -> Result<(), FilesError> {
+pub fn refuse_symlink(dir: &Path) -> Result<(), Fault> {
     if dir.symlink_metadata().is_ok_and(|found| found.is_symlink()) {
-        return Err(FilesError::Symlink { path: dir.to_path_buf() });
+        let message = format!("`{}` is a symbolic link: expected a directory to write into", abridged(dir.display()));
+        return Err(Fault::usage(message, "name the directory that the link points to"));
     }
     Ok(())
 }
 
 /// Refuses what leads out of `dir` to something of another name: a stranger's directory must not have what is the user's copied. The blobs of
 /// Hugging Face's cache belong to its snapshots.
-pub fn refuse_foreign_link(dir: &Path, path: &Path) -> Result<(), FilesError> {
+pub fn refuse_foreign_link(dir: &Path, path: &Path) -> Result<(), Fault> {
     // What can't be followed, its reader refuses.
     let (Ok(home), Ok(target)) = (dir.canonicalize(), path.canonicalize()) else { return Ok(()) };
     let snapshots = home.parent().filter(|above| above.ends_with("snapshots"));
@@ -135,7 +136,10 @@ pub fn refuse_foreign_link(dir: &Path, path: &Path) -> Result<(), FilesError> {
     if is_blob || target.starts_with(&home) || target.file_name() == path.file_name() {
         return Ok(());
     }
-    Err(FilesError::ForeignLink { path: path.to_path_buf(), target })
+    let (link, target) = (abridged(path.display()), abridged(target.display()));
+    let message = format!("`{link}` is a link to `{target}`, which is no part of the model");
+    let hint = "put the file itself in the link's place, if it is to go with the model";
+    Err(Fault::data(message, hint).of_kind(FaultKind::ForeignLink))
 }
 
 pub(super) fn parent(path: &Path) -> &Path {
@@ -224,7 +228,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
-        assert!(matches!(refuse_symlink(&link), Err(FilesError::Symlink { .. })));
+        assert_eq!(refuse_symlink(&link).unwrap_err().exit(), crate::units::Exit::Usage);
         refuse_symlink(dir.path()).unwrap();
         refuse_symlink(&dir.path().join("new")).unwrap();
     }

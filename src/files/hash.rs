@@ -3,19 +3,20 @@
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use super::{FileKind, FilesError, open_to_read};
+use super::{FileKind, io_fault, open_to_read};
+use crate::units::Fault;
 
 /// Bytes that are hashed at once, on all cores.
 const BLOCK: u64 = 16 << 20;
 
 /// The hash of a file's bytes, made on all cores; it takes the memory of a block.
-pub fn hash_file(path: &Path) -> Result<String, FilesError> {
+pub fn hash_file(path: &Path) -> Result<String, Fault> {
     let mut hasher = blake3::Hasher::new();
     let mut file = open_to_read(path, FileKind::Data)?;
     let mut block = Vec::new();
     loop {
         block.clear();
-        (&mut file).take(BLOCK).read_to_end(&mut block).map_err(FilesError::io("read", path))?;
+        (&mut file).take(BLOCK).read_to_end(&mut block).map_err(io_fault("read", path))?;
         if block.is_empty() {
             return Ok(hasher.finalize().to_hex().to_string());
         }
@@ -24,14 +25,14 @@ pub fn hash_file(path: &Path) -> Result<String, FilesError> {
 }
 
 /// The hash of a file's length and of its first and last `window` bytes: tells large files apart without reading them whole.
-pub fn hash_ends(path: &Path, window: u64) -> Result<String, FilesError> {
+pub fn hash_ends(path: &Path, window: u64) -> Result<String, Fault> {
     let mut file = open_to_read(path, FileKind::Data)?;
-    let length = file.metadata().map_err(FilesError::io("look at", path))?.len();
+    let length = file.metadata().map_err(io_fault("look at", path))?.len();
     let mut hasher = blake3::Hasher::new();
     hasher.update(&length.to_le_bytes());
     for start in [0, length.saturating_sub(window)] {
-        file.seek(SeekFrom::Start(start)).map_err(FilesError::io("read", path))?;
-        hasher.update_reader((&file).take(window)).map_err(FilesError::io("read", path))?;
+        file.seek(SeekFrom::Start(start)).map_err(io_fault("read", path))?;
+        hasher.update_reader((&file).take(window)).map_err(io_fault("read", path))?;
     }
     Ok(hasher.finalize().to_hex().to_string())
 }
@@ -64,7 +65,7 @@ mod tests {
         }
         // The published value of the empty input.
         assert!(hash_bytes(b"").starts_with("af1349b9f5f9a1a6a0404dea36dcc949"));
-        assert!(matches!(hash_file(dir.path()), Err(FilesError::NotRegular { .. })));
+        assert_eq!(hash_file(dir.path()).unwrap_err().kind(), crate::units::FaultKind::NotRegular);
     }
 
     #[test]

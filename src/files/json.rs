@@ -9,24 +9,29 @@ use serde::{Deserializer, Serialize};
 use serde_json::error::Category;
 use serde_json::{Map, Number, Value};
 
-use super::{FileKind, FilesError, read_bytes};
-use crate::units::quoted;
+use super::{FileKind, read_bytes};
+use crate::units::{Fault, FaultKind, abridged, quoted};
 
 /// Bytes of the longest key.
 const MAX_KEY: usize = 1 << 16;
 
-pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, FilesError> {
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Fault> {
     read_json_as(path, FileKind::Settings)
 }
 
-pub fn read_json_as<T: DeserializeOwned>(path: &Path, kind: FileKind) -> Result<T, FilesError> {
+pub fn read_json_as<T: DeserializeOwned>(path: &Path, kind: FileKind) -> Result<T, Fault> {
     parse_json(path, &read_bytes(path, kind)?, kind)
 }
 
-pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8], kind: FileKind) -> Result<T, FilesError> {
-    let wrong = |reason: String| FilesError::Json { path: path.to_path_buf(), reason };
-    check_keys(bytes, kind.max_values()).map_err(wrong)?;
-    serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))
+pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8], kind: FileKind) -> Result<T, Fault> {
+    check_keys(bytes, kind.max_values()).map_err(|reason| not_json(path, reason))?;
+    serde_json::from_slice(bytes).map_err(|error| not_json(path, error))
+}
+
+/// The fault of a file that is no JSON, or JSON of something else.
+pub fn not_json(path: &Path, reason: impl fmt::Display) -> Fault {
+    let message = format!("`{}` is not valid JSON: {}", abridged(path.display()), abridged(reason));
+    Fault::data(message, "look at the place that the parser names, or fetch the file again").of_kind(FaultKind::Damaged)
 }
 
 /// JSON for people: indented by 2, a newline at the end.
@@ -168,10 +173,8 @@ mod tests {
     #[test]
     fn deep_nesting_is_an_error_and_no_crash() {
         let deep = "[".repeat(100_000);
-        assert!(matches!(
-            parse_json::<serde_json::Value>(Path::new("x"), deep.as_bytes(), FileKind::Settings),
-            Err(FilesError::Json { .. })
-        ));
+        let error = parse_json::<serde_json::Value>(Path::new("x"), deep.as_bytes(), FileKind::Settings).unwrap_err();
+        assert!(error.to_string().starts_with("`x` is not valid JSON"), "{error}");
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::stamp::{SETTLED, Stamp, cache_folder};
-use super::{FileKind, FilesError, hash_bytes, hash_file, write_atomic};
+use super::{FileKind, hash_bytes, hash_file, write_atomic};
+use crate::units::Fault;
 
 /// Smaller files are hashed in no time.
 const LEAST: u64 = 1 << 20;
@@ -18,11 +19,11 @@ struct KnownHash {
 }
 
 /// The hash of a file's bytes, as [`hash_file`] has it; that of a large file is remembered.
-pub fn hash_large_file(path: &Path) -> Result<String, FilesError> {
+pub fn hash_large_file(path: &Path) -> Result<String, Fault> {
     hash_with(path, cache_folder().map(|cache| cache.join("hashes")).as_deref(), LEAST, SETTLED)
 }
 
-fn hash_with(path: &Path, folder: Option<&Path>, least: u64, settled: Duration) -> Result<String, FilesError> {
+fn hash_with(path: &Path, folder: Option<&Path>, least: u64, settled: Duration) -> Result<String, Fault> {
     let before = Stamp::of(path).filter(|before| before.size >= least);
     let (Some(before), Some(folder)) = (before, folder) else { return hash_file(path) };
     let place = place(folder, path);

@@ -6,7 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{FileKind, FilesError, open_to_read, refuse_symlink};
+use super::{FileKind, io_fault, open_to_read, refuse_symlink};
+use crate::units::{Fault, FaultKind, abridged};
 
 /// The exclusive right to write into a run directory; given back when dropped, or when the process ends in any way.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ impl RunLock {
     pub const NAME: &str = ".lock";
 
     /// Takes the lock of an existing directory, or says who has it.
-    pub fn acquire(dir: &Path) -> Result<Self, FilesError> {
+    pub fn acquire(dir: &Path) -> Result<Self, Fault> {
         refuse_symlink(dir)?;
         let path = dir.join(Self::NAME);
         refuse_symlink(&path)?;
@@ -31,14 +32,14 @@ impl RunLock {
             .create(true)
             .truncate(false)
             .open(&path)
-            .map_err(FilesError::io("create", &path))?;
+            .map_err(io_fault("create", &path))?;
         lock_run(&file, dir)?;
-        file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(FilesError::io("write", &path))?;
+        file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(io_fault("write", &path))?;
         Ok(Self { _file: file })
     }
 
     /// Fails if another process has the lock of a directory. Changes nothing there.
-    pub fn refuse_held(dir: &Path) -> Result<(), FilesError> {
+    pub fn refuse_held(dir: &Path) -> Result<(), Fault> {
         match open_to_read(&dir.join(Self::NAME), FileKind::Note) {
             // Shared: of two that ask at the same time neither is taken for who writes.
             Ok(file) => told(file.try_lock_shared(), &file, dir),
@@ -56,10 +57,10 @@ pub struct ReadLock {
 
 impl ReadLock {
     /// For who reads a directory; `None` where it is being removed, or is gone.
-    pub fn share(dir: &Path) -> Result<Option<Self>, FilesError> {
+    pub fn share(dir: &Path) -> Result<Option<Self>, Fault> {
         let file = match File::open(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(FilesError::io("open", dir))?,
+            file => file.map_err(io_fault("open", dir))?,
         };
         if matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)) {
             return Ok(None);
@@ -71,38 +72,42 @@ impl ReadLock {
     }
 
     /// For who is about to remove a directory; `None` while somebody reads it.
-    pub fn exclude(dir: &Path) -> Result<Option<Self>, FilesError> {
-        let file = File::open(dir).map_err(FilesError::io("open", dir))?;
+    pub fn exclude(dir: &Path) -> Result<Option<Self>, Fault> {
+        let file = File::open(dir).map_err(io_fault("open", dir))?;
         let is_read = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
         Ok((!is_read).then_some(Self { _dir: file }))
     }
 }
 
 /// Locks a run's file. Who only asks whether it is locked holds it for a moment, which is waited for.
-fn lock_run(file: &File, dir: &Path) -> Result<(), FilesError> {
+fn lock_run(file: &File, dir: &Path) -> Result<(), Fault> {
     let held = lock_file(file, dir);
     let again = |_| {
         std::thread::sleep(Duration::from_millis(2));
         file.try_lock().is_ok()
     };
-    if matches!(held, Err(FilesError::Locked { .. })) && (0..50).any(again) { Ok(()) } else { held }
+    held.or_else(|fault| if fault.kind() == FaultKind::Locked && (0..50).any(again) { Ok(()) } else { Err(fault) })
 }
 
 /// Locks an open file until it is closed, for one process; `place` is what it stands for.
-pub fn lock_file(file: &File, place: &Path) -> Result<(), FilesError> {
+pub fn lock_file(file: &File, place: &Path) -> Result<(), Fault> {
     told(file.try_lock(), file, place)
 }
 
-fn told(locked: Result<(), TryLockError>, file: &File, dir: &Path) -> Result<(), FilesError> {
+fn told(locked: Result<(), TryLockError>, file: &File, dir: &Path) -> Result<(), Fault> {
     match locked {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
             let mut text = String::new();
             // The holder may be just about to write its number: then nobody knows it.
             let _ = Read::take(file, 32).read_to_string(&mut text);
-            Err(FilesError::Locked { dir: dir.to_path_buf(), pid: text.trim().parse().ok() })
+            let pid = text.trim().parse::<u32>();
+            let holder = pid.map_or_else(|_| "another process".to_owned(), |pid| format!("process {pid}"));
+            let fault = Fault::failed(format!("`{}` is in use by {holder}", abridged(dir.display())));
+            let hint = "wait until the other process has ended, stop it, or choose another place to write to";
+            Err(fault.with_hint(hint).of_kind(FaultKind::Locked))
         }
-        Err(TryLockError::Error(error)) => Err(FilesError::io("lock", dir)(error)),
+        Err(TryLockError::Error(error)) => Err(io_fault("lock", dir)(error)),
     }
 }
 
@@ -114,11 +119,9 @@ mod tests {
     fn the_second_is_told_who_holds_the_lock_and_gets_it_afterwards() {
         let dir = tempfile::tempdir().unwrap();
         let held = RunLock::acquire(dir.path()).unwrap();
-        match RunLock::acquire(dir.path()) {
-            Err(FilesError::Locked { pid, .. }) => assert_eq!(pid, Some(std::process::id())),
-            other => panic!("{other:?}"),
-        }
-        assert!(matches!(RunLock::refuse_held(dir.path()), Err(FilesError::Locked { .. })));
+        let error = RunLock::acquire(dir.path()).unwrap_err();
+        assert!(error.to_string().ends_with(&format!("in use by process {}", std::process::id())), "{error}");
+        assert_eq!(RunLock::refuse_held(dir.path()).unwrap_err().kind(), FaultKind::Locked);
         drop(held);
         // Many that look at a run at the same time do not take each other for its writer, and it begins beside them.
         let looks = |_| (0..300).all(|_| RunLock::refuse_held(dir.path()).is_ok());
@@ -136,7 +139,7 @@ mod tests {
         RunLock::acquire(dir.path()).unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
-        assert!(matches!(RunLock::acquire(&link), Err(FilesError::Symlink { .. })));
+        assert!(RunLock::acquire(&link).unwrap_err().to_string().contains("is a symbolic link"));
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use arrow::buffer::Buffer;
 
-use super::{FileKind, FilesError, open_to_read};
+use super::{FileKind, io_fault, open_to_read};
 use crate::native::{self, FileMap};
+use crate::units::Fault;
 
 /// A whole file as memory. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -14,9 +15,9 @@ pub struct MappedFile(Arc<FileMap>);
 
 impl MappedFile {
     /// Maps a file, which must not be empty.
-    pub fn open(path: &Path) -> Result<Self, FilesError> {
+    pub fn open(path: &Path) -> Result<Self, Fault> {
         let file = open_to_read(path, FileKind::Data)?;
-        Ok(Self(Arc::new(FileMap::new(&file).map_err(FilesError::io("map", path))?)))
+        Ok(Self(Arc::new(FileMap::new(&file).map_err(io_fault("map", path))?)))
     }
 
     pub fn arrow_buffer(&self) -> Buffer {
@@ -53,6 +54,6 @@ mod tests {
         map.release(&map.as_ref()[5_000..19_000]);
         map.release(&[1, 2, 3]);
         assert!(map.as_ref().iter().all(|&byte| byte == 7) && map.as_ref().len() == 20_000);
-        assert!(matches!(MappedFile::open(&dir.path().join("none")), Err(FilesError::Io { .. })));
+        assert!(MappedFile::open(&dir.path().join("none")).unwrap_err().io().is_some());
     }
 }

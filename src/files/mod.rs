@@ -4,9 +4,9 @@ pub mod disk;
 pub mod failpoint;
 
 mod atomic;
-mod error;
 mod hash;
 mod hub;
+mod io_fault;
 mod json;
 mod known_hashes;
 mod lock;
@@ -21,10 +21,10 @@ pub use atomic::{
     is_temporary, put_dir, refuse_foreign_link, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic,
     write_atomic_with,
 };
-pub use error::{FilesError, hint_of_io};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
 pub use hub::{hub_name, hub_snapshot, model_dir};
-pub use json::{StrictJson, parse_json, read_json, read_json_as, to_json};
+pub use io_fault::{hint_of_io, io_fault};
+pub use json::{StrictJson, not_json, parse_json, read_json, read_json_as, to_json};
 pub use known_hashes::hash_large_file;
 pub use lock::{ReadLock, RunLock, lock_file};
 pub use mapped::MappedFile;
@@ -36,14 +36,14 @@ pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_te
 
 use std::path::Path;
 
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault, abridged};
 
 /// Makes a directory and those above it, where they do not exist, and makes their names durable: what is saved inside is lost with them.
-pub fn make_dir(path: &Path) -> Result<(), FilesError> {
-    let absolute = std::path::absolute(path).map_err(FilesError::io("make", path))?;
+pub fn make_dir(path: &Path) -> Result<(), Fault> {
+    let absolute = std::path::absolute(path).map_err(io_fault("make", path))?;
     // One that is too long as a whole would be made up to where it is.
     match absolute.symlink_metadata() {
-        Err(error) if error.kind() == std::io::ErrorKind::InvalidFilename => return Err(FilesError::io("make", path)(error)),
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidFilename => return Err(io_fault("make", path)(error)),
         _ => {}
     }
     let is_new = |dir: &&Path| !dir.exists();
@@ -52,28 +52,29 @@ pub fn make_dir(path: &Path) -> Result<(), FilesError> {
         // Another process may have made it meanwhile.
         match disk::make_dir("dir", dir) {
             Err(error) if !(error.kind() == std::io::ErrorKind::AlreadyExists && dir.is_dir()) => {
-                return Err(FilesError::io("make", path)(error));
+                return Err(io_fault("make", path)(error));
             }
             _ => {}
         }
     }
     if !path.is_dir() {
-        return Err(FilesError::io("make", path)(rustix::io::Errno::EXIST.into()));
+        return Err(io_fault("make", path)(rustix::io::Errno::EXIST.into()));
     }
     new.iter().rev().filter_map(|dir| dir.parent()).try_for_each(sync_dir)
 }
 
 /// The room that is left for this user on the file system of `path`.
-pub fn free_space(path: &Path) -> Result<Bytes, FilesError> {
-    let found = rustix::fs::statvfs(path).map_err(|e| FilesError::io("look at", path)(e.into()))?;
+pub fn free_space(path: &Path) -> Result<Bytes, Fault> {
+    let found = rustix::fs::statvfs(path).map_err(|e| io_fault("look at", path)(e.into()))?;
     Ok(Bytes(found.f_bavail.saturating_mul(found.f_frsize)))
 }
 
 /// Fails with both figures if less than `needed` is free on the file system of `path`.
-pub fn require_space(path: &Path, needed: Bytes) -> Result<(), FilesError> {
+pub fn require_space(path: &Path, needed: Bytes) -> Result<(), Fault> {
     let free = free_space(path)?;
     if free < needed {
-        return Err(FilesError::NoSpace { path: path.to_path_buf(), needed, free });
+        let fault = Fault::failed(format!("`{}` needs {needed}, but only {free} are free there", abridged(path.display())));
+        return Err(fault.with_hint(io_fault::MAKE_ROOM));
     }
     Ok(())
 }
@@ -88,6 +89,6 @@ mod tests {
         assert!(free_space(dir.path()).unwrap() > Bytes(0));
         require_space(dir.path(), Bytes(1)).unwrap();
         let error = require_space(dir.path(), Bytes(u64::MAX)).unwrap_err();
-        assert!(matches!(error, FilesError::NoSpace { .. }), "{error}");
+        assert!(error.to_string().contains(" TiB, but only ") && error.hint().is_some(), "{error}");
     }
 }

@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use super::atomic::{MARK, is_temporary, parent, put_dir, sync_dir};
-use super::{FilesError, ReadLock, disk, make_dir};
+use super::{ReadLock, disk, io_fault, make_dir};
+use crate::units::Fault;
 
 /// Does what [`put_dir`] does for a `place` that is empty or not there, of which nobody else is told: the directory exists when it is filled, and its new name
 /// is durable. What earlier processes have left of it goes first, when they have ended.
-pub fn put_new_dir<E: From<FilesError>>(place: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
-    let place = std::path::absolute(place).map_err(FilesError::io("make", place))?;
+pub fn put_new_dir<E: From<Fault>>(place: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+    let place = std::path::absolute(place).map_err(io_fault("make", place))?;
     let home = parent(&place);
     make_dir(home)?;
     sweep(home, &place)?;
@@ -20,22 +21,22 @@ pub fn put_new_dir<E: From<FilesError>>(place: &Path, fill: impl FnOnce(&Path) -
         Ok::<_, E>(sync_dir(staged)?)
     })?;
     if let Some(empty) = replaced {
-        std::fs::remove_dir(&empty).map_err(FilesError::io("remove", &empty))?;
+        std::fs::remove_dir(&empty).map_err(io_fault("remove", &empty))?;
     }
     Ok(sync_dir(home)?)
 }
 
 /// Removes what processes that have ended have left of `place`.
-fn sweep(home: &Path, place: &Path) -> Result<(), FilesError> {
+fn sweep(home: &Path, place: &Path) -> Result<(), Fault> {
     let own = place.file_name().unwrap_or_default().to_string_lossy();
-    for entry in std::fs::read_dir(home).map_err(FilesError::io("read", home))?.flatten() {
+    for entry in std::fs::read_dir(home).map_err(io_fault("read", home))?.flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         let is_left = is_temporary(&name) && name.rsplit_once(MARK).is_some_and(|(before, _)| before == own);
         if is_left
             && entry.file_type().is_ok_and(|kind| kind.is_dir())
             && let Ok(Some(_lock)) = ReadLock::exclude(&path)
         {
-            disk::remove_tree("dir", &path).map_err(FilesError::io("remove", &path))?;
+            disk::remove_tree("dir", &path).map_err(io_fault("remove", &path))?;
         }
     }
     Ok(())

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-use super::FilesError;
-use crate::units::Bytes;
+use super::io_fault;
+use crate::units::{Bytes, Fault, FaultKind, abridged};
 
 /// What a file is to be read as; decides how large it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,19 +82,22 @@ impl FileKind {
 ///
 /// # Errors
 /// It is not there, is no regular file behind its links, or is larger than its kind may be.
-pub fn open_to_read(path: &Path, kind: FileKind) -> Result<File, FilesError> {
-    let look = |found: io::Result<Metadata>| check(path, kind, &found.map_err(FilesError::io("read", path))?);
+pub fn open_to_read(path: &Path, kind: FileKind) -> Result<File, Fault> {
+    let look = |found: io::Result<Metadata>| check(path, kind, &found.map_err(io_fault("read", path))?);
     // Before it is opened, as opening alone does something to some devices; and again, as it may be another by then.
     look(std::fs::metadata(path))?;
     let open = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
-    let file = open.map_err(FilesError::io("read", path))?;
+    let file = open.map_err(io_fault("read", path))?;
     look(file.metadata())?;
     Ok(file)
 }
 
-fn check(path: &Path, kind: FileKind, found: &Metadata) -> Result<(), FilesError> {
+fn check(path: &Path, kind: FileKind, found: &Metadata) -> Result<(), Fault> {
     if !found.is_file() {
-        return Err(FilesError::NotRegular { path: path.to_owned(), found: special(found.file_type()), expected: kind.name() });
+        let (found, expected) = (special(found.file_type()), kind.name());
+        let message = format!("`{}` is {found}: expected {expected}", abridged(path.display()));
+        let hint = "name a regular file, or write what comes from elsewhere into one first";
+        return Err(Fault::data(message, hint).of_kind(FaultKind::NotRegular));
     }
     match kind.limit() {
         Some(limit) if found.len() > limit => Err(too_large(path, kind, limit)),
@@ -102,8 +105,9 @@ fn check(path: &Path, kind: FileKind, found: &Metadata) -> Result<(), FilesError
     }
 }
 
-fn too_large(path: &Path, kind: FileKind, limit: u64) -> FilesError {
-    FilesError::TooLarge { path: path.to_owned(), kind: kind.name(), limit: Bytes(limit) }
+fn too_large(path: &Path, kind: FileKind, limit: u64) -> Fault {
+    let message = format!("`{}` is too large: {} may have {} at most", abridged(path.display()), kind.name(), Bytes(limit));
+    Fault::data(message, "check whether it is the file that you mean, and fetch or write it again").of_kind(FaultKind::Damaged)
 }
 
 /// What is there in place of a regular file.
@@ -118,13 +122,13 @@ fn special(found: FileType) -> &'static str {
 }
 
 /// The bytes of a file, of which there are no more than its kind may have even if it grows.
-pub fn read_bytes(path: &Path, kind: FileKind) -> Result<Vec<u8>, FilesError> {
+pub fn read_bytes(path: &Path, kind: FileKind) -> Result<Vec<u8>, Fault> {
     let file = open_to_read(path, kind)?;
     let limit = kind.limit().unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
     let room = file.metadata().map_or(0, |found| found.len()).min(limit);
-    bytes.try_reserve_exact(room as usize).map_err(|error| FilesError::io("read", path)(error.into()))?;
-    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(FilesError::io("read", path))?;
+    bytes.try_reserve_exact(room as usize).map_err(|error| io_fault("read", path)(error.into()))?;
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(io_fault("read", path))?;
     if bytes.len() as u64 > limit { Err(too_large(path, kind, limit)) } else { Ok(bytes) }
 }
 
@@ -134,15 +138,16 @@ pub fn is_there(path: &Path) -> bool {
 }
 
 /// Reads a file as [`read_bytes`] does; it need not be there.
-pub fn read_if_there(path: &Path, kind: FileKind) -> Result<Option<Vec<u8>>, FilesError> {
+pub fn read_if_there(path: &Path, kind: FileKind) -> Result<Option<Vec<u8>>, Fault> {
     if is_there(path) { read_bytes(path, kind).map(Some) } else { Ok(None) }
 }
 
 /// The text of a file in UTF-8.
-pub fn read_text(path: &Path, kind: FileKind) -> Result<String, FilesError> {
+pub fn read_text(path: &Path, kind: FileKind) -> Result<String, Fault> {
     let not_text = |error: std::string::FromUtf8Error| {
         let at = error.utf8_error().valid_up_to();
-        FilesError::NotText { path: path.to_owned(), at: at + 1, byte: error.as_bytes()[at] }
+        let message = format!("`{}` is not UTF-8: byte {} is 0x{:02x}", abridged(path.display()), at + 1, error.as_bytes()[at]);
+        Fault::data(message, "save it as text in UTF-8").of_kind(FaultKind::Damaged)
     };
     String::from_utf8(read_bytes(path, kind)?).map_err(not_text)
 }
@@ -153,7 +158,6 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::units::Failure;
 
     #[test]
     fn what_is_no_regular_file_is_refused_by_what_it_is_and_nobody_is_waited_for() {

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::disk::{self, DiskFile};
-use super::{FilesError, free_space, make_dir, refuse_symlink};
-use crate::units::Bytes;
+use super::{free_space, io_fault, make_dir, refuse_symlink};
+use crate::units::{Bytes, Fault, abridged};
 
 const PREFIX: &str = "kvtune-";
 const SUFFIX: &str = ".scratch";
@@ -34,7 +34,7 @@ pub struct Scratch {
 impl Scratch {
     /// A new empty file for `purpose`, a word, in a directory that is made if need be. Removes what processes have left there that
     /// have ended.
-    pub fn create(dir: &Path, purpose: &str) -> Result<Self, FilesError> {
+    pub fn create(dir: &Path, purpose: &str) -> Result<Self, Fault> {
         refuse_symlink(dir)?;
         loop {
             if !dir.exists() {
@@ -71,7 +71,7 @@ impl Scratch {
     }
 
     /// Removes what processes have left in a directory that have ended, for who makes no file there. No directory is nothing.
-    pub fn clean(dir: &Path) -> Result<(), FilesError> {
+    pub fn clean(dir: &Path) -> Result<(), Fault> {
         if !dir.exists() {
             return Ok(());
         }
@@ -81,7 +81,7 @@ impl Scratch {
 
     /// `None` where another start has taken the file for a stale one, between its creation and its lock, or has removed the empty
     /// directory.
-    fn locked(dir: &Path, purpose: &str) -> Result<Option<Self>, FilesError> {
+    fn locked(dir: &Path, purpose: &str) -> Result<Option<Self>, Fault> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = dir.join(format!("{PREFIX}{purpose}-{}-{number}{SUFFIX}", std::process::id()));
@@ -89,17 +89,17 @@ impl Scratch {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::NotFound && !dir.exists() => return Ok(None),
-            Err(error) => return Err(FilesError::io("create", &path)(error)),
+            Err(error) => return Err(io_fault("create", &path)(error)),
         };
         match file.as_file().try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => {
                 let _ = disk::remove_file("scratch", &path);
-                return Err(FilesError::io("lock", &path)(error));
+                return Err(io_fault("lock", &path)(error));
             }
         }
-        let has_a_name = file.as_file().metadata().map_err(FilesError::io("inspect", &path))?.nlink() > 0;
+        let has_a_name = file.as_file().metadata().map_err(io_fault("inspect", &path))?.nlink() > 0;
         Ok(has_a_name.then(|| Self { dir: dir.to_owned(), path, file, len: 0 }))
     }
 
@@ -114,16 +114,20 @@ impl Scratch {
 
     /// Makes the file longer, with room on the disk for all of it: up to `best`, or where there is no room for that up to `least`.
     /// Returns the new length. Where the file system can't reserve room, writing takes it.
-    pub fn grow(&mut self, least: u64, best: u64) -> Result<Bytes, FilesError> {
+    pub fn grow(&mut self, least: u64, best: u64) -> Result<Bytes, Fault> {
         let reserve = || self.reserve(best).map(|()| best).or_else(|_| self.reserve(least).map(|()| least));
         self.len = reserve().map_err(|source| match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => FilesError::ScratchFull {
-                dir: self.dir.clone(),
-                needed: Bytes(least.saturating_sub(self.len)),
-                free: free_space(&self.dir).unwrap_or_default(),
-                source,
-            },
-            _ => FilesError::io("reserve room for", &self.path)(source),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                let needed = Bytes(least.saturating_sub(self.len));
+                let free = free_space(&self.dir).unwrap_or_default();
+                let dir = abridged(self.dir.display());
+                let hint = "make room on that file system or set `grad.scratch_dir` to a directory on another one, and go on with \
+                            `kvtune resume`; what was saved before is intact";
+                Fault::failed(format!("the scratch files in `{dir}` need {needed} more, and {free} are free there"))
+                    .with_hint(hint)
+                    .caused_by(source)
+            }
+            _ => io_fault("reserve room for", &self.path)(source),
         })?;
         Ok(self.len())
     }
@@ -136,14 +140,14 @@ impl Scratch {
     }
 
     /// Writes at a place within the file's length.
-    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), FilesError> {
-        self.file.write_all_at(bytes, offset).map_err(FilesError::io("write", &self.path))
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.file.write_all_at(bytes, offset).map_err(io_fault("write", &self.path))
     }
 
     /// Reads what was written there.
-    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), FilesError> {
+    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
         // Not `read`: what is wrong is the disk, not something that a user has given.
-        self.file.read_exact_at(bytes, offset).map_err(FilesError::io("read back", &self.path))
+        self.file.read_exact_at(bytes, offset).map_err(io_fault("read back", &self.path))
     }
 }
 
@@ -173,21 +177,21 @@ fn temporary_path() -> PathBuf {
 }
 
 /// In a directory that all users share a name can be taken by another: who owns it could exchange what is in it.
-fn keep_to_oneself(dir: &Path) -> Result<(), FilesError> {
-    let owner = fs::metadata(dir).map_err(FilesError::io("inspect", dir))?.uid();
+fn keep_to_oneself(dir: &Path) -> Result<(), Fault> {
+    let owner = fs::metadata(dir).map_err(io_fault("inspect", dir))?.uid();
     if owner != rustix::process::getuid().as_raw() {
         let message = format!("it belongs to the user of number {owner}");
-        return Err(FilesError::io("use", dir)(io::Error::new(io::ErrorKind::PermissionDenied, message)));
+        return Err(io_fault("use", dir)(io::Error::new(io::ErrorKind::PermissionDenied, message)));
     }
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).map_err(FilesError::io("protect", dir))
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).map_err(io_fault("protect", dir))
 }
 
 /// Removes the scratch files in `dir` that no living process holds.
-fn remove_stale(dir: &Path) -> Result<(), FilesError> {
+fn remove_stale(dir: &Path) -> Result<(), Fault> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(FilesError::io("look into", dir)(error)),
+        Err(error) => return Err(io_fault("look into", dir)(error)),
     };
     for entry in entries.flatten() {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
@@ -199,7 +203,7 @@ fn remove_stale(dir: &Path) -> Result<(), FilesError> {
         if file.try_lock().is_ok() {
             match disk::remove_file("scratch", &entry.path()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(FilesError::io("remove", &entry.path())(error));
+                    return Err(io_fault("remove", &entry.path())(error));
                 }
                 _ => {}
             }
@@ -283,16 +287,18 @@ mod tests {
         // More than any disk has is done without.
         assert_eq!(scratch.grow(4096, 1 << 60).unwrap(), Bytes(4096));
         let error = scratch.grow(1 << 60, 1 << 61).unwrap_err();
-        assert!(matches!(&error, FilesError::ScratchFull { needed: Bytes(n), .. } if *n == (1 << 60) - 4096), "{error}");
+        let needed = format!("need {} more, and ", Bytes((1 << 60) - 4096));
+        assert!(error.to_string().contains(&needed) && error.io().is_some(), "{error}");
         assert_eq!(scratch.len(), Bytes(4096));
-        assert!(matches!(with("scratch.reserve=enospc:1+", || scratch.grow(8192, 8192)).0, Err(FilesError::ScratchFull { .. })));
+        let error = with("scratch.reserve=enospc:1+", || scratch.grow(8192, 8192)).0.unwrap_err();
+        assert!(error.to_string().contains("need 4.0 KiB more, and "), "{error}");
         for (place, words) in [("write", "cannot write `"), ("read", "cannot read back `")] {
             let at = |plan: &str| with(plan, || scratch.write_at(0, &[1]).and_then(|()| scratch.read_at(0, &mut [0]))).0;
             let error = at(&format!("scratch.{place}=eio")).unwrap_err();
-            assert!(error.to_string().starts_with(words) && !error.is_about_content(), "{error}");
+            assert!(error.to_string().starts_with(words) && error.exit() == crate::units::Exit::Failed, "{error}");
         }
         drop(scratch);
-        assert!(matches!(with("scratch.open=eio", || Scratch::create(&dir, "x")).0, Err(FilesError::Io { .. })));
+        assert!(with("scratch.open=eio", || Scratch::create(&dir, "x")).0.unwrap_err().io().is_some());
         assert!(!dir.exists());
     }
 
@@ -301,7 +307,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let link = root.path().join("link");
         std::os::unix::fs::symlink(root.path(), &link).unwrap();
-        assert!(matches!(Scratch::create(&link, "x"), Err(FilesError::Symlink { .. })));
-        assert!(matches!(Scratch::clean(&link), Err(FilesError::Symlink { .. })));
+        for refused in [Scratch::create(&link, "x").map(drop), Scratch::clean(&link)] {
+            assert_eq!(refused.unwrap_err().exit(), crate::units::Exit::Usage);
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,8 +12,9 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
 use super::atomic::write_atomic_with;
-use super::{FileKind, FilesError, json, open_to_read};
+use super::{FileKind, io_fault, json, open_to_read};
 use crate::native::FileMap;
+use crate::units::{Fault, FaultKind, abridged, quoted};
 
 /// The length field at the start of the file.
 const LENGTH: usize = 8;
@@ -57,17 +59,17 @@ pub struct RawTensor<'a> {
 
 impl TensorFile {
     /// Opens and checks a file: header length, keys given twice, shapes, holes, overlaps, missing and trailing bytes.
-    pub fn open(path: &Path) -> Result<Self, FilesError> {
+    pub fn open(path: &Path) -> Result<Self, Fault> {
         let file = open_to_read(path, FileKind::Tensors)?;
-        let size = file.metadata().map_err(FilesError::io("look at", path))?.len();
+        let size = file.metadata().map_err(io_fault("look at", path))?.len();
         if size < LENGTH as u64 {
-            return Err(FilesError::Truncated { path: path.to_path_buf(), expected: LENGTH as u64, found: size });
+            return Err(truncated(path, LENGTH as u64, size));
         }
-        let map = Arc::new(FileMap::new(&file).map_err(FilesError::io("map", path))?);
+        let map = Arc::new(FileMap::new(&file).map_err(io_fault("map", path))?);
         let (header, start) = read_header(path, map.bytes())?;
         let expected = (start + header.data_len()) as u64;
         match size {
-            size if size < expected => Err(FilesError::Truncated { path: path.to_path_buf(), expected, found: size }),
+            size if size < expected => Err(truncated(path, expected, size)),
             size if size > expected => Err(wrong(path, format!("expected {expected} bytes, found {size}"))),
             _ => Ok(Self { path: path.to_path_buf(), map, start, header }),
         }
@@ -87,8 +89,11 @@ impl TensorFile {
     }
 
     /// A tensor, without reading or copying it.
-    pub fn get(&self, name: &str) -> Result<TensorView<'_>, FilesError> {
-        let missing = || FilesError::NoTensor { path: self.path.clone(), name: name.into() };
+    pub fn get(&self, name: &str) -> Result<TensorView<'_>, Fault> {
+        let missing = || {
+            let message = format!("`{}` has no tensor `{}`", abridged(self.path.display()), quoted(name));
+            Fault::data(message, "check that the file belongs to this model").of_kind(FaultKind::Damaged)
+        };
         let info = self.header.info(name).ok_or_else(missing)?;
         let (from, to) = (self.start + info.data_offsets.0, self.start + info.data_offsets.1);
         Ok(TensorView { dtype: info.dtype, shape: &info.shape, bytes: &self.map.bytes()[from..to], offset: from, map: &self.map })
@@ -107,11 +112,19 @@ impl TensorFile {
     }
 }
 
-fn wrong(path: &Path, reason: impl Into<String>) -> FilesError {
-    FilesError::NotSafetensors { path: path.to_path_buf(), reason: reason.into() }
+fn damaged(message: String) -> Fault {
+    Fault::data(message, "fetch or copy the file again; the copy is damaged").of_kind(FaultKind::Damaged)
 }
 
-fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), FilesError> {
+fn truncated(path: &Path, expected: u64, found: u64) -> Fault {
+    damaged(format!("`{}` is truncated: expected {expected} bytes, found {found}", abridged(path.display())))
+}
+
+fn wrong(path: &Path, reason: impl Display) -> Fault {
+    damaged(format!("`{}` is not a valid safetensors file: {}", abridged(path.display()), abridged(reason)))
+}
+
+fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), Fault> {
     let mut field = [0; LENGTH];
     field.copy_from_slice(&bytes[..LENGTH]);
     let length = u64::from_le_bytes(field);
@@ -120,7 +133,7 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), FilesErro
     }
     let start = LENGTH + length as usize;
     let Some(text) = bytes.get(LENGTH..start) else {
-        return Err(FilesError::Truncated { path: path.to_path_buf(), expected: start as u64, found: bytes.len() as u64 });
+        return Err(truncated(path, start as u64, bytes.len() as u64));
     };
     if text.first() != Some(&b'{') {
         return Err(wrong(path, "its header does not begin with `{`"));
@@ -148,14 +161,14 @@ impl TensorHead {
 }
 
 /// Writes a safetensors file, atomically. The same tensors and text pairs give the same bytes.
-pub fn write_tensors(path: &Path, tensors: &[RawTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<(), FilesError> {
+pub fn write_tensors(path: &Path, tensors: &[RawTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<(), Fault> {
     let head = |of: &RawTensor<'_>| TensorHead { name: of.name.clone(), dtype: of.dtype, shape: of.shape.clone() };
     let heads: Vec<TensorHead> = tensors.iter().map(head).collect();
     write_tensors_in_turn(path, &heads, metadata, |index| Ok(Cow::Borrowed(&*tensors[index].bytes)))
 }
 
 /// Does what [`write_tensors`] does, for tensors of which only one is in memory at a time: `bytes` is asked for each by its index, once.
-pub fn write_tensors_in_turn<'a, E: From<FilesError>>(
+pub fn write_tensors_in_turn<'a, E: From<Fault>>(
     path: &Path,
     heads: &[TensorHead],
     metadata: &BTreeMap<String, String>,
@@ -248,7 +261,7 @@ mod tests {
         assert_eq!((b.dtype, b.shape, b.bytes), (Dtype::F32, &[2, 1][..], &[0, 0, 128, 63, 0, 0, 0, 64][..]));
         assert_eq!(&b.map.bytes()[b.offset..b.offset + 8], b.bytes);
         assert!(file.contains("empty") && file.get("a").unwrap().offset.is_multiple_of(4));
-        assert!(matches!(file.get("c"), Err(FilesError::NoTensor { .. })));
+        assert!(file.get("c").unwrap_err().to_string().ends_with("has no tensor `c`"));
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!(safetensors::SafeTensors::deserialize(&bytes).unwrap().len(), 4);
     }
@@ -261,7 +274,7 @@ mod tests {
         for length in 0..whole.len() {
             std::fs::write(&path, &whole[..length]).unwrap();
             let error = TensorFile::open(&path).unwrap_err();
-            assert!(matches!(error, FilesError::Truncated { .. }), "{length}: {error}");
+            assert!(error.to_string().contains("is truncated: expected"), "{length}: {error}");
         }
         std::fs::write(&path, [&whole[..], &[0]].concat()).unwrap();
         assert!(TensorFile::open(&path).unwrap_err().to_string().contains("found"));
@@ -289,7 +302,7 @@ mod tests {
         let huge = dir.path().join("huge");
         std::fs::write(&huge, u64::MAX.to_le_bytes()).unwrap();
         assert!(TensorFile::open(&huge).unwrap_err().to_string().contains("at most"));
-        assert!(matches!(TensorFile::open(dir.path()), Err(FilesError::NotRegular { .. })));
+        assert_eq!(TensorFile::open(dir.path()).unwrap_err().kind(), FaultKind::NotRegular);
     }
 
     #[test]

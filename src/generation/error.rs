@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 
 use crate::engine::EngineError;
-use crate::files::FilesError;
-use crate::store::StoreError;
 use crate::units::{Exit, Failure, Fault, FaultKind, abridged, quoted};
 
 /// A rule that cannot be followed.
@@ -22,12 +20,6 @@ pub enum GenerationError {
     Engine(#[from] EngineError),
     #[error(transparent)]
     Data(#[from] Fault),
-    /// A file can't be read or written.
-    #[error(transparent)]
-    Files(#[from] FilesError),
-    /// A tensor can't be read or written.
-    #[error(transparent)]
-    Store(#[from] StoreError),
     /// `generation_config.json` says what can not be followed.
     #[error("`{}`: {fault}", abridged(path.display()), fault = abridged(fault))]
     Config { path: PathBuf, fault: RuleFault },
@@ -104,8 +96,6 @@ impl Failure for GenerationError {
     fn origin(&self) -> Option<&dyn Failure> {
         match self {
             Self::Engine(e) => Some(e),
-            Self::Files(e) => Some(e),
-            Self::Store(e) => Some(e),
             _ => None,
         }
     }

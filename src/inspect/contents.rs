@@ -8,13 +8,13 @@ use serde_json::Value;
 
 use crate::checkpoint::{self, CheckpointListing, FINAL};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
-use crate::files::{self, FileKind, FilesError, RunLock};
+use crate::files::{self, FileKind, RunLock};
 use crate::recipe::{LoraRecipe, Recipe};
 use crate::report::metrics::{self, METRICS, StepMetrics};
 use crate::report::summary;
 use crate::train;
 use crate::train::TrainError;
-use crate::units::Fault;
+use crate::units::{Fault, FaultKind};
 
 /// What an evaluation has kept.
 #[derive(Clone, Debug)]
@@ -106,7 +106,7 @@ fn name_of(path: &Path) -> String {
 }
 
 fn state(run: &Path, metrics: &[StepMetrics], checkpoints: &[CheckpointListing]) -> String {
-    if let Err(FilesError::Locked { .. }) = RunLock::refuse_held(run) {
+    if RunLock::refuse_held(run).is_err_and(|fault| fault.kind() == FaultKind::Locked) {
         return "running".to_owned();
     }
     let step = metrics.last().map_or(0, |line| line.step);

@@ -14,8 +14,9 @@ use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
 use super::weights::{MODEL_TENSORS, Weights};
-use crate::files::{FileKind, FilesError, is_there, read_bytes, refuse_foreign_link, to_json, write_atomic};
+use crate::files::{FileKind, is_there, read_bytes, refuse_foreign_link, to_json, write_atomic};
 use crate::store::{pt_metadata, save_tensors};
+use crate::units::Fault;
 
 /// What a model directory may hold beside configuration and weights: whatever of it the base has goes into each checkpoint.
 pub(super) const COMPANIONS: [&str; 9] = [
@@ -34,7 +35,7 @@ pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const GENERATION: &str = "generation_config.json";
 
 /// Tokenizer and chat template of a model directory by their names, as they go beside an adapter.
-pub fn companions(dir: &Path) -> impl Iterator<Item = (&'static str, Result<Vec<u8>, FilesError>)> {
+pub fn companions(dir: &Path) -> impl Iterator<Item = (&'static str, Result<Vec<u8>, Fault>)> {
     let present = COMPANIONS.into_iter().filter(|name| *name != GENERATION && is_there(&dir.join(name)));
     present.map(move |name| {
         let path = dir.join(name);

@@ -1,5 +1,6 @@
 //! `config.json`, checked: sizes within bounds before anything is allocated, and nothing ignored that would change the numbers.
 
+use std::io;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -9,7 +10,8 @@ use super::ModelError;
 use super::config::ModelConfig;
 use super::families::{self, Family, MAX_HIDDEN, dropouts, is_wrapped, layers, max_positions, unwrapped};
 use super::fields::{ConfigFault, Fields, shown};
-use crate::files::read_json;
+use crate::files::{hub_name, read_json};
+use crate::units::Fault;
 
 const MAX_VOCAB: usize = 1 << 22;
 /// 2^43 weights are 16 TiB in bf16.
@@ -18,7 +20,7 @@ const MAX_WEIGHTS: usize = 1 << 43;
 impl ModelConfig {
     /// Reads a `config.json`, whatever its name.
     pub fn load_file(path: &Path) -> Result<Self, ModelError> {
-        let object: Map<String, Value> = read_json(path)?;
+        let object: Map<String, Value> = read_json(path).map_err(|fault| with_hub_name(fault, path))?;
         Self::from_object(&object).map_err(|fault| ModelError::Config { path: path.into(), fault })
     }
 
@@ -93,6 +95,16 @@ fn weight_kind(fields: Fields<'_>) -> Result<Option<Kind>, ConfigFault> {
         Some("auto") => Ok(None),
         _ => Err(fields.range(key, "`float32`, `bfloat16`, `float16` or `float64`".into())),
     }
+}
+
+/// Says how to fetch the model, where its folder is not there and may be named as on the Hub.
+fn with_hub_name(fault: Fault, path: &Path) -> Fault {
+    let is_missing = fault.io().is_some_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let Some(name) = path.parent().filter(|_| is_missing).and_then(hub_name) else { return fault };
+    fault.with_hint(format!(
+        "check the path: it begins at the recipe's folder, on the command line at the shell's; `hf download {name}` fetches a model \
+         of that name from the Hugging Face Hub"
+    ))
 }
 
 #[cfg(test)]

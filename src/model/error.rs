@@ -1,12 +1,10 @@
 //! What can be wrong with a model directory, an adapter, or a request to make one.
 
+use std::fmt;
 use std::path::PathBuf;
-use std::{fmt, io};
 
 use super::fields::ConfigFault;
-use crate::files::{FilesError, hub_name};
-use crate::store::StoreError;
-use crate::units::{Exit, Failure, FaultKind, abridged, quoted, shape};
+use crate::units::{Exit, Failure, Fault, FaultKind, PassedFault, abridged, quoted, shape};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
@@ -40,10 +38,7 @@ pub enum ModelError {
     },
     /// A file can't be read or written, or isn't what it should be.
     #[error(transparent)]
-    Files(#[from] FilesError),
-    /// A tensor can't be read or written.
-    #[error(transparent)]
-    Store(#[from] StoreError),
+    Passed(PassedFault),
     /// The recipe names a LoRA target that no layer has, or gives a setting to what is no target.
     #[error("unknown name `{name}` in `{key}`: {} {known}", if is_of_targets(key) { "the targets are" } else { "the layers have" }, name = quoted(name))]
     UnknownTarget {
@@ -86,6 +81,12 @@ fn is_of_targets(key: &str) -> bool {
     !key.starts_with("target")
 }
 
+impl From<Fault> for ModelError {
+    fn from(fault: Fault) -> Self {
+        Self::Passed(PassedFault(fault))
+    }
+}
+
 impl Failure for ModelError {
     fn hint(&self) -> Option<String> {
         Some(match self {
@@ -109,13 +110,6 @@ impl Failure for ModelError {
             Self::NotMergeable { .. } => "use the adapter beside its base: `--for peft`".into(),
             Self::Stopped => "start it again: nothing of it was left".into(),
             Self::Tokenizer { .. } => "give the contents of a `tokenizer.json` that has a vocabulary".into(),
-            Self::Files(FilesError::Io { path, source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                let Some(name) = path.parent().and_then(hub_name) else { return self.origin()?.hint() };
-                format!(
-                    "check the path: it begins at the recipe's folder, on the command line at the shell's; `hf download {name}` fetches a model \
-                     of that name from the Hugging Face Hub"
-                )
-            }
             _ => return self.origin()?.hint(),
         })
     }
@@ -143,8 +137,7 @@ impl Failure for ModelError {
     fn origin(&self) -> Option<&dyn Failure> {
         match self {
             Self::Config { fault, .. } => Some(fault),
-            Self::Files(e) => Some(e),
-            Self::Store(e) => Some(e),
+            Self::Passed(e) => Some(e),
             _ => None,
         }
     }

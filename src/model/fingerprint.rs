@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::ModelError;
 use super::weights::{INDEX, weight_files};
-use crate::files::{self, FilesError};
+use crate::files::{self, io_fault};
+use crate::units::Fault;
 
 /// What a fingerprint of whole files begins with.
 const WHOLE: &str = "blake3:";
@@ -22,7 +23,7 @@ pub fn fingerprint(dir: &Path) -> Result<String, ModelError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         Ok(format!("{name} {}\n", files::hash_large_file(path)?))
     };
-    let lines = paths.iter().map(line).collect::<Result<Vec<_>, FilesError>>()?;
+    let lines = paths.iter().map(line).collect::<Result<Vec<_>, Fault>>()?;
     Ok(format!("{WHOLE}{}", files::hash_bytes(lines.concat().as_bytes())))
 }
 
@@ -34,7 +35,7 @@ pub fn has_fingerprint(dir: &Path, saved: &str) -> Result<bool, ModelError> {
 /// An earlier version's: configuration, tokenizer, and this much of both ends of each file of weights.
 fn of_ends(dir: &Path) -> Result<String, ModelError> {
     const WINDOW: u64 = 1 << 20;
-    let entries = fs::read_dir(dir).map_err(FilesError::io("read", dir))?;
+    let entries = fs::read_dir(dir).map_err(io_fault("read", dir))?;
     let counts = |name: &String| {
         let is_weights = name.starts_with("model") && Path::new(name).extension().is_some_and(|e| e == "safetensors");
         is_weights || ["config.json", "tokenizer.json"].contains(&name.as_str())
@@ -42,7 +43,7 @@ fn of_ends(dir: &Path) -> Result<String, ModelError> {
     let mut names: Vec<String> = entries.flatten().filter_map(|e| e.file_name().into_string().ok()).filter(counts).collect();
     names.sort_unstable();
     let line = |name: &String| Ok(format!("{name} {}\n", files::hash_ends(&dir.join(name), WINDOW)?));
-    let lines = names.iter().map(line).collect::<Result<Vec<_>, FilesError>>()?;
+    let lines = names.iter().map(line).collect::<Result<Vec<_>, Fault>>()?;
     Ok(files::hash_bytes(lines.concat().as_bytes()))
 }
 

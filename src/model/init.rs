@@ -12,7 +12,7 @@ use super::config::ModelConfig;
 use super::families;
 use super::layout;
 use super::random;
-use crate::files::{self, FilesError, put_new_dir, read_json, to_json, write_atomic};
+use crate::files::{self, io_fault, put_new_dir, read_json, to_json, write_atomic};
 use crate::store::save_tensors;
 
 /// Contents of the token that ends a text, the most usual first.
@@ -79,7 +79,7 @@ fn require_unused(dir: &Path) -> Result<(), ModelError> {
         return Ok(());
     }
     files::make_dir(dir)?;
-    if fs::read_dir(dir).map_err(FilesError::io("read", dir))?.next().is_some() {
+    if fs::read_dir(dir).map_err(io_fault("read", dir))?.next().is_some() {
         return Err(ModelError::NotEmpty { dir: dir.into() });
     }
     Ok(())

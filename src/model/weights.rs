@@ -11,10 +11,11 @@ use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
 use super::waiting_layers::ModelPlacement;
-use crate::files::{Dtype as FileDtype, FileKind, FilesError, TensorFile, is_there, read_json_as};
+use crate::files::{Dtype as FileDtype, FileKind, TensorFile, io_fault, is_there, read_json_as};
 use crate::native::cuda::Upload;
 use crate::ops::attention::accumulation_kind;
 use crate::store::{Home, load_tensor_to};
+use crate::units::Fault;
 
 /// Name of a model's tensors where they are one file.
 pub const MODEL_TENSORS: &str = "model.safetensors";
@@ -202,7 +203,7 @@ impl Files {
         self.strays = std::mem::take(&mut self.strays).into_iter().filter_map(|stored| own_name(&stored)).collect();
     }
 
-    fn found(&self) -> Result<FoundTensors<'_>, FilesError> {
+    fn found(&self) -> Result<FoundTensors<'_>, Fault> {
         let mut found = FoundTensors::new();
         for (name, (file, stored)) in &self.places {
             let view = self.opened[*file].get(stored)?;
@@ -262,8 +263,8 @@ fn shard_path(dir: &Path, index: &Path, tensor: &str, file: &str) -> Result<Path
         return Err(refuse("a plain file name that ends in `.safetensors`"));
     }
     let path = dir.join(file);
-    let real = path.canonicalize().map_err(FilesError::io("open", &path))?;
-    let home = dir.canonicalize().map_err(FilesError::io("open", dir))?;
+    let real = path.canonicalize().map_err(io_fault("open", &path))?;
+    let home = dir.canonicalize().map_err(io_fault("open", dir))?;
     if real.starts_with(&home) || blobs(&home).is_some_and(|blobs| real.parent() == Some(&blobs)) {
         return Ok(real);
     }
@@ -435,7 +436,7 @@ mod tests {
             fs::write(dir.path().join(MODEL_TENSORS), &whole[..length]).unwrap();
             let error = error(dir.path());
             assert!(
-                matches!(error, ModelError::Files(_)) && error.to_string().contains(MODEL_TENSORS),
+                matches!(error, ModelError::Passed(_)) && error.to_string().contains(MODEL_TENSORS),
                 "{length} bytes: {error}"
             );
         }
@@ -443,7 +444,7 @@ mod tests {
         assert!(error(sharded.path()).to_string().contains("gone.safetensors"));
         fs::write(sharded.path().join(INDEX), "{\"weight_map\": [1]}").unwrap();
         assert!(error(sharded.path()).to_string().contains("invalid type: sequence, expected a map"));
-        assert!(matches!(error(&dir.path().join("nowhere")), ModelError::Files(FilesError::Io { .. })));
+        assert!(error(&dir.path().join("nowhere")).to_string().starts_with("cannot "));
     }
 
     #[test]

@@ -1,15 +1,23 @@
 //! Autograd nodes whose backward is a Rust closure, and backward from explicit output gradients.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tch::Tensor;
 use torch_sys::C_tensor;
 
 /// What libtorch, or a backward closure, said when a backward failed.
-#[derive(Debug, thiserror::Error)]
-#[error("libtorch: {0}")]
+#[derive(Debug)]
 pub struct BackwardError(pub String);
+
+impl Display for BackwardError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "libtorch: {}", self.0)
+    }
+}
+
+impl std::error::Error for BackwardError {}
 
 /// Gradients of the outputs in (`None` where undefined), gradients of the inputs out (`None` where not needed).
 type Backward = Box<dyn FnOnce(Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, String> + Send>;
@@ -59,7 +67,7 @@ pub(super) fn check(rc: c_int) -> Result<(), BackwardError> {
 
 /// What an operation on tensors does with an error: it panics with libtorch's text, as libtorch's own operations do. The engine's
 /// door makes an error of it again.
-pub(crate) fn or_panic<T>(done: Result<T, BackwardError>) -> T {
+pub(crate) fn or_panic<T, E: Display>(done: Result<T, E>) -> T {
     #[allow(clippy::panic, reason = "there is no other way out of an operation on tensors")]
     done.unwrap_or_else(|error| panic!("{error}"))
 }

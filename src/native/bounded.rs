@@ -6,15 +6,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write;
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, fs, thread};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{Pid, gettid};
@@ -37,13 +36,20 @@ pub struct Bounds {
 }
 
 /// Why work that was done [`apart`] has no outcome.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum GivenUp {
-    #[error("it takes too much memory or time")]
     Beyond,
     /// The system lets the process have no thread for it.
-    #[error("the system has no thread for it: {0}")]
-    NoThread(#[from] std::io::Error),
+    NoThread(std::io::Error),
+}
+
+impl fmt::Display for GivenUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Beyond => f.write_str("it takes too much memory or time"),
+            Self::NoThread(error) => write!(f, "the system has no thread for it: {error}"),
+        }
+    }
 }
 
 thread_local! {
@@ -100,11 +106,12 @@ pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Re
     let given_up = Arc::new(AtomicBool::new(false));
     let (done, outcome) = sync_channel(1);
     let own = Arc::clone(&given_up);
-    let thread = thread::Builder::new().name("kvtune-apart".to_owned()).spawn(move || {
+    let body = move || {
         GIVEN_UP.set(Some(Arc::clone(&own)));
         let _end = EndOfThread(own);
         let _ = done.send(work());
-    })?;
+    };
+    let thread = thread::Builder::new().name("kvtune-apart".to_owned()).spawn(body).map_err(GivenUp::NoThread)?;
     loop {
         match outcome.recv_timeout(LOOK) {
             Ok(done) => return Ok(done),

@@ -4,7 +4,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::dynamic_map::DynamicMap;
 use super::rule::Rule;
-use crate::store::{Waiting, in_memory};
+use crate::native::or_panic;
+use crate::store::Waiting;
 use crate::units::Bytes;
 
 /// How the slots of a rule are remembered.
@@ -77,12 +78,12 @@ impl Remembered {
 
     /// Begins to copy the tensors to where they are updated, if they wait elsewhere.
     pub(super) fn prefetch(&mut self) {
-        in_memory(self.tensors.prefetch(self.device));
+        or_panic(self.tensors.prefetch(self.device));
     }
 
     /// The tensors where they are updated.
     pub(super) fn fetch(&mut self) -> Vec<Tensor> {
-        in_memory(self.tensors.wait(self.device))
+        or_panic(self.tensors.wait(self.device))
     }
 
     /// Keeps the changed tensors in place of the old ones.
@@ -97,7 +98,7 @@ impl Remembered {
 
     pub(super) fn named(&self) -> Vec<(String, Tensor)> {
         let home = if self.is_on_host { Device::Cpu } else { self.device };
-        self.names().zip(in_memory(self.tensors.fetch(home))).collect()
+        self.names().zip(or_panic(self.tensors.fetch(home))).collect()
     }
 
     /// The names of its tensors.

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use crate::files::{FilesError, hint_of_io};
-use crate::units::{Exit, Failure, abridged, quoted};
+use crate::files::hint_of_io;
+use crate::units::{Exit, Failure, Fault, FaultKind, abridged, quoted};
 
 /// Why a recipe is refused. Prints the message, and below it the place as it stands in the recipe.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -62,12 +62,12 @@ pub enum RecipeLocation {
 
 impl RecipeError {
     /// The file cannot be read.
-    pub(super) fn unread(path: &Path, error: &FilesError) -> Self {
-        let (message, hint) = match error {
-            FilesError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => (source.to_string(), None),
-            FilesError::Io { source, .. } => (source.to_string(), hint_of_io(source).map(str::to_owned)),
-            FilesError::NotRegular { .. } => (error.to_string(), None),
-            other => (other.to_string(), other.hint()),
+    pub(super) fn unread(path: &Path, error: &Fault) -> Self {
+        let (message, hint) = match error.io() {
+            Some(source) if source.kind() == io::ErrorKind::NotFound => (source.to_string(), None),
+            Some(source) => (source.to_string(), hint_of_io(source).map(str::to_owned)),
+            None if error.kind() == FaultKind::NotRegular => (error.to_string(), None),
+            None => (error.to_string(), error.hint()),
         };
         Self {
             message: format!("the recipe cannot be read: {message}"),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::files::disk::DiskFile;
-use crate::files::{self, FileKind, FilesError};
+use crate::files::{self, FileKind, io_fault};
 use crate::units::Fault;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -187,7 +187,7 @@ impl Metrics {
 
     fn open(path: &Path, text: &str, check: String) -> Result<Self, Fault> {
         files::write_atomic(path, text.as_bytes())?;
-        let file = DiskFile::open("metrics", path, OpenOptions::new().append(true)).map_err(FilesError::io("write", path))?;
+        let file = DiskFile::open("metrics", path, OpenOptions::new().append(true)).map_err(io_fault("write", path))?;
         Ok(Self { path: path.to_owned(), file, check })
     }
 
@@ -200,7 +200,7 @@ impl Metrics {
             self.file.write_all(format!("{line}\n").as_bytes())?;
             self.file.sync().map(|()| line)
         };
-        Ok(write().map_err(FilesError::io("write", &self.path))?)
+        Ok(write().map_err(io_fault("write", &self.path))?)
     }
 }
 

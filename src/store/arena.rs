@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use tch::{Device, Tensor};
 
-use super::StoreError;
 use super::copier::{Copier, CopyMark, CopyStream, copier_of, lock};
 use super::ranges::{Ranges, aligned};
 use super::stretches::{Stretch, TensorRange, step, take};
+use super::tensor_io::torch;
 use crate::files::Scratch;
 use crate::native::cuda::upload;
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault};
 
 /// Tensors side by side in one piece of an arena.
 #[derive(Debug)]
@@ -38,13 +38,13 @@ pub(super) struct Parked {
 }
 
 impl Parked {
-    pub(super) fn new(arena: &Arc<Mutex<Arena>>, tensors: &[Tensor]) -> Result<Self, StoreError> {
+    pub(super) fn new(arena: &Arc<Mutex<Arena>>, tensors: &[Tensor]) -> Result<Self, Fault> {
         let piece = lock(arena).put(tensors)?;
         Ok(Self { piece, arena: arena.clone() })
     }
 
     /// Sets copies out to a device, for the caller to keep. The room may be given back before they have come.
-    pub(super) fn get(&self, device: Device) -> Result<Coming, StoreError> {
+    pub(super) fn get(&self, device: Device) -> Result<Coming, Fault> {
         lock(&self.arena).get(&self.piece, device)
     }
 
@@ -179,7 +179,7 @@ impl Arena {
     }
 
     /// Copies tensors of a device into a piece of their own. They must not be written to any more.
-    fn put(&mut self, tensors: &[Tensor]) -> Result<Allocation, StoreError> {
+    fn put(&mut self, tensors: &[Tensor]) -> Result<Allocation, Fault> {
         let began = Instant::now();
         let mut len = 0;
         let mut parts = Vec::with_capacity(tensors.len());
@@ -212,7 +212,7 @@ impl Arena {
         }
     }
 
-    fn write(&mut self, piece: &mut Allocation, tensors: &[Tensor]) -> Result<(), StoreError> {
+    fn write(&mut self, piece: &mut Allocation, tensors: &[Tensor]) -> Result<(), Fault> {
         let parts = piece.parts.iter().zip(tensors).filter(|(part, _)| part.len() > 0);
         match &mut self.place {
             ArenaKind::Memory(stretches) => {
@@ -228,7 +228,7 @@ impl Arena {
     }
 
     /// Sets copies of a piece's tensors out to a device.
-    fn get(&mut self, piece: &Allocation, device: Device) -> Result<Coming, StoreError> {
+    fn get(&mut self, piece: &Allocation, device: Device) -> Result<Coming, Fault> {
         let began = Instant::now();
         let copier = self.copier(device);
         let coming = match &mut self.place {
@@ -238,7 +238,7 @@ impl Arena {
                     0 => Ok(Tensor::empty(&part.size[..], (part.kind, device))),
                     _ => Ok(upload(&file.read(part)?, device)),
                 };
-                let tensors = piece.parts.iter().map(one).collect::<Result<_, StoreError>>()?;
+                let tensors = piece.parts.iter().map(one).collect::<Result<_, Fault>>()?;
                 Coming { tensors, copier, done: CopyMark::PAST }
             }
         };
@@ -282,19 +282,17 @@ fn from_memory(stretch: &Stretch, piece: &Allocation, device: Device, copier: Ar
 }
 
 impl InFile {
-    fn take(&mut self, len: u64) -> Result<u64, StoreError> {
+    fn take(&mut self, len: u64) -> Result<u64, Fault> {
         if len == 0 {
             return Ok(0);
         }
         if let Some(start) = self.ranges.take(len) {
             return Ok(start);
         }
-        let scratch = match &mut self.scratch {
-            Some(scratch) => scratch,
-            empty => {
-                let dir = self.dir.as_deref().ok_or(StoreError::NoScratchDir)?;
-                empty.insert(Scratch::create(dir, self.purpose)?)
-            }
+        let scratch = match (&mut self.scratch, &self.dir) {
+            (Some(scratch), _) => scratch,
+            (empty, Some(dir)) => empty.insert(Scratch::create(dir, self.purpose)?),
+            (None, None) => return Err(no_scratch_dir()),
         };
         let (have, missing) = (self.ranges.end(), self.ranges.missing(len));
         let Bytes(len_now) = scratch.grow(have + missing, have + missing.max(step(have)))?;
@@ -302,28 +300,32 @@ impl InFile {
         Ok(self.ranges.take(len).unwrap_or_default())
     }
 
-    fn write(&mut self, part: &TensorRange, tensor: &Tensor) -> Result<(), StoreError> {
+    fn write(&mut self, part: &TensorRange, tensor: &Tensor) -> Result<(), Fault> {
         let host = tensor.to_device(Device::Cpu).contiguous();
         let len = part.len() as usize;
         if self.bytes.len() < len {
             self.bytes.resize(len, 0);
         }
-        host.f_copy_data_u8(&mut self.bytes[..len], host.numel()).map_err(|e| refused(&e))?;
-        let scratch = self.scratch.as_ref().ok_or(StoreError::NoScratchDir)?;
-        Ok(scratch.write_at(part.at, &self.bytes[..len])?)
+        host.f_copy_data_u8(&mut self.bytes[..len], host.numel()).map_err(|e| torch(WAITING, &e))?;
+        self.scratch.as_ref().ok_or_else(no_scratch_dir)?.write_at(part.at, &self.bytes[..len])
     }
 
-    fn read(&mut self, part: &TensorRange) -> Result<Tensor, StoreError> {
+    fn read(&mut self, part: &TensorRange) -> Result<Tensor, Fault> {
         let len = part.len() as usize;
         if self.bytes.len() < len {
             self.bytes.resize(len, 0);
         }
-        let scratch = self.scratch.as_ref().ok_or(StoreError::NoScratchDir)?;
-        scratch.read_at(part.at, &mut self.bytes[..len])?;
-        Tensor::f_from_data_size(&self.bytes[..len], &part.size, part.kind).map_err(|e| refused(&e))
+        self.scratch.as_ref().ok_or_else(no_scratch_dir)?.read_at(part.at, &mut self.bytes[..len])?;
+        Tensor::f_from_data_size(&self.bytes[..len], &part.size, part.kind).map_err(|e| torch(WAITING, &e))
     }
 }
 
-fn refused(error: &tch::TchError) -> StoreError {
-    StoreError::Torch { name: "a tensor that waits".into(), reason: error.to_string() }
+/// The name of a tensor that waits, in errors.
+const WAITING: &str = "a tensor that waits";
+
+fn no_scratch_dir() -> Fault {
+    Fault::usage(
+        "no directory is given for scratch files",
+        "give the recipe `grad.scratch_dir`, or an `output_dir` for a default",
+    )
 }

@@ -98,7 +98,7 @@ mod tests {
     use tch::{Device, Tensor};
 
     use super::*;
-    use crate::store::{StoreError, Waiting};
+    use crate::store::Waiting;
 
     const CPU: Device = Device::Cpu;
 
@@ -205,7 +205,7 @@ mod tests {
     fn a_file_without_a_directory_is_refused() {
         let store = Store::in_file(Form::Plain, None, "test");
         let error = store.park(&Tensor::zeros([4], (Kind::Float, CPU))).unwrap_err();
-        assert!(matches!(error, StoreError::NoScratchDir), "{error}");
+        assert_eq!(error.to_string(), "no directory is given for scratch files");
         assert_eq!(store.bytes(), Taken::default());
     }
 }

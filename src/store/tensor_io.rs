@@ -1,21 +1,22 @@
 //! Tensors from safetensors files and back.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
-use super::StoreError;
-use crate::files::{self, Dtype, FilesError, RawTensor, TensorFile, TensorHead, TensorView};
+use crate::files::{self, Dtype, RawTensor, TensorFile, TensorHead, TensorView};
 use crate::native;
 use crate::native::cuda::Upload;
+use crate::units::{Exit, Fault, abridged, quoted};
 
 /// A tensor of a file, on the host, in the file's type. Where alignment allows it lies in the file's memory: read it, move it or
 /// copy it, but do not write to it in place.
 ///
 /// # Shapes
 /// The shape that the file gives.
-pub fn load_tensor(file: &TensorFile, name: &str) -> Result<Tensor, StoreError> {
+pub fn load_tensor(file: &TensorFile, name: &str) -> Result<Tensor, Fault> {
     let (view, size, kind) = described(file, name)?;
     // A byte that is neither 0 nor 1 is no `bool` to libtorch's kernels; the comparison makes it one.
     if kind == Kind::Bool {
@@ -29,13 +30,9 @@ pub fn load_tensor(file: &TensorFile, name: &str) -> Result<Tensor, StoreError> 
 }
 
 /// A tensor as it lies in a file, with its shape and kind as libtorch has them.
-fn described<'a>(file: &'a TensorFile, name: &str) -> Result<(TensorView<'a>, Vec<i64>, Kind), StoreError> {
+fn described<'a>(file: &'a TensorFile, name: &str) -> Result<(TensorView<'a>, Vec<i64>, Kind), Fault> {
     let view = file.get(name)?;
-    let kind = kind_of(view.dtype).ok_or_else(|| StoreError::Dtype {
-        path: file.path().to_path_buf(),
-        name: name.into(),
-        found: view.dtype.to_string(),
-    })?;
+    let kind = kind_of(view.dtype).ok_or_else(|| wrong_dtype(file.path(), name, view.dtype))?;
     Ok((view, view.shape.iter().map(|&n| n as i64).collect(), kind))
 }
 
@@ -54,7 +51,7 @@ pub enum Home<'a> {
 ///
 /// # Shapes
 /// The shape that the file gives.
-pub fn load_tensor_to(file: &TensorFile, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, StoreError> {
+pub fn load_tensor_to(file: &TensorFile, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, Fault> {
     let tensor = if let Home::Device(upload) = home {
         let (view, size, stored) = described(file, name)?;
         upload.bring(view.bytes, &size, stored).map_err(|e| torch(name, &e))?.to_kind(kind)
@@ -74,7 +71,7 @@ pub fn load_tensor_to(file: &TensorFile, name: &str, kind: Kind, home: Home<'_>)
 ///
 /// # Shapes
 /// The shapes that the file gives.
-pub fn load_tensors(file: &TensorFile) -> Result<Vec<(String, Tensor)>, StoreError> {
+pub fn load_tensors(file: &TensorFile) -> Result<Vec<(String, Tensor)>, Fault> {
     file.names().into_iter().map(|name| load_tensor(file, &name).map(|tensor| (name, tensor))).collect()
 }
 
@@ -82,15 +79,15 @@ pub fn load_tensors(file: &TensorFile) -> Result<Vec<(String, Tensor)>, StoreErr
 ///
 /// # Shapes
 /// Any.
-pub fn save_tensors(path: &Path, tensors: &[(String, Tensor)], metadata: &BTreeMap<String, String>) -> Result<(), StoreError> {
-    save_in_turn(path, &tensor_heads(path, tensors)?, metadata, |index| Ok::<_, StoreError>(tensors[index].1.shallow_clone()))
+pub fn save_tensors(path: &Path, tensors: &[(String, Tensor)], metadata: &BTreeMap<String, String>) -> Result<(), Fault> {
+    save_in_turn(path, &tensor_heads(path, tensors)?, metadata, |index| Ok::<_, Fault>(tensors[index].1.shallow_clone()))
 }
 
 /// Writes the file of [`save_tensors`] with only one tensor copied at a time: `tensor` is asked for each by its index, once.
 ///
 /// # Shapes
 /// Those of `heads`.
-pub fn save_in_turn<E: From<FilesError> + From<StoreError>>(
+pub fn save_in_turn<E: From<Fault>>(
     path: &Path,
     heads: &[TensorHead],
     metadata: &BTreeMap<String, String>,
@@ -103,7 +100,7 @@ pub fn save_in_turn<E: From<FilesError> + From<StoreError>>(
 ///
 /// # Shapes
 /// Any.
-pub fn tensor_heads(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<TensorHead>, StoreError> {
+pub fn tensor_heads(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<TensorHead>, Fault> {
     let head = |(name, tensor): &(String, Tensor)| {
         let shape = tensor.size().into_iter().map(|n| n as usize).collect();
         Ok(TensorHead { name: name.clone(), dtype: dtype_in(path, name, tensor.kind())?, shape })
@@ -130,11 +127,11 @@ pub fn pt_metadata() -> BTreeMap<String, String> {
 ///
 /// # Shapes
 /// Any.
-pub fn raw_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<RawTensor<'static>>, StoreError> {
+pub fn raw_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<RawTensor<'static>>, Fault> {
     tensors.iter().map(|(name, tensor)| raw_tensor(path, name, tensor)).collect()
 }
 
-fn raw_tensor(path: &Path, name: &str, tensor: &Tensor) -> Result<RawTensor<'static>, StoreError> {
+fn raw_tensor(path: &Path, name: &str, tensor: &Tensor) -> Result<RawTensor<'static>, Fault> {
     let kind = tensor.kind();
     let dtype = dtype_in(path, name, kind)?;
     let host = tensor.detach().to_device(Device::Cpu);
@@ -144,8 +141,15 @@ fn raw_tensor(path: &Path, name: &str, tensor: &Tensor) -> Result<RawTensor<'sta
     Ok(RawTensor { name: name.into(), dtype, shape, bytes: bytes.into() })
 }
 
-fn torch(name: &str, error: &dyn std::error::Error) -> StoreError {
-    StoreError::Torch { name: name.into(), reason: error.to_string() }
+/// What libtorch made of a tensor of this name.
+pub(super) fn torch(name: &str, error: &dyn std::error::Error) -> Fault {
+    Fault::new(Exit::Data, format!("libtorch, with `{}`: {}", quoted(name), abridged(error)))
+}
+
+fn wrong_dtype(path: &Path, name: &str, found: impl Display) -> Fault {
+    let (path, name, found) = (abridged(path.display()), quoted(name), quoted(found));
+    let message = format!("`{name}` in `{path}` is {found}, expected one of F64, F32, F16, BF16, I64, I32, U8, BOOL");
+    Fault::data(message, "save the tensor as one of these types; quantised models are not read")
 }
 
 const KINDS: [(Dtype, Kind); 8] = [
@@ -163,9 +167,9 @@ fn kind_of(dtype: Dtype) -> Option<Kind> {
     KINDS.iter().find(|(d, _)| *d == dtype).map(|(_, kind)| *kind)
 }
 
-fn dtype_in(path: &Path, name: &str, kind: Kind) -> Result<Dtype, StoreError> {
-    let unknown = || StoreError::Dtype { path: path.to_path_buf(), name: name.into(), found: format!("{kind:?}") };
-    KINDS.iter().find(|(_, k)| *k == kind).map(|(dtype, _)| *dtype).ok_or_else(unknown)
+fn dtype_in(path: &Path, name: &str, kind: Kind) -> Result<Dtype, Fault> {
+    let known = KINDS.iter().find(|(_, k)| *k == kind).map(|(dtype, _)| *dtype);
+    known.ok_or_else(|| wrong_dtype(path, name, format!("{kind:?}")))
 }
 
 #[cfg(test)]
@@ -253,6 +257,7 @@ mod tests {
         let error = load_tensor(&TensorFile::open(&path).unwrap(), "q").unwrap_err();
         assert!(error.to_string().contains("`q`") && error.to_string().contains("U16"), "{error}");
         let complex = Tensor::zeros([1], (Kind::ComplexFloat, Device::Cpu));
-        assert!(matches!(save_tensors(&path, &[("c".into(), complex)], &BTreeMap::new()), Err(StoreError::Dtype { .. })));
+        let error = save_tensors(&path, &[("c".into(), complex)], &BTreeMap::new()).unwrap_err();
+        assert!(error.to_string().contains("`c` in `"), "{error}");
     }
 }

@@ -8,10 +8,10 @@ use tch::{Device, Kind, Tensor};
 
 use super::arena::{Coming, Parked};
 use super::park::{Form, Store, bytes_of};
-use super::{Bits, StoreError, blocks, copies_are_async};
+use super::{Bits, blocks, copies_are_async};
 use crate::native::cuda::upload;
-use crate::native::{BackwardError, or_panic};
-use crate::units::Bytes;
+use crate::native::or_panic;
+use crate::units::{Bytes, Fault};
 
 /// Pinned memory is slow to get, so that all who send something away share one room.
 static ROOM: LazyLock<Store> = LazyLock::new(|| Store::in_memory(Form::Plain));
@@ -85,7 +85,7 @@ impl Store {
     ///
     /// # Shapes
     /// Any; quantised along the last axis.
-    pub fn park<T: Bundle>(&self, bundle: &T) -> Result<Waiting<T>, StoreError> {
+    pub fn park<T: Bundle>(&self, bundle: &T) -> Result<Waiting<T>, Fault> {
         let (rest, tensors) = bundle.take_apart();
         if tensors.is_empty() {
             return Ok(Waiting::here(bundle));
@@ -132,12 +132,13 @@ impl<T: Bundle> Waiting<T> {
     pub fn send_to(store: &Store, bundle: &T) -> Self {
         let here = Self::here(bundle);
         let is_sent = matches!(&here.place, WaitingPlace::Here(tensors) if tensors.iter().any(|x| copies_are_async(x.device())));
-        if is_sent { in_memory(store.park(bundle)) } else { here }
+        // Only a file can refuse.
+        if is_sent { or_panic(store.park(bundle)) } else { here }
     }
 
     /// Sets copies out to a device, so that they are there when [`Self::wait`] asks for them. Where copies go on beside what is computed
     /// this returns at once. Once they are under way it does nothing.
-    pub fn prefetch(&mut self, device: Device) -> Result<(), StoreError> {
+    pub fn prefetch(&mut self, device: Device) -> Result<(), Fault> {
         if let WaitingPlace::Parked(parked) = &self.place {
             self.place = WaitingPlace::Coming(parked.get(device)?, Some(parked.clone()));
         }
@@ -145,7 +146,7 @@ impl<T: Bundle> Waiting<T> {
     }
 
     /// Moves the tensors to a device for good: begins the copies as [`Self::prefetch`] does, and gives the room on the host back.
-    pub fn leave(&mut self, device: Device) -> Result<(), StoreError> {
+    pub fn leave(&mut self, device: Device) -> Result<(), Fault> {
         match &mut self.place {
             WaitingPlace::Here(tensors) => tensors.iter_mut().for_each(|x| *x = moved(x, device)),
             WaitingPlace::Parked(parked) => self.place = WaitingPlace::Coming(parked.get(device)?, None),
@@ -156,7 +157,7 @@ impl<T: Bundle> Waiting<T> {
 
     /// The bundle on a device: the copies that were prefetched, for which the device waits if they are not there yet, or others that are
     /// made now.
-    pub fn wait(&mut self, device: Device) -> Result<T, StoreError> {
+    pub fn wait(&mut self, device: Device) -> Result<T, Fault> {
         let bundle = self.fetch(device)?;
         if let WaitingPlace::Coming(_, Some(source)) = &self.place {
             self.place = WaitingPlace::Parked(source.clone());
@@ -165,7 +166,7 @@ impl<T: Bundle> Waiting<T> {
     }
 
     /// Waits like [`Self::wait`], but others may still fetch the bundle: copies that were prefetched stay where they are.
-    pub fn fetch(&self, device: Device) -> Result<T, StoreError> {
+    pub fn fetch(&self, device: Device) -> Result<T, Fault> {
         let tensors = match &self.place {
             WaitingPlace::Here(tensors) => tensors.iter().map(|x| moved(x, device)).collect(),
             WaitingPlace::Parked(parked) => decoded(&self.items, parked.get(device)?.wait()),
@@ -178,7 +179,7 @@ impl<T: Bundle> Waiting<T> {
 
     /// The bundle on the host, for which the host waits if it has not come; of one that was sent.
     pub fn on_host(&self) -> T {
-        in_memory(self.fetch(Device::Cpu))
+        or_panic(self.fetch(Device::Cpu))
     }
 
     /// Whether it can be read on the host without waiting.
@@ -257,11 +258,6 @@ fn moved(x: &Tensor, device: Device) -> Tensor {
 
 fn shallow(tensors: &[Tensor]) -> Vec<Tensor> {
     tensors.iter().map(Tensor::shallow_clone).collect()
-}
-
-/// What a store in memory gives: only a file can refuse.
-pub fn in_memory<T>(given: Result<T, StoreError>) -> T {
-    or_panic(given.map_err(|error| BackwardError(error.to_string())))
 }
 
 #[cfg(test)]

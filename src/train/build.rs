@@ -11,16 +11,14 @@ use crate::checkpoint::FINAL;
 use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, TokenisingProgress, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::export::PolicyFile;
-use crate::files::{FilesError, Scratch};
+use crate::files::Scratch;
 use crate::head::{Classify, ClassifyOnLogits, Head, NextToken};
-use crate::model::{
-    Adapter, CHAT_TEMPLATE, Disagreement, Model, ModelConfig, ModelError, ModelPlacement, Preference, companions,
-};
+use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Model, ModelConfig, ModelPlacement, Preference, companions};
 use crate::native::cuda::Numerics;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
 use crate::report::console;
 use crate::report::tokenising::Tokenising;
-use crate::units::{Fault, abridged};
+use crate::units::{Fault, FaultKind, abridged};
 
 /// The tokenizer of a model directory; `None` where it has none.
 pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
@@ -60,8 +58,10 @@ pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)
     for (name, bytes) in of_model {
         match bytes {
             Ok(bytes) => found.push((name.to_owned(), bytes)),
-            Err(error @ FilesError::ForeignLink { .. }) => console::warning(&format!("`{FINAL}` will lack `{name}`: {error}")),
-            Err(error) => return Err(ModelError::from(error).into()),
+            Err(error) if error.kind() == FaultKind::ForeignLink => {
+                console::warning(&format!("`{FINAL}` will lack `{name}`: {error}"))
+            }
+            Err(error) => return Err(error.into()),
         }
     }
     if let Some(template) = chosen_template(recipe) {

@@ -6,7 +6,6 @@ use super::RankError;
 use crate::checkpoint::CheckpointError;
 use crate::engine::EngineError;
 use crate::eval::is_given_up;
-use crate::files::FilesError;
 use crate::generation::GenerationError;
 use crate::model::ModelError;
 use crate::optim::OptimError;
@@ -17,9 +16,6 @@ use crate::units::{Exit, Failure, Fault, abridged, quoted};
 pub enum TrainError {
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// A file can't be read or written.
-    #[error(transparent)]
-    Files(#[from] FilesError),
     /// The model or the adapter can't be loaded.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -173,7 +169,6 @@ impl Failure for TrainError {
     fn origin(&self) -> Option<&dyn Failure> {
         match self {
             Self::Recipe(e) => Some(e),
-            Self::Files(e) => Some(e),
             Self::Model(e) => Some(e),
             Self::Engine(e) => Some(e),
             Self::Generation(e) => Some(e),

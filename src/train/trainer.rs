@@ -18,7 +18,7 @@ use crate::checkpoint::Best;
 use crate::data::Splits;
 use crate::engine::{EngineError, Observer};
 use crate::eval;
-use crate::files::{FilesError, failpoint};
+use crate::files::{failpoint, io_fault};
 use crate::measure::MemoryMeter;
 use crate::model::{Model, fingerprint};
 use crate::optim::{self, Optimizer, learning_rate};
@@ -172,7 +172,7 @@ impl Trainer {
         if self.progress.skipped.contains(self.progress.step + 1) {
             return Ok(self.pass_over("it was lost before"));
         }
-        failpoint::pass("run.step").map_err(FilesError::io("train in", &self.dir))?;
+        failpoint::pass("run.step").map_err(io_fault("train in", &self.dir))?;
         let began = Instant::now();
         let step = self.schedule.micro_batches(self.progress.step);
         let assigned = self.assigner.assign(&step, &self.data.train, &self.recipe, self.model.config(), &self.ranks)?;
@@ -263,7 +263,7 @@ impl Trainer {
     pub(super) fn validate(&mut self, observer: &mut dyn Observer) -> Result<Option<Validation>, TrainError> {
         self.require_finite()?;
         let Some(validation) = &self.data.validation else { return Ok(None) };
-        let passed = failpoint::pass("run.validate").map_err(FilesError::io("validate in", &self.dir));
+        let passed = failpoint::pass("run.validate").map_err(io_fault("validate in", &self.dir));
         self.ranks.exchange("about to validate", passed.map_err(TrainError::from))?;
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);

@@ -46,6 +46,8 @@ pub enum FaultKind {
     NotRegular,
     /// A link leads out of a model's directory.
     ForeignLink,
+    /// Another process works in the directory.
+    Locked,
     /// A value that a recipe or an adapter asks for can't be had.
     BadSetting,
     /// A prompt that no model can read.
@@ -173,6 +175,36 @@ impl<E: Error + Failure + Send + Sync + 'static> From<E> for Fault {
         fault.0.further = error.further().into_iter().map(beside).collect();
         fault.0.typed = Some(Box::new(error));
         fault
+    }
+}
+
+/// A fault that an error of another room passes on.
+#[derive(Debug)]
+pub struct PassedFault(pub Fault);
+
+impl Failure for PassedFault {
+    fn hint(&self) -> Option<String> {
+        self.0.hint()
+    }
+
+    fn exit(&self) -> Exit {
+        self.0.exit()
+    }
+
+    fn kind(&self) -> FaultKind {
+        self.0.kind()
+    }
+}
+
+impl fmt::Display for PassedFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for PassedFault {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
     }
 }
 

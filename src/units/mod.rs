@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use fault::{Exits, Fault, FaultKind};
+pub use fault::{Exits, Fault, FaultKind, PassedFault};
 pub use quantities::{Bytes, Seconds};
 pub use quoted::{abridged, counted, joined, listed, printable, quoted, shape};
 

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use syn::visit::{self, Visit};
 
-use kvtune::cache::CacheError;
 use kvtune::checkpoint::CheckpointError;
 use kvtune::engine::EngineError;
 use kvtune::generation::{GenerationError, RuleFault};
@@ -15,9 +14,8 @@ use kvtune::head::HeadError;
 use kvtune::model::{ConfigFault, ModelError, TensorProblem, TensorProblems};
 use kvtune::optim::OptimError;
 use kvtune::recipe::OpenKey;
-use kvtune::store::StoreError;
 use kvtune::train::TrainError;
-use kvtune::units::{Failure, LayerIdx};
+use kvtune::units::Failure;
 
 /// Names of an enum's variants as the source has them, without those that pass another room's error on.
 fn variants(file: &str, name: &str) -> BTreeSet<String> {
@@ -55,34 +53,6 @@ fn path() -> PathBuf {
 
 fn text() -> String {
     "x".into()
-}
-
-#[test]
-fn cache() {
-    let too_large = |largest: usize| CacheError::ChunkTooLarge {
-        chunk_size: 8,
-        layer: "every layer".into(),
-        cache_length: 4,
-        sinks: 1,
-        grace: 1,
-        share: largest.checked_sub(1),
-        initial: largest,
-        largest,
-    };
-    let layer = LayerIdx(0);
-    let samples = [
-        too_large(0),
-        too_large(2),
-        CacheError::NotALog { path: path(), reason: text() },
-        CacheError::OtherLog { expected: text(), found: text() },
-        CacheError::Full { tokens: 3, layer, cache_length: 2 },
-        CacheError::WrongNumberOfLengths { found: 1, expected: 2 },
-        CacheError::NothingQuantised { policy: text() },
-        CacheError::OtherSnapshot { layer, tensor: text(), expected: text(), found: text() },
-        CacheError::OutOfOrder { layer, action: "write", chunk: 1, stands: 0 },
-        CacheError::LogMismatch { layer, chunk: 1, expected: 2, found: 3 },
-    ];
-    walk(("cache/error.rs", "CacheError"), &[], &samples);
 }
 
 #[test]
@@ -147,12 +117,10 @@ fn model() {
 }
 
 #[test]
-fn head_optimiser_report_and_store() {
+fn head_and_optimiser() {
     let wrong = HeadError::WrongTargets { head: "next_token", expected: "labels", found: "a class" };
     walk(("head/error.rs", "HeadError"), &["Torch"], &[wrong]);
     walk(("optim/optimizer.rs", "OptimError"), &[], &[OptimError::OtherState(text())]);
-    let dtype = StoreError::Dtype { path: path(), name: text(), found: text() };
-    walk(("store/error.rs", "StoreError"), &["Torch"], &[dtype, StoreError::NoScratchDir]);
 }
 
 #[test]

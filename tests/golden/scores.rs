@@ -7,7 +7,7 @@ use kvtune::engine::{ChunkPlan, ColumnWidth};
 use kvtune::model::{Attend, AttendError, DropoutContext, Model, Qkv};
 use kvtune::ops::attention::{self, KvBlock};
 use kvtune::recipe::BufferKind;
-use kvtune::units::LayerIdx;
+use kvtune::units::{LayerIdx, PassedFault};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::fixture::{Golden, model};
@@ -80,8 +80,8 @@ impl Attend for Listening {
         let (cache, log, span) = (&mut self.caches[layer.0], &mut self.logs[layer.0], &self.span);
         let policy = &*self.policies[layer.0];
         log.record(cache.decide(policy, span));
-        let victims = cache.recall(log, span).map_err(AttendError::caused_by)?;
-        let written = cache.write(span, victims, &qkv.own).map_err(AttendError::caused_by)?;
+        let victims = cache.recall(log, span).map_err(|fault| AttendError::caused_by(PassedFault(fault)))?;
+        let written = cache.write(span, victims, &qkv.own).map_err(|fault| AttendError::caused_by(PassedFault(fault)))?;
         let past = cache.past(cache.region(span));
         let chunk = Qkv { own: written.own, ..qkv };
         let attended = attention::attend(&chunk, &past);

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvtune::cache;
 use kvtune::cache::policies::REGISTRY;
 use kvtune::recipe::PolicyRecipe;
-use kvtune::units::Failure;
 
 const REFERENCE: &str = include_str!("../../docs/reference/policies.md");
 /// Slots for which the defaults are compared.

@@ -1,7 +1,6 @@
 //! A choice by name, whose parameters a file outside this room reads: its errors point into the recipe all the same.
 
-use kvtune::cache::CacheError;
-use kvtune::recipe::{EndRegex, InitialPart, PolicyRecipe};
+use kvtune::recipe::{EndRegex, InitialPart, PolicyRecipe, RecipeError};
 use kvtune::units::Failure;
 use serde::Deserialize;
 
@@ -96,8 +95,7 @@ fn a_choice_made_by_a_program_has_no_place() {
 fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one() {
     let read = |lines: &str| match kvtune::cache::initial_part(&choice(lines)) {
         Ok(part) => Ok(part.unwrap()),
-        Err(CacheError::Recipe(error)) => Err(error),
-        Err(error) => panic!("{error}"),
+        Err(fault) => Err(fault.of_type::<RecipeError>().cloned().unwrap()),
     };
     let expected = InitialPart::until(EndRegex::new("<text>").unwrap());
     assert_eq!(read("policy.smart-lastrec = { end_initial_regex = '<text>' }").unwrap(), expected);

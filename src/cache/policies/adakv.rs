@@ -7,8 +7,9 @@ use tch::Tensor;
 
 use super::Constructor;
 use super::params::fraction;
-use crate::cache::{BudgetRule, CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Scope};
+use crate::cache::{BudgetRule, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Scope};
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,7 +34,7 @@ struct AdaKv {
 }
 
 /// The policy around the one that its parameters name, which `build` makes.
-pub(super) fn around(choice: &PolicyRecipe, cache_length: usize, build: Constructor) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn around(choice: &PolicyRecipe, cache_length: usize, build: Constructor) -> Result<Box<dyn Policy>, Fault> {
     let params: AdaKvParams = choice.params()?;
     let written = params.floor.map(|floor| fraction(choice, "floor", floor)).transpose()?;
     let inner = choice.inner("policy", DEFAULT_POLICY)?;

@@ -2,8 +2,9 @@
 
 use serde::Deserialize;
 
-use crate::cache::{CacheError, Entries, EvictionOrder, Policy, PolicyTraits};
+use crate::cache::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -12,7 +13,7 @@ struct DenseParams {}
 #[derive(Debug)]
 struct Dense;
 
-pub(super) fn build(choice: &PolicyRecipe, _cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, _cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let DenseParams {} = choice.params()?;
     Ok(Box::new(Dense))
 }

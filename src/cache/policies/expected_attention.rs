@@ -8,8 +8,9 @@ use tch::{Kind, Tensor};
 
 use super::heavy_hitters::norm;
 use super::params::staying;
-use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, PolicyTraits};
+use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,7 +31,7 @@ struct ExpectedAttention {
     sinks: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let params: ExpectedAttentionParams = choice.params()?;
     let grace = staying(choice, "grace_period", params.grace_period, cache_length)?;
     let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;

@@ -6,8 +6,9 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::heavy_hitters::{self, HeavyHitters, default_keep};
-use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
+use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -21,7 +22,7 @@ struct H2oOrigParams {
 #[derive(Debug)]
 struct H2oOrig(HeavyHitters);
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let H2oOrigParams { keep_initial_fraction, score_prefill } = choice.params()?;
     let params = heavy_hitters::HeavyHittersParams {
         grace_period: 0,

@@ -10,9 +10,10 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::{fraction, staying};
-use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Queries};
+use crate::cache::{Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Queries};
 use crate::ops::head_vectors::norms;
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 /// The parameters of `h2o` and `h2o-vlen`.
 #[derive(Debug, Deserialize)]
@@ -56,11 +57,11 @@ fn default_combination() -> f64 {
     0.5
 }
 
-pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, CacheError> {
+pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, Fault> {
     HeavyHitters::new(choice, &choice.params()?, cache_length)
 }
 
-pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, CacheError> {
+pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, Fault> {
     let p: Qh2oParams = choice.params()?;
     let params = HeavyHittersParams {
         grace_period: p.grace_period,
@@ -99,7 +100,7 @@ pub(super) struct HeavyHitters {
 }
 
 impl HeavyHitters {
-    pub(super) fn new(choice: &PolicyRecipe, params: &HeavyHittersParams, cache_length: usize) -> Result<Self, CacheError> {
+    pub(super) fn new(choice: &PolicyRecipe, params: &HeavyHittersParams, cache_length: usize) -> Result<Self, Fault> {
         if params.reference_counts && params.score_prefill {
             let message =
                 "`reference_counts` contradicts `score_prefill`: the reference does not score the prefill span".to_owned();

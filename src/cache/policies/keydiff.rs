@@ -4,16 +4,17 @@
 use tch::Kind;
 
 use super::params::grace_period;
-use crate::cache::{CacheError, Entries, EvictionOrder, Policy, PolicyTraits};
+use crate::cache::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::ops::head_vectors::cosines_with_mean;
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug)]
 struct Keydiff {
     grace: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     Ok(Box::new(Keydiff { grace: grace_period(choice, cache_length)? }))
 }
 

@@ -5,15 +5,16 @@ use tch::Tensor;
 
 use super::heavy_hitters::norm;
 use super::params::grace_period;
-use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Policy, PolicyTraits};
+use crate::cache::{Entries, EvictionOrder, NewEntries, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug)]
 struct Knorm {
     grace: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     Ok(Box::new(Knorm { grace: grace_period(choice, cache_length)? }))
 }
 

@@ -5,8 +5,9 @@
 use serde::Deserialize;
 
 use super::params::staying;
-use crate::cache::{CacheError, Entries, EvictionOrder, Policy, PolicyTraits, Scope};
+use crate::cache::{Entries, EvictionOrder, Policy, PolicyTraits, Scope};
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -20,12 +21,12 @@ struct Lastrec {
     sinks: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     with_default(choice, cache_length, (cache_length / 8).clamp(1, 16))
 }
 
 /// The policy, which keeps `default` first tokens unless the recipe says how many.
-pub(super) fn with_default(choice: &PolicyRecipe, cache_length: usize, default: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn with_default(choice: &PolicyRecipe, cache_length: usize, default: usize) -> Result<Box<dyn Policy>, Fault> {
     let params: LastrecParams = choice.params()?;
     let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens.unwrap_or(default), cache_length)?;
     Ok(Box::new(Lastrec { sinks }))

@@ -17,8 +17,9 @@ mod tova;
 pub(crate) use lastrec::rolling;
 pub use registry::{PolicyEntry, REGISTRY, build, check_policy, initial_part, names};
 
-use super::{CacheError, Policy};
+use super::Policy;
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 /// Builds a policy from its parameters and the cache length of its layer.
-type Constructor = fn(&PolicyRecipe, usize) -> Result<Box<dyn Policy>, CacheError>;
+type Constructor = fn(&PolicyRecipe, usize) -> Result<Box<dyn Policy>, Fault>;

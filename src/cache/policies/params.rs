@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-use crate::cache::CacheError;
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -13,13 +13,13 @@ struct GracePeriod {
 }
 
 /// The youngest tokens that stay, for a policy whose only parameter is `grace_period`; default none.
-pub(super) fn grace_period(choice: &PolicyRecipe, cache_length: usize) -> Result<usize, CacheError> {
+pub(super) fn grace_period(choice: &PolicyRecipe, cache_length: usize) -> Result<usize, Fault> {
     let GracePeriod { grace_period } = choice.params()?;
     staying(choice, "grace_period", grace_period, cache_length)
 }
 
 /// A number of tokens that stay; some slot must be left to evict.
-pub(super) fn staying(choice: &PolicyRecipe, key: &'static str, count: usize, cache_length: usize) -> Result<usize, CacheError> {
+pub(super) fn staying(choice: &PolicyRecipe, key: &'static str, count: usize, cache_length: usize) -> Result<usize, Fault> {
     if count < cache_length {
         return Ok(count);
     }
@@ -28,7 +28,7 @@ pub(super) fn staying(choice: &PolicyRecipe, key: &'static str, count: usize, ca
 }
 
 /// A number from 0 to 1.
-pub(super) fn fraction(choice: &PolicyRecipe, key: &'static str, value: f64) -> Result<f64, CacheError> {
+pub(super) fn fraction(choice: &PolicyRecipe, key: &'static str, value: f64) -> Result<f64, Fault> {
     if (0.0..=1.0).contains(&value) {
         return Ok(value);
     }

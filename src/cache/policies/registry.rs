@@ -3,8 +3,9 @@
 use super::{
     Constructor, adakv, dense, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lastrec, smart_lastrec, snapkv, tova,
 };
-use crate::cache::{CacheError, Policy};
+use crate::cache::Policy;
 use crate::recipe::{InitialPart, PolicyRecipe, RecipeError};
+use crate::units::Fault;
 
 /// A policy that a recipe may name.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +55,7 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// Builds the policy that a recipe names, for a layer of `cache_length` slots.
-pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let entry = REGISTRY.iter().find(|entry| entry.name == choice.name).ok_or_else(|| choice.unknown(&names()))?;
     (entry.build)(choice, cache_length)
 }
@@ -62,13 +63,13 @@ pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Polic
 /// Whether a recipe names a policy that there is, with parameters that it has.
 pub fn check_policy(choice: &PolicyRecipe) -> Result<(), RecipeError> {
     match build(choice, usize::MAX) {
-        Err(CacheError::Recipe(error)) => Err(error),
-        _ => Ok(()),
+        Err(fault) => fault.of_type().cloned().map_or(Ok(()), Err),
+        Ok(_) => Ok(()),
     }
 }
 
 /// What the initial part of a prompt is for the policy that a recipe names, if that protects it.
-pub fn initial_part(choice: &PolicyRecipe) -> Result<Option<InitialPart>, CacheError> {
+pub fn initial_part(choice: &PolicyRecipe) -> Result<Option<InitialPart>, Fault> {
     // It does not depend on the length.
     let policy = build(choice, usize::MAX)?;
     Ok(policy.traits().initial_part.map(|kept| kept.part.clone()))

@@ -3,8 +3,9 @@
 
 use serde::Deserialize;
 
-use crate::cache::{CacheError, Entries, EvictionOrder, KeptInitialPart, Policy, PolicyTraits, Scope};
+use crate::cache::{Entries, EvictionOrder, KeptInitialPart, Policy, PolicyTraits, Scope};
 use crate::recipe::{EndRegex, InitialPart, PolicyRecipe};
+use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -35,7 +36,7 @@ struct SmartLastrec {
     most: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let p: SmartLastrecParams = choice.params()?;
     if !(p.max_initial_fraction > 0.0 && p.max_initial_fraction < 1.0) {
         let message = format!("`max_initial_fraction` = {} is not between 0 and 1", p.max_initial_fraction);

@@ -7,8 +7,9 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::staying;
-use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
+use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,7 +43,7 @@ struct Snapkv {
     pooling: Pooling,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let params: SnapkvParams = choice.params()?;
     let window = params.window_size.unwrap_or_else(|| (cache_length / 8).clamp(1, WINDOW));
     if window == 0 {

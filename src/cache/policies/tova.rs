@@ -4,15 +4,16 @@
 use tch::{Kind, Tensor};
 
 use super::params::grace_period;
-use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries, Scope};
+use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries, Scope};
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug)]
 struct Tova {
     grace: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     Ok(Box::new(Tova { grace: grace_period(choice, cache_length)? }))
 }
 

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::LoadedModel;
 use super::template::TemplateArguments;
-use crate::files::{self, FileKind, FilesError};
+use crate::files::{self, FileKind};
 use crate::units::{Fault, abridged};
 
 #[derive(Debug, Args)]
@@ -78,10 +78,8 @@ fn text_of(path: &Path) -> Result<String, Fault> {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map(|_| text).map_err(|error| error.to_string())
     } else {
-        files::read_text(path, FileKind::Prompt).map_err(|error| match error {
-            FilesError::Io { source, .. } => source.to_string(),
-            other => other.to_string(),
-        })
+        let read = files::read_text(path, FileKind::Prompt);
+        read.map_err(|error| error.io().map_or_else(|| error.to_string(), ToString::to_string))
     };
     read.map_err(|error| {
         Fault::usage(

@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 use super::known_keys::{ALL_BIASES, CLASSIFIERS, Inert, LORA_ONLY, SEQ_CLS, is_known, refused};
 use super::modules::{InFileOrder, LayerLists, ModulePatterns, ModuleSet};
-use crate::files::{FilesError, read_json, to_json};
+use crate::files::{not_json, read_json, to_json};
 use crate::native::{Bounds, within};
 use crate::recipe::{InitLora, TrainedBias};
-use crate::units::abridged;
+use crate::units::{Fault, abridged, listed};
 
 /// The settings of an adapter: what its file says, and what a recipe says of a new one.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -136,14 +136,14 @@ impl PeftConfig {
     }
 
     /// Reads the file; also returns the keys that nobody here knows, which are ignored.
-    pub fn read(path: &Path) -> Result<(Self, Vec<String>), FilesError> {
+    pub fn read(path: &Path) -> Result<(Self, Vec<String>), Fault> {
         let table: Map<String, Value> = read_json(path)?;
         let refused = refused(&table);
         if !refused.is_empty() {
-            return Err(FilesError::AdapterSettings { path: path.to_path_buf(), settings: refused });
+            return Err(refused_settings(path, &refused));
         }
         let unknown = table.keys().filter(|key| !is_known(key)).cloned().collect();
-        let wrong = |reason| FilesError::Json { path: path.to_path_buf(), reason: format!("expected {reason}") };
+        let wrong = |reason| not_json(path, format!("expected {reason}"));
         // Patterns are compiled, and take what they like.
         let subject = format!("adapter config `{}`", abridged(path.display())).into();
         let bounds = Bounds { subject, bytes: 192 << 20, time: Duration::from_secs(8) };
@@ -152,7 +152,7 @@ impl PeftConfig {
             if has_patterns(&table).map_err(wrong)? {
                 config.take_patterns(read_json(path)?).map_err(wrong)?;
             }
-            Ok(config)
+            Ok::<_, Fault>(config)
         })?;
         Ok((config, unknown))
     }
@@ -313,6 +313,15 @@ fn targets(table: &Map<String, Value>) -> Result<ModuleSet, String> {
     Ok(found)
 }
 
+/// Settings of an adapter that can't be followed, each as `key = value`.
+pub(in crate::model) fn refused_settings(path: &Path, settings: &[String]) -> Fault {
+    let message = format!("`{}` asks for what is not supported: {}", abridged(path.display()), listed(settings));
+    Fault::data(
+        message,
+        "supported are LoRA and DoRA, with rsLoRA, patterns, chosen layers, `lora_bias` and `bias = \"lora_only\"`",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,7 +331,7 @@ mod tests {
         PeftConfig { base_model: Some("model".into()), ..PeftConfig::plain(4, 8.0, 0.0, ModuleSet::Names(names)) }
     }
 
-    fn read(text: &[u8]) -> Result<(PeftConfig, Vec<String>), FilesError> {
+    fn read(text: &[u8]) -> Result<(PeftConfig, Vec<String>), Fault> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("adapter_config.json");
         std::fs::write(&path, text).unwrap();
@@ -431,8 +440,7 @@ mod tests {
         ];
         for (key, value) in cases {
             let error = read(&with(key, value)).unwrap_err();
-            assert!(matches!(&error, FilesError::AdapterSettings { settings, .. } if settings.len() == 1), "{error}");
-            assert!(error.to_string().contains(key), "{error}");
+            assert!(error.to_string().contains("asks for what is not supported") && error.to_string().contains(key), "{error}");
         }
     }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::PeftConfig;
-use crate::files::{Dtype, FilesError, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
+use crate::files::{Dtype, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
 use crate::recipe::{ADAPTER_CONFIG, EXTRA_MODULES, EXTRA_TENSORS, extra_modules};
-use crate::units;
+use crate::units::{self, Fault, abridged, joined};
 
 pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
 
@@ -23,10 +23,15 @@ pub struct PeftFiles {
 }
 
 /// Opens the adapter in `dir`.
-pub fn read_peft(dir: &Path) -> Result<PeftFiles, FilesError> {
-    let file = |name: &'static str| -> Result<PathBuf, FilesError> {
+pub fn read_peft(dir: &Path) -> Result<PeftFiles, Fault> {
+    let file = |name: &'static str| -> Result<PathBuf, Fault> {
         let path = dir.join(name);
-        if is_there(&path) { Ok(path) } else { Err(FilesError::NoAdapter { dir: dir.to_path_buf(), missing: name }) }
+        if is_there(&path) {
+            return Ok(path);
+        }
+        let hint = "give the directory that holds `adapter_config.json` and `adapter_model.safetensors`; pickled `.bin` adapters are \
+                    not read: load and save them once with a current `peft`";
+        Err(Fault::data(format!("`{}` holds no PEFT adapter: `{name}` is missing", abridged(dir.display())), hint))
     };
     let (mut config, unknown_keys) = PeftConfig::read(&file(ADAPTER_CONFIG)?)?;
     let tensors = TensorFile::open(&file(ADAPTER_TENSORS)?)?;
@@ -39,14 +44,14 @@ pub fn read_peft(dir: &Path) -> Result<PeftFiles, FilesError> {
 }
 
 /// Writes into an existing directory what PEFT's files have no names for; `modules` of `modules_to_save` mean it.
-pub(in crate::model) fn write_extra(dir: &Path, modules: &[String], tensors: &[RawTensor<'_>]) -> Result<(), FilesError> {
+pub(in crate::model) fn write_extra(dir: &Path, modules: &[String], tensors: &[RawTensor<'_>]) -> Result<(), Fault> {
     let modules = serde_json::Value::from(modules.to_vec()).to_string();
     let metadata = BTreeMap::from([("format".into(), "pt".into()), (EXTRA_MODULES.into(), modules)]);
     write_tensors(&dir.join(EXTRA_TENSORS), tensors, &metadata)
 }
 
 /// Writes an adapter into an existing directory.
-pub(in crate::model) fn write_peft(dir: &Path, config: &PeftConfig, tensors: &[RawTensor<'_>]) -> Result<(), FilesError> {
+pub(in crate::model) fn write_peft(dir: &Path, config: &PeftConfig, tensors: &[RawTensor<'_>]) -> Result<(), Fault> {
     let metadata = BTreeMap::from([("format".into(), "pt".into())]);
     write_tensors(&dir.join(ADAPTER_TENSORS), tensors, &metadata)?;
     write_atomic(&dir.join(ADAPTER_CONFIG), &config.to_json())
@@ -64,7 +69,7 @@ impl PeftFiles {
 
     /// Checks that the file holds exactly the tensors a model expects; the error lists all that are missing, left over, of another
     /// shape, or of integers.
-    pub fn check(&self, expected: &[(String, Vec<usize>)]) -> Result<(), FilesError> {
+    pub fn check(&self, expected: &[(String, Vec<usize>)]) -> Result<(), Fault> {
         let by_name: BTreeMap<&str, &[usize]> = expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
         let names = self.tensors.names().into_iter().chain(self.extra.iter().flat_map(TensorFile::names));
         let mut differences = Vec::new();
@@ -85,7 +90,11 @@ impl PeftFiles {
         if differences.is_empty() {
             return Ok(());
         }
-        Err(FilesError::AdapterTensors { path: self.tensors.path().to_path_buf(), differences })
+        let (path, differences) = (abridged(self.tensors.path().display()), joined(differences, "\n  "));
+        Err(Fault::data(
+            format!("`{path}` does not fit the model:\n  {differences}"),
+            "check that the adapter was trained for this model",
+        ))
     }
 }
 
@@ -121,23 +130,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = adapter(dir.path());
         let error = files.check(&[("a.lora_A.weight".into(), vec![4, 3]), ("b.lora_A.weight".into(), vec![1])]).unwrap_err();
-        let FilesError::AdapterTensors { differences, .. } = error else { panic!("{error}") };
-        assert_eq!(
-            differences,
-            [
-                "shape of `a.lora_A.weight`: expected [4, 3], found [1, 3]",
-                "missing `b.lora_A.weight`",
-                "unexpected `a.lora_B.weight`"
-            ]
-        );
+        let differences = [
+            "shape of `a.lora_A.weight`: expected [4, 3], found [1, 3]",
+            "missing `b.lora_A.weight`",
+            "unexpected `a.lora_B.weight`",
+        ];
+        assert!(error.to_string().ends_with(&format!("does not fit the model:\n  {}", differences.join("\n  "))), "{error}");
     }
 
     #[test]
     fn a_missing_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(matches!(read_peft(dir.path()), Err(FilesError::NoAdapter { missing: ADAPTER_CONFIG, .. })));
+        let missing = |name: &str| {
+            let error = read_peft(dir.path()).unwrap_err().to_string();
+            assert!(error.ends_with(&format!("holds no PEFT adapter: `{name}` is missing")), "{error}");
+        };
+        missing(ADAPTER_CONFIG);
         adapter(dir.path());
         std::fs::remove_file(dir.path().join(ADAPTER_TENSORS)).unwrap();
-        assert!(matches!(read_peft(dir.path()), Err(FilesError::NoAdapter { missing: ADAPTER_TENSORS, .. })));
+        missing(ADAPTER_TENSORS);
     }
 }

@@ -6,6 +6,7 @@ mod known_keys;
 mod modules;
 
 pub use config::PeftConfig;
+pub(super) use config::refused_settings;
 pub use files::{ADAPTER_TENSORS, PeftFiles, read_peft};
 pub(super) use files::{write_extra, write_peft};
 pub(super) use modules::is_named;

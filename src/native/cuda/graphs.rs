@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,14 +25,23 @@ unsafe extern "C" {
 }
 
 /// Nothing can be captured; why.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug)]
 pub enum GraphError {
     /// libtorch does not have it.
-    #[error("no CUDA graph can be captured: {0}")]
     Lacking(String),
-    #[error("a CUDA graph was not captured: {0}")]
     Failed(String),
 }
+
+impl fmt::Display for GraphError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lacking(what) => write!(f, "no CUDA graph can be captured: {what}"),
+            Self::Failed(why) => write!(f, "a CUDA graph was not captured: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for GraphError {}
 
 impl From<BackwardError> for GraphError {
     fn from(error: BackwardError) -> Self {

@@ -5,13 +5,14 @@
 mod params;
 mod value_norm;
 
-use kvtune::cache::{CacheError, Policy};
+use kvtune::cache::Policy;
 use kvtune::recipe::PolicyRecipe;
+use kvtune::units::Fault;
 
 /// The guide's policy.
 pub(crate) const EXAMPLE: &str = "value-norm";
 
 /// Builds the guide's policy.
-pub(crate) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(crate) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     value_norm::build(choice, cache_length)
 }

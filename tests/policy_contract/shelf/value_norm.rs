@@ -4,8 +4,9 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::staying;
-use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Policy, PolicyTraits};
+use crate::cache::{Entries, EvictionOrder, NewEntries, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -23,7 +24,7 @@ struct ValueNorm {
     sinks: usize,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let params: Params = choice.params()?;
     Ok(Box::new(ValueNorm { sinks: staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)? }))
 }

@@ -1,0 +1,93 @@
+//! Errors of the operating system: which file they are about, what to do, and the exit code.
+
+use std::io;
+use std::path::Path;
+
+use rustix::io::Errno;
+
+use crate::units::{Exit, Fault, FaultKind, abridged};
+
+pub(super) const MAKE_ROOM: &str =
+    "make room on that file system and go on with `kvtune resume`; what was saved before is intact";
+
+/// For `map_err`: what was tried, as a verb, and with which file. What can't be read is an error of the data, what can't be written is none.
+pub fn io_fault(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Fault {
+    let message = format!("cannot {action} `{}`", abridged(path.display()));
+    move |error| {
+        let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+        let is_limit = matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM));
+        let is_content = ["open", "read", "map", "look at"].contains(&action) && !is_limit;
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound if !is_content => Some("check that the directory above it exists"),
+            _ => hint_of_io(&error),
+        };
+        let fault = Fault::new(if is_content { Exit::Data } else { Exit::Failed }, message);
+        let fault = if is_content && errno == Some(Errno::IO) { fault.of_kind(FaultKind::Damaged) } else { fault };
+        hint.into_iter().fold(fault, Fault::with_hint).caused_by(error)
+    }
+}
+
+/// What to do about an error of the operating system.
+pub fn hint_of_io(error: &io::Error) -> Option<&'static str> {
+    const LIMIT: &str = "raise the limit of this shell with `ulimit -n`, or close what holds so many files";
+    let by_number = error.raw_os_error().and_then(|number| {
+        Some(match Errno::from_raw_os_error(number) {
+            Errno::LOOP => "the links lead around in a circle: name the file itself",
+            Errno::NAMETOOLONG => "a name may have 255 bytes, and a path 4095: choose a shorter one",
+            Errno::MFILE | Errno::NFILE => LIMIT,
+            Errno::FBIG => "raise the limit of a file's size with `ulimit -f`, and go on with `kvtune resume`; what was saved before is intact",
+            Errno::NOMEM | Errno::AGAIN => "raise the limits of memory and of processes (`ulimit -v`, `ulimit -u`)",
+            Errno::IO | Errno::STALE => {
+                "the disk or its connection fails: look into the system's log, mend it and go on with `kvtune resume`, where a run was \
+                 writing; what was saved before is intact"
+            }
+            Errno::DQUOT => {
+                "make room within your quota on that file system, or ask for more, and go on with `kvtune resume`; what was saved before \
+                 is intact"
+            }
+            _ => return None,
+        })
+    });
+    by_number.or_else(|| {
+        Some(match error.kind() {
+            io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
+                "something else stands there: check whether a file or a directory is meant"
+            }
+            io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => {
+                "check the path; paths in a recipe are relative to the recipe's folder"
+            }
+            io::ErrorKind::PermissionDenied => "check who owns the file and its directory",
+            io::ErrorKind::StorageFull => MAKE_ROOM,
+            io::ErrorKind::ReadOnlyFilesystem => "choose an output directory that can be written to",
+            _ => return None,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_of_the_system_that_a_user_can_cause_has_a_way_out_and_an_exit_code() {
+        let cases: [(&str, io::Error, Exit, &str); 11] = [
+            ("read", io::ErrorKind::NotFound.into(), Exit::Data, "check the path"),
+            ("make", io::ErrorKind::NotFound.into(), Exit::Failed, "check that the directory above"),
+            ("make", io::ErrorKind::AlreadyExists.into(), Exit::Failed, "something else stands there"),
+            ("read", io::ErrorKind::PermissionDenied.into(), Exit::Data, "check who owns"),
+            ("write", io::ErrorKind::StorageFull.into(), Exit::Failed, "make room"),
+            ("write", Errno::DQUOT.into(), Exit::Failed, "make room within your quota"),
+            ("sync", Errno::IO.into(), Exit::Failed, "the disk or its connection fails"),
+            ("look at", Errno::IO.into(), Exit::Data, "the disk or its connection fails"),
+            ("open", Errno::MFILE.into(), Exit::Failed, "raise the limit"),
+            ("map", Errno::NOMEM.into(), Exit::Failed, "raise the limits"),
+            ("write", io::ErrorKind::ReadOnlyFilesystem.into(), Exit::Failed, "choose an output directory"),
+        ];
+        for (action, error, exit, words) in cases {
+            let fault = io_fault(action, Path::new("x"))(error);
+            let hint = fault.hint().unwrap_or_else(|| panic!("no hint for: {fault}"));
+            assert!(hint.starts_with(words) && !hint.ends_with('.'), "{action}: {hint}");
+            assert_eq!((fault.to_string(), fault.exit()), (format!("cannot {action} `x`"), exit), "{:?}", fault.io());
+        }
+    }
+}
