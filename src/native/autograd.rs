@@ -52,6 +52,15 @@ pub(super) fn pointer(tensor: &Tensor) -> *mut C_tensor {
     tensor.as_ptr().cast_mut()
 }
 
+/// A tensor that the shim has made; `None` of null.
+///
+/// # Safety
+/// A pointer that is not null is a new `at::Tensor` that nobody else owns.
+pub(super) unsafe fn owned(tensor: *mut C_tensor) -> Option<Tensor> {
+    // SAFETY: the caller's promise.
+    (!tensor.is_null()).then(|| unsafe { Tensor::from_ptr(tensor) })
+}
+
 fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
     tensors.iter().copied().map(pointer).collect()
 }
@@ -112,7 +121,7 @@ pub fn take_gradient(leaf: &Tensor) -> Result<Option<Tensor>, BackwardError> {
     // SAFETY: the leaf is a live tensor; a non-null result is a new `at::Tensor` that is ours to own.
     unsafe {
         check(kvtune_take_gradient(pointer(leaf), &raw mut result))?;
-        Ok((!result.is_null()).then(|| Tensor::from_ptr(result)))
+        Ok(owned(result))
     }
 }
 
@@ -127,7 +136,7 @@ pub fn gradients_of(roots: &[&Tensor], grads: &[&Tensor], inputs: &[&Tensor]) ->
     // SAFETY: all lists hold live tensors; `results` has room for one pointer per input.
     check(unsafe { kvtune_grad(roots.as_ptr(), grads.as_ptr(), count, inputs.as_ptr(), results.as_mut_ptr(), inputs.len()) })?;
     // SAFETY: each non-null result is a new `at::Tensor` that is ours to own.
-    Ok(results.into_iter().map(|t| if t.is_null() { None } else { Some(unsafe { Tensor::from_ptr(t) }) }).collect())
+    Ok(results.into_iter().map(|tensor| unsafe { owned(tensor) }).collect())
 }
 
 extern "C" fn drop_closure(user: *mut c_void) {

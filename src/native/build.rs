@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
-const KERNELS: [&str; 5] = ["attention.cpp", "dots.cpp", "pointwise.cpp", "softmax.cpp", "transposed.cpp"];
+const KERNELS: [&str; 4] = ["attention.cpp", "pointwise.cpp", "rows.cpp", "softmax.cpp"];
 /// One whose operations round one by one, as libtorch's do.
 const UNFUSED: &str = "quantiser.cpp";
 

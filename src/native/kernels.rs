@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::autograd::{check, or_panic, pointer};
+use super::autograd::{check, or_panic, owned, pointer};
 
 unsafe extern "C" {
     safe fn kvtune_attention_scratch(
@@ -23,11 +23,8 @@ unsafe extern "C" {
     fn kvtune_product(x: *mut C_tensor, w: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
     fn kvtune_attend(
         q: *mut C_tensor,
-        k: *const *mut C_tensor,
-        v: *const *mut C_tensor,
-        in_use: *const *mut C_tensor,
-        seen_until: *const *mut C_tensor,
-        parts: usize,
+        parts: *const RawPart,
+        count: usize,
         scale: f64,
         cap: f64,
         from_token: i64,
@@ -36,11 +33,8 @@ unsafe extern "C" {
     fn kvtune_attend_backward(
         dout: *mut C_tensor,
         q: *mut C_tensor,
-        k: *const *mut C_tensor,
-        v: *const *mut C_tensor,
-        in_use: *const *mut C_tensor,
-        seen_until: *const *mut C_tensor,
-        parts: usize,
+        parts: *const RawPart,
+        count: usize,
         out: *mut C_tensor,
         lse: *mut C_tensor,
         scale: f64,
@@ -49,10 +43,8 @@ unsafe extern "C" {
     ) -> c_int;
     fn kvtune_attention_mass(
         q: *mut C_tensor,
-        k: *const *mut C_tensor,
-        in_use: *const *mut C_tensor,
-        seen_until: *const *mut C_tensor,
-        parts: usize,
+        parts: *const RawPart,
+        count: usize,
         lse: *mut C_tensor,
         scale: f64,
         cap: f64,
@@ -61,16 +53,17 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// `count` new tensors that `fill` writes.
-pub(super) fn made(count: usize, fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> Vec<Tensor> {
-    let mut results = vec![std::ptr::null_mut(); count];
-    or_panic(check(fill(results.as_mut_ptr())));
-    // SAFETY: the call has succeeded, so each pointer is a new `at::Tensor` that is ours to own.
-    results.into_iter().map(|tensor| unsafe { Tensor::from_ptr(tensor) }).collect()
+/// New tensors that `fill` writes.
+pub(super) fn made<const N: usize>(fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> [Tensor; N] {
+    made_some(fill).map(Option::unwrap_or_default)
 }
 
-pub(super) fn first(made: Vec<Tensor>) -> Tensor {
-    made.into_iter().next().unwrap_or_default()
+/// New tensors that `fill` writes; `None` where it leaves null.
+pub(super) fn made_some<const N: usize>(fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> [Option<Tensor>; N] {
+    let mut results = [std::ptr::null_mut(); N];
+    or_panic(check(fill(results.as_mut_ptr())));
+    // SAFETY: the call has succeeded, so each pointer is null or a new `at::Tensor` that is ours to own.
+    results.map(|tensor| unsafe { owned(tensor) })
 }
 
 /// `x wᵀ` without autograd, by the fastest library for the CPU at hand: libtorch's default for f32 leaves half of the vector units of
@@ -80,7 +73,8 @@ pub(super) fn first(made: Vec<Tensor>) -> Tensor {
 /// `x (…, i)`, `w (o, i)`, which may be a transposed view; result `(…, o)`.
 pub fn product(x: &Tensor, w: &Tensor) -> Tensor {
     // SAFETY: both are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_product(pointer(x), pointer(w), result) }))
+    let [product] = made(|result| unsafe { kvtune_product(pointer(x), pointer(w), result) });
+    product
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -203,26 +197,24 @@ impl Scoring {
     }
 }
 
-/// Parts as the shim takes them.
-struct Pointers {
-    k: Vec<*mut C_tensor>,
-    v: Vec<*mut C_tensor>,
-    /// Null where all slots count.
-    in_use: Vec<*mut C_tensor>,
-    /// Null where all tokens see all slots.
-    seen_until: Vec<*mut C_tensor>,
+/// A part as the shim takes it; its masks are null where all slots count, and where all tokens see all slots.
+#[repr(C)]
+struct RawPart {
+    k: *mut C_tensor,
+    v: *mut C_tensor,
+    in_use: *mut C_tensor,
+    seen_until: *mut C_tensor,
 }
 
-impl Pointers {
-    fn of(parts: &[&KvBlock]) -> Self {
-        let null = std::ptr::null_mut();
-        Self {
-            k: parts.iter().map(|part| pointer(&part.k)).collect(),
-            v: parts.iter().map(|part| pointer(&part.v)).collect(),
-            in_use: parts.iter().map(|part| part.valid.as_ref().map_or(null, pointer)).collect(),
-            seen_until: parts.iter().map(|part| part.visible_until.as_ref().map_or(null, pointer)).collect(),
-        }
-    }
+fn raw(parts: &[&KvBlock]) -> Vec<RawPart> {
+    let mask = |mask: &Option<Tensor>| mask.as_ref().map_or(std::ptr::null_mut(), pointer);
+    let one = |part: &&KvBlock| RawPart {
+        k: pointer(&part.k),
+        v: pointer(&part.v),
+        in_use: mask(&part.valid),
+        seen_until: mask(&part.visible_until),
+    };
+    parts.iter().map(one).collect()
 }
 
 /// Attention of a chunk of n tokens to all of some parts, and causally to the last part, which is its own: output, log-sum-exp, and,
@@ -237,26 +229,13 @@ pub fn attend(
     scoring: Scoring,
     first_paying: Option<i64>,
 ) -> (Tensor, Tensor, Option<Tensor>) {
-    let Pointers { k, v, in_use, seen_until } = Pointers::of(parts);
-    let (q, from_token, (scale, cap)) = (pointer(q_bhnd), first_paying.unwrap_or(-1), scoring.numbers());
-    let count = 2 + usize::from(first_paying.is_some());
+    let (parts, (scale, cap)) = (raw(parts), scoring.numbers());
+    let from_token = first_paying.unwrap_or(-1);
     // SAFETY: all are live tensors, or null where that is allowed; two results are written, and a third if some token pays.
-    let results = made(count, |results| unsafe {
-        kvtune_attend(
-            q,
-            k.as_ptr(),
-            v.as_ptr(),
-            in_use.as_ptr(),
-            seen_until.as_ptr(),
-            parts.len(),
-            scale,
-            cap,
-            from_token,
-            results,
-        )
+    let [out, lse, mass] = made_some(|results| unsafe {
+        kvtune_attend(pointer(q_bhnd), parts.as_ptr(), parts.len(), scale, cap, from_token, results)
     });
-    let mut results = results.into_iter();
-    (results.next().unwrap_or_default(), results.next().unwrap_or_default(), results.next())
+    (out.unwrap_or_default(), lse.unwrap_or_default(), mass)
 }
 
 /// The results of the backward of [`attend`].
@@ -280,27 +259,15 @@ pub fn attend_backward(
     lse_bhn: &Tensor,
     scoring: Scoring,
 ) -> AttendGrads {
-    let Pointers { k, v, in_use, seen_until } = Pointers::of(parts);
-    let (scale, cap) = scoring.numbers();
+    let (parts, (scale, cap)) = (raw(parts), scoring.numbers());
     let [dout, q, out, lse] = [dout_bhnd, q_bhnd, out_bhnd, lse_bhn].map(pointer);
+    let mut results = vec![std::ptr::null_mut(); 1 + 2 * parts.len()];
     // SAFETY: all are live tensors, or null where that is allowed; one result for the queries and two for each part are written.
-    let results = made(1 + 2 * parts.len(), |results| unsafe {
-        kvtune_attend_backward(
-            dout,
-            q,
-            k.as_ptr(),
-            v.as_ptr(),
-            in_use.as_ptr(),
-            seen_until.as_ptr(),
-            parts.len(),
-            out,
-            lse,
-            scale,
-            cap,
-            results,
-        )
-    });
-    let mut results = results.into_iter();
+    or_panic(check(unsafe {
+        kvtune_attend_backward(dout, q, parts.as_ptr(), parts.len(), out, lse, scale, cap, results.as_mut_ptr())
+    }));
+    // SAFETY: the call has succeeded, so each pointer is a new `at::Tensor` that is ours to own.
+    let mut results = results.into_iter().filter_map(|tensor| unsafe { owned(tensor) });
     let dq_bhnd = results.next().unwrap_or_default();
     let dk: Vec<Tensor> = results.by_ref().take(parts.len()).collect();
     AttendGrads { dq_bhnd, parts: dk.into_iter().zip(results).map(|(dk, dv)| KvBlock::of_planes([dk, dv])).collect() }
@@ -312,21 +279,9 @@ pub fn attend_backward(
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; the rest as in [`attend`]; result `(B, G, all keys)`, in f32 for bf16.
 pub fn attention_mass(q_bhnd: &Tensor, parts: &[&KvBlock], lse_bhn: &Tensor, scoring: Scoring, first_token: i64) -> Tensor {
-    let Pointers { k, in_use, seen_until, .. } = Pointers::of(parts);
-    let ([q, lse], (scale, cap)) = ([q_bhnd, lse_bhn].map(pointer), scoring.numbers());
+    let (parts, [q, lse], (scale, cap)) = (raw(parts), [q_bhnd, lse_bhn].map(pointer), scoring.numbers());
     // SAFETY: all are live tensors, or null where that is allowed; one result is written.
-    first(made(1, |result| unsafe {
-        kvtune_attention_mass(
-            q,
-            k.as_ptr(),
-            in_use.as_ptr(),
-            seen_until.as_ptr(),
-            parts.len(),
-            lse,
-            scale,
-            cap,
-            first_token,
-            result,
-        )
-    }))
+    let [mass] =
+        made(|result| unsafe { kvtune_attention_mass(q, parts.as_ptr(), parts.len(), lse, scale, cap, first_token, result) });
+    mass
 }

@@ -1,6 +1,6 @@
 //! Files as memory, and tensors that lie in it without a copy.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,17 +12,12 @@ use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use tch::{Kind, Tensor};
 use torch_sys::C_tensor;
 
+use super::autograd::owned;
+
 unsafe extern "C" {
     fn kvtune_libtorch_version() -> *const c_char;
     fn kvtune_guard_mappings();
-    fn kvtune_tensor_over(
-        data: *mut c_void,
-        size: *const i64,
-        ndim: usize,
-        kind: c_int,
-        drop: extern "C" fn(*mut c_void),
-        user: *mut c_void,
-    ) -> *mut C_tensor;
+    fn kvtune_bytes_over(data: *mut c_void, length: i64, drop: extern "C" fn(*mut c_void), user: *mut c_void) -> *mut C_tensor;
 }
 
 /// A whole file as memory. Writes to it stay in this process; the file is never changed.
@@ -76,31 +71,15 @@ pub fn tensor_over(map: &Arc<FileMap>, offset: usize, size: &[i64], kind: Kind) 
     }
     let user = Box::into_raw(Box::new(Arc::clone(map))).cast();
     // SAFETY: the span lies in the map, which `user` keeps alive until the storage is freed; the memory is private and writable.
-    let tensor = unsafe { kvtune_tensor_over(data, size.as_ptr(), size.len(), scalar_type(kind)?, drop_map, user) };
+    let bytes = unsafe { kvtune_bytes_over(data, length as i64, drop_map, user) };
     // SAFETY: a non-null result is a new `at::Tensor` that is ours to own.
-    (!tensor.is_null()).then(|| unsafe { Tensor::from_ptr(tensor) })
+    unsafe { owned(bytes) }.map(|bytes| bytes.view_dtype(kind).view(size))
 }
 
 /// The version of libtorch this program was built for.
 pub fn libtorch_version() -> String {
     // SAFETY: a string literal of the shim.
     unsafe { CStr::from_ptr(kvtune_libtorch_version()) }.to_string_lossy().into_owned()
-}
-
-/// libtorch's number of a kind that files hold.
-fn scalar_type(kind: Kind) -> Option<c_int> {
-    Some(match kind {
-        Kind::Uint8 => 0,
-        Kind::Int8 => 1,
-        Kind::Int16 => 2,
-        Kind::Int => 3,
-        Kind::Int64 => 4,
-        Kind::Half => 5,
-        Kind::Float => 6,
-        Kind::Double => 7,
-        Kind::BFloat16 => 15,
-        _ => return None,
-    })
 }
 
 extern "C" fn drop_map(user: *mut c_void) {

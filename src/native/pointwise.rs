@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use super::autograd::{check, or_panic, pointer};
-use super::kernels::{first, made};
+use super::autograd::pointer;
+use super::kernels::{made, made_some};
 
 unsafe extern "C" {
     fn kvtune_rms_norm(x: *mut C_tensor, weight: *mut C_tensor, eps: f64, results: *mut *mut C_tensor) -> c_int;
@@ -24,11 +24,6 @@ unsafe extern "C" {
     fn kvtune_rotate(x: *mut C_tensor, cos: *mut C_tensor, sin: *mut C_tensor, back: c_int, result: *mut *mut C_tensor) -> c_int;
 }
 
-pub(super) fn both(made: Vec<Tensor>) -> (Tensor, Tensor) {
-    let mut made = made.into_iter();
-    (made.next().unwrap_or_default(), made.next().unwrap_or_default())
-}
-
 /// `weight · x / sqrt(mean(x²) + eps)` over the last dimension, and one over the root of each row.
 ///
 /// # Shapes
@@ -36,7 +31,7 @@ pub(super) fn both(made: Vec<Tensor>) -> (Tensor, Tensor) {
 pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
     let [x, weight] = [x, weight_e].map(pointer);
     // SAFETY: both are live tensors; two results are written.
-    both(made(2, |results| unsafe { kvtune_rms_norm(x, weight, eps, results) }))
+    made(|results| unsafe { kvtune_rms_norm(x, weight, eps, results) }).into()
 }
 
 /// The backward of [`rms_norm`], given its roots: gradients of x and of the weight, as far as they are needed.
@@ -45,13 +40,9 @@ pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
 /// `dy` and `x (…, E)`, `rstd (…, 1)`; results as x and the weight.
 pub fn rms_norm_backward(dy: &Tensor, (x, weight_e, rstd): (&Tensor, &Tensor, &Tensor), needs: [bool; 2]) -> [Option<Tensor>; 2] {
     let [dy, x, weight, rstd] = [dy, x, weight_e, rstd].map(pointer);
-    let mut results = [std::ptr::null_mut(); 2];
-    // SAFETY: all are live tensors; there is room for two results.
-    or_panic(check(unsafe {
-        kvtune_rms_norm_backward(dy, x, weight, rstd, c_int::from(needs[0]), c_int::from(needs[1]), results.as_mut_ptr())
-    }));
-    // SAFETY: the call has succeeded, so each pointer that is not null is a new `at::Tensor` that is ours to own.
-    results.map(|tensor| if tensor.is_null() { None } else { Some(unsafe { Tensor::from_ptr(tensor) }) })
+    let [needs_x, needs_weight] = needs.map(c_int::from);
+    // SAFETY: all are live tensors; at most two results are written.
+    made_some(|results| unsafe { kvtune_rms_norm_backward(dy, x, weight, rstd, needs_x, needs_weight, results) })
 }
 
 /// `silu(gate) · up`.
@@ -61,7 +52,8 @@ pub fn rms_norm_backward(dy: &Tensor, (x, weight_e, rstd): (&Tensor, &Tensor, &T
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Tensor {
     let [gate, up] = [gate, up].map(pointer);
     // SAFETY: both are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_swiglu(gate, up, result) }))
+    let [gated] = made(|result| unsafe { kvtune_swiglu(gate, up, result) });
+    gated
 }
 
 /// The backward of [`swiglu`]: gradients of gate and up.
@@ -71,7 +63,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Tensor {
 pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tensor) {
     let [dy, gate, up] = [dy, gate, up].map(pointer);
     // SAFETY: all are live tensors; two results are written.
-    both(made(2, |results| unsafe { kvtune_swiglu_backward(dy, gate, up, results) }))
+    made(|results| unsafe { kvtune_swiglu_backward(dy, gate, up, results) }).into()
 }
 
 /// Which way a rotation goes.
@@ -90,5 +82,6 @@ pub enum RotationDirection {
 pub fn rotate(x_bhnd: &Tensor, cos: &Tensor, sin: &Tensor, turn: RotationDirection) -> Tensor {
     let [x, cos, sin] = [x_bhnd, cos, sin].map(pointer);
     // SAFETY: all are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_rotate(x, cos, sin, c_int::from(turn == RotationDirection::Back), result) }))
+    let [turned] = made(|result| unsafe { kvtune_rotate(x, cos, sin, c_int::from(turn == RotationDirection::Back), result) });
+    turned
 }

@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use tch::{Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::kernels::{computes, first, made};
-use super::{autograd::pointer, pointwise::both};
+use super::autograd::pointer;
+use super::kernels::{computes, made};
 
 /// How levels lie in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub fn quantise_on_cpu(x: &Tensor, levels: Levels) -> Option<(Tensor, Tensor)> {
     let Levels { bits, width, bytes } = levels;
     let is_served = computes(x.device(), x.kind()) && width > 0;
     // SAFETY: it is a live tensor; two results are written.
-    is_served.then(|| both(made(2, |results| unsafe { kvtune_quantise(pointer(x), bits as i64, width, bytes, results) })))
+    is_served.then(|| made(|results| unsafe { kvtune_quantise(pointer(x), bits as i64, width, bytes, results) }).into())
 }
 
 /// The vectors that quantised ones stand for; `None` where the kernel does not serve.
@@ -53,5 +53,6 @@ pub fn restore_on_cpu(level: &Tensor, range: &Tensor, levels: Levels, kind: Kind
     let like = Tensor::empty([0], (kind, level.device()));
     let [level, range, like] = [level, range, &like].map(pointer);
     // SAFETY: all are live tensors; one result is written.
-    Some(first(made(1, |result| unsafe { kvtune_restore(level, range, like, bits as i64, width, bytes, result) })))
+    let [restored] = made(|result| unsafe { kvtune_restore(level, range, like, bits as i64, width, bytes, result) });
+    Some(restored)
 }

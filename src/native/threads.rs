@@ -146,22 +146,15 @@ struct SleepingThreads {
 impl SleepingThreads {
     /// `None` where the system has not so many threads more for us: libgomp would end the process for it.
     fn new(count: usize) -> Option<Self> {
-        let builder = || thread::Builder::new().name("kvtune-hold".to_owned());
-        let gate = Mutex::new(());
-        let can = thread::scope(|scope| {
-            let closed = gate.lock();
-            let all: Vec<_> = (0..=count).map(|_| builder().spawn_scoped(scope, || drop(gate.lock()))).collect();
-            drop(closed);
-            all.iter().all(Result::is_ok)
-        });
+        try_threads(count + 1).ok()?;
         let (end, ended) = channel::<()>();
         let hold = move || {
             kvtune_hold_threads(count as c_uint + 1);
             // Its pool ends with it.
             let _ = ended.recv();
         };
-        let owner = if can { builder().spawn(hold).ok() } else { None };
-        owner.map(|owner| Self { end: Some(end), owner: Some(owner) })
+        let owner = thread::Builder::new().name("kvtune-hold".to_owned()).spawn(hold).ok()?;
+        Some(Self { end: Some(end), owner: Some(owner) })
     }
 }
 

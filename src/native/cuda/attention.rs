@@ -33,26 +33,18 @@ unsafe extern "C" {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
 pub enum TorchKernel {
     /// `FlashAttention` 2: half precision, heads of up to 256; with deterministic algorithms its backward is so.
-    Flash,
+    Flash = 0,
     /// The memory-efficient one: single precision too, and no groups, so that keys are repeated for their query heads.
-    Efficient,
+    Efficient = 1,
     /// The one for the CPU, for tests of what is made of parts.
     #[cfg(test)]
-    Cpu,
+    Cpu = 2,
 }
 
 impl TorchKernel {
-    fn code(self) -> c_int {
-        match self {
-            Self::Flash => 0,
-            Self::Efficient => 1,
-            #[cfg(test)]
-            Self::Cpu => 2,
-        }
-    }
-
     pub fn name(self) -> &'static str {
         match self {
             Self::Flash => "FlashAttention",
@@ -65,22 +57,13 @@ impl TorchKernel {
 
 /// Which keys a part's queries see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
 pub enum TorchKernelMask {
-    All,
+    All = 0,
     /// A square of which each query sees the keys up to its own.
-    Causal,
+    Causal = 1,
     /// The queries are those of the last keys, and see the keys up to their own.
-    CausalFromEnd,
-}
-
-impl TorchKernelMask {
-    fn code(self) -> c_int {
-        match self {
-            Self::All => 0,
-            Self::Causal => 1,
-            Self::CausalFromEnd => 2,
-        }
-    }
+    CausalFromEnd = 2,
 }
 
 /// Output and log-sum-exp of one part; an error where the kernel does not serve such tensors on their device.
@@ -99,7 +82,7 @@ pub fn vendor_attend(
     let [q, k, v] = [q_bhnd, k_bgpd, v_bgpd].map(pointer);
     let mut results = [std::ptr::null_mut(); 2];
     // SAFETY: all are live tensors; there is room for the two results.
-    check(unsafe { kvtune_vendor_attend(vendor.code(), q, k, v, sight.code(), scale, results.as_mut_ptr()) })?;
+    check(unsafe { kvtune_vendor_attend(vendor as c_int, q, k, v, sight as c_int, scale, results.as_mut_ptr()) })?;
     // SAFETY: the call succeeded, so both are new tensors that are ours to own.
     let [out, lse] = results.map(|tensor| unsafe { Tensor::from_ptr(tensor) });
     Ok((out, lse))
@@ -121,7 +104,7 @@ pub fn vendor_attend_backward(
     let mut results = [std::ptr::null_mut(); 3];
     // SAFETY: all are live tensors; there is room for the three results.
     check(unsafe {
-        kvtune_vendor_attend_backward(vendor.code(), dout, q, k, v, out, lse, sight.code(), scale, results.as_mut_ptr())
+        kvtune_vendor_attend_backward(vendor as c_int, dout, q, k, v, out, lse, sight as c_int, scale, results.as_mut_ptr())
     })?;
     // SAFETY: the call succeeded, so all are new tensors that are ours to own.
     let [dq, dk, dv] = results.map(|tensor| unsafe { Tensor::from_ptr(tensor) });

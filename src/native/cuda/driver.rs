@@ -3,16 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::path::Path;
 use std::ptr;
 use std::sync::OnceLock;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::RTLD_LOCAL;
 
-use super::load::said;
+use super::load::{open_library, symbol};
 use crate::native::autograd::check;
 
 unsafe extern "C" {
-    fn kvtune_launch_stream(device: i64, stream: *mut *mut c_void) -> c_int;
+    fn kvtune_launch_stream(index: c_int, stream: *mut *mut c_void) -> c_int;
 }
 
 type Handle = *mut c_void;
@@ -46,7 +47,6 @@ pub(super) struct Calls {
     ) -> c_int,
 }
 
-const LIBRARY: &str = "libcuda.so.1";
 const MULTIPROCESSORS: c_int = 16;
 const PCI_BUS: c_int = 33;
 const PCI_DEVICE: c_int = 34;
@@ -54,21 +54,9 @@ const PCI_DOMAIN: c_int = 50;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 
-/// A symbol of a library, of the type that the caller knows it to have.
-///
-/// # Safety
-/// `T` must be the type of the function of that name.
-pub(super) unsafe fn symbol<T: Copy>(library: &Library, name: &CStr) -> Result<T, String> {
-    // SAFETY: the caller's.
-    let found = unsafe { library.get::<T>(name.to_bytes_with_nul()) };
-    found.map(|symbol| *symbol).map_err(|error| format!("`{}` is missing: {}", name.to_string_lossy(), said(&error)))
-}
-
 impl Calls {
     fn load() -> Result<Self, String> {
-        // SAFETY: the driver's own initialisers, made to run in any process.
-        let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) };
-        let library = library.map_err(|error| format!("`{LIBRARY}` cannot be opened: {}", said(&error)))?;
+        let library = open_library(Path::new("libcuda.so.1"), RTLD_LOCAL)?;
         // SAFETY: the types are those of cuda.h; names with `_v2` are what its macros call.
         let (initialise, calls) = unsafe {
             let initialise: unsafe extern "C" fn(c_uint) -> c_int = symbol(&library, c"cuInit")?;
@@ -114,28 +102,28 @@ impl Calls {
         Err(format!("`{what}` says {text} (error {code})"))
     }
 
-    /// The newest CUDA that the driver serves, as CUDA numbers its versions.
-    pub(super) fn version(&self) -> Result<c_int, String> {
-        let mut version = 0;
-        // SAFETY: the number may be written.
-        self.check("cuDriverGetVersion", unsafe { (self.version)(&raw mut version) })?;
-        Ok(version)
+    /// The number that a call writes.
+    fn number(&self, what: &str, call: impl FnOnce(*mut c_int) -> c_int) -> Result<c_int, String> {
+        let mut number = 0;
+        self.check(what, call(&raw mut number)).map(|()| number)
     }
 
-    /// How many devices there are.
-    pub(super) fn count(&self) -> Result<c_int, String> {
-        let mut count = 0;
+    /// The newest CUDA that the driver serves, as CUDA numbers its versions.
+    pub(super) fn version(&self) -> Result<c_int, String> {
         // SAFETY: the number may be written.
-        self.check("cuDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
-        Ok(count)
+        self.number("cuDriverGetVersion", |number| unsafe { (self.version)(number) })
+    }
+
+    pub(super) fn count(&self) -> Result<c_int, String> {
+        // SAFETY: the number may be written.
+        self.number("cuDeviceGetCount", |number| unsafe { (self.count)(number) })
     }
 
     /// The handle of a device.
-    pub(super) fn device(&self, index: c_int) -> Result<c_int, String> {
-        let mut device = 0;
+    pub(super) fn device(&self, index: usize) -> Result<c_int, String> {
+        let index = c_int::try_from(index).map_err(|_| format!("there is no CUDA device {index}"))?;
         // SAFETY: the handle may be written.
-        self.check("cuDeviceGet", unsafe { (self.device)(&raw mut device, index) })?;
-        Ok(device)
+        self.number("cuDeviceGet", |handle| unsafe { (self.device)(handle, index) })
     }
 
     pub(super) fn name(&self, device: c_int) -> Result<String, String> {
@@ -164,9 +152,8 @@ impl Calls {
     }
 
     fn attribute(&self, which: c_int, device: c_int) -> Result<u32, String> {
-        let mut value = 0;
         // SAFETY: the number may be written.
-        self.check("cuDeviceGetAttribute", unsafe { (self.attribute)(&raw mut value, which, device) })?;
+        let value = self.number("cuDeviceGetAttribute", |number| unsafe { (self.attribute)(number, which, device) })?;
         u32::try_from(value).map_err(|_| format!("`cuDeviceGetAttribute` gives {value} for {which}"))
     }
 }
@@ -175,7 +162,7 @@ impl Calls {
 pub(super) fn launch_stream(device: usize) -> Result<*mut c_void, String> {
     let mut stream = ptr::null_mut();
     // SAFETY: the handle may be written.
-    check(unsafe { kvtune_launch_stream(device as i64, &raw mut stream) }).map_err(|error| error.to_string())?;
+    check(unsafe { kvtune_launch_stream(device as c_int, &raw mut stream) }).map_err(|error| error.to_string())?;
     Ok(stream)
 }
 
@@ -193,7 +180,7 @@ impl Context {
     /// The context of the device that libtorch gives this number.
     pub(super) fn of(index: usize) -> Result<Self, String> {
         let calls = Calls::get()?;
-        let device = calls.device(c_int::try_from(index).map_err(|_| format!("there is no CUDA device {index}"))?)?;
+        let device = calls.device(index)?;
         let mut handle = ptr::null_mut();
         // SAFETY: the handle may be written. A primary context that is retained stays; libtorch uses the same.
         calls.check("cuDevicePrimaryCtxRetain", unsafe { (calls.retain_context)(&raw mut handle, device) })?;
@@ -217,7 +204,7 @@ impl Context {
 /// What tells a GPU from the others of its machine, whatever number it has here: its place on the PCI bus.
 pub fn place_of_gpu(index: usize) -> Result<String, String> {
     let calls = Calls::get()?;
-    let device = calls.device(c_int::try_from(index).map_err(|_| format!("there is no CUDA device {index}"))?)?;
+    let device = calls.device(index)?;
     let of = |which| calls.attribute(which, device);
     Ok(format!("{:04x}:{:02x}:{:02x}", of(PCI_DOMAIN)?, of(PCI_BUS)?, of(PCI_DEVICE)?))
 }

@@ -30,13 +30,13 @@ impl Driver {
     /// Asks the driver; `Err` says why there is no answer.
     pub fn ask() -> Result<Self, String> {
         let calls = Calls::get()?;
-        let gpus = (0..calls.count()?).map(|index| Gpu::of(calls, index)).collect::<Result<_, _>>()?;
+        let gpus = (0..calls.count()? as usize).map(|index| Gpu::of(calls, index)).collect::<Result<_, _>>()?;
         Ok(Self { cuda: version(calls.version()?), release: release(), gpus })
     }
 }
 
 impl Gpu {
-    fn of(calls: &Calls, index: c_int) -> Result<Self, String> {
+    fn of(calls: &Calls, index: usize) -> Result<Self, String> {
         let device = calls.device(index)?;
         Ok(Self {
             name: calls.name(device)?,

@@ -5,10 +5,10 @@ use std::ffi::c_int;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::{Library, RTLD_LOCAL};
 
 use super::gpus::version;
-use super::load::{libtorch_folder, said};
+use super::load::{libtorch_folder, open_library, symbol};
 
 /// A library that is opened at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +43,7 @@ impl Companion {
     /// Opens it, beside libtorch or else where the loader looks, and asks for its version; `Err` says why that cannot be done.
     pub fn open(self) -> Result<OpenedLibrary, String> {
         let path = self.path()?;
-        // SAFETY: CUDA's own libraries, whose initialisers are made to run in any process.
-        let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }
-            .map_err(|error| format!("`{}` cannot be opened: {}", self.file_name(), said(&error)))?;
+        let library = open_library(&path, RTLD_LOCAL)?;
         let version = self.version(&library).ok_or_else(|| format!("`{}` does not tell its version", path.display()))?;
         // Never closed: whoever uses it opens it again, and finds it loaded.
         let _handle = library.into_raw();
@@ -66,13 +64,13 @@ impl Companion {
         unsafe {
             match self {
                 Self::Runtime => {
-                    let status = library.get::<Fill>(b"cudaRuntimeGetVersion\0").ok()?(&raw mut number);
+                    let status = symbol::<Fill>(library, c"cudaRuntimeGetVersion").ok()?(&raw mut number);
                     let (major, minor) = version(number);
                     (status == 0).then(|| format!("{major}.{minor}"))
                 }
-                Self::Cudnn => Some(dotted(library.get::<Tell>(b"cudnnGetVersion\0").ok()?())),
+                Self::Cudnn => Some(dotted(symbol::<Tell>(library, c"cudnnGetVersion").ok()?())),
                 Self::Nccl => {
-                    let status = library.get::<Fill>(b"ncclGetVersion\0").ok()?(&raw mut number);
+                    let status = symbol::<Fill>(library, c"ncclGetVersion").ok()?(&raw mut number);
                     (status == 0).then(|| dotted(usize::try_from(number).unwrap_or(0)))
                 }
             }

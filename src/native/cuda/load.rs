@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::error::Error;
+use std::ffi::{CStr, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -34,20 +35,36 @@ pub fn load_cuda() -> CudaSupport {
     if !path.exists() {
         return CudaSupport::Unavailable(format!("libtorch is installed without CUDA: `{}` does not exist", path.display()));
     }
-    // SAFETY: loading runs the library's initialisers. They are libtorch's own, of the same release as the half that is
-    // mapped already, made to run at this moment when a process starts with both.
-    match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
+    match open_library(&path, RTLD_GLOBAL) {
         Ok(library) => {
             // Never unloaded: its initialisers have registered kernels with libtorch_cpu for the life of the process.
             let _handle = library.into_raw();
             CudaSupport::Loaded
         }
-        Err(error) => CudaSupport::Unavailable(format!("`{}` cannot be loaded: {}", path.display(), said(&error))),
+        Err(reason) => CudaSupport::Unavailable(reason),
     }
 }
 
+/// Opens a library of CUDA or of libtorch's CUDA half, by its path or where the system's loader finds its name.
+pub(super) fn open_library(path: &Path, visibility: c_int) -> Result<Library, String> {
+    // SAFETY: opening runs the library's initialisers. They are NVIDIA's, made to run in any process, or libtorch's own, of the same release
+    // as the half that is mapped already.
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | visibility) };
+    library.map_err(|error| format!("`{}` cannot be opened: {}", path.display(), said(&error)))
+}
+
+/// A symbol of a library, of the type that the caller knows it to have.
+///
+/// # Safety
+/// `T` must be the type of the function of that name.
+pub(super) unsafe fn symbol<T: Copy>(library: &Library, name: &CStr) -> Result<T, String> {
+    // SAFETY: the caller's.
+    let found = unsafe { library.get::<T>(name.to_bytes_with_nul()) };
+    found.map(|symbol| *symbol).map_err(|error| format!("`{}` is missing: {}", name.to_string_lossy(), said(&error)))
+}
+
 /// What the system's loader said.
-pub(super) fn said(error: &libloading::Error) -> String {
+fn said(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
@@ -59,9 +76,9 @@ pub fn free_device_memory(index: usize) -> Option<u64> {
     let runtime = Library::this();
     // SAFETY: the symbols, where they are loaded, are the CUDA runtime's functions of these names and types.
     let (ask, get, set) = unsafe {
-        let ask = runtime.get::<MemGetInfo>(b"cudaMemGetInfo\0").ok()?;
-        let get = runtime.get::<GetDevice>(b"cudaGetDevice\0").ok()?;
-        (ask, get, runtime.get::<SetDevice>(b"cudaSetDevice\0").ok()?)
+        let ask: MemGetInfo = symbol(&runtime, c"cudaMemGetInfo").ok()?;
+        let get: GetDevice = symbol(&runtime, c"cudaGetDevice").ok()?;
+        (ask, get, symbol::<SetDevice>(&runtime, c"cudaSetDevice").ok()?)
     };
     let (mut free, mut total, mut current) = (0, 0, 0);
     // SAFETY: all point to numbers that may be written; the device that was current is so again at the end.

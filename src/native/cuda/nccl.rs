@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::RTLD_LOCAL;
 use tch::{Device, Kind, Tensor};
 
-use super::driver::{launch_stream, symbol};
+use super::driver::launch_stream;
 use super::libraries::{Companion, dotted};
-use super::load::said;
+use super::load::{open_library, symbol};
 use super::streams::{CudaEvent, SideStream};
 use crate::native::ranks::{PendingExchange, Said};
 
@@ -68,9 +68,7 @@ impl Nccl {
     /// Opens the library of `path`, or where it is found otherwise: as `KVTUNE_NCCL` says, beside libtorch, or where the loader looks.
     pub fn open(path: Option<&std::path::Path>) -> Said<Arc<Self>> {
         let path = path.map_or_else(|| Companion::Nccl.path(), |path| Ok(path.to_owned()))?;
-        // SAFETY: NCCL's own initialisers, made to run in any process.
-        let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }
-            .map_err(|error| format!("`{}` cannot be opened: {}", path.display(), said(&error)))?;
+        let library = open_library(&path, RTLD_LOCAL)?;
         // SAFETY: the types are those of nccl.h.
         let (version, calls) = unsafe {
             let version: unsafe extern "C" fn(*mut c_int) -> c_int = symbol(&library, c"ncclGetVersion")?;

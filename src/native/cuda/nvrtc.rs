@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
 
-use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use libloading::os::unix::{Library, RTLD_GLOBAL};
 
-use super::driver::symbol;
-use super::load::{folder_in, said};
+use super::load::{folder_in, open_library, symbol};
 
 /// A program that is being compiled.
 type Program = *mut std::ffi::c_void;
@@ -55,10 +54,11 @@ impl Nvrtc {
         let folders = folder_in(maps).map(|lib| folders_beside(&lib)).unwrap_or_default();
         if let Some((builtins, compiler)) = folders.iter().find_map(|folder| libraries_in(folder)) {
             // By its path, before the compiler asks for it by its name: the loader's own search would not come here. It stays.
-            let _handle = open_library(&builtins)?.into_raw();
-            return Self::of(open_library(&compiler)?);
+            let _handle = open_library(&builtins, RTLD_GLOBAL)?.into_raw();
+            return Self::of(open_library(&compiler, RTLD_GLOBAL)?);
         }
-        let library = ["libnvrtc.so.13", "libnvrtc.so.12"].iter().find_map(|name| open_library(Path::new(name)).ok());
+        let library =
+            ["libnvrtc.so.13", "libnvrtc.so.12"].iter().find_map(|name| open_library(Path::new(name), RTLD_GLOBAL).ok());
         let folders = folders.iter().map(|folder| format!("`{}`", folder.display())).collect::<Vec<_>>().join(", ");
         Self::of(library.ok_or_else(|| {
             format!("CUDA's run-time compiler `libnvrtc.so` is neither in {folders} nor where the loader looks: install `nvidia-cuda-nvrtc`")
@@ -155,12 +155,6 @@ impl Drop for Owned<'_> {
             unsafe { (self.nvrtc.destroy)(&raw mut self.program) };
         }
     }
-}
-
-fn open_library(path: &Path) -> Result<Library, String> {
-    // SAFETY: NVIDIA's own initialisers, of libraries that are part of libtorch's installation or the system's.
-    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
-        .map_err(|error| format!("`{}` cannot be loaded: {}", path.display(), said(&error)))
 }
 
 /// Where installations of libtorch keep NVIDIA's libraries: Python wheels for CUDA 13 and 12 in folders of their own, archives beside it.

@@ -26,13 +26,18 @@ at::Tensor mask_of(const at::Tensor* mask) {
   return mask->contiguous();
 }
 
-Parts parts_of(at::Tensor** k, at::Tensor** v, at::Tensor** in_use, at::Tensor** seen_until, size_t count) {
+// As in native/kernels.rs; masks may be null.
+struct RawPart {
+  at::Tensor *k, *v, *in_use, *seen_until;
+};
+
+Parts parts_of(const RawPart* raw, size_t count) {
   Parts parts;
-  for (size_t i = 0; i < count; ++i) {
-    parts.k.push_back(gathered(*k[i]));
-    parts.v.push_back(gathered(*v[i]));
-    parts.in_use.push_back(mask_of(in_use[i]));
-    parts.seen_until.push_back(mask_of(seen_until[i]));
+  for (const RawPart* part = raw; part < raw + count; ++part) {
+    parts.k.push_back(gathered(*part->k));
+    parts.v.push_back(gathered(*part->v));
+    parts.in_use.push_back(mask_of(part->in_use));
+    parts.seen_until.push_back(mask_of(part->seen_until));
   }
   return parts;
 }
@@ -73,14 +78,13 @@ using namespace kvtune;
 
 extern "C" {
 
-// q (B, H, n, D); keys and values (B, G, ., D) of `parts` parts, the chunk's own last, which slots are in use (B, G, .), or null, and how many
+// q (B, H, n, D); keys and values (B, G, ., D) of `count` parts, the chunk's own last, which slots are in use (B, G, .), or null, and how many
 // tokens from the first on see each slot (B, G, .), or null; `scale` and `cap` as in Scoring;
 // `results` receives new tensors: the output (B, H, n, D), in memory (B, n, H, D), the log-sum-exp (B, H, n), and, unless `from_token`
 // is negative, the attention mass by the tokens from `from_token` on (B, G, all keys), summed over them and the heads of a group.
-int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, at::Tensor** seen_until, size_t count, double scale, double cap,
-                  int64_t from_token, at::Tensor** results) {
+int kvtune_attend(at::Tensor* q, const RawPart* raw, size_t count, double scale, double cap, int64_t from_token, at::Tensor** results) {
   return kvtune::guarded([&] {
-    Parts parts = parts_of(k, v, in_use, seen_until, count);
+    Parts parts = parts_of(raw, count);
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
     at::Tensor out = empty_by_token(queries.sizes(), queries);
@@ -94,10 +98,10 @@ int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in
 }
 
 // `results` receives dq, then dk of each part, then dv of each part; these two in f32 for bf16.
-int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, at::Tensor** seen_until, size_t count,
-                           at::Tensor* out, at::Tensor* lse, double scale, double cap, at::Tensor** results) {
+int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, const RawPart* raw, size_t count, at::Tensor* out, at::Tensor* lse, double scale,
+                           double cap, at::Tensor** results) {
   return kvtune::guarded([&] {
-    Parts parts = parts_of(k, v, in_use, seen_until, count);
+    Parts parts = parts_of(raw, count);
     at::Tensor queries = gathered(*q), doutput = gathered(*dout), output = gathered(*out);
     Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
@@ -123,10 +127,10 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::
 }
 
 // Sums over the heads of a group and the queries from token `first` on (B, G, all keys).
-int kvtune_attention_mass(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, at::Tensor** seen_until, size_t count, at::Tensor* lse, double scale, double cap, int64_t first,
+int kvtune_attention_mass(at::Tensor* q, const RawPart* raw, size_t count, at::Tensor* lse, double scale, double cap, int64_t first,
                           at::Tensor** result) {
   return kvtune::guarded([&] {
-    Parts parts = parts_of(k, k, in_use, seen_until, count);
+    Parts parts = parts_of(raw, count);
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);

@@ -1,7 +1,7 @@
 // Some tokens of a chunk with all heads of a group, as dense matrices.
 #pragma once
 #include "shape.h"
-#include "transposed.h"
+#include "rows.h"
 
 #include <vector>
 

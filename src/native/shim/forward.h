@@ -2,10 +2,9 @@
 #pragma once
 #include "block.h"
 #include "by_head.h"
-#include "dots.h"
+#include "rows.h"
 #include "gemm.h"
 #include "softmax.h"
-#include "transposed.h"
 
 #include <cmath>
 #include <limits>

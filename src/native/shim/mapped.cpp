@@ -8,13 +8,13 @@ extern "C" {
 
 const char* kvtune_libtorch_version() { return TORCH_VERSION; }
 
-// Takes ownership of `user` in every case: it is dropped with the tensor's storage, or here on failure (null is returned).
-at::Tensor* kvtune_tensor_over(void* data, const int64_t* size, size_t ndim, int kind, Drop drop, void* user) {
+// A tensor of so many bytes. Takes ownership of `user` in every case: it is dropped with the tensor's storage, or here on failure (null is
+// returned).
+at::Tensor* kvtune_bytes_over(void* data, int64_t length, Drop drop, void* user) {
   bool owned_by_tensor = false;
   try {
     auto deleter = [drop, user](void*) { drop(user); };
-    auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(kind)).device(at::kCPU);
-    at::Tensor over = at::from_blob(data, at::IntArrayRef(size, ndim), deleter, options);
+    at::Tensor over = at::from_blob(data, {length}, deleter, at::kByte);
     owned_by_tensor = true;
     return new at::Tensor(std::move(over));
   } catch (...) {

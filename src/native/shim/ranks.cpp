@@ -8,8 +8,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Logging.h>
 
-#include <unistd.h>
-
 #include <cstdlib>
 
 C10_DECLARE_int(caffe2_log_level);
@@ -146,12 +144,6 @@ int kvtune_work_wait(void* work, int64_t timeout, int* done) {
 
 void kvtune_work_drop(void* work) {
   kvtune::guarded([&] { delete static_cast<WorkPtr*>(work); });
-}
-
-// The host's own name, cut to what there is room for.
-void kvtune_host_name(char* name, size_t room) {
-  if (gethostname(name, room) != 0) name[0] = 0;
-  name[room - 1] = 0;
 }
 
 }  // extern "C"

@@ -52,6 +52,11 @@ int kvtune_stream_holds(const c10::Stream* stream, at::Tensor* tensor) {
   return guarded([&] { door().recordDataPtrOnStream(tensor->storage().data_ptr(), *stream); });
 }
 
+// The stream on which libtorch's next operation on a device will run: a kernel launched there waits for what came before.
+int kvtune_launch_stream(int index, void** stream) {
+  return guarded([&] { *stream = door().getStream(device_of(index)).native_handle(); });
+}
+
 // An event behind all that a stream (without one: the stream that computes) has been asked for so far.
 int kvtune_event_record(const c10::Stream* stream, int index, int is_timed, c10::Event** out) {
   return guarded([&] {
