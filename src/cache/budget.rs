@@ -44,7 +44,6 @@ impl HeadBudgets {
         Self { index, slots, leaving_bgc: Tensor::from_slice(leaving).view(size), shares }
     }
 
-    /// Which entries leave at once, head by head.
     pub(super) fn leaving(&self) -> Vec<bool> {
         Vec::try_from(self.leaving_bgc.contiguous().view(-1)).unwrap_or_default()
     }
@@ -118,40 +117,25 @@ fn share_out(keys: &[i64], (groups, filled): (usize, usize), cache_length: usize
 pub(super) struct BudgetNumbers {
     pub(super) index: usize,
     pub(super) slots: usize,
-    pub(super) shares: Vec<Vec<usize>>,
-    pub(super) held: Vec<Vec<usize>>,
+    shares: Vec<Vec<usize>>,
+    /// Entries by sequence and head.
+    held: Vec<Vec<usize>>,
     pub(super) filled_before: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct BudgetState {
-    pub(super) index: usize,
-    pub(super) slots: usize,
-    shares: Vec<Vec<usize>>,
-    /// Entries by sequence and head.
-    held: Vec<Vec<usize>>,
-    /// Slots that were filled before, and their positions `(B, G, filled)`.
-    pub(super) before: (usize, Tensor),
-}
-
-impl BudgetNumbers {
-    /// The state with its tensor: the positions `(B, G, filled)` of the slots that were filled before.
-    pub(super) fn state(&self, before_bgc: Tensor) -> BudgetState {
-        let Self { index, slots, ref shares, ref held, filled_before } = *self;
-        BudgetState { index, slots, shares: shares.clone(), held: held.clone(), before: (filled_before, before_bgc) }
-    }
+    pub(super) numbers: BudgetNumbers,
+    /// The positions `(B, G, filled)` of the slots that were filled before.
+    pub(super) before_bgc: Tensor,
 }
 
 impl BudgetState {
-    pub(super) fn numbers(&self) -> BudgetNumbers {
-        let (shares, held) = (self.shares.clone(), self.held.clone());
-        BudgetNumbers { index: self.index, slots: self.slots, shares, held, filled_before: self.before.0 }
-    }
-
     pub(super) fn new(quota: &HeadBudgets, filled: usize, position_bgc: &Tensor) -> Self {
-        let held = quota.shares.iter().map(|sequence| sequence.iter().map(|&share| share.min(filled)).collect()).collect();
-        let before = (filled, position_bgc.narrow(2, 0, filled as i64).copy());
-        Self { index: quota.index, slots: quota.slots, shares: quota.shares.clone(), held, before }
+        let HeadBudgets { index, slots, ref shares, .. } = *quota;
+        let held = shares.iter().map(|sequence| sequence.iter().map(|&share| share.min(filled)).collect()).collect();
+        let numbers = BudgetNumbers { index, slots, shares: shares.clone(), held, filled_before: filled };
+        Self { numbers, before_bgc: position_bgc.narrow(2, 0, filled as i64).copy() }
     }
 
     /// How many of the next `count` slots each head of the first `sequences` fills from its empty ones `(B, G, 1)`: as many as its
@@ -160,13 +144,15 @@ impl BudgetState {
         let missing = |(shares, held): (&Vec<usize>, &Vec<usize>)| {
             shares.iter().zip(held).map(|(share, held)| (share - held).min(count) as i64).collect::<Vec<_>>()
         };
-        let all: Vec<i64> = self.shares.iter().zip(&self.held).take(sequences as usize).flat_map(missing).collect();
+        let all: Vec<i64> =
+            self.numbers.shares.iter().zip(&self.numbers.held).take(sequences as usize).flat_map(missing).collect();
         on_device(&all, device).view([sequences, -1, 1])
     }
 
     /// Records that every head has taken `count` more, or is full.
     pub(super) fn take(&mut self, count: usize) {
-        for (shares, held) in self.shares.iter().zip(&mut self.held) {
+        let BudgetNumbers { shares, held, .. } = &mut self.numbers;
+        for (shares, held) in shares.iter().zip(held) {
             shares.iter().zip(held).for_each(|(share, held)| *held = (*held + count).min(*share));
         }
     }

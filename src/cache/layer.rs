@@ -87,7 +87,7 @@ impl LayerCache {
 
     /// What keys, values, positions and notes take where the cache computes, and what waits on the host.
     pub fn bytes(&self) -> (Bytes, Bytes) {
-        let before = self.budget.as_ref().map(|budget| &budget.before.1);
+        let before = self.budget.as_ref().map(|budget| &budget.before_bgc);
         let (device, host) = self.buffer.bytes();
         let beside = bytes_of(self.notes.all().chain([&self.position_bgc]).chain(before));
         (Bytes(device.0 + beside.0), host)
@@ -183,7 +183,7 @@ impl LayerCache {
 
     /// Slots of a head's buffer: the cache length, until they are shared out.
     pub(super) fn capacity(&self) -> usize {
-        self.budget.as_ref().map_or(self.shape.cache_length, |budget| budget.slots)
+        self.budget.as_ref().map_or(self.shape.cache_length, |budget| budget.numbers.slots)
     }
 
     /// Which of the first `count` slots are in use `(B, G, count)`, bool, where heads have shares of different size.
@@ -292,11 +292,10 @@ impl LayerCache {
             moves::restore(&self.position_bgc, moves, position);
         }
         (self.filled, self.stands) = (undo.at.filled as usize, self.stands - 1);
-        if let Some(budget) = self.budget.take_if(|budget| budget.index == span.index) {
-            let (filled, positions) = budget.before;
+        if let Some(budget) = self.budget.take_if(|budget| budget.numbers.index == span.index) {
             let _ = self.active_positions().fill_(-1);
-            self.filled = filled;
-            self.positions().copy_(&positions);
+            self.filled = budget.numbers.filled_before;
+            self.positions().copy_(&budget.before_bgc);
         }
         Ok(())
     }

@@ -41,6 +41,12 @@ pub(super) struct Moves {
 }
 
 impl Moves {
+    /// Moves the region's survivors of a plane into the slots of those that leave.
+    pub(super) fn apply(&self, plane: &Tensor) {
+        let mut rows = in_rows(plane);
+        let _ = rows.index_copy_(0, &self.to, &rows.index_select(0, &self.from));
+    }
+
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         [&self.to, &self.from].into_iter().chain(self.retained.iter().flat_map(|r| [&r.mask_b1n, &r.saved]))
     }
@@ -142,10 +148,9 @@ fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retaine
 /// # Shapes
 /// `plane (B, G, C, …)`, whose rows the moves count over the first three dimensions, `chunk (b, G, n, …)`; result `(e, …)`.
 pub(super) fn write_plane(plane: &Tensor, moves: Option<&Moves>, chunk: Option<&Tensor>, slot: i64) -> Option<Tensor> {
-    let saved = moves.map(|Moves { to, from, .. }| {
-        let mut rows = in_rows(plane);
-        let saved = rows.index_select(0, to);
-        let _ = rows.index_copy_(0, to, &rows.index_select(0, from));
+    let saved = moves.map(|moves| {
+        let saved = in_rows(plane).index_select(0, &moves.to);
+        moves.apply(plane);
         saved
     });
     if let Some(chunk) = chunk {
@@ -159,7 +164,10 @@ pub(super) fn move_back(plane: &Tensor, Moves { to, from, .. }: &Moves, saved: O
     let mut rows = in_rows(plane);
     let moved = rows.index_select(0, to);
     let _ = rows.index_copy_(0, from, &moved);
-    let _ = rows.index_copy_(0, to, &saved.map_or_else(|| moved.zeros_like(), Tensor::shallow_clone));
+    let _ = match saved {
+        Some(saved) => rows.index_copy_(0, to, saved),
+        None => rows.index_fill_(0, to, 0.0),
+    };
 }
 
 /// `(B, G, C, …)` as `(B · G · C, …)`, in the same memory.

@@ -41,7 +41,7 @@ impl LayerCache {
         let (entries, positions) = chunk.unzip();
         let stored = self.buffer.overwrite(region, entries, moves);
         // Notes move with their entries; those of the chunk are still to come.
-        self.notes.all().for_each(|notes| drop(write_plane(notes, moves, None, region)));
+        moves.iter().for_each(|moves| self.notes.all().for_each(|notes| moves.apply(notes)));
         stored.zip(write_plane(&self.position_bgc, moves, positions, region))
     }
 }

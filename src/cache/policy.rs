@@ -1,6 +1,6 @@
 //! What a policy is: a score for every entry; the lowest leave the cache.
 
-use std::fmt::{self, Debug};
+use std::fmt::Debug;
 
 use tch::Tensor;
 
@@ -44,13 +44,6 @@ impl Entries<'_> {
     }
 }
 
-impl Debug for Entries<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { filled, cache_length, num_evicted, prefill, next_position, .. } = self;
-        write!(f, "Entries({filled} of {cache_length}, {num_evicted} leave, prefill {prefill}, next {next_position})")
-    }
-}
-
 #[derive(Debug)]
 pub enum EvictionOrder {
     /// Smallest positions first, the same for all sequences and heads. The `keep_first` first tokens follow last, from the youngest of
@@ -77,12 +70,6 @@ impl NewEntries<'_> {
     /// Keys and values as later chunks will see them: restored where the buffer is quantised.
     pub fn stored(&self) -> (Tensor, Tensor) {
         (self.stored)()
-    }
-}
-
-impl Debug for NewEntries<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NewEntries({:?})", self.k_bgnd.size())
     }
 }
 
@@ -129,12 +116,6 @@ impl Observed<'_> {
             Some(previous) => previous + more,
             None => more,
         }
-    }
-}
-
-impl Debug for Observed<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Observed({} queries, prefill {})", self.num_queries, self.is_prefill)
     }
 }
 

@@ -69,14 +69,12 @@ impl LayerLog {
         self.routing.get(index)
     }
 
-    /// What the choices take in memory.
     pub fn bytes(&self) -> Bytes {
         let quota = self.quota.as_ref().map_or(0, |quota| quota.leaving_bgc.numel() as u64);
         let routing: Bytes = self.routing.iter().map(Routing::bytes).sum();
         Bytes(self.all().map(Victims::bytes).sum::<u64>() + quota + routing.0)
     }
 
-    /// All choices, in the order of the chunks.
     pub(super) fn all(&self) -> impl Iterator<Item = &Victims> {
         self.victims.iter().flatten()
     }
@@ -112,13 +110,10 @@ impl LayerLog {
             let found = self.routing(span.index).map_or([0; 3], Routing::size);
             same(&expected, &found, |size| format!("experts of size {size:?} in layer {layer}, chunk {}", span.index))?;
             let Some(routing) = self.routing(span.index) else { continue };
-            same(&true, &(routing.largest < num_experts as i64), |fits| {
-                if *fits {
-                    format!("experts below {num_experts} in layer {layer}")
-                } else {
-                    format!("expert {}", routing.largest)
-                }
-            })?;
+            if routing.largest >= num_experts as i64 {
+                let expected = format!("experts below {num_experts} in layer {layer}");
+                return Err(other_log(&expected, &format!("expert {}", routing.largest)));
+            }
             parts.push(routing.chosen(device));
         }
         Ok(Tensor::cat(&parts, 1))
@@ -147,7 +142,6 @@ pub struct ReplayLog {
 }
 
 impl ReplayLog {
-    /// What the choices take in memory.
     pub fn bytes(&self) -> Bytes {
         self.layers.iter().map(LayerLog::bytes).sum()
     }
@@ -216,12 +210,13 @@ fn num_sequences(spans: &[ChunkSpan]) -> usize {
 }
 
 fn same<T: PartialEq>(expected: &T, found: &T, words: impl Fn(&T) -> String) -> Result<(), Fault> {
-    if expected == found {
-        return Ok(());
-    }
-    let (expected, found) = (words(expected), quoted(words(found)));
-    Err(Fault::data(
+    if expected == found { Ok(()) } else { Err(other_log(&words(expected), &words(found))) }
+}
+
+fn other_log(expected: &str, found: &str) -> Fault {
+    let found = quoted(found);
+    Fault::data(
         format!("the replay log belongs to another model or batch: expected {expected}, found {found}"),
         "take the recipe, the data and the number of samples with which the log was written",
-    ))
+    )
 }

@@ -62,24 +62,9 @@ fn metadata() -> BTreeMap<String, String> {
     BTreeMap::from([("format".to_owned(), FORMAT.to_owned()), ("version".to_owned(), VERSION.to_owned())])
 }
 
-fn deciders(layer: usize) -> String {
-    format!("layer.{layer}.deciders")
-}
-
-fn slots(layer: usize) -> String {
-    format!("layer.{layer}.slots")
-}
-
-fn shares(layer: usize) -> String {
-    format!("layer.{layer}.shares")
-}
-
-fn leaving(layer: usize) -> String {
-    format!("layer.{layer}.leaving")
-}
-
-fn experts(layer: usize) -> String {
-    format!("layer.{layer}.experts")
+/// The name of one of a layer's tensors.
+fn named(layer: usize, what: &str) -> String {
+    format!("layer.{layer}.{what}")
 }
 
 fn numbers(name: String, shape: Vec<usize>, values: impl Iterator<Item = usize>) -> RawTensor<'static> {
@@ -102,7 +87,10 @@ fn layer_tensors(layer: usize, log: &LayerLog, cache_length: usize, num_chunks: 
         _ => Dtype::U32,
     };
     let shape = vec![bytes.len() / width];
-    [numbers(deciders(layer), vec![num_chunks, 2], counts), RawTensor { name: slots(layer), dtype, shape, bytes: bytes.into() }]
+    [
+        numbers(named(layer, "deciders"), vec![num_chunks, 2], counts),
+        RawTensor { name: named(layer, "slots"), dtype, shape, bytes: bytes.into() },
+    ]
 }
 
 /// The shares of sequences and heads, and which entries leave at once; they come into force before the first chunk that evicts.
@@ -111,8 +99,8 @@ fn quota_tensors(layer: usize, quota: &HeadBudgets) -> [RawTensor<'static>; 2] {
     let bytes: Vec<u8> = quota.leaving().into_iter().map(u8::from).collect();
     let shape = vec![sequences, heads, bytes.len() / (sequences * heads).max(1)];
     let flat = quota.shares.iter().flatten().copied();
-    let leaving = RawTensor { name: leaving(layer), dtype: Dtype::U8, shape, bytes: bytes.into() };
-    [numbers(shares(layer), vec![sequences, heads], flat), leaving]
+    let leaving = RawTensor { name: named(layer, "leaving"), dtype: Dtype::U8, shape, bytes: bytes.into() };
+    [numbers(named(layer, "shares"), vec![sequences, heads], flat), leaving]
 }
 
 /// The experts of all tokens, chunk after chunk, where the layer has some.
@@ -127,7 +115,7 @@ fn routing_tensor(layer: usize, log: &LayerLog, num_chunks: usize) -> Option<Raw
     let width = whole.kind().elt_size_in_bytes();
     let bytes: Vec<u8> = flat.iter().flat_map(|expert| expert.to_le_bytes().into_iter().take(width)).collect();
     let shape = whole.size().iter().map(|&n| n as usize).collect();
-    Some(RawTensor { name: experts(layer), dtype, shape, bytes: bytes.into() })
+    Some(RawTensor { name: named(layer, "experts"), dtype, shape, bytes: bytes.into() })
 }
 
 /// A file whose tensors are asked for one by one.
@@ -149,7 +137,7 @@ impl LogReader<'_> {
         // Whoever claims more layers than the file can hold is not believed any further.
         let layers = cache_lengths.len().min(found);
         let budget = (0..layers).filter(|&l| self.is_divided(l)).count();
-        let routed = (0..layers).filter(|&l| self.0.contains(&experts(l))).count();
+        let routed = (0..layers).filter(|&l| self.0.contains(&named(l, "experts"))).count();
         let expected = 3 + usize::from(self.0.contains(BLOCKS)) + 2 * (cache_lengths.len() + budget) + routed;
         if expected != found {
             return Err(self.wrong(format!("expected {expected} tensors for {} layers, found {found}", cache_lengths.len())));
@@ -221,7 +209,7 @@ impl LogReader<'_> {
     }
 
     fn is_divided(&self, layer: usize) -> bool {
-        self.0.contains(&shares(layer))
+        self.0.contains(&named(layer, "shares"))
     }
 
     /// The quota of a layer whose heads hold `filled` entries each before chunk `span`, for a batch of so many sequences.
@@ -232,16 +220,18 @@ impl LogReader<'_> {
         filled: usize,
         cache_length: usize,
     ) -> Result<HeadBudgets, Fault> {
-        let (shape, flat) = self.numbers(&shares(layer), &[None, None])?;
-        let (view, active, sequences) = (self.0.get(&leaving(layer))?, span.num_sequences(), shape[0]);
+        let (shape, flat) = self.numbers(&named(layer, "shares"), &[None, None])?;
+        let (view, active, sequences) = (self.0.get(&named(layer, "leaving"))?, span.num_sequences(), shape[0]);
         if shape[1] == 0 || ![active, batch].contains(&sequences) {
             let found = format!("{sequences} sequences and {} heads", shape[1]);
-            return Err(self.wrong(format!("`{}` is of {found}, expected {active} sequences and some heads", shares(layer))));
+            return Err(
+                self.wrong(format!("`{}` is of {found}, expected {active} sequences and some heads", named(layer, "shares")))
+            );
         }
         if view.dtype != Dtype::U8 || view.shape != [sequences, shape[1], filled] || view.bytes.iter().any(|&b| b > 1) {
             let (dtype, found) = (view.dtype, view.shape);
             let expected = format!("zeros and ones, U8 of shape [{sequences}, {}, {filled}]", shape[1]);
-            return Err(self.wrong(format!("`{}` is {dtype} of shape {found:?}, expected {expected}", leaving(layer))));
+            return Err(self.wrong(format!("`{}` is {dtype} of shape {found:?}, expected {expected}", named(layer, "leaving"))));
         }
         for (share, own) in flat.iter().zip(view.bytes.chunks(filled.max(1))) {
             let leave: usize = own.iter().map(|&b| usize::from(b)).sum();
@@ -256,7 +246,7 @@ impl LogReader<'_> {
 
     /// The experts of a layer's tokens, where it has some: of each token different ones.
     fn read_routing(&self, layer: usize, spans: &[ChunkSpan], log: &mut LayerLog) -> Result<(), Fault> {
-        let name = experts(layer);
+        let name = named(layer, "experts");
         if !self.0.contains(&name) {
             return Ok(());
         }
@@ -288,13 +278,13 @@ impl LogReader<'_> {
     }
 
     fn layer(&self, layer: usize, cache_length: usize, spans: &[ChunkSpan]) -> Result<LayerLog, Fault> {
-        let (_, deciders) = self.numbers(&deciders(layer), &[Some(spans.len()), Some(2)])?;
-        let view = self.0.get(&slots(layer))?;
+        let (_, deciders) = self.numbers(&named(layer, "deciders"), &[Some(spans.len()), Some(2)])?;
+        let view = self.0.get(&named(layer, "slots"))?;
         let width = match view.dtype {
             Dtype::U8 => 1,
             Dtype::U16 => 2,
             Dtype::U32 => 4,
-            other => return Err(self.wrong(format!("`{}` is {other}, expected U8, U16 or U32", slots(layer)))),
+            other => return Err(self.wrong(format!("`{}` is {other}, expected U8, U16 or U32", named(layer, "slots")))),
         };
         let (mut rest, mut filled, mut log) = (view.bytes, 0, LayerLog::default());
         let mut capacity = cache_length;

@@ -53,7 +53,7 @@ impl LayerCache {
             (POSITIONS, Some(self.position_bgc.narrow(2, 0, filled))),
             (OBSERVED, self.notes.observed(sequences, filled)),
             (FEATURES, self.notes.features(sequences, filled)),
-            (BEFORE, self.budget.as_ref().map(|budget| budget.before.1.shallow_clone())),
+            (BEFORE, self.budget.as_ref().map(|budget| budget.before_bgc.shallow_clone())),
         ];
         tensors.extend(beside.into_iter().filter_map(|(name, tensor)| Some((name.to_owned(), tensor?))));
         let agreement = match &self.agreement {
@@ -67,7 +67,7 @@ impl LayerCache {
             prefill: self.prefill,
             agreement,
             protected: self.protected.clone(),
-            budget: self.budget.as_ref().map(BudgetState::numbers),
+            budget: self.budget.as_ref().map(|budget| budget.numbers.clone()),
         };
         CacheSnapshot { tensors, numbers }
     }
@@ -79,7 +79,8 @@ impl LayerCache {
         let device = self.shape.device;
         let get = |name: &str| snapshot.tensors.iter().find(|(n, _)| n == name).map(|(_, tensor)| tensor.to_device(device));
         let entries = StoredEntries(self.shape.planes().iter().filter_map(|(name, ..)| get(name)).collect());
-        self.budget = budget.as_ref().zip(get(BEFORE)).map(|(numbers, before)| numbers.state(before.copy()));
+        let before = budget.as_ref().zip(get(BEFORE));
+        self.budget = before.map(|(numbers, before)| BudgetState { numbers: numbers.clone(), before_bgc: before.copy() });
         self.reserve(filled as i64);
         self.buffer.write(0, &entries);
         if let Some(positions) = get(POSITIONS) {

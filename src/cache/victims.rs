@@ -116,9 +116,10 @@ impl Victims {
 
     /// The slots as one tensor `(B, G, e)`, i64.
     pub fn slots(&self, batch: i64, groups: i64, device: Device) -> Tensor {
-        let unpacked = match &self.fresh {
-            Some(fresh) => unpack(fresh),
-            None => unpack(&or_panic(self.packed.fetch(device))),
+        let unpacked = match (&self.unpacked, &self.fresh) {
+            (Some(slots), _) => slots.shallow_clone(),
+            (None, Some(fresh)) => unpack(fresh),
+            (None, None) => unpack(&or_panic(self.packed.fetch(device))),
         };
         unpacked.to_device(device).expand([batch, groups, self.len() as i64], false)
     }

@@ -73,34 +73,24 @@ impl Narrow {
 }
 
 impl Bits {
-    /// Steps from the lowest level to the highest.
-    fn steps(self) -> f64 {
+    /// Bits of a level.
+    fn count(self) -> usize {
         match self {
-            Self::Eight => 255.0,
-            Self::Four => 15.0,
-            Self::Nine => 511.0,
-            Self::Five => 31.0,
-        }
-    }
-
-    /// How the levels of a vector lie in bytes, as the kernel is told.
-    fn levels(self, width: i64) -> Levels {
-        let bits = match self {
             Self::Eight => 8,
             Self::Four => 4,
             Self::Nine => 9,
             Self::Five => 5,
-        };
-        Levels { bits, width, bytes: self.level_bytes(width) }
+        }
     }
 
-    /// The bits above the last, for levels with an odd number of bits.
-    fn above_the_last(self) -> Option<Self> {
-        match self {
-            Self::Nine => Some(Self::Eight),
-            Self::Five => Some(Self::Four),
-            Self::Eight | Self::Four => None,
-        }
+    /// Steps from the lowest level to the highest.
+    fn steps(self) -> f64 {
+        f64::from((1 << self.count()) - 1)
+    }
+
+    /// How the levels of a vector lie in bytes, as the kernel is told.
+    fn levels(self, width: i64) -> Levels {
+        Levels { bits: self.count(), width, bytes: self.level_bytes(width) }
     }
 
     /// Bytes of the levels of a vector of so many values.
@@ -108,8 +98,8 @@ impl Bits {
         match self {
             Self::Eight => width,
             Self::Four => ceil(width, 2),
-            Self::Nine => width + ceil(width, 8),
-            Self::Five => ceil(width, 2) + ceil(width, 8),
+            Self::Nine => Self::Eight.level_bytes(width) + ceil(width, 8),
+            Self::Five => Self::Four.level_bytes(width) + ceil(width, 8),
         }
     }
 
@@ -174,8 +164,11 @@ impl Bits {
     }
 
     fn unpack(self, level: &Tensor, width: i64, kind: Kind) -> Tensor {
-        let Some(upper) = self.above_the_last() else {
-            return if self == Self::Eight { level.to_kind(kind) } else { gathered(level, 2, width).to_kind(kind) };
+        let upper = match self {
+            Self::Eight => return level.to_kind(kind),
+            Self::Four => return gathered(level, 2, width).to_kind(kind),
+            Self::Nine => Self::Eight,
+            Self::Five => Self::Four,
         };
         let bytes = upper.level_bytes(width);
         let last = gathered(&level.narrow(-1, bytes, ceil(width, 8)), 8, width);

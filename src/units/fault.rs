@@ -101,12 +101,6 @@ impl Fault {
     }
 
     #[must_use]
-    pub fn with_exit(mut self, exit: Exit) -> Self {
-        self.0.exit = exit;
-        self
-    }
-
-    #[must_use]
     pub fn of_kind(mut self, kind: FaultKind) -> Self {
         self.0.kind = kind;
         self
