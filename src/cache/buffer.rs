@@ -120,7 +120,6 @@ pub fn as_stored(buffer: BufferKind, x: &Tensor) -> Tensor {
     codec.decode(&codec.encode(x))
 }
 
-/// Keys and values of one layer.
 #[derive(Debug)]
 pub(super) struct Buffer {
     shape: CacheShape,

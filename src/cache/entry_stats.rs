@@ -6,7 +6,6 @@ use tch::{Device, Kind, Tensor};
 use super::buffer::slots_of;
 use super::moves::write_plane;
 
-/// What a policy knows of each entry, by slot.
 #[derive(Debug, Default)]
 pub(super) struct EntryStats {
     /// What the policy has observed of each entry `(B, G, slots)`, f32.
@@ -20,7 +19,6 @@ impl EntryStats {
         self.observed.iter().chain(&self.features)
     }
 
-    /// Empties the notes of a region.
     pub(super) fn clear(&self, start: i64, len: i64) {
         self.all().for_each(|notes| drop(notes.narrow(2, start, len).zero_()));
     }

@@ -8,7 +8,6 @@ use crate::recipe::BufferKind;
 use crate::store::Form;
 use crate::units::Bytes;
 
-/// What the undo entry of one write takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UndoBytes {
     pub waiting: Bytes,

@@ -20,12 +20,10 @@ use crate::units::{Bytes, Fault, LayerIdx};
 pub struct Written {
     /// The region's columns `(B, G, n, ·)`: kept entries as they are stored, then tokens, exact.
     pub own: KvBlock,
-    /// How the chunk's tokens stand in the region.
     pub placement: Placement,
     pub undo: Undo,
 }
 
-/// Keys, values, positions and a policy's notes of one layer.
 #[derive(Debug)]
 pub struct LayerCache {
     pub(super) layer: LayerIdx,
@@ -217,7 +215,6 @@ impl LayerCache {
         (self.filled, self.agreement) = (quota.slots, Agreement::Nothing);
     }
 
-    /// The choice recorded in `log` for `span`.
     pub fn recall<'a>(&self, log: &'a LayerLog, span: &ChunkSpan) -> Result<Option<&'a Victims>, Fault> {
         log.expect(self.layer, span, span.evictions(self.filled, self.capacity()))
     }

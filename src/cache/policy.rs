@@ -10,7 +10,6 @@ use super::{PolicyTraits, Queries};
 pub struct Entries<'a> {
     pub filled: usize,
     pub cache_length: usize,
-    /// How many entries will leave.
     pub num_evicted: usize,
     /// Length of the prefill span.
     pub prefill: usize,
@@ -100,7 +99,6 @@ pub struct Observed<'a> {
     pub num_queries: usize,
     /// Position of the next token, which is the number of tokens seen, those of the chunk among them.
     pub next_position: usize,
-    /// Whether the chunk is a piece of the prefill span.
     pub is_prefill: bool,
 }
 
@@ -110,7 +108,6 @@ impl Observed<'_> {
         self.features_bgcf.map(|f| f.select(3, index))
     }
 
-    /// The earlier observations with `more` added.
     pub fn plus(&self, more: Tensor) -> Tensor {
         match self.previous_bgc {
             Some(previous) => previous + more,

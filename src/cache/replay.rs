@@ -41,17 +41,14 @@ impl LayerLog {
         self.forgotten = chunks;
     }
 
-    /// Records how the layer's slots are shared out.
     pub fn record_quota(&mut self, quota: HeadBudgets) {
         self.quota = Some(quota);
     }
 
-    /// How the layer's slots are shared out, once they are.
     pub fn quota(&self) -> Option<&HeadBudgets> {
         self.quota.as_ref()
     }
 
-    /// The slots that chunk `index` evicted.
     pub fn victims(&self, index: usize) -> Option<&Victims> {
         self.victims.get(index.checked_sub(self.forgotten)?).and_then(Option::as_ref)
     }
@@ -64,7 +61,6 @@ impl LayerLog {
         }
     }
 
-    /// Which experts the tokens of chunk `index` are sent to.
     pub fn routing(&self, index: usize) -> Option<&Routing> {
         self.routing.get(index)
     }

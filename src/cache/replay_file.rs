@@ -12,7 +12,6 @@ use super::{ChunkSpan, HeadBudgets, LayerLog, ReplayLog, Routing, Victims};
 use crate::files::{self, Dtype, RawTensor, TensorFile};
 use crate::units::{ChunkIdx, Fault, abridged};
 
-/// What the file says that it is.
 const FORMAT: &str = "kvtune replay log";
 const VERSION: &str = "1";
 /// Which chunks are blocks of decoding, where some are.
@@ -27,7 +26,6 @@ impl ReplayLog {
         files::hash_parts(self.tensors().flat_map(parts))
     }
 
-    /// Writes the log as one file, atomically.
     pub fn save(&self, path: &Path) -> Result<(), Fault> {
         files::write_tensors(path, &self.tensors().collect::<Vec<_>>(), &metadata())
     }
@@ -62,7 +60,6 @@ fn metadata() -> BTreeMap<String, String> {
     BTreeMap::from([("format".to_owned(), FORMAT.to_owned()), ("version".to_owned(), VERSION.to_owned())])
 }
 
-/// The name of one of a layer's tensors.
 fn named(layer: usize, what: &str) -> String {
     format!("layer.{layer}.{what}")
 }

@@ -34,12 +34,10 @@ impl Routing {
         Self::of_host(&Tensor::cat(&[self.packed(), next.packed()], 1), self.largest.max(next.largest))
     }
 
-    /// The narrowest integers for so many experts.
     fn kind(num_experts: usize) -> Kind {
         if num_experts <= 0x100 { Kind::Uint8 } else { Kind::Int16 }
     }
 
-    /// Bytes that the choice of one token takes.
     pub fn bytes_of_token(top_k: usize, num_experts: usize) -> u64 {
         (top_k * Self::kind(num_experts).elt_size_in_bytes()) as u64
     }

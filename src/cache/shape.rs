@@ -17,11 +17,9 @@ pub struct CacheShape {
     pub allocated: usize,
     /// Whether a cache that grows does so by further pages of `allocated` slots instead of doubling.
     pub is_paged: bool,
-    /// How an entry is stored.
     pub buffer: BufferKind,
     /// Whether keys and values wait on the host between [`LayerCache::park`](super::LayerCache::park) and [`LayerCache::bring`](super::LayerCache::bring).
     pub is_offloaded: bool,
-    /// dtype of keys and values.
     pub kind: Kind,
     pub device: Device,
 }

@@ -107,7 +107,6 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Fails where a snapshot is not of a cache like this one.
     fn check_snapshot(&self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
         let filled = snapshot.numbers.filled as i64;
         let (b, g) = (self.shape.batch, self.shape.groups);

@@ -9,7 +9,6 @@ pub struct ChunkSpan {
     pub index: usize,
     /// The cache event: the prefill span is chunk 0, whatever its pieces.
     pub chunk: ChunkIdx,
-    /// Position of the first token.
     pub start: usize,
     pub len: usize,
     /// Per sequence, how many of the columns hold tokens; the rest are pads on the right. Sequences behind the last one that has tokens
@@ -21,7 +20,6 @@ pub struct ChunkSpan {
 }
 
 impl ChunkSpan {
-    /// Sequences that are under way.
     pub fn num_sequences(&self) -> usize {
         self.real.len()
     }
@@ -40,7 +38,6 @@ impl ChunkSpan {
         }
     }
 
-    /// Whether any sequence has pads here.
     pub fn is_ragged(&self) -> bool {
         self.real.iter().any(|&m| m < self.len)
     }

@@ -33,7 +33,6 @@ pub struct PolicyTraits<'a> {
     pub needs_quantised: bool,
 }
 
-/// How a policy distributes slots over KV heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BudgetRule {
     /// The part of the cache length that every head keeps.
@@ -43,7 +42,6 @@ pub struct BudgetRule {
 }
 
 impl BudgetRule {
-    /// The smallest budget of a head, in slots.
     pub fn least(self, cache_length: usize) -> usize {
         (self.floor * cache_length as f64) as usize
     }
@@ -64,7 +62,6 @@ pub enum Scope {
 #[derive(Clone, Copy, Debug)]
 pub struct KeptInitialPart<'a> {
     pub part: &'a InitialPart,
-    /// How many of its first tokens stay.
     pub most: usize,
 }
 
@@ -92,7 +89,6 @@ impl PolicyTraits<'_> {
         if is_prefill { self.prefill_queries } else { self.chunk_queries }
     }
 
-    /// Whether the heads of all layers share one budget.
     pub fn shares_over_layers(&self) -> bool {
         self.budgets.is_some_and(|rule| rule.across_layers)
     }

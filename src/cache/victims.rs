@@ -21,7 +21,6 @@ pub struct Victims {
 }
 
 impl Victims {
-    /// Whether the heads of a sequence agree.
     pub(super) fn is_by_sequence(&self) -> bool {
         self.num_heads() == 1
     }
@@ -57,7 +56,6 @@ impl Victims {
         (self.fresh, self.unpacked) = (None, None);
     }
 
-    /// The slots as they are kept.
     #[cfg(test)]
     pub(super) fn packed(&self) -> Tensor {
         self.packed.on_host()
@@ -73,7 +71,6 @@ impl Victims {
         self.packed.size()[1] as usize
     }
 
-    /// Bytes that one slot takes.
     pub(super) fn width(&self) -> usize {
         self.packed.kind().elt_size_in_bytes()
     }
@@ -162,7 +159,6 @@ fn offset(kind: Kind) -> i64 {
 pub(super) enum Agreement {
     /// All sequences and heads agree, and the host knows which positions they hold.
     All(Vec<i64>),
-    /// The heads of a sequence agree.
     Heads,
     Nothing,
 }
@@ -265,7 +261,6 @@ pub(super) fn candidates(
     }
 }
 
-/// Puts what is protected behind everything else.
 fn protect(key_bgc: Tensor, position_bgc: &Tensor, protected: &[(usize, usize)]) -> Tensor {
     match is_protected(&position_bgc.narrow(1, 0, key_bgc.size()[1]), protected) {
         Some(stays) => key_bgc.masked_fill(&stays, i64::MAX),

@@ -40,7 +40,6 @@ fn write_new(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -
     buffer.get_ref().file.sync().map_err(io_fault("sync", path))
 }
 
-/// A file that is made durable slice by slice.
 struct SlicedFile {
     file: DiskFile,
     slice: usize,
@@ -63,7 +62,6 @@ impl Write for SlicedFile {
     }
 }
 
-/// Makes names in a directory durable.
 pub fn sync_dir(dir: &Path) -> Result<(), Fault> {
     disk::sync_dir("dir", dir).map_err(io_fault("sync", dir))
 }

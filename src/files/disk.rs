@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 
 use super::failpoint;
 
-/// Says where the log of operations is to be.
 const LOG: &str = "KVTUNE_DISK_LOG";
 
 /// An open file, of whose operations each may fail.
@@ -46,16 +45,12 @@ impl DiskFile {
     /// Makes the content durable. Never again on the same file after a failure: the kernel may have dropped the pages, and the next one
     /// would succeed.
     pub fn sync(&self) -> io::Result<()> {
-        attempt(self.whose, "sync", || self.file.sync_all())?;
-        record(self.whose, || json!({ "op": "sync", "file": self.number }));
-        Ok(())
+        recorded(self.whose, "sync", || self.file.sync_all(), || json!({ "op": "sync", "file": self.number }))
     }
 
-    /// Makes the file shorter or longer.
     pub fn set_len(&self, len: u64) -> io::Result<()> {
-        attempt(self.whose, "truncate", || self.file.set_len(len))?;
-        record(self.whose, || json!({ "op": "truncate", "file": self.number, "len": len }));
-        Ok(())
+        let operation = || json!({ "op": "truncate", "file": self.number, "len": len });
+        recorded(self.whose, "truncate", || self.file.set_len(len), operation)
     }
 
     /// Takes room on the disk from `len` on, for `more` bytes. Where the file system can't reserve room, the file grows without.
@@ -113,9 +108,7 @@ fn as_text(bytes: &[u8]) -> String {
 
 /// Gives a file or a directory another name; a file that has it goes.
 pub fn rename(whose: &'static str, from: &Path, to: &Path) -> io::Result<()> {
-    attempt(whose, "rename", || fs::rename(from, to))?;
-    record(whose, || json!({ "op": "rename", "from": from, "to": to }));
-    Ok(())
+    recorded(whose, "rename", || fs::rename(from, to), || json!({ "op": "rename", "from": from, "to": to }))
 }
 
 /// Lets two names trade what they name; `false` where the file system can't.
@@ -132,15 +125,11 @@ pub fn exchange(whose: &'static str, one: &Path, other: &Path) -> io::Result<boo
 }
 
 pub fn make_dir(whose: &'static str, path: &Path) -> io::Result<()> {
-    attempt(whose, "make_dir", || fs::create_dir(path))?;
-    record(whose, || json!({ "op": "make_dir", "path": path }));
-    Ok(())
+    recorded(whose, "make_dir", || fs::create_dir(path), || json!({ "op": "make_dir", "path": path }))
 }
 
 pub fn remove_file(whose: &'static str, path: &Path) -> io::Result<()> {
-    attempt(whose, "remove", || fs::remove_file(path))?;
-    record(whose, || json!({ "op": "remove", "path": path }));
-    Ok(())
+    recorded(whose, "remove", || fs::remove_file(path), || json!({ "op": "remove", "path": path }))
 }
 
 /// Removes a directory with all that is in it; a link in it goes, and never what it points to.
@@ -150,16 +139,22 @@ pub fn remove_tree(whose: &'static str, path: &Path) -> io::Result<()> {
         let remove = if entry.file_type()?.is_dir() { remove_tree } else { remove_file };
         remove(whose, &entry.path())?;
     }
-    attempt(whose, "remove_dir", || fs::remove_dir(path))?;
-    record(whose, || json!({ "op": "remove", "path": path }));
-    Ok(())
+    recorded(whose, "remove_dir", || fs::remove_dir(path), || json!({ "op": "remove", "path": path }))
 }
 
-/// Makes the names in a directory durable.
 pub fn sync_dir(whose: &'static str, path: &Path) -> io::Result<()> {
-    attempt(whose, "sync", || File::open(path).and_then(|dir| dir.sync_all()))?;
-    record(whose, || json!({ "op": "sync_dir", "path": path }));
-    Ok(())
+    let sync = || File::open(path).and_then(|dir| dir.sync_all());
+    recorded(whose, "sync", sync, || json!({ "op": "sync_dir", "path": path }))
+}
+
+/// Makes an operation as [`attempt`] does, and writes it down.
+fn recorded(
+    whose: &str,
+    what: &str,
+    act: impl FnMut() -> io::Result<()>,
+    operation: impl FnOnce() -> Value,
+) -> io::Result<()> {
+    attempt(whose, what, act).inspect(|()| record(whose, operation))
 }
 
 /// Makes an operation, again for as long as signals interrupt it.

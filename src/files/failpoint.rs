@@ -23,13 +23,11 @@ enum FailpointAction {
     Fail(Errno),
 }
 
-/// What is to go wrong, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failpoint {
     name: String,
     action: FailpointAction,
     nth: u64,
-    /// Whether every later pass fails as well.
     stays: bool,
 }
 

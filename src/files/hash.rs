@@ -6,7 +6,6 @@ use std::path::Path;
 use super::{FileKind, io_fault, open_to_read};
 use crate::units::Fault;
 
-/// Bytes that are hashed at once, on all cores.
 const BLOCK: u64 = 16 << 20;
 
 /// The hash of a file's bytes, made on all cores; it takes the memory of a block.

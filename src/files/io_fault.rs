@@ -27,7 +27,6 @@ pub fn io_fault(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> 
     }
 }
 
-/// What to do about an error of the operating system.
 pub fn hint_of_io(error: &io::Error) -> Option<&'static str> {
     const LIMIT: &str = "raise the limit of this shell with `ulimit -n`, or close what holds so many files";
     let by_number = error.raw_os_error().and_then(|number| {

@@ -12,7 +12,6 @@ use serde_json::{Map, Number, Value};
 use super::{FileKind, read_bytes};
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
-/// Bytes of the longest key.
 const MAX_KEY: usize = 1 << 16;
 
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Fault> {
@@ -62,7 +61,6 @@ pub(super) fn check_keys(bytes: &[u8], max_values: usize) -> Result<(), String> 
 pub struct StrictJson<'a> {
     /// Values that may still come.
     pub left: &'a Cell<usize>,
-    /// The error of one value more.
     pub too_many: &'a str,
     /// The last key of a document of which only the keys are looked at: no value is kept.
     last_key: Option<&'a RefCell<String>>,

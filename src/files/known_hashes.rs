@@ -9,7 +9,6 @@ use super::stamp::{SETTLED, Stamp, cache_folder};
 use super::{FileKind, hash_bytes, hash_file, write_atomic};
 use crate::units::Fault;
 
-/// Smaller files are hashed in no time.
 const LEAST: u64 = 1 << 20;
 
 #[derive(PartialEq, Eq, Serialize, Deserialize)]

@@ -29,7 +29,6 @@ pub enum FileKind {
     Record,
     /// A line a step, an answer or a score.
     Lines,
-    /// Texts that a tokenizer is trained on.
     Texts,
     /// Tensors; their header is limited where it is read.
     Tensors,
@@ -38,7 +37,6 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// What it is called in messages.
     fn name(self) -> &'static str {
         match self {
             Self::Recipe => "a recipe",
@@ -110,7 +108,6 @@ fn too_large(path: &Path, kind: FileKind, limit: u64) -> Fault {
     Fault::data(message, "check whether it is the file that you mean, and fetch or write it again").of_kind(FaultKind::Damaged)
 }
 
-/// What is there in place of a regular file.
 fn special(found: FileType) -> &'static str {
     match found {
         found if found.is_dir() => "a directory",
@@ -142,7 +139,6 @@ pub fn read_if_there(path: &Path, kind: FileKind) -> Result<Option<Vec<u8>>, Fau
     if is_there(path) { read_bytes(path, kind).map(Some) } else { Ok(None) }
 }
 
-/// The text of a file in UTF-8.
 pub fn read_text(path: &Path, kind: FileKind) -> Result<String, Fault> {
     let not_text = |error: std::string::FromUtf8Error| {
         let at = error.utf8_error().valid_up_to();

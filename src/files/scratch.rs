@@ -139,12 +139,10 @@ impl Scratch {
         })
     }
 
-    /// Writes at a place within the file's length.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.file.write_all_at(bytes, offset).map_err(io_fault("write", &self.path))
     }
 
-    /// Reads what was written there.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
         // Not `read`: what is wrong is the disk, not something that a user has given.
         self.file.read_exact_at(bytes, offset).map_err(io_fault("read back", &self.path))
@@ -166,7 +164,6 @@ fn leave(dir: &Path) {
     }
 }
 
-/// The directories that were made for scratch files alone.
 fn made() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     MADE.lock().unwrap_or_else(PoisonError::into_inner)

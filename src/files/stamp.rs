@@ -13,7 +13,6 @@ pub(super) const SETTLED: Duration = Duration::from_secs(2);
 /// A file as the system lists it: while this is the same, so is the content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
-    /// How many bytes the file has.
     pub size: u64,
     device: u64,
     inode: u64,

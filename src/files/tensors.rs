@@ -16,11 +16,9 @@ use super::{FileKind, io_fault, json, open_to_read};
 use crate::native::FileMap;
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
-/// The length field at the start of the file.
 const LENGTH: usize = 8;
 /// The format's own limit for the header.
 const MAX_HEADER: u64 = 100_000_000;
-/// Key of the text pairs in the header.
 const METADATA: &str = "__metadata__";
 
 /// An open safetensors file; its tensors are views into memory that the system reads when they are looked at.
@@ -28,7 +26,6 @@ const METADATA: &str = "__metadata__";
 pub struct TensorFile {
     path: PathBuf,
     map: Arc<FileMap>,
-    /// Where the tensors' bytes begin.
     start: usize,
     header: Metadata,
 }
@@ -36,13 +33,10 @@ pub struct TensorFile {
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub dtype: Dtype,
-    /// The lengths of its axes.
     pub shape: &'a [usize],
     /// The elements, little-endian, the last axis innermost.
     pub bytes: &'a [u8],
-    /// Where the bytes begin in the map.
     pub offset: usize,
-    /// The whole file as memory.
     pub map: &'a Arc<FileMap>,
 }
 
@@ -51,7 +45,6 @@ pub struct TensorView<'a> {
 pub struct RawTensor<'a> {
     pub name: String,
     pub dtype: Dtype,
-    /// The lengths of its axes.
     pub shape: Vec<usize>,
     /// The elements, little-endian, the last axis innermost.
     pub bytes: Cow<'a, [u8]>,
@@ -88,7 +81,6 @@ impl TensorFile {
         self.header.info(name).is_some()
     }
 
-    /// A tensor, without reading or copying it.
     pub fn get(&self, name: &str) -> Result<TensorView<'_>, Fault> {
         let missing = || {
             let message = format!("`{}` has no tensor `{}`", abridged(self.path.display()), quoted(name));
@@ -106,7 +98,6 @@ impl TensorFile {
         }
     }
 
-    /// The text pairs of the header.
     pub fn metadata(&self) -> BTreeMap<String, String> {
         self.header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect()
     }
@@ -149,12 +140,10 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), Fault> {
 pub struct TensorHead {
     pub name: String,
     pub dtype: Dtype,
-    /// The lengths of its axes.
     pub shape: Vec<usize>,
 }
 
 impl TensorHead {
-    /// The bytes of all elements.
     pub fn num_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
     }

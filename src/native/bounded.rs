@@ -22,7 +22,6 @@ use signal_hook::low_level::exit;
 
 use super::memory::line_of;
 
-/// How often the time is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
@@ -72,7 +71,6 @@ struct AtWork {
 
 static AT_WORK: Mutex<BTreeMap<u64, AtWork>> = Mutex::new(BTreeMap::new());
 
-/// Threads that were given up and have not ended.
 static NUM_GIVEN_UP: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs `work` within bounds; beyond them the process ends. Memory is counted where [`Allocator`](super::Allocator) is the program's.
@@ -130,7 +128,6 @@ pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Re
 pub struct ProcessLimits {
     /// Addresses that it has had from the start, in bytes: libraries, mostly.
     begun: usize,
-    /// Bytes and seconds that are in force.
     set: Option<(u64, u64)>,
 }
 

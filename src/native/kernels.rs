@@ -186,7 +186,6 @@ impl KvBlock {
 #[derive(Clone, Copy, Debug)]
 pub struct Scoring {
     pub scale: f64,
-    /// The cap of scores, which is above 0.
     pub soft_cap: Option<f64>,
 }
 
@@ -238,7 +237,6 @@ pub fn attend(
     (out.unwrap_or_default(), lse.unwrap_or_default(), mass)
 }
 
-/// The results of the backward of [`attend`].
 #[derive(Debug)]
 pub struct AttendGrads {
     /// The gradient of queries `(B, H, n, D)`.

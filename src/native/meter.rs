@@ -36,7 +36,6 @@ impl AllocationMeter {
         NonNull::new(unsafe { kvtune_meter_start() }).map(|handle| Self { handle, device, _stays: PhantomData })
     }
 
-    /// The counts on the host and on the device.
     pub fn read(&self) -> (Allocated, Allocated) {
         let mut out = [0; 6];
         // SAFETY: the handle is alive until `drop`, and `out` has room for the six numbers that are written.
@@ -46,7 +45,6 @@ impl AllocationMeter {
         (Allocated { live, peak, reserved }, self.of_allocator().map_or(counted, |stats| stats.allocated))
     }
 
-    /// What the device's allocator says of itself, where there is one.
     pub fn of_allocator(&self) -> Option<DeviceStats> {
         self.device.and_then(device_stats)
     }

@@ -66,7 +66,6 @@ pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tens
     made(|results| unsafe { kvtune_swiglu_backward(dy, gate, up, results) }).into()
 }
 
-/// Which way a rotation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotationDirection {
     /// Turns by the angles; the result lies in memory as attention reads it, `(B, heads, n, D)`.

@@ -8,7 +8,6 @@ use torch_sys::C_tensor;
 use super::autograd::pointer;
 use super::kernels::{computes, made};
 
-/// How levels lie in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Levels {
     /// Bits of a level: 4, 5, 8 or 9.

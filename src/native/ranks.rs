@@ -136,9 +136,7 @@ impl Drop for SharedStore {
 /// The end of this machine by which the other ranks reach it.
 #[derive(Clone, Debug)]
 pub enum LocalEnd {
-    /// A network interface, by its name.
     Interface(String),
-    /// An address of this machine.
     Address(String),
 }
 
@@ -227,7 +225,6 @@ pub trait PendingExchange {
     fn wait(&self, time: Duration) -> Result<bool, String>;
 }
 
-/// An exchange under way by Gloo.
 pub struct GroupWork(*mut c_void);
 
 impl GroupWork {

@@ -56,7 +56,6 @@ impl SyncCounter {
         NonNull::new(unsafe { kvtune_waits_start() }).map(|handle| Self { handle, _stays: PhantomData })
     }
 
-    /// The counts since the start.
     pub fn read(&self) -> Syncs {
         let mut counts = [0; 7];
         // SAFETY: the handle is alive until `drop`, and there is room for one number of each kind.

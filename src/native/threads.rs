@@ -104,10 +104,8 @@ fn delays() -> Option<BTreeMap<u64, u64>> {
     (!delays.is_empty()).then_some(delays)
 }
 
-/// Decides, look by look, whether threads are held.
 #[derive(Debug, Default)]
 struct LoadWatch {
-    /// Whether the look before was busy.
     was_busy: bool,
     /// Looks for which they stay held.
     left: u32,

@@ -90,7 +90,6 @@ impl Coming {
 pub struct Taken {
     /// What tensors that wait take now.
     pub in_use: Bytes,
-    /// The most that they have taken at once.
     pub most: Bytes,
     /// Memory that was asked for; 0 for a file.
     pub memory: Bytes,
@@ -102,7 +101,6 @@ pub struct Taken {
     pub file: Bytes,
 }
 
-/// The two kinds of places.
 #[derive(Debug)]
 enum ArenaKind {
     Memory(Vec<Stretch>),
@@ -126,7 +124,6 @@ pub(super) struct Arena {
     place: ArenaKind,
     in_use: Bytes,
     most: Bytes,
-    /// How long the host has copied.
     copied: Duration,
     /// Who copies whatever the device; else it is the device's own copier.
     copier: Option<Arc<dyn Copier>>,
@@ -147,7 +144,6 @@ impl Arena {
         Self { place, in_use: Bytes(0), most: Bytes(0), copied: Duration::ZERO, copier: None }
     }
 
-    /// The arena in memory, with copies made by `copier`.
     #[cfg(test)]
     pub(super) fn copied_by(copier: Arc<dyn Copier>) -> Self {
         Self { copier: Some(copier), ..Self::in_memory() }
@@ -169,7 +165,6 @@ impl Arena {
         }
     }
 
-    /// How long the host has copied to and fro.
     pub(super) fn copied(&self) -> Duration {
         self.copied
     }
@@ -227,7 +222,6 @@ impl Arena {
         }
     }
 
-    /// Sets copies of a piece's tensors out to a device.
     fn get(&mut self, piece: &Allocation, device: Device) -> Result<Coming, Fault> {
         let began = Instant::now();
         let copier = self.copier(device);
@@ -246,7 +240,6 @@ impl Arena {
         Ok(coming)
     }
 
-    /// Gives a piece's room back.
     fn free(&mut self, piece: &Allocation) {
         self.in_use.0 -= piece.len;
         if piece.len == 0 {
@@ -320,7 +313,6 @@ impl InFile {
     }
 }
 
-/// The name of a tensor that waits, in errors.
 const WAITING: &str = "a tensor that waits";
 
 fn no_scratch_dir() -> Fault {

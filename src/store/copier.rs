@@ -43,7 +43,6 @@ impl CopyMark {
     }
 }
 
-/// Copies between a device and the host.
 pub trait Copier: Debug + Send + Sync {
     /// Asks for copies, each of a tensor (second) over another of the same size and kind (first). They begin when the device has
     /// computed what it was asked for so far, and when what `after` marks is done. What is copied must not be written, nor the target
@@ -53,7 +52,6 @@ pub trait Copier: Debug + Send + Sync {
     /// What the device is asked to compute from now on waits for the mark; the host does not.
     fn wait(&self, mark: CopyMark);
 
-    /// The host waits for the mark.
     fn finish(&self, mark: CopyMark);
 
     fn is_done(&self, mark: CopyMark) -> bool;
@@ -62,7 +60,6 @@ pub trait Copier: Debug + Send + Sync {
     /// to wait for them.
     fn settle(&self);
 
-    /// Begins or ends to measure how long the device waits.
     fn measure(&self, is_on: bool);
 
     /// How long the device has waited for marks since this was asked last; `None` where nothing ever waits, since copies are done at
@@ -139,7 +136,6 @@ struct StreamState {
     under_way: VecDeque<InFlight>,
 }
 
-/// Copies that were asked for together.
 #[derive(Debug)]
 struct InFlight {
     number: u64,

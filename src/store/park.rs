@@ -57,7 +57,6 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store in the host's memory.
     pub fn in_memory(form: Form) -> Self {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_memory())) }
     }
@@ -81,7 +80,6 @@ impl Store {
         lock(&self.arena).copied()
     }
 
-    /// A store in memory whose copies are made by `copier`.
     #[cfg(test)]
     pub(super) fn copied_by(form: Form, copier: Arc<dyn Copier>) -> Self {
         Self { form, arena: Arc::new(Mutex::new(Arena::copied_by(copier))) }

@@ -18,7 +18,6 @@ pub(super) fn step(have: u64) -> u64 {
     have.clamp(FIRST_STEP, LARGEST_STEP)
 }
 
-/// A tensor's place in a stretch or a file.
 #[derive(Debug)]
 pub(super) struct TensorRange {
     /// From the beginning of the stretch or file.

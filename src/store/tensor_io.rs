@@ -36,7 +36,6 @@ fn described<'a>(file: &'a TensorFile, name: &str) -> Result<(TensorView<'a>, Ve
     Ok((view, view.shape.iter().map(|&n| n as i64).collect(), kind))
 }
 
-/// Where a tensor of a file is going to be.
 #[derive(Clone, Copy, Debug)]
 pub enum Home<'a> {
     /// On the host, where the file is mapped if it is of the wanted kind there: to be read.

@@ -30,7 +30,6 @@ pub struct Quantised {
 
 /// Largest f16 that leaves room for rounding up.
 const F16_LIMIT: f64 = 60_000.0;
-/// The sign bit of 16 bits.
 const SIGN: i64 = 1 << 15;
 
 /// A 16-bit float with what rounding to it can cost: half a unit in the last place, relative and near zero.
@@ -73,7 +72,6 @@ impl Narrow {
 }
 
 impl Bits {
-    /// Bits of a level.
     fn count(self) -> usize {
         match self {
             Self::Eight => 8,
@@ -210,7 +208,6 @@ fn read_range(range: &Tensor, kind: Kind) -> (Tensor, Tensor) {
     (of(&low), of(&scale))
 }
 
-/// The kind that levels are computed in.
 fn wide(kind: Kind) -> Kind {
     if kind == Kind::Double { Kind::Double } else { Kind::Float }
 }

@@ -116,7 +116,6 @@ impl<T: Bundle> Clone for Waiting<T> {
 }
 
 impl<T: Bundle> Waiting<T> {
-    /// A bundle that stays where it is.
     pub fn here(bundle: &T) -> Self {
         let (rest, tensors) = bundle.take_apart();
         Self { rest, items: Vec::new(), place: WaitingPlace::Here(tensors) }

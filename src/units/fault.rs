@@ -78,7 +78,6 @@ impl Fault {
         Self::new(Exit::Failed, message)
     }
 
-    /// What only an error in kvtune itself can cause.
     pub fn defect(message: impl Into<String>) -> Self {
         Self::failed(message).with_hint("this is a defect of kvtune: please report it")
     }
@@ -124,7 +123,6 @@ impl Fault {
         self.0.exit
     }
 
-    /// Errors that were found beside this one.
     pub fn further(&self) -> &[Fault] {
         &self.0.further
     }

@@ -47,7 +47,6 @@ pub trait Failure {
     }
 }
 
-/// Exit codes of a process that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Exit {

@@ -5,7 +5,6 @@ use std::fmt::{Display, Write};
 /// Characters of a foreign text that are shown.
 const SHOWN: usize = 200;
 
-/// Items of a list that are shown.
 const ITEMS: usize = 20;
 
 /// Bytes of the longest message.
@@ -84,7 +83,6 @@ pub fn joined<T: Display>(items: impl IntoIterator<Item = T>, between: &str) -> 
     shown.join(between)
 }
 
-/// The lengths of axes, as `[2, 3]`.
 pub fn shape<T: Display>(axes: &[T]) -> String {
     format!("[{}]", listed(axes))
 }

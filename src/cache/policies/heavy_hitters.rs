@@ -92,7 +92,6 @@ pub(super) struct HeavyHitters {
     normalize: bool,
     /// Whether one scoring query too many counts for tokens of the prefill span, as in the reference implementation.
     reference_counts: bool,
-    /// Whether the queries of the prefill span score too.
     score_prefill: bool,
     gives: Gives,
     /// The weight of attention in the score; the rest goes to the error of quantisation. `None` leaves that error out.
@@ -117,7 +116,6 @@ impl HeavyHitters {
         })
     }
 
-    /// Scores by attention weighted with the norms of values.
     pub(super) fn by_value(self) -> Self {
         Self { gives: Gives::ValueWeighted, ..self }
     }

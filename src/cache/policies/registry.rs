@@ -7,12 +7,9 @@ use crate::cache::Policy;
 use crate::recipe::{InitialPart, PolicyRecipe, RecipeError};
 use crate::units::Fault;
 
-/// A policy that a recipe may name.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyEntry {
-    /// The name that a recipe writes.
     pub name: &'static str,
-    /// What stays in the cache.
     pub keeps: &'static str,
     build: Constructor,
 }
@@ -49,7 +46,6 @@ const fn entry(name: &'static str, keeps: &'static str, build: Constructor) -> P
     PolicyEntry { name, keeps, build }
 }
 
-/// The names that a recipe may use.
 pub fn names() -> Vec<&'static str> {
     REGISTRY.iter().map(|entry| entry.name).collect()
 }

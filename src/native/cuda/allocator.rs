@@ -21,7 +21,6 @@ pub struct DeviceStats {
     pub allocated: Allocated,
     /// How often it had to give all that it held free back to the driver before it got what it was asked for.
     pub retries: i64,
-    /// How often it got nothing at all.
     pub failures: i64,
 }
 

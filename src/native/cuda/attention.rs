@@ -55,7 +55,6 @@ impl TorchKernel {
     }
 }
 
-/// Which keys a part's queries see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum TorchKernelMask {

@@ -26,7 +26,6 @@ const ROWS_OF_A_SPLIT: usize = 512;
 const BLOCKS_EACH: usize = 8;
 /// Sizes above which the kernel's own numbers would not hold an index.
 const LARGEST: i64 = 1 << 30;
-/// Blocks of a grid in its second and third direction.
 const LARGEST_GRID: usize = 65_535;
 
 /// The parameter of `attention_mass`, as the kernel's text has it.
@@ -93,7 +92,6 @@ pub fn attention_mass(q_bhnd: &Tensor, parts: &[&KvBlock], lse_bhn: &Tensor, sca
     made.map_err(|reason| built::give_up(which, reason)).ok()
 }
 
-/// What all parts have in common.
 struct Launch {
     module: &'static Module,
     device: usize,
@@ -210,7 +208,6 @@ fn aligned(x: &Tensor) -> Tensor {
     copy
 }
 
-/// The strides of all dimensions but the last.
 fn strides(x: &Tensor) -> [i64; 3] {
     let stride = x.stride();
     [stride[0], stride[1], stride[2]]

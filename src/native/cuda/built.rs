@@ -37,10 +37,8 @@ impl fmt::Display for Which {
     }
 }
 
-/// What became of a kernel that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelState {
-    /// The kernel's name, device and settings.
     pub kernel: String,
     /// Why it does not serve, and libtorch's operations do its work; `None` where it serves.
     pub missing: Option<String>,
@@ -108,7 +106,6 @@ fn build(device: usize, source: &KernelSource, settings: &[Setting]) -> Result<&
     Ok(Box::leak(Box::new(module)))
 }
 
-/// What a text is compiled with.
 pub(super) fn options(architecture: usize, settings: &[Setting]) -> Vec<String> {
     let target = [format!("--gpu-architecture=sm_{architecture}"), "--std=c++17".to_owned()];
     target.into_iter().chain(settings.iter().map(|(name, value)| format!("--define-macro={name}={value}"))).collect()

@@ -64,7 +64,6 @@ fn read(folder: &Path, name: &str) -> Option<Vec<u8>> {
     (blake3::hash(kept).as_bytes() == hash).then(|| kept.to_vec())
 }
 
-/// Keeps it, whole or not at all.
 fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let random = RandomState::new().hash_one(std::process::id());

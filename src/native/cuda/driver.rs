@@ -119,7 +119,6 @@ impl Calls {
         self.number("cuDeviceGetCount", |number| unsafe { (self.count)(number) })
     }
 
-    /// The handle of a device.
     pub(super) fn device(&self, index: usize) -> Result<c_int, String> {
         let index = c_int::try_from(index).map_err(|_| format!("there is no CUDA device {index}"))?;
         // SAFETY: the handle may be written.
@@ -134,7 +133,6 @@ impl Calls {
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// Bytes of a device's memory.
     pub(super) fn memory(&self, device: c_int) -> Result<u64, String> {
         let mut bytes = 0;
         // SAFETY: the number may be written.
@@ -142,7 +140,6 @@ impl Calls {
         Ok(bytes as u64)
     }
 
-    /// Major and minor number of a device's compute capability.
     pub(super) fn capability(&self, device: c_int) -> Result<(u32, u32), String> {
         Ok((self.attribute(CAPABILITY_MAJOR, device)?, self.attribute(CAPABILITY_MINOR, device)?))
     }
@@ -170,7 +167,6 @@ pub(super) fn launch_stream(device: usize) -> Result<*mut c_void, String> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context {
     handle: Handle,
-    /// How many multiprocessors it has.
     pub(super) multiprocessors: usize,
     /// The compute capability: 90 for 9.0.
     pub(super) architecture: usize,
@@ -189,7 +185,6 @@ impl Context {
         Ok(Self { handle, multiprocessors, architecture: (major * 10 + minor) as usize })
     }
 
-    /// Does something while its context is the current one.
     fn inside<T>(&self, calls: &Calls, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         // SAFETY: the context is alive; what is pushed here is popped below, whatever comes of the work.
         calls.check("cuCtxPushCurrent", unsafe { (calls.push_context)(self.handle) })?;

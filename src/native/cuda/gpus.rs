@@ -22,7 +22,6 @@ pub struct Gpu {
     /// Compute capability, as `(9, 0)`.
     pub capability: (u32, u32),
     pub multiprocessors: u32,
-    /// How many bytes of memory it has.
     pub memory: u64,
 }
 

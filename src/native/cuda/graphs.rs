@@ -27,7 +27,6 @@ unsafe extern "C" {
 /// Nothing can be captured; why.
 #[derive(Clone, Debug)]
 pub enum GraphError {
-    /// libtorch does not have it.
     Lacking(String),
     Failed(String),
 }
@@ -51,7 +50,6 @@ impl From<BackwardError> for GraphError {
 
 static REPLAYS: AtomicU64 = AtomicU64::new(0);
 
-/// How many graphs this process has launched.
 pub fn graph_replays() -> u64 {
     REPLAYS.load(Ordering::Relaxed)
 }

@@ -10,7 +10,6 @@ use libloading::os::unix::{Library, RTLD_LOCAL};
 use super::gpus::version;
 use super::load::{libtorch_folder, open_library, symbol};
 
-/// A library that is opened at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Companion {
     Runtime,
@@ -22,7 +21,6 @@ pub enum Companion {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenedLibrary {
-    /// The version, as `13.0` or `9.19.0`.
     pub version: String,
     /// The library's file, or the name by which the system's loader found it.
     pub path: PathBuf,

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-/// What came of looking for CUDA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CudaSupport {
     /// libtorch's CUDA half is loaded; whether a device answers is for `tch::Cuda` to say.
@@ -63,7 +62,6 @@ pub(super) unsafe fn symbol<T: Copy>(library: &Library, name: &CStr) -> Result<T
     found.map(|symbol| *symbol).map_err(|error| format!("`{}` is missing: {}", name.to_string_lossy(), said(&error)))
 }
 
-/// What the system's loader said.
 fn said(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }

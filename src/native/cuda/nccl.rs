@@ -33,12 +33,10 @@ pub struct NcclId([c_char; NcclId::LENGTH]);
 impl NcclId {
     const LENGTH: usize = 128;
 
-    /// The id as bytes, to be told to others.
     pub fn to_bytes(self) -> Vec<u8> {
         self.0.map(|byte| byte as u8).to_vec()
     }
 
-    /// The id that another rank has told.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         <[u8; Self::LENGTH]>::try_from(bytes).ok().map(|bytes| Self(bytes.map(|byte| byte as c_char)))
     }
@@ -232,7 +230,6 @@ impl PendingExchange for NcclWork<'_> {
     }
 }
 
-/// NCCL's number for a kind.
 fn kind_of(kind: Kind) -> Said<c_int> {
     Ok(match kind {
         Kind::Int8 => 0,

@@ -11,7 +11,6 @@ use libloading::os::unix::{Library, RTLD_GLOBAL};
 
 use super::load::{folder_in, open_library, symbol};
 
-/// A program that is being compiled.
 type Program = *mut std::ffi::c_void;
 
 /// The compiler. Its calls return 0, or the number of an error.

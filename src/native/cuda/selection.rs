@@ -16,14 +16,12 @@ pub(super) static SOURCE: KernelSource = KernelSource {
     kernels: &["rank_entries", "take_lowest", "plan_moves"],
 };
 
-/// There is nothing to set.
 const SETTINGS: [Setting; 0] = [];
 /// Threads of a block that has a row, and of one where each has an entry.
 const THREADS: usize = 1024;
 const EACH_OWN: usize = 256;
 /// Slots of a row above which the kernels' own numbers would not hold an index.
 const LARGEST: i64 = 1 << 30;
-/// Blocks of a grid in its second direction.
 const LARGEST_GRID: i64 = 65_535;
 
 /// The parameter of `rank_entries`, as the kernels' text has it.
@@ -69,7 +67,6 @@ struct MoveParams {
 // The kernels' text asserts the same.
 const _: () = assert!(size_of::<RankParams>() == 88 && size_of::<LowestParams>() == 32 && size_of::<MoveParams>() == 56);
 
-/// Which entries may not leave, by their positions.
 #[derive(Clone, Copy, Debug)]
 pub struct Staying<'a> {
     /// Positions from 0 to below this stay.

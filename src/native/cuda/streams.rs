@@ -77,7 +77,6 @@ impl SideStream {
         or_panic(check(unsafe { kvtune_stream_holds(self.handle.as_ptr(), pointer(tensor)) }));
     }
 
-    /// An event behind all that it was asked for.
     pub fn record(&self) -> CudaEvent {
         // SAFETY: the handle is alive, and the pointer may be written.
         CudaEvent(made(|out| unsafe { kvtune_event_record(self.handle.as_ptr(), self.index, 0, out) }))
@@ -159,7 +158,6 @@ impl CudaEvent {
         asked.is_err() || is_done != 0
     }
 
-    /// Lets the host wait for it.
     pub fn finish(&self) {
         // SAFETY: the handle is alive.
         or_panic(check(unsafe { kvtune_event_synchronize(self.0.as_ptr()) }));

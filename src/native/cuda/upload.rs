@@ -16,7 +16,6 @@ unsafe extern "C" {
 /// Bytes of each of the two stretches: long enough that a copy is worth its start.
 const STRETCH: i64 = 32 << 20;
 
-/// The way of bytes to a device.
 #[derive(Debug)]
 pub struct Upload {
     stretches: [Tensor; 2],
