@@ -39,9 +39,9 @@ fn main() {
         let x = randn(&[1, tokens, width]);
         for (name, form) in [("layer checkpoints, int8", Form::Int8), ("layer checkpoints, int4", Form::Int4)] {
             let store = Store::in_memory(form);
-            let parked = store.park(&x).unwrap();
+            let parked = store.offload(&x).unwrap();
             let restore = cpu_seconds(|| drop(parked.fetch(Device::Cpu).unwrap()));
-            line(name, &x, cpu_seconds(|| drop(store.park(&x).unwrap())), restore);
+            line(name, &x, cpu_seconds(|| drop(store.offload(&x).unwrap())), restore);
         }
     }
     println!("{table}");

@@ -192,7 +192,7 @@ impl Buffer {
 
     /// Makes room for `top` slots: by further pages, or by doubling the only one.
     pub(super) fn reserve(&mut self, top: i64) {
-        self.bring();
+        self.prefetch();
         self.arrive();
         let (have, slots) = (self.slots(), self.shape.grown(self.slots(), top));
         if self.shape.is_paged {
@@ -205,8 +205,8 @@ impl Buffer {
         }
     }
 
-    /// Sets the pages out to the device, where they stay until they are parked; who uses them first waits for them.
-    pub(super) fn bring(&mut self) {
+    /// Sets the pages out to the device, where they stay until they are offloaded; who uses them first waits for them.
+    pub(super) fn prefetch(&mut self) {
         if self.is_away {
             let target = |plane: &Tensor| Tensor::empty(plane.size(), (plane.kind(), self.shape.device));
             self.pages = self.home.iter().map(|page| page.map(target)).collect();
@@ -216,7 +216,7 @@ impl Buffer {
     }
 
     /// Sends the pages to wait on the host, for a buffer that does so.
-    pub(super) fn park(&mut self) {
+    pub(super) fn offload(&mut self) {
         if !self.shape.is_offloaded || self.is_away {
             return;
         }
@@ -250,7 +250,7 @@ impl Buffer {
 
     /// Where entries can be moved: the only page.
     fn single(&mut self) -> &StoredEntries {
-        self.bring();
+        self.prefetch();
         self.arrive();
         &self.pages[0]
     }
@@ -310,7 +310,7 @@ impl Buffer {
 
     /// Writes a chunk's entries to the slots from `start` on.
     pub(super) fn write(&mut self, start: i64, chunk: &StoredEntries) {
-        self.bring();
+        self.prefetch();
         self.arrive();
         let len = chunk.slots();
         for (page, slots, from) in parts(self.pages.iter(), start, len) {

@@ -170,13 +170,13 @@ impl LayerCache {
     }
 
     /// Brings keys and values to the device, ahead of their use.
-    pub fn bring(&mut self) {
-        self.buffer.bring();
+    pub fn prefetch(&mut self) {
+        self.buffer.prefetch();
     }
 
     /// Lets keys and values wait on the host, where the cache is offloaded.
-    pub fn park(&mut self) {
-        self.buffer.park();
+    pub fn offload(&mut self) {
+        self.buffer.offload();
     }
 
     /// Slots of a head's buffer: the cache length, until they are shared out.

@@ -18,7 +18,7 @@ pub struct CacheShape {
     /// Whether a cache that grows does so by further pages of `allocated` slots instead of doubling.
     pub is_paged: bool,
     pub buffer: BufferKind,
-    /// Whether keys and values wait on the host between [`LayerCache::park`](super::LayerCache::park) and [`LayerCache::bring`](super::LayerCache::bring).
+    /// Whether keys and values wait on the host between [`LayerCache::offload`](super::LayerCache::offload) and [`LayerCache::prefetch`](super::LayerCache::prefetch).
     pub is_offloaded: bool,
     pub kind: Kind,
     pub device: Device,

@@ -103,7 +103,7 @@ impl LayerCache {
         };
         (self.filled, self.stands, self.prefill) = (filled, stands, prefill);
         self.protected.clone_from(protected);
-        self.park();
+        self.offload();
         Ok(())
     }
 

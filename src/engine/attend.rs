@@ -36,11 +36,11 @@ impl Column<'_> {
         work: impl FnOnce() -> Result<T, AttendError>,
     ) -> Result<T, AttendError> {
         for layer in [layer.0, next] {
-            lock(&self.states[layer]).cache.bring();
+            lock(&self.states[layer]).cache.prefetch();
         }
         let done = work()?;
         if self.takes_turns() && next != layer.0 {
-            lock(&self.states[layer.0]).cache.park();
+            lock(&self.states[layer.0]).cache.offload();
         }
         Ok(done)
     }
@@ -131,7 +131,8 @@ impl ColumnAttention<'_> {
             Mode::Differentiate { policies: Some(policies), .. } => (*policies, None),
             _ => return,
         };
-        if part.is_none_or(|part| part.from == 0) {
+        // Where a column is run band by band, the bands below have written its chunks when the next one begins.
+        if self.column.first == 0 && part.is_none_or(|part| part.from == 0) {
             let span = part.map_or(&self.column.spans[0], |part| &part.span);
             allocate_across_layers(self.column.states, policies, span);
         }
@@ -251,14 +252,14 @@ impl CellLayer<'_> {
         })?;
         let (shared, here, trains_drain) = (state.clone(), span.clone(), qkv.drain_h.as_ref().is_some_and(Tensor::requires_grad));
         attach_backward(&inputs, &[&out, &next], move |grads| {
-            lock(&shared).cache.bring();
+            lock(&shared).cache.prefetch();
             if let Some(below) = &moves.below {
-                lock(below).cache.bring();
+                lock(below).cache.prefetch();
             }
             let made = no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref(), trains_drain));
             let ChunkGrads { q, own, drain } = made.map_err(|e| e.to_string())?;
             if moves.parks {
-                lock(&shared).cache.park();
+                lock(&shared).cache.offload();
             }
             let end = Tensor::zeros([1], (q.kind(), q.device()));
             let all = [q, end].into_iter().chain(own.into_planes()).map(Some).chain([drain]);

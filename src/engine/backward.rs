@@ -129,7 +129,7 @@ impl StepRun<'_> {
                     state.unwind(span)?;
                 }
                 if column.takes_turns() {
-                    state.cache.park();
+                    state.cache.offload();
                 }
             }
         }

@@ -99,9 +99,9 @@ impl Attend for EachAttends<'_> {
             let own = |x: &Tensor| x.narrow(0, row as i64, 1);
             let own = Qkv { q_bhnd: own(&qkv.q_bhnd), own: qkv.own.map(own), ..qkv.clone() };
             let mut state = lock(&states[layer.0]);
-            state.cache.bring();
+            state.cache.prefetch();
             outs.push(state.decide_part(&*self.policies[layer.0], part, &own).map_err(refused)?);
-            state.cache.park();
+            state.cache.offload();
         }
         let empty = self.rows - outs.len() as i64;
         if empty > 0 {

@@ -15,14 +15,14 @@ pub(super) fn allocate_across_layers(layers: &[SharedLayer], policies: &[Box<dyn
         if state.log.quota().is_some() {
             continue;
         }
-        state.cache.bring();
+        state.cache.prefetch();
         state.cache.enter(span);
         if let Some(key_bgc) = state.cache.budget_keys(&**policy, span) {
             keys.push(key_bgc.to_device(tch::Device::Cpu));
             due.push(layer);
             common = Some((state.cache.shape().cache_length, rule.floor));
         }
-        state.cache.park();
+        state.cache.offload();
     }
     let Some((cache_length, floor)) = common else { return };
     for (layer, budgets) in due.into_iter().zip(HeadBudgets::across_layers(&keys, span, cache_length, floor)) {

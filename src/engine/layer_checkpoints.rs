@@ -21,7 +21,7 @@ impl LayerCheckpoints {
 
     /// Parks the input of layer `border` for one column.
     pub(super) fn put(&mut self, border: usize, column: usize, hidden_bne: &Tensor) -> Result<(), Fault> {
-        self.parked.insert((border, column), self.store.park(hidden_bne)?);
+        self.parked.insert((border, column), self.store.offload(hidden_bne)?);
         Ok(())
     }
 

@@ -89,7 +89,7 @@ impl LayerState {
     /// Begins again at the first chunk; the replay log stays, and so do attention's outputs, which a second forward uses.
     pub(super) fn reset(&mut self, prefill: usize) {
         self.cache.reset(prefill);
-        self.cache.park();
+        self.cache.offload();
         self.undo.clear();
         self.grads = None;
     }

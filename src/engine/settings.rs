@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tch::{Device, Kind};
 
 use super::chunks;
-use super::slots::{Extent, FixedCaches, Sizes, Slots};
+use super::slots::{Extent, FixedCaches, Sizes, Slots, too_long};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, EngineError, RandomSizes};
 use crate::cache::{self, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
@@ -251,13 +251,7 @@ impl Settings {
     pub fn check_fits(&self, tokens: usize) -> Result<(), EngineError> {
         for (layer, (policy, slots)) in self.policies.iter().zip(&self.slots).enumerate() {
             if let Some(cache_length) = slots.fixed().filter(|&slots| !policy.traits().evicts && tokens > slots) {
-                let message = format!(
-                    "a sequence of {tokens} tokens does not fit the dense cache of layer {layer}: `kv_cache.cache_length` = {cache_length}"
-                );
-                let hint = format!(
-                    "set `kv_cache.storage = \"growing\"`, or `kv_cache.cache_length = {tokens}`, or a policy that evicts such as \"h2o\""
-                );
-                return Err(Fault::usage(message, hint).into());
+                return Err(too_long(tokens, layer, cache_length).into());
             }
         }
         Ok(())

@@ -180,6 +180,18 @@ impl<'a> FixedCaches<'a> {
     }
 }
 
+/// The fault of a sequence that is longer than a cache which evicts nothing.
+pub(super) fn too_long(tokens: usize, layer: usize, cache_length: usize) -> Fault {
+    Fault::usage(
+        format!(
+            "a sequence of {tokens} tokens does not fit the dense cache of layer {layer}: `kv_cache.cache_length` = {cache_length}"
+        ),
+        format!(
+            "set `kv_cache.storage = \"growing\"`, or `kv_cache.cache_length = {tokens}`, or a policy that evicts such as \"h2o\""
+        ),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

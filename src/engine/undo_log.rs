@@ -47,7 +47,7 @@ impl UndoLog {
     pub(super) fn put(&mut self, chunk: usize, undo: Undo, keep: KeepUndo) -> Result<(), Fault> {
         match keep {
             KeepUndo::Nothing => {}
-            KeepUndo::Parked => drop(self.waiting.insert(chunk, self.store.park(&undo)?)),
+            KeepUndo::Parked => drop(self.waiting.insert(chunk, self.store.offload(&undo)?)),
             // A cell that was unwound overwrites the same entries again: nothing has to be fetched a second time.
             KeepUndo::Resident => drop(self.resident.insert(chunk, undo)),
         }

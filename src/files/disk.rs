@@ -148,12 +148,7 @@ pub fn sync_dir(whose: &'static str, path: &Path) -> io::Result<()> {
 }
 
 /// Makes an operation as [`attempt`] does, and writes it down.
-fn recorded(
-    whose: &str,
-    what: &str,
-    act: impl FnMut() -> io::Result<()>,
-    operation: impl FnOnce() -> Value,
-) -> io::Result<()> {
+fn recorded(whose: &str, what: &str, act: impl FnMut() -> io::Result<()>, operation: impl FnOnce() -> Value) -> io::Result<()> {
     attempt(whose, what, act).inspect(|()| record(whose, operation))
 }
 

@@ -32,12 +32,12 @@ struct Allocation {
 
 /// Tensors that wait in an arena; their room is free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Parked {
+pub(super) struct Offloaded {
     piece: Allocation,
     arena: Arc<Mutex<Arena>>,
 }
 
-impl Parked {
+impl Offloaded {
     pub(super) fn new(arena: &Arc<Mutex<Arena>>, tensors: &[Tensor]) -> Result<Self, Fault> {
         let piece = lock(arena).put(tensors)?;
         Ok(Self { piece, arena: arena.clone() })
@@ -58,7 +58,7 @@ impl Parked {
     }
 }
 
-impl Drop for Parked {
+impl Drop for Offloaded {
     fn drop(&mut self) {
         lock(&self.arena).free(&self.piece);
     }

@@ -161,7 +161,7 @@ fn tensors(number: i64, rows: i64) -> Vec<Tensor> {
 
 /// The same through a store that copies at once.
 fn at_once(form: Form, number: i64, rows: i64) -> Vec<Tensor> {
-    Store::in_memory(form).park(&tensors(number, rows)).unwrap().wait(Device::Cpu).unwrap()
+    Store::in_memory(form).offload(&tensors(number, rows)).unwrap().wait(Device::Cpu).unwrap()
 }
 
 /// Number and rows of tensors, and where they wait.
@@ -184,7 +184,7 @@ fn all_come_back(form: Form, copier: &Arc<DelayedCopier>, actions: &[CopyAction]
     for (number, action) in actions.iter().enumerate() {
         match *action {
             CopyAction::Put(rows) => {
-                parked.push((number as i64, rows, store.park(&tensors(number as i64, rows)).unwrap()));
+                parked.push((number as i64, rows, store.offload(&tensors(number as i64, rows)).unwrap()));
             }
             CopyAction::SetOut(which) if !parked.is_empty() => ahead.push(set_out(&parked[which % parked.len()])),
             CopyAction::Arrive(which) if !ahead.is_empty() => wait(ahead.swap_remove(which % ahead.len())),
@@ -214,10 +214,10 @@ fn room_that_was_given_back_waits_for_the_copies_from_it() {
     let copier = Arc::<DelayedCopier>::default();
     let store = Store::copied_by(Form::Plain, copier.clone());
     let a = tensors(1, 8);
-    let mut first = store.park(&a).unwrap();
+    let mut first = store.offload(&a).unwrap();
     first.leave(Device::Cpu).unwrap();
     let c = tensors(2, 8);
-    let second = store.park(&c).unwrap();
+    let second = store.offload(&c).unwrap();
     assert_eq!(store.bytes().most, second.bytes_in_store(), "the same room");
     // The second comes first, as far as it may.
     advance(&mut lock(&copier.lanes), CopyStream::ToHost);
@@ -230,7 +230,7 @@ fn room_that_was_given_back_waits_for_the_copies_from_it() {
 fn what_has_not_arrived_is_not_there() {
     let store = Store::copied_by(Form::Plain, Arc::<DelayedCopier>::default());
     let a = tensors(3, 4);
-    let mut waiting = store.park(&a).unwrap();
+    let mut waiting = store.offload(&a).unwrap();
     waiting.prefetch(Device::Cpu).unwrap();
     assert!(!waiting.tensors_ahead()[0].equal(&a[0]), "the copier is late");
     assert!(waiting.wait(Device::Cpu).unwrap()[0].equal(&a[0]));
@@ -241,7 +241,7 @@ fn what_is_settled_has_come_and_is_kept_for_nobody() {
     let copier = Arc::<DelayedCopier>::default();
     let store = Store::copied_by(Form::Plain, copier.clone());
     let a = tensors(5, 4);
-    let mut waiting = store.park(&a).unwrap();
+    let mut waiting = store.offload(&a).unwrap();
     waiting.prefetch(Device::Cpu).unwrap();
     let count = || lock(&copier.lanes).each_ref().map(|queue| queue.jobs.len());
     assert_eq!(count(), [1, 1]);

@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock};
 
 use tch::{Device, Kind, Tensor};
 
-use super::arena::{Coming, Parked};
-use super::park::{Form, Store, bytes_of};
+use super::arena::{Coming, Offloaded};
+use super::tensor_store::{Form, Store, bytes_of};
 use super::{Bits, blocks, copies_are_async};
 use crate::native::cuda::upload;
 use crate::native::or_panic;
@@ -65,9 +65,9 @@ pub struct Waiting<T: Bundle> {
 enum WaitingPlace {
     /// The tensors themselves, which stay where they are.
     Here(Vec<Tensor>),
-    Parked(Arc<Parked>),
+    Offloaded(Arc<Offloaded>),
     /// On the way to a device; the copies in the store stay there, unless their room was given back.
-    Coming(Coming, Option<Arc<Parked>>),
+    Coming(Coming, Option<Arc<Offloaded>>),
 }
 
 /// How a tensor can be made again from what waits for it.
@@ -80,12 +80,12 @@ struct Item {
 }
 
 impl Store {
-    /// Parks a copy of a bundle's tensors, all of one device: in the store's form if they are of a float kind, to the bit if they are of
+    /// Offloads a copy of a bundle's tensors, all of one device: in the store's form if they are of a float kind, to the bit if they are of
     /// another. On a CUDA device the copy goes on beside what is computed from here on; the tensors must not be written to any more.
     ///
     /// # Shapes
     /// Any; quantised along the last axis.
-    pub fn park<T: Bundle>(&self, bundle: &T) -> Result<Waiting<T>, Fault> {
+    pub fn offload<T: Bundle>(&self, bundle: &T) -> Result<Waiting<T>, Fault> {
         let (rest, tensors) = bundle.take_apart();
         if tensors.is_empty() {
             return Ok(Waiting::here(bundle));
@@ -100,7 +100,7 @@ impl Store {
             }
             items.push(Item { bits, size, kind, parts: all.len() - before });
         }
-        Ok(Waiting { rest, items, place: WaitingPlace::Parked(Arc::new(Parked::new(&self.arena, &all)?)) })
+        Ok(Waiting { rest, items, place: WaitingPlace::Offloaded(Arc::new(Offloaded::new(&self.arena, &all)?)) })
     }
 }
 
@@ -108,7 +108,9 @@ impl<T: Bundle> Clone for Waiting<T> {
     fn clone(&self) -> Self {
         let place = match &self.place {
             WaitingPlace::Here(tensors) => WaitingPlace::Here(shallow(tensors)),
-            WaitingPlace::Parked(parked) | WaitingPlace::Coming(_, Some(parked)) => WaitingPlace::Parked(parked.clone()),
+            WaitingPlace::Offloaded(offloaded) | WaitingPlace::Coming(_, Some(offloaded)) => {
+                WaitingPlace::Offloaded(offloaded.clone())
+            }
             WaitingPlace::Coming(coming, None) => WaitingPlace::Here(decoded(&self.items, coming.wait())),
         };
         Self { rest: self.rest.clone(), items: self.items.clone(), place }
@@ -132,14 +134,14 @@ impl<T: Bundle> Waiting<T> {
         let here = Self::here(bundle);
         let is_sent = matches!(&here.place, WaitingPlace::Here(tensors) if tensors.iter().any(|x| copies_are_async(x.device())));
         // Only a file can refuse.
-        if is_sent { or_panic(store.park(bundle)) } else { here }
+        if is_sent { or_panic(store.offload(bundle)) } else { here }
     }
 
     /// Sets copies out to a device, so that they are there when [`Self::wait`] asks for them. Where copies go on beside what is computed
     /// this returns at once. Once they are under way it does nothing.
     pub fn prefetch(&mut self, device: Device) -> Result<(), Fault> {
-        if let WaitingPlace::Parked(parked) = &self.place {
-            self.place = WaitingPlace::Coming(parked.get(device)?, Some(parked.clone()));
+        if let WaitingPlace::Offloaded(offloaded) = &self.place {
+            self.place = WaitingPlace::Coming(offloaded.get(device)?, Some(offloaded.clone()));
         }
         Ok(())
     }
@@ -148,7 +150,7 @@ impl<T: Bundle> Waiting<T> {
     pub fn leave(&mut self, device: Device) -> Result<(), Fault> {
         match &mut self.place {
             WaitingPlace::Here(tensors) => tensors.iter_mut().for_each(|x| *x = moved(x, device)),
-            WaitingPlace::Parked(parked) => self.place = WaitingPlace::Coming(parked.get(device)?, None),
+            WaitingPlace::Offloaded(offloaded) => self.place = WaitingPlace::Coming(offloaded.get(device)?, None),
             WaitingPlace::Coming(_, source) => *source = None,
         }
         Ok(())
@@ -159,7 +161,7 @@ impl<T: Bundle> Waiting<T> {
     pub fn wait(&mut self, device: Device) -> Result<T, Fault> {
         let bundle = self.fetch(device)?;
         if let WaitingPlace::Coming(_, Some(source)) = &self.place {
-            self.place = WaitingPlace::Parked(source.clone());
+            self.place = WaitingPlace::Offloaded(source.clone());
         }
         Ok(bundle)
     }
@@ -168,7 +170,7 @@ impl<T: Bundle> Waiting<T> {
     pub fn fetch(&self, device: Device) -> Result<T, Fault> {
         let tensors = match &self.place {
             WaitingPlace::Here(tensors) => tensors.iter().map(|x| moved(x, device)).collect(),
-            WaitingPlace::Parked(parked) => decoded(&self.items, parked.get(device)?.wait()),
+            WaitingPlace::Offloaded(offloaded) => decoded(&self.items, offloaded.get(device)?.wait()),
             WaitingPlace::Coming(coming, _) => {
                 decoded(&self.items, coming.wait()).into_iter().map(|x| x.to_device(device)).collect()
             }
@@ -183,14 +185,14 @@ impl<T: Bundle> Waiting<T> {
 
     /// Whether it can be read on the host without waiting.
     pub fn has_come(&self) -> bool {
-        if let WaitingPlace::Parked(parked) = &self.place { parked.has_come() } else { true }
+        if let WaitingPlace::Offloaded(offloaded) = &self.place { offloaded.has_come() } else { true }
     }
 
     /// Bytes of its tensors where it waits; 0 once it has left.
     pub fn bytes(&self) -> Bytes {
         match &self.place {
             WaitingPlace::Here(tensors) => bytes_of(tensors),
-            WaitingPlace::Parked(_) | WaitingPlace::Coming(_, Some(_)) => self.items.iter().map(Item::bytes).sum(),
+            WaitingPlace::Offloaded(_) | WaitingPlace::Coming(_, Some(_)) => self.items.iter().map(Item::bytes).sum(),
             WaitingPlace::Coming(_, None) => Bytes(0),
         }
     }
@@ -201,8 +203,8 @@ impl<T: Bundle> Waiting<T> {
     }
 
     pub fn bytes_in_store(&self) -> Bytes {
-        if let WaitingPlace::Parked(parked) | WaitingPlace::Coming(_, Some(parked)) = &self.place {
-            parked.bytes()
+        if let WaitingPlace::Offloaded(offloaded) | WaitingPlace::Coming(_, Some(offloaded)) = &self.place {
+            offloaded.bytes()
         } else {
             Bytes(0)
         }

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::{fmt, io};
 
-use super::{Exit, Failure};
+use super::Exit;
 
 type FaultCause = Box<dyn Error + Send + Sync>;
 
@@ -134,6 +134,33 @@ impl Fault {
 
     pub fn of_type<E: Error + 'static>(&self) -> Option<&E> {
         self.0.typed.as_ref()?.downcast_ref()
+    }
+}
+
+/// What an error means for whoever started the process.
+pub trait Failure {
+    /// What the user can do: one sentence without a full stop, in lower case, or `None` where there is nothing to do. Every error that
+    /// a user can cause has a hint.
+    fn hint(&self) -> Option<String> {
+        self.origin().and_then(Failure::hint)
+    }
+
+    fn exit(&self) -> Exit {
+        self.origin().map_or(Exit::Failed, Failure::exit)
+    }
+
+    fn kind(&self) -> FaultKind {
+        self.origin().map_or(FaultKind::Other, Failure::kind)
+    }
+
+    /// Errors that were found beside this one, each with its hint.
+    fn further(&self) -> Vec<(&dyn Error, Option<String>)> {
+        self.origin().map_or_else(Vec::new, Failure::further)
+    }
+
+    /// The error of another room that this one passes on.
+    fn origin(&self) -> Option<&dyn Failure> {
+        None
     }
 }
 

@@ -34,7 +34,7 @@ fn what_is_put_and_fetched_in_any_order_comes_back() {
             let x = (Tensor::arange(sequences * 256, (Kind::Float, device)) * 1e-3 + f64::from(round)).view([sequences, 256])
                 + busy.get(0).get(0) * 0.0;
             let host = x.to_device(Device::Cpu);
-            parked.push((store.park(&x).unwrap(), on_host.park(&host).unwrap().fetch(Device::Cpu).unwrap()));
+            parked.push((store.offload(&x).unwrap(), on_host.offload(&host).unwrap().fetch(Device::Cpu).unwrap()));
             drop(x);
             if parked.len() > 6 {
                 let (mut waiting, expected) = parked.swap_remove(rng.random_range(0..parked.len()));
@@ -62,7 +62,7 @@ fn what_is_sent_away_returns() {
 fn waits_are_measured() {
     let Some(device) = gpu() else { return };
     let (store, copier) = (Store::in_memory(Form::Plain), copier_of(device));
-    let parked = store.park(&Tensor::zeros([64 << 20], (Kind::Float, device))).unwrap();
+    let parked = store.offload(&Tensor::zeros([64 << 20], (Kind::Float, device))).unwrap();
     copier.measure(true);
     let fetched = parked.fetch(device).unwrap();
     wait(device);

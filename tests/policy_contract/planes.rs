@@ -75,7 +75,7 @@ fn a_further_plane_gets_the_gradient_that_autograd_gives_it() {
             assert!(all.where_self(&held, &seen).equal(&seen), "every entry has the plane of its position");
             total += loss(&all, &weight);
             chunks.push(Weighed { span, undo, weight, positions });
-            cache.park();
+            cache.offload();
         }
         total.backward();
 

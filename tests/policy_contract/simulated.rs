@@ -316,8 +316,8 @@ impl<'a> Played<'a> {
 /// Sends an offloaded buffer to the host, or brings it back, at moments that mean nothing.
 fn wander(cache: &mut LayerCache, span: &ChunkSpan, moment: usize) {
     match mixed(&[11, span.index, span.start, moment]) % 3 {
-        0 => cache.park(),
-        1 => cache.bring(),
+        0 => cache.offload(),
+        1 => cache.prefetch(),
         _ => {}
     }
 }

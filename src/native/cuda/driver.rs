@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::RTLD_LOCAL;
 
-use super::load::{open_library, symbol};
+use super::load::{functions, open_library, symbol};
 use crate::native::autograd::check;
 
 unsafe extern "C" {
@@ -18,33 +18,35 @@ unsafe extern "C" {
 
 type Handle = *mut c_void;
 
-/// What is asked of the driver. All return 0, or the number of an error.
-pub(super) struct Calls {
-    error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
-    version: unsafe extern "C" fn(*mut c_int) -> c_int,
-    count: unsafe extern "C" fn(*mut c_int) -> c_int,
-    device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
-    name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
-    memory: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
-    attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
-    retain_context: unsafe extern "C" fn(*mut Handle, c_int) -> c_int,
-    push_context: unsafe extern "C" fn(Handle) -> c_int,
-    pop_context: unsafe extern "C" fn(*mut Handle) -> c_int,
-    load_module: unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int,
-    function: unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> c_int,
-    launch: unsafe extern "C" fn(
-        Handle,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        Handle,
-        *mut *mut c_void,
-        *mut *mut c_void,
-    ) -> c_int,
+functions! {
+    /// What is asked of the driver. All return 0, or the number of an error.
+    pub(super) struct Calls {
+        error_string = c"cuGetErrorString": unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+        version = c"cuDriverGetVersion": unsafe extern "C" fn(*mut c_int) -> c_int,
+        count = c"cuDeviceGetCount": unsafe extern "C" fn(*mut c_int) -> c_int,
+        device = c"cuDeviceGet": unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+        name = c"cuDeviceGetName": unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+        memory = c"cuDeviceTotalMem_v2": unsafe extern "C" fn(*mut usize, c_int) -> c_int,
+        attribute = c"cuDeviceGetAttribute": unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
+        retain_context = c"cuDevicePrimaryCtxRetain": unsafe extern "C" fn(*mut Handle, c_int) -> c_int,
+        push_context = c"cuCtxPushCurrent_v2": unsafe extern "C" fn(Handle) -> c_int,
+        pop_context = c"cuCtxPopCurrent_v2": unsafe extern "C" fn(*mut Handle) -> c_int,
+        load_module = c"cuModuleLoadData": unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int,
+        function = c"cuModuleGetFunction": unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> c_int,
+        launch = c"cuLaunchKernel": unsafe extern "C" fn(
+            Handle,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            Handle,
+            *mut *mut c_void,
+            *mut *mut c_void,
+        ) -> c_int,
+    }
 }
 
 const MULTIPROCESSORS: c_int = 16;
@@ -60,22 +62,7 @@ impl Calls {
         // SAFETY: the types are those of cuda.h; names with `_v2` are what its macros call.
         let (initialise, calls) = unsafe {
             let initialise: unsafe extern "C" fn(c_uint) -> c_int = symbol(&library, c"cuInit")?;
-            let calls = Self {
-                error_string: symbol(&library, c"cuGetErrorString")?,
-                version: symbol(&library, c"cuDriverGetVersion")?,
-                count: symbol(&library, c"cuDeviceGetCount")?,
-                device: symbol(&library, c"cuDeviceGet")?,
-                name: symbol(&library, c"cuDeviceGetName")?,
-                memory: symbol(&library, c"cuDeviceTotalMem_v2")?,
-                attribute: symbol(&library, c"cuDeviceGetAttribute")?,
-                retain_context: symbol(&library, c"cuDevicePrimaryCtxRetain")?,
-                push_context: symbol(&library, c"cuCtxPushCurrent_v2")?,
-                pop_context: symbol(&library, c"cuCtxPopCurrent_v2")?,
-                load_module: symbol(&library, c"cuModuleLoadData")?,
-                function: symbol(&library, c"cuModuleGetFunction")?,
-                launch: symbol(&library, c"cuLaunchKernel")?,
-            };
-            (initialise, calls)
+            (initialise, Self::find(&library)?)
         };
         // Never unloaded: calls and contexts live as long as the process.
         let _handle = library.into_raw();

@@ -52,6 +52,22 @@ pub(super) fn open_library(path: &Path, visibility: c_int) -> Result<Library, St
     library.map_err(|error| format!("`{}` cannot be opened: {}", path.display(), said(&error)))
 }
 
+/// A table of functions, each with its name in the library; `find` looks for them all, and is unsafe as the types must be right.
+macro_rules! functions {
+    ($(#[$attribute:meta])* $visibility:vis struct $table:ident { $($field:ident = $name:literal: $kind:ty,)* }) => {
+        $(#[$attribute])*
+        $visibility struct $table { $($field: $kind,)* }
+
+        impl $table {
+            unsafe fn find(library: &libloading::os::unix::Library) -> Result<Self, String> {
+                // SAFETY: the caller's promise.
+                Ok(unsafe { Self { $($field: $crate::native::cuda::load::symbol(library, $name)?,)* } })
+            }
+        }
+    };
+}
+pub(super) use functions;
+
 /// A symbol of a library, of the type that the caller knows it to have.
 ///
 /// # Safety

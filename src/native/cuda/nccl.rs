@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::driver::launch_stream;
 use super::libraries::{Companion, dotted};
-use super::load::{open_library, symbol};
+use super::load::{functions, open_library, symbol};
 use super::streams::{CudaEvent, SideStream};
 use crate::native::ranks::{PendingExchange, Said};
 
@@ -42,17 +42,19 @@ impl NcclId {
     }
 }
 
-/// What is asked of the library, as `nccl.h` declares it. All but the last return 0, or the number of an error.
-struct NcclCalls {
-    id: unsafe extern "C" fn(*mut NcclId) -> c_int,
-    init: unsafe extern "C" fn(*mut Communicator, c_int, NcclId, c_int) -> c_int,
-    all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, Stream) -> c_int,
-    broadcast: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, Stream) -> c_int,
-    async_error: unsafe extern "C" fn(Communicator, *mut c_int) -> c_int,
-    destroy: unsafe extern "C" fn(Communicator) -> c_int,
-    abort: unsafe extern "C" fn(Communicator) -> c_int,
-    last_error: unsafe extern "C" fn(Communicator) -> *const c_char,
-    error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+functions! {
+    /// What is asked of the library, as `nccl.h` declares it. All but the last return 0, or the number of an error.
+    struct NcclCalls {
+        id = c"ncclGetUniqueId": unsafe extern "C" fn(*mut NcclId) -> c_int,
+        init = c"ncclCommInitRank": unsafe extern "C" fn(*mut Communicator, c_int, NcclId, c_int) -> c_int,
+        all_reduce = c"ncclAllReduce": unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, Stream) -> c_int,
+        broadcast = c"ncclBroadcast": unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, Stream) -> c_int,
+        async_error = c"ncclCommGetAsyncError": unsafe extern "C" fn(Communicator, *mut c_int) -> c_int,
+        destroy = c"ncclCommDestroy": unsafe extern "C" fn(Communicator) -> c_int,
+        abort = c"ncclCommAbort": unsafe extern "C" fn(Communicator) -> c_int,
+        last_error = c"ncclGetLastError": unsafe extern "C" fn(Communicator) -> *const c_char,
+        error_string = c"ncclGetErrorString": unsafe extern "C" fn(c_int) -> *const c_char,
+    }
 }
 
 /// The library, which stays open as long as the process lives.
@@ -70,18 +72,7 @@ impl Nccl {
         // SAFETY: the types are those of nccl.h.
         let (version, calls) = unsafe {
             let version: unsafe extern "C" fn(*mut c_int) -> c_int = symbol(&library, c"ncclGetVersion")?;
-            let calls = NcclCalls {
-                id: symbol(&library, c"ncclGetUniqueId")?,
-                init: symbol(&library, c"ncclCommInitRank")?,
-                all_reduce: symbol(&library, c"ncclAllReduce")?,
-                broadcast: symbol(&library, c"ncclBroadcast")?,
-                async_error: symbol(&library, c"ncclCommGetAsyncError")?,
-                destroy: symbol(&library, c"ncclCommDestroy")?,
-                abort: symbol(&library, c"ncclCommAbort")?,
-                last_error: symbol(&library, c"ncclGetLastError")?,
-                error_string: symbol(&library, c"ncclGetErrorString")?,
-            };
-            (version, calls)
+            (version, NcclCalls::find(&library)?)
         };
         // Never unloaded, for its threads.
         let _handle = library.into_raw();

@@ -9,28 +9,34 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL};
 
-use super::load::{folder_in, open_library, symbol};
+use super::load::{folder_in, functions, open_library, symbol};
 
 type Program = *mut std::ffi::c_void;
 
-/// The compiler. Its calls return 0, or the number of an error.
+functions! {
+    /// The compiler's calls, which return 0 or the number of an error.
+    struct NvrtcCalls {
+        create = c"nvrtcCreateProgram": unsafe extern "C" fn(
+            *mut Program,
+            *const c_char,
+            *const c_char,
+            c_int,
+            *const *const c_char,
+            *const *const c_char,
+        ) -> c_int,
+        compile = c"nvrtcCompileProgram": unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
+        destroy = c"nvrtcDestroyProgram": unsafe extern "C" fn(*mut Program) -> c_int,
+        error_string = c"nvrtcGetErrorString": unsafe extern "C" fn(c_int) -> *const c_char,
+        log_size = c"nvrtcGetProgramLogSize": unsafe extern "C" fn(Program, *mut usize) -> c_int,
+        log = c"nvrtcGetProgramLog": unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+        cubin_size = c"nvrtcGetCUBINSize": unsafe extern "C" fn(Program, *mut usize) -> c_int,
+        cubin = c"nvrtcGetCUBIN": unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    }
+}
+
 pub(super) struct Nvrtc {
     version: (i32, i32),
-    create: unsafe extern "C" fn(
-        *mut Program,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const *const c_char,
-        *const *const c_char,
-    ) -> c_int,
-    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
-    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
-    error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    calls: NvrtcCalls,
 }
 
 impl Nvrtc {
@@ -72,17 +78,7 @@ impl Nvrtc {
             if version(&raw mut major, &raw mut minor) != 0 {
                 return Err("CUDA's run-time compiler does not tell its version".to_owned());
             }
-            Self {
-                version: (major, minor),
-                create: symbol(&library, c"nvrtcCreateProgram")?,
-                compile: symbol(&library, c"nvrtcCompileProgram")?,
-                destroy: symbol(&library, c"nvrtcDestroyProgram")?,
-                error_string: symbol(&library, c"nvrtcGetErrorString")?,
-                log_size: symbol(&library, c"nvrtcGetProgramLogSize")?,
-                log: symbol(&library, c"nvrtcGetProgramLog")?,
-                cubin_size: symbol(&library, c"nvrtcGetCUBINSize")?,
-                cubin: symbol(&library, c"nvrtcGetCUBIN")?,
-            }
+            Self { version: (major, minor), calls: NvrtcCalls::find(&library)? }
         };
         // Never unloaded: its calls are kept.
         let _handle = library.into_raw();
@@ -100,13 +96,13 @@ impl Nvrtc {
         // SAFETY: all texts end with a zero and outlive the calls; no headers are given.
         let done = unsafe {
             let (headers, names) = (ptr::null(), ptr::null());
-            self.check((self.create)(&raw mut program.program, source.as_ptr(), file.as_ptr(), 0, headers, names))?;
-            (self.compile)(program.program, pointers.len() as c_int, pointers.as_ptr())
+            self.check((self.calls.create)(&raw mut program.program, source.as_ptr(), file.as_ptr(), 0, headers, names))?;
+            (self.calls.compile)(program.program, pointers.len() as c_int, pointers.as_ptr())
         };
-        let log = program.bytes(self.log_size, self.log)?;
+        let log = program.bytes(self.calls.log_size, self.calls.log)?;
         let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned();
         self.check(done).map_err(|error| format!("`{name}` does not compile: {error}\n{log}"))?;
-        Ok((program.bytes(self.cubin_size, self.cubin)?, log))
+        Ok((program.bytes(self.calls.cubin_size, self.calls.cubin)?, log))
     }
 
     fn check(&self, code: c_int) -> Result<(), String> {
@@ -114,7 +110,7 @@ impl Nvrtc {
             return Ok(());
         }
         // SAFETY: for any number it returns a text of its own that ends with a zero.
-        let text = unsafe { CStr::from_ptr((self.error_string)(code)) };
+        let text = unsafe { CStr::from_ptr((self.calls.error_string)(code)) };
         Err(text.to_string_lossy().into_owned())
     }
 }
@@ -151,7 +147,7 @@ impl Drop for Owned<'_> {
     fn drop(&mut self) {
         if !self.program.is_null() {
             // SAFETY: it was created and is destroyed once.
-            unsafe { (self.nvrtc.destroy)(&raw mut self.program) };
+            unsafe { (self.nvrtc.calls.destroy)(&raw mut self.program) };
         }
     }
 }

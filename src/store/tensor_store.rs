@@ -116,7 +116,7 @@ mod tests {
                     .map(|kind| base.abs().to_kind(kind))
                     .into();
             all.extend([base.transpose(0, 2), base.narrow(1, 1, 2), base.narrow(0, 0, 0), base.sum(Kind::Double)]);
-            let parked: Vec<Waiting<Tensor>> = all.iter().map(|x| store.park(x).unwrap()).collect();
+            let parked: Vec<Waiting<Tensor>> = all.iter().map(|x| store.offload(x).unwrap()).collect();
             for (x, parked) in all.iter().zip(&parked) {
                 let found = parked.fetch(CPU).unwrap();
                 assert_eq!((found.kind(), found.size()), (x.kind(), x.size()));
@@ -130,10 +130,10 @@ mod tests {
         let (stores, _dir) = both(Form::Plain);
         for store in &stores {
             let x = Tensor::randn([64, 8], (Kind::Float, CPU));
-            let parked = store.park(&x).unwrap();
+            let parked = store.offload(&x).unwrap();
             let found = parked.fetch(CPU).unwrap();
             drop(parked);
-            let _other = store.park(&(&x + 1.0)).unwrap();
+            let _other = store.offload(&(&x + 1.0)).unwrap();
             assert!(found.equal(&x));
         }
     }
@@ -148,9 +148,9 @@ mod tests {
                     let x = Tensor::randn([1, 256, 512], (Kind::Float, CPU));
                     // Other lengths in other steps, never more than at first.
                     let mut parked: Vec<Waiting<Tensor>> =
-                        (0..6).map(|i| store.park(&x.narrow(1, 0, 256 - (step * i) % 40)).unwrap()).collect();
+                        (0..6).map(|i| store.offload(&x.narrow(1, 0, 256 - (step * i) % 40)).unwrap()).collect();
                     parked.drain(1..3);
-                    parked.extend((0..2).map(|_| store.park(&x.narrow(1, 0, 100)).unwrap()));
+                    parked.extend((0..2).map(|_| store.offload(&x.narrow(1, 0, 100)).unwrap()));
                     assert_eq!(store.bytes().in_use, Bytes(parked.iter().map(|p| p.bytes_in_store().0).sum()));
                     let taken = store.bytes();
                     let (most, file) = *after_first.get_or_insert((taken.most, taken.file));
@@ -172,7 +172,7 @@ mod tests {
     fn bytes_of_a_value() {
         let x = Tensor::randn([4, 100, 1024], (Kind::Float, CPU));
         for (form, expected) in [(Form::Plain, 4.0), (Form::Int8, 1.1875), (Form::Int4, 0.6875)] {
-            let parked = Store::in_memory(form).park(&x).unwrap();
+            let parked = Store::in_memory(form).offload(&x).unwrap();
             assert_eq!(parked.bytes_in_store(), form.bytes_of(&x.size(), x.kind()));
             let found = parked.bytes_in_store().0 as f64 / x.numel() as f64;
             assert!((found - expected).abs() < 1e-3, "{form:?}: {found}");
@@ -186,15 +186,15 @@ mod tests {
             for store in &stores {
                 for kind in [Kind::Double, Kind::Float, Kind::BFloat16] {
                     let x = Tensor::randn([2, 9, 200], (kind, CPU));
-                    let found = store.park(&x).unwrap().fetch(CPU).unwrap();
+                    let found = store.offload(&x).unwrap().fetch(CPU).unwrap();
                     assert_eq!((found.kind(), found.size()), (kind, x.size()));
                     let worst = (found - &x).abs().max().double_value(&[]);
                     assert!(worst > 0.0 && worst < if form == Form::Int8 { 0.02 } else { 0.2 }, "{form:?}: {worst}");
                 }
                 let whole = Tensor::arange(1000, (Kind::Int64, CPU)) * 1_000_003;
-                assert!(store.park(&whole).unwrap().fetch(CPU).unwrap().equal(&whole));
+                assert!(store.offload(&whole).unwrap().fetch(CPU).unwrap().equal(&whole));
                 let none = Tensor::zeros([0, 64], (Kind::Float, CPU));
-                assert_eq!(store.park(&none).unwrap().fetch(CPU).unwrap().size(), [0, 64]);
+                assert_eq!(store.offload(&none).unwrap().fetch(CPU).unwrap().size(), [0, 64]);
             }
         }
     }
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_file_without_a_directory_is_refused() {
         let store = Store::in_file(Form::Plain, None, "test");
-        let error = store.park(&Tensor::zeros([4], (Kind::Float, CPU))).unwrap_err();
+        let error = store.offload(&Tensor::zeros([4], (Kind::Float, CPU))).unwrap_err();
         assert_eq!(error.to_string(), "no directory is given for scratch files");
         assert_eq!(store.bytes(), Taken::default());
     }
