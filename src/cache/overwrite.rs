@@ -41,7 +41,9 @@ impl LayerCache {
         let (entries, positions) = chunk.unzip();
         let stored = self.buffer.overwrite(region, entries, moves);
         // Notes move with their entries; those of the chunk are still to come.
-        moves.iter().for_each(|moves| self.notes.all().for_each(|notes| moves.apply(notes)));
+        if let Some(moves) = moves {
+            self.notes.all().for_each(|notes| moves.apply(notes));
+        }
         stored.zip(write_plane(&self.position_bgc, moves, positions, region))
     }
 }

@@ -214,12 +214,12 @@ impl LayerState {
     pub(super) fn prefetch(&mut self, span: &ChunkSpan) -> Result<(), Fault> {
         let device = self.cache.shape().device;
         self.undo.prefetch(span.index, device).ok_or_else(|| self.cache.out_of_order("unwind", span))??;
-        Ok(self.outputs.as_mut().map_or(Ok(()), |outputs| outputs.prefetch(span.index, device))?)
+        self.outputs.as_mut().map_or(Ok(()), |outputs| outputs.prefetch(span.index, device))
     }
 
     fn fetch_undo(&mut self, span: &ChunkSpan) -> Result<Undo, Fault> {
         let device = self.cache.shape().device;
-        Ok(self.undo.fetch(span.index, device).ok_or_else(|| self.cache.out_of_order("unwind", span))??)
+        self.undo.fetch(span.index, device).ok_or_else(|| self.cache.out_of_order("unwind", span))?
     }
 
     /// Brings the layer's quota into force where its chunk has come.

@@ -67,7 +67,7 @@ impl AnswerFile {
             Ok(line)
         };
         let lines: std::io::Result<Vec<Vec<u8>>> = answers.iter().map(line).collect();
-        Ok(files::write_atomic(path, &lines.map_err(io_fault("write", path))?.concat())?)
+        files::write_atomic(path, &lines.map_err(io_fault("write", path))?.concat())
     }
 
     pub fn path(&self) -> &Path {
@@ -107,7 +107,7 @@ impl AnswerFile {
             self.file.write_all(&line)?;
             self.file.sync()
         };
-        Ok(write().map_err(io_fault("write", &self.path))?)
+        write().map_err(io_fault("write", &self.path))
     }
 
     /// Fails where it holds answers that nobody asked for.

@@ -53,7 +53,7 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
             files::write_atomic(&staged.join(KV_POLICY), &policy.to_json())?;
         }
         let card = card(trained, &usage, &parts.base, &parts.hash);
-        Ok::<_, Fault>(files::write_atomic(&staged.join(CARD), card.as_bytes())?)
+        files::write_atomic(&staged.join(CARD), card.as_bytes())
     })?;
     let lines = usage.lines(&base_model, &out.display().to_string()).into_iter().map(|(_, lines)| format!("\n{lines}\n"));
     let lines: Vec<String> = lines.collect();

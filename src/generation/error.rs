@@ -71,7 +71,7 @@ impl Failure for GenerationError {
             Self::NotASession { .. } => "name a file that `--save-session` has written".into(),
             Self::OtherSession { .. } => "read the document again with `--save-session`, or use what it was saved with".into(),
             Self::Data(e) => return e.hint(),
-            _ => return self.origin()?.hint(),
+            Self::Engine(_) => return self.origin()?.hint(),
         })
     }
 

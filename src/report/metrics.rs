@@ -200,7 +200,7 @@ impl Metrics {
             self.file.write_all(format!("{line}\n").as_bytes())?;
             self.file.sync().map(|()| line)
         };
-        Ok(write().map_err(io_fault("write", &self.path))?)
+        write().map_err(io_fault("write", &self.path))
     }
 }
 

@@ -103,6 +103,6 @@ impl RunSummary {
     }
 
     pub fn write(&self, path: &Path) -> Result<(), Fault> {
-        Ok(files::write_atomic(path, self.to_markdown().as_bytes())?)
+        files::write_atomic(path, self.to_markdown().as_bytes())
     }
 }

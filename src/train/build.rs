@@ -59,7 +59,7 @@ pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)
         match bytes {
             Ok(bytes) => found.push((name.to_owned(), bytes)),
             Err(error) if error.kind() == FaultKind::ForeignLink => {
-                console::warning(&format!("`{FINAL}` will lack `{name}`: {error}"))
+                console::warning(&format!("`{FINAL}` will lack `{name}`: {error}"));
             }
             Err(error) => return Err(error.into()),
         }

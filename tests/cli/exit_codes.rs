@@ -157,7 +157,7 @@ fn training() {
 #[test]
 fn faults_that_are_passed_on() {
     for (code, error) in file_errors() {
-        hold(code, vec![TrainError::from(Fault::from(error))]);
+        hold(code, vec![TrainError::from(error)]);
     }
     hold(Exit::Usage, vec![Fault::usage("a", "b")]);
 }

@@ -25,7 +25,7 @@ pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>)
     let broken = |message: String| faults::unreadable(path, "Arrow", &message);
     // Lists of nothing take no byte, and words of a dictionary one for each use.
     let limits = WorkLimits::of("data", path, 16, 1.0);
-    let file = MappedFile::open(path).map_err(Fault::from)?.arrow_buffer();
+    let file = MappedFile::open(path)?.arrow_buffer();
     let bounded = file.len().min(limit);
     let open = || if file.starts_with(MAGIC) { arrow_file::batches(file) } else { stream_batches(&file) };
     let mut next = limits.guarded(bounded, open).map_err(broken)?;

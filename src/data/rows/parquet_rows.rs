@@ -22,7 +22,7 @@ const BATCH_ROWS: usize = 16;
 
 pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
     let broken = |message: String| faults::unreadable(path, "Parquet", &message);
-    let file = open_to_read(path, FileKind::Data).map_err(Fault::from)?;
+    let file = open_to_read(path, FileKind::Data)?;
     // A row may be as long as a line, and a page holds some of them.
     let limits = WorkLimits::of("data", path, 16, 1.0);
     let size = file.metadata().map_err(faults::read(path))?.len() as usize;

@@ -59,5 +59,5 @@ fn shards(folder: &Path) -> Result<Option<Vec<PathBuf>>, Fault> {
 
 fn json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Fault> {
     let bytes = read_if_there(path, FileKind::Settings)?;
-    Ok(bytes.map(|bytes| parse_json(path, &bytes, FileKind::Settings)).transpose()?)
+    bytes.map(|bytes| parse_json(path, &bytes, FileKind::Settings)).transpose()
 }
