@@ -47,7 +47,7 @@ pub(super) struct Samples {
     pub(super) encoder: Encoder,
     pub(super) format: DataFormat,
     /// The end of each prompt that is the beginning of the reply.
-    pub(super) opening: &'static str,
+    pub(super) reply_prefix: &'static str,
     /// Whether the tokens of each sample have been found to be those that were written.
     pub(super) are_checked: Vec<AtomicBool>,
 }
@@ -281,8 +281,8 @@ impl Samples {
             None => vec![self.encoder.text(&answer)?],
         };
         let About { groups, border, follow_up, .. } = about;
-        let (sample, opening, border) = (piece.sample as u64, self.opening, border.unwrap_or_default());
-        Ok(Question { sample, prompt, initial, opening, border, references, follow_up, groups })
+        let (sample, reply_prefix, border) = (piece.sample as u64, self.reply_prefix, border.unwrap_or_default());
+        Ok(Question { sample, prompt, initial, reply_prefix, border, references, follow_up, groups })
     }
 
     /// The tokens of a piece.

@@ -3,6 +3,7 @@
 use super::chat::ChatSample;
 use super::label_tokens::Classes;
 use super::question::{FollowUp, SampleGroups};
+use super::rows::DataRow;
 use super::sample_place::SamplePlace;
 
 /// A sample and its place.
@@ -43,6 +44,11 @@ pub(super) enum Content {
 }
 
 impl Example {
+    /// A row's sample where nothing is said beside it.
+    pub(super) fn new(row: &DataRow, content: Content) -> Self {
+        Self { place: row.place(), content, groups: None, references: Vec::new(), follow_up: None }
+    }
+
     /// The right answers, where they are given as texts.
     pub(super) fn references(self) -> Option<Vec<String>> {
         match self.content {
@@ -51,6 +57,12 @@ impl Example {
             Content::Text { prompt, completion } if !prompt.is_empty() => Some(vec![completion]),
             _ => None,
         }
+    }
+}
+
+impl From<ChatSample> for Content {
+    fn from(sample: ChatSample) -> Self {
+        Self::Chat(Box::new(sample))
     }
 }
 

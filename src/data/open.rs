@@ -162,12 +162,12 @@ impl<'a> Opener<'a> {
             |out, record| self.tokenise(&source, &reader, out, record, &mut *watch),
         )?;
         let mut report = FileReport::new(&source, self.lengths.tokens, &tokens);
-        let opening = reader.opening();
+        let reply_prefix = reader.reply_prefix();
         let pieces = self.pieces(&source.files, &tokens, &mut report)?;
         let are_checked = (0..tokens.file.len()).map(|_| AtomicBool::new(false)).collect();
         let (hash, encoder) = (hash_of(&tokens.hashes), self.encoder.clone());
         let (paths, format) = (source.files, source.format);
-        Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, opening, are_checked }), pieces, report))
+        Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
     }
 
     /// What makes examples of rows.
@@ -197,7 +197,7 @@ impl<'a> Opener<'a> {
         let DataRecipe { on_bad_row, max_line_bytes, .. } = self.recipe;
         let key = json!({
             "columns": source.rows.columns, "on_bad_row": on_bad_row.name(), "max_line_bytes": max_line_bytes,
-            "rows": reader.identity(), "tokens": self.encoder.identity(reader.format),
+            "rows": reader.identity(), "tokens": self.encoder.identity(reader.format()),
         });
         key.to_string()
     }

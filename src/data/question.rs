@@ -12,7 +12,7 @@ pub struct Question {
     /// The first position of the prompt's initial part, and the one behind it; `None` where nobody asked.
     pub initial: Option<(usize, usize)>,
     /// The end of the prompt that is the beginning of the reply; empty where the reply is all that comes.
-    pub opening: &'static str,
+    pub reply_prefix: &'static str,
     /// The end of the prompt's text that is not in its tokens: the first token of the reply reaches over the border, and has it.
     pub border: String,
     /// The right answers; at least one.

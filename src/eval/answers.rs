@@ -181,7 +181,7 @@ fn scored(done: Pending, spec: &AnswerSpec) -> Result<ScoredAnswer, Fault> {
     let mut scores = BTreeMap::new();
     for &metric in &spec.metrics {
         // What the prompt has begun belongs to the reply in which the choice is looked for.
-        let reply = if metric == Metric::LongBenchV2 { format!("{}{text}", question.opening) } else { text.clone() };
+        let reply = if metric == Metric::LongBenchV2 { format!("{}{text}", question.reply_prefix) } else { text.clone() };
         let failed = |error| {
             let sample = question.sample;
             let why = "can't be scored: its reference is not what the metric needs";

@@ -130,7 +130,7 @@ fn classes_are_reported_as_longbench_v2_reports_them() {
 
     hint: leave `--generate` and `--metrics` out, or use `--set head.kind=next_token`
     ");
-    // The opening in the prompt belongs to the reply.
+    // The end of the prompt belongs to the reply.
     let generate = ["--generate", "--max-new-tokens", "3", "--answers", "answers.jsonl", "--format", "json"];
     let found = lines(&evaluate(&place, &["model"], &generate).done()).remove(0);
     assert!(found["answers"]["longbench_v2"]["easy"].is_f64() && found["answers"]["means"]["longbench_v2"].is_f64(), "{found}");

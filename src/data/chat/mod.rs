@@ -19,7 +19,7 @@ mod template_files;
 
 pub(super) use encoder::{ChatEncoder, TrainedText};
 pub(super) use notes::ChatNotes;
-pub(super) use rows::{alpaca, is_conversational, messages, prompt_and_completion, sharegpt};
+pub(super) use rows::{is_conversational, prompt_and_completion, sample, shown, wrong};
 pub(super) use spans::ChatSample;
 
 pub use conversation::{Conversation, message, tools_of};

@@ -1,81 +1,12 @@
-//! Rows that hold conversations: `messages`, `ShareGPT`'s `conversations`, Alpaca's fields, and prompts that are lists of messages.
+//! What rows of all formats of conversations have in common: a list of messages, and what else a row says of them.
 
-use std::collections::BTreeMap;
+use serde_json::{Map, Value};
 
-use serde_json::{Map, Value, json};
-
-use super::conversation::{Conversation, drop_padding, message, tools_of};
+use super::conversation::{Conversation, drop_padding, tools_of};
 use super::spans::ChatSample;
 use crate::data::faults::RowFault;
 use crate::data::rows::{DataRow, kind};
 use crate::units::{Fault, abridged, quoted};
-
-/// `ShareGPT`'s tags and their roles.
-const TAGS: [(&str, &str); 15] = [
-    ("human", "user"),
-    ("user", "user"),
-    ("gpt", "assistant"),
-    ("assistant", "assistant"),
-    ("model", "assistant"),
-    ("chatgpt", "assistant"),
-    ("bing", "assistant"),
-    ("bard", "assistant"),
-    ("system", "system"),
-    ("developer", "developer"),
-    ("tool", "tool"),
-    ("observation", "tool"),
-    ("function_response", "tool"),
-    ("ipython", "ipython"),
-    ("function", "function"),
-];
-
-/// The tag of a call that is JSON in a text.
-const CALL: &str = "function_call";
-
-pub(in crate::data) fn messages(row: &mut DataRow) -> Result<ChatSample, Fault> {
-    let messages = row.require("messages")?;
-    sample(row, "messages", messages)
-}
-
-/// A row with `ShareGPT`'s `conversations`; `roles` are those of further tags.
-pub(in crate::data) fn sharegpt(row: &mut DataRow, roles: &BTreeMap<String, String>) -> Result<ChatSample, Fault> {
-    const FIELD: &str = "conversations";
-    let turns = match row.require(FIELD)? {
-        Value::Array(turns) => turns,
-        other => return Err(row.bad(FIELD, "a list of objects with `from` and `value`", kind(&other))),
-    };
-    let mut messages = Vec::with_capacity(turns.len() + 1);
-    if let Some(system) = row.optional_text("system")?.filter(|text| !text.is_empty()) {
-        messages.push(message("system", &system));
-    }
-    for (index, turn) in turns.into_iter().enumerate() {
-        let read = role_message(turn, roles).map_err(|fault| wrong(row, FIELD, format!("turn {index} (from 0): {fault}")))?;
-        messages.push(read);
-    }
-    sample(row, FIELD, Value::Array(messages))
-}
-
-/// A row with Alpaca's `instruction`, `input` and `output`, and `system` and `history` where they are.
-pub(in crate::data) fn alpaca(row: &mut DataRow) -> Result<ChatSample, Fault> {
-    let mut messages = Vec::new();
-    if let Some(system) = row.optional_text("system")?.filter(|text| !text.is_empty()) {
-        messages.push(message("system", &system));
-    }
-    if let Some(history) = row.take("history") {
-        let pairs = history.as_array().and_then(|pairs| pairs.iter().map(text_pair).collect::<Option<Vec<_>>>());
-        let pairs = pairs.ok_or_else(|| {
-            row.bad("history", "a list of pairs of texts: what was asked, and what was answered", shown(&history))
-        })?;
-        messages.extend(pairs.into_iter().flat_map(|(asked, answered)| [message("user", asked), message("assistant", answered)]));
-    }
-    let mut instruction = row.text("instruction")?;
-    if let Some(input) = row.optional_text("input")?.filter(|input| !input.is_empty()) {
-        instruction = if instruction.is_empty() { input } else { format!("{instruction}\n{input}") };
-    }
-    messages.push(message("user", &instruction));
-    messages.push(message("assistant", &row.text("output")?));
-    sample(row, "instruction", Value::Array(messages))
-}
 
 /// Whether a row's prompt is a list of messages.
 pub(in crate::data) fn is_conversational(prompt: &Value) -> bool {
@@ -95,7 +26,7 @@ pub(in crate::data) fn prompt_and_completion(row: &mut DataRow, prompt: Value) -
 }
 
 /// A sample of messages, with what else the row says of them.
-fn sample(row: &mut DataRow, field: &'static str, mut messages: Value) -> Result<ChatSample, Fault> {
+pub(in crate::data) fn sample(row: &mut DataRow, field: &'static str, mut messages: Value) -> Result<ChatSample, Fault> {
     if row.is_padded() {
         drop_padding(&mut messages);
     }
@@ -136,7 +67,7 @@ fn sample(row: &mut DataRow, field: &'static str, mut messages: Value) -> Result
     Ok(ChatSample { conversation, trains, prompt: None })
 }
 
-fn wrong(row: &DataRow, field: &'static str, fault: String) -> Fault {
+pub(in crate::data) fn wrong(row: &DataRow, field: &'static str, fault: String) -> Fault {
     let message = format!("{}: field `{}`: {}", row.place(), quoted(field), abridged(fault));
     let hint =
         "correct the messages, check `data.format` and `data.roles`, or leave such rows out with `data.on_bad_row = \"drop\"`";
@@ -164,44 +95,8 @@ fn taken_flag(message: &mut Map<String, Value>) -> Result<Option<bool>, String> 
     }
 }
 
-fn role_message(turn: Value, roles: &BTreeMap<String, String>) -> Result<Value, String> {
-    let Value::Object(mut turn) = turn else {
-        return Err(format!("an object with `from` and `value` is expected, found {}", kind(&turn)));
-    };
-    let mut take =
-        |one: &str, other: &str| turn.shift_remove(one).or_else(|| turn.shift_remove(other)).filter(|value| !value.is_null());
-    let tag = take("from", "role").ok_or("`from` is missing")?;
-    let tag = tag.as_str().ok_or_else(|| format!("`from` must be a text, found {}", shown(&tag)))?;
-    let value = take("value", "content").ok_or("`value` is missing")?;
-    if tag == CALL && !roles.contains_key(tag) {
-        let call = value.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
-        let calls = match call {
-            Some(Value::Array(calls)) => calls,
-            Some(call @ Value::Object(_)) => vec![call],
-            _ => return Err(format!("the `value` of `{CALL}` must be JSON in a text, found {}", shown(&value))),
-        };
-        let calls: Vec<Value> = calls.into_iter().map(|function| json!({"type": "function", "function": function})).collect();
-        let head = json!({"role": "assistant", "content": "", "tool_calls": calls});
-        return Ok(Value::Object(head.as_object().cloned().unwrap_or_default().into_iter().chain(turn).collect()));
-    }
-    let known = || TAGS.iter().find(|(known, _)| *known == tag).map(|(_, role)| *role);
-    let Some(role) = roles.get(tag).map(String::as_str).or_else(known) else {
-        let names: Vec<&str> = TAGS.iter().map(|(tag, _)| *tag).chain([CALL]).chain(roles.keys().map(String::as_str)).collect();
-        return Err(format!("`from` is `{tag}`, which is none of {}, and no tag of `data.roles`", names.join(", ")));
-    };
-    let head = [("role".to_owned(), Value::from(role)), ("content".to_owned(), value)];
-    Ok(Value::Object(head.into_iter().chain(turn).collect()))
-}
-
-fn text_pair(pair: &Value) -> Option<(&str, &str)> {
-    match &pair.as_array()?[..] {
-        [asked, answered] => asked.as_str().zip(answered.as_str()),
-        _ => None,
-    }
-}
-
 /// A value in a message: short.
-fn shown(value: &Value) -> String {
+pub(in crate::data) fn shown(value: &Value) -> String {
     let text = value.to_string();
     if text.len() > 40 { kind(value).to_owned() } else { text }
 }

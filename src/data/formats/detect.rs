@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::columns::ColumnNames;
-use super::{columns, helmet};
+use super::columns::{self, ColumnNames};
+use super::reader::FORMATS;
 use crate::data::faults::{self, RowFault};
 use crate::data::rows::{self, DataRow, RowSettings};
 use crate::recipe::DataFormat;
@@ -11,23 +11,6 @@ use crate::units::Fault;
 
 /// Rows that are looked at.
 const LOOKED_AT: usize = 10;
-
-/// The fields that a format is known by; the first format whose fields are all there counts.
-const KNOWN_BY: &[(DataFormat, &[&str])] = &[
-    (DataFormat::LongBenchV2, &["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer"]),
-    (DataFormat::Tokens, &["input_ids"]),
-    (DataFormat::PromptCompletion, &["prompt", "completion"]),
-    (DataFormat::PromptCompletion, &["prompt", "label"]),
-    (DataFormat::Messages, &["messages"]),
-    (DataFormat::ShareGpt, &["conversations"]),
-    (DataFormat::Alpaca, &["instruction", "output"]),
-    (DataFormat::Ruler, &["input", "answer_prefix", "outputs"]),
-    (DataFormat::Helmet, helmet::KNOWN_BY[0].1),
-    (DataFormat::Helmet, helmet::KNOWN_BY[1].1),
-    (DataFormat::Helmet, helmet::KNOWN_BY[2].1),
-    (DataFormat::Helmet, helmet::KNOWN_BY[3].1),
-    (DataFormat::Text, &["text"]),
-];
 
 /// The format of files, and what it was told from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,9 +88,10 @@ impl Detected {
 }
 
 fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, Unknown> {
-    let known = KNOWN_BY.iter().find(|(_, fields)| fields.iter().all(|&field| row.fields().contains_key(field)));
+    let mut by_fields = FORMATS.into_iter().flat_map(|format| format.known_by.iter().map(|&fields| (format.name, fields)));
+    let known = by_fields.find(|(_, fields)| fields.iter().all(|&field| row.fields().contains_key(field)));
     let listed = |fields: &mut dyn Iterator<Item = &str>| fields.map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ");
-    if let Some(&(format, fields)) = known {
+    if let Some((format, fields)) = known {
         let told_from = format!("the fields {} of {}", listed(&mut fields.iter().copied()), row.place());
         return Ok(Detected { format, told_from, columns: ColumnNames::new() });
     }

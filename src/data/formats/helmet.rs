@@ -3,14 +3,27 @@
 
 use serde_json::{Map, Value};
 
+use super::format::Format;
 use super::text_row::TextRow;
 use crate::data::faults::RowFault;
 use crate::data::rows::DataRow;
-use crate::recipe::HelmetFamily;
+use crate::recipe::{DataFormat, HelmetFamily};
 use crate::units::Fault;
 
+pub(super) const FORMAT: Format = Format {
+    known_by: &[FAMILIES[0].1, FAMILIES[1].1, FAMILIES[2].1, FAMILIES[3].1],
+    has_classes: false,
+    is_message: |recipe| recipe.family.is_some_and(HelmetFamily::is_message),
+    ..Format::new(DataFormat::Helmet, |context| {
+        Ok(Box::new(move |mut row| {
+            let (text, is_message) = text(&mut row, context.recipe.family, context.has_template)?;
+            Ok(text.example(&row, is_message))
+        }))
+    })
+};
+
 /// The family of a row, by its fields; many examples (`icl`) have none of their own.
-pub(super) const KNOWN_BY: [(HelmetFamily, &[&str]); 4] = [
+const FAMILIES: [(HelmetFamily, &[&str]); 4] = [
     (HelmetFamily::Kilt, &["question", "answers", "ctxs"]),
     (HelmetFamily::JsonKv, &["context", "question", "answer", "num_kvs"]),
     (HelmetFamily::Msmarco, &["query", "ctxs", "qid"]),
@@ -36,8 +49,8 @@ const LAWSUIT: &str = "You are given the legal documents in a civil rights lawsu
 
 /// What a row says: the prompt to be completed, its demonstrations from the field `demos`; and whether that is a message of the user, which
 /// it is of some families if the model has a chat template.
-pub(super) fn text(row: &mut DataRow, wanted: Option<HelmetFamily>, has_template: bool) -> Result<(TextRow, bool), Fault> {
-    let of_fields = || KNOWN_BY.iter().find(|(_, fields)| fields.iter().all(|&field| row.has(field))).map(|&(family, _)| family);
+fn text(row: &mut DataRow, wanted: Option<HelmetFamily>, has_template: bool) -> Result<(TextRow, bool), Fault> {
+    let of_fields = || FAMILIES.iter().find(|(_, fields)| fields.iter().all(|&field| row.has(field))).map(|&(family, _)| family);
     let Some(family) = wanted.or_else(of_fields) else {
         let families = HelmetFamily::ALL.iter().map(|family| family.name()).collect::<Vec<_>>().join(", ");
         let found = format!("fields of no family of HELMET ({families}); `data.family` names one");

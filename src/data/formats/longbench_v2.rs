@@ -1,15 +1,32 @@
 //! The format `longbench-v2`: four-way questions on long contexts, in upstream's wording (THUDM/LongBench at 2e00731, MIT licence), in that
 //! of `keys_values`, or in that of lm-evaluation-harness (MIT licence).
 
+use super::format::{Format, RowContext};
 use super::text_row::TextRow;
-use crate::data::example::Content;
+use crate::data::example::{Content, Example, Task};
 use crate::data::label_tokens::Classes;
-use crate::data::question::SampleGroups;
+use crate::data::question::{FollowUp, SampleGroups};
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
 use crate::metrics::strip;
-use crate::recipe::LongBenchPrompt;
+use crate::recipe::{DataFormat, DataRecipe, LongBenchPrompt};
 use crate::units::Fault;
+
+pub(super) const FORMAT: Format = Format {
+    known_by: &[&["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer"]],
+    is_message: |recipe| !matches!(wording(recipe), LongBenchPrompt::KeysValues | LongBenchPrompt::LmEval),
+    reply_prefix: |recipe| reply_prefix(wording(recipe)),
+    ..Format::new(DataFormat::LongBenchV2, |context| {
+        let tokenizer = context.tokenizer()?;
+        Ok(match context.task {
+            Task::Classify(labels) => {
+                let letters = classes_of_letters(labels, tokenizer)?;
+                Box::new(move |mut row| LongBenchRow::read(&mut row)?.classified(&row, labels, letters))
+            }
+            Task::NextToken => Box::new(move |mut row| LongBenchRow::read(&mut row)?.asked(&row, context, tokenizer)),
+        })
+    })
+};
 
 const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
 
@@ -19,7 +36,7 @@ const FIELDS: [&str; 6] = ["context", "question", "choice_A", "choice_B", "choic
 const FORMAT_LINE: &str = "Format your response as follows: \"The correct answer is (insert answer here)\".";
 
 /// The beginning of the answer in the wording of `keys_values`; ends in a blank, so that the letter is a token of its own.
-const OPENING: &str = "The correct answer is ";
+const ANSWER_PREFIX: &str = "The correct answer is ";
 
 /// Upstream's first line, where the model is to think.
 const READ_TO_THINK: &str = "Please read the following text and answer the questions below.";
@@ -27,10 +44,10 @@ const READ_TO_THINK: &str = "Please read the following text and answer the quest
 const THINK: &str = "Let’s think step by step:";
 
 /// The class of each letter, where it has one.
-pub(super) type LetterClasses = [Option<usize>; 4];
+type LetterClasses = [Option<usize>; 4];
 
 /// The class of each letter: by its label, or in order where four tokens are given that stand for no letter.
-pub(super) fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<LetterClasses, Fault> {
+fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<LetterClasses, Fault> {
     let mut found = [None; 4];
     for (class, letter) in found.iter_mut().zip(LETTERS) {
         *class = classes.find(letter, tokenizer)?;
@@ -40,7 +57,7 @@ pub(super) fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Re
 }
 
 /// A question as its row has it.
-pub(super) struct LongBenchRow {
+struct LongBenchRow {
     texts: [String; FIELDS.len()],
     /// Index of the right letter.
     letter: usize,
@@ -48,7 +65,7 @@ pub(super) struct LongBenchRow {
 }
 
 impl LongBenchRow {
-    pub(super) fn read(row: &mut DataRow) -> Result<Self, Fault> {
+    fn read(row: &mut DataRow) -> Result<Self, Fault> {
         let mut texts: [String; FIELDS.len()] = Default::default();
         for (text, field) in texts.iter_mut().zip(FIELDS) {
             *text = row.text(field)?;
@@ -64,21 +81,26 @@ impl LongBenchRow {
         Ok(Self { texts, letter, groups })
     }
 
-    /// The class, and what the sample is reported under; nothing where the row lacks any of that.
-    pub(super) fn classified(
-        self,
-        row: &DataRow,
-        labels: &Classes,
-        classes: LetterClasses,
-    ) -> Result<(Content, Option<SampleGroups>), Fault> {
+    fn classified(self, row: &DataRow, labels: &Classes, classes: LetterClasses) -> Result<Example, Fault> {
         let bad = || row.bad("answer", format!("one of the labels {}", labels.describe()), format!("`{}`", LETTERS[self.letter]));
         let class = classes[self.letter].ok_or_else(bad)?;
-        let prompt = question(&self.texts, &["A: ", "B: ", "C: ", "D: "], OPENING);
-        Ok((Content::TextClass { prompt, class }, self.groups))
+        let prompt = question(&self.texts, &["A: ", "B: ", "C: ", "D: "], ANSWER_PREFIX);
+        Ok(Example { groups: self.groups, ..Example::new(row, Content::TextClass { prompt, class }) })
+    }
+
+    fn asked(self, row: &DataRow, context: RowContext<'_>, tokenizer: &Tokenizer) -> Result<Example, Fault> {
+        let (wording, is_message, max_tokens) = (wording(context.recipe), context.has_template, context.recipe.max_prompt_tokens);
+        let behind = self.behind_thoughts(wording);
+        let follow_up = behind.map(|(before, after)| FollowUp { before, after, is_message, max_tokens });
+        let mut text = self.worded(wording);
+        if let Some(most) = max_tokens {
+            text.prompt = tokenizer.cut_as_upstream(text.prompt, most)?;
+        }
+        Ok(Example { groups: self.groups, follow_up, ..text.example(row, is_message) })
     }
 
     /// What is asked behind the thoughts that a wording asks for: what stands before them, and what behind.
-    pub(super) fn behind_thoughts(&self, wording: LongBenchPrompt) -> Option<(String, String)> {
+    fn behind_thoughts(&self, wording: LongBenchPrompt) -> Option<(String, String)> {
         if wording != LongBenchPrompt::UpstreamCot {
             return None;
         }
@@ -89,20 +111,20 @@ impl LongBenchRow {
     }
 
     /// Prompt, completion and answer in somebody's wording.
-    pub(super) fn worded(self, wording: LongBenchPrompt) -> (TextRow, Option<SampleGroups>) {
+    fn worded(&self, wording: LongBenchPrompt) -> TextRow {
         let letter = LETTERS[self.letter];
         let stripped = || self.texts.each_ref().map(|text| strip(text).to_owned());
         let brackets = ["(A) ", "(B) ", "(C) ", "(D) "];
         let (prompt, completion) = match wording {
-            LongBenchPrompt::Upstream => (question(&stripped(), &brackets, FORMAT_LINE), format!("{OPENING}({letter})")),
-            LongBenchPrompt::UpstreamCot => (thinking(&stripped(), &brackets), format!("{OPENING}({letter})")),
+            LongBenchPrompt::Upstream => (question(&stripped(), &brackets, FORMAT_LINE), format!("{ANSWER_PREFIX}({letter})")),
+            LongBenchPrompt::UpstreamCot => (thinking(&stripped(), &brackets), format!("{ANSWER_PREFIX}({letter})")),
             LongBenchPrompt::UpstreamNoContext => {
                 let [_, asked, choices @ ..] = stripped();
                 let tail = format!("What is the single, most likely answer choice? {FORMAT_LINE}");
-                (choice(&asked, &choices, &brackets, &tail), format!("{OPENING}({letter})"))
+                (choice(&asked, &choices, &brackets, &tail), format!("{ANSWER_PREFIX}({letter})"))
             }
             LongBenchPrompt::KeysValues => {
-                let tail = format!("{FORMAT_LINE}\n\nAnswer:\n{OPENING}");
+                let tail = format!("{FORMAT_LINE}\n\nAnswer:\n{ANSWER_PREFIX}");
                 (question(&self.texts, &["A: ", "B: ", "C: ", "D: "], &tail), letter.to_owned())
             }
             LongBenchPrompt::LmEval => {
@@ -111,17 +133,21 @@ impl LongBenchRow {
                 (question(&texts, &brackets, "Answer:"), format!(" {letter}"))
             }
         };
-        (TextRow { prompt, completion, references: vec![letter.to_owned()] }, self.groups)
+        TextRow { prompt, completion, references: vec![letter.to_owned()] }
     }
 }
 
+fn wording(recipe: &DataRecipe) -> LongBenchPrompt {
+    recipe.prompt.unwrap_or(LongBenchPrompt::Upstream)
+}
+
 /// What comes before a reply in which the letter is looked for behind upstream's words.
-pub(super) fn opening(wording: LongBenchPrompt) -> &'static str {
+fn reply_prefix(wording: LongBenchPrompt) -> &'static str {
     match wording {
         LongBenchPrompt::Upstream | LongBenchPrompt::UpstreamCot | LongBenchPrompt::UpstreamNoContext => "",
-        LongBenchPrompt::KeysValues => OPENING,
+        LongBenchPrompt::KeysValues => ANSWER_PREFIX,
         // The reply begins with the blank.
-        LongBenchPrompt::LmEval => OPENING.trim_ascii_end(),
+        LongBenchPrompt::LmEval => ANSWER_PREFIX.trim_ascii_end(),
     }
 }
 
@@ -200,7 +226,7 @@ mod tests {
         let mut fixture = Fixture::new(LongBenchV2, content);
         fixture.recipe.prompt = Some(wording);
         let train = fixture.open().unwrap().train;
-        assert_eq!(train.question(0).unwrap().opening, opening(wording));
+        assert_eq!(train.question(0).unwrap().reply_prefix, reply_prefix(wording));
         tokenizer().decode(&train.batch(&[0]).unwrap().sequences[0].inputs).unwrap()
     }
 
@@ -342,7 +368,7 @@ mod tests {
             let train = Fixture::new(LongBenchV2, content).open().unwrap().train;
             let question = train.question(0).unwrap();
             let batch = train.batch(&[0]).unwrap();
-            assert_eq!((question.references, question.opening), (vec!["C".to_owned()], ""));
+            assert_eq!((question.references, question.reply_prefix), (vec!["C".to_owned()], ""));
             assert!(batch.sequences[0].inputs.starts_with(&question.prompt));
             let expected = SampleGroups { difficulty: "hard".into(), length: "short".into(), domain: "Law".into() };
             assert_eq!((question.groups, train.groups(1).unwrap()), (Some(expected), None));

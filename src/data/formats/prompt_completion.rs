@@ -1,18 +1,39 @@
 //! The format `prompt-completion`: rows with `prompt` and `completion`, or of a classification `label`; further fields are ignored.
 
+use serde_json::Value;
+
+use super::format::Format;
 use crate::data::chat::{is_conversational, prompt_and_completion};
-use crate::data::example::{Content, Task};
+use crate::data::example::{Content, Example, Task};
 use crate::data::label_tokens::Classes;
 use crate::data::rows::{DataRow, class};
 use crate::data::tokenizer::Tokenizer;
+use crate::recipe::DataFormat;
 use crate::units::Fault;
+
+pub(super) const FORMAT: Format = Format {
+    known_by: &[&["prompt", "completion"], &["prompt", "label"]],
+    ..Format::new(DataFormat::PromptCompletion, |context| {
+        let tokenizer = context.tokenizer()?;
+        Ok(Box::new(move |mut row| {
+            if row.fields().get("prompt").is_some_and(Value::is_string) {
+                context.refuse_text_for_messages(&row, "prompt")?;
+            }
+            let content = content(&mut row, context.task, tokenizer)?;
+            if let Content::Text { prompt, completion } = &content {
+                context.encoder.chat.note_empty(prompt, completion);
+            }
+            Ok(Example::new(&row, content))
+        }))
+    })
+};
 
 /// What a row says. With a classification head `label` is the class by its number or its name; where there is none the completion must be
 /// one of the names, without space around it.
-pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, Fault> {
+fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, Fault> {
     if let (Task::NextToken, Some(true)) = (task, row.fields().get("prompt").map(is_conversational)) {
         let prompt = row.require("prompt")?;
-        return Ok(Content::Chat(Box::new(prompt_and_completion(row, prompt)?)));
+        return Ok(prompt_and_completion(row, prompt)?.into());
     }
     let prompt = row.text("prompt")?;
     let Task::Classify(classes) = task else {

@@ -1,12 +1,19 @@
 //! The format `ruler`: rows as RULER's generators write them. The prompt is `input` and `answer_prefix`; all `outputs` are asked for.
 
-use crate::data::rows::DataRow;
-
+use super::format::Format;
 use super::text_row::TextRow;
+use crate::data::rows::DataRow;
+use crate::recipe::DataFormat;
 use crate::units::Fault;
 
+pub(super) const FORMAT: Format = Format {
+    known_by: &[&["input", "answer_prefix", "outputs"]],
+    has_classes: false,
+    ..Format::new(DataFormat::Ruler, |_| Ok(Box::new(|mut row| Ok(text(&mut row)?.example(&row, false)))))
+};
+
 /// What a row says. `index` is no key: in needle tasks it is a place in the text.
-pub(super) fn text(row: &mut DataRow) -> Result<TextRow, Fault> {
+fn text(row: &mut DataRow) -> Result<TextRow, Fault> {
     let prompt = row.text("input")? + &row.text("answer_prefix")?;
     let references = row.texts("outputs")?;
     // A prefix that ends in a blank has the one before the answer.

@@ -1,13 +1,26 @@
 //! The format `text`: rows with `text`, all of which is trained; a file of plain text is one row.
 
+use super::format::Format;
 use super::prompt_completion::classified;
-use crate::data::example::{Content, Task};
+use crate::data::example::{Content, Example, Task};
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
+use crate::recipe::DataFormat;
 use crate::units::Fault;
 
+pub(super) const FORMAT: Format = Format {
+    known_by: &[&["text"]],
+    ..Format::new(DataFormat::Text, |context| {
+        let tokenizer = context.tokenizer()?;
+        Ok(Box::new(move |mut row| {
+            let content = content(&mut row, context.task, tokenizer)?;
+            Ok(Example::new(&row, content))
+        }))
+    })
+};
+
 /// What a row says. With a classification head `label` is its class.
-pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, Fault> {
+fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, Fault> {
     let text = row.text("text")?;
     match task {
         Task::NextToken if text.is_empty() => Err(row.bad("text", "a text to train on", "an empty one")),

@@ -4,14 +4,27 @@
 
 use serde_json::Value;
 
+use super::format::Format;
 use crate::data::batch::IGNORE;
-use crate::data::example::{Content, Task};
+use crate::data::example::{Content, Example, Task};
 use crate::data::faults::{self, RowFault};
 use crate::data::rows::{DataRow, class, kind};
+use crate::recipe::DataFormat;
 use crate::units::Fault;
 
+pub(super) const FORMAT: Format = Format {
+    known_by: &[&["input_ids"]],
+    has_texts: false,
+    ..Format::new(DataFormat::Tokens, |context| {
+        Ok(Box::new(move |mut row| {
+            let content = content(&mut row, context.task, context.encoder.vocab_size)?;
+            Ok(Example::new(&row, content))
+        }))
+    })
+};
+
 /// What a row says; every id is checked against the model's vocabulary.
-pub(super) fn content(row: &mut DataRow, task: &Task, vocab_size: usize) -> Result<Content, Fault> {
+fn content(row: &mut DataRow, task: &Task, vocab_size: usize) -> Result<Content, Fault> {
     let ids = ids(row, vocab_size)?;
     match task {
         Task::NextToken => Ok(Content::Tokens { is_trained: labels(row, &ids)?, ids }),

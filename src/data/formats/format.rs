@@ -1,0 +1,62 @@
+//! What a data format is: the fields that its rows are known by, and how a row becomes an example.
+
+use crate::data::encode::Encoder;
+use crate::data::example::{Example, Task};
+use crate::data::faults;
+use crate::data::rows::DataRow;
+use crate::data::tokenizer::Tokenizer;
+use crate::recipe::{DataFormat, DataRecipe};
+use crate::units::Fault;
+
+pub(super) type RowReader<'a> = Box<dyn Fn(DataRow) -> Result<Example, Fault> + Send + Sync + 'a>;
+
+/// A data format, all of which its file says.
+pub(super) struct Format {
+    /// The name in recipes, which say there what contradicts it.
+    pub(super) name: DataFormat,
+    /// The fields that its rows are known by: all of one of these lists.
+    pub(super) known_by: &'static [&'static [&'static str]],
+    /// Whether its rows are texts, for which a tokenizer is needed.
+    pub(super) has_texts: bool,
+    /// Whether a head with classes can be trained on its rows.
+    pub(super) has_classes: bool,
+    /// Whether a prompt is a message of the user where the model has a chat template.
+    pub(super) is_message: fn(&DataRecipe) -> bool,
+    /// The beginning of the reply that ends each prompt.
+    pub(super) reply_prefix: fn(&DataRecipe) -> &'static str,
+    pub(super) reader: for<'a> fn(RowContext<'a>) -> Result<RowReader<'a>, Fault>,
+}
+
+impl Format {
+    /// A format as most are.
+    pub(super) const fn new(name: DataFormat, reader: for<'a> fn(RowContext<'a>) -> Result<RowReader<'a>, Fault>) -> Self {
+        let (is_message, reply_prefix): (fn(&DataRecipe) -> bool, fn(&DataRecipe) -> &'static str) = (|_| false, |_| "");
+        Self { name, known_by: &[], has_texts: true, has_classes: true, is_message, reply_prefix, reader }
+    }
+}
+
+/// What a format may ask when it reads rows.
+#[derive(Clone, Copy)]
+pub(super) struct RowContext<'a> {
+    pub(super) recipe: &'a DataRecipe,
+    pub(super) task: &'a Task,
+    pub(super) encoder: &'a Encoder,
+    /// Whether a prompt is a message of the user, as the model has a chat template.
+    pub(super) has_template: bool,
+}
+
+impl<'a> RowContext<'a> {
+    pub(super) fn tokenizer(&self) -> Result<&'a Tokenizer, Fault> {
+        self.encoder.tokenizer.as_ref().ok_or_else(|| faults::no_tokenizer("text data"))
+    }
+
+    /// Refuses a text where the recipe trains messages of an assistant.
+    pub(super) fn refuse_text_for_messages(&self, row: &DataRow, field: &str) -> Result<(), Fault> {
+        match self.recipe.chat.train_on.filter(|train_on| train_on.is_of_messages()) {
+            Some(train_on) => {
+                Err(row.bad(field, format!("messages, of which `data.train_on = \"{train_on}\"` speaks"), "a text"))
+            }
+            None => Ok(()),
+        }
+    }
+}

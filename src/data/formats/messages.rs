@@ -1,0 +1,27 @@
+//! The format `messages`: conversations with `role` and `content`, also `tools`, `documents` and `chat_template_kwargs`.
+
+use super::format::Format;
+use super::text;
+use crate::data::chat::sample;
+use crate::data::example::Example;
+use crate::recipe::DataFormat;
+
+const FIELD: &str = "messages";
+
+pub(super) const FORMAT: Format = Format {
+    known_by: &[&[FIELD]],
+    has_classes: false,
+    ..Format::new(DataFormat::Messages, |context| {
+        let read_text = (text::FORMAT.reader)(context)?;
+        Ok(Box::new(move |mut row| {
+            // As TRL has it: a row of plain text among conversations, all of which is trained.
+            if !row.has(FIELD) && row.has("text") {
+                context.refuse_text_for_messages(&row, "text")?;
+                return read_text(row);
+            }
+            let messages = row.require(FIELD)?;
+            let sample = sample(&mut row, FIELD, messages)?;
+            Ok(Example::new(&row, sample.into()))
+        }))
+    })
+};
