@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::CheckpointError;
 use super::commit::set_latest;
 use super::find::candidates;
 use crate::files::{self, disk, io_fault};
+use crate::units::Fault;
 
 /// Moves the checkpoints of `run` with more than `step` steps into a directory of their own, `abandoned-N`, where no resume
 /// looks for them; `from` becomes the newest. Returns that directory, if there was anything to move.
-pub fn abandon(run: &Path, from: &str, step: u64) -> Result<Option<PathBuf>, CheckpointError> {
-    let later = || -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+pub fn abandon(run: &Path, from: &str, step: u64) -> Result<Option<PathBuf>, Fault> {
+    let later = || -> Result<Vec<(u64, PathBuf)>, Fault> {
         Ok(candidates(run)?.into_iter().filter(|(other, _)| *other > step).collect())
     };
     if later()?.is_empty() {

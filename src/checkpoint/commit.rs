@@ -7,11 +7,11 @@ use tch::Tensor;
 use super::find::{remove_unread, saved_in};
 use super::manifest::{self, Manifest};
 use super::state::{OPTIMIZER, STATE};
-use super::{CheckpointError, SaveKind, TrainState, superseded};
+use super::{SaveKind, TrainState, superseded};
 use crate::files::{self, FileKind, ReadLock, TensorHead, disk, failpoint, io_fault};
 use crate::model::Model;
 use crate::store;
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault};
 
 /// Names the newest checkpoint of a run, for people and scripts.
 const LATEST: &str = "latest";
@@ -19,18 +19,18 @@ const LATEST: &str = "latest";
 /// An optimiser's tensors, of which one at a time need be in memory.
 pub trait StateInTurn {
     /// How each stands in the file.
-    fn heads(&self) -> Result<Vec<TensorHead>, CheckpointError>;
+    fn heads(&self) -> Result<Vec<TensorHead>, Fault>;
 
     /// One by its index; each is asked for once.
-    fn tensor(&self, index: usize) -> Result<Tensor, CheckpointError>;
+    fn tensor(&self, index: usize) -> Result<Tensor, Fault>;
 }
 
 impl StateInTurn for Vec<(String, Tensor)> {
-    fn heads(&self) -> Result<Vec<TensorHead>, CheckpointError> {
+    fn heads(&self) -> Result<Vec<TensorHead>, Fault> {
         Ok(store::tensor_heads(Path::new(OPTIMIZER), self)?)
     }
 
-    fn tensor(&self, index: usize) -> Result<Tensor, CheckpointError> {
+    fn tensor(&self, index: usize) -> Result<Tensor, Fault> {
         Ok(self[index].1.shallow_clone())
     }
 }
@@ -50,7 +50,7 @@ pub struct Snapshot<'a> {
 
 /// Writes a checkpoint into `run` and removes the intermediate ones beyond the last `keep_intermediate`. A save that fails
 /// leaves all earlier checkpoints as they were.
-pub fn save(run: &Path, snapshot: &Snapshot<'_>, keep_intermediate: usize) -> Result<PathBuf, CheckpointError> {
+pub fn save(run: &Path, snapshot: &Snapshot<'_>, keep_intermediate: usize) -> Result<PathBuf, Fault> {
     let place = run.join(snapshot.state.directory());
     let replaced = files::put_dir(&place, |staged| stage(staged, snapshot))?;
     if let Err(error) = settle(run, &place) {
@@ -70,7 +70,7 @@ pub fn save(run: &Path, snapshot: &Snapshot<'_>, keep_intermediate: usize) -> Re
 }
 
 /// Makes the new name durable, and reads again what it names.
-fn settle(run: &Path, place: &Path) -> Result<(), CheckpointError> {
+fn settle(run: &Path, place: &Path) -> Result<(), Fault> {
     files::sync_dir(run)?;
     failpoint::pass("checkpoint.verify").map_err(io_fault("read again", place))?;
     Manifest::verify(place).map(|_| ())
@@ -82,11 +82,11 @@ pub fn latest(run: &Path) -> Option<String> {
 }
 
 /// Notes which checkpoint is the newest.
-pub(super) fn set_latest(run: &Path, name: &str) -> Result<(), CheckpointError> {
+pub(super) fn set_latest(run: &Path, name: &str) -> Result<(), Fault> {
     Ok(files::write_atomic(&run.join(LATEST), format!("{name}\n").as_bytes())?)
 }
 
-fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), CheckpointError> {
+fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), Fault> {
     let state = snapshot.optimizer;
     let keeps_optimizer = snapshot.state.kind != SaveKind::Final;
     let heads = if keeps_optimizer { state.heads()? } else { Vec::new() };
@@ -114,7 +114,7 @@ fn estimate(model: &Model, state: &[TensorHead]) -> Bytes {
 
 /// Removes the intermediate checkpoints beyond the last `keep_intermediate`, when a newer one is known to be good. One that is being read
 /// stays until the next time.
-pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), CheckpointError> {
+pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), Fault> {
     let saved = saved_in(run);
     let known: Vec<_> = saved.iter().map(|(_, saved)| *saved).collect();
     for gone in superseded(&known, keep_intermediate) {
@@ -162,7 +162,7 @@ mod tests {
             }
         }
 
-        fn save(&mut self, run: &Path, step: u64, kind: SaveKind, keep: usize) -> Result<PathBuf, CheckpointError> {
+        fn save(&mut self, run: &Path, step: u64, kind: SaveKind, keep: usize) -> Result<PathBuf, Fault> {
             let _ = self.optimizer[0].1.fill_(step as f64);
             let state = TrainState::new(step, 7, kind, &self.model.parameters());
             let snapshot =
@@ -216,7 +216,7 @@ mod tests {
             if !reached || goes_on {
                 assert_eq!(step_of(&result.unwrap()), 3, "{name}, {action}, {n}");
             } else {
-                assert!(!result.unwrap_err().is_damage(), "{name}, {action}, {n}");
+                assert!(!super::super::find::is_damage(&result.unwrap_err()), "{name}, {action}, {n}");
             }
             assert_eq!(step_of(&run.join("step-000001")), 1, "{name}, {action}, {n}");
             if run.join("step-000002").exists() {
@@ -278,7 +278,7 @@ mod tests {
         assert!(saved.iter().any(|(name, _)| name.ends_with("sinks")));
         assert_eq!(saved, sorted(model.parameters()));
         fs::remove_file(dir.join(EXTRA_TENSORS)).unwrap();
-        assert!(load(&dir).unwrap_err().is_damage());
+        assert!(super::super::find::is_damage(&load(&dir).unwrap_err()));
     }
 
     /// What can happen to a run.
@@ -380,7 +380,7 @@ mod tests {
             fs::write(dir.join(manifest::NAME), files::to_json(&Manifest::of(&dir).unwrap())).unwrap();
             for error in [load(&dir).unwrap_err(), newest(run).unwrap_err()] {
                 assert!(
-                    matches!(&error, CheckpointError::Contradiction { .. }) && error.to_string().contains(expected),
+                    error.to_string().contains("can't be what this run has saved") && error.to_string().contains(expected),
                     "{error}"
                 );
             }
@@ -411,7 +411,7 @@ mod tests {
         let mut trained = TrainedModel::new();
         let run = tempfile::tempdir().unwrap();
         let run = run.path();
-        assert!(matches!(newest(run), Err(CheckpointError::None { skipped, .. }) if skipped.is_empty()));
+        assert_eq!(newest(run).unwrap_err().kind(), FaultKind::NoCheckpoint);
         for step in [999_999, 1_000_000] {
             trained.save(run, step, SaveKind::Regular, 1).unwrap();
         }

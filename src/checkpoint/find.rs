@@ -1,5 +1,6 @@
 //! Checkpoints are found again: the newest valid one of a run, and what saves that were cut short have left.
 
+use super::manifest::damaged;
 use std::cmp::Reverse;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +10,12 @@ use tch::Tensor;
 use super::manifest::{self, Manifest};
 use super::state::{BEST, FINAL, FORMAT_VERSION, step_directory};
 use super::state::{OPTIMIZER, STATE};
-use super::{CheckpointError, SaveKind, SavedCheckpoint, TrainState};
+use super::{SaveKind, SavedCheckpoint, TrainState};
 use crate::files::{self, FileKind, ReadLock, TensorFile, disk, io_fault};
 use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, MODEL_TENSORS};
 use crate::recipe::Weights;
 use crate::store;
+use crate::units::{Fault, FaultKind, abridged};
 
 /// Behind the name of a checkpoint that was damaged.
 pub(super) const ASIDE: &str = ".damaged";
@@ -30,11 +32,11 @@ pub struct Loaded {
 pub struct NewestCheckpoint {
     pub dir: PathBuf,
     /// Newer ones that do not count, and why.
-    pub skipped: Vec<(PathBuf, CheckpointError)>,
+    pub skipped: Vec<(PathBuf, Fault)>,
 }
 
 /// Reads a checkpoint whose manifest verifies.
-pub fn load(dir: &Path) -> Result<Loaded, CheckpointError> {
+pub fn load(dir: &Path) -> Result<Loaded, Fault> {
     let state = verified_state(dir)?;
     let name = if holds(dir) == Some(Weights::All) { MODEL_TENSORS } else { ADAPTER_TENSORS };
     let mut parameters = store::load_tensors(&TensorFile::open(&dir.join(name))?)?;
@@ -45,7 +47,7 @@ pub fn load(dir: &Path) -> Result<Loaded, CheckpointError> {
 }
 
 /// The optimiser's tensors of a checkpoint that was loaded. `final` has none: they are in the checkpoint of the same step.
-pub fn load_optimizer(dir: &Path) -> Result<Vec<(String, Tensor)>, CheckpointError> {
+pub fn load_optimizer(dir: &Path) -> Result<Vec<(String, Tensor)>, Fault> {
     let tensors = |dir: &Path| Ok(store::load_tensors(&TensorFile::open(&dir.join(OPTIMIZER))?)?);
     if files::is_there(&dir.join(OPTIMIZER)) {
         return tensors(dir);
@@ -53,7 +55,7 @@ pub fn load_optimizer(dir: &Path) -> Result<Vec<(String, Tensor)>, CheckpointErr
     let place = dir.with_file_name(step_directory(state(dir)?.step));
     let damaged = |why: String| {
         let what = format!("`{}` goes on with the optimiser's state in it: {why}", dir.display());
-        CheckpointError::Damaged { path: place.clone(), what }
+        damaged(&place, &what)
     };
     let (of_step, own) = (Manifest::verify(&place).map_err(|error| damaged(error.to_string()))?, Manifest::verify(dir)?);
     if [MODEL_TENSORS, ADAPTER_TENSORS, EXTRA_TENSORS].iter().any(|name| own.files.get(*name) != of_step.files.get(*name)) {
@@ -73,7 +75,7 @@ pub fn holds(dir: &Path) -> Option<Weights> {
 }
 
 /// The names of a run's checkpoints, finished or not.
-pub fn names(run: &Path) -> Result<Vec<String>, CheckpointError> {
+pub fn names(run: &Path) -> Result<Vec<String>, Fault> {
     let name = |dir: PathBuf| Some(dir.file_name()?.to_str()?.to_owned());
     let named = directories(run)?.into_iter().filter(|dir| dir.join(STATE).exists()).filter_map(name);
     Ok(named.filter(|name| !files::is_temporary(name) && !is_aside(name)).collect())
@@ -84,38 +86,41 @@ fn is_aside(name: &str) -> bool {
 }
 
 /// What a run knew of itself at a checkpoint; nothing where another program saved it.
-pub fn state_of(dir: &Path) -> Result<Option<TrainState>, CheckpointError> {
+pub fn state_of(dir: &Path) -> Result<Option<TrainState>, Fault> {
     if dir.join(STATE).exists() { state(dir).map(Some) } else { Ok(None) }
 }
 
 /// Checks a directory against its manifest. An adapter that another program saved has none, and passes.
-pub fn check(dir: &Path) -> Result<(), CheckpointError> {
+pub fn check(dir: &Path) -> Result<(), Fault> {
     let is_ours = [manifest::NAME, STATE].iter().any(|name| dir.join(name).exists());
     if is_ours { verified_state(dir).map(drop) } else { Ok(()) }
 }
 
 /// The valid checkpoint of `run` with the most steps; those that are damaged are reported, never removed.
-pub fn newest(run: &Path) -> Result<NewestCheckpoint, CheckpointError> {
+pub fn newest(run: &Path) -> Result<NewestCheckpoint, Fault> {
     let mut skipped = Vec::new();
     for (_, dir) in candidates(run)? {
         match verified_state(&dir) {
             Ok(_) => return Ok(NewestCheckpoint { dir, skipped }),
-            Err(why) if why.is_damage() || matches!(why, CheckpointError::Format { .. }) => skipped.push((dir, why)),
+            Err(why) if is_damage(&why) || why.kind() == FaultKind::OtherVersion => skipped.push((dir, why)),
             Err(why) => return Err(why),
         }
     }
-    Err(CheckpointError::None { run: run.to_owned(), skipped })
+    let reasons: String = skipped.iter().map(|(dir, why)| format!("\n  skipped `{}`: {why}", dir.display())).collect();
+    let message = format!("`{}` has no valid checkpoint{reasons}", abridged(run.display()));
+    let none = Fault::data(message, "begin the run again with another `--out`, or remove this directory first");
+    Err(if skipped.is_empty() { none.of_kind(FaultKind::NoCheckpoint) } else { none })
 }
 
 /// The directories of `run` that may be checkpoints and the steps they claim, those with the most first.
-pub(super) fn candidates(run: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+pub(super) fn candidates(run: &Path) -> Result<Vec<(u64, PathBuf)>, Fault> {
     let mut found: Vec<(u64, PathBuf)> = directories(run)?.into_iter().filter_map(|dir| Some((step_hint(&dir)?, dir))).collect();
     found.sort_by_cached_key(|(step, dir)| (Reverse(*step), rank(dir)));
     Ok(found)
 }
 
 /// Removes what saves have left that were cut short, and returns the names.
-pub fn clean_leftovers(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+pub fn clean_leftovers(run: &Path) -> Result<Vec<PathBuf>, Fault> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(run).map_err(io_fault("read", run))?.flatten() {
         let path = entry.path();
@@ -134,12 +139,12 @@ pub fn clean_leftovers(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 }
 
 /// Refuses links in the places of `best` and `final`: a save would put itself in their stead, and remove what they lead to.
-pub fn refuse_links(run: &Path) -> Result<(), CheckpointError> {
+pub fn refuse_links(run: &Path) -> Result<(), Fault> {
     Ok([BEST, FINAL].into_iter().try_for_each(|name| files::refuse_symlink(&run.join(name)))?)
 }
 
 /// Removes a checkpoint, unless somebody reads it.
-pub(super) fn remove_unread(dir: &Path) -> Result<bool, CheckpointError> {
+pub(super) fn remove_unread(dir: &Path) -> Result<bool, Fault> {
     let Some(_lock) = ReadLock::exclude(dir)? else { return Ok(false) };
     disk::remove_tree("checkpoint", dir).map_err(io_fault("remove", dir))?;
     Ok(true)
@@ -156,7 +161,7 @@ pub(super) fn saved_in(run: &Path) -> Vec<(PathBuf, SavedCheckpoint)> {
     directories(run).unwrap_or_default().into_iter().filter_map(saved).collect()
 }
 
-fn directories(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+fn directories(run: &Path) -> Result<Vec<PathBuf>, Fault> {
     let entries = fs::read_dir(run).map_err(io_fault("read", run))?;
     Ok(entries.flatten().map(|e| e.path()).filter(|p| p.is_dir()).collect())
 }
@@ -182,7 +187,7 @@ fn rank(dir: &Path) -> u8 {
     }
 }
 
-fn state(dir: &Path) -> Result<TrainState, CheckpointError> {
+fn state(dir: &Path) -> Result<TrainState, Fault> {
     /// Read before the rest, which another format may not have.
     #[derive(serde::Deserialize)]
     struct Version {
@@ -191,12 +196,13 @@ fn state(dir: &Path) -> Result<TrainState, CheckpointError> {
     let path = dir.join(STATE);
     let Version { format_version: found } = files::read_json_as(&path, FileKind::Record)?;
     if found != FORMAT_VERSION {
-        return Err(CheckpointError::Format { dir: dir.to_owned(), found, expected: FORMAT_VERSION });
+        let message = format!("`{}` has checkpoint format {found}, expected {FORMAT_VERSION}", abridged(dir.display()));
+        return Err(Fault::data(message, "read it with the version of kvtune that wrote it").of_kind(FaultKind::OtherVersion));
     }
     Ok(files::read_json_as(&path, FileKind::Record)?)
 }
 
-pub(super) fn verified_state(dir: &Path) -> Result<TrainState, CheckpointError> {
+pub(super) fn verified_state(dir: &Path) -> Result<TrainState, Fault> {
     let manifest = Manifest::verify(dir)?;
     let state = state(dir)?;
     if state.kind != SaveKind::Final {
@@ -204,7 +210,16 @@ pub(super) fn verified_state(dir: &Path) -> Result<TrainState, CheckpointError> 
     }
     let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     match state.contradiction(name) {
-        Some(what) => Err(CheckpointError::Contradiction { path: dir.join(STATE), what }),
+        Some(what) => {
+            let message = format!("`{}` can't be what this run has saved: {what}", dir.join(STATE).display());
+            Err(Fault::data(message, "restore what was changed, or move this checkpoint out of the run and go on from another"))
+        }
         None => Ok(state),
     }
+}
+
+/// Whether a checkpoint is not as it was written, so that the one before it is to be taken. What can't be judged is no damage: a file that may
+/// not be opened may be whole.
+pub(super) fn is_damage(error: &Fault) -> bool {
+    matches!(error.kind(), FaultKind::Damaged | FaultKind::NotRegular | FaultKind::ForeignLink)
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::find::verified_state;
-use super::{CheckpointError, TrainState, names, state_of};
+use super::{TrainState, names, state_of};
 use crate::files::io_fault;
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault};
 
 /// A checkpoint, as far as it can be read.
 #[derive(Clone, Debug, Serialize)]
@@ -25,14 +25,14 @@ pub struct CheckpointListing {
 }
 
 /// The checkpoints of a run, those with fewer steps first.
-pub fn list(run: &Path) -> Result<Vec<CheckpointListing>, CheckpointError> {
+pub fn list(run: &Path) -> Result<Vec<CheckpointListing>, Fault> {
     let mut all = names(run)?.into_iter().map(|name| look(&run.join(name))).collect::<Result<Vec<_>, _>>()?;
     all.sort_by(|a, b| (a.step, &b.name).cmp(&(b.step, &a.name)));
     Ok(all)
 }
 
 /// One checkpoint: every file of it is read.
-pub fn look(dir: &Path) -> Result<CheckpointListing, CheckpointError> {
+pub fn look(dir: &Path) -> Result<CheckpointListing, Fault> {
     let mut bytes = Bytes(0);
     for entry in fs::read_dir(dir).map_err(io_fault("read", dir))?.flatten() {
         bytes += Bytes(entry.metadata().map_or(0, |found| found.len()));

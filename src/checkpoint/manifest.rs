@@ -6,11 +6,10 @@ use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::CheckpointError;
 use super::state::STATE;
 use crate::files::{self, FileKind, io_fault};
 use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, MODEL_TENSORS};
-use crate::units::quoted;
+use crate::units::{Fault, FaultKind, abridged, quoted};
 
 pub(super) const NAME: &str = "MANIFEST.json";
 /// The model card: not listed, as people go on writing it.
@@ -33,7 +32,7 @@ pub struct FileEntry {
 
 impl Manifest {
     /// Lists the files of a directory.
-    pub(super) fn of(dir: &Path) -> Result<Self, CheckpointError> {
+    pub(super) fn of(dir: &Path) -> Result<Self, Fault> {
         let mut manifest = Self::default();
         for entry in fs::read_dir(dir).map_err(io_fault("read", dir))? {
             let path = entry.map_err(io_fault("read", dir))?.path();
@@ -45,10 +44,12 @@ impl Manifest {
     }
 
     /// Reads the manifest of a directory and checks every file against it.
-    pub(super) fn verify(dir: &Path) -> Result<Self, CheckpointError> {
+    pub(super) fn verify(dir: &Path) -> Result<Self, Fault> {
         let path = dir.join(NAME);
         if !files::is_there(&path) {
-            return Err(CheckpointError::Unfinished { dir: dir.to_owned() });
+            let dir = abridged(dir.display());
+            let message = format!("`{dir}` is not a finished checkpoint: it has no `{NAME}`");
+            return Err(Fault::data(message, ANOTHER).of_kind(FaultKind::Damaged));
         }
         let manifest: Self = files::read_json_as(&path, FileKind::Record)?;
         manifest.require_all(dir)?;
@@ -56,35 +57,35 @@ impl Manifest {
             let is_plain = matches!(Path::new(name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
             if !is_plain || name.contains('\0') || name.len() > LONGEST_NAME {
                 let what = format!("`{}` is not the name of a file in it", quoted(name));
-                return Err(CheckpointError::Damaged { path, what });
+                return Err(damaged(&path, &what));
             }
             let file = dir.join(name);
-            let damaged = |what: String| CheckpointError::Damaged { path: file.clone(), what };
+            let damaged = |what: &str| damaged(&file, what);
             let found = match fs::metadata(&file) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(damaged("it is missing".into())),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(damaged("it is missing")),
                 found => found.map_err(io_fault("look at", &file))?.len(),
             };
             if found != expected.size {
-                return Err(damaged(format!("expected {} bytes, found {found}", expected.size)));
+                return Err(damaged(&format!("expected {} bytes, found {found}", expected.size)));
             }
             if files::hash_file(&file)? != expected.blake3 {
-                return Err(damaged("its content has changed".into()));
+                return Err(damaged("its content has changed"));
             }
         }
         Ok(manifest)
     }
 
     /// Fails where it leaves a file out that a checkpoint must have.
-    pub(super) fn require(&self, name: &str, dir: &Path) -> Result<(), CheckpointError> {
+    pub(super) fn require(&self, name: &str, dir: &Path) -> Result<(), Fault> {
         if self.files.contains_key(name) {
             return Ok(());
         }
-        Err(CheckpointError::Damaged { path: dir.join(NAME), what: format!("it does not list `{name}`") })
+        Err(damaged(&dir.join(NAME), &format!("it does not list `{name}`")))
     }
 
     /// Fails where it leaves out what every checkpoint must have, or a file that lies in the directory and would be read. Other programs may
     /// put pages of their own beside.
-    fn require_all(&self, dir: &Path) -> Result<(), CheckpointError> {
+    fn require_all(&self, dir: &Path) -> Result<(), Fault> {
         let weights = if self.files.contains_key(MODEL_TENSORS) { MODEL_TENSORS } else { ADAPTER_TENSORS };
         let config = (weights == ADAPTER_TENSORS).then_some(ADAPTER_CONFIG);
         [STATE, weights].into_iter().chain(config).try_for_each(|name| self.require(name, dir))?;
@@ -97,6 +98,13 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+const ANOTHER: &str = "use another checkpoint of the run, as `step-000100`";
+
+/// A file of a checkpoint is not what its manifest says.
+pub(super) fn damaged(path: &Path, what: &str) -> Fault {
+    Fault::data(format!("`{}` is damaged: {what}", abridged(path.display())), ANOTHER).of_kind(FaultKind::Damaged)
 }
 
 #[cfg(test)]
@@ -132,7 +140,7 @@ mod tests {
         fs::write(dir.path().join("kv_policy.json"), "{}").unwrap();
         assert!(verified(&whole).unwrap_err().contains("does not list `kv_policy.json`"));
         fs::write(dir.path().join(NAME), "").unwrap();
-        assert!(matches!(Manifest::verify(dir.path()), Err(error) if error.is_damage()));
+        assert!(matches!(Manifest::verify(dir.path()), Err(error) if super::super::find::is_damage(&error)));
     }
 
     #[test]
@@ -140,7 +148,7 @@ mod tests {
         let dir = place();
         let file = dir.path().join("a.bin");
         fs::write(&file, b"12345").unwrap();
-        assert!(matches!(Manifest::verify(dir.path()), Err(CheckpointError::Unfinished { .. })));
+        assert!(Manifest::verify(dir.path()).is_err_and(|error| error.to_string().contains("is not a finished checkpoint")));
         let manifest = Manifest::of(dir.path()).unwrap();
         fs::write(dir.path().join(NAME), files::to_json(&manifest)).unwrap();
         assert_eq!(Manifest::verify(dir.path()).unwrap(), manifest);

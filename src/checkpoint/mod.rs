@@ -7,7 +7,6 @@
 mod abandon;
 mod aside;
 mod commit;
-mod error;
 mod find;
 mod list;
 mod manifest;
@@ -17,7 +16,6 @@ mod state;
 pub use abandon::abandon;
 pub use aside::set_aside;
 pub use commit::{Snapshot, StateInTurn, latest, retain, save};
-pub use error::CheckpointError;
 pub use find::{
     Loaded, NewestCheckpoint, check, clean_leftovers, holds, load, load_optimizer, names, newest, refuse_links, state_of,
 };

@@ -18,7 +18,7 @@ use crate::recipe::{
 };
 use crate::report::console;
 use crate::report::table::Table;
-use crate::train::{self, ExpectedEvictions, ResolvedRun, RunSchedule, TrainError};
+use crate::train::{self, ExpectedEvictions, ResolvedRun, RunSchedule};
 use crate::units::{Bytes, Fault};
 use crate::verify::ErrorBound;
 
@@ -46,10 +46,10 @@ impl Check {
         said?;
         let ResolvedRun { recipe, planned, engine, data, .. } = settled;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
-        let plan = engine.settings().plan(&data.train.batch(&[longest])?, None).map_err(TrainError::from)?;
+        let plan = engine.settings().plan(&data.train.batch(&[longest])?, None)?;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
         if let Some(tokenizer) = &tokenizer
-            && let Some(note) = auto_tokenizer_differs(&recipe.model.path, tokenizer).map_err(TrainError::from)?
+            && let Some(note) = auto_tokenizer_differs(&recipe.model.path, tokenizer)?
         {
             console::note(&note);
         }

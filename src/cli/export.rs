@@ -10,11 +10,10 @@ use crate::checkpoint;
 use crate::eval::AnswerScores;
 use crate::export::{CacheResult, ExportTarget, Exported, Trained, export};
 use crate::inspect::{AnswerListing, kept_answers, read_scores};
-use crate::model::ModelError;
 use crate::recipe::Recipe;
 use crate::report::{console, metrics};
 use crate::train::{self, FoundCheckpoint};
-use crate::units::Fault;
+use crate::units::{Fault, FaultKind};
 
 #[derive(Debug, Args)]
 pub(super) struct Export {
@@ -86,8 +85,8 @@ impl Export {
                 let text = format!("exported: {}\n{}", out.display(), usage.trim_end());
                 console::outcome(&text, &json!({ "exported": out, "usage": usage.trim_end() }))?;
             }
-            Err(error) if matches!(error.of_type(), Some(ModelError::Stopped)) => {
-                console::note(&ModelError::Stopped.to_string());
+            Err(error) if error.kind() == FaultKind::Interrupted => {
+                console::note(&error.to_string());
                 return Ok(Ending::Interrupted(interrupt.signal().unwrap_or_default()));
             }
             Err(error) => return Err(error),

@@ -4,8 +4,8 @@ use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::sync::{Mutex, PoisonError};
 
-use crate::engine::{EngineError, error_of_panic};
-use crate::units::{Exit, Fault};
+use crate::engine::error_of_panic;
+use crate::units::{Exit, Fault, FaultKind};
 
 /// Where the latest panic of any thread happened; printed only if no guard catches it.
 static LATEST: Mutex<Option<String>> = Mutex::new(None);
@@ -26,10 +26,14 @@ pub(super) fn silence() {
 pub(super) fn caught<T>(verb: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     catch_unwind(AssertUnwindSafe(verb)).unwrap_or_else(|panic| {
         let place = LATEST.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
-        Err(match error_of_panic(&*panic) {
-            EngineError::Torch(message) => Fault::new(Exit::Failed, format!("kvtune has a defect: {message}\n  --> {place}"))
-                .with_hint("please report it with the command and these lines; saved checkpoints are intact"),
-            memory => memory.into(),
+        let error = error_of_panic(&*panic);
+        Err(if error.kind() == FaultKind::Torch {
+            let hint = "please report it with the command and these lines; saved checkpoints are intact";
+            error
+                .map_message(|said| format!("kvtune has a defect: {}\n  --> {place}", said.trim_start_matches("libtorch: ")))
+                .with_hint(hint)
+        } else {
+            error
         })
     })
 }

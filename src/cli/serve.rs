@@ -80,7 +80,7 @@ impl Serve {
         let rules = own_rules(path)?;
         let template = match ChatTemplates::load(path, self.chat_template.as_deref(), None) {
             // Without it all but the chat can be served.
-            Err(error) if self.chat_template.is_none() && error.of_type::<TemplateFault>().is_some() => {
+            Err(error) if self.chat_template.is_none() && error.payload::<TemplateFault>().is_some() => {
                 console::warning(&format!("{error}; conversations are refused"));
                 None
             }

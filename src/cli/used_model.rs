@@ -8,7 +8,7 @@ use tch::Device;
 use crate::cache;
 use crate::checkpoint;
 use crate::data::{InitialPartFinder, Tokenizer};
-use crate::engine::{Engine, EngineError, Settings};
+use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
@@ -157,7 +157,7 @@ pub(super) fn cache_overrides(policy: Option<&str>, cache_length: Option<usize>,
 
 /// Settles the size of chunks. A cache that was asked for by arguments in place of the recipe's (`is_other`) does not contradict the size
 /// that the recipe has for its own.
-pub(super) fn fit_chunks(recipe: &mut Recipe, config: &ModelConfig, is_other: bool, set: &[String]) -> Result<(), EngineError> {
+pub(super) fn fit_chunks(recipe: &mut Recipe, config: &ModelConfig, is_other: bool, set: &[String]) -> Result<(), Fault> {
     let is_asked = set.iter().any(|word| word.trim_start().starts_with("kv_cache.chunk_size"));
     if is_other && !is_asked && Settings::new(config, &recipe.kv_cache, &recipe.grad.closed()).is_err() {
         recipe.kv_cache.chunk_size = None;

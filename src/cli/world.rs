@@ -8,7 +8,7 @@ use clap::Args;
 use tch::{Device, Kind, Tensor};
 
 use super::device;
-use crate::dist::{DistError, Launched, ProcessGroup, RankBackend};
+use crate::dist::{Launched, ProcessGroup, RankBackend};
 use crate::report::console;
 use crate::units::{Fault, Seconds};
 
@@ -113,7 +113,7 @@ pub(super) fn with_ranks<T>(
 }
 
 /// How long ranks take to add up so many bytes of gradients on a device: the middle one of several times.
-pub(super) fn time_of_sums(world: &ProcessGroup, bytes: u64, device: Device) -> Result<Seconds, DistError> {
+pub(super) fn time_of_sums(world: &ProcessGroup, bytes: u64, device: Device) -> Result<Seconds, Fault> {
     const TIMES: usize = 5;
     let gradients = Tensor::zeros([bytes.div_ceil(4) as i64], (Kind::Float, device));
     let mut times = Vec::new();

@@ -20,7 +20,7 @@ pub(super) enum ErrorScope {
 
 impl ErrorScope {
     pub(super) fn of(error: &Fault) -> Self {
-        match error.of_type::<RowFault>() {
+        match error.payload::<RowFault>() {
             Some(row) if row.is_too_long => Self::Length,
             Some(_) => Self::Row,
             None => Self::All,

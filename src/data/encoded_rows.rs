@@ -64,7 +64,7 @@ fn read(source: &DataSource, reader: &ExampleReader<'_>, hand_on: &mut dyn FnMut
         rows::each(file, &source.rows, &mut |row| {
             let place = match &row {
                 Ok(row) => row.place(),
-                Err(error) => error.of_type::<RowFault>().map_or_else(
+                Err(error) => error.payload::<RowFault>().map_or_else(
                     || SamplePlace { path: file.as_path().into(), at: LineOrRecord::Whole },
                     |row| row.place.clone(),
                 ),

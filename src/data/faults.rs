@@ -5,15 +5,12 @@ use std::path::Path;
 
 use super::sample_place::SamplePlace;
 use crate::files::hint_of_io;
-use crate::units::{Exit, Failure, Fault, abridged, quoted};
+use crate::units::{Fault, abridged, quoted};
 
 /// An error of a single row or sample: others may be sound.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
+#[derive(Debug)]
 pub(super) struct RowFault {
     pub(super) place: SamplePlace,
-    message: String,
-    hint: String,
     /// The sample is sound, and longer than `data.on_too_long` lets it be.
     pub(super) is_too_long: bool,
 }
@@ -21,11 +18,11 @@ pub(super) struct RowFault {
 impl RowFault {
     /// A row that is no sample: `data.on_bad_row` decides what becomes of it. The message names the place.
     pub(super) fn bad(place: SamplePlace, message: String, hint: impl Into<String>) -> Fault {
-        Self { place, message, hint: hint.into(), is_too_long: false }.into()
+        Fault::data(message, hint).carrying(Self { place, is_too_long: false })
     }
 
     pub(super) fn too_long(place: SamplePlace, message: String, hint: impl Into<String>) -> Fault {
-        Self { place, message, hint: hint.into(), is_too_long: true }.into()
+        Fault::data(message, hint).carrying(Self { place, is_too_long: true })
     }
 
     /// A line or row that is none.
@@ -50,16 +47,6 @@ impl RowFault {
         let hint = "set `data.format`, and where fields have other names `data.columns = { prompt = \"question\" }`; files of several formats \
                     are several data sets, each a table `[[data.sets]]` with a `path`";
         Self::bad(place, message, hint)
-    }
-}
-
-impl Failure for RowFault {
-    fn hint(&self) -> Option<String> {
-        Some(self.hint.clone())
-    }
-
-    fn exit(&self) -> Exit {
-        Exit::Data
     }
 }
 

@@ -329,7 +329,7 @@ mod tests {
             let too_long = lengths.iter().filter(|(length, _)| *length > limit).count();
             let splits = match fixture.open() {
                 Ok(splits) => splits,
-                Err(error) if error.of_type::<RowFault>().is_some_and(|row| row.is_too_long) => {
+                Err(error) if error.payload::<RowFault>().is_some_and(|row| row.is_too_long) => {
                     prop_assert!(on_too_long == OnTooLong::Error && too_long > 0);
                     return Ok(());
                 }

@@ -12,10 +12,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
+use super::ProcessGroup;
 use super::process_group::{Joined, LOOK};
-use super::{DistError, ProcessGroup};
 use crate::native::cuda::{Nccl, NcclGroup, NcclId, place_of_gpu};
-use crate::units::Seconds;
+use crate::units::{Fault, Seconds};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RankBackend {
@@ -56,7 +56,7 @@ struct Means {
 impl ProcessGroup {
     /// Decides by what tensors on `device` go from now on, the same on all ranks, which all call it. Returns what is to be said of it: nothing
     /// where there is no GPU, and nobody asks for one.
-    pub fn choose_backend(&mut self, wanted: RankBackend, device: Device) -> Result<Option<String>, DistError> {
+    pub fn choose_backend(&mut self, wanted: RankBackend, device: Device) -> Result<Option<String>, Fault> {
         self.choose_of(None, wanted, device)
     }
 
@@ -66,7 +66,7 @@ impl ProcessGroup {
         library: Option<&Path>,
         wanted: RankBackend,
         device: Device,
-    ) -> Result<Option<String>, DistError> {
+    ) -> Result<Option<String>, Fault> {
         if self.size() == 1 {
             return Ok(None);
         }
@@ -77,10 +77,10 @@ impl ProcessGroup {
         let is_asked = wanted != RankBackend::Gloo && gpu.is_some();
         let nccl = if is_asked { Nccl::open(library) } else { Err("it was not looked for".to_owned()) };
         let own = Means { wanted, gpu, nccl: nccl.as_ref().map(|nccl| nccl.version.clone()).map_err(Clone::clone) };
-        let all = self.agree::<Means, DistError>("choosing a backend", Ok(own), |_| false)?;
+        let all = self.agree::<Means>("choosing a backend", Ok(own))?;
         if let Some(rank) = all.iter().position(|other| other.wanted != all[0].wanted) {
             let message = format!("rank {rank} has `--backend {}`, and rank 0 `{}`", all[rank].wanted, all[0].wanted);
-            return Err(DistError::Environment { message, hint: "give all ranks the same".to_owned() });
+            return Err(Fault::usage(message, "give all ranks the same"));
         }
         if wanted == RankBackend::Gloo || (wanted == RankBackend::Auto && all.iter().all(|rank| rank.gpu.is_none())) {
             return Ok(None);
@@ -98,12 +98,16 @@ impl ProcessGroup {
             Err(reason) if wanted == RankBackend::Auto => {
                 Ok(Some(format!("ranks add up by way of the host, as NCCL can't be had: {reason}")))
             }
-            Err(reason) => Err(DistError::NoNccl { reason }),
+            Err(reason) => {
+                let hint = "NCCL needs a GPU of its own for each rank, and on all the same `libnccl.so.2`, which comes with libtorch's CUDA wheels \
+                            (`KVTUNE_NCCL` names another); `--backend auto` does without";
+                Err(Fault::usage(format!("`--backend nccl` can't be had: {reason}"), hint))
+            }
         }
     }
 
     /// Connects the GPUs; the inner error says on all ranks why one has failed.
-    fn start(&self, joined: &Joined, nccl: &Arc<Nccl>, device: Device) -> Result<Result<NcclGroup, String>, DistError> {
+    fn start(&self, joined: &Joined, nccl: &Arc<Nccl>, device: Device) -> Result<Result<NcclGroup, String>, Fault> {
         let made = self.is_first().then(|| nccl.new_id());
         let bytes = made.iter().flatten().flat_map(|id| id.to_bytes()).collect();
         let group = match (NcclId::from_bytes(&self.broadcast(bytes, 0)?), made) {
@@ -112,7 +116,7 @@ impl ProcessGroup {
             (None, _) => Err("rank 0 has no id".to_owned()),
         };
         let own = group.as_ref().err().cloned();
-        let all = self.agree::<Option<String>, DistError>("starting NCCL", Ok(own), |_| false)?;
+        let all = self.agree::<Option<String>>("starting NCCL", Ok(own))?;
         let failed = all.into_iter().enumerate().find_map(|(rank, why)| Some(format!("rank {rank}: {}", why?)));
         Ok(match (failed, group) {
             (None, group) => group,
@@ -128,7 +132,7 @@ impl ProcessGroup {
 
 impl Joined {
     /// Connects this rank's GPU with those of all, on a thread of its own, which is left alone where a rank is gone meanwhile.
-    fn connect(&self, nccl: Arc<Nccl>, id: NcclId, device: Device) -> Result<Result<NcclGroup, String>, DistError> {
+    fn connect(&self, nccl: Arc<Nccl>, id: NcclId, device: Device) -> Result<Result<NcclGroup, String>, Fault> {
         let (done, connected) = mpsc::channel();
         let (rank, size) = (self.monitor.rank, self.monitor.peers.len());
         let connect = move || drop(done.send(nccl.join(id, rank, size, device)));

@@ -2,16 +2,17 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::ProcessGroup;
 use super::process_group::Joined;
-use super::{DistError, ProcessGroup};
 use crate::native::cuda::NcclGroup;
+use crate::units::Fault;
 
 impl ProcessGroup {
     /// Adds up `tensor` over all ranks, in place: all have the same bits then. It has the same shape and dtype on each, and is on the GPU or
     /// on the host on all.
     ///
     /// Where it lies in one piece on the host, or on a GPU among those that are connected, nothing is copied.
-    pub fn sum(&self, tensor: &Tensor) -> Result<(), DistError> {
+    pub fn sum(&self, tensor: &Tensor) -> Result<(), Fault> {
         let Some(joined) = self.joined() else { return Ok(()) };
         let during = "adding up gradients";
         in_one_piece(tensor, joined, |tensor, nccl| match nccl {
@@ -21,7 +22,7 @@ impl ProcessGroup {
     }
 
     /// Overwrites `tensor` with that of the rank `from`, which is alike in the same way.
-    pub fn overwrite(&self, tensor: &Tensor, from: usize) -> Result<(), DistError> {
+    pub fn overwrite(&self, tensor: &Tensor, from: usize) -> Result<(), Fault> {
         let Some(joined) = self.joined().filter(|_| tensor.numel() > 0) else { return Ok(()) };
         let during = "receiving what one rank has made";
         in_one_piece(tensor, joined, |tensor, nccl| {
@@ -35,7 +36,7 @@ impl ProcessGroup {
     }
 
     /// Adds up numbers over all ranks, in place: all have the same bits then. There are as many on each.
-    pub fn sum_numbers(&self, numbers: &mut [f64]) -> Result<(), DistError> {
+    pub fn sum_numbers(&self, numbers: &mut [f64]) -> Result<(), Fault> {
         let Some(joined) = self.joined() else { return Ok(()) };
         let tensor = Tensor::from_slice(numbers);
         joined.exchange("adding up figures", |group| group.sum(&tensor))?;
@@ -44,7 +45,7 @@ impl ProcessGroup {
     }
 
     /// The bytes of every rank, by rank.
-    pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, DistError> {
+    pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
         let Some(joined) = self.joined() else { return Ok(vec![bytes.to_vec()]) };
         let (during, size) = ("gathering what each rank has", self.size() as i64);
         let lengths = Tensor::zeros([size, 1], (Kind::Int64, Device::Cpu));
@@ -67,7 +68,7 @@ impl ProcessGroup {
     }
 
     /// The bytes of the rank `from`, on all; what the others give is dropped.
-    pub fn broadcast(&self, bytes: Vec<u8>, from: usize) -> Result<Vec<u8>, DistError> {
+    pub fn broadcast(&self, bytes: Vec<u8>, from: usize) -> Result<Vec<u8>, Fault> {
         let Some(joined) = self.joined() else { return Ok(bytes) };
         let during = "receiving what one rank has";
         let length = Tensor::from_slice(&[bytes.len() as i64]);
@@ -85,7 +86,7 @@ impl ProcessGroup {
     }
 
     /// Waits until all ranks are here.
-    pub fn barrier(&self) -> Result<(), DistError> {
+    pub fn barrier(&self) -> Result<(), Fault> {
         self.sum_numbers(&mut [0.0])
     }
 }
@@ -94,8 +95,8 @@ impl ProcessGroup {
 fn in_one_piece(
     tensor: &Tensor,
     joined: &Joined,
-    exchange: impl FnOnce(&Tensor, Option<&NcclGroup>) -> Result<(), DistError>,
-) -> Result<(), DistError> {
+    exchange: impl FnOnce(&Tensor, Option<&NcclGroup>) -> Result<(), Fault>,
+) -> Result<(), Fault> {
     let own = tensor.detach();
     let nccl = joined.nccl.as_ref().filter(|nccl| nccl.device() == own.device());
     let device = nccl.map_or(Device::Cpu, NcclGroup::device);

@@ -1,7 +1,6 @@
 //! Which rank this process is, as whoever started it says by variables of the environment.
 
-use super::DistError;
-use crate::units::quoted;
+use crate::units::{Fault, quoted};
 
 /// Ranks that a run may have at most: more are a mistake.
 const MOST_RANKS: usize = 65_536;
@@ -60,7 +59,7 @@ const UNREAD: [(&str, &str); 3] = [("Open MPI", "OMPI_COMM_WORLD_SIZE"), ("MPI",
 
 impl Launched {
     /// Reads the environment by `variable`; `None` where the process stands alone.
-    pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, DistError> {
+    pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Fault> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let launcher = LAUNCHERS.iter().find(|launcher| variable(launcher.rank).is_some());
         if launcher.is_none_or(|launcher| launcher.rank != "RANK") {
@@ -68,10 +67,10 @@ impl Launched {
             let is_slurm = launcher.is_some() && variable("MPI_LOCALRANKID").is_none();
             for (by, name) in UNREAD.into_iter().filter(|(_, name)| !is_slurm || *name != "PMI_SIZE") {
                 if let Some(size) = number(&variable, name)?.filter(|size| *size > 1) {
-                    return Err(DistError::Environment {
-                        message: format!("{by} has started {size} processes (`{name}`), whose ranks are not read"),
-                        hint: "start them by `torchrun --no-python`, `srun` or `kvtune launch`".into(),
-                    });
+                    return Err(Fault::usage(
+                        format!("{by} has started {size} processes (`{name}`), whose ranks are not read"),
+                        "start them by `torchrun --no-python`, `srun` or `kvtune launch`",
+                    ));
                 }
             }
         }
@@ -94,7 +93,7 @@ struct Variables<'a> {
 }
 
 impl Variables<'_> {
-    fn launch(&self) -> Result<Launched, DistError> {
+    fn launch(&self) -> Result<Launched, Fault> {
         let Launcher { by, rank: rank_name, local_rank, run_id, .. } = *self.launcher;
         let rank = number(self.variable, rank_name)?.unwrap_or(0);
         let given = format!("{rank_name}={rank}");
@@ -107,10 +106,7 @@ impl Variables<'_> {
                 format!("`{rank_name}` from 0 to {}", size - 1)
             };
             let message = format!("`{given}` is no rank of a world of `{size_name}={size}`: expected {expected}");
-            return Err(DistError::Environment {
-                message,
-                hint: format!("these variables come from {by}: see how it is started"),
-            });
+            return Err(Fault::usage(message, format!("these variables come from {by}: see how it is started")));
         }
         let local_rank = number(self.variable, local_rank)?.unwrap_or(0);
         let (address, port) = if size == 1 { ("127.0.0.1".to_owned(), 0) } else { self.meeting_point(size, &given)? };
@@ -135,14 +131,16 @@ impl Variables<'_> {
     }
 
     /// Where the ranks meet: as the environment says, else as can be told from the launcher's own variables.
-    fn meeting_point(&self, size: usize, given: &str) -> Result<(String, u16), DistError> {
+    fn meeting_point(&self, size: usize, given: &str) -> Result<(String, u16), Fault> {
         let (address, port) = ("MASTER_ADDR", "MASTER_PORT");
         let given = format!("{given}` and `{}={size}", self.size_name());
         let address = (self.variable)(address).or_else(|| self.own_address()).ok_or_else(|| missing(address, &given))?;
         let port = match number(self.variable, port)? {
-            Some(number) => u16::try_from(number).ok().filter(|port| *port != 0).ok_or_else(|| DistError::Environment {
-                message: format!("`{port}={number}` is no port: expected 1 to 65535"),
-                hint: "choose a port that is free on rank 0's machine".into(),
+            Some(number) => u16::try_from(number).ok().filter(|port| *port != 0).ok_or_else(|| {
+                Fault::usage(
+                    format!("`{port}={number}` is no port: expected 1 to 65535"),
+                    "choose a port that is free on rank 0's machine",
+                )
             })?,
             None => self.own_port().ok_or_else(|| missing(port, &given))?,
         };
@@ -176,22 +174,24 @@ fn first_host(list: &str) -> Option<String> {
     if tail.contains('[') { first_host(&format!("{name}{first}{after}")) } else { Some(format!("{name}{first}{tail}")) }
 }
 
-fn number(variable: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>, DistError> {
+fn number(variable: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>, Fault> {
     let Some(value) = variable(name) else { return Ok(None) };
-    value.trim().parse().map(Some).map_err(|_| DistError::Environment {
-        message: format!("`{name}={}` is no whole number", quoted(&value)),
-        hint: "it says which of several processes this is: unset it, or see how they are started".into(),
+    value.trim().parse().map(Some).map_err(|_| {
+        Fault::usage(
+            format!("`{name}={}` is no whole number", quoted(&value)),
+            "it says which of several processes this is: unset it, or see how they are started",
+        )
     })
 }
 
-fn missing(name: &str, given: &str) -> DistError {
-    DistError::Environment {
-        message: format!("the environment says `{given}`, but not `{name}`"),
-        hint: format!(
+fn missing(name: &str, given: &str) -> Fault {
+    Fault::usage(
+        format!("the environment says `{given}`, but not `{name}`"),
+        format!(
             "set `{name}` for all ranks, or start them by `torchrun --no-python`, `srun` or `kvtune launch`; to run alone, unset `{}`",
             given.split('=').next().unwrap_or_default()
         ),
-    }
+    )
 }
 
 #[cfg(test)]

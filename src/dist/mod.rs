@@ -5,16 +5,16 @@
 
 mod agree;
 mod backend;
-mod error;
 mod exchange;
 mod heartbeat;
 mod launch;
+mod peer;
 mod process_group;
 mod rendezvous;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use backend::RankBackend;
-pub use error::{DistError, Peer};
 pub use launch::Launched;
+pub use peer::Peer;
 pub use process_group::ProcessGroup;

@@ -1,5 +1,8 @@
 //! The ranks of a run, as one of them sees the others.
 
+use super::peer::PeerGone;
+use super::peer::not_exchanged;
+use super::rendezvous::unreached;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, sleep};
@@ -7,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::heartbeat::{HeartbeatMonitor, PeerStatus, RankStatus};
 use super::rendezvous::Rendezvous;
-use super::{DistError, Launched, Peer};
+use super::{Launched, Peer};
 use crate::native::cuda::NcclGroup;
 use crate::native::{GlooGroup, GlooTimeouts, PendingExchange, SharedStore};
-use crate::units::Seconds;
+use crate::units::{Fault, Seconds};
 
 /// How long one look at an exchange under way takes.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
@@ -59,7 +62,7 @@ impl ProcessGroup {
 
     /// Meets the other ranks of `launch`; all must come within `timeout`. Later a rank that gives no sign of life for as long, or does
     /// nothing while others wait for it, is lost, and all end.
-    pub fn join(launch: &Launched, timeout: Duration) -> Result<Self, DistError> {
+    pub fn join(launch: &Launched, timeout: Duration) -> Result<Self, Fault> {
         let joined = if launch.size > 1 { Some(Joined::within(launch, timeout)?) } else { None };
         Ok(Self { joined })
     }
@@ -85,7 +88,7 @@ impl ProcessGroup {
     }
 
     /// Tells the others that this rank ends, with what error if any; without this it ends with an unknown one.
-    pub fn leave(&self, error: Option<&str>) -> Result<(), DistError> {
+    pub fn leave(&self, error: Option<&str>) -> Result<(), Fault> {
         let Some(joined) = &self.joined else { return Ok(()) };
         if let Some(error) = error {
             joined.leave(RankStatus::Failed(error.to_owned()));
@@ -132,26 +135,21 @@ fn interval(timeout: Duration) -> Duration {
 
 impl Joined {
     /// Meets the others on a thread of its own: c10d waits for ever for the answer of one that listens and says nothing.
-    fn within(launch: &Launched, timeout: Duration) -> Result<Self, DistError> {
+    fn within(launch: &Launched, timeout: Duration) -> Result<Self, Fault> {
         let (done, met) = mpsc::channel();
         let of_thread = launch.clone();
-        let failed = |reason| DistError::Unreached {
-            rank: launch.rank,
-            address: format!("{}:{}", launch.address, launch.port),
-            waited: timeout,
-            reason,
-        };
+        let failed = |reason: &str| unreached(launch, &format!("{}:{}", launch.address, launch.port), timeout, reason);
         let meet = move || drop(done.send(Self::meet(&of_thread, timeout)));
-        thread::Builder::new().name("rendezvous".to_owned()).spawn(meet).map_err(|error| failed(error.to_string()))?;
+        thread::Builder::new().name("rendezvous".to_owned()).spawn(meet).map_err(|error| failed(&error.to_string()))?;
         // What fails by itself in time says more.
         let limit = timeout + timeout / 10 + Duration::from_secs(1) + interval(timeout) * 4 * SILENT;
-        met.recv_timeout(limit).map_err(|_| failed("who listens there does not answer".to_owned()))?
+        met.recv_timeout(limit).map_err(|_| failed("who listens there does not answer"))?
     }
 
-    fn meet(launch: &Launched, timeout: Duration) -> Result<Self, DistError> {
+    fn meet(launch: &Launched, timeout: Duration) -> Result<Self, Fault> {
         let Rendezvous { store, prefix, peers, at, end, until } = Rendezvous::of(launch, timeout)?;
         let Launched { rank, size, .. } = *launch;
-        let failed = |during| move |reason| DistError::Exchange { own: rank, during, reason };
+        let failed = |during| move |reason: String| not_exchanged(rank, during, &reason);
         let second =
             SharedStore::open(&at.ip().to_string(), at.port(), None, timeout).map_err(failed("joining the store again"))?;
         let heartbeats = HeartbeatMonitor::start(second, &prefix, rank, size, interval(timeout))
@@ -181,8 +179,8 @@ impl Joined {
         &'a self,
         during: &'static str,
         begin: impl FnOnce(&'a GlooGroup) -> Result<P, String>,
-    ) -> Result<(), DistError> {
-        let failed = |reason| DistError::Exchange { own: self.monitor.rank, during, reason };
+    ) -> Result<(), Fault> {
+        let failed = |reason: String| not_exchanged(self.monitor.rank, during, &reason);
         if self.failed.load(Ordering::Relaxed) {
             return Err(failed("an exchange before has failed".to_owned()));
         }
@@ -221,18 +219,18 @@ impl PeerMonitor {
     }
 
     /// Leaves with an error. Whom one takes for lost is lost for all: the first who sees it tells the others.
-    fn tell(&self, error: DistError) -> DistError {
-        self.leave(match &error {
-            DistError::Lost { peer, reason, .. } => RankStatus::Lost { rank: peer.rank, reason: reason.clone() },
-            DistError::Ended { peer, reason, .. } => {
-                RankStatus::Lost { rank: peer.rank, reason: format!("it has ended with an error: {reason}") }
+    fn tell(&self, error: Fault) -> Fault {
+        self.leave(match error.payload::<PeerGone>().cloned() {
+            Some(PeerGone { rank, reason, has_ended: false }) => RankStatus::Lost { rank, reason },
+            Some(PeerGone { rank, reason, .. }) => {
+                RankStatus::Lost { rank, reason: format!("it has ended with an error: {reason}") }
             }
-            error => RankStatus::Failed(error.to_string()),
+            None => RankStatus::Failed(error.to_string()),
         });
         error
     }
 
-    fn wait(&self, work: &impl PendingExchange, during: &'static str, number: u64) -> Result<(), DistError> {
+    fn wait(&self, work: &impl PendingExchange, during: &'static str, number: u64) -> Result<(), Fault> {
         // Looks, not the clock, for the same reason as the rounds of heartbeats.
         let (mut looks, mut looks_at_round, mut round) = (0_u32, 0_u32, self.heartbeats.rounds());
         let begin = round;
@@ -258,14 +256,14 @@ impl PeerMonitor {
         }
     }
 
-    fn lost(&self, rank: usize, during: &'static str, reason: String) -> DistError {
-        DistError::Lost { peer: self.peers[rank].clone(), own: self.rank, during, reason }
+    fn lost(&self, rank: usize, during: &'static str, reason: String) -> Fault {
+        PeerGone { rank, reason, has_ended: false }.fault(&self.peers[rank], self.rank, during)
     }
 
     /// Who is known to have ended, or gives no heartbeat for `limit`; `unheard` is how long this rank could not listen.
-    pub(super) fn who_is_gone(&self, during: &'static str, limit: Duration, unheard: Duration) -> Option<DistError> {
+    pub(super) fn who_is_gone(&self, during: &'static str, limit: Duration, unheard: Duration) -> Option<Fault> {
         let own = self.rank;
-        let ended = |rank: usize, reason| DistError::Ended { peer: self.peers[rank].clone(), own, during, reason };
+        let ended = |rank: usize, reason| PeerGone { rank, reason, has_ended: true }.fault(&self.peers[rank], own, during);
         let peers: Vec<_> = self.heartbeats.peers().into_iter().enumerate().filter(|(rank, _)| *rank != own).collect();
         let said = peers.iter().find_map(|(rank, peer)| match &peer.status {
             RankStatus::Failed(reason) => Some(ended(*rank, reason.clone())),
@@ -289,13 +287,13 @@ impl PeerMonitor {
             let has_hung = (unheard >= self.timeout).then(|| format!("it has not answered for {}", seconds(unheard)));
             let reason = format!("the TCPStore is not reached any more: {}", self.heartbeats.lost_store().or(has_hung)?);
             let is_of_other = self.store_of_first && own != 0;
-            Some(if is_of_other { self.lost(0, during, reason) } else { DistError::Exchange { own, during, reason } })
+            Some(if is_of_other { self.lost(0, during, reason) } else { not_exchanged(own, during, &reason) })
         };
         said.or_else(silent).or_else(store)
     }
 
     /// Why the exchange `number` failed: a rank that is gone is silent soon, another has seen more, or one lives and has not come.
-    fn whose_fault(&self, during: &'static str, number: u64, reason: &str) -> DistError {
+    fn whose_fault(&self, during: &'static str, number: u64, reason: &str) -> Fault {
         // Rounds of heartbeats, which are longer where the machine is busy.
         let begin = self.heartbeats.rounds();
         for _ in 0..16 * SILENT {
@@ -303,10 +301,12 @@ impl PeerMonitor {
                 break;
             }
             match self.who_is_gone(during, self.heartbeats.interval * SILENT, Duration::ZERO) {
-                Some(DistError::Lost { peer, own, during, reason: sign }) => {
-                    return DistError::Lost { peer, own, during, reason: format!("{sign}; {reason}") };
-                }
-                Some(error) => return error,
+                Some(error) => match error.payload() {
+                    Some(PeerGone { rank, reason: sign, has_ended: false }) => {
+                        return self.lost(*rank, during, format!("{sign}; {reason}"));
+                    }
+                    _ => return error,
+                },
                 None => sleep(self.heartbeats.interval / 2),
             }
         }
@@ -314,13 +314,13 @@ impl PeerMonitor {
         let is_late = |rank: &usize| *rank != self.rank && peers[*rank].status.exchanges().is_some_and(|begun| begun < number);
         match (0..peers.len()).find(is_late) {
             Some(rank) => self.lost(rank, during, format!("it gives signs of life, and has not come here: {reason}")),
-            None => DistError::Exchange { own: self.rank, during, reason: reason.to_owned() },
+            None => not_exchanged(self.rank, during, reason),
         }
     }
 
     /// Who lives, has not come to the exchange `number` for which this rank waits since so many `rounds`, and does nothing on its way there:
     /// it waits for what does not come, a disk say.
-    fn who_hangs(&self, during: &'static str, number: u64, rounds: u64) -> Option<DistError> {
+    fn who_hangs(&self, during: &'static str, number: u64, rounds: u64) -> Option<Fault> {
         let peers = self.heartbeats.peers();
         let stuck = |rank: usize| Some(self.heartbeats.interval * peers[rank].stuck_before(number, rounds)?);
         let hangs = |rank: &usize| *rank != self.rank && stuck(*rank).is_some_and(|stuck| stuck >= self.timeout);

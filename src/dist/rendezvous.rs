@@ -1,12 +1,13 @@
 //! How ranks find each other: the `TCPStore`, who belongs to the run, and the connections between all.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::{DistError, Launched, Peer, heartbeat};
+use super::{Launched, Peer, heartbeat};
 use crate::native::{LocalEnd, SharedStore, host_name};
-use crate::units::quoted;
+use crate::units::{Fault, Seconds, quoted};
 
 /// How often who waits looks again.
 const LOOK: Duration = Duration::from_millis(50);
@@ -27,7 +28,7 @@ pub(super) struct Rendezvous {
 
 impl Rendezvous {
     /// Meets all ranks within `timeout`.
-    pub(super) fn of(launch: &Launched, timeout: Duration) -> Result<Self, DistError> {
+    pub(super) fn of(launch: &Launched, timeout: Duration) -> Result<Self, Fault> {
         let until = Instant::now() + timeout;
         // Before it takes a place for which the others would wait.
         let named = std::env::var("GLOO_SOCKET_IFNAME").ok().filter(|names| !names.is_empty());
@@ -45,20 +46,26 @@ impl Rendezvous {
 }
 
 /// Serves the store at the address of rank 0 alone, and nowhere else.
-fn serve(launch: &Launched, timeout: Duration) -> Result<(SharedStore, SocketAddr, IpAddr), DistError> {
+fn serve(launch: &Launched, timeout: Duration) -> Result<(SharedStore, SocketAddr, IpAddr), Fault> {
     let address = format!("{}:{}", launch.address, launch.port);
-    let unserved = |source| DistError::Unserved { address: address.clone(), source };
+    let unserved = |source: io::Error| {
+        let hint = match source.kind() {
+            io::ErrorKind::AddrInUse => "another program or run listens there: choose another `MASTER_PORT`",
+            io::ErrorKind::AddrNotAvailable => "`MASTER_ADDR` must be an address of the machine on which rank 0 runs",
+            _ => "look at `MASTER_ADDR` and `MASTER_PORT`, by which the ranks find each other",
+        };
+        Fault::failed(format!("rank 0 can't listen at {address}")).with_hint(hint).caused_by(source)
+    };
     let listener = TcpListener::bind((launch.address.as_str(), launch.port)).map_err(unserved)?;
     let at = listener.local_addr().map_err(unserved)?;
     let store = SharedStore::open(&at.ip().to_string(), at.port(), Some(listener), timeout)
-        .map_err(|reason| unreached(launch, at, timeout, reason))?;
+        .map_err(|reason| unreached(launch, &at.to_string(), timeout, &reason))?;
     Ok((store, at, at.ip()))
 }
 
 /// Connects with the store, which may begin later.
-fn reach(launch: &Launched, timeout: Duration, until: Instant) -> Result<(SharedStore, SocketAddr, IpAddr), DistError> {
+fn reach(launch: &Launched, timeout: Duration, until: Instant) -> Result<(SharedStore, SocketAddr, IpAddr), Fault> {
     let address = format!("{}:{}", launch.address, launch.port);
-    let failed = |reason: String| DistError::Unreached { rank: launch.rank, address: address.clone(), waited: timeout, reason };
     loop {
         // Names, too, may come later: a pod's is known once it runs.
         let why = match (launch.address.as_str(), launch.port).to_socket_addrs() {
@@ -82,7 +89,7 @@ fn reach(launch: &Launched, timeout: Duration, until: Instant) -> Result<(Shared
             Err(error) => error.to_string(),
         };
         if Instant::now() >= until {
-            return Err(failed(quoted(why)));
+            return Err(unreached(launch, &address, timeout, &quoted(why)));
         }
         sleep(LOOK);
     }
@@ -97,20 +104,20 @@ struct MeetingPlace<'a> {
 }
 
 impl MeetingPlace<'_> {
-    fn lost(&self, reason: String) -> DistError {
-        unreached(self.launch, self.at, self.timeout, reason)
+    fn lost(&self, reason: &str) -> Fault {
+        unreached(self.launch, &self.at.to_string(), self.timeout, reason)
     }
 
-    fn set(&self, key: &str, value: &[u8]) -> Result<(), DistError> {
-        self.store.set(key, value).map_err(|reason| self.lost(reason))
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), Fault> {
+        self.store.set(key, value).map_err(|reason| self.lost(&reason))
     }
 
-    fn get(&self, key: &str) -> Result<Vec<u8>, DistError> {
-        self.store.get(key).map_err(|reason| self.lost(reason))
+    fn get(&self, key: &str) -> Result<Vec<u8>, Fault> {
+        self.store.get(key).map_err(|reason| self.lost(&reason))
     }
 
     /// Whether store and ranks belong to one run: what rank 0 writes there all others must find. Returns where the run's keys begin.
-    fn agree(&self) -> Result<String, DistError> {
+    fn agree(&self) -> Result<String, Fault> {
         let Launched { rank, size, run_id, is_served, .. } = self.launch;
         let own = format!("run `{run_id}` of {size} ranks with kvtune {}", env!("CARGO_PKG_VERSION"));
         // A store that outlives a run has the next one's keys beside.
@@ -124,31 +131,36 @@ impl MeetingPlace<'_> {
         }
         let found = self.get(&sign)?;
         if found != own.as_bytes() {
-            let found = String::from_utf8_lossy(&found).chars().take(200).collect();
-            return Err(DistError::Foreign { rank: *rank, address: self.at.to_string(), own, found });
+            let found: String = String::from_utf8_lossy(&found).chars().take(200).collect();
+            let message = format!("rank {rank} belongs to {own}, and the TCPStore at {} to {found}", self.at);
+            let hint = "give each run a `MASTER_PORT` of its own, and all ranks of a run the same settings";
+            return Err(Fault::failed(message).with_hint(hint));
         }
         self.claim(&prefix)?;
         Ok(prefix)
     }
 
     /// Takes the rank's place, which one process can.
-    fn claim(&self, prefix: &str) -> Result<(), DistError> {
+    fn claim(&self, prefix: &str) -> Result<(), Fault> {
         let rank = self.launch.rank;
-        match self.store.add(&format!("{prefix}/claim/{rank}"), 1).map_err(|reason| self.lost(reason))? {
+        match self.store.add(&format!("{prefix}/claim/{rank}"), 1).map_err(|reason| self.lost(&reason))? {
             1 => Ok(()),
-            _ => Err(DistError::Taken { rank, address: self.at.to_string() }),
+            _ => {
+                let hint = "start each rank once; a second one was started with the same `RANK` or its like";
+                Err(Fault::failed(format!("there is a rank {rank} already in the run at {}", self.at)).with_hint(hint))
+            }
         }
     }
 
     /// Waits until all ranks have said where they are.
-    fn wait_for_all(&self, prefix: &str, until: Instant) -> Result<Vec<Peer>, DistError> {
+    fn wait_for_all(&self, prefix: &str, until: Instant) -> Result<Vec<Peer>, Fault> {
         let key = |rank: usize| format!("{prefix}/host/{rank}");
         let size = self.launch.size;
         let mut missing: Vec<usize> = (0..size).collect();
         loop {
             let mut still = Vec::new();
             for rank in missing {
-                if !self.store.has(&key(rank)).map_err(|reason| self.lost(reason))? {
+                if !self.store.has(&key(rank)).map_err(|reason| self.lost(&reason))? {
                     still.push(rank);
                 }
             }
@@ -157,7 +169,10 @@ impl MeetingPlace<'_> {
                 break;
             }
             if Instant::now() >= until {
-                return Err(DistError::Missing { missing, size, address: self.at.to_string(), waited: self.timeout });
+                let (came, waited) = (size - missing.len(), Seconds(self.timeout.as_secs_f64()));
+                let message = format!("{came} of {size} ranks came to {} within {waited}: missing {}", self.at, ranks(&missing));
+                let hint = "see what these ranks say, and whether as many are started as `WORLD_SIZE` or its like says";
+                return Err(Fault::failed(message).with_hint(hint));
             }
             sleep(LOOK);
         }
@@ -166,12 +181,26 @@ impl MeetingPlace<'_> {
     }
 }
 
-fn unreached(launch: &Launched, at: SocketAddr, waited: Duration, reason: String) -> DistError {
-    DistError::Unreached { rank: launch.rank, address: at.to_string(), waited, reason }
+/// The store is not reached; `reason` is what the last attempt came to.
+pub(super) fn unreached(launch: &Launched, address: &str, waited: Duration, reason: &str) -> Fault {
+    let (rank, waited) = (launch.rank, Seconds(waited.as_secs_f64()));
+    let message = format!("rank {rank} does not reach the TCPStore at {address} within {waited}: {reason}");
+    Fault::failed(message).with_hint(
+        "see whether rank 0 runs, and whether `MASTER_ADDR` and `MASTER_PORT` lead from this machine to it (a name that is 127.0.0.1 or \
+         127.0.1.1 on rank 0's own machine does not)",
+    )
+}
+
+/// `rank 1` or `ranks 1, 3`.
+fn ranks(ranks: &[usize]) -> String {
+    let many = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let shown: Vec<_> = ranks.iter().take(20).map(ToString::to_string).collect();
+    let more = if ranks.len() > 20 { format!(" and {} more", ranks.len() - 20) } else { String::new() };
+    format!("{many} {}{more}", shown.join(", "))
 }
 
 /// The first of the interfaces that `GLOO_SOCKET_IFNAME` names; it must be one of this machine.
-fn interface(names: &str) -> Result<String, DistError> {
+fn interface(names: &str) -> Result<String, Fault> {
     let name = names.split(',').next().unwrap_or_default().trim();
     let mut there: Vec<String> = std::fs::read_dir("/sys/class/net")
         .map(|entries| entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
@@ -180,8 +209,8 @@ fn interface(names: &str) -> Result<String, DistError> {
     if there.is_empty() || there.iter().any(|known| known == name) {
         return Ok(name.to_owned());
     }
-    Err(DistError::Environment {
-        message: format!("`GLOO_SOCKET_IFNAME={}` is no network interface of this machine", quoted(names)),
-        hint: format!("there are {}; without the variable the one that leads to `MASTER_ADDR` is taken", there.join(", ")),
-    })
+    Err(Fault::usage(
+        format!("`GLOO_SOCKET_IFNAME={}` is no network interface of this machine", quoted(names)),
+        format!("there are {}; without the variable the one that leads to `MASTER_ADDR` is taken", there.join(", ")),
+    ))
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{DistError, Launched, ProcessGroup};
-use crate::units::{Exit, Failure};
+use super::{Launched, ProcessGroup};
+use crate::units::Exit;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -174,7 +174,7 @@ fn a_rank_that_ends_with_an_error_ends_all() {
                 return message.map(|message| world.leave(Some(message)).unwrap()).map(|()| String::new());
             }
             let error = world.sum_numbers(&mut [1.0]).unwrap_err();
-            assert!(matches!(&error, DistError::Ended { peer, .. } | DistError::Lost { peer, .. } if peer.rank == 1), "{error}");
+            assert!(error.payload::<super::peer::PeerGone>().is_some_and(|gone| gone.rank == 1), "{error}");
             assert_eq!(error.exit(), Exit::Failed);
             assert!(world.barrier().is_err(), "nothing is exchanged after an error");
             Some(error.to_string())

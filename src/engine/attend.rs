@@ -9,10 +9,10 @@ use super::layer_state::{ChunkGrads, SharedLayer, link, lock};
 use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
 use crate::cache::{ChunkSpan, Policy, Routing};
-use crate::model::{Attend, AttendError, Qkv, Routed};
+use crate::model::{Attend, Qkv, Routed};
 use crate::native::attach_backward;
 use crate::ops::attention::KvBlock;
-use crate::units::{Fault, LayerIdx, PassedFault};
+use crate::units::{Fault, LayerIdx};
 
 /// A column's chunks; attention goes chunk by chunk, everything else of a layer runs over the whole column.
 #[derive(Clone, Copy, Debug)]
@@ -29,12 +29,7 @@ pub(super) struct Column<'a> {
 impl Column<'_> {
     /// Lets one layer work: its cache is brought to the device, the next one's is prefetched, and its own is sent back when it is
     /// done, unless it is the next one itself. Without offloading all of this is nothing.
-    fn with_cache<T>(
-        &self,
-        layer: LayerIdx,
-        next: usize,
-        work: impl FnOnce() -> Result<T, AttendError>,
-    ) -> Result<T, AttendError> {
+    fn with_cache<T>(&self, layer: LayerIdx, next: usize, work: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
         for layer in [layer.0, next] {
             lock(&self.states[layer]).cache.prefetch();
         }
@@ -63,11 +58,7 @@ impl Column<'_> {
 
     /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs. Pads that the column has beyond its chunks attend to
     /// nothing.
-    fn by_chunk(
-        &self,
-        qkv: &Qkv,
-        mut attend: impl FnMut(&ChunkSpan, &Qkv) -> Result<Tensor, AttendError>,
-    ) -> Result<Tensor, AttendError> {
+    fn by_chunk(&self, qkv: &Qkv, mut attend: impl FnMut(&ChunkSpan, &Qkv) -> Result<Tensor, Fault>) -> Result<Tensor, Fault> {
         let mut lengths: Vec<i64> = self.spans.iter().map(|span| span.len as i64).collect();
         let pads = qkv.num_tokens() - lengths.iter().sum::<i64>();
         lengths.extend((pads > 0).then_some(pads));
@@ -140,7 +131,7 @@ impl ColumnAttention<'_> {
 }
 
 impl Attend for ColumnAttention<'_> {
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         let (column, state) = (self.column, &self.column.states[layer.0]);
         match &mut self.mode {
             Mode::Choose { policies, keeps_undo, part } => {
@@ -152,14 +143,14 @@ impl Attend for ColumnAttention<'_> {
                             Some(part) => state.decide_part(policy, part, qkv),
                             None => state.decide(policy, span, qkv, keeps_undo),
                         };
-                        out.map_err(refused)
+                        out
                     })
                 })
             }
             Mode::Follow { keeps_undo } => {
                 let keeps_undo = keeps_undo.contains(&layer.0);
                 column.with_cache(layer, column.above(layer), || {
-                    column.by_chunk(&qkv, |span, qkv| lock(state).replay(span, qkv, keeps_undo).map_err(refused))
+                    column.by_chunk(&qkv, |span, qkv| lock(state).replay(span, qkv, keeps_undo))
                 })
             }
             Mode::Differentiate { policies, chain, chain_ends } => {
@@ -171,7 +162,7 @@ impl Attend for ColumnAttention<'_> {
         }
     }
 
-    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let (spans, log) = (self.column.spans, &mut lock(&self.column.states[layer.0]).log);
         let part = match self.mode {
@@ -188,7 +179,7 @@ impl Attend for ColumnAttention<'_> {
             chosen_bnk
         } else {
             let size = (routed.top_k, num_experts);
-            log.recall_routing(layer, spans, size, routed.probability_bnx.device()).map_err(refused)?
+            log.recall_routing(layer, spans, size, routed.probability_bnx.device())?
         };
         self.routers.take(spans, routed.probability_bnx, &chosen_bnk);
         Ok(chosen_bnk)
@@ -205,7 +196,7 @@ struct CellLayer<'a> {
 
 impl CellLayer<'_> {
     /// Attends chunk by chunk, along a chain that begins at `leaf`; also returns the chain's end.
-    fn differentiate(self, qkv: &Qkv, leaf: &Tensor) -> Result<(Tensor, Option<Tensor>), AttendError> {
+    fn differentiate(self, qkv: &Qkv, leaf: &Tensor) -> Result<(Tensor, Option<Tensor>), Fault> {
         let Self { column, layer, .. } = self;
         let mut chain = leaf.shallow_clone();
         #[cfg(test)]
@@ -233,7 +224,7 @@ impl CellLayer<'_> {
     ///
     /// The node must exist and run whatever is trained, and in reverse order of the chunks: so it takes and returns a one-element
     /// tensor that requires grad. Without that chain, LoRA on the MLP alone would leave layer 0's cache wound up.
-    fn attend_chunk(self, span: &ChunkSpan, qkv: &Qkv, chain: &Tensor) -> Result<(Tensor, Tensor), AttendError> {
+    fn attend_chunk(self, span: &ChunkSpan, qkv: &Qkv, chain: &Tensor) -> Result<(Tensor, Tensor), Fault> {
         let Self { column, layer, policy } = self;
         let (state, moves) = (&column.states[layer.0], OffloadMoves::of(column, layer, span));
         let inputs: Vec<&Tensor> = [&qkv.q_bhnd, chain].into_iter().chain(qkv.own.planes()).chain(&qkv.drain_h).collect();
@@ -246,9 +237,9 @@ impl CellLayer<'_> {
                 Some(policy) => layer.decide_for_backward(policy, span, tokens),
                 None => layer.recompute(span, tokens),
             };
-            let (out, saved) = made.map_err(refused)?;
+            let (out, saved) = made?;
             // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
-            Ok::<_, AttendError>((out.detach(), saved, link(chain)))
+            Ok::<_, Fault>((out.detach(), saved, link(chain)))
         })?;
         let (shared, here, trains_drain) = (state.clone(), span.clone(), qkv.drain_h.as_ref().is_some_and(Tensor::requires_grad));
         attach_backward(&inputs, &[&out, &next], move |grads| {
@@ -264,8 +255,7 @@ impl CellLayer<'_> {
             let end = Tensor::zeros([1], (q.kind(), q.device()));
             let all = [q, end].into_iter().chain(own.into_planes()).map(Some).chain([drain]);
             Ok(all.zip(needs).map(|(grad, needed)| grad.filter(|_| needed)).collect())
-        })
-        .map_err(|e| AttendError::new(e.to_string()))?;
+        })?;
         Ok((out, next))
     }
 }
@@ -283,10 +273,6 @@ impl OffloadMoves {
         let below = is(column.spans.last()) && layer.0 > column.first;
         Self { below: below.then(|| column.states[layer.0 - 1].clone()), parks: is(column.spans.first()) && column.takes_turns() }
     }
-}
-
-pub(super) fn refused(error: Fault) -> AttendError {
-    AttendError::caused_by(PassedFault(error))
 }
 
 /// The leaf of the chains: requires grad, whatever is trained.

@@ -14,11 +14,12 @@ use super::schedule::BackwardStage;
 use super::session::Pass;
 use super::step_run::StepRun;
 use super::weights_turn::{Way, WeightsTurn};
-use super::{EngineError, Event, MicroBatchGradients};
+use super::{Event, MicroBatchGradients};
 use crate::model::Model;
 use crate::native::or_panic;
 use crate::ops::attention::zero_sum_of;
 use crate::store::{Waiting, copies_are_async};
+use crate::units::Fault;
 
 /// A cell: a layer band at a column.
 #[derive(Clone, Debug)]
@@ -29,7 +30,7 @@ struct Cell {
 }
 
 impl StepRun<'_> {
-    pub(super) fn backward(mut self) -> Result<MicroBatchGradients, EngineError> {
+    pub(super) fn backward(mut self) -> Result<MicroBatchGradients, Fault> {
         self.trace.session.give_choices(&mut self.trace.log.layers);
         for stage in self.schedule.backward() {
             match stage {
@@ -47,12 +48,12 @@ impl StepRun<'_> {
     }
 
     /// Runs a band over all columns with the recorded choices, to make its undo log and its final caches.
-    fn replay(&mut self, layers: &Range<usize>) -> Result<(), EngineError> {
+    fn replay(&mut self, layers: &Range<usize>) -> Result<(), Fault> {
         self.reset(layers);
         let (count, device) = (self.trace.session.plan.columns.len(), self.model.device());
         for c in 0..count {
             if self.observer.wants_to_stop() {
-                return Err(EngineError::GivenUp);
+                return Err(Fault::interrupted());
             }
             if copies_are_async(device) {
                 for c in c..count.min(c + 2) {
@@ -69,7 +70,7 @@ impl StepRun<'_> {
 
     /// One cell: computes its graph again, unless it was kept, and runs backward from the gradient of its output, which unwinds to the
     /// cell's left border. The gradient of its input takes the place of the one that it began with.
-    fn cell(&mut self, cell: &Cell) -> Result<(), EngineError> {
+    fn cell(&mut self, cell: &Cell) -> Result<(), Fault> {
         let Cell { band, column: c, ref layers } = *cell;
         let (num_bands, num_columns) = self.schedule.size();
         let (at, column) = ((band, num_bands), (c, num_columns));
@@ -99,7 +100,7 @@ impl StepRun<'_> {
     }
 
     /// Sets out what a cell needs from the host, unless it is under way: where its graph was kept, the gradient of its output alone.
-    fn prefetch(&mut self, cell: &Cell) -> Result<(), EngineError> {
+    fn prefetch(&mut self, cell: &Cell) -> Result<(), Fault> {
         let device = self.model.device();
         if let Some(gradient) = &mut self.trace.top[cell.column] {
             gradient.leave(device)?;
@@ -117,7 +118,7 @@ impl StepRun<'_> {
     }
 
     /// Unwinds to a cell's left border and computes it again with autograd.
-    fn recompute(&mut self, c: usize, layers: &Range<usize>) -> Result<CellGraph, EngineError> {
+    fn recompute(&mut self, c: usize, layers: &Range<usize>) -> Result<CellGraph, Fault> {
         let column = self.column(c, layers);
         #[cfg(test)]
         crate::sabotage::run_out_of_memory(column.spans.len() * layers.len());
@@ -139,7 +140,7 @@ impl StepRun<'_> {
     }
 
     /// The hidden states that enter a band at column `c`: those that wait, or made from the tokens.
-    fn input(&mut self, c: usize, first_layer: usize) -> Result<Tensor, EngineError> {
+    fn input(&mut self, c: usize, first_layer: usize) -> Result<Tensor, Fault> {
         let waited = self.trace.checkpoints.fetch(first_layer, c, self.model.device())?;
         Ok(waited.unwrap_or_else(|| no_grad(|| self.model.embed(&self.trace.ids(c)))))
     }
@@ -158,12 +159,13 @@ impl StepRun<'_> {
     }
 
     /// After a cell, each cache and its gradient must stand at the cell's left border.
-    fn check_left_border(&self, c: usize, layers: &Range<usize>) -> Result<(), EngineError> {
+    fn check_left_border(&self, c: usize, layers: &Range<usize>) -> Result<(), Fault> {
         let expected = self.column(c, layers).spans[0].index;
         for layer in layers.clone() {
             let stands = lock(&self.trace.session.layers[layer]).cache.num_chunks();
             if stands != expected {
-                return Err(EngineError::Misplaced { layer, stands, expected });
+                let text = format!("layer {layer}: after its cell the cache stands after {stands} chunks, expected {expected}");
+                return Err(Fault::defect(text));
             }
         }
         Ok(())
@@ -182,7 +184,7 @@ impl StepRun<'_> {
     }
 
     /// Losses and gradients, when all cells are done.
-    fn finish(mut self) -> Result<MicroBatchGradients, EngineError> {
+    fn finish(mut self) -> Result<MicroBatchGradients, Fault> {
         self.trace.log.layers = self.trace.session.take_choices();
         let outer = self.outer_gradients();
         self.model.release_layers();

@@ -2,13 +2,13 @@
 
 use tch::{Tensor, no_grad, with_grad};
 
-use super::EngineError;
 use super::attend::{Column, ColumnAttention, Mode, chain_leaf};
 use super::layer_state::link;
 use super::router_balance::RouterTask;
 use super::session::Pass;
 use crate::cache::Policy;
 use crate::native::run_backward;
+use crate::units::Fault;
 
 /// A column that was carried through a layer band with autograd.
 pub(super) struct CellGraph {
@@ -30,7 +30,7 @@ impl CellGraph {
         column: Column<'_>,
         policies: Option<&[Box<dyn Policy>]>,
         routers: RouterTask<'_>,
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self, Fault> {
         // Whether anything below the band is trained.
         let wants_gradient = column.first > 0 || !pass.model.embedding_parameters().is_empty();
         let input = input.detach().set_requires_grad(wants_gradient);
@@ -45,11 +45,7 @@ impl CellGraph {
 
     /// Runs backward from the gradient of the output; none counts as zero. `gradient_x` is that of the probabilities of any one real
     /// token, where routers have a loss. Returns the gradient of the input, where it is wanted.
-    pub(super) fn differentiate(
-        self,
-        gradient: Option<Tensor>,
-        gradient_x: Option<&Tensor>,
-    ) -> Result<Option<Tensor>, EngineError> {
+    pub(super) fn differentiate(self, gradient: Option<Tensor>, gradient_x: Option<&Tensor>) -> Result<Option<Tensor>, Fault> {
         let Self { input, output, chain, chain_ends, routers } = self;
         let gradient = gradient.unwrap_or_else(|| output.zeros_like());
         let end = link(&chain);

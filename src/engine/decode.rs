@@ -2,18 +2,18 @@
 
 use tch::{Tensor, no_grad};
 
-use super::attend::refused;
+use super::extend::other_ids;
 use super::layer_budgets::allocate_across_layers;
 use super::layer_state::{SharedLayer, lock};
 use super::open_block::ChunkPart;
 use super::session::Session;
 use super::weights_turn::{Way, WeightsTurn};
-use super::{Engine, EngineError, guarded};
+use super::{Engine, guarded};
 use crate::cache::{Policy, Routing};
-use crate::model::{Attend, AttendError, CapturedLayers, DropoutContext, Model, Qkv, Routed};
+use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Qkv, Routed};
 use crate::native::cuda::on_device;
 use crate::ops::frequencies::Frequencies;
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 /// Runs the next token of each session, which has one sequence; the hidden states of the last layer are returned.
 ///
@@ -32,11 +32,11 @@ pub fn extend_each(
     sessions: &mut [&mut Session],
     ids: &[u32],
     width: usize,
-) -> Result<Tensor, EngineError> {
+) -> Result<Tensor, Fault> {
     guarded(|| {
         for session in sessions.iter() {
             if session.num_sequences() != 1 {
-                return Err(EngineError::SessionIds { found: (1, 1), expected: session.num_sequences() });
+                return Err(other_ids(session.num_sequences(), 1, 1));
             }
             session.check_room(1)?;
         }
@@ -93,14 +93,14 @@ struct EachAttends<'a> {
 }
 
 impl Attend for EachAttends<'_> {
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         let mut outs = Vec::with_capacity(self.states.len() + 1);
         for (row, (states, part)) in self.states.iter().zip(self.parts).enumerate() {
             let own = |x: &Tensor| x.narrow(0, row as i64, 1);
             let own = Qkv { q_bhnd: own(&qkv.q_bhnd), own: qkv.own.map(own), ..qkv.clone() };
             let mut state = lock(&states[layer.0]);
             state.cache.prefetch();
-            outs.push(state.decide_part(&*self.policies[layer.0], part, &own).map_err(refused)?);
+            outs.push(state.decide_part(&*self.policies[layer.0], part, &own)?);
             state.cache.offload();
         }
         let empty = self.rows - outs.len() as i64;
@@ -110,7 +110,7 @@ impl Attend for EachAttends<'_> {
         Ok(if outs.len() == 1 { outs.remove(0) } else { Tensor::cat(&outs, 0) })
     }
 
-    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let chosen_bnk = choose();
         for (row, (states, part)) in self.states.iter().zip(self.parts).enumerate() {

@@ -10,10 +10,10 @@ use super::router_balance::RouterTask;
 use super::session::{Pass, Session, SessionSpec};
 use super::slots::Extent;
 use super::weights_turn::{Way, WeightsTurn};
-use super::{ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, Settings, guarded};
+use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
 use crate::cache::{ChunkSpan, LayerCache};
 use crate::model::{CapturedLayers, DropoutContext, Model};
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 impl Settings {
     pub(super) fn cuts_of(&self, spec: &SessionSpec) -> Cuts {
@@ -25,7 +25,7 @@ impl Settings {
 impl Session {
     /// A session with empty caches, whose policies choose. Its log serves to compare choices; the engine does not follow it, as caches
     /// that depend on the length of a sequence have that of `max_tokens`.
-    pub fn new(engine: &Engine, model: &Model, spec: &SessionSpec) -> Result<Self, EngineError> {
+    pub fn new(engine: &Engine, model: &Model, spec: &SessionSpec) -> Result<Self, Fault> {
         guarded(|| {
             let settings = &engine.0.settings;
             settings.check_fits(spec.max_tokens)?;
@@ -51,7 +51,7 @@ impl Session {
     }
 
     /// Another session that stands where this one does, and goes on by itself: the caches are copied, nothing is computed again.
-    pub fn fork(&self) -> Result<Self, EngineError> {
+    pub fn fork(&self) -> Result<Self, Fault> {
         guarded(|| {
             Ok(Self {
                 layers: fork_layer_states(&self.layers)?,
@@ -82,10 +82,11 @@ impl Session {
     }
 
     /// Fails where so many further tokens are too many.
-    pub(super) fn check_room(&self, further: usize) -> Result<(), EngineError> {
+    pub(super) fn check_room(&self, further: usize) -> Result<(), Fault> {
         let tokens = self.num_tokens() + further;
         if tokens > self.spec.max_tokens {
-            return Err(EngineError::SessionLength { tokens, max_tokens: self.spec.max_tokens });
+            let message = format!("a session of at most {} tokens can not be extended to {tokens}", self.spec.max_tokens);
+            return Err(Fault::failed(message).with_hint("begin a session for more tokens"));
         }
         Ok(())
     }
@@ -95,7 +96,7 @@ impl Session {
     ///
     /// # Shapes
     /// `(B, n)` int64 in.
-    pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor, sink: HiddenSink<'_>) -> Result<(), EngineError> {
+    pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor, sink: HiddenSink<'_>) -> Result<(), Fault> {
         let num_tokens = ids_bn.size().get(1).copied().unwrap_or_default();
         let (mut done, mut layers) = (0, CapturedLayers::default());
         loop {
@@ -118,12 +119,12 @@ impl Session {
         layers: &mut CapturedLayers,
         ids_bn: &Tensor,
         sink: HiddenSink<'_>,
-    ) -> Result<usize, EngineError> {
+    ) -> Result<usize, Fault> {
         guarded(|| {
             let (num_sequences, num_tokens) = ids_bn.size2().unwrap_or_default();
             let num_own = self.num_sequences();
             if num_tokens == 0 || num_sequences != num_own {
-                return Err(EngineError::SessionIds { found: (num_sequences, num_tokens), expected: num_own });
+                return Err(other_ids(num_own, num_sequences, num_tokens));
             }
             self.check_room(num_tokens as usize)?;
             let (spans, part) = self.next_spans(engine, num_tokens as usize);
@@ -184,4 +185,10 @@ impl Session {
     pub fn rope_length(&self) -> usize {
         self.spec.rope_length
     }
+}
+
+/// A session is extended by no tokens, or by those of another number of sequences.
+pub(super) fn other_ids(expected: i64, num_sequences: i64, num_tokens: i64) -> Fault {
+    let message = format!("a session of {expected} sequences can not be extended by {num_sequences} × {num_tokens} tokens");
+    Fault::failed(message).with_hint("give every sequence of the session its next tokens")
 }

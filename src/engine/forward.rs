@@ -18,13 +18,13 @@ use super::setup::Setup;
 use super::step_run::StepRun;
 use super::trace::{BatchIds, ForwardTrace};
 use super::weights_turn::{Way, WeightsTurn};
-use super::{ChunkPlan, EngineError, Event, MicroBatchContext, Observer};
+use super::{ChunkPlan, Event, MicroBatchContext, Observer};
 use crate::cache::{CacheShape, LayerCache, ReplayLog};
 use crate::data::Batch;
 use crate::model::Model;
 use crate::ops::attention;
 use crate::store::Waiting;
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 /// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm, of the sequences that are
 /// under way in it.
@@ -38,7 +38,7 @@ impl<'a> StepRun<'a> {
         batch: &Batch,
         context: Option<MicroBatchContext>,
         observer: &'a mut dyn Observer,
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self, Fault> {
         let plan = setup.settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
         try_attention(model, observer);
         let trace = begin(setup, model, batch, plan)?;
@@ -50,7 +50,7 @@ impl<'a> StepRun<'a> {
     }
 
     /// The forward phase; `sink`, where there is one, is handed every column's last hidden states.
-    pub(super) fn forward(mut self, mut sink: Option<HiddenSink<'_>>) -> Result<ForwardTrace, EngineError> {
+    pub(super) fn forward(mut self, mut sink: Option<HiddenSink<'_>>) -> Result<ForwardTrace, Fault> {
         let mut hidden = Tensor::new();
         for stage in self.schedule.forward() {
             match stage {
@@ -72,7 +72,7 @@ impl<'a> StepRun<'a> {
     }
 
     /// One column through all layers; the inputs of layer bands are kept, or the bands' graphs.
-    fn run_column(&mut self, c: usize) -> Result<Tensor, EngineError> {
+    fn run_column(&mut self, c: usize) -> Result<Tensor, Fault> {
         let has_router_loss = self.router_weight() > 0.0;
         let Self { setup, model, schedule, context, .. } = self;
         let ForwardTrace { session, tokens, checkpoints, routers, kept, .. } = &mut self.trace;
@@ -117,7 +117,7 @@ impl<'a> StepRun<'a> {
 }
 
 /// A trace of which nothing has been run.
-fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result<ForwardTrace, EngineError> {
+fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result<ForwardTrace, Fault> {
     let layers = new_layer_states(caches(setup, model, &plan, batch), &setup.stores.undo_log);
     let session = Session::planned(layers, plan);
     let (spans, cache_lengths) = (session.plan.spans.clone(), session.cache_lengths());

@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use tch::Tensor;
 
-use super::EngineError;
 use crate::model::Model;
 use crate::native::take_gradient;
 use crate::ops::attention::accumulation_kind;
 use crate::store::Waiting;
+use crate::units::Fault;
 
 /// Sums of gradients by the names of parameters.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(super) struct GradientSums {
 
 impl GradientSums {
     /// A cell is done: what it has left in the leaves of its layers is added.
-    pub(super) fn take(&mut self, model: &Model, layers: Range<usize>) -> Result<(), EngineError> {
+    pub(super) fn take(&mut self, model: &Model, layers: Range<usize>) -> Result<(), Fault> {
         for (name, leaf) in model.parameters_summed_apart(layers) {
             let Some(part) = take_gradient(&leaf)? else { continue };
             match self.here.get_mut(&name) {

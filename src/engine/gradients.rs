@@ -4,13 +4,13 @@ use super::forward::HiddenSink;
 use super::setup::Setup;
 use super::step_run::StepRun;
 use super::{
-    EngineError, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer, Settings, Silent, Stores, guarded,
-    held,
+    ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer, Settings, Silent, Stores, guarded, held,
 };
 use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::head::{Head, SequenceLoss};
 use crate::model::Model;
+use crate::units::Fault;
 
 type LossesAndLog = (Vec<SequenceLoss>, ReplayLog);
 
@@ -29,7 +29,7 @@ impl Engine {
         batch: &Batch,
         context: MicroBatchContext,
         observer: &mut dyn Observer,
-    ) -> Result<MicroBatchGradients, EngineError> {
+    ) -> Result<MicroBatchGradients, Fault> {
         let trace = self.forward(model, batch, context, observer)?;
         self.backward(model, trace, context, observer)
     }
@@ -41,7 +41,7 @@ impl Engine {
         batch: &Batch,
         context: MicroBatchContext,
         observer: &mut dyn Observer,
-    ) -> Result<ForwardTrace, EngineError> {
+    ) -> Result<ForwardTrace, Fault> {
         guarded(|| StepRun::begin(&self.0, model, batch, Some(context), observer)?.forward(None))
     }
 
@@ -52,16 +52,16 @@ impl Engine {
         trace: ForwardTrace,
         context: MicroBatchContext,
         observer: &mut dyn Observer,
-    ) -> Result<MicroBatchGradients, EngineError> {
+    ) -> Result<MicroBatchGradients, Fault> {
         guarded(|| StepRun::new(&self.0, model, trace, Some(context), observer).backward())
     }
 
-    pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, EngineError> {
+    pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, Fault> {
         guarded(|| StepRun::begin(&self.0, model, batch, None, observer)?.forward(None)?.head.finish())
     }
 
     /// Losses and choices, with every column's last hidden states handed to `sink`.
-    pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<LossesAndLog, EngineError> {
+    pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<LossesAndLog, Fault> {
         guarded(|| {
             let trace = StepRun::begin(&self.0, model, batch, None, &mut Silent)?.forward(Some(sink))?;
             Ok((trace.head.finish()?, trace.log))

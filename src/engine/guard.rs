@@ -1,28 +1,38 @@
 //! The door at which libtorch's panics become errors: `tch`'s infallible operations panic when libtorch throws.
 
+use crate::native::BackwardError;
+use crate::units::{Exit, Fault, FaultKind, abridged};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::EngineError;
-
 /// Runs `body`; a panic inside becomes an error that tells out-of-memory from the rest.
-pub fn guarded<T>(body: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
+pub fn guarded<T>(body: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Err(EngineError::Backward(e))) => Err(classify(e.0)),
-        Ok(result) => result,
+        Ok(Err(error)) => Err(error.payload::<BackwardError>().map(|said| classify(&said.0)).unwrap_or(error)),
+        Ok(Ok(made)) => Ok(made),
         Err(panic) => Err(error_of_panic(&*panic)),
     }
 }
 
 /// What a panic says: that memory ran out, or something else of libtorch's.
-pub fn error_of_panic(panic: &(dyn Any + Send)) -> EngineError {
+pub fn error_of_panic(panic: &(dyn Any + Send)) -> Fault {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    classify(text.unwrap_or("unknown panic").to_owned())
+    classify(text.unwrap_or("unknown panic"))
 }
 
-fn classify(text: String) -> EngineError {
+fn classify(text: &str) -> Fault {
     let memory = ["out of memory", "can't allocate memory", "not enough memory", "DefaultCPUAllocator", "ALLOC_FAILED"];
-    if memory.iter().any(|m| text.contains(m)) { EngineError::OutOfMemory(text) } else { EngineError::Torch(text) }
+    if memory.iter().any(|m| text.contains(m)) {
+        out_of_memory(text)
+    } else {
+        Fault::failed(format!("libtorch: {text}")).of_kind(FaultKind::Torch)
+    }
+}
+
+fn out_of_memory(text: &str) -> Fault {
+    let hint = "lower `train.micro_batch_size`, `grad.layers_per_cell` or `grad.chunks_per_cell_multiplier`, or set \
+                `grad.layer_checkpoints = \"int8\"`; where the host's memory is short, `grad.layer_checkpoints_place = \"file\"`";
+    Fault::new(Exit::Memory, format!("out of memory: {}", abridged(text))).with_hint(hint).of_kind(FaultKind::OutOfMemory)
 }
 
 #[cfg(test)]
@@ -35,16 +45,16 @@ mod tests {
             let _ = tch::Tensor::zeros([2, 3], tch::kind::FLOAT_CPU).matmul(&tch::Tensor::zeros([2, 3], tch::kind::FLOAT_CPU));
             Ok(())
         });
-        assert!(matches!(bad_shape, Err(EngineError::Torch(_))));
+        assert_eq!(bad_shape.unwrap_err().kind(), FaultKind::Torch);
         let too_large = guarded(|| {
             let _ = tch::Tensor::ones([1 << 60], tch::kind::FLOAT_CPU);
             Ok(())
         });
-        assert!(matches!(too_large, Err(EngineError::OutOfMemory(_))), "{too_large:?}");
+        assert_eq!(too_large.unwrap_err().kind(), FaultKind::OutOfMemory);
         for text in
             ["CUDA out of memory. Tried to allocate 2 GiB", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"]
         {
-            assert!(matches!(classify(text.to_owned()), EngineError::OutOfMemory(_)), "{text}");
+            assert_eq!(classify(text).kind(), FaultKind::OutOfMemory, "{text}");
         }
     }
 }

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 
 use tch::Tensor;
 
-use super::EngineError;
 use super::setup::Setup;
 use crate::data::{Batch, Targets};
 use crate::head::{Head, Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
 use crate::model::Model;
 use crate::ops::attention::zero_sum_of;
 use crate::store::Waiting;
+use crate::units::Fault;
 
 /// Losses so far, and what of the model's upper end is trained.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ impl Logits for UpperEnd<'_> {
 }
 
 impl HeadRun {
-    pub(super) fn new(setup: &Setup, model: &Model, batch: &Batch) -> Result<Self, EngineError> {
+    pub(super) fn new(setup: &Setup, model: &Model, batch: &Batch) -> Result<Self, Fault> {
         let parameters = UpperEnd::of(model).parameters;
         Ok(Self {
             sequences: vec![SequenceLoss::default(); batch.sequences.len()],
@@ -74,7 +74,7 @@ impl HeadRun {
         start: usize,
         hidden_bne: &Tensor,
         weight: Option<f64>,
-    ) -> Result<Option<Tensor>, EngineError> {
+    ) -> Result<Option<Tensor>, Fault> {
         let end = start + hidden_bne.size()[1] as usize;
         let from = |position: usize| self.picks.partition_point(|p| p.position < position);
         let here = &self.picks[from(start)..from(end)];
@@ -88,7 +88,7 @@ impl HeadRun {
     }
 
     /// Waits for all figures and returns the loss of every sequence.
-    pub(super) fn finish(mut self) -> Result<Vec<SequenceLoss>, EngineError> {
+    pub(super) fn finish(mut self) -> Result<Vec<SequenceLoss>, Fault> {
         while !self.waiting.is_empty() {
             self.read_next()?;
         }
@@ -96,7 +96,7 @@ impl HeadRun {
     }
 
     /// Adds the figures that were sent first.
-    fn read_next(&mut self) -> Result<(), EngineError> {
+    fn read_next(&mut self) -> Result<(), Fault> {
         let Some((picks, figures)) = self.waiting.pop_front() else { return Ok(()) };
         for (pick, value, correct) in (Losses { picks, figures_2n: figures.on_host() }).read()? {
             let sequence = &mut self.sequences[pick.sequence];
@@ -108,7 +108,7 @@ impl HeadRun {
     }
 }
 
-fn picks(head: &dyn Head, batch: &Batch) -> Result<Vec<Pick>, EngineError> {
+fn picks(head: &dyn Head, batch: &Batch) -> Result<Vec<Pick>, Fault> {
     let mut all = Vec::new();
     for (index, sequence) in batch.sequences.iter().enumerate() {
         let targets = match &sequence.targets {

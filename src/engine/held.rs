@@ -5,9 +5,10 @@ use tch::Tensor;
 use super::gradient_sums::GradientSums;
 use super::layer_state::lock;
 use super::step_run::StepRun;
-use super::{EngineError, Event, ForwardTrace, MemoryByPart, MemoryPart, MemoryPlace, Stores};
+use super::{Event, ForwardTrace, MemoryByPart, MemoryPart, MemoryPlace, Stores};
 use crate::model::Model;
 use crate::store::Waiting;
+use crate::units::Fault;
 
 /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
 pub(super) fn at_rest(stores: &Stores, model: &Model) -> MemoryByPart {
@@ -21,10 +22,10 @@ pub(super) fn at_rest(stores: &Stores, model: &Model) -> MemoryByPart {
 
 impl StepRun<'_> {
     /// Tells the observer where the step is, and lets it ask what is held there; `Err` where it wants no more of it.
-    pub(super) fn emit(&mut self, event: Event) -> Result<(), EngineError> {
+    pub(super) fn emit(&mut self, event: Event) -> Result<(), Fault> {
         self.observer.observe(event);
         if self.observer.wants_to_stop() {
-            return Err(EngineError::GivenUp);
+            return Err(Fault::interrupted());
         }
         let memory = || memory_of(self.model, &self.trace, &self.sums);
         self.observer.measure(event, &memory);

@@ -4,15 +4,15 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor};
 
+use super::ChunkPlan;
 use super::attend::{Column, ColumnAttention};
 use super::layer_state::{SharedLayer, lock};
 use super::open_block::ChunkPart;
 use super::weights_turn::WeightsTurn;
-use super::{ChunkPlan, EngineError};
 use crate::cache::{ChunkSpan, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};
 use crate::ops::frequencies::Frequencies;
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 /// Caches and logs of a batch, and the chunks that they have seen.
 ///
@@ -125,8 +125,8 @@ impl Pass<'_> {
         &mut self,
         mut hidden: Tensor,
         attend: &mut ColumnAttention<'_>,
-        before: &mut dyn FnMut(usize, &Tensor) -> Result<(), EngineError>,
-    ) -> Result<Tensor, EngineError> {
+        before: &mut dyn FnMut(usize, &Tensor) -> Result<(), Fault>,
+    ) -> Result<Tensor, Fault> {
         let (num_sequences, num_tokens, _) = hidden.size3().unwrap_or_default();
         attend.allocate_budgets();
         let start = attend.column.spans[0].start as i64;

@@ -7,7 +7,7 @@ use tch::{Device, Kind};
 
 use super::chunks;
 use super::slots::{Extent, FixedCaches, Sizes, Slots, too_long};
-use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, EngineError, RandomSizes};
+use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, RandomSizes};
 use crate::cache::{self, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
@@ -50,9 +50,12 @@ const CHUNKS_OF_A_PAGE: usize = 4;
 
 impl Settings {
     /// Checks a recipe's cache and gradient sections against the model. Refuses a gradient section with open keys.
-    pub fn new(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, EngineError> {
+    pub fn new(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, Fault> {
         if !grad.open.is_empty() {
-            return Err(EngineError::Open { keys: grad.open.clone() });
+            let written: Vec<String> = grad.open.iter().map(|key| format!("`grad.{key} = \"auto\"`")).collect();
+            let were = if written.len() == 1 { "was" } else { "were" };
+            let hint = "`kvtune plan --recipe FILE` says what it would choose; write that";
+            return Err(Fault::usage(format!("{} {were} not decided", written.join(", ")), hint));
         }
         let recipe_lengths = kv.cache_length.by_layer(config.num_layers());
         if recipe_lengths.len() != config.num_layers() {
@@ -104,13 +107,13 @@ impl Settings {
     }
 
     /// A recipe's cache section with the chunk size that these settings have.
-    pub fn settled(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<CacheRecipe, EngineError> {
+    pub fn settled(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<CacheRecipe, Fault> {
         let settings = Self::new(config, kv, &grad.closed())?;
         Ok(CacheRecipe { chunk_size: Some(settings.chunk_size()), ..kv.clone() })
     }
 
     /// Whether the policies, which errors call `name`, get along with chunks and buffer.
-    fn check_policies(&self, name: &str) -> Result<(), EngineError> {
+    fn check_policies(&self, name: &str) -> Result<(), Fault> {
         self.fixed_caches().check(self.sizes)?;
         if self.buffer == BufferKind::Plain && self.policies.iter().any(|policy| policy.traits().needs_quantised) {
             let plain = name.strip_prefix('q').map(|plain| format!(", or write `policy = \"{plain}\"`"));
@@ -161,11 +164,7 @@ impl Settings {
     }
 
     /// The settings with a policy of the caller's own; `build` makes it for a layer of so many slots, errors call it `name`.
-    pub fn with_policy(
-        mut self,
-        name: &str,
-        build: impl Fn(usize) -> Result<Box<dyn Policy>, Fault>,
-    ) -> Result<Self, EngineError> {
+    pub fn with_policy(mut self, name: &str, build: impl Fn(usize) -> Result<Box<dyn Policy>, Fault>) -> Result<Self, Fault> {
         let lengths: Vec<usize> = self.slots.iter().map(|slots| slots.fixed().unwrap_or(usize::MAX)).collect();
         self.policies = policies(&self.slots, &lengths, build)?;
         self.check_policies(name)?;
@@ -207,7 +206,7 @@ impl Settings {
 
     /// What runs the layers of sessions, so many of which write texts at a time: captured on a device that has graphs, where all widths are
     /// fixed.
-    pub fn session_layers(&self, sessions: usize, device: Device) -> Result<CapturedLayers, EngineError> {
+    pub fn session_layers(&self, sessions: usize, device: Device) -> Result<CapturedLayers, Fault> {
         let shapes =
             self.static_width.filter(|_| self.has_cuda_graphs).map_or(Vec::new(), |width| vec![(1, width), (sessions, 1)]);
         Ok(CapturedLayers::new(device, shapes)?)
@@ -248,7 +247,7 @@ impl Settings {
     }
 
     /// Fails if a sequence of so many tokens is too long for a cache that evicts nothing.
-    pub fn check_fits(&self, tokens: usize) -> Result<(), EngineError> {
+    pub fn check_fits(&self, tokens: usize) -> Result<(), Fault> {
         for (layer, (policy, slots)) in self.policies.iter().zip(&self.slots).enumerate() {
             if let Some(cache_length) = slots.fixed().filter(|&slots| !policy.traits().evicts && tokens > slots) {
                 return Err(too_long(tokens, layer, cache_length).into());
@@ -317,19 +316,22 @@ impl Settings {
     }
 
     /// The chunks and columns of a batch. Without a key no size is drawn: all are `chunk_size`.
-    pub fn plan(&self, batch: &Batch, key: Option<ChunkKey>) -> Result<ChunkPlan, EngineError> {
+    pub fn plan(&self, batch: &Batch, key: Option<ChunkKey>) -> Result<ChunkPlan, Fault> {
         let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
         self.plan_by(&lengths, &self.cuts(batch, key))
     }
 
     /// The plan of sequences of `lengths` tokens that nobody has read yet: no size is drawn, and no tokens are run one by one.
-    pub fn plan_unread(&self, lengths: &[usize]) -> Result<ChunkPlan, EngineError> {
+    pub fn plan_unread(&self, lengths: &[usize]) -> Result<ChunkPlan, Fault> {
         self.plan_by(lengths, &self.cuts_as_they_come())
     }
 
-    fn plan_by(&self, lengths: &[usize], cuts: &Cuts) -> Result<ChunkPlan, EngineError> {
+    fn plan_by(&self, lengths: &[usize], cuts: &Cuts) -> Result<ChunkPlan, Fault> {
         if lengths.is_empty() || lengths.contains(&0) {
-            return Err(EngineError::EmptySequence);
+            return Err(Fault::data(
+                "the batch has a sequence without tokens",
+                "look at the data: every sample needs tokens, every batch a target",
+            ));
         }
         let tokens = lengths.iter().copied().max().unwrap_or(0);
         self.check_fits(tokens)?;

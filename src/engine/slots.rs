@@ -1,7 +1,7 @@
 //! How many slots the cache of each layer has, and which chunks it can take.
 
 use super::chunks::BENT_BY;
-use super::{Cuts, EngineError, RandomSizes};
+use super::{Cuts, RandomSizes};
 use crate::cache::{Policy, PolicyTraits};
 use crate::recipe::Chunking;
 use crate::units::Fault;
@@ -110,7 +110,11 @@ impl<'a> FixedCaches<'a> {
     }
 
     /// No chunk may evict itself or a protected token.
-    pub(super) fn check(&self, sizes: Sizes) -> Result<(), EngineError> {
+    pub(super) fn check(&self, sizes: Sizes) -> Result<(), Fault> {
+        if !self.is_uniform && self.layers.iter().any(|(.., policy)| policy.shares_over_layers()) {
+            let hint = "give one `kv_cache.cache_length` for all layers, or leave `across_layers` out";
+            return Err(Fault::usage("`across_layers` needs caches of one length, and the layers' lengths differ", hint));
+        }
         self.check_chunk_size(sizes.chunk_size)?;
         self.check_longest_chunk(sizes)
     }
@@ -165,18 +169,21 @@ impl<'a> FixedCaches<'a> {
         }
     }
 
-    fn check_longest_chunk(&self, sizes: Sizes) -> Result<(), EngineError> {
+    fn check_longest_chunk(&self, sizes: Sizes) -> Result<(), Fault> {
         let Some(&(layer, cache_length, policy)) = self.evicting().find(|cache| !self.fits(sizes, cache)) else {
             return Ok(());
         };
-        Err(EngineError::LongestChunk {
-            chunk_size: sizes.chunk_size,
-            longest: self.longest_chunk(sizes, cache_length),
-            layer,
-            cache_length,
-            allowed: policy.max_chunk_size(cache_length),
-            largest: self.largest_chunk_size(sizes),
-        })
+        let (longest, allowed) = (self.longest_chunk(sizes, cache_length), policy.max_chunk_size(cache_length));
+        let message = format!(
+            "`kv_cache.chunk_size` = {} makes chunks of up to {longest} tokens, as their sizes vary; layer {layer} with `cache_length` = \
+             {cache_length} takes at most {allowed}",
+            sizes.chunk_size
+        );
+        let hint = match self.largest_chunk_size(sizes) {
+            0 => "raise `kv_cache.cache_length`, or set `randomize_chunk_sizes = false` and `chunking = \"plain\"`".to_owned(),
+            largest => format!("set `kv_cache.chunk_size = {largest}`, or raise `kv_cache.cache_length`"),
+        };
+        Err(Fault::usage(message, hint))
     }
 }
 

@@ -5,10 +5,10 @@ use tch::Tensor;
 
 use super::layer_state::lock;
 use super::session::{Session, SessionSpec};
-use super::{ChunkPlan, Engine, EngineError, guarded};
+use super::{ChunkPlan, Engine, guarded};
 use crate::cache::{CacheNumbers, CacheSnapshot, ChunkSpan};
 use crate::model::Model;
-use crate::units::ChunkIdx;
+use crate::units::{ChunkIdx, Fault};
 
 /// What a session holds. Its choices are not among it.
 #[derive(Debug)]
@@ -65,17 +65,16 @@ impl Session {
 
     /// A session that goes on from a snapshot: made for what `spec` says, but for the prompt, which has been read, and the length of the
     /// rotary embeddings. Model and settings must be those of the snapshot; what does not fit the caches is refused.
-    pub fn restored(engine: &Engine, model: &Model, spec: &SessionSpec, snapshot: SessionSnapshot) -> Result<Self, EngineError> {
+    pub fn restored(engine: &Engine, model: &Model, spec: &SessionSpec, snapshot: SessionSnapshot) -> Result<Self, Fault> {
         let SessionSnapshot { tensors, numbers } = snapshot;
         let LastChunk { index, number, start } = numbers.last_chunk;
         let layers = model.config().num_layers();
         let is_whole = numbers.caches.len() == layers && numbers.num_sequences == spec.num_sequences;
         if !is_whole || start >= numbers.num_tokens {
             let found = format!("{} sequences in {} layers", numbers.num_sequences, numbers.caches.len());
-            return Err(EngineError::OtherSession {
-                expected: format!("{} sequences in {layers} layers", spec.num_sequences),
-                found,
-            });
+            let expected = format!("{} sequences in {layers} layers", spec.num_sequences);
+            let message = format!("the saved session does not fit: expected {expected}, found {found}");
+            return Err(Fault::data(message, "read the document again with this model"));
         }
         let spec = SessionSpec {
             prompt: Some(numbers.prefill),

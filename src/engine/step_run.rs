@@ -6,8 +6,9 @@ use super::gradient_sums::GradientSums;
 use super::schedule::Schedule;
 use super::setup::Setup;
 use super::trace::ForwardTrace;
-use super::{EngineError, MicroBatchContext, Observer};
+use super::{MicroBatchContext, Observer};
 use crate::model::Model;
+use crate::units::Fault;
 
 /// A step over one batch, or its forward phase alone.
 pub(super) struct StepRun<'a> {
@@ -46,7 +47,7 @@ impl<'a> StepRun<'a> {
     ///
     /// # Shapes
     /// `(B, n, E)` in and out.
-    pub(super) fn head(&mut self, column: usize, hidden_bne: &Tensor) -> Result<Option<Tensor>, EngineError> {
+    pub(super) fn head(&mut self, column: usize, hidden_bne: &Tensor) -> Result<Option<Tensor>, Fault> {
         let (start, weight) = (self.trace.start(column), self.context.map(|context| context.weight));
         self.trace.head.column(self.setup, self.model, start, hidden_bne, weight)
     }

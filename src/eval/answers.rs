@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{AnswerFile, ScoredAnswer, is_given_up};
+use super::{AnswerFile, ScoredAnswer};
 use crate::data::{Dataset, Question};
 use crate::dist::ProcessGroup;
-use crate::engine::EngineError;
 use crate::files;
-use crate::generation::{Finish, GenerationError, GenerationEvent, GenerationRules, Generator, Request, RequestId};
+use crate::generation::{Finish, GenerationEvent, GenerationRules, Generator, Request, RequestId};
 use crate::metrics::Metric;
-use crate::units::{Failure, Fault};
+use crate::units::Fault;
 
 /// How answers are generated and scored.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +51,7 @@ pub fn answer(
     wants_to_stop: &dyn Fn() -> bool,
 ) -> Result<Vec<ScoredAnswer>, Fault> {
     let (rank, ranks) = (world.rank(), world.size());
-    let mut answers = world.agree("reading answers", kept(dataset, &mut file), is_given_up)?.swap_remove(0);
+    let mut answers = world.agree("reading answers", kept(dataset, &mut file))?.swap_remove(0);
     let round = if ranks == 1 { dataset.len() } else { ROUND * spec.width * ranks };
     while answers.len() < dataset.len() {
         let (begin, mut made) = (answers.len(), Vec::new());
@@ -64,7 +63,7 @@ pub fn answer(
             made.push(answer);
             Ok(())
         });
-        let shares = world.agree("answering", done.map(|()| made), is_given_up)?;
+        let shares = world.agree("answering", done.map(|()| made))?;
         let mut shares: Vec<_> = shares.into_iter().map(Vec::into_iter).collect();
         for answer in (0..round).map_while(|index| shares[index % ranks].next()) {
             let keeps = file.as_mut().filter(|_| ranks > 1);
@@ -109,7 +108,7 @@ fn write(
             return Ok(());
         }
         if wants_to_stop() {
-            return Err(EngineError::GivenUp.into());
+            return Err(Fault::interrupted());
         }
         for event in generator.step() {
             take(event, &mut pending)?;
@@ -144,7 +143,7 @@ fn submit(generator: &mut Generator<'_>, question: Question, spec: &AnswerSpec) 
     Ok(Pending { request, question, ids: Vec::new(), text: String::new(), finish: None, prompt_hash, thoughts: None })
 }
 
-fn unanswered(sample: u64, error: GenerationError) -> Fault {
+fn unanswered(sample: u64, error: Fault) -> Fault {
     let told = Fault::new(error.exit(), format!("sample {sample} (counted from 0) can't be answered"));
     let told = if let Some(hint) = error.hint() { told.with_hint(hint) } else { told };
     told.caused_by(error)

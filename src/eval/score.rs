@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::is_given_up;
 use crate::data::{Dataset, Sequence, Targets, consecutive, share};
 use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Observer};
@@ -122,7 +121,7 @@ pub fn score(
     };
     let own = share(&tokens, world.size()).swap_remove(world.rank());
     let own: Result<Vec<(usize, Vec<ScoredSequence>)>, Fault> = own.into_iter().map(&mut losses).collect();
-    let mut all = world.agree("validating", own, is_given_up)?.concat();
+    let mut all = world.agree("validating", own)?.concat();
     all.sort_by_key(|(index, _)| *index);
     let mut scores = Scores { overall: Score::default(), by_length: Vec::new(), by_set: BTreeMap::new(), longbench_v2: None };
     for (samples, (_, losses)) in batches.iter().zip(all) {

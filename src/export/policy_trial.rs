@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::data::{Batch, IGNORE, Sequence, Targets};
-use crate::engine::{Engine, EngineError, Settings};
+use crate::engine::{Engine, Settings};
 use crate::head::{Classify, Head, NextToken};
 use crate::model::{Model, ModelConfig};
 use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, Storage};
@@ -47,7 +47,7 @@ const INITIAL_PART: (usize, usize) = (0, 4);
 
 impl PolicyTrial {
     /// The smallest cache that the policy gets along with, and a prompt with which it chooses eight times; one that evicts nothing is filled.
-    pub fn smallest(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, EngineError> {
+    pub fn smallest(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, Fault> {
         let largest = kv.cache_length.by_layer(config.num_layers()).into_iter().max().unwrap_or(FEWEST_SLOTS);
         let wanted = kv.wanted_chunk_size();
         let mut cache_length = FEWEST_SLOTS;
@@ -61,12 +61,7 @@ impl PolicyTrial {
         Self::new(config, kv, grad, largest, kv.chunk_size, None)
     }
 
-    pub fn recorded(
-        config: &ModelConfig,
-        kv: &CacheRecipe,
-        grad: &GradRecipe,
-        recorded: &RecordedTrial,
-    ) -> Result<Self, EngineError> {
+    pub fn recorded(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe, recorded: &RecordedTrial) -> Result<Self, Fault> {
         Self::new(config, kv, grad, recorded.cache_length, Some(recorded.chunk_size), Some(recorded))
     }
 
@@ -77,7 +72,7 @@ impl PolicyTrial {
         cache_length: usize,
         chunk_size: Option<usize>,
         recorded: Option<&RecordedTrial>,
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self, Fault> {
         let lengths = kv.cache_length.by_layer(config.num_layers()).into_iter().map(|own| own.min(cache_length)).collect();
         let kv = CacheRecipe {
             cache_length: CacheLength::PerLayer(lengths),

@@ -1,6 +1,8 @@
 //! Many requests through one model: a prompt is read column by column, its texts go on token by token, side by side with others; who has
 //! finished leaves, who waits enters.
 
+use super::empty_prompt;
+use super::rotates_by_length;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -9,11 +11,12 @@ use tch::{Device, Tensor};
 use super::likelihood::{likelihoods, next_logits};
 use super::request::{Continued, GenerationEvent, Request, RequestId};
 use super::sample::Sample;
-use super::{GenerationError, GenerationRules, PromptLimits, StoppedText, TokenLikelihood};
+use super::{GenerationRules, PromptLimits, StoppedText, TokenLikelihood};
 use crate::data::{InitialPartFinder, Tokenizer};
-use crate::engine::{Engine, EngineError, Session, SessionSpec, extend_each, guarded};
+use crate::engine::{Engine, Session, SessionSpec, extend_each, guarded};
 use crate::model::{CapturedLayers, Model};
 use crate::native::cuda::on_device;
+use crate::units::Fault;
 
 /// Carries out requests, a step at a time.
 pub struct Generator<'a> {
@@ -68,18 +71,18 @@ impl<'a> Generator<'a> {
     }
 
     /// Where the initial part of a prompt is, if the policy keeps it.
-    fn initial_part(&self, prompt: &[u32]) -> Result<Option<(usize, usize)>, GenerationError> {
+    fn initial_part(&self, prompt: &[u32]) -> Result<Option<(usize, usize)>, Fault> {
         let found = self.initial_parts.map(|finder| finder.in_tokens(prompt)).transpose()?;
         Ok(found.map(|range| (range.start, range.end)))
     }
 
     /// Takes a request, or says why not.
-    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, GenerationError> {
+    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, Fault> {
         let limit = self.check(&request)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
         if request.session.as_ref().is_some_and(|session| session.num_tokens() >= request.prompt.len()) {
-            return Err(GenerationError::EmptyPrompt);
+            return Err(empty_prompt());
         }
         if request.initial.is_none() {
             request.initial = self.initial_part(&request.prompt)?;
@@ -138,10 +141,13 @@ impl<'a> Generator<'a> {
     }
 
     /// The new tokens of a request at most, where it can be carried out.
-    fn check(&self, request: &Request) -> Result<usize, GenerationError> {
+    fn check(&self, request: &Request) -> Result<usize, Fault> {
         let limit = PromptLimits::of(self.model.config()).check(&request.prompt, &request.rules)?;
         if self.tokenizer.is_none() && !request.rules.stop.is_empty() {
-            return Err(GenerationError::NoText);
+            {
+                let message = "stop strings need text, and the model has no `tokenizer.json`";
+                return Err(Fault::usage(message, "use `--eos` with token ids instead"));
+            }
         }
         self.engine.settings().check_fits(request.prompt.len() + limit)?;
         Ok(limit)
@@ -166,7 +172,7 @@ impl<'a> Generator<'a> {
 
     /// Hands out where a prompt stands, if it is wanted and about to be read to its end. Chunks that end before the last one do not depend on
     /// where the prompt ends, once all caches that evict are full.
-    fn border(&self, prefill: &mut Prefill, events: &mut Vec<GenerationEvent>) -> Result<(), GenerationError> {
+    fn border(&self, prefill: &mut Prefill, events: &mut Vec<GenerationEvent>) -> Result<(), Fault> {
         let Some(session) = prefill.session.as_ref().filter(|_| prefill.request.keeps_border) else { return Ok(()) };
         let (done, last) = (session.num_tokens(), prefill.request.prompt.len() - 1);
         // Prompts that begin alike differ in their ends: a chunk is left to them at least.
@@ -181,7 +187,7 @@ impl<'a> Generator<'a> {
     }
 
     /// Reads a column of a prompt, all of which but the last token is read so; returns whether it is.
-    fn read_column(&mut self, prefill: &mut Prefill) -> Result<bool, GenerationError> {
+    fn read_column(&mut self, prefill: &mut Prefill) -> Result<bool, Fault> {
         let Prefill { request, limit, likelihoods: told, last_column, .. } = prefill;
         let (prompt, last) = (&request.prompt, request.prompt.len() - 1);
         if prefill.session.as_ref().is_some_and(|session| has_other_rotations(self.model, session, prompt.len())) {
@@ -218,9 +224,9 @@ impl<'a> Generator<'a> {
     }
 
     /// A session that has read all of `ids`, to be kept: as the beginning of prompts of any length.
-    pub fn read(&self, ids: &[u32]) -> Result<Session, GenerationError> {
+    pub fn read(&self, ids: &[u32]) -> Result<Session, Fault> {
         self.check(&Request::new(ids.to_vec(), GenerationRules { max_new_tokens: Some(1), ..GenerationRules::default() }))?;
-        let longest = self.longest_kept().ok_or(GenerationError::RotatesByLength)?;
+        let longest = self.longest_kept().ok_or_else(rotates_by_length)?;
         let mut session = self.session((ids.len(), longest), None, self.initial_part(ids)?.into_iter().collect())?;
         session.extend(self.engine, self.model, &row(ids, self.model.device()), &mut |_, _| ())?;
         Ok(session)
@@ -233,14 +239,14 @@ impl<'a> Generator<'a> {
         (so_far, at_most): (usize, usize),
         prompt: Option<usize>,
         initial: Vec<(usize, usize)>,
-    ) -> Result<Session, EngineError> {
+    ) -> Result<Session, Fault> {
         let rope_length = self.model.config().length_under_way(so_far, at_most);
         let spec = SessionSpec { prompt, rope_length, initial, keeps_log: false, ..SessionSpec::new(1, at_most) };
         Session::new(self.engine, self.model, &spec)
     }
 
     /// The texts of a prompt that has been read begin.
-    fn begin(&mut self, prefill: Prefill, events: &mut Vec<GenerationEvent>) -> Result<(), GenerationError> {
+    fn begin(&mut self, prefill: Prefill, events: &mut Vec<GenerationEvent>) -> Result<(), Fault> {
         let Prefill { id, request, session, limit, likelihoods, .. } = prefill;
         let Some(session) = session else { return Ok(()) };
         let rules = Arc::new(request.rules);
@@ -267,7 +273,7 @@ impl<'a> Generator<'a> {
     }
 
     /// Writes a token of every text. What fails in one of them ends that request alone.
-    fn write_on(&mut self, events: &mut Vec<GenerationEvent>) -> Result<(), GenerationError> {
+    fn write_on(&mut self, events: &mut Vec<GenerationEvent>) -> Result<(), Fault> {
         self.begin_anew_where_rotations_change()?;
         let ids: Vec<u32> = self.running.iter().filter_map(|sample| sample.ids.last().copied()).collect();
         let mut sessions: Vec<&mut Session> = self.running.iter_mut().map(|sample| &mut sample.session).collect();
@@ -277,7 +283,7 @@ impl<'a> Generator<'a> {
         let (mut finished, mut failed) = (Vec::new(), Vec::new());
         for (row, sample) in self.running.iter_mut().enumerate() {
             let written = guarded(|| Ok(sample.write(&logits_nv.get(row as i64), self.tokenizer)));
-            match written.map_err(GenerationError::from).flatten() {
+            match written.flatten() {
                 Ok((event, end)) => {
                     events.push(event);
                     finished.extend(end.map(|reason| (row, reason)));
@@ -304,7 +310,7 @@ impl<'a> Generator<'a> {
     }
 
     /// Reads the texts again whose next token makes them so long that other rotations are due from their first token on.
-    fn begin_anew_where_rotations_change(&mut self) -> Result<(), GenerationError> {
+    fn begin_anew_where_rotations_change(&mut self) -> Result<(), Fault> {
         let (engine, model) = (self.engine, self.model);
         for at in 0..self.running.len() {
             let sample = &self.running[at];
@@ -320,15 +326,13 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    fn fail_all(&mut self, error: GenerationError, events: &mut Vec<GenerationEvent>) {
+    fn fail_all(&mut self, error: Fault, events: &mut Vec<GenerationEvent>) {
         let mut requests: Vec<RequestId> = self.running.drain(..).map(|sample| sample.request).collect();
         requests.dedup();
-        let message = error.to_string();
-        let mut first = Some(error);
-        events.extend(requests.into_iter().map(|request| {
-            let error = first.take().unwrap_or_else(|| GenerationError::Engine(EngineError::Torch(message.clone())));
-            GenerationEvent::Failed { request, error }
-        }));
+        let told = || Fault::new(error.exit(), error.to_string()).of_kind(error.kind());
+        let further: Vec<Fault> = requests.iter().skip(1).map(|_| told()).collect();
+        let errors = std::iter::once(error).chain(further);
+        events.extend(requests.into_iter().zip(errors).map(|(request, error)| GenerationEvent::Failed { request, error }));
     }
 }
 
@@ -337,7 +341,7 @@ fn session_layers<'a>(
     made: &'a mut Option<CapturedLayers>,
     (engine, model): (&Engine, &Model),
     width: usize,
-) -> Result<&'a mut CapturedLayers, EngineError> {
+) -> Result<&'a mut CapturedLayers, Fault> {
     match made {
         Some(layers) => Ok(layers),
         none => Ok(none.insert(engine.settings().session_layers(width, model.device())?)),

@@ -1,7 +1,9 @@
 //! What a prompt must keep to, so that the model can go on from it.
 
-use super::{GenerationError, GenerationRules};
+use super::GenerationRules;
+use super::empty_prompt;
 use crate::model::ModelConfig;
+use crate::units::{Fault, FaultKind};
 
 /// What a model can read.
 #[derive(Clone, Copy, Debug)]
@@ -19,19 +21,25 @@ impl PromptLimits {
     }
 
     /// The new tokens at most that `rules` allow behind a prompt, or why the model can not go on from it.
-    pub fn check(self, prompt: &[u32], rules: &GenerationRules) -> Result<usize, GenerationError> {
+    pub fn check(self, prompt: &[u32], rules: &GenerationRules) -> Result<usize, Fault> {
         let Self { vocab_size, most: longest, .. } = self;
         if prompt.is_empty() {
-            return Err(GenerationError::EmptyPrompt);
+            return Err(empty_prompt());
         }
         if let Some(&token) = prompt.iter().find(|&&token| token as usize >= vocab_size) {
-            return Err(GenerationError::UnknownToken { token, vocab_size });
+            let message = format!("token {token} of the prompt is not in the vocabulary of {vocab_size}");
+            return Err(Fault::data(message, "make the tokens with the model's own tokenizer").of_kind(FaultKind::BadPrompt));
         }
         let (asked, room) = (rules.new_tokens(prompt.len()), longest.saturating_sub(prompt.len()));
         // What nobody has asked for may be cut short; the reason of the end says so.
         let limit = if rules.max_new_tokens.is_none() { asked.min(room) } else { asked };
         if limit == 0 || limit > room {
-            return Err(GenerationError::TooLong { prompt: prompt.len(), new_tokens: limit.max(1), longest });
+            let (read, new) = (prompt.len(), limit.max(1));
+            let message =
+                format!("a prompt of {read} tokens and {new} new ones are more than the {longest} positions of the model");
+            let hint = "shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or scale the rotary embeddings with \
+                        `model.rope_scaling`";
+            return Err(Fault::usage(message, hint).of_kind(FaultKind::ContextLength));
         }
         Ok(limit)
     }

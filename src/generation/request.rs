@@ -1,7 +1,8 @@
 //! What is asked of a generator, and what it tells.
 
-use super::{GenerationError, GenerationRules, TokenLikelihood};
+use super::{GenerationRules, TokenLikelihood};
 use crate::engine::Session;
+use crate::units::Fault;
 
 /// A number that a generator gives to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -85,7 +86,7 @@ pub enum GenerationEvent {
         session: Option<Box<Continued>>,
     },
     /// A request could not be carried out; nothing more comes of it.
-    Failed { request: RequestId, error: GenerationError },
+    Failed { request: RequestId, error: Fault },
 }
 
 /// Why a text has ended.

@@ -1,13 +1,14 @@
 //! How texts are generated: what `generation_config.json` says, and who asks.
 
+use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::error::RuleFault;
-use super::{GenerationError, SamplingRules};
+use super::SamplingRules;
 use crate::files;
+use crate::units::{Fault, abridged};
 
 /// New tokens where nobody says how many.
 const MAX_NEW_TOKENS: usize = 256;
@@ -84,15 +85,36 @@ const NEUTRAL: &[(&str, &[f64])] = &[
     ("dola_layers", &[]),
 ];
 
+/// A rule that cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleFault {
+    pub key: String,
+    pub found: String,
+    pub expected: &'static str,
+}
+
+impl RuleFault {
+    fn in_file(&self, path: &Path) -> Fault {
+        let message = format!("`{}`: {}", abridged(path.display()), abridged(self));
+        Fault::data(message, "correct the file, or ask for `--greedy` with a copy of the model without it")
+    }
+}
+
+impl fmt::Display for RuleFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is {}, expected {}", self.key, self.found, self.expected)
+    }
+}
+
 impl GenerationRules {
     /// The rules of the model in `dir`: of its `generation_config.json`, and the end tokens of its `config.json` where that names none.
     /// Besides, the names of keys that nobody knows.
-    pub fn of_model(dir: &Path) -> Result<(Self, Vec<String>), GenerationError> {
+    pub fn of_model(dir: &Path) -> Result<(Self, Vec<String>), Fault> {
         let (mut rules, mut unknown) = (Self::default(), Vec::new());
         let path = dir.join("generation_config.json");
         if path.exists() {
             for (key, value) in &files::read_json::<Map<String, Value>>(&path)? {
-                let at = |fault: RuleFault| GenerationError::Config { path: path.clone(), fault };
+                let at = |fault: RuleFault| fault.in_file(&path);
                 let is_private = key.starts_with('_') || HARMLESS.contains(&key.as_str());
                 if !is_private && !value.is_null() && !rules.set(key, value).map_err(at)? {
                     unknown.push(key.clone());
@@ -103,7 +125,7 @@ impl GenerationRules {
         if rules.eos.is_empty() && config.exists() {
             let all: Map<String, Value> = files::read_json(&config)?;
             if let Some(value) = all.get("eos_token_id").filter(|value| !value.is_null()) {
-                rules.set("eos_token_id", value).map_err(|fault| GenerationError::Config { path: config, fault })?;
+                rules.set("eos_token_id", value).map_err(|fault| fault.in_file(&config))?;
             }
         }
         Ok((rules, unknown))

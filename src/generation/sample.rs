@@ -7,9 +7,10 @@ use tch::Tensor;
 use super::likelihood::of_logits;
 use super::request::{Continued, Finish, GenerationEvent, RequestId};
 use super::sampling::{DrawPlace, TokensSoFar};
-use super::{GenerationError, GenerationRules, StoppedText};
+use super::{GenerationRules, StoppedText};
 use crate::data::Tokenizer;
 use crate::engine::Session;
+use crate::units::{Fault, FaultKind};
 
 /// A text that is being written. Its session has read all of its tokens but the last.
 pub(super) struct Sample {
@@ -27,7 +28,7 @@ pub(super) struct Sample {
 
 impl Sample {
     /// Tells the end of the text, and hands back what is kept.
-    pub(super) fn finish(mut self, tokenizer: Option<&Tokenizer>, reason: Finish) -> Result<GenerationEvent, GenerationError> {
+    pub(super) fn finish(mut self, tokenizer: Option<&Tokenizer>, reason: Finish) -> Result<GenerationEvent, Fault> {
         let text = tokenizer.map(|tokenizer| self.text.finish(tokenizer)).transpose()?.unwrap_or_default();
         let evicted = self.session.entries().1;
         let session = self.keeps_session.then(|| Box::new(Continued { session: self.session, ids: self.ids }));
@@ -39,13 +40,17 @@ impl Sample {
         &mut self,
         logits_v: &Tensor,
         tokenizer: Option<&Tokenizer>,
-    ) -> Result<(GenerationEvent, Option<Finish>), GenerationError> {
+    ) -> Result<(GenerationEvent, Option<Finish>), Fault> {
         let rules = self.rules.clone();
         let mut logits: Vec<f32> = Vec::try_from(logits_v).unwrap_or_default();
         let so_far = TokensSoFar { ids: &self.ids, num_prompt: self.num_prompt, eos: &rules.eos };
         let step = (self.ids.len() - self.num_prompt) as u64;
         let place = DrawPlace { seed: rules.seed, sample: self.index as u64, step };
-        let id = rules.sampling.choose(&mut logits, so_far, place).ok_or(GenerationError::NothingLikely)?;
+        let id = rules.sampling.choose(&mut logits, so_far, place).ok_or_else(|| {
+            let message = "no token can come next: the rules forbid all of them, or the model's logits are not finite";
+            let hint = "allow more tokens; `kvtune evaluate` says whether the model's loss is finite";
+            Fault::failed(message).with_hint(hint).of_kind(FaultKind::NothingLikely)
+        })?;
         self.ids.push(id);
         let is_end = rules.eos.contains(&id);
         let text = match tokenizer {

@@ -1,16 +1,17 @@
 //! A session on disk: one file of tensors, whose metadata says what it belongs to.
 
+use super::empty_prompt;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::slice;
 
 use serde::{Deserialize, Serialize};
 
-use super::GenerationError;
 use crate::engine::{Engine, Session, SessionNumbers, SessionSnapshot, SessionSpec};
 use crate::files::{self, Dtype, RawTensor, TensorFile};
 use crate::model::Model;
 use crate::store;
+use crate::units::{Fault, abridged, quoted};
 
 /// Model, adapter, cache and dtype that a session was made with; it goes on only with the same.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -70,8 +71,8 @@ const HASH: &str = "kvtune_session_blake3";
 
 impl SavedSession {
     /// Writes a session that has read `ids` to a file, which is whole or not there.
-    pub fn write(path: &Path, session: &Session, ids: &[u32], identity: &SessionIdentity) -> Result<(), GenerationError> {
-        let Some(SessionSnapshot { tensors, numbers }) = session.snapshot() else { return Err(GenerationError::EmptyPrompt) };
+    pub fn write(path: &Path, session: &Session, ids: &[u32], identity: &SessionIdentity) -> Result<(), Fault> {
+        let Some(SessionSnapshot { tensors, numbers }) = session.snapshot() else { return Err(empty_prompt()) };
         let header = Header { format_version: FORMAT_VERSION, identity: identity.clone(), ids: ids.to_vec(), numbers };
         let fault = |error: serde_json::Error| not_a_session(path, &error.to_string());
         let header = serde_json::to_string(&header).map_err(fault)?;
@@ -92,7 +93,7 @@ impl SavedSession {
         (engine, model): (&Engine, &Model),
         identity: &SessionIdentity,
         at_most: usize,
-    ) -> Result<Self, GenerationError> {
+    ) -> Result<Self, Fault> {
         let file = TensorFile::open(path)?;
         let metadata = file.metadata();
         let header = metadata.get(KEY).ok_or_else(|| not_a_session(path, "it was not written by kvtune"))?;
@@ -113,7 +114,9 @@ impl SavedSession {
         let Header { identity: found, ids, numbers, .. } =
             serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
         if let Some((what, expected, found)) = identity.difference(&found) {
-            return Err(GenerationError::OtherSession { path: path.to_owned(), what, expected, found });
+            let (path, found) = (abridged(path.display()), quoted(found));
+            let message = format!("the session in `{path}` was saved with another `{what}`: expected {expected}, found {found}");
+            return Err(Fault::data(message, "read the document again with `--save-session`, or use what it was saved with"));
         }
         let spec = SessionSpec { keeps_log: false, ..SessionSpec::new(1, at_most) };
         let snapshot = SessionSnapshot { tensors: store::load_tensors(&file)?, numbers };
@@ -139,6 +142,7 @@ struct SessionFormat {
     format_version: u32,
 }
 
-fn not_a_session(path: &Path, reason: &str) -> GenerationError {
-    GenerationError::NotASession { path: path.to_owned(), reason: reason.to_owned() }
+fn not_a_session(path: &Path, reason: &str) -> Fault {
+    let message = format!("`{}` is no saved session: {}", abridged(path.display()), abridged(reason));
+    Fault::data(message, "name a file that `--save-session` has written")
 }

@@ -1,7 +1,7 @@
 //! Text that comes token by token: bytes become characters, and stop strings are seen wherever tokens end.
 
-use super::GenerationError;
 use crate::data::Tokenizer;
+use crate::units::Fault;
 
 /// Tokens become text as soon as it is sure: the bytes of a character may be spread over tokens.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +23,7 @@ const LONGEST_WAIT: usize = 16;
 
 impl TextStream {
     /// The text that is sure with one more token.
-    fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, GenerationError> {
+    fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, Fault> {
         self.ids.push(id);
         let text = tokenizer.decode(&self.ids[self.window..])?;
         let sure = text.char_indices().rev().take(LONGEST).take_while(|(_, c)| *c == UNFINISHED).last();
@@ -39,7 +39,7 @@ impl TextStream {
     }
 
     /// What is left when no more tokens come.
-    fn finish(&self, tokenizer: &Tokenizer) -> Result<String, GenerationError> {
+    fn finish(&self, tokenizer: &Tokenizer) -> Result<String, Fault> {
         let text = tokenizer.decode(&self.ids[self.window..])?;
         Ok(text.get(self.told..).unwrap_or_default().to_owned())
     }
@@ -62,13 +62,13 @@ impl StoppedText {
 
     /// The text that one more token adds for good. The text ends before the stop string that is complete first, of several the longest;
     /// what may still become one waits.
-    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, GenerationError> {
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, Fault> {
         let new = self.stream.push(tokenizer, id)?;
         Ok(self.take(&new, false))
     }
 
     /// What is left when no more tokens come.
-    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, GenerationError> {
+    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, Fault> {
         let new = self.stream.finish(tokenizer)?;
         Ok(self.take(&new, true))
     }

@@ -2,22 +2,23 @@
 
 use tch::Tensor;
 
-use super::{Head, HeadError, Pick, SequenceTargets};
+use super::{Head, Pick, SequenceTargets, wrong_targets};
+use crate::units::Fault;
 
 /// Classification by a model that scores classes.
 #[derive(Debug)]
 pub struct Classify;
 
 /// The last input, where the data has a class.
-pub(super) fn last_input(head: &'static str, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError> {
+pub(super) fn last_input(head: &'static str, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, Fault> {
     let SequenceTargets::Class { len, class } = targets else {
-        return Err(HeadError::WrongTargets { head, expected: "`label` (a class)", found: "`labels`" });
+        return Err(wrong_targets(head, "`label` (a class)", "`labels`"));
     };
     Ok(vec![Pick { sequence, position: len - 1, target: class as i64 }])
 }
 
 impl Head for Classify {
-    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError> {
+    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, Fault> {
         last_input("seq_classification", sequence, targets)
     }
 

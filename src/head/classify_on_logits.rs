@@ -3,8 +3,9 @@
 use tch::Tensor;
 
 use super::classify::last_input;
-use super::{Head, HeadError, Pick, SequenceTargets};
+use super::{Head, Pick, SequenceTargets};
 use crate::native::cuda::upload;
+use crate::units::Fault;
 
 /// Classification by the logits of label tokens.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ impl ClassifyOnLogits {
 }
 
 impl Head for ClassifyOnLogits {
-    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError> {
+    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, Fault> {
         last_input("seq_classification_on_logits", sequence, targets)
     }
 

@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
-use super::{Head, HeadError, Logits, Pick};
+use super::{Head, Logits, Pick};
 use crate::native::cuda::on_device;
 use crate::native::gradients_of;
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
+use crate::units::Fault;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SequenceLoss {
@@ -27,7 +28,7 @@ pub struct Losses {
 
 impl Losses {
     /// Brings the figures to the host, which waits for them.
-    pub fn read(&self) -> Result<Vec<(Pick, f64, bool)>, HeadError> {
+    pub fn read(&self) -> Result<Vec<(Pick, f64, bool)>, Fault> {
         let figures = Vec::<f64>::try_from(self.figures_2n.to_device(tch::Device::Cpu).view(-1))?;
         let (losses, correct) = figures.split_at(self.picks.len());
         let figures = losses.iter().zip(correct).map(|(&loss, &correct)| (loss, correct > 0.0));
@@ -102,7 +103,7 @@ pub fn column_loss(
     picks: &[Pick],
     logits: &dyn Logits,
     weight: Option<f64>,
-) -> Result<ColumnLoss, HeadError> {
+) -> Result<ColumnLoss, Fault> {
     let (_, n, e) = hidden_bne.size3().unwrap_or_default();
     let flat = hidden_bne.reshape([-1, e]);
     let mut gradient = (weight.is_some() && !picks.is_empty()).then(|| flat.zeros_like());
@@ -140,7 +141,7 @@ fn block_loss(
     picks: &[Pick],
     logits: &dyn Logits,
     weight: Option<f64>,
-) -> Result<BlockLoss, HeadError> {
+) -> Result<BlockLoss, Fault> {
     let targets: Vec<i64> = picks.iter().map(|p| p.target).collect();
     let target_n = on_device(&targets, hidden_ne.device());
     let leaf = hidden_ne.detach().set_requires_grad(weight.is_some());

@@ -3,15 +3,16 @@
 mod classify;
 mod classify_on_logits;
 mod column;
-mod error;
 mod next_token;
 
 use tch::Tensor;
 
+use crate::native::BackwardError;
+use crate::units::Fault;
+
 pub use classify::Classify;
 pub use classify_on_logits::ClassifyOnLogits;
 pub use column::{ColumnLoss, HeadFootprint, Losses, SequenceLoss, column_loss};
-pub use error::HeadError;
 pub use next_token::NextToken;
 
 /// Logits for hidden states: the model's final norm and output projection behind it.
@@ -45,10 +46,28 @@ pub struct Pick {
     pub target: i64,
 }
 
+impl From<BackwardError> for Fault {
+    fn from(error: BackwardError) -> Self {
+        Self::failed(error.to_string()).carrying(error)
+    }
+}
+
+impl From<tch::TchError> for Fault {
+    fn from(error: tch::TchError) -> Self {
+        Self::failed(format!("libtorch: {error}"))
+    }
+}
+
+/// The batch brings another kind of target than the head of this recipe name needs.
+fn wrong_targets(head: &str, expected: &str, found: &str) -> Fault {
+    let message = format!("the head `{head}` needs {expected}, the data has {found}");
+    Fault::data(message, "choose the `head.kind` that fits the data")
+}
+
 /// Turns logits at picked places into losses.
 pub trait Head: Send {
     /// The places of a sequence, in ascending order of position.
-    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError>;
+    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, Fault>;
 
     /// The scores among which the target is one: all logits, or those of some tokens.
     ///

@@ -2,7 +2,8 @@
 
 use tch::Tensor;
 
-use super::{Head, HeadError, Pick, SequenceTargets};
+use super::{Head, Pick, SequenceTargets, wrong_targets};
+use crate::units::Fault;
 
 #[derive(Debug)]
 pub struct NextToken;
@@ -11,9 +12,9 @@ pub struct NextToken;
 const IGNORE: i64 = -100;
 
 impl Head for NextToken {
-    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError> {
+    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, Fault> {
         let SequenceTargets::Tokens(tokens) = targets else {
-            return Err(HeadError::WrongTargets { head: "next_token", expected: "`labels`", found: "`label` (a class)" });
+            return Err(wrong_targets("next_token", "`labels`", "`label` (a class)"));
         };
         let with_target = tokens.iter().enumerate().filter(|&(_, &t)| t != IGNORE);
         Ok(with_target.map(|(position, &target)| Pick { sequence, position, target }).collect())

@@ -13,7 +13,6 @@ use crate::recipe::{LoraRecipe, Recipe};
 use crate::report::metrics::{self, METRICS, StepMetrics};
 use crate::report::summary;
 use crate::train;
-use crate::train::TrainError;
 use crate::units::{Fault, FaultKind};
 
 /// What an evaluation has kept.
@@ -84,11 +83,9 @@ impl RunContents {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let run = absolute.parent().unwrap_or(path);
         let own = checkpoint::look(path)?;
-        let mut contents = match Self::of_run(run) {
-            Ok(contents) => contents,
-            Err(error) if error.of_type::<TrainError>().is_some() => Self::default(),
-            Err(error) => return Err(error),
-        };
+        // A checkpoint may lie by itself.
+        let is_in_run = train::resolved_recipe(run).is_ok();
+        let mut contents = if is_in_run { Self::of_run(run)? } else { Self::default() };
         path.clone_into(&mut contents.path);
         contents.name = name_of(path);
         contents.state = own.step.map_or("a checkpoint".to_owned(), |step| format!("a checkpoint after step {step}"));

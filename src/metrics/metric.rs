@@ -54,13 +54,20 @@ pub enum Metric {
 }
 
 /// Why a metric cannot score a row.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected {expected}, found {found}")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricError {
     /// What the references must be.
     pub expected: &'static str,
     pub found: String,
 }
+
+impl fmt::Display for MetricError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "expected {}, found {}", self.expected, self.found)
+    }
+}
+
+impl std::error::Error for MetricError {}
 
 static NAMES: LazyLock<Vec<(String, Metric)>> = LazyLock::new(|| {
     let rouge = RougeMeasure::all().map(|measure| (measure.to_string(), Metric::Rouge(measure)));

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::ModelError;
 use super::check::{check_dropout, check_dropout_of_output, check_io_layers, check_settings};
 use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, LoraDelta, MAGNITUDE, ModuleStream, master_kind};
@@ -17,6 +16,7 @@ use super::targets::{
     targets_embedding,
 };
 use crate::recipe::{InitLora, LoraRecipe};
+use crate::units::Fault;
 
 /// Deltas by linear. A model that trains them takes them into its linears; until then, and for whoever looks at all of them at once, they
 /// stand here.
@@ -35,7 +35,7 @@ pub struct Adapter {
 impl Adapter {
     /// A new adapter for a model that computes in `kind`. It adds nothing yet: `A` is uniform in ±1/√in, drawn from a stream of
     /// its own for each matrix, and `B` is zero. Where it begins as a part of the weights, it gets that when a model takes it.
-    pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, ModelError> {
+    pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, Fault> {
         let settings = peft_settings(config, lora)?;
         let mut adapter = Self::with_settings(config, settings.clone(), seed, kind, device)?;
         check_names(config, &settings)?;
@@ -50,7 +50,7 @@ impl Adapter {
         seed: u64,
         kind: Kind,
         device: Device,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Self, Fault> {
         check_io_layers(config, &settings)?;
         let (is_gaussian, is_inner) = (settings.init == InitLora::Gaussian, settings.is_inner);
         let draw = |target: &LoraTarget, part: &'static str, shape: &[i64]| match (part, shape) {
@@ -77,8 +77,8 @@ impl Adapter {
         settings: PeftConfig,
         targets: &[LoraTarget],
         embedding: EmbeddingAdapter,
-        mut tensor: impl FnMut(&LoraTarget, &'static str, &[i64]) -> Result<Tensor, ModelError>,
-    ) -> Result<Self, ModelError> {
+        mut tensor: impl FnMut(&LoraTarget, &'static str, &[i64]) -> Result<Tensor, Fault>,
+    ) -> Result<Self, Fault> {
         let settings = listed(config, settings)?;
         check_settings(config, &settings, targets)?;
         let delta = |target: &LoraTarget| {
@@ -103,7 +103,7 @@ impl Adapter {
             };
             Ok((linear.name.clone(), delta))
         };
-        let deltas = targets.iter().map(delta).collect::<Result<_, ModelError>>()?;
+        let deltas = targets.iter().map(delta).collect::<Result<_, Fault>>()?;
         Ok(Self { settings, deltas, embedding, is_new: false })
     }
 
@@ -123,7 +123,7 @@ impl Adapter {
     }
 
     /// Sets the dropout probability. Adapters of experts and of `lm_head` have none: these do not know where a token stands.
-    pub fn set_dropout(&mut self, probability: f64) -> Result<(), ModelError> {
+    pub fn set_dropout(&mut self, probability: f64) -> Result<(), Fault> {
         check_dropout(probability, self.deltas.iter().any(|(linear, _)| is_of_experts(linear)))?;
         check_dropout_of_output(probability, self.deltas.iter().any(|(linear, _)| linear == OUTPUT_MODULE))?;
         self.settings.lora_dropout = probability;
@@ -144,14 +144,14 @@ impl Adapter {
 
     /// The first key of a recipe that says otherwise than this adapter of the model, and what either says. `r`, `alpha` and the targets
     /// are always said; the other keys, where they differ from their defaults.
-    pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, ModelError> {
+    pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, Fault> {
         let (ours, theirs) = (&self.settings, listed(config, peft_settings(config, lora)?)?);
         check_names(config, &theirs)?;
         let linears = |settings: &PeftConfig| {
             let modules = meant(config, settings)?.into_iter();
             let parameters = meant_parameters(config, settings)?.into_iter().map(|(linear, _)| linear);
             let embedding = targets_embedding(settings).then(|| EMBEDDING_MODULE.to_owned());
-            Ok::<Vec<_>, ModelError>(modules.chain(parameters).map(|linear| linear.name).chain(embedding).collect())
+            Ok::<Vec<_>, Fault>(modules.chain(parameters).map(|linear| linear.name).chain(embedding).collect())
         };
         let [alpha, of_adapter] = [theirs.lora_alpha, ours.lora_alpha];
         let always = [
@@ -251,7 +251,6 @@ mod tests {
     use crate::model::{DropoutKey, Model};
     use crate::recipe::{Dtype, TargetModules};
     use crate::store::load_tensors;
-    use crate::units::Failure;
 
     #[test]
     fn dropout_is_the_same_for_every_chunking_and_batching() {

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use tch::{Device, Kind};
 
-use super::ModelError;
 use super::adapter::Adapter;
 use super::check::check_io_layers;
 use super::config::ModelConfig;
@@ -15,21 +14,22 @@ use super::peft::{ADAPTER_CONFIG, PeftConfig, read_peft, refused_settings, write
 use super::targets::{LoraTarget, targets, written};
 use crate::recipe::InitLora;
 use crate::store::{load_tensor, raw_tensors};
+use crate::units::{Fault, FaultKind};
 
 impl Adapter {
     /// Reads a PEFT adapter for a model that computes in `kind`. Its ranks, scales, dropout and targets are the adapter's own;
     /// whether they agree with a recipe is the caller's to decide.
-    pub fn load_peft(dir: &Path, config: &ModelConfig, kind: Kind, device: Device) -> Result<Self, ModelError> {
+    pub fn load_peft(dir: &Path, config: &ModelConfig, kind: Kind, device: Device) -> Result<Self, Fault> {
         let mut files = read_peft(dir)?;
         // An adapter of the language model by itself fits, too.
         files.config.is_inner = config.is_inner && files.tensors.names().iter().any(|name| name.contains(INNER));
-        let refused = |error: ModelError| refused_settings(&dir.join(ADAPTER_CONFIG), &[error.to_string()]);
+        let refused = |error: Fault| refused_settings(&dir.join(ADAPTER_CONFIG), &[error.to_string()]);
         let (targets, is_inner) = (targets(config, &files.config).map_err(refused)?, files.config.is_inner);
         let parts = |target: &LoraTarget| {
             target.parts(&files.config).into_iter().map(|(part, shape)| (target.tensor(part), shape)).collect()
         };
-        let is_setting = |error: &ModelError| matches!(error, ModelError::Lora { .. });
-        check_io_layers(config, &files.config).map_err(|error| if is_setting(&error) { refused(error).into() } else { error })?;
+        check_io_layers(config, &files.config)
+            .map_err(|error| if error.kind() == FaultKind::BadSetting { refused(error) } else { error })?;
         let whole = io_tensors(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
         let copies = copied(config, &files.config)?.into_iter().map(|(name, width)| (copy_name(&name), vec![width]));
         // PEFT saves embedding and output projection with an addition to them, unless it is told not to.
@@ -39,8 +39,8 @@ impl Adapter {
         files
             .check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(whole).chain(copies).chain(of_bases).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
-        let load = |name: &str| Ok::<_, ModelError>(load_tensor(files.file_of(name), name)?.to_kind(master_kind(kind)).copy());
-        let base = |(layer, name): (&'static str, String)| Ok::<_, ModelError>((layer, load_tensor(&files.tensors, &name)?));
+        let load = |name: &str| Ok::<_, Fault>(load_tensor(files.file_of(name), name)?.to_kind(master_kind(kind)).copy());
+        let base = |(layer, name): (&'static str, String)| Ok::<_, Fault>((layer, load_tensor(&files.tensors, &name)?));
         let bases = bases.into_iter().map(base).collect::<Result<_, _>>()?;
         let copy = |name: &str, _| load(&copy_name(name));
         let embedding =
@@ -50,7 +50,7 @@ impl Adapter {
     }
 
     /// The model with the classes that a PEFT adapter scores; any other adapter leaves it as it is.
-    pub fn classes_of(dir: &Path, config: ModelConfig) -> Result<ModelConfig, ModelError> {
+    pub fn classes_of(dir: &Path, config: ModelConfig) -> Result<ModelConfig, Fault> {
         let files = read_peft(dir)?;
         if !files.config.is_classifier || config.num_classes.is_some() {
             return Ok(config);
@@ -61,7 +61,7 @@ impl Adapter {
 
     /// Writes the adapter into a directory that exists, in PEFT's format; what PEFT has no names for goes into a file of its own beside.
     /// `base_model` is the name or path of the model.
-    pub fn save_peft(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
+    pub fn save_peft(&self, dir: &Path, base_model: &str) -> Result<(), Fault> {
         let plain = (self.settings.init == InitLora::Pissa).then(|| self.without_pissa());
         let adapter = plain.as_ref().unwrap_or(self);
         let mut settings = PeftConfig { base_model: Some(base_model.into()), ..written(&adapter.settings)? };
@@ -99,7 +99,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
     }
 
-    fn load(dir: &Path) -> Result<Adapter, ModelError> {
+    fn load(dir: &Path) -> Result<Adapter, Fault> {
         let config = ModelConfig::load(&fixture("model-qwen2")).unwrap();
         Adapter::load_peft(dir, &config, Kind::Float, Device::Cpu)
     }

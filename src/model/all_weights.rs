@@ -6,7 +6,6 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use tch::{Kind, Tensor};
 
-use super::ModelError;
 use super::config::ModelConfig;
 use super::families::unwrapped;
 use super::layout;
@@ -58,7 +57,7 @@ pub(super) struct AllWeights {
 }
 
 impl AllWeights {
-    pub(super) fn load(source: ModelSource<'_>, config: &ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
+    pub(super) fn load(source: ModelSource<'_>, config: &ModelConfig, weights: &Weights) -> Result<Self, Fault> {
         let dir = source.dir;
         let (constants, trained): (Vec<_>, Vec<_>) =
             layout::entries(config).into_iter().partition(|entry| entry.role == layout::Role::Constant);
@@ -70,8 +69,8 @@ impl AllWeights {
         let present = COMPANIONS.into_iter().filter(|name| is_there(&dir.join(name)));
         let read = |name| Ok((name, read_bytes(&dir.join(name), FileKind::Tokenizer)?));
         Ok(Self {
-            leaves: trained.into_iter().map(leaf).collect::<Result<_, ModelError>>()?,
-            constants: constants.into_iter().map(constant).collect::<Result<_, ModelError>>()?,
+            leaves: trained.into_iter().map(leaf).collect::<Result<_, Fault>>()?,
+            constants: constants.into_iter().map(constant).collect::<Result<_, Fault>>()?,
             output: match config.tie_word_embeddings {
                 _ if config.has_score => SCORE,
                 true => EMBEDDING,
@@ -79,7 +78,7 @@ impl AllWeights {
             },
             // What is saved is the language model alone, where it was inside another one.
             config: unwrapped(&source.object()?).into_owned(),
-            companions: present.map(read).collect::<Result<_, ModelError>>()?,
+            companions: present.map(read).collect::<Result<_, Fault>>()?,
         })
     }
 
@@ -124,7 +123,7 @@ impl AllWeights {
     }
 
     /// Writes a model directory, in the dtype that is trained in; `dir` exists.
-    pub(super) fn save(&self, dir: &Path) -> Result<(), ModelError> {
+    pub(super) fn save(&self, dir: &Path) -> Result<(), Fault> {
         save_tensors(&dir.join(MODEL_TENSORS), &self.tensors(), &pt_metadata())?;
         for (name, bytes) in &self.companions {
             write_atomic(&dir.join(name), bytes)?;
@@ -251,6 +250,6 @@ mod tests {
     fn what_is_not_trained_is_not_saved() {
         let base = changed(&json!({}));
         let frozen = Model::load(base.path(), Dtype::F32, Device::Cpu).unwrap();
-        assert!(matches!(frozen.save_trained(base.path(), "m"), Err(ModelError::NothingTrained)));
+        assert!(frozen.save_trained(base.path(), "m").is_err_and(|error| error.to_string().starts_with("nothing of the model")));
     }
 }

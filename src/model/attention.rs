@@ -2,8 +2,7 @@
 
 use tch::Tensor;
 
-use super::ModelError;
-use super::attend::{Attend, AttendError, Qkv};
+use super::attend::{Attend, Qkv};
 use super::config::ModelConfig;
 use super::dropout::TokenContext;
 use super::linear::Linear;
@@ -14,7 +13,7 @@ use super::spec::{LinearSpec, NormSpec, QkNorm, QueryGrowth, SINKS};
 use super::weights::Weights;
 use crate::ops::attention::{ScoreRule, accumulation_kind};
 use crate::ops::rope::Rotation;
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 #[derive(Debug)]
 pub(super) struct Attention {
@@ -34,7 +33,7 @@ pub(super) struct Attention {
 }
 
 impl Attention {
-    pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
+    pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, Fault> {
         let spec = &config.layers[layer.0].attention;
         let norm = |of: NormSpec| RmsNorm::load(weights, config, &layer_tensor(layer.0, &format!("{}.weight", of.path)));
         let norms = match spec.qk_norm.zip(spec.norms()) {
@@ -97,7 +96,7 @@ impl Attention {
     ///
     /// # Shapes
     /// As in [`Qkv`]; `(B, H, n, D)` out.
-    pub(super) fn attend(&self, [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
+    pub(super) fn attend(&self, [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, Fault> {
         let drain_h = self.sinks.as_ref().map(SinkLogits::current);
         attend.attend(self.layer, Qkv { drain_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) })
     }

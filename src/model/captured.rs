@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 
 use tch::{Device, Tensor};
 
-use super::attend::{Attend, AttendError, Qkv};
+use super::attend::{Attend, Qkv};
 use super::causal_lm::Model;
 use super::dropout::{DropoutContext, TokenContext};
 use super::positions::Positions;
 #[cfg(test)]
 use super::simulated;
 use crate::native::cuda::{Graph, GraphRecorder};
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 /// Runs the layers of a model over the columns of sessions.
 #[derive(Debug, Default)]
@@ -115,7 +115,7 @@ impl CapturedBuffers {
 struct Nobody;
 
 impl Attend for Nobody {
-    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         Ok(qkv.q_bhnd.zeros_like())
     }
 }
@@ -137,7 +137,7 @@ enum Recorded {
 impl CapturedLayers {
     /// For columns of these shapes, sequences and tokens, all of which are captured where the device has graphs; `Err` says what libtorch
     /// lacks for that.
-    pub fn new(device: Device, shapes: Vec<(usize, usize)>) -> Result<Self, AttendError> {
+    pub fn new(device: Device, shapes: Vec<(usize, usize)>) -> Result<Self, Fault> {
         let recorder = if shapes.is_empty() { None } else { recorder(device)? };
         Ok(Self { recorder, shapes: shapes.into_iter().map(|shape| (shape, OfShape::default())).collect() })
     }
@@ -178,7 +178,7 @@ impl<'a> ColumnLayers<'a> {
     ///
     /// # Shapes
     /// Those of [`Model::layer`].
-    pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
+    pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, Fault> {
         let Common { model, context } = self.common;
         let has_experts = model.decoder_layer(idx).has_experts();
         let captured = self.captured.as_mut().filter(|_| !has_experts);
@@ -206,7 +206,7 @@ impl Recorder {
         common: Common<'_>,
         idx: LayerIdx,
         held: &mut CapturedBuffers,
-    ) -> Result<(), AttendError> {
+    ) -> Result<(), Fault> {
         match (self, &*recorded) {
             (_, Some(Recorded::Device(graph))) => graph.replay(),
             (Self::Device(recorder), _) => {
@@ -229,7 +229,7 @@ impl Recorder {
     }
 }
 
-fn recorder(device: Device) -> Result<Option<Recorder>, AttendError> {
+fn recorder(device: Device) -> Result<Option<Recorder>, Fault> {
     #[cfg(test)]
     if simulated::is_on() {
         return Ok(Some(Recorder::Played));
@@ -270,7 +270,7 @@ mod tests {
     struct Keeps(Vec<Tensor>);
 
     impl Attend for Keeps {
-        fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+        fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
             self.0.push(qkv.own.k.shallow_clone());
             Ok(qkv.own.v.expand_as(&qkv.q_bhnd) + &qkv.own.k * 0.1)
         }

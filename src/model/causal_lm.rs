@@ -6,10 +6,9 @@ use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
-use super::ModelError;
 use super::adapter::{self, Adapter};
 use super::all_weights::AllWeights;
-use super::attend::{Attend, AttendError};
+use super::attend::Attend;
 use super::config::ModelConfig;
 use super::decoder::DecoderLayer;
 use super::delta::LoraDelta;
@@ -29,7 +28,7 @@ use super::waiting_layers::WaitingLayers;
 use super::weights::Weights;
 use crate::ops::frequencies::Frequencies;
 use crate::recipe::InitLora;
-use crate::units::{Bytes, Fault, LayerIdx};
+use crate::units::{Bytes, Exit, Fault, LayerIdx};
 
 /// A decoder-only language model; knows no cache and no tokenizer.
 #[derive(Debug)]
@@ -55,13 +54,13 @@ pub(super) enum Trainable {
 
 impl Model {
     /// With every weight a parameter that is trained; a tied matrix is one.
-    pub(super) fn build_to_train(source: ModelSource<'_>, config: ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
+    pub(super) fn build_to_train(source: ModelSource<'_>, config: ModelConfig, weights: &Weights) -> Result<Self, Fault> {
         let all = AllWeights::load(source, &config, weights)?;
         let model = Self::build(config, &all.weights(weights.kind, weights.placement))?;
         Ok(Self { trained: Trainable::AllWeights(all), ..model })
     }
 
-    pub(super) fn build(config: ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
+    pub(super) fn build(config: ModelConfig, weights: &Weights) -> Result<Self, Fault> {
         let (kind, at) = (weights.kind, weights.placement);
         let layer = |idx| DecoderLayer::load(weights, &config, LayerIdx(idx));
         let layers = (0..config.num_layers()).map(layer).collect::<Result<Vec<_>, _>>()?;
@@ -282,11 +281,11 @@ impl Model {
 
     /// Writes what is trained into a directory that exists: an adapter in PEFT's format, which names `base_model`, or all
     /// weights as a model of their own.
-    pub fn save_trained(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
+    pub fn save_trained(&self, dir: &Path, base_model: &str) -> Result<(), Fault> {
         match (self.adapter(), self.all_weights()) {
             (Some(adapter), _) => adapter.save_peft(dir, base_model),
             (None, Some(all)) => all.save(dir),
-            (None, None) => Err(ModelError::NothingTrained),
+            (None, None) => Err(Fault::new(Exit::Data, "nothing of the model is trained, so there is nothing to save")),
         }
     }
 
@@ -349,7 +348,7 @@ impl Model {
         positions: &Positions,
         context: &DropoutContext<'_>,
         attend: &mut dyn Attend,
-    ) -> Result<Tensor, AttendError> {
+    ) -> Result<Tensor, Fault> {
         let tokens = TokenContext { position_bn: &positions.position_bn, dropout: context };
         self.decoder_layer(idx).forward(hidden_bne, &positions.rotations, &tokens, attend)
     }

@@ -3,21 +3,27 @@
 
 use std::fmt::Display;
 
-use super::ModelError;
 use super::config::ModelConfig;
 use super::io_layers::{IoTensor, copied, copyable, io_tensors};
 use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE};
 use super::peft::{ModuleSet, PeftConfig};
 use super::targets::{LoraTarget, is_of_experts, targets_embedding, targets_output};
 use crate::recipe::{InitLora, TrainedBias};
+use crate::units::{Fault, FaultKind, quoted};
 
 /// Refuses the value of a key of `[lora]`, where it is wrong.
-fn refuse(is_wrong: bool, key: &'static str, found: &dyn Display, expected: &'static str) -> Result<(), ModelError> {
-    if is_wrong { Err(ModelError::Lora { key, found: found.to_string(), expected }) } else { Ok(()) }
+fn refuse(is_wrong: bool, key: &'static str, found: &dyn Display, expected: &'static str) -> Result<(), Fault> {
+    if is_wrong { Err(bad_setting(key, &found.to_string(), expected)) } else { Ok(()) }
+}
+
+/// A value of a key of `[lora]` that can't be had.
+pub(super) fn bad_setting(key: &str, found: &str, expected: &str) -> Fault {
+    let message = format!("`lora.{key}` is {}, expected {expected}", quoted(found));
+    Fault::usage(message, format!("correct `lora.{key}` in the recipe")).of_kind(FaultKind::BadSetting)
 }
 
 /// Refuses settings that do not go with the linears that they mean.
-pub(super) fn check_settings(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+pub(super) fn check_settings(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {
     check_ranges(config, settings, targets)?;
     check_layers(config, settings, targets)?;
     check_kind(config, settings, targets)?;
@@ -32,16 +38,16 @@ pub(super) fn check_settings(config: &ModelConfig, settings: &PeftConfig, target
 }
 
 /// Each expert sees its tokens sorted; PEFT has no dropout for parameters either.
-pub(super) fn check_dropout(probability: f64, has_experts: bool) -> Result<(), ModelError> {
+pub(super) fn check_dropout(probability: f64, has_experts: bool) -> Result<(), Fault> {
     refuse(probability > 0.0 && has_experts, "dropout", &probability, "0 where experts are targets")
 }
 
 /// The output projection does not know where a token stands.
-pub(super) fn check_dropout_of_output(probability: f64, has_output: bool) -> Result<(), ModelError> {
+pub(super) fn check_dropout_of_output(probability: f64, has_output: bool) -> Result<(), Fault> {
     refuse(probability > 0.0 && has_output, "dropout", &probability, "0 where `lm_head` is a target")
 }
 
-fn check_ranges(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+fn check_ranges(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {
     let widest = config.hidden_size.max(config.intermediate_size());
     for (key, r) in [("r", settings.r)].into_iter().chain(targets.iter().map(|target| ("rank_pattern", target.r))) {
         refuse(r == 0 || r > widest, key, &r, "a number from 1 to the width of the layers")?;
@@ -54,7 +60,7 @@ fn check_ranges(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarg
     refuse(!(0.0..1.0).contains(&dropout), "dropout", &dropout, "a number from 0 to below 1")
 }
 
-fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {
     let (layers, lists) = (&settings.layers_to_transform, settings.layers_pattern.names());
     let (has_layers, has_lists) = (!layers.is_empty(), !lists.is_empty());
     let layers_are = |is_wrong, expected| refuse(is_wrong, "layers_to_transform", &format_args!("{layers:?}"), expected);
@@ -68,7 +74,7 @@ fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarg
     layers_are(has_layers && has_parameters, "`[]` where experts are targets: PEFT takes those of all layers")
 }
 
-fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {
     // They have theirs under other names.
     let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
     let trains_all = settings.bias == TrainedBias::All;
@@ -90,7 +96,7 @@ fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget
 }
 
 /// Refuses parts of weights that an adapter can not begin as.
-fn check_pissa(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+fn check_pissa(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {
     let pissa = |is_wrong, expected| refuse(is_wrong, "init_lora_weights", &"pissa", expected);
     let is_special = |target: &LoraTarget| target.is_parameter() || target.linear.name == OUTPUT_MODULE;
     let has_special = targets_embedding(settings) || targets.iter().any(is_special);
@@ -101,10 +107,13 @@ fn check_pissa(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Mode
 }
 
 /// Refuses what can not be trained in embedding, output projection and norms, or means nothing in PEFT.
-pub(super) fn check_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Result<(), ModelError> {
+pub(super) fn check_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Result<(), Fault> {
     if settings.is_classifier != config.num_classes.is_some() {
         let adapter = if settings.is_classifier { "classes" } else { "next tokens" };
-        return Err(ModelError::OtherTask { adapter });
+        let message = format!("the adapter was trained to predict {adapter}, and `head.kind` asks for something else");
+        let hint =
+            "an adapter of classes (`task_type` `SEQ_CLS`) goes with `head.kind = \"seq_classification\"`, any other without it";
+        return Err(Fault::usage(message, hint));
     }
     let saved = format!("{:?}", settings.modules_to_save);
     let saved_are = |is_wrong, expected| refuse(is_wrong, "modules_to_save", &saved, expected);

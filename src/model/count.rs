@@ -1,6 +1,5 @@
 //! How many parameters of a model are trained, by kind.
 
-use super::ModelError;
 use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::io_layers::{IoTensor, copied, io_tensors};
@@ -9,6 +8,7 @@ use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE};
 use super::spec::SINKS;
 use super::targets::{LoraTarget, peft_settings, targets};
 use crate::recipe::LoraRecipe;
+use crate::units::Fault;
 
 /// How many parameters an adapter trains outside the layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct IoParameters {
 }
 
 /// What is trained of a model, in words, and how many parameters that is: all weights, or what a recipe of an adapter says.
-pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Vec<(&'static str, usize)>, ModelError> {
+pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Vec<(&'static str, usize)>, Fault> {
     let mut kinds: Vec<(&'static str, usize)> = Vec::new();
     let mut add = |kind: &'static str, count: usize| match kinds.iter_mut().find(|(other, _)| *other == kind) {
         Some((_, total)) => *total += count,
@@ -82,7 +82,7 @@ pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
 }
 
 /// How many parameters a recipe trains outside the layers of a model.
-pub fn io_parameters(config: &ModelConfig, lora: &LoraRecipe) -> Result<IoParameters, ModelError> {
+pub fn io_parameters(config: &ModelConfig, lora: &LoraRecipe) -> Result<IoParameters, Fault> {
     let settings = peft_settings(config, lora)?;
     let parts = io_tensors(config, &settings);
     let has_final_norm = copied(config, &settings)?.iter().any(|(name, _)| name == FINAL_NORM);

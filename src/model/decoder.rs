@@ -2,8 +2,7 @@
 
 use tch::Tensor;
 
-use super::ModelError;
-use super::attend::{Attend, AttendError};
+use super::attend::Attend;
 use super::attention::Attention;
 use super::config::ModelConfig;
 use super::delta::LoraDelta;
@@ -17,7 +16,7 @@ use super::sink::SinkLogits;
 use super::spec::{BranchNorms, FeedForwardSpec};
 use super::weights::Weights;
 use crate::ops::rope::Rotation;
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 #[derive(Debug)]
 pub(super) struct DecoderLayer {
@@ -37,7 +36,7 @@ struct Norms {
 }
 
 impl Norms {
-    fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx, spec: BranchNorms) -> Result<Self, ModelError> {
+    fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx, spec: BranchNorms) -> Result<Self, Fault> {
         let load = |path: Option<&str>| {
             let load = |path| RmsNorm::load(weights, config, &layer_tensor(layer.0, &format!("{path}.weight")));
             path.map(load).transpose()
@@ -65,7 +64,7 @@ enum FeedForward {
 }
 
 impl FeedForward {
-    fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
+    fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, Fault> {
         let (hidden, spec) = (config.hidden_size, &config.layers[layer.0].feed_forward);
         Ok(match spec {
             FeedForwardSpec::Dense { activation, .. } => {
@@ -86,7 +85,7 @@ impl FeedForward {
 }
 
 impl DecoderLayer {
-    pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
+    pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, Fault> {
         let spec = &config.layers[layer.0];
         let norms = |of: BranchNorms| Norms::load(weights, config, layer, of);
         Ok(Self {
@@ -107,7 +106,7 @@ impl DecoderLayer {
         rotations: &[Rotation],
         tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
-    ) -> Result<Tensor, AttendError> {
+    ) -> Result<Tensor, Fault> {
         let [q_bhnd, k_bgnd, v_bgnd] = self.before_attention(hidden_bne, rotations, tokens);
         let attended_bhnd = self.attend([&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
         drop([q_bhnd, k_bgnd, v_bgnd]);
@@ -132,7 +131,7 @@ impl DecoderLayer {
         attended_bhnd: Tensor,
         tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
-    ) -> Result<Tensor, AttendError> {
+    ) -> Result<Tensor, Fault> {
         let hidden_bne = self.added(hidden_bne, &self.attention_norms.behind(&self.attention.output(&attended_bhnd, tokens)));
         drop(attended_bhnd);
         let normed_bne = self.feed_forward_norms.before(&hidden_bne);
@@ -151,7 +150,7 @@ impl DecoderLayer {
     }
 
     /// Asks whoever remembers the past.
-    pub(super) fn attend(&self, qkv: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
+    pub(super) fn attend(&self, qkv: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, Fault> {
         self.attention.attend(qkv, attend)
     }
 

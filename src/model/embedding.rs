@@ -2,7 +2,6 @@
 
 use tch::{Tensor, no_grad};
 
-use super::ModelError;
 use super::config::ModelConfig;
 use super::delta::LoraDelta;
 use super::dropout::{DropoutContext, TokenContext};
@@ -13,6 +12,7 @@ use super::weights::Weights;
 use crate::ops::attention::zero_sum_of;
 use crate::ops::linear::{Weight, linear};
 use crate::ops::soft_cap::soft_cap;
+use crate::units::Fault;
 
 #[derive(Debug)]
 pub(super) struct Embedding {
@@ -38,7 +38,7 @@ fn scaled(x: Tensor, factor: f64) -> Tensor {
 }
 
 impl Embedding {
-    pub(super) fn load(weights: &Weights, config: &ModelConfig) -> Result<Self, ModelError> {
+    pub(super) fn load(weights: &Weights, config: &ModelConfig) -> Result<Self, Fault> {
         // A tied model's file may hold an output projection; it is not looked at, as the embedding takes its place.
         let has_output = !config.tie_word_embeddings && !config.has_score;
         let score_ke = if config.has_score { Some(weights.load(SCORE)?) } else { None };

@@ -2,8 +2,7 @@
 
 use tch::Tensor;
 
-use super::ModelError;
-use super::attend::{Attend, AttendError, Routed};
+use super::attend::{Attend, Routed};
 use super::delta::LoraDelta;
 use super::dropout::TokenContext;
 use super::linear::Linear;
@@ -14,7 +13,7 @@ use super::spec::{Activation, ExpertsSpec, LinearSpec, STACKED_DOWN, STACKED_GAT
 use super::weights::Weights;
 use crate::ops::experts::Grouping;
 use crate::ops::linear::{LowRank, Weight, linear};
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 #[derive(Debug)]
 pub(super) struct Experts {
@@ -34,7 +33,7 @@ enum ExpertMatrices {
 }
 
 impl ExpertMatrices {
-    fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, ModelError> {
+    fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, Fault> {
         if spec.is_stacked() {
             let load = |path: String| weights.load(&layer_tensor(layer.0, &path));
             let bias = |path| load(format!("{path}_bias"));
@@ -143,7 +142,7 @@ impl ExpertDelta {
 }
 
 impl Experts {
-    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, ModelError> {
+    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, Fault> {
         let stacked = [STACKED_GATE_UP, STACKED_DOWN].map(|path| StackedDelta { name: layer_tensor(layer.0, path), delta: None });
         let load = |[inputs @ .., down]: [LinearSpec; 3]| Mlp::load(weights, layer, &inputs, &down, spec.activation);
         let shared = spec.shared(hidden).map(load);
@@ -163,7 +162,7 @@ impl Experts {
         x_bne: &Tensor,
         tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
-    ) -> Result<Tensor, AttendError> {
+    ) -> Result<Tensor, Fault> {
         let probability_bnx = self.router.probabilities(x_bne, tokens);
         let routed = Routed { probability_bnx: &probability_bnx, top_k: self.router.top_k() };
         let chosen_bnk = attend.route(layer, routed, &|| self.router.choose(&probability_bnx))?;

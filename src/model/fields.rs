@@ -1,11 +1,10 @@
 //! The keys of a `config.json`, read with checks, and what can be wrong with them.
 
-use std::fmt;
 
 use serde_json::{Map, Value};
 
 use crate::recipe::diagnose::nearest;
-use crate::units::{Exit, Failure, quoted};
+use crate::units::{Fault, quoted};
 
 /// The keys of a JSON object, read with checks; `null` counts as absent.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +20,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The keys of an object that stands under a key.
-    pub(super) fn table(self, key: &'static str) -> Result<Option<Self>, ConfigFault> {
+    pub(super) fn table(self, key: &'static str) -> Result<Option<Self>, Fault> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let object = value.as_object().ok_or_else(|| self.range(key, "an object".into()))?;
         Ok(Some(Self { object, table: Some(key) }))
@@ -33,9 +32,9 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses an object of an object with keys that are not known.
-    pub(super) fn only_keys(self, known: &[&'static str]) -> Result<(), ConfigFault> {
+    pub(super) fn only_keys(self, known: &[&'static str]) -> Result<(), Fault> {
         let unknown = self.object.iter().find(|(key, value)| !value.is_null() && !known.contains(&key.as_str()));
-        unknown.map_or(Ok(()), |(key, _)| Err(ConfigFault::UnknownKey { key: self.named(key), known: known.to_vec() }))
+        unknown.map_or(Ok(()), |(key, _)| Err(unknown_key(&self.named(key), known)))
     }
 
     pub(super) fn get(self, key: &str) -> Option<&'a Value> {
@@ -47,7 +46,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number from 1 to `max` that must be there.
-    pub(super) fn count(self, key: &'static str, max: usize) -> Result<usize, ConfigFault> {
+    pub(super) fn count(self, key: &'static str, max: usize) -> Result<usize, Fault> {
         if self.get(key).is_none() {
             return Err(self.missing(key, "a whole number"));
         }
@@ -55,33 +54,33 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number from 1 to `max`, or `default` where there is none.
-    pub(super) fn count_or(self, key: &'static str, default: usize, max: usize) -> Result<usize, ConfigFault> {
+    pub(super) fn count_or(self, key: &'static str, default: usize, max: usize) -> Result<usize, Fault> {
         let Some(value) = self.get(key) else { return Ok(default) };
         let count = value.as_u64().and_then(|count| usize::try_from(count).ok()).filter(|count| (1..=max).contains(count));
         count.ok_or_else(|| self.range(key, format!("a whole number from 1 to {max}")))
     }
 
     /// A whole number, 0 among them, or `default` where there is none.
-    pub(super) fn count_from_zero_or(self, key: &'static str, default: usize) -> Result<usize, ConfigFault> {
+    pub(super) fn count_from_zero_or(self, key: &'static str, default: usize) -> Result<usize, Fault> {
         let Some(value) = self.get(key) else { return Ok(default) };
         let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
         count.ok_or_else(|| self.range(key, "a whole number".into()))
     }
 
-    pub(super) fn number_or(self, key: &'static str, default: f64) -> Result<f64, ConfigFault> {
+    pub(super) fn number_or(self, key: &'static str, default: f64) -> Result<f64, Fault> {
         let Some(value) = self.get(key) else { return Ok(default) };
         let number = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
         number.ok_or_else(|| self.range(key, "a positive number".into()))
     }
 
     /// A positive number up to 1, or `default`.
-    pub(super) fn at_most_one_or(self, key: &'static str, default: f64) -> Result<f64, ConfigFault> {
+    pub(super) fn at_most_one_or(self, key: &'static str, default: f64) -> Result<f64, Fault> {
         let number = self.number_or(key, default)?;
         if number <= 1.0 { Ok(number) } else { Err(self.range(key, "a positive number, 1 at most".into())) }
     }
 
     /// A positive number that must be there.
-    pub(super) fn number(self, key: &'static str) -> Result<f64, ConfigFault> {
+    pub(super) fn number(self, key: &'static str) -> Result<f64, Fault> {
         if self.get(key).is_none() {
             return Err(self.missing(key, "a positive number"));
         }
@@ -89,7 +88,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A list of so many positive numbers that must be there.
-    pub(super) fn numbers(self, key: &'static str, count: usize) -> Result<Vec<f64>, ConfigFault> {
+    pub(super) fn numbers(self, key: &'static str, count: usize) -> Result<Vec<f64>, Fault> {
         let Some(value) = self.get(key) else { return Err(self.missing(key, "a list of positive numbers")) };
         let positive = |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
         let numbers: Option<Vec<f64>> = value.as_array().and_then(|list| list.iter().map(positive).collect());
@@ -98,13 +97,13 @@ impl<'a> Fields<'a> {
     }
 
     /// `true` or `false`, or `default`.
-    pub(super) fn flag_or(self, key: &'static str, default: bool) -> Result<bool, ConfigFault> {
+    pub(super) fn flag_or(self, key: &'static str, default: bool) -> Result<bool, Fault> {
         let Some(value) = self.get(key) else { return Ok(default) };
         value.as_bool().ok_or_else(|| self.range(key, "`true` or `false`".into()))
     }
 
     /// Refuses any value but the one that is built; a missing key stands for it.
-    pub(super) fn only(self, key: &'static str, built: impl Into<Value>) -> Result<(), ConfigFault> {
+    pub(super) fn only(self, key: &'static str, built: impl Into<Value>) -> Result<(), Fault> {
         let built = built.into();
         match self.get(key) {
             // 0 and 0.0 are the same number, but not the same JSON value.
@@ -116,17 +115,18 @@ impl<'a> Fields<'a> {
     }
 
     /// The error for a value out of its range.
-    pub(super) fn range(self, key: &str, expected: String) -> ConfigFault {
-        ConfigFault::OutOfRange { key: self.named(key), expected, found: self.found(key) }
+    pub(super) fn range(self, key: &str, expected: String) -> Fault {
+        let message = format!("`{}` is {}, expected {expected}", self.named(key), self.found(key));
+        Fault::data(message, FROM_SOURCE)
     }
 
     /// The error for a value that asks for what isn't built.
-    pub(super) fn unsupported(self, key: &str, supported: String) -> ConfigFault {
-        ConfigFault::Unsupported { key: self.named(key), found: self.found(key), supported }
+    pub(super) fn unsupported(self, key: &str, supported: String) -> Fault {
+        unsupported(&self.named(key), &self.found(key), &supported)
     }
 
-    fn missing(self, key: &str, expected: &'static str) -> ConfigFault {
-        ConfigFault::Missing { key: self.named(key), expected }
+    fn missing(self, key: &str, expected: &'static str) -> Fault {
+        missing(&self.named(key), expected)
     }
 
     fn found(self, key: &str) -> String {
@@ -139,75 +139,43 @@ pub(super) fn shown(value: &Value) -> String {
     quoted(value)
 }
 
-/// What is wrong with `config.json`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ConfigFault {
-    /// A name isn't known: of a family, or of a kind of rotary embedding.
-    UnknownName {
-        /// The key that gives it.
-        key: String,
-        found: Option<String>,
-        known: Vec<&'static str>,
-    },
-    /// A key that could change the numbers isn't known.
-    UnknownKey {
-        key: String,
-        /// The keys that are known beside it.
-        known: Vec<&'static str>,
-    },
-    /// A key must be there.
-    Missing { key: String, expected: &'static str },
-    /// A value is of the wrong type or out of bounds.
-    OutOfRange { key: String, expected: String, found: String },
-    /// A value asks for what isn't built.
-    Unsupported { key: String, found: String, supported: String },
+const FROM_SOURCE: &str = "take `config.json` from the model's source again";
+
+/// A name that isn't known: of a family, or of a kind of rotary embedding.
+pub(super) fn unknown_name(key: &str, found: Option<&str>, known: &[&'static str]) -> Fault {
+    let listed = known.join("`, `");
+    let message = match found {
+        Some(found) => format!("unknown `{key}` `{}`, expected one of `{listed}`", quoted(found)),
+        None => format!("no `{key}`, expected one of `{listed}`"),
+    };
+    let near = found.and_then(|found| nearest(found, known.iter().copied()));
+    Fault::data(message, near.map_or_else(|| format!("use a model of a known `{key}`"), |near| format!("did you mean `{near}`?")))
 }
 
-impl fmt::Display for ConfigFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownName { key, found: Some(found), known } => {
-                write!(f, "unknown `{key}` `{}`, expected one of `{}`", quoted(found), known.join("`, `"))
-            }
-            Self::UnknownName { key, found: None, known } => {
-                write!(f, "no `{key}`, expected one of `{}`", known.join("`, `"))
-            }
-            Self::UnknownKey { key, known } if known.is_empty() => {
-                write!(f, "unknown key `{}` for this `model_type`", quoted(key))
-            }
-            Self::UnknownKey { key, known } => {
-                write!(f, "unknown key `{}`, expected one of `{}`", quoted(key), known.join("`, `"))
-            }
-            Self::Missing { key, expected } => write!(f, "`{key}` is missing, expected {expected}"),
-            Self::OutOfRange { key, expected, found } => write!(f, "`{key}` is {found}, expected {expected}"),
-            Self::Unsupported { key, found, supported } => {
-                write!(f, "`{key}` is {found}, which is not supported: expected {supported}")
-            }
-        }
-    }
+/// A key that could change the numbers, and isn't among those that are known beside it.
+pub(super) fn unknown_key(key: &str, known: &[&'static str]) -> Fault {
+    let expected = if known.is_empty() {
+        " for this `model_type`".to_owned()
+    } else {
+        format!(", expected one of `{}`", known.join("`, `"))
+    };
+    let name = key.rsplit_once('.').map_or(key, |(_, name)| name);
+    let near = nearest(name, known.iter().copied()).map(|near| format!("did you mean `{near}`?"));
+    let hint = near.unwrap_or_else(|| "use a model without this, or remove the key if the model doesn't need it".into());
+    Fault::data(format!("unknown key `{}`{expected}", quoted(key)), hint)
 }
 
-impl Failure for ConfigFault {
-    fn hint(&self) -> Option<String> {
-        Some(match self {
-            Self::UnknownName { key, found, known } => {
-                let near = found.as_ref().and_then(|found| nearest(found, known.iter().copied()));
-                near.map_or_else(|| format!("use a model of a known `{key}`"), |near| format!("did you mean `{near}`?"))
-            }
-            Self::UnknownKey { key, known } => {
-                let name = key.rsplit_once('.').map_or(key.as_str(), |(_, name)| name);
-                let near = nearest(name, known.iter().copied()).map(|near| format!("did you mean `{near}`?"));
-                near.unwrap_or_else(|| "use a model without this, or remove the key if the model doesn't need it".into())
-            }
-            Self::Missing { .. } | Self::OutOfRange { .. } => "take `config.json` from the model's source again".into(),
-            Self::Unsupported { found, .. } if found == "mxfp4" => {
-                "use a version of the model in bf16: Transformers saves one that it has loaded with `Mxfp4Config(dequantize=True)`".into()
-            }
-            Self::Unsupported { key, .. } => format!("use a model without this, or correct `{key}` if the model doesn't need it"),
-        })
-    }
+pub(super) fn missing(key: &str, expected: &str) -> Fault {
+    Fault::data(format!("`{key}` is missing, expected {expected}"), FROM_SOURCE)
+}
 
-    fn exit(&self) -> Exit {
-        Exit::Data
-    }
+/// A value that asks for what isn't built.
+pub(super) fn unsupported(key: &str, found: &str, supported: &str) -> Fault {
+    let hint = if found == "mxfp4" {
+        "use a version of the model in bf16: Transformers saves one that it has loaded with `Mxfp4Config(dequantize=True)`"
+            .to_owned()
+    } else {
+        format!("use a model without this, or correct `{key}` if the model doesn't need it")
+    };
+    Fault::data(format!("`{key}` is {found}, which is not supported: expected {supported}"), hint)
 }

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::ModelError;
 use super::weights::{INDEX, weight_files};
 use crate::files::{self, io_fault};
 use crate::units::Fault;
@@ -16,7 +15,7 @@ const BESIDE: [&str; 4] = ["config.json", "generation_config.json", "tokenizer.j
 
 /// A hash of what is read of a model directory: configuration, tokenizer, index, and every byte of each file of weights. Large files that
 /// have not changed since they were last hashed are not read again ([`files::hash_large_file`]).
-pub fn fingerprint(dir: &Path) -> Result<String, ModelError> {
+pub fn fingerprint(dir: &Path) -> Result<String, Fault> {
     let beside = BESIDE.iter().map(|name| dir.join(name)).filter(|path| files::is_there(path));
     let paths: Vec<PathBuf> = beside.chain(weight_files(dir)?).collect();
     let line = |path: &PathBuf| {
@@ -28,12 +27,12 @@ pub fn fingerprint(dir: &Path) -> Result<String, ModelError> {
 }
 
 /// Whether a model directory is the one that `saved` is the fingerprint of, as this version or an earlier one has made it.
-pub fn has_fingerprint(dir: &Path, saved: &str) -> Result<bool, ModelError> {
+pub fn has_fingerprint(dir: &Path, saved: &str) -> Result<bool, Fault> {
     if saved.starts_with(WHOLE) { Ok(fingerprint(dir)? == saved) } else { Ok(of_ends(dir)? == saved) }
 }
 
 /// An earlier version's: configuration, tokenizer, and this much of both ends of each file of weights.
-fn of_ends(dir: &Path) -> Result<String, ModelError> {
+fn of_ends(dir: &Path) -> Result<String, Fault> {
     const WINDOW: u64 = 1 << 20;
     let entries = fs::read_dir(dir).map_err(io_fault("read", dir))?;
     let counts = |name: &String| {

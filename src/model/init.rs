@@ -7,13 +7,13 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind, Tensor};
 
-use super::ModelError;
 use super::config::ModelConfig;
 use super::families;
 use super::layout;
 use super::random;
 use crate::files::{self, io_fault, put_new_dir, read_json, to_json, write_atomic};
 use crate::store::save_tensors;
+use crate::units::{Fault, abridged};
 
 /// Contents of the token that ends a text, the most usual first.
 const END_TOKENS: [&str; 4] = ["<|endoftext|>", "</s>", "<eos>", "<|im_end|>"];
@@ -24,13 +24,14 @@ const PAD_TOKENS: [&str; 3] = ["<|pad|>", "<pad>", "[PAD]"];
 ///
 /// A tensor's numbers depend on `seed` and its name alone: matrices are normal with `initializer_range`, norms multiply by 1,
 /// biases are 0.
-pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, seed: u64) -> Result<ModelConfig, ModelError> {
+pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, seed: u64) -> Result<ModelConfig, Fault> {
     let mut object: Map<String, Value> = read_json(config)?;
-    let tokenizer = tokenizer_json.map(|json| Ok::<_, ModelError>((json, TokenizerFacts::read(json)?))).transpose()?;
+    let tokenizer = tokenizer_json.map(|json| Ok::<_, Fault>((json, TokenizerFacts::read(json)?))).transpose()?;
     if let Some((_, facts)) = &tokenizer {
         facts.fit(&mut object);
     }
-    let checked = ModelConfig::from_object(&object).map_err(|fault| ModelError::Config { path: config.into(), fault })?;
+    let checked = ModelConfig::from_object(&object)
+        .map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(config.display()))))?;
     if let Some(family) = families::find(checked.model_type) {
         object.entry("architectures").or_insert_with(|| json!([family.architecture]));
     }
@@ -47,7 +48,7 @@ fn write_model(
     object: &Map<String, Value>,
     tokenizer: Option<&(&[u8], TokenizerFacts)>,
     seed: u64,
-) -> Result<(), ModelError> {
+) -> Result<(), Fault> {
     let metadata = BTreeMap::from([("format".into(), "pt".into())]);
     let kind = checked.weight_kind.unwrap_or(Kind::Float);
     save_tensors(&out_dir.join("model.safetensors"), &draw(checked, kind, seed), &metadata)?;
@@ -74,13 +75,14 @@ pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, 
 }
 
 /// Refuses a directory that holds anything.
-fn require_unused(dir: &Path) -> Result<(), ModelError> {
+fn require_unused(dir: &Path) -> Result<(), Fault> {
     if !files::is_there(dir) {
         return Ok(());
     }
     files::make_dir(dir)?;
     if fs::read_dir(dir).map_err(io_fault("read", dir))?.next().is_some() {
-        return Err(ModelError::NotEmpty { dir: dir.into() });
+        let message = format!("`{}` exists and is not empty", abridged(dir.display()));
+        return Err(Fault::usage(message, "choose another `--out`, or empty the directory"));
     }
     Ok(())
 }
@@ -94,8 +96,11 @@ struct TokenizerFacts {
 }
 
 impl TokenizerFacts {
-    fn read(tokenizer_json: &[u8]) -> Result<Self, ModelError> {
-        let fault = |message: String| ModelError::Tokenizer { message };
+    fn read(tokenizer_json: &[u8]) -> Result<Self, Fault> {
+        let fault = |message: String| {
+            let message = format!("the tokenizer is not usable: {}", abridged(message));
+            Fault::data(message, "give the contents of a `tokenizer.json` that has a vocabulary")
+        };
         let value: Value = serde_json::from_slice(tokenizer_json).map_err(|error| fault(error.to_string()))?;
         let vocab = match &value["model"]["vocab"] {
             Value::Object(ids) => ids.values().filter_map(Value::as_u64).max(),
@@ -138,7 +143,6 @@ mod tests {
     use super::*;
     use crate::model::Model;
     use crate::recipe::Dtype;
-    use crate::units::Failure;
 
     fn fixture(name: &str) -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2").join(name)
@@ -173,7 +177,7 @@ mod tests {
         }
 
         let error = init_model(&config_path, Some(&tokenizer), &out, 1).unwrap_err();
-        assert!(matches!(error, ModelError::NotEmpty { .. }) && error.hint().is_some());
+        assert!(error.to_string().ends_with("exists and is not empty") && error.hint().is_some(), "{error}");
         let again = home.path().join("again");
         init_model(&config_path, Some(&tokenizer), &again, 1).unwrap();
         let bytes = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
@@ -184,7 +188,7 @@ mod tests {
     fn a_tokenizer_without_tokens_is_refused() {
         for text in ["{}", "no json", "{\"model\": {\"vocab\": {}}}", "{\"model\": {\"vocab\": []}}"] {
             let error = init_model(&fixture("config.json"), Some(text.as_bytes()), Path::new("unused"), 1).unwrap_err();
-            assert!(matches!(error, ModelError::Tokenizer { .. }), "{text}: {error}");
+            assert!(error.to_string().starts_with("the tokenizer is not usable"), "{text}: {error}");
         }
     }
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use tch::{Device, Kind, Tensor};
 
-use super::ModelError;
 use super::config::{ModelConfig, ModelLinear};
 use super::layout::{self, Role};
 use super::names::{EMBEDDING_MODULE, FINAL_NORM, OUTPUT_MODULE, inner_module, peft_tensor};
@@ -13,6 +12,7 @@ use super::peft::PeftConfig;
 use super::spec::SINKS;
 use super::targets::{module, targets, targets_embedding, targets_output};
 use crate::recipe::TrainedBias;
+use crate::units::Fault;
 
 /// A tensor that may be trained there, from the embedding up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,7 +59,7 @@ fn io_name(layer: &str, is_inner: bool, part: &str) -> String {
 }
 
 /// Embedding and output projection, where they get matrices of low rank.
-pub(super) fn low_rank_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<&'static str>, ModelError> {
+pub(super) fn low_rank_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<&'static str>, Fault> {
     let embedding = targets_embedding(settings).then_some(EMBEDDING_MODULE);
     Ok(embedding.into_iter().chain(targets_output(config, settings)?.then_some(OUTPUT_MODULE)).collect())
 }
@@ -82,7 +82,7 @@ pub(super) fn io_tensors(config: &ModelConfig, settings: &PeftConfig) -> Vec<(Io
 
 /// What else is trained as a copy, by the names of tensors in the model, with their widths: norms, attention sinks, and the biases of linears
 /// that are no targets. As in PEFT, a name means all modules whose names end in it, inside a word too.
-pub(super) fn copied(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(String, usize)>, ModelError> {
+pub(super) fn copied(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(String, usize)>, Fault> {
     let saves = |module: &str| settings.modules_to_save.iter().any(|name| module.ends_with(name.as_str()));
     let mut all: Vec<_> = copyable(config).filter(|(name, _)| saves(name.trim_end_matches(".weight"))).collect();
     if settings.bias == TrainedBias::All {
@@ -131,19 +131,19 @@ impl EmbeddingAdapter {
     pub(super) fn new(
         config: &ModelConfig,
         settings: &PeftConfig,
-        mut tensor: impl FnMut(IoTensor, &[i64]) -> Result<Tensor, ModelError>,
-        mut copy: impl FnMut(&str, i64) -> Result<Tensor, ModelError>,
-    ) -> Result<Self, ModelError> {
+        mut tensor: impl FnMut(IoTensor, &[i64]) -> Result<Tensor, Fault>,
+        mut copy: impl FnMut(&str, i64) -> Result<Tensor, Fault>,
+    ) -> Result<Self, Fault> {
         let leaf = |(part, shape): (IoTensor, [usize; 2])| {
             let tensor = tensor(part, &shape.map(|size| size as i64))?;
             Ok((part, tensor.set_requires_grad(true)))
         };
-        let tensors = io_tensors(config, settings).into_iter().map(leaf).collect::<Result<_, ModelError>>()?;
+        let tensors = io_tensors(config, settings).into_iter().map(leaf).collect::<Result<_, Fault>>()?;
         let copy = |(name, width): (String, usize)| {
             let leaf = copy(&name, width as i64)?.set_requires_grad(true);
             Ok((name, leaf))
         };
-        let copies = copied(config, settings)?.into_iter().map(copy).collect::<Result<_, ModelError>>()?;
+        let copies = copied(config, settings)?.into_iter().map(copy).collect::<Result<_, Fault>>()?;
         let scale = settings.scale_of(&module(settings, EMBEDDING_MODULE));
         Ok(Self { tensors, copies, scale, is_inner: settings.is_inner, bases: BTreeMap::new() })
     }

@@ -2,7 +2,6 @@
 
 use tch::{Tensor, no_grad};
 
-use super::ModelError;
 use super::delta::LoraDelta;
 use super::dropout::TokenContext;
 use super::names::{OUTPUT_MODULE, layer_tensor};
@@ -11,7 +10,7 @@ use super::pissa::PissaInit;
 use super::spec::LinearSpec;
 use super::weights::Weights;
 use crate::ops::linear::{LowRank, Weight, linear, row_norms};
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 /// `x W^T + b`, and what its delta adds.
 #[derive(Debug)]
@@ -34,12 +33,12 @@ pub(super) struct DetachedLinear {
 }
 
 impl Linear {
-    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, ModelError> {
+    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, Fault> {
         Self::of(layer, spec, |name| weights.load(name))
     }
 
     /// Loads a linear in the accumulation kind whatever the model's dtype.
-    pub(super) fn load_wide(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, ModelError> {
+    pub(super) fn load_wide(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, Fault> {
         Self::of(layer, spec, |name| weights.load_wide(name))
     }
 
@@ -75,7 +74,7 @@ impl Linear {
         self.weight = Weight::Plain(self.weight());
     }
 
-    fn of(layer: LayerIdx, spec: &LinearSpec, load: impl Fn(&str) -> Result<Tensor, ModelError>) -> Result<Self, ModelError> {
+    fn of(layer: LayerIdx, spec: &LinearSpec, load: impl Fn(&str) -> Result<Tensor, Fault>) -> Result<Self, Fault> {
         let name = layer_tensor(layer.0, &spec.path);
         let tensor = |part: &str| load(&format!("{name}.{part}"));
         let bias_o = if spec.has_bias { Some(tensor("bias")?) } else { None };

@@ -5,19 +5,20 @@ use tch::{Device, Kind};
 use super::causal_lm::Model;
 use super::config::ModelConfig;
 use super::init::draw;
+use super::layout;
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
 use super::weights::{TensorNames, Weights};
-use super::{ModelError, layout};
 use crate::recipe::Dtype;
+use crate::units::Fault;
 
 impl Model {
     /// Looks at a model directory without reading its weights: the configuration, and names, shapes and dtypes of all tensors.
-    pub fn check<'a>(source: impl Into<ModelSource<'a>>) -> Result<ModelConfig, ModelError> {
+    pub fn check<'a>(source: impl Into<ModelSource<'a>>) -> Result<ModelConfig, Fault> {
         Ok(Self::open(source.into(), Kind::Float, Device::Cpu.into())?.0)
     }
 
-    fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), ModelError> {
+    fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), Fault> {
         let config = source.config()?;
         let names = TensorNames::of(&source.object()?);
         let mut weights = Weights::open(source.dir, names, kind, at)?;
@@ -27,7 +28,7 @@ impl Model {
     }
 
     /// Reads a model from a directory in Hugging Face's layout, converting its weights to `dtype`.
-    pub fn load<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, ModelError> {
+    pub fn load<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, Fault> {
         let (config, weights) = Self::open(source.into(), kind_of(dtype), at.into())?;
         Self::build(config, &weights)
     }
@@ -37,24 +38,20 @@ impl Model {
         source: impl Into<ModelSource<'a>>,
         dtype: Dtype,
         at: impl Into<ModelPlacement>,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Self, Fault> {
         let source = source.into();
         let (config, weights) = Self::open(source, kind_of(dtype), at.into())?;
         Self::build_to_train(source, config, &weights)
     }
 
     /// A model with newly drawn weights that never were on a disk.
-    pub fn random(config: ModelConfig, dtype: Dtype, device: Device, seed: u64) -> Result<Self, ModelError> {
+    pub fn random(config: ModelConfig, dtype: Dtype, device: Device, seed: u64) -> Result<Self, Fault> {
         let weights = Weights::in_memory(draw(&config, Kind::Float, seed), kind_of(dtype), device.into());
         Self::build(config, &weights)
     }
 
     /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
-    pub fn drawn<'a>(
-        source: impl Into<ModelSource<'a>>,
-        dtype: Dtype,
-        at: impl Into<ModelPlacement>,
-    ) -> Result<Self, ModelError> {
+    pub fn drawn<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, Fault> {
         let config = ModelConfig::load(source)?;
         let weights = Self::draw_weights(&config, dtype, at.into());
         Self::build(config, &weights)
@@ -65,7 +62,7 @@ impl Model {
         source: impl Into<ModelSource<'a>>,
         dtype: Dtype,
         at: impl Into<ModelPlacement>,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Self, Fault> {
         let source = source.into();
         let config = source.config()?;
         let weights = Self::draw_weights(&config, dtype, at.into());

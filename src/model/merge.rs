@@ -17,10 +17,10 @@ use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, la
 use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::{Files, INDEX, MODEL_TENSORS, TensorNames};
-use super::{Model, ModelConfig, ModelError};
+use super::{Model, ModelConfig};
 use crate::files::{self, FileKind, TensorFile, TensorHead};
 use crate::store::{load_tensor, pt_metadata, raw_tensors};
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault, FaultKind, quoted};
 
 /// What a model that sees has beside [`COMPANIONS`].
 const OF_WRAPPERS: [&str; 3] = ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"];
@@ -61,7 +61,7 @@ struct Shard<'a> {
 
 impl MergedModel {
     /// Opens a model to add `adapter` into it. What it has trained in full takes the place of the model's own, or comes on top.
-    pub fn open<'a>(source: impl Into<ModelSource<'a>>, adapter: Option<Adapter>) -> Result<Self, ModelError> {
+    pub fn open<'a>(source: impl Into<ModelSource<'a>>, adapter: Option<Adapter>) -> Result<Self, Fault> {
         let source = source.into();
         let (config, mut object) = (Model::check(source)?, source.object()?);
         let (names, files) = (TensorNames::of(&object), Files::open(source.dir)?);
@@ -73,8 +73,7 @@ impl MergedModel {
         let changes_config = change_config(&mut object, &config, &saved)?;
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
             if deltas.get(&linear.name).is_some_and(|lora| lora.b_bias_o.is_some()) {
-                let reason = "B has a bias, and the linear has none to add it to".into();
-                return Err(ModelError::NotMergeable { linear: linear.name.clone(), reason });
+                return Err(not_mergeable(&linear.name, "B has a bias, and the linear has none to add it to"));
             }
         }
         Ok(Self {
@@ -91,7 +90,7 @@ impl MergedModel {
     /// Writes a model directory that loads as its base does: the same files of weights in the same dtypes, its configuration, tokenizer,
     /// templates and settings of generation. `dir` is made. Sums are made in f32 (in f64 for f64 weights) and rounded once; at any time one
     /// tensor is in memory. Where `goes_on` says no, it ends with an error.
-    pub fn write(&self, dir: &Path, goes_on: &dyn Fn() -> bool) -> Result<(), ModelError> {
+    pub fn write(&self, dir: &Path, goes_on: &dyn Fn() -> bool) -> Result<(), Fault> {
         let shards = self.shards()?;
         let bytes: usize = shards.iter().flat_map(|shard| &shard.heads).map(TensorHead::num_bytes).sum();
         let home = dir.parent().filter(|home| !home.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -104,7 +103,7 @@ impl MergedModel {
                 if let Some(name) = before.replace(&shard.heads[index].name) {
                     shard.file.release(name);
                 }
-                if goes_on() { self.bytes(shard.file, &shard.heads[index]) } else { Err(ModelError::Stopped) }
+                if goes_on() { self.bytes(shard.file, &shard.heads[index]) } else { Err(stopped()) }
             })?;
         }
         if shards.len() > 1 {
@@ -118,7 +117,7 @@ impl MergedModel {
     }
 
     /// The files of the base, under names that count them, and their tensors; what it has no place for goes into the last.
-    fn shards(&self) -> Result<Vec<Shard<'_>>, ModelError> {
+    fn shards(&self) -> Result<Vec<Shard<'_>>, Fault> {
         let all = &self.files.opened;
         let name = |index: usize| match all.len() {
             1 => MODEL_TENSORS.to_owned(),
@@ -146,13 +145,13 @@ impl MergedModel {
         Ok(shards)
     }
 
-    fn check_saved(&self, name: &str, saved: &Tensor, shape: &[usize]) -> Result<(), ModelError> {
+    fn check_saved(&self, name: &str, saved: &Tensor, shape: &[usize]) -> Result<(), Fault> {
         let found: Vec<usize> = saved.size().into_iter().map(|size| size as usize).collect();
         if found == shape {
             return Ok(());
         }
         let reason = format!("expected the shape {shape:?} of `{}`, found {found:?}", self.dir.display());
-        Err(ModelError::NotMergeable { linear: name.to_owned(), reason })
+        Err(not_mergeable(name, &reason))
     }
 
     /// What a tensor of the files is called in the model, where it is of it.
@@ -161,7 +160,7 @@ impl MergedModel {
     }
 
     /// A tensor's bytes: those of the file where nothing is added.
-    fn bytes<'a>(&self, file: &'a TensorFile, head: &TensorHead) -> Result<Cow<'a, [u8]>, ModelError> {
+    fn bytes<'a>(&self, file: &'a TensorFile, head: &TensorHead) -> Result<Cow<'a, [u8]>, Fault> {
         let own = self.own(&head.name).unwrap_or_default();
         let tensor = match self.saved.get(&own) {
             Some(saved) if file.contains(&head.name) => saved.to_kind(load_tensor(file, &head.name)?.kind()),
@@ -175,7 +174,7 @@ impl MergedModel {
     }
 
     /// The weight or bias of a linear with what is added to it, in its own dtype; `None` where that is nothing.
-    fn merged(&self, own: &str, load: impl Fn() -> Result<Tensor, ModelError>) -> Result<Option<Tensor>, ModelError> {
+    fn merged(&self, own: &str, load: impl Fn() -> Result<Tensor, Fault>) -> Result<Option<Tensor>, Fault> {
         if let Some(lora) = own.strip_suffix(".bias").and_then(|linear| self.deltas.get(linear)) {
             let stored_o = load()?;
             let merged = lora.bias(Some(&stored_o), master_kind(stored_o.kind()));
@@ -200,7 +199,7 @@ impl MergedModel {
         Ok(Some(sum(&stored_oi.to_kind(master_kind(stored_oi.kind())), lora, part).to_kind(stored_oi.kind())))
     }
 
-    fn write_config(&self, dir: &Path) -> Result<(), ModelError> {
+    fn write_config(&self, dir: &Path) -> Result<(), Fault> {
         let to = dir.join("config.json");
         match &self.config {
             Some(config) => Ok(files::write_atomic(&to, &files::to_json(config))?),
@@ -213,7 +212,7 @@ fn own(names: TensorNames, stored: &str) -> Option<String> {
     if names == TensorNames::Wrapped { own_name(stored) } else { Some(stored.to_owned()) }
 }
 
-fn stored(files: &Files, names: TensorNames, name: &str) -> Result<Option<Tensor>, ModelError> {
+fn stored(files: &Files, names: TensorNames, name: &str) -> Result<Option<Tensor>, Fault> {
     let called = |stored: &String| own(names, stored).as_deref() == Some(name);
     let found = files.opened.iter().find_map(|file| Some((file, file.names().into_iter().find(called)?)));
     Ok(found.map(|(file, name)| load_tensor(file, &name)).transpose()?)
@@ -225,8 +224,8 @@ fn merged_io_layers(
     config: &ModelConfig,
     embedding: &EmbeddingAdapter,
     output: Option<&LoraDelta>,
-    stored: impl Fn(&str) -> Result<Option<Tensor>, ModelError>,
-) -> Result<BTreeMap<String, Tensor>, ModelError> {
+    stored: impl Fn(&str) -> Result<Option<Tensor>, Fault>,
+) -> Result<BTreeMap<String, Tensor>, Fault> {
     let mut saved = BTreeMap::new();
     for (part, name) in [(IoTensor::Embedding, EMBEDDING), (IoTensor::Output, OUTPUT), (IoTensor::Score, SCORE)] {
         saved.extend(embedding.get(part).map(|tensor| (name.to_owned(), tensor.detach())));
@@ -258,11 +257,7 @@ fn merged_io_layers(
 }
 
 /// Makes a configuration that of the model with what was saved; says whether that changes it.
-fn change_config(
-    object: &mut Map<String, Value>,
-    config: &ModelConfig,
-    saved: &BTreeMap<String, Tensor>,
-) -> Result<bool, ModelError> {
+fn change_config(object: &mut Map<String, Value>, config: &ModelConfig, saved: &BTreeMap<String, Tensor>) -> Result<bool, Fault> {
     let unties = config.tie_word_embeddings && [EMBEDDING, OUTPUT].iter().any(|&name| saved.contains_key(name));
     if unties {
         object.insert("tie_word_embeddings".into(), json!(false));
@@ -270,8 +265,8 @@ fn change_config(
     let Some(score_ke) = saved.get(SCORE).filter(|_| !config.has_score) else { return Ok(unties) };
     let architecture = object.get("architectures").and_then(|all| all.get(0)?.as_str()?.strip_suffix("ForCausalLM"));
     let Some(architecture) = architecture.map(|family| format!("{family}ForSequenceClassification")) else {
-        let reason = "`architectures` in `config.json` names no model `…ForCausalLM`, of which a classifier could be made".into();
-        return Err(ModelError::NotMergeable { linear: SCORE.into(), reason });
+        let reason = "`architectures` in `config.json` names no model `…ForCausalLM`, of which a classifier could be made";
+        return Err(not_mergeable(SCORE, reason));
     };
     object.insert("architectures".into(), json!([architecture]));
     let names = |class: i64| format!("LABEL_{class}");
@@ -338,7 +333,7 @@ fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
 }
 
 /// Whatever the base has beside configuration and weights.
-fn copy_companions(from: &Path, to: &Path) -> Result<(), ModelError> {
+fn copy_companions(from: &Path, to: &Path) -> Result<(), Fault> {
     for name in COMPANIONS.iter().chain(&OF_WRAPPERS).filter(|name| files::is_there(&from.join(name))) {
         files::refuse_foreign_link(from, &from.join(name))?;
         copy(&from.join(name), &to.join(name))?;
@@ -353,6 +348,17 @@ fn copy_companions(from: &Path, to: &Path) -> Result<(), ModelError> {
     Ok(())
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), ModelError> {
+fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
     Ok(files::write_atomic(to, &files::read_bytes(from, FileKind::Tokenizer)?)?)
+}
+
+/// What was trained has no place in the weights.
+fn not_mergeable(linear: &str, reason: &str) -> Fault {
+    let message = format!("`{}` can't be merged: {reason}", quoted(linear));
+    Fault::data(message, "use the adapter beside its base: `--for peft`")
+}
+
+fn stopped() -> Fault {
+    let fault = Fault::data("the model is not written: it was interrupted", "start it again: nothing of it was left");
+    fault.of_kind(FaultKind::Interrupted)
 }

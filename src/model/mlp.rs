@@ -2,7 +2,6 @@
 
 use tch::Tensor;
 
-use super::ModelError;
 use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::spec::{Activation, LinearSpec};
@@ -11,7 +10,7 @@ use crate::ops::clamped_swiglu::clamped_swiglu;
 use crate::ops::geglu::geglu;
 use crate::ops::linear::LowRank;
 use crate::ops::swiglu::swiglu;
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 #[derive(Debug)]
 pub(super) struct Mlp {
@@ -28,7 +27,7 @@ impl Mlp {
         inputs: &[LinearSpec],
         down: &LinearSpec,
         activation: Activation,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Self, Fault> {
         let inputs = inputs.iter().map(|spec| Linear::load(weights, layer, spec)).collect::<Result<_, _>>()?;
         Ok(Self { inputs, down: Linear::load(weights, layer, down)?, activation })
     }

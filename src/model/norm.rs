@@ -2,10 +2,10 @@
 
 use tch::{Tensor, no_grad};
 
-use super::ModelError;
 use super::config::ModelConfig;
 use super::weights::Weights;
 use crate::ops::rms_norm::{rms_norm, rms_norm_about_one};
+use crate::units::Fault;
 
 #[derive(Debug)]
 pub(super) struct RmsNorm {
@@ -19,7 +19,7 @@ pub(super) struct RmsNorm {
 }
 
 impl RmsNorm {
-    pub(super) fn load(weights: &Weights, config: &ModelConfig, name: &str) -> Result<Self, ModelError> {
+    pub(super) fn load(weights: &Weights, config: &ModelConfig, name: &str) -> Result<Self, Fault> {
         let weight_e = weights.load(name)?;
         Ok(Self { name: name.to_owned(), weight_e, trained_e: None, adds_one: config.norms_add_one, eps: config.rms_norm_eps })
     }

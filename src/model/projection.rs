@@ -1,7 +1,8 @@
 //! The linears of a layer by what they do in it: which tensors they keep, and which of them share an input.
 
-use super::{LayerSpec, ModelConfig, ModelError, targeted};
+use super::{LayerSpec, ModelConfig, targeted};
 use crate::recipe::LoraRecipe;
+use crate::units::Fault;
 
 /// A linear of a decoder layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +74,7 @@ impl Projection {
     }
 
     /// The linears that a recipe gives matrices in some layer, and their largest rank.
-    pub(super) fn targets(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<Self>, usize), ModelError> {
+    pub(super) fn targets(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<Self>, usize), Fault> {
         let (paths, r) = targeted(config, lora)?;
         let is_meant = |projection: &Self| paths.iter().any(|path| projection.is_at(path));
         Ok((Self::ALL.into_iter().filter(is_meant).collect(), r))

@@ -2,14 +2,13 @@
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::ModelError;
 use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::names::layer_tensor;
 use super::spec::{ExpertsSpec, Preference};
 use super::weights::Weights;
 use crate::ops::attention::accumulation_kind;
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 #[derive(Debug)]
 pub(super) struct Router {
@@ -23,7 +22,7 @@ pub(super) struct Router {
 }
 
 impl Router {
-    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, ModelError> {
+    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, Fault> {
         let load = if spec.has_wide_router() { Linear::load_wide } else { Linear::load };
         let linear = load(weights, layer, &spec.router(hidden))?;
         let correction = spec.correction().map(|path| weights.load_wide(&layer_tensor(layer.0, &path)));

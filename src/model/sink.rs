@@ -2,8 +2,8 @@
 
 use tch::{Tensor, no_grad};
 
-use super::ModelError;
 use super::weights::Weights;
+use crate::units::Fault;
 
 #[derive(Debug)]
 pub(super) struct SinkLogits {
@@ -15,7 +15,7 @@ pub(super) struct SinkLogits {
 }
 
 impl SinkLogits {
-    pub(super) fn load(weights: &Weights, name: String) -> Result<Self, ModelError> {
+    pub(super) fn load(weights: &Weights, name: String) -> Result<Self, Fault> {
         Ok(Self { logit_h: weights.load(&name)?, name, trained_h: None })
     }
 

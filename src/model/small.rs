@@ -3,9 +3,9 @@
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::{Adapter, Attend, AttendError, DropoutContext, DropoutKey, Model, ModelConfig, Qkv};
+use super::{Adapter, Attend, DropoutContext, DropoutKey, Model, ModelConfig, Qkv};
 use crate::recipe::{LoraRecipe, TargetModules};
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx};
 
 pub(super) fn config() -> ModelConfig {
     let object = json!({
@@ -28,7 +28,7 @@ pub(super) fn adapter(lora: &LoraRecipe, seed: u64) -> Adapter {
 struct Alone;
 
 impl Attend for Alone {
-    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         Ok(qkv.own.v.expand_as(&qkv.q_bhnd))
     }
 }

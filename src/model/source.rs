@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::config::ModelConfig;
-use super::error::ModelError;
 use super::families::{TABLES, is_longrope};
 use crate::files::read_json;
 use crate::recipe::{ModelRecipe, RopeScalingRecipe};
+use crate::units::{Fault, abridged};
 
 /// A model directory, and how its rotary embeddings are scaled if not as its `config.json` says.
 #[derive(Clone, Copy, Debug)]
@@ -37,36 +37,39 @@ impl<'a> From<&'a ModelRecipe> for ModelSource<'a> {
 
 impl ModelConfig {
     /// Reads the `config.json` of a directory.
-    pub fn load<'a>(source: impl Into<ModelSource<'a>>) -> Result<Self, ModelError> {
+    pub fn load<'a>(source: impl Into<ModelSource<'a>>) -> Result<Self, Fault> {
         source.into().config()
     }
 }
 
 impl ModelSource<'_> {
-    pub(super) fn config(self) -> Result<ModelConfig, ModelError> {
+    pub(super) fn config(self) -> Result<ModelConfig, Fault> {
         let path = self.dir.join("config.json");
         let own = ModelConfig::load_file(&path)?;
         if self.rope_scaling.is_none() {
             return Ok(own);
         }
-        let refuse = |reason: &str| Err(ModelError::RopeScaling { dir: self.dir.to_owned(), reason: reason.to_owned() });
+        let unfit = |reason: &str| {
+            let message = format!("`model.rope_scaling` does not fit `{}`: {reason}", abridged(self.dir.display()));
+            Fault::usage(message, "correct `model.rope_scaling`, leave it out, or take another model")
+        };
         if own.rotations().is_empty() {
-            return refuse("no layer has a rotary embedding");
+            return Err(unfit("no layer has a rotary embedding"));
         }
         if own.layers.iter().any(|layer| layer.attention.query_growth.is_some()) {
-            return refuse("its queries grow with their position, which belongs to the scaling of its own");
+            return Err(unfit("its queries grow with their position, which belongs to the scaling of its own"));
         }
         let scaled = ModelConfig::from_object(&self.object()?);
         scaled.map_err(|fault| {
             // The reader of a `config.json` names its tables, in which the recipe's keys stand.
             let tables = ["rope_parameters", "rope_scaling", FULL];
             let name = |text: String, table: &str| text.replace(&format!("`{table}."), "`model.rope_scaling.");
-            ModelError::RopeScaling { dir: self.dir.to_owned(), reason: tables.into_iter().fold(fault.to_string(), name) }
+            unfit(&tables.into_iter().fold(fault.to_string(), name))
         })
     }
 
     /// The content of `config.json` as it counts.
-    pub(super) fn object(self) -> Result<Map<String, Value>, ModelError> {
+    pub(super) fn object(self) -> Result<Map<String, Value>, Fault> {
         let mut object: Map<String, Value> = read_json(&self.dir.join("config.json"))?;
         if let Some(scaling) = self.rope_scaling {
             let inner = object.get_mut("text_config").and_then(Value::as_object_mut);
@@ -140,12 +143,12 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
     }
 
-    fn scaled_as(name: &str, words: &str) -> Result<ModelConfig, ModelError> {
+    fn scaled_as(name: &str, words: &str) -> Result<ModelConfig, Fault> {
         let scaling = RopeScalingRecipe::from(words.parse::<toml::Table>().unwrap());
         ModelConfig::load(ModelSource { dir: &fixture(name), rope_scaling: Some(&scaling) })
     }
 
-    fn scaled(name: &str, original: Option<usize>) -> Result<ModelConfig, ModelError> {
+    fn scaled(name: &str, original: Option<usize>) -> Result<ModelConfig, Fault> {
         let original = original.map_or_else(String::new, |tokens| format!("original_max_position_embeddings = {tokens}"));
         scaled_as(name, &format!("rope_type = 'dynamic_yarn'\n{original}"))
     }

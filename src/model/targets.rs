@@ -1,8 +1,8 @@
 //! Which linears an adapter means, and what PEFT calls them.
 
+use super::check::bad_setting;
 use std::borrow::Cow;
 
-use super::ModelError;
 use super::config::{ModelConfig, ModelLinear};
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::names::{EMBEDDING_MODULE, FINAL_NORM, INNER, OUTPUT_MODULE, inner_module, layer_tensor, peft_tensor};
@@ -10,7 +10,7 @@ use super::peft::{LayerLists, ModulePatterns, ModuleSet, PeftConfig, is_named};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use crate::recipe::diagnose::nearest;
 use crate::recipe::{LoraRecipe, TargetModules, TrainedBias};
-use crate::units::LayerIdx;
+use crate::units::{Fault, LayerIdx, quoted};
 
 /// A linear that gets matrices, or the same linear of all experts.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub(super) fn is_of_experts(linear: &str) -> bool {
 }
 
 /// The linears of a model to which the settings of an adapter give matrices, bottom to top.
-pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<LoraTarget>, ModelError> {
+pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<LoraTarget>, Fault> {
     let excludes = |linear: &ModelLinear| settings.exclude_modules.names(&module(settings, &linear.name));
     let layers = &settings.layers_to_transform;
     let modules = meant(config, settings)?.into_iter();
@@ -83,17 +83,17 @@ pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec
 }
 
 /// Refuses names in a recipe that mean nothing in the model, though PEFT would pass over them without a word.
-pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result<(), ModelError> {
+pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result<(), Fault> {
     let layers = &settings.layers_to_transform;
     if means_embedding(settings) && !layers.is_empty() {
         let expected = "`[]` where `embed_tokens` is a target: it is of no layer";
-        return Err(ModelError::Lora { key: "layers_to_transform", found: format!("{layers:?}"), expected });
+        return Err(bad_setting("layers_to_transform", &format!("{layers:?}"), expected));
     }
     let without = PeftConfig { exclude_modules: ModuleSet::default(), ..settings.clone() };
     let modules = |settings: &PeftConfig| {
         let linears = targets(config, settings)?.into_iter().map(|target| module(settings, &target.linear.name).into_owned());
         let embedding = targets_embedding(settings).then(|| module(settings, EMBEDDING_MODULE).into_owned());
-        Ok::<Vec<String>, ModelError>(linears.chain(embedding).collect())
+        Ok::<Vec<String>, Fault>(linears.chain(embedding).collect())
     };
     let (meant, left) = (modules(&without)?, modules(settings)?);
     let is_idle = |name: &&String| !meant.iter().any(|module| is_named(module, name));
@@ -119,7 +119,7 @@ pub(super) fn targets_embedding(settings: &PeftConfig) -> bool {
 }
 
 /// Whether the output projection does.
-pub(super) fn targets_output(config: &ModelConfig, settings: &PeftConfig) -> Result<bool, ModelError> {
+pub(super) fn targets_output(config: &ModelConfig, settings: &PeftConfig) -> Result<bool, Fault> {
     Ok(targets(config, settings)?.iter().any(|target| target.linear.name == OUTPUT_MODULE))
 }
 
@@ -134,15 +134,15 @@ fn means_embedding(settings: &PeftConfig) -> bool {
 }
 
 /// The paths of the linears that a recipe gives matrices in some layer, and the largest rank among them.
-pub fn targeted(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<String>, usize), ModelError> {
+pub fn targeted(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<String>, usize), Fault> {
     let targets = targets(config, &peft_settings(config, lora)?)?;
     let r = targets.iter().map(|target| target.r).max().unwrap_or(lora.r);
     Ok((names_of(targets.iter().map(|target| target.linear.spec.path.to_string())), r))
 }
 
 /// The settings of an adapter that a recipe describes.
-pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<PeftConfig, ModelError> {
-    let pattern = |key| move |found| ModelError::Lora { key, found, expected: "regular expressions that can be read" };
+pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<PeftConfig, Fault> {
+    let pattern = |key| move |found: String| bad_setting(key, &found, "regular expressions that can be read");
     let lora = lora.clone();
     Ok(PeftConfig {
         target_parameters: lora.target_parameters,
@@ -164,7 +164,7 @@ pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<P
 }
 
 /// The settings with all targets as names, each once, in the order of the layer; an expression stays as it is.
-pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftConfig, ModelError> {
+pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftConfig, Fault> {
     let parameters = names_of(meant_parameters(config, &settings)?.iter().map(|(linear, _)| parameter_name(linear)));
     let linears = meant(config, &settings)?;
     // The last part of a path, where it means no other linear.
@@ -183,7 +183,7 @@ pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftC
 
 /// The linears that a list of names means, those that are excluded among them. All linears are those of the layers, and with experts those
 /// of attention: the experts are all targeted at once then ([`meant_parameters`]), and the router is not.
-pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<ModelLinear>, ModelError> {
+pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<ModelLinear>, Fault> {
     let of_layers = config.linears();
     let mut linears: Vec<ModelLinear> = of_layers.iter().cloned().chain(config.output()).collect();
     let names = match &settings.target_modules {
@@ -194,7 +194,7 @@ pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<M
             let expected = "an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, or \
                             `model.embed_tokens`, or `lm_head`, only";
             let found = format!("`{}`", regex.written());
-            let refused = ModelError::Lora { key: "target_modules", found, expected };
+            let refused = bad_setting("target_modules", &found, expected);
             // PEFT knows no matrices beside a norm.
             let matches_norm = regex.is_match(FINAL_NORM.trim_end_matches(".weight"));
             return if matches_nothing || matches_norm { Err(refused) } else { Ok(linears) };
@@ -217,7 +217,7 @@ pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<M
 }
 
 /// The linears that PEFT sees as parameters of a module: those of all experts side by side, with their number, and routers.
-pub(super) fn meant_parameters(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(ModelLinear, usize)>, ModelError> {
+pub(super) fn meant_parameters(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(ModelLinear, usize)>, Fault> {
     let known = parameters(config);
     if settings.target_modules == ModuleSet::AllLinear && settings.target_parameters.is_empty() {
         return Ok(known.into_iter().filter(|(_, experts)| *experts > 1).collect());
@@ -264,7 +264,7 @@ pub(super) fn module<'a>(settings: &PeftConfig, name: &'a str) -> Cow<'a, str> {
 }
 
 /// The settings as they are written: inside a model that sees, a list of names would mean modules of its eyes, too.
-pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, ModelError> {
+pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, Fault> {
     let ModuleSet::Names(names) = &settings.target_modules else { return Ok(settings.clone()) };
     if !settings.is_inner || names.is_empty() {
         return Ok(settings.clone());
@@ -301,10 +301,20 @@ pub(super) fn peft_module(settings: &PeftConfig, linear: &str) -> String {
     }
 }
 
-fn unknown_target(key: &'static str, name: &str, known: &[String]) -> ModelError {
-    let near = nearest(name, known.iter().map(String::as_str)).map(str::to_owned);
-    let known = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    ModelError::UnknownTarget { key, name: name.to_owned(), known: if known.is_empty() { "none".into() } else { known }, near }
+/// The recipe names a target that no layer has, or gives a setting to what is no target.
+fn unknown_target(key: &str, name: &str, known: &[String]) -> Fault {
+    let near = nearest(name, known.iter().map(String::as_str));
+    let listed = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let sets_targets = key.starts_with("target");
+    let who = if sets_targets { "the layers have" } else { "the targets are" };
+    let message =
+        format!("unknown name `{}` in `{key}`: {who} {}", quoted(name), if known.is_empty() { "none" } else { &listed });
+    let hint = match near {
+        Some(near) => format!("did you mean `{near}`?"),
+        None if sets_targets => "use names from that list, or `target_modules = \"all-linear\"`".to_owned(),
+        None => format!("use names from that list in `lora.{key}`, or leave the name out"),
+    };
+    Fault::usage(message, hint)
 }
 
 fn names_of(all: impl Iterator<Item = String>) -> Vec<String> {
@@ -317,8 +327,8 @@ fn names_of(all: impl Iterator<Item = String>) -> Vec<String> {
     names
 }
 
-fn module_set(modules: TargetModules) -> Result<ModuleSet, ModelError> {
-    let unread = |found| ModelError::Lora { key: "target_modules", found, expected: "a regular expression that can be read" };
+fn module_set(modules: TargetModules) -> Result<ModuleSet, Fault> {
+    let unread = |found: String| bad_setting("target_modules", &found, "a regular expression that can be read");
     match modules {
         TargetModules::AllLinear => Ok(ModuleSet::AllLinear),
         TargetModules::Names(names) => Ok(ModuleSet::Names(names)),

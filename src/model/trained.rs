@@ -1,8 +1,9 @@
 //! What is trained of a model, in numbers.
 
 use super::projection::Projection;
-use super::{IoParameters, ModelConfig, ModelError, io_parameters, trained_by_kind};
+use super::{IoParameters, ModelConfig, io_parameters, trained_by_kind};
 use crate::recipe::LoraRecipe;
+use crate::units::Fault;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrainedPart {
@@ -22,7 +23,7 @@ pub enum TrainedPart {
 }
 
 impl TrainedPart {
-    pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
+    pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, Fault> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
         let ((targets, r), ends) = (Projection::targets(config, lora)?, io_parameters(config, lora)?);
         let numbers = trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum();

@@ -6,16 +6,16 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
-use super::error::{ModelError, TensorProblem, TensorProblems};
 use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
+use super::tensor_problems::{TensorProblem, TensorProblems};
 use super::waiting_layers::ModelPlacement;
 use crate::files::{Dtype as FileDtype, FileKind, TensorFile, io_fault, is_there, read_json_as};
 use crate::native::cuda::Upload;
 use crate::ops::attention::accumulation_kind;
 use crate::store::{Home, load_tensor_to};
-use crate::units::Fault;
+use crate::units::{Fault, FaultKind, abridged, quoted};
 
 /// Name of a model's tensors where they are one file.
 pub const MODEL_TENSORS: &str = "model.safetensors";
@@ -72,7 +72,7 @@ type FoundTensors<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
 impl Weights {
     /// Opens the files of a directory and reads their headers. `name` says whether the model's tensors are called as by itself, or as
     /// part of another model.
-    pub(super) fn open(dir: &Path, name: TensorNames, kind: Kind, placement: ModelPlacement) -> Result<Self, ModelError> {
+    pub(super) fn open(dir: &Path, name: TensorNames, kind: Kind, placement: ModelPlacement) -> Result<Self, Fault> {
         let upload = (placement.device != Device::Cpu).then(|| Upload::to(placement.device));
         let mut files = Files::open(dir)?;
         if name == TensorNames::Wrapped {
@@ -101,7 +101,7 @@ impl Weights {
 
     /// Compares names, shapes and dtypes with what a model needs, and reports all differences at once. A tied model's file may
     /// or may not hold an output projection.
-    pub(super) fn check(&self, entries: &[TensorEntry], is_tied: bool) -> Result<(), ModelError> {
+    pub(super) fn check(&self, entries: &[TensorEntry], is_tied: bool) -> Result<(), Fault> {
         let WeightSource::Files(files) = &self.source else { return Ok(()) };
         let mut expected: Vec<(&str, &[usize])> =
             entries.iter().map(|entry| (entry.name.as_str(), entry.shape.as_slice())).collect();
@@ -114,26 +114,26 @@ impl Weights {
         if problems.0.is_empty() {
             return Ok(());
         }
-        Err(ModelError::Tensors { dir: files.dir.clone(), what: "its `config.json`", problems })
+        Err(problems.of(&files.dir, "its `config.json`"))
     }
 
     /// Reads a tensor, converted to the wanted dtype, on the wanted device. It may lie in a file's memory: it is not to be written to.
-    pub(super) fn load(&self, name: &str) -> Result<Tensor, ModelError> {
+    pub(super) fn load(&self, name: &str) -> Result<Tensor, Fault> {
         self.load_to(name, Home::File, self.kind)
     }
 
     /// Reads a tensor in the accumulation kind of the wanted dtype.
-    pub(super) fn load_wide(&self, name: &str) -> Result<Tensor, ModelError> {
+    pub(super) fn load_wide(&self, name: &str) -> Result<Tensor, Fault> {
         self.load_to(name, Home::File, accumulation_kind(self.kind))
     }
 
     /// Reads a tensor into memory of its own, to be trained.
-    pub(super) fn load_to_write(&self, entry: &TensorEntry) -> Result<Tensor, ModelError> {
+    pub(super) fn load_to_write(&self, entry: &TensorEntry) -> Result<Tensor, Fault> {
         let is_wide = matches!(entry.role, Role::WideMatrix | Role::Constant);
         self.load_to(&entry.name, Home::Host, if is_wide { accumulation_kind(self.kind) } else { self.kind })
     }
 
-    fn load_to(&self, name: &str, home: Home<'_>, kind: Kind) -> Result<Tensor, ModelError> {
+    fn load_to(&self, name: &str, home: Home<'_>, kind: Kind) -> Result<Tensor, Fault> {
         let device = self.placement.home_of(name);
         match &self.source {
             WeightSource::Files(files) => {
@@ -154,7 +154,7 @@ impl Weights {
 }
 
 /// The files that hold a model's tensors, in the order of their names.
-pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
+pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, Fault> {
     Ok(shards(dir)?.0.into_iter().map(|(_, path)| path).collect())
 }
 
@@ -162,24 +162,26 @@ pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
 type Assigned = Option<BTreeMap<String, String>>;
 
 /// The files with their names.
-fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), ModelError> {
+fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), Fault> {
     let (single, index) = (dir.join(MODEL_TENSORS), dir.join(INDEX));
     if is_there(&single) {
         return Ok((vec![(MODEL_TENSORS.to_owned(), single)], None));
     }
     if !is_there(&index) {
-        return Err(ModelError::NoWeights { dir: dir.into() });
+        let message = format!("no `{MODEL_TENSORS}` and no `{INDEX}` in `{}`", abridged(dir.display()));
+        let hint = "only safetensors are read: convert `.bin` or `.pt` weights to them first";
+        return Err(Fault::data(message, hint).of_kind(FaultKind::NoWeights));
     }
     let Index { weight_map } = read_json_as(&index, FileKind::Index)?;
     // With each a tensor of it, for the error that may name it.
     let named: BTreeMap<&String, &String> = weight_map.iter().map(|(tensor, shard)| (shard, tensor)).collect();
     let path = |(shard, tensor): (&String, &String)| Ok((shard.clone(), shard_path(dir, &index, tensor, shard)?));
-    let all = named.into_iter().map(path).collect::<Result<_, ModelError>>()?;
+    let all = named.into_iter().map(path).collect::<Result<_, Fault>>()?;
     Ok((all, Some(weight_map)))
 }
 
 impl Files {
-    pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
+    pub(super) fn open(dir: &Path) -> Result<Self, Fault> {
         let (shards, assigned) = shards(dir)?;
         let mut all = Self { dir: dir.into(), opened: Vec::new(), places: BTreeMap::new(), strays: BTreeSet::new() };
         for (shard, path) in shards {
@@ -212,7 +214,7 @@ impl Files {
         Ok(found)
     }
 
-    fn load(&self, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, ModelError> {
+    fn load(&self, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, Fault> {
         let (file, stored) = self.places.get(name).ok_or_else(|| missing(&self.dir, name))?;
         Ok(load_tensor_to(&self.opened[*file], stored, kind, home)?)
     }
@@ -242,9 +244,8 @@ fn is_readable(dtype: FileDtype) -> bool {
     matches!(dtype, FileDtype::F16 | FileDtype::BF16 | FileDtype::F32 | FileDtype::F64)
 }
 
-fn missing(dir: &Path, name: &str) -> ModelError {
-    let problems = TensorProblems(vec![TensorProblem::Missing { name: name.into() }]);
-    ModelError::Tensors { dir: dir.into(), what: "the model", problems }
+fn missing(dir: &Path, name: &str) -> Fault {
+    TensorProblems(vec![TensorProblem::Missing { name: name.into() }]).of(dir, "the model")
 }
 
 /// The part of an index that is looked at.
@@ -255,8 +256,12 @@ struct Index {
 }
 
 /// The path of a shard. An index is data from elsewhere: it must not make us read a file outside the model.
-fn shard_path(dir: &Path, index: &Path, tensor: &str, file: &str) -> Result<PathBuf, ModelError> {
-    let refuse = |expected| ModelError::Shard { index: index.into(), tensor: tensor.into(), file: file.into(), expected };
+fn shard_path(dir: &Path, index: &Path, tensor: &str, file: &str) -> Result<PathBuf, Fault> {
+    let refuse = |expected: &str| {
+        let (index, tensor) = (abridged(index.display()), quoted(tensor));
+        let message = format!("`{index}` puts `{tensor}` into `{}`: expected {expected}", quoted(file));
+        Fault::data(message, "the index may be damaged or hostile: take the model from its source again")
+    };
     let mut components = Path::new(file).components();
     let is_plain = matches!((components.next(), components.next()), (Some(Component::Normal(name)), None) if name == file);
     if !is_plain || !file.ends_with(EXTENSION) || file.contains('\\') {
@@ -307,8 +312,7 @@ mod tests {
         save_tensors(path, tensors, &BTreeMap::new()).unwrap();
     }
 
-    fn error(dir: &Path) -> ModelError {
-        use crate::units::Failure;
+    fn error(dir: &Path) -> Fault {
         let error = Model::load(dir, Dtype::F32, Device::Cpu).unwrap_err();
         assert!(error.hint().is_some(), "no hint for: {error}");
         error
@@ -345,7 +349,7 @@ mod tests {
         let absolute = elsewhere.path().join("b.safetensors").display().to_string();
         for name in [absolute.as_str(), "../b.safetensors", "sub/b.safetensors", "b.bin", "..", "./b.safetensors", ""] {
             let error = error(sharded(name).path());
-            assert!(matches!(&error, ModelError::Shard { file, .. } if file == name), "{name}: {error}");
+            assert!(error.to_string().contains(&format!("into `{}`", quoted(name))), "{name}: {error}");
         }
         let dir = sharded("link.safetensors");
         std::os::unix::fs::symlink(&absolute, dir.path().join("link.safetensors")).unwrap();
@@ -382,7 +386,8 @@ mod tests {
             }
         }
         save(&dir.path().join(MODEL_TENSORS), &tensors);
-        let ModelError::Tensors { problems, .. } = error(dir.path()) else { panic!("another error") };
+        let error = error(dir.path());
+        let problems: &TensorProblems = error.payload().unwrap();
         assert_eq!(
             problems.to_string(),
             "2 missing (`model.layers.1.self_attn.q_proj.bias`, `model.norm.weight`); \
@@ -430,15 +435,12 @@ mod tests {
     #[test]
     fn missing_and_truncated_files_are_named() {
         let dir = bare();
-        assert!(matches!(error(dir.path()), ModelError::NoWeights { .. }));
+        assert_eq!(error(dir.path()).kind(), FaultKind::NoWeights);
         let whole = fs::read(fixture().join(MODEL_TENSORS)).unwrap();
         for length in [0, 4, 8, 1000, whole.len() / 2, whole.len() - 1] {
             fs::write(dir.path().join(MODEL_TENSORS), &whole[..length]).unwrap();
             let error = error(dir.path());
-            assert!(
-                matches!(error, ModelError::Passed(_)) && error.to_string().contains(MODEL_TENSORS),
-                "{length} bytes: {error}"
-            );
+            assert!(error.io().is_some() && error.to_string().contains(MODEL_TENSORS), "{length} bytes: {error}");
         }
         let sharded = sharded("gone.safetensors");
         assert!(error(sharded.path()).to_string().contains("gone.safetensors"));
@@ -534,7 +536,7 @@ mod tests {
             all.iter_mut().filter(|(name, _)| name == DOWN).for_each(|(name, _)| name.push_str("_blocks"));
         };
         let found = error(family("model-gpt-oss", blocks).path());
-        let hint = crate::units::Failure::hint(&found).unwrap();
+        let hint = found.hint().unwrap();
         assert!(found.to_string().contains(&format!("1 missing (`{DOWN}`)")) && hint.contains("MXFP4"), "{found} {hint}");
     }
 

@@ -18,7 +18,7 @@ mod tests;
 use tch::{Device, Tensor};
 
 pub use clip::{clip_grad_norm, in_one_place};
-pub use optimizer::{OptimError, Optimizer};
+pub use optimizer::Optimizer;
 pub use schedule::learning_rate;
 
 use dynamic_map::DynamicMap;

@@ -2,25 +2,7 @@
 
 use tch::Tensor;
 
-use crate::units::{Bytes, Exit, Failure};
-
-/// What can go wrong with an optimiser's state.
-#[derive(Debug, thiserror::Error)]
-pub enum OptimError {
-    /// Saved state does not belong to these parameters.
-    #[error("the optimiser's state does not fit what is trained: {0}")]
-    OtherState(String),
-}
-
-impl Failure for OptimError {
-    fn hint(&self) -> Option<String> {
-        Some("resume with the settings that the run began with".into())
-    }
-
-    fn exit(&self) -> Exit {
-        Exit::Data
-    }
-}
+use crate::units::{Bytes, Fault};
 
 /// An optimiser over named parameters. A further one is one file, and a line in [`build`](super::build).
 pub trait Optimizer: Send {
@@ -33,5 +15,5 @@ pub trait Optimizer: Send {
     /// What the state takes in memory.
     fn bytes(&self) -> Bytes;
 
-    fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), OptimError>;
+    fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), Fault>;
 }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tch::{Device, Kind, Tensor, no_grad};
 
+use super::Optimizer;
 use super::remembered::{Remembered, StateForm};
 use super::rule::{Rule, Update};
-use super::{OptimError, Optimizer};
-use crate::units::{Bytes, listed, quoted};
+use crate::units::{Bytes, Fault, listed, quoted};
 
 /// A rule, and what it remembers of each parameter.
 #[derive(Debug)]
@@ -81,9 +81,9 @@ impl Optimizer for RuleOptimizer {
         self.remembered.iter().map(Remembered::bytes).sum()
     }
 
-    fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), OptimError> {
+    fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), Fault> {
         let by_name = by_name(state);
-        let find = |name: &str| by_name.get(name).copied().ok_or_else(|| OptimError::OtherState(format!("`{name}` is missing")));
+        let find = |name: &str| by_name.get(name).copied().ok_or_else(|| other_state(&format!("`{name}` is missing")));
         let own = self.remembered.iter().flat_map(Remembered::names).chain([STEP.to_owned()]);
         let (own, saved): (BTreeSet<String>, BTreeSet<String>) =
             (own.collect(), state.iter().map(|(name, _)| name.clone()).collect());
@@ -92,7 +92,7 @@ impl Optimizer for RuleOptimizer {
         {
             if names.peek().is_some() {
                 let names = listed(names.map(|name| format!("`{}`", quoted(name))));
-                return Err(OptimError::OtherState(format!("{what} {names}")));
+                return Err(other_state(&format!("{what} {names}")));
             }
         }
         self.step = find(STEP)?.to_kind(Kind::Int64).int64_value(&[0]);
@@ -102,7 +102,7 @@ impl Optimizer for RuleOptimizer {
                 let saved = find(&name)?;
                 if (saved.size(), saved.kind()) != (now.size(), now.kind()) {
                     let [expected, found] = [&now, saved].map(|t| format!("{:?} {:?}", t.size(), t.kind()));
-                    return Err(OptimError::OtherState(format!("`{name}`: expected {expected}, found {found}")));
+                    return Err(other_state(&format!("`{name}`: expected {expected}, found {found}")));
                 }
                 tensors.push(saved.to_device(self.device).copy());
             }
@@ -110,4 +110,9 @@ impl Optimizer for RuleOptimizer {
         }
         Ok(())
     }
+}
+/// Saved state that does not belong to these parameters.
+fn other_state(difference: &str) -> Fault {
+    let message = format!("the optimiser's state does not fit what is trained: {difference}");
+    Fault::data(message, "resume with the settings that the run began with")
 }

@@ -1,15 +1,12 @@
 //! What a refused recipe looks like: the message, the place with a caret, and the nearest spelling that exists.
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use crate::files::hint_of_io;
-use crate::units::{Exit, Failure, Fault, FaultKind, abridged, quoted};
+use crate::units::{Exit, Fault, FaultKind, abridged, quoted};
 
 /// Why a recipe is refused. Prints the message, and below it the place as it stands in the recipe.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}{place}")]
+#[derive(Clone, Debug)]
 pub struct RecipeError {
     /// What is wrong: what was expected and what was found.
     pub message: String,
@@ -65,7 +62,7 @@ impl RecipeError {
     pub(super) fn unread(path: &Path, error: &Fault) -> Self {
         let (message, hint) = match error.io() {
             Some(source) if source.kind() == io::ErrorKind::NotFound => (source.to_string(), None),
-            Some(source) => (source.to_string(), hint_of_io(source).map(str::to_owned)),
+            Some(source) => (source.to_string(), error.hint()),
             None if error.kind() == FaultKind::NotRegular => (error.to_string(), None),
             None => (error.to_string(), error.hint()),
         };
@@ -99,19 +96,21 @@ impl RecipeError {
     }
 }
 
-impl Failure for RecipeError {
-    fn hint(&self) -> Option<String> {
-        self.hint.clone()
-    }
-
-    fn exit(&self) -> Exit {
-        Exit::Usage
-    }
-
-    fn further(&self) -> Vec<(&dyn Error, Option<String>)> {
-        self.further.iter().map(|error| (error as &dyn Error, error.hint.clone())).collect()
+impl From<RecipeError> for Fault {
+    fn from(error: RecipeError) -> Self {
+        let fault =
+            Self::new(Exit::Usage, error.to_string()).with_further(error.further.iter().cloned().map(Self::from).collect());
+        error.hint.clone().into_iter().fold(fault, Self::with_hint).carrying(error)
     }
 }
+
+impl fmt::Display for RecipeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.message, self.place)
+    }
+}
+
+impl std::error::Error for RecipeError {}
 
 impl RecipeLocation {
     /// In one word, for notes: `quickstart.toml:14` or `--set lora.rank=8`.

@@ -5,8 +5,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::generation::{GenerationError, RuleFault};
-use crate::units::{Exit, Failure};
+use crate::generation::RuleFault;
+use crate::units::{Exit, Fault, FaultKind};
 
 /// What a client is told that does not get what it asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,13 +47,13 @@ impl ApiError {
     }
 }
 
-impl From<&GenerationError> for ApiError {
-    fn from(error: &GenerationError) -> Self {
+impl From<&Fault> for ApiError {
+    fn from(error: &Fault) -> Self {
         let message = error.to_string();
-        match (error, error.exit()) {
-            (GenerationError::TooLong { .. }, _) => Self::field("prompt", message).with_code("context_length_exceeded"),
-            (GenerationError::EmptyPrompt | GenerationError::UnknownToken { .. }, _) => Self::field("prompt", message),
-            (GenerationError::NothingLikely, _) | (_, Exit::Usage | Exit::Data) => Self::bad(message),
+        match (error.kind(), error.exit()) {
+            (FaultKind::ContextLength, _) => Self::field("prompt", message).with_code("context_length_exceeded"),
+            (FaultKind::BadPrompt, _) => Self::field("prompt", message),
+            (FaultKind::NothingLikely, _) | (_, Exit::Usage | Exit::Data) => Self::bad(message),
             (_, Exit::Memory) => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }

@@ -1,6 +1,5 @@
 //! Answers at validation: the first held-out samples, generated through the run's own cache and scored.
 
-use super::TrainError;
 use crate::data::{Dataset, Splits, Tokenizer};
 use crate::dist::ProcessGroup;
 use crate::engine::Engine;
@@ -47,7 +46,7 @@ impl ValidationAnswers {
         tokenizer: Option<&Tokenizer>,
         engine: &Engine,
         model: &Model,
-    ) -> Result<Option<Self>, TrainError> {
+    ) -> Result<Option<Self>, Fault> {
         let Some(asked) = &recipe.eval.generate else { return Ok(None) };
         let samples = data.validation.clone().ok_or_else(nothing_to_answer)?.first(asked.samples);
         let (own, _) = GenerationRules::of_model(&recipe.model.path)?;
@@ -72,7 +71,7 @@ impl ValidationAnswers {
         model: &Model,
         world: &ProcessGroup,
         wants_to_stop: &dyn Fn() -> bool,
-    ) -> Result<(AnswerScores, Vec<ScoredAnswer>), TrainError> {
+    ) -> Result<(AnswerScores, Vec<ScoredAnswer>), Fault> {
         let generator = self.generator(engine, model);
         let answers = eval::answer(generator, &self.samples, &self.spec, None, world, wants_to_stop)?;
         Ok((AnswerScores::of(&answers), answers))

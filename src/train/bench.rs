@@ -7,21 +7,21 @@ use tch::Device;
 
 use super::meter::StepMeter;
 use super::{
-    FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, StepOutcome, TrainError, TrainStep, as_headed, build,
+    FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, StepOutcome, TrainStep, as_headed, build,
     settled_alike, tiling,
 };
 use crate::data::Batch;
 use crate::dist::ProcessGroup;
 use crate::engine::{ChunkKey, Event, Observer};
 use crate::measure::{CopyCost, MemoryMeter, MemorySide, StepRecord, Stopwatch, gemm_rate, random_batch};
-use crate::model::{Model, ModelConfig, ModelError};
+use crate::model::{Model, ModelConfig};
 use crate::ops::attention::Backend;
 use crate::optim::{self, Optimizer};
 use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::{console, memory};
 use crate::store::copier_of;
-use crate::units::{Bytes, Fault, Seconds};
+use crate::units::{Bytes, Fault, FaultKind, Seconds};
 
 /// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
 const B_SPREAD: f64 = 0.02;
@@ -60,7 +60,7 @@ impl Bench {
         if let HeadRecipe::SeqClassificationOnLogits(labels) = &mut recipe.head {
             *labels = Labels::Tokens((0..labels.len() as u32).collect());
         }
-        let config = as_headed(&recipe, ModelConfig::load(&recipe.model).map_err(TrainError::from)?)?;
+        let config = as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         let batch = random_batch(&recipe, &config, &options.tokens, recipe.train.seed)?;
         let machine = tiling::machine_of_trial(&recipe, device).of_ranks(world.ranks_here(), world.size());
         let machine = machine.timed(recipe.model.dtype);
@@ -71,7 +71,7 @@ impl Bench {
         let (recipe, planned) = settled_alike(world, recipe, asked, |recipe| tiling::settled(recipe, &config, &batch, machine))?;
         let engine = build::engine(&recipe, &config, None, None)?;
         let engine = FallbackEngine::of_recipe(engine, &recipe, None);
-        let trained = TrainedPart::of(&config, recipe.lora.as_ref()).map_err(TrainError::from)?;
+        let trained = TrainedPart::of(&config, recipe.lora.as_ref())?;
         // A device's allocator is asked for its peak in any case.
         let mut memory = if options.profiles_memory || device != Device::Cpu { MemoryMeter::start(device) } else { None };
         let model = model(&recipe, device, options.draws_weights)?;
@@ -123,14 +123,14 @@ impl Bench {
         let own_seed = seed.wrapping_add(step * ranks as u64 + rank as u64);
         let batch = random_batch(&self.recipe, self.model.config(), &self.options.tokens, own_seed)?;
         let settings = self.engine.engine().settings();
-        let plan = settings.plan(&batch, Some(ChunkKey { seed, step })).map_err(TrainError::from)?;
+        let plan = settings.plan(&batch, Some(ChunkKey { seed, step }))?;
         let flops = Flops::of(&self.spec(), &plan, (batch.num_tokens(), batch.num_targets()));
         let device = self.model.device();
         let gemm = gemm_rate(self.model.kind(), device);
         let was_reset = memory::reset_peak();
         let mut meter = self.memory.take();
         // All begin together: what is measured before a step takes them differently long.
-        self.world.barrier().map_err(TrainError::from)?;
+        self.world.barrier()?;
         let (copier, copied) = (copier_of(device), self.copied());
         copier.measure(true);
         let mut stopwatch = Stopwatch::start(device);
@@ -184,7 +184,7 @@ impl Bench {
         let targets = batch.num_targets() * ranks;
         let share = MicroBatchAssignment { batches: vec![batch.clone()], indices: vec![rank], micro_batches: ranks, targets };
         let made = learner.step(&share, self.done as u64, rate, &mut callback)?;
-        self.parts.exchange_updates(&self.world, &self.model).map_err(TrainError::from)?;
+        self.parts.exchange_updates(&self.world, &self.model)?;
         Ok(made)
     }
 }
@@ -203,11 +203,11 @@ impl Observer for Notes {
 fn model(recipe: &Recipe, device: Device, draws_weights: bool) -> Result<Model, Fault> {
     tch::manual_seed(recipe.train.seed as i64);
     let model = if draws_weights { build::drawn_model(recipe, device) } else { build::model(recipe, device) };
-    model.map_err(|error| match error {
-        TrainError::Model(ModelError::NoWeights { dir }) => Fault::data(
-            format!("no weights in `{}`", dir.display()),
-            "give `--random-weights` to draw them, or name a model in safetensors",
-        ),
-        other => other.into(),
+    model.map_err(|error| match error.kind() {
+        FaultKind::NoWeights => {
+            let message = format!("no weights in `{}`", recipe.model.path.display());
+            Fault::data(message, "give `--random-weights` to draw them, or name a model in safetensors")
+        }
+        _ => error,
     })
 }

@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::TrainError;
-use super::error::other_model;
+use super::saving::other_model;
 use crate::cache;
 use crate::checkpoint::FINAL;
 use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, TokenisingProgress, Tokenizer};
-use crate::engine::{Engine, EngineError, Settings};
+use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files::Scratch;
 use crate::head::{Classify, ClassifyOnLogits, Head, NextToken};
@@ -21,7 +20,7 @@ use crate::report::tokenising::Tokenising;
 use crate::units::{Fault, FaultKind, abridged};
 
 /// The tokenizer of a model directory; `None` where it has none.
-pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
+pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, Fault> {
     Ok(Tokenizer::load_if_present(model)?)
 }
 
@@ -32,7 +31,7 @@ pub fn limits(config: &ModelConfig) -> ModelLimits {
 }
 
 /// Refuses longer samples than the model computes, before a run begins. What began earlier has had them cut to its positions.
-pub fn check_max_seq_length(recipe: &Recipe, config: &ModelConfig) -> Result<(), TrainError> {
+pub fn check_max_seq_length(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
     let positions = config.most_positions();
     match recipe.data.max_seq_length.filter(|&tokens| tokens > positions) {
         Some(tokens) => {
@@ -52,7 +51,7 @@ pub fn chosen_template(recipe: &Recipe) -> Option<String> {
 }
 
 /// What lies beside an adapter at the end of its run: tokenizer and chat template. All weights have them already.
-pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
+pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)>, Fault> {
     let mut found = Vec::new();
     let of_model = recipe.lora.iter().flat_map(|_| companions(&recipe.model.path));
     for (name, bytes) in of_model {
@@ -71,9 +70,9 @@ pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)
     Ok(found)
 }
 
-pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, TrainError> {
+pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, Fault> {
     let limits = limits(config);
-    let initial = cache::initial_part(&recipe.kv_cache.policy).map_err(EngineError::from)?;
+    let initial = cache::initial_part(&recipe.kv_cache.policy)?;
     let mut progress = Tokenising::new();
     let mut watch = |at: &TokenisingProgress| progress.at(&at.path, at.samples, at.tokens);
     let (head, seed) = (&recipe.head, recipe.train.seed);
@@ -100,12 +99,7 @@ pub(super) fn grad_of_run(recipe: &Recipe, run: Option<&Path>) -> GradRecipe {
     GradRecipe { scratch_dir: Some(scratch_dir_or_temporary(recipe, run)), ..recipe.grad.clone() }
 }
 
-pub fn engine(
-    recipe: &Recipe,
-    config: &ModelConfig,
-    tokenizer: Option<&Tokenizer>,
-    run: Option<&Path>,
-) -> Result<Engine, TrainError> {
+pub fn engine(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>, run: Option<&Path>) -> Result<Engine, Fault> {
     if recipe.train.router_aux_loss_coef > 0.0 {
         check_routers(&recipe.model.path, config)?;
     }
@@ -118,7 +112,7 @@ pub fn engine(
 }
 
 /// Refuses a load-balance loss where it means nothing.
-fn check_routers(model: &Path, config: &ModelConfig) -> Result<(), TrainError> {
+fn check_routers(model: &Path, config: &ModelConfig) -> Result<(), Fault> {
     let mut preferences = config.layers.iter().filter_map(|layer| Some(layer.feed_forward.experts()?.preference)).peekable();
     if preferences.peek().is_none() {
         let message =
@@ -135,7 +129,7 @@ fn check_routers(model: &Path, config: &ModelConfig) -> Result<(), TrainError> {
 }
 
 /// Removes the scratch files that an earlier start of the run in `dir` has left, also where this one needs none.
-pub(super) fn clean_scratch(dir: &Path) -> Result<(), TrainError> {
+pub(super) fn clean_scratch(dir: &Path) -> Result<(), Fault> {
     Scratch::clean_temporary();
     let scratch = dir.join(SCRATCH);
     Scratch::clean(&scratch)?;
@@ -145,7 +139,7 @@ pub(super) fn clean_scratch(dir: &Path) -> Result<(), TrainError> {
 }
 
 /// Fails before anything has run if a sample, trained on or held out, is too long for the caches.
-pub fn check_lengths(engine: &Engine, data: &Splits) -> Result<(), TrainError> {
+pub fn check_lengths(engine: &Engine, data: &Splits) -> Result<(), Fault> {
     let held_out = data.validation.iter().flat_map(data::Dataset::lengths);
     let longest = data.train.lengths().iter().chain(held_out).copied().max().unwrap_or(0);
     Ok(engine.settings().check_fits(longest)?)
@@ -160,7 +154,7 @@ pub fn set_numerics(recipe: &Recipe, device: Device) {
 }
 
 /// What a recipe's head makes of its model: it has classes, or predicts tokens.
-pub fn as_headed(recipe: &Recipe, config: ModelConfig) -> Result<ModelConfig, TrainError> {
+pub fn as_headed(recipe: &Recipe, config: ModelConfig) -> Result<ModelConfig, Fault> {
     let num_classes = num_classes(recipe);
     if config.has_score && config.num_classes != num_classes {
         let found = config.num_classes.unwrap_or(0);
@@ -177,12 +171,12 @@ pub fn as_headed(recipe: &Recipe, config: ModelConfig) -> Result<ModelConfig, Tr
 }
 
 /// Fails where the recipe's head needs what scores classes, and neither model nor adapter has it.
-pub fn check_head(recipe: &Recipe, model: &Model) -> Result<(), TrainError> {
+pub fn check_head(recipe: &Recipe, model: &Model) -> Result<(), Fault> {
     let is_missing = num_classes(recipe).is_some() && !model.has_score();
     if is_missing { Err(no_score(recipe)) } else { Ok(()) }
 }
 
-fn no_score(recipe: &Recipe) -> TrainError {
+fn no_score(recipe: &Recipe) -> Fault {
     let model = abridged(recipe.model.path.display());
     Fault::usage(
         format!("`head.kind` is `seq_classification`, and the model `{model}` has no matrix that scores classes"),
@@ -195,13 +189,13 @@ fn num_classes(recipe: &Recipe) -> Option<usize> {
     if let HeadRecipe::SeqClassification(classes) = &recipe.head { Some(classes.count()) } else { None }
 }
 
-fn headed(recipe: &Recipe, model: Model) -> Result<Model, TrainError> {
+fn headed(recipe: &Recipe, model: Model) -> Result<Model, Fault> {
     as_headed(recipe, model.config().clone())?;
     Ok(model.with_classes(num_classes(recipe)))
 }
 
 /// The recipe's model, of which nothing is trained.
-pub fn base_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
+pub fn base_model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
     headed(recipe, Model::load(&recipe.model, recipe.model.dtype, placement(recipe, device))?)
 }
 
@@ -211,7 +205,7 @@ fn placement(recipe: &Recipe, device: Device) -> ModelPlacement {
 }
 
 /// The recipe's model with its adapter, or all weights of which are trained.
-pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
+pub fn model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
     let Some(lora) = &recipe.lora else {
         return headed(recipe, Model::load_to_train(&recipe.model, recipe.model.dtype, placement(recipe, device))?);
     };
@@ -221,7 +215,7 @@ pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
 }
 
 /// A [`model`] from the `config.json` in the recipe's model directory alone: the weights are drawn on the device.
-pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
+pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
     let (dtype, at) = (recipe.model.dtype, placement(recipe, device));
     let Some(lora) = &recipe.lora else {
         return headed(recipe, Model::drawn_to_train(&recipe.model, dtype, at)?);
@@ -232,7 +226,7 @@ pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError>
 }
 
 /// Fails where [`model`] would, but for the weights, which are not read.
-pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), TrainError> {
+pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
     match &recipe.lora {
         Some(lora) => adapter(recipe, lora, config, Kind::Float, Device::Cpu).map(drop),
         None => Ok(()),
@@ -240,7 +234,7 @@ pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), TrainE
 }
 
 /// The adapter that the recipe starts from, or a new one, for a model that computes in `kind`.
-fn adapter(recipe: &Recipe, lora: &LoraRecipe, config: &ModelConfig, kind: Kind, device: Device) -> Result<Adapter, TrainError> {
+fn adapter(recipe: &Recipe, lora: &LoraRecipe, config: &ModelConfig, kind: Kind, device: Device) -> Result<Adapter, Fault> {
     let Some(path) = &recipe.model.adapter else {
         return Ok(Adapter::new(config, lora, recipe.train.seed, kind, device)?);
     };
@@ -252,7 +246,7 @@ fn adapter(recipe: &Recipe, lora: &LoraRecipe, config: &ModelConfig, kind: Kind,
 }
 
 /// Puts the PEFT adapter in `dir` into the model.
-pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), TrainError> {
+pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), Fault> {
     let adapter = Adapter::load_peft(dir, model.config(), model.kind(), model.device())?;
     check_positions(model.config(), dir)?;
     model.set_adapter(adapter);
@@ -260,7 +254,7 @@ pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), TrainError> {
 }
 
 /// Copies saved parameters over the model's, which must be the same by name and shape.
-pub(super) fn take_parameters(model: &Model, saved: &[(String, Tensor)], dir: &Path) -> Result<(), TrainError> {
+pub(super) fn take_parameters(model: &Model, saved: &[(String, Tensor)], dir: &Path) -> Result<(), Fault> {
     let own = model.parameters();
     let other = |difference: String| other_model(dir, &difference);
     if own.len() != saved.len() {
@@ -279,7 +273,7 @@ pub(super) fn take_parameters(model: &Model, saved: &[(String, Tensor)], dir: &P
 }
 
 /// An adapter was trained with certain positions: with others it is another function.
-fn check_positions(config: &ModelConfig, path: &Path) -> Result<(), TrainError> {
+fn check_positions(config: &ModelConfig, path: &Path) -> Result<(), Fault> {
     let Some(file) = PolicyFile::find(path)? else { return Ok(()) };
     let ropes = config.layers.iter().map(|layer| layer.attention.rope.as_ref());
     if file.rope.iter().map(Option::as_ref).eq(ropes) {
@@ -292,7 +286,7 @@ fn check_positions(config: &ModelConfig, path: &Path) -> Result<(), TrainError> 
 }
 
 /// An adapter brings its own numbers: a recipe that says otherwise is a mistake.
-fn check_agreement(lora: &LoraRecipe, config: &ModelConfig, adapter: &Adapter, path: &Path) -> Result<(), TrainError> {
+fn check_agreement(lora: &LoraRecipe, config: &ModelConfig, adapter: &Adapter, path: &Path) -> Result<(), Fault> {
     let Some(Disagreement { key, recipe, adapter }) = adapter.disagreement(config, lora)? else { return Ok(()) };
     let path = abridged(path.display());
     let message = format!("`lora.{key}` is {recipe} in the recipe, but {adapter} in the adapter `{path}`");

@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::answers::Validation;
-use super::{Interrupt, TrainError, Trainer};
+use super::{Interrupt, Trainer};
 use crate::engine::{Event, Observer};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
 use crate::native::cuda::{missing_kernels, why_not_pinned};
@@ -20,7 +20,7 @@ use crate::report::program::MetricsProgram;
 use crate::report::progress::Progress;
 use crate::report::summary::{RunSummary, SUMMARY};
 use crate::report::tensorboard::{self, TensorBoard};
-use crate::units::{Bytes, quoted};
+use crate::units::{Bytes, Fault, quoted};
 
 /// The reports of one start of a run; the losses are those of the whole run, first and last.
 pub(super) struct RunCallback {
@@ -54,7 +54,7 @@ struct RunFiles {
 
 impl RunCallback {
     /// Tells the run that begins, or goes on after the step `resumed`, and opens its metrics and events.
-    pub(super) fn begin(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
+    pub(super) fn begin(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, Fault> {
         let mut callback = Self::open(trainer, resumed, interrupt)?;
         let command = trainer.recipe.report.command.as_deref().filter(|_| callback.files.is_some());
         callback.program = command.and_then(MetricsProgram::start);
@@ -73,7 +73,7 @@ impl RunCallback {
         Ok(callback)
     }
 
-    fn open(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
+    fn open(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, Fault> {
         let path = trainer.dir.join(METRICS);
         let step = trainer.step();
         let kept = resumed.map(|_| trainer.kept_metrics()).transpose()?;
@@ -116,7 +116,7 @@ impl RunCallback {
     }
 
     /// The run is back at an earlier step: what came after it is taken back.
-    pub(super) fn gone_back(&mut self, trainer: &mut Trainer, why: &str) -> Result<(), TrainError> {
+    pub(super) fn gone_back(&mut self, trainer: &mut Trainer, why: &str) -> Result<(), Fault> {
         let step = trainer.step();
         self.progress.note(why);
         let (began, said_not_pinned, program) = (self.began, self.said_not_pinned, self.program.take());
@@ -125,12 +125,12 @@ impl RunCallback {
     }
 
     /// The validation before the first step.
-    pub(super) fn validated_first(&mut self, validation: Option<&Validation>) -> Result<(), TrainError> {
+    pub(super) fn validated_first(&mut self, validation: Option<&Validation>) -> Result<(), Fault> {
         let metrics = StepMetrics { peak_memory: peak_resident().0, ..StepMetrics::default() };
         self.stepped(metrics, validation)
     }
 
-    pub(super) fn stepped(&mut self, mut metrics: StepMetrics, validation: Option<&Validation>) -> Result<(), TrainError> {
+    pub(super) fn stepped(&mut self, mut metrics: StepMetrics, validation: Option<&Validation>) -> Result<(), Fault> {
         metrics.eval_loss = validation.map(|v| v.scores.overall.loss);
         metrics.eval_accuracy = validation.map(|v| v.scores.overall.accuracy);
         let by_set = validation.into_iter().flat_map(|v| &v.scores.by_set);
@@ -187,7 +187,7 @@ impl RunCallback {
     }
 
     /// The run ends here; the rank that writes says how it went.
-    pub(super) fn end(&self, trainer: &Trainer, state: &str) -> Result<Option<RunSummary>, TrainError> {
+    pub(super) fn end(&self, trainer: &Trainer, state: &str) -> Result<Option<RunSummary>, Fault> {
         if self.files.is_none() {
             return Ok(None);
         }

@@ -1,9 +1,10 @@
 //! What checkpoints of a run have that no step changes.
 
-use super::{TrainError, build};
+use super::build;
 use crate::export::PolicyTrial;
 use crate::model::ModelConfig;
 use crate::recipe::Recipe;
+use crate::units::Fault;
 
 /// What checkpoints have beside model and optimiser, read when the run begins: it can be saved whatever becomes of the base.
 pub(super) struct CheckpointExtras {
@@ -15,7 +16,7 @@ pub(super) struct CheckpointExtras {
 }
 
 impl CheckpointExtras {
-    pub(super) fn new(recipe: &Recipe, config: &ModelConfig, model_hash: String) -> Result<Self, TrainError> {
+    pub(super) fn new(recipe: &Recipe, config: &ModelConfig, model_hash: String) -> Result<Self, Fault> {
         let trial = PolicyTrial::smallest(config, &recipe.kv_cache, &recipe.grad)?;
         Ok(Self { model_hash, trial, companions: build::companions_of_end(recipe)? })
     }

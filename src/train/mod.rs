@@ -5,7 +5,6 @@ mod bench;
 mod build;
 mod callback;
 mod checkpoint_extras;
-mod error;
 mod evicted;
 mod interrupt;
 mod meter;
@@ -32,13 +31,11 @@ pub use build::{
     as_headed, base_model, check_head, check_lengths, check_max_seq_length, check_trained, chosen_template, drawn_model, engine,
     limits, load_adapter, model, open_data, set_numerics, tokenizer,
 };
-pub use error::TrainError;
 pub use evicted::ExpectedEvictions;
 pub use interrupt::Interrupt;
 pub use oom_fallback::{FallbackEngine, ends_rounding};
 pub use ranks::{
-    MicroBatchAssignment, RankError, RunRanks, ShardedOptimizerState, StepOutcome, check_even, check_same_evaluation,
-    settled_alike,
+    MicroBatchAssignment, RunRanks, ShardedOptimizerState, StepOutcome, check_even, check_same_evaluation, settled_alike,
 };
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume, resume_or_run};
 pub use run::{Ended, Outcome, run};

@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 use super::build;
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::engine::{Engine, EngineError, MicroBatchContext, MicroBatchGradients, Observer, Settings, guarded};
+use crate::engine::{Engine, MicroBatchContext, MicroBatchGradients, Observer, Settings, guarded};
 use crate::model::Model;
 use crate::native::cuda::release_cached_memory;
 use crate::recipe::{AttentionOutputs, CacheRecipe, GradRecipe, KeepGraph, OnOutOfMemory, Recipe, StoreForm};
 use crate::store::copier_of;
+use crate::units::{Fault, FaultKind};
 
 /// How small cells have become after a lack of memory: of two ranks' the smaller one is the further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -69,7 +70,7 @@ impl FallbackEngine {
         model: &Model,
         furthest: Option<OomFallback>,
         observer: &mut dyn Observer,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), Fault> {
         let Some(further) = furthest.filter(|&furthest| furthest < self.fallback()) else { return Ok(()) };
         let mut grad = self.grad.clone();
         if !further.is_plain {
@@ -85,7 +86,7 @@ impl FallbackEngine {
         self.retile(model, grad)
     }
 
-    fn retile(&mut self, model: &Model, grad: GradRecipe) -> Result<(), EngineError> {
+    fn retile(&mut self, model: &Model, grad: GradRecipe) -> Result<(), Fault> {
         self.engine.retile(Settings::new(model.config(), &self.kv_cache, &grad)?);
         self.grad = grad;
         Ok(())
@@ -100,7 +101,7 @@ impl FallbackEngine {
         batch: &Batch,
         context: MicroBatchContext,
         observer: &mut dyn Observer,
-    ) -> Result<MicroBatchGradients, EngineError> {
+    ) -> Result<MicroBatchGradients, Fault> {
         let mut log = None;
         loop {
             let made = match self.grad.on_out_of_memory {
@@ -112,12 +113,12 @@ impl FallbackEngine {
                 Err(error) => error,
             };
             forget_gradients(model);
-            let error = match error {
-                EngineError::OutOfMemory(reason) if self.grad.on_out_of_memory == OnOutOfMemory::Retreat => reason,
-                other => return Err(other),
-            };
-            let Some(smaller) = self.smaller(model, batch, context)? else { return Err(EngineError::OutOfMemory(error)) };
-            let reason = error.lines().next().unwrap_or_default();
+            if error.kind() != FaultKind::OutOfMemory || self.grad.on_out_of_memory != OnOutOfMemory::Retreat {
+                return Err(error);
+            }
+            let Some(smaller) = self.smaller(model, batch, context)? else { return Err(error) };
+            let reason = error.to_string();
+            let reason = reason.lines().next().unwrap_or_default().trim_start_matches("out of memory: ");
             observer.note(&format!("out of memory ({reason}): this step again, and all that follow, with {}", smaller.tiling()));
             self.retile(model, smaller)?;
             // Copies that nobody waited for keep what they were to fill: memory of the cell that failed.
@@ -137,7 +138,7 @@ impl FallbackEngine {
         context: MicroBatchContext,
         log: &mut Option<ReplayLog>,
         observer: &mut dyn Observer,
-    ) -> Result<MicroBatchGradients, EngineError> {
+    ) -> Result<MicroBatchGradients, Fault> {
         self.engine.follow(log.clone());
         let trace = self.engine.forward(model, batch, context, observer);
         self.engine.follow(None);
@@ -148,7 +149,7 @@ impl FallbackEngine {
 
     /// The next smaller tiling: without graphs that are kept, half as wide, then half as high, then with outputs
     /// of attention that are computed again, then with rounded layer checkpoints.
-    fn smaller(&self, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Option<GradRecipe>, EngineError> {
+    fn smaller(&self, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Option<GradRecipe>, Fault> {
         let plan = self.engine.settings().plan(batch, context.chunk_sizes)?;
         let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
         Ok(smaller(&self.grad, widest, model.config().num_layers()))
@@ -310,7 +311,7 @@ mod tests {
         let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
         let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Fail);
         let failed = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut Silent));
-        assert!(matches!(failed, Err(EngineError::OutOfMemory(_))));
+        assert_eq!(failed.unwrap_err().kind(), FaultKind::OutOfMemory);
         assert_eq!(tiled.grad.chunks_per_cell, Some(4));
     }
 
@@ -319,7 +320,7 @@ mod tests {
         let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
         let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Retreat);
         let failed = under(Sabotage::NoMemory, || tiled.gradients(&model, &batch, context, &mut Silent));
-        assert!(matches!(failed, Err(EngineError::OutOfMemory(_))));
+        assert_eq!(failed.unwrap_err().kind(), FaultKind::OutOfMemory);
         assert_eq!(tiled.grad.layer_checkpoints.form, StoreForm::Int8);
     }
 }

@@ -3,18 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use super::callback::RunCallback;
-use super::error::{changed_file, listed, no_signals};
+use super::run::no_signals;
 use super::run::{begin, go_on, run};
 use super::run_dir::newest;
 use super::saved_split::SavedSplit;
+use super::saving::listed_differences;
+use super::sealed_recipe::changed_file;
 use super::sealed_recipe::{check_recipe, write_recipe};
-use super::{Ended, Outcome, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, TrainError, Trainer, build};
-use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
+use super::{Ended, Outcome, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, Trainer, build};
+use crate::checkpoint::{self, FINAL, SaveKind};
 use crate::files::{ReadLock, RunLock};
 use crate::optim::learning_rate;
 use crate::recipe::{GradRecipe, Recipe, Weights};
 use crate::report::console;
-use crate::units::{Exit, Fault, abridged, quoted};
+use crate::units::{Exit, Fault, FaultKind, abridged, quoted};
 
 /// A checkpoint and the run it belongs to.
 #[derive(Debug)]
@@ -27,7 +29,7 @@ pub struct FoundCheckpoint {
 }
 
 /// The checkpoint that `path` means: itself, or the newest of a run.
-pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, TrainError> {
+pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, Fault> {
     if let Some(holds) = checkpoint::holds(path) {
         let reading = ReadLock::share(path)?;
         checkpoint::check(path)?;
@@ -61,7 +63,7 @@ fn gone(path: &Path) -> Fault {
     Fault::new(Exit::Failed, message).with_hint("name another checkpoint of the run, or the run for its newest")
 }
 
-pub fn resolved_recipe(dir: &Path) -> Result<PathBuf, TrainError> {
+pub fn resolved_recipe(dir: &Path) -> Result<PathBuf, Fault> {
     let path = dir.join(RESOLVED_RECIPE);
     if path.exists() {
         return Ok(path);
@@ -72,7 +74,7 @@ pub fn resolved_recipe(dir: &Path) -> Result<PathBuf, TrainError> {
 }
 
 /// The checkpoint of a run that the user names: one of its own, not a path to somewhere else.
-fn named(run: &Path, name: &str) -> Result<PathBuf, TrainError> {
+fn named(run: &Path, name: &str) -> Result<PathBuf, Fault> {
     let mut known = checkpoint::names(run)?;
     if known.iter().any(|k| k == name) {
         return Ok(run.join(name));
@@ -85,12 +87,12 @@ fn named(run: &Path, name: &str) -> Result<PathBuf, TrainError> {
 }
 
 /// Goes on with the run in `dir`, from the newest checkpoint or the one named `from`.
-pub fn resume(dir: &Path, from: Option<&str>, overrides: &[String], how: Start<'_>) -> Result<Ended, TrainError> {
+pub fn resume(dir: &Path, from: Option<&str>, overrides: &[String], how: Start<'_>) -> Result<Ended, Fault> {
     resume_as(dir, from, |path, _| Ok(Recipe::load(path, overrides)?.recipe), how)
 }
 
 /// Goes on with the run of `recipe` in `dir`, or begins it where none has begun there: what is started again and again by the same command.
-pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<Ended, TrainError> {
+pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<Ended, Fault> {
     let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
     // The first rank says so for all: when others look it may have begun already.
     let has_begun = ranks.exchange("looking for a run", Ok(dir.join(RESOLVED_RECIPE).exists()))?.swap_remove(0);
@@ -115,9 +117,9 @@ pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<Ende
 fn resume_as(
     dir: &Path,
     from: Option<&str>,
-    as_asked: impl Fn(&Path, &Recipe) -> Result<Recipe, TrainError>,
+    as_asked: impl Fn(&Path, &Recipe) -> Result<Recipe, Fault>,
     how: Start<'_>,
-) -> Result<Ended, TrainError> {
+) -> Result<Ended, Fault> {
     let path = resolved_recipe(dir)?;
     let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
     let _lock = ranks.first("taking the directory of the run", || Ok(RunLock::acquire(dir)?))?;
@@ -126,7 +128,8 @@ fn resume_as(
     let recipe = as_asked(&path, &began)?;
     let differences = began.changes_refused_on_resume(&recipe);
     if !differences.is_empty() {
-        let message = format!("a resumed run must go on as it began, but the recipe differs:{}", listed(&differences));
+        let message =
+            format!("a resumed run must go on as it began, but the recipe differs:{}", listed_differences(&differences));
         let hint = "only the length of the run, logging, saving, `grad.*` and where model and data lie may change on resume";
         return Err(Fault::usage(message, hint).into());
     }
@@ -194,7 +197,7 @@ fn stretched(trainer: &Trainer, began: &Recipe) -> Option<String> {
 }
 
 /// What the run has written beside its checkpoints must fit the one that was loaded. What an earlier version wrote can't be checked.
-fn check_records(trainer: &Trainer, recipe: &Path, is_sealed: bool, is_loaded: bool) -> Result<(), TrainError> {
+fn check_records(trainer: &Trainer, recipe: &Path, is_sealed: bool, is_loaded: bool) -> Result<(), Fault> {
     if !is_loaded {
         return Ok(());
     }
@@ -212,7 +215,7 @@ fn check_records(trainer: &Trainer, recipe: &Path, is_sealed: bool, is_loaded: b
 }
 
 /// [`start`], in a directory without what earlier starts have left over.
-fn cleaned_start(dir: &Path, from: Option<&str>) -> Result<Option<PathBuf>, TrainError> {
+fn cleaned_start(dir: &Path, from: Option<&str>) -> Result<Option<PathBuf>, Fault> {
     for leftover in checkpoint::clean_leftovers(dir)? {
         console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
     }
@@ -222,13 +225,13 @@ fn cleaned_start(dir: &Path, from: Option<&str>) -> Result<Option<PathBuf>, Trai
 }
 
 /// The checkpoint to start from; none if the run ended before its first was written.
-fn start(run: &Path, from: Option<&str>) -> Result<Option<PathBuf>, TrainError> {
+fn start(run: &Path, from: Option<&str>) -> Result<Option<PathBuf>, Fault> {
     if let Some(name) = from {
         return named(run, name).map(Some);
     }
     match newest(run) {
         Ok(dir) => Ok(Some(dir)),
-        Err(CheckpointError::None { skipped, .. }) if skipped.is_empty() => Ok(None),
+        Err(error) if error.kind() == FaultKind::NoCheckpoint => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -5,11 +5,10 @@ use std::path::Path;
 
 use super::build::{self, SCRATCH};
 use super::callback::RunCallback;
-use super::error::no_signals;
 use super::run_dir::newest;
 use super::saved_split::{SPLIT, SavedSplit};
 use super::sealed_recipe::write_recipe;
-use super::{Interrupt, RESOLVED_RECIPE, Start, TrainError, Trainer};
+use super::{Interrupt, RESOLVED_RECIPE, Start, Trainer};
 use crate::checkpoint::SaveKind;
 use crate::files::{self, RunLock};
 use crate::model::ModelConfig;
@@ -17,7 +16,7 @@ use crate::native::give_free_memory_back;
 use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
-use crate::units::{Fault, abridged};
+use crate::units::{Exit, Fault, abridged};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -36,7 +35,7 @@ pub struct Ended {
 }
 
 /// Begins a run in `dir`, which must be empty or not exist.
-pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, TrainError> {
+pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, Fault> {
     // Before anything is loaded or made: what is wrong with the place or the recipe leaves nothing behind.
     let is_first = start.world.is_first();
     if is_first {
@@ -49,7 +48,7 @@ pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, Train
 }
 
 /// Makes the directory of a run, and writes down what it begins with.
-fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, TrainError> {
+fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, Fault> {
     files::make_dir(dir)?;
     let lock = RunLock::acquire(dir)?;
     // Again: another run may have begun here while this one was loading.
@@ -62,13 +61,13 @@ fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, TrainError> {
 }
 
 /// From before the first step to the end.
-pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, TrainError> {
+pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, Fault> {
     interrupt.watch_for_stops().map_err(|error| no_signals(&error))?;
     let mut callback = RunCallback::begin(trainer, None, interrupt)?;
     if trainer.recipe.eval.initial {
         match trainer.validate(&mut callback) {
             Ok(validation) => callback.validated_first(validation.as_ref())?,
-            Err(error) if error.is_given_up() => {
+            Err(error) if error.is_interrupted() => {
                 trainer.ranks.listen()?;
                 return interrupted(trainer, &callback);
             }
@@ -83,7 +82,7 @@ pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ende
 }
 
 /// Refuses a directory with anything in it; says so if another process is at work there.
-fn require_unused(dir: &Path) -> Result<(), TrainError> {
+fn require_unused(dir: &Path) -> Result<(), Fault> {
     files::refuse_symlink(dir)?;
     RunLock::refuse_held(dir)?;
     require_unused_by_others(dir)
@@ -91,7 +90,7 @@ fn require_unused(dir: &Path) -> Result<(), TrainError> {
 
 /// A lock, scratch files, a split without a recipe, and files that were never finished are what is left of a start that was ended before it had
 /// anything to keep.
-fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
+fn require_unused_by_others(dir: &Path) -> Result<(), Fault> {
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
     let counts = |name: &str| ![RunLock::NAME, SCRATCH, SPLIT].contains(&name) && !files::is_temporary(name);
     if entries.flatten().any(|entry| entry.file_name().to_str().is_none_or(counts)) {
@@ -117,7 +116,7 @@ enum RunState {
     Interrupted,
 }
 
-pub(super) fn go_on(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<Ended, TrainError> {
+pub(super) fn go_on(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<Ended, Fault> {
     // Reading and tokenising may have taken more than a step does, on other threads.
     give_free_memory_back();
     let mut state = next_state(trainer, callback);
@@ -141,10 +140,10 @@ fn next_state(trainer: &Trainer, callback: &mut RunCallback) -> RunState {
 }
 
 /// Makes a step; where one is lost that the recipe lets go, the run goes back to its last checkpoint.
-fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunState, TrainError> {
+fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunState, Fault> {
     let error = match trainer.advance(callback).and_then(|metrics| trainer.check_if_built_on().map(|()| metrics)) {
         Ok(metrics) => return Ok(RunState::Stepped(Box::new(metrics))),
-        Err(error) if error.is_given_up() => {
+        Err(error) if error.is_interrupted() => {
             trainer.ranks.listen()?;
             if trainer.step() > 0 {
                 save_unsaved(trainer, callback, SaveKind::Intermediate)?;
@@ -165,9 +164,9 @@ fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunSt
 }
 
 /// Validates after a step where that is due, writes the step's line, and saves where that is due or asked for.
-fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: StepMetrics) -> Result<RunState, TrainError> {
+fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: StepMetrics) -> Result<RunState, Fault> {
     let validation = match trainer.is_eval_due().then(|| trainer.validate(callback)).transpose() {
-        Err(error) if error.is_given_up() => {
+        Err(error) if error.is_interrupted() => {
             trainer.progress.owes_validation = true;
             trainer.ranks.listen()?;
             None
@@ -197,14 +196,14 @@ fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: Ste
 }
 
 /// Saves the last step unless it is saved.
-fn save_unsaved(trainer: &Trainer, callback: &RunCallback, kind: SaveKind) -> Result<(), TrainError> {
+fn save_unsaved(trainer: &Trainer, callback: &RunCallback, kind: SaveKind) -> Result<(), Fault> {
     if trainer.saved_step() < Some(trainer.step()) {
         callback.saved(trainer.save(kind)?);
     }
     Ok(())
 }
 
-fn finish(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, TrainError> {
+fn finish(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, Fault> {
     // What the optimiser holds stays in a checkpoint of the step.
     save_unsaved(trainer, callback, trainer.save_due().unwrap_or(SaveKind::Intermediate))?;
     // `final` comes last: where it is, nothing is missing.
@@ -214,8 +213,14 @@ fn finish(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, TrainError
 }
 
 /// The end of a run that was asked to stop.
-fn interrupted(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, TrainError> {
+fn interrupted(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, Fault> {
     let summary = callback.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
     let signal = trainer.ranks.signal().unwrap_or_default();
     Ok(Ended { outcome: Outcome::Interrupted(signal), memory: trainer.memory_by_part(), summary })
+}
+
+/// Handlers of signals that cannot be installed.
+pub(super) fn no_signals(error: &std::io::Error) -> Fault {
+    let message = format!("can't watch for signals: {error}");
+    Fault::new(Exit::Failed, message).with_hint("a run must be able to save when it is interrupted")
 }

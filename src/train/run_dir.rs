@@ -2,14 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, CheckpointError};
+use crate::checkpoint;
 use crate::report::console;
+use crate::units::Fault;
 
 /// Name of the recipe in a run's directory.
 pub const RESOLVED_RECIPE: &str = "recipe.resolved.toml";
 
 /// The newest whole checkpoint of a run. What is newer and not whole is told, and set aside where it is damaged.
-pub(super) fn newest(run: &Path) -> Result<PathBuf, CheckpointError> {
+pub(super) fn newest(run: &Path) -> Result<PathBuf, Fault> {
     let found = checkpoint::newest(run)?;
     let places = checkpoint::set_aside(run, &found)?;
     for (dir, why) in &found.skipped {

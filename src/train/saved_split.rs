@@ -5,8 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::TrainError;
-use super::error::other_data;
+use super::saving::other_data;
 use crate::data::{Dataset, Splits};
 use crate::files::{self, FileKind};
 use crate::units::{Fault, abridged};
@@ -41,7 +40,7 @@ impl SavedSamples {
     }
 
     /// Fails where the content of the file, or what is made of it, is another.
-    fn check(&self, data: &Dataset, split: &Path) -> Result<(), TrainError> {
+    fn check(&self, data: &Dataset, split: &Path) -> Result<(), Fault> {
         let found = Self::of(data);
         if found.hash != self.hash {
             return Err(other_data(data.path()));
@@ -55,7 +54,7 @@ impl SavedSamples {
 
 impl SavedSplit {
     /// Writes down what a run begins with.
-    pub(super) fn write(data: &Splits, dir: &Path) -> Result<(), TrainError> {
+    pub(super) fn write(data: &Splits, dir: &Path) -> Result<(), Fault> {
         let (train, validation) = (SavedSamples::of(&data.train), data.validation.as_ref().map(SavedSamples::of));
         let split = Self { train, validation, origins: Some(data.origins.clone()) };
         Ok(files::write_atomic(&dir.join(SPLIT), &files::to_json(&split))?)
@@ -63,7 +62,7 @@ impl SavedSplit {
 
     /// Fails where the data are not those that the run in `dir` began with; false where it has not written them down, as an earlier version
     /// that was cut short.
-    pub(super) fn check(data: &Splits, dir: &Path, model: &Path) -> Result<bool, TrainError> {
+    pub(super) fn check(data: &Splits, dir: &Path, model: &Path) -> Result<bool, Fault> {
         let path = dir.join(SPLIT);
         let Some(bytes) = files::read_if_there(&path, FileKind::Record)? else { return Ok(false) };
         let split: Self = files::parse_json(&path, &bytes, FileKind::Record)?;
@@ -87,7 +86,7 @@ impl SavedSplit {
 }
 
 /// Data that are divided into training and validation in another way than the run has written down.
-fn other_split(path: &Path, split: &Path) -> TrainError {
+fn other_split(path: &Path, split: &Path) -> Fault {
     let [path, split] = [path, split].map(|path| abridged(path.display()));
     Fault::data(
         format!("the samples of `{path}` are not divided as `{split}` has them"),

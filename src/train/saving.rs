@@ -4,21 +4,20 @@ use std::path::{Path, PathBuf};
 
 use tch::Device;
 
-use super::error::{RESTORE, listed, other_data, other_model};
 use super::ranks::of_trained;
-use super::{TrainError, Trainer, build};
+use super::{Trainer, build};
 use crate::checkpoint::{self, CARD, FINAL, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
 use crate::data::Dataset;
 use crate::export::{KV_POLICY, PolicyFile, Trained, card_of_run};
 use crate::model::has_fingerprint;
-use crate::recipe::Weights;
+use crate::recipe::{Difference, Weights};
 use crate::report::console;
 use crate::report::metrics::{self, METRICS};
-use crate::units::{Fault, abridged, quoted};
+use crate::units::{Exit, Fault, abridged, quoted};
 
 impl Trainer {
     /// Takes a checkpoint over, but for the optimiser's state; returns why it was written.
-    pub(super) fn load(&mut self, dir: &Path) -> Result<SaveKind, TrainError> {
+    pub(super) fn load(&mut self, dir: &Path) -> Result<SaveKind, Fault> {
         let checkpoint::Loaded { parameters, state } = checkpoint::load(dir)?;
         self.check_settings(&state, dir)?;
         self.check_data(&state)?;
@@ -46,32 +45,32 @@ impl Trainer {
     }
 
     /// Takes over what the optimiser held at a checkpoint that was loaded.
-    pub(super) fn load_optimizer(&mut self, dir: &Path) -> Result<(), TrainError> {
+    pub(super) fn load_optimizer(&mut self, dir: &Path) -> Result<(), Fault> {
         self.optimizer.load_state(&self.shard.own(checkpoint::load_optimizer(dir)?))?;
         self.refuse_not_finite(dir)
     }
 
-    fn refuse_not_finite(&self, dir: &Path) -> Result<(), TrainError> {
+    fn refuse_not_finite(&self, dir: &Path) -> Result<(), Fault> {
         let Some(name) = self.not_finite()? else { return Ok(()) };
         let message = format!("cannot resume from checkpoint `{}`: `{}` is not finite", abridged(dir.display()), quoted(name));
         Err(Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`").into())
     }
 
     /// A checkpoint belongs to the recipe that it was trained with.
-    fn check_settings(&self, state: &TrainState, dir: &Path) -> Result<(), TrainError> {
+    fn check_settings(&self, state: &TrainState, dir: &Path) -> Result<(), Fault> {
         let Some(mut saved) = state.settings.clone() else { return Ok(()) };
         saved.insert("train.seed".to_owned(), state.seed.to_string());
         let differences = self.recipe.changes_since(&saved, dir)?;
         if differences.is_empty() {
             return Ok(());
         }
-        let (place, listed) = (dir.display(), listed(&differences));
+        let (place, listed) = (dir.display(), listed_differences(&differences));
         let message = format!("the checkpoint `{place}` was trained with another recipe than its run has now:{listed}");
-        Err(Fault::data(message, RESTORE).into())
+        Err(Fault::data(message, RESTORE))
     }
 
     /// The position in the data is one in these files, and the best validation one of these samples.
-    fn check_data(&self, state: &TrainState) -> Result<(), TrainError> {
+    fn check_data(&self, state: &TrainState) -> Result<(), Fault> {
         let validation = self.data.validation.as_ref();
         for (hash, data) in [(Some(&state.data_hash), Some(&self.data.train)), (state.validation_hash.as_ref(), validation)] {
             if let Some(data) = data
@@ -93,7 +92,7 @@ impl Trainer {
     }
 
     /// The first rank writes a checkpoint, for which the others wait.
-    pub(super) fn save(&self, kind: SaveKind) -> Result<Option<PathBuf>, TrainError> {
+    pub(super) fn save(&self, kind: SaveKind) -> Result<Option<PathBuf>, Fault> {
         self.require_finite()?;
         // A rank that computes otherwise, on another kind of machine say, is told before what it has made is kept.
         if self.ranks.are_several() {
@@ -106,7 +105,7 @@ impl Trainer {
         Ok(dir)
     }
 
-    fn write(&self, kind: SaveKind, optimizer: &dyn StateInTurn) -> Result<PathBuf, TrainError> {
+    fn write(&self, kind: SaveKind, optimizer: &dyn StateInTurn) -> Result<PathBuf, Fault> {
         let parameters = self.model.parameters();
         let progress = &self.progress;
         let mut state = TrainState::new(progress.step, self.recipe.train.seed, kind, &parameters);
@@ -131,11 +130,11 @@ impl Trainer {
         }
         let snapshot = Snapshot { model: &self.model, base_model: &base_model, optimizer, beside: &beside, state: &state };
         let keep = self.recipe.checkpoint.intermediate_save_keep;
-        checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)
+        checkpoint::save(&self.dir, &snapshot, keep).map_err(not_saved)
     }
 
     /// The model card of the run's end.
-    fn card(&self, state: &TrainState) -> Result<String, TrainError> {
+    fn card(&self, state: &TrainState) -> Result<String, Fault> {
         let trained = Trained {
             checkpoint: &self.dir.join(FINAL),
             holds: if self.recipe.lora.is_some() { Weights::Adapter } else { Weights::All },
@@ -148,4 +147,33 @@ impl Trainer {
         };
         Ok(card_of_run(&trained, &self.recipe, &self.extras.model_hash))
     }
+}
+
+/// Keys of a recipe that differ, a line each.
+pub(super) fn listed_differences(differences: &[Difference]) -> String {
+    let line = |d: &Difference| format!("\n  `{}`: was {}, is {}", d.key, d.before, d.after);
+    differences.iter().map(line).collect()
+}
+
+/// A checkpoint of a model with other parameters.
+pub(super) fn other_model(checkpoint: &Path, difference: &str) -> Fault {
+    let (path, difference) = (abridged(checkpoint.display()), abridged(difference));
+    let message = format!("the checkpoint `{path}` belongs to another model or adapter: {difference}");
+    Fault::data(message, "resume with the model and the settings that the run began with")
+}
+
+/// A data file that is not the one that the run began with.
+pub(super) fn other_data(path: &Path) -> Fault {
+    let message = format!("`{}` has changed since the checkpoint was written", abridged(path.display()));
+    let hint = "restore the file, or begin a new run: a resumed run goes on at the same place of the same data";
+    Fault::data(message, hint)
+}
+
+/// For a recipe that is not as it was written.
+pub(super) const RESTORE: &str =
+    "restore the run's `recipe.resolved.toml`; what may change in a run is changed by `kvtune resume RUN --set key=value`";
+
+/// A checkpoint could not be written: what was to be written is right, wherever that failed.
+pub(super) fn not_saved(error: Fault) -> Fault {
+    error.with_exit(Exit::Failed)
 }

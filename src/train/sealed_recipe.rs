@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use super::TrainError;
-use super::error::changed_file;
+use super::saving::RESTORE;
 use crate::files::{self, FileKind};
 use crate::recipe::Recipe;
+use crate::units::Fault;
 
 /// Begins the last line, which holds the hash of those before it.
 const SEAL: &str = "# BLAKE3 of the lines above: ";
 
-pub(super) fn write_recipe(recipe: &Recipe, path: &Path) -> Result<(), TrainError> {
+pub(super) fn write_recipe(recipe: &Recipe, path: &Path) -> Result<(), Fault> {
     let text = recipe.to_toml();
     let hash = files::hash_bytes(text.as_bytes());
     Ok(files::write_atomic(path, format!("{text}{SEAL}{hash}\n").as_bytes())?)
@@ -20,12 +20,17 @@ pub(super) fn write_recipe(recipe: &Recipe, path: &Path) -> Result<(), TrainErro
 ///
 /// # Errors
 /// It is not as it was written.
-pub(super) fn check_recipe(path: &Path) -> Result<bool, TrainError> {
+pub(super) fn check_recipe(path: &Path) -> Result<bool, Fault> {
     let bytes = files::read_bytes(path, FileKind::Recipe)?;
     let place = bytes.windows(SEAL.len()).rposition(|window| window == SEAL.as_bytes());
     let Some((text, seal)) = place.map(|place| bytes.split_at(place)) else { return Ok(false) };
     let is_whole = seal[SEAL.len()..] == *format!("{}\n", files::hash_bytes(text)).as_bytes();
     if is_whole { Ok(true) } else { Err(changed_file(path)) }
+}
+
+/// A file of a run that is not as the run wrote it.
+pub(super) fn changed_file(path: &Path) -> Fault {
+    Fault::data(format!("`{}` is not as the run wrote it", path.display()), RESTORE)
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::TrainError;
 use crate::recipe::{OnNonFinite, TrainRecipe};
+use crate::units::{Fault, FaultKind};
 
 /// The steps that were left out, counted from 1.
 #[derive(Debug, Default)]
@@ -27,8 +27,11 @@ impl SkippedSteps {
     ///
     /// # Errors
     /// The error, where it is another or the run has to end with it.
-    pub(super) fn leave_out(&mut self, error: TrainError, way: OnNonFinite, recipe: &TrainRecipe) -> Result<u64, TrainError> {
-        let Some(step) = error.lost_step().filter(|_| recipe.on_non_finite == way) else { return Err(error) };
+    pub(super) fn leave_out(&mut self, error: Fault, way: OnNonFinite, recipe: &TrainRecipe) -> Result<u64, Fault> {
+        let FaultKind::NotFinite { step } = error.kind() else { return Err(error) };
+        if recipe.on_non_finite != way {
+            return Err(error);
+        }
         let in_a_row = (1..step).rev().take_while(|before| self.contains(*before)).count();
         if in_a_row >= recipe.max_skipped_steps {
             return Err(error);
@@ -48,12 +51,12 @@ mod tests {
         let text = "model.path = '.'\ndata = {format = 'tokens', train = 't'}\nkv_cache = {cache_length = 8, chunk_size = 4}\n\
                     train = {on_non_finite = 'skip', max_skipped_steps = 2}";
         let recipe = crate::recipe::Recipe::parse(text.to_owned(), "r.toml".as_ref(), &[]).unwrap().recipe.train;
-        let lost = |step| TrainError::LossTooHigh { step, loss: 9.0, most: 8.0 };
+        let lost = |step| super::super::step::loss_too_high(step, 9.0, 8.0);
         let mut skipped = SkippedSteps::default();
         let mut leave_out = |step| skipped.leave_out(lost(step), OnNonFinite::Skip, &recipe).ok();
         assert_eq!([3, 4, 5, 6, 9].map(&mut leave_out), [Some(3), Some(4), None, Some(6), Some(9)]);
         assert_eq!(skipped.to_vec(), [3, 4, 6, 9]);
         assert!(skipped.leave_out(lost(10), OnNonFinite::Rollback, &recipe).is_err(), "another way");
-        assert!(skipped.leave_out(Fault::usage("x", "y").into(), OnNonFinite::Skip, &recipe).is_err(), "another error");
+        assert!(skipped.leave_out(Fault::usage("x", "y"), OnNonFinite::Skip, &recipe).is_err(), "another error");
     }
 }

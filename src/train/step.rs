@@ -6,15 +6,15 @@ use std::time::Instant;
 use tch::Tensor;
 
 use super::ranks::{MicroBatchReport, RankReport, StepReports, sum_over};
-use super::{FallbackEngine, MicroBatchAssignment, RunRanks, StepOutcome, TrainError};
-use crate::engine::{ChunkKey, EngineError, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, Observer};
+use super::{FallbackEngine, MicroBatchAssignment, RunRanks, StepOutcome};
+use crate::engine::{ChunkKey, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, Observer};
 use crate::measure::MicroBatchPosition;
 use crate::model::{DropoutKey, Model};
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
 use crate::recipe::Recipe;
 use crate::report::memory::peak_resident;
 use crate::store::bytes_of;
-use crate::units::Bytes;
+use crate::units::{Bytes, Exit, Fault, FaultKind};
 
 /// A model with what makes its training steps.
 pub struct TrainStep<'a> {
@@ -57,7 +57,7 @@ impl TrainStep<'_> {
         step: u64,
         learning_rate: f64,
         callback: &mut dyn StepCallback,
-    ) -> Result<StepOutcome, TrainError> {
+    ) -> Result<StepOutcome, Fault> {
         let (outcome, mut gradients) = self.gradients(assigned, step, callback)?;
         callback.optimizer(&|| {
             let mut memory = self.engine.engine().memory_at_rest(self.model);
@@ -81,9 +81,12 @@ impl TrainStep<'_> {
         assigned: &MicroBatchAssignment,
         step: u64,
         callback: &mut dyn StepCallback,
-    ) -> Result<(StepOutcome, Vec<(String, Tensor)>), TrainError> {
+    ) -> Result<(StepOutcome, Vec<(String, Tensor)>), Fault> {
         if assigned.targets == 0 {
-            return Err(EngineError::NoTargets.into());
+            return Err(Fault::data(
+                "no token of the batch has a target",
+                "look at the data: every sample needs tokens, every batch a target",
+            ));
         }
         let mut gradients = BTreeMap::new();
         let made = self.gradients_of_rank(assigned, step, callback).map(|made| {
@@ -101,7 +104,7 @@ impl TrainStep<'_> {
         if let Some(most) = self.recipe.train.max_loss
             && outcome.loss > most
         {
-            return Err(TrainError::LossTooHigh { step: step + 1, loss: outcome.loss, most });
+            return Err(loss_too_high(step + 1, outcome.loss, most));
         }
         Ok((outcome, gradients.into_iter().collect()))
     }
@@ -111,7 +114,7 @@ impl TrainStep<'_> {
         assigned: &MicroBatchAssignment,
         step: u64,
         callback: &mut dyn StepCallback,
-    ) -> Result<RankGradients, TrainError> {
+    ) -> Result<RankGradients, Fault> {
         let began = Instant::now();
         let mut total: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut micro_batches = Vec::new();
@@ -162,7 +165,7 @@ pub(super) fn first_not_finite<'a>(tensors: impl Iterator<Item = (&'a str, &'a T
 }
 
 /// Names the samples whose loss isn't finite, else all of them, and the first matrix whose gradient isn't.
-fn refuse_not_finite(step: u64, reports: &StepReports, gradients: &BTreeMap<String, Tensor>) -> Result<(), TrainError> {
+fn refuse_not_finite(step: u64, reports: &StepReports, gradients: &BTreeMap<String, Tensor>) -> Result<(), Fault> {
     let first = first_not_finite(gradients.iter().map(|(name, gradient)| (&name[..], gradient)));
     let matrix = first.map(|name| format!("the gradient of `{name}`"));
     let what = match (reports.loss_sum().is_finite(), matrix) {
@@ -171,5 +174,27 @@ fn refuse_not_finite(step: u64, reports: &StepReports, gradients: &BTreeMap<Stri
         (false, None) => "the loss".to_owned(),
         (false, Some(matrix)) => format!("the loss (and {matrix})"),
     };
-    Err(TrainError::NotFinite { step, what, samples: reports.suspects() })
+    let message = format!("step {step}: {what} is not finite, in {}", listed_samples(&reports.suspects()));
+    let hint = "what was saved before is intact: look at these samples and at the model's weights, or begin again with a lower \
+                `optimizer.learning_rate`";
+    Err(not_finite(step, message, hint))
+}
+
+/// A step whose loss, gradient or update a run can't go on with.
+pub(super) fn not_finite(step: u64, message: String, hint: &str) -> Fault {
+    Fault::new(Exit::NotFinite, message).with_hint(hint).of_kind(FaultKind::NotFinite { step })
+}
+
+/// The loss of a step is above the recipe's bound; the optimiser is untouched.
+pub(super) fn loss_too_high(step: u64, loss: f64, most: f64) -> Fault {
+    let message = format!("step {step}: the loss is {loss:.4}, above `train.max_loss` = {most}");
+    let hint = "what was saved before is intact: look at the data of this step, begin again with a lower `optimizer.learning_rate`, or \
+                resume with `--set train.on_non_finite=rollback`";
+    not_finite(step, message, hint)
+}
+
+fn listed_samples(samples: &[u64]) -> String {
+    let numbers: Vec<String> = samples.iter().take(8).map(ToString::to_string).collect();
+    let more = if samples.len() > 8 { format!(" and {} more", samples.len() - 8) } else { String::new() };
+    format!("sample{} {}{more} (counted from 0)", if samples.len() == 1 { "" } else { "s" }, numbers.join(", "))
 }

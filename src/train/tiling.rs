@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tch::Device;
 
-use super::{TrainError, build};
+use super::build;
 use crate::data::{Batch, Dataset, Splits, Tokenizer, largest_batches};
 use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
@@ -19,7 +19,7 @@ const MOST_WEIGHED: usize = 24;
 
 /// The heaviest batch of a training set. Of batches of so many tokens, which may be long or wide, it is the one whose step takes the most
 /// memory in the recipe's tiling.
-pub fn heaviest(recipe: &Recipe, config: &ModelConfig, data: &Dataset, machine: Machine) -> Result<Batch, TrainError> {
+pub fn heaviest(recipe: &Recipe, config: &ModelConfig, data: &Dataset, machine: Machine) -> Result<Batch, Fault> {
     let mut largest = largest_batches(data.lengths(), recipe.train.batch_size, recipe.data.order);
     if largest.len() > MOST_WEIGHED {
         let last = largest.len() - 1;
@@ -70,7 +70,7 @@ pub fn plan<T>(
     batch: &Batch,
     machine: Machine,
     ask: impl FnOnce(&Planner<'_>) -> Result<T, Fault>,
-) -> Result<T, TrainError> {
+) -> Result<T, Fault> {
     let trained = TrainedPart::of(config, recipe.lora.as_ref())?;
     let kind = kind_of(recipe.model.dtype);
     let kv = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
@@ -94,7 +94,7 @@ pub fn settled(
     config: &ModelConfig,
     batch: &Batch,
     machine: Machine,
-) -> Result<(Recipe, Alternative), TrainError> {
+) -> Result<(Recipe, Alternative), Fault> {
     recipe.kv_cache = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
     if recipe.grad.open.is_empty() {
         let planned = plan(&recipe, config, batch, machine, |planner| planner.keeping(&recipe.grad))?;
@@ -152,7 +152,7 @@ fn with_fewer_graphs(
     config: &ModelConfig,
     data: &Dataset,
     (machine, mut planned): (Machine, Alternative),
-) -> Result<Alternative, TrainError> {
+) -> Result<Alternative, Fault> {
     while recipe.grad.keep_graph != KeepGraph::None {
         let batch = heaviest(recipe, config, data, machine)?;
         let heavier = plan(recipe, config, &batch, machine, |planner| planner.consider(recipe.grad.clone()))?;
@@ -176,7 +176,7 @@ pub fn settled_with_data(
     run: Option<&Path>,
     machine: Machine,
     opened: impl FnOnce(&Splits),
-) -> Result<ResolvedRun, TrainError> {
+) -> Result<ResolvedRun, Fault> {
     if recipe.data.each().any(|data| data.prompt == Some(LongBenchPrompt::UpstreamCot)) {
         return Err(Fault::usage(
             "`data.prompt = \"upstream-cot\"` asks for thoughts, and the data have none to train on",

@@ -1,5 +1,6 @@
 //! A run in memory: everything that the loop moves forward, built from a recipe.
 
+use super::step::not_finite;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -10,13 +11,10 @@ use super::meter::StepMeter;
 use super::progress::RunProgress;
 use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
 use super::step::{TrainStep, first_not_finite};
-use super::{
-    ExpectedEvictions, FallbackEngine, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, Start, TrainError, build,
-    tiling,
-};
+use super::{ExpectedEvictions, FallbackEngine, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, Start, build, tiling};
 use crate::checkpoint::Best;
 use crate::data::Splits;
-use crate::engine::{EngineError, Observer};
+use crate::engine::Observer;
 use crate::eval;
 use crate::files::{failpoint, io_fault};
 use crate::measure::MemoryMeter;
@@ -28,6 +26,7 @@ use crate::report::console;
 use crate::report::evicted::Evicted;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
+use crate::units::{Fault, FaultKind, quoted};
 
 pub struct Trainer {
     pub(super) recipe: Recipe,
@@ -56,7 +55,7 @@ pub struct Trainer {
 
 impl Trainer {
     /// A run at its beginning, which watches its memory by part from here on where that is asked for.
-    pub fn new(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Self, TrainError> {
+    pub fn new(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Self, Fault> {
         let Start { device, profiles_memory, .. } = start;
         let ranks = RunRanks::new(start.world.clone(), start.interrupt.clone());
         ranks.check_same("reading the recipe", of_recipe(recipe))?;
@@ -128,7 +127,7 @@ impl Trainer {
     }
 
     /// The first parameter, or tensor of the optimiser, that is not finite.
-    pub(super) fn not_finite(&self) -> Result<Option<String>, TrainError> {
+    pub(super) fn not_finite(&self) -> Result<Option<String>, Fault> {
         let (parameters, state) = (self.model.parameters(), self.optimizer.state());
         let tensors = parameters.iter().chain(&state).map(|(name, tensor)| (&name[..], tensor));
         let own = first_not_finite(tensors).map(str::to_owned);
@@ -138,25 +137,28 @@ impl Trainer {
     }
 
     /// [`Self::require_finite`], where a validation or a save follows the last step: on a GPU the others need not be waited for.
-    pub(super) fn check_if_built_on(&self) -> Result<(), TrainError> {
+    pub(super) fn check_if_built_on(&self) -> Result<(), Fault> {
         let is_asked = self.ranks.wants_save();
         let is_last = self.progress.step == self.schedule.num_steps();
         if is_asked || is_last || self.is_eval_due() || self.save_due().is_some() { self.require_finite() } else { Ok(()) }
     }
 
     /// Fails where the last update made a number that is not finite: before anything is built on it, or saved.
-    pub(super) fn require_finite(&self) -> Result<(), TrainError> {
+    pub(super) fn require_finite(&self) -> Result<(), Fault> {
         if !self.is_finite.get()
             && let Some(name) = self.not_finite()?
         {
-            return Err(TrainError::UpdateNotFinite { step: self.progress.step, name });
+            let step = self.progress.step;
+            let hint = "what was saved before is intact: begin again with a lower `optimizer.learning_rate`, or resume with \
+                        `--set train.on_non_finite=rollback`";
+            return Err(not_finite(step, format!("step {step}: its update made `{}` not finite", quoted(name)), hint));
         }
         self.is_finite.set(true);
         Ok(())
     }
 
     /// The metrics up to the last step, all of which must be as they were written.
-    pub(super) fn kept_metrics(&self) -> Result<KeptMetrics, TrainError> {
+    pub(super) fn kept_metrics(&self) -> Result<KeptMetrics, Fault> {
         let mark = MetricsMark {
             step: self.progress.step,
             total_tokens: self.progress.total_tokens,
@@ -167,7 +169,7 @@ impl Trainer {
     }
 
     /// Makes one step, or leaves it out.
-    pub(super) fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, TrainError> {
+    pub(super) fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Fault> {
         self.require_finite()?;
         if self.progress.skipped.contains(self.progress.step + 1) {
             return Ok(self.pass_over("it was lost before"));
@@ -242,15 +244,18 @@ impl Trainer {
     }
 
     /// What is to be done about memory that ran out, as the planner sees it.
-    fn advised(&self, error: TrainError) -> TrainError {
-        let TrainError::Engine(EngineError::OutOfMemory(reason)) = error else { return error };
-        // Smaller cells were tried already.
-        if self.recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat {
-            return TrainError::OutOfMemory { reason, advice: None };
+    fn advised(&self, error: Fault) -> Fault {
+        // Smaller cells were tried already where the run retreats.
+        if error.kind() != FaultKind::OutOfMemory || self.recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat {
+            return error;
         }
         let recipe = Recipe { grad: self.engine.grad().clone(), ..self.recipe.clone() };
-        let advice = tiling::smaller(&recipe, self.model.config(), &self.data.train, (self.machine, &self.planned));
-        TrainError::OutOfMemory { reason, advice }
+        match tiling::smaller(&recipe, self.model.config(), &self.data.train, (self.machine, &self.planned)) {
+            Some(advice) => {
+                error.with_hint(format!("{advice}; or `grad.on_out_of_memory = \"retreat\"`, which finds one by trying"))
+            }
+            None => error,
+        }
     }
 
     /// Whether the step just made is followed by a validation.
@@ -260,11 +265,11 @@ impl Trainer {
     }
 
     /// Scores the validation split, and notes whether it is the best so far.
-    pub(super) fn validate(&mut self, observer: &mut dyn Observer) -> Result<Option<Validation>, TrainError> {
+    pub(super) fn validate(&mut self, observer: &mut dyn Observer) -> Result<Option<Validation>, Fault> {
         self.require_finite()?;
         let Some(validation) = &self.data.validation else { return Ok(None) };
         let passed = failpoint::pass("run.validate").map_err(io_fault("validate in", &self.dir));
-        self.ranks.exchange("about to validate", passed.map_err(TrainError::from))?;
+        self.ranks.exchange("about to validate", passed)?;
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);
         let engine = self.engine.engine();
@@ -325,7 +330,8 @@ mod tests {
         let before = (copied(trainer.optimizer.state()), copied(trainer.model.parameters()));
 
         let error = trainer.advance(&mut Silent).unwrap_err();
-        assert!(matches!(&error, TrainError::NotFinite { step: 2, samples, .. } if samples.len() == 1), "{error}");
+        assert_eq!(error.kind(), FaultKind::NotFinite { step: 2 });
+        assert!(error.to_string().contains("in sample "), "{error}");
         let after = (copied(trainer.optimizer.state()), copied(trainer.model.parameters()));
         for (before, after) in [(before.0, after.0), (before.1, after.1)] {
             for ((name, before), (_, after)) in before.iter().zip(&after) {
@@ -355,7 +361,7 @@ mod tests {
         let untouched = (copied(trainer.optimizer.state()), copied(trainer.model.parameters()));
         let mut events = 0;
         while let Err(error) = trainer.advance(&mut GivesUp(events + 1)) {
-            assert!(error.is_given_up(), "{error}");
+            assert!(error.is_interrupted(), "{error}");
             for (before, after) in [(&untouched.0, trainer.optimizer.state()), (&untouched.1, trainer.model.parameters())] {
                 assert!(before.iter().zip(&after).all(|((_, before), (_, after))| before.equal(after)), "event {events}");
             }

@@ -1,5 +1,6 @@
 //! An error as whoever started the process meets it: what is wrong, the way out, the cause and the exit code.
 
+use std::any::Any;
 use std::error::Error;
 use std::{fmt, io};
 
@@ -18,8 +19,8 @@ struct FaultParts {
     message: String,
     hint: Option<String>,
     cause: Option<FaultCause>,
-    /// The error of a type of its own that it was made of.
-    typed: Option<FaultCause>,
+    /// What code asks for that catches it, beside the kind.
+    payload: Option<Box<dyn Any + Send + Sync>>,
     further: Vec<Fault>,
 }
 
@@ -42,12 +43,16 @@ pub enum FaultKind {
     NoGraphs,
     /// A file is not as it was written.
     Damaged,
+    /// A checkpoint of another version.
+    OtherVersion,
+    /// A run that has saved nothing yet.
+    NoCheckpoint,
     NoWeights,
     NotRegular,
+    /// Another process works in a directory.
+    Locked,
     /// A link leads out of a model's directory.
     ForeignLink,
-    /// Another process works in the directory.
-    Locked,
     /// A value that a recipe or an adapter asks for can't be had.
     BadSetting,
     /// A prompt that no model can read.
@@ -67,7 +72,7 @@ impl Fault {
             message: message.into(),
             hint: None,
             cause: None,
-            typed: None,
+            payload: None,
             further: Vec::new(),
         };
         Self(Box::new(parts))
@@ -78,6 +83,12 @@ impl Fault {
         Self::new(Exit::Failed, message)
     }
 
+    /// Work was given up as it was asked for.
+    pub fn interrupted() -> Self {
+        Self::failed("interrupted").with_hint("begin it again").of_kind(FaultKind::Interrupted)
+    }
+
+    /// What only an error in kvtune itself can cause.
     pub fn defect(message: impl Into<String>) -> Self {
         Self::failed(message).with_hint("this is a defect of kvtune: please report it")
     }
@@ -100,6 +111,12 @@ impl Fault {
     }
 
     #[must_use]
+    pub fn with_exit(mut self, exit: Exit) -> Self {
+        self.0.exit = exit;
+        self
+    }
+
+    #[must_use]
     pub fn of_kind(mut self, kind: FaultKind) -> Self {
         self.0.kind = kind;
         self
@@ -109,6 +126,32 @@ impl Fault {
     pub fn caused_by(mut self, cause: impl Error + Send + Sync + 'static) -> Self {
         self.0.cause = Some(Box::new(cause));
         self
+    }
+
+    /// Gives whoever catches it more than a message.
+    #[must_use]
+    pub fn carrying(mut self, payload: impl Any + Send + Sync) -> Self {
+        self.0.payload = Some(Box::new(payload));
+        self
+    }
+
+    /// Adds errors that were found beside this one.
+    #[must_use]
+    pub fn with_further(mut self, further: Vec<Fault>) -> Self {
+        self.0.further = further;
+        self
+    }
+
+    /// Changes the message alone, as by the place where it happened.
+    #[must_use]
+    pub fn map_message(mut self, change: impl FnOnce(&str) -> String) -> Self {
+        self.0.message = change(&self.0.message);
+        self
+    }
+
+    /// Whether it only says that this rank or another was asked to stop.
+    pub fn is_interrupted(&self) -> bool {
+        self.0.kind == FaultKind::Interrupted
     }
 
     pub fn kind(&self) -> FaultKind {
@@ -123,6 +166,7 @@ impl Fault {
         self.0.exit
     }
 
+    /// Errors that were found beside this one.
     pub fn further(&self) -> &[Fault] {
         &self.0.further
     }
@@ -132,98 +176,9 @@ impl Fault {
         self.source()?.downcast_ref()
     }
 
-    pub fn of_type<E: Error + 'static>(&self) -> Option<&E> {
-        self.0.typed.as_ref()?.downcast_ref()
-    }
-}
-
-/// What an error means for whoever started the process.
-pub trait Failure {
-    /// What the user can do: one sentence without a full stop, in lower case, or `None` where there is nothing to do. Every error that
-    /// a user can cause has a hint.
-    fn hint(&self) -> Option<String> {
-        self.origin().and_then(Failure::hint)
-    }
-
-    fn exit(&self) -> Exit {
-        self.origin().map_or(Exit::Failed, Failure::exit)
-    }
-
-    fn kind(&self) -> FaultKind {
-        self.origin().map_or(FaultKind::Other, Failure::kind)
-    }
-
-    /// Errors that were found beside this one, each with its hint.
-    fn further(&self) -> Vec<(&dyn Error, Option<String>)> {
-        self.origin().map_or_else(Vec::new, Failure::further)
-    }
-
-    /// The error of another room that this one passes on.
-    fn origin(&self) -> Option<&dyn Failure> {
-        None
-    }
-}
-
-/// What ends a process with a code of its own.
-pub trait Exits {
-    fn exit_code(&self) -> Exit;
-}
-
-impl<E: Failure> Exits for E {
-    fn exit_code(&self) -> Exit {
-        self.exit()
-    }
-}
-
-impl Exits for Fault {
-    fn exit_code(&self) -> Exit {
-        self.exit()
-    }
-}
-
-impl<E: Error + Failure + Send + Sync + 'static> From<E> for Fault {
-    fn from(error: E) -> Self {
-        let mut fault = Self::new(error.exit(), error.to_string());
-        fault.0.hint = error.hint();
-        fault.0.kind = error.kind();
-        let beside = |(error, hint): (&dyn Error, Option<String>)| {
-            let mut beside = Self::new(fault.exit(), error.to_string());
-            beside.0.hint = hint;
-            beside
-        };
-        fault.0.further = error.further().into_iter().map(beside).collect();
-        fault.0.typed = Some(Box::new(error));
-        fault
-    }
-}
-
-/// A fault that an error of another room passes on.
-#[derive(Debug)]
-pub struct PassedFault(pub Fault);
-
-impl Failure for PassedFault {
-    fn hint(&self) -> Option<String> {
-        self.0.hint()
-    }
-
-    fn exit(&self) -> Exit {
-        self.0.exit()
-    }
-
-    fn kind(&self) -> FaultKind {
-        self.0.kind()
-    }
-}
-
-impl fmt::Display for PassedFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Error for PassedFault {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source()
+    /// What it carries, if that is of this type.
+    pub fn payload<T: 'static>(&self) -> Option<&T> {
+        self.0.payload.as_ref()?.downcast_ref()
     }
 }
 
@@ -235,10 +190,7 @@ impl fmt::Display for Fault {
 
 impl Error for Fault {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match (&self.0.cause, &self.0.typed) {
-            (Some(cause), _) => Some(&**cause),
-            (None, typed) => typed.as_ref()?.source(),
-        }
+        self.0.cause.as_ref().map(|cause| &**cause as _)
     }
 }
 
@@ -246,25 +198,12 @@ impl Error for Fault {
 mod tests {
     use super::*;
 
-    #[derive(Debug, thiserror::Error)]
-    #[error("typed")]
-    struct Typed(#[source] io::Error);
-
-    impl Failure for Typed {
-        fn exit(&self) -> Exit {
-            Exit::Memory
-        }
-    }
-
     #[test]
     fn it_tells_what_it_was_made_of() {
-        let io = || io::Error::other("the disk");
-        let told = Fault::data("a", "b").caused_by(io());
+        let told = Fault::data("a", "b").caused_by(io::Error::other("the disk")).carrying(7u8).of_kind(FaultKind::Damaged);
         assert_eq!((told.to_string(), told.hint(), told.exit()), ("a".to_owned(), Some("b".to_owned()), Exit::Data));
         assert_eq!(told.io().unwrap().to_string(), "the disk");
-        let typed = Fault::from(Typed(io()));
-        assert_eq!((typed.to_string(), typed.hint(), typed.exit()), ("typed".to_owned(), None, Exit::Memory));
-        assert_eq!(typed.source().unwrap().to_string(), "the disk");
-        assert!(typed.of_type::<Typed>().is_some() && told.of_type::<Typed>().is_none() && told.further().is_empty());
+        assert_eq!((told.payload(), told.payload::<u16>(), told.kind()), (Some(&7u8), None, FaultKind::Damaged));
+        assert_eq!(told.with_exit(Exit::Failed).map_message(|text| format!("in c: {text}")).to_string(), "in c: a");
     }
 }

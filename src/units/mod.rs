@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use fault::{Exits, Failure, Fault, FaultKind, PassedFault};
+pub use fault::{Fault, FaultKind};
 pub use quantities::{Bytes, Seconds};
 pub use quoted::{abridged, counted, joined, listed, printable, quoted, shape};
 
@@ -20,6 +20,7 @@ pub struct LayerIdx(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkIdx(pub usize);
 
+/// Exit codes of a process that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Exit {

@@ -9,7 +9,7 @@ pub(crate) mod support;
 use support::case::{Case, EXACT, IN_FILE, INT8, PLAIN, TargetsAt, Trains, Width};
 
 use super::{Comparison, Proofs, Reference, TilingProof, Verdict};
-use crate::engine::{EngineError, MicroBatchGradients, Settings, Silent};
+use crate::engine::{MicroBatchGradients, Settings, Silent};
 use crate::native::cuda::TorchKernel;
 use crate::ops::attention::{Backend, PartKernel, forced};
 use crate::recipe::{AttentionOutputs, BufferKind};
@@ -29,7 +29,7 @@ fn compared(case: &Case, fault: Option<Sabotage>) -> Result<Comparison, Fault> {
 }
 
 /// What the engine makes of a case.
-type Made = Result<MicroBatchGradients, EngineError>;
+type Made = Result<MicroBatchGradients, Fault>;
 
 /// The engine run as `within` says, and the reference on the log that it wrote.
 fn compared_in(case: &Case, within: impl FnOnce(&dyn Fn() -> Made) -> Made) -> Result<Comparison, Fault> {

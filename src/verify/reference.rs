@@ -8,8 +8,8 @@ use super::walk;
 use crate::cache::{self, ReplayLog};
 use crate::data::{Batch, Targets};
 use crate::engine::{Engine, MicroBatchContext};
-use crate::head::{HeadError, Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
-use crate::model::{Attend, AttendError, DropoutContext, Model, Qkv, Routed};
+use crate::head::{Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
+use crate::model::{Attend, DropoutContext, Model, Qkv, Routed};
 use crate::native::{attach_backward, gradients_of, run_backward};
 use crate::ops::attention::ScoreRule;
 use crate::recipe::BufferKind;
@@ -135,8 +135,8 @@ fn through_the_head(
         (&loss_n * weight).sum(None) + router_loss.map_or_else(|| Tensor::from(0.0).to_device(device), Tensor::shallow_clone)
     });
     run_backward(&[&total], &[&total.ones_like()])?;
-    let losses = Vec::<f64>::try_from(loss_n.detach().to_device(Device::Cpu).to_kind(Kind::Double)).map_err(HeadError::from)?;
-    let correct = Vec::<bool>::try_from(correct_n.to_device(Device::Cpu)).map_err(HeadError::from)?;
+    let losses = Vec::<f64>::try_from(loss_n.detach().to_device(Device::Cpu).to_kind(Kind::Double))?;
+    let correct = Vec::<bool>::try_from(correct_n.to_device(Device::Cpu))?;
     Ok(picks.iter().zip(losses.into_iter().zip(correct)).map(|(&pick, (loss, correct))| (pick, loss, correct)).collect())
 }
 
@@ -201,13 +201,13 @@ impl MaskedDense {
 }
 
 impl Attend for MaskedDense {
-    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
         let chosen_btk = self.routing[layer.0].as_ref().map_or_else(choose, Tensor::shallow_clone);
         self.routers.push((routed.probability_bnx.shallow_clone(), chosen_btk.shallow_clone()));
         Ok(chosen_btk)
     }
 
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         let total = qkv.q_bhnd.size()[2];
         // What storing changes is a constant: quantisation is differentiated as the identity.
         let change = |x: &Tensor| no_grad(|| cache::as_stored(self.buffer, &x.detach()) - x.detach());
@@ -277,7 +277,7 @@ impl View {
 }
 
 /// The same, with the scores recomputed in the backward instead of kept.
-fn recomputed([q, k, v]: [Tensor; 3], drain_h: Option<&Tensor>, view: View) -> Result<Tensor, AttendError> {
+fn recomputed([q, k, v]: [Tensor; 3], drain_h: Option<&Tensor>, view: View) -> Result<Tensor, Fault> {
     let inputs: Vec<&Tensor> = [&q, &k, &v].into_iter().chain(drain_h).collect();
     let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
     let detached: Vec<Tensor> = inputs.iter().map(|input| input.detach()).collect();
@@ -294,6 +294,6 @@ fn recomputed([q, k, v]: [Tensor; 3], drain_h: Option<&Tensor>, view: View) -> R
             .map(|grads| grads.into_iter().zip(needs).map(|(g, needed)| g.filter(|_| needed)).collect())
             .map_err(|e| e.to_string())
     };
-    attach_backward(&inputs, &[&out], backward).map_err(|e| AttendError::new(e.to_string()))?;
+    attach_backward(&inputs, &[&out], backward)?;
     Ok(out)
 }

@@ -7,9 +7,12 @@ use crate::cache::Policy;
 use crate::recipe::{InitialPart, PolicyRecipe, RecipeError};
 use crate::units::Fault;
 
+/// A policy that a recipe may name.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyEntry {
+    /// The name that a recipe writes.
     pub name: &'static str,
+    /// What stays in the cache.
     pub keeps: &'static str,
     build: Constructor,
 }
@@ -46,6 +49,7 @@ const fn entry(name: &'static str, keeps: &'static str, build: Constructor) -> P
     PolicyEntry { name, keeps, build }
 }
 
+/// The names that a recipe may use.
 pub fn names() -> Vec<&'static str> {
     REGISTRY.iter().map(|entry| entry.name).collect()
 }
@@ -59,7 +63,7 @@ pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Polic
 /// Whether a recipe names a policy that there is, with parameters that it has.
 pub fn check_policy(choice: &PolicyRecipe) -> Result<(), RecipeError> {
     match build(choice, usize::MAX) {
-        Err(fault) => fault.of_type().cloned().map_or(Ok(()), Err),
+        Err(error) => error.payload().cloned().map_or(Ok(()), Err),
         Ok(_) => Ok(()),
     }
 }

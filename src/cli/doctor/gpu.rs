@@ -4,14 +4,13 @@ use tch::{Cuda, Device, Kind, Tensor, no_grad};
 
 use super::check::{DoctorCheck, Promise};
 use super::host;
-use crate::engine::{EngineError, guarded};
-use crate::model::AttendError;
+use crate::engine::guarded;
 use crate::native::cuda::{
     Companion, CudaSupport, Driver, Gpu, GraphError, GraphRecorder, compiler_release, device_nodes, free_device_memory,
     kernel_states, take_lowest, wait,
 };
 use crate::ops::attention::{self, Backend};
-use crate::units::Bytes;
+use crate::units::{Bytes, Fault, FaultKind};
 
 /// The oldest CUDA that a driver may serve for libtorch 2.11's wheels.
 const NEEDED: (u32, u32) = (13, 0);
@@ -150,30 +149,31 @@ fn runs_kernels(device: Device) -> DoctorCheck {
 }
 
 /// Whether a sum that was captured as a graph is right for other numbers than those that it was captured with.
-fn replays(device: Device) -> Result<bool, EngineError> {
+fn replays(device: Device) -> Result<bool, Fault> {
     let Device::Cuda(index) = device else { return Ok(false) };
-    let recorder = GraphRecorder::new(index).map_err(AttendError::from)?;
+    let recorder = GraphRecorder::new(index)?;
     let mut x = Tensor::ones([64], (Kind::Float, device));
     let mut y = x.zeros_like();
-    let graph = recorder.capture(|| y.copy_(&(&x + &x))).map_err(AttendError::from)?;
+    let graph = recorder.capture(|| y.copy_(&(&x + &x)))?;
     let _ = x.fill_(3.0);
     graph.replay();
     Ok(y.equal(&(&x + &x)))
 }
 
-fn told(replayed: Result<bool, EngineError>) -> DoctorCheck {
+fn told(replayed: Result<bool, Fault>) -> DoctorCheck {
     let hint = "leave `grad.cuda_graphs = false`; everything else goes without graphs";
-    let lacking = |error: &EngineError| {
-        let EngineError::Attend(error) = error else { return false };
-        matches!(error.graph(), Some(GraphError::Lacking(_)))
-    };
     match replayed {
         Ok(true) => DoctorCheck::ok(GRAPHS, "captured and replayed"),
         Ok(false) => DoctorCheck::failed(GRAPHS, "other numbers came out", hint),
         Err(error) => {
             let found = error.to_string().lines().next().unwrap_or_default().to_owned();
             // A recipe that does not ask for graphs goes without.
-            DoctorCheck::lacking(GRAPHS, found, hint, if lacking(&error) { Promise::Cpu } else { Promise::Cuda })
+            DoctorCheck::lacking(
+                GRAPHS,
+                found,
+                hint,
+                if error.kind() == FaultKind::NoGraphs { Promise::Cpu } else { Promise::Cuda },
+            )
         }
     }
 }
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(usable(0, 0, &CudaSupport::Loaded), Err(("no GPU", FIRST)));
         assert_eq!(usable(1, 1, &CudaSupport::Loaded), Err(("no such GPU", INDEX)));
         assert_eq!((told(Ok(true)).state, told(Ok(false)).state), (State::Ok, State::Failed));
-        assert_eq!(told(Err(EngineError::Torch("operation not permitted\nat".to_owned()))).state, State::Failed);
+        assert_eq!(told(Err(Fault::failed("libtorch: operation not permitted\nat"))).state, State::Failed);
     }
 
     #[test]

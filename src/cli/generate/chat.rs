@@ -11,7 +11,7 @@ use crate::engine::Session;
 use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Request, at_beginning, shared_tokens};
 use crate::report::console;
 use crate::train::Interrupt;
-use crate::units::{Failure, Fault, counted};
+use crate::units::{Fault, counted};
 
 pub(super) struct Chat<'a> {
     used: &'a LoadedModel,

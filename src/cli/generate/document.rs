@@ -1,10 +1,11 @@
 //! `--save-session` and `--session`: a document is read once, and asked many times.
 
+use crate::generation::rotates_by_length;
 use std::path::Path;
 
 use super::prompts::Prompt;
 use super::{Ending, LoadedModel};
-use crate::generation::{GenerationError, Request, SavedSession};
+use crate::generation::{Request, SavedSession};
 use crate::report::console;
 use crate::units::Fault;
 
@@ -22,7 +23,7 @@ pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Prompt]) -> Resul
 
 /// What has been read before all prompts.
 pub(super) fn open(used: &LoadedModel, path: &Path) -> Result<SavedSession, Fault> {
-    let longest = used.generator(1).longest_kept().ok_or(GenerationError::RotatesByLength)?;
+    let longest = used.generator(1).longest_kept().ok_or_else(rotates_by_length)?;
     let saved = SavedSession::read(path, (&used.engine, &used.model), &used.identity()?, longest)?;
     if !saved.is_checked {
         console::note(&format!(

@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::Ending;
-use crate::generation::{Finish, GenerationError, GenerationEvent, Generator, Request, RequestId};
+use crate::generation::{Finish, GenerationEvent, Generator, Request, RequestId};
 use crate::report::console;
 use crate::train::Interrupt;
 use crate::units::{Fault, counted};
@@ -32,7 +32,7 @@ pub(super) struct WrittenTexts {
     /// Texts that have been printed.
     num_printed: usize,
     /// The first of the requests that could not be carried out.
-    failed: Option<GenerationError>,
+    failed: Option<Fault>,
 }
 
 struct WrittenText {
@@ -173,7 +173,7 @@ impl WrittenTexts {
     }
 
     /// Ends those texts of a request that have not ended.
-    fn fail(&mut self, place: Range<usize>, error: GenerationError) {
+    fn fail(&mut self, place: Range<usize>, error: Fault) {
         let open = self.texts[place].iter_mut().filter(|text| text.end.is_none());
         open.for_each(|text| text.end = Some(End::Failed(error.to_string())));
         self.failed.get_or_insert(error);

@@ -79,7 +79,7 @@ impl Boundaries<'_> {
         }
         match self.template.render_messages(self.conversation, &messages[..count], has_prompt) {
             Ok(text) => Ok(Some(text)),
-            Err(error) if error.of_type::<TemplateFault>().is_some() => Ok(None),
+            Err(error) if error.payload::<TemplateFault>().is_some() => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -294,7 +294,7 @@ fn text_from(ids: &[u32], count: usize, tokenizer: &Tokenizer) -> Result<String,
 
 /// What a template says, with the sample.
 fn refused(error: Fault, place: &dyn Fn() -> SamplePlace) -> Fault {
-    let Some(TemplateFault { place: template, message }) = error.of_type::<TemplateFault>() else { return error };
+    let Some(TemplateFault { place: template, message }) = error.payload::<TemplateFault>() else { return error };
     let hint = if message.starts_with("message ") {
         "train on the last answer with `data.train_on = \"last\"`, or name a template with `{% generation %}` tags in `data.chat_template`"
     } else {

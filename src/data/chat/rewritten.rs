@@ -78,7 +78,7 @@ impl Boundaries<'_> {
         let marked = Boundaries { conversation: &conversation, ..*self };
         let behind_it = |count: usize, has_prompt: bool, plain: &str| {
             let text = match marked.template.render_messages(&conversation, &conversation.messages[..count], has_prompt) {
-                Err(error) if error.of_type::<TemplateFault>().is_some() => return Ok(None),
+                Err(error) if error.payload::<TemplateFault>().is_some() => return Ok(None),
                 other => other?,
             };
             let parts = text.split_once(markers.open).filter(|(start, rest)| plain == [*start, *rest].concat());

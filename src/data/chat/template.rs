@@ -14,7 +14,7 @@ use super::jinja::{CompiledTemplate, Rendering, TemplateText};
 use super::markers::{Markers, taken_out};
 use super::python_methods;
 use super::renderer::Renderers;
-use crate::units::{Exit, Failure, Fault, abridged};
+use crate::units::{Fault, abridged};
 
 /// A chat template, ready to render conversations. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -141,21 +141,18 @@ impl ChatTemplate {
 }
 
 /// A chat template can not be read, or refuses a conversation.
-#[derive(Debug, thiserror::Error)]
-#[error("the chat template of `{}`: {}", abridged(place), abridged(message))]
+#[derive(Debug)]
 pub struct TemplateFault {
     pub(super) place: String,
     /// In the template's own words, where it refuses.
     pub(super) message: String,
 }
 
-impl Failure for TemplateFault {
-    fn hint(&self) -> Option<String> {
-        Some("change the messages, or name another template with `--chat-template FILE`".to_owned())
-    }
-
-    fn exit(&self) -> Exit {
-        Exit::Data
+impl From<TemplateFault> for Fault {
+    fn from(template: TemplateFault) -> Self {
+        let TemplateFault { place, message } = &template;
+        let text = format!("the chat template of `{}`: {}", abridged(place), abridged(message));
+        Self::data(text, "change the messages, or name another template with `--chat-template FILE`").carrying(template)
     }
 }
 

@@ -226,7 +226,7 @@ proptest! {
         let survey = survey(&fixture.request(Some(&tokenizer())), SurveyedPart::Train, false, &mut |row| {
             match &row.sample {
                 Ok(sample) => outcomes.push(sample.outcome.clone()),
-                Err(error) if error.of_type::<RowFault>().is_some_and(|row| row.is_too_long) => too_long += 1,
+                Err(error) if error.payload::<RowFault>().is_some_and(|row| row.is_too_long) => too_long += 1,
                 Err(_) => bad += 1,
             }
             Ok(())

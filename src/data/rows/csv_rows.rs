@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
+use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 use std::rc::Rc;
@@ -97,12 +98,19 @@ enum ValuePart {
     Quote,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
+#[derive(Debug)]
 struct Unending {
     line: u64,
     message: String,
 }
+
+impl fmt::Display for Unending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Unending {}
 
 impl Quotes {
     fn step(&mut self, byte: u8) {

@@ -77,9 +77,16 @@ struct Metered {
     limit: usize,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("more than {0} bytes, which is the most that `data.max_line_bytes` allows")]
+#[derive(Debug)]
 struct TooLong(usize);
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "more than {} bytes, which is the most that `data.max_line_bytes` allows", self.0)
+    }
+}
+
+impl std::error::Error for TooLong {}
 
 impl Read for Metered {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

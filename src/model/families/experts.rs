@@ -1,7 +1,8 @@
 //! Experts as several families say them.
 
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
 use crate::model::spec::{Activation, ExpertNames, ExpertsSpec, Preference};
+use crate::units::Fault;
 
 pub(super) const MAX_EXPERTS: usize = 1 << 12;
 
@@ -16,11 +17,11 @@ pub(super) struct ExpertKeys {
 }
 
 /// The experts of a layer.
-pub(super) fn experts(fields: Fields<'_>, keys: &ExpertKeys, names: &'static ExpertNames) -> Result<ExpertsSpec, ConfigFault> {
+pub(super) fn experts(fields: Fields<'_>, keys: &ExpertKeys, names: &'static ExpertNames) -> Result<ExpertsSpec, Fault> {
     // Several keys mean the same; the numbers must then be the same too.
     let written: Vec<&'static str> = keys.num_experts.iter().copied().filter(|key| fields.get(key).is_some()).collect();
     let num_experts = written.first().map_or(Ok(keys.default_experts), |key| fields.count(key, MAX_EXPERTS))?;
-    if let Some(other) = written.iter().find(|key| fields.count(key, MAX_EXPERTS) != Ok(num_experts)) {
+    if let Some(other) = written.iter().find(|key| fields.count(key, MAX_EXPERTS).ok() != Some(num_experts)) {
         return Err(fields.range(other, format!("{num_experts} as in `{}`", written[0])));
     }
     let top_k = fields.count_or("num_experts_per_tok", keys.default_top_k, MAX_EXPERTS)?;

@@ -1,10 +1,11 @@
 //! What a model family says of itself.
 
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
 use crate::model::spec::{Activation, ExpertsSpec, NormsSpec, QkNorm, QueryGrowth, RopeSpec};
+use crate::units::Fault;
 
 /// Reads what stands in each of so many layers.
-type ByLayer<T> = fn(Fields<'_>, usize) -> Result<Vec<T>, ConfigFault>;
+type ByLayer<T> = fn(Fields<'_>, usize) -> Result<Vec<T>, Fault>;
 
 /// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`].
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub(in crate::model) struct Family {
     /// Channels of a head when `config.json` doesn't say; an equal share of the residual stream's where `None`.
     pub(in crate::model) default_head_dim: Option<usize>,
     /// How queries and keys are normalised, if they are.
-    pub(in crate::model) qk_norm: fn(Fields<'_>) -> Result<Option<QkNorm>, ConfigFault>,
+    pub(in crate::model) qk_norm: fn(Fields<'_>) -> Result<Option<QkNorm>, Fault>,
     /// Query heads have attention sinks.
     pub(in crate::model) has_sinks: bool,
     /// Where the norms of a layer stand.
@@ -32,29 +33,29 @@ pub(in crate::model) struct Family {
     pub(in crate::model) is_fused: bool,
     /// Norms multiply by 1 + their weight.
     pub(in crate::model) norms_add_one: bool,
-    pub(in crate::model) logit_soft_cap: fn(Fields<'_>) -> Result<Option<f64>, ConfigFault>,
+    pub(in crate::model) logit_soft_cap: fn(Fields<'_>) -> Result<Option<f64>, Fault>,
     /// What no product of a query and a key exceeds, after its factor.
-    pub(in crate::model) score_soft_cap: fn(Fields<'_>) -> Result<Option<f64>, ConfigFault>,
+    pub(in crate::model) score_soft_cap: fn(Fields<'_>) -> Result<Option<f64>, Fault>,
     /// What the MLP does to its gate.
-    pub(in crate::model) activation: fn(Fields<'_>) -> Result<Activation, ConfigFault>,
+    pub(in crate::model) activation: fn(Fields<'_>) -> Result<Activation, Fault>,
     /// Probabilities of dropout that the family knows: their keys, and what they are when `config.json` doesn't say.
     pub(in crate::model) dropouts: &'static [(&'static str, f64)],
     /// Which linears have a bias.
-    pub(in crate::model) biases: fn(Fields<'_>) -> Result<Biases, ConfigFault>,
+    pub(in crate::model) biases: fn(Fields<'_>) -> Result<Biases, Fault>,
     /// The window of a layer that slides, and which layers do when `layer_types` does not say, of so many.
-    pub(in crate::model) windows: fn(Fields<'_>, usize) -> Result<SlidingLayers, ConfigFault>,
+    pub(in crate::model) windows: fn(Fields<'_>, usize) -> Result<SlidingLayers, Fault>,
     /// Which layers rotate queries and keys, of so many.
     pub(in crate::model) rotates: ByLayer<bool>,
     /// The rotation of a layer that slides, where that of one that does not is given, and the channels of a head.
-    pub(in crate::model) sliding_rope: fn(Fields<'_>, RopeSpec, usize) -> Result<RopeSpec, ConfigFault>,
+    pub(in crate::model) sliding_rope: fn(Fields<'_>, RopeSpec, usize) -> Result<RopeSpec, Fault>,
     /// The factors on embeddings, scores, branches and logits.
-    pub(in crate::model) scales: fn(Fields<'_>) -> Result<Scales, ConfigFault>,
+    pub(in crate::model) scales: fn(Fields<'_>) -> Result<Scales, Fault>,
     /// How much queries grow with their position.
-    pub(in crate::model) query_growth: fn(Fields<'_>) -> Result<Option<QueryGrowth>, ConfigFault>,
+    pub(in crate::model) query_growth: fn(Fields<'_>) -> Result<Option<QueryGrowth>, Fault>,
     /// The experts of each layer that has some in place of an MLP, of so many.
     pub(in crate::model) experts: ByLayer<Option<ExpertsSpec>>,
     /// Layers behind the last one in checkpoints, which predict further tokens and are left alone.
-    pub(in crate::model) further_layers: fn(Fields<'_>) -> Result<usize, ConfigFault>,
+    pub(in crate::model) further_layers: fn(Fields<'_>) -> Result<usize, Fault>,
     /// Whether `layer_types` is a key of its `config.json`.
     pub(in crate::model) has_layer_types: bool,
 }

@@ -3,8 +3,9 @@
 
 use super::family::{Family, Scales};
 use super::{qwen3, windows};
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
 use crate::model::spec::{Activation, NormsSpec};
+use crate::units::Fault;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma2",
@@ -25,7 +26,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// Embeddings grow by the root of their width; scores shrink by that of a number of its own, not of a head's channels.
-pub(super) fn scales(fields: Fields<'_>) -> Result<Scales, ConfigFault> {
+pub(super) fn scales(fields: Fields<'_>) -> Result<Scales, Fault> {
     // Queries that see later keys.
     fields.only("use_bidirectional_attention", false)?;
     let hidden = fields.count("hidden_size", super::MAX_HIDDEN)?;
@@ -34,7 +35,7 @@ pub(super) fn scales(fields: Fields<'_>) -> Result<Scales, ConfigFault> {
 }
 
 /// The other key is of older files, and says the same.
-pub(super) fn activation(fields: Fields<'_>) -> Result<Activation, ConfigFault> {
+pub(super) fn activation(fields: Fields<'_>) -> Result<Activation, Fault> {
     for key in ["hidden_activation", "hidden_act"] {
         fields.only(key, "gelu_pytorch_tanh")?;
     }
@@ -42,7 +43,7 @@ pub(super) fn activation(fields: Fields<'_>) -> Result<Activation, ConfigFault> 
 }
 
 /// A null is no cap, where a missing key is the default.
-pub(super) fn soft_cap(fields: Fields<'_>, key: &'static str, default: Option<f64>) -> Result<Option<f64>, ConfigFault> {
+pub(super) fn soft_cap(fields: Fields<'_>, key: &'static str, default: Option<f64>) -> Result<Option<f64>, Fault> {
     if fields.get(key).is_none() {
         return Ok(default.filter(|_| !fields.is_null(key)));
     }

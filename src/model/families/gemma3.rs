@@ -3,8 +3,9 @@
 
 use super::family::{Family, RopeRules, SlidingLayers};
 use super::{gemma2, rope, windows};
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
 use crate::model::spec::QkNorm;
+use crate::units::Fault;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma3_text",
@@ -19,7 +20,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// `sliding_window_pattern` says which layer is the first that does not slide; Transformers 5 writes it with a line before it.
-fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, ConfigFault> {
+fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, Fault> {
     const KEYS: [&str; 2] = ["sliding_window_pattern", "_sliding_window_pattern"];
     let [pattern, other] = [fields.count_or(KEYS[0], 6, usize::MAX)?, fields.count_or(KEYS[1], 6, usize::MAX)?];
     let pattern = if fields.get(KEYS[0]).is_some() { pattern } else { other };

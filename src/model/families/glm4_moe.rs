@@ -5,8 +5,9 @@ use super::experts::{ExpertKeys, MAX_EXPERTS, experts};
 use super::family::{Biases, Family, RopeRules};
 use super::layers::MAX_INTERMEDIATE;
 use super::qwen3_moe;
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
 use crate::model::spec::{ExpertsSpec, Preference, QkNorm};
+use crate::units::Fault;
 
 const KEYS: ExpertKeys = ExpertKeys {
     num_experts: &["n_routed_experts", "num_local_experts"],
@@ -30,7 +31,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// Layers have experts from `first_k_dense_replace` on.
-fn upper_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault> {
+fn upper_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, Fault> {
     let spec = experts(fields, &KEYS, &qwen3_moe::NAMES)?;
     let shared = fields.count_from_zero_or("n_shared_experts", 1)?;
     if shared.saturating_mul(spec.intermediate_size) > MAX_INTERMEDIATE {
@@ -48,7 +49,7 @@ fn upper_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<Expe
 }
 
 /// Groups hold enough experts for what decides between them, and those that are kept for all of a token's.
-fn preference(fields: Fields<'_>, spec: &ExpertsSpec) -> Result<Preference, ConfigFault> {
+fn preference(fields: Fields<'_>, spec: &ExpertsSpec) -> Result<Preference, Fault> {
     let (experts, groups) = (spec.num_experts, fields.count_or("n_group", 1, MAX_EXPERTS)?);
     let kept = fields.count_or("topk_group", 1, groups)?;
     if !experts.is_multiple_of(groups) || (groups > 1 && experts / groups < 2) {

@@ -4,8 +4,9 @@
 use super::experts::{ExpertKeys, experts};
 use super::family::{Biases, Family, RopeRules};
 use super::windows;
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
 use crate::model::spec::{Activation, ExpertNames, ExpertsSpec};
+use crate::units::Fault;
 
 const NAMES: ExpertNames = ExpertNames { block: "mlp", router: "router", linears: None };
 const KEYS: ExpertKeys = ExpertKeys {
@@ -30,13 +31,13 @@ pub(super) const FAMILY: Family = Family {
     ..Family::USUAL
 };
 
-fn biases(fields: Fields<'_>) -> Result<Biases, ConfigFault> {
+fn biases(fields: Fields<'_>) -> Result<Biases, Fault> {
     let attention = fields.flag_or("attention_bias", true)?;
     Ok(Biases { qkv: attention, output: attention, mlp: false })
 }
 
 /// The softmax of the chosen scores alone is that of all scores, divided by the sum of the chosen.
-fn every_layer(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault> {
+fn every_layer(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, Fault> {
     // Other programs take it for what it is here, whatever stands there.
     fields.only("swiglu_limit", 7.0)?;
     let spec = experts(fields, &KEYS, &NAMES)?;

@@ -1,11 +1,14 @@
 //! The layers of a model, read from the keys of `config.json` that most families share.
 
+use super::super::fields::unknown_key;
+use super::super::fields::unsupported;
 use serde_json::Value;
 
 use super::family::{Biases, Family, Scales, SlidingLayers};
 use super::rope::rope;
-use crate::model::fields::{ConfigFault, Fields, shown};
+use crate::model::fields::{Fields, shown};
 use crate::model::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ScoreRule};
+use crate::units::Fault;
 
 pub(in crate::model) const MAX_HIDDEN: usize = 1 << 16;
 pub(super) const MAX_INTERMEDIATE: usize = 1 << 20;
@@ -15,7 +18,7 @@ const MAX_HEAD_DIM: usize = 1 << 12;
 const LAYER_TYPES: &str = "layer_types";
 
 /// The layers of a model of a family, bottom to top.
-pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Vec<LayerSpec>, ConfigFault> {
+pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Vec<LayerSpec>, Fault> {
     refuse_unbuilt(fields)?;
     let biases = (family.biases)(fields)?;
     let scales = (family.scales)(fields)?;
@@ -23,7 +26,7 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
     let intermediate_size = fields.count("intermediate_size", MAX_INTERMEDIATE)?;
     let num_layers = fields.count("num_hidden_layers", MAX_LAYERS)?;
     if fields.get(LAYER_TYPES).is_some() && !family.has_layer_types {
-        return Err(ConfigFault::UnknownKey { key: LAYER_TYPES.into(), known: Vec::new() });
+        return Err(unknown_key(LAYER_TYPES, &[]));
     }
     let windows = windows_by_layer(fields, (family.windows)(fields, num_layers)?)?;
     let rotates = (family.rotates)(fields, num_layers)?;
@@ -45,20 +48,19 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
 }
 
 /// What would change the numbers and isn't built.
-fn refuse_unbuilt(fields: Fields<'_>) -> Result<(), ConfigFault> {
+fn refuse_unbuilt(fields: Fields<'_>) -> Result<(), Fault> {
     const KEY: &str = "quantization_config";
     match fields.get(KEY).map(|table| table.get("quant_method").and_then(Value::as_str)) {
-        Some(Some("mxfp4")) => Err(ConfigFault::Unsupported {
-            key: format!("{KEY}.quant_method"),
-            found: "mxfp4".into(),
-            supported: "weights that are not quantised: the experts' numbers of 4 bits are not unpacked here".into(),
-        }),
+        Some(Some("mxfp4")) => {
+            let expected = "weights that are not quantised: the experts' numbers of 4 bits are not unpacked here";
+            Err(unsupported(&format!("{KEY}.quant_method"), "mxfp4", expected))
+        }
         Some(_) => Err(fields.unsupported(KEY, "null".into())),
         None => Ok(()),
     }
 }
 
-pub(in crate::model) fn dropouts(fields: Fields<'_>, family: &Family) -> Result<Vec<(&'static str, f64)>, ConfigFault> {
+pub(in crate::model) fn dropouts(fields: Fields<'_>, family: &Family) -> Result<Vec<(&'static str, f64)>, Fault> {
     let mut all = Vec::new();
     for &(key, default) in family.dropouts {
         let probability = fields.get(key).map_or(Some(default), Value::as_f64);
@@ -70,7 +72,7 @@ pub(in crate::model) fn dropouts(fields: Fields<'_>, family: &Family) -> Result<
 }
 
 /// The attention of a layer without a window.
-fn attention(fields: Fields<'_>, family: &Family, biases: Biases, scales: Scales) -> Result<AttentionSpec, ConfigFault> {
+fn attention(fields: Fields<'_>, family: &Family, biases: Biases, scales: Scales) -> Result<AttentionSpec, Fault> {
     let hidden_size = fields.count("hidden_size", MAX_HIDDEN)?;
     let num_heads = fields.count("num_attention_heads", MAX_HEADS)?;
     // A null is as many as there are query heads, or a head's share, where a missing key is the family's default.
@@ -108,7 +110,7 @@ fn attention(fields: Fields<'_>, family: &Family, biases: Biases, scales: Scales
 }
 
 /// The window of each layer: `layer_types`, where it is given, says which layers slide.
-fn windows_by_layer(fields: Fields<'_>, sliding: SlidingLayers) -> Result<Vec<Option<usize>>, ConfigFault> {
+fn windows_by_layer(fields: Fields<'_>, sliding: SlidingLayers) -> Result<Vec<Option<usize>>, Fault> {
     let num_layers = sliding.slides.len();
     let slides = match fields.get(LAYER_TYPES) {
         None => sliding.slides,
@@ -121,11 +123,11 @@ fn windows_by_layer(fields: Fields<'_>, sliding: SlidingLayers) -> Result<Vec<Op
 }
 
 /// Whether a layer of this type has a sliding window, in a model whose layers may have one or not.
-fn slides(layer_type: &Value, has_window: bool) -> Result<bool, ConfigFault> {
+fn slides(layer_type: &Value, has_window: bool) -> Result<bool, Fault> {
     let supported = if has_window { "`full_attention` or `sliding_attention`" } else { "`full_attention` in every layer" };
     match layer_type.as_str() {
         Some("full_attention") => Ok(false),
         Some("sliding_attention") if has_window => Ok(true),
-        _ => Err(ConfigFault::Unsupported { key: LAYER_TYPES.into(), found: shown(layer_type), supported: supported.into() }),
+        _ => Err(unsupported(LAYER_TYPES, &shown(layer_type), supported)),
     }
 }

@@ -2,8 +2,9 @@
 
 use super::family::{Family, RopeRules};
 use super::{rope, windows};
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
 use crate::model::spec::QueryGrowth;
+use crate::units::Fault;
 
 const BETA: &str = "llama_4_scaling_beta";
 
@@ -20,7 +21,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// The numbers stand with those of the rotary embedding.
-fn query_growth(fields: Fields<'_>) -> Result<Option<QueryGrowth>, ConfigFault> {
+fn query_growth(fields: Fields<'_>) -> Result<Option<QueryGrowth>, Fault> {
     let Some(table) = rope::table(fields)?.filter(|table| table.get(BETA).is_some()) else { return Ok(None) };
     let original = table.count("original_max_position_embeddings", rope::MAX_POSITIONS)?;
     Ok(Some(QueryGrowth { beta: table.number(BETA)?, original }))

@@ -2,8 +2,9 @@
 
 use super::family::{Biases, Family};
 use super::windows;
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
 use crate::model::spec::QkNorm;
+use crate::units::Fault;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3",
@@ -18,7 +19,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// `attention_bias` is one of all four projections; the MLP has none.
-pub(super) fn biases(fields: Fields<'_>) -> Result<Biases, ConfigFault> {
+pub(super) fn biases(fields: Fields<'_>) -> Result<Biases, Fault> {
     let attention = fields.flag_or("attention_bias", false)?;
     Ok(Biases { qkv: attention, output: attention, mlp: false })
 }

@@ -5,8 +5,9 @@ use serde_json::Value;
 use super::experts::{ExpertKeys, experts};
 use super::family::{Family, SlidingLayers};
 use super::{qwen3, windows};
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
 use crate::model::spec::{ExpertNames, ExpertsSpec, QkNorm};
+use crate::units::Fault;
 
 pub(super) const NAMES: ExpertNames =
     ExpertNames { block: "mlp", router: "gate", linears: Some(["gate_proj", "up_proj", "down_proj"]) };
@@ -30,7 +31,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// All layers slide, or none: this family knows no `max_window_layers`.
-fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, ConfigFault> {
+fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, Fault> {
     if fields.flag_or("use_sliding_window", false)? {
         return windows::every_layer(fields, num_layers, Some(4096));
     }
@@ -38,7 +39,7 @@ fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, Confi
 }
 
 /// Each `decoder_sparse_step`-th layer has experts, but for those of `mlp_only_layers`.
-fn some_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault> {
+fn some_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, Fault> {
     const DENSE: &str = "mlp_only_layers";
     let spec = experts(fields, &KEYS, &NAMES)?;
     let spec = ExpertsSpec { is_renormalised: fields.flag_or("norm_topk_prob", false)?, ..spec };

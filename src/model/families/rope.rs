@@ -1,25 +1,27 @@
 //! The rotary position embedding that a `config.json` asks for, in either spelling: `rope_theta` beside `rope_scaling`, or both in
 //! `rope_parameters`.
 
+use super::super::fields::missing;
 use serde_json::{Map, Value};
 
 use super::family::{Family, RopeRules};
 use super::rope_kinds::{RopeContext, scaling};
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
 use crate::model::spec::{RopeScaling, RopeSpec};
 use crate::ops::frequencies::LONGEST_SEQUENCE;
+use crate::units::Fault;
 
 /// The tables that may hold it.
 pub(in crate::model) const TABLES: [&str; 2] = ["rope_parameters", "rope_scaling"];
 pub(super) const MAX_POSITIONS: usize = LONGEST_SEQUENCE;
 
 /// The longest sequence that a model was made for.
-pub(in crate::model) fn max_positions(fields: Fields<'_>) -> Result<usize, ConfigFault> {
+pub(in crate::model) fn max_positions(fields: Fields<'_>) -> Result<usize, Fault> {
     fields.count("max_position_embeddings", MAX_POSITIONS)
 }
 
 /// The table that holds it, if there is one.
-pub(super) fn table(fields: Fields<'_>) -> Result<Option<Fields<'_>>, ConfigFault> {
+pub(super) fn table(fields: Fields<'_>) -> Result<Option<Fields<'_>>, Fault> {
     match fields.table(TABLES[0])? {
         Some(table) => Ok(Some(table)),
         None => fields.table(TABLES[1]),
@@ -30,7 +32,7 @@ pub(super) fn table(fields: Fields<'_>) -> Result<Option<Fields<'_>>, ConfigFaul
 const BY_TYPE: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// That of heads of `head_dim` channels, in layers that do not slide.
-pub(super) fn rope(fields: Fields<'_>, family: &Family, head_dim: usize) -> Result<RopeSpec, ConfigFault> {
+pub(super) fn rope(fields: Fields<'_>, family: &Family, head_dim: usize) -> Result<RopeSpec, Fault> {
     let has_several = family.rope.has_table_by_type;
     let mut tables = Vec::new();
     for key in TABLES {
@@ -42,13 +44,13 @@ pub(super) fn rope(fields: Fields<'_>, family: &Family, head_dim: usize) -> Resu
         }
     }
     if family.rope.needs_table && tables.is_empty() {
-        return Err(ConfigFault::Missing { key: TABLES[0].into(), expected: "the rotary embedding's table" });
+        return Err(missing(TABLES[0], "the rotary embedding's table"));
     }
     rope_of(fields, max_positions(fields)?, &tables, &family.rope, head_dim)
 }
 
 /// That of layers that slide, where they have a base of their own and are not scaled with the others.
-pub(super) fn sliding_rope(fields: Fields<'_>, _: RopeSpec, head_dim: usize) -> Result<RopeSpec, ConfigFault> {
+pub(super) fn sliding_rope(fields: Fields<'_>, _: RopeSpec, head_dim: usize) -> Result<RopeSpec, Fault> {
     const LOCAL: &str = "rope_local_base_freq";
     let local = fields.number_or(LOCAL, 10_000.0)?;
     let mut found = None;
@@ -67,7 +69,7 @@ pub(super) fn sliding_rope(fields: Fields<'_>, _: RopeSpec, head_dim: usize) -> 
 }
 
 /// The tables within a table, if it holds some: of layers that do not slide, and of those that do.
-fn by_type<'a>(fields: Fields<'a>, key: &'static str) -> Result<Option<[Option<Fields<'a>>; 2]>, ConfigFault> {
+fn by_type<'a>(fields: Fields<'a>, key: &'static str) -> Result<Option<[Option<Fields<'a>>; 2]>, Fault> {
     let holds_tables = |object: &Map<String, Value>| object.values().any(Value::is_object);
     if !fields.get(key).and_then(Value::as_object).is_some_and(holds_tables) {
         return Ok(None);
@@ -86,7 +88,7 @@ fn rope_of(
     tables: &[Fields<'_>],
     rules: &RopeRules,
     head_dim: usize,
-) -> Result<RopeSpec, ConfigFault> {
+) -> Result<RopeSpec, Fault> {
     let places = [tables, &[fields]].concat();
     let theta = agreed(&places, "rope_theta", |place| place.number("rope_theta"))?.unwrap_or(rules.default_theta);
     // A family that reads the rest beside the table does not look into it.
@@ -110,7 +112,7 @@ fn rope_of(
 }
 
 /// How many channels of a head are rotated: its first ones.
-fn rotary_dim(places: &[Fields<'_>], default: f64, head_dim: usize) -> Result<usize, ConfigFault> {
+fn rotary_dim(places: &[Fields<'_>], default: f64, head_dim: usize) -> Result<usize, Fault> {
     const KEY: &str = "partial_rotary_factor";
     let factor = agreed(places, KEY, |place| place.number(KEY))?.unwrap_or(default);
     // A share of a head, of which a broken channel is no channel.
@@ -126,8 +128,8 @@ fn rotary_dim(places: &[Fields<'_>], default: f64, head_dim: usize) -> Result<us
 fn agreed<T: Copy + PartialEq + std::fmt::Display>(
     places: &[Fields<'_>],
     key: &'static str,
-    read: impl Fn(&Fields<'_>) -> Result<T, ConfigFault>,
-) -> Result<Option<T>, ConfigFault> {
+    read: impl Fn(&Fields<'_>) -> Result<T, Fault>,
+) -> Result<Option<T>, Fault> {
     let mut first: Option<(T, &Fields<'_>)> = None;
     for place in places.iter().filter(|place| place.get(key).is_some()) {
         let found = read(place)?;

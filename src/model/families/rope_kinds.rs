@@ -1,9 +1,13 @@
 //! The kinds of scaled rotary embeddings, by the names and keys that they have in `config.json`.
 
+use super::super::fields::missing;
+use super::super::fields::unknown_name;
+use super::super::fields::unsupported;
 use super::family::RopeRules;
-use crate::model::fields::{ConfigFault, Fields, shown};
+use crate::model::fields::{Fields, shown};
 use crate::model::spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
 use crate::ops::frequencies::LONGEST_SEQUENCE;
+use crate::units::Fault;
 
 /// What a kind depends on beside its own table.
 pub(super) struct RopeContext<'a> {
@@ -21,7 +25,7 @@ struct RopeKind {
     names: &'static [&'static str],
     /// The keys of a table of this kind, beside [`SHARED_KEYS`].
     keys: &'static [&'static str],
-    read: fn(Fields<'_>, &RopeContext<'_>) -> Result<RopeScaling, ConfigFault>,
+    read: fn(Fields<'_>, &RopeContext<'_>) -> Result<RopeScaling, Fault>,
 }
 
 const KINDS: &[RopeKind] = &[
@@ -48,7 +52,7 @@ pub(in crate::model) fn is_longrope(name: &str) -> bool {
 }
 
 /// What a table asks for.
-pub(super) fn scaling(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
+pub(super) fn scaling(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Fault> {
     let kind = |key| kind(table, key, context.rules.aliases);
     let kind = match (kind("rope_type")?, kind("type")?) {
         (Some(kind), Some(other)) if kind.names != other.names => {
@@ -61,31 +65,28 @@ pub(super) fn scaling(table: Fields<'_>, context: &RopeContext<'_>) -> Result<Ro
     (kind.read)(table, context)
 }
 
-fn kind(table: Fields<'_>, key: &'static str, aliases: &[(&str, &str)]) -> Result<Option<&'static RopeKind>, ConfigFault> {
+fn kind(table: Fields<'_>, key: &'static str, aliases: &[(&str, &str)]) -> Result<Option<&'static RopeKind>, Fault> {
     let Some(value) = table.get(key) else { return Ok(None) };
     let name = value.as_str();
     let name = aliases.iter().find(|(alias, _)| name == Some(*alias)).map_or(name, |(_, meant)| Some(*meant));
     let found = KINDS.iter().find(|kind| name.is_some_and(|name| kind.names.contains(&name)));
-    let known = || KINDS.iter().map(|kind| kind.names[0]).collect();
+    let known = || KINDS.iter().map(|kind| kind.names[0]).collect::<Vec<_>>();
     let name = value.as_str().map_or_else(|| shown(value), str::to_owned);
-    found.map(Some).ok_or_else(|| ConfigFault::UnknownName { key: table.named(key), found: Some(name), known: known() })
+    found.map(Some).ok_or_else(|| unknown_name(&table.named(key), Some(&name), &known()))
 }
 
 /// The factor by which sequences are longer.
-fn factor(table: Fields<'_>) -> Result<f64, ConfigFault> {
+fn factor(table: Fields<'_>) -> Result<f64, Fault> {
     let factor = table.number("factor")?;
     if factor < 1.0 { Err(table.range("factor", "a number of at least 1".into())) } else { Ok(factor) }
 }
 
-fn dynamic(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
+fn dynamic(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Fault> {
     let &RopeContext { rotary_dim, max_positions, original, .. } = context;
     if original.is_some_and(|original| original != max_positions) {
         let expected = format!("{max_positions} as `max_position_embeddings`, from where on the base grows");
-        return Err(ConfigFault::Unsupported {
-            key: "original_max_position_embeddings".into(),
-            found: original.unwrap_or_default().to_string(),
-            supported: expected,
-        });
+        let found = original.unwrap_or_default().to_string();
+        return Err(unsupported("original_max_position_embeddings", &found, &expected));
     }
     if rotary_dim < 4 {
         return Err(table.unsupported("rope_type", "another one for heads of two channels".into()));
@@ -93,7 +94,7 @@ fn dynamic(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, 
     Ok(RopeScaling::Dynamic { factor: factor(table)?, max_positions })
 }
 
-fn yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
+fn yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Fault> {
     let factor = factor(table)?;
     // YaRN, section 3.4: by how much attention is sharpened at a length that many times the original.
     let mscale = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
@@ -112,7 +113,7 @@ fn yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Con
     }))
 }
 
-fn dynamic_yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
+fn dynamic_yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Fault> {
     // It is the scores that are sharpened, of which channels that are not rotated are a part, too.
     if context.rotary_dim < context.head_dim {
         return Err(table.unsupported("rope_type", "another one where only the first channels of a head are rotated".into()));
@@ -127,17 +128,17 @@ fn dynamic_yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScal
     Ok(RopeScaling::DynamicYarn(DynamicYarnScaling { original, beta_fast, beta_slow }))
 }
 
-fn llama3(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
+fn llama3(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Fault> {
     let (low, high) = (table.number("low_freq_factor")?, table.number("high_freq_factor")?);
     if high <= low {
         return Err(table.range("high_freq_factor", format!("more than `low_freq_factor` = {low}")));
     }
-    let missing = || ConfigFault::Missing { key: table.named("original_max_position_embeddings"), expected: "a whole number" };
+    let missing = || missing(&table.named("original_max_position_embeddings"), "a whole number");
     let original = context.original.ok_or_else(missing)?;
     Ok(RopeScaling::Llama3(Llama3Scaling { factor: factor(table)?, low, high, original }))
 }
 
-fn longrope(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
+fn longrope(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Fault> {
     let pairs = context.rotary_dim / 2;
     let original = context.original.unwrap_or(context.max_positions);
     let ratio = table.number_or("factor", context.max_positions as f64 / original as f64)?;

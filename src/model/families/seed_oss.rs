@@ -1,7 +1,8 @@
 //! Seed-OSS: biases on queries, keys and values unless `config.json` says otherwise.
 
 use super::family::{Biases, Family};
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
+use crate::units::Fault;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "seed_oss",
@@ -13,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
     ..Family::USUAL
 };
 
-fn biases(fields: Fields<'_>) -> Result<Biases, ConfigFault> {
+fn biases(fields: Fields<'_>) -> Result<Biases, Fault> {
     Ok(Biases {
         qkv: fields.flag_or("attention_bias", true)?,
         output: fields.flag_or("attention_out_bias", false)?,

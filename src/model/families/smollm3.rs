@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::family::{Family, RopeRules, SlidingLayers};
 use super::{llama, windows};
-use crate::model::fields::{ConfigFault, Fields};
+use crate::model::fields::Fields;
+use crate::units::Fault;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "smollm3",
@@ -20,7 +21,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// In `no_rope_layers` a 1 is a layer with a rotation, whatever its name says; without the list each fourth layer has none.
-fn rotates(fields: Fields<'_>, num_layers: usize) -> Result<Vec<bool>, ConfigFault> {
+fn rotates(fields: Fields<'_>, num_layers: usize) -> Result<Vec<bool>, Fault> {
     const KEY: &str = "no_rope_layers";
     let Some(value) = fields.get(KEY) else {
         let interval = fields.count_or("no_rope_layer_interval", 4, usize::MAX)?;
@@ -34,7 +35,7 @@ fn rotates(fields: Fields<'_>, num_layers: usize) -> Result<Vec<bool>, ConfigFau
 }
 
 /// `layer_types` says which layers slide where `use_sliding_window` is set.
-fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, ConfigFault> {
+fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, Fault> {
     if !fields.flag_or("use_sliding_window", false)? {
         return Ok(SlidingLayers::none(num_layers));
     }

@@ -2,13 +2,13 @@
 
 use tch::Device;
 
-use super::super::TrainError;
 use super::RunRanks;
 use crate::data::{Batch, Dataset, share};
 use crate::engine::Settings;
 use crate::model::ModelConfig;
 use crate::plan::{Flops, StepSpec, TrainedPart};
 use crate::recipe::{HeadRecipe, Recipe};
+use crate::units::Fault;
 
 /// The micro-batches of a step that one rank runs.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ pub(in crate::train) struct MicroBatchAssigner {
 }
 
 impl MicroBatchAssigner {
-    pub(in crate::train) fn new(recipe: &Recipe, config: &ModelConfig) -> Result<Self, TrainError> {
+    pub(in crate::train) fn new(recipe: &Recipe, config: &ModelConfig) -> Result<Self, Fault> {
         Ok(Self {
             settings: Settings::new(config, &recipe.kv_cache, &recipe.grad)?,
             trained: TrainedPart::of(config, recipe.lora.as_ref())?,
@@ -53,7 +53,7 @@ impl MicroBatchAssigner {
         recipe: &Recipe,
         config: &ModelConfig,
         ranks: &RunRanks,
-    ) -> Result<MicroBatchAssignment, TrainError> {
+    ) -> Result<MicroBatchAssignment, Fault> {
         let world = ranks.world();
         let read = || {
             let weigh = |samples: &Vec<usize>| self.weight(samples, data, recipe, config);
@@ -73,7 +73,7 @@ impl MicroBatchAssigner {
     }
 
     /// The operations of a micro-batch, as the planner counts them.
-    fn weight(&self, samples: &[usize], data: &Dataset, recipe: &Recipe, config: &ModelConfig) -> Result<usize, TrainError> {
+    fn weight(&self, samples: &[usize], data: &Dataset, recipe: &Recipe, config: &ModelConfig) -> Result<usize, Fault> {
         let lengths: Vec<usize> = samples.iter().map(|&sample| data.lengths()[sample]).collect();
         // How much is computed does not depend on where.
         let spec = StepSpec::of(recipe, config, &self.settings, &self.trained, Device::Cpu);

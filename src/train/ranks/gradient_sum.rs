@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use tch::{Tensor, no_grad};
 
-use super::super::TrainError;
 use crate::dist::ProcessGroup;
 use crate::model::Model;
 use crate::ops::attention::zero_sum_of;
+use crate::units::Fault;
 
 /// The sum of `own` over all ranks, by parameter: parts of the buffers in which it was made. A rank that has run nothing has none of its
 /// own, and adds nothing.
@@ -15,7 +15,7 @@ pub(in crate::train) fn sum_over(
     world: &ProcessGroup,
     model: &Model,
     own: BTreeMap<String, Tensor>,
-) -> Result<BTreeMap<String, Tensor>, TrainError> {
+) -> Result<BTreeMap<String, Tensor>, Fault> {
     let nothing = || model.parameters().into_iter().map(|(name, parameter)| (name, zero_sum_of(&parameter))).collect();
     let own = if own.is_empty() { nothing() } else { own };
     let alike = |gradient: &Tensor| (gradient.kind(), gradient.device());

@@ -1,7 +1,6 @@
 //! Several ranks that make a run's steps together: who runs which micro-batches, what they tell each other, and what each keeps.
 
 mod assignment;
-mod error;
 mod gradient_sum;
 mod optimizer_state;
 mod reports;
@@ -10,7 +9,6 @@ mod same;
 
 pub(super) use assignment::MicroBatchAssigner;
 pub use assignment::MicroBatchAssignment;
-pub use error::RankError;
 pub(super) use gradient_sum::sum_over;
 pub use optimizer_state::ShardedOptimizerState;
 pub use reports::StepOutcome;

@@ -1,19 +1,19 @@
 //! The optimiser's state of ranks that train all weights: each keeps that of some parameters, updates these and gives them to the others
 //! (`ZeRO` 1: Rajbhandari et al. 2020, arXiv 1910.02054). On disk it is that of one rank.
 
+use super::super::saving::not_saved;
 use std::collections::BTreeMap;
 
 use tch::{Device, Tensor};
 
-use super::super::TrainError;
 use super::RunRanks;
-use crate::checkpoint::{CheckpointError, StateInTurn};
+use crate::checkpoint::StateInTurn;
 use crate::data::share;
-use crate::dist::{DistError, ProcessGroup};
+use crate::dist::ProcessGroup;
 use crate::files::TensorHead;
 use crate::model::Model;
 use crate::store::room_for;
-use crate::units::Failure;
+use crate::units::{Exit, Fault};
 
 /// The part of the optimiser's state that this rank keeps.
 pub struct ShardedOptimizerState {
@@ -53,7 +53,7 @@ impl ShardedOptimizerState {
     }
 
     /// Gives what this rank has updated to the others, and takes over what they have.
-    pub fn exchange_updates(&self, world: &ProcessGroup, model: &Model) -> Result<(), DistError> {
+    pub fn exchange_updates(&self, world: &ProcessGroup, model: &Model) -> Result<(), Fault> {
         if !self.are_several() {
             return Ok(());
         }
@@ -67,12 +67,12 @@ impl ShardedOptimizerState {
         &self,
         ranks: &RunRanks,
         own: Vec<(String, Tensor)>,
-        write: impl FnOnce(&dyn StateInTurn) -> Result<T, TrainError>,
-    ) -> Result<Option<T>, TrainError> {
+        write: impl FnOnce(&dyn StateInTurn) -> Result<T, Fault>,
+    ) -> Result<Option<T>, Fault> {
         if !self.are_several() {
             return ranks.first("saving", || write(&own));
         }
-        let heads = ranks.exchange("about to write", own.heads().map_err(TrainError::NotSaved))?;
+        let heads = ranks.exchange("about to write", own.heads().map_err(not_saved))?;
         let of_rank = |(rank, heads): (usize, Vec<TensorHead>)| heads.into_iter().map(move |head| (rank, head));
         let mut tensors: Vec<(usize, TensorHead)> = heads.into_iter().enumerate().flat_map(of_rank).collect();
         // What all have alike is the first one's.
@@ -87,7 +87,7 @@ impl ShardedOptimizerState {
             let written = write(&state);
             // Also where that has failed the others need not wait.
             let ended = state.asked(None);
-            written.and_then(|written| ended.map(|_| written).map_err(TrainError::from))
+            written.and_then(|written| ended.map(|_| written))
         })
     }
 }
@@ -101,12 +101,12 @@ struct GatheredState<'a> {
 
 impl GatheredState<'_> {
     /// Which tensor the first rank asks for, on all ranks; none when it has all.
-    fn asked(&self, index: Option<usize>) -> Result<Option<usize>, DistError> {
+    fn asked(&self, index: Option<usize>) -> Result<Option<usize>, Fault> {
         let asked = self.world.broadcast(index.map_or_else(Vec::new, |index| index.to_le_bytes().to_vec()), 0)?;
         Ok(asked.try_into().ok().map(usize::from_le_bytes))
     }
 
-    fn bring(&self, index: usize) -> Result<Tensor, DistError> {
+    fn bring(&self, index: usize) -> Result<Tensor, Fault> {
         let (rank, head) = &self.tensors[index];
         let own = || self.own.iter().find(|(name, _)| *name == head.name).map(|(_, tensor)| tensor.to_device(Device::Cpu));
         let tensor = if *rank == self.world.rank() { own() } else { None }.unwrap_or_else(|| room_for(head));
@@ -118,13 +118,15 @@ impl GatheredState<'_> {
 }
 
 impl StateInTurn for GatheredState<'_> {
-    fn heads(&self) -> Result<Vec<TensorHead>, CheckpointError> {
+    fn heads(&self) -> Result<Vec<TensorHead>, Fault> {
         Ok(self.tensors.iter().map(|(_, head)| head.clone()).collect())
     }
 
-    fn tensor(&self, index: usize) -> Result<Tensor, CheckpointError> {
+    fn tensor(&self, index: usize) -> Result<Tensor, Fault> {
         let asked = if self.tensors[index].0 == 0 { Ok(None) } else { self.asked(Some(index)) };
-        let lost = |error: DistError| CheckpointError::NotGathered { reason: error.to_string(), hint: error.hint() };
+        let lost = |error: Fault| {
+            error.map_message(|said| format!("the optimiser's state can't be gathered: {said}")).with_exit(Exit::Failed)
+        };
         asked.and_then(|_| self.bring(index)).map_err(lost)
     }
 }
@@ -183,16 +185,13 @@ mod tests {
         }
         ranks.check_same("having updated", of_trained(&model)).unwrap();
         let written = parts.write(&ranks, optimizer.state(), |all| {
-            save_tensors(&weights, &model.parameters(), &pt_metadata())
-                .map_err(CheckpointError::from)
-                .map_err(TrainError::NotSaved)?;
-            let heads = all.heads().map_err(TrainError::NotSaved)?;
-            save_in_turn(&state, &heads, &pt_metadata(), |index| all.tensor(index)).map_err(TrainError::NotSaved)
+            save_tensors(&weights, &model.parameters(), &pt_metadata()).map_err(not_saved)?;
+            let heads = all.heads().map_err(not_saved)?;
+            save_in_turn(&state, &heads, &pt_metadata(), |index| all.tensor(index)).map_err(not_saved)
         });
         assert_eq!(written.unwrap().is_some(), world.is_first());
-        let refused =
-            parts.write(&ranks, optimizer.state(), |_| Err::<(), TrainError>(Fault::usage("x", "y").into())).unwrap_err();
-        assert_eq!(matches!(refused, TrainError::Fault(_)), world.is_first(), "{refused}");
+        let refused = parts.write(&ranks, optimizer.state(), |_| Err::<(), Fault>(Fault::usage("x", "y").into())).unwrap_err();
+        assert_eq!(refused.to_string() == "x", world.is_first(), "{refused}");
         optimizer.bytes().0
     }
 

@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::TrainError;
 use super::super::evicted::evicted_by_layer;
 use super::super::oom_fallback::OomFallback;
 use super::run_ranks::Asked;
@@ -10,6 +9,7 @@ use crate::data::Batch;
 use crate::engine::MicroBatchGradients;
 use crate::files;
 use crate::report::evicted::Evicted;
+use crate::units::Fault;
 
 /// A rank's micro-batches of a step.
 #[derive(Debug, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub(in crate::train) struct MicroBatchReport {
 }
 
 impl MicroBatchReport {
-    pub(in crate::train) fn new(index: usize, batch: &Batch, made: &MicroBatchGradients) -> Result<Self, TrainError> {
+    pub(in crate::train) fn new(index: usize, batch: &Batch, made: &MicroBatchGradients) -> Result<Self, Fault> {
         let losses = batch.sequences.iter().zip(&made.losses);
         let suspects = losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample);
         Ok(Self {

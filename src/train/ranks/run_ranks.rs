@@ -5,10 +5,10 @@ use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::{Interrupt, TrainError};
-use super::RankError;
-use crate::dist::{DistError, ProcessGroup};
+use super::super::Interrupt;
+use crate::dist::ProcessGroup;
 use crate::recipe::Recipe;
+use crate::units::Fault;
 
 /// The ranks that make a run's steps together, and its signals. One rank hears them when it looks; several agree on them once a step, so
 /// that all take the same way.
@@ -60,7 +60,7 @@ impl RunRanks {
     }
 
     /// Agrees on what was asked outside of a step; all ranks call it.
-    pub(in crate::train) fn listen(&self) -> Result<(), TrainError> {
+    pub(in crate::train) fn listen(&self) -> Result<(), Fault> {
         let heard = self.exchange("looking for signals", Ok(self.heard()))?;
         self.agree(heard.into_iter());
         Ok(())
@@ -86,40 +86,38 @@ impl RunRanks {
     }
 
     /// [`ProcessGroup::agree`] of what a run makes.
-    pub(in crate::train) fn exchange<T>(&self, at: &'static str, made: Result<T, TrainError>) -> Result<Vec<T>, TrainError>
+    pub(in crate::train) fn exchange<T>(&self, at: &'static str, made: Result<T, Fault>) -> Result<Vec<T>, Fault>
     where
         T: Serialize + serde::de::DeserializeOwned,
     {
-        self.world.agree(at, made, TrainError::is_given_up)
+        self.world.agree(at, made)
     }
 
     /// Does on the first rank what one alone does to files, while the others wait; all fail where it does.
     pub(in crate::train) fn first<T>(
         &self,
         at: &'static str,
-        work: impl FnOnce() -> Result<T, TrainError>,
-    ) -> Result<Option<T>, TrainError> {
-        self.world.first(at, work, TrainError::is_given_up)
+        work: impl FnOnce() -> Result<T, Fault>,
+    ) -> Result<Option<T>, Fault> {
+        self.world.first(at, work)
     }
 }
 
 /// Fails where the micro-batches of a step cannot be dealt evenly.
-pub fn check_even(world: &ProcessGroup, recipe: &Recipe) -> Result<(), TrainError> {
+pub fn check_even(world: &ProcessGroup, recipe: &Recipe) -> Result<(), Fault> {
     let (ranks, micro_batches) = (world.size(), recipe.train.gradient_accumulation_steps);
-    if micro_batches.is_multiple_of(ranks) { Ok(()) } else { Err(RankError::Uneven { ranks, micro_batches }.into()) }
-}
-
-impl From<DistError> for TrainError {
-    fn from(error: DistError) -> Self {
-        Self::Ranks(error.into())
+    if micro_batches.is_multiple_of(ranks) {
+        return Ok(());
     }
+    let message = format!("`train.gradient_accumulation_steps` is {micro_batches}, which {ranks} ranks can't share evenly");
+    let hint = format!("it counts the micro-batches of all ranks: set it to {ranks} or a multiple, or start fewer ranks");
+    Err(Fault::usage(message, hint))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::EngineError;
-    use crate::units::{Exit, Failure, Fault};
+    use crate::units::{Exit, Fault};
 
     #[test]
     fn what_is_asked_of_one_is_asked_of_all() {
@@ -130,9 +128,9 @@ mod tests {
             ranks.agree(ranks.exchange("asking", Ok(asked[rank])).unwrap().into_iter());
             assert!(ranks.wants_save() && ranks.takes_save() && !ranks.takes_save());
             ranks.listen().unwrap();
-            let failed = ranks.first::<()>("writing", || Err(Fault::usage("no samples", "hold some out").into())).unwrap_err();
-            let given_up = if rank == 1 { Err(TrainError::Engine(EngineError::GivenUp)) } else { Ok(()) };
-            assert!(ranks.exchange("working", given_up).unwrap_err().is_given_up());
+            let failed = ranks.first::<()>("writing", || Err(Fault::usage("no samples", "hold some out"))).unwrap_err();
+            let given_up = if rank == 1 { Err(Fault::interrupted()) } else { Ok(()) };
+            assert!(ranks.exchange("working", given_up).unwrap_err().is_interrupted());
             (ranks.signal(), failed.exit() as u8, failed.to_string())
         });
         for (rank, (signal, exit, failed)) in seen.into_iter().enumerate() {

@@ -6,14 +6,15 @@ use std::rc::Rc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::super::{RESOLVED_RECIPE, ResolvedRun, TrainError};
-use super::{RankError, RunRanks};
+use super::super::{RESOLVED_RECIPE, ResolvedRun};
+use super::RunRanks;
 use crate::data::{Dataset, Splits};
 use crate::dist::ProcessGroup;
 use crate::files;
 use crate::model::{Model, fingerprint};
 use crate::plan::Alternative;
 use crate::recipe::Recipe;
+use crate::units::{Fault, abridged};
 
 /// What is looked at, and what it is on a rank, in words.
 type Facts = BTreeMap<String, String>;
@@ -60,7 +61,7 @@ pub fn check_same_evaluation(
     model: &Model,
     samples: &Dataset,
     asked: BTreeMap<String, String>,
-) -> Result<(), TrainError> {
+) -> Result<(), Fault> {
     if world.size() == 1 {
         return Ok(());
     }
@@ -76,8 +77,8 @@ pub fn settled_alike(
     world: &Rc<ProcessGroup>,
     recipe: Recipe,
     asked: BTreeMap<String, String>,
-    settle: impl Fn(Recipe) -> Result<(Recipe, Alternative), TrainError>,
-) -> Result<(Recipe, Alternative), TrainError> {
+    settle: impl Fn(Recipe) -> Result<(Recipe, Alternative), Fault>,
+) -> Result<(Recipe, Alternative), Fault> {
     let ranks = RunRanks::of(world.clone());
     if !ranks.are_several() {
         return settle(recipe);
@@ -100,8 +101,8 @@ impl RunRanks {
         &self,
         recipe: &Recipe,
         dir: &Path,
-        settle: impl Fn(Recipe) -> Result<ResolvedRun, TrainError>,
-    ) -> Result<ResolvedRun, TrainError> {
+        settle: impl Fn(Recipe) -> Result<ResolvedRun, Fault>,
+    ) -> Result<ResolvedRun, Fault> {
         let on_first = || {
             let mut run = settle(recipe.clone())?;
             // A template that prints the date prints this one on every rank, and when the run is resumed.
@@ -120,7 +121,7 @@ impl RunRanks {
     }
 
     /// Fails on all ranks where one has something else than the first.
-    pub(in crate::train) fn check_same(&self, at: &'static str, own: Facts) -> Result<(), TrainError> {
+    pub(in crate::train) fn check_same(&self, at: &'static str, own: Facts) -> Result<(), Fault> {
         let all = self.exchange(at, Ok(own))?;
         for (rank, other) in all.iter().enumerate().skip(1) {
             let names: BTreeSet<&String> = all[0].keys().chain(other.keys()).collect();
@@ -131,7 +132,12 @@ impl RunRanks {
                 .filter(|[_, first, other]| first != other)
                 .collect();
             if !differences.is_empty() {
-                return Err(RankError::Other { rank, differences }.into());
+                let line = |[what, first, other]: &[String; 3]| {
+                    format!("\n  `{what}`: {} on rank 0, {} on rank {rank}", abridged(first), abridged(other))
+                };
+                let listed: String = differences.iter().map(line).collect();
+                let hint = "start every rank with the same recipe, model, data and version";
+                return Err(Fault::data(format!("rank {rank} differs from rank 0:{listed}"), hint));
             }
         }
         Ok(())
