@@ -16,13 +16,11 @@ const BATCH_BYTES: usize = 1 << 18;
 /// How many there are at most.
 const BATCH_EXAMPLES: usize = 256;
 
-/// A row, and what it says or why it is no sample.
 struct ReadRow {
     place: SamplePlace,
     example: Result<Example, Fault>,
 }
 
-/// A row with its tokens, or why it is no sample.
 pub(super) struct EncodedRow {
     pub(super) place: SamplePlace,
     pub(super) sample: Result<EncodedExample, Fault>,
@@ -82,7 +80,6 @@ fn read(source: &DataSource, reader: &ExampleReader<'_>, hand_on: &mut dyn FnMut
     }
 }
 
-/// Why a walk over rows ends early.
 enum WalkEnd {
     Unheard,
     Failed(Fault),

@@ -10,7 +10,6 @@ use super::rows::{self, DataRow, RowSettings, SplitName, kind};
 use crate::recipe::{DataPaths, OnBadRow};
 use crate::units::Fault;
 
-/// What rows have at a name.
 #[derive(Clone, Debug, Default)]
 pub struct ColumnLook {
     pub name: String,

@@ -10,11 +10,9 @@ use super::source::DataSource;
 use crate::recipe::OnBadRow;
 use crate::units::Fault;
 
-/// A row, and what becomes of it.
 #[derive(Debug)]
 pub struct SurveyedRow {
     pub place: SamplePlace,
-    /// What it is, or why it is no sample.
     pub sample: Result<SurveyedSample, Fault>,
 }
 
@@ -24,7 +22,6 @@ pub struct SurveyedSample {
     pub text: Option<String>,
     /// The tokens, without those that are cut out.
     pub ids: Vec<u32>,
-    /// Whether each of them is a target.
     pub is_trained: Vec<bool>,
     /// The class, where the head has classes: the only target.
     pub class: Option<usize>,
@@ -36,7 +33,6 @@ pub struct SurveyedSample {
 }
 
 impl SurveyedSample {
-    /// How many of its tokens are trained.
     pub fn num_trained(&self) -> usize {
         self.is_trained.iter().filter(|&&trained| trained).count()
     }
@@ -108,7 +104,6 @@ impl RowCounts {
         Ok(())
     }
 
-    /// Rows that were looked at.
     pub fn rows(&self) -> usize {
         self.bad.counts().0
     }

@@ -14,7 +14,6 @@ use super::token_file::fingerprint;
 use crate::recipe::{DataPaths, ValidationSource};
 use crate::units::Fault;
 
-/// Which rows are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SurveyedPart {
     /// All of the files to train on, from which validation samples may be drawn.

@@ -67,7 +67,6 @@ impl ChatTemplate {
         text.map_err(|words| self.fault(words))
     }
 
-    /// The special tokens that it is told, by their names.
     pub(super) fn tokens(&self) -> &[(String, String)] {
         &self.text.tokens
     }
@@ -76,7 +75,6 @@ impl ChatTemplate {
         &self.text.source
     }
 
-    /// Whether the template says itself what the assistant writes.
     pub(super) fn has_generation(&self) -> bool {
         self.has_generation
     }
@@ -140,7 +138,6 @@ impl ChatTemplate {
     }
 }
 
-/// A chat template can not be read, or refuses a conversation.
 #[derive(Debug, thiserror::Error)]
 #[error("the chat template of `{}`: {}", abridged(place), abridged(message))]
 pub struct TemplateFault {

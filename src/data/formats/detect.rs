@@ -9,7 +9,6 @@ use crate::data::rows::{self, DataRow, RowSettings};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
-/// Rows that are looked at.
 const LOOKED_AT: usize = 10;
 
 /// The format of files, and what it was told from.
@@ -74,7 +73,6 @@ pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Resu
     }
 }
 
-/// Why a row tells no format.
 struct Unknown {
     error: Fault,
     /// The columns might be those of a format, and others say more.

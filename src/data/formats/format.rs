@@ -10,8 +10,7 @@ use crate::units::Fault;
 
 pub(super) type RowReader<'a> = Box<dyn Fn(DataRow) -> Result<Example, Fault> + Send + Sync + 'a>;
 
-/// A data format, all of which its file says.
-pub(super) struct Format {
+pub(super) struct RowFormat {
     /// The name in recipes, which say there what contradicts it.
     pub(super) name: DataFormat,
     /// The fields that its rows are known by: all of one of these lists.
@@ -27,7 +26,7 @@ pub(super) struct Format {
     pub(super) reader: for<'a> fn(RowContext<'a>) -> Result<RowReader<'a>, Fault>,
 }
 
-impl Format {
+impl RowFormat {
     /// A format as most are.
     pub(super) const fn new(name: DataFormat, reader: for<'a> fn(RowContext<'a>) -> Result<RowReader<'a>, Fault>) -> Self {
         let (is_message, reply_prefix): (fn(&DataRecipe) -> bool, fn(&DataRecipe) -> &'static str) = (|_| false, |_| "");
