@@ -90,6 +90,7 @@ mod tests {
 
     use super::*;
     use crate::data::fixtures::Fixture;
+    use crate::data::rows::RowSettings;
 
     #[test]
     fn each_format_of_a_recipe_is_registered_once_and_known_by_its_fields() {
@@ -100,7 +101,7 @@ mod tests {
             for fields in format.known_by {
                 let row: Value = fields.iter().map(|&field| (field.to_owned(), json!("x"))).collect();
                 let fixture = Fixture::new(name, format!("{row}\n"));
-                let detected = super::super::detect(&[fixture.dir.path().join("train.jsonl")], &Default::default()).unwrap();
+                let detected = super::super::detect(&[fixture.dir.path().join("train.jsonl")], &RowSettings::default()).unwrap();
                 assert_eq!(detected.format, name, "{fields:?}");
             }
         }
