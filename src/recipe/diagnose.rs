@@ -52,6 +52,7 @@ pub enum RecipeLocation {
         /// How many characters are meant.
         width: usize,
     },
+    /// The file as a whole.
     File(PathBuf),
     /// An override, as given behind `--set`.
     Override(String),
@@ -60,6 +61,7 @@ pub enum RecipeLocation {
 }
 
 impl RecipeError {
+    /// The file cannot be read.
     pub(super) fn unread(path: &Path, error: &FilesError) -> Self {
         let (message, hint) = match error {
             FilesError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => (source.to_string(), None),
@@ -75,6 +77,7 @@ impl RecipeError {
         }
     }
 
+    /// An error that was made by a program.
     pub fn plain(message: String) -> Self {
         Self { message, place: Box::new(RecipeLocation::Code), hint: None, further: Vec::new(), culprit: None }
     }
