@@ -10,7 +10,7 @@ pub(in crate::data) type Sink<'a, E> = &'a mut dyn FnMut(Result<DataRow, Fault>)
 
 /// Why a sink ends a walk before the last row.
 pub(in crate::data) enum WalkEnd {
-    /// Nobody wants further rows.
+    /// Nobody asks for any further rows.
     Enough,
     Failed(Fault),
 }
