@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::sync::{Mutex, PoisonError};
 
 use crate::engine::error_of_panic;
-use crate::units::{Exit, Fault, FaultKind};
+use crate::units::{Fault, FaultKind};
 
 /// Where the latest panic of any thread happened; printed only if no guard catches it.
 static LATEST: Mutex<Option<String>> = Mutex::new(None);

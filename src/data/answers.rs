@@ -6,7 +6,6 @@ use super::faults;
 use super::rows::{self, DataRow, RowSettings};
 use crate::units::Fault;
 
-/// An answer and what it is compared with.
 pub struct Answer<'a> {
     pub prediction: String,
     /// What it might have said; at least one.
@@ -15,18 +14,15 @@ pub struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// Another text of the row.
     pub fn text(&mut self, field: &'static str) -> Result<String, Fault> {
         self.row.text(field).map_err(refused)
     }
 
-    /// The references are none that can be scored.
     pub fn bad_references(&self, expected: impl Into<String>, found: impl Into<String>) -> Fault {
         refused(self.row.bad("references", expected, found))
     }
 }
 
-/// Why the walk ended early.
 enum Stop<E> {
     Row(Fault),
     Caller(E),

@@ -28,7 +28,6 @@ impl ErrorScope {
     }
 }
 
-/// What was wrong with rows.
 #[derive(Debug)]
 pub(super) struct BadRows {
     on_bad_row: OnBadRow,
@@ -42,7 +41,6 @@ impl BadRows {
         Self { on_bad_row, first: Vec::new(), count: 0, read: 0 }
     }
 
-    /// A row that was read.
     pub(super) fn good(&mut self) {
         self.read += 1;
     }

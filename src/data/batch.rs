@@ -16,14 +16,12 @@ pub struct Batch {
 pub struct Sequence {
     /// Index of the sample in its file, counted from 0: does not depend on split, order or batch.
     pub sample: u64,
-    /// The tokens that are run.
     pub inputs: Vec<u32>,
     pub targets: Targets,
     /// The first position of the prompt's initial part, and the one behind it; `None` where nobody asked.
     pub initial: Option<(usize, usize)>,
 }
 
-/// What a sequence is trained towards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
     /// One entry for each input: entry `i` is what input `i` must predict, or [`IGNORE`].

@@ -41,7 +41,6 @@ struct SetSamples {
 /// All samples of some files: two splits can share them.
 pub(super) struct Samples {
     pub(super) paths: Vec<PathBuf>,
-    /// A hash of the files' content.
     pub(super) hash: String,
     pub(super) tokens: Tokens,
     pub(super) encoder: Encoder,
@@ -161,7 +160,6 @@ impl Dataset {
         Ok(Batch { sequences: samples.iter().map(sequence).collect::<Result<Vec<Sequence>, Fault>>()? })
     }
 
-    /// The prompt of a sample, and its answer as text.
     pub fn question(&self, sample: usize) -> Result<Question, Fault> {
         let (set, piece) = self.piece(sample)?;
         let question = set.samples.question(piece)?;
@@ -213,7 +211,6 @@ impl Dataset {
         hash_of(&self.sets.iter().map(|set| set.samples.hash.clone()).collect::<Vec<_>>())
     }
 
-    /// What is worth telling of all samples of its files.
     pub(super) fn notes(&self) -> ChatNotes {
         let mut notes = ChatNotes::default();
         self.sets.iter().for_each(|set| notes.add(set.samples.tokens.notes.clone()));
@@ -285,7 +282,6 @@ impl Samples {
         Ok(Question { sample, prompt, initial, reply_prefix, border, references, follow_up, groups })
     }
 
-    /// The tokens of a piece.
     fn encoded(&self, piece: &Piece) -> Result<EncodedSample, Fault> {
         let Tokens { file, map, .. } = &self.tokens;
         let ids = file.ids(piece.sample);

@@ -38,18 +38,15 @@ const IN_COMPLETION: NoTarget = NoTarget {
     hint: "write what shall be learned as the completion, or leave such rows out with `data.on_bad_row = \"drop\"`",
 };
 
-/// Makes token ids of samples.
 #[derive(Clone, Debug)]
 pub(super) struct Encoder {
     pub(super) tokenizer: Option<Tokenizer>,
-    /// How texts become tokens, and which of them are trained.
     pub(super) chat: ChatEncoder,
     pub(super) vocab_size: usize,
     /// Finds the initial part of sequences, where that is asked for.
     pub(super) initial: Option<InitialPartFinder>,
 }
 
-/// A sample as token ids.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct EncodedSample {
     pub(super) ids: Vec<u32>,
@@ -65,20 +62,16 @@ pub(super) struct EncodedSample {
 /// The tokens of a question, and where its initial part stands, where somebody asked.
 type AskedTokens = (Vec<u32>, Option<(usize, usize)>);
 
-/// A sample in two parts.
 pub(super) struct EncodedQuestion {
     /// The tokens before the first target.
     pub(super) prompt: Vec<u32>,
     /// The targets that follow without a gap.
     pub(super) answer: Vec<u32>,
-    /// Where the initial part stands.
     pub(super) initial: Option<(usize, usize)>,
 }
 
-/// What a sample is trained towards.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Aim {
-    /// Whether each token is a target.
     Tokens(Vec<bool>),
     Class(usize),
 }
@@ -185,7 +178,6 @@ impl Encoder {
         Ok((ids, initial.map(|range| (range.start, range.end))))
     }
 
-    /// The text of an answer that is given as tokens.
     pub(super) fn text(&self, ids: &[u32]) -> Result<String, Fault> {
         let missing = || {
             let hint = "put `tokenizer.json` into the model directory: answers are compared as texts";
@@ -218,7 +210,6 @@ impl EncodedSample {
         matches!(&self.aim, Aim::Tokens(is_trained) if is_trained.iter().skip(1).all(|&trained| trained))
     }
 
-    /// Cuts a part of the prompt out.
     pub(super) fn cut(&mut self, range: Range<usize>) {
         self.prompt -= range.len();
         self.ids.drain(range.clone());

@@ -5,7 +5,7 @@ use super::example::Example;
 use super::faults::RowFault;
 use super::formats::ExampleReader;
 use super::in_order::in_order;
-use super::rows;
+use super::rows::{self, WalkEnd};
 use super::sample_place::{LineOrRecord, SamplePlace};
 use super::source::DataSource;
 use crate::units::Fault;
@@ -16,16 +16,11 @@ const BATCH_BYTES: usize = 1 << 18;
 /// How many there are at most.
 const BATCH_EXAMPLES: usize = 256;
 
-/// A row, and what it says or why it is no sample.
-struct ReadRow {
-    place: SamplePlace,
-    example: Result<Example, Fault>,
-}
-
-/// A row with its tokens, or why it is no sample.
-pub(super) struct EncodedRow {
-    pub(super) place: SamplePlace,
-    pub(super) sample: Result<EncodedExample, Fault>,
+/// A row, and its sample or why it is none.
+#[derive(Debug)]
+pub struct SampleRow<T> {
+    pub place: SamplePlace,
+    pub sample: Result<T, Fault>,
 }
 
 pub(super) struct EncodedExample {
@@ -41,24 +36,29 @@ pub(super) fn each_row<E: From<Fault>>(
     encoder: &Encoder,
     source: &DataSource,
     reader: &ExampleReader<'_>,
-    mut consume: impl FnMut(EncodedRow) -> Result<(), E>,
+    mut consume: impl FnMut(SampleRow<EncodedExample>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let encode = |batch: Result<Vec<ReadRow>, Fault>| {
-        batch.map(|rows| rows.into_iter().map(|row| encoded(encoder, row)).collect::<Vec<EncodedRow>>())
+    let encode = |batch: Result<Vec<SampleRow<Example>>, Fault>| {
+        batch.map(|rows| rows.into_iter().map(|row| encoded(encoder, row)).collect::<Vec<_>>())
     };
     in_order(|hand_on| read(source, reader, hand_on), encode, |rows| rows?.into_iter().try_for_each(&mut consume))
 }
 
-fn encoded(encoder: &Encoder, ReadRow { place, example }: ReadRow) -> EncodedRow {
-    let sample = example.and_then(|example| {
+fn encoded(encoder: &Encoder, row: SampleRow<Example>) -> SampleRow<EncodedExample> {
+    let SampleRow { place, sample } = row;
+    let sample = sample.and_then(|example| {
         let tokens = encoder.encode(&example.content, &|| place.clone())?;
         Ok(EncodedExample { example, tokens })
     });
-    EncodedRow { place, sample }
+    SampleRow { place, sample }
 }
 
 /// Hands over the rows of all files in batches, until nobody listens; behind them what ends the walk, if it is an error.
-fn read(source: &DataSource, reader: &ExampleReader<'_>, hand_on: &mut dyn FnMut(Result<Vec<ReadRow>, Fault>) -> bool) {
+fn read(
+    source: &DataSource,
+    reader: &ExampleReader<'_>,
+    hand_on: &mut dyn FnMut(Result<Vec<SampleRow<Example>>, Fault>) -> bool,
+) {
     let mut batch = RowBatch::default();
     let walked = source.files.iter().try_for_each(|file| {
         rows::each(file, &source.rows, &mut |row| {
@@ -69,42 +69,30 @@ fn read(source: &DataSource, reader: &ExampleReader<'_>, hand_on: &mut dyn FnMut
                     |row| row.place.clone(),
                 ),
             };
-            let example = row.and_then(|row| reader.example(row));
-            let full = batch.push(ReadRow { place, example });
+            let sample = row.and_then(|row| reader.example(row));
+            let full = batch.push(SampleRow { place, sample });
             let is_heard = full.is_none_or(|rows| hand_on(Ok(rows)));
-            if is_heard { Ok(()) } else { Err(WalkEnd::Unheard) }
+            if is_heard { Ok(()) } else { Err(WalkEnd::Enough) }
         })
     });
     match walked {
-        Err(WalkEnd::Unheard) => {}
+        Err(WalkEnd::Enough) => {}
         Ok(()) => _ = hand_on(Ok(batch.rows)),
         Err(WalkEnd::Failed(error)) => _ = hand_on(Ok(batch.rows)) && hand_on(Err(error)),
-    }
-}
-
-/// Why a walk over rows ends early.
-enum WalkEnd {
-    Unheard,
-    Failed(Fault),
-}
-
-impl From<Fault> for WalkEnd {
-    fn from(error: Fault) -> Self {
-        Self::Failed(error)
     }
 }
 
 /// Rows that are encoded together: handing over has its price, which short ones share.
 #[derive(Default)]
 struct RowBatch {
-    rows: Vec<ReadRow>,
+    rows: Vec<SampleRow<Example>>,
     bytes: usize,
 }
 
 impl RowBatch {
     /// Adds one; what there is then, if it is enough.
-    fn push(&mut self, row: ReadRow) -> Option<Vec<ReadRow>> {
-        self.bytes += BATCH_BYTES / BATCH_EXAMPLES + row.example.as_ref().map_or(0, |example| example.content.size());
+    fn push(&mut self, row: SampleRow<Example>) -> Option<Vec<SampleRow<Example>>> {
+        self.bytes += BATCH_BYTES / BATCH_EXAMPLES + row.sample.as_ref().map_or(0, |example| example.content.size());
         self.rows.push(row);
         (self.bytes >= BATCH_BYTES).then(|| std::mem::take(self).rows)
     }

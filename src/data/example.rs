@@ -6,7 +6,6 @@ use super::question::{FollowUp, SampleGroups};
 use super::rows::DataRow;
 use super::sample_place::SamplePlace;
 
-/// A sample and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Example {
     pub(super) place: SamplePlace,
@@ -21,26 +20,11 @@ pub(super) struct Example {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Content {
-    /// A prompt and what must follow it.
-    Text {
-        prompt: String,
-        completion: String,
-    },
-    /// A prompt and its class.
-    TextClass {
-        prompt: String,
-        class: usize,
-    },
+    Text { prompt: String, completion: String },
+    TextClass { prompt: String, class: usize },
     Chat(Box<ChatSample>),
-    /// Token ids, and which of them are targets.
-    Tokens {
-        ids: Vec<u32>,
-        is_trained: Vec<bool>,
-    },
-    TokensClass {
-        ids: Vec<u32>,
-        class: usize,
-    },
+    Tokens { ids: Vec<u32>, is_trained: Vec<bool> },
+    TokensClass { ids: Vec<u32>, class: usize },
 }
 
 impl Example {

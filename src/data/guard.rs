@@ -54,7 +54,6 @@ impl WorkLimits {
     }
 }
 
-/// Runs `work`; an error or a panic in it becomes its message.
 pub(super) fn guarded<T, E: std::fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|error| error.to_string()),

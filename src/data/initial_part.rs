@@ -7,7 +7,6 @@ use super::tokenizer::Tokenizer;
 use crate::recipe::InitialPart;
 use crate::units::Fault;
 
-/// Finds the initial part of sequences by a rule.
 #[derive(Clone, Debug)]
 pub struct InitialPartFinder {
     rule: InitialPart,
@@ -15,7 +14,6 @@ pub struct InitialPartFinder {
 }
 
 impl InitialPartFinder {
-    /// For a rule; it reads text.
     pub fn new(rule: &InitialPart, tokenizer: Option<&Tokenizer>) -> Result<Self, Fault> {
         let missing = || {
             let hint = "put `tokenizer.json` into the model directory, or choose a policy that does not look for an initial part";

@@ -83,7 +83,6 @@ impl Classes {
         }
     }
 
-    /// Whether the classes were given without names.
     pub(super) fn are_numbers(&self) -> bool {
         self.texts.as_ref().is_none_or(|texts| texts.iter().enumerate().all(|(class, text)| *text == class.to_string()))
     }

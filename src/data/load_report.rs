@@ -9,7 +9,6 @@ use super::token_cache::Tokens;
 use crate::recipe::DataFormat;
 use crate::units::counted;
 
-/// Where the tokens of samples came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenOrigin {
     /// The samples are token ids already.
@@ -24,7 +23,6 @@ pub enum TokenOrigin {
 pub struct FileReport {
     /// The file, or the first of several.
     pub path: PathBuf,
-    /// How many files are read as one.
     pub files: usize,
     pub rows: usize,
     /// Rows that are no samples, and were left out.
@@ -35,7 +33,6 @@ pub struct FileReport {
     pub limit: usize,
     /// Samples with the same tokens as an earlier one. They are not left out.
     pub duplicates: usize,
-    /// Where the tokens came from.
     pub origin: TokenOrigin,
     /// Why they could not be kept for the next start.
     pub cache_problem: Option<String>,
@@ -46,7 +43,6 @@ pub struct FileReport {
 }
 
 impl FileReport {
-    /// Before any sample was looked at.
     pub(super) fn new(source: &DataSource, limit: usize, tokens: &Tokens) -> Self {
         let Tokens { file, counts, is_cached, problem, .. } = tokens;
         let origin = match (source.format == DataFormat::Tokens, is_cached) {
@@ -73,7 +69,6 @@ impl FileReport {
     }
 }
 
-/// What happened when data was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadReport {
     pub files: Vec<FileReport>,

@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use super::bad_rows::BadRows;
 use super::formats::detect;
+use super::row_counts::count_length;
 use super::rows::{self, DataRow, RowSettings, SplitName, kind};
 use crate::recipe::{DataPaths, OnBadRow};
 use crate::units::Fault;
 
-/// What rows have at a name.
 #[derive(Clone, Debug, Default)]
 pub struct ColumnLook {
     pub name: String,
@@ -56,9 +56,7 @@ pub fn look<E: From<Fault>>(
                 Err(error) => bad.note(error),
                 Ok(row) => {
                     bad.good();
-                    let power = count(&row, &mut columns).max(1).next_power_of_two().ilog2() as usize;
-                    lengths.resize(lengths.len().max(power + 1), 0);
-                    lengths[power] += 1;
+                    count_length(&mut lengths, count(&row, &mut columns));
                     sink(&row.place(), row.fields().clone().into())?;
                 }
             }

@@ -50,6 +50,7 @@ pub use chat::{
     ChatTemplates, Conversation, TemplateFault, become_renderer, message, render_in_children_of, special_tokens, tools_of,
 };
 pub use dataset::Dataset;
+pub use encoded_rows::SampleRow;
 pub use initial_part::InitialPartFinder;
 pub use label_tokens::label_tokens;
 pub use load_report::{FileReport, LoadReport, TokenOrigin};

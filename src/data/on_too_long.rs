@@ -18,7 +18,6 @@ pub(super) struct Length {
     pub(super) is_plain_text: bool,
 }
 
-/// What becomes of a sample by its length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LengthOutcome {
     Whole,
@@ -33,7 +32,6 @@ pub enum LengthOutcome {
 }
 
 impl LengthOutcome {
-    /// Whether something of the sample is used.
     pub fn is_used(&self) -> bool {
         matches!(self, Self::Whole | Self::Cut(_) | Self::Split(_))
     }
@@ -99,15 +97,12 @@ impl LengthPolicy {
     }
 }
 
-/// Samples by what becomes of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LengthCounts {
-    /// Samples that are used whole.
     pub whole: usize,
     /// Samples that are used, but for a part of their prompts.
     pub cut: usize,
     pub cut_tokens: usize,
-    /// Samples that are used in windows.
     pub split: usize,
     pub windows: usize,
     /// Samples left out as too long.
@@ -120,7 +115,6 @@ pub struct LengthCounts {
 }
 
 impl LengthCounts {
-    /// Counts a sample of so many tokens.
     pub(super) fn add(&mut self, total: usize, outcome: &LengthOutcome) {
         self.longest = self.longest.max(total);
         self.shortest = Some(self.shortest.map_or(total, |shortest| shortest.min(total)));

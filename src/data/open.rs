@@ -53,7 +53,6 @@ pub struct ModelLimits {
     pub most_positions: usize,
 }
 
-/// How far the tokenising of a file is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenisingProgress {
     pub path: PathBuf,
@@ -170,7 +169,6 @@ impl<'a> Opener<'a> {
         Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
     }
 
-    /// What makes examples of rows.
     pub(super) fn reader(&self, source: &DataSource) -> Result<ExampleReader<'_>, Fault> {
         ExampleReader::new(self.recipe, source.format, &self.task, &self.encoder)
     }

@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A prompt to be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// Index of the sample in its file, counted from 0.

@@ -3,20 +3,14 @@
 use std::collections::HashSet;
 
 use super::bad_rows::{BadRows, ErrorScope};
+use super::encoded_rows::SampleRow;
 use super::faults;
 use super::on_too_long::{LengthCounts, LengthOutcome};
-use super::sample_place::SamplePlace;
 use super::source::DataSource;
 use crate::recipe::OnBadRow;
 use crate::units::Fault;
 
-/// A row, and what becomes of it.
-#[derive(Debug)]
-pub struct SurveyedRow {
-    pub place: SamplePlace,
-    /// What it is, or why it is no sample.
-    pub sample: Result<SurveyedSample, Fault>,
-}
+pub type SurveyedRow = SampleRow<SurveyedSample>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SurveyedSample {
@@ -24,7 +18,6 @@ pub struct SurveyedSample {
     pub text: Option<String>,
     /// The tokens, without those that are cut out.
     pub ids: Vec<u32>,
-    /// Whether each of them is a target.
     pub is_trained: Vec<bool>,
     /// The class, where the head has classes: the only target.
     pub class: Option<usize>,
@@ -36,7 +29,6 @@ pub struct SurveyedSample {
 }
 
 impl SurveyedSample {
-    /// How many of its tokens are trained.
     pub fn num_trained(&self) -> usize {
         self.is_trained.iter().filter(|&&trained| trained).count()
     }
@@ -98,9 +90,7 @@ impl RowCounts {
         self.bad.good();
         self.duplicates += usize::from(!self.seen.insert(sample.fingerprint));
         self.samples.add(sample.length, &sample.outcome);
-        let power = sample.length.next_power_of_two().ilog2() as usize;
-        self.lengths.resize(self.lengths.len().max(power + 1), 0);
-        self.lengths[power] += 1;
+        count_length(&mut self.lengths, sample.length);
         if sample.outcome.is_used() {
             self.tokens += sample.ids.len();
             self.trained += sample.num_trained();
@@ -108,7 +98,6 @@ impl RowCounts {
         Ok(())
     }
 
-    /// Rows that were looked at.
     pub fn rows(&self) -> usize {
         self.bad.counts().0
     }
@@ -134,4 +123,11 @@ impl RowCounts {
         }
         Ok(left_out)
     }
+}
+
+/// Counts a length by the power of two that is not below it.
+pub(super) fn count_length(counts: &mut Vec<usize>, length: usize) {
+    let power = length.max(1).next_power_of_two().ilog2() as usize;
+    counts.resize(counts.len().max(power + 1), 0);
+    counts[power] += 1;
 }

@@ -9,7 +9,6 @@ use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::recipe::{DataFormat, DataPaths, DataRecipe};
 use crate::units::Fault;
 
-/// Files of one split, read as one.
 #[derive(Clone, Debug)]
 pub struct DataSource {
     /// In the order in which they are read.

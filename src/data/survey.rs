@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::encoded_rows::{EncodedExample, EncodedRow, each_row};
+use super::encoded_rows::{EncodedExample, SampleRow, each_row};
 use super::on_too_long::LengthOutcome;
 use super::open::{DataRequest, Opener};
 use super::row_counts::{RowCounts, SurveyedRow, SurveyedSample};
@@ -14,7 +14,6 @@ use super::token_file::fingerprint;
 use crate::recipe::{DataPaths, ValidationSource};
 use crate::units::Fault;
 
-/// Which rows are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SurveyedPart {
     /// All of the files to train on, from which validation samples may be drawn.
@@ -101,7 +100,7 @@ impl Opener<'_> {
         sink: &mut dyn FnMut(usize, SurveyedRow) -> Result<(), Fault>,
     ) -> Result<UsedSamples, Fault> {
         let (mut samples, mut used) = (0, UsedSamples::new());
-        each_row(&self.encoder, source, &self.reader(source)?, |EncodedRow { place, sample }| {
+        each_row(&self.encoder, source, &self.reader(source)?, |SampleRow { place, sample }| {
             let sample = sample.and_then(|sample| self.surveyed(&place, sample));
             let number = samples;
             if let Ok(sample) = &sample {

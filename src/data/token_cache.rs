@@ -24,11 +24,9 @@ const VERSION: u32 = 7;
 /// Files of tokens that are kept of the same data, with other tokenizers or settings; the oldest is forgotten first.
 const MAX_FILES: usize = 4;
 
-/// What a file of tokens was made of.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct TokenRecord {
     version: u32,
-    /// Bytes of each data file.
     sizes: Vec<u64>,
     /// A hash of the content of each data file.
     hashes: Vec<String>,
@@ -73,7 +71,6 @@ pub(super) struct Tokens {
     pub(super) hashes: Vec<String>,
     /// What the file is mapped by; `None` where it is in memory.
     pub(super) map: Option<MappedFile>,
-    /// Whether they were there already.
     pub(super) is_cached: bool,
     /// Why they could not be kept for the next start.
     pub(super) problem: Option<String>,
@@ -94,7 +91,6 @@ impl Tokens {
     }
 }
 
-/// Where tokens are written to.
 pub(super) type Out<'a> = &'a mut dyn Write;
 
 pub(super) enum NotWritten {

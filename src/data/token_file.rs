@@ -119,7 +119,6 @@ impl Lists {
     }
 }
 
-/// Writes samples one after another.
 pub(super) struct TokenWriter<W: Write> {
     file: FileWriter<W>,
     ids: Lists,
@@ -205,7 +204,6 @@ fn into_io(error: ArrowError) -> io::Error {
     }
 }
 
-/// The samples of a file, where they lie.
 pub(super) struct TokenFile {
     batches: Vec<RecordBatch>,
     /// The first sample of each batch.
@@ -246,20 +244,17 @@ impl TokenFile {
         Length { total: self.ids(sample).len(), prompt: prompt as usize, is_plain_text: self.is_plain_text(sample) }
     }
 
-    /// Index of its class, if it has one.
     pub(super) fn class(&self, sample: usize) -> Option<usize> {
         let (batch, row) = self.place(sample);
         let classes = batch.column(TokenColumn::Class as usize).as_primitive::<UInt32Type>();
         classes.is_valid(row).then(|| classes.value(row) as usize)
     }
 
-    /// The hash of its ids, as it was written.
     pub(super) fn fingerprint(&self, sample: usize) -> u64 {
         let (batch, row) = self.place(sample);
         batch.column(TokenColumn::Fingerprint as usize).as_primitive::<UInt64Type>().value(row)
     }
 
-    /// What it has beside its tokens.
     pub(super) fn about(&self, sample: usize) -> Result<About, String> {
         let (batch, row) = self.place(sample);
         let about = batch.column(TokenColumn::About as usize).as_binary::<i64>().value(row);

@@ -28,7 +28,6 @@ struct Inner {
     hash: String,
     /// What ends a sequence: the first is written, the others may be said.
     ends: Vec<u32>,
-    /// Made when it is asked for.
     without_post_processor: OnceLock<tokenizers::Tokenizer>,
     /// The one token that the post-processor puts before a text.
     bos: Option<u32>,
@@ -137,7 +136,6 @@ impl Tokenizer {
         self.inner.path.parent().unwrap_or(Path::new(""))
     }
 
-    /// The token that ends a sequence.
     pub fn eos(&self) -> Result<u32, Fault> {
         self.ends().first().copied().ok_or_else(|| {
             let (files, dir) = ("generation_config.json or config.json", abridged(self.dir().display()));
@@ -146,7 +144,6 @@ impl Tokenizer {
         })
     }
 
-    /// All tokens that end a sequence.
     pub(super) fn ends(&self) -> &[u32] {
         &self.inner.ends
     }

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-/// A part of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     pub(super) tokens: Range<usize>,

@@ -1,6 +1,5 @@
 //! The keys of a `config.json`, read with checks, and what can be wrong with them.
 
-
 use serde_json::{Map, Value};
 
 use crate::recipe::diagnose::nearest;

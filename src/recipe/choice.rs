@@ -25,7 +25,6 @@ fn checked(choice: &PolicyRecipe) -> Result<(), RecipeError> {
     POLICY_CHECK.get().map_or(Ok(()), |check| check(choice))
 }
 
-/// Policy of a recipe that names none.
 pub(super) const DEFAULT_POLICY: &str = "h2o";
 
 /// A name and its parameters, with the places where they were written.
@@ -35,7 +34,6 @@ pub struct PolicyRecipe {
     pub name: String,
     params: Node,
     spot: Spot,
-    /// The dotted key of the choice.
     key: String,
     source: Arc<RecipeSource>,
 }
@@ -52,7 +50,6 @@ impl PolicyRecipe {
         Self { name: name.to_owned(), params, spot: Spot::Code, key: "kv_cache.policy".to_owned(), source: Arc::default() }
     }
 
-    /// Takes name and parameters from what is written.
     fn fill(&mut self, entry: &KeyValue, default: &str) -> Result<(), RecipeError> {
         let key = &self.key;
         let refuse = |spot, found: String| {

@@ -12,7 +12,6 @@ use super::refusals::Refusals;
 use super::training::{Offload, OptimizerName, OptimizerRecipe, Schedule};
 use super::value::RecipeReader;
 
-/// Looks at all tables of a recipe.
 pub(super) fn refuse_contradictions(recipe: &Recipe, reader: &RecipeReader<'_>, refusals: &mut Refusals) {
     let mut found = Contradictions { reader, refusals };
     recipe.data.each().for_each(|data| found.of_data(data));

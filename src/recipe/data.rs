@@ -106,7 +106,6 @@ impl DataRecipe {
     }
 }
 
-/// A data set by its name.
 pub type DataSet = NamedSet<DataRecipe>;
 
 impl DataRecipe {

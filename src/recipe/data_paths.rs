@@ -11,12 +11,10 @@ use toml::Value;
 use super::diagnose::Checked;
 use super::value::{RecipeReader, RecipeValue};
 
-/// At least one path, pattern or folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataPaths(Vec<PathBuf>);
 
 impl DataPaths {
-    /// Gives the files other names.
     pub fn named_by(&self, name: impl Fn(&PathBuf) -> PathBuf) -> Self {
         Self(self.0.iter().map(name).collect())
     }

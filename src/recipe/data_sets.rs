@@ -9,7 +9,6 @@ use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, Tab
 use super::tree::KeyValue;
 use super::value::{KeyRule, RecipeReader};
 
-/// A data set by its name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedSet<D> {
     /// What counts, metrics and warnings call it.

@@ -90,7 +90,6 @@ pub(super) fn apply(document: &mut Document, notes: &mut Vec<(Spot, String)>, re
     }
 }
 
-/// Reads one of them; returns the note.
 fn read(document: &mut Document, key: &str, entry: KeyValue, name: &str) -> Checked<String> {
     let (written, word) = (entry.node.to_value(), entry.node.word());
     let values = FOREIGN.iter().filter(|(other, ..)| *other == name);

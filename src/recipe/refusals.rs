@@ -4,7 +4,6 @@ use super::diagnose::{Checked, RecipeError, RecipeLocation};
 use super::plan::{Recipe, TABLES};
 use super::tree::Spot;
 
-/// So many errors are shown at most.
 const MOST: usize = 20;
 
 /// The errors of a recipe, and the tables of which something is refused.
@@ -16,7 +15,6 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    /// Whether further errors would not be shown.
     pub(super) fn are_many(&self) -> bool {
         self.found.len() > MOST
     }

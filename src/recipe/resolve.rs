@@ -92,7 +92,6 @@ fn refuse_f16(document: &Document) -> Checked<()> {
     Ok(())
 }
 
-/// What the table `[head]` says.
 fn head(reader: &RecipeReader<'_>, table: HeadTable, data: &DataRecipe) -> Checked<HeadRecipe> {
     let kind = table.kind;
     if let Some(format) = data.format.filter(|format| format.is_chat() && kind != HeadKind::NextToken) {

@@ -34,7 +34,6 @@ pub(super) trait RecipeField: Sized {
     fn entries(&self, key: &str) -> TableEntries;
 }
 
-/// A key, with all that it may be.
 pub(super) struct RecipeKey {
     pub(super) text: KeyText,
     pub(super) takes: String,
@@ -44,7 +43,6 @@ pub(super) struct RecipeKey {
     pub(super) schema: fn() -> serde_json::Value,
 }
 
-/// What a declaration says of a key.
 #[derive(Default)]
 pub(super) struct KeyText {
     pub(super) name: String,
@@ -54,7 +52,6 @@ pub(super) struct KeyText {
     /// Words of its value, and what other programs call them.
     pub(super) words: &'static [(&'static str, &'static [&'static str])],
     pub(super) rule: Option<&'static KeyRule>,
-    /// Whether it may be left to the planner.
     pub(super) may_be_auto: bool,
 }
 

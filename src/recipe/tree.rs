@@ -47,7 +47,6 @@ pub(super) enum NodeValue {
     Table(Vec<KeyValue>),
 }
 
-/// A key of a table, and its value.
 #[derive(Clone, Debug)]
 pub(super) struct KeyValue {
     pub(super) key: String,
@@ -55,7 +54,6 @@ pub(super) struct KeyValue {
     pub(super) node: Node,
 }
 
-/// The tree and the source that it came from.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     pub(super) source: Arc<RecipeSource>,
@@ -173,14 +171,12 @@ impl Node {
         }
     }
 
-    /// The entry at a dotted key.
     pub(super) fn entry(&self, key: &str) -> Option<&KeyValue> {
         let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
         let entry = self.entries().iter().find(|entry| entry.key == first)?;
         rest.map_or(Some(entry), |rest| entry.node.entry(rest))
     }
 
-    /// The value at a dotted key.
     pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Node> {
         let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
         let node = &mut self.entries_mut()?.iter_mut().find(|entry| entry.key == first)?.node;
@@ -255,7 +251,6 @@ impl Node {
         true
     }
 
-    /// The value without its places.
     pub(super) fn to_value(&self) -> toml::Value {
         match &self.value {
             NodeValue::String(v) => toml::Value::String(v.clone()),
@@ -270,7 +265,6 @@ impl Node {
     }
 }
 
-/// A value made by a program.
 impl From<toml::Value> for Node {
     fn from(value: toml::Value) -> Self {
         let value = match value {

@@ -13,7 +13,6 @@ use super::diagnose::Checked;
 use super::read::{read, read_or_auto};
 use super::tree::Document;
 
-/// The value of one key.
 pub(super) trait RecipeValue: DeserializeOwned {
     /// What the reference calls it; `number` is what the key's rule calls a number in it.
     fn takes(number: Option<&str>) -> String;
@@ -34,9 +33,7 @@ pub(super) trait RecipeValue: DeserializeOwned {
 
 /// What a number must be, beyond being one.
 pub(super) struct KeyRule {
-    /// The words of the reference.
     pub(super) takes: &'static str,
-    /// The words of an error.
     pub(super) expected: &'static str,
     pub(super) hint: &'static str,
     pub(super) is_fine: fn(f64) -> bool,
@@ -102,7 +99,6 @@ impl<'a> RecipeReader<'a> {
         Self { document, folder: folder_of(&document.source.path) }
     }
 
-    /// Whether `key` (dotted) is written.
     pub(super) fn has(&self, key: &str) -> bool {
         self.document.root.entry(key).is_some()
     }

@@ -10,14 +10,12 @@ use super::plan::Recipe;
 use super::table::{RecipeTable, TableEntries};
 use super::training::TopOfFile;
 
-/// A key with another value in another recipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The dotted key, as `kv_cache.chunk_size`.
     pub key: String,
     /// The value of the one recipe, in TOML; `not set` where it has none.
     pub before: String,
-    /// The value of the other.
     pub after: String,
 }
 

@@ -6,8 +6,8 @@ use super::check::{DoctorCheck, Promise};
 use super::host;
 use crate::engine::guarded;
 use crate::native::cuda::{
-    Companion, CudaSupport, Driver, Gpu, GraphError, GraphRecorder, compiler_release, device_nodes, free_device_memory,
-    kernel_states, take_lowest, wait,
+    Companion, CudaSupport, Driver, Gpu, GraphRecorder, compiler_release, device_nodes, free_device_memory, kernel_states,
+    take_lowest, wait,
 };
 use crate::ops::attention::{self, Backend};
 use crate::units::{Bytes, Fault, FaultKind};

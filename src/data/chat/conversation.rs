@@ -7,7 +7,6 @@ use crate::data::media::part_of_media;
 use crate::data::rows::kind;
 use crate::units::quoted;
 
-/// A conversation, ready to be rendered.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversation {
     /// Objects with `role`, mostly `content`, and whatever else the template knows.
@@ -54,12 +53,10 @@ impl Conversation {
         self.messages.iter().chain(others).chain(self.variables.values())
     }
 
-    /// Whether a character occurs in it.
     pub(super) fn contains(&self, wanted: char) -> bool {
         self.values().any(|value| occurs(value, wanted))
     }
 
-    /// Whether the markers occur in it.
     pub(super) fn mentions(&self, markers: Markers) -> bool {
         self.contains(markers.open) || self.contains(markers.close)
     }

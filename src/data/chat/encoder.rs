@@ -27,11 +27,9 @@ pub(in crate::data) struct ChatEncoder {
     notes: Arc<Mutex<ChatNotes>>,
 }
 
-/// Why there are no templates, in words.
 #[derive(Clone, Debug)]
 enum NoTemplates {
     Missing(String),
-    /// What there is cannot be read.
     Broken(String),
 }
 
@@ -125,7 +123,6 @@ impl ChatEncoder {
             .map_err(refused)
     }
 
-    /// The tokens of a conversation.
     pub(in crate::data) fn encode(
         &self,
         sample: &ChatSample,

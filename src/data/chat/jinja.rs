@@ -26,7 +26,6 @@ pub(super) struct TemplateText {
     now: Option<(i64, u32)>,
 }
 
-/// What a template is told.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Rendering<'a> {
     /// What stands around the text of generation tags. Without it they leave no trace.
@@ -51,7 +50,6 @@ const FUEL: u64 = 50_000_000;
 const RECURSION: usize = 200;
 /// Bytes of a rendering at most.
 pub(super) const MOST_BYTES: usize = 64 << 20;
-/// The function that tells the date.
 pub(super) const STRFTIME: &str = "strftime_now";
 const PLAIN: &str = "chat_template";
 const MARKED: &str = "chat_template with its generation tags";
@@ -137,7 +135,6 @@ fn environment(now: Option<NaiveDateTime>) -> Environment<'static> {
     environment
 }
 
-/// Text that may only grow so long.
 struct Limited(Vec<u8>);
 
 impl Write for Limited {

@@ -19,7 +19,6 @@ impl Markers {
         Self { open, close: free.next().unwrap_or('\u{fdd1}') }
     }
 
-    /// A filter that puts them around a text.
     pub(super) fn filter(self) -> impl Fn(String) -> String + Send + Sync + 'static {
         move |text| format!("{}{text}{}", self.open, self.close)
     }

@@ -4,10 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::counted;
 
-/// What was seen in samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::data) struct ChatNotes {
-    /// Whether a chat template made texts.
     pub(in crate::data) has_conversations: bool,
     /// Whether a token that ends a turn was a target.
     pub(super) ends_are_trained: bool,

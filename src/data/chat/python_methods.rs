@@ -7,12 +7,10 @@ use minijinja_contrib::pycompat;
 /// Columns of a padded text at most.
 const MOST_COLUMNS: usize = 1 << 16;
 
-/// What Python calls white space.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// A method that a value itself does not know.
 pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let own = match value.kind() {
         ValueKind::String => text_method(value.as_str().unwrap_or_default(), method, args)?,

@@ -48,7 +48,6 @@ pub(super) fn tojson(
     Ok(Value::from(out))
 }
 
-/// A float as Python's `repr` has it.
 pub(super) fn float_text(number: f64) -> String {
     if !number.is_finite() {
         return if number.is_nan() {

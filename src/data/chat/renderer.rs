@@ -74,7 +74,6 @@ fn allowed_time(given: usize) -> Duration {
     LEAST_TIME + Duration::from_micros(u64::from(MICROS_PER_BYTE).saturating_mul(given as u64))
 }
 
-/// What stands before a request or an answer.
 fn read_numbers(socket: &mut UnixStream) -> io::Result<[usize; 2]> {
     let mut numbers = [[0; 8]; 2];
     socket.read_exact(numbers.as_flattened_mut())?;
@@ -210,7 +209,6 @@ impl Drop for RendererProcess {
     }
 }
 
-/// Why a child has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RendererEnd {
     Time,

@@ -8,12 +8,10 @@ use crate::data::faults::RowFault;
 use crate::data::rows::{DataRow, kind};
 use crate::units::{Fault, abridged, quoted};
 
-/// Whether a row's prompt is a list of messages.
 pub(in crate::data) fn is_conversational(prompt: &Value) -> bool {
     prompt.as_array().is_some_and(|messages| messages.iter().any(Value::is_object))
 }
 
-/// A row whose `prompt` and `completion` are lists of messages.
 pub(in crate::data) fn prompt_and_completion(row: &mut DataRow, prompt: Value) -> Result<ChatSample, Fault> {
     let completion = match row.require("completion")? {
         Value::Array(messages) if !messages.is_empty() => messages,
@@ -25,7 +23,6 @@ pub(in crate::data) fn prompt_and_completion(row: &mut DataRow, prompt: Value) -
     Ok(ChatSample { prompt: Some(count), ..sample(row, "prompt", Value::Array(messages))? })
 }
 
-/// A sample of messages, with what else the row says of them.
 pub(in crate::data) fn sample(row: &mut DataRow, field: &'static str, mut messages: Value) -> Result<ChatSample, Fault> {
     if row.is_padded() {
         drop_padding(&mut messages);

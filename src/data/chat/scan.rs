@@ -6,14 +6,12 @@ pub(super) const GENERATION: &str = "__generation";
 /// The filter that refuses to walk over what is no list.
 pub(super) const WALKED: &str = "__walked";
 
-/// A template in minijinja's dialect.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Rewritten {
     /// With generation tags as a filter that marks its text.
     pub(super) marked: String,
     /// With generation tags that leave no trace.
     pub(super) plain: String,
-    /// Whether there are generation tags.
     pub(super) has_generation: bool,
 }
 
@@ -95,7 +93,6 @@ impl Rewritten {
     }
 }
 
-/// Where the next `{{`, `{%` or `{#` begins.
 fn next_opening(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     (0..bytes.len().saturating_sub(1)).find(|&at| bytes[at] == b'{' && matches!(bytes[at + 1], b'{' | b'%' | b'#'))
@@ -145,7 +142,6 @@ fn inside(tag: &str) -> &str {
     tag.get(2 + open.len()..tag.len() - 2 - close.len()).unwrap_or_default()
 }
 
-/// The first word, and what follows it.
 fn word(text: &str) -> (&str, &str) {
     let text = text.trim_start();
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());

@@ -9,7 +9,6 @@ use super::template::ChatTemplate;
 use crate::recipe::TrainOn;
 use crate::units::Fault;
 
-/// A conversation as a sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::data) struct ChatSample {
     pub(in crate::data) conversation: Conversation,
@@ -19,10 +18,8 @@ pub(in crate::data) struct ChatSample {
     pub(in crate::data) prompt: Option<usize>,
 }
 
-/// A part of a text, in bytes.
 type TextSpan = Range<usize>;
 
-/// The text of a conversation.
 pub(super) struct SpannedText {
     pub(super) text: String,
     /// What is trained, in order and apart.

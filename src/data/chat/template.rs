@@ -67,7 +67,6 @@ impl ChatTemplate {
         text.map_err(|words| self.fault(words))
     }
 
-    /// The special tokens that it is told, by their names.
     pub(super) fn tokens(&self) -> &[(String, String)] {
         &self.text.tokens
     }
@@ -76,7 +75,6 @@ impl ChatTemplate {
         &self.text.source
     }
 
-    /// Whether the template says itself what the assistant writes.
     pub(super) fn has_generation(&self) -> bool {
         self.has_generation
     }

@@ -24,7 +24,6 @@ pub struct ChatTemplates {
     place: String,
 }
 
-/// A template that has not been read.
 struct Source {
     name: String,
     text: String,
@@ -88,7 +87,6 @@ impl ChatTemplates {
         json!([&self.default, &self.tool_use].map(|template| template.as_ref().map(of)))
     }
 
-    /// Hashes of what they were made of, by name.
     pub(super) fn origins(&self) -> BTreeMap<&'static str, String> {
         let all = || [&self.default, &self.tool_use].into_iter().flatten();
         let tokens = all().flat_map(ChatTemplate::tokens).flat_map(|(name, token)| [name, token]);
@@ -103,13 +101,11 @@ impl ChatTemplates {
         [&self.default, &self.tool_use].into_iter().flatten().any(|template| template.source().contains(STRFTIME))
     }
 
-    /// The token that begins a text.
     pub(super) fn bos(&self) -> Option<&str> {
         let template = self.default.as_ref().or(self.tool_use.as_ref())?;
         template.tokens().iter().find(|(name, _)| name == "bos_token").map(|(_, token)| &token[..])
     }
 
-    /// The text of the template that is used without tools.
     pub fn source(&self) -> Option<&str> {
         self.default.as_ref().map(ChatTemplate::source)
     }

@@ -2,17 +2,17 @@
 
 use serde_json::Value;
 
-use super::format::Format;
+use super::format::RowFormat;
 use crate::data::chat::{ChatSample, message, sample, shown};
 use crate::data::example::Example;
 use crate::data::rows::DataRow;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
-pub(super) const FORMAT: Format = Format {
+pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["instruction", "output"]],
     has_classes: false,
-    ..Format::new(DataFormat::Alpaca, |_| {
+    ..RowFormat::new(DataFormat::Alpaca, |_| {
         Ok(Box::new(|mut row| {
             let sample = conversation(&mut row)?;
             Ok(Example::new(&row, sample.into()))

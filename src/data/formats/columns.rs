@@ -15,7 +15,6 @@ const COMPLETIONS: [&str; 5] = ["completion", "answer", "response", "output", "c
 /// What must not be learned, where rows compare two answers.
 const REJECTED: &str = "rejected";
 
-/// The columns of fields, by the field.
 pub(super) type ColumnNames = BTreeMap<String, String>;
 
 /// The format of a row by what people call its columns, and whether another column holds words, which would be left out.

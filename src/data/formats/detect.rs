@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 use super::columns::{self, ColumnNames};
 use super::reader::FORMATS;
 use crate::data::faults::{self, RowFault};
-use crate::data::rows::{self, DataRow, RowSettings};
+use crate::data::rows::{self, DataRow, RowSettings, WalkEnd};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
-/// Rows that are looked at.
 const LOOKED_AT: usize = 10;
 
 /// The format of files, and what it was told from.
@@ -18,17 +17,6 @@ pub(in crate::data) struct Detected {
     pub(in crate::data) format: DataFormat,
     pub(in crate::data) told_from: String,
     pub(in crate::data) columns: ColumnNames,
-}
-
-enum LookEnd {
-    Enough,
-    Failed(Fault),
-}
-
-impl From<Fault> for LookEnd {
-    fn from(error: Fault) -> Self {
-        Self::Failed(error)
-    }
 }
 
 /// Looks at the first sound rows of the first files.
@@ -58,12 +46,12 @@ pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Resu
                 Err(error) => bad = bad.take().or(Some(error)),
             }
             looked_at += 1;
-            if looked_at < LOOKED_AT { Ok(()) } else { Err(LookEnd::Enough) }
+            if looked_at < LOOKED_AT { Ok(()) } else { Err(WalkEnd::Enough) }
         });
         match walk {
             Ok(()) => {}
-            Err(LookEnd::Enough) => break,
-            Err(LookEnd::Failed(error)) => return Err(error),
+            Err(WalkEnd::Enough) => break,
+            Err(WalkEnd::Failed(error)) => return Err(error),
         }
     }
     match (detected, doubt, bad) {
@@ -74,7 +62,6 @@ pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Resu
     }
 }
 
-/// Why a row tells no format.
 struct Unknown {
     error: Fault,
     /// The columns might be those of a format, and others say more.

@@ -8,10 +8,12 @@ use crate::data::tokenizer::Tokenizer;
 use crate::recipe::{DataFormat, DataRecipe};
 use crate::units::Fault;
 
+/// Makes an example of a row.
 pub(super) type RowReader<'a> = Box<dyn Fn(DataRow) -> Result<Example, Fault> + Send + Sync + 'a>;
 
-/// A data format, all of which its file says.
-pub(super) struct Format {
+type NewRowReader = for<'a> fn(RowContext<'a>) -> Result<RowReader<'a>, Fault>;
+
+pub(super) struct RowFormat {
     /// The name in recipes, which say there what contradicts it.
     pub(super) name: DataFormat,
     /// The fields that its rows are known by: all of one of these lists.
@@ -24,14 +26,13 @@ pub(super) struct Format {
     pub(super) is_message: fn(&DataRecipe) -> bool,
     /// The beginning of the reply that ends each prompt.
     pub(super) reply_prefix: fn(&DataRecipe) -> &'static str,
-    pub(super) reader: for<'a> fn(RowContext<'a>) -> Result<RowReader<'a>, Fault>,
+    pub(super) reader: NewRowReader,
 }
 
-impl Format {
+impl RowFormat {
     /// A format as most are.
-    pub(super) const fn new(name: DataFormat, reader: for<'a> fn(RowContext<'a>) -> Result<RowReader<'a>, Fault>) -> Self {
-        let (is_message, reply_prefix): (fn(&DataRecipe) -> bool, fn(&DataRecipe) -> &'static str) = (|_| false, |_| "");
-        Self { name, known_by: &[], has_texts: true, has_classes: true, is_message, reply_prefix, reader }
+    pub(super) const fn new(name: DataFormat, reader: NewRowReader) -> Self {
+        Self { name, known_by: &[], has_texts: true, has_classes: true, is_message: |_| false, reply_prefix: |_| "", reader }
     }
 }
 

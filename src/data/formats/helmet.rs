@@ -3,18 +3,18 @@
 
 use serde_json::{Map, Value};
 
-use super::format::Format;
+use super::format::RowFormat;
 use super::text_row::TextRow;
 use crate::data::faults::RowFault;
 use crate::data::rows::DataRow;
 use crate::recipe::{DataFormat, HelmetFamily};
 use crate::units::Fault;
 
-pub(super) const FORMAT: Format = Format {
+pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[FAMILIES[0].1, FAMILIES[1].1, FAMILIES[2].1, FAMILIES[3].1],
     has_classes: false,
     is_message: |recipe| recipe.family.is_some_and(HelmetFamily::is_message),
-    ..Format::new(DataFormat::Helmet, |context| {
+    ..RowFormat::new(DataFormat::Helmet, |context| {
         Ok(Box::new(move |mut row| {
             let (text, is_message) = text(&mut row, context.recipe.family, context.has_template)?;
             Ok(text.example(&row, is_message))

@@ -1,7 +1,7 @@
 //! The format `longbench-v2`: four-way questions on long contexts, in upstream's wording (THUDM/LongBench at 2e00731, MIT licence), in that
 //! of `keys_values`, or in that of lm-evaluation-harness (MIT licence).
 
-use super::format::{Format, RowContext};
+use super::format::{RowContext, RowFormat};
 use super::text_row::TextRow;
 use crate::data::example::{Content, Example, Task};
 use crate::data::label_tokens::Classes;
@@ -12,11 +12,11 @@ use crate::metrics::strip;
 use crate::recipe::{DataFormat, DataRecipe, LongBenchPrompt};
 use crate::units::Fault;
 
-pub(super) const FORMAT: Format = Format {
+pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer"]],
     is_message: |recipe| !matches!(wording(recipe), LongBenchPrompt::KeysValues | LongBenchPrompt::LmEval),
     reply_prefix: |recipe| reply_prefix(wording(recipe)),
-    ..Format::new(DataFormat::LongBenchV2, |context| {
+    ..RowFormat::new(DataFormat::LongBenchV2, |context| {
         let tokenizer = context.tokenizer()?;
         Ok(match context.task {
             Task::Classify(labels) => {
@@ -43,7 +43,6 @@ const READ_TO_THINK: &str = "Please read the following text and answer the quest
 
 const THINK: &str = "Let’s think step by step:";
 
-/// The class of each letter, where it has one.
 type LetterClasses = [Option<usize>; 4];
 
 /// The class of each letter: by its label, or in order where four tokens are given that stand for no letter.
@@ -56,10 +55,8 @@ fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<Letter
     Ok(if is_positional { [0, 1, 2, 3].map(Some) } else { found })
 }
 
-/// A question as its row has it.
 struct LongBenchRow {
     texts: [String; FIELDS.len()],
-    /// Index of the right letter.
     letter: usize,
     groups: Option<SampleGroups>,
 }
@@ -110,7 +107,6 @@ impl LongBenchRow {
         Some((before, format!("\n\nBased on the above, what is the single, most likely answer choice? {FORMAT_LINE}")))
     }
 
-    /// Prompt, completion and answer in somebody's wording.
     fn worded(&self, wording: LongBenchPrompt) -> TextRow {
         let letter = LETTERS[self.letter];
         let stripped = || self.texts.each_ref().map(|text| strip(text).to_owned());

@@ -1,6 +1,6 @@
 //! The format `messages`: conversations with `role` and `content`, also `tools`, `documents` and `chat_template_kwargs`.
 
-use super::format::Format;
+use super::format::RowFormat;
 use super::text;
 use crate::data::chat::sample;
 use crate::data::example::Example;
@@ -8,10 +8,10 @@ use crate::recipe::DataFormat;
 
 const FIELD: &str = "messages";
 
-pub(super) const FORMAT: Format = Format {
+pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&[FIELD]],
     has_classes: false,
-    ..Format::new(DataFormat::Messages, |context| {
+    ..RowFormat::new(DataFormat::Messages, |context| {
         let read_text = (text::FORMAT.reader)(context)?;
         Ok(Box::new(move |mut row| {
             // As TRL has it: a row of plain text among conversations, all of which is trained.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::format::Format;
+use super::format::RowFormat;
 use crate::data::chat::{is_conversational, prompt_and_completion};
 use crate::data::example::{Content, Example, Task};
 use crate::data::label_tokens::Classes;
@@ -11,9 +11,9 @@ use crate::data::tokenizer::Tokenizer;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
-pub(super) const FORMAT: Format = Format {
+pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["prompt", "completion"], &["prompt", "label"]],
-    ..Format::new(DataFormat::PromptCompletion, |context| {
+    ..RowFormat::new(DataFormat::PromptCompletion, |context| {
         let tokenizer = context.tokenizer()?;
         Ok(Box::new(move |mut row| {
             if row.fields().get("prompt").is_some_and(Value::is_string) {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::format::{Format, RowContext, RowReader};
+use super::format::{RowContext, RowFormat, RowReader};
 use super::{alpaca, helmet, longbench_v2, media, messages, prompt_completion, ruler, sharegpt, text, tokens};
 use crate::data::encode::Encoder;
 use crate::data::example::{Example, Task};
@@ -11,7 +11,7 @@ use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
 use crate::units::Fault;
 
 /// All formats; of those whose fields a row has, the first counts.
-pub(super) const FORMATS: [&Format; 9] = [
+pub(super) const FORMATS: [&RowFormat; 9] = [
     &longbench_v2::FORMAT,
     &tokens::FORMAT,
     &prompt_completion::FORMAT,
@@ -25,7 +25,7 @@ pub(super) const FORMATS: [&Format; 9] = [
 
 pub(in crate::data) struct ExampleReader<'a> {
     context: RowContext<'a>,
-    format: &'static Format,
+    format: &'static RowFormat,
     read: RowReader<'a>,
 }
 
@@ -74,7 +74,6 @@ impl<'a> ExampleReader<'a> {
         })
     }
 
-    /// The beginning of the reply that ends each prompt.
     pub(in crate::data) fn reply_prefix(&self) -> &'static str {
         (self.format.reply_prefix)(self.context.recipe)
     }
@@ -91,6 +90,7 @@ mod tests {
 
     use super::*;
     use crate::data::fixtures::Fixture;
+    use crate::data::rows::RowSettings;
 
     #[test]
     fn each_format_of_a_recipe_is_registered_once_and_known_by_its_fields() {
@@ -101,7 +101,7 @@ mod tests {
             for fields in format.known_by {
                 let row: Value = fields.iter().map(|&field| (field.to_owned(), json!("x"))).collect();
                 let fixture = Fixture::new(name, format!("{row}\n"));
-                let detected = super::super::detect(&[fixture.dir.path().join("train.jsonl")], &Default::default()).unwrap();
+                let detected = super::super::detect(&[fixture.dir.path().join("train.jsonl")], &RowSettings::default()).unwrap();
                 assert_eq!(detected.format, name, "{fields:?}");
             }
         }

@@ -1,15 +1,15 @@
 //! The format `ruler`: rows as RULER's generators write them. The prompt is `input` and `answer_prefix`; all `outputs` are asked for.
 
-use super::format::Format;
+use super::format::RowFormat;
 use super::text_row::TextRow;
 use crate::data::rows::DataRow;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
-pub(super) const FORMAT: Format = Format {
+pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["input", "answer_prefix", "outputs"]],
     has_classes: false,
-    ..Format::new(DataFormat::Ruler, |_| Ok(Box::new(|mut row| Ok(text(&mut row)?.example(&row, false)))))
+    ..RowFormat::new(DataFormat::Ruler, |_| Ok(Box::new(|mut row| Ok(text(&mut row)?.example(&row, false)))))
 };
 
 /// What a row says. `index` is no key: in needle tasks it is a place in the text.

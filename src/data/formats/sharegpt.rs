@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::format::Format;
+use super::format::RowFormat;
 use crate::data::chat::{ChatSample, message, sample, shown, wrong};
 use crate::data::example::Example;
 use crate::data::rows::{DataRow, kind};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
-pub(super) const FORMAT: Format = Format {
+pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["conversations"]],
     has_classes: false,
-    ..Format::new(DataFormat::ShareGpt, |context| {
+    ..RowFormat::new(DataFormat::ShareGpt, |context| {
         Ok(Box::new(move |mut row| {
             let sample = conversation(&mut row, &context.recipe.chat.roles)?;
             Ok(Example::new(&row, sample.into()))
@@ -22,7 +22,6 @@ pub(super) const FORMAT: Format = Format {
     })
 };
 
-/// `ShareGPT`'s tags and their roles.
 const TAGS: [(&str, &str); 15] = [
     ("human", "user"),
     ("user", "user"),

@@ -1,6 +1,6 @@
 //! The format `text`: rows with `text`, all of which is trained; a file of plain text is one row.
 
-use super::format::Format;
+use super::format::RowFormat;
 use super::prompt_completion::classified;
 use crate::data::example::{Content, Example, Task};
 use crate::data::rows::DataRow;
@@ -8,9 +8,9 @@ use crate::data::tokenizer::Tokenizer;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
-pub(super) const FORMAT: Format = Format {
+pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["text"]],
-    ..Format::new(DataFormat::Text, |context| {
+    ..RowFormat::new(DataFormat::Text, |context| {
         let tokenizer = context.tokenizer()?;
         Ok(Box::new(move |mut row| {
             let content = content(&mut row, context.task, tokenizer)?;

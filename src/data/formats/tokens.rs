@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::format::Format;
+use super::format::RowFormat;
 use crate::data::batch::IGNORE;
 use crate::data::example::{Content, Example, Task};
 use crate::data::faults::{self, RowFault};
@@ -12,10 +12,10 @@ use crate::data::rows::{DataRow, class, kind};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
-pub(super) const FORMAT: Format = Format {
+pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["input_ids"]],
     has_texts: false,
-    ..Format::new(DataFormat::Tokens, |context| {
+    ..RowFormat::new(DataFormat::Tokens, |context| {
         Ok(Box::new(move |mut row| {
             let content = content(&mut row, context.task, context.encoder.vocab_size)?;
             Ok(Example::new(&row, content))

@@ -17,7 +17,6 @@ pub(super) struct ArrowBatch {
     pub(super) bytes: usize,
 }
 
-/// Reads one batch after the other.
 pub(super) type NextBatch = Box<dyn FnMut() -> Result<Option<ArrowBatch>, String>>;
 
 /// The batches in the order of the footer.

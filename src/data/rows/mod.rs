@@ -28,7 +28,7 @@ use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::units::Fault;
 use input::Kind;
 pub(super) use row::{DataRow, class, kind};
-pub(super) use sink::{RowSettings, Sink};
+pub(super) use sink::{RowSettings, Sink, WalkEnd};
 pub(super) use sources::{SourceFiles, find};
 pub(super) use split_name::SplitName;
 

@@ -9,7 +9,6 @@ use crate::data::faults::RowFault;
 use crate::data::sample_place::SamplePlace;
 use crate::units::{Fault, listed, quoted};
 
-/// One row's fields, and where it stands.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::data) struct DataRow {
     fields: Map<String, Value>,
@@ -52,7 +51,6 @@ impl DataRow {
         self.types.is_some()
     }
 
-    /// All fields, null or not.
     pub(in crate::data) fn fields(&self) -> &Map<String, Value> {
         &self.fields
     }
@@ -75,7 +73,6 @@ impl DataRow {
         !self.fields.contains_key(field) && self.types.as_ref().is_some_and(|types| types.contains_key(field))
     }
 
-    /// Takes a field that must be there.
     pub(in crate::data) fn require(&mut self, field: &str) -> Result<Value, Fault> {
         self.require_as(field, "a value")
     }
@@ -114,7 +111,6 @@ impl DataRow {
         Err(self.bad(field, "an array of at least 1 string", found))
     }
 
-    /// An object within this row.
     pub(in crate::data) fn inner(&self, fields: Map<String, Value>) -> Self {
         Self { fields, place: self.place(), types: None }
     }
@@ -168,7 +164,6 @@ pub(in crate::data) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The text of a row's bytes.
 pub(super) fn utf8(bytes: Vec<u8>, place: &SamplePlace) -> Result<String, Fault> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();

@@ -9,7 +9,6 @@ use super::split_name::SplitName;
 use crate::data::faults;
 use crate::units::{Fault, listed};
 
-/// How files of rows end.
 const ROWS: [&str; 9] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather", "ipc"];
 
 const DOCUMENTS: [&str; 2] = ["txt", "md"];
@@ -125,12 +124,10 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Fault> {
     Ok(entries)
 }
 
-/// Whether a folder's entry is a file of rows.
 fn is_rows(path: &Path) -> bool {
     ROWS.contains(&inner_extension(path).as_str()) && !ABOUT.contains(&name(path).as_str()) && path.is_file()
 }
 
-/// Whether a folder's entry is a text that may be a sample.
 fn is_document(path: &Path) -> bool {
     DOCUMENTS.contains(&inner_extension(path).as_str()) && !describes_folder(path) && path.is_file()
 }
@@ -146,7 +143,6 @@ fn left_out(folder: &Path, read: &str, entries: &[PathBuf], chosen: &[&PathBuf])
     (!left.is_empty()).then(|| format!("of the folder `{}` {read} is read, not {}", folder.display(), names(&left)))
 }
 
-/// The first of many names.
 fn names(paths: &[&PathBuf]) -> String {
     listed(paths.iter().map(|path| format!("`{}`", name(path))))
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// Which part of a folder is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::data) enum SplitName {
     Train,
