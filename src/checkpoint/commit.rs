@@ -143,6 +143,7 @@ mod tests {
     use crate::files::failpoint::tests::with;
     use crate::model::{Adapter, EXTRA_TENSORS};
     use crate::recipe::{Dtype, LoraRecipe, TargetModules};
+    use crate::units::FaultKind;
 
     /// A model with an adapter, and an optimiser's state which tells the step.
     struct TrainedModel {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kvtune::files::TensorFile;
-use kvtune::model::{Adapter, Attend, AttendError, DropoutContext, Model, Qkv};
+use kvtune::model::{Adapter, Attend, DropoutContext, Model, Qkv};
 use kvtune::recipe::Dtype;
 use kvtune::store::load_tensor;
-use kvtune::units::LayerIdx;
+use kvtune::units::{Fault, LayerIdx};
 use tch::{Device, Kind, Tensor, no_grad};
 
 pub(super) fn fixture(name: &str) -> PathBuf {
@@ -18,7 +18,7 @@ pub(super) fn fixture(name: &str) -> PathBuf {
 struct Dense;
 
 impl Attend for Dense {
-    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         let groups = qkv.q_bhnd.size()[1] / qkv.own.k.size()[1];
         let by_head = |x: &Tensor| x.repeat_interleave_self_int(groups, 1, None);
         let (k, v) = (by_head(&qkv.own.k), by_head(&qkv.own.v));

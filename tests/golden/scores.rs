@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use kvtune::cache::{self, CacheShape, ChunkAttention, ChunkSpan, LayerCache, LayerLog, Policy, Queries};
 use kvtune::engine::{ChunkPlan, ColumnWidth};
-use kvtune::model::{Attend, AttendError, DropoutContext, Model, Qkv};
+use kvtune::model::{Attend, DropoutContext, Model, Qkv};
 use kvtune::ops::attention::{self, KvBlock};
 use kvtune::recipe::BufferKind;
-use kvtune::units::{LayerIdx, PassedFault};
+use kvtune::units::{Fault, LayerIdx};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::fixture::{Golden, model};
@@ -76,12 +76,12 @@ impl Listening {
 }
 
 impl Attend for Listening {
-    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         let (cache, log, span) = (&mut self.caches[layer.0], &mut self.logs[layer.0], &self.span);
         let policy = &*self.policies[layer.0];
         log.record(cache.decide(policy, span));
-        let victims = cache.recall(log, span).map_err(|fault| AttendError::caused_by(PassedFault(fault)))?;
-        let written = cache.write(span, victims, &qkv.own).map_err(|fault| AttendError::caused_by(PassedFault(fault)))?;
+        let victims = cache.recall(log, span)?;
+        let written = cache.write(span, victims, &qkv.own)?;
         let past = cache.past(cache.region(span));
         let chunk = Qkv { own: written.own, ..qkv };
         let attended = attention::attend(&chunk, &past);

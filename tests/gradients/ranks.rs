@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use kvtune::dist::{Launched, ProcessGroup};
 use kvtune::engine::{ChunkKey, Event, MicroBatchContext, Observer, Silent};
-use kvtune::optim::{OptimError, Optimizer};
+use kvtune::optim::Optimizer;
 use kvtune::recipe::Recipe;
 use kvtune::train::{FallbackEngine, MicroBatchAssignment, RunRanks, StepCallback, TrainStep};
-use kvtune::units::Bytes;
+use kvtune::units::{Bytes, Fault};
 use kvtune::verify::{Comparison, Reference};
 use tch::Tensor;
 
@@ -40,7 +40,7 @@ impl Optimizer for KeptGradients {
         Bytes(0)
     }
 
-    fn load_state(&mut self, _: &[(String, Tensor)]) -> Result<(), OptimError> {
+    fn load_state(&mut self, _: &[(String, Tensor)]) -> Result<(), Fault> {
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvtune::checkpoint::{self, CheckpointError};
+use kvtune::checkpoint;
 use serde_json::Value;
 
 use super::workshop::{Workshop, ended, finetune_arguments};
@@ -174,7 +174,7 @@ fn lost_after_any_operation_the_newest_durable_checkpoint_is_found_and_the_end_i
             let run = workshop.path(&name).join("run");
             let found = match checkpoint::newest(&run) {
                 Ok(found) => checkpoint::state_of(&found.dir).unwrap().unwrap().step,
-                Err(CheckpointError::None { .. } | CheckpointError::Passed(_)) => 0,
+                Err(error) if error.to_string().contains("has no valid checkpoint") || error.io().is_some() => 0,
                 Err(error) => panic!("{number}: {error}"),
             };
             assert!(found >= promised, "{number}: step {found}, {promised} was promised");

@@ -3,9 +3,9 @@
 
 use kvtune::cache::ChunkSpan;
 use kvtune::data::Batch;
-use kvtune::model::{Attend, AttendError, DropoutContext, Model, Qkv};
+use kvtune::model::{Attend, DropoutContext, Model, Qkv};
 use kvtune::recipe::{BufferKind, Storage};
-use kvtune::units::LayerIdx;
+use kvtune::units::{Fault, LayerIdx};
 use kvtune::verify::walk;
 use tch::{Kind, Tensor, no_grad};
 
@@ -22,7 +22,7 @@ use crate::support::{CPU, batch, engine, model};
 struct Taken(Option<[Tensor; 3]>, f64);
 
 impl Attend for Taken {
-    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, AttendError> {
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         *self = Self(Some([&qkv.q_bhnd, &qkv.own.k, &qkv.own.v].map(Tensor::copy)), qkv.rule.scale);
         Ok(qkv.q_bhnd.zeros_like())
     }

@@ -15,7 +15,6 @@ mod typos;
 use std::path::Path;
 
 use kvtune::recipe::{Recipe, RecipeError, Resolved};
-use kvtune::units::Failure;
 
 /// A recipe of the fewest keys.
 const SMALL: &str = "[model]\npath = \"model\"\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n";
@@ -41,6 +40,6 @@ fn with(lines: &str) -> String {
 
 fn refused(text: &str) -> RecipeError {
     let error = parse(text).map(|r| r.recipe).expect_err(text);
-    assert!(error.hint().is_some(), "no hint: {error}");
+    assert!(error.hint.clone().is_some(), "no hint: {error}");
     error
 }

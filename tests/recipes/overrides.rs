@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use kvtune::recipe::{CacheLength, OpenKey, TargetModules, ValidationSource, Warmup};
-use kvtune::units::Failure;
 
 use super::{SMALL, parse, parse_with, with};
 
@@ -123,7 +122,7 @@ fn what_is_wrong_with_an_override_is_shown_at_it() {
             Err(error) => {
                 assert!(error.message.contains(message) && !message.is_empty(), "{set}: {error}");
                 assert!(error.to_string().ends_with(&format!("\n  --> --set {set}")), "{error}");
-                assert!(error.hint().is_some());
+                assert!(error.hint.clone().is_some());
             }
         }
     }

@@ -1,7 +1,6 @@
 //! A choice by name, whose parameters a file outside this room reads: its errors point into the recipe all the same.
 
 use kvtune::recipe::{EndRegex, InitialPart, PolicyRecipe, RecipeError};
-use kvtune::units::Failure;
 use serde::Deserialize;
 
 use super::{parse, parse_with, with};
@@ -54,11 +53,11 @@ fn parameters_that_do_not_exist_or_fit_are_shown_where_they_stand() {
     let error = choice("policy.h2o = { grace_perod = 64 }").params::<Params>().unwrap_err();
     assert_eq!(error.message, "unknown key `grace_perod` in `[kv_cache.policy.h2o]`");
     assert_eq!((error.line(), error.column()), (Some(7), Some(16)));
-    assert_eq!(error.hint().unwrap(), "did you mean `grace_period`?");
+    assert_eq!(error.hint.clone().unwrap(), "did you mean `grace_period`?");
     let error = choice("policy.h2o = { grace_period = \"a\" }").params::<Params>().unwrap_err();
     assert_eq!(error.message, "`kv_cache.policy.h2o.grace_period` must be a whole number, 0 or more, found the string \"a\"");
     let error = choice("policy.h2o = { chunk_size = 4 }").params::<Params>().unwrap_err();
-    assert_eq!(error.hint().unwrap(), "`chunk_size` belongs in `[kv_cache]`");
+    assert_eq!(error.hint.clone().unwrap(), "`chunk_size` belongs in `[kv_cache]`");
     let error = choice("policy = \"h2o\"").params::<Needs>().map(|needs| needs.width).unwrap_err();
     assert_eq!(error.message, "`kv_cache.policy.h2o` lacks `width`");
     let text = with("[kv_cache]\npolicy = \"h2o\"");
@@ -74,10 +73,10 @@ fn an_unknown_name_and_a_refused_parameter_are_shown_where_they_stand() {
         let error = choice(lines).unknown(&known);
         assert_eq!(error.message, "unknown value `h20` for `kv_cache.policy`");
         assert_eq!((error.line(), error.column()), (Some(7), Some(column)), "{error}");
-        assert_eq!(error.hint().unwrap(), "did you mean `h2o`?");
+        assert_eq!(error.hint.clone().unwrap(), "did you mean `h2o`?");
     }
     let error = choice("policy.h2o = { grace_period = 64 }").reject(Some("grace_period"), "too long".into(), "shorten it".into());
-    assert_eq!((error.line(), error.column(), error.hint().as_deref()), (Some(7), Some(16), Some("shorten it")));
+    assert_eq!((error.line(), error.column(), error.hint.clone().as_deref()), (Some(7), Some(16), Some("shorten it")));
     let error = choice("policy = \"h2o\"").reject(Some("grace_period"), "too long".into(), "shorten it".into());
     assert_eq!((error.line(), error.column()), (Some(7), Some(10)));
 }
@@ -95,7 +94,7 @@ fn a_choice_made_by_a_program_has_no_place() {
 fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one() {
     let read = |lines: &str| match kvtune::cache::initial_part(&choice(lines)) {
         Ok(part) => Ok(part.unwrap()),
-        Err(fault) => Err(fault.of_type::<RecipeError>().cloned().unwrap()),
+        Err(fault) => Err(fault.payload::<RecipeError>().cloned().unwrap()),
     };
     let expected = InitialPart::until(EndRegex::new("<text>").unwrap());
     assert_eq!(read("policy.smart-lastrec = { end_initial_regex = '<text>' }").unwrap(), expected);
@@ -114,6 +113,6 @@ fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one
         let error = read(&lines).unwrap_err();
         assert!(error.message.contains(message), "{error}");
         assert!(lines[error.column().unwrap() - 1..].starts_with(marked) && error.line() == Some(7), "{error}");
-        assert!(error.hint().is_some());
+        assert!(error.hint.clone().is_some());
     }
 }
