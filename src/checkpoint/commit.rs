@@ -27,7 +27,7 @@ pub trait StateInTurn {
 
 impl StateInTurn for Vec<(String, Tensor)> {
     fn heads(&self) -> Result<Vec<TensorHead>, Fault> {
-        Ok(store::tensor_heads(Path::new(OPTIMIZER), self)?)
+        store::tensor_heads(Path::new(OPTIMIZER), self)
     }
 
     fn tensor(&self, index: usize) -> Result<Tensor, Fault> {
@@ -83,7 +83,7 @@ pub fn latest(run: &Path) -> Option<String> {
 
 /// Notes which checkpoint is the newest.
 pub(super) fn set_latest(run: &Path, name: &str) -> Result<(), Fault> {
-    Ok(files::write_atomic(&run.join(LATEST), format!("{name}\n").as_bytes())?)
+    files::write_atomic(&run.join(LATEST), format!("{name}\n").as_bytes())
 }
 
 fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), Fault> {
@@ -102,7 +102,7 @@ fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), Fault> {
     }
     let manifest = Manifest::of(staged)?;
     files::write_atomic(&staged.join(manifest::NAME), &files::to_json(&manifest))?;
-    Ok(files::sync_dir(staged)?)
+    files::sync_dir(staged)
 }
 
 /// A tenth more than tensors and copied files take.

@@ -48,7 +48,7 @@ pub fn load(dir: &Path) -> Result<Loaded, Fault> {
 
 /// The optimiser's tensors of a checkpoint that was loaded. `final` has none: they are in the checkpoint of the same step.
 pub fn load_optimizer(dir: &Path) -> Result<Vec<(String, Tensor)>, Fault> {
-    let tensors = |dir: &Path| Ok(store::load_tensors(&TensorFile::open(&dir.join(OPTIMIZER))?)?);
+    let tensors = |dir: &Path| store::load_tensors(&TensorFile::open(&dir.join(OPTIMIZER))?);
     if files::is_there(&dir.join(OPTIMIZER)) {
         return tensors(dir);
     }
@@ -106,7 +106,8 @@ pub fn newest(run: &Path) -> Result<NewestCheckpoint, Fault> {
             Err(why) => return Err(why),
         }
     }
-    let reasons: String = skipped.iter().map(|(dir, why)| format!("\n  skipped `{}`: {why}", dir.display())).collect();
+    let reasons: Vec<String> = skipped.iter().map(|(dir, why)| format!("\n  skipped `{}`: {why}", dir.display())).collect();
+    let reasons = reasons.concat();
     let message = format!("`{}` has no valid checkpoint{reasons}", abridged(run.display()));
     let none = Fault::data(message, "begin the run again with another `--out`, or remove this directory first");
     Err(if skipped.is_empty() { none.of_kind(FaultKind::NoCheckpoint) } else { none })
@@ -140,7 +141,7 @@ pub fn clean_leftovers(run: &Path) -> Result<Vec<PathBuf>, Fault> {
 
 /// Refuses links in the places of `best` and `final`: a save would put itself in their stead, and remove what they lead to.
 pub fn refuse_links(run: &Path) -> Result<(), Fault> {
-    Ok([BEST, FINAL].into_iter().try_for_each(|name| files::refuse_symlink(&run.join(name)))?)
+    [BEST, FINAL].into_iter().try_for_each(|name| files::refuse_symlink(&run.join(name)))
 }
 
 /// Removes a checkpoint, unless somebody reads it.
@@ -199,7 +200,7 @@ fn state(dir: &Path) -> Result<TrainState, Fault> {
         let message = format!("`{}` has checkpoint format {found}, expected {FORMAT_VERSION}", abridged(dir.display()));
         return Err(Fault::data(message, "read it with the version of kvtune that wrote it").of_kind(FaultKind::OtherVersion));
     }
-    Ok(files::read_json_as(&path, FileKind::Record)?)
+    files::read_json_as(&path, FileKind::Record)
 }
 
 pub(super) fn verified_state(dir: &Path) -> Result<TrainState, Fault> {

@@ -53,7 +53,7 @@ impl Joining {
 
     /// Chooses by what the ranks add up; what is to be said of it.
     pub(super) fn choose(self, world: &mut ProcessGroup, device: Device) -> Result<Option<String>, Fault> {
-        Ok(world.choose_backend(self.backend, device)?)
+        world.choose_backend(self.backend, device)
     }
 }
 
@@ -61,7 +61,7 @@ pub(super) type DeviceArguments = (device::Wanted, Option<u16>);
 
 /// Which rank this process is, if it is one of several.
 pub(super) fn launched() -> Result<Option<Launched>, Fault> {
-    Ok(Launched::from_environment(|name| std::env::var(name).ok())?)
+    Launched::from_environment(|name| std::env::var(name).ok())
 }
 
 /// Refuses to do once more what one process does for itself. Rank 0 may: a batch script's own process looks like that.

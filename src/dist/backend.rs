@@ -99,7 +99,7 @@ impl ProcessGroup {
                 Ok(Some(format!("ranks add up by way of the host, as NCCL can't be had: {reason}")))
             }
             Err(reason) => {
-                let hint = "NCCL needs a GPU of its own for each rank, and on all the same `libnccl.so.2`, which comes with libtorch's CUDA wheels \
+                let hint = "give each rank a GPU of its own, and all of them the same `libnccl.so.2`, which comes with libtorch's CUDA wheels \
                             (`KVTUNE_NCCL` names another); `--backend auto` does without";
                 Err(Fault::usage(format!("`--backend nccl` can't be had: {reason}"), hint))
             }

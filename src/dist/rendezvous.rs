@@ -143,12 +143,11 @@ impl MeetingPlace<'_> {
     /// Takes the rank's place, which one process can.
     fn claim(&self, prefix: &str) -> Result<(), Fault> {
         let rank = self.launch.rank;
-        match self.store.add(&format!("{prefix}/claim/{rank}"), 1).map_err(|reason| self.lost(&reason))? {
-            1 => Ok(()),
-            _ => {
-                let hint = "start each rank once; a second one was started with the same `RANK` or its like";
-                Err(Fault::failed(format!("there is a rank {rank} already in the run at {}", self.at)).with_hint(hint))
-            }
+        if self.store.add(&format!("{prefix}/claim/{rank}"), 1).map_err(|reason| self.lost(&reason))? == 1 {
+            Ok(())
+        } else {
+            let hint = "start each rank once; a second one was started with the same `RANK` or its like";
+            Err(Fault::failed(format!("there is a rank {rank} already in the run at {}", self.at)).with_hint(hint))
         }
     }
 

@@ -139,11 +139,10 @@ impl Attend for ColumnAttention<'_> {
                 column.with_cache(layer, column.above(layer), || {
                     column.by_chunk(&qkv, |span, qkv| {
                         let mut state = lock(state);
-                        let out = match *part {
+                        match *part {
                             Some(part) => state.decide_part(policy, part, qkv),
                             None => state.decide(policy, span, qkv, keeps_undo),
-                        };
-                        out
+                        }
                     })
                 })
             }

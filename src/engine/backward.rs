@@ -114,7 +114,7 @@ impl StepRun<'_> {
                 state.prefetch(span)?;
             }
         }
-        Ok(self.trace.checkpoints.prefetch(cell.layers.start, cell.column, device)?)
+        self.trace.checkpoints.prefetch(cell.layers.start, cell.column, device)
     }
 
     /// Unwinds to a cell's left border and computes it again with autograd.

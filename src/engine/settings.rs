@@ -61,7 +61,7 @@ impl Settings {
         if recipe_lengths.len() != config.num_layers() {
             let (found, layers) = (recipe_lengths.len(), config.num_layers());
             let message = format!("`kv_cache.cache_length` lists {found} lengths, the model has {layers} layers");
-            return Err(Fault::usage(message, "give one number for all layers, or one per layer").into());
+            return Err(Fault::usage(message, "give one number for all layers, or one per layer"));
         }
         let grows = kv.storage != Storage::Preallocated;
         let slots_of = |(layer, length): (&LayerSpec, &usize)| match layer.attention.rule.window {
@@ -120,7 +120,7 @@ impl Settings {
             let hint = format!("set `kv_cache.buffer = \"int8\"` or `\"int4\"`{}", plain.unwrap_or_default());
             let message =
                 format!("the policy `{name}` weighs the errors of quantisation, and `kv_cache.buffer = \"plain\"` makes none");
-            return Err(Fault::usage(message, hint).into());
+            return Err(Fault::usage(message, hint));
         }
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Settings {
     pub fn session_layers(&self, sessions: usize, device: Device) -> Result<CapturedLayers, Fault> {
         let shapes =
             self.static_width.filter(|_| self.has_cuda_graphs).map_or(Vec::new(), |width| vec![(1, width), (sessions, 1)]);
-        Ok(CapturedLayers::new(device, shapes)?)
+        CapturedLayers::new(device, shapes)
     }
 
     pub fn policy(&self, layer: usize) -> &dyn Policy {
@@ -250,7 +250,7 @@ impl Settings {
     pub fn check_fits(&self, tokens: usize) -> Result<(), Fault> {
         for (layer, (policy, slots)) in self.policies.iter().zip(&self.slots).enumerate() {
             if let Some(cache_length) = slots.fixed().filter(|&slots| !policy.traits().evicts && tokens > slots) {
-                return Err(too_long(tokens, layer, cache_length).into());
+                return Err(too_long(tokens, layer, cache_length));
             }
         }
         Ok(())
@@ -371,7 +371,6 @@ impl Settings {
         }
     }
 
-    /// The longest chunk of sequences that are cut by [`Self::cuts_as_they_come`].
     pub(super) fn longest_chunk(&self) -> usize {
         let bent = if self.sizes.chunking == Chunking::Reference { chunks::BENT_BY } else { 0 };
         self.sizes.chunk_size + bent

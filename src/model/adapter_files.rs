@@ -76,7 +76,7 @@ impl Adapter {
             settings.modules_to_save = saved;
             write_extra(dir, &modules, &raw_tensors(dir, &extra)?)?;
         }
-        Ok(write_peft(dir, &settings, &raw_tensors(dir, &tensors)?)?)
+        write_peft(dir, &settings, &raw_tensors(dir, &tensors)?)
     }
 }
 

@@ -138,7 +138,7 @@ impl AllWeights {
         let spelling = if config.contains_key("torch_dtype") && !config.contains_key("dtype") { "torch_dtype" } else { "dtype" };
         config.remove("torch_dtype");
         config.insert(spelling.into(), json!(dtype));
-        Ok(write_atomic(&dir.join("config.json"), &to_json(&config))?)
+        write_atomic(&dir.join("config.json"), &to_json(&config))
     }
 
     /// The bytes of what [`Self::save`] writes, but for the headers.

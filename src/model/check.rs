@@ -3,23 +3,18 @@
 
 use std::fmt::Display;
 
+use super::bad_setting;
 use super::config::ModelConfig;
 use super::io_layers::{IoTensor, copied, copyable, io_tensors};
 use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE};
 use super::peft::{ModuleSet, PeftConfig};
 use super::targets::{LoraTarget, is_of_experts, targets_embedding, targets_output};
 use crate::recipe::{InitLora, TrainedBias};
-use crate::units::{Fault, FaultKind, quoted};
+use crate::units::Fault;
 
 /// Refuses the value of a key of `[lora]`, where it is wrong.
 fn refuse(is_wrong: bool, key: &'static str, found: &dyn Display, expected: &'static str) -> Result<(), Fault> {
     if is_wrong { Err(bad_setting(key, &found.to_string(), expected)) } else { Ok(()) }
-}
-
-/// A value of a key of `[lora]` that can't be had.
-pub(super) fn bad_setting(key: &str, found: &str, expected: &str) -> Fault {
-    let message = format!("`lora.{key}` is {}, expected {expected}", quoted(found));
-    Fault::usage(message, format!("correct `lora.{key}` in the recipe")).of_kind(FaultKind::BadSetting)
 }
 
 /// Refuses settings that do not go with the linears that they mean.

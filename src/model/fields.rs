@@ -114,12 +114,14 @@ impl<'a> Fields<'a> {
     }
 
     /// The error for a value out of its range.
+    #[expect(clippy::needless_pass_by_value, reason = "callers have just made it")]
     pub(super) fn range(self, key: &str, expected: String) -> Fault {
         let message = format!("`{}` is {}, expected {expected}", self.named(key), self.found(key));
         Fault::data(message, FROM_SOURCE)
     }
 
     /// The error for a value that asks for what isn't built.
+    #[expect(clippy::needless_pass_by_value, reason = "callers have just made it")]
     pub(super) fn unsupported(self, key: &str, supported: String) -> Fault {
         unsupported(&self.named(key), &self.found(key), &supported)
     }

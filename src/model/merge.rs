@@ -165,7 +165,7 @@ impl MergedModel {
         let tensor = match self.saved.get(&own) {
             Some(saved) if file.contains(&head.name) => saved.to_kind(load_tensor(file, &head.name)?.kind()),
             Some(saved) => saved.shallow_clone(),
-            None => match no_grad(|| self.merged(&own, || Ok(load_tensor(file, &head.name)?)))? {
+            None => match no_grad(|| self.merged(&own, || load_tensor(file, &head.name)))? {
                 Some(merged) => merged,
                 None => return Ok(Cow::Borrowed(file.get(&head.name)?.bytes)),
             },
@@ -215,7 +215,7 @@ fn own(names: TensorNames, stored: &str) -> Option<String> {
 fn stored(files: &Files, names: TensorNames, name: &str) -> Result<Option<Tensor>, Fault> {
     let called = |stored: &String| own(names, stored).as_deref() == Some(name);
     let found = files.opened.iter().find_map(|file| Some((file, file.names().into_iter().find(called)?)));
-    Ok(found.map(|(file, name)| load_tensor(file, &name)).transpose()?)
+    found.map(|(file, name)| load_tensor(file, &name)).transpose()
 }
 
 /// What an adapter has trained of embedding and output projection, by the names in the model. Of two that were one matrix the other becomes
@@ -349,7 +349,7 @@ fn copy_companions(from: &Path, to: &Path) -> Result<(), Fault> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
-    Ok(files::write_atomic(to, &files::read_bytes(from, FileKind::Tokenizer)?)?)
+    files::write_atomic(to, &files::read_bytes(from, FileKind::Tokenizer)?)
 }
 
 /// What was trained has no place in the weights.

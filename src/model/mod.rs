@@ -89,3 +89,11 @@ pub use trained::TrainedPart;
 pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;
 pub use without_adapter::WithoutAdapter;
+
+use crate::units::{Fault, FaultKind, quoted};
+
+/// A value of a key of `[lora]` that can't be had.
+fn bad_setting(key: &str, found: &str, expected: &str) -> Fault {
+    let message = format!("`lora.{key}` is {}, expected {expected}", quoted(found));
+    Fault::usage(message, format!("correct `lora.{key}` in the recipe")).of_kind(FaultKind::BadSetting)
+}

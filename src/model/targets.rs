@@ -1,6 +1,6 @@
 //! Which linears an adapter means, and what PEFT calls them.
 
-use super::check::bad_setting;
+use super::bad_setting;
 use std::borrow::Cow;
 
 use super::config::{ModelConfig, ModelLinear};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::saving::other_model;
+use super::other_model;
 use crate::cache;
 use crate::checkpoint::FINAL;
 use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, TokenisingProgress, Tokenizer};
@@ -21,7 +21,7 @@ use crate::units::{Fault, FaultKind, abridged};
 
 /// The tokenizer of a model directory; `None` where it has none.
 pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, Fault> {
-    Ok(Tokenizer::load_if_present(model)?)
+    Tokenizer::load_if_present(model)
 }
 
 /// What a model allows of data.
@@ -37,7 +37,7 @@ pub fn check_max_seq_length(recipe: &Recipe, config: &ModelConfig) -> Result<(),
         Some(tokens) => {
             let scale = RopeScalingRecipe::hint(tokens, positions);
             let hint = format!("lower `data.max_seq_length` or leave it out, {scale}, or take a model with more positions");
-            Err(Fault::usage(format!("`data.max_seq_length` is {tokens}, and the model has {positions} positions"), hint).into())
+            Err(Fault::usage(format!("`data.max_seq_length` is {tokens}, and the model has {positions} positions"), hint))
         }
         None => Ok(()),
     }
@@ -60,7 +60,7 @@ pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)
             Err(error) if error.kind() == FaultKind::ForeignLink => {
                 console::warning(&format!("`{FINAL}` will lack `{name}`: {error}"));
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         }
     }
     if let Some(template) = chosen_template(recipe) {
@@ -77,7 +77,7 @@ pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Token
     let mut watch = |at: &TokenisingProgress| progress.at(&at.path, at.samples, at.tokens);
     let (head, seed) = (&recipe.head, recipe.train.seed);
     let request = DataRequest { recipe: &recipe.data, head, tokenizer, limits, initial: initial.as_ref(), seed };
-    Ok(data::open(&request, &mut watch)?)
+    data::open(&request, &mut watch)
 }
 
 /// Where a run's scratch files are, unless the recipe has another place for them.
@@ -118,12 +118,12 @@ fn check_routers(model: &Path, config: &ModelConfig) -> Result<(), Fault> {
         let message =
             format!("`train.router_aux_loss_coef` is set, and the model `{}` has no experts", abridged(model.display()));
         let hint = "leave the key out: it balances the experts of such models as Mixtral";
-        return Err(Fault::usage(message, hint).into());
+        return Err(Fault::usage(message, hint));
     }
     if preferences.any(|preference| preference != Preference::Softmax) {
         let (key, model) = ("train.router_aux_loss_coef", abridged(model.display()));
         let message = format!("`{key}` is set, and the routers of `{model}` are balanced by a correction of their own");
-        return Err(Fault::usage(message, "leave the key out: this loss is of routers with a softmax over all experts").into());
+        return Err(Fault::usage(message, "leave the key out: this loss is of routers with a softmax over all experts"));
     }
     Ok(())
 }
@@ -142,7 +142,7 @@ pub(super) fn clean_scratch(dir: &Path) -> Result<(), Fault> {
 pub fn check_lengths(engine: &Engine, data: &Splits) -> Result<(), Fault> {
     let held_out = data.validation.iter().flat_map(data::Dataset::lengths);
     let longest = data.train.lengths().iter().chain(held_out).copied().max().unwrap_or(0);
-    Ok(engine.settings().check_fits(longest)?)
+    engine.settings().check_fits(longest)
 }
 
 /// Has a GPU compute as the recipe wants it: with TF32 or without, and the same bits every time or not. A CPU has nothing to choose. Call
@@ -162,7 +162,7 @@ pub fn as_headed(recipe: &Recipe, config: ModelConfig) -> Result<ModelConfig, Fa
         let model = abridged(recipe.model.path.display());
         let message = format!("the model `{model}` is a classifier of {found} classes, and `[head]` asks for {asked}");
         let hint = "let `head.kind` be `seq_classification`, with as many classes as the model has";
-        return Err(Fault::usage(message, hint).into());
+        return Err(Fault::usage(message, hint));
     }
     if recipe.lora.is_none() && num_classes.is_some() && !config.has_score {
         return Err(no_score(recipe));
@@ -182,7 +182,6 @@ fn no_score(recipe: &Recipe) -> Fault {
         format!("`head.kind` is `seq_classification`, and the model `{model}` has no matrix that scores classes"),
         "train one with an adapter (`kvtune finetune-lora`), or begin with a model that was saved as a classifier of sequences",
     )
-    .into()
 }
 
 fn num_classes(recipe: &Recipe) -> Option<usize> {
@@ -236,7 +235,7 @@ pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault>
 /// The adapter that the recipe starts from, or a new one, for a model that computes in `kind`.
 fn adapter(recipe: &Recipe, lora: &LoraRecipe, config: &ModelConfig, kind: Kind, device: Device) -> Result<Adapter, Fault> {
     let Some(path) = &recipe.model.adapter else {
-        return Ok(Adapter::new(config, lora, recipe.train.seed, kind, device)?);
+        return Adapter::new(config, lora, recipe.train.seed, kind, device);
     };
     let mut adapter = Adapter::load_peft(path, config, kind, device)?;
     check_positions(config, path)?;
@@ -282,7 +281,7 @@ fn check_positions(config: &ModelConfig, path: &Path) -> Result<(), Fault> {
     let scaling = file.rope_scaling.map_or_else(|| "without `model.rope_scaling`".to_owned(), |table| format!("with {table}"));
     let message = format!("the adapter in `{}` was trained with other positions: {scaling}", abridged(path.display()));
     let hint = "make `model.rope_scaling` in the recipe the same, and take the model it was trained on";
-    Err(Fault::usage(message, hint).into())
+    Err(Fault::usage(message, hint))
 }
 
 /// An adapter brings its own numbers: a recipe that says otherwise is a mistake.
@@ -290,5 +289,5 @@ fn check_agreement(lora: &LoraRecipe, config: &ModelConfig, adapter: &Adapter, p
     let Some(Disagreement { key, recipe, adapter }) = adapter.disagreement(config, lora)? else { return Ok(()) };
     let path = abridged(path.display());
     let message = format!("`lora.{key}` is {recipe} in the recipe, but {adapter} in the adapter `{path}`");
-    Err(Fault::usage(message, "make `[lora]` agree with the adapter, or leave `model.adapter` out").into())
+    Err(Fault::usage(message, "make `[lora]` agree with the adapter, or leave `model.adapter` out"))
 }

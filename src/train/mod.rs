@@ -45,3 +45,19 @@ pub use start::Start;
 pub use step::{StepCallback, TrainStep};
 pub use tiling::{ResolvedRun, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data};
 pub use trainer::Trainer;
+
+use std::path::Path;
+
+use crate::units::{Exit, Fault, abridged};
+
+/// A checkpoint of a model with other parameters.
+fn other_model(checkpoint: &Path, difference: &str) -> Fault {
+    let (path, difference) = (abridged(checkpoint.display()), abridged(difference));
+    let message = format!("the checkpoint `{path}` belongs to another model or adapter: {difference}");
+    Fault::data(message, "resume with the model and the settings that the run began with")
+}
+
+/// A checkpoint could not be written: what was to be written is right, wherever that failed.
+fn not_saved(error: Fault) -> Fault {
+    error.with_exit(Exit::Failed)
+}

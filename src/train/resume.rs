@@ -54,7 +54,7 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, Fault> {
             return Ok(FoundCheckpoint { run: path.to_owned(), dir: found.dir, holds, _reading: reading });
         }
     }
-    Err(gone(path).into())
+    Err(gone(path))
 }
 
 /// A checkpoint, or a run's, that is being removed.
@@ -70,7 +70,7 @@ pub fn resolved_recipe(dir: &Path) -> Result<PathBuf, Fault> {
     }
     let message = format!("`{}` is not the directory of a run: it has no `{RESOLVED_RECIPE}`", abridged(dir.display()));
     let hint = "name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too";
-    Err(Fault::usage(message, hint).into())
+    Err(Fault::usage(message, hint))
 }
 
 /// The checkpoint of a run that the user names: one of its own, not a path to somewhere else.
@@ -83,7 +83,7 @@ fn named(run: &Path, name: &str) -> Result<PathBuf, Fault> {
     let expected = if known.is_empty() { "none, as nothing is saved yet".to_owned() } else { known.join(", ") };
     let (run, name) = (abridged(run.display()), quoted(name));
     let message = format!("the run `{run}` has no checkpoint `{name}`: expected {expected}");
-    Err(Fault::usage(message, "name one of these, or leave `--from` out for the newest").into())
+    Err(Fault::usage(message, "name one of these, or leave `--from` out for the newest"))
 }
 
 /// Goes on with the run in `dir`, from the newest checkpoint or the one named `from`.
@@ -122,7 +122,7 @@ fn resume_as(
 ) -> Result<Ended, Fault> {
     let path = resolved_recipe(dir)?;
     let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
-    let _lock = ranks.first("taking the directory of the run", || Ok(RunLock::acquire(dir)?))?;
+    let _lock = ranks.first("taking the directory of the run", || RunLock::acquire(dir))?;
     let is_sealed = check_recipe(&path)?;
     let began = Recipe::load(&path, &[])?.recipe;
     let recipe = as_asked(&path, &began)?;
@@ -131,7 +131,7 @@ fn resume_as(
         let message =
             format!("a resumed run must go on as it began, but the recipe differs:{}", listed_differences(&differences));
         let hint = "only the length of the run, logging, saving, `grad.*` and where model and data lie may change on resume";
-        return Err(Fault::usage(message, hint).into());
+        return Err(Fault::usage(message, hint));
     }
     let from = from.map(|name| name.trim_end_matches('/'));
     // The first rank says from where all go on.
@@ -142,7 +142,7 @@ fn resume_as(
     let kind = start.as_ref().map(|start| trainer.load(start)).transpose()?;
     check_records(&trainer, &path, is_sealed, start.is_some())?;
     if kind == Some(SaveKind::Final) && is_complete(&trainer) {
-        ranks.first("removing checkpoints", || Ok(checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep)?))?;
+        ranks.first("removing checkpoints", || checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep))?;
         let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
         console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
         return Ok(Ended { outcome: Outcome::Finished, memory: None, summary: None });
@@ -159,7 +159,7 @@ fn resume_as(
         return begin(&mut trainer, how.interrupt);
     };
     if let Some(name) = from
-        && let Some(Some(aside)) = ranks.first("moving checkpoints", || Ok(checkpoint::abandon(dir, name, trainer.step())?))?
+        && let Some(Some(aside)) = ranks.first("moving checkpoints", || checkpoint::abandon(dir, name, trainer.step()))?
     {
         console::note(&format!("moved the later checkpoints to `{}`", aside.display()));
     }
@@ -232,7 +232,7 @@ fn start(run: &Path, from: Option<&str>) -> Result<Option<PathBuf>, Fault> {
     match newest(run) {
         Ok(dir) => Ok(Some(dir)),
         Err(error) if error.kind() == FaultKind::NoCheckpoint => Ok(None),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     }
 }
 

@@ -99,7 +99,7 @@ fn require_unused_by_others(dir: &Path) -> Result<(), Fault> {
         } else {
             "choose another `--out`, or empty the directory".to_owned()
         };
-        return Err(Fault::usage(format!("the output directory `{}` is not empty", abridged(dir.display())), hint).into());
+        return Err(Fault::usage(format!("the output directory `{}` is not empty", abridged(dir.display())), hint));
     }
     Ok(())
 }
@@ -155,7 +155,7 @@ fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunSt
     let why = error.to_string();
     let lost = trainer.progress.skipped.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
     // The first rank sets aside what is damaged, before the others look.
-    let found = trainer.ranks.first("going back to a checkpoint", || Ok(newest(&trainer.dir)?))?;
+    let found = trainer.ranks.first("going back to a checkpoint", || newest(&trainer.dir))?;
     let newest = found.map_or_else(|| newest(&trainer.dir), Ok)?;
     trainer.load(&newest)?;
     trainer.load_optimizer(&newest)?;

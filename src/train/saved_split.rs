@@ -57,7 +57,7 @@ impl SavedSplit {
     pub(super) fn write(data: &Splits, dir: &Path) -> Result<(), Fault> {
         let (train, validation) = (SavedSamples::of(&data.train), data.validation.as_ref().map(SavedSamples::of));
         let split = Self { train, validation, origins: Some(data.origins.clone()) };
-        Ok(files::write_atomic(&dir.join(SPLIT), &files::to_json(&split))?)
+        files::write_atomic(&dir.join(SPLIT), &files::to_json(&split))
     }
 
     /// Fails where the data are not those that the run in `dir` began with; false where it has not written them down, as an earlier version
@@ -74,7 +74,7 @@ impl SavedSplit {
             let (model, changed) = (model.display(), changed.join(", "));
             let message =
                 format!("texts of the model `{model}` become other tokens than when the run began: changed are {changed}");
-            return Err(Fault::data(message, "resume with the model and the settings that the run began with").into());
+            return Err(Fault::data(message, "resume with the model and the settings that the run began with"));
         }
         split.train.check(&data.train, &path)?;
         match (&split.validation, &data.validation) {
@@ -92,7 +92,6 @@ fn other_split(path: &Path, split: &Path) -> Fault {
         format!("the samples of `{path}` are not divided as `{split}` has them"),
         "begin a new run: with this version, what the run has not seen so far would be other samples",
     )
-    .into()
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use tch::Device;
 
 use super::ranks::of_trained;
 use super::{Trainer, build};
+use super::{not_saved, other_model};
 use crate::checkpoint::{self, CARD, FINAL, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
 use crate::data::Dataset;
 use crate::export::{KV_POLICY, PolicyFile, Trained, card_of_run};
@@ -13,7 +14,7 @@ use crate::model::has_fingerprint;
 use crate::recipe::{Difference, Weights};
 use crate::report::console;
 use crate::report::metrics::{self, METRICS};
-use crate::units::{Exit, Fault, abridged, quoted};
+use crate::units::{Fault, abridged, quoted};
 
 impl Trainer {
     /// Takes a checkpoint over, but for the optimiser's state; returns why it was written.
@@ -53,7 +54,7 @@ impl Trainer {
     fn refuse_not_finite(&self, dir: &Path) -> Result<(), Fault> {
         let Some(name) = self.not_finite()? else { return Ok(()) };
         let message = format!("cannot resume from checkpoint `{}`: `{}` is not finite", abridged(dir.display()), quoted(name));
-        Err(Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`").into())
+        Err(Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`"))
     }
 
     /// A checkpoint belongs to the recipe that it was trained with.
@@ -155,13 +156,6 @@ pub(super) fn listed_differences(differences: &[Difference]) -> String {
     differences.iter().map(line).collect()
 }
 
-/// A checkpoint of a model with other parameters.
-pub(super) fn other_model(checkpoint: &Path, difference: &str) -> Fault {
-    let (path, difference) = (abridged(checkpoint.display()), abridged(difference));
-    let message = format!("the checkpoint `{path}` belongs to another model or adapter: {difference}");
-    Fault::data(message, "resume with the model and the settings that the run began with")
-}
-
 /// A data file that is not the one that the run began with.
 pub(super) fn other_data(path: &Path) -> Fault {
     let message = format!("`{}` has changed since the checkpoint was written", abridged(path.display()));
@@ -172,8 +166,3 @@ pub(super) fn other_data(path: &Path) -> Fault {
 /// For a recipe that is not as it was written.
 pub(super) const RESTORE: &str =
     "restore the run's `recipe.resolved.toml`; what may change in a run is changed by `kvtune resume RUN --set key=value`";
-
-/// A checkpoint could not be written: what was to be written is right, wherever that failed.
-pub(super) fn not_saved(error: Fault) -> Fault {
-    error.with_exit(Exit::Failed)
-}

@@ -13,7 +13,7 @@ const SEAL: &str = "# BLAKE3 of the lines above: ";
 pub(super) fn write_recipe(recipe: &Recipe, path: &Path) -> Result<(), Fault> {
     let text = recipe.to_toml();
     let hash = files::hash_bytes(text.as_bytes());
-    Ok(files::write_atomic(path, format!("{text}{SEAL}{hash}\n").as_bytes())?)
+    files::write_atomic(path, format!("{text}{SEAL}{hash}\n").as_bytes())
 }
 
 /// Whether the recipe of a run can be checked, which one of an earlier version can't.

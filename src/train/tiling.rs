@@ -75,7 +75,7 @@ pub fn plan<T>(
     let kind = kind_of(recipe.model.dtype);
     let kv = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
     let micro_batches = recipe.train.gradient_accumulation_steps;
-    Ok(ask(&Planner {
+    ask(&Planner {
         config,
         kv: &kv,
         trained: &trained,
@@ -85,7 +85,7 @@ pub fn plan<T>(
         batch,
         micro_batches,
         machine,
-    })?)
+    })
 }
 
 /// The recipe with nothing left open, and what its step on `batch` would take; says what was decided.
@@ -181,8 +181,7 @@ pub fn settled_with_data(
         return Err(Fault::usage(
             "`data.prompt = \"upstream-cot\"` asks for thoughts, and the data have none to train on",
             "train with `data.prompt = \"upstream\"`, and evaluate with this one",
-        )
-        .into());
+        ));
     }
     let engine_of = |recipe: &Recipe| build::engine(recipe, config, tokenizer, run);
     let mut machine = machine.with_disk(disk_of_run(&recipe, run));

@@ -165,7 +165,7 @@ impl Trainer {
             unchecked: self.progress.unchecked_metrics,
             is_owed: self.progress.owes_validation,
         };
-        Ok(KeptMetrics::read(&self.dir.join(METRICS), &mark)?)
+        KeptMetrics::read(&self.dir.join(METRICS), &mark)
     }
 
     /// Makes one step, or leaves it out.

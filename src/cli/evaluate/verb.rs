@@ -149,7 +149,7 @@ impl Evaluate {
 fn open_data(loaded: &LoadedTarget<'_>, world: &ProcessGroup) -> Result<Splits, Fault> {
     let LoadedTarget { model, tokenizer, recipe, .. } = *loaded;
     let open = || train::open_data(recipe, model.config(), tokenizer);
-    Ok(world.first("reading the data", open)?.map_or_else(open, Ok)?)
+    world.first("reading the data", open)?.map_or_else(open, Ok)
 }
 
 /// Runs the longest sample once more, and writes what left its cache.

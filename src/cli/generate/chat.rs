@@ -121,7 +121,7 @@ impl<'a> Chat<'a> {
                         let is_whole = |kept: &Continued| reason == Finish::Length || self.ends(kept.ids.last());
                         session = kept.map(|kept| *kept).filter(is_whole);
                     }
-                    GenerationEvent::Failed { error, .. } => return Err(error.into()),
+                    GenerationEvent::Failed { error, .. } => return Err(error),
                 }
             }
         }

@@ -111,7 +111,7 @@ impl WrittenTexts {
         }
         match (interrupt.signal(), self.failed) {
             (Some(signal), _) => Ok(Ending::Interrupted(signal)),
-            (None, Some(error)) => Err(error.into()),
+            (None, Some(error)) => Err(error),
             (None, None) => Ok(Ending::Done),
         }
     }

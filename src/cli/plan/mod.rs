@@ -72,7 +72,7 @@ impl Plan {
             let tokenizer = train::tokenizer(&recipe.model.path)?;
             let data = train::open_data(recipe, config, tokenizer.as_ref())?;
             console::note(&data.report.to_string());
-            return Ok(train::heaviest(recipe, config, &data.train, machine)?);
+            return train::heaviest(recipe, config, &data.train, machine);
         };
         random_batch(recipe, config, &[tokens], recipe.train.seed)
     }

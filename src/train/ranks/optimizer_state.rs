@@ -1,7 +1,7 @@
 //! The optimiser's state of ranks that train all weights: each keeps that of some parameters, updates these and gives them to the others
 //! (`ZeRO` 1: Rajbhandari et al. 2020, arXiv 1910.02054). On disk it is that of one rank.
 
-use super::super::saving::not_saved;
+use super::super::not_saved;
 use std::collections::BTreeMap;
 
 use tch::{Device, Tensor};
@@ -190,7 +190,7 @@ mod tests {
             save_in_turn(&state, &heads, &pt_metadata(), |index| all.tensor(index)).map_err(not_saved)
         });
         assert_eq!(written.unwrap().is_some(), world.is_first());
-        let refused = parts.write(&ranks, optimizer.state(), |_| Err::<(), Fault>(Fault::usage("x", "y").into())).unwrap_err();
+        let refused = parts.write(&ranks, optimizer.state(), |_| Err::<(), Fault>(Fault::usage("x", "y"))).unwrap_err();
         assert_eq!(refused.to_string() == "x", world.is_first(), "{refused}");
         optimizer.bytes().0
     }
