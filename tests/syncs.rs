@@ -62,7 +62,7 @@ const ROOMS: &[&str] = &["engine", "cache", "model", "head", "ops", "store"];
 const MAY_WAIT: &[(&str, usize, &str)] = &[
     (
         "cache/budget.rs",
-        2,
+        3,
         "shares out a layer's slots, once a step and layer: the length of its buffers follows from the scores",
     ),
     ("cache/replay.rs", 1, "a fault for tests"),
