@@ -50,9 +50,6 @@ pub mod store;
 #[doc(hidden)]
 pub mod units;
 
-#[cfg(test)]
-mod sabotage;
-
 // The factory of the proofs belongs to the integration tests, which speak of the library from outside.
 #[cfg(test)]
 extern crate self as kvtune;

@@ -21,13 +21,12 @@ use Allowed::{AboveBut, Only};
 /// Every room from the ground up; a room imports only from rows above its own.
 const ROOMS: &[(&str, Allowed)] = &[
     ("units", Only(&[])),
-    ("sabotage", Only(&[])),
     ("native", Only(&[])),
     // A memory map is unsafe to make, so `native` makes it.
     ("files", Only(&["units", "native"])),
     // What memory the host has is asked below, where some of it is pinned.
     ("report", Only(&["units", "files", "native"])),
-    ("ops", Only(&["units", "sabotage", "native"])),
+    ("ops", Only(&["units", "native"])),
     ("store", Only(&["units", "ops", "files", "native"])),
     ("metrics", Only(&[])),
     // A recipe names metrics, and is refused at the line that names one that there is not.
@@ -37,29 +36,26 @@ const ROOMS: &[(&str, Allowed)] = &[
     // What foreign patterns may take of memory and time is bounded below, where memory is allocated.
     ("data", Only(&["units", "metrics", "recipe", "files", "native"])),
     ("head", Only(&["units", "recipe", "ops", "native"])),
-    ("cache", Only(&["units", "sabotage", "recipe", "ops", "store", "files", "native"])),
+    ("cache", Only(&["units", "recipe", "ops", "store", "files", "native"])),
     ("model", Only(&["units", "recipe", "ops", "store", "files", "native"])),
     ("optim", Only(&["units", "recipe", "store", "native"])),
     ("checkpoint", Only(&["units", "recipe", "files", "store", "model", "optim", "native"])),
-    ("engine", Only(&["units", "sabotage", "recipe", "data", "ops", "store", "model", "cache", "head", "native"])),
+    ("engine", Only(&["units", "recipe", "data", "ops", "store", "model", "cache", "head", "native"])),
     ("plan", Only(&["units", "report", "recipe", "data", "ops", "store", "head", "cache", "model", "engine", "native"])),
     ("measure", Only(&["units", "report", "recipe", "data", "store", "model", "engine", "plan", "native"])),
     (
         "verify",
-        Only(&[
-            "units", "sabotage", "report", "recipe", "data", "ops", "store", "model", "cache", "head", "engine", "files",
-            "native",
-        ]),
+        Only(&["units", "report", "recipe", "data", "ops", "store", "model", "cache", "head", "engine", "files", "native"]),
     ),
     ("generation", Only(&["units", "recipe", "data", "ops", "store", "files", "model", "cache", "engine", "native"])),
     // The cache is written with a test of whoever runs it, which the engine and the proof's walk record.
     ("export", Only(&["units", "report", "recipe", "data", "files", "store", "checkpoint", "model", "head", "engine", "verify"])),
-    ("eval", AboveBut(&["sabotage", "optim", "verify"])),
+    ("eval", AboveBut(&["optim", "verify"])),
     ("train", AboveBut(&[])),
     ("serve", Only(&["units", "report", "recipe", "data", "model", "engine", "generation", "native"])),
     // What others have written, read again for people.
     ("inspect", Only(&["units", "files", "report", "recipe", "cache", "checkpoint", "verify", "eval", "train"])),
-    ("cli", AboveBut(&["sabotage"])),
+    ("cli", AboveBut(&[])),
     ("lib", Only(&[])),
     // The allocator is chosen where the program is.
     ("main", Only(&["cli", "native"])),
@@ -180,7 +176,7 @@ fn lines_of_the_house_pass() {
         ("main.rs", "use kvtune::cli; fn main() { kvtune::cli::run(); }"),
         ("verify/mutations.rs", "#[path = \"../../tests/support/mod.rs\"] mod support;"),
         ("lib.rs", "#[cfg(test)] extern crate self as kvtune;"),
-        ("lib.rs", "pub mod units; #[cfg(test)] pub(crate) mod sabotage;"),
+        ("lib.rs", "pub mod units; #[cfg(test)] pub(crate) mod faults;"),
     ] {
         assert_eq!(violations(file, &format!("//! A file.\n{source}")), Vec::<String>::new(), "{source}");
     }

@@ -75,7 +75,7 @@ fn a_single_device_takes_the_sum_of_what_the_planner_counts() {
     {
         let subject = subject(203, words);
         let (tasks, timeline) = step(&subject, &subject.columns(), 1, &|_, _| AT_ONCE);
-        let counted = subject.step(LAYERS, &subject.recipe.grad, |spec| Flops::of(spec, &subject.plan, (203, 203))).total();
+        let counted = subject.step(LAYERS, &subject.recipe.grad, |spec| Flops::of(spec, &subject.plan, 203, 203)).total();
         assert!(is_near(timeline.seconds(), counted), "{words:?}: {} and {counted}", timeline.seconds());
         assert!(timeline.idle().abs() < 1e-12 && timeline.carried.is_empty());
         assert_eq!(
@@ -89,7 +89,7 @@ fn a_single_device_takes_the_sum_of_what_the_planner_counts() {
 fn several_devices_do_the_work_of_one_and_send_every_hidden_state_up_and_its_gradient_down() {
     let subject = subject(203, &[]);
     let columns = subject.columns();
-    let counted = subject.step(LAYERS, &subject.recipe.grad, |spec| Flops::of(spec, &subject.plan, (203, 203))).total();
+    let counted = subject.step(LAYERS, &subject.recipe.grad, |spec| Flops::of(spec, &subject.plan, 203, 203)).total();
     for devices in [2, 3, 5, 8, LAYERS + 1] {
         let (_, timeline) = step(&subject, &columns, devices, &|_, _| AT_ONCE);
         assert!(is_near(timeline.busy.iter().sum(), counted), "{devices}");
@@ -226,7 +226,7 @@ fn a_ring_hides_what_it_sends_or_takes_as_long_as_that() {
 fn a_ring_of_one_is_full_attention_on_one_device() {
     let whole = subject(203, &["kv_cache.policy=dense", "kv_cache.cache_length=203", "kv_cache.chunk_size=203"]);
     let ring = Ring::of(&whole, 1, (&COUNTING, &CLUSTERS[0]));
-    let counted = whole.step(LAYERS, &whole.recipe.grad, |spec| Flops::of(spec, &whole.plan, (203, 203))).total();
+    let counted = whole.step(LAYERS, &whole.recipe.grad, |spec| Flops::of(spec, &whole.plan, 203, 203)).total();
     assert!(is_near(ring.seconds, counted) && ring.idle.abs() < 1e-9 && ring.bytes == 0.0, "{ring:?} {counted}");
     // Chunks are the same work on the same pairs.
     let chunks = subject(203, &["kv_cache.policy=dense", "kv_cache.cache_length=203"]);

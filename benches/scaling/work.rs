@@ -167,7 +167,7 @@ impl Subject {
         plan.spans = columns.iter().flat_map(|column| self.plan.spans[column.clone()].iter().cloned()).collect();
         plan.columns = std::iter::once(0..plan.spans.len()).collect();
         let tokens = plan.spans.iter().map(|span| span.len).sum();
-        self.step(layers, &grad, |spec| Flops::of(spec, &plan, (tokens, tokens)))
+        self.step(layers, &grad, |spec| Flops::of(spec, &plan, tokens, tokens))
     }
 
     /// Of so many layers, by pass: what one more forward adds is the forward.

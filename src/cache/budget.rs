@@ -77,7 +77,7 @@ impl HeadBudgets {
                 shares.push(vec![cache_length; groups]);
                 continue;
             }
-            let own = share_out(keys, (groups, filled), cache_length, floor);
+            let own = share_out(keys, groups, filled, cache_length, floor);
             for (head, keys) in keys.chunks(filled).enumerate() {
                 let mut slots: Vec<usize> = (0..filled).collect();
                 slots.sort_by_key(|&slot| keys[slot]);
@@ -93,7 +93,7 @@ impl HeadBudgets {
 
 /// The shares of one sequence: `floor` of the cache length for each head, the rest by how many of the better half of all entries are its
 /// own; together exactly `groups · cache_length`.
-fn share_out(keys: &[i64], (groups, filled): (usize, usize), cache_length: usize, floor: f64) -> Vec<usize> {
+fn share_out(keys: &[i64], groups: usize, filled: usize, cache_length: usize, floor: f64) -> Vec<usize> {
     let mut entries: Vec<usize> = (0..keys.len()).collect();
     // Of equals, every head gets its part.
     entries.sort_by_key(|&i| (Reverse(keys[i]), i % filled, i / filled));
@@ -179,9 +179,9 @@ mod tests {
     #[test]
     fn a_head_with_all_the_better_entries_gets_twice_the_length() {
         let keys: Vec<i64> = (0..10).map(|i| if i < 5 { 100 + i } else { i }).collect();
-        assert_eq!(share_out(&keys, (2, 5), 5, 0.0), [10, 0]);
-        assert_eq!(share_out(&keys, (2, 5), 5, 0.2), [9, 1]);
-        assert_eq!(share_out(&[7; 10], (2, 5), 5, 0.0), [6, 4]);
+        assert_eq!(share_out(&keys, 2, 5, 5, 0.0), [10, 0]);
+        assert_eq!(share_out(&keys, 2, 5, 5, 0.2), [9, 1]);
+        assert_eq!(share_out(&[7; 10], 2, 5, 5, 0.0), [6, 4]);
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
             let filled = keys.len().div_ceil(groups);
             let keys: Vec<i64> = keys.iter().copied().cycle().take(filled * groups).collect();
             let cache_length = filled + extra;
-            let shares = share_out(&keys, (groups, filled), cache_length, floor);
+            let shares = share_out(&keys, groups, filled, cache_length, floor);
             prop_assert_eq!(shares.iter().sum::<usize>(), groups * cache_length);
             let least = (floor * cache_length as f64) as usize;
             // What the planner counts with.

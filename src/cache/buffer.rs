@@ -276,7 +276,9 @@ impl Buffer {
         };
         let count = page.0.len();
         #[cfg(test)]
-        if let Some(moves) = moves.filter(|_| crate::sabotage::is_active(crate::sabotage::Sabotage::ValueMovedWithoutKey)) {
+        if let Some(moves) =
+            moves.filter(|_| crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::ValueMovedWithoutKey))
+        {
             let mut saved: Vec<Tensor> = page.0[..count / 2].iter().map(|plane| super::moves::take(plane, &moves.to)).collect();
             planes(0..count / 2, None);
             saved.extend(planes(count / 2..count, Some(moves)));

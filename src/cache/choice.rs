@@ -11,23 +11,24 @@ use crate::ops::attention::KvBlock;
 impl LayerCache {
     /// The budgets that `policy` gives the layer's heads before the next chunk, if it does so by layer and the time has come.
     pub fn allocate(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<HeadBudgets> {
-        let rule = policy.traits().budgets.filter(|rule| !rule.across_layers)?;
-        let key_bgc = self.budget_keys(policy, span)?;
-        Some(HeadBudgets::new(&key_bgc, span, self.shape.cache_length, rule.floor))
+        let rule = policy.traits().budgets.filter(|rule| !rule.across_layers && self.is_budget_due(span))?;
+        Some(HeadBudgets::new(&self.budget_keys(policy, span), span, self.shape.cache_length, rule.floor))
     }
 
-    /// The order of the entries, which decides the budgets of their heads; `None` where no budgets are due before the next chunk.
+    /// Whether `span` is the first chunk that evicts, before which the heads get their budgets.
+    pub fn is_budget_due(&self, span: &ChunkSpan) -> bool {
+        self.budget.is_none() && span.evictions(self.filled, self.shape.cache_length) > 0
+    }
+
+    /// The order of the entries, which decides the budgets of their heads.
     ///
     /// # Shapes
     /// `(B, G, filled)`, i64.
-    pub fn budget_keys(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<Tensor> {
-        let is_due = self.budget.is_none() && span.evictions(self.filled, self.shape.cache_length) > 0;
-        is_due.then(|| {
-            self.choice(policy, span, |entries, held| {
-                // Each head has an order of its own, also while all hold the same.
-                let held = ChoiceContext { agreement: &Agreement::Nothing, ..held };
-                victims::keys(policy, entries, &policy.score(entries), held)
-            })
+    pub fn budget_keys(&self, policy: &dyn Policy, span: &ChunkSpan) -> Tensor {
+        self.choice(policy, span, |entries, held| {
+            // Each head has an order of its own, also while all hold the same.
+            let held = ChoiceContext { agreement: &Agreement::Nothing, ..held };
+            victims::keys(policy, entries, &policy.score(entries), held)
         })
     }
 

@@ -62,7 +62,8 @@ fn unwind_one(total: &Tensor, undo: &Undo) -> Tensor {
         Tensor::zeros([moves.to.size()[0], own.size()[3]], (own.kind(), own.device())).index_add_(0, &retained.saved, &kept)
     });
     #[cfg(test)]
-    let evicted = evicted.or(not_zeroed.filter(|_| crate::sabotage::is_active(crate::sabotage::Sabotage::GradientNotZeroed)));
+    let evicted =
+        evicted.or(not_zeroed.filter(|_| crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::GradientNotZeroed)));
     move_back(total, moves, evicted.as_ref());
     own
 }

@@ -179,7 +179,7 @@ fn in_rows(plane: &Tensor) -> Tensor {
 /// Moves entries back to where they came from, and what was saved to where it stood.
 pub(super) fn restore(x: &Tensor, moves: &Moves, saved: &Tensor) {
     #[cfg(test)]
-    if crate::sabotage::is_active(crate::sabotage::Sabotage::UndoDropped) {
+    if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::UndoDropped) {
         let moved = take(x, &moves.to);
         return move_back(x, moves, Some(&moved));
     }

@@ -100,7 +100,7 @@ impl Placement {
         let until = position_bgc + (window as i64 - span.start as i64);
         let until = if let Some(columns) = &self.0 { until + &columns.kept } else { until };
         #[cfg(test)]
-        if crate::sabotage::is_active(crate::sabotage::Sabotage::WindowTooWide) {
+        if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::WindowTooWide) {
             return (until + 1).clamp(0, span.len as i64);
         }
         until.clamp(0, span.len as i64)

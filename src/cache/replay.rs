@@ -97,7 +97,8 @@ impl LayerLog {
         &self,
         layer: LayerIdx,
         spans: &[ChunkSpan],
-        (top_k, num_experts): (usize, usize),
+        top_k: usize,
+        num_experts: usize,
         device: Device,
     ) -> Result<Tensor, Fault> {
         let mut parts = Vec::with_capacity(spans.len());
@@ -192,7 +193,7 @@ impl ReplayLog {
 }
 
 /// Bytes that the log keeps of one evicted column of a batch in one layer, at most: so many choices of a slot below `cache_length`.
-pub fn log_bytes_per_token(scope: Scope, cache_length: usize, (batch, num_kv_heads): (usize, usize)) -> Bytes {
+pub fn log_bytes_per_token(scope: Scope, cache_length: usize, batch: usize, num_kv_heads: usize) -> Bytes {
     let choices = match scope {
         Scope::Batch => 1,
         Scope::Sequence => batch,

@@ -212,7 +212,8 @@ impl LogReader<'_> {
     /// The quota of a layer whose heads hold `filled` entries each before chunk `span`, for a batch of so many sequences.
     fn quota(
         &self,
-        (layer, batch): (usize, usize),
+        layer: usize,
+        batch: usize,
         span: &ChunkSpan,
         filled: usize,
         cache_length: usize,
@@ -287,7 +288,7 @@ impl LogReader<'_> {
         let mut capacity = cache_length;
         for (span, decided) in spans.iter().zip(deciders.chunks(2)) {
             if log.quota().is_none() && span.evictions(filled, cache_length) > 0 && self.is_divided(layer) {
-                let quota = self.quota((layer, spans[0].num_sequences()), span, filled, cache_length)?;
+                let quota = self.quota(layer, spans[0].num_sequences(), span, filled, cache_length)?;
                 (capacity, filled) = (quota.slots, quota.slots);
                 log.record_quota(quota);
             }

@@ -177,8 +177,7 @@ impl Attend for ColumnAttention<'_> {
             }
             chosen_bnk
         } else {
-            let size = (routed.top_k, num_experts);
-            log.recall_routing(layer, spans, size, routed.probability_bnx.device())?
+            log.recall_routing(layer, spans, routed.top_k, num_experts, routed.probability_bnx.device())?
         };
         self.routers.take(spans, routed.probability_bnx, &chosen_bnk);
         Ok(chosen_bnk)
@@ -199,7 +198,7 @@ impl CellLayer<'_> {
         let Self { column, layer, .. } = self;
         let mut chain = leaf.shallow_clone();
         #[cfg(test)]
-        if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
+        if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::ChainRemoved) {
             chain = chain.detach();
         }
         // Where the backward follows at once it comes from above, where the uppermost layer comes first again.
@@ -212,7 +211,7 @@ impl CellLayer<'_> {
             })
         })?;
         #[cfg(test)]
-        if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
+        if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::ChainRemoved) {
             return Ok((out, None));
         }
         Ok((out, Some(chain)))

@@ -121,7 +121,7 @@ impl StepRun<'_> {
     fn recompute(&mut self, c: usize, layers: &Range<usize>) -> Result<CellGraph, Fault> {
         let column = self.column(c, layers);
         #[cfg(test)]
-        crate::sabotage::run_out_of_memory(column.spans.len() * layers.len());
+        crate::units::sabotage::run_out_of_memory(column.spans.len() * layers.len());
         // A one-chunk cell stands in the cache already and attends again.
         if column.spans.len() > 1 {
             for state in &column.states[layers.clone()] {
@@ -199,7 +199,7 @@ impl StepRun<'_> {
         let head = self.model.head_parameters().into_iter().zip(std::mem::take(&mut self.trace.head.gradients));
         let mut outer: Vec<_> = head.map(|((name, _), gradient)| (name, gradient)).collect();
         #[cfg(test)]
-        if crate::sabotage::is_active(crate::sabotage::Sabotage::HeadGradientDropped) {
+        if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::HeadGradientDropped) {
             outer.clear();
         }
         let embedding = self.model.embedding_parameters();
@@ -208,7 +208,7 @@ impl StepRun<'_> {
             let pieces = columns.filter_map(|(c, g)| Some((self.trace.ids(c), or_panic(g?.wait(self.model.device())))));
             outer.extend(embedding.into_iter().map(|(name, _)| name).zip(self.model.embed_backward(pieces)));
             #[cfg(test)]
-            if crate::sabotage::is_active(crate::sabotage::Sabotage::EmbeddingGradientDropped) {
+            if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::EmbeddingGradientDropped) {
                 outer.pop();
             }
         }

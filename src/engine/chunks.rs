@@ -126,7 +126,7 @@ struct NextChunk {
 
 impl ColumnWidth {
     /// Whether a column of so many chunks and tokens takes a further chunk of `len` tokens.
-    fn takes(self, (chunks, tokens): (usize, usize), len: usize) -> bool {
+    fn takes(self, chunks: usize, tokens: usize, len: usize) -> bool {
         chunks == 0
             || match self {
                 Self::Tokens(limit) => tokens + len <= limit,
@@ -166,7 +166,7 @@ impl ChunkPlan {
     pub(super) fn extend(&mut self, num_sequences: usize, tokens: usize, width: ColumnWidth) -> Range<usize> {
         let (first, start, end) = (self.spans.len(), self.len(), self.len() + tokens);
         while let Some(next) = self.cutter.peek(end)
-            && width.takes((self.spans.len() - first, self.len() - start), next.len)
+            && width.takes(self.spans.len() - first, self.len() - start, next.len)
             && (self.spans.len() == first || !self.cutter.cuts.is_budget_due(next.start, next.len))
         {
             self.push(next, vec![next.len; num_sequences]);
@@ -259,7 +259,7 @@ fn columns(spans: &[ChunkSpan], cuts: &Cuts, width: ColumnWidth) -> Vec<Range<us
     let mut tokens = 0;
     for (i, span) in spans.iter().enumerate() {
         let takes =
-            |c: &Range<usize>| width.takes((c.len(), tokens), span.len) && spans[c.start].num_sequences() == span.num_sequences();
+            |c: &Range<usize>| width.takes(c.len(), tokens, span.len) && spans[c.start].num_sequences() == span.num_sequences();
         let fits = columns.last().is_some_and(takes) && !cuts.is_budget_due(span.start, span.len);
         match columns.last_mut() {
             Some(last) if fits => {

@@ -105,7 +105,7 @@ impl<'a> StepRun<'a> {
         for band in schedule.kept_bands(c).rev() {
             let layers = schedule.layers(band);
             #[cfg(test)]
-            crate::sabotage::run_out_of_memory((1 + kept.len()) * spans.len() * layers.len());
+            crate::units::sabotage::run_out_of_memory((1 + kept.len()) * spans.len() * layers.len());
             let column = Column { goes_on, ..session.column(spans, layers) };
             let task = RouterTask::recording(has_router_loss, Some(&mut *routers));
             let graph = CellGraph::record(&mut pass, &hidden, column, policies, task)?;

@@ -54,7 +54,7 @@ impl KeptOutputs {
         };
         let found = found.transpose()?;
         #[cfg(test)]
-        if crate::sabotage::is_active(crate::sabotage::Sabotage::KeptOutputChanged) {
+        if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::KeptOutputChanged) {
             return Ok(found.map(|kept| Attended { out_bhnd: kept.out_bhnd * 1.5, ..kept }));
         }
         Ok(found)

@@ -12,16 +12,14 @@ pub(super) fn allocate_across_layers(layers: &[SharedLayer], policies: &[Box<dyn
     for (layer, policy) in layers.iter().zip(policies) {
         let Some(rule) = policy.traits().budgets.filter(|rule| rule.across_layers) else { continue };
         let mut state = lock(layer);
-        if state.log.quota().is_some() {
+        if !state.cache.is_budget_due(span) {
             continue;
         }
         state.cache.prefetch();
         state.cache.enter(span);
-        if let Some(key_bgc) = state.cache.budget_keys(&**policy, span) {
-            keys.push(key_bgc.to_device(tch::Device::Cpu));
-            due.push(layer);
-            common = Some((state.cache.shape().cache_length, rule.floor));
-        }
+        keys.push(state.cache.budget_keys(&**policy, span).to_device(tch::Device::Cpu));
+        due.push(layer);
+        common = Some((state.cache.shape().cache_length, rule.floor));
         state.cache.offload();
     }
     let Some((cache_length, floor)) = common else { return };

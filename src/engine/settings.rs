@@ -302,7 +302,7 @@ impl Settings {
             let PolicyTraits { evicts: true, scope, budgets, .. } = policy.traits() else { continue };
             // A share may be twice the cache length.
             let slots = if budgets.is_some() { 2 * length } else { length };
-            let bytes = |sequences| log_bytes_per_token(scope, slots, (sequences, num_kv_heads)).0;
+            let bytes = |sequences| log_bytes_per_token(scope, slots, sequences, num_kv_heads).0;
             let of_all = bytes(plan.num_sequences());
             per_token += of_all;
             let chosen = |span: &ChunkSpan| span.evictions(span.start.min(length), length) as u64 * bytes(span.num_sequences());

@@ -40,7 +40,7 @@ impl Slots {
             Self::Fixed(slots) => slots.min(tokens),
             Self::Growing => tokens,
             #[cfg(test)]
-            Self::Window(window) if crate::sabotage::is_active(crate::sabotage::Sabotage::WindowForgets) => {
+            Self::Window(window) if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::WindowForgets) => {
                 tokens.min(window + longest_chunk - 2)
             }
             Self::Window(window) => tokens.min(window.saturating_add(longest_chunk) - 1),

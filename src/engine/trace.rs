@@ -68,7 +68,7 @@ impl BatchIds {
         let ids_bt = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, total as i64]);
         let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
         #[cfg(test)]
-        let lengths = if crate::sabotage::is_active(crate::sabotage::Sabotage::LengthOfTheBatch) {
+        let lengths = if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::LengthOfTheBatch) {
             vec![total; lengths.len()]
         } else {
             lengths

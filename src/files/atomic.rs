@@ -68,9 +68,9 @@ pub fn sync_dir(dir: &Path) -> Result<(), Fault> {
 
 /// Fills a new directory beside `place` and renames it; returns where the one now lies that stood there before. If anything fails, nothing of
 /// the attempt stays. The new name is durable after [`sync_dir`] of the parent.
-pub fn put_dir<E: From<Fault>>(place: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<Option<PathBuf>, E> {
+pub fn put_dir(place: &Path, fill: impl FnOnce(&Path) -> Result<(), Fault>) -> Result<Option<PathBuf>, Fault> {
     let staged = temporary_beside(place);
-    fill(&staged).and_then(|()| Ok(replace_dir(&staged, place)?)).inspect_err(|_| {
+    fill(&staged).and_then(|()| replace_dir(&staged, place)).inspect_err(|_| {
         // The error tells what happened; what is left of the attempt is only in the way.
         let _ = disk::remove_tree("dir", &staged);
     })

@@ -8,7 +8,7 @@ use crate::units::Fault;
 
 /// Does what [`put_dir`] does for a `place` that is empty or not there, of which nobody else is told: the directory exists when it is filled, and its new name
 /// is durable. What earlier processes have left of it goes first, when they have ended.
-pub fn put_new_dir<E: From<Fault>>(place: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+pub fn put_new_dir(place: &Path, fill: impl FnOnce(&Path) -> Result<(), Fault>) -> Result<(), Fault> {
     let place = std::path::absolute(place).map_err(io_fault("make", place))?;
     let home = parent(&place);
     make_dir(home)?;
@@ -18,12 +18,12 @@ pub fn put_new_dir<E: From<Fault>>(place: &Path, fill: impl FnOnce(&Path) -> Res
         // Until it has its name, nobody sweeps it away.
         let _writing = ReadLock::share(staged)?;
         fill(staged)?;
-        Ok::<_, E>(sync_dir(staged)?)
+        sync_dir(staged)
     })?;
     if let Some(empty) = replaced {
         std::fs::remove_dir(&empty).map_err(io_fault("remove", &empty))?;
     }
-    Ok(sync_dir(home)?)
+    sync_dir(home)
 }
 
 /// Removes what processes that have ended have left of `place`.

@@ -157,12 +157,12 @@ pub fn write_tensors(path: &Path, tensors: &[RawTensor<'_>], metadata: &BTreeMap
 }
 
 /// Does what [`write_tensors`] does, for tensors of which only one is in memory at a time: `bytes` is asked for each by its index, once.
-pub fn write_tensors_in_turn<'a, E: From<Fault>>(
+pub fn write_tensors_in_turn<'a>(
     path: &Path,
     heads: &[TensorHead],
     metadata: &BTreeMap<String, String>,
-    mut bytes: impl FnMut(usize) -> Result<Cow<'a, [u8]>, E>,
-) -> Result<(), E> {
+    mut bytes: impl FnMut(usize) -> Result<Cow<'a, [u8]>, Fault>,
+) -> Result<(), Fault> {
     // Wide types first, so that every tensor is aligned; then by name, whatever order the caller has.
     let mut order: Vec<usize> = (0..heads.len()).collect();
     order.sort_by(|&a, &b| (heads[b].dtype, &heads[a].name).cmp(&(heads[a].dtype, &heads[b].name)));
@@ -180,7 +180,7 @@ pub fn write_tensors_in_turn<'a, E: From<Fault>>(
             }
         })
     });
-    failed.map_or(written.map_err(E::from), Err)
+    failed.map_or(written, Err)
 }
 
 fn misfit(head: &TensorHead, found: usize) -> io::Error {

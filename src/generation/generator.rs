@@ -197,7 +197,7 @@ impl<'a> Generator<'a> {
             Some(session) => session,
             none => {
                 let at_most = request.keeps_session.unwrap_or(prompt.len() + *limit);
-                none.insert(self.session((prompt.len(), at_most), Some(last.max(1)), request.initial.into_iter().collect())?)
+                none.insert(self.session(prompt.len(), at_most, Some(last.max(1)), request.initial.into_iter().collect())?)
             }
         };
         let done = session.num_tokens();
@@ -211,7 +211,7 @@ impl<'a> Generator<'a> {
             told.extend(likelihoods(self.model, &hidden_ne, next, top));
         };
         let (model, ids_1n) = (self.model, row(&prompt[done..last], self.model.device()));
-        let layers = session_layers(&mut self.layers, (self.engine, model), self.width)?;
+        let layers = session_layers(&mut self.layers, self.engine, model, self.width)?;
         let read = session.extend_by_column(self.engine, model, layers, &ids_1n, &mut sink)?;
         *last_column = read;
         Ok(done + read == last)
@@ -227,7 +227,7 @@ impl<'a> Generator<'a> {
     pub fn read(&self, ids: &[u32]) -> Result<Session, Fault> {
         self.check(&Request::new(ids.to_vec(), GenerationRules { max_new_tokens: Some(1), ..GenerationRules::default() }))?;
         let longest = self.longest_kept().ok_or_else(rotates_by_length)?;
-        let mut session = self.session((ids.len(), longest), None, self.initial_part(ids)?.into_iter().collect())?;
+        let mut session = self.session(ids.len(), longest, None, self.initial_part(ids)?.into_iter().collect())?;
         session.extend(self.engine, self.model, &row(ids, self.model.device()), &mut |_, _| ())?;
         Ok(session)
     }
@@ -236,7 +236,8 @@ impl<'a> Generator<'a> {
     /// the end of the prompt is known.
     fn session(
         &self,
-        (so_far, at_most): (usize, usize),
+        so_far: usize,
+        at_most: usize,
         prompt: Option<usize>,
         initial: Vec<(usize, usize)>,
     ) -> Result<Session, Fault> {
@@ -277,7 +278,7 @@ impl<'a> Generator<'a> {
         self.begin_anew_where_rotations_change()?;
         let ids: Vec<u32> = self.running.iter().filter_map(|sample| sample.ids.last().copied()).collect();
         let mut sessions: Vec<&mut Session> = self.running.iter_mut().map(|sample| &mut sample.session).collect();
-        let layers = session_layers(&mut self.layers, (self.engine, self.model), self.width)?;
+        let layers = session_layers(&mut self.layers, self.engine, self.model, self.width)?;
         let hidden = extend_each(self.engine, self.model, layers, &mut sessions, &ids, self.width)?;
         let logits_nv = guarded(|| Ok(next_logits(self.model, &hidden.squeeze_dim(1))))?;
         let (mut finished, mut failed) = (Vec::new(), Vec::new());
@@ -319,7 +320,7 @@ impl<'a> Generator<'a> {
                 continue;
             }
             let (prompt, initial) = ((tokens - 1).max(1), session.initial().to_vec());
-            let mut session = self.session((tokens, session.max_tokens()), Some(prompt), initial)?;
+            let mut session = self.session(tokens, session.max_tokens(), Some(prompt), initial)?;
             session.extend(engine, model, &row(&sample.ids[..tokens - 1], model.device()), &mut |_, _| ())?;
             self.running[at].session = session;
         }
@@ -339,7 +340,8 @@ impl<'a> Generator<'a> {
 /// What carries tokens through the model, made where there is none yet.
 fn session_layers<'a>(
     made: &'a mut Option<CapturedLayers>,
-    (engine, model): (&Engine, &Model),
+    engine: &Engine,
+    model: &Model,
     width: usize,
 ) -> Result<&'a mut CapturedLayers, Fault> {
     match made {

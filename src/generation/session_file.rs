@@ -88,12 +88,7 @@ impl SavedSession {
     }
 
     /// Reads a session back, for `at_most` tokens in all.
-    pub fn read(
-        path: &Path,
-        (engine, model): (&Engine, &Model),
-        identity: &SessionIdentity,
-        at_most: usize,
-    ) -> Result<Self, Fault> {
+    pub fn read(path: &Path, engine: &Engine, model: &Model, identity: &SessionIdentity, at_most: usize) -> Result<Self, Fault> {
         let file = TensorFile::open(path)?;
         let metadata = file.metadata();
         let header = metadata.get(KEY).ok_or_else(|| not_a_session(path, "it was not written by kvtune"))?;

@@ -92,8 +92,9 @@ impl MemoryMeter {
         let of_adapter = |adapter: Adapter| bytes_of(adapter.parameters().iter().map(|(_, matrix)| matrix)).0 as i64;
         let adapter = model.adapter().map_or(0, of_adapter);
         let (base, optimizer) = (model.weight_bytes().0 as i64, optimizer.0 as i64);
+        let (host, device) = self.allocations.read();
         for memory in self.memories.iter_mut().filter(|memory| memory.side.has_model()) {
-            let live = memory.side.count(self.allocations.read()).live;
+            let live = memory.side.count(host, device).live;
             let mapped = (base + adapter + optimizer - live).clamp(0, base);
             memory.standing = Standing { weights: base + adapter, optimizer, accumulated: 0, mapped };
         }
@@ -150,8 +151,8 @@ impl MemoryMeter {
     }
 
     fn close_span(&mut self) {
-        let counts = self.allocations.read();
-        self.memories.iter_mut().for_each(|memory| memory.close_span(memory.side.count(counts)));
+        let (host, device) = self.allocations.read();
+        self.memories.iter_mut().for_each(|memory| memory.close_span(memory.side.count(host, device)));
     }
 
     fn outside_so_far(&self) -> [Option<Bytes>; 2] {

@@ -68,7 +68,7 @@ impl MemorySide {
     }
 
     /// The count of this memory among those of host and device.
-    pub(super) fn count(self, (host, device): (Allocated, Allocated)) -> Allocated {
+    pub(super) fn count(self, host: Allocated, device: Allocated) -> Allocated {
         if self == Self::Device { device } else { host }
     }
 }

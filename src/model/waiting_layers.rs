@@ -47,14 +47,10 @@ struct WaitingTensor {
 #[derive(Debug, Default)]
 struct BandsInFlight {
     here: Range<usize>,
-    coming: Option<ComingBand>,
-}
-
-#[derive(Debug)]
-struct ComingBand {
-    layers: Range<usize>,
+    /// Layers on their way, with their copies and the mark at which these have arrived.
+    coming: Range<usize>,
     copies: Vec<Tensor>,
-    mark: CopyMark,
+    mark: Option<CopyMark>,
 }
 
 impl WaitingTensor {
@@ -100,25 +96,28 @@ impl WaitingLayers {
         let mut bands = self.in_flight.borrow_mut();
         if bands.here != layers {
             self.tensors(&bands.here).for_each(|tensor| tensor.be(&tensor.host));
-            let coming = bands.coming.take().filter(|coming| coming.layers == layers);
-            let coming = coming.unwrap_or_else(|| self.prefetch(layers.clone()));
-            copier_of(self.device).wait(coming.mark);
-            self.tensors(&layers).zip(&coming.copies).for_each(|(tensor, copy)| tensor.be(copy));
-            bands.here = layers;
+            if bands.coming != layers {
+                self.prefetch(&mut bands, layers.clone());
+            }
+            bands.mark.take().into_iter().for_each(|mark| copier_of(self.device).wait(mark));
+            let copies = std::mem::take(&mut bands.copies);
+            self.tensors(&layers).zip(&copies).for_each(|(tensor, copy)| tensor.be(copy));
+            (bands.here, bands.coming) = (layers, 0..0);
         }
-        let next = next.filter(|next| *next != bands.here);
-        if bands.coming.as_ref().map(|coming| &coming.layers) != next.as_ref() {
-            bands.coming = None;
-            bands.coming = next.map(|next| self.prefetch(next));
+        let next = next.filter(|next| *next != bands.here).unwrap_or(0..0);
+        if bands.coming != next {
+            self.prefetch(&mut bands, next);
         }
     }
 
-    fn prefetch(&self, layers: Range<usize>) -> ComingBand {
-        let copies: Vec<Tensor> =
-            self.tensors(&layers).map(|t| Tensor::empty(t.host.size(), (t.host.kind(), self.device))).collect();
-        let pairs: Vec<(&Tensor, &Tensor)> = copies.iter().zip(self.tensors(&layers)).map(|(to, t)| (to, &t.host)).collect();
-        let mark = copier_of(self.device).start(CopyStream::ToDevice, &pairs, &[]);
-        ComingBand { layers, copies, mark }
+    /// Sets out copies of some layers in the place of those that were on their way.
+    fn prefetch(&self, bands: &mut BandsInFlight, layers: Range<usize>) {
+        (bands.copies, bands.mark) = (Vec::new(), None);
+        bands.copies = self.tensors(&layers).map(|t| Tensor::empty(t.host.size(), (t.host.kind(), self.device))).collect();
+        let pairs: Vec<(&Tensor, &Tensor)> =
+            bands.copies.iter().zip(self.tensors(&layers)).map(|(to, t)| (to, &t.host)).collect();
+        bands.mark = (!pairs.is_empty()).then(|| copier_of(self.device).start(CopyStream::ToDevice, &pairs, &[]));
+        bands.coming = layers;
     }
 
     fn tensors(&self, layers: &Range<usize>) -> impl Iterator<Item = &WaitingTensor> {
@@ -134,7 +133,7 @@ impl WaitingLayers {
     #[cfg(test)]
     pub(super) fn in_flight(&self) -> usize {
         let bands = self.in_flight.borrow();
-        bands.here.len() + bands.coming.as_ref().map_or(0, |coming| coming.layers.len())
+        bands.here.len() + bands.coming.len()
     }
 }
 

@@ -212,7 +212,7 @@ impl RopeSpec {
             RopeScaling::Unscaled => self.powers(self.theta, wide).reciprocal(),
             RopeScaling::Linear { factor } => self.powers(self.theta, wide).reciprocal() / *factor,
             RopeScaling::Dynamic { factor, max_positions } => {
-                self.powers(self.grown_base(*factor, (length, *max_positions), wide.0), wide).reciprocal()
+                self.powers(self.grown_base(*factor, length, *max_positions, wide.0), wide).reciprocal()
             }
             RopeScaling::Yarn(yarn) => self.of_yarn(yarn, wide),
             RopeScaling::DynamicYarn(yarn) => yarn.changed(&self.powers(self.theta, wide).reciprocal(), yarn.factor(length)),
@@ -233,7 +233,7 @@ impl RopeSpec {
     }
 
     /// The base of [`RopeScaling::Dynamic`] for a sequence, rounded where other programs round it.
-    fn grown_base(&self, factor: f64, (length, max_positions): (usize, usize), kind: Kind) -> f64 {
+    fn grown_base(&self, factor: f64, length: usize, max_positions: usize, kind: Kind) -> f64 {
         if length <= max_positions {
             return self.theta;
         }

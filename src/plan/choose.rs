@@ -97,7 +97,7 @@ impl Planner<'_> {
     pub fn alternatives(&self, grad: &GradRecipe) -> Result<Vec<Alternative>, Fault> {
         let open = vec![OpenKey::LayersPerCell, OpenKey::ChunksPerCell];
         let open = GradRecipe { open, keep_graph: KeepGraph::Auto, ..grad.clone() };
-        Ok(by_layers(&self.with_stores(&open, (grad.layer_checkpoints, grad.undo_log))?))
+        Ok(by_layers(&self.with_stores(&open, [grad.layer_checkpoints, grad.undo_log])?))
     }
 
     /// The best of the first stores with which anything fits, and all that was looked at.
@@ -134,7 +134,7 @@ impl Planner<'_> {
     }
 
     /// All shapes of cells with given stores.
-    fn with_stores(&self, grad: &GradRecipe, stores: (StoreRecipe, StoreRecipe)) -> Result<Vec<Alternative>, Fault> {
+    fn with_stores(&self, grad: &GradRecipe, stores: [StoreRecipe; 2]) -> Result<Vec<Alternative>, Fault> {
         self.tilings(grad, stores).into_iter().map(|tiling| self.keeping_all_or_none(tiling)).collect()
     }
 
@@ -222,7 +222,7 @@ impl Planner<'_> {
     }
 
     /// Shapes of cells, as far as they are open, with given stores.
-    fn tilings(&self, grad: &GradRecipe, (layer_checkpoints, undo_log): (StoreRecipe, StoreRecipe)) -> Vec<GradRecipe> {
+    fn tilings(&self, grad: &GradRecipe, [layer_checkpoints, undo_log]: [StoreRecipe; 2]) -> Vec<GradRecipe> {
         let layers =
             if grad.is_open(OpenKey::LayersPerCell) { even(self.config.num_layers()) } else { vec![grad.layers_per_cell] };
         let chunks = self.batch.max_len().div_ceil(self.kv.wanted_chunk_size());

@@ -45,7 +45,7 @@ struct Passes {
 
 impl Flops {
     /// The operations of a step over `plan`, whose batch has so many tokens and targets.
-    pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> Self {
+    pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -> Self {
         let parts = passes(spec, plan, tokens, targets);
         let passes = [parts.forward, parts.recompute, parts.replay, parts.backward];
         let sum = |of: fn(&Self) -> f64| passes.iter().map(of).sum();
@@ -161,7 +161,7 @@ mod tests {
     /// The operations of 14 tokens with a target each.
     fn counted(words: &str) -> Flops {
         let plan = ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1));
-        with_step(words, (Kind::Float, Device::Cpu), |spec| Flops::of(spec, &plan, (14, 14)))
+        with_step(words, (Kind::Float, Device::Cpu), |spec| Flops::of(spec, &plan, 14, 14))
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) fn outputs(grad: &GradRecipe, stores: [StoreRecipe; 2]) -> &'static [
 }
 
 /// Pairs of stores that the open keys allow, the exact ones first, then by how often they go to a file.
-pub(super) fn ladder(grad: &GradRecipe, buffer: BufferKind) -> Vec<(StoreRecipe, StoreRecipe)> {
+pub(super) fn ladder(grad: &GradRecipe, buffer: BufferKind) -> Vec<[StoreRecipe; 2]> {
     // Outputs that are kept are those of exact keys.
     let may_round = outputs(grad, [StoreRecipe::PLAIN; 2]).contains(&AttentionOutputs::Recompute);
     let steps = |form: OpenKey, place: OpenKey, written: StoreRecipe, rounds: bool| {
@@ -37,8 +37,8 @@ pub(super) fn ladder(grad: &GradRecipe, buffer: BufferKind) -> Vec<(StoreRecipe,
     };
     let checkpoints = steps(OpenKey::LayerCheckpoints, OpenKey::LayerCheckpointsPlace, grad.layer_checkpoints, true);
     let undo = steps(OpenKey::UndoLog, OpenKey::UndoLogPlace, grad.undo_log, buffer.undo_log_may_round());
-    let mut pairs: Vec<_> = checkpoints.iter().flat_map(|c| undo.iter().map(move |u| (*c, *u))).collect();
-    let cost = |(c, u): &(StoreRecipe, StoreRecipe)| {
+    let mut pairs: Vec<_> = checkpoints.iter().flat_map(|c| undo.iter().map(move |u| [*c, *u])).collect();
+    let cost = |[c, u]: &[StoreRecipe; 2]| {
         let of = |store: &StoreRecipe| (rounding(store.form), u8::from(store.place == StorePlace::File));
         let (c, u) = (of(c), of(u));
         (c.0.max(u.0), c.0 + u.0, c.1 + u.1)
@@ -50,8 +50,8 @@ pub(super) fn ladder(grad: &GradRecipe, buffer: BufferKind) -> Vec<(StoreRecipe,
 /// The pairs that take least of the memory: in files as far as may be, and of those the exact one and the smallest. (Where the undo log
 /// rounds, the gradients of all hidden states wait, which takes more in one layer band.) Where the room for files is limited, too,
 /// these two of all places.
-pub(super) fn smallest(ladder: &[(StoreRecipe, StoreRecipe)], files_are_limited: bool) -> Vec<(StoreRecipe, StoreRecipe)> {
-    let places = |(c, u): &(StoreRecipe, StoreRecipe)| [c.place, u.place];
+pub(super) fn smallest(ladder: &[[StoreRecipe; 2]], files_are_limited: bool) -> Vec<[StoreRecipe; 2]> {
+    let places = |[c, u]: &[StoreRecipe; 2]| [c.place, u.place];
     let files = |places: &[StorePlace; 2]| places.iter().filter(|place| **place == StorePlace::File).count();
     let most = ladder.iter().map(|pair| files(&places(pair))).max().unwrap_or(0);
     let of_places = |wanted: [StorePlace; 2]| {

@@ -96,7 +96,7 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
     let routing = experts.map_or(0, |experts| Routing::bytes_of_token(experts.top_k, experts.num_experts));
     let logged = |span: &ChunkSpan| {
         let per_token = if traits.evicts {
-            log_bytes_per_token(traits.scope, shape.cache_length, (span.num_sequences(), shape.groups as usize)).0
+            log_bytes_per_token(traits.scope, shape.cache_length, span.num_sequences(), shape.groups as usize).0
         } else {
             0
         };

@@ -79,19 +79,19 @@ pub fn load_tensors(file: &TensorFile) -> Result<Vec<(String, Tensor)>, Fault> {
 /// # Shapes
 /// Any.
 pub fn save_tensors(path: &Path, tensors: &[(String, Tensor)], metadata: &BTreeMap<String, String>) -> Result<(), Fault> {
-    save_in_turn(path, &tensor_heads(path, tensors)?, metadata, |index| Ok::<_, Fault>(tensors[index].1.shallow_clone()))
+    save_in_turn(path, &tensor_heads(path, tensors)?, metadata, |index| Ok(tensors[index].1.shallow_clone()))
 }
 
 /// Writes the file of [`save_tensors`] with only one tensor copied at a time: `tensor` is asked for each by its index, once.
 ///
 /// # Shapes
 /// Those of `heads`.
-pub fn save_in_turn<E: From<Fault>>(
+pub fn save_in_turn(
     path: &Path,
     heads: &[TensorHead],
     metadata: &BTreeMap<String, String>,
-    mut tensor: impl FnMut(usize) -> Result<Tensor, E>,
-) -> Result<(), E> {
+    mut tensor: impl FnMut(usize) -> Result<Tensor, Fault>,
+) -> Result<(), Fault> {
     files::write_tensors_in_turn(path, heads, metadata, |index| Ok(raw_tensor(path, &heads[index].name, &tensor(index)?)?.bytes))
 }
 

@@ -124,7 +124,7 @@ impl Bench {
         let batch = random_batch(&self.recipe, self.model.config(), &self.options.tokens, own_seed)?;
         let settings = self.engine.engine().settings();
         let plan = settings.plan(&batch, Some(ChunkKey { seed, step }))?;
-        let flops = Flops::of(&self.spec(), &plan, (batch.num_tokens(), batch.num_targets()));
+        let flops = Flops::of(&self.spec(), &plan, batch.num_tokens(), batch.num_targets());
         let device = self.model.device();
         let gemm = gemm_rate(self.model.kind(), device);
         let was_reset = memory::reset_peak();

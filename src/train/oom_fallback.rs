@@ -192,8 +192,8 @@ mod tests {
     use super::*;
     use crate::engine::{Event, Silent};
     use crate::recipe::StoreRecipe;
-    use crate::sabotage::{Sabotage, under};
     use crate::store::{WaitFault, copies_in_flight, with_delayed_copies};
+    use crate::units::sabotage::{Sabotage, under};
     use crate::verify::Comparison;
     use crate::verify::mutations::support;
     use crate::verify::mutations::support::case::{Case, EXACT, PLAIN, Width};
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!((tiled.grad.chunks_per_cell, tiled.grad.layers_per_cell), (Some(1), 2));
         assert_eq!(tiled.grad.layer_checkpoints, StoreRecipe::PLAIN);
         assert_eq!(made.log.hash(), whole.log.hash());
-        let worst = Comparison::new((&made.losses, &made.gradients), (&whole.losses, &whole.gradients)).worst();
+        let worst = Comparison::new(&made.losses, &made.gradients, &whole.losses, &whole.gradients).worst();
         assert!(worst <= EXACT, "{worst:.2e}");
         assert_eq!(tiled.grad.keep_graph, KeepGraph::None);
         // The next step chooses for itself again.
@@ -266,7 +266,7 @@ mod tests {
         follows.fall_back_to(&model, Some(begins), &mut Silent).unwrap();
         assert_eq!(follows.fallback(), furthest);
         let [a, b] = [ran_out, follows].map(|mut tiled| tiled.gradients(&model, &batch, context, &mut Silent).unwrap());
-        let worst = Comparison::new((&a.losses, &a.gradients), (&b.losses, &b.gradients)).worst();
+        let worst = Comparison::new(&a.losses, &a.gradients, &b.losses, &b.gradients).worst();
         assert!(worst <= EXACT, "{worst:.2e}");
     }
 
@@ -302,7 +302,7 @@ mod tests {
             under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut watching)).unwrap()
         });
         assert!(watching.before > 0 && watching.after == 0, "{} and {}", watching.before, watching.after);
-        let worst = Comparison::new((&made.losses, &made.gradients), (&whole.losses, &whole.gradients)).worst();
+        let worst = Comparison::new(&made.losses, &made.gradients, &whole.losses, &whole.gradients).worst();
         assert!(worst <= EXACT, "{worst:.2e}");
     }
 

@@ -130,7 +130,8 @@ pub(super) fn smaller(
     recipe: &Recipe,
     config: &ModelConfig,
     data: &Dataset,
-    (mut machine, planned): (Machine, &Alternative),
+    mut machine: Machine,
+    planned: &Alternative,
 ) -> Option<String> {
     let less = |limit: Option<Bytes>, planned: Bytes| {
         let less = Bytes(planned.0 / 100 * (100 - SMALLER_BY));
@@ -151,7 +152,8 @@ fn with_fewer_graphs(
     recipe: &mut Recipe,
     config: &ModelConfig,
     data: &Dataset,
-    (machine, mut planned): (Machine, Alternative),
+    machine: Machine,
+    mut planned: Alternative,
 ) -> Result<Alternative, Fault> {
     while recipe.grad.keep_graph != KeepGraph::None {
         let batch = heaviest(recipe, config, data, machine)?;
@@ -195,7 +197,7 @@ pub fn settled_with_data(
     let (mut recipe, mut planned) = settled(recipe, config, &batch, machine)?;
     if leaves_graphs && planned.fits {
         let kept = recipe.grad.keep_graph;
-        planned = with_fewer_graphs(&mut recipe, config, &data.train, (machine, planned))?;
+        planned = with_fewer_graphs(&mut recipe, config, &data.train, machine, planned)?;
         if recipe.grad.keep_graph != kept {
             console::note(&format!("planned: {}; {} at the peak", recipe.grad.tiling(), planned.words()));
         }

@@ -250,7 +250,7 @@ impl Trainer {
             return error;
         }
         let recipe = Recipe { grad: self.engine.grad().clone(), ..self.recipe.clone() };
-        match tiling::smaller(&recipe, self.model.config(), &self.data.train, (self.machine, &self.planned)) {
+        match tiling::smaller(&recipe, self.model.config(), &self.data.train, self.machine, &self.planned) {
             Some(advice) => {
                 error.with_hint(format!("{advice}; or `grad.on_out_of_memory = \"retreat\"`, which finds one by trying"))
             }

@@ -3,6 +3,8 @@
 mod fault;
 mod quantities;
 mod quoted;
+#[cfg(test)]
+pub(crate) mod sabotage;
 
 use std::fmt;
 

@@ -36,8 +36,10 @@ pub struct Comparison {
 impl Comparison {
     /// Compares two sets of gradients.
     pub fn new(
-        (sequences, ours): (&[SequenceLoss], &BTreeMap<String, Tensor>),
-        (reference_rows, theirs): (&[SequenceLoss], &BTreeMap<String, Tensor>),
+        sequences: &[SequenceLoss],
+        ours: &BTreeMap<String, Tensor>,
+        reference_rows: &[SequenceLoss],
+        theirs: &BTreeMap<String, Tensor>,
     ) -> Self {
         let matrices = theirs.iter().map(|(name, reference)| difference(name, ours.get(name), reference)).collect();
         Self { loss: mean(sequences), reference_loss: mean(reference_rows), matrices }
@@ -110,7 +112,7 @@ pub fn check_finite(batch: &Batch, sequences: &[SequenceLoss]) -> Result<(), Fau
 
 impl Reference {
     pub fn compare(&self, ours: &MicroBatchGradients) -> Comparison {
-        Comparison::new((&ours.losses, &ours.gradients), (&self.sequences, &self.gradients))
+        Comparison::new(&ours.losses, &ours.gradients, &self.sequences, &self.gradients)
     }
 }
 
@@ -132,7 +134,7 @@ mod tests {
             tensors.map(|(name, value)| (name.to_owned(), Tensor::from_slice(&[value]))).into_iter().collect()
         };
         let sequences = [SequenceLoss { loss_sum: 1.0, targets: 1, correct: 0 }];
-        let comparison = Comparison::new((&sequences, &named(ours_where_zero)), (&sequences, &named(0.0)));
+        let comparison = Comparison::new(&sequences, &named(ours_where_zero), &sequences, &named(0.0));
         assert_eq!(comparison.untested(), ["q"]);
         comparison.worst()
     }

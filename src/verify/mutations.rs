@@ -13,9 +13,9 @@ use crate::engine::{MicroBatchGradients, Settings, Silent};
 use crate::native::cuda::TorchKernel;
 use crate::ops::attention::{Backend, PartKernel, forced};
 use crate::recipe::{AttentionOutputs, BufferKind};
-use crate::sabotage::{Sabotage, under};
 use crate::store::{WaitFault, with_delayed_copies};
 use crate::units::Fault;
+use crate::units::sabotage::{Sabotage, under};
 
 /// An error that no rounding explains.
 const NOTICED: f64 = 1e-6;
@@ -224,7 +224,7 @@ fn a_wait_that_is_lost_is_noticed() {
         let made = || support::engine(case, &model).gradients(&model, &batch, context, &mut Silent);
         let clean = made().unwrap();
         let Ok(found) = with_delayed_copies(WaitFault::Lost, made) else { continue };
-        let worst = Comparison::new((&found.losses, &found.gradients), (&clean.losses, &clean.gradients)).worst();
+        let worst = Comparison::new(&found.losses, &found.gradients, &clean.losses, &clean.gradients).worst();
         assert!(worst > NOTICED || worst.is_nan(), "unnoticed: {worst:.2e} on {case:?}");
     }
 }

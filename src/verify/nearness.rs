@@ -37,7 +37,7 @@ impl ErrorBound {
     }
 
     /// Whether a gradient with this cosine and this error is near enough.
-    pub fn holds(&self, (cosine, error): (f64, f64)) -> bool {
+    pub fn holds(&self, cosine: f64, error: f64) -> bool {
         cosine >= self.smallest_cosine && error <= self.largest_error
     }
 }

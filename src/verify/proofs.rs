@@ -121,7 +121,7 @@ impl<'a> Proofs<'a> {
             .exact
             .as_ref()
             .filter(|_| bound.is_none())
-            .map(|exact| Comparison::new((&ours.losses, &ours.gradients), (&exact.losses, &exact.gradients)).worst());
+            .map(|exact| Comparison::new(&ours.losses, &ours.gradients, &exact.losses, &exact.gradients).worst());
         let columns = engine.settings().plan(batch, context.chunk_sizes)?.columns;
         let widest = columns.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let found = TilingProof {

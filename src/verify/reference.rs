@@ -70,7 +70,7 @@ impl Reference {
             }
             loss.losses.iter().map(Losses::read).collect::<Result<Vec<_>, _>>()?.concat()
         } else {
-            through_the_head(engine, model, &hidden, (&picks, router_loss.as_ref()), context.weight)?
+            through_the_head(engine, model, &hidden, &picks, router_loss.as_ref(), context.weight)?
         };
         let mut sequences = vec![SequenceLoss::default(); batch.sequences.len()];
         for (pick, value, correct) in losses {
@@ -116,7 +116,8 @@ fn through_the_head(
     engine: &Engine,
     model: &Model,
     hidden_bte: &Tensor,
-    (picks, router_loss): (&[Pick], Option<&Tensor>),
+    picks: &[Pick],
+    router_loss: Option<&Tensor>,
     weight: f64,
 ) -> Result<Vec<(Pick, f64, bool)>, Fault> {
     let (_, total, e) = hidden_bte.size3().unwrap_or_default();

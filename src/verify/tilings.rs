@@ -19,7 +19,7 @@ pub struct Tiling {
 
 impl Tiling {
     /// With cells of so many layers and chunks, stores that are plain and in memory, and neither graphs nor outputs that are kept.
-    fn shaped(&self, (layers, chunks): (usize, usize)) -> Self {
+    fn shaped(&self, layers: usize, chunks: usize) -> Self {
         let grad = GradRecipe {
             layers_per_cell: layers,
             chunks_per_cell: Some(chunks),
@@ -96,17 +96,17 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
     let one_band = (num_layers, several.1);
     let mut all = vec![own.counted(settings, plan)];
     for layers in sizes([1, 2, num_layers.saturating_sub(1), num_layers], num_layers) {
-        all.extend(sizes([1, 2, 3, num_chunks], num_chunks).into_iter().map(|chunks| own.shaped((layers, chunks))));
+        all.extend(sizes([1, 2, 3, num_chunks], num_chunks).into_iter().map(|chunks| own.shaped(layers, chunks)));
     }
     let caches = caches(&own.kv_cache, settings, plan);
     for shape in [several, one_band] {
-        all.extend(caches.iter().map(|kv_cache| Tiling { kv_cache: kv_cache.clone(), ..own.shaped(shape) }));
+        all.extend(caches.iter().map(|kv_cache| Tiling { kv_cache: kv_cache.clone(), ..own.shaped(shape.0, shape.1) }));
     }
     // A single band has no border, and no undo entry is made where nothing is overwritten.
     let overwrites = settings.slots(plan).iter().any(|&slots| slots < plan.len());
     let waiting = |shape: (usize, usize), [layer_checkpoints, undo_log]: [StoreRecipe; 2]| {
         let has_borders = shape.0 < num_layers;
-        own.shaped(shape).waiting(
+        own.shaped(shape.0, shape.1).waiting(
             if has_borders { layer_checkpoints } else { PLAIN },
             if overwrites { of_buffer(undo_log, settings.buffer()) } else { PLAIN },
         )
@@ -117,8 +117,10 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
     for shape in [several, one_band] {
         let all_cells = num_columns * num_layers.div_ceil(shape.0);
         let counts = sizes([1, num_columns - 1, num_columns + 1, all_cells], all_cells);
-        all.extend(counts.into_iter().map(|cells| own.shaped(shape).keeping(cells)));
-        all.extend([own.shaped(shape), own.shaped(shape).keeping(1)].map(|tiling| tiling.keeping_outputs()));
+        all.extend(counts.into_iter().map(|cells| own.shaped(shape.0, shape.1).keeping(cells)));
+        all.extend(
+            [own.shaped(shape.0, shape.1), own.shaped(shape.0, shape.1).keeping(1)].map(|tiling| tiling.keeping_outputs()),
+        );
     }
     // What is exact comes before what rounds: the sort is stable.
     all[1..].sort_by_key(Tiling::rounds);

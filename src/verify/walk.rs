@@ -61,7 +61,7 @@ fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> 
             for g in 0..groups {
                 let impossible = |what: String| impossible(layer, span.index, &what);
                 let leaving = of_head(victims, b, g).map_err(|e| impossible(e.to_string()))?;
-                step(&mut slots[b][g], &mut gone[b][g], (span, b), capacity, &leaving).map_err(impossible)?;
+                step(&mut slots[b][g], &mut gone[b][g], span, b, capacity, &leaving).map_err(impossible)?;
             }
         }
         show(span, &slots);
@@ -102,7 +102,8 @@ fn of_head(victims: Option<&Victims>, sequence: usize, head: usize) -> Result<Ve
 fn step(
     slots: &mut Vec<i64>,
     gone: &mut [i64],
-    (span, sequence): (&ChunkSpan, usize),
+    span: &ChunkSpan,
+    sequence: usize,
     capacity: usize,
     leaving: &[i64],
 ) -> Result<(), String> {

@@ -104,7 +104,7 @@ fn a_saved_session_goes_on_as_it_would_have() {
     let read = used.generator(1).read(&document).unwrap();
     SavedSession::write(&path, &read, &document, &identity).unwrap();
     let on = (&used.engine, &used.model);
-    let saved = SavedSession::read(&path, on, &identity, 200).unwrap();
+    let saved = SavedSession::read(&path, on.0, on.1, &identity, 200).unwrap();
     assert_eq!(saved.ids, document);
     let go_on = |session| {
         let whole = [&document[..], &question].concat();
@@ -114,10 +114,10 @@ fn a_saved_session_goes_on_as_it_would_have() {
     let from_disk = go_on(saved.session);
     assert_eq!(from_disk, go_on(read));
     let other = SessionIdentity { adapter: Some("a".into()), ..identity.clone() };
-    let error = SavedSession::read(&path, on, &other, 200).err().unwrap();
+    let error = SavedSession::read(&path, on.0, on.1, &other, 200).err().unwrap();
     assert!(error.to_string().contains("was saved with another `adapter`"), "{error}");
     std::fs::write(&path, b"something else").unwrap();
-    assert!(SavedSession::read(&path, on, &identity, 200).is_err());
+    assert!(SavedSession::read(&path, on.0, on.1, &identity, 200).is_err());
 }
 
 #[test]

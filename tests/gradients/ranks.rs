@@ -139,7 +139,7 @@ fn two_ranks_make_the_gradient_of_dense_autograd_for_every_policy_and_head() {
                 (loss * *targets as f64 / sum - 1.0).abs() <= EXACT,
                 "{case:?}: {loss} of {targets} targets, expected the sum {sum}"
             );
-            let found = Comparison::new((&reference.sequences, gradients), (&reference.sequences, &reference.gradients));
+            let found = Comparison::new(&reference.sequences, gradients, &reference.sequences, &reference.gradients);
             assert!(found.worst() <= EXACT, "{case:?}: worst error {:.2e}\n{found:#?}", found.worst());
             assert_eq!(found.untested().len(), case.untested, "{case:?}: untested {:?}", found.untested());
             worst = worst.max(found.worst());

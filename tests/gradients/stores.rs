@@ -33,7 +33,7 @@ fn check(group: &str, cases: &[Case], bound: ErrorBound) {
         // An exact gradient would mean that nothing was rounded.
         assert!(error > 1e-6 && found.untested().is_empty(), "{case:?}: {error:.2e}");
         assert!((found.loss - found.reference_loss).abs() < 1e-5, "{case:?}: the forward phase is exact, and so is its loss");
-        assert!(bound.holds((cosine, error)), "{case:?}: cosine {cosine:.6}, error {error:.2e}, expected {bound:?}");
+        assert!(bound.holds(cosine, error), "{case:?}: cosine {cosine:.6}, error {error:.2e}, expected {bound:?}");
         (smallest, largest) = (smallest.min(cosine), largest.max(error));
         of_a_matrix = of_a_matrix.min(found.smallest_cosine());
     }

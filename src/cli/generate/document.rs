@@ -24,7 +24,7 @@ pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Prompt]) -> Resul
 /// What has been read before all prompts.
 pub(super) fn open(used: &LoadedModel, path: &Path) -> Result<SavedSession, Fault> {
     let longest = used.generator(1).longest_kept().ok_or_else(rotates_by_length)?;
-    let saved = SavedSession::read(path, (&used.engine, &used.model), &used.identity()?, longest)?;
+    let saved = SavedSession::read(path, &used.engine, &used.model, &used.identity()?, longest)?;
     if !saved.is_checked {
         console::note(&format!(
             "an earlier version saved the session `{}`: whether it is as it was written can't be checked",

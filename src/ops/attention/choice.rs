@@ -14,7 +14,7 @@ pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
         return backend;
     }
     #[cfg(test)]
-    if crate::sabotage::is_active(crate::sabotage::Sabotage::MergeMissing) {
+    if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::MergeMissing) {
         return Backend::Parts(PartKernel::Blocks);
     }
     let q = &chunk.q_bhnd;

@@ -37,7 +37,7 @@ pub(super) fn attend_backward(
 fn merge(a: &Attended, b: &Attended) -> Attended {
     let lse_bhn = a.lse_bhn.logaddexp(&b.lse_bhn);
     #[cfg(test)]
-    if crate::sabotage::is_active(crate::sabotage::Sabotage::MergeMissing) {
+    if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::MergeMissing) {
         return Attended { out_bhnd: &a.out_bhnd + &b.out_bhnd, lse_bhn };
     }
     let weight = |part: &Attended| (&part.lse_bhn - &lse_bhn).exp().unsqueeze(-1);

@@ -79,6 +79,6 @@ impl MicroBatchAssigner {
         let spec = StepSpec::of(recipe, config, &self.settings, &self.trained, Device::Cpu);
         let tokens = lengths.iter().sum();
         let targets = if recipe.head == HeadRecipe::NextToken { tokens } else { lengths.len() };
-        Ok(Flops::of(&spec, &self.settings.plan_unread(&lengths)?, (tokens, targets)).total() as usize)
+        Ok(Flops::of(&spec, &self.settings.plan_unread(&lengths)?, tokens, targets).total() as usize)
     }
 }
