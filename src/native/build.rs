@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
 const KERNELS: [&str; 4] = ["attention.cpp", "pointwise.cpp", "rows.cpp", "softmax.cpp"];
-/// One whose operations round one by one, as libtorch's do.
-const UNFUSED: &str = "quantiser.cpp";
+/// Those whose operations round one by one, as libtorch's and ggml's do.
+const UNFUSED: [&str; 2] = ["quantiser.cpp", "unpack.cpp"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let lib = env::var("DEP_TCH_LIBTORCH_LIB").map_err(|_| "torch-sys did not say where libtorch is: run `make setup`")?;
@@ -46,9 +46,9 @@ fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
         }
     }
     sources.sort();
-    let is_kernel = |path: &PathBuf| path.file_name().is_some_and(|name| KERNELS.iter().any(|kernel| name == *kernel));
-    let (kernels, doors): (Vec<PathBuf>, Vec<PathBuf>) = sources.into_iter().partition(is_kernel);
-    let (unfused, doors): (Vec<PathBuf>, Vec<PathBuf>) = doors.into_iter().partition(|path| path.ends_with(UNFUSED));
+    let is_among = |names: &'static [&str]| move |path: &PathBuf| names.iter().any(|name| path.ends_with(name));
+    let (kernels, doors): (Vec<PathBuf>, Vec<PathBuf>) = sources.into_iter().partition(is_among(&KERNELS));
+    let (unfused, doors): (Vec<PathBuf>, Vec<PathBuf>) = doors.into_iter().partition(is_among(&UNFUSED));
     // What only passes tensors on gains nothing from more optimisation, and would take twice as long to compile.
     compiler(libtorch).opt_level(1).files(&doors).try_compile("kvtune_shim")?;
     of_kernels(libtorch).files(&kernels).try_compile("kvtune_kernels")?;

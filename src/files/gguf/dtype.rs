@@ -1,0 +1,71 @@
+//! How numbers lie in a GGUF file (ggml, `ggml-common.h`).
+
+/// How the numbers of a tensor lie: blocks of so many along its last axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GgufDtype {
+    /// ggml's number of the type.
+    pub id: u32,
+    pub name: &'static str,
+    /// Numbers of a block, and the bytes that it takes.
+    pub block: usize,
+    pub bytes: usize,
+}
+
+const fn dtype(id: u32, name: &'static str, block: usize, bytes: usize) -> GgufDtype {
+    GgufDtype { id, name, block, bytes }
+}
+
+/// The types that are read (ggml, `ggml-common.h`).
+pub(super) const DTYPES: [GgufDtype; 16] = [
+    dtype(0, "F32", 1, 4),
+    dtype(1, "F16", 1, 2),
+    dtype(2, "Q4_0", 32, 18),
+    dtype(3, "Q4_1", 32, 20),
+    dtype(6, "Q5_0", 32, 22),
+    dtype(7, "Q5_1", 32, 24),
+    dtype(8, "Q8_0", 32, 34),
+    dtype(10, "Q2_K", 256, 84),
+    dtype(11, "Q3_K", 256, 110),
+    dtype(12, "Q4_K", 256, 144),
+    dtype(13, "Q5_K", 256, 176),
+    dtype(14, "Q6_K", 256, 210),
+    dtype(20, "IQ4_NL", 32, 18),
+    dtype(23, "IQ4_XS", 256, 136),
+    dtype(30, "BF16", 1, 2),
+    dtype(39, "MXFP4", 32, 17),
+];
+
+/// Types that are known and not read.
+pub(super) const UNREAD: [(u32, &str); 24] = [
+    (4, "Q4_2"),
+    (5, "Q4_3"),
+    (9, "Q8_1"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (24, "I8"),
+    (25, "I16"),
+    (26, "I32"),
+    (27, "I64"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (31, "Q4_0_4_4"),
+    (32, "Q4_0_4_8"),
+    (33, "Q4_0_8_8"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (36, "IQ4_NL_4_4"),
+    (40, "NVFP4"),
+    (41, "Q1_0"),
+];
+
+impl GgufDtype {
+    /// Whether several numbers share a scale.
+    pub fn is_packed(self) -> bool {
+        self.block > 1
+    }
+}

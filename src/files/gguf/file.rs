@@ -1,0 +1,199 @@
+//! A GGUF file, opened as memory: keys and tensors by their names.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::dtype::GgufDtype;
+use super::header::{GgufRecord, Reader};
+use super::value::{GgufValue, wrong};
+use crate::files::{FileKind, io_fault, open_to_read};
+use crate::native::FileMap;
+use crate::units::{Fault, quoted};
+
+/// A model in one file, or in several parts of which the first has all keys.
+#[derive(Clone, Debug)]
+pub struct GgufFile {
+    parts: Vec<GgufPart>,
+    tensors: BTreeMap<String, GgufRecord>,
+}
+
+#[derive(Clone, Debug)]
+struct GgufPart {
+    path: PathBuf,
+    map: Arc<FileMap>,
+    keys: BTreeMap<String, GgufValue>,
+}
+
+/// A tensor of a GGUF file.
+#[derive(Clone, Copy, Debug)]
+pub struct GgufTensor<'a> {
+    pub dtype: GgufDtype,
+    /// The last axis innermost, as in safetensors.
+    pub shape: &'a [usize],
+    pub offset: usize,
+    pub bytes: &'a [u8],
+    pub map: &'a Arc<FileMap>,
+}
+
+impl GgufFile {
+    /// Opens and checks a file, and the others where it is a part of several.
+    pub fn open(path: &Path) -> Result<Self, Fault> {
+        let mut all = Self { parts: Vec::new(), tensors: BTreeMap::new() };
+        let records = all.add(path)?;
+        let Some(count) = all.parts[0].count("split.count")?.filter(|&count| count > 1) else {
+            return all.with_tensors(vec![records]);
+        };
+        let (paths, mut records) = (all.parts[0].siblings(count)?, Vec::new());
+        all.parts.clear();
+        for path in &paths {
+            records.push(all.add(path)?);
+        }
+        for (at, part) in all.parts.iter().enumerate() {
+            let numbers = (part.count("split.no")?, part.count("split.count")?);
+            if numbers != (Some(at), Some(count)) {
+                let found = numbers.0.map_or_else(|| "no part".to_owned(), |no| format!("part {no}"));
+                return Err(part.wrong(&format!("expected part {at} of {count}, found {found} (`split.no`, `split.count`)")));
+            }
+        }
+        let (first, found) = (&all.parts[0], records.iter().map(Vec::len).sum::<usize>());
+        if let Some(expected) = first.count("split.tensors.count")?.filter(|&expected| expected != found) {
+            return Err(first.wrong(&format!("`split.tensors.count` is {expected}, its parts hold {found}")));
+        }
+        all.with_tensors(records)
+    }
+
+    /// Maps a part and reads its header; the tensors' bytes are counted from the start of the file.
+    fn add(&mut self, path: &Path) -> Result<Vec<(String, GgufRecord)>, Fault> {
+        let file = open_to_read(path, FileKind::Tensors)?;
+        if file.metadata().map_err(io_fault("look at", path))?.len() == 0 {
+            return Err(wrong(path, "it is empty"));
+        }
+        let map = Arc::new(FileMap::new(&file).map_err(io_fault("map", path))?);
+        let mut reader = Reader { path, bytes: map.bytes(), at: 0 };
+        let (keys, records) = reader.header(self.parts.len())?;
+        self.parts.push(GgufPart { path: path.to_path_buf(), map, keys });
+        Ok(records)
+    }
+
+    fn with_tensors(mut self, records: Vec<Vec<(String, GgufRecord)>>) -> Result<Self, Fault> {
+        for (part, records) in self.parts.iter().zip(records) {
+            for (name, record) in records {
+                let message = || part.wrong(&format!("it has two tensors `{}`", quoted(&name)));
+                if self.tensors.contains_key(&name) {
+                    return Err(message());
+                }
+                self.tensors.insert(name, record);
+            }
+        }
+        Ok(self)
+    }
+
+    /// The file that has the keys.
+    pub fn path(&self) -> &Path {
+        &self.parts[0].path
+    }
+
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.parts.iter().map(|part| part.path.as_path())
+    }
+
+    pub fn key(&self, name: &str) -> Option<&GgufValue> {
+        self.parts[0].keys.get(name)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    pub fn get(&self, name: &str) -> Option<GgufTensor<'_>> {
+        let GgufRecord { part, dtype, shape, bytes } = self.tensors.get(name)?;
+        let map = &self.parts[*part].map;
+        Some(GgufTensor { dtype: *dtype, shape, offset: bytes.start, bytes: &map.bytes()[bytes.clone()], map })
+    }
+
+    /// Lets go of the memory into which a tensor was read; it is read again by who looks again.
+    pub fn release(&self, name: &str) {
+        if let Some(record) = self.tensors.get(name) {
+            self.parts[record.part].map.release(record.bytes.clone());
+        }
+    }
+
+    /// What is wrong with the content, in a file that is sound.
+    pub fn wrong(&self, reason: &str) -> Fault {
+        self.parts[0].wrong(reason)
+    }
+
+    fn expected(&self, key: &str, what: &str) -> Fault {
+        match self.key(key) {
+            None => self.wrong(&format!("`{key}` is missing")),
+            Some(found) => self.wrong(&format!("`{key}` is {}, expected {what}", found.shown())),
+        }
+    }
+
+    /// A key's whole number, if it is there.
+    pub fn count(&self, key: &str) -> Result<Option<usize>, Fault> {
+        self.parts[0].count(key)
+    }
+
+    pub fn number(&self, key: &str) -> Result<Option<f64>, Fault> {
+        match self.key(key) {
+            None => Ok(None),
+            Some(GgufValue::Float(value)) if value.is_finite() => Ok(Some(*value)),
+            Some(GgufValue::Integer(value)) => Ok(Some(*value as f64)),
+            Some(_) => Err(self.expected(key, "a number")),
+        }
+    }
+
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, Fault> {
+        match self.key(key) {
+            None => Ok(None),
+            Some(GgufValue::Bool(value)) => Ok(Some(*value)),
+            Some(_) => Err(self.expected(key, "true or false")),
+        }
+    }
+
+    pub fn text(&self, key: &str) -> Result<Option<&str>, Fault> {
+        match self.key(key) {
+            None => Ok(None),
+            Some(GgufValue::Text(text)) => Ok(Some(text)),
+            Some(_) => Err(self.expected(key, "a text")),
+        }
+    }
+
+    pub fn texts(&self, key: &str) -> Result<&[String], Fault> {
+        if let Some(GgufValue::Texts(texts)) = self.key(key) { Ok(texts) } else { Err(self.expected(key, "a list of texts")) }
+    }
+
+    pub fn required(&self, key: &str) -> Result<usize, Fault> {
+        self.count(key)?.ok_or_else(|| self.expected(key, "a whole number"))
+    }
+
+    pub fn required_text(&self, key: &str) -> Result<&str, Fault> {
+        self.text(key)?.ok_or_else(|| self.expected(key, "a text"))
+    }
+}
+
+impl GgufPart {
+    fn wrong(&self, reason: &str) -> Fault {
+        wrong(&self.path, reason)
+    }
+
+    fn count(&self, key: &str) -> Result<Option<usize>, Fault> {
+        match self.keys.get(key) {
+            None => Ok(None),
+            Some(GgufValue::Integer(value)) if let Ok(count) = usize::try_from(*value) => Ok(Some(count)),
+            Some(found) => Err(self.wrong(&format!("`{key}` is {}, expected a whole number", found.shown()))),
+        }
+    }
+
+    /// The paths of all parts, `X-00001-of-0000N.gguf` and so on.
+    fn siblings(&self, count: usize) -> Result<Vec<PathBuf>, Fault> {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let suffix = format!("-of-{count:05}.gguf");
+        let stem = name.strip_suffix(&suffix).and_then(|rest| rest.rsplit_once('-')).map(|(stem, _)| stem);
+        let unnamed = || self.wrong(&format!("it is a part of {count} (`split.count`), expected a name that ends in `{suffix}`"));
+        let stem = stem.filter(|_| count <= 99_999).ok_or_else(unnamed)?;
+        Ok((1..=count).map(|no| self.path.with_file_name(format!("{stem}-{no:05}{suffix}"))).collect())
+    }
+}

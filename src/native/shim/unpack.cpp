@@ -1,0 +1,322 @@
+// Frozen weights in few bits, unpacked. The formulas are those of ggml (ggml-quants.c): each product and sum rounds once to f32, in the order
+// written here, so that the numbers are ggml's to the bit; this file is compiled without fused products.
+#include "guarded.h"
+#include "kinds.h"
+#include "tasks.h"
+
+#include <vector>
+
+namespace kvtune {
+namespace {
+
+INLINE float f32_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// An f16 at `at`; subnormals count.
+INLINE float half_at(const uint8_t* at) {
+  uint32_t bits = static_cast<uint32_t>(at[0]) | static_cast<uint32_t>(at[1]) << 8;
+  uint32_t sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31u, fraction = bits & 1023u;
+  if (exponent == 31) return f32_of(sign | 0x7f800000u | fraction << 13);
+  if (exponent != 0) return f32_of(sign | (exponent + 112u) << 23 | fraction << 13);
+  float small = static_cast<float>(fraction) * 0x1.0p-24f;
+  return sign ? -small : small;
+}
+
+constexpr float NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// E2M1, doubled.
+constexpr float E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// Blocks of 32: the low halves of bytes are the first 16 numbers, the high ones the last 16.
+struct Q4_0 {
+  static constexpr int64_t NUMBERS = 32, BYTES = 18;
+  INLINE void block(const uint8_t* from, float* to) {
+    float d = half_at(from);
+    for (int i = 0; i < 16; ++i) {
+      to[i] = d * static_cast<float>((from[2 + i] & 15) - 8);
+      to[i + 16] = d * static_cast<float>((from[2 + i] >> 4) - 8);
+    }
+  }
+};
+
+struct Q4_1 {
+  static constexpr int64_t NUMBERS = 32, BYTES = 20;
+  INLINE void block(const uint8_t* from, float* to) {
+    float d = half_at(from), m = half_at(from + 2);
+    for (int i = 0; i < 16; ++i) {
+      to[i] = d * static_cast<float>(from[4 + i] & 15) + m;
+      to[i + 16] = d * static_cast<float>(from[4 + i] >> 4) + m;
+    }
+  }
+};
+
+INLINE uint32_t u32_at(const uint8_t* at) {
+  uint32_t x;
+  std::memcpy(&x, at, sizeof x);
+  return x;
+}
+
+struct Q5_0 {
+  static constexpr int64_t NUMBERS = 32, BYTES = 22;
+  INLINE void block(const uint8_t* from, float* to) {
+    float d = half_at(from);
+    uint32_t high = u32_at(from + 2);
+    for (int i = 0; i < 16; ++i) {
+      int low = (from[6 + i] & 15) | static_cast<int>(high >> i & 1) << 4, up = from[6 + i] >> 4 | static_cast<int>(high >> (i + 16) & 1) << 4;
+      to[i] = d * static_cast<float>(low - 16);
+      to[i + 16] = d * static_cast<float>(up - 16);
+    }
+  }
+};
+
+struct Q5_1 {
+  static constexpr int64_t NUMBERS = 32, BYTES = 24;
+  INLINE void block(const uint8_t* from, float* to) {
+    float d = half_at(from), m = half_at(from + 2);
+    uint32_t high = u32_at(from + 4);
+    for (int i = 0; i < 16; ++i) {
+      int low = (from[8 + i] & 15) | static_cast<int>(high >> i & 1) << 4, up = from[8 + i] >> 4 | static_cast<int>(high >> (i + 16) & 1) << 4;
+      to[i] = d * static_cast<float>(low) + m;
+      to[i + 16] = d * static_cast<float>(up) + m;
+    }
+  }
+};
+
+struct Q8_0 {
+  static constexpr int64_t NUMBERS = 32, BYTES = 34;
+  INLINE void block(const uint8_t* from, float* to) {
+    float d = half_at(from);
+    for (int i = 0; i < 32; ++i) to[i] = d * static_cast<float>(static_cast<int8_t>(from[2 + i]));
+  }
+};
+
+// Blocks of 256 in 16 parts, each with a scale and a minimum in 4 bits.
+struct Q2_K {
+  static constexpr int64_t NUMBERS = 256, BYTES = 84;
+  INLINE void block(const uint8_t* from, float* to) {
+    const uint8_t* q = from + 16;
+    float d = half_at(from + 80), m = half_at(from + 82);
+    for (int part = 0; part < 16; ++part) {
+      int n = part / 8, j = part % 8 / 2, first = 16 * (part % 2);
+      float scale = d * static_cast<float>(from[part] & 15), low = m * static_cast<float>(from[part] >> 4);
+      for (int i = 0; i < 16; ++i) to[16 * part + i] = scale * static_cast<float>(q[32 * n + first + i] >> 2 * j & 3) - low;
+    }
+  }
+};
+
+struct Q3_K {
+  static constexpr int64_t NUMBERS = 256, BYTES = 110;
+  INLINE void block(const uint8_t* from, float* to) {
+    const uint8_t *high = from, *q = from + 32, *sc = from + 96;
+    float d = half_at(from + 108);
+    for (int part = 0; part < 16; ++part) {
+      int n = part / 8, j = part % 8 / 2, first = 16 * (part % 2);
+      int low = part < 8 ? sc[part] & 15 : sc[part - 8] >> 4, up = sc[8 + part % 4] >> 2 * (part / 4) & 3;
+      float scale = d * static_cast<float>((low | up << 4) - 32);
+      for (int i = 0; i < 16; ++i) {
+        int minus = high[first + i] >> (4 * n + j) & 1 ? 0 : 4;
+        to[16 * part + i] = scale * static_cast<float>((q[32 * n + first + i] >> 2 * j & 3) - minus);
+      }
+    }
+  }
+};
+
+// Scale and minimum, in 6 bits each, of eight parts of 32.
+INLINE void scales_of(const uint8_t* sc, int part, int& scale, int& low) {
+  if (part < 4) {
+    scale = sc[part] & 63;
+    low = sc[part + 4] & 63;
+  } else {
+    scale = (sc[part + 4] & 15) | sc[part - 4] >> 6 << 4;
+    low = sc[part + 4] >> 4 | sc[part] >> 6 << 4;
+  }
+}
+
+struct Q4_K {
+  static constexpr int64_t NUMBERS = 256, BYTES = 144;
+  INLINE void block(const uint8_t* from, float* to) {
+    float d = half_at(from), m = half_at(from + 2);
+    for (int part = 0; part < 8; ++part) {
+      int s, l, shift = part % 2 * 4;
+      scales_of(from + 4, part, s, l);
+      float scale = d * static_cast<float>(s), low = m * static_cast<float>(l);
+      const uint8_t* q = from + 16 + 32 * (part / 2);
+      for (int i = 0; i < 32; ++i) to[32 * part + i] = scale * static_cast<float>(q[i] >> shift & 15) - low;
+    }
+  }
+};
+
+struct Q5_K {
+  static constexpr int64_t NUMBERS = 256, BYTES = 176;
+  INLINE void block(const uint8_t* from, float* to) {
+    const uint8_t* high = from + 16;
+    float d = half_at(from), m = half_at(from + 2);
+    for (int part = 0; part < 8; ++part) {
+      int s, l, shift = part % 2 * 4;
+      scales_of(from + 4, part, s, l);
+      float scale = d * static_cast<float>(s), low = m * static_cast<float>(l);
+      const uint8_t* q = from + 48 + 32 * (part / 2);
+      for (int i = 0; i < 32; ++i) to[32 * part + i] = scale * static_cast<float>((q[i] >> shift & 15) + (high[i] >> part & 1) * 16) - low;
+    }
+  }
+};
+
+struct Q6_K {
+  static constexpr int64_t NUMBERS = 256, BYTES = 210;
+  INLINE void block(const uint8_t* from, float* to) {
+    const uint8_t *low = from, *high = from + 128;
+    const int8_t* sc = reinterpret_cast<const int8_t*>(from + 192);
+    float d = half_at(from + 208);
+    for (int part = 0; part < 8; ++part) {
+      int n = part / 4, j = part % 4, shift = j / 2 * 4;
+      const uint8_t* q = low + 64 * n + 32 * (j % 2);
+      float scale[2] = {d * static_cast<float>(sc[2 * part]), d * static_cast<float>(sc[2 * part + 1])};
+      for (int i = 0; i < 32; ++i) {
+        int level = (q[i] >> shift & 15) | (high[32 * n + i] >> 2 * j & 3) << 4;
+        to[32 * part + i] = scale[i / 16] * static_cast<float>(level - 32);
+      }
+    }
+  }
+};
+
+struct IQ4_NL {
+  static constexpr int64_t NUMBERS = 32, BYTES = 18;
+  INLINE void block(const uint8_t* from, float* to) {
+    float d = half_at(from);
+    for (int i = 0; i < 16; ++i) {
+      to[i] = d * NONLINEAR[from[2 + i] & 15];
+      to[i + 16] = d * NONLINEAR[from[2 + i] >> 4];
+    }
+  }
+};
+
+struct IQ4_XS {
+  static constexpr int64_t NUMBERS = 256, BYTES = 136;
+  INLINE void block(const uint8_t* from, float* to) {
+    float d = half_at(from);
+    int high = from[2] | from[3] << 8;
+    for (int part = 0; part < 8; ++part) {
+      int scale = (from[4 + part / 2] >> 4 * (part % 2) & 15) | (high >> 2 * part & 3) << 4;
+      float of_part = d * static_cast<float>(scale - 32);
+      const uint8_t* q = from + 8 + 16 * part;
+      for (int i = 0; i < 16; ++i) {
+        to[32 * part + i] = of_part * NONLINEAR[q[i] & 15];
+        to[32 * part + i + 16] = of_part * NONLINEAR[q[i] >> 4];
+      }
+    }
+  }
+};
+
+struct MXFP4 {
+  static constexpr int64_t NUMBERS = 32, BYTES = 17;
+  INLINE void block(const uint8_t* from, float* to) {
+    // 2^(e − 128), which is subnormal for the two smallest.
+    float d = from[0] < 2 ? f32_of(0x00200000u << from[0]) : f32_of(static_cast<uint32_t>(from[0] - 1) << 23);
+    for (int i = 0; i < 16; ++i) {
+      to[i] = d * E2M1[from[1 + i] & 15];
+      to[i + 16] = d * E2M1[from[1 + i] >> 4];
+    }
+  }
+};
+
+template <class B> INLINE void unpacked(const uint8_t* from, int64_t blocks, float* to) {
+  for (int64_t at = 0; at < blocks; ++at) B::block(from + at * B::BYTES, to + at * B::NUMBERS);
+}
+
+VARIANTS void convert(const float* from, int64_t count, double* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+}
+
+VARIANTS void convert(const float* from, int64_t count, Half* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = Rounded<Half>::of(from[i]);
+}
+
+struct Form {
+  int64_t numbers, bytes;
+  void (*unpack)(const uint8_t* from, int64_t blocks, float* to);
+};
+
+#define FORM(B) VARIANTS void unpack_##B(const uint8_t* from, int64_t blocks, float* to) { unpacked<B>(from, blocks, to); }
+FORM(Q4_0)
+FORM(Q4_1)
+FORM(Q5_0)
+FORM(Q5_1)
+FORM(Q8_0)
+FORM(Q2_K)
+FORM(Q3_K)
+FORM(Q4_K)
+FORM(Q5_K)
+FORM(Q6_K)
+FORM(IQ4_NL)
+FORM(IQ4_XS)
+FORM(MXFP4)
+#undef FORM
+
+// By ggml's numbers.
+Form form_of(int64_t id) {
+#define CASE(number, B) case number: return {B::NUMBERS, B::BYTES, unpack_##B};
+  switch (id) {
+    CASE(2, Q4_0)
+    CASE(3, Q4_1)
+    CASE(6, Q5_0)
+    CASE(7, Q5_1)
+    CASE(8, Q8_0)
+    CASE(10, Q2_K)
+    CASE(11, Q3_K)
+    CASE(12, Q4_K)
+    CASE(13, Q5_K)
+    CASE(14, Q6_K)
+    CASE(20, IQ4_NL)
+    CASE(23, IQ4_XS)
+    CASE(39, MXFP4)
+  }
+#undef CASE
+  TORCH_CHECK(false, "no packed weights have the number ", id);
+}
+
+// Blocks whose numbers stay in the nearest cache until they are rounded.
+constexpr int64_t AT_ONCE = 1024;
+// Numbers below which another thread is not worth waking.
+constexpr int64_t LEAST_NUMBERS = 1 << 15;
+
+template <class S> void unpack_blocks(Form form, const uint8_t* from, int64_t blocks, S* to) {
+  if constexpr (std::is_same_v<S, float>) return form.unpack(from, blocks, to);
+  else {
+    float numbers[AT_ONCE];
+    int64_t step = AT_ONCE / form.numbers;
+    for (int64_t at = 0; at < blocks; at += step) {
+      int64_t here = std::min(step, blocks - at);
+      form.unpack(from + at * form.bytes, here, numbers);
+      convert(numbers, here * form.numbers, to + at * form.numbers);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvtune
+
+using namespace kvtune;
+
+extern "C" {
+
+// packed (..., bytes of a row), u8, in ggml's type of that number; the result (..., width) is of the kind of `like`.
+int kvtune_unpack(at::Tensor* packed, int64_t id, at::Tensor* like, at::Tensor** result) {
+  return guarded([&] {
+    Form form = form_of(id);
+    bool fits = packed->is_cpu() && packed->scalar_type() == at::kByte && packed->dim() > 0 && packed->size(-1) % form.bytes == 0;
+    TORCH_CHECK(fits, "a tensor of size ", packed->sizes(), " holds no blocks of ", form.bytes, " bytes");
+    at::Tensor from = packed->contiguous();
+    std::vector<int64_t> size = packed->sizes().vec();
+    size.back() = size.back() / form.bytes * form.numbers;
+    at::Tensor out = at::empty(size, like->options());
+    const uint8_t* first = from.data_ptr<uint8_t>();
+    BY_KIND(out, share_out_ranges(out.numel() / form.numbers, LEAST_NUMBERS / form.numbers, [&](int64_t begin, int64_t end) {
+      unpack_blocks(form, first + begin * form.bytes, end - begin, data<S>(out) + begin * form.numbers);
+    }));
+    *result = new at::Tensor(std::move(out));
+  });
+}
+
+}  // extern "C"
