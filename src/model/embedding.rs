@@ -5,7 +5,7 @@ use tch::{Tensor, no_grad};
 use super::config::ModelConfig;
 use super::delta::LoraDelta;
 use super::dropout::{DropoutContext, TokenContext};
-use super::io_layers::{EmbeddingAdapter, IoTensor, rows};
+use super::io_layers::{EmbeddingAdapter, IoTensor};
 use super::linear::Linear;
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, peft_tensor};
 use super::weights::Weights;
@@ -16,7 +16,8 @@ use crate::units::Fault;
 
 #[derive(Debug)]
 pub(super) struct Embedding {
-    input_ve: Tensor,
+    /// `(V, E)`.
+    input: Weight,
     /// The output projection, whose weight may be the embedding, with the addition to it.
     output: Linear,
     has_output: bool,
@@ -42,12 +43,12 @@ impl Embedding {
         // A tied model's file may hold an output projection; it is not looked at, as the embedding takes its place.
         let has_output = !config.tie_word_embeddings && !config.has_score;
         let score_ke = if config.has_score { Some(weights.load(SCORE)?) } else { None };
-        let (input_ve, divisor) = (weights.load(EMBEDDING)?, config.logits_divisor);
-        let output = Linear::output(if has_output { weights.load(OUTPUT)? } else { input_ve.shallow_clone() });
+        let (input, divisor) = (weights.load_weight(EMBEDDING)?, config.logits_divisor);
+        let output = Linear::output(if has_output { weights.load_weight(OUTPUT)? } else { input.shallow_clone() });
         // As the published models were run: a factor in the dtype of what it multiplies.
-        let scale = Tensor::from(config.embedding_scale).to_kind(input_ve.kind()).double_value(&[]);
+        let scale = Tensor::from(config.embedding_scale).to_kind(input.kind()).double_value(&[]);
         Ok(Self {
-            input_ve,
+            input,
             output,
             has_output,
             score_ke,
@@ -61,8 +62,8 @@ impl Embedding {
     /// # Shapes
     /// `(B, n)` int64 in, `(B, n, E)` out.
     pub(super) fn embed(&self, ids_bn: &Tensor) -> Tensor {
-        let kind = self.input_ve.kind();
-        let own = self.trained.embed(ids_bn).map_or_else(|| rows(&self.input_ve, ids_bn), |own| own.to_kind(kind));
+        let kind = self.input.kind();
+        let own = self.trained.embed(ids_bn).map_or_else(|| self.input.select(ids_bn), |own| own.to_kind(kind));
         let embedded = match self.trained.addition(ids_bn) {
             Some(addition) => own + addition.to_kind(kind),
             None => own,
@@ -79,10 +80,11 @@ impl Embedding {
     pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
         let flat =
             |(ids_bn, gradient_bne): (Tensor, Tensor)| (ids_bn.flatten(0, 1), scaled(gradient_bne.flatten(0, 1), self.scale));
-        if !self.input_ve.requires_grad() {
-            return self.trained.embed_backward(pieces.map(flat));
-        }
-        let mut gradient_ve = zero_sum_of(&self.input_ve);
+        let input_ve = match &self.input {
+            Weight::Plain(input_ve) if input_ve.requires_grad() => input_ve,
+            _ => return self.trained.embed_backward(pieces.map(flat)),
+        };
+        let mut gradient_ve = zero_sum_of(input_ve);
         for (ids_n, gradient_ne) in pieces.map(flat) {
             let _ = gradient_ve.index_add_(0, &ids_n, &gradient_ne.to_kind(gradient_ve.kind()));
         }
@@ -91,24 +93,25 @@ impl Embedding {
 
     /// Takes what an adapter trains; of a new one what begins as the model has it gets these values.
     pub(super) fn train(&mut self, adapter: EmbeddingAdapter, is_new: bool) {
-        let begin = |part, value: Option<&Tensor>| {
-            if let Some((leaf, value)) = adapter.get(part).zip(value) {
-                no_grad(|| leaf.shallow_clone().copy_(value));
+        let begin = |part, value: &dyn Fn() -> Option<Tensor>| {
+            if let Some((leaf, value)) = adapter.get(part).and_then(|leaf| Some((leaf, value()?))) {
+                no_grad(|| leaf.shallow_clone().copy_(&value));
             }
         };
         if is_new {
-            begin(IoTensor::Embedding, Some(&self.input_ve));
-            begin(IoTensor::Output, Some(&self.output.weight()));
-            begin(IoTensor::Score, self.score_ke.as_ref());
+            begin(IoTensor::Embedding, &|| Some(self.input.matrix()));
+            begin(IoTensor::Output, &|| Some(self.output.weight()));
+            begin(IoTensor::Score, &|| self.score_ke.as_ref().map(Tensor::shallow_clone));
             self.output.init_delta();
         }
         if let Some(base_ve) = adapter.bases.get(EMBEDDING_MODULE) {
-            let base_ve = base_ve.to_kind(self.input_ve.kind()).to_device(self.input_ve.device());
-            if !base_ve.equal(&self.input_ve) {
-                self.input_ve = base_ve;
-            }
+            let own_ve = self.input.matrix();
+            let base_ve = base_ve.to_kind(own_ve.kind()).to_device(own_ve.device());
             if !self.has_output {
-                self.output.replace_weight(&self.input_ve);
+                self.output.replace_weight(&base_ve);
+            }
+            if !base_ve.equal(&own_ve) {
+                self.input = Weight::Plain(base_ve);
             }
         }
         if let Some(base_ve) = adapter.bases.get(OUTPUT_MODULE) {
@@ -144,7 +147,7 @@ impl Embedding {
 
     /// The same, for whoever looks at all of an adapter at once; with an addition to an end of the model comes the model's own.
     pub(super) fn alias_trained(&self) -> EmbeddingAdapter {
-        let input = self.trained.get(IoTensor::LowRankA).map(|_| (EMBEDDING_MODULE, self.input_ve.shallow_clone()));
+        let input = self.trained.get(IoTensor::LowRankA).map(|_| (EMBEDDING_MODULE, self.input.matrix()));
         let output = self.output.delta.as_ref().map(|_| (OUTPUT_MODULE, self.output.weight()));
         self.trained.map(Tensor::shallow_clone).with_bases(input.into_iter().chain(output).collect())
     }
@@ -176,6 +179,6 @@ impl Embedding {
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let output = self.has_output.then(|| self.output.tensors());
-        std::iter::once(&self.input_ve).chain(output.into_iter().flatten()).chain(&self.score_ke)
+        self.input.tensors().iter().chain(output.into_iter().flatten()).chain(&self.score_ke)
     }
 }

@@ -34,17 +34,18 @@ pub(super) struct DetachedLinear {
 
 impl Linear {
     pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, Fault> {
-        Self::of(layer, spec, |name| weights.load(name))
+        Self::of(layer, spec, |name| weights.load_weight(name), |name| weights.load(name))
     }
 
     /// Loads a linear in the accumulation kind whatever the model's dtype.
     pub(super) fn load_wide(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, Fault> {
-        Self::of(layer, spec, |name| weights.load_wide(name))
+        let load = |name: &str| weights.load_wide(name);
+        Self::of(layer, spec, |name| load(name).map(Weight::Plain), load)
     }
 
     /// The output projection, of a weight that may be the embedding too.
-    pub(super) fn output(weight_oi: Tensor) -> Self {
-        Self { name: OUTPUT_MODULE.into(), weight: Weight::Plain(weight_oi), bias_o: None, trained_bias_o: None, delta: None }
+    pub(super) fn output(weight: Weight) -> Self {
+        Self { name: OUTPUT_MODULE.into(), weight, bias_o: None, trained_bias_o: None, delta: None }
     }
 
     /// Takes another weight in place of its own, unless both are equal.
@@ -74,11 +75,15 @@ impl Linear {
         self.weight = Weight::Plain(self.weight());
     }
 
-    fn of(layer: LayerIdx, spec: &LinearSpec, load: impl Fn(&str) -> Result<Tensor, Fault>) -> Result<Self, Fault> {
+    fn of(
+        layer: LayerIdx,
+        spec: &LinearSpec,
+        weight: impl Fn(&str) -> Result<Weight, Fault>,
+        bias: impl Fn(&str) -> Result<Tensor, Fault>,
+    ) -> Result<Self, Fault> {
         let name = layer_tensor(layer.0, &spec.path);
-        let tensor = |part: &str| load(&format!("{name}.{part}"));
-        let bias_o = if spec.has_bias { Some(tensor("bias")?) } else { None };
-        Ok(Self { weight: Weight::Plain(tensor("weight")?), bias_o, trained_bias_o: None, delta: None, name })
+        let bias_o = if spec.has_bias { Some(bias(&format!("{name}.bias"))?) } else { None };
+        Ok(Self { weight: weight(&format!("{name}.weight"))?, bias_o, trained_bias_o: None, delta: None, name })
     }
 
     /// Where the weight is frozen, autograd keeps no `x` for it.

@@ -4,11 +4,13 @@ use tch::{Device, Kind};
 
 use super::causal_lm::Model;
 use super::config::ModelConfig;
+use super::gguf::GgufWeights;
 use super::init::draw;
 use super::layout;
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
 use super::weights::{TensorNames, Weights};
+use crate::files::GgufFile;
 use crate::recipe::Dtype;
 use crate::units::Fault;
 
@@ -20,6 +22,11 @@ impl Model {
 
     fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), Fault> {
         let config = source.config()?;
+        if let Some(file) = GgufFile::of_model(source.dir)? {
+            let weights = Weights::of_gguf(GgufWeights::new(file, config.clone()), kind, at);
+            weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
+            return Ok((config, weights));
+        }
         let names = TensorNames::of(&source.object()?);
         let mut weights = Weights::open(source.dir, names, kind, at)?;
         weights.leave_layers(config.num_layers(), config.further_layers);
@@ -52,7 +59,11 @@ impl Model {
 
     /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
     pub fn drawn<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, Fault> {
-        let config = ModelConfig::load(source)?;
+        Self::drawn_of(ModelConfig::load(source)?, dtype, at)
+    }
+
+    /// A model whose weights libtorch's generator draws on the device, which is faster than [`Self::random`].
+    pub fn drawn_of(config: ModelConfig, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, Fault> {
         let weights = Self::draw_weights(&config, dtype, at.into());
         Self::build(config, &weights)
     }

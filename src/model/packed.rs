@@ -1,26 +1,35 @@
 //! Frozen weights in 8 bits a number, each row with a minimum and a scale of its own, as caches keep keys and values.
 
-use tch::{Tensor, no_grad};
+use std::sync::Arc;
 
-use crate::ops::linear::PackedWeight;
+use tch::{Kind, Tensor, no_grad};
+
+use crate::ops::linear::{PackedForm, PackedWeight};
 use crate::store::{Bits, Quantised};
 
 /// A matrix in 8 bits a number.
 pub(super) fn packed_in_8_bits(weight_oi: &Tensor) -> PackedWeight {
     let Quantised { level, range } = no_grad(|| Bits::Eight.quantise(&weight_oi.detach()));
     let size = [0, 1].map(|dim| weight_oi.size()[dim]);
-    PackedWeight { parts: vec![level, range], size, kind: weight_oi.kind(), unpack: unpack_8_bits }
+    PackedWeight { parts: vec![level, range], size, kind: weight_oi.kind(), form: Arc::new(EightBits { width: size[1] }) }
 }
 
-fn unpack_8_bits(packed: &PackedWeight) -> Tensor {
-    Bits::Eight.restore(&packed.parts[0], &packed.parts[1], packed.size[1], packed.kind)
+#[derive(Debug)]
+struct EightBits {
+    width: i64,
+}
+
+impl PackedForm for EightBits {
+    fn unpack(&self, parts: &[Tensor], kind: Kind) -> Tensor {
+        Bits::Eight.restore(&parts[0], &parts[1], self.width, kind)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use tch::{Device, Kind};
+    use tch::Device;
 
     use super::*;
     use crate::model::small::{config, recipe, run};
@@ -64,7 +73,7 @@ mod tests {
         let bytes: usize = packed.parts.iter().map(|part| part.numel() * part.kind().elt_size_in_bytes()).sum();
         assert_eq!(bytes, 33 * (200 + 4));
         let spread = (weight_oi.amax([1i64], true) - weight_oi.amin([1i64], true)) / 255.0;
-        let error = (unpack_8_bits(&packed) - &weight_oi).abs();
+        let error = (packed.form.unpack(&packed.parts, Kind::Float) - &weight_oi).abs();
         assert!(error.le_tensor(&(spread * 0.51)).all().int64_value(&[]) == 1);
     }
 

@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::config::ModelConfig;
 use super::families::{TABLES, is_longrope};
-use crate::files::read_json;
+use super::gguf::config_of;
+use crate::files::{GgufFile, read_json};
 use crate::recipe::{ModelRecipe, RopeScalingRecipe};
 use crate::units::{Fault, abridged};
 
@@ -44,8 +45,13 @@ impl ModelConfig {
 
 impl ModelSource<'_> {
     pub(super) fn config(self) -> Result<ModelConfig, Fault> {
-        let path = self.dir.join("config.json");
-        let own = ModelConfig::load_file(&path)?;
+        let own = match GgufFile::of_model(self.dir)? {
+            Some(file) => {
+                let config = ModelConfig::from_object(&config_of(&file)?);
+                config.map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(file.path().display()))))?
+            }
+            None => ModelConfig::load_file(&self.dir.join("config.json"))?,
+        };
         if self.rope_scaling.is_none() {
             return Ok(own);
         }
@@ -70,7 +76,10 @@ impl ModelSource<'_> {
 
     /// The content of `config.json` as it counts.
     pub(super) fn object(self) -> Result<Map<String, Value>, Fault> {
-        let mut object: Map<String, Value> = read_json(&self.dir.join("config.json"))?;
+        let mut object = match GgufFile::of_model(self.dir)? {
+            Some(file) => config_of(&file)?,
+            None => read_json(&self.dir.join("config.json"))?,
+        };
         if let Some(scaling) = self.rope_scaling {
             let inner = object.get_mut("text_config").and_then(Value::as_object_mut);
             match inner {

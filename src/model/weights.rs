@@ -7,6 +7,7 @@ use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
 use super::families::{is_wrapped, own_name};
+use super::gguf::GgufWeights;
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
 use super::tensor_problems::{TensorProblem, TensorProblems};
@@ -14,6 +15,7 @@ use super::waiting_layers::ModelPlacement;
 use crate::files::{Dtype as FileDtype, FileKind, TensorFile, io_fault, is_there, read_json_as};
 use crate::native::cuda::Upload;
 use crate::ops::attention::accumulation_kind;
+use crate::ops::linear::Weight;
 use crate::store::{Home, load_tensor_to};
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
@@ -36,6 +38,7 @@ pub(super) struct Weights {
 #[derive(Debug)]
 enum WeightSource {
     Files(Files),
+    Gguf(GgufWeights),
     Memory(BTreeMap<String, Tensor>),
     /// Drawn as they are asked for, with this spread.
     Drawn(Vec<TensorEntry>, f64),
@@ -81,6 +84,10 @@ impl Weights {
         Ok(Self { source: WeightSource::Files(files), kind, placement, upload })
     }
 
+    pub(super) fn of_gguf(gguf: GgufWeights, kind: Kind, placement: ModelPlacement) -> Self {
+        Self { source: WeightSource::Gguf(gguf), kind, placement, upload: None }
+    }
+
     pub(super) fn in_memory(tensors: Vec<(String, Tensor)>, kind: Kind, placement: ModelPlacement) -> Self {
         Self { source: WeightSource::Memory(tensors.into_iter().collect()), kind, placement, upload: None }
     }
@@ -102,7 +109,11 @@ impl Weights {
     /// Compares names, shapes and dtypes with what a model needs, and reports all differences at once. A tied model's file may
     /// or may not hold an output projection.
     pub(super) fn check(&self, entries: &[TensorEntry], is_tied: bool) -> Result<(), Fault> {
-        let WeightSource::Files(files) = &self.source else { return Ok(()) };
+        let files = match &self.source {
+            WeightSource::Files(files) => files,
+            WeightSource::Gguf(gguf) => return gguf.check(entries),
+            WeightSource::Memory(_) | WeightSource::Drawn(..) => return Ok(()),
+        };
         let mut expected: Vec<(&str, &[usize])> =
             entries.iter().map(|entry| (entry.name.as_str(), entry.shape.as_slice())).collect();
         if is_tied && files.places.contains_key(OUTPUT) {
@@ -120,6 +131,17 @@ impl Weights {
     /// Reads a tensor, converted to the wanted dtype, on the wanted device. It may lie in a file's memory: it is not to be written to.
     pub(super) fn load(&self, name: &str) -> Result<Tensor, Fault> {
         self.load_to(name, Home::File, self.kind)
+    }
+
+    /// Reads a frozen matrix, packed as it lies in the file. Only the CPU computes with packed ones.
+    pub(super) fn load_weight(&self, name: &str) -> Result<Weight, Fault> {
+        if let WeightSource::Gguf(gguf) = &self.source
+            && self.placement.device == Device::Cpu
+            && let Some(packed) = gguf.packed(name, self.kind)?
+        {
+            return Ok(Weight::Packed(packed));
+        }
+        self.load(name).map(Weight::Plain)
     }
 
     /// Reads a tensor in the accumulation kind of the wanted dtype.
@@ -140,6 +162,7 @@ impl Weights {
                 let upload = self.upload.as_ref().filter(|_| device != Device::Cpu);
                 files.load(name, kind, upload.map_or(home, Home::Device))
             }
+            WeightSource::Gguf(gguf) => Ok(gguf.load(name, kind)?.to_device(device)),
             WeightSource::Memory(tensors) => {
                 let tensor = tensors.get(name).ok_or_else(|| missing(Path::new(""), name))?;
                 let moved = tensor.to_device(device).to_kind(kind);

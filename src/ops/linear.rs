@@ -1,6 +1,10 @@
 //! A projection with a frozen or trained matrix and an addition of low rank (LoRA, Hu et al. 2021, arXiv 2106.09685), as one
 //! operation: no second output for the addition, and nothing kept for a gradient that nobody wants.
 
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
 use tch::{Kind, Tensor, no_grad};
 
 use super::differentiable::differentiable;
@@ -34,14 +38,102 @@ pub struct PackedWeight {
     pub size: [i64; 2],
     /// The dtype of the matrix.
     pub kind: Kind,
-    pub unpack: fn(&PackedWeight) -> Tensor,
+    pub form: Arc<dyn PackedForm>,
+}
+
+/// A form in which the rows of a matrix are packed, each by itself.
+pub trait PackedForm: Debug + Send + Sync {
+    /// The rows, in a dtype.
+    ///
+    /// # Shapes
+    /// Those of the form; `(rows, in)` out.
+    fn unpack(&self, parts: &[Tensor], kind: Kind) -> Tensor;
+}
+
+/// Numbers of a packed weight that are unpacked at a time: an output projection is much larger than what is computed with it.
+const TILE: i64 = 1 << 24;
+
+impl PackedWeight {
+    /// The same matrix with parts that `change` makes of its own.
+    fn with(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {
+        Self { parts: self.parts.iter().map(change).collect(), form: Arc::clone(&self.form), ..*self }
+    }
+
+    /// The rows of a range, unpacked.
+    fn rows(&self, rows: &Range<i64>) -> Tensor {
+        let parts: Vec<Tensor> = self.parts.iter().map(|part| part.narrow(0, rows.start, rows.end - rows.start)).collect();
+        self.form.unpack(&parts, self.kind)
+    }
+
+    fn tiles(&self) -> impl Iterator<Item = Range<i64>> {
+        let [rows, width] = self.size;
+        let step = (TILE / width.max(1)).max(1);
+        (0..rows).step_by(step as usize).map(move |start| start..rows.min(start + step))
+    }
 }
 
 impl Weight {
     pub fn matrix(&self) -> Tensor {
         match self {
             Self::Plain(weight_oi) => weight_oi.shallow_clone(),
-            Self::Packed(packed) => no_grad(|| (packed.unpack)(packed)),
+            Self::Packed(packed) => no_grad(|| packed.rows(&(0..packed.size[0]))),
+        }
+    }
+
+    /// Rows by their numbers, as an embedding has them.
+    ///
+    /// # Shapes
+    /// `index (…)`, int64; `(…, in)` out.
+    pub fn select(&self, index: &Tensor) -> Tensor {
+        match self {
+            Self::Plain(weight_oi) => Tensor::embedding(weight_oi, index, -1, false, false),
+            Self::Packed(packed) => no_grad(|| {
+                let flat = index.reshape([-1]);
+                let chosen = packed.with(|part| part.index_select(0, &flat));
+                let size = [&index.size()[..], &packed.size[1..]].concat();
+                packed.form.unpack(&chosen.parts, packed.kind).view(&size[..])
+            }),
+        }
+    }
+
+    /// The same weight, whose tensors both share.
+    pub fn shallow_clone(&self) -> Self {
+        match self {
+            Self::Plain(weight_oi) => Self::Plain(weight_oi.shallow_clone()),
+            Self::Packed(packed) => Self::Packed(packed.with(Tensor::shallow_clone)),
+        }
+    }
+
+    /// The dtype of the matrix.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Plain(weight_oi) => weight_oi.kind(),
+            Self::Packed(packed) => packed.kind,
+        }
+    }
+
+    /// `x Wᵀ`, without autograd.
+    fn product(&self, x: &Tensor) -> Tensor {
+        match self {
+            Self::Plain(weight_oi) => product(x, weight_oi),
+            Self::Packed(packed) => {
+                let mut parts: Vec<Tensor> = packed.tiles().map(|rows| product(x, &packed.rows(&rows))).collect();
+                if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(&parts, 1) }
+            }
+        }
+    }
+
+    /// `dy W`, without autograd.
+    fn transposed_product(&self, dy: &Tensor) -> Tensor {
+        match self {
+            Self::Plain(weight_oi) => product(dy, &weight_oi.transpose(0, 1)),
+            Self::Packed(packed) => {
+                let parts = packed.tiles().map(|rows| {
+                    let dy = dy.narrow(1, rows.start, rows.end - rows.start).contiguous();
+                    product(&dy, &packed.rows(&rows).transpose(0, 1))
+                });
+                parts.reduce(|sum, part| sum + part).unwrap_or_default()
+            }
         }
     }
 
@@ -53,16 +145,14 @@ impl Weight {
         }
     }
 
-    fn requires_grad(&self) -> bool {
+    pub fn requires_grad(&self) -> bool {
         matches!(self, Self::Plain(weight_oi) if weight_oi.requires_grad())
     }
 
     fn detached(&self) -> Self {
         match self {
             Self::Plain(weight_oi) => Self::Plain(weight_oi.detach()),
-            Self::Packed(packed) => {
-                Self::Packed(PackedWeight { parts: packed.parts.iter().map(Tensor::detach).collect(), ..*packed })
-            }
+            Self::Packed(packed) => Self::Packed(packed.with(Tensor::detach)),
         }
     }
 }
@@ -70,7 +160,7 @@ impl Weight {
 /// `x Wᵀ + b`, and the addition where there is one. Under autograd if any of them requires a gradient.
 ///
 /// Products run in the dtype of `x`; matrices of low rank may be kept in another, and get their gradients in it. A packed weight is unpacked
-/// for the product of each pass, and gone after it.
+/// for the product of each pass, so many rows at a time, and gone after it.
 ///
 /// # Shapes
 /// `x (B, n, in)`, `weight (out, in)`, `bias (out)`; result `(B, n, out)`.
@@ -125,7 +215,7 @@ fn rows(x: &Tensor) -> Tensor {
 fn forward(x_bni: &Tensor, weight: &Weight, bias_o: Option<&Tensor>, low_rank: Option<LowRank<'_>>) -> (Tensor, LinearSaved) {
     let needs_weight = weight.requires_grad();
     let (x, weight) = (rows(&x_bni.detach()), weight.detached());
-    let mut y = product(&x, &weight.matrix());
+    let mut y = weight.product(&x);
     if let Some(bias_o) = bias_o {
         y += bias_o;
     }
@@ -173,7 +263,7 @@ impl LinearSaved {
             }
             dx.view(&size[..])
         };
-        let mut dx = x.then(|| product(&dy, &self.weight.matrix().transpose(0, 1)));
+        let mut dx = x.then(|| self.weight.transposed_product(&dy));
         let weight = self.x.as_ref().filter(|_| weight).map(|x| product(&dy.transpose(0, 1), &x.transpose(0, 1)));
         let bias = bias.then(|| dy.sum_dim_intlist(&[0i64][..], false, dy.kind()));
         let Some(l) = &self.low_rank else {

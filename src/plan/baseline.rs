@@ -71,7 +71,7 @@ fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option
     let recipe = Recipe::parse(RECIPE.to_owned(), std::path::Path::new("rehearsal.toml"), &[]).ok()?.recipe;
     let config = ModelConfig::from_object(config.as_object().unwrap_or(&Map::new())).ok()?;
     let adapter = Adapter::new(&config, recipe.lora.as_ref()?, 1, kind_of(dtype), device).ok()?;
-    let model = Model::random(config, dtype, device, 1).ok()?.with_adapter(adapter);
+    let model = Model::drawn_of(config, dtype, device).ok()?.with_adapter(adapter);
     let engine = Engine::new(Settings::new(model.config(), &recipe.kv_cache, &recipe.grad).ok()?, Box::new(NextToken));
     let ids = |from: usize| (from..from + TOKENS).map(|id| (id * 7 % 256) as u32);
     let targets = Targets::NextToken(ids(1).map(i64::from).collect());

@@ -74,7 +74,12 @@ impl Golden {
 
     /// Of a family or a kind of adapter, whose file holds its tokens, and logits of its first sequence.
     pub(super) fn of_family(case: &str) -> Self {
-        let file = TensorFile::open(&fixture(&format!("families/dense-{case}.safetensors"))).unwrap();
+        Self::of_model(&fixture(&format!("families/dense-{case}.safetensors")))
+    }
+
+    /// Of a file that holds its tokens.
+    pub(super) fn of_model(path: &Path) -> Self {
+        let file = TensorFile::open(path).unwrap();
         let [ids_bn, targets_bn] = ["input_ids", "targets"].map(|name| load_tensor(&file, name).unwrap());
         Self { file, ids_bn, targets_bn }
     }

@@ -7,6 +7,7 @@ mod families;
 pub(crate) mod fixture;
 mod initial_part;
 mod merged;
+mod quantised;
 mod scores;
 
 use fixture::{BY_MASK, Golden, ITS_OWN, check, logits, model};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::dtype::GgufDtype;
 use super::header::{GgufRecord, Reader};
 use super::value::{GgufValue, wrong};
-use crate::files::{FileKind, io_fault, open_to_read};
+use crate::files::{FileKind, io_fault, is_there, open_to_read};
 use crate::native::FileMap;
-use crate::units::{Fault, quoted};
+use crate::units::{Fault, abridged, listed, quoted};
 
 /// A model in one file, or in several parts of which the first has all keys.
 #[derive(Clone, Debug)]
@@ -37,6 +37,36 @@ pub struct GgufTensor<'a> {
 }
 
 impl GgufFile {
+    /// The file of a model at `path`, which may be a folder with nothing but one for a model; `None` where the model is in Hugging Face's format.
+    ///
+    /// # Errors
+    /// Several models lie in the folder, or the file is damaged.
+    pub fn of_model(path: &Path) -> Result<Option<Self>, Fault> {
+        let is_gguf = |path: &Path| path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+        if !path.is_dir() {
+            return if is_gguf(path) && is_there(path) { Self::open(path).map(Some) } else { Ok(None) };
+        }
+        if is_there(&path.join("config.json")) {
+            return Ok(None);
+        }
+        let entries = std::fs::read_dir(path).map_err(io_fault("read", path))?;
+        let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|path| is_gguf(path)).collect();
+        found.sort_unstable();
+        match &found[..] {
+            [] => Ok(None),
+            [only] => Self::open(only).map(Some),
+            [first, ..] => {
+                let file = Self::open(first)?;
+                if found.iter().all(|path| file.paths().any(|part| part == path)) {
+                    return Ok(Some(file));
+                }
+                let names: Vec<_> = found.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy())).collect();
+                let message = format!("`{}` holds several GGUF files: {}", abridged(path.display()), listed(&names));
+                Err(Fault::data(message, "name one of them: `model.path = \"FOLDER/NAME.gguf\"`"))
+            }
+        }
+    }
+
     /// Opens and checks a file, and the others where it is a part of several.
     pub fn open(path: &Path) -> Result<Self, Fault> {
         let mut all = Self { parts: Vec::new(), tensors: BTreeMap::new() };
@@ -98,7 +128,7 @@ impl GgufFile {
         self.parts.iter().map(|part| part.path.as_path())
     }
 
-    pub fn key(&self, name: &str) -> Option<&GgufValue> {
+    fn key(&self, name: &str) -> Option<&GgufValue> {
         self.parts[0].keys.get(name)
     }
 
@@ -126,7 +156,7 @@ impl GgufFile {
 
     fn expected(&self, key: &str, what: &str) -> Fault {
         match self.key(key) {
-            None => self.wrong(&format!("`{key}` is missing")),
+            None => self.missing(key),
             Some(found) => self.wrong(&format!("`{key}` is {}, expected {what}", found.shown())),
         }
     }
@@ -163,6 +193,27 @@ impl GgufFile {
 
     pub fn texts(&self, key: &str) -> Result<&[String], Fault> {
         if let Some(GgufValue::Texts(texts)) = self.key(key) { Ok(texts) } else { Err(self.expected(key, "a list of texts")) }
+    }
+
+    /// The numbers of a list, where the key is one.
+    pub fn integers(&self, key: &str) -> Option<&[i64]> {
+        if let Some(GgufValue::Integers(list)) = self.key(key) { Some(list) } else { None }
+    }
+
+    /// The numbers of a small tensor of f32, which must be so many finite ones; `None` where it is not there.
+    pub fn floats(&self, tensor: &str, count: usize) -> Result<Option<Vec<f32>>, Fault> {
+        let Some(found) = self.get(tensor) else { return Ok(None) };
+        let numbers: Vec<f32> = found.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let fits = found.dtype.name == "F32" && found.shape == [count] && numbers.iter().all(|x| x.is_finite() && *x > 0.0);
+        if fits {
+            Ok(Some(numbers))
+        } else {
+            Err(self.wrong(&format!("tensor `{tensor}` is not {count} positive numbers in F32")))
+        }
+    }
+
+    pub fn missing(&self, key: &str) -> Fault {
+        self.wrong(&format!("`{key}` is missing"))
     }
 
     pub fn required(&self, key: &str) -> Result<usize, Fault> {

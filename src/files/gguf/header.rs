@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
             3 => GgufValue::Integer(self.array(what).map(i16::from_le_bytes)?.into()),
             4 => GgufValue::Integer(self.u32(what)?.into()),
             5 => GgufValue::Integer(self.array(what).map(i32::from_le_bytes)?.into()),
-            6 => GgufValue::Float(self.array(what).map(f32::from_le_bytes)?.into()),
+            6 => GgufValue::Float(shortest(self.array(what).map(f32::from_le_bytes)?)),
             7 => match self.array::<1>(what)? {
                 [0] => GgufValue::Bool(false),
                 [1] => GgufValue::Bool(true),
@@ -272,4 +272,9 @@ impl<'a> Reader<'a> {
         }
         Ok(records)
     }
+}
+
+/// The number of the fewest digits that an f32 stands for, as 1e-5 and not 9.999999747378752e-6.
+fn shortest(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or_else(|_| x.into())
 }

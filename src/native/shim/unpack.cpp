@@ -235,10 +235,13 @@ VARIANTS void convert(const float* from, int64_t count, Half* to) {
 
 struct Form {
   int64_t numbers, bytes;
+  // Where scale and minimum lie in a block, if they are f16.
+  int halves[2];
   void (*unpack)(const uint8_t* from, int64_t blocks, float* to);
 };
 
-#define FORM(B) VARIANTS void unpack_##B(const uint8_t* from, int64_t blocks, float* to) { unpacked<B>(from, blocks, to); }
+#define FORM(B) \
+  VARIANTS void unpack_##B(const uint8_t* from, int64_t blocks, float* to) { unpacked<B>(from, blocks, to); }
 FORM(Q4_0)
 FORM(Q4_1)
 FORM(Q5_0)
@@ -256,21 +259,21 @@ FORM(MXFP4)
 
 // By ggml's numbers.
 Form form_of(int64_t id) {
-#define CASE(number, B) case number: return {B::NUMBERS, B::BYTES, unpack_##B};
+#define CASE(number, B, ...) case number: return {B::NUMBERS, B::BYTES, {__VA_ARGS__}, unpack_##B};
   switch (id) {
-    CASE(2, Q4_0)
-    CASE(3, Q4_1)
-    CASE(6, Q5_0)
-    CASE(7, Q5_1)
-    CASE(8, Q8_0)
-    CASE(10, Q2_K)
-    CASE(11, Q3_K)
-    CASE(12, Q4_K)
-    CASE(13, Q5_K)
-    CASE(14, Q6_K)
-    CASE(20, IQ4_NL)
-    CASE(23, IQ4_XS)
-    CASE(39, MXFP4)
+    CASE(2, Q4_0, 0, -1)
+    CASE(3, Q4_1, 0, 2)
+    CASE(6, Q5_0, 0, -1)
+    CASE(7, Q5_1, 0, 2)
+    CASE(8, Q8_0, 0, -1)
+    CASE(10, Q2_K, 80, 82)
+    CASE(11, Q3_K, 108, -1)
+    CASE(12, Q4_K, 0, 2)
+    CASE(13, Q5_K, 0, 2)
+    CASE(14, Q6_K, 208, -1)
+    CASE(20, IQ4_NL, 0, -1)
+    CASE(23, IQ4_XS, 0, -1)
+    CASE(39, MXFP4, -1, -1)
   }
 #undef CASE
   TORCH_CHECK(false, "no packed weights have the number ", id);
@@ -300,6 +303,22 @@ template <class S> void unpack_blocks(Form form, const uint8_t* from, int64_t bl
 using namespace kvtune;
 
 extern "C" {
+
+// The first block whose scale or minimum is no finite number; -1 where there is none.
+int kvtune_first_bad_block(at::Tensor* packed, int64_t id, int64_t* result) {
+  return guarded([&] {
+    Form form = form_of(id);
+    at::Tensor from = packed->contiguous();
+    const uint8_t* block = from.data_ptr<uint8_t>();
+    int64_t count = from.numel() / form.bytes;
+    *result = -1;
+    for (int64_t at = 0; at < count && *result < 0; ++at, block += form.bytes) {
+      bool is_bad = form.halves[0] < 0 && block[0] == 255;
+      for (int half : form.halves) is_bad |= half >= 0 && (block[half + 1] & 0x7c) == 0x7c;
+      if (is_bad) *result = at;
+    }
+  });
+}
 
 // packed (..., bytes of a row), u8, in ggml's type of that number; the result (..., width) is of the kind of `like`.
 int kvtune_unpack(at::Tensor* packed, int64_t id, at::Tensor* like, at::Tensor** result) {

@@ -1,0 +1,337 @@
+//! Which tensors of a GGUF file stand for those of a checkpoint (llama.cpp, `tensor_mapping.py`), and what is undone of how they were written.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tch::{Kind, Tensor};
+
+use crate::files::{GgufDtype, GgufFile, GgufTensor};
+use crate::model::config::ModelConfig;
+use crate::model::layout::TensorEntry;
+use crate::model::names::{EMBEDDING, FINAL_NORM, OUTPUT};
+use crate::model::spec::{STACKED_DOWN, STACKED_GATE_UP};
+use crate::model::tensor_problems::{TensorProblem, TensorProblems};
+use crate::native::{first_bad_block, tensor_over, unpack};
+use crate::ops::linear::{PackedForm, PackedWeight};
+use crate::units::{Fault, quoted};
+
+/// Tensors that are a part of the configuration.
+const OF_CONFIG: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
+
+/// The tensors of a model in a GGUF file, by the names that they have in a checkpoint.
+#[derive(Debug)]
+pub(in crate::model) struct GgufWeights {
+    file: GgufFile,
+    config: ModelConfig,
+}
+
+/// Where a tensor of a checkpoint lies in the file.
+#[derive(Debug)]
+enum Stored {
+    Whole(String),
+    /// With 1 added to each number.
+    PlusOne(String),
+    /// With the rows of so many heads in another order: halves of a head alternate.
+    Alternating(String, usize),
+    /// One of the matrices of all experts.
+    Expert(String, usize),
+    /// Outputs before inputs, where the checkpoint has inputs first.
+    Transposed(String),
+    /// Gate and up apart, which alternate along the checkpoint's last axis.
+    GateUp([String; 2]),
+}
+
+impl Stored {
+    fn names(&self) -> &[String] {
+        match self {
+            Self::Whole(name)
+            | Self::PlusOne(name)
+            | Self::Alternating(name, _)
+            | Self::Expert(name, _)
+            | Self::Transposed(name) => std::slice::from_ref(name),
+            Self::GateUp(names) => names,
+        }
+    }
+}
+
+impl PackedForm for GgufDtype {
+    fn unpack(&self, parts: &[Tensor], kind: Kind) -> Tensor {
+        unpack(&parts[0], self.id, kind)
+    }
+}
+
+impl GgufWeights {
+    pub(in crate::model) fn new(file: GgufFile, config: ModelConfig) -> Self {
+        Self { file, config }
+    }
+
+    /// All differences between the tensors that are there and those that the model needs.
+    pub(in crate::model) fn check(&self, entries: &[TensorEntry]) -> Result<(), Fault> {
+        let (mut problems, mut used) = (Vec::new(), BTreeSet::new());
+        for entry in entries {
+            let Some(stored) = self.stored(&entry.name) else {
+                problems.push(TensorProblem::Missing { name: entry.name.clone() });
+                continue;
+            };
+            for name in stored.names() {
+                let expected = expected_shape(&entry.shape, &stored);
+                match self.file.get(name) {
+                    None => problems.push(TensorProblem::Missing { name: name.clone() }),
+                    Some(found) if found.shape != fitted(&stored, &expected, found.shape) => {
+                        problems.push(TensorProblem::Shape { name: name.clone(), expected, found: found.shape.to_vec() });
+                    }
+                    Some(_) => {}
+                }
+                used.insert(name.clone());
+            }
+        }
+        let is_extra = |name: &&str| !used.contains(*name) && !OF_CONFIG.contains(name);
+        problems.extend(self.file.names().filter(is_extra).map(|name| TensorProblem::Extra { name: name.to_owned() }));
+        problems.dedup();
+        if problems.is_empty() { Ok(()) } else { Err(TensorProblems(problems).of(self.file.path(), "its keys")) }
+    }
+
+    /// A tensor of a checkpoint, unpacked.
+    pub(in crate::model) fn load(&self, name: &str, kind: Kind) -> Result<Tensor, Fault> {
+        let stored = self.stored(name).ok_or_else(|| self.missing(name))?;
+        let load = |name: &String| self.unpacked(name, kind);
+        Ok(match &stored {
+            Stored::Whole(name) => load(name)?,
+            // Made in f32, as it was written.
+            Stored::PlusOne(name) => (self.unpacked(name, Kind::Float)? - 1.0).to_kind(kind),
+            Stored::Alternating(name, heads) => halves_together(&load(name)?, *heads),
+            Stored::Expert(name, expert) => self.slice(name, Some(*expert), kind)?,
+            Stored::Transposed(name) => load(name)?.transpose(1, 2).contiguous(),
+            Stored::GateUp(names) => {
+                let [gate, up] = [load(&names[0])?, load(&names[1])?];
+                let both = Tensor::stack(&[gate, up], 2).flatten(1, 2);
+                if both.dim() == 3 { both.transpose(1, 2).contiguous() } else { both }
+            }
+        })
+    }
+
+    /// A matrix as it is packed in the file; `None` where it is not, or would have to be rebuilt.
+    pub(in crate::model) fn packed(&self, name: &str, kind: Kind) -> Result<Option<PackedWeight>, Fault> {
+        let Some(stored) = self.stored(name) else { return Err(self.missing(name)) };
+        let (stored_name, expert) = match &stored {
+            Stored::Whole(name) | Stored::Alternating(name, _) => (name, None),
+            Stored::Expert(name, expert) => (name, Some(*expert)),
+            Stored::PlusOne(_) | Stored::Transposed(_) | Stored::GateUp(_) => return Ok(None),
+        };
+        let view = self.view(stored_name)?;
+        if !view.dtype.is_packed() {
+            return Ok(None);
+        }
+        let rows = self.rows(stored_name, view, expert)?;
+        let rows = if let Stored::Alternating(_, heads) = stored { halves_together(&rows, heads) } else { rows };
+        let size = [rows.size()[0], view.shape.last().copied().unwrap_or(0) as i64];
+        Ok(Some(PackedWeight { parts: vec![rows], size, kind, form: Arc::new(view.dtype) }))
+    }
+
+    fn view(&self, name: &str) -> Result<GgufTensor<'_>, Fault> {
+        self.file.get(name).ok_or_else(|| self.missing(name))
+    }
+
+    fn missing(&self, name: &str) -> Fault {
+        TensorProblems(vec![TensorProblem::Missing { name: name.into() }]).of(self.file.path(), "the model")
+    }
+
+    fn unpacked(&self, name: &str, kind: Kind) -> Result<Tensor, Fault> {
+        self.slice(name, None, kind)
+    }
+
+    /// A tensor, or one expert's matrix of it, in the shape of the file.
+    fn slice(&self, name: &str, expert: Option<usize>, kind: Kind) -> Result<Tensor, Fault> {
+        let view = self.view(name)?;
+        let rows = self.rows(name, view, expert)?;
+        let shape: Vec<i64> = view.shape[usize::from(expert.is_some())..].iter().map(|&size| size as i64).collect();
+        let made = if view.dtype.is_packed() {
+            unpack(&rows, view.dtype.id, kind).view(&shape[..])
+        } else {
+            let stored = match view.dtype.bytes {
+                4 => Kind::Float,
+                _ if view.dtype.name == "BF16" => Kind::BFloat16,
+                _ => Kind::Half,
+            };
+            rows.view_dtype(stored).view(&shape[..]).to_kind(kind).copy()
+        };
+        if expert.is_none() {
+            self.file.release(name);
+        }
+        Ok(made)
+    }
+
+    /// The bytes of a tensor, or of one expert's matrix of it, row by row. They lie in the file's memory.
+    fn rows(&self, name: &str, view: GgufTensor<'_>, expert: Option<usize>) -> Result<Tensor, Fault> {
+        let width = view.shape.last().copied().unwrap_or(1) / view.dtype.block * view.dtype.bytes;
+        let shape = &view.shape[usize::from(expert.is_some())..view.shape.len() - 1];
+        let count: usize = shape.iter().product();
+        let offset = view.offset + expert.unwrap_or(0) * count * width;
+        let size = [count as i64, width as i64];
+        let outside = || self.file.wrong(&format!("tensor `{}` is empty", quoted(name)));
+        let rows = tensor_over(view.map, offset, &size, Kind::Uint8).ok_or_else(outside)?;
+        if view.dtype.is_packed()
+            && let Some(block) = first_bad_block(&rows, view.dtype.id)
+        {
+            let (name, kind) = (quoted(name), view.dtype.name);
+            return Err(self
+                .file
+                .wrong(&format!("tensor `{name}` ({kind}) has a scale that is no finite number, in block {block}")));
+        }
+        Ok(rows)
+    }
+
+    /// Where a tensor of a checkpoint lies; `None` if no tensor of a file can be it.
+    fn stored(&self, name: &str) -> Option<Stored> {
+        let adds_one = self.config.norms_add_one;
+        let norm = |name: String| if adds_one { Stored::PlusOne(name) } else { Stored::Whole(name) };
+        let layer = match name {
+            EMBEDDING => return Some(Stored::Whole("token_embd.weight".into())),
+            OUTPUT => return Some(Stored::Whole("output.weight".into())),
+            FINAL_NORM => return Some(norm("output_norm.weight".into())),
+            _ => name.strip_prefix("model.layers.")?,
+        };
+        let (layer, path) = layer.split_once('.')?;
+        let spec = self.config.layers.get(layer.parse::<usize>().ok()?)?;
+        let named = |name: &str| format!("blk.{layer}.{name}");
+        let (module, part) = path.rsplit_once('.').unwrap_or(("", path));
+        let turns = matches!(self.config.model_type, "llama" | "mistral" | "mixtral");
+        let heads = |name: &str, heads: usize| {
+            let name = named(&format!("{name}.{part}"));
+            if turns { Stored::Alternating(name, heads) } else { Stored::Whole(name) }
+        };
+        let has_norms_around = spec.norms(1).iter().any(|norm| norm.path == "pre_feedforward_layernorm");
+        Some(match module {
+            "self_attn.q_proj" => heads("attn_q", spec.attention.num_heads),
+            "self_attn.k_proj" => heads("attn_k", spec.attention.num_kv_heads),
+            "self_attn.v_proj" => Stored::Whole(named(&format!("attn_v.{part}"))),
+            "self_attn.o_proj" => Stored::Whole(named(&format!("attn_output.{part}"))),
+            "self_attn.qkv_proj" => Stored::Whole(named(&format!("attn_qkv.{part}"))),
+            "self_attn.q_norm" => norm(named("attn_q_norm.weight")),
+            "self_attn.k_norm" => norm(named("attn_k_norm.weight")),
+            "input_layernorm" => norm(named("attn_norm.weight")),
+            "post_attention_layernorm" if has_norms_around || spec.attention.has_sinks => {
+                norm(named("post_attention_norm.weight"))
+            }
+            "post_attention_layernorm" | "pre_feedforward_layernorm" => norm(named("ffn_norm.weight")),
+            "post_feedforward_layernorm" => norm(named("post_ffw_norm.weight")),
+            "mlp.gate_proj" => Stored::Whole(named(&format!("ffn_gate.{part}"))),
+            "mlp.up_proj" | "mlp.gate_up_proj" => Stored::Whole(named(&format!("ffn_up.{part}"))),
+            "mlp.down_proj" => Stored::Whole(named(&format!("ffn_down.{part}"))),
+            "mlp.gate" | "mlp.router" | "block_sparse_moe.gate" => Stored::Whole(named(&format!("ffn_gate_inp.{part}"))),
+            "self_attn" if part == "sinks" => Stored::Whole(named("attn_sinks.weight")),
+            "mlp.experts" => match path {
+                STACKED_GATE_UP => Stored::GateUp(["ffn_gate_exps.weight", "ffn_up_exps.weight"].map(named)),
+                STACKED_DOWN => Stored::Transposed(named("ffn_down_exps.weight")),
+                "mlp.experts.gate_up_proj_bias" => Stored::GateUp(["ffn_gate_exps.bias", "ffn_up_exps.bias"].map(named)),
+                _ => Stored::Whole(named("ffn_down_exps.bias")),
+            },
+            _ => {
+                let (expert, linear) = module.split_once(".experts.")?.1.split_once('.')?;
+                let linear = match linear {
+                    "gate_proj" | "w1" => "ffn_gate",
+                    "up_proj" | "w3" => "ffn_up",
+                    _ => "ffn_down",
+                };
+                let apart = named(&format!("{linear}.{expert}.weight"));
+                if self.file.get(&apart).is_some() {
+                    return Some(Stored::Whole(apart));
+                }
+                Stored::Expert(named(&format!("{linear}_exps.weight")), expert.parse().ok()?)
+            }
+        })
+    }
+}
+
+/// The rows of `heads` heads, of which the file has those of the two halves by turns.
+fn halves_together(rows: &Tensor, heads: usize) -> Tensor {
+    let (size, heads) = (rows.size(), heads as i64);
+    let by_pair = [&[heads, size[0] / heads / 2, 2], &size[1..]].concat();
+    rows.reshape(&by_pair[..]).transpose(1, 2).reshape(&size[..])
+}
+
+/// The shape in the file of what has this one in a checkpoint.
+fn expected_shape(shape: &[usize], stored: &Stored) -> Vec<usize> {
+    match (stored, shape) {
+        (Stored::Transposed(_), &[experts, inner, out]) => vec![experts, out, inner],
+        (Stored::GateUp(_), &[experts, inner, both]) => vec![experts, both / 2, inner],
+        (Stored::GateUp(_), &[experts, both]) => vec![experts, both / 2],
+        _ => shape.to_vec(),
+    }
+}
+
+/// The shape that is expected with as many experts as are there.
+fn fitted(stored: &Stored, expected: &[usize], found: &[usize]) -> Vec<usize> {
+    match (stored, found.first()) {
+        (Stored::Expert(_, expert), Some(&count)) if count > *expert => [&[count], expected].concat(),
+        _ => expected.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use serde_json::Value;
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+    use crate::files::TensorFile;
+    use crate::model::layout;
+    use crate::store::load_tensor;
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised").join(name)
+    }
+
+    fn bits(x: &Tensor) -> Vec<u32> {
+        Vec::<f32>::try_from(x.reshape([-1])).unwrap().into_iter().map(f32::to_bits).collect()
+    }
+
+    /// One tensor of each type, as ggml and its package for Python unpack it.
+    #[test]
+    fn every_type_is_unpacked_to_the_bit() {
+        let (packed, plain) = (GgufFile::open(&fixture("gguf-types.gguf")).unwrap(), fixture("gguf-types.safetensors"));
+        let (plain, config) = (TensorFile::open(&plain).unwrap(), crate::model::small::config());
+        let weights = GgufWeights::new(packed, config);
+        let mut types = BTreeSet::new();
+        for name in plain.names() {
+            let expected = load_tensor(&plain, &name).unwrap();
+            let found = weights.unpacked(&name, Kind::Float).unwrap();
+            assert!(bits(&found.view_as(&expected)) == bits(&expected), "{name}");
+            types.insert(weights.file.get(&name).unwrap().dtype.name);
+            for kind in [Kind::Double, Kind::BFloat16] {
+                assert!(weights.unpacked(&name, kind).unwrap().equal(&found.to_kind(kind)), "{name}");
+            }
+        }
+        assert_eq!(types.len(), 16, "{types:?}");
+    }
+
+    /// The hashes are of the weights as the formats' own libraries make them.
+    #[test]
+    fn every_weight_of_a_model_is_the_library_s_to_the_bit() {
+        for case in ["llama-q4_0", "qwen2-q4_k_m", "qwen3-q8_0", "gemma2-q5_0", "gpt-oss-mxfp4"] {
+            let file = GgufFile::of_model(&fixture(&format!("model-gguf-{case}"))).unwrap().unwrap();
+            let config = ModelConfig::load(&fixture(&format!("model-gguf-{case}"))).unwrap();
+            let hashes = std::fs::read(fixture(&format!("weights-gguf-{case}.json"))).unwrap();
+            let hashes: serde_json::Map<String, Value> = serde_json::from_slice(&hashes).unwrap();
+            let (entries, weights) = (layout::entries(&config), GgufWeights::new(file, config));
+            assert_eq!(entries.len(), hashes.len(), "{case}");
+            for entry in entries {
+                let (name, expected) = (&entry.name, &hashes[&entry.name]);
+                let found = weights.load(name, Kind::Float).unwrap();
+                let shape: Vec<usize> = found.size().iter().map(|&size| size as usize).collect();
+                let bytes: Vec<u8> = bits(&found).into_iter().flat_map(u32::to_le_bytes).collect();
+                let hash: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+                assert_eq!(
+                    (Value::from(shape), Value::from(hash)),
+                    (expected["shape"].clone(), expected["sha256"].clone()),
+                    "{case}: {name}"
+                );
+                if let Some(packed) = weights.packed(name, Kind::Float).unwrap() {
+                    assert_eq!(bits(&packed.form.unpack(&packed.parts, Kind::Float)), bits(&found), "{case}: {name}");
+                }
+            }
+        }
+    }
+}

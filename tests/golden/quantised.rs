@@ -1,0 +1,33 @@
+//! Frozen weights in few bits as the formats' own libraries unpack them: configuration, logits, loss and gradients.
+
+use kvtune::model::{Adapter, Model, ModelConfig};
+use kvtune::recipe::Dtype;
+use tch::{Device, no_grad};
+
+use super::dense::{Golden, assert_family, fixture, logits};
+
+const GGUF: [&str; 5] = ["gguf-llama-q4_0", "gguf-qwen2-q4_k_m", "gguf-qwen3-q8_0", "gguf-gemma2-q5_0", "gguf-gpt-oss-mxfp4"];
+
+#[test]
+fn logits_loss_and_gradients() {
+    for case in GGUF {
+        let golden = Golden::of_model(&fixture(&format!("quantised/dense-{case}.safetensors")));
+        let base = Model::load(&fixture(&format!("quantised/model-{case}")), Dtype::F32, Device::Cpu).unwrap();
+        let of_base = no_grad(|| golden.furthest_logits(&logits(&base, &golden.ids_bn.narrow(0, 0, 1)), "logits_base"));
+        assert!(of_base <= 1e-4, "{case}: {of_base:e}");
+        let adapter = fixture(&format!("quantised/adapter-{case}"));
+        let adapter = Adapter::load_peft(&adapter, base.config(), base.kind(), Device::Cpu).unwrap();
+        let [of_logits, of_loss, of_gradients] = assert_family(&base.with_adapter(adapter), &golden);
+        println!("{case}: base {of_base:.1e}, logits {of_logits:.1e}, loss {of_loss:.1e}, gradients {of_gradients:.1e}");
+    }
+}
+
+#[test]
+fn the_keys_of_a_gguf_file_are_the_configuration_that_it_was_made_of() {
+    for case in GGUF {
+        let found = ModelConfig::load(&fixture(&format!("quantised/model-{case}/model.gguf"))).unwrap();
+        let written = ModelConfig::load_file(&fixture(&format!("quantised/config-{case}.json"))).unwrap();
+        // A GGUF file says no dtype, and nothing of how weights were drawn.
+        assert_eq!(found, ModelConfig { weight_kind: None, initializer_range: found.initializer_range, ..written }, "{case}");
+    }
+}
