@@ -18,6 +18,7 @@ mod faults;
 #[cfg(test)]
 mod fixtures;
 mod formats;
+mod gguf_tokenizer;
 mod guard;
 mod in_order;
 mod initial_part;

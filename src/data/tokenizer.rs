@@ -7,12 +7,13 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 
 use super::faults;
+use super::gguf_tokenizer::tokenizer_json;
 use super::guard::{WorkLimits, guarded};
 use super::tokenizer_size::check_size;
-use crate::files::{FileKind, is_there, parse_json, read_bytes, read_if_there};
+use crate::files::{FileKind, GgufFile, is_there, parse_json, read_bytes, read_if_there};
 use crate::units::{Fault, abridged};
 
-/// The `tokenizer.json` of a model directory. Cheap to clone.
+/// The `tokenizer.json` of a model directory, or what a GGUF file has in its place. Cheap to clone.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<Inner>,
@@ -25,6 +26,7 @@ struct Inner {
     encoder: tokenizers::Tokenizer,
     limits: WorkLimits,
     path: PathBuf,
+    dir: PathBuf,
     hash: String,
     /// What ends a sequence: the first is written, the others may be said.
     ends: Vec<u32>,
@@ -36,13 +38,21 @@ struct Inner {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` from a model directory, and the EOS id from the files beside it.
+    /// Loads `tokenizer.json` from a model directory, and the EOS id from the files beside it; or both from a GGUF file.
     ///
     /// The first of these that names one counts: `generation_config.json`, `config.json` (an id, or a list whose first
     /// counts), `tokenizer_config.json` (a token).
     pub fn load(dir: &Path) -> Result<Self, Fault> {
-        let path = dir.join("tokenizer.json");
-        let bytes = read_bytes(&path, FileKind::Tokenizer)?;
+        let beside = if dir.is_dir() { dir.to_owned() } else { dir.parent().unwrap_or(Path::new("")).to_owned() };
+        let beside = beside.join("tokenizer.json");
+        let gguf = GgufFile::of_model(dir)?;
+        let (path, bytes) = match &gguf {
+            Some(file) => match tokenizer_json(file) {
+                Ok(json) => (file.path().to_owned(), json.to_string().into_bytes()),
+                Err(error) => (beside.clone(), read_if_there(&beside, FileKind::Tokenizer)?.ok_or(error)?),
+            },
+            None => (dir.join("tokenizer.json"), read_bytes(&dir.join("tokenizer.json"), FileKind::Tokenizer)?),
+        };
         let fail = |message: String| faults::bad_tokenizer(&path, &message);
         check_size(&bytes).map_err(fail)?;
         let limits = WorkLimits::of("tokenizer", &path, 32, 0.3);
@@ -51,7 +61,7 @@ impl Tokenizer {
         // What a file carries over from its last use would shorten or pad samples without a word.
         guarded(|| encoder.with_truncation(None).map(|_| ())).map_err(fail)?;
         encoder.with_padding(None);
-        let ends = end_ids(dir, &encoder)?;
+        let ends = gguf.as_ref().map_or_else(|| end_ids(dir, &encoder), GgufFile::end_ids)?;
         let (bos, num_appended) = limits.guarded(0, || added_around(&encoder)).map_err(fail)?;
         let hash = blake3::hash(&bytes).to_hex().to_string();
         Ok(Self {
@@ -59,6 +69,7 @@ impl Tokenizer {
                 encoder,
                 limits: WorkLimits::of("tokenizer", &path, 1024, 20.0),
                 path,
+                dir: dir.to_owned(),
                 hash,
                 ends,
                 without_post_processor: OnceLock::new(),
@@ -70,7 +81,8 @@ impl Tokenizer {
 
     /// Like [`Tokenizer::load`], but `None` where the directory has no `tokenizer.json`: pre-tokenised data needs none.
     pub fn load_if_present(dir: &Path) -> Result<Option<Self>, Fault> {
-        if is_there(&dir.join("tokenizer.json")) { Self::load(dir).map(Some) } else { Ok(None) }
+        let is_gguf = GgufFile::of_model(dir)?.is_some_and(|file| file.has("tokenizer.ggml.model"));
+        if is_gguf || is_there(&dir.join("tokenizer.json")) { Self::load(dir).map(Some) } else { Ok(None) }
     }
 
     /// The ids of `text` alone, without any special token around it.
@@ -133,7 +145,7 @@ impl Tokenizer {
     }
 
     pub(super) fn dir(&self) -> &Path {
-        self.inner.path.parent().unwrap_or(Path::new(""))
+        &self.inner.dir
     }
 
     pub fn eos(&self) -> Result<u32, Fault> {

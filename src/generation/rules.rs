@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::SamplingRules;
-use crate::files;
+use crate::files::{self, GgufFile};
 use crate::units::{Fault, abridged};
 
 /// New tokens where nobody says how many.
@@ -120,6 +120,9 @@ impl GenerationRules {
                     unknown.push(key.clone());
                 }
             }
+        }
+        if let Some(file) = GgufFile::of_model(dir)? {
+            rules.eos = file.end_ids()?;
         }
         let config = dir.join("config.json");
         if rules.eos.is_empty() && config.exists() {

@@ -132,6 +132,10 @@ impl GgufFile {
         self.parts[0].keys.get(name)
     }
 
+    pub fn has(&self, key: &str) -> bool {
+        self.key(key).is_some()
+    }
+
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
@@ -198,6 +202,21 @@ impl GgufFile {
     /// The numbers of a list, where the key is one.
     pub fn integers(&self, key: &str) -> Option<&[i64]> {
         if let Some(GgufValue::Integers(list)) = self.key(key) { Some(list) } else { None }
+    }
+
+    /// The numbers of a list of floats, where the key is one.
+    pub fn list_of_floats(&self, key: &str) -> Option<&[f32]> {
+        if let Some(GgufValue::Floats(list)) = self.key(key) { Some(list) } else { None }
+    }
+
+    /// The tokens that end a text: a sequence, and a turn.
+    pub fn end_ids(&self) -> Result<Vec<u32>, Fault> {
+        let mut ends = Vec::new();
+        for name in ["eos", "eot"] {
+            let id = self.count(&format!("tokenizer.ggml.{name}_token_id"))?.and_then(|id| u32::try_from(id).ok());
+            ends.extend(id.filter(|id| !ends.contains(id)));
+        }
+        Ok(ends)
     }
 
     /// The numbers of a small tensor of f32, which must be so many finite ones; `None` where it is not there.
