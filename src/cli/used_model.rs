@@ -82,7 +82,7 @@ impl ModelArgs {
     /// The recipe, and the directory of the adapter.
     fn recipe(&self) -> Result<(Recipe, Option<PathBuf>), Fault> {
         let path = files::model_dir(&self.path);
-        let is_model = path.join("config.json").exists() && checkpoint::holds(&path).is_none();
+        let is_model = files::is_model(&path) && checkpoint::holds(&path).is_none();
         let (resolved, adapter) = if is_model {
             let model = absolute(&path);
             let (of_run, overrides) = (self.adapter.as_deref().and_then(recipe_beside), self.overrides(false));

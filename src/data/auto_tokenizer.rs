@@ -33,9 +33,8 @@ const OF_ANY_CLASS: [&str; 4] = ["llama", "gpt_oss", "seed_oss", "smollm3"];
 
 /// What to tell of the model in `dir` whose `AutoTokenizer` gives other tokens than its `tokenizer.json`.
 pub fn auto_tokenizer_differs(dir: &Path, tokenizer: &Tokenizer) -> Result<Option<String>, Fault> {
-    let text = |file: &str, field| {
-        Ok::<_, Fault>(json_field(&dir.join(file), field)?.and_then(|value| Some(value.as_str()?.to_owned())))
-    };
+    let text =
+        |file: &str, field| Ok::<_, Fault>(json_field(dir, file, field)?.and_then(|value| Some(value.as_str()?.to_owned())));
     let Some(model_type) = text("config.json", "model_type")? else { return Ok(None) };
     let named = text("tokenizer_config.json", "tokenizer_class")?.map(|class| class.replace("Fast", ""));
     let counts = |one: &Rebuilding| {

@@ -18,7 +18,6 @@ mod faults;
 #[cfg(test)]
 mod fixtures;
 mod formats;
-mod gguf_tokenizer;
 mod guard;
 mod in_order;
 mod initial_part;

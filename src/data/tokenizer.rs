@@ -7,10 +7,9 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 
 use super::faults;
-use super::gguf_tokenizer::tokenizer_json;
 use super::guard::{WorkLimits, guarded};
 use super::tokenizer_size::check_size;
-use crate::files::{FileKind, GgufFile, is_there, parse_json, read_bytes, read_if_there};
+use crate::files::{FileKind, has_of_model, object_of_model, read_bytes, read_of_model};
 use crate::units::{Fault, abridged};
 
 /// The `tokenizer.json` of a model directory, or what a GGUF file has in its place. Cheap to clone.
@@ -26,7 +25,6 @@ struct Inner {
     encoder: tokenizers::Tokenizer,
     limits: WorkLimits,
     path: PathBuf,
-    dir: PathBuf,
     hash: String,
     /// What ends a sequence: the first is written, the others may be said.
     ends: Vec<u32>,
@@ -43,15 +41,10 @@ impl Tokenizer {
     /// The first of these that names one counts: `generation_config.json`, `config.json` (an id, or a list whose first
     /// counts), `tokenizer_config.json` (a token).
     pub fn load(dir: &Path) -> Result<Self, Fault> {
-        let beside = if dir.is_dir() { dir.to_owned() } else { dir.parent().unwrap_or(Path::new("")).to_owned() };
-        let beside = beside.join("tokenizer.json");
-        let gguf = GgufFile::of_model(dir)?;
-        let (path, bytes) = match &gguf {
-            Some(file) => match tokenizer_json(file) {
-                Ok(json) => (file.path().to_owned(), json.to_string().into_bytes()),
-                Err(error) => (beside.clone(), read_if_there(&beside, FileKind::Tokenizer)?.ok_or(error)?),
-            },
-            None => (dir.join("tokenizer.json"), read_bytes(&dir.join("tokenizer.json"), FileKind::Tokenizer)?),
+        let path = dir.join("tokenizer.json");
+        let bytes = match read_of_model(dir, "tokenizer.json", FileKind::Tokenizer)? {
+            Some(bytes) => bytes,
+            None => read_bytes(&path, FileKind::Tokenizer)?,
         };
         let fail = |message: String| faults::bad_tokenizer(&path, &message);
         check_size(&bytes).map_err(fail)?;
@@ -61,7 +54,7 @@ impl Tokenizer {
         // What a file carries over from its last use would shorten or pad samples without a word.
         guarded(|| encoder.with_truncation(None).map(|_| ())).map_err(fail)?;
         encoder.with_padding(None);
-        let ends = gguf.as_ref().map_or_else(|| end_ids(dir, &encoder), GgufFile::end_ids)?;
+        let ends = end_ids(dir, &encoder)?;
         let (bos, num_appended) = limits.guarded(0, || added_around(&encoder)).map_err(fail)?;
         let hash = blake3::hash(&bytes).to_hex().to_string();
         Ok(Self {
@@ -69,7 +62,6 @@ impl Tokenizer {
                 encoder,
                 limits: WorkLimits::of("tokenizer", &path, 1024, 20.0),
                 path,
-                dir: dir.to_owned(),
                 hash,
                 ends,
                 without_post_processor: OnceLock::new(),
@@ -81,8 +73,7 @@ impl Tokenizer {
 
     /// Like [`Tokenizer::load`], but `None` where the directory has no `tokenizer.json`: pre-tokenised data needs none.
     pub fn load_if_present(dir: &Path) -> Result<Option<Self>, Fault> {
-        let is_gguf = GgufFile::of_model(dir)?.is_some_and(|file| file.has("tokenizer.ggml.model"));
-        if is_gguf || is_there(&dir.join("tokenizer.json")) { Self::load(dir).map(Some) } else { Ok(None) }
+        if has_of_model(dir, "tokenizer.json") { Self::load(dir).map(Some) } else { Ok(None) }
     }
 
     /// The ids of `text` alone, without any special token around it.
@@ -145,7 +136,7 @@ impl Tokenizer {
     }
 
     pub(super) fn dir(&self) -> &Path {
-        &self.inner.dir
+        self.inner.path.parent().unwrap_or(Path::new(""))
     }
 
     pub fn eos(&self) -> Result<u32, Fault> {
@@ -221,7 +212,7 @@ fn added_around(encoder: &tokenizers::Tokenizer) -> tokenizers::Result<(Option<u
 
 fn end_ids(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Vec<u32>, Fault> {
     for name in ["generation_config.json", "config.json"] {
-        let ids = match json_field(&dir.join(name), "eos_token_id")? {
+        let ids = match json_field(dir, name, "eos_token_id")? {
             Some(Value::Array(ids)) => ids,
             other => other.into_iter().collect(),
         };
@@ -231,17 +222,15 @@ fn end_ids(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Vec<u32>, Faul
             return Ok(ids);
         }
     }
-    let token = json_field(&dir.join("tokenizer_config.json"), "eos_token")?;
+    let token = json_field(dir, "tokenizer_config.json", "eos_token")?;
     // Either the token itself or an object that describes it.
     let text = token.as_ref().and_then(|token| token.as_str().or_else(|| token.get("content").and_then(Value::as_str)));
     Ok(text.and_then(|text| encoder.token_to_id(text)).into_iter().collect())
 }
 
-/// A top-level field of a JSON file; `None` where the file or the field is missing.
-pub(super) fn json_field(path: &Path, field: &str) -> Result<Option<Value>, Fault> {
-    let Some(bytes) = read_if_there(path, FileKind::Settings)? else { return Ok(None) };
-    let mut value: Value = parse_json(path, &bytes, FileKind::Settings)?;
-    Ok(value.get_mut(field).map(Value::take))
+/// A top-level field of a JSON file of a model; `None` where the file or the field is missing.
+pub(super) fn json_field(dir: &Path, name: &str, field: &str) -> Result<Option<Value>, Fault> {
+    Ok(object_of_model(dir, name)?.and_then(|mut object| object.remove(field)))
 }
 
 #[cfg(test)]
@@ -262,6 +251,21 @@ mod tests {
             std::fs::write(dir.path().join(name), content).unwrap();
         }
         dir
+    }
+
+    /// Byte-level BPE and `SentencePiece`, as llama.cpp turns texts into ids.
+    #[test]
+    fn ids_are_those_of_llama_cpp() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised");
+        let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("gguf-tokens.json")).unwrap()).unwrap();
+        let texts = cases["texts"].as_array().unwrap();
+        for kind in ["bpe", "spm"] {
+            let tokenizer = Tokenizer::load(&folder.join(cases[kind]["file"].as_str().unwrap())).unwrap();
+            for (text, ids) in texts.iter().zip(cases[kind]["ids"].as_array().unwrap()) {
+                let found = tokenizer.encode_prompt(text.as_str().unwrap()).unwrap();
+                assert_eq!(Value::from(found), *ids, "{kind}: {text}");
+            }
+        }
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
     require_unused(out)?;
     let parts = parts(trained, target)?;
     let base_model = parts.base.display().to_string();
-    let has_tokenizer = parts.base.join("tokenizer.json").exists();
+    let has_tokenizer = files::has_of_model(&parts.base, "tokenizer.json");
     let usage = Usage { target, classes: parts.classes, has_tokenizer, max_rank: parts.max_rank };
     files::put_new_dir(out, |staged| {
         match &parts.weights {
@@ -178,7 +178,7 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
         (None, None) => named()?.ok_or_else(|| unknown("`adapter_config.json` does not name it".into()))?,
     };
     let base = files::model_dir(&base);
-    if base.join("config.json").exists() { Ok(base) } else { Err(unknown(format!("there is no model in `{}`", base.display()))) }
+    if files::is_model(&base) { Ok(base) } else { Err(unknown(format!("there is no model in `{}`", base.display()))) }
 }
 
 /// The adapter as a server loads it: the same function.

@@ -12,6 +12,7 @@ mod json;
 mod known_hashes;
 mod lock;
 mod mapped;
+mod model_files;
 mod new_dir;
 mod open;
 mod scratch;
@@ -30,6 +31,7 @@ pub use json::{StrictJson, not_json, parse_json, read_json, read_json_as, to_jso
 pub use known_hashes::hash_large_file;
 pub use lock::{ReadLock, RunLock, lock_file};
 pub use mapped::MappedFile;
+pub use model_files::{has_of_model, is_model, lies_in, object_of_model, read_of_model};
 pub use new_dir::put_new_dir;
 pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
 pub use scratch::Scratch;

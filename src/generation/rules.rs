@@ -4,10 +4,10 @@ use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::SamplingRules;
-use crate::files::{self, GgufFile};
+use crate::files::object_of_model;
 use crate::units::{Fault, abridged};
 
 /// New tokens where nobody says how many.
@@ -35,6 +35,9 @@ impl Default for GenerationRules {
         Self { sampling: SamplingRules::default(), max_new_tokens, max_length, eos, stop, seed: 0 }
     }
 }
+
+const GENERATION: &str = "generation_config.json";
+const CONFIG: &str = "config.json";
 
 /// Keys of `generation_config.json` that say nothing about the text.
 const HARMLESS: &[&str] = &[
@@ -111,24 +114,17 @@ impl GenerationRules {
     /// Besides, the names of keys that nobody knows.
     pub fn of_model(dir: &Path) -> Result<(Self, Vec<String>), Fault> {
         let (mut rules, mut unknown) = (Self::default(), Vec::new());
-        let path = dir.join("generation_config.json");
-        if path.exists() {
-            for (key, value) in &files::read_json::<Map<String, Value>>(&path)? {
-                let at = |fault: RuleFault| fault.in_file(&path);
-                let is_private = key.starts_with('_') || HARMLESS.contains(&key.as_str());
-                if !is_private && !value.is_null() && !rules.set(key, value).map_err(at)? {
-                    unknown.push(key.clone());
-                }
+        for (key, value) in &object_of_model(dir, GENERATION)?.unwrap_or_default() {
+            let at = |fault: RuleFault| fault.in_file(&dir.join(GENERATION));
+            let is_private = key.starts_with('_') || HARMLESS.contains(&key.as_str());
+            if !is_private && !value.is_null() && !rules.set(key, value).map_err(at)? {
+                unknown.push(key.clone());
             }
         }
-        if let Some(file) = GgufFile::of_model(dir)? {
-            rules.eos = file.end_ids()?;
-        }
-        let config = dir.join("config.json");
-        if rules.eos.is_empty() && config.exists() {
-            let all: Map<String, Value> = files::read_json(&config)?;
-            if let Some(value) = all.get("eos_token_id").filter(|value| !value.is_null()) {
-                rules.set("eos_token_id", value).map_err(|fault| fault.in_file(&config))?;
+        if rules.eos.is_empty() {
+            let value = object_of_model(dir, CONFIG)?.and_then(|mut all| all.remove("eos_token_id"));
+            if let Some(value) = value.filter(|value| !value.is_null()) {
+                rules.set("eos_token_id", &value).map_err(|fault| fault.in_file(&dir.join(CONFIG)))?;
             }
         }
         Ok((rules, unknown))

@@ -13,7 +13,7 @@ use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
 use super::weights::{MODEL_TENSORS, Weights};
-use crate::files::{FileKind, is_there, read_bytes, refuse_foreign_link, to_json, write_atomic};
+use crate::files::{FileKind, lies_in, read_of_model, refuse_foreign_link, to_json, write_atomic};
 use crate::store::{pt_metadata, save_tensors};
 use crate::units::Fault;
 
@@ -35,10 +35,11 @@ const GENERATION: &str = "generation_config.json";
 
 /// Tokenizer and chat template of a model directory by their names, as they go beside an adapter.
 pub fn companions(dir: &Path) -> impl Iterator<Item = (&'static str, Result<Vec<u8>, Fault>)> {
-    let present = COMPANIONS.into_iter().filter(|name| *name != GENERATION && is_there(&dir.join(name)));
-    present.map(move |name| {
+    COMPANIONS.into_iter().filter(|name| *name != GENERATION).filter_map(move |name| {
         let path = dir.join(name);
-        (name, refuse_foreign_link(dir, &path).and_then(|()| read_bytes(&path, FileKind::Tokenizer)))
+        let is_own = if lies_in(dir, name) { refuse_foreign_link(dir, &path) } else { Ok(()) };
+        let found = is_own.and_then(|()| read_of_model(dir, name, FileKind::Tokenizer)).transpose()?;
+        Some((name, found))
     })
 }
 
@@ -66,8 +67,7 @@ impl AllWeights {
             Ok((entry.name, tensor))
         };
         let leaf = |entry| constant(entry).map(|(name, tensor)| (name, tensor.set_requires_grad(true)));
-        let present = COMPANIONS.into_iter().filter(|name| is_there(&dir.join(name)));
-        let read = |name| Ok((name, read_bytes(&dir.join(name), FileKind::Tokenizer)?));
+        let read = |name| Some(read_of_model(dir, name, FileKind::Tokenizer).transpose()?.map(|bytes| (name, bytes)));
         Ok(Self {
             leaves: trained.into_iter().map(leaf).collect::<Result<_, Fault>>()?,
             constants: constants.into_iter().map(constant).collect::<Result<_, Fault>>()?,
@@ -78,7 +78,7 @@ impl AllWeights {
             },
             // What is saved is the language model alone, where it was inside another one.
             config: unwrapped(&source.object()?).into_owned(),
-            companions: present.map(read).collect::<Result<_, Fault>>()?,
+            companions: COMPANIONS.into_iter().filter_map(read).collect::<Result<_, Fault>>()?,
         })
     }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::weights::{INDEX, weight_files};
-use crate::files::{self, io_fault};
+use crate::files::{self, GgufFile, io_fault};
 use crate::units::Fault;
 
 /// What a fingerprint of whole files begins with.
@@ -16,8 +16,12 @@ const BESIDE: [&str; 4] = ["config.json", "generation_config.json", "tokenizer.j
 /// A hash of what is read of a model directory: configuration, tokenizer, index, and every byte of each file of weights. Large files that
 /// have not changed since they were last hashed are not read again ([`files::hash_large_file`]).
 pub fn fingerprint(dir: &Path) -> Result<String, Fault> {
-    let beside = BESIDE.iter().map(|name| dir.join(name)).filter(|path| files::is_there(path));
-    let paths: Vec<PathBuf> = beside.chain(weight_files(dir)?).collect();
+    let beside = BESIDE.iter().filter(|name| files::lies_in(dir, name)).map(|name| dir.join(name));
+    let weights = match GgufFile::of_model(dir)? {
+        Some(file) => file.paths().map(Path::to_owned).collect(),
+        None => weight_files(dir)?,
+    };
+    let paths: Vec<PathBuf> = beside.chain(weights).collect();
     let line = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         Ok(format!("{name} {}\n", files::hash_large_file(path)?))

@@ -6,19 +6,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use tch::{Tensor, no_grad};
+use tch::{Kind, Tensor, no_grad};
 
 use super::adapter::Adapter;
 use super::all_weights::COMPANIONS;
 use super::delta::{LoraDelta, master_kind};
 use super::families::own_name;
+use super::gguf::GgufWeights;
 use super::io_layers::{EmbeddingAdapter, IoTensor};
+use super::layout::{self, TensorEntry};
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::{Files, INDEX, MODEL_TENSORS, TensorNames};
 use super::{Model, ModelConfig};
-use crate::files::{self, FileKind, TensorFile, TensorHead};
+use crate::files::{self, Dtype, FileKind, GgufFile, TensorFile, TensorHead};
 use crate::store::{load_tensor, pt_metadata, raw_tensors};
 use crate::units::{Bytes, Fault, FaultKind, quoted};
 
@@ -30,8 +32,7 @@ const TEMPLATES: &str = "additional_chat_templates";
 #[derive(Debug)]
 pub struct MergedModel {
     dir: PathBuf,
-    files: Files,
-    names: TensorNames,
+    weights: MergedWeights,
     /// In place of the base's, where that would mean another model.
     config: Option<Map<String, Value>>,
     /// What is trained beside linears, by their names.
@@ -40,6 +41,14 @@ pub struct MergedModel {
     experts: BTreeMap<String, ExpertPart>,
     /// Trained in full, by their names in the model.
     saved: BTreeMap<String, Tensor>,
+}
+
+/// The weights that something is added to.
+#[derive(Debug)]
+enum MergedWeights {
+    Files(Files, TensorNames),
+    /// Packed, and written unpacked in f32: these tensors.
+    Gguf(GgufWeights, Vec<TensorHead>),
 }
 
 /// Which part of the delta of all experts is that of one linear of one of them.
@@ -55,7 +64,8 @@ struct ExpertPart {
 
 struct Shard<'a> {
     name: String,
-    file: &'a TensorFile,
+    /// Where its tensors lie as they are; `None` where they are unpacked.
+    file: Option<&'a TensorFile>,
     heads: Vec<TensorHead>,
 }
 
@@ -64,13 +74,22 @@ impl MergedModel {
     pub fn open<'a>(source: impl Into<ModelSource<'a>>, adapter: Option<Adapter>) -> Result<Self, Fault> {
         let source = source.into();
         let (config, mut object) = (Model::check(source)?, source.object()?);
-        let (names, files) = (TensorNames::of(&object), Files::open(source.dir)?);
+        let weights = match GgufFile::of_model(source.dir)? {
+            Some(file) => {
+                object.insert("dtype".into(), json!("float32"));
+                let head = |entry: TensorEntry| TensorHead { name: entry.name, dtype: Dtype::F32, shape: entry.shape };
+                let heads = layout::entries(&config).into_iter().map(head).collect();
+                MergedWeights::Gguf(GgufWeights::new(file, config.clone()), heads)
+            }
+            None => MergedWeights::Files(Files::open(source.dir)?, TensorNames::of(&object)),
+        };
         let (deltas, embedding) = adapter.map(|adapter| (adapter.deltas, adapter.embedding)).unwrap_or_default();
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         let output = deltas.remove(OUTPUT_MODULE);
-        let mut saved = merged_io_layers(&config, &embedding, output.as_ref(), |name| stored(&files, names, name))?;
+        let mut saved = merged_io_layers(&config, &embedding, output.as_ref(), |name| weights.stored(name))?;
         saved.extend(embedding.copies.iter().map(|(name, leaf)| (name.clone(), leaf.detach())));
-        let changes_config = change_config(&mut object, &config, &saved)?;
+        let is_packed = matches!(weights, MergedWeights::Gguf(..));
+        let changes_config = change_config(&mut object, &config, &saved)? || is_packed;
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
             if deltas.get(&linear.name).is_some_and(|lora| lora.b_bias_o.is_some()) {
                 return Err(not_mergeable(&linear.name, "B has a bias, and the linear has none to add it to"));
@@ -78,8 +97,7 @@ impl MergedModel {
         }
         Ok(Self {
             dir: source.dir.to_owned(),
-            files,
-            names,
+            weights,
             config: (changes_config || source.rope_scaling.is_some()).then_some(object),
             experts: expert_parts(&config),
             deltas,
@@ -100,10 +118,10 @@ impl MergedModel {
             let mut before: Option<&str> = None;
             files::write_tensors_in_turn(&dir.join(&shard.name), &shard.heads, &pt_metadata(), |index| {
                 // What the one before was read from need not stay in memory.
-                if let Some(name) = before.replace(&shard.heads[index].name) {
-                    shard.file.release(name);
+                if let (Some(name), Some(file)) = (before.replace(&shard.heads[index].name), shard.file) {
+                    file.release(name);
                 }
-                if goes_on() { self.bytes(shard.file, &shard.heads[index]) } else { Err(stopped()) }
+                if goes_on() { self.bytes(shard, &shard.heads[index]) } else { Err(stopped()) }
             })?;
         }
         if shards.len() > 1 {
@@ -118,24 +136,12 @@ impl MergedModel {
 
     /// The files of the base, under names that count them, and their tensors; what it has no place for goes into the last.
     fn shards(&self) -> Result<Vec<Shard<'_>>, Fault> {
-        let all = &self.files.opened;
-        let name = |index: usize| match all.len() {
-            1 => MODEL_TENSORS.to_owned(),
-            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
-        };
-        let mut shards = Vec::with_capacity(all.len());
+        let mut shards = self.weights.shards()?;
         let mut new: BTreeMap<&str, &Tensor> = self.saved.iter().map(|(name, tensor)| (&**name, tensor)).collect();
-        for (index, file) in all.iter().enumerate() {
-            let mut heads = Vec::new();
-            for name in file.names() {
-                let view = file.get(&name)?;
-                let own = self.own(&name);
-                if let Some(saved) = own.as_deref().and_then(|own| new.remove(own)) {
-                    self.check_saved(&name, saved, view.shape)?;
-                }
-                heads.push(TensorHead { dtype: view.dtype, shape: view.shape.to_vec(), name });
+        for head in shards.iter().flat_map(|shard| &shard.heads) {
+            if let Some(saved) = self.weights.own(&head.name).as_deref().and_then(|own| new.remove(own)) {
+                self.check_saved(&head.name, saved, &head.shape)?;
             }
-            shards.push(Shard { name: name(index), file, heads });
         }
         if let Some(last) = shards.last_mut() {
             let raw = new.into_iter().map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())).collect::<Vec<_>>();
@@ -154,23 +160,22 @@ impl MergedModel {
         Err(not_mergeable(name, &reason))
     }
 
-    /// What a tensor of the files is called in the model, where it is of it.
-    fn own(&self, stored: &str) -> Option<String> {
-        own(self.names, stored)
-    }
-
     /// A tensor's bytes: those of the file where nothing is added.
-    fn bytes<'a>(&self, file: &'a TensorFile, head: &TensorHead) -> Result<Cow<'a, [u8]>, Fault> {
-        let own = self.own(&head.name).unwrap_or_default();
-        let tensor = match self.saved.get(&own) {
-            Some(saved) if file.contains(&head.name) => saved.to_kind(load_tensor(file, &head.name)?.kind()),
-            Some(saved) => saved.shallow_clone(),
-            None => match no_grad(|| self.merged(&own, || load_tensor(file, &head.name)))? {
-                Some(merged) => merged,
-                None => return Ok(Cow::Borrowed(file.get(&head.name)?.bytes)),
+    fn bytes<'a>(&self, shard: &Shard<'a>, head: &TensorHead) -> Result<Cow<'a, [u8]>, Fault> {
+        let own = self.weights.own(&head.name).unwrap_or_default();
+        let load = || self.weights.load(shard, &head.name);
+        let tensor = match (self.saved.get(&own), shard.file) {
+            (Some(saved), _) => {
+                let stored = self.weights.stored(&own)?;
+                stored.map_or_else(|| saved.shallow_clone(), |stored| saved.to_kind(stored.kind()))
+            }
+            (None, file) => match (no_grad(|| self.merged(&own, load))?, file) {
+                (Some(merged), _) => merged,
+                (None, Some(file)) => return Ok(Cow::Borrowed(file.get(&head.name)?.bytes)),
+                (None, None) => load()?,
             },
         };
-        Ok(raw_tensors(file.path(), &[(head.name.clone(), tensor)])?.swap_remove(0).bytes)
+        Ok(raw_tensors(&self.dir, &[(head.name.clone(), tensor)])?.swap_remove(0).bytes)
     }
 
     /// The weight or bias of a linear with what is added to it, in its own dtype; `None` where that is nothing.
@@ -208,14 +213,57 @@ impl MergedModel {
     }
 }
 
-fn own(names: TensorNames, stored: &str) -> Option<String> {
-    if names == TensorNames::Wrapped { own_name(stored) } else { Some(stored.to_owned()) }
-}
+impl MergedWeights {
+    /// What a tensor of the files is called in the model, where it is of it.
+    fn own(&self, stored: &str) -> Option<String> {
+        if let Self::Files(_, TensorNames::Wrapped) = self { own_name(stored) } else { Some(stored.to_owned()) }
+    }
 
-fn stored(files: &Files, names: TensorNames, name: &str) -> Result<Option<Tensor>, Fault> {
-    let called = |stored: &String| own(names, stored).as_deref() == Some(name);
-    let found = files.opened.iter().find_map(|file| Some((file, file.names().into_iter().find(called)?)));
-    found.map(|(file, name)| load_tensor(file, &name)).transpose()
+    /// A tensor by its name in the model.
+    fn stored(&self, name: &str) -> Result<Option<Tensor>, Fault> {
+        let files = match self {
+            Self::Files(files, _) => files,
+            Self::Gguf(gguf, heads) => {
+                let is_there = heads.iter().any(|head| head.name == name);
+                return is_there.then(|| gguf.load(name, Kind::Float)).transpose();
+            }
+        };
+        let called = |stored: &String| self.own(stored).as_deref() == Some(name);
+        let found = files.opened.iter().find_map(|file| Some((file, file.names().into_iter().find(called)?)));
+        found.map(|(file, name)| load_tensor(file, &name)).transpose()
+    }
+
+    /// A tensor of a shard as it is without an adapter.
+    fn load(&self, shard: &Shard<'_>, name: &str) -> Result<Tensor, Fault> {
+        match (self, shard.file) {
+            (Self::Gguf(gguf, _), _) => gguf.load(name, Kind::Float),
+            (Self::Files(..), Some(file)) => load_tensor(file, name),
+            (Self::Files(..), None) => Ok(Tensor::new()),
+        }
+    }
+
+    /// The files, under names that count them, with their tensors.
+    fn shards(&self) -> Result<Vec<Shard<'_>>, Fault> {
+        let files = match self {
+            Self::Files(files, _) => &files.opened,
+            Self::Gguf(_, heads) => {
+                return Ok(vec![Shard { name: MODEL_TENSORS.to_owned(), file: None, heads: heads.clone() }]);
+            }
+        };
+        let name = |index: usize| match files.len() {
+            1 => MODEL_TENSORS.to_owned(),
+            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+        };
+        let head = |file: &TensorFile, name: String| {
+            let view = file.get(&name)?;
+            Ok(TensorHead { dtype: view.dtype, shape: view.shape.to_vec(), name })
+        };
+        let shard = |(index, file)| {
+            let heads = TensorFile::names(file).into_iter().map(|name| head(file, name)).collect::<Result<_, Fault>>()?;
+            Ok(Shard { name: name(index), file: Some(file), heads })
+        };
+        files.iter().enumerate().map(shard).collect()
+    }
 }
 
 /// What an adapter has trained of embedding and output projection, by the names in the model. Of two that were one matrix the other becomes
@@ -334,9 +382,13 @@ fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
 
 /// Whatever the base has beside configuration and weights.
 fn copy_companions(from: &Path, to: &Path) -> Result<(), Fault> {
-    for name in COMPANIONS.iter().chain(&OF_WRAPPERS).filter(|name| files::is_there(&from.join(name))) {
-        files::refuse_foreign_link(from, &from.join(name))?;
-        copy(&from.join(name), &to.join(name))?;
+    for name in COMPANIONS.iter().chain(&OF_WRAPPERS) {
+        if files::lies_in(from, name) {
+            files::refuse_foreign_link(from, &from.join(name))?;
+        }
+        if let Some(bytes) = files::read_of_model(from, name, FileKind::Tokenizer)? {
+            files::write_atomic(&to.join(name), &bytes)?;
+        }
     }
     let Ok(templates) = fs::read_dir(from.join(TEMPLATES)) else { return Ok(()) };
     files::refuse_foreign_link(from, &from.join(TEMPLATES))?;

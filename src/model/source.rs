@@ -6,8 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::ModelConfig;
 use super::families::{TABLES, is_longrope};
-use super::gguf::config_of;
-use crate::files::{GgufFile, read_json};
+use crate::files::{GgufFile, object_of_model, read_json};
 use crate::recipe::{ModelRecipe, RopeScalingRecipe};
 use crate::units::{Fault, abridged};
 
@@ -47,7 +46,7 @@ impl ModelSource<'_> {
     pub(super) fn config(self) -> Result<ModelConfig, Fault> {
         let own = match GgufFile::of_model(self.dir)? {
             Some(file) => {
-                let config = ModelConfig::from_object(&config_of(&file)?);
+                let config = ModelConfig::from_object(&self.own_object()?);
                 config.map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(file.path().display()))))?
             }
             None => ModelConfig::load_file(&self.dir.join("config.json"))?,
@@ -74,12 +73,14 @@ impl ModelSource<'_> {
         })
     }
 
+    fn own_object(self) -> Result<Map<String, Value>, Fault> {
+        let found = object_of_model(self.dir, "config.json")?;
+        found.map_or_else(|| read_json(&self.dir.join("config.json")), Ok)
+    }
+
     /// The content of `config.json` as it counts.
     pub(super) fn object(self) -> Result<Map<String, Value>, Fault> {
-        let mut object = match GgufFile::of_model(self.dir)? {
-            Some(file) => config_of(&file)?,
-            None => read_json(&self.dir.join("config.json"))?,
-        };
+        let mut object = self.own_object()?;
         if let Some(scaling) = self.rope_scaling {
             let inner = object.get_mut("text_config").and_then(Value::as_object_mut);
             match inner {

@@ -46,7 +46,7 @@ pub(super) struct LoadedTarget<'a> {
 pub(super) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Option<&Path>) -> Result<Vec<Target>, Fault> {
     let mut found: Vec<(PathBuf, Option<FoundCheckpoint>)> = Vec::new();
     for path in paths.iter().map(|path| files::model_dir(path)) {
-        let is_model = path.join("config.json").exists() && checkpoint::holds(&path).is_none();
+        let is_model = files::is_model(&path) && checkpoint::holds(&path).is_none();
         let checkpoint = (!is_model).then(|| train::find_checkpoint(&path)).transpose()?;
         found.push((path, checkpoint));
     }

@@ -10,8 +10,8 @@ use super::conversation::Conversation;
 use super::jinja::STRFTIME;
 use super::template::ChatTemplate;
 use super::template::TemplateFault;
-use crate::data::{faults, gguf_tokenizer};
-use crate::files::{self, FileKind, GgufFile, parse_json, read_if_there, read_text};
+use crate::data::faults;
+use crate::files::{self, FileKind, object_of_model, read_text};
 use crate::units::{Fault, listed, quoted};
 
 /// The templates of a model, by what they are for.
@@ -167,12 +167,8 @@ fn of_config(config: &Json, path: &Path) -> Vec<Source> {
 
 /// `tokenizer_config.json` and its path, or what a GGUF file has in its place; nothing where there is none.
 fn tokenizer_config(dir: &Path) -> Result<(Json, PathBuf), Fault> {
-    if let Some(file) = GgufFile::of_model(dir)? {
-        return Ok((gguf_tokenizer::tokenizer_config(&file)?.into(), file.path().to_owned()));
-    }
-    let path = dir.join("tokenizer_config.json");
-    let Some(bytes) = read_if_there(&path, FileKind::Settings)? else { return Ok((Json::Null, path)) };
-    Ok((parse_json(&path, &bytes, FileKind::Settings)?, path))
+    const NAME: &str = "tokenizer_config.json";
+    Ok((object_of_model(dir, NAME)?.map_or(Json::Null, Json::Object), dir.join(NAME)))
 }
 
 /// The special tokens of a `tokenizer_config.json`: each a text, or a table whose `content` is.

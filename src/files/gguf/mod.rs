@@ -1,9 +1,13 @@
-//! GGUF, the container of llama.cpp's models. Layout: ggml, `docs/gguf.md`.
+//! GGUF, the container of llama.cpp's models (ggml, `docs/gguf.md`), and what its keys stand for in Hugging Face's format.
 
+mod config;
 mod dtype;
 mod file;
 mod header;
+mod tokenizer;
 mod value;
 
+pub(super) use config::config_of;
 pub use dtype::GgufDtype;
 pub use file::{GgufFile, GgufTensor};
+pub(super) use tokenizer::{tokenizer_config, tokenizer_json};

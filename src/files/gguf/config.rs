@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::files::GgufFile;
+use super::file::GgufFile;
 use crate::units::{Fault, listed, quoted};
 
 /// llama.cpp's name of an architecture, and Transformers' of the family.
@@ -16,6 +16,21 @@ const ARCHITECTURES: [(&str, &str); 9] = [
     ("gemma3", "gemma3_text"),
     ("phi3", "phi3"),
     ("gpt-oss", "gpt_oss"),
+];
+
+/// Transformers' classes of these families, without their ending.
+const CLASSES: [(&str, &str); 11] = [
+    ("llama", "Llama"),
+    ("mistral", "Mistral"),
+    ("mixtral", "Mixtral"),
+    ("qwen2", "Qwen2"),
+    ("qwen3", "Qwen3"),
+    ("qwen3_moe", "Qwen3Moe"),
+    ("gemma", "Gemma"),
+    ("gemma2", "Gemma2"),
+    ("gemma3_text", "Gemma3"),
+    ("phi3", "Phi3"),
+    ("gpt_oss", "GptOss"),
 ];
 
 /// A file's keys under the name of its architecture.
@@ -41,101 +56,117 @@ impl Keys<'_> {
         self.file.number(&self.named(key))
     }
 
+    fn missing(&self, key: &str) -> Fault {
+        self.file.missing(&self.named(key))
+    }
+
     fn text(&self, key: &str) -> Result<Option<&str>, Fault> {
         self.file.text(&self.named(key))
     }
 }
 
 /// What the file says as a `config.json` would.
-pub(in crate::model) fn config_of(file: &GgufFile) -> Result<Map<String, Value>, Fault> {
+pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Map<String, Value>, Fault> {
     let architecture = file.required_text("general.architecture")?;
     let Some((_, family)) = ARCHITECTURES.iter().find(|(name, _)| *name == architecture) else {
         let known: Vec<&str> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
         let message = format!("`general.architecture` is `{}`, expected one of {}", quoted(architecture), listed(&known));
-        return Err(file
-            .wrong(&message)
-            .with_hint("take the model in Hugging Face's format, if its family is among those of models.md"));
+        return Err(file.wrong(&message).with_hint("take the model in Hugging Face's format, if models.md has its family"));
     };
     let keys = Keys { file, architecture };
-    let mut config = Map::new();
-    let mut set = |key: &str, value: Value| _ = config.insert(key.to_owned(), value);
-    let (hidden, heads, layers) =
-        (keys.required("embedding_length")?, keys.required("attention.head_count")?, keys.required("block_count")?);
-    let head_dim = head_dim(&keys, hidden, heads)?;
-    set("hidden_size", hidden.into());
-    set("num_hidden_layers", layers.into());
-    set("num_attention_heads", heads.into());
-    set("num_key_value_heads", keys.count_of_layers("attention.head_count_kv")?.unwrap_or(heads).into());
-    set("head_dim", head_dim.into());
-    set("max_position_embeddings", keys.required("context_length")?.into());
-    set("vocab_size", vocab_size(&keys)?.into());
-    set("tie_word_embeddings", file.get("output.weight").is_none().into());
-    let eps = "attention.layer_norm_rms_epsilon";
-    set("rms_norm_eps", keys.number(eps)?.ok_or_else(|| file.missing(&keys.named(eps)))?.into());
-    let has_bias = file.get("blk.0.attn_q.bias").is_some();
-    if *family != "qwen2" {
-        set("attention_bias", has_bias.into());
-    }
-    let num_experts = keys.count("expert_count")?.unwrap_or(0);
     let window = keys.count("attention.sliding_window")?.filter(|&window| window > 0);
+    let num_experts = keys.count("expert_count")?.unwrap_or(0);
     let model_type = match *family {
         "llama" if num_experts > 0 => "mixtral",
         "llama" if window.is_some() => "mistral",
         family => family,
     };
+    let class = CLASSES.iter().find(|(family, _)| *family == model_type).map_or("", |(_, class)| class);
+    let mut config = shape(&keys)?;
+    let mut set = |key: &str, value: Value| _ = config.insert(key.to_owned(), value);
     set("model_type", model_type.into());
-    // What a model of experts alone has no need of, other readers of a `config.json` still ask for.
-    let expert_width = keys.count("expert_feed_forward_length")?;
-    let width = keys.count("feed_forward_length")?.or(expert_width);
-    set("intermediate_size", width.ok_or_else(|| file.missing(&keys.named("feed_forward_length")))?.into());
-    match model_type {
-        "mixtral" => {
-            set("num_local_experts", num_experts.into());
-            set("num_experts_per_tok", keys.required("expert_used_count")?.into());
-        }
-        "gpt_oss" => {
-            set("num_local_experts", num_experts.into());
-            set("num_experts_per_tok", keys.required("expert_used_count")?.into());
-            set("intermediate_size", keys.required("expert_feed_forward_length")?.into());
-        }
-        "qwen3_moe" => {
-            set("num_experts", num_experts.into());
-            set("num_experts_per_tok", keys.required("expert_used_count")?.into());
-            set("moe_intermediate_size", keys.required("expert_feed_forward_length")?.into());
-            set("norm_topk_prob", true.into());
-        }
-        _ if num_experts > 0 => {
-            return Err(file.wrong(&format!("`{}` has no experts that are known", keys.named("expert_count"))));
-        }
-        _ => {}
+    set("architectures", json!([format!("{class}ForCausalLM")]));
+    if model_type != "qwen2" {
+        set("attention_bias", file.get("blk.0.attn_q.bias").is_some().into());
     }
     if matches!(model_type, "mistral" | "mixtral" | "phi3" | "gpt_oss" | "gemma2" | "gemma3_text") {
         set("sliding_window", window.map_or(Value::Null, Value::from));
-    }
-    if model_type.starts_with("gemma") {
-        set("hidden_activation", "gelu_pytorch_tanh".into());
-        // The 27B models divide the width among the heads, whatever a head's own is.
-        let is_27b = (model_type, layers) == ("gemma2", 46) || (model_type, layers) == ("gemma3_text", 62);
-        set("query_pre_attn_scalar", if is_27b { hidden / heads } else { head_dim }.into());
-        for (key, stored) in
-            [("attn_logit_softcapping", "attn_logit_softcapping"), ("final_logit_softcapping", "final_logit_softcapping")]
-        {
-            set(key, keys.number(stored)?.map_or(Value::Null, Value::from));
-        }
-    }
-    let rope = rope(&keys, head_dim, model_type)?;
-    if model_type == "gemma3_text" {
-        let local = json!({"rope_type": "default", "rope_theta": 10_000.0});
-        set("rope_parameters", json!({"full_attention": rope, "sliding_attention": local}));
-    } else {
-        set("rope_parameters", rope);
     }
     for (key, stored) in [("bos_token_id", "bos"), ("eos_token_id", "eos")] {
         if let Some(id) = file.count(&format!("tokenizer.ggml.{stored}_token_id"))? {
             set(key, id.into());
         }
     }
+    config.extend(experts(&keys, model_type, num_experts)?);
+    if model_type.starts_with("gemma") {
+        config.extend(gemma(&keys, model_type)?);
+    }
+    let rope = rope(&keys, model_type)?;
+    let local = || json!({"rope_type": "default", "rope_theta": 10_000.0});
+    let rope = if model_type == "gemma3_text" { json!({"full_attention": rope, "sliding_attention": local()}) } else { rope };
+    config.insert("rope_parameters".into(), rope);
     Ok(config)
+}
+
+/// What all families have.
+fn shape(keys: &Keys<'_>) -> Result<Map<String, Value>, Fault> {
+    let (heads, eps) = (keys.required("attention.head_count")?, "attention.layer_norm_rms_epsilon");
+    // What a model of experts alone has no need of, a `config.json` still has.
+    let width = keys.count("feed_forward_length")?.or(keys.count("expert_feed_forward_length")?);
+    let config = json!({
+        "hidden_size": keys.required("embedding_length")?,
+        "num_hidden_layers": keys.required("block_count")?,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.count_of_layers("attention.head_count_kv")?.unwrap_or(heads),
+        "head_dim": head_dim(keys)?,
+        "intermediate_size": width.ok_or_else(|| keys.missing("feed_forward_length"))?,
+        "max_position_embeddings": keys.required("context_length")?,
+        "vocab_size": vocab_size(keys)?,
+        "tie_word_embeddings": keys.file.get("output.weight").is_none(),
+        "rms_norm_eps": keys.number(eps)?.ok_or_else(|| keys.missing(eps))?,
+    });
+    if let Value::Object(config) = config { Ok(config) } else { Ok(Map::new()) }
+}
+
+fn experts(keys: &Keys<'_>, model_type: &str, num_experts: usize) -> Result<Vec<(String, Value)>, Fault> {
+    let used = || keys.required("expert_used_count");
+    let width = || keys.required("expert_feed_forward_length");
+    let found: Vec<(&str, Value)> = match model_type {
+        "mixtral" => vec![("num_local_experts", num_experts.into()), ("num_experts_per_tok", used()?.into())],
+        "gpt_oss" => vec![
+            ("num_local_experts", num_experts.into()),
+            ("num_experts_per_tok", used()?.into()),
+            ("intermediate_size", width()?.into()),
+        ],
+        "qwen3_moe" => vec![
+            ("num_experts", num_experts.into()),
+            ("num_experts_per_tok", used()?.into()),
+            ("moe_intermediate_size", width()?.into()),
+            // The files do not say it, and the published models do it.
+            ("norm_topk_prob", true.into()),
+        ],
+        _ if num_experts > 0 => {
+            let key = keys.named("expert_count");
+            return Err(keys.file.wrong(&format!("`{key}` is {num_experts}: experts of this architecture are not known")));
+        }
+        _ => Vec::new(),
+    };
+    Ok(found.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+}
+
+fn gemma(keys: &Keys<'_>, model_type: &str) -> Result<Vec<(String, Value)>, Fault> {
+    // The 27B models divide the width among the heads, whatever a head's own is.
+    let is_27b = [("gemma2", 46), ("gemma3_text", 62)].contains(&(model_type, keys.required("block_count")?));
+    let heads = keys.required("attention.head_count")?.max(1);
+    let scale = if is_27b { keys.required("embedding_length")? / heads } else { head_dim(keys)? };
+    let cap = |key: &str| Ok::<_, Fault>(keys.number(key)?.map_or(Value::Null, Value::from));
+    let [scores, logits] = ["attn_logit_softcapping", "final_logit_softcapping"];
+    Ok(vec![
+        ("hidden_activation".into(), "gelu_pytorch_tanh".into()),
+        ("query_pre_attn_scalar".into(), scale.into()),
+        (scores.into(), cap(scores)?),
+        (logits.into(), cap(logits)?),
+    ])
 }
 
 impl Keys<'_> {
@@ -150,7 +181,8 @@ impl Keys<'_> {
     }
 }
 
-fn head_dim(keys: &Keys<'_>, hidden: usize, heads: usize) -> Result<usize, Fault> {
+fn head_dim(keys: &Keys<'_>) -> Result<usize, Fault> {
+    let (hidden, heads) = (keys.required("embedding_length")?, keys.required("attention.head_count")?);
     let of = |key| keys.count(key).map(|found| found.unwrap_or(hidden / heads.max(1)));
     let (key, value) = (of("attention.key_length")?, of("attention.value_length")?);
     if key == value {
@@ -169,7 +201,8 @@ fn vocab_size(keys: &Keys<'_>) -> Result<usize, Fault> {
 }
 
 /// The table of the rotary embedding.
-fn rope(keys: &Keys<'_>, head_dim: usize, model_type: &str) -> Result<Value, Fault> {
+fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
+    let head_dim = head_dim(keys)?;
     let mut table = Map::new();
     let mut set = |key: &str, value: Value| _ = table.insert(key.to_owned(), value);
     set("rope_theta", keys.number("rope.freq_base")?.unwrap_or(10_000.0).into());
@@ -181,7 +214,8 @@ fn rope(keys: &Keys<'_>, head_dim: usize, model_type: &str) -> Result<Value, Fau
     let factors = |name: &str| keys.file.floats(name, rotary / 2);
     if let (Some(long), Some(short)) = (factors("rope_factors_long.weight")?, factors("rope_factors_short.weight")?) {
         set("rope_type", "longrope".into());
-        (set("long_factor", long.into()), set("short_factor", short.into()));
+        set("long_factor", long.into());
+        set("short_factor", short.into());
         set("original_max_position_embeddings", original.map_or(Value::Null, Value::from));
         if let Some(factor) = keys.number("rope.scaling.attn_factor")? {
             set("attention_factor", factor.into());
@@ -191,7 +225,8 @@ fn rope(keys: &Keys<'_>, head_dim: usize, model_type: &str) -> Result<Value, Fau
     // What Llama 3.1's rule makes of the frequencies stands in the file itself, for sequences of any length.
     if let Some(divisors) = factors("rope_freqs.weight")? {
         set("rope_type", "longrope".into());
-        (set("long_factor", divisors.clone().into()), set("short_factor", divisors.into()));
+        set("long_factor", divisors.clone().into());
+        set("short_factor", divisors.into());
         set("attention_factor", 1.0.into());
         set("original_max_position_embeddings", keys.required("context_length")?.into());
         return Ok(table.into());

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
+use super::config::ModelConfig;
+use super::layout::TensorEntry;
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT};
+use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
+use super::tensor_problems::{TensorProblem, TensorProblems};
 use crate::files::{GgufDtype, GgufFile, GgufTensor};
-use crate::model::config::ModelConfig;
-use crate::model::layout::TensorEntry;
-use crate::model::names::{EMBEDDING, FINAL_NORM, OUTPUT};
-use crate::model::spec::{STACKED_DOWN, STACKED_GATE_UP};
-use crate::model::tensor_problems::{TensorProblem, TensorProblems};
 use crate::native::{first_bad_block, tensor_over, unpack};
 use crate::ops::linear::{PackedForm, PackedWeight};
 use crate::units::{Fault, quoted};
@@ -20,7 +20,7 @@ const OF_CONFIG: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "
 
 /// The tensors of a model in a GGUF file, by the names that they have in a checkpoint.
 #[derive(Debug)]
-pub(in crate::model) struct GgufWeights {
+pub(super) struct GgufWeights {
     file: GgufFile,
     config: ModelConfig,
 }
@@ -61,12 +61,12 @@ impl PackedForm for GgufDtype {
 }
 
 impl GgufWeights {
-    pub(in crate::model) fn new(file: GgufFile, config: ModelConfig) -> Self {
+    pub(super) fn new(file: GgufFile, config: ModelConfig) -> Self {
         Self { file, config }
     }
 
     /// All differences between the tensors that are there and those that the model needs.
-    pub(in crate::model) fn check(&self, entries: &[TensorEntry]) -> Result<(), Fault> {
+    pub(super) fn check(&self, entries: &[TensorEntry]) -> Result<(), Fault> {
         let (mut problems, mut used) = (Vec::new(), BTreeSet::new());
         for entry in entries {
             let Some(stored) = self.stored(&entry.name) else {
@@ -92,7 +92,7 @@ impl GgufWeights {
     }
 
     /// A tensor of a checkpoint, unpacked.
-    pub(in crate::model) fn load(&self, name: &str, kind: Kind) -> Result<Tensor, Fault> {
+    pub(super) fn load(&self, name: &str, kind: Kind) -> Result<Tensor, Fault> {
         let stored = self.stored(name).ok_or_else(|| self.missing(name))?;
         let load = |name: &String| self.unpacked(name, kind);
         Ok(match &stored {
@@ -111,7 +111,7 @@ impl GgufWeights {
     }
 
     /// A matrix as it is packed in the file; `None` where it is not, or would have to be rebuilt.
-    pub(in crate::model) fn packed(&self, name: &str, kind: Kind) -> Result<Option<PackedWeight>, Fault> {
+    pub(super) fn packed(&self, name: &str, kind: Kind) -> Result<Option<PackedWeight>, Fault> {
         let Some(stored) = self.stored(name) else { return Err(self.missing(name)) };
         let (stored_name, expert) = match &stored {
             Stored::Whole(name) | Stored::Alternating(name, _) => (name, None),
@@ -322,7 +322,7 @@ mod tests {
                 let found = weights.load(name, Kind::Float).unwrap();
                 let shape: Vec<usize> = found.size().iter().map(|&size| size as usize).collect();
                 let bytes: Vec<u8> = bits(&found).into_iter().flat_map(u32::to_le_bytes).collect();
-                let hash: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+                let hash = format!("{:x}", Sha256::digest(&bytes));
                 assert_eq!(
                     (Value::from(shape), Value::from(hash)),
                     (expected["shape"].clone(), expected["sha256"].clone()),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::files::GgufFile;
+use super::file::GgufFile;
 use crate::units::{Fault, listed, quoted};
 
 /// How texts are split before byte-level BPE, by `tokenizer.ggml.pre`. The patterns are those of the published `tokenizer.json` files; which
@@ -67,7 +67,7 @@ const USER_DEFINED: i64 = 4;
 const MARK: &str = "▁";
 
 /// What the file says as a `tokenizer.json` would.
-pub(super) fn tokenizer_json(file: &GgufFile) -> Result<Value, Fault> {
+pub(in crate::files) fn tokenizer_json(file: &GgufFile) -> Result<Value, Fault> {
     let model = file.required_text("tokenizer.ggml.model")?;
     let tokens = file.texts(TOKENS)?;
     let added = added_tokens(file, tokens)?;
@@ -179,7 +179,7 @@ fn sentence_piece(file: &GgufFile, tokens: &[String]) -> Result<Value, Fault> {
     }))
 }
 
-/// The merges that SentencePiece's scores stand for: the pair that makes the piece with the highest score comes first.
+/// The merges that `SentencePiece`'s scores stand for: the pair that makes the piece with the highest score comes first.
 fn merges_of(tokens: &[String], scores: &[f32]) -> Vec<Value> {
     let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
     let mut merges: Vec<(f32, usize, usize, usize)> = Vec::new();
@@ -215,7 +215,7 @@ fn around(file: &GgufFile, tokens: &[String], bos_by_default: bool) -> Result<Op
 }
 
 /// What the file says as a `tokenizer_config.json` would: special tokens and chat templates.
-pub(super) fn tokenizer_config(file: &GgufFile) -> Result<Map<String, Value>, Fault> {
+pub(in crate::files) fn tokenizer_config(file: &GgufFile) -> Result<Map<String, Value>, Fault> {
     let tokens = file.texts(TOKENS)?;
     let mut config = Map::new();
     for name in ["bos", "eos", "unk", "pad"] {
@@ -241,27 +241,4 @@ pub(super) fn tokenizer_config(file: &GgufFile) -> Result<Map<String, Value>, Fa
         _ => _ = config.insert("chat_template".into(), all.into()),
     }
     Ok(config)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-    use crate::data::Tokenizer;
-
-    /// Byte-level BPE and SentencePiece, as llama.cpp turns texts into ids.
-    #[test]
-    fn ids_are_those_of_llama_cpp() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised");
-        let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("gguf-tokens.json")).unwrap()).unwrap();
-        let texts = cases["texts"].as_array().unwrap();
-        for kind in ["bpe", "spm"] {
-            let tokenizer = Tokenizer::load(&folder.join(cases[kind]["file"].as_str().unwrap())).unwrap();
-            for (text, ids) in texts.iter().zip(cases[kind]["ids"].as_array().unwrap()) {
-                let found = tokenizer.encode_prompt(text.as_str().unwrap()).unwrap();
-                assert_eq!(Value::from(found), *ids, "{kind}: {text}");
-            }
-        }
-    }
 }

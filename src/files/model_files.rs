@@ -1,0 +1,52 @@
+//! The small files of a model's directory, which a GGUF file has keys in place of.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::gguf::{GgufFile, config_of, tokenizer_config, tokenizer_json};
+use super::{FileKind, is_there, parse_json, read_if_there, to_json};
+use crate::units::Fault;
+
+const CONFIG: &str = "config.json";
+
+/// Whether a path is a model's: a directory in Hugging Face's format, a GGUF file, or a folder with one.
+pub fn is_model(path: &Path) -> bool {
+    path.join(CONFIG).exists() || !matches!(GgufFile::of_model(path), Ok(None))
+}
+
+/// A file of a model's directory, or what the keys of a GGUF file say in its place: configuration, tokenizer with its settings, and what ends
+/// a text. `None` where there is neither. What lies in a folder beside a GGUF file counts, and a `tokenizer.json` beside one whose own
+/// tokenizer is not known.
+pub fn read_of_model(dir: &Path, name: &str, kind: FileKind) -> Result<Option<Vec<u8>>, Fault> {
+    let path = dir.join(name);
+    let gguf = if lies_in(dir, name) { None } else { GgufFile::of_model(dir)? };
+    let Some(file) = gguf else { return read_if_there(&path, kind) };
+    let value: Value = match name {
+        CONFIG => config_of(&file)?.into(),
+        "generation_config.json" => json!({ "eos_token_id": file.end_ids()? }),
+        "tokenizer_config.json" => tokenizer_config(&file)?.into(),
+        "tokenizer.json" => match tokenizer_json(&file) {
+            Ok(json) => json,
+            Err(error) => return read_if_there(&file.path().with_file_name(name), kind)?.map(Some).ok_or(error),
+        },
+        _ => return Ok(None),
+    };
+    Ok(Some(to_json(&value)))
+}
+
+/// Whether [`read_of_model`] finds something.
+pub fn has_of_model(dir: &Path, name: &str) -> bool {
+    lies_in(dir, name) || matches!(read_of_model(dir, name, FileKind::Tokenizer), Ok(Some(_)) | Err(_))
+}
+
+/// Whether something stands in a directory under this name.
+pub fn lies_in(dir: &Path, name: &str) -> bool {
+    dir.is_dir() && is_there(&dir.join(name))
+}
+
+/// An object in a JSON file of a model's directory; `None` where it is not there.
+pub fn object_of_model(dir: &Path, name: &str) -> Result<Option<Map<String, Value>>, Fault> {
+    let bytes = read_of_model(dir, name, FileKind::Settings)?;
+    bytes.map(|bytes| parse_json(&dir.join(name), &bytes, FileKind::Settings)).transpose()
+}
