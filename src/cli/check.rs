@@ -191,6 +191,10 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
         }
         None => table.row(&["weights", &format!("all {} are trained", config.num_parameters())]),
     }
+    if !config.packed.forms.is_empty() {
+        let forms: Vec<String> = config.packed.forms.iter().map(|(form, count)| format!("{count} in {form}")).collect();
+        table.row(&["packed weights", &format!("{}: {}", config.packed.all().bytes, forms.join(", "))]);
+    }
     table.row(&["trained numbers", trained]);
     table.row(&["numerics", &numerics(recipe)]);
     table.row(&["head", &head]);

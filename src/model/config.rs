@@ -1,10 +1,12 @@
 //! What a model is, as data.
 
+use std::collections::BTreeMap;
+
 use tch::Kind;
 
 use super::names::{OUTPUT_MODULE, layer_tensor};
 use super::spec::{LayerSpec, LinearSpec, RopeSpec};
-use crate::units::LayerIdx;
+use crate::units::{Bytes, LayerIdx};
 
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each says one thing of a model, and none of them excludes another")]
@@ -45,6 +47,50 @@ pub struct ModelConfig {
     /// Probabilities of dropout inside the model, by their keys, that it was made with, where they are not 0. Nothing is computed with
     /// them: what is trained has a dropout of its own.
     pub dropouts: Vec<(&'static str, f64)>,
+    /// What its file has packed; nothing of a model in Hugging Face's format.
+    pub packed: PackedSizes,
+}
+
+/// Frozen matrices in fewer bits than are computed with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PackedSizes {
+    /// Of each layer; empty where nothing is packed.
+    pub layers: Vec<PackedSize>,
+    /// Of embedding and output projection.
+    pub io_layers: PackedSize,
+    /// Their forms, as GGUF has them, with how many matrices are in each.
+    pub forms: BTreeMap<&'static str, usize>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackedSize {
+    /// How many numbers are packed.
+    pub numbers: u64,
+    /// What they take.
+    pub bytes: Bytes,
+    /// Numbers of the largest matrix.
+    pub largest: u64,
+}
+
+impl PackedSize {
+    pub(super) fn add(&mut self, numbers: u64, bytes: u64, matrices: u64) {
+        let largest = self.largest.max(numbers / matrices);
+        *self = Self { numbers: self.numbers + numbers, bytes: Bytes(self.bytes.0 + bytes), largest };
+    }
+}
+
+impl PackedSizes {
+    pub fn layer(&self, layer: usize) -> PackedSize {
+        self.layers.get(layer).copied().unwrap_or_default()
+    }
+
+    pub fn all(&self) -> PackedSize {
+        self.layers.iter().fold(self.io_layers, |sum, layer| PackedSize {
+            numbers: sum.numbers + layer.numbers,
+            bytes: Bytes(sum.bytes.0 + layer.bytes.0),
+            largest: sum.largest.max(layer.largest),
+        })
+    }
 }
 
 impl ModelConfig {

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use tch::Kind;
 
-use super::config::ModelConfig;
+use super::config::{ModelConfig, PackedSizes};
 use super::families::{self, Family, MAX_HIDDEN, dropouts, is_wrapped, layers, max_positions, unwrapped};
 use super::fields::{Fields, shown};
 use crate::files::{hub_name, read_json};
@@ -50,6 +50,7 @@ impl ModelConfig {
             initializer_range: fields.number_or("initializer_range", 0.02)?,
             weight_kind: weight_kind(fields)?,
             dropouts: dropouts(fields, family)?,
+            packed: PackedSizes::default(),
         };
         if config.num_parameters() > MAX_WEIGHTS {
             return Err(fields.range("num_hidden_layers", "fewer than 2^43 weights altogether".into()));

@@ -30,6 +30,13 @@ enum ExpertMatrices {
     Apart(Vec<Mlp>, i64),
     /// All side by side, with biases: `(X, E, 2I)` and `(X, 2I)` with gate and up by turns, then `(X, I, E)` and `(X, E)`.
     Stacked([Tensor; 4], Activation),
+    /// The same with matrices that are packed one by one, outputs before inputs: `(2I, E)` and `(E, I)` of each expert.
+    Packed {
+        gate_up: Vec<Weight>,
+        down: Vec<Weight>,
+        biases: [Tensor; 2],
+        activation: Activation,
+    },
 }
 
 impl ExpertMatrices {
@@ -38,6 +45,11 @@ impl ExpertMatrices {
             let load = |path: String| weights.load(&layer_tensor(layer.0, &path));
             let bias = |path| load(format!("{path}_bias"));
             let [gate_up, down] = [STACKED_GATE_UP, STACKED_DOWN];
+            let packed = |path: &str| weights.load_packed_experts(&layer_tensor(layer.0, path));
+            if let Some((packed_gate_up, packed_down)) = packed(gate_up)?.zip(packed(down)?) {
+                let biases = [bias(gate_up)?, bias(down)?];
+                return Ok(Self::Packed { gate_up: packed_gate_up, down: packed_down, biases, activation: spec.activation });
+            }
             let tensors = [load(gate_up.into())?, bias(gate_up)?, load(down.into())?, bias(down)?];
             return Ok(Self::Stacked(tensors, spec.activation));
         }
@@ -52,8 +64,15 @@ impl ExpertMatrices {
             Self::Apart(mlps, width) => mlps.iter().map(|mlp| Expert::Apart(mlp, *width)).collect(),
             Self::Stacked(tensors, activation) => {
                 let [gate_up, gate_up_bias, down, down_bias] = tensors.each_ref().map(|tensor| tensor.unbind(0));
-                let inputs = gate_up.into_iter().zip(gate_up_bias);
-                let all = inputs.zip(down.into_iter().zip(down_bias));
+                let turned = |weight: Tensor| Weight::Plain(weight.transpose(0, 1));
+                let inputs = gate_up.into_iter().map(turned).zip(gate_up_bias);
+                let all = inputs.zip(down.into_iter().map(turned).zip(down_bias));
+                all.map(|(inputs, down)| Expert::Stacked(inputs, down, *activation)).collect()
+            }
+            Self::Packed { gate_up, down, biases, activation } => {
+                let [gate_up_bias, down_bias] = biases.each_ref().map(|bias| bias.unbind(0));
+                let inputs = gate_up.iter().map(Weight::shallow_clone).zip(gate_up_bias);
+                let all = inputs.zip(down.iter().map(Weight::shallow_clone).zip(down_bias));
                 all.map(|(inputs, down)| Expert::Stacked(inputs, down, *activation)).collect()
             }
         }
@@ -67,15 +86,22 @@ impl ExpertMatrices {
         if let Self::Apart(mlps, _) = self { mlps } else { &mut [] }
     }
 
-    fn stacked(&self) -> &[Tensor] {
-        if let Self::Stacked(tensors, _) = self { tensors } else { &[] }
+    /// All tensors that are of no linear.
+    fn stacked(&self) -> Vec<&Tensor> {
+        match self {
+            Self::Apart(..) => Vec::new(),
+            Self::Stacked(tensors, _) => tensors.iter().collect(),
+            Self::Packed { gate_up, down, biases, .. } => {
+                gate_up.iter().chain(down).flat_map(Weight::tensors).chain(biases).collect()
+            }
+        }
     }
 }
 
 enum Expert<'a> {
     Apart(&'a Mlp, i64),
-    /// Gate and up by turns `(E, 2I)` with their bias, and down `(I, E)` with its own.
-    Stacked((Tensor, Tensor), (Tensor, Tensor), Activation),
+    /// Gate and up by turns `(2I, E)` with their bias, and down `(E, I)` with its own.
+    Stacked((Weight, Tensor), (Weight, Tensor), Activation),
 }
 
 impl Expert<'_> {
@@ -91,12 +117,11 @@ impl Expert<'_> {
                 let [gate, up] = parts.each_ref().map(|part| part.as_ref().map(ExpertDelta::low_rank));
                 mlp.forward_added(x_ne, [gate, up, of_down])
             }
-            Self::Stacked((gate_up_ei, bias_i), (down_ie, bias_e), activation) => {
-                let both =
-                    linear(x_ne, &Weight::Plain(gate_up_ei.transpose(0, 1)), Some(bias_i), gate_up.map(ExpertDelta::low_rank));
+            Self::Stacked((gate_up_ie, bias_i), (down_ei, bias_e), activation) => {
+                let both = linear(x_ne, gate_up_ie, Some(bias_i), gate_up.map(ExpertDelta::low_rank));
                 let [gate, up] = [0, 1].map(|first| both.slice(-1, first, None, 2));
                 drop(both);
-                linear(&activated(*activation, &gate, &up), &Weight::Plain(down_ie.transpose(0, 1)), Some(bias_e), of_down)
+                linear(&activated(*activation, &gate, &up), down_ei, Some(bias_e), of_down)
             }
         }
     }
@@ -209,7 +234,7 @@ impl Experts {
 
     /// The tensors of the model itself that are of no linear.
     pub(super) fn further_tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.matrices.stacked().iter().chain(self.router.correction())
+        self.matrices.stacked().into_iter().chain(self.router.correction())
     }
 
     pub(super) fn stacked(&self) -> &[StackedDelta; 2] {

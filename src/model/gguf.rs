@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::config::ModelConfig;
+use super::config::{ModelConfig, PackedSize, PackedSizes};
 use super::layout::TensorEntry;
-use super::names::{EMBEDDING, FINAL_NORM, OUTPUT};
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, layer_of};
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::tensor_problems::{TensorProblem, TensorProblems};
 use crate::files::{GgufDtype, GgufFile, GgufTensor};
@@ -54,6 +54,17 @@ impl Stored {
     }
 }
 
+impl Stored {
+    /// The name of what lies in the file as a product wants it, and which expert's matrix of it is meant.
+    fn matrix(&self) -> Option<(&String, Option<usize>)> {
+        match self {
+            Self::Whole(name) | Self::Alternating(name, _) => Some((name, None)),
+            Self::Expert(name, expert) => Some((name, Some(*expert))),
+            Self::PlusOne(_) | Self::Transposed(_) | Self::GateUp(_) => None,
+        }
+    }
+}
+
 impl PackedForm for GgufDtype {
     fn unpack(&self, parts: &[Tensor], kind: Kind) -> Tensor {
         unpack(&parts[0], self.id, kind)
@@ -91,6 +102,24 @@ impl GgufWeights {
         if problems.is_empty() { Ok(()) } else { Err(TensorProblems(problems).of(self.file.path(), "its keys")) }
     }
 
+    /// What of the model's matrices is packed, and stays so.
+    pub(super) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
+        let mut sizes = PackedSizes { layers: vec![PackedSize::default(); self.config.num_layers()], ..PackedSizes::default() };
+        for entry in entries.iter().filter(|entry| entry.shape.len() > 1) {
+            let stored = self.stored(&entry.name);
+            let view = stored.as_ref().and_then(|stored| self.file.get(stored.names().first()?));
+            let Some(view) = view.filter(|view| view.dtype.is_packed()) else { continue };
+            let numbers = entry.shape.iter().product::<usize>();
+            let bytes = numbers / view.dtype.block * view.dtype.bytes;
+            let size = layer_of(&entry.name).and_then(|layer| sizes.layers.get_mut(layer));
+            // Of all experts one is unpacked at a time.
+            let matrices = if entry.shape.len() == 3 { entry.shape[0] as u64 } else { 1 };
+            size.unwrap_or(&mut sizes.io_layers).add(numbers as u64, bytes as u64, matrices);
+            *sizes.forms.entry(view.dtype.name).or_default() += 1;
+        }
+        sizes
+    }
+
     /// A tensor of a checkpoint, unpacked.
     pub(super) fn load(&self, name: &str, kind: Kind) -> Result<Tensor, Fault> {
         let stored = self.stored(name).ok_or_else(|| self.missing(name))?;
@@ -113,11 +142,7 @@ impl GgufWeights {
     /// A matrix as it is packed in the file; `None` where it is not, or would have to be rebuilt.
     pub(super) fn packed(&self, name: &str, kind: Kind) -> Result<Option<PackedWeight>, Fault> {
         let Some(stored) = self.stored(name) else { return Err(self.missing(name)) };
-        let (stored_name, expert) = match &stored {
-            Stored::Whole(name) | Stored::Alternating(name, _) => (name, None),
-            Stored::Expert(name, expert) => (name, Some(*expert)),
-            Stored::PlusOne(_) | Stored::Transposed(_) | Stored::GateUp(_) => return Ok(None),
-        };
+        let Some((stored_name, expert)) = stored.matrix() else { return Ok(None) };
         let view = self.view(stored_name)?;
         if !view.dtype.is_packed() {
             return Ok(None);
@@ -126,6 +151,23 @@ impl GgufWeights {
         let rows = if let Stored::Alternating(_, heads) = stored { halves_together(&rows, heads) } else { rows };
         let size = [rows.size()[0], view.shape.last().copied().unwrap_or(0) as i64];
         Ok(Some(PackedWeight { parts: vec![rows], size, kind, form: Arc::new(view.dtype) }))
+    }
+
+    /// The matrices of all experts that lie side by side in a checkpoint, each as it is packed in the file.
+    pub(super) fn packed_experts(&self, name: &str, kind: Kind) -> Result<Option<Vec<PackedWeight>>, Fault> {
+        let Some(stored) = self.stored(name) else { return Err(self.missing(name)) };
+        let views = stored.names().iter().map(|name| self.view(name)).collect::<Result<Vec<_>, _>>()?;
+        let Some(&first) = views.first().filter(|first| first.dtype.is_packed()) else { return Ok(None) };
+        let (experts, width) = (first.shape[0], first.shape.last().copied().unwrap_or(0) as i64);
+        let expert = |expert: usize| {
+            let parts = stored.names().iter().zip(&views).map(|(name, view)| self.rows(name, *view, Some(expert)));
+            let mut parts = parts.collect::<Result<Vec<_>, _>>()?;
+            // Gate and up by turns, which copies them.
+            let rows = if parts.len() == 1 { parts.remove(0) } else { Tensor::stack(&parts, 1).flatten(0, 1) };
+            Ok(PackedWeight { size: [rows.size()[0], width], parts: vec![rows], kind, form: Arc::new(first.dtype) })
+        };
+        let is_alike = views.iter().all(|view| view.dtype == first.dtype);
+        is_alike.then(|| (0..experts).map(expert).collect()).transpose()
     }
 
     fn view(&self, name: &str) -> Result<GgufTensor<'_>, Fault> {

@@ -12,7 +12,7 @@ use super::waiting_layers::ModelPlacement;
 use super::weights::{TensorNames, Weights};
 use crate::files::GgufFile;
 use crate::recipe::Dtype;
-use crate::units::Fault;
+use crate::units::{Fault, abridged};
 
 impl Model {
     /// Looks at a model directory without reading its weights: the configuration, and names, shapes and dtypes of all tensors.
@@ -48,6 +48,14 @@ impl Model {
     ) -> Result<Self, Fault> {
         let source = source.into();
         let (config, weights) = Self::open(source, kind_of(dtype), at.into())?;
+        if !config.packed.forms.is_empty() {
+            let message =
+                format!("the weights in `{}` are packed in few bits, and can not be trained", abridged(source.dir.display()));
+            return Err(Fault::usage(
+                message,
+                "train an adapter beside them with `kvtune finetune-lora`, or take the model in 16 bits",
+            ));
+        }
         Self::build_to_train(source, config, &weights)
     }
 

@@ -48,7 +48,7 @@ pub struct MergedModel {
 enum MergedWeights {
     Files(Files, TensorNames),
     /// Packed, and written unpacked in f32: these tensors.
-    Gguf(GgufWeights, Vec<TensorHead>),
+    Gguf(Box<GgufWeights>, Vec<TensorHead>),
 }
 
 /// Which part of the delta of all experts is that of one linear of one of them.
@@ -79,7 +79,7 @@ impl MergedModel {
                 object.insert("dtype".into(), json!("float32"));
                 let head = |entry: TensorEntry| TensorHead { name: entry.name, dtype: Dtype::F32, shape: entry.shape };
                 let heads = layout::entries(&config).into_iter().map(head).collect();
-                MergedWeights::Gguf(GgufWeights::new(file, config.clone()), heads)
+                MergedWeights::Gguf(Box::new(GgufWeights::new(file, config.clone())), heads)
             }
             None => MergedWeights::Files(Files::open(source.dir)?, TensorNames::of(&object)),
         };

@@ -61,7 +61,7 @@ pub use all_weights::{CHAT_TEMPLATE, companions};
 pub use attend::{Attend, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::Model;
-pub use config::{ModelConfig, ModelLinear};
+pub use config::{ModelConfig, ModelLinear, PackedSize, PackedSizes};
 pub use count::{IoParameters, io_parameters, sizes_of_weights, trained_by_kind};
 pub use dropout::{DropoutContext, DropoutKey};
 pub use fingerprint::{fingerprint, has_fingerprint};

@@ -6,6 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::config::ModelConfig;
 use super::families::{TABLES, is_longrope};
+use super::gguf::GgufWeights;
+use super::layout;
 use crate::files::{GgufFile, object_of_model, read_json};
 use crate::recipe::{ModelRecipe, RopeScalingRecipe};
 use crate::units::{Fault, abridged};
@@ -46,8 +48,13 @@ impl ModelSource<'_> {
     pub(super) fn config(self) -> Result<ModelConfig, Fault> {
         let own = match GgufFile::of_model(self.dir)? {
             Some(file) => {
+                let path = file.path().to_owned();
                 let config = ModelConfig::from_object(&self.own_object()?);
-                config.map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(file.path().display()))))?
+                let config =
+                    config.map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(path.display()))))?;
+                let entries = layout::entries(&config);
+                let packed = GgufWeights::new(file, config.clone()).packed_sizes(&entries);
+                ModelConfig { packed, ..config }
             }
             None => ModelConfig::load_file(&self.dir.join("config.json"))?,
         };
@@ -64,7 +71,7 @@ impl ModelSource<'_> {
         if own.layers.iter().any(|layer| layer.attention.query_growth.is_some()) {
             return Err(unfit("its queries grow with their position, which belongs to the scaling of its own"));
         }
-        let scaled = ModelConfig::from_object(&self.object()?);
+        let scaled = ModelConfig::from_object(&self.object()?).map(|scaled| ModelConfig { packed: own.packed.clone(), ..scaled });
         scaled.map_err(|fault| {
             // The reader of a `config.json` names its tables, in which the recipe's keys stand.
             let tables = ["rope_parameters", "rope_scaling", FULL];

@@ -144,6 +144,16 @@ impl Weights {
         self.load(name).map(Weight::Plain)
     }
 
+    /// Reads the matrices of all experts of a linear that lie side by side in a checkpoint, where the file has them packed.
+    pub(super) fn load_packed_experts(&self, name: &str) -> Result<Option<Vec<Weight>>, Fault> {
+        let WeightSource::Gguf(gguf) = &self.source else { return Ok(None) };
+        if self.placement.device != Device::Cpu {
+            return Ok(None);
+        }
+        let found = gguf.packed_experts(name, self.kind)?;
+        Ok(found.map(|experts| experts.into_iter().map(Weight::Packed).collect()))
+    }
+
     /// Reads a tensor in the accumulation kind of the wanted dtype.
     pub(super) fn load_wide(&self, name: &str) -> Result<Tensor, Fault> {
         self.load_to(name, Home::File, accumulation_kind(self.kind))

@@ -51,7 +51,7 @@ pub trait PackedForm: Debug + Send + Sync {
 }
 
 /// Numbers of a packed weight that are unpacked at a time: an output projection is much larger than what is computed with it.
-const TILE: i64 = 1 << 24;
+pub const TILE: i64 = 1 << 24;
 
 impl PackedWeight {
     /// The same matrix with parts that `change` makes of its own.

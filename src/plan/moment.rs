@@ -37,6 +37,7 @@ impl Moment {
         let [weights, waiting] = spec.weights();
         moment.add("weights", MemoryPlace::Device, weights.0);
         moment.add("waiting weights", MemoryPlace::Host, waiting.0);
+        moment.add("unpacked weight", MemoryPlace::Device, spec.unpacked());
         moment.add("adapter", MemoryPlace::Device, spec.adapter().0);
         moment.add("optimizer state", place(spec.offload != Offload::None), spec.optimizer_state().0);
         if spec.accumulates {

@@ -6,8 +6,9 @@ use tch::{Device, Kind};
 
 use crate::data::share;
 use crate::engine::Settings;
-use crate::model::{ModelConfig, TrainedPart, kind_of, sizes_of_weights};
+use crate::model::{ModelConfig, PackedSize, PackedSizes, TrainedPart, kind_of, sizes_of_weights};
 use crate::ops::attention::accumulation_kind;
+use crate::ops::linear::TILE;
 use crate::recipe::{Offload, OptimizerRecipe, Recipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
@@ -115,16 +116,29 @@ impl<'a> StepSpec<'a> {
 
     /// The model's weights, without an adapter: where it computes, and on the host, where those of all layers wait but of two bands.
     pub fn weights(&self) -> [Bytes; 2] {
-        let all = self.config.num_parameters() as u64 * self.element();
+        let bytes = |numbers: u64, packed: PackedSize| (numbers - packed.numbers) * self.element() + packed.bytes.0;
+        let packed = self.packed();
+        let all = bytes(self.config.num_parameters() as u64, packed.map_or_else(PackedSize::default, PackedSizes::all));
         if !self.layers_wait() {
             return [Bytes(all), Bytes(0)];
         }
-        let of_band = |band: Range<usize>| band.map(|layer| self.of_layer(layer) * self.element()).sum();
+        let of_layer = |layer| bytes(self.of_layer(layer), packed.map_or_else(PackedSize::default, |packed| packed.layer(layer)));
+        let of_band = |band: Range<usize>| band.map(of_layer).sum();
         let bands: Vec<u64> = self.settings.layer_bands().into_iter().map(of_band).collect();
         // A band computes, and the one above or below it is on its way.
         let in_flight = bands.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(bands.iter().sum());
         let layers: u64 = bands.iter().sum();
         [Bytes(all - layers + in_flight), Bytes(layers)]
+    }
+
+    /// Packed weights, where they stay so: a CPU alone computes with them.
+    fn packed(&self) -> Option<&PackedSizes> {
+        Some(&self.config.packed).filter(|_| self.device == Device::Cpu && !self.trains_weights())
+    }
+
+    /// What is unpacked of them for a product.
+    pub(super) fn unpacked(&self) -> u64 {
+        self.packed().map_or(0, |packed| packed.all().largest.min(TILE as u64) * self.element())
     }
 
     /// Whether the layers' weights wait in another memory.

@@ -19,7 +19,7 @@ use crate::files::{self, TensorFile};
 table! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct ModelRecipe in "model" {
-        /// A Hugging Face model directory; where there is none, a name on the Hub as `"Qwen/Qwen2.5-0.5B"`, which is looked up in the
+        /// A Hugging Face model directory, or a GGUF file; where there is none, a name on the Hub as `"Qwen/Qwen2.5-0.5B"`, which is looked up in the
         /// Hugging Face cache (`HF_HUB_CACHE`, `HF_HOME`). Nothing is downloaded: `hf download` does that.
         #[also(
             "model.checkpoint_dir", "model.base_model", "model.model_name_or_path", "model.name_or_path", "checkpoint_dir",

@@ -1,7 +1,10 @@
 //! Frozen weights in few bits as the formats' own libraries unpack them: configuration, logits, loss and gradients.
 
+use std::fs;
+
 use kvtune::model::{Adapter, Model, ModelConfig};
 use kvtune::recipe::Dtype;
+use serde_json::Value;
 use tch::{Device, no_grad};
 
 use super::dense::{Golden, assert_family, fixture, logits};
@@ -28,6 +31,34 @@ fn the_keys_of_a_gguf_file_are_the_configuration_that_it_was_made_of() {
         let found = ModelConfig::load(&fixture(&format!("quantised/model-{case}/model.gguf"))).unwrap();
         let written = ModelConfig::load_file(&fixture(&format!("quantised/config-{case}.json"))).unwrap();
         // A GGUF file says no dtype, and nothing of how weights were drawn.
-        assert_eq!(found, ModelConfig { weight_kind: None, initializer_range: found.initializer_range, ..written }, "{case}");
+        assert_eq!(
+            found,
+            ModelConfig {
+                weight_kind: None,
+                initializer_range: found.initializer_range,
+                packed: found.packed.clone(),
+                ..written
+            },
+            "{case}"
+        );
     }
+}
+
+#[test]
+fn broken_files_are_named_with_what_is_wrong() {
+    let broken: Vec<Value> = serde_json::from_slice(&fs::read(fixture("quantised/broken.json")).unwrap()).unwrap();
+    let mut seen = 0;
+    for case in &broken {
+        let path = case["path"].as_str().unwrap();
+        if !path.contains("gguf") {
+            continue;
+        }
+        seen += 1;
+        let error = Model::check(&fixture(&format!("quantised/{path}"))).unwrap_err();
+        let text = error.to_string();
+        let says = |word: &Value| text.contains(word.as_str().unwrap());
+        let has = |word: &Value| word.as_array().map_or_else(|| says(word), |any| any.iter().any(says));
+        assert!(error.hint().is_some() && case["names"].as_array().unwrap().iter().all(has), "{path}: {text}");
+    }
+    assert_eq!(seen, 4);
 }

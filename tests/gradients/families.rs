@@ -106,6 +106,21 @@ fn all_weights_of_every_build() {
     prove("all weights of families", &cases.into_iter().flat_map(trained).collect::<Vec<_>>());
 }
 
+/// Bases whose matrices stay packed: linears, embedding and output projection, and experts side by side.
+#[test]
+fn packed_weights_of_gguf_files() {
+    let models = [
+        ("llama in Q4_0", "model-gguf-llama-q4_0", PLAIN.config, &[][..]),
+        ("qwen2 in Q4_K and Q6_K", "model-gguf-qwen2-q4_k_m", PLAIN.config, &[]),
+        ("gemma2 in Q5_0", "model-gguf-gemma2-q5_0", GEMMA2, &[0]),
+        ("gpt-oss in MXFP4", "model-gguf-gpt-oss-mxfp4", GPT_OSS, &[0]),
+    ];
+    let of = |(name, gguf, config, sliding_layers): (&'static str, &'static str, &'static str, &'static [usize])| {
+        KINDS.map(|case| Case { name, config, sliding_layers, gguf: Some(gguf), ..case })
+    };
+    prove("packed weights", &models.into_iter().flat_map(of).collect::<Vec<_>>());
+}
+
 /// They are named by no module, and are leaves beside the adapter's.
 #[test]
 fn attention_sinks_beside_an_adapter() {

@@ -57,8 +57,13 @@ pub fn model(case: &Case) -> Model {
     // The tests are the parallelism; and a reduction split over threads would not repeat to the bit.
     tch::set_num_threads(1);
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("config.json"), config(case).to_string()).unwrap();
-    Tensor::write_safetensors(&weights(case), dir.path().join("model.safetensors")).unwrap();
+    let path = if let Some(name) = case.gguf {
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised").join(name)
+    } else {
+        std::fs::write(dir.path().join("config.json"), config(case).to_string()).unwrap();
+        Tensor::write_safetensors(&weights(case), dir.path().join("model.safetensors")).unwrap();
+        dir.path().to_owned()
+    };
     let dtype = match case.kind {
         Kind::Double => Dtype::F64,
         Kind::BFloat16 => Dtype::Bf16,
@@ -66,10 +71,10 @@ pub fn model(case: &Case) -> Model {
     };
     let at = ModelPlacement { device: case.device, keeps_layers_on_host: case.has_waiting_weights };
     if case.trains != Trains::Adapter {
-        return Model::load_to_train(dir.path(), dtype, at).unwrap();
+        return Model::load_to_train(&path, dtype, at).unwrap();
     }
     let classes = (case.head == HeadKind::Score).then_some(LABELS.len());
-    let mut model = Model::load(dir.path(), dtype, at).unwrap().with_classes(classes);
+    let mut model = Model::load(&path, dtype, at).unwrap().with_classes(classes);
     let adapter = Adapter::with_settings(model.config(), adapter_settings(case), 1, case.kind, case.device).unwrap();
     model.set_adapter(adapter);
     for (name, mut parameter) in model.parameters() {

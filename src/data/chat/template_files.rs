@@ -30,6 +30,7 @@ struct Source {
     place: String,
 }
 
+const TEMPLATE: &str = "chat_template.jinja";
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
@@ -133,9 +134,8 @@ fn of_file(name: &str, path: &Path) -> Result<Source, Fault> {
 
 fn of_directory(dir: &Path) -> Result<Vec<Source>, Fault> {
     let mut all = Vec::new();
-    let default = dir.join("chat_template.jinja");
-    if files::is_there(&default) {
-        all.push(of_file(DEFAULT, &default)?);
+    if files::lies_in(dir, TEMPLATE) {
+        all.push(of_file(DEFAULT, &dir.join(TEMPLATE))?);
     }
     let folder = dir.join("additional_chat_templates");
     if folder.is_dir() {

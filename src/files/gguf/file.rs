@@ -267,3 +267,103 @@ impl GgufPart {
         Ok((1..=count).map(|no| self.path.with_file_name(format!("{stem}-{no:05}{suffix}"))).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::ChaCha8Rng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised").join(name)
+    }
+
+    /// The bytes of a file with these keys (already encoded), and one tensor of four zeros.
+    fn file(keys: &[(&str, Vec<u8>)]) -> Vec<u8> {
+        let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+        let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes(), &1u64.to_le_bytes(), &(keys.len() as u64).to_le_bytes()].concat();
+        bytes.extend(keys.iter().flat_map(|(name, value)| [text(name), value.clone()].concat()));
+        bytes.extend([text("t"), 1u32.to_le_bytes().into(), 4u64.to_le_bytes().into(), 0u32.to_le_bytes().into()].concat());
+        bytes.extend(0u64.to_le_bytes());
+        bytes.resize(bytes.len().next_multiple_of(32) + 16, 0);
+        bytes
+    }
+
+    fn number(value: u32) -> Vec<u8> {
+        [4u32, value].map(u32::to_le_bytes).concat()
+    }
+
+    fn opened(bytes: &[u8]) -> Result<GgufFile, Fault> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.gguf");
+        std::fs::write(&path, bytes).unwrap();
+        GgufFile::open(&path)
+    }
+
+    #[test]
+    fn no_byte_that_is_changed_or_missing_is_more_than_an_error() {
+        let whole = std::fs::read(fixture("model-gguf-llama-q4_0/model.gguf")).unwrap();
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        for _ in 0..600 {
+            let mut bytes = whole.clone();
+            let at = rng.random_range(0..12_000);
+            bytes[at] ^= 1 << rng.random_range(0..8);
+            let _ = opened(&bytes).map(|file| super::super::config_of(&file).map(|_| super::super::tokenizer_json(&file)));
+        }
+        for length in (0..whole.len()).step_by(997) {
+            let error = opened(&whole[..length]).unwrap_err();
+            assert!(error.hint().is_some(), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let list = |kind: u32, count: u64| [&9u32.to_le_bytes()[..], &kind.to_le_bytes(), &count.to_le_bytes()].concat();
+        for (keys, words) in [
+            (vec![("a", number(1)), ("a", number(1))], "the key `a` twice"),
+            (vec![("general.alignment", number(24))], "`general.alignment` is 24, expected a power of two"),
+            (vec![("a", list(9, 1))], "`a` is a list of lists"),
+            (vec![("a", list(4, 1 << 60))], "its number of items of `a` is 1152921504606846976"),
+            (vec![("a", [7u32.to_le_bytes().to_vec(), vec![2]].concat())], "`a` is 2, expected 0 or 1"),
+            (vec![("a", 99u32.to_le_bytes().into())], "`a` has the unknown type 99"),
+            (vec![("split.count", number(2))], "expected a name that ends in `-of-00002.gguf`"),
+        ] {
+            let error = opened(&file(&keys)).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let sound = file(&[]);
+        assert_eq!(opened(&sound).unwrap().get("t").unwrap().shape, [4]);
+        for (at, byte, words) in [(0, b'g', "does not begin with `GGUF`"), (4, 1, "its version is 1"), (7, 3, "big-endian")] {
+            let mut bytes = sound.clone();
+            if at == 7 {
+                bytes[4] = 0;
+            }
+            bytes[at] = byte;
+            let error = opened(&bytes).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_model_in_parts_is_one_whichever_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let part = |no: u32| {
+            let name = format!("m-{:05}-of-00002.gguf", no + 1);
+            let tensor = if no == 0 { b't' } else { b'u' };
+            let mut bytes = file(&[("split.no", number(no)), ("split.count", number(2))]);
+            let at = bytes.windows(9).position(|window| window == b"\x01\0\0\0\0\0\0\0t").unwrap() + 8;
+            bytes[at] = tensor;
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            path
+        };
+        let (first, second) = (part(0), part(1));
+        for path in [&first, &second, &dir.path().to_owned()] {
+            let found = GgufFile::of_model(path).unwrap().unwrap();
+            assert_eq!((found.names().collect::<Vec<_>>(), found.paths().count()), (vec!["t", "u"], 2));
+        }
+        std::fs::remove_file(&first).unwrap();
+        assert!(GgufFile::open(&second).unwrap_err().io().is_some());
+    }
+}
