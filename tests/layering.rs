@@ -176,7 +176,6 @@ fn lines_of_the_house_pass() {
         ("main.rs", "use kvtune::cli; fn main() { kvtune::cli::run(); }"),
         ("verify/mutations.rs", "#[path = \"../../tests/support/mod.rs\"] mod support;"),
         ("lib.rs", "#[cfg(test)] extern crate self as kvtune;"),
-        ("lib.rs", "pub mod units; #[cfg(test)] pub(crate) mod faults;"),
     ] {
         assert_eq!(violations(file, &format!("//! A file.\n{source}")), Vec::<String>::new(), "{source}");
     }

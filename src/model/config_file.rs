@@ -10,6 +10,7 @@ use tch::Kind;
 use super::config::{ModelConfig, PackedSizes};
 use super::families::{self, Family, MAX_HIDDEN, dropouts, is_wrapped, layers, max_positions, unwrapped};
 use super::fields::{Fields, shown};
+use super::quantised::Quantisation;
 use crate::files::{hub_name, read_json};
 use crate::units::{Fault, abridged};
 
@@ -26,6 +27,8 @@ impl ModelConfig {
 
     /// Checks the keys of a `config.json`; those it doesn't know are left alone.
     pub fn from_object(object: &Map<String, Value>) -> Result<Self, Fault> {
+        // Of a model inside another one it belongs to the whole.
+        Quantisation::of(object)?;
         let (is_inner, num_classes) = (is_wrapped(object), num_classes(object)?);
         let object = unwrapped(object);
         let fields = Fields::new(&object);

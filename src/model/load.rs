@@ -4,12 +4,12 @@ use tch::{Device, Kind};
 
 use super::causal_lm::Model;
 use super::config::ModelConfig;
-use super::gguf::GgufWeights;
 use super::init::draw;
 use super::layout;
+use super::quantised::GgufWeights;
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
-use super::weights::{TensorNames, Weights};
+use super::weights::Weights;
 use crate::files::GgufFile;
 use crate::recipe::Dtype;
 use crate::units::{Fault, abridged};
@@ -20,15 +20,14 @@ impl Model {
         Ok(Self::open(source.into(), Kind::Float, Device::Cpu.into())?.0)
     }
 
-    fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), Fault> {
+    pub(super) fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), Fault> {
         let config = source.config()?;
         if let Some(file) = GgufFile::of_model(source.dir)? {
-            let weights = Weights::of_gguf(GgufWeights::new(file, config.clone()), kind, at);
+            let mut weights = Weights::of_gguf(GgufWeights::new(file, config.clone()), kind, at);
             weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
             return Ok((config, weights));
         }
-        let names = TensorNames::of(&source.object()?);
-        let mut weights = Weights::open(source.dir, names, kind, at)?;
+        let mut weights = Weights::open(source.dir, &source.object()?, kind, at)?;
         weights.leave_layers(config.num_layers(), config.further_layers);
         weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
         Ok((config, weights))

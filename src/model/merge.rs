@@ -6,22 +6,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use tch::{Kind, Tensor, no_grad};
+use tch::{Tensor, no_grad};
 
 use super::adapter::Adapter;
 use super::all_weights::COMPANIONS;
 use super::delta::{LoraDelta, master_kind};
-use super::families::own_name;
-use super::gguf::GgufWeights;
+use super::families::unwrapped;
 use super::io_layers::{EmbeddingAdapter, IoTensor};
-use super::layout::{self, TensorEntry};
+use super::merged_weights::{MergedWeights, Shard};
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
-use super::weights::{Files, INDEX, MODEL_TENSORS, TensorNames};
+use super::weights::INDEX;
 use super::{Model, ModelConfig};
-use crate::files::{self, Dtype, FileKind, GgufFile, TensorFile, TensorHead};
-use crate::store::{load_tensor, pt_metadata, raw_tensors};
+use crate::files::{self, FileKind, TensorHead};
+use crate::store::{pt_metadata, raw_tensors};
 use crate::units::{Bytes, Fault, FaultKind, quoted};
 
 /// What a model that sees has beside [`COMPANIONS`].
@@ -43,14 +42,6 @@ pub struct MergedModel {
     saved: BTreeMap<String, Tensor>,
 }
 
-/// The weights that something is added to.
-#[derive(Debug)]
-enum MergedWeights {
-    Files(Files, TensorNames),
-    /// Packed, and written unpacked in f32: these tensors.
-    Gguf(Box<GgufWeights>, Vec<TensorHead>),
-}
-
 /// Which part of the delta of all experts is that of one linear of one of them.
 #[derive(Debug)]
 struct ExpertPart {
@@ -62,33 +53,25 @@ struct ExpertPart {
     rows: (i64, i64),
 }
 
-struct Shard<'a> {
-    name: String,
-    /// Where its tensors lie as they are; `None` where they are unpacked.
-    file: Option<&'a TensorFile>,
-    heads: Vec<TensorHead>,
-}
-
 impl MergedModel {
     /// Opens a model to add `adapter` into it. What it has trained in full takes the place of the model's own, or comes on top.
     pub fn open<'a>(source: impl Into<ModelSource<'a>>, adapter: Option<Adapter>) -> Result<Self, Fault> {
         let source = source.into();
         let (config, mut object) = (Model::check(source)?, source.object()?);
-        let weights = match GgufFile::of_model(source.dir)? {
-            Some(file) => {
-                object.insert("dtype".into(), json!("float32"));
-                let head = |entry: TensorEntry| TensorHead { name: entry.name, dtype: Dtype::F32, shape: entry.shape };
-                let heads = layout::entries(&config).into_iter().map(head).collect();
-                MergedWeights::Gguf(Box::new(GgufWeights::new(file, config.clone())), heads)
-            }
-            None => MergedWeights::Files(Files::open(source.dir)?, TensorNames::of(&object)),
-        };
+        let weights = MergedWeights::open(source, &config, &object)?;
+        let is_packed = matches!(weights, MergedWeights::Packed(..));
+        if is_packed {
+            // What is unpacked is the language model alone, where it was inside another one.
+            object = unwrapped(&object).into_owned();
+            object.remove("quantization_config");
+            object.remove("torch_dtype");
+            object.insert("dtype".into(), json!("float32"));
+        }
         let (deltas, embedding) = adapter.map(|adapter| (adapter.deltas, adapter.embedding)).unwrap_or_default();
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         let output = deltas.remove(OUTPUT_MODULE);
         let mut saved = merged_io_layers(&config, &embedding, output.as_ref(), |name| weights.stored(name))?;
         saved.extend(embedding.copies.iter().map(|(name, leaf)| (name.clone(), leaf.detach())));
-        let is_packed = matches!(weights, MergedWeights::Gguf(..));
         let changes_config = change_config(&mut object, &config, &saved)? || is_packed;
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
             if deltas.get(&linear.name).is_some_and(|lora| lora.b_bias_o.is_some()) {
@@ -210,59 +193,6 @@ impl MergedModel {
             Some(config) => Ok(files::write_atomic(&to, &files::to_json(config))?),
             None => copy(&self.dir.join("config.json"), &to),
         }
-    }
-}
-
-impl MergedWeights {
-    /// What a tensor of the files is called in the model, where it is of it.
-    fn own(&self, stored: &str) -> Option<String> {
-        if let Self::Files(_, TensorNames::Wrapped) = self { own_name(stored) } else { Some(stored.to_owned()) }
-    }
-
-    /// A tensor by its name in the model.
-    fn stored(&self, name: &str) -> Result<Option<Tensor>, Fault> {
-        let files = match self {
-            Self::Files(files, _) => files,
-            Self::Gguf(gguf, heads) => {
-                let is_there = heads.iter().any(|head| head.name == name);
-                return is_there.then(|| gguf.load(name, Kind::Float)).transpose();
-            }
-        };
-        let called = |stored: &String| self.own(stored).as_deref() == Some(name);
-        let found = files.opened.iter().find_map(|file| Some((file, file.names().into_iter().find(called)?)));
-        found.map(|(file, name)| load_tensor(file, &name)).transpose()
-    }
-
-    /// A tensor of a shard as it is without an adapter.
-    fn load(&self, shard: &Shard<'_>, name: &str) -> Result<Tensor, Fault> {
-        match (self, shard.file) {
-            (Self::Gguf(gguf, _), _) => gguf.load(name, Kind::Float),
-            (Self::Files(..), Some(file)) => load_tensor(file, name),
-            (Self::Files(..), None) => Ok(Tensor::new()),
-        }
-    }
-
-    /// The files, under names that count them, with their tensors.
-    fn shards(&self) -> Result<Vec<Shard<'_>>, Fault> {
-        let files = match self {
-            Self::Files(files, _) => &files.opened,
-            Self::Gguf(_, heads) => {
-                return Ok(vec![Shard { name: MODEL_TENSORS.to_owned(), file: None, heads: heads.clone() }]);
-            }
-        };
-        let name = |index: usize| match files.len() {
-            1 => MODEL_TENSORS.to_owned(),
-            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
-        };
-        let head = |file: &TensorFile, name: String| {
-            let view = file.get(&name)?;
-            Ok(TensorHead { dtype: view.dtype, shape: view.shape.to_vec(), name })
-        };
-        let shard = |(index, file)| {
-            let heads = TensorFile::names(file).into_iter().map(|name| head(file, name)).collect::<Result<_, Fault>>()?;
-            Ok(Shard { name: name(index), file: Some(file), heads })
-        };
-        files.iter().enumerate().map(shard).collect()
     }
 }
 

@@ -3,14 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
+use tch::{Device, Kind};
 
-use super::config::ModelConfig;
+use super::config::{ModelConfig, PackedSizes};
 use super::families::{TABLES, is_longrope};
-use super::gguf::GgufWeights;
 use super::layout;
+use super::quantised::GgufWeights;
+use super::quantised::Quantisation;
+use super::weights::Weights;
 use crate::files::{GgufFile, object_of_model, read_json};
 use crate::recipe::{ModelRecipe, RopeScalingRecipe};
-use crate::units::{Fault, abridged};
+use crate::units::{Fault, FaultKind, abridged};
 
 /// A model directory, and how its rotary embeddings are scaled if not as its `config.json` says.
 #[derive(Clone, Copy, Debug)]
@@ -46,17 +49,16 @@ impl ModelConfig {
 
 impl ModelSource<'_> {
     pub(super) fn config(self) -> Result<ModelConfig, Fault> {
-        let own = match GgufFile::of_model(self.dir)? {
-            Some(file) => {
-                let path = file.path().to_owned();
-                let config = ModelConfig::from_object(&self.own_object()?);
-                let config =
-                    config.map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(path.display()))))?;
-                let entries = layout::entries(&config);
-                let packed = GgufWeights::new(file, config.clone()).packed_sizes(&entries);
-                ModelConfig { packed, ..config }
-            }
-            None => ModelConfig::load_file(&self.dir.join("config.json"))?,
+        let own = if let Some(file) = GgufFile::of_model(self.dir)? {
+            let path = file.path().to_owned();
+            let config = ModelConfig::from_object(&self.own_object()?);
+            let config = config.map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(path.display()))))?;
+            let packed = GgufWeights::new(file, config.clone()).packed_sizes(&layout::entries(&config));
+            ModelConfig { packed, ..config }
+        } else {
+            let config = ModelConfig::load_file(&self.dir.join("config.json"))?;
+            let packed = packed_sizes(self.dir, &self.own_object()?, &config)?;
+            ModelConfig { packed, ..config }
         };
         if self.rope_scaling.is_none() {
             return Ok(own);
@@ -96,6 +98,18 @@ impl ModelSource<'_> {
             }
         }
         Ok(object)
+    }
+}
+
+/// What of a directory's weights is packed; nothing where there are none.
+fn packed_sizes(dir: &Path, object: &Map<String, Value>, config: &ModelConfig) -> Result<PackedSizes, Fault> {
+    if Quantisation::of(object)?.is_none() {
+        return Ok(PackedSizes::default());
+    }
+    match Weights::open(dir, object, Kind::Float, Device::Cpu.into()) {
+        Ok(weights) => Ok(weights.packed_sizes(&layout::entries(config), config.num_layers())),
+        Err(error) if error.kind() == FaultKind::NoWeights => Ok(PackedSizes::default()),
+        Err(error) => Err(error),
     }
 }
 

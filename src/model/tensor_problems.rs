@@ -36,20 +36,9 @@ const NAMED: usize = 8;
 impl TensorProblems {
     /// The fault of the tensors in `dir`, which don't fit `what`, as the model or its `config.json`.
     pub(super) fn of(self, dir: &Path, what: &str) -> Fault {
-        let hint = if self.are_mxfp4() {
-            "the experts are quantised as MXFP4, which is not unpacked here: use a version of the model in bf16"
-        } else {
-            "check that weights and configuration belong together and that all files are complete"
-        };
+        let hint = "check that weights and configuration belong together and that all files are complete";
         let message = format!("the tensors in `{}` don't fit {what}: {self}", abridged(dir.display()));
         Fault::data(message, hint).carrying(self)
-    }
-
-    /// Whether tensors are there in blocks of 4-bit numbers with scales, as gpt-oss is published.
-    fn are_mxfp4(&self) -> bool {
-        let is_block =
-            |problem: &TensorProblem| matches!(problem, TensorProblem::Extra { name } if name.ends_with("proj_blocks"));
-        self.0.iter().any(is_block)
     }
 }
 

@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use tch::{Device, Kind, Tensor};
 
+use super::config::PackedSizes;
 use super::families::{is_wrapped, own_name};
-use super::gguf::GgufWeights;
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
+use super::quantised::GgufWeights;
+use super::quantised::Quantisation;
 use super::tensor_problems::{TensorProblem, TensorProblems};
 use super::waiting_layers::ModelPlacement;
 use crate::files::{Dtype as FileDtype, FileKind, TensorFile, io_fault, is_there, read_json_as};
@@ -47,12 +50,16 @@ enum WeightSource {
 /// The safetensors files of a directory.
 #[derive(Debug)]
 pub(super) struct Files {
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
     pub(super) opened: Vec<TensorFile>,
     /// Which file a tensor is read from, and what it is called there.
-    places: BTreeMap<String, (usize, String)>,
+    pub(super) places: BTreeMap<String, (usize, String)>,
     /// Tensors in files to which the index doesn't assign them.
     strays: BTreeSet<String>,
+    /// How matrices are packed, those that are.
+    pub(super) quantisation: Option<Quantisation>,
+    /// The shapes that packed matrices have, once they are checked.
+    pub(super) shapes: BTreeMap<String, Vec<usize>>,
 }
 
 /// How the tensors of a directory are called.
@@ -70,17 +77,18 @@ impl TensorNames {
     }
 }
 
-type FoundTensors<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
+pub(super) type FoundTensors<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
 
 impl Weights {
-    /// Opens the files of a directory and reads their headers. `name` says whether the model's tensors are called as by itself, or as
-    /// part of another model.
-    pub(super) fn open(dir: &Path, name: TensorNames, kind: Kind, placement: ModelPlacement) -> Result<Self, Fault> {
+    /// Opens the files of a directory and reads their headers. The `config.json` says whether the model's tensors are called as by itself, or as
+    /// part of another model, and how they are packed.
+    pub(super) fn open(dir: &Path, config: &Map<String, Value>, kind: Kind, placement: ModelPlacement) -> Result<Self, Fault> {
         let upload = (placement.device != Device::Cpu).then(|| Upload::to(placement.device));
         let mut files = Files::open(dir)?;
-        if name == TensorNames::Wrapped {
+        if TensorNames::of(config) == TensorNames::Wrapped {
             files.unwrap_names();
         }
+        files.quantisation = Quantisation::of(config)?;
         Ok(Self { source: WeightSource::Files(files), kind, placement, upload })
     }
 
@@ -97,6 +105,15 @@ impl Weights {
         Self { source: WeightSource::Drawn(entries, std), kind, placement, upload: None }
     }
 
+    /// What of the model's matrices is packed in files of safetensors.
+    pub(super) fn packed_sizes(&self, entries: &[TensorEntry], num_layers: usize) -> PackedSizes {
+        if let WeightSource::Files(files) = &self.source {
+            files.packed_sizes(entries, num_layers)
+        } else {
+            PackedSizes::default()
+        }
+    }
+
     /// Leaves the tensors of so many layers from `first` on alone.
     pub(super) fn leave_layers(&mut self, first: usize, count: usize) {
         if let WeightSource::Files(files) = &mut self.source {
@@ -108,8 +125,8 @@ impl Weights {
 
     /// Compares names, shapes and dtypes with what a model needs, and reports all differences at once. A tied model's file may
     /// or may not hold an output projection.
-    pub(super) fn check(&self, entries: &[TensorEntry], is_tied: bool) -> Result<(), Fault> {
-        let files = match &self.source {
+    pub(super) fn check(&mut self, entries: &[TensorEntry], is_tied: bool) -> Result<(), Fault> {
+        let files = match &mut self.source {
             WeightSource::Files(files) => files,
             WeightSource::Gguf(gguf) => return gguf.check(entries),
             WeightSource::Memory(_) | WeightSource::Drawn(..) => return Ok(()),
@@ -120,9 +137,15 @@ impl Weights {
             // Of the embedding's shape, which comes first.
             expected.extend(entries.first().map(|embedding| (OUTPUT, embedding.shape.as_slice())));
         }
-        let mut problems = compare(&files.found()?, &expected);
+        let mut found = files.found()?;
+        let packed = files.take_packed(entries, &mut found);
+        expected.retain(|(name, _)| !packed.names.contains(*name));
+        let mut problems = compare(&found, &expected);
+        problems.0.splice(0..0, packed.problems);
         problems.0.extend(files.strays.iter().map(|name| TensorProblem::Extra { name: name.clone() }));
         if problems.0.is_empty() {
+            let packed = entries.iter().filter(|entry| packed.names.contains(&entry.name));
+            files.shapes = packed.map(|entry| (entry.name.clone(), entry.shape.clone())).collect();
             return Ok(());
         }
         Err(problems.of(&files.dir, "its `config.json`"))
@@ -141,16 +164,25 @@ impl Weights {
         {
             return Ok(Weight::Packed(packed));
         }
+        if let WeightSource::Files(files) = &self.source
+            && self.placement.device == Device::Cpu
+            && let Some(packed) = files.packed(name, self.kind)?
+        {
+            return Ok(Weight::Packed(packed));
+        }
         self.load(name).map(Weight::Plain)
     }
 
     /// Reads the matrices of all experts of a linear that lie side by side in a checkpoint, where the file has them packed.
     pub(super) fn load_packed_experts(&self, name: &str) -> Result<Option<Vec<Weight>>, Fault> {
-        let WeightSource::Gguf(gguf) = &self.source else { return Ok(None) };
         if self.placement.device != Device::Cpu {
             return Ok(None);
         }
-        let found = gguf.packed_experts(name, self.kind)?;
+        let found = match &self.source {
+            WeightSource::Gguf(gguf) => gguf.packed_experts(name, self.kind)?,
+            WeightSource::Files(files) => files.packed_experts(name, self.kind)?,
+            WeightSource::Memory(_) | WeightSource::Drawn(..) => None,
+        };
         Ok(found.map(|experts| experts.into_iter().map(Weight::Packed).collect()))
     }
 
@@ -168,6 +200,7 @@ impl Weights {
     fn load_to(&self, name: &str, home: Home<'_>, kind: Kind) -> Result<Tensor, Fault> {
         let device = self.placement.home_of(name);
         match &self.source {
+            WeightSource::Files(files) if files.is_packed(name) => Ok(files.unpacked(name, kind)?.to_device(device)),
             WeightSource::Files(files) => {
                 let upload = self.upload.as_ref().filter(|_| device != Device::Cpu);
                 files.load(name, kind, upload.map_or(home, Home::Device))
@@ -216,7 +249,14 @@ fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), Fault> {
 impl Files {
     pub(super) fn open(dir: &Path) -> Result<Self, Fault> {
         let (shards, assigned) = shards(dir)?;
-        let mut all = Self { dir: dir.into(), opened: Vec::new(), places: BTreeMap::new(), strays: BTreeSet::new() };
+        let mut all = Self {
+            dir: dir.into(),
+            opened: Vec::new(),
+            places: BTreeMap::new(),
+            strays: BTreeSet::new(),
+            quantisation: None,
+            shapes: BTreeMap::new(),
+        };
         for (shard, path) in shards {
             let file = TensorFile::open(&path)?;
             for name in file.names() {

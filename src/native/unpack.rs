@@ -10,6 +10,7 @@ use super::kernels::made;
 
 unsafe extern "C" {
     fn kvtune_first_bad_block(packed: *mut C_tensor, id: i64, result: *mut i64) -> c_int;
+    fn kvtune_packed_product(x: *mut C_tensor, packed: *mut C_tensor, id: i64, result: *mut *mut C_tensor) -> c_int;
     fn kvtune_unpack(packed: *mut C_tensor, id: i64, like: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
 }
 
@@ -33,4 +34,14 @@ pub fn first_bad_block(packed: &Tensor, id: u32) -> Option<usize> {
     // SAFETY: it is a live tensor; one number is written.
     or_panic(check(unsafe { kvtune_first_bad_block(pointer(packed), id.into(), &raw mut found) }));
     usize::try_from(found).ok()
+}
+
+/// `x Wᵀ` of a few rows with packed ones, none of which is unpacked as a whole matrix.
+///
+/// # Shapes
+/// `x (n, D)`, f32, `packed (o, bytes)` as in [`unpack`]; result `(n, o)`, f32.
+pub fn packed_product(x: &Tensor, packed: &Tensor, id: u32) -> Tensor {
+    // SAFETY: both are live tensors; one result is written.
+    let [product] = made(|result| unsafe { kvtune_packed_product(pointer(x), pointer(packed), id.into(), result) });
+    product
 }

@@ -43,12 +43,31 @@ pub struct PackedWeight {
 
 /// A form in which the rows of a matrix are packed, each by itself.
 pub trait PackedForm: Debug + Send + Sync {
-    /// The rows, in a dtype.
+    /// Some rows, in a dtype.
     ///
     /// # Shapes
     /// Those of the form; `(rows, in)` out.
-    fn unpack(&self, parts: &[Tensor], kind: Kind) -> Tensor;
+    fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor;
+
+    /// Rows by their numbers, of a matrix of `size`.
+    ///
+    /// # Shapes
+    /// `index (n)`, int64; `(n, in)` out.
+    fn select(&self, parts: &[Tensor], size: [i64; 2], index: &Tensor, kind: Kind) -> Tensor {
+        self.unpack(parts, &(0..size[0]), kind).index_select(0, index)
+    }
+
+    /// `x Wᵀ` of a few rows of f32 without the whole matrix; `None` where the form has no such way.
+    ///
+    /// # Shapes
+    /// `(n, in)` in, `(n, out)` out.
+    fn product(&self, _parts: &[Tensor], _x: &Tensor) -> Option<Tensor> {
+        None
+    }
 }
+
+/// Rows up to which a product does without the whole matrix: those of texts that are written side by side.
+const FEW_ROWS: i64 = 8;
 
 /// Numbers of a packed weight that are unpacked at a time: an output projection is much larger than what is computed with it.
 pub const TILE: i64 = 1 << 24;
@@ -61,8 +80,7 @@ impl PackedWeight {
 
     /// The rows of a range, unpacked.
     fn rows(&self, rows: &Range<i64>) -> Tensor {
-        let parts: Vec<Tensor> = self.parts.iter().map(|part| part.narrow(0, rows.start, rows.end - rows.start)).collect();
-        self.form.unpack(&parts, self.kind)
+        self.form.unpack(&self.parts, rows, self.kind)
     }
 
     fn tiles(&self) -> impl Iterator<Item = Range<i64>> {
@@ -89,9 +107,8 @@ impl Weight {
             Self::Plain(weight_oi) => Tensor::embedding(weight_oi, index, -1, false, false),
             Self::Packed(packed) => no_grad(|| {
                 let flat = index.reshape([-1]);
-                let chosen = packed.with(|part| part.index_select(0, &flat));
                 let size = [&index.size()[..], &packed.size[1..]].concat();
-                packed.form.unpack(&chosen.parts, packed.kind).view(&size[..])
+                packed.form.select(&packed.parts, packed.size, &flat, packed.kind).view(&size[..])
             }),
         }
     }
@@ -117,6 +134,11 @@ impl Weight {
         match self {
             Self::Plain(weight_oi) => product(x, weight_oi),
             Self::Packed(packed) => {
+                let few = x.size()[0] <= FEW_ROWS && x.kind() != Kind::Double;
+                let made = few.then(|| packed.form.product(&packed.parts, &x.to_kind(Kind::Float))).flatten();
+                if let Some(made) = made {
+                    return made.to_kind(x.kind());
+                }
                 let mut parts: Vec<Tensor> = packed.tiles().map(|rows| product(x, &packed.rows(&rows))).collect();
                 if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(&parts, 1) }
             }

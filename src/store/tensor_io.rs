@@ -148,7 +148,7 @@ pub(super) fn torch(name: &str, error: &dyn std::error::Error) -> Fault {
 fn wrong_dtype(path: &Path, name: &str, found: impl Display) -> Fault {
     let (path, name, found) = (abridged(path.display()), quoted(name), quoted(found));
     let message = format!("`{name}` in `{path}` is {found}, expected one of F64, F32, F16, BF16, I64, I32, U8, BOOL");
-    Fault::data(message, "save the tensor as one of these types; quantised models are not read")
+    Fault::data(message, "save the tensor as one of these types")
 }
 
 const KINDS: [(Dtype, Kind); 8] = [

@@ -9,11 +9,24 @@ use tch::{Device, no_grad};
 
 use super::dense::{Golden, assert_family, fixture, logits};
 
+const FILES: [&str; 11] = [
+    "bnb-nf4",
+    "bnb-nf4-dq",
+    "bnb-fp4",
+    "bnb-int8",
+    "fp8-block",
+    "fp8-tensor-static",
+    "mxfp4",
+    "gptq",
+    "awq",
+    "ct-int4",
+    "ct-fp8",
+];
 const GGUF: [&str; 5] = ["gguf-llama-q4_0", "gguf-qwen2-q4_k_m", "gguf-qwen3-q8_0", "gguf-gemma2-q5_0", "gguf-gpt-oss-mxfp4"];
 
 #[test]
 fn logits_loss_and_gradients() {
-    for case in GGUF {
+    for case in GGUF.into_iter().chain(FILES) {
         let golden = Golden::of_model(&fixture(&format!("quantised/dense-{case}.safetensors")));
         let base = Model::load(&fixture(&format!("quantised/model-{case}")), Dtype::F32, Device::Cpu).unwrap();
         let of_base = no_grad(|| golden.furthest_logits(&logits(&base, &golden.ids_bn.narrow(0, 0, 1)), "logits_base"));
@@ -50,15 +63,12 @@ fn broken_files_are_named_with_what_is_wrong() {
     let mut seen = 0;
     for case in &broken {
         let path = case["path"].as_str().unwrap();
-        if !path.contains("gguf") {
-            continue;
-        }
         seen += 1;
-        let error = Model::check(&fixture(&format!("quantised/{path}"))).unwrap_err();
+        let error = Model::load(&fixture(&format!("quantised/{path}")), Dtype::F32, Device::Cpu).unwrap_err();
         let text = error.to_string();
         let says = |word: &Value| text.contains(word.as_str().unwrap());
         let has = |word: &Value| word.as_array().map_or_else(|| says(word), |any| any.iter().any(says));
         assert!(error.hint().is_some() && case["names"].as_array().unwrap().iter().all(has), "{path}: {text}");
     }
-    assert_eq!(seen, 4);
+    assert_eq!(seen, 17);
 }

@@ -108,15 +108,23 @@ fn all_weights_of_every_build() {
 
 /// Bases whose matrices stay packed: linears, embedding and output projection, and experts side by side.
 #[test]
-fn packed_weights_of_gguf_files() {
+fn packed_weights() {
     let models = [
         ("llama in Q4_0", "model-gguf-llama-q4_0", PLAIN.config, &[][..]),
         ("qwen2 in Q4_K and Q6_K", "model-gguf-qwen2-q4_k_m", PLAIN.config, &[]),
         ("gemma2 in Q5_0", "model-gguf-gemma2-q5_0", GEMMA2, &[0]),
         ("gpt-oss in MXFP4", "model-gguf-gpt-oss-mxfp4", GPT_OSS, &[0]),
+        ("gpt-oss in MXFP4, as published", "model-mxfp4", GPT_OSS, &[0]),
+        ("NF4", "model-bnb-nf4", PLAIN.config, &[]),
+        ("NF4 with nested scales", "model-bnb-nf4-dq", PLAIN.config, &[]),
+        ("8 bits", "model-bnb-int8", PLAIN.config, &[]),
+        ("FP8", "model-fp8-block", PLAIN.config, &[]),
+        ("GPTQ", "model-gptq", PLAIN.config, &[]),
+        ("AWQ", "model-awq", PLAIN.config, &[]),
+        ("compressed-tensors", "model-ct-int4", PLAIN.config, &[]),
     ];
-    let of = |(name, gguf, config, sliding_layers): (&'static str, &'static str, &'static str, &'static [usize])| {
-        KINDS.map(|case| Case { name, config, sliding_layers, gguf: Some(gguf), ..case })
+    let of = |(name, model, config, sliding_layers): (&'static str, &'static str, &'static str, &'static [usize])| {
+        KINDS.map(|case| Case { name, config, sliding_layers, quantised: Some(model), ..case })
     };
     prove("packed weights", &models.into_iter().flat_map(of).collect::<Vec<_>>());
 }

@@ -22,7 +22,7 @@ pub struct Case {
     /// Keys of its `config.json` that are not as in other cases: another family, another rotary embedding. As JSON.
     pub config: &'static str,
     /// A model of the fixtures of quantised weights, in place of drawn ones; `config` and layers are its own.
-    pub gguf: Option<&'static str>,
+    pub quantised: Option<&'static str>,
     /// Query heads and KV heads.
     pub heads: (usize, usize),
     /// The window of the layers that slide.
@@ -189,7 +189,7 @@ pub const PLAIN: Case = Case {
     policy: "h2o",
     params: "",
     config: "{}",
-    gguf: None,
+    quantised: None,
     heads: (6, 2),
     window: 7,
     sliding_layers: &[],

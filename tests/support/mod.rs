@@ -57,7 +57,7 @@ pub fn model(case: &Case) -> Model {
     // The tests are the parallelism; and a reduction split over threads would not repeat to the bit.
     tch::set_num_threads(1);
     let dir = tempfile::tempdir().unwrap();
-    let path = if let Some(name) = case.gguf {
+    let path = if let Some(name) = case.quantised {
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised").join(name)
     } else {
         std::fs::write(dir.path().join("config.json"), config(case).to_string()).unwrap();

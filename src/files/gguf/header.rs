@@ -36,7 +36,7 @@ pub(super) struct Reader<'a> {
     pub(super) at: usize,
 }
 
-type Header = (BTreeMap<String, GgufValue>, Vec<(String, GgufRecord)>);
+type GgufHeader = (BTreeMap<String, GgufValue>, Vec<(String, GgufRecord)>);
 
 impl<'a> Reader<'a> {
     fn wrong(&self, reason: &str) -> Fault {
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    pub(super) fn header(&mut self, part: usize) -> Result<Header, Fault> {
+    pub(super) fn header(&mut self, part: usize) -> Result<GgufHeader, Fault> {
         let magic: [u8; 4] = self.array("the magic number")?;
         if magic != MAGIC {
             return Err(self.wrong("it does not begin with `GGUF`"));

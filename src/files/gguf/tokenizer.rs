@@ -11,13 +11,13 @@ use crate::units::{Fault, listed, quoted};
 /// name means which, llama.cpp's `llama-vocab.cpp` says.
 struct PreTokenizer {
     names: &'static [&'static str],
-    split: Split,
+    split: TextSplit,
     /// A part that is a token as a whole is not merged.
     ignores_merges: bool,
     adds_bos: bool,
 }
 
-enum Split {
+enum TextSplit {
     /// GPT-2's, which is the byte level's own.
     Gpt2,
     /// The same, and each digit by itself.
@@ -25,30 +25,30 @@ enum Split {
     Pattern(&'static str),
 }
 
-const LLAMA3: Split = Split::Pattern(
+const LLAMA3: TextSplit = TextSplit::Pattern(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
-const QWEN2: Split = Split::Pattern(
+const QWEN2: TextSplit = TextSplit::Pattern(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
-const GPT4O: Split = Split::Pattern(concat!(
+const GPT4O: TextSplit = TextSplit::Pattern(concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 ));
-const TEKKEN: Split = Split::Pattern(concat!(
+const TEKKEN: TextSplit = TextSplit::Pattern(concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|",
     r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 ));
 
-const fn pre(names: &'static [&'static str], split: Split) -> PreTokenizer {
+const fn pre(names: &'static [&'static str], split: TextSplit) -> PreTokenizer {
     PreTokenizer { names, split, ignores_merges: false, adds_bos: false }
 }
 
 const PRE_TOKENIZERS: [PreTokenizer; 7] = [
-    pre(&["gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "exaone4"], Split::Gpt2),
-    pre(&["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"], Split::Digits),
+    pre(&["gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "exaone4"], TextSplit::Gpt2),
+    pre(&["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"], TextSplit::Digits),
     PreTokenizer {
         ignores_merges: true,
         adds_bos: true,
@@ -134,9 +134,9 @@ fn byte_level(file: &GgufFile, tokens: &[String]) -> Result<Value, Fault> {
         |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
     let sequence = |parts: Value| json!({"type": "Sequence", "pretokenizers": parts});
     let pre_tokenizer = match pre.split {
-        Split::Gpt2 => bytes(true),
-        Split::Digits => sequence(json!([{"type": "Digits", "individual_digits": true}, bytes(true)])),
-        Split::Pattern(pattern) => {
+        TextSplit::Gpt2 => bytes(true),
+        TextSplit::Digits => sequence(json!([{"type": "Digits", "individual_digits": true}, bytes(true)])),
+        TextSplit::Pattern(pattern) => {
             let split = json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
             sequence(json!([split, bytes(false)]))
         }

@@ -19,7 +19,6 @@ const LAYER_TYPES: &str = "layer_types";
 
 /// The layers of a model of a family, bottom to top.
 pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Vec<LayerSpec>, Fault> {
-    refuse_unbuilt(fields)?;
     let biases = (family.biases)(fields)?;
     let scales = (family.scales)(fields)?;
     let attention = attention(fields, family, biases, scales)?;
@@ -45,19 +44,6 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
         }
     };
     Ok(windows.into_iter().zip(rotates).zip(experts).map(layer).collect())
-}
-
-/// What would change the numbers and isn't built.
-fn refuse_unbuilt(fields: Fields<'_>) -> Result<(), Fault> {
-    const KEY: &str = "quantization_config";
-    match fields.get(KEY).map(|table| table.get("quant_method").and_then(Value::as_str)) {
-        Some(Some("mxfp4")) => {
-            let expected = "weights that are not quantised: the experts' numbers of 4 bits are not unpacked here";
-            Err(unsupported(&format!("{KEY}.quant_method"), "mxfp4", expected))
-        }
-        Some(_) => Err(fields.unsupported(KEY, "null".into())),
-        None => Ok(()),
-    }
 }
 
 pub(in crate::model) fn dropouts(fields: Fields<'_>, family: &Family) -> Result<Vec<(&'static str, f64)>, Fault> {

@@ -233,6 +233,16 @@ VARIANTS void convert(const float* from, int64_t count, Half* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = Rounded<Half>::of(from[i]);
 }
 
+// What each of `count` vectors gives with one.
+VARIANTS void dots(const float* one, const float* x, int64_t width, int64_t count, float* to, int64_t stride) {
+  for (int64_t row = 0; row < count; ++row, x += width, to += stride) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < width; ++i) sum += one[i] * x[i];
+    *to = sum;
+  }
+}
+
 struct Form {
   int64_t numbers, bytes;
   // Where scale and minimum lie in a block, if they are f16.
@@ -334,6 +344,28 @@ int kvtune_unpack(at::Tensor* packed, int64_t id, at::Tensor* like, at::Tensor**
     BY_KIND(out, share_out_ranges(out.numel() / form.numbers, LEAST_NUMBERS / form.numbers, [&](int64_t begin, int64_t end) {
       unpack_blocks(form, first + begin * form.bytes, end - begin, data<S>(out) + begin * form.numbers);
     }));
+    *result = new at::Tensor(std::move(out));
+  });
+}
+
+// x (n, D) of f32 with few rows; packed (o, bytes of a row) as above: the product (n, o), of which no more than a row is unpacked at a time.
+int kvtune_packed_product(at::Tensor* x, at::Tensor* packed, int64_t id, at::Tensor** result) {
+  return guarded([&] {
+    Form form = form_of(id);
+    int64_t rows = packed->size(0), width = packed->size(1) / form.bytes * form.numbers, count = x->size(0);
+    bool fits = packed->is_cpu() && packed->scalar_type() == at::kByte && packed->dim() == 2 && packed->size(1) % form.bytes == 0;
+    TORCH_CHECK(fits && x->dim() == 2 && x->size(1) == width, "a product of ", x->sizes(), " with packed rows of ", width);
+    at::Tensor from = packed->contiguous(), vectors = x->contiguous(), out = at::empty({count, rows}, x->options());
+    const uint8_t* first = from.data_ptr<uint8_t>();
+    const float* data = vectors.data_ptr<float>();
+    float* to = out.data_ptr<float>();
+    share_out_ranges(rows, std::max<int64_t>(1, LEAST_NUMBERS / width), [&](int64_t begin, int64_t end) {
+      std::vector<float> row(width);
+      for (int64_t at = begin; at < end; ++at) {
+        form.unpack(first + at * from.size(1), width / form.numbers, row.data());
+        dots(row.data(), data, width, count, to + at, rows);
+      }
+    });
     *result = new at::Tensor(std::move(out));
   });
 }

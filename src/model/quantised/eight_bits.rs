@@ -1,5 +1,6 @@
 //! Frozen weights in 8 bits a number, each row with a minimum and a scale of its own, as caches keep keys and values.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor, no_grad};
@@ -8,7 +9,7 @@ use crate::ops::linear::{PackedForm, PackedWeight};
 use crate::store::{Bits, Quantised};
 
 /// A matrix in 8 bits a number.
-pub(super) fn packed_in_8_bits(weight_oi: &Tensor) -> PackedWeight {
+pub(in crate::model) fn packed_in_8_bits(weight_oi: &Tensor) -> PackedWeight {
     let Quantised { level, range } = no_grad(|| Bits::Eight.quantise(&weight_oi.detach()));
     let size = [0, 1].map(|dim| weight_oi.size()[dim]);
     PackedWeight { parts: vec![level, range], size, kind: weight_oi.kind(), form: Arc::new(EightBits { width: size[1] }) }
@@ -20,8 +21,9 @@ struct EightBits {
 }
 
 impl PackedForm for EightBits {
-    fn unpack(&self, parts: &[Tensor], kind: Kind) -> Tensor {
-        Bits::Eight.restore(&parts[0], &parts[1], self.width, kind)
+    fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor {
+        let [level, range] = [0, 1].map(|part: usize| parts[part].narrow(0, rows.start, rows.end - rows.start));
+        Bits::Eight.restore(&level, &range, self.width, kind)
     }
 }
 
@@ -73,7 +75,7 @@ mod tests {
         let bytes: usize = packed.parts.iter().map(|part| part.numel() * part.kind().elt_size_in_bytes()).sum();
         assert_eq!(bytes, 33 * (200 + 4));
         let spread = (weight_oi.amax([1i64], true) - weight_oi.amin([1i64], true)) / 255.0;
-        let error = (packed.form.unpack(&packed.parts, Kind::Float) - &weight_oi).abs();
+        let error = (packed.form.unpack(&packed.parts, &(0..33), Kind::Float) - &weight_oi).abs();
         assert!(error.le_tensor(&(spread * 0.51)).all().int64_value(&[]) == 1);
     }
 

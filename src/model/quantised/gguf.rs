@@ -1,17 +1,18 @@
 //! Which tensors of a GGUF file stand for those of a checkpoint (llama.cpp, `tensor_mapping.py`), and what is undone of how they were written.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::config::{ModelConfig, PackedSize, PackedSizes};
-use super::layout::TensorEntry;
-use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, layer_of};
-use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
-use super::tensor_problems::{TensorProblem, TensorProblems};
 use crate::files::{GgufDtype, GgufFile, GgufTensor};
-use crate::native::{first_bad_block, tensor_over, unpack};
+use crate::model::config::{ModelConfig, PackedSize, PackedSizes};
+use crate::model::layout::TensorEntry;
+use crate::model::names::{EMBEDDING, FINAL_NORM, OUTPUT, layer_of};
+use crate::model::spec::{STACKED_DOWN, STACKED_GATE_UP};
+use crate::model::tensor_problems::{TensorProblem, TensorProblems};
+use crate::native::{first_bad_block, packed_product, tensor_over, unpack};
 use crate::ops::linear::{PackedForm, PackedWeight};
 use crate::units::{Fault, quoted};
 
@@ -20,7 +21,7 @@ const OF_CONFIG: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "
 
 /// The tensors of a model in a GGUF file, by the names that they have in a checkpoint.
 #[derive(Debug)]
-pub(super) struct GgufWeights {
+pub(in crate::model) struct GgufWeights {
     file: GgufFile,
     config: ModelConfig,
 }
@@ -66,18 +67,26 @@ impl Stored {
 }
 
 impl PackedForm for GgufDtype {
-    fn unpack(&self, parts: &[Tensor], kind: Kind) -> Tensor {
-        unpack(&parts[0], self.id, kind)
+    fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor {
+        unpack(&parts[0].narrow(0, rows.start, rows.end - rows.start), self.id, kind)
+    }
+
+    fn select(&self, parts: &[Tensor], _: [i64; 2], index: &Tensor, kind: Kind) -> Tensor {
+        unpack(&parts[0].index_select(0, index), self.id, kind)
+    }
+
+    fn product(&self, parts: &[Tensor], x: &Tensor) -> Option<Tensor> {
+        Some(packed_product(x, &parts[0], self.id))
     }
 }
 
 impl GgufWeights {
-    pub(super) fn new(file: GgufFile, config: ModelConfig) -> Self {
+    pub(in crate::model) fn new(file: GgufFile, config: ModelConfig) -> Self {
         Self { file, config }
     }
 
     /// All differences between the tensors that are there and those that the model needs.
-    pub(super) fn check(&self, entries: &[TensorEntry]) -> Result<(), Fault> {
+    pub(in crate::model) fn check(&self, entries: &[TensorEntry]) -> Result<(), Fault> {
         let (mut problems, mut used) = (Vec::new(), BTreeSet::new());
         for entry in entries {
             let Some(stored) = self.stored(&entry.name) else {
@@ -103,7 +112,7 @@ impl GgufWeights {
     }
 
     /// What of the model's matrices is packed, and stays so.
-    pub(super) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
+    pub(in crate::model) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
         let mut sizes = PackedSizes { layers: vec![PackedSize::default(); self.config.num_layers()], ..PackedSizes::default() };
         for entry in entries.iter().filter(|entry| entry.shape.len() > 1) {
             let stored = self.stored(&entry.name);
@@ -121,7 +130,7 @@ impl GgufWeights {
     }
 
     /// A tensor of a checkpoint, unpacked.
-    pub(super) fn load(&self, name: &str, kind: Kind) -> Result<Tensor, Fault> {
+    pub(in crate::model) fn load(&self, name: &str, kind: Kind) -> Result<Tensor, Fault> {
         let stored = self.stored(name).ok_or_else(|| self.missing(name))?;
         let load = |name: &String| self.unpacked(name, kind);
         Ok(match &stored {
@@ -140,7 +149,7 @@ impl GgufWeights {
     }
 
     /// A matrix as it is packed in the file; `None` where it is not, or would have to be rebuilt.
-    pub(super) fn packed(&self, name: &str, kind: Kind) -> Result<Option<PackedWeight>, Fault> {
+    pub(in crate::model) fn packed(&self, name: &str, kind: Kind) -> Result<Option<PackedWeight>, Fault> {
         let Some(stored) = self.stored(name) else { return Err(self.missing(name)) };
         let Some((stored_name, expert)) = stored.matrix() else { return Ok(None) };
         let view = self.view(stored_name)?;
@@ -154,7 +163,7 @@ impl GgufWeights {
     }
 
     /// The matrices of all experts that lie side by side in a checkpoint, each as it is packed in the file.
-    pub(super) fn packed_experts(&self, name: &str, kind: Kind) -> Result<Option<Vec<PackedWeight>>, Fault> {
+    pub(in crate::model) fn packed_experts(&self, name: &str, kind: Kind) -> Result<Option<Vec<PackedWeight>>, Fault> {
         let Some(stored) = self.stored(name) else { return Err(self.missing(name)) };
         let views = stored.names().iter().map(|name| self.view(name)).collect::<Result<Vec<_>, _>>()?;
         let Some(&first) = views.first().filter(|first| first.dtype.is_packed()) else { return Ok(None) };
@@ -371,7 +380,14 @@ mod tests {
                     "{case}: {name}"
                 );
                 if let Some(packed) = weights.packed(name, Kind::Float).unwrap() {
-                    assert_eq!(bits(&packed.form.unpack(&packed.parts, Kind::Float)), bits(&found), "{case}: {name}");
+                    let x = Tensor::randn([3, packed.size[1]], (Kind::Float, tch::Device::Cpu));
+                    let (few, whole) = (packed.form.product(&packed.parts, &x).unwrap(), x.matmul(&found.transpose(0, 1)));
+                    assert!(few.allclose(&whole, 1e-5, 1e-5, false), "{case}: {name}");
+                    assert_eq!(
+                        bits(&packed.form.unpack(&packed.parts, &(0..packed.size[0]), Kind::Float)),
+                        bits(&found),
+                        "{case}: {name}"
+                    );
                 }
             }
         }

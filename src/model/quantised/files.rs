@@ -1,0 +1,179 @@
+//! The packed matrices among the tensors of safetensors files.
+
+use std::collections::BTreeSet;
+
+use tch::{Device, Kind, Tensor};
+
+use super::config::Quantisation;
+use super::load::PackedParts;
+use crate::files::{Dtype, TensorFile};
+use crate::model::config::{PackedSize, PackedSizes};
+use crate::model::layout::TensorEntry;
+use crate::model::names::layer_of;
+use crate::model::tensor_problems::TensorProblem;
+use crate::model::weights::{Files, FoundTensors};
+use crate::native::tensor_over;
+use crate::ops::linear::PackedWeight;
+use crate::store::load_tensor;
+use crate::units::{Fault, FaultKind, abridged, quoted};
+
+/// Which of the tensors that a model needs are packed, and what is wrong with their parts.
+pub(in crate::model) struct PackedNames {
+    pub(in crate::model) names: BTreeSet<String>,
+    pub(in crate::model) problems: Vec<TensorProblem>,
+}
+
+impl Files {
+    /// Whether a tensor of the model is there in parts.
+    pub(in crate::model) fn is_packed(&self, name: &str) -> bool {
+        let has_mark = |quantisation: &Quantisation| quantisation.mark(name).iter().any(|mark| self.places.contains_key(mark));
+        self.quantisation.as_ref().is_some_and(has_mark)
+    }
+
+    /// Takes the parts of packed tensors out of those that were found.
+    pub(in crate::model) fn take_packed(&self, entries: &[TensorEntry], found: &mut FoundTensors<'_>) -> PackedNames {
+        let mut packed = PackedNames { names: BTreeSet::new(), problems: Vec::new() };
+        let Some(quantisation) = &self.quantisation else { return packed };
+        for entry in entries.iter().filter(|entry| self.is_packed(&entry.name)) {
+            packed.names.insert(entry.name.clone());
+            for part in quantisation.parts(&entry.name, &entry.shape) {
+                let name = part.name.clone();
+                packed.problems.extend(match found.remove(part.name.as_str()) {
+                    None if part.is_optional => None,
+                    None => Some(TensorProblem::Missing { name }),
+                    Some((dtype, _)) if !part.dtypes.contains(&dtype) => {
+                        Some(TensorProblem::Dtype { name, found: dtype.to_string() })
+                    }
+                    Some((_, shape)) if !part.shapes.is_empty() && !part.shapes.iter().any(|expected| expected == shape) => {
+                        Some(TensorProblem::Shape { name, expected: part.shapes[0].clone(), found: shape.to_vec() })
+                    }
+                    Some(_) => None,
+                });
+            }
+            found.retain(|name, _| !quantisation.is_state(&entry.name, name));
+        }
+        packed
+    }
+
+    /// The matrix of a linear, if it is packed.
+    pub(in crate::model) fn packed(&self, name: &str, kind: Kind) -> Result<Option<PackedWeight>, Fault> {
+        let Some(quantisation) = self.quantisation.as_ref().filter(|_| self.is_packed(name)) else { return Ok(None) };
+        let Some(&[out, inner]) = self.shapes.get(name).map(Vec::as_slice) else { return Ok(None) };
+        quantisation.load(self, name, [out as i64, inner as i64], kind).map(Some)
+    }
+
+    /// The matrices of all experts, if they are packed.
+    pub(in crate::model) fn packed_experts(&self, name: &str, kind: Kind) -> Result<Option<Vec<PackedWeight>>, Fault> {
+        if self.quantisation != Some(Quantisation::Mxfp4) || !self.is_packed(name) {
+            return Ok(None);
+        }
+        Quantisation::load_experts(self, name, kind).map(Some)
+    }
+
+    /// A packed tensor as a plain one has it: of experts, inputs before outputs.
+    pub(in crate::model) fn unpacked(&self, name: &str, kind: Kind) -> Result<Tensor, Fault> {
+        let whole = |packed: &PackedWeight| packed.form.unpack(&packed.parts, &(0..packed.size[0]), kind);
+        if let Some(experts) = self.packed_experts(name, kind)? {
+            return Ok(Tensor::stack(&experts.iter().map(|packed| whole(packed).transpose(0, 1)).collect::<Vec<_>>(), 0));
+        }
+        let packed = self.packed(name, kind)?;
+        Ok(packed.as_ref().map(whole).unwrap_or_default())
+    }
+
+    /// What of the model's matrices is packed.
+    pub(in crate::model) fn packed_sizes(&self, entries: &[TensorEntry], num_layers: usize) -> PackedSizes {
+        let mut sizes = PackedSizes { layers: vec![PackedSize::default(); num_layers], ..PackedSizes::default() };
+        let Some(quantisation) = &self.quantisation else { return PackedSizes::default() };
+        for entry in entries.iter().filter(|entry| self.is_packed(&entry.name)) {
+            let own = |name: &&String| *name == &entry.name || quantisation.is_state(&entry.name, name);
+            let parts = quantisation.parts(&entry.name, &entry.shape).into_iter().map(|part| part.name);
+            let names: BTreeSet<String> = self.places.keys().filter(own).cloned().chain(parts).collect();
+            let bytes = |name: &String| {
+                let (file, stored) = self.places.get(name)?;
+                self.opened[*file].get(stored).ok().map(|view| view.bytes.len() as u64)
+            };
+            let matrices = if entry.shape.len() == 3 { entry.shape[0] as u64 } else { 1 };
+            let size = layer_of(&entry.name).and_then(|layer| sizes.layers.get_mut(layer));
+            let numbers = entry.shape.iter().product::<usize>() as u64;
+            size.unwrap_or(&mut sizes.io_layers).add(numbers, names.iter().filter_map(bytes).sum(), matrices);
+            *sizes.forms.entry(quantisation.name()).or_default() += 1;
+        }
+        sizes
+    }
+}
+
+impl PackedParts for Files {
+    fn raw(&self, name: &str) -> Result<Option<Tensor>, Fault> {
+        let Some((file, stored)) = self.places.get(name) else { return Ok(None) };
+        let file: &TensorFile = &self.opened[*file];
+        let view = file.get(stored)?;
+        if ![Dtype::F8_E4M3, Dtype::I8].contains(&view.dtype) {
+            return load_tensor(file, stored).map(Some);
+        }
+        let size: Vec<i64> = view.shape.iter().map(|&size| size as i64).collect();
+        let mapped = tensor_over(view.map, view.offset, &size, Kind::Uint8);
+        Ok(Some(mapped.unwrap_or_else(|| Tensor::from_data_size(view.bytes, &size, Kind::Uint8)).to_device(Device::Cpu)))
+    }
+
+    fn names_with(&self, prefix: &str) -> Vec<String> {
+        self.places.keys().filter(|name| name.starts_with(prefix)).cloned().collect()
+    }
+
+    fn wrong(&self, name: &str, reason: &str) -> Fault {
+        let message = format!("tensor `{}` in `{}`: {reason}", quoted(name), abridged(self.dir.display()));
+        let hint = "check that weights and `quantization_config` belong together and that all files are complete";
+        Fault::data(message, hint).of_kind(FaultKind::Damaged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::Value;
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+    use crate::model::{Model, ModelSource, layout};
+
+    /// The hashes are of the weights as the formats' own libraries make them.
+    #[test]
+    fn every_weight_is_the_library_s_to_the_bit() {
+        for case in [
+            "bnb-nf4",
+            "bnb-nf4-dq",
+            "bnb-fp4",
+            "bnb-int8",
+            "fp8-block",
+            "fp8-tensor-static",
+            "mxfp4",
+            "gptq",
+            "awq",
+            "ct-int4",
+            "ct-fp8",
+        ] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised");
+            let dir = folder.join(format!("model-{case}"));
+            let (config, weights) = Model::open(ModelSource::from(&dir), Kind::Float, Device::Cpu.into()).unwrap();
+            let hashes = std::fs::read(folder.join(format!("weights-{case}.json"))).unwrap();
+            let hashes: serde_json::Map<String, Value> = serde_json::from_slice(&hashes).unwrap();
+            let entries = layout::entries(&config);
+            assert_eq!(entries.len(), hashes.len(), "{case}");
+            let num_packed = config.packed.forms.values().sum::<usize>();
+            assert_eq!(num_packed, hashes.values().filter(|entry| entry["quantised"] == true).count(), "{case}");
+            for entry in &entries {
+                let (name, expected) = (&entry.name, &hashes[&entry.name]);
+                let found = weights.load(name).unwrap();
+                let bytes = Vec::<f32>::try_from(found.reshape([-1])).unwrap();
+                let hash = format!("{:x}", Sha256::digest(bytes.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<_>>()));
+                assert_eq!(Value::from(hash), expected["sha256"], "{case}: {name}");
+                // A part of the rows is that part of all.
+                if let crate::ops::linear::Weight::Packed(packed) = weights.load_weight(name).unwrap() {
+                    let rows = packed.size[0] / 3..packed.size[0] - 1;
+                    let part = packed.form.unpack(&packed.parts, &rows, Kind::Float);
+                    assert_eq!(part, found.narrow(0, rows.start, rows.end - rows.start), "{case}: {name}");
+                }
+            }
+        }
+    }
+}

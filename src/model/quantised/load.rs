@@ -1,0 +1,343 @@
+//! Packed matrices of a checkpoint, with their values checked: what stays in memory, and how it is unpacked.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use tch::{Device, Kind, Tensor};
+
+use super::config::{Compressed, Ints, Quantisation};
+use super::forms::{FourBits, GroupedInts, MicroFloats, Nested, ScaledBytes, packed_in_bytes, unpacked_words};
+use super::parts::STATE;
+use crate::ops::linear::{PackedForm, PackedWeight};
+use crate::units::{Fault, quoted};
+
+/// The tensors of a checkpoint as they are stored; numbers of 8 bits as their bytes.
+pub(in crate::model) trait PackedParts {
+    /// `None` where it is not there.
+    fn raw(&self, name: &str) -> Result<Option<Tensor>, Fault>;
+
+    /// The names that begin so.
+    fn names_with(&self, prefix: &str) -> Vec<String>;
+
+    /// What is wrong with the content of a tensor.
+    fn wrong(&self, name: &str, reason: &str) -> Fault;
+}
+
+/// `bitsandbytes/functional.py`, `get_4bit_type`.
+const NF4: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+/// The same, in twelfths.
+const FP4: [f32; 8] = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0];
+/// E2M1 (OCP MX).
+const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// What bitsandbytes says of a tensor.
+#[derive(Deserialize)]
+struct QuantState {
+    quant_type: String,
+    blocksize: i64,
+    shape: Vec<i64>,
+    nested_blocksize: Option<i64>,
+    nested_offset: Option<f64>,
+}
+
+fn required(source: &dyn PackedParts, name: &str) -> Result<Tensor, Fault> {
+    source.raw(name)?.ok_or_else(|| source.wrong(name, "it is missing"))
+}
+
+fn number(x: &Tensor) -> f64 {
+    x.to_kind(Kind::Double).double_value(&[])
+}
+
+/// A tensor all of whose numbers are finite.
+fn finite(source: &dyn PackedParts, name: &str) -> Result<Tensor, Fault> {
+    let tensor = required(source, name)?;
+    let is_bad = tensor.isfinite().logical_not().reshape([-1]);
+    if is_bad.any().int64_value(&[]) == 0 {
+        return Ok(tensor);
+    }
+    let at = is_bad.to_kind(Kind::Int).argmax(None, false).int64_value(&[]);
+    Err(source.wrong(name, &format!("number {at} is infinite or not a number")))
+}
+
+/// What the bytes of two 4-bit codes stand for, the first in the upper or the lower half.
+fn pairs(values: &[f32], is_upper_first: bool) -> Vec<f32> {
+    let of = |byte: usize| {
+        let (upper, lower) = (values[byte >> 4], values[byte & 15]);
+        if is_upper_first { [upper, lower] } else { [lower, upper] }
+    };
+    (0..256).flat_map(of).collect()
+}
+
+fn with_signs(values: [f32; 8]) -> Vec<f32> {
+    values.iter().copied().chain(values.iter().map(|value| -value)).collect()
+}
+
+/// E4M3FN: no infinities, and one code of each sign that is no number.
+fn e4m3() -> Vec<f32> {
+    let of = |byte: u32| {
+        let (exponent, fraction) = (byte >> 3 & 15, (byte & 7) as f32);
+        let size = if exponent == 0 { fraction * 2f32.powi(-9) } else { (1.0 + fraction / 8.0) * 2f32.powi(exponent as i32 - 7) };
+        if byte & 128 == 0 { size } else { -size }
+    };
+    (0..256).map(of).collect()
+}
+
+/// Bytes as signed whole numbers.
+fn signed() -> Vec<f32> {
+    (0..=255u8).map(|byte| f32::from(byte as i8)).collect()
+}
+
+impl Quantisation {
+    /// The matrix `weight` `(out, in)`, packed as it is stored but for the order of its codes.
+    pub(in crate::model) fn load(
+        &self,
+        source: &dyn PackedParts,
+        weight: &str,
+        size: [i64; 2],
+        kind: Kind,
+    ) -> Result<PackedWeight, Fault> {
+        let module = weight.strip_suffix(".weight").unwrap_or(weight);
+        let own = |end: &str| format!("{module}.{end}");
+        let (parts, form) = match self {
+            Self::FourBits => four_bits(source, weight, size)?,
+            Self::EightBits => {
+                if let Some(format) = source.raw(&own("weight_format"))?.filter(|format| format.int64_value(&[]) != 0) {
+                    let reason = format!("it is {}, expected 0 (row by row)", format.int64_value(&[]));
+                    return Err(source.wrong(&own("weight_format"), &reason));
+                }
+                // 1 / 127, as bitsandbytes has it.
+                bytes(
+                    source,
+                    weight,
+                    finite(source, &own("SCB"))?.view([-1, 1]),
+                    signed(),
+                    ([1, size[1]], Some(0.007_874_015_748_698_502)),
+                )?
+            }
+            Self::Fp8 { block } => {
+                let block = block.map_or(size, |block| block.map(|size| size as i64));
+                eight_bit_floats(source, weight, &own("weight_scale_inv"), block)?
+            }
+            Self::Compressed { weights: Compressed::Float { block } } => {
+                let block = block.map_or([1, size[1]], |block| block.map(|size| size as i64));
+                eight_bit_floats(source, weight, &own("weight_scale"), block)?
+            }
+            Self::Compressed { weights: Compressed::Int { .. } } => {
+                if source.raw(&own("weight_zero_point"))?.is_some_and(|zero| zero.any().int64_value(&[]) != 0) {
+                    return Err(source.wrong(&own("weight_zero_point"), "zeros of whole numbers are not read"));
+                }
+                bytes(source, weight, finite(source, &own("weight_scale"))?, signed(), ([1, size[1]], None))?
+            }
+            Self::Gptq { ints, is_v1 } => gptq(source, &own, size, (*ints, *is_v1))?,
+            Self::Awq { ints } => awq(source, &own, size, *ints)?,
+            Self::Compressed { weights: Compressed::Packed { ints, is_symmetric } } => {
+                compressed(source, &own, size, (*ints, *is_symmetric))?
+            }
+            Self::Mxfp4 => return Err(source.wrong(weight, "only experts are in MXFP4")),
+        };
+        Ok(PackedWeight { parts, size, kind, form })
+    }
+
+    /// The matrices of all experts, each `(out, in)`.
+    pub(in crate::model) fn load_experts(source: &dyn PackedParts, path: &str, kind: Kind) -> Result<Vec<PackedWeight>, Fault> {
+        let (codes, scales) = (format!("{path}_blocks"), format!("{path}_scales"));
+        let (codes, exponents) = (required(source, &codes)?, (scales.clone(), required(source, &scales)?));
+        if exponents.1.eq(255).any().int64_value(&[]) != 0 {
+            return Err(source.wrong(&exponents.0, "a scale is 255, which is no number (NaN)"));
+        }
+        let power = |exponent: i32| if exponent == 255 { f32::NAN } else { 2f64.powi(exponent - 127) as f32 };
+        let powers = (0..256).map(power).collect();
+        let form: Arc<dyn PackedForm> = Arc::new(MicroFloats { table: pairs(&with_signs(E2M1), false), powers });
+        let size = codes.size();
+        let of = |expert: i64| {
+            let parts = vec![codes.get(expert).view([size[1], -1]), exponents.1.get(expert)];
+            PackedWeight { parts, size: [size[1], size[2] * 32], kind, form: Arc::clone(&form) }
+        };
+        Ok((0..size[0]).map(of).collect())
+    }
+}
+
+type PartsAndForm = (Vec<Tensor>, Arc<dyn PackedForm>);
+
+fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<PartsAndForm, Fault> {
+    let part = |end: &str| format!("{weight}{end}");
+    let states = source.names_with(&part(STATE));
+    let [name] = &states[..] else {
+        return Err(source.wrong(&part(STATE), &format!("expected one such tensor, found {}", states.len())));
+    };
+    let kind = &name[weight.len() + STATE.len()..];
+    let table = match kind {
+        "nf4" => NF4.to_vec(),
+        "fp4" => with_signs(FP4.map(|value| value / 12.0)),
+        other => return Err(source.wrong(name, &format!("the type `{}` is not known, expected `nf4` or `fp4`", quoted(other)))),
+    };
+    let text = Vec::<u8>::try_from(required(source, name)?).unwrap_or_default();
+    let state: QuantState = serde_json::from_slice(&text).map_err(|error| source.wrong(name, &error.to_string()))?;
+    if state.quant_type != kind {
+        return Err(source.wrong(name, &format!("its type is `{}`, its name says `{kind}`", quoted(&state.quant_type))));
+    }
+    if state.shape != size {
+        return Err(source.wrong(weight, &format!("`quant_state` says {:?}, expected {size:?}", state.shape)));
+    }
+    if !(32..=4096).contains(&state.blocksize) || state.blocksize.count_ones() != 1 {
+        return Err(source.wrong(name, &format!("`blocksize` is {}, expected a power of 2 from 32 to 4096", state.blocksize)));
+    }
+    let map_name = part(".quant_map");
+    let map = Vec::<f32>::try_from(finite(source, &map_name)?.to_kind(Kind::Float)).unwrap_or_default();
+    if map.len() != 16 || map.iter().zip(&table).any(|(found, expected)| (found - expected).abs() > 1e-4) {
+        return Err(source.wrong(&map_name, &format!("it is not the table of {kind}")));
+    }
+    let blocks = (size[0] * size[1] + state.blocksize - 1) / state.blocksize;
+    let absmax_name = part(".absmax");
+    let absmax = finite(source, &absmax_name)?;
+    if absmax.size() != [blocks] {
+        return Err(source.wrong(&absmax_name, &format!("its shape is {:?}, expected [{blocks}]", absmax.size())));
+    }
+    let codes = required(source, weight)?.reshape([-1]).view_dtype(Kind::Uint8);
+    let mut parts = vec![codes, absmax];
+    let nested = match (state.nested_blocksize, state.nested_offset) {
+        (Some(blocksize), Some(offset)) if blocksize > 0 => {
+            let (outer, values) = (part(".nested_absmax"), part(".nested_quant_map"));
+            parts.extend([finite(source, &outer)?, finite(source, &values)?]);
+            let expected = [vec![(blocks + blocksize - 1) / blocksize], vec![256]];
+            for ((name, part), expected) in [outer, values].iter().zip(&parts[2..]).zip(expected) {
+                if part.size() != expected {
+                    return Err(source.wrong(name, &format!("its shape is {:?}, expected {expected:?}", part.size())));
+                }
+            }
+            // A JSON number is one of f64; the library has it in f32.
+            Some(Nested { blocksize, offset: f64::from(offset as f32) })
+        }
+        _ if parts[1].kind() == Kind::Uint8 => return Err(source.wrong(name, "it says nothing of nested scales")),
+        _ => None,
+    };
+    let form = FourBits { width: size[1], table: pairs(&map, true), blocksize: state.blocksize, nested };
+    Ok((parts, Arc::new(form)))
+}
+
+/// Codes of a byte each and their scales, with blocks and a further factor.
+fn bytes(
+    source: &dyn PackedParts,
+    weight: &str,
+    scale: Tensor,
+    table: Vec<f32>,
+    (block, factor): ([i64; 2], Option<f64>),
+) -> Result<PartsAndForm, Fault> {
+    let codes = required(source, weight)?.view_dtype(Kind::Uint8);
+    let scale = if scale.dim() < 2 { scale.reshape([-1, 1]) } else { scale };
+    Ok((vec![codes, scale], Arc::new(ScaledBytes { table, block, factor })))
+}
+
+fn eight_bit_floats(source: &dyn PackedParts, weight: &str, scale: &str, block: [i64; 2]) -> Result<PartsAndForm, Fault> {
+    let codes = required(source, weight)?;
+    let is_none = codes.bitwise_and(127).eq(127);
+    if is_none.any().int64_value(&[]) != 0 {
+        return Err(source.wrong(weight, "a code is no number (NaN)"));
+    }
+    bytes(source, weight, finite(source, scale)?, e4m3(), (block, None))
+}
+
+/// Codes `(out, in)` with scales, zeros and groups, all by row.
+fn grouped(codes: &Tensor, scale: &Tensor, zero: Option<Tensor>, ints: Ints, groups: Option<Tensor>) -> PartsAndForm {
+    let width = codes.size()[1];
+    // Numbers that cross bytes stay in a wider form.
+    let bits = match ints.bits {
+        1 | 2 | 4 => ints.bits as i64,
+        3 => 4,
+        _ => 8,
+    };
+    let group_size = ints.group_size.map_or(width, |size| size as i64);
+    let form = GroupedInts { bits, group_size, width, zero: zero.is_none().then(|| f64::from(1u32 << (ints.bits - 1))) };
+    let zero = zero.unwrap_or_else(|| Tensor::zeros([0], (Kind::Uint8, Device::Cpu)));
+    let parts = [packed_in_bytes(codes, bits), scale.contiguous(), zero].into_iter().chain(groups);
+    (parts.collect(), Arc::new(form))
+}
+
+/// The groups of columns that a file gives, where these are not simply one after the other.
+fn groups_of(source: &dyn PackedParts, name: &str, ints: Ints, [width, count]: [i64; 2]) -> Result<Option<Tensor>, Fault> {
+    let Some(index) = source.raw(name)? else { return Ok(None) };
+    if index.eq(-1).all().int64_value(&[]) != 0 {
+        return Ok(None);
+    }
+    let (least, most) = (number(&index.min()) as i64, number(&index.max()) as i64);
+    if least < 0 || most >= count {
+        let found = if least < 0 { least } else { most };
+        return Err(source.wrong(name, &format!("group {found} is none of the {count} that there are")));
+    }
+    let size = ints.group_size.map_or(width, |size| size as i64);
+    let plain = Tensor::arange(width, (Kind::Int64, Device::Cpu)).divide_scalar_mode(size, "floor");
+    let index = index.to_kind(Kind::Int64);
+    Ok((!index.equal(&plain)).then_some(index))
+}
+
+fn gptq(
+    source: &dyn PackedParts,
+    own: &dyn Fn(&str) -> String,
+    [out, inner]: [i64; 2],
+    (ints, is_v1): (Ints, bool),
+) -> Result<PartsAndForm, Fault> {
+    let bits = ints.bits as i64;
+    let words = required(source, &own("qweight"))?.transpose(0, 1).contiguous();
+    let codes = unpacked_words(&words, bits, inner);
+    let scale = finite(source, &own("scales"))?.transpose(0, 1);
+    let zero = unpacked_words(&required(source, &own("qzeros"))?, bits, out).transpose(0, 1);
+    let zero = if is_v1 { (zero + 1).bitwise_and((1 << bits) - 1) } else { zero };
+    let groups = groups_of(source, &own("g_idx"), ints, [inner, scale.size()[1]])?;
+    Ok(grouped(&codes, &scale, Some(zero.to_kind(Kind::Uint8).contiguous()), ints, groups))
+}
+
+/// Where AWQ's kernels have each of eight outputs in a word: in which group of four bits.
+const AWQ_ORDER: [i64; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+fn awq(source: &dyn PackedParts, own: &dyn Fn(&str) -> String, [out, _]: [i64; 2], ints: Ints) -> Result<PartsAndForm, Fault> {
+    let ordered = |words: &Tensor| {
+        let value = |place: i64| -> Tensor { words.bitwise_right_shift_tensor_scalar(4 * place) };
+        let all = Tensor::stack(&AWQ_ORDER.map(value), 2).bitwise_and(15).to_kind(Kind::Uint8);
+        all.view([-1, out]).transpose(0, 1).contiguous()
+    };
+    let codes = ordered(&required(source, &own("qweight"))?);
+    let scale = finite(source, &own("scales"))?.transpose(0, 1);
+    let zero = ordered(&required(source, &own("qzeros"))?);
+    Ok(grouped(&codes, &scale, Some(zero), ints, None))
+}
+
+fn compressed(
+    source: &dyn PackedParts,
+    own: &dyn Fn(&str) -> String,
+    [out, inner]: [i64; 2],
+    (ints, is_symmetric): (Ints, bool),
+) -> Result<PartsAndForm, Fault> {
+    let bits = ints.bits as i64;
+    let shape_name = own("weight_shape");
+    let shape = Vec::<i64>::try_from(required(source, &shape_name)?).unwrap_or_default();
+    if shape != [out, inner] {
+        return Err(source.wrong(&shape_name, &format!("it says {shape:?}, expected {:?}", [out, inner])));
+    }
+    let codes = unpacked_words(&required(source, &own("weight_packed"))?, bits, inner);
+    let scale = finite(source, &own("weight_scale"))?;
+    let zero = if is_symmetric {
+        None
+    } else {
+        let words = required(source, &own("weight_zero_point"))?.transpose(0, 1).contiguous();
+        Some(unpacked_words(&words, bits, out).transpose(0, 1).contiguous())
+    };
+    let groups = groups_of(source, &own("weight_g_idx"), ints, [inner, scale.size()[1]])?;
+    Ok(grouped(&codes, &scale, zero, ints, groups))
+}

@@ -1,0 +1,14 @@
+//! Frozen weights in few bits: those of GGUF files, those that checkpoints in safetensors have (bitsandbytes, MXFP4, FP8, GPTQ, AWQ and
+//! compressed-tensors), and plain ones that are packed in memory.
+
+mod config;
+mod eight_bits;
+mod files;
+mod forms;
+mod gguf;
+mod load;
+mod parts;
+
+pub(super) use config::Quantisation;
+pub(super) use eight_bits::packed_in_8_bits;
+pub(super) use gguf::GgufWeights;

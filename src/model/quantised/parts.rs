@@ -1,0 +1,172 @@
+//! Which tensors of a checkpoint a packed matrix consists of: names, dtypes and shapes, all of which follow from its rows and columns.
+
+use super::config::{Compressed, Ints, Quantisation};
+use crate::files::Dtype;
+
+/// A tensor that a packed matrix consists of.
+#[derive(Clone, Debug)]
+pub(in crate::model) struct WeightPart {
+    pub(in crate::model) name: String,
+    pub(in crate::model) dtypes: &'static [Dtype],
+    /// Where several are allowed, the first is named.
+    pub(in crate::model) shapes: Vec<Vec<usize>>,
+    pub(in crate::model) is_optional: bool,
+}
+
+const SCALES: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
+const BYTES: &[Dtype] = &[Dtype::U8];
+const WORDS: &[Dtype] = &[Dtype::I32];
+/// `bnb_4bit_quant_storage` names the dtype under which the same bytes are stored.
+const STORAGE: &[Dtype] = &[Dtype::U8, Dtype::BF16, Dtype::F16, Dtype::F32];
+
+fn part(name: String, dtypes: &'static [Dtype], shape: &[usize]) -> WeightPart {
+    WeightPart { name, dtypes, shapes: vec![shape.to_vec()], is_optional: false }
+}
+
+fn optional(part: WeightPart) -> WeightPart {
+    WeightPart { is_optional: true, ..part }
+}
+
+impl Quantisation {
+    /// What must be there for a matrix to be a packed one: the part by which it is known.
+    pub(in crate::model) fn mark(&self, weight: &str) -> Vec<String> {
+        let module = weight.strip_suffix(".weight").unwrap_or(weight);
+        match self {
+            Self::FourBits => [".absmax", ".quant_map"].map(|end| format!("{weight}{end}")).into(),
+            Self::EightBits => vec![format!("{module}.SCB")],
+            Self::Mxfp4 => vec![format!("{weight}_blocks"), format!("{weight}_scales")],
+            Self::Fp8 { .. } => vec![format!("{module}.weight_scale_inv")],
+            Self::Gptq { .. } | Self::Awq { .. } => ["qweight", "qzeros", "scales"].map(|end| format!("{module}.{end}")).into(),
+            Self::Compressed { weights: Compressed::Packed { .. } } => vec![format!("{module}.weight_packed")],
+            Self::Compressed { .. } => vec![format!("{module}.weight_scale")],
+        }
+    }
+
+    /// Whether a tensor says how the packed matrix `weight` is to be read.
+    pub(in crate::model) fn is_state(&self, weight: &str, name: &str) -> bool {
+        *self == Self::FourBits && name.strip_prefix(weight).is_some_and(|end| end.starts_with(STATE))
+    }
+
+    /// What the form is called.
+    pub(in crate::model) fn name(&self) -> &'static str {
+        match self {
+            Self::FourBits => "4 bits of bitsandbytes",
+            Self::EightBits => "8 bits of bitsandbytes",
+            Self::Mxfp4 => "MXFP4",
+            Self::Fp8 { .. } => "FP8",
+            Self::Gptq { .. } => "GPTQ",
+            Self::Awq { .. } => "AWQ",
+            Self::Compressed { .. } => "compressed-tensors",
+        }
+    }
+
+    /// The tensors of a packed matrix of this shape, `(out, in)`, or of those of all experts, `(X, in, out)`.
+    pub(in crate::model) fn parts(&self, weight: &str, shape: &[usize]) -> Vec<WeightPart> {
+        let module = weight.strip_suffix(".weight").unwrap_or(weight);
+        let own = |end: &str| format!("{module}.{end}");
+        if let (Self::Mxfp4, &[experts, inner, out]) = (self, shape) {
+            let blocks = [experts, out, inner / 32, 16];
+            let (codes, scales) = (format!("{weight}_blocks"), format!("{weight}_scales"));
+            return vec![part(codes, BYTES, &blocks), part(scales, BYTES, &blocks[..3])];
+        }
+        let &[out, inner] = shape else { return Vec::new() };
+        match self {
+            Self::Mxfp4 => Vec::new(),
+            Self::FourBits => four_bits(weight, out * inner),
+            Self::EightBits => vec![
+                part(weight.to_owned(), &[Dtype::I8], shape),
+                part(own("SCB"), &[Dtype::F32], &[out]),
+                optional(part(own("weight_format"), BYTES, &[])),
+            ],
+            Self::Fp8 { block } => {
+                let scales = block.map_or_else(
+                    || vec![vec![], vec![1]],
+                    |[rows, columns]| vec![vec![out.div_ceil(rows), inner.div_ceil(columns)]],
+                );
+                let scale = WeightPart { name: own("weight_scale_inv"), dtypes: SCALES, shapes: scales, is_optional: false };
+                let activation = WeightPart {
+                    name: own("activation_scale"),
+                    dtypes: SCALES,
+                    shapes: vec![vec![], vec![1]],
+                    is_optional: true,
+                };
+                vec![part(weight.to_owned(), &[Dtype::F8_E4M3], shape), scale, activation]
+            }
+            Self::Gptq { ints, .. } => {
+                let (groups, bits) = (groups(ints, inner), ints.bits);
+                vec![
+                    part(own("qweight"), WORDS, &[(inner * bits).div_ceil(32), out]),
+                    part(own("qzeros"), WORDS, &[groups, (out * bits).div_ceil(32)]),
+                    part(own("scales"), SCALES, &[groups, out]),
+                    optional(part(own("g_idx"), WORDS, &[inner])),
+                ]
+            }
+            Self::Awq { ints } => {
+                let groups = groups(ints, inner);
+                vec![
+                    part(own("qweight"), WORDS, &[inner, out / 8]),
+                    part(own("qzeros"), WORDS, &[groups, out / 8]),
+                    part(own("scales"), SCALES, &[groups, out]),
+                ]
+            }
+            Self::Compressed { weights } => compressed(*weights, own, shape),
+        }
+    }
+}
+
+/// Before the type of a 4-bit tensor.
+pub(super) const STATE: &str = ".quant_state.bitsandbytes__";
+
+fn groups(ints: &Ints, inner: usize) -> usize {
+    ints.group_size.map_or(1, |size| inner.div_ceil(size))
+}
+
+/// Sizes of scales follow from what its state says, and are checked when it is read.
+fn four_bits(weight: &str, numbers: usize) -> Vec<WeightPart> {
+    let bytes = numbers.div_ceil(2);
+    let shapes = [1, 2, 4].iter().filter(|size| bytes.is_multiple_of(**size)).map(|size| vec![bytes / size, 1]);
+    let any =
+        |end: &str, dtypes, is_optional| WeightPart { name: format!("{weight}{end}"), dtypes, shapes: Vec::new(), is_optional };
+    vec![
+        WeightPart { name: weight.to_owned(), dtypes: STORAGE, shapes: shapes.collect(), is_optional: false },
+        any(".absmax", &[Dtype::F32, Dtype::U8], false),
+        part(format!("{weight}.quant_map"), &[Dtype::F32], &[16]),
+        any(".nested_absmax", &[Dtype::F32], true),
+        any(".nested_quant_map", &[Dtype::F32], true),
+    ]
+}
+
+fn compressed(weights: Compressed, own: impl Fn(&str) -> String, shape: &[usize]) -> Vec<WeightPart> {
+    let (out, inner) = (shape[0], shape[1]);
+    let of_activations =
+        WeightPart { name: own("input_scale"), dtypes: SCALES, shapes: vec![vec![1], vec![]], is_optional: true };
+    match weights {
+        Compressed::Packed { ints, is_symmetric } => {
+            let groups = groups(&ints, inner);
+            let words = (out * ints.bits).div_ceil(32);
+            let zero = part(own("weight_zero_point"), WORDS, &[words, groups]);
+            vec![
+                part(own("weight_packed"), WORDS, &[out, (inner * ints.bits).div_ceil(32)]),
+                part(own("weight_scale"), SCALES, &[out, groups]),
+                part(own("weight_shape"), &[Dtype::I64], &[2]),
+                if is_symmetric { optional(zero) } else { zero },
+                optional(part(own("weight_g_idx"), WORDS, &[inner])),
+                of_activations,
+            ]
+        }
+        Compressed::Float { block } => {
+            let scales = match block {
+                Some([rows, columns]) => vec![vec![out.div_ceil(rows), inner.div_ceil(columns)]],
+                None => vec![vec![out, 1], vec![1], vec![]],
+            };
+            let scale = WeightPart { name: own("weight_scale"), dtypes: SCALES, shapes: scales, is_optional: false };
+            vec![part(own("weight"), &[Dtype::F8_E4M3], shape), scale, of_activations]
+        }
+        Compressed::Int { is_symmetric } => {
+            let shapes = vec![vec![out, 1], vec![1], vec![]];
+            let scale = WeightPart { name: own("weight_scale"), dtypes: SCALES, shapes: shapes.clone(), is_optional: false };
+            let zero = WeightPart { name: own("weight_zero_point"), dtypes: &[Dtype::I8], shapes, is_optional: is_symmetric };
+            vec![part(own("weight"), &[Dtype::I8], shape), scale, zero, of_activations]
+        }
+    }
+}
