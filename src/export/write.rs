@@ -107,7 +107,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let mut notes = refuse_or_note(scaling, target)?;
     let classes = config.num_classes;
     let mut max_rank = None;
-    let source = ModelSource { dir: &base, rope_scaling: scaling };
+    let source = ModelSource { dir: &base, rope_scaling: scaling, quantize: None };
     let weights = match target {
         ExportTarget::Peft => {
             if adapter.has_extra_tensors() {

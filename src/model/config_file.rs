@@ -213,8 +213,8 @@ mod tests {
             (gemma("gemma2", &json!({"hidden_activation": "gelu"})), "hidden_activation"),
             (gemma("gemma3_text", &json!({"use_bidirectional_attention": true})), "use_bidirectional_attention"),
             (gemma("gemma2", &json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}})), "rope_parameters"),
-            (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
-            (gpt_oss(&json!({"quantization_config": {"quant_method": "mxfp4"}})), "quantization_config.quant_method"),
+            (json!({"quantization_config": {"bits": 4}}), "quantization_config.quant_method"),
+            (gpt_oss(&json!({"quantization_config": {"quant_method": "hqq"}})), "quantization_config.quant_method"),
             (gpt_oss(&json!({"swiglu_limit": 5.0})), "swiglu_limit"),
         ] {
             let fault = config(&changes).unwrap_err();
@@ -610,7 +610,7 @@ mod tests {
         assert_eq!(found, expected);
         outer["quantization_config"] = json!({"bits": 8});
         let fault = ModelConfig::from_object(outer.as_object().unwrap()).unwrap_err();
-        assert!(fault.to_string().starts_with("`quantization_config` is "), "{fault}");
+        assert!(fault.to_string().starts_with("`quantization_config.quant_method` is missing"), "{fault}");
     }
 
     #[test]

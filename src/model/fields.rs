@@ -172,11 +172,6 @@ pub(super) fn missing(key: &str, expected: &str) -> Fault {
 
 /// A value that asks for what isn't built.
 pub(super) fn unsupported(key: &str, found: &str, supported: &str) -> Fault {
-    let hint = if found == "mxfp4" {
-        "use a version of the model in bf16: Transformers saves one that it has loaded with `Mxfp4Config(dequantize=True)`"
-            .to_owned()
-    } else {
-        format!("use a model without this, or correct `{key}` if the model doesn't need it")
-    };
+    let hint = format!("use a model without this, or correct `{key}` if the model doesn't need it");
     Fault::data(format!("`{key}` is {found}, which is not supported: expected {supported}"), hint)
 }

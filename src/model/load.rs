@@ -23,11 +23,12 @@ impl Model {
     pub(super) fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), Fault> {
         let config = source.config()?;
         if let Some(file) = GgufFile::of_model(source.dir)? {
-            let mut weights = Weights::of_gguf(GgufWeights::new(file, config.clone()), kind, at);
+            let mut weights = Weights::of_gguf(GgufWeights::new(file, config.clone()), kind, at).quantised_to(source.quantize);
             weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
             return Ok((config, weights));
         }
         let mut weights = Weights::open(source.dir, &source.object()?, kind, at)?;
+        weights = weights.quantised_to(source.quantize);
         weights.leave_layers(config.num_layers(), config.further_layers);
         weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
         Ok((config, weights))
@@ -66,7 +67,10 @@ impl Model {
 
     /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
     pub fn drawn<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, Fault> {
-        Self::drawn_of(ModelConfig::load(source)?, dtype, at)
+        let source = source.into();
+        let config = source.config()?;
+        let weights = Self::draw_weights(&config, dtype, at.into()).quantised_to(source.quantize);
+        Self::build(config, &weights)
     }
 
     /// A model whose weights libtorch's generator draws on the device, which is faster than [`Self::random`].

@@ -9,10 +9,10 @@ use super::config::{ModelConfig, PackedSizes};
 use super::families::{TABLES, is_longrope};
 use super::layout;
 use super::quantised::GgufWeights;
-use super::quantised::Quantisation;
+use super::quantised::{Quantisation, quantised_sizes};
 use super::weights::Weights;
 use crate::files::{GgufFile, object_of_model, read_json};
-use crate::recipe::{ModelRecipe, RopeScalingRecipe};
+use crate::recipe::{ModelRecipe, Quantize, RopeScalingRecipe};
 use crate::units::{Fault, FaultKind, abridged};
 
 /// A model directory, and how its rotary embeddings are scaled if not as its `config.json` says.
@@ -20,23 +20,25 @@ use crate::units::{Fault, FaultKind, abridged};
 pub struct ModelSource<'a> {
     pub dir: &'a Path,
     pub rope_scaling: Option<&'a RopeScalingRecipe>,
+    /// How plain matrices are packed while they are loaded.
+    pub quantize: Option<Quantize>,
 }
 
 impl<'a> From<&'a Path> for ModelSource<'a> {
     fn from(dir: &'a Path) -> Self {
-        Self { dir, rope_scaling: None }
+        Self { dir, rope_scaling: None, quantize: None }
     }
 }
 
 impl<'a> From<&'a PathBuf> for ModelSource<'a> {
     fn from(dir: &'a PathBuf) -> Self {
-        Self { dir, rope_scaling: None }
+        Self { dir, rope_scaling: None, quantize: None }
     }
 }
 
 impl<'a> From<&'a ModelRecipe> for ModelSource<'a> {
     fn from(recipe: &'a ModelRecipe) -> Self {
-        Self { dir: &recipe.path, rope_scaling: recipe.rope_scaling.as_ref() }
+        Self { dir: &recipe.path, rope_scaling: recipe.rope_scaling.as_ref(), quantize: recipe.quantize }
     }
 }
 
@@ -59,6 +61,17 @@ impl ModelSource<'_> {
             let config = ModelConfig::load_file(&self.dir.join("config.json"))?;
             let packed = packed_sizes(self.dir, &self.own_object()?, &config)?;
             ModelConfig { packed, ..config }
+        };
+        let own = match self.quantize {
+            Some(_) if !own.packed.forms.is_empty() => {
+                let message = format!("`model.quantize` is set, and `{}` is packed already", abridged(self.dir.display()));
+                return Err(Fault::usage(message, "leave `model.quantize` out, or take the model in 16 bits"));
+            }
+            Some(to) => {
+                let packed = quantised_sizes(to, &layout::entries(&own), own.num_layers());
+                ModelConfig { packed, ..own }
+            }
+            None => own,
         };
         if self.rope_scaling.is_none() {
             return Ok(own);
@@ -176,7 +189,7 @@ mod tests {
 
     fn scaled_as(name: &str, words: &str) -> Result<ModelConfig, Fault> {
         let scaling = RopeScalingRecipe::from(words.parse::<toml::Table>().unwrap());
-        ModelConfig::load(ModelSource { dir: &fixture(name), rope_scaling: Some(&scaling) })
+        ModelConfig::load(ModelSource { dir: &fixture(name), rope_scaling: Some(&scaling), quantize: None })
     }
 
     fn scaled(name: &str, original: Option<usize>) -> Result<ModelConfig, Fault> {

@@ -34,10 +34,8 @@ impl fmt::Display for Meaning {
 const ANY: &str = "…";
 
 const DTYPE: Meaning = LeftOut("`model.dtype` says what is computed in");
-const QUANTISED: Meaning = Refused(
-    "the base model's weights are not quantised",
-    "leave it out: `model.dtype = \"bf16\"` takes 2 bytes a weight, and `train.offload = \"weights\"` keeps most in the host's memory",
-);
+const QUANTISED: Meaning =
+    Refused("`model.quantize` says how weights are packed", "write `model.quantize = \"nf4\"` for 4 bits, `\"int8\"` for 8");
 const RECOMPUTED: Meaning = LeftOut("the tables `[kv_cache]` and `[grad]` say what is recomputed");
 const ATTENTION: Meaning = LeftOut("kvtune chooses its attention kernels by the device");
 const VARIANTS: &str = "leave it out; `lora.use_dora`, `lora.use_rslora` and `lora.init_lora_weights` choose its variants";
@@ -52,9 +50,9 @@ pub(super) const FOREIGN: &[(&str, &str, Meaning)] = &[
     ("bf16", "false", DTYPE),
     ("fp16", "false", DTYPE),
     ("fp16", ANY, Refused("gradients fall below the smallest number of f16", "write `model.dtype = \"bf16\"` or `\"f32\"`")),
-    ("load_in_4bit", "false", LeftOut("weights are not quantised in any case")),
+    ("load_in_4bit", "false", LeftOut("weights are packed only where `model.quantize` says so")),
     ("load_in_4bit", ANY, QUANTISED),
-    ("load_in_8bit", "false", LeftOut("weights are not quantised in any case")),
+    ("load_in_8bit", "false", LeftOut("weights are packed only where `model.quantize` says so")),
     ("load_in_8bit", ANY, QUANTISED),
     ("task_type", "CAUSAL_LM", LeftOut("`head.kind` says what is predicted, by default the next token")),
     ("task_type", "SEQ_CLS", Refused("`head.kind` says what is predicted", "write `head.kind = \"seq_classification\"`")),

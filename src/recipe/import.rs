@@ -112,8 +112,10 @@ impl Import {
             ("adapter", "lora") => self.put("train.weights", "adapter"),
             ("adapter", "qlora") => {
                 self.put("train.weights", "adapter");
-                self.leave(key, value, "weights are not quantised; the adapter is LoRA");
+                self.put("model.quantize", "nf4");
             }
+            ("load_in_4bit", "true") => self.put("model.quantize", "nf4"),
+            ("load_in_8bit", "true") => self.put("model.quantize", "int8"),
             ("finetuning_type", "full") => self.put("train.weights", "all"),
             ("bf16", "auto") => self.put("model.dtype", "bf16"),
             ("stage", "pt") => self.put("data.format", "text"),

@@ -51,8 +51,8 @@ pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, 
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use load::Resolved;
 pub use model::{
-    ADAPTER_CONFIG, Dtype, EXTRA_MODULES, EXTRA_TENSORS, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, TargetModules,
-    TrainedBias, extra_modules,
+    ADAPTER_CONFIG, Dtype, EXTRA_MODULES, EXTRA_TENSORS, InitLora, LoraRecipe, ModelRecipe, Quantize, RopeScalingRecipe,
+    TargetModules, TrainedBias, extra_modules,
 };
 pub use training::*;
 pub use {initial_part::*, plan::Recipe, reference::reference, schema::schema, write::Difference};

@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::de::value::SeqAccessDeserializer;
-use serde::de::{DeserializeOwned, Error, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Error, SeqAccess, Visitor, value::SeqAccessDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Value;
 
 use super::diagnose::Checked;
-use super::table::RecipeTable;
-use super::table::table;
+use super::table::{RecipeTable, table};
 use super::value::{COUNT, PART, RecipeReader, RecipeValue, positive};
 use super::words::words;
 use crate::files::{self, TensorFile};
@@ -41,6 +39,9 @@ table! {
         #[word("bf16", "bfloat16", "bf16-true")]
         #[word("f64", "float64", "fp64", "64-true", "64")]
         pub dtype: Dtype = Dtype::F32,
+        /// Packs the frozen matrices of the layers' linears while they are loaded, as bitsandbytes does it: `nf4` and `fp4` in blocks of 64
+        /// numbers, `int8` by rows. On a CPU they stay packed.
+        pub quantize: Option<Quantize> = None,
         /// A GPU may round the factors of f32 products to 10 bits of mantissa.
         #[also("model.tf32", "train.tf32", "train.allow_tf32", "allow_tf32", "tf32")]
         pub allow_tf32: bool = false,
@@ -125,6 +126,15 @@ words! {
         F32 = "f32",
         Bf16 = "bf16",
         F64 = "f64",
+    }
+}
+
+words! {
+    /// A form in which frozen weights are packed while they are loaded.
+    pub enum Quantize {
+        Nf4 = "nf4",
+        Fp4 = "fp4",
+        Int8 = "int8",
     }
 }
 

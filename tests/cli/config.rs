@@ -20,13 +20,18 @@ fn refused(mut changes: Value) -> String {
 }
 
 #[test]
-fn numbers_of_four_bits_name_what_to_take_instead() {
-    let quantised = json!({"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"});
-    assert_snapshot!(refused(json!({"model_type": "gpt_oss", "quantization_config": quantised})), @r"
-    error: `<dir>/model/config.json`: `quantization_config.quant_method` is mxfp4, which is not supported: expected weights that are not quantised: the experts' numbers of 4 bits are not unpacked here
+fn a_quantisation_that_is_not_read_is_named() {
+    let of = |quantised: Value| refused(json!({"model_type": "gpt_oss", "quantization_config": quantised}));
+    assert_snapshot!(of(json!({"quant_method": "hqq"})), @r#"
+    error: `<dir>/model/config.json`: `quantization_config.quant_method` is "hqq", which is not supported: expected `bitsandbytes`, `mxfp4`, `fp8`, `gptq`, `awq` or `compressed-tensors`
 
-    hint: use a version of the model in bf16: Transformers saves one that it has loaded with `Mxfp4Config(dequantize=True)`
-    ");
+    hint: use a model without this, or correct `quantization_config.quant_method` if the model doesn't need it
+    "#);
+    assert_snapshot!(of(json!({"quant_method": "awq", "bits": 4, "version": "gemv"})), @r#"
+    error: `<dir>/model/config.json`: `quantization_config.version` is "gemv", which is not supported: expected `gemm`
+
+    hint: use a model without this, or correct `quantization_config.version` if the model doesn't need it
+    "#);
 }
 
 #[test]

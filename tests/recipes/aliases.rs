@@ -147,8 +147,8 @@ fn what_says_nothing_here_is_left_out_with_a_note() {
 fn what_asks_for_something_else_is_refused_with_a_way_out() {
     for (line, message, hint) in [
         ("fp16 = true", "`fp16` is not supported: gradients fall below", "`model.dtype = \"bf16\"`"),
-        ("load_in_4bit = true", "the base model's weights are not quantised", "train.offload"),
-        ("load_in_8bit = true", "not supported", "train.offload"),
+        ("load_in_4bit = true", "`model.quantize` says how weights are packed", "`model.quantize = \"nf4\"`"),
+        ("load_in_8bit = true", "not supported", "`\"int8\"`"),
         ("task_type = \"SEQ_CLS\"", "`head.kind`", "`head.kind = \"seq_classification\"`"),
         ("task_type = \"TOKEN_CLS\"", "no such head", "`head.kind`"),
         ("peft_type = \"IA3\"", "the adapter is LoRA", "`lora.use_dora`"),

@@ -32,10 +32,8 @@ fn axolotl() {
     # not carried over: model_type = "LlamaForCausalLM": `config.json` says it
     # not carried over: tokenizer_type = "AutoTokenizer": a recipe has no such key
     # not carried over: trust_remote_code = true: a model's own code is never run
-    # not carried over: load_in_4bit = true: `load_in_4bit` is not supported: the base model's weights are not quantised
     # not carried over: datasets[0].split = "train[:5%]": a recipe has no such key
     # not carried over: dataset_prepared_path = "last_run_prepared": a recipe has no such key
-    # not carried over: adapter = "qlora": weights are not quantised; the adapter is LoRA
     # not carried over: sample_packing = true: leave it out: sequences of similar length share a batch, those that end leave it, and nothing is computed for pads; `train.max_tokens_per_batch` has many short ones run together
     # not carried over: pad_to_sequence_len = true: nothing is computed for pads
     # not carried over: wandb_project = "mine": every run writes `metrics.jsonl` and TensorBoard events
@@ -53,6 +51,7 @@ fn axolotl() {
 
     [model]
     path = "NousResearch/Llama-3.2-1B"
+    quantize = "nf4"
     dtype = "bf16"
     allow_tf32 = false
 

@@ -288,7 +288,7 @@ prop_compose! {
         let single_tokens_for_targets = singles && head == HeadRecipe::NextToken;
         let (save_interval, intermediate_save_interval, intermediate_save_keep, on_sigterm) = checkpoint;
         (
-            ModelRecipe { path: model.0, revision: None, adapter: model.1, dtype: model.2, allow_tf32: model.3, rope_scaling: model.4 },
+            ModelRecipe { path: model.0, revision: None, adapter: model.1, dtype: model.2, allow_tf32: model.3, rope_scaling: model.4, quantize: None },
             opened(
                 open,
                 GradRecipe {

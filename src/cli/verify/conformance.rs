@@ -20,7 +20,7 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
     let (rope_scaling, dtype) = file.model_settings(dir)?;
     let is_adapter = crate::checkpoint::holds(dir) == Some(Weights::Adapter);
     let model_dir = if is_adapter { base_of(dir, base)? } else { dir.to_owned() };
-    let source = ModelSource { dir: &model_dir, rope_scaling: rope_scaling.as_ref() };
+    let source = ModelSource { dir: &model_dir, rope_scaling: rope_scaling.as_ref(), quantize: None };
     let mut model = Model::load(source, dtype, device)?;
     if is_adapter {
         file.check_base(dir, &model_dir, model.config())?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::config::Quantisation;
 use super::load::PackedParts;
@@ -112,7 +112,7 @@ impl PackedParts for Files {
         }
         let size: Vec<i64> = view.shape.iter().map(|&size| size as i64).collect();
         let mapped = tensor_over(view.map, view.offset, &size, Kind::Uint8);
-        Ok(Some(mapped.unwrap_or_else(|| Tensor::from_data_size(view.bytes, &size, Kind::Uint8)).to_device(Device::Cpu)))
+        Ok(Some(mapped.unwrap_or_else(|| Tensor::from_data_size(view.bytes, &size, Kind::Uint8))))
     }
 
     fn names_with(&self, prefix: &str) -> Vec<String> {
@@ -132,6 +132,7 @@ mod tests {
 
     use serde_json::Value;
     use sha2::{Digest, Sha256};
+    use tch::Device;
 
     use super::*;
     use crate::model::{Model, ModelSource, layout};

@@ -47,6 +47,17 @@ const FP4: [f32; 8] = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0];
 /// E2M1 (OCP MX).
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
+/// 1 / 127, as bitsandbytes has it.
+pub(super) const PER_127: f64 = 0.007_874_015_748_698_502;
+
+pub(super) fn nf4() -> Vec<f32> {
+    NF4.to_vec()
+}
+
+pub(super) fn fp4() -> Vec<f32> {
+    with_signs(FP4.map(|value| value / 12.0))
+}
+
 /// What bitsandbytes says of a tensor.
 #[derive(Deserialize)]
 struct QuantState {
@@ -77,7 +88,7 @@ fn finite(source: &dyn PackedParts, name: &str) -> Result<Tensor, Fault> {
 }
 
 /// What the bytes of two 4-bit codes stand for, the first in the upper or the lower half.
-fn pairs(values: &[f32], is_upper_first: bool) -> Vec<f32> {
+pub(super) fn pairs(values: &[f32], is_upper_first: bool) -> Vec<f32> {
     let of = |byte: usize| {
         let (upper, lower) = (values[byte >> 4], values[byte & 15]);
         if is_upper_first { [upper, lower] } else { [lower, upper] }
@@ -100,7 +111,7 @@ fn e4m3() -> Vec<f32> {
 }
 
 /// Bytes as signed whole numbers.
-fn signed() -> Vec<f32> {
+pub(super) fn signed() -> Vec<f32> {
     (0..=255u8).map(|byte| f32::from(byte as i8)).collect()
 }
 
@@ -122,14 +133,7 @@ impl Quantisation {
                     let reason = format!("it is {}, expected 0 (row by row)", format.int64_value(&[]));
                     return Err(source.wrong(&own("weight_format"), &reason));
                 }
-                // 1 / 127, as bitsandbytes has it.
-                bytes(
-                    source,
-                    weight,
-                    finite(source, &own("SCB"))?.view([-1, 1]),
-                    signed(),
-                    ([1, size[1]], Some(0.007_874_015_748_698_502)),
-                )?
+                bytes(source, weight, finite(source, &own("SCB"))?.view([-1, 1]), signed(), ([1, size[1]], Some(PER_127)))?
             }
             Self::Fp8 { block } => {
                 let block = block.map_or(size, |block| block.map(|size| size as i64));
@@ -184,8 +188,8 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<P
     };
     let kind = &name[weight.len() + STATE.len()..];
     let table = match kind {
-        "nf4" => NF4.to_vec(),
-        "fp4" => with_signs(FP4.map(|value| value / 12.0)),
+        "nf4" => nf4(),
+        "fp4" => fp4(),
         other => return Err(source.wrong(name, &format!("the type `{}` is not known, expected `nf4` or `fp4`", quoted(other)))),
     };
     let text = Vec::<u8>::try_from(required(source, name)?).unwrap_or_default();

@@ -8,7 +8,9 @@ mod forms;
 mod gguf;
 mod load;
 mod parts;
+mod quantise;
 
 pub(super) use config::Quantisation;
 pub(super) use eight_bits::packed_in_8_bits;
 pub(super) use gguf::GgufWeights;
+pub(super) use quantise::{is_quantised, quantised, quantised_sizes};
