@@ -35,7 +35,7 @@ pub fn read_of_model(dir: &Path, name: &str, kind: FileKind) -> Result<Option<Ve
     Ok(Some(to_json(&value)))
 }
 
-/// Whether [`read_of_model`] finds something.
+/// Whether a model has such a file, or something in its place.
 pub fn has_of_model(dir: &Path, name: &str) -> bool {
     lies_in(dir, name) || matches!(read_of_model(dir, name, FileKind::Tokenizer), Ok(Some(_)) | Err(_))
 }

@@ -54,9 +54,9 @@ pub struct ModelConfig {
 /// Frozen matrices in fewer bits than are computed with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackedSizes {
-    /// Of each layer; empty where nothing is packed.
+    /// What each layer has packed; empty where nothing is.
     pub layers: Vec<PackedSize>,
-    /// Of embedding and output projection.
+    /// What embedding and output projection have packed.
     pub io_layers: PackedSize,
     /// Their forms, as GGUF has them, with how many matrices are in each.
     pub forms: BTreeMap<&'static str, usize>,
@@ -66,7 +66,7 @@ pub struct PackedSizes {
 pub struct PackedSize {
     /// How many numbers are packed.
     pub numbers: u64,
-    /// What they take.
+    /// What these numbers take, with their scales.
     pub bytes: Bytes,
     /// Numbers of the largest matrix.
     pub largest: u64,

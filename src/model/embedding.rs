@@ -16,7 +16,7 @@ use crate::units::Fault;
 
 #[derive(Debug)]
 pub(super) struct Embedding {
-    /// `(V, E)`.
+    /// The embedding's matrix `(V, E)`.
     input: Weight,
     /// The output projection, whose weight may be the embedding, with the addition to it.
     output: Linear,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
 const KERNELS: [&str; 4] = ["attention.cpp", "pointwise.cpp", "rows.cpp", "softmax.cpp"];
-/// Those whose operations round one by one, as libtorch's and ggml's do.
+/// Files whose operations round one by one, as libtorch's and ggml's do.
 const UNFUSED: [&str; 2] = ["quantiser.cpp", "unpack.cpp"];
 
 fn main() -> Result<(), Box<dyn Error>> {

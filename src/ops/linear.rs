@@ -73,7 +73,7 @@ const FEW_ROWS: i64 = 8;
 pub const TILE: i64 = 1 << 24;
 
 impl PackedWeight {
-    /// The same matrix with parts that `change` makes of its own.
+    /// Makes a matrix with other parts, each of which `change` makes of one.
     fn with(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {
         Self { parts: self.parts.iter().map(change).collect(), form: Arc::clone(&self.form), ..*self }
     }
@@ -113,7 +113,7 @@ impl Weight {
         }
     }
 
-    /// The same weight, whose tensors both share.
+    /// Makes another weight that shares the tensors.
     pub fn shallow_clone(&self) -> Self {
         match self {
             Self::Plain(weight_oi) => Self::Plain(weight_oi.shallow_clone()),
@@ -129,7 +129,7 @@ impl Weight {
         }
     }
 
-    /// `x Wᵀ`, without autograd.
+    /// The forward product `x Wᵀ`, without autograd.
     fn product(&self, x: &Tensor) -> Tensor {
         match self {
             Self::Plain(weight_oi) => product(x, weight_oi),
@@ -145,7 +145,7 @@ impl Weight {
         }
     }
 
-    /// `dy W`, without autograd.
+    /// The product `dy W` of the backward, without autograd.
     fn transposed_product(&self, dy: &Tensor) -> Tensor {
         match self {
             Self::Plain(weight_oi) => product(dy, &weight_oi.transpose(0, 1)),

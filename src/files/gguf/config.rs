@@ -108,7 +108,7 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Map<String, Value>,
     Ok(config)
 }
 
-/// What all families have.
+/// The keys that a `config.json` of any family has.
 fn shape(keys: &Keys<'_>) -> Result<Map<String, Value>, Fault> {
     let (heads, eps) = (keys.required("attention.head_count")?, "attention.layer_norm_rms_epsilon");
     // What a model of experts alone has no need of, a `config.json` still has.

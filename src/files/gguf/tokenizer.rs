@@ -61,7 +61,7 @@ const PRE_TOKENIZERS: [PreTokenizer; 7] = [
 ];
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
-/// Values of `tokenizer.ggml.token_type`.
+/// Kinds of tokens in `tokenizer.ggml.token_type`.
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const MARK: &str = "▁";

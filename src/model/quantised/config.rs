@@ -12,9 +12,9 @@ const KEY: &str = "quantization_config";
 pub(in crate::model) enum Quantisation {
     /// bitsandbytes in 4 bits; each tensor says its type itself.
     FourBits,
-    /// bitsandbytes in 8 bits.
+    /// bitsandbytes in 8 bits, with a scale for each row.
     EightBits,
-    /// The experts of gpt-oss.
+    /// The experts of gpt-oss, in blocks of 32 columns.
     Mxfp4,
     /// E4M3 with a factor for each block of so many rows and columns, or for the whole matrix.
     Fp8 {
@@ -47,7 +47,7 @@ pub(in crate::model) enum Compressed {
     Packed { ints: Ints, is_symmetric: bool },
     /// `float-quantized`, by blocks of this size, or by rows or as a whole.
     Float { block: Option<[usize; 2]> },
-    /// `int-quantized`.
+    /// `int-quantized`, in 8 bits, by rows or as a whole.
     Int { is_symmetric: bool },
 }
 
@@ -55,7 +55,7 @@ pub(in crate::model) enum Compressed {
 const UNREAD: &str = "`bitsandbytes`, `mxfp4`, `fp8`, `gptq`, `awq` or `compressed-tensors`";
 
 impl Quantisation {
-    /// Of a whole `config.json`; `None` where nothing is packed.
+    /// Reads it in a whole `config.json`; `None` where nothing is packed.
     pub(in crate::model) fn of(object: &Map<String, Value>) -> Result<Option<Self>, Fault> {
         let Some(table) = object.get(KEY).filter(|value| !value.is_null()) else { return Ok(None) };
         let Some(table) = table.as_object() else { return Err(Fields::new(object).unsupported(KEY, "a table".into())) };

@@ -23,7 +23,7 @@ pub(in crate::model) trait PackedParts {
     fn wrong(&self, name: &str, reason: &str) -> Fault;
 }
 
-/// `bitsandbytes/functional.py`, `get_4bit_type`.
+/// The table of NF4 (bitsandbytes, `get_4bit_type`; Dettmers et al. 2023, arXiv 2305.14314).
 const NF4: [f32; 16] = [
     -1.0,
     -0.696_192_8,
@@ -42,9 +42,9 @@ const NF4: [f32; 16] = [
     0.722_956_84,
     1.0,
 ];
-/// The same, in twelfths.
+/// The table of bitsandbytes' FP4 without signs, in twelfths.
 const FP4: [f32; 8] = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0];
-/// E2M1 (OCP MX).
+/// The table of E2M1 without signs (OCP MX v1.0).
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 /// 1 / 127, as bitsandbytes has it.
