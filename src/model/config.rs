@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use tch::Kind;
 
-use super::names::{OUTPUT_MODULE, layer_tensor};
+use super::layout::TensorEntry;
+use super::names::{OUTPUT_MODULE, layer_of, layer_tensor};
 use super::spec::{LayerSpec, LinearSpec, RopeSpec};
 use crate::units::{Bytes, LayerIdx};
 
@@ -72,14 +73,23 @@ pub struct PackedSize {
     pub largest: u64,
 }
 
-impl PackedSize {
-    pub(super) fn add(&mut self, numbers: u64, bytes: u64, matrices: u64) {
-        let largest = self.largest.max(numbers / matrices);
-        *self = Self { numbers: self.numbers + numbers, bytes: Bytes(self.bytes.0 + bytes), largest };
-    }
-}
-
 impl PackedSizes {
+    /// With one more tensor of a checkpoint, which takes `bytes` in a form. Of the matrices of all experts, one is unpacked at a time.
+    pub(super) fn add(&mut self, entry: &TensorEntry, bytes: usize, form: &'static str) {
+        let numbers = entry.shape.iter().product::<usize>() as u64;
+        let matrices = if entry.shape.len() == 3 { entry.shape[0] as u64 } else { 1 };
+        let size = match layer_of(&entry.name) {
+            Some(layer) => {
+                self.layers.resize(self.layers.len().max(layer + 1), PackedSize::default());
+                &mut self.layers[layer]
+            }
+            None => &mut self.io_layers,
+        };
+        let largest = size.largest.max(numbers / matrices);
+        *size = PackedSize { numbers: size.numbers + numbers, bytes: Bytes(size.bytes.0 + bytes as u64), largest };
+        *self.forms.entry(form).or_default() += 1;
+    }
+
     pub fn layer(&self, layer: usize) -> PackedSize {
         self.layers.get(layer).copied().unwrap_or_default()
     }

@@ -22,13 +22,11 @@ impl Model {
 
     pub(super) fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), Fault> {
         let config = source.config()?;
-        if let Some(file) = GgufFile::of_model(source.dir)? {
-            let mut weights = Weights::of_gguf(GgufWeights::new(file, config.clone()), kind, at).quantised_to(source.quantize);
-            weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
-            return Ok((config, weights));
-        }
-        let mut weights = Weights::open(source.dir, &source.object()?, kind, at)?;
-        weights = weights.quantised_to(source.quantize);
+        let weights = match GgufFile::of_model(source.dir)? {
+            Some(file) => Weights::of_gguf(GgufWeights::new(file, config.clone()), kind, at),
+            None => Weights::open(source.dir, &source.object()?, kind, at)?,
+        };
+        let mut weights = weights.quantised_to(source.quantize);
         weights.leave_layers(config.num_layers(), config.further_layers);
         weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
         Ok((config, weights))

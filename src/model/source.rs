@@ -68,7 +68,7 @@ impl ModelSource<'_> {
                 return Err(Fault::usage(message, "leave `model.quantize` out, or take the model in 16 bits"));
             }
             Some(to) => {
-                let packed = quantised_sizes(to, &layout::entries(&own), own.num_layers());
+                let packed = quantised_sizes(to, &layout::entries(&own));
                 ModelConfig { packed, ..own }
             }
             None => own,
@@ -120,7 +120,7 @@ fn packed_sizes(dir: &Path, object: &Map<String, Value>, config: &ModelConfig) -
         return Ok(PackedSizes::default());
     }
     match Weights::open(dir, object, Kind::Float, Device::Cpu.into()) {
-        Ok(weights) => Ok(weights.packed_sizes(&layout::entries(config), config.num_layers())),
+        Ok(weights) => Ok(weights.packed_sizes(&layout::entries(config))),
         Err(error) if error.kind() == FaultKind::NoWeights => Ok(PackedSizes::default()),
         Err(error) => Err(error),
     }

@@ -114,12 +114,8 @@ impl Weights {
     }
 
     /// What of the model's matrices is packed in files of safetensors.
-    pub(super) fn packed_sizes(&self, entries: &[TensorEntry], num_layers: usize) -> PackedSizes {
-        if let WeightSource::Files(files) = &self.source {
-            files.packed_sizes(entries, num_layers)
-        } else {
-            PackedSizes::default()
-        }
+    pub(super) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
+        if let WeightSource::Files(files) = &self.source { files.packed_sizes(entries) } else { PackedSizes::default() }
     }
 
     /// Leaves the tensors of so many layers from `first` on alone.
@@ -166,28 +162,20 @@ impl Weights {
 
     /// Reads a frozen matrix, packed as it lies in the file. Only the CPU computes with packed ones.
     pub(super) fn load_weight(&self, name: &str) -> Result<Weight, Fault> {
-        if let WeightSource::Gguf(gguf) = &self.source
-            && self.placement.device == Device::Cpu
-            && let Some(packed) = gguf.packed(name, self.kind)?
-        {
+        let keeps_packed = self.placement.device == Device::Cpu;
+        let stored = match &self.source {
+            WeightSource::Gguf(gguf) if keeps_packed => gguf.packed(name, self.kind)?,
+            WeightSource::Files(files) if keeps_packed => files.packed(name, self.kind)?,
+            _ => None,
+        };
+        if let Some(packed) = stored {
             return Ok(Weight::Packed(packed));
         }
-        if let WeightSource::Files(files) = &self.source
-            && self.placement.device == Device::Cpu
-            && let Some(packed) = files.packed(name, self.kind)?
-        {
-            return Ok(Weight::Packed(packed));
-        }
-        if let Some(to) = self.quantize.filter(|_| is_quantised(name)) {
-            // Nothing of the plain one stays.
-            let weight_oi = self.load_to(name, Home::Host, Kind::Float)?.to_device(Device::Cpu);
-            let packed = quantised(name, &weight_oi, to, self.kind)?;
-            let is_packed = self.placement.device == Device::Cpu;
-            let unpacked =
-                || packed.form.unpack(&packed.parts, &(0..packed.size[0]), self.kind).to_device(self.placement.home_of(name));
-            return Ok(if is_packed { Weight::Packed(packed) } else { Weight::Plain(unpacked()) });
-        }
-        self.load(name).map(Weight::Plain)
+        let Some(to) = self.quantize.filter(|_| is_quantised(name)) else { return self.load(name).map(Weight::Plain) };
+        // Nothing of the plain one stays.
+        let weight_oi = self.load_to(name, Home::Host, Kind::Float)?.to_device(Device::Cpu);
+        let packed = Weight::Packed(quantised(name, &weight_oi, to, self.kind)?);
+        Ok(if keeps_packed { packed } else { Weight::Plain(packed.matrix().to_device(self.placement.home_of(name))) })
     }
 
     /// Reads the matrices of all experts of a linear that lie side by side in a checkpoint, where the file has them packed.

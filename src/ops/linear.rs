@@ -70,7 +70,10 @@ pub trait PackedForm: Debug + Send + Sync {
 const FEW_ROWS: i64 = 8;
 
 /// Numbers of a packed weight that are unpacked at a time: an output projection is much larger than what is computed with it.
-pub const TILE: i64 = 1 << 24;
+pub const TILE: i64 = 1 << 23;
+
+/// Bytes that unpacking takes for each of them at most: its code, the code's value and the scaled value, all as 32 bits.
+pub const UNPACKING_BYTES: u64 = 12;
 
 impl PackedWeight {
     /// Makes a matrix with other parts, each of which `change` makes of one.
@@ -150,11 +153,19 @@ impl Weight {
         match self {
             Self::Plain(weight_oi) => product(dy, &weight_oi.transpose(0, 1)),
             Self::Packed(packed) => {
-                let parts = packed.tiles().map(|rows| {
+                let mut parts = packed.tiles().map(|rows| {
                     let dy = dy.narrow(1, rows.start, rows.end - rows.start).contiguous();
                     product(&dy, &packed.rows(&rows).transpose(0, 1))
                 });
-                parts.reduce(|sum, part| sum + part).unwrap_or_default()
+                let first = parts.next().unwrap_or_default();
+                // Several are summed in f32 at least, as one product would be.
+                let mut sum: Option<Tensor> = None;
+                for part in parts {
+                    let sum = sum
+                        .get_or_insert_with(|| first.to_kind(if dy.kind() == Kind::Double { Kind::Double } else { Kind::Float }));
+                    *sum += part;
+                }
+                sum.map_or(first, |sum| sum.to_kind(dy.kind()))
             }
         }
     }
@@ -167,7 +178,7 @@ impl Weight {
         }
     }
 
-    pub fn requires_grad(&self) -> bool {
+    fn requires_grad(&self) -> bool {
         matches!(self, Self::Plain(weight_oi) if weight_oi.requires_grad())
     }
 

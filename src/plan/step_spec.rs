@@ -8,7 +8,7 @@ use crate::data::share;
 use crate::engine::Settings;
 use crate::model::{ModelConfig, PackedSize, PackedSizes, TrainedPart, kind_of, sizes_of_weights};
 use crate::ops::attention::accumulation_kind;
-use crate::ops::linear::TILE;
+use crate::ops::linear::{TILE, UNPACKING_BYTES};
 use crate::recipe::{Offload, OptimizerRecipe, Recipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
@@ -138,7 +138,7 @@ impl<'a> StepSpec<'a> {
 
     /// What is unpacked of them for a product.
     pub(super) fn unpacked(&self) -> u64 {
-        self.packed().map_or(0, |packed| packed.all().largest.min(TILE as u64) * self.element())
+        self.packed().map_or(0, |packed| packed.all().largest.min(TILE as u64) * (UNPACKING_BYTES + self.element()))
     }
 
     /// Whether the layers' weights wait in another memory.

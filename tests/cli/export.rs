@@ -1,5 +1,7 @@
 //! What was trained, written for other programs.
 
+use std::path::Path;
+
 use insta::assert_snapshot;
 use serde_json::json;
 
@@ -315,4 +317,32 @@ fn what_a_killed_export_leaves() {
     assert!(!killed.status.success() && !place.path("new").exists());
     place.run(&init).done();
     assert!(place.names(".").iter().all(|name| !name.contains(".tmp-")), "{:?}", place.names("."));
+}
+
+/// Bases that stay packed: a run on one resumes, and merged into the unpacked weights it scores as it did.
+#[test]
+fn a_run_on_packed_weights_is_resumed_and_merged_into_unpacked_ones() {
+    let quantised = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised");
+    for model in ["model-gguf-llama-q4_0/model.gguf", "model-bnb-nf4-dq"] {
+        let place = Place::new();
+        let path = quantised.join(model);
+        let path = format!("model.path=\"{}\"", path.display());
+        let settings = [&path[..], "data.format=\"tokens\"", "data.validation_fraction=0.34"];
+        let checked = place.check(&settings).done();
+        assert!(checked.out.contains("packed weights"), "{}", checked.out);
+        place.finetune(&settings).done();
+        let resume = ["resume", "run", "--device", "cpu", "--set", "train.max_steps=4", "--set", "train.epochs=2"];
+        place.run(&resume).done();
+        place.run(&["export", "run", "--for", "merged", "--out", "merged"]).done();
+        let own = scores(&place, &["run"]);
+        let merged = scores(&place, &["--base", "merged", "--recipe", "run/recipe.resolved.toml"]);
+        let difference = own["loss"].as_f64().unwrap() - merged["loss"].as_f64().unwrap();
+        assert!(difference.abs() < 1e-5, "{model}: {own} {merged}");
+    }
+    let place = Place::new();
+    let plain = place.finetune(&["model.quantize=\"nf4\"", "data.validation_fraction=0.34"]).done();
+    assert!(plain.err.contains("planned"), "{}", plain.err);
+    let packed = format!("model.path=\"{}\"", quantised.join("model-gptq").display());
+    let twice = place.check(&[&packed, "model.quantize=\"nf4\""]).refused(2);
+    assert!(twice.contains("`model.quantize` is set, and"), "{twice}");
 }

@@ -9,24 +9,17 @@ use tch::{Device, no_grad};
 
 use super::dense::{Golden, assert_family, fixture, logits};
 
-const FILES: [&str; 11] = [
-    "bnb-nf4",
-    "bnb-nf4-dq",
-    "bnb-fp4",
-    "bnb-int8",
-    "fp8-block",
-    "fp8-tensor-static",
-    "mxfp4",
-    "gptq",
-    "awq",
-    "ct-int4",
-    "ct-fp8",
-];
-const GGUF: [&str; 5] = ["gguf-llama-q4_0", "gguf-qwen2-q4_k_m", "gguf-qwen3-q8_0", "gguf-gemma2-q5_0", "gguf-gpt-oss-mxfp4"];
+/// What the fixtures hold of each case, by the beginning of their names.
+fn cases(prefix: &str, suffix: &str) -> Vec<String> {
+    let names = fs::read_dir(fixture("quantised")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter_map(|name| Some(name.strip_prefix(prefix)?.strip_suffix(suffix)?.to_owned())).collect()
+}
 
 #[test]
 fn logits_loss_and_gradients() {
-    for case in GGUF.into_iter().chain(FILES) {
+    let cases = cases("dense-", ".safetensors");
+    assert_eq!(cases.len(), 16, "{cases:?}");
+    for case in cases {
         let golden = Golden::of_model(&fixture(&format!("quantised/dense-{case}.safetensors")));
         let base = Model::load(&fixture(&format!("quantised/model-{case}")), Dtype::F32, Device::Cpu).unwrap();
         let of_base = no_grad(|| golden.furthest_logits(&logits(&base, &golden.ids_bn.narrow(0, 0, 1)), "logits_base"));
@@ -40,7 +33,9 @@ fn logits_loss_and_gradients() {
 
 #[test]
 fn the_keys_of_a_gguf_file_are_the_configuration_that_it_was_made_of() {
-    for case in GGUF {
+    let cases = cases("config-", ".json");
+    assert_eq!(cases.len(), 5, "{cases:?}");
+    for case in cases {
         let found = ModelConfig::load(&fixture(&format!("quantised/model-{case}/model.gguf"))).unwrap();
         let written = ModelConfig::load_file(&fixture(&format!("quantised/config-{case}.json"))).unwrap();
         // A GGUF file says no dtype, and nothing of how weights were drawn.

@@ -109,9 +109,8 @@ impl GgufFile {
     fn with_tensors(mut self, records: Vec<Vec<(String, GgufRecord)>>) -> Result<Self, Fault> {
         for (part, records) in self.parts.iter().zip(records) {
             for (name, record) in records {
-                let message = || part.wrong(&format!("it has two tensors `{}`", quoted(&name)));
                 if self.tensors.contains_key(&name) {
-                    return Err(message());
+                    return Err(part.wrong(&format!("it has two tensors `{}`", quoted(&name))));
                 }
                 self.tensors.insert(name, record);
             }
@@ -130,10 +129,6 @@ impl GgufFile {
 
     fn key(&self, name: &str) -> Option<&GgufValue> {
         self.parts[0].keys.get(name)
-    }
-
-    pub fn has(&self, key: &str) -> bool {
-        self.key(key).is_some()
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {

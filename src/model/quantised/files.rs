@@ -7,9 +7,8 @@ use tch::{Kind, Tensor};
 use super::config::Quantisation;
 use super::load::PackedParts;
 use crate::files::{Dtype, TensorFile};
-use crate::model::config::{PackedSize, PackedSizes};
+use crate::model::config::PackedSizes;
 use crate::model::layout::TensorEntry;
-use crate::model::names::layer_of;
 use crate::model::tensor_problems::TensorProblem;
 use crate::model::weights::{Files, FoundTensors};
 use crate::native::tensor_over;
@@ -58,7 +57,9 @@ impl Files {
     /// The matrix of a linear, if it is packed.
     pub(in crate::model) fn packed(&self, name: &str, kind: Kind) -> Result<Option<PackedWeight>, Fault> {
         let Some(quantisation) = self.quantisation.as_ref().filter(|_| self.is_packed(name)) else { return Ok(None) };
-        let Some(&[out, inner]) = self.shapes.get(name).map(Vec::as_slice) else { return Ok(None) };
+        let Some(&[out, inner]) = self.shapes.get(name).map(Vec::as_slice) else {
+            return Err(Fault::defect(format!("the packed matrix `{name}` is read before it was checked")));
+        };
         quantisation.load(self, name, [out as i64, inner as i64], kind).map(Some)
     }
 
@@ -77,26 +78,22 @@ impl Files {
             return Ok(Tensor::stack(&experts.iter().map(|packed| whole(packed).transpose(0, 1)).collect::<Vec<_>>(), 0));
         }
         let packed = self.packed(name, kind)?;
-        Ok(packed.as_ref().map(whole).unwrap_or_default())
+        packed.as_ref().map(whole).ok_or_else(|| self.wrong(name, "it is not packed"))
     }
 
     /// What of the model's matrices is packed.
-    pub(in crate::model) fn packed_sizes(&self, entries: &[TensorEntry], num_layers: usize) -> PackedSizes {
-        let mut sizes = PackedSizes { layers: vec![PackedSize::default(); num_layers], ..PackedSizes::default() };
-        let Some(quantisation) = &self.quantisation else { return PackedSizes::default() };
+    pub(in crate::model) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
+        let mut sizes = PackedSizes::default();
+        let Some(quantisation) = &self.quantisation else { return sizes };
         for entry in entries.iter().filter(|entry| self.is_packed(&entry.name)) {
             let own = |name: &&String| *name == &entry.name || quantisation.is_state(&entry.name, name);
             let parts = quantisation.parts(&entry.name, &entry.shape).into_iter().map(|part| part.name);
             let names: BTreeSet<String> = self.places.keys().filter(own).cloned().chain(parts).collect();
             let bytes = |name: &String| {
                 let (file, stored) = self.places.get(name)?;
-                self.opened[*file].get(stored).ok().map(|view| view.bytes.len() as u64)
+                self.opened[*file].get(stored).ok().map(|view| view.bytes.len())
             };
-            let matrices = if entry.shape.len() == 3 { entry.shape[0] as u64 } else { 1 };
-            let size = layer_of(&entry.name).and_then(|layer| sizes.layers.get_mut(layer));
-            let numbers = entry.shape.iter().product::<usize>() as u64;
-            size.unwrap_or(&mut sizes.io_layers).add(numbers, names.iter().filter_map(bytes).sum(), matrices);
-            *sizes.forms.entry(quantisation.name()).or_default() += 1;
+            sizes.add(entry, names.iter().filter_map(bytes).sum(), quantisation.name());
         }
         sizes
     }
@@ -136,45 +133,43 @@ mod tests {
 
     use super::*;
     use crate::model::{Model, ModelSource, layout};
+    use crate::ops::linear::Weight;
 
-    /// The hashes are of the weights as the formats' own libraries make them.
+    /// The hashes are of the weights as the formats' own libraries make them, of safetensors and of GGUF files.
     #[test]
     fn every_weight_is_the_library_s_to_the_bit() {
-        for case in [
-            "bnb-nf4",
-            "bnb-nf4-dq",
-            "bnb-fp4",
-            "bnb-int8",
-            "fp8-block",
-            "fp8-tensor-static",
-            "mxfp4",
-            "gptq",
-            "awq",
-            "ct-int4",
-            "ct-fp8",
-        ] {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised");
+        let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let cases = names.filter_map(|name| Some(name.strip_prefix("weights-")?.strip_suffix(".json")?.to_owned()));
+        let cases: Vec<String> = cases.collect();
+        assert_eq!(cases.len(), 16, "{cases:?}");
+        for case in cases {
             let dir = folder.join(format!("model-{case}"));
             let (config, weights) = Model::open(ModelSource::from(&dir), Kind::Float, Device::Cpu.into()).unwrap();
             let hashes = std::fs::read(folder.join(format!("weights-{case}.json"))).unwrap();
             let hashes: serde_json::Map<String, Value> = serde_json::from_slice(&hashes).unwrap();
             let entries = layout::entries(&config);
             assert_eq!(entries.len(), hashes.len(), "{case}");
-            let num_packed = config.packed.forms.values().sum::<usize>();
-            assert_eq!(num_packed, hashes.values().filter(|entry| entry["quantised"] == true).count(), "{case}");
             for entry in &entries {
                 let (name, expected) = (&entry.name, &hashes[&entry.name]);
                 let found = weights.load(name).unwrap();
+                assert_eq!(Value::from(found.size()), expected["shape"], "{case}: {name}");
                 let bytes = Vec::<f32>::try_from(found.reshape([-1])).unwrap();
                 let hash = format!("{:x}", Sha256::digest(bytes.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<_>>()));
                 assert_eq!(Value::from(hash), expected["sha256"], "{case}: {name}");
+                let is_matrix = entry.shape.len() == 2 && name.ends_with(".weight");
+                let Some(Weight::Packed(packed)) = is_matrix.then(|| weights.load_weight(name).unwrap()) else { continue };
                 // A part of the rows is that part of all.
-                if let crate::ops::linear::Weight::Packed(packed) = weights.load_weight(name).unwrap() {
-                    let rows = packed.size[0] / 3..packed.size[0] - 1;
-                    let part = packed.form.unpack(&packed.parts, &rows, Kind::Float);
-                    assert_eq!(part, found.narrow(0, rows.start, rows.end - rows.start), "{case}: {name}");
+                let rows = packed.size[0] / 3..packed.size[0] - 1;
+                let part = packed.form.unpack(&packed.parts, &rows, Kind::Float);
+                assert_eq!(part, found.narrow(0, rows.start, rows.end - rows.start), "{case}: {name}");
+                let x = Tensor::randn([3, packed.size[1]], (Kind::Float, Device::Cpu));
+                if let Some(few) = packed.form.product(&packed.parts, &x) {
+                    assert!(few.allclose(&x.matmul(&found.transpose(0, 1)), 1e-5, 1e-5, false), "{case}: {name}");
                 }
             }
+            let num_packed = config.packed.forms.values().sum::<usize>();
+            assert_eq!(num_packed, hashes.values().filter(|entry| entry["quantised"] == true).count(), "{case}");
         }
     }
 }

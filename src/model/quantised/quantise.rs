@@ -6,7 +6,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::forms::{FourBits, ScaledBytes};
 use super::load::{PER_127, fp4, nf4, pairs, signed};
-use crate::model::config::{PackedSize, PackedSizes};
+use crate::model::config::PackedSizes;
 use crate::model::layout::{Role, TensorEntry};
 use crate::model::names::layer_of;
 use crate::ops::linear::{PackedForm, PackedWeight};
@@ -22,19 +22,16 @@ pub(in crate::model) fn is_quantised(name: &str) -> bool {
 }
 
 /// What packing takes of the model's matrices.
-pub(in crate::model) fn quantised_sizes(to: Quantize, entries: &[TensorEntry], num_layers: usize) -> PackedSizes {
-    let mut sizes = PackedSizes { layers: vec![PackedSize::default(); num_layers], ..PackedSizes::default() };
+pub(in crate::model) fn quantised_sizes(to: Quantize, entries: &[TensorEntry]) -> PackedSizes {
+    let mut sizes = PackedSizes::default();
     let is_meant = |entry: &&TensorEntry| entry.role == Role::Matrix && entry.shape.len() == 2 && is_quantised(&entry.name);
     for entry in entries.iter().filter(is_meant) {
-        let numbers = entry.shape.iter().product::<usize>() as u64;
+        let numbers = entry.shape.iter().product::<usize>();
         let bytes = match to {
-            Quantize::Int8 => numbers + 4 * entry.shape[0] as u64,
-            Quantize::Nf4 | Quantize::Fp4 => numbers.div_ceil(2) + 4 * numbers.div_ceil(BLOCKSIZE as u64),
+            Quantize::Int8 => numbers + 4 * entry.shape[0],
+            Quantize::Nf4 | Quantize::Fp4 => numbers.div_ceil(2) + 4 * numbers.div_ceil(BLOCKSIZE as usize),
         };
-        if let Some(layer) = layer_of(&entry.name).and_then(|layer| sizes.layers.get_mut(layer)) {
-            layer.add(numbers, bytes, 1);
-        }
-        *sizes.forms.entry(to.name()).or_default() += 1;
+        sizes.add(entry, bytes, to.name());
     }
     sizes
 }

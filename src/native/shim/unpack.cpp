@@ -134,34 +134,26 @@ INLINE void scales_of(const uint8_t* sc, int part, int& scale, int& low) {
   }
 }
 
-struct Q4_K {
-  static constexpr int64_t NUMBERS = 256, BYTES = 144;
+// Levels of 4 bits, or of 5, whose uppermost lie apart.
+template <bool HAS_FIFTH> struct InEightParts {
+  static constexpr int64_t NUMBERS = 256, BYTES = HAS_FIFTH ? 176 : 144;
   INLINE void block(const uint8_t* from, float* to) {
+    const uint8_t *high = from + 16, *levels = from + (HAS_FIFTH ? 48 : 16);
     float d = half_at(from), m = half_at(from + 2);
     for (int part = 0; part < 8; ++part) {
       int s, l, shift = part % 2 * 4;
       scales_of(from + 4, part, s, l);
       float scale = d * static_cast<float>(s), low = m * static_cast<float>(l);
-      const uint8_t* q = from + 16 + 32 * (part / 2);
-      for (int i = 0; i < 32; ++i) to[32 * part + i] = scale * static_cast<float>(q[i] >> shift & 15) - low;
+      const uint8_t* q = levels + 32 * (part / 2);
+      for (int i = 0; i < 32; ++i) {
+        int fifth = HAS_FIFTH ? (high[i] >> part & 1) * 16 : 0;
+        to[32 * part + i] = scale * static_cast<float>((q[i] >> shift & 15) + fifth) - low;
+      }
     }
   }
 };
-
-struct Q5_K {
-  static constexpr int64_t NUMBERS = 256, BYTES = 176;
-  INLINE void block(const uint8_t* from, float* to) {
-    const uint8_t* high = from + 16;
-    float d = half_at(from), m = half_at(from + 2);
-    for (int part = 0; part < 8; ++part) {
-      int s, l, shift = part % 2 * 4;
-      scales_of(from + 4, part, s, l);
-      float scale = d * static_cast<float>(s), low = m * static_cast<float>(l);
-      const uint8_t* q = from + 48 + 32 * (part / 2);
-      for (int i = 0; i < 32; ++i) to[32 * part + i] = scale * static_cast<float>((q[i] >> shift & 15) + (high[i] >> part & 1) * 16) - low;
-    }
-  }
-};
+using Q4_K = InEightParts<false>;
+using Q5_K = InEightParts<true>;
 
 struct Q6_K {
   static constexpr int64_t NUMBERS = 256, BYTES = 210;
