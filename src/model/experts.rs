@@ -30,7 +30,7 @@ enum ExpertMatrices {
     Apart(Vec<Mlp>, i64),
     /// All side by side, with biases: `(X, E, 2I)` and `(X, 2I)` with gate and up by turns, then `(X, I, E)` and `(X, E)`.
     Stacked([Tensor; 4], Activation),
-    /// As those side by side, with matrices that are packed one by one, outputs before inputs: `(2I, E)` and `(E, I)` of each expert.
+    /// Like those side by side, with matrices that are packed one by one, outputs before inputs: `(2I, E)` and `(E, I)` of each expert.
     Packed {
         gate_up: Vec<Weight>,
         down: Vec<Weight>,
