@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use tch::Kind;
 
-use super::layout::TensorEntry;
 use super::names::{OUTPUT_MODULE, layer_of, layer_tensor};
 use super::spec::{LayerSpec, LinearSpec, RopeSpec};
 use crate::units::{Bytes, LayerIdx};
@@ -75,10 +74,10 @@ pub struct PackedSize {
 
 impl PackedSizes {
     /// With one more tensor of a checkpoint, which takes `bytes` in a form. Of the matrices of all experts, one is unpacked at a time.
-    pub(super) fn add(&mut self, entry: &TensorEntry, bytes: usize, form: &'static str) {
-        let numbers = entry.shape.iter().product::<usize>() as u64;
-        let matrices = if entry.shape.len() == 3 { entry.shape[0] as u64 } else { 1 };
-        let size = match layer_of(&entry.name) {
+    pub(super) fn add(&mut self, name: &str, shape: &[usize], bytes: usize, form: &'static str) {
+        let numbers = shape.iter().product::<usize>() as u64;
+        let matrices = if shape.len() == 3 { shape[0] as u64 } else { 1 };
+        let size = match layer_of(name) {
             Some(layer) => {
                 self.layers.resize(self.layers.len().max(layer + 1), PackedSize::default());
                 &mut self.layers[layer]

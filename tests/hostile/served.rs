@@ -37,7 +37,8 @@ fn requests() {
         ("ids outside the vocabulary", "{\"prompt\": [[4294967295]]}".into()),
         ("nothing", String::new()),
         ("no UTF-8", "\u{fffd}".into()),
-        ("100 000 stops", json!({ "prompt": "a", "stop": vec!["x"; 100_000] }).to_string()),
+        // What the model writes is nobody's fault, so it is the same each time.
+        ("100 000 stops", json!({ "prompt": "a", "temperature": 0, "stop": vec!["x"; 100_000] }).to_string()),
         ("a field with escapes", "{\"prompt\": \"a\", \"\\u001b[31m\": 1}".into()),
     ] {
         let began = Instant::now();

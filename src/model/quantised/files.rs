@@ -93,7 +93,7 @@ impl Files {
                 let (file, stored) = self.places.get(name)?;
                 self.opened[*file].get(stored).ok().map(|view| view.bytes.len())
             };
-            sizes.add(entry, names.iter().filter_map(bytes).sum(), quantisation.name());
+            sizes.add(&entry.name, &entry.shape, names.iter().filter_map(bytes).sum(), quantisation.name());
         }
         sizes
     }

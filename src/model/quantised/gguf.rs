@@ -118,7 +118,7 @@ impl GgufWeights {
             let Some(view) = view.filter(|view| view.dtype.is_packed()) else { continue };
             let numbers = entry.shape.iter().product::<usize>();
             let bytes = numbers / view.dtype.block * view.dtype.bytes;
-            sizes.add(entry, bytes, view.dtype.name);
+            sizes.add(&entry.name, &entry.shape, bytes, view.dtype.name);
         }
         sizes
     }

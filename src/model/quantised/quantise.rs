@@ -31,7 +31,7 @@ pub(in crate::model) fn quantised_sizes(to: Quantize, entries: &[TensorEntry]) -
             Quantize::Int8 => numbers + 4 * entry.shape[0],
             Quantize::Nf4 | Quantize::Fp4 => numbers.div_ceil(2) + 4 * numbers.div_ceil(BLOCKSIZE as usize),
         };
-        sizes.add(entry, bytes, to.name());
+        sizes.add(&entry.name, &entry.shape, bytes, to.name());
     }
     sizes
 }
