@@ -266,19 +266,6 @@ impl Model {
         self.layers.iter_mut().filter_map(DecoderLayer::sinks_mut)
     }
 
-    /// Keeps the matrices of the layers' linears, which are frozen, in 8 bits a number. What is merged or exported is made of the model's
-    /// own files, whose weights stay as they are.
-    pub fn pack_weights(&mut self) -> Result<(), Fault> {
-        if self.all_weights().is_some() {
-            let message = "weights that are trained can not be kept in 8 bits".to_owned();
-            return Err(Fault::usage(message, "train an adapter beside them, or leave them as they are"));
-        }
-        self.release_layers();
-        self.layers.iter_mut().for_each(DecoderLayer::pack);
-        self.let_linears_wait();
-        Ok(())
-    }
-
     /// Writes what is trained into a directory that exists: an adapter in PEFT's format, which names `base_model`, or all
     /// weights as a model of their own.
     pub fn save_trained(&self, dir: &Path, base_model: &str) -> Result<(), Fault> {

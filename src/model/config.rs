@@ -56,6 +56,8 @@ pub struct ModelConfig {
 pub struct PackedSizes {
     /// What each layer has packed; empty where nothing is.
     pub layers: Vec<PackedSize>,
+    /// Whether another device than the CPU has them unpacked.
+    pub is_for_cpu: bool,
     /// What embedding and output projection have packed.
     pub io_layers: PackedSize,
     /// Their forms, as GGUF has them, with how many matrices are in each.

@@ -171,15 +171,6 @@ impl DecoderLayer {
         self.attention.sinks_mut()
     }
 
-    /// Keeps the weights of its linears, but for a router's, in 8 bits a number.
-    pub(super) fn pack(&mut self) {
-        self.attention.linears_mut().for_each(Linear::pack);
-        match &mut self.feed_forward {
-            FeedForward::Dense(mlp) => mlp.linears_mut().for_each(Linear::pack),
-            FeedForward::Experts(experts) => experts.linears_mut().skip(1).for_each(Linear::pack),
-        }
-    }
-
     /// Whether a router decides which of its matrices a token meets.
     pub(super) fn has_experts(&self) -> bool {
         matches!(self.feed_forward, FeedForward::Experts(_))

@@ -6,7 +6,6 @@ use super::delta::LoraDelta;
 use super::dropout::TokenContext;
 use super::names::{OUTPUT_MODULE, layer_tensor};
 use super::pissa::PissaInit;
-use super::quantised::packed_in_8_bits;
 use super::spec::LinearSpec;
 use super::weights::Weights;
 use crate::ops::linear::{LowRank, Weight, linear, row_norms};
@@ -60,19 +59,6 @@ impl Linear {
     /// The weight as a matrix: the very tensor, unless it is packed.
     pub(super) fn weight(&self) -> Tensor {
         self.weight.matrix()
-    }
-
-    /// Keeps the weight, which nobody trains, in 8 bits a number from now on.
-    pub(super) fn pack(&mut self) {
-        if let Weight::Plain(weight_oi) = &self.weight {
-            self.weight = Weight::Packed(packed_in_8_bits(weight_oi));
-        }
-    }
-
-    /// Makes a plain matrix of a packed weight.
-    #[cfg(test)]
-    pub(super) fn unpack(&mut self) {
-        self.weight = Weight::Plain(self.weight());
     }
 
     fn of(

@@ -11,8 +11,7 @@ use super::config::PackedSizes;
 use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
-use super::quantised::GgufWeights;
-use super::quantised::{Quantisation, is_quantised, quantised};
+use super::quantised::{GgufWeights, PackedParts, Quantisation, is_quantised, quantised};
 use super::tensor_problems::{TensorProblem, TensorProblems};
 use super::waiting_layers::ModelPlacement;
 use crate::files::{Dtype as FileDtype, FileKind, TensorFile, io_fault, is_there, read_json_as};
@@ -160,35 +159,39 @@ impl Weights {
         self.load_to(name, Home::File, self.kind)
     }
 
-    /// Reads a frozen matrix, packed as it lies in the file. Only the CPU computes with packed ones.
+    /// Reads a frozen matrix, packed as it lies in the file; only the CPU computes with those of GGUF files.
     pub(super) fn load_weight(&self, name: &str) -> Result<Weight, Fault> {
-        let keeps_packed = self.placement.device == Device::Cpu;
         let stored = match &self.source {
-            WeightSource::Gguf(gguf) if keeps_packed => gguf.packed(name, self.kind)?,
-            WeightSource::Files(files) if keeps_packed => files.packed(name, self.kind)?,
+            WeightSource::Gguf(gguf) if self.is_on_cpu() => gguf.packed(name, self.kind)?,
+            WeightSource::Files(files) => files.packed(name, self.kind)?,
             _ => None,
         };
-        if let Some(packed) = stored {
-            return Ok(Weight::Packed(packed));
-        }
-        let Some(to) = self.quantize.filter(|_| is_quantised(name)) else { return self.load(name).map(Weight::Plain) };
-        // Nothing of the plain one stays.
-        let weight_oi = self.load_to(name, Home::Host, Kind::Float)?.to_device(Device::Cpu);
-        let packed = Weight::Packed(quantised(name, &weight_oi, to, self.kind)?);
-        Ok(if keeps_packed { packed } else { Weight::Plain(packed.matrix().to_device(self.placement.home_of(name))) })
+        let packed = match (stored, self.quantize.filter(|_| is_quantised(name))) {
+            (Some(packed), _) => packed,
+            (None, None) => return self.load(name).map(Weight::Plain),
+            (None, Some(to)) => {
+                let stored = if let WeightSource::Files(files) = &self.source { files.raw(name)? } else { None };
+                // Nothing of the plain one stays.
+                let weight_oi = stored.map_or_else(|| self.load_to(name, Home::Host, self.kind), Ok)?;
+                quantised(name, &weight_oi.to_device(Device::Cpu), to, self.kind)?
+            }
+        };
+        Ok(Weight::Packed(packed.to_device(self.placement.home_of(name))))
     }
 
     /// Reads the matrices of all experts of a linear that lie side by side in a checkpoint, where the file has them packed.
     pub(super) fn load_packed_experts(&self, name: &str) -> Result<Option<Vec<Weight>>, Fault> {
-        if self.placement.device != Device::Cpu {
-            return Ok(None);
-        }
         let found = match &self.source {
-            WeightSource::Gguf(gguf) => gguf.packed_experts(name, self.kind)?,
+            WeightSource::Gguf(gguf) if self.is_on_cpu() => gguf.packed_experts(name, self.kind)?,
             WeightSource::Files(files) => files.packed_experts(name, self.kind)?,
-            WeightSource::Memory(_) | WeightSource::Drawn(..) => None,
+            _ => None,
         };
-        Ok(found.map(|experts| experts.into_iter().map(Weight::Packed).collect()))
+        let home = self.placement.home_of(name);
+        Ok(found.map(|experts| experts.iter().map(|packed| Weight::Packed(packed.to_device(home))).collect()))
+    }
+
+    fn is_on_cpu(&self) -> bool {
+        self.placement.device == Device::Cpu
     }
 
     /// Reads a tensor in the accumulation kind of the wanted dtype.

@@ -9,7 +9,7 @@ const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
 const KERNELS: [&str; 4] = ["attention.cpp", "pointwise.cpp", "rows.cpp", "softmax.cpp"];
 /// Files whose operations round one by one, as libtorch's and ggml's do.
-const UNFUSED: [&str; 2] = ["quantiser.cpp", "unpack.cpp"];
+const UNFUSED: [&str; 3] = ["codes.cpp", "quantiser.cpp", "unpack.cpp"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let lib = env::var("DEP_TCH_LIBTORCH_LIB").map_err(|_| "torch-sys did not say where libtorch is: run `make setup`")?;

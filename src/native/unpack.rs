@@ -9,8 +9,20 @@ use super::autograd::{check, or_panic, pointer};
 use super::kernels::made;
 
 unsafe extern "C" {
+    fn kvtune_codes_product(
+        x: *mut C_tensor,
+        parts: *const *mut C_tensor,
+        layout: *const CodesLayout,
+        result: *mut *mut C_tensor,
+    ) -> c_int;
     fn kvtune_first_bad_block(packed: *mut C_tensor, id: i64, result: *mut i64) -> c_int;
     fn kvtune_packed_product(x: *mut C_tensor, packed: *mut C_tensor, id: i64, result: *mut *mut C_tensor) -> c_int;
+    fn kvtune_unpack_codes(
+        parts: *const *mut C_tensor,
+        layout: *const CodesLayout,
+        like: *mut C_tensor,
+        result: *mut *mut C_tensor,
+    ) -> c_int;
     fn kvtune_unpack(packed: *mut C_tensor, id: i64, like: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
 }
 
@@ -44,4 +56,61 @@ pub fn packed_product(x: &Tensor, packed: &Tensor, id: u32) -> Tensor {
     // SAFETY: both are live tensors; one result is written.
     let [product] = made(|result| unsafe { kvtune_packed_product(pointer(x), pointer(packed), id.into(), result) });
     product
+}
+
+/// Rows of codes of 1, 2, 4 or 8 bits: a number is `(table[code] − zero) · scale · factor`, each operation rounded to f32.
+#[derive(Debug)]
+pub struct Codes<'a> {
+    /// `(rows, bytes)`, u8.
+    pub codes: &'a Tensor,
+    /// The value of each code, f32: 2, 4, 16 or 256 of them.
+    pub table: &'a Tensor,
+    /// `(R, C)`, f32, those of a block of rows and columns each.
+    pub scales: &'a Tensor,
+    /// `(R, C)`, u8.
+    pub zeros: Option<&'a Tensor>,
+    /// In which of the C groups each column is, `(width)`, int64, where they do not follow one another.
+    pub columns: Option<&'a Tensor>,
+    pub layout: CodesLayout,
+}
+
+/// How codes lie, and which scale is whose.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CodesLayout {
+    /// Numbers of a row.
+    pub width: i64,
+    pub block_rows: i64,
+    pub block_columns: i64,
+    /// The place of the first row in its block.
+    pub first_row: i64,
+    pub factor: f32,
+    /// Whether the first of a byte's codes is in its upper bits.
+    pub is_upper_first: bool,
+}
+
+impl Codes<'_> {
+    /// The numbers `(rows, width)`, rounded to `kind`: f32, f64 or bf16.
+    pub fn unpack(&self, kind: Kind) -> Tensor {
+        let like = Tensor::empty([0], (kind, Device::Cpu));
+        // SAFETY: all are live tensors, or undefined ones; one result is written.
+        let [unpacked] =
+            self.with(|parts, layout| made(|result| unsafe { kvtune_unpack_codes(parts, layout, pointer(&like), result) }));
+        unpacked
+    }
+
+    /// The product `x Wᵀ (n, rows)` of a few rows `x (n, width)`, f32, none of the matrix as a whole.
+    pub fn product(&self, x: &Tensor) -> Tensor {
+        // SAFETY: all are live tensors, or undefined ones; one result is written.
+        let [product] =
+            self.with(|parts, layout| made(|result| unsafe { kvtune_codes_product(pointer(x), parts, layout, result) }));
+        product
+    }
+
+    fn with<T>(&self, run: impl FnOnce(*const *mut C_tensor, *const CodesLayout) -> T) -> T {
+        let none = Tensor::new();
+        let parts =
+            [self.codes, self.table, self.scales, self.zeros.unwrap_or(&none), self.columns.unwrap_or(&none)].map(pointer);
+        run(parts.as_ptr(), &raw const self.layout)
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::differentiable::differentiable;
 use crate::native::product;
@@ -72,13 +72,17 @@ const FEW_ROWS: i64 = 8;
 /// Numbers of a packed weight that are unpacked at a time: an output projection is much larger than what is computed with it.
 pub const TILE: i64 = 1 << 23;
 
-/// Bytes that unpacking takes for each of them at most: its code, the code's value and the scaled value, all as 32 bits.
+/// Bytes that unpacking takes for each of them on another device than the CPU: its value, its scale and both together, all of 32 bits.
 pub const UNPACKING_BYTES: u64 = 12;
 
 impl PackedWeight {
     /// Makes a matrix with other parts, each of which `change` makes of one.
     fn with(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {
         Self { parts: self.parts.iter().map(change).collect(), form: Arc::clone(&self.form), ..*self }
+    }
+
+    pub fn to_device(&self, device: Device) -> Self {
+        self.with(|part| part.to_device(device))
     }
 
     /// The rows of a range, unpacked.
@@ -316,8 +320,6 @@ impl LinearSaved {
 
 #[cfg(test)]
 mod tests {
-    use tch::Device;
-
     use super::*;
 
     fn plain(weight_oi: &Tensor) -> Weight {

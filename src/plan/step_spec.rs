@@ -131,14 +131,19 @@ impl<'a> StepSpec<'a> {
         [Bytes(all - layers + in_flight), Bytes(layers)]
     }
 
-    /// Packed weights, where they stay so: a CPU alone computes with them.
+    /// Packed weights, where they stay so.
     fn packed(&self) -> Option<&PackedSizes> {
-        Some(&self.config.packed).filter(|_| self.device == Device::Cpu && !self.trains_weights())
+        Some(&self.config.packed).filter(|packed| (self.is_on_cpu() || !packed.is_for_cpu) && !self.trains_weights())
+    }
+
+    fn is_on_cpu(&self) -> bool {
+        self.device == Device::Cpu
     }
 
     /// What is unpacked of them for a product.
     pub(super) fn unpacked(&self) -> u64 {
-        self.packed().map_or(0, |packed| packed.all().largest.min(TILE as u64) * (UNPACKING_BYTES + self.element()))
+        let beside = if self.is_on_cpu() { 0 } else { UNPACKING_BYTES };
+        self.packed().map_or(0, |packed| packed.all().largest.min(TILE as u64) * (beside + self.element()))
     }
 
     /// Whether the layers' weights wait in another memory.

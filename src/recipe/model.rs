@@ -39,17 +39,16 @@ table! {
         #[word("bf16", "bfloat16", "bf16-true")]
         #[word("f64", "float64", "fp64", "64-true", "64")]
         pub dtype: Dtype = Dtype::F32,
-        /// Packs the frozen matrices of the layers' linears while they are loaded, as bitsandbytes does it: `nf4` and `fp4` in blocks of 64
-        /// numbers, `int8` by rows. On a CPU they stay packed.
+        /// Packs the frozen matrices of the layers' linears while they are loaded: as bitsandbytes does it, `nf4` and `fp4` in blocks of 64
+        /// numbers, `int8` by rows; or `mxfp4` in blocks of 32 (OCP MX).
         pub quantize: Option<Quantize> = None,
         /// A GPU may round the factors of f32 products to 10 bits of mantissa.
         #[also("model.tf32", "train.tf32", "train.allow_tf32", "allow_tf32", "tf32")]
         pub allow_tf32: bool = false,
-        /// In place of what `config.json` says of scaled rotary embeddings, with the keys and defaults of Transformers:
-        /// `{ rope_type = "yarn", factor = 4.0 }`, and likewise `linear`, `dynamic`, `llama3` and `longrope`. Without
-        /// `original_max_position_embeddings` the original length is that of `config.json`. `{ rope_type = "dynamic_yarn",
-        /// original_max_position_embeddings = 8192, beta_fast = 32.0, beta_slow = 1.0 }` is `YaRN` by the length of each sequence, as in
-        /// `keys_values`: sequences up to the original length are as without scaling.
+        /// In place of what `config.json` says of scaled rotary embeddings, with the keys and defaults of Transformers: `{ rope_type = "yarn",
+        /// factor = 4.0 }`, and likewise `linear`, `dynamic`, `llama3` and `longrope`. Without `original_max_position_embeddings` the original
+        /// length is that of `config.json`. `{ rope_type = "dynamic_yarn", original_max_position_embeddings = 8192, beta_fast = 32.0, beta_slow =
+        /// 1.0 }` is `YaRN` by the length of each sequence, as in `keys_values`: sequences up to the original length are as without scaling.
         pub rope_scaling: Option<RopeScalingRecipe> = None,
     }
 }
@@ -130,11 +129,12 @@ words! {
 }
 
 words! {
-    /// A form in which frozen weights are packed while they are loaded.
+    /// How frozen weights are packed.
     pub enum Quantize {
         Nf4 = "nf4",
         Fp4 = "fp4",
         Int8 = "int8",
+        Mxfp4 = "mxfp4",
     }
 }
 

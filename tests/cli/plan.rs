@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::place::{Place, Said};
 
@@ -66,6 +66,28 @@ fn a_gpu_that_is_not_here_has_a_plan_of_its_own() {
     assert_eq!(lines[0]["device_limit_bytes"].as_u64(), Some(2_000_000_000));
     assert_eq!((lines[0]["host_limit_bytes"].as_u64(), lines[0]["is_timed"].as_bool()), (Some(8 << 30), Some(false)));
     assert!(lines[1]["device_bytes"].as_u64().unwrap() > 0 && lines[1]["host_tensors"].is_object());
+}
+
+#[test]
+fn a_model_of_7_billion_weights_in_nf4_is_trained_on_a_card_of_12_gigabytes() {
+    let place = Place::new();
+    let qwen = json!({
+        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+        "vocab_size": 152_064, "max_position_embeddings": 131_072, "tie_word_embeddings": false, "layer_types": null,
+        "head_dim": null, "max_window_layers": 28,
+    });
+    place.edit_json("model/config.json", qwen);
+    let sets = [
+        "--set",
+        "model.dtype=bf16",
+        "--set",
+        "train.micro_batch_size=1",
+        "--set",
+        "kv_cache={policy='h2o', cache_length=16384, chunk_size=2048}",
+    ];
+    let memory = ["--tokens", "131072", "--device-memory", "12GB", "--host-memory", "64GB"];
+    let said = plan(&place, &[&memory[..], &sets, &["--set", "grad={}", "--set", "model.quantize=nf4"]].concat()).done();
+    assert!(said.out.contains("    grad = { layers_per_cell = "), "{}", said.out);
 }
 
 #[test]

@@ -1,65 +1,53 @@
-//! Packed matrices as checkpoints in safetensors have them, unpacked by libtorch's operations on a CPU. Codes and scales are widened to f32 exactly,
-//! and each product and sum rounds once, in the order of each format's definition.
+//! Packed matrices as checkpoints in safetensors have them. Codes and scales are widened to f32 exactly, and each product and sum rounds once, in
+//! the order of each format's definition.
 
 use std::ops::Range;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
+use crate::native::{Codes, CodesLayout};
 use crate::ops::linear::PackedForm;
 
-/// Blocks of 4-bit codes over the flattened matrix, the first of two in the upper half of a byte (bitsandbytes).
-#[derive(Debug)]
-pub(super) struct FourBits {
+/// Codes of 1, 2, 4 or 8 bits that stand for the values of a table: `(value − zero) · scale · factor`.
+///
+/// Parts: codes `(out, bytes)`, u8; the table, f32; scales `(R, C)`; then zeros `(R, C)`, u8, and the groups of columns `(in)`, int64, as far
+/// as there are some; of nested scales their own scales, and the 256 values of their codes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CodedRows {
     pub(super) width: i64,
-    /// The two numbers that each byte stands for.
-    pub(super) table: Vec<f32>,
-    pub(super) blocksize: i64,
-    pub(super) nested: Option<Nested>,
-}
-
-/// Blocks' scales which are quantised themselves: parts 2 and 3 are their scales and the 256 values of their codes.
-#[derive(Debug)]
-pub(super) struct Nested {
-    pub(super) blocksize: i64,
-    pub(super) offset: f64,
-}
-
-/// Whole numbers of some bits, the first in the lowest, with a scale and a zero for each group of columns of a row: GPTQ, AWQ and
-/// compressed-tensors. Parts: codes `(out, bytes)`, scales `(out, G)`, zeros `(out, G)` u8, and the groups of columns.
-#[derive(Debug)]
-pub(super) struct GroupedInts {
-    pub(super) bits: i64,
-    pub(super) group_size: i64,
-    pub(super) width: i64,
-    /// The zero of all, where there are none of groups.
-    pub(super) zero: Option<f64>,
-}
-
-/// Bytes that stand for f32 values, with scales by blocks of rows and columns. Parts: codes `(out, in)`, scales.
-#[derive(Debug)]
-pub(super) struct ScaledBytes {
-    /// What each byte stands for.
-    pub(super) table: Vec<f32>,
-    /// Rows and columns of a block.
+    /// Rows and columns that share a scale.
     pub(super) block: [i64; 2],
-    /// A further factor, by which the product is multiplied.
-    pub(super) factor: Option<f64>,
+    pub(super) is_upper_first: bool,
+    pub(super) factor: f32,
+    pub(super) has_zeros: bool,
+    pub(super) scales: StoredScales,
 }
 
-/// Blocks of 32 4-bit floats of a row, the first of two in the lower half of a byte, with a power of 2 (OCP MX). Parts: codes
-/// `(out, in / 2)`, exponents `(out, in / 32)`.
+/// What is stored of scales.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum StoredScales {
+    Numbers,
+    /// Exponents e of 2^(e − 127), u8.
+    Powers,
+    /// Codes, u8, whose values are scaled by blocks of so many.
+    Nested {
+        blocksize: i64,
+        offset: f64,
+    },
+}
+
+/// Blocks over the flattened matrix, where no number of blocks makes a row: each is a row of its own.
 #[derive(Debug)]
-pub(super) struct MicroFloats {
-    /// The two numbers that each byte stands for.
-    pub(super) table: Vec<f32>,
-    /// What each exponent stands for.
-    pub(super) powers: Vec<f32>,
+pub(super) struct CodedBlocks {
+    pub(super) width: i64,
+    pub(super) blocks: CodedRows,
 }
 
-/// What the bytes of a tensor stand for: one number or several each, one after the other.
-fn looked_up(table: &[f32], bytes: &Tensor) -> Tensor {
-    let table = Tensor::from_slice(table).view([256, -1]);
-    table.index_select(0, &bytes.reshape([-1]).to_kind(Kind::Int)).reshape([-1])
+/// 2^(e − 127), f32, of whole numbers e from 0 to 254.
+pub(super) fn powers_of_two(exponent: &Tensor) -> Tensor {
+    let bits: Tensor = exponent.bitwise_left_shift_tensor_scalar(23);
+    // What is smaller than all normal numbers has a bit of the fraction.
+    bits.clamp_min(1 << 22).view_dtype(Kind::Float)
 }
 
 fn len(range: &Range<i64>) -> i64 {
@@ -71,95 +59,86 @@ fn rows_of(x: &Tensor, rows: &Range<i64>) -> Tensor {
     x.narrow(0, rows.start, len(rows))
 }
 
-impl FourBits {
-    /// The scales of some blocks, f32.
-    fn scales(&self, parts: &[Tensor], blocks: &Range<i64>) -> Tensor {
-        let own = rows_of(&parts[1], blocks);
-        let Some(nested) = &self.nested else { return own };
-        let group = Tensor::arange_start(blocks.start, blocks.end, (Kind::Int64, own.device()));
-        let outer = parts[2].index_select(0, &group.divide_scalar_mode(nested.blocksize, "floor"));
-        let values = parts[3].index_select(0, &own.to_kind(Kind::Int));
-        values * outer + nested.offset
+impl CodedRows {
+    fn layout(&self) -> CodesLayout {
+        let [block_rows, block_columns] = self.block;
+        let CodedRows { width, factor, is_upper_first, .. } = *self;
+        CodesLayout { width, block_rows, block_columns, first_row: 0, factor, is_upper_first }
+    }
+
+    /// The scales of a range of their rows, f32.
+    fn scales(&self, parts: &[Tensor], rows: &Range<i64>) -> Tensor {
+        let own = rows_of(&parts[2], rows);
+        match self.scales {
+            StoredScales::Numbers => own.to_kind(Kind::Float),
+            StoredScales::Powers => powers_of_two(&own.to_kind(Kind::Int)),
+            StoredScales::Nested { blocksize, offset } => {
+                let columns = own.size()[1];
+                let block = Tensor::arange_start(rows.start * columns, rows.end * columns, (Kind::Int64, own.device()));
+                let outer = parts[3].index_select(0, &block.divide_scalar_mode(blocksize, "floor"));
+                let values = parts[4].index_select(0, &own.reshape([-1]).to_kind(Kind::Int));
+                (values * outer + offset).view_as(&own)
+            }
+        }
+    }
+
+    /// Runs `run` with what some rows are made of.
+    fn with<T>(&self, parts: &[Tensor], rows: &Range<i64>, run: impl FnOnce(Codes<'_>) -> T) -> T {
+        let of_scales = rows.start / self.block[0]..(rows.end + self.block[0] - 1) / self.block[0];
+        let (codes, scales) = (rows_of(&parts[0], rows), self.scales(parts, &of_scales));
+        let rest = if matches!(self.scales, StoredScales::Nested { .. }) { &[] } else { &parts[3..] };
+        let (zeros, columns) = rest.split_at(usize::from(self.has_zeros));
+        let zeros = zeros.first().map(|zeros| rows_of(zeros, &of_scales));
+        let layout = CodesLayout { first_row: rows.start % self.block[0], ..self.layout() };
+        let columns = columns.first();
+        run(Codes { codes: &codes, table: &parts[1], scales: &scales, zeros: zeros.as_ref(), columns, layout })
     }
 }
 
-impl PackedForm for FourBits {
+/// As [`Codes::unpack`], by libtorch's operations, wherever the tensors are.
+fn by_operations(of: &Codes<'_>, kind: Kind) -> Tensor {
+    let CodesLayout { width, block_rows, block_columns, first_row, factor, is_upper_first } = of.layout;
+    let (rows, device) = (of.codes.size()[0], of.codes.device());
+    let bits = i64::from(of.table.numel().ilog2());
+    let place = |at: i64| if is_upper_first { 8 - bits - at * bits } else { at * bits };
+    let shifted = |at: i64| -> Tensor {
+        let shifted: Tensor = of.codes.bitwise_right_shift_tensor_scalar(place(at));
+        shifted.bitwise_and((1 << bits) - 1)
+    };
+    let value = {
+        let code =
+            if bits == 8 { of.codes.shallow_clone() } else { Tensor::stack(&(0..8 / bits).map(shifted).collect::<Vec<_>>(), 2) };
+        of.table.index_select(0, &code.reshape([-1]).to_kind(Kind::Int)).view([rows, -1]).narrow(1, 0, width)
+    };
+    let of_row = Tensor::arange_start(first_row, first_row + rows, (Kind::Int64, device)).divide_scalar_mode(block_rows, "floor");
+    let of_column = of.columns.map_or_else(
+        || Tensor::arange(width, (Kind::Int64, device)).divide_scalar_mode(block_columns, "floor"),
+        Tensor::shallow_clone,
+    );
+    let spread = |x: &Tensor| x.index_select(0, &of_row).index_select(1, &of_column);
+    let value = of.zeros.map_or_else(|| value.shallow_clone(), |zeros| &value - spread(zeros));
+    (value * spread(of.scales)).g_mul_scalar_(f64::from(factor)).to_kind(kind)
+}
+
+impl PackedForm for CodedRows {
+    fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor {
+        let is_here = parts[0].device() == Device::Cpu;
+        self.with(parts, rows, |codes| if is_here { codes.unpack(kind) } else { by_operations(&codes, kind) })
+    }
+
+    fn product(&self, parts: &[Tensor], x: &Tensor) -> Option<Tensor> {
+        let is_here = parts[0].device() == Device::Cpu;
+        is_here.then(|| self.with(parts, &(0..parts[0].size()[0]), |codes| codes.product(x)))
+    }
+}
+
+impl PackedForm for CodedBlocks {
     fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor {
         let numbers = rows.start * self.width..rows.end * self.width;
-        let bytes = numbers.start / 2..(numbers.end + 1) / 2;
-        let value = looked_up(&self.table, &rows_of(&parts[0], &bytes));
-        let value = value.narrow(0, numbers.start - 2 * bytes.start, len(&numbers));
-        let blocks = numbers.start / self.blocksize..(numbers.end + self.blocksize - 1) / self.blocksize;
-        let scales = self.scales(parts, &blocks);
-        let first = blocks.start * self.blocksize;
-        let scaled = if first == numbers.start && first + len(&blocks) * self.blocksize == numbers.end {
-            value.view([-1, self.blocksize]) * scales.unsqueeze(1)
-        } else {
-            let all = scales.repeat_interleave_self_int(self.blocksize, 0, None);
-            value * all.narrow(0, numbers.start - first, len(&numbers))
-        };
-        scaled.view([len(rows), self.width]).to_kind(kind)
-    }
-}
-
-impl PackedForm for GroupedInts {
-    fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor {
-        let codes = rows_of(&parts[0], rows);
-        let each = 8 / self.bits;
-        let shifted = |place: i64| {
-            let shifted: Tensor = codes.bitwise_right_shift_tensor_scalar(place * self.bits);
-            shifted.bitwise_and((1 << self.bits) - 1)
-        };
-        let code = if each == 1 { codes.shallow_clone() } else { Tensor::stack(&(0..each).map(shifted).collect::<Vec<_>>(), 2) };
-        let code = code.reshape([len(rows), -1]).narrow(1, 0, self.width).to_kind(Kind::Float);
-        let groups = parts[1].size()[1];
-        let is_even = parts.len() < 4 && groups * self.group_size == self.width;
-        // One number for each column, or one that all of a group share.
-        let spread = |part: &Tensor| {
-            let part = rows_of(part, rows).to_kind(Kind::Float);
-            match parts.get(3) {
-                _ if is_even => part.unsqueeze(2),
-                Some(index) => part.index_select(1, index),
-                None => part.repeat_interleave_self_int(self.group_size, 1, None).narrow(1, 0, self.width),
-            }
-        };
-        let code = if is_even { code.view([len(rows), groups, self.group_size]) } else { code };
-        let above = match self.zero {
-            Some(zero) => code - zero,
-            None => code - spread(&parts[2]),
-        };
-        (above * spread(&parts[1])).view([len(rows), self.width]).to_kind(kind)
-    }
-}
-
-impl PackedForm for ScaledBytes {
-    fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor {
-        let codes = rows_of(&parts[0], rows);
-        let size = codes.size();
-        let value = looked_up(&self.table, &codes).view(&size[..]);
-        let scale = parts[1].to_kind(Kind::Float);
-        let scaled = if scale.numel() == 1 {
-            value * scale.reshape([1, 1])
-        } else {
-            let place = Tensor::arange_start(rows.start, rows.end, (Kind::Int64, codes.device()));
-            let by_row = scale.index_select(0, &place.divide_scalar_mode(self.block[0], "floor"));
-            let by_column = if by_row.size()[1] == 1 {
-                by_row
-            } else {
-                by_row.repeat_interleave_self_int(self.block[1], 1, None).narrow(1, 0, size[1])
-            };
-            value * by_column
-        };
-        self.factor.map_or_else(|| scaled.shallow_clone(), |factor| &scaled * factor).to_kind(kind)
-    }
-}
-
-impl PackedForm for MicroFloats {
-    fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor {
-        let (codes, exponents) = (rows_of(&parts[0], rows), rows_of(&parts[1], rows));
-        let value = looked_up(&self.table, &codes).view([len(rows), -1, 32]);
-        let power = looked_up(&self.powers, &exponents).view([len(rows), -1, 1]);
-        (value * power).view([len(rows), -1]).to_kind(kind)
+        let size = self.blocks.width;
+        let blocks = numbers.start / size..(numbers.end + size - 1) / size;
+        let all = self.blocks.unpack(parts, &blocks, kind).view([-1]);
+        all.narrow(0, numbers.start - blocks.start * size, len(&numbers)).view([len(rows), self.width])
     }
 }
 
@@ -202,4 +181,53 @@ pub(super) fn packed_in_bytes(values: &Tensor, bits: i64) -> Tensor {
     let padded = values.constant_pad_nd([0, (each - size[1] % each) % each]).view([size[0], -1, each]);
     let shifted = |place: i64| -> Tensor { padded.select(2, place).bitwise_left_shift_tensor_scalar(place * bits) };
     (0..each).map(shifted).reduce(|all, part| all.bitwise_or_tensor(&part)).unwrap_or_default().contiguous()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every number of bits, blocks of rows and columns, zeros and groups out of order; bytes of codes and of zeros count up.
+    #[test]
+    fn the_kernel_and_the_operations_make_the_same_numbers() {
+        let (width, rows) = (45, 12);
+        for bits in [1, 2, 4, 8] {
+            for (block, has_zeros, has_columns) in
+                [([1, 7], false, false), ([5, 45], false, false), ([1, 16], true, false), ([1, 9], true, true)]
+            {
+                let bytes = (width * bits + 7) / 8;
+                let of_scales = [(rows + block[0] - 1) / block[0], (width + block[1] - 1) / block[1]];
+                let counted = |size: &[i64]| Tensor::arange(size.iter().product::<i64>(), (Kind::Int64, Device::Cpu)) * 7;
+                let counted = |size: &[i64]| counted(size).remainder(251).to_kind(Kind::Uint8).view(size);
+                let mut parts = vec![
+                    counted(&[rows, bytes]),
+                    Tensor::randn([1 << bits], tch::kind::FLOAT_CPU),
+                    Tensor::randn(of_scales, tch::kind::FLOAT_CPU),
+                ];
+                parts.extend(has_zeros.then(|| counted(&of_scales)));
+                parts.extend(has_columns.then(|| Tensor::arange(width, (Kind::Int64, Device::Cpu)).remainder(of_scales[1])));
+                for is_upper_first in [false, true] {
+                    let scales = StoredScales::Numbers;
+                    let form = CodedRows { width, block, is_upper_first, factor: 0.3, has_zeros, scales };
+                    for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
+                        for part in [0..rows, 3..8] {
+                            let expected = form.with(&parts, &part, |codes| by_operations(&codes, kind));
+                            assert_eq!(form.unpack(&parts, &part, kind), expected, "{bits} bits, {form:?}, {kind:?}");
+                        }
+                    }
+                    let x = Tensor::randn([3, width], tch::kind::FLOAT_CPU);
+                    let expected = x.matmul(&form.unpack(&parts, &(0..rows), Kind::Float).transpose(0, 1));
+                    let largest = expected.abs().max().double_value(&[]);
+                    let found = form.product(&parts, &x).unwrap();
+                    assert!(found.allclose(&expected, 0.0, 1e-5 * largest, false), "{bits} bits, {form:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn powers_of_two_are_exact_down_to_the_smallest() {
+        let powers = Vec::<f32>::try_from(powers_of_two(&Tensor::arange(255, (Kind::Int, Device::Cpu)))).unwrap();
+        assert_eq!(powers, (-127..128).map(|exponent| 2f64.powi(exponent) as f32).collect::<Vec<_>>());
+    }
 }

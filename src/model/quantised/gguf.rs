@@ -111,7 +111,7 @@ impl GgufWeights {
 
     /// What of the model's matrices is packed, and stays so.
     pub(in crate::model) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
-        let mut sizes = PackedSizes::default();
+        let mut sizes = PackedSizes { is_for_cpu: true, ..PackedSizes::default() };
         for entry in entries.iter().filter(|entry| entry.shape.len() > 1) {
             let stored = self.stored(&entry.name);
             let view = stored.as_ref().and_then(|stored| self.file.get(stored.names().first()?));

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
 use super::config::{Compressed, Ints, Quantisation};
-use super::forms::{FourBits, GroupedInts, MicroFloats, Nested, ScaledBytes, packed_in_bytes, unpacked_words};
+use super::forms::{CodedBlocks, CodedRows, StoredScales, packed_in_bytes, unpacked_words};
 use super::parts::STATE;
 use crate::ops::linear::{PackedForm, PackedWeight};
 use crate::units::{Fault, quoted};
@@ -48,7 +48,7 @@ const FP4: [f32; 8] = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0];
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 /// 1 / 127, as bitsandbytes has it.
-pub(super) const PER_127: f64 = 0.007_874_015_748_698_502;
+pub(super) const PER_127: f32 = 0.007_874_016;
 
 pub(super) fn nf4() -> Vec<f32> {
     NF4.to_vec()
@@ -87,13 +87,8 @@ fn finite(source: &dyn PackedParts, name: &str) -> Result<Tensor, Fault> {
     Err(source.wrong(name, &format!("number {at} is infinite or not a number")))
 }
 
-/// What the bytes of two 4-bit codes stand for, the first in the upper or the lower half.
-pub(super) fn pairs(values: &[f32], is_upper_first: bool) -> Vec<f32> {
-    let of = |byte: usize| {
-        let (upper, lower) = (values[byte >> 4], values[byte & 15]);
-        if is_upper_first { [upper, lower] } else { [lower, upper] }
-    };
-    (0..256).flat_map(of).collect()
+pub(super) fn e2m1() -> Vec<f32> {
+    with_signs(E2M1)
 }
 
 fn with_signs(values: [f32; 8]) -> Vec<f32> {
@@ -133,7 +128,7 @@ impl Quantisation {
                     let reason = format!("it is {}, expected 0 (row by row)", format.int64_value(&[]));
                     return Err(source.wrong(&own("weight_format"), &reason));
                 }
-                bytes(source, weight, finite(source, &own("SCB"))?.view([-1, 1]), signed(), ([1, size[1]], Some(PER_127)))?
+                bytes(source, weight, finite(source, &own("SCB"))?, &signed(), ([1, size[1]], PER_127))?
             }
             Self::Fp8 { block } => {
                 let block = block.map_or(size, |block| block.map(|size| size as i64));
@@ -147,7 +142,7 @@ impl Quantisation {
                 if source.raw(&own("weight_zero_point"))?.is_some_and(|zero| zero.any().int64_value(&[]) != 0) {
                     return Err(source.wrong(&own("weight_zero_point"), "zeros of whole numbers are not read"));
                 }
-                bytes(source, weight, finite(source, &own("weight_scale"))?, signed(), ([1, size[1]], None))?
+                bytes(source, weight, finite(source, &own("weight_scale"))?, &signed(), ([1, size[1]], 1.0))?
             }
             Self::Gptq { ints, is_v1 } => gptq(source, &own, size, (*ints, *is_v1))?,
             Self::Awq { ints } => awq(source, &own, size, *ints)?,
@@ -166,12 +161,11 @@ impl Quantisation {
         if exponents.1.eq(255).any().int64_value(&[]) != 0 {
             return Err(source.wrong(&exponents.0, "a scale is 255, which is no number (NaN)"));
         }
-        let power = |exponent: i32| if exponent == 255 { f32::NAN } else { 2f64.powi(exponent - 127) as f32 };
-        let powers = (0..256).map(power).collect();
-        let form: Arc<dyn PackedForm> = Arc::new(MicroFloats { table: pairs(&with_signs(E2M1), false), powers });
+        let form = CodedRows { scales: StoredScales::Powers, ..coded_rows(codes.size()[2] * 32, [1, 32]) };
+        let (form, table): (Arc<dyn PackedForm>, _) = (Arc::new(form), Tensor::from_slice(&e2m1()));
         let size = codes.size();
         let of = |expert: i64| {
-            let parts = vec![codes.get(expert).view([size[1], -1]), exponents.1.get(expert)];
+            let parts = vec![codes.get(expert).view([size[1], -1]), table.shallow_clone(), exponents.1.get(expert)];
             PackedWeight { parts, size: [size[1], size[2] * 32], kind, form: Arc::clone(&form) }
         };
         Ok((0..size[0]).map(of).collect())
@@ -179,6 +173,30 @@ impl Quantisation {
 }
 
 type PartsAndForm = (Vec<Tensor>, Arc<dyn PackedForm>);
+
+/// Codes with stored scales and nothing else, the first of a byte in its lower bits.
+pub(super) fn coded_rows(width: i64, block: [i64; 2]) -> CodedRows {
+    CodedRows { width, block, is_upper_first: false, factor: 1.0, has_zeros: false, scales: StoredScales::Numbers }
+}
+
+/// 4-bit codes in blocks over the flattened matrix (bitsandbytes), the first of two in the upper half of a byte; `rest` are the parts of nested
+/// scales.
+pub(super) fn in_blocks(
+    [codes, table, absmax]: [Tensor; 3],
+    (width, blocksize): (i64, i64),
+    scales: StoredScales,
+    rest: Vec<Tensor>,
+) -> PartsAndForm {
+    let (blocks, fills_rows) = (absmax.size()[0], width % blocksize == 0);
+    let of_row =
+        CodedRows { is_upper_first: true, scales, ..coded_rows(if fills_rows { width } else { blocksize }, [1, blocksize]) };
+    // A last block may be a short one.
+    let missing = blocks * blocksize / 2 - codes.size()[0];
+    let codes = if missing > 0 { codes.constant_pad_nd([0, missing]) } else { codes };
+    let each = of_row.width / blocksize;
+    let parts = [codes.view([-1, of_row.width / 2]), table, absmax.view([-1, each])].into_iter().chain(rest).collect();
+    (parts, if fills_rows { Arc::new(of_row) } else { Arc::new(CodedBlocks { width, blocks: of_row }) })
+}
 
 fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<PartsAndForm, Fault> {
     let part = |end: &str| format!("{weight}{end}");
@@ -215,25 +233,24 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<P
         return Err(source.wrong(&absmax_name, &format!("its shape is {:?}, expected [{blocks}]", absmax.size())));
     }
     let codes = required(source, weight)?.reshape([-1]).view_dtype(Kind::Uint8);
-    let mut parts = vec![codes, absmax];
-    let nested = match (state.nested_blocksize, state.nested_offset) {
+    let mut nested = Vec::new();
+    let scales = match (state.nested_blocksize, state.nested_offset) {
         (Some(blocksize), Some(offset)) if blocksize > 0 => {
             let (outer, values) = (part(".nested_absmax"), part(".nested_quant_map"));
-            parts.extend([finite(source, &outer)?, finite(source, &values)?]);
+            nested.extend([finite(source, &outer)?, finite(source, &values)?]);
             let expected = [vec![(blocks + blocksize - 1) / blocksize], vec![256]];
-            for ((name, part), expected) in [outer, values].iter().zip(&parts[2..]).zip(expected) {
+            for ((name, part), expected) in [outer, values].iter().zip(&nested).zip(expected) {
                 if part.size() != expected {
                     return Err(source.wrong(name, &format!("its shape is {:?}, expected {expected:?}", part.size())));
                 }
             }
             // A JSON number is one of f64; the library has it in f32.
-            Some(Nested { blocksize, offset: f64::from(offset as f32) })
+            StoredScales::Nested { blocksize, offset: f64::from(offset as f32) }
         }
-        _ if parts[1].kind() == Kind::Uint8 => return Err(source.wrong(name, "it says nothing of nested scales")),
-        _ => None,
+        _ if absmax.kind() == Kind::Uint8 => return Err(source.wrong(name, "it says nothing of nested scales")),
+        _ => StoredScales::Numbers,
     };
-    let form = FourBits { width: size[1], table: pairs(&map, true), blocksize: state.blocksize, nested };
-    Ok((parts, Arc::new(form)))
+    Ok(in_blocks([codes, Tensor::from_slice(&map), absmax], (size[1], state.blocksize), scales, nested))
 }
 
 /// Codes of a byte each and their scales, with blocks and a further factor.
@@ -241,12 +258,15 @@ fn bytes(
     source: &dyn PackedParts,
     weight: &str,
     scale: Tensor,
-    table: Vec<f32>,
-    (block, factor): ([i64; 2], Option<f64>),
+    table: &[f32],
+    (block, factor): ([i64; 2], f32),
 ) -> Result<PartsAndForm, Fault> {
     let codes = required(source, weight)?.view_dtype(Kind::Uint8);
+    let size = codes.size();
     let scale = if scale.dim() < 2 { scale.reshape([-1, 1]) } else { scale };
-    Ok((vec![codes, scale], Arc::new(ScaledBytes { table, block, factor })))
+    let block = if scale.numel() == 1 { [size[0], size[1]] } else { block };
+    let form = CodedRows { factor, ..coded_rows(size[1], block) };
+    Ok((vec![codes, Tensor::from_slice(table), scale], Arc::new(form)))
 }
 
 fn eight_bit_floats(source: &dyn PackedParts, weight: &str, scale: &str, block: [i64; 2]) -> Result<PartsAndForm, Fault> {
@@ -255,7 +275,7 @@ fn eight_bit_floats(source: &dyn PackedParts, weight: &str, scale: &str, block: 
     if is_none.any().int64_value(&[]) != 0 {
         return Err(source.wrong(weight, "a code is no number (NaN)"));
     }
-    bytes(source, weight, finite(source, scale)?, e4m3(), (block, None))
+    bytes(source, weight, finite(source, scale)?, &e4m3(), (block, 1.0))
 }
 
 /// Codes `(out, in)` with scales, zeros and groups, all by row.
@@ -268,10 +288,12 @@ fn grouped(codes: &Tensor, scale: &Tensor, zero: Option<Tensor>, ints: Ints, gro
         _ => 8,
     };
     let group_size = ints.group_size.map_or(width, |size| size as i64);
-    let form = GroupedInts { bits, group_size, width, zero: zero.is_none().then(|| f64::from(1u32 << (ints.bits - 1))) };
-    let zero = zero.unwrap_or_else(|| Tensor::zeros([0], (Kind::Uint8, Device::Cpu)));
-    let parts = [packed_in_bytes(codes, bits), scale.contiguous(), zero].into_iter().chain(groups);
-    (parts.collect(), Arc::new(form))
+    // A zero that all share is in the table.
+    let shared = if zero.is_some() { 0 } else { 1 << (ints.bits - 1) };
+    let table: Vec<f32> = (0..1 << bits).map(|code| (code - shared) as f32).collect();
+    let form = CodedRows { has_zeros: zero.is_some(), ..coded_rows(width, [1, group_size]) };
+    let parts = [packed_in_bytes(codes, bits), Tensor::from_slice(&table), scale.contiguous()];
+    (parts.into_iter().chain(zero).chain(groups).collect(), Arc::new(form))
 }
 
 /// The groups of columns that a file gives, where these are not simply one after the other.

@@ -2,7 +2,6 @@
 //! compressed-tensors), and plain ones that are packed in memory.
 
 mod config;
-mod eight_bits;
 mod files;
 mod forms;
 mod gguf;
@@ -11,6 +10,6 @@ mod parts;
 mod quantise;
 
 pub(super) use config::Quantisation;
-pub(super) use eight_bits::packed_in_8_bits;
 pub(super) use gguf::GgufWeights;
+pub(super) use load::PackedParts;
 pub(super) use quantise::{is_quantised, quantised, quantised_sizes};

@@ -1,11 +1,12 @@
-//! Plain matrices packed while they are loaded, as bitsandbytes does it (`functional.py`, `quantize_4bit` and `int8_vectorwise_quant`).
+//! Plain matrices packed while they are loaded: as bitsandbytes does it (`functional.py`, `quantize_4bit` and `int8_vectorwise_quant`), or in MXFP4
+//! (OCP Microscaling Formats v1.0, 6.3).
 
 use std::sync::Arc;
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::forms::{FourBits, ScaledBytes};
-use super::load::{PER_127, fp4, nf4, pairs, signed};
+use super::forms::{CodedRows, StoredScales, packed_in_bytes, powers_of_two};
+use super::load::{PER_127, coded_rows, e2m1, fp4, in_blocks, nf4, signed};
 use crate::model::config::PackedSizes;
 use crate::model::layout::{Role, TensorEntry};
 use crate::model::names::layer_of;
@@ -14,6 +15,7 @@ use crate::recipe::Quantize;
 use crate::units::{Fault, quoted};
 
 const BLOCKSIZE: i64 = 64;
+const MX_BLOCK: i64 = 32;
 
 /// Whether a tensor is packed: the matrices of the layers' linears, but for routers.
 pub(in crate::model) fn is_quantised(name: &str) -> bool {
@@ -30,59 +32,110 @@ pub(in crate::model) fn quantised_sizes(to: Quantize, entries: &[TensorEntry]) -
         let bytes = match to {
             Quantize::Int8 => numbers + 4 * entry.shape[0],
             Quantize::Nf4 | Quantize::Fp4 => numbers.div_ceil(2) + 4 * numbers.div_ceil(BLOCKSIZE as usize),
+            Quantize::Mxfp4 => entry.shape[0] * (entry.shape[1].div_ceil(2) + entry.shape[1].div_ceil(MX_BLOCK as usize)),
         };
         sizes.add(&entry.name, &entry.shape, bytes, to.name());
     }
     sizes
 }
 
-/// A matrix `(out, in)` of f32, packed; it computes in `kind`.
+/// Numbers that are packed at a time: what is made of them on the way takes several times as much.
+const AT_ONCE: i64 = 1 << 20;
+
+/// A matrix `(out, in)`, packed by its values in f32; it computes in `kind`.
 ///
 /// # Errors
 /// A number is infinite or none.
 pub(in crate::model) fn quantised(name: &str, weight_oi: &Tensor, to: Quantize, kind: Kind) -> Result<PackedWeight, Fault> {
     let size = [0, 1].map(|dim| weight_oi.size()[dim]);
-    if weight_oi.isfinite().all().int64_value(&[]) == 0 {
-        let message = format!("`{}` has a number that is infinite or not a number, and can not be packed", quoted(name));
-        return Err(Fault::data(message, "take the model from its source again, or leave `model.quantize` out"));
-    }
     let (parts, form): (Vec<Tensor>, Arc<dyn PackedForm>) = no_grad(|| match to {
         Quantize::Nf4 => four_bits(weight_oi, &nf4()),
         Quantize::Fp4 => four_bits(weight_oi, &fp4()),
         Quantize::Int8 => {
-            let scale_o1 = weight_oi.abs().amax([1i64], true);
-            let level = (weight_oi * (scale_o1.reciprocal() * 127.0).nan_to_num(0.0, 0.0, 0.0)).round();
-            let parts = vec![level.to_kind(Kind::Int8).view_dtype(Kind::Uint8), scale_o1];
-            (parts, Arc::new(ScaledBytes { table: signed(), block: [1, size[1]], factor: Some(PER_127) }) as _)
+            let [level, scale_o1] = in_parts(weight_oi, (AT_ONCE / size[1]).max(1), eight_bits);
+            let form = CodedRows { factor: PER_127, ..coded_rows(size[1], [1, size[1]]) };
+            (vec![level, Tensor::from_slice(&signed()), scale_o1], Arc::new(form) as _)
+        }
+        Quantize::Mxfp4 => {
+            let [codes, exponents] = in_parts(weight_oi, (AT_ONCE / size[1]).max(1), micro_floats);
+            let form = CodedRows { scales: StoredScales::Powers, ..coded_rows(size[1], [1, MX_BLOCK]) };
+            (vec![codes, Tensor::from_slice(&e2m1()), exponents], Arc::new(form) as _)
         }
     });
+    // A block with a number that is none, or is infinite, has such a scale.
+    let is_bad = if to == Quantize::Mxfp4 { parts[2].eq(255) } else { parts[2].isfinite().logical_not() };
+    if is_bad.any().int64_value(&[]) != 0 {
+        let message = format!("`{}` has a number that is infinite or not a number, and can not be packed", quoted(name));
+        return Err(Fault::data(message, "take the model from its source again, or leave `model.quantize` out"));
+    }
     Ok(PackedWeight { parts, size, kind, form })
 }
 
+/// What is made of so many rows at a time, in f32, put together.
+fn in_parts(x: &Tensor, rows: i64, make: impl Fn(&Tensor) -> [Tensor; 2]) -> [Tensor; 2] {
+    let made: Vec<_> = x.split(rows, 0).iter().map(|part| make(&part.to_kind(Kind::Float))).collect();
+    [0, 1].map(|at: usize| Tensor::cat(&made.iter().map(|of_part| &of_part[at]).collect::<Vec<_>>(), 0))
+}
+
+fn eight_bits(weight_oi: &Tensor) -> [Tensor; 2] {
+    let scale_o1 = weight_oi.abs().amax([1i64], true);
+    let level = (weight_oi * (scale_o1.reciprocal() * 127.0).nan_to_num(0.0, 0.0, 0.0)).round();
+    [level.to_kind(Kind::Int8).view_dtype(Kind::Uint8), scale_o1]
+}
+
+/// Codes and exponents; the exponent of a block with a number that is none, or is infinite, is 255.
+fn micro_floats(weight_oi: &Tensor) -> [Tensor; 2] {
+    let size = [0, 1].map(|dim| weight_oi.size()[dim]);
+    let blocks = (size[1] + MX_BLOCK - 1) / MX_BLOCK;
+    let value = weight_oi.constant_pad_nd([0, blocks * MX_BLOCK - size[1]]).view([size[0], blocks, MX_BLOCK]);
+    let largest: Tensor = value.abs().amax([2i64], true).view_dtype(Kind::Int).bitwise_right_shift_tensor_scalar(23);
+    // The largest is from 4 to below 8, where the largest code is 6.
+    let exponent = largest.where_self(&largest.eq(255), &(&largest - 2).clamp_min(0));
+    let scaled = value / powers_of_two(&exponent);
+    let bounds = Tensor::from_slice(&[0.25f32, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]);
+    let [down, up] = [false, true].map(|right| scaled.abs().bucketize(&bounds, true, right));
+    // What is as near to two has the even code.
+    let code = down.where_self(&down.remainder(2).eq(0), &up) + scaled.signbit() * 8;
+    let codes = code.to_kind(Kind::Uint8).view([size[0], -1]).narrow(1, 0, size[1]);
+    [packed_in_bytes(&codes, 4), exponent.squeeze_dim(2).to_kind(Kind::Uint8)]
+}
+
 fn four_bits(weight_oi: &Tensor, table: &[f32]) -> (Vec<Tensor>, Arc<dyn PackedForm>) {
-    let (width, numbers) = (weight_oi.size()[1], weight_oi.numel() as i64);
-    let blocks = (numbers + BLOCKSIZE - 1) / BLOCKSIZE;
-    let value = weight_oi.reshape([-1]).constant_pad_nd([0, blocks * BLOCKSIZE - numbers]).view([blocks, BLOCKSIZE]);
-    let absmax = value.abs().amax([1i64], false);
-    // The library divides in the last block alone, where that is a short one.
-    let mut scaled = &value * absmax.reciprocal().unsqueeze(1);
-    if numbers % BLOCKSIZE != 0 {
-        scaled.get(blocks - 1).copy_(&(value.get(blocks - 1) / absmax.get(blocks - 1)));
-    }
-    let scaled = scaled.nan_to_num_(0.0, 0.0, 0.0).clamp(-1.0, 1.0).reshape([-1]);
     let mut order: Vec<usize> = (0..16).collect();
     order.sort_by(|&a, &b| table[a].total_cmp(&table[b]).then(a.cmp(&b)));
     let sorted: Vec<f32> = order.iter().map(|&code| table[code]).collect();
     let bounds: Vec<f32> = sorted.windows(2).map(|pair| f32::midpoint(pair[0], pair[1])).collect();
-    // How many bounds are smaller.
-    let place = scaled.bucketize(&Tensor::from_slice(&bounds), true, false);
-    let codes: Vec<u8> = order.iter().map(|&code| code as u8).collect();
-    let code = Tensor::from_slice(&codes).index_select(0, &place);
-    let code = code.narrow(0, 0, numbers + numbers % 2).view([-1, 2]);
-    let upper: Tensor = code.select(1, 0).bitwise_left_shift_tensor_scalar(4);
-    let packed = upper.bitwise_or_tensor(&code.select(1, 1));
-    let form = FourBits { width, table: pairs(table, true), blocksize: BLOCKSIZE, nested: None };
-    (vec![packed, absmax], Arc::new(form))
+    let (bounds, codes) = (Tensor::from_slice(&bounds), order.iter().map(|&code| code as u8).collect::<Vec<_>>());
+    let codes = Tensor::from_slice(&codes);
+    let make = |numbers: &Tensor| {
+        let (scaled, absmax) = in_units_of_blocks(numbers);
+        // How many bounds are smaller.
+        let code = codes.index_select(0, &scaled.bucketize(&bounds, true, false));
+        let count = numbers.size()[0];
+        let code = code.narrow(0, 0, count + count % 2).view([-1, 2]);
+        let upper: Tensor = code.select(1, 0).bitwise_left_shift_tensor_scalar(4);
+        [upper.bitwise_or_tensor(&code.select(1, 1)), absmax]
+    };
+    let [packed, absmax] = in_parts(&weight_oi.reshape([-1]), AT_ONCE, make);
+    let width = weight_oi.size()[1];
+    in_blocks([packed, Tensor::from_slice(table), absmax], (width, BLOCKSIZE), StoredScales::Numbers, Vec::new())
+}
+
+/// Numbers divided by what is largest in their block, and these, which is 0 of a block of zeros.
+///
+/// # Shapes
+/// `(n)` in; `(blocks · 64)` and `(blocks)` out.
+fn in_units_of_blocks(numbers: &Tensor) -> (Tensor, Tensor) {
+    let count = numbers.size()[0];
+    let blocks = (count + BLOCKSIZE - 1) / BLOCKSIZE;
+    let value = numbers.constant_pad_nd([0, blocks * BLOCKSIZE - count]).view([blocks, BLOCKSIZE]);
+    let absmax = value.abs().amax([1i64], false);
+    // The library divides in the last block alone, where that is a short one.
+    let mut scaled = &value * absmax.reciprocal().unsqueeze(1);
+    if count % BLOCKSIZE != 0 {
+        scaled.get(blocks - 1).copy_(&(value.get(blocks - 1) / absmax.get(blocks - 1)));
+    }
+    (scaled.nan_to_num_(0.0, 0.0, 0.0).clamp_(-1.0, 1.0).reshape([-1]), absmax)
 }
 
 #[cfg(test)]
@@ -103,9 +156,10 @@ mod tests {
                 let weight_oi = get("input").to_kind(Kind::Float);
                 let packed = quantised("w", &weight_oi, to, Kind::Float).unwrap();
                 if to == Quantize::Nf4 {
-                    assert_eq!(packed.parts[0], get("packed").reshape([-1]), "{case} {dtype}");
+                    let expected = get("packed").reshape([-1]);
+                    assert_eq!(packed.parts[0].reshape([-1]).narrow(0, 0, expected.numel() as i64), expected, "{case} {dtype}");
                 }
-                assert_eq!(packed.parts[1], get("absmax"), "{case} {dtype} {}", to.name());
+                assert_eq!(packed.parts[2].reshape([-1]), get("absmax"), "{case} {dtype} {}", to.name());
                 let whole = packed.form.unpack(&packed.parts, &(0..packed.size[0]), Kind::Float);
                 assert_eq!(whole, get("dequantised"), "{case} {dtype} {}", to.name());
             }
@@ -118,8 +172,41 @@ mod tests {
             Tensor::cat(&[Tensor::randn([7, 40], tch::kind::FLOAT_CPU), Tensor::zeros([1, 40], tch::kind::FLOAT_CPU)], 0);
         let packed = quantised("w", &weight_oi, Quantize::Int8, Kind::Float).unwrap();
         let error = (packed.form.unpack(&packed.parts, &(0..8), Kind::Float) - &weight_oi).abs().amax([1i64], true);
-        assert!(error.le_tensor(&(&packed.parts[1] * (0.51 / 127.0))).all().int64_value(&[]) == 1);
-        let none = Tensor::full([1, 2], f64::NAN, tch::kind::FLOAT_CPU);
-        assert!(quantised("w", &none, Quantize::Nf4, Kind::Float).unwrap_err().to_string().contains("`w` has a number"));
+        assert!(error.le_tensor(&(&packed.parts[2] * (0.51 / 127.0))).all().int64_value(&[]) == 1);
+    }
+
+    #[test]
+    fn numbers_that_are_none_are_refused() {
+        for (value, to) in Quantize::ALL.iter().flat_map(|to| [f64::NAN, f64::INFINITY].map(|value| (value, *to))) {
+            let weight_oi = Tensor::ones([5, 70], tch::kind::FLOAT_CPU);
+            let _ = weight_oi.get(3).get(69).fill_(value);
+            let refused = quantised("w", &weight_oi, to, Kind::Float).unwrap_err();
+            assert!(refused.to_string().contains("`w` has a number"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn micro_floats_are_the_nearest_and_what_they_hold_stays() {
+        let unpacked = |packed: &PackedWeight| packed.form.unpack(&packed.parts, &(0..packed.size[0]), Kind::Float);
+        // A short last block, halves between two codes, what is cut off, zeros and what is subnormal.
+        let held = [0.0, -0.5, 1.0, 1.5, 2.0, -3.0, 4.0, 6.0];
+        let pairs =
+            [(0.25, 0.0), (0.75, 1.0), (1.25, 1.0), (1.75, 2.0), (2.5, 2.0), (-3.5, -4.0), (5.0, 4.0), (7.9, 6.0), (0.3, 0.5)];
+        for power in [1.0f32, 2f32.powi(-9), 2f32.powi(100), 2f32.powi(-125)] {
+            for (first, second) in held.map(|x| (x, x)).into_iter().chain(pairs) {
+                let row = |x: f32| {
+                    Tensor::from_slice(&[&[4.0, x, 0.0][..], &[0.0; 29], &[0.0, 0.0, x, 4.0]].concat()) * f64::from(power)
+                };
+                let packed = quantised("w", &row(first).view([1, -1]), Quantize::Mxfp4, Kind::Float).unwrap();
+                assert_eq!(unpacked(&packed), row(second).view([1, -1]), "{first} · {power}");
+            }
+        }
+        let drawn = Tensor::randn([9, 64], tch::kind::FLOAT_CPU);
+        let once = unpacked(&quantised("w", &drawn, Quantize::Mxfp4, Kind::Float).unwrap());
+        let twice = unpacked(&quantised("w", &once, Quantize::Mxfp4, Kind::Float).unwrap());
+        assert_eq!(once, twice);
+        // A code is at most an eighth of the block's largest away, or what is cut off of it a quarter.
+        let largest = drawn.view([9, 2, 32]).abs().amax([2i64], true);
+        assert!(((&drawn - once).view([9, 2, 32]).abs() / largest).max().double_value(&[]) <= 0.25);
     }
 }

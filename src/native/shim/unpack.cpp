@@ -1,8 +1,8 @@
 // Frozen weights in few bits, unpacked. The formulas are those of ggml (ggml-quants.c): each product and sum rounds once to f32, in the order
 // written here, so that the numbers are ggml's to the bit; this file is compiled without fused products.
 #include "guarded.h"
-#include "kinds.h"
 #include "tasks.h"
+#include "unpacked.h"
 
 #include <vector>
 
@@ -217,24 +217,6 @@ template <class B> INLINE void unpacked(const uint8_t* from, int64_t blocks, flo
   for (int64_t at = 0; at < blocks; ++at) B::block(from + at * B::BYTES, to + at * B::NUMBERS);
 }
 
-VARIANTS void convert(const float* from, int64_t count, double* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
-}
-
-VARIANTS void convert(const float* from, int64_t count, Half* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = Rounded<Half>::of(from[i]);
-}
-
-// What each of `count` vectors gives with one.
-VARIANTS void dots(const float* one, const float* x, int64_t width, int64_t count, float* to, int64_t stride) {
-  for (int64_t row = 0; row < count; ++row, x += width, to += stride) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < width; ++i) sum += one[i] * x[i];
-    *to = sum;
-  }
-}
-
 struct Form {
   int64_t numbers, bytes;
   // Where scale and minimum lie in a block, if they are f16.
@@ -281,16 +263,11 @@ Form form_of(int64_t id) {
   TORCH_CHECK(false, "no packed weights have the number ", id);
 }
 
-// Blocks whose numbers stay in the nearest cache until they are rounded.
-constexpr int64_t AT_ONCE = 1024;
-// Numbers below which another thread is not worth waking.
-constexpr int64_t LEAST_NUMBERS = 1 << 15;
-
 template <class S> void unpack_blocks(Form form, const uint8_t* from, int64_t blocks, S* to) {
   if constexpr (std::is_same_v<S, float>) return form.unpack(from, blocks, to);
   else {
-    float numbers[AT_ONCE];
-    int64_t step = AT_ONCE / form.numbers;
+    float numbers[NUMBERS_AT_ONCE];
+    int64_t step = NUMBERS_AT_ONCE / form.numbers;
     for (int64_t at = 0; at < blocks; at += step) {
       int64_t here = std::min(step, blocks - at);
       form.unpack(from + at * form.bytes, here, numbers);

@@ -1,0 +1,170 @@
+// Frozen weights as codes of 1, 2, 4 or 8 bits that stand for values of a table: (value - zero) * scale * factor, of which each operation
+// rounds once to f32; this file is compiled without fused products.
+#include "guarded.h"
+#include "tasks.h"
+#include "unpacked.h"
+
+#include <vector>
+
+namespace kvtune {
+namespace {
+
+// As `CodesLayout` in Rust.
+struct Layout {
+  int64_t width, block_rows, block_columns, first_row;
+  float factor;
+  bool is_upper_first;
+};
+
+// What the codes of a byte stand for, for each byte.
+template <int EACH> std::vector<float> values_of_bytes(const float* table, bool is_upper_first) {
+  constexpr int BITS = 8 / EACH;
+  std::vector<float> values(256 * EACH);
+  for (int byte = 0; byte < 256; ++byte) {
+    for (int at = 0; at < EACH; ++at) {
+      int place = is_upper_first ? EACH - 1 - at : at;
+      values[byte * EACH + at] = table[byte >> BITS * place & ((1 << BITS) - 1)];
+    }
+  }
+  return values;
+}
+
+struct Row {
+  const uint8_t* codes;
+  const float* scales;
+  // Null where there are none; and the group of each column, where groups are not one after the other.
+  const uint8_t* zeros;
+  const int64_t* columns;
+};
+
+// The numbers of a row from `first` on, which is a multiple of 8.
+template <int EACH> INLINE void unpack_part(const Row& row, const Layout& layout, const float* values, int64_t first, int64_t count, float* to) {
+  const uint8_t* codes = row.codes + first / EACH;
+  for (int64_t at = 0; at < (count + EACH - 1) / EACH; ++at) {
+    std::memcpy(to + at * EACH, values + codes[at] * EACH, EACH * sizeof *to);
+  }
+  float factor = layout.factor;
+  if (row.columns) {
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t group = row.columns[first + i];
+      float zero = row.zeros ? static_cast<float>(row.zeros[group]) : 0.0f;
+      to[i] = (to[i] - zero) * row.scales[group] * factor;
+    }
+    return;
+  }
+  for (int64_t begin = 0; begin < count;) {
+    int64_t group = (first + begin) / layout.block_columns, end = std::min((group + 1) * layout.block_columns - first, count);
+    float scale = row.scales[group], zero = row.zeros ? static_cast<float>(row.zeros[group]) : 0.0f;
+    for (int64_t i = begin; i < end; ++i) to[i] = (to[i] - zero) * scale * factor;
+    begin = end;
+  }
+}
+
+#define PART(EACH)                                                                                                                          \
+  VARIANTS void unpack_part_##EACH(const Row& row, const Layout& layout, const float* values, int64_t first, int64_t count, float* to) {      \
+    unpack_part<EACH>(row, layout, values, first, count, to);                                                                                \
+  }
+PART(1)
+PART(2)
+PART(4)
+PART(8)
+#undef PART
+
+// The tensors of a packed matrix, checked against each other.
+struct Codes {
+  at::Tensor codes, scales, zeros, columns;
+  Layout layout;
+  std::vector<float> values;
+  void (*part)(const Row&, const Layout&, const float*, int64_t, int64_t, float*);
+
+  Codes(at::Tensor* const* parts, const Layout* layout) : layout(*layout) {
+    codes = parts[0]->contiguous();
+    at::Tensor table = parts[1]->contiguous();
+    scales = parts[2]->contiguous();
+    if (parts[3]->defined()) zeros = parts[3]->contiguous();
+    if (parts[4]->defined()) columns = parts[4]->contiguous();
+    const float* of = table.data_ptr<float>();
+    bool is_upper_first = layout->is_upper_first;
+    int64_t each = 0;
+#define CASE(NUMBERS, EACH) case NUMBERS: each = EACH, values = values_of_bytes<EACH>(of, is_upper_first), part = unpack_part_##EACH; break
+    switch (table.numel()) {
+      CASE(256, 1);
+      CASE(16, 2);
+      CASE(4, 4);
+      CASE(2, 8);
+    }
+#undef CASE
+    int64_t width = layout->width, rows = codes.size(0);
+    int64_t last_group = columns.defined() ? scales.size(1) - 1 : (width - 1) / layout->block_columns;
+    bool fits = each > 0 && codes.dim() == 2 && codes.size(1) * each >= width && scales.dim() == 2 && last_group < scales.size(1) &&
+                (rows == 0 || (layout->first_row + rows - 1) / layout->block_rows < scales.size(0)) &&
+                (!zeros.defined() || zeros.sizes() == scales.sizes()) && (!columns.defined() || columns.numel() == width);
+    TORCH_CHECK(fits, "codes of size ", codes.sizes(), " and scales of size ", scales.sizes(), " make no rows of ", width);
+  }
+
+  int64_t rows() const { return codes.size(0); }
+
+  Row row(int64_t row) const {
+    int64_t group = (layout.first_row + row) / layout.block_rows * scales.size(1);
+    return {codes.data_ptr<uint8_t>() + row * codes.size(1), scales.data_ptr<float>() + group,
+            zeros.defined() ? zeros.data_ptr<uint8_t>() + group : nullptr, columns.defined() ? columns.data_ptr<int64_t>() : nullptr};
+  }
+
+  // Runs `take(first, count, numbers)` for parts of a row.
+  template <class F> void by_parts(int64_t at, F take) const {
+    Row of = row(at);
+    float numbers[NUMBERS_AT_ONCE];
+    for (int64_t first = 0; first < layout.width; first += NUMBERS_AT_ONCE) {
+      int64_t count = std::min(NUMBERS_AT_ONCE, layout.width - first);
+      part(of, layout, values.data(), first, count, numbers);
+      take(first, count, numbers);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace kvtune
+
+using namespace kvtune;
+
+extern "C" {
+
+// parts: codes (rows, bytes), u8; table (1 << bits), f32; scales (R, C), f32; zeros (R, C), u8, and columns (width), i64, which may be undefined.
+// The result (rows, width) is of the kind of `like`.
+int kvtune_unpack_codes(at::Tensor* const* parts, const Layout* layout, at::Tensor* like, at::Tensor** result) {
+  return guarded([&] {
+    Codes codes(parts, layout);
+    int64_t width = layout->width;
+    at::Tensor out = at::empty({codes.rows(), width}, like->options());
+    BY_KIND(out, share_out_ranges(codes.rows(), std::max<int64_t>(1, LEAST_NUMBERS / width), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        codes.by_parts(row, [&](int64_t first, int64_t count, const float* numbers) {
+          convert(numbers, count, data<S>(out) + row * width + first);
+        });
+      }
+    }));
+    *result = new at::Tensor(std::move(out));
+  });
+}
+
+// x (n, width) of f32 with few rows, and parts as above: the product (n, rows), of which no more than a row is unpacked at a time.
+int kvtune_codes_product(at::Tensor* x, at::Tensor* const* parts, const Layout* layout, at::Tensor** result) {
+  return guarded([&] {
+    Codes codes(parts, layout);
+    int64_t width = layout->width, rows = codes.rows(), count = x->size(0);
+    TORCH_CHECK(x->dim() == 2 && x->size(1) == width, "a product of ", x->sizes(), " with packed rows of ", width);
+    at::Tensor vectors = x->contiguous(), out = at::empty({count, rows}, x->options());
+    const float* data = vectors.data_ptr<float>();
+    float* to = out.data_ptr<float>();
+    share_out_ranges(rows, std::max<int64_t>(1, LEAST_NUMBERS / width), [&](int64_t begin, int64_t end) {
+      std::vector<float> whole(width);
+      for (int64_t row = begin; row < end; ++row) {
+        codes.by_parts(row, [&](int64_t first, int64_t part, const float* numbers) { convert(numbers, part, whole.data() + first); });
+        dots(whole.data(), data, width, count, to + row, rows);
+      }
+    });
+    *result = new at::Tensor(std::move(out));
+  });
+}
+
+}  // extern "C"
