@@ -9,6 +9,7 @@ use super::finetune::{Ending, install};
 use crate::checkpoint;
 use crate::eval::AnswerScores;
 use crate::export::{CacheResult, ExportTarget, Exported, Trained, export};
+use crate::files::GgufDtype;
 use crate::inspect::{AnswerListing, kept_answers, read_scores};
 use crate::recipe::Recipe;
 use crate::report::{console, metrics};
@@ -23,6 +24,9 @@ pub(super) struct Export {
     /// The program that will load it.
     #[arg(long = "for", value_enum, value_name = "PROGRAM")]
     target: ServedBy,
+    /// With `--for merged`, of a base that is a GGUF file: write such a file, with matrices in this type.
+    #[arg(long, value_enum, value_name = "TYPE")]
+    quantize: Option<Packed>,
     /// Directory to write; must be empty or not exist. Default: `export-PROGRAM` beside the checkpoint.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -45,6 +49,16 @@ enum ServedBy {
     LlamaCpp,
     /// A whole model, as Transformers loads it.
     Merged,
+}
+
+/// Types of a GGUF file's matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Packed {
+    /// 16 bits a number.
+    F16,
+    /// 8.5 bits a number, in blocks of 32.
+    #[value(name = "q8_0")]
+    Q8,
 }
 
 impl ServedBy {
@@ -74,7 +88,7 @@ impl Export {
             chat_template: recipe.as_ref().and_then(train::chosen_template),
             state,
         };
-        let (target, name) = self.target.target();
+        let (target, name) = self.target()?;
         let out = self.out.clone().unwrap_or_else(|| beside(&found, name));
         let interrupt = install()?;
         match export(&trained, target, &out, &|| interrupt.signal().is_none()) {
@@ -92,6 +106,16 @@ impl Export {
             Err(error) => return Err(error),
         }
         Ok(Ending::Done)
+    }
+
+    fn target(&self) -> Result<(ExportTarget, &'static str), Fault> {
+        let Some(packed) = self.quantize else { return Ok(self.target.target()) };
+        if self.target != ServedBy::Merged {
+            let message = "`--quantize` packs a whole model, and an adapter is written here".to_owned();
+            return Err(Fault::usage(message, "use it with `--for merged`"));
+        }
+        let dtype = if packed == Packed::F16 { GgufDtype::F16 } else { GgufDtype::Q8_0 };
+        Ok((ExportTarget::Gguf(dtype), "export-gguf"))
     }
 
     /// What is known of evaluations of the checkpoint: by the answers that its run keeps, and by the files of scores.

@@ -25,7 +25,7 @@ pub fn card_of_run(trained: &Trained<'_>, recipe: &Recipe, hash: &str) -> String
 
 /// The card's text; the base lies in `base`.
 pub(super) fn card(trained: &Trained<'_>, usage: &Usage, base: &Path, hash: &str) -> String {
-    let is_model = usage.target == ExportTarget::Merged;
+    let is_model = usage.target.is_whole();
     let adapter = trained.recipe.and_then(|recipe| recipe.lora.as_ref()).map_or("LoRA", LoraRecipe::kind);
     let kind = if is_model { "A model".to_owned() } else { format!("A {adapter} adapter") };
     let base = BaseModel::read(base);
@@ -58,14 +58,14 @@ pub(super) fn classes(recipe: &Recipe) -> Option<usize> {
 
 /// What the Hub reads: YAML, of which each value is written as JSON.
 fn front_matter(trained: &Trained<'_>, usage: &Usage, base: &BaseModel) -> String {
-    let is_model = usage.target == ExportTarget::Merged;
+    let is_model = usage.target.is_whole();
     let task = if usage.classes.is_some() { "text-classification" } else { "text-generation" };
     let data: BTreeSet<String> =
         trained.recipe.map_or_else(Vec::new, |recipe| paths(recipe, None)).into_iter().filter_map(dataset_id).collect();
     let results: Vec<Value> =
         all_results(trained).iter().filter_map(|result| in_model_index(result, trained.recipe?, task)).collect();
     let keys = [
-        ("library_name", Some(json!(if is_model { "transformers" } else { "peft" }))),
+        ("library_name", Some(json!(usage.target.library()))),
         ("pipeline_tag", Some(json!(task))),
         ("base_model", base.id.as_ref().map(|id| json!(id))),
         ("datasets", (!data.is_empty()).then(|| json!(data))),

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::checkpoint::TrainState;
+use crate::files::GgufDtype;
 use crate::recipe::{Recipe, Weights};
 use crate::report::metrics::StepMetrics;
 
@@ -14,6 +15,24 @@ pub enum ExportTarget {
     Vllm,
     LlamaCpp,
     Merged,
+    /// llama.cpp and its kin, as a file with matrices in this type.
+    Gguf(GgufDtype),
+}
+
+impl ExportTarget {
+    /// The library that loads it, by its name on the Hub.
+    pub(super) fn library(self) -> &'static str {
+        match self {
+            Self::Merged => "transformers",
+            Self::Gguf(_) => "gguf",
+            Self::Peft | Self::Vllm | Self::LlamaCpp => "peft",
+        }
+    }
+
+    /// Whether it is a model, and no adapter.
+    pub(super) fn is_whole(self) -> bool {
+        matches!(self, Self::Merged | Self::Gguf(_))
+    }
 }
 
 #[derive(Clone, Debug)]

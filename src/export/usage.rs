@@ -2,6 +2,9 @@
 
 use super::trained::ExportTarget;
 
+/// The file in an export for llama.cpp and its kin.
+pub(super) const GGUF_MODEL: &str = "model.gguf";
+
 /// What decides how an export is loaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Usage {
@@ -40,6 +43,7 @@ impl Usage {
                 let convert = format!("python convert_lora_to_gguf.py --base {base:?} --outfile adapter.gguf {here:?}");
                 vec![("sh", format!("{convert}\nllama-cli -m base.gguf --lora adapter.gguf"))]
             }
+            ExportTarget::Gguf(_) => vec![("sh", format!("llama-cli -m {here:?}/{GGUF_MODEL}"))],
             ExportTarget::Merged => {
                 let convert = format!("python convert_hf_to_gguf.py --outfile model.gguf {here:?}");
                 let served = format!("vllm serve {here:?}\n\n{convert}\nllama-cli -m model.gguf");

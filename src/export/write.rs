@@ -10,7 +10,7 @@ use super::card::{card, classes};
 use super::policy_file::{KV_POLICY, PolicyFile};
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
-use super::usage::Usage;
+use super::usage::{GGUF_MODEL, Usage};
 use crate::checkpoint::CARD;
 use crate::files::{self, io_fault};
 use crate::model::{
@@ -44,9 +44,14 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
                     files::write_atomic(&staged.join(name), &bytes?)?;
                 }
             }
-            ExportedWeights::Model(model) => model.write(staged, goes_on)?,
+            ExportedWeights::Model(model) => match target {
+                ExportTarget::Gguf(dtype) => {
+                    model.write_gguf(&staged.join(GGUF_MODEL), (dtype, trained.chat_template.as_deref()), goes_on)?;
+                }
+                _ => model.write(staged, goes_on)?,
+            },
         }
-        if let Some(template) = &trained.chat_template {
+        if let Some(template) = trained.chat_template.as_ref().filter(|_| !matches!(target, ExportTarget::Gguf(_))) {
             files::write_atomic(&staged.join(CHAT_TEMPLATE), template.as_bytes())?;
         }
         if let Some(policy) = &parts.policy {
@@ -81,7 +86,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let policy = PolicyFile::find(trained.checkpoint)?;
     let scaling = trained.recipe.and_then(|recipe| recipe.model.rope_scaling.as_ref());
     if trained.holds == Weights::All {
-        if target != ExportTarget::Merged {
+        if !target.is_whole() {
             let message = format!("`{}` holds a whole model, not an adapter", abridged(trained.checkpoint.display()));
             return Err(Fault::usage(message, "use `--for merged`, which writes it as a model directory"));
         }
@@ -123,7 +128,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
             ExportedWeights::Adapter(folded)
         }
         ExportTarget::LlamaCpp => ExportedWeights::Adapter(folded(adapter, &LLAMA_CPP, &mut notes)?),
-        ExportTarget::Merged => ExportedWeights::Model(MergedModel::open(source, Some(adapter))?),
+        ExportTarget::Merged | ExportTarget::Gguf(_) => ExportedWeights::Model(MergedModel::open(source, Some(adapter))?),
     };
     if policy.is_none() {
         notes.push(format!("no `{KV_POLICY}`: the checkpoint has none that says which cache it was trained with"));
@@ -134,6 +139,10 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
 /// What other programs need to compute the same positions, if they can.
 fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> Result<Vec<String>, Fault> {
     let Some(scaling) = scaling else { return Ok(Vec::new()) };
+    if matches!(target, ExportTarget::Gguf(_)) {
+        let message = "trained with `model.rope_scaling`, and the file would have the rotary embeddings of its base".to_owned();
+        return Err(Fault::usage(message, "export without `--quantize`: `config.json` then says which they are"));
+    }
     let name = scaling.rope_type();
     if name != DYNAMIC_YARN {
         let words =
@@ -150,7 +159,7 @@ fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> 
                                     length the base computes other positions"
             )]);
         }
-        ExportTarget::Merged => {
+        ExportTarget::Merged | ExportTarget::Gguf(_) => {
             return Ok(vec![format!(
                 "`config.json` has a rotary embedding of the kind `{name}`, which Transformers refuses; up to the \
                                     original length the model is the same without it"

@@ -167,13 +167,25 @@ pub fn write_tensors_in_turn<'a>(
     let mut order: Vec<usize> = (0..heads.len()).collect();
     order.sort_by(|&a, &b| (heads[b].dtype, &heads[a].name).cmp(&(heads[a].dtype, &heads[b].name)));
     let header = encode_header(order.iter().map(|&index| &heads[index]), metadata).map_err(|reason| wrong(path, reason))?;
+    let header = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
+    write_in_turn(path, heads.len() + 1, |part| {
+        let Some(at) = part.checked_sub(1) else { return Ok(Cow::Borrowed(&header)) };
+        let (index, head) = (order[at], &heads[order[at]]);
+        let bytes = bytes(index)?;
+        if bytes.len() == head.num_bytes() { Ok(bytes) } else { Err(wrong(path, misfit(head, bytes.len()))) }
+    })
+}
+
+/// Writes parts of a file, of which only one is in memory at a time.
+pub(super) fn write_in_turn<'a>(
+    path: &Path,
+    count: usize,
+    mut part: impl FnMut(usize) -> Result<Cow<'a, [u8]>, Fault>,
+) -> Result<(), Fault> {
     let mut failed = None;
     let written = write_atomic_with(path, |file| {
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(&header)?;
-        order.iter().try_for_each(|&index| match bytes(index) {
-            Ok(bytes) if bytes.len() == heads[index].num_bytes() => file.write_all(&bytes),
-            Ok(bytes) => Err(misfit(&heads[index], bytes.len())),
+        (0..count).try_for_each(|index| match part(index) {
+            Ok(bytes) => file.write_all(&bytes),
             Err(error) => {
                 failed = Some(error);
                 Err(io::Error::other("there is nothing to write"))
@@ -183,8 +195,8 @@ pub fn write_tensors_in_turn<'a>(
     failed.map_or(written, Err)
 }
 
-fn misfit(head: &TensorHead, found: usize) -> io::Error {
-    io::Error::other(format!("`{}` of shape {:?} and type {} has {found} bytes", head.name, head.shape, head.dtype))
+fn misfit(head: &TensorHead, found: usize) -> String {
+    format!("`{}` of shape {:?} and type {} has {found} bytes", head.name, head.shape, head.dtype)
 }
 
 fn encode_header<'a>(

@@ -19,7 +19,7 @@ use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::INDEX;
 use super::{Model, ModelConfig};
-use crate::files::{self, FileKind, TensorHead};
+use crate::files::{self, FileKind, GgufDtype, TensorHead};
 use crate::store::{pt_metadata, raw_tensors};
 use crate::units::{Bytes, Fault, FaultKind, quoted};
 
@@ -115,6 +115,39 @@ impl MergedModel {
         }
         self.write_config(dir)?;
         copy_companions(&self.dir, dir)
+    }
+
+    /// Writes a GGUF file like the base's, with matrices in `dtype`, and with `template` as its chat template where there is one.
+    ///
+    /// # Errors
+    /// As of [`Self::write`]; the base is no GGUF file, or what was trained has no place in one.
+    pub fn write_gguf(
+        &self,
+        path: &Path,
+        (dtype, template): (GgufDtype, Option<&str>),
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<(), Fault> {
+        let packed = if let MergedWeights::Packed(weights, heads) = &self.weights { Some((weights, heads)) } else { None };
+        let Some((gguf, weights, heads)) = packed.and_then(|(weights, heads)| Some((weights.gguf()?, weights, heads))) else {
+            let message = format!("`{}` is no GGUF file, like which another could be written", self.dir.display());
+            return Err(Fault::usage(
+                message,
+                "export without `--quantize`, and let llama.cpp's `convert_hf_to_gguf.py` make one of it",
+            ));
+        };
+        if self.saved.contains_key(SCORE) {
+            return Err(not_mergeable(SCORE, "a GGUF file has no place for a classifier's scores"));
+        }
+        let mut names: Vec<String> = heads.iter().map(|head| head.name.clone()).collect();
+        names.extend(self.saved.keys().filter(|name| !heads.iter().any(|head| head.name == **name)).cloned());
+        gguf.write(path, (dtype, template), &names, |name| {
+            if !goes_on() {
+                return Err(stopped());
+            }
+            let load = || weights.load(name);
+            let merged = || Ok(no_grad(|| self.merged(name, load))?.map_or_else(load, Ok)?);
+            self.saved.get(name).map_or_else(merged, |saved| Ok(saved.shallow_clone()))
+        })
     }
 
     /// The files of the base, under names that count them, and their tensors; what it has no place for goes into the last.

@@ -117,6 +117,10 @@ impl Weights {
         if let WeightSource::Files(files) = &self.source { files.packed_sizes(entries) } else { PackedSizes::default() }
     }
 
+    pub(super) fn gguf(&self) -> Option<&GgufWeights> {
+        if let WeightSource::Gguf(gguf) = &self.source { Some(gguf) } else { None }
+    }
+
     /// Leaves the tensors of so many layers from `first` on alone.
     pub(super) fn leave_layers(&mut self, first: usize, count: usize) {
         if let WeightSource::Files(files) = &mut self.source {

@@ -338,6 +338,18 @@ fn a_run_on_packed_weights_is_resumed_and_merged_into_unpacked_ones() {
         let merged = scores(&place, &["--base", "merged", "--recipe", "run/recipe.resolved.toml"]);
         let difference = own["loss"].as_f64().unwrap() - merged["loss"].as_f64().unwrap();
         assert!(difference.abs() < 1e-5, "{model}: {own} {merged}");
+        let packed = place.run(&["export", "run", "--for", "merged", "--quantize", "f16"]);
+        if model.ends_with(".gguf") {
+            assert!(packed.done().out.contains("llama-cli -m \"run/export-gguf\"/model.gguf"));
+            let packed = scores(&place, &["--base", "run/export-gguf", "--recipe", "run/recipe.resolved.toml"]);
+            let difference = own["loss"].as_f64().unwrap() - packed["loss"].as_f64().unwrap();
+            assert!(difference.abs() < 1e-2 && difference != 0.0, "{own} {packed}");
+            let adapter = place.run(&["export", "run", "--for", "peft", "--quantize", "q8_0"]).refused(2);
+            assert!(adapter.contains("an adapter is written here"), "{adapter}");
+        } else {
+            let refused = packed.refused(2);
+            assert!(refused.contains("is no GGUF file"), "{refused}");
+        }
     }
     let place = Place::new();
     let plain = place.finetune(&["model.quantize=\"nf4\"", "data.validation_fraction=0.34"]).done();

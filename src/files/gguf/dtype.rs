@@ -15,15 +15,15 @@ const fn dtype(id: u32, name: &'static str, block: usize, bytes: usize) -> GgufD
     GgufDtype { id, name, block, bytes }
 }
 
-/// The types that are read (ggml, `ggml-common.h`).
+/// The types that are read.
 pub(super) const DTYPES: [GgufDtype; 16] = [
-    dtype(0, "F32", 1, 4),
-    dtype(1, "F16", 1, 2),
+    GgufDtype::F32,
+    GgufDtype::F16,
     dtype(2, "Q4_0", 32, 18),
     dtype(3, "Q4_1", 32, 20),
     dtype(6, "Q5_0", 32, 22),
     dtype(7, "Q5_1", 32, 24),
-    dtype(8, "Q8_0", 32, 34),
+    GgufDtype::Q8_0,
     dtype(10, "Q2_K", 256, 84),
     dtype(11, "Q3_K", 256, 110),
     dtype(12, "Q4_K", 256, 144),
@@ -64,6 +64,19 @@ pub(super) const UNREAD: [(u32, &str); 24] = [
 ];
 
 impl GgufDtype {
+    pub const F32: Self = dtype(0, "F32", 1, 4);
+    pub const F16: Self = dtype(1, "F16", 1, 2);
+    pub const Q8_0: Self = dtype(8, "Q8_0", 32, 34);
+
+    /// llama.cpp's number of a file most of whose matrices are of this type, of those that are written (`llama.h`, `llama_ftype`).
+    pub(super) fn file_type(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            _ => 7,
+        }
+    }
+
     /// Whether several numbers share a scale.
     pub fn is_packed(self) -> bool {
         self.block > 1

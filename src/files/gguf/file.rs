@@ -123,6 +123,11 @@ impl GgufFile {
         &self.parts[0].path
     }
 
+    /// The bytes of the file that has the keys.
+    pub(super) fn first_part(&self) -> &[u8] {
+        self.parts[0].map.bytes()
+    }
+
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.parts.iter().map(|part| part.path.as_path())
     }

@@ -8,7 +8,7 @@ use super::dtype::{DTYPES, GgufDtype, UNREAD};
 use super::value::{GgufValue, wrong};
 use crate::units::{Fault, abridged, quoted};
 
-const MAGIC: [u8; 4] = *b"GGUF";
+pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 const VERSIONS: [u32; 2] = [2, 3];
 /// The least that a key takes: the length of its name, one byte of it, its type and one byte of value.
 const SMALLEST_KEY: u64 = 8 + 1 + 4 + 1;
@@ -18,7 +18,7 @@ const MAX_NAME: u64 = 65_535;
 const MAX_DIMS: u32 = 4;
 /// A vocabulary has 262 144 tokens and 514 906 merges at most, of those that are known.
 const MAX_ITEMS: u64 = 1 << 22;
-const DEFAULT_ALIGNMENT: u64 = 32;
+pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// What a header says of a tensor.
 #[derive(Clone, Debug)]
@@ -129,6 +129,19 @@ impl<'a> Reader<'a> {
         let start = (self.at as u64).next_multiple_of(alignment);
         let records = self.placed(records, start, part)?;
         Ok((keys, records))
+    }
+
+    /// Where each key lies with its value, in the order of the file.
+    pub(super) fn key_ranges(&mut self) -> Result<Vec<(String, Range<usize>)>, Fault> {
+        self.take((MAGIC.len() + 4 + 8) as u64, "the header")?;
+        let num_keys = self.records(SMALLEST_KEY, "key count")?;
+        let mut ranges = Vec::new();
+        for _ in 0..num_keys {
+            let (from, name) = (self.at, self.key_name()?);
+            self.value(&name)?;
+            ranges.push((name, from..self.at));
+        }
+        Ok(ranges)
     }
 
     fn key_name(&mut self) -> Result<String, Fault> {

@@ -6,8 +6,10 @@ mod file;
 mod header;
 mod tokenizer;
 mod value;
+mod write;
 
 pub(super) use config::config_of;
 pub use dtype::GgufDtype;
 pub use file::{GgufFile, GgufTensor};
 pub(super) use tokenizer::{tokenizer_config, tokenizer_json};
+pub use write::GgufHead;

@@ -17,18 +17,18 @@ use crate::ops::linear::{PackedForm, PackedWeight};
 use crate::units::{Fault, quoted};
 
 /// Tensors that are a part of the configuration.
-const OF_CONFIG: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
+pub(super) const OF_CONFIG: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
 /// The tensors of a model in a GGUF file, by the names that they have in a checkpoint.
 #[derive(Debug)]
 pub(in crate::model) struct GgufWeights {
-    file: GgufFile,
+    pub(super) file: GgufFile,
     config: ModelConfig,
 }
 
 /// Where a tensor of a checkpoint lies in the file.
 #[derive(Debug)]
-enum Stored {
+pub(super) enum Stored {
     Whole(String),
     /// With 1 added to each number.
     PlusOne(String),
@@ -43,7 +43,7 @@ enum Stored {
 }
 
 impl Stored {
-    fn names(&self) -> &[String] {
+    pub(super) fn names(&self) -> &[String] {
         match self {
             Self::Whole(name)
             | Self::PlusOne(name)
@@ -173,11 +173,11 @@ impl GgufWeights {
         is_alike.then(|| (0..experts).map(expert).collect()).transpose()
     }
 
-    fn view(&self, name: &str) -> Result<GgufTensor<'_>, Fault> {
+    pub(super) fn view(&self, name: &str) -> Result<GgufTensor<'_>, Fault> {
         self.file.get(name).ok_or_else(|| self.missing(name))
     }
 
-    fn missing(&self, name: &str) -> Fault {
+    pub(super) fn missing(&self, name: &str) -> Fault {
         TensorProblems(vec![TensorProblem::Missing { name: name.into() }]).of(self.file.path(), "the model")
     }
 
@@ -227,7 +227,7 @@ impl GgufWeights {
     }
 
     /// Where a tensor of a checkpoint lies; `None` if no tensor of a file can be it.
-    fn stored(&self, name: &str) -> Option<Stored> {
+    pub(super) fn stored(&self, name: &str) -> Option<Stored> {
         let adds_one = self.config.norms_add_one;
         let norm = |name: String| if adds_one { Stored::PlusOne(name) } else { Stored::Whole(name) };
         let layer = match name {

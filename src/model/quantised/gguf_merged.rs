@@ -1,0 +1,176 @@
+//! A GGUF file like the one that a model came from, with other numbers.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tch::{Kind, Tensor, no_grad};
+
+use super::gguf::{GgufWeights, OF_CONFIG, Stored};
+use crate::files::{GgufDtype, GgufHead};
+use crate::units::{Fault, quoted};
+
+impl GgufWeights {
+    /// Writes a file with the keys of this one. Its matrices are in `dtype`, but for those that were in f32 and stay so; what no blocks fit is in
+    /// F16. `merged` makes the tensors `names` of a checkpoint, in f32.
+    ///
+    /// # Errors
+    /// A number is none, or has no place in its type; what `merged` says; the disk.
+    pub(in crate::model) fn write(
+        &self,
+        path: &Path,
+        (dtype, template): (GgufDtype, Option<&str>),
+        names: &[String],
+        merged: impl Fn(&str) -> Result<Tensor, Fault>,
+    ) -> Result<(), Fault> {
+        let mut sources: BTreeMap<&str, Vec<StoredSource>> = BTreeMap::new();
+        let stored: Vec<(&String, Stored)> = names
+            .iter()
+            .map(|name| Ok((name, self.stored(name).ok_or_else(|| self.missing(name))?)))
+            .collect::<Result<_, Fault>>()?;
+        for (name, stored) in &stored {
+            for (part, to) in stored.names().iter().enumerate() {
+                sources.entry(to).or_default().push(StoredSource { name, stored, part });
+            }
+        }
+        // A model without an output projection of its own has the embedding's form.
+        let embedding = &stored[0].1.names()[0];
+        let head = |name: &&str| {
+            let view = self.view(if self.file.get(name).is_some() { name } else { embedding })?;
+            let packed = if view.shape.last().is_some_and(|width| width % dtype.block == 0) { dtype } else { GgufDtype::F16 };
+            let dtype = if view.dtype == GgufDtype::F32 { view.dtype } else { packed };
+            Ok(GgufHead { name: (*name).to_owned(), dtype, shape: view.shape.to_vec() })
+        };
+        let kept = OF_CONFIG.iter().filter_map(|name| {
+            let view = self.file.get(name)?;
+            Some(GgufHead { name: (*name).to_owned(), dtype: view.dtype, shape: view.shape.to_vec() })
+        });
+        let heads: Vec<GgufHead> = sources.keys().map(head).chain(kept.map(Ok)).collect::<Result<_, Fault>>()?;
+        self.file.write_with(path, (dtype, template), &heads, |head| {
+            let Some(sources) = sources.get(&*head.name) else { return Ok(self.view(&head.name)?.bytes.to_vec()) };
+            let parts =
+                sources.iter().map(|source| Ok(source.as_in_file(&merged(source.name)?))).collect::<Result<Vec<_>, Fault>>()?;
+            let whole = if parts.len() == 1 { parts[0].shallow_clone() } else { Tensor::stack(&parts, 0) };
+            encoded(&whole, head.dtype).ok_or_else(|| {
+                let (name, kind) = (quoted(&head.name), head.dtype.name);
+                let message = format!("`{name}` has a number that is infinite, not a number, or too large for {kind}");
+                Fault::data(message, "look at the training's loss and gradients, or export without `--quantize`")
+            })
+        })
+    }
+}
+
+/// What of a checkpoint makes a tensor of the file, or a part of one.
+struct StoredSource<'a> {
+    name: &'a str,
+    stored: &'a Stored,
+    /// Which of the tensors that it becomes.
+    part: usize,
+}
+
+impl StoredSource<'_> {
+    /// Undoes what is done to a tensor of the file as it is loaded.
+    fn as_in_file(&self, tensor: &Tensor) -> Tensor {
+        match self.stored {
+            Stored::Whole(_) | Stored::Expert(..) => tensor.shallow_clone(),
+            Stored::PlusOne(_) => tensor + 1.0,
+            Stored::Alternating(_, heads) => {
+                let (size, heads) = (tensor.size(), *heads as i64);
+                let by_half = [&[heads, 2, size[0] / heads / 2], &size[1..]].concat();
+                tensor.reshape(&by_half[..]).transpose(1, 2).reshape(&size[..])
+            }
+            Stored::Transposed(_) => tensor.transpose(1, 2),
+            Stored::GateUp(_) => {
+                let tensor = if tensor.dim() == 3 { tensor.transpose(1, 2) } else { tensor.shallow_clone() };
+                let size = tensor.size();
+                tensor.reshape([&[size[0], size[1] / 2, 2], &size[2..]].concat()).select(2, self.part as i64)
+            }
+        }
+    }
+}
+
+fn bytes_of(x: &Tensor) -> Vec<u8> {
+    let mut bytes = vec![0; x.numel() * x.kind().elt_size_in_bytes()];
+    x.copy_data_u8(&mut bytes, x.numel());
+    bytes
+}
+
+/// The bytes of numbers in f32, as ggml packs them (`quantize_row_q8_0_ref`); `None` where one is not finite in this type.
+fn encoded(numbers: &Tensor, dtype: GgufDtype) -> Option<Vec<u8>> {
+    let is_finite = |x: &Tensor| x.isfinite().all().int64_value(&[]) != 0;
+    let numbers = numbers.to_kind(Kind::Float).contiguous();
+    no_grad(|| match dtype {
+        GgufDtype::F32 => is_finite(&numbers).then(|| bytes_of(&numbers)),
+        GgufDtype::Q8_0 => {
+            let value = numbers.view([-1, dtype.block as i64]);
+            let scale = value.abs().amax([1i64], true) / 127.0;
+            let level = &value * scale.reciprocal().nan_to_num(0.0, 0.0, 0.0);
+            // To the nearest, of two equally near ones to the one that is farther from zero.
+            let level = level.sign() * (level.to_kind(Kind::Double).abs() + 0.5).floor();
+            let scale = scale.to_kind(Kind::Half);
+            let both = [scale.view_dtype(Kind::Uint8), level.to_kind(Kind::Int8).view_dtype(Kind::Uint8)];
+            is_finite(&scale).then(|| bytes_of(&Tensor::cat(&both, 1)))
+        }
+        _ => {
+            let half = numbers.to_kind(Kind::Half);
+            is_finite(&half).then(|| bytes_of(&half))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tch::Device;
+
+    use super::*;
+    use crate::files::GgufFile;
+    use crate::model::{MergedModel, Model, ModelSource, layout};
+
+    #[test]
+    fn a_file_that_nothing_is_added_to_has_the_numbers_of_its_base() {
+        let quantised = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised");
+        let dir = tempfile::tempdir().unwrap();
+        for case in ["gemma2-q5_0", "gpt-oss-mxfp4", "llama-q4_0", "qwen2-q4_k_m", "qwen3-q8_0"] {
+            let base = quantised.join(format!("model-gguf-{case}/model.gguf"));
+            let open = |path: &Path| Model::open(ModelSource::from(path), Kind::Float, Device::Cpu.into()).unwrap();
+            let (config, own) = open(&base);
+            for dtype in [GgufDtype::F16, GgufDtype::Q8_0] {
+                let path = dir.path().join(format!("{case}-{}.gguf", dtype.name));
+                MergedModel::open(&*base, None).unwrap().write_gguf(&path, (dtype, Some("{{ 1 }}")), &|| true).unwrap();
+                let (found, weights) = open(&path);
+                assert_eq!(found.layers, config.layers, "{case}");
+                for entry in layout::entries(&config) {
+                    let (own, found) = (own.load(&entry.name).unwrap(), weights.load(&entry.name).unwrap());
+                    let largest = own.abs().max().double_value(&[]);
+                    // A half level of the block's largest, and the scale's own rounding; or that of f16.
+                    let bound = if dtype == GgufDtype::Q8_0 { 0.0045 } else { 0.0005 };
+                    assert!(found.allclose(&own, 0.0, bound * largest, false), "{case}: {} in {}", entry.name, dtype.name);
+                }
+                let (base, written) = (GgufFile::open(&base).unwrap(), GgufFile::open(&path).unwrap());
+                assert_eq!(written.text("tokenizer.chat_template").unwrap(), Some("{{ 1 }}"));
+                assert_eq!(written.count("general.file_type").unwrap(), Some(if dtype == GgufDtype::F16 { 1 } else { 7 }));
+                for name in base.names() {
+                    let (own, found) = (base.get(name).unwrap(), written.get(name).unwrap());
+                    // What was in blocks of 8 bits, or in f32, is the same again.
+                    let is_same = own.dtype == found.dtype;
+                    assert!(!is_same || own.bytes == found.bytes, "{case}: {name}");
+                    assert!(is_same || own.dtype != GgufDtype::F32, "{case}: {name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_those_of_ggml() {
+        let row = |values: &[f32]| Tensor::from_slice(&[values, &vec![0.0; 32 - values.len()]].concat());
+        let packed = |values: &[f32]| encoded(&row(values), GgufDtype::Q8_0).unwrap();
+        // The scale is 1, and halves go away from zero.
+        let block = packed(&[127.0, 0.5, -0.5, 1.5, 0.499_999_97, -127.0]);
+        assert_eq!((&block[..2], &block[2..8]), (&[0, 0x3c][..], &[127, 1, 255, 2, 0, 129][..]));
+        assert_eq!(packed(&[]), [0; 34]);
+        for bad in [f32::NAN, f32::INFINITY, 1e10] {
+            assert!(encoded(&row(&[bad]), GgufDtype::Q8_0).is_none() && encoded(&row(&[bad]), GgufDtype::F16).is_none());
+        }
+    }
+}
