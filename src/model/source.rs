@@ -9,7 +9,7 @@ use super::config::{ModelConfig, PackedSizes};
 use super::families::{TABLES, is_longrope};
 use super::layout;
 use super::quantised::GgufWeights;
-use super::quantised::{Quantisation, quantised_sizes};
+use super::quantised::{QUANTISATION, Quantisation, quantised_sizes};
 use super::weights::Weights;
 use crate::files::{GgufFile, object_of_model, read_json};
 use crate::recipe::{ModelRecipe, Quantize, RopeScalingRecipe};
@@ -97,7 +97,15 @@ impl ModelSource<'_> {
 
     fn own_object(self) -> Result<Map<String, Value>, Fault> {
         let found = object_of_model(self.dir, "config.json")?;
-        found.map_or_else(|| read_json(&self.dir.join("config.json")), Ok)
+        let mut object = found.map_or_else(|| read_json(&self.dir.join("config.json")), Ok)?;
+        // Old repositories of GPTQ have it in a file of its own.
+        if !object.contains_key(QUANTISATION)
+            && let Some(mut table) = object_of_model(self.dir, "quantize_config.json")?
+        {
+            table.entry("quant_method").or_insert_with(|| json!("gptq"));
+            object.insert(QUANTISATION.into(), Value::Object(table));
+        }
+        Ok(object)
     }
 
     /// The content of `config.json` as it counts.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::model::fields::{Fields, unsupported};
 use crate::units::Fault;
 
-const KEY: &str = "quantization_config";
+pub(in crate::model) const QUANTISATION: &str = "quantization_config";
 
 /// How the matrices of a checkpoint are packed, those that are.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,8 +57,8 @@ const UNREAD: &str = "`bitsandbytes`, `mxfp4`, `fp8`, `gptq`, `awq` or `compress
 impl Quantisation {
     /// Reads it in a whole `config.json`; `None` where nothing is packed.
     pub(in crate::model) fn of(object: &Map<String, Value>) -> Result<Option<Self>, Fault> {
-        let Some(table) = object.get(KEY).filter(|value| !value.is_null()) else { return Ok(None) };
-        let Some(table) = table.as_object() else { return Err(Fields::new(object).unsupported(KEY, "a table".into())) };
+        let Some(table) = object.get(QUANTISATION).filter(|value| !value.is_null()) else { return Ok(None) };
+        let Some(table) = table.as_object() else { return Err(Fields::new(object).unsupported(QUANTISATION, "a table".into())) };
         let table = QuantisationTable(table);
         match table.text("quant_method") {
             Some("bitsandbytes") => match (table.flag("load_in_4bit"), table.flag("load_in_8bit")) {
@@ -102,7 +102,7 @@ impl QuantisationTable<'_> {
 
     fn wrong(&self, key: &str, expected: &str) -> Fault {
         let found = self.0.get(key).map_or_else(|| "missing".to_owned(), crate::model::fields::shown);
-        unsupported(&format!("{KEY}.{key}"), &found, expected)
+        unsupported(&format!("{QUANTISATION}.{key}"), &found, expected)
     }
 
     fn block(&self, key: &str) -> Result<Option<[usize; 2]>, Fault> {
@@ -153,11 +153,9 @@ fn compressed(table: &QuantisationTable<'_>) -> Result<Compressed, Fault> {
     match format {
         Some("pack-quantized") => {
             let ints = weights.ints("num_bits", &[1, 2, 3, 4, 5, 6, 7, 8])?;
-            let by_group = ["group", "channel"].contains(&strategy);
-            if by_group {
-                Ok(Compressed::Packed { ints, is_symmetric })
-            } else {
-                Err(weights.wrong("strategy", "`group` or `channel`"))
+            match strategy {
+                "group" | "channel" | "tensor" => Ok(Compressed::Packed { ints, is_symmetric }),
+                _ => Err(weights.wrong("strategy", "`group`, `channel` or `tensor`")),
             }
         }
         Some("float-quantized" | "naive-quantized") if kind == "float" => {

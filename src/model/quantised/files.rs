@@ -104,7 +104,7 @@ impl PackedParts for Files {
         let Some((file, stored)) = self.places.get(name) else { return Ok(None) };
         let file: &TensorFile = &self.opened[*file];
         let view = file.get(stored)?;
-        if ![Dtype::F8_E4M3, Dtype::I8].contains(&view.dtype) {
+        if ![Dtype::F8_E4M3, Dtype::F8_E8M0, Dtype::I8].contains(&view.dtype) {
             return load_tensor(file, stored).map(Some);
         }
         let size: Vec<i64> = view.shape.iter().map(|&size| size as i64).collect();
@@ -171,5 +171,24 @@ mod tests {
             let num_packed = config.packed.forms.values().sum::<usize>();
             assert_eq!(num_packed, hashes.values().filter(|entry| entry["quantised"] == true).count(), "{case}");
         }
+    }
+
+    #[test]
+    fn what_is_packed_may_stand_in_a_file_beside_the_configuration() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised/model-gptq");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy(folder.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+        let mut config: serde_json::Map<String, Value> =
+            serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+        let mut table = config.remove("quantization_config").unwrap();
+        table.as_object_mut().unwrap().remove("quant_method");
+        for (name, value) in [("config.json", Value::Object(config)), ("quantize_config.json", table)] {
+            std::fs::write(dir.path().join(name), value.to_string()).unwrap();
+        }
+        let open = |dir: &Path| Model::open(ModelSource::from(dir), Kind::Float, Device::Cpu.into()).unwrap();
+        let ((apart, weights), (whole, expected)) = (open(dir.path()), open(&folder));
+        assert_eq!(apart.packed, whole.packed);
+        let name = "model.layers.0.mlp.up_proj.weight";
+        assert_eq!(weights.load(name).unwrap(), expected.load(name).unwrap());
     }
 }

@@ -79,7 +79,8 @@ fn number(x: &Tensor) -> f64 {
 /// A tensor all of whose numbers are finite.
 fn finite(source: &dyn PackedParts, name: &str) -> Result<Tensor, Fault> {
     let tensor = required(source, name)?;
-    let is_bad = tensor.isfinite().logical_not().reshape([-1]);
+    // An exponent, where it is a byte.
+    let is_bad = if tensor.kind() == Kind::Uint8 { tensor.eq(255) } else { tensor.isfinite().logical_not() }.reshape([-1]);
     if is_bad.any().int64_value(&[]) == 0 {
         return Ok(tensor);
     }
@@ -128,7 +129,7 @@ impl Quantisation {
                     let reason = format!("it is {}, expected 0 (row by row)", format.int64_value(&[]));
                     return Err(source.wrong(&own("weight_format"), &reason));
                 }
-                bytes(source, weight, finite(source, &own("SCB"))?, &signed(), ([1, size[1]], PER_127))?
+                bytes(source, weight, (finite(source, &own("SCB"))?, None), &signed(), ([1, size[1]], PER_127))?
             }
             Self::Fp8 { block } => {
                 let block = block.map_or(size, |block| block.map(|size| size as i64));
@@ -138,12 +139,7 @@ impl Quantisation {
                 let block = block.map_or([1, size[1]], |block| block.map(|size| size as i64));
                 eight_bit_floats(source, weight, &own("weight_scale"), block)?
             }
-            Self::Compressed { weights: Compressed::Int { .. } } => {
-                if source.raw(&own("weight_zero_point"))?.is_some_and(|zero| zero.any().int64_value(&[]) != 0) {
-                    return Err(source.wrong(&own("weight_zero_point"), "zeros of whole numbers are not read"));
-                }
-                bytes(source, weight, finite(source, &own("weight_scale"))?, &signed(), ([1, size[1]], 1.0))?
-            }
+            Self::Compressed { weights: Compressed::Int { .. } } => whole_bytes(source, weight, &own, size)?,
             Self::Gptq { ints, is_v1 } => gptq(source, &own, size, (*ints, *is_v1))?,
             Self::Awq { ints } => awq(source, &own, size, *ints)?,
             Self::Compressed { weights: Compressed::Packed { ints, is_symmetric } } => {
@@ -228,7 +224,8 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<P
     }
     let blocks = (size[0] * size[1] + state.blocksize - 1) / state.blocksize;
     let absmax_name = part(".absmax");
-    let absmax = finite(source, &absmax_name)?;
+    let absmax = required(source, &absmax_name)?;
+    let absmax = if absmax.kind() == Kind::Uint8 { absmax } else { finite(source, &absmax_name)? };
     if absmax.size() != [blocks] {
         return Err(source.wrong(&absmax_name, &format!("its shape is {:?}, expected [{blocks}]", absmax.size())));
     }
@@ -253,11 +250,11 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<P
     Ok(in_blocks([codes, Tensor::from_slice(&map), absmax], (size[1], state.blocksize), scales, nested))
 }
 
-/// Codes of a byte each and their scales, with blocks and a further factor.
+/// Codes of a byte each, with their scales by blocks, zeros where there are some, and a further factor.
 fn bytes(
     source: &dyn PackedParts,
     weight: &str,
-    scale: Tensor,
+    (scale, zero): (Tensor, Option<Tensor>),
     table: &[f32],
     (block, factor): ([i64; 2], f32),
 ) -> Result<PartsAndForm, Fault> {
@@ -265,8 +262,10 @@ fn bytes(
     let size = codes.size();
     let scale = if scale.dim() < 2 { scale.reshape([-1, 1]) } else { scale };
     let block = if scale.numel() == 1 { [size[0], size[1]] } else { block };
-    let form = CodedRows { factor, ..coded_rows(size[1], block) };
-    Ok((vec![codes, Tensor::from_slice(table), scale], Arc::new(form)))
+    let scales = if scale.kind() == Kind::Uint8 { StoredScales::Powers } else { StoredScales::Numbers };
+    let form = CodedRows { factor, has_zeros: zero.is_some(), scales, ..coded_rows(size[1], block) };
+    let zero = zero.map(|zero| zero.view_as(&scale));
+    Ok(([codes, Tensor::from_slice(table), scale].into_iter().chain(zero).collect(), Arc::new(form)))
 }
 
 fn eight_bit_floats(source: &dyn PackedParts, weight: &str, scale: &str, block: [i64; 2]) -> Result<PartsAndForm, Fault> {
@@ -275,7 +274,22 @@ fn eight_bit_floats(source: &dyn PackedParts, weight: &str, scale: &str, block: 
     if is_none.any().int64_value(&[]) != 0 {
         return Err(source.wrong(weight, "a code is no number (NaN)"));
     }
-    bytes(source, weight, finite(source, scale)?, &e4m3(), (block, 1.0))
+    bytes(source, weight, (finite(source, scale)?, None), &e4m3(), (block, 1.0))
+}
+
+/// Signed whole numbers of a byte each.
+fn whole_bytes(
+    source: &dyn PackedParts,
+    weight: &str,
+    own: &dyn Fn(&str) -> String,
+    size: [i64; 2],
+) -> Result<PartsAndForm, Fault> {
+    let (scale, zero) = (finite(source, &own("weight_scale"))?, source.raw(&own("weight_zero_point"))?);
+    // With zeros, which are signed too, both are raised by 128.
+    let raised = if zero.is_some() { 128.0 } else { 0.0 };
+    let table: Vec<f32> = signed().iter().map(|value| value + raised).collect();
+    let zero = zero.map(|zero| zero.bitwise_xor(128));
+    bytes(source, weight, (scale, zero), &table, ([1, size[1]], 1.0))
 }
 
 /// Codes `(out, in)` with scales, zeros and groups, all by row.
@@ -351,13 +365,14 @@ fn compressed(
     (ints, is_symmetric): (Ints, bool),
 ) -> Result<PartsAndForm, Fault> {
     let bits = ints.bits as i64;
+    let of_matrix = |scale: Tensor| if scale.dim() == 1 { scale.expand([out, 1], false).contiguous() } else { scale };
     let shape_name = own("weight_shape");
     let shape = Vec::<i64>::try_from(required(source, &shape_name)?).unwrap_or_default();
     if shape != [out, inner] {
         return Err(source.wrong(&shape_name, &format!("it says {shape:?}, expected {:?}", [out, inner])));
     }
     let codes = unpacked_words(&required(source, &own("weight_packed"))?, bits, inner);
-    let scale = finite(source, &own("weight_scale"))?;
+    let scale = of_matrix(finite(source, &own("weight_scale"))?);
     let zero = if is_symmetric {
         None
     } else {
@@ -366,4 +381,72 @@ fn compressed(
     };
     let groups = groups_of(source, &own("weight_g_idx"), ints, [inner, scale.size()[1]])?;
     Ok(grouped(&codes, &scale, zero, ints, groups))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Stored(Vec<(&'static str, Tensor)>);
+
+    impl PackedParts for Stored {
+        fn raw(&self, name: &str) -> Result<Option<Tensor>, Fault> {
+            Ok(self.0.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor.shallow_clone()))
+        }
+
+        fn names_with(&self, _: &str) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn wrong(&self, name: &str, reason: &str) -> Fault {
+            Fault::defect(format!("{name}: {reason}"))
+        }
+    }
+
+    fn unpacked(quantisation: &Quantisation, parts: Vec<(&'static str, Tensor)>, size: [i64; 2]) -> Result<Vec<f32>, Fault> {
+        let packed = quantisation.load(&Stored(parts), "m.weight", size, Kind::Float)?;
+        Ok(Vec::try_from(packed.form.unpack(&packed.parts, &(0..size[0]), Kind::Float).reshape([-1])).unwrap())
+    }
+
+    fn bytes_of(values: &[u8], size: [i64; 2]) -> Tensor {
+        Tensor::from_slice(values).view(size)
+    }
+
+    #[test]
+    fn bytes_have_zeros_of_their_own_sign() {
+        let int = Quantisation::Compressed { weights: Compressed::Int { is_symmetric: false } };
+        let parts = |zero: &[u8], scale: &[f32]| {
+            vec![
+                ("m.weight", bytes_of(&[3, 128, 127, 0], [2, 2])),
+                ("m.weight_scale", Tensor::from_slice(scale)),
+                ("m.weight_zero_point", Tensor::from_slice(zero)),
+            ]
+        };
+        // -5 and 100 of rows, and -128 of all.
+        assert_eq!(unpacked(&int, parts(&[251, 100], &[0.5, 2.0]), [2, 2]).unwrap(), [4.0, -61.5, 54.0, -200.0]);
+        assert_eq!(unpacked(&int, parts(&[128], &[0.5]), [2, 2]).unwrap(), [65.5, 0.0, 127.5, 64.0]);
+    }
+
+    #[test]
+    fn scales_of_8_bit_floats_may_be_powers_of_2() {
+        let fp8 = Quantisation::Fp8 { block: Some([2, 2]) };
+        let parts = |scale: [u8; 2]| {
+            vec![("m.weight", bytes_of(&[0x38, 0x7e, 0xb8], [1, 3])), ("m.weight_scale_inv", bytes_of(&scale, [1, 2]))]
+        };
+        assert_eq!(unpacked(&fp8, parts([126, 130]), [1, 3]).unwrap(), [0.5, 224.0, -8.0]);
+        let refused = unpacked(&fp8, parts([126, 255]), [1, 3]).unwrap_err().to_string();
+        assert!(refused.contains("m.weight_scale_inv: number 1 is infinite or not a number"), "{refused}");
+    }
+
+    #[test]
+    fn a_packed_matrix_may_have_one_scale() {
+        let ints = Ints { bits: 4, group_size: None };
+        let packed = Quantisation::Compressed { weights: Compressed::Packed { ints, is_symmetric: true } };
+        let parts = vec![
+            ("m.weight_packed", Tensor::from_slice(&[0x18, 0xf]).view([2, 1])),
+            ("m.weight_scale", Tensor::from_slice(&[0.5f32])),
+            ("m.weight_shape", Tensor::from_slice(&[2i64, 2])),
+        ];
+        assert_eq!(unpacked(&packed, parts, [2, 2]).unwrap(), [0.0, -3.5, 3.5, -4.0]);
+    }
 }

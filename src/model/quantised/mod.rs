@@ -10,7 +10,7 @@ mod load;
 mod parts;
 mod quantise;
 
-pub(super) use config::Quantisation;
+pub(super) use config::{QUANTISATION, Quantisation};
 pub(super) use gguf::GgufWeights;
 pub(super) use load::PackedParts;
 pub(super) use quantise::{is_quantised, quantised, quantised_sizes};

@@ -14,6 +14,8 @@ pub(in crate::model) struct WeightPart {
 }
 
 const SCALES: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
+/// Those of 8-bit floats may be powers of 2.
+const POWERS: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E8M0];
 const BYTES: &[Dtype] = &[Dtype::U8];
 const WORDS: &[Dtype] = &[Dtype::I32];
 /// `bnb_4bit_quant_storage` names the dtype under which the same bytes are stored.
@@ -83,7 +85,7 @@ impl Quantisation {
                     || vec![vec![], vec![1]],
                     |[rows, columns]| vec![vec![out.div_ceil(rows), inner.div_ceil(columns)]],
                 );
-                let scale = WeightPart { name: own("weight_scale_inv"), dtypes: SCALES, shapes: scales, is_optional: false };
+                let scale = WeightPart { name: own("weight_scale_inv"), dtypes: POWERS, shapes: scales, is_optional: false };
                 let activation = WeightPart {
                     name: own("activation_scale"),
                     dtypes: SCALES,
@@ -144,10 +146,12 @@ fn compressed(weights: Compressed, own: impl Fn(&str) -> String, shape: &[usize]
         Compressed::Packed { ints, is_symmetric } => {
             let groups = groups(&ints, inner);
             let words = (out * ints.bits).div_ceil(32);
+            let of_tensor = ints.group_size.is_none() && is_symmetric;
+            let scales = [vec![out, groups], vec![1]].into_iter().take(if of_tensor { 2 } else { 1 }).collect();
             let zero = part(own("weight_zero_point"), WORDS, &[words, groups]);
             vec![
                 part(own("weight_packed"), WORDS, &[out, (inner * ints.bits).div_ceil(32)]),
-                part(own("weight_scale"), SCALES, &[out, groups]),
+                WeightPart { shapes: scales, ..part(own("weight_scale"), SCALES, &[]) },
                 part(own("weight_shape"), &[Dtype::I64], &[2]),
                 if is_symmetric { optional(zero) } else { zero },
                 optional(part(own("weight_g_idx"), WORDS, &[inner])),
