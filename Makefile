@@ -53,11 +53,17 @@ device-pack: build
 	xz -T0 -9 -c "$$tests" >tests/device/device.xz && \
 	xz -T0 -9 -c "$${CARGO_TARGET_DIR:-target}/release/kvtune" >tests/device/kvtune.xz && ls -l tests/device/*.xz
 
+# One build serves lints, documentation and, with `make lint test`, the tests: `cargo clippy` and `cargo doc` would compile all crates again.
+ifneq ($(filter lint,$(MAKECMDGOALS)),)
+export RUSTC_WORKSPACE_WRAPPER := clippy-driver
+export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
+endif
+
 ## make lint    formatting, clippy and documentation, warnings being errors
 lint: setup
 	$(CARGO) fmt --check
-	$(CARGO) clippy --locked --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --lib
+	$(CARGO) test --locked --all-targets --no-run
+	RUSTDOC="$(CURDIR)/.cargo/document.sh" $(CARGO) test --locked --doc
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --locked check licenses bans sources; \
 	else echo "cargo-deny is not installed: licences, versions and sources of the crates are not checked"; fi
 

@@ -145,7 +145,7 @@ impl MergedModel {
                 return Err(stopped());
             }
             let load = || weights.load(name);
-            let merged = || Ok(no_grad(|| self.merged(name, load))?.map_or_else(load, Ok)?);
+            let merged = || no_grad(|| self.merged(name, load))?.map_or_else(load, Ok);
             self.saved.get(name).map_or_else(merged, |saved| Ok(saved.shallow_clone()))
         })
     }

@@ -74,7 +74,7 @@ impl GgufFile {
         keys.retain(|(key, _)| !is_own(key, template.is_some()));
         let mut header = [&MAGIC[..], &3u32.to_le_bytes(), &(heads.len() as u64).to_le_bytes()].concat();
         header.extend((keys.len() as u64 + 1 + u64::from(template.is_some())).to_le_bytes());
-        keys.into_iter().for_each(|(_, range)| header.extend(&first[range]));
+        header.extend(keys.into_iter().flat_map(|(_, range)| &first[range]));
         header.extend([text(FILE_TYPE), U32.to_le_bytes().into(), file_type.to_le_bytes().into()].concat());
         if let Some(template) = template {
             header.extend([text(TEMPLATE), TEXT.to_le_bytes().into(), text(template)].concat());
