@@ -40,7 +40,7 @@ table! {
         #[word("f64", "float64", "fp64", "64-true", "64")]
         pub dtype: Dtype = Dtype::F32,
         /// Packs the frozen matrices of the layers' linears while they are loaded: as bitsandbytes does it, `nf4` and `fp4` in blocks of 64
-        /// numbers, `int8` by rows; or `mxfp4` in blocks of 32 (OCP MX).
+        /// numbers, `nf4-double` with their scales in 8 bits (QLoRA), `int8` by rows; or `mxfp4` in blocks of 32 (OCP MX).
         pub quantize: Option<Quantize> = None,
         /// A GPU may round the factors of f32 products to 10 bits of mantissa.
         #[also("model.tf32", "train.tf32", "train.allow_tf32", "allow_tf32", "tf32")]
@@ -132,6 +132,7 @@ words! {
     /// How frozen weights are packed.
     pub enum Quantize {
         Nf4 = "nf4",
+        Nf4Double = "nf4-double",
         Fp4 = "fp4",
         Int8 = "int8",
         Mxfp4 = "mxfp4",

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::forms::{CodedRows, StoredScales, packed_in_bytes, powers_of_two};
 use super::load::{PER_127, coded_rows, e2m1, fp4, in_blocks, nf4, signed};
@@ -15,6 +15,8 @@ use crate::recipe::Quantize;
 use crate::units::{Fault, quoted};
 
 const BLOCKSIZE: i64 = 64;
+/// Scales that share one, where they are quantised themselves.
+const OUTER_BLOCKSIZE: i64 = 256;
 const MX_BLOCK: i64 = 32;
 
 /// Whether a tensor is packed: the matrices of the layers' linears, but for routers.
@@ -32,6 +34,10 @@ pub(in crate::model) fn quantised_sizes(to: Quantize, entries: &[TensorEntry]) -
         let bytes = match to {
             Quantize::Int8 => numbers + 4 * entry.shape[0],
             Quantize::Nf4 | Quantize::Fp4 => numbers.div_ceil(2) + 4 * numbers.div_ceil(BLOCKSIZE as usize),
+            Quantize::Nf4Double => {
+                let blocks = numbers.div_ceil(BLOCKSIZE as usize);
+                numbers.div_ceil(2) + blocks + 4 * (blocks.div_ceil(OUTER_BLOCKSIZE as usize) + 256)
+            }
             Quantize::Mxfp4 => entry.shape[0] * (entry.shape[1].div_ceil(2) + entry.shape[1].div_ceil(MX_BLOCK as usize)),
         };
         sizes.add(&entry.name, &entry.shape, bytes, to.name());
@@ -49,8 +55,9 @@ const AT_ONCE: i64 = 1 << 20;
 pub(in crate::model) fn quantised(name: &str, weight_oi: &Tensor, to: Quantize, kind: Kind) -> Result<PackedWeight, Fault> {
     let size = [0, 1].map(|dim| weight_oi.size()[dim]);
     let (parts, form): (Vec<Tensor>, Arc<dyn PackedForm>) = no_grad(|| match to {
-        Quantize::Nf4 => four_bits(weight_oi, &nf4()),
-        Quantize::Fp4 => four_bits(weight_oi, &fp4()),
+        Quantize::Nf4 => four_bits(weight_oi, &nf4(), false),
+        Quantize::Nf4Double => four_bits(weight_oi, &nf4(), true),
+        Quantize::Fp4 => four_bits(weight_oi, &fp4(), false),
         Quantize::Int8 => {
             let [level, scale_o1] = in_parts(weight_oi, (AT_ONCE / size[1]).max(1), eight_bits);
             let form = CodedRows { factor: PER_127, ..coded_rows(size[1], [1, size[1]]) };
@@ -63,7 +70,11 @@ pub(in crate::model) fn quantised(name: &str, weight_oi: &Tensor, to: Quantize, 
         }
     });
     // A block with a number that is none, or is infinite, has such a scale.
-    let is_bad = if to == Quantize::Mxfp4 { parts[2].eq(255) } else { parts[2].isfinite().logical_not() };
+    let is_bad = match to {
+        Quantize::Mxfp4 => parts[2].eq(255),
+        Quantize::Nf4Double => parts[3].isfinite().logical_not(),
+        Quantize::Nf4 | Quantize::Fp4 | Quantize::Int8 => parts[2].isfinite().logical_not(),
+    };
     if is_bad.any().int64_value(&[]) != 0 {
         let message = format!("`{}` has a number that is infinite or not a number, and can not be packed", quoted(name));
         return Err(Fault::data(message, "take the model from its source again, or leave `model.quantize` out"));
@@ -100,7 +111,7 @@ fn micro_floats(weight_oi: &Tensor) -> [Tensor; 2] {
     [packed_in_bytes(&codes, 4), exponent.squeeze_dim(2).to_kind(Kind::Uint8)]
 }
 
-fn four_bits(weight_oi: &Tensor, table: &[f32]) -> (Vec<Tensor>, Arc<dyn PackedForm>) {
+fn four_bits(weight_oi: &Tensor, table: &[f32], is_double: bool) -> (Vec<Tensor>, Arc<dyn PackedForm>) {
     let mut order: Vec<usize> = (0..16).collect();
     order.sort_by(|&a, &b| table[a].total_cmp(&table[b]).then(a.cmp(&b)));
     let sorted: Vec<f32> = order.iter().map(|&code| table[code]).collect();
@@ -108,7 +119,7 @@ fn four_bits(weight_oi: &Tensor, table: &[f32]) -> (Vec<Tensor>, Arc<dyn PackedF
     let (bounds, codes) = (Tensor::from_slice(&bounds), order.iter().map(|&code| code as u8).collect::<Vec<_>>());
     let codes = Tensor::from_slice(&codes);
     let make = |numbers: &Tensor| {
-        let (scaled, absmax) = in_units_of_blocks(numbers);
+        let (scaled, absmax) = in_units_of_blocks(numbers, BLOCKSIZE);
         // How many bounds are smaller.
         let code = codes.index_select(0, &scaled.bucketize(&bounds, true, false));
         let count = numbers.size()[0];
@@ -117,22 +128,46 @@ fn four_bits(weight_oi: &Tensor, table: &[f32]) -> (Vec<Tensor>, Arc<dyn PackedF
         [upper.bitwise_or_tensor(&code.select(1, 1)), absmax]
     };
     let [packed, absmax] = in_parts(&weight_oi.reshape([-1]), AT_ONCE, make);
-    let width = weight_oi.size()[1];
-    in_blocks([packed, Tensor::from_slice(table), absmax], (width, BLOCKSIZE), StoredScales::Numbers, Vec::new())
+    let shape = (weight_oi.size()[1], BLOCKSIZE);
+    let table = Tensor::from_slice(table);
+    if !is_double {
+        return in_blocks([packed, table, absmax], shape, StoredScales::Numbers, Vec::new());
+    }
+    let offset = absmax.mean(Kind::Float).double_value(&[]);
+    let (scaled, outer) = in_units_of_blocks(&(&absmax - offset), OUTER_BLOCKSIZE);
+    let values = dynamic_map();
+    let bounds = (values.narrow(0, 0, 255) + values.narrow(0, 1, 255)) * 0.5;
+    let codes = scaled.bucketize(&bounds, true, false).to_kind(Kind::Uint8).narrow(0, 0, absmax.size()[0]);
+    let scales = StoredScales::Nested { blocksize: OUTER_BLOCKSIZE, offset };
+    in_blocks([packed, table, codes], shape, scales, vec![outer, values])
+}
+
+/// The 256 values of 8 bits that bitsandbytes has for scales: of one sign and each power of 10 from 1e-6 to 1 twice as many as of the one
+/// below (`create_dynamic_map`; Dettmers 2016, arXiv 1511.04561).
+fn dynamic_map() -> Tensor {
+    let of_power = |power: i64| {
+        let bounds = Tensor::linspace(0.1, 1.0, (1 << power) + 1, (Kind::Float, Device::Cpu));
+        let means = (bounds.narrow(0, 0, 1 << power) + bounds.narrow(0, 1, 1 << power)) / 2.0;
+        means * 10f64.powi(power as i32 - 6)
+    };
+    let positive: Vec<Tensor> = (0..7).map(of_power).collect();
+    let negative = positive.iter().map(|values| -values).collect::<Vec<_>>();
+    let ends = Tensor::from_slice(&[0f32, 1.0]);
+    Tensor::cat(&positive.iter().chain(&negative).chain([&ends]).collect::<Vec<_>>(), 0).sort(0, false).0
 }
 
 /// Numbers divided by what is largest in their block, and these, which is 0 of a block of zeros.
 ///
 /// # Shapes
-/// `(n)` in; `(blocks · 64)` and `(blocks)` out.
-fn in_units_of_blocks(numbers: &Tensor) -> (Tensor, Tensor) {
+/// `(n)` in; `(blocks · blocksize)` and `(blocks)` out.
+fn in_units_of_blocks(numbers: &Tensor, blocksize: i64) -> (Tensor, Tensor) {
     let count = numbers.size()[0];
-    let blocks = (count + BLOCKSIZE - 1) / BLOCKSIZE;
-    let value = numbers.constant_pad_nd([0, blocks * BLOCKSIZE - count]).view([blocks, BLOCKSIZE]);
+    let blocks = (count + blocksize - 1) / blocksize;
+    let value = numbers.constant_pad_nd([0, blocks * blocksize - count]).view([blocks, blocksize]);
     let absmax = value.abs().amax([1i64], false);
     // The library divides in the last block alone, where that is a short one.
     let mut scaled = &value * absmax.reciprocal().unsqueeze(1);
-    if count % BLOCKSIZE != 0 {
+    if count % blocksize != 0 {
         scaled.get(blocks - 1).copy_(&(value.get(blocks - 1) / absmax.get(blocks - 1)));
     }
     (scaled.nan_to_num_(0.0, 0.0, 0.0).clamp_(-1.0, 1.0).reshape([-1]), absmax)
@@ -163,6 +198,27 @@ mod tests {
                 let whole = packed.form.unpack(&packed.parts, &(0..packed.size[0]), Kind::Float);
                 assert_eq!(whole, get("dequantised"), "{case} {dtype} {}", to.name());
             }
+        }
+    }
+
+    #[test]
+    fn scales_of_scales_are_those_of_bitsandbytes() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised");
+        let saved = TensorFile::open(&folder.join("model-bnb-nf4-dq/model.safetensors")).unwrap();
+        let map = load_tensor(&saved, "model.layers.0.mlp.up_proj.weight.nested_quant_map").unwrap();
+        assert_eq!(dynamic_map(), map);
+        let file = TensorFile::open(&folder.join("bnb-quantise.safetensors")).unwrap();
+        for case in ["a", "b", "c"] {
+            let get = |end: &str| load_tensor(&file, &format!("{case}.float32.nf4.64.{end}")).unwrap();
+            let weight_oi = load_tensor(&file, &format!("{case}.float32.nf4.64.input")).unwrap();
+            let packed = quantised("w", &weight_oi, Quantize::Nf4Double, Kind::Float).unwrap();
+            let [codes, expected] = [packed.parts[2].reshape([-1]), get("dq.absmax")].map(|codes| codes.to_kind(Kind::Int));
+            assert!((codes - expected).abs().max().int64_value(&[]) <= 1, "{case}");
+            assert!(packed.parts[3].allclose(&get("dq.nested_absmax"), 1e-6, 0.0, false), "{case}");
+            let plain = quantised("w", &weight_oi, Quantize::Nf4, Kind::Float).unwrap();
+            let [found, exact] =
+                [&packed, &plain].map(|packed| packed.form.unpack(&packed.parts, &(0..packed.size[0]), Kind::Float));
+            assert!((found - &exact).abs().max().double_value(&[]) <= 0.02 * exact.abs().max().double_value(&[]), "{case}");
         }
     }
 
