@@ -54,6 +54,7 @@ device-pack: build
 	xz -T0 -9 -c "$${CARGO_TARGET_DIR:-target}/release/kvtune" >tests/device/kvtune.xz && ls -l tests/device/*.xz
 
 # One build serves lints, documentation and, with `make lint test`, the tests: `cargo clippy` and `cargo doc` would compile all crates again.
+# What clippy's driver builds lacks the compiler's own checks of raw pointers, which `make test` by itself has.
 ifneq ($(filter lint,$(MAKECMDGOALS)),)
 export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__

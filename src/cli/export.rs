@@ -26,7 +26,7 @@ pub(super) struct Export {
     target: ServedBy,
     /// With `--for merged`, of a base that is a GGUF file: write such a file, with matrices in this type.
     #[arg(long, value_enum, value_name = "TYPE")]
-    quantize: Option<Packed>,
+    quantize: Option<GgufOuttype>,
     /// Directory to write; must be empty or not exist. Default: `export-PROGRAM` beside the checkpoint.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -53,7 +53,7 @@ enum ServedBy {
 
 /// Types of a GGUF file's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Packed {
+enum GgufOuttype {
     /// 16 bits a number.
     F16,
     /// 8.5 bits a number, in blocks of 32.
@@ -114,7 +114,7 @@ impl Export {
             let message = "`--quantize` packs a whole model, and an adapter is written here".to_owned();
             return Err(Fault::usage(message, "use it with `--for merged`"));
         }
-        let dtype = if packed == Packed::F16 { GgufDtype::F16 } else { GgufDtype::Q8_0 };
+        let dtype = if packed == GgufOuttype::F16 { GgufDtype::F16 } else { GgufDtype::Q8_0 };
         Ok((ExportTarget::Gguf(dtype), "export-gguf"))
     }
 

@@ -47,7 +47,7 @@ pub struct ModelConfig {
     /// Probabilities of dropout inside the model, by their keys, that it was made with, where they are not 0. Nothing is computed with
     /// them: what is trained has a dropout of its own.
     pub dropouts: Vec<(&'static str, f64)>,
-    /// What its file has packed; nothing of a model in Hugging Face's format.
+    /// What is packed of it.
     pub packed: PackedSizes,
 }
 
@@ -56,11 +56,11 @@ pub struct ModelConfig {
 pub struct PackedSizes {
     /// What each layer has packed; empty where nothing is.
     pub layers: Vec<PackedSize>,
-    /// Whether another device than the CPU has them unpacked.
-    pub is_for_cpu: bool,
+    /// Whether only a CPU has them packed.
+    pub is_unpacked_on_gpu: bool,
     /// What embedding and output projection have packed.
     pub io_layers: PackedSize,
-    /// Their forms, as GGUF has them, with how many matrices are in each.
+    /// Their forms, by name, with how many matrices are in each.
     pub forms: BTreeMap<&'static str, usize>,
 }
 

@@ -11,7 +11,7 @@ use crate::units::Fault;
 const WHOLE: &str = "blake3:";
 
 /// What is read of a model directory beside its weights.
-const BESIDE: [&str; 4] = ["config.json", "generation_config.json", "tokenizer.json", INDEX];
+const BESIDE: [&str; 5] = ["config.json", "generation_config.json", "quantize_config.json", "tokenizer.json", INDEX];
 
 /// A hash of what is read of a model directory: configuration, tokenizer, index, and every byte of each file of weights. Large files that
 /// have not changed since they were last hashed are not read again ([`files::hash_large_file`]).

@@ -102,7 +102,7 @@ impl Linear {
 
     /// The lengths of the rows of weight and addition together: a constant in the backward pass, as `DoRA` has it.
     fn row_norms(&self, lora: &LoraDelta) -> Tensor {
-        row_norms(&self.weight(), lora.low_rank(None))
+        row_norms(&self.weight, lora.low_rank(None))
     }
 
     /// Computes as [`Self::forward`] without dropout, with matrices of low rank that lie elsewhere, or else its own.

@@ -15,6 +15,7 @@ use super::families::unwrapped;
 use super::io_layers::{EmbeddingAdapter, IoTensor};
 use super::merged_weights::{MergedWeights, Shard};
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, layer_tensor};
+use super::quantised::QUANTISATION;
 use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::INDEX;
@@ -63,7 +64,7 @@ impl MergedModel {
         if is_packed {
             // What is unpacked is the language model alone, where it was inside another one.
             object = unwrapped(&object).into_owned();
-            object.remove("quantization_config");
+            object.remove(QUANTISATION);
             object.remove("torch_dtype");
             object.insert("dtype".into(), json!("float32"));
         }
@@ -129,7 +130,7 @@ impl MergedModel {
     ) -> Result<(), Fault> {
         let packed = if let MergedWeights::Packed(weights, heads) = &self.weights { Some((weights, heads)) } else { None };
         let Some((gguf, weights, heads)) = packed.and_then(|(weights, heads)| Some((weights.gguf()?, weights, heads))) else {
-            let message = format!("`{}` is no GGUF file, like which another could be written", self.dir.display());
+            let message = format!("`--quantize` needs a base that is a GGUF file, and `{}` is none", self.dir.display());
             return Err(Fault::usage(
                 message,
                 "export without `--quantize`, and let llama.cpp's `convert_hf_to_gguf.py` make one of it",

@@ -99,7 +99,7 @@ impl ModelSource<'_> {
         let found = object_of_model(self.dir, "config.json")?;
         let mut object = found.map_or_else(|| read_json(&self.dir.join("config.json")), Ok)?;
         // Old repositories of GPTQ have it in a file of its own.
-        if !object.contains_key(QUANTISATION)
+        if object.get(QUANTISATION).is_none_or(Value::is_null)
             && let Some(mut table) = object_of_model(self.dir, "quantize_config.json")?
         {
             table.entry("quant_method").or_insert_with(|| json!("gptq"));

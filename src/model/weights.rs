@@ -176,7 +176,7 @@ impl Weights {
             (None, Some(to)) => {
                 let stored = if let WeightSource::Files(files) = &self.source { files.raw(name)? } else { None };
                 // Nothing of the plain one stays.
-                let weight_oi = stored.map_or_else(|| self.load_to(name, Home::Host, self.kind), Ok)?;
+                let weight_oi = stored.map_or_else(|| self.load_to(name, Home::Host, Kind::Float), Ok)?;
                 quantised(name, &weight_oi.to_device(Device::Cpu), to, self.kind)?
             }
         };

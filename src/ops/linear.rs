@@ -214,16 +214,27 @@ pub fn linear(x_bni: &Tensor, weight: &Weight, bias_o: Option<&Tensor>, low_rank
 ///
 /// # Shapes
 /// `weight (out, in)`; result `(out)`.
-pub fn row_norms(weight_oi: &Tensor, LowRank { a_ri, b_or, scale, .. }: LowRank<'_>) -> Tensor {
-    let sums = |x: Tensor| x.sum_dim_intlist(&[1i64][..], false, a_ri.kind());
-    no_grad(|| {
-        let (weight_oi, a_ri, b_or) = (weight_oi.detach(), a_ri.detach(), b_or.detach());
-        // |w + sb|² = |w|² + 2s·wb + s²|b|², with b a row of B A.
-        let squares_o = weight_oi.norm_scalaropt_dim_dtype(2, &[1i64][..], false, a_ri.kind()).square();
-        let shared_or = weight_oi.matmul(&a_ri.transpose(0, 1).to_kind(weight_oi.kind())).to_kind(a_ri.kind());
-        let added_or = b_or.matmul(&a_ri.matmul(&a_ri.transpose(0, 1)));
-        (squares_o + sums((shared_or * (2.0 * scale) + added_or * (scale * scale)) * b_or)).sqrt()
+pub fn row_norms(weight: &Weight, low_rank: LowRank<'_>) -> Tensor {
+    no_grad(|| match weight {
+        Weight::Plain(weight_oi) => row_norms_of(weight_oi, low_rank),
+        Weight::Packed(packed) => {
+            let of_tile = |rows: Range<i64>| {
+                let b_or = low_rank.b_or.narrow(0, rows.start, rows.end - rows.start);
+                row_norms_of(&packed.rows(&rows), LowRank { b_or: &b_or, ..low_rank })
+            };
+            Tensor::cat(&packed.tiles().map(of_tile).collect::<Vec<_>>(), 0)
+        }
     })
+}
+
+fn row_norms_of(weight_oi: &Tensor, LowRank { a_ri, b_or, scale, .. }: LowRank<'_>) -> Tensor {
+    let sums = |x: Tensor| x.sum_dim_intlist(&[1i64][..], false, a_ri.kind());
+    let (weight_oi, a_ri, b_or) = (weight_oi.detach(), a_ri.detach(), b_or.detach());
+    // |w + sb|² = |w|² + 2s·wb + s²|b|², with b a row of B A.
+    let squares_o = weight_oi.norm_scalaropt_dim_dtype(2, &[1i64][..], false, a_ri.kind()).square();
+    let shared_or = weight_oi.matmul(&a_ri.transpose(0, 1).to_kind(weight_oi.kind())).to_kind(a_ri.kind());
+    let added_or = b_or.matmul(&a_ri.matmul(&a_ri.transpose(0, 1)));
+    (squares_o + sums((shared_or * (2.0 * scale) + added_or * (scale * scale)) * b_or)).sqrt()
 }
 
 struct LinearSaved {
@@ -375,7 +386,7 @@ mod tests {
     #[test]
     fn lengths_of_rows_are_those_of_the_sum() {
         let (weight, a, b) = (leaf(&[7, 12], Kind::Double), leaf(&[3, 12], Kind::Double), leaf(&[7, 3], Kind::Double));
-        let ours = row_norms(&weight, LowRank { a_ri: &a, b_or: &b, scale: 0.7, x_bni: None });
+        let ours = row_norms(&plain(&weight), LowRank { a_ri: &a, b_or: &b, scale: 0.7, x_bni: None });
         let plain = (&weight + b.matmul(&a) * 0.7).norm_scalaropt_dim_dtype(2, &[1i64][..], false, Kind::Double);
         assert!(ours.allclose(&plain, 1e-13, 0.0, false) && !ours.requires_grad());
     }

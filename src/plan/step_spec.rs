@@ -133,7 +133,7 @@ impl<'a> StepSpec<'a> {
 
     /// Packed weights, where they stay so.
     fn packed(&self) -> Option<&PackedSizes> {
-        Some(&self.config.packed).filter(|packed| (self.is_on_cpu() || !packed.is_for_cpu) && !self.trains_weights())
+        Some(&self.config.packed).filter(|packed| (self.is_on_cpu() || !packed.is_unpacked_on_gpu) && !self.trains_weights())
     }
 
     fn is_on_cpu(&self) -> bool {

@@ -39,8 +39,8 @@ table! {
         #[word("bf16", "bfloat16", "bf16-true")]
         #[word("f64", "float64", "fp64", "64-true", "64")]
         pub dtype: Dtype = Dtype::F32,
-        /// Packs the frozen matrices of the layers' linears while they are loaded: as bitsandbytes does it, `nf4` and `fp4` in blocks of 64
-        /// numbers, `nf4-double` with their scales in 8 bits (QLoRA), `int8` by rows; or `mxfp4` in blocks of 32 (OCP MX).
+        /// Packs frozen matrices of layers as they are loaded: as bitsandbytes does it, `nf4` and `fp4` in blocks of 64 numbers, `nf4-double` with
+        /// scales in 8 bits (`QLoRA`), `int8` by rows; or `mxfp4` in blocks of 32 (OCP MX).
         pub quantize: Option<Quantize> = None,
         /// A GPU may round the factors of f32 products to 10 bits of mantissa.
         #[also("model.tf32", "train.tf32", "train.allow_tf32", "allow_tf32", "tf32")]
@@ -154,9 +154,8 @@ table! {
         #[also("lora.lora_dropout", "model.lora_dropout", "lora_dropout")]
         #[rule(PART)]
         pub dropout: f64 = 0.0,
-        /// Modules that get an adapter: every linear module of the decoder layers, `["q_proj", "v_proj", …]`, or as in PEFT a regular
-        /// expression that matches whole names, as `'.*\.(0|2)\.mlp\.(gate|up)_proj'`. `embed_tokens` and `lm_head` get one where they
-        /// are named.
+        /// Modules that get an adapter: all linear modules of the decoder layers, `["q_proj", "v_proj", …]`, or as in PEFT a regular expression
+        /// that matches whole names, as `'.*\.(0|2)\.mlp\.(gate|up)_proj'`. `embed_tokens` and `lm_head` get one where they are named.
         #[also(
             "lora.target", "lora.targets", "lora.lora_target", "lora.lora_target_modules", "lora_target", "lora_target_modules",
             "target_modules",

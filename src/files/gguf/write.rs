@@ -24,11 +24,15 @@ impl GgufHead {
     }
 }
 
-/// Keys that are not those of the other file: of how many parts it consists, what it is packed as, and its template where there is a new one.
+/// Keys that are not those of the other file: of how many parts it consists, what it is packed as and by which figures, and its template where
+/// there is a new one.
 fn is_own(key: &str, has_template: bool) -> bool {
-    key.starts_with("split.") || key == FILE_TYPE || (key == TEMPLATE && has_template)
+    let is_of_packing = key.starts_with("split.") || key.starts_with("quantize.") || key == FILE_TYPE || key == PACKING_VERSION;
+    is_of_packing || (key == TEMPLATE && has_template)
 }
 
+/// The version of ggml's blocks.
+const PACKING_VERSION: &str = "general.quantization_version";
 const FILE_TYPE: &str = "general.file_type";
 const TEMPLATE: &str = "tokenizer.chat_template";
 const U32: u32 = 4;
@@ -73,9 +77,11 @@ impl GgufFile {
         let mut keys = Reader { path: self.path(), bytes: first, at: 0 }.key_ranges()?;
         keys.retain(|(key, _)| !is_own(key, template.is_some()));
         let mut header = [&MAGIC[..], &3u32.to_le_bytes(), &(heads.len() as u64).to_le_bytes()].concat();
-        header.extend((keys.len() as u64 + 1 + u64::from(template.is_some())).to_le_bytes());
+        header.extend((keys.len() as u64 + 2 + u64::from(template.is_some())).to_le_bytes());
         header.extend(keys.into_iter().flat_map(|(_, range)| &first[range]));
-        header.extend([text(FILE_TYPE), U32.to_le_bytes().into(), file_type.to_le_bytes().into()].concat());
+        for (key, number) in [(FILE_TYPE, file_type), (PACKING_VERSION, 2)] {
+            header.extend([text(key), U32.to_le_bytes().into(), number.to_le_bytes().into()].concat());
+        }
         if let Some(template) = template {
             header.extend([text(TEMPLATE), TEXT.to_le_bytes().into(), text(template)].concat());
         }

@@ -43,7 +43,7 @@ pub(in crate::model) struct Ints {
 /// What a group of compressed-tensors says of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::model) enum Compressed {
-    /// `pack-quantized`: of how many bits, by groups or rows.
+    /// `pack-quantized`: of how many bits, by groups or rows, or as a whole.
     Packed { ints: Ints, is_symmetric: bool },
     /// `float-quantized`, by blocks of this size, or by rows or as a whole.
     Float { block: Option<[usize; 2]> },
@@ -51,8 +51,11 @@ pub(in crate::model) enum Compressed {
     Int { is_symmetric: bool },
 }
 
-/// Methods that are known and not read.
-const UNREAD: &str = "`bitsandbytes`, `mxfp4`, `fp8`, `gptq`, `awq` or `compressed-tensors`";
+/// No matrix has more rows or columns.
+const MAX_SIZE: u64 = i32::MAX as u64;
+
+/// Methods that are read.
+const METHODS: &str = "`bitsandbytes`, `mxfp4`, `fp8`, `gptq`, `awq` or `compressed-tensors`";
 
 impl Quantisation {
     /// Reads it in a whole `config.json`; `None` where nothing is packed.
@@ -83,7 +86,7 @@ impl Quantisation {
                 Ok(Some(Self::Awq { ints: table.ints("bits", &[4])? }))
             }
             Some("compressed-tensors") => Ok(Some(Self::Compressed { weights: compressed(&table)? })),
-            _ => Err(table.wrong("quant_method", UNREAD)),
+            _ => Err(table.wrong("quant_method", METHODS)),
         }
     }
 }
@@ -107,8 +110,9 @@ impl QuantisationTable<'_> {
 
     fn block(&self, key: &str) -> Result<Option<[usize; 2]>, Fault> {
         let Some(value) = self.0.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
-        let sizes: Option<Vec<usize>> =
-            value.as_array().map(|all| all.iter().filter_map(Value::as_u64).map(|size| size as usize).collect());
+        let sizes: Option<Vec<usize>> = value
+            .as_array()
+            .map(|all| all.iter().filter_map(Value::as_u64).filter(|&size| size <= MAX_SIZE).map(|size| size as usize).collect());
         match sizes.as_deref() {
             Some(&[rows, columns]) if rows > 0 && columns > 0 => Ok(Some([rows, columns])),
             _ => Err(self.wrong(key, "two sizes")),
@@ -122,7 +126,9 @@ impl QuantisationTable<'_> {
         let group_size = match self.0.get("group_size") {
             None | Some(Value::Null) => None,
             Some(size) if size.as_i64() == Some(-1) => None,
-            Some(size) if size.as_u64().is_some_and(|size| size > 0) => size.as_u64().map(|size| size as usize),
+            Some(size) if size.as_u64().is_some_and(|size| (1..=MAX_SIZE).contains(&size)) => {
+                size.as_u64().map(|size| size as usize)
+            }
             Some(_) => return Err(self.wrong("group_size", "a whole number, or -1")),
         };
         Ok(Ints { bits, group_size })

@@ -116,7 +116,7 @@ fn by_operations(of: &Codes<'_>, kind: Kind) -> Tensor {
         Tensor::shallow_clone,
     );
     let spread = |x: &Tensor| x.index_select(0, &of_row).index_select(1, &of_column);
-    let value = of.zeros.map_or_else(|| value.shallow_clone(), |zeros| &value - spread(zeros));
+    let value = if let Some(zeros) = of.zeros { value - spread(zeros) } else { value };
     (value * spread(of.scales)).g_mul_scalar_(f64::from(factor)).to_kind(kind)
 }
 

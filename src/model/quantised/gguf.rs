@@ -23,7 +23,7 @@ pub(super) const OF_CONFIG: [&str; 3] = ["rope_freqs.weight", "rope_factors_long
 #[derive(Debug)]
 pub(in crate::model) struct GgufWeights {
     pub(super) file: GgufFile,
-    config: ModelConfig,
+    pub(super) config: ModelConfig,
 }
 
 /// Where a tensor of a checkpoint lies in the file.
@@ -111,7 +111,7 @@ impl GgufWeights {
 
     /// What of the model's matrices is packed, and stays so.
     pub(in crate::model) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
-        let mut sizes = PackedSizes { is_for_cpu: true, ..PackedSizes::default() };
+        let mut sizes = PackedSizes { is_unpacked_on_gpu: true, ..PackedSizes::default() };
         for entry in entries.iter().filter(|entry| entry.shape.len() > 1) {
             let stored = self.stored(&entry.name);
             let view = stored.as_ref().and_then(|stored| self.file.get(stored.names().first()?));

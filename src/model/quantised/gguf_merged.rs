@@ -7,11 +7,12 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::gguf::{GgufWeights, OF_CONFIG, Stored};
 use crate::files::{GgufDtype, GgufHead};
+use crate::model::names::OUTPUT;
 use crate::units::{Fault, quoted};
 
 impl GgufWeights {
-    /// Writes a file with the keys of this one. Its matrices are in `dtype`, but for those that were in f32 and stay so; what no blocks fit is in
-    /// F16. `merged` makes the tensors `names` of a checkpoint, in f32.
+    /// Writes a file with the keys of this one. Its matrices are in `dtype`, those that no blocks fit in F16, and routers, biases and vectors in
+    /// F32. `merged` makes the tensors `names` of a checkpoint, in f32.
     ///
     /// # Errors
     /// A number is none, or has no place in its type; what `merged` says; the disk.
@@ -32,12 +33,18 @@ impl GgufWeights {
                 sources.entry(to).or_default().push(StoredSource { name, stored, part });
             }
         }
+        let has_new_output = names.iter().any(|name| name == OUTPUT) && self.file.get("output.weight").is_none();
+        if has_new_output && self.config.model_type.starts_with("gemma") {
+            let message = "the output projection was trained, and llama.cpp knows none of its own for this family".to_owned();
+            return Err(Fault::usage(message, "export without `--quantize`"));
+        }
         // A model without an output projection of its own has the embedding's form.
         let embedding = &stored[0].1.names()[0];
         let head = |name: &&str| {
             let view = self.view(if self.file.get(name).is_some() { name } else { embedding })?;
+            let is_wide = view.shape.len() < 2 || WIDE.iter().any(|part| name.contains(part));
             let packed = if view.shape.last().is_some_and(|width| width % dtype.block == 0) { dtype } else { GgufDtype::F16 };
-            let dtype = if view.dtype == GgufDtype::F32 { view.dtype } else { packed };
+            let dtype = if is_wide { GgufDtype::F32 } else { packed };
             Ok(GgufHead { name: (*name).to_owned(), dtype, shape: view.shape.to_vec() })
         };
         let kept = OF_CONFIG.iter().filter_map(|name| {
@@ -50,14 +57,21 @@ impl GgufWeights {
             let parts =
                 sources.iter().map(|source| Ok(source.as_in_file(&merged(source.name)?))).collect::<Result<Vec<_>, Fault>>()?;
             let whole = if parts.len() == 1 { parts[0].shallow_clone() } else { Tensor::stack(&parts, 0) };
-            encoded(&whole, head.dtype).ok_or_else(|| {
+            let parts = whole.reshape([-1]).split(AT_ONCE, 0);
+            let bytes = parts.iter().map(|part| encoded(part, head.dtype)).collect::<Option<Vec<_>>>();
+            bytes.map(|bytes| bytes.concat()).ok_or_else(|| {
                 let (name, kind) = (quoted(&head.name), head.dtype.name);
                 let message = format!("`{name}` has a number that is infinite, not a number, or too large for {kind}");
-                Fault::data(message, "look at the training's loss and gradients, or export without `--quantize`")
+                Fault::data(message, "take `--quantize q8_0`, which holds larger ones, or export without it; numbers that are none are the training's")
             })
         })
     }
 }
+
+/// Parts of names of what llama.cpp has in f32, whatever a file is packed as.
+const WIDE: [&str; 2] = ["ffn_gate_inp", ".bias"];
+/// Numbers that are packed at a time: what is made of them on the way takes several times as much.
+const AT_ONCE: i64 = 1 << 20;
 
 /// What of a checkpoint makes a tensor of the file, or a part of one.
 struct StoredSource<'a> {

@@ -85,7 +85,9 @@ fn finite(source: &dyn PackedParts, name: &str) -> Result<Tensor, Fault> {
         return Ok(tensor);
     }
     let at = is_bad.to_kind(Kind::Int).argmax(None, false).int64_value(&[]);
-    Err(source.wrong(name, &format!("number {at} is infinite or not a number")))
+    let is_byte = tensor.kind() == Kind::Uint8;
+    let reason = if is_byte { "is 255, which is no number (NaN)" } else { "is infinite or not a number" };
+    Err(source.wrong(name, &format!("number {at} {reason}")))
 }
 
 pub(super) fn e2m1() -> Vec<f32> {
@@ -153,15 +155,12 @@ impl Quantisation {
     /// The matrices of all experts, each `(out, in)`.
     pub(in crate::model) fn load_experts(source: &dyn PackedParts, path: &str, kind: Kind) -> Result<Vec<PackedWeight>, Fault> {
         let (codes, scales) = (format!("{path}_blocks"), format!("{path}_scales"));
-        let (codes, exponents) = (required(source, &codes)?, (scales.clone(), required(source, &scales)?));
-        if exponents.1.eq(255).any().int64_value(&[]) != 0 {
-            return Err(source.wrong(&exponents.0, "a scale is 255, which is no number (NaN)"));
-        }
+        let (codes, exponents) = (required(source, &codes)?, finite(source, &scales)?);
         let form = CodedRows { scales: StoredScales::Powers, ..coded_rows(codes.size()[2] * 32, [1, 32]) };
         let (form, table): (Arc<dyn PackedForm>, _) = (Arc::new(form), Tensor::from_slice(&e2m1()));
         let size = codes.size();
         let of = |expert: i64| {
-            let parts = vec![codes.get(expert).view([size[1], -1]), table.shallow_clone(), exponents.1.get(expert)];
+            let parts = vec![codes.get(expert).view([size[1], -1]), table.shallow_clone(), exponents.get(expert)];
             PackedWeight { parts, size: [size[1], size[2] * 32], kind, form: Arc::clone(&form) }
         };
         Ok((0..size[0]).map(of).collect())
@@ -225,13 +224,15 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<P
     let blocks = (size[0] * size[1] + state.blocksize - 1) / state.blocksize;
     let absmax_name = part(".absmax");
     let absmax = required(source, &absmax_name)?;
-    let absmax = if absmax.kind() == Kind::Uint8 { absmax } else { finite(source, &absmax_name)? };
+    let is_nested = absmax.kind() == Kind::Uint8;
+    let absmax = if is_nested { absmax } else { finite(source, &absmax_name)? };
     if absmax.size() != [blocks] {
         return Err(source.wrong(&absmax_name, &format!("its shape is {:?}, expected [{blocks}]", absmax.size())));
     }
     let codes = required(source, weight)?.reshape([-1]).view_dtype(Kind::Uint8);
     let mut nested = Vec::new();
     let scales = match (state.nested_blocksize, state.nested_offset) {
+        (Some(_), _) if !is_nested => return Err(source.wrong(&absmax_name, "nested scales are expected in U8")),
         (Some(blocksize), Some(offset)) if blocksize > 0 => {
             let (outer, values) = (part(".nested_absmax"), part(".nested_quant_map"));
             nested.extend([finite(source, &outer)?, finite(source, &values)?]);
@@ -244,7 +245,7 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<P
             // A JSON number is one of f64; the library has it in f32.
             StoredScales::Nested { blocksize, offset: f64::from(offset as f32) }
         }
-        _ if absmax.kind() == Kind::Uint8 => return Err(source.wrong(name, "it says nothing of nested scales")),
+        _ if is_nested => return Err(source.wrong(name, "it says nothing of nested scales")),
         _ => StoredScales::Numbers,
     };
     Ok(in_blocks([codes, Tensor::from_slice(&map), absmax], (size[1], state.blocksize), scales, nested))
@@ -264,6 +265,9 @@ fn bytes(
     let block = if scale.numel() == 1 { [size[0], size[1]] } else { block };
     let scales = if scale.kind() == Kind::Uint8 { StoredScales::Powers } else { StoredScales::Numbers };
     let form = CodedRows { factor, has_zeros: zero.is_some(), scales, ..coded_rows(size[1], block) };
+    if zero.as_ref().is_some_and(|zero| zero.numel() != scale.numel()) {
+        return Err(source.wrong(weight, "it has other numbers of scales and of zeros"));
+    }
     let zero = zero.map(|zero| zero.view_as(&scale));
     Ok(([codes, Tensor::from_slice(table), scale].into_iter().chain(zero).collect(), Arc::new(form)))
 }
@@ -387,9 +391,9 @@ fn compressed(
 mod tests {
     use super::*;
 
-    struct Stored(Vec<(&'static str, Tensor)>);
+    struct StoredParts(Vec<(&'static str, Tensor)>);
 
-    impl PackedParts for Stored {
+    impl PackedParts for StoredParts {
         fn raw(&self, name: &str) -> Result<Option<Tensor>, Fault> {
             Ok(self.0.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor.shallow_clone()))
         }
@@ -404,7 +408,7 @@ mod tests {
     }
 
     fn unpacked(quantisation: &Quantisation, parts: Vec<(&'static str, Tensor)>, size: [i64; 2]) -> Result<Vec<f32>, Fault> {
-        let packed = quantisation.load(&Stored(parts), "m.weight", size, Kind::Float)?;
+        let packed = quantisation.load(&StoredParts(parts), "m.weight", size, Kind::Float)?;
         Ok(Vec::try_from(packed.form.unpack(&packed.parts, &(0..size[0]), Kind::Float).reshape([-1])).unwrap())
     }
 
@@ -435,7 +439,7 @@ mod tests {
         };
         assert_eq!(unpacked(&fp8, parts([126, 130]), [1, 3]).unwrap(), [0.5, 224.0, -8.0]);
         let refused = unpacked(&fp8, parts([126, 255]), [1, 3]).unwrap_err().to_string();
-        assert!(refused.contains("m.weight_scale_inv: number 1 is infinite or not a number"), "{refused}");
+        assert!(refused.contains("m.weight_scale_inv: number 1 is 255, which is no number"), "{refused}");
     }
 
     #[test]

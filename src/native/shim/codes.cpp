@@ -96,7 +96,8 @@ struct Codes {
 #undef CASE
     int64_t width = layout->width, rows = codes.size(0);
     int64_t last_group = columns.defined() ? scales.size(1) - 1 : (width - 1) / layout->block_columns;
-    bool fits = each > 0 && codes.dim() == 2 && codes.size(1) * each >= width && scales.dim() == 2 && last_group < scales.size(1) &&
+    bool is_layout = width > 0 && layout->block_rows > 0 && layout->block_columns > 0 && layout->first_row >= 0 && codes.is_cpu() && scales.is_cpu();
+    bool fits = is_layout && each > 0 && codes.dim() == 2 && codes.size(1) * each >= width && scales.dim() == 2 && last_group < scales.size(1) &&
                 (rows == 0 || (layout->first_row + rows - 1) / layout->block_rows < scales.size(0)) &&
                 (!zeros.defined() || zeros.sizes() == scales.sizes()) && (!columns.defined() || columns.numel() == width);
     TORCH_CHECK(fits, "codes of size ", codes.sizes(), " and scales of size ", scales.sizes(), " make no rows of ", width);
