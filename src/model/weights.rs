@@ -177,7 +177,11 @@ impl Weights {
                 let stored = if let WeightSource::Files(files) = &self.source { files.raw(name)? } else { None };
                 // Nothing of the plain one stays.
                 let weight_oi = stored.map_or_else(|| self.load_to(name, Home::Host, Kind::Float), Ok)?;
-                quantised(name, &weight_oi.to_device(Device::Cpu), to, self.kind)?
+                let packed = quantised(name, &weight_oi.to_device(Device::Cpu), to, self.kind)?;
+                if let WeightSource::Files(files) = &self.source {
+                    files.release(name);
+                }
+                packed
             }
         };
         Ok(Weight::Packed(packed.to_device(self.placement.home_of(name))))
@@ -297,6 +301,13 @@ impl Files {
             found.insert(name, (view.dtype, view.shape));
         }
         Ok(found)
+    }
+
+    /// Lets go of the memory into which a tensor was read.
+    fn release(&self, name: &str) {
+        if let Some((file, stored)) = self.places.get(name) {
+            self.opened[*file].release(stored);
+        }
     }
 
     fn load(&self, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, Fault> {
