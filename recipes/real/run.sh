@@ -1,0 +1,72 @@
+#!/bin/sh
+# Does training with a policy in the loop find facts in real prose that the policy otherwise loses? A LoRA adapter is trained on the real model with
+# the full cache, and others with each policy in the loop, by the same samples and steps; all of them, and the base, write answers through each cache.
+# Prints a line for each, tab-separated: seed, how it was trained, cache of the answers, slots, questions, right answers.
+#
+#   sh recipes/real/fetch.sh && cargo build --release
+#   JOBS=2 SEEDS="1 2 3" sh recipes/real/run.sh > lines.tsv
+#
+# A job takes one thread and up to 8 GiB: some 16 minutes to train, and 2 for each of its lines of 48 questions.
+# Everything is written to data/real, and what is there already is not made again: an interrupted run goes on where it was.
+set -eu
+here=$(cd "$(dirname -- "$0")" && pwd)
+work=${DATA:-$here/../../data/real}
+kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet"
+seeds=${SEEDS:-1 2 3}
+caches=${CACHES:-keydiff:384}
+steps=${STEPS:-16}
+questions=${QUESTIONS:-48}
+
+# Trains an adapter: `train RUN POLICY SLOTS SEED`.
+train() {
+    [ -d "$1/final" ] && return
+    rm -rf "$1"
+    $kvtune finetune-lora --recipe "$here/needles.toml" --out "$1" --device cpu --set data.train="$work/train-$4.jsonl" \
+        --set data.validation="$work/judged.jsonl" --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --set train.seed="$4" \
+        --set train.max_steps="$steps" --set kv_cache.policy="\"$2\"" --set kv_cache.cache_length="$3" >"$1.log" 2>&1
+}
+
+# Writes the line of a model: `score SEED TRAINED MODEL POLICY SLOTS`.
+score() {
+    line=$work/lines/$1-$2-$4-$5
+    [ -f "$line" ] && return
+    $kvtune evaluate "$3" --recipe "$here/needles.toml" --device cpu --set data.train="$work/judged.jsonl" \
+        --set data.validation="$work/judged.jsonl" --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" \
+        --set kv_cache.policy="\"$4\"" --set kv_cache.cache_length="$5" --answers "$line.jsonl" --metrics exact_match --max-new-tokens 8 \
+        >"$line.log" 2>&1
+    # The number that was asked for, whatever stands around it.
+    right=$(sed -n 's/.*"prediction":"\([^"]*\)","references":\["\([0-9]*\)"\].*/\1 \2/p' "$line.jsonl" | awk 'index($0, $NF) < length($0) - 3' | wc -l)
+    printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$4" "$5" "$(wc -l <"$line.jsonl")" "$right" >"$line.part"
+    mv "$line.part" "$line"
+}
+
+# One job of the grid, `job SEED TRAINED`.
+if [ "${1-}" = job ]; then
+    run=$work/runs/$2-$3
+    case $3 in
+    base) run=$work/SmolLM2-135M-Instruct.Q4_1.gguf ;;
+    full) train "$run" dense 2048 "$2" ;;
+    *) train "$run" "${3%:*}" "${3#*:}" "$2" ;;
+    esac
+    score "$2" "$3" "$run" dense 2048
+    for cache in $caches; do
+        case $3 in
+        base | full | "$cache") score "$2" "$3" "$run" "${cache%:*}" "${cache#*:}" ;;
+        esac
+    done
+    exit
+fi
+
+mkdir -p "$work/runs" "$work/lines"
+needles() { python3 "$here/needles.py" --prose "$work/prose" "$@"; }
+[ -f "$work/judged.jsonl" ] || needles --sections I,J --rows "$questions" --seed 1000 >"$work/judged.jsonl"
+for seed in $seeds; do
+    [ -f "$work/train-$seed.jsonl" ] || needles --sections A,B,C,D,E,F,G,H --rows 256 --seed "$seed" >"$work/train-$seed.jsonl"
+done
+{
+    for seed in $seeds; do
+        for trained in $caches full; do echo "job $seed $trained"; done
+    done
+    echo "job - base"
+} | xargs -P "${JOBS:-1}" -L 1 sh "$here/run.sh"
+cat "$work"/lines/*-*[0-9]
