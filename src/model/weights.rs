@@ -304,7 +304,7 @@ impl Files {
     }
 
     /// Lets go of the memory into which a tensor was read.
-    fn release(&self, name: &str) {
+    pub(super) fn release(&self, name: &str) {
         if let Some((file, stored)) = self.places.get(name) {
             self.opened[*file].release(stored);
         }

@@ -58,16 +58,16 @@ pub fn packed_product(x: &Tensor, packed: &Tensor, id: u32) -> Tensor {
     product
 }
 
-/// Rows of codes of 1, 2, 4 or 8 bits: a number is `(table[code] − zero) · scale · factor`, each operation rounded to f32.
+/// Rows of codes of 1, 2, 3, 4 or 8 bits: a number is `(table[code] − zero) · scale · factor`, each operation rounded to f32.
 #[derive(Debug)]
 pub struct Codes<'a> {
     /// `(rows, bytes)`, u8.
     pub codes: &'a Tensor,
-    /// The value of each code, f32: 2, 4, 16 or 256 of them.
+    /// The value of each code, f32: 2, 4, 8, 16 or 256 of them.
     pub table: &'a Tensor,
     /// `(R, C)`, f32, those of a block of rows and columns each.
     pub scales: &'a Tensor,
-    /// `(R, C)`, u8.
+    /// `(R, C)` of 8 bits, or as bytes of two 4-bit ones each, u8.
     pub zeros: Option<&'a Tensor>,
     /// In which of the C groups each column is, `(width)`, int64, where they do not follow one another.
     pub columns: Option<&'a Tensor>,
@@ -84,6 +84,8 @@ pub struct CodesLayout {
     pub block_columns: i64,
     /// The place of the first row in its block.
     pub first_row: i64,
+    /// Bits of a zero, 4 or 8.
+    pub zero_bits: i64,
     pub factor: f32,
     /// Whether the first of a byte's codes is in its upper bits.
     pub is_upper_first: bool,

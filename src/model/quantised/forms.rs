@@ -8,9 +8,9 @@ use tch::{Device, Kind, Tensor};
 use crate::native::{Codes, CodesLayout};
 use crate::ops::linear::PackedForm;
 
-/// Codes of 1, 2, 4 or 8 bits that stand for the values of a table: `(value − zero) · scale · factor`.
+/// Codes of 1, 2, 3, 4 or 8 bits that stand for the values of a table: `(value − zero) · scale · factor`.
 ///
-/// Parts: codes `(out, bytes)`, u8; the table, f32; scales `(R, C)`; then zeros `(R, C)`, u8, and the groups of columns `(in)`, int64, as far
+/// Parts: codes `(out, bytes)`, u8; the table, f32; scales `(R, C)`; then zeros `(R, C)`, in bytes of 1 or 2, and the groups of columns `(in)`, int64, as far
 /// as there are some; of nested scales their own scales, and the 256 values of their codes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CodedRows {
@@ -19,7 +19,8 @@ pub(super) struct CodedRows {
     pub(super) block: [i64; 2],
     pub(super) is_upper_first: bool,
     pub(super) factor: f32,
-    pub(super) has_zeros: bool,
+    /// Bits of a zero, 4 or 8, where there are some.
+    pub(super) zero_bits: Option<i64>,
     pub(super) scales: StoredScales,
 }
 
@@ -63,7 +64,15 @@ impl CodedRows {
     fn layout(&self) -> CodesLayout {
         let [block_rows, block_columns] = self.block;
         let CodedRows { width, factor, is_upper_first, .. } = *self;
-        CodesLayout { width, block_rows, block_columns, first_row: 0, factor, is_upper_first }
+        CodesLayout {
+            width,
+            block_rows,
+            block_columns,
+            first_row: 0,
+            zero_bits: self.zero_bits.unwrap_or(8),
+            factor,
+            is_upper_first,
+        }
     }
 
     /// The scales of a range of their rows, f32.
@@ -87,7 +96,7 @@ impl CodedRows {
         let of_scales = rows.start / self.block[0]..(rows.end + self.block[0] - 1) / self.block[0];
         let (codes, scales) = (rows_of(&parts[0], rows), self.scales(parts, &of_scales));
         let rest = if matches!(self.scales, StoredScales::Nested { .. }) { &[] } else { &parts[3..] };
-        let (zeros, columns) = rest.split_at(usize::from(self.has_zeros));
+        let (zeros, columns) = rest.split_at(usize::from(self.zero_bits.is_some()));
         let zeros = zeros.first().map(|zeros| rows_of(zeros, &of_scales));
         let layout = CodesLayout { first_row: rows.start % self.block[0], ..self.layout() };
         let columns = columns.first();
@@ -95,19 +104,35 @@ impl CodedRows {
     }
 }
 
-/// As [`Codes::unpack`], by libtorch's operations, wherever the tensors are.
-fn by_operations(of: &Codes<'_>, kind: Kind) -> Tensor {
-    let CodesLayout { width, block_rows, block_columns, first_row, factor, is_upper_first } = of.layout;
-    let (rows, device) = (of.codes.size()[0], of.codes.device());
-    let bits = i64::from(of.table.numel().ilog2());
-    let place = |at: i64| if is_upper_first { 8 - bits - at * bits } else { at * bits };
-    let shifted = |at: i64| -> Tensor {
-        let shifted: Tensor = of.codes.bitwise_right_shift_tensor_scalar(place(at));
+/// Codes of some bits that lie in bytes, those of 3 bits in eights.
+///
+/// # Shapes
+/// `(rows, bytes)`, u8; `(rows, codes)` out, with those that fill the last byte.
+fn codes_in(bytes: &Tensor, bits: i64, is_upper_first: bool) -> Tensor {
+    let rows = bytes.size()[0];
+    let (words, each) = match bits {
+        8 => return bytes.shallow_clone(),
+        3 => {
+            let parts = bytes.view([rows, -1, 3]).to_kind(Kind::Int);
+            let part = |at: i64| -> Tensor { parts.select(2, at).bitwise_left_shift_tensor_scalar(8 * at) };
+            (part(0) + part(1) + part(2), 8)
+        }
+        _ => (bytes.shallow_clone(), 8 / bits),
+    };
+    let code = |at: i64| -> Tensor {
+        let place = if is_upper_first { each - 1 - at } else { at };
+        let shifted: Tensor = words.bitwise_right_shift_tensor_scalar(place * bits);
         shifted.bitwise_and((1 << bits) - 1)
     };
+    Tensor::stack(&(0..each).map(code).collect::<Vec<_>>(), 2).view([rows, -1])
+}
+
+/// As [`Codes::unpack`], by libtorch's operations, wherever the tensors are.
+fn by_operations(of: &Codes<'_>, kind: Kind) -> Tensor {
+    let CodesLayout { width, block_rows, block_columns, first_row, zero_bits, factor, is_upper_first } = of.layout;
+    let (rows, device) = (of.codes.size()[0], of.codes.device());
     let value = {
-        let code =
-            if bits == 8 { of.codes.shallow_clone() } else { Tensor::stack(&(0..8 / bits).map(shifted).collect::<Vec<_>>(), 2) };
+        let code = codes_in(of.codes, i64::from(of.table.numel().ilog2()), is_upper_first);
         of.table.index_select(0, &code.reshape([-1]).to_kind(Kind::Int)).view([rows, -1]).narrow(1, 0, width)
     };
     let of_row = Tensor::arange_start(first_row, first_row + rows, (Kind::Int64, device)).divide_scalar_mode(block_rows, "floor");
@@ -116,7 +141,7 @@ fn by_operations(of: &Codes<'_>, kind: Kind) -> Tensor {
         Tensor::shallow_clone,
     );
     let spread = |x: &Tensor| x.index_select(0, &of_row).index_select(1, &of_column);
-    let value = if let Some(zeros) = of.zeros { value - spread(zeros) } else { value };
+    let value = if let Some(zeros) = of.zeros { value - spread(&codes_in(zeros, zero_bits, false)) } else { value };
     (value * spread(of.scales)).g_mul_scalar_(f64::from(factor)).to_kind(kind)
 }
 
@@ -171,16 +196,25 @@ pub(super) fn unpacked_words(words: &Tensor, bits: i64, count: i64) -> Tensor {
     flat.narrow(outer.len() as i64, 0, count).to_kind(Kind::Uint8)
 }
 
-/// Values of some bits a byte's part each, the first in the lowest.
+/// Values of some bits a byte's part each, the first in the lowest; eight of 3 bits in three bytes.
 ///
 /// # Shapes
 /// `(rows, count)`, u8 in; `(rows, bytes)`, u8 out.
 pub(super) fn packed_in_bytes(values: &Tensor, bits: i64) -> Tensor {
-    let each = 8 / bits;
     let size = values.size();
+    let each = if bits == 3 { 8 } else { 8 / bits };
     let padded = values.constant_pad_nd([0, (each - size[1] % each) % each]).view([size[0], -1, each]);
+    let padded = if bits == 3 { padded.to_kind(Kind::Int) } else { padded };
     let shifted = |place: i64| -> Tensor { padded.select(2, place).bitwise_left_shift_tensor_scalar(place * bits) };
-    (0..each).map(shifted).reduce(|all, part| all.bitwise_or_tensor(&part)).unwrap_or_default().contiguous()
+    let words = (0..each).map(shifted).reduce(|all, part| all.bitwise_or_tensor(&part)).unwrap_or_default();
+    if bits != 3 {
+        return words.contiguous();
+    }
+    let byte = |at: i64| -> Tensor {
+        let shifted: Tensor = words.bitwise_right_shift_tensor_scalar(8 * at);
+        shifted.bitwise_and(255).to_kind(Kind::Uint8)
+    };
+    Tensor::stack(&[byte(0), byte(1), byte(2)], 2).view([size[0], -1])
 }
 
 #[cfg(test)]
@@ -191,11 +225,11 @@ mod tests {
     #[test]
     fn the_kernel_and_the_operations_make_the_same_numbers() {
         let (width, rows) = (45, 12);
-        for bits in [1, 2, 4, 8] {
-            for (block, has_zeros, has_columns) in
-                [([1, 7], false, false), ([5, 45], false, false), ([1, 16], true, false), ([1, 9], true, true)]
+        for bits in [1, 2, 3, 4, 8] {
+            for (block, zero_bits, has_columns) in
+                [([1, 7], None, false), ([5, 45], None, false), ([1, 16], Some(8), false), ([1, 9], Some(4), true)]
             {
-                let bytes = (width * bits + 7) / 8;
+                let bytes = if bits == 3 { (width + 7) / 8 * 3 } else { (width * bits + 7) / 8 };
                 let of_scales = [(rows + block[0] - 1) / block[0], (width + block[1] - 1) / block[1]];
                 let counted = |size: &[i64]| Tensor::arange(size.iter().product::<i64>(), (Kind::Int64, Device::Cpu)) * 7;
                 let counted = |size: &[i64]| counted(size).remainder(251).to_kind(Kind::Uint8).view(size);
@@ -204,11 +238,11 @@ mod tests {
                     Tensor::randn([1 << bits], tch::kind::FLOAT_CPU),
                     Tensor::randn(of_scales, tch::kind::FLOAT_CPU),
                 ];
-                parts.extend(has_zeros.then(|| counted(&of_scales)));
+                parts.extend(zero_bits.map(|bits| counted(&[of_scales[0], (of_scales[1] * bits + 7) / 8])));
                 parts.extend(has_columns.then(|| Tensor::arange(width, (Kind::Int64, Device::Cpu)).remainder(of_scales[1])));
-                for is_upper_first in [false, true] {
+                for is_upper_first in [false, true].into_iter().filter(|is_upper_first| bits != 3 || !is_upper_first) {
                     let scales = StoredScales::Numbers;
-                    let form = CodedRows { width, block, is_upper_first, factor: 0.3, has_zeros, scales };
+                    let form = CodedRows { width, block, is_upper_first, factor: 0.3, zero_bits, scales };
                     for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
                         for part in [0..rows, 3..8] {
                             let expected = form.with(&parts, &part, |codes| by_operations(&codes, kind));
@@ -222,6 +256,17 @@ mod tests {
                     assert!(found.allclose(&expected, 0.0, 1e-5 * largest, false), "{bits} bits, {form:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn what_is_packed_in_bytes_is_there_again() {
+        for bits in [1, 2, 3, 4, 8] {
+            let values =
+                (Tensor::arange(3 * 21, (Kind::Int64, Device::Cpu)) * 5).remainder(1 << bits).to_kind(Kind::Uint8).view([3, 21]);
+            let bytes = packed_in_bytes(&values, bits);
+            assert_eq!(bytes.size()[1], if bits == 3 { 9 } else { (21 * bits + 7) / 8 });
+            assert_eq!(codes_in(&bytes, bits, false).narrow(1, 0, 21), values, "{bits}");
         }
     }
 

@@ -171,7 +171,7 @@ type PartsAndForm = (Vec<Tensor>, Arc<dyn PackedForm>);
 
 /// Codes with stored scales and nothing else, the first of a byte in its lower bits.
 pub(super) fn coded_rows(width: i64, block: [i64; 2]) -> CodedRows {
-    CodedRows { width, block, is_upper_first: false, factor: 1.0, has_zeros: false, scales: StoredScales::Numbers }
+    CodedRows { width, block, is_upper_first: false, factor: 1.0, zero_bits: None, scales: StoredScales::Numbers }
 }
 
 /// 4-bit codes in blocks over the flattened matrix (bitsandbytes), the first of two in the upper half of a byte; `rest` are the parts of nested
@@ -264,7 +264,7 @@ fn bytes(
     let scale = if scale.dim() < 2 { scale.reshape([-1, 1]) } else { scale };
     let block = if scale.numel() == 1 { [size[0], size[1]] } else { block };
     let scales = if scale.kind() == Kind::Uint8 { StoredScales::Powers } else { StoredScales::Numbers };
-    let form = CodedRows { factor, has_zeros: zero.is_some(), scales, ..coded_rows(size[1], block) };
+    let form = CodedRows { factor, zero_bits: zero.as_ref().map(|_| 8), scales, ..coded_rows(size[1], block) };
     if zero.as_ref().is_some_and(|zero| zero.numel() != scale.numel()) {
         return Err(source.wrong(weight, "it has other numbers of scales and of zeros"));
     }
@@ -299,17 +299,15 @@ fn whole_bytes(
 /// Codes `(out, in)` with scales, zeros and groups, all by row.
 fn grouped(codes: &Tensor, scale: &Tensor, zero: Option<Tensor>, ints: Ints, groups: Option<Tensor>) -> PartsAndForm {
     let width = codes.size()[1];
-    // Numbers that cross bytes stay in a wider form.
-    let bits = match ints.bits {
-        1 | 2 | 4 => ints.bits as i64,
-        3 => 4,
-        _ => 8,
-    };
+    // Numbers of 5 to 7 bits stay in a byte each.
+    let bits = if ints.bits <= 4 { ints.bits as i64 } else { 8 };
     let group_size = ints.group_size.map_or(width, |size| size as i64);
     // A zero that all share is in the table.
     let shared = if zero.is_some() { 0 } else { 1 << (ints.bits - 1) };
     let table: Vec<f32> = (0..1 << bits).map(|code| (code - shared) as f32).collect();
-    let form = CodedRows { has_zeros: zero.is_some(), ..coded_rows(width, [1, group_size]) };
+    let zero_bits = if bits == 8 { 8 } else { 4 };
+    let zero = zero.map(|zero| packed_in_bytes(&zero, zero_bits));
+    let form = CodedRows { zero_bits: zero.as_ref().map(|_| zero_bits), ..coded_rows(width, [1, group_size]) };
     let parts = [packed_in_bytes(codes, bits), Tensor::from_slice(&table), scale.contiguous()];
     (parts.into_iter().chain(zero).chain(groups).collect(), Arc::new(form))
 }

@@ -49,6 +49,11 @@ impl Quantisation {
         *self == Self::FourBits && name.strip_prefix(weight).is_some_and(|end| end.starts_with(STATE))
     }
 
+    /// Whether codes lie in memory in another order than in the file.
+    pub(in crate::model) fn reorders_codes(&self) -> bool {
+        matches!(self, Self::Gptq { .. } | Self::Awq { .. } | Self::Compressed { weights: Compressed::Packed { .. } })
+    }
+
     /// What the form is called.
     pub(in crate::model) fn name(&self) -> &'static str {
         match self {

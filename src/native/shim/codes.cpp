@@ -1,4 +1,4 @@
-// Frozen weights as codes of 1, 2, 4 or 8 bits that stand for values of a table: (value - zero) * scale * factor, of which each operation
+// Frozen weights as codes of 1, 2, 3, 4 or 8 bits that stand for values of a table: (value - zero) * scale * factor, of which each operation
 // rounds once to f32; this file is compiled without fused products.
 #include "guarded.h"
 #include "tasks.h"
@@ -11,14 +11,15 @@ namespace {
 
 // As `CodesLayout` in Rust.
 struct Layout {
-  int64_t width, block_rows, block_columns, first_row;
+  int64_t width, block_rows, block_columns, first_row, zero_bits;
   float factor;
   bool is_upper_first;
 };
 
-// What the codes of a byte stand for, for each byte.
-template <int EACH> std::vector<float> values_of_bytes(const float* table, bool is_upper_first) {
-  constexpr int BITS = 8 / EACH;
+// What the codes of a byte stand for, for each byte; of 3 bits, which lie across bytes, the table alone.
+template <int BITS> std::vector<float> values_of_bytes(const float* table, bool is_upper_first) {
+  if constexpr (BITS == 3) return std::vector<float>(table, table + 8);
+  constexpr int EACH = 8 / BITS;
   std::vector<float> values(256 * EACH);
   for (int byte = 0; byte < 256; ++byte) {
     for (int at = 0; at < EACH; ++at) {
@@ -37,35 +38,51 @@ struct Row {
   const int64_t* columns;
 };
 
+INLINE float zero_of(const Row& row, const Layout& layout, int64_t group) {
+  if (!row.zeros) return 0.0f;
+  return static_cast<float>(layout.zero_bits == 4 ? row.zeros[group / 2] >> 4 * (group % 2) & 15 : row.zeros[group]);
+}
+
+// Bytes of so many codes: those of 3 bits lie in eights.
+template <int BITS> INLINE int64_t bytes_of(int64_t count) { return BITS == 3 ? (count + 7) / 8 * 3 : (count * BITS + 7) / 8; }
+
 // The numbers of a row from `first` on, which is a multiple of 8.
-template <int EACH> INLINE void unpack_part(const Row& row, const Layout& layout, const float* values, int64_t first, int64_t count, float* to) {
-  const uint8_t* codes = row.codes + first / EACH;
-  for (int64_t at = 0; at < (count + EACH - 1) / EACH; ++at) {
-    std::memcpy(to + at * EACH, values + codes[at] * EACH, EACH * sizeof *to);
+template <int BITS> INLINE void unpack_part(const Row& row, const Layout& layout, const float* values, int64_t first, int64_t count, float* to) {
+  const uint8_t* codes = row.codes + bytes_of<BITS>(first);
+  if constexpr (BITS == 3) {
+    for (int64_t at = 0; at < count; at += 8, codes += 3) {
+      uint32_t eight = codes[0] | codes[1] << 8 | codes[2] << 16;
+      for (int i = 0; i < 8; ++i) to[at + i] = values[eight >> 3 * i & 7];
+    }
+  } else {
+    constexpr int EACH = 8 / BITS;
+    for (int64_t at = 0; at < bytes_of<BITS>(count); ++at) {
+      std::memcpy(to + at * EACH, values + codes[at] * EACH, EACH * sizeof *to);
+    }
   }
   float factor = layout.factor;
   if (row.columns) {
     for (int64_t i = 0; i < count; ++i) {
       int64_t group = row.columns[first + i];
-      float zero = row.zeros ? static_cast<float>(row.zeros[group]) : 0.0f;
-      to[i] = (to[i] - zero) * row.scales[group] * factor;
+      to[i] = (to[i] - zero_of(row, layout, group)) * row.scales[group] * factor;
     }
     return;
   }
   for (int64_t begin = 0; begin < count;) {
     int64_t group = (first + begin) / layout.block_columns, end = std::min((group + 1) * layout.block_columns - first, count);
-    float scale = row.scales[group], zero = row.zeros ? static_cast<float>(row.zeros[group]) : 0.0f;
+    float scale = row.scales[group], zero = zero_of(row, layout, group);
     for (int64_t i = begin; i < end; ++i) to[i] = (to[i] - zero) * scale * factor;
     begin = end;
   }
 }
 
-#define PART(EACH)                                                                                                                          \
-  VARIANTS void unpack_part_##EACH(const Row& row, const Layout& layout, const float* values, int64_t first, int64_t count, float* to) {      \
-    unpack_part<EACH>(row, layout, values, first, count, to);                                                                                \
+#define PART(BITS)                                                                                                                          \
+  VARIANTS void unpack_part_##BITS(const Row& row, const Layout& layout, const float* values, int64_t first, int64_t count, float* to) {      \
+    unpack_part<BITS>(row, layout, values, first, count, to);                                                                                \
   }
 PART(1)
 PART(2)
+PART(3)
 PART(4)
 PART(8)
 #undef PART
@@ -85,30 +102,33 @@ struct Codes {
     if (parts[4]->defined()) columns = parts[4]->contiguous();
     const float* of = table.data_ptr<float>();
     bool is_upper_first = layout->is_upper_first;
-    int64_t each = 0;
-#define CASE(NUMBERS, EACH) case NUMBERS: each = EACH, values = values_of_bytes<EACH>(of, is_upper_first), part = unpack_part_##EACH; break
+    int64_t width = layout->width, rows = codes.size(0), least_bytes = 0;
+#define CASE(NUMBERS, BITS)                                                                                           \
+  case NUMBERS:                                                                                                       \
+    least_bytes = bytes_of<BITS>(width), values = values_of_bytes<BITS>(of, is_upper_first), part = unpack_part_##BITS; \
+    break
     switch (table.numel()) {
-      CASE(256, 1);
-      CASE(16, 2);
-      CASE(4, 4);
-      CASE(2, 8);
+      CASE(256, 8);
+      CASE(16, 4);
+      CASE(8, 3);
+      CASE(4, 2);
+      CASE(2, 1);
     }
 #undef CASE
-    int64_t width = layout->width, rows = codes.size(0);
     int64_t last_group = columns.defined() ? scales.size(1) - 1 : (width - 1) / layout->block_columns;
-    bool is_layout = width > 0 && layout->block_rows > 0 && layout->block_columns > 0 && layout->first_row >= 0 && codes.is_cpu() && scales.is_cpu();
-    bool fits = is_layout && each > 0 && codes.dim() == 2 && codes.size(1) * each >= width && scales.dim() == 2 && last_group < scales.size(1) &&
+    bool is_layout = width > 0 && layout->block_rows > 0 && layout->block_columns > 0 && layout->first_row >= 0 && (layout->zero_bits == 4 || layout->zero_bits == 8) && codes.is_cpu() && scales.is_cpu();
+    bool fits = is_layout && least_bytes > 0 && codes.dim() == 2 && codes.size(1) >= least_bytes && scales.dim() == 2 && last_group < scales.size(1) &&
                 (rows == 0 || (layout->first_row + rows - 1) / layout->block_rows < scales.size(0)) &&
-                (!zeros.defined() || zeros.sizes() == scales.sizes()) && (!columns.defined() || columns.numel() == width);
+                (!zeros.defined() || (zeros.size(0) == scales.size(0) && zeros.size(1) * (8 / layout->zero_bits) >= scales.size(1))) && (!columns.defined() || columns.numel() == width);
     TORCH_CHECK(fits, "codes of size ", codes.sizes(), " and scales of size ", scales.sizes(), " make no rows of ", width);
   }
 
   int64_t rows() const { return codes.size(0); }
 
   Row row(int64_t row) const {
-    int64_t group = (layout.first_row + row) / layout.block_rows * scales.size(1);
-    return {codes.data_ptr<uint8_t>() + row * codes.size(1), scales.data_ptr<float>() + group,
-            zeros.defined() ? zeros.data_ptr<uint8_t>() + group : nullptr, columns.defined() ? columns.data_ptr<int64_t>() : nullptr};
+    int64_t block = (layout.first_row + row) / layout.block_rows;
+    return {codes.data_ptr<uint8_t>() + row * codes.size(1), scales.data_ptr<float>() + block * scales.size(1),
+            zeros.defined() ? zeros.data_ptr<uint8_t>() + block * zeros.size(1) : nullptr, columns.defined() ? columns.data_ptr<int64_t>() : nullptr};
   }
 
   // Runs `take(first, count, numbers)` for parts of a row.
@@ -130,7 +150,7 @@ using namespace kvtune;
 
 extern "C" {
 
-// parts: codes (rows, bytes), u8; table (1 << bits), f32; scales (R, C), f32; zeros (R, C), u8, and columns (width), i64, which may be undefined.
+// parts: codes (rows, bytes), u8; table (1 << bits), f32; scales (R, C), f32; zeros (R, C) in 8 or 4 bits, u8, and columns (width), i64, which may be undefined.
 // The result (rows, width) is of the kind of `like`.
 int kvtune_unpack_codes(at::Tensor* const* parts, const Layout* layout, at::Tensor* like, at::Tensor** result) {
   return guarded([&] {
