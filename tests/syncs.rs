@@ -73,7 +73,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("ops/experts.rs", 1, "asks how many tokens go to each expert: its products have as many rows"),
     ("model/pissa.rs", 1, "takes the beginning of an adapter to the host, when a model takes it"),
     ("model/quantised/load.rs", 12, "checks what is packed, when a model is loaded, on the host"),
-    ("model/quantised/gguf_merged.rs", 2, "writes files"),
+    ("model/quantised/gguf_merged.rs", 1, "writes files"),
     ("model/quantised/quantise.rs", 2, "packs what is loaded, on the host"),
     ("model/weights.rs", 1, "takes to the host what is packed there, when a model is loaded"),
     ("model/embedding.rs", 1, "rounds a factor, when a model is loaded"),
@@ -82,7 +82,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("engine/layer_budgets.rs", 1, "as the budgets of a layer, once for all layers"),
     ("head/column.rs", 2, "reads figures that have come, or after the step"),
     ("store/arena.rs", 2, "writes to a file what must be on the host for it"),
-    ("store/tensor_io.rs", 2, "saves and loads files"),
+    ("store/tensor_io.rs", 4, "saves and loads files"),
 ];
 
 /// The part of a file before its tests.

@@ -12,7 +12,7 @@ use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
 use super::usage::{GGUF_MODEL, Usage};
 use crate::checkpoint::CARD;
-use crate::files::{self, io_fault};
+use crate::files::{self, GgufForm, io_fault};
 use crate::model::{
     self, Adapter, CHAT_TEMPLATE, EXTRA_TENSORS, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint,
 };
@@ -46,7 +46,8 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
             }
             ExportedWeights::Model(model) => match target {
                 ExportTarget::Gguf(dtype) => {
-                    model.write_gguf(&staged.join(GGUF_MODEL), (dtype, trained.chat_template.as_deref()), goes_on)?;
+                    let form = GgufForm { dtype, template: trained.chat_template.as_deref() };
+                    model.write_gguf(&staged.join(GGUF_MODEL), form, goes_on)?;
                 }
                 _ => model.write(staged, goes_on)?,
             },

@@ -20,7 +20,7 @@ use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::INDEX;
 use super::{Model, ModelConfig};
-use crate::files::{self, FileKind, GgufDtype, TensorHead};
+use crate::files::{self, FileKind, GgufForm, TensorHead};
 use crate::store::{pt_metadata, raw_tensors};
 use crate::units::{Bytes, Fault, FaultKind, quoted};
 
@@ -118,16 +118,11 @@ impl MergedModel {
         copy_companions(&self.dir, dir)
     }
 
-    /// Writes a GGUF file like the base's, with matrices in `dtype`, and with `template` as its chat template where there is one.
+    /// Writes a GGUF file like the base's, in another form.
     ///
     /// # Errors
     /// As of [`Self::write`]; the base is no GGUF file, or what was trained has no place in one.
-    pub fn write_gguf(
-        &self,
-        path: &Path,
-        (dtype, template): (GgufDtype, Option<&str>),
-        goes_on: &dyn Fn() -> bool,
-    ) -> Result<(), Fault> {
+    pub fn write_gguf(&self, path: &Path, form: GgufForm<'_>, goes_on: &dyn Fn() -> bool) -> Result<(), Fault> {
         let packed = if let MergedWeights::Packed(weights, heads) = &self.weights { Some((weights, heads)) } else { None };
         let Some((gguf, weights, heads)) = packed.and_then(|(weights, heads)| Some((weights.gguf()?, weights, heads))) else {
             let message = format!("`--quantize` needs a base that is a GGUF file, and `{}` is none", self.dir.display());
@@ -141,7 +136,7 @@ impl MergedModel {
         }
         let mut names: Vec<String> = heads.iter().map(|head| head.name.clone()).collect();
         names.extend(self.saved.keys().filter(|name| !heads.iter().any(|head| head.name == **name)).cloned());
-        gguf.write(path, (dtype, template), &names, |name| {
+        gguf.write(path, form, &names, |name| {
             if !goes_on() {
                 return Err(stopped());
             }

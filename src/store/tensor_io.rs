@@ -140,6 +140,14 @@ fn raw_tensor(path: &Path, name: &str, tensor: &Tensor) -> Result<RawTensor<'sta
     Ok(RawTensor { name: name.into(), dtype, shape, bytes: bytes.into() })
 }
 
+/// The bytes of a tensor's numbers, one after the other.
+pub fn content_of(x: &Tensor) -> Vec<u8> {
+    let flat = x.detach().to_device(Device::Cpu).contiguous().view(-1).view_dtype(Kind::Uint8);
+    let mut bytes = vec![0; flat.numel()];
+    flat.copy_data(&mut bytes, flat.numel());
+    bytes
+}
+
 /// What libtorch made of a tensor of this name.
 pub(super) fn torch(name: &str, error: &dyn std::error::Error) -> Fault {
     Fault::new(Exit::Data, format!("libtorch, with `{}`: {}", quoted(name), abridged(error)))

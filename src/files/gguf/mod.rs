@@ -12,4 +12,4 @@ pub(super) use config::config_of;
 pub use dtype::GgufDtype;
 pub use file::{GgufFile, GgufTensor};
 pub(super) use tokenizer::{tokenizer_config, tokenizer_json};
-pub use write::GgufHead;
+pub use write::{GgufForm, GgufHead};

@@ -18,6 +18,15 @@ pub struct GgufHead {
     pub shape: Vec<usize>,
 }
 
+/// In what a file differs from the one whose keys it has.
+#[derive(Clone, Copy, Debug)]
+pub struct GgufForm<'a> {
+    /// The type of most of its matrices.
+    pub dtype: GgufDtype,
+    /// Its chat template, where that is another one.
+    pub template: Option<&'a str>,
+}
+
 impl GgufHead {
     fn num_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() / self.dtype.block * self.dtype.bytes
@@ -43,17 +52,17 @@ fn text(text: &str) -> Vec<u8> {
 }
 
 impl GgufFile {
-    /// Writes a file with this one's keys, in the place of `path`; most of it is in `dtype`. `bytes`
+    /// Writes a file with this one's keys, in the place of `path`. `bytes`
     /// is asked for each tensor once, in their order, and one is in memory at a time.
     pub fn write_with(
         &self,
         path: &Path,
-        (dtype, template): (GgufDtype, Option<&str>),
+        form: GgufForm<'_>,
         heads: &[GgufHead],
         mut bytes: impl FnMut(&GgufHead) -> Result<Vec<u8>, Fault>,
     ) -> Result<(), Fault> {
         let alignment = self.count("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT as usize);
-        let header = self.header_of((dtype.file_type(), template), heads, alignment)?;
+        let header = self.header_of(form, heads, alignment)?;
         let size = header.len() + heads.iter().map(|head| head.num_bytes().next_multiple_of(alignment)).sum::<usize>();
         crate::files::require_space(path.parent().unwrap_or(path), Bytes(size as u64))?;
         write_in_turn(path, heads.len() + 1, |part| {
@@ -67,19 +76,15 @@ impl GgufFile {
         })
     }
 
-    fn header_of(
-        &self,
-        (file_type, template): (u32, Option<&str>),
-        heads: &[GgufHead],
-        alignment: usize,
-    ) -> Result<Vec<u8>, Fault> {
+    fn header_of(&self, form: GgufForm<'_>, heads: &[GgufHead], alignment: usize) -> Result<Vec<u8>, Fault> {
+        let GgufForm { dtype, template } = form;
         let first = self.first_part();
         let mut keys = Reader { path: self.path(), bytes: first, at: 0 }.key_ranges()?;
         keys.retain(|(key, _)| !is_own(key, template.is_some()));
         let mut header = [&MAGIC[..], &3u32.to_le_bytes(), &(heads.len() as u64).to_le_bytes()].concat();
         header.extend((keys.len() as u64 + 2 + u64::from(template.is_some())).to_le_bytes());
         header.extend(keys.into_iter().flat_map(|(_, range)| &first[range]));
-        for (key, number) in [(FILE_TYPE, file_type), (PACKING_VERSION, 2)] {
+        for (key, number) in [(FILE_TYPE, dtype.file_type()), (PACKING_VERSION, 2)] {
             header.extend([text(key), U32.to_le_bytes().into(), number.to_le_bytes().into()].concat());
         }
         if let Some(template) = template {

@@ -61,18 +61,9 @@ fn rows_of(x: &Tensor, rows: &Range<i64>) -> Tensor {
 }
 
 impl CodedRows {
-    fn layout(&self) -> CodesLayout {
-        let [block_rows, block_columns] = self.block;
-        let CodedRows { width, factor, is_upper_first, .. } = *self;
-        CodesLayout {
-            width,
-            block_rows,
-            block_columns,
-            first_row: 0,
-            zero_bits: self.zero_bits.unwrap_or(8),
-            factor,
-            is_upper_first,
-        }
+    /// Codes with stored scales and nothing else, the first of a byte in its lower bits.
+    pub(super) fn new(width: i64, block: [i64; 2]) -> Self {
+        Self { width, block, is_upper_first: false, factor: 1.0, zero_bits: None, scales: StoredScales::Numbers }
     }
 
     /// The scales of a range of their rows, f32.
@@ -98,7 +89,10 @@ impl CodedRows {
         let rest = if matches!(self.scales, StoredScales::Nested { .. }) { &[] } else { &parts[3..] };
         let (zeros, columns) = rest.split_at(usize::from(self.zero_bits.is_some()));
         let zeros = zeros.first().map(|zeros| rows_of(zeros, &of_scales));
-        let layout = CodesLayout { first_row: rows.start % self.block[0], ..self.layout() };
+        let [block_rows, block_columns] = self.block;
+        let CodedRows { width, factor, is_upper_first, .. } = *self;
+        let (first_row, zero_bits) = (rows.start % block_rows, self.zero_bits.unwrap_or(8));
+        let layout = CodesLayout { width, block_rows, block_columns, first_row, zero_bits, factor, is_upper_first };
         let columns = columns.first();
         run(Codes { codes: &codes, table: &parts[1], scales: &scales, zeros: zeros.as_ref(), columns, layout })
     }

@@ -6,12 +6,14 @@ use std::path::Path;
 use tch::{Kind, Tensor, no_grad};
 
 use super::gguf::{GgufWeights, OF_CONFIG, Stored};
-use crate::files::{GgufDtype, GgufHead};
+use super::quantise::AT_ONCE;
+use crate::files::{GgufDtype, GgufForm, GgufHead};
 use crate::model::names::OUTPUT;
+use crate::store::content_of;
 use crate::units::{Fault, quoted};
 
 impl GgufWeights {
-    /// Writes a file with the keys of this one. Its matrices are in `dtype`, those that no blocks fit in F16, and routers, biases and vectors in
+    /// Writes a file with the keys of this one. Its matrices are in the form's type, those that no blocks fit in F16, and routers, biases and vectors in
     /// F32. `merged` makes the tensors `names` of a checkpoint, in f32.
     ///
     /// # Errors
@@ -19,10 +21,11 @@ impl GgufWeights {
     pub(in crate::model) fn write(
         &self,
         path: &Path,
-        (dtype, template): (GgufDtype, Option<&str>),
+        form: GgufForm<'_>,
         names: &[String],
         merged: impl Fn(&str) -> Result<Tensor, Fault>,
     ) -> Result<(), Fault> {
+        let dtype = form.dtype;
         let mut sources: BTreeMap<&str, Vec<StoredSource>> = BTreeMap::new();
         let stored: Vec<(&String, Stored)> = names
             .iter()
@@ -52,7 +55,7 @@ impl GgufWeights {
             Some(GgufHead { name: (*name).to_owned(), dtype: view.dtype, shape: view.shape.to_vec() })
         });
         let heads: Vec<GgufHead> = sources.keys().map(head).chain(kept.map(Ok)).collect::<Result<_, Fault>>()?;
-        self.file.write_with(path, (dtype, template), &heads, |head| {
+        self.file.write_with(path, form, &heads, |head| {
             let Some(sources) = sources.get(&*head.name) else { return Ok(self.view(&head.name)?.bytes.to_vec()) };
             let parts =
                 sources.iter().map(|source| Ok(source.as_in_file(&merged(source.name)?))).collect::<Result<Vec<_>, Fault>>()?;
@@ -70,9 +73,6 @@ impl GgufWeights {
 
 /// Parts of names of what llama.cpp has in f32, whatever a file is packed as.
 const WIDE: [&str; 2] = ["ffn_gate_inp", ".bias"];
-/// Numbers that are packed at a time: what is made of them on the way takes several times as much.
-const AT_ONCE: i64 = 1 << 20;
-
 /// What of a checkpoint makes a tensor of the file, or a part of one.
 struct StoredSource<'a> {
     name: &'a str,
@@ -102,18 +102,12 @@ impl StoredSource<'_> {
     }
 }
 
-fn bytes_of(x: &Tensor) -> Vec<u8> {
-    let mut bytes = vec![0; x.numel() * x.kind().elt_size_in_bytes()];
-    x.copy_data_u8(&mut bytes, x.numel());
-    bytes
-}
-
 /// The bytes of numbers in f32, as ggml packs them (`quantize_row_q8_0_ref`); `None` where one is not finite in this type.
 fn encoded(numbers: &Tensor, dtype: GgufDtype) -> Option<Vec<u8>> {
     let is_finite = |x: &Tensor| x.isfinite().all().int64_value(&[]) != 0;
     let numbers = numbers.to_kind(Kind::Float).contiguous();
     no_grad(|| match dtype {
-        GgufDtype::F32 => is_finite(&numbers).then(|| bytes_of(&numbers)),
+        GgufDtype::F32 => is_finite(&numbers).then(|| content_of(&numbers)),
         GgufDtype::Q8_0 => {
             let value = numbers.view([-1, dtype.block as i64]);
             let scale = value.abs().amax([1i64], true) / 127.0;
@@ -122,11 +116,11 @@ fn encoded(numbers: &Tensor, dtype: GgufDtype) -> Option<Vec<u8>> {
             let level = level.sign() * (level.to_kind(Kind::Double).abs() + 0.5).floor();
             let scale = scale.to_kind(Kind::Half);
             let both = [scale.view_dtype(Kind::Uint8), level.to_kind(Kind::Int8).view_dtype(Kind::Uint8)];
-            is_finite(&scale).then(|| bytes_of(&Tensor::cat(&both, 1)))
+            is_finite(&scale).then(|| content_of(&Tensor::cat(&both, 1)))
         }
         _ => {
             let half = numbers.to_kind(Kind::Half);
-            is_finite(&half).then(|| bytes_of(&half))
+            is_finite(&half).then(|| content_of(&half))
         }
     })
 }
@@ -151,7 +145,10 @@ mod tests {
             let (config, own) = open(&base);
             for dtype in [GgufDtype::F16, GgufDtype::Q8_0] {
                 let path = dir.path().join(format!("{case}-{}.gguf", dtype.name));
-                MergedModel::open(&*base, None).unwrap().write_gguf(&path, (dtype, Some("{{ 1 }}")), &|| true).unwrap();
+                MergedModel::open(&*base, None)
+                    .unwrap()
+                    .write_gguf(&path, GgufForm { dtype, template: Some("{{ 1 }}") }, &|| true)
+                    .unwrap();
                 let (found, weights) = open(&path);
                 assert_eq!(found.layers, config.layers, "{case}");
                 for entry in layout::entries(&config) {

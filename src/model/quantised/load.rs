@@ -47,6 +47,9 @@ const FP4: [f32; 8] = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0];
 /// The table of E2M1 without signs (OCP MX v1.0).
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
+/// Columns of a row that share a power of 2 (OCP MX v1.0).
+pub(super) const MX_BLOCK: i64 = 32;
+
 /// 1 / 127, as bitsandbytes has it.
 pub(super) const PER_127: f32 = 0.007_874_016;
 
@@ -156,23 +159,18 @@ impl Quantisation {
     pub(in crate::model) fn load_experts(source: &dyn PackedParts, path: &str, kind: Kind) -> Result<Vec<PackedWeight>, Fault> {
         let (codes, scales) = (format!("{path}_blocks"), format!("{path}_scales"));
         let (codes, exponents) = (required(source, &codes)?, finite(source, &scales)?);
-        let form = CodedRows { scales: StoredScales::Powers, ..coded_rows(codes.size()[2] * 32, [1, 32]) };
+        let form = CodedRows { scales: StoredScales::Powers, ..CodedRows::new(codes.size()[2] * MX_BLOCK, [1, MX_BLOCK]) };
         let (form, table): (Arc<dyn PackedForm>, _) = (Arc::new(form), Tensor::from_slice(&e2m1()));
         let size = codes.size();
         let of = |expert: i64| {
             let parts = vec![codes.get(expert).view([size[1], -1]), table.shallow_clone(), exponents.get(expert)];
-            PackedWeight { parts, size: [size[1], size[2] * 32], kind, form: Arc::clone(&form) }
+            PackedWeight { parts, size: [size[1], size[2] * MX_BLOCK], kind, form: Arc::clone(&form) }
         };
         Ok((0..size[0]).map(of).collect())
     }
 }
 
 type PartsAndForm = (Vec<Tensor>, Arc<dyn PackedForm>);
-
-/// Codes with stored scales and nothing else, the first of a byte in its lower bits.
-pub(super) fn coded_rows(width: i64, block: [i64; 2]) -> CodedRows {
-    CodedRows { width, block, is_upper_first: false, factor: 1.0, zero_bits: None, scales: StoredScales::Numbers }
-}
 
 /// 4-bit codes in blocks over the flattened matrix (bitsandbytes), the first of two in the upper half of a byte; `rest` are the parts of nested
 /// scales.
@@ -184,7 +182,7 @@ pub(super) fn in_blocks(
 ) -> PartsAndForm {
     let (blocks, fills_rows) = (absmax.size()[0], width % blocksize == 0);
     let of_row =
-        CodedRows { is_upper_first: true, scales, ..coded_rows(if fills_rows { width } else { blocksize }, [1, blocksize]) };
+        CodedRows { is_upper_first: true, scales, ..CodedRows::new(if fills_rows { width } else { blocksize }, [1, blocksize]) };
     // A last block may be a short one.
     let missing = blocks * blocksize / 2 - codes.size()[0];
     let codes = if missing > 0 { codes.constant_pad_nd([0, missing]) } else { codes };
@@ -264,7 +262,7 @@ fn bytes(
     let scale = if scale.dim() < 2 { scale.reshape([-1, 1]) } else { scale };
     let block = if scale.numel() == 1 { [size[0], size[1]] } else { block };
     let scales = if scale.kind() == Kind::Uint8 { StoredScales::Powers } else { StoredScales::Numbers };
-    let form = CodedRows { factor, zero_bits: zero.as_ref().map(|_| 8), scales, ..coded_rows(size[1], block) };
+    let form = CodedRows { factor, zero_bits: zero.as_ref().map(|_| 8), scales, ..CodedRows::new(size[1], block) };
     if zero.as_ref().is_some_and(|zero| zero.numel() != scale.numel()) {
         return Err(source.wrong(weight, "it has other numbers of scales and of zeros"));
     }
@@ -307,7 +305,7 @@ fn grouped(codes: &Tensor, scale: &Tensor, zero: Option<Tensor>, ints: Ints, gro
     let table: Vec<f32> = (0..1 << bits).map(|code| (code - shared) as f32).collect();
     let zero_bits = if bits == 8 { 8 } else { 4 };
     let zero = zero.map(|zero| packed_in_bytes(&zero, zero_bits));
-    let form = CodedRows { zero_bits: zero.as_ref().map(|_| zero_bits), ..coded_rows(width, [1, group_size]) };
+    let form = CodedRows { zero_bits: zero.as_ref().map(|_| zero_bits), ..CodedRows::new(width, [1, group_size]) };
     let parts = [packed_in_bytes(codes, bits), Tensor::from_slice(&table), scale.contiguous()];
     (parts.into_iter().chain(zero).chain(groups).collect(), Arc::new(form))
 }

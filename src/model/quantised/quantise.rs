@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::forms::{CodedRows, StoredScales, packed_in_bytes, powers_of_two};
-use super::load::{PER_127, coded_rows, e2m1, fp4, in_blocks, nf4, signed};
+use super::load::{MX_BLOCK, PER_127, e2m1, fp4, in_blocks, nf4, signed};
 use crate::model::config::PackedSizes;
 use crate::model::layout::{Role, TensorEntry};
 use crate::model::names::layer_of;
@@ -17,7 +17,6 @@ use crate::units::{Fault, quoted};
 const BLOCKSIZE: i64 = 64;
 /// Scales that share one, where they are quantised themselves.
 const OUTER_BLOCKSIZE: i64 = 256;
-const MX_BLOCK: i64 = 32;
 
 /// Whether a tensor is packed: the matrices of the layers' linears, but for routers.
 pub(in crate::model) fn is_quantised(name: &str) -> bool {
@@ -46,7 +45,7 @@ pub(in crate::model) fn quantised_sizes(to: Quantize, entries: &[TensorEntry]) -
 }
 
 /// Numbers that are packed at a time: what is made of them on the way takes several times as much.
-const AT_ONCE: i64 = 1 << 20;
+pub(super) const AT_ONCE: i64 = 1 << 20;
 
 /// A matrix `(out, in)`, packed by its values in f32; it computes in `kind`.
 ///
@@ -60,12 +59,12 @@ pub(in crate::model) fn quantised(name: &str, weight_oi: &Tensor, to: Quantize, 
         Quantize::Fp4 => four_bits(weight_oi, &fp4(), false),
         Quantize::Int8 => {
             let [level, scale_o1] = in_parts(weight_oi, (AT_ONCE / size[1]).max(1), eight_bits);
-            let form = CodedRows { factor: PER_127, ..coded_rows(size[1], [1, size[1]]) };
+            let form = CodedRows { factor: PER_127, ..CodedRows::new(size[1], [1, size[1]]) };
             (vec![level, Tensor::from_slice(&signed()), scale_o1], Arc::new(form) as _)
         }
         Quantize::Mxfp4 => {
             let [codes, exponents] = in_parts(weight_oi, (AT_ONCE / size[1]).max(1), micro_floats);
-            let form = CodedRows { scales: StoredScales::Powers, ..coded_rows(size[1], [1, MX_BLOCK]) };
+            let form = CodedRows { scales: StoredScales::Powers, ..CodedRows::new(size[1], [1, MX_BLOCK]) };
             (vec![codes, Tensor::from_slice(&e2m1()), exponents], Arc::new(form) as _)
         }
     });

@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 
-use tch::{Device, Kind, Tensor};
-
 use super::super::{RESOLVED_RECIPE, ResolvedRun};
 use super::RunRanks;
 use crate::data::{Dataset, Splits};
@@ -14,6 +12,7 @@ use crate::files;
 use crate::model::{Model, fingerprint};
 use crate::plan::Alternative;
 use crate::recipe::Recipe;
+use crate::store::content_of;
 use crate::units::{Fault, abridged};
 
 /// What is looked at, and what it is on a rank, in words.
@@ -34,7 +33,7 @@ pub(in crate::train) fn of_model(hash: &str, model: &Model) -> Facts {
 
 /// The numbers that are trained, to the bit.
 pub(in crate::train) fn of_trained(model: &Model) -> Facts {
-    let bytes = model.parameters().into_iter().map(|(_, parameter)| bytes_of(&parameter));
+    let bytes = model.parameters().into_iter().map(|(_, parameter)| content_of(&parameter));
     Facts::from([("what is trained".to_owned(), files::hash_parts(bytes))])
 }
 
@@ -142,11 +141,4 @@ impl RunRanks {
         }
         Ok(())
     }
-}
-
-fn bytes_of(parameter: &Tensor) -> Vec<u8> {
-    let flat = parameter.detach().to_device(Device::Cpu).contiguous().view(-1).view_dtype(Kind::Uint8);
-    let mut bytes = vec![0; flat.numel()];
-    flat.copy_data(&mut bytes, flat.numel());
-    bytes
 }
