@@ -6,24 +6,23 @@
 #   sh recipes/real/fetch.sh && cargo build --release
 #   JOBS=2 SEEDS="1 2 3" sh recipes/real/run.sh > lines.tsv
 #
-# A job takes one thread and up to 8 GiB: some 16 minutes to train, and 2 for each of its lines of 48 questions.
+# A job takes one thread and up to 4 GiB: some 14 minutes to train, and 5 for each of its lines of 104 questions.
 # Everything is written to data/real, and what is there already is not made again: an interrupted run goes on where it was.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
 kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet"
 seeds=${SEEDS:-1 2 3}
-caches=${CACHES:-keydiff:384}
-steps=${STEPS:-16}
-questions=${QUESTIONS:-48}
+caches=${CACHES:-keydiff:384 keydiff:192}
+steps=${STEPS:-32}
+questions=${QUESTIONS:-104}
 
 # Trains an adapter: `train RUN POLICY SLOTS SEED`.
 train() {
     [ -d "$1/final" ] && return
     rm -rf "$1"
     $kvtune finetune-lora --recipe "$here/needles.toml" --out "$1" --device cpu --set data.train="$work/train-$4.jsonl" \
-        --set data.validation="$work/judged.jsonl" --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --set train.seed="$4" \
-        --set train.max_steps="$steps" --set kv_cache.policy="\"$2\"" --set kv_cache.cache_length="$3" >"$1.log" 2>&1
+        --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --set train.seed="$4" --set train.max_steps="$steps" --set kv_cache.policy="\"$2\"" --set kv_cache.cache_length="$3" >"$1.log" 2>&1
 }
 
 # Writes the line of a model: `score SEED TRAINED MODEL POLICY SLOTS`.
@@ -48,10 +47,9 @@ if [ "${1-}" = job ]; then
     full) train "$run" dense 2048 "$2" ;;
     *) train "$run" "${3%:*}" "${3#*:}" "$2" ;;
     esac
-    score "$2" "$3" "$run" dense 2048
-    for cache in $caches; do
-        case $3 in
-        base | full | "$cache") score "$2" "$3" "$run" "${cache%:*}" "${cache#*:}" ;;
+    for cache in dense:2048 $caches; do
+        case $cache-$3 in
+        *-base | *-full | "$3-$3") score "$2" "$3" "$run" "${cache%:*}" "${cache#*:}" ;;
         esac
     done
     exit
