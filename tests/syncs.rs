@@ -15,6 +15,7 @@ const FURTHER: &[Case] = &[
     Case { name: "qh2o-vlen, four bits", policy: "qh2o-vlen", buffer: BufferKind::Int4, ..PLAIN },
     Case { name: "dropout", dropout: 0.1, ..PLAIN },
     Case { name: "classification", head: HeadKind::Classify, ..PLAIN },
+    Case { name: "a teacher", head: HeadKind::Distilled, ..PLAIN },
     Case { name: "caches that wait", is_offloaded: true, layers_per_cell: 3, ..PLAIN },
 ];
 

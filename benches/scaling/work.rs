@@ -146,6 +146,7 @@ impl Subject {
         let settings = Settings::new(&config, kv_cache, grad).unwrap();
         let trained = TrainedPart::of(&config, lora.as_ref()).unwrap();
         look(&StepSpec {
+            is_distilled: false,
             config: &config,
             settings: &settings,
             trained: &trained,

@@ -1,4 +1,5 @@
 """Makes questions about facts in real prose: JSON lines of messages. A fact stands in the first 70 % of a passage, the question behind it.
+Without facts, the passages alone: JSON lines of text.
 
     python3 recipes/real/needles.py --prose data/real/prose --sections A,B,C --characters 6600 --rows 64 --facts 1 --seed 1 > rows.jsonl
 
@@ -65,6 +66,9 @@ def main():
         while sum(map(len, passage)) < arguments.characters:
             passage.append(page[start % len(page)])
             start += 1
+        if arguments.facts == 0:
+            print(json.dumps({"text": " ".join(passage)}))
+            continue
         names = draw.sample(NAMES, arguments.facts)
         codes = [str(draw.randrange(1000, 10000)) for _ in names]
         for name, code in zip(names, codes):

@@ -12,7 +12,7 @@ use crate::data::{LoadReport, Splits, auto_tokenizer_differs};
 use crate::dist::ProcessGroup;
 use crate::engine::{ChunkPlan, Settings};
 use crate::model::{Model, ModelConfig, kind_of, trained_by_kind};
-use crate::plan::Machine;
+use crate::plan::{Alternative, GRAPHS, Machine};
 use crate::recipe::{
     BufferKind, CacheLength, Chunking, HeadRecipe, LoraRecipe, Offload, OnOutOfMemory, Recipe, Storage, StoreForm,
 };
@@ -68,7 +68,7 @@ impl Check {
             table.row(&["evictions", &evictions.to_string()]);
         }
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
-        table.row(&["peak memory, planned", &planned.words()]);
+        table.row(&["peak memory, planned", &(planned.words() + &kept_bytes(&planned))]);
         if world.size() > 1 {
             table.row(&["ranks", &ranks(world, machine, Bytes(4 * trained))?]);
         }
@@ -211,6 +211,15 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
     table.row(&["attention outputs", recipe.grad.attention_outputs.name()]);
     table.row(&["steps", &schedule.to_string()]);
     table
+}
+
+/// What kept graphs take of the peak, and how to have none.
+fn kept_bytes(planned: &Alternative) -> String {
+    let graphs = planned.forecast.device.parts.iter().find(|(name, _)| *name == GRAPHS);
+    let words = |(_, bytes): &(_, Bytes)| {
+        format!(", {bytes} of it kept graphs: `grad.keep_graph = \"none\"` computes cells again instead")
+    };
+    graphs.filter(|_| planned.kept > 0).map_or_else(String::new, words)
 }
 
 /// How many cells keep the graph of the forward phase.

@@ -1,18 +1,20 @@
 //! What the engine takes per micro-batch: ragged sequences of token ids with their targets.
 
+use std::sync::Arc;
+
 /// The target of an input after which nothing is predicted.
 pub const IGNORE: i64 = -100;
 
 /// Samples that are run together. Sequence `i` is the `i`-th sample asked for; sequences keep their own lengths. Those that have ended
 /// cost nothing where the longest come first.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// One sequence per sample, never none.
     pub sequences: Vec<Sequence>,
 }
 
 /// One sample as the model runs it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Sequence {
     /// Index of the sample in its file, counted from 0: does not depend on split, order or batch.
     pub sample: u64,
@@ -22,12 +24,25 @@ pub struct Sequence {
     pub initial: Option<(usize, usize)>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Targets {
     /// One entry for each input: entry `i` is what input `i` must predict, or [`IGNORE`].
     NextToken(Vec<i64>),
+    /// The same, with what a teacher predicts in these places.
+    Distilled(Vec<i64>, Arc<SoftTargets>),
     /// Index of the class, read at the last input.
     Class(usize),
+}
+
+/// A teacher's likeliest tokens in each place that has a target, place by place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SoftTargets {
+    /// Tokens of a place, k.
+    pub top_k: usize,
+    /// `(places, k)` token ids.
+    pub tokens: Vec<i32>,
+    /// `(places, k)` logarithms of their probabilities at the recipe's temperature, among all tokens of the vocabulary.
+    pub log_probs: Vec<f32>,
 }
 
 impl Batch {
@@ -50,10 +65,20 @@ impl Batch {
 impl Targets {
     /// How many targets there are, [`IGNORE`] not counted.
     pub fn count(&self) -> usize {
+        self.labels().map_or(1, |labels| labels.iter().filter(|&&label| label != IGNORE).count())
+    }
+
+    /// What each input must predict; `None` of a class.
+    pub fn labels(&self) -> Option<&[i64]> {
         match self {
-            Self::NextToken(targets) => targets.iter().filter(|&&target| target != IGNORE).count(),
-            Self::Class(_) => 1,
+            Self::NextToken(labels) | Self::Distilled(labels, _) => Some(labels),
+            Self::Class(_) => None,
         }
+    }
+
+    /// What a teacher predicts, where one was asked.
+    pub fn soft(&self) -> Option<&Arc<SoftTargets>> {
+        if let Self::Distilled(_, soft) = self { Some(soft) } else { None }
     }
 }
 

@@ -406,9 +406,8 @@ mod tests {
         let (front, back) = (short.inputs.len() / 3, short.inputs.len() / 2);
         assert_eq!(short.inputs[..front], long.inputs[..front]);
         assert_eq!(short.inputs[back + 2..], long.inputs[long.inputs.len() - (short.inputs.len() - back - 2)..]);
-        let trained = |targets: &Targets| match targets {
-            Targets::NextToken(targets) => targets.iter().copied().filter(|&target| target != IGNORE).collect::<Vec<_>>(),
-            Targets::Class(_) => Vec::new(),
+        let trained = |targets: &Targets| -> Vec<i64> {
+            targets.labels().into_iter().flatten().copied().filter(|&label| label != IGNORE).collect()
         };
         assert_eq!(trained(&short.targets), trained(&long.targets));
         let refused = cut.limit(limit, OnTooLong::Error);

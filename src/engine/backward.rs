@@ -190,7 +190,7 @@ impl StepRun<'_> {
         self.model.release_layers();
         let gradients = collect(self.model, outer, self.sums);
         let trace = self.trace;
-        Ok(MicroBatchGradients { losses: trace.head.finish()?, router_loss: trace.routers.loss(), gradients, log: trace.log })
+        Ok(MicroBatchGradients { losses: trace.head.finish()?.0, router_loss: trace.routers.loss(), gradients, log: trace.log })
     }
 
     /// The gradients that no cell makes: of the head's parameters, and of the embedding or what is added to it, from the gradients that

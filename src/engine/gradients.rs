@@ -1,6 +1,7 @@
 //! The engine: loss and gradients of one batch. The story of a step is [`Engine::gradients`].
 
 use super::forward::HiddenSink;
+use super::head_run::TargetLosses;
 use super::setup::Setup;
 use super::step_run::StepRun;
 use super::{
@@ -57,6 +58,11 @@ impl Engine {
     }
 
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, Fault> {
+        Ok(self.target_losses(model, batch, observer)?.0)
+    }
+
+    /// The loss of every sequence, and of each of its targets in ascending order of position.
+    pub fn target_losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<TargetLosses, Fault> {
         guarded(|| StepRun::begin(&self.0, model, batch, None, observer)?.forward(None)?.head.finish())
     }
 
@@ -64,7 +70,7 @@ impl Engine {
     pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<LossesAndLog, Fault> {
         guarded(|| {
             let trace = StepRun::begin(&self.0, model, batch, None, &mut Silent)?.forward(Some(sink))?;
-            Ok((trace.head.finish()?, trace.log))
+            Ok((trace.head.finish()?.0, trace.log))
         })
     }
 

@@ -1,28 +1,37 @@
 //! The head's part of a step: where losses are due, what they add up to, and the gradient that they send down.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::setup::Setup;
-use crate::data::{Batch, Targets};
-use crate::head::{Head, Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
+use crate::data::{Batch, SoftTargets, Targets};
+use crate::head::{Head, Logits, Losses, Pick, Places, SequenceLoss, SequenceTargets, SoftRows, column_loss};
 use crate::model::Model;
+use crate::native::cuda::on_device;
 use crate::ops::attention::zero_sum_of;
 use crate::store::Waiting;
 use crate::units::Fault;
+
+/// Losses by sequence, and those of their targets in ascending order of position.
+pub(super) type TargetLosses = (Vec<SequenceLoss>, Vec<Vec<f32>>);
 
 /// Losses so far, and what of the model's upper end is trained.
 #[derive(Debug, Default)]
 pub(super) struct HeadRun {
     /// Losses by sequence of the batch, over the columns whose figures have come to the host.
     sequences: Vec<SequenceLoss>,
+    /// The loss of each target of these columns, by sequence.
+    by_target: Vec<Vec<f32>>,
     /// Picks and their figures that may still be on their way to the host.
     waiting: VecDeque<(Vec<Pick>, Waiting<Tensor>)>,
     /// Gradients of the model's head parameters, in their order.
     pub(super) gradients: Vec<Tensor>,
     /// Ascending by position; within a position, sequences keep their order.
     picks: Vec<Pick>,
+    /// What a teacher predicts, by sequence; empty without one.
+    soft: Vec<Arc<SoftTargets>>,
 }
 
 /// The model's final norm and output projection.
@@ -56,9 +65,11 @@ impl HeadRun {
         let parameters = UpperEnd::of(model).parameters;
         Ok(Self {
             sequences: vec![SequenceLoss::default(); batch.sequences.len()],
+            by_target: vec![Vec::new(); batch.sequences.len()],
             waiting: VecDeque::new(),
             gradients: parameters.iter().map(zero_sum_of).collect(),
             picks: picks(&*setup.head, batch)?,
+            soft: soft_targets(batch),
         })
     }
 
@@ -78,7 +89,9 @@ impl HeadRun {
         let end = start + hidden_bne.size()[1] as usize;
         let from = |position: usize| self.picks.partition_point(|p| p.position < position);
         let here = &self.picks[from(start)..from(end)];
-        let loss = column_loss(&*setup.head, hidden_bne, start, here, &UpperEnd::of(model), weight)?;
+        let soft = soft_rows(&self.soft, here, hidden_bne.device());
+        let places = Places { start, picks: here, soft: soft.as_ref() };
+        let loss = column_loss(&*setup.head, hidden_bne, places, &UpperEnd::of(model), weight)?;
         self.waiting.extend(loss.losses.into_iter().map(|block| (block.picks, Waiting::send(&block.figures_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {
             self.read_next()?;
@@ -87,12 +100,12 @@ impl HeadRun {
         Ok(loss.hidden_gradient)
     }
 
-    /// Waits for all figures and returns the loss of every sequence.
-    pub(super) fn finish(mut self) -> Result<Vec<SequenceLoss>, Fault> {
+    /// Waits for all figures and returns the loss of every sequence, and of each of its targets.
+    pub(super) fn finish(mut self) -> Result<TargetLosses, Fault> {
         while !self.waiting.is_empty() {
             self.read_next()?;
         }
-        Ok(self.sequences)
+        Ok((self.sequences, self.by_target))
     }
 
     /// Adds the figures that were sent first.
@@ -103,20 +116,40 @@ impl HeadRun {
             sequence.loss_sum += value;
             sequence.targets += 1;
             sequence.correct += usize::from(correct);
+            self.by_target[pick.sequence].push(value as f32);
         }
         Ok(())
     }
 }
 
-fn picks(head: &dyn Head, batch: &Batch) -> Result<Vec<Pick>, Fault> {
+/// The places of a batch, in ascending order of position.
+pub fn picks(head: &dyn Head, batch: &Batch) -> Result<Vec<Pick>, Fault> {
     let mut all = Vec::new();
     for (index, sequence) in batch.sequences.iter().enumerate() {
         let targets = match &sequence.targets {
-            Targets::NextToken(labels) => SequenceTargets::Tokens(labels),
+            Targets::NextToken(labels) | Targets::Distilled(labels, _) => SequenceTargets::Tokens(labels),
             Targets::Class(class) => SequenceTargets::Class { len: sequence.inputs.len(), class: *class },
         };
         all.extend(head.picks(index, targets)?);
     }
     all.sort_by_key(|p| p.position);
     Ok(all)
+}
+
+/// What a teacher predicts in a batch, by sequence; empty unless it has been asked for all.
+pub fn soft_targets(batch: &Batch) -> Vec<Arc<SoftTargets>> {
+    batch.sequences.iter().map(|sequence| sequence.targets.soft().cloned()).collect::<Option<_>>().unwrap_or_default()
+}
+
+/// The teacher's rows for some picks; `None` without a teacher.
+pub fn soft_rows(soft: &[Arc<SoftTargets>], picks: &[Pick], device: Device) -> Option<SoftRows> {
+    let top_k = soft.first()?.top_k;
+    let (mut tokens, mut log_probs) = (Vec::new(), Vec::new());
+    for pick in picks {
+        let row = pick.rank * top_k..(pick.rank + 1) * top_k;
+        tokens.extend(soft[pick.sequence].tokens[row.clone()].iter().map(|&token| i64::from(token)));
+        log_probs.extend_from_slice(&soft[pick.sequence].log_probs[row]);
+    }
+    let size = [picks.len() as i64, top_k as i64];
+    Some(SoftRows { token_nk: on_device(&tokens, device).view(size), log_prob_nk: on_device(&log_probs, device).view(size) })
 }

@@ -43,6 +43,7 @@ pub use events::{Event, Observer, Silent};
 pub use forward::HiddenSink;
 pub use gradients::Engine;
 pub use guard::{error_of_panic, guarded};
+pub use head_run::{picks, soft_rows, soft_targets};
 pub use memory::{MemoryByPart, MemoryPart, MemoryPlace};
 pub use schedule::{BackwardStage, ForwardStage, Schedule};
 pub use session::{Session, SessionSpec};

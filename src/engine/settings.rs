@@ -9,7 +9,7 @@ use super::chunks;
 use super::slots::{Extent, FixedCaches, Sizes, Slots, too_long};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, RandomSizes};
 use crate::cache::{self, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
-use crate::data::{Batch, IGNORE, Targets};
+use crate::data::{Batch, IGNORE};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
 use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
 use crate::units::{Bytes, Fault};
@@ -392,9 +392,9 @@ fn policies(
 
 /// The first position with a target in any sequence.
 fn first_target(batch: &Batch) -> Option<usize> {
-    let of_sequence = |sequence: &crate::data::Sequence| match &sequence.targets {
-        Targets::NextToken(targets) => targets.iter().position(|&target| target != IGNORE),
-        Targets::Class(_) => sequence.inputs.len().checked_sub(1),
+    let of_sequence = |sequence: &crate::data::Sequence| match sequence.targets.labels() {
+        Some(labels) => labels.iter().position(|&label| label != IGNORE),
+        None => sequence.inputs.len().checked_sub(1),
     };
     batch.sequences.iter().filter_map(of_sequence).min()
 }

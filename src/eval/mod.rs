@@ -2,10 +2,14 @@
 
 mod answer_file;
 mod answers;
+mod paired;
 mod score;
 mod scored_answer;
+mod token_classes;
 
 pub use answer_file::{ANSWERS, AnswerFile};
 pub use answers::{AnswerSpec, answer, check_answers};
-pub use score::{Bucket, Score, Scores, batches, score};
+pub use paired::{PairedDifference, SamplePair};
+pub use score::{Bucket, SampleLoss, Score, Scores, batches, losses, score};
 pub use scored_answer::{AnswerScores, ScoredAnswer};
+pub use token_classes::TokenClasses;

@@ -49,19 +49,17 @@ pub struct Scores {
     pub longbench_v2: Option<LongBenchV2>,
 }
 
-/// What ranks tell each other of a sequence.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct ScoredSequence {
-    tokens: usize,
-    has_class: bool,
-    loss: SequenceLoss,
-}
-
-impl ScoredSequence {
-    fn of(sequence: &Sequence, loss: &SequenceLoss) -> Self {
-        let has_class = matches!(sequence.targets, Targets::Class(_));
-        Self { tokens: sequence.inputs.len(), has_class, loss: *loss }
-    }
+/// What came of a sample.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SampleLoss {
+    /// Index of the sample in its file, counted from 0.
+    pub sample: u64,
+    pub tokens: usize,
+    /// Whether its target is a class.
+    pub has_class: bool,
+    pub loss: SequenceLoss,
+    /// The cross-entropy of each target, in their order.
+    pub by_target: Vec<f32>,
 }
 
 impl Score {
@@ -86,16 +84,15 @@ pub fn batches(dataset: &Dataset, size: BatchSize, max_batches: Option<usize>) -
     batches
 }
 
-/// Evaluates [`batches`] of `dataset`, in their order. The ranks of `world` share them;
-/// each adds up the losses of all in the same order, so that their number changes no digit.
-pub fn score(
+/// Runs [`batches`] of `dataset` and returns the losses of their samples, in their order. The ranks of `world` share them, and all return all.
+pub fn losses(
     engine: &Engine,
     model: &Model,
     dataset: &Dataset,
     batches: &[Vec<usize>],
     world: &ProcessGroup,
     observer: &mut dyn Observer,
-) -> Result<Scores, Fault> {
+) -> Result<Vec<SampleLoss>, Fault> {
     if dataset.is_empty() {
         return Err(Fault::data(
             "there is no sample to evaluate",
@@ -108,24 +105,47 @@ pub fn score(
         batches.iter().map(|samples| samples.iter().map(|&sample| dataset.lengths()[sample]).sum()).collect();
     let mut losses = |index: usize| {
         let batch = longest_first(&batches[index])?;
-        let losses = engine.losses(model, &batch, observer)?;
-        let losses = || batch.sequences.iter().zip(&losses).rev();
-        match losses().find(|(_, loss)| !loss.loss_sum.is_finite()) {
-            Some((sequence, loss)) => Err(Fault::new(
-                Exit::NotFinite,
-                format!("the loss of sample {} (counted from 0) is {}", sequence.sample, loss.loss_sum),
-            )
-            .with_hint("the weights or the adapter may be damaged, or the dtype too narrow for them")),
-            None => Ok((index, losses().map(|(sequence, loss)| ScoredSequence::of(sequence, loss)).collect())),
+        let (losses, by_target) = engine.target_losses(model, &batch, observer)?;
+        let of_sample = |((sequence, loss), by_target): ((&Sequence, SequenceLoss), Vec<f32>)| SampleLoss {
+            sample: sequence.sample,
+            tokens: sequence.inputs.len(),
+            has_class: matches!(sequence.targets, Targets::Class(_)),
+            loss,
+            by_target,
+        };
+        let losses: Vec<SampleLoss> = batch.sequences.iter().zip(losses).zip(by_target).map(of_sample).rev().collect();
+        match losses.iter().find(|sample| !sample.loss.loss_sum.is_finite()) {
+            Some(SampleLoss { sample, loss, .. }) => {
+                Err(Fault::new(Exit::NotFinite, format!("the loss of sample {sample} (counted from 0) is {}", loss.loss_sum))
+                    .with_hint("the weights or the adapter may be damaged, or the dtype too narrow for them"))
+            }
+            None => Ok((index, losses)),
         }
     };
     let own = share(&tokens, world.size()).swap_remove(world.rank());
-    let own: Result<Vec<(usize, Vec<ScoredSequence>)>, Fault> = own.into_iter().map(&mut losses).collect();
+    let own: Result<Vec<(usize, Vec<SampleLoss>)>, Fault> = own.into_iter().map(&mut losses).collect();
     let mut all = world.agree("validating", own)?.concat();
     all.sort_by_key(|(index, _)| *index);
-    let mut scores = Scores { overall: Score::default(), by_length: Vec::new(), by_set: BTreeMap::new(), longbench_v2: None };
-    for (samples, (_, losses)) in batches.iter().zip(all) {
-        for (ScoredSequence { tokens, has_class, loss }, &sample) in losses.into_iter().zip(samples) {
+    Ok(all.into_iter().flat_map(|(_, losses)| losses).collect())
+}
+
+/// Evaluates [`batches`] of `dataset` as [`losses`] does, and sums up in their order, so that the number of ranks changes no digit.
+pub fn score(
+    engine: &Engine,
+    model: &Model,
+    dataset: &Dataset,
+    batches: &[Vec<usize>],
+    world: &ProcessGroup,
+    observer: &mut dyn Observer,
+) -> Result<Scores, Fault> {
+    Scores::of(dataset, batches, &losses(engine, model, dataset, batches, world, observer)?)
+}
+
+impl Scores {
+    /// Sums up the losses of the samples of some batches.
+    pub fn of(dataset: &Dataset, batches: &[Vec<usize>], losses: &[SampleLoss]) -> Result<Self, Fault> {
+        let mut scores = Self { overall: Score::default(), by_length: Vec::new(), by_set: BTreeMap::new(), longbench_v2: None };
+        for (&SampleLoss { tokens, has_class, loss, .. }, &sample) in losses.iter().zip(batches.iter().flatten()) {
             scores.add(tokens, loss);
             if let Some(name) = dataset.set_of(sample) {
                 scores.by_set.entry(name.to_owned()).or_default().add(loss, tokens);
@@ -134,11 +154,9 @@ pub fn score(
                 scores.longbench_v2.get_or_insert_with(LongBenchV2::default).add_credit(groups.by(), loss.correct as f64);
             }
         }
+        Ok(scores)
     }
-    Ok(scores)
-}
 
-impl Scores {
     /// Adds a sequence of so many tokens, which is no shorter than those before it.
     fn add(&mut self, tokens: usize, loss: SequenceLoss) {
         let up_to = tokens.next_power_of_two();

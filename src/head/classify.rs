@@ -14,7 +14,7 @@ pub(super) fn last_input(head: &'static str, sequence: usize, targets: SequenceT
     let SequenceTargets::Class { len, class } = targets else {
         return Err(wrong_targets(head, "`label` (a class)", "`labels`"));
     };
-    Ok(vec![Pick { sequence, position: len - 1, target: class as i64 }])
+    Ok(vec![Pick { sequence, position: len - 1, target: class as i64, rank: 0 }])
 }
 
 impl Head for Classify {

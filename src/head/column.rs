@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
-use super::{Head, Logits, Pick};
+use super::{BlockFigures, Head, Logits, Pick, Places};
 use crate::native::cuda::on_device;
 use crate::native::gradients_of;
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
@@ -72,6 +72,8 @@ pub struct HeadFootprint {
     pub trained: u64,
     /// Whether these are kept in more bits than they compute in.
     pub is_widened: bool,
+    /// Whether a teacher's predictions play a part in the loss.
+    pub is_distilled: bool,
     pub kind: Kind,
     pub device: Device,
 }
@@ -86,35 +88,37 @@ impl HeadFootprint {
         let (w, wide) = (self.kind.elt_size_in_bytes() as u64, accumulation_kind(self.kind).elt_size_in_bytes() as u64);
         let places = self.targets.min(places_of_block(self.choices, self.device)) as u64;
         // Logits and their powers; for a gradient of the weight, or in a narrow model, once more.
-        let scores = 2 * wide + if wide > w || self.trained > 0 { w } else { 0 };
+        let scores = 2 * wide + if wide > w || self.trained > 0 { w } else { 0 } + if self.is_distilled { 3 * wide } else { 0 };
         let of_trained = self.trained * (2 * wide + if self.is_widened { 2 * w } else { 0 });
         places * (self.choices as u64 * scores + 3 * self.hidden as u64 * w) + of_trained
     }
 }
 
-/// Evaluates `head` on the column that begins at position `start`; with `weight`, its gradient too.
+/// Evaluates `head` on the places of a column; with `weight`, its gradient too.
 ///
 /// # Shapes
 /// `hidden_bne (B, n, E)`, before the model's final norm.
 pub fn column_loss(
     head: &dyn Head,
     hidden_bne: &Tensor,
-    start: usize,
-    picks: &[Pick],
+    places: Places<'_>,
     logits: &dyn Logits,
     weight: Option<f64>,
 ) -> Result<ColumnLoss, Fault> {
     let (_, n, e) = hidden_bne.size3().unwrap_or_default();
+    let Places { start, picks, soft } = places;
     let flat = hidden_bne.reshape([-1, e]);
     let mut gradient = (weight.is_some() && !picks.is_empty()).then(|| flat.zeros_like());
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(zero_sum_of).collect();
     let mut losses = Vec::new();
-    for picks in picks.chunks(places_of_block(logits.num_scores(), flat.device())) {
+    let block = places_of_block(logits.num_scores(), flat.device());
+    for (index, picks) in picks.chunks(block).enumerate() {
+        let soft = soft.map(|soft| soft.rows(index * block, picks.len()));
         let place: Vec<i64> = picks.iter().map(|p| p.sequence as i64 * n + (p.position - start) as i64).collect();
         let place = on_device(&place, flat.device());
         let hidden_ne = flat.index_select(0, &place);
-        let part = block_loss(head, &hidden_ne, picks, logits, weight)?;
+        let part = block_loss(head, &hidden_ne, Places { start, picks, soft: soft.as_ref() }, logits, weight)?;
         let mut parts = part.gradients.into_iter();
         if let (Some(total), Some(Some(part))) = (&mut gradient, parts.next()) {
             let _ = total.index_add_(0, &place, &part);
@@ -138,17 +142,17 @@ struct BlockLoss {
 fn block_loss(
     head: &dyn Head,
     hidden_ne: &Tensor,
-    picks: &[Pick],
+    places: Places<'_>,
     logits: &dyn Logits,
     weight: Option<f64>,
 ) -> Result<BlockLoss, Fault> {
-    let targets: Vec<i64> = picks.iter().map(|p| p.target).collect();
+    let targets: Vec<i64> = places.picks.iter().map(|p| p.target).collect();
     let target_n = on_device(&targets, hidden_ne.device());
     let leaf = hidden_ne.detach().set_requires_grad(weight.is_some());
     let evaluate = || head.choices(&logits.logits(&leaf)).to_kind(accumulation_kind(hidden_ne.kind()));
     let scores_nk = if weight.is_some() { with_grad(evaluate) } else { no_grad(evaluate) };
     let scores = scores_nk.detach();
-    let (figures_2n, gradient_nk) = no_grad(|| cross_entropy(&scores, &target_n, weight));
+    let BlockFigures { figures_2n, gradient_nk } = no_grad(|| head.losses(&scores, &target_n, places.soft, weight));
     let gradients = match gradient_nk {
         None => Vec::new(),
         Some(gradient_nk) => {
@@ -156,26 +160,7 @@ fn block_loss(
             gradients_of(&[&scores_nk], &[&gradient_nk], &leaves)?
         }
     };
-    Ok(BlockLoss { losses: Losses { picks: picks.to_vec(), figures_2n }, gradients })
-}
-
-/// Losses `log Σ exp(scores) − scores[target]`, below them 1 where the target is the first of the largest scores, and with `weight` the
-/// gradient of `weight · Σ losses`. One tensor is made of the size of the scores.
-///
-/// # Shapes
-/// `scores_nk (N, K)`, `target_n (N)`, i64; results `(2, N)`, f64, and as the scores.
-fn cross_entropy(scores_nk: &Tensor, target_n: &Tensor, weight: Option<f64>) -> (Tensor, Option<Tensor>) {
-    let target_n1 = target_n.unsqueeze(1);
-    let (largest_n1, best_n1) = scores_nk.max_dim(-1, true);
-    let mut power_nk = (scores_nk - &largest_n1).exp_();
-    let sum_n1 = power_nk.sum_dim_intlist(&[-1i64][..], true, power_nk.kind());
-    let value_n1 = sum_n1.log() + largest_n1 - scores_nk.gather(1, &target_n1, false);
-    let figures = [&value_n1, &best_n1.eq_tensor(&target_n1)].map(|figure| figure.to_kind(Kind::Double).view(-1));
-    let gradient_nk = weight.map(|weight| {
-        power_nk *= sum_n1.reciprocal() * weight;
-        power_nk.scatter_add_(1, &target_n1, &value_n1.full_like(-weight))
-    });
-    (Tensor::stack(&figures, 0), gradient_nk)
+    Ok(BlockLoss { losses: Losses { picks: places.picks.to_vec(), figures_2n }, gradients })
 }
 
 #[cfg(test)]
@@ -210,9 +195,10 @@ mod tests {
         for (sequence, tokens) in labels.iter().enumerate() {
             picks.extend(NextToken.picks(sequence, SequenceTargets::Tokens(tokens)).unwrap());
         }
-        let frozen = column_loss(&NextToken, &hidden, 0, &picks, &linear, Some(0.2)).unwrap();
+        let places = Places { start: 0, picks: &picks, soft: None };
+        let frozen = column_loss(&NextToken, &hidden, places, &linear, Some(0.2)).unwrap();
         let linear = LinearLogits(linear.0.map(|weight| weight.set_requires_grad(true)));
-        let ours = column_loss(&NextToken, &hidden, 0, &picks, &linear, Some(0.2)).unwrap();
+        let ours = column_loss(&NextToken, &hidden, places, &linear, Some(0.2)).unwrap();
         assert!(frozen.parameter_gradients.is_empty() && frozen.hidden_gradient == ours.hidden_gradient);
         let leaf = hidden.copy().set_requires_grad(true);
         let target = Tensor::from_slice(&labels.concat());
@@ -226,38 +212,11 @@ mod tests {
     }
 
     #[test]
-    fn losses_and_gradient_are_those_of_cross_entropy() {
-        for (kind, bound) in [(Kind::Double, 1e-13), (Kind::Float, 2e-6)] {
-            for (n, k) in [(1, 1), (3, 7), (65, 1024), (5, 5000)] {
-                let scores = Tensor::randn([n, k], (kind, Device::Cpu)) * 9.0;
-                let target = Tensor::randint(k, [n], (Kind::Int64, Device::Cpu));
-                let (ours, of_ours) = cross_entropy(&scores, &target, Some(0.3));
-                let leaf = scores.to_kind(Kind::Double).set_requires_grad(true);
-                let plain = leaf.cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::None, -100, 0.0);
-                (plain.sum(Kind::Double) * 0.3).backward();
-                assert!(ours.get(0).allclose(&plain, bound, bound, false), "{kind:?} {n} × {k}");
-                assert!(of_ours.unwrap().to_kind(Kind::Double).allclose(&leaf.grad(), bound, bound, false), "{kind:?} {n} × {k}");
-                let (alone, none) = cross_entropy(&scores, &target, None);
-                assert!(alone == ours && none.is_none());
-            }
-        }
-        // Equal scores, some that are far apart, and one that is no number.
-        let scores = Tensor::from_slice2(&[[2f32, 2.0, 1.0], [2.0, 2.0, 1.0], [0.0, -1e30, 900.0], [0.0, f32::NAN, 1.0]]);
-        let (figures, gradient) = cross_entropy(&scores, &Tensor::from_slice(&[0i64, 1, 1, 2]), Some(1.0));
-        let figures: Vec<f64> = figures.view(-1).try_into().unwrap();
-        assert_eq!(figures[0].to_bits(), figures[1].to_bits());
-        assert!(figures[2] > 9e29 && figures[3].is_nan());
-        assert_eq!(figures[4..], [1.0, 0.0, 0.0, 0.0]);
-        let gradient: Vec<f32> = gradient.unwrap().get(2).try_into().unwrap();
-        assert_eq!(gradient, [0.0, -1.0, 1.0]);
-    }
-
-    #[test]
     fn classification_reads_the_last_input_and_refuses_labels() {
         let head = ClassifyOnLogits::new(&[5, 2]);
         assert_eq!(
             head.picks(1, SequenceTargets::Class { len: 9, class: 1 }).unwrap(),
-            [Pick { sequence: 1, position: 8, target: 1 }]
+            [Pick { sequence: 1, position: 8, target: 1, rank: 0 }]
         );
         assert!(head.picks(0, SequenceTargets::Tokens(&[1])).is_err());
         let logits = Tensor::arange(7, (Kind::Float, Device::Cpu)).view([1, 7]);

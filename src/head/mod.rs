@@ -3,7 +3,10 @@
 mod classify;
 mod classify_on_logits;
 mod column;
+mod distilled;
+mod loss;
 mod next_token;
+mod places;
 
 use tch::Tensor;
 
@@ -13,7 +16,10 @@ use crate::units::Fault;
 pub use classify::Classify;
 pub use classify_on_logits::ClassifyOnLogits;
 pub use column::{ColumnLoss, HeadFootprint, Losses, SequenceLoss, column_loss};
+pub use distilled::Distilled;
+pub use loss::BlockFigures;
 pub use next_token::NextToken;
+pub use places::{Pick, Places, SoftRows};
 
 /// Logits for hidden states: the model's final norm and output projection behind it.
 pub trait Logits {
@@ -36,14 +42,6 @@ pub enum SequenceTargets<'a> {
     Tokens(&'a [i64]),
     /// The class to be read at the last of `len` inputs.
     Class { len: usize, class: usize },
-}
-
-/// One place where a loss is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pick {
-    pub sequence: usize,
-    pub position: usize,
-    pub target: i64,
 }
 
 impl From<BackwardError> for Fault {
@@ -74,4 +72,13 @@ pub trait Head: Send {
     /// # Shapes
     /// `(N, V)` in, `(N, K)` out.
     fn choices(&self, logits_nv: &Tensor) -> Tensor;
+
+    /// Losses of places that have a target, and their gradient: cross-entropy, unless a teacher's predictions play a part.
+    ///
+    /// # Shapes
+    /// `scores_nk (N, K)`, `target_n (N)`, i64.
+    fn losses(&self, scores_nk: &Tensor, target_n: &Tensor, soft: Option<&SoftRows>, weight: Option<f64>) -> BlockFigures {
+        let _ = soft;
+        loss::cross_entropy(scores_nk, target_n, weight)
+    }
 }

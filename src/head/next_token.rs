@@ -17,7 +17,7 @@ impl Head for NextToken {
             return Err(wrong_targets("next_token", "`labels`", "`label` (a class)"));
         };
         let with_target = tokens.iter().enumerate().filter(|&(_, &t)| t != IGNORE);
-        Ok(with_target.map(|(position, &target)| Pick { sequence, position, target }).collect())
+        Ok(with_target.enumerate().map(|(rank, (position, &target))| Pick { sequence, position, target, rank }).collect())
     }
 
     fn choices(&self, logits_nv: &Tensor) -> Tensor {

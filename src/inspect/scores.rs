@@ -19,7 +19,8 @@ pub struct EvaluationLine {
     /// The split of the samples; earlier versions did not say.
     #[serde(default)]
     pub split: String,
-    scores: OverallScores,
+    /// Of losses, where they were wanted.
+    scores: Option<OverallScores>,
     answers: Option<AnswerMeans>,
 }
 
@@ -36,7 +37,8 @@ struct AnswerMeans {
 impl EvaluationLine {
     /// A figure over all samples, as `loss`, or the mean of a metric of answers.
     pub fn figure(&self, name: &str) -> Option<f64> {
-        self.scores.overall.get(name).or_else(|| self.answers.as_ref()?.means.get(name)).copied()
+        let of_losses = self.scores.as_ref().and_then(|scores| scores.overall.get(name));
+        of_losses.or_else(|| self.answers.as_ref()?.means.get(name)).copied()
     }
 
     /// Means over samples, and over answers.

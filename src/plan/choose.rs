@@ -26,6 +26,8 @@ pub struct Planner<'a> {
     /// The heaviest batch that will come.
     pub batch: &'a Batch,
     pub micro_batches: usize,
+    /// As in [`StepSpec::is_distilled`].
+    pub is_distilled: bool,
     pub machine: Machine,
 }
 
@@ -149,7 +151,14 @@ impl Planner<'_> {
         }
         let all = KeepGraph::of(none.cells.0 * none.cells.1);
         let all = self.consider(GradRecipe { keep_graph: all, ..grad })?;
-        Ok(if all.fits { all } else { none })
+        Ok(if all.fits && self.leaves_room(&none, &all) { all } else { none })
+    }
+
+    /// Whether the graphs kept `with` take at most half of the host's memory that a step leaves `without`: nobody has asked for them, and
+    /// others may share the machine. A device's own memory is for them alone.
+    fn leaves_room(&self, without: &Alternative, with: &Alternative) -> bool {
+        let free = self.machine.limits.host.map(|limit| limit.0.saturating_sub(without.host.0));
+        free.is_none_or(|free| 2 * with.host.0.saturating_sub(without.host.0) <= free)
     }
 
     /// Considers `grad` with as many kept graphs as fit, where their number is open.
@@ -159,6 +168,7 @@ impl Planner<'_> {
         if is_settled || most.kept > 0 || !most.fits {
             return Ok(most);
         }
+        let none = most.clone();
         // The columns of the top band, then whole bands; not all.
         let (bands, columns) = most.cells;
         let cells = |index: usize| if index <= columns { index } else { (index - columns + 1) * columns };
@@ -166,7 +176,7 @@ impl Planner<'_> {
         while fitting + 1 < too_many {
             let tried = usize::midpoint(fitting, too_many);
             let more = self.consider(GradRecipe { keep_graph: KeepGraph::of(cells(tried)), ..grad.clone() })?;
-            if more.fits {
+            if more.fits && self.leaves_room(&none, &more) {
                 (fitting, most) = (tried, more);
             } else {
                 too_many = tried;
@@ -216,9 +226,9 @@ impl Planner<'_> {
     }
 
     fn spec<'b>(&'b self, settings: &'b Settings) -> StepSpec<'b> {
-        let Self { config, trained, optimizer, offload, kind, machine, micro_batches, .. } = *self;
+        let Self { config, trained, optimizer, offload, kind, machine, micro_batches, is_distilled, .. } = *self;
         let (Machine { device, threads, ranks, .. }, accumulates) = (machine, micro_batches > 1);
-        StepSpec { config, settings, trained, optimizer, offload, kind, device, threads, ranks, accumulates }
+        StepSpec { config, settings, trained, optimizer, offload, kind, device, threads, ranks, accumulates, is_distilled }
     }
 
     /// Shapes of cells, as far as they are open, with given stores.

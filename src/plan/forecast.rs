@@ -6,7 +6,7 @@ use super::StepSpec;
 use super::moment::PlannedPeak;
 use super::part::StepPart;
 use super::step_memory::StepMemory;
-use crate::data::{Batch, IGNORE, Sequence, Targets};
+use crate::data::{Batch, IGNORE, Sequence};
 use crate::engine::{ChunkPlan, MemoryPlace};
 use crate::units::Bytes;
 
@@ -42,12 +42,12 @@ impl Forecast {
 fn targets_by_column(plan: &ChunkPlan, batch: &Batch) -> Vec<usize> {
     let of_column = |column: &Range<usize>| {
         let (start, len) = plan.tokens(column);
-        let of_sequence = |sequence: &Sequence| match &sequence.targets {
-            Targets::NextToken(labels) => {
+        let of_sequence = |sequence: &Sequence| match sequence.targets.labels() {
+            Some(labels) => {
                 let labels = labels.get(start..labels.len().min(start + len)).unwrap_or_default();
                 labels.iter().filter(|label| **label != IGNORE).count()
             }
-            Targets::Class(_) => usize::from((start..start + len).contains(&sequence.inputs.len().saturating_sub(1))),
+            None => usize::from((start..start + len).contains(&sequence.inputs.len().saturating_sub(1))),
         };
         batch.sequences.iter().map(of_sequence).sum()
     };

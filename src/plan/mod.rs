@@ -23,6 +23,7 @@ pub use limits::Limits;
 pub use machine::Machine;
 pub use moment::PlannedPeak;
 pub use part::StepPart;
+pub use step_memory::GRAPHS;
 pub use step_spec::StepSpec;
 
 pub use crate::model::TrainedPart;

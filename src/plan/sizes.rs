@@ -62,6 +62,7 @@ pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) 
             hidden: spec.config.hidden_size,
             trained: spec.output_numbers(),
             is_widened: spec.is_narrow() && !spec.trains_weights(),
+            is_distilled: spec.is_distilled,
             kind: spec.kind,
             device: spec.device,
         };

@@ -8,10 +8,13 @@ use super::moment::Moment;
 use super::part::StepPart;
 use super::sizes::{LayerColumn, LayerMemory, PlannedColumn, columns, layers};
 use crate::engine::{ChunkPlan, MemoryPlace, Schedule};
-use crate::model::LayerBytes;
+use crate::model::{LayerBytes, LayerSpec};
 use crate::recipe::{StorePlace, StoreRecipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
+
+/// The part of a peak that is the graph of the cell under way, and of those that are kept.
+pub const GRAPHS: &str = "graph of the cell";
 
 /// A layer band in a column.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +37,8 @@ pub(super) struct StepMemory<'a> {
     checkpoints: u64,
     undo: u64,
     tokens: u64,
+    /// Tokens of the longest sequence.
+    longest: u64,
 }
 
 impl<'a> StepMemory<'a> {
@@ -48,6 +53,7 @@ impl<'a> StepMemory<'a> {
             checkpoints: 0,
             undo: 0,
             tokens: 8 * (plan.len() * plan.num_sequences()) as u64,
+            longest: plan.len() as u64,
             schedule,
         };
         let (bands, columns) = memory.schedule.size();
@@ -98,7 +104,25 @@ impl<'a> StepMemory<'a> {
             moments.extend(looked_at.iter().flat_map(|&c| [self.replay(band, c), Some(self.cell(band, c))]).flatten());
         }
         moments.extend(self.end());
+        moments.extend(self.spec.is_distilled.then(|| self.teacher()));
         moments
+    }
+
+    /// A sample passes the model without its adapter, whose cache keeps everything; the step has not begun.
+    fn teacher(&self) -> Moment {
+        let entry =
+            |layer: &LayerSpec| (layer.attention.num_kv_heads * layer.attention.head_dim) as u64 * 2 * self.spec.element();
+        let cache: u64 = self.spec.config.layers.iter().map(entry).sum();
+        let computing = self.columns[0].shared + self.most(&(0..self.layers.len()), 0, |layer| layer.forward);
+        let mut moment = Moment::new(self.spec, StepPart::Forward);
+        self.stores(&mut moment);
+        moment.add("teacher's cache", MemoryPlace::Device, cache * self.longest);
+        moment.add(
+            "inside",
+            MemoryPlace::Device,
+            computing.max(self.columns.iter().map(|column| column.head).max().unwrap_or(0)),
+        );
+        moment
     }
 
     /// What is there in both phases: caches, stores with their room, the log, the ids.
@@ -141,7 +165,7 @@ impl<'a> StepMemory<'a> {
     /// The loss of a column whose forward is done.
     fn head(&self, c: usize) -> Moment {
         let mut moment = self.in_forward(StepPart::Head, c);
-        moment.add("graph of the cell", MemoryPlace::Device, self.kept(0..self.cells.len(), c..c + 1, |cell| cell.graph));
+        moment.add(GRAPHS, MemoryPlace::Device, self.kept(0..self.cells.len(), c..c + 1, |cell| cell.graph));
         moment.add("inside", MemoryPlace::Device, 2 * self.columns[c].hidden + self.columns[c].head);
         moment
     }
@@ -150,7 +174,7 @@ impl<'a> StepMemory<'a> {
     fn in_forward(&self, part: StepPart, c: usize) -> Moment {
         let (bands, mut moment) = (0..self.cells.len(), self.standing(part));
         moment.add("caches", MemoryPlace::Device, self.layers.iter().map(|layer| layer.notes).sum());
-        moment.add("graph of the cell", MemoryPlace::Device, self.kept(bands.clone(), 0..c, |cell| cell.graph));
+        moment.add(GRAPHS, MemoryPlace::Device, self.kept(bands.clone(), 0..c, |cell| cell.graph));
         moment.add("resident undo entries", MemoryPlace::Device, self.kept(bands.clone(), 0..c + 1, |cell| cell.resident_undo));
         moment.add(
             "travelling gradients",
@@ -188,7 +212,7 @@ impl<'a> StepMemory<'a> {
         let (part, inside) = ways.into_iter().max_by_key(|(_, bytes)| *bytes).unwrap_or(ways[0]);
         let mut moment = self.in_backward(part, band, c);
         let (graph, resident) = if cell.is_kept { (0, 0) } else { (cell.graph, cell.resident_undo) };
-        moment.add("graph of the cell", MemoryPlace::Device, graph);
+        moment.add(GRAPHS, MemoryPlace::Device, graph);
         moment.add("resident undo entries", MemoryPlace::Device, resident);
         moment.add("prefetched copies", MemoryPlace::Device, self.prefetched(band, c));
         if !is_last {
@@ -205,7 +229,7 @@ impl<'a> StepMemory<'a> {
         let kept = |of: fn(&CellMemory) -> u64| {
             self.kept(bands.clone(), 0..self.columns.len(), of) + self.kept(band..band + 1, 0..c + 1, of)
         };
-        moment.add("graph of the cell", MemoryPlace::Device, kept(|cell| cell.graph));
+        moment.add(GRAPHS, MemoryPlace::Device, kept(|cell| cell.graph));
         moment.add("resident undo entries", MemoryPlace::Device, kept(|cell| cell.resident_undo));
         let goes_on = layers.start > 0 || self.spec.trains_embedding();
         let travels = |(at, column): (usize, &PlannedColumn)| {

@@ -31,6 +31,8 @@ pub struct StepSpec<'a> {
     pub ranks: usize,
     /// Whether gradients are summed over several micro-batches.
     pub accumulates: bool,
+    /// Whether a teacher with a full cache is asked first, and what it predicts is part of the loss.
+    pub is_distilled: bool,
 }
 
 impl<'a> StepSpec<'a> {
@@ -53,6 +55,7 @@ impl<'a> StepSpec<'a> {
             threads: 1,
             ranks: 1,
             accumulates: false,
+            is_distilled: recipe.distill.is_some(),
         }
     }
 

@@ -16,6 +16,7 @@ pub(super) fn refuse_contradictions(recipe: &Recipe, reader: &RecipeReader<'_>, 
     let mut found = Contradictions { reader, refusals };
     recipe.data.each().for_each(|data| found.of_data(data));
     found.of_adapter(recipe);
+    found.of_teacher(recipe);
     found.of_cache(&recipe.kv_cache);
     found.of_gradient(recipe);
     found.of_waiting_weights(recipe);
@@ -71,6 +72,17 @@ impl Contradictions<'_> {
         if recipe.lora.is_none() && (recipe.optimizer.loraplus_lr_ratio - 1.0).abs() > 0.0 {
             let message = "`optimizer.loraplus_lr_ratio` is set, and without an adapter there are no matrices B";
             self.refuse(&tables, "optimizer.loraplus_lr_ratio", message, "leave it out");
+        }
+    }
+
+    fn of_teacher(&mut self, recipe: &Recipe) {
+        let (key, tables) = ("head.distill", ["head", "lora", "train"]);
+        if recipe.distill.is_some() && recipe.head != HeadRecipe::NextToken {
+            let message = format!("`{key}` contradicts the head, which predicts no tokens");
+            self.refuse(&tables, key, message, "remove it, or write `head.kind = \"next_token\"`");
+        } else if recipe.distill.is_some() && recipe.lora.is_none() {
+            let message = format!("`{key}` is set, and without an adapter there is no model that stays as it was");
+            self.refuse(&tables, key, message, "leave it out, or train an adapter with `kvtune finetune-lora`");
         }
     }
 

@@ -7,6 +7,7 @@ pub use super::benchmark::{HelmetFamily, LongBenchPrompt};
 use super::chat::ChatRecipe;
 pub use super::data_paths::DataPaths;
 use super::data_sets::NamedSet;
+use super::distill::DistillRecipe;
 pub use super::of_format::FormatContradiction;
 use super::table::{either, table};
 use super::value::{COUNT, KeyRule, PART};
@@ -215,6 +216,9 @@ table! {
         pub(super) num_labels: Option<usize> = None,
         /// Classes by token id. Excludes `labels`.
         pub(super) label_tokens: Option<Vec<u32>> = None,
+        /// Mixes into the loss of `next_token` how far the model is from what it predicts without its adapter and with a full cache (KL).
+        #[default("cross-entropy alone")]
+        pub(super) distill: Option<DistillRecipe> = None,
     }
 }
 

@@ -42,6 +42,7 @@ table! {
         /// their length from the beginning. A GPU then launches a layer as captured graphs.
         pub r#static: bool = false,
         /// Slots are allocated at once, by doubling, or by pages. The last two need the policy `dense`.
+        #[default("`growing` for `dense` without a `cache_length`, else `preallocated`")]
         pub storage: Storage = Storage::Preallocated,
         /// Slots wait in the host's memory while other layers run.
         pub cpu_offload: bool = false,

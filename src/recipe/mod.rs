@@ -15,6 +15,7 @@ mod data;
 mod data_paths;
 mod data_sets;
 pub(crate) mod diagnose;
+mod distill;
 mod eval;
 mod foreign;
 mod grad;
@@ -46,6 +47,7 @@ pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TemplateVaria
 pub use choice::{PolicyRecipe, check_policies_by};
 pub use data::*;
 pub use diagnose::{RecipeError, RecipeLocation};
+pub use distill::DistillRecipe;
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};

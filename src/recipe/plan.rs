@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use super::data::{DataRecipe, HeadRecipe, HeadTable};
+use super::distill::DistillRecipe;
 use super::eval::EvalRecipe;
 use super::grad::GradRecipe;
 use super::kv_cache::CacheRecipe;
@@ -20,6 +21,8 @@ pub struct Recipe {
     pub lora: Option<LoraRecipe>,
     pub data: DataRecipe,
     pub head: HeadRecipe,
+    /// What is mixed into the loss of the next token.
+    pub distill: Option<DistillRecipe>,
     /// How the past is kept.
     pub kv_cache: CacheRecipe,
     /// How the gradient is tiled.
@@ -49,7 +52,7 @@ impl Recipe {
         data.1.retain(|(key, _)| key != "train" || self.data.sets.is_empty());
         let rest = [
             data,
-            section(&self.head.to_table()),
+            section(&HeadTable { distill: self.distill.clone(), ..self.head.to_table() }),
             section(&self.kv_cache),
             (GradRecipe::NAME, self.grad.written()),
             section(&self.train),

@@ -6,7 +6,7 @@ use super::data::{ClassList, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels
 use super::diagnose::Checked;
 use super::eval::EvalRecipe;
 use super::grad::{GradRecipe, OpenKey};
-use super::kv_cache::CacheRecipe;
+use super::kv_cache::{CacheRecipe, Storage};
 use super::model::{LoraRecipe, ModelRecipe};
 use super::overrides::settle;
 use super::plan::Recipe;
@@ -53,7 +53,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
     train.weights = refusals.weigh(&["train"], weights(&reader, train.weights, asked)).unwrap_or(Weights::Adapter);
     let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::of(&reader, model.adapter.as_deref())).transpose()?;
     let recipe = Recipe {
-        kv_cache: CacheRecipe::read(&reader)?,
+        kv_cache: cache(&reader)?,
         grad: GradRecipe { open, ..GradRecipe::read(&reader)? },
         eval: EvalRecipe::read(&reader)?,
         optimizer: OptimizerRecipe::read(&reader)?,
@@ -65,6 +65,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
         lora,
         data,
         head,
+        distill: HeadTable::read(&reader)?.distill,
         train,
     };
     refuse_contradictions(&recipe, &reader, refusals);
@@ -90,6 +91,16 @@ fn refuse_f16(document: &Document) -> Checked<()> {
         return Err(document.reject("model.dtype", message, "use `bf16` or `f32`; weights stored in f16 load as either"));
     }
     Ok(())
+}
+
+/// A dense cache grows with what comes, where nothing says how long it is.
+fn cache(reader: &RecipeReader<'_>) -> Checked<CacheRecipe> {
+    let mut cache = CacheRecipe::read(reader)?;
+    let is_open = !["kv_cache.cache_length", "kv_cache.storage"].into_iter().any(|key| reader.has(key));
+    if is_open && cache.policy.name == "dense" && !cache.r#static {
+        cache.storage = Storage::Growing;
+    }
+    Ok(cache)
 }
 
 fn head(reader: &RecipeReader<'_>, table: HeadTable, data: &DataRecipe) -> Checked<HeadRecipe> {

@@ -11,7 +11,7 @@ use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, Tokenis
 use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files::Scratch;
-use crate::head::{Classify, ClassifyOnLogits, Head, NextToken};
+use crate::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
 use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Model, ModelConfig, ModelPlacement, Preference, companions};
 use crate::native::cuda::Numerics;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
@@ -104,7 +104,10 @@ pub fn engine(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenize
         check_routers(&recipe.model.path, config)?;
     }
     let head: Box<dyn Head> = match &recipe.head {
-        HeadRecipe::NextToken => Box::new(NextToken),
+        HeadRecipe::NextToken => match &recipe.distill {
+            Some(distill) => Box::new(Distilled { weight: distill.weight, temperature: distill.temperature }),
+            None => Box::new(NextToken),
+        },
         HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),
         HeadRecipe::SeqClassification(_) => Box::new(Classify),
     };

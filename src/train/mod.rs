@@ -21,6 +21,7 @@ mod sealed_recipe;
 mod skipped;
 mod start;
 mod step;
+mod teacher;
 #[cfg(test)]
 mod tests;
 mod tiling;
@@ -43,6 +44,7 @@ pub use run_dir::RESOLVED_RECIPE;
 pub use schedule::RunSchedule;
 pub use start::Start;
 pub use step::{StepCallback, TrainStep};
+pub use teacher::Teacher;
 pub use tiling::{ResolvedRun, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data};
 pub use trainer::Trainer;
 

@@ -84,6 +84,7 @@ pub fn plan<T>(
         kind,
         batch,
         micro_batches,
+        is_distilled: recipe.distill.is_some(),
         machine,
     })
 }

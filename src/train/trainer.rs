@@ -11,6 +11,7 @@ use super::meter::StepMeter;
 use super::progress::RunProgress;
 use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
 use super::step::{TrainStep, first_not_finite};
+use super::teacher::Teacher;
 use super::{ExpectedEvictions, FallbackEngine, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, Start, build, tiling};
 use crate::checkpoint::Best;
 use crate::data::Splits;
@@ -50,6 +51,7 @@ pub struct Trainer {
     is_finite: Cell<bool>,
     memory: Option<MemoryMeter>,
     answers: Option<ValidationAnswers>,
+    teacher: Option<Teacher>,
     pub(super) extras: CheckpointExtras,
 }
 
@@ -75,6 +77,7 @@ impl Trainer {
         ranks.check_same("opening the data", of_data(&data))?;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
         let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), &engine, &model)?;
+        let teacher = Teacher::new(&recipe, model.config(), Some(dir))?;
         let shard = ShardedOptimizerState::new(&model, ranks.world());
         let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &shard.own(model.parameters()), device);
         if let Some(memory) = &mut memory {
@@ -99,6 +102,7 @@ impl Trainer {
             is_finite: Cell::new(true),
             memory,
             answers,
+            teacher,
         })
     }
 
@@ -177,7 +181,11 @@ impl Trainer {
         failpoint::pass("run.step").map_err(io_fault("train in", &self.dir))?;
         let began = Instant::now();
         let step = self.schedule.micro_batches(self.progress.step);
-        let assigned = self.assigner.assign(&step, &self.data.train, &self.recipe, self.model.config(), &self.ranks)?;
+        let mut assigned = self.assigner.assign(&step, &self.data.train, &self.recipe, self.model.config(), &self.ranks)?;
+        if let Some(teacher) = &self.teacher {
+            let softened = assigned.batches.iter_mut().try_for_each(|batch| teacher.soften(&mut self.model, batch, observer));
+            self.ranks.exchange("asking the teacher", softened)?;
+        }
         let rate = learning_rate(&self.recipe.optimizer, self.progress.step, self.schedule.num_steps());
         let mut callback = StepMeter { observer, stopwatch: None, memory: self.memory.as_mut() };
         let mut train_step = TrainStep {

@@ -6,12 +6,12 @@ use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
 use super::walk;
 use crate::cache::{self, ReplayLog};
-use crate::data::{Batch, Targets};
-use crate::engine::{Engine, MicroBatchContext};
-use crate::head::{Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
+use crate::data::Batch;
+use crate::engine::{Engine, MicroBatchContext, picks, soft_rows, soft_targets};
+use crate::head::{Logits, Losses, Pick, Places, SequenceLoss, column_loss};
 use crate::model::{Attend, DropoutContext, Model, Qkv, Routed};
 use crate::native::{attach_backward, gradients_of, run_backward};
-use crate::ops::attention::ScoreRule;
+use crate::ops::attention::{ScoreRule, accumulation_kind};
 use crate::recipe::BufferKind;
 use crate::units::{Fault, LayerIdx};
 
@@ -51,17 +51,12 @@ impl Reference {
 
         let router_loss = with_grad(|| attend.router_loss(batch, context.router_weight));
         let one = router_loss.as_ref().map(Tensor::ones_like);
-        let mut picks: Vec<Pick> = Vec::new();
-        for (index, sequence) in batch.sequences.iter().enumerate() {
-            let targets = match &sequence.targets {
-                Targets::NextToken(labels) => SequenceTargets::Tokens(labels),
-                Targets::Class(class) => SequenceTargets::Class { len: sequence.inputs.len(), class: *class },
-            };
-            picks.extend(engine.head().picks(index, targets)?);
-        }
+        let picks = picks(engine.head(), batch)?;
+        let soft = soft_rows(&soft_targets(batch), &picks, model.device());
+        let places = Places { start: 0, picks: &picks, soft: soft.as_ref() };
         // A frozen head is differentiated in blocks: a vocabulary may be large.
         let losses = if model.head_parameters().is_empty() {
-            let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, &WholeHead(model), Some(context.weight))?;
+            let loss = column_loss(engine.head(), &hidden.detach(), places, &WholeHead(model), Some(context.weight))?;
             let of_hidden = loss.hidden_gradient.iter().map(|gradient| (&hidden, gradient));
             let of_routers = router_loss.iter().zip(&one);
             let (roots, seeds): (Vec<_>, Vec<_>) = of_hidden.chain(of_routers).filter(|(root, _)| root.requires_grad()).unzip();
@@ -70,7 +65,7 @@ impl Reference {
             }
             loss.losses.iter().map(Losses::read).collect::<Result<Vec<_>, _>>()?.concat()
         } else {
-            through_the_head(engine, model, &hidden, &picks, router_loss.as_ref(), context.weight)?
+            through_the_head(engine, model, &hidden, places, router_loss.as_ref(), context.weight)?
         };
         let mut sequences = vec![SequenceLoss::default(); batch.sequences.len()];
         for (pick, value, correct) in losses {
@@ -116,29 +111,36 @@ fn through_the_head(
     engine: &Engine,
     model: &Model,
     hidden_bte: &Tensor,
-    picks: &[Pick],
+    places: Places<'_>,
     router_loss: Option<&Tensor>,
     weight: f64,
 ) -> Result<Vec<(Pick, f64, bool)>, Fault> {
     let (_, total, e) = hidden_bte.size3().unwrap_or_default();
-    let device = hidden_bte.device();
+    let (picks, device) = (places.picks, hidden_bte.device());
     let column =
         |value: &dyn Fn(&Pick) -> i64| Tensor::from_slice(&picks.iter().map(value).collect::<Vec<_>>()).to_device(device);
     let (place_n, target_n) = (column(&|p| p.sequence as i64 * total + p.position as i64), column(&|p| p.target));
-    let (loss_n, correct_n) = with_grad(|| {
+    let score_nk = with_grad(|| {
         let hidden_ne = hidden_bte.reshape([-1, e]).index_select(0, &place_n);
         let score_nk = engine.head().choices(&model.logits(&model.final_norm(&hidden_ne)));
-        let wide = if score_nk.kind() == Kind::Double { Kind::Double } else { Kind::Float };
-        let loss_n = -score_nk.log_softmax(-1, wide).gather(1, &target_n.unsqueeze(1), false).squeeze_dim(1);
-        (loss_n, score_nk.detach().argmax(-1, false).eq_tensor(&target_n))
+        score_nk.to_kind(accumulation_kind(score_nk.kind()))
     });
-    let total = with_grad(|| {
-        (&loss_n * weight).sum(None) + router_loss.map_or_else(|| Tensor::from(0.0).to_device(device), Tensor::shallow_clone)
-    });
-    run_backward(&[&total], &[&total.ones_like()])?;
-    let losses = Vec::<f64>::try_from(loss_n.detach().to_device(Device::Cpu).to_kind(Kind::Double))?;
-    let correct = Vec::<bool>::try_from(correct_n.to_device(Device::Cpu))?;
-    Ok(picks.iter().zip(losses.into_iter().zip(correct)).map(|(&pick, (loss, correct))| (pick, loss, correct)).collect())
+    let (loss_n, correct_n, root, seed) = if let Some(soft) = places.soft {
+        // The divergence has a textbook of its own, in its test.
+        let found = engine.head().losses(&score_nk.detach(), &target_n, Some(soft), Some(weight));
+        let [loss_n, correct_n] = [0, 1].map(|row| found.figures_2n.get(row));
+        (loss_n, correct_n, score_nk.shallow_clone(), found.gradient_nk.unwrap_or_else(|| score_nk.zeros_like()))
+    } else {
+        let loss_n = with_grad(|| -score_nk.log_softmax(-1, None).gather(1, &target_n.unsqueeze(1), false).squeeze_dim(1));
+        let (correct_n, seed) = (score_nk.detach().argmax(-1, false).eq_tensor(&target_n), loss_n.full_like(weight));
+        (loss_n.detach(), correct_n, loss_n, seed)
+    };
+    let one = router_loss.map(Tensor::ones_like);
+    let (roots, seeds): (Vec<_>, Vec<_>) = [(&root, &seed)].into_iter().chain(router_loss.zip(one.as_ref())).unzip();
+    run_backward(&roots, &seeds)?;
+    let losses = Vec::<f64>::try_from(loss_n.to_device(Device::Cpu).to_kind(Kind::Double))?;
+    let correct = Vec::<f64>::try_from(correct_n.to_device(Device::Cpu).to_kind(Kind::Double))?;
+    Ok(picks.iter().zip(losses.into_iter().zip(correct)).map(|(&pick, (loss, correct))| (pick, loss, correct > 0.0)).collect())
 }
 
 struct WholeHead<'a>(&'a Model);

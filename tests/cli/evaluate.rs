@@ -182,6 +182,47 @@ fn answers_are_those_of_generate_and_scored_as_score_does() {
 }
 
 #[test]
+fn losses_by_target_and_class_and_differences_from_the_first() {
+    let place = place();
+    place.write(
+        "classes.jsonl",
+        "{\"sample\": 1, \"classes\": {\"digits\": [0, 3]}}\n{\"sample\": 5, \"classes\": {\"digits\": [2]}}\n",
+    );
+    let more =
+        ["--losses", "losses.jsonl", "--token-classes", "classes.jsonl", "--policy", "dense,lastrec", "--cache-length", "16"];
+    let found = lines(&evaluate(&place, &["model"], &[&more[..], &["--format", "json"]].concat()).done());
+    let text = String::from_utf8(place.read("losses.jsonl")).unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((found.len(), rows.len()), (2, 2 * SAMPLES));
+    let losses = |row: &Value| row["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect::<Vec<_>>();
+    let number = |value: &Value| value.as_f64().unwrap();
+    for (line, rows) in found.iter().zip(rows.chunks(SAMPLES)) {
+        let all: Vec<f64> = rows.iter().flat_map(losses).collect();
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        assert!((number(&line["scores"]["overall"]["loss"]) - mean).abs() < 1e-5, "{line}");
+        let of = |sample: u64| losses(rows.iter().find(|row| row["sample"] == sample).unwrap());
+        let digits = (of(1)[0] + of(1)[3] + of(5)[2]) / 3.0;
+        assert!((number(&line["by_class"]["digits"]["loss"]) - digits).abs() < 1e-5, "{line}");
+    }
+    let (difference, loss) = (&found[1]["differences"]["loss"], |line: &Value| number(&line["scores"]["overall"]["loss"]));
+    assert!((number(&difference["difference"]) - (loss(&found[1]) - loss(&found[0]))).abs() < 1e-9, "{difference}");
+    assert!(
+        number(&difference["low"]) <= number(&difference["difference"])
+            && number(&difference["high"]) >= number(&difference["low"])
+    );
+    assert!(found[0].get("differences").is_none() && found[1]["differences"]["loss of digits"]["samples"] == 2, "{}", found[1]);
+    let table = evaluate(&place, &["model"], &more).done().out;
+    assert!(table.contains("tokens: digits") && table.contains("| less `model`, dense, all |"), "{table}");
+
+    place.write("classes.jsonl", "{\"sample\": 1, \"classes\": {\"digits\": [900]}}\n");
+    let error = evaluate(&place, &["model"], &more).refused(3);
+    assert!(error.starts_with("error: the class `digits` has target 900 of sample 1, which has "), "{error}");
+    // Answers alone need no losses.
+    let alone = lines(&evaluate(&place, &["model"], ANSWERS).done());
+    assert!(alone[0].get("scores").is_none() && alone[0]["answers"]["samples"] == SAMPLES, "{}", alone[0]);
+}
+
+#[test]
 fn an_interrupted_evaluation_ends_with_the_same_file() {
     let place = place();
     let caches = [ANSWERS, &["--policy", "h2o,lastrec"]].concat();

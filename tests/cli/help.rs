@@ -151,6 +151,8 @@ fn evaluate() {
           --set <a.b=c>               Override a key of the recipe
           --split <SPLIT>             Which samples; `rest` are those of the training file that `data.on_too_long = "drop"` leaves out [default: validation] [possible values: train, validation, rest]
           --limit <N>                 The first samples of the split alone
+          --losses <FILE>             Write the losses of each sample and of each of its targets to this file of JSON lines. Losses are computed with it, or where no answers are asked for
+          --token-classes <FILE>      Report losses by classes of tokens, too, which this file names: JSON lines `{"sample": 3, "classes": {"far": [0, 17]}}`, targets being counted from 0
           --generate                  Write an answer to each prompt, greedily unless told otherwise, and score it: `longbench_v2` for LongBench v2, `ruler_all` for RULER, `substring` for HELMET, else `exact_match` and `f1`
           --metrics <METRIC>          Generate, and score the answers by these metrics, with commas between them
           --answers <FILE>            Generate, and keep all answers in this file of JSON lines; those that it holds already are not generated again. Default: a file for each cache in the folder `answers` of the run

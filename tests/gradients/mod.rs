@@ -100,6 +100,9 @@ fn every_head() {
             ..c
         },
         |c| Case { name: "classification of single sequences", head: HeadKind::Classify, lengths: &[44], ..c },
+        |c| Case { name: "distilled", head: HeadKind::Distilled, ..c },
+        |c| Case { name: "distilled, at last tokens", head: HeadKind::Distilled, targets: TargetsAt::Last(3), ..c },
+        |c| Case { name: "distilled, beside a copy of the output", head: HeadKind::Distilled, saved: &["lm_head"], ..whole(&c) },
         |c| Case { name: "scores of classes", head: HeadKind::Score, ..c },
         |c| Case { name: "scores of classes, in one cell", head: HeadKind::Score, ..whole(&c) },
     ]);

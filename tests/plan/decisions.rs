@@ -51,7 +51,7 @@ fn planner<'a>(
     machine: Machine,
 ) -> Planner<'a> {
     let (optimizer, offload) = (&recipe.optimizer, recipe.train.offload);
-    Planner { config, kv, trained, optimizer, offload, kind: Kind::Float, batch, micro_batches: 1, machine }
+    Planner { config, kv, trained, optimizer, offload, kind: Kind::Float, batch, micro_batches: 1, is_distilled: false, machine }
 }
 
 /// What is decided for so many tokens, with so many MiB of memory.

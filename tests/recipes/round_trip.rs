@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use kvtune::metrics::Metric;
 use kvtune::recipe::{
     AttentionOutputs, BatchOrder, BatchSize, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe, CheckpointRecipe,
-    Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora,
-    KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory,
-    OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, ReportRecipe,
-    RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice, TemplateDate,
-    TemplateVariables, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    Chunking, DataFormat, DataRecipe, DistillRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe,
+    HelmetFamily, InitLora, KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow,
+    OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe,
+    ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice,
+    TemplateDate, TemplateVariables, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -313,31 +313,63 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn distill()(weight in 0.01..1.0_f64, temperature in 0.1..4.0_f64, top_k in small()) -> DistillRecipe {
+        DistillRecipe { weight, temperature, top_k }
+    }
+}
+
 fn recipe() -> impl Strategy<Value = Recipe> {
     head().prop_flat_map(|head| {
         let lora = option::weighted(0.8, lora());
-        let parts = (rest(head.clone()), lora, data(head.clone()), kv_cache(), train(), optimizer(), eval(head.clone()));
-        parts.prop_map(move |((model, grad, checkpoint, log, output_dir), lora, data, kv_cache, train, optimizer, eval)| {
-            let head = head.clone();
-            // The beginning of an adapter that is not new, and LoRA+ without one, are refused.
-            let is_plain = |lora: &LoraRecipe| lora.init_lora_weights == InitLora::Uniform;
-            let adapter = model.adapter.filter(|_| lora.as_ref().is_some_and(is_plain));
-            let loraplus_lr_ratio = if lora.is_some() { optimizer.loraplus_lr_ratio } else { 1.0 };
-            let optimizer = OptimizerRecipe { loraplus_lr_ratio, ..optimizer };
-            let model = ModelRecipe { adapter, ..model };
-            let train = TrainRecipe { weights: if lora.is_some() { Weights::Adapter } else { Weights::All }, ..train };
-            // A quantised cache has an exact undo log.
-            let form = if kv_cache.buffer == BufferKind::Plain { grad.undo_log.form } else { StoreForm::Plain };
-            let waits = train.offload == Offload::Weights;
-            let keep_graph = if waits && grad.keep_graph.cells() > 0 { KeepGraph::None } else { grad.keep_graph };
-            let mut grad = GradRecipe { undo_log: StoreRecipe { form, ..grad.undo_log }, keep_graph, ..grad };
-            // Beside a store that rounds no output is kept.
-            if grad.rounds() {
-                grad.attention_outputs = AttentionOutputs::Recompute;
-            }
-            let report = ReportRecipe { command: output_dir.as_ref().map(|dir| format!("cat >{}", dir.display())) };
-            Recipe { model, lora, data, head, kv_cache, grad, train, optimizer, eval, checkpoint, log, report, output_dir }
-        })
+        let parts = (
+            (rest(head.clone()), option::of(distill())),
+            lora,
+            data(head.clone()),
+            kv_cache(),
+            train(),
+            optimizer(),
+            eval(head.clone()),
+        );
+        parts.prop_map(
+            move |(((model, grad, checkpoint, log, output_dir), distill), lora, data, kv_cache, train, optimizer, eval)| {
+                let head = head.clone();
+                // The beginning of an adapter that is not new, and LoRA+ without one, are refused.
+                let is_plain = |lora: &LoraRecipe| lora.init_lora_weights == InitLora::Uniform;
+                let adapter = model.adapter.filter(|_| lora.as_ref().is_some_and(is_plain));
+                let loraplus_lr_ratio = if lora.is_some() { optimizer.loraplus_lr_ratio } else { 1.0 };
+                let optimizer = OptimizerRecipe { loraplus_lr_ratio, ..optimizer };
+                let model = ModelRecipe { adapter, ..model };
+                let distill = distill.filter(|_| lora.is_some() && head == HeadRecipe::NextToken);
+                let train = TrainRecipe { weights: if lora.is_some() { Weights::Adapter } else { Weights::All }, ..train };
+                // A quantised cache has an exact undo log.
+                let form = if kv_cache.buffer == BufferKind::Plain { grad.undo_log.form } else { StoreForm::Plain };
+                let waits = train.offload == Offload::Weights;
+                let keep_graph = if waits && grad.keep_graph.cells() > 0 { KeepGraph::None } else { grad.keep_graph };
+                let mut grad = GradRecipe { undo_log: StoreRecipe { form, ..grad.undo_log }, keep_graph, ..grad };
+                // Beside a store that rounds no output is kept.
+                if grad.rounds() {
+                    grad.attention_outputs = AttentionOutputs::Recompute;
+                }
+                let report = ReportRecipe { command: output_dir.as_ref().map(|dir| format!("cat >{}", dir.display())) };
+                Recipe {
+                    model,
+                    lora,
+                    data,
+                    head,
+                    distill,
+                    kv_cache,
+                    grad,
+                    train,
+                    optimizer,
+                    eval,
+                    checkpoint,
+                    log,
+                    report,
+                    output_dir,
+                }
+            },
+        )
     })
 }
 
@@ -408,7 +440,8 @@ const BOUND: &[(&str, &str)] = &[
     ("data.max_seq_length", "7"),
     ("data.on_too_long", "drop"),
     ("data.order", "longest_first"),
-    ("kv_cache.policy", "dense"),
+    ("kv_cache.policy", "lastrec"),
+    ("head.distill", "{ weight = 0.5, temperature = 1.0, top_k = 8 }"),
     ("kv_cache.cache_length", "7"),
     ("kv_cache.cache_length", "{ pyramid = { mean = 7, top = 3 } }"),
     ("kv_cache.chunk_size", "7"),

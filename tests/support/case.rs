@@ -169,6 +169,8 @@ pub enum TargetsAt {
 pub enum HeadKind {
     /// `next_token`.
     NextToken,
+    /// The same, with `head.distill`.
+    Distilled,
     /// `seq_classification_on_logits`.
     Classify,
     /// `seq_classification`.

@@ -20,8 +20,9 @@ pub const BUFFERS: [Value; 5] = [
 ];
 
 /// What the loss is, and where.
-pub const HEADS: [Value; 4] = [
+pub const HEADS: [Value; 5] = [
     |c| c,
+    |c| Case { head: HeadKind::Distilled, ..c },
     |c| Case { targets: TargetsAt::Last(3), ..c },
     |c| Case { head: HeadKind::Classify, ..c },
     |c| Case { head: HeadKind::Score, ..c },

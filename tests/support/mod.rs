@@ -8,10 +8,12 @@ pub mod grid;
 pub mod policies;
 pub mod syncs;
 
+use std::sync::Arc;
+
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
-use kvtune::data::{Batch, Sequence, Targets};
+use kvtune::data::{Batch, IGNORE, Sequence, SoftTargets, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
-use kvtune::head::{Classify, ClassifyOnLogits, Head, NextToken};
+use kvtune::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
 use kvtune::model::{
     Adapter, DropoutKey, Model, ModelConfig, ModelPlacement, ModulePatterns, ModuleSet, NormSpec, PeftConfig, Preference,
 };
@@ -252,9 +254,21 @@ fn row(case: &Case, i: usize, len: usize) -> Sequence {
     };
     let targets = match case.head {
         HeadKind::NextToken => Targets::NextToken((0..len).map(target).collect()),
+        HeadKind::Distilled => {
+            let labels: Vec<i64> = (0..len).map(target).collect();
+            let soft = soft_targets(labels.iter().filter(|&&label| label != IGNORE).count(), i);
+            Targets::Distilled(labels, Arc::new(soft))
+        }
         HeadKind::Classify | HeadKind::Score => Targets::Class((i + 1) % LABELS.len()),
     };
     Sequence { sample: 70 + i as u64, inputs, targets, initial: case.initial.get(i).copied() }
+}
+
+/// What a teacher would predict in so many places of sequence `i`: three tokens, with 0.9 of the probability together.
+fn soft_targets(places: usize, i: usize) -> SoftTargets {
+    let tokens = (0..places).flat_map(|at| [0, 5, 11].map(|other| ((at * 3 + i + other) % VOCAB) as i32)).collect();
+    let log_probs = (0..places).flat_map(|at| [0.5, 0.3, 0.1].map(|p: f32| (p + 0.01 * (at % 3) as f32).ln())).collect();
+    SoftTargets { top_k: 3, tokens, log_probs }
 }
 
 /// The engine of a case for `model`.
@@ -320,6 +334,7 @@ pub fn tilings(case: &Case, model: &Model) -> Vec<Tiling> {
 pub fn engine_with(case: &Case, settings: Settings) -> Engine {
     let head: Box<dyn Head> = match case.head {
         HeadKind::NextToken => Box::new(NextToken),
+        HeadKind::Distilled => Box::new(Distilled { weight: 0.6, temperature: 1.5 }),
         HeadKind::Score => Box::new(Classify),
         HeadKind::Classify => Box::new(ClassifyOnLogits::new(&LABELS)),
     };

@@ -1,6 +1,8 @@
 //! `kvtune evaluate`.
 
 mod answers;
+mod differences;
+mod loss_file;
 mod samples;
 mod table;
 mod targets;

@@ -1,5 +1,6 @@
 //! The verb: every model with every cache, one after the other.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -7,6 +8,8 @@ use clap::Args;
 use tch::Device;
 
 use super::answers::AnswerArguments;
+use super::differences;
+use super::loss_file::{self, LossArguments};
 use super::samples::SampleArguments;
 use super::table::{self, Evaluated};
 use super::targets::{self, CacheArguments, LoadedTarget};
@@ -15,7 +18,7 @@ use crate::cli::world::Joining;
 use crate::data::{Dataset, Splits};
 use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Silent};
-use crate::eval::{self, AnswerFile};
+use crate::eval::{self, AnswerFile, SampleLoss, Scores, TokenClasses};
 use crate::model::{Model, ModelConfig};
 use crate::recipe::BatchSize;
 use crate::report::console;
@@ -41,6 +44,8 @@ pub(in crate::cli) struct Evaluate {
     #[command(flatten)]
     samples: SampleArguments,
     #[command(flatten)]
+    losses: LossArguments,
+    #[command(flatten)]
     answers: AnswerArguments,
     /// Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`.
     #[arg(long, value_name = "FILE")]
@@ -65,6 +70,7 @@ impl Evaluate {
         let evaluations = targets.iter().map(|(_, recipes)| recipes.len()).sum();
         self.refuse_several_logs(evaluations)?;
         let mut shared_file = self.answers.file(world)?;
+        let wanted = self.losses.wanted(self.answers.are_wanted())?;
         let mut results = Vec::new();
         for (target, recipes) in &targets {
             let Some(first) = recipes.first() else { continue };
@@ -73,7 +79,10 @@ impl Evaluate {
             let tokenizer = train::tokenizer(&first.model.path)?;
             for recipe in recipes {
                 let loaded = LoadedTarget { target, model: &model, tokenizer: tokenizer.as_ref(), recipe };
-                let result = self.one(&loaded, evaluations, &mut shared_file, world)?;
+                let mut result = self.one(&loaded, evaluations, wanted.as_ref(), &mut shared_file, world)?;
+                if let Some(first) = results.first() {
+                    result.differences = differences::of(first, &result);
+                }
                 if console::speech().is_json {
                     console::result(&result.to_json().to_string())?;
                 }
@@ -83,10 +92,14 @@ impl Evaluate {
         if let Some(file) = shared_file {
             file.finish()?;
         }
-        if !console::speech().is_json {
-            console::table(&table::of(&results))?;
+        if let Some(path) = self.losses.file.as_ref().filter(|_| world.is_first()) {
+            loss_file::write(path, &results)?;
         }
-        Ok(())
+        if console::speech().is_json {
+            return Ok(());
+        }
+        console::table(&table::of(&results))?;
+        differences::table(&results).map_or(Ok(()), |table| console::table(&table))
     }
 
     /// One file holds the log of one cache.
@@ -105,6 +118,7 @@ impl Evaluate {
         &self,
         loaded: &LoadedTarget<'_>,
         evaluations: usize,
+        wanted: Option<&TokenClasses>,
         shared_file: &mut Option<AnswerFile>,
         world: &Rc<ProcessGroup>,
     ) -> Result<Evaluated, Fault> {
@@ -129,7 +143,13 @@ impl Evaluate {
         // First, as there is more that they may be refused for.
         let answer = |asked| self.answers.answer(loaded, &engine, &asked, shared_file, world);
         let answers = asked.map(answer).transpose()?;
-        let scores = eval::score(&engine, model, &dataset, &batches, world, &mut Silent)?;
+        let losses = wanted.map(|_| eval::losses(&engine, model, &dataset, &batches, world, &mut Silent)).transpose()?;
+        let scores = losses.as_ref().map(|losses| Scores::of(&dataset, &batches, losses)).transpose()?;
+        // In the order of the data, in which the windows of a text follow each other.
+        let mut losses: Vec<_> = batches.iter().flatten().zip(losses.unwrap_or_default()).collect();
+        losses.sort_by_key(|(index, _)| **index);
+        let losses: Vec<SampleLoss> = losses.into_iter().map(|(_, loss)| loss).collect();
+        let class_sums = losses.iter().filter_map(|loss| wanted.map(|classes| classes.sums(loss))).collect::<Result<_, _>>()?;
         if let Some(path) = self.replay_log.as_ref().filter(|_| world.is_first()) {
             keep_log(path, &engine, model, &dataset)?;
         }
@@ -140,7 +160,10 @@ impl Evaluate {
             policy: recipe.kv_cache.policy.name.clone(),
             slots: if evicts { recipe.kv_cache.cache_length.to_string() } else { "all".to_owned() },
             scores,
+            losses,
+            class_sums,
             answers,
+            differences: BTreeMap::new(),
         })
     }
 }

@@ -13,10 +13,10 @@ use tch::Device;
 use super::counts::at_least_one;
 use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
-use crate::engine::Engine;
+use crate::engine::{Engine, Silent};
 use crate::recipe::{Dtype, Recipe, ValidationSource};
 use crate::report::console;
-use crate::train;
+use crate::train::{self, Teacher};
 use crate::units::Fault;
 use crate::verify::{Proofs, fits_in_f64};
 use proof::{ProofSubject, proof_model};
@@ -58,7 +58,7 @@ impl Verify {
         recipe.data.change(&|data| data.validation = ValidationSource::Fraction(0.0));
         // Before the model is there.
         let machine = (!recipe.grad.open.is_empty()).then(|| train::machine_of_trial(&recipe, device));
-        let model = proof_model(&recipe, recipe.model.dtype, device)?;
+        let mut model = proof_model(&recipe, recipe.model.dtype, device)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let (config, log) = (model.config().clone(), self.replay_log.as_deref());
         let engine_of = |recipe: &Recipe| -> Result<Engine, Fault> {
@@ -70,9 +70,12 @@ impl Verify {
         engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
         let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
         console::note(&data.report.to_string());
-        let batch = proof::batch(&data.train, self.samples, self.dump.is_some(), recipe.train.batch_size.sequences())?;
+        let mut batch = proof::batch(&data.train, self.samples, self.dump.is_some(), recipe.train.batch_size.sequences())?;
         if let Some(machine) = machine {
             recipe = train::settled(recipe, &config, &batch, machine)?.0;
+        }
+        if let Some(teacher) = Teacher::new(&recipe, &config, None)? {
+            teacher.soften(&mut model, &mut batch, &Silent)?;
         }
         let engine = engine_of(&recipe)?;
         let context = proof::context(&recipe, &batch);

@@ -1,0 +1,77 @@
+#!/bin/sh
+# Does training with a policy in the loop help on real prose? LoRA adapters are trained on the same passages: with the full cache, with the policy in
+# the loop, in the loop with distillation from the full cache, and in the loop from the adapter of the full cache. Prints the loss of each on passages
+# that nothing else has seen, with the full cache and with the policy, over all tokens and over those that need what lies further back than the cache
+# holds; tab-separated: seed, how it was trained, cache, loss, loss of the far tokens.
+#
+#   sh recipes/real/fetch.sh && cargo build --release
+#   SEEDS="1 2 3" sh recipes/real/prose.sh > lines.tsv
+#
+# An adapter takes some 12 minutes of one thread, and up to 5 GiB. What is there already in data/real is not made again.
+set -eu
+here=$(cd "$(dirname -- "$0")" && pwd)
+work=${DATA:-$here/../../data/real}
+kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet"
+model=$work/SmolLM2-135M-Instruct.Q4_1.gguf
+policy=${POLICY:-"{ h2o = { normalize_scores = true } }"}
+name=${NAME:-h2o}
+slots=${SLOTS:-512}
+steps=${STEPS:-48}
+out=$work/prose-$name-$slots
+
+passages() { python3 "$here/needles.py" --prose "$work/prose" --facts 0 --characters 18400 "$@"; }
+mkdir -p "$out"
+[ -f "$work/prose-train.jsonl" ] || passages --sections A,B,C,D,E,F,G,H --rows 400 --seed 1 >"$work/prose-train.jsonl"
+[ -f "$work/prose-judged.jsonl" ] || passages --sections I,J --rows "${ROWS:-6}" --seed 1000 >"$work/prose-judged.jsonl"
+
+# Evaluates on the judged passages: `evaluate WORDS`.
+evaluate() {
+    $kvtune evaluate --recipe "$here/prose.toml" --device cpu --set data.train="$work/prose-judged.jsonl" \
+        --set data.validation="$work/prose-judged.jsonl" --set model.path="$model" --set kv_cache.cache_length="$slots" "$@"
+}
+
+if [ ! -f "$out/classes.jsonl" ]; then
+    evaluate "$model" --policy dense --losses "$out/whole.jsonl" >/dev/null
+    evaluate "$model" --policy dense --losses "$out/windows.jsonl" --set data.max_seq_length="$slots" --set 'data.on_too_long="split"' \
+        --set data.split_overlap=$((slots / 2)) >/dev/null
+    python3 "$here/far.py" "$out/whole.jsonl" "$out/windows.jsonl" >"$out/classes.part"
+    mv "$out/classes.part" "$out/classes.jsonl"
+fi
+
+# Trains an adapter: `train RUN SEED WORDS`.
+train() {
+    run=$1 seed=$2
+    shift 2
+    [ -d "$run/final" ] && return
+    rm -rf "$run"
+    $kvtune finetune-lora --recipe "$here/prose.toml" --out "$run" --device cpu --set data.train="$work/prose-train.jsonl" \
+        --set model.path="$model" --set train.seed="$seed" --set train.max_steps="$steps" --set data.validation_fraction=0 "$@" >"$run.log" 2>&1
+}
+
+# The lines of a model: `score SEED TRAINED MODEL`.
+score() {
+    [ -f "$out/line-$1-$2" ] || {
+        evaluate "$3" --policy dense --token-classes "$out/classes.jsonl" --format json >"$out/line-$1-$2.part"
+        evaluate "$3" --set kv_cache.policy="$policy" --token-classes "$out/classes.jsonl" --losses "$out/losses-$1-$2.jsonl" --format json \
+            >>"$out/line-$1-$2.part"
+        mv "$out/line-$1-$2.part" "$out/line-$1-$2"
+    }
+    sed "s|.*\"by_class\":{\"far\":{\"loss\":\([0-9.]*\).*\"policy\":\"\([^\"]*\)\".*\"overall\":{[^}]*\"loss\":\([0-9.]*\).*|$1\t$2\t\2\t\3\t\1|" "$out/line-$1-$2"
+}
+
+score - base "$model"
+for seed in ${SEEDS:-1}; do
+    loop="--set kv_cache.cache_length=$slots"
+    run=$out/run-$seed
+    train "$run-full" "$seed" --set 'kv_cache.policy="dense"' --set kv_cache.cache_length=8192
+    score "$seed" full "$run-full"
+    # shellcheck disable=SC2086  # several words
+    {
+        train "$run-loop" "$seed" $loop --set kv_cache.policy="$policy"
+        score "$seed" loop "$run-loop"
+        train "$run-distilled" "$seed" $loop --set kv_cache.policy="$policy" --set head.distill='{ weight = 0.9 }'
+        score "$seed" distilled "$run-distilled"
+        train "$run-after" "$seed" $loop --set kv_cache.policy="$policy" --set model.adapter="$run-full/final"
+        score "$seed" after-full "$run-after"
+    }
+done

@@ -1,0 +1,77 @@
+//! Differences between two evaluations of the same samples, with intervals from the bootstrap (Efron 1979).
+
+use rand::rngs::ChaCha8Rng;
+use rand::{RngExt, SeedableRng};
+use serde::Serialize;
+
+/// How much a figure changes from one evaluation to another.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PairedDifference {
+    pub samples: usize,
+    pub difference: f64,
+    /// Ends of the interval that 95 % of the resampled differences are in.
+    pub low: f64,
+    pub high: f64,
+}
+
+/// What one sample contributes to two evaluations.
+#[derive(Clone, Copy, Debug)]
+pub struct SamplePair {
+    /// The figure's sum over the sample: in the first evaluation, and in the other.
+    pub first: f64,
+    pub other: f64,
+    /// What the sum is divided by: how many targets, or 1.
+    pub weight: f64,
+}
+
+const RESAMPLES: usize = 10_000;
+
+impl PairedDifference {
+    /// The other evaluation less the first: `Σ (other − first) / Σ weight`. Samples are resampled, always by the same draws; `None` where they
+    /// weigh nothing.
+    pub fn of(pairs: &[SamplePair]) -> Option<Self> {
+        let mean = |chosen: &mut dyn Iterator<Item = &SamplePair>| {
+            let (sum, weight) =
+                chosen.fold((0.0, 0.0), |(sum, weight), pair| (sum + pair.other - pair.first, weight + pair.weight));
+            sum / weight
+        };
+        let pairs: Vec<SamplePair> = pairs.iter().copied().filter(|pair| pair.weight > 0.0).collect();
+        if pairs.is_empty() {
+            return None;
+        }
+        let mut rng = ChaCha8Rng::seed_from_u64(0);
+        let mut resampled: Vec<f64> =
+            (0..RESAMPLES).map(|_| mean(&mut (0..pairs.len()).map(|_| &pairs[rng.random_range(0..pairs.len())]))).collect();
+        resampled.sort_by(f64::total_cmp);
+        let at = |part: f64| resampled[((RESAMPLES - 1) as f64 * part).round() as usize];
+        Some(Self { samples: pairs.len(), difference: mean(&mut pairs.iter()), low: at(0.025), high: at(0.975) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_is_as_wide_as_the_standard_error_says() {
+        let pair = |at: usize| SamplePair { first: 1.0, other: 1.5 + f64::from(at % 2 == 0) - 0.5, weight: 1.0 };
+        let pairs: Vec<SamplePair> = (0..400).map(pair).collect();
+        let found = PairedDifference::of(&pairs).unwrap();
+        assert!((found.difference - 0.5).abs() < 1e-12 && found.samples == 400);
+        // The standard deviation is a half, the standard error a fortieth.
+        let half = 1.96 * 0.025;
+        assert!((found.high - 0.5 - half).abs() < 0.005 && (0.5 - found.low - half).abs() < 0.005, "{found:?}");
+        assert_eq!(PairedDifference::of(&pairs), Some(found));
+        assert_eq!(PairedDifference::of(&[]), None);
+    }
+
+    #[test]
+    fn samples_weigh_as_their_targets_do() {
+        let pairs = [SamplePair { first: 10.0, other: 20.0, weight: 10.0 }, SamplePair { first: 1.0, other: 1.0, weight: 90.0 }];
+        let found = PairedDifference::of(&pairs).unwrap();
+        assert!(
+            (found.difference - 0.1).abs() < 1e-12 && found.low.abs() < 1e-12 && (found.high - 1.0).abs() < 1e-12,
+            "{found:?}"
+        );
+    }
+}

@@ -1,0 +1,119 @@
+//! `head.distill`: cross-entropy, mixed with the divergence from a teacher's predictions (Hinton et al. 2015, arXiv 1503.02531).
+
+use tch::{Kind, Tensor};
+
+use super::loss::cross_entropy;
+use super::{BlockFigures, Head, NextToken, Pick, SequenceTargets, SoftRows};
+use crate::units::Fault;
+
+/// The next token, with the loss `(1 − weight) · CE + weight · T² · KL(teacher ‖ model)` where a batch brings a teacher's predictions, and
+/// CE where it brings none.
+///
+/// KL is that of k + 1 outcomes: each of the teacher's k likeliest tokens, and all others together. Both distributions are at temperature T.
+#[derive(Clone, Copy, Debug)]
+pub struct Distilled {
+    pub weight: f64,
+    /// What scores are divided by, T.
+    pub temperature: f64,
+}
+
+impl Head for Distilled {
+    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, Fault> {
+        NextToken.picks(sequence, targets)
+    }
+
+    fn choices(&self, logits_nv: &Tensor) -> Tensor {
+        NextToken.choices(logits_nv)
+    }
+
+    fn losses(&self, scores_nk: &Tensor, target_n: &Tensor, soft: Option<&SoftRows>, weight: Option<f64>) -> BlockFigures {
+        let Some(soft) = soft else { return cross_entropy(scores_nk, target_n, weight) };
+        let (hard, softness) = (1.0 - self.weight, self.weight * self.temperature * self.temperature);
+        let BlockFigures { figures_2n, gradient_nk } = cross_entropy(scores_nk, target_n, weight.map(|weight| weight * hard));
+        let weight = weight.map(|weight| weight * softness / self.temperature);
+        let (divergence_n, of_divergence) = divergence(&(scores_nk / self.temperature), soft, weight);
+        let loss_n = figures_2n.get(0) * hard + divergence_n.to_kind(Kind::Double) * softness;
+        let gradient_nk = gradient_nk.zip(of_divergence).map(|(mut sum, part)| sum.g_add_(&part));
+        BlockFigures { figures_2n: Tensor::stack(&[loss_n, figures_2n.get(1)], 0), gradient_nk }
+    }
+}
+
+/// KL from the teacher's rows to the softmax of `scores_nv`, and the gradient of `weight` times their sum.
+///
+/// # Shapes
+/// `scores_nv (N, V)`; results `(N)` and `(N, V)`.
+fn divergence(scores_nv: &Tensor, soft: &SoftRows, weight: Option<f64>) -> (Tensor, Option<Tensor>) {
+    let (token_nk, teacher_nk) = (&soft.token_nk, soft.log_prob_nk.to_kind(scores_nv.kind()));
+    let log_q_nv = scores_nv.log_softmax(-1, None);
+    let log_q_nk = log_q_nv.gather(1, token_nk, false);
+    let p_nk = teacher_nk.exp();
+    // All other tokens together. Rounding may leave the teacher nothing for them, or less.
+    let p_rest_n1 = (-p_nk.sum_dim_intlist(&[-1i64][..], true, p_nk.kind()) + 1.0).clamp_min(0.0);
+    let has_rest_n1 = p_rest_n1.gt(0.0);
+    let log_q_rest_n1 = log_q_nv.scatter_value(1, token_nk, f64::NEG_INFINITY).logsumexp(&[-1i64][..], true);
+    let log_ratio_n1 = (p_rest_n1.log() - log_q_rest_n1).where_self(&has_rest_n1, &p_rest_n1.zeros_like());
+    let of_tokens_n1 = (&p_nk * (teacher_nk - &log_q_nk)).sum_dim_intlist(&[-1i64][..], true, p_nk.kind());
+    let divergence_n = (of_tokens_n1 + &p_rest_n1 * &log_ratio_n1).squeeze_dim(1);
+    let gradient_nv = weight.map(|weight| {
+        let ratio_n1 = log_ratio_n1.exp() * has_rest_n1.to_kind(p_nk.kind());
+        let of_tokens_nk = (log_q_nk.exp() - p_nk) * weight;
+        (log_q_nv.exp() * ((-ratio_n1 + 1.0) * weight)).scatter_(1, token_nk, &of_tokens_nk)
+    });
+    (divergence_n, gradient_nv)
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    const OPTIONS: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+    /// The likeliest `k` of a teacher with random logits, and all that it predicts.
+    fn teacher(n: i64, v: i64, k: i64) -> (SoftRows, Tensor) {
+        let log_prob_nv = (Tensor::randn([n, v], OPTIONS) * 3.0).log_softmax(-1, None);
+        let (log_prob_nk, token_nk) = log_prob_nv.topk(k, -1, true, true);
+        (SoftRows { token_nk, log_prob_nk }, log_prob_nv)
+    }
+
+    #[test]
+    fn loss_and_gradient_are_those_of_plain_autograd() {
+        for (weight, temperature, k) in [(0.5, 1.0, 3), (1.0, 2.0, 1), (0.25, 0.7, 5), (0.0, 1.0, 2), (0.9, 1.5, 11)] {
+            let (n, v) = (6, 11);
+            let (soft, all_nv) = teacher(n, v, k);
+            let leaf = (Tensor::randn([n, v], OPTIONS) * 4.0).set_requires_grad(true);
+            let target = Tensor::randint(v, [n], (Kind::Int64, Device::Cpu));
+            let found = Distilled { weight, temperature }.losses(&leaf.detach(), &target, Some(&soft), Some(0.3));
+
+            // In a vocabulary of the teacher's tokens and one that stands for all others, plain KL.
+            let q_nv = (&leaf / temperature).softmax(-1, None);
+            let (p_nk, q_nk) = (soft.log_prob_nk.exp(), q_nv.gather(1, &soft.token_nk, false));
+            let kl_n = if k == v {
+                (all_nv.exp() * (&all_nv - q_nv.log())).sum_dim_intlist(&[-1i64][..], false, Kind::Double)
+            } else {
+                let with_rest =
+                    |x: &Tensor| Tensor::cat(&[x.shallow_clone(), -x.sum_dim_intlist(&[-1i64][..], true, Kind::Double) + 1.0], 1);
+                let (p, q) = (with_rest(&p_nk), with_rest(&q_nk));
+                (&p * (p.log() - q.log())).sum_dim_intlist(&[-1i64][..], false, Kind::Double)
+            };
+            let ce_n = leaf.cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::None, -100, 0.0);
+            let loss_n = ce_n * (1.0 - weight) + kl_n * (weight * temperature * temperature);
+            (loss_n.sum(Kind::Double) * 0.3).backward();
+            assert!(found.figures_2n.get(0).allclose(&loss_n, 1e-12, 1e-12, false), "{weight} {temperature} {k}");
+            assert!(found.gradient_nk.unwrap().allclose(&leaf.grad(), 1e-11, 1e-13, false), "{weight} {temperature} {k}");
+        }
+    }
+
+    #[test]
+    fn a_model_that_predicts_as_its_teacher_does_has_no_divergence() {
+        let (soft, all_nv) = teacher(4, 300, 20);
+        let (divergence_n, gradient_nv) = divergence(&all_nv, &soft, Some(1.0));
+        assert!(divergence_n.abs().max().double_value(&[]) < 1e-13);
+        assert!(gradient_nv.unwrap().abs().max().double_value(&[]) < 1e-13);
+        // In f32 a teacher that is certain leaves less than nothing for the others.
+        let certain = SoftRows { token_nk: Tensor::from_slice2(&[[1i64]]), log_prob_nk: Tensor::from_slice2(&[[1e-7f32]]) };
+        let (found, gradient) = divergence(&Tensor::from_slice2(&[[-200f32, 0.0, -300.0]]), &certain, Some(1.0));
+        assert!(found.double_value(&[0]).abs() < 1e-6 && gradient.unwrap().isfinite().all().int64_value(&[]) == 1);
+    }
+}
