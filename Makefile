@@ -28,8 +28,9 @@ build: setup
 	$(CARGO) build --release --locked
 
 ## make test    run all tests
+# On one thread of libtorch each: the tests are the parallelism, and its threads would spin against each other.
 test: setup
-	$(CARGO) test --locked
+	OMP_NUM_THREADS=1 $(CARGO) test --locked
 
 ## make faults  kill, damage and starve the binary from outside, and print n/n (docs/CONTRIBUTING.md)
 faults: setup

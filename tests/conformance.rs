@@ -7,6 +7,7 @@ use kvtune::model::Model;
 use kvtune::recipe::Recipe;
 use tch::Device;
 
+use crate::support;
 use crate::support::policies::registered;
 
 const CPU: Device = Device::Cpu;
@@ -20,6 +21,7 @@ fn recipe(model: &str, cache: &str) -> Recipe {
 }
 
 fn written(recipe: &Recipe, dir: &Path) -> (Model, PolicyFile) {
+    support::on_one_thread();
     let model = Model::load(&recipe.model, recipe.model.dtype, CPU).unwrap();
     let trial = PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad).unwrap();
     let file = PolicyFile::record(recipe, &model, "hash", &trial).unwrap();

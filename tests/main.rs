@@ -27,6 +27,7 @@ mod recipes;
 mod replay_log;
 mod scaling;
 mod serve;
+mod starter;
 mod support;
 mod syncs;
 mod weights;

@@ -106,24 +106,24 @@ fn a_conversation_goes_on_from_what_was_read() {
     place.write("t.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>{% endfor %}<assistant>");
     let talk = ["generate", "model", "--chat", "--chat-template", "t.jinja", "--max-new-tokens", "5", "--greedy"];
     let lines = "Hello\n!status\n!nothing\nAnd then?\n!status\n!clear\n!status\n";
-    let said = place.hear(place.command(&talk).write_stdin(lines)).done();
+    let said = place.hear_beside(place.command(&talk), lines).done();
     assert_eq!(said.out.lines().count(), 2, "{}", said.out);
     for words in ["2 messages, ", "there is no `!nothing`", "4 messages, ", "0 messages, 0 tokens"] {
         assert!(said.err.contains(words), "{words}: {}", said.err);
     }
     assert!(!said.err.contains("read again"), "{}", said.err);
     let json = [&talk[..], &["--format", "json"]].concat();
-    let answers = place.hear(place.command(&json).write_stdin(lines)).done().out;
+    let answers = place.hear_beside(place.command(&json), lines).done().out;
     let answers = answers.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let answers: Vec<String> = answers.map(|line| line["content"].as_str().unwrap().to_owned()).collect();
     assert_eq!(answers, said.out.lines().collect::<Vec<_>>());
     // A template that leaves the spaces of earlier messages out writes them otherwise.
     place.write("t.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content[:2] }}<|endoftext|>{% endfor %}<assistant>");
-    let said = place.hear(place.command(&talk).write_stdin("Hello\nAnd then?\n")).done();
+    let said = place.hear_beside(place.command(&talk), "Hello\nAnd then?\n").done();
     assert!(said.err.contains("the conversation is read again from token 0 on"), "{}", said.err);
     // In chunks that are shorter than what stays the same, that is not read again.
     let small = [&talk[..], &["--system-prompt", "Be brief.", "--set", "kv_cache.chunk_size=4"]].concat();
-    let said = place.hear(place.command(&small).write_stdin("Hello\nAnd then?\n")).done();
+    let said = place.hear_beside(place.command(&small), "Hello\nAnd then?\n").done();
     assert!(said.err.contains("the conversation is read again from token 28 on"), "{}", said.err);
 }
 

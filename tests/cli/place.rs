@@ -1,14 +1,15 @@
 //! Where a test works: a directory with a model, data and a recipe that runs as they stand, and the binary.
 
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::process::{Command, Output, Stdio};
 
-use assert_cmd::Command;
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
 use crate::binary::kvtune;
+use crate::starter;
 
 /// Rows of the training file.
 pub(crate) const NUM_ROWS: usize = 6;
@@ -108,19 +109,30 @@ impl Place {
 
     /// The binary, to be run in this directory. A backtrace is asked for, so that one that is printed is seen.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::from_std(kvtune());
-        command.current_dir(self.dir.path()).args(arguments).timeout(Duration::from_secs(240));
+        let mut command = kvtune();
+        command.current_dir(self.dir.path()).args(arguments);
         command.env("RUST_BACKTRACE", "1").env("XDG_CACHE_HOME", self.path("cache"));
         command
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Said {
-        self.hear(&mut self.command(arguments))
+        self.hear(&self.command(arguments))
     }
 
-    /// Runs `command` and replaces what differs from one machine to the next.
-    pub(crate) fn hear(&self, command: &mut Command) -> Said {
-        let output = command.output().unwrap();
+    /// Runs `command` in a fork.
+    pub(crate) fn hear(&self, command: &Command) -> Said {
+        self.said(starter::output(command))
+    }
+
+    /// Starts `command` and gives it some input.
+    pub(crate) fn hear_beside(&self, mut command: Command, input: &str) -> Said {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        self.said(child.wait_with_output().unwrap())
+    }
+
+    /// Replaces what differs from one machine to the next.
+    fn said(&self, output: Output) -> Said {
         let dir = self.dir.path().canonicalize().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap().replace(&*dir.to_string_lossy(), "<dir>");
         Said { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }

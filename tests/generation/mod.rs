@@ -14,6 +14,8 @@ use kvtune::train;
 use serde_json::{Map, Value};
 use tch::{Device, Tensor, no_grad};
 
+use crate::support;
+
 /// A model that is ready for use.
 pub(crate) struct Used {
     pub(crate) model: Model,
@@ -25,6 +27,7 @@ pub(crate) struct Used {
 impl Used {
     /// Of a model among the fixtures, with keys of the recipe, and an adapter among the fixtures.
     pub(crate) fn new(model: &str, set: &[&str], adapter: Option<&str>) -> Self {
+        support::on_one_thread();
         let path = fixture(model);
         let set: Vec<String> = set.iter().map(|key| (*key).to_owned()).collect();
         let mut recipe = Recipe::of_model(&path, &set).unwrap().recipe;

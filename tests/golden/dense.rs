@@ -10,6 +10,8 @@ use kvtune::store::load_tensor;
 use kvtune::units::{Fault, LayerIdx};
 use tch::{Device, Kind, Tensor, no_grad};
 
+use crate::support;
+
 pub(super) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
@@ -105,6 +107,7 @@ impl Golden {
 }
 
 fn adapted(dtype: Dtype) -> Model {
+    support::on_one_thread();
     let model = Model::load(&fixture("model-qwen2"), dtype, Device::Cpu).unwrap();
     let adapter = Adapter::load_peft(&fixture("adapter-qwen2"), model.config(), model.kind(), Device::Cpu).unwrap();
     model.with_adapter(adapter)
@@ -123,6 +126,7 @@ pub(super) fn assert_family(model: &Model, golden: &Golden) -> [f64; 3] {
 
 /// The fixture's model with an adapter of another kind.
 fn assert_adapter_kind(kind: &str) -> Model {
+    support::on_one_thread();
     let base = Model::load(&fixture("model-qwen2"), Dtype::F32, Device::Cpu).unwrap();
     let adapter = fixture(&format!("families/adapter-{kind}"));
     let adapter = Adapter::load_peft(&adapter, base.config(), base.kind(), Device::Cpu).unwrap();
@@ -222,6 +226,7 @@ fn assert_gradients(model: &Model, golden: &Golden, tolerance: f64) -> f64 {
 #[test]
 fn logits_loss_and_gradients_are_the_other_programs() {
     let golden = Golden::read();
+    support::on_one_thread();
     let base = Model::load(&fixture("model-qwen2"), Dtype::F32, Device::Cpu).unwrap();
     let logits_base = no_grad(|| logits(&base, &golden.ids_bn));
     assert!(furthest(&logits_base, &golden.get("logits_base")) <= 1e-4);

@@ -13,6 +13,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::dense::{Golden, assert_family, fixture, furthest, logits};
 use super::fixture;
+use crate::support;
 use crate::support::case::{Case, PLAIN};
 use crate::support::recipes;
 
@@ -57,6 +58,7 @@ const CASES: &[FamilyCase] = &[
 
 /// The model without its adapter.
 fn base(name: &str) -> Model {
+    support::on_one_thread();
     Model::load(&fixture(&format!("families/model-{name}")), Dtype::F32, Device::Cpu).unwrap()
 }
 
@@ -122,6 +124,7 @@ fn through_plain_attention() {
 #[test]
 fn classes_by_a_matrix_of_their_own() {
     let numbers = Golden::of_classes("qwen2-seqcls");
+    support::on_one_thread();
     let base = Model::load(&fixture("model-qwen2"), Dtype::F32, Device::Cpu).unwrap().with_classes(Some(4));
     let adapter = fixture("families/adapter-qwen2-seqcls");
     let adapter = Adapter::load_peft(&adapter, base.config(), base.kind(), Device::Cpu).unwrap();

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::dense::{fixture, furthest, logits};
+use crate::support;
 
 /// Adapters of each kind, and their bases.
 const KINDS: &[(&str, &str)] = &[
@@ -45,6 +46,7 @@ fn adapter(base: &Path, dir: &Path) -> Adapter {
 }
 
 fn load(dir: &Path) -> Model {
+    support::on_one_thread();
     Model::load(dir, Dtype::F32, Device::Cpu).unwrap()
 }
 

@@ -8,6 +8,7 @@ use serde_json::Value;
 use tch::{Device, no_grad};
 
 use super::dense::{Golden, assert_family, fixture, logits};
+use crate::support;
 
 /// What the fixtures hold of each case, by the beginning of their names.
 fn cases(prefix: &str, suffix: &str) -> Vec<String> {
@@ -21,6 +22,7 @@ fn logits_loss_and_gradients() {
     assert_eq!(cases.len(), 16, "{cases:?}");
     for case in cases {
         let golden = Golden::of_model(&fixture(&format!("quantised/dense-{case}.safetensors")));
+        support::on_one_thread();
         let base = Model::load(&fixture(&format!("quantised/model-{case}")), Dtype::F32, Device::Cpu).unwrap();
         let of_base = no_grad(|| golden.furthest_logits(&logits(&base, &golden.ids_bn.narrow(0, 0, 1)), "logits_base"));
         assert!(of_base <= 1e-4, "{case}: {of_base:e}");

@@ -11,11 +11,14 @@ use std::time::{Duration, Instant};
 
 use super::ground::Ground;
 use crate::binary::kvtune;
+use crate::starter::Fork;
 
 /// How long the CPUs may be at work on a refusal. Most take a tenth of a second.
 const LIMIT: Duration = Duration::from_secs(10);
 /// When a child is given up that may be waiting for something: a busy machine is given time.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How often a child is looked at.
+const MOMENT: Duration = Duration::from_millis(10);
 /// Resident memory beyond that of `kvtune check` on a sound recipe, in KiB.
 const BEYOND: u64 = 512 << 10;
 /// The guard of the machine: address space beyond that of the sound one, in KiB. Mapped files count, too.
@@ -168,9 +171,15 @@ impl Case {
     }
 
     fn watch(&self, place: &Ground) -> Seen {
-        let mut limits = vec![format!("-v {}", plain().addresses as i64 + self.addresses)];
+        let addresses = u64::try_from(plain().addresses as i64 + self.addresses).unwrap();
+        let command = command(place, &self.arguments);
+        // What decides before there is a `main` is seen in a start.
+        if self.limits.is_empty() && self.addresses > 0 {
+            return watch(|words| Running::Forked(Fork::of(&command, [Path::new("/dev/null"), words], addresses << 10)));
+        }
+        let mut limits = vec![format!("-v {addresses}")];
         limits.extend(self.limits.iter().cloned());
-        watch(place, &self.arguments, &limits)
+        watch(|words| Running::Started(start(&command, &limits, words)))
     }
 }
 
@@ -189,42 +198,84 @@ struct Seen {
 fn plain() -> &'static Seen {
     static PLAIN: OnceLock<Seen> = OnceLock::new();
     PLAIN.get_or_init(|| {
-        let seen = watch(&Ground::new(), &["check", "--recipe", "recipe.toml"].map(str::to_owned), &[]);
+        let place = Ground::new();
+        let command = command(&place, &["check", "--recipe", "recipe.toml"].map(str::to_owned));
+        let seen = watch(|words| Running::Started(start(&command, &[], words)));
         assert!(seen.status.success() && seen.resident > 0, "{}", seen.words);
         seen
     })
 }
 
-/// Runs the binary, and looks at its memory until it ends. A child that goes on is killed.
-fn watch(place: &Ground, arguments: &[String], limits: &[String]) -> Seen {
-    let plain = kvtune();
-    // The shell sets the limits, and becomes the binary.
-    let set = limits.iter().map(|limit| format!("ulimit {limit} && ")).collect::<Vec<_>>().concat();
-    let mut command = Command::new("/bin/sh");
-    command.args(["-c", &format!("{set}exec \"$0\" \"$@\"")]).arg(plain.get_program());
-    command.args(arguments).env_clear().envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    command.args(if arguments.iter().any(|a| ["data", "inspect", "score"].contains(&&**a)) {
+fn command(place: &Ground, arguments: &[String]) -> Command {
+    let mut command = kvtune();
+    command.args(arguments).args(if arguments.iter().any(|a| ["data", "inspect", "score"].contains(&&**a)) {
         &[][..]
     } else {
         &["--device", "cpu"]
     });
-    let words = tempfile::NamedTempFile::new().unwrap();
     command.env("XDG_CACHE_HOME", place.path("cache")).current_dir(place.path(""));
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(words.reopen().unwrap());
+    command
+}
+
+/// The shell sets the limits, and becomes the binary.
+fn start(plain: &Command, limits: &[String], words: &Path) -> Child {
+    let set = limits.iter().map(|limit| format!("ulimit {limit} && ")).collect::<Vec<_>>().concat();
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", &format!("{set}exec \"$0\" \"$@\"")]).arg(plain.get_program()).args(plain.get_args());
+    command.env_clear().envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.current_dir(plain.get_current_dir().unwrap());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(words).unwrap()).spawn().unwrap()
+}
+
+/// The binary, at work on a case.
+enum Running {
+    Forked(Fork),
+    Started(Child),
+}
+
+impl Running {
+    fn id(&self) -> u32 {
+        match self {
+            Self::Forked(fork) => fork.id().cast_unsigned(),
+            Self::Started(child) => child.id(),
+        }
+    }
+
+    /// Waits a moment for its end.
+    fn wait(&mut self) -> Option<ExitStatus> {
+        match self {
+            Self::Forked(fork) => fork.wait(MOMENT),
+            Self::Started(child) => {
+                std::thread::sleep(MOMENT);
+                child.try_wait().unwrap()
+            }
+        }
+    }
+
+    fn kill(&mut self) {
+        match self {
+            Self::Forked(fork) => fork.kill(),
+            Self::Started(child) => child.kill().unwrap(),
+        }
+    }
+}
+
+/// Runs the binary, and looks at its memory until it ends. One that goes on is killed.
+fn watch(run: impl FnOnce(&Path) -> Running) -> Seen {
+    let words = tempfile::NamedTempFile::new().unwrap();
     let began = Instant::now();
-    let mut child = command.spawn().unwrap();
+    let mut running = run(words.path());
     let (mut resident, mut addresses, mut took) = (0, 0, Duration::ZERO);
     let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
+        // The largest so far, so that only what comes in the last instants can be missed.
+        (resident, addresses) = peaks(running.id()).map_or((resident, addresses), |(r, a)| (resident.max(r), addresses.max(a)));
+        took = worked(running.id()).unwrap_or(took);
+        if took > LIMIT || began.elapsed() > PATIENCE {
+            running.kill();
+        }
+        if let Some(status) = running.wait() {
             break status;
         }
-        // The largest so far, so that only what comes in the last instants can be missed.
-        (resident, addresses) = peaks(&child).map_or((resident, addresses), |(r, a)| (resident.max(r), addresses.max(a)));
-        took = worked(&child).unwrap_or(took);
-        if took > LIMIT || began.elapsed() > PATIENCE {
-            child.kill().unwrap();
-        }
-        std::thread::sleep(Duration::from_millis(10));
     };
     let mut said = Vec::new();
     File::open(words.path()).unwrap().take(4 * MAX_WORDS as u64).read_to_end(&mut said).unwrap();
@@ -232,15 +283,15 @@ fn watch(place: &Ground, arguments: &[String], limits: &[String]) -> Seen {
 }
 
 /// How long the CPUs were at work on a process, of `/proc/PID/stat`: two counts of hundredths of a second.
-fn worked(child: &Child) -> Option<Duration> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
+fn worked(id: u32) -> Option<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     let counts = stat.rsplit(')').next()?.split(' ').skip(12).take(2).map(|count| count.parse::<u64>().ok());
     Some(Duration::from_millis(10 * counts.sum::<Option<u64>>()?))
 }
 
 /// The largest resident memory and address space of the binary so far, in KiB.
-fn peaks(child: &Child) -> Option<(u64, u64)> {
-    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
+fn peaks(id: u32) -> Option<(u64, u64)> {
+    let status = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
     // For a moment the child is seen with the memory of these tests: who spawns goes on before the child has let go of it.
     if !status.starts_with("Name:\tkvtune\n") {
         return None;

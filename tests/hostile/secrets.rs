@@ -23,7 +23,7 @@ const SECRET: &str = "hf_TopSecretThatNobodyMaySee";
 fn run(ground: &Ground, arguments: &[&str]) -> Said {
     let mut command = ground.command(arguments);
     command.envs(VARIABLES.map(|name| (name, format!("{SECRET}-{name}"))));
-    let said = ground.hear(&mut command);
+    let said = ground.hear(&command);
     let all = format!("{}{}", said.out, said.err);
     assert!(!all.contains(SECRET), "{arguments:?}: {all}");
     said

@@ -8,6 +8,7 @@ use kvtune::data::{ChatTemplates, Conversation, message, render_in_children_of};
 
 use super::case::{Case, hold};
 use super::ground::Ground;
+use crate::starter;
 
 fn template(name: &str, text: impl Into<String>) -> Case {
     let text = text.into();
@@ -220,7 +221,7 @@ fn hostile() -> Vec<(String, String)> {
 /// Each ends in a text or in an error, and so do well-meant ones afterwards.
 #[test]
 fn templates_end_in_a_text_or_an_error() {
-    render_in_children_of(env!("CARGO_BIN_EXE_kvtune"), "render-chat-templates");
+    render_in_children_of(starter::in_place(), "render-chat-templates");
     let place = Ground::new();
     let rendered = |template: &str| {
         let templates = ChatTemplates::load(&place.path("model"), Some(&format!("{template}\n")), None);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use safetensors::SafeTensors;
@@ -13,6 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::binary::kvtune;
+use crate::starter;
 
 /// 12 steps of ragged sequences with dropout and accumulation; every step is saved, every fifth validated.
 const RECIPE: &str = r#"
@@ -105,7 +106,7 @@ impl Workshop {
     }
 
     pub fn kvtune(&self, failpoint: &str, arguments: &[&str]) -> Ended {
-        ended(self.command(failpoint, arguments).spawn().unwrap())
+        of_output(&starter::output(&self.command(failpoint, arguments)))
     }
 
     /// Begins a run in the directory `run`.
@@ -214,7 +215,10 @@ pub fn finetune_full_arguments<'a>(run: &'a str, set: &[&'a str]) -> Vec<&'a str
 
 /// Waits for the end of a process.
 pub fn ended(child: Child) -> Ended {
-    let output = child.wait_with_output().unwrap();
+    of_output(&child.wait_with_output().unwrap())
+}
+
+fn of_output(output: &Output) -> Ended {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let code = output.status.code().ok_or_else(|| output.status.signal().unwrap());
     Ended { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }

@@ -53,11 +53,16 @@ pub fn normal(seed: u64, shape: &[i64], deviation: f64) -> Tensor {
     Tensor::from_slice(&values).view(shape)
 }
 
+/// Makes libtorch compute on one thread. The tests are the parallelism: threads that wait for a CPU of other tests spin for longer than these
+/// models compute. And a reduction split over threads would not repeat to the bit.
+pub fn on_one_thread() {
+    tch::set_num_threads(1);
+}
+
 /// The model of a case, written to a directory and read back. No bias is zero, no norm is one, and the B of an adapter
 /// is drawn too.
 pub fn model(case: &Case) -> Model {
-    // The tests are the parallelism; and a reduction split over threads would not repeat to the bit.
-    tch::set_num_threads(1);
+    on_one_thread();
     let dir = tempfile::tempdir().unwrap();
     let path = if let Some(name) = case.quantised {
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised").join(name)
