@@ -1,4 +1,4 @@
-//! Keys of `adapter_config.json` that ask for what is not built, and those that ask for nothing.
+//! Keys of `adapter_config.json` that ask for what is not built.
 
 use serde_json::{Map, Value};
 
@@ -32,36 +32,6 @@ pub(super) const LORA_ONLY: &str = "lora_only";
 /// That with which all biases of the model are.
 pub(super) const ALL_BIASES: &str = "all";
 
-/// Keys that have no effect on a loaded adapter, or are read below.
-const HARMLESS: &[&str] = &[
-    "alpha_pattern",
-    "auto_mapping",
-    "base_model_name_or_path",
-    "corda_config",
-    "ensure_weight_tying",
-    "eva_config",
-    "exclude_modules",
-    "inference_mode",
-    "layers_pattern",
-    "layers_to_transform",
-    "lora_alpha",
-    "lora_bias",
-    "lora_dropout",
-    "lora_ga_config",
-    "megatron_config",
-    "megatron_core",
-    "modules_to_save",
-    "peft_version",
-    "qalora_group_size",
-    "r",
-    "rank_pattern",
-    "revision",
-    "target_modules",
-    "target_parameters",
-    "use_dora",
-    "use_rslora",
-];
-
 /// A value with which a key asks for nothing that is not built.
 #[derive(Clone, Copy)]
 pub(super) enum Inert {
@@ -82,11 +52,6 @@ impl Inert {
             _ => false,
         }
     }
-}
-
-/// Whether anybody here knows a key.
-pub(super) fn is_known(key: &str) -> bool {
-    HARMLESS.contains(&key) || ONLY_INERT.iter().any(|(inert, _)| *inert == key)
 }
 
 /// Settings that would change what the adapter computes and are not built, as `key = value`.
