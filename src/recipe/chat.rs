@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use super::diagnose::Checked;
-use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
+use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
 use super::value::{RecipeReader, RecipeValue};
 use super::words::words;
 
@@ -48,7 +48,7 @@ table! {
 
 /// A part of a table, whose keys stand in that table.
 impl RecipeField for ChatRecipe {
-    fn keys(_: KeyText, _: &KeyDefault) -> Vec<RecipeKey> {
+    fn keys(_: KeyText, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         <Self as RecipeTable>::keys()
     }
 

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::diagnose::{Checked, RecipeError, suggest};
 use super::read::read;
-use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, TableEntries, dotted};
+use super::table::{KeyText, RecipeField, RecipeKey, TableEntries, dotted};
 use super::tree::{KeyValue, Node, NodeValue, RecipeSource, Spot};
 use super::value::RecipeReader;
 use crate::units::quoted;
@@ -115,15 +115,13 @@ impl PolicyRecipe {
 /// Which policies there are is known elsewhere, so that the name is checked here only where [`check_policies_by`] has said by whom. A recipe that names none still lends its source to
 /// the errors about the default.
 impl RecipeField for PolicyRecipe {
-    fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
-        let (takes, default) = ("name, or a table with one name".to_owned(), default.of(&text.name));
-        let schema = || serde_json::json!({ "type": ["string", "object"] });
+    fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
+        let (takes, default) = ("name, or a table with one name".to_owned(), default(&text.name));
         vec![RecipeKey {
             text,
             takes,
             default,
             check: |reader, key, _| Self::find(reader, "", key).and_then(|choice| choice.as_ref().map_or(Ok(()), checked)),
-            schema,
         }]
     }
 

@@ -9,7 +9,7 @@ use toml::Value;
 
 use super::diagnose::Checked;
 use super::read::AUTO;
-use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
+use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
 use super::value::{COUNT, KeyRule, RecipeReader, RecipeValue};
 use super::words::words;
 
@@ -116,7 +116,7 @@ impl GradRecipe {
 
 /// No key of its own: it is read from those that are left open.
 impl RecipeField for Vec<OpenKey> {
-    fn keys(_: KeyText, _: &KeyDefault) -> Vec<RecipeKey> {
+    fn keys(_: KeyText, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         Vec::new()
     }
 
@@ -246,7 +246,7 @@ impl fmt::Display for StoreRecipe {
 
 /// Two keys: the form has the name of the field, and the place another one beside it.
 impl RecipeField for StoreRecipe {
-    fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
+    fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         let (name, meaning) = (place_key(&text.name), "Where they wait.");
         let place = KeyText { name, meaning, may_be_auto: text.may_be_auto, ..KeyText::default() };
         StoreForm::keys(text, default).into_iter().chain(StorePlace::keys(place, default)).collect()

@@ -28,10 +28,8 @@ mod of_format;
 mod overrides;
 mod plan;
 mod read;
-mod reference;
 mod refusals;
 mod resolve;
-mod schema;
 mod sets_by_name;
 mod suggest;
 mod table;
@@ -55,4 +53,7 @@ pub use model::{
     TargetModules, TrainedBias, extra_modules,
 };
 pub use training::*;
-pub use {initial_part::*, plan::Recipe, reference::reference, schema::schema, write::Difference};
+pub use {initial_part::*, plan::Recipe, write::Difference};
+// What the reference is written from.
+#[doc(hidden)]
+pub use {alias::FLAT, foreign::FOREIGN, foreign::Meaning, plan::TABLES, suggest::ADVICE, table::KeyText, table::RecipeKey};

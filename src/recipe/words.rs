@@ -30,10 +30,6 @@ macro_rules! words {
                 super::diagnose::listed(Self::ALL.iter().map(|word| word.name()))
             }
 
-            fn schema() -> serde_json::Value {
-                serde_json::json!({ "enum": Self::ALL.iter().map(|word| word.name()).collect::<Vec<_>>() })
-            }
-
             fn to_value(&self) -> Option<toml::Value> {
                 Some(toml::Value::from(self.name()))
             }
