@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use tch::{Tensor, no_grad};
 
+use super::ModelConfig;
 use super::adapter::Adapter;
 use super::all_weights::COMPANIONS;
 use super::delta::{LoraDelta, master_kind};
@@ -19,7 +20,6 @@ use super::quantised::QUANTISATION;
 use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::INDEX;
-use super::{Model, ModelConfig};
 use crate::files::{self, FileKind, GgufForm, TensorHead};
 use crate::store::{pt_metadata, raw_tensors};
 use crate::units::{Bytes, Fault, FaultKind, quoted};
@@ -58,9 +58,8 @@ impl MergedModel {
     /// Opens a model to add `adapter` into it. What it has trained in full takes the place of the model's own, or comes on top.
     pub fn open<'a>(source: impl Into<ModelSource<'a>>, adapter: Option<Adapter>) -> Result<Self, Fault> {
         let source = source.into();
-        let (config, mut object) = (Model::check(source)?, source.object()?);
-        let weights = MergedWeights::open(source, &config, &object)?;
-        let is_packed = matches!(weights, MergedWeights::Packed(..));
+        let ((config, weights), mut object) = (MergedWeights::open(source)?, source.object()?);
+        let is_packed = weights.unpacked.is_some();
         if is_packed {
             // What is unpacked is the language model alone, where it was inside another one.
             object = unwrapped(&object).into_owned();
@@ -123,8 +122,8 @@ impl MergedModel {
     /// # Errors
     /// As of [`Self::write`]; the base is no GGUF file, or what was trained has no place in one.
     pub fn write_gguf(&self, path: &Path, form: GgufForm<'_>, goes_on: &dyn Fn() -> bool) -> Result<(), Fault> {
-        let packed = if let MergedWeights::Packed(weights, heads) = &self.weights { Some((weights, heads)) } else { None };
-        let Some((gguf, weights, heads)) = packed.and_then(|(weights, heads)| Some((weights.gguf()?, weights, heads))) else {
+        let weights = &self.weights.weights;
+        let Some((gguf, heads)) = weights.gguf().zip(self.weights.unpacked.as_ref()) else {
             let message = format!("`--quantize` needs a base that is a GGUF file, and `{}` is none", self.dir.display());
             return Err(Fault::usage(
                 message,
