@@ -10,6 +10,7 @@ use super::adapter::{self, Adapter};
 use super::all_weights::AllWeights;
 use super::attend::Attend;
 use super::config::ModelConfig;
+use super::copyable::CopyableVector;
 use super::decoder::DecoderLayer;
 use super::delta::LoraDelta;
 use super::dropout::{DropoutContext, TokenContext};
@@ -22,7 +23,6 @@ use super::norm::RmsNorm;
 use super::peft::PeftConfig;
 use super::pissa::PissaInit;
 use super::positions::Positions;
-use super::sink::SinkLogits;
 use super::source::ModelSource;
 use super::waiting_layers::WaitingLayers;
 use super::weights::Weights;
@@ -122,17 +122,14 @@ impl Model {
             self.linears_mut().for_each(Linear::init_pissa);
         }
         self.let_linears_wait();
-        self.norms_mut().for_each(|norm| norm.trained_e = embedding.copy(&norm.name));
-        self.sinks_mut().for_each(|sinks| sinks.trained_h = embedding.copy(&sinks.name));
-        self.linears_mut().for_each(|linear| linear.trained_bias_o = embedding.copy(&format!("{}.bias", linear.name)));
+        self.copyable_mut().for_each(|vector| vector.trained = embedding.copy(&vector.name));
         if is_new {
             for idx in 0..self.layers.len() {
                 self.bring_layers(idx..idx + 1, None);
                 self.layers[idx].linears().for_each(Linear::init_delta);
-                self.layers[idx].norms_mut().for_each(|norm| norm.init_trained());
-                self.layers[idx].sinks_mut().into_iter().for_each(|sinks| sinks.init_trained());
+                self.layers[idx].copyable_mut().for_each(|vector| vector.init_trained());
             }
-            self.final_norm.init_trained();
+            self.final_norm.weight_e.init_trained();
             self.release_layers();
         }
         self.embedding.train(embedding, is_new);
@@ -258,12 +255,8 @@ impl Model {
         self.layers.iter_mut().flat_map(DecoderLayer::stacked_mut)
     }
 
-    pub(super) fn norms_mut(&mut self) -> impl Iterator<Item = &mut RmsNorm> {
-        self.layers.iter_mut().flat_map(DecoderLayer::norms_mut).chain([&mut self.final_norm])
-    }
-
-    pub(super) fn sinks_mut(&mut self) -> impl Iterator<Item = &mut SinkLogits> {
-        self.layers.iter_mut().filter_map(DecoderLayer::sinks_mut)
+    pub(super) fn copyable_mut(&mut self) -> impl Iterator<Item = &mut CopyableVector> {
+        self.layers.iter_mut().flat_map(DecoderLayer::copyable_mut).chain([&mut self.final_norm.weight_e])
     }
 
     /// Writes what is trained into a directory that exists: an adapter in PEFT's format, which names `base_model`, or all

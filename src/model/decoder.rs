@@ -5,6 +5,7 @@ use tch::Tensor;
 use super::attend::Attend;
 use super::attention::Attention;
 use super::config::ModelConfig;
+use super::copyable::CopyableVector;
 use super::delta::LoraDelta;
 use super::dropout::TokenContext;
 use super::experts::{Experts, StackedDelta};
@@ -12,7 +13,6 @@ use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::layer_tensor;
 use super::norm::RmsNorm;
-use super::sink::SinkLogits;
 use super::spec::{BranchNorms, FeedForwardSpec};
 use super::weights::Weights;
 use crate::ops::rope::Rotation;
@@ -80,6 +80,13 @@ impl FeedForward {
         match self {
             Self::Dense(mlp) => mlp.linears().collect(),
             Self::Experts(experts) => experts.linears().collect(),
+        }
+    }
+
+    fn linears_mut(&mut self) -> Vec<&mut Linear> {
+        match self {
+            Self::Dense(mlp) => mlp.linears_mut().collect(),
+            Self::Experts(experts) => experts.linears_mut().collect(),
         }
     }
 }
@@ -161,14 +168,12 @@ impl DecoderLayer {
         norms.chain(self.attention.tensors()).chain(of_feed_forward).chain(further.into_iter().flatten())
     }
 
-    /// All its norms, to be changed.
-    pub(super) fn norms_mut(&mut self) -> impl Iterator<Item = &mut RmsNorm> {
+    /// The weights of its norms, its sinks and the biases of its linears, to be changed.
+    pub(super) fn copyable_mut(&mut self) -> impl Iterator<Item = &mut CopyableVector> {
         let branches = [&mut self.attention_norms, &mut self.feed_forward_norms].into_iter();
-        branches.flat_map(|norms| norms.input.iter_mut().chain(&mut norms.output)).chain(self.attention.norms_mut())
-    }
-
-    pub(super) fn sinks_mut(&mut self) -> Option<&mut SinkLogits> {
-        self.attention.sinks_mut()
+        let norms = branches.flat_map(|norms| norms.input.iter_mut().chain(&mut norms.output)).map(|norm| &mut norm.weight_e);
+        let biases = self.feed_forward.linears_mut().into_iter().filter_map(|linear| linear.bias_o.as_mut());
+        norms.chain(self.attention.copyable_mut()).chain(biases)
     }
 
     /// Whether a router decides which of its matrices a token meets.
@@ -190,11 +195,7 @@ impl DecoderLayer {
 
     /// The same, to be changed.
     pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
-        let feed_forward: Vec<&mut Linear> = match &mut self.feed_forward {
-            FeedForward::Dense(mlp) => mlp.linears_mut().collect(),
-            FeedForward::Experts(experts) => experts.linears_mut().collect(),
-        };
-        self.attention.linears_mut().chain(feed_forward)
+        self.attention.linears_mut().chain(self.feed_forward.linears_mut())
     }
 
     /// What is trained beside the linears of all experts, side by side.

@@ -14,6 +14,7 @@ mod causal_lm;
 mod check;
 mod config;
 mod config_file;
+mod copyable;
 mod count;
 mod decoder;
 mod delta;
@@ -44,7 +45,6 @@ mod random;
 mod router;
 #[cfg(test)]
 mod simulated;
-mod sink;
 #[cfg(test)]
 mod small;
 mod source;
