@@ -118,7 +118,7 @@ mod tests {
     fn what_is_written_is_read_again_with_the_names_shapes_and_keys_of_peft() {
         let dir = tempfile::tempdir().unwrap();
         let adapter = load(&fixture("adapter-qwen2")).unwrap();
-        assert_eq!((adapter.r(), adapter.alpha().to_string(), adapter.targets().len()), (4, "8".into(), 7));
+        assert_eq!((adapter.r(), adapter.settings.lora_alpha.to_string(), adapter.targets().len()), (4, "8".into(), 7));
         adapter.save_peft(dir.path(), "model-qwen2").unwrap();
         for ((name, written), (other, read)) in adapter.parameters().iter().zip(load(dir.path()).unwrap().parameters()) {
             assert_eq!((name, written), (&other, &read));

@@ -8,8 +8,7 @@ use tch::{Device, Tensor};
 
 use super::attend::{Attend, Qkv};
 use super::causal_lm::Model;
-use super::dropout::{DropoutContext, TokenContext};
-use super::positions::Positions;
+use super::positions::{DropoutContext, Positions, TokenContext};
 #[cfg(test)]
 use super::simulated;
 use crate::native::cuda::{Graph, GraphRecorder};

@@ -4,10 +4,10 @@ use tch::{Tensor, no_grad};
 
 use super::config::ModelConfig;
 use super::delta::LoraDelta;
-use super::dropout::{DropoutContext, TokenContext};
 use super::io_layers::{EmbeddingAdapter, IoTensor};
 use super::linear::Linear;
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, peft_tensor};
+use super::positions::{DropoutContext, TokenContext};
 use super::weights::Weights;
 use crate::ops::attention::zero_sum_of;
 use crate::ops::linear::{Weight, linear};

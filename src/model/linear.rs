@@ -4,9 +4,9 @@ use tch::{Tensor, no_grad};
 
 use super::copyable::CopyableVector;
 use super::delta::LoraDelta;
-use super::dropout::TokenContext;
 use super::names::{OUTPUT_MODULE, layer_tensor};
 use super::pissa::PissaInit;
+use super::positions::TokenContext;
 use super::spec::LinearSpec;
 use super::weights::Weights;
 use crate::ops::linear::{LowRank, Weight, linear, row_norms};

@@ -2,8 +2,8 @@
 
 use tch::Tensor;
 
-use super::dropout::TokenContext;
 use super::linear::Linear;
+use super::positions::TokenContext;
 use super::spec::{Activation, LinearSpec};
 use super::weights::Weights;
 use crate::ops::clamped_swiglu::clamped_swiglu;

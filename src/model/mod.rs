@@ -18,7 +18,6 @@ mod copyable;
 mod count;
 mod decoder;
 mod delta;
-mod dropout;
 mod embedding;
 mod experts;
 mod families;
@@ -51,7 +50,6 @@ mod source;
 mod spec;
 mod targets;
 mod tensor_problems;
-mod trained;
 mod waiting_layers;
 mod weights;
 mod without_adapter;
@@ -62,8 +60,7 @@ pub use attend::{Attend, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::Model;
 pub use config::{ModelConfig, ModelLinear, PackedSize, PackedSizes};
-pub use count::{IoParameters, io_parameters, sizes_of_weights, trained_by_kind};
-pub use dropout::{DropoutContext, DropoutKey};
+pub use count::{IoParameters, TrainedPart, io_parameters, sizes_of_weights, trained_by_kind};
 pub use fingerprint::{fingerprint, has_fingerprint};
 pub use footprint::{ColumnShape, LayerBytes, LayerFootprint};
 pub use init::init_model;
@@ -74,7 +71,7 @@ pub use peft::{
     ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, LayerLists, ModulePatterns, ModuleRegex, ModuleSet, PeftConfig, PeftFiles,
     read_peft,
 };
-pub use positions::Positions;
+pub use positions::{DropoutContext, DropoutKey, Positions};
 pub use projection::Projection;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
@@ -86,7 +83,6 @@ pub use spec::{
 pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::targeted;
 pub use tensor_problems::{TensorProblem, TensorProblems};
-pub use trained::TrainedPart;
 pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;
 pub use without_adapter::WithoutAdapter;

@@ -2,9 +2,9 @@
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::names::layer_tensor;
+use super::positions::TokenContext;
 use super::spec::{ExpertsSpec, Preference};
 use super::weights::Weights;
 use crate::ops::attention::accumulation_kind;

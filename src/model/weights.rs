@@ -76,11 +76,15 @@ impl Weights {
             files.unwrap_names();
         }
         files.quantisation = Quantisation::of(config)?;
-        Ok(Self { source: WeightSource::Files(files), kind, placement, upload, quantize: None })
+        Ok(Self { upload, ..Self::of(WeightSource::Files(files), kind, placement) })
     }
 
     pub(super) fn of_gguf(gguf: GgufWeights, kind: Kind, placement: ModelPlacement) -> Self {
-        Self { source: WeightSource::Gguf(gguf), kind, placement, upload: None, quantize: None }
+        Self::of(WeightSource::Gguf(gguf), kind, placement)
+    }
+
+    fn of(source: WeightSource, kind: Kind, placement: ModelPlacement) -> Self {
+        Self { source, kind, placement, upload: None, quantize: None }
     }
 
     /// Packs plain matrices of the layers' linears as they are loaded.
@@ -89,12 +93,12 @@ impl Weights {
     }
 
     pub(super) fn in_memory(tensors: Vec<(String, Tensor)>, kind: Kind, placement: ModelPlacement) -> Self {
-        Self { source: WeightSource::Memory(tensors.into_iter().collect()), kind, placement, upload: None, quantize: None }
+        Self::of(WeightSource::Memory(tensors.into_iter().collect()), kind, placement)
     }
 
     /// Tensors that libtorch's generator draws where they are wanted, one by one, so that no second copy of a model is needed.
     pub(super) fn drawn(entries: Vec<TensorEntry>, std: f64, kind: Kind, placement: ModelPlacement) -> Self {
-        Self { source: WeightSource::Drawn(entries, std), kind, placement, upload: None, quantize: None }
+        Self::of(WeightSource::Drawn(entries, std), kind, placement)
     }
 
     /// What of the model's matrices is packed in files of safetensors.

@@ -5,10 +5,8 @@
 //! A key is a field of its table's struct, with type, default, meaning, rule and other spellings. `table` makes the rest of it.
 
 mod alias;
-mod benchmark;
 mod cache_length;
 mod chat;
-mod check_keys;
 mod choice;
 mod contradictions;
 mod data;
