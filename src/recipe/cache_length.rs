@@ -3,13 +3,12 @@
 use std::cmp::Ordering;
 use std::fmt;
 
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::diagnose::Checked;
 use super::value::{KeyRule, RecipeReader, RecipeValue};
+use super::words::forms;
 
 /// Slots of a layer. No memory holds 2^40 of them.
 const SLOTS: KeyRule = KeyRule {
@@ -120,39 +119,17 @@ impl fmt::Display for CacheLength {
     }
 }
 
-impl<'de> Deserialize<'de> for CacheLength {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct PyramidTable {
-            pyramid: Pyramid,
-        }
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PyramidTable {
+    pyramid: Pyramid,
+}
 
-        struct OneOfThree;
-
-        impl<'de> Visitor<'de> for OneOfThree {
-            type Value = CacheLength;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a whole number of slots, an array of one per layer, or `{ pyramid = { mean = …, top = … } }`")
-            }
-
-            fn visit_i64<E: Error>(self, number: i64) -> Result<CacheLength, E> {
-                let slots = usize::try_from(number).map_err(|_| E::invalid_type(Unexpected::Signed(number), &self))?;
-                Ok(CacheLength::Uniform(slots))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, slots: A) -> Result<CacheLength, A::Error> {
-                Deserialize::deserialize(SeqAccessDeserializer::new(slots)).map(CacheLength::PerLayer)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CacheLength, A::Error> {
-                Ok(CacheLength::Pyramid(PyramidTable::deserialize(MapAccessDeserializer::new(map))?.pyramid))
-            }
-        }
-
-        deserializer.deserialize_any(OneOfThree)
-    }
+forms! {
+    CacheLength: "a whole number of slots, an array of one per layer, or `{ pyramid = { mean = …, top = … } }`";
+    whole |slots| CacheLength::Uniform(slots);
+    list |slots: Vec<usize>| CacheLength::PerLayer(slots);
+    table |table: PyramidTable| CacheLength::Pyramid(table.pyramid);
 }
 
 #[cfg(test)]

@@ -3,15 +3,14 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::de::{Error, Unexpected, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::de::Unexpected;
 use toml::Value;
 
 use super::diagnose::Checked;
 use super::read::AUTO;
 use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
 use super::value::{COUNT, KeyRule, RecipeReader, RecipeValue};
-use super::words::words;
+use super::words::{forms, words};
 
 /// A cell is at least a tenth as wide as it is by default.
 const WIDTH: KeyRule = KeyRule {
@@ -196,33 +195,16 @@ impl RecipeValue for KeepGraph {
     }
 }
 
-impl<'de> Deserialize<'de> for KeepGraph {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct WordOrCount;
+const KEEP_GRAPH: &str = "`\"none\"`, `\"auto\"`, or a whole number of cells";
 
-        impl Visitor<'_> for WordOrCount {
-            type Value = KeepGraph;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "`\"{NONE}\"`, `\"{AUTO}\"`, or a whole number of cells")
-            }
-
-            fn visit_str<E: Error>(self, word: &str) -> Result<KeepGraph, E> {
-                match word {
-                    NONE => Ok(KeepGraph::None),
-                    AUTO => Ok(KeepGraph::Auto),
-                    _ => Err(E::invalid_value(Unexpected::Str(word), &self)),
-                }
-            }
-
-            fn visit_i64<E: Error>(self, number: i64) -> Result<KeepGraph, E> {
-                let cells = usize::try_from(number).map_err(|_| E::invalid_type(Unexpected::Signed(number), &self))?;
-                Ok(KeepGraph::Cells(cells))
-            }
-        }
-
-        deserializer.deserialize_any(WordOrCount)
-    }
+forms! {
+    KeepGraph: KEEP_GRAPH;
+    word<E> |word| match word {
+        NONE => Ok(KeepGraph::None),
+        AUTO => Ok(KeepGraph::Auto),
+        _ => Err(E::invalid_value(Unexpected::Str(word), &KEEP_GRAPH)),
+    };
+    whole |cells| KeepGraph::Cells(cells);
 }
 
 /// How what the backward phase needs waits for it.
