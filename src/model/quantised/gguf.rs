@@ -334,11 +334,11 @@ mod tests {
         let mut types = BTreeSet::new();
         for name in plain.names() {
             let expected = load_tensor(&plain, &name).unwrap();
-            let found = weights.unpacked(&name, Kind::Float).unwrap();
+            let found = weights.slice(&name, None, Kind::Float).unwrap();
             assert!(bits(&found.view_as(&expected)) == bits(&expected), "{name}");
             types.insert(weights.file.get(&name).unwrap().dtype.name);
             for kind in [Kind::Double, Kind::BFloat16] {
-                assert!(weights.unpacked(&name, kind).unwrap().equal(&found.to_kind(kind)), "{name}");
+                assert!(weights.slice(&name, None, kind).unwrap().equal(&found.to_kind(kind)), "{name}");
             }
         }
         assert_eq!(types.len(), 16, "{types:?}");
