@@ -40,7 +40,7 @@ impl Attention {
             Some((kind, [of_queries, of_keys])) => Some((kind, [norm(of_queries)?, norm(of_keys)?])),
             None => None,
         };
-        let linear = |spec: &LinearSpec| Linear::load(weights, layer, spec);
+        let linear = |spec: &LinearSpec| Linear::load(weights, layer, spec, false);
         Ok(Self {
             inputs: spec.inputs(config.hidden_size).iter().map(linear).collect::<Result<_, _>>()?,
             widths: spec.widths().map(|width| width as i64),

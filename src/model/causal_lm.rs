@@ -116,7 +116,7 @@ impl Model {
         self.linears_mut().for_each(|linear| linear.set_pissa(None));
         self.linears_mut().for_each(|linear| linear.delta = deltas.remove(&linear.name));
         self.stacked_mut().for_each(|stacked| stacked.delta = deltas.remove(&stacked.name));
-        self.embedding.output_mut().delta = deltas.remove(OUTPUT_MODULE);
+        self.embedding.output.delta = deltas.remove(OUTPUT_MODULE);
         if is_new && settings.init == InitLora::Pissa {
             self.linears_mut().for_each(Linear::init_pissa);
         }
@@ -158,7 +158,7 @@ impl Model {
             Trainable::Nothing => Vec::new(),
             Trainable::Adapter(settings) => {
                 let of_layers = self.deltas().flat_map(|(name, delta)| adapter::parameters(settings, name, delta));
-                of_layers.chain(self.embedding.trained().parameters()).collect()
+                of_layers.chain(self.embedding.trained.parameters()).collect()
             }
             Trainable::AllWeights(all) => all.parameters(),
         }
@@ -210,7 +210,7 @@ impl Model {
     /// The parameters before the first layer: the embedding `(V, E)`, where it is trained, and of an adapter what it adds. Of a tied
     /// model all of whose weights are trained the embedding is among the [`Self::head_parameters`], too.
     pub fn embedding_parameters(&self) -> Vec<(String, Tensor)> {
-        self.all_weights().map_or_else(|| self.embedding.trained().of_embedding(), |all| all.embedding().into_iter().collect())
+        self.all_weights().map_or_else(|| self.embedding.trained.of_embedding(), |all| all.embedding().into_iter().collect())
     }
 
     /// Picks from tensors that [`Self::save_trained`] has written those that are trained, as [`Self::parameters`] has them. Where an adapter has
@@ -268,20 +268,15 @@ impl Model {
         }
     }
 
-    fn has_pissa(&self) -> bool {
-        matches!(&self.trained, Trainable::Adapter(settings) if settings.init == InitLora::Pissa)
-    }
-
     /// About as much as [`Self::save_trained`] writes.
     pub fn trained_bytes(&self) -> Bytes {
         let bytes =
             |tensors: Vec<(String, Tensor)>| tensors.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum::<usize>();
-        // With an addition to the embedding or the output projection goes that.
+        let has_pissa = matches!(&self.trained, Trainable::Adapter(settings) if settings.init == InitLora::Pissa);
         let adapter = || {
-            bytes(self.parameters()) * if self.has_pissa() { 2 } else { 1 }
-                + bytes(
-                    self.embedding.alias_trained().bases.into_iter().map(|(end, base_ve)| (end.to_owned(), base_ve)).collect(),
-                )
+            // With an addition to the embedding or the output projection goes that.
+            let bases = self.embedding.alias_trained().bases.into_iter().map(|(end, base_ve)| (end.to_owned(), base_ve));
+            bytes(self.parameters()) * if has_pissa { 2 } else { 1 } + bytes(bases.collect())
         };
         Bytes(self.all_weights().map_or_else(adapter, AllWeights::saved_bytes) as u64)
     }

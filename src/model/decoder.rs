@@ -21,7 +21,7 @@ use crate::units::{Fault, LayerIdx};
 #[derive(Debug)]
 pub(super) struct DecoderLayer {
     idx: LayerIdx,
-    attention: Attention,
+    pub(super) attention: Attention,
     attention_norms: Norms,
     feed_forward: FeedForward,
     feed_forward_norms: Norms,
@@ -115,7 +115,7 @@ impl DecoderLayer {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
         let [q_bhnd, k_bgnd, v_bgnd] = self.before_attention(hidden_bne, rotations, tokens);
-        let attended_bhnd = self.attend([&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
+        let attended_bhnd = self.attention.attend([&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
         drop([q_bhnd, k_bgnd, v_bgnd]);
         self.after_attention(hidden_bne, attended_bhnd, tokens, attend)
     }
@@ -156,11 +156,6 @@ impl DecoderLayer {
         if is_plain { hidden_bne + made_bne } else { hidden_bne + made_bne * self.residual_scale }
     }
 
-    /// Asks whoever remembers the past.
-    pub(super) fn attend(&self, qkv: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, Fault> {
-        self.attention.attend(qkv, attend)
-    }
-
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let of_feed_forward = self.feed_forward.linears().into_iter().flat_map(Linear::tensors);
         let norms = self.attention_norms.tensors().chain(self.feed_forward_norms.tensors());
@@ -183,7 +178,7 @@ impl DecoderLayer {
 
     /// What is trained beside its linears, by the names of these.
     pub(super) fn deltas(&self) -> Vec<(&str, &LoraDelta)> {
-        let stacked = if let FeedForward::Experts(experts) = &self.feed_forward { &experts.stacked()[..] } else { &[] };
+        let stacked = if let FeedForward::Experts(experts) = &self.feed_forward { &experts.stacked[..] } else { &[] };
         let of_linears = self.linears().filter_map(|linear| Some((linear.name.as_str(), linear.delta.as_ref()?)));
         of_linears.chain(stacked.iter().filter_map(|all| Some((all.name.as_str(), all.delta.as_ref()?)))).collect()
     }
@@ -201,6 +196,6 @@ impl DecoderLayer {
     /// What is trained beside the linears of all experts, side by side.
     pub(super) fn stacked_mut(&mut self) -> impl Iterator<Item = &mut StackedDelta> {
         let experts = if let FeedForward::Experts(experts) = &mut self.feed_forward { Some(experts) } else { None };
-        experts.into_iter().flat_map(|experts| experts.stacked_mut())
+        experts.into_iter().flat_map(|experts| &mut experts.stacked)
     }
 }

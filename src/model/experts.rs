@@ -22,7 +22,7 @@ pub(super) struct Experts {
     /// What all tokens go to beside their experts.
     shared: Option<Box<Mlp>>,
     /// Beside gate and up, and beside down, of all experts.
-    stacked: [StackedDelta; 2],
+    pub(super) stacked: [StackedDelta; 2],
 }
 
 #[derive(Debug)]
@@ -198,10 +198,10 @@ impl Experts {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
         let probability_bnx = self.router.probabilities(x_bne, tokens);
-        let routed = Routed { probability_bnx: &probability_bnx, top_k: self.router.top_k() };
+        let routed = Routed { probability_bnx: &probability_bnx, top_k: self.router.top_k };
         let chosen_bnk = attend.route(layer, routed, &|| self.router.choose(&probability_bnx))?;
         let weight_bnk = self.router.weights(&probability_bnx, &chosen_bnk);
-        let (top_k, num_experts) = (self.router.top_k() as i64, probability_bnx.size()[2] as usize);
+        let (top_k, num_experts) = (self.router.top_k as i64, probability_bnx.size()[2] as usize);
         let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), num_experts);
         let made = self.by_expert(&grouping.spread(&x_bne.reshape([-1, x_bne.size()[2]])), grouping.rows());
         let routed_bne = grouping.gather(&made, &weight_bnk.view([-1, top_k])).view(&x_bne.size()[..]);
@@ -237,16 +237,8 @@ impl Experts {
         std::iter::once(&mut self.router.linear).chain(apart)
     }
 
-    pub(super) fn stacked_mut(&mut self) -> &mut [StackedDelta; 2] {
-        &mut self.stacked
-    }
-
     /// The tensors of the model itself that are of no linear.
     pub(super) fn further_tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.matrices.stacked().into_iter().chain(self.router.correction())
-    }
-
-    pub(super) fn stacked(&self) -> &[StackedDelta; 2] {
-        &self.stacked
+        self.matrices.stacked().into_iter().chain(&self.router.correction_x)
     }
 }

@@ -27,14 +27,14 @@ pub(super) struct Linear {
 pub(super) type DetachedLinear = (Option<LoraDelta>, Option<Weight>);
 
 impl Linear {
-    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, Fault> {
-        Self::of(layer, spec, |name| weights.load_weight(name), |name| weights.load(name))
-    }
-
-    /// Loads a linear in the accumulation kind whatever the model's dtype.
-    pub(super) fn load_wide(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, Fault> {
-        let load = |name: &str| weights.load_wide(name);
-        Self::of(layer, spec, |name| load(name).map(Weight::Plain), load)
+    /// Loads a linear, where `is_wide` in the accumulation kind whatever the model's dtype.
+    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &LinearSpec, is_wide: bool) -> Result<Self, Fault> {
+        let name = layer_tensor(layer.0, &spec.path);
+        let load = |name: &str| if is_wide { weights.load_wide(name) } else { weights.load(name) };
+        let bias_o = spec.has_bias.then(|| CopyableVector::load(format!("{name}.bias"), load)).transpose()?;
+        let weight = format!("{name}.weight");
+        let weight = if is_wide { Weight::Plain(load(&weight)?) } else { weights.load_weight(&weight)? };
+        Ok(Self { weight, bias_o, delta: None, name })
     }
 
     /// The output projection, of a weight that may be the embedding too.
@@ -54,17 +54,6 @@ impl Linear {
     /// The weight as a matrix: the very tensor, unless it is packed.
     pub(super) fn weight(&self) -> Tensor {
         self.weight.matrix()
-    }
-
-    fn of(
-        layer: LayerIdx,
-        spec: &LinearSpec,
-        weight: impl Fn(&str) -> Result<Weight, Fault>,
-        bias: impl Fn(&str) -> Result<Tensor, Fault>,
-    ) -> Result<Self, Fault> {
-        let name = layer_tensor(layer.0, &spec.path);
-        let bias_o = spec.has_bias.then(|| CopyableVector::load(format!("{name}.bias"), bias)).transpose()?;
-        Ok(Self { weight: weight(&format!("{name}.weight"))?, bias_o, delta: None, name })
     }
 
     /// Where the weight is frozen, autograd keeps no `x` for it.

@@ -77,10 +77,9 @@ pub use projection::Projection;
 pub(crate) use simulated::while_graphs_are_simulated;
 pub use source::ModelSource;
 pub use spec::{
-    Activation, AttentionSpec, BranchNorms, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec,
-    NormsSpec, Preference, QkNorm, QueryGrowth,
+    Activation, AttentionSpec, BranchNorms, DynamicYarnScaling, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec,
+    Llama3Scaling, LongRopeScaling, NormSpec, NormsSpec, Preference, QkNorm, QueryGrowth, RopeScaling, RopeSpec, YarnScaling,
 };
-pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::targeted;
 pub use tensor_problems::{TensorProblem, TensorProblems};
 pub use waiting_layers::ModelPlacement;

@@ -55,11 +55,12 @@ impl Model {
     fn detach_adapter(&mut self) -> DetachedAdapter {
         self.release_layers();
         let linears = self.linears_mut().map(Linear::detach).collect();
-        let output = self.embedding.output_mut().detach();
+        let output = self.embedding.output.detach();
         let stacked = self.stacked_mut().map(|stacked| stacked.delta.take()).collect();
         let copies = self.copyable_mut().map(|vector| vector.trained.take()).collect();
         self.let_linears_wait();
-        let (embedding, trained) = (self.embedding.take_trained(), std::mem::replace(&mut self.trained, Trainable::Nothing));
+        let (embedding, trained) =
+            (std::mem::take(&mut self.embedding.trained), std::mem::replace(&mut self.trained, Trainable::Nothing));
         DetachedAdapter { trained, linears, output, stacked, copies, embedding }
     }
 
@@ -68,7 +69,7 @@ impl Model {
         self.release_layers();
         self.stacked_mut().zip(stacked).for_each(|(stacked, delta)| stacked.delta = delta);
         self.linears_mut().zip(linears).for_each(|(linear, detached)| linear.attach(detached));
-        self.embedding.output_mut().attach(output);
+        self.embedding.output.attach(output);
         self.copyable_mut().zip(copies).for_each(|(vector, copy)| vector.trained = copy);
         self.let_linears_wait();
         self.embedding.train(embedding, false);

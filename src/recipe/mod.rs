@@ -5,7 +5,6 @@
 //! A key is a field of its table's struct, with type, default, meaning, rule and other spellings. `table` makes the rest of it.
 
 mod alias;
-mod cache_length;
 mod chat;
 mod choice;
 mod contradictions;
@@ -37,14 +36,13 @@ mod value;
 mod words;
 mod write;
 
-pub use cache_length::{CacheLength, Pyramid};
-pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TemplateVariables, TrainOn};
+pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TrainOn};
 pub use choice::{PolicyRecipe, check_policies_by};
 pub use data::*;
 pub use diagnose::{RecipeError, RecipeLocation};
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
-pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
+pub use kv_cache::{BufferKind, CacheLength, CacheRecipe, Chunking, Pyramid, Storage};
 pub use load::Resolved;
 pub use model::{
     ADAPTER_CONFIG, Dtype, EXTRA_MODULES, EXTRA_TENSORS, InitLora, LoraRecipe, ModelRecipe, Quantize, RopeScalingRecipe,

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
-use toml::Value;
+use toml::{Table, Value};
 
 use super::diagnose::Checked;
 use super::read::{read, read_or_auto};
@@ -220,6 +220,7 @@ plain_values! {
     f64: |number| number.unwrap_or("number"), |value| *value;
     (f64, f64): |number| format!("array of two numbers, each {}", number.unwrap_or("a number")), |value| vec![value.0, value.1];
     String: |_| "string", |value| value.clone();
+    Table: |_| "table", |value| value.clone();
     Vec<String>: |_| "array of strings", |value| value.clone();
     Vec<u32>: |_| "array of integers", |value| value.clone();
     Vec<usize>: |_| "array of integers", |value| value.iter().map(|&number| number as i64).collect::<Vec<_>>();

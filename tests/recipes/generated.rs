@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 /// The Markdown tables of the reference, in their order: one for each table of the recipe, then what stands at the top of the file,
 /// other names of keys, other names of values, keys whose meaning depends on their value, and keys that are refused with advice.
-pub fn reference() -> Vec<String> {
+pub(super) fn reference() -> Vec<String> {
     let keys = || dotted_keys().map(|(name, key)| (code(&name), key));
     let names = keys().filter(|(_, key)| !key.text.also.is_empty()).map(|(key, of)| vec![key, codes(of.text.also)]);
     let flat = format!("`kv_cache.KEY` for the keys {}", codes(FLAT));
@@ -63,7 +63,7 @@ fn codes(texts: &[&str]) -> String {
 }
 
 /// The schema that stands in `docs/reference/recipe.schema.json`: every key with its type, its meaning, and what other programs call it.
-pub fn schema() -> Value {
+pub(super) fn schema() -> Value {
     let mut root = table("A recipe of kvtune");
     for (to, key) in dotted_keys() {
         put(&mut root, &to, property(key));
