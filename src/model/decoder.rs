@@ -44,17 +44,14 @@ impl Norms {
         Ok(Self { input: load(spec.input)?, output: load(spec.output)? })
     }
 
-    fn before(&self, x_bne: &Tensor) -> Tensor {
-        self.input.as_ref().map_or_else(|| x_bne.shallow_clone(), |norm| norm.apply(x_bne))
-    }
-
-    fn behind(&self, x_bne: &Tensor) -> Tensor {
-        self.output.as_ref().map_or_else(|| x_bne.shallow_clone(), |norm| norm.apply(x_bne))
-    }
-
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.input.iter().chain(&self.output).map(RmsNorm::tensor)
     }
+}
+
+/// What a norm makes of a tensor, where there is one.
+fn normed(norm: Option<&RmsNorm>, x_bne: &Tensor) -> Tensor {
+    norm.map_or_else(|| x_bne.shallow_clone(), |norm| norm.apply(x_bne))
 }
 
 #[derive(Debug)]
@@ -125,7 +122,7 @@ impl DecoderLayer {
     /// # Shapes
     /// `(B, n, E)` in; as in [`super::Qkv`] out.
     pub(super) fn before_attention(&self, hidden_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
-        self.attention.project(&self.attention_norms.before(hidden_bne), rotations, tokens)
+        self.attention.project(&normed(self.attention_norms.input.as_ref(), hidden_bne), rotations, tokens)
     }
 
     /// What follows attention: the layer's output. What was attended is gone, but for what autograd keeps, before the MLP.
@@ -139,14 +136,15 @@ impl DecoderLayer {
         tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
-        let hidden_bne = self.added(hidden_bne, &self.attention_norms.behind(&self.attention.output(&attended_bhnd, tokens)));
+        let hidden_bne =
+            self.added(hidden_bne, &normed(self.attention_norms.output.as_ref(), &self.attention.output(&attended_bhnd, tokens)));
         drop(attended_bhnd);
-        let normed_bne = self.feed_forward_norms.before(&hidden_bne);
+        let normed_bne = normed(self.feed_forward_norms.input.as_ref(), &hidden_bne);
         let added_bne = match &self.feed_forward {
             FeedForward::Dense(mlp) => mlp.forward(&normed_bne, tokens),
             FeedForward::Experts(experts) => experts.forward(self.idx, &normed_bne, tokens, attend)?,
         };
-        Ok(self.added(&hidden_bne, &self.feed_forward_norms.behind(&added_bne)))
+        Ok(self.added(&hidden_bne, &normed(self.feed_forward_norms.output.as_ref(), &added_bne)))
     }
 
     /// The residual stream with what a branch has made.

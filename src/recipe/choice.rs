@@ -12,17 +12,11 @@ use super::value::RecipeReader;
 use crate::units::quoted;
 
 /// Whether there is such a policy, with such parameters.
-type PolicyCheck = fn(&PolicyRecipe) -> Result<(), RecipeError>;
-
-static POLICY_CHECK: OnceLock<PolicyCheck> = OnceLock::new();
+static POLICY_CHECK: OnceLock<fn(&PolicyRecipe) -> Result<(), RecipeError>> = OnceLock::new();
 
 /// From now on the policy of a recipe is checked with its other keys, so that all errors are told at once.
-pub fn check_policies_by(check: PolicyCheck) {
+pub fn check_policies_by(check: fn(&PolicyRecipe) -> Result<(), RecipeError>) {
     let _ = POLICY_CHECK.set(check);
-}
-
-fn checked(choice: &PolicyRecipe) -> Result<(), RecipeError> {
-    POLICY_CHECK.get().map_or(Ok(()), |check| check(choice))
 }
 
 pub(super) const DEFAULT_POLICY: &str = "h2o";
@@ -76,7 +70,7 @@ impl PolicyRecipe {
 
     /// The parameters. What `P` does not know is refused where it stands in the recipe, if `P` denies unknown fields.
     pub fn params<P: DeserializeOwned>(&self) -> Result<P, RecipeError> {
-        read(&self.params, &self.path(), &self.source)
+        read(&self.params, &format!("{}.{}", self.key, self.name), &self.source)
     }
 
     /// A choice within the parameters of this one: a name, or a table with one.
@@ -106,10 +100,6 @@ impl PolicyRecipe {
         let entry = key.and_then(|key| self.params.entry(key));
         self.source.reject(entry.map_or(self.spot, |entry| entry.spot), message, hint)
     }
-
-    fn path(&self) -> String {
-        format!("{}.{}", self.key, self.name)
-    }
 }
 
 /// Which policies there are is known elsewhere, so that the name is checked here only where [`check_policies_by`] has said by whom. A recipe that names none still lends its source to
@@ -121,7 +111,10 @@ impl RecipeField for PolicyRecipe {
             text,
             takes,
             default,
-            check: |reader, key, _| Self::find(reader, "", key).and_then(|choice| choice.as_ref().map_or(Ok(()), checked)),
+            check: |reader, key, _| {
+                let choice = Self::find(reader, "", key)?;
+                choice.iter().zip(POLICY_CHECK.get()).try_for_each(|(choice, check)| check(choice))
+            },
         }]
     }
 

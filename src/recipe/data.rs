@@ -322,14 +322,6 @@ impl ClassList {
             Self::Count(count) => *count,
         }
     }
-
-    /// Their names; as Transformers has it, `LABEL_0` and so on where they have none.
-    pub fn names(&self) -> Vec<String> {
-        match self {
-            Self::Named(names) => names.clone(),
-            Self::Count(count) => (0..*count).map(|class| format!("LABEL_{class}")).collect(),
-        }
-    }
 }
 
 /// `A, B, C, D`, or `4 classes`.

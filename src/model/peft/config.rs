@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::known_keys::{ALL_BIASES, CLASSIFIERS, Inert, LORA_ONLY, SEQ_CLS, refused};
+use super::known_keys::{CLASSIFIERS, Inert, SEQ_CLS, refused};
 use super::modules::{LayerLists, ModulePatterns, ModuleSet};
 use crate::files::{not_json, read_json, to_json};
 use crate::native::{Bounds, within};
@@ -154,11 +154,7 @@ impl PeftConfig {
             layers_pattern: layer_lists(table)?,
             use_rslora: switch(table, "use_rslora")?,
             lora_bias: switch(table, "lora_bias")?,
-            bias: match () {
-                () if is_said("bias", ALL_BIASES) => TrainedBias::All,
-                () if is_said("bias", LORA_ONLY) => TrainedBias::LoraOnly,
-                () => TrainedBias::None,
-            },
+            bias: TrainedBias::ALL.iter().copied().find(|bias| is_said("bias", bias.name())).unwrap_or_default(),
             use_dora: switch(table, "use_dora")?,
             init: if is_said("init_lora_weights", "gaussian") { InitLora::Gaussian } else { InitLora::Uniform },
             base_model: value("base_model_name_or_path").as_str().map(String::from),

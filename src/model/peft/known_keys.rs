@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 const ONLY_INERT: &[(&str, &[Inert])] = &[
     ("alora_invocation_tokens", &[Inert::Nothing]),
     ("arrow_config", &[Inert::Nothing]),
-    ("bias", &[Inert::Text("none"), Inert::Text(LORA_ONLY), Inert::Text(ALL_BIASES)]),
+    ("bias", &[Inert::Text("none"), Inert::Text("lora_only"), Inert::Text("all")]),
     ("fan_in_fan_out", &[Inert::Nothing]),
     ("init_lora_weights", &[Inert::Nothing, Inert::Yes, Inert::Text("gaussian"), Inert::Text("eva"), Inert::Text("orthogonal")]),
     ("kasa_config", &[Inert::Nothing]),
@@ -26,11 +26,6 @@ const ONLY_INERT: &[(&str, &[Inert])] = &[
 pub(super) const SEQ_CLS: &str = "SEQ_CLS";
 /// The modules that PEFT saves with it.
 pub(super) const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
-
-/// The value of `bias` with which the biases of the targets are trained.
-pub(super) const LORA_ONLY: &str = "lora_only";
-/// That with which all biases of the model are.
-pub(super) const ALL_BIASES: &str = "all";
 
 /// A value with which a key asks for nothing that is not built.
 #[derive(Clone, Copy)]
