@@ -230,8 +230,11 @@ pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, Fault> {
     Ok(shards(dir)?.0.into_iter().map(|(_, path)| path).collect())
 }
 
-/// The files with their names, and in which of several each tensor is, by name.
-fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Option<BTreeMap<String, String>>), Fault> {
+/// In which of several files each tensor is, by name. None where there is only one file.
+type Assigned = Option<BTreeMap<String, String>>;
+
+/// The files with their names.
+fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), Fault> {
     let (single, index) = (dir.join(MODEL_TENSORS), dir.join(INDEX));
     if is_there(&single) {
         return Ok((vec![(MODEL_TENSORS.to_owned(), single)], None));

@@ -12,10 +12,12 @@ use super::value::RecipeReader;
 use crate::units::quoted;
 
 /// Whether there is such a policy, with such parameters.
-static POLICY_CHECK: OnceLock<fn(&PolicyRecipe) -> Result<(), RecipeError>> = OnceLock::new();
+type PolicyCheck = fn(&PolicyRecipe) -> Result<(), RecipeError>;
+
+static POLICY_CHECK: OnceLock<PolicyCheck> = OnceLock::new();
 
 /// From now on the policy of a recipe is checked with its other keys, so that all errors are told at once.
-pub fn check_policies_by(check: fn(&PolicyRecipe) -> Result<(), RecipeError>) {
+pub fn check_policies_by(check: PolicyCheck) {
     let _ = POLICY_CHECK.set(check);
 }
 

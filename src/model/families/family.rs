@@ -4,6 +4,9 @@ use crate::model::fields::Fields;
 use crate::model::spec::{Activation, ExpertsSpec, NormsSpec, QkNorm, QueryGrowth, RopeSpec};
 use crate::units::Fault;
 
+/// Reads what stands in each of so many layers.
+type ByLayer<T> = fn(Fields<'_>, usize) -> Result<Vec<T>, Fault>;
+
 /// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`].
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
@@ -42,7 +45,7 @@ pub(in crate::model) struct Family {
     /// The window of a layer that slides, and which layers do when `layer_types` does not say, of so many.
     pub(in crate::model) windows: fn(Fields<'_>, usize) -> Result<SlidingLayers, Fault>,
     /// Which layers rotate queries and keys, of so many.
-    pub(in crate::model) rotates: fn(Fields<'_>, usize) -> Result<Vec<bool>, Fault>,
+    pub(in crate::model) rotates: ByLayer<bool>,
     /// The rotation of a layer that slides, where that of one that does not is given, and the channels of a head.
     pub(in crate::model) sliding_rope: fn(Fields<'_>, RopeSpec, usize) -> Result<RopeSpec, Fault>,
     /// The factors on embeddings, scores, branches and logits.
@@ -50,7 +53,7 @@ pub(in crate::model) struct Family {
     /// How much queries grow with their position.
     pub(in crate::model) query_growth: fn(Fields<'_>) -> Result<Option<QueryGrowth>, Fault>,
     /// The experts of each layer that has some in place of an MLP, of so many.
-    pub(in crate::model) experts: fn(Fields<'_>, usize) -> Result<Vec<Option<ExpertsSpec>>, Fault>,
+    pub(in crate::model) experts: ByLayer<Option<ExpertsSpec>>,
     /// Layers behind the last one in checkpoints, which predict further tokens and are left alone.
     pub(in crate::model) further_layers: fn(Fields<'_>) -> Result<usize, Fault>,
     /// Whether `layer_types` is a key of its `config.json`.
