@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::check::{check_dropout, check_dropout_of_output, check_io_layers, check_settings};
 use super::config::ModelConfig;
-use super::delta::{A, B, B_BIAS, BASE_BIAS, LoraDelta, MAGNITUDE, ModuleStream, master_kind};
+use super::delta::{A, B, B_BIAS, BASE_BIAS, LoraDelta, MAGNITUDE, master_kind};
 use super::io_layers::{EmbeddingAdapter, IoTensor};
 use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, peft_tensor};
 use super::peft::{ModuleSet, PeftConfig};
@@ -15,6 +15,7 @@ use super::targets::{
     LoraTarget, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
     targets_embedding,
 };
+use crate::ops::dropout::DropoutStream;
 use crate::recipe::{InitLora, LoraRecipe};
 use crate::units::Fault;
 
@@ -99,7 +100,7 @@ impl Adapter {
                 pissa: None,
                 scale: *scale,
                 dropout: settings.lora_dropout,
-                stream: ModuleStream { layer: linear.layer.0 as u64, module: linear.number as u64 },
+                stream: DropoutStream { seed: 0, step: 0, layer: linear.layer.0 as u64, module: linear.number as u64 },
             };
             Ok((linear.name.clone(), delta))
         };
@@ -110,16 +111,6 @@ impl Adapter {
     /// The inner dimension, where no linear has another.
     pub fn r(&self) -> usize {
         self.settings.r
-    }
-
-    /// The numerator of the scale `alpha / r`, where no linear has another.
-    pub fn alpha(&self) -> f64 {
-        self.settings.lora_alpha
-    }
-
-    /// The probability with which an input of `A` is dropped in training.
-    pub fn dropout(&self) -> f64 {
-        self.settings.lora_dropout
     }
 
     /// Sets the dropout probability. Adapters of experts and of `lm_head` have none: these do not know where a token stands.
@@ -161,10 +152,10 @@ impl Adapter {
         ];
         let plain = PeftConfig::plain(0, 0.0, 0.0, ModuleSet::AllLinear);
         let [recipe, adapter, plain] = [&theirs, ours, &plain].map(|settings| keys_of_kind(config, settings));
-        let said = recipe.into_iter().zip(adapter).zip(plain).map(|((recipe, adapter), plain)| {
-            let differs = recipe.compared != plain.compared && recipe.compared != adapter.compared;
-            (recipe.key, differs, recipe.shown, adapter.shown)
-        });
+        let said =
+            recipe.into_iter().zip(adapter).zip(plain).map(|(((key, recipe, shown), adapter), plain)| {
+                (key, recipe != plain.1 && recipe != adapter.1, shown, adapter.2)
+            });
         let first = always.into_iter().chain(said).find(|(_, differs, ..)| *differs);
         Ok(first.map(|(key, _, recipe, adapter)| Disagreement { key, recipe, adapter }))
     }
@@ -202,14 +193,8 @@ pub struct Disagreement {
     pub adapter: String,
 }
 
-/// What an adapter says under a key of `[lora]`.
-struct SaidKey {
-    key: &'static str,
-    compared: String,
-    shown: String,
-}
-
-fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<SaidKey> {
+/// What an adapter says under keys of `[lora]`: as it is compared, and as it is shown.
+fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<(&'static str, String, String)> {
     let modules = config.linears().into_iter().chain(config.output()).map(|linear| linear.name);
     let modules: Vec<String> = modules.chain([EMBEDDING_MODULE.to_owned()]).collect();
     // What they say of each linear counts, not the order in which they say it.
@@ -221,7 +206,7 @@ fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<SaidKey> {
     let alphas = by_module(&|module| settings.alpha_pattern.get(module));
     let mut saved = settings.modules_to_save.clone();
     saved.sort();
-    let said = |key, shown: String| SaidKey { key, compared: shown.clone(), shown };
+    let said = |key, shown: String| (key, shown.clone(), shown);
     vec![
         said("use_rslora", settings.use_rslora.to_string()),
         said("use_dora", settings.use_dora.to_string()),
@@ -229,8 +214,8 @@ fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<SaidKey> {
         said("bias", settings.bias.to_string()),
         said("layers_to_transform", format!("{:?}", settings.layers_to_transform)),
         said("layers_pattern", format!("{:?}", settings.layers_pattern.names())),
-        SaidKey { key: "rank_pattern", compared: ranks, shown: settings.rank_pattern.to_string() },
-        SaidKey { key: "alpha_pattern", compared: alphas, shown: settings.alpha_pattern.to_string() },
+        ("rank_pattern", ranks, settings.rank_pattern.to_string()),
+        ("alpha_pattern", alphas, settings.alpha_pattern.to_string()),
         said("modules_to_save", format!("{saved:?}")),
         said("exclude_modules", settings.exclude_modules.to_string()),
     ]

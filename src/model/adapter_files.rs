@@ -118,7 +118,7 @@ mod tests {
     fn what_is_written_is_read_again_with_the_names_shapes_and_keys_of_peft() {
         let dir = tempfile::tempdir().unwrap();
         let adapter = load(&fixture("adapter-qwen2")).unwrap();
-        assert_eq!((adapter.r(), adapter.alpha().to_string(), adapter.targets().len()), (4, "8".into(), 7));
+        assert_eq!((adapter.r(), adapter.settings.lora_alpha.to_string(), adapter.targets().len()), (4, "8".into(), 7));
         adapter.save_peft(dir.path(), "model-qwen2").unwrap();
         for ((name, written), (other, read)) in adapter.parameters().iter().zip(load(dir.path()).unwrap().parameters()) {
             assert_eq!((name, written), (&other, &read));
@@ -352,7 +352,7 @@ mod tests {
         let is_sink = |(name, _): &(String, Tensor)| name.ends_with("self_attn.sinks");
         let sinks: Vec<_> = model.parameters().into_iter().filter(is_sink).collect();
         assert_eq!((sinks.len(), sinks[0].0.as_str()), (config.num_layers(), "model.layers.0.self_attn.sinks"));
-        let began = model.layers[0].sinks_mut().unwrap();
+        let began = model.layers[0].copyable_mut().find(|vector| vector.name.ends_with("sinks")).unwrap();
         assert!(began.tensor().equal(&sinks[0].1) && sinks[0].1.requires_grad(), "as the model has it");
         tch::no_grad(|| sinks.iter().for_each(|(_, leaf)| drop(leaf.shallow_clone().g_add_scalar_(0.5))));
 

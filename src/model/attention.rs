@@ -4,11 +4,11 @@ use tch::Tensor;
 
 use super::attend::{Attend, Qkv};
 use super::config::ModelConfig;
-use super::dropout::TokenContext;
+use super::copyable::CopyableVector;
 use super::linear::Linear;
 use super::names::layer_tensor;
 use super::norm::RmsNorm;
-use super::sink::SinkLogits;
+use super::positions::TokenContext;
 use super::spec::{LinearSpec, NormSpec, QkNorm, QueryGrowth, SINKS};
 use super::weights::Weights;
 use crate::ops::attention::{ScoreRule, accumulation_kind};
@@ -29,7 +29,7 @@ pub(super) struct Attention {
     rotation: Option<usize>,
     head_dim: i64,
     rule: ScoreRule,
-    sinks: Option<SinkLogits>,
+    sinks: Option<CopyableVector>,
 }
 
 impl Attention {
@@ -40,7 +40,7 @@ impl Attention {
             Some((kind, [of_queries, of_keys])) => Some((kind, [norm(of_queries)?, norm(of_keys)?])),
             None => None,
         };
-        let linear = |spec: &LinearSpec| Linear::load(weights, layer, spec);
+        let linear = |spec: &LinearSpec| Linear::load(weights, layer, spec, false);
         Ok(Self {
             inputs: spec.inputs(config.hidden_size).iter().map(linear).collect::<Result<_, _>>()?,
             widths: spec.widths().map(|width| width as i64),
@@ -51,7 +51,10 @@ impl Attention {
             rotation: spec.rope.as_ref().map(|rope| config.rotations().iter().take_while(|of| **of != rope).count()),
             head_dim: spec.head_dim as i64,
             rule: spec.rule,
-            sinks: spec.has_sinks.then(|| SinkLogits::load(weights, layer_tensor(layer.0, SINKS))).transpose()?,
+            sinks: spec
+                .has_sinks
+                .then(|| CopyableVector::load(layer_tensor(layer.0, SINKS), |name| weights.load(name)))
+                .transpose()?,
         })
     }
 
@@ -97,7 +100,7 @@ impl Attention {
     /// # Shapes
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     pub(super) fn attend(&self, [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, Fault> {
-        let drain_h = self.sinks.as_ref().map(SinkLogits::current);
+        let drain_h = self.sinks.as_ref().map(CopyableVector::current);
         attend.attend(self.layer, Qkv { drain_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) })
     }
 
@@ -123,16 +126,14 @@ impl Attention {
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let norms = self.norms.iter().flat_map(|(_, norms)| norms).map(RmsNorm::tensor);
-        self.linears().flat_map(Linear::tensors).chain(norms).chain(self.sinks.as_ref().map(SinkLogits::tensor))
+        self.linears().flat_map(Linear::tensors).chain(norms).chain(self.sinks.as_ref().map(CopyableVector::tensor))
     }
 
-    /// The norms of queries and of keys, to be changed.
-    pub(super) fn norms_mut(&mut self) -> impl Iterator<Item = &mut RmsNorm> {
-        self.norms.iter_mut().flat_map(|(_, norms)| norms)
-    }
-
-    pub(super) fn sinks_mut(&mut self) -> Option<&mut SinkLogits> {
-        self.sinks.as_mut()
+    /// The weights of its norms, its sinks and the biases of its linears, to be changed.
+    pub(super) fn copyable_mut(&mut self) -> impl Iterator<Item = &mut CopyableVector> {
+        let norms = self.norms.iter_mut().flat_map(|(_, norms)| norms).map(|norm| &mut norm.weight_e);
+        let biases = self.inputs.iter_mut().chain([&mut self.output]).filter_map(|linear| linear.bias_o.as_mut());
+        norms.chain(&mut self.sinks).chain(biases)
     }
 
     /// In the order of [`super::AttentionSpec::linears`].

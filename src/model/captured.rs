@@ -8,8 +8,7 @@ use tch::{Device, Tensor};
 
 use super::attend::{Attend, Qkv};
 use super::causal_lm::Model;
-use super::dropout::{DropoutContext, TokenContext};
-use super::positions::Positions;
+use super::positions::{DropoutContext, Positions, TokenContext};
 #[cfg(test)]
 use super::simulated;
 use crate::native::cuda::{Graph, GraphRecorder};
@@ -58,24 +57,12 @@ struct CapturedBuffers {
     out_bne: Tensor,
 }
 
-/// Operations that are captured: all that they know is what columns have in common, and what is held.
-struct CapturedOps {
-    work: fn(Common<'_>, LayerIdx, &mut CapturedBuffers),
-    /// Where they write, which a simulated device spoils.
-    #[cfg(test)]
-    results: fn(&mut CapturedBuffers) -> &mut [Tensor],
+/// What of a layer is captured: all that it knows is what columns have in common, and what is held.
+#[derive(Clone, Copy)]
+enum LayerPiece {
+    BeforeAttention,
+    BehindAttention,
 }
-
-const BEFORE: CapturedOps = CapturedOps {
-    work: CapturedBuffers::before,
-    #[cfg(test)]
-    results: |held| &mut held.qkv,
-};
-const BEHIND: CapturedOps = CapturedOps {
-    work: CapturedBuffers::behind,
-    #[cfg(test)]
-    results: |held| std::slice::from_mut(&mut held.out_bne),
-};
 
 impl CapturedBuffers {
     fn new(model: &Model, sequences: usize, tokens: usize, positions: &Positions) -> Self {
@@ -94,20 +81,31 @@ impl CapturedBuffers {
         }
     }
 
-    fn before(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
-        let tokens = TokenContext { position_bn: &held.positions.position_bn, dropout: common.context };
+    /// Computes a piece of a layer where it is held.
+    fn compute(&mut self, piece: LayerPiece, common: Common<'_>, idx: LayerIdx) {
+        let tokens = TokenContext { position_bn: &self.positions.position_bn, dropout: common.context };
         let layer = common.model.decoder_layer(idx);
-        let made = layer.before_attention(&held.hidden_bne, &held.positions.rotations, &tokens);
-        held.qkv.iter_mut().zip(&made).for_each(|(held, made)| held.copy_(made));
+        match piece {
+            LayerPiece::BeforeAttention => {
+                let made = layer.before_attention(&self.hidden_bne, &self.positions.rotations, &tokens);
+                self.qkv.iter_mut().zip(&made).for_each(|(held, made)| held.copy_(made));
+            }
+            LayerPiece::BehindAttention => {
+                let attended = self.attended_bhnd.shallow_clone();
+                // Only a layer without experts is captured, which asks for nothing.
+                if let Ok(made) = layer.after_attention(&self.hidden_bne, attended, &tokens, &mut Nobody) {
+                    self.out_bne.copy_(&made);
+                }
+            }
+        }
     }
 
-    fn behind(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
-        let tokens = TokenContext { position_bn: &held.positions.position_bn, dropout: common.context };
-        let layer = common.model.decoder_layer(idx);
-        let attended = held.attended_bhnd.shallow_clone();
-        // Only a layer without experts is captured, which asks for nothing.
-        if let Ok(made) = layer.after_attention(&held.hidden_bne, attended, &tokens, &mut Nobody) {
-            held.out_bne.copy_(&made);
+    /// Where a piece writes, which a simulated device spoils.
+    #[cfg(test)]
+    fn results(&mut self, piece: LayerPiece) -> &mut [Tensor] {
+        match piece {
+            LayerPiece::BeforeAttention => &mut self.qkv,
+            LayerPiece::BehindAttention => std::slice::from_mut(&mut self.out_bne),
         }
     }
 }
@@ -187,11 +185,11 @@ impl<'a> ColumnLayers<'a> {
         };
         let [before, behind] = pieces.entry(idx.0).or_default();
         held.hidden_bne.copy_(hidden_bne);
-        recorder.run(before, &BEFORE, self.common, idx, held)?;
-        let attended_bhnd = model.decoder_layer(idx).attend(held.qkv.each_ref(), attend)?;
+        recorder.run(before, LayerPiece::BeforeAttention, self.common, idx, held)?;
+        let attended_bhnd = model.decoder_layer(idx).attention.attend(held.qkv.each_ref(), attend)?;
         held.attended_bhnd.copy_(&attended_bhnd);
         drop(attended_bhnd);
-        recorder.run(behind, &BEHIND, self.common, idx, held)?;
+        recorder.run(behind, LayerPiece::BehindAttention, self.common, idx, held)?;
         // What is handed out is not written over by the next column.
         Ok(held.out_bne.copy())
     }
@@ -202,7 +200,7 @@ impl Recorder {
     fn run(
         &self,
         recorded: &mut Option<Recorded>,
-        piece: &CapturedOps,
+        piece: LayerPiece,
         common: Common<'_>,
         idx: LayerIdx,
         held: &mut CapturedBuffers,
@@ -210,19 +208,19 @@ impl Recorder {
         match (self, &*recorded) {
             (_, Some(Recorded::Device(graph))) => graph.replay(),
             (Self::Device(recorder), _) => {
-                let graph = recorder.capture(|| (piece.work)(common, idx, held))?;
+                let graph = recorder.capture(|| held.compute(piece, common, idx))?;
                 *recorded = Some(Recorded::Device(graph));
             }
             #[cfg(test)]
             (Self::Played, None) => {
                 // As a device does it, and captures it then.
-                (0..2).for_each(|_| (piece.work)(common, idx, held));
+                (0..2).for_each(|_| held.compute(piece, common, idx));
                 *recorded = Some(Recorded::Played);
             }
             #[cfg(test)]
             (Self::Played, Some(Recorded::Played)) => {
-                simulated::spoil((piece.results)(held));
-                (piece.work)(common, idx, held);
+                simulated::spoil(held.results(piece));
+                held.compute(piece, common, idx);
             }
         }
         Ok(())

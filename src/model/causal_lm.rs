@@ -10,9 +10,9 @@ use super::adapter::{self, Adapter};
 use super::all_weights::AllWeights;
 use super::attend::Attend;
 use super::config::ModelConfig;
+use super::copyable::CopyableVector;
 use super::decoder::DecoderLayer;
 use super::delta::LoraDelta;
-use super::dropout::{DropoutContext, TokenContext};
 use super::embedding::Embedding;
 use super::experts::StackedDelta;
 use super::io_layers::BASE_WEIGHT;
@@ -21,8 +21,7 @@ use super::names::{FINAL_NORM, OUTPUT_MODULE};
 use super::norm::RmsNorm;
 use super::peft::PeftConfig;
 use super::pissa::PissaInit;
-use super::positions::Positions;
-use super::sink::SinkLogits;
+use super::positions::{DropoutContext, Positions, TokenContext};
 use super::source::ModelSource;
 use super::waiting_layers::WaitingLayers;
 use super::weights::Weights;
@@ -117,22 +116,19 @@ impl Model {
         self.linears_mut().for_each(|linear| linear.set_pissa(None));
         self.linears_mut().for_each(|linear| linear.delta = deltas.remove(&linear.name));
         self.stacked_mut().for_each(|stacked| stacked.delta = deltas.remove(&stacked.name));
-        self.embedding.output_mut().delta = deltas.remove(OUTPUT_MODULE);
+        self.embedding.output.delta = deltas.remove(OUTPUT_MODULE);
         if is_new && settings.init == InitLora::Pissa {
             self.linears_mut().for_each(Linear::init_pissa);
         }
         self.let_linears_wait();
-        self.norms_mut().for_each(|norm| norm.trained_e = embedding.copy(&norm.name));
-        self.sinks_mut().for_each(|sinks| sinks.trained_h = embedding.copy(&sinks.name));
-        self.linears_mut().for_each(|linear| linear.trained_bias_o = embedding.copy(&format!("{}.bias", linear.name)));
+        self.copyable_mut().for_each(|vector| vector.trained = embedding.copy(&vector.name));
         if is_new {
             for idx in 0..self.layers.len() {
                 self.bring_layers(idx..idx + 1, None);
                 self.layers[idx].linears().for_each(Linear::init_delta);
-                self.layers[idx].norms_mut().for_each(|norm| norm.init_trained());
-                self.layers[idx].sinks_mut().into_iter().for_each(|sinks| sinks.init_trained());
+                self.layers[idx].copyable_mut().for_each(|vector| vector.init_trained());
             }
-            self.final_norm.init_trained();
+            self.final_norm.weight_e.init_trained();
             self.release_layers();
         }
         self.embedding.train(embedding, is_new);
@@ -162,7 +158,7 @@ impl Model {
             Trainable::Nothing => Vec::new(),
             Trainable::Adapter(settings) => {
                 let of_layers = self.deltas().flat_map(|(name, delta)| adapter::parameters(settings, name, delta));
-                of_layers.chain(self.embedding.trained().parameters()).collect()
+                of_layers.chain(self.embedding.trained.parameters()).collect()
             }
             Trainable::AllWeights(all) => all.parameters(),
         }
@@ -214,7 +210,7 @@ impl Model {
     /// The parameters before the first layer: the embedding `(V, E)`, where it is trained, and of an adapter what it adds. Of a tied
     /// model all of whose weights are trained the embedding is among the [`Self::head_parameters`], too.
     pub fn embedding_parameters(&self) -> Vec<(String, Tensor)> {
-        self.all_weights().map_or_else(|| self.embedding.trained().of_embedding(), |all| all.embedding().into_iter().collect())
+        self.all_weights().map_or_else(|| self.embedding.trained.of_embedding(), |all| all.embedding().into_iter().collect())
     }
 
     /// Picks from tensors that [`Self::save_trained`] has written those that are trained, as [`Self::parameters`] has them. Where an adapter has
@@ -258,12 +254,8 @@ impl Model {
         self.layers.iter_mut().flat_map(DecoderLayer::stacked_mut)
     }
 
-    pub(super) fn norms_mut(&mut self) -> impl Iterator<Item = &mut RmsNorm> {
-        self.layers.iter_mut().flat_map(DecoderLayer::norms_mut).chain([&mut self.final_norm])
-    }
-
-    pub(super) fn sinks_mut(&mut self) -> impl Iterator<Item = &mut SinkLogits> {
-        self.layers.iter_mut().filter_map(DecoderLayer::sinks_mut)
+    pub(super) fn copyable_mut(&mut self) -> impl Iterator<Item = &mut CopyableVector> {
+        self.layers.iter_mut().flat_map(DecoderLayer::copyable_mut).chain([&mut self.final_norm.weight_e])
     }
 
     /// Writes what is trained into a directory that exists: an adapter in PEFT's format, which names `base_model`, or all
@@ -276,20 +268,15 @@ impl Model {
         }
     }
 
-    fn has_pissa(&self) -> bool {
-        matches!(&self.trained, Trainable::Adapter(settings) if settings.init == InitLora::Pissa)
-    }
-
     /// About as much as [`Self::save_trained`] writes.
     pub fn trained_bytes(&self) -> Bytes {
         let bytes =
             |tensors: Vec<(String, Tensor)>| tensors.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum::<usize>();
-        // With an addition to the embedding or the output projection goes that.
+        let has_pissa = matches!(&self.trained, Trainable::Adapter(settings) if settings.init == InitLora::Pissa);
         let adapter = || {
-            bytes(self.parameters()) * if self.has_pissa() { 2 } else { 1 }
-                + bytes(
-                    self.embedding.alias_trained().bases.into_iter().map(|(end, base_ve)| (end.to_owned(), base_ve)).collect(),
-                )
+            // With an addition to the embedding or the output projection goes that.
+            let bases = self.embedding.alias_trained().bases.into_iter().map(|(end, base_ve)| (end.to_owned(), base_ve));
+            bytes(self.parameters()) * if has_pissa { 2 } else { 1 } + bytes(bases.collect())
         };
         Bytes(self.all_weights().map_or_else(adapter, AllWeights::saved_bytes) as u64)
     }

@@ -1,6 +1,5 @@
 //! `config.json`, checked: sizes within bounds before anything is allocated, and nothing ignored that would change the numbers.
 
-use super::fields::unknown_name;
 use std::io;
 use std::path::Path;
 
@@ -9,7 +8,7 @@ use tch::Kind;
 
 use super::config::{ModelConfig, PackedSizes};
 use super::families::{self, Family, MAX_HIDDEN, dropouts, is_wrapped, layers, max_positions, unwrapped};
-use super::fields::{Fields, shown};
+use super::fields::{Fields, shown, unknown_name};
 use super::quantised::Quantisation;
 use crate::files::{hub_name, read_json};
 use crate::units::{Fault, abridged};

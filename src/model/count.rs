@@ -1,10 +1,11 @@
-//! How many parameters of a model are trained, by kind.
+//! What of a model is trained, and how many parameters that is, by kind.
 
 use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::io_layers::{IoTensor, copied, io_tensors};
 use super::layout::{self, Role};
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE};
+use super::projection::Projection;
 use super::spec::SINKS;
 use super::targets::{LoraTarget, peft_settings, targets};
 use crate::recipe::LoraRecipe;
@@ -95,4 +96,30 @@ pub fn io_parameters(config: &ModelConfig, lora: &LoraRecipe) -> Result<IoParame
         |target: LoraTarget| target.parts(&settings).into_iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
     let output = of_norm + beside_output.map(of_addition).sum::<usize>() + sum(|part| !part.is_below_the_layers());
     Ok(IoParameters { embedding: sum(IoTensor::is_below_the_layers), output })
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TrainedPart {
+    Adapter {
+        /// The most rows of its A matrices.
+        r: usize,
+        /// The projections that have matrices in some layer.
+        targets: Vec<Projection>,
+        numbers: usize,
+        /// The part of `numbers` outside the layers.
+        ends: IoParameters,
+        has_dropout: bool,
+        /// Whether the lengths of rows are trained by themselves.
+        has_magnitudes: bool,
+    },
+    Weights,
+}
+
+impl TrainedPart {
+    pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, Fault> {
+        let Some(lora) = lora else { return Ok(Self::Weights) };
+        let ((targets, r), ends) = (Projection::targets(config, lora)?, io_parameters(config, lora)?);
+        let numbers = trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum();
+        Ok(Self::Adapter { r, targets, numbers, ends, has_dropout: lora.dropout > 0.0, has_magnitudes: lora.use_dora })
+    }
 }

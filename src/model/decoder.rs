@@ -5,14 +5,14 @@ use tch::Tensor;
 use super::attend::Attend;
 use super::attention::Attention;
 use super::config::ModelConfig;
+use super::copyable::CopyableVector;
 use super::delta::LoraDelta;
-use super::dropout::TokenContext;
 use super::experts::{Experts, StackedDelta};
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::layer_tensor;
 use super::norm::RmsNorm;
-use super::sink::SinkLogits;
+use super::positions::TokenContext;
 use super::spec::{BranchNorms, FeedForwardSpec};
 use super::weights::Weights;
 use crate::ops::rope::Rotation;
@@ -21,7 +21,7 @@ use crate::units::{Fault, LayerIdx};
 #[derive(Debug)]
 pub(super) struct DecoderLayer {
     idx: LayerIdx,
-    attention: Attention,
+    pub(super) attention: Attention,
     attention_norms: Norms,
     feed_forward: FeedForward,
     feed_forward_norms: Norms,
@@ -44,17 +44,14 @@ impl Norms {
         Ok(Self { input: load(spec.input)?, output: load(spec.output)? })
     }
 
-    fn before(&self, x_bne: &Tensor) -> Tensor {
-        self.input.as_ref().map_or_else(|| x_bne.shallow_clone(), |norm| norm.apply(x_bne))
-    }
-
-    fn behind(&self, x_bne: &Tensor) -> Tensor {
-        self.output.as_ref().map_or_else(|| x_bne.shallow_clone(), |norm| norm.apply(x_bne))
-    }
-
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.input.iter().chain(&self.output).map(RmsNorm::tensor)
     }
+}
+
+/// What a norm makes of a tensor, where there is one.
+fn normed(norm: Option<&RmsNorm>, x_bne: &Tensor) -> Tensor {
+    norm.map_or_else(|| x_bne.shallow_clone(), |norm| norm.apply(x_bne))
 }
 
 #[derive(Debug)]
@@ -80,6 +77,13 @@ impl FeedForward {
         match self {
             Self::Dense(mlp) => mlp.linears().collect(),
             Self::Experts(experts) => experts.linears().collect(),
+        }
+    }
+
+    fn linears_mut(&mut self) -> Vec<&mut Linear> {
+        match self {
+            Self::Dense(mlp) => mlp.linears_mut().collect(),
+            Self::Experts(experts) => experts.linears_mut().collect(),
         }
     }
 }
@@ -108,7 +112,7 @@ impl DecoderLayer {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
         let [q_bhnd, k_bgnd, v_bgnd] = self.before_attention(hidden_bne, rotations, tokens);
-        let attended_bhnd = self.attend([&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
+        let attended_bhnd = self.attention.attend([&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
         drop([q_bhnd, k_bgnd, v_bgnd]);
         self.after_attention(hidden_bne, attended_bhnd, tokens, attend)
     }
@@ -118,7 +122,7 @@ impl DecoderLayer {
     /// # Shapes
     /// `(B, n, E)` in; as in [`super::Qkv`] out.
     pub(super) fn before_attention(&self, hidden_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
-        self.attention.project(&self.attention_norms.before(hidden_bne), rotations, tokens)
+        self.attention.project(&normed(self.attention_norms.input.as_ref(), hidden_bne), rotations, tokens)
     }
 
     /// What follows attention: the layer's output. What was attended is gone, but for what autograd keeps, before the MLP.
@@ -132,14 +136,15 @@ impl DecoderLayer {
         tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
-        let hidden_bne = self.added(hidden_bne, &self.attention_norms.behind(&self.attention.output(&attended_bhnd, tokens)));
+        let hidden_bne =
+            self.added(hidden_bne, &normed(self.attention_norms.output.as_ref(), &self.attention.output(&attended_bhnd, tokens)));
         drop(attended_bhnd);
-        let normed_bne = self.feed_forward_norms.before(&hidden_bne);
+        let normed_bne = normed(self.feed_forward_norms.input.as_ref(), &hidden_bne);
         let added_bne = match &self.feed_forward {
             FeedForward::Dense(mlp) => mlp.forward(&normed_bne, tokens),
             FeedForward::Experts(experts) => experts.forward(self.idx, &normed_bne, tokens, attend)?,
         };
-        Ok(self.added(&hidden_bne, &self.feed_forward_norms.behind(&added_bne)))
+        Ok(self.added(&hidden_bne, &normed(self.feed_forward_norms.output.as_ref(), &added_bne)))
     }
 
     /// The residual stream with what a branch has made.
@@ -149,11 +154,6 @@ impl DecoderLayer {
         if is_plain { hidden_bne + made_bne } else { hidden_bne + made_bne * self.residual_scale }
     }
 
-    /// Asks whoever remembers the past.
-    pub(super) fn attend(&self, qkv: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, Fault> {
-        self.attention.attend(qkv, attend)
-    }
-
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let of_feed_forward = self.feed_forward.linears().into_iter().flat_map(Linear::tensors);
         let norms = self.attention_norms.tensors().chain(self.feed_forward_norms.tensors());
@@ -161,14 +161,12 @@ impl DecoderLayer {
         norms.chain(self.attention.tensors()).chain(of_feed_forward).chain(further.into_iter().flatten())
     }
 
-    /// All its norms, to be changed.
-    pub(super) fn norms_mut(&mut self) -> impl Iterator<Item = &mut RmsNorm> {
+    /// The weights of its norms, its sinks and the biases of its linears, to be changed.
+    pub(super) fn copyable_mut(&mut self) -> impl Iterator<Item = &mut CopyableVector> {
         let branches = [&mut self.attention_norms, &mut self.feed_forward_norms].into_iter();
-        branches.flat_map(|norms| norms.input.iter_mut().chain(&mut norms.output)).chain(self.attention.norms_mut())
-    }
-
-    pub(super) fn sinks_mut(&mut self) -> Option<&mut SinkLogits> {
-        self.attention.sinks_mut()
+        let norms = branches.flat_map(|norms| norms.input.iter_mut().chain(&mut norms.output)).map(|norm| &mut norm.weight_e);
+        let biases = self.feed_forward.linears_mut().into_iter().filter_map(|linear| linear.bias_o.as_mut());
+        norms.chain(self.attention.copyable_mut()).chain(biases)
     }
 
     /// Whether a router decides which of its matrices a token meets.
@@ -178,7 +176,7 @@ impl DecoderLayer {
 
     /// What is trained beside its linears, by the names of these.
     pub(super) fn deltas(&self) -> Vec<(&str, &LoraDelta)> {
-        let stacked = if let FeedForward::Experts(experts) = &self.feed_forward { &experts.stacked()[..] } else { &[] };
+        let stacked = if let FeedForward::Experts(experts) = &self.feed_forward { &experts.stacked[..] } else { &[] };
         let of_linears = self.linears().filter_map(|linear| Some((linear.name.as_str(), linear.delta.as_ref()?)));
         of_linears.chain(stacked.iter().filter_map(|all| Some((all.name.as_str(), all.delta.as_ref()?)))).collect()
     }
@@ -190,16 +188,12 @@ impl DecoderLayer {
 
     /// The same, to be changed.
     pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
-        let feed_forward: Vec<&mut Linear> = match &mut self.feed_forward {
-            FeedForward::Dense(mlp) => mlp.linears_mut().collect(),
-            FeedForward::Experts(experts) => experts.linears_mut().collect(),
-        };
-        self.attention.linears_mut().chain(feed_forward)
+        self.attention.linears_mut().chain(self.feed_forward.linears_mut())
     }
 
     /// What is trained beside the linears of all experts, side by side.
     pub(super) fn stacked_mut(&mut self) -> impl Iterator<Item = &mut StackedDelta> {
         let experts = if let FeedForward::Experts(experts) = &mut self.feed_forward { Some(experts) } else { None };
-        experts.into_iter().flat_map(|experts| experts.stacked_mut())
+        experts.into_iter().flat_map(|experts| &mut experts.stacked)
     }
 }

@@ -2,8 +2,8 @@
 
 use tch::{Kind, Tensor};
 
-use super::dropout::TokenContext;
 use super::pissa::PissaInit;
+use super::positions::TokenContext;
 use crate::ops::dropout::{DropoutStream, dropout};
 use crate::ops::linear::LowRank;
 
@@ -25,8 +25,8 @@ pub(super) struct LoraDelta {
     pub(super) scale: f64,
     /// The probability with which an input of `A` is dropped in training.
     pub(super) dropout: f64,
-    /// What of the dropout mask depends on where the linear is.
-    pub(super) stream: ModuleStream,
+    /// What of the dropout mask depends on where the linear is; seed and step come with each use.
+    pub(super) stream: DropoutStream,
 }
 
 /// The end of the name of A in PEFT's files.
@@ -37,13 +37,6 @@ pub(super) const B_BIAS: &str = "lora_B.bias";
 pub(super) const MAGNITUDE: &str = "lora_magnitude_vector";
 /// That of the linear's own bias.
 pub(super) const BASE_BIAS: &str = "base_layer.bias";
-
-/// A linear's number, and that of its layer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ModuleStream {
-    pub(super) layer: u64,
-    pub(super) module: u64,
-}
 
 impl LoraDelta {
     /// The trained tensors, by the ends of their names in PEFT's files.
@@ -73,8 +66,7 @@ impl LoraDelta {
     /// `(B, n, in)` in and out.
     pub(super) fn dropped(&self, x_bni: &Tensor, tokens: &TokenContext<'_>) -> Option<Tensor> {
         let key = tokens.dropout.dropout.filter(|_| self.dropout > 0.0)?;
-        let ModuleStream { layer, module } = self.stream;
-        let stream = DropoutStream { seed: key.seed, step: key.step, layer, module };
+        let stream = DropoutStream { seed: key.seed, step: key.step, ..self.stream };
         Some(dropout(x_bni, self.dropout, stream, tokens.dropout.samples, tokens.position_bn))
     }
 

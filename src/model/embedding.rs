@@ -4,10 +4,10 @@ use tch::{Tensor, no_grad};
 
 use super::config::ModelConfig;
 use super::delta::LoraDelta;
-use super::dropout::{DropoutContext, TokenContext};
 use super::io_layers::{EmbeddingAdapter, IoTensor};
 use super::linear::Linear;
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, peft_tensor};
+use super::positions::{DropoutContext, TokenContext};
 use super::weights::Weights;
 use crate::ops::attention::zero_sum_of;
 use crate::ops::linear::{Weight, linear};
@@ -19,12 +19,12 @@ pub(super) struct Embedding {
     /// The embedding's matrix `(V, E)`.
     input: Weight,
     /// The output projection, whose weight may be the embedding, with the addition to it.
-    output: Linear,
+    pub(super) output: Linear,
     has_output: bool,
     /// What scores classes in place of an output projection.
     score_ke: Option<Tensor>,
     /// What an adapter trains in their place, and beside them.
-    trained: EmbeddingAdapter,
+    pub(super) trained: EmbeddingAdapter,
     /// On what a token is turned into.
     scale: f64,
     divisor: f64,
@@ -120,15 +120,6 @@ impl Embedding {
         self.trained = adapter;
     }
 
-    pub(super) fn output_mut(&mut self) -> &mut Linear {
-        &mut self.output
-    }
-
-    /// What an adapter trains in their place; nothing is left of it.
-    pub(super) fn take_trained(&mut self) -> EmbeddingAdapter {
-        std::mem::take(&mut self.trained)
-    }
-
     /// What is trained beside the output projection.
     pub(super) fn delta(&self) -> Option<(&str, &LoraDelta)> {
         Some((&self.output.name, self.output.delta.as_ref()?))
@@ -141,11 +132,7 @@ impl Embedding {
         of_delta.chain(self.trained.of_head()).collect()
     }
 
-    pub(super) fn trained(&self) -> &EmbeddingAdapter {
-        &self.trained
-    }
-
-    /// The same, for whoever looks at all of an adapter at once; with an addition to an end of the model comes the model's own.
+    /// What an adapter trains of them, for whoever looks at all of an adapter at once; with an addition to an end of the model comes the model's own.
     pub(super) fn alias_trained(&self) -> EmbeddingAdapter {
         let input = self.trained.get(IoTensor::LowRankA).map(|_| (EMBEDDING_MODULE, self.input.matrix()));
         let output = self.output.delta.as_ref().map(|_| (OUTPUT_MODULE, self.output.weight()));

@@ -4,10 +4,10 @@ use tch::Tensor;
 
 use super::attend::{Attend, Routed};
 use super::delta::LoraDelta;
-use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::mlp::{Mlp, activated};
 use super::names::layer_tensor;
+use super::positions::TokenContext;
 use super::router::Router;
 use super::spec::{Activation, ExpertsSpec, LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::Weights;
@@ -22,36 +22,57 @@ pub(super) struct Experts {
     /// What all tokens go to beside their experts.
     shared: Option<Box<Mlp>>,
     /// Beside gate and up, and beside down, of all experts.
-    stacked: [StackedDelta; 2],
+    pub(super) stacked: [StackedDelta; 2],
 }
 
 #[derive(Debug)]
 enum ExpertMatrices {
     Apart(Vec<Mlp>, i64),
-    /// All side by side, with biases: `(X, E, 2I)` and `(X, 2I)` with gate and up by turns, then `(X, I, E)` and `(X, E)`.
-    Stacked([Tensor; 4], Activation),
-    /// Like those side by side, with matrices that are packed one by one, outputs before inputs: `(2I, E)` and `(E, I)` of each expert.
-    Packed {
-        gate_up: Vec<Weight>,
-        down: Vec<Weight>,
+    /// All side by side: gate and up by turns, and down, with biases `(X, 2I)` and `(X, E)`.
+    Stacked {
+        matrices: [StackedMatrices; 2],
         biases: [Tensor; 2],
         activation: Activation,
     },
+}
+
+/// The matrices of a linear of all experts.
+#[derive(Debug)]
+enum StackedMatrices {
+    /// Inputs before outputs: `(X, E, 2I)` and `(X, I, E)`.
+    Plain(Tensor),
+    /// Packed one by one, outputs before inputs: `(2I, E)` and `(E, I)` of each expert.
+    Packed(Vec<Weight>),
+}
+
+impl StackedMatrices {
+    fn by_expert(&self) -> Vec<Weight> {
+        match self {
+            Self::Plain(all) => all.unbind(0).into_iter().map(|weight| Weight::Plain(weight.transpose(0, 1))).collect(),
+            Self::Packed(all) => all.iter().map(Weight::shallow_clone).collect(),
+        }
+    }
+
+    fn tensors(&self) -> Vec<&Tensor> {
+        match self {
+            Self::Plain(all) => vec![all],
+            Self::Packed(all) => all.iter().flat_map(Weight::tensors).collect(),
+        }
+    }
 }
 
 impl ExpertMatrices {
     fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, Fault> {
         if spec.is_stacked() {
             let load = |path: String| weights.load(&layer_tensor(layer.0, &path));
-            let bias = |path| load(format!("{path}_bias"));
             let [gate_up, down] = [STACKED_GATE_UP, STACKED_DOWN];
             let packed = |path: &str| weights.load_packed_experts(&layer_tensor(layer.0, path));
-            if let Some((packed_gate_up, packed_down)) = packed(gate_up)?.zip(packed(down)?) {
-                let biases = [bias(gate_up)?, bias(down)?];
-                return Ok(Self::Packed { gate_up: packed_gate_up, down: packed_down, biases, activation: spec.activation });
-            }
-            let tensors = [load(gate_up.into())?, bias(gate_up)?, load(down.into())?, bias(down)?];
-            return Ok(Self::Stacked(tensors, spec.activation));
+            let matrices = match packed(gate_up)?.zip(packed(down)?) {
+                Some((gate_up, down)) => [gate_up, down].map(StackedMatrices::Packed),
+                None => [load(gate_up.into())?, load(down.into())?].map(StackedMatrices::Plain),
+            };
+            let biases = [load(format!("{gate_up}_bias"))?, load(format!("{down}_bias"))?];
+            return Ok(Self::Stacked { matrices, biases, activation: spec.activation });
         }
         let load = |[inputs @ .., down]: &[LinearSpec; 3]| Mlp::load(weights, layer, inputs, down, spec.activation);
         let mlps = spec.experts(hidden).iter().map(load).collect::<Result<_, _>>()?;
@@ -62,17 +83,10 @@ impl ExpertMatrices {
     fn by_expert(&self) -> Vec<Expert<'_>> {
         match self {
             Self::Apart(mlps, width) => mlps.iter().map(|mlp| Expert::Apart(mlp, *width)).collect(),
-            Self::Stacked(tensors, activation) => {
-                let [gate_up, gate_up_bias, down, down_bias] = tensors.each_ref().map(|tensor| tensor.unbind(0));
-                let turned = |weight: Tensor| Weight::Plain(weight.transpose(0, 1));
-                let inputs = gate_up.into_iter().map(turned).zip(gate_up_bias);
-                let all = inputs.zip(down.into_iter().map(turned).zip(down_bias));
-                all.map(|(inputs, down)| Expert::Stacked(inputs, down, *activation)).collect()
-            }
-            Self::Packed { gate_up, down, biases, activation } => {
+            Self::Stacked { matrices, biases, activation } => {
                 let [gate_up_bias, down_bias] = biases.each_ref().map(|bias| bias.unbind(0));
-                let inputs = gate_up.iter().map(Weight::shallow_clone).zip(gate_up_bias);
-                let all = inputs.zip(down.iter().map(Weight::shallow_clone).zip(down_bias));
+                let [gate_up, down] = matrices.each_ref().map(StackedMatrices::by_expert);
+                let all = gate_up.into_iter().zip(gate_up_bias).zip(down.into_iter().zip(down_bias));
                 all.map(|(inputs, down)| Expert::Stacked(inputs, down, *activation)).collect()
             }
         }
@@ -88,13 +102,8 @@ impl ExpertMatrices {
 
     /// All tensors that are of no linear.
     fn stacked(&self) -> Vec<&Tensor> {
-        match self {
-            Self::Apart(..) => Vec::new(),
-            Self::Stacked(tensors, _) => tensors.iter().collect(),
-            Self::Packed { gate_up, down, biases, .. } => {
-                gate_up.iter().chain(down).flat_map(Weight::tensors).chain(biases).collect()
-            }
-        }
+        let Self::Stacked { matrices: [gate_up, down], biases: [gate_up_bias, down_bias], .. } = self else { return Vec::new() };
+        [gate_up.tensors(), vec![gate_up_bias], down.tensors(), vec![down_bias]].concat()
     }
 }
 
@@ -189,10 +198,10 @@ impl Experts {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
         let probability_bnx = self.router.probabilities(x_bne, tokens);
-        let routed = Routed { probability_bnx: &probability_bnx, top_k: self.router.top_k() };
+        let routed = Routed { probability_bnx: &probability_bnx, top_k: self.router.top_k };
         let chosen_bnk = attend.route(layer, routed, &|| self.router.choose(&probability_bnx))?;
         let weight_bnk = self.router.weights(&probability_bnx, &chosen_bnk);
-        let (top_k, num_experts) = (self.router.top_k() as i64, probability_bnx.size()[2] as usize);
+        let (top_k, num_experts) = (self.router.top_k as i64, probability_bnx.size()[2] as usize);
         let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), num_experts);
         let made = self.by_expert(&grouping.spread(&x_bne.reshape([-1, x_bne.size()[2]])), grouping.rows());
         let routed_bne = grouping.gather(&made, &weight_bnk.view([-1, top_k])).view(&x_bne.size()[..]);
@@ -228,16 +237,8 @@ impl Experts {
         std::iter::once(&mut self.router.linear).chain(apart)
     }
 
-    pub(super) fn stacked_mut(&mut self) -> &mut [StackedDelta; 2] {
-        &mut self.stacked
-    }
-
     /// The tensors of the model itself that are of no linear.
     pub(super) fn further_tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.matrices.stacked().into_iter().chain(self.router.correction())
-    }
-
-    pub(super) fn stacked(&self) -> &[StackedDelta; 2] {
-        &self.stacked
+        self.matrices.stacked().into_iter().chain(&self.router.correction_x)
     }
 }

@@ -47,7 +47,7 @@ impl<'a> Fields<'a> {
     /// A whole number from 1 to `max` that must be there.
     pub(super) fn count(self, key: &'static str, max: usize) -> Result<usize, Fault> {
         if self.get(key).is_none() {
-            return Err(self.missing(key, "a whole number"));
+            return Err(missing(&self.named(key), "a whole number"));
         }
         self.count_or(key, 0, max)
     }
@@ -81,14 +81,14 @@ impl<'a> Fields<'a> {
     /// A positive number that must be there.
     pub(super) fn number(self, key: &'static str) -> Result<f64, Fault> {
         if self.get(key).is_none() {
-            return Err(self.missing(key, "a positive number"));
+            return Err(missing(&self.named(key), "a positive number"));
         }
         self.number_or(key, 0.0)
     }
 
     /// A list of so many positive numbers that must be there.
     pub(super) fn numbers(self, key: &'static str, count: usize) -> Result<Vec<f64>, Fault> {
-        let Some(value) = self.get(key) else { return Err(self.missing(key, "a list of positive numbers")) };
+        let Some(value) = self.get(key) else { return Err(missing(&self.named(key), "a list of positive numbers")) };
         let positive = |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
         let numbers: Option<Vec<f64>> = value.as_array().and_then(|list| list.iter().map(positive).collect());
         let expected = || self.range(key, format!("a list of {count} positive numbers"));
@@ -124,10 +124,6 @@ impl<'a> Fields<'a> {
     #[expect(clippy::needless_pass_by_value, reason = "callers have just made it")]
     pub(super) fn unsupported(self, key: &str, supported: String) -> Fault {
         unsupported(&self.named(key), &self.found(key), &supported)
-    }
-
-    fn missing(self, key: &str, expected: &'static str) -> Fault {
-        missing(&self.named(key), expected)
     }
 
     fn found(self, key: &str) -> String {

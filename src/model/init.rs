@@ -1,6 +1,5 @@
 //! New models with random weights, for tests, demonstrations and benchmarks.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -12,7 +11,7 @@ use super::families;
 use super::layout;
 use super::random;
 use crate::files::{self, io_fault, put_new_dir, read_json, to_json, write_atomic};
-use crate::store::save_tensors;
+use crate::store::{pt_metadata, save_tensors};
 use crate::units::{Fault, abridged};
 
 /// Contents of the token that ends a text, the most usual first.
@@ -49,9 +48,8 @@ fn write_model(
     tokenizer: Option<&(&[u8], TokenizerFacts)>,
     seed: u64,
 ) -> Result<(), Fault> {
-    let metadata = BTreeMap::from([("format".into(), "pt".into())]);
     let kind = checked.weight_kind.unwrap_or(Kind::Float);
-    save_tensors(&out_dir.join("model.safetensors"), &draw(checked, kind, seed), &metadata)?;
+    save_tensors(&out_dir.join("model.safetensors"), &draw(checked, kind, seed), &pt_metadata())?;
     let write = |name: &str, value: &Value| write_atomic(&out_dir.join(name), &to_json(value));
     if let Some((json, facts)) = tokenizer {
         write_atomic(&out_dir.join("tokenizer.json"), json)?;

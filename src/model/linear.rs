@@ -2,10 +2,11 @@
 
 use tch::{Tensor, no_grad};
 
+use super::copyable::CopyableVector;
 use super::delta::LoraDelta;
-use super::dropout::TokenContext;
 use super::names::{OUTPUT_MODULE, layer_tensor};
 use super::pissa::PissaInit;
+use super::positions::TokenContext;
 use super::spec::LinearSpec;
 use super::weights::Weights;
 use crate::ops::linear::{LowRank, Weight, linear, row_norms};
@@ -17,34 +18,28 @@ pub(super) struct Linear {
     /// The name in the model, as `model.layers.3.mlp.up_proj`.
     pub(super) name: String,
     weight: Weight,
-    bias_o: Option<Tensor>,
-    /// What is trained in place of the bias where nothing else is.
-    pub(super) trained_bias_o: Option<Tensor>,
+    /// Where a copy of it is trained, nothing else is.
+    pub(super) bias_o: Option<CopyableVector>,
     pub(super) delta: Option<LoraDelta>,
 }
 
-/// What is trained of a linear while it is taken off, and the weight that goes with it where that is another.
-#[derive(Debug)]
-pub(super) struct DetachedLinear {
-    delta: Option<LoraDelta>,
-    trained_bias_o: Option<Tensor>,
-    weight: Option<Weight>,
-}
+/// What is trained beside a linear while it is taken off, and the weight that goes with it where that is another.
+pub(super) type DetachedLinear = (Option<LoraDelta>, Option<Weight>);
 
 impl Linear {
-    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, Fault> {
-        Self::of(layer, spec, |name| weights.load_weight(name), |name| weights.load(name))
-    }
-
-    /// Loads a linear in the accumulation kind whatever the model's dtype.
-    pub(super) fn load_wide(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, Fault> {
-        let load = |name: &str| weights.load_wide(name);
-        Self::of(layer, spec, |name| load(name).map(Weight::Plain), load)
+    /// Loads a linear, where `is_wide` in the accumulation kind whatever the model's dtype.
+    pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &LinearSpec, is_wide: bool) -> Result<Self, Fault> {
+        let name = layer_tensor(layer.0, &spec.path);
+        let load = |name: &str| if is_wide { weights.load_wide(name) } else { weights.load(name) };
+        let bias_o = spec.has_bias.then(|| CopyableVector::load(format!("{name}.bias"), load)).transpose()?;
+        let weight = format!("{name}.weight");
+        let weight = if is_wide { Weight::Plain(load(&weight)?) } else { weights.load_weight(&weight)? };
+        Ok(Self { weight, bias_o, delta: None, name })
     }
 
     /// The output projection, of a weight that may be the embedding too.
     pub(super) fn output(weight: Weight) -> Self {
-        Self { name: OUTPUT_MODULE.into(), weight, bias_o: None, trained_bias_o: None, delta: None }
+        Self { name: OUTPUT_MODULE.into(), weight, bias_o: None, delta: None }
     }
 
     /// Takes another weight in place of its own, unless both are equal.
@@ -61,28 +56,15 @@ impl Linear {
         self.weight.matrix()
     }
 
-    fn of(
-        layer: LayerIdx,
-        spec: &LinearSpec,
-        weight: impl Fn(&str) -> Result<Weight, Fault>,
-        bias: impl Fn(&str) -> Result<Tensor, Fault>,
-    ) -> Result<Self, Fault> {
-        let name = layer_tensor(layer.0, &spec.path);
-        let bias_o = if spec.has_bias { Some(bias(&format!("{name}.bias"))?) } else { None };
-        Ok(Self { weight: weight(&format!("{name}.weight"))?, bias_o, trained_bias_o: None, delta: None, name })
-    }
-
     /// Where the weight is frozen, autograd keeps no `x` for it.
     ///
     /// # Shapes
     /// `(B, n, in)` in, `(B, n, out)` out.
     pub(super) fn forward(&self, x_bni: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
-        let Some(lora) = &self.delta else {
-            let trained_o = self.trained_bias_o.as_ref().map(|bias_o| bias_o.to_kind(x_bni.kind()));
-            return linear(x_bni, &self.weight, trained_o.as_ref().or(self.bias_o.as_ref()), None);
-        };
+        let own_o = self.bias_o.as_ref().map(CopyableVector::current);
+        let Some(lora) = &self.delta else { return linear(x_bni, &self.weight, own_o.as_ref(), None) };
         let dropped_bni = lora.dropped(x_bni, tokens);
-        let bias_o = lora.bias(self.bias_o.as_ref(), x_bni.kind());
+        let bias_o = lora.bias(own_o.as_ref(), x_bni.kind());
         match &lora.magnitude_o {
             None => linear(x_bni, &self.weight, bias_o.as_ref(), Some(lora.low_rank(dropped_bni.as_ref()))),
             Some(magnitude_o) => {
@@ -111,7 +93,8 @@ impl Linear {
     /// `(N, in)` in, `(N, out)` out.
     pub(super) fn forward_added(&self, x_ni: &Tensor, elsewhere: Option<LowRank<'_>>) -> Tensor {
         let own = || self.delta.as_ref().map(|lora| lora.low_rank(None));
-        linear(x_ni, &self.weight, self.bias_o.as_ref(), elsewhere.or_else(own))
+        let bias_o = self.bias_o.as_ref().map(CopyableVector::current);
+        linear(x_ni, &self.weight, bias_o.as_ref(), elsewhere.or_else(own))
     }
 
     /// Sets how the adapter beside it has begun: the weight lacks that part from now on, and has again what it lacked before, but for
@@ -151,34 +134,31 @@ impl Linear {
 
     /// Gives what is trained beside it, and begins as the linear itself has it, its values.
     pub(super) fn init_delta(&self) {
-        let begin = |leaf: &Option<Tensor>, value: &dyn Fn() -> Option<Tensor>| {
-            if let Some((leaf, value)) = leaf.as_ref().and_then(|leaf| Some((leaf, value()?))) {
-                no_grad(|| leaf.shallow_clone().copy_(&value));
-            }
-        };
-        begin(&self.trained_bias_o, &|| self.bias_o.as_ref().map(Tensor::shallow_clone));
         let Some(lora) = &self.delta else { return };
-        begin(&lora.magnitude_o, &|| Some(self.row_norms(lora)));
-        begin(&lora.base_bias_o, &|| self.bias_o.as_ref().map(Tensor::shallow_clone));
+        if let Some(magnitude_o) = &lora.magnitude_o {
+            no_grad(|| magnitude_o.shallow_clone().copy_(&self.row_norms(lora)));
+        }
+        if let Some((leaf, own)) = lora.base_bias_o.as_ref().zip(self.bias_o.as_ref()) {
+            no_grad(|| leaf.shallow_clone().copy_(own.tensor()));
+        }
     }
 
-    /// Takes off what is trained beside it and in place of its bias, to be put back by [`Self::attach`]: until then it is as the model has it.
+    /// Takes off what is trained beside it, to be put back by [`Self::attach`]: until then it is as the model has it.
     pub(super) fn detach(&mut self) -> DetachedLinear {
         let pissa = self.delta.as_ref().and_then(|lora| lora.pissa.clone());
         let weight = pissa.as_ref().map(|_| Weight::Plain(self.weight()));
         self.set_pissa(None);
-        let delta = self.delta.take().map(|lora| LoraDelta { pissa, ..lora });
-        DetachedLinear { delta, trained_bias_o: self.trained_bias_o.take(), weight }
+        (self.delta.take().map(|lora| LoraDelta { pissa, ..lora }), weight)
     }
 
-    pub(super) fn attach(&mut self, DetachedLinear { delta, trained_bias_o, weight }: DetachedLinear) {
-        (self.delta, self.trained_bias_o) = (delta, trained_bias_o);
-        if let Some(weight) = weight {
+    pub(super) fn attach(&mut self, detached: DetachedLinear) {
+        self.delta = detached.0;
+        if let Some(weight) = detached.1 {
             self.weight = weight;
         }
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.weight.tensors().iter().chain(&self.bias_o)
+        self.weight.tensors().iter().chain(self.bias_o.iter().map(CopyableVector::tensor))
     }
 }

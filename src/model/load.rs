@@ -4,6 +4,7 @@ use tch::{Device, Kind};
 
 use super::causal_lm::Model;
 use super::config::ModelConfig;
+#[cfg(test)]
 use super::init::draw;
 use super::layout;
 use super::quantised::GgufWeights;
@@ -57,8 +58,9 @@ impl Model {
         Self::build_to_train(source, config, &weights)
     }
 
-    /// A model with newly drawn weights that never were on a disk.
-    pub fn random(config: ModelConfig, dtype: Dtype, device: Device, seed: u64) -> Result<Self, Fault> {
+    /// A model with newly drawn weights, whose numbers depend on the seed alone.
+    #[cfg(test)]
+    pub(crate) fn random(config: ModelConfig, dtype: Dtype, device: Device, seed: u64) -> Result<Self, Fault> {
         let weights = Weights::in_memory(draw(&config, Kind::Float, seed), kind_of(dtype), device.into());
         Self::build(config, &weights)
     }
@@ -71,7 +73,7 @@ impl Model {
         Self::build(config, &weights)
     }
 
-    /// A model whose weights libtorch's generator draws on the device, which is faster than [`Self::random`].
+    /// A model whose weights libtorch's generator draws on the device; nothing of it is on a disk.
     pub fn drawn_of(config: ModelConfig, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, Fault> {
         let weights = Self::draw_weights(&config, dtype, at.into());
         Self::build(config, &weights)

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use tch::{Tensor, no_grad};
 
+use super::ModelConfig;
 use super::adapter::Adapter;
 use super::all_weights::COMPANIONS;
 use super::delta::{LoraDelta, master_kind};
@@ -19,7 +20,6 @@ use super::quantised::QUANTISATION;
 use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::INDEX;
-use super::{Model, ModelConfig};
 use crate::files::{self, FileKind, GgufForm, TensorHead};
 use crate::store::{pt_metadata, raw_tensors};
 use crate::units::{Bytes, Fault, FaultKind, quoted};
@@ -58,9 +58,8 @@ impl MergedModel {
     /// Opens a model to add `adapter` into it. What it has trained in full takes the place of the model's own, or comes on top.
     pub fn open<'a>(source: impl Into<ModelSource<'a>>, adapter: Option<Adapter>) -> Result<Self, Fault> {
         let source = source.into();
-        let (config, mut object) = (Model::check(source)?, source.object()?);
-        let weights = MergedWeights::open(source, &config, &object)?;
-        let is_packed = matches!(weights, MergedWeights::Packed(..));
+        let ((config, weights), mut object) = (MergedWeights::open(source)?, source.object()?);
+        let is_packed = weights.unpacked.is_some();
         if is_packed {
             // What is unpacked is the language model alone, where it was inside another one.
             object = unwrapped(&object).into_owned();
@@ -114,7 +113,10 @@ impl MergedModel {
             let index = json!({ "metadata": { "total_size": bytes }, "weight_map": map });
             files::write_atomic(&dir.join(INDEX), &files::to_json(&index))?;
         }
-        self.write_config(dir)?;
+        match &self.config {
+            Some(config) => files::write_atomic(&dir.join("config.json"), &files::to_json(config))?,
+            None => copy(&self.dir.join("config.json"), &dir.join("config.json"))?,
+        }
         copy_companions(&self.dir, dir)
     }
 
@@ -123,8 +125,8 @@ impl MergedModel {
     /// # Errors
     /// As of [`Self::write`]; the base is no GGUF file, or what was trained has no place in one.
     pub fn write_gguf(&self, path: &Path, form: GgufForm<'_>, goes_on: &dyn Fn() -> bool) -> Result<(), Fault> {
-        let packed = if let MergedWeights::Packed(weights, heads) = &self.weights { Some((weights, heads)) } else { None };
-        let Some((gguf, weights, heads)) = packed.and_then(|(weights, heads)| Some((weights.gguf()?, weights, heads))) else {
+        let weights = &self.weights.weights;
+        let Some((gguf, heads)) = weights.gguf().zip(self.weights.unpacked.as_ref()) else {
             let message = format!("`--quantize` needs a base that is a GGUF file, and `{}` is none", self.dir.display());
             return Err(Fault::usage(
                 message,
@@ -152,7 +154,11 @@ impl MergedModel {
         let mut new: BTreeMap<&str, &Tensor> = self.saved.iter().map(|(name, tensor)| (&**name, tensor)).collect();
         for head in shards.iter().flat_map(|shard| &shard.heads) {
             if let Some(saved) = self.weights.own(&head.name).as_deref().and_then(|own| new.remove(own)) {
-                self.check_saved(&head.name, saved, &head.shape)?;
+                let found: Vec<usize> = saved.size().into_iter().map(|size| size as usize).collect();
+                if found != head.shape {
+                    let reason = format!("expected the shape {:?} of `{}`, found {found:?}", head.shape, self.dir.display());
+                    return Err(not_mergeable(&head.name, &reason));
+                }
             }
         }
         if let Some(last) = shards.last_mut() {
@@ -161,15 +167,6 @@ impl MergedModel {
             last.heads.extend(heads.map(|raw| TensorHead { name: raw.name, dtype: raw.dtype, shape: raw.shape }));
         }
         Ok(shards)
-    }
-
-    fn check_saved(&self, name: &str, saved: &Tensor, shape: &[usize]) -> Result<(), Fault> {
-        let found: Vec<usize> = saved.size().into_iter().map(|size| size as usize).collect();
-        if found == shape {
-            return Ok(());
-        }
-        let reason = format!("expected the shape {shape:?} of `{}`, found {found:?}", self.dir.display());
-        Err(not_mergeable(name, &reason))
     }
 
     /// A tensor's bytes: those of the file where nothing is added.
@@ -197,31 +194,16 @@ impl MergedModel {
             let merged = lora.bias(Some(&stored_o), master_kind(stored_o.kind()));
             return Ok(merged.map(|bias_o| bias_o.to_kind(stored_o.kind())));
         }
+        let in_wide = |stored: &Tensor, add: &dyn Fn(&Tensor) -> Tensor| {
+            add(&stored.to_kind(master_kind(stored.kind()))).to_kind(stored.kind())
+        };
         if let Some(lora) = self.deltas.get(own) {
-            let stored_xio = load()?;
-            return Ok(Some(
-                sum_of_all(own, &stored_xio.to_kind(master_kind(stored_xio.kind())), lora).to_kind(stored_xio.kind()),
-            ));
+            return Ok(Some(in_wide(&load()?, &|stored_xio| sum_of_all(own, stored_xio, lora))));
         }
         let Some(linear) = own.strip_suffix(".weight") else { return Ok(None) };
-        let (lora, part) = match (self.deltas.get(linear), self.experts.get(linear)) {
-            (Some(lora), _) => (lora, None),
-            (None, Some(part)) => match self.deltas.get(&part.stacked) {
-                Some(lora) => (lora, Some(part)),
-                None => return Ok(None),
-            },
-            (None, None) => return Ok(None),
-        };
-        let stored_oi = load()?;
-        Ok(Some(sum(&stored_oi.to_kind(master_kind(stored_oi.kind())), lora, part).to_kind(stored_oi.kind())))
-    }
-
-    fn write_config(&self, dir: &Path) -> Result<(), Fault> {
-        let to = dir.join("config.json");
-        match &self.config {
-            Some(config) => Ok(files::write_atomic(&to, &files::to_json(config))?),
-            None => copy(&self.dir.join("config.json"), &to),
-        }
+        let part = self.experts.get(linear).filter(|_| !self.deltas.contains_key(linear));
+        let Some(lora) = self.deltas.get(part.map_or(linear, |part| &part.stacked)) else { return Ok(None) };
+        Ok(Some(in_wide(&load()?, &|stored_oi| sum(stored_oi, lora, part))))
     }
 }
 

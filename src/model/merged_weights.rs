@@ -1,24 +1,26 @@
 //! The weights of a model that something is added to, file by file: as they lie there, or unpacked.
 
-use serde_json::{Map, Value};
 use tch::{Device, Kind, Tensor};
 
 use super::Model;
 use super::config::ModelConfig;
 use super::families::own_name;
 use super::layout::{self, TensorEntry};
+use super::quantised::PackedParts;
 use super::source::ModelSource;
-use super::weights::{Files, MODEL_TENSORS, TensorNames, Weights};
-use crate::files::{Dtype, GgufFile, TensorFile, TensorHead};
+use super::weights::{MODEL_TENSORS, Weights};
+use crate::files::{Dtype, TensorFile, TensorHead};
 use crate::store::load_tensor;
 use crate::units::Fault;
 
 /// The weights that something is added to.
 #[derive(Debug)]
-pub(super) enum MergedWeights {
-    Files(Files, TensorNames),
-    /// Packed, and written unpacked in f32: these tensors.
-    Packed(Box<Weights>, Vec<TensorHead>),
+pub(super) struct MergedWeights {
+    pub(super) weights: Weights,
+    /// The tensors of packed ones, which are written unpacked in f32.
+    pub(super) unpacked: Option<Vec<TensorHead>>,
+    /// Whether the files have the names of a language model inside another one.
+    is_inner: bool,
 }
 
 pub(super) struct Shard<'a> {
@@ -29,52 +31,43 @@ pub(super) struct Shard<'a> {
 }
 
 impl MergedWeights {
-    /// Opens the weights of a model with this `config.json`.
-    pub(super) fn open(source: ModelSource<'_>, config: &ModelConfig, object: &Map<String, Value>) -> Result<Self, Fault> {
-        if GgufFile::of_model(source.dir)?.is_none() && config.packed.forms.is_empty() {
-            return Ok(Self::Files(Files::open(source.dir)?, TensorNames::of(object)));
-        }
+    /// Opens the weights of a model, and says what that is.
+    pub(super) fn open(source: ModelSource<'_>) -> Result<(ModelConfig, Self), Fault> {
+        let (config, weights) = Model::open(source, Kind::Float, Device::Cpu.into())?;
+        let is_packed = weights.gguf().is_some() || !config.packed.forms.is_empty();
         let head = |entry: TensorEntry| TensorHead { name: entry.name, dtype: Dtype::F32, shape: entry.shape };
-        let heads = layout::entries(config).into_iter().map(head).collect();
-        Ok(Self::Packed(Box::new(Model::open(source, Kind::Float, Device::Cpu.into())?.1), heads))
+        let unpacked = is_packed.then(|| layout::entries(&config).into_iter().map(head).collect());
+        let is_inner = config.is_inner && !is_packed;
+        Ok((config, Self { weights, unpacked, is_inner }))
     }
 
     /// What a tensor of the files is called in the model, where it is of it.
     pub(super) fn own(&self, stored: &str) -> Option<String> {
-        if let Self::Files(_, TensorNames::Wrapped) = self { own_name(stored) } else { Some(stored.to_owned()) }
+        if self.is_inner { own_name(stored) } else { Some(stored.to_owned()) }
     }
 
     /// A tensor by its name in the model.
     pub(super) fn stored(&self, name: &str) -> Result<Option<Tensor>, Fault> {
-        let files = match self {
-            Self::Files(files, _) => files,
-            Self::Packed(weights, heads) => {
-                let is_there = heads.iter().any(|head| head.name == name);
-                return is_there.then(|| weights.load(name)).transpose();
+        match (&self.unpacked, self.weights.files()) {
+            (None, Some(files)) => files.raw(name),
+            (heads, _) => {
+                let is_there = heads.iter().flatten().any(|head| head.name == name);
+                is_there.then(|| self.weights.load(name)).transpose()
             }
-        };
-        let called = |stored: &String| self.own(stored).as_deref() == Some(name);
-        let found = files.opened.iter().find_map(|file| Some((file, file.names().into_iter().find(called)?)));
-        found.map(|(file, name)| load_tensor(file, &name)).transpose()
+        }
     }
 
     /// A tensor of a shard as it is without an adapter.
     pub(super) fn load(&self, shard: &Shard<'_>, name: &str) -> Result<Tensor, Fault> {
-        match (self, shard.file) {
-            (Self::Packed(weights, _), _) => weights.load(name),
-            (Self::Files(..), Some(file)) => load_tensor(file, name),
-            (Self::Files(..), None) => Ok(Tensor::new()),
-        }
+        shard.file.map_or_else(|| self.weights.load(name), |file| load_tensor(file, name))
     }
 
     /// The files, under names that count them, with their tensors.
     pub(super) fn shards(&self) -> Result<Vec<Shard<'_>>, Fault> {
-        let files = match self {
-            Self::Files(files, _) => &files.opened,
-            Self::Packed(_, heads) => {
-                return Ok(vec![Shard { name: MODEL_TENSORS.to_owned(), file: None, heads: heads.clone() }]);
-            }
-        };
+        if let Some(heads) = &self.unpacked {
+            return Ok(vec![Shard { name: MODEL_TENSORS.to_owned(), file: None, heads: heads.clone() }]);
+        }
+        let files = self.weights.files().map_or(&[][..], |files| &files.opened);
         let name = |index: usize| match files.len() {
             1 => MODEL_TENSORS.to_owned(),
             count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),

@@ -2,8 +2,8 @@
 
 use tch::Tensor;
 
-use super::dropout::TokenContext;
 use super::linear::Linear;
+use super::positions::TokenContext;
 use super::spec::{Activation, LinearSpec};
 use super::weights::Weights;
 use crate::ops::clamped_swiglu::clamped_swiglu;
@@ -28,8 +28,8 @@ impl Mlp {
         down: &LinearSpec,
         activation: Activation,
     ) -> Result<Self, Fault> {
-        let inputs = inputs.iter().map(|spec| Linear::load(weights, layer, spec)).collect::<Result<_, _>>()?;
-        Ok(Self { inputs, down: Linear::load(weights, layer, down)?, activation })
+        let inputs = inputs.iter().map(|spec| Linear::load(weights, layer, spec, false)).collect::<Result<_, _>>()?;
+        Ok(Self { inputs, down: Linear::load(weights, layer, down, false)?, activation })
     }
 
     /// # Shapes

@@ -14,10 +14,10 @@ mod causal_lm;
 mod check;
 mod config;
 mod config_file;
+mod copyable;
 mod count;
 mod decoder;
 mod delta;
-mod dropout;
 mod embedding;
 mod experts;
 mod families;
@@ -44,14 +44,12 @@ mod random;
 mod router;
 #[cfg(test)]
 mod simulated;
-mod sink;
 #[cfg(test)]
 mod small;
 mod source;
 mod spec;
 mod targets;
 mod tensor_problems;
-mod trained;
 mod waiting_layers;
 mod weights;
 mod without_adapter;
@@ -62,8 +60,7 @@ pub use attend::{Attend, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::Model;
 pub use config::{ModelConfig, ModelLinear, PackedSize, PackedSizes};
-pub use count::{IoParameters, io_parameters, sizes_of_weights, trained_by_kind};
-pub use dropout::{DropoutContext, DropoutKey};
+pub use count::{IoParameters, TrainedPart, io_parameters, sizes_of_weights, trained_by_kind};
 pub use fingerprint::{fingerprint, has_fingerprint};
 pub use footprint::{ColumnShape, LayerBytes, LayerFootprint};
 pub use init::init_model;
@@ -74,19 +71,17 @@ pub use peft::{
     ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, LayerLists, ModulePatterns, ModuleRegex, ModuleSet, PeftConfig, PeftFiles,
     read_peft,
 };
-pub use positions::Positions;
+pub use positions::{DropoutContext, DropoutKey, Positions};
 pub use projection::Projection;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
 pub use source::ModelSource;
 pub use spec::{
-    Activation, AttentionSpec, BranchNorms, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec,
-    NormsSpec, Preference, QkNorm, QueryGrowth,
+    Activation, AttentionSpec, BranchNorms, DynamicYarnScaling, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec,
+    Llama3Scaling, LongRopeScaling, NormSpec, NormsSpec, Preference, QkNorm, QueryGrowth, RopeScaling, RopeSpec, YarnScaling,
 };
-pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::targeted;
 pub use tensor_problems::{TensorProblem, TensorProblems};
-pub use trained::TrainedPart;
 pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;
 pub use without_adapter::WithoutAdapter;

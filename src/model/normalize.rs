@@ -59,11 +59,6 @@ impl Adapter {
         self.deltas.iter().map(|(_, lora)| lora.a_ri.size()[0] as usize).max().unwrap_or_else(|| self.r())
     }
 
-    /// The model that the author named as its base.
-    pub fn base_model(&self) -> Option<&str> {
-        self.settings.base_model.as_deref()
-    }
-
     /// LoRA beside the weights as they were before `PiSSA` took a part of them: `B A − B₀ A₀`, of twice the rank at the same scale.
     pub(super) fn without_pissa(&self) -> Self {
         let joined = |delta: &LoraDelta| {

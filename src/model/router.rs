@@ -2,9 +2,9 @@
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::names::layer_tensor;
+use super::positions::TokenContext;
 use super::spec::{ExpertsSpec, Preference};
 use super::weights::Weights;
 use crate::ops::attention::accumulation_kind;
@@ -14,36 +14,26 @@ use crate::units::{Fault, LayerIdx};
 pub(super) struct Router {
     pub(super) linear: Linear,
     preference: Preference,
-    top_k: i64,
+    /// k, experts of a token.
+    pub(super) top_k: usize,
     is_renormalised: bool,
     weight_scale: f64,
     /// What a router with [`Preference::Sigmoid`] adds for the choice.
-    correction_x: Option<Tensor>,
+    pub(super) correction_x: Option<Tensor>,
 }
 
 impl Router {
     pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, Fault> {
-        let load = if spec.has_wide_router() { Linear::load_wide } else { Linear::load };
-        let linear = load(weights, layer, &spec.router(hidden))?;
+        let linear = Linear::load(weights, layer, &spec.router(hidden), spec.has_wide_router())?;
         let correction = spec.correction().map(|path| weights.load_wide(&layer_tensor(layer.0, &path)));
         Ok(Self {
             linear,
             preference: spec.preference,
-            top_k: spec.top_k as i64,
+            top_k: spec.top_k,
             is_renormalised: spec.is_renormalised,
             weight_scale: spec.weight_scale,
             correction_x: correction.transpose()?,
         })
-    }
-
-    /// k, experts of a token.
-    pub(super) fn top_k(&self) -> usize {
-        self.top_k as usize
-    }
-
-    /// What is added for the choice.
-    pub(super) fn correction(&self) -> Option<&Tensor> {
-        self.correction_x.as_ref()
     }
 
     /// The probability of each expert.
@@ -70,7 +60,7 @@ impl Router {
                 Preference::Sigmoid { groups, kept } => of_groups(&corrected.unwrap_or_default(), groups as i64, kept as i64),
                 Preference::Softmax => probability_bnx.shallow_clone(),
             };
-            preferred_bnx.topk(self.top_k, -1, true, true).1
+            preferred_bnx.topk(self.top_k as i64, -1, true, true).1
         })
     }
 

@@ -8,8 +8,7 @@ use tch::{Device, Kind};
 use super::config::{ModelConfig, PackedSizes};
 use super::families::{TABLES, is_longrope};
 use super::layout;
-use super::quantised::GgufWeights;
-use super::quantised::{QUANTISATION, Quantisation, quantised_sizes};
+use super::quantised::{GgufWeights, QUANTISATION, Quantisation, quantised_sizes};
 use super::weights::Weights;
 use crate::files::{GgufFile, object_of_model, read_json};
 use crate::recipe::{ModelRecipe, Quantize, RopeScalingRecipe};
@@ -51,7 +50,7 @@ impl ModelConfig {
 
 impl ModelSource<'_> {
     pub(super) fn config(self) -> Result<ModelConfig, Fault> {
-        let own = if let Some(file) = GgufFile::of_model(self.dir)? {
+        let mut own = if let Some(file) = GgufFile::of_model(self.dir)? {
             let path = file.path().to_owned();
             let config = ModelConfig::from_object(&self.own_object()?);
             let config = config.map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(path.display()))))?;
@@ -62,17 +61,13 @@ impl ModelSource<'_> {
             let packed = packed_sizes(self.dir, &self.own_object()?, &config)?;
             ModelConfig { packed, ..config }
         };
-        let own = match self.quantize {
-            Some(_) if !own.packed.forms.is_empty() => {
+        if let Some(to) = self.quantize {
+            if !own.packed.forms.is_empty() {
                 let message = format!("`model.quantize` is set, and `{}` is packed already", abridged(self.dir.display()));
                 return Err(Fault::usage(message, "leave `model.quantize` out, or take the model in 16 bits"));
             }
-            Some(to) => {
-                let packed = quantised_sizes(to, &layout::entries(&own));
-                ModelConfig { packed, ..own }
-            }
-            None => own,
-        };
+            own.packed = quantised_sizes(to, &layout::entries(&own));
+        }
         if self.rope_scaling.is_none() {
             return Ok(own);
         }

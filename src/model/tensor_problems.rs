@@ -3,28 +3,38 @@
 use std::fmt;
 use std::path::Path;
 
+use crate::files::Dtype;
 use crate::units::{Fault, abridged, quoted, shape};
 
 /// One tensor that isn't as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TensorProblem {
-    Missing {
-        name: String,
-    },
-    Extra {
-        name: String,
-    },
-    Shape {
-        name: String,
-        /// The shape it should have.
-        expected: Vec<usize>,
-        found: Vec<usize>,
-    },
+pub struct TensorProblem {
+    /// Which of [`KINDS`] it is.
+    kind: usize,
+    text: String,
+}
+
+/// What problems are called, in the order in which they are told.
+const KINDS: [&str; 4] = ["missing", "extra", "wrong shape", "unreadable dtype"];
+
+impl TensorProblem {
+    pub(super) fn missing(name: &str) -> Self {
+        Self { kind: 0, text: format!("`{}`", quoted(name)) }
+    }
+
+    pub(super) fn extra(name: &str) -> Self {
+        Self { kind: 1, ..Self::missing(name) }
+    }
+
+    /// It has another shape than it should have.
+    pub(super) fn shape(name: &str, expected: &[usize], found: &[usize]) -> Self {
+        Self { kind: 2, text: format!("`{}` expected {}, found {}", quoted(name), shape(expected), shape(found)) }
+    }
+
     /// It has a dtype that can't be read.
-    Dtype {
-        name: String,
-        found: String,
-    },
+    pub(super) fn dtype(name: &str, found: Dtype) -> Self {
+        Self { kind: 3, text: format!("`{}` is {found}", quoted(name)) }
+    }
 }
 
 /// All problems of a file or directory; prints the first of each kind and how many there are.
@@ -44,16 +54,15 @@ impl TensorProblems {
 
 impl fmt::Display for TensorProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds = ["missing", "extra", "wrong shape", "unreadable dtype"];
         let mut separator = "";
-        for (kind, title) in kinds.iter().enumerate() {
-            let of_kind: Vec<&TensorProblem> = self.0.iter().filter(|problem| problem.kind() == kind).collect();
+        for (kind, title) in KINDS.iter().enumerate() {
+            let of_kind: Vec<&TensorProblem> = self.0.iter().filter(|problem| problem.kind == kind).collect();
             if of_kind.is_empty() {
                 continue;
             }
             write!(f, "{separator}{} {title} (", of_kind.len())?;
             for (i, problem) in of_kind.iter().take(NAMED).enumerate() {
-                write!(f, "{}{problem}", if i == 0 { "" } else { ", " })?;
+                write!(f, "{}{}", if i == 0 { "" } else { ", " }, problem.text)?;
             }
             if of_kind.len() > NAMED {
                 write!(f, " and {} more", of_kind.len() - NAMED)?;
@@ -65,37 +74,14 @@ impl fmt::Display for TensorProblems {
     }
 }
 
-impl TensorProblem {
-    fn kind(&self) -> usize {
-        match self {
-            Self::Missing { .. } => 0,
-            Self::Extra { .. } => 1,
-            Self::Shape { .. } => 2,
-            Self::Dtype { .. } => 3,
-        }
-    }
-}
-
-impl fmt::Display for TensorProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing { name } | Self::Extra { name } => write!(f, "`{}`", quoted(name)),
-            Self::Shape { name, expected, found } => {
-                write!(f, "`{}` expected {}, found {}", quoted(name), shape(expected), shape(found))
-            }
-            Self::Dtype { name, found } => write!(f, "`{}` is {found}", quoted(name)),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn long_lists_are_cut_and_counted() {
-        let missing = (0..20).map(|i| TensorProblem::Missing { name: format!("m{i}") });
-        let shape = TensorProblem::Shape { name: "s".into(), expected: vec![2, 3], found: vec![3, 2] };
+        let missing = (0..20).map(|i| TensorProblem::missing(&format!("m{i}")));
+        let shape = TensorProblem::shape("s", &[2, 3], &[3, 2]);
         let text = TensorProblems(missing.chain([shape]).collect()).to_string();
         assert!(text.starts_with("20 missing (`m0`, `m1`, "), "{text}");
         assert!(text.ends_with("`m7` and 12 more); 1 wrong shape (`s` expected [2, 3], found [3, 2])"), "{text}");

@@ -64,21 +64,6 @@ pub(super) struct Files {
     pub(super) shapes: BTreeMap<String, Vec<usize>>,
 }
 
-/// How the tensors of a directory are called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TensorNames {
-    Own,
-    /// The names of a language model inside another one, whose further tensors are left alone.
-    Wrapped,
-}
-
-impl TensorNames {
-    /// How a directory's `config.json` lets them be called.
-    pub(super) fn of(config: &serde_json::Map<String, serde_json::Value>) -> Self {
-        if is_wrapped(config) { Self::Wrapped } else { Self::Own }
-    }
-}
-
 pub(super) type FoundTensors<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
 
 impl Weights {
@@ -87,15 +72,19 @@ impl Weights {
     pub(super) fn open(dir: &Path, config: &Map<String, Value>, kind: Kind, placement: ModelPlacement) -> Result<Self, Fault> {
         let upload = (placement.device != Device::Cpu).then(|| Upload::to(placement.device));
         let mut files = Files::open(dir)?;
-        if TensorNames::of(config) == TensorNames::Wrapped {
+        if is_wrapped(config) {
             files.unwrap_names();
         }
         files.quantisation = Quantisation::of(config)?;
-        Ok(Self { source: WeightSource::Files(files), kind, placement, upload, quantize: None })
+        Ok(Self { upload, ..Self::of(WeightSource::Files(files), kind, placement) })
     }
 
     pub(super) fn of_gguf(gguf: GgufWeights, kind: Kind, placement: ModelPlacement) -> Self {
-        Self { source: WeightSource::Gguf(gguf), kind, placement, upload: None, quantize: None }
+        Self::of(WeightSource::Gguf(gguf), kind, placement)
+    }
+
+    fn of(source: WeightSource, kind: Kind, placement: ModelPlacement) -> Self {
+        Self { source, kind, placement, upload: None, quantize: None }
     }
 
     /// Packs plain matrices of the layers' linears as they are loaded.
@@ -104,17 +93,21 @@ impl Weights {
     }
 
     pub(super) fn in_memory(tensors: Vec<(String, Tensor)>, kind: Kind, placement: ModelPlacement) -> Self {
-        Self { source: WeightSource::Memory(tensors.into_iter().collect()), kind, placement, upload: None, quantize: None }
+        Self::of(WeightSource::Memory(tensors.into_iter().collect()), kind, placement)
     }
 
     /// Tensors that libtorch's generator draws where they are wanted, one by one, so that no second copy of a model is needed.
     pub(super) fn drawn(entries: Vec<TensorEntry>, std: f64, kind: Kind, placement: ModelPlacement) -> Self {
-        Self { source: WeightSource::Drawn(entries, std), kind, placement, upload: None, quantize: None }
+        Self::of(WeightSource::Drawn(entries, std), kind, placement)
     }
 
     /// What of the model's matrices is packed in files of safetensors.
     pub(super) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
-        if let WeightSource::Files(files) = &self.source { files.packed_sizes(entries) } else { PackedSizes::default() }
+        self.files().map_or_else(PackedSizes::default, |files| files.packed_sizes(entries))
+    }
+
+    pub(super) fn files(&self) -> Option<&Files> {
+        if let WeightSource::Files(files) = &self.source { Some(files) } else { None }
     }
 
     pub(super) fn gguf(&self) -> Option<&GgufWeights> {
@@ -145,17 +138,16 @@ impl Weights {
             expected.extend(entries.first().map(|embedding| (OUTPUT, embedding.shape.as_slice())));
         }
         let mut found = files.found()?;
-        let packed = files.take_packed(entries, &mut found);
-        expected.retain(|(name, _)| !packed.names.contains(*name));
-        let mut problems = compare(&found, &expected);
-        problems.0.splice(0..0, packed.problems);
-        problems.0.extend(files.strays.iter().map(|name| TensorProblem::Extra { name: name.clone() }));
-        if problems.0.is_empty() {
-            let packed = entries.iter().filter(|entry| packed.names.contains(&entry.name));
+        let (packed, mut problems) = files.take_packed(entries, &mut found);
+        expected.retain(|(name, _)| !packed.contains(*name));
+        problems.extend(compare(&found, &expected));
+        problems.extend(files.strays.iter().map(|name| TensorProblem::extra(name)));
+        if problems.is_empty() {
+            let packed = entries.iter().filter(|entry| packed.contains(&entry.name));
             files.shapes = packed.map(|entry| (entry.name.clone(), entry.shape.clone())).collect();
             return Ok(());
         }
-        Err(problems.of(&files.dir, "its `config.json`"))
+        Err(TensorProblems(problems).of(&files.dir, "its `config.json`"))
     }
 
     /// Reads a tensor, converted to the wanted dtype, on the wanted device. It may lie in a file's memory: it is not to be written to.
@@ -174,13 +166,11 @@ impl Weights {
             (Some(packed), _) => packed,
             (None, None) => return self.load(name).map(Weight::Plain),
             (None, Some(to)) => {
-                let stored = if let WeightSource::Files(files) = &self.source { files.raw(name)? } else { None };
+                let stored = self.files().map(|files| files.raw(name)).transpose()?.flatten();
                 // Nothing of the plain one stays.
                 let weight_oi = stored.map_or_else(|| self.load_to(name, Home::Host, Kind::Float), Ok)?;
                 let packed = quantised(name, &weight_oi.to_device(Device::Cpu), to, self.kind)?;
-                if let WeightSource::Files(files) = &self.source {
-                    files.release(name);
-                }
+                self.files().into_iter().for_each(|files| files.release(name));
                 packed
             }
         };
@@ -317,23 +307,18 @@ impl Files {
 }
 
 /// All differences between the tensors that are there and those that a model needs.
-fn compare(found: &FoundTensors<'_>, expected: &[(&str, &[usize])]) -> TensorProblems {
+fn compare(found: &FoundTensors<'_>, expected: &[(&str, &[usize])]) -> Vec<TensorProblem> {
     let wanted: BTreeMap<&str, &[usize]> = expected.iter().copied().collect();
     let missing = expected.iter().filter(|(name, _)| !found.contains_key(name));
-    let mut problems: Vec<TensorProblem> = missing.map(|(name, _)| TensorProblem::Missing { name: (*name).into() }).collect();
+    let mut problems: Vec<TensorProblem> = missing.map(|(name, _)| TensorProblem::missing(name)).collect();
     for (&name, &(dtype, shape)) in found {
-        let wanted = wanted.get(name);
-        let name = name.to_owned();
-        match wanted {
-            None => problems.push(TensorProblem::Extra { name }),
-            Some(expected) if *expected != shape => {
-                problems.push(TensorProblem::Shape { name, expected: expected.to_vec(), found: shape.to_vec() });
-            }
-            Some(_) if !is_readable(dtype) => problems.push(TensorProblem::Dtype { name, found: dtype.to_string() }),
-            Some(_) => {}
-        }
+        problems.extend(match wanted.get(name) {
+            None => Some(TensorProblem::extra(name)),
+            Some(expected) if *expected != shape => Some(TensorProblem::shape(name, expected, shape)),
+            Some(_) => (!is_readable(dtype)).then(|| TensorProblem::dtype(name, dtype)),
+        });
     }
-    TensorProblems(problems)
+    problems
 }
 
 fn is_readable(dtype: FileDtype) -> bool {
@@ -341,7 +326,7 @@ fn is_readable(dtype: FileDtype) -> bool {
 }
 
 fn missing(dir: &Path, name: &str) -> Fault {
-    TensorProblems(vec![TensorProblem::Missing { name: name.into() }]).of(dir, "the model")
+    TensorProblems(vec![TensorProblem::missing(name)]).of(dir, "the model")
 }
 
 /// The part of an index that is looked at.

@@ -24,8 +24,7 @@ struct DetachedAdapter {
     output: DetachedLinear,
     /// Beside the linears of all experts, where their deltas lie side by side.
     stacked: Vec<Option<LoraDelta>>,
-    norms: Vec<Option<Tensor>>,
-    sinks: Vec<Option<Tensor>>,
+    copies: Vec<Option<Tensor>>,
     embedding: EmbeddingAdapter,
 }
 
@@ -56,23 +55,22 @@ impl Model {
     fn detach_adapter(&mut self) -> DetachedAdapter {
         self.release_layers();
         let linears = self.linears_mut().map(Linear::detach).collect();
-        let output = self.embedding.output_mut().detach();
+        let output = self.embedding.output.detach();
         let stacked = self.stacked_mut().map(|stacked| stacked.delta.take()).collect();
-        let norms = self.norms_mut().map(|norm| norm.trained_e.take()).collect();
-        let sinks = self.sinks_mut().map(|sinks| sinks.trained_h.take()).collect();
+        let copies = self.copyable_mut().map(|vector| vector.trained.take()).collect();
         self.let_linears_wait();
-        let (embedding, trained) = (self.embedding.take_trained(), std::mem::replace(&mut self.trained, Trainable::Nothing));
-        DetachedAdapter { trained, linears, output, stacked, norms, sinks, embedding }
+        let (embedding, trained) =
+            (std::mem::take(&mut self.embedding.trained), std::mem::replace(&mut self.trained, Trainable::Nothing));
+        DetachedAdapter { trained, linears, output, stacked, copies, embedding }
     }
 
     fn attach_adapter(&mut self, detached: DetachedAdapter) {
-        let DetachedAdapter { trained, linears, output, stacked, norms, sinks, embedding } = detached;
+        let DetachedAdapter { trained, linears, output, stacked, copies, embedding } = detached;
         self.release_layers();
         self.stacked_mut().zip(stacked).for_each(|(stacked, delta)| stacked.delta = delta);
         self.linears_mut().zip(linears).for_each(|(linear, detached)| linear.attach(detached));
-        self.embedding.output_mut().attach(output);
-        self.norms_mut().zip(norms).for_each(|(norm, trained_e)| norm.trained_e = trained_e);
-        self.sinks_mut().zip(sinks).for_each(|(sinks, trained_h)| sinks.trained_h = trained_h);
+        self.embedding.output.attach(output);
+        self.copyable_mut().zip(copies).for_each(|(vector, copy)| vector.trained = copy);
         self.let_linears_wait();
         self.embedding.train(embedding, false);
         self.trained = trained;

@@ -10,7 +10,7 @@ use super::table::{RecipeKey, table_of};
 use super::tree::{Document, KeyValue, Node, NodeValue, Spot};
 
 /// Parameters of policies that may stand beside `policy` instead of inside it.
-pub(super) const FLAT: &[&str] = &[
+pub const FLAT: &[&str] = &[
     "grace_period",
     "init_grace_tokens",
     "sink_tokens",

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use toml::Value;
+use toml::{Table, Value};
 
 use super::diagnose::Checked;
-use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
+use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
 use super::value::{RecipeReader, RecipeValue};
 use super::words::words;
 
@@ -36,7 +36,7 @@ table! {
         /// What the template is told beside the messages: `chat_template_kwargs = { enable_thinking = false }`. A row's own
         /// `chat_template_kwargs` come on top.
         #[also("chat_template_kwargs")]
-        pub chat_template_kwargs: TemplateVariables = TemplateVariables::default(),
+        pub chat_template_kwargs: Table = Table::new(),
         /// What a template takes for today, as `2026-11-22` or `2026-11-22 14:05:09`, so that a text is the same tomorrow.
         #[default("the time at which the data is read")]
         pub chat_template_date: Option<TemplateDate> = None,
@@ -48,7 +48,7 @@ table! {
 
 /// A part of a table, whose keys stand in that table.
 impl RecipeField for ChatRecipe {
-    fn keys(_: KeyText, _: &KeyDefault) -> Vec<RecipeKey> {
+    fn keys(_: KeyText, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         <Self as RecipeTable>::keys()
     }
 
@@ -103,21 +103,6 @@ impl RecipeValue for TemplateChoice {
         }
         let path = std::path::PathBuf::from(&self.0).checked(reader, key)?;
         Ok(if path.is_file() { Self(path.to_string_lossy().into_owned()) } else { self })
-    }
-}
-
-/// Variables of a template, by name.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(transparent)]
-pub struct TemplateVariables(pub toml::Table);
-
-impl RecipeValue for TemplateVariables {
-    fn takes(_: Option<&str>) -> String {
-        "table".to_owned()
-    }
-
-    fn to_value(&self) -> Option<Value> {
-        Some(Value::Table(self.0.clone()))
     }
 }
 

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::diagnose::{Checked, RecipeError, suggest};
 use super::read::read;
-use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, TableEntries, dotted};
+use super::table::{KeyText, RecipeField, RecipeKey, TableEntries, dotted};
 use super::tree::{KeyValue, Node, NodeValue, RecipeSource, Spot};
 use super::value::RecipeReader;
 use crate::units::quoted;
@@ -19,10 +19,6 @@ static POLICY_CHECK: OnceLock<PolicyCheck> = OnceLock::new();
 /// From now on the policy of a recipe is checked with its other keys, so that all errors are told at once.
 pub fn check_policies_by(check: PolicyCheck) {
     let _ = POLICY_CHECK.set(check);
-}
-
-fn checked(choice: &PolicyRecipe) -> Result<(), RecipeError> {
-    POLICY_CHECK.get().map_or(Ok(()), |check| check(choice))
 }
 
 pub(super) const DEFAULT_POLICY: &str = "h2o";
@@ -76,7 +72,7 @@ impl PolicyRecipe {
 
     /// The parameters. What `P` does not know is refused where it stands in the recipe, if `P` denies unknown fields.
     pub fn params<P: DeserializeOwned>(&self) -> Result<P, RecipeError> {
-        read(&self.params, &self.path(), &self.source)
+        read(&self.params, &format!("{}.{}", self.key, self.name), &self.source)
     }
 
     /// A choice within the parameters of this one: a name, or a table with one.
@@ -106,24 +102,21 @@ impl PolicyRecipe {
         let entry = key.and_then(|key| self.params.entry(key));
         self.source.reject(entry.map_or(self.spot, |entry| entry.spot), message, hint)
     }
-
-    fn path(&self) -> String {
-        format!("{}.{}", self.key, self.name)
-    }
 }
 
 /// Which policies there are is known elsewhere, so that the name is checked here only where [`check_policies_by`] has said by whom. A recipe that names none still lends its source to
 /// the errors about the default.
 impl RecipeField for PolicyRecipe {
-    fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
-        let (takes, default) = ("name, or a table with one name".to_owned(), default.of(&text.name));
-        let schema = || serde_json::json!({ "type": ["string", "object"] });
+    fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
+        let (takes, default) = ("name, or a table with one name".to_owned(), default(&text.name));
         vec![RecipeKey {
             text,
             takes,
             default,
-            check: |reader, key, _| Self::find(reader, "", key).and_then(|choice| choice.as_ref().map_or(Ok(()), checked)),
-            schema,
+            check: |reader, key, _| {
+                let choice = Self::find(reader, "", key)?;
+                choice.iter().zip(POLICY_CHECK.get()).try_for_each(|(choice, check)| check(choice))
+            },
         }]
     }
 

@@ -3,13 +3,11 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use serde::de::value::{SeqAccessDeserializer, StrDeserializer};
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use toml::Value;
 
 use super::diagnose::Checked;
 use super::value::{RecipeReader, RecipeValue};
+use super::words::forms;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataPaths(Vec<PathBuf>);
@@ -55,26 +53,8 @@ impl RecipeValue for DataPaths {
     }
 }
 
-impl<'de> Deserialize<'de> for DataPaths {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrMore;
-
-        impl<'de> Visitor<'de> for OneOrMore {
-            type Value = Vec<PathBuf>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a path or an array of paths")
-            }
-
-            fn visit_str<E: Error>(self, path: &str) -> Result<Vec<PathBuf>, E> {
-                PathBuf::deserialize(StrDeserializer::new(path)).map(|path| vec![path])
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, paths: A) -> Result<Vec<PathBuf>, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(paths))
-            }
-        }
-
-        deserializer.deserialize_any(OneOrMore).map(Self)
-    }
+forms! {
+    DataPaths: "a path or an array of paths";
+    word<E> |path| Ok(DataPaths::from(path));
+    list |paths: Vec<PathBuf>| DataPaths(paths);
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use toml::Value;
 
 use super::diagnose::Checked;
-use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, dotted};
+use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, dotted};
 use super::tree::KeyValue;
 use super::value::{KeyRule, RecipeReader};
 
@@ -33,11 +33,9 @@ const WEIGHTS: KeyRule = KeyRule {
 };
 
 impl<D: RecipeTable> RecipeField for Vec<NamedSet<D>> {
-    fn keys(text: KeyText, _: &KeyDefault) -> Vec<RecipeKey> {
+    fn keys(text: KeyText, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         let check = |reader: &RecipeReader<'_>, _: &str, _: &KeyText| <Self as RecipeField>::find(reader, "", "").map(drop);
-        // A resolved recipe has them as tables by their names.
-        let schema = || serde_json::json!({ "type": ["array", "object"] });
-        vec![RecipeKey { text, takes: "array of tables".to_owned(), default: "none".to_owned(), check, schema }]
+        vec![RecipeKey { text, takes: "array of tables".to_owned(), default: "none".to_owned(), check }]
     }
 
     fn find(reader: &RecipeReader<'_>, _: &str, _: &str) -> Checked<Option<Self>> {

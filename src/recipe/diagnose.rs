@@ -60,12 +60,10 @@ pub enum RecipeLocation {
 impl RecipeError {
     /// The file cannot be read.
     pub(super) fn unread(path: &Path, error: &Fault) -> Self {
-        let (message, hint) = match error.io() {
-            Some(source) if source.kind() == io::ErrorKind::NotFound => (source.to_string(), None),
-            Some(source) => (source.to_string(), error.hint()),
-            None if error.kind() == FaultKind::NotRegular => (error.to_string(), None),
-            None => (error.to_string(), error.hint()),
-        };
+        let message = error.io().map_or_else(|| error.to_string(), ToString::to_string);
+        let is_missing = error.io().is_some_and(|source| source.kind() == io::ErrorKind::NotFound);
+        let is_no_file = error.io().is_none() && error.kind() == FaultKind::NotRegular;
+        let hint = error.hint().filter(|_| !is_missing && !is_no_file);
         Self {
             message: format!("the recipe cannot be read: {message}"),
             place: Box::new(RecipeLocation::File(path.to_owned())),

@@ -1,8 +1,6 @@
 //! Keys of other programs whose meaning depends on their value: each is read as a key of kvtune's, left out with a note, or refused with the
 //! way out.
 
-use std::fmt;
-
 use super::diagnose::{Checked, listed};
 use super::overrides::move_to;
 use super::plan::TABLES;
@@ -11,7 +9,7 @@ use super::table::{dotted, table_of};
 use super::tree::{Document, KeyValue, Node, Spot};
 
 /// What a value of another program's key means.
-pub(super) enum Meaning {
+pub enum Meaning {
     /// A key of kvtune's, and its word.
     Is(&'static str, &'static str),
     /// Nothing that would change anything, and why.
@@ -20,16 +18,6 @@ pub(super) enum Meaning {
     Refused(&'static str, &'static str),
 }
 use Meaning::{Is, LeftOut, Refused};
-
-impl fmt::Display for Meaning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Is(key, word) => write!(f, "read as `{key} = \"{word}\"`"),
-            LeftOut(why) => write!(f, "left out: {why}"),
-            Refused(why, hint) => write!(f, "refused, as {why}: {hint}"),
-        }
-    }
-}
 
 const ANY: &str = "…";
 
@@ -41,7 +29,7 @@ const ATTENTION: Meaning = LeftOut("kvtune chooses its attention kernels by the 
 const VARIANTS: &str = "leave it out; `lora.use_dora`, `lora.use_rslora` and `lora.init_lora_weights` choose its variants";
 
 /// Keys, at the top of the file or in any table of kvtune's, with their values and what each means.
-pub(super) const FOREIGN: &[(&str, &str, Meaning)] = &[
+pub const FOREIGN: &[(&str, &str, Meaning)] = &[
     ("lora_target_linear", "true", Is("lora.target_modules", "all-linear")),
     ("lora_target_linear", "false", LeftOut("`lora.target_modules` says which modules get an adapter")),
     ("bf16", "true", Is("model.dtype", "bf16")),

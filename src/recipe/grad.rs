@@ -3,15 +3,14 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::de::{Error, Unexpected, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::de::Unexpected;
 use toml::Value;
 
 use super::diagnose::Checked;
 use super::read::AUTO;
-use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
+use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
 use super::value::{COUNT, KeyRule, RecipeReader, RecipeValue};
-use super::words::words;
+use super::words::{forms, words};
 
 /// A cell is at least a tenth as wide as it is by default.
 const WIDTH: KeyRule = KeyRule {
@@ -117,7 +116,7 @@ impl GradRecipe {
 
 /// No key of its own: it is read from those that are left open.
 impl RecipeField for Vec<OpenKey> {
-    fn keys(_: KeyText, _: &KeyDefault) -> Vec<RecipeKey> {
+    fn keys(_: KeyText, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         Vec::new()
     }
 
@@ -197,33 +196,16 @@ impl RecipeValue for KeepGraph {
     }
 }
 
-impl<'de> Deserialize<'de> for KeepGraph {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct WordOrCount;
+const KEEP_GRAPH: &str = "`\"none\"`, `\"auto\"`, or a whole number of cells";
 
-        impl Visitor<'_> for WordOrCount {
-            type Value = KeepGraph;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "`\"{NONE}\"`, `\"{AUTO}\"`, or a whole number of cells")
-            }
-
-            fn visit_str<E: Error>(self, word: &str) -> Result<KeepGraph, E> {
-                match word {
-                    NONE => Ok(KeepGraph::None),
-                    AUTO => Ok(KeepGraph::Auto),
-                    _ => Err(E::invalid_value(Unexpected::Str(word), &self)),
-                }
-            }
-
-            fn visit_i64<E: Error>(self, number: i64) -> Result<KeepGraph, E> {
-                let cells = usize::try_from(number).map_err(|_| E::invalid_type(Unexpected::Signed(number), &self))?;
-                Ok(KeepGraph::Cells(cells))
-            }
-        }
-
-        deserializer.deserialize_any(WordOrCount)
-    }
+forms! {
+    KeepGraph: KEEP_GRAPH;
+    word<E> |word| match word {
+        NONE => Ok(KeepGraph::None),
+        AUTO => Ok(KeepGraph::Auto),
+        _ => Err(E::invalid_value(Unexpected::Str(word), &KEEP_GRAPH)),
+    };
+    whole |cells| KeepGraph::Cells(cells);
 }
 
 /// How what the backward phase needs waits for it.
@@ -247,7 +229,7 @@ impl fmt::Display for StoreRecipe {
 
 /// Two keys: the form has the name of the field, and the place another one beside it.
 impl RecipeField for StoreRecipe {
-    fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
+    fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         let (name, meaning) = (place_key(&text.name), "Where they wait.");
         let place = KeyText { name, meaning, may_be_auto: text.may_be_auto, ..KeyText::default() };
         StoreForm::keys(text, default).into_iter().chain(StorePlace::keys(place, default)).collect()

@@ -1,10 +1,8 @@
 //! The initial part of a prompt: how to find where instructions end and what they are about begins.
 
-use std::fmt;
 use std::ops::Range;
 
-use serde::de::{Error, Visitor};
-use serde::{Deserialize, Deserializer};
+use super::words::forms;
 
 /// Which tokens at the start of a prompt are its initial part.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,24 +61,9 @@ impl PartialEq for EndRegex {
 
 impl Eq for EndRegex {}
 
-impl<'de> Deserialize<'de> for EndRegex {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pattern;
-
-        impl Visitor<'_> for Pattern {
-            type Value = EndRegex;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a regular expression, as \"<text>\\\\n\"")
-            }
-
-            fn visit_str<E: Error>(self, pattern: &str) -> Result<EndRegex, E> {
-                EndRegex::new(pattern).map_err(E::custom)
-            }
-        }
-
-        deserializer.deserialize_str(Pattern)
-    }
+forms! {
+    EndRegex: "a regular expression, as \"<text>\\\\n\"";
+    word<E> |pattern| EndRegex::new(pattern).map_err(E::custom);
 }
 
 #[cfg(test)]

@@ -1,10 +1,16 @@
 //! What a recipe says of the cache: how the past is kept, and in which chunks it comes.
 
-use super::cache_length::CacheLength;
+use std::cmp::Ordering;
+use std::fmt;
+
+use serde::Deserialize;
+use toml::{Table, Value};
+
 use super::choice::{DEFAULT_POLICY, PolicyRecipe};
+use super::diagnose::Checked;
 use super::table::table;
-use super::value::COUNT;
-use super::words::words;
+use super::value::{COUNT, KeyRule, RecipeReader, RecipeValue};
+use super::words::{forms, words};
 
 /// A cache that keeps all, as a recipe says it.
 pub(super) const DENSE: &str = "kv_cache = { policy = 'dense', storage = 'growing' }";
@@ -92,5 +98,163 @@ words! {
         /// that, ends exactly there. It makes a difference where layers have caches of different length; then the borders follow
         /// the longest sequence of a batch, and a shorter one may see others than alone.
         Reference = "reference",
+    }
+}
+
+/// Slots of a layer. No memory holds 2^40 of them.
+const SLOTS: KeyRule = KeyRule {
+    takes: "1 ≤ integer ≤ 2^40",
+    expected: "at least 1 and at most 2^40",
+    hint: "write the number of tokens that a layer keeps; what is never evicted needs no more than the longest sequence",
+    is_fine: |number| (1.0..=1_099_511_627_776.0).contains(&number),
+};
+
+/// How many slots the layers' caches have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CacheLength {
+    Uniform(usize),
+    PerLayer(Vec<usize>),
+    /// Falling from the bottom to the top.
+    Pyramid(Pyramid),
+}
+
+/// Lengths that fall along a line (`PyramidKV`, arXiv 2406.02069): lower layers spread their attention wider than upper ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pyramid {
+    pub mean: usize,
+    /// Slots of the last layer, at most the mean; the first has `2 · mean − top`.
+    pub top: usize,
+}
+
+impl Pyramid {
+    fn length(self, layer: usize, num_layers: usize) -> usize {
+        let mirror = num_layers - 1 - layer;
+        match layer.cmp(&mirror) {
+            // Wide, as a recipe may name any number.
+            Ordering::Less => {
+                let (steps, fall) = (num_layers as u128 - 1, 2 * (self.mean - self.top) as u128 * layer as u128);
+                2 * self.mean - self.top - ((fall + steps / 2) / steps) as usize
+            }
+            Ordering::Equal => self.mean,
+            Ordering::Greater => 2 * self.mean - self.length(mirror, num_layers),
+        }
+    }
+}
+
+impl CacheLength {
+    /// Slots of each of `num_layers` layers; of a list, all that it has.
+    ///
+    /// Layer `i` and its mirror image `L − 1 − i` of a pyramid have `2 · mean` slots together, so that rounding does not change the
+    /// mean. Example: mean 10, top 5 and four layers give 15, 12, 8, 5.
+    pub fn by_layer(&self, num_layers: usize) -> Vec<usize> {
+        match self {
+            Self::Uniform(length) => vec![*length; num_layers],
+            Self::PerLayer(lengths) => lengths.clone(),
+            Self::Pyramid(pyramid) => (0..num_layers).map(|layer| pyramid.length(layer, num_layers)).collect(),
+        }
+    }
+}
+
+impl RecipeValue for CacheLength {
+    fn takes(_: Option<&str>) -> String {
+        format!("{}, array of one per layer, or `{{ pyramid = {{ mean = …, top = … }} }}`", SLOTS.takes)
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        Some(match self {
+            Self::Uniform(slots) => whole(*slots),
+            Self::PerLayer(slots) => slots.iter().copied().map(whole).collect::<Vec<_>>().into(),
+            Self::Pyramid(Pyramid { mean, top }) => {
+                let pyramid: Table = [("mean".to_owned(), whole(*mean)), ("top".to_owned(), whole(*top))].into_iter().collect();
+                Table::from_iter([("pyramid".to_owned(), pyramid.into())]).into()
+            }
+        })
+    }
+
+    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+        match &self {
+            Self::Uniform(slots) => SLOTS.check(reader, key, &whole(*slots))?,
+            Self::PerLayer(slots) if slots.is_empty() => {
+                let message = format!("`{key}` must be at least 1 in every layer, found []");
+                return reader.refuse(key, message, "write one number for all layers, or one per layer");
+            }
+            Self::PerLayer(slots) => SLOTS.check(reader, key, &slots.iter().copied().map(whole).collect::<Vec<_>>().into())?,
+            Self::Pyramid(Pyramid { mean, top }) => {
+                let key_of_top = format!("{key}.pyramid.top");
+                SLOTS.check(reader, &format!("{key}.pyramid.mean"), &whole(*mean))?;
+                SLOTS.check(reader, &key_of_top, &whole(*top))?;
+                if top > mean {
+                    let message = format!("`{key_of_top}` must be at most the mean, {mean}, found {top}");
+                    let hint = "a pyramid grows narrower towards the top: write less, or list one length per layer";
+                    return reader.refuse(&key_of_top, message, hint);
+                }
+            }
+        }
+        Ok(self)
+    }
+}
+
+fn whole(slots: usize) -> Value {
+    Value::Integer(slots as i64)
+}
+
+/// `1024`, `[1024, 512]`, or `1024 on average, 512 at the top`.
+impl fmt::Display for CacheLength {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uniform(slots) => slots.fmt(f),
+            Self::PerLayer(slots) => write!(f, "{slots:?}"),
+            Self::Pyramid(Pyramid { mean, top }) => write!(f, "{mean} on average, {top} at the top"),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PyramidTable {
+    pyramid: Pyramid,
+}
+
+forms! {
+    CacheLength: "a whole number of slots, an array of one per layer, or `{ pyramid = { mean = …, top = … } }`";
+    whole |slots| CacheLength::Uniform(slots);
+    list |slots: Vec<usize>| CacheLength::PerLayer(slots);
+    table |table: PyramidTable| CacheLength::Pyramid(table.pyramid);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pyramid(mean: usize, top: usize, num_layers: usize) -> Vec<usize> {
+        CacheLength::Pyramid(Pyramid { mean, top }).by_layer(num_layers)
+    }
+
+    #[test]
+    fn a_pyramid_falls_along_a_line() {
+        assert_eq!(pyramid(4096, 1024, 4), [7168, 5120, 3072, 1024]);
+        assert_eq!(pyramid(10, 5, 4), [15, 12, 8, 5]);
+        assert_eq!(pyramid(10, 5, 3), [15, 10, 5]);
+        assert_eq!((pyramid(10, 5, 1), pyramid(10, 5, 2), pyramid(7, 7, 3)), (vec![10], vec![15, 5], vec![7; 3]));
+    }
+
+    proptest! {
+        #[test]
+        fn a_pyramid_has_its_mean_and_its_top(mean in 1usize..10_000, part in 0.0..1.0_f64, num_layers in 2usize..90) {
+            let top = ((mean as f64 * part) as usize).max(1);
+            let lengths = pyramid(mean, top, num_layers);
+            prop_assert_eq!(lengths.len(), num_layers);
+            prop_assert_eq!(lengths.iter().sum::<usize>(), mean * num_layers);
+            prop_assert_eq!((lengths[0], lengths[num_layers - 1]), (2 * mean - top, top));
+            prop_assert!(lengths.is_sorted_by(|a, b| a >= b));
+            let slope = 2.0 * (mean - top) as f64 / (num_layers - 1) as f64;
+            for (i, &length) in lengths.iter().enumerate() {
+                let line = (2 * mean - top) as f64 - slope * i as f64;
+                prop_assert!((length as f64 - line).abs() <= 0.5 + 1e-9, "{}: {} of {}", i, length, line);
+            }
+        }
     }
 }

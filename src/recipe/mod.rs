@@ -5,10 +5,7 @@
 //! A key is a field of its table's struct, with type, default, meaning, rule and other spellings. `table` makes the rest of it.
 
 mod alias;
-mod benchmark;
-mod cache_length;
 mod chat;
-mod check_keys;
 mod choice;
 mod contradictions;
 mod data;
@@ -29,10 +26,8 @@ mod of_format;
 mod overrides;
 mod plan;
 mod read;
-mod reference;
 mod refusals;
 mod resolve;
-mod schema;
 mod sets_by_name;
 mod suggest;
 mod table;
@@ -42,19 +37,21 @@ mod value;
 mod words;
 mod write;
 
-pub use cache_length::{CacheLength, Pyramid};
-pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TemplateVariables, TrainOn};
+pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TrainOn};
 pub use choice::{PolicyRecipe, check_policies_by};
 pub use data::*;
 pub use diagnose::{RecipeError, RecipeLocation};
 pub use distill::DistillRecipe;
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
-pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
+pub use kv_cache::{BufferKind, CacheLength, CacheRecipe, Chunking, Pyramid, Storage};
 pub use load::Resolved;
 pub use model::{
     ADAPTER_CONFIG, Dtype, EXTRA_MODULES, EXTRA_TENSORS, InitLora, LoraRecipe, ModelRecipe, Quantize, RopeScalingRecipe,
     TargetModules, TrainedBias, extra_modules,
 };
 pub use training::*;
-pub use {initial_part::*, plan::Recipe, reference::reference, schema::schema, write::Difference};
+pub use {initial_part::*, plan::Recipe, write::Difference};
+// What the reference is written from.
+#[doc(hidden)]
+pub use {alias::FLAT, foreign::FOREIGN, foreign::Meaning, plan::TABLES, suggest::ADVICE, table::KeyText, table::RecipeKey};

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::de::{DeserializeOwned, Error, SeqAccess, Visitor, value::SeqAccessDeserializer};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use super::diagnose::Checked;
 use super::table::{RecipeTable, table};
 use super::value::{COUNT, PART, RecipeReader, RecipeValue, positive};
-use super::words::words;
+use super::words::{forms, words};
 use crate::files::{self, TensorFile};
 
 table! {
@@ -368,33 +368,15 @@ impl fmt::Display for TargetModules {
     }
 }
 
-impl<'de> Deserialize<'de> for TargetModules {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct WordOrList;
-
-        impl<'de> Visitor<'de> for WordOrList {
-            type Value = TargetModules;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`\"all-linear\"` or an array of module names")
-            }
-
-            fn visit_str<E: Error>(self, word: &str) -> Result<TargetModules, E> {
-                match word {
-                    "all-linear" => Ok(TargetModules::AllLinear),
-                    // A whole name has dots, which a word without any sign matches nowhere: it is a slip of the pen.
-                    _ if word.contains(|sign: char| !sign.is_alphanumeric() && !matches!(sign, '_' | '-' | ' ')) => {
-                        Ok(TargetModules::Matching(word.to_owned()))
-                    }
-                    _ => Err(E::unknown_variant(word, &["all-linear", "[\"q_proj\", …]"])),
-                }
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, names: A) -> Result<TargetModules, A::Error> {
-                Deserialize::deserialize(SeqAccessDeserializer::new(names)).map(TargetModules::Names)
-            }
+forms! {
+    TargetModules: "`\"all-linear\"` or an array of module names";
+    word<E> |word| match word {
+        "all-linear" => Ok(TargetModules::AllLinear),
+        // A whole name has dots, which a word without any sign matches nowhere: it is a slip of the pen.
+        _ if word.contains(|sign: char| !sign.is_alphanumeric() && !matches!(sign, '_' | '-' | ' ')) => {
+            Ok(TargetModules::Matching(word.to_owned()))
         }
-
-        deserializer.deserialize_any(WordOrList)
-    }
+        _ => Err(E::unknown_variant(word, &["all-linear", "[\"q_proj\", …]"])),
+    };
+    list |names: Vec<String>| TargetModules::Names(names);
 }

@@ -66,15 +66,15 @@ impl Recipe {
     }
 }
 
-/// A table and all that it may have.
-pub(super) struct TableKeys {
+/// A table of a recipe and all keys that it may have.
+pub struct TableKeys {
     /// Empty for what stands at the top of the file.
-    pub(super) name: &'static str,
-    pub(super) keys: Vec<RecipeKey>,
+    pub name: &'static str,
+    pub keys: Vec<RecipeKey>,
 }
 
 /// All tables and their keys; the last one is what stands above them, without a name.
-pub(super) static TABLES: LazyLock<Vec<TableKeys>> = LazyLock::new(|| {
+pub static TABLES: LazyLock<Vec<TableKeys>> = LazyLock::new(|| {
     fn table<T: RecipeTable>() -> TableKeys {
         TableKeys { name: T::NAME, keys: T::keys() }
     }

@@ -1,6 +1,6 @@
-//! From the document to the recipe: what is not of its type, what is missing, and what contradicts itself is refused.
+//! From the document to the recipe: a key that does not exist, a value that is not of its type or breaks its rule, what is missing, and what
+//! contradicts itself is refused.
 
-use super::check_keys::{check_keys, require};
 use super::contradictions::refuse_contradictions;
 use super::data::{ClassList, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, LongBenchPrompt};
 use super::diagnose::Checked;
@@ -9,12 +9,12 @@ use super::grad::{GradRecipe, OpenKey};
 use super::kv_cache::{CacheRecipe, Storage};
 use super::model::{LoraRecipe, ModelRecipe};
 use super::overrides::settle;
-use super::plan::Recipe;
+use super::plan::{Recipe, TABLES, TableKeys};
 use super::read::AUTO;
 use super::refusals::Refusals;
-use super::table::{RecipeTable, dotted};
+use super::table::{RecipeKey, RecipeTable, dotted};
 use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, ReportRecipe, TopOfFile, TrainRecipe, Weights};
-use super::tree::Document;
+use super::tree::{Document, Node, Spot};
 use super::value::RecipeReader;
 
 /// Keys that exclude each other, and why.
@@ -70,6 +70,56 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
     };
     refuse_contradictions(&recipe, &reader, refusals);
     Ok(recipe)
+}
+
+/// Refuses keys that do not exist, and values that are wrong by themselves; these are taken out.
+fn check_keys(document: &mut Document, refusals: &mut Refusals) {
+    for TableKeys { name: table, keys } in TABLES.iter() {
+        if !table.is_empty()
+            && let Err(error) = RecipeReader::new(document).parse::<toml::Table>(table)
+        {
+            refusals.add(&[table], error);
+            document.root.take(table);
+            continue;
+        }
+        for key in keys {
+            check_value(document, table, key, refusals);
+        }
+        let inner = if table.is_empty() { Some(&document.root) } else { document.root.entry(table).map(|entry| &entry.node) };
+        let beside = TABLES.iter().map(|other| other.name).filter(|name| table.is_empty() && !name.is_empty());
+        let known: Vec<&str> = beside.chain(keys.iter().map(|key| key.text.name.as_str())).collect();
+        for entry in inner.into_iter().flat_map(Node::entries).filter(|entry| !known.contains(&entry.key.as_str())) {
+            refusals.unknown(table, document.source.unknown_key(entry.spot, table, &entry.key, &known));
+            if refusals.are_many() {
+                return;
+            }
+        }
+    }
+}
+
+/// Refuses what is wrong with a value: all of it, where its parts can be looked at alone.
+fn check_value(document: &mut Document, table: &str, key: &RecipeKey, refusals: &mut Refusals) {
+    let name = dotted(table, &key.text.name);
+    let mut is_first = document.root.entry(&name).is_some();
+    while let Err(error) = (key.check)(&RecipeReader::new(document), &name, &key.text) {
+        let goes_on = error.culprit.zip(document.root.get_mut(&name)).is_some_and(|(spot, value)| value.remove_at(spot));
+        if is_first || goes_on {
+            refusals.add(&[table], error);
+        }
+        if !goes_on || refusals.are_many() {
+            document.root.take(&name);
+            return;
+        }
+        is_first = false;
+    }
+}
+
+/// Refuses a table without the key that it must have, and puts something in its place.
+fn require<T: RecipeTable>(document: &mut Document, key: &str, refusals: &mut Refusals) {
+    if let Err(error) = T::read(&RecipeReader::new(document)) {
+        refusals.weigh(&[T::NAME], Err::<T, _>(error));
+        document.root.put(&dotted(T::NAME, key), Spot::Code, Node::from(toml::Value::from(".")));
+    }
 }
 
 /// The document without the keys that are left to the planner, which have their defaults meanwhile; and these keys.

@@ -9,7 +9,7 @@ const NO_PACKING: &str = "leave it out: sequences of similar length share a batc
                           `train.max_tokens_per_batch` has many short ones run together";
 
 /// Keys of other programs that have no counterpart of the same meaning, and what to do instead.
-pub(super) const ADVICE: &[(&str, &str)] = &[
+pub const ADVICE: &[(&str, &str)] = &[
     ("global_batch_size", "set `train.gradient_accumulation_steps` to the global batch divided by `train.micro_batch_size`"),
     ("max_time", "limit the run by `train.max_steps`; an interrupted run can be resumed"),
     (

@@ -25,8 +25,8 @@ pub(super) trait RecipeTable: Sized {
 
 /// A field of a table: mostly one key; but a choice that [`either!`] declares, or a store, has several.
 pub(super) trait RecipeField: Sized {
-    /// Lists the keys of a field that is declared as `text` says.
-    fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey>;
+    /// Lists the keys of a field that is declared as `text` says; `default` tells what holds where a key is not written.
+    fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey>;
 
     /// What is written of it.
     fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>>;
@@ -34,48 +34,37 @@ pub(super) trait RecipeField: Sized {
     fn entries(&self, key: &str) -> TableEntries;
 }
 
-pub(super) struct RecipeKey {
-    pub(super) text: KeyText,
-    pub(super) takes: String,
-    pub(super) default: String,
+/// A key of a table, and all that there is to know of it.
+pub struct RecipeKey {
+    pub text: KeyText,
+    /// What its value may be, in words.
+    pub takes: String,
+    pub default: String,
     /// Refuses a value of another type, and one that breaks the rule.
     pub(super) check: fn(&RecipeReader<'_>, &str, &KeyText) -> Checked<()>,
-    pub(super) schema: fn() -> serde_json::Value,
 }
 
+/// What is declared of a key beside its type.
 #[derive(Default)]
-pub(super) struct KeyText {
-    pub(super) name: String,
-    pub(super) meaning: &'static str,
+pub struct KeyText {
+    pub name: String,
+    pub meaning: &'static str,
     /// What other programs call it: dotted, or without a dot at the top of the file.
-    pub(super) also: &'static [&'static str],
+    pub also: &'static [&'static str],
     /// Words of its value, and what other programs call them.
-    pub(super) words: &'static [(&'static str, &'static [&'static str])],
+    pub words: &'static [(&'static str, &'static [&'static str])],
     pub(super) rule: Option<&'static KeyRule>,
-    pub(super) may_be_auto: bool,
+    pub may_be_auto: bool,
 }
 
-/// What holds where a field is not written.
-pub(super) enum KeyDefault {
-    /// Something that only words can tell.
-    Told(&'static str),
-    Value(TableEntries),
-}
-
-impl KeyDefault {
-    pub(super) fn of(&self, key: &str) -> String {
-        match self {
-            Self::Told(text) => (*text).to_owned(),
-            Self::Value(entries) => match entries.iter().find(|(name, _)| name == key) {
-                Some((_, value)) => format!("`{}`", shown(value)),
-                None => "none".to_owned(),
-            },
-        }
-    }
+/// What the reference says of a key that is not written, where its field has these values then.
+pub(super) fn default_of(entries: &TableEntries, key: &str) -> String {
+    let value = entries.iter().find(|(name, _)| name == key).map(|(_, value)| format!("`{}`", shown(value)));
+    value.unwrap_or_else(|| "none".to_owned())
 }
 
 impl<T: RecipeValue> RecipeField for T {
-    fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
+    fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         let check = |reader: &RecipeReader<'_>, key: &str, text: &KeyText| {
             let value = if text.may_be_auto { reader.parse_or_auto::<T>(key)? } else { reader.parse::<T>(key)? };
             let value = value.map(|value| value.checked(reader, key)).transpose()?.as_ref().and_then(T::to_value);
@@ -83,7 +72,7 @@ impl<T: RecipeValue> RecipeField for T {
         };
         let takes = T::takes(text.rule.map(|rule| rule.takes));
         let takes = if text.may_be_auto { format!("{takes}, or `{AUTO}`") } else { takes };
-        vec![RecipeKey { takes, default: default.of(&text.name), text, check, schema: T::schema }]
+        vec![RecipeKey { takes, default: default(&text.name), text, check }]
     }
 
     fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>> {
@@ -124,19 +113,17 @@ macro_rules! table {
     (@rule) => { None };
     (@rule $rule:expr) => { Some(const { &$rule }) };
 
-    (@default $type:ty, $key:ident, [$told:literal] $required:tt $default:tt) => { KeyDefault::Told($told) };
-    (@default $type:ty, $key:ident, [] [$what:expr] []) => { KeyDefault::Told("required") };
-    (@default $type:ty, $key:ident, [] [] [$default:expr]) => {
-        KeyDefault::Value(<$type as RecipeField>::entries(&$default, super::table::key_name(stringify!($key))))
-    };
+    (@default $type:ty, $key:ident, [$told:literal] $required:tt $default:tt) => { |_: &str| $told.to_owned() };
+    (@default $type:ty, $key:ident, [] [$what:expr] []) => { |_: &str| "required".to_owned() };
+    (@default $type:ty, $key:ident, [] [] [$default:expr]) => {{
+        let entries = <$type as RecipeField>::entries(&$default, super::table::key_name(stringify!($key)));
+        move |key: &str| super::table::default_of(&entries, key)
+    }};
 
     (@initial $type:ty, [] [$default:expr]) => { $default };
     (@initial $type:ty, [$what:expr] []) => { <$type>::default() };
 
     (@absent $reader:ident, $table:literal, $key:ident, [] [$default:expr]) => { $default };
-    (@initial $type:ty, [] [$default:expr]) => { $default };
-    (@initial $type:ty, [$what:expr] []) => { <$type>::default() };
-
     (@absent $reader:ident, $table:literal, $key:ident, [$what:expr] []) => {
         super::table::missing($reader, $table, super::table::key_name(stringify!($key)), &$what.to_string())?
     };
@@ -175,7 +162,7 @@ macro_rules! table {
 
         const _: () = {
             use super::diagnose::Checked;
-            use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries};
+            use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries};
             use super::value::RecipeReader;
 
             impl RecipeTable for $name {
@@ -245,11 +232,11 @@ macro_rules! either {
 
         const _: () = {
             use super::diagnose::Checked;
-            use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, TableEntries, table};
+            use super::table::{KeyText, RecipeField, RecipeKey, TableEntries, table};
             use super::value::RecipeReader;
 
             impl RecipeField for $name {
-                fn keys(_: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
+                fn keys(_: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
                     let mut keys = Vec::new();
                     $(
                         let text = KeyText {

@@ -6,8 +6,7 @@ use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
-use serde_json::{Value as Json, json};
-use toml::Value;
+use toml::{Table, Value};
 
 use super::diagnose::Checked;
 use super::read::{read, read_or_auto};
@@ -19,11 +18,6 @@ pub(super) trait RecipeValue: DeserializeOwned {
 
     /// The value in a recipe; `None` where the key is left out.
     fn to_value(&self) -> Option<Value>;
-
-    /// What an editor may expect of it, in JSON Schema; nothing where a type alone does not tell.
-    fn schema() -> Json {
-        json!({})
-    }
 
     /// Refuses what its type alone cannot.
     fn checked(self, _reader: &RecipeReader<'_>, _key: &str) -> Checked<Self> {
@@ -150,10 +144,6 @@ impl RecipeValue for PathBuf {
         "path".to_owned()
     }
 
-    fn schema() -> Json {
-        json!({ "type": "string" })
-    }
-
     fn to_value(&self) -> Option<Value> {
         Some(Value::String(self.to_string_lossy().into_owned()))
     }
@@ -185,10 +175,6 @@ impl<T: RecipeValue> RecipeValue for Option<T> {
         T::takes(number)
     }
 
-    fn schema() -> Json {
-        T::schema()
-    }
-
     fn to_value(&self) -> Option<Value> {
         self.as_ref().and_then(T::to_value)
     }
@@ -212,14 +198,10 @@ impl<T: RecipeValue> RecipeValue for BTreeMap<String, T> {
 
 /// Types that need nothing but a name and a way to TOML.
 macro_rules! plain_values {
-    ($($type:ty: $schema:tt, |$number:pat_param| $takes:expr, |$value:ident| $to_value:expr;)+) => {$(
+    ($($type:ty: |$number:pat_param| $takes:expr, |$value:ident| $to_value:expr;)+) => {$(
         impl RecipeValue for $type {
             fn takes($number: Option<&str>) -> String {
                 $takes.to_owned()
-            }
-
-            fn schema() -> Json {
-                json!($schema)
             }
 
             fn to_value(&self) -> Option<Value> {
@@ -231,14 +213,15 @@ macro_rules! plain_values {
 }
 
 plain_values! {
-    bool: { "type": "boolean" }, |_| "boolean", |value| *value;
+    bool: |_| "boolean", |value| *value;
     // TOML's integers end at 2^63 - 1; a recipe that was loaded has none beyond.
-    usize: { "type": "integer", "minimum": 0 }, |number| number.unwrap_or("integer ≥ 0"), |value| *value as i64;
-    u64: { "type": "integer", "minimum": 0 }, |number| number.unwrap_or("integer ≥ 0"), |value| *value as i64;
-    f64: { "type": "number" }, |number| number.unwrap_or("number"), |value| *value;
-    (f64, f64): { "type": "array", "items": { "type": "number" } }, |number| format!("array of two numbers, each {}", number.unwrap_or("a number")), |value| vec![value.0, value.1];
-    String: { "type": "string" }, |_| "string", |value| value.clone();
-    Vec<String>: { "type": "array", "items": { "type": "string" } }, |_| "array of strings", |value| value.clone();
-    Vec<u32>: { "type": "array", "items": { "type": "integer" } }, |_| "array of integers", |value| value.clone();
-    Vec<usize>: { "type": "array", "items": { "type": "integer" } }, |_| "array of integers", |value| value.iter().map(|&number| number as i64).collect::<Vec<_>>();
+    usize: |number| number.unwrap_or("integer ≥ 0"), |value| *value as i64;
+    u64: |number| number.unwrap_or("integer ≥ 0"), |value| *value as i64;
+    f64: |number| number.unwrap_or("number"), |value| *value;
+    (f64, f64): |number| format!("array of two numbers, each {}", number.unwrap_or("a number")), |value| vec![value.0, value.1];
+    String: |_| "string", |value| value.clone();
+    Table: |_| "table", |value| value.clone();
+    Vec<String>: |_| "array of strings", |value| value.clone();
+    Vec<u32>: |_| "array of integers", |value| value.clone();
+    Vec<usize>: |_| "array of integers", |value| value.iter().map(|&number| number as i64).collect::<Vec<_>>();
 }

@@ -4,6 +4,7 @@ mod aliases;
 mod all_errors;
 mod contradictions;
 mod data_sets;
+mod generated;
 mod import;
 mod loads;
 mod overrides;

@@ -3,8 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use kvtune::recipe::{reference, schema};
 use serde_json::Value;
+
+use super::generated::{reference, schema};
 
 #[test]
 fn the_reference_has_every_key_as_the_program_reads_it() {

@@ -10,7 +10,7 @@ use kvtune::recipe::{
     HelmetFamily, InitLora, KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow,
     OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe,
     ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice,
-    TemplateDate, TemplateVariables, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    TemplateDate, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -89,7 +89,7 @@ prop_compose! {
             train_on_end_of_turn,
             boundary,
             chat_template: template.map(TemplateChoice),
-            chat_template_kwargs: TemplateVariables(variables.into_iter().map(|(name, yes)| (name, yes.into())).collect()),
+            chat_template_kwargs: variables.into_iter().map(|(name, yes)| (name, yes.into())).collect(),
             chat_template_date: date.map(|second| TemplateDate(chrono::DateTime::from_timestamp(second, 0).unwrap().naive_utc())),
             roles,
         }

@@ -91,7 +91,7 @@ impl ChatEncoder {
                 Err(why) => (Value::Null, Some(why.to_string())),
             };
             let date = chat_template_date.map(|date| date.0.to_string());
-            json!({ "templates": templates, "no_templates": none, "date": date, "variables": chat_template_kwargs.0, "roles": roles })
+            json!({ "templates": templates, "no_templates": none, "date": date, "variables": chat_template_kwargs, "roles": roles })
         });
         json!({
             "train_on": train_on.map(TrainOn::name), "train_on_end_of_turn": train_on_end_of_turn, "boundary": boundary.name(),
@@ -256,13 +256,13 @@ impl ChatEncoder {
         work: impl FnOnce(&ChatSample, &ChatTemplates) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         let templates = self.templates.as_ref().as_ref().map_err(no_template)?;
-        if self.recipe.chat_template_kwargs.0.is_empty() {
+        if self.recipe.chat_template_kwargs.is_empty() {
             return work(sample, templates);
         }
         let mut sample = sample.clone();
         let own = std::mem::take(&mut sample.conversation.variables);
         let fault = |error: &dyn Display| no_template(format!("`data.chat_template_kwargs`: {error}"));
-        for (name, value) in &self.recipe.chat_template_kwargs.0 {
+        for (name, value) in &self.recipe.chat_template_kwargs {
             sample.conversation.variables.insert(name.clone(), serde_json::to_value(value).map_err(|error| fault(&error))?);
         }
         sample.conversation.variables.extend(own);

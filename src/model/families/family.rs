@@ -154,6 +154,14 @@ pub(in crate::model) struct Biases {
     pub(in crate::model) mlp: bool,
 }
 
+impl Biases {
+    /// `attention_bias` is one of all four projections, or `default` where it is not written; the MLP has none.
+    pub(super) fn of_attention(fields: Fields<'_>, default: bool) -> Result<Self, Fault> {
+        let attention = fields.flag_or("attention_bias", default)?;
+        Ok(Self { qkv: attention, output: attention, mlp: false })
+    }
+}
+
 #[derive(Debug)]
 pub(in crate::model) struct SlidingLayers {
     /// Keys that a query sees, its own among them; `None` where no layer may slide.

@@ -1,8 +1,8 @@
 //! Gemma 2: norms on both sides of each branch, whose weights are added to 1; scaled embeddings; capped scores and logits; each second
 //! layer slides, the lowest among them.
 
-use super::family::{Family, Scales};
-use super::{qwen3, windows};
+use super::family::{Biases, Family, Scales};
+use super::windows;
 use crate::model::fields::Fields;
 use crate::model::spec::{Activation, NormsSpec};
 use crate::units::Fault;
@@ -19,7 +19,7 @@ pub(super) const FAMILY: Family = Family {
     logit_soft_cap: |fields| soft_cap(fields, "final_logit_softcapping", Some(30.0)),
     activation,
     score_soft_cap: |fields| soft_cap(fields, "attn_logit_softcapping", Some(50.0)),
-    biases: qwen3::biases,
+    biases: |fields| Biases::of_attention(fields, false),
     has_layer_types: true,
     windows: |fields, num_layers| Ok(windows::but_each(2, num_layers, windows::width(fields, Some(4096))?)),
     ..Family::USUAL

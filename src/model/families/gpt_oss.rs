@@ -25,16 +25,11 @@ pub(super) const FAMILY: Family = Family {
     default_head_dim: Some(64),
     has_sinks: true,
     has_layer_types: true,
-    biases,
+    biases: |fields| Biases::of_attention(fields, true),
     windows: |fields, num_layers| Ok(windows::but_each(2, num_layers, windows::width(fields, Some(128))?)),
     experts: every_layer,
     ..Family::USUAL
 };
-
-fn biases(fields: Fields<'_>) -> Result<Biases, Fault> {
-    let attention = fields.flag_or("attention_bias", true)?;
-    Ok(Biases { qkv: attention, output: attention, mlp: false })
-}
 
 /// The softmax of the chosen scores alone is that of all scores, divided by the sum of the chosen.
 fn every_layer(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, Fault> {

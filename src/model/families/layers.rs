@@ -1,12 +1,10 @@
 //! The layers of a model, read from the keys of `config.json` that most families share.
 
-use super::super::fields::unknown_key;
-use super::super::fields::unsupported;
 use serde_json::Value;
 
 use super::family::{Biases, Family, Scales, SlidingLayers};
 use super::rope::rope;
-use crate::model::fields::{Fields, shown};
+use crate::model::fields::{Fields, shown, unknown_key, unsupported};
 use crate::model::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ScoreRule};
 use crate::units::Fault;
 

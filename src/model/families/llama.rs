@@ -6,8 +6,8 @@ use crate::units::Fault;
 
 pub(super) const FAMILY: Family = Family { model_type: "llama", architecture: "LlamaForCausalLM", biases, ..Family::USUAL };
 
-/// `attention_bias` is one of all four projections, `mlp_bias` one of the MLP's three.
+/// `mlp_bias` is one of the MLP's three projections.
 pub(super) fn biases(fields: Fields<'_>) -> Result<Biases, Fault> {
-    let attention = fields.flag_or("attention_bias", false)?;
-    Ok(Biases { qkv: attention, output: attention, mlp: fields.flag_or("mlp_bias", false)? })
+    let of_attention = Biases::of_attention(fields, false)?;
+    Ok(Biases { mlp: fields.flag_or("mlp_bias", false)?, ..of_attention })
 }

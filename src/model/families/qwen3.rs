@@ -2,9 +2,7 @@
 
 use super::family::{Biases, Family};
 use super::windows;
-use crate::model::fields::Fields;
 use crate::model::spec::QkNorm;
-use crate::units::Fault;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3",
@@ -12,14 +10,8 @@ pub(super) const FAMILY: Family = Family {
     default_kv_heads: Some(32),
     default_head_dim: Some(128),
     qk_norm: |_| Ok(Some(QkNorm::PerHead)),
-    biases,
+    biases: |fields| Biases::of_attention(fields, false),
     has_layer_types: true,
     windows: windows::upper_layers,
     ..Family::USUAL
 };
-
-/// `attention_bias` is one of all four projections; the MLP has none.
-pub(super) fn biases(fields: Fields<'_>) -> Result<Biases, Fault> {
-    let attention = fields.flag_or("attention_bias", false)?;
-    Ok(Biases { qkv: attention, output: attention, mlp: false })
-}

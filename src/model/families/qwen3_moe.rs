@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::experts::{ExpertKeys, experts};
-use super::family::{Family, SlidingLayers};
-use super::{qwen3, windows};
+use super::family::{Biases, Family, SlidingLayers};
+use super::windows;
 use crate::model::fields::Fields;
 use crate::model::spec::{ExpertNames, ExpertsSpec, QkNorm};
 use crate::units::Fault;
@@ -24,7 +24,7 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Qwen3MoeForCausalLM",
     default_kv_heads: Some(4),
     qk_norm: |_| Ok(Some(QkNorm::PerHead)),
-    biases: qwen3::biases,
+    biases: |fields| Biases::of_attention(fields, false),
     windows,
     experts: some_layers,
     ..Family::USUAL

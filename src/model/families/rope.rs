@@ -1,12 +1,11 @@
 //! The rotary position embedding that a `config.json` asks for, in either spelling: `rope_theta` beside `rope_scaling`, or both in
 //! `rope_parameters`.
 
-use super::super::fields::missing;
 use serde_json::{Map, Value};
 
 use super::family::{Family, RopeRules};
 use super::rope_kinds::{RopeContext, scaling};
-use crate::model::fields::Fields;
+use crate::model::fields::{Fields, missing};
 use crate::model::spec::{RopeScaling, RopeSpec};
 use crate::ops::frequencies::LONGEST_SEQUENCE;
 use crate::units::Fault;

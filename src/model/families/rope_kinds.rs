@@ -1,10 +1,7 @@
 //! The kinds of scaled rotary embeddings, by the names and keys that they have in `config.json`.
 
-use super::super::fields::missing;
-use super::super::fields::unknown_name;
-use super::super::fields::unsupported;
 use super::family::RopeRules;
-use crate::model::fields::{Fields, shown};
+use crate::model::fields::{Fields, missing, shown, unknown_name, unsupported};
 use crate::model::spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
 use crate::ops::frequencies::LONGEST_SEQUENCE;
 use crate::units::Fault;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::PeftConfig;
 use crate::files::{Dtype, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
 use crate::recipe::{ADAPTER_CONFIG, EXTRA_MODULES, EXTRA_TENSORS, extra_modules};
+use crate::store::pt_metadata;
 use crate::units::{self, Fault, abridged, joined};
 
 pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
@@ -18,8 +19,6 @@ pub struct PeftFiles {
     pub tensors: TensorFile,
     /// What PEFT has no names for; its settings are among those in `config`.
     pub extra: Option<TensorFile>,
-    /// Keys of the settings that are not known here and were ignored.
-    pub unknown_keys: Vec<String>,
 }
 
 /// Opens the adapter in `dir`.
@@ -33,14 +32,14 @@ pub fn read_peft(dir: &Path) -> Result<PeftFiles, Fault> {
                     not read: load and save them once with a current `peft`";
         Err(Fault::data(format!("`{}` holds no PEFT adapter: `{name}` is missing", abridged(dir.display())), hint))
     };
-    let (mut config, unknown_keys) = PeftConfig::read(&file(ADAPTER_CONFIG)?)?;
+    let mut config = PeftConfig::read(&file(ADAPTER_CONFIG)?)?;
     let tensors = TensorFile::open(&file(ADAPTER_TENSORS)?)?;
     let path = dir.join(EXTRA_TENSORS);
     let extra = if is_there(&path) { Some(TensorFile::open(&path)?) } else { None };
     if let Some(extra) = &extra {
         config.modules_to_save.extend(extra_modules(extra));
     }
-    Ok(PeftFiles { config, tensors, extra, unknown_keys })
+    Ok(PeftFiles { config, tensors, extra })
 }
 
 /// Writes into an existing directory what PEFT's files have no names for; `modules` of `modules_to_save` mean it.
@@ -52,8 +51,7 @@ pub(in crate::model) fn write_extra(dir: &Path, modules: &[String], tensors: &[R
 
 /// Writes an adapter into an existing directory.
 pub(in crate::model) fn write_peft(dir: &Path, config: &PeftConfig, tensors: &[RawTensor<'_>]) -> Result<(), Fault> {
-    let metadata = BTreeMap::from([("format".into(), "pt".into())]);
-    write_tensors(&dir.join(ADAPTER_TENSORS), tensors, &metadata)?;
+    write_tensors(&dir.join(ADAPTER_TENSORS), tensors, &pt_metadata())?;
     write_atomic(&dir.join(ADAPTER_CONFIG), &config.to_json())
 }
 

@@ -2,7 +2,6 @@
 
 mod config;
 mod files;
-mod known_keys;
 mod modules;
 
 pub use config::PeftConfig;

@@ -3,8 +3,7 @@
 use std::fmt;
 
 use regex::Regex;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Values for the modules whose names match a regular expression. The first that matches counts, so their order is kept.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,6 +126,11 @@ impl<T: Copy> ModulePatterns<T> {
         Self(self.0.iter().map(|(regex, of)| (regex.clone(), value(*of))).collect())
     }
 
+    /// What stands in PEFT's files, of values as `number` writes them.
+    pub(super) fn to_value(&self, number: impl Fn(T) -> Value) -> Value {
+        self.iter().map(|(pattern, value)| (pattern.to_owned(), number(value))).collect::<Map<_, _>>().into()
+    }
+
     /// The patterns as they were written, with their values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, T)> {
         self.0.iter().map(|(regex, value)| (regex.written.as_str(), *value))
@@ -199,34 +203,6 @@ impl ModuleSet {
 /// Whether `name` is a module's whole name or the end of it, from behind a dot.
 pub(in crate::model) fn is_named(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-}
-
-/// The keys of a JSON object in the order of the file, which counts where patterns overlap.
-#[derive(Debug, Default)]
-pub(super) struct InFileOrder(pub(super) Vec<(String, Value)>);
-
-impl<'de> Deserialize<'de> for InFileOrder {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pairs;
-
-        impl<'de> Visitor<'de> for Pairs {
-            type Value = InFileOrder;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a table")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<InFileOrder, A::Error> {
-                let mut pairs = Vec::new();
-                while let Some(pair) = table.next_entry()? {
-                    pairs.push(pair);
-                }
-                Ok(InFileOrder(pairs))
-            }
-        }
-
-        deserializer.deserialize_map(Pairs)
-    }
 }
 
 #[cfg(test)]

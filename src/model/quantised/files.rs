@@ -16,12 +16,6 @@ use crate::ops::linear::PackedWeight;
 use crate::store::load_tensor;
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
-/// Which of the tensors that a model needs are packed, and what is wrong with their parts.
-pub(in crate::model) struct PackedNames {
-    pub(in crate::model) names: BTreeSet<String>,
-    pub(in crate::model) problems: Vec<TensorProblem>,
-}
-
 impl Files {
     /// Whether a tensor of the model is there in parts.
     pub(in crate::model) fn is_packed(&self, name: &str) -> bool {
@@ -29,29 +23,30 @@ impl Files {
         self.quantisation.as_ref().is_some_and(has_mark)
     }
 
-    /// Takes the parts of packed tensors out of those that were found.
-    pub(in crate::model) fn take_packed(&self, entries: &[TensorEntry], found: &mut FoundTensors<'_>) -> PackedNames {
-        let mut packed = PackedNames { names: BTreeSet::new(), problems: Vec::new() };
-        let Some(quantisation) = &self.quantisation else { return packed };
+    /// Takes the parts of packed tensors out of those that were found; the names of these tensors, and what is wrong with their parts.
+    pub(in crate::model) fn take_packed(
+        &self,
+        entries: &[TensorEntry],
+        found: &mut FoundTensors<'_>,
+    ) -> (BTreeSet<String>, Vec<TensorProblem>) {
+        let (mut names, mut problems) = (BTreeSet::new(), Vec::new());
+        let Some(quantisation) = &self.quantisation else { return (names, problems) };
         for entry in entries.iter().filter(|entry| self.is_packed(&entry.name)) {
-            packed.names.insert(entry.name.clone());
+            names.insert(entry.name.clone());
             for part in quantisation.parts(&entry.name, &entry.shape) {
-                let name = part.name.clone();
-                packed.problems.extend(match found.remove(part.name.as_str()) {
-                    None if part.is_optional => None,
-                    None => Some(TensorProblem::Missing { name }),
-                    Some((dtype, _)) if !part.dtypes.contains(&dtype) => {
-                        Some(TensorProblem::Dtype { name, found: dtype.to_string() })
-                    }
+                let name = &part.name;
+                problems.extend(match found.remove(name.as_str()) {
+                    None => (!part.is_optional).then(|| TensorProblem::missing(name)),
+                    Some((dtype, _)) if !part.dtypes.contains(&dtype) => Some(TensorProblem::dtype(name, dtype)),
                     Some((_, shape)) if !part.shapes.is_empty() && !part.shapes.iter().any(|expected| expected == shape) => {
-                        Some(TensorProblem::Shape { name, expected: part.shapes[0].clone(), found: shape.to_vec() })
+                        Some(TensorProblem::shape(name, &part.shapes[0], shape))
                     }
                     Some(_) => None,
                 });
             }
             found.retain(|name, _| !quantisation.is_state(&entry.name, name));
         }
-        packed
+        (names, problems)
     }
 
     /// The matrix of a linear, if it is packed.

@@ -88,15 +88,15 @@ impl GgufWeights {
         let (mut problems, mut used) = (Vec::new(), BTreeSet::new());
         for entry in entries {
             let Some(stored) = self.stored(&entry.name) else {
-                problems.push(TensorProblem::Missing { name: entry.name.clone() });
+                problems.push(TensorProblem::missing(&entry.name));
                 continue;
             };
             for name in stored.names() {
                 let expected = expected_shape(&entry.shape, &stored);
                 match self.file.get(name) {
-                    None => problems.push(TensorProblem::Missing { name: name.clone() }),
+                    None => problems.push(TensorProblem::missing(name)),
                     Some(found) if found.shape != fitted(&stored, &expected, found.shape) => {
-                        problems.push(TensorProblem::Shape { name: name.clone(), expected, found: found.shape.to_vec() });
+                        problems.push(TensorProblem::shape(name, &expected, found.shape));
                     }
                     Some(_) => {}
                 }
@@ -104,7 +104,7 @@ impl GgufWeights {
             }
         }
         let is_extra = |name: &&str| !used.contains(*name) && !OF_CONFIG.contains(name);
-        problems.extend(self.file.names().filter(is_extra).map(|name| TensorProblem::Extra { name: name.to_owned() }));
+        problems.extend(self.file.names().filter(is_extra).map(TensorProblem::extra));
         problems.dedup();
         if problems.is_empty() { Ok(()) } else { Err(TensorProblems(problems).of(self.file.path(), "its keys")) }
     }
@@ -126,11 +126,11 @@ impl GgufWeights {
     /// A tensor of a checkpoint, unpacked.
     pub(in crate::model) fn load(&self, name: &str, kind: Kind) -> Result<Tensor, Fault> {
         let stored = self.stored(name).ok_or_else(|| self.missing(name))?;
-        let load = |name: &String| self.unpacked(name, kind);
+        let load = |name: &String| self.slice(name, None, kind);
         Ok(match &stored {
             Stored::Whole(name) => load(name)?,
             // Made in f32, as it was written.
-            Stored::PlusOne(name) => (self.unpacked(name, Kind::Float)? - 1.0).to_kind(kind),
+            Stored::PlusOne(name) => (self.slice(name, None, Kind::Float)? - 1.0).to_kind(kind),
             Stored::Alternating(name, heads) => halves_together(&load(name)?, *heads),
             Stored::Expert(name, expert) => self.slice(name, Some(*expert), kind)?,
             Stored::Transposed(name) => load(name)?.transpose(1, 2).contiguous(),
@@ -178,11 +178,7 @@ impl GgufWeights {
     }
 
     pub(super) fn missing(&self, name: &str) -> Fault {
-        TensorProblems(vec![TensorProblem::Missing { name: name.into() }]).of(self.file.path(), "the model")
-    }
-
-    fn unpacked(&self, name: &str, kind: Kind) -> Result<Tensor, Fault> {
-        self.slice(name, None, kind)
+        TensorProblems(vec![TensorProblem::missing(name)]).of(self.file.path(), "the model")
     }
 
     /// A tensor, or one expert's matrix of it, in the shape of the file.
@@ -338,11 +334,11 @@ mod tests {
         let mut types = BTreeSet::new();
         for name in plain.names() {
             let expected = load_tensor(&plain, &name).unwrap();
-            let found = weights.unpacked(&name, Kind::Float).unwrap();
+            let found = weights.slice(&name, None, Kind::Float).unwrap();
             assert!(bits(&found.view_as(&expected)) == bits(&expected), "{name}");
             types.insert(weights.file.get(&name).unwrap().dtype.name);
             for kind in [Kind::Double, Kind::BFloat16] {
-                assert!(weights.unpacked(&name, kind).unwrap().equal(&found.to_kind(kind)), "{name}");
+                assert!(weights.slice(&name, None, kind).unwrap().equal(&found.to_kind(kind)), "{name}");
             }
         }
         assert_eq!(types.len(), 16, "{types:?}");

@@ -26,14 +26,15 @@ impl GgufWeights {
         merged: impl Fn(&str) -> Result<Tensor, Fault>,
     ) -> Result<(), Fault> {
         let dtype = form.dtype;
-        let mut sources: BTreeMap<&str, Vec<StoredSource>> = BTreeMap::new();
+        // What of the checkpoint makes a tensor of the file, and which of the tensors that it becomes.
+        let mut sources: BTreeMap<&str, Vec<(&str, &Stored, usize)>> = BTreeMap::new();
         let stored: Vec<(&String, Stored)> = names
             .iter()
             .map(|name| Ok((name, self.stored(name).ok_or_else(|| self.missing(name))?)))
             .collect::<Result<_, Fault>>()?;
         for (name, stored) in &stored {
             for (part, to) in stored.names().iter().enumerate() {
-                sources.entry(to).or_default().push(StoredSource { name, stored, part });
+                sources.entry(to).or_default().push((name, stored, part));
             }
         }
         let has_new_output = names.iter().any(|name| name == OUTPUT) && self.file.get("output.weight").is_none();
@@ -57,8 +58,8 @@ impl GgufWeights {
         let heads: Vec<GgufHead> = sources.keys().map(head).chain(kept.map(Ok)).collect::<Result<_, Fault>>()?;
         self.file.write_with(path, form, &heads, |head| {
             let Some(sources) = sources.get(&*head.name) else { return Ok(self.view(&head.name)?.bytes.to_vec()) };
-            let parts =
-                sources.iter().map(|source| Ok(source.as_in_file(&merged(source.name)?))).collect::<Result<Vec<_>, Fault>>()?;
+            let part = |(name, stored, part): &(&str, &Stored, usize)| Ok(stored.as_in_file(*part, &merged(name)?));
+            let parts = sources.iter().map(part).collect::<Result<Vec<_>, Fault>>()?;
             let whole = if parts.len() == 1 { parts[0].shallow_clone() } else { Tensor::stack(&parts, 0) };
             let parts = whole.reshape([-1]).split(AT_ONCE, 0);
             let bytes = parts.iter().map(|part| encoded(part, head.dtype)).collect::<Option<Vec<_>>>();
@@ -73,30 +74,23 @@ impl GgufWeights {
 
 /// Parts of names of what llama.cpp has in f32, whatever a file is packed as.
 const WIDE: [&str; 2] = ["ffn_gate_inp", ".bias"];
-/// What of a checkpoint makes a tensor of the file, or a part of one.
-struct StoredSource<'a> {
-    name: &'a str,
-    stored: &'a Stored,
-    /// Which of the tensors that it becomes.
-    part: usize,
-}
 
-impl StoredSource<'_> {
-    /// Undoes what is done to a tensor of the file as it is loaded.
-    fn as_in_file(&self, tensor: &Tensor) -> Tensor {
-        match self.stored {
-            Stored::Whole(_) | Stored::Expert(..) => tensor.shallow_clone(),
-            Stored::PlusOne(_) => tensor + 1.0,
-            Stored::Alternating(_, heads) => {
+impl Stored {
+    /// Undoes what is done to a tensor of the file as it is loaded; of several that it becomes, one `part`.
+    fn as_in_file(&self, part: usize, tensor: &Tensor) -> Tensor {
+        match self {
+            Self::Whole(_) | Self::Expert(..) => tensor.shallow_clone(),
+            Self::PlusOne(_) => tensor + 1.0,
+            Self::Alternating(_, heads) => {
                 let (size, heads) = (tensor.size(), *heads as i64);
                 let by_half = [&[heads, 2, size[0] / heads / 2], &size[1..]].concat();
                 tensor.reshape(&by_half[..]).transpose(1, 2).reshape(&size[..])
             }
-            Stored::Transposed(_) => tensor.transpose(1, 2),
-            Stored::GateUp(_) => {
+            Self::Transposed(_) => tensor.transpose(1, 2),
+            Self::GateUp(_) => {
                 let tensor = if tensor.dim() == 3 { tensor.transpose(1, 2) } else { tensor.shallow_clone() };
                 let size = tensor.size();
-                tensor.reshape([&[size[0], size[1] / 2, 2], &size[2..]].concat()).select(2, self.part as i64)
+                tensor.reshape([&[size[0], size[1] / 2, 2], &size[2..]].concat()).select(2, part as i64)
             }
         }
     }
