@@ -5,32 +5,19 @@ use serde_json::{Map, Value, json};
 use super::file::GgufFile;
 use crate::units::{Fault, listed, quoted};
 
-/// llama.cpp's name of an architecture, and Transformers' of the family.
-const ARCHITECTURES: [(&str, &str); 9] = [
-    ("llama", "llama"),
-    ("qwen2", "qwen2"),
-    ("qwen3", "qwen3"),
-    ("qwen3moe", "qwen3_moe"),
-    ("gemma", "gemma"),
-    ("gemma2", "gemma2"),
-    ("gemma3", "gemma3_text"),
-    ("phi3", "phi3"),
-    ("gpt-oss", "gpt_oss"),
-];
-
-/// Transformers' classes of these families, without their ending.
-const CLASSES: [(&str, &str); 11] = [
-    ("llama", "Llama"),
-    ("mistral", "Mistral"),
-    ("mixtral", "Mixtral"),
-    ("qwen2", "Qwen2"),
-    ("qwen3", "Qwen3"),
-    ("qwen3_moe", "Qwen3Moe"),
-    ("gemma", "Gemma"),
-    ("gemma2", "Gemma2"),
-    ("gemma3_text", "Gemma3"),
-    ("phi3", "Phi3"),
-    ("gpt_oss", "GptOss"),
+/// llama.cpp's name of an architecture, Transformers' of the family, and of its class without the ending.
+const FAMILIES: [(&str, &str, &str); 11] = [
+    ("llama", "llama", "Llama"),
+    ("llama", "mistral", "Mistral"),
+    ("llama", "mixtral", "Mixtral"),
+    ("qwen2", "qwen2", "Qwen2"),
+    ("qwen3", "qwen3", "Qwen3"),
+    ("qwen3moe", "qwen3_moe", "Qwen3Moe"),
+    ("gemma", "gemma", "Gemma"),
+    ("gemma2", "gemma2", "Gemma2"),
+    ("gemma3", "gemma3_text", "Gemma3"),
+    ("phi3", "phi3", "Phi3"),
+    ("gpt-oss", "gpt_oss", "GptOss"),
 ];
 
 /// A file's keys under the name of its architecture.
@@ -68,8 +55,9 @@ impl Keys<'_> {
 /// What the file says as a `config.json` would.
 pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Map<String, Value>, Fault> {
     let architecture = file.required_text("general.architecture")?;
-    let Some((_, family)) = ARCHITECTURES.iter().find(|(name, _)| *name == architecture) else {
-        let known: Vec<&str> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
+    let Some((_, family, _)) = FAMILIES.iter().find(|(name, ..)| *name == architecture) else {
+        let mut known: Vec<&str> = FAMILIES.iter().map(|(name, ..)| *name).collect();
+        known.dedup();
         let message = format!("`general.architecture` is `{}`, expected one of {}", quoted(architecture), listed(&known));
         return Err(file.wrong(&message).with_hint("take the model in Hugging Face's format, if models.md has its family"));
     };
@@ -81,7 +69,7 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Map<String, Value>,
         "llama" if window.is_some() => "mistral",
         family => family,
     };
-    let class = CLASSES.iter().find(|(family, _)| *family == model_type).map_or("", |(_, class)| class);
+    let class = FAMILIES.iter().find(|(_, family, _)| *family == model_type).map_or("", |(.., class)| class);
     let mut config = shape(&keys)?;
     let mut set = |key: &str, value: Value| _ = config.insert(key.to_owned(), value);
     set("model_type", model_type.into());

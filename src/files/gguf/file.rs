@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::dtype::GgufDtype;
-use super::header::{GgufRecord, Reader};
-use super::value::{GgufValue, wrong};
+use super::header::{GgufRecord, GgufValue, Reader, wrong};
+use crate::files::tensors::TensorView;
 use crate::files::{FileKind, io_fault, is_there, open_to_read};
 use crate::native::FileMap;
 use crate::units::{Fault, abridged, listed, quoted};
@@ -23,17 +23,6 @@ struct GgufPart {
     path: PathBuf,
     map: Arc<FileMap>,
     keys: BTreeMap<String, GgufValue>,
-}
-
-/// A tensor of a GGUF file.
-#[derive(Clone, Copy, Debug)]
-pub struct GgufTensor<'a> {
-    pub dtype: GgufDtype,
-    /// The last axis innermost, as in safetensors.
-    pub shape: &'a [usize],
-    pub offset: usize,
-    pub bytes: &'a [u8],
-    pub map: &'a Arc<FileMap>,
 }
 
 impl GgufFile {
@@ -140,10 +129,10 @@ impl GgufFile {
         self.tensors.keys().map(String::as_str)
     }
 
-    pub fn get(&self, name: &str) -> Option<GgufTensor<'_>> {
+    pub fn get(&self, name: &str) -> Option<TensorView<'_, GgufDtype>> {
         let GgufRecord { part, dtype, shape, bytes } = self.tensors.get(name)?;
         let map = &self.parts[*part].map;
-        Some(GgufTensor { dtype: *dtype, shape, offset: bytes.start, bytes: &map.bytes()[bytes.clone()], map })
+        Some(TensorView { dtype: *dtype, shape, offset: bytes.start, bytes: &map.bytes()[bytes.clone()], map })
     }
 
     /// Lets go of the memory into which a tensor was read; it is read again by who looks again.
