@@ -43,10 +43,10 @@ pub struct FileLook {
 ///
 /// # Errors
 /// Files are missing, empty or damaged, or `sink` refuses.
-pub fn look<E: From<Fault>>(
+pub fn look(
     data: &DataPaths,
-    sink: &mut dyn FnMut(&dyn std::fmt::Display, Value) -> Result<(), E>,
-) -> Result<FileLook, E> {
+    sink: &mut dyn FnMut(&dyn std::fmt::Display, Value) -> Result<(), Fault>,
+) -> Result<FileLook, Fault> {
     let rows::SourceFiles { files, notes } = rows::find(data.paths(), SplitName::Train)?;
     let settings = RowSettings::default();
     let (mut bad, mut columns, mut lengths) = (BadRows::new(OnBadRow::Drop), Vec::new(), Vec::new());
@@ -60,7 +60,7 @@ pub fn look<E: From<Fault>>(
                     sink(&row.place(), row.fields().clone().into())?;
                 }
             }
-            Ok::<(), E>(())
+            Ok::<(), Fault>(())
         })?;
     }
     let (rows, count) = bad.counts();

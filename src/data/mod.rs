@@ -53,7 +53,7 @@ pub use dataset::Dataset;
 pub use encoded_rows::SampleRow;
 pub use initial_part::InitialPartFinder;
 pub use label_tokens::label_tokens;
-pub use load_report::{FileReport, LoadReport, TokenOrigin};
+pub use load_report::{FileReport, LoadReport};
 pub use look::{ColumnLook, FileLook, look};
 pub use on_too_long::{LengthCounts, LengthOutcome};
 pub use open::{DataRequest, ModelLimits, TokenisingProgress, Watch, open};

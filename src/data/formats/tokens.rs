@@ -76,7 +76,7 @@ fn labels(row: &mut DataRow, ids: &[u32]) -> Result<Vec<bool>, Fault> {
 #[cfg(test)]
 mod tests {
     use crate::data::fixtures::Fixture;
-    use crate::data::{IGNORE, Targets, TokenOrigin, open};
+    use crate::data::{IGNORE, Targets, open};
     use crate::recipe::{DataFormat, HeadRecipe, Labels};
 
     fn fixture(content: &str) -> Fixture {
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(batch.sequences[0].inputs, [5, 6, 7]);
         assert_eq!(batch.sequences[0].targets, Targets::NextToken(vec![IGNORE, 7, 8]));
         assert_eq!(batch.sequences[1].targets, Targets::NextToken(vec![9]));
-        assert_eq!(splits.report.files[0].origin, TokenOrigin::Given);
+        assert_eq!(splits.report.files[0].origin, "pre-tokenised");
     }
 
     #[test]
