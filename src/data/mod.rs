@@ -5,6 +5,7 @@
 //! beforehand, so that [`epoch_batches`] can group samples of similar length.
 
 mod answers;
+mod arrow_file;
 mod auto_tokenizer;
 mod bad_rows;
 mod batch;
@@ -40,7 +41,6 @@ mod token_file;
 mod tokenizer;
 mod tokenizer_size;
 mod train_bpe;
-mod windows;
 
 pub use answers::{Answer, each_answer};
 pub use auto_tokenizer::auto_tokenizer_differs;

@@ -99,9 +99,6 @@ pub(super) struct Renderers {
     idle: Mutex<Vec<RendererProcess>>,
 }
 
-/// Text, or what is wrong with the template, in words.
-type RenderedText = Result<String, String>;
-
 impl Renderers {
     /// `None` where no program is known that renders.
     pub(super) fn of(text: &Arc<TemplateText>) -> Option<Self> {
@@ -115,7 +112,8 @@ impl Renderers {
         Ok(has_generation == "true")
     }
 
-    pub(super) fn render(&self, rendering: &Rendering<'_>, size: usize) -> RenderedText {
+    /// The text, or what is wrong with the template, in words.
+    pub(super) fn render(&self, rendering: &Rendering<'_>, size: usize) -> Result<String, String> {
         let request = serde_json::to_vec(rendering).map_err(|error| error.to_string())?;
         // The lock goes before the rendering.
         let idle = || self.idle().pop();
@@ -134,7 +132,7 @@ impl Renderers {
         }
     }
 
-    fn keep(&self, process: RendererProcess, answer: RenderedText) -> RenderedText {
+    fn keep(&self, process: RendererProcess, answer: Result<String, String>) -> Result<String, String> {
         self.idle().push(process);
         answer
     }
@@ -172,7 +170,7 @@ impl RendererProcess {
         Ok(Self { process: command.spawn()?, socket, patience: Duration::ZERO })
     }
 
-    fn ask(&mut self, given: usize, request: &[u8]) -> io::Result<RenderedText> {
+    fn ask(&mut self, given: usize, request: &[u8]) -> io::Result<Result<String, String>> {
         let patience = PATIENCE + 4 * allowed_time(given);
         if patience > self.patience {
             self.socket.set_read_timeout(Some(patience))?;

@@ -8,8 +8,8 @@ use serde_json::Value as Json;
 use super::boundaries::Boundaries;
 use super::conversation::role;
 use super::markers::Markers;
-use super::python_methods::is_space;
 use super::template::TemplateFault;
+use crate::metrics::is_space;
 use crate::units::Fault;
 
 /// The parts of a text that are tokens, in bytes, and whether each is one that was added to the tokenizer, such as what ends a turn.

@@ -12,8 +12,8 @@ use super::super::guard::WorkLimits;
 use super::conversation::Conversation;
 use super::jinja::{CompiledTemplate, Rendering, TemplateText};
 use super::markers::{Markers, taken_out};
-use super::python_methods;
 use super::renderer::Renderers;
+use crate::metrics::is_space;
 use crate::units::{Fault, abridged};
 
 /// A chat template, ready to render conversations. Cheap to clone.
@@ -126,11 +126,7 @@ impl ChatTemplate {
         let rendered = self.render_messages(conversation, &messages, false)?;
         let at = rendered.rfind(CONTINUED.trim_end()).filter(|_| rendered.contains(&said)).ok_or_else(nothing)?;
         let cut = &rendered[..at];
-        Ok(if rendered[at..].starts_with(CONTINUED) {
-            cut.to_owned()
-        } else {
-            cut.trim_end_matches(python_methods::is_space).to_owned()
-        })
+        Ok(if rendered[at..].starts_with(CONTINUED) { cut.to_owned() } else { cut.trim_end_matches(is_space).to_owned() })
     }
 
     pub(super) fn fault(&self, message: String) -> Fault {
