@@ -50,7 +50,7 @@ impl Encoder {
     pub(super) fn identity(&self, format: DataFormat) -> Value {
         let tokenizer = self.tokenizer.as_ref();
         let initial = self.initial.as_ref().map(|finder| {
-            let InitialPart { end_regex, include_end_string, pad_id, range_is_prefix } = finder.rule();
+            let InitialPart { end_regex, include_end_string, pad_id, range_is_prefix } = &finder.rule;
             json!({
                 "end_regex": end_regex.as_str(), "include_end_string": include_end_string, "pad_id": pad_id,
                 "range_is_prefix": range_is_prefix,
@@ -166,12 +166,9 @@ impl Encoder {
 
 impl EncodedSample {
     pub(super) fn length(&self) -> Length {
-        Length { total: self.ids.len(), prompt: self.prompt, is_plain_text: self.is_plain_text() }
-    }
-
-    /// Whether all of its tokens are targets, but perhaps the first, which nothing predicts.
-    fn is_plain_text(&self) -> bool {
-        matches!(&self.aim, Aim::Tokens(is_trained) if is_trained.iter().skip(1).all(|&trained| trained))
+        // The first may be none: nothing predicts it.
+        let is_plain_text = matches!(&self.aim, Aim::Tokens(is_trained) if is_trained.iter().skip(1).all(|&trained| trained));
+        Length { total: self.ids.len(), prompt: self.prompt, is_plain_text }
     }
 
     pub(super) fn cut(&mut self, range: Range<usize>) {
@@ -204,18 +201,6 @@ impl EncodedSample {
         };
         let initial = initial.map(|range| (range.start.min(inputs.len()), range.end.min(inputs.len())));
         Sequence { sample: sample as u64, inputs, targets, initial }
-    }
-
-    /// The tokens, which of them are targets, and the class where that is the target.
-    pub(super) fn into_parts(self) -> (Vec<u32>, Vec<bool>, Option<usize>) {
-        let Self { ids, aim, .. } = self;
-        match aim {
-            Aim::Tokens(is_trained) => (ids, is_trained, None),
-            Aim::Class(class) => {
-                let is_trained = vec![false; ids.len()];
-                (ids, is_trained, Some(class))
-            }
-        }
     }
 
     fn check(&self, vocab_size: usize, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<(), Fault> {

@@ -107,12 +107,13 @@ fn open_set(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault
     if matches!(recipe.validation, ValidationSource::File(_)) {
         notes.add(validation.as_ref().map(Dataset::notes).unwrap_or_default());
     }
-    let (held_out, warnings) = (validation.as_ref().map_or(0, Dataset::len), opener.encoder.chat.warnings(&notes));
+    let (held_out, warnings) =
+        (validation.as_ref().map_or(0, Dataset::len), notes.warnings(opener.encoder.chat.recipe.train_on_end_of_turn));
     let report = LoadReport { files, train: train.len(), validation: held_out, shared: 0, warnings };
     let has_texts = train.format() != Some(DataFormat::Tokens) || initial.is_some();
     let origins = if has_texts { opener.encoder.origins(notes.has_conversations) } else { BTreeMap::new() };
     let encoder = &opener.encoder.chat;
-    let chat_template_date = if notes.has_conversations { encoder.recipe() } else { &recipe.chat }.chat_template_date;
+    let chat_template_date = if notes.has_conversations { &encoder.recipe } else { &recipe.chat }.chat_template_date;
     Ok(Splits { train, validation, rest, report, origins, chat_template_date })
 }
 

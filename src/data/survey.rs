@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use super::encode::{Aim, EncodedSample};
 use super::encoded_rows::{EncodedExample, SampleRow, each_row};
 use super::on_too_long::LengthOutcome;
 use super::open::{DataRequest, Opener};
@@ -67,7 +68,8 @@ pub fn survey(
         }
         Ok(())
     })?;
-    let warnings = opener.encoder.chat.warnings(&opener.encoder.chat.take_notes());
+    let chat = &opener.encoder.chat;
+    let warnings = chat.take_notes().warnings(chat.recipe.train_on_end_of_turn);
     let (held_out, trained): (UsedSamples, UsedSamples) = match (&recipe.validation, part) {
         (ValidationSource::Fraction(fraction), _) => {
             let held_out = drawn.unwrap_or_else(|| self::drawn(&used, *fraction, request.seed));
@@ -120,7 +122,11 @@ impl Opener<'_> {
             sample.cut(range.clone());
         }
         let text = self.encoder.source_text(&example.content, &|| place.clone())?;
-        let (ids, is_trained, class) = sample.into_parts();
+        let EncodedSample { ids, aim, .. } = sample;
+        let (is_trained, class) = match aim {
+            Aim::Tokens(is_trained) => (is_trained, None),
+            Aim::Class(class) => (vec![false; ids.len()], Some(class)),
+        };
         Ok(SurveyedSample { text, ids, is_trained, class, length: length.total, outcome, fingerprint })
     }
 }

@@ -20,15 +20,15 @@ impl Boundaries<'_> {
     /// In bytes, what the message `index` says: of the assistant what the model itself writes, which is what follows the generation
     /// prompt; of others with their header.
     pub(super) fn said(&self, index: usize) -> Result<Range<usize>, Fault> {
-        self.between(index, role(&self.conversation.messages[index]) == "assistant")
+        let has_prompt = role(&self.conversation.messages[index]) == "assistant";
+        self.behind(index, self.rendered(index, has_prompt)?)
     }
 
     /// In bytes, the message `index` with its header.
     pub(super) fn whole(&self, index: usize) -> Result<Range<usize>, Fault> {
-        if index == 0 {
-            return Ok(0..self.end(0)?);
-        }
-        self.between(index, false)
+        // Not every template renders nothing.
+        let before = if index == 0 { Some(String::new()) } else { self.rendered(index, false)? };
+        self.behind(index, before)
     }
 
     /// The end of the prompt that the first `count` messages are, with the generation prompt where the assistant is next.
@@ -43,8 +43,8 @@ impl Boundaries<'_> {
         }
     }
 
-    fn between(&self, index: usize, has_prompt: bool) -> Result<Range<usize>, Fault> {
-        let before = self.rendered(index, has_prompt)?;
+    /// The message `index` behind the text before it.
+    fn behind(&self, index: usize, before: Option<String>) -> Result<Range<usize>, Fault> {
         let with = self.rendered(index + 1, false)?;
         let (Some(before), Some(with)) = (before, with) else {
             return Err(self.refuse(index, "a part of the conversation does not render"));
@@ -52,39 +52,36 @@ impl Boundaries<'_> {
         if !with.starts_with(&before) {
             return Err(self.refuse(index, "the generation prompt is not a prefix of the conversation with the answer"));
         }
-        self.check_end(index, &with)?;
+        if !self.text.starts_with(&with) {
+            return Err(self.refuse(index, "what follows changes how this message is written"));
+        }
         Ok(before.len()..with.len())
     }
 
-    fn end(&self, index: usize) -> Result<usize, Fault> {
-        let with =
-            self.rendered(index + 1, false)?.ok_or_else(|| self.refuse(index, "a part of the conversation does not render"))?;
-        self.check_end(index, &with)?;
-        Ok(with.len())
-    }
-
-    fn check_end(&self, index: usize, with: &str) -> Result<(), Fault> {
-        if self.text.starts_with(with) {
-            Ok(())
-        } else {
-            Err(self.refuse(index, "what follows changes how this message is written"))
-        }
-    }
-
-    /// The first `count` messages; `None` where the template refuses them.
+    /// The first `count` messages, of all of them the text that is there already; `None` where the template refuses them.
     pub(super) fn rendered(&self, count: usize, has_prompt: bool) -> Result<Option<String>, Fault> {
         let messages = &self.conversation.messages;
         if count == messages.len() && !has_prompt {
             return Ok(Some(self.text.to_owned()));
         }
-        match self.template.render_messages(self.conversation, &messages[..count], has_prompt) {
-            Ok(text) => Ok(Some(text)),
-            Err(error) if error.payload::<TemplateFault>().is_some() => Ok(None),
-            Err(error) => Err(error),
-        }
+        rendered(self.template, self.conversation, count, has_prompt)
     }
 
     fn refuse(&self, index: usize, why: &str) -> Fault {
         self.template.fault(format!("message {index} (from 0): {why}"))
+    }
+}
+
+/// The first `count` messages; `None` where the template refuses them.
+pub(super) fn rendered(
+    template: &ChatTemplate,
+    conversation: &Conversation,
+    count: usize,
+    has_prompt: bool,
+) -> Result<Option<String>, Fault> {
+    match template.render_messages(conversation, &conversation.messages[..count], has_prompt) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.payload::<TemplateFault>().is_some() => Ok(None),
+        Err(error) => Err(error),
     }
 }

@@ -21,7 +21,8 @@ use crate::units::{Fault, abridged, quoted};
 /// How texts become samples. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(in crate::data) struct ChatEncoder {
-    recipe: ChatRecipe,
+    /// What decides, with the date where a template prints one.
+    pub(in crate::data) recipe: ChatRecipe,
     /// The templates, or why there are none.
     templates: Arc<Result<ChatTemplates, NoTemplates>>,
     notes: Arc<Mutex<ChatNotes>>,
@@ -67,11 +68,6 @@ impl ChatEncoder {
             templates = self::templates(&chat, tokenizer);
         }
         Self { recipe: chat, templates: Arc::new(templates), notes: Arc::default() }
-    }
-
-    /// What decides, with the date where a template prints one.
-    pub(in crate::data) fn recipe(&self) -> &ChatRecipe {
-        &self.recipe
     }
 
     /// All that decides what it makes of a sample, key by key; with `has_messages` also what makes texts of messages.
@@ -218,11 +214,6 @@ impl ChatEncoder {
         std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What should be told of samples of which this was noted.
-    pub(in crate::data) fn warnings(&self, notes: &ChatNotes) -> Vec<String> {
-        notes.warnings(self.recipe.train_on_end_of_turn)
-    }
-
     /// Counts a pair without a prompt, or without a completion.
     pub(in crate::data) fn note_empty(&self, prompt: &str, completion: &str) {
         let empty = [prompt, completion].map(|text| usize::from(text.trim().is_empty()));
@@ -324,7 +315,7 @@ mod tests {
         recipe.chat.chat_template = Some(TemplateChoice("{{ strftime_now('%d %b') }}{{ messages[0].content }}".to_owned()));
         assert_eq!(today(&recipe), at(&recipe, "2026-11-22 23:59").identity(true));
         assert_ne!(today(&recipe), at(&recipe, "2026-11-23 00:00").identity(true));
-        let date = at(&recipe, "2026-11-22 14:05").recipe().chat_template_date;
+        let date = at(&recipe, "2026-11-22 14:05").recipe.chat_template_date;
         let pinned = DataRecipe { chat: ChatRecipe { chat_template_date: date, ..recipe.chat.clone() }, ..recipe.clone() };
         assert_eq!(at(&pinned, "2026-11-29 00:00").identity(true), today(&recipe));
         recipe.chat.chat_template = Some(TemplateChoice("{{ messages[0].content }}".to_owned()));

@@ -5,10 +5,9 @@ use std::ops::Range;
 
 use serde_json::Value as Json;
 
-use super::boundaries::Boundaries;
+use super::boundaries::{Boundaries, rendered};
 use super::conversation::role;
 use super::markers::Markers;
-use super::template::TemplateFault;
 use crate::metrics::is_space;
 use crate::units::Fault;
 
@@ -75,12 +74,8 @@ impl Boundaries<'_> {
             return Ok(None);
         }
         content.insert(end, markers.open);
-        let marked = Boundaries { conversation: &conversation, ..*self };
         let behind_it = |count: usize, has_prompt: bool, plain: &str| {
-            let text = match marked.template.render_messages(&conversation, &conversation.messages[..count], has_prompt) {
-                Err(error) if error.payload::<TemplateFault>().is_some() => return Ok(None),
-                other => other?,
-            };
+            let Some(text) = rendered(self.template, &conversation, count, has_prompt)? else { return Ok(None) };
             let parts = text.split_once(markers.open).filter(|(start, rest)| plain == [*start, *rest].concat());
             Ok::<_, Fault>(parts.map(|(start, rest)| (start.len(), rest.to_owned())))
         };
