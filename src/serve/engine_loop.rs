@@ -13,7 +13,6 @@ use crate::engine::Engine;
 use crate::generation::{GenerationEvent, Generator, Request, RequestId};
 use crate::native::give_free_memory_back;
 
-/// The server could not begin.
 /// A prompt that is under way.
 struct OpenPrompt {
     ids: Vec<u32>,

@@ -16,7 +16,6 @@ mod prefix_cache;
 mod reply;
 mod routes;
 mod stream;
-mod texts;
 mod tokens;
 
 pub use api_error::ApiError;

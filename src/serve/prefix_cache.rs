@@ -1,17 +1,13 @@
 //! Sessions that wait for a prompt which begins with what they have read.
 
 use crate::engine::{Session, Settings};
-use crate::generation::{at_beginning, shared_tokens};
+use crate::generation::{Continued, at_beginning, shared_tokens};
 
 /// The sessions that were used last.
 pub(super) struct PrefixCache {
-    sessions: Vec<CachedPrefix>,
+    /// Each with the tokens that it has read.
+    sessions: Vec<Continued>,
     capacity: usize,
-}
-
-struct CachedPrefix {
-    ids: Vec<u32>,
-    session: Session,
 }
 
 impl PrefixCache {
@@ -39,7 +35,7 @@ impl PrefixCache {
     pub(super) fn hold(&mut self, ids: &[u32], session: Session) {
         let ids = ids[..session.num_tokens().min(ids.len())].to_vec();
         self.sessions.retain(|held| held.ids != ids);
-        self.sessions.push(CachedPrefix { ids, session });
+        self.sessions.push(Continued { session, ids });
         while self.sessions.len() > self.capacity {
             self.sessions.remove(0);
         }
