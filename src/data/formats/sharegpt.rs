@@ -22,22 +22,15 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     })
 };
 
-const TAGS: [(&str, &str); 15] = [
-    ("human", "user"),
-    ("user", "user"),
-    ("gpt", "assistant"),
-    ("assistant", "assistant"),
-    ("model", "assistant"),
-    ("chatgpt", "assistant"),
-    ("bing", "assistant"),
-    ("bard", "assistant"),
-    ("system", "system"),
-    ("developer", "developer"),
-    ("tool", "tool"),
-    ("observation", "tool"),
-    ("function_response", "tool"),
-    ("ipython", "ipython"),
-    ("function", "function"),
+/// Roles, and the tags that stand for each.
+const TAGS: [(&str, &[&str]); 7] = [
+    ("user", &["human", "user"]),
+    ("assistant", &["gpt", "assistant", "model", "chatgpt", "bing", "bard"]),
+    ("system", &["system"]),
+    ("developer", &["developer"]),
+    ("tool", &["tool", "observation", "function_response"]),
+    ("ipython", &["ipython"]),
+    ("function", &["function"]),
 ];
 
 /// The tag of a call that is JSON in a text.
@@ -81,9 +74,10 @@ fn role_message(turn: Value, roles: &BTreeMap<String, String>) -> Result<Value, 
         let head = json!({"role": "assistant", "content": "", "tool_calls": calls});
         return Ok(Value::Object(head.as_object().cloned().unwrap_or_default().into_iter().chain(turn).collect()));
     }
-    let known = || TAGS.iter().find(|(known, _)| *known == tag).map(|(_, role)| *role);
+    let known = || TAGS.iter().find(|(_, tags)| tags.contains(&tag)).map(|(role, _)| *role);
     let Some(role) = roles.get(tag).map(String::as_str).or_else(known) else {
-        let names: Vec<&str> = TAGS.iter().map(|(tag, _)| *tag).chain([CALL]).chain(roles.keys().map(String::as_str)).collect();
+        let known = TAGS.iter().flat_map(|(_, tags)| *tags).copied().chain([CALL]);
+        let names: Vec<&str> = known.chain(roles.keys().map(String::as_str)).collect();
         return Err(format!("`from` is `{tag}`, which is none of {}, and no tag of `data.roles`", names.join(", ")));
     };
     let head = [("role".to_owned(), Value::from(role)), ("content".to_owned(), value)];

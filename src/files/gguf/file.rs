@@ -159,29 +159,26 @@ impl GgufFile {
         self.parts[0].count(key)
     }
 
+    /// What `read` makes of a key, if it is there.
+    fn read<'a, T>(&'a self, key: &str, what: &str, read: impl Fn(&'a GgufValue) -> Option<T>) -> Result<Option<T>, Fault> {
+        let Some(found) = self.key(key) else { return Ok(None) };
+        read(found).map(Some).ok_or_else(|| self.expected(key, what))
+    }
+
     pub fn number(&self, key: &str) -> Result<Option<f64>, Fault> {
-        match self.key(key) {
-            None => Ok(None),
-            Some(GgufValue::Float(value)) if value.is_finite() => Ok(Some(*value)),
-            Some(GgufValue::Integer(value)) => Ok(Some(*value as f64)),
-            Some(_) => Err(self.expected(key, "a number")),
-        }
+        self.read(key, "a number", |found| match found {
+            GgufValue::Float(value) => Some(*value).filter(|value| value.is_finite()),
+            GgufValue::Integer(value) => Some(*value as f64),
+            _ => None,
+        })
     }
 
     pub fn flag(&self, key: &str) -> Result<Option<bool>, Fault> {
-        match self.key(key) {
-            None => Ok(None),
-            Some(GgufValue::Bool(value)) => Ok(Some(*value)),
-            Some(_) => Err(self.expected(key, "true or false")),
-        }
+        self.read(key, "true or false", |found| if let GgufValue::Bool(value) = found { Some(*value) } else { None })
     }
 
     pub fn text(&self, key: &str) -> Result<Option<&str>, Fault> {
-        match self.key(key) {
-            None => Ok(None),
-            Some(GgufValue::Text(text)) => Ok(Some(text)),
-            Some(_) => Err(self.expected(key, "a text")),
-        }
+        self.read(key, "a text", |found| if let GgufValue::Text(text) = found { Some(&text[..]) } else { None })
     }
 
     pub fn texts(&self, key: &str) -> Result<&[String], Fault> {
