@@ -12,7 +12,6 @@ mod engine_loop;
 mod fields;
 mod job;
 mod listen;
-mod prefix_cache;
 mod reply;
 mod routes;
 mod stream;

@@ -48,6 +48,7 @@ impl Offloaded {
         lock(&self.arena).get(&self.piece, device)
     }
 
+    #[cfg(test)]
     pub(super) fn bytes(&self) -> Bytes {
         Bytes(self.piece.len)
     }

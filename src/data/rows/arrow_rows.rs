@@ -22,13 +22,8 @@ const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 /// Rows that are turned into JSON at once.
 const BATCH_ROWS: usize = 16;
 
-struct ArrowBatch {
-    batch: RecordBatch,
-    /// Bytes that it takes in the file, or a few more.
-    bytes: usize,
-}
-
-type NextBatch = Box<dyn FnMut() -> Result<Option<ArrowBatch>, String>>;
+/// Gives the batches one by one, each with the bytes that it takes in the file, or a few more.
+type NextBatch = Box<dyn FnMut() -> Result<Option<(RecordBatch, usize)>, String>>;
 
 /// Hands over each row. A stream without its end is cut off.
 pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
@@ -41,7 +36,7 @@ pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>)
     let mut next = limits.guarded(bounded, open).map_err(broken)?;
     let mut types = None;
     let mut record = 0;
-    while let Some(ArrowBatch { batch, bytes }) = limits.guarded(bounded, &mut next).map_err(broken)? {
+    while let Some((batch, bytes)) = limits.guarded(bounded, &mut next).map_err(broken)? {
         if batch.num_rows() > bytes.saturating_mul(8) {
             Err(broken(format!("a batch says it has {} rows, in {bytes} bytes", batch.num_rows())))?;
         }
@@ -83,7 +78,7 @@ fn file_batches(file: Buffer) -> Result<NextBatch, String> {
         let Some(block) = blocks.next() else { return Ok(None) };
         let part = part(&file, &block)?;
         let batch = decoder.read_record_batch(&block, &part).map_err(|error| error.to_string())?;
-        Ok(Some(ArrowBatch { batch: batch.ok_or("a batch of its footer is none")?, bytes: part.len() }))
+        Ok(Some((batch.ok_or("a batch of its footer is none")?, part.len())))
     }))
 }
 
@@ -110,7 +105,7 @@ fn stream_batches(file: &Buffer) -> Result<NextBatch, String> {
             let batch = decoder.decode(&mut rest).map_err(|error| error.to_string())?;
             bytes += before - rest.len();
             if let Some(batch) = batch {
-                return Ok(Some(ArrowBatch { batch, bytes }));
+                return Ok(Some((batch, bytes)));
             }
             if is_at_end {
                 return decoder.finish().map(|()| None).map_err(|error| format!("it is cut off: {error}"));
