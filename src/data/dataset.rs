@@ -166,7 +166,10 @@ impl Dataset {
         let Some(follow_up) = &question.follow_up else { return Ok(None) };
         let number = question.sample as usize;
         let Some(set) = self.sets.iter().rfind(|set| set.first <= number) else { return Ok(None) };
-        let (prompt, initial) = set.samples.encoder.follow_up(follow_up, thoughts)?;
+        let encoder = &set.samples.encoder;
+        let prompt = encoder.follow_up(follow_up, thoughts)?;
+        let initial = encoder.initial.as_ref().map(|finder| finder.in_tokens(&prompt)).transpose()?;
+        let initial = initial.map(|range| (range.start, range.end));
         Ok(Some(Question { prompt, initial, follow_up: None, ..question.clone() }))
     }
 

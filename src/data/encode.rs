@@ -126,20 +126,18 @@ impl Encoder {
         }
     }
 
-    /// The tokens of a question with thoughts in it, and where its initial part stands.
+    /// The tokens of a question with thoughts in it.
     pub(super) fn follow_up(
         &self,
         FollowUp { before, after, is_message, max_tokens }: &FollowUp,
         thoughts: &str,
-    ) -> Result<(Vec<u32>, Option<(usize, usize)>), Fault> {
+    ) -> Result<Vec<u32>, Fault> {
         let tokenizer = self.tokenizer()?;
         let mut text = [before, strip(thoughts), after].concat();
         if let Some(most) = max_tokens {
             text = tokenizer.cut_as_upstream(text, *most)?;
         }
-        let ids = if *is_message { self.chat.asked(&text, tokenizer)? } else { tokenizer.encode_prompt(&text)? };
-        let initial = self.initial.as_ref().map(|finder| finder.in_tokens(&ids)).transpose()?;
-        Ok((ids, initial.map(|range| (range.start, range.end))))
+        if *is_message { self.chat.asked(&text, tokenizer) } else { tokenizer.encode_prompt(&text) }
     }
 
     pub(super) fn text(&self, ids: &[u32]) -> Result<String, Fault> {

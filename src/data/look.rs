@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::bad_rows::BadRows;
 use super::formats::detect;
-use super::row_counts::count_length;
 use super::rows::{self, DataRow, RowSettings, SplitName, kind};
+use super::survey::count_length;
 use crate::recipe::{DataPaths, OnBadRow};
 use crate::units::Fault;
 
@@ -63,7 +63,7 @@ pub fn look(
             Ok::<(), Fault>(())
         })?;
     }
-    let (rows, count) = bad.counts();
+    let (rows, count) = (bad.read, bad.count);
     let first_bad = bad.finish(&files.first().cloned().unwrap_or_default())?;
     let format = detect(&files, &settings).map(|detected| detected.words());
     Ok(FileLook { notes, format, rows, bad: count, first_bad, columns, lengths })

@@ -234,7 +234,7 @@ impl<'a> Opener<'a> {
             watch(&progress);
             Ok::<_, NotWritten>(())
         })?;
-        let (_, count) = bad.counts();
+        let count = bad.count;
         bad.finish(&path)?;
         record.counts = RowsRead { read: progress.samples, bad: count };
         record.notes = self.encoder.chat.take_notes();

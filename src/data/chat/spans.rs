@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use super::boundaries::Boundaries;
+use super::boundaries::{Boundaries, TokensOf};
 use super::conversation::{Conversation, role};
-use super::rewritten::TokensOf;
 use super::template::ChatTemplate;
 use crate::recipe::TrainOn;
 use crate::units::Fault;
