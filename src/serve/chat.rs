@@ -21,9 +21,8 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
     let line = LogLine::of(&request);
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
-    let reader = Arc::clone(&served.reader);
     let (mut fields, prompt) = served
-        .read_apart(permit, move || {
+        .read_apart(permit, move |reader| {
             let prompt = reader.conversation(&mut fields)?;
             Ok((fields, prompt))
         })
@@ -50,8 +49,7 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
         return Ok(stream(&served, head, answers, 1, samples, tells_usage.then(|| prompts[0].len())));
     }
     let all = served.in_time(gather(answers, 1, samples)).await?;
-    let reader = Arc::clone(&served.reader);
-    let work = move || Ok((choices(&reader, &all[0].texts, new_tokens), all));
+    let work = move |reader: &PromptEncoder| Ok((choices(reader, &all[0].texts, new_tokens), all));
     let (choices, all) = served.apart(work).await?;
     let reply = head.whole(&choices);
     Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())

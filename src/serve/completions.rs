@@ -36,8 +36,7 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
     }
     let mut rules = fields.rules(&served.rules)?;
     rules.max_new_tokens.get_or_insert(MAX_TOKENS);
-    let reader = Arc::clone(&served.reader);
-    let prompts = served.read_apart(permit, move || reader.prompts(&prompt, adds_special)).await?;
+    let prompts = served.read_apart(permit, move |reader| reader.prompts(&prompt, adds_special)).await?;
     let likelihoods = LikelihoodsOf { new_tokens: count, prompt: of_prompt.max(count.filter(|_| echo)) };
     let answers = served.ask(&prompts, &rules, samples, likelihoods, &line)?;
     let head = ReplyHead::new(false, &served.name);
@@ -46,8 +45,7 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
         return Ok(stream(&served, head, answers, prompts.len(), samples, prompt_tokens));
     }
     let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
-    let reader = Arc::clone(&served.reader);
-    let work = move || Ok((choices(&reader, &prompts, &all, echo, count, of_prompt), prompts, all));
+    let work = move |reader: &PromptEncoder| Ok((choices(reader, &prompts, &all, echo, count, of_prompt), prompts, all));
     let (choices, prompts, all) = served.apart(work).await?;
     let reply = head.whole(&choices);
     Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())

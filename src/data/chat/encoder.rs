@@ -1,7 +1,7 @@
 //! From conversations to token ids and what is trained of them, by a recipe.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::NaiveDateTime;
@@ -29,16 +29,10 @@ pub(in crate::data) struct ChatEncoder {
 }
 
 #[derive(Clone, Debug)]
-enum NoTemplates {
-    Missing(String),
-    Broken(String),
-}
-
-impl fmt::Display for NoTemplates {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Missing(why) | Self::Broken(why)) = self;
-        f.write_str(why)
-    }
+struct NoTemplates {
+    why: String,
+    /// There is one, and it cannot be read.
+    is_broken: bool,
 }
 
 pub(in crate::data) struct TrainedText {
@@ -84,7 +78,7 @@ impl ChatEncoder {
         let messages = has_messages.then(|| {
             let (templates, none) = match &*self.templates {
                 Ok(templates) => (templates.identity(), None),
-                Err(why) => (Value::Null, Some(why.to_string())),
+                Err(none) => (Value::Null, Some(&none.why)),
             };
             let date = chat_template_date.map(|date| date.0.to_string());
             json!({ "templates": templates, "no_templates": none, "date": date, "variables": chat_template_kwargs.0, "roles": roles })
@@ -107,8 +101,8 @@ impl ChatEncoder {
     pub(in crate::data) fn has_template(&self) -> Result<bool, Fault> {
         match &*self.templates {
             Ok(_) => Ok(true),
-            Err(NoTemplates::Missing(_)) => Ok(false),
-            Err(NoTemplates::Broken(why)) => Err(no_template(why)),
+            Err(NoTemplates { why, is_broken: true }) => Err(no_template(why)),
+            Err(_) => Ok(false),
         }
     }
 
@@ -246,7 +240,7 @@ impl ChatEncoder {
         sample: &ChatSample,
         work: impl FnOnce(&ChatSample, &ChatTemplates) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let templates = self.templates.as_ref().as_ref().map_err(no_template)?;
+        let templates = self.templates.as_ref().as_ref().map_err(|none| no_template(&none.why))?;
         if self.recipe.chat_template_kwargs.0.is_empty() {
             return work(sample, templates);
         }
@@ -262,13 +256,13 @@ impl ChatEncoder {
 }
 
 fn templates(chat: &ChatRecipe, tokenizer: Option<&Tokenizer>) -> Result<ChatTemplates, NoTemplates> {
-    let missing = |why: &str| NoTemplates::Missing(why.to_owned());
+    let missing = |why: &str| NoTemplates { why: why.to_owned(), is_broken: false };
     let tokenizer = tokenizer.ok_or_else(|| missing("without a tokenizer there is no chat template"))?;
     let wanted = chat.chat_template.as_ref().map(|choice| &choice.0[..]);
     match ChatTemplates::load(tokenizer.dir(), wanted, chat.chat_template_date.map(|date| date.0)) {
         Ok(Some(templates)) => Ok(templates),
         Ok(None) => Err(missing(&format!("the model of `{}` has no chat template", tokenizer.dir().display()))),
-        Err(error) => Err(NoTemplates::Broken(error.to_string())),
+        Err(error) => Err(NoTemplates { why: error.to_string(), is_broken: true }),
     }
 }
 

@@ -14,6 +14,14 @@ pub(super) type RowReader<'a> = Box<dyn Fn(DataRow) -> Result<Example, Fault> + 
 
 type NewRowReader = for<'a> fn(RowContext<'a>) -> Result<RowReader<'a>, Fault>;
 
+/// Makes an example of what `read` finds in a row, where nothing is said beside it.
+pub(super) fn plain<'a, C: Into<Content>>(read: impl Fn(&mut DataRow) -> Result<C, Fault> + Send + Sync + 'a) -> RowReader<'a> {
+    Box::new(move |mut row| {
+        let content = read(&mut row)?.into();
+        Ok(Example::new(&row, content))
+    })
+}
+
 pub(super) struct RowFormat {
     /// The name in recipes, which say there what contradicts it.
     pub(super) name: DataFormat,

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::format::RowFormat;
+use super::format::{RowFormat, plain};
 use crate::data::chat::{ChatSample, message, sample, shown, wrong};
-use crate::data::example::Example;
 use crate::data::rows::{DataRow, kind};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
@@ -14,12 +13,7 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["conversations"]],
     has_classes: false,
-    ..RowFormat::new(DataFormat::ShareGpt, |context| {
-        Ok(Box::new(move |mut row| {
-            let sample = conversation(&mut row, &context.recipe.chat.roles)?;
-            Ok(Example::new(&row, sample.into()))
-        }))
-    })
+    ..RowFormat::new(DataFormat::ShareGpt, |context| Ok(plain(move |row| conversation(row, &context.recipe.chat.roles))))
 };
 
 /// Roles, and the tags that stand for each.

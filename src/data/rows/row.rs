@@ -90,10 +90,6 @@ impl DataRow {
         self.fields.remove(field).filter(|value| !value.is_null())
     }
 
-    pub(in crate::data) fn is_number(&self, field: &str) -> bool {
-        self.fields.get(field).is_some_and(Value::is_number)
-    }
-
     pub(in crate::data) fn has(&self, field: &str) -> bool {
         self.fields.get(field).is_some_and(|value| !value.is_null())
     }
