@@ -34,7 +34,7 @@ pub(super) struct BadRows {
     first: Vec<Fault>,
     /// Rows that are no samples.
     pub(super) count: usize,
-    /// All rows.
+    /// All rows that were looked at.
     pub(super) read: usize,
 }
 

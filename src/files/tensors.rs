@@ -35,7 +35,7 @@ pub struct TensorFile {
 pub struct TensorView<'a, D = Dtype> {
     pub dtype: D,
     pub shape: &'a [usize],
-    /// The elements, little-endian.
+    /// The elements, each in little-endian order.
     pub bytes: &'a [u8],
     pub offset: usize,
     pub map: &'a Arc<FileMap>,

@@ -26,7 +26,7 @@ impl ReplyHead {
         Self { id, created, model: model.to_owned(), is_chat }
     }
 
-    /// A whole reply.
+    /// A reply that comes as a whole.
     pub(super) fn whole(&self, choices: &[Value]) -> Value {
         self.with(if self.is_chat { "chat.completion" } else { "text_completion" }, choices)
     }
