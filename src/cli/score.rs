@@ -86,7 +86,7 @@ impl ScoreAnswers {
                 console::result(&json!({ "row": overall.rows, "scores": self.named(&scores) }).to_string())?;
             }
             overall.add(&scores);
-            Ok::<(), Fault>(())
+            Ok(())
         })?;
         if console::speech().is_json { self.print_json(&overall, &groups) } else { self.print_table(&overall, &groups) }
     }

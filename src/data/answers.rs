@@ -23,35 +23,23 @@ impl Answer<'_> {
     }
 }
 
-enum Stop<E> {
-    Row(Fault),
-    Caller(E),
-}
-
-impl<E> From<Fault> for Stop<E> {
-    fn from(error: Fault) -> Self {
-        Self::Row(refused(error))
-    }
-}
-
 /// Calls `score` for each row of a JSONL file.
 ///
 /// # Errors
 /// The file cannot be read, has no row, or a row lacks a field or has one of another type; or `score` refuses.
-pub fn each_answer<E: From<Fault>>(path: &Path, mut score: impl FnMut(Answer<'_>) -> Result<(), E>) -> Result<(), E> {
-    let mut rows = 0_usize;
+pub fn each_answer(path: &Path, mut score: impl FnMut(Answer<'_>) -> Result<(), Fault>) -> Result<(), Fault> {
+    let (mut rows, mut is_of_caller) = (0_usize, false);
     let walk = rows::each(path, &RowSettings::default(), &mut |row| {
         let row = &mut row?;
         let prediction = row.text("prediction")?;
         let references = row.texts("references")?;
         rows += 1;
-        score(Answer { prediction, references, row }).map_err(Stop::Caller)
+        score(Answer { prediction, references, row }).inspect_err(|_| is_of_caller = true)
     });
     match walk {
-        Err(Stop::Row(error)) => Err(error.into()),
-        Err(Stop::Caller(error)) => Err(error),
-        Ok(()) if rows == 0 => Err(faults::empty(path).into()),
-        Ok(()) => Ok(()),
+        Err(error) if !is_of_caller => Err(refused(error)),
+        Ok(()) if rows == 0 => Err(faults::empty(path)),
+        walk => walk,
     }
 }
 

@@ -32,8 +32,10 @@ impl ErrorScope {
 pub(super) struct BadRows {
     on_bad_row: OnBadRow,
     first: Vec<Fault>,
-    count: usize,
-    read: usize,
+    /// Rows that are no samples.
+    pub(super) count: usize,
+    /// All rows that were looked at.
+    pub(super) read: usize,
 }
 
 impl BadRows {
@@ -52,11 +54,6 @@ impl BadRows {
         if self.first.len() < TOLD {
             self.first.push(error);
         }
-    }
-
-    /// Rows, and those of them that are no samples.
-    pub(super) fn counts(&self) -> (usize, usize) {
-        (self.read, self.count)
     }
 
     /// What the recipe leaves out, where there is any.

@@ -9,14 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::batch::{Batch, Sequence};
 use super::chat::ChatNotes;
-use super::encode::{EncodedQuestion, EncodedSample, Encoder};
+use super::encode::{Aim, EncodedSample, Encoder};
 use super::faults;
-use super::on_too_long::{LengthOutcome, LengthPolicy};
+use super::on_too_long::{LengthOutcome, LengthPolicy, Window, windows};
 use super::question::{Question, SampleGroups};
 use super::sample_place::SamplePlace;
 use super::token_cache::Tokens;
 use super::token_file::{About, fingerprint};
-use super::windows::{Window, windows};
 use crate::files;
 use crate::recipe::DataFormat;
 use crate::units::{Fault, quoted};
@@ -54,32 +53,28 @@ pub(super) struct Samples {
 /// A sample, or what of it is run at once.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
-    sample: usize,
-    part: Part,
-}
-
-#[derive(Clone, Debug)]
-enum Part {
-    Whole,
-    Without(Range<usize>),
-    Window(Window),
+    pub(super) sample: usize,
+    window: Window,
+    /// What is cut out; empty where nothing is.
+    without: Range<usize>,
 }
 
 impl Piece {
+    fn whole(sample: usize, total: usize) -> Self {
+        Self { sample, window: Window { tokens: 0..total, context: 0 }, without: 0..0 }
+    }
+
     /// The pieces that a sample becomes; none where it is left out.
     pub(super) fn of(sample: usize, outcome: &LengthOutcome, total: usize, policy: &LengthPolicy) -> Vec<Self> {
+        let whole = Self::whole(sample, total);
         match outcome {
-            LengthOutcome::Whole => vec![Self { sample, part: Part::Whole }],
-            LengthOutcome::Cut(range) => vec![Self { sample, part: Part::Without(range.clone()) }],
+            LengthOutcome::Whole => vec![whole],
+            LengthOutcome::Cut(range) => vec![Self { without: range.clone(), ..whole }],
             LengthOutcome::Split(_) => {
-                windows(total, policy.tokens, policy.overlap).map(|window| Self { sample, part: Part::Window(window) }).collect()
+                windows(total, policy.tokens, policy.overlap).map(|window| Self { window, ..whole.clone() }).collect()
             }
             LengthOutcome::Dropped | LengthOutcome::NothingToCut => Vec::new(),
         }
-    }
-
-    pub(super) fn sample(&self) -> usize {
-        self.sample
     }
 }
 
@@ -171,7 +166,10 @@ impl Dataset {
         let Some(follow_up) = &question.follow_up else { return Ok(None) };
         let number = question.sample as usize;
         let Some(set) = self.sets.iter().rfind(|set| set.first <= number) else { return Ok(None) };
-        let (prompt, initial) = set.samples.encoder.follow_up(follow_up, thoughts)?;
+        let encoder = &set.samples.encoder;
+        let prompt = encoder.follow_up(follow_up, thoughts)?;
+        let initial = encoder.initial.as_ref().map(|finder| finder.in_tokens(&prompt)).transpose()?;
+        let initial = initial.map(|range| (range.start, range.end));
         Ok(Some(Question { prompt, initial, follow_up: None, ..question.clone() }))
     }
 
@@ -213,7 +211,7 @@ impl Dataset {
 
     pub(super) fn notes(&self) -> ChatNotes {
         let mut notes = ChatNotes::default();
-        self.sets.iter().for_each(|set| notes.add(set.samples.tokens.notes.clone()));
+        self.sets.iter().for_each(|set| notes.add(set.samples.tokens.record.notes.clone()));
         notes
     }
 
@@ -242,21 +240,18 @@ impl fmt::Debug for Dataset {
 impl Samples {
     /// The samples of which nothing is run, but for those of more than `most` tokens; `pieces` is what is run.
     pub(super) fn dropped(&self, pieces: &[Piece], most: usize) -> Vec<Piece> {
-        let file = &self.tokens.file;
         let is_run = |sample| pieces.binary_search_by_key(&sample, |piece| piece.sample).is_ok();
-        let is_dropped = |sample: &usize| file.length(*sample).total <= most && !is_run(*sample);
-        (0..file.len()).filter(is_dropped).map(|sample| Piece { sample, part: Part::Whole }).collect()
+        let dropped = |sample: usize| {
+            let total = self.tokens.file.ids(sample).len();
+            (total <= most && !is_run(sample)).then(|| Piece::whole(sample, total))
+        };
+        (0..self.tokens.file.len()).filter_map(dropped).collect()
     }
 
     fn num_inputs(&self, piece: &Piece) -> usize {
-        let file = &self.tokens.file;
-        let tokens = match &piece.part {
-            Part::Whole => file.ids(piece.sample).len(),
-            Part::Without(range) => file.ids(piece.sample).len() - range.len(),
-            Part::Window(window) => window.tokens.len(),
-        };
+        let tokens = piece.window.tokens.len() - piece.without.len();
         // The last token is only ever a target, but where a class is read at it.
-        tokens - usize::from(file.class(piece.sample).is_none())
+        tokens - usize::from(self.tokens.file.class(piece.sample).is_none())
     }
 
     fn place(&self, sample: usize) -> Result<SamplePlace, Fault> {
@@ -265,10 +260,15 @@ impl Samples {
 
     fn question(&self, piece: &Piece) -> Result<Question, Fault> {
         let mut about = self.tokens.about(&self.paths, piece.sample)?;
-        let Some(EncodedQuestion { prompt, answer, initial }) = self.encoded(piece)?.into_question() else {
+        let EncodedSample { ids: mut prompt, prompt: length, aim: Aim::Tokens(is_trained), initial, .. } = self.encoded(piece)?
+        else {
             let message = format!("{} has a class, and no answer in words", self.place(piece.sample)?);
             return Err(Fault::data(message, "answer in words with `head.kind = \"next_token\"`"));
         };
+        // What is answered are the targets that follow without a gap.
+        let mut answer = prompt.split_off(length);
+        answer.truncate(is_trained[length..].iter().take_while(|&&trained| trained).count());
+        let initial = initial.map(|range| (range.start.min(length), range.end.min(length)));
         if prompt.is_empty() {
             let message = format!("{} has no prompt: its first token is a target already", self.place(piece.sample)?);
             return Err(Fault::data(message, "label the tokens of the prompt with -100, or leave the sample out"));
@@ -291,19 +291,9 @@ impl Samples {
             }
             self.are_checked[piece.sample].store(true, Ordering::Relaxed);
         }
-        let encoded = match &piece.part {
-            Part::Whole => file.part(piece.sample, 0..ids.len()),
-            Part::Without(range) => {
-                let mut encoded = file.part(piece.sample, 0..ids.len());
-                encoded.cut(range.clone());
-                encoded
-            }
-            Part::Window(Window { tokens, context }) => {
-                let mut encoded = file.part(piece.sample, tokens.clone());
-                encoded.without_targets_before(*context);
-                encoded
-            }
-        };
+        let mut encoded = file.part(piece.sample, piece.window.tokens.clone());
+        encoded.cut(piece.without.clone());
+        encoded.without_targets_before(piece.window.context);
         if let Some(map) = map {
             // They are looked at once an epoch.
             map.release(ids);

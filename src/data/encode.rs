@@ -18,26 +18,6 @@ use crate::metrics::strip;
 use crate::recipe::{DataFormat, InitialPart};
 use crate::units::{Fault, counted};
 
-/// Where no token to predict was found, and what to do.
-struct NoTarget {
-    why: &'static str,
-    hint: &'static str,
-}
-
-const IN_LABELS: NoTarget = NoTarget {
-    why: "`labels` is -100 behind the first token",
-    hint: "remove the sample, or label the tokens to train with their own ids in `labels`, at least one behind the first",
-};
-const IN_MESSAGES: NoTarget = NoTarget {
-    why: "no message of the assistant is trained",
-    hint: "end the conversation with a message of the assistant, check `train` and `weight` of its messages, set `data.train_on`, or \
-           leave such rows out with `data.on_bad_row = \"drop\"`",
-};
-const IN_COMPLETION: NoTarget = NoTarget {
-    why: "nothing follows the prompt",
-    hint: "write what shall be learned as the completion, or leave such rows out with `data.on_bad_row = \"drop\"`",
-};
-
 #[derive(Clone, Debug)]
 pub(super) struct Encoder {
     pub(super) tokenizer: Option<Tokenizer>,
@@ -59,17 +39,6 @@ pub(super) struct EncodedSample {
     pub(super) border: Option<String>,
 }
 
-/// The tokens of a question, and where its initial part stands, where somebody asked.
-type AskedTokens = (Vec<u32>, Option<(usize, usize)>);
-
-pub(super) struct EncodedQuestion {
-    /// The tokens before the first target.
-    pub(super) prompt: Vec<u32>,
-    /// The targets that follow without a gap.
-    pub(super) answer: Vec<u32>,
-    pub(super) initial: Option<(usize, usize)>,
-}
-
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Aim {
     Tokens(Vec<bool>),
@@ -81,7 +50,7 @@ impl Encoder {
     pub(super) fn identity(&self, format: DataFormat) -> Value {
         let tokenizer = self.tokenizer.as_ref();
         let initial = self.initial.as_ref().map(|finder| {
-            let InitialPart { end_regex, include_end_string, pad_id, range_is_prefix } = finder.rule();
+            let InitialPart { end_regex, include_end_string, pad_id, range_is_prefix } = &finder.rule;
             json!({
                 "end_regex": end_regex.as_str(), "include_end_string": include_end_string, "pad_id": pad_id,
                 "range_is_prefix": range_is_prefix,
@@ -129,12 +98,7 @@ impl Encoder {
                 of_ids(ids, prompt, Aim::Class(*class))
             }
         };
-        let no_target = match content {
-            Content::Chat(_) => &IN_MESSAGES,
-            Content::Tokens { .. } | Content::TokensClass { .. } => &IN_LABELS,
-            Content::Text { .. } | Content::TextClass { .. } => &IN_COMPLETION,
-        };
-        sequence.check(self.vocab_size, no_target, place)?;
+        sequence.check(self.vocab_size, content, place)?;
         self.mark_initial(content, &mut sequence)?;
         Ok(sequence)
     }
@@ -162,20 +126,18 @@ impl Encoder {
         }
     }
 
-    /// The tokens of a question with thoughts in it, and where its initial part stands.
+    /// The tokens of a question with thoughts in it.
     pub(super) fn follow_up(
         &self,
         FollowUp { before, after, is_message, max_tokens }: &FollowUp,
         thoughts: &str,
-    ) -> Result<AskedTokens, Fault> {
+    ) -> Result<Vec<u32>, Fault> {
         let tokenizer = self.tokenizer()?;
         let mut text = [before, strip(thoughts), after].concat();
         if let Some(most) = max_tokens {
             text = tokenizer.cut_as_upstream(text, *most)?;
         }
-        let ids = if *is_message { self.chat.asked(&text, tokenizer)? } else { tokenizer.encode_prompt(&text)? };
-        let initial = self.initial.as_ref().map(|finder| finder.in_tokens(&ids)).transpose()?;
-        Ok((ids, initial.map(|range| (range.start, range.end))))
+        if *is_message { self.chat.asked(&text, tokenizer) } else { tokenizer.encode_prompt(&text) }
     }
 
     pub(super) fn text(&self, ids: &[u32]) -> Result<String, Fault> {
@@ -202,12 +164,9 @@ impl Encoder {
 
 impl EncodedSample {
     pub(super) fn length(&self) -> Length {
-        Length { total: self.ids.len(), prompt: self.prompt, is_plain_text: self.is_plain_text() }
-    }
-
-    /// Whether all of its tokens are targets, but perhaps the first, which nothing predicts.
-    fn is_plain_text(&self) -> bool {
-        matches!(&self.aim, Aim::Tokens(is_trained) if is_trained.iter().skip(1).all(|&trained| trained))
+        // The first may be none: nothing predicts it.
+        let is_plain_text = matches!(&self.aim, Aim::Tokens(is_trained) if is_trained.iter().skip(1).all(|&trained| trained));
+        Length { total: self.ids.len(), prompt: self.prompt, is_plain_text }
     }
 
     pub(super) fn cut(&mut self, range: Range<usize>) {
@@ -242,28 +201,7 @@ impl EncodedSample {
         Sequence { sample: sample as u64, inputs, targets, initial }
     }
 
-    /// The tokens, which of them are targets, and the class where that is the target.
-    pub(super) fn into_parts(self) -> (Vec<u32>, Vec<bool>, Option<usize>) {
-        let Self { ids, aim, .. } = self;
-        match aim {
-            Aim::Tokens(is_trained) => (ids, is_trained, None),
-            Aim::Class(class) => {
-                let is_trained = vec![false; ids.len()];
-                (ids, is_trained, Some(class))
-            }
-        }
-    }
-
-    /// The question that it asks; `None` of a sample with a class.
-    pub(super) fn into_question(self) -> Option<EncodedQuestion> {
-        let Self { ids: mut prompt, prompt: len, aim: Aim::Tokens(is_trained), initial, .. } = self else { return None };
-        let answer = prompt.split_off(len);
-        let wanted = is_trained[len..].iter().take_while(|&&trained| trained).count();
-        let initial = initial.map(|range| (range.start.min(len), range.end.min(len)));
-        Some(EncodedQuestion { prompt, answer: answer[..wanted].to_vec(), initial })
-    }
-
-    fn check(&self, vocab_size: usize, no_target: &NoTarget, place: &dyn Fn() -> SamplePlace) -> Result<(), Fault> {
+    fn check(&self, vocab_size: usize, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<(), Fault> {
         if let Some(&id) = self.ids.iter().find(|&&id| id as usize >= vocab_size) {
             let place = place();
             let message = faults::out_of_vocabulary(&place.to_string(), u64::from(id), vocab_size);
@@ -277,8 +215,23 @@ impl EncodedSample {
         if has_target {
             return Ok(());
         }
-        let (place, NoTarget { why, hint }) = (place(), no_target);
+        let (why, hint) = match content {
+            Content::Chat(_) => (
+                "no message of the assistant is trained",
+                "end the conversation with a message of the assistant, check `train` and `weight` of its messages, set `data.train_on`, \
+                 or leave such rows out with `data.on_bad_row = \"drop\"`",
+            ),
+            Content::Tokens { .. } | Content::TokensClass { .. } => (
+                "`labels` is -100 behind the first token",
+                "remove the sample, or label the tokens to train with their own ids in `labels`, at least one behind the first",
+            ),
+            Content::Text { .. } | Content::TextClass { .. } => (
+                "nothing follows the prompt",
+                "write what shall be learned as the completion, or leave such rows out with `data.on_bad_row = \"drop\"`",
+            ),
+        };
+        let place = place();
         let message = format!("{place}: {} and none to predict: {why}", counted(self.ids.len(), "token"));
-        Err(RowFault::bad(place, message, *hint))
+        Err(RowFault::bad(place, message, hint))
     }
 }

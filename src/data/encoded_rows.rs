@@ -59,7 +59,7 @@ fn read(
     reader: &ExampleReader<'_>,
     hand_on: &mut dyn FnMut(Result<Vec<SampleRow<Example>>, Fault>) -> bool,
 ) {
-    let mut batch = RowBatch::default();
+    let (mut batch, mut bytes) = (Vec::new(), 0);
     let walked = source.files.iter().try_for_each(|file| {
         rows::each(file, &source.rows, &mut |row| {
             let place = match &row {
@@ -70,30 +70,19 @@ fn read(
                 ),
             };
             let sample = row.and_then(|row| reader.example(row));
-            let full = batch.push(SampleRow { place, sample });
-            let is_heard = full.is_none_or(|rows| hand_on(Ok(rows)));
-            if is_heard { Ok(()) } else { Err(WalkEnd::Enough) }
+            // Handing over has its price, which short ones share.
+            bytes += BATCH_BYTES / BATCH_EXAMPLES + sample.as_ref().map_or(0, |example| example.content.size());
+            batch.push(SampleRow { place, sample });
+            if bytes < BATCH_BYTES {
+                return Ok(());
+            }
+            bytes = 0;
+            if hand_on(Ok(std::mem::take(&mut batch))) { Ok(()) } else { Err(WalkEnd::Enough) }
         })
     });
     match walked {
         Err(WalkEnd::Enough) => {}
-        Ok(()) => _ = hand_on(Ok(batch.rows)),
-        Err(WalkEnd::Failed(error)) => _ = hand_on(Ok(batch.rows)) && hand_on(Err(error)),
-    }
-}
-
-/// Rows that are encoded together: handing over has its price, which short ones share.
-#[derive(Default)]
-struct RowBatch {
-    rows: Vec<SampleRow<Example>>,
-    bytes: usize,
-}
-
-impl RowBatch {
-    /// Adds one; what there is then, if it is enough.
-    fn push(&mut self, row: SampleRow<Example>) -> Option<Vec<SampleRow<Example>>> {
-        self.bytes += BATCH_BYTES / BATCH_EXAMPLES + row.sample.as_ref().map_or(0, |example| example.content.size());
-        self.rows.push(row);
-        (self.bytes >= BATCH_BYTES).then(|| std::mem::take(self).rows)
+        Ok(()) => _ = hand_on(Ok(batch)),
+        Err(WalkEnd::Failed(error)) => _ = hand_on(Ok(batch)) && hand_on(Err(error)),
     }
 }

@@ -9,7 +9,7 @@ use crate::units::Fault;
 
 #[derive(Clone, Debug)]
 pub struct InitialPartFinder {
-    rule: InitialPart,
+    pub(super) rule: InitialPart,
     tokenizer: Tokenizer,
 }
 
@@ -20,10 +20,6 @@ impl InitialPartFinder {
             faults::no_tokenizer("the initial part of a prompt").with_hint(hint)
         };
         Ok(Self { rule: rule.clone(), tokenizer: tokenizer.ok_or_else(missing)?.clone() })
-    }
-
-    pub(super) fn rule(&self) -> &InitialPart {
-        &self.rule
     }
 
     /// The initial part of a prompt given as text, as a range of `ids`, its tokens.

@@ -5,18 +5,9 @@ use std::path::PathBuf;
 
 use super::on_too_long::LengthCounts;
 use super::source::DataSource;
-use super::token_cache::Tokens;
+use super::token_cache::{TokenRecord, Tokens};
 use crate::recipe::DataFormat;
 use crate::units::counted;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokenOrigin {
-    /// The samples are token ids already.
-    Given,
-    Tokenised,
-    /// An earlier start has left them.
-    Cached,
-}
 
 /// What the data files of a split held, and what became of it: their rows are the samples that are kept, dropped and bad.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +24,8 @@ pub struct FileReport {
     pub limit: usize,
     /// Samples with the same tokens as an earlier one. They are not left out.
     pub duplicates: usize,
-    pub origin: TokenOrigin,
+    /// Where the tokens come from, in words.
+    pub origin: &'static str,
     /// Why they could not be kept for the next start.
     pub cache_problem: Option<String>,
     /// The format, and what it was told from, where the recipe does not say.
@@ -44,11 +36,11 @@ pub struct FileReport {
 
 impl FileReport {
     pub(super) fn new(source: &DataSource, limit: usize, tokens: &Tokens) -> Self {
-        let Tokens { file, counts, is_cached, problem, .. } = tokens;
-        let origin = match (source.format == DataFormat::Tokens, is_cached) {
-            (_, true) => TokenOrigin::Cached,
-            (true, _) => TokenOrigin::Given,
-            (false, _) => TokenOrigin::Tokenised,
+        let Tokens { file, record: TokenRecord { counts, .. }, is_cached, problem, .. } = tokens;
+        let origin = match source.format {
+            _ if *is_cached => "tokens from the cache",
+            DataFormat::Tokens => "pre-tokenised",
+            _ => "tokenised now",
         };
         let mut fingerprints: Vec<u64> = (0..file.len()).map(|sample| file.fingerprint(sample)).collect();
         fingerprints.sort_unstable();
@@ -82,12 +74,7 @@ pub struct LoadReport {
 
 impl fmt::Display for FileReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let origin = match self.origin {
-            TokenOrigin::Given => "pre-tokenised",
-            TokenOrigin::Tokenised => "tokenised now",
-            TokenOrigin::Cached => "tokens from the cache",
-        };
-        let Self { rows, samples, bad, limit, .. } = self;
+        let Self { rows, samples, bad, limit, origin, .. } = self;
         let LengthCounts { cut, cut_tokens, split, windows, uncuttable, longest, .. } = samples;
         for note in &self.notes {
             writeln!(f, "{note}")?;
@@ -165,7 +152,7 @@ mod tests {
             },
             limit: 4096,
             duplicates: 2,
-            origin: TokenOrigin::Cached,
+            origin: "tokens from the cache",
             cache_problem: None,
             format: None,
             notes: Vec::new(),

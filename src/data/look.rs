@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::bad_rows::BadRows;
 use super::formats::detect;
-use super::row_counts::count_length;
 use super::rows::{self, DataRow, RowSettings, SplitName, kind};
+use super::survey::count_length;
 use crate::recipe::{DataPaths, OnBadRow};
 use crate::units::Fault;
 
@@ -43,10 +43,10 @@ pub struct FileLook {
 ///
 /// # Errors
 /// Files are missing, empty or damaged, or `sink` refuses.
-pub fn look<E: From<Fault>>(
+pub fn look(
     data: &DataPaths,
-    sink: &mut dyn FnMut(&dyn std::fmt::Display, Value) -> Result<(), E>,
-) -> Result<FileLook, E> {
+    sink: &mut dyn FnMut(&dyn std::fmt::Display, Value) -> Result<(), Fault>,
+) -> Result<FileLook, Fault> {
     let rows::SourceFiles { files, notes } = rows::find(data.paths(), SplitName::Train)?;
     let settings = RowSettings::default();
     let (mut bad, mut columns, mut lengths) = (BadRows::new(OnBadRow::Drop), Vec::new(), Vec::new());
@@ -60,10 +60,10 @@ pub fn look<E: From<Fault>>(
                     sink(&row.place(), row.fields().clone().into())?;
                 }
             }
-            Ok::<(), E>(())
+            Ok::<(), Fault>(())
         })?;
     }
-    let (rows, count) = bad.counts();
+    let (rows, count) = (bad.read, bad.count);
     let first_bad = bad.finish(&files.first().cloned().unwrap_or_default())?;
     let format = detect(&files, &settings).map(|detected| detected.words());
     Ok(FileLook { notes, format, rows, bad: count, first_bad, columns, lengths })

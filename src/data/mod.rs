@@ -5,6 +5,7 @@
 //! beforehand, so that [`epoch_batches`] can group samples of similar length.
 
 mod answers;
+mod arrow_file;
 mod auto_tokenizer;
 mod bad_rows;
 mod batch;
@@ -28,7 +29,6 @@ mod media;
 mod on_too_long;
 mod open;
 mod question;
-mod row_counts;
 mod rows;
 mod sample_place;
 mod sets;
@@ -40,7 +40,6 @@ mod token_file;
 mod tokenizer;
 mod tokenizer_size;
 mod train_bpe;
-mod windows;
 
 pub use answers::{Answer, each_answer};
 pub use auto_tokenizer::auto_tokenizer_differs;
@@ -53,15 +52,14 @@ pub use dataset::Dataset;
 pub use encoded_rows::SampleRow;
 pub use initial_part::InitialPartFinder;
 pub use label_tokens::label_tokens;
-pub use load_report::{FileReport, LoadReport, TokenOrigin};
+pub use load_report::{FileReport, LoadReport};
 pub use look::{ColumnLook, FileLook, look};
 pub use on_too_long::{LengthCounts, LengthOutcome};
 pub use open::{DataRequest, ModelLimits, TokenisingProgress, Watch, open};
 pub use question::{FollowUp, Question, SampleGroups};
-pub use row_counts::{RowCounts, SurveyedRow, SurveyedSample};
 pub use sample_place::{LineOrRecord, SamplePlace};
 pub use sets::Splits;
 pub use source::DataSource;
-pub use survey::{Survey, SurveyedPart, survey};
+pub use survey::{RowCounts, Survey, SurveyedPart, SurveyedRow, SurveyedSample, survey};
 pub use tokenizer::Tokenizer;
 pub use train_bpe::{SPECIAL_TOKENS, train_bpe};

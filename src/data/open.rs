@@ -1,6 +1,7 @@
 //! The door of the room: from the recipe's `data` table to data sets ready to be batched.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -23,7 +24,7 @@ use super::rows::SplitName;
 use super::sets::{Splits, joined};
 use super::source::DataSource;
 use super::split::split;
-use super::token_cache::{self, NotWritten, Out, RowsRead, TokenRecord, TokenSource, Tokens};
+use super::token_cache::{self, NotWritten, RowsRead, TokenRecord, Tokens, hashes_of};
 use super::token_file::{About, TokenWriter};
 use super::tokenizer::Tokenizer;
 use crate::recipe::{DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
@@ -106,12 +107,13 @@ fn open_set(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault
     if matches!(recipe.validation, ValidationSource::File(_)) {
         notes.add(validation.as_ref().map(Dataset::notes).unwrap_or_default());
     }
-    let (held_out, warnings) = (validation.as_ref().map_or(0, Dataset::len), opener.encoder.chat.warnings(&notes));
+    let (held_out, warnings) =
+        (validation.as_ref().map_or(0, Dataset::len), notes.warnings(opener.encoder.chat.recipe.train_on_end_of_turn));
     let report = LoadReport { files, train: train.len(), validation: held_out, shared: 0, warnings };
     let has_texts = train.format() != Some(DataFormat::Tokens) || initial.is_some();
     let origins = if has_texts { opener.encoder.origins(notes.has_conversations) } else { BTreeMap::new() };
     let encoder = &opener.encoder.chat;
-    let chat_template_date = if notes.has_conversations { encoder.recipe() } else { &recipe.chat }.chat_template_date;
+    let chat_template_date = if notes.has_conversations { &encoder.recipe } else { &recipe.chat }.chat_template_date;
     Ok(Splits { train, validation, rest, report, origins, chat_template_date })
 }
 
@@ -156,15 +158,14 @@ impl<'a> Opener<'a> {
     ) -> Result<(Arc<Samples>, Vec<Piece>, FileReport), Fault> {
         let source = DataSource::find(self.recipe, paths, split)?;
         let reader = self.reader(&source)?;
-        let tokens = token_cache::open(
-            &TokenSource { settings: self.token_key(&source, &reader), paths: &source.files },
-            |out, record| self.tokenise(&source, &reader, out, record, &mut *watch),
-        )?;
+        let tokens = token_cache::open(&source.files, self.token_key(&source, &reader), |out, record| {
+            self.tokenise(&source, &reader, out, record, &mut *watch)
+        })?;
         let mut report = FileReport::new(&source, self.lengths.tokens, &tokens);
         let reply_prefix = reader.reply_prefix();
         let pieces = self.pieces(&source.files, &tokens, &mut report)?;
         let are_checked = (0..tokens.file.len()).map(|_| AtomicBool::new(false)).collect();
-        let (hash, encoder) = (hash_of(&tokens.hashes), self.encoder.clone());
+        let (hash, encoder) = (hash_of(&tokens.record.hashes), self.encoder.clone());
         let (paths, format) = (source.files, source.format);
         Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, reply_prefix, are_checked }), pieces, report))
     }
@@ -205,7 +206,7 @@ impl<'a> Opener<'a> {
         &self,
         source: &DataSource,
         reader: &ExampleReader<'_>,
-        out: Out<'_>,
+        out: &mut dyn Write,
         mut record: TokenRecord,
         watch: Watch<'_>,
     ) -> Result<(), NotWritten> {
@@ -233,11 +234,11 @@ impl<'a> Opener<'a> {
             watch(&progress);
             Ok::<_, NotWritten>(())
         })?;
-        let (_, count) = bad.counts();
+        let count = bad.count;
         bad.finish(&path)?;
         record.counts = RowsRead { read: progress.samples, bad: count };
         record.notes = self.encoder.chat.take_notes();
-        record.hash(&source.files)?;
+        record.hashes = hashes_of(&source.files)?;
         Ok(writer.finish(&record)?)
     }
 }
@@ -249,7 +250,7 @@ mod tests {
     use super::*;
     use crate::data::faults::RowFault;
     use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
-    use crate::data::{IGNORE, Targets, TokenOrigin};
+    use crate::data::{IGNORE, Targets};
     use crate::recipe::{Labels, OnTooLong};
 
     fn texts(number: usize) -> String {
@@ -261,16 +262,16 @@ mod tests {
     fn the_second_start_does_not_tokenise() {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(9));
         let first = fixture.open().unwrap();
-        assert_eq!(first.report.files[0].origin, TokenOrigin::Tokenised);
+        assert_eq!(first.report.files[0].origin, "tokenised now");
         let second = fixture.open().unwrap();
-        assert_eq!(second.report.files[0].origin, TokenOrigin::Cached);
+        assert_eq!(second.report.files[0].origin, "tokens from the cache");
         assert_eq!(second.train.lengths(), first.train.lengths());
         // Another head has other prompts, another content another hash.
         let third = Fixture { head: crate::data::fixtures::letters(), ..fixture };
         assert!(third.error().contains("expected one of the labels"));
         third.write("train.jsonl", texts(8).replace("yes", "A"));
-        assert_eq!(third.open().unwrap().report.files[0].origin, TokenOrigin::Tokenised);
-        assert_eq!(third.open().unwrap().report.files[0].origin, TokenOrigin::Cached);
+        assert_eq!(third.open().unwrap().report.files[0].origin, "tokenised now");
+        assert_eq!(third.open().unwrap().report.files[0].origin, "tokens from the cache");
     }
 
     #[test]
@@ -302,7 +303,7 @@ mod tests {
         assert_eq!(trained(&fixture), completion);
         // What decides what becomes of the tokens makes none.
         let other = fixture.limit(40, OnTooLong::Drop);
-        assert_eq!(other.open().unwrap().report.files[0].origin, TokenOrigin::Cached);
+        assert_eq!(other.open().unwrap().report.files[0].origin, "tokens from the cache");
     }
 
     /// Sequences of plain text of these lengths; the tokens tell the samples apart, where `kinds` says so.

@@ -8,34 +8,32 @@ use super::dataset::Piece;
 
 /// Divides pieces into training and validation, each in its old order; all windows of a sample go the same way.
 pub(super) fn split(pieces: Vec<Piece>, fraction: f64, seed: u64) -> (Vec<Piece>, Vec<Piece>) {
-    let samples: Vec<usize> = pieces.chunk_by(|a, b| a.sample() == b.sample()).map(|windows| windows[0].sample()).collect();
+    let samples: Vec<usize> = pieces.chunk_by(|a, b| a.sample == b.sample).map(|windows| windows[0].sample).collect();
     let held_out = held_out(&samples, fraction, seed);
-    pieces.into_iter().partition(|piece| held_out.binary_search(&piece.sample()).is_err())
+    pieces.into_iter().partition(|piece| held_out.binary_search(&piece.sample).is_err())
 }
 
-/// The samples that are held out, of those that are run, in order.
+/// The samples that are held out, of those that are run, in order. A positive fraction of two or more samples holds out at least one; at least
+/// one stays for training.
 pub(super) fn held_out(samples: &[usize], fraction: f64, seed: u64) -> Vec<usize> {
-    split_samples(samples, fraction, seed).1
-}
-
-/// A positive fraction of two or more samples holds out at least one; at least one stays for training.
-fn split_samples(samples: &[usize], fraction: f64, seed: u64) -> (Vec<usize>, Vec<usize>) {
     let most = samples.len().saturating_sub(1);
-    let held_out = if fraction > 0.0 { ((samples.len() as f64 * fraction).round() as usize).clamp(most.min(1), most) } else { 0 };
-    let mut drawn: Vec<usize> = (0..samples.len()).collect();
+    let count = if fraction > 0.0 { ((samples.len() as f64 * fraction).round() as usize).clamp(most.min(1), most) } else { 0 };
+    let mut drawn = samples.to_vec();
     drawn.shuffle(&mut ChaCha12Rng::seed_from_u64(seed));
-    let mut is_held_out = vec![false; samples.len()];
-    for &index in &drawn[..held_out] {
-        is_held_out[index] = true;
-    }
-    let pick = |wanted| samples.iter().zip(&is_held_out).filter(|&(_, &out)| out == wanted).map(|(&sample, _)| sample).collect();
-    (pick(false), pick(true))
+    drawn.truncate(count);
+    drawn.sort_unstable();
+    drawn
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn split_samples(samples: &[usize], fraction: f64, seed: u64) -> (Vec<usize>, Vec<usize>) {
+        let held_out = held_out(samples, fraction, seed);
+        (samples.iter().copied().filter(|sample| !held_out.contains(sample)).collect(), held_out)
+    }
 
     proptest! {
         #[test]

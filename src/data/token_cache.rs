@@ -28,8 +28,8 @@ const MAX_FILES: usize = 4;
 pub(super) struct TokenRecord {
     version: u32,
     sizes: Vec<u64>,
-    /// A hash of the content of each data file.
-    hashes: Vec<String>,
+    /// A hash of the content of each data file, which whoever makes tokens sets at the end.
+    pub(super) hashes: Vec<String>,
     /// Everything else that decides ids and targets: tokenizer, format, head.
     settings: String,
     pub(super) counts: RowsRead,
@@ -37,17 +37,10 @@ pub(super) struct TokenRecord {
     pub(super) notes: ChatNotes,
 }
 
-impl TokenRecord {
-    /// Hashes the data files. Whoever makes tokens does so at the end: a file that is none of data is refused at its first row, whatever its
-    /// size, and the system still has at hand what was just read.
-    pub(super) fn hash(&mut self, paths: &[PathBuf]) -> Result<(), Fault> {
-        self.hashes = hashes_of(paths)?;
-        Ok(())
-    }
-}
-
-fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, Fault> {
-    paths.iter().map(|path| files::hash_large_file(path)).collect::<Result<_, _>>()
+/// Hashes data files. Whoever makes tokens does so at the end: a file that is none of data is refused at its first row, whatever its size, and
+/// the system still has at hand what was just read.
+pub(super) fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, Fault> {
+    paths.iter().map(|path| files::hash_large_file(path)).collect()
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,18 +50,9 @@ pub(super) struct RowsRead {
     pub(super) bad: usize,
 }
 
-/// Data files and what decides their tokens.
-pub(super) struct TokenSource<'a> {
-    pub(super) paths: &'a [PathBuf],
-    pub(super) settings: String,
-}
-
 pub(super) struct Tokens {
     pub(super) file: TokenFile,
-    pub(super) counts: RowsRead,
-    pub(super) notes: ChatNotes,
-    /// A hash of each data file's content.
-    pub(super) hashes: Vec<String>,
+    pub(super) record: TokenRecord,
     /// What the file is mapped by; `None` where it is in memory.
     pub(super) map: Option<MappedFile>,
     pub(super) is_cached: bool,
@@ -91,8 +75,6 @@ impl Tokens {
     }
 }
 
-pub(super) type Out<'a> = &'a mut dyn Write;
-
 pub(super) enum NotWritten {
     Data(Fault),
     Place(io::Error),
@@ -110,46 +92,48 @@ impl From<io::Error> for NotWritten {
     }
 }
 
-/// The tokens that an earlier start has left, or those that `write` makes. `write` is given the record to finish the file with, which it
-/// completes, and is called again where a place turns out to be full.
+/// The tokens of data files that an earlier start has left, or those that `write` makes; `settings` is what decides them beside the files. `write`
+/// is given the record to finish the file with, which it completes, and is called again where a place turns out to be full.
 pub(super) fn open(
-    source: &TokenSource<'_>,
-    write: impl FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
+    paths: &[PathBuf],
+    settings: String,
+    write: impl FnMut(&mut dyn Write, TokenRecord) -> Result<(), NotWritten>,
 ) -> Result<Tokens, Fault> {
-    open_in(&places(source), source, write)
+    open_in(&places(paths, &settings), paths, settings, write)
 }
 
 fn open_in(
     places: &[PathBuf],
-    source: &TokenSource<'_>,
-    mut write: impl FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
+    paths: &[PathBuf],
+    settings: String,
+    mut write: impl FnMut(&mut dyn Write, TokenRecord) -> Result<(), NotWritten>,
 ) -> Result<Tokens, Fault> {
-    let before: Vec<_> = source.paths.iter().map(|path| Stamp::of(path)).collect();
-    let sizes: Vec<u64> = before.iter().map(|stamp| stamp.as_ref().map_or(0, |stamp| stamp.size)).collect();
-    let found: Vec<Tokens> = places.iter().filter_map(|place| stored(place, source, &sizes).ok()).collect();
+    let before: Vec<_> = paths.iter().map(|path| Stamp::of(path)).collect();
+    let sizes = before.iter().map(|stamp| stamp.as_ref().map_or(0, |stamp| stamp.size)).collect();
+    let (counts, notes) = (RowsRead::default(), ChatNotes::default());
+    let record = TokenRecord { version: VERSION, sizes, hashes: Vec::new(), settings, counts, notes };
+    let found: Vec<Tokens> = places.iter().filter_map(|place| stored(place, &record).ok()).collect();
     if !found.is_empty() {
         // Only what there are tokens of is hashed before it is read.
-        let hashes = hashes_of(source.paths)?;
-        if let Some(found) = found.into_iter().find(|found| found.hashes == hashes) {
+        let hashes = hashes_of(paths)?;
+        if let Some(found) = found.into_iter().find(|found| found.record.hashes == hashes) {
             return Ok(found);
         }
     }
-    let mut write = |out: Out<'_>, record| {
-        write(out, record)?;
-        let changed = source.paths.iter().zip(&before).find(|(path, before)| Stamp::of(path) != **before);
+    let mut write = |out: &mut dyn Write| {
+        write(out, record.clone())?;
+        let changed = paths.iter().zip(&before).find(|(path, before)| Stamp::of(path) != **before);
         changed.map_or(Ok(()), |(path, _)| {
             let message = format!("`{}` has changed while it was read", abridged(path.display()));
             Err(Fault::data(message, "start again when nobody writes to it").into())
         })
     };
-    let (settings, counts, notes) = (source.settings.clone(), RowsRead::default(), ChatNotes::default());
-    let record = TokenRecord { version: VERSION, sizes: sizes.clone(), hashes: Vec::new(), settings, counts, notes };
     let mut problem = None;
     for place in places {
-        match make(place, &mut |out| write(out, record.clone())) {
+        match make(place, &mut write) {
             Ok(()) => {
                 forget_old(place);
-                match stored(place, source, &sizes) {
+                match stored(place, &record) {
                     Ok(tokens) => return Ok(Tokens { is_cached: false, ..tokens }),
                     Err(message) => problem = Some(message),
                 }
@@ -158,46 +142,43 @@ fn open_in(
             Err(NotWritten::Place(error)) => problem = Some(error.to_string()),
         }
     }
-    let tokens = in_temporary_file(&record, &mut write)?;
-    Ok(Tokens { problem, ..tokens.map_or_else(|| in_memory(&record, &mut write), Ok)? })
+    let tokens = in_temporary_file(&mut write)?;
+    Ok(Tokens { problem, ..tokens.map_or_else(|| in_memory(&mut write), Ok)? })
 }
 
 /// The places that tokens may lie in, the best first: beside the first data file, then in the user's cache folder.
-fn places(source: &TokenSource<'_>) -> Vec<PathBuf> {
-    let Some(first) = source.paths.first() else { return Vec::new() };
-    let name = format!("{}.arrow", &files::hash_bytes(source.settings.as_bytes())[..16]);
+fn places(paths: &[PathBuf], settings: &str) -> Vec<PathBuf> {
+    let Some(first) = paths.first() else { return Vec::new() };
+    let name = format!("{}.arrow", &files::hash_bytes(settings.as_bytes())[..16]);
     let mut beside = first.as_os_str().to_owned();
     beside.push(".tokens");
     // Of files of the same name in other folders.
-    let paths = source.paths.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    let paths = paths.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let own = files::hash_parts(paths.map(|path| path.into_os_string().into_encoded_bytes()));
     let cache = files::cache_folder().map(|cache| cache.join("tokens").join(&own[..16]));
     std::iter::once(PathBuf::from(beside)).chain(cache).map(|folder| folder.join(&name)).collect()
 }
 
-fn make(place: &Path, write: &mut dyn FnMut(Out<'_>) -> Result<(), NotWritten>) -> Result<(), NotWritten> {
+fn make(place: &Path, write: &mut dyn FnMut(&mut dyn Write) -> Result<(), NotWritten>) -> Result<(), NotWritten> {
     let folder = place.parent().unwrap_or(place);
     // A folder beside the data is made if its own parent is there and can be written to; one in the user's cache with all above it.
     let is_new = !folder.exists();
     fs::create_dir_all(folder)?;
-    let mut data_error = None;
-    let written = files::write_atomic_with(place, |out| match write(out) {
-        Ok(()) => Ok(()),
-        Err(NotWritten::Place(error)) => Err(error),
-        Err(NotWritten::Data(error)) => {
-            data_error = Some(error);
-            Err(io::Error::other("the data cannot be used"))
-        }
+    let mut is_of_data = false;
+    let written = files::write_atomic_with(place, |out| {
+        write(out).map_err(|error| match error {
+            NotWritten::Place(error) => error,
+            NotWritten::Data(error) => {
+                is_of_data = true;
+                io::Error::other(error)
+            }
+        })
     });
     if written.is_err() && is_new {
         // An empty folder would only be in the way.
         let _ = fs::remove_dir(folder);
     }
-    match (data_error, written) {
-        (Some(error), _) => Err(NotWritten::Data(error)),
-        (None, Err(error)) => Err(NotWritten::Place(io::Error::other(in_full(&error)))),
-        (None, Ok(())) => Ok(()),
-    }
+    written.map_err(|error| if is_of_data { error.into() } else { io::Error::other(in_full(&error)).into() })
 }
 
 fn in_full(error: &Fault) -> String {
@@ -205,19 +186,19 @@ fn in_full(error: &Fault) -> String {
     format!("{error}{}", cause.unwrap_or_default())
 }
 
-/// What lies in a place, if it was made of these data files with these settings as far as names, sizes and settings go. What is missing,
-/// damaged or of another version is as good as none.
-fn stored(place: &Path, source: &TokenSource<'_>, sizes: &[u64]) -> Result<Tokens, String> {
+/// What lies in a place, if it was made of what a record says as far as sizes and settings go. What is missing, damaged or of another version is as
+/// good as none.
+fn stored(place: &Path, expected: &TokenRecord) -> Result<Tokens, String> {
     let map = MappedFile::open(place).map_err(|error| in_full(&error))?;
-    let (file, record) = TokenFile::read::<TokenRecord>(&map.arrow_buffer())?;
-    if record.version != VERSION || record.settings != source.settings || record.sizes != sizes {
+    let tokens = read(&map.arrow_buffer(), Some(map))?;
+    let TokenRecord { version, sizes, settings, counts, .. } = &tokens.record;
+    if (*version, settings, sizes) != (VERSION, &expected.settings, &expected.sizes) {
         return Err(format!("`{}` was made of something else", place.display()));
     }
-    let TokenRecord { hashes, counts, notes, .. } = record;
-    if counts.read != file.len() {
+    if counts.read != tokens.file.len() {
         return Err(format!("`{}` lacks samples", place.display()));
     }
-    Ok(Tokens { file, counts, notes, hashes, map: Some(map), is_cached: true, problem: None })
+    Ok(Tokens { is_cached: true, ..tokens })
 }
 
 /// Removes the oldest files of tokens in the folder of `place`, and what writes have left there that did not end.
@@ -239,44 +220,37 @@ fn forget_old(place: &Path) {
 }
 
 /// Tokens that nobody finds again; `None` where there is no room for them either.
-fn in_temporary_file(
-    record: &TokenRecord,
-    write: &mut dyn FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
-) -> Result<Option<Tokens>, Fault> {
+fn in_temporary_file(write: &mut dyn FnMut(&mut dyn Write) -> Result<(), NotWritten>) -> Result<Option<Tokens>, Fault> {
     let Ok(scratch) = Scratch::create(&Scratch::temporary_dir(), "tokens") else { return Ok(None) };
     let written = File::options().write(true).open(scratch.path()).map_err(NotWritten::Place).and_then(|file| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        write(&mut out, record.clone())?;
+        write(&mut out)?;
         Ok(out.flush()?)
     });
     match written {
         Err(NotWritten::Data(error)) => Err(error),
         Err(NotWritten::Place(_)) => Ok(None),
         // Its name goes here; the file stays as long as it is mapped.
-        Ok(()) => Ok(MappedFile::open(scratch.path()).ok().and_then(|map| made(&map.arrow_buffer(), Some(map)))),
+        Ok(()) => Ok(MappedFile::open(scratch.path()).ok().and_then(|map| read(&map.arrow_buffer(), Some(map)).ok())),
     }
 }
 
-fn in_memory(
-    record: &TokenRecord,
-    write: &mut dyn FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
-) -> Result<Tokens, Fault> {
+fn in_memory(write: &mut dyn FnMut(&mut dyn Write) -> Result<(), NotWritten>) -> Result<Tokens, Fault> {
     let mut bytes = Vec::new();
     let failed = |message: String| {
         let hint = "free some disk space beside the data file or for temporary files, or use a machine with more memory";
         Fault::data(format!("the tokens of the data cannot be kept: {}", abridged(message)), hint)
     };
-    match write(&mut bytes, record.clone()) {
-        Ok(()) => made(&Buffer::from(bytes), None).ok_or_else(|| failed("what was written is not what is read".into())),
+    match write(&mut bytes) {
+        Ok(()) => read(&Buffer::from(bytes), None).map_err(|_| failed("what was written is not what is read".into())),
         Err(NotWritten::Data(error)) => Err(error),
         Err(NotWritten::Place(error)) => Err(failed(error.to_string())),
     }
 }
 
-fn made(bytes: &Buffer, map: Option<MappedFile>) -> Option<Tokens> {
-    let (file, read) = TokenFile::read::<TokenRecord>(bytes).ok()?;
-    let TokenRecord { counts, notes, hashes, .. } = read;
-    Some(Tokens { file, counts, notes, hashes, map, is_cached: false, problem: None })
+fn read(bytes: &Buffer, map: Option<MappedFile>) -> Result<Tokens, String> {
+    let (file, record) = TokenFile::read(bytes)?;
+    Ok(Tokens { file, record, map, is_cached: false, problem: None })
 }
 
 #[cfg(test)]
@@ -289,8 +263,7 @@ mod tests {
 
     /// Tokens of files whose bytes are the tokens; counts how often they are made.
     fn open_counted(places: &[PathBuf], paths: &[PathBuf], settings: &str, made: &mut usize) -> Result<Tokens, Fault> {
-        let source = TokenSource { paths, settings: settings.to_owned() };
-        open_in(places, &source, |out, mut record| {
+        open_in(places, paths, settings.to_owned(), |out, mut record| {
             *made += 1;
             let mut writer = TokenWriter::new(out)?;
             for (file, path) in paths.iter().enumerate() {
@@ -301,7 +274,7 @@ mod tests {
                 writer.push(&EncodedSample { ids, prompt: 0, aim, initial: None, border: None }, &about)?;
                 record.counts.read += 1;
             }
-            record.hash(paths)?;
+            record.hashes = hashes_of(paths)?;
             Ok(writer.finish(&record)?)
         })
     }
@@ -311,8 +284,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let data = vec![dir.path().join("a.txt")];
         fs::write(&data[0], "some").unwrap();
-        let source = |settings: &str| TokenSource { paths: &data, settings: settings.to_owned() };
-        let beside = |settings: &str| places(&source(settings)).remove(0);
+        let beside = |settings: &str| places(&data, settings).remove(0);
         assert_eq!(beside("s").parent().unwrap(), dir.path().join("a.txt.tokens"));
         let open = |settings: &str| {
             let mut made = 0;
@@ -369,8 +341,7 @@ mod tests {
         open_counted(&place, &data, "s", &mut 0).unwrap();
         // A terabyte of nothing would take minutes.
         File::options().write(true).open(&data[0]).unwrap().set_len(1 << 40).unwrap();
-        let source = TokenSource { paths: &data, settings: "s".into() };
-        let refused = open_in(&place, &source, |_, _| Err(NotWritten::Data(faults::empty(Path::new("x")))));
+        let refused = open_in(&place, &data, "s".into(), |_, _| Err(NotWritten::Data(faults::empty(Path::new("x")))));
         assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
     }
 
@@ -386,10 +357,9 @@ mod tests {
         assert!(places[1].exists() && found.map.is_some());
         let found = open_counted(&places[..1], &data, "s", &mut made).unwrap();
         assert!(found.problem.is_some_and(|problem| !problem.is_empty()) && found.file.len() == 1);
-        let source = TokenSource { paths: &data, settings: "s".into() };
-        let refused = open_in(&[], &source, |_, _| Err(NotWritten::Data(faults::empty(Path::new("x")))));
+        let refused = open_in(&[], &data, "s".into(), |_, _| Err(NotWritten::Data(faults::empty(Path::new("x")))));
         assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
-        let changing = open_in(&[], &source, |out, record| {
+        let changing = open_in(&[], &data, "s".into(), |out, record| {
             fs::write(&data[0], "longer").unwrap();
             Ok(TokenWriter::new(out)?.finish(&record)?)
         });

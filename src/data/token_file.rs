@@ -4,15 +4,17 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, LargeBinaryArray, LargeListArray, RecordBatch, UInt32Array, UInt64Array};
-use arrow::buffer::{Buffer, OffsetBuffer};
+use arrow::array::{
+    Array, ArrayBuilder, ArrayRef, AsArray, LargeBinaryBuilder, LargeListBuilder, RecordBatch, UInt32Builder, UInt64Builder,
+};
+use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type, UInt64Type};
 use arrow::error::ArrowError;
-use arrow::ipc::reader::{FileDecoder, read_footer_length};
+use arrow::ipc::reader::FileDecoder;
 use arrow::ipc::writer::FileWriter;
-use arrow::ipc::{convert::try_fb_to_schema, root_as_footer};
 use serde::{Deserialize, Serialize};
 
+use super::arrow_file::{footer, part};
 use super::encode::{Aim, EncodedSample};
 use super::example::Example;
 use super::guard::guarded;
@@ -25,9 +27,6 @@ const BATCH_TOKENS: usize = 1 << 20;
 
 /// The key of the footer's metadata under which a file says what it was made of.
 const RECORD: &str = "kvtune";
-
-/// Bytes behind the footer: its length and the format's name.
-const TRAILER: usize = 10;
 
 /// What a sample has beside its tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,81 +95,67 @@ pub(super) fn fingerprint(ids: &[u32]) -> u64 {
     u64::from_le_bytes(first)
 }
 
-struct Lists {
-    values: Vec<u32>,
-    ends: Vec<i64>,
+fn list_builder() -> LargeListBuilder<UInt32Builder> {
+    LargeListBuilder::new(UInt32Builder::new()).with_field(Field::new("item", DataType::UInt32, false))
 }
 
-impl Lists {
-    fn new() -> Self {
-        Self { values: Vec::new(), ends: vec![0] }
-    }
-
-    fn push(&mut self, values: impl IntoIterator<Item = u32>) {
-        self.values.extend(values);
-        self.ends.push(self.values.len() as i64);
-    }
-
-    fn take(&mut self) -> ArrayRef {
-        let Self { values, ends } = std::mem::replace(self, Self::new());
-        let field = Arc::new(Field::new("item", DataType::UInt32, false));
-        let offsets = OffsetBuffer::new(ends.into());
-        Arc::new(LargeListArray::new(field, offsets, Arc::new(UInt32Array::from(values)), None))
-    }
+fn push_list(lists: &mut LargeListBuilder<UInt32Builder>, values: &[u32]) {
+    lists.values().append_slice(values);
+    lists.append(true);
 }
 
 pub(super) struct TokenWriter<W: Write> {
     file: FileWriter<W>,
-    ids: Lists,
-    trained: Lists,
-    initial: Lists,
-    classes: Vec<Option<u32>>,
-    prompts: Vec<u64>,
-    about: Vec<Vec<u8>>,
-    fingerprints: Vec<u64>,
+    ids: LargeListBuilder<UInt32Builder>,
+    trained: LargeListBuilder<UInt32Builder>,
+    initial: LargeListBuilder<UInt32Builder>,
+    classes: UInt32Builder,
+    prompts: UInt64Builder,
+    about: LargeBinaryBuilder,
+    fingerprints: UInt64Builder,
 }
 
 impl<W: Write> TokenWriter<W> {
     pub(super) fn new(out: W) -> io::Result<Self> {
         Ok(Self {
             file: FileWriter::try_new(out, &schema()).map_err(into_io)?,
-            ids: Lists::new(),
-            trained: Lists::new(),
-            initial: Lists::new(),
-            classes: Vec::new(),
-            prompts: Vec::new(),
-            about: Vec::new(),
-            fingerprints: Vec::new(),
+            ids: list_builder(),
+            trained: list_builder(),
+            initial: list_builder(),
+            classes: UInt32Builder::new(),
+            prompts: UInt64Builder::new(),
+            about: LargeBinaryBuilder::new(),
+            fingerprints: UInt64Builder::new(),
         })
     }
 
     pub(super) fn push(&mut self, sample: &EncodedSample, about: &About) -> io::Result<()> {
         let number = |at: usize| u32::try_from(at).map_err(|_| io::Error::other("a sample of more than 2^32 tokens"));
         number(sample.ids.len())?;
-        self.ids.push(sample.ids.iter().copied());
+        push_list(&mut self.ids, &sample.ids);
         let (runs, class) = match &sample.aim {
             Aim::Class(class) => (Vec::new(), Some(number(*class)?)),
             Aim::Tokens(is_trained) => (borders(is_trained), None),
         };
-        self.trained.push(runs);
-        self.initial.push(sample.initial.iter().flat_map(|range| [range.start as u32, range.end as u32]));
-        self.classes.push(class);
-        self.prompts.push(sample.prompt as u64);
-        self.about.push(serde_json::to_vec(about)?);
-        self.fingerprints.push(fingerprint(&sample.ids));
-        if self.ids.values.len() >= BATCH_TOKENS { self.flush() } else { Ok(()) }
+        push_list(&mut self.trained, &runs);
+        let initial = sample.initial.as_ref().map(|range| [range.start as u32, range.end as u32]);
+        push_list(&mut self.initial, initial.as_ref().map_or(&[], |ends| ends));
+        self.classes.append_option(class);
+        self.prompts.append_value(sample.prompt as u64);
+        self.about.append_value(serde_json::to_vec(about)?);
+        self.fingerprints.append_value(fingerprint(&sample.ids));
+        if self.ids.values().len() >= BATCH_TOKENS { self.flush() } else { Ok(()) }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let about: LargeBinaryArray = std::mem::take(&mut self.about).iter().map(Some).collect();
         let columns: Vec<ArrayRef> = vec![
-            self.ids.take(),
-            self.trained.take(),
-            Arc::new(UInt32Array::from(std::mem::take(&mut self.classes))),
-            Arc::new(UInt64Array::from(std::mem::take(&mut self.prompts))),
-            self.initial.take(),
-            Arc::new(about),
-            Arc::new(UInt64Array::from(std::mem::take(&mut self.fingerprints))),
+            Arc::new(self.ids.finish()),
+            Arc::new(self.trained.finish()),
+            Arc::new(self.classes.finish()),
+            Arc::new(self.prompts.finish()),
+            Arc::new(self.initial.finish()),
+            Arc::new(self.about.finish()),
+            Arc::new(self.fingerprints.finish()),
         ];
         let batch = RecordBatch::try_new(schema(), columns).map_err(into_io)?;
         self.file.write(&batch).map_err(into_io)
@@ -317,13 +302,7 @@ impl TokenFile {
 }
 
 fn read_batches(buffer: &Buffer) -> Result<(Vec<RecordBatch>, String), String> {
-    let cut_short = || "it is cut short".to_owned();
-    let trailer = buffer.len().checked_sub(TRAILER).ok_or_else(cut_short)?;
-    let length: [u8; TRAILER] = buffer[trailer..].try_into().map_err(|_| cut_short())?;
-    let length = read_footer_length(length).map_err(|error| error.to_string())?;
-    let footer = trailer.checked_sub(length).ok_or_else(cut_short)?;
-    let footer = root_as_footer(&buffer[footer..trailer]).map_err(|error| error.to_string())?;
-    let found = try_fb_to_schema(footer.schema().ok_or_else(cut_short)?).map_err(|error| error.to_string())?;
+    let (footer, found) = footer(buffer)?;
     if found.fields() != schema().fields() {
         return Err("it has other columns".to_owned());
     }
@@ -331,18 +310,11 @@ fn read_batches(buffer: &Buffer) -> Result<(Vec<RecordBatch>, String), String> {
     let record = record.and_then(|pair| pair.value()).ok_or("it does not say what it was made of")?.to_owned();
     // What is not aligned would be copied into memory.
     let decoder = FileDecoder::new(schema(), footer.version()).with_require_alignment(true);
-    let mut batches = Vec::new();
-    for block in footer.recordBatches().into_iter().flatten() {
-        let size = |length: i64| usize::try_from(length).map_err(|_| cut_short());
-        let length = size(block.bodyLength())?.saturating_add(size(i64::from(block.metaDataLength()))?);
-        let start = size(block.offset())?;
-        if start.checked_add(length).is_none_or(|end| end > buffer.len()) {
-            return Err(cut_short());
-        }
-        let data = buffer.slice_with_length(start, length);
-        let batch = decoder.read_record_batch(block, &data).map_err(|error| error.to_string())?;
-        batches.push(batch.unwrap_or_else(|| RecordBatch::new_empty(schema())));
-    }
+    let batch = |block| {
+        let batch = decoder.read_record_batch(block, &part(buffer, block)?).map_err(|error| error.to_string())?;
+        Ok(batch.unwrap_or_else(|| RecordBatch::new_empty(schema())))
+    };
+    let batches = footer.recordBatches().into_iter().flatten().map(batch).collect::<Result<_, String>>()?;
     Ok((batches, record))
 }
 

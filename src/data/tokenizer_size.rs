@@ -28,37 +28,33 @@ struct Count(usize);
 
 impl<'de> Deserialize<'de> for Count {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(CountEntries).map(Self)
+        deserializer.deserialize_any(Self(0))
     }
 }
 
-struct CountEntries;
-
-impl<'de> Visitor<'de> for CountEntries {
-    type Value = usize;
+impl<'de> Visitor<'de> for Count {
+    type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list or a table")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<usize, A::Error> {
-        let mut count = 0;
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Self, A::Error> {
         while items.next_element::<IgnoredAny>()?.is_some() {
-            count += 1;
+            self.0 += 1;
         }
-        Ok(count)
+        Ok(self)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<usize, A::Error> {
-        let mut count = 0;
+    fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<Self, A::Error> {
         while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
-            count += 1;
+            self.0 += 1;
         }
-        Ok(count)
+        Ok(self)
     }
 
-    fn visit_unit<E>(self) -> Result<usize, E> {
-        Ok(0)
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
     }
 }
 

@@ -20,7 +20,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
     write_atomic_with(path, |file| file.write_all(bytes))
 }
 
-/// Does what [`write_atomic`] does, for contents that are produced piece by piece.
+/// Does what [`write_atomic`] does, for contents that are produced piece by piece. A fault inside of an error of `fill` comes back as it is.
 pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
     let temporary = temporary_beside(path);
     let placed =
@@ -36,7 +36,8 @@ pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::R
 fn write_new(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
     let file = DiskFile::open("file", path, OpenOptions::new().write(true).create_new(true)).map_err(io_fault("create", path))?;
     let mut buffer = BufWriter::with_capacity(1 << 20, SlicedFile { file, slice: SLICE, unsynced: 0 });
-    fill(&mut buffer).and_then(|()| buffer.flush()).map_err(io_fault("write", path))?;
+    let failed = |error: io::Error| error.downcast::<Fault>().unwrap_or_else(io_fault("write", path));
+    fill(&mut buffer).and_then(|()| buffer.flush()).map_err(failed)?;
     buffer.get_ref().file.sync().map_err(io_fault("sync", path))
 }
 

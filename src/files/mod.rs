@@ -9,7 +9,6 @@ mod hash;
 mod hub;
 mod io_fault;
 mod json;
-mod known_hashes;
 mod lock;
 mod mapped;
 mod model_files;
@@ -23,19 +22,18 @@ pub use atomic::{
     is_temporary, put_dir, refuse_foreign_link, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic,
     write_atomic_with,
 };
-pub use gguf::{GgufDtype, GgufFile, GgufForm, GgufHead, GgufTensor};
+pub use gguf::{GgufDtype, GgufFile, GgufForm};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
 pub use hub::{hub_name, hub_snapshot, model_dir};
 pub use io_fault::{hint_of_io, io_fault};
 pub use json::{StrictJson, not_json, parse_json, read_json, read_json_as, to_json};
-pub use known_hashes::hash_large_file;
 pub use lock::{ReadLock, RunLock, lock_file};
 pub use mapped::MappedFile;
 pub use model_files::{has_of_model, is_model, lies_in, object_of_model, read_of_model};
 pub use new_dir::put_new_dir;
 pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
 pub use scratch::Scratch;
-pub use stamp::{Stamp, cache_folder};
+pub use stamp::{Stamp, cache_folder, hash_large_file};
 pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_tensors, write_tensors_in_turn};
 
 use std::path::Path;

@@ -23,9 +23,9 @@ pub fn read_of_model(dir: &Path, name: &str, kind: FileKind) -> Result<Option<Ve
     let gguf = if lies_in(dir, name) { None } else { GgufFile::of_model(dir)? };
     let Some(file) = gguf else { return read_if_there(&path, kind) };
     let value: Value = match name {
-        CONFIG => config_of(&file)?.into(),
+        CONFIG => config_of(&file)?,
         "generation_config.json" => json!({ "eos_token_id": file.end_ids()? }),
-        "tokenizer_config.json" => tokenizer_config(&file)?.into(),
+        "tokenizer_config.json" => tokenizer_config(&file)?,
         "tokenizer.json" => match tokenizer_json(&file) {
             Ok(json) => json,
             Err(error) => return read_if_there(&file.path().with_file_name(name), kind)?.map(Some).ok_or(error),

@@ -37,33 +37,22 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    fn name(self) -> &'static str {
+    /// What messages call it, and the bytes that it may have; `None` where it is never in memory as a whole.
+    fn facts(self) -> (&'static str, Option<u64>) {
         match self {
-            Self::Recipe => "a recipe",
-            Self::Settings => "a file of settings",
-            Self::Index => "an index of shards",
-            Self::Tokenizer => "a tokenizer",
-            Self::Template => "a chat template",
-            Self::Prompt => "a prompt",
-            Self::Note => "a file of one line",
-            Self::Record => "a record of a run",
-            Self::Lines => "a file of metrics, scores or answers",
-            Self::Texts => "a text for a tokenizer to be trained on",
-            Self::Tensors => "a file of tensors",
-            Self::Data => "a file of data",
+            Self::Recipe => ("a recipe", Some(4 << 20)),
+            Self::Settings => ("a file of settings", Some(16 << 20)),
+            Self::Index => ("an index of shards", Some(256 << 20)),
+            Self::Tokenizer => ("a tokenizer", Some(256 << 20)),
+            Self::Template => ("a chat template", Some(4 << 20)),
+            Self::Prompt => ("a prompt", Some(256 << 20)),
+            Self::Note => ("a file of one line", Some(64 << 10)),
+            Self::Record => ("a record of a run", Some(256 << 20)),
+            Self::Lines => ("a file of metrics, scores or answers", Some(1 << 30)),
+            Self::Texts => ("a text for a tokenizer to be trained on", Some(1 << 30)),
+            Self::Tensors => ("a file of tensors", None),
+            Self::Data => ("a file of data", None),
         }
-    }
-
-    /// Bytes that it may have; `None` where it is never in memory as a whole.
-    fn limit(self) -> Option<u64> {
-        Some(match self {
-            Self::Note => 64 << 10,
-            Self::Recipe | Self::Template => 4 << 20,
-            Self::Settings => 16 << 20,
-            Self::Prompt | Self::Record | Self::Index | Self::Tokenizer => 256 << 20,
-            Self::Lines | Self::Texts => 1 << 30,
-            Self::Tensors | Self::Data => return None,
-        })
     }
 
     /// Values that it may hold as JSON: each takes some ten times its bytes in memory.
@@ -92,19 +81,19 @@ pub fn open_to_read(path: &Path, kind: FileKind) -> Result<File, Fault> {
 
 fn check(path: &Path, kind: FileKind, found: &Metadata) -> Result<(), Fault> {
     if !found.is_file() {
-        let (found, expected) = (special(found.file_type()), kind.name());
+        let (found, expected) = (special(found.file_type()), kind.facts().0);
         let message = format!("`{}` is {found}: expected {expected}", abridged(path.display()));
         let hint = "name a regular file, or write what comes from elsewhere into one first";
         return Err(Fault::data(message, hint).of_kind(FaultKind::NotRegular));
     }
-    match kind.limit() {
+    match kind.facts().1 {
         Some(limit) if found.len() > limit => Err(too_large(path, kind, limit)),
         _ => Ok(()),
     }
 }
 
 fn too_large(path: &Path, kind: FileKind, limit: u64) -> Fault {
-    let message = format!("`{}` is too large: {} may have {} at most", abridged(path.display()), kind.name(), Bytes(limit));
+    let message = format!("`{}` is too large: {} may have {} at most", abridged(path.display()), kind.facts().0, Bytes(limit));
     Fault::data(message, "check whether it is the file that you mean, and fetch or write it again").of_kind(FaultKind::Damaged)
 }
 
@@ -121,7 +110,7 @@ fn special(found: FileType) -> &'static str {
 /// The bytes of a file, of which there are no more than its kind may have even if it grows.
 pub fn read_bytes(path: &Path, kind: FileKind) -> Result<Vec<u8>, Fault> {
     let file = open_to_read(path, kind)?;
-    let limit = kind.limit().unwrap_or(u64::MAX);
+    let limit = kind.facts().1.unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
     let room = file.metadata().map_or(0, |found| found.len()).min(limit);
     bytes.try_reserve_exact(room as usize).map_err(|error| io_fault("read", path)(error.into()))?;
@@ -204,7 +193,7 @@ mod tests {
         file.set_len(5 << 30).unwrap();
         for (kind, words) in [(FileKind::Note, "64.0 KiB"), (FileKind::Recipe, "4.0 MiB"), (FileKind::Lines, "1.0 GiB")] {
             let error = read_bytes(&path, kind).unwrap_err();
-            assert!(error.to_string().ends_with(&format!("{} may have {words} at most", kind.name())), "{error}");
+            assert!(error.to_string().ends_with(&format!("{} may have {words} at most", kind.facts().0)), "{error}");
         }
         assert!(open_to_read(&path, FileKind::Data).is_ok());
         std::fs::write(&path, b"ab\xffc").unwrap();

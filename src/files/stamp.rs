@@ -1,4 +1,5 @@
-//! A file as the system lists it, by which what was once found out of it is believed later; and the folder where such things are kept.
+//! A file as the system lists it, by which what was once found out of it is believed later, such as the hash of a large one; and the folder
+//! where such things are kept.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -7,8 +8,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use super::{FileKind, hash_bytes, hash_file, write_atomic};
+use crate::units::Fault;
+
 /// How exactly the time of a change tells changes apart, at worst.
-pub(super) const SETTLED: Duration = Duration::from_secs(2);
+const SETTLED: Duration = Duration::from_secs(2);
 
 /// A file as the system lists it: while this is the same, so is the content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +33,7 @@ impl Stamp {
     }
 
     /// Whether the last change is so long ago. A file that was changed just now may be changed again and look the same.
-    pub(super) fn is_older_than(&self, age: Duration) -> bool {
+    fn is_older_than(&self, age: Duration) -> bool {
         let (Ok(seconds), Ok(nanoseconds)) = (u64::try_from(self.changed.0), u32::try_from(self.changed.1)) else { return false };
         let changed = UNIX_EPOCH + Duration::new(seconds, nanoseconds);
         SystemTime::now().duration_since(changed).is_ok_and(|since| since >= age)
@@ -41,4 +45,65 @@ pub fn cache_folder() -> Option<PathBuf> {
     let folder = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
     cache.map(|cache| cache.join("kvtune"))
+}
+
+/// Bytes of the least file whose hash is remembered.
+const LEAST: u64 = 1 << 20;
+
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+struct KnownHash {
+    stamp: Stamp,
+    hash: String,
+}
+
+/// The hash of a file's bytes, as [`hash_file`] has it; that of a large file is remembered.
+pub fn hash_large_file(path: &Path) -> Result<String, Fault> {
+    hash_with(path, cache_folder().map(|cache| cache.join("hashes")).as_deref(), LEAST, SETTLED)
+}
+
+fn hash_with(path: &Path, folder: Option<&Path>, least: u64, settled: Duration) -> Result<String, Fault> {
+    let before = Stamp::of(path).filter(|before| before.size >= least);
+    let (Some(before), Some(folder)) = (before, folder) else { return hash_file(path) };
+    let place = place(folder, path);
+    let known = super::read_json_as::<KnownHash>(&place, FileKind::Note).ok();
+    if let Some(known) = known.filter(|known| known.stamp == before) {
+        return Ok(known.hash);
+    }
+    let hash = hash_file(path)?;
+    if Stamp::of(path).as_ref() == Some(&before) && before.is_older_than(settled) && fs::create_dir_all(folder).is_ok() {
+        // Where it cannot be remembered it is hashed again.
+        let _ = write_atomic(&place, &super::to_json(&KnownHash { stamp: before, hash: hash.clone() }));
+    }
+    Ok(hash)
+}
+
+fn place(folder: &Path, path: &Path) -> PathBuf {
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    folder.join(format!("{}.json", &hash_bytes(path.as_os_str().as_encoded_bytes())[..32]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_is_remembered_until_the_file_is_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, folder) = (dir.path().join("weights"), dir.path().join("cache/hashes"));
+        let hash = || hash_with(&path, Some(&folder), 4, Duration::ZERO).unwrap();
+        fs::write(&path, b"12345").unwrap();
+        assert_eq!(hash(), hash_bytes(b"12345"));
+        // What is remembered is believed: another content in the record comes back.
+        let record = place(&folder, &path);
+        let text = fs::read_to_string(&record).unwrap().replace(&hash_bytes(b"12345"), "remembered");
+        fs::write(&record, text).unwrap();
+        assert_eq!(hash(), "remembered");
+        fs::write(&path, b"12346").unwrap();
+        assert_eq!(hash(), hash_bytes(b"12346"));
+        fs::write(&record, b"{").unwrap();
+        assert_eq!(hash(), hash_bytes(b"12346"));
+        fs::write(&path, b"123").unwrap();
+        assert_eq!(hash(), hash_bytes(b"123"), "a small one");
+        assert_eq!(hash_with(&path, None, 0, Duration::ZERO).unwrap(), hash_bytes(b"123"), "nowhere to remember it");
+    }
 }

@@ -30,11 +30,12 @@ pub struct TensorFile {
     header: Metadata,
 }
 
+/// A tensor as it lies in a file; the last axis is innermost.
 #[derive(Clone, Copy, Debug)]
-pub struct TensorView<'a> {
-    pub dtype: Dtype,
+pub struct TensorView<'a, D = Dtype> {
+    pub dtype: D,
     pub shape: &'a [usize],
-    /// The elements, little-endian, the last axis innermost.
+    /// The elements, each in little-endian order.
     pub bytes: &'a [u8],
     pub offset: usize,
     pub map: &'a Arc<FileMap>,
@@ -137,9 +138,9 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), Fault> {
 
 /// What a header says of a tensor that is to be written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TensorHead {
+pub struct TensorHead<D = Dtype> {
     pub name: String,
-    pub dtype: Dtype,
+    pub dtype: D,
     pub shape: Vec<usize>,
 }
 
@@ -182,17 +183,7 @@ pub(super) fn write_in_turn<'a>(
     count: usize,
     mut part: impl FnMut(usize) -> Result<Cow<'a, [u8]>, Fault>,
 ) -> Result<(), Fault> {
-    let mut failed = None;
-    let written = write_atomic_with(path, |file| {
-        (0..count).try_for_each(|index| match part(index) {
-            Ok(bytes) => file.write_all(&bytes),
-            Err(error) => {
-                failed = Some(error);
-                Err(io::Error::other("there is nothing to write"))
-            }
-        })
-    });
-    failed.map_or(written, Err)
+    write_atomic_with(path, |file| (0..count).try_for_each(|index| file.write_all(&part(index).map_err(io::Error::other)?)))
 }
 
 fn misfit(head: &TensorHead, found: usize) -> String {

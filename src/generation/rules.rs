@@ -14,7 +14,7 @@ use crate::units::{Fault, abridged};
 const MAX_NEW_TOKENS: usize = 256;
 
 /// How a text is generated.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GenerationRules {
     /// How the next token is chosen.
     pub sampling: SamplingRules,
@@ -27,13 +27,6 @@ pub struct GenerationRules {
     /// A text ends before the first of these.
     pub stop: Vec<String>,
     pub seed: u64,
-}
-
-impl Default for GenerationRules {
-    fn default() -> Self {
-        let (max_new_tokens, max_length, eos, stop) = (None, None, Vec::new(), Vec::new());
-        Self { sampling: SamplingRules::default(), max_new_tokens, max_length, eos, stop, seed: 0 }
-    }
 }
 
 const GENERATION: &str = "generation_config.json";

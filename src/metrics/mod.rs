@@ -21,6 +21,6 @@ pub use longbench_v1::classification;
 pub use longbench_v2::{Group, LongBenchV2, extract_choice};
 pub use metric::{Metric, MetricError};
 pub use porter::stem;
-pub use python::strip;
+pub use python::{is_space, strip};
 pub use ranking::{Ranking, parse_ranking};
 pub use rouge::{RougeFigure, RougeKind, RougeMeasure};

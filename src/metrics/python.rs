@@ -1,7 +1,7 @@
 //! What Python's text functions do otherwise than Rust's.
 
 /// Whether Python's `str.isspace` and `\s` hold: Unicode's white space, and four separators of ASCII.
-pub(super) fn is_space(c: char) -> bool {
+pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 

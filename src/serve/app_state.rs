@@ -81,7 +81,7 @@ impl AppState {
     /// the server lives on.
     pub(super) async fn apart<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(&PromptEncoder) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let failed = |error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}"));
         let unavailable = |message: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
@@ -94,9 +94,10 @@ impl AppState {
         }
         let place = Arc::clone(&self.places).acquire_owned();
         let place = self.in_time(async { place.await.map_err(|error| unavailable(error.to_string())) }).await?;
+        let reader = Arc::clone(&self.reader);
         let work = move || {
             let _place = place;
-            work()
+            work(&reader)
         };
         tokio::task::spawn_blocking(|| apart(work)).await.map_err(failed)?.map_err(beyond)?
     }
@@ -105,10 +106,10 @@ impl AppState {
     pub(super) async fn read_apart<T: Send + 'static>(
         &self,
         permit: ReadingPermit,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(&PromptEncoder) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let work = move || {
-            let read = work();
+        let work = |reader: &PromptEncoder| {
+            let read = work(reader);
             drop(permit);
             read
         };

@@ -48,13 +48,7 @@ impl BodyLimits {
         let arrived = read.saturating_mul(LARGEST_BODIES).min(Semaphore::MAX_PERMITS);
         Self { arrived: Arc::new(Semaphore::new(arrived)), read: Arc::new(Semaphore::new(read)), max_body }
     }
-}
 
-fn kibibytes(bytes: usize) -> u32 {
-    u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
-}
-
-impl BodyLimits {
     /// The fields of a request's body, and the right to read them further.
     pub(super) async fn fields(&self, request: Request) -> Result<(BodyFields, ReadingPermit), ApiError> {
         let failed = |error: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error);
@@ -95,4 +89,8 @@ impl BodyLimits {
         }
         Ok((body, permits))
     }
+}
+
+fn kibibytes(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
 }

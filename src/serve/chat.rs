@@ -11,9 +11,9 @@ use super::ApiError;
 use super::access_log::LogLine;
 use super::app_state::AppState;
 use super::fields::MOST;
+use super::job::{WholeText, gather};
 use super::reply::{ReplyHead, whole};
-use super::stream::{Shape, stream};
-use super::texts::{WholeText, gather};
+use super::stream::stream;
 use super::tokens::PromptEncoder;
 use crate::generation::{LikelihoodsOf, TokenLikelihood};
 
@@ -21,9 +21,8 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
     let line = LogLine::of(&request);
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
-    let reader = Arc::clone(&served.reader);
     let (mut fields, prompt) = served
-        .read_apart(permit, move || {
+        .read_apart(permit, move |reader| {
             let prompt = reader.conversation(&mut fields)?;
             Ok((fields, prompt))
         })
@@ -45,16 +44,14 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
     rules.max_length.get_or_insert(served.prompts.longest);
     let new_tokens = is_told.then(|| count.unwrap_or(0));
     let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf { new_tokens, prompt: None }, &line)?;
-    let head = ReplyHead::new("chatcmpl", &served.name);
+    let head = ReplyHead::new(true, &served.name);
     if streams {
-        let shape = Shape { head, is_chat: true, tells_usage };
-        return Ok(stream(&served, shape, answers, 1, samples, prompts[0].len()));
+        return Ok(stream(&served, head, answers, 1, samples, tells_usage.then(|| prompts[0].len())));
     }
     let all = served.in_time(gather(answers, 1, samples)).await?;
-    let reader = Arc::clone(&served.reader);
-    let work = move || Ok((choices(&reader, &all[0].texts, new_tokens), all));
+    let work = move |reader: &PromptEncoder| Ok((choices(reader, &all[0].texts, new_tokens), all));
     let (choices, all) = served.apart(work).await?;
-    let reply = head.with("chat.completion", &choices);
+    let reply = head.whole(&choices);
     Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
 }
 

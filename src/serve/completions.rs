@@ -11,9 +11,9 @@ use super::ApiError;
 use super::access_log::LogLine;
 use super::app_state::AppState;
 use super::fields::MOST;
+use super::job::{PromptTexts, WholeText, gather};
 use super::reply::{ReplyHead, whole};
-use super::stream::{Shape, stream};
-use super::texts::{PromptTexts, WholeText, gather};
+use super::stream::stream;
 use super::tokens::PromptEncoder;
 use crate::generation::{LikelihoodsOf, TokenLikelihood};
 
@@ -36,46 +36,43 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
     }
     let mut rules = fields.rules(&served.rules)?;
     rules.max_new_tokens.get_or_insert(MAX_TOKENS);
-    let reader = Arc::clone(&served.reader);
-    let prompts = served.read_apart(permit, move || reader.prompts(&prompt, adds_special)).await?;
+    let prompts = served.read_apart(permit, move |reader| reader.prompts(&prompt, adds_special)).await?;
     let likelihoods = LikelihoodsOf { new_tokens: count, prompt: of_prompt.max(count.filter(|_| echo)) };
     let answers = served.ask(&prompts, &rules, samples, likelihoods, &line)?;
-    let head = ReplyHead::new("cmpl", &served.name);
+    let head = ReplyHead::new(false, &served.name);
     if streams {
-        let shape = Shape { head, is_chat: false, tells_usage };
-        let prompt_tokens = prompts.iter().map(Vec::len).sum();
-        return Ok(stream(&served, shape, answers, prompts.len(), samples, prompt_tokens));
+        let prompt_tokens = tells_usage.then(|| prompts.iter().map(Vec::len).sum());
+        return Ok(stream(&served, head, answers, prompts.len(), samples, prompt_tokens));
     }
     let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
-    let (reader, shown) = (Arc::clone(&served.reader), ReplyParts { echo, count, of_prompt });
-    let work = move || Ok((choices(&reader, &prompts, &all, shown), prompts, all));
+    let work = move |reader: &PromptEncoder| Ok((choices(reader, &prompts, &all, echo, count, of_prompt), prompts, all));
     let (choices, prompts, all) = served.apart(work).await?;
-    let reply = head.with("text_completion", &choices);
+    let reply = head.whole(&choices);
     Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
 }
 
-/// What a reply shows beside new texts.
-#[derive(Clone, Copy)]
-struct ReplyParts {
+/// One for each text of each prompt; `count` and `of_prompt` are of the likelihoods that are asked for.
+fn choices(
+    reader: &PromptEncoder,
+    prompts: &[Vec<u32>],
+    all: &[PromptTexts],
     echo: bool,
     count: Option<usize>,
     of_prompt: Option<usize>,
-}
-
-fn choices(reader: &PromptEncoder, prompts: &[Vec<u32>], all: &[PromptTexts], shown: ReplyParts) -> Vec<Value> {
+) -> Vec<Value> {
     let mut choices = Vec::new();
     for (ids, texts) in prompts.iter().zip(all) {
         // Nothing where there is no tokenizer.
-        let echoed = if shown.echo { reader.decode(ids).unwrap_or_default() } else { String::new() };
+        let echoed = if echo { reader.decode(ids).unwrap_or_default() } else { String::new() };
         for text in &texts.texts {
             let mut choice = json!({
                 "index": choices.len(), "text": format!("{echoed}{}", text.text), "token_ids": text.ids,
                 "finish_reason": text.reason.map(crate::generation::Finish::name), "logprobs": null,
             });
-            if let Some(count) = shown.count {
-                choice["logprobs"] = likelihoods_of(reader, shown.echo.then_some((&ids[..], texts)), text, count);
+            if let Some(count) = count {
+                choice["logprobs"] = likelihoods_of(reader, echo.then_some((&ids[..], texts)), text, count);
             }
-            if let Some(count) = shown.of_prompt {
+            if let Some(count) = of_prompt {
                 choice["prompt_logprobs"] = of_prompt_tokens(reader, texts, count);
             }
             choices.push(choice);

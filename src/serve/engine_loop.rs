@@ -8,12 +8,10 @@ use tokio::sync::mpsc::{Receiver, UnboundedSender};
 use super::ApiError;
 use super::counters::{Counters, add, set};
 use super::job::{PromptJob, TextEvent};
-use super::prefix_cache::PrefixCache;
-use crate::engine::Engine;
-use crate::generation::{GenerationEvent, Generator, Request, RequestId};
+use crate::engine::{Engine, Session, Settings};
+use crate::generation::{Continued, GenerationEvent, Generator, Request, RequestId, at_beginning, shared_tokens};
 use crate::native::give_free_memory_back;
 
-/// The server could not begin.
 /// A prompt that is under way.
 struct OpenPrompt {
     ids: Vec<u32>,
@@ -92,7 +90,7 @@ impl<'a> EngineLoop<'a> {
         }
         // Who reads likelihoods of the prompt has it read.
         let session = if likelihoods.prompt.is_none() { self.prefixes.find(&prompt, self.engine.settings()) } else { None };
-        let (num_prompt, reused) = (prompt.len(), session.as_ref().map_or(0, crate::engine::Session::num_tokens));
+        let (num_prompt, reused) = (prompt.len(), session.as_ref().map_or(0, Session::num_tokens));
         let request = Request {
             samples,
             likelihoods,
@@ -164,6 +162,45 @@ impl<'a> EngineLoop<'a> {
             self.generator.cancel(request);
             self.open.remove(&request);
             add(&self.counters.cancelled, 1);
+        }
+    }
+}
+
+/// Sessions that wait for a prompt which begins with what they have read: those that were used last.
+struct PrefixCache {
+    /// Each with the tokens that it has read.
+    sessions: Vec<Continued>,
+    capacity: usize,
+}
+
+impl PrefixCache {
+    /// None yet, and never more than so many.
+    fn new(capacity: usize) -> Self {
+        Self { sessions: Vec::new(), capacity }
+    }
+
+    fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// A copy of the one that has read most of the beginning of a prompt, as it stood there.
+    fn find(&mut self, prompt: &[u32], settings: &Settings) -> Option<Session> {
+        let shared = self.sessions.iter().map(|held| shared_tokens(settings, &held.ids, prompt)).enumerate();
+        let (at, tokens) = shared.max_by_key(|&(_, tokens)| tokens).filter(|&(_, tokens)| tokens > 0)?;
+        // The one that was used last is the last to go.
+        let held = self.sessions.remove(at);
+        let copy = held.session.fork().ok();
+        self.sessions.push(held);
+        at_beginning(copy?, tokens)
+    }
+
+    /// Holds a session that has read `ids`, in place of one that has read the same, or of the one that was not used for longest.
+    fn hold(&mut self, ids: &[u32], session: Session) {
+        let ids = ids[..session.num_tokens().min(ids.len())].to_vec();
+        self.sessions.retain(|held| held.ids != ids);
+        self.sessions.push(Continued { session, ids });
+        while self.sessions.len() > self.capacity {
+            self.sessions.remove(0);
         }
     }
 }

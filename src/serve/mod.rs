@@ -12,11 +12,9 @@ mod engine_loop;
 mod fields;
 mod job;
 mod listen;
-mod prefix_cache;
 mod reply;
 mod routes;
 mod stream;
-mod texts;
 mod tokens;
 
 pub use api_error::ApiError;

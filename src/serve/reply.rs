@@ -5,26 +5,38 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::texts::PromptTexts;
+use super::job::PromptTexts;
 
+/// What a reply begins with, and each event of one that comes bit by bit.
 #[derive(Clone, Debug)]
 pub(super) struct ReplyHead {
-    pub(super) id: String,
-    pub(super) created: u64,
-    pub(super) model: String,
+    id: String,
+    created: u64,
+    model: String,
+    pub(super) is_chat: bool,
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl ReplyHead {
-    /// The head of a reply whose number begins with `kind`.
-    pub(super) fn new(kind: &str, model: &str) -> Self {
+    pub(super) fn new(is_chat: bool, model: &str) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let kind = if is_chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{kind}-{created:x}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        Self { id, created, model: model.to_owned() }
+        Self { id, created, model: model.to_owned(), is_chat }
     }
 
-    pub(super) fn with(&self, object: &str, choices: &[Value]) -> Value {
+    /// A reply that comes as a whole.
+    pub(super) fn whole(&self, choices: &[Value]) -> Value {
+        self.with(if self.is_chat { "chat.completion" } else { "text_completion" }, choices)
+    }
+
+    /// An event of a reply that comes bit by bit.
+    pub(super) fn event(&self, choices: &[Value]) -> Value {
+        self.with(if self.is_chat { "chat.completion.chunk" } else { "text_completion" }, choices)
+    }
+
+    fn with(&self, object: &str, choices: &[Value]) -> Value {
         json!({ "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices })
     }
 }

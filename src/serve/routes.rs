@@ -22,8 +22,8 @@ use super::completions::completions;
 use super::counters::Counters;
 use super::engine_loop::EngineLoop;
 use super::fields::MOST;
+use super::job::gather;
 use super::listen::listen;
-use super::texts::gather;
 use super::tokens::PromptEncoder;
 use crate::data::{ChatTemplates, InitialPartFinder, Tokenizer};
 use crate::engine::Engine;
@@ -174,9 +174,8 @@ async fn metrics(State(served): State<Arc<AppState>>) -> Response {
 async fn tokenize(State(served): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
-    let reader = Arc::clone(&served.reader);
     let ids = served
-        .read_apart(permit, move || {
+        .read_apart(permit, move |reader| {
             let adds_special = fields.flag("add_special_tokens", true)?;
             match fields.text("prompt")? {
                 Some(text) => reader.encode(&text, adds_special),
@@ -193,8 +192,7 @@ async fn detokenize(State(served): State<Arc<AppState>>, request: Request) -> Re
     let wrong = || ApiError::field("tokens", "`tokens` must be a list of token ids");
     let ids = fields.take("tokens").ok_or_else(wrong)?;
     let ids: Vec<u32> = serde_json::from_value(ids).map_err(|_| wrong())?;
-    let reader = Arc::clone(&served.reader);
-    Ok(Json(json!({ "prompt": served.read_apart(permit, move || reader.decode(&ids)).await? })))
+    Ok(Json(json!({ "prompt": served.read_apart(permit, move |reader| reader.decode(&ids)).await? })))
 }
 
 async fn tokenizer_info(State(served): State<Arc<AppState>>) -> Json<Value> {
@@ -215,8 +213,7 @@ async fn generate(State(served): State<Arc<AppState>>, request: Request) -> Resu
         return Err(ApiError::field("stream", "this path does not stream: use /v1/completions"));
     }
     let rules = fields.rules(&served.rules)?;
-    let reader = Arc::clone(&served.reader);
-    let prompts = served.read_apart(permit, move || reader.prompts(&prompt, true)).await?;
+    let prompts = served.read_apart(permit, move |reader| reader.prompts(&prompt, true)).await?;
     let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf::default(), &line)?;
     let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
     let texts: Vec<&String> = all.iter().flat_map(|prompt| prompt.texts.iter().map(|text| &text.text)).collect();

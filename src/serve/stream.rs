@@ -15,56 +15,42 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
 use super::app_state::AppState;
-use super::job::{Answers, TextEvent};
+use super::job::{Answers, TextEvent, gone};
 use super::reply::{ReplyHead, usage};
-use super::texts::gone;
 
-/// How the events of a reply look.
-pub(super) struct Shape {
-    pub(super) head: ReplyHead,
-    pub(super) is_chat: bool,
-    /// Whether the last event tells what was used.
-    pub(super) tells_usage: bool,
+/// An event of a choice: a part of its text, its end, or both.
+fn part(head: &ReplyHead, index: usize, text: &str, finish: Option<&str>) -> Value {
+    let choice = if head.is_chat {
+        let delta = if text.is_empty() { json!({}) } else { json!({ "content": text }) };
+        json!({ "index": index, "delta": delta, "finish_reason": finish, "logprobs": null })
+    } else {
+        json!({ "index": index, "text": text, "finish_reason": finish, "logprobs": null })
+    };
+    head.event(&[choice])
 }
 
-impl Shape {
-    /// An event of a choice: a part of its text, its end, or both.
-    fn part(&self, index: usize, text: &str, finish: Option<&str>) -> Value {
-        let choice = if self.is_chat {
-            let delta = if text.is_empty() { json!({}) } else { json!({ "content": text }) };
-            json!({ "index": index, "delta": delta, "finish_reason": finish, "logprobs": null })
-        } else {
-            json!({ "index": index, "text": text, "finish_reason": finish, "logprobs": null })
-        };
-        self.head.with(self.object(), &[choice])
-    }
-
-    /// The first event of a choice.
-    fn begin(&self, index: usize) -> Option<Value> {
-        let delta = json!({ "role": "assistant", "content": "" });
-        let choice = json!({ "index": index, "delta": delta, "finish_reason": null, "logprobs": null });
-        self.is_chat.then(|| self.head.with(self.object(), &[choice]))
-    }
-
-    fn object(&self) -> &'static str {
-        if self.is_chat { "chat.completion.chunk" } else { "text_completion" }
-    }
+/// The first event of a choice.
+fn begin(head: &ReplyHead, index: usize) -> Option<Value> {
+    let delta = json!({ "role": "assistant", "content": "" });
+    let choice = json!({ "index": index, "delta": delta, "finish_reason": null, "logprobs": null });
+    head.is_chat.then(|| head.event(&[choice]))
 }
 
-/// The events of a reply with so many prompts and texts of each. A client that goes away ends the task below, and with it the texts.
+/// The events of a reply with so many prompts and texts of each. A client that goes away ends the task below, and with it the
+/// texts. With `prompt_tokens` the last event tells what was used.
 pub(super) fn stream(
     served: &Arc<AppState>,
-    shape: Shape,
+    head: ReplyHead,
     mut answers: Answers,
     prompts: usize,
     samples: usize,
-    prompt_tokens: usize,
+    prompt_tokens: Option<usize>,
 ) -> Response {
     let (sender, receiver) = unbounded_channel::<String>();
     let (deadline, served) = (Instant::now() + served.limits.timeout, served.clone());
     tokio::spawn(async move {
         let send = |value: Value| sender.send(event(&value)).is_ok();
-        let mut is_there = (0..prompts * samples).filter_map(|index| shape.begin(index)).all(send);
+        let mut is_there = (0..prompts * samples).filter_map(|index| begin(&head, index)).all(send);
         let (mut left, mut new_tokens) = (prompts * samples, 0);
         while left > 0 && is_there {
             let next = tokio::select! {
@@ -76,11 +62,11 @@ pub(super) fn stream(
                 Ok((_, TextEvent::Prompt(_))) => true,
                 Ok((prompt, TextEvent::Token { sample, text, .. })) => {
                     new_tokens += 1;
-                    text.is_empty() || send(shape.part(prompt * samples + sample, &text, None))
+                    text.is_empty() || send(part(&head, prompt * samples + sample, &text, None))
                 }
                 Ok((prompt, TextEvent::Finished { sample, text, reason, .. })) => {
                     left -= 1;
-                    send(shape.part(prompt * samples + sample, &text, Some(reason.name())))
+                    send(part(&head, prompt * samples + sample, &text, Some(reason.name())))
                 }
                 Ok((_, TextEvent::Failed(error))) | Err(error) => {
                     left = 0;
@@ -88,8 +74,8 @@ pub(super) fn stream(
                 }
             };
         }
-        if is_there && shape.tells_usage {
-            let mut last = shape.head.with(shape.object(), &[]);
+        if let Some(prompt_tokens) = prompt_tokens.filter(|_| is_there) {
+            let mut last = head.event(&[]);
             last["usage"] = usage(prompt_tokens, new_tokens);
             send(last);
         }

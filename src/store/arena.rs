@@ -48,6 +48,7 @@ impl Offloaded {
         lock(&self.arena).get(&self.piece, device)
     }
 
+    #[cfg(test)]
     pub(super) fn bytes(&self) -> Bytes {
         Bytes(self.piece.len)
     }
@@ -124,7 +125,7 @@ pub(super) struct Arena {
     place: ArenaKind,
     in_use: Bytes,
     most: Bytes,
-    copied: Duration,
+    pub(super) copied: Duration,
     /// Who copies whatever the device; else it is the device's own copier.
     copier: Option<Arc<dyn Copier>>,
 }
@@ -154,19 +155,15 @@ impl Arena {
         match &self.place {
             ArenaKind::Memory(stretches) => {
                 let sum = |of: fn(&Stretch) -> u64| Bytes(stretches.iter().map(of).sum());
-                let pinned = |stretch: &Stretch| if stretch.is_pinned { stretch.ranges.end() } else { 0 };
-                let touched = |s: &Stretch| if s.is_pinned { s.ranges.end() } else { s.ranges.touched() };
-                let memory = sum(|stretch| stretch.ranges.end());
+                let pinned = |stretch: &Stretch| if stretch.is_pinned { stretch.ranges.end } else { 0 };
+                let touched = |s: &Stretch| if s.is_pinned { s.ranges.end } else { s.ranges.touched };
+                let memory = sum(|stretch| stretch.ranges.end);
                 Taken { in_use, most, memory, touched: sum(touched), pinned: sum(pinned), file: Bytes(0) }
             }
             ArenaKind::File(file) => {
                 Taken { in_use, most, file: file.scratch.as_ref().map_or(Bytes(0), Scratch::len), ..Taken::default() }
             }
         }
-    }
-
-    pub(super) fn copied(&self) -> Duration {
-        self.copied
     }
 
     fn copier(&self, device: Device) -> Arc<dyn Copier> {
@@ -287,7 +284,7 @@ impl InFile {
             (empty, Some(dir)) => empty.insert(Scratch::create(dir, self.purpose)?),
             (None, None) => return Err(no_scratch_dir()),
         };
-        let (have, missing) = (self.ranges.end(), self.ranges.missing(len));
+        let (have, missing) = (self.ranges.end, self.ranges.missing(len));
         let Bytes(len_now) = scratch.grow(have + missing, have + missing.max(step(have)))?;
         self.ranges.grow(len_now - have);
         Ok(self.ranges.take(len).unwrap_or_default())

@@ -43,6 +43,7 @@ impl CopyMark {
     }
 }
 
+/// Who copies. All but the copying is for one whose copies go on beside what its device computes: else they are done when it is asked for them.
 pub trait Copier: Debug + Send + Sync {
     /// Asks for copies, each of a tensor (second) over another of the same size and kind (first). They begin when the device has
     /// computed what it was asked for so far, and when what `after` marks is done. What is copied must not be written, nor the target
@@ -50,21 +51,25 @@ pub trait Copier: Debug + Send + Sync {
     fn start(&self, lane: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark;
 
     /// What the device is asked to compute from now on waits for the mark; the host does not.
-    fn wait(&self, mark: CopyMark);
+    fn wait(&self, _mark: CopyMark) {}
 
-    fn finish(&self, mark: CopyMark);
+    fn finish(&self, _mark: CopyMark) {}
 
-    fn is_done(&self, mark: CopyMark) -> bool;
+    fn is_done(&self, _mark: CopyMark) -> bool {
+        true
+    }
 
     /// The host waits for all copies that are under way, and nothing is kept for their sake any more: after a failure nobody else may come
     /// to wait for them.
-    fn settle(&self);
+    fn settle(&self) {}
 
-    fn measure(&self, is_on: bool);
+    fn measure(&self, _is_on: bool) {}
 
-    /// How long the device has waited for marks since this was asked last; `None` where nothing ever waits, since copies are done at
-    /// once. The device must have done all that it was asked for.
-    fn waited(&self) -> Option<Seconds>;
+    /// How long the device has waited for marks since this was asked last; `None` where nothing ever waits. The device must have done all that
+    /// it was asked for.
+    fn waited(&self) -> Option<Seconds> {
+        None
+    }
 }
 
 /// Whether copies between the host and a device go on beside what it computes.
@@ -100,22 +105,6 @@ impl Copier for BlockingCopier {
             to.shallow_clone().copy_(from);
         }
         CopyMark::PAST
-    }
-
-    fn wait(&self, _mark: CopyMark) {}
-
-    fn finish(&self, _mark: CopyMark) {}
-
-    fn is_done(&self, _mark: CopyMark) -> bool {
-        true
-    }
-
-    fn settle(&self) {}
-
-    fn measure(&self, _is_on: bool) {}
-
-    fn waited(&self) -> Option<Seconds> {
-        None
     }
 }
 

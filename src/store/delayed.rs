@@ -120,8 +120,6 @@ impl Copier for DelayedCopier {
         }
     }
 
-    fn measure(&self, _is_on: bool) {}
-
     fn waited(&self) -> Option<Seconds> {
         Some(Seconds(0.0))
     }

@@ -15,21 +15,13 @@ pub(super) fn aligned(length: u64) -> u64 {
 pub(super) struct Ranges {
     /// Length by start; no two of them touch.
     free: BTreeMap<u64, u64>,
-    end: u64,
-    touched: u64,
+    /// What there is in all.
+    pub(super) end: u64,
+    /// The highest end of what has ever been taken.
+    pub(super) touched: u64,
 }
 
 impl Ranges {
-    /// What there is in all.
-    pub(super) fn end(&self) -> u64 {
-        self.end
-    }
-
-    /// The highest end of what has ever been taken.
-    pub(super) fn touched(&self) -> u64 {
-        self.touched
-    }
-
     /// Makes the stretch longer by a free part.
     pub(super) fn grow(&mut self, more: u64) {
         let start = self.end;
@@ -92,7 +84,7 @@ mod tests {
                     ranges.grow(ranges.missing(length));
                     ranges.take(length).unwrap()
                 });
-                prop_assert!(start + length <= ranges.end());
+                prop_assert!(start + length <= ranges.end);
                 for &(other, len) in &held {
                     prop_assert!(start + length <= other || other + len <= start, "{start}+{length} over {other}+{len}");
                 }
@@ -116,8 +108,8 @@ mod tests {
         }
         assert_eq!((ranges.take(25), ranges.take(5), ranges.take(1)), (Some(20), Some(45), None));
         ranges.give(90, 10);
-        assert_eq!((ranges.missing(30), ranges.touched()), (20, 100));
+        assert_eq!((ranges.missing(30), ranges.touched), (20, 100));
         ranges.grow(50);
-        assert_eq!((ranges.end(), ranges.touched()), (150, 100));
+        assert_eq!((ranges.end, ranges.touched), (150, 100));
     }
 }

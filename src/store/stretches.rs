@@ -109,7 +109,7 @@ pub(super) fn take(stretches: &mut Vec<Stretch>, len: u64, device: Device) -> (u
             return (index, start);
         }
     }
-    let have = stretches.iter().map(|stretch| stretch.ranges.end()).sum();
+    let have = stretches.iter().map(|stretch| stretch.ranges.end).sum();
     let more = step(have).max(len);
     // The driver would round up, and the rest be lost.
     let more = if device == Device::Cpu { more } else { more.next_power_of_two() };

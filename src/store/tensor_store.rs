@@ -77,7 +77,7 @@ impl Store {
 
     /// How long the host has copied into it and out of it, since it was made.
     pub fn copied(&self) -> Duration {
-        lock(&self.arena).copied()
+        lock(&self.arena).copied
     }
 
     #[cfg(test)]

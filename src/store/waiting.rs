@@ -202,7 +202,8 @@ impl<T: Bundle> Waiting<T> {
         if let WaitingPlace::Here(tensors) = &self.place { bytes_of(tensors) } else { Bytes(0) }
     }
 
-    pub fn bytes_in_store(&self) -> Bytes {
+    #[cfg(test)]
+    pub(crate) fn bytes_in_store(&self) -> Bytes {
         if let WaitingPlace::Offloaded(offloaded) | WaitingPlace::Coming(_, Some(offloaded)) = &self.place {
             offloaded.bytes()
         } else {

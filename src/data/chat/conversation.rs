@@ -2,7 +2,6 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::markers::Markers;
 use crate::data::media::part_of_media;
 use crate::data::rows::kind;
 use crate::units::quoted;
@@ -55,10 +54,6 @@ impl Conversation {
 
     pub(super) fn contains(&self, wanted: char) -> bool {
         self.values().any(|value| occurs(value, wanted))
-    }
-
-    pub(super) fn mentions(&self, markers: Markers) -> bool {
-        self.contains(markers.open) || self.contains(markers.close)
     }
 }
 

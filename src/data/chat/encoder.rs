@@ -1,7 +1,7 @@
 //! From conversations to token ids and what is trained of them, by a recipe.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::NaiveDateTime;
@@ -21,23 +21,18 @@ use crate::units::{Fault, abridged, quoted};
 /// How texts become samples. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(in crate::data) struct ChatEncoder {
-    recipe: ChatRecipe,
+    /// What decides, with the date where a template prints one.
+    pub(in crate::data) recipe: ChatRecipe,
     /// The templates, or why there are none.
     templates: Arc<Result<ChatTemplates, NoTemplates>>,
     notes: Arc<Mutex<ChatNotes>>,
 }
 
 #[derive(Clone, Debug)]
-enum NoTemplates {
-    Missing(String),
-    Broken(String),
-}
-
-impl fmt::Display for NoTemplates {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Missing(why) | Self::Broken(why)) = self;
-        f.write_str(why)
-    }
+struct NoTemplates {
+    why: String,
+    /// There is one, and it cannot be read.
+    is_broken: bool,
 }
 
 pub(in crate::data) struct TrainedText {
@@ -69,11 +64,6 @@ impl ChatEncoder {
         Self { recipe: chat, templates: Arc::new(templates), notes: Arc::default() }
     }
 
-    /// What decides, with the date where a template prints one.
-    pub(in crate::data) fn recipe(&self) -> &ChatRecipe {
-        &self.recipe
-    }
-
     /// All that decides what it makes of a sample, key by key; with `has_messages` also what makes texts of messages.
     pub(in crate::data) fn identity(&self, has_messages: bool) -> Value {
         let ChatRecipe {
@@ -88,7 +78,7 @@ impl ChatEncoder {
         let messages = has_messages.then(|| {
             let (templates, none) = match &*self.templates {
                 Ok(templates) => (templates.identity(), None),
-                Err(why) => (Value::Null, Some(why.to_string())),
+                Err(none) => (Value::Null, Some(&none.why)),
             };
             let date = chat_template_date.map(|date| date.0.to_string());
             json!({ "templates": templates, "no_templates": none, "date": date, "variables": chat_template_kwargs, "roles": roles })
@@ -111,8 +101,8 @@ impl ChatEncoder {
     pub(in crate::data) fn has_template(&self) -> Result<bool, Fault> {
         match &*self.templates {
             Ok(_) => Ok(true),
-            Err(NoTemplates::Missing(_)) => Ok(false),
-            Err(NoTemplates::Broken(why)) => Err(no_template(why)),
+            Err(NoTemplates { why, is_broken: true }) => Err(no_template(why)),
+            Err(_) => Ok(false),
         }
     }
 
@@ -218,11 +208,6 @@ impl ChatEncoder {
         std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What should be told of samples of which this was noted.
-    pub(in crate::data) fn warnings(&self, notes: &ChatNotes) -> Vec<String> {
-        notes.warnings(self.recipe.train_on_end_of_turn)
-    }
-
     /// Counts a pair without a prompt, or without a completion.
     pub(in crate::data) fn note_empty(&self, prompt: &str, completion: &str) {
         let empty = [prompt, completion].map(|text| usize::from(text.trim().is_empty()));
@@ -255,7 +240,7 @@ impl ChatEncoder {
         sample: &ChatSample,
         work: impl FnOnce(&ChatSample, &ChatTemplates) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let templates = self.templates.as_ref().as_ref().map_err(no_template)?;
+        let templates = self.templates.as_ref().as_ref().map_err(|none| no_template(&none.why))?;
         if self.recipe.chat_template_kwargs.is_empty() {
             return work(sample, templates);
         }
@@ -271,13 +256,13 @@ impl ChatEncoder {
 }
 
 fn templates(chat: &ChatRecipe, tokenizer: Option<&Tokenizer>) -> Result<ChatTemplates, NoTemplates> {
-    let missing = |why: &str| NoTemplates::Missing(why.to_owned());
+    let missing = |why: &str| NoTemplates { why: why.to_owned(), is_broken: false };
     let tokenizer = tokenizer.ok_or_else(|| missing("without a tokenizer there is no chat template"))?;
     let wanted = chat.chat_template.as_ref().map(|choice| &choice.0[..]);
     match ChatTemplates::load(tokenizer.dir(), wanted, chat.chat_template_date.map(|date| date.0)) {
         Ok(Some(templates)) => Ok(templates),
         Ok(None) => Err(missing(&format!("the model of `{}` has no chat template", tokenizer.dir().display()))),
-        Err(error) => Err(NoTemplates::Broken(error.to_string())),
+        Err(error) => Err(NoTemplates { why: error.to_string(), is_broken: true }),
     }
 }
 
@@ -324,7 +309,7 @@ mod tests {
         recipe.chat.chat_template = Some(TemplateChoice("{{ strftime_now('%d %b') }}{{ messages[0].content }}".to_owned()));
         assert_eq!(today(&recipe), at(&recipe, "2026-11-22 23:59").identity(true));
         assert_ne!(today(&recipe), at(&recipe, "2026-11-23 00:00").identity(true));
-        let date = at(&recipe, "2026-11-22 14:05").recipe().chat_template_date;
+        let date = at(&recipe, "2026-11-22 14:05").recipe.chat_template_date;
         let pinned = DataRecipe { chat: ChatRecipe { chat_template_date: date, ..recipe.chat.clone() }, ..recipe.clone() };
         assert_eq!(at(&pinned, "2026-11-29 00:00").identity(true), today(&recipe));
         recipe.chat.chat_template = Some(TemplateChoice("{{ messages[0].content }}".to_owned()));

@@ -10,7 +10,6 @@ mod python_filters;
 mod python_methods;
 mod python_values;
 mod renderer;
-mod rewritten;
 mod rows;
 mod scan;
 mod spans;

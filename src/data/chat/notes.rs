@@ -31,8 +31,8 @@ impl ChatNotes {
         self.empty = [self.empty[0] + others.empty[0], self.empty[1] + others.empty[1]];
     }
 
-    /// In words. `trains_ends`: whether the tokens that end turns are to be trained.
-    pub(super) fn warnings(&self, trains_ends: bool) -> Vec<String> {
+    /// What should be told of samples of which this was noted, in words. `trains_ends`: whether the tokens that end turns are to be trained.
+    pub(in crate::data) fn warnings(&self, trains_ends: bool) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.has_conversations && trains_ends && !self.ends_are_trained {
             let why = "no answer's end-of-turn token is trained, so that the model does not learn to stop: the chat template writes none \

@@ -1,9 +1,9 @@
 //! Filters and tests that are otherwise in minijinja than in Jinja2.
 
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter};
+use minijinja::{Environment, Error, Output, State, Value, escape_formatter};
 
-use super::python_methods::strip;
+use super::python_methods::{fault, strip};
 use super::python_values::{text_of, tojson};
 use super::scan::WALKED;
 
@@ -34,10 +34,6 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         ValueKind::Number | ValueKind::Seq | ValueKind::Map => out.write_str(&text_of(value)).map_err(Error::from),
         _ => escape_formatter(out, state, value),
     });
-}
-
-fn fault(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
 /// The list of a loop, which must be one.

@@ -4,12 +4,10 @@ use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
+use crate::metrics::is_space;
+
 /// Columns of a padded text at most.
 const MOST_COLUMNS: usize = 1 << 16;
-
-pub(super) fn is_space(c: char) -> bool {
-    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
-}
 
 pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let own = match value.kind() {
@@ -31,7 +29,7 @@ pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bo
     if end { text.trim_end_matches(goes) } else { text }
 }
 
-fn fault(message: impl Into<String>) -> Error {
+pub(super) fn fault(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 

@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, Value};
+
+use super::python_methods::fault;
 
 /// Blanks of an indentation at most.
 const MOST_INDENT: i64 = 256;
@@ -146,10 +148,6 @@ fn is_printable(c: char) -> bool {
     let mut behind = [b'a'; 5];
     let end = 1 + c.encode_utf8(&mut behind[1..]).len();
     matches!(c, '\'' | '"') || std::str::from_utf8(&behind[..end]).is_ok_and(|text| text.escape_debug().count() == 2)
-}
-
-fn fault(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
 fn indentation(indent: &Value) -> Result<String, Error> {

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -25,6 +25,7 @@ const LEAST_TIME: Duration = Duration::from_secs(1);
 const MICROS_PER_BYTE: u32 = 20;
 /// A child that waits for a CPU as long is taken for dead.
 const PATIENCE: Duration = Duration::from_secs(120);
+const TOO_SLOW: &str = "it takes too much time";
 /// Stack of a rendering, as much as the main thread of a process mostly has.
 const STACK: usize = 8 << 20;
 
@@ -99,9 +100,6 @@ pub(super) struct Renderers {
     idle: Mutex<Vec<RendererProcess>>,
 }
 
-/// Text, or what is wrong with the template, in words.
-type RenderedText = Result<String, String>;
-
 impl Renderers {
     /// `None` where no program is known that renders.
     pub(super) fn of(text: &Arc<TemplateText>) -> Option<Self> {
@@ -115,7 +113,8 @@ impl Renderers {
         Ok(has_generation == "true")
     }
 
-    pub(super) fn render(&self, rendering: &Rendering<'_>, size: usize) -> RenderedText {
+    /// The text, or what is wrong with the template, in words.
+    pub(super) fn render(&self, rendering: &Rendering<'_>, size: usize) -> Result<String, String> {
         let request = serde_json::to_vec(rendering).map_err(|error| error.to_string())?;
         // The lock goes before the rendering.
         let idle = || self.idle().pop();
@@ -123,18 +122,18 @@ impl Renderers {
             match process.ask(size, &request) {
                 Ok(answer) => return self.keep(process, answer),
                 // A child that has ended while it was idle, or has too little memory left of what others took, decides nothing.
-                Err(_) if process.end() == RendererEnd::Time => return Err(RendererEnd::Time.words()),
+                Err(_) if process.end() == TOO_SLOW => return Err(TOO_SLOW.to_owned()),
                 Err(_) => {}
             }
         }
         let (mut process, _) = self.start()?;
         match process.ask(size, &request) {
             Ok(answer) => self.keep(process, answer),
-            Err(_) => Err(process.end().words()),
+            Err(_) => Err(process.end().to_owned()),
         }
     }
 
-    fn keep(&self, process: RendererProcess, answer: RenderedText) -> RenderedText {
+    fn keep(&self, process: RendererProcess, answer: Result<String, String>) -> Result<String, String> {
         self.idle().push(process);
         answer
     }
@@ -150,7 +149,7 @@ impl Renderers {
         let text = serde_json::to_vec(&*self.text).map_err(|error| error.to_string())?;
         match process.ask(self.text.source.len(), &text) {
             Ok(answer) => answer.map(|has_generation| (process, has_generation)),
-            Err(_) => Err(process.end().words()),
+            Err(_) => Err(process.end().to_owned()),
         }
     }
 }
@@ -172,7 +171,7 @@ impl RendererProcess {
         Ok(Self { process: command.spawn()?, socket, patience: Duration::ZERO })
     }
 
-    fn ask(&mut self, given: usize, request: &[u8]) -> io::Result<RenderedText> {
+    fn ask(&mut self, given: usize, request: &[u8]) -> io::Result<Result<String, String>> {
         let patience = PATIENCE + 4 * allowed_time(given);
         if patience > self.patience {
             self.socket.set_read_timeout(Some(patience))?;
@@ -188,8 +187,8 @@ impl RendererProcess {
         Ok(if is_fault == 0 { Ok(text) } else { Err(text) })
     }
 
-    /// Waits for a child that has broken off, or does not answer; says why.
-    fn end(mut self) -> RendererEnd {
+    /// Waits for a child that has broken off, or does not answer; says why. One that has not ended has gone on for too long.
+    fn end(mut self) -> &'static str {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         let waited = (0..200).find_map(|_| match self.process.try_wait() {
             Ok(None) => {
@@ -198,7 +197,11 @@ impl RendererProcess {
             }
             status => status.ok().flatten(),
         });
-        RendererEnd::of(waited)
+        match waited.map(|status| (status.signal(), status.code())) {
+            None | Some((Some(SIGXCPU), _)) => TOO_SLOW,
+            Some((_, Some(_))) => "it takes too much memory",
+            Some(_) => "it is nested too deep, or its process was killed",
+        }
     }
 }
 
@@ -206,32 +209,5 @@ impl Drop for RendererProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RendererEnd {
-    Time,
-    Memory,
-    Stack,
-}
-
-impl RendererEnd {
-    /// One that has not ended has gone on for too long.
-    fn of(status: Option<ExitStatus>) -> Self {
-        match status.map(|status| (status.signal(), status.code())) {
-            None | Some((Some(SIGXCPU), _)) => Self::Time,
-            Some((_, Some(_))) => Self::Memory,
-            Some(_) => Self::Stack,
-        }
-    }
-
-    fn words(self) -> String {
-        match self {
-            Self::Time => "it takes too much time",
-            Self::Memory => "it takes too much memory",
-            Self::Stack => "it is nested too deep, or its process was killed",
-        }
-        .to_owned()
     }
 }

@@ -100,25 +100,14 @@ fn next_opening(text: &str) -> Option<usize> {
 
 /// The length of a tag up to its end, over strings and braces.
 fn closing(tag: &str, end: &str) -> Option<usize> {
-    let mut depth = 0usize;
-    for (at, byte) in outside_strings(&tag[2..]) {
-        let at = at + 2;
-        if depth == 0 && tag[at..].starts_with(end) {
-            return Some(at + 2);
-        }
-        match byte {
-            b'{' | b'[' | b'(' => depth += 1,
-            b'}' | b']' | b')' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    None
+    let mut outermost = outside_strings(&tag[2..]).filter(|&(.., depth)| depth == 0);
+    outermost.find(|&(at, ..)| tag[at + 2..].starts_with(end)).map(|(at, ..)| at + 4)
 }
 
-/// The ASCII characters of an expression that are in no string.
-fn outside_strings(text: &str) -> impl Iterator<Item = (usize, u8)> + '_ {
-    let (mut quote, mut escaped) = (None, false);
-    text.bytes().enumerate().filter(move |&(_, byte)| {
+/// The ASCII characters of an expression that are in no string, each with the brackets that are open before it.
+fn outside_strings(text: &str) -> impl Iterator<Item = (usize, u8, usize)> + '_ {
+    let (mut quote, mut escaped, mut depth) = (None, false, 0usize);
+    let outside = text.bytes().enumerate().filter(move |&(_, byte)| {
         let is_outside = quote.is_none();
         match quote {
             Some(_) if escaped => escaped = false,
@@ -128,6 +117,15 @@ fn outside_strings(text: &str) -> impl Iterator<Item = (usize, u8)> + '_ {
             _ => {}
         }
         is_outside && quote.is_none() && byte.is_ascii()
+    });
+    outside.map(move |(at, byte)| {
+        let before = depth;
+        match byte {
+            b'{' | b'[' | b'(' => depth += 1,
+            b'}' | b']' | b')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        (at, byte, before)
     })
 }
 
@@ -163,17 +161,10 @@ fn end_of_raw(text: &str) -> usize {
 
 /// The targets of `with a = 1, b = 2`, and their values; `None` where there is one.
 fn assigned(arguments: &str) -> Option<(String, String)> {
-    let (mut depth, mut start, mut parts) = (0usize, 0, Vec::new());
-    for (at, byte) in outside_strings(arguments) {
-        match byte {
-            b'{' | b'[' | b'(' => depth += 1,
-            b'}' | b']' | b')' => depth = depth.saturating_sub(1),
-            b',' if depth == 0 => {
-                parts.push(&arguments[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
+    let (mut start, mut parts) = (0, Vec::new());
+    for (at, ..) in outside_strings(arguments).filter(|&(_, byte, depth)| byte == b',' && depth == 0) {
+        parts.push(&arguments[start..at]);
+        start = at + 1;
     }
     parts.push(&arguments[start..]);
     let pairs: Vec<(&str, &str)> = parts.into_iter().map(|part| part.split_once('=')).collect::<Option<_>>()?;
@@ -183,22 +174,20 @@ fn assigned(arguments: &str) -> Option<(String, String)> {
 
 /// The parts of `for TARGETS in LIST [if …] [recursive]`.
 fn walked(arguments: &str) -> Option<(&str, &str, &str)> {
-    let (mut depth, mut list, mut end) = (0usize, None, arguments.len());
+    let (mut list, mut end) = (None, arguments.len());
     let bytes = arguments.as_bytes();
     let is_name = |at: usize| bytes.get(at).is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_' || !byte.is_ascii());
-    for (at, byte) in outside_strings(arguments) {
-        match byte {
-            b'{' | b'[' | b'(' => depth += 1,
-            b'}' | b']' | b')' => depth = depth.saturating_sub(1),
-            _ if depth > 0 || !is_name(at) || (at > 0 && (is_name(at - 1) || bytes[at - 1] == b'.')) => {}
-            _ => match (word(&arguments[at..]).0, list) {
-                ("in", None) => list = Some(at),
-                ("if" | "recursive", Some(_)) => {
-                    end = at;
-                    break;
-                }
-                _ => {}
-            },
+    for (at, _, depth) in outside_strings(arguments) {
+        if depth > 0 || !is_name(at) || (at > 0 && (is_name(at - 1) || bytes[at - 1] == b'.')) {
+            continue;
+        }
+        match (word(&arguments[at..]).0, list) {
+            ("in", None) => list = Some(at),
+            ("if" | "recursive", Some(_)) => {
+                end = at;
+                break;
+            }
+            _ => {}
         }
     }
     let list = list?;

@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use super::boundaries::Boundaries;
+use super::boundaries::{Boundaries, TokensOf};
 use super::conversation::{Conversation, role};
-use super::rewritten::TokensOf;
 use super::template::ChatTemplate;
 use crate::recipe::TrainOn;
 use crate::units::Fault;
@@ -18,12 +17,10 @@ pub(in crate::data) struct ChatSample {
     pub(in crate::data) prompt: Option<usize>,
 }
 
-type TextSpan = Range<usize>;
-
 pub(super) struct SpannedText {
     pub(super) text: String,
     /// What is trained, in order and apart.
-    pub(super) spans: Vec<TextSpan>,
+    pub(super) spans: Vec<Range<usize>>,
     /// Where the prompt ends, in bytes, where that is trained, too: else all that leads to the first span is the prompt.
     pub(super) prompt: Option<usize>,
     /// Whether an answer is written otherwise than the model writes it, as more follows.
@@ -39,7 +36,7 @@ pub(super) fn text_and_spans(
     let conversation = &sample.conversation;
     if matches!(train_on, TrainOn::Assistant | TrainOn::Last) {
         let wanted = sample.wanted(train_on);
-        if template.has_generation() && sample.flagged(true).all(|index| role(&conversation.messages[index]) == "assistant") {
+        if template.has_generation && sample.flagged(true).all(|index| role(&conversation.messages[index]) == "assistant") {
             let (text, spans) = template.render_with_spans(conversation)?;
             let boundaries = Boundaries { template, conversation, text: &text };
             let spans = of_messages(&boundaries, spans, &wanted)?;
@@ -96,7 +93,7 @@ impl ChatSample {
 }
 
 /// The template's own spans that lie in the wanted messages.
-fn of_messages(boundaries: &Boundaries<'_>, spans: Vec<TextSpan>, wanted: &[usize]) -> Result<Vec<TextSpan>, Fault> {
+fn of_messages(boundaries: &Boundaries<'_>, spans: Vec<Range<usize>>, wanted: &[usize]) -> Result<Vec<Range<usize>>, Fault> {
     let messages = &boundaries.conversation.messages;
     let assistants: Vec<usize> = (0..messages.len()).filter(|&index| role(&messages[index]) == "assistant").collect();
     if wanted == assistants {
@@ -105,7 +102,7 @@ fn of_messages(boundaries: &Boundaries<'_>, spans: Vec<TextSpan>, wanted: &[usiz
     let regions = wanted.iter().map(|&index| boundaries.whole(index)).collect::<Result<Vec<_>, _>>();
     match regions {
         Ok(regions) => {
-            let parts = |span: &TextSpan| regions.iter().map(|region| overlap(span, region)).collect::<Vec<_>>();
+            let parts = |span: &Range<usize>| regions.iter().map(|region| overlap(span, region)).collect::<Vec<_>>();
             Ok(spans.iter().flat_map(parts).filter(|part| !part.is_empty()).collect())
         }
         // One span for each answer: which is whose needs no borders.
@@ -116,18 +113,18 @@ fn of_messages(boundaries: &Boundaries<'_>, spans: Vec<TextSpan>, wanted: &[usiz
     }
 }
 
-fn overlap(one: &TextSpan, other: &TextSpan) -> TextSpan {
+fn overlap(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
     let start = one.start.max(other.start);
     start..one.end.min(other.end).max(start)
 }
 
-fn without(spans: Vec<TextSpan>, hole: &TextSpan) -> Vec<TextSpan> {
-    let parts = |span: TextSpan| [span.start..span.end.min(hole.start), span.start.max(hole.end)..span.end];
+fn without(spans: Vec<Range<usize>>, hole: &Range<usize>) -> Vec<Range<usize>> {
+    let parts = |span: Range<usize>| [span.start..span.end.min(hole.start), span.start.max(hole.end)..span.end];
     spans.into_iter().flat_map(parts).filter(|part| part.start < part.end).collect()
 }
 
 /// Whether each token, given as the part of the text that it stands for, is trained: it is where it overlaps a span.
-pub(super) fn mask(offsets: &[(usize, usize)], spans: &[TextSpan]) -> Vec<bool> {
+pub(super) fn mask(offsets: &[(usize, usize)], spans: &[Range<usize>]) -> Vec<bool> {
     let is_trained = |&(start, end): &(usize, usize)| {
         let next = spans.partition_point(|span| span.end <= start);
         // A token of no text belongs to what it stands in.

@@ -12,15 +12,16 @@ use super::super::guard::WorkLimits;
 use super::conversation::Conversation;
 use super::jinja::{CompiledTemplate, Rendering, TemplateText};
 use super::markers::{Markers, taken_out};
-use super::python_methods;
 use super::renderer::Renderers;
+use crate::metrics::is_space;
 use crate::units::{Fault, abridged};
 
 /// A chat template, ready to render conversations. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct ChatTemplate {
     text: Arc<TemplateText>,
-    has_generation: bool,
+    /// Whether it says itself what the assistant writes.
+    pub(super) has_generation: bool,
     execution: Execution,
     place: String,
 }
@@ -75,10 +76,6 @@ impl ChatTemplate {
         &self.text.source
     }
 
-    pub(super) fn has_generation(&self) -> bool {
-        self.has_generation
-    }
-
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
     pub(super) fn render(&self, conversation: &Conversation, adds_generation_prompt: bool) -> Result<String, Fault> {
         self.render_messages(conversation, &conversation.messages, adds_generation_prompt)
@@ -96,7 +93,8 @@ impl ChatTemplate {
     /// The text of a conversation, and in bytes where the template says that the assistant writes.
     pub(super) fn render_with_spans(&self, conversation: &Conversation) -> Result<(String, Vec<Range<usize>>), Fault> {
         let text = self.render(conversation, false)?;
-        let markers = if conversation.mentions(self.text.markers) {
+        let Markers { open, close } = self.text.markers;
+        let markers = if conversation.contains(open) || conversation.contains(close) {
             Markers::absent_from(&|marker| self.source().contains(marker) || conversation.contains(marker))
         } else {
             self.text.markers
@@ -126,11 +124,7 @@ impl ChatTemplate {
         let rendered = self.render_messages(conversation, &messages, false)?;
         let at = rendered.rfind(CONTINUED.trim_end()).filter(|_| rendered.contains(&said)).ok_or_else(nothing)?;
         let cut = &rendered[..at];
-        Ok(if rendered[at..].starts_with(CONTINUED) {
-            cut.to_owned()
-        } else {
-            cut.trim_end_matches(python_methods::is_space).to_owned()
-        })
+        Ok(if rendered[at..].starts_with(CONTINUED) { cut.to_owned() } else { cut.trim_end_matches(is_space).to_owned() })
     }
 
     pub(super) fn fault(&self, message: String) -> Fault {
@@ -281,7 +275,7 @@ pub(super) mod tests {
             let template = ChatTemplate::new(row["template"].as_str().unwrap(), Vec::new(), "t".to_owned(), now);
             let got = template.and_then(|template| match row.get("spans") {
                 None => Ok((template.render(&conversation, true)?, Json::Null)),
-                Some(_) if !template.has_generation() => Ok((template.render(&conversation, true)?, json!([]))),
+                Some(_) if !template.has_generation => Ok((template.render(&conversation, true)?, json!([]))),
                 Some(_) => {
                     let (text, spans) = template.render_with_spans(&conversation)?;
                     let spans = spans.iter().map(|span| [span.start, span.end].map(|at| text[..at].chars().count()));

@@ -2,9 +2,8 @@
 
 use serde_json::Value;
 
-use super::format::RowFormat;
+use super::format::{RowFormat, plain};
 use crate::data::chat::{ChatSample, message, sample, shown};
-use crate::data::example::Example;
 use crate::data::rows::DataRow;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
@@ -12,12 +11,7 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["instruction", "output"]],
     has_classes: false,
-    ..RowFormat::new(DataFormat::Alpaca, |_| {
-        Ok(Box::new(|mut row| {
-            let sample = conversation(&mut row)?;
-            Ok(Example::new(&row, sample.into()))
-        }))
-    })
+    ..RowFormat::new(DataFormat::Alpaca, |_| Ok(plain(conversation)))
 };
 
 fn conversation(row: &mut DataRow) -> Result<ChatSample, Fault> {

@@ -15,13 +15,11 @@ const COMPLETIONS: [&str; 5] = ["completion", "answer", "response", "output", "c
 /// What must not be learned, where rows compare two answers.
 const REJECTED: &str = "rejected";
 
-pub(super) type ColumnNames = BTreeMap<String, String>;
-
 /// The format of a row by what people call its columns, and whether another column holds words, which would be left out.
-pub(super) fn known_by_others(row: &DataRow) -> Option<(DataFormat, ColumnNames, bool)> {
+pub(super) fn known_by_others(row: &DataRow) -> Option<(DataFormat, BTreeMap<String, String>, bool)> {
     let is_list = |name: &str| row.fields().get(name).is_some_and(Value::is_array);
     let of = |pairs: &[(&str, &str)]| pairs.iter().map(|(field, column)| ((*field).to_owned(), (*column).to_owned())).collect();
-    let (format, columns): (_, ColumnNames) = if is_list("conversation") {
+    let (format, columns): (_, BTreeMap<String, String>) = if is_list("conversation") {
         (DataFormat::ShareGpt, of(&[("conversations", "conversation")]))
     } else if let Some(input) = ["context", "input"].into_iter().find(|name| is_text(row, name))
         && ["instruction", "response"].iter().all(|name| is_text(row, name))

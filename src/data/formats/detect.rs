@@ -1,8 +1,9 @@
 //! Which format files have, by the fields of their first rows.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::columns::{self, ColumnNames};
+use super::columns;
 use super::reader::FORMATS;
 use crate::data::faults::{self, RowFault};
 use crate::data::rows::{self, DataRow, RowSettings, WalkEnd};
@@ -16,7 +17,7 @@ const LOOKED_AT: usize = 10;
 pub(in crate::data) struct Detected {
     pub(in crate::data) format: DataFormat,
     pub(in crate::data) told_from: String,
-    pub(in crate::data) columns: ColumnNames,
+    pub(in crate::data) columns: BTreeMap<String, String>,
 }
 
 /// Looks at the first sound rows of the first files.
@@ -80,7 +81,7 @@ fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, Unknown> {
     let listed = |fields: &mut dyn Iterator<Item = &str>| fields.map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ");
     if let Some((format, fields)) = known {
         let told_from = format!("the fields {} of {}", listed(&mut fields.iter().copied()), row.place());
-        return Ok(Detected { format, told_from, columns: ColumnNames::new() });
+        return Ok(Detected { format, told_from, columns: BTreeMap::new() });
     }
     let by_others = columns::known_by_others(row).filter(|_| may_rename);
     let is_doubt = by_others.as_ref().is_some_and(|(.., has_more)| *has_more);

@@ -1,7 +1,8 @@
 //! What a data format is: the fields that its rows are known by, and how a row becomes an example.
 
+use crate::data::chat::{ChatSample, Conversation, message};
 use crate::data::encode::Encoder;
-use crate::data::example::{Example, Task};
+use crate::data::example::{Content, Example, Task};
 use crate::data::faults;
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
@@ -12,6 +13,14 @@ use crate::units::Fault;
 pub(super) type RowReader<'a> = Box<dyn Fn(DataRow) -> Result<Example, Fault> + Send + Sync + 'a>;
 
 type NewRowReader = for<'a> fn(RowContext<'a>) -> Result<RowReader<'a>, Fault>;
+
+/// Makes an example of what `read` finds in a row, where nothing is said beside it.
+pub(super) fn plain<'a, C: Into<Content>>(read: impl Fn(&mut DataRow) -> Result<C, Fault> + Send + Sync + 'a) -> RowReader<'a> {
+    Box::new(move |mut row| {
+        let content = read(&mut row)?.into();
+        Ok(Example::new(&row, content))
+    })
+}
 
 pub(super) struct RowFormat {
     /// The name in recipes, which say there what contradicts it.
@@ -59,5 +68,28 @@ impl<'a> RowContext<'a> {
             }
             None => Ok(()),
         }
+    }
+}
+
+/// A row as a prompt and its answers.
+pub(super) struct TextRow {
+    pub(super) prompt: String,
+    pub(super) completion: String,
+    /// The right answers; at least one.
+    pub(super) references: Vec<String>,
+}
+
+impl TextRow {
+    /// A sample; as messages, the prompt is one of the user, and the completion the reply.
+    pub(super) fn example(self, row: &DataRow, is_message: bool) -> Example {
+        let Self { prompt, completion, references } = self;
+        let content = if is_message {
+            let messages = vec![message("user", &prompt), message("assistant", &completion)];
+            let conversation = Conversation { messages, ..Conversation::default() };
+            ChatSample { conversation, trains: vec![None, None], prompt: Some(1) }.into()
+        } else {
+            Content::Text { prompt, completion }
+        };
+        Example { references, ..Example::new(row, content) }
     }
 }

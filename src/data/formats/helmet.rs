@@ -3,8 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::format::RowFormat;
-use super::text_row::TextRow;
+use super::format::{RowFormat, TextRow};
 use crate::data::faults::RowFault;
 use crate::data::rows::DataRow;
 use crate::recipe::{DataFormat, HelmetFamily};

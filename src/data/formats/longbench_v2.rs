@@ -1,8 +1,7 @@
 //! The format `longbench-v2`: four-way questions on long contexts, in upstream's wording (THUDM/LongBench at 2e00731, MIT licence), in that
 //! of `keys_values`, or in that of lm-evaluation-harness (MIT licence).
 
-use super::format::{RowContext, RowFormat};
-use super::text_row::TextRow;
+use super::format::{RowContext, RowFormat, TextRow};
 use crate::data::example::{Content, Example, Task};
 use crate::data::label_tokens::Classes;
 use crate::data::question::{FollowUp, SampleGroups};
@@ -43,10 +42,8 @@ const READ_TO_THINK: &str = "Please read the following text and answer the quest
 
 const THINK: &str = "Let’s think step by step:";
 
-type LetterClasses = [Option<usize>; 4];
-
 /// The class of each letter: by its label, or in order where four tokens are given that stand for no letter.
-fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<LetterClasses, Fault> {
+fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<[Option<usize>; 4], Fault> {
     let mut found = [None; 4];
     for (class, letter) in found.iter_mut().zip(LETTERS) {
         *class = classes.find(letter, tokenizer)?;
@@ -78,7 +75,7 @@ impl LongBenchRow {
         Ok(Self { texts, letter, groups })
     }
 
-    fn classified(self, row: &DataRow, labels: &Classes, classes: LetterClasses) -> Result<Example, Fault> {
+    fn classified(self, row: &DataRow, labels: &Classes, classes: [Option<usize>; 4]) -> Result<Example, Fault> {
         let bad = || row.bad("answer", format!("one of the labels {}", labels.describe()), format!("`{}`", LETTERS[self.letter]));
         let class = classes[self.letter].ok_or_else(bad)?;
         let prompt = question(&self.texts, &["A: ", "B: ", "C: ", "D: "], ANSWER_PREFIX);

@@ -8,7 +8,6 @@ mod helmet;
 mod longbench_v2;
 #[cfg(test)]
 mod malformed_tests;
-mod media;
 mod messages;
 mod prompt_completion;
 mod reader;
@@ -17,7 +16,6 @@ mod sharegpt;
 #[cfg(test)]
 mod tests;
 mod text;
-mod text_row;
 mod tokens;
 
 pub(super) use detect::detect;

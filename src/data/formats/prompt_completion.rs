@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::format::RowFormat;
+use super::format::{RowFormat, plain};
 use crate::data::chat::{is_conversational, prompt_and_completion};
-use crate::data::example::{Content, Example, Task};
+use crate::data::example::{Content, Task};
 use crate::data::label_tokens::Classes;
 use crate::data::rows::{DataRow, class};
 use crate::data::tokenizer::Tokenizer;
@@ -15,15 +15,15 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["prompt", "completion"], &["prompt", "label"]],
     ..RowFormat::new(DataFormat::PromptCompletion, |context| {
         let tokenizer = context.tokenizer()?;
-        Ok(Box::new(move |mut row| {
+        Ok(plain(move |row| {
             if row.fields().get("prompt").is_some_and(Value::is_string) {
-                context.refuse_text_for_messages(&row, "prompt")?;
+                context.refuse_text_for_messages(row, "prompt")?;
             }
-            let content = content(&mut row, context.task, tokenizer)?;
+            let content = content(row, context.task, tokenizer)?;
             if let Content::Text { prompt, completion } = &content {
                 context.encoder.chat.note_empty(prompt, completion);
             }
-            Ok(Example::new(&row, content))
+            Ok(content)
         }))
     })
 };
@@ -55,7 +55,7 @@ pub(super) fn classified(
     classes: &Classes,
     tokenizer: &Tokenizer,
 ) -> Result<Content, Fault> {
-    if field == "label" && row.is_number("label") {
+    if field == "label" && row.fields().get("label").is_some_and(Value::is_number) {
         return Ok(Content::TextClass { prompt, class: class(row, classes.count)? });
     }
     let answer = row.text(field)?;

@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 
 use super::format::{RowContext, RowFormat, RowReader};
-use super::{alpaca, helmet, longbench_v2, media, messages, prompt_completion, ruler, sharegpt, text, tokens};
+use super::{alpaca, helmet, longbench_v2, messages, prompt_completion, ruler, sharegpt, text, tokens};
 use crate::data::encode::Encoder;
 use crate::data::example::{Example, Task};
+use crate::data::media;
 use crate::data::rows::DataRow;
 use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
 use crate::units::Fault;

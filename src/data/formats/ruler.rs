@@ -1,7 +1,6 @@
 //! The format `ruler`: rows as RULER's generators write them. The prompt is `input` and `answer_prefix`; all `outputs` are asked for.
 
-use super::format::RowFormat;
-use super::text_row::TextRow;
+use super::format::{RowFormat, TextRow};
 use crate::data::rows::DataRow;
 use crate::recipe::DataFormat;
 use crate::units::Fault;

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::format::RowFormat;
+use super::format::{RowFormat, plain};
 use crate::data::chat::{ChatSample, message, sample, shown, wrong};
-use crate::data::example::Example;
 use crate::data::rows::{DataRow, kind};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
@@ -14,30 +13,18 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["conversations"]],
     has_classes: false,
-    ..RowFormat::new(DataFormat::ShareGpt, |context| {
-        Ok(Box::new(move |mut row| {
-            let sample = conversation(&mut row, &context.recipe.chat.roles)?;
-            Ok(Example::new(&row, sample.into()))
-        }))
-    })
+    ..RowFormat::new(DataFormat::ShareGpt, |context| Ok(plain(move |row| conversation(row, &context.recipe.chat.roles))))
 };
 
-const TAGS: [(&str, &str); 15] = [
-    ("human", "user"),
-    ("user", "user"),
-    ("gpt", "assistant"),
-    ("assistant", "assistant"),
-    ("model", "assistant"),
-    ("chatgpt", "assistant"),
-    ("bing", "assistant"),
-    ("bard", "assistant"),
-    ("system", "system"),
-    ("developer", "developer"),
-    ("tool", "tool"),
-    ("observation", "tool"),
-    ("function_response", "tool"),
-    ("ipython", "ipython"),
-    ("function", "function"),
+/// Roles, and the tags that stand for each.
+const TAGS: [(&str, &[&str]); 7] = [
+    ("user", &["human", "user"]),
+    ("assistant", &["gpt", "assistant", "model", "chatgpt", "bing", "bard"]),
+    ("system", &["system"]),
+    ("developer", &["developer"]),
+    ("tool", &["tool", "observation", "function_response"]),
+    ("ipython", &["ipython"]),
+    ("function", &["function"]),
 ];
 
 /// The tag of a call that is JSON in a text.
@@ -81,9 +68,10 @@ fn role_message(turn: Value, roles: &BTreeMap<String, String>) -> Result<Value, 
         let head = json!({"role": "assistant", "content": "", "tool_calls": calls});
         return Ok(Value::Object(head.as_object().cloned().unwrap_or_default().into_iter().chain(turn).collect()));
     }
-    let known = || TAGS.iter().find(|(known, _)| *known == tag).map(|(_, role)| *role);
+    let known = || TAGS.iter().find(|(_, tags)| tags.contains(&tag)).map(|(role, _)| *role);
     let Some(role) = roles.get(tag).map(String::as_str).or_else(known) else {
-        let names: Vec<&str> = TAGS.iter().map(|(tag, _)| *tag).chain([CALL]).chain(roles.keys().map(String::as_str)).collect();
+        let known = TAGS.iter().flat_map(|(_, tags)| *tags).copied().chain([CALL]);
+        let names: Vec<&str> = known.chain(roles.keys().map(String::as_str)).collect();
         return Err(format!("`from` is `{tag}`, which is none of {}, and no tag of `data.roles`", names.join(", ")));
     };
     let head = [("role".to_owned(), Value::from(role)), ("content".to_owned(), value)];

@@ -1,8 +1,8 @@
 //! The format `text`: rows with `text`, all of which is trained; a file of plain text is one row.
 
-use super::format::RowFormat;
+use super::format::{RowFormat, plain};
 use super::prompt_completion::classified;
-use crate::data::example::{Content, Example, Task};
+use crate::data::example::{Content, Task};
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
 use crate::recipe::DataFormat;
@@ -12,10 +12,7 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["text"]],
     ..RowFormat::new(DataFormat::Text, |context| {
         let tokenizer = context.tokenizer()?;
-        Ok(Box::new(move |mut row| {
-            let content = content(&mut row, context.task, tokenizer)?;
-            Ok(Example::new(&row, content))
-        }))
+        Ok(plain(move |row| content(row, context.task, tokenizer)))
     })
 };
 

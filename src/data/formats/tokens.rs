@@ -4,9 +4,9 @@
 
 use serde_json::Value;
 
-use super::format::RowFormat;
+use super::format::{RowFormat, plain};
 use crate::data::batch::IGNORE;
-use crate::data::example::{Content, Example, Task};
+use crate::data::example::{Content, Task};
 use crate::data::faults::{self, RowFault};
 use crate::data::rows::{DataRow, class, kind};
 use crate::recipe::DataFormat;
@@ -15,12 +15,7 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["input_ids"]],
     has_texts: false,
-    ..RowFormat::new(DataFormat::Tokens, |context| {
-        Ok(Box::new(move |mut row| {
-            let content = content(&mut row, context.task, context.encoder.vocab_size)?;
-            Ok(Example::new(&row, content))
-        }))
-    })
+    ..RowFormat::new(DataFormat::Tokens, |context| Ok(plain(move |row| content(row, context.task, context.encoder.vocab_size))))
 };
 
 /// What a row says; every id is checked against the model's vocabulary.
@@ -76,7 +71,7 @@ fn labels(row: &mut DataRow, ids: &[u32]) -> Result<Vec<bool>, Fault> {
 #[cfg(test)]
 mod tests {
     use crate::data::fixtures::Fixture;
-    use crate::data::{IGNORE, Targets, TokenOrigin, open};
+    use crate::data::{IGNORE, Targets, open};
     use crate::recipe::{DataFormat, HeadRecipe, Labels};
 
     fn fixture(content: &str) -> Fixture {
@@ -94,7 +89,7 @@ mod tests {
         assert_eq!(batch.sequences[0].inputs, [5, 6, 7]);
         assert_eq!(batch.sequences[0].targets, Targets::NextToken(vec![IGNORE, 7, 8]));
         assert_eq!(batch.sequences[1].targets, Targets::NextToken(vec![9]));
-        assert_eq!(splits.report.files[0].origin, TokenOrigin::Given);
+        assert_eq!(splits.report.files[0].origin, "pre-tokenised");
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Rows of an Arrow file: of the stream format, as `datasets` writes it, or of the file format, as polars and Feather do.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use arrow::array::RecordBatch;
 use arrow::buffer::Buffer;
-use arrow::ipc::reader::StreamDecoder;
+use arrow::ipc::Block;
+use arrow::ipc::reader::{FileDecoder, StreamDecoder};
 
-use super::arrow_file::{ArrowBatch, MAGIC, NextBatch};
-use super::row::DataRow;
-use super::sink::Sink;
-use super::{arrow_file, arrow_values};
+use super::arrow_values;
+use super::row::{DataRow, Sink};
+use crate::data::arrow_file::{MAGIC, footer, part};
 use crate::data::faults;
 use crate::data::guard::WorkLimits;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
@@ -20,6 +22,9 @@ const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 /// Rows that are turned into JSON at once.
 const BATCH_ROWS: usize = 16;
 
+/// Gives the batches one by one, each with the bytes that it takes in the file, or a few more.
+type NextBatch = Box<dyn FnMut() -> Result<Option<(RecordBatch, usize)>, String>>;
+
 /// Hands over each row. A stream without its end is cut off.
 pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
     let broken = |message: String| faults::unreadable(path, "Arrow", &message);
@@ -27,11 +32,11 @@ pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>)
     let limits = WorkLimits::of("data", path, 16, 1.0);
     let file = MappedFile::open(path)?.arrow_buffer();
     let bounded = file.len().min(limit);
-    let open = || if file.starts_with(MAGIC) { arrow_file::batches(file) } else { stream_batches(&file) };
+    let open = || if file.starts_with(MAGIC) { file_batches(file) } else { stream_batches(&file) };
     let mut next = limits.guarded(bounded, open).map_err(broken)?;
     let mut types = None;
     let mut record = 0;
-    while let Some(ArrowBatch { batch, bytes }) = limits.guarded(bounded, &mut next).map_err(broken)? {
+    while let Some((batch, bytes)) = limits.guarded(bounded, &mut next).map_err(broken)? {
         if batch.num_rows() > bytes.saturating_mul(8) {
             Err(broken(format!("a batch says it has {} rows, in {bytes} bytes", batch.num_rows())))?;
         }
@@ -49,6 +54,32 @@ pub(super) fn each<E: From<Fault>>(path: &Path, limit: usize, sink: Sink<'_, E>)
         }
     }
     Ok(())
+}
+
+/// The batches in the order of the footer.
+fn file_batches(file: Buffer) -> Result<NextBatch, String> {
+    let (footer, schema) = footer(&file)?;
+    let mut decoder = FileDecoder::new(Arc::new(schema), footer.version());
+    let dictionaries: Vec<Block> = footer.dictionaries().iter().flatten().copied().collect();
+    let blocks: Vec<Block> = footer.recordBatches().iter().flatten().copied().collect();
+    // A footer of a few bytes can list one batch any number of times.
+    let mut promised = 0_usize;
+    for block in dictionaries.iter().chain(&blocks) {
+        promised = promised.saturating_add(part(&file, block)?.len());
+    }
+    if promised > file.len() {
+        return Err(format!("its footer promises {promised} bytes, the file has {}", file.len()));
+    }
+    for block in &dictionaries {
+        decoder.read_dictionary(block, &part(&file, block)?).map_err(|error| error.to_string())?;
+    }
+    let mut blocks = blocks.into_iter();
+    Ok(Box::new(move || {
+        let Some(block) = blocks.next() else { return Ok(None) };
+        let part = part(&file, &block)?;
+        let batch = decoder.read_record_batch(&block, &part).map_err(|error| error.to_string())?;
+        Ok(Some((batch.ok_or("a batch of its footer is none")?, part.len())))
+    }))
 }
 
 fn stream_batches(file: &Buffer) -> Result<NextBatch, String> {
@@ -74,7 +105,7 @@ fn stream_batches(file: &Buffer) -> Result<NextBatch, String> {
             let batch = decoder.decode(&mut rest).map_err(|error| error.to_string())?;
             bytes += before - rest.len();
             if let Some(batch) = batch {
-                return Ok(Some(ArrowBatch { batch, bytes }));
+                return Ok(Some((batch, bytes)));
             }
             if is_at_end {
                 return decoder.finish().map(|()| None).map_err(|error| format!("it is cut off: {error}"));

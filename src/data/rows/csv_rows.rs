@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
-use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 use std::rc::Rc;
@@ -11,8 +10,7 @@ use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 use serde_json::Value;
 
 use super::input::Input;
-use super::row::{self, DataRow};
-use super::sink::Sink;
+use super::row::{self, DataRow, Sink};
 use crate::data::faults::{self, RowFault};
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
 use crate::units::{Fault, quoted};
@@ -23,8 +21,17 @@ pub(super) fn each<E: From<Fault>>(mut input: Input, delimiter: u8, limit: usize
     let reader = std::mem::replace(&mut input.reader, Box::new(io::empty()));
     let lines = Rc::new(RefCell::new(VecDeque::new()));
     let next_line = || lines.borrow_mut().pop_front().unwrap_or_default();
-    let quotes =
-        Quotes { reader, delimiter, limit, state: ValuePart::Start, line: 1, begun: 1, length: 0, lines: Rc::clone(&lines) };
+    let quotes = Quotes {
+        path: &path,
+        reader,
+        delimiter,
+        limit,
+        state: ValuePart::Start,
+        line: 1,
+        begun: 1,
+        length: 0,
+        lines: Rc::clone(&lines),
+    };
     let mut reader = ReaderBuilder::new().delimiter(delimiter).buffer_capacity(1 << 16).from_reader(quotes);
     let header = reader.byte_headers().map_err(|error| broken(&input, error))?.clone();
     let first = place(&path, next_line());
@@ -66,16 +73,15 @@ fn texts(record: &ByteRecord, place: &SamplePlace) -> Result<Vec<String>, Fault>
 
 fn broken(input: &Input, error: csv::Error) -> Fault {
     match error.into_kind() {
-        ErrorKind::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref::<Unending>()) {
-            Some(Unending { line, message }) => RowFault::unusable(place(&input.path, *line), message),
-            None => input.error(&error),
-        },
+        // What the reader below has refused, or the system.
+        ErrorKind::Io(error) => error.downcast::<Fault>().unwrap_or_else(|error| input.error(&error)),
         other => faults::unreadable(&input.path, "CSV", &format!("{other:?}")),
     }
 }
 
 /// A reader that knows whether a quote is open: the parser takes the file's end for its end.
-struct Quotes {
+struct Quotes<'a> {
+    path: &'a Path,
     reader: Box<dyn BufRead>,
     delimiter: u8,
     limit: usize,
@@ -98,21 +104,7 @@ enum ValuePart {
     Quote,
 }
 
-#[derive(Debug)]
-struct Unending {
-    line: u64,
-    message: String,
-}
-
-impl fmt::Display for Unending {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for Unending {}
-
-impl Quotes {
+impl Quotes<'_> {
     fn step(&mut self, byte: u8) {
         let ends_row = self.state != ValuePart::Quoted && matches!(byte, b'\n' | b'\r');
         self.state = match (self.state, byte) {
@@ -130,12 +122,12 @@ impl Quotes {
     }
 }
 
-impl Read for Quotes {
+impl Read for Quotes<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.reader.read(buffer)?;
-        let unending = |line, message| Err(io::Error::other(Unending { line, message }));
         if read == 0 && self.state == ValuePart::Quoted && !buffer.is_empty() {
-            return unending(self.begun, "a quote is opened here and never closed".to_owned());
+            let message = "a quote is opened here and never closed";
+            return Err(io::Error::other(RowFault::unusable(place(self.path, self.begun), message)));
         }
         for &byte in &buffer[..read] {
             let was_open = self.state == ValuePart::Quoted;
@@ -144,8 +136,7 @@ impl Read for Quotes {
                 self.begun = self.line;
             }
             if self.length > self.limit {
-                let message = format!("more than {} bytes, which is the most that `data.max_line_bytes` allows", self.limit);
-                return unending(self.begun, message);
+                return Err(io::Error::other(row::too_long(place(self.path, self.begun), self.limit)));
             }
         }
         Ok(read)

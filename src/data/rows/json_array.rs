@@ -9,8 +9,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::input::Input;
-use super::row::{DataRow, TOO_MANY_VALUES, kind, max_values};
-use super::sink::Sink;
+use super::row::{DataRow, Sink, TOO_MANY_VALUES, kind, max_values, too_long};
 use crate::data::faults::RowFault;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
 use crate::files::StrictJson;
@@ -21,13 +20,13 @@ pub(super) fn each<E: From<Fault>>(mut input: Input, limit: usize, sink: Sink<'_
     let path = input.path.clone();
     let place = |record| SamplePlace { path: path.as_path().into(), at: LineOrRecord::Record(record) };
     let reader = std::mem::replace(&mut input.reader, Box::new(io::empty()));
-    let left = Rc::new(Cell::new(limit));
-    let mut json = serde_json::Deserializer::from_reader(Metered { reader, left: Rc::clone(&left), limit });
+    let left = Rc::new(Cell::new(Some(limit)));
+    let mut json = serde_json::Deserializer::from_reader(Metered { reader, left: Rc::clone(&left) });
     let (mut stopped, mut records) = (None, 0);
     let values = Cell::new(max_values(limit));
     let strict = StrictJson::new(&values, TOO_MANY_VALUES);
     let mut hand_over = |value| {
-        left.set(limit);
+        left.set(Some(limit));
         values.set(max_values(limit));
         let row = match value {
             Value::Object(fields) => Ok(DataRow::new(fields, place(records))),
@@ -40,12 +39,8 @@ pub(super) fn each<E: From<Fault>>(mut input: Input, limit: usize, sink: Sink<'_
     match (stopped, ended) {
         (Some(error), _) => Err(error),
         (None, Ok(())) => Ok(()),
-        (None, Err(error)) if error.is_io() => {
-            let error = io::Error::from(error);
-            let is_long = matches!(error.get_ref(), Some(inner) if inner.is::<TooLong>());
-            let too_long = || RowFault::unusable(place(records), &error.to_string());
-            Err(if is_long { too_long() } else { input.error(&error) }.into())
-        }
+        (None, Err(_)) if left.get().is_none() => Err(too_long(place(records), limit).into()),
+        (None, Err(error)) if error.is_io() => Err(input.error(&error.into()).into()),
         (None, Err(error)) => Err(RowFault::not_json(place(records), &error.to_string()).into()),
     }
 }
@@ -73,26 +68,14 @@ impl<'de> Visitor<'de> for Elements<'_> {
 /// A reader that refuses records of too many bytes.
 struct Metered {
     reader: Box<dyn BufRead>,
-    left: Rc<Cell<usize>>,
-    limit: usize,
+    /// Bytes that the record may still have; `None` where it has had more.
+    left: Rc<Cell<Option<usize>>>,
 }
-
-#[derive(Debug)]
-struct TooLong(usize);
-
-impl fmt::Display for TooLong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "more than {} bytes, which is the most that `data.max_line_bytes` allows", self.0)
-    }
-}
-
-impl std::error::Error for TooLong {}
 
 impl Read for Metered {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.reader.read(buffer)?;
-        let left = self.left.get().checked_sub(read).ok_or_else(|| io::Error::other(TooLong(self.limit)))?;
-        self.left.set(left);
-        Ok(read)
+        self.left.set(self.left.get().and_then(|left| left.checked_sub(read)));
+        if self.left.get().is_some() { Ok(read) } else { Err(io::Error::other("the record is too long")) }
     }
 }

@@ -6,8 +6,7 @@ use std::io::{BufRead, Read};
 use serde_json::Value;
 
 use super::input::Input;
-use super::row::{self, DataRow, kind};
-use super::sink::Sink;
+use super::row::{self, DataRow, Sink, kind};
 use crate::data::faults::RowFault;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
 use crate::files::StrictJson;

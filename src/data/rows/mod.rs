@@ -3,7 +3,6 @@
 //! [`each`] walks one file; which kind it is its first bytes tell, and its name where they do not. What is wrong with one row is handed
 //! over in its place, and the walk goes on; what is wrong with the file ends it. [`Sources`] finds the files.
 
-mod arrow_file;
 mod arrow_rows;
 mod arrow_values;
 mod csv_rows;
@@ -12,12 +11,9 @@ mod json_array;
 mod lines;
 mod parquet_rows;
 mod row;
-mod saved;
-mod sink;
 mod sources;
 #[cfg(test)]
 mod sources_tests;
-mod split_name;
 #[cfg(test)]
 mod tests;
 
@@ -27,10 +23,8 @@ use std::path::Path;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::units::Fault;
 use input::Kind;
-pub(super) use row::{DataRow, class, kind};
-pub(super) use sink::{RowSettings, Sink, WalkEnd};
-pub(super) use sources::{SourceFiles, find};
-pub(super) use split_name::SplitName;
+pub(super) use row::{DataRow, RowSettings, Sink, WalkEnd, class, kind};
+pub(super) use sources::{SourceFiles, SplitName, find};
 
 /// Hands over the rows of a file in their order. No more than a few rows are in memory.
 ///

@@ -9,8 +9,7 @@ use parquet::basic::Compression;
 use parquet::file::metadata::RowGroupMetaData;
 
 use super::arrow_values;
-use super::row::DataRow;
-use super::sink::Sink;
+use super::row::{DataRow, Sink};
 use crate::data::faults;
 use crate::data::guard::WorkLimits;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};

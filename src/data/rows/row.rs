@@ -1,4 +1,4 @@
-//! One row of a file: its fields, its place, and errors that name both.
+//! One row of a file: its fields, its place, and errors that name both; whom rows are handed to, and how they are read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,6 +8,36 @@ use serde_json::{Map, Value};
 use crate::data::faults::RowFault;
 use crate::data::sample_place::SamplePlace;
 use crate::units::{Fault, listed, quoted};
+
+/// Rows are handed to it: sound ones, and what is wrong with those that are not. Its own errors end the walk.
+pub(in crate::data) type Sink<'a, E> = &'a mut dyn FnMut(Result<DataRow, Fault>) -> Result<(), E>;
+
+/// Why a sink ends a walk before the last row.
+pub(in crate::data) enum WalkEnd {
+    /// Nobody asks for any further rows.
+    Enough,
+    Failed(Fault),
+}
+
+impl From<Fault> for WalkEnd {
+    fn from(error: Fault) -> Self {
+        Self::Failed(error)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(in crate::data) struct RowSettings {
+    /// Bytes of the longest line, or of the longest record of another text file.
+    pub(in crate::data) max_line_bytes: usize,
+    /// Fields of a format by the columns that hold them.
+    pub(in crate::data) columns: BTreeMap<String, String>,
+}
+
+impl Default for RowSettings {
+    fn default() -> Self {
+        Self { max_line_bytes: 64 << 20, columns: BTreeMap::new() }
+    }
+}
 
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::data) struct DataRow {
@@ -58,10 +88,6 @@ impl DataRow {
     /// Takes a field out; `None` where it is missing or null.
     pub(in crate::data) fn take(&mut self, field: &str) -> Option<Value> {
         self.fields.remove(field).filter(|value| !value.is_null())
-    }
-
-    pub(in crate::data) fn is_number(&self, field: &str) -> bool {
-        self.fields.get(field).is_some_and(Value::is_number)
     }
 
     pub(in crate::data) fn has(&self, field: &str) -> bool {

@@ -1,12 +1,14 @@
 //! What a recipe names, as files: a file, a pattern, a folder whose files are of several splits or shards, or several of these.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
+
 use super::input::inner_extension;
-use super::saved;
-use super::split_name::SplitName;
 use crate::data::faults;
+use crate::files::{FileKind, parse_json, read_if_there};
 use crate::units::{Fault, listed};
 
 const ROWS: [&str; 9] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather", "ipc"];
@@ -18,6 +20,37 @@ const ABOUT: [&str; 4] = ["dataset_info.json", "dataset_infos.json", "dataset_di
 
 /// Documents that describe a folder, by their names before the first dot.
 const ABOUT_FOLDER: [&str; 7] = ["readme", "license", "licence", "notice", "citation", "changelog", "contributing"];
+
+/// A split, as files and folders bear its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::data) enum SplitName {
+    Train,
+    Validation,
+    Test,
+}
+
+impl SplitName {
+    /// The split by the first word of a name that is one for a split.
+    fn of(name: &str) -> Option<Self> {
+        let mut words = name.split(|letter: char| !letter.is_alphanumeric());
+        words.find_map(|word| match word.to_ascii_lowercase().as_str() {
+            "train" | "training" => Some(Self::Train),
+            "validation" | "valid" | "dev" | "val" => Some(Self::Validation),
+            "test" | "testing" | "eval" | "evaluation" => Some(Self::Test),
+            _ => None,
+        })
+    }
+}
+
+impl fmt::Display for SplitName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Train => "train",
+            Self::Validation => "validation",
+            Self::Test => "test",
+        })
+    }
+}
 
 /// Files in the order in which they are read.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -76,7 +109,7 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Fault> {
 }
 
 fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(), Fault> {
-    if let Some(files) = saved::files(folder, wanted)? {
+    if let Some(files) = saved_files(folder, wanted)? {
         found.files.extend(files);
         return Ok(());
     }
@@ -170,4 +203,57 @@ fn all_shards(folder: &Path, files: &[&PathBuf]) -> Result<(), Fault> {
         }
     }
     Ok(())
+}
+
+#[derive(Deserialize)]
+struct SavedSplits {
+    splits: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct SavedState {
+    #[serde(rename = "_data_files")]
+    data_files: Vec<SavedShard>,
+    #[serde(rename = "_indices_data_files")]
+    indices: Option<serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct SavedShard {
+    filename: String,
+}
+
+/// The files of a folder as `datasets` saves it with `save_to_disk`, one data set or several splits in a folder each; `None` of another folder.
+fn saved_files(folder: &Path, wanted: SplitName) -> Result<Option<Vec<PathBuf>>, Fault> {
+    if let Some(SavedSplits { splits }) = json(&folder.join("dataset_dict.json"))? {
+        let Some(split) = splits.iter().find(|split| SplitName::of(split) == Some(wanted)) else {
+            let message = format!("it has no split `{wanted}`, but {}", splits.join(", "));
+            return Err(faults::bad_source(folder, &message));
+        };
+        let of_split = folder.join(split);
+        return match shards(&of_split)? {
+            Some(files) => Ok(Some(files)),
+            None => Err(faults::bad_source(&of_split, "`state.json` of the split is missing")),
+        };
+    }
+    shards(folder)
+}
+
+fn shards(folder: &Path) -> Result<Option<Vec<PathBuf>>, Fault> {
+    let Some(SavedState { data_files, indices }) = json(&folder.join("state.json"))? else { return Ok(None) };
+    if indices.is_some_and(|indices| !indices.is_null()) {
+        let message = "its rows are chosen by a file of indices, which is not read: save it anew".to_owned();
+        return Err(faults::bad_source(folder, &message));
+    }
+    let file = |shard: SavedShard| {
+        let path = folder.join(&shard.filename);
+        let is_missing = !path.is_file();
+        if is_missing { Err(faults::bad_source(folder, &format!("the shard `{}` is missing", shard.filename))) } else { Ok(path) }
+    };
+    data_files.into_iter().map(file).collect::<Result<_, _>>().map(Some)
+}
+
+fn json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Fault> {
+    let bytes = read_if_there(path, FileKind::Settings)?;
+    bytes.map(|bytes| parse_json(path, &bytes, FileKind::Settings)).transpose()
 }

@@ -1,36 +1,23 @@
 //! The keys of a GGUF file as the `config.json` that they stand for (llama.cpp, `convert_hf_to_gguf.py`, read backwards).
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::file::GgufFile;
 use crate::units::{Fault, listed, quoted};
 
-/// llama.cpp's name of an architecture, and Transformers' of the family.
-const ARCHITECTURES: [(&str, &str); 9] = [
-    ("llama", "llama"),
-    ("qwen2", "qwen2"),
-    ("qwen3", "qwen3"),
-    ("qwen3moe", "qwen3_moe"),
-    ("gemma", "gemma"),
-    ("gemma2", "gemma2"),
-    ("gemma3", "gemma3_text"),
-    ("phi3", "phi3"),
-    ("gpt-oss", "gpt_oss"),
-];
-
-/// Transformers' classes of these families, without their ending.
-const CLASSES: [(&str, &str); 11] = [
-    ("llama", "Llama"),
-    ("mistral", "Mistral"),
-    ("mixtral", "Mixtral"),
-    ("qwen2", "Qwen2"),
-    ("qwen3", "Qwen3"),
-    ("qwen3_moe", "Qwen3Moe"),
-    ("gemma", "Gemma"),
-    ("gemma2", "Gemma2"),
-    ("gemma3_text", "Gemma3"),
-    ("phi3", "Phi3"),
-    ("gpt_oss", "GptOss"),
+/// llama.cpp's name of an architecture, Transformers' of the family, and of its class without the ending.
+const FAMILIES: [(&str, &str, &str); 11] = [
+    ("llama", "llama", "Llama"),
+    ("llama", "mistral", "Mistral"),
+    ("llama", "mixtral", "Mixtral"),
+    ("qwen2", "qwen2", "Qwen2"),
+    ("qwen3", "qwen3", "Qwen3"),
+    ("qwen3moe", "qwen3_moe", "Qwen3Moe"),
+    ("gemma", "gemma", "Gemma"),
+    ("gemma2", "gemma2", "Gemma2"),
+    ("gemma3", "gemma3_text", "Gemma3"),
+    ("phi3", "phi3", "Phi3"),
+    ("gpt-oss", "gpt_oss", "GptOss"),
 ];
 
 /// A file's keys under the name of its architecture.
@@ -66,10 +53,11 @@ impl Keys<'_> {
 }
 
 /// What the file says as a `config.json` would.
-pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Map<String, Value>, Fault> {
+pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
     let architecture = file.required_text("general.architecture")?;
-    let Some((_, family)) = ARCHITECTURES.iter().find(|(name, _)| *name == architecture) else {
-        let known: Vec<&str> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
+    let Some((_, family, _)) = FAMILIES.iter().find(|(name, ..)| *name == architecture) else {
+        let mut known: Vec<&str> = FAMILIES.iter().map(|(name, ..)| *name).collect();
+        known.dedup();
         let message = format!("`general.architecture` is `{}`, expected one of {}", quoted(architecture), listed(&known));
         return Err(file.wrong(&message).with_hint("take the model in Hugging Face's format, if models.md has its family"));
     };
@@ -81,39 +69,38 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Map<String, Value>,
         "llama" if window.is_some() => "mistral",
         family => family,
     };
-    let class = CLASSES.iter().find(|(family, _)| *family == model_type).map_or("", |(_, class)| class);
+    let class = FAMILIES.iter().find(|(_, family, _)| *family == model_type).map_or("", |(.., class)| class);
     let mut config = shape(&keys)?;
-    let mut set = |key: &str, value: Value| _ = config.insert(key.to_owned(), value);
-    set("model_type", model_type.into());
-    set("architectures", json!([format!("{class}ForCausalLM")]));
+    config["model_type"] = model_type.into();
+    config["architectures"] = json!([format!("{class}ForCausalLM")]);
     if model_type != "qwen2" {
-        set("attention_bias", file.get("blk.0.attn_q.bias").is_some().into());
+        config["attention_bias"] = file.get("blk.0.attn_q.bias").is_some().into();
     }
     if matches!(model_type, "mistral" | "mixtral" | "phi3" | "gpt_oss" | "gemma2" | "gemma3_text") {
-        set("sliding_window", window.map_or(Value::Null, Value::from));
+        config["sliding_window"] = window.into();
     }
     for (key, stored) in [("bos_token_id", "bos"), ("eos_token_id", "eos")] {
         if let Some(id) = file.count(&format!("tokenizer.ggml.{stored}_token_id"))? {
-            set(key, id.into());
+            config[key] = id.into();
         }
     }
-    config.extend(experts(&keys, model_type, num_experts)?);
+    set_experts(&mut config, &keys, num_experts)?;
     if model_type.starts_with("gemma") {
-        config.extend(gemma(&keys, model_type)?);
+        set_gemma(&mut config, &keys)?;
     }
     let rope = rope(&keys, model_type)?;
     let local = || json!({"rope_type": "default", "rope_theta": 10_000.0});
     let rope = if model_type == "gemma3_text" { json!({"full_attention": rope, "sliding_attention": local()}) } else { rope };
-    config.insert("rope_parameters".into(), rope);
+    config["rope_parameters"] = rope;
     Ok(config)
 }
 
 /// The keys that a `config.json` of any family has.
-fn shape(keys: &Keys<'_>) -> Result<Map<String, Value>, Fault> {
+fn shape(keys: &Keys<'_>) -> Result<Value, Fault> {
     let (heads, eps) = (keys.required("attention.head_count")?, "attention.layer_norm_rms_epsilon");
     // What a model of experts alone has no need of, a `config.json` still has.
     let width = keys.count("feed_forward_length")?.or(keys.count("expert_feed_forward_length")?);
-    let config = json!({
+    Ok(json!({
         "hidden_size": keys.required("embedding_length")?,
         "num_hidden_layers": keys.required("block_count")?,
         "num_attention_heads": heads,
@@ -124,49 +111,49 @@ fn shape(keys: &Keys<'_>) -> Result<Map<String, Value>, Fault> {
         "vocab_size": vocab_size(keys)?,
         "tie_word_embeddings": keys.file.get("output.weight").is_none(),
         "rms_norm_eps": keys.number(eps)?.ok_or_else(|| keys.missing(eps))?,
-    });
-    if let Value::Object(config) = config { Ok(config) } else { Ok(Map::new()) }
+    }))
 }
 
-fn experts(keys: &Keys<'_>, model_type: &str, num_experts: usize) -> Result<Vec<(String, Value)>, Fault> {
+fn set_experts(config: &mut Value, keys: &Keys<'_>, num_experts: usize) -> Result<(), Fault> {
     let used = || keys.required("expert_used_count");
     let width = || keys.required("expert_feed_forward_length");
-    let found: Vec<(&str, Value)> = match model_type {
-        "mixtral" => vec![("num_local_experts", num_experts.into()), ("num_experts_per_tok", used()?.into())],
-        "gpt_oss" => vec![
-            ("num_local_experts", num_experts.into()),
-            ("num_experts_per_tok", used()?.into()),
-            ("intermediate_size", width()?.into()),
-        ],
-        "qwen3_moe" => vec![
-            ("num_experts", num_experts.into()),
-            ("num_experts_per_tok", used()?.into()),
-            ("moe_intermediate_size", width()?.into()),
+    let model_type = config["model_type"].as_str().unwrap_or_default().to_owned();
+    match &model_type[..] {
+        "mixtral" | "gpt_oss" => {
+            config["num_local_experts"] = num_experts.into();
+            config["num_experts_per_tok"] = used()?.into();
+            if model_type == "gpt_oss" {
+                config["intermediate_size"] = width()?.into();
+            }
+        }
+        "qwen3_moe" => {
+            config["num_experts"] = num_experts.into();
+            config["num_experts_per_tok"] = used()?.into();
+            config["moe_intermediate_size"] = width()?.into();
             // The files do not say it, and the published models do it.
-            ("norm_topk_prob", true.into()),
-        ],
+            config["norm_topk_prob"] = true.into();
+        }
         _ if num_experts > 0 => {
             let key = keys.named("expert_count");
             return Err(keys.file.wrong(&format!("`{key}` is {num_experts}: experts of this architecture are not known")));
         }
-        _ => Vec::new(),
-    };
-    Ok(found.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+        _ => {}
+    }
+    Ok(())
 }
 
-fn gemma(keys: &Keys<'_>, model_type: &str) -> Result<Vec<(String, Value)>, Fault> {
+fn set_gemma(config: &mut Value, keys: &Keys<'_>) -> Result<(), Fault> {
     // The 27B models divide the width among the heads, whatever a head's own is.
-    let is_27b = [("gemma2", 46), ("gemma3_text", 62)].contains(&(model_type, keys.required("block_count")?));
+    let num_layers = keys.required("block_count")?;
+    let is_27b = [("gemma2", 46), ("gemma3_text", 62)].iter().any(|one| config["model_type"] == one.0 && num_layers == one.1);
     let heads = keys.required("attention.head_count")?.max(1);
     let scale = if is_27b { keys.required("embedding_length")? / heads } else { head_dim(keys)? };
-    let cap = |key: &str| Ok::<_, Fault>(keys.number(key)?.map_or(Value::Null, Value::from));
-    let [scores, logits] = ["attn_logit_softcapping", "final_logit_softcapping"];
-    Ok(vec![
-        ("hidden_activation".into(), "gelu_pytorch_tanh".into()),
-        ("query_pre_attn_scalar".into(), scale.into()),
-        (scores.into(), cap(scores)?),
-        (logits.into(), cap(logits)?),
-    ])
+    config["hidden_activation"] = "gelu_pytorch_tanh".into();
+    config["query_pre_attn_scalar"] = scale.into();
+    for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        config[cap] = keys.number(cap)?.into();
+    }
+    Ok(())
 }
 
 impl Keys<'_> {
@@ -203,56 +190,54 @@ fn vocab_size(keys: &Keys<'_>) -> Result<usize, Fault> {
 /// The table of the rotary embedding.
 fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
     let head_dim = head_dim(keys)?;
-    let mut table = Map::new();
-    let mut set = |key: &str, value: Value| _ = table.insert(key.to_owned(), value);
-    set("rope_theta", keys.number("rope.freq_base")?.unwrap_or(10_000.0).into());
+    let mut table = json!({ "rope_theta": keys.number("rope.freq_base")?.unwrap_or(10_000.0) });
     let rotary = keys.count("rope.dimension_count")?.unwrap_or(head_dim);
     if rotary < head_dim {
-        set("partial_rotary_factor", (rotary as f64 / head_dim as f64).into());
+        table["partial_rotary_factor"] = (rotary as f64 / head_dim as f64).into();
     }
     let original = keys.count("rope.scaling.original_context_length")?;
     let factors = |name: &str| keys.file.floats(name, rotary / 2);
     if let (Some(long), Some(short)) = (factors("rope_factors_long.weight")?, factors("rope_factors_short.weight")?) {
-        set("rope_type", "longrope".into());
-        set("long_factor", long.into());
-        set("short_factor", short.into());
-        set("original_max_position_embeddings", original.map_or(Value::Null, Value::from));
+        table["rope_type"] = "longrope".into();
+        table["long_factor"] = long.into();
+        table["short_factor"] = short.into();
+        table["original_max_position_embeddings"] = original.into();
         if let Some(factor) = keys.number("rope.scaling.attn_factor")? {
-            set("attention_factor", factor.into());
+            table["attention_factor"] = factor.into();
         }
-        return Ok(table.into());
+        return Ok(table);
     }
     // What Llama 3.1's rule makes of the frequencies stands in the file itself, for sequences of any length.
     if let Some(divisors) = factors("rope_freqs.weight")? {
-        set("rope_type", "longrope".into());
-        set("long_factor", divisors.clone().into());
-        set("short_factor", divisors.into());
-        set("attention_factor", 1.0.into());
-        set("original_max_position_embeddings", keys.required("context_length")?.into());
-        return Ok(table.into());
+        table["rope_type"] = "longrope".into();
+        table["long_factor"] = divisors.clone().into();
+        table["short_factor"] = divisors.into();
+        table["attention_factor"] = 1.0.into();
+        table["original_max_position_embeddings"] = keys.required("context_length")?.into();
+        return Ok(table);
     }
     let factor = keys.number("rope.scaling.factor")?;
     match keys.text("rope.scaling.type")? {
-        None | Some("none") => set("rope_type", "default".into()),
+        None | Some("none") => table["rope_type"] = "default".into(),
         Some("linear") => {
-            set("rope_type", "linear".into());
-            set("factor", factor.map_or(Value::Null, Value::from));
+            table["rope_type"] = "linear".into();
+            table["factor"] = factor.into();
         }
         Some("yarn") => {
-            set("rope_type", "yarn".into());
-            set("factor", factor.map_or(Value::Null, Value::from));
+            table["rope_type"] = "yarn".into();
+            table["factor"] = factor.into();
             if let Some(original) = original {
-                set("original_max_position_embeddings", original.into());
+                table["original_max_position_embeddings"] = original.into();
             }
             let numbers = [("attention_factor", "attn_factor"), ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")];
             for (key, stored) in numbers {
                 if let Some(value) = keys.number(&format!("rope.scaling.{stored}"))? {
-                    set(key, value.into());
+                    table[key] = value.into();
                 }
             }
             // As the published configuration of gpt-oss says it, though llama.cpp rounds the range.
             if model_type == "gpt_oss" {
-                set("truncate", false.into());
+                table["truncate"] = false.into();
             }
         }
         Some(kind) => {
@@ -262,5 +247,5 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
                 .wrong(&format!("`{key}` is `{kind}`, expected `none`, `linear` or `yarn`, or `longrope` with its lists")));
         }
     }
-    Ok(table.into())
+    Ok(table)
 }

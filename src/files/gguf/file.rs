@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::dtype::GgufDtype;
-use super::header::{GgufRecord, Reader};
-use super::value::{GgufValue, wrong};
+use super::header::{GgufRecord, GgufValue, Reader, wrong};
+use crate::files::tensors::TensorView;
 use crate::files::{FileKind, io_fault, is_there, open_to_read};
 use crate::native::FileMap;
 use crate::units::{Fault, abridged, listed, quoted};
@@ -23,17 +23,6 @@ struct GgufPart {
     path: PathBuf,
     map: Arc<FileMap>,
     keys: BTreeMap<String, GgufValue>,
-}
-
-/// A tensor of a GGUF file.
-#[derive(Clone, Copy, Debug)]
-pub struct GgufTensor<'a> {
-    pub dtype: GgufDtype,
-    /// The last axis innermost, as in safetensors.
-    pub shape: &'a [usize],
-    pub offset: usize,
-    pub bytes: &'a [u8],
-    pub map: &'a Arc<FileMap>,
 }
 
 impl GgufFile {
@@ -140,10 +129,10 @@ impl GgufFile {
         self.tensors.keys().map(String::as_str)
     }
 
-    pub fn get(&self, name: &str) -> Option<GgufTensor<'_>> {
+    pub fn get(&self, name: &str) -> Option<TensorView<'_, GgufDtype>> {
         let GgufRecord { part, dtype, shape, bytes } = self.tensors.get(name)?;
         let map = &self.parts[*part].map;
-        Some(GgufTensor { dtype: *dtype, shape, offset: bytes.start, bytes: &map.bytes()[bytes.clone()], map })
+        Some(TensorView { dtype: *dtype, shape, offset: bytes.start, bytes: &map.bytes()[bytes.clone()], map })
     }
 
     /// Lets go of the memory into which a tensor was read; it is read again by who looks again.
@@ -170,29 +159,26 @@ impl GgufFile {
         self.parts[0].count(key)
     }
 
+    /// What `read` makes of a key, if it is there.
+    fn read<'a, T>(&'a self, key: &str, what: &str, read: impl Fn(&'a GgufValue) -> Option<T>) -> Result<Option<T>, Fault> {
+        let Some(found) = self.key(key) else { return Ok(None) };
+        read(found).map(Some).ok_or_else(|| self.expected(key, what))
+    }
+
     pub fn number(&self, key: &str) -> Result<Option<f64>, Fault> {
-        match self.key(key) {
-            None => Ok(None),
-            Some(GgufValue::Float(value)) if value.is_finite() => Ok(Some(*value)),
-            Some(GgufValue::Integer(value)) => Ok(Some(*value as f64)),
-            Some(_) => Err(self.expected(key, "a number")),
-        }
+        self.read(key, "a number", |found| match found {
+            GgufValue::Float(value) => Some(*value).filter(|value| value.is_finite()),
+            GgufValue::Integer(value) => Some(*value as f64),
+            _ => None,
+        })
     }
 
     pub fn flag(&self, key: &str) -> Result<Option<bool>, Fault> {
-        match self.key(key) {
-            None => Ok(None),
-            Some(GgufValue::Bool(value)) => Ok(Some(*value)),
-            Some(_) => Err(self.expected(key, "true or false")),
-        }
+        self.read(key, "true or false", |found| if let GgufValue::Bool(value) = found { Some(*value) } else { None })
     }
 
     pub fn text(&self, key: &str) -> Result<Option<&str>, Fault> {
-        match self.key(key) {
-            None => Ok(None),
-            Some(GgufValue::Text(text)) => Ok(Some(text)),
-            Some(_) => Err(self.expected(key, "a text")),
-        }
+        self.read(key, "a text", |found| if let GgufValue::Text(text) = found { Some(&text[..]) } else { None })
     }
 
     pub fn texts(&self, key: &str) -> Result<&[String], Fault> {

@@ -5,8 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::dtype::{DTYPES, GgufDtype, UNREAD};
-use super::value::{GgufValue, wrong};
-use crate::units::{Fault, abridged, quoted};
+use crate::units::{Fault, FaultKind, abridged, quoted};
 
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 const VERSIONS: [u32; 2] = [2, 3];
@@ -19,6 +18,37 @@ const MAX_DIMS: u32 = 4;
 /// A vocabulary has 262 144 tokens and 514 906 merges at most, of those that are known.
 const MAX_ITEMS: u64 = 1 << 22;
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// The value of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum GgufValue {
+    Integer(i128),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+    Integers(Vec<i64>),
+    Floats(Vec<f32>),
+    /// A list of which nobody asks for the items.
+    Bools,
+    Texts(Vec<String>),
+}
+
+impl GgufValue {
+    pub(super) fn shown(&self) -> String {
+        match self {
+            Self::Integer(value) => value.to_string(),
+            Self::Float(value) => value.to_string(),
+            Self::Bool(value) => value.to_string(),
+            Self::Text(text) => format!("`{}`", quoted(text)),
+            Self::Integers(_) | Self::Floats(_) | Self::Bools | Self::Texts(_) => "a list".to_owned(),
+        }
+    }
+}
+
+pub(super) fn wrong(path: &Path, reason: &str) -> Fault {
+    let message = format!("`{}` is not a GGUF file that can be read: {reason}", abridged(path.display()));
+    Fault::data(message, "fetch the file again, or take another one of the model").of_kind(FaultKind::Damaged)
+}
 
 /// What a header says of a tensor.
 #[derive(Clone, Debug)]
@@ -196,23 +226,17 @@ impl<'a> Reader<'a> {
             return Err(self.wrong(&format!("{what} has {count} items, expected {MAX_ITEMS} at most")));
         }
         let items = (0..count).map(|_| self.scalar(kind, what)).collect::<Result<Vec<_>, _>>()?;
-        let integers = |item: &GgufValue| if let GgufValue::Integer(value) = item { i64::try_from(*value).ok() } else { None };
+        let integer = |item: &GgufValue| if let GgufValue::Integer(value) = item { i64::try_from(*value).ok() } else { None };
+        let float = |item: &GgufValue| if let GgufValue::Float(value) = item { Some(*value as f32) } else { None };
+        let text = |item| if let GgufValue::Text(value) = item { Some(value) } else { None };
         Ok(match kind {
-            6 | 12 => GgufValue::Floats(
-                items.iter().filter_map(|i| if let GgufValue::Float(x) = i { Some(*x as f32) } else { None }).collect(),
-            ),
-            7 => {
-                GgufValue::Bools(items.iter().filter_map(|i| if let GgufValue::Bool(x) = i { Some(*x) } else { None }).collect())
+            6 | 12 => GgufValue::Floats(items.iter().filter_map(float).collect()),
+            7 => GgufValue::Bools,
+            8 => GgufValue::Texts(items.into_iter().filter_map(text).collect()),
+            _ => {
+                let too_large = || self.wrong(&format!("{what} holds a number above 2^63"));
+                GgufValue::Integers(items.iter().map(|item| integer(item).ok_or_else(too_large)).collect::<Result<_, _>>()?)
             }
-            8 => GgufValue::Texts(
-                items.into_iter().filter_map(|i| if let GgufValue::Text(x) = i { Some(x) } else { None }).collect(),
-            ),
-            _ => GgufValue::Integers(
-                items
-                    .iter()
-                    .map(|item| integers(item).ok_or_else(|| self.wrong(&format!("{what} holds a number above 2^63"))))
-                    .collect::<Result<_, _>>()?,
-            ),
         })
     }
 

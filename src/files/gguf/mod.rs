@@ -5,11 +5,10 @@ mod dtype;
 mod file;
 mod header;
 mod tokenizer;
-mod value;
 mod write;
 
 pub(super) use config::config_of;
 pub use dtype::GgufDtype;
-pub use file::{GgufFile, GgufTensor};
+pub use file::GgufFile;
 pub(super) use tokenizer::{tokenizer_config, tokenizer_json};
-pub use write::{GgufForm, GgufHead};
+pub use write::GgufForm;

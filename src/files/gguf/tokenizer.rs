@@ -215,17 +215,12 @@ fn around(file: &GgufFile, tokens: &[String], bos_by_default: bool) -> Result<Op
 }
 
 /// What the file says as a `tokenizer_config.json` would: special tokens and chat templates.
-pub(in crate::files) fn tokenizer_config(file: &GgufFile) -> Result<Map<String, Value>, Fault> {
+pub(in crate::files) fn tokenizer_config(file: &GgufFile) -> Result<Value, Fault> {
     let tokens = file.texts(TOKENS)?;
-    let mut config = Map::new();
-    for name in ["bos", "eos", "unk", "pad"] {
-        let stored = match name {
-            "unk" => "unknown",
-            "pad" => "padding",
-            other => other,
-        };
+    let mut config = json!({});
+    for (name, stored) in [("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")] {
         if let Some(token) = file.count(&format!("tokenizer.ggml.{stored}_token_id"))?.and_then(|id| tokens.get(id)) {
-            config.insert(format!("{name}_token"), token.clone().into());
+            config[format!("{name}_token")] = token.clone().into();
         }
     }
     let default = file.text("tokenizer.chat_template")?;
@@ -237,8 +232,8 @@ pub(in crate::files) fn tokenizer_config(file: &GgufFile) -> Result<Map<String, 
     let all: Vec<Value> = default.map(|text| json!({"name": "default", "template": text})).into_iter().chain(named).collect();
     match (default, &all[..]) {
         (_, []) => {}
-        (Some(text), [_]) => _ = config.insert("chat_template".into(), text.into()),
-        _ => _ = config.insert("chat_template".into(), all.into()),
+        (Some(text), [_]) => config["chat_template"] = text.into(),
+        _ => config["chat_template"] = all.into(),
     }
     Ok(config)
 }

@@ -6,17 +6,8 @@ use std::path::Path;
 use super::dtype::GgufDtype;
 use super::file::GgufFile;
 use super::header::{DEFAULT_ALIGNMENT, MAGIC, Reader};
-use crate::files::tensors::write_in_turn;
+use crate::files::tensors::{TensorHead, write_in_turn};
 use crate::units::{Bytes, Fault};
-
-/// What is said of a tensor.
-#[derive(Clone, Debug)]
-pub struct GgufHead {
-    pub name: String,
-    pub dtype: GgufDtype,
-    /// The last axis innermost, as in safetensors.
-    pub shape: Vec<usize>,
-}
 
 /// In what a file differs from the one whose keys it has.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +18,7 @@ pub struct GgufForm<'a> {
     pub template: Option<&'a str>,
 }
 
-impl GgufHead {
+impl TensorHead<GgufDtype> {
     fn num_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() / self.dtype.block * self.dtype.bytes
     }
@@ -58,8 +49,8 @@ impl GgufFile {
         &self,
         path: &Path,
         form: GgufForm<'_>,
-        heads: &[GgufHead],
-        mut bytes: impl FnMut(&GgufHead) -> Result<Vec<u8>, Fault>,
+        heads: &[TensorHead<GgufDtype>],
+        mut bytes: impl FnMut(&TensorHead<GgufDtype>) -> Result<Vec<u8>, Fault>,
     ) -> Result<(), Fault> {
         let alignment = self.count("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT as usize);
         let header = self.header_of(form, heads, alignment)?;
@@ -76,7 +67,7 @@ impl GgufFile {
         })
     }
 
-    fn header_of(&self, form: GgufForm<'_>, heads: &[GgufHead], alignment: usize) -> Result<Vec<u8>, Fault> {
+    fn header_of(&self, form: GgufForm<'_>, heads: &[TensorHead<GgufDtype>], alignment: usize) -> Result<Vec<u8>, Fault> {
         let GgufForm { dtype, template } = form;
         let first = self.first_part();
         let mut keys = Reader { path: self.path(), bytes: first, at: 0 }.key_ranges()?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use crate::files::{GgufDtype, GgufFile, GgufTensor};
+use crate::files::{GgufDtype, GgufFile, TensorView};
 use crate::model::config::{ModelConfig, PackedSizes};
 use crate::model::layout::TensorEntry;
 use crate::model::names::{EMBEDDING, FINAL_NORM, OUTPUT};
@@ -173,7 +173,7 @@ impl GgufWeights {
         is_alike.then(|| (0..experts).map(expert).collect()).transpose()
     }
 
-    pub(super) fn view(&self, name: &str) -> Result<GgufTensor<'_>, Fault> {
+    pub(super) fn view(&self, name: &str) -> Result<TensorView<'_, GgufDtype>, Fault> {
         self.file.get(name).ok_or_else(|| self.missing(name))
     }
 
@@ -203,7 +203,7 @@ impl GgufWeights {
     }
 
     /// The bytes of a tensor, or of one expert's matrix of it, row by row. They lie in the file's memory.
-    fn rows(&self, name: &str, view: GgufTensor<'_>, expert: Option<usize>) -> Result<Tensor, Fault> {
+    fn rows(&self, name: &str, view: TensorView<'_, GgufDtype>, expert: Option<usize>) -> Result<Tensor, Fault> {
         let width = view.shape.last().copied().unwrap_or(1) / view.dtype.block * view.dtype.bytes;
         let shape = &view.shape[usize::from(expert.is_some())..view.shape.len() - 1];
         let count: usize = shape.iter().product();

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::gguf::{GgufWeights, OF_CONFIG, Stored};
 use super::quantise::AT_ONCE;
-use crate::files::{GgufDtype, GgufForm, GgufHead};
+use crate::files::{GgufDtype, GgufForm, TensorHead};
 use crate::model::names::OUTPUT;
 use crate::store::content_of;
 use crate::units::{Fault, quoted};
@@ -49,13 +49,13 @@ impl GgufWeights {
             let is_wide = view.shape.len() < 2 || WIDE.iter().any(|part| name.contains(part));
             let packed = if view.shape.last().is_some_and(|width| width % dtype.block == 0) { dtype } else { GgufDtype::F16 };
             let dtype = if is_wide { GgufDtype::F32 } else { packed };
-            Ok(GgufHead { name: (*name).to_owned(), dtype, shape: view.shape.to_vec() })
+            Ok(TensorHead { name: (*name).to_owned(), dtype, shape: view.shape.to_vec() })
         };
         let kept = OF_CONFIG.iter().filter_map(|name| {
             let view = self.file.get(name)?;
-            Some(GgufHead { name: (*name).to_owned(), dtype: view.dtype, shape: view.shape.to_vec() })
+            Some(TensorHead { name: (*name).to_owned(), dtype: view.dtype, shape: view.shape.to_vec() })
         });
-        let heads: Vec<GgufHead> = sources.keys().map(head).chain(kept.map(Ok)).collect::<Result<_, Fault>>()?;
+        let heads: Vec<TensorHead<GgufDtype>> = sources.keys().map(head).chain(kept.map(Ok)).collect::<Result<_, Fault>>()?;
         self.file.write_with(path, form, &heads, |head| {
             let Some(sources) = sources.get(&*head.name) else { return Ok(self.view(&head.name)?.bytes.to_vec()) };
             let part = |(name, stored, part): &(&str, &Stored, usize)| Ok(stored.as_in_file(*part, &merged(name)?));
