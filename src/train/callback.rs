@@ -65,7 +65,7 @@ impl RunCallback {
             expected.warning().iter().for_each(|warning| callback.progress.warning(warning));
         }
         if trainer.ranks.are_several() {
-            let (ranks, all) = (trainer.ranks.world().size(), trainer.recipe.train.gradient_accumulation_steps);
+            let (ranks, all) = (trainer.ranks.world.size(), trainer.recipe.train.gradient_accumulation_steps);
             let peak = trainer.planned.host;
             let each = format!("each with a planned peak of {peak} of its host's memory");
             callback.progress.note(&format!("ranks: {ranks}, which share a step's {all} micro-batches, {each}"));
@@ -82,7 +82,7 @@ impl RunCallback {
         trainer.progress.owes_validation = false;
         trainer.progress.unchecked_metrics = Some(kept.as_ref().map_or(0, |kept| kept.unchecked));
         let metrics = || kept.as_ref().map_or_else(|| Metrics::begin(&path), |kept| Metrics::after(&path, kept));
-        let metrics = trainer.ranks.is_first().then(metrics).transpose()?;
+        let metrics = trainer.ranks.world.is_first().then(metrics).transpose()?;
         let (before, unvalidated) = kept.map(|kept| (kept.lines, kept.owed)).unwrap_or_default();
         let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);
         // What is to be written anew is shown anew.

@@ -43,7 +43,7 @@ pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, Fault
     }
     build::check_max_seq_length(recipe, &ModelConfig::load(&recipe.model)?)?;
     let mut trainer = Trainer::new(recipe, dir, start)?;
-    let _lock = trainer.ranks.first("making the directory of the run", || make(&trainer, dir))?;
+    let _lock = trainer.ranks.world.first("making the directory of the run", || make(&trainer, dir))?;
     begin(&mut trainer, start.interrupt)
 }
 
@@ -155,7 +155,7 @@ fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunSt
     let why = error.to_string();
     let lost = trainer.progress.skipped.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
     // The first rank sets aside what is damaged, before the others look.
-    let found = trainer.ranks.first("going back to a checkpoint", || newest(&trainer.dir))?;
+    let found = trainer.ranks.world.first("going back to a checkpoint", || newest(&trainer.dir))?;
     let newest = found.map_or_else(|| newest(&trainer.dir), Ok)?;
     trainer.load(&newest)?;
     trainer.load_optimizer(&newest)?;

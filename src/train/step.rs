@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tch::Tensor;
 
-use super::ranks::{MicroBatchReport, RankReport, StepReports, sum_over};
+use super::ranks::{MicroBatchReport, RankReport, loss_sum, sum_over, suspects};
 use super::{FallbackEngine, MicroBatchAssignment, RunRanks, StepOutcome};
 use crate::engine::{ChunkKey, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, Observer};
 use crate::measure::MicroBatchPosition;
@@ -40,13 +40,6 @@ pub trait StepCallback: Observer {
     }
 
     fn end(&mut self) {}
-}
-
-/// What this rank's micro-batches of a step give together.
-struct RankGradients {
-    report: RankReport,
-    /// This rank's part of the gradient of the global batch's mean loss, by parameter.
-    gradients: BTreeMap<String, Tensor>,
 }
 
 impl TrainStep<'_> {
@@ -89,18 +82,16 @@ impl TrainStep<'_> {
             ));
         }
         let mut gradients = BTreeMap::new();
-        let made = self.gradients_of_rank(assigned, step, callback).map(|made| {
-            gradients = made.gradients;
-            made.report
-        });
-        let reports = StepReports::new(self.ranks.exchange("making a step", made)?);
-        self.ranks.agree(reports.asked());
-        self.engine.fall_back_to(self.model, reports.furthest_fallback(), callback)?;
+        let made = self.gradients_of_rank(assigned, step, &mut gradients, callback);
+        let reports = self.ranks.world.agree("making a step", made)?;
+        self.ranks.agree(reports.iter().map(|rank| rank.asked));
+        // All go on with the smallest cells of any rank.
+        self.engine.fall_back_to(self.model, reports.iter().map(|rank| rank.fallback).min(), callback)?;
         if self.ranks.are_several() {
-            gradients = sum_over(self.ranks.world(), self.model, gradients)?;
+            gradients = sum_over(&self.ranks.world, self.model, gradients)?;
         }
         refuse_not_finite(step + 1, &reports, &gradients)?;
-        let outcome = reports.outcome(assigned.targets);
+        let outcome = StepOutcome::of(&reports, assigned.targets);
         if let Some(most) = self.recipe.train.max_loss
             && outcome.loss > most
         {
@@ -109,14 +100,15 @@ impl TrainStep<'_> {
         Ok((outcome, gradients.into_iter().collect()))
     }
 
+    /// What this rank's micro-batches come to. Their part of the gradient of the global batch's mean loss is added to `total`, by parameter.
     fn gradients_of_rank(
         &mut self,
         assigned: &MicroBatchAssignment,
         step: u64,
+        total: &mut BTreeMap<String, Tensor>,
         callback: &mut dyn StepCallback,
-    ) -> Result<RankGradients, Fault> {
+    ) -> Result<RankReport, Fault> {
         let began = Instant::now();
-        let mut total: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut micro_batches = Vec::new();
         for (done, (batch, &index)) in assigned.batches.iter().zip(&assigned.indices).enumerate() {
             let at = MicroBatchPosition { step: step + 1, micro_batch: (done, assigned.batches.len()) };
@@ -130,14 +122,13 @@ impl TrainStep<'_> {
                 }
             }
         }
-        let report = RankReport {
+        Ok(RankReport {
             micro_batches,
             seconds: began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
             fallback: self.engine.fallback(),
             asked: self.ranks.heard(),
-        };
-        Ok(RankGradients { report, gradients: total })
+        })
     }
 
     /// What each micro-batch of the step after `step` others is run with.
@@ -165,16 +156,16 @@ pub(super) fn first_not_finite<'a>(tensors: impl Iterator<Item = (&'a str, &'a T
 }
 
 /// Names the samples whose loss isn't finite, else all of them, and the first matrix whose gradient isn't.
-fn refuse_not_finite(step: u64, reports: &StepReports, gradients: &BTreeMap<String, Tensor>) -> Result<(), Fault> {
+fn refuse_not_finite(step: u64, ranks: &[RankReport], gradients: &BTreeMap<String, Tensor>) -> Result<(), Fault> {
     let first = first_not_finite(gradients.iter().map(|(name, gradient)| (&name[..], gradient)));
     let matrix = first.map(|name| format!("the gradient of `{name}`"));
-    let what = match (reports.loss_sum().is_finite(), matrix) {
+    let what = match (loss_sum(ranks).is_finite(), matrix) {
         (true, None) => return Ok(()),
         (true, Some(matrix)) => matrix,
         (false, None) => "the loss".to_owned(),
         (false, Some(matrix)) => format!("the loss (and {matrix})"),
     };
-    let message = format!("step {step}: {what} is not finite, in {}", listed_samples(&reports.suspects()));
+    let message = format!("step {step}: {what} is not finite, in {}", listed_samples(&suspects(ranks)));
     let hint = "what was saved before is intact: look at these samples and at the model's weights, or begin again with a lower \
                 `optimizer.learning_rate`";
     Err(not_finite(step, message, hint))

@@ -59,9 +59,9 @@ impl Trainer {
         let Start { device, profiles_memory, .. } = start;
         let ranks = RunRanks::new(start.world.clone(), start.interrupt.clone());
         ranks.check_same("reading the recipe", of_recipe(recipe))?;
-        check_even(ranks.world(), recipe)?;
+        check_even(&ranks.world, recipe)?;
         build::set_numerics(recipe, device);
-        let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(ranks.world().ranks_here(), ranks.world().size());
+        let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(ranks.world.ranks_here(), ranks.world.size());
         let mut memory = profiles_memory.then(|| MemoryMeter::start(device)).flatten();
         if profiles_memory && memory.is_none() {
             console::warning("no memory by part: the system does not tell what the process takes");
@@ -75,7 +75,7 @@ impl Trainer {
         ranks.check_same("opening the data", of_data(&data))?;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
         let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), &engine, &model)?;
-        let shard = ShardedOptimizerState::new(&model, ranks.world());
+        let shard = ShardedOptimizerState::new(&model, &ranks.world);
         let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &shard.own(model.parameters()), device);
         if let Some(memory) = &mut memory {
             memory.built(&model, optimizer.bytes());
@@ -132,7 +132,7 @@ impl Trainer {
         let tensors = parameters.iter().chain(&state).map(|(name, tensor)| (&name[..], tensor));
         let own = first_not_finite(tensors).map(str::to_owned);
         // Where each keeps a part of the state, another may see what this rank does not.
-        let all = if self.shard.are_several() { self.ranks.exchange("looking at an update", Ok(own))? } else { vec![own] };
+        let all = if self.shard.are_several() { self.ranks.world.agree("looking at an update", Ok(own))? } else { vec![own] };
         Ok(all.into_iter().flatten().next())
     }
 
@@ -196,7 +196,7 @@ impl Trainer {
                 return Ok(self.pass_over(&why));
             }
         };
-        self.shard.exchange_updates(self.ranks.world(), &self.model)?;
+        self.shard.exchange_updates(&self.ranks.world, &self.model)?;
         self.is_finite.set(false);
         let epoch = self.schedule.epoch(self.progress.step);
         self.progress.step += 1;
@@ -269,11 +269,11 @@ impl Trainer {
         self.require_finite()?;
         let Some(validation) = &self.data.validation else { return Ok(None) };
         let passed = failpoint::pass("run.validate").map_err(io_fault("validate in", &self.dir));
-        self.ranks.exchange("about to validate", passed)?;
+        self.ranks.world.agree("about to validate", passed)?;
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);
         let engine = self.engine.engine();
-        let (model, world) = (&self.model, self.ranks.world());
+        let (model, world) = (&self.model, &self.ranks.world);
         let batches = eval::batches(validation, batch, options.max_batches);
         let scores = eval::score(engine, model, validation, &batches, world, observer)?;
         let answer = |answers: &ValidationAnswers| answers.answer(engine, model, world, &|| observer.wants_to_stop());

@@ -12,7 +12,7 @@ pub use assignment::MicroBatchAssignment;
 pub(super) use gradient_sum::sum_over;
 pub use optimizer_state::ShardedOptimizerState;
 pub use reports::StepOutcome;
-pub(super) use reports::{MicroBatchReport, RankReport, StepReports};
+pub(super) use reports::{MicroBatchReport, RankReport, loss_sum, suspects};
 pub use run_ranks::{RunRanks, check_even};
 pub use same::{check_same_evaluation, settled_alike};
 pub(super) use same::{of_data, of_model, of_recipe, of_trained};

@@ -80,51 +80,38 @@ pub struct StepOutcome {
     pub idle: Option<f64>,
 }
 
-pub(in crate::train) struct StepReports {
-    ranks: Vec<RankReport>,
+/// The micro-batches of all ranks, in their order.
+fn micro_batches(ranks: &[RankReport]) -> Vec<&MicroBatchReport> {
+    let mut all: Vec<_> = ranks.iter().flat_map(|rank| &rank.micro_batches).collect();
+    all.sort_by_key(|micro_batch| micro_batch.index);
+    all
 }
 
-impl StepReports {
-    pub(in crate::train) fn new(ranks: Vec<RankReport>) -> Self {
-        Self { ranks }
-    }
+/// The losses of all targets of a step together.
+pub(in crate::train) fn loss_sum(ranks: &[RankReport]) -> f64 {
+    micro_batches(ranks).into_iter().map(|micro_batch| f64::from_bits(micro_batch.loss)).sum()
+}
 
-    fn micro_batches(&self) -> Vec<&MicroBatchReport> {
-        let mut all: Vec<_> = self.ranks.iter().flat_map(|rank| &rank.micro_batches).collect();
-        all.sort_by_key(|micro_batch| micro_batch.index);
-        all
-    }
+/// The samples whose loss is not finite, else all.
+pub(in crate::train) fn suspects(ranks: &[RankReport]) -> Vec<u64> {
+    let all = micro_batches(ranks);
+    let suspects: Vec<u64> = all.iter().flat_map(|micro_batch| micro_batch.suspects.clone()).collect();
+    if suspects.is_empty() { all.iter().flat_map(|micro_batch| micro_batch.samples.clone()).collect() } else { suspects }
+}
 
-    pub(in crate::train) fn loss_sum(&self) -> f64 {
-        self.micro_batches().into_iter().map(|micro_batch| f64::from_bits(micro_batch.loss)).sum()
-    }
-
-    /// The samples whose loss is not finite, else all.
-    pub(in crate::train) fn suspects(&self) -> Vec<u64> {
-        let all = self.micro_batches();
-        let suspects: Vec<u64> = all.iter().flat_map(|micro_batch| micro_batch.suspects.clone()).collect();
-        if suspects.is_empty() { all.iter().flat_map(|micro_batch| micro_batch.samples.clone()).collect() } else { suspects }
-    }
-
-    pub(in crate::train) fn asked(&self) -> impl Iterator<Item = Asked> {
-        self.ranks.iter().map(|rank| rank.asked)
-    }
-
-    /// The smallest cells of any rank.
-    pub(in crate::train) fn furthest_fallback(&self) -> Option<OomFallback> {
-        self.ranks.iter().map(|rank| rank.fallback).min()
-    }
-
-    /// What the step came to, which has so many targets.
-    pub(in crate::train) fn outcome(&self, targets: usize) -> StepOutcome {
-        let all = self.micro_batches();
+impl StepOutcome {
+    /// What a step came to that has so many targets.
+    pub(in crate::train) fn of(ranks: &[RankReport], targets: usize) -> Self {
+        let all = micro_batches(ranks);
         let mean = |sum: f64, bits: u64| sum + f64::from_bits(bits) / all.len() as f64;
         let router_loss = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
         let logs: Vec<&String> = all.iter().map(|micro_batch| &micro_batch.replay_log).collect();
         let by_layer = all.iter().map(|micro_batch| micro_batch.evicted.clone());
         let sum = |a: Vec<Evicted>, b: Vec<Evicted>| a.into_iter().zip(b).map(|(a, b)| a + b).collect();
-        StepOutcome {
-            loss: self.loss_sum() / targets as f64,
+        let slowest = ranks.iter().map(|rank| rank.seconds).fold(0.0, f64::max);
+        let busy: f64 = ranks.iter().map(|rank| rank.seconds).sum();
+        Self {
+            loss: loss_sum(ranks) / targets as f64,
             router_loss: router_loss.fold(None, |sum, bits| Some(mean(sum.unwrap_or(0.0), bits))),
             targets,
             tokens: all.iter().map(|micro_batch| micro_batch.tokens).sum(),
@@ -133,14 +120,8 @@ impl StepReports {
             // As many digits as tell the steps of any run apart.
             replay_log: files::hash_parts(&logs)[..16].to_owned(),
             evicted: by_layer.reduce(sum).unwrap_or_default(),
-            peak_memory: self.ranks.iter().map(|rank| rank.peak_memory).max().unwrap_or(0),
-            idle: self.idle(),
+            peak_memory: ranks.iter().map(|rank| rank.peak_memory).max().unwrap_or(0),
+            idle: (ranks.len() > 1 && slowest > 0.0).then(|| 1.0 - busy / (slowest * ranks.len() as f64)),
         }
-    }
-
-    fn idle(&self) -> Option<f64> {
-        let slowest = self.ranks.iter().map(|rank| rank.seconds).fold(0.0, f64::max);
-        let busy: f64 = self.ranks.iter().map(|rank| rank.seconds).sum();
-        (self.ranks.len() > 1 && slowest > 0.0).then(|| 1.0 - busy / (slowest * self.ranks.len() as f64))
     }
 }
