@@ -4,12 +4,23 @@ use std::time::Instant;
 
 use tch::{Device, Tensor, no_grad};
 
+use super::ProcessBaseline;
 use super::baseline::resident_now;
-use super::{Limits, ProcessBaseline};
 use crate::model::kind_of;
 use crate::native::{cuda, product};
 use crate::recipe::Dtype;
+use crate::report::memory::attainable;
 use crate::units::Bytes;
+
+/// What a step may take at most; `None` where nobody knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The tensors of a device that has a memory of its own.
+    pub device: Option<Bytes>,
+    /// The process, all of it.
+    pub host: Option<Bytes>,
+    pub files: Option<Bytes>,
+}
 
 /// What a step is planned for.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +44,10 @@ impl Machine {
     pub fn here(dtype: Dtype, device: Device) -> Self {
         let baseline = ProcessBaseline::rehearsed(dtype, device);
         let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-        Self { device, threads, baseline, limits: Limits::of_machine(device), ranks: 1, rate: None, processes: 1 }
+        let on_device = if let Device::Cuda(index) = device { cuda::free_device_memory(index) } else { None };
+        // Of the host's memory as much as the process may get; where files would be is not known here.
+        let limits = Limits { device: on_device.map(Bytes), host: attainable(), files: None };
+        Self { device, threads, baseline, limits, ranks: 1, rate: None, processes: 1 }
     }
 
     /// What one of `all` ranks may have of it, `here` of which run on it, each with a device of its own: a part of the host's memory and of
