@@ -2,7 +2,7 @@
 
 use tch::TchError;
 
-use crate::cache::{ChunkSpan, HeadBudgets, ReplayLog, Victims};
+use crate::cache::{ChunkSpan, HeadBudgets, ReplayLog};
 use crate::units::{Exit, Fault};
 
 /// What the walk over one layer found.
@@ -60,7 +60,8 @@ fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> 
         for b in 0..span.num_sequences() {
             for g in 0..groups {
                 let impossible = |what: String| impossible(layer, span.index, &what);
-                let leaving = of_head(victims, b, g).map_err(|e| impossible(e.to_string()))?;
+                let leaving = victims.map_or(Ok(Vec::new()), |victims| victims.of_head(b, g));
+                let leaving = leaving.map_err(|e: TchError| impossible(e.to_string()))?;
                 step(&mut slots[b][g], &mut gone[b][g], span, b, capacity, &leaving).map_err(impossible)?;
             }
         }
@@ -88,13 +89,6 @@ fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], quota: &HeadB
         }
     }
     Ok(())
-}
-
-fn of_head(victims: Option<&Victims>, sequence: usize, head: usize) -> Result<Vec<i64>, TchError> {
-    match victims {
-        None => Ok(Vec::new()),
-        Some(victims) => victims.of_head(sequence, head),
-    }
 }
 
 /// One chunk, one sequence, one head: the sequence's own victims leave, the region's survivors move into the holes, candidates that the sequence
