@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use super::hub::{BaseModel, cached_id};
 use super::trained::{CacheResult, ExportTarget, Trained};
 use super::usage::Usage;
-use crate::files::has_of_model;
 use crate::recipe::{HeadRecipe, LoraRecipe, Recipe, TemplateChoice, ValidationSource, Weights};
 use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
@@ -19,8 +18,7 @@ use crate::report::table::Table;
 pub fn card_of_run(trained: &Trained<'_>, recipe: &Recipe, hash: &str) -> String {
     let target = if trained.holds == Weights::All { ExportTarget::Merged } else { ExportTarget::Peft };
     let base = &recipe.model.path;
-    let has_tokenizer = has_of_model(base, "tokenizer.json");
-    card(trained, &Usage { target, classes: classes(recipe), has_tokenizer, max_rank: None }, base, hash)
+    card(trained, &Usage::of(target, classes(recipe), base), base, hash)
 }
 
 /// The card's text; the base lies in `base`.

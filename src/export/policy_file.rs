@@ -9,7 +9,7 @@ use super::policy_trial::{Departures, PolicyTrial, RecordedTrial, first_differen
 use crate::engine::Settings;
 use crate::files;
 use crate::model::{Model, ModelConfig, RopeSpec, fingerprint, has_fingerprint};
-use crate::recipe::{Dtype, Recipe, RopeScalingRecipe};
+use crate::recipe::Recipe;
 use crate::units::{Exit, Fault, abridged, quoted};
 
 pub const KV_POLICY: &str = "kv_policy.json";
@@ -184,12 +184,6 @@ impl PolicyFile {
         }
         let lines: Vec<String> = values.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
         Ok(Recipe::parse(lines.concat(), &path, overrides)?.recipe)
-    }
-
-    /// How the model's rotary embeddings are scaled if not as its own files say, and the dtype of the recording.
-    pub fn model_settings(&self, dir: &Path) -> Result<(Option<RopeScalingRecipe>, Dtype), Fault> {
-        let recipe = self.to_recipe(dir, Path::new("."), &[])?;
-        Ok((recipe.model.rope_scaling, recipe.model.dtype))
     }
 
     /// Runs the recorded prompt with a model; the file lies in `dir`. Returns how many tokens left, over all layers and heads.

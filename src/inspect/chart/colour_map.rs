@@ -1,9 +1,8 @@
 //! A map of coloured cells: a row for each of several things, in groups, over a common axis, as SVG.
 
 use super::ink::{Ink, Words};
-use super::svg::Svg;
+use super::svg::{Rgb, Svg, Tiles};
 use super::ticks::{in_short, ticks};
-use super::tiles::{Rgb, Tiles};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColourRow {

@@ -1,9 +1,9 @@
 //! An SVG picture, element by element. Colours are attributes and classes: alone it has those of paper; a page's style may have others.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::ink::{Ink, Words};
-use super::tiles::Tiles;
 
 /// A text as it stands in HTML, SVG or an attribute of either. Control characters, which XML knows no way to write, become visible.
 pub(crate) fn escape(text: &str) -> String {
@@ -23,6 +23,19 @@ pub(crate) fn escape(text: &str) -> String {
         }
     }
     out
+}
+
+/// A colour: red, green and blue.
+pub type Rgb = [u8; 3];
+
+/// Coloured rectangles of whole pixels: one path for each colour.
+#[derive(Default)]
+pub(super) struct Tiles(BTreeMap<Rgb, String>);
+
+impl Tiles {
+    pub(super) fn fill(&mut self, x: usize, y: usize, width: usize, height: usize, colour: Rgb) {
+        let _ = write!(self.0.entry(colour).or_default(), "M{x} {y}h{width}v{height}h-{width}z");
+    }
 }
 
 pub(super) struct Svg {
@@ -70,7 +83,7 @@ impl Svg {
 
     /// Rectangles from a corner on, without seams where a page scales them.
     pub(super) fn tiles(&mut self, x: f64, y: f64, tiles: &Tiles) {
-        for ([r, g, b], path) in &tiles.paths {
+        for ([r, g, b], path) in &tiles.0 {
             let at = format!("transform=\"translate({x:.1} {y:.1})\" shape-rendering=\"crispEdges\"");
             self.element("path", &format!("{at} fill=\"#{r:02x}{g:02x}{b:02x}\" d=\"{path}\""));
         }
