@@ -18,7 +18,7 @@ use crate::report::table::Table;
 pub fn card_of_run(trained: &Trained<'_>, recipe: &Recipe, hash: &str) -> String {
     let target = if trained.holds == Weights::All { ExportTarget::Merged } else { ExportTarget::Peft };
     let base = &recipe.model.path;
-    card(trained, &Usage::of(target, classes(recipe), base), base, hash)
+    card(trained, &Usage::of(target, num_classes(recipe), base), base, hash)
 }
 
 /// The card's text; the base lies in `base`.
@@ -50,7 +50,7 @@ pub(super) fn card(trained: &Trained<'_>, usage: &Usage, base: &Path, hash: &str
 }
 
 /// How many classes a recipe's head scores.
-pub(super) fn classes(recipe: &Recipe) -> Option<usize> {
+pub fn num_classes(recipe: &Recipe) -> Option<usize> {
     if let HeadRecipe::SeqClassification(classes) = &recipe.head { Some(classes.count()) } else { None }
 }
 

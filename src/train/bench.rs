@@ -18,7 +18,7 @@ use crate::model::{Model, ModelConfig};
 use crate::ops::attention::Backend;
 use crate::optim::{self, Optimizer};
 use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
-use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
+use crate::recipe::{HeadRecipe, Labels, Recipe};
 use crate::report::{console, memory};
 use crate::store::copier_of;
 use crate::units::{Bytes, Fault, FaultKind, Seconds};
@@ -41,14 +41,15 @@ pub struct BenchOptions {
 /// Steps on random tokens, which all ranks make together, each with a batch of its own.
 pub struct Bench {
     world: Rc<ProcessGroup>,
-    recipe: Recipe,
-    model: Model,
+    pub recipe: Recipe,
+    pub model: Model,
     engine: FallbackEngine,
     optimizer: Box<dyn Optimizer>,
     parts: ShardedOptimizerState,
     options: BenchOptions,
     memory: Option<MemoryMeter>,
-    planned: Alternative,
+    /// What a step after the first should take.
+    pub planned: Alternative,
     trained: TrainedPart,
     done: usize,
 }
@@ -87,32 +88,14 @@ impl Bench {
         Ok(Self { world, recipe, model, engine, optimizer, parts, options, memory, planned, trained, done: 0 })
     }
 
-    pub fn model(&self) -> &Model {
-        &self.model
-    }
-
-    pub fn dtype(&self) -> Dtype {
-        self.recipe.model.dtype
-    }
-
-    /// Sequences of a step's batch.
-    pub fn sequences(&self) -> usize {
-        self.recipe.train.batch_size.sequences()
-    }
-
     pub fn attention(&self) -> String {
         let layers = &self.model.config().layers;
         let head_dim = layers.first().map_or(0, |layer| layer.attention.head_dim as i64);
         Backend::preferred(self.model.device(), self.model.kind(), head_dim).to_string()
     }
 
-    /// What a step after the first should take.
-    pub fn planned(&self) -> &Alternative {
-        &self.planned
-    }
-
     fn spec(&self) -> StepSpec<'_> {
-        let (config, settings) = (self.model.config(), self.engine.engine().settings());
+        let (config, settings) = (self.model.config(), self.engine.engine.settings());
         let (threads, ranks) = (tch::get_num_threads() as usize, self.world.size());
         StepSpec { threads, ranks, ..StepSpec::of(&self.recipe, config, settings, &self.trained, self.model.device()) }
     }
@@ -122,7 +105,7 @@ impl Bench {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let own_seed = seed.wrapping_add(step * ranks as u64 + rank as u64);
         let batch = random_batch(&self.recipe, self.model.config(), &self.options.tokens, own_seed)?;
-        let settings = self.engine.engine().settings();
+        let settings = self.engine.engine.settings();
         let plan = settings.plan(&batch, Some(ChunkKey { seed, step }))?;
         let flops = Flops::of(&self.spec(), &plan, batch.num_tokens(), batch.num_targets());
         let device = self.model.device();
@@ -165,7 +148,7 @@ impl Bench {
 
     /// Seconds that the host has copied into stores and out of them, in all steps.
     fn copied(&self) -> f64 {
-        let stores = self.engine.engine().stores();
+        let stores = self.engine.engine.stores();
         (stores.layer_checkpoints.copied() + stores.undo_log.copied() + stores.attention_outputs.copied()).as_secs_f64()
     }
 

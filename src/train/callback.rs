@@ -77,7 +77,7 @@ impl RunCallback {
         trainer.ranks.listen()?;
         trainer.progress.owes_validation = false;
         trainer.progress.unchecked_metrics = Some(kept.as_ref().map_or(0, |kept| kept.unchecked));
-        let metrics = || kept.as_ref().map_or_else(|| Metrics::begin(&path), |kept| Metrics::after(&path, kept));
+        let metrics = || Metrics::open(&path, kept.as_ref());
         let metrics = trainer.ranks.world.is_first().then(metrics).transpose()?;
         let (before, unvalidated) = kept.map(|kept| (kept.lines, kept.owed)).unwrap_or_default();
         let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);

@@ -28,9 +28,10 @@ pub(super) struct OomFallback {
 
 /// An engine that tries again with smaller cells where memory runs out.
 pub struct FallbackEngine {
-    engine: Engine,
+    /// The engine as it is tiled by now.
+    pub(super) engine: Engine,
     kv_cache: CacheRecipe,
-    grad: GradRecipe,
+    pub(super) grad: GradRecipe,
 }
 
 impl FallbackEngine {
@@ -41,16 +42,6 @@ impl FallbackEngine {
     /// The engine of a recipe, in a run in the directory `run` or for a trial.
     pub fn of_recipe(engine: Engine, recipe: &Recipe, run: Option<&Path>) -> Self {
         Self::new(engine, recipe.kv_cache.clone(), build::grad_of_run(recipe, run))
-    }
-
-    /// The engine as it is tiled by now.
-    pub fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
-    /// How it is tiled by now.
-    pub(super) fn grad(&self) -> &GradRecipe {
-        &self.grad
     }
 
     /// How small its cells have become.

@@ -2,14 +2,18 @@
 
 use std::fs;
 use std::path::Path;
+use std::rc::Rc;
+
+use tch::Device;
 
 use super::build::{self, SCRATCH};
 use super::callback::RunCallback;
-use super::run_dir::newest;
+use super::resume::newest;
 use super::saved_split::{SPLIT, SavedSplit};
 use super::sealed_recipe::write_recipe;
-use super::{Interrupt, RESOLVED_RECIPE, Start, Trainer};
+use super::{Interrupt, RESOLVED_RECIPE, Trainer};
 use crate::checkpoint::SaveKind;
+use crate::dist::ProcessGroup;
 use crate::files::{self, RunLock};
 use crate::model::ModelConfig;
 use crate::native::give_free_memory_back;
@@ -17,6 +21,17 @@ use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
 use crate::units::{Exit, Fault, abridged};
+
+/// What a run is started with beside its recipe.
+#[derive(Clone, Copy)]
+pub struct Start<'a> {
+    pub device: Device,
+    /// What ends it before its time.
+    pub interrupt: &'a Interrupt,
+    pub world: &'a Rc<ProcessGroup>,
+    /// Whether its memory is told by part.
+    pub profiles_memory: bool,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -153,7 +168,7 @@ fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunSt
         Err(error) => error,
     };
     let why = error.to_string();
-    let lost = trainer.progress.skipped.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
+    let lost = trainer.progress.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
     // The first rank sets aside what is damaged, before the others look.
     let found = trainer.ranks.world.first("going back to a checkpoint", || newest(&trainer.dir))?;
     let newest = found.map_or_else(|| newest(&trainer.dir), Ok)?;

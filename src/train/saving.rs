@@ -9,12 +9,21 @@ use super::{Trainer, build};
 use super::{not_saved, other_model};
 use crate::checkpoint::{self, CARD, FINAL, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
 use crate::data::Dataset;
-use crate::export::{KV_POLICY, PolicyFile, Trained, card_of_run};
+use crate::export::{KV_POLICY, PolicyFile, PolicyTrial, Trained, card_of_run};
 use crate::model::has_fingerprint;
 use crate::recipe::{Difference, Weights};
 use crate::report::console;
 use crate::report::metrics::{self, METRICS};
 use crate::units::{Fault, abridged, quoted};
+
+/// What checkpoints have beside model and optimiser, read when the run begins: it can be saved whatever becomes of the base.
+pub(super) struct CheckpointExtras {
+    pub(super) model_hash: String,
+    /// What a checkpoint's policy file is recorded with.
+    pub(super) trial: PolicyTrial,
+    /// Files that `final` has beside the adapter.
+    pub(super) companions: Vec<(String, Vec<u8>)>,
+}
 
 impl Trainer {
     /// Takes a checkpoint over, but for the optimiser's state; returns why it was written.
@@ -30,7 +39,7 @@ impl Trainer {
         build::take_parameters(&self.model, &trained, dir)?;
         let progress = &mut self.progress;
         (progress.step, progress.total_tokens, progress.best) = (state.step, state.total_tokens, state.best);
-        progress.skipped.add(&state.skipped_steps);
+        progress.skipped.extend(&state.skipped_steps);
         progress.owes_validation = state.owes_validation;
         progress.unchecked_metrics = state.unchecked_metrics;
         self.refuse_not_finite(dir)?;
@@ -112,7 +121,7 @@ impl Trainer {
         let mut state = TrainState::new(progress.step, self.recipe.train.seed, kind, &parameters);
         state.total_tokens = progress.total_tokens;
         state.best.clone_from(&progress.best);
-        state.skipped_steps = progress.skipped.to_vec();
+        state.skipped_steps = progress.skipped.iter().copied().collect();
         state.owes_validation = progress.owes_validation;
         state.threads = Some(tch::get_num_threads());
         state.unchecked_metrics = progress.unchecked_metrics;

@@ -53,7 +53,7 @@ impl TrainStep<'_> {
     ) -> Result<StepOutcome, Fault> {
         let (outcome, mut gradients) = self.gradients(assigned, step, callback)?;
         callback.optimizer(&|| {
-            let mut memory = self.engine.engine().memory_at_rest(self.model);
+            let mut memory = self.engine.engine.memory_at_rest(self.model);
             // What several micro-batches have summed up is known to whoever watched the last of them begin.
             if assigned.batches.len() == 1 {
                 let all = bytes_of(gradients.iter().map(|(_, gradient)| gradient));
@@ -112,7 +112,7 @@ impl TrainStep<'_> {
         let mut micro_batches = Vec::new();
         for (done, (batch, &index)) in assigned.batches.iter().zip(&assigned.indices).enumerate() {
             let at = MicroBatchPosition { step: step + 1, micro_batch: (done, assigned.batches.len()) };
-            callback.begin(at, &|| (self.engine.engine().memory_at_rest(self.model), bytes_of(total.values())));
+            callback.begin(at, &|| (self.engine.engine.memory_at_rest(self.model), bytes_of(total.values())));
             let part = self.engine.gradients(self.model, batch, self.context(step, assigned), callback)?;
             micro_batches.push(MicroBatchReport::new(index, batch, &part)?);
             for (name, gradient) in part.gradients {

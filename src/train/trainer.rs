@@ -6,16 +6,17 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::answers::{Validation, ValidationAnswers};
-use super::checkpoint_extras::CheckpointExtras;
 use super::meter::StepMeter;
 use super::progress::RunProgress;
 use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
+use super::saving::CheckpointExtras;
 use super::step::{TrainStep, first_not_finite};
 use super::{ExpectedEvictions, FallbackEngine, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, Start, build, tiling};
 use crate::checkpoint::Best;
 use crate::data::Splits;
 use crate::engine::Observer;
 use crate::eval;
+use crate::export::PolicyTrial;
 use crate::files::{failpoint, io_fault};
 use crate::measure::MemoryMeter;
 use crate::model::{Model, fingerprint};
@@ -82,7 +83,11 @@ impl Trainer {
         }
         Ok(Self {
             assigner: MicroBatchAssigner::new(&recipe, model.config())?,
-            extras: CheckpointExtras::new(&recipe, model.config(), model_hash)?,
+            extras: CheckpointExtras {
+                trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
+                companions: build::companions_of_end(&recipe)?,
+                model_hash,
+            },
             engine: FallbackEngine::of_recipe(engine, &recipe, Some(dir)),
             ranks,
             dir: dir.to_owned(),
@@ -123,7 +128,7 @@ impl Trainer {
 
     /// What the policy will evict of the samples to train on; `None` where it never evicts.
     pub(super) fn expected_evictions(&self) -> Option<ExpectedEvictions> {
-        ExpectedEvictions::new(&self.recipe, self.engine.engine().settings(), self.data.train.lengths())
+        ExpectedEvictions::new(&self.recipe, self.engine.engine.settings(), self.data.train.lengths())
     }
 
     /// The first parameter, or tensor of the optimiser, that is not finite.
@@ -171,7 +176,7 @@ impl Trainer {
     /// Makes one step, or leaves it out.
     pub(super) fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Fault> {
         self.require_finite()?;
-        if self.progress.skipped.contains(self.progress.step + 1) {
+        if self.progress.skipped.contains(&(self.progress.step + 1)) {
             return Ok(self.pass_over("it was lost before"));
         }
         failpoint::pass("run.step").map_err(io_fault("train in", &self.dir))?;
@@ -192,7 +197,7 @@ impl Trainer {
             Err(error) => {
                 let error = self.advised(error);
                 let why = error.to_string();
-                self.progress.skipped.leave_out(error, OnNonFinite::Skip, &self.recipe.train)?;
+                self.progress.leave_out(error, OnNonFinite::Skip, &self.recipe.train)?;
                 return Ok(self.pass_over(&why));
             }
         };
@@ -202,7 +207,7 @@ impl Trainer {
         self.progress.step += 1;
         self.progress.total_tokens += made.tokens as u64;
         let seconds = began.elapsed().as_secs_f64();
-        let slots = self.engine.engine().settings().policy_slots();
+        let slots = self.engine.engine.settings().policy_slots();
         let of_policy = made.evicted.iter().zip(&slots).filter(|(_, slots)| slots.is_some()).map(|(layer, _)| *layer);
         let evicted = of_policy.reduce(|sum, layer| sum + layer);
         Ok(StepMetrics {
@@ -249,7 +254,7 @@ impl Trainer {
         if error.kind() != FaultKind::OutOfMemory || self.recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat {
             return error;
         }
-        let recipe = Recipe { grad: self.engine.grad().clone(), ..self.recipe.clone() };
+        let recipe = Recipe { grad: self.engine.grad.clone(), ..self.recipe.clone() };
         match tiling::smaller(&recipe, self.model.config(), &self.data.train, self.machine, &self.planned) {
             Some(advice) => {
                 error.with_hint(format!("{advice}; or `grad.on_out_of_memory = \"retreat\"`, which finds one by trying"))
@@ -272,7 +277,7 @@ impl Trainer {
         self.ranks.world.agree("about to validate", passed)?;
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);
-        let engine = self.engine.engine();
+        let engine = &self.engine.engine;
         let (model, world) = (&self.model, &self.ranks.world);
         let batches = eval::batches(validation, batch, options.max_batches);
         let scores = eval::score(engine, model, validation, &batches, world, observer)?;
