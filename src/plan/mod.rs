@@ -18,7 +18,7 @@ pub use baseline::ProcessBaseline;
 pub use choose::{Alternative, Decision, Planner};
 pub use flops::Flops;
 pub use forecast::Forecast;
-pub use machine::{Limits, Machine};
+pub use machine::{Limits, Machine, square_product};
 pub use moment::PlannedPeak;
 pub use part::StepPart;
 pub use step_spec::StepSpec;

@@ -7,8 +7,7 @@ use tch::Device;
 
 use super::meter::StepMeter;
 use super::{
-    FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, StepOutcome, TrainStep, as_headed, build,
-    settled_alike, tiling,
+    FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, TrainStep, as_headed, build, settled_alike, tiling,
 };
 use crate::data::Batch;
 use crate::dist::ProcessGroup;
@@ -19,6 +18,7 @@ use crate::ops::attention::Backend;
 use crate::optim::{self, Optimizer};
 use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
 use crate::recipe::{HeadRecipe, Labels, Recipe};
+use crate::report::metrics::StepMetrics;
 use crate::report::{console, memory};
 use crate::store::copier_of;
 use crate::units::{Bytes, Fault, FaultKind, Seconds};
@@ -141,7 +141,7 @@ impl Bench {
             device_peak,
             memory: if self.options.profiles_memory { profiles } else { Vec::new() },
             copies,
-            loss: made.loss,
+            loss: made.loss.unwrap_or(f64::NAN),
             idle: made.idle,
         })
     }
@@ -153,7 +153,7 @@ impl Bench {
     }
 
     /// The step itself, as a run makes it.
-    fn train(&mut self, batch: &Batch, mut callback: StepMeter<'_>) -> Result<StepOutcome, Fault> {
+    fn train(&mut self, batch: &Batch, mut callback: StepMeter<'_>) -> Result<StepMetrics, Fault> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let rate = self.recipe.optimizer.learning_rate;
         let mut learner = TrainStep {

@@ -1,9 +1,11 @@
 //! How far a run has come, as its checkpoints say, and which of its steps were left out, as they came to nothing finite.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
-use crate::checkpoint::Best;
+use crate::checkpoint::{self, Best};
 use crate::recipe::{OnNonFinite, TrainRecipe};
+use crate::report::console;
 use crate::units::{Fault, FaultKind};
 
 #[derive(Default)]
@@ -34,6 +36,20 @@ impl RunProgress {
         self.skipped.insert(step);
         Ok(step)
     }
+}
+
+/// Name of the recipe in a run's directory.
+pub const RESOLVED_RECIPE: &str = "recipe.resolved.toml";
+
+/// The newest whole checkpoint of a run. What is newer and not whole is told, and set aside where it is damaged.
+pub(super) fn newest(run: &Path) -> Result<PathBuf, Fault> {
+    let found = checkpoint::newest(run)?;
+    let places = checkpoint::set_aside(run, &found)?;
+    for (dir, why) in &found.skipped {
+        let place = places.iter().find(|(from, _)| from == dir).map(|(_, place)| format!("; it is now `{}`", place.display()));
+        console::warning(&format!("skipped `{}`: {why}{}", dir.display(), place.unwrap_or_default()));
+    }
+    Ok(found.dir)
 }
 
 #[cfg(test)]

@@ -3,31 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use super::callback::RunCallback;
+use super::progress::newest;
 use super::run::{begin, go_on, no_signals, run};
 use super::saved_split::SavedSplit;
 use super::saving::listed_differences;
 use super::sealed_recipe::{changed_file, check_recipe, write_recipe};
-use super::{Ended, Outcome, RunRanks, RunSchedule, Start, Trainer, build};
+use super::{Ended, Outcome, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, Trainer, build};
 use crate::checkpoint::{self, FINAL, SaveKind};
 use crate::files::{ReadLock, RunLock};
 use crate::optim::learning_rate;
 use crate::recipe::{GradRecipe, Recipe, Weights};
 use crate::report::console;
 use crate::units::{Exit, Fault, FaultKind, abridged, quoted};
-
-/// Name of the recipe in a run's directory.
-pub const RESOLVED_RECIPE: &str = "recipe.resolved.toml";
-
-/// The newest whole checkpoint of a run. What is newer and not whole is told, and set aside where it is damaged.
-pub(super) fn newest(run: &Path) -> Result<PathBuf, Fault> {
-    let found = checkpoint::newest(run)?;
-    let places = checkpoint::set_aside(run, &found)?;
-    for (dir, why) in &found.skipped {
-        let place = places.iter().find(|(from, _)| from == dir).map(|(_, place)| format!("; it is now `{}`", place.display()));
-        console::warning(&format!("skipped `{}`: {why}{}", dir.display(), place.unwrap_or_default()));
-    }
-    Ok(found.dir)
-}
 
 /// A checkpoint and the run it belongs to.
 #[derive(Debug)]

@@ -2,18 +2,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::rc::Rc;
-
-use tch::Device;
 
 use super::build::{self, SCRATCH};
 use super::callback::RunCallback;
-use super::resume::newest;
+use super::progress::newest;
 use super::saved_split::{SPLIT, SavedSplit};
 use super::sealed_recipe::write_recipe;
-use super::{Interrupt, RESOLVED_RECIPE, Trainer};
+use super::{Interrupt, RESOLVED_RECIPE, Start, Trainer};
 use crate::checkpoint::SaveKind;
-use crate::dist::ProcessGroup;
 use crate::files::{self, RunLock};
 use crate::model::ModelConfig;
 use crate::native::give_free_memory_back;
@@ -21,17 +17,6 @@ use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
 use crate::units::{Exit, Fault, abridged};
-
-/// What a run is started with beside its recipe.
-#[derive(Clone, Copy)]
-pub struct Start<'a> {
-    pub device: Device,
-    /// What ends it before its time.
-    pub interrupt: &'a Interrupt,
-    pub world: &'a Rc<ProcessGroup>,
-    /// Whether its memory is told by part.
-    pub profiles_memory: bool,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -212,7 +197,7 @@ fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: Ste
 
 /// Saves the last step unless it is saved.
 fn save_unsaved(trainer: &Trainer, callback: &RunCallback, kind: SaveKind) -> Result<(), Fault> {
-    if trainer.saved_step() < Some(trainer.step()) {
+    if trainer.saved.get() < Some(trainer.step()) {
         callback.saved(trainer.save(kind)?);
     }
     Ok(())

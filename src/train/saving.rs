@@ -9,21 +9,12 @@ use super::{Trainer, build};
 use super::{not_saved, other_model};
 use crate::checkpoint::{self, CARD, FINAL, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
 use crate::data::Dataset;
-use crate::export::{KV_POLICY, PolicyFile, PolicyTrial, Trained, card_of_run};
+use crate::export::{KV_POLICY, PolicyFile, Trained, card_of_run};
 use crate::model::has_fingerprint;
 use crate::recipe::{Difference, Weights};
 use crate::report::console;
 use crate::report::metrics::{self, METRICS};
 use crate::units::{Fault, abridged, quoted};
-
-/// What checkpoints have beside model and optimiser, read when the run begins: it can be saved whatever becomes of the base.
-pub(super) struct CheckpointExtras {
-    pub(super) model_hash: String,
-    /// What a checkpoint's policy file is recorded with.
-    pub(super) trial: PolicyTrial,
-    /// Files that `final` has beside the adapter.
-    pub(super) companions: Vec<(String, Vec<u8>)>,
-}
 
 impl Trainer {
     /// Takes a checkpoint over, but for the optimiser's state; returns why it was written.
@@ -126,16 +117,16 @@ impl Trainer {
         state.threads = Some(tch::get_num_threads());
         state.unchecked_metrics = progress.unchecked_metrics;
         state.settings = Some(self.recipe.fixed_settings());
-        state.model_hash.clone_from(&self.extras.model_hash);
+        state.model_hash.clone_from(&self.model_hash);
         state.data_hash = self.data.train.hash();
         state.validation_hash = self.data.validation.as_ref().map(Dataset::hash);
         let validation = self.data.validation.as_ref().map_or(0, Dataset::len);
         state.samples = Some(SampleCounts { train: self.data.train.len(), validation });
         let base_model = self.recipe.model.path.display().to_string();
-        let policy = PolicyFile::record(&self.recipe, &self.model, &self.extras.model_hash, &self.extras.trial)?;
+        let policy = PolicyFile::record(&self.recipe, &self.model, &self.model_hash, &self.trial)?;
         let mut beside = vec![(KV_POLICY.to_owned(), policy.to_json())];
         if kind == SaveKind::Final {
-            beside.extend(self.extras.companions.iter().cloned());
+            beside.extend(self.companions.iter().cloned());
             beside.push((CARD.to_owned(), self.card(&state)?.into_bytes()));
         }
         let snapshot = Snapshot { model: &self.model, base_model: &base_model, optimizer, beside: &beside, state: &state };
@@ -155,7 +146,7 @@ impl Trainer {
             results: Vec::new(),
             chat_template: None,
         };
-        Ok(card_of_run(&trained, &self.recipe, &self.extras.model_hash))
+        Ok(card_of_run(&trained, &self.recipe, &self.model_hash))
     }
 }
 

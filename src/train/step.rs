@@ -5,14 +5,15 @@ use std::time::Instant;
 
 use tch::Tensor;
 
-use super::ranks::{MicroBatchReport, RankReport, loss_sum, sum_over, suspects};
-use super::{FallbackEngine, MicroBatchAssignment, RunRanks, StepOutcome};
+use super::ranks::{MicroBatchReport, RankReport, loss_sum, metrics_of, sum_over, suspects};
+use super::{FallbackEngine, MicroBatchAssignment, RunRanks};
 use crate::engine::{ChunkKey, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, Observer};
 use crate::measure::MicroBatchPosition;
 use crate::model::{DropoutKey, Model};
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
 use crate::recipe::Recipe;
 use crate::report::memory::peak_resident;
+use crate::report::metrics::StepMetrics;
 use crate::store::bytes_of;
 use crate::units::{Bytes, Exit, Fault, FaultKind};
 
@@ -50,8 +51,8 @@ impl TrainStep<'_> {
         step: u64,
         learning_rate: f64,
         callback: &mut dyn StepCallback,
-    ) -> Result<StepOutcome, Fault> {
-        let (outcome, mut gradients) = self.gradients(assigned, step, callback)?;
+    ) -> Result<StepMetrics, Fault> {
+        let (metrics, mut gradients) = self.gradients(assigned, step, callback)?;
         callback.optimizer(&|| {
             let mut memory = self.engine.engine.memory_at_rest(self.model);
             // What several micro-batches have summed up is known to whoever watched the last of them begin.
@@ -64,7 +65,7 @@ impl TrainStep<'_> {
         let grad_norm = clip_grad_norm(&mut gradients, self.recipe.train.max_grad_norm);
         self.optimizer.step(&self.model.parameters(), &gradients, learning_rate);
         callback.end();
-        Ok(StepOutcome { grad_norm, ..outcome })
+        Ok(StepMetrics { grad_norm: Some(grad_norm), learning_rate: Some(learning_rate), ..metrics })
     }
 
     /// The gradient of the mean loss over the targets of all micro-batches of all ranks together, so that 8 × 1 = 1 × 8, on every rank; and
@@ -74,7 +75,7 @@ impl TrainStep<'_> {
         assigned: &MicroBatchAssignment,
         step: u64,
         callback: &mut dyn StepCallback,
-    ) -> Result<(StepOutcome, Vec<(String, Tensor)>), Fault> {
+    ) -> Result<(StepMetrics, Vec<(String, Tensor)>), Fault> {
         if assigned.targets == 0 {
             return Err(Fault::data(
                 "no token of the batch has a target",
@@ -91,13 +92,13 @@ impl TrainStep<'_> {
             gradients = sum_over(&self.ranks.world, self.model, gradients)?;
         }
         refuse_not_finite(step + 1, &reports, &gradients)?;
-        let outcome = StepOutcome::of(&reports, assigned.targets);
-        if let Some(most) = self.recipe.train.max_loss
-            && outcome.loss > most
+        let metrics = metrics_of(&reports, assigned.targets, &self.engine.engine.settings().policy_slots());
+        if let (Some(most), Some(loss)) = (self.recipe.train.max_loss, metrics.loss)
+            && loss > most
         {
-            return Err(loss_too_high(step + 1, outcome.loss, most));
+            return Err(loss_too_high(step + 1, loss, most));
         }
-        Ok((outcome, gradients.into_iter().collect()))
+        Ok((metrics, gradients.into_iter().collect()))
     }
 
     /// What this rank's micro-batches come to. Their part of the gradient of the global batch's mean loss is added to `total`, by parameter.

@@ -1,19 +1,23 @@
 //! A run in memory: everything that the loop moves forward, built from a recipe.
 
-use super::step::not_finite;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Instant;
+
+use tch::Device;
 
 use super::answers::{Validation, ValidationAnswers};
 use super::meter::StepMeter;
 use super::progress::RunProgress;
 use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
-use super::saving::CheckpointExtras;
-use super::step::{TrainStep, first_not_finite};
-use super::{ExpectedEvictions, FallbackEngine, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, Start, build, tiling};
+use super::step::{TrainStep, first_not_finite, not_finite};
+use super::{
+    ExpectedEvictions, FallbackEngine, Interrupt, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, build, tiling,
+};
 use crate::checkpoint::Best;
 use crate::data::Splits;
+use crate::dist::ProcessGroup;
 use crate::engine::Observer;
 use crate::eval;
 use crate::export::PolicyTrial;
@@ -24,10 +28,20 @@ use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
 use crate::recipe::{BatchSize, OnNonFinite, OnOutOfMemory, Recipe};
 use crate::report::console;
-use crate::report::evicted::Evicted;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
 use crate::units::{Fault, FaultKind, quoted};
+
+/// What a run is started with beside its recipe.
+#[derive(Clone, Copy)]
+pub struct Start<'a> {
+    pub device: Device,
+    /// What ends it before its time.
+    pub interrupt: &'a Interrupt,
+    pub world: &'a Rc<ProcessGroup>,
+    /// Whether its memory is told by part.
+    pub profiles_memory: bool,
+}
 
 pub struct Trainer {
     pub(super) recipe: Recipe,
@@ -51,7 +65,13 @@ pub struct Trainer {
     is_finite: Cell<bool>,
     memory: Option<MemoryMeter>,
     answers: Option<ValidationAnswers>,
-    pub(super) extras: CheckpointExtras,
+    /// The hash of the model; with what follows it is what checkpoints have beside what is trained, read when the run begins: it can be saved
+    /// whatever becomes of the base.
+    pub(super) model_hash: String,
+    /// What a checkpoint's policy file is recorded with.
+    pub(super) trial: PolicyTrial,
+    /// Files that `final` has beside the adapter.
+    pub(super) companions: Vec<(String, Vec<u8>)>,
 }
 
 impl Trainer {
@@ -83,11 +103,9 @@ impl Trainer {
         }
         Ok(Self {
             assigner: MicroBatchAssigner::new(&recipe, model.config())?,
-            extras: CheckpointExtras {
-                trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
-                companions: build::companions_of_end(&recipe)?,
-                model_hash,
-            },
+            trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
+            companions: build::companions_of_end(&recipe)?,
+            model_hash,
             engine: FallbackEngine::of_recipe(engine, &recipe, Some(dir)),
             ranks,
             dir: dir.to_owned(),
@@ -111,19 +129,9 @@ impl Trainer {
         self.progress.step
     }
 
-    /// The last step with a checkpoint of its own, of this start.
-    pub(super) fn saved_step(&self) -> Option<u64> {
-        self.saved.get()
-    }
-
     /// The memory of the heaviest steps of this start by part, where it is watched.
     pub(super) fn memory_by_part(&self) -> Option<String> {
         self.memory.as_ref().map(MemoryMeter::to_string)
-    }
-
-    /// What the data looked like when it was opened.
-    pub fn data_report(&self) -> String {
-        self.data.report.to_string()
     }
 
     /// What the policy will evict of the samples to train on; `None` where it never evicts.
@@ -205,32 +213,16 @@ impl Trainer {
         self.is_finite.set(false);
         let epoch = self.schedule.epoch(self.progress.step);
         self.progress.step += 1;
-        self.progress.total_tokens += made.tokens as u64;
+        self.progress.total_tokens += made.tokens;
         let seconds = began.elapsed().as_secs_f64();
-        let slots = self.engine.engine.settings().policy_slots();
-        let of_policy = made.evicted.iter().zip(&slots).filter(|(_, slots)| slots.is_some()).map(|(layer, _)| *layer);
-        let evicted = of_policy.reduce(|sum, layer| sum + layer);
         Ok(StepMetrics {
             step: self.progress.step,
             epoch,
-            loss: Some(made.loss),
-            router_loss: made.router_loss,
-            accuracy: Some(made.correct as f64 / made.targets as f64),
-            grad_norm: Some(made.grad_norm),
-            learning_rate: Some(rate),
-            tokens: made.tokens as u64,
-            targets: made.targets as u64,
             total_tokens: self.progress.total_tokens,
-            replay_log: Some(made.replay_log),
-            evicted: evicted.and_then(|sums| sums.share()),
-            mean_stay: evicted.and_then(|sums| sums.mean_stay()),
-            evicted_by_layer: made.evicted.iter().filter_map(Evicted::share).collect(),
-            mean_stay_by_layer: made.evicted.iter().map(Evicted::mean_stay).collect(),
             seconds,
             tokens_per_second: made.tokens as f64 / seconds,
             peak_memory: made.peak_memory.max(peak_resident().0),
-            idle: made.idle,
-            ..StepMetrics::default()
+            ..made
         })
     }
 

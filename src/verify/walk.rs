@@ -20,13 +20,10 @@ const STAYS: i64 = i64::MAX;
 /// The first query that does not see a token any more, by sequence, KV head and position.
 type GoneByHead = Vec<Vec<Vec<i64>>>;
 
-/// Sees what each sequence and head holds after a chunk.
-type Show<'a> = dyn FnMut(&ChunkSpan, &[Vec<Vec<i64>>]) + 'a;
-
 /// Walks over the choices of one layer with `groups` KV heads.
 pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, Fault> {
     let mut held: Vec<Vec<Vec<Vec<i64>>>> = Vec::new();
-    let gone = follow(log, layer, groups, &mut |span, slots| {
+    let gone = follow(log, layer, groups, |span, slots| {
         held.truncate(span.chunk.0);
         held.push(slots.to_vec());
     })?;
@@ -35,7 +32,7 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, F
 
 /// `gone` of [`LayerWalk`] alone: what is held in between would fill the memory where sequences are long.
 pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<GoneByHead, Fault> {
-    follow(log, layer, groups, &mut |_, _| {})
+    follow(log, layer, groups, |_, _| {})
 }
 
 /// How many further tokens each token of a head was kept for, from the first query that does not see it; `None` where it is kept to the end.
@@ -45,7 +42,12 @@ pub fn stays(gone: &[i64]) -> impl Iterator<Item = Option<usize>> + '_ {
 }
 
 /// Walks, and shows what each sequence and head holds after each chunk.
-fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> Result<GoneByHead, Fault> {
+fn follow(
+    log: &ReplayLog,
+    layer: usize,
+    groups: usize,
+    mut show: impl FnMut(&ChunkSpan, &[Vec<Vec<i64>>]),
+) -> Result<GoneByHead, Fault> {
     let (mut capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, ChunkSpan::num_sequences));
     let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
     let mut slots = vec![vec![Vec::<i64>::new(); groups]; batch];
