@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use tch::Tensor;
 
+use super::meter::StepMeter;
 use super::ranks::{MicroBatchReport, RankReport, loss_sum, metrics_of, sum_over, suspects};
 use super::{FallbackEngine, MicroBatchAssignment, RunRanks};
-use crate::engine::{ChunkKey, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, Observer};
+use crate::engine::{ChunkKey, MemoryPart, MemoryPlace, MicroBatchContext};
 use crate::measure::MicroBatchPosition;
 use crate::model::{DropoutKey, Model};
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
@@ -15,7 +16,7 @@ use crate::recipe::Recipe;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
 use crate::store::bytes_of;
-use crate::units::{Bytes, Exit, Fault, FaultKind};
+use crate::units::{Exit, Fault, FaultKind};
 
 /// A model with what makes its training steps.
 pub struct TrainStep<'a> {
@@ -28,21 +29,6 @@ pub struct TrainStep<'a> {
     pub ranks: &'a RunRanks,
 }
 
-/// Hears of steps: the engine's events, and what comes before and after them.
-pub trait StepCallback: Observer {
-    /// A micro-batch begins; `memory` says what the engine holds at rest, and how much of gradients the earlier ones have left.
-    fn begin(&mut self, at: MicroBatchPosition, memory: &dyn Fn() -> (MemoryByPart, Bytes)) {
-        let _ = (at, memory);
-    }
-
-    /// All gradients are there, and `memory` with them; clipping and the update follow.
-    fn optimizer(&mut self, memory: &dyn Fn() -> MemoryByPart) {
-        let _ = memory;
-    }
-
-    fn end(&mut self) {}
-}
-
 impl TrainStep<'_> {
     /// Makes the step after `step` others: micro-batches, clipping, update.
     pub fn step(
@@ -50,7 +36,7 @@ impl TrainStep<'_> {
         assigned: &MicroBatchAssignment,
         step: u64,
         learning_rate: f64,
-        callback: &mut dyn StepCallback,
+        callback: &mut StepMeter<'_>,
     ) -> Result<StepMetrics, Fault> {
         let (metrics, mut gradients) = self.gradients(assigned, step, callback)?;
         callback.optimizer(&|| {
@@ -74,7 +60,7 @@ impl TrainStep<'_> {
         &mut self,
         assigned: &MicroBatchAssignment,
         step: u64,
-        callback: &mut dyn StepCallback,
+        callback: &mut StepMeter<'_>,
     ) -> Result<(StepMetrics, Vec<(String, Tensor)>), Fault> {
         if assigned.targets == 0 {
             return Err(Fault::data(
@@ -107,7 +93,7 @@ impl TrainStep<'_> {
         assigned: &MicroBatchAssignment,
         step: u64,
         total: &mut BTreeMap<String, Tensor>,
-        callback: &mut dyn StepCallback,
+        callback: &mut StepMeter<'_>,
     ) -> Result<RankReport, Fault> {
         let began = Instant::now();
         let mut micro_batches = Vec::new();

@@ -192,7 +192,7 @@ impl Trainer {
         let step = self.schedule.micro_batches(self.progress.step);
         let assigned = self.assigner.assign(&step, &self.data.train, &self.recipe, self.model.config(), &self.ranks)?;
         let rate = learning_rate(&self.recipe.optimizer, self.progress.step, self.schedule.num_steps());
-        let mut callback = StepMeter { observer, stopwatch: None, memory: self.memory.as_mut() };
+        let mut callback = StepMeter { memory: self.memory.as_mut(), ..StepMeter::of(observer) };
         let mut train_step = TrainStep {
             recipe: &self.recipe,
             model: &self.model,
