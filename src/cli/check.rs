@@ -200,9 +200,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
     table.row(&["head", &head]);
     let (cache, by_layer) = cache(recipe, config);
     table.row(&["KV cache", &cache]);
-    if let Some(by_layer) = by_layer {
-        table.row(&["slots by layer", &by_layer]);
-    }
+    table.figure("slots by layer", by_layer);
     table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
     table.row(&["cells", &format!("{num_bands} layer bands × {} columns", plan.columns.len())]);
     table.row(&["graphs kept", &kept(recipe, num_bands * plan.columns.len())]);

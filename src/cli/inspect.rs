@@ -126,11 +126,7 @@ fn in_words(contents: &RunContents) -> String {
 
 fn figures(contents: &RunContents) -> Table {
     let mut table = Table::of_words(&["figure", "value"]);
-    for (name, value) in figures_in_words(contents) {
-        if let Some(value) = value {
-            table.row(&[name, &value]);
-        }
-    }
+    figures_in_words(contents).into_iter().for_each(|(name, value)| table.figure(name, value));
     table
 }
 

@@ -1,11 +1,12 @@
-//! What a step takes by part, on two clocks: the one on the wall, and the time that the process' threads have computed.
+//! What a step takes by part, on two clocks: the one on the wall, and the time that the process' threads have computed; and the rate of
+//! plain matrix multiplication by both, on the same device and threads.
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use tch::Device;
+use tch::{Device, Kind};
 
 use crate::native::cuda;
-use crate::plan::StepPart;
+use crate::plan::{StepPart, square_product};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spent {
@@ -35,7 +36,7 @@ impl Spent {
     }
 }
 
-pub(super) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
+fn time_of(device: Device, work: impl FnOnce()) -> Spent {
     let began = Spent::by_now(device);
     work();
     Spent::by_now(device).without(began)
@@ -82,4 +83,34 @@ impl Stopwatch {
         self.turn(StepPart::Optimizer);
         (self.turned.without(self.began).without(self.left_out), self.parts)
     }
+}
+
+/// The rate of matrix products in operations per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct GemmRate {
+    /// The rate in wall-clock time.
+    pub per_second: f64,
+    /// The rate in the CPU time of all threads together.
+    pub per_cpu_second: f64,
+}
+
+impl GemmRate {
+    pub(super) fn of(flops: f64, spent: Spent) -> Self {
+        Self { per_second: flops / spent.seconds, per_cpu_second: flops / spent.cpu_seconds }
+    }
+}
+
+/// Seconds that the measurement lasts, at least.
+const SECONDS: f64 = 0.1;
+
+/// The rate of a product of two square matrices of the kind.
+pub fn gemm_rate(kind: Kind, device: Device) -> GemmRate {
+    let (multiply, operations) = square_product(kind, device);
+    multiply();
+    let (mut flops, mut spent) = (0.0, Spent::default());
+    while spent.seconds < SECONDS {
+        spent.add(time_of(device, &multiply));
+        flops += operations;
+    }
+    GemmRate::of(flops, spent)
 }

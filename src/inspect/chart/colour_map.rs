@@ -1,7 +1,6 @@
 //! A map of coloured cells: a row for each of several things, in groups, over a common axis, as SVG.
 
-use super::ink::{Ink, Words};
-use super::svg::{Rgb, Svg, Tiles};
+use super::svg::{Ink, Rgb, Svg, Tiles, Words};
 use super::ticks::{in_short, ticks};
 
 #[derive(Clone, Debug, PartialEq)]

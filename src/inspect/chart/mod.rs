@@ -2,7 +2,6 @@
 
 mod colour_map;
 mod curve;
-mod ink;
 mod svg;
 mod terminal;
 mod ticks;
