@@ -60,18 +60,15 @@ impl Check {
         let trained: u64 = kinds.iter().map(|(_, numbers)| *numbers as u64).sum();
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
         let mut table = table(&recipe, &config, &plan, &schedule, &kinds.join(", "));
-        if recipe.train.offload != Offload::None {
-            table.row(&["waits on the host", &waiting_parts(&recipe, engine.settings(), &config)]);
-        }
+        let waits = (recipe.train.offload != Offload::None).then(|| waiting_parts(&recipe, engine.settings(), &config));
+        table.figure("waits on the host", waits);
         if let Some(evictions) = ExpectedEvictions::new(&recipe, engine.settings(), data.train.lengths()) {
             evictions.warning().iter().for_each(|warning| console::warning(warning));
             table.row(&["evictions", &evictions.to_string()]);
         }
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
         table.row(&["peak memory, planned", &planned.words()]);
-        if world.size() > 1 {
-            table.row(&["ranks", &ranks(world, machine, Bytes(4 * trained))?]);
-        }
+        table.figure("ranks", (world.size() > 1).then(|| ranks(world, machine, Bytes(4 * trained))).transpose()?);
         console::table(&table)
     }
 }

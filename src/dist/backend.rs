@@ -25,22 +25,22 @@ pub enum RankBackend {
     Nccl,
 }
 
+impl RankBackend {
+    const NAMES: [(Self, &str); 3] = [(Self::Auto, "auto"), (Self::Gloo, "gloo"), (Self::Nccl, "nccl")];
+}
+
 impl FromStr for RankBackend {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = [Self::Auto, Self::Gloo, Self::Nccl].into_iter().find(|known| known.to_string() == text);
-        known.ok_or("expected `auto`, `gloo` or `nccl`")
+        let known = Self::NAMES.into_iter().find(|(_, name)| *name == text);
+        known.map(|(known, _)| known).ok_or("expected `auto`, `gloo` or `nccl`")
     }
 }
 
 impl fmt::Display for RankBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Gloo => "gloo",
-            Self::Nccl => "nccl",
-        })
+        f.write_str(Self::NAMES[*self as usize].1)
     }
 }
 

@@ -9,7 +9,6 @@ mod forecast;
 mod ladder;
 mod machine;
 mod moment;
-mod part;
 mod sizes;
 mod step_memory;
 mod step_spec;
@@ -19,8 +18,7 @@ pub use choose::{Alternative, Decision, Planner};
 pub use flops::Flops;
 pub use forecast::Forecast;
 pub use machine::{Limits, Machine, square_product};
-pub use moment::PlannedPeak;
-pub use part::StepPart;
+pub use moment::{PlannedPeak, StepPart};
 pub use step_spec::StepSpec;
 
 pub use crate::model::TrainedPart;

@@ -8,7 +8,7 @@ use super::run::{begin, go_on, no_signals, run};
 use super::saved_split::SavedSplit;
 use super::saving::listed_differences;
 use super::sealed_recipe::{changed_file, check_recipe, write_recipe};
-use super::{Ended, Outcome, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, Trainer, build};
+use super::{Ended, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, Trainer, build};
 use crate::checkpoint::{self, FINAL, SaveKind};
 use crate::files::{ReadLock, RunLock};
 use crate::optim::learning_rate;
@@ -144,7 +144,7 @@ fn resume_as(
             .first("removing checkpoints", || checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep))?;
         let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
         console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
-        return Ok(Ended { outcome: Outcome::Finished, memory: None, summary: None });
+        return Ok(Ended { signal: None, memory: None, summary: None });
     }
     start.as_ref().map(|start| trainer.load_optimizer(start)).transpose()?;
     if !has_split {

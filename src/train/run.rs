@@ -18,16 +18,10 @@ use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
 use crate::units::{Exit, Fault, abridged};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Finished,
-    /// A signal arrived; the last step is saved.
-    Interrupted(i32),
-}
-
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
-    pub outcome: Outcome,
+    /// The signal that has ended it, after the last step was saved; none where all steps are made.
+    pub signal: Option<i32>,
     /// The run's memory by part, where it was watched.
     pub memory: Option<String>,
     /// How it went; the first rank says so for all.
@@ -209,14 +203,14 @@ fn finish(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, Fault> {
     // `final` comes last: where it is, nothing is missing.
     let summary = callback.end(trainer, "finished")?;
     callback.saved(trainer.save(SaveKind::Final)?);
-    Ok(Ended { outcome: Outcome::Finished, memory: trainer.memory_by_part(), summary })
+    Ok(Ended { signal: None, memory: trainer.memory_by_part(), summary })
 }
 
 /// The end of a run that was asked to stop.
 fn interrupted(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, Fault> {
     let summary = callback.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
-    let signal = trainer.ranks.signal().unwrap_or_default();
-    Ok(Ended { outcome: Outcome::Interrupted(signal), memory: trainer.memory_by_part(), summary })
+    let signal = Some(trainer.ranks.signal().unwrap_or_default());
+    Ok(Ended { signal, memory: trainer.memory_by_part(), summary })
 }
 
 /// Handlers of signals that cannot be installed.

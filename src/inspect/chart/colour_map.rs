@@ -205,7 +205,7 @@ mod tests {
         let (width, height) = map.size(&map.layout());
         // Cell 4 of the first row.
         let tiles = map.tiles(&map.layout());
-        assert!(tiles.paths[&[200, 4, 10]].starts_with("M480 0h120v"), "{:?}", tiles.paths);
+        assert!(tiles.0[&[200, 4, 10]].starts_with("M480 0h120v"), "{:?}", tiles.0);
         let svg = map.to_svg("m");
         assert!(svg.contains(&format!("viewBox=\"0 0 {width} {height}\"")), "{}", &svg[..300]);
         assert!(

@@ -77,7 +77,7 @@ pub type Rgb = [u8; 3];
 
 /// Coloured rectangles of whole pixels: one path for each colour.
 #[derive(Default)]
-pub(super) struct Tiles(BTreeMap<Rgb, String>);
+pub(super) struct Tiles(pub(super) BTreeMap<Rgb, String>);
 
 impl Tiles {
     pub(super) fn fill(&mut self, x: usize, y: usize, width: usize, height: usize, colour: Rgb) {

@@ -103,7 +103,7 @@ mod tests {
             ranks.agree(ranks.world.agree("asking", Ok(asked[rank])).unwrap().into_iter());
             assert!(ranks.wants_save() && ranks.takes_save() && !ranks.takes_save());
             ranks.listen().unwrap();
-            let failed = ranks.first::<()>("writing", || Err(Fault::usage("no samples", "hold some out"))).unwrap_err();
+            let failed = ranks.world.first::<()>("writing", || Err(Fault::usage("no samples", "hold some out"))).unwrap_err();
             let given_up = if rank == 1 { Err(Fault::interrupted()) } else { Ok(()) };
             assert!(ranks.world.agree("working", given_up).unwrap_err().is_interrupted());
             (ranks.signal(), failed.exit() as u8, failed.to_string())
