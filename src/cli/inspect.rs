@@ -126,7 +126,9 @@ fn in_words(contents: &RunContents) -> String {
 
 fn figures(contents: &RunContents) -> Table {
     let mut table = Table::of_words(&["figure", "value"]);
-    figures_in_words(contents).into_iter().for_each(|(name, value)| table.figure(name, value));
+    for (name, value) in figures_in_words(contents) {
+        table.figure(name, value);
+    }
     table
 }
 

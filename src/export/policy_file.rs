@@ -191,8 +191,10 @@ impl PolicyFile {
         let path = dir.join(KV_POLICY);
         self.check_model(dir, model.config())?;
         let recipe = self.to_recipe(dir, Path::new("."), &[])?;
-        let trial = PolicyTrial::recorded(model.config(), &recipe.kv_cache, &recipe.grad, &self.conformance)?;
-        let (found, left) = (trial.run(model)?, &self.conformance.left);
+        let RecordedTrial { cache_length, chunk_size, left, .. } = &self.conformance;
+        let (kv, grad, recorded) = (&recipe.kv_cache, &recipe.grad, Some(&self.conformance));
+        let trial = PolicyTrial::new(model.config(), kv, grad, *cache_length, Some(*chunk_size), recorded)?;
+        let found = trial.run(model)?;
         let shape = |of: &Departures| of.iter().map(|heads| heads.iter().map(Vec::len).collect()).collect::<Vec<Vec<usize>>>();
         if shape(&found) != shape(left) {
             let (found, expected) = (format!("of the shape {:?}", shape(left)), format!("{:?}", shape(&found)));

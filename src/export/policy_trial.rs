@@ -61,11 +61,8 @@ impl PolicyTrial {
         Self::new(config, kv, grad, largest, kv.chunk_size, None)
     }
 
-    pub fn recorded(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe, recorded: &RecordedTrial) -> Result<Self, Fault> {
-        Self::new(config, kv, grad, recorded.cache_length, Some(recorded.chunk_size), Some(recorded))
-    }
-
-    fn new(
+    /// With a cache of so many slots at most, and the prompt that was recorded or one that is long enough.
+    pub(super) fn new(
         config: &ModelConfig,
         kv: &CacheRecipe,
         grad: &GradRecipe,

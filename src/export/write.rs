@@ -59,8 +59,9 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
         let card = card(trained, &parts.usage, &parts.base, &parts.hash);
         files::write_atomic(&staged.join(CARD), card.as_bytes())
     })?;
-    let lines = parts.usage.lines(&base_model, &out.display().to_string());
-    Ok(Exported { notes: parts.notes, usage: lines.into_iter().map(|(_, lines)| format!("\n{lines}\n")).collect() })
+    let lines = parts.usage.lines(&base_model, &out.display().to_string()).into_iter();
+    let usage = lines.map(|(_, lines)| format!("\n{lines}\n")).collect::<Vec<_>>().concat();
+    Ok(Exported { notes: parts.notes, usage })
 }
 
 /// What is written, and what is said of it.

@@ -69,7 +69,7 @@ impl Bench {
             ("`--tokens`".to_owned(), format!("{:?}", options.tokens)),
             ("all weights are trained".to_owned(), recipe.lora.is_none().to_string()),
         ]);
-        let (recipe, planned) = settled_alike(world, recipe, asked, |recipe| tiling::settled(recipe, &config, &batch, machine))?;
+        let (recipe, planned) = settled_alike(world, &recipe, asked, |recipe| tiling::settled(recipe, &config, &batch, machine))?;
         let engine = build::engine(&recipe, &config, None, None)?;
         let engine = FallbackEngine::of_recipe(engine, &recipe, None);
         let trained = TrainedPart::of(&config, recipe.lora.as_ref())?;
@@ -122,7 +122,7 @@ impl Bench {
         let (whole, parts) = stopwatch.stop();
         let copies = copier.waited().map_or_else(|| CopyCost::Made(Seconds(self.copied() - copied)), CopyCost::WaitedFor);
         copier.measure(false);
-        let peak = meter.as_ref().map_or_else(|| memory::peak(was_reset), MemoryMeter::last_peak);
+        let peak = meter.as_ref().map_or_else(|| memory::peak(was_reset), |meter| meter.last_peak);
         let profiles = meter.as_mut().map(MemoryMeter::take).unwrap_or_default();
         let device_peak = profiles.iter().find(|profile| profile.side == MemorySide::Device);
         let device_peak = device_peak.map(|profile| Bytes(profile.most_tensors().max(0) as u64));

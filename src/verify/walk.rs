@@ -17,9 +17,6 @@ pub struct LayerWalk {
 
 const STAYS: i64 = i64::MAX;
 
-/// The first query that does not see a token any more, by sequence, KV head and position.
-type GoneByHead = Vec<Vec<Vec<i64>>>;
-
 /// Walks over the choices of one layer with `groups` KV heads.
 pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, Fault> {
     let mut held: Vec<Vec<Vec<Vec<i64>>>> = Vec::new();
@@ -31,7 +28,7 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, F
 }
 
 /// `gone` of [`LayerWalk`] alone: what is held in between would fill the memory where sequences are long.
-pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<GoneByHead, Fault> {
+pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<Vec<Vec<Vec<i64>>>, Fault> {
     follow(log, layer, groups, |_, _| {})
 }
 
@@ -47,7 +44,7 @@ fn follow(
     layer: usize,
     groups: usize,
     mut show: impl FnMut(&ChunkSpan, &[Vec<Vec<i64>>]),
-) -> Result<GoneByHead, Fault> {
+) -> Result<Vec<Vec<Vec<i64>>>, Fault> {
     let (mut capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, ChunkSpan::num_sequences));
     let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
     let mut slots = vec![vec![Vec::<i64>::new(); groups]; batch];

@@ -74,11 +74,11 @@ pub fn check_same_evaluation(
 /// another version or recipe than the first, or what else is `asked`.
 pub fn settled_alike(
     world: &Rc<ProcessGroup>,
-    recipe: Recipe,
+    recipe: &Recipe,
     asked: BTreeMap<String, String>,
     settle: impl Fn(Recipe) -> Result<(Recipe, Alternative), Fault>,
 ) -> Result<(Recipe, Alternative), Fault> {
-    let facts = of_recipe(&recipe).into_iter().chain(asked).collect();
+    let facts = of_recipe(recipe).into_iter().chain(asked).collect();
     RunRanks::of(world.clone()).check_same("reading the recipe", facts)?;
     let others = |text| {
         let grad = Recipe::parse(text, Path::new(RESOLVED_RECIPE), &[])?.recipe.grad;
