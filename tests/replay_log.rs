@@ -7,7 +7,6 @@ use kvtune::cache::{LayerLog, ReplayLog, Routing, Victims};
 use kvtune::engine::{ChunkPlan, ColumnWidth, Silent};
 use kvtune::files::{self, Dtype, RawTensor, TensorFile};
 use kvtune::units::Bytes;
-use kvtune::verify::compare;
 use proptest::prelude::*;
 use rand::rngs::ChaCha8Rng;
 use rand::seq::SliceRandom;
@@ -15,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 use tch::{Device, Kind, Tensor};
 
 use crate::support;
-use crate::support::case::{Case, EXACT, PLAIN, registered_policies};
+use crate::support::case::{Case, EXACT, PLAIN, compare, registered_policies};
 
 const HEADS: usize = 2;
 

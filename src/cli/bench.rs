@@ -73,7 +73,7 @@ impl BenchSteps {
         let (Some(summary), Some(last)) = (summarise(&records), records.last()) else { return Ok(()) };
         if is_json {
             console::result(&summary.to_json().to_string())?;
-            console::result(&alternative("forecast", bench.planned()).to_string())?;
+            console::result(&alternative("forecast", &bench.planned).to_string())?;
             return last.memory.iter().try_for_each(|profile| console::result(&profile.to_json().to_string()));
         }
         console::table(&table(&records, &summary))?;
@@ -81,21 +81,22 @@ impl BenchSteps {
             console::result(&format!("\n{profile}"))?;
         }
         if let Some(peak) = last.peak {
-            console::result(&format!("\n{}", planned_and_measured(bench.planned().host, peak.resident)))?;
+            console::result(&format!("\n{}", planned_and_measured(bench.planned.host, peak.resident)))?;
         }
         Ok(())
     }
 
     /// What is about to be run, and on what.
     fn introduce(&self, bench: &Bench, world: &ProcessGroup) -> Result<(), Fault> {
-        let (config, device, threads) = (bench.model().config(), bench.model().device(), tch::get_num_threads());
+        let (config, device, threads) = (bench.model.config(), bench.model.device(), tch::get_num_threads());
         let device = if let Device::Cuda(index) = device { format!("cuda:{index}") } else { "cpu".to_owned() };
-        let (dtype, libtorch, attention) = (bench.dtype(), libtorch_version(), bench.attention());
-        let trained = bench.model().parameters().iter().map(|(_, leaf)| leaf.numel()).sum::<usize>();
+        let (dtype, libtorch, attention) = (bench.recipe.model.dtype, libtorch_version(), bench.attention());
+        let sequences = bench.recipe.train.batch_size.sequences();
+        let trained = bench.model.parameters().iter().map(|(_, leaf)| leaf.numel()).sum::<usize>();
         if console::speech().is_json {
             let line = json!({
                 "kind": "setup", "version": env!("CARGO_PKG_VERSION"), "libtorch": libtorch, "device": device,
-                "ranks": world.size(), "threads": threads, "dtype": dtype.to_string(), "sequences": bench.sequences(), "tokens_per_sequence": self.tokens,
+                "ranks": world.size(), "threads": threads, "dtype": dtype.to_string(), "sequences": sequences, "tokens_per_sequence": self.tokens,
                 "parameters": config.num_parameters(), "trained_parameters": trained,
                 "attention": attention,
             });
@@ -105,7 +106,7 @@ impl BenchSteps {
         let line = format!(
             "{ranks}{} of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
              {attention}",
-            counted(bench.sequences(), "sequence"),
+            counted(sequences, "sequence"),
             self.tokens.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
             config.num_parameters(),
         );

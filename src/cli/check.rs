@@ -60,18 +60,15 @@ impl Check {
         let trained: u64 = kinds.iter().map(|(_, numbers)| *numbers as u64).sum();
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
         let mut table = table(&recipe, &config, &plan, &schedule, &kinds.join(", "));
-        if recipe.train.offload != Offload::None {
-            table.row(&["waits on the host", &waiting_parts(&recipe, engine.settings(), &config)]);
-        }
+        let waits = (recipe.train.offload != Offload::None).then(|| waiting_parts(&recipe, engine.settings(), &config));
+        table.figure("waits on the host", waits);
         if let Some(evictions) = ExpectedEvictions::new(&recipe, engine.settings(), data.train.lengths()) {
             evictions.warning().iter().for_each(|warning| console::warning(warning));
             table.row(&["evictions", &evictions.to_string()]);
         }
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
         table.row(&["peak memory, planned", &(planned.words() + &kept_bytes(&planned))]);
-        if world.size() > 1 {
-            table.row(&["ranks", &ranks(world, machine, Bytes(4 * trained))?]);
-        }
+        table.figure("ranks", (world.size() > 1).then(|| ranks(world, machine, Bytes(4 * trained))).transpose()?);
         console::table(&table)
     }
 }
@@ -200,9 +197,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
     table.row(&["head", &head]);
     let (cache, by_layer) = cache(recipe, config);
     table.row(&["KV cache", &cache]);
-    if let Some(by_layer) = by_layer {
-        table.row(&["slots by layer", &by_layer]);
-    }
+    table.figure("slots by layer", by_layer);
     table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
     table.row(&["cells", &format!("{num_bands} layer bands × {} columns", plan.columns.len())]);
     table.row(&["graphs kept", &kept(recipe, num_bands * plan.columns.len())]);

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::{Value, json};
 
 use super::recipe_file::{RecipePath, recipe_for};
@@ -47,14 +48,13 @@ pub(super) struct LookAtData {
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
     /// The files of `data.train`, from which validation samples may be drawn, or those of `data.validation`.
-    #[arg(long, value_enum, default_value_t = SplitFiles::Train)]
-    split: SplitFiles,
+    #[arg(long, default_value = "train", value_parser = split())]
+    split: SurveyedPart,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum SplitFiles {
-    Train,
-    Validation,
+fn split() -> impl TypedValueParser<Value = SurveyedPart> {
+    let part = |name| if name == "train" { SurveyedPart::Train } else { SurveyedPart::Validation };
+    PossibleValuesParser::new(["train", "validation"]).map(part)
 }
 
 impl LookAtData {
@@ -101,10 +101,9 @@ impl LookAtData {
         };
         let mut surveys = Vec::new();
         for data in self.looked_at(&recipe)? {
-            let part = if self.split == SplitFiles::Train { SurveyedPart::Train } else { SurveyedPart::Validation };
             let (head, tokenizer, seed) = (&recipe.head, tokenizer.as_ref(), recipe.train.seed);
             let request = DataRequest { recipe: data, head, tokenizer, limits, initial: None, seed };
-            surveys.push((data, survey(&request, part, is_dumped, &mut take)?));
+            surveys.push((data, survey(&request, self.split, is_dumped, &mut take)?));
         }
         if let Some(dump) = dump {
             dump.finish()?;
@@ -119,7 +118,7 @@ impl LookAtData {
 
     /// Shows rows without a tokenizer: which columns they have, and which format they tell.
     fn show_files(&self, data: &Path) -> Result<(), Fault> {
-        if self.dump.is_some() || !self.set.is_empty() || self.split != SplitFiles::Train {
+        if self.dump.is_some() || !self.set.is_empty() || self.split != SurveyedPart::Train {
             return Err(Fault::usage(
                 "`--dump`, `--set` and `--split` need a recipe, or a model beside the data file",
                 "name the model's directory with `--model DIR`",
@@ -162,7 +161,7 @@ impl LookAtData {
     /// The data sets of which something is in the split.
     fn looked_at<'a>(&self, recipe: &'a Recipe) -> Result<Vec<&'a DataRecipe>, Fault> {
         let has_split =
-            |data: &&DataRecipe| self.split == SplitFiles::Train || data.validation != ValidationSource::Fraction(0.0);
+            |data: &&DataRecipe| self.split == SurveyedPart::Train || data.validation != ValidationSource::Fraction(0.0);
         let all: Vec<&DataRecipe> = recipe.data.each().filter(has_split).collect();
         if !all.is_empty() {
             return Ok(all);

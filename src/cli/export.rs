@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
@@ -25,8 +26,8 @@ pub(super) struct Export {
     #[arg(long = "for", value_enum, value_name = "PROGRAM")]
     target: ServedBy,
     /// With `--for merged`, of a base that is a GGUF file: write such a file, with matrices in this type.
-    #[arg(long, value_enum, value_name = "TYPE")]
-    quantize: Option<GgufOuttype>,
+    #[arg(long, value_name = "TYPE", value_parser = gguf_dtype())]
+    quantize: Option<GgufDtype>,
     /// Directory to write; must be empty or not exist. Default: `export-PROGRAM` beside the checkpoint.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -51,14 +52,11 @@ enum ServedBy {
     Merged,
 }
 
-/// Types of a GGUF file's matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum GgufOuttype {
-    /// 16 bits a number.
-    F16,
-    /// 8.5 bits a number, in blocks of 32.
-    #[value(name = "q8_0")]
-    Q8,
+/// The type of a GGUF file's matrices, by llama.cpp's name.
+fn gguf_dtype() -> impl TypedValueParser<Value = GgufDtype> {
+    let f16 = PossibleValue::new("f16").help("16 bits a number");
+    let q8 = PossibleValue::new("q8_0").help("8.5 bits a number, in blocks of 32");
+    PossibleValuesParser::new([f16, q8]).map(|name| if name == "f16" { GgufDtype::F16 } else { GgufDtype::Q8_0 })
 }
 
 impl ServedBy {
@@ -109,12 +107,11 @@ impl Export {
     }
 
     fn target(&self) -> Result<(ExportTarget, &'static str), Fault> {
-        let Some(packed) = self.quantize else { return Ok(self.target.target()) };
+        let Some(dtype) = self.quantize else { return Ok(self.target.target()) };
         if self.target != ServedBy::Merged {
             let message = "`--quantize` packs a whole model, and an adapter is written here".to_owned();
             return Err(Fault::usage(message, "use it with `--for merged`"));
         }
-        let dtype = if packed == GgufOuttype::F16 { GgufDtype::F16 } else { GgufDtype::Q8_0 };
         Ok((ExportTarget::Gguf(dtype), "export-gguf"))
     }
 

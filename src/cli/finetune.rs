@@ -14,7 +14,7 @@ use crate::dist::ProcessGroup;
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::report::summary::RunSummary;
-use crate::train::{self, Ended, Interrupt, Outcome, Start};
+use crate::train::{self, Ended, Interrupt, Start};
 use crate::units::Fault;
 
 /// What a verb ended with.
@@ -120,22 +120,18 @@ fn end(ended: Ended, run: &Path) -> Result<Ending, Fault> {
     let mut json = ended.summary.as_ref().map_or_else(|| json!({}), RunSummary::to_json);
     json["run"] = json!(run);
     ended.summary.iter().for_each(|summary| console::note(&summary.words()));
-    match ended.outcome {
-        Outcome::Finished => {
-            json["final"] = json!(last);
-            console::outcome(&format!("finished: {}", last.display()), &json)?;
-            // A run without validation samples has others to look at.
-            let has_validation = ended.summary.is_none_or(|summary| summary.eval_loss.is_some());
-            let split = if has_validation { "" } else { " --split train" };
-            console::note(&format!("next: kvtune evaluate {run_name}{split}\n      kvtune generate {run_name} --prompt \"…\""));
-            Ok(Ending::Done)
+    if let Some(signal) = ended.signal {
+        if console::speech().is_json {
+            console::result(&json.to_string())?;
         }
-        Outcome::Interrupted(signal) => {
-            if console::speech().is_json {
-                console::result(&json.to_string())?;
-            }
-            console::note(&format!("interrupted; go on with `kvtune resume {run_name}`"));
-            Ok(Ending::Interrupted(signal))
-        }
+        console::note(&format!("interrupted; go on with `kvtune resume {run_name}`"));
+        return Ok(Ending::Interrupted(signal));
     }
+    json["final"] = json!(last);
+    console::outcome(&format!("finished: {}", last.display()), &json)?;
+    // A run without validation samples has others to look at.
+    let has_validation = ended.summary.is_none_or(|summary| summary.eval_loss.is_some());
+    let split = if has_validation { "" } else { " --split train" };
+    console::note(&format!("next: kvtune evaluate {run_name}{split}\n      kvtune generate {run_name} --prompt \"…\""));
+    Ok(Ending::Done)
 }

@@ -127,9 +127,7 @@ fn in_words(contents: &RunContents) -> String {
 fn figures(contents: &RunContents) -> Table {
     let mut table = Table::of_words(&["figure", "value"]);
     for (name, value) in figures_in_words(contents) {
-        if let Some(value) = value {
-            table.row(&[name, &value]);
-        }
+        table.figure(name, value);
     }
     table
 }

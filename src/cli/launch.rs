@@ -127,9 +127,7 @@ fn unstarted(rank: u16, error: &std::io::Error) -> Fault {
         .with_hint("start fewer ranks, or raise the limits of processes and memory")
 }
 
-type Flags = Vec<(Signal, Arc<AtomicBool>)>;
-
-fn watched() -> Result<Flags, Fault> {
+fn watched() -> Result<Vec<(Signal, Arc<AtomicBool>)>, Fault> {
     let watch = |(number, signal)| {
         let seen = Arc::new(AtomicBool::new(false));
         flag::register(number, seen.clone()).map(|_| (signal, seen))
@@ -169,7 +167,7 @@ impl Ranks {
     }
 
     /// Waits until all have ended; returns the exit code of the first that failed.
-    fn supervise(mut self, signals: &Flags) -> i32 {
+    fn supervise(mut self, signals: &[(Signal, Arc<AtomicBool>)]) -> i32 {
         let mut ended: Vec<Option<ExitStatus>> = vec![None; self.processes.len()];
         let mut first: Option<(usize, ExitStatus, Instant)> = None;
         let (mut told, mut was_asked) = (false, false);

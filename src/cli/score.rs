@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use crate::data::{Answer, each_answer};
@@ -32,26 +32,15 @@ pub(super) struct ScoreAnswers {
     #[arg(long, value_name = "TEXT")]
     answer_cue: Option<String>,
     /// Means by these fields of the rows too.
-    #[arg(long, value_enum, value_name = "FIELD", value_delimiter = ',')]
-    by: Vec<Field>,
+    #[arg(long, value_name = "FIELD", value_delimiter = ',', value_parser = field())]
+    by: Vec<&'static str>,
 }
 
 /// What `LongBench` v2 reports by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Field {
-    Difficulty,
-    Length,
-    Domain,
-}
+const FIELDS: [&str; 3] = ["difficulty", "length", "domain"];
 
-impl Field {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Difficulty => "difficulty",
-            Self::Length => "length",
-            Self::Domain => "domain",
-        }
-    }
+fn field() -> impl TypedValueParser<Value = &'static str> {
+    PossibleValuesParser::new(FIELDS).map(|name| FIELDS.into_iter().find(|field| *field == name).unwrap_or_default())
 }
 
 #[derive(Default)]
@@ -80,7 +69,7 @@ impl ScoreAnswers {
         each_answer(&self.file, |mut answer| {
             let scores = self.score(&answer)?;
             for (field, groups) in self.by.iter().zip(&mut groups) {
-                groups.entry(answer.text(field.name())?).or_default().add(&scores);
+                groups.entry(answer.text(field)?).or_default().add(&scores);
             }
             if console::speech().is_json {
                 console::result(&json!({ "row": overall.rows, "scores": self.named(&scores) }).to_string())?;
@@ -119,7 +108,7 @@ impl ScoreAnswers {
         let of = |sums: &Sums| json!({ "rows": sums.rows, "means": self.named(&sums.means()) });
         let mut summary = of(overall);
         for (field, groups) in self.by.iter().zip(groups) {
-            summary["by"][field.name()] = groups.iter().map(|(name, sums)| (name.clone(), of(sums))).collect();
+            summary["by"][field] = groups.iter().map(|(name, sums)| (name.clone(), of(sums))).collect();
         }
         console::result(&summary.to_string())
     }
@@ -134,7 +123,7 @@ impl ScoreAnswers {
         };
         for (field, groups) in self.by.iter().zip(groups) {
             for (name, sums) in groups {
-                add(&format!("{} {name}", field.name()), sums);
+                add(&format!("{field} {name}"), sums);
             }
         }
         add("all", overall);

@@ -1,7 +1,6 @@
 //! `--dist-timeout` and `--backend`: the ranks that a verb works with.
 
 use std::rc::Rc;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -12,45 +11,31 @@ use crate::dist::{Launched, ProcessGroup, RankBackend};
 use crate::report::console;
 use crate::units::{Fault, Seconds};
 
-/// How long the other ranks are waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Timeout(Duration);
-
-impl FromStr for Timeout {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let expected = "expected seconds, or `90s`, `10m`, `2h`, from 1 s to 7 days";
-        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let factor = match &text[end..] {
-            "" | "s" => 1,
-            "m" => 60,
-            "h" => 3600,
-            _ => return Err(expected),
-        };
-        let seconds = text[..end].parse().ok().and_then(|count: u64| count.checked_mul(factor));
-        seconds
-            .filter(|seconds| (1..=7 * 24 * 3600).contains(seconds))
-            .map(|seconds| Self(Duration::from_secs(seconds)))
-            .ok_or(expected)
-    }
+/// How long the other ranks are waited for, as arguments have it.
+fn time(text: &str) -> Result<Duration, &'static str> {
+    let expected = "expected seconds, or `90s`, `10m`, `2h`, from 1 s to 7 days";
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let factor = match &text[end..] {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return Err(expected),
+    };
+    let seconds = text[..end].parse().ok().and_then(|count: u64| count.checked_mul(factor));
+    seconds.filter(|seconds| (1..=7 * 24 * 3600).contains(seconds)).map(Duration::from_secs).ok_or(expected)
 }
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Joining {
     /// How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs.
-    #[arg(long, default_value = "10m", value_name = "TIME")]
-    dist_timeout: Timeout,
+    #[arg(long, default_value = "10m", value_name = "TIME", value_parser = time)]
+    pub(super) dist_timeout: Duration,
     /// How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available.
     #[arg(long, default_value = "auto", value_name = "BACKEND")]
     backend: RankBackend,
 }
 
 impl Joining {
-    pub(super) fn timeout(self) -> Duration {
-        self.dist_timeout.0
-    }
-
     /// Chooses by what the ranks add up; what is to be said of it.
     pub(super) fn choose(self, world: &mut ProcessGroup, device: Device) -> Result<Option<String>, Fault> {
         world.choose_backend(self.backend, device)
@@ -94,7 +79,7 @@ pub(super) fn with_ranks<T>(
     // Before the ranks meet: they do so by libtorch, which would remember that there is no CUDA.
     let device = device(of_device)?;
     let mut world = match launched()? {
-        Some(launch) => ProcessGroup::join(&launch, joining.timeout())?,
+        Some(launch) => ProcessGroup::join(&launch, joining.dist_timeout)?,
         None => ProcessGroup::alone(),
     };
     if !world.is_first() {
@@ -135,10 +120,10 @@ mod tests {
     #[test]
     fn times_are_read_with_their_unit() {
         for (text, seconds) in [("1", 1), ("90s", 90), ("10m", 600), ("2h", 7200), ("604800", 604_800)] {
-            assert_eq!(text.parse(), Ok(Timeout(Duration::from_secs(seconds))), "{text}");
+            assert_eq!(time(text), Ok(Duration::from_secs(seconds)), "{text}");
         }
         for text in ["", "0", "m", "-1", "1d", "1.5m", "10 m", "169h", "99999999999999999999h", "1_0"] {
-            assert!(text.parse::<Timeout>().is_err(), "{text}");
+            assert!(time(text).is_err(), "{text}");
         }
     }
 }

@@ -86,4 +86,13 @@ impl ProcessGroup {
         self.agree(at, made)?;
         Ok(done)
     }
+
+    /// What the first rank has made, on all; they fail as in [`agree`](Self::agree).
+    pub fn of_first<T>(&self, at: &'static str, make: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault>
+    where
+        T: Default + Serialize + DeserializeOwned,
+    {
+        let made = if self.is_first() { make() } else { Ok(T::default()) };
+        Ok(self.agree(at, made)?.swap_remove(0))
+    }
 }

@@ -25,22 +25,22 @@ pub enum RankBackend {
     Nccl,
 }
 
+impl RankBackend {
+    const NAMES: [(Self, &str); 3] = [(Self::Auto, "auto"), (Self::Gloo, "gloo"), (Self::Nccl, "nccl")];
+}
+
 impl FromStr for RankBackend {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = [Self::Auto, Self::Gloo, Self::Nccl].into_iter().find(|known| known.to_string() == text);
-        known.ok_or("expected `auto`, `gloo` or `nccl`")
+        let known = Self::NAMES.into_iter().find(|(_, name)| *name == text);
+        known.map(|(known, _)| known).ok_or("expected `auto`, `gloo` or `nccl`")
     }
 }
 
 impl fmt::Display for RankBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Gloo => "gloo",
-            Self::Nccl => "nccl",
-        })
+        f.write_str(Self::NAMES[*self as usize].1)
     }
 }
 
@@ -86,15 +86,12 @@ impl ProcessGroup {
             return Ok(None);
         }
         let hosts: Vec<&str> = self.peers().iter().map(|peer| &peer.host[..]).collect();
-        let started = match (hindrance(&all, &hosts), nccl, self.joined()) {
-            (None, Ok(nccl), Some(joined)) => self.start(joined, &nccl, device)?.map(|group| (group, nccl.version.clone())),
-            (hindrance, ..) => Err(hindrance.unwrap_or_default()),
+        let started = match (hindrance(&all, &hosts), nccl) {
+            (None, Ok(nccl)) => self.start(&nccl, device)?.map(|()| nccl.version.clone()),
+            (hindrance, _) => Err(hindrance.unwrap_or_default()),
         };
         match started {
-            Ok((group, version)) => {
-                self.set_nccl(group);
-                Ok(Some(format!("ranks add up from GPU to GPU, by NCCL {version}")))
-            }
+            Ok(version) => Ok(Some(format!("ranks add up from GPU to GPU, by NCCL {version}"))),
             Err(reason) if wanted == RankBackend::Auto => {
                 Ok(Some(format!("ranks add up by way of the host, as NCCL can't be had: {reason}")))
             }
@@ -106,8 +103,9 @@ impl ProcessGroup {
         }
     }
 
-    /// Connects the GPUs; the inner error says on all ranks why one has failed.
-    fn start(&self, joined: &Joined, nccl: &Arc<Nccl>, device: Device) -> Result<Result<NcclGroup, String>, Fault> {
+    /// Connects the GPUs, so that tensors of theirs go by NCCL from now on; the inner error says on all ranks why one has failed.
+    fn start(&mut self, nccl: &Arc<Nccl>, device: Device) -> Result<Result<(), String>, Fault> {
+        let Some(joined) = &self.joined else { return Ok(Ok(())) };
         let made = self.is_first().then(|| nccl.new_id());
         let bytes = made.iter().flatten().flat_map(|id| id.to_bytes()).collect();
         let group = match (NcclId::from_bytes(&self.broadcast(bytes, 0)?), made) {
@@ -118,15 +116,13 @@ impl ProcessGroup {
         let own = group.as_ref().err().cloned();
         let all = self.agree::<Option<String>>("starting NCCL", Ok(own))?;
         let failed = all.into_iter().enumerate().find_map(|(rank, why)| Some(format!("rank {rank}: {}", why?)));
-        Ok(match (failed, group) {
-            (None, group) => group,
-            (Some(why), group) => {
-                if let Ok(group) = group {
-                    group.close(false);
-                }
-                Err(why)
-            }
-        })
+        if let (Some(_), Ok(group)) = (&failed, &group) {
+            group.close(false);
+        }
+        if let (None, Some(joined)) = (&failed, &mut self.joined) {
+            joined.nccl = group.ok();
+        }
+        Ok(failed.map_or(Ok(()), Err))
     }
 }
 

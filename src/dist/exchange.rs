@@ -13,7 +13,7 @@ impl ProcessGroup {
     ///
     /// Where it lies in one piece on the host, or on a GPU among those that are connected, nothing is copied.
     pub fn sum(&self, tensor: &Tensor) -> Result<(), Fault> {
-        let Some(joined) = self.joined() else { return Ok(()) };
+        let Some(joined) = &self.joined else { return Ok(()) };
         let during = "adding up gradients";
         in_one_piece(tensor, joined, |tensor, nccl| match nccl {
             Some(nccl) => joined.exchange(during, |_| nccl.sum(tensor)),
@@ -23,7 +23,7 @@ impl ProcessGroup {
 
     /// Overwrites `tensor` with that of the rank `from`, which is alike in the same way.
     pub fn overwrite(&self, tensor: &Tensor, from: usize) -> Result<(), Fault> {
-        let Some(joined) = self.joined().filter(|_| tensor.numel() > 0) else { return Ok(()) };
+        let Some(joined) = self.joined.as_ref().filter(|_| tensor.numel() > 0) else { return Ok(()) };
         let during = "receiving what one rank has made";
         in_one_piece(tensor, joined, |tensor, nccl| {
             // Neither knows every dtype.
@@ -37,7 +37,7 @@ impl ProcessGroup {
 
     /// Adds up numbers over all ranks, in place: all have the same bits then. There are as many on each.
     pub fn sum_numbers(&self, numbers: &mut [f64]) -> Result<(), Fault> {
-        let Some(joined) = self.joined() else { return Ok(()) };
+        let Some(joined) = &self.joined else { return Ok(()) };
         let tensor = Tensor::from_slice(numbers);
         joined.exchange("adding up figures", |group| group.sum(&tensor))?;
         tensor.copy_data(numbers, numbers.len());
@@ -46,7 +46,7 @@ impl ProcessGroup {
 
     /// The bytes of every rank, by rank.
     pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
-        let Some(joined) = self.joined() else { return Ok(vec![bytes.to_vec()]) };
+        let Some(joined) = &self.joined else { return Ok(vec![bytes.to_vec()]) };
         let (during, size) = ("gathering what each rank has", self.size() as i64);
         let lengths = Tensor::zeros([size, 1], (Kind::Int64, Device::Cpu));
         joined.exchange(during, |group| group.gather(&lengths, &Tensor::from_slice(&[bytes.len() as i64])))?;
@@ -69,7 +69,7 @@ impl ProcessGroup {
 
     /// The bytes of the rank `from`, on all; what the others give is dropped.
     pub fn broadcast(&self, bytes: Vec<u8>, from: usize) -> Result<Vec<u8>, Fault> {
-        let Some(joined) = self.joined() else { return Ok(bytes) };
+        let Some(joined) = &self.joined else { return Ok(bytes) };
         let during = "receiving what one rank has";
         let length = Tensor::from_slice(&[bytes.len() as i64]);
         joined.exchange(during, |group| group.broadcast(&length, from))?;

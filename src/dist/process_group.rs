@@ -1,18 +1,16 @@
 //! The ranks of a run, as one of them sees the others.
 
-use super::peer::PeerGone;
-use super::peer::not_exchanged;
-use super::rendezvous::unreached;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use super::heartbeat::{HeartbeatMonitor, PeerStatus, RankStatus};
-use super::rendezvous::Rendezvous;
+use super::peer::{PeerGone, not_exchanged};
+use super::rendezvous::{MeetingPlace, named_interface, unreached};
 use super::{Launched, Peer};
 use crate::native::cuda::NcclGroup;
-use crate::native::{GlooGroup, GlooTimeouts, PendingExchange, SharedStore};
+use crate::native::{GlooGroup, GlooTimeouts, LocalEnd, PendingExchange, SharedStore};
 use crate::units::{Fault, Seconds};
 
 /// How long one look at an exchange under way takes.
@@ -26,7 +24,7 @@ const SILENT: u32 = 4;
 ///
 /// All ranks make the same calls in the same order. After an error no further call is made: the ranks end.
 pub struct ProcessGroup {
-    joined: Option<Joined>,
+    pub(super) joined: Option<Joined>,
 }
 
 /// What a rank of several has.
@@ -111,20 +109,9 @@ impl ProcessGroup {
         }
     }
 
-    pub(super) fn joined(&self) -> Option<&Joined> {
-        self.joined.as_ref()
-    }
-
     /// Whether tensors of GPUs go by NCCL.
     pub fn has_nccl(&self) -> bool {
         self.joined.as_ref().is_some_and(|joined| joined.nccl.is_some())
-    }
-
-    /// From now on tensors of its device go by this group.
-    pub(super) fn set_nccl(&mut self, group: NcclGroup) {
-        if let Some(joined) = &mut self.joined {
-            joined.nccl = Some(group);
-        }
     }
 }
 
@@ -147,7 +134,13 @@ impl Joined {
     }
 
     fn meet(launch: &Launched, timeout: Duration) -> Result<Self, Fault> {
-        let Rendezvous { store, prefix, peers, at, end, until } = Rendezvous::of(launch, timeout)?;
+        let until = Instant::now() + timeout;
+        // Before it takes a place for which the others would wait.
+        let interface = named_interface()?;
+        let (place, own) = MeetingPlace::of(launch, timeout, until)?;
+        let (prefix, peers) = place.meet(until)?;
+        let end = interface.map_or_else(|| LocalEnd::Address(own.to_string()), LocalEnd::Interface);
+        let MeetingPlace { store, at, .. } = place;
         let Launched { rank, size, .. } = *launch;
         let failed = |during| move |reason: String| not_exchanged(rank, during, &reason);
         let second =

@@ -6,44 +6,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::{Launched, Peer, heartbeat};
-use crate::native::{LocalEnd, SharedStore, host_name};
+use crate::native::{SharedStore, host_name};
 use crate::units::{Fault, Seconds, quoted};
 
 /// How often who waits looks again.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// What a rank knows when it has met the others.
-pub(super) struct Rendezvous {
-    pub(super) store: SharedStore,
-    /// Where this rank's keys begin.
-    pub(super) prefix: String,
-    pub(super) peers: Vec<Peer>,
-    /// Where the store is, for those who connect once more.
-    pub(super) at: SocketAddr,
-    /// The end of this machine by which the others reach this rank.
-    pub(super) end: LocalEnd,
-    /// Until when all must have connected.
-    pub(super) until: Instant,
-}
-
-impl Rendezvous {
-    /// Meets all ranks within `timeout`.
-    pub(super) fn of(launch: &Launched, timeout: Duration) -> Result<Self, Fault> {
-        let until = Instant::now() + timeout;
-        // Before it takes a place for which the others would wait.
-        let named = std::env::var("GLOO_SOCKET_IFNAME").ok().filter(|names| !names.is_empty());
-        let named = named.as_deref().map(interface).transpose()?;
-        let (store, at, own) =
-            if launch.rank == 0 && !launch.is_served { serve(launch, timeout)? } else { reach(launch, timeout, until)? };
-        let place = MeetingPlace { store: &store, at, launch, timeout };
-        let prefix = place.agree()?;
-        let end = named.map_or_else(|| LocalEnd::Address(own.to_string()), LocalEnd::Interface);
-        place.set(&heartbeat::key(&prefix, launch.rank), &heartbeat::first())?;
-        place.set(&format!("{prefix}/host/{}", launch.rank), host_name().as_bytes())?;
-        let peers = place.wait_for_all(&prefix, until)?;
-        Ok(Self { store, prefix, peers, at, end, until })
-    }
-}
 
 /// Serves the store at the address of rank 0 alone, and nowhere else.
 fn serve(launch: &Launched, timeout: Duration) -> Result<(SharedStore, SocketAddr, IpAddr), Fault> {
@@ -96,14 +63,31 @@ fn reach(launch: &Launched, timeout: Duration, until: Instant) -> Result<(Shared
 }
 
 /// The store in which ranks meet, as one of them has reached it.
-struct MeetingPlace<'a> {
-    store: &'a SharedStore,
-    at: SocketAddr,
+pub(super) struct MeetingPlace<'a> {
+    pub(super) store: SharedStore,
+    /// Where the store is, for those who connect once more.
+    pub(super) at: SocketAddr,
     launch: &'a Launched,
     timeout: Duration,
 }
 
-impl MeetingPlace<'_> {
+impl<'a> MeetingPlace<'a> {
+    /// Serves the store, or reaches it; with the address of this machine by which the others reach this rank.
+    pub(super) fn of(launch: &'a Launched, timeout: Duration, until: Instant) -> Result<(Self, IpAddr), Fault> {
+        let serves = launch.rank == 0 && !launch.is_served;
+        let (store, at, own) = if serves { serve(launch, timeout)? } else { reach(launch, timeout, until)? };
+        Ok((Self { store, at, launch, timeout }, own))
+    }
+
+    /// Meets all ranks; returns where the run's keys begin, and who they are.
+    pub(super) fn meet(&self, until: Instant) -> Result<(String, Vec<Peer>), Fault> {
+        let (prefix, rank) = (self.agree()?, self.launch.rank);
+        self.set(&heartbeat::key(&prefix, rank), &heartbeat::first())?;
+        self.set(&format!("{prefix}/host/{rank}"), host_name().as_bytes())?;
+        let peers = self.wait_for_all(&prefix, until)?;
+        Ok((prefix, peers))
+    }
+
     fn lost(&self, reason: &str) -> Fault {
         unreached(self.launch, &self.at.to_string(), self.timeout, reason)
     }
@@ -198,18 +182,19 @@ fn ranks(ranks: &[usize]) -> String {
     format!("{many} {}{more}", shown.join(", "))
 }
 
-/// The first of the interfaces that `GLOO_SOCKET_IFNAME` names; it must be one of this machine.
-fn interface(names: &str) -> Result<String, Fault> {
+/// The first of the interfaces that `GLOO_SOCKET_IFNAME` names, if it does; it must be one of this machine.
+pub(super) fn named_interface() -> Result<Option<String>, Fault> {
+    let Some(names) = std::env::var("GLOO_SOCKET_IFNAME").ok().filter(|names| !names.is_empty()) else { return Ok(None) };
     let name = names.split(',').next().unwrap_or_default().trim();
     let mut there: Vec<String> = std::fs::read_dir("/sys/class/net")
         .map(|entries| entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
         .unwrap_or_default();
     there.sort();
     if there.is_empty() || there.iter().any(|known| known == name) {
-        return Ok(name.to_owned());
+        return Ok(Some(name.to_owned()));
     }
     Err(Fault::usage(
-        format!("`GLOO_SOCKET_IFNAME={}` is no network interface of this machine", quoted(names)),
+        format!("`GLOO_SOCKET_IFNAME={}` is no network interface of this machine", quoted(&names)),
         format!("there are {}; without the variable the one that leads to `MASTER_ADDR` is taken", there.join(", ")),
     ))
 }

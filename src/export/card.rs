@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use super::hub::{BaseModel, cached_id};
 use super::trained::{CacheResult, ExportTarget, Trained};
 use super::usage::Usage;
-use crate::files::has_of_model;
 use crate::recipe::{HeadRecipe, LoraRecipe, Recipe, TemplateChoice, ValidationSource, Weights};
 use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
@@ -19,8 +18,7 @@ use crate::report::table::Table;
 pub fn card_of_run(trained: &Trained<'_>, recipe: &Recipe, hash: &str) -> String {
     let target = if trained.holds == Weights::All { ExportTarget::Merged } else { ExportTarget::Peft };
     let base = &recipe.model.path;
-    let has_tokenizer = has_of_model(base, "tokenizer.json");
-    card(trained, &Usage { target, classes: classes(recipe), has_tokenizer, max_rank: None }, base, hash)
+    card(trained, &Usage::of(target, num_classes(recipe), base), base, hash)
 }
 
 /// The card's text; the base lies in `base`.
@@ -52,7 +50,7 @@ pub(super) fn card(trained: &Trained<'_>, usage: &Usage, base: &Path, hash: &str
 }
 
 /// How many classes a recipe's head scores.
-pub(super) fn classes(recipe: &Recipe) -> Option<usize> {
+pub fn num_classes(recipe: &Recipe) -> Option<usize> {
     if let HeadRecipe::SeqClassification(classes) = &recipe.head { Some(classes.count()) } else { None }
 }
 
@@ -154,48 +152,27 @@ fn figures(trained: &Trained<'_>, recipe: Option<&Recipe>, base_model: &str, has
     let mut table = Table::new(&["figure", "value"]);
     table.row(&["base", &format!("`{base_model}`")]);
     table.row(&["hash of the base", &format!("`{hash}`")]);
-    if let Some(state) = &trained.state {
-        table.row(&["steps", &state.step.to_string()]);
-        table.row(&["tokens trained on", &state.total_tokens.to_string()]);
-        if let Some(samples) = &state.samples {
-            table.row(&["samples trained on, held out", &format!("{}, {}", samples.train, samples.validation)]);
-        }
-    }
-    if let Some(recipe) = recipe {
-        of_recipe(&mut table, recipe);
-    }
-    if let Some(evicted) = Evicted::over(&trained.metrics).words() {
-        table.row(&["entries evicted in training", &evicted]);
-    }
-    scores(&mut table, trained);
-    table
-}
-
-fn of_recipe(table: &mut Table, recipe: &Recipe) {
-    if let Some(lora) = &recipe.lora {
-        table.row(&["adapter", lora.kind()]);
-    }
-    let data: Vec<String> = recipe.data.each().map(|data| format!("`{}`", data.train)).collect();
-    table.row(&["data", &data.join(", ")]);
-    table.row(&["policy of the cache", &recipe.kv_cache.policy.name]);
-    table.row(&["cache length", &recipe.kv_cache.cache_length.to_string()]);
-    table.row(&["chunk size", &recipe.kv_cache.wanted_chunk_size().to_string()]);
-    table.row(&["buffer of the cache", recipe.kv_cache.buffer.name()]);
-}
-
-fn scores(table: &mut Table, trained: &Trained<'_>) {
-    for (name, value) in [
-        ("training loss, last step", last(trained, |line| line.loss)),
-        ("validation loss", last(trained, |line| line.eval_loss)),
-        ("validation accuracy", last(trained, |line| line.eval_accuracy)),
-    ] {
-        if let Some(value) = value {
-            table.row(&[name, &format!("{value:.4}")]);
-        }
-    }
-    if let Some(best) = trained.state.as_ref().and_then(|state| state.best.as_ref()) {
+    let (state, of_recipe) = (trained.state.as_ref(), |of: fn(&Recipe) -> String| recipe.map(of));
+    table.figure("steps", state.map(|state| state.step));
+    table.figure("tokens trained on", state.map(|state| state.total_tokens));
+    let samples = state.and_then(|state| state.samples);
+    table.figure("samples trained on, held out", samples.map(|samples| format!("{}, {}", samples.train, samples.validation)));
+    table.figure("adapter", recipe.and_then(|recipe| recipe.lora.as_ref()).map(LoraRecipe::kind));
+    let files = |recipe: &Recipe| recipe.data.each().map(|data| format!("`{}`", data.train)).collect::<Vec<_>>().join(", ");
+    table.figure("data", of_recipe(files));
+    table.figure("policy of the cache", of_recipe(|recipe| recipe.kv_cache.policy.name.clone()));
+    table.figure("cache length", of_recipe(|recipe| recipe.kv_cache.cache_length.to_string()));
+    table.figure("chunk size", of_recipe(|recipe| recipe.kv_cache.wanted_chunk_size().to_string()));
+    table.figure("buffer of the cache", of_recipe(|recipe| recipe.kv_cache.buffer.to_string()));
+    table.figure("entries evicted in training", Evicted::over(&trained.metrics).words());
+    let last = |value| last(trained, value).map(|value| format!("{value:.4}"));
+    table.figure("training loss, last step", last(|line| line.loss));
+    table.figure("validation loss", last(|line| line.eval_loss));
+    table.figure("validation accuracy", last(|line| line.eval_accuracy));
+    if let Some(best) = state.and_then(|state| state.best.as_ref()) {
         table.row(&[&format!("best validation {}", best.metric), &format!("{:.4} (step {})", best.value, best.step)]);
     }
+    table
 }
 
 fn last(trained: &Trained<'_>, value: fn(&StepMetrics) -> Option<f64>) -> Option<f64> {

@@ -9,7 +9,7 @@ use super::policy_trial::{Departures, PolicyTrial, RecordedTrial, first_differen
 use crate::engine::Settings;
 use crate::files;
 use crate::model::{Model, ModelConfig, RopeSpec, fingerprint, has_fingerprint};
-use crate::recipe::{Dtype, Recipe, RopeScalingRecipe};
+use crate::recipe::Recipe;
 use crate::units::{Exit, Fault, abridged, quoted};
 
 pub const KV_POLICY: &str = "kv_policy.json";
@@ -186,19 +186,15 @@ impl PolicyFile {
         Ok(Recipe::parse(lines.concat(), &path, overrides)?.recipe)
     }
 
-    /// How the model's rotary embeddings are scaled if not as its own files say, and the dtype of the recording.
-    pub fn model_settings(&self, dir: &Path) -> Result<(Option<RopeScalingRecipe>, Dtype), Fault> {
-        let recipe = self.to_recipe(dir, Path::new("."), &[])?;
-        Ok((recipe.model.rope_scaling, recipe.model.dtype))
-    }
-
     /// Runs the recorded prompt with a model; the file lies in `dir`. Returns how many tokens left, over all layers and heads.
     pub fn check(&self, dir: &Path, model: &Model) -> Result<usize, Fault> {
         let path = dir.join(KV_POLICY);
         self.check_model(dir, model.config())?;
         let recipe = self.to_recipe(dir, Path::new("."), &[])?;
-        let trial = PolicyTrial::recorded(model.config(), &recipe.kv_cache, &recipe.grad, &self.conformance)?;
-        let (found, left) = (trial.run(model)?, &self.conformance.left);
+        let RecordedTrial { cache_length, chunk_size, left, .. } = &self.conformance;
+        let (kv, grad, recorded) = (&recipe.kv_cache, &recipe.grad, Some(&self.conformance));
+        let trial = PolicyTrial::new(model.config(), kv, grad, *cache_length, Some(*chunk_size), recorded)?;
+        let found = trial.run(model)?;
         let shape = |of: &Departures| of.iter().map(|heads| heads.iter().map(Vec::len).collect()).collect::<Vec<Vec<usize>>>();
         if shape(&found) != shape(left) {
             let (found, expected) = (format!("of the shape {:?}", shape(left)), format!("{:?}", shape(&found)));

@@ -8,7 +8,7 @@ use crate::head::{Classify, Head, NextToken};
 use crate::model::{Model, ModelConfig};
 use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, Storage};
 use crate::units::Fault;
-use crate::verify::walk;
+use crate::verify::departures;
 
 /// For each layer, KV head and token: the first query that does not see the token any more, `null` where it stays. A layer with a sliding window,
 /// which has no policy, has no heads.
@@ -61,11 +61,8 @@ impl PolicyTrial {
         Self::new(config, kv, grad, largest, kv.chunk_size, None)
     }
 
-    pub fn recorded(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe, recorded: &RecordedTrial) -> Result<Self, Fault> {
-        Self::new(config, kv, grad, recorded.cache_length, Some(recorded.chunk_size), Some(recorded))
-    }
-
-    fn new(
+    /// With a cache of so many slots at most, and the prompt that was recorded or one that is long enough.
+    pub(super) fn new(
         config: &ModelConfig,
         kv: &CacheRecipe,
         grad: &GradRecipe,
@@ -110,9 +107,8 @@ impl PolicyTrial {
                 if spec.attention.rule.window.is_some() {
                     return Ok(Vec::new());
                 }
-                let walked = walk(&log, layer, spec.attention.num_kv_heads)?;
                 let when = |&query: &i64| (query != i64::MAX).then_some(query as usize);
-                let of_sequence = walked.gone.into_iter().next().unwrap_or_default();
+                let of_sequence = departures(&log, layer, spec.attention.num_kv_heads)?.swap_remove(0);
                 Ok(of_sequence.iter().map(|head| head.iter().map(when).collect()).collect())
             })
             .collect()

@@ -1,6 +1,9 @@
 //! The lines that load what was written, by the programs that it is for.
 
+use std::path::Path;
+
 use super::trained::ExportTarget;
+use crate::files::has_of_model;
 
 /// The file in an export for llama.cpp and its kin.
 pub(super) const GGUF_MODEL: &str = "model.gguf";
@@ -17,6 +20,11 @@ pub(super) struct Usage {
 }
 
 impl Usage {
+    /// How an export for `target` is loaded, whose base lies in `base`.
+    pub(super) fn of(target: ExportTarget, classes: Option<usize>, base: &Path) -> Self {
+        Self { target, classes, has_tokenizer: has_of_model(base, "tokenizer.json"), max_rank: None }
+    }
+
     /// Lines of Python or of a shell, each with the name of its language; the export lies in `here`.
     pub(super) fn lines(&self, base: &str, here: &str) -> Vec<(&'static str, String)> {
         let class = if self.classes.is_some() { "AutoModelForSequenceClassification" } else { "AutoModelForCausalLM" };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tch::{Device, Kind};
 
-use super::card::{card, classes};
+use super::card::{card, num_classes};
 use super::policy_file::{KV_POLICY, PolicyFile};
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
@@ -34,8 +34,6 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
     require_unused(out)?;
     let parts = parts(trained, target)?;
     let base_model = parts.base.display().to_string();
-    let has_tokenizer = files::has_of_model(&parts.base, "tokenizer.json");
-    let usage = Usage { target, classes: parts.classes, has_tokenizer, max_rank: parts.max_rank };
     files::put_new_dir(out, |staged| {
         match &parts.weights {
             ExportedWeights::Adapter(adapter) => {
@@ -58,12 +56,12 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
         if let Some(policy) = &parts.policy {
             files::write_atomic(&staged.join(KV_POLICY), &policy.to_json())?;
         }
-        let card = card(trained, &usage, &parts.base, &parts.hash);
+        let card = card(trained, &parts.usage, &parts.base, &parts.hash);
         files::write_atomic(&staged.join(CARD), card.as_bytes())
     })?;
-    let lines = usage.lines(&base_model, &out.display().to_string()).into_iter().map(|(_, lines)| format!("\n{lines}\n"));
-    let lines: Vec<String> = lines.collect();
-    Ok(Exported { notes: parts.notes, usage: lines.concat() })
+    let lines = parts.usage.lines(&base_model, &out.display().to_string()).into_iter();
+    let usage = lines.map(|(_, lines)| format!("\n{lines}\n")).collect::<Vec<_>>().concat();
+    Ok(Exported { notes: parts.notes, usage })
 }
 
 /// What is written, and what is said of it.
@@ -72,9 +70,7 @@ struct Parts {
     base: PathBuf,
     hash: String,
     policy: Option<PolicyFile>,
-    classes: Option<usize>,
-    /// The rank for which vLLM must be given room.
-    max_rank: Option<usize>,
+    usage: Usage,
     notes: Vec<String>,
 }
 
@@ -94,8 +90,8 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
         let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None)?);
         let base = trained.recipe.map_or_else(|| trained.checkpoint.to_owned(), |recipe| recipe.model.path.clone());
         let hash = trained.state.as_ref().map_or_else(String::new, |state| state.model_hash.clone());
-        let (classes, notes) = (trained.recipe.and_then(classes), refuse_or_note(scaling, target)?);
-        return Ok(Parts { weights, base, hash, policy, classes, max_rank: None, notes });
+        let usage = Usage::of(target, trained.recipe.and_then(num_classes), &base);
+        return Ok(Parts { weights, base, hash, policy, usage, notes: refuse_or_note(scaling, target)? });
     }
     let base = base(trained)?;
     if let Some(state) = &trained.state
@@ -111,8 +107,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let config = Adapter::classes_of(trained.checkpoint, ModelConfig::load(&base)?)?;
     let adapter = Adapter::load_peft(trained.checkpoint, &config, Kind::Float, Device::Cpu)?;
     let mut notes = refuse_or_note(scaling, target)?;
-    let classes = config.num_classes;
-    let mut max_rank = None;
+    let mut usage = Usage::of(target, config.num_classes, &base);
     let source = ModelSource { dir: &base, rope_scaling: scaling, quantize: None };
     let weights = match target {
         ExportTarget::Peft => {
@@ -125,7 +120,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
         }
         ExportTarget::Vllm => {
             let folded = folded(adapter, &VLLM, &mut notes)?;
-            max_rank = Some(folded.largest_rank()).filter(|rank| *rank > VLLM_DEFAULT_RANK);
+            usage.max_rank = Some(folded.largest_rank()).filter(|rank| *rank > VLLM_DEFAULT_RANK);
             ExportedWeights::Adapter(folded)
         }
         ExportTarget::LlamaCpp => ExportedWeights::Adapter(folded(adapter, &LLAMA_CPP, &mut notes)?),
@@ -134,7 +129,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     if policy.is_none() {
         notes.push(format!("no `{KV_POLICY}`: the checkpoint has none that says which cache it was trained with"));
     }
-    Ok(Parts { weights, base, hash, policy, classes, max_rank, notes })
+    Ok(Parts { weights, base, hash, policy, usage, notes })
 }
 
 /// What other programs need to compute the same positions, if they can.

@@ -1,13 +1,12 @@
-//! What a step takes by part, on two clocks: the one on the wall, and the time that the process' threads have computed.
-
-use std::time::Instant;
+//! What a step takes by part, on two clocks: the one on the wall, and the time that the process' threads have computed; and the rate of
+//! plain matrix multiplication by both, on the same device and threads.
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use tch::Device;
+use tch::{Device, Kind};
 
 use crate::native::cuda;
-use crate::plan::StepPart;
+use crate::plan::{StepPart, square_product};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spent {
@@ -21,39 +20,34 @@ impl Spent {
         self.seconds += other.seconds;
         self.cpu_seconds += other.cpu_seconds;
     }
-}
 
-#[derive(Clone, Copy, Debug)]
-struct Reading {
-    wall: Instant,
-    cpu: f64,
-}
+    fn without(self, other: Self) -> Self {
+        Self { seconds: self.seconds - other.seconds, cpu_seconds: self.cpu_seconds - other.cpu_seconds }
+    }
 
-impl Reading {
-    /// Now, after all that `device` was asked to do: a GPU works on while its host goes ahead.
-    fn now(device: Device) -> Self {
+    /// What both clocks say after all that `device` was asked to do: a GPU works on while its host goes ahead.
+    fn by_now(device: Device) -> Self {
         cuda::wait(device);
-        let cpu = clock_gettime(ClockId::ProcessCPUTime);
-        Self { wall: Instant::now(), cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9 }
-    }
-
-    fn since(self, earlier: Self) -> Spent {
-        Spent { seconds: (self.wall - earlier.wall).as_secs_f64(), cpu_seconds: self.cpu - earlier.cpu }
+        let [seconds, cpu_seconds] = [ClockId::Monotonic, ClockId::ProcessCPUTime].map(|clock| {
+            let time = clock_gettime(clock);
+            time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+        });
+        Self { seconds, cpu_seconds }
     }
 }
 
-pub(super) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
-    let began = Reading::now(device);
+fn time_of(device: Device, work: impl FnOnce()) -> Spent {
+    let began = Spent::by_now(device);
     work();
-    Reading::now(device).since(began)
+    Spent::by_now(device).without(began)
 }
 
 /// Splits the time of a step among its parts: it runs from its making on, and is told when the next part begins.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     device: Device,
-    began: Reading,
-    turned: Reading,
+    began: Spent,
+    turned: Spent,
     part: StepPart,
     parts: [Spent; 6],
     left_out: Spent,
@@ -62,7 +56,7 @@ pub(crate) struct Stopwatch {
 impl Stopwatch {
     /// Begins with the forward phase.
     pub(crate) fn start(device: Device) -> Self {
-        let now = Reading::now(device);
+        let now = Spent::by_now(device);
         Self { device, began: now, turned: now, part: StepPart::Forward, parts: Default::default(), left_out: Spent::default() }
     }
 
@@ -72,23 +66,51 @@ impl Stopwatch {
 
     /// From now on it is `part` that the time is spent on.
     pub(crate) fn turn(&mut self, part: StepPart) {
-        let now = Reading::now(self.device);
-        self.parts[self.part as usize].add(now.since(self.turned));
+        let now = Spent::by_now(self.device);
+        self.parts[self.part as usize].add(now.without(self.turned));
         (self.turned, self.part) = (now, part);
     }
 
     /// Leaves the time since the last turn out of the step.
     pub(crate) fn leave_out(&mut self) {
-        let now = Reading::now(self.device);
-        self.left_out.add(now.since(self.turned));
+        let now = Spent::by_now(self.device);
+        self.left_out.add(now.without(self.turned));
         self.turned = now;
     }
 
     /// The whole, from the first reading of the clocks to the last, and its parts in the order of [`StepPart::ALL`].
     pub(crate) fn stop(mut self) -> (Spent, [Spent; 6]) {
         self.turn(StepPart::Optimizer);
-        let Spent { seconds, cpu_seconds } = self.turned.since(self.began);
-        let (seconds, cpu_seconds) = (seconds - self.left_out.seconds, cpu_seconds - self.left_out.cpu_seconds);
-        (Spent { seconds, cpu_seconds }, self.parts)
+        (self.turned.without(self.began).without(self.left_out), self.parts)
     }
+}
+
+/// The rate of matrix products in operations per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct GemmRate {
+    /// The rate in wall-clock time.
+    pub per_second: f64,
+    /// The rate in the CPU time of all threads together.
+    pub per_cpu_second: f64,
+}
+
+impl GemmRate {
+    pub(super) fn of(flops: f64, spent: Spent) -> Self {
+        Self { per_second: flops / spent.seconds, per_cpu_second: flops / spent.cpu_seconds }
+    }
+}
+
+/// Seconds that the measurement lasts, at least.
+const SECONDS: f64 = 0.1;
+
+/// The rate of a product of two square matrices of the kind.
+pub fn gemm_rate(kind: Kind, device: Device) -> GemmRate {
+    let (multiply, operations) = square_product(kind, device);
+    multiply();
+    let (mut flops, mut spent) = (0.0, Spent::default());
+    while spent.seconds < SECONDS {
+        spent.add(time_of(device, &multiply));
+        flops += operations;
+    }
+    GemmRate::of(flops, spent)
 }

@@ -29,7 +29,7 @@ pub struct MemoryMeter {
     /// For each memory its heaviest micro-batch so far.
     heaviest: Vec<MemoryProfile>,
     /// The peak of the process in the last micro-batch.
-    last_peak: Option<ResidentPeak>,
+    pub(crate) last_peak: Option<ResidentPeak>,
     /// Peaks of the process before the first step, and between and after them; `None` where they can't be told apart from those in steps.
     outside: [Option<Bytes>; 2],
     /// Whether the peak of the process has begun anew after the last micro-batch.
@@ -143,11 +143,6 @@ impl MemoryMeter {
     /// Takes the tables of the micro-batches so far.
     pub fn take(&mut self) -> Vec<MemoryProfile> {
         std::mem::take(&mut self.heaviest)
-    }
-
-    /// The peak of the process in the last micro-batch.
-    pub fn last_peak(&self) -> Option<ResidentPeak> {
-        self.last_peak
     }
 
     fn close_span(&mut self) {

@@ -1,15 +1,13 @@
 //! Measured seconds and bytes of a step: what `bench`, `--profile-memory` and the peak of a run print.
 
 mod clock;
-mod gemm;
 mod memory;
 mod profile;
 mod step;
 mod tokens;
 
-pub use clock::Spent;
 pub(crate) use clock::Stopwatch;
-pub use gemm::{GemmRate, gemm_rate};
+pub use clock::{GemmRate, Spent, gemm_rate};
 pub use memory::MemoryMeter;
 pub use profile::{MemoryProfile, MemorySide, MicroBatchPosition};
 pub use step::{BenchSummary, CopyCost, Spread, StepRecord, summarise};

@@ -107,9 +107,7 @@ impl MemoryProfile {
             "kind": "memory", "memory": self.side.name(), "peak_in": self.part.name(), "parts": parts,
             "measured_peak_bytes": self.measured.map(|bytes| bytes.0), "tensor_peak_bytes_by_part": Value::Object(by_part.collect()),
         });
-        if let Some(object) = line.as_object_mut() {
-            object.extend(self.allocator.iter().map(|(key, count)| ((*key).to_owned(), json!(count))));
-        }
+        self.allocator.iter().for_each(|(key, count)| line[key] = json!(count));
         line
     }
 }

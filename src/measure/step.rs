@@ -1,7 +1,7 @@
 //! What a step took, and what some steps took in the middle.
 
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{GemmRate, MemoryProfile, Spent};
 use crate::plan::{Flops, StepPart};
@@ -77,11 +77,6 @@ impl StepRecord {
         (own.per_second / gemm.per_second, own.per_cpu_second / gemm.per_cpu_second)
     }
 
-    /// The part of the step's time that copies have cost.
-    pub fn copy_share(&self) -> f64 {
-        self.copies.seconds() / self.whole.seconds
-    }
-
     /// The figures that a summary is made of, by their keys.
     pub fn figures(&self) -> Vec<(String, f64)> {
         let of = |name: &str, spent: Spent| {
@@ -101,7 +96,7 @@ impl StepRecord {
         add("gemm_cpu_share", cpu_share);
         let key = self.copies.names().1;
         add(&format!("{key}_seconds"), self.copies.seconds());
-        add(&format!("{key}_share"), self.copy_share());
+        add(&format!("{key}_share"), self.copies.seconds() / self.whole.seconds);
         if let Some(idle) = self.idle {
             add("idle", idle);
         }
@@ -121,9 +116,7 @@ impl StepRecord {
             "flops": self.flops.total(), "flops_linear": self.flops.linear, "flops_attention": self.flops.attention,
             "flops_head": self.flops.head, "peak_is_of_step": self.peak.is_some_and(|peak| peak.was_reset),
         });
-        if let Some(object) = line.as_object_mut() {
-            object.extend(self.figures().into_iter().map(|(key, value)| (key, json!(value))));
-        }
+        self.figures().into_iter().for_each(|(key, value)| line[key] = json!(value));
         line
     }
 }
@@ -171,10 +164,9 @@ impl BenchSummary {
 
     /// The line of the summary.
     pub fn to_json(&self) -> Value {
-        let figures = self.figures.iter().map(|(key, spread)| (key.clone(), json!(spread)));
-        let mut line = Map::from_iter([("kind".to_owned(), json!("summary")), ("steps".to_owned(), json!(self.steps))]);
-        line.extend(figures);
-        Value::Object(line)
+        let mut line = json!({ "kind": "summary", "steps": self.steps });
+        self.figures.iter().for_each(|(key, spread)| line[key] = json!(spread));
+        line
     }
 }
 

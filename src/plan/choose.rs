@@ -3,31 +3,24 @@
 
 use std::cmp::{Ordering, Reverse};
 
-use tch::Kind;
-
 use super::ladder::{self, ladder, smallest};
 use super::{Flops, Forecast, Limits, Machine, StepSpec, TrainedPart};
 use crate::data::Batch;
 use crate::engine::{RandomSizes, Schedule, Settings};
 use crate::model::ModelConfig;
-use crate::recipe::{AttentionOutputs, CacheRecipe, GradRecipe, KeepGraph, Offload, OpenKey, OptimizerRecipe, StoreRecipe};
+use crate::recipe::{AttentionOutputs, CacheRecipe, GradRecipe, KeepGraph, Offload, OpenKey, Recipe, StoreRecipe};
 use crate::units::{Bytes, Exit, Fault};
 
 /// What is planned: a batch through a model, on a machine.
 #[derive(Debug)]
 pub struct Planner<'a> {
+    pub recipe: &'a Recipe,
     pub config: &'a ModelConfig,
+    /// The recipe's cache, with chunks of a size.
     pub kv: &'a CacheRecipe,
     pub trained: &'a TrainedPart,
-    pub optimizer: &'a OptimizerRecipe,
-    /// What is offloaded to the host.
-    pub offload: Offload,
-    pub kind: Kind,
     /// The heaviest batch that will come.
     pub batch: &'a Batch,
-    pub micro_batches: usize,
-    /// As in [`StepSpec::is_distilled`].
-    pub is_distilled: bool,
     pub machine: Machine,
 }
 
@@ -146,7 +139,7 @@ impl Planner<'_> {
             return self.consider(grad);
         }
         let none = self.consider(grad.closed())?;
-        if !none.fits || self.offload == Offload::Weights {
+        if !none.fits || self.recipe.train.offload == Offload::Weights {
             return Ok(none);
         }
         let all = KeepGraph::of(none.cells.0 * none.cells.1);
@@ -164,7 +157,7 @@ impl Planner<'_> {
     /// Considers `grad` with as many kept graphs as fit, where their number is open.
     pub fn keeping(&self, grad: &GradRecipe) -> Result<Alternative, Fault> {
         let mut most = self.keeping_all_or_none(grad.clone())?;
-        let is_settled = grad.keep_graph != KeepGraph::Auto || self.offload == Offload::Weights;
+        let is_settled = grad.keep_graph != KeepGraph::Auto || self.recipe.train.offload == Offload::Weights;
         if is_settled || most.kept > 0 || !most.fits {
             return Ok(most);
         }
@@ -226,9 +219,9 @@ impl Planner<'_> {
     }
 
     fn spec<'b>(&'b self, settings: &'b Settings) -> StepSpec<'b> {
-        let Self { config, trained, optimizer, offload, kind, machine, micro_batches, is_distilled, .. } = *self;
-        let (Machine { device, threads, ranks, .. }, accumulates) = (machine, micro_batches > 1);
-        StepSpec { config, settings, trained, optimizer, offload, kind, device, threads, ranks, accumulates, is_distilled }
+        let Machine { device, threads, ranks, .. } = self.machine;
+        let accumulates = self.recipe.train.gradient_accumulation_steps > 1;
+        StepSpec { threads, ranks, accumulates, ..StepSpec::of(self.recipe, self.config, settings, self.trained, device) }
     }
 
     /// Shapes of cells, as far as they are open, with given stores.

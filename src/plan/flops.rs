@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::{StepPart, StepSpec, TrainedPart};
+use super::{StepSpec, TrainedPart};
 use crate::cache::ChunkSpan;
 use crate::engine::{ChunkPlan, Schedule};
 use crate::model::{AttentionSpec, Projection};
@@ -32,46 +32,27 @@ struct ForwardBackward {
     backward: f64,
 }
 
-/// Operations of a step by its passes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Passes {
-    forward: Flops,
-    /// Recomputation of cells whose graphs were not kept.
-    recompute: Flops,
-    /// The second forward of bands below the top one.
-    replay: Flops,
-    backward: Flops,
-}
-
 impl Flops {
     /// The operations of a step over `plan`, whose batch has so many tokens and targets.
     pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -> Self {
-        let parts = passes(spec, plan, tokens, targets);
-        let passes = [parts.forward, parts.recompute, parts.replay, parts.backward];
-        let sum = |of: fn(&Self) -> f64| passes.iter().map(of).sum();
-        // The head is run once.
-        Self { linear: sum(|f| f.linear), attention: sum(|f| f.attention), head: parts.forward.head }
+        let [forward, head, replay, recompute, backward, _] = parts(spec, plan, tokens, targets);
+        let sum = |of: fn(&Self) -> f64| [forward, recompute, replay, backward].iter().map(of).sum();
+        Self { linear: sum(|f| f.linear), attention: sum(|f| f.attention), head: head.head }
     }
 
-    /// The operations of such a step by part, in the order of [`StepPart::ALL`]. The optimiser multiplies no matrices.
+    /// The operations of such a step by part, in the order of [`super::StepPart::ALL`].
     pub fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -> [f64; 6] {
-        let passes = passes(spec, plan, tokens, targets);
-        StepPart::ALL.map(|part| match part {
-            StepPart::Forward => passes.forward.linear + passes.forward.attention,
-            StepPart::Head => passes.forward.head,
-            StepPart::Replay => passes.replay.total(),
-            StepPart::Recompute => passes.recompute.total(),
-            StepPart::Backward => passes.backward.total(),
-            StepPart::Optimizer => 0.0,
-        })
+        parts(spec, plan, tokens, targets).map(|part| part.total())
     }
 }
 
-fn passes(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -> Passes {
+/// In the order of [`super::StepPart::ALL`]: recomputed are cells whose graphs were not kept, replayed are bands below the top one, the head
+/// is run once, and the optimiser multiplies no matrices.
+fn parts(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -> [Flops; 6] {
     let config = spec.config;
     let schedule = Schedule::new(spec.settings, plan);
     let replayed = schedule.replayed_layers();
-    let mut parts = Passes::default();
+    let [mut forward, mut head, mut replay, mut recompute, mut backward] = [Flops::default(); 5];
     for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
         let linear = projections(spec, layer);
         let of_layer = &config.layers[layer].attention;
@@ -80,25 +61,25 @@ fn passes(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) 
         let spans = &plan.spans[..plan.columns[..schedule.columns_again(layer)].last().map_or(0, |column| column.end)];
         // Pads are no work that the gradient needs.
         let real: usize = spans.iter().flat_map(|span| &span.real).sum();
-        parts.recompute.linear += real as f64 * linear.forward;
+        recompute.linear += real as f64 * linear.forward;
         // Where its outputs wait attention is not run again, neither in cells nor in replays.
         let again = if spec.settings.keeps_attention_outputs() { 0.0 } else { 1.0 };
-        parts.recompute.attention += again * attended(of_layer, visible_pairs(spans, slots, of_layer.rule.window)).forward;
-        parts.forward.linear += tokens as f64 * linear.forward;
-        parts.forward.attention += attention.forward;
-        parts.backward.linear += tokens as f64 * linear.backward;
-        parts.backward.attention += attention.backward;
+        recompute.attention += again * attended(of_layer, visible_pairs(spans, slots, of_layer.rule.window)).forward;
+        forward.linear += tokens as f64 * linear.forward;
+        forward.attention += attention.forward;
+        backward.linear += tokens as f64 * linear.backward;
+        backward.attention += attention.backward;
         // The second forward of all bands but the top one.
         if layer < replayed {
-            parts.replay.linear += tokens as f64 * linear.forward;
-            parts.replay.attention += again * attention.forward;
+            replay.linear += tokens as f64 * linear.forward;
+            replay.attention += again * attention.forward;
         }
     }
     let scores = 2.0 * (targets * config.hidden_size * config.num_scores()) as f64;
     // A product forward, one for the input, and of what is trained there one more.
     let matrix = (config.hidden_size * config.num_scores()) as f64;
-    parts.forward.head = scores * (2.0 + (spec.output_numbers() as f64 / matrix).min(1.0));
-    parts
+    head.head = scores * (2.0 + (spec.output_numbers() as f64 / matrix).min(1.0));
+    [forward, head, replay, recompute, backward, Flops::default()]
 }
 
 /// A token through the projections of a layer.

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use super::StepSpec;
-use super::moment::PlannedPeak;
-use super::part::StepPart;
+use super::moment::{PlannedPeak, StepPart};
 use super::step_memory::StepMemory;
 use crate::data::{Batch, IGNORE, Sequence};
 use crate::engine::{ChunkPlan, MemoryPlace};

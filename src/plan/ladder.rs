@@ -2,16 +2,6 @@
 
 use crate::recipe::{AttentionOutputs, BufferKind, GradRecipe, OpenKey, StoreForm, StorePlace, StoreRecipe};
 
-/// Stores in the order of preference.
-const LADDER: [(StoreForm, StorePlace); 6] = [
-    (StoreForm::Plain, StorePlace::Memory),
-    (StoreForm::Plain, StorePlace::File),
-    (StoreForm::Int8, StorePlace::Memory),
-    (StoreForm::Int8, StorePlace::File),
-    (StoreForm::Int4, StorePlace::Memory),
-    (StoreForm::Int4, StorePlace::File),
-];
-
 /// What may become of attention's outputs beside these stores: beside one that rounds they are computed again.
 pub(super) fn outputs(grad: &GradRecipe, stores: [StoreRecipe; 2]) -> &'static [AttentionOutputs] {
     const RECOMPUTE: &[AttentionOutputs] = &[AttentionOutputs::Recompute];
@@ -29,17 +19,20 @@ pub(super) fn ladder(grad: &GradRecipe, buffer: BufferKind) -> Vec<[StoreRecipe;
     let may_round = outputs(grad, [StoreRecipe::PLAIN; 2]).contains(&AttentionOutputs::Recompute);
     let steps = |form: OpenKey, place: OpenKey, written: StoreRecipe, rounds: bool| {
         let (form, place) = (grad.is_open(form), grad.is_open(place));
-        let allowed = move |step: &&(StoreForm, StorePlace)| {
-            (if form { rounds && may_round || step.0 == StoreForm::Plain } else { step.0 == written.form })
-                && (place || step.1 == written.place)
+        let allowed = move |step: &StoreRecipe| {
+            (if form { rounds && may_round || step.form == StoreForm::Plain } else { step.form == written.form })
+                && (place || step.place == written.place)
         };
-        LADDER.iter().filter(allowed).map(|&(form, place)| StoreRecipe { form, place }).collect::<Vec<_>>()
+        // In the order of preference.
+        let all = StoreForm::ALL.iter().flat_map(|&form| StorePlace::ALL.iter().map(move |&place| StoreRecipe { form, place }));
+        all.filter(allowed).collect::<Vec<_>>()
     };
     let checkpoints = steps(OpenKey::LayerCheckpoints, OpenKey::LayerCheckpointsPlace, grad.layer_checkpoints, true);
     let undo = steps(OpenKey::UndoLog, OpenKey::UndoLogPlace, grad.undo_log, buffer.undo_log_may_round());
     let mut pairs: Vec<_> = checkpoints.iter().flat_map(|c| undo.iter().map(move |u| [*c, *u])).collect();
     let cost = |[c, u]: &[StoreRecipe; 2]| {
-        let of = |store: &StoreRecipe| (rounding(store.form), u8::from(store.place == StorePlace::File));
+        // Forms round the more the later they come.
+        let of = |store: &StoreRecipe| (store.form as u8, store.place as u8);
         let (c, u) = (of(c), of(u));
         (c.0.max(u.0), c.0 + u.0, c.1 + u.1)
     };
@@ -61,12 +54,4 @@ pub(super) fn smallest(ladder: &[[StoreRecipe; 2]], files_are_limited: bool) -> 
     let all = [StorePlace::Memory, StorePlace::File];
     let all = all.into_iter().flat_map(|c| all.into_iter().map(move |u| [c, u]));
     all.filter(|places| files_are_limited || files(places) == most).flat_map(of_places).collect()
-}
-
-fn rounding(form: StoreForm) -> u8 {
-    match form {
-        StoreForm::Plain => 0,
-        StoreForm::Int8 => 1,
-        StoreForm::Int4 => 2,
-    }
 }

@@ -2,14 +2,25 @@
 
 use std::time::Instant;
 
-use tch::{Device, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
+use super::ProcessBaseline;
 use super::baseline::resident_now;
-use super::{Limits, ProcessBaseline};
 use crate::model::kind_of;
 use crate::native::{cuda, product};
 use crate::recipe::Dtype;
+use crate::report::memory::attainable;
 use crate::units::Bytes;
+
+/// What a step may take at most; `None` where nobody knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The tensors of a device that has a memory of its own.
+    pub device: Option<Bytes>,
+    /// The process, all of it.
+    pub host: Option<Bytes>,
+    pub files: Option<Bytes>,
+}
 
 /// What a step is planned for.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +44,10 @@ impl Machine {
     pub fn here(dtype: Dtype, device: Device) -> Self {
         let baseline = ProcessBaseline::rehearsed(dtype, device);
         let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-        Self { device, threads, baseline, limits: Limits::of_machine(device), ranks: 1, rate: None, processes: 1 }
+        let on_device = if let Device::Cuda(index) = device { cuda::free_device_memory(index) } else { None };
+        // Of the host's memory as much as the process may get; where files would be is not known here.
+        let limits = Limits { device: on_device.map(Bytes), host: attainable(), files: None };
+        Self { device, threads, baseline, limits, ranks: 1, rate: None, processes: 1 }
     }
 
     /// What one of `all` ranks may have of it, `here` of which run on it, each with a device of its own: a part of the host's memory and of
@@ -61,23 +75,29 @@ impl Machine {
 
     /// With the rate of one product of matrices, by the library that the projections use.
     pub fn timed(self, dtype: Dtype) -> Self {
-        let side = if self.device.is_cuda() { SIDE_CUDA } else { SIDE_CPU };
-        // Where all numbers are the same, a GPU that is short of power computes faster than it ever would.
-        let [x, w] = [(); 2].map(|()| Tensor::randn([side, side], (kind_of(dtype), self.device)));
+        let (multiply, operations) = square_product(kind_of(dtype), self.device);
         let seconds = || {
             let began = Instant::now();
-            no_grad(|| drop(product(&x, &w)));
+            multiply();
             cuda::wait(self.device);
             began.elapsed().as_secs_f64()
         };
         // The first one warms up.
         let least = (0..PRODUCTS).map(|_| seconds()).skip(1).fold(f64::INFINITY, f64::min);
-        Self { rate: Some(2.0 * side.pow(3) as f64 / least.max(f64::MIN_POSITIVE)), ..self }
+        Self { rate: Some(operations / least.max(f64::MIN_POSITIVE)), ..self }
     }
 }
 
-/// Side of the matrices whose product is measured.
+/// How often the product is made.
+const PRODUCTS: usize = 4;
+/// Side of the matrices: large enough for the rate, small enough to leave memory as it was.
 const SIDE_CPU: i64 = 1024;
 const SIDE_CUDA: i64 = 4096;
-/// How often it is made.
-const PRODUCTS: usize = 4;
+
+/// A product of two square matrices, to be made again and again, and its operations.
+pub fn square_product(kind: Kind, device: Device) -> (impl Fn(), f64) {
+    let side = if device.is_cuda() { SIDE_CUDA } else { SIDE_CPU };
+    // Drawn: where all numbers are the same, few wires change, and a GPU that is short of power computes faster than it ever would.
+    let [x, w] = [(); 2].map(|()| Tensor::randn([side, side], (kind, device)));
+    (move || no_grad(|| drop(product(&x, &w))), 2.0 * side.pow(3) as f64)
+}

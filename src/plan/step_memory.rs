@@ -4,8 +4,7 @@
 use std::ops::Range;
 
 use super::StepSpec;
-use super::moment::Moment;
-use super::part::StepPart;
+use super::moment::{Moment, StepPart};
 use super::sizes::{LayerColumn, LayerMemory, PlannedColumn, columns, layers};
 use crate::engine::{ChunkPlan, MemoryPlace, Schedule};
 use crate::model::{LayerBytes, LayerSpec};

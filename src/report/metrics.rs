@@ -175,20 +175,12 @@ impl KeptMetrics {
 }
 
 impl Metrics {
-    pub fn begin(path: &Path) -> Result<Self, Fault> {
-        Self::open(path, "", String::new())
-    }
-
-    /// Opens the metrics of a run that goes on: what comes after the lines that stay is removed.
-    pub fn after(path: &Path, kept: &KeptMetrics) -> Result<Self, Fault> {
-        let text = kept.texts.iter().flat_map(|line| [line.as_str(), "\n"]).collect::<String>();
-        Self::open(path, &text, kept.check.clone())
-    }
-
-    fn open(path: &Path, text: &str, check: String) -> Result<Self, Fault> {
+    /// Opens the metrics of a run that begins, or goes on after the lines that stay: what comes after them is removed.
+    pub fn open(path: &Path, kept: Option<&KeptMetrics>) -> Result<Self, Fault> {
+        let text: String = kept.iter().flat_map(|kept| &kept.texts).flat_map(|line| [line.as_str(), "\n"]).collect();
         files::write_atomic(path, text.as_bytes())?;
         let file = DiskFile::open("metrics", path, OpenOptions::new().append(true)).map_err(io_fault("write", path))?;
-        Ok(Self { path: path.to_owned(), file, check })
+        Ok(Self { path: path.to_owned(), file, check: kept.map(|kept| kept.check.clone()).unwrap_or_default() })
     }
 
     /// Appends one line, which is returned, and makes it durable: the checkpoint of its step may be the next thing on disk.
@@ -259,7 +251,7 @@ mod tests {
 
     /// The metrics of a run that has made so many steps.
     fn begun(path: &Path, steps: u64) -> Metrics {
-        let mut metrics = Metrics::begin(path).unwrap();
+        let mut metrics = Metrics::open(path, None).unwrap();
         (1..=steps).for_each(|step| drop(metrics.append(&line(step)).unwrap()));
         metrics
     }
@@ -281,7 +273,7 @@ mod tests {
         for (is_owed, expected) in [(false, &[1, 2, 3][..]), (true, &[1, 2])] {
             let kept = KeptMetrics::read(&path, &MetricsMark { is_owed, ..after(3) }).unwrap();
             assert_eq!((steps(&kept), kept.owed.as_ref().map(|line| line.step)), (expected.to_vec(), is_owed.then_some(3)));
-            let mut metrics = Metrics::after(&path, &kept).unwrap();
+            let mut metrics = Metrics::open(&path, Some(&kept)).unwrap();
             for step in expected.len() as u64 + 1..=4 {
                 metrics.append(&line(step)).unwrap();
             }
@@ -327,7 +319,7 @@ mod tests {
         std::fs::write(&path, &earlier).unwrap();
         let kept = KeptMetrics::read(&path, &MetricsMark { unchecked: None, ..after(2) }).unwrap();
         assert_eq!((steps(&kept), kept.unchecked), (vec![1, 2], 2));
-        Metrics::after(&path, &kept).unwrap().append(&line(3)).unwrap();
+        Metrics::open(&path, Some(&kept)).unwrap().append(&line(3)).unwrap();
         assert_eq!(KeptMetrics::read(&path, &MetricsMark { unchecked: Some(2), ..after(3) }).unwrap().unchecked, 2);
         assert!(KeptMetrics::read(&path, &MetricsMark { unchecked: Some(1), ..after(3) }).is_err());
     }
@@ -355,7 +347,7 @@ mod tests {
     fn a_figure_that_is_not_finite_is_not_one_that_is_missing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(METRICS);
-        let mut metrics = Metrics::begin(&path).unwrap();
+        let mut metrics = Metrics::open(&path, None).unwrap();
         metrics.append(&StepMetrics { step: 1, loss: Some(f64::NAN), ..StepMetrics::default() }).unwrap();
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\":2,").unwrap();
         let (lines, is_cut) = read_all(&path).unwrap();

@@ -52,30 +52,22 @@ pub struct RunSummary {
 impl RunSummary {
     pub fn to_markdown(&self) -> String {
         let mut table = Table::new(&["figure", "value"]);
-        let mut add = |name: &str, value: String| table.row(&[name, &value]);
-        add("steps", format!("{} of {}", self.steps.0, self.steps.1));
-        add("tokens", self.tokens.to_string());
-        if let Some((first, last)) = self.train_loss {
-            add("training loss, first and last step", format!("{first:.4} → {last:.4}"));
-        }
-        if let Some((first, last)) = self.eval_loss {
-            add("validation loss, first and last", format!("{first:.4} → {last:.4}"));
-        }
+        let ends = |ends: Option<(f64, f64)>| ends.map(|(first, last)| format!("{first:.4} → {last:.4}"));
+        table.row(&["steps", &format!("{} of {}", self.steps.0, self.steps.1)]);
+        table.row(&["tokens", &self.tokens.to_string()]);
+        table.figure("training loss, first and last step", ends(self.train_loss));
+        table.figure("validation loss, first and last", ends(self.eval_loss));
         for (name, loss) in &self.eval_loss_by_set {
-            add(&format!("validation loss of {name}, last"), format!("{loss:.4}"));
+            table.row(&[&format!("validation loss of {name}, last"), &format!("{loss:.4}")]);
         }
         if let Some((metric, value, step)) = &self.best {
-            add(&format!("best {metric}"), format!("{value:.4} (step {step})"));
+            table.row(&[&format!("best {metric}"), &format!("{value:.4} (step {step})")]);
         }
-        if let Some(words) = self.evicted.words() {
-            add("entries evicted in training", words);
-        }
-        add("time of this start", Seconds(self.seconds).to_string());
-        add("peak memory", Bytes(self.peak_memory).to_string());
-        add("peak memory, as planned", Bytes(self.planned_memory).to_string());
-        for (name, value) in &self.setting {
-            add(name, value.clone());
-        }
+        table.figure("entries evicted in training", self.evicted.words());
+        table.row(&["time of this start", &Seconds(self.seconds).to_string()]);
+        table.row(&["peak memory", &Bytes(self.peak_memory).to_string()]);
+        table.row(&["peak memory, as planned", &Bytes(self.planned_memory).to_string()]);
+        self.setting.iter().for_each(|(name, value)| table.row(&[name, value]));
         let memory = self.memory_by_part.as_ref().map(|text| format!("\n## Memory by part\n\n{text}\n")).unwrap_or_default();
         format!("{HEADING}{}\n\n{table}\n{memory}", self.state)
     }

@@ -33,6 +33,13 @@ impl Table {
         self.0.add_row(cells.to_vec());
     }
 
+    /// A row of a name and a value, where there is one.
+    pub fn figure(&mut self, name: &str, value: Option<impl fmt::Display>) {
+        if let Some(value) = value {
+            self.row(&[name, &value.to_string()]);
+        }
+    }
+
     /// The text in so many columns, where they are known: cells that are too wide are wrapped.
     pub fn fitted(&self, width: Option<usize>) -> String {
         let mut table = self.0.clone();

@@ -20,7 +20,7 @@ pub struct Tokenising {
 }
 
 impl Tokenising {
-    pub fn new() -> Self {
+    pub fn begin() -> Self {
         Self { bar: None, began: Instant::now(), said: Instant::now() }
     }
 
@@ -37,12 +37,6 @@ impl Tokenising {
             self.said = Instant::now();
             console::note(&words);
         }
-    }
-}
-
-impl Default for Tokenising {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -7,8 +7,7 @@ use tch::Device;
 
 use super::meter::StepMeter;
 use super::{
-    FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, StepOutcome, TrainStep, as_headed, build,
-    settled_alike, tiling,
+    FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, TrainStep, as_headed, build, settled_alike, tiling,
 };
 use crate::data::Batch;
 use crate::dist::ProcessGroup;
@@ -18,7 +17,8 @@ use crate::model::{Model, ModelConfig};
 use crate::ops::attention::Backend;
 use crate::optim::{self, Optimizer};
 use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
-use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
+use crate::recipe::{HeadRecipe, Labels, Recipe};
+use crate::report::metrics::StepMetrics;
 use crate::report::{console, memory};
 use crate::store::copier_of;
 use crate::units::{Bytes, Fault, FaultKind, Seconds};
@@ -41,14 +41,15 @@ pub struct BenchOptions {
 /// Steps on random tokens, which all ranks make together, each with a batch of its own.
 pub struct Bench {
     world: Rc<ProcessGroup>,
-    recipe: Recipe,
-    model: Model,
+    pub recipe: Recipe,
+    pub model: Model,
     engine: FallbackEngine,
     optimizer: Box<dyn Optimizer>,
     parts: ShardedOptimizerState,
     options: BenchOptions,
     memory: Option<MemoryMeter>,
-    planned: Alternative,
+    /// What a step after the first should take.
+    pub planned: Alternative,
     trained: TrainedPart,
     done: usize,
 }
@@ -68,7 +69,7 @@ impl Bench {
             ("`--tokens`".to_owned(), format!("{:?}", options.tokens)),
             ("all weights are trained".to_owned(), recipe.lora.is_none().to_string()),
         ]);
-        let (recipe, planned) = settled_alike(world, recipe, asked, |recipe| tiling::settled(recipe, &config, &batch, machine))?;
+        let (recipe, planned) = settled_alike(world, &recipe, asked, |recipe| tiling::settled(recipe, &config, &batch, machine))?;
         let engine = build::engine(&recipe, &config, None, None)?;
         let engine = FallbackEngine::of_recipe(engine, &recipe, None);
         let trained = TrainedPart::of(&config, recipe.lora.as_ref())?;
@@ -87,32 +88,14 @@ impl Bench {
         Ok(Self { world, recipe, model, engine, optimizer, parts, options, memory, planned, trained, done: 0 })
     }
 
-    pub fn model(&self) -> &Model {
-        &self.model
-    }
-
-    pub fn dtype(&self) -> Dtype {
-        self.recipe.model.dtype
-    }
-
-    /// Sequences of a step's batch.
-    pub fn sequences(&self) -> usize {
-        self.recipe.train.batch_size.sequences()
-    }
-
     pub fn attention(&self) -> String {
         let layers = &self.model.config().layers;
         let head_dim = layers.first().map_or(0, |layer| layer.attention.head_dim as i64);
         Backend::preferred(self.model.device(), self.model.kind(), head_dim).to_string()
     }
 
-    /// What a step after the first should take.
-    pub fn planned(&self) -> &Alternative {
-        &self.planned
-    }
-
     fn spec(&self) -> StepSpec<'_> {
-        let (config, settings) = (self.model.config(), self.engine.engine().settings());
+        let (config, settings) = (self.model.config(), self.engine.engine.settings());
         let (threads, ranks) = (tch::get_num_threads() as usize, self.world.size());
         StepSpec { threads, ranks, ..StepSpec::of(&self.recipe, config, settings, &self.trained, self.model.device()) }
     }
@@ -122,7 +105,7 @@ impl Bench {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let own_seed = seed.wrapping_add(step * ranks as u64 + rank as u64);
         let batch = random_batch(&self.recipe, self.model.config(), &self.options.tokens, own_seed)?;
-        let settings = self.engine.engine().settings();
+        let settings = self.engine.engine.settings();
         let plan = settings.plan(&batch, Some(ChunkKey { seed, step }))?;
         let flops = Flops::of(&self.spec(), &plan, batch.num_tokens(), batch.num_targets());
         let device = self.model.device();
@@ -139,7 +122,7 @@ impl Bench {
         let (whole, parts) = stopwatch.stop();
         let copies = copier.waited().map_or_else(|| CopyCost::Made(Seconds(self.copied() - copied)), CopyCost::WaitedFor);
         copier.measure(false);
-        let peak = meter.as_ref().map_or_else(|| memory::peak(was_reset), MemoryMeter::last_peak);
+        let peak = meter.as_ref().map_or_else(|| memory::peak(was_reset), |meter| meter.last_peak);
         let profiles = meter.as_mut().map(MemoryMeter::take).unwrap_or_default();
         let device_peak = profiles.iter().find(|profile| profile.side == MemorySide::Device);
         let device_peak = device_peak.map(|profile| Bytes(profile.most_tensors().max(0) as u64));
@@ -158,19 +141,19 @@ impl Bench {
             device_peak,
             memory: if self.options.profiles_memory { profiles } else { Vec::new() },
             copies,
-            loss: made.loss,
+            loss: made.loss.unwrap_or(f64::NAN),
             idle: made.idle,
         })
     }
 
     /// Seconds that the host has copied into stores and out of them, in all steps.
     fn copied(&self) -> f64 {
-        let stores = self.engine.engine().stores();
+        let stores = self.engine.engine.stores();
         (stores.layer_checkpoints.copied() + stores.undo_log.copied() + stores.attention_outputs.copied()).as_secs_f64()
     }
 
     /// The step itself, as a run makes it.
-    fn train(&mut self, batch: &Batch, mut callback: StepMeter<'_>) -> Result<StepOutcome, Fault> {
+    fn train(&mut self, batch: &Batch, mut callback: StepMeter<'_>) -> Result<StepMetrics, Fault> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let rate = self.recipe.optimizer.learning_rate;
         let mut learner = TrainStep {

@@ -9,7 +9,7 @@ use crate::cache;
 use crate::checkpoint::FINAL;
 use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, TokenisingProgress, Tokenizer};
 use crate::engine::{Engine, Settings};
-use crate::export::PolicyFile;
+use crate::export::{PolicyFile, num_classes};
 use crate::files::Scratch;
 use crate::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
 use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Model, ModelConfig, ModelPlacement, Preference, companions};
@@ -73,7 +73,7 @@ pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)
 pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, Fault> {
     let limits = limits(config);
     let initial = cache::initial_part(&recipe.kv_cache.policy)?;
-    let mut progress = Tokenising::new();
+    let mut progress = Tokenising::begin();
     let mut watch = |at: &TokenisingProgress| progress.at(&at.path, at.samples, at.tokens);
     let (head, seed) = (&recipe.head, recipe.train.seed);
     let request = DataRequest { recipe: &recipe.data, head, tokenizer, limits, initial: initial.as_ref(), seed };
@@ -185,10 +185,6 @@ fn no_score(recipe: &Recipe) -> Fault {
         format!("`head.kind` is `seq_classification`, and the model `{model}` has no matrix that scores classes"),
         "train one with an adapter (`kvtune finetune-lora`), or begin with a model that was saved as a classifier of sequences",
     )
-}
-
-fn num_classes(recipe: &Recipe) -> Option<usize> {
-    if let HeadRecipe::SeqClassification(classes) = &recipe.head { Some(classes.count()) } else { None }
 }
 
 fn headed(recipe: &Recipe, model: Model) -> Result<Model, Fault> {

@@ -1,6 +1,5 @@
 //! Connects the engine's events and the loop's figures to what people read.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -30,11 +29,8 @@ pub(super) struct RunCallback {
     /// Who gets the lines besides; of the first rank, too.
     program: Option<MetricsProgram>,
     began: Instant,
-    train_loss: Option<(f64, f64)>,
-    eval_loss: Option<(f64, f64)>,
-    /// The last validation loss by data set, where there are several.
-    eval_loss_by_set: BTreeMap<String, f64>,
-    evicted: Evicted,
+    /// Losses and evictions so far.
+    summary: RunSummary,
     /// Tokens of the steps, and their seconds.
     speed: (f64, f64),
     said_not_pinned: bool,
@@ -58,14 +54,14 @@ impl RunCallback {
         let mut callback = Self::open(trainer, resumed, interrupt)?;
         let command = trainer.recipe.report.command.as_deref().filter(|_| callback.files.is_some());
         callback.program = command.and_then(MetricsProgram::start);
-        callback.progress.note(&trainer.data_report());
+        callback.progress.note(&trainer.data.report.to_string());
         callback.progress.note(&format!("steps: {}", trainer.schedule));
         if let Some(expected) = trainer.expected_evictions() {
             callback.progress.note(&format!("evictions: {expected}"));
             expected.warning().iter().for_each(|warning| callback.progress.warning(warning));
         }
         if trainer.ranks.are_several() {
-            let (ranks, all) = (trainer.ranks.world().size(), trainer.recipe.train.gradient_accumulation_steps);
+            let (ranks, all) = (trainer.ranks.world.size(), trainer.recipe.train.gradient_accumulation_steps);
             let peak = trainer.planned.host;
             let each = format!("each with a planned peak of {peak} of its host's memory");
             callback.progress.note(&format!("ranks: {ranks}, which share a step's {all} micro-batches, {each}"));
@@ -81,8 +77,8 @@ impl RunCallback {
         trainer.ranks.listen()?;
         trainer.progress.owes_validation = false;
         trainer.progress.unchecked_metrics = Some(kept.as_ref().map_or(0, |kept| kept.unchecked));
-        let metrics = || kept.as_ref().map_or_else(|| Metrics::begin(&path), |kept| Metrics::after(&path, kept));
-        let metrics = trainer.ranks.is_first().then(metrics).transpose()?;
+        let metrics = || Metrics::open(&path, kept.as_ref());
+        let metrics = trainer.ranks.world.is_first().then(metrics).transpose()?;
         let (before, unvalidated) = kept.map(|kept| (kept.lines, kept.owed)).unwrap_or_default();
         let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);
         // What is to be written anew is shown anew.
@@ -94,10 +90,7 @@ impl RunCallback {
             files,
             program: None,
             began: Instant::now(),
-            train_loss: None,
-            eval_loss: None,
-            eval_loss_by_set: BTreeMap::new(),
-            evicted: Evicted::default(),
+            summary: RunSummary::default(),
             speed: (0.0, 0.0),
             said_not_pinned: false,
             unvalidated,
@@ -170,13 +163,13 @@ impl RunCallback {
 
     fn count(&mut self, metrics: &StepMetrics) {
         let first_and = |old: Option<(f64, f64)>, new: Option<f64>| new.map_or(old, |n| Some((old.map_or(n, |o| o.0), n)));
-        self.train_loss = first_and(self.train_loss, metrics.loss);
-        self.eval_loss = first_and(self.eval_loss, metrics.eval_loss);
+        self.summary.train_loss = first_and(self.summary.train_loss, metrics.loss);
+        self.summary.eval_loss = first_and(self.summary.eval_loss, metrics.eval_loss);
         if metrics.eval_loss.is_some() {
-            self.eval_loss_by_set.clone_from(&metrics.eval_loss_by_set);
+            self.summary.eval_loss_by_set.clone_from(&metrics.eval_loss_by_set);
         }
         self.speed = (self.speed.0 + metrics.tokens as f64, self.speed.1 + metrics.seconds);
-        self.evicted = self.evicted + Evicted::over([metrics]);
+        self.summary.evicted = self.summary.evicted + Evicted::over([metrics]);
     }
 
     /// A checkpoint is on disk; the rank that has written it says so.
@@ -196,11 +189,7 @@ impl RunCallback {
             steps: (trainer.step(), trainer.schedule.num_steps()),
             tokens: trainer.progress.total_tokens,
             tokens_per_second: self.speed.0 / self.speed.1.max(f64::MIN_POSITIVE),
-            train_loss: self.train_loss,
-            eval_loss: self.eval_loss,
-            eval_loss_by_set: self.eval_loss_by_set.clone(),
             best: trainer.progress.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
-            evicted: self.evicted,
             seconds: self.began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
             planned_memory: trainer.planned.host.0,
@@ -214,6 +203,7 @@ impl RunCallback {
             .into_iter()
             .chain(trainer.expected_evictions().map(|expected| ("evictions".into(), expected.to_string())))
             .collect(),
+            ..self.summary.clone()
         };
         self.progress.note(&planned_and_measured(trainer.planned.host, Bytes(summary.peak_memory)));
         summary.write(&trainer.dir.join(SUMMARY))?;

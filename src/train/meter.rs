@@ -1,20 +1,46 @@
 //! Measures steps while they are made: their time by part, and their memory where that is wanted.
 
-use super::step::StepCallback;
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::measure::{MemoryMeter, MicroBatchPosition, Stopwatch};
 use crate::plan::StepPart;
 use crate::units::Bytes;
 
 /// Tells an observer of a step, and measures it.
-pub(super) struct StepMeter<'a> {
+pub struct StepMeter<'a> {
     pub(super) observer: &'a mut dyn Observer,
     /// Runs from the beginning of the step's last micro-batch.
     pub(super) stopwatch: Option<&'a mut Stopwatch>,
     pub(super) memory: Option<&'a mut MemoryMeter>,
 }
 
-impl StepMeter<'_> {
+impl<'a> StepMeter<'a> {
+    /// Tells the observer, and measures nothing.
+    pub fn of(observer: &'a mut dyn Observer) -> Self {
+        Self { observer, stopwatch: None, memory: None }
+    }
+
+    /// A micro-batch begins; `memory` says what the engine holds at rest, and how much of gradients the earlier ones have left.
+    pub(super) fn begin(&mut self, at: MicroBatchPosition, memory: &dyn Fn() -> (MemoryByPart, Bytes)) {
+        if let Some(meter) = &mut self.memory {
+            let (held, accumulated) = memory();
+            meter.begin(at, held, accumulated);
+        }
+        if let Some(stopwatch) = &mut self.stopwatch {
+            stopwatch.restart();
+        }
+    }
+
+    /// All gradients are there, and `memory` with them; clipping and the update follow.
+    pub(super) fn optimizer(&mut self, memory: &dyn Fn() -> MemoryByPart) {
+        self.turn(StepPart::Optimizer);
+        self.measure_memory(|meter| meter.turn(StepPart::Optimizer, memory()));
+    }
+
+    pub(super) fn end(&mut self) {
+        self.turn(StepPart::Optimizer);
+        self.measure_memory(MemoryMeter::end);
+    }
+
     fn turn(&mut self, part: StepPart) {
         if let Some(stopwatch) = &mut self.stopwatch {
             stopwatch.turn(part);
@@ -28,28 +54,6 @@ impl StepMeter<'_> {
         if let Some(stopwatch) = &mut self.stopwatch {
             stopwatch.leave_out();
         }
-    }
-}
-
-impl StepCallback for StepMeter<'_> {
-    fn begin(&mut self, at: MicroBatchPosition, memory: &dyn Fn() -> (MemoryByPart, Bytes)) {
-        if let Some(meter) = &mut self.memory {
-            let (held, accumulated) = memory();
-            meter.begin(at, held, accumulated);
-        }
-        if let Some(stopwatch) = &mut self.stopwatch {
-            stopwatch.restart();
-        }
-    }
-
-    fn optimizer(&mut self, memory: &dyn Fn() -> MemoryByPart) {
-        self.turn(StepPart::Optimizer);
-        self.measure_memory(|meter| meter.turn(StepPart::Optimizer, memory()));
-    }
-
-    fn end(&mut self) {
-        self.turn(StepPart::Optimizer);
-        self.measure_memory(MemoryMeter::end);
     }
 }
 

@@ -4,7 +4,6 @@ mod answers;
 mod bench;
 mod build;
 mod callback;
-mod checkpoint_extras;
 mod evicted;
 mod interrupt;
 mod meter;
@@ -13,13 +12,10 @@ mod progress;
 mod ranks;
 mod resume;
 mod run;
-mod run_dir;
 mod saved_split;
 mod saving;
 mod schedule;
 mod sealed_recipe;
-mod skipped;
-mod start;
 mod step;
 mod teacher;
 #[cfg(test)]
@@ -34,19 +30,17 @@ pub use build::{
 };
 pub use evicted::ExpectedEvictions;
 pub use interrupt::Interrupt;
+pub use meter::StepMeter;
 pub use oom_fallback::{FallbackEngine, ends_rounding};
-pub use ranks::{
-    MicroBatchAssignment, RunRanks, ShardedOptimizerState, StepOutcome, check_even, check_same_evaluation, settled_alike,
-};
+pub use progress::RESOLVED_RECIPE;
+pub use ranks::{MicroBatchAssignment, RunRanks, ShardedOptimizerState, check_even, check_same_evaluation, settled_alike};
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume, resume_or_run};
-pub use run::{Ended, Outcome, run};
-pub use run_dir::RESOLVED_RECIPE;
+pub use run::{Ended, run};
 pub use schedule::RunSchedule;
-pub use start::Start;
-pub use step::{StepCallback, TrainStep};
+pub use step::TrainStep;
 pub use teacher::Teacher;
 pub use tiling::{ResolvedRun, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data};
-pub use trainer::Trainer;
+pub use trainer::{Start, Trainer};
 
 use std::path::Path;
 

@@ -28,29 +28,16 @@ pub(super) struct OomFallback {
 
 /// An engine that tries again with smaller cells where memory runs out.
 pub struct FallbackEngine {
-    engine: Engine,
+    /// The engine as it is tiled by now.
+    pub(super) engine: Engine,
     kv_cache: CacheRecipe,
-    grad: GradRecipe,
+    pub(super) grad: GradRecipe,
 }
 
 impl FallbackEngine {
-    pub(super) fn new(engine: Engine, kv_cache: CacheRecipe, grad: GradRecipe) -> Self {
-        Self { engine, kv_cache, grad }
-    }
-
     /// The engine of a recipe, in a run in the directory `run` or for a trial.
     pub fn of_recipe(engine: Engine, recipe: &Recipe, run: Option<&Path>) -> Self {
-        Self::new(engine, recipe.kv_cache.clone(), build::grad_of_run(recipe, run))
-    }
-
-    /// The engine as it is tiled by now.
-    pub fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
-    /// How it is tiled by now.
-    pub(super) fn grad(&self) -> &GradRecipe {
-        &self.grad
+        Self { engine, kv_cache: recipe.kv_cache.clone(), grad: build::grad_of_run(recipe, run) }
     }
 
     /// How small its cells have become.
@@ -202,7 +189,7 @@ mod tests {
 
     fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> FallbackEngine {
         let (kv_cache, grad) = support::recipes(case);
-        FallbackEngine::new(support::engine(case, model), kv_cache, GradRecipe { on_out_of_memory, ..grad })
+        FallbackEngine { engine: support::engine(case, model), kv_cache, grad: GradRecipe { on_out_of_memory, ..grad } }
     }
 
     #[test]

@@ -3,14 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::callback::RunCallback;
-use super::run::no_signals;
-use super::run::{begin, go_on, run};
-use super::run_dir::newest;
+use super::progress::newest;
+use super::run::{begin, go_on, no_signals, run};
 use super::saved_split::SavedSplit;
 use super::saving::listed_differences;
-use super::sealed_recipe::changed_file;
-use super::sealed_recipe::{check_recipe, write_recipe};
-use super::{Ended, Outcome, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, Trainer, build};
+use super::sealed_recipe::{changed_file, check_recipe, write_recipe};
+use super::{Ended, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, Trainer, build};
 use crate::checkpoint::{self, FINAL, SaveKind};
 use crate::files::{ReadLock, RunLock};
 use crate::optim::learning_rate;
@@ -95,7 +93,7 @@ pub fn resume(dir: &Path, from: Option<&str>, overrides: &[String], how: Start<'
 pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<Ended, Fault> {
     let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
     // The first rank says so for all: when others look it may have begun already.
-    let has_begun = ranks.exchange("looking for a run", Ok(dir.join(RESOLVED_RECIPE).exists()))?.swap_remove(0);
+    let has_begun = ranks.world.agree("looking for a run", Ok(dir.join(RESOLVED_RECIPE).exists()))?.swap_remove(0);
     if !has_begun {
         return run(recipe, dir, how);
     }
@@ -122,7 +120,7 @@ fn resume_as(
 ) -> Result<Ended, Fault> {
     let path = resolved_recipe(dir)?;
     let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
-    let _lock = ranks.first("taking the directory of the run", || RunLock::acquire(dir))?;
+    let _lock = ranks.world.first("taking the directory of the run", || RunLock::acquire(dir))?;
     let is_sealed = check_recipe(&path)?;
     let began = Recipe::load(&path, &[])?.recipe;
     let recipe = as_asked(&path, &began)?;
@@ -135,31 +133,32 @@ fn resume_as(
     }
     let from = from.map(|name| name.trim_end_matches('/'));
     // The first rank says from where all go on.
-    let found = if ranks.is_first() { cleaned_start(dir, from) } else { Ok(None) };
-    let start = ranks.exchange("looking for a checkpoint", found)?.swap_remove(0);
+    let start = ranks.world.of_first("looking for a checkpoint", || cleaned_start(dir, from))?;
     let mut trainer = Trainer::new(&recipe, dir, how)?;
     let has_split = SavedSplit::check(&trainer.data, dir, &trainer.recipe.model.path)?;
     let kind = start.as_ref().map(|start| trainer.load(start)).transpose()?;
     check_records(&trainer, &path, is_sealed, start.is_some())?;
     if kind == Some(SaveKind::Final) && is_complete(&trainer) {
-        ranks.first("removing checkpoints", || checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep))?;
+        ranks
+            .world
+            .first("removing checkpoints", || checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep))?;
         let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
         console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
-        return Ok(Ended { outcome: Outcome::Finished, memory: None, summary: None });
+        return Ok(Ended { signal: None, memory: None, summary: None });
     }
     start.as_ref().map(|start| trainer.load_optimizer(start)).transpose()?;
     if !has_split {
-        ranks.first("writing the split", || SavedSplit::write(&trainer.data, dir))?;
+        ranks.world.first("writing the split", || SavedSplit::write(&trainer.data, dir))?;
     }
     if !began.differences(&recipe).is_empty() || !is_sealed {
-        ranks.first("writing the recipe", || write_recipe(&trainer.recipe, &path))?;
+        ranks.world.first("writing the recipe", || write_recipe(&trainer.recipe, &path))?;
     }
     let Some(start) = start else {
         console::note("no checkpoint was written yet: beginning again");
         return begin(&mut trainer, how.interrupt);
     };
     if let Some(name) = from
-        && let Some(Some(aside)) = ranks.first("moving checkpoints", || checkpoint::abandon(dir, name, trainer.step()))?
+        && let Some(Some(aside)) = ranks.world.first("moving checkpoints", || checkpoint::abandon(dir, name, trainer.step()))?
     {
         console::note(&format!("moved the later checkpoints to `{}`", aside.display()));
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::build::{self, SCRATCH};
 use super::callback::RunCallback;
-use super::run_dir::newest;
+use super::progress::newest;
 use super::saved_split::{SPLIT, SavedSplit};
 use super::sealed_recipe::write_recipe;
 use super::{Interrupt, RESOLVED_RECIPE, Start, Trainer};
@@ -18,16 +18,10 @@ use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
 use crate::units::{Exit, Fault, abridged};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Finished,
-    /// A signal arrived; the last step is saved.
-    Interrupted(i32),
-}
-
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
-    pub outcome: Outcome,
+    /// The signal that has ended it, after the last step was saved; none where all steps are made.
+    pub signal: Option<i32>,
     /// The run's memory by part, where it was watched.
     pub memory: Option<String>,
     /// How it went; the first rank says so for all.
@@ -43,7 +37,7 @@ pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, Fault
     }
     build::check_max_seq_length(recipe, &ModelConfig::load(&recipe.model)?)?;
     let mut trainer = Trainer::new(recipe, dir, start)?;
-    let _lock = trainer.ranks.first("making the directory of the run", || make(&trainer, dir))?;
+    let _lock = trainer.ranks.world.first("making the directory of the run", || make(&trainer, dir))?;
     begin(&mut trainer, start.interrupt)
 }
 
@@ -153,9 +147,9 @@ fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunSt
         Err(error) => error,
     };
     let why = error.to_string();
-    let lost = trainer.progress.skipped.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
+    let lost = trainer.progress.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
     // The first rank sets aside what is damaged, before the others look.
-    let found = trainer.ranks.first("going back to a checkpoint", || newest(&trainer.dir))?;
+    let found = trainer.ranks.world.first("going back to a checkpoint", || newest(&trainer.dir))?;
     let newest = found.map_or_else(|| newest(&trainer.dir), Ok)?;
     trainer.load(&newest)?;
     trainer.load_optimizer(&newest)?;
@@ -197,7 +191,7 @@ fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: Ste
 
 /// Saves the last step unless it is saved.
 fn save_unsaved(trainer: &Trainer, callback: &RunCallback, kind: SaveKind) -> Result<(), Fault> {
-    if trainer.saved_step() < Some(trainer.step()) {
+    if trainer.saved.get() < Some(trainer.step()) {
         callback.saved(trainer.save(kind)?);
     }
     Ok(())
@@ -209,14 +203,14 @@ fn finish(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, Fault> {
     // `final` comes last: where it is, nothing is missing.
     let summary = callback.end(trainer, "finished")?;
     callback.saved(trainer.save(SaveKind::Final)?);
-    Ok(Ended { outcome: Outcome::Finished, memory: trainer.memory_by_part(), summary })
+    Ok(Ended { signal: None, memory: trainer.memory_by_part(), summary })
 }
 
 /// The end of a run that was asked to stop.
 fn interrupted(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, Fault> {
     let summary = callback.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
-    let signal = trainer.ranks.signal().unwrap_or_default();
-    Ok(Ended { outcome: Outcome::Interrupted(signal), memory: trainer.memory_by_part(), summary })
+    let signal = Some(trainer.ranks.signal().unwrap_or_default());
+    Ok(Ended { signal, memory: trainer.memory_by_part(), summary })
 }
 
 /// Handlers of signals that cannot be installed.

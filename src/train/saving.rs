@@ -30,7 +30,7 @@ impl Trainer {
         build::take_parameters(&self.model, &trained, dir)?;
         let progress = &mut self.progress;
         (progress.step, progress.total_tokens, progress.best) = (state.step, state.total_tokens, state.best);
-        progress.skipped.add(&state.skipped_steps);
+        progress.skipped.extend(&state.skipped_steps);
         progress.owes_validation = state.owes_validation;
         progress.unchecked_metrics = state.unchecked_metrics;
         self.refuse_not_finite(dir)?;
@@ -112,21 +112,21 @@ impl Trainer {
         let mut state = TrainState::new(progress.step, self.recipe.train.seed, kind, &parameters);
         state.total_tokens = progress.total_tokens;
         state.best.clone_from(&progress.best);
-        state.skipped_steps = progress.skipped.to_vec();
+        state.skipped_steps = progress.skipped.iter().copied().collect();
         state.owes_validation = progress.owes_validation;
         state.threads = Some(tch::get_num_threads());
         state.unchecked_metrics = progress.unchecked_metrics;
         state.settings = Some(self.recipe.fixed_settings());
-        state.model_hash.clone_from(&self.extras.model_hash);
+        state.model_hash.clone_from(&self.model_hash);
         state.data_hash = self.data.train.hash();
         state.validation_hash = self.data.validation.as_ref().map(Dataset::hash);
         let validation = self.data.validation.as_ref().map_or(0, Dataset::len);
         state.samples = Some(SampleCounts { train: self.data.train.len(), validation });
         let base_model = self.recipe.model.path.display().to_string();
-        let policy = PolicyFile::record(&self.recipe, &self.model, &self.extras.model_hash, &self.extras.trial)?;
+        let policy = PolicyFile::record(&self.recipe, &self.model, &self.model_hash, &self.trial)?;
         let mut beside = vec![(KV_POLICY.to_owned(), policy.to_json())];
         if kind == SaveKind::Final {
-            beside.extend(self.extras.companions.iter().cloned());
+            beside.extend(self.companions.iter().cloned());
             beside.push((CARD.to_owned(), self.card(&state)?.into_bytes()));
         }
         let snapshot = Snapshot { model: &self.model, base_model: &base_model, optimizer, beside: &beside, state: &state };
@@ -146,7 +146,7 @@ impl Trainer {
             results: Vec::new(),
             chat_template: None,
         };
-        Ok(card_of_run(&trained, &self.recipe, &self.extras.model_hash))
+        Ok(card_of_run(&trained, &self.recipe, &self.model_hash))
     }
 }
 

@@ -5,16 +5,18 @@ use std::time::Instant;
 
 use tch::Tensor;
 
-use super::ranks::{MicroBatchReport, RankReport, StepReports, sum_over};
-use super::{FallbackEngine, MicroBatchAssignment, RunRanks, StepOutcome};
-use crate::engine::{ChunkKey, MemoryByPart, MemoryPart, MemoryPlace, MicroBatchContext, Observer};
+use super::meter::StepMeter;
+use super::ranks::{MicroBatchReport, RankReport, loss_sum, metrics_of, sum_over, suspects};
+use super::{FallbackEngine, MicroBatchAssignment, RunRanks};
+use crate::engine::{ChunkKey, MemoryPart, MemoryPlace, MicroBatchContext};
 use crate::measure::MicroBatchPosition;
 use crate::model::{DropoutKey, Model};
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
 use crate::recipe::Recipe;
 use crate::report::memory::peak_resident;
+use crate::report::metrics::StepMetrics;
 use crate::store::bytes_of;
-use crate::units::{Bytes, Exit, Fault, FaultKind};
+use crate::units::{Exit, Fault, FaultKind};
 
 /// A model with what makes its training steps.
 pub struct TrainStep<'a> {
@@ -27,28 +29,6 @@ pub struct TrainStep<'a> {
     pub ranks: &'a RunRanks,
 }
 
-/// Hears of steps: the engine's events, and what comes before and after them.
-pub trait StepCallback: Observer {
-    /// A micro-batch begins; `memory` says what the engine holds at rest, and how much of gradients the earlier ones have left.
-    fn begin(&mut self, at: MicroBatchPosition, memory: &dyn Fn() -> (MemoryByPart, Bytes)) {
-        let _ = (at, memory);
-    }
-
-    /// All gradients are there, and `memory` with them; clipping and the update follow.
-    fn optimizer(&mut self, memory: &dyn Fn() -> MemoryByPart) {
-        let _ = memory;
-    }
-
-    fn end(&mut self) {}
-}
-
-/// What this rank's micro-batches of a step give together.
-struct RankGradients {
-    report: RankReport,
-    /// This rank's part of the gradient of the global batch's mean loss, by parameter.
-    gradients: BTreeMap<String, Tensor>,
-}
-
 impl TrainStep<'_> {
     /// Makes the step after `step` others: micro-batches, clipping, update.
     pub fn step(
@@ -56,11 +36,11 @@ impl TrainStep<'_> {
         assigned: &MicroBatchAssignment,
         step: u64,
         learning_rate: f64,
-        callback: &mut dyn StepCallback,
-    ) -> Result<StepOutcome, Fault> {
-        let (outcome, mut gradients) = self.gradients(assigned, step, callback)?;
+        callback: &mut StepMeter<'_>,
+    ) -> Result<StepMetrics, Fault> {
+        let (metrics, mut gradients) = self.gradients(assigned, step, callback)?;
         callback.optimizer(&|| {
-            let mut memory = self.engine.engine().memory_at_rest(self.model);
+            let mut memory = self.engine.engine.memory_at_rest(self.model);
             // What several micro-batches have summed up is known to whoever watched the last of them begin.
             if assigned.batches.len() == 1 {
                 let all = bytes_of(gradients.iter().map(|(_, gradient)| gradient));
@@ -71,7 +51,7 @@ impl TrainStep<'_> {
         let grad_norm = clip_grad_norm(&mut gradients, self.recipe.train.max_grad_norm);
         self.optimizer.step(&self.model.parameters(), &gradients, learning_rate);
         callback.end();
-        Ok(StepOutcome { grad_norm, ..outcome })
+        Ok(StepMetrics { grad_norm: Some(grad_norm), learning_rate: Some(learning_rate), ..metrics })
     }
 
     /// The gradient of the mean loss over the targets of all micro-batches of all ranks together, so that 8 × 1 = 1 × 8, on every rank; and
@@ -80,8 +60,8 @@ impl TrainStep<'_> {
         &mut self,
         assigned: &MicroBatchAssignment,
         step: u64,
-        callback: &mut dyn StepCallback,
-    ) -> Result<(StepOutcome, Vec<(String, Tensor)>), Fault> {
+        callback: &mut StepMeter<'_>,
+    ) -> Result<(StepMetrics, Vec<(String, Tensor)>), Fault> {
         if assigned.targets == 0 {
             return Err(Fault::data(
                 "no token of the batch has a target",
@@ -89,38 +69,37 @@ impl TrainStep<'_> {
             ));
         }
         let mut gradients = BTreeMap::new();
-        let made = self.gradients_of_rank(assigned, step, callback).map(|made| {
-            gradients = made.gradients;
-            made.report
-        });
-        let reports = StepReports::new(self.ranks.exchange("making a step", made)?);
-        self.ranks.agree(reports.asked());
-        self.engine.fall_back_to(self.model, reports.furthest_fallback(), callback)?;
+        let made = self.gradients_of_rank(assigned, step, &mut gradients, callback);
+        let reports = self.ranks.world.agree("making a step", made)?;
+        self.ranks.agree(reports.iter().map(|rank| rank.asked));
+        // All go on with the smallest cells of any rank.
+        self.engine.fall_back_to(self.model, reports.iter().map(|rank| rank.fallback).min(), callback)?;
         if self.ranks.are_several() {
-            gradients = sum_over(self.ranks.world(), self.model, gradients)?;
+            gradients = sum_over(&self.ranks.world, self.model, gradients)?;
         }
         refuse_not_finite(step + 1, &reports, &gradients)?;
-        let outcome = reports.outcome(assigned.targets);
-        if let Some(most) = self.recipe.train.max_loss
-            && outcome.loss > most
+        let metrics = metrics_of(&reports, assigned.targets, &self.engine.engine.settings().policy_slots());
+        if let (Some(most), Some(loss)) = (self.recipe.train.max_loss, metrics.loss)
+            && loss > most
         {
-            return Err(loss_too_high(step + 1, outcome.loss, most));
+            return Err(loss_too_high(step + 1, loss, most));
         }
-        Ok((outcome, gradients.into_iter().collect()))
+        Ok((metrics, gradients.into_iter().collect()))
     }
 
+    /// What this rank's micro-batches come to. Their part of the gradient of the global batch's mean loss is added to `total`, by parameter.
     fn gradients_of_rank(
         &mut self,
         assigned: &MicroBatchAssignment,
         step: u64,
-        callback: &mut dyn StepCallback,
-    ) -> Result<RankGradients, Fault> {
+        total: &mut BTreeMap<String, Tensor>,
+        callback: &mut StepMeter<'_>,
+    ) -> Result<RankReport, Fault> {
         let began = Instant::now();
-        let mut total: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut micro_batches = Vec::new();
         for (done, (batch, &index)) in assigned.batches.iter().zip(&assigned.indices).enumerate() {
             let at = MicroBatchPosition { step: step + 1, micro_batch: (done, assigned.batches.len()) };
-            callback.begin(at, &|| (self.engine.engine().memory_at_rest(self.model), bytes_of(total.values())));
+            callback.begin(at, &|| (self.engine.engine.memory_at_rest(self.model), bytes_of(total.values())));
             let part = self.engine.gradients(self.model, batch, self.context(step, assigned), callback)?;
             micro_batches.push(MicroBatchReport::new(index, batch, &part)?);
             for (name, gradient) in part.gradients {
@@ -130,14 +109,13 @@ impl TrainStep<'_> {
                 }
             }
         }
-        let report = RankReport {
+        Ok(RankReport {
             micro_batches,
             seconds: began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
             fallback: self.engine.fallback(),
             asked: self.ranks.heard(),
-        };
-        Ok(RankGradients { report, gradients: total })
+        })
     }
 
     /// What each micro-batch of the step after `step` others is run with.
@@ -165,16 +143,16 @@ pub(super) fn first_not_finite<'a>(tensors: impl Iterator<Item = (&'a str, &'a T
 }
 
 /// Names the samples whose loss isn't finite, else all of them, and the first matrix whose gradient isn't.
-fn refuse_not_finite(step: u64, reports: &StepReports, gradients: &BTreeMap<String, Tensor>) -> Result<(), Fault> {
+fn refuse_not_finite(step: u64, ranks: &[RankReport], gradients: &BTreeMap<String, Tensor>) -> Result<(), Fault> {
     let first = first_not_finite(gradients.iter().map(|(name, gradient)| (&name[..], gradient)));
     let matrix = first.map(|name| format!("the gradient of `{name}`"));
-    let what = match (reports.loss_sum().is_finite(), matrix) {
+    let what = match (loss_sum(ranks).is_finite(), matrix) {
         (true, None) => return Ok(()),
         (true, Some(matrix)) => matrix,
         (false, None) => "the loss".to_owned(),
         (false, Some(matrix)) => format!("the loss (and {matrix})"),
     };
-    let message = format!("step {step}: {what} is not finite, in {}", listed_samples(&reports.suspects()));
+    let message = format!("step {step}: {what} is not finite, in {}", listed_samples(&suspects(ranks)));
     let hint = "what was saved before is intact: look at these samples and at the model's weights, or begin again with a lower \
                 `optimizer.learning_rate`";
     Err(not_finite(step, message, hint))

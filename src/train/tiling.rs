@@ -8,7 +8,7 @@ use super::build;
 use crate::data::{Batch, Dataset, Splits, Tokenizer, largest_batches};
 use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
-use crate::model::{ModelConfig, kind_of};
+use crate::model::ModelConfig;
 use crate::plan::{Alternative, Decision, Machine, Planner, TrainedPart};
 use crate::recipe::{GradRecipe, KeepGraph, LongBenchPrompt, OpenKey, Recipe};
 use crate::report::console;
@@ -72,21 +72,8 @@ pub fn plan<T>(
     ask: impl FnOnce(&Planner<'_>) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     let trained = TrainedPart::of(config, recipe.lora.as_ref())?;
-    let kind = kind_of(recipe.model.dtype);
     let kv = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
-    let micro_batches = recipe.train.gradient_accumulation_steps;
-    ask(&Planner {
-        config,
-        kv: &kv,
-        trained: &trained,
-        optimizer: &recipe.optimizer,
-        offload: recipe.train.offload,
-        kind,
-        batch,
-        micro_batches,
-        is_distilled: recipe.distill.is_some(),
-        machine,
-    })
+    ask(&Planner { recipe, config, kv: &kv, trained: &trained, batch, machine })
 }
 
 /// The recipe with nothing left open, and what its step on `batch` would take; says what was decided.

@@ -1,22 +1,27 @@
 //! A run in memory: everything that the loop moves forward, built from a recipe.
 
-use super::step::not_finite;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Instant;
 
+use tch::Device;
+
 use super::answers::{Validation, ValidationAnswers};
-use super::checkpoint_extras::CheckpointExtras;
 use super::meter::StepMeter;
 use super::progress::RunProgress;
 use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
-use super::step::{TrainStep, first_not_finite};
+use super::step::{TrainStep, first_not_finite, not_finite};
 use super::teacher::Teacher;
-use super::{ExpectedEvictions, FallbackEngine, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, Start, build, tiling};
+use super::{
+    ExpectedEvictions, FallbackEngine, Interrupt, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, build, tiling,
+};
 use crate::checkpoint::Best;
 use crate::data::Splits;
+use crate::dist::ProcessGroup;
 use crate::engine::Observer;
 use crate::eval;
+use crate::export::PolicyTrial;
 use crate::files::{failpoint, io_fault};
 use crate::measure::MemoryMeter;
 use crate::model::{Model, fingerprint};
@@ -24,10 +29,20 @@ use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
 use crate::recipe::{BatchSize, OnNonFinite, OnOutOfMemory, Recipe};
 use crate::report::console;
-use crate::report::evicted::Evicted;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
 use crate::units::{Fault, FaultKind, quoted};
+
+/// What a run is started with beside its recipe.
+#[derive(Clone, Copy)]
+pub struct Start<'a> {
+    pub device: Device,
+    /// What ends it before its time.
+    pub interrupt: &'a Interrupt,
+    pub world: &'a Rc<ProcessGroup>,
+    /// Whether its memory is told by part.
+    pub profiles_memory: bool,
+}
 
 pub struct Trainer {
     pub(super) recipe: Recipe,
@@ -52,7 +67,13 @@ pub struct Trainer {
     memory: Option<MemoryMeter>,
     answers: Option<ValidationAnswers>,
     teacher: Option<Teacher>,
-    pub(super) extras: CheckpointExtras,
+    /// The hash of the model; with what follows it is what checkpoints have beside what is trained, read when the run begins: it can be saved
+    /// whatever becomes of the base.
+    pub(super) model_hash: String,
+    /// What a checkpoint's policy file is recorded with.
+    pub(super) trial: PolicyTrial,
+    /// Files that `final` has beside the adapter.
+    pub(super) companions: Vec<(String, Vec<u8>)>,
 }
 
 impl Trainer {
@@ -61,9 +82,9 @@ impl Trainer {
         let Start { device, profiles_memory, .. } = start;
         let ranks = RunRanks::new(start.world.clone(), start.interrupt.clone());
         ranks.check_same("reading the recipe", of_recipe(recipe))?;
-        check_even(ranks.world(), recipe)?;
+        check_even(&ranks.world, recipe)?;
         build::set_numerics(recipe, device);
-        let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(ranks.world().ranks_here(), ranks.world().size());
+        let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(ranks.world.ranks_here(), ranks.world.size());
         let mut memory = profiles_memory.then(|| MemoryMeter::start(device)).flatten();
         if profiles_memory && memory.is_none() {
             console::warning("no memory by part: the system does not tell what the process takes");
@@ -78,14 +99,16 @@ impl Trainer {
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
         let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), &engine, &model)?;
         let teacher = Teacher::new(&recipe, model.config(), Some(dir))?;
-        let shard = ShardedOptimizerState::new(&model, ranks.world());
+        let shard = ShardedOptimizerState::new(&model, &ranks.world);
         let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &shard.own(model.parameters()), device);
         if let Some(memory) = &mut memory {
             memory.built(&model, optimizer.bytes());
         }
         Ok(Self {
             assigner: MicroBatchAssigner::new(&recipe, model.config())?,
-            extras: CheckpointExtras::new(&recipe, model.config(), model_hash)?,
+            trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
+            companions: build::companions_of_end(&recipe)?,
+            model_hash,
             engine: FallbackEngine::of_recipe(engine, &recipe, Some(dir)),
             ranks,
             dir: dir.to_owned(),
@@ -110,24 +133,14 @@ impl Trainer {
         self.progress.step
     }
 
-    /// The last step with a checkpoint of its own, of this start.
-    pub(super) fn saved_step(&self) -> Option<u64> {
-        self.saved.get()
-    }
-
     /// The memory of the heaviest steps of this start by part, where it is watched.
     pub(super) fn memory_by_part(&self) -> Option<String> {
         self.memory.as_ref().map(MemoryMeter::to_string)
     }
 
-    /// What the data looked like when it was opened.
-    pub fn data_report(&self) -> String {
-        self.data.report.to_string()
-    }
-
     /// What the policy will evict of the samples to train on; `None` where it never evicts.
     pub(super) fn expected_evictions(&self) -> Option<ExpectedEvictions> {
-        ExpectedEvictions::new(&self.recipe, self.engine.engine().settings(), self.data.train.lengths())
+        ExpectedEvictions::new(&self.recipe, self.engine.engine.settings(), self.data.train.lengths())
     }
 
     /// The first parameter, or tensor of the optimiser, that is not finite.
@@ -136,7 +149,7 @@ impl Trainer {
         let tensors = parameters.iter().chain(&state).map(|(name, tensor)| (&name[..], tensor));
         let own = first_not_finite(tensors).map(str::to_owned);
         // Where each keeps a part of the state, another may see what this rank does not.
-        let all = if self.shard.are_several() { self.ranks.exchange("looking at an update", Ok(own))? } else { vec![own] };
+        let all = if self.shard.are_several() { self.ranks.world.agree("looking at an update", Ok(own))? } else { vec![own] };
         Ok(all.into_iter().flatten().next())
     }
 
@@ -175,7 +188,7 @@ impl Trainer {
     /// Makes one step, or leaves it out.
     pub(super) fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Fault> {
         self.require_finite()?;
-        if self.progress.skipped.contains(self.progress.step + 1) {
+        if self.progress.skipped.contains(&(self.progress.step + 1)) {
             return Ok(self.pass_over("it was lost before"));
         }
         failpoint::pass("run.step").map_err(io_fault("train in", &self.dir))?;
@@ -184,10 +197,10 @@ impl Trainer {
         let mut assigned = self.assigner.assign(&step, &self.data.train, &self.recipe, self.model.config(), &self.ranks)?;
         if let Some(teacher) = &self.teacher {
             let softened = assigned.batches.iter_mut().try_for_each(|batch| teacher.soften(&mut self.model, batch, observer));
-            self.ranks.exchange("asking the teacher", softened)?;
+            self.ranks.world.agree("asking the teacher", softened)?;
         }
         let rate = learning_rate(&self.recipe.optimizer, self.progress.step, self.schedule.num_steps());
-        let mut callback = StepMeter { observer, stopwatch: None, memory: self.memory.as_mut() };
+        let mut callback = StepMeter { memory: self.memory.as_mut(), ..StepMeter::of(observer) };
         let mut train_step = TrainStep {
             recipe: &self.recipe,
             model: &self.model,
@@ -200,40 +213,24 @@ impl Trainer {
             Err(error) => {
                 let error = self.advised(error);
                 let why = error.to_string();
-                self.progress.skipped.leave_out(error, OnNonFinite::Skip, &self.recipe.train)?;
+                self.progress.leave_out(error, OnNonFinite::Skip, &self.recipe.train)?;
                 return Ok(self.pass_over(&why));
             }
         };
-        self.shard.exchange_updates(self.ranks.world(), &self.model)?;
+        self.shard.exchange_updates(&self.ranks.world, &self.model)?;
         self.is_finite.set(false);
         let epoch = self.schedule.epoch(self.progress.step);
         self.progress.step += 1;
-        self.progress.total_tokens += made.tokens as u64;
+        self.progress.total_tokens += made.tokens;
         let seconds = began.elapsed().as_secs_f64();
-        let slots = self.engine.engine().settings().policy_slots();
-        let of_policy = made.evicted.iter().zip(&slots).filter(|(_, slots)| slots.is_some()).map(|(layer, _)| *layer);
-        let evicted = of_policy.reduce(|sum, layer| sum + layer);
         Ok(StepMetrics {
             step: self.progress.step,
             epoch,
-            loss: Some(made.loss),
-            router_loss: made.router_loss,
-            accuracy: Some(made.correct as f64 / made.targets as f64),
-            grad_norm: Some(made.grad_norm),
-            learning_rate: Some(rate),
-            tokens: made.tokens as u64,
-            targets: made.targets as u64,
             total_tokens: self.progress.total_tokens,
-            replay_log: Some(made.replay_log),
-            evicted: evicted.and_then(|sums| sums.share()),
-            mean_stay: evicted.and_then(|sums| sums.mean_stay()),
-            evicted_by_layer: made.evicted.iter().filter_map(Evicted::share).collect(),
-            mean_stay_by_layer: made.evicted.iter().map(Evicted::mean_stay).collect(),
             seconds,
             tokens_per_second: made.tokens as f64 / seconds,
             peak_memory: made.peak_memory.max(peak_resident().0),
-            idle: made.idle,
-            ..StepMetrics::default()
+            ..made
         })
     }
 
@@ -257,7 +254,7 @@ impl Trainer {
         if error.kind() != FaultKind::OutOfMemory || self.recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat {
             return error;
         }
-        let recipe = Recipe { grad: self.engine.grad().clone(), ..self.recipe.clone() };
+        let recipe = Recipe { grad: self.engine.grad.clone(), ..self.recipe.clone() };
         match tiling::smaller(&recipe, self.model.config(), &self.data.train, self.machine, &self.planned) {
             Some(advice) => {
                 error.with_hint(format!("{advice}; or `grad.on_out_of_memory = \"retreat\"`, which finds one by trying"))
@@ -277,11 +274,11 @@ impl Trainer {
         self.require_finite()?;
         let Some(validation) = &self.data.validation else { return Ok(None) };
         let passed = failpoint::pass("run.validate").map_err(io_fault("validate in", &self.dir));
-        self.ranks.exchange("about to validate", passed)?;
+        self.ranks.world.agree("about to validate", passed)?;
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);
-        let engine = self.engine.engine();
-        let (model, world) = (&self.model, self.ranks.world());
+        let engine = &self.engine.engine;
+        let (model, world) = (&self.model, &self.ranks.world);
         let batches = eval::batches(validation, batch, options.max_batches);
         let scores = eval::score(engine, model, validation, &batches, world, observer)?;
         let answer = |answers: &ValidationAnswers| answers.answer(engine, model, world, &|| observer.wants_to_stop());

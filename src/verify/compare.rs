@@ -6,9 +6,8 @@ use tch::{Kind, Tensor};
 
 use super::Reference;
 use crate::data::Batch;
-use crate::engine::{Engine, MicroBatchContext, MicroBatchGradients, Silent};
+use crate::engine::MicroBatchGradients;
 use crate::head::SequenceLoss;
-use crate::model::Model;
 use crate::units::{Exit, Fault};
 
 /// The difference in one parameter.
@@ -56,11 +55,6 @@ impl Comparison {
         let all: Vec<f64> = self.matrices.iter().map(relative).chain([loss]).collect();
         let is_proof = whole > 0.0 && all.iter().all(|e| e.is_finite());
         if is_proof { all.into_iter().fold(0.0, f64::max) } else { f64::INFINITY }
-    }
-
-    /// The smallest cosine of all tested matrices.
-    pub fn smallest_cosine(&self) -> f64 {
-        self.matrices.iter().filter(|m| m.reference_norm > 0.0).map(|m| m.cosine).fold(1.0, f64::min)
     }
 
     /// Cosine and relative error of the whole gradient, all matrices taken as one vector.
@@ -114,13 +108,6 @@ impl Reference {
     pub fn compare(&self, ours: &MicroBatchGradients) -> Comparison {
         Comparison::new(&ours.losses, &ours.gradients, &self.sequences, &self.gradients)
     }
-}
-
-/// Runs a batch on both roads.
-pub fn compare(engine: &Engine, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Comparison, Fault> {
-    let ours = engine.gradients(model, batch, context, &mut Silent)?;
-    check_finite(batch, &ours.losses)?;
-    Ok(Reference::new(engine, model, batch, &ours.log, context)?.compare(&ours))
 }
 
 #[cfg(test)]

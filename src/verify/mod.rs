@@ -1,7 +1,6 @@
 //! The same gradient by another road: plain autograd through dense attention, masked by an independent walk over the replay log.
 
 mod compare;
-mod fit;
 #[cfg(test)]
 pub(crate) mod mutations;
 mod nearness;
@@ -14,9 +13,8 @@ mod tilings;
 mod waiting_weights;
 mod walk;
 
-pub use compare::{Comparison, MatrixError, check_finite, compare};
-pub use fit::fits_in_f64;
-pub use nearness::{ErrorBound, tolerance};
+pub use compare::{Comparison, MatrixError, check_finite};
+pub use nearness::{ErrorBound, fits_in_f64, tolerance};
 pub use proofs::{HeadTurn, Proofs, TilingProof, Verdict};
 pub use reference::Reference;
 pub use tilings::{Tiling, every_tiling};

@@ -1,7 +1,10 @@
-//! How near to the exact gradient one must come: to rounding, or as far as its stores round.
+//! How near to the exact gradient one must come: to rounding, or as far as its stores round; and whether f64 is to be had.
 
+use crate::data::Batch;
 use crate::engine::Settings;
+use crate::model::Model;
 use crate::recipe::{Dtype, StoreForm};
+use crate::report::memory::available;
 
 /// The relative error that the rounding of a proof in `dtype` explains.
 pub fn tolerance(dtype: Dtype) -> f64 {
@@ -35,9 +38,24 @@ impl ErrorBound {
             largest_error: a.largest_error.max(b.largest_error),
         })
     }
+}
 
-    /// Whether a gradient with this cosine and this error is near enough.
-    pub fn holds(&self, cosine: f64, error: f64) -> bool {
-        cosine >= self.smallest_cosine && error <= self.largest_error
-    }
+/// Whether weights and the reference's activations in f64 take at most half of the memory that is available.
+pub fn fits_in_f64(model: &Model, batch: &Batch) -> bool {
+    let config = model.config();
+    let tokens = batch.sequences.len() * batch.max_len();
+    // Per layer autograd keeps about a dozen tensors of the hidden width, six of the MLP's, and the attention's.
+    let per_token = config.num_layers()
+        * (14 * config.hidden_size
+            + 6 * config.intermediate_size()
+            + 6 * config.layers[0].attention.num_heads * config.layers[0].attention.head_dim);
+    let layer = 4 * config.hidden_size * config.hidden_size + 3 * config.hidden_size * config.intermediate_size();
+    let weights = config.num_layers() * layer + 2 * config.vocab_size * config.hidden_size;
+    // A block of 512 queries against all keys, a few times over.
+    let scores = 4 * batch.sequences.len() * config.layers[0].attention.num_heads * batch.max_len().min(512) * batch.max_len();
+    // Where all weights are trained: their gradients by either road, and logits that are differentiated as a whole.
+    let is_full = !model.head_parameters().is_empty();
+    let trained = if is_full { 2 * weights + 4 * batch.num_targets() * config.vocab_size } else { 0 };
+    let needed = 8 * (tokens * per_token + weights + scores + trained);
+    available().is_none_or(|available| needed as u64 <= available.0 / 2)
 }

@@ -12,17 +12,10 @@ pub struct Proofs<'a> {
     model: &'a Model,
     batch: &'a Batch,
     context: MicroBatchContext,
-    first: Option<First>,
+    /// What all tilings are compared with: the hash of the first one's replay log, and the reference.
+    first: Option<(String, Reference)>,
     /// Gradients of the first tiling whose stores do not round.
     exact: Option<MicroBatchGradients>,
-}
-
-/// What all tilings are compared with.
-#[derive(Debug)]
-struct First {
-    /// Hash of the replay log.
-    choices: String,
-    reference: Reference,
 }
 
 /// What was seen of one tiling.
@@ -113,9 +106,9 @@ impl<'a> Proofs<'a> {
         let choices = ours.log.hash();
         let first = match self.first.take() {
             Some(first) => first,
-            None => First { choices: choices.clone(), reference: Reference::new(engine, model, batch, &ours.log, context)? },
+            None => (choices.clone(), Reference::new(engine, model, batch, &ours.log, context)?),
         };
-        let first = self.first.insert(first);
+        let (first_choices, reference) = self.first.insert(first);
         let bound = ErrorBound::of_stores(engine.settings());
         let apart = self
             .exact
@@ -125,10 +118,10 @@ impl<'a> Proofs<'a> {
         let columns = engine.settings().plan(batch, context.chunk_sizes)?.columns;
         let widest = columns.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let found = TilingProof {
-            comparison: first.reference.compare(&ours),
+            comparison: reference.compare(&ours),
             apart,
             bound,
-            has_first_choices: choices == first.choices,
+            has_first_choices: choices == *first_choices,
             largest_cell: (engine.settings().layers_per_cell(), widest),
             cells: seen.cells,
             kept: seen.kept,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
-use super::walk;
+use super::departures;
 use crate::cache::{self, ReplayLog};
 use crate::data::Batch;
 use crate::engine::{Engine, MicroBatchContext, picks, soft_rows, soft_targets};
@@ -39,7 +39,7 @@ impl Reference {
     ) -> Result<Self, Fault> {
         let groups = model.config().num_kv_heads();
         // One layer at a time: what each slot held after each chunk is far larger than when each token left.
-        let gone = |layer| walk(log, layer, groups[layer]).map(|w| gone_tensor(&w.gone, model.device()));
+        let gone = |layer| departures(log, layer, groups[layer]).map(|gone| gone_tensor(&gone, model.device()));
         let mut attend = MaskedDense {
             gone: (0..model.config().num_layers()).map(gone).collect::<Result<_, _>>()?,
             chunk_t: chunks(log, model.device()),

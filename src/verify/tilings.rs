@@ -33,15 +33,6 @@ impl Tiling {
         Self { grad, ..self.clone() }
     }
 
-    fn waiting(&self, layer_checkpoints: StoreRecipe, undo_log: StoreRecipe) -> Self {
-        Self { grad: GradRecipe { layer_checkpoints, undo_log, ..self.grad.clone() }, ..self.clone() }
-    }
-
-    /// With the graphs of so many cells kept.
-    fn keeping(&self, cells: usize) -> Self {
-        Self { grad: GradRecipe { keep_graph: KeepGraph::of(cells), ..self.grad.clone() }, ..self.clone() }
-    }
-
     /// The same, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally wide.
     fn counted(&self, settings: &Settings, plan: &ChunkPlan) -> Self {
         let goes_on = |pair: &&[Range<usize>]| plan.sequences(&pair[0]) == plan.sequences(&pair[1]);
@@ -53,13 +44,9 @@ impl Tiling {
         Self { grad, ..self.clone() }
     }
 
-    /// With attention's outputs of the forward phase kept for the cells.
-    fn keeping_outputs(&self) -> Self {
-        Self { grad: GradRecipe { attention_outputs: AttentionOutputs::Keep, ..self.grad.clone() }, ..self.clone() }
-    }
-
-    fn rounds(&self) -> bool {
-        self.grad.rounds()
+    fn with(mut self, change: impl FnOnce(&mut GradRecipe)) -> Self {
+        change(&mut self.grad);
+        self
     }
 }
 
@@ -106,10 +93,10 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
     let overwrites = settings.slots(plan).iter().any(|&slots| slots < plan.len());
     let waiting = |shape: (usize, usize), [layer_checkpoints, undo_log]: [StoreRecipe; 2]| {
         let has_borders = shape.0 < num_layers;
-        own.shaped(shape.0, shape.1).waiting(
-            if has_borders { layer_checkpoints } else { PLAIN },
-            if overwrites { of_buffer(undo_log, settings.buffer()) } else { PLAIN },
-        )
+        own.shaped(shape.0, shape.1).with(|grad| {
+            grad.layer_checkpoints = if has_borders { layer_checkpoints } else { PLAIN };
+            grad.undo_log = if overwrites { of_buffer(undo_log, settings.buffer()) } else { PLAIN };
+        })
     };
     all.extend(STORES.iter().map(|&stores| waiting(several, stores)));
     all.extend(STORES_OF_ONE_BAND.iter().map(|&stores| waiting(one_band, stores)));
@@ -117,13 +104,13 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
     for shape in [several, one_band] {
         let all_cells = num_columns * num_layers.div_ceil(shape.0);
         let counts = sizes([1, num_columns - 1, num_columns + 1, all_cells], all_cells);
-        all.extend(counts.into_iter().map(|cells| own.shaped(shape.0, shape.1).keeping(cells)));
-        all.extend(
-            [own.shaped(shape.0, shape.1), own.shaped(shape.0, shape.1).keeping(1)].map(|tiling| tiling.keeping_outputs()),
-        );
+        let keeping = |cells| own.shaped(shape.0, shape.1).with(|grad| grad.keep_graph = KeepGraph::of(cells));
+        all.extend(counts.into_iter().map(keeping));
+        let outputs = |tiling: Tiling| tiling.with(|grad| grad.attention_outputs = AttentionOutputs::Keep);
+        all.extend([own.shaped(shape.0, shape.1), keeping(1)].map(outputs));
     }
     // What is exact comes before what rounds: the sort is stable.
-    all[1..].sort_by_key(Tiling::rounds);
+    all[1..].sort_by_key(|tiling| tiling.grad.rounds());
     let mut all = distinct(all);
     all[0].clone_from(own);
     all

@@ -2,7 +2,7 @@
 
 use tch::TchError;
 
-use crate::cache::{ChunkSpan, HeadBudgets, ReplayLog, Victims};
+use crate::cache::{ChunkSpan, HeadBudgets, ReplayLog};
 use crate::units::{Exit, Fault};
 
 /// What the walk over one layer found.
@@ -17,16 +17,10 @@ pub struct LayerWalk {
 
 const STAYS: i64 = i64::MAX;
 
-/// The first query that does not see a token any more, by sequence, KV head and position.
-type GoneByHead = Vec<Vec<Vec<i64>>>;
-
-/// Sees what each sequence and head holds after a chunk.
-type Show<'a> = dyn FnMut(&ChunkSpan, &[Vec<Vec<i64>>]) + 'a;
-
 /// Walks over the choices of one layer with `groups` KV heads.
 pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, Fault> {
     let mut held: Vec<Vec<Vec<Vec<i64>>>> = Vec::new();
-    let gone = follow(log, layer, groups, &mut |span, slots| {
+    let gone = follow(log, layer, groups, |span, slots| {
         held.truncate(span.chunk.0);
         held.push(slots.to_vec());
     })?;
@@ -34,8 +28,8 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, F
 }
 
 /// `gone` of [`LayerWalk`] alone: what is held in between would fill the memory where sequences are long.
-pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<GoneByHead, Fault> {
-    follow(log, layer, groups, &mut |_, _| {})
+pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<Vec<Vec<Vec<i64>>>, Fault> {
+    follow(log, layer, groups, |_, _| {})
 }
 
 /// How many further tokens each token of a head was kept for, from the first query that does not see it; `None` where it is kept to the end.
@@ -45,7 +39,12 @@ pub fn stays(gone: &[i64]) -> impl Iterator<Item = Option<usize>> + '_ {
 }
 
 /// Walks, and shows what each sequence and head holds after each chunk.
-fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> Result<GoneByHead, Fault> {
+fn follow(
+    log: &ReplayLog,
+    layer: usize,
+    groups: usize,
+    mut show: impl FnMut(&ChunkSpan, &[Vec<Vec<i64>>]),
+) -> Result<Vec<Vec<Vec<i64>>>, Fault> {
     let (mut capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, ChunkSpan::num_sequences));
     let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
     let mut slots = vec![vec![Vec::<i64>::new(); groups]; batch];
@@ -60,7 +59,8 @@ fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> 
         for b in 0..span.num_sequences() {
             for g in 0..groups {
                 let impossible = |what: String| impossible(layer, span.index, &what);
-                let leaving = of_head(victims, b, g).map_err(|e| impossible(e.to_string()))?;
+                let leaving = victims.map_or(Ok(Vec::new()), |victims| victims.of_head(b, g));
+                let leaving = leaving.map_err(|e: TchError| impossible(e.to_string()))?;
                 step(&mut slots[b][g], &mut gone[b][g], span, b, capacity, &leaving).map_err(impossible)?;
             }
         }
@@ -88,13 +88,6 @@ fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], quota: &HeadB
         }
     }
     Ok(())
-}
-
-fn of_head(victims: Option<&Victims>, sequence: usize, head: usize) -> Result<Vec<i64>, TchError> {
-    match victims {
-        None => Ok(Vec::new()),
-        Some(victims) => victims.of_head(sequence, head),
-    }
 }
 
 /// One chunk, one sequence, one head: the sequence's own victims leave, the region's survivors move into the holes, candidates that the sequence

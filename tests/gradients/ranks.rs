@@ -11,7 +11,7 @@ use kvtune::dist::{Launched, ProcessGroup};
 use kvtune::engine::{ChunkKey, Event, MicroBatchContext, Observer, Silent};
 use kvtune::optim::Optimizer;
 use kvtune::recipe::Recipe;
-use kvtune::train::{FallbackEngine, MicroBatchAssignment, RunRanks, StepCallback, TrainStep};
+use kvtune::train::{FallbackEngine, MicroBatchAssignment, RunRanks, StepMeter, TrainStep};
 use kvtune::units::{Bytes, Fault};
 use kvtune::verify::{Comparison, Reference};
 use tch::Tensor;
@@ -50,8 +50,6 @@ struct Watch;
 impl Observer for Watch {
     fn observe(&mut self, _: Event) {}
 }
-
-impl StepCallback for Watch {}
 
 /// Does `work` as each of two ranks, which are threads; what came of it, by rank.
 fn as_two<T: Send>(work: impl Fn(Rc<ProcessGroup>) -> T + Sync) -> Vec<T> {
@@ -100,7 +98,7 @@ fn shared(case: &Case, world: Rc<ProcessGroup>, targets: usize) -> (f64, BTreeMa
     let mut learner = TrainStep { recipe: &recipe, model: &model, engine: &mut engine, optimizer: &mut kept, ranks: &ranks };
     let share =
         MicroBatchAssignment { batches: vec![support::single(case, rank)], indices: vec![rank], micro_batches: 2, targets };
-    let loss = learner.step(&share, STEP, 1.0, &mut Watch).unwrap().loss;
+    let loss = learner.step(&share, STEP, 1.0, &mut StepMeter::of(&mut Watch)).unwrap().loss.unwrap();
     (loss, kept.0.into_iter().collect())
 }
 

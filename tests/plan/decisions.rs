@@ -7,7 +7,7 @@ use kvtune::recipe::{CacheRecipe, GradRecipe, OpenKey, Recipe, StoreForm, StoreP
 use kvtune::units::{Bytes, Exit, Fault};
 use proptest::prelude::*;
 use serde_json::json;
-use tch::{Device, Kind};
+use tch::Device;
 
 const MIB: u64 = 1 << 20;
 
@@ -50,8 +50,7 @@ fn planner<'a>(
     batch: &'a Batch,
     machine: Machine,
 ) -> Planner<'a> {
-    let (optimizer, offload) = (&recipe.optimizer, recipe.train.offload);
-    Planner { config, kv, trained, optimizer, offload, kind: Kind::Float, batch, micro_batches: 1, is_distilled: false, machine }
+    Planner { recipe, config, kv, trained, batch, machine }
 }
 
 /// What is decided for so many tokens, with so many MiB of memory.

@@ -2,12 +2,11 @@
 
 use kvtune::cache;
 use kvtune::recipe::{BufferKind, PolicyRecipe, Storage};
-use kvtune::verify::compare;
 
 use super::scenes::scenes;
 use super::shelf::{self, EXAMPLE};
 use super::simulated::check;
-use crate::support::case::{Case, EXACT, PLAIN};
+use crate::support::case::{Case, EXACT, PLAIN, compare};
 use crate::support::{batch, context, engine_with, model, settings};
 
 /// What the guide's policy keeps, as its line in the registry says.

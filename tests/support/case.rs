@@ -1,9 +1,12 @@
 //! One line of a proof's table: everything that a loss and its gradient may depend on.
 
 use kvtune::cache;
-use kvtune::engine::Silent;
+use kvtune::data::Batch;
+use kvtune::engine::{Engine, MicroBatchContext, Silent};
+use kvtune::model::Model;
 use kvtune::recipe::{AttentionOutputs, BufferKind, Chunking, PolicyRecipe, Storage, StoreForm, StorePlace, StoreRecipe};
-use kvtune::verify::{Comparison, compare};
+use kvtune::units::Fault;
+use kvtune::verify::{Comparison, Reference, check_finite};
 use tch::{Device, Kind, Tensor};
 
 use super::policies::registered;
@@ -259,6 +262,13 @@ pub fn registered_policies() -> Vec<Case> {
 pub const EXACT: f64 = 1e-12;
 /// The bound of exactness in f32.
 pub const EXACT_F32: f64 = 2e-5;
+
+/// Runs a batch on both roads.
+pub fn compare(engine: &Engine, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Comparison, Fault> {
+    let ours = engine.gradients(model, batch, context, &mut Silent)?;
+    check_finite(batch, &ours.losses)?;
+    Ok(Reference::new(engine, model, batch, &ours.log, context)?.compare(&ours))
+}
 
 /// Runs a case on both roads.
 pub fn run(case: &Case) -> Comparison {

@@ -32,7 +32,7 @@ fn meet(joining: Joining, wanted: Wanted) -> Result<Vec<DoctorCheck>, Fault> {
         return Ok(Vec::new());
     };
     let begin = Instant::now();
-    let mut world = ProcessGroup::join(&launch, joining.timeout())?;
+    let mut world = ProcessGroup::join(&launch, joining.dist_timeout)?;
     let met = Seconds(begin.elapsed().as_secs_f64());
     let by_gloo = time_of_sums(&world, SUMMED, Device::Cpu)?;
     let has_gpu = wanted != Wanted::Cpu && Cuda::is_available();

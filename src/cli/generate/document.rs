@@ -1,23 +1,21 @@
 //! `--save-session` and `--session`: a document is read once, and asked many times.
 
-use crate::generation::rotates_by_length;
 use std::path::Path;
 
-use super::prompts::Prompt;
 use super::{Ending, LoadedModel};
-use crate::generation::{Request, SavedSession};
+use crate::generation::{Request, SavedSession, rotates_by_length};
 use crate::report::console;
 use crate::units::Fault;
 
 /// Reads the only prompt, and keeps what has been read.
-pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Prompt]) -> Result<Ending, Fault> {
+pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Vec<u32>]) -> Result<Ending, Fault> {
     let [prompt] = prompts else {
         let message = format!("`--save-session` takes one prompt, found {}", prompts.len());
         return Err(Fault::usage(message, "give one `--prompt`, `--prompt-file` or `--prompt-tokens`"));
     };
-    let session = used.generator(1).read(&prompt.ids)?;
-    SavedSession::write(path, &session, &prompt.ids, &used.identity()?)?;
-    console::note(&format!("{} tokens read; the session is in `{}`", prompt.ids.len(), path.display()));
+    let session = used.generator(1).read(prompt)?;
+    SavedSession::write(path, &session, prompt, &used.identity()?)?;
+    console::note(&format!("{} tokens read; the session is in `{}`", prompt.len(), path.display()));
     Ok(Ending::Done)
 }
 

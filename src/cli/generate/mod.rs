@@ -65,7 +65,7 @@ impl Generate {
         let document = self.session.as_deref().map(|path| document::open(&used, path)).transpose()?;
         let (samples, num_texts) = (usize::from(self.n), prompts.len() * usize::from(self.n));
         let requests = prompts.into_iter().map(|prompt| {
-            let request = Request { samples, ..Request::new(prompt.ids, rules.clone()) };
+            let request = Request { samples, ..Request::new(prompt, rules.clone()) };
             document.iter().try_fold(request, |request, saved| document::go_on(saved, request))
         });
         let generator = used.generator(usize::from(self.batch).min(num_texts));

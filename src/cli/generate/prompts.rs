@@ -31,19 +31,15 @@ pub(super) struct Prompts {
     messages: Vec<PathBuf>,
 }
 
-pub(super) struct Prompt {
-    pub(super) ids: Vec<u32>,
-}
-
 impl Prompts {
-    /// All prompts: texts, then files, then tokens, then conversations. At the beginning of a sequence a text has the tokens that a
+    /// The tokens of all prompts: texts, then files, then tokens, then conversations. At the beginning of a sequence a text has the tokens that a
     /// tokenizer puts there.
     pub(super) fn read(
         &self,
         used: &LoadedModel,
         template: &TemplateArguments,
         is_beginning: bool,
-    ) -> Result<Vec<Prompt>, Fault> {
+    ) -> Result<Vec<Vec<u32>>, Fault> {
         let tokenizer = used.tokenizer.as_ref();
         let mut texts = self.prompt.clone();
         for path in &self.prompt_file {
@@ -57,16 +53,15 @@ impl Prompts {
                     "give token ids with `--prompt-tokens 1,2,3`",
                 )
             })?;
-            let ids = if is_beginning { tokenizer.encode_prompt(&text)? } else { tokenizer.encode(&text)? };
-            all.push(Prompt { ids });
+            all.push(if is_beginning { tokenizer.encode_prompt(&text)? } else { tokenizer.encode(&text)? });
         }
         for list in &self.prompt_tokens {
-            all.push(Prompt { ids: tokens_of(list)? });
+            all.push(tokens_of(list)?);
         }
         if !self.messages.is_empty() {
             let reader = template.reader(used)?;
             for path in &self.messages {
-                all.push(Prompt { ids: reader.read(path)? });
+                all.push(reader.read(path)?);
             }
         }
         Ok(all)

@@ -105,7 +105,8 @@ impl WrittenTexts {
         self.print_ended()?;
         if let Some(first) = read {
             let (whole, first) = (begin.elapsed().as_secs_f64(), first.as_secs_f64());
-            let (prompt, new) = (counted(self.num_read(), "token"), self.num_written());
+            let prompts = self.texts.iter().filter(|text| text.sample == 0).map(|text| text.prompt_tokens);
+            let (prompt, new) = (counted(prompts.sum(), "token"), self.texts.iter().map(|text| text.ids.len()).sum::<usize>());
             let speed = new as f64 / (whole - first).max(1e-9);
             console::note(&format!("{prompt} read, the first prompt in {first:.2} s; {new} written, {speed:.1} per second"));
         }
@@ -114,14 +115,6 @@ impl WrittenTexts {
             (None, Some(error)) => Err(error),
             (None, None) => Ok(Ending::Done),
         }
-    }
-
-    fn num_read(&self) -> usize {
-        self.texts.iter().filter(|text| text.sample == 0).map(|text| text.prompt_tokens).sum()
-    }
-
-    fn num_written(&self) -> usize {
-        self.texts.iter().map(|text| text.ids.len()).sum()
     }
 
     fn submit(&mut self, generator: &mut Generator<'_>, request: Request) {

@@ -17,11 +17,11 @@ use crate::units::Fault;
 /// Runs the prompt of the file in `dir` with the model there, or with the adapter there beside its base.
 pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(), Fault> {
     let file = PolicyFile::read(dir)?;
-    let (rope_scaling, dtype) = file.model_settings(dir)?;
+    let of_file = file.to_recipe(dir, Path::new("."), &[])?.model;
     let is_adapter = crate::checkpoint::holds(dir) == Some(Weights::Adapter);
     let model_dir = if is_adapter { base_of(dir, base)? } else { dir.to_owned() };
-    let source = ModelSource { dir: &model_dir, rope_scaling: rope_scaling.as_ref(), quantize: None };
-    let mut model = Model::load(source, dtype, device)?;
+    let source = ModelSource { dir: &model_dir, rope_scaling: of_file.rope_scaling.as_ref(), quantize: None };
+    let mut model = Model::load(source, of_file.dtype, device)?;
     if is_adapter {
         file.check_base(dir, &model_dir, model.config())?;
         let classes = Adapter::classes_of(dir, model.config().clone())?.num_classes;

@@ -12,9 +12,6 @@ use crate::report::table::Table;
 use crate::units::{Bytes, Fault, Seconds};
 use crate::verify::{HeadTurn, Proofs, Tiling, TilingProof, Verdict, every_tiling};
 
-/// Makes the engine of a recipe.
-type EngineOf<'a> = &'a dyn Fn(&Recipe) -> Result<Engine, Fault>;
-
 /// A tiling and what was found.
 struct Proved {
     recipe: Recipe,
@@ -25,8 +22,13 @@ struct Proved {
     verdict: Verdict,
 }
 
-/// Proves the recipe's own tiling and all others, prints a line for each, and fails where one is not what it should be.
-pub(super) fn prove(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &ProofSubject<'_>) -> Result<(), Fault> {
+/// Proves the recipe's own tiling and all others, prints a line for each, and fails where one is not what it should be. `engine_of` makes the
+/// engine of a recipe.
+pub(super) fn prove(
+    recipe: &Recipe,
+    engine_of: impl Fn(&Recipe) -> Result<Engine, Fault>,
+    subject: &ProofSubject<'_>,
+) -> Result<(), Fault> {
     let own = engine_of(recipe)?;
     let plan = own.settings().plan(subject.batch, subject.context.chunk_sizes)?;
     let tiling = Tiling { kv_cache: recipe.kv_cache.clone(), grad: recipe.grad.clone() };

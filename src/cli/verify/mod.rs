@@ -87,7 +87,7 @@ impl Verify {
         let model = if recipe.model.dtype == dtype { model } else { proof_model(&recipe, dtype, device)? };
         let subject = ProofSubject { model: &model, batch: &batch, context, dtype };
         if self.every_tiling {
-            return every_tiling::prove(&recipe, &engine_of, &subject);
+            return every_tiling::prove(&recipe, engine_of, &subject);
         }
         let found = Proofs::new(&model, &batch, context).prove(&engine)?;
         subject.tell(&found, &engine.settings().inexact_stores())

@@ -1,9 +1,7 @@
 //! A map of coloured cells: a row for each of several things, in groups, over a common axis, as SVG.
 
-use super::ink::{Ink, Words};
-use super::svg::Svg;
+use super::svg::{Ink, Rgb, Svg, Tiles, Words};
 use super::ticks::{in_short, ticks};
-use super::tiles::{Rgb, Tiles};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColourRow {
@@ -207,7 +205,7 @@ mod tests {
         let (width, height) = map.size(&map.layout());
         // Cell 4 of the first row.
         let tiles = map.tiles(&map.layout());
-        assert!(tiles.paths[&[200, 4, 10]].starts_with("M480 0h120v"), "{:?}", tiles.paths);
+        assert!(tiles.0[&[200, 4, 10]].starts_with("M480 0h120v"), "{:?}", tiles.0);
         let svg = map.to_svg("m");
         assert!(svg.contains(&format!("viewBox=\"0 0 {width} {height}\"")), "{}", &svg[..300]);
         assert!(

@@ -1,7 +1,6 @@
 //! Curves over a common axis, as SVG.
 
-use super::ink::{Ink, Words};
-use super::svg::Svg;
+use super::svg::{Ink, Svg, Words};
 use super::ticks::{in_short, range, share, ticks};
 
 #[derive(Clone, Debug, Default, PartialEq)]

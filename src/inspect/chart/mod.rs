@@ -2,14 +2,12 @@
 
 mod colour_map;
 mod curve;
-mod ink;
 mod svg;
 mod terminal;
 mod ticks;
-mod tiles;
 
 pub use colour_map::{ColourMap, ColourRow, ColourScale, MOST_CELLS};
 pub(crate) use curve::{Curve, CurveChart, legend_mark};
+pub use svg::Rgb;
 pub(crate) use svg::escape;
 pub use terminal::in_terminal;
-pub use tiles::Rgb;

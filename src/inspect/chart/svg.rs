@@ -1,9 +1,7 @@
 //! An SVG picture, element by element. Colours are attributes and classes: alone it has those of paper; a page's style may have others.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
-
-use super::ink::{Ink, Words};
-use super::tiles::Tiles;
 
 /// A text as it stands in HTML, SVG or an attribute of either. Control characters, which XML knows no way to write, become visible.
 pub(crate) fn escape(text: &str) -> String {
@@ -23,6 +21,68 @@ pub(crate) fn escape(text: &str) -> String {
         }
     }
     out
+}
+
+/// A colour on white paper, and the class by which a page may give it another one.
+#[derive(Clone, Copy)]
+pub(super) struct Ink {
+    colour: &'static str,
+    class: &'static str,
+}
+
+impl Ink {
+    pub(super) const TEXT: Self = Self { colour: "#1f2328", class: "ink" };
+    pub(super) const MUTED: Self = Self { colour: "#59636e", class: "muted" };
+    pub(super) const GRID: Self = Self { colour: "#e4e8ec", class: "grid" };
+    pub(super) const PAPER: Self = Self { colour: "#ffffff", class: "paper" };
+    pub(super) const BORDER: Self = Self { colour: "#d1d9e0", class: "border" };
+
+    /// The attributes of SVG; `paint` is what gets the colour.
+    pub(super) fn attributes(self, paint: &str) -> String {
+        let Self { colour, class } = self;
+        format!("{paint}=\"{colour}\" class=\"{class}\"")
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Words {
+    pub(super) size: f64,
+    pub(super) ink: Ink,
+    /// Where the text lies beside its point, as SVG's `text-anchor`.
+    pub(super) anchor: &'static str,
+    pub(super) is_bold: bool,
+}
+
+impl Words {
+    /// Plain words from their start on.
+    pub(super) fn new(size: f64, ink: Ink) -> Self {
+        Self { size, ink, anchor: "start", is_bold: false }
+    }
+
+    pub(super) fn centred(self) -> Self {
+        Self { anchor: "middle", ..self }
+    }
+
+    pub(super) fn at_end(self) -> Self {
+        Self { anchor: "end", ..self }
+    }
+
+    pub(super) fn bold(self) -> Self {
+        Self { is_bold: true, ..self }
+    }
+}
+
+/// A colour: red, green and blue.
+pub type Rgb = [u8; 3];
+
+/// Coloured rectangles of whole pixels: one path for each colour.
+#[derive(Default)]
+pub(super) struct Tiles(pub(super) BTreeMap<Rgb, String>);
+
+impl Tiles {
+    pub(super) fn fill(&mut self, x: usize, y: usize, width: usize, height: usize, colour: Rgb) {
+        let _ = write!(self.0.entry(colour).or_default(), "M{x} {y}h{width}v{height}h-{width}z");
+    }
 }
 
 pub(super) struct Svg {
@@ -70,7 +130,7 @@ impl Svg {
 
     /// Rectangles from a corner on, without seams where a page scales them.
     pub(super) fn tiles(&mut self, x: f64, y: f64, tiles: &Tiles) {
-        for ([r, g, b], path) in &tiles.paths {
+        for ([r, g, b], path) in &tiles.0 {
             let at = format!("transform=\"translate({x:.1} {y:.1})\" shape-rendering=\"crispEdges\"");
             self.element("path", &format!("{at} fill=\"#{r:02x}{g:02x}{b:02x}\" d=\"{path}\""));
         }

@@ -21,14 +21,6 @@ pub struct MicroBatchAssignment {
     pub targets: usize,
 }
 
-impl MicroBatchAssignment {
-    /// All micro-batches of a step, for one rank alone.
-    pub fn whole(batches: Vec<Batch>) -> Self {
-        let (micro_batches, targets) = (batches.len(), batches.iter().map(Batch::num_targets).sum());
-        Self { batches, indices: (0..micro_batches).collect(), micro_batches, targets }
-    }
-}
-
 /// Assigns the micro-batches of steps to ranks by what they take, the same on every rank.
 #[derive(Debug)]
 pub(in crate::train) struct MicroBatchAssigner {
@@ -54,7 +46,7 @@ impl MicroBatchAssigner {
         config: &ModelConfig,
         ranks: &RunRanks,
     ) -> Result<MicroBatchAssignment, Fault> {
-        let world = ranks.world();
+        let world = &ranks.world;
         let read = || {
             let weigh = |samples: &Vec<usize>| self.weight(samples, data, recipe, config);
             // Alone there is nothing to weigh.
@@ -68,7 +60,7 @@ impl MicroBatchAssigner {
             (indices, batches) = read;
             batches.iter().map(Batch::num_targets).sum::<usize>()
         });
-        let targets = ranks.exchange("reading a step's samples", made)?.into_iter().sum();
+        let targets = ranks.world.agree("reading a step's samples", made)?.into_iter().sum();
         Ok(MicroBatchAssignment { batches, indices, micro_batches: step.len(), targets })
     }
 

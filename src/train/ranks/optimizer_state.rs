@@ -70,20 +70,20 @@ impl ShardedOptimizerState {
         write: impl FnOnce(&dyn StateInTurn) -> Result<T, Fault>,
     ) -> Result<Option<T>, Fault> {
         if !self.are_several() {
-            return ranks.first("saving", || write(&own));
+            return ranks.world.first("saving", || write(&own));
         }
-        let heads = ranks.exchange("about to write", own.heads().map_err(not_saved))?;
+        let heads = ranks.world.agree("about to write", own.heads().map_err(not_saved))?;
         let of_rank = |(rank, heads): (usize, Vec<TensorHead>)| heads.into_iter().map(move |head| (rank, head));
         let mut tensors: Vec<(usize, TensorHead)> = heads.into_iter().enumerate().flat_map(of_rank).collect();
         // What all have alike is the first one's.
         tensors.retain(|(rank, head)| *rank == 0 || self.owner(&head.name).is_some());
-        let state = GatheredState { world: ranks.world(), own, tensors };
-        if !ranks.is_first() {
+        let state = GatheredState { world: &ranks.world, own, tensors };
+        if !ranks.world.is_first() {
             while let Some(index) = state.asked(None)? {
                 drop(state.bring(index)?);
             }
         }
-        ranks.first("saving", || {
+        ranks.world.first("saving", || {
             let written = write(&state);
             // Also where that has failed the others need not wait.
             let ended = state.asked(None);

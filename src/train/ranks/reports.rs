@@ -1,5 +1,7 @@
 //! What the ranks tell each other of a step, and what comes of it: the same on every rank, and in the order of one alone.
 
+use std::ops::Add;
+
 use serde::{Deserialize, Serialize};
 
 use super::super::evicted::evicted_by_layer;
@@ -9,6 +11,7 @@ use crate::data::Batch;
 use crate::engine::MicroBatchGradients;
 use crate::files;
 use crate::report::evicted::Evicted;
+use crate::report::metrics::StepMetrics;
 use crate::units::Fault;
 
 /// A rank's micro-batches of a step.
@@ -57,90 +60,53 @@ impl MicroBatchReport {
     }
 }
 
-/// What a step came to.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepOutcome {
-    /// Mean loss, nats per target.
-    pub loss: f64,
-    /// The routers' load-balance loss, before its weight, as the mean of the micro-batches; `None` where it has none.
-    pub router_loss: Option<f64>,
-    pub targets: usize,
-    pub tokens: usize,
-    /// Targets that the model would have chosen.
-    pub correct: usize,
-    /// Norm of the gradient before it was clipped.
-    pub grad_norm: f64,
-    /// Hash of the choices, those of the micro-batches in their order.
-    pub replay_log: String,
-    /// What each layer has evicted.
-    pub evicted: Vec<Evicted>,
-    /// The largest peak of a rank's memory by then, bytes.
-    pub peak_memory: u64,
-    /// The part of their time that ranks have waited for the slowest; `None` for one alone.
-    pub idle: Option<f64>,
+/// The micro-batches of all ranks, in their order.
+fn micro_batches(ranks: &[RankReport]) -> Vec<&MicroBatchReport> {
+    let mut all: Vec<_> = ranks.iter().flat_map(|rank| &rank.micro_batches).collect();
+    all.sort_by_key(|micro_batch| micro_batch.index);
+    all
 }
 
-pub(in crate::train) struct StepReports {
-    ranks: Vec<RankReport>,
+/// The losses of all targets of a step together.
+pub(in crate::train) fn loss_sum(ranks: &[RankReport]) -> f64 {
+    micro_batches(ranks).into_iter().map(|micro_batch| f64::from_bits(micro_batch.loss)).sum()
 }
 
-impl StepReports {
-    pub(in crate::train) fn new(ranks: Vec<RankReport>) -> Self {
-        Self { ranks }
-    }
+/// The samples whose loss is not finite, else all.
+pub(in crate::train) fn suspects(ranks: &[RankReport]) -> Vec<u64> {
+    let all = micro_batches(ranks);
+    let suspects: Vec<u64> = all.iter().flat_map(|micro_batch| micro_batch.suspects.clone()).collect();
+    if suspects.is_empty() { all.iter().flat_map(|micro_batch| micro_batch.samples.clone()).collect() } else { suspects }
+}
 
-    fn micro_batches(&self) -> Vec<&MicroBatchReport> {
-        let mut all: Vec<_> = self.ranks.iter().flat_map(|rank| &rank.micro_batches).collect();
-        all.sort_by_key(|micro_batch| micro_batch.index);
-        all
-    }
-
-    pub(in crate::train) fn loss_sum(&self) -> f64 {
-        self.micro_batches().into_iter().map(|micro_batch| f64::from_bits(micro_batch.loss)).sum()
-    }
-
-    /// The samples whose loss is not finite, else all.
-    pub(in crate::train) fn suspects(&self) -> Vec<u64> {
-        let all = self.micro_batches();
-        let suspects: Vec<u64> = all.iter().flat_map(|micro_batch| micro_batch.suspects.clone()).collect();
-        if suspects.is_empty() { all.iter().flat_map(|micro_batch| micro_batch.samples.clone()).collect() } else { suspects }
-    }
-
-    pub(in crate::train) fn asked(&self) -> impl Iterator<Item = Asked> {
-        self.ranks.iter().map(|rank| rank.asked)
-    }
-
-    /// The smallest cells of any rank.
-    pub(in crate::train) fn furthest_fallback(&self) -> Option<OomFallback> {
-        self.ranks.iter().map(|rank| rank.fallback).min()
-    }
-
-    /// What the step came to, which has so many targets.
-    pub(in crate::train) fn outcome(&self, targets: usize) -> StepOutcome {
-        let all = self.micro_batches();
-        let mean = |sum: f64, bits: u64| sum + f64::from_bits(bits) / all.len() as f64;
-        let router_loss = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
-        let logs: Vec<&String> = all.iter().map(|micro_batch| &micro_batch.replay_log).collect();
-        let by_layer = all.iter().map(|micro_batch| micro_batch.evicted.clone());
-        let sum = |a: Vec<Evicted>, b: Vec<Evicted>| a.into_iter().zip(b).map(|(a, b)| a + b).collect();
-        StepOutcome {
-            loss: self.loss_sum() / targets as f64,
-            router_loss: router_loss.fold(None, |sum, bits| Some(mean(sum.unwrap_or(0.0), bits))),
-            targets,
-            tokens: all.iter().map(|micro_batch| micro_batch.tokens).sum(),
-            correct: all.iter().map(|micro_batch| micro_batch.correct).sum(),
-            grad_norm: 0.0,
-            // As many digits as tell the steps of any run apart.
-            replay_log: files::hash_parts(&logs)[..16].to_owned(),
-            evicted: by_layer.reduce(sum).unwrap_or_default(),
-            peak_memory: self.ranks.iter().map(|rank| rank.peak_memory).max().unwrap_or(0),
-            idle: self.idle(),
-        }
-    }
-
-    fn idle(&self) -> Option<f64> {
-        let slowest = self.ranks.iter().map(|rank| rank.seconds).fold(0.0, f64::max);
-        let busy: f64 = self.ranks.iter().map(|rank| rank.seconds).sum();
-        (self.ranks.len() > 1 && slowest > 0.0).then(|| 1.0 - busy / (slowest * self.ranks.len() as f64))
+/// The figures of a step that has so many targets, but for those of its update and its time. Layers that have `slots` are the policy's.
+pub(in crate::train) fn metrics_of(ranks: &[RankReport], targets: usize, slots: &[Option<usize>]) -> StepMetrics {
+    let all = micro_batches(ranks);
+    let mean = |sum: f64, bits: u64| sum + f64::from_bits(bits) / all.len() as f64;
+    let router_loss = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
+    let logs: Vec<&String> = all.iter().map(|micro_batch| &micro_batch.replay_log).collect();
+    let by_layer = all.iter().map(|micro_batch| micro_batch.evicted.clone());
+    let sum = |a: Vec<Evicted>, b: Vec<Evicted>| a.into_iter().zip(b).map(|(a, b)| a + b).collect();
+    let by_layer = by_layer.reduce(sum).unwrap_or_default();
+    let of_policy = by_layer.iter().zip(slots).filter(|(_, slots)| slots.is_some()).map(|(layer, _)| *layer);
+    let evicted = of_policy.reduce(Add::add);
+    let correct: usize = all.iter().map(|micro_batch| micro_batch.correct).sum();
+    let slowest = ranks.iter().map(|rank| rank.seconds).fold(0.0, f64::max);
+    let busy: f64 = ranks.iter().map(|rank| rank.seconds).sum();
+    StepMetrics {
+        loss: Some(loss_sum(ranks) / targets as f64),
+        router_loss: router_loss.fold(None, |sum, bits| Some(mean(sum.unwrap_or(0.0), bits))),
+        accuracy: Some(correct as f64 / targets as f64),
+        tokens: all.iter().map(|micro_batch| micro_batch.tokens as u64).sum(),
+        targets: targets as u64,
+        // As many digits as tell the steps of any run apart.
+        replay_log: Some(files::hash_parts(&logs)[..16].to_owned()),
+        evicted: evicted.and_then(|sums| sums.share()),
+        mean_stay: evicted.and_then(|sums| sums.mean_stay()),
+        evicted_by_layer: by_layer.iter().filter_map(Evicted::share).collect(),
+        mean_stay_by_layer: by_layer.iter().map(Evicted::mean_stay).collect(),
+        peak_memory: ranks.iter().map(|rank| rank.peak_memory).max().unwrap_or(0),
+        idle: (ranks.len() > 1 && slowest > 0.0).then(|| 1.0 - busy / (slowest * ranks.len() as f64)),
+        ..StepMetrics::default()
     }
 }

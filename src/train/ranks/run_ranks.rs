@@ -13,7 +13,7 @@ use crate::units::Fault;
 /// The ranks that make a run's steps together, and its signals. One rank hears them when it looks; several agree on them once a step, so
 /// that all take the same way.
 pub struct RunRanks {
-    world: Rc<ProcessGroup>,
+    pub(in crate::train) world: Rc<ProcessGroup>,
     interrupt: Interrupt,
     /// What all have agreed on, where there are several.
     agreed: Cell<Asked>,
@@ -35,16 +35,8 @@ impl RunRanks {
         Self::new(world, Interrupt::default())
     }
 
-    pub(in crate::train) fn world(&self) -> &ProcessGroup {
-        &self.world
-    }
-
     pub(in crate::train) fn are_several(&self) -> bool {
         self.world.size() > 1
-    }
-
-    pub(in crate::train) fn is_first(&self) -> bool {
-        self.world.is_first()
     }
 
     /// What was asked of this rank alone, to be told to all.
@@ -61,7 +53,7 @@ impl RunRanks {
 
     /// Agrees on what was asked outside of a step; all ranks call it.
     pub(in crate::train) fn listen(&self) -> Result<(), Fault> {
-        let heard = self.exchange("looking for signals", Ok(self.heard()))?;
+        let heard = self.world.agree("looking for signals", Ok(self.heard()))?;
         self.agree(heard.into_iter());
         Ok(())
     }
@@ -83,23 +75,6 @@ impl RunRanks {
         let agreed = self.agreed.get();
         self.agreed.set(Asked { save: false, ..agreed });
         agreed.save
-    }
-
-    /// [`ProcessGroup::agree`] of what a run makes.
-    pub(in crate::train) fn exchange<T>(&self, at: &'static str, made: Result<T, Fault>) -> Result<Vec<T>, Fault>
-    where
-        T: Serialize + serde::de::DeserializeOwned,
-    {
-        self.world.agree(at, made)
-    }
-
-    /// Does on the first rank what one alone does to files, while the others wait; all fail where it does.
-    pub(in crate::train) fn first<T>(
-        &self,
-        at: &'static str,
-        work: impl FnOnce() -> Result<T, Fault>,
-    ) -> Result<Option<T>, Fault> {
-        self.world.first(at, work)
     }
 }
 
@@ -125,12 +100,12 @@ mod tests {
             let rank = world.rank();
             let ranks = RunRanks::of(world);
             let asked = [Asked::default(), Asked { signal: None, save: true }, Asked { signal: Some(15), save: false }];
-            ranks.agree(ranks.exchange("asking", Ok(asked[rank])).unwrap().into_iter());
+            ranks.agree(ranks.world.agree("asking", Ok(asked[rank])).unwrap().into_iter());
             assert!(ranks.wants_save() && ranks.takes_save() && !ranks.takes_save());
             ranks.listen().unwrap();
-            let failed = ranks.first::<()>("writing", || Err(Fault::usage("no samples", "hold some out"))).unwrap_err();
+            let failed = ranks.world.first::<()>("writing", || Err(Fault::usage("no samples", "hold some out"))).unwrap_err();
             let given_up = if rank == 1 { Err(Fault::interrupted()) } else { Ok(()) };
-            assert!(ranks.exchange("working", given_up).unwrap_err().is_interrupted());
+            assert!(ranks.world.agree("working", given_up).unwrap_err().is_interrupted());
             (ranks.signal(), failed.exit() as u8, failed.to_string())
         });
         for (rank, (signal, exit, failed)) in seen.into_iter().enumerate() {

@@ -74,24 +74,29 @@ pub fn check_same_evaluation(
 /// another version or recipe than the first, or what else is `asked`.
 pub fn settled_alike(
     world: &Rc<ProcessGroup>,
-    recipe: Recipe,
+    recipe: &Recipe,
     asked: BTreeMap<String, String>,
     settle: impl Fn(Recipe) -> Result<(Recipe, Alternative), Fault>,
 ) -> Result<(Recipe, Alternative), Fault> {
-    let ranks = RunRanks::of(world.clone());
-    if !ranks.are_several() {
-        return settle(recipe);
-    }
-    ranks.check_same("reading the recipe", of_recipe(&recipe).into_iter().chain(asked).collect())?;
-    let (mut first, mut text) = (None, Ok(None));
-    if ranks.is_first() {
-        text = settle(recipe.clone()).map(|made| Some(first.insert(made).0.to_toml()));
-    }
-    let text = ranks.exchange("planning", text)?.swap_remove(0).unwrap_or_default();
-    match first {
-        Some(settled) => Ok(settled),
-        None => settle(Recipe { grad: Recipe::parse(text, Path::new(RESOLVED_RECIPE), &[])?.recipe.grad, ..recipe }),
-    }
+    let facts = of_recipe(recipe).into_iter().chain(asked).collect();
+    RunRanks::of(world.clone()).check_same("reading the recipe", facts)?;
+    let others = |text| {
+        let grad = Recipe::parse(text, Path::new(RESOLVED_RECIPE), &[])?.recipe.grad;
+        settle(Recipe { grad, ..recipe.clone() })
+    };
+    settled_first(world, || settle(recipe.clone()), |made| &made.0, others)
+}
+
+/// What the first rank settles, while the others wait, and then settle what `recipe` of it says.
+fn settled_first<T>(
+    world: &ProcessGroup,
+    first: impl FnOnce() -> Result<T, Fault>,
+    recipe: impl FnOnce(&T) -> &Recipe,
+    others: impl FnOnce(String) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let mut settled = None;
+    let text = world.of_first("planning", || first().map(|made| recipe(settled.insert(made)).to_toml()))?;
+    settled.map_or_else(|| others(text), Ok)
 }
 
 impl RunRanks {
@@ -108,33 +113,21 @@ impl RunRanks {
             run.recipe.data.chat.chat_template_date = run.data.chat_template_date;
             Ok(run)
         };
-        let (mut run, mut settled) = (None, Ok(None));
-        if self.is_first() {
-            settled = on_first().map(|made| Some(run.insert(made).recipe.to_toml()));
-        }
-        let text = self.exchange("planning", settled)?.swap_remove(0);
-        match (run, text) {
-            (Some(run), _) => Ok(run),
-            (None, text) => settle(Recipe::parse(text.unwrap_or_default(), &dir.join(RESOLVED_RECIPE), &[])?.recipe),
-        }
+        let others = |text| settle(Recipe::parse(text, &dir.join(RESOLVED_RECIPE), &[])?.recipe);
+        settled_first(&self.world, on_first, |run| &run.recipe, others)
     }
 
     /// Fails on all ranks where one has something else than the first.
     pub(in crate::train) fn check_same(&self, at: &'static str, own: Facts) -> Result<(), Fault> {
-        let all = self.exchange(at, Ok(own))?;
+        let all = self.world.agree(at, Ok(own))?;
         for (rank, other) in all.iter().enumerate().skip(1) {
             let names: BTreeSet<&String> = all[0].keys().chain(other.keys()).collect();
-            let show = |facts: &Facts, name: &String| facts.get(name).cloned().unwrap_or_else(|| "not set".to_owned());
-            let differences: Vec<[String; 3]> = names
-                .into_iter()
-                .map(|name| [name.clone(), show(&all[0], name), show(other, name)])
-                .filter(|[_, first, other]| first != other)
-                .collect();
-            if !differences.is_empty() {
-                let line = |[what, first, other]: &[String; 3]| {
-                    format!("\n  `{what}`: {} on rank 0, {} on rank {rank}", abridged(first), abridged(other))
-                };
-                let listed: String = differences.iter().map(line).collect();
+            let line = |name: &String| {
+                let [first, own] = [&all[0], other].map(|facts| facts.get(name).map_or("not set", String::as_str));
+                (first != own).then(|| format!("\n  `{name}`: {} on rank 0, {} on rank {rank}", abridged(first), abridged(own)))
+            };
+            let listed: String = names.into_iter().filter_map(line).collect();
+            if !listed.is_empty() {
                 let hint = "start every rank with the same recipe, model, data and version";
                 return Err(Fault::data(format!("rank {rank} differs from rank 0:{listed}"), hint));
             }
