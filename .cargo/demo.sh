@@ -13,7 +13,6 @@ run=$demo/run
 recipe=recipes/real/needles.toml
 model=$real/SmolLM2-135M-Instruct.Q4_1.gguf
 slots=160
-cache="--set kv_cache.cache_length=$slots --set kv_cache.chunk_size=32"
 
 started=$(date +%s)
 step() { printf '\n== %3d s · %s\n' "$(($(date +%s) - started))" "$*"; }
@@ -32,16 +31,12 @@ needles --sections A,B,C,D,E,F,G,H --rows 64 --seed 1 >"$demo/train.jsonl"
 needles --sections I,J --rows 16 --seed 1000 >"$demo/judged.jsonl"
 echo "made $(wc -l <"$demo/train.jsonl") documents to train on, and $(wc -l <"$demo/judged.jsonl") from other chapters to judge by; each hides a fact"
 
-# `with VERB …`: the recipe with the demo's files and cache.
-with() {
-    verb=$1
-    shift
-    # shellcheck disable=SC2086  # several words
-    $kvtune "$verb" "$@" --recipe "$recipe" --set model.path="$model" --set data.train="$demo/train.jsonl" $cache
-}
+# The recipe with the demo's files and cache.
+with="--recipe $recipe --set model.path=$model --set data.train=$demo/train.jsonl --set kv_cache.chunk_size=32"
 
 step "training through the policy keydiff with $slots slots, a quarter of a document; it is killed after its first save"
-with finetune-lora --out "$run" --set train.max_steps=16 --set train.micro_batch_size=4 --set checkpoint.intermediate_save_interval=4 \
+# shellcheck disable=SC2086  # several words
+$kvtune finetune-lora $with --out "$run" --set kv_cache.cache_length=$slots --set train.max_steps=16 --set train.micro_batch_size=4 --set checkpoint.intermediate_save_interval=4 \
     >"$demo/train.log" 2>&1 &
 training=$!
 trap 'kill -9 "$training" 2>/dev/null || true' EXIT
@@ -60,11 +55,14 @@ $kvtune resume "$run" >"$demo/resume.log" 2>&1 || { cat "$demo/resume.log"; fail
 sed -n 's/.*"step":\([0-9]*\),.*"loss":\([0-9.]*\),"accuracy.*/step \1: loss \2/p' "$run/metrics.jsonl" | awk 'NR % 5 == 1'
 
 step 'proof, in f64: the gradient through the policy equals that of plain autograd, on the real weights'
-with verify --samples 1 --set data.max_seq_length=192 --set 'data.on_too_long="truncate"' --set kv_cache.cache_length=96 |
-    tail -n 3
+# shellcheck disable=SC2086  # several words
+$kvtune verify $with --samples 1 --set data.max_seq_length=192 --set 'data.on_too_long="truncate"' --set kv_cache.cache_length=96 \
+    >"$demo/proof.log" 2>&1 || { cat "$demo/proof.log"; fail 'the gradient is not exact'; }
+tail -n 3 "$demo/proof.log"
 
 step 'questions about documents that it has not seen: the model as it was, and trained, with everything in the cache and with the policy'
-with evaluate "$model" "$run" --set data.validation="$demo/judged.jsonl" --policy dense,keydiff --metrics substring --max-new-tokens 8 \
+# shellcheck disable=SC2086  # several words
+$kvtune evaluate "$model" "$run" $with --set kv_cache.cache_length=$slots --set data.validation="$demo/judged.jsonl" --policy dense,keydiff --metrics substring --max-new-tokens 8 \
     --answers "$demo/answers.jsonl" --format json >"$demo/scores.json"
 $kvtune report "$run" --scores "$demo/scores.json" >/dev/null
 

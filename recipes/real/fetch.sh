@@ -12,7 +12,7 @@ package=anarchism_15.3-3_all.deb
 package_hash=cf21c10948b00e923c62eb31c39a3390413fa26c5ee0e3b925feb0ec7fe42948
 
 check() {
-    echo "$2  $1" | sha256sum --check --quiet || { echo "fetch: error: \`$1\` is not the file that was expected" >&2; exit 1; }
+    echo "$2  $1" | sha256sum --check --quiet || { rm -f "$1"; echo "fetch: error: \`$1\` is not the file that was expected, and is removed" >&2; exit 1; }
 }
 
 mkdir -p "$out"

@@ -16,13 +16,15 @@ passages=$work/$texts.jsonl
 [ -f "$passages" ] || python3 "$here/needles.py" --prose "$work/prose" --sections $sections --characters 36500 --rows "${ROWS:-2}" --facts 0 \
     --seed 5 >"$passages"
 mkdir -p "$work/losses"
+failed=0
 while read -r slots chunk policy; do
     result=$work/losses/$texts-$(printf '%s' "$slots $chunk $policy" | tr -c 'A-Za-z0-9.\n' _)
     if [ ! -f "$result" ]; then
         $kvtune --format json evaluate --base "$work/SmolLM2-135M-Instruct.Q4_1.gguf" --recipe "$here/prose.toml" --device cpu \
             --set data.train="$passages" --set data.validation="$passages" --set kv_cache.cache_length="$slots" \
-            --set kv_cache.chunk_size="$chunk" --set kv_cache.policy="$policy" </dev/null >"$result.part" || { cat "$result.part" >&2; continue; }
+            --set kv_cache.chunk_size="$chunk" --set kv_cache.policy="$policy" </dev/null >"$result.part" || { cat "$result.part" >&2; failed=1; continue; }
         mv "$result.part" "$result"
     fi
     sed "s|.*\"targets\":\([0-9]*\),\"loss\":\([0-9.]*\).*|$slots\t$chunk\t$policy\t\1\t\2|" "$result"
 done <"$1"
+exit "$failed"

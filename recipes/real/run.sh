@@ -33,8 +33,7 @@ score() {
         --set data.validation="$work/judged.jsonl" --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" \
         --set kv_cache.policy="\"$4\"" --set kv_cache.cache_length="$5" --answers "$line.jsonl" --metrics exact_match --max-new-tokens 8 \
         >"$line.log" 2>&1
-    # The number that was asked for, whatever stands around it.
-    right=$(sed -n 's/.*"prediction":"\([^"]*\)","references":\["\([0-9]*\)[^"]*"\].*/\1 \2/p' "$line.jsonl" | awk 'index($0, $NF) < length($0) - 3' | wc -l)
+    right=$(python3 "$here/intervals.py" "$line.jsonl")
     printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$4" "$5" "$(wc -l <"$line.jsonl")" "$right" >"$line.part"
     mv "$line.part" "$line"
 }

@@ -212,7 +212,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
 fn kept_bytes(planned: &Alternative) -> String {
     let graphs = planned.forecast.device.parts.iter().find(|(name, _)| *name == GRAPHS);
     let words = |(_, bytes): &(_, Bytes)| {
-        format!(", {bytes} of it kept graphs: `grad.keep_graph = \"none\"` computes cells again instead")
+        format!(", {bytes} of it graphs of cells: `grad.keep_graph = \"none\"` computes cells again instead")
     };
     graphs.filter(|_| planned.kept > 0).map_or_else(String::new, words)
 }

@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_interval_is_as_wide_as_the_standard_error_says() {
-        let pair = |at: usize| SamplePair { first: 1.0, other: 1.5 + f64::from(at % 2 == 0) - 0.5, weight: 1.0 };
+        let pair = |at: usize| SamplePair { first: 1.0, other: 1.5 + f64::from(at.is_multiple_of(2)) - 0.5, weight: 1.0 };
         let pairs: Vec<SamplePair> = (0..400).map(pair).collect();
         let found = PairedDifference::of(&pairs).unwrap();
         assert!((found.difference - 0.5).abs() < 1e-12 && found.samples == 400);

@@ -1,6 +1,6 @@
 //! Classes of tokens: a file that says, for some samples, which of their targets a loss is reported for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use crate::units::{Fault, abridged};
 
 /// Targets by sample and class.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct TokenClasses(HashMap<u64, BTreeMap<String, Vec<usize>>>);
+pub struct TokenClasses(BTreeMap<u64, BTreeMap<String, Vec<usize>>>);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,7 +25,7 @@ impl TokenClasses {
     /// those of the sample, from 0.
     pub fn read(path: &Path) -> Result<Self, Fault> {
         let text = files::read_text(path, FileKind::Lines)?;
-        let mut classes = HashMap::new();
+        let mut classes = BTreeMap::new();
         for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let wrong = |reason: String| {
                 let message = format!("`{}:{}`: {reason}", abridged(path.display()), at + 1);
@@ -40,10 +40,21 @@ impl TokenClasses {
         Ok(Self(classes))
     }
 
+    /// Refuses samples of which several have the same index, as windows of one text: a rank would mean a target of each.
+    pub fn check_samples(&self, losses: &[SampleLoss]) -> Result<(), Fault> {
+        let mut known = BTreeSet::new();
+        let again = losses.iter().find(|loss| self.0.contains_key(&loss.sample) && !known.insert(loss.sample));
+        let Some(SampleLoss { sample, .. }) = again else { return Ok(()) };
+        let message = format!("classes of tokens are given for sample {sample}, and several samples have this index");
+        Err(Fault::usage(message, "evaluate one data set, without `data.on_too_long = \"split\"`"))
+    }
+
     /// Sums of cross-entropies of a sample's targets by class, and how many targets each has.
     pub fn sums(&self, loss: &SampleLoss) -> Result<BTreeMap<String, (f64, usize)>, Fault> {
         let mut sums = BTreeMap::new();
-        for (name, ranks) in self.0.get(&loss.sample).into_iter().flatten() {
+        // What has no target has no mean.
+        let classes = self.0.get(&loss.sample).into_iter().flatten();
+        for (name, ranks) in classes.filter(|(_, ranks)| !ranks.is_empty()) {
             let sum: &mut (f64, usize) = sums.entry(name.clone()).or_default();
             for &rank in ranks {
                 let value = loss.by_target.get(rank).ok_or_else(|| {

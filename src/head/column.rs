@@ -88,7 +88,7 @@ impl HeadFootprint {
         let (w, wide) = (self.kind.elt_size_in_bytes() as u64, accumulation_kind(self.kind).elt_size_in_bytes() as u64);
         let places = self.targets.min(places_of_block(self.choices, self.device)) as u64;
         // Logits and their powers; for a gradient of the weight, or in a narrow model, once more.
-        let scores = 2 * wide + if wide > w || self.trained > 0 { w } else { 0 } + if self.is_distilled { 3 * wide } else { 0 };
+        let scores = 2 * wide + if wide > w || self.trained > 0 { w } else { 0 } + if self.is_distilled { 4 * wide } else { 0 };
         let of_trained = self.trained * (2 * wide + if self.is_widened { 2 * w } else { 0 });
         places * (self.choices as u64 * scores + 3 * self.hidden as u64 * w) + of_trained
     }

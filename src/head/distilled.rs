@@ -47,10 +47,10 @@ fn divergence(scores_nv: &Tensor, soft: &SoftRows, weight: Option<f64>) -> (Tens
     let log_q_nv = scores_nv.log_softmax(-1, None);
     let log_q_nk = log_q_nv.gather(1, token_nk, false);
     let p_nk = teacher_nk.exp();
-    // All other tokens together. Rounding may leave the teacher nothing for them, or less.
+    // All other tokens together. Rounding may leave the teacher nothing for them, or something where there are none.
     let p_rest_n1 = (-p_nk.sum_dim_intlist(&[-1i64][..], true, p_nk.kind()) + 1.0).clamp_min(0.0);
-    let has_rest_n1 = p_rest_n1.gt(0.0);
     let log_q_rest_n1 = log_q_nv.scatter_value(1, token_nk, f64::NEG_INFINITY).logsumexp(&[-1i64][..], true);
+    let has_rest_n1 = p_rest_n1.gt(0.0).logical_and(&log_q_rest_n1.isfinite());
     let log_ratio_n1 = (p_rest_n1.log() - log_q_rest_n1).where_self(&has_rest_n1, &p_rest_n1.zeros_like());
     let of_tokens_n1 = (&p_nk * (teacher_nk - &log_q_nk)).sum_dim_intlist(&[-1i64][..], true, p_nk.kind());
     let divergence_n = (of_tokens_n1 + &p_rest_n1 * &log_ratio_n1).squeeze_dim(1);

@@ -109,13 +109,16 @@ impl<'a> StepMemory<'a> {
 
     /// A sample passes the model without its adapter, whose cache keeps everything; the step has not begun.
     fn teacher(&self) -> Moment {
-        let entry =
-            |layer: &LayerSpec| (layer.attention.num_kv_heads * layer.attention.head_dim) as u64 * 2 * self.spec.element();
-        let cache: u64 = self.spec.config.layers.iter().map(entry).sum();
+        let of_layer = |layer: &LayerSpec| {
+            let entry = (layer.attention.num_kv_heads * layer.attention.head_dim) as u64 * 2 * self.spec.element();
+            entry * layer.attention.rule.window.map_or(self.longest, |window| self.longest.min(window as u64))
+        };
+        let cache: u64 = self.spec.config.layers.iter().map(of_layer).sum();
+        let waits = self.layers.iter().any(|layer| layer.waiting_cache > 0);
         let computing = self.columns[0].shared + self.most(&(0..self.layers.len()), 0, |layer| layer.forward);
         let mut moment = Moment::new(self.spec, StepPart::Forward);
         self.stores(&mut moment);
-        moment.add("teacher's cache", MemoryPlace::Device, cache * self.longest);
+        moment.add("teacher's cache", if waits { MemoryPlace::Host } else { MemoryPlace::Device }, cache);
         moment.add(
             "inside",
             MemoryPlace::Device,

@@ -54,8 +54,8 @@ table! {
         /// With `retreat`, a step is repeated with smaller cells and the same choices, at last with `int8` layer checkpoints.
         pub on_out_of_memory: OnOutOfMemory = OnOutOfMemory::Fail,
         /// Cells whose graphs the forward phase makes and keeps, so that they are not computed again: so many in the order of the backward
-        /// phase, which begins with the last column of the uppermost layer band; below that band whole bands. With `auto` as many as fit
-        /// into half of the host's memory that a step leaves free.
+        /// phase, which begins with the last column of the uppermost layer band; below that band whole bands. With `auto` as many as fit,
+        /// of the host's memory into half of what a step leaves free.
         pub keep_graph: KeepGraph = KeepGraph::Auto,
         /// Whether what attention gives in the forward phase waits for the cells that are computed again, so that these need not attend: in
         /// host memory, T · H · (D · w + 4) bytes a layer. With exact stores only.

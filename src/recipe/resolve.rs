@@ -147,7 +147,10 @@ fn refuse_f16(document: &Document) -> Checked<()> {
 fn cache(reader: &RecipeReader<'_>) -> Checked<CacheRecipe> {
     let mut cache = CacheRecipe::read(reader)?;
     let is_open = !["kv_cache.cache_length", "kv_cache.storage"].into_iter().any(|key| reader.has(key));
-    if is_open && cache.policy.name == "dense" && !cache.r#static {
+    if cache.policy.name != "dense" && reader.is_override("kv_cache.policy") && !reader.is_override("kv_cache.storage") {
+        // What the recipe says of storage is for its own policy.
+        cache.storage = Storage::Preallocated;
+    } else if is_open && cache.policy.name == "dense" && !cache.r#static {
         cache.storage = Storage::Growing;
     }
     Ok(cache)

@@ -97,10 +97,14 @@ impl<'a> RecipeReader<'a> {
         self.document.root.entry(key).is_some()
     }
 
+    /// Whether the command line says `key` (dotted), in place of the recipe.
+    pub(super) fn is_override(&self, key: &str) -> bool {
+        self.document.root.entry(key).is_some_and(|entry| entry.spot.is_override())
+    }
+
     /// Where relative paths of `key` (dotted) begin.
     fn folder_of_paths(&self, key: &str) -> PathBuf {
-        let is_override = self.document.root.entry(key).is_some_and(|entry| entry.spot.is_override());
-        if is_override { folder_of(Path::new("")) } else { self.folder.clone() }
+        if self.is_override(key) { folder_of(Path::new("")) } else { self.folder.clone() }
     }
 
     /// The value of `key` (dotted), if it is written.

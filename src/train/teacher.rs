@@ -9,11 +9,11 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::build::grad_of_run;
 use crate::data::{Batch, IGNORE, Sequence, SoftTargets, Targets};
 use crate::engine::{Engine, Observer, Settings};
-use crate::files::{TensorFile, hash_bytes, io_fault};
+use crate::files::{self, TensorFile, hash_bytes};
 use crate::head::NextToken;
 use crate::model::{Model, ModelConfig};
 use crate::native::cuda::on_device;
-use crate::recipe::{CacheLength, CacheRecipe, DistillRecipe, PolicyRecipe, Recipe, Storage};
+use crate::recipe::{BufferKind, CacheLength, CacheRecipe, DistillRecipe, GradRecipe, PolicyRecipe, Recipe, Storage};
 use crate::store::{load_tensor, pt_metadata, save_tensors};
 use crate::units::Fault;
 
@@ -32,14 +32,14 @@ pub struct Teacher {
     dir: Option<PathBuf>,
 }
 
-/// The caches of the teacher of a recipe.
+/// The caches of the teacher of a recipe, with its chunks.
 fn full_cache(recipe: &Recipe) -> CacheRecipe {
     CacheRecipe {
         policy: PolicyRecipe::named("dense"),
         storage: Storage::Paged,
         cache_length: CacheLength::Uniform(usize::MAX >> 1),
-        chunk_size: None,
-        ..CacheRecipe::clone(&recipe.kv_cache)
+        buffer: BufferKind::Plain,
+        ..recipe.kv_cache.clone()
     }
 }
 
@@ -47,11 +47,9 @@ impl Teacher {
     /// The teacher of a recipe, if it has one, which keeps its predictions beside the run in `dir`.
     pub fn new(recipe: &Recipe, config: &ModelConfig, dir: Option<&Path>) -> Result<Option<Self>, Fault> {
         let Some(distill) = &recipe.distill else { return Ok(None) };
-        let engine = Engine::new(Settings::new(config, &full_cache(recipe), &grad_of_run(recipe, dir))?, Box::new(NextToken));
+        let grad = GradRecipe { chunks_per_cell: Some(1), ..grad_of_run(recipe, dir) };
+        let engine = Engine::new(Settings::new(config, &full_cache(recipe), &grad)?, Box::new(NextToken));
         let dir = dir.map(|dir| dir.join(TEACHER));
-        if let Some(dir) = &dir {
-            std::fs::create_dir_all(dir).map_err(io_fault("make", dir))?;
-        }
         let top_k = distill.top_k.min(config.num_scores());
         Ok(Some(Self { engine, recipe: DistillRecipe { top_k, ..distill.clone() }, dir }))
     }
@@ -69,7 +67,8 @@ impl Teacher {
                 _ => self.predict(model, sequence, &labels)?,
             };
             if let Some(path) = path.filter(|path| !path.exists()) {
-                self.write(&path, &soft)?;
+                files::make_dir(self.dir.as_deref().unwrap_or(&path))?;
+                write(&path, &soft)?;
             }
             sequence.targets = Targets::Distilled(labels, Arc::new(soft));
         }
@@ -113,13 +112,6 @@ impl Teacher {
         })
     }
 
-    fn write(&self, path: &Path, soft: &SoftTargets) -> Result<(), Fault> {
-        let size = [-1, soft.top_k as i64];
-        let tokens = (TOKENS.to_owned(), Tensor::from_slice(&soft.tokens).view(size));
-        let log_probs = (LOG_PROBS.to_owned(), Tensor::from_slice(&soft.log_probs).view(size));
-        save_tensors(path, &[tokens, log_probs], &pt_metadata())
-    }
-
     fn read(&self, path: &Path, targets: usize) -> Result<SoftTargets, Fault> {
         let (file, top_k) = (TensorFile::open(path)?, self.recipe.top_k);
         let column = |name| {
@@ -133,6 +125,13 @@ impl Teacher {
         let (tokens, log_probs) = (column(TOKENS)?, column(LOG_PROBS)?);
         Ok(SoftTargets { top_k, tokens: tokens.try_into()?, log_probs: log_probs.try_into()? })
     }
+}
+
+fn write(path: &Path, soft: &SoftTargets) -> Result<(), Fault> {
+    let size = [-1, soft.top_k as i64];
+    let tokens = (TOKENS.to_owned(), Tensor::from_slice(&soft.tokens).view(size));
+    let log_probs = (LOG_PROBS.to_owned(), Tensor::from_slice(&soft.log_probs).view(size));
+    save_tensors(path, &[tokens, log_probs], &pt_metadata())
 }
 
 #[cfg(test)]

@@ -165,18 +165,18 @@ fn evaluate() {
           --min-p <P>                 Draw among tokens that are this fraction as likely as the most likely one
           --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
           --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice
+          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --min-new-tokens <N>        Let no end token come before so many new ones
           --stop <TEXT>               End the text before this; may be given several times
-          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times
-          --ignore-eos                Let no token end a text
           --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times
           --format <FORMAT>           How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-          --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
+          --ignore-eos                Let no token end a text
       -q, --quiet                     Say results, warnings and errors only
+          --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
+      -v, --verbose                   Say more: every step of a run, and notes as often as they come
           --replay-log <FILE>         Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`
           --dist-timeout <TIME>       How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-      -v, --verbose                   Say more: every step of a run, and notes as often as they come
           --backend <BACKEND>         How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
       -h, --help                      Print help
       -V, --version                   Print version

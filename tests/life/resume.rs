@@ -46,6 +46,20 @@ fn from_every_step_to_the_bit() {
     }
 }
 
+/// What the teacher has predicted is read again, and predicted again where it is gone.
+#[test]
+fn with_a_teacher() {
+    let workshop = workshop();
+    let set = ["train.max_steps=4", "head.distill={ weight = 0.5, temperature = 2.0, top_k = 4 }"];
+    let whole = workshop.finished("whole", &set);
+    assert!(!names(&workshop.path("whole").join("teacher")).is_empty());
+    assert_ne!(whole.metrics[1]["loss"], workshop.finished("plain", &set[..1]).metrics[1]["loss"]);
+    assert_eq!(workshop.finetune("run.step=kill:3", "run", &set).code, Err(9));
+    fs::remove_dir_all(workshop.path("run").join("teacher")).unwrap();
+    workshop.resume("", "run", &[]).with(0);
+    workshop.assert_left("run", &whole);
+}
+
 /// One command again and again begins the run, goes on with it, finds nothing to do, and hears what may change and what may not.
 #[test]
 fn by_the_command_that_began_it() {

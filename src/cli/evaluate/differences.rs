@@ -17,7 +17,8 @@ struct Contribution {
 /// The differences between an evaluation and the `first`, by figure, where both have it of the same samples.
 pub(super) fn of(first: &Evaluated, evaluated: &Evaluated) -> BTreeMap<String, PairedDifference> {
     let firsts = contributions(first);
-    let samples = |of: &[Contribution]| of.iter().map(|one| one.sample).collect::<Vec<_>>();
+    // With another tokenizer a sample has other targets.
+    let samples = |of: &[Contribution]| of.iter().map(|one| (one.sample, one.weight.to_bits())).collect::<Vec<_>>();
     let difference = |(figure, others): (String, Vec<Contribution>)| {
         let firsts = firsts.get(&figure).filter(|firsts| samples(firsts) == samples(&others))?;
         let pair = |(first, other): (&Contribution, &Contribution)| SamplePair {
@@ -33,8 +34,14 @@ pub(super) fn of(first: &Evaluated, evaluated: &Evaluated) -> BTreeMap<String, P
 
 fn contributions(of: &Evaluated) -> BTreeMap<String, Vec<Contribution>> {
     let mut figures: BTreeMap<String, Vec<Contribution>> = BTreeMap::new();
-    let mut add =
-        |figure: String, sample, sum, weight| figures.entry(figure).or_default().push(Contribution { sample, sum, weight });
+    let mut add = |figure: String, sample, sum, weight| {
+        let all = figures.entry(figure).or_default();
+        // Windows of one text are no samples of their own.
+        match all.last_mut().filter(|last| last.sample == sample) {
+            Some(last) => (last.sum, last.weight) = (last.sum + sum, last.weight + weight),
+            None => all.push(Contribution { sample, sum, weight }),
+        }
+    };
     for (loss, classes) in of.losses.iter().zip(&of.class_sums) {
         add("loss".to_owned(), loss.sample, loss.loss.loss_sum, loss.loss.targets as f64);
         for (class, &(sum, targets)) in classes {

@@ -27,6 +27,9 @@ pub(super) struct LossArguments {
 impl LossArguments {
     /// The classes that losses are wanted for beside those of all targets; `None` where no losses are wanted.
     pub(super) fn wanted(&self, wants_answers: bool) -> Result<Option<TokenClasses>, Fault> {
+        if let Some(folder) = self.file.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty()) {
+            files::make_dir(folder)?;
+        }
         match &self.token_classes {
             Some(path) => TokenClasses::read(path).map(Some),
             None => Ok((self.file.is_some() || !wants_answers).then(TokenClasses::default)),
@@ -43,7 +46,8 @@ pub(super) fn write(path: &Path, results: &[Evaluated]) -> Result<(), Fault> {
                 "evaluated": name, "policy": policy, "cache_length": slots, "sample": sample, "tokens": tokens, "targets": loss.targets,
                 "loss": loss.loss_sum / loss.targets.max(1) as f64, "correct": loss.correct, "losses": by_target,
             });
-            lines += &format!("{line}\n");
+            lines += &line.to_string();
+            lines.push('\n');
         }
     }
     files::write_atomic(path, lines.as_bytes())?;

@@ -92,14 +92,12 @@ impl Evaluate {
         if let Some(file) = shared_file {
             file.finish()?;
         }
-        if let Some(path) = self.losses.file.as_ref().filter(|_| world.is_first()) {
-            loss_file::write(path, &results)?;
+        if !console::speech().is_json {
+            console::table(&table::of(&results))?;
+            differences::table(&results).map_or(Ok(()), |table| console::table(&table))?;
         }
-        if console::speech().is_json {
-            return Ok(());
-        }
-        console::table(&table::of(&results))?;
-        differences::table(&results).map_or(Ok(()), |table| console::table(&table))
+        let file = self.losses.file.as_ref().filter(|_| world.is_first());
+        file.map_or(Ok(()), |path| loss_file::write(path, &results))
     }
 
     /// One file holds the log of one cache.
@@ -130,7 +128,8 @@ impl Evaluate {
         let asked = self.answers.asked(loaded, &dataset, self.samples.split.name())?;
         let settings = asked.iter().filter_map(|asked| asked.settings.as_object()).flatten();
         let facts = settings.map(|(key, value)| (format!("answers.{key}"), value.to_string()));
-        let facts = facts.chain([("models and caches".to_owned(), evaluations.to_string())]).collect();
+        let further = [("models and caches", evaluations.to_string()), ("losses", format!("{wanted:?}"))];
+        let facts = facts.chain(further.map(|(name, value)| (name.to_owned(), value))).collect();
         train::check_same_evaluation(world, recipe, model, &dataset, facts)?;
         let batch = recipe.eval.micro_batch_size.map_or(recipe.train.batch_size, BatchSize::Sequences);
         // Who says how many samples means as many.
@@ -149,6 +148,7 @@ impl Evaluate {
         let mut losses: Vec<_> = batches.iter().flatten().zip(losses.unwrap_or_default()).collect();
         losses.sort_by_key(|(index, _)| **index);
         let losses: Vec<SampleLoss> = losses.into_iter().map(|(_, loss)| loss).collect();
+        wanted.map_or(Ok(()), |classes| classes.check_samples(&losses))?;
         let class_sums = losses.iter().filter_map(|loss| wanted.map(|classes| classes.sums(loss))).collect::<Result<_, _>>()?;
         if let Some(path) = self.replay_log.as_ref().filter(|_| world.is_first()) {
             keep_log(path, &engine, model, &dataset)?;
