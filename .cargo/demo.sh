@@ -36,8 +36,8 @@ with="--recipe $recipe --set model.path=$model --set data.train=$demo/train.json
 
 step "training through the policy keydiff with $slots slots, a quarter of a document; it is killed after its first save"
 # shellcheck disable=SC2086  # several words
-$kvtune finetune-lora $with --out "$run" --set kv_cache.cache_length=$slots --set train.max_steps=16 --set train.micro_batch_size=4 --set checkpoint.intermediate_save_interval=4 \
-    >"$demo/train.log" 2>&1 &
+$kvtune finetune-lora $with --out "$run" --set kv_cache.cache_length=$slots --set train.max_steps=16 --set train.micro_batch_size=4 \
+    --set checkpoint.intermediate_save_interval=4 >"$demo/train.log" 2>&1 &
 training=$!
 trap 'kill -9 "$training" 2>/dev/null || true' EXIT
 trap 'exit 130' INT TERM
@@ -62,11 +62,11 @@ tail -n 3 "$demo/proof.log"
 
 step 'questions about documents that it has not seen: the model as it was, and trained, with everything in the cache and with the policy'
 # shellcheck disable=SC2086  # several words
-$kvtune evaluate "$model" "$run" $with --set kv_cache.cache_length=$slots --set data.validation="$demo/judged.jsonl" --policy dense,keydiff --metrics substring --max-new-tokens 8 \
-    --answers "$demo/answers.jsonl" --format json >"$demo/scores.json"
-$kvtune report "$run" --scores "$demo/scores.json" >/dev/null
+$kvtune evaluate "$model" "$run" $with --set kv_cache.cache_length=$slots --set data.validation="$demo/judged.jsonl" \
+    --policy dense,keydiff --metrics substring --max-new-tokens 24 --answers "$demo/answers.jsonl" --format json >"$demo/scores.json"
+$kvtune report "$run" --scores "$demo/scores.json" >"$demo/report.log" 2>&1
 
-right() { sed -n "$1s/.*\"substring\":\\([0-9.]*\\).*/\\1/p" "$demo/scores.json" | awk '{ printf "%d of 16", 16 * $1 + 0.5 }'; }
+right() { sed -n "$1s/.*\"means\":{\"substring\":\\([0-9.]*\\).*/\\1/p" "$demo/scores.json" | awk '{ printf "%d of 16", 16 * $1 + 0.5 }'; }
 step "done. $(sed -n '$s/.*The secret code of the \([A-Z][a-z]* warehouse\) is \([0-9]*\)\..*/In the last document stands: "The secret code of the \1 is \2."/p' "$demo/judged.jsonl")"
 answer() { sed -n "$1s/.*\"prediction\":\"\\([^\"]*\\)\".*/\\1/p" "$demo/answers.jsonl"; }
 cat <<END

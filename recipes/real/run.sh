@@ -31,7 +31,7 @@ score() {
     [ -f "$line" ] && return
     $kvtune evaluate "$3" --recipe "$here/needles.toml" --device cpu --set data.train="$work/judged.jsonl" \
         --set data.validation="$work/judged.jsonl" --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" \
-        --set kv_cache.policy="\"$4\"" --set kv_cache.cache_length="$5" --answers "$line.jsonl" --metrics exact_match --max-new-tokens 8 \
+        --set kv_cache.policy="\"$4\"" --set kv_cache.cache_length="$5" --answers "$line.jsonl" --metrics exact_match --max-new-tokens 24 \
         >"$line.log" 2>&1
     right=$(python3 "$here/intervals.py" "$line.jsonl")
     printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$4" "$5" "$(wc -l <"$line.jsonl")" "$right" >"$line.part"
