@@ -37,7 +37,7 @@ faults: setup
 	$(CARGO) build --locked --bin kvtune
 	@python3 tests/faults/faults.py $(FAULTS)
 
-## make demo    train, stop, resume, evaluate and verify a small model on documents found on this machine
+## make demo    train, stop, resume, verify and evaluate a real model on real prose (without a network, a small one on this machine's documents)
 # The binary of the tests: libtorch does the arithmetic, so an optimised one is hardly faster, and this one is built once.
 demo: setup
 	$(CARGO) build --locked --bin kvtune --example demo-data
