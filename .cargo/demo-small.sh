@@ -13,9 +13,7 @@ run=$demo/run
 # Plain autograd keeps whole attention matrices: the proof looks at two documents cut to this many tokens (the cache holds 1024).
 proof_tokens=${PROOF_TOKENS:-3072}
 
-started=$(date +%s)
-step() { printf '\n== %4d s · %s\n' "$(($(date +%s) - started))" "$*"; }
-fail() { printf 'demo: error: %s\n' "$*" >&2; exit 1; }
+. .cargo/demo-steps.sh
 
 # One number of the overall score of an evaluation's JSON: `overall loss < FILE`.
 overall() {
@@ -46,18 +44,7 @@ evaluate before-all-tokens --base "$demo/model" --recipe "$recipe" --set data.tr
 evaluate before-answers --base "$demo/model" --recipe "$recipe" --set data.train_on_prompt=false
 
 step "training, to be killed after its first intermediate save"
-"$kvtune" finetune-lora --recipe "$recipe" --out "$run" &
-training=$!
-trap 'kill -9 "$training" 2>/dev/null || true' EXIT
-trap 'exit 130' INT TERM
-until ls -d "$run"/step-[0-9][0-9][0-9][0-9][0-9][0-9] >/dev/null 2>&1; do
-    kill -0 "$training" 2>/dev/null || { wait "$training" || true; fail 'training ended before its first save'; }
-    sleep 0.2
-done
-kill -9 "$training" 2>/dev/null || fail 'training ended before it could be killed: let it run longer, or save earlier'
-wait "$training" 2>/dev/null || true
-trap - EXIT
-printf 'killed; saved so far: %s\n' "$(cd "$run" && echo step-[0-9][0-9][0-9][0-9][0-9][0-9])"
+train_and_kill "$run" "$demo/train.log" "$kvtune" finetune-lora --recipe "$recipe" --out "$run"
 
 step 'resumed from that save, to the end'
 "$kvtune" resume "$run"

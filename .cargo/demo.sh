@@ -14,9 +14,7 @@ recipe=recipes/real/needles.toml
 model=$real/SmolLM2-135M-Instruct.Q4_1.gguf
 slots=160
 
-started=$(date +%s)
-step() { printf '\n== %3d s · %s\n' "$(($(date +%s) - started))" "$*"; }
-fail() { printf 'demo: error: %s\n' "$*" >&2; exit 1; }
+. .cargo/demo-steps.sh
 
 step 'a real model of 135 million weights (SmolLM2, 98 MB), and an FAQ of 3 million tokens'
 if ! DATA=$real sh recipes/real/fetch.sh; then
@@ -36,19 +34,8 @@ with="--recipe $recipe --set model.path=$model --set data.train=$demo/train.json
 
 step "training through the policy keydiff with $slots slots, a quarter of a document; it is killed after its first save"
 # shellcheck disable=SC2086  # several words
-$kvtune finetune-lora $with --out "$run" --set kv_cache.cache_length=$slots --set train.max_steps=16 --set train.micro_batch_size=4 \
-    --set checkpoint.intermediate_save_interval=4 >"$demo/train.log" 2>&1 &
-training=$!
-trap 'kill -9 "$training" 2>/dev/null || true' EXIT
-trap 'exit 130' INT TERM
-until ls -d "$run"/step-[0-9][0-9][0-9][0-9][0-9][0-9] >/dev/null 2>&1; do
-    kill -0 "$training" 2>/dev/null || { cat "$demo/train.log"; fail 'training ended before its first save'; }
-    sleep 0.2
-done
-kill -9 "$training" 2>/dev/null || fail 'training ended before it could be killed'
-wait "$training" 2>/dev/null || true
-trap - EXIT
-echo "killed; saved so far: $(cd "$run" && echo step-[0-9][0-9][0-9][0-9][0-9][0-9])"
+train_and_kill "$run" "$demo/train.log" $kvtune finetune-lora $with --out "$run" --set kv_cache.cache_length=$slots \
+    --set train.max_steps=16 --set train.micro_batch_size=4 --set checkpoint.intermediate_save_interval=4
 
 step 'resumed from that save, to the end'
 $kvtune resume "$run" >"$demo/resume.log" 2>&1 || { cat "$demo/resume.log"; fail 'it does not resume'; }

@@ -141,18 +141,14 @@ impl ModelArgs {
     }
 }
 
-/// A cache that is asked for, as overrides. A policy decides how slots are stored, unless that is asked for too; `is_dense` says whether the
-/// recipe's own is `dense`.
+/// A cache that is asked for, as overrides; `is_dense` says whether the recipe's own is `dense`, of which the length that is asked for, or that
+/// none is, decides how slots are stored.
 pub(super) fn cache_overrides(policy: Option<&str>, cache_length: Option<usize>, is_dense: bool) -> Vec<String> {
-    let is_dense = policy.map_or(is_dense && cache_length.is_none(), |policy| policy == "dense");
-    let storage = if is_dense && cache_length.is_none() { Storage::Growing } else { Storage::Preallocated };
-    let mut all = Vec::new();
-    if is_dense || policy.is_some() || cache_length.is_some() {
-        all.push(format!("kv_cache.storage={}", storage.name()));
-    }
-    all.extend(policy.map(|policy| format!("kv_cache.policy={policy}")));
-    all.extend(cache_length.map(|length| format!("kv_cache.cache_length={length}")));
-    all
+    let storage = if cache_length.is_some() { Storage::Preallocated } else { Storage::Growing };
+    let storage = (is_dense && policy.is_none()).then(|| format!("kv_cache.storage={}", storage.name()));
+    let policy = policy.map(|policy| format!("kv_cache.policy={policy}"));
+    let length = cache_length.map(|length| format!("kv_cache.cache_length={length}"));
+    [storage, policy, length].into_iter().flatten().collect()
 }
 
 /// Settles the size of chunks. A cache that was asked for by arguments in place of the recipe's (`is_other`) does not contradict the size

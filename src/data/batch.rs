@@ -39,7 +39,7 @@ pub enum Targets {
 pub struct SoftTargets {
     /// Tokens of a place, k.
     pub top_k: usize,
-    /// `(places, k)` token ids.
+    /// Ids of these tokens `(places, k)`.
     pub tokens: Vec<i32>,
     /// `(places, k)` logarithms of their probabilities at the recipe's temperature, among all tokens of the vocabulary.
     pub log_probs: Vec<f32>,

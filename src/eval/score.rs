@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::data::{Dataset, Sequence, Targets, consecutive, share};
+use crate::data::{Dataset, Targets, consecutive, share};
 use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Observer};
 use crate::head::SequenceLoss;
@@ -58,7 +58,7 @@ pub struct SampleLoss {
     /// Whether its target is a class.
     pub has_class: bool,
     pub loss: SequenceLoss,
-    /// The cross-entropy of each target, in their order.
+    /// The cross-entropy of each target, in their order; empty where they are not kept.
     pub by_target: Vec<f32>,
 }
 
@@ -75,7 +75,7 @@ impl Score {
     }
 }
 
-/// The first `max_batches` batches (all, if `None`) that [`score`] makes of a data set, the shortest samples first.
+/// The first `max_batches` batches (all, if `None`) of a data set, the shortest samples first.
 pub fn batches(dataset: &Dataset, size: BatchSize, max_batches: Option<usize>) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..dataset.len()).collect();
     order.sort_by_key(|&i| (dataset.lengths()[i], i));
@@ -84,67 +84,60 @@ pub fn batches(dataset: &Dataset, size: BatchSize, max_batches: Option<usize>) -
     batches
 }
 
-/// Runs [`batches`] of `dataset` and returns the losses of their samples, in their order. The ranks of `world` share them, and all return all.
-pub fn losses(
-    engine: &Engine,
-    model: &Model,
-    dataset: &Dataset,
-    batches: &[Vec<usize>],
-    world: &ProcessGroup,
-    observer: &mut dyn Observer,
-) -> Result<Vec<SampleLoss>, Fault> {
-    if dataset.is_empty() {
-        return Err(Fault::data(
-            "there is no sample to evaluate",
-            "check the split and `data.on_too_long`: every sample may have been dropped",
-        ));
-    }
-    // The longest first: those that end leave the batch from behind.
-    let longest_first = |samples: &Vec<usize>| dataset.batch(&samples.iter().rev().copied().collect::<Vec<_>>());
-    let tokens: Vec<usize> =
-        batches.iter().map(|samples| samples.iter().map(|&sample| dataset.lengths()[sample]).sum()).collect();
-    let mut losses = |index: usize| {
-        let batch = longest_first(&batches[index])?;
-        let (losses, by_target) = engine.target_losses(model, &batch, observer)?;
-        let of_sample = |((sequence, loss), by_target): ((&Sequence, SequenceLoss), Vec<f32>)| SampleLoss {
-            sample: sequence.sample,
-            tokens: sequence.inputs.len(),
-            has_class: matches!(sequence.targets, Targets::Class(_)),
-            loss,
-            by_target,
-        };
-        let losses: Vec<SampleLoss> = batch.sequences.iter().zip(losses).zip(by_target).map(of_sample).rev().collect();
-        match losses.iter().find(|sample| !sample.loss.loss_sum.is_finite()) {
-            Some(SampleLoss { sample, loss, .. }) => {
-                Err(Fault::new(Exit::NotFinite, format!("the loss of sample {sample} (counted from 0) is {}", loss.loss_sum))
-                    .with_hint("the weights or the adapter may be damaged, or the dtype too narrow for them"))
-            }
-            None => Ok((index, losses)),
+/// A data set and what it is evaluated with.
+#[derive(Clone, Copy)]
+pub struct DatasetRun<'a> {
+    pub engine: &'a Engine,
+    pub model: &'a Model,
+    pub dataset: &'a Dataset,
+    /// Samples that run together, as [`batches`] has them.
+    pub batches: &'a [Vec<usize>],
+    /// The ranks that share them.
+    pub world: &'a ProcessGroup,
+}
+
+impl DatasetRun<'_> {
+    /// The losses of all samples in the order of the batches, on every rank; those of single targets only where they are kept.
+    pub fn losses(&self, keeps_targets: bool, observer: &mut dyn Observer) -> Result<Vec<SampleLoss>, Fault> {
+        let Self { dataset, batches, world, .. } = *self;
+        if dataset.is_empty() {
+            return Err(Fault::data(
+                "there is no sample to evaluate",
+                "check the split and `data.on_too_long`: every sample may have been dropped",
+            ));
         }
-    };
-    let own = share(&tokens, world.size()).swap_remove(world.rank());
-    let own: Result<Vec<(usize, Vec<SampleLoss>)>, Fault> = own.into_iter().map(&mut losses).collect();
-    let mut all = world.agree("validating", own)?.concat();
-    all.sort_by_key(|(index, _)| *index);
-    Ok(all.into_iter().flat_map(|(_, losses)| losses).collect())
-}
+        let of_batch = |samples: &Vec<usize>| samples.iter().map(|&sample| dataset.lengths()[sample]).sum();
+        let tokens: Vec<usize> = batches.iter().map(of_batch).collect();
+        let own = share(&tokens, world.size()).swap_remove(world.rank());
+        let own = own.into_iter().map(|index| Ok((index, self.batch(&batches[index], keeps_targets, observer)?)));
+        let mut all = world.agree("validating", own.collect::<Result<Vec<(usize, Vec<SampleLoss>)>, Fault>>())?.concat();
+        all.sort_by_key(|(index, _)| *index);
+        Ok(all.into_iter().flat_map(|(_, losses)| losses).collect())
+    }
 
-/// Evaluates [`batches`] of `dataset` as [`losses`] does, and sums up in their order, so that the number of ranks changes no digit.
-pub fn score(
-    engine: &Engine,
-    model: &Model,
-    dataset: &Dataset,
-    batches: &[Vec<usize>],
-    world: &ProcessGroup,
-    observer: &mut dyn Observer,
-) -> Result<Scores, Fault> {
-    Scores::of(dataset, batches, &losses(engine, model, dataset, batches, world, observer)?)
-}
+    fn batch(&self, samples: &[usize], keeps_targets: bool, observer: &mut dyn Observer) -> Result<Vec<SampleLoss>, Fault> {
+        // The longest first: those that end leave the batch from behind.
+        let batch = self.dataset.batch(&samples.iter().rev().copied().collect::<Vec<_>>())?;
+        let (losses, by_target) = self.engine.target_losses(self.model, &batch, observer)?;
+        let mut found = Vec::new();
+        for ((sequence, loss), by_target) in batch.sequences.iter().zip(losses).zip(by_target).rev() {
+            let sample = sequence.sample;
+            if !loss.loss_sum.is_finite() {
+                let message = format!("the loss of sample {sample} (counted from 0) is {}", loss.loss_sum);
+                let hint = "the weights or the adapter may be damaged, or the dtype too narrow for them";
+                return Err(Fault::new(Exit::NotFinite, message).with_hint(hint));
+            }
+            let by_target = if keeps_targets { by_target } else { Vec::new() };
+            let has_class = matches!(sequence.targets, Targets::Class(_));
+            found.push(SampleLoss { sample, tokens: sequence.inputs.len(), has_class, loss, by_target });
+        }
+        Ok(found)
+    }
 
-impl Scores {
-    /// Sums up the losses of the samples of some batches.
-    pub fn of(dataset: &Dataset, batches: &[Vec<usize>], losses: &[SampleLoss]) -> Result<Self, Fault> {
-        let mut scores = Self { overall: Score::default(), by_length: Vec::new(), by_set: BTreeMap::new(), longbench_v2: None };
+    /// Sums up the losses of all samples in their order, so that the number of ranks changes no digit.
+    pub fn scores(&self, losses: &[SampleLoss]) -> Result<Scores, Fault> {
+        let Self { dataset, batches, .. } = *self;
+        let mut scores = Scores { overall: Score::default(), by_length: Vec::new(), by_set: BTreeMap::new(), longbench_v2: None };
         for (&SampleLoss { tokens, has_class, loss, .. }, &sample) in losses.iter().zip(batches.iter().flatten()) {
             scores.add(tokens, loss);
             if let Some(name) = dataset.set_of(sample) {
@@ -156,7 +149,9 @@ impl Scores {
         }
         Ok(scores)
     }
+}
 
+impl Scores {
     /// Adds a sequence of so many tokens, which is no shorter than those before it.
     fn add(&mut self, tokens: usize, loss: SequenceLoss) {
         let up_to = tokens.next_power_of_two();

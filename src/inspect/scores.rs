@@ -19,7 +19,7 @@ pub struct EvaluationLine {
     /// The split of the samples; earlier versions did not say.
     #[serde(default)]
     pub split: String,
-    /// Of losses, where they were wanted.
+    /// What losses came to, where they were computed.
     scores: Option<OverallScores>,
     answers: Option<AnswerMeans>,
 }

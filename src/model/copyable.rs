@@ -19,7 +19,7 @@ impl CopyableVector {
         Ok(Self { own: load(&name)?, name, trained: None })
     }
 
-    /// What is computed with.
+    /// The numbers that the model computes with.
     pub(super) fn current(&self) -> Tensor {
         self.trained.as_ref().map_or_else(|| self.own.shallow_clone(), |trained| trained.to_kind(self.own.kind()))
     }

@@ -46,6 +46,11 @@ impl PolicyRecipe {
         Self { name: name.to_owned(), params, spot: Spot::Code, key: "kv_cache.policy".to_owned(), source: Arc::default() }
     }
 
+    /// Whether it is the policy that evicts nothing.
+    pub fn is_dense(&self) -> bool {
+        self.name == "dense"
+    }
+
     fn fill(&mut self, entry: &KeyValue, default: &str) -> Result<(), RecipeError> {
         let key = &self.key;
         let refuse = |spot, found: String| {

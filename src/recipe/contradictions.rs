@@ -88,7 +88,7 @@ impl Contradictions<'_> {
 
     fn of_cache(&mut self, kv: &CacheRecipe) {
         let (storage, policy) = (kv.storage, &kv.policy.name);
-        if storage != Storage::Preallocated && policy != "dense" {
+        if storage != Storage::Preallocated && !kv.policy.is_dense() {
             let message = format!(
                 "`kv_cache.storage = \"{storage}\"` contradicts the policy `{policy}`, which has a fixed number of slots"
             );

@@ -248,6 +248,7 @@ words! {
 }
 
 table! {
+    #[derive(Clone)]
     /// The table `[head]` as it is written; [`HeadRecipe`] is what it says.
     pub(super) struct HeadTable in "head" {
         /// The loss: every labelled token, or one class per sequence at its last token, from the logits of some tokens, or from a matrix of

@@ -42,7 +42,8 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
     let reader = RecipeReader::new(&decided);
     let data = DataRecipe::read(&reader)?;
     // Each set has to have what the head asks for; what they all have in common decides what it is.
-    let heads = data.each().chain([&data]).map(|data| head(&reader, HeadTable::read(&reader)?, data));
+    let table = HeadTable::read(&reader)?;
+    let heads = data.each().chain([&data]).map(|data| head(&reader, table.clone(), data));
     let head = refusals.weigh(&["data", "head"], heads.collect::<Checked<Vec<_>>>()).and_then(|mut heads| heads.pop());
     let head = head.unwrap_or_else(|| {
         refusals.doubt("head");
@@ -65,7 +66,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
         lora,
         data,
         head,
-        distill: HeadTable::read(&reader)?.distill,
+        distill: table.distill,
         train,
     };
     refuse_contradictions(&recipe, &reader, refusals);
@@ -143,15 +144,16 @@ fn refuse_f16(document: &Document) -> Checked<()> {
     Ok(())
 }
 
-/// A dense cache grows with what comes, where nothing says how long it is.
+/// The cache, with a storage that follows the policy where none is written for it: a dense cache grows, unless something says how long it is.
 fn cache(reader: &RecipeReader<'_>) -> Checked<CacheRecipe> {
     let mut cache = CacheRecipe::read(reader)?;
-    let is_open = !["kv_cache.cache_length", "kv_cache.storage"].into_iter().any(|key| reader.has(key));
-    if cache.policy.name != "dense" && reader.is_override("kv_cache.policy") && !reader.is_override("kv_cache.storage") {
-        // What the recipe says of storage is for its own policy.
-        cache.storage = Storage::Preallocated;
-    } else if is_open && cache.policy.name == "dense" && !cache.r#static {
-        cache.storage = Storage::Growing;
+    let (is_written, is_asked) = (|key| reader.has(key), |key| reader.is_override(key));
+    // What the recipe says of length and storage is for its own policy.
+    let has_other_policy = is_asked("kv_cache.policy");
+    let has_length = is_asked("kv_cache.cache_length") || is_written("kv_cache.cache_length") && !has_other_policy;
+    if !is_asked("kv_cache.storage") && (has_other_policy || !is_written("kv_cache.storage")) {
+        let grows = cache.policy.is_dense() && !has_length && !cache.r#static;
+        cache.storage = if grows { Storage::Growing } else { Storage::Preallocated };
     }
     Ok(cache)
 }

@@ -13,7 +13,7 @@ use crate::files::{self, TensorFile, hash_bytes};
 use crate::head::NextToken;
 use crate::model::{Model, ModelConfig};
 use crate::native::cuda::on_device;
-use crate::recipe::{BufferKind, CacheLength, CacheRecipe, DistillRecipe, GradRecipe, PolicyRecipe, Recipe, Storage};
+use crate::recipe::{BufferKind, CacheRecipe, DistillRecipe, GradRecipe, PolicyRecipe, Recipe, Storage};
 use crate::store::{load_tensor, pt_metadata, save_tensors};
 use crate::units::Fault;
 
@@ -37,8 +37,8 @@ fn full_cache(recipe: &Recipe) -> CacheRecipe {
     CacheRecipe {
         policy: PolicyRecipe::named("dense"),
         storage: Storage::Paged,
-        cache_length: CacheLength::Uniform(usize::MAX >> 1),
         buffer: BufferKind::Plain,
+        r#static: false,
         ..recipe.kv_cache.clone()
     }
 }
@@ -62,14 +62,15 @@ impl Teacher {
                 return Err(Fault::interrupted());
             }
             let path = self.dir.as_ref().map(|dir| dir.join(self.name(sequence, &labels)));
-            let soft = match &path {
-                Some(path) if path.exists() => self.read(path, sequence.targets.count())?,
-                _ => self.predict(model, sequence, &labels)?,
+            let soft = match path {
+                Some(path) if path.exists() => self.read(&path, sequence.targets.count())?,
+                Some(path) => {
+                    let soft = self.predict(model, sequence, &labels)?;
+                    write(&path, &soft)?;
+                    soft
+                }
+                None => self.predict(model, sequence, &labels)?,
             };
-            if let Some(path) = path.filter(|path| !path.exists()) {
-                files::make_dir(self.dir.as_deref().unwrap_or(&path))?;
-                write(&path, &soft)?;
-            }
             sequence.targets = Targets::Distilled(labels, Arc::new(soft));
         }
         Ok(())
@@ -90,7 +91,8 @@ impl Teacher {
         // Without targets: the engine's own losses are of no use here.
         let targets = Targets::NextToken(vec![IGNORE; labels.len()]);
         let batch = Batch { sequences: vec![Sequence { targets, ..sequence.clone() }] };
-        let (mut log_probs, mut tokens) = (Vec::new(), Vec::new());
+        let none = |kind| vec![Tensor::zeros([0], (kind, Device::Cpu))];
+        let (mut log_probs, mut tokens) = (none(Kind::Float), none(Kind::Int));
         self.engine.inspect(&model, &batch, &mut |start, hidden_1ne| {
             let end = labels.len().min(start + hidden_1ne.size()[1] as usize);
             let places: Vec<i64> = (start..end).filter(|&at| labels[at] != IGNORE).map(|at| (at - start) as i64).collect();
@@ -104,12 +106,8 @@ impl Teacher {
                 tokens.push(token_nk.view(-1).to_kind(Kind::Int).to_device(Device::Cpu));
             }
         })?;
-        let all = |parts: &[Tensor]| if parts.is_empty() { None } else { Some(Tensor::cat(parts, 0)) };
-        Ok(SoftTargets {
-            top_k,
-            tokens: all(&tokens).map_or(Ok(Vec::new()), Vec::try_from)?,
-            log_probs: all(&log_probs).map_or(Ok(Vec::new()), Vec::try_from)?,
-        })
+        let [tokens, log_probs] = [tokens, log_probs].map(|parts| Tensor::cat(&parts, 0));
+        Ok(SoftTargets { top_k, tokens: tokens.try_into()?, log_probs: log_probs.try_into()? })
     }
 
     fn read(&self, path: &Path, targets: usize) -> Result<SoftTargets, Fault> {
@@ -128,6 +126,8 @@ impl Teacher {
 }
 
 fn write(path: &Path, soft: &SoftTargets) -> Result<(), Fault> {
+    // Not before: a run's directory is empty when it begins.
+    path.parent().map_or(Ok(()), files::make_dir)?;
     let size = [-1, soft.top_k as i64];
     let tokens = (TOKENS.to_owned(), Tensor::from_slice(&soft.tokens).view(size));
     let log_probs = (LOG_PROBS.to_owned(), Tensor::from_slice(&soft.log_probs).view(size));
@@ -139,7 +139,7 @@ mod tests {
     use super::super::build;
     use super::*;
     use crate::engine::Silent;
-    use crate::recipe::Dtype;
+    use crate::recipe::{CacheLength, Dtype};
 
     /// A recipe over a small model, with a cache far shorter than the sample of the test.
     fn recipe(dir: &Path) -> Recipe {

@@ -20,7 +20,7 @@ use crate::checkpoint::Best;
 use crate::data::Splits;
 use crate::dist::ProcessGroup;
 use crate::engine::Observer;
-use crate::eval;
+use crate::eval::{self, DatasetRun};
 use crate::export::PolicyTrial;
 use crate::files::{failpoint, io_fault};
 use crate::measure::MemoryMeter;
@@ -280,7 +280,8 @@ impl Trainer {
         let engine = &self.engine.engine;
         let (model, world) = (&self.model, &self.ranks.world);
         let batches = eval::batches(validation, batch, options.max_batches);
-        let scores = eval::score(engine, model, validation, &batches, world, observer)?;
+        let run = DatasetRun { engine, model, dataset: validation, batches: &batches, world };
+        let scores = run.scores(&run.losses(false, observer)?)?;
         let answer = |answers: &ValidationAnswers| answers.answer(engine, model, world, &|| observer.wants_to_stop());
         let answers = self.answers.as_ref().map(answer).transpose()?;
         let mut validation = Validation { scores, answers, is_best: false };

@@ -7,7 +7,7 @@ use kvtune::recipe::{
     Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, ValidationSource, Warmup, Weights,
 };
 
-use super::{SMALL, parse, with};
+use super::{SMALL, parse, parse_with, with};
 
 const ASKED_FOR: &str = r#"
 [model]
@@ -87,6 +87,30 @@ fn what_is_left_out_has_its_default() {
         (50, None, 2)
     );
     assert_eq!((recipe.log.interval, recipe.output_dir), (1, None));
+}
+
+/// Of the recipe's own policy it is what is written; that of another one does not count.
+#[test]
+fn storage_follows_the_policy_where_none_is_written_for_it() {
+    let dense = "[kv_cache]\npolicy = \"dense\"\n";
+    let (sized, stored) = (format!("{dense}cache_length = 64\n"), format!("{dense}storage = \"growing\"\ncache_length = 64\n"));
+    let other = "[kv_cache]\npolicy = \"h2o\"\ncache_length = 64\nstorage = \"preallocated\"\n";
+    let (to_h2o, to_dense) = ("kv_cache.policy=h2o", "kv_cache.policy=dense");
+    let cases: [(&str, &[&str], Storage); 9] = [
+        (dense, &[], Storage::Growing),
+        (&sized, &[], Storage::Preallocated),
+        (&stored, &[], Storage::Growing),
+        (dense, &["kv_cache.cache_length=64"], Storage::Preallocated),
+        (dense, &[to_h2o], Storage::Preallocated),
+        (&stored, &[to_h2o], Storage::Preallocated),
+        (other, &[to_dense], Storage::Growing),
+        (other, &[to_dense, "kv_cache.cache_length=32"], Storage::Preallocated),
+        (other, &[to_dense, "kv_cache.storage=paged"], Storage::Paged),
+    ];
+    for (lines, overrides, storage) in cases {
+        assert_eq!(parse_with(&with(lines), overrides).unwrap().recipe.kv_cache.storage, storage, "{lines} {overrides:?}");
+    }
+    assert!(parse_with(&with(dense), &[to_h2o, "kv_cache.storage=growing"]).is_err());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::cli::used_model::{identity, own_rules};
 use crate::data::Dataset;
 use crate::dist::ProcessGroup;
 use crate::engine::Engine;
-use crate::eval::{self, ANSWERS, AnswerFile, AnswerSpec, ScoredAnswer};
+use crate::eval::{self, ANSWERS, AnswerFile, AnswerScores, AnswerSpec, ScoredAnswer};
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SamplingRules};
 use crate::metrics::{Metric, RougeFigure, RougeKind, RougeMeasure};
@@ -117,7 +117,7 @@ impl AnswerArguments {
         asked: &AskedAnswers<'_>,
         shared_file: &mut Option<AnswerFile>,
         world: &ProcessGroup,
-    ) -> Result<Vec<ScoredAnswer>, Fault> {
+    ) -> Result<(AnswerScores, Vec<ScoredAnswer>), Fault> {
         let AskedAnswers { dataset, spec, settings } = asked;
         let has_own = self.answers.is_none() && world.is_first();
         let mut own = if has_own { Some(AnswerFile::open(&default_path(loaded, settings)?)?) } else { None };
@@ -135,7 +135,7 @@ impl AnswerArguments {
             console::note(&format!("{empty} of the answers are empty, and count as wrong ones"));
         }
         own.map_or(Ok(()), AnswerFile::finish)?;
-        Ok(answers)
+        Ok((AnswerScores::of(&answers), answers))
     }
 
     fn spec(&self, loaded: &LoadedTarget<'_>, dataset: &Dataset) -> Result<AnswerSpec, Fault> {

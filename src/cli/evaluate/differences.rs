@@ -48,7 +48,7 @@ fn contributions(of: &Evaluated) -> BTreeMap<String, Vec<Contribution>> {
             add(format!("loss of {class}"), loss.sample, sum, targets as f64);
         }
     }
-    for answer in of.answers.iter().flatten() {
+    for answer in of.answers.iter().flat_map(|(_, answers)| answers) {
         for (metric, &score) in &answer.scores {
             add(metric.clone(), answer.sample, score, 1.0);
         }

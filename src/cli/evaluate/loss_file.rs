@@ -35,6 +35,11 @@ impl LossArguments {
             None => Ok((self.file.is_some() || !wants_answers).then(TokenClasses::default)),
         }
     }
+
+    /// Whether somebody looks at single targets.
+    pub(super) fn keep_targets(&self) -> bool {
+        self.file.is_some() || self.token_classes.is_some()
+    }
 }
 
 /// Writes a line for each evaluation and sample.

@@ -16,13 +16,14 @@ pub(super) struct Evaluated {
     pub(super) split: &'static str,
     pub(super) policy: String,
     pub(super) slots: String,
-    /// Where losses are wanted.
+    /// What the losses come to, where they are wanted.
     pub(super) scores: Option<Scores>,
-    /// Those of the samples, in order.
+    /// Losses of the samples in the order of the data.
     pub(super) losses: Vec<SampleLoss>,
     /// For each of these, sums by class of tokens, and of how many.
     pub(super) class_sums: Vec<BTreeMap<String, (f64, usize)>>,
-    pub(super) answers: Option<Vec<ScoredAnswer>>,
+    /// Means over answers, and the answers.
+    pub(super) answers: Option<(AnswerScores, Vec<ScoredAnswer>)>,
     /// From the first evaluation, by figure.
     pub(super) differences: BTreeMap<String, PairedDifference>,
 }
@@ -41,7 +42,7 @@ impl Evaluated {
             };
             value["by_class"] = classes.into_iter().map(class).collect();
         }
-        if let Some(answers) = self.answer_scores() {
+        if let Some((answers, _)) = &self.answers {
             value["answers"] = serde_json::json!(answers);
         }
         if !self.differences.is_empty() {
@@ -60,18 +61,14 @@ impl Evaluated {
         classes
     }
 
-    fn answer_scores(&self) -> Option<AnswerScores> {
-        self.answers.as_deref().map(AnswerScores::of)
-    }
-
     /// The scores that `LongBench` v2 reports, of classes or of answers.
-    fn longbench_v2(&self) -> Option<LongBenchV2> {
-        let of_classes = self.scores.as_ref().and_then(|scores| scores.longbench_v2.clone());
-        of_classes.or_else(|| self.answer_scores()?.longbench_v2)
+    fn longbench_v2(&self) -> Option<&LongBenchV2> {
+        let of_classes = self.scores.as_ref().and_then(|scores| scores.longbench_v2.as_ref());
+        of_classes.or_else(|| self.answers.as_ref()?.0.longbench_v2.as_ref())
     }
 
-    fn means(&self) -> BTreeMap<String, f64> {
-        self.answer_scores().map(|scores| scores.means).unwrap_or_default()
+    fn means(&self) -> impl Iterator<Item = (&String, &f64)> {
+        self.answers.iter().flat_map(|(answers, _)| &answers.means)
     }
 }
 
@@ -79,8 +76,8 @@ impl Evaluated {
 pub(super) fn of(results: &[Evaluated]) -> Table {
     let is_longbench = results.iter().any(|result| result.longbench_v2().is_some());
     let groups: &[&str] = if is_longbench { &LongBenchV2::COLUMNS } else { &[] };
-    let metrics: BTreeSet<String> = results.iter().flat_map(|result| result.means().into_keys()).collect();
-    let names = metrics.iter().map(String::as_str);
+    let metrics: BTreeSet<&String> = results.iter().flat_map(Evaluated::means).map(|(name, _)| name).collect();
+    let names = metrics.iter().map(|name| name.as_str());
     let mut table = Table::new(&COLUMNS.iter().chain(groups).copied().chain(names).collect::<Vec<_>>());
     for result in results {
         let own = [result.name.display().to_string(), result.policy.clone(), result.slots.clone()];
@@ -101,14 +98,13 @@ pub(super) fn of(results: &[Evaluated]) -> Table {
             let cells = [String::new(), String::new(), targets.to_string(), format!("{loss:.4}"), format!("{:.3}", loss.exp())];
             add(format!("tokens: {class}"), cells.into(), Vec::new());
         }
-        let longbench_v2 = result.longbench_v2();
-        for (domain, group) in longbench_v2.iter().flat_map(|groups| &groups.by_domain) {
+        for (domain, group) in result.longbench_v2().iter().flat_map(|groups| &groups.by_domain) {
             add(domain.clone(), Vec::new(), vec![group.to_string()]);
         }
-        let groups = longbench_v2.as_ref().map(LongBenchV2::cells).into_iter().flatten();
+        let groups = result.longbench_v2().map(LongBenchV2::cells).into_iter().flatten();
         let mut further: Vec<String> = groups.collect();
         further.resize(if is_longbench { LongBenchV2::COLUMNS.len() } else { 0 }, String::new());
-        let means = result.means();
+        let means: BTreeMap<&String, &f64> = result.means().collect();
         further.extend(metrics.iter().map(|name| means.get(name).map_or_else(String::new, |mean| format!("{mean:.4}"))));
         add("all".to_owned(), result.scores.as_ref().map_or_else(Vec::new, |scores| cells(&scores.overall)), further);
     }

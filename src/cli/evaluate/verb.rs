@@ -18,7 +18,8 @@ use crate::cli::world::Joining;
 use crate::data::{Dataset, Splits};
 use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Silent};
-use crate::eval::{self, AnswerFile, SampleLoss, Scores, TokenClasses};
+use crate::eval::{self, AnswerFile, DatasetRun, SampleLoss, TokenClasses};
+use crate::files;
 use crate::model::{Model, ModelConfig};
 use crate::recipe::BatchSize;
 use crate::report::console;
@@ -128,7 +129,8 @@ impl Evaluate {
         let asked = self.answers.asked(loaded, &dataset, self.samples.split.name())?;
         let settings = asked.iter().filter_map(|asked| asked.settings.as_object()).flatten();
         let facts = settings.map(|(key, value)| (format!("answers.{key}"), value.to_string()));
-        let further = [("models and caches", evaluations.to_string()), ("losses", format!("{wanted:?}"))];
+        let further =
+            [("models and caches", evaluations.to_string()), ("losses", files::hash_bytes(format!("{wanted:?}").as_bytes()))];
         let facts = facts.chain(further.map(|(name, value)| (name.to_owned(), value))).collect();
         train::check_same_evaluation(world, recipe, model, &dataset, facts)?;
         let batch = recipe.eval.micro_batch_size.map_or(recipe.train.batch_size, BatchSize::Sequences);
@@ -142,8 +144,9 @@ impl Evaluate {
         // First, as there is more that they may be refused for.
         let answer = |asked| self.answers.answer(loaded, &engine, &asked, shared_file, world);
         let answers = asked.map(answer).transpose()?;
-        let losses = wanted.map(|_| eval::losses(&engine, model, &dataset, &batches, world, &mut Silent)).transpose()?;
-        let scores = losses.as_ref().map(|losses| Scores::of(&dataset, &batches, losses)).transpose()?;
+        let run = DatasetRun { engine: &engine, model, dataset: &dataset, batches: &batches, world };
+        let losses = wanted.map(|_| run.losses(self.losses.keep_targets(), &mut Silent)).transpose()?;
+        let scores = losses.as_ref().map(|losses| run.scores(losses)).transpose()?;
         // In the order of the data, in which the windows of a text follow each other.
         let mut losses: Vec<_> = batches.iter().flatten().zip(losses.unwrap_or_default()).collect();
         losses.sort_by_key(|(index, _)| **index);
@@ -153,7 +156,7 @@ impl Evaluate {
         if let Some(path) = self.replay_log.as_ref().filter(|_| world.is_first()) {
             keep_log(path, &engine, model, &dataset)?;
         }
-        let evicts = recipe.kv_cache.policy.name != "dense";
+        let evicts = !recipe.kv_cache.policy.is_dense();
         Ok(Evaluated {
             name: target.dir().to_owned(),
             split: self.samples.split.name(),
