@@ -141,11 +141,12 @@ impl ModelArgs {
     }
 }
 
-/// A cache that is asked for, as overrides; `is_dense` says whether the recipe's own is `dense`, of which the length that is asked for, or that
-/// none is, decides how slots are stored.
+/// A cache that is asked for, as overrides: a dense one is as long as asked, or else grows, whatever the recipe says; `is_dense` says whether the
+/// recipe's own is `dense`.
 pub(super) fn cache_overrides(policy: Option<&str>, cache_length: Option<usize>, is_dense: bool) -> Vec<String> {
     let storage = if cache_length.is_some() { Storage::Preallocated } else { Storage::Growing };
-    let storage = (is_dense && policy.is_none()).then(|| format!("kv_cache.storage={}", storage.name()));
+    let is_dense = policy.map_or(is_dense, |policy| policy == "dense");
+    let storage = is_dense.then(|| format!("kv_cache.storage={}", storage.name()));
     let policy = policy.map(|policy| format!("kv_cache.policy={policy}"));
     let length = cache_length.map(|length| format!("kv_cache.cache_length={length}"));
     [storage, policy, length].into_iter().flatten().collect()

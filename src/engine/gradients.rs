@@ -58,12 +58,16 @@ impl Engine {
     }
 
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, Fault> {
-        Ok(self.target_losses(model, batch, observer)?.0)
+        guarded(|| Ok(StepRun::begin(&self.0, model, batch, None, observer)?.forward(None)?.head.finish()?.0))
     }
 
     /// The loss of every sequence, and of each of its targets in ascending order of position.
     pub fn target_losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<TargetLosses, Fault> {
-        guarded(|| StepRun::begin(&self.0, model, batch, None, observer)?.forward(None)?.head.finish())
+        guarded(|| {
+            let mut run = StepRun::begin(&self.0, model, batch, None, observer)?;
+            run.trace.head.keep_target_losses();
+            run.forward(None)?.head.finish()
+        })
     }
 
     /// Losses and choices, with every column's last hidden states handed to `sink`.

@@ -22,7 +22,7 @@ pub(super) type TargetLosses = (Vec<SequenceLoss>, Vec<Vec<f32>>);
 pub(super) struct HeadRun {
     /// Losses by sequence of the batch, over the columns whose figures have come to the host.
     sequences: Vec<SequenceLoss>,
-    /// The loss of each target of these columns, by sequence.
+    /// The loss of each target of these columns, by sequence; empty where nobody asks.
     by_target: Vec<Vec<f32>>,
     /// Picks and their figures that may still be on their way to the host.
     waiting: VecDeque<(Vec<Pick>, Waiting<Tensor>)>,
@@ -65,12 +65,16 @@ impl HeadRun {
         let parameters = UpperEnd::of(model).parameters;
         Ok(Self {
             sequences: vec![SequenceLoss::default(); batch.sequences.len()],
-            by_target: vec![Vec::new(); batch.sequences.len()],
+            by_target: Vec::new(),
             waiting: VecDeque::new(),
             gradients: parameters.iter().map(zero_sum_of).collect(),
             picks: picks(&*setup.head, batch)?,
             soft: soft_targets(batch),
         })
+    }
+
+    pub(super) fn keep_target_losses(&mut self) {
+        self.by_target = vec![Vec::new(); self.sequences.len()];
     }
 
     /// Adds the losses of a column that begins at position `start`; with a weight, returns the gradient of its hidden states, if any
@@ -116,7 +120,7 @@ impl HeadRun {
             sequence.loss_sum += value;
             sequence.targets += 1;
             sequence.correct += usize::from(correct);
-            self.by_target[pick.sequence].push(value as f32);
+            self.by_target.get_mut(pick.sequence).into_iter().for_each(|losses| losses.push(value as f32));
         }
         Ok(())
     }

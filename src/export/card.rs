@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::hub::{BaseModel, cached_id};
 use super::trained::{CacheResult, ExportTarget, Trained};
 use super::usage::Usage;
-use crate::recipe::{HeadRecipe, LoraRecipe, Recipe, TemplateChoice, ValidationSource, Weights};
+use crate::recipe::{LoraRecipe, Recipe, TemplateChoice, ValidationSource, Weights};
 use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
 use crate::report::table::Table;
@@ -18,7 +18,7 @@ use crate::report::table::Table;
 pub fn card_of_run(trained: &Trained<'_>, recipe: &Recipe, hash: &str) -> String {
     let target = if trained.holds == Weights::All { ExportTarget::Merged } else { ExportTarget::Peft };
     let base = &recipe.model.path;
-    card(trained, &Usage::of(target, num_classes(recipe), base), base, hash)
+    card(trained, &Usage::of(target, recipe.head.num_classes(), base), base, hash)
 }
 
 /// The card's text; the base lies in `base`.
@@ -47,11 +47,6 @@ pub(super) fn card(trained: &Trained<'_>, usage: &Usage, base: &Path, hash: &str
         let _ = write!(text, "\n## Recipe\n\n```toml\n{}```\n", recipe.to_toml());
     }
     text
-}
-
-/// How many classes a recipe's head scores.
-pub fn num_classes(recipe: &Recipe) -> Option<usize> {
-    if let HeadRecipe::SeqClassification(classes) = &recipe.head { Some(classes.count()) } else { None }
 }
 
 /// What the Hub reads: YAML, of which each value is written as JSON.

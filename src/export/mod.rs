@@ -10,7 +10,7 @@ mod trained;
 mod usage;
 mod write;
 
-pub use card::{card_of_run, num_classes};
+pub use card::card_of_run;
 pub use policy_file::{KV_POLICY, PolicyFile};
 pub use policy_trial::{PolicyTrial, RecordedTrial};
 pub use trained::{CacheResult, ExportTarget, Trained};

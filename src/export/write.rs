@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tch::{Device, Kind};
 
-use super::card::{card, num_classes};
+use super::card::card;
 use super::policy_file::{KV_POLICY, PolicyFile};
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
@@ -90,7 +90,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
         let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None)?);
         let base = trained.recipe.map_or_else(|| trained.checkpoint.to_owned(), |recipe| recipe.model.path.clone());
         let hash = trained.state.as_ref().map_or_else(String::new, |state| state.model_hash.clone());
-        let usage = Usage::of(target, trained.recipe.and_then(num_classes), &base);
+        let usage = Usage::of(target, trained.recipe.and_then(|recipe| recipe.head.num_classes()), &base);
         return Ok(Parts { weights, base, hash, policy, usage, notes: refuse_or_note(scaling, target)? });
     }
     let base = base(trained)?;

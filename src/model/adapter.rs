@@ -15,7 +15,6 @@ use super::targets::{
     LoraTarget, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
     targets_embedding,
 };
-use crate::ops::dropout::DropoutStream;
 use crate::recipe::{InitLora, LoraRecipe};
 use crate::units::Fault;
 
@@ -100,7 +99,8 @@ impl Adapter {
                 pissa: None,
                 scale: *scale,
                 dropout: settings.lora_dropout,
-                stream: DropoutStream { seed: 0, step: 0, layer: linear.layer.0 as u64, module: linear.number as u64 },
+                layer: linear.layer.0 as u64,
+                module: linear.number as u64,
             };
             Ok((linear.name.clone(), delta))
         };
@@ -298,7 +298,7 @@ mod tests {
         let expected = (0..2).flat_map(|layer| names.iter().enumerate().map(move |(i, name)| (layer, i, (*name).to_owned())));
         assert_eq!(numbers.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
         let adapter = adapter(&recipe(&["k_proj", "down_proj"]), 1);
-        let streams = adapter.deltas.iter().map(|(_, lora)| (lora.stream.layer, lora.stream.module));
+        let streams = adapter.deltas.iter().map(|(_, lora)| (lora.layer, lora.module));
         assert_eq!(streams.collect::<Vec<_>>(), [(0, 1), (0, 6), (1, 1), (1, 6)]);
     }
 

@@ -26,7 +26,8 @@ pub(super) struct LoraDelta {
     /// The probability with which an input of `A` is dropped in training.
     pub(super) dropout: f64,
     /// What of the dropout mask depends on where the linear is; seed and step come with each use.
-    pub(super) stream: DropoutStream,
+    pub(super) layer: u64,
+    pub(super) module: u64,
 }
 
 /// The end of the name of A in PEFT's files.
@@ -66,7 +67,7 @@ impl LoraDelta {
     /// `(B, n, in)` in and out.
     pub(super) fn dropped(&self, x_bni: &Tensor, tokens: &TokenContext<'_>) -> Option<Tensor> {
         let key = tokens.dropout.dropout.filter(|_| self.dropout > 0.0)?;
-        let stream = DropoutStream { seed: key.seed, step: key.step, ..self.stream };
+        let stream = DropoutStream { seed: key.seed, step: key.step, layer: self.layer, module: self.module };
         Some(dropout(x_bni, self.dropout, stream, tokens.dropout.samples, tokens.position_bn))
     }
 

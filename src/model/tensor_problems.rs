@@ -9,31 +9,35 @@ use crate::units::{Fault, abridged, quoted, shape};
 /// One tensor that isn't as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorProblem {
-    /// Which of [`KINDS`] it is.
-    kind: usize,
+    /// One of [`KINDS`].
+    kind: &'static str,
     text: String,
 }
 
 /// What problems are called, in the order in which they are told.
-const KINDS: [&str; 4] = ["missing", "extra", "wrong shape", "unreadable dtype"];
+const KINDS: [&str; 4] = [MISSING, EXTRA, SHAPE, DTYPE];
+const MISSING: &str = "missing";
+const EXTRA: &str = "extra";
+const SHAPE: &str = "wrong shape";
+const DTYPE: &str = "unreadable dtype";
 
 impl TensorProblem {
     pub(super) fn missing(name: &str) -> Self {
-        Self { kind: 0, text: format!("`{}`", quoted(name)) }
+        Self { kind: MISSING, text: format!("`{}`", quoted(name)) }
     }
 
     pub(super) fn extra(name: &str) -> Self {
-        Self { kind: 1, ..Self::missing(name) }
+        Self { kind: EXTRA, ..Self::missing(name) }
     }
 
     /// It has another shape than it should have.
     pub(super) fn shape(name: &str, expected: &[usize], found: &[usize]) -> Self {
-        Self { kind: 2, text: format!("`{}` expected {}, found {}", quoted(name), shape(expected), shape(found)) }
+        Self { kind: SHAPE, text: format!("`{}` expected {}, found {}", quoted(name), shape(expected), shape(found)) }
     }
 
     /// It has a dtype that can't be read.
     pub(super) fn dtype(name: &str, found: Dtype) -> Self {
-        Self { kind: 3, text: format!("`{}` is {found}", quoted(name)) }
+        Self { kind: DTYPE, text: format!("`{}` is {found}", quoted(name)) }
     }
 }
 
@@ -55,8 +59,8 @@ impl TensorProblems {
 impl fmt::Display for TensorProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";
-        for (kind, title) in KINDS.iter().enumerate() {
-            let of_kind: Vec<&TensorProblem> = self.0.iter().filter(|problem| problem.kind == kind).collect();
+        for title in KINDS {
+            let of_kind: Vec<&TensorProblem> = self.0.iter().filter(|problem| problem.kind == title).collect();
             if of_kind.is_empty() {
                 continue;
             }

@@ -293,6 +293,11 @@ pub enum HeadRecipe {
 }
 
 impl HeadRecipe {
+    /// How many classes a matrix of its own scores.
+    pub fn num_classes(&self) -> Option<usize> {
+        if let Self::SeqClassification(classes) = self { Some(classes.count()) } else { None }
+    }
+
     pub(super) fn to_table(&self) -> HeadTable {
         let none = |kind| HeadTable { kind, ..HeadTable::default() };
         match self.clone() {

@@ -101,6 +101,6 @@ pub(super) fn keys() -> impl Iterator<Item = (&'static str, &'static RecipeKey)>
 }
 
 /// All keys, each by its dotted name.
-pub(super) fn dotted_keys() -> impl Iterator<Item = (String, &'static RecipeKey)> {
+pub fn dotted_keys() -> impl Iterator<Item = (String, &'static RecipeKey)> {
     keys().map(|(table, key)| (dotted(table, &key.text.name), key))
 }

@@ -148,11 +148,9 @@ fn refuse_f16(document: &Document) -> Checked<()> {
 fn cache(reader: &RecipeReader<'_>) -> Checked<CacheRecipe> {
     let mut cache = CacheRecipe::read(reader)?;
     let (is_written, is_asked) = (|key| reader.has(key), |key| reader.is_override(key));
-    // What the recipe says of length and storage is for its own policy.
-    let has_other_policy = is_asked("kv_cache.policy");
-    let has_length = is_asked("kv_cache.cache_length") || is_written("kv_cache.cache_length") && !has_other_policy;
-    if !is_asked("kv_cache.storage") && (has_other_policy || !is_written("kv_cache.storage")) {
-        let grows = cache.policy.is_dense() && !has_length && !cache.r#static;
+    // What the recipe says of storage is for its own policy.
+    if !is_asked("kv_cache.storage") && (is_asked("kv_cache.policy") || !is_written("kv_cache.storage")) {
+        let grows = cache.policy.is_dense() && !is_written("kv_cache.cache_length") && !cache.r#static;
         cache.storage = if grows { Storage::Growing } else { Storage::Preallocated };
     }
     Ok(cache)

@@ -43,7 +43,6 @@ impl CopyMark {
     }
 }
 
-/// Who copies. All but the copying is for one whose copies go on beside what its device computes: else they are done when it is asked for them.
 pub trait Copier: Debug + Send + Sync {
     /// Asks for copies, each of a tensor (second) over another of the same size and kind (first). They begin when the device has
     /// computed what it was asked for so far, and when what `after` marks is done. What is copied must not be written, nor the target
@@ -51,17 +50,15 @@ pub trait Copier: Debug + Send + Sync {
     fn start(&self, lane: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark;
 
     /// What the device is asked to compute from now on waits for the mark; the host does not.
-    fn wait(&self, _mark: CopyMark) {}
+    fn wait(&self, mark: CopyMark);
 
-    fn finish(&self, _mark: CopyMark) {}
+    fn finish(&self, mark: CopyMark);
 
-    fn is_done(&self, _mark: CopyMark) -> bool {
-        true
-    }
+    fn is_done(&self, mark: CopyMark) -> bool;
 
     /// The host waits for all copies that are under way, and nothing is kept for their sake any more: after a failure nobody else may come
     /// to wait for them.
-    fn settle(&self) {}
+    fn settle(&self);
 
     fn measure(&self, _is_on: bool) {}
 
@@ -106,6 +103,16 @@ impl Copier for BlockingCopier {
         }
         CopyMark::PAST
     }
+
+    fn wait(&self, _mark: CopyMark) {}
+
+    fn finish(&self, _mark: CopyMark) {}
+
+    fn is_done(&self, _mark: CopyMark) -> bool {
+        true
+    }
+
+    fn settle(&self) {}
 }
 
 /// Copies by two streams of a CUDA device, one for each lane.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::Path;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::files::{self, Dtype, RawTensor, TensorFile, TensorHead, TensorView};
 use crate::native;
@@ -131,21 +131,18 @@ pub fn raw_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<RawT
 }
 
 fn raw_tensor(path: &Path, name: &str, tensor: &Tensor) -> Result<RawTensor<'static>, Fault> {
-    let kind = tensor.kind();
-    let dtype = dtype_in(path, name, kind)?;
-    let host = tensor.detach().to_device(Device::Cpu);
-    let mut bytes = vec![0; host.numel() * kind.elt_size_in_bytes()];
-    host.f_copy_data_u8(&mut bytes, host.numel()).map_err(|e| torch(name, &e))?;
-    let shape = host.size().into_iter().map(|n| n as usize).collect();
+    let dtype = dtype_in(path, name, tensor.kind())?;
+    let bytes = content_of(tensor).map_err(|e| torch(name, &e))?;
+    let shape = tensor.size().into_iter().map(|n| n as usize).collect();
     Ok(RawTensor { name: name.into(), dtype, shape, bytes: bytes.into() })
 }
 
 /// The bytes of a tensor's numbers, one after the other.
-pub fn content_of(x: &Tensor) -> Vec<u8> {
-    let flat = x.detach().to_device(Device::Cpu).contiguous().view(-1).view_dtype(Kind::Uint8);
-    let mut bytes = vec![0; flat.numel()];
-    flat.copy_data(&mut bytes, flat.numel());
-    bytes
+pub fn content_of(x: &Tensor) -> Result<Vec<u8>, TchError> {
+    let host = x.detach().to_device(Device::Cpu);
+    let mut bytes = vec![0; host.numel() * host.kind().elt_size_in_bytes()];
+    host.f_copy_data_u8(&mut bytes, host.numel())?;
+    Ok(bytes)
 }
 
 /// What libtorch made of a tensor of this name.

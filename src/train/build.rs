@@ -9,7 +9,7 @@ use crate::cache;
 use crate::checkpoint::FINAL;
 use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, TokenisingProgress, Tokenizer};
 use crate::engine::{Engine, Settings};
-use crate::export::{PolicyFile, num_classes};
+use crate::export::PolicyFile;
 use crate::files::Scratch;
 use crate::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
 use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Model, ModelConfig, ModelPlacement, Preference, companions};
@@ -158,7 +158,7 @@ pub fn set_numerics(recipe: &Recipe, device: Device) {
 
 /// What a recipe's head makes of its model: it has classes, or predicts tokens.
 pub fn as_headed(recipe: &Recipe, config: ModelConfig) -> Result<ModelConfig, Fault> {
-    let num_classes = num_classes(recipe);
+    let num_classes = recipe.head.num_classes();
     if config.has_score && config.num_classes != num_classes {
         let found = config.num_classes.unwrap_or(0);
         let asked = num_classes.map_or_else(|| "none".to_owned(), |count| format!("{count} classes"));
@@ -175,7 +175,7 @@ pub fn as_headed(recipe: &Recipe, config: ModelConfig) -> Result<ModelConfig, Fa
 
 /// Fails where the recipe's head needs what scores classes, and neither model nor adapter has it.
 pub fn check_head(recipe: &Recipe, model: &Model) -> Result<(), Fault> {
-    let is_missing = num_classes(recipe).is_some() && !model.has_score();
+    let is_missing = recipe.head.num_classes().is_some() && !model.has_score();
     if is_missing { Err(no_score(recipe)) } else { Ok(()) }
 }
 
@@ -189,7 +189,7 @@ fn no_score(recipe: &Recipe) -> Fault {
 
 fn headed(recipe: &Recipe, model: Model) -> Result<Model, Fault> {
     as_headed(recipe, model.config().clone())?;
-    Ok(model.with_classes(num_classes(recipe)))
+    Ok(model.with_classes(recipe.head.num_classes()))
 }
 
 /// The recipe's model, of which nothing is trained.

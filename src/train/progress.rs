@@ -1,4 +1,5 @@
-//! How far a run has come, as its checkpoints say, and which of its steps were left out, as they came to nothing finite.
+//! How far a run has come, as its checkpoints say, and which of its steps were left out, as they came to nothing finite; and where
+//! the run's directory has all this.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

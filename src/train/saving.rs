@@ -97,7 +97,7 @@ impl Trainer {
         self.require_finite()?;
         // A rank that computes otherwise, on another kind of machine say, is told before what it has made is kept.
         if self.ranks.are_several() {
-            self.ranks.check_same("about to save", of_trained(&self.model))?;
+            self.ranks.check_same("about to save", of_trained(&self.model)?)?;
         }
         let dir = self.shard.write(&self.ranks, self.optimizer.state(), |state| self.write(kind, state))?;
         if matches!(kind, SaveKind::Regular | SaveKind::Intermediate) {

@@ -91,7 +91,7 @@ impl Trainer {
         }
         let model = build::model(recipe, device)?;
         let model_hash = fingerprint(&recipe.model.path)?;
-        ranks.check_same("loading the model", of_model(&model_hash, &model))?;
+        ranks.check_same("loading the model", of_model(&model_hash, &model)?)?;
         let tokenizer = machine.including(|| build::tokenizer(&recipe.model.path))?;
         let settle = |recipe| tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {});
         let ResolvedRun { recipe, planned, engine, data, machine } = ranks.settled(recipe, dir, settle)?;

@@ -4,6 +4,8 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
 
 use serde_json::{Map, Value};
 use tempfile::TempDir;
@@ -128,7 +130,13 @@ impl Place {
     pub(crate) fn hear_beside(&self, mut command: Command, input: &str) -> Said {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-        self.said(child.wait_with_output().unwrap())
+        let (id, (done, output)) = (child.id(), mpsc::channel());
+        thread::spawn(move || done.send(child.wait_with_output()));
+        let Ok(output) = output.recv_timeout(starter::PATIENCE) else {
+            starter::kill(id as i32);
+            panic!("{command:?} does not end");
+        };
+        self.said(output.unwrap())
     }
 
     /// Replaces what differs from one machine to the next.

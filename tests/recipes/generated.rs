@@ -1,7 +1,7 @@
 //! What is written from the recipe's tables: those of `docs/reference/recipe.md`, with every key and what other programs call it, and
 //! `recipe.schema.json`, a JSON Schema (draft 7) for editors.
 
-use kvtune::recipe::{ADVICE, FLAT, FOREIGN, Meaning, RecipeKey, TABLES};
+use kvtune::recipe::{ADVICE, FLAT, FOREIGN, Meaning, RecipeKey, TABLES, dotted_keys};
 use serde_json::{Map, Value, json};
 
 /// The Markdown tables of the reference, in their order: one for each table of the recipe, then what stands at the top of the file,
@@ -24,11 +24,6 @@ pub(super) fn reference() -> Vec<String> {
     found.push(markdown(&["key", "meaning"], meanings));
     found.push(markdown(&["key", "what to do"], advice));
     found
-}
-
-fn dotted_keys() -> impl Iterator<Item = (String, &'static RecipeKey)> {
-    let dotted = |table: &str, key: &str| if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") };
-    TABLES.iter().flat_map(move |table| table.keys.iter().map(move |key| (dotted(table.name, &key.text.name), key)))
 }
 
 fn told(meaning: &Meaning) -> String {
@@ -92,6 +87,17 @@ fn property(key: &RecipeKey) -> Value {
     value
 }
 
+/// What keys take whose values have several types, or a form of their own, by its beginning.
+const MIXED: &[&str] = &[
+    "table",
+    "1 ≤ integer ≤ 2^40, array of one per layer",
+    "`all-linear`, an array of names",
+    "`loss`, `accuracy`, or a metric",
+    "`none`, `auto`, or integer",
+    "date",
+    "path, ",
+];
+
 /// What an editor may expect of a value; nothing where a type alone does not tell.
 fn of_what_it_takes(takes: &str) -> Value {
     let words: Option<Vec<&str>> = takes.split(", ").flat_map(|words| words.split(" or ")).map(word).collect();
@@ -104,11 +110,11 @@ fn of_what_it_takes(takes: &str) -> Value {
         // A resolved recipe has them as tables by their names.
         ("array of tables", _) => json!({ "type": ["array", "object"] }),
         ("name, or a table with one name", _) => json!({ "type": ["string", "object"] }),
-        _ if takes.starts_with("table") => json!({}),
+        _ if MIXED.iter().any(|beginning| takes.starts_with(beginning)) => json!({}),
         _ if takes.starts_with("array of two numbers") => json!({ "type": "array", "items": { "type": "number" } }),
         _ if takes.starts_with("integer") => json!({ "type": "integer", "minimum": 0 }),
         _ if takes.contains("number") => json!({ "type": "number" }),
-        _ => json!({}),
+        _ => panic!("what does an editor expect of `{takes}`?"),
     }
 }
 

@@ -15,7 +15,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::NamedTempFile;
@@ -23,12 +23,21 @@ use tempfile::NamedTempFile;
 use crate::binary::kvtune;
 
 /// When a fork is given up.
-const PATIENCE: Duration = Duration::from_secs(240);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A fork that may be running.
 pub(crate) struct Fork {
     pid: i32,
     starter: UnixStream,
+    has_ended: bool,
+}
+
+impl Drop for Fork {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.kill();
+        }
+    }
 }
 
 impl Fork {
@@ -56,7 +65,7 @@ impl Fork {
         starter.write_all(&request).unwrap();
         let pid = number(&mut starter).unwrap();
         assert!(pid > 0, "no fork");
-        Self { pid, starter }
+        Self { pid, starter, has_ended: false }
     }
 
     pub(crate) fn id(&self) -> i32 {
@@ -67,16 +76,23 @@ impl Fork {
     pub(crate) fn wait(&mut self, most: Duration) -> Option<ExitStatus> {
         self.starter.set_read_timeout(Some(most)).unwrap();
         match number(&mut self.starter) {
-            Ok(status) => Some(ExitStatus::from_raw(status)),
+            Ok(status) => {
+                self.has_ended = true;
+                Some(ExitStatus::from_raw(status))
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             Err(error) => panic!("the starter is gone: {error}"),
         }
     }
 
     pub(crate) fn kill(&self) {
-        // It may have ended.
-        let _ = kill_process(Pid::from_raw(self.pid).unwrap(), Signal::KILL);
+        kill(self.pid);
     }
+}
+
+/// Ends a process, which may have ended.
+pub(crate) fn kill(pid: i32) {
+    let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
 }
 
 /// Runs what `command` says of the binary to its end.
@@ -156,7 +172,9 @@ fn a_fork_is_what_a_start_is() {
     command.arg("serve").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")).args(["--port", "0"]);
     let [out, err] = [(); 2].map(|()| NamedTempFile::new().unwrap());
     let mut fork = Fork::of(&command, [out.path(), err.path()], 8 << 30);
+    let began = Instant::now();
     while fs::read(out.path()).unwrap().is_empty() {
+        assert!(began.elapsed() < PATIENCE, "it serves nothing");
         assert_eq!(fork.wait(Duration::from_millis(5)), None);
     }
     let of_process = |what: &str| fs::read_to_string(format!("/proc/{}/{what}", fork.id())).unwrap();

@@ -43,8 +43,8 @@ fn text(text: &str) -> Vec<u8> {
 }
 
 impl GgufFile {
-    /// Writes a file with this one's keys, in the place of `path`. `bytes`
-    /// is asked for each tensor once, in their order, and one is in memory at a time.
+    /// Writes a file with this one's keys, in the place of `path`. `bytes` is asked for each tensor once, in their order, and one is in
+    /// memory at a time.
     pub fn write_with(
         &self,
         path: &Path,

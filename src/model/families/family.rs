@@ -155,7 +155,7 @@ pub(in crate::model) struct Biases {
 }
 
 impl Biases {
-    /// `attention_bias` is one of all four projections, or `default` where it is not written; the MLP has none.
+    /// `attention_bias` gives all four projections a bias; where it is not written, `default` says whether. The MLP has none.
     pub(super) fn of_attention(fields: Fields<'_>, default: bool) -> Result<Self, Fault> {
         let attention = fields.flag_or("attention_bias", default)?;
         Ok(Self { qkv: attention, output: attention, mlp: false })

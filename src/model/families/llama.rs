@@ -6,7 +6,7 @@ use crate::units::Fault;
 
 pub(super) const FAMILY: Family = Family { model_type: "llama", architecture: "LlamaForCausalLM", biases, ..Family::USUAL };
 
-/// `mlp_bias` is one of the MLP's three projections.
+/// `mlp_bias` gives the MLP's three projections a bias.
 pub(super) fn biases(fields: Fields<'_>) -> Result<Biases, Fault> {
     let of_attention = Biases::of_attention(fields, false)?;
     Ok(Biases { mlp: fields.flag_or("mlp_bias", false)?, ..of_attention })

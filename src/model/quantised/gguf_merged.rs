@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Kind, TchError, Tensor, no_grad};
 
 use super::gguf::{GgufWeights, OF_CONFIG, Stored};
 use super::quantise::AT_ONCE;
@@ -62,7 +62,7 @@ impl GgufWeights {
             let parts = sources.iter().map(part).collect::<Result<Vec<_>, Fault>>()?;
             let whole = if parts.len() == 1 { parts[0].shallow_clone() } else { Tensor::stack(&parts, 0) };
             let parts = whole.reshape([-1]).split(AT_ONCE, 0);
-            let bytes = parts.iter().map(|part| encoded(part, head.dtype)).collect::<Option<Vec<_>>>();
+            let bytes = parts.iter().map(|part| encoded(part, head.dtype)).collect::<Result<Option<Vec<_>>, _>>()?;
             bytes.map(|bytes| bytes.concat()).ok_or_else(|| {
                 let (name, kind) = (quoted(&head.name), head.dtype.name);
                 let message = format!("`{name}` has a number that is infinite, not a number, or too large for {kind}");
@@ -97,11 +97,11 @@ impl Stored {
 }
 
 /// The bytes of numbers in f32, as ggml packs them (`quantize_row_q8_0_ref`); `None` where one is not finite in this type.
-fn encoded(numbers: &Tensor, dtype: GgufDtype) -> Option<Vec<u8>> {
+fn encoded(numbers: &Tensor, dtype: GgufDtype) -> Result<Option<Vec<u8>>, TchError> {
     let is_finite = |x: &Tensor| x.isfinite().all().int64_value(&[]) != 0;
     let numbers = numbers.to_kind(Kind::Float).contiguous();
     no_grad(|| match dtype {
-        GgufDtype::F32 => is_finite(&numbers).then(|| content_of(&numbers)),
+        GgufDtype::F32 => is_finite(&numbers).then(|| content_of(&numbers)).transpose(),
         GgufDtype::Q8_0 => {
             let value = numbers.view([-1, dtype.block as i64]);
             let scale = value.abs().amax([1i64], true) / 127.0;
@@ -110,11 +110,11 @@ fn encoded(numbers: &Tensor, dtype: GgufDtype) -> Option<Vec<u8>> {
             let level = level.sign() * (level.to_kind(Kind::Double).abs() + 0.5).floor();
             let scale = scale.to_kind(Kind::Half);
             let both = [scale.view_dtype(Kind::Uint8), level.to_kind(Kind::Int8).view_dtype(Kind::Uint8)];
-            is_finite(&scale).then(|| content_of(&Tensor::cat(&both, 1)))
+            is_finite(&scale).then(|| content_of(&Tensor::cat(&both, 1))).transpose()
         }
         _ => {
             let half = numbers.to_kind(Kind::Half);
-            is_finite(&half).then(|| content_of(&half))
+            is_finite(&half).then(|| content_of(&half)).transpose()
         }
     })
 }
@@ -169,13 +169,13 @@ mod tests {
     #[test]
     fn blocks_are_those_of_ggml() {
         let row = |values: &[f32]| Tensor::from_slice(&[values, &vec![0.0; 32 - values.len()]].concat());
-        let packed = |values: &[f32]| encoded(&row(values), GgufDtype::Q8_0).unwrap();
+        let packed = |values: &[f32]| encoded(&row(values), GgufDtype::Q8_0).unwrap().unwrap();
         // The scale is 1, and halves go away from zero.
         let block = packed(&[127.0, 0.5, -0.5, 1.5, 0.499_999_97, -127.0]);
         assert_eq!((&block[..2], &block[2..8]), (&[0, 0x3c][..], &[127, 1, 255, 2, 0, 129][..]));
         assert_eq!(packed(&[]), [0; 34]);
         for bad in [f32::NAN, f32::INFINITY, 1e10] {
-            assert!(encoded(&row(&[bad]), GgufDtype::Q8_0).is_none() && encoded(&row(&[bad]), GgufDtype::F16).is_none());
+            assert!([GgufDtype::Q8_0, GgufDtype::F16].iter().all(|&dtype| encoded(&row(&[bad]), dtype).unwrap().is_none()));
         }
     }
 }

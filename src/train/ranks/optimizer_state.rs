@@ -183,7 +183,7 @@ mod tests {
             optimizer.step(&model.parameters(), &gradients, 0.01);
             parts.exchange_updates(world, &model).unwrap();
         }
-        ranks.check_same("having updated", of_trained(&model)).unwrap();
+        ranks.check_same("having updated", of_trained(&model).unwrap()).unwrap();
         let written = parts.write(&ranks, optimizer.state(), |all| {
             save_tensors(&weights, &model.parameters(), &pt_metadata()).map_err(not_saved)?;
             let heads = all.heads().map_err(not_saved)?;

@@ -25,16 +25,20 @@ pub(in crate::train) fn of_recipe(recipe: &Recipe) -> Facts {
 }
 
 /// The model's files, and what of an adapter is trained.
-pub(in crate::train) fn of_model(hash: &str, model: &Model) -> Facts {
+pub(in crate::train) fn of_model(hash: &str, model: &Model) -> Result<Facts, Fault> {
     let files = Facts::from([("files of the model".to_owned(), hash.to_owned())]);
     // All weights are those in the files.
-    files.into_iter().chain(model.adapter().map(|_| of_trained(model)).unwrap_or_default()).collect()
+    let trained = model.adapter().map(|_| of_trained(model)).transpose()?;
+    Ok(files.into_iter().chain(trained.unwrap_or_default()).collect())
 }
 
 /// The numbers that are trained, to the bit.
-pub(in crate::train) fn of_trained(model: &Model) -> Facts {
-    let bytes = model.parameters().into_iter().map(|(_, parameter)| content_of(&parameter));
-    Facts::from([("what is trained".to_owned(), files::hash_parts(bytes))])
+pub(in crate::train) fn of_trained(model: &Model) -> Result<Facts, Fault> {
+    let mut failed = None;
+    let parameters = model.parameters().into_iter();
+    let bytes = parameters.map_while(|(_, parameter)| content_of(&parameter).map_err(|error| failed = Some(error)).ok());
+    let hash = files::hash_parts(bytes);
+    failed.map_or_else(|| Ok(Facts::from([("what is trained".to_owned(), hash)])), |error| Err(error.into()))
 }
 
 /// The samples, and what of the model's folder has made tokens of them.
@@ -65,7 +69,7 @@ pub fn check_same_evaluation(
         return Ok(());
     }
     let mut facts = of_recipe(recipe);
-    facts.extend(of_model(&fingerprint(&recipe.model.path)?, model));
+    facts.extend(of_model(&fingerprint(&recipe.model.path)?, model)?);
     facts.extend(asked.into_iter().chain([("samples".to_owned(), in_words(samples))]));
     RunRanks::of(world.clone()).check_same("beginning an evaluation", facts)
 }
@@ -94,6 +98,9 @@ fn settled_first<T>(
     recipe: impl FnOnce(&T) -> &Recipe,
     others: impl FnOnce(String) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
+    if world.size() == 1 {
+        return first();
+    }
     let mut settled = None;
     let text = world.of_first("planning", || first().map(|made| recipe(settled.insert(made)).to_toml()))?;
     settled.map_or_else(|| others(text), Ok)
