@@ -32,6 +32,11 @@ impl Stamp {
         Some(Self { size: found.len(), device: found.dev(), inode: found.ino(), changed })
     }
 
+    /// Whether the last change is so long ago that a further one would show.
+    pub fn is_settled(&self) -> bool {
+        self.is_older_than(SETTLED)
+    }
+
     /// Whether the last change is so long ago. A file that was changed just now may be changed again and look the same.
     fn is_older_than(&self, age: Duration) -> bool {
         let (Ok(seconds), Ok(nanoseconds)) = (u64::try_from(self.changed.0), u32::try_from(self.changed.1)) else { return false };

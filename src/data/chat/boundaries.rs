@@ -291,7 +291,7 @@ mod tests {
             let of = &fixture["templates"][family];
             let special = of["tokens"].as_object().unwrap().iter();
             let special = special.map(|(name, token)| (name.clone(), token.as_str().unwrap().to_owned())).collect();
-            let template = ChatTemplate::new(of["template"].as_str().unwrap(), special, family.to_owned(), now).unwrap();
+            let template = ChatTemplate::new(of["template"].as_str().unwrap(), special, family.to_owned(), now);
             let conversation = &fixture["conversations"][name];
             let tools = tools_of(conversation["tools"].clone()).unwrap();
             let conversation = Conversation { tools, ..Conversation::of(conversation["messages"].clone()).unwrap() };

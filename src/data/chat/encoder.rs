@@ -100,10 +100,15 @@ impl ChatEncoder {
     /// There is one that cannot be read.
     pub(in crate::data) fn has_template(&self) -> Result<bool, Fault> {
         match &*self.templates {
-            Ok(_) => Ok(true),
-            Err(NoTemplates { why, is_broken: true }) => Err(no_template(why)),
-            Err(_) => Ok(false),
+            Err(NoTemplates { is_broken: false, .. }) => Ok(false),
+            _ => self.templates().map(|_| true),
         }
+    }
+
+    fn templates(&self) -> Result<&ChatTemplates, Fault> {
+        let templates = self.templates.as_ref().as_ref().map_err(|none| no_template(&none.why))?;
+        templates.compile().map_err(no_template)?;
+        Ok(templates)
     }
 
     /// The text of a conversation. The template has written all special tokens.
@@ -240,7 +245,7 @@ impl ChatEncoder {
         sample: &ChatSample,
         work: impl FnOnce(&ChatSample, &ChatTemplates) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let templates = self.templates.as_ref().as_ref().map_err(|none| no_template(&none.why))?;
+        let templates = self.templates()?;
         if self.recipe.chat_template_kwargs.is_empty() {
             return work(sample, templates);
         }
@@ -259,7 +264,7 @@ fn templates(chat: &ChatRecipe, tokenizer: Option<&Tokenizer>) -> Result<ChatTem
     let missing = |why: &str| NoTemplates { why: why.to_owned(), is_broken: false };
     let tokenizer = tokenizer.ok_or_else(|| missing("without a tokenizer there is no chat template"))?;
     let wanted = chat.chat_template.as_ref().map(|choice| &choice.0[..]);
-    match ChatTemplates::load(tokenizer.dir(), wanted, chat.chat_template_date.map(|date| date.0)) {
+    match ChatTemplates::find(tokenizer.dir(), wanted, chat.chat_template_date.map(|date| date.0)) {
         Ok(Some(templates)) => Ok(templates),
         Ok(None) => Err(missing(&format!("the model of `{}` has no chat template", tokenizer.dir().display()))),
         Err(error) => Err(NoTemplates { why: error.to_string(), is_broken: true }),

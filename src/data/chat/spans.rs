@@ -36,7 +36,7 @@ pub(super) fn text_and_spans(
     let conversation = &sample.conversation;
     if matches!(train_on, TrainOn::Assistant | TrainOn::Last) {
         let wanted = sample.wanted(train_on);
-        if template.has_generation && sample.flagged(true).all(|index| role(&conversation.messages[index]) == "assistant") {
+        if template.has_generation()? && sample.flagged(true).all(|index| role(&conversation.messages[index]) == "assistant") {
             let (text, spans) = template.render_with_spans(conversation)?;
             let boundaries = Boundaries { template, conversation, text: &text };
             let spans = of_messages(&boundaries, spans, &wanted)?;

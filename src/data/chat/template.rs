@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use chrono::NaiveDateTime;
 use serde_json::Value as Json;
@@ -16,22 +16,20 @@ use super::renderer::Renderers;
 use crate::metrics::is_space;
 use crate::units::{Fault, abridged};
 
-/// A chat template, ready to render conversations. Cheap to clone.
+/// A chat template. It is compiled when it is first used: a process is started for that. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct ChatTemplate {
     text: Arc<TemplateText>,
-    /// Whether it says itself what the assistant writes.
-    pub(super) has_generation: bool,
-    execution: Execution,
+    execution: Arc<OnceLock<Result<Execution, String>>>,
     place: String,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Execution {
     /// In child processes, as a template can ask for more stack, memory or time than its process has.
-    Children(Arc<Renderers>),
+    Children { renderers: Renderers, has_generation: bool },
     /// In this process, which is not the program that children are made of: within limits of memory and time, beyond which it ends.
-    Here(Arc<CompiledTemplate>, WorkLimits),
+    Here(Box<CompiledTemplate>, WorkLimits),
 }
 
 /// What is written behind a message that is to be continued.
@@ -39,30 +37,37 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 impl ChatTemplate {
     /// A template from its text. `place` is what errors call it; `now` what it takes for the time, instead of the local one.
-    pub(super) fn new(
-        source: &str,
-        tokens: Vec<(String, String)>,
-        place: String,
-        now: Option<NaiveDateTime>,
-    ) -> Result<Self, Fault> {
-        let text = Arc::new(TemplateText::new(source, tokens, now));
-        let fault = |message: String| Fault::from(TemplateFault { place: place.clone(), message });
-        let (execution, has_generation) = if let Some(renderers) = Renderers::of(&text) {
-            let has_generation = renderers.compile().map_err(fault)?;
-            (Execution::Children(Arc::new(renderers)), has_generation)
-        } else {
-            let compiled = CompiledTemplate::new(&text).map_err(fault)?;
-            let limits = WorkLimits::of("chat template", Path::new(&place), 16, 20.0).counting_steps();
-            let has_generation = compiled.has_generation;
-            (Execution::Here(Arc::new(compiled), limits), has_generation)
+    pub(super) fn new(source: &str, tokens: Vec<(String, String)>, place: String, now: Option<NaiveDateTime>) -> Self {
+        Self { text: Arc::new(TemplateText::new(source, tokens, now)), execution: Arc::default(), place }
+    }
+
+    fn execution(&self) -> Result<&Execution, Fault> {
+        let compile = || {
+            if let Some(renderers) = Renderers::of(&self.text) {
+                let has_generation = renderers.compile()?;
+                return Ok(Execution::Children { renderers, has_generation });
+            }
+            let limits = WorkLimits::of("chat template", Path::new(&self.place), 16, 20.0).counting_steps();
+            Ok(Execution::Here(Box::new(CompiledTemplate::new(&self.text)?), limits))
         };
-        Ok(Self { text, has_generation, execution, place })
+        self.execution.get_or_init(compile).as_ref().map_err(|words| self.fault(words.clone()))
+    }
+
+    /// Whether it says itself what the assistant writes.
+    ///
+    /// # Errors
+    /// It cannot be compiled.
+    pub(super) fn has_generation(&self) -> Result<bool, Fault> {
+        Ok(match self.execution()? {
+            Execution::Children { has_generation, .. } => *has_generation,
+            Execution::Here(compiled, _) => compiled.has_generation,
+        })
     }
 
     /// The text of a rendering, within bounds for a conversation of this size.
     fn rendered(&self, rendering: &Rendering<'_>, of: &Conversation) -> Result<String, Fault> {
-        let text = match &self.execution {
-            Execution::Children(renderers) => renderers.render(rendering, of.size()),
+        let text = match self.execution()? {
+            Execution::Children { renderers, .. } => renderers.render(rendering, of.size()),
             Execution::Here(compiled, limits) => limits.within(of.size(), || compiled.render(rendering)),
         };
         text.map_err(|words| self.fault(words))
@@ -169,7 +174,9 @@ pub(super) mod tests {
     /// A template from its text, with `</s>` as `eos_token`, at a time of its own.
     pub(in super::super) fn template(source: &str) -> Result<ChatTemplate, Fault> {
         let now = chrono::NaiveDate::from_ymd_opt(2026, 11, 22).unwrap().and_hms_opt(14, 5, 9);
-        ChatTemplate::new(source, vec![("eos_token".to_owned(), "</s>".to_owned())], "t.jinja".to_owned(), now)
+        let template = ChatTemplate::new(source, vec![("eos_token".to_owned(), "</s>".to_owned())], "t.jinja".to_owned(), now);
+        template.has_generation()?;
+        Ok(template)
     }
 
     /// What a template without messages makes.
@@ -273,9 +280,9 @@ pub(super) mod tests {
             let row: Json = serde_json::from_str(row).unwrap();
             let now = chrono::NaiveDate::from_ymd_opt(2026, 11, 22).unwrap().and_hms_opt(14, 5, 9);
             let template = ChatTemplate::new(row["template"].as_str().unwrap(), Vec::new(), "t".to_owned(), now);
-            let got = template.and_then(|template| match row.get("spans") {
+            let got = template.has_generation().and_then(|has_generation| match row.get("spans") {
                 None => Ok((template.render(&conversation, true)?, Json::Null)),
-                Some(_) if !template.has_generation => Ok((template.render(&conversation, true)?, json!([]))),
+                Some(_) if !has_generation => Ok((template.render(&conversation, true)?, json!([]))),
                 Some(_) => {
                     let (text, spans) = template.render_with_spans(&conversation)?;
                     let spans = spans.iter().map(|span| [span.start, span.end].map(|at| text[..at].chars().count()));

@@ -40,13 +40,23 @@ impl ChatTemplates {
     /// `wanted` is a template's text, or the path of its file, or its name where the model has several. In the directory
     /// `chat_template.jinja` and `additional_chat_templates/NAME.jinja` count, else `chat_template` in `tokenizer_config.json`: a text,
     /// or a list of `name` and `template`. `now` is what a template takes for the time, instead of the local one.
+    ///
+    /// # Errors
+    /// The template that is wanted is not there, or one cannot be compiled.
     pub fn load(dir: &Path, wanted: Option<&str>, now: Option<NaiveDateTime>) -> Result<Option<Self>, Fault> {
+        let found = Self::find(dir, wanted, now)?;
+        found.as_ref().map_or(Ok(()), Self::compile)?;
+        Ok(found)
+    }
+
+    /// The same, not compiled.
+    pub(super) fn find(dir: &Path, wanted: Option<&str>, now: Option<NaiveDateTime>) -> Result<Option<Self>, Fault> {
         let (config, config_path) = tokenizer_config(dir)?;
         let tokens = named_tokens(&config);
-        let compile = |source: &Source| ChatTemplate::new(&source.text, tokens.clone(), source.place.clone(), now);
+        let template = |source: &Source| ChatTemplate::new(&source.text, tokens.clone(), source.place.clone(), now);
         let one = |source: &Source| {
             let (names, place) = (vec![source.name.clone()], source.place.clone());
-            Ok(Some(Self { default: Some(compile(source)?), tool_use: None, names, place }))
+            Ok(Some(Self { default: Some(template(source)), tool_use: None, names, place }))
         };
         if let Some(text) = wanted.filter(|wanted| wanted.contains(['{', '\n'])) {
             return one(&Source { name: DEFAULT.to_owned(), text: text.to_owned(), place: "data.chat_template".to_owned() });
@@ -70,8 +80,11 @@ impl ChatTemplates {
         }
         let Some(first) = all.first() else { return Ok(None) };
         let place = first.place.clone();
-        let (default, tool_use) = (find(DEFAULT).map(compile).transpose()?, find(TOOL_USE).map(compile).transpose()?);
-        Ok(Some(Self { default, tool_use, names, place }))
+        Ok(Some(Self { default: find(DEFAULT).map(template), tool_use: find(TOOL_USE).map(template), names, place }))
+    }
+
+    pub(super) fn compile(&self) -> Result<(), Fault> {
+        [&self.default, &self.tool_use].into_iter().flatten().try_for_each(|template| template.has_generation().map(drop))
     }
 
     pub(super) fn of(&self, conversation: &Conversation) -> Result<&ChatTemplate, Fault> {
@@ -210,6 +223,9 @@ mod tests {
         write(&json!({"chat_template": [{"name": "rag", "template": "a"}]}));
         let error = found(None, false).unwrap_err();
         assert!(error.ends_with("there is none named `default`, but rag"), "{error}");
+        // One that is not used is not compiled.
+        write(&json!({"chat_template": "{% if %}"}));
+        assert!(ChatTemplates::find(dir, None, None).unwrap().unwrap().compile().is_err() && load(dir, None).is_err());
         std::fs::write(dir.join("chat_template.jinja"), "file").unwrap();
         std::fs::create_dir(dir.join("additional_chat_templates")).unwrap();
         std::fs::write(dir.join("additional_chat_templates/tool_use.jinja"), "tools").unwrap();

@@ -2,21 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::dtype::GgufDtype;
 use super::header::{GgufRecord, GgufValue, Reader, wrong};
 use crate::files::tensors::TensorView;
-use crate::files::{FileKind, io_fault, is_there, open_to_read};
+use crate::files::{FileKind, Stamp, io_fault, is_there, open_to_read};
 use crate::native::FileMap;
 use crate::units::{Fault, abridged, listed, quoted};
 
-/// A model in one file, or in several parts of which the first has all keys.
+/// A model in one file, or in several parts of which the first has all keys. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct GgufFile {
-    parts: Vec<GgufPart>,
-    tensors: BTreeMap<String, GgufRecord>,
+    parts: Arc<Vec<GgufPart>>,
+    tensors: Arc<BTreeMap<String, GgufRecord>>,
 }
+
+/// The file that was opened last, as configuration, tokenizer, template and weights are asked for one after the other.
+static LAST: Mutex<Option<(Vec<Option<Stamp>>, GgufFile)>> = Mutex::new(None);
 
 #[derive(Clone, Debug)]
 struct GgufPart {
@@ -56,55 +59,61 @@ impl GgufFile {
         }
     }
 
-    /// Opens and checks a file, and the others where it is a part of several.
+    /// Opens and checks a file, and the others where it is a part of several. The one that was opened last is not read again.
     pub fn open(path: &Path) -> Result<Self, Fault> {
-        let mut all = Self { parts: Vec::new(), tensors: BTreeMap::new() };
-        let records = all.add(path)?;
-        let Some(count) = all.parts[0].count("split.count")?.filter(|&count| count > 1) else {
-            return all.with_tensors(vec![records]);
-        };
-        let (paths, mut records) = (all.parts[0].siblings(count)?, Vec::new());
-        all.parts.clear();
-        for path in &paths {
-            records.push(all.add(path)?);
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((stamps, file)) = last.as_ref().filter(|(_, file)| file.path() == path)
+            && *stamps == file.stamps()
+        {
+            return Ok(file.clone());
         }
-        for (at, part) in all.parts.iter().enumerate() {
+        let file = Self::read_header(path)?;
+        let stamps = file.stamps();
+        let is_settled = stamps.iter().all(|stamp| stamp.as_ref().is_some_and(Stamp::is_settled));
+        *last = is_settled.then(|| (stamps, file.clone()));
+        Ok(file)
+    }
+
+    fn stamps(&self) -> Vec<Option<Stamp>> {
+        self.paths().map(Stamp::of).collect()
+    }
+
+    fn read_header(path: &Path) -> Result<Self, Fault> {
+        let mut parts = Vec::new();
+        let records = add(path, &mut parts)?;
+        let Some(count) = parts[0].count("split.count")?.filter(|&count| count > 1) else {
+            return Self::of_parts(parts, vec![records]);
+        };
+        let (paths, mut records) = (parts[0].siblings(count)?, Vec::new());
+        parts.clear();
+        for path in &paths {
+            records.push(add(path, &mut parts)?);
+        }
+        for (at, part) in parts.iter().enumerate() {
             let numbers = (part.count("split.no")?, part.count("split.count")?);
             if numbers != (Some(at), Some(count)) {
                 let found = numbers.0.map_or_else(|| "no part".to_owned(), |no| format!("part {no}"));
                 return Err(part.wrong(&format!("expected part {at} of {count}, found {found} (`split.no`, `split.count`)")));
             }
         }
-        let (first, found) = (&all.parts[0], records.iter().map(Vec::len).sum::<usize>());
+        let (first, found) = (&parts[0], records.iter().map(Vec::len).sum::<usize>());
         if let Some(expected) = first.count("split.tensors.count")?.filter(|&expected| expected != found) {
             return Err(first.wrong(&format!("`split.tensors.count` is {expected}, its parts hold {found}")));
         }
-        all.with_tensors(records)
+        Self::of_parts(parts, records)
     }
 
-    /// Maps a part and reads its header; the tensors' bytes are counted from the start of the file.
-    fn add(&mut self, path: &Path) -> Result<Vec<(String, GgufRecord)>, Fault> {
-        let file = open_to_read(path, FileKind::Tensors)?;
-        if file.metadata().map_err(io_fault("look at", path))?.len() == 0 {
-            return Err(wrong(path, "it is empty"));
-        }
-        let map = Arc::new(FileMap::new(&file).map_err(io_fault("map", path))?);
-        let mut reader = Reader { path, bytes: map.bytes(), at: 0 };
-        let (keys, records) = reader.header(self.parts.len())?;
-        self.parts.push(GgufPart { path: path.to_path_buf(), map, keys });
-        Ok(records)
-    }
-
-    fn with_tensors(mut self, records: Vec<Vec<(String, GgufRecord)>>) -> Result<Self, Fault> {
-        for (part, records) in self.parts.iter().zip(records) {
+    fn of_parts(parts: Vec<GgufPart>, records: Vec<Vec<(String, GgufRecord)>>) -> Result<Self, Fault> {
+        let mut tensors = BTreeMap::new();
+        for (part, records) in parts.iter().zip(records) {
             for (name, record) in records {
-                if self.tensors.contains_key(&name) {
+                if tensors.contains_key(&name) {
                     return Err(part.wrong(&format!("it has two tensors `{}`", quoted(&name))));
                 }
-                self.tensors.insert(name, record);
+                tensors.insert(name, record);
             }
         }
-        Ok(self)
+        Ok(Self { parts: Arc::new(parts), tensors: Arc::new(tensors) })
     }
 
     /// The file that has the keys.
@@ -228,6 +237,19 @@ impl GgufFile {
     pub fn required_text(&self, key: &str) -> Result<&str, Fault> {
         self.text(key)?.ok_or_else(|| self.expected(key, "a text"))
     }
+}
+
+/// Maps a part and reads its header; the tensors' bytes are counted from the start of the file.
+fn add(path: &Path, parts: &mut Vec<GgufPart>) -> Result<Vec<(String, GgufRecord)>, Fault> {
+    let file = open_to_read(path, FileKind::Tensors)?;
+    if file.metadata().map_err(io_fault("look at", path))?.len() == 0 {
+        return Err(wrong(path, "it is empty"));
+    }
+    let map = Arc::new(FileMap::new(&file).map_err(io_fault("map", path))?);
+    let mut reader = Reader { path, bytes: map.bytes(), at: 0 };
+    let (keys, records) = reader.header(parts.len())?;
+    parts.push(GgufPart { path: path.to_path_buf(), map, keys });
+    Ok(records)
 }
 
 impl GgufPart {
