@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::heavy_hitters::norm;
-use super::params::staying;
+use super::params::{GracePeriod, staying};
 use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
@@ -16,7 +16,7 @@ use crate::units::Fault;
 #[serde(deny_unknown_fields)]
 struct ExpectedAttentionParams {
     #[serde(default)]
-    grace_period: usize,
+    grace_period: GracePeriod,
     #[serde(default = "default_sinks", alias = "sink_tokens")]
     init_grace_tokens: usize,
 }
@@ -33,7 +33,7 @@ struct ExpectedAttention {
 
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let params: ExpectedAttentionParams = choice.params()?;
-    let grace = staying(choice, "grace_period", params.grace_period, cache_length)?;
+    let grace = params.grace_period.tokens(choice, cache_length)?;
     let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;
     Ok(Box::new(ExpectedAttention { grace, sinks }))
 }
@@ -65,8 +65,13 @@ fn expected(q_bhnd: &Tensor, k_bgcd: &Tensor, scale: f64, held_bgc: &Tensor) -> 
     let k = k_bgcd.to_kind(Kind::Float).unsqueeze(2);
     let mean = q.mean_dim(&[3i64][..], true, Kind::Float);
     let centred = q - &mean;
-    let covariance = centred.transpose(-1, -2).matmul(&centred) / n as f64;
-    let spread = (k.matmul(&covariance) * &k).sum_dim_intlist(&[-1i64][..], false, Kind::Float) / 2.0;
+    // Of fewer queries than channels, as while a text is generated, the covariance is larger than the queries.
+    let squares = if n < d {
+        k.matmul(&centred.transpose(-1, -2)).square()
+    } else {
+        k.matmul(&centred.transpose(-1, -2).matmul(&centred)) * &k
+    };
+    let spread = squares.sum_dim_intlist(&[-1i64][..], false, Kind::Float) / (2 * n) as f64;
     let logit = k.matmul(&mean.transpose(-1, -2)).squeeze_dim(-1) + spread;
     let logit = logit.masked_fill(&held_bgc.logical_not().unsqueeze(2), f64::from(f32::MIN));
     logit.softmax(-1, Kind::Float).mean_dim(&[2i64][..], false, Kind::Float).view([b, g, slots])
