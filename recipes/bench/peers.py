@@ -2,11 +2,12 @@
 """Training steps of kvtune and of Transformers with PEFT, in turn.
 
     recipes/bench/peers.py [--kvtune BINARY] [--rounds N] [--only WORD]   prints a table in Markdown, in some minutes
-    recipes/bench/peers.py --only 16384 --rounds 1                        the large shape, in half an hour
+    recipes/bench/peers.py --only smollm2-135m --rounds 1                 the shape of SmolLM2-135M, in a quarter of an hour
+    recipes/bench/peers.py --only qwen2.5-0.5b --rounds 1                 that of Qwen2.5-0.5B, in half an hour
 
-The step is that of `step.toml`, on one thread; the large shape is that of Qwen2.5-0.5B on two, with a vocabulary of 32 768, as the other
+The step is that of `step.toml`, on one thread; the shape of Qwen2.5-0.5B runs on two, with a vocabulary of 32 768, as the other
 program's logits of 152 thousand would take 10 GB several times. Run it with a Python that has `torch`, `transformers` and `peft`. Each step
-runs in a process of its own, after a step that warms up, but for the large shape; the other program's update is torch's AdamW. Ratios are
+runs in a process of its own, after a step that warms up, but for the two large shapes; the other program's update is torch's AdamW. Ratios are
 those of the CPU-seconds to the first row of a shape, taken within a round; the table has medians of the rounds, and the peak of the process.
 """
 
@@ -23,9 +24,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 NONE, KEEPS = "grad.keep_graph=none", "grad.attention_outputs=keep"
 FULL = ("kv_cache.policy=dense", "kv_cache.cache_length=8192")
-# Sequences and tokens of each; then what is run, by name: settings of kvtune, or whether the other program checkpoints.
+LAYERS = ("grad.layers_per_cell=auto",)
+SMALL, SMOLLM, QWEN = "small", "smollm2-135m", "qwen2.5-0.5b"
+# Model, sequences and tokens of each; then what is run, by name: settings of kvtune, or whether the other program checkpoints.
 SHAPES = {
-    (1, 8192): {
+    (SMALL, 1, 8192): {
         "Transformers + PEFT, all tokens": False,
         "the same, gradient checkpointing": True,
         "kvtune, `h2o`, 1024 slots": (),
@@ -34,19 +37,28 @@ SHAPES = {
         "kvtune, `dense`, all tokens": FULL,
         "the same, nothing kept but the cache": (*FULL, NONE),
     },
-    (16, 500): {"Transformers + PEFT": False, "kvtune": (), "kvtune, no graphs kept": (NONE,)},
-    (64, 500): {"Transformers + PEFT": False, "kvtune": (), "kvtune, no graphs kept": (NONE,)},
-    (1, 16384): {
+    (SMALL, 16, 500): {"Transformers + PEFT": False, "kvtune": (), "kvtune, no graphs kept": (NONE,)},
+    (SMALL, 64, 500): {"Transformers + PEFT": False, "kvtune": (), "kvtune, no graphs kept": (NONE,)},
+    (SMOLLM, 1, 4096): {
+        "Transformers + PEFT, all tokens": False,
+        "the same, gradient checkpointing": True,
+        "kvtune, `dense`, all tokens": (*LAYERS, *FULL),
+    },
+    (SMOLLM, 1, 8192): {
         "Transformers + PEFT, all tokens, gradient checkpointing": True,
-        "kvtune, `h2o`, 4096 slots": ("kv_cache.cache_length=4096", "kv_cache.chunk_size=1024", "grad.layers_per_cell=auto"),
+        "kvtune, `h2o`, 1024 slots": LAYERS,
+        "the same, no graphs kept": (*LAYERS, NONE),
+    },
+    (QWEN, 1, 16384): {
+        "Transformers + PEFT, all tokens, gradient checkpointing": True,
+        "kvtune, `h2o`, 4096 slots": ("kv_cache.cache_length=4096", "kv_cache.chunk_size=1024", *LAYERS),
     },
 }
-LARGE = (1, 16384)
 
 
-def setup(shape):
+def setup(model):
     """The model's folder, threads, and steps that warm up."""
-    return (HERE / "qwen2.5-0.5b", 2, 0) if shape == LARGE else (HERE, 1, 1)
+    return {SMALL: (HERE, 1, 1), SMOLLM: (HERE / SMOLLM, 1, 0), QWEN: (HERE / QWEN, 2, 0)}[model]
 
 
 def find_binary():
@@ -57,13 +69,14 @@ def find_binary():
     return max(built, key=lambda path: path.stat().st_mtime)
 
 
-def peer(sequences, tokens, checkpoints):
+def peer(model, sequences, tokens, checkpoints):
     """Prints CPU-seconds, seconds and peak of a counted step of the other program."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder, threads, warm_up = setup((sequences, tokens))
+    folder, threads, warm_up = setup(model)
+    sequences, tokens, checkpoints = int(sequences), int(tokens), checkpoints == "True"
     torch.set_num_threads(threads)
     torch.manual_seed(1)
     base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), attn_implementation="sdpa", dtype=torch.float32)
@@ -85,9 +98,9 @@ def peer(sequences, tokens, checkpoints):
 
 def run(binary, shape, what):
     """CPU-seconds, seconds and peak in MiB of a counted step."""
-    (sequences, tokens), (folder, threads, warm_up) = shape, setup(shape)
+    (model, sequences, tokens), (folder, threads, warm_up) = shape, setup(shape[0])
     if isinstance(what, bool):
-        command = [sys.executable, __file__, "--peer", sequences, tokens, int(what)]
+        command = [sys.executable, __file__, "--peer", model, sequences, tokens, what]
     else:
         command = [binary, "bench", "--recipe", HERE / "step.toml", "--steps", 1, "--random-weights", "--threads", threads]
         command += ["--warmup", warm_up, "--set", f"model.path={folder}", "--device", "cpu", "--format", "json", "--set", f"train.micro_batch_size={sequences}", "--tokens", tokens]
@@ -101,16 +114,17 @@ def run(binary, shape, what):
 
 
 def is_asked_for(shape, words):
-    # The large shape takes too long not to be named.
-    return "16384" in words if shape == LARGE else words in f"{shape[0]} × {shape[1]}"
+    model, sequences, tokens = shape
+    # The large shapes take too long not to be named.
+    return words == model or (model == SMALL and words in f"{sequences} × {tokens}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kvtune", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="a part of the shapes that are run, such as 500")
-    parser.add_argument("--peer", type=int, nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="a part of the shapes that are run, such as 500, or a model")
+    parser.add_argument("--peer", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer:
         return peer(*arguments.peer)
@@ -127,8 +141,8 @@ def main():
             found = [of_round[shape, way] for of_round in rounds]
             seconds, wall, peak = (statistics.median(figure) for figure in zip(*found))
             ratio = statistics.median(of_round[shape, way][0] / of_round[first][0] for of_round in rounds)
-            rate = shape[0] * shape[1] / seconds
-            print(f"| {shape[0]} × {shape[1]} | {way} | {seconds:.2f} | {wall:.2f} | {rate:.0f} | {ratio:.2f} | {peak:.0f} |")
+            rate = shape[1] * shape[2] / seconds
+            print(f"| {shape[1]} × {shape[2]} | {way} | {seconds:.2f} | {wall:.2f} | {rate:.0f} | {ratio:.2f} | {peak:.0f} |")
     return None
 
 
