@@ -16,9 +16,9 @@ LINE = re.compile(r"(?P<seed>[^-]+)-(?P<trained>base|full|[^-]+:\d+)-(?P<policy>
 
 
 def right(path):
-    """By sample, whether the number that was asked for is in the answer, whatever stands around it."""
+    """By sample, whether the number that was asked for is in the answer, whatever stands around it but a further digit."""
     rows = [json.loads(line) for line in path.open(encoding="utf-8")]
-    return {row["sample"]: float(re.search(r"\d+", row["references"][0]).group() in row["prediction"]) for row in rows}
+    return {row["sample"]: float(row["references"][0].strip() in re.findall(r"\d+", row["prediction"])) for row in rows}
 
 
 def main():

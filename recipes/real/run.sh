@@ -14,7 +14,7 @@ work=${DATA:-$here/../../data/real}
 kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet"
 seeds=${SEEDS:-1 2 3}
 caches=${CACHES:-keydiff:384 keydiff:192}
-steps=${STEPS:-32}
+steps=${STEPS:-64}
 questions=${QUESTIONS:-104}
 
 # Trains an adapter: `train RUN POLICY SLOTS SEED`.
