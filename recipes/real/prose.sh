@@ -13,7 +13,7 @@ here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
 kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet"
 model=$work/SmolLM2-135M-Instruct.Q4_1.gguf
-policy=${POLICY:-"{ h2o = { normalize_scores = true } }"}
+policy=${POLICY:-"{ h2o = { normalize_scores = true, grace_period = 0.375 } }"}
 name=${NAME:-h2o}
 slots=${SLOTS:-512}
 steps=${STEPS:-48}

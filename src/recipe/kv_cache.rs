@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::choice::{DEFAULT_POLICY, PolicyRecipe};
+use super::choice::PolicyRecipe;
 use super::diagnose::Checked;
 use super::table::table;
 use super::value::{COUNT, KeyRule, RecipeReader, RecipeValue};
@@ -22,7 +22,7 @@ table! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct CacheRecipe in "kv_cache" {
         /// Which entries are evicted: `policy = "lastrec"`, or `policy.h2o = { grace_period = 64 }`.
-        pub policy: PolicyRecipe = PolicyRecipe::named(DEFAULT_POLICY),
+        pub policy: PolicyRecipe = PolicyRecipe::by_default(),
         /// How an entry is stored after its own chunk has attended.
         #[word("plain", "default")]
         #[word("int8", "torch-quantized8")]

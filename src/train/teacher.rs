@@ -169,7 +169,12 @@ mod tests {
 
         // The base model with a cache that takes the whole sample as one chunk.
         let base = build::base_model(&recipe, Device::Cpu).unwrap();
-        let whole = CacheRecipe { cache_length: CacheLength::Uniform(64), chunk_size: Some(60), ..recipe.kv_cache.clone() };
+        let whole = CacheRecipe {
+            policy: PolicyRecipe::named("dense"),
+            cache_length: CacheLength::Uniform(64),
+            chunk_size: Some(60),
+            ..recipe.kv_cache.clone()
+        };
         let settings = Settings::new(base.config(), &whole, &grad_of_run(&recipe, Some(dir.path()))).unwrap();
         let mut hidden = Tensor::new();
         Engine::new(settings, Box::new(NextToken)).inspect(&base, &plain, &mut |_, of_all| hidden = of_all.get(0)).unwrap();

@@ -45,7 +45,7 @@ fn a_cache_that_the_longer_samples_overflow_is_proposed() {
     assert!(recipe.contains("# 20 samples: 100 to 3000 tokens, half of them above 100, a tenth above"), "{recipe}");
     assert_eq!(
         ["format", "policy", "dtype", "max_seq_length"].map(|key| value(&recipe, key)),
-        ["\"tokens\"", "\"h2o\"", "\"f32\"", "3000"]
+        ["\"tokens\"", "{ h2o = { grace_period = 0.375, normalize_scores = true } }", "\"f32\"", "3000"]
     );
 }
 

@@ -43,9 +43,11 @@ fn parameters_come_from_every_way_to_write_them() {
     }
     let in_their_order = parse(&with("[kv_cache]\npolicy.h2o = [64, 0.5]")).map(|r| r.recipe);
     assert!(in_their_order.is_err());
-    for lines in ["policy = \"h2o\"", "policy.h2o = {}", ""] {
+    for lines in ["policy = \"h2o\"", "policy.h2o = {}"] {
         assert_eq!(choice(lines).params::<Params>().unwrap(), Params { grace_period: 0, keep: 0.5 }, "{lines}");
     }
+    assert_eq!(choice(""), PolicyRecipe::by_default());
+    assert_ne!(choice(""), choice("policy = \"h2o\""), "a name has the parameters that the policy has by itself");
 }
 
 #[test]

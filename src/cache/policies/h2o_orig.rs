@@ -6,6 +6,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::heavy_hitters::{self, HeavyHitters, default_keep};
+use super::params::GracePeriod;
 use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
@@ -25,7 +26,7 @@ struct H2oOrig(HeavyHitters);
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let H2oOrigParams { keep_initial_fraction, score_prefill } = choice.params()?;
     let params = heavy_hitters::HeavyHittersParams {
-        grace_period: 0,
+        grace_period: GracePeriod::default(),
         keep_initial_fraction,
         normalize_scores: false,
         reference_counts: false,

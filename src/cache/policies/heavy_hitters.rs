@@ -9,7 +9,7 @@
 use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::params::{fraction, staying};
+use super::params::{GracePeriod, fraction};
 use crate::cache::{Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Queries};
 use crate::ops::head_vectors::norms;
 use crate::recipe::PolicyRecipe;
@@ -20,7 +20,7 @@ use crate::units::Fault;
 #[serde(deny_unknown_fields)]
 pub(super) struct HeavyHittersParams {
     #[serde(default)]
-    pub(super) grace_period: usize,
+    pub(super) grace_period: GracePeriod,
     #[serde(default = "default_keep")]
     pub(super) keep_initial_fraction: f64,
     #[serde(default)]
@@ -40,7 +40,7 @@ pub(super) fn default_keep() -> f64 {
 #[serde(deny_unknown_fields)]
 struct Qh2oParams {
     #[serde(default)]
-    grace_period: usize,
+    grace_period: GracePeriod,
     #[serde(default = "default_keep")]
     keep_initial_fraction: f64,
     #[serde(default)]
@@ -106,7 +106,7 @@ impl HeavyHitters {
             return Err(choice.reject(Some("reference_counts"), message, "remove one of them".into()).into());
         }
         Ok(Self {
-            grace: staying(choice, "grace_period", params.grace_period, cache_length)?,
+            grace: params.grace_period.tokens(choice, cache_length)?,
             keep_initial: fraction(choice, "keep_initial_fraction", params.keep_initial_fraction)?,
             normalize: params.normalize_scores,
             reference_counts: params.reference_counts,

@@ -5,17 +5,45 @@ use serde::Deserialize;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
+/// The youngest tokens that stay, as `grace_period` says it.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "expected a number of tokens, or a fraction of the slots such as 0.375")]
+pub(super) enum GracePeriod {
+    Tokens(usize),
+    /// A fraction of the cache length.
+    Fraction(f64),
+}
+
+impl Default for GracePeriod {
+    fn default() -> Self {
+        Self::Tokens(0)
+    }
+}
+
+impl GracePeriod {
+    pub(super) fn tokens(self, choice: &PolicyRecipe, cache_length: usize) -> Result<usize, Fault> {
+        let key = "grace_period";
+        match self {
+            Self::Tokens(count) => staying(choice, key, count, cache_length),
+            Self::Fraction(part) if (0.0..1.0).contains(&part) => Ok((part * cache_length as f64) as usize),
+            Self::Fraction(part) => {
+                let message = format!("`{key}` = {part} is neither a number of tokens nor a fraction below 1");
+                Err(choice.reject(Some(key), message, "write a whole number, or a fraction such as 0.375".into()).into())
+            }
+        }
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GracePeriod {
+struct OnlyGracePeriod {
     #[serde(default)]
-    grace_period: usize,
+    grace_period: GracePeriod,
 }
 
 /// The youngest tokens that stay, for a policy whose only parameter is `grace_period`; default none.
 pub(super) fn grace_period(choice: &PolicyRecipe, cache_length: usize) -> Result<usize, Fault> {
-    let GracePeriod { grace_period } = choice.params()?;
-    staying(choice, "grace_period", grace_period, cache_length)
+    choice.params::<OnlyGracePeriod>()?.grace_period.tokens(choice, cache_length)
 }
 
 /// A number of tokens that stay; some slot must be left to evict.
@@ -34,4 +62,27 @@ pub(super) fn fraction(choice: &PolicyRecipe, key: &'static str, value: f64) -> 
     }
     let message = format!("`{key}` = {value} is not a fraction");
     Err(choice.reject(Some(key), message, "choose a number from 0 to 1".into()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_youngest_are_a_number_or_a_fraction_of_the_slots() {
+        let of = |written: &str, slots| {
+            let params = toml::from_str(&format!("grace_period = {written}")).unwrap();
+            grace_period(&PolicyRecipe::with_params("tova", params), slots).map_err(|error| error.to_string())
+        };
+        assert_eq!((of("384", 1024), of("0.375", 1024), of("0.375", 100), of("0.0", 9)), (Ok(384), Ok(384), Ok(37), Ok(0)));
+        for (written, words) in [
+            ("64", "`grace_period` = 64 leaves no slot to evict: `cache_length` is 64"),
+            ("1.0", "`grace_period` = 1 is neither a number of tokens nor a fraction below 1"),
+            ("-2", "`grace_period` = -2 is neither a number of tokens nor a fraction below 1"),
+            ("\"a\"", "expected a number of tokens, or a fraction of the slots such as 0.375"),
+        ] {
+            let error = of(written, 64).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+    }
 }

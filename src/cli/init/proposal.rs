@@ -7,7 +7,7 @@ use tch::Device;
 use crate::cli::recipe_file::recipe_for;
 use crate::data::{DataRequest, Survey, SurveyedPart, SurveyedRow, survey};
 use crate::model::ModelConfig;
-use crate::recipe::{DataFormat, Recipe};
+use crate::recipe::{DataFormat, PolicyRecipe, Recipe};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
@@ -106,10 +106,12 @@ impl Seen {
         let (count, longer) = (self.lengths.len(), self.longer_than(cache));
         format!(
             "# {longer} of {count} samples ({:.0} %) are longer than the cache: they evict, and train the model to do with what stays.\n\
-             policy = \"h2o\"                   # the entries stay that got the most attention; docs/reference/policies.md has the others\n\
+             # The entries stay that got the most attention, and the youngest; docs/reference/policies.md has other policies.\n\
+             policy = {}\n\
              cache_length = {cache:<17} # slots per layer and KV head: fewer spare memory and time, and keep less\n\
              chunk_size = {:<19} # tokens that are run in one call, at most those of the cache",
             100.0 * longer as f64 / count as f64,
+            PolicyRecipe::by_default().to_value(),
             (cache / 4).min(LARGEST_CHUNK)
         )
     }
