@@ -116,14 +116,14 @@ def run(binary, shape, what):
 def is_asked_for(shape, words):
     model, sequences, tokens = shape
     # The large shapes take too long not to be named.
-    return words == model or (model == SMALL and words in f"{sequences} × {tokens}")
+    return words in f"{model} {sequences} × {tokens}" and (model == SMALL or model in words)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kvtune", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="a part of the shapes that are run, such as 500, or a model")
+    parser.add_argument("--only", default="", help="a part of the shapes that are run, such as 500, a model, or \"smollm2-135m 1 × 4096\"")
     parser.add_argument("--peer", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer:
