@@ -53,7 +53,10 @@ $kvtune evaluate "$model" "$run" $with --set kv_cache.cache_length=$slots --set 
     --policy dense,keydiff --metrics substring --max-new-tokens 24 --answers "$demo/answers.jsonl" --format json >"$demo/scores.json"
 $kvtune report "$run" --scores "$demo/scores.json" >"$demo/report.log" 2>&1
 
-right() { sed -n "$1s/.*\"means\":{\"substring\":\\([0-9.]*\\).*/\\1/p" "$demo/scores.json" | awk '{ printf "%d of 16", 16 * $1 + 0.5 }'; }
+right() {
+    sed -n "$((16 * $1 - 15)),$((16 * $1))p" "$demo/answers.jsonl" >"$demo/rated.jsonl"
+    echo "$(python3 recipes/real/intervals.py "$demo/rated.jsonl") of 16"
+}
 step "done. $(sed -n '$s/.*The secret code of the \([A-Z][a-z]* warehouse\) is \([0-9]*\)\..*/In the last document stands: "The secret code of the \1 is \2."/p' "$demo/judged.jsonl")"
 answer() { sed -n "$1s/.*\"prediction\":\"\\([^\"]*\\)\".*/\\1/p" "$demo/answers.jsonl"; }
 cat <<END

@@ -6,7 +6,7 @@
 #   sh recipes/real/fetch.sh && cargo build --release
 #   JOBS=2 SEEDS="1 2 3" sh recipes/real/run.sh > lines.tsv
 #
-# A job takes one thread and up to 4 GiB: some 14 minutes to train, and 5 for each of its lines of 104 questions.
+# A job takes one thread and up to 4 GiB: some 14 to 18 minutes to train, and 5 for each of its lines of 104 questions.
 # Everything is written to data/real, and what is there already is not made again: an interrupted run goes on where it was.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)

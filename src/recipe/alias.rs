@@ -1,6 +1,6 @@
 //! Spellings of other programs that mean the same: accepted, with a note. Most stand beside their keys; here are those of the policy.
 
-use super::choice::DEFAULT_POLICY;
+use super::choice::{DEFAULT_POLICY, PolicyRecipe};
 use super::diagnose::RecipeError;
 use super::foreign;
 use super::overrides::move_to;
@@ -80,12 +80,22 @@ fn split_cache_name(document: &mut Document, notes: &mut Vec<(Spot, String)>) ->
 
 /// `kv_cache.grace_period = 64` beside `policy = "h2o"` is `policy.h2o.grace_period`, and `sink_tokens` is `init_grace_tokens`.
 fn gather_policy_params(document: &mut Document, notes: &mut Vec<(Spot, String)>) -> Result<(), RecipeError> {
+    let is_named = document.root.entry("kv_cache.policy").is_some();
     for key in FLAT {
         let Some(entry) = document.root.take(&format!("kv_cache.{key}")) else { continue };
         let policy = policy_name(document);
         let to = format!("kv_cache.policy.{policy}.{}", if *key == "sink_tokens" { "init_grace_tokens" } else { key });
         notes.push((entry.spot, format!("`kv_cache.{key}` is read as `{to}`")));
         move_to(document, &format!("kv_cache.{key}"), &to, entry)?;
+    }
+    // Beside no policy they are parameters of the default one, which has others.
+    if !is_named && document.root.entry("kv_cache.policy").is_some() {
+        for KeyValue { key, spot, node } in PolicyRecipe::by_default().params.entries() {
+            let key = format!("kv_cache.policy.{DEFAULT_POLICY}.{key}");
+            if document.root.entry(&key).is_none() {
+                document.root.put(&key, *spot, node.clone());
+            }
+        }
     }
     let names = document.root.entry("kv_cache.policy").map(|policy| policy.node.entries().to_vec()).unwrap_or_default();
     for policy in names.iter().map(|entry| &entry.key) {

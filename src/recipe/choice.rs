@@ -28,7 +28,7 @@ pub(super) const DEFAULT_POLICY: &str = "h2o";
 pub struct PolicyRecipe {
     /// The name in the recipe; whether it exists is for its owner to say.
     pub name: String,
-    params: Node,
+    pub(super) params: Node,
     spot: Spot,
     key: String,
     source: Arc<RecipeSource>,

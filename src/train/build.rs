@@ -47,7 +47,7 @@ pub fn check_max_seq_length(recipe: &Recipe, config: &ModelConfig) -> Result<(),
 pub fn chosen_template(recipe: &Recipe) -> Option<String> {
     let TemplateChoice(choice) = recipe.data.chat.chat_template.as_ref()?;
     // One that can't be read is of no use to the data either, which say so.
-    ChatTemplates::load(&recipe.model.path, Some(choice), None).ok()??.source().map(str::to_owned)
+    ChatTemplates::find(&recipe.model.path, Some(choice), None).ok()??.source().map(str::to_owned)
 }
 
 /// What lies beside an adapter at the end of its run: tokenizer and chat template. All weights have them already.

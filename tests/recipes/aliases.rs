@@ -54,7 +54,8 @@ const SAME: &[(&str, &str)] = &[
     ("[kv_cache]\npolicy = \"smart-lastrec\"", "[kv_cache]\nname = \"smart-lastrec-default\""),
     ("[kv_cache]\npolicy.h2o.grace_period = 4", "[kv_cache]\npolicy = \"h2o\"\ngrace_period = 4"),
     ("[kv_cache]\npolicy.h2o.grace_period = 4", "[kv_cache]\nname = \"h2o-default\"\ngrace_period = 4"),
-    ("[kv_cache]\npolicy.h2o.grace_period = 4", "[kv_cache]\ngrace_period = 4"),
+    ("[kv_cache]\npolicy.h2o = { grace_period = 4, normalize_scores = true }", "[kv_cache]\ngrace_period = 4"),
+    ("[kv_cache]\npolicy.h2o = { grace_period = 0.375, normalize_scores = false }", "[kv_cache]\nnormalize_scores = false"),
     (
         "[kv_cache]\npolicy.h2o = { grace_period = 4, normalize_scores = true, keep_initial_fraction = 0.5 }",
         "[kv_cache]\ngrace_period = 4\npolicy.h2o.normalize_scores = true\nkeep_initial_fraction = 0.5",

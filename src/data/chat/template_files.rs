@@ -35,22 +35,19 @@ const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
 impl ChatTemplates {
-    /// The templates of a model directory; `None` where there are none.
-    ///
-    /// `wanted` is a template's text, or the path of its file, or its name where the model has several. In the directory
-    /// `chat_template.jinja` and `additional_chat_templates/NAME.jinja` count, else `chat_template` in `tokenizer_config.json`: a text,
-    /// or a list of `name` and `template`. `now` is what a template takes for the time, instead of the local one.
-    ///
-    /// # Errors
-    /// The template that is wanted is not there, or one cannot be compiled.
+    /// The templates of a model directory as [`find`](Self::find) has them, compiled, so that a broken one is refused at once.
     pub fn load(dir: &Path, wanted: Option<&str>, now: Option<NaiveDateTime>) -> Result<Option<Self>, Fault> {
         let found = Self::find(dir, wanted, now)?;
         found.as_ref().map_or(Ok(()), Self::compile)?;
         Ok(found)
     }
 
-    /// The same, not compiled.
-    pub(super) fn find(dir: &Path, wanted: Option<&str>, now: Option<NaiveDateTime>) -> Result<Option<Self>, Fault> {
+    /// The templates of a model directory, which are compiled when they are first used; `None` where there are none.
+    ///
+    /// `wanted` is a template's text, or the path of its file, or its name where the model has several. In the directory
+    /// `chat_template.jinja` and `additional_chat_templates/NAME.jinja` count, else `chat_template` in `tokenizer_config.json`: a text,
+    /// or a list of `name` and `template`. `now` is what a template takes for the time, instead of the local one.
+    pub fn find(dir: &Path, wanted: Option<&str>, now: Option<NaiveDateTime>) -> Result<Option<Self>, Fault> {
         let (config, config_path) = tokenizer_config(dir)?;
         let tokens = named_tokens(&config);
         let template = |source: &Source| ChatTemplate::new(&source.text, tokens.clone(), source.place.clone(), now);

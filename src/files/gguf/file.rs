@@ -21,7 +21,7 @@ pub struct GgufFile {
 /// The file that was opened last, as configuration, tokenizer, template and weights are asked for one after the other.
 static LAST: Mutex<Option<(Vec<Option<Stamp>>, GgufFile)>> = Mutex::new(None);
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct GgufPart {
     path: PathBuf,
     map: Arc<FileMap>,
@@ -79,16 +79,12 @@ impl GgufFile {
     }
 
     fn read_header(path: &Path) -> Result<Self, Fault> {
-        let mut parts = Vec::new();
-        let records = add(path, &mut parts)?;
-        let Some(count) = parts[0].count("split.count")?.filter(|&count| count > 1) else {
-            return Self::of_parts(parts, vec![records]);
+        let (first, records) = GgufPart::read(path, 0)?;
+        let Some(count) = first.count("split.count")?.filter(|&count| count > 1) else {
+            return Self::of_parts(vec![first], vec![records]);
         };
-        let (paths, mut records) = (parts[0].siblings(count)?, Vec::new());
-        parts.clear();
-        for path in &paths {
-            records.push(add(path, &mut parts)?);
-        }
+        let read = first.siblings(count)?.into_iter().enumerate().map(|(at, path)| GgufPart::read(&path, at));
+        let (parts, records): (Vec<_>, Vec<_>) = read.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
         for (at, part) in parts.iter().enumerate() {
             let numbers = (part.count("split.no")?, part.count("split.count")?);
             if numbers != (Some(at), Some(count)) {
@@ -239,20 +235,18 @@ impl GgufFile {
     }
 }
 
-/// Maps a part and reads its header; the tensors' bytes are counted from the start of the file.
-fn add(path: &Path, parts: &mut Vec<GgufPart>) -> Result<Vec<(String, GgufRecord)>, Fault> {
-    let file = open_to_read(path, FileKind::Tensors)?;
-    if file.metadata().map_err(io_fault("look at", path))?.len() == 0 {
-        return Err(wrong(path, "it is empty"));
-    }
-    let map = Arc::new(FileMap::new(&file).map_err(io_fault("map", path))?);
-    let mut reader = Reader { path, bytes: map.bytes(), at: 0 };
-    let (keys, records) = reader.header(parts.len())?;
-    parts.push(GgufPart { path: path.to_path_buf(), map, keys });
-    Ok(records)
-}
-
 impl GgufPart {
+    /// Maps the part of this number and reads its header; the tensors' bytes are counted from the start of the file.
+    fn read(path: &Path, number: usize) -> Result<(Self, Vec<(String, GgufRecord)>), Fault> {
+        let file = open_to_read(path, FileKind::Tensors)?;
+        if file.metadata().map_err(io_fault("look at", path))?.len() == 0 {
+            return Err(wrong(path, "it is empty"));
+        }
+        let map = Arc::new(FileMap::new(&file).map_err(io_fault("map", path))?);
+        let (keys, records) = Reader { path, bytes: map.bytes(), at: 0 }.header(number)?;
+        Ok((Self { path: path.to_path_buf(), map, keys }, records))
+    }
+
     fn wrong(&self, reason: &str) -> Fault {
         wrong(&self.path, reason)
     }
