@@ -11,7 +11,7 @@ mod policies;
 use std::time::Instant;
 
 use kvtune::cache::{self, CacheShape, ChunkAttention, ChunkSpan, LayerCache, Policy, Queries};
-use kvtune::ops::attention::{self, Attended, KvBlock, Qkv, ScoreRule, attention_mass};
+use kvtune::ops::attention::{self, Attended, KvBlock, Qkv, ScoreRule, attention_mass, attention_weights};
 use kvtune::recipe::{BufferKind, PolicyRecipe};
 use kvtune::report::table::Table;
 use kvtune::units::{ChunkIdx, LayerIdx};
@@ -212,6 +212,13 @@ impl ChunkAttention for Seen {
             _ => {}
         }
         attention_mass(&self.chunk, &self.past, &self.attended.as_ref().unwrap().lse_bhn, queries)
+    }
+
+    fn weights(&self, last: usize) -> (Tensor, Tensor) {
+        let attended = self.attended.as_ref().unwrap();
+        let first = (self.chunk.num_tokens() - last as i64).max(0);
+        let weights = attention_weights(&self.chunk, &self.past, &attended.lse_bhn, Queries::Last(last));
+        (weights, attended.out_bhnd.slice(2, first, None, 1))
     }
 
     fn queries(&self) -> (Tensor, f64) {

@@ -114,6 +114,10 @@ impl ChunkAttention for OneEntry<'_> {
         Tensor::ones([1, 1, 1], (Kind::Float, Device::Cpu))
     }
 
+    fn weights(&self, _: usize) -> (Tensor, Tensor) {
+        (Tensor::ones([1, 1, 1, 1], (Kind::Float, Device::Cpu)), self.0.shallow_clone())
+    }
+
     fn queries(&self) -> (Tensor, f64) {
         (self.0.shallow_clone(), 1.0)
     }

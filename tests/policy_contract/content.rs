@@ -31,7 +31,7 @@ impl Drawn {
         match scene.rule().0.as_str() {
             // Along axes the scores of one head are counts; those of different heads are not.
             "keydiff" if scene.buffer == BufferKind::Plain && scene.rule().2.is_none() => Self::Axes,
-            "keydiff" | "expected-attention" | "qh2o" | "qh2o-vlen" => Self::Real,
+            "keydiff" | "expected-attention" | "qh2o" | "qh2o-vlen" | "dropkv" | "lagkv" | "rkv" => Self::Real,
             _ => Self::Whole,
         }
     }
@@ -123,6 +123,11 @@ impl Content {
     /// Key and value of a token as later chunks see them.
     pub(crate) fn stored(&self, at: [usize; 3]) -> (&Head, &Head) {
         (&self.keys.stored[self.at(at)], &self.values.stored[self.at(at)])
+    }
+
+    /// Key and value of a token as the chunk that begins at `start` sees them.
+    pub(crate) fn seen(&self, at: [usize; 3], start: usize) -> (&Head, &Head) {
+        if at[2] >= start { self.exact(at) } else { self.stored(at) }
     }
 
     /// The entries of the tokens from `start` on, which have a tag beside key and value. Pads are no numbers: nobody may look at them.

@@ -13,7 +13,6 @@ use super::content::{Content, Head, heads_of};
 use super::scene::Scene;
 use super::scenes::policies;
 use super::slow_policies::{Notes, SlowAttention, SlowPolicy};
-use super::slow_scores::dot;
 use crate::support::case::{Case, PLAIN};
 use crate::support::{CPU, batch, engine, model};
 
@@ -52,24 +51,6 @@ struct Softmax<'a> {
     scale: f64,
 }
 
-impl Softmax<'_> {
-    /// What one query gives to `position`.
-    fn weight(
-        &self,
-        [sequence, head]: [usize; 2],
-        (query, at): (&Head, usize),
-        start: usize,
-        (position, held): (usize, &Notes),
-    ) -> f64 {
-        let exp = |p: usize| {
-            let key =
-                if p >= start { self.content.exact([sequence, head, p]).0 } else { self.content.stored([sequence, head, p]).0 };
-            (dot(query, key) * self.scale).exp()
-        };
-        if position > at { 0.0 } else { exp(position) / held.keys().filter(|&&p| p <= at).map(|&p| exp(p)).sum::<f64>() }
-    }
-}
-
 impl SlowAttention for Softmax<'_> {
     fn mass(&self, [sequence, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, held: &Notes) -> f32 {
         let per_group = self.shape.1;
@@ -77,8 +58,8 @@ impl SlowAttention for Softmax<'_> {
         let mut sum = 0.0;
         for at in (first..span.real_of(sequence)).map(|column| span.start + column) {
             for query_head in head * per_group..(head + 1) * per_group {
-                let query = self.query([sequence, query_head, at]);
-                sum += self.weight([sequence, head], (&query, at), span.start, (position, held));
+                let weights = self.weights(self.content, [sequence, query_head, at], span.start, held);
+                sum += weights.get(&position).copied().unwrap_or_default();
             }
         }
         (sum / per_group as f64) as f32
@@ -162,5 +143,5 @@ fn the_engine_tells_policies_what_a_softmax_over_their_entries_would() {
         foreseen += usize::from(is_as_foreseen(&case));
     }
     println!("{foreseen} of {simulated} could be foreseen to the end");
-    assert!(simulated - foreseen <= 2, "{foreseen} of {simulated} could be foreseen to the end");
+    assert!((simulated - foreseen) * 20 <= simulated, "{foreseen} of {simulated} could be foreseen to the end");
 }

@@ -46,6 +46,12 @@ const LISTED: &[(&str, &str)] = &[
     ("snapkv", "window_size = 3\nkernel_size = 7\npooling = \"mean\""),
     ("expected-attention", ""),
     ("expected-attention", "init_grace_tokens = 0\ngrace_period = 2"),
+    ("dropkv", ""),
+    ("dropkv", "window_size = 3\nkernel_size = 1"),
+    ("lagkv", ""),
+    ("lagkv", "lag_size = 2\ninit_grace_tokens = 0"),
+    ("rkv", ""),
+    ("rkv", "window_size = 1\nkernel_size = 3\nattention_weight = 0.6\nsimilarity_threshold = 0.2"),
     ("smart-lastrec", "end_initial_regex = 'x'"),
     ("smart-lastrec", "end_initial_regex = 'x'\nmax_initial_fraction = 0.4"),
     ("adakv", ""),
@@ -61,6 +67,8 @@ const LISTED: &[(&str, &str)] = &[
     ("adakv", "floor = 0.4\n[policy.qh2o]\nscore_prefill = true"),
     ("adakv", "floor = 0.4\npolicy = \"keydiff\""),
     ("adakv", "floor = 0.6\npolicy = \"expected-attention\""),
+    ("adakv", "floor = 0.6\n[policy.dropkv]\nwindow_size = 2"),
+    ("adakv", "floor = 0.6\n[policy.rkv]\nwindow_size = 2"),
 ];
 
 /// The policies that are listed, and those of the registry that are not.

@@ -6,6 +6,7 @@ use kvtune::cache::{ChunkSpan, Policy};
 
 use super::content::{Content, Head};
 use super::scene::Scene;
+use super::slow_scores::dot;
 
 /// What is noted of each position that one head holds.
 pub(crate) type Notes = BTreeMap<usize, f32>;
@@ -20,6 +21,22 @@ pub(crate) trait SlowAttention {
 
     /// Query heads of a KV head, and the factor on `q · k`.
     fn shape(&self) -> (usize, f64);
+
+    /// A softmax over what a head holds: what the query of a sequence, query head and position gives to each position.
+    fn weights(
+        &self,
+        content: &Content,
+        [sequence, query_head, at]: [usize; 3],
+        start: usize,
+        held: &Notes,
+    ) -> BTreeMap<usize, f64> {
+        let (per_group, scale) = self.shape();
+        let query = self.query([sequence, query_head, at]);
+        let exp = |p: usize| (dot(&query, content.seen([sequence, query_head / per_group, p], start).0) * scale).exp();
+        let seen: BTreeMap<usize, f64> = held.keys().filter(|&&p| p <= at).map(|&p| (p, exp(p))).collect();
+        let sum: f64 = seen.values().sum();
+        seen.into_iter().map(|(p, weight)| (p, weight / sum)).collect()
+    }
 }
 
 /// The positions that every sequence and head holds.
@@ -41,6 +58,8 @@ pub(crate) struct SlowPolicy<'a> {
     /// By sequence and head.
     pub(super) notes: Vec<Vec<Notes>>,
     pub(super) is_scored: bool,
+    /// Begin and end of each chunk that came in.
+    pub(super) chunks: Vec<(usize, usize)>,
     /// Sequences in which a choice hung on the last digits: from then on nothing can be said of them.
     pub(super) unclear: Vec<bool>,
 }
@@ -68,6 +87,7 @@ impl<'a> SlowPolicy<'a> {
             sinks: policy.traits().sinks,
             notes: vec![vec![Notes::new(); scene.groups as usize]; sequences],
             is_scored: false,
+            chunks: Vec::new(),
             unclear: vec![false; sequences],
         }
     }
@@ -112,6 +132,7 @@ impl<'a> SlowPolicy<'a> {
     /// What does not fit leaves, and the chunk comes in. All heads choose before any loses something.
     pub(crate) fn take(&mut self, span: &ChunkSpan) {
         self.share_out(span);
+        self.chunks.push((span.start, span.start + span.len));
         let heads: Vec<[usize; 2]> = (0..self.notes.len())
             .flat_map(|sequence| (0..self.notes[sequence].len()).map(move |head| [sequence, head]))
             .collect();

@@ -34,7 +34,8 @@ impl SlowPolicy<'_> {
             "keydiff" => Some(self.unlike_the_others(at)),
             "qh2o" | "qh2o-vlen" => self.is_scored.then(|| self.with_error(at, next)),
             "h2o" | "h2o-vlen" | "h2o-orig" => self.is_scored.then(|| self.per_query(at, next)),
-            "tova" | "snapkv" | "expected-attention" => self.is_scored.then(|| notes.clone()),
+            "tova" | "snapkv" | "expected-attention" | "dropkv" | "lagkv" => self.is_scored.then(|| notes.clone()),
+            "rkv" => self.is_scored.then(|| self.less_redundancy(at)),
             other => panic!("{}", missing(other)),
         }
     }
@@ -93,7 +94,7 @@ impl SlowPolicy<'_> {
     pub(crate) fn observe(&mut self, span: &ChunkSpan) {
         let is_hitter = self.rule.contains("h2o");
         let is_observed = match self.rule.as_str() {
-            "tova" | "snapkv" | "expected-attention" => true,
+            "tova" | "snapkv" | "expected-attention" | "dropkv" | "lagkv" | "rkv" => true,
             _ => is_hitter && (span.start >= self.prefill || self.flag("score_prefill")),
         };
         if !is_observed {
@@ -139,32 +140,108 @@ impl SlowPolicy<'_> {
                 let holders = heads.clone().filter(|&head| self.notes[at[0]][head].contains_key(&p));
                 holders.map(|head| self.mass([at[0], head], span, Some(1), p)).sum::<f32>() / heads.len() as f32
             }),
-            "snapkv" => self.pooled(at, span),
+            "snapkv" | "rkv" => self.windowed(at, span),
+            "dropkv" => self.perturbed(at, span),
+            "lagkv" => self.ranked(at, span),
             "expected-attention" => self.expected(at, span),
             other => panic!("{}", missing(other)),
         }
     }
 
+    fn window(&self) -> usize {
+        self.count("window_size").unwrap_or((self.scene.capacity / 8).clamp(1, 32))
+    }
+
     /// What the window pays to each position and to its neighbours: the largest, or the mean.
-    fn pooled(&self, at: [usize; 2], span: &ChunkSpan) -> Notes {
-        let window = self.count("window_size").unwrap_or((self.scene.capacity / 8).clamp(1, 32));
-        let half = self.count("kernel_size").unwrap_or(5) / 2;
-        let positions: Vec<usize> = self.notes[at[0]][at[1]].keys().copied().collect();
-        let mass: Vec<f32> = positions.iter().map(|&p| self.mass(at, span, Some(window), p)).collect();
-        let around = |i: usize| &mass[i.saturating_sub(half)..(i + half + 1).min(mass.len())];
-        let pool = |near: &[f32]| match self.word("pooling") {
-            Some("mean") => near.iter().sum::<f32>() / near.len() as f32,
-            _ => near.iter().copied().fold(0.0, f32::max),
+    fn windowed(&self, at: [usize; 2], span: &ChunkSpan) -> Notes {
+        let (window, is_rkv) = (self.window(), self.rule == "rkv");
+        let queries = if is_rkv { window.min(span.len) as f32 } else { 1.0 };
+        let mass = |&p: &usize| (p, self.mass(at, span, Some(window), p) / queries);
+        let mass = self.notes[at[0]][at[1]].keys().map(mass).collect();
+        self.pooled(&mass, if is_rkv { 7 } else { 5 }, self.word("pooling") == Some("mean"))
+    }
+
+    fn pooled(&self, of: &Notes, kernel: usize, is_mean: bool) -> Notes {
+        let half = self.count("kernel_size").unwrap_or(kernel) / 2;
+        let values: Vec<f32> = of.values().copied().collect();
+        let around = |i: usize| &values[i.saturating_sub(half)..(i + half + 1).min(values.len())];
+        let mean = |near: &[f32]| near.iter().sum::<f32>() / near.len() as f32;
+        let pool = |near: &[f32]| if is_mean { mean(near) } else { near.iter().copied().fold(0.0, f32::max) };
+        of.keys().enumerate().map(|(i, &p)| (p, pool(around(i)))).collect()
+    }
+
+    /// How far the outputs of the window's queries would move without each position, squared.
+    fn perturbed(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> Notes {
+        let held = &self.notes[sequence][head];
+        let (per_group, _) = self.attention.shape();
+        let value = |p: usize| self.content.seen([sequence, head, p], span.start).1;
+        let mut moved: BTreeMap<usize, f64> = held.keys().map(|&p| (p, 0.0)).collect();
+        for at in (span.len.saturating_sub(self.window())..span.real_of(sequence)).map(|column| span.start + column) {
+            for query_head in head * per_group..(head + 1) * per_group {
+                let weights = self.attention.weights(self.content, [sequence, query_head, at], span.start, held);
+                let out: Head = std::array::from_fn(|i| weights.iter().map(|(&p, weight)| weight * value(p)[i]).sum());
+                for (&p, weight) in weights.iter().filter(|(_, weight)| 1.0 - **weight > 1e-6) {
+                    // What the others give without it, and what was.
+                    let far: Head = std::array::from_fn(|i| (out[i] - weight * value(p)[i]) / (1.0 - weight) - out[i]);
+                    *moved.get_mut(&p).unwrap() += dot(&far, &far) / per_group as f64;
+                }
+            }
+        }
+        self.pooled(&moved.into_iter().map(|(p, x)| (p, x as f32)).collect(), 7, true)
+    }
+
+    /// Attention, less how far other keys of its chunk resemble a key.
+    fn less_redundancy(&self, [sequence, head]: [usize; 2]) -> Notes {
+        let (lambda, threshold) = (self.fraction("attention_weight", 0.1), self.fraction("similarity_threshold", 0.5));
+        let key = |p: usize| self.content.exact([sequence, head, p]).0;
+        let similar = |p: usize| {
+            let &(start, end) = self.chunks.iter().find(|(start, end)| (*start..*end).contains(&p)).unwrap();
+            let cosine = |q: usize| if p == q { 0.0 } else { dot(key(p), key(q)) / length(key(p)) / length(key(q)) };
+            let last = (start..end).rev().find(|&q| cosine(q) > threshold).unwrap_or(start);
+            (start..end).filter(|&q| q != last).map(cosine).sum::<f64>() / (end - start) as f64
         };
-        positions.iter().enumerate().map(|(i, &p)| (p, pool(around(i)))).collect()
+        let held = &self.notes[sequence][head];
+        let exp: BTreeMap<usize, f64> = held.keys().map(|&p| (p, similar(p).exp())).collect();
+        let sum: f64 = exp.values().sum();
+        held.iter().map(|(&p, &attention)| (p, (f64::from(attention) * lambda - exp[&p] / sum * (1.0 - lambda)) as f32)).collect()
+    }
+
+    /// The ranks of positions whose next partition has become complete.
+    fn ranked(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> Notes {
+        let lag = self.count("lag_size").unwrap_or((self.scene.capacity / 8).clamp(1, 128));
+        let (sinks, end) = (self.count("init_grace_tokens").unwrap_or(4), span.start + span.real_of(sequence));
+        let seen = |p: usize| self.content.seen([sequence, head, p], span.start);
+        let mut ranks = Notes::new();
+        for first in (sinks..end).step_by(lag).filter(|first| (span.start + 1..=end).contains(&(first + 2 * lag))) {
+            let spread = |of: &dyn Fn(usize) -> Head| {
+                let channel = |p: usize, i: usize| {
+                    let next = (first + lag..first + 2 * lag).map(|p| of(p)[i]);
+                    let (low, high) = (next.clone().fold(f64::INFINITY, f64::min), next.fold(f64::NEG_INFINITY, f64::max));
+                    (of(p)[i] - low) / if high > low { high - low } else { 1.0 }
+                };
+                let deviation = |p: usize| {
+                    let channels: Head = std::array::from_fn(|i| channel(p, i));
+                    let mean = channels.iter().sum::<f64>() / HEAD_DIM as f64;
+                    (channels.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (HEAD_DIM - 1) as f64).sqrt()
+                };
+                let all: Vec<f64> = (first..first + lag).map(deviation).collect();
+                let most = all.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = all.iter().map(|x| (x - most).exp()).sum();
+                all.into_iter().map(|x| (x - most).exp() / sum).collect::<Vec<f64>>()
+            };
+            let (keys, values) = (spread(&|p| *seen(p).0), spread(&|p| *seen(p).1));
+            let score: Vec<f64> = keys.into_iter().zip(values).map(|(k, v)| k + v).collect();
+            for (i, own) in score.iter().enumerate() {
+                let below = score.iter().enumerate().filter(|(j, other)| *other < own || (*other == own && *j <= i)).count();
+                ranks.insert(first + i, below as f32 / lag as f32);
+            }
+        }
+        ranks
     }
 
     /// The softmax of `log E exp(q · k · scale)` for queries distributed as those of the chunk, times the norm of the value.
     fn expected(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> Notes {
-        let seen = |p: usize| {
-            let at = [sequence, head, p];
-            if p >= span.start { self.content.exact(at) } else { self.content.stored(at) }
-        };
+        let seen = |p: usize| self.content.seen([sequence, head, p], span.start);
         let mut sum: BTreeMap<usize, f64> = BTreeMap::new();
         let (per_group, scale) = self.attention.shape();
         for query_head in head * per_group..(head + 1) * per_group {

@@ -3,10 +3,11 @@
 use std::cell::{Cell, RefCell};
 
 use kvtune::cache::{ChunkAttention, ChunkSpan, LayerCache, Queries};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::content::{Content, HEAD_DIM, PER_GROUP, SCALE, query};
 use super::scene::Scene;
+use crate::support::CPU;
 
 /// The attention of the chunk that a cache took last.
 pub(crate) struct SyntheticAttention<'a> {
@@ -48,6 +49,22 @@ impl ChunkAttention for SyntheticAttention<'_> {
         Tensor::from_slice(&mass).view(&self.position_bgc.size()[..])
     }
 
+    fn weights(&self, last: usize) -> (Tensor, Tensor) {
+        let ((k_bgcd, v_bgcd), (q_bhnd, scale)) = (self.entries(), self.queries());
+        let wide = |x: &Tensor| x.repeat_interleave_self_int(PER_GROUP as i64, 1, None);
+        let first = self.span.len.saturating_sub(last);
+        let query =
+            Tensor::arange_start((self.span.start + first) as i64, (self.span.start + self.span.len) as i64, (Kind::Int64, CPU));
+        let position = wide(&self.position_bgc).unsqueeze(2);
+        let unseen = position.gt_tensor(&query.unsqueeze(-1)).logical_or(&position.lt(0));
+        let scores = q_bhnd.slice(2, first as i64, None, 1).matmul(&wide(&k_bgcd).transpose(-1, -2)) * scale;
+        let real: Vec<i64> = self.span.real.iter().map(|&real| (self.span.start + real) as i64).collect();
+        let is_real = query.lt_tensor(&Tensor::from_slice(&real).unsqueeze(-1)).view([-1, 1, query.size()[0], 1]);
+        let weights = scores.masked_fill(&unseen, f64::NEG_INFINITY).softmax(-1, None).where_scalarother(&is_real, 0.0);
+        let outputs = weights.matmul(&wide(&v_bgcd));
+        (weights, outputs)
+    }
+
     fn queries(&self) -> (Tensor, f64) {
         let heads = self.scene.groups as usize * PER_GROUP;
         let mut all = Vec::new();
@@ -62,8 +79,7 @@ impl ChunkAttention for SyntheticAttention<'_> {
 
     fn entries(&self) -> (Tensor, Tensor) {
         let seen = |[sequence, head]: [usize; 2], position: usize| {
-            let at = [sequence, head, position];
-            let (k, v) = if position >= self.span.start { self.content.exact(at) } else { self.content.stored(at) };
+            let (k, v) = self.content.seen([sequence, head, position], self.span.start);
             (*k, *v)
         };
         let entries = self.by_slot(&([0.0; HEAD_DIM], [0.0; HEAD_DIM]), seen);

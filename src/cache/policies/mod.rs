@@ -2,17 +2,21 @@
 
 mod adakv;
 mod dense;
+mod dropkv;
 mod expected_attention;
 mod h2o_orig;
 mod heavy_hitters;
 mod keydiff;
 mod knorm;
+mod lagkv;
 mod lastrec;
 mod params;
 mod registry;
+mod rkv;
 mod smart_lastrec;
 mod snapkv;
 mod tova;
+mod window;
 
 pub(crate) use lastrec::rolling;
 pub use registry::{PolicyEntry, REGISTRY, build, check_policy, initial_part, names};

@@ -1,7 +1,8 @@
 //! The registry: the policies by their recipe names.
 
 use super::{
-    Constructor, adakv, dense, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lastrec, smart_lastrec, snapkv, tova,
+    Constructor, adakv, dense, dropkv, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lagkv, lastrec, rkv,
+    smart_lastrec, snapkv, tova,
 };
 use crate::cache::Policy;
 use crate::recipe::{InitialPart, PolicyRecipe, RecipeError};
@@ -24,6 +25,11 @@ const STREAMING_LLM_SINKS: usize = 4;
 pub const REGISTRY: &[PolicyEntry] = &[
     entry("adakv", "what another policy keeps, with a larger budget for heads", |c, n| adakv::around(c, n, build)),
     entry("dense", "everything", dense::build),
+    entry(
+        "dropkv",
+        "entries without which the outputs of the last few queries of a chunk would move, with their neighbours",
+        dropkv::build,
+    ),
     entry("expected-attention", "what queries like those of the last chunk are expected to attend to", expected_attention::build),
     entry("h2o", "the largest attention mass so far", |c, n| Ok(heavy_hitters::h2o(c, n)?.boxed())),
     entry("h2o-orig", "as `h2o`, attention mass summed over the sequences of the batch", h2o_orig::build),
@@ -32,6 +38,7 @@ pub const REGISTRY: &[PolicyEntry] = &[
     }),
     entry("keydiff", "keys that point elsewhere than most", keydiff::build),
     entry("knorm", "keys of small norm", knorm::build),
+    entry("lagkv", "tokens whose keys and values spread unlike those of the next partition", lagkv::build),
     entry("lastrec", "the most recent tokens and the first few", lastrec::build),
     entry("qh2o", "as `h2o`, but entries that suffer from quantisation leave earlier", |c, n| {
         Ok(heavy_hitters::qh2o(c, n)?.boxed())
@@ -39,6 +46,11 @@ pub const REGISTRY: &[PolicyEntry] = &[
     entry("qh2o-vlen", "as `h2o-vlen`, but entries that suffer from quantisation leave earlier", |c, n| {
         Ok(heavy_hitters::qh2o(c, n)?.by_value().boxed())
     }),
+    entry(
+        "rkv",
+        "what the last few queries of a chunk attend to, with its neighbours, unless other keys of its chunk resemble it",
+        rkv::build,
+    ),
     entry("smart-lastrec", "the most recent tokens and the initial part of each sequence's prompt", smart_lastrec::build),
     entry("snapkv", "what the last few queries of a chunk attend to, with its neighbours", snapkv::build),
     entry("streaming-llm", "as `lastrec`, with the four first tokens", |c, n| lastrec::with_default(c, n, STREAMING_LLM_SINKS)),

@@ -25,6 +25,34 @@ pub fn attention_mass(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: 
     mass_by_cuda(chunk, past, lse_bhn, queries).unwrap_or_else(|| mass_in_blocks(chunk, past, lse_bhn, queries))
 }
 
+/// The attention weights of some queries of a chunk, by query head: `exp(s_ic − lse_i)`, over past slots first, then the chunk's own. For few
+/// queries, as the whole matrix is made.
+///
+/// # Shapes
+/// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, H, w, P + n)` for w queries, in the kind of `lse_bhn`.
+pub fn attention_weights(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+    let (b, h, n, d) = chunk.q_bhnd.size4().unwrap_or_default();
+    let (groups, first) = (chunk.num_kv_heads(), queries.first(n));
+    let count = n - first;
+    let kind = lse_bhn.kind();
+    let q = chunk.q_bhnd.narrow(2, first, count).to_kind(kind) * chunk.rule.scale;
+    let q = q.reshape([b, groups, h / groups * count, d]);
+    let lse = lse_bhn.narrow(2, first, count).unsqueeze(-1);
+    let token = Tensor::arange_start(first, n, (Kind::Int64, q.device())).unsqueeze(-1);
+    let part = |part: &KvBlock, is_own: bool| {
+        let slots = part.k.size()[2];
+        let scores = chunk.rule.capped(q.matmul(&part.k.to_kind(kind).transpose(-1, -2)));
+        let weights = (scores.view([b, groups, h / groups, count, slots]) - lse.view([b, groups, h / groups, count, 1])).exp();
+        let hide = |weights: Tensor, hidden: &Tensor| weights.masked_fill(hidden, 0.0);
+        let by_slot = |of: &Tensor| of.view([b, groups, 1, 1, slots]);
+        let own = is_own.then(|| Tensor::arange(slots, (Kind::Int64, q.device())).gt_tensor(&token));
+        let unused = part.valid.as_ref().map(|valid| by_slot(&valid.logical_not()));
+        let unseen = part.visible_until.as_ref().map(|until| by_slot(until).le_tensor(&token));
+        own.iter().chain(&unused).chain(&unseen).fold(weights, hide).view([b, h, count, slots])
+    };
+    Tensor::cat(&past.iter().map(|past| part(past, false)).chain([part(&chunk.own, true)]).collect::<Vec<_>>(), -1)
+}
+
 fn mass_by_cuda(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: Queries) -> Option<Tensor> {
     let (q, parts) = (&chunk.q_bhnd, all_parts(chunk, past));
     let rule = chunk.rule;

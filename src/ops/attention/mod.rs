@@ -27,7 +27,7 @@ pub use backend::Backend;
 pub(crate) use backend::forced;
 pub use chunk::{Attended, AttentionGrads, KvBlock, Qkv, Queries, accumulation_kind, zero_sum_of};
 pub use drain::drain_backward;
-pub use mass::attention_mass;
+pub use mass::{attention_mass, attention_weights};
 pub use part::PartKernel;
 pub use rule::ScoreRule;
 pub use tried::try_kernel;

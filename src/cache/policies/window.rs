@@ -1,0 +1,60 @@
+//! What policies share that score by the last few queries of a chunk, the observation window: its size, and pooling over neighbours.
+
+use serde::Deserialize;
+use tch::{Kind, Tensor};
+
+use super::params::staying;
+use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
+
+/// The observation window of SnapKV's code, in tokens.
+const WINDOW: usize = 32;
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Pooling {
+    #[default]
+    Max,
+    Mean,
+}
+
+/// The parameter `window_size`: by default an eighth of the cache, at most 32 tokens.
+pub(super) fn window_size(choice: &PolicyRecipe, written: Option<usize>, cache_length: usize) -> Result<usize, Fault> {
+    let window = written.unwrap_or_else(|| (cache_length / 8).clamp(1, WINDOW));
+    if window == 0 {
+        let message = "`window_size` = 0 leaves no query to decide".to_owned();
+        return Err(choice.reject(Some("window_size"), message, "choose at least 1".into()).into());
+    }
+    staying(choice, "window_size", window, cache_length)
+}
+
+/// The parameter `kernel_size`: an entry and its neighbours, as many on each side.
+pub(super) fn kernel_size(choice: &PolicyRecipe, written: usize, cache_length: usize) -> Result<usize, Fault> {
+    if written.is_multiple_of(2) {
+        let message = format!("`kernel_size` = {written} has no middle");
+        return Err(choice.reject(Some("kernel_size"), message, "choose an odd number; 1 pools nothing".into()).into());
+    }
+    staying(choice, "kernel_size", written, cache_length.max(WINDOW))
+}
+
+/// Each entry takes the largest (or the mean) of itself and its neighbours in the order of positions. At the ends there are fewer
+/// neighbours, and the mean is that of those there are.
+///
+/// # Shapes
+/// `(B, G, C)` all, f32 out.
+pub(super) fn pooled(score_bgc: &Tensor, position_bgc: &Tensor, kernel: usize, pooling: Pooling) -> Tensor {
+    let order = position_bgc.argsort(-1, false);
+    let sorted = score_bgc.gather(2, &order, false);
+    // An empty slot is nobody's neighbour.
+    let held = position_bgc.ge(0).to_kind(sorted.kind()).gather(2, &order, false);
+    let (kernel, half) = (kernel as i64, kernel as i64 / 2);
+    let pooled = match pooling {
+        Pooling::Max => sorted.max_pool1d([kernel], [1], [half], [1], false),
+        Pooling::Mean => {
+            let sum =
+                |x: &Tensor| x.constant_pad_nd([half, half]).unfold(2, kernel, 1).sum_dim_intlist(&[-1i64][..], false, x.kind());
+            sum(&(sorted * &held)) / sum(&held).clamp_min(1.0)
+        }
+    };
+    pooled.zeros_like().scatter(2, &order, &pooled).to_kind(Kind::Float)
+}
