@@ -22,7 +22,10 @@ fn recipe(model: &str, cache: &str) -> Recipe {
 
 fn written(recipe: &Recipe, dir: &Path) -> (Model, PolicyFile) {
     support::on_one_thread();
-    let model = Model::load(&recipe.model, recipe.model.dtype, CPU).unwrap();
+    let mut model = Model::load(&recipe.model, recipe.model.dtype, CPU).unwrap();
+    if recipe.kv_cache.policy.name == "learned" {
+        model.set_gates(support::gates(&model));
+    }
     let trial = PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad).unwrap();
     let file = PolicyFile::record(recipe, &model, "hash", &trial).unwrap();
     std::fs::write(dir.join(KV_POLICY), file.to_json()).unwrap();

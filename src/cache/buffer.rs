@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 use super::CacheShape;
 use super::moves::{Moves, restore, with_retained, write_plane};
 use crate::native::cuda::host_tensor;
-use crate::ops::attention::KvBlock;
+use crate::ops::attention::{KvBlock, accumulation_kind};
 use crate::recipe::BufferKind;
 use crate::store::{Bits, Copier, CopyMark, CopyStream, bytes_of, copier_of};
 use crate::units::Bytes;
@@ -90,7 +90,7 @@ impl CacheShape {
     /// Name, width and kind of the planes that hold an entry.
     pub(super) fn planes(&self) -> Vec<(String, i64, Kind)> {
         let stored = Codec::new(self.buffer, self.head_dim, self.kind).planes();
-        let further = self.further.iter().map(|&width| (width, self.kind)).collect();
+        let further = self.further.iter().map(|&width| (width, accumulation_kind(self.kind))).collect();
         let named = |(name, planes): (&'static str, Vec<(i64, Kind)>)| {
             planes.into_iter().enumerate().map(move |(i, (width, kind))| (format!("{name}.{i}"), width, kind))
         };

@@ -29,6 +29,8 @@ pub struct PolicyTraits<'a> {
     pub budgets: Option<BudgetRule>,
     /// How many heads one choice serves at least; the replay log is smaller by as much.
     pub scope: Scope,
+    /// Whether entries come with the scores of the model's gates.
+    pub takes_gates: bool,
     /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
     pub needs_quantised: bool,
 }
@@ -78,6 +80,7 @@ impl Default for PolicyTraits<'_> {
             compares_heads: false,
             budgets: None,
             scope: Scope::Head,
+            takes_gates: false,
             needs_quantised: false,
         }
     }

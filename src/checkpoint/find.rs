@@ -12,7 +12,7 @@ use super::state::{BEST, FINAL, FORMAT_VERSION, step_directory};
 use super::state::{OPTIMIZER, STATE};
 use super::{SaveKind, SavedCheckpoint, TrainState};
 use crate::files::{self, FileKind, ReadLock, TensorFile, disk, io_fault};
-use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, MODEL_TENSORS};
+use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, GATE_TENSORS, MODEL_TENSORS};
 use crate::recipe::Weights;
 use crate::store;
 use crate::units::{Fault, FaultKind, abridged};
@@ -40,8 +40,10 @@ pub fn load(dir: &Path) -> Result<Loaded, Fault> {
     let state = verified_state(dir)?;
     let name = if holds(dir) == Some(Weights::All) { MODEL_TENSORS } else { ADAPTER_TENSORS };
     let mut parameters = store::load_tensors(&TensorFile::open(&dir.join(name))?)?;
-    if files::is_there(&dir.join(EXTRA_TENSORS)) {
-        parameters.extend(store::load_tensors(&TensorFile::open(&dir.join(EXTRA_TENSORS))?)?);
+    for path in [EXTRA_TENSORS, GATE_TENSORS].map(|name| dir.join(name)) {
+        if files::is_there(&path) {
+            parameters.extend(store::load_tensors(&TensorFile::open(&path)?)?);
+        }
     }
     Ok(Loaded { parameters, state })
 }
@@ -58,7 +60,10 @@ pub fn load_optimizer(dir: &Path) -> Result<Vec<(String, Tensor)>, Fault> {
         damaged(&place, &what)
     };
     let (of_step, own) = (Manifest::verify(&place).map_err(|error| damaged(error.to_string()))?, Manifest::verify(dir)?);
-    if [MODEL_TENSORS, ADAPTER_TENSORS, EXTRA_TENSORS].iter().any(|name| own.files.get(*name) != of_step.files.get(*name)) {
+    if [MODEL_TENSORS, ADAPTER_TENSORS, EXTRA_TENSORS, GATE_TENSORS]
+        .iter()
+        .any(|name| own.files.get(*name) != of_step.files.get(*name))
+    {
         return Err(damaged("its weights are others".into()));
     }
     tensors(&place)

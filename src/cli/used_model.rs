@@ -12,7 +12,7 @@ use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
-use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, Model, ModelConfig, fingerprint};
+use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, GATE_TENSORS, Model, ModelConfig, fingerprint};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
 use crate::train;
@@ -60,7 +60,7 @@ impl ModelArgs {
     pub(super) fn load(&self, device: Device) -> Result<LoadedModel, Fault> {
         let (mut recipe, adapter) = self.recipe()?;
         train::set_numerics(&recipe, device);
-        let mut model = train::base_model(&recipe, device)?;
+        let mut model = train::base_model(&recipe, adapter.as_deref(), device)?;
         if model.config().num_classes.is_some() {
             let message = format!("`{}` scores classes, and writes no text", self.path.display());
             return Err(Fault::usage(message, "`kvtune evaluate` says how often it finds the right class"));
@@ -198,7 +198,7 @@ pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<Sessio
 
 /// Hashes the adapter's tensors and its configuration.
 fn hash_of_adapter(dir: &Path) -> Result<String, Fault> {
-    let extra = Some(EXTRA_TENSORS).filter(|name| files::is_there(&dir.join(name)));
+    let extra = [EXTRA_TENSORS, GATE_TENSORS].into_iter().filter(|name| files::is_there(&dir.join(name)));
     let parts = [ADAPTER_TENSORS, ADAPTER_CONFIG].into_iter().chain(extra).map(|name| files::hash_file(&dir.join(name)));
     Ok(files::hash_parts(parts.collect::<Result<Vec<_>, _>>()?))
 }

@@ -161,6 +161,10 @@ impl Attend for ColumnAttention<'_> {
         }
     }
 
+    fn takes_gates(&self, layer: LayerIdx) -> bool {
+        !lock(&self.column.states[layer.0]).cache.shape().further.is_empty()
+    }
+
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let (spans, log) = (self.column.spans, &mut lock(&self.column.states[layer.0]).log);

@@ -110,6 +110,10 @@ impl Attend for EachAttends<'_> {
         Ok(if outs.len() == 1 { outs.remove(0) } else { Tensor::cat(&outs, 0) })
     }
 
+    fn takes_gates(&self, layer: LayerIdx) -> bool {
+        self.policies[layer.0].traits().takes_gates
+    }
+
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let chosen_bnk = choose();

@@ -199,7 +199,8 @@ impl LayerState {
         let undo = self.undo.take(span.index).ok_or_else(|| self.cache.out_of_order("unwind", span))?;
         let own = grads.unwind(&undo);
         self.cache.unwind(span, &undo)?;
-        let own = own.map(|d| placement.unplace(d).to_kind(chunk.own.k.kind()));
+        let kinds = chunk.own.planes().map(Tensor::kind);
+        let own = KvBlock::of_planes(own.planes().zip(kinds).map(|(d, kind)| placement.unplace(d).to_kind(kind)));
         let q = q.unwrap_or_else(|| placement.unplace(&chunk.q_bhnd.zeros_like()));
         Ok(ChunkGrads { q, own, drain })
     }

@@ -12,11 +12,13 @@ use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
 use super::usage::{GGUF_MODEL, Usage};
 use crate::checkpoint::CARD;
-use crate::files::{self, GgufForm, io_fault};
+use crate::files::{self, GgufForm, TensorFile, io_fault};
 use crate::model::{
-    self, Adapter, CHAT_TEMPLATE, EXTRA_TENSORS, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint,
+    self, Adapter, CHAT_TEMPLATE, EXTRA_TENSORS, GATE_TENSORS, Gates, MergedModel, ModelConfig, ModelSource, companions,
+    fingerprint, has_fingerprint,
 };
 use crate::recipe::{RopeScalingRecipe, Weights};
+use crate::store::{load_tensors, pt_metadata, save_tensors};
 use crate::units::{Fault, abridged};
 
 /// What the user should know of an export.
@@ -55,6 +57,10 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
         }
         if let Some(policy) = &parts.policy {
             files::write_atomic(&staged.join(KV_POLICY), &policy.to_json())?;
+        }
+        if Gates::are_in(trained.checkpoint) {
+            let gates = load_tensors(&TensorFile::open(&trained.checkpoint.join(GATE_TENSORS))?)?;
+            save_tensors(&staged.join(GATE_TENSORS), &gates, &pt_metadata())?;
         }
         let card = card(trained, &parts.usage, &parts.base, &parts.hash);
         files::write_atomic(&staged.join(CARD), card.as_bytes())

@@ -14,6 +14,12 @@ pub trait Attend {
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault>;
 
+    /// Whether each new token of a layer is to come with the score of the layer's gate: a further plane of its entry, `(B, G, n, 1)`.
+    fn takes_gates(&self, layer: LayerIdx) -> bool {
+        let _ = layer;
+        false
+    }
+
     /// Which experts one layer's new tokens go to. `choose` takes those that the router prefers; whoever computes a chunk once more gives
     /// the experts that it had before, as a rounding could make the router prefer others.
     ///

@@ -5,6 +5,7 @@ use tch::Tensor;
 use super::attend::{Attend, Qkv};
 use super::config::ModelConfig;
 use super::copyable::CopyableVector;
+use super::gates::{Gate, Gates};
 use super::linear::Linear;
 use super::names::layer_tensor;
 use super::norm::RmsNorm;
@@ -30,6 +31,8 @@ pub(super) struct Attention {
     head_dim: i64,
     rule: ScoreRule,
     sinks: Option<CopyableVector>,
+    /// What scores new entries for a policy that is learned.
+    pub(super) gate: Option<Gate>,
 }
 
 impl Attention {
@@ -55,6 +58,7 @@ impl Attention {
                 .has_sinks
                 .then(|| CopyableVector::load(layer_tensor(layer.0, SINKS), |name| weights.load(name)))
                 .transpose()?,
+            gate: None,
         })
     }
 
@@ -95,13 +99,24 @@ impl Attention {
         &q_bhnd * factor_bn.to_kind(q_bhnd.kind()).unsqueeze(1).unsqueeze(-1)
     }
 
-    /// Asks whoever remembers the past.
+    /// Asks whoever remembers the past. `x_bne` is what queries, keys and values are made of.
     ///
     /// # Shapes
-    /// As in [`Qkv`]; `(B, H, n, D)` out.
-    pub(super) fn attend(&self, [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, Fault> {
+    /// `(B, n, E)`, and as in [`Qkv`]; `(B, H, n, D)` out.
+    pub(super) fn attend(
+        &self,
+        x_bne: &Tensor,
+        [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3],
+        attend: &mut dyn Attend,
+    ) -> Result<Tensor, Fault> {
         let drain_h = self.sinks.as_ref().map(CopyableVector::current);
-        attend.attend(self.layer, Qkv { drain_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) })
+        let mut qkv = Qkv { drain_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) };
+        if attend.takes_gates(self.layer) {
+            let gate = self.gate.as_ref().ok_or_else(Gates::missing)?;
+            // What the gate learns does not reach the model.
+            qkv.own.further.push(gate.score(&x_bne.detach()));
+        }
+        attend.attend(self.layer, qkv)
     }
 
     /// From the heads back to the residual stream.

@@ -87,7 +87,8 @@ impl CapturedBuffers {
         let layer = common.model.decoder_layer(idx);
         match piece {
             LayerPiece::BeforeAttention => {
-                let made = layer.before_attention(&self.hidden_bne, &self.positions.rotations, &tokens);
+                let x_bne = layer.attention_input(&self.hidden_bne);
+                let made = layer.attention.project(&x_bne, &self.positions.rotations, &tokens);
                 self.qkv.iter_mut().zip(&made).for_each(|(held, made)| held.copy_(made));
             }
             LayerPiece::BehindAttention => {
@@ -178,15 +179,16 @@ impl<'a> ColumnLayers<'a> {
     /// Those of [`Model::layer`].
     pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, Fault> {
         let Common { model, context } = self.common;
-        let has_experts = model.decoder_layer(idx).has_experts();
-        let captured = self.captured.as_mut().filter(|_| !has_experts);
+        // A gate sees what goes into attention, which is held nowhere.
+        let is_captured = !model.decoder_layer(idx).has_experts() && !attend.takes_gates(idx);
+        let captured = self.captured.as_mut().filter(|_| is_captured);
         let Some((recorder, OfShape { held: Some(held), pieces, .. })) = captured else {
             return model.layer(idx, hidden_bne, self.positions, context, attend);
         };
         let [before, behind] = pieces.entry(idx.0).or_default();
         held.hidden_bne.copy_(hidden_bne);
         recorder.run(before, LayerPiece::BeforeAttention, self.common, idx, held)?;
-        let attended_bhnd = model.decoder_layer(idx).attention.attend(held.qkv.each_ref(), attend)?;
+        let attended_bhnd = model.decoder_layer(idx).attention.attend(&held.hidden_bne, held.qkv.each_ref(), attend)?;
         held.attended_bhnd.copy_(&attended_bhnd);
         drop(attended_bhnd);
         recorder.run(behind, LayerPiece::BehindAttention, self.common, idx, held)?;

@@ -15,6 +15,7 @@ use super::decoder::DecoderLayer;
 use super::delta::LoraDelta;
 use super::embedding::Embedding;
 use super::experts::StackedDelta;
+use super::gates::{GATE_TENSORS, Gates, is_of_gate};
 use super::io_layers::BASE_WEIGHT;
 use super::linear::Linear;
 use super::names::{FINAL_NORM, OUTPUT_MODULE};
@@ -27,6 +28,7 @@ use super::waiting_layers::WaitingLayers;
 use super::weights::Weights;
 use crate::ops::frequencies::Frequencies;
 use crate::recipe::InitLora;
+use crate::store::{pt_metadata, save_tensors};
 use crate::units::{Bytes, Exit, Fault, LayerIdx};
 
 /// A decoder-only language model; knows no cache and no tokenizer.
@@ -135,6 +137,26 @@ impl Model {
         self.trained = Trainable::Adapter(settings);
     }
 
+    /// Has the layers score new entries for the policy `learned`, which asks for it.
+    pub fn set_gates(&mut self, gates: Gates) {
+        self.layers.iter_mut().zip(gates.0).for_each(|(layer, gate)| layer.attention.gate = Some(gate));
+    }
+
+    pub fn has_gates(&self) -> bool {
+        self.gates().next().is_some()
+    }
+
+    /// Whether the gates are trained, too.
+    fn trains_gates(&self) -> bool {
+        self.gates().any(|(_, leaf)| leaf.requires_grad())
+    }
+
+    /// Weights and biases of the gates, by their names in files.
+    fn gates(&self) -> impl Iterator<Item = (String, Tensor)> {
+        let gates = self.layers.iter().enumerate().filter_map(|(i, layer)| Some((i, layer.attention.gate.as_ref()?)));
+        gates.flat_map(|(layer, gate)| gate.parameters(layer))
+    }
+
     /// The adapter, where one is trained; its matrices are the leaves themselves.
     pub fn adapter(&self) -> Option<Adapter> {
         let Trainable::Adapter(settings) = &self.trained else { return None };
@@ -217,6 +239,9 @@ impl Model {
     /// begun as a part of the weights, it has begun as these say from now on.
     pub fn take_saved(&mut self, saved: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         self.release_layers();
+        // Gates that are not trained are not taken: they are there already.
+        let is_own = |name: &str| self.trains_gates() || !is_of_gate(name);
+        let saved: Vec<_> = saved.into_iter().filter(|(name, _)| is_own(name)).collect();
         let Trainable::Adapter(settings) = &self.trained else { return saved };
         // What goes with an addition to it is a constant.
         let mut saved: BTreeMap<_, _> = saved.into_iter().filter(|(name, _)| !name.ends_with(BASE_WEIGHT)).collect();
@@ -259,8 +284,12 @@ impl Model {
     }
 
     /// Writes what is trained into a directory that exists: an adapter in PEFT's format, which names `base_model`, or all
-    /// weights as a model of their own.
+    /// weights as a model of their own; and the gates, where there are any.
     pub fn save_trained(&self, dir: &Path, base_model: &str) -> Result<(), Fault> {
+        let gates: Vec<_> = self.gates().collect();
+        if !gates.is_empty() {
+            save_tensors(&dir.join(GATE_TENSORS), &gates, &pt_metadata())?;
+        }
         match (self.adapter(), self.all_weights()) {
             (Some(adapter), _) => adapter.save_peft(dir, base_model),
             (None, Some(all)) => all.save(dir),

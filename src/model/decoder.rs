@@ -111,18 +111,19 @@ impl DecoderLayer {
         tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
-        let [q_bhnd, k_bgnd, v_bgnd] = self.before_attention(hidden_bne, rotations, tokens);
-        let attended_bhnd = self.attention.attend([&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
-        drop([q_bhnd, k_bgnd, v_bgnd]);
+        let x_bne = self.attention_input(hidden_bne);
+        let [q_bhnd, k_bgnd, v_bgnd] = self.attention.project(&x_bne, rotations, tokens);
+        let attended_bhnd = self.attention.attend(&x_bne, [&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
+        drop([x_bne, q_bhnd, k_bgnd, v_bgnd]);
         self.after_attention(hidden_bne, attended_bhnd, tokens, attend)
     }
 
-    /// Queries, keys and values.
+    /// What queries, keys and values are made of.
     ///
     /// # Shapes
-    /// `(B, n, E)` in; as in [`super::Qkv`] out.
-    pub(super) fn before_attention(&self, hidden_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
-        self.attention.project(&normed(self.attention_norms.input.as_ref(), hidden_bne), rotations, tokens)
+    /// `(B, n, E)` in and out.
+    pub(super) fn attention_input(&self, hidden_bne: &Tensor) -> Tensor {
+        normed(self.attention_norms.input.as_ref(), hidden_bne)
     }
 
     /// What follows attention: the layer's output. What was attended is gone, but for what autograd keeps, before the MLP.

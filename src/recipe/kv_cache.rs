@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::Deserialize;
 use toml::{Table, Value};
@@ -23,6 +24,8 @@ table! {
     pub struct CacheRecipe in "kv_cache" {
         /// Which entries are evicted: `policy = "lastrec"`, or `policy.h2o = { grace_period = 64 }`.
         pub policy: PolicyRecipe = PolicyRecipe::by_default(),
+        /// Gates for the policy `learned`: a directory or a file in KVzap's layout, or the checkpoint of a run that has trained some.
+        pub gates: Option<PathBuf> = None,
         /// How an entry is stored after its own chunk has attended.
         #[word("plain", "default")]
         #[word("int8", "torch-quantized8")]

@@ -12,7 +12,7 @@ use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files::Scratch;
 use crate::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
-use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Model, ModelConfig, ModelPlacement, Preference, companions};
+use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Gates, Model, ModelConfig, ModelPlacement, Preference, companions};
 use crate::native::cuda::Numerics;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
 use crate::report::console;
@@ -187,14 +187,26 @@ fn no_score(recipe: &Recipe) -> Fault {
     )
 }
 
-fn headed(recipe: &Recipe, model: Model) -> Result<Model, Fault> {
+fn with_head(recipe: &Recipe, model: Model) -> Result<Model, Fault> {
     as_headed(recipe, model.config().clone())?;
     Ok(model.with_classes(recipe.head.num_classes()))
 }
 
-/// The recipe's model, of which nothing is trained.
-pub fn base_model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
-    headed(recipe, Model::load(&recipe.model, recipe.model.dtype, placement(recipe, device))?)
+/// The model with the recipe's head, and its gates.
+fn headed(recipe: &Recipe, model: Model) -> Result<Model, Fault> {
+    let mut model = with_head(recipe, model)?;
+    match &recipe.kv_cache.gates {
+        Some(path) => model.set_gates(Gates::read(path, model.config(), model.kind(), model.device())?),
+        None => load_gates(&mut model, &recipe.model.path)?,
+    }
+    let takes_gates = cache::build(&recipe.kv_cache.policy, usize::MAX)?.traits().takes_gates;
+    if takes_gates && !model.has_gates() { Err(Gates::missing()) } else { Ok(model) }
+}
+
+/// The recipe's model, of which nothing is trained. Gates beside an adapter that it will get take the place of the recipe's.
+pub fn base_model(recipe: &Recipe, adapter: Option<&Path>, device: Device) -> Result<Model, Fault> {
+    let model = Model::load(&recipe.model, recipe.model.dtype, placement(recipe, device))?;
+    if adapter.is_some_and(Gates::are_in) { with_head(recipe, model) } else { headed(recipe, model) }
 }
 
 /// Where the recipe's weights are, of a model that computes on `device`.
@@ -207,7 +219,7 @@ pub fn model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
     let Some(lora) = &recipe.lora else {
         return headed(recipe, Model::load_to_train(&recipe.model, recipe.model.dtype, placement(recipe, device))?);
     };
-    let mut model = base_model(recipe, device)?;
+    let mut model = base_model(recipe, None, device)?;
     model.set_adapter(adapter(recipe, lora, model.config(), model.kind(), device)?);
     Ok(model)
 }
@@ -243,11 +255,19 @@ fn adapter(recipe: &Recipe, lora: &LoraRecipe, config: &ModelConfig, kind: Kind,
     Ok(adapter)
 }
 
-/// Puts the PEFT adapter in `dir` into the model.
+/// Puts the PEFT adapter in `dir` into the model, and the gates beside it.
 pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), Fault> {
     let adapter = Adapter::load_peft(dir, model.config(), model.kind(), model.device())?;
     check_positions(model.config(), dir)?;
     model.set_adapter(adapter);
+    load_gates(model, dir)
+}
+
+/// Puts the gates into the model that were saved in `dir`, beside an adapter or a model, if any were.
+pub fn load_gates(model: &mut Model, dir: &Path) -> Result<(), Fault> {
+    if Gates::are_in(dir) {
+        model.set_gates(Gates::read(dir, model.config(), model.kind(), model.device())?);
+    }
     Ok(())
 }
 

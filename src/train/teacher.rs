@@ -168,7 +168,7 @@ mod tests {
         let soft = batch.sequences[0].targets.soft().unwrap().clone();
 
         // The base model with a cache that takes the whole sample as one chunk.
-        let base = build::base_model(&recipe, Device::Cpu).unwrap();
+        let base = build::base_model(&recipe, None, Device::Cpu).unwrap();
         let whole = CacheRecipe {
             policy: PolicyRecipe::named("dense"),
             cache_length: CacheLength::Uniform(64),

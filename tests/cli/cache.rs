@@ -104,7 +104,7 @@ fn an_unknown_policy() {
     11 | policy = "pyramidkv"
        |          ^^^^^^^^^^^
 
-    hint: choose `adakv`, `dense`, `dropkv`, `expected-attention`, `h2o`, `h2o-orig`, `h2o-vlen`, `keydiff`, `knorm`, `lagkv`, `lastrec`, `qh2o`, `qh2o-vlen`, `rkv`, `smart-lastrec`, `snapkv`, `streaming-llm` or `tova`
+    hint: choose `adakv`, `dense`, `dropkv`, `expected-attention`, `h2o`, `h2o-orig`, `h2o-vlen`, `keydiff`, `knorm`, `lagkv`, `lastrec`, `learned`, `qh2o`, `qh2o-vlen`, `rkv`, `smart-lastrec`, `snapkv`, `streaming-llm` or `tova`
     "#);
 }
 

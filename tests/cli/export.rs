@@ -3,9 +3,15 @@
 use std::path::Path;
 
 use insta::assert_snapshot;
+use kvtune::files::TensorFile;
+use kvtune::model::{GATE_TENSORS, Model};
+use kvtune::recipe::Dtype;
+use kvtune::store::{pt_metadata, save_tensors};
 use serde_json::json;
+use tch::Device;
 
 use super::place::Place;
+use crate::support::gates;
 
 /// A finished run of three steps, which validates.
 fn trained() -> Place {
@@ -62,6 +68,34 @@ fn what_a_server_does_not_load() {
     place.run(&["export", "run", "--for", "peft", "--out", "peft"]).done();
     let card = String::from_utf8(place.read("peft/README.md")).unwrap();
     assert!(card.contains("A DoRA adapter for"), "{card}");
+}
+
+/// Gates go where the weights go, and every cache that is made of them evicts the same.
+#[test]
+fn gates_stay_with_what_was_trained_beside_them() {
+    let place = Place::new();
+    let model = Model::load(&place.path("model"), Dtype::F32, Device::Cpu).unwrap();
+    save_tensors(&place.path("gates.safetensors"), &gates(&model).parameters(), &pt_metadata()).unwrap();
+    let learned = "kv_cache.policy=learned";
+    assert_snapshot!(place.finetune(&[learned]).refused(2), @r"
+    error: the policy `learned` goes by gates, and the model has none
+
+    hint: name them with `kv_cache.gates`, or choose another policy
+    ");
+    place.finetune(&[learned, "kv_cache.gates=gates.safetensors", "data.validation_fraction=0.34"]).done();
+    place.run(&["resume", "run", "--device", "cpu", "--set", "train.max_steps=4", "--set", "train.epochs=2"]).done();
+    std::fs::remove_file(place.path("gates.safetensors")).unwrap();
+    place.run(&["export", "run", "--for", "merged", "--out", "whole"]).done();
+    place.run(&["export", "run", "--for", "peft", "--out", "peft"]).done();
+    for dir in ["run/final", "whole", "peft"] {
+        let gates = TensorFile::open(&place.path(dir).join(GATE_TENSORS)).unwrap();
+        assert_eq!(gates.names().len(), 4 * model.config().num_layers(), "{dir}");
+        assert!(place.run(&["verify", "--device", "cpu", "--conformance", dir]).done().out.starts_with("conforms: "), "{dir}");
+    }
+    let own = scores(&place, &["run"]);
+    let merged = scores(&place, &["--base", "whole", "--recipe", "run/recipe.resolved.toml", "--set", "kv_cache.gates=whole"]);
+    let difference = own["loss"].as_f64().unwrap() - merged["loss"].as_f64().unwrap();
+    assert!(difference.abs() < 1e-5, "{own} {merged}");
 }
 
 #[test]

@@ -32,7 +32,7 @@ impl Used {
         let set: Vec<String> = set.iter().map(|key| (*key).to_owned()).collect();
         let mut recipe = Recipe::of_model(&path, &set).unwrap().recipe;
         recipe.grad = recipe.grad.closed();
-        let mut model = train::base_model(&recipe, Device::Cpu).unwrap();
+        let mut model = train::base_model(&recipe, None, Device::Cpu).unwrap();
         if let Some(adapter) = adapter {
             train::load_adapter(&mut model, &fixture(adapter)).unwrap();
         }

@@ -191,6 +191,7 @@ pub fn count(value: &Value) -> usize {
 /// Plain caches of these lengths by layer.
 pub fn caches(policy: PolicyRecipe, lengths: Vec<usize>, chunk_size: usize) -> CacheRecipe {
     CacheRecipe {
+        gates: None,
         policy,
         buffer: BufferKind::Plain,
         cache_length: CacheLength::PerLayer(lengths),

@@ -18,17 +18,29 @@ use crate::support::{CPU, batch, engine, model};
 
 /// Takes a layer's queries, keys and values away.
 #[derive(Default)]
-struct Taken(Option<[Tensor; 3]>, f64);
+struct Taken {
+    qkv: Option<[Tensor; 3]>,
+    scale: f64,
+    /// What the gates say, where they are asked.
+    gates: Option<Tensor>,
+    takes_gates: bool,
+}
 
 impl Attend for Taken {
     fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
-        *self = Self(Some([&qkv.q_bhnd, &qkv.own.k, &qkv.own.v].map(Tensor::copy)), qkv.rule.scale);
+        self.gates = qkv.own.further.first().map(Tensor::copy);
+        self.qkv = Some([&qkv.q_bhnd, &qkv.own.k, &qkv.own.v].map(Tensor::copy));
+        self.scale = qkv.rule.scale;
         Ok(qkv.q_bhnd.zeros_like())
+    }
+
+    fn takes_gates(&self, _: LayerIdx) -> bool {
+        self.takes_gates
     }
 }
 
-/// Queries, keys and values of the lowest layer for a batch, and the scale.
-fn lowest_layer(model: &Model, batch: &Batch) -> ([Tensor; 3], f64) {
+/// What the lowest layer would attend with for a batch.
+fn lowest_layer(model: &Model, batch: &Batch, takes_gates: bool) -> Taken {
     let tokens = batch.max_len();
     let padded =
         batch.sequences.iter().flat_map(|sequence| (0..tokens).map(|i| sequence.inputs.get(i).map_or(0, |&id| i64::from(id))));
@@ -36,10 +48,10 @@ fn lowest_layer(model: &Model, batch: &Batch) -> ([Tensor; 3], f64) {
     let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
     let position = Tensor::arange(tokens as i64, (Kind::Int64, CPU)).view([1, -1]);
     let positions = model.positions(position, &model.frequencies(&lengths));
-    let mut taken = Taken::default();
+    let mut taken = Taken { takes_gates, ..Taken::default() };
     let _ =
         no_grad(|| model.layer(LayerIdx(0), &model.embed(&ids_bt), &positions, &DropoutContext::default(), &mut taken).unwrap());
-    (taken.0.unwrap(), taken.1)
+    taken
 }
 
 /// Softmax over what a head holds, query by query.
@@ -99,8 +111,9 @@ fn is_as_foreseen(case: &Case) -> bool {
     let (_, log) = engine(case, &model).inspect(&model, &batch, &mut |_, _| ()).unwrap();
     let walk = walk(&log, 0, case.heads.1).unwrap();
 
-    let ([q, k, v], scale) = lowest_layer(&model, &batch);
-    let content = Content::of_tensors(case.buffer, k, v);
+    let Taken { qkv, scale, gates, .. } = lowest_layer(&model, &batch, case.takes_gates());
+    let [q, k, v] = qkv.unwrap();
+    let content = Content::of_tensors(case.buffer, [k, v], gates);
     let shape = (case.heads.0, case.heads.0 / case.heads.1, batch.max_len());
     let softmax = Softmax { content: &content, queries: heads_of(&q), shape, scale };
     let policy = scene.build();

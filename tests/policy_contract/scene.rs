@@ -118,7 +118,7 @@ impl Scene {
             batch: self.lengths.len() as i64,
             groups: self.groups,
             head_dim: HEAD_DIM as i64,
-            further: &[TAG_WIDTH],
+            further: if self.build().traits().takes_gates { &[1, TAG_WIDTH] } else { &[TAG_WIDTH] },
             cache_length,
             allocated: if self.storage == Storage::Preallocated { cache_length } else { FIRST_SLOTS },
             is_paged: self.storage == Storage::Paged,

@@ -50,6 +50,9 @@ const LISTED: &[(&str, &str)] = &[
     ("dropkv", "window_size = 3\nkernel_size = 1"),
     ("lagkv", ""),
     ("lagkv", "lag_size = 2\ninit_grace_tokens = 0"),
+    ("learned", ""),
+    ("learned", "init_grace_tokens = 0\ngrace_period = 3"),
+    ("learned", "prior_queries = 3.5"),
     ("rkv", ""),
     ("rkv", "window_size = 1\nkernel_size = 3\nattention_weight = 0.6\nsimilarity_threshold = 0.2"),
     ("smart-lastrec", "end_initial_regex = 'x'"),
@@ -68,6 +71,7 @@ const LISTED: &[(&str, &str)] = &[
     ("adakv", "floor = 0.4\npolicy = \"keydiff\""),
     ("adakv", "floor = 0.6\npolicy = \"expected-attention\""),
     ("adakv", "floor = 0.6\n[policy.dropkv]\nwindow_size = 2"),
+    ("adakv", "floor = 0.6\npolicy = \"learned\""),
     ("adakv", "floor = 0.6\n[policy.rkv]\nwindow_size = 2"),
 ];
 
@@ -226,8 +230,10 @@ fn attention_is_computed_only_for_those_who_ask() {
     for (p, &(policy, params)) in policies().iter().enumerate() {
         let scene = &scenes((p, (policy, params)), (BufferKind::Plain, false), Storage::Preallocated)[1];
         let rule = scene.rule().0;
-        let never = ["dense", "lastrec", "smart-lastrec", "streaming-llm", "knorm", "keydiff"].contains(&rule.as_str());
+        let never =
+            ["dense", "lastrec", "smart-lastrec", "streaming-llm", "knorm", "keydiff", "learned"].contains(&rule.as_str());
         let (asked, _) = check(scene);
+        let never = never && !params.contains("prior_queries");
         assert_eq!(asked == 0, never, "`{policy}` with `{params}` asked {asked} times");
     }
 }

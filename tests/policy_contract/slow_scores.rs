@@ -30,6 +30,9 @@ impl SlowPolicy<'_> {
         match self.rule.as_str() {
             "dense" | "lastrec" | "smart-lastrec" | "streaming-llm" => None,
             "knorm" => Some(notes.keys().map(|&p| (p, -length(self.content.exact([at[0], at[1], p]).0) as f32)).collect()),
+            "learned" => {
+                Some(notes.iter().map(|(&p, &mass)| (p, self.expected_or_seen([at[0], at[1], p], next, mass))).collect())
+            }
             EXAMPLE => Some(notes.keys().map(|&p| (p, length(self.content.exact([at[0], at[1], p]).1) as f32)).collect()),
             "keydiff" => Some(self.unlike_the_others(at)),
             "qh2o" | "qh2o-vlen" => self.is_scored.then(|| self.with_error(at, next)),
@@ -95,6 +98,7 @@ impl SlowPolicy<'_> {
         let is_hitter = self.rule.contains("h2o");
         let is_observed = match self.rule.as_str() {
             "tova" | "snapkv" | "expected-attention" | "dropkv" | "lagkv" | "rkv" => true,
+            "learned" => self.params_have("prior_queries"),
             _ => is_hitter && (span.start >= self.prefill || self.flag("score_prefill")),
         };
         if !is_observed {
@@ -109,7 +113,7 @@ impl SlowPolicy<'_> {
         for (&sequence, heads) in sequences.iter().zip(given) {
             for (notes, given) in self.notes[sequence].iter_mut().zip(heads) {
                 for (p, score) in given {
-                    *notes.get_mut(&p).unwrap() = if is_hitter { notes[&p] + score } else { score };
+                    *notes.get_mut(&p).unwrap() = if is_hitter || self.rule == "learned" { notes[&p] + score } else { score };
                 }
             }
         }
@@ -124,7 +128,7 @@ impl SlowPolicy<'_> {
         let notes = &self.notes[at[0]][at[1]];
         let by_position = |of: &dyn Fn(usize) -> f32| notes.keys().map(|&p| (p, of(p))).collect::<Notes>();
         match self.rule.as_str() {
-            "h2o" | "qh2o" => by_position(&|p| self.mass(at, span, None, p)),
+            "h2o" | "qh2o" | "learned" => by_position(&|p| self.mass(at, span, None, p)),
             "h2o-orig" => by_position(&|p| {
                 let holders = sequences.iter().filter(|&&sequence| self.notes[sequence][at[1]].contains_key(&p));
                 holders.map(|&sequence| self.mass([sequence, at[1]], span, None, p)).sum()
@@ -146,6 +150,16 @@ impl SlowPolicy<'_> {
             "expected-attention" => self.expected(at, span),
             other => panic!("{}", missing(other)),
         }
+    }
+
+    /// What a gate expects, or the mean of that and of what has come since.
+    fn expected_or_seen(&self, at: [usize; 3], next: usize, mass: f32) -> f32 {
+        let gate = self.content.gate(at);
+        if !self.params_have("prior_queries") {
+            return gate;
+        }
+        let prior = self.fraction("prior_queries", 0.0) as f32;
+        (prior * gate.exp() + mass) / (prior + (next - at[2]) as f32)
     }
 
     fn window(&self) -> usize {

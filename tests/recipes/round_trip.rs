@@ -169,7 +169,8 @@ prop_compose! {
         let storage = if grow { growing } else { Storage::Preallocated };
         let (decode_block, r#static) = (block.min(chunk_size).min(1024), !grow && block % 2 == 0);
         let chunk_size = (block % 3 > 0).then_some(chunk_size);
-        CacheRecipe { policy, buffer, cache_length, chunk_size, chunking, randomize_chunk_sizes, decode_block, r#static, storage, cpu_offload }
+        let gates = (block % 2 == 1).then(|| PathBuf::from("/gates"));
+        CacheRecipe { policy, gates, buffer, cache_length, chunk_size, chunking, randomize_chunk_sizes, decode_block, r#static, storage, cpu_offload }
     }
 }
 

@@ -236,6 +236,13 @@ pub const PLAIN: Case = Case {
     untested: 0,
 };
 
+impl Case {
+    /// Whether its policy, or the one that it wraps, goes by gates of the model.
+    pub fn takes_gates(&self) -> bool {
+        self.policy == "learned" || self.params.contains("learned")
+    }
+}
+
 /// Every policy of the registry with its defaults, on the plain case with what the policy needs: slots for all tokens if nothing ever
 /// leaves, a quantised buffer, initial parts.
 pub fn registered_policies() -> Vec<Case> {

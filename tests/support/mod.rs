@@ -8,6 +8,7 @@ pub mod grid;
 pub mod policies;
 pub mod syncs;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
@@ -15,7 +16,7 @@ use kvtune::data::{Batch, IGNORE, Sequence, SoftTargets, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
 use kvtune::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
 use kvtune::model::{
-    Adapter, DropoutKey, Model, ModelConfig, ModelPlacement, ModulePatterns, ModuleSet, NormSpec, PeftConfig, Preference,
+    Adapter, DropoutKey, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, ModuleSet, NormSpec, PeftConfig, Preference,
 };
 use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, OnOutOfMemory, PolicyRecipe, TrainedBias};
 use kvtune::units::ChunkIdx;
@@ -65,7 +66,7 @@ pub fn model(case: &Case) -> Model {
     on_one_thread();
     let dir = tempfile::tempdir().unwrap();
     let path = if let Some(name) = case.quantised {
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised").join(name)
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised").join(name)
     } else {
         std::fs::write(dir.path().join("config.json"), config(case).to_string()).unwrap();
         Tensor::write_safetensors(&weights(case), dir.path().join("model.safetensors")).unwrap();
@@ -77,11 +78,21 @@ pub fn model(case: &Case) -> Model {
         _ => Dtype::F32,
     };
     let at = ModelPlacement { device: case.device, keeps_layers_on_host: case.has_waiting_weights };
-    if case.trains != Trains::Adapter {
-        return Model::load_to_train(&path, dtype, at).unwrap();
+    let mut model = if case.trains == Trains::Adapter {
+        adapted(case, &path, dtype, at)
+    } else {
+        Model::load_to_train(&path, dtype, at).unwrap()
+    };
+    if case.takes_gates() {
+        model.set_gates(gates(&model));
     }
+    model
+}
+
+/// The model with an adapter whose matrices are drawn.
+fn adapted(case: &Case, path: &Path, dtype: Dtype, at: ModelPlacement) -> Model {
     let classes = (case.head == HeadKind::Score).then_some(LABELS.len());
-    let mut model = Model::load(&path, dtype, at).unwrap().with_classes(classes);
+    let mut model = Model::load(path, dtype, at).unwrap().with_classes(classes);
     let adapter = Adapter::with_settings(model.config(), adapter_settings(case), 1, case.kind, case.device).unwrap();
     model.set_adapter(adapter);
     for (name, mut parameter) in model.parameters() {
@@ -96,6 +107,15 @@ pub fn model(case: &Case) -> Model {
         tch::no_grad(|| parameter.copy_(&value));
     }
     model
+}
+
+/// Gates that tell entries apart.
+pub fn gates(model: &Model) -> Gates {
+    let gates = Gates::new(model.config(), 5, 1, model.kind(), model.device());
+    for (name, mut parameter) in gates.parameters() {
+        tch::no_grad(|| parameter.copy_(&normal(seed_of(&name), &parameter.size(), 0.5)));
+    }
+    gates
 }
 
 fn adapter_settings(case: &Case) -> PeftConfig {
@@ -295,6 +315,7 @@ pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
         per_layer => CacheLength::PerLayer(per_layer.to_vec()),
     };
     let kv = CacheRecipe {
+        gates: None,
         policy: PolicyRecipe::with_params(case.policy, params),
         buffer: case.buffer,
         cache_length,

@@ -10,6 +10,7 @@ mod keydiff;
 mod knorm;
 mod lagkv;
 mod lastrec;
+mod learned;
 mod params;
 mod registry;
 mod rkv;

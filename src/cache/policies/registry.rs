@@ -1,7 +1,7 @@
 //! The registry: the policies by their recipe names.
 
 use super::{
-    Constructor, adakv, dense, dropkv, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lagkv, lastrec, rkv,
+    Constructor, adakv, dense, dropkv, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lagkv, lastrec, learned, rkv,
     smart_lastrec, snapkv, tova,
 };
 use crate::cache::Policy;
@@ -40,6 +40,7 @@ pub const REGISTRY: &[PolicyEntry] = &[
     entry("knorm", "keys of small norm", knorm::build),
     entry("lagkv", "tokens whose keys and values spread unlike those of the next partition", lagkv::build),
     entry("lastrec", "the most recent tokens and the first few", lastrec::build),
+    entry("learned", "what the model's gates have learned to keep", learned::build),
     entry("qh2o", "as `h2o`, but entries that suffer from quantisation leave earlier", |c, n| {
         Ok(heavy_hitters::qh2o(c, n)?.boxed())
     }),

@@ -156,7 +156,7 @@ impl Target {
 
     /// Loads the model, with its adapter.
     pub(super) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Fault> {
-        let mut model = train::base_model(recipe, device)?;
+        let mut model = train::base_model(recipe, self.adapter(), device)?;
         if let Some(dir) = self.adapter() {
             let (base, state) = (&recipe.model.path, checkpoint::state_of(dir)?);
             if !state.map_or(Ok(true), |state| has_fingerprint(base, &state.model_hash))? {
