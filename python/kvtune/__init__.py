@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .cache import KvPolicyCache, conformance
     from .errors import KvtuneError
+    from .policy_file import initial_part
     from .runs import Run, load, run
 
-__all__ = ["KvPolicyCache", "KvtuneError", "Run", "conformance", "load", "run"]
+__all__ = ["KvPolicyCache", "KvtuneError", "Run", "conformance", "initial_part", "load", "run"]
 
-_MODULES = {"KvPolicyCache": "cache", "conformance": "cache", "KvtuneError": "errors", "Run": "runs", "load": "runs", "run": "runs"}
+_MODULES = {
+    **dict.fromkeys(("KvPolicyCache", "conformance"), "cache"),
+    **dict.fromkeys(("Run", "load", "run"), "runs"),
+    "KvtuneError": "errors",
+    "initial_part": "policy_file",
+}
 
 
 def __getattr__(name: str) -> Any:

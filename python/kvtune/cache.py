@@ -41,7 +41,7 @@ class KvPolicyCache(Cache):
         self.block = file.decode_block if evicts else 1
         if initial_part is None and any(layer.policy.initial for layer in self.layers):
             what = f"the policy of `{file.path}` keeps the initial part of each prompt"
-            raise KvtuneError(what, "say where it begins and ends: `from_run(run, initial_part=(0, 25))` keeps the first 25 tokens")
+            raise KvtuneError(what, "say where it is: `from_run(run, initial_part=kvtune.initial_part(run, tokenizer, input_ids))`")
         self.reset()
 
     @classmethod

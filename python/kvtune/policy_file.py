@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import KvtuneError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 NAME = "kv_policy.json"
 # Rotations that depend on the length of the whole sequence, which Transformers does not know in advance.
@@ -88,3 +94,27 @@ def checkpoint(run: str | Path) -> Path:
         return run / "final"
     latest = run / "latest"
     return run / latest.read_text().strip() if latest.is_file() else run
+
+
+def initial_part(run: str | Path, tokenizer: PreTrainedTokenizerBase, input_ids: Sequence[int]) -> tuple[int, int]:
+    """Where the initial part of a prompt begins and ends that the policy `smart-lastrec` of a run keeps."""
+    policy = PolicyFile.read(run).policy
+    params = policy.get("smart-lastrec") if isinstance(policy, dict) else None
+    if params is None:
+        raise KvtuneError(f"the policy of `{run}` keeps no initial part", "leave `initial_part` out")
+    ids = list(input_ids)
+    pads = next((at for at, token in enumerate(ids) if token != params.get("pad_id", 0)), len(ids))
+    begin, rest = 0 if params.get("range_is_prefix", True) else pads, ids[pads:]
+    if not rest:
+        return 0, len(ids)
+
+    def text(count: int) -> str:
+        return tokenizer.decode(rest[:count], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    found = re.search(params["end_initial_regex"], text(len(rest)))
+    if found is None:
+        return begin, len(ids)
+    end = found.end() if params.get("include_end_string", True) else found.start()
+    # Half a character decodes to U+FFFD, and must not count.
+    count = bisect_left(range(len(rest)), end, key=lambda count: len(text(count).rstrip("\ufffd")))
+    return begin, pads + count

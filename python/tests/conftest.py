@@ -38,16 +38,16 @@ def ids(count: int, seed: int = 0, vocab: int = 500) -> list[int]:
 @pytest.fixture(scope="session")
 def make_run(tmp_path_factory):
     """Trains two steps with a model and a `[kv_cache]`; the run's directory, the same for the same words."""
-    made: dict[tuple[str, str], Path] = {}
+    made: dict[tuple[str, ...], Path] = {}
 
-    def make(model: str, cache: str) -> Path:
-        key = (model, cache)
+    def make(model: str, cache: str, dtype: str = "f32") -> Path:
+        key = (model, cache, dtype)
         if key not in made:
             folder = tmp_path_factory.mktemp("run")
             rows = [json.dumps({"input_ids": ids(150, 1000 * row), "labels": ids(150, 1000 * row)}) for row in range(4)]
             (folder / "train.jsonl").write_text("\n".join(rows) + "\n")
             (folder / "recipe.toml").write_text(
-                f'[model]\npath = "{model_dir(model)}"\ndtype = "f32"\n[lora]\nr = 4\n[data]\nformat = "tokens"\ntrain = "train.jsonl"\n'
+                f'[model]\npath = "{model_dir(model)}"\ndtype = "{dtype}"\n[lora]\nr = 4\n[data]\nformat = "tokens"\ntrain = "train.jsonl"\n'
                 f"[train]\nmax_steps = 2\nseed = 1\n[optimizer]\nlearning_rate = 0.02\n[kv_cache]\n{cache}\n"
             )
             kvtune("train", folder / "recipe.toml", "--out", folder / "run", "-q", "--threads", 1)
@@ -62,10 +62,10 @@ def load():
     """The merged model of a run."""
     from peft import PeftModel
 
-    def load(run: Path, attention: str = "sdpa"):
+    def load(run: Path, dtype: torch.dtype = torch.float32, attention: str = "sdpa"):
         final = run / "final"
         base = json.loads((final / "adapter_config.json").read_text())["base_model_name_or_path"]
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation=attention)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation=attention)
         return PeftModel.from_pretrained(model, str(final)).merge_and_unload().eval()
 
     return load

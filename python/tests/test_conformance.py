@@ -41,3 +41,4 @@ def cache_of(policy: str, further: str = "") -> str:
 def test_every_policy_makes_the_recorded_choices(make_run, load, policy, family):
     run = make_run(family, cache_of(policy))
     assert conformance(load(run), run) == []
+
