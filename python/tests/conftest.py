@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from kvtune import binary
+from kvtune import KvPolicyCache, binary
 
 FIXTURES = Path(__file__).parents[2] / "tests/fixtures"
 logging.disable_progress_bar()
@@ -31,8 +30,15 @@ def kvtune(*arguments: object) -> str:
     return done.stdout
 
 
-def ids(count: int, seed: int = 0, vocab: int = 500) -> list[int]:
-    return [random.Random(seed).randrange(3, vocab) for _ in range(1)] + [random.Random(seed + i).randrange(3, vocab) for i in range(1, count)]
+def ids(count: int, seed: int = 0) -> list[int]:
+    """Tokens without meaning, none of them twice."""
+    return random.Random(seed).sample(range(3, 512), count)
+
+
+def write(model, tokens: torch.Tensor, cache: KvPolicyCache, new: int, **options) -> torch.Tensor:
+    """Goes on from tokens by the likeliest ones."""
+    options = {"do_sample": False, "pad_token_id": 0, **options}
+    return model.generate(tokens, attention_mask=torch.ones_like(tokens), past_key_values=cache, max_new_tokens=new, **options)
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +50,7 @@ def make_run(tmp_path_factory):
         key = (model, cache, dtype)
         if key not in made:
             folder = tmp_path_factory.mktemp("run")
-            rows = [json.dumps({"input_ids": ids(150, 1000 * row), "labels": ids(150, 1000 * row)}) for row in range(4)]
+            rows = [json.dumps({"input_ids": ids(150, row), "labels": ids(150, row)}) for row in range(4)]
             (folder / "train.jsonl").write_text("\n".join(rows) + "\n")
             (folder / "recipe.toml").write_text(
                 f'[model]\npath = "{model_dir(model)}"\ndtype = "{dtype}"\n[lora]\nr = 4\n[data]\nformat = "tokens"\ntrain = "train.jsonl"\n'
@@ -62,10 +68,11 @@ def load():
     """The merged model of a run."""
     from peft import PeftModel
 
-    def load(run: Path, dtype: torch.dtype = torch.float32, attention: str = "sdpa"):
+    def load(run: Path, dtype: str = "f32", attention: str = "sdpa"):
         final = run / "final"
         base = json.loads((final / "adapter_config.json").read_text())["base_model_name_or_path"]
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation=attention)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype={"f32": torch.float32, "f64": torch.float64}[dtype], attn_implementation=attention)
+        model.generation_config.eos_token_id = None
         return PeftModel.from_pretrained(model, str(final)).merge_and_unload().eval()
 
     return load

@@ -31,14 +31,19 @@ POLICIES = {
 
 
 def cache_of(policy: str, further: str = "") -> str:
-    buffer = 'buffer = "int8"\n' if policy.startswith("qh2o") else ""
-    further = further or f"cache_length = {160 if policy == 'dense' else 48}\nchunk_size = 12"
+    buffer = 'buffer = "int4"\n' if policy.startswith("qh2o") else ""
+    further = further or f"cache_length = {200 if policy == 'dense' else 48}\nchunk_size = 12"
     return f"policy.{policy.split()[0]} = {{ {POLICIES[policy]} }}\n{buffer}{further}"
+
+
+# A buffer in few bits takes another level, or another minimum, where the last digit of a number differs, and choices follow: kvtune itself
+# chooses otherwise in f32 and in f64. In f64 there is no such digit, but Transformers computes the norms and rotations of Gemma in f32.
+def exact(policy: str, family: str) -> str:
+    return "f64" if policy.startswith("qh2o") and family != "model-gemma3" else "f32"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_makes_the_recorded_choices(make_run, load, policy, family):
-    run = make_run(family, cache_of(policy))
-    assert conformance(load(run), run) == []
-
+    run = make_run(family, cache_of(policy), dtype := exact(policy, family))
+    assert conformance(load(run, dtype), run) == []
