@@ -142,7 +142,7 @@ class PolicyLayer:
             out = attention.attend(q, k, v, mask, rule)
         if not self.missing:
             if mass is None and wanted:
-                last = torch.cat(self.q, 3)[:, :, :, -wanted:]
+                last = torch.cat(self.q, 3)[:, :, :, max(self.chunk - wanted, 0) :]
                 mass = attention.mass_of(last, k, self._mask(last.shape[3], k.shape[2]), rule)
             self._end(k, v, mass, rule)
         return out

@@ -1,7 +1,6 @@
 """What the package says of itself: how fast it is there, how commands run, what is refused."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,7 +113,6 @@ def test_plain_attention_is_as_before(make_run, load):
 def test_without_a_program_it_is_said(monkeypatch):
     monkeypatch.delenv("KVTUNE", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(shutil, "which", lambda *_: None)
     monkeypatch.setattr(kvtune.binary, "HERE", Path("/nowhere"))
     with pytest.raises(KvtuneError, match="the program `kvtune` is not there"):
         kvtune.binary.path()
