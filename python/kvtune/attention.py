@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,14 +47,14 @@ def attend_and_sum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: R
 
 def mass_of(q: Tensor, k: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     """The attention mass `(B, G, S)` that queries give."""
-    return sum(_sum(weight) for _, weight in _weights(q, wide(k), mask, rule))
+    return torch.stack([_sum(weight) for _, weight in _weights(q, wide(k), mask, rule)]).sum(0)
 
 
 def _sum(weight: Tensor) -> Tensor:
     return weight.sum((2, 3)).float() / weight.shape[2]
 
 
-def _weights(q: Tensor, k: Tensor, mask: Tensor | None, rule: Rule):
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, rule: Rule) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields queries with their softmax weights `(B, G, R, n, S)`, a part at a time."""
     batch, groups, per_group, n, _ = q.shape
     rows = max(SCORES // (batch * groups * per_group * k.shape[2]), 1)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 ATTENTION = "kvtune"
 """The name of the attention function that serves a `KvPolicyCache`; `sdpa`, the default of most models, does so too."""
 
+# The attribute of new keys that says to which layer of a cache they go.
+MARK = "kvtune_layer"
+
 
 class KvPolicyCache(Cache):
     """Keeps what `kv_policy.json` says, for one prompt and its answer::
@@ -33,9 +36,13 @@ class KvPolicyCache(Cache):
     Each sequence of a batch is run as if it were alone; all must be of the same length, without padding.
     """
 
+    layers: list[PolicyLayer]  # type: ignore[assignment]
+    prompt: int | None
+    """Tokens of the prompt that come in chunks, where `read` has been told."""
+
     def __init__(self, file: PolicyFile, initial_part: tuple[int, int] | None = None) -> None:
         self.file, self.initial_part = file, initial_part
-        super().__init__(layers=[PolicyLayer(self, index) for index in range(len(file.heads))])  # type: ignore[arg-type]
+        super().__init__(layers=[PolicyLayer(self, index) for index in range(len(file.heads))])  # type: ignore[misc]
         self.smallest = min(file.full_at(), default=1 << 40)
         evicts = all(layer.policy.evicts for layer in self.layers)
         self.block = file.decode_block if evicts else 1
@@ -71,8 +78,7 @@ class KvPolicyCache(Cache):
     # What Transformers asks a cache.
 
     def reset(self) -> None:
-        self.prompt: int | None = None
-        """Tokens of the prompt that come in chunks, where `read` has been told."""
+        self.prompt = None
         self.is_reading = self._had_prompt = False
         self._waiting: PolicyLayer | None = None
         super().reset()
@@ -88,7 +94,8 @@ class KvPolicyCache(Cache):
         if layer_idx == 0:
             self._check_call(key_states.shape[2], (cache_kwargs or {}).get("cache_position"))
         self.width = key_states.shape[-1]
-        self._waiting = key_states.kvtune_layer = self.layers[layer_idx]
+        self._waiting = self.layers[layer_idx]
+        setattr(key_states, MARK, self._waiting)
         return key_states, value_states
 
     def _check_call(self, tokens: int, cache_position: Tensor | None) -> None:
@@ -115,17 +122,17 @@ class KvPolicyCache(Cache):
 
     # What layers ask.
 
-    def share_out(self, layer: PolicyLayer, n: int) -> None:
-        """Gives the heads their shares before a chunk of `n` tokens: those of a layer, or where the policy says so of all layers."""
-        layers = [layer]
+    def share_out(self, layer: PolicyLayer) -> None:
+        """Gives the heads their shares before the first chunk that evicts: those of a layer, or where the policy says so of all layers."""
+        layers, floor = [layer], layer.policy.floor or 0.0
         if layer.policy.across_layers:
             layers = [other for other in self.layers if other.policy.floor is not None]
             if any(other.seen != layer.seen for other in layers):
                 what = f"`across_layers` of `{self.file.path}` compares all layers after the same chunk, and the prompt came at once"
                 raise KvtuneError(what, "call `cache.read(model, input_ids)` before `generate`: it goes chunk by chunk")
-        keys = [other.keys_of(n) for other in layers]
+        keys = [other.order() for other in layers]
         together = torch.cat([key.to(keys[0].device) for key in keys], 1)
-        shares = torch.stack([share_out(key, layer.slots, layer.policy.floor) for key in together])
+        shares = torch.stack([share_out(key, layer.slots, floor) for key in together])
         for other, key, own in zip(layers, keys, shares.split([other.heads for other in layers], 1)):
             other.apply_shares(own.to(key.device), key)
 
@@ -135,14 +142,16 @@ class _Unmasked(int):
 
 
 def attention_forward(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Any:
-    layer: PolicyLayer | None = getattr(key, "kvtune_layer", None)
+    layer: PolicyLayer | None = getattr(key, MARK, None)
     if layer is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    layer.cache._waiting = None
     if attention_mask is not None:
         raise KvtuneError("the model was given an attention mask of its own", "give a mask of ones `(batch, tokens)`, or none")
     if kwargs.get("dropout"):
         raise KvtuneError("attention has dropout, which a cache that evicts has not", "call `model.eval()`")
-    layer.cache._waiting = None
+    if query.requires_grad and torch.is_grad_enabled():
+        raise KvtuneError("a cache that evicts is not trained here", "call the model within `torch.no_grad()`, and train with `kvtune.run`")
     window = kwargs.get("sliding_window")
     if window != layer.window:
         what = f"layer {layer.index} of the model has the sliding window {window}, expected {layer.window}, as `{layer.cache.file.path}` says"
@@ -176,10 +185,9 @@ def conformance(model: PreTrainedModel, run: str | Path, *, most: int = 10) -> l
     prompt = torch.tensor([recorded["prompt"]], device=model.device)
     cache, tokens = KvPolicyCache(file.trial(), tuple(recorded["initial_part"])), prompt.shape[1]
     for layer in cache.layers:
-        # The last place takes what does not count.
         layer.left = torch.full((1, layer.heads, tokens + 1), -1, device=model.device)
     cache._read(model, prompt, tokens)
-    found = [layer.left[0, :, :-1].tolist() if layer.window is None else [] for layer in cache.layers]
+    found = [layer.left[0, :, :-1].tolist() if layer.window is None and layer.left is not None else [] for layer in cache.layers]
 
     def differences() -> Any:
         for layer, (heads, expected_heads) in enumerate(zip(found, recorded["left"])):

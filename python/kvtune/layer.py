@@ -10,7 +10,7 @@ from torch import Tensor
 from . import attention, quantise
 from .attention import Rule
 from .errors import KvtuneError
-from .policies import Attended, Held, Lastrec, Params, build
+from .policies import NOTHING, Attended, Held, Lastrec, Params, build
 
 if TYPE_CHECKING:
     from .cache import KvPolicyCache
@@ -44,18 +44,25 @@ class PolicyLayer:
     def reset(self) -> None:
         self.seen = self.missing = 0
         """Tokens so far, and those that are still to come of the chunk under way."""
-        self.prefill: int | None = None
+        self.prefill = 0
         """Tokens of the prefill span; known when the prompt begins."""
         self.k: list[Tensor] = []
         """Planes of the stored keys `(B, G, S, ·)`."""
         self.v: list[Tensor] = []
-        self.position: Tensor | None = None
+        self.position = torch.empty(0, 0, 0, dtype=torch.int64)
+        """`(B, G, S)`, −1 where a slot is empty."""
         self.observed: Tensor | None = None
-        self.features: Tensor | None = None
+        self.features = NOTHING
         self.shares: Tensor | None = None
         """Slots of each head `(B, G)`, where they differ."""
         self.left: Tensor | None = None
-        """The first query that did not see each token `(B, G, T)`, −1 where all did; for the conformance test."""
+        """The first query that did not see each token `(B, G, T + 1)`, −1 where all did, for the conformance test; the last place takes what
+        does not count."""
+        self.chunk = 0
+        """Tokens of the chunk under way; of it and of what it sees besides:"""
+        self.q: list[Tensor] = []
+        self.own: list[Tensor] = []
+        self.past: list[Tensor] = []
 
     # What Transformers asks a layer of a cache.
 
@@ -68,8 +75,8 @@ class PolicyLayer:
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.missing:
             raise KvtuneError("beams change places within a block of decoding", "use a run with `kv_cache.decode_block = 1`, or no beams")
-        for name in ("position", "observed", "features", "shares", "left"):
-            if (value := getattr(self, name)) is not None:
+        for name in ("position", "observed", "features", "shares"):
+            if self.prefill and (value := getattr(self, name)) is not None and value is not NOTHING:
                 setattr(self, name, value.index_select(0, beam_idx))
         self.k, self.v = ([plane.index_select(0, beam_idx) for plane in planes] for planes in (self.k, self.v))
 
@@ -79,7 +86,7 @@ class PolicyLayer:
         if groups != self.heads:
             what = f"layer {self.index} of the model has {groups} KV heads, expected {self.heads}, as `{self.cache.file.path}` says"
             raise KvtuneError(what, "give the policy file of this model")
-        if self.position is None or self.prefill is None:
+        if not self.prefill:
             self.position = torch.empty(batch, groups, 0, dtype=torch.int64, device=k.device)
             self.k, self.v = ([plane[:, :, :0] for plane in quantise.encode(x, self.bits)] for x in (k[:, :, :1], v[:, :, :1]))
             self.prefill = min(self.cache.smallest, max(total - 1, 1) if self.cache.prompt is None else self.cache.prompt)
@@ -112,20 +119,18 @@ class PolicyLayer:
         """Lets leave what a chunk of `n` tokens has no room beside."""
         filled = self.position.shape[2]
         if self.is_budget_due(n):
-            self.cache.share_out(self, n)
+            self.cache.share_out(self)
             filled = self.position.shape[2]
         slots = self.slots if self.shares is None else filled
         leaving = filled + n - (slots if self.window is None else self.window - 1 + n)
         if leaving > 0 and self.policy.evicts:
-            key = self.keys_of(n)
+            key = self.order()
             if self.shares is not None:
-                key = self._empty_first(key, n)
+                key = self._empty_first(key, self.shares, n)
             leaves = torch.zeros_like(key, dtype=torch.bool)
             self._drop(leaves.scatter_(2, key.topk(leaving, largest=False).indices, True), filled - leaving)
         self.past = [quantise.decode(planes, self.bits, width, dtype) for planes in (self.k, self.v)]
         self.chunk = self.missing = n
-        self.q: list[Tensor] = []
-        self.own: list[Tensor] = []
 
     def _part(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
         """Attends with the next tokens of the chunk under way."""
@@ -133,7 +138,7 @@ class PolicyLayer:
         self.own = [torch.cat([old, new], 2) for old, new in zip(self.own, (k, v))] or [k, v]
         k, v = (torch.cat([past, own], 2) for past, own in zip(self.past, self.own))
         self.q.append(q)
-        self.seen, self.missing, mass = self.seen + n, self.missing - n, None
+        self.seen, self.missing, mass = self.seen + n, self.missing - n, NOTHING
         mask = self._mask(n, k.shape[2])
         wanted = self.policy.queries(self.seen - self.chunk + self.missing < self.prefill)
         if n == self.chunk and wanted >= n:
@@ -141,13 +146,13 @@ class PolicyLayer:
         else:
             out = attention.attend(q, k, v, mask, rule)
         if not self.missing:
-            if mass is None and wanted:
+            if mass is NOTHING and wanted:
                 last = torch.cat(self.q, 3)[:, :, :, max(self.chunk - wanted, 0) :]
                 mass = attention.mass_of(last, k, self._mask(last.shape[3], k.shape[2]), rule)
             self._end(k, v, mass, rule)
         return out
 
-    def _end(self, k: Tensor, v: Tensor, mass: Tensor | None, rule: Rule) -> None:
+    def _end(self, k: Tensor, v: Tensor, mass: Tensor, rule: Rule) -> None:
         """Stores the chunk, of which and of the past `k` and `v` are what it has seen, and lets the policy take notes."""
         own_k, own_v = self.own
         if self.bits:
@@ -162,7 +167,7 @@ class PolicyLayer:
         features = self.policy.describe(own_k, own_v, self._as_stored)
         if features:
             own = torch.stack(features, -1)
-            self.features = own if self.features is None else torch.cat([self.features, own], 2)
+            self.features = own if self.features is NOTHING else torch.cat([self.features, own], 2)
         if self.observed is not None:
             self.observed = torch.nn.functional.pad(self.observed, (0, self.chunk))
         q = self.q[0] if len(self.q) == 1 else torch.cat(self.q, 3)
@@ -189,7 +194,7 @@ class PolicyLayer:
 
     # What leaves.
 
-    def keys_of(self, n: int) -> Tensor:
+    def order(self) -> Tensor:
         """The order of the entries before a chunk as integers `(B, G, S)`, lowest first; what may not leave has the largest."""
         policy, position = self.policy, self.position
         stays = position >= self.seen - policy.grace
@@ -229,7 +234,7 @@ class PolicyLayer:
         self.k, self.v = [take(plane) for plane in self.k], [take(plane) for plane in self.v]
         self.position = take(self.position)
         self.observed = None if self.observed is None else take(self.observed)
-        self.features = None if self.features is None else take(self.features)
+        self.features = NOTHING if self.features is NOTHING else take(self.features)
 
     # Shares of the heads (`adakv`).
 
@@ -252,12 +257,12 @@ class PolicyLayer:
         self._take(order.clamp_min(0))
         self.position = self.position.masked_fill(order < 0, -1)
 
-    def _empty_first(self, key: Tensor, n: int) -> Tensor:
+    def _empty_first(self, key: Tensor, shares: Tensor, n: int) -> Tensor:
         """Puts the empty slots that a chunk takes before everything else, and the others behind it."""
         is_empty = self.position < 0
         held = (~is_empty).sum(-1, keepdim=True)
         number = is_empty.cumsum(-1)
-        taken = is_empty & (number <= (self.shares[..., None] - held).clamp_max(n))
+        taken = is_empty & (number <= (shares[..., None] - held).clamp_max(n))
         return torch.where(taken, number - MAX, key.masked_fill(is_empty, MAX))
 
 

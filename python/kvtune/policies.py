@@ -17,6 +17,8 @@ from .errors import KvtuneError
 from .quantise import wide
 
 ALL = sys.maxsize
+NOTHING = torch.empty(0)
+"""What stands where a policy does not ask."""
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -28,7 +30,7 @@ class Held:
     """`(B, G, S)`, −1 where a slot is empty."""
     observed: Tensor | None
     """What the policy made of the attention so far `(B, G, S)`."""
-    features: Tensor | None
+    features: Tensor
     """What it said of each entry when that came `(B, G, S, F)`."""
     candidates: Tensor
     """Which entries may leave `(B, G, S)`."""
@@ -46,11 +48,11 @@ class Attended:
     scale: float
     k: Tensor
     v: Tensor
-    mass: Tensor | None
+    mass: Tensor
     """Attention that each entry got from the queries that the policy asks for, the mean over the heads of a group `(B, G, S)`."""
     position: Tensor
     previous: Tensor | None
-    features: Tensor | None
+    features: Tensor
     is_prefill: bool
 
 
@@ -149,7 +151,7 @@ class HeavyHitters(Policy):
         return features
 
     def observe(self, seen: Attended) -> Tensor | None:
-        if seen.mass is None:
+        if not self.queries(seen.is_prefill):
             return None
         given = seen.mass
         if self.by_value:

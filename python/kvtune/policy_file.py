@@ -70,9 +70,14 @@ class PolicyFile:
             policy=content["policy"],
             heads=tuple(map(len, content["cache_lengths"])),
             cache_lengths=tuple(lengths[0] for lengths in content["cache_lengths"]),
+            windows=tuple(content["windows"]),
+            sinks=tuple(content["sinks"]),
+            grace=tuple(content["grace"]),
+            chunk_size=content["chunk_size"],
             decode_block=content.get("decode_block", 1),
-            **{key: tuple(content[key]) for key in ("windows", "sinks", "grace")},
-            **{key: content[key] for key in ("chunk_size", "chunking", "buffer", "conformance")},
+            chunking=content["chunking"],
+            buffer=content["buffer"],
+            conformance=content["conformance"],
         )
 
     def trial(self) -> PolicyFile:
@@ -109,7 +114,7 @@ def initial_part(run: str | Path, tokenizer: PreTrainedTokenizerBase, input_ids:
         return 0, len(ids)
 
     def text(count: int) -> str:
-        return tokenizer.decode(rest[:count], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(tokenizer.decode(rest[:count], skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     found = re.search(params["end_initial_regex"], text(len(rest)))
     if found is None:

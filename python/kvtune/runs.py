@@ -25,16 +25,19 @@ class Run:
 
     def __init__(self, arguments: list[str]) -> None:
         self.arguments = arguments
-        self._messages = tempfile.TemporaryFile("w+")
+        self._messages = tempfile.NamedTemporaryFile(prefix="kvtune-", suffix=".log")
         command = [str(binary.path()), *arguments, "--format", "json"]
-        self.process = subprocess.Popen(command, env=binary.environment(), stdout=subprocess.PIPE, stderr=self._messages, text=True)
+        # In a session of its own, so that one Ctrl-C is one signal: a second would end a training without saving.
+        self.process = subprocess.Popen(
+            command, env=binary.environment(), stdout=subprocess.PIPE, stderr=self._messages, text=True, start_new_session=True
+        )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         assert self.process.stdout is not None
         try:
             for line in self.process.stdout:
                 yield json.loads(line)
-        except BaseException:
+        except KeyboardInterrupt:
             self.stop()
             raise
         if code := self.process.wait():
@@ -45,8 +48,7 @@ class Run:
     @property
     def messages(self) -> str:
         """What the command has told beside its results: warnings and notes."""
-        self._messages.seek(0)
-        return self._messages.read()
+        return Path(self._messages.name).read_text()
 
     def stop(self) -> int:
         """Ends the command as Ctrl-C does: a training saves after its step. Returns the exit code."""
@@ -100,7 +102,7 @@ def load(run: str | Path, **options: Any) -> tuple[PeftModel | PreTrainedModel, 
     if base.endswith(".gguf"):
         what = f"the base of `{path}` is the GGUF file `{base}`, which PEFT cannot load"
         raise KvtuneError(what, "load the model that `kvtune export --for merged` writes, or use `kvtune serve`")
-    model = AutoModelForCausalLM.from_pretrained(base, **{"dtype": "auto", **options})
+    model: Any = AutoModelForCausalLM.from_pretrained(base, **{"dtype": "auto", **options})
     if adapter.exists():
         from peft import PeftModel
 
