@@ -93,7 +93,6 @@ class KvPolicyCache(Cache):
             raise KvtuneError(what, "give the policy file of this model")
         if layer_idx == 0:
             self._check_call(key_states.shape[2], (cache_kwargs or {}).get("cache_position"))
-        self.width = key_states.shape[-1]
         self._waiting = self.layers[layer_idx]
         setattr(key_states, MARK, self._waiting)
         return key_states, value_states

@@ -87,13 +87,14 @@ class PolicyLayer:
             what = f"layer {self.index} of the model has {groups} KV heads, expected {self.heads}, as `{self.cache.file.path}` says"
             raise KvtuneError(what, "give the policy file of this model")
         if not self.prefill:
+            self.width, self.dtype = width, k.dtype
             self.position = torch.empty(batch, groups, 0, dtype=torch.int64, device=k.device)
             self.k, self.v = ([plane[:, :, :0] for plane in quantise.encode(x, self.bits)] for x in (k[:, :, :1], v[:, :, :1]))
             self.prefill = min(self.cache.smallest, max(total - 1, 1) if self.cache.prompt is None else self.cache.prompt)
         q, outs, done = q.reshape(batch, groups, -1, total, width), [], 0
         while done < total:
             if not self.missing:
-                self._begin(self.next_chunk(total - done), width, k.dtype)
+                self._begin(self.next_chunk(total - done))
             part = slice(done, done + min(self.missing, total - done))
             outs.append(self._part(q[:, :, :, part], k[:, :, part], v[:, :, part], rule))
             done = part.stop
@@ -115,7 +116,7 @@ class PolicyLayer:
             straight = full if full is not None and straight + BENT_BY >= full else straight
         return straight - self.seen
 
-    def _begin(self, n: int, width: int, dtype: torch.dtype) -> None:
+    def _begin(self, n: int) -> None:
         """Lets leave what a chunk of `n` tokens has no room beside."""
         filled = self.position.shape[2]
         if self.is_budget_due(n):
@@ -129,7 +130,7 @@ class PolicyLayer:
                 key = self._empty_first(key, self.shares, n)
             leaves = torch.zeros_like(key, dtype=torch.bool)
             self._drop(leaves.scatter_(2, key.topk(leaving, largest=False).indices, True), filled - leaving)
-        self.past = [quantise.decode(planes, self.bits, width, dtype) for planes in (self.k, self.v)]
+        self.past = [self._restored(planes) for planes in (self.k, self.v)]
         self.chunk = self.missing = n
 
     def _part(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
@@ -176,8 +177,11 @@ class PolicyLayer:
         self.observed = self.observed if observed is None else observed
         self.past, self.own, self.q = [], [], []
 
+    def _restored(self, planes: list[Tensor]) -> Tensor:
+        return quantise.decode(planes, self.bits, self.width, self.dtype)
+
     def _as_stored(self, x: Tensor) -> Tensor:
-        return quantise.decode(quantise.encode(x, self.bits), self.bits, x.shape[-1], x.dtype)
+        return self._restored(quantise.encode(x, self.bits))
 
     def _mask(self, n: int, entries: int) -> Tensor | None:
         """What each of the last `n` queries sees of the entries, of which the last `n` are its own and those after it; `None` for all."""
@@ -204,7 +208,7 @@ class PolicyLayer:
         candidates = (position >= policy.sinks) & ~stays
 
         def keys() -> Tensor:
-            return quantise.decode(self.k, self.bits, self.cache.width, torch.float32)
+            return self._restored(self.k)
 
         held = Held(position, self.observed, self.features, candidates, keys, self.seen, self.prefill)
         score = policy.score(held)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import binary
 from .errors import KvtuneError
-from .policy_file import checkpoint
+from .policy_file import NAME, PolicyFile, checkpoint
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -89,7 +89,7 @@ def _toml(value: Any) -> str:
 
 def load(run: str | Path, **options: Any) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase | None]:
     """The model of a run, a checkpoint or an export, and its tokenizer, if it has one: of an adapter a `PeftModel` over its base, ready to
-    generate. `options` are those of `AutoModelForCausalLM.from_pretrained`."""
+    generate, in the dtype of the training. `options` are those of `AutoModelForCausalLM.from_pretrained`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = checkpoint(run)
@@ -102,7 +102,10 @@ def load(run: str | Path, **options: Any) -> tuple[PeftModel | PreTrainedModel, 
     if base.endswith(".gguf"):
         what = f"the base of `{path}` is the GGUF file `{base}`, which PEFT cannot load"
         raise KvtuneError(what, "load the model that `kvtune export --for merged` writes, or use `kvtune serve`")
-    model: Any = AutoModelForCausalLM.from_pretrained(base, **{"dtype": "auto", **options})
+    dtype = "auto"
+    if (path / NAME).exists():
+        dtype = {"f32": "float32", "bf16": "bfloat16", "f64": "float64"}[PolicyFile.read(path).conformance["dtype"]]
+    model: Any = AutoModelForCausalLM.from_pretrained(base, **{"dtype": dtype, **options})
     if adapter.exists():
         from peft import PeftModel
 
