@@ -136,6 +136,8 @@ class PolicyLayer:
     def _part(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
         """Attends with the next tokens of the chunk under way."""
         n = k.shape[2]
+        if n < self.chunk:  # A part that waits for the others must not keep the whole prompt.
+            q, k, v = q.clone(), k.clone(), v.clone()
         self.own = [torch.cat([old, new], 2) for old, new in zip(self.own, (k, v))] or [k, v]
         k, v = (torch.cat([past, own], 2) for past, own in zip(self.past, self.own))
         self.q.append(q)
