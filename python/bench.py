@@ -48,9 +48,8 @@ def main() -> None:
 
     def once(make, new):
         started = time.perf_counter()
-        model.generate(
-            inputs, attention_mask=torch.ones_like(inputs), past_key_values=make(), do_sample=False, min_new_tokens=new, max_new_tokens=new, pad_token_id=0
-        )
+        options = {"do_sample": False, "min_new_tokens": new, "max_new_tokens": new, "pad_token_id": 0}
+        model.generate(inputs, attention_mask=torch.ones_like(inputs), past_key_values=make(), **options)
         return time.perf_counter() - started
 
     def seconds(make):
