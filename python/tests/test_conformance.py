@@ -36,8 +36,8 @@ def cache_of(policy: str, further: str = "") -> str:
     return f"policy.{policy.split()[0]} = {{ {POLICIES[policy]} }}\n{buffer}{further}"
 
 
-# A buffer in few bits takes another level, or another minimum, where the last digit of a number differs, and choices follow: kvtune itself
-# chooses otherwise in f32 and in f64. In f64 there is no such digit, but Transformers computes the norms and rotations of Gemma in f32.
+# A buffer in few bits takes another level, or another minimum, where the last digit of a number differs, and choices follow: those of kvtune
+# itself in f32 and in f64 are not always the same. In f64 this is rare; but Transformers computes norms and rotations of Gemma in f32 even then.
 def exact(policy: str, family: str) -> str:
     return "f64" if policy.startswith("qh2o") and family != "model-gemma3" else "f32"
 

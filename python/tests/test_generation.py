@@ -27,8 +27,8 @@ def served(run):
     command = [binary.path(), "serve", run, "--port", str(port), "--threads", "1"]
     server = subprocess.Popen(command, env=binary.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def ask(prompt, new=NEW):
-        fields = {"prompt": prompt, "max_tokens": new, "echo": True, "logprobs": 1, "temperature": 0, "ignore_eos": True}
+    def ask(prompt, **further):
+        fields = {"prompt": prompt, "max_tokens": NEW, "echo": True, "logprobs": 1, "temperature": 0, "ignore_eos": True, **further}
         request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(fields).encode(), {"content-type": "application/json"})
         for attempt in range(100):
             try:
@@ -55,11 +55,11 @@ def likelihoods(model, cache, tokens, prompt):
     return torch.cat(logits, 1).log_softmax(-1)[0].gather(1, tokens[0, 1:, None])[:, 0]
 
 
-def compare(model, run, prompt, ask, new=NEW):
+def compare(model, run, prompt, ask, **rules):
     """Holds a text of the cache to that of the server; the largest difference of a likelihood's logarithm."""
-    expected = ask(prompt, new)
+    expected = ask(prompt, **rules)
     inputs = torch.tensor([prompt])
-    made = write(model, inputs, KvPolicyCache.from_run(run), new)
+    made = write(model, inputs, KvPolicyCache.from_run(run), NEW, **rules)
     assert made[0, len(prompt) :].tolist() == expected["token_ids"]
     found = likelihoods(model, KvPolicyCache.from_run(run), made[0].tolist(), len(prompt))
     return (found - torch.tensor(expected["logprobs"]["token_logprobs"][1:])).abs().max().item()
@@ -70,9 +70,9 @@ def compare(model, run, prompt, ask, new=NEW):
 def test_texts_and_likelihoods_are_kvtunes(make_run, load, policy, family):
     run = make_run(family, cache_of(policy))
     # Keys of the same token have the same norm in the lowest layer but for rounding: where one comes again, their order is an accident.
-    new = 1 if "knorm" in policy else NEW
+    rules = {"no_repeat_ngram_size": 1} if "knorm" in policy else {}
     with served(run) as ask:
-        worst = max(compare(load(run), run, ids(length, 7), ask, new) for length in (133, 30, 2))
+        worst = max(compare(load(run), run, ids(length, 7), ask, **rules) for length in (133, 30, 2))
     print(f"{policy}, {family}: {worst:.1e}")
     assert worst < 1e-4
 
