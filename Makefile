@@ -14,7 +14,9 @@ endif
 DEVICE_TESTS := $(CARGO) test --release --locked --test device --no-run --message-format=json | \
   sed -n 's/.*"executable":"\([^"]*\/deps\/device-[^"]*\)".*/\1/p'
 
-.PHONY: help setup build test faults demo device-test device-pack lint clean
+WHEELS := "$${CARGO_TARGET_DIR:-target}/wheels"
+
+.PHONY: help setup build test faults demo wheel test-wheel test-python device-test device-pack lint clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -42,6 +44,19 @@ faults: setup
 demo: setup
 	$(CARGO) build --locked --bin kvtune --example demo-data
 	@sh .cargo/demo.sh
+
+## make wheel   pack the optimised binary and the Python package into a wheel, target/wheels
+wheel: build
+	@rm -rf $(WHEELS)
+	@python3 python/wheel.py "$${CARGO_TARGET_DIR:-target}/release/kvtune" $(WHEELS)
+
+## make test-wheel    install the wheel into a throw-away environment, train a step
+test-wheel: wheel
+	@python/in_venv.sh wheel $(WHEELS)/*.whl
+
+## make test-python   the same, with Transformers and PEFT, and run the tests of the package
+test-python: wheel
+	@python/in_venv.sh tests $(WHEELS)/*.whl
 
 ## make device-test   what needs a GPU, as one table and one archive (docs/guides/on-a-gpu.md)
 device-test: build

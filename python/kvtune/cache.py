@@ -1,0 +1,200 @@
+"""The cache of a trained model for Transformers, and the test that it is the same one."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .attention import Rule
+from .errors import KvtuneError
+from .layer import PolicyLayer, share_out
+from .policy_file import PolicyFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ATTENTION = "kvtune"
+"""The name of the attention function that serves a `KvPolicyCache`; `sdpa`, the default of most models, does so too."""
+
+# The attribute of new keys that says to which layer of a cache they go.
+MARK = "kvtune_layer"
+
+
+class KvPolicyCache(Cache):
+    """Keeps what `kv_policy.json` says, for one prompt and its answer::
+
+        model.generate(**inputs, past_key_values=KvPolicyCache.from_run("runs/my"))
+
+    Each sequence of a batch is run as if it were alone; all must be of the same length, without padding.
+    """
+
+    layers: list[PolicyLayer]  # type: ignore[assignment]
+    prompt: int | None
+    """Tokens of the prompt that come in chunks, where `read` has been told."""
+
+    def __init__(self, file: PolicyFile, initial_part: tuple[int, int] | None = None) -> None:
+        self.file, self.initial_part = file, initial_part
+        super().__init__(layers=[PolicyLayer(self, index) for index in range(len(file.heads))])  # type: ignore[misc]
+        self.smallest = min(file.full_at(), default=1 << 40)
+        evicts = all(layer.policy.evicts for layer in self.layers)
+        self.block = file.decode_block if evicts else 1
+        if initial_part is None and any(layer.policy.initial for layer in self.layers):
+            what = f"the policy of `{file.path}` keeps the initial part of each prompt"
+            raise KvtuneError(what, "say where it is: `from_run(run, initial_part=kvtune.initial_part(run, tokenizer, input_ids))`")
+        self.reset()
+
+    @classmethod
+    def from_run(cls, run: str | Path, *, initial_part: tuple[int, int] | None = None) -> KvPolicyCache:
+        """The empty cache of a run, a checkpoint or an export. `initial_part` is for the policy `smart-lastrec`: the positions of the
+        prompt's first token that stays, and of the one behind the last."""
+        return cls(PolicyFile.read(run), initial_part)
+
+    @torch.no_grad()
+    def read(self, model: PreTrainedModel, input_ids: Tensor) -> None:
+        """Reads a prompt but for its last token, chunk by chunk, so that memory does not grow with it; `generate` goes on from there."""
+        self._read(model, input_ids, input_ids.shape[1] - 1)
+
+    def _read(self, model: PreTrainedModel, input_ids: Tensor, end: int) -> None:
+        if self.prompt is None:
+            self.prompt = max(end, 1)
+        self.is_reading = True
+        try:
+            while (start := self.get_seq_length()) < end:
+                layer = self.layers[0]
+                stop = start + min(layer.missing or layer.next_chunk(end - start), end - start)
+                model(input_ids=input_ids[:, start:stop], past_key_values=self, use_cache=True, logits_to_keep=1)
+        finally:
+            self.is_reading = False
+        self._had_prompt = False
+
+    # What Transformers asks a cache.
+
+    def reset(self) -> None:
+        self.prompt = None
+        self.is_reading = self._had_prompt = False
+        self._waiting: PolicyLayer | None = None
+        super().reset()
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, cache_kwargs: dict[str, Any] | None = None) -> Any:
+        """Hands the new entries on to the attention function, which writes them chunk by chunk, with a mark where they belong."""
+        if self._waiting is not None:
+            what = "the model's attention does not reach the cache"
+            raise KvtuneError(what, 'call `model.set_attn_implementation("kvtune")` before')
+        if layer_idx >= len(self.layers):
+            what = f"the model has more layers than `{self.file.path}`, which has {len(self.layers)}"
+            raise KvtuneError(what, "give the policy file of this model")
+        if layer_idx == 0:
+            self._check_call(key_states.shape[2], (cache_kwargs or {}).get("cache_position"))
+        self._waiting = self.layers[layer_idx]
+        setattr(key_states, MARK, self._waiting)
+        return key_states, value_states
+
+    def _check_call(self, tokens: int, cache_position: Tensor | None) -> None:
+        seen = self.get_seq_length()
+        if cache_position is not None and int(cache_position[0]) != seen:
+            raise KvtuneError(f"tokens from position {int(cache_position[0])} on have come, expected {seen}", "begin with a new cache")
+        if tokens > 1 and self._had_prompt:
+            what = "a prompt comes in pieces, as with `prefill_chunk_size`, whose end the cache cannot see"
+            raise KvtuneError(what, "call `cache.read(model, input_ids)` before `generate`, without `prefill_chunk_size`")
+        self._had_prompt = tokens > 1 and not self.is_reading
+
+    def get_mask_sizes(self, cache_position: Tensor, layer_idx: int) -> tuple[int, int]:
+        return _Unmasked(cache_position.shape[0]), 0
+
+    def crop(self, max_length: int) -> None:
+        raise KvtuneError("a cache that evicts does not go back to fewer tokens", "generate without an assistant model or prompt look-up")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.batch_select_indices(torch.arange(self.layers[0].position.shape[0]).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        for layer in self.layers:
+            layer.reorder_cache(indices.to(layer.position.device))
+
+    # What layers ask.
+
+    def share_out(self, layer: PolicyLayer) -> None:
+        """Gives the heads their shares before the first chunk that evicts: those of a layer, or where the policy says so of all layers."""
+        layers, floor = [layer], layer.policy.floor or 0.0
+        if layer.policy.across_layers:
+            layers = [other for other in self.layers if other.policy.floor is not None]
+            if any(other.seen != layer.seen for other in layers):
+                what = f"`across_layers` of `{self.file.path}` compares all layers after the same chunk, and the prompt came at once"
+                raise KvtuneError(what, "call `cache.read(model, input_ids)` before `generate`: it goes chunk by chunk")
+        keys = [other.order() for other in layers]
+        together = torch.cat([key.to(keys[0].device) for key in keys], 1)
+        shares = torch.stack([share_out(key, layer.slots, floor) for key in together])
+        for other, key, own in zip(layers, keys, shares.split([other.heads for other in layers], 1)):
+            other.apply_shares(own.to(key.device), key)
+
+
+class _Unmasked(int):
+    """The mark of a mask that a `KvPolicyCache` makes by itself."""
+
+
+def attention_forward(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Any:
+    layer: PolicyLayer | None = getattr(key, MARK, None)
+    if layer is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    layer.cache._waiting = None
+    if attention_mask is not None:
+        raise KvtuneError("the model was given an attention mask of its own", "give a mask of ones `(batch, tokens)`, or none")
+    if kwargs.get("dropout"):
+        raise KvtuneError("attention has dropout, which a cache that evicts has not", "call `model.eval()`")
+    if query.requires_grad and torch.is_grad_enabled():
+        raise KvtuneError("a cache that evicts is not trained here", "call the model within `torch.no_grad()`, and train with `kvtune.run`")
+    window = kwargs.get("sliding_window")
+    if window != layer.window:
+        what = f"layer {layer.index} of the model has the sliding window {window}, expected {layer.window}, as `{layer.cache.file.path}` says"
+        raise KvtuneError(what, "give the policy file of this model")
+    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+    out = layer.run(query, key, value, Rule(scale, kwargs.get("softcap"), kwargs.get("s_aux")))
+    return out.transpose(1, 2).contiguous(), None
+
+
+def attention_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    if not isinstance(kwargs.get("kv_length"), _Unmasked):
+        return sdpa_mask(*args, **kwargs)
+    padding = kwargs.get("attention_mask")
+    if padding is not None and not padding.all():
+        what = "the batch is padded, and the positions of its tokens would be others than in training"
+        raise KvtuneError(what, "give prompts of one length, or one by one; where a prompt holds the pad token, `attention_mask=torch.ones_like(ids)`")
+    return None
+
+
+for _name in (ATTENTION, "sdpa"):
+    ALL_ATTENTION_FUNCTIONS.register(_name, attention_forward)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_name, attention_mask)
+
+
+@torch.no_grad()
+def conformance(model: PreTrainedModel, run: str | Path, *, most: int = 10) -> list[str]:
+    """Runs the prompt that `kv_policy.json` has recorded with the trained model. Returns how the cache departs from the file, the first
+    differences first; an empty list says that it evicts what kvtune has evicted."""
+    file = PolicyFile.read(run)
+    recorded = file.conformance
+    prompt = torch.tensor([recorded["prompt"]], device=model.device)
+    cache, tokens = KvPolicyCache(file.trial(), tuple(recorded["initial_part"])), prompt.shape[1]
+    for layer in cache.layers:
+        layer.left = torch.full((1, layer.heads, tokens + 1), -1, device=model.device)
+    cache._read(model, prompt, tokens)
+    found = [layer.left[0, :, :-1].tolist() if layer.window is None and layer.left is not None else [] for layer in cache.layers]
+
+    def differences() -> Any:
+        for layer, (heads, expected_heads) in enumerate(zip(found, recorded["left"])):
+            for head, (left, expected) in enumerate(zip(heads, expected_heads)):
+                for token, (query, other) in enumerate(zip(left, expected)):
+                    if query != (-1 if other is None else other):
+                        ends = [when for when in (query, other) if when not in (-1, None)]
+                        told = [f"leaves before query {when}" if when not in (-1, None) else "stays" for when in (query, other)]
+                        yield min(ends), f"layer {layer}, KV head {head}, token {token} {told[0]}, recorded: {told[1]}"
+
+    return [text for _, text in islice(sorted(differences()), most)]

@@ -1,0 +1,287 @@
+"""The policies: which entries of a cache leave first. docs/reference/policies.md describes them; src/cache/policies has the originals.
+
+Tensors are named by their dimensions: B sequences, G KV heads, R query heads of each, n tokens of a chunk, S entries, D channels.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import max_pool1d, pad
+
+from .errors import KvtuneError
+from .quantise import wide
+
+ALL = sys.maxsize
+NOTHING = torch.empty(0)
+"""What stands where a policy does not ask."""
+TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass
+class Held:
+    """What a cache holds before a chunk comes."""
+
+    position: Tensor
+    """`(B, G, S)`, −1 where a slot is empty."""
+    observed: Tensor | None
+    """What the policy made of the attention so far `(B, G, S)`."""
+    features: Tensor
+    """What it said of each entry when that came `(B, G, S, F)`."""
+    candidates: Tensor
+    """Which entries may leave `(B, G, S)`."""
+    keys: Callable[[], Tensor]
+    next_position: int
+    prefill: int
+
+
+@dataclass
+class Attended:
+    """What a chunk has seen; entries as the chunk saw them."""
+
+    q: Tensor
+    """`(B, G, R, n, D)`."""
+    scale: float
+    k: Tensor
+    v: Tensor
+    mass: Tensor
+    """Attention that each entry got from the queries that the policy asks for, the mean over the heads of a group `(B, G, S)`."""
+    position: Tensor
+    previous: Tensor | None
+    features: Tensor
+    is_prefill: bool
+
+
+class Policy:
+    sinks = 0
+    grace = 0
+    """First and last tokens that never leave."""
+    initial = 0
+    """How many tokens of the initial part of a prompt never leave."""
+    keep_first = 0
+    """First tokens that leave last while there are no scores."""
+    evicts = True
+    floor: float | None = None
+    """The part of the slots that every head keeps, where heads have shares of their own."""
+    across_layers = False
+
+    def queries(self, is_prefill: bool) -> int:
+        """Of how many last queries of a chunk the attention counts."""
+        return 0
+
+    def describe(self, k: Tensor, v: Tensor, stored: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Numbers `(B, G, n)` that stay with new entries."""
+        return []
+
+    def observe(self, seen: Attended) -> Tensor | None:
+        """What is remembered of each entry after a chunk; `None` leaves what was."""
+        return None
+
+    def score(self, held: Held) -> Tensor | None:
+        """The lowest leave first; `None` goes by position."""
+        return held.observed
+
+
+class Params:
+    """The parameters of a policy, each of which must be known."""
+
+    def __init__(self, name: str, given: dict[str, Any], slots: int) -> None:
+        self.name, self.given, self.slots = name, dict(given), slots
+
+    def take(self, key: str, default: Any = None) -> Any:
+        return self.given.pop(key, default)
+
+    def sinks(self, default: int) -> int:
+        return self.take("init_grace_tokens", self.take("sink_tokens", default))
+
+    def grace(self) -> int:
+        grace = self.take("grace_period", 0)
+        return int(grace * self.slots) if isinstance(grace, float) else grace
+
+    def done(self) -> None:
+        if self.given:
+            what = f"the policy `{self.name}` in `kv_policy.json` has an unknown parameter `{next(iter(self.given))}`"
+            raise KvtuneError(what, "install the version of kvtune that wrote the file")
+
+
+class Dense(Policy):
+    evicts = False
+
+    def __init__(self, params: Params) -> None:
+        pass
+
+
+class Lastrec(Policy):
+    def __init__(self, params: Params) -> None:
+        default = 4 if params.name == "streaming-llm" else min(max(params.slots // 8, 1), 16)
+        self.sinks = self.keep_first = params.sinks(default)
+
+
+class SmartLastrec(Policy):
+    def __init__(self, params: Params) -> None:
+        self.initial = max(int(params.slots * params.take("max_initial_fraction", 0.1)), 1)
+        # Where the initial part ends is found in the prompt, before the cache sees it.
+        for key in ("end_initial_regex", "include_end_string", "pad_id", "range_is_prefix"):
+            params.take(key)
+
+
+class HeavyHitters(Policy):
+    """Attention mass, plain or weighted with the norms of values, and the error of quantisation if that counts."""
+
+    def __init__(self, params: Params) -> None:
+        self.by_value = params.name.endswith("-vlen")
+        self.beside_error = params.take("combination_constant", 0.5) if params.name.startswith("qh2o") else None
+        self.grace = params.grace()
+        self.keep_first = int(params.take("keep_initial_fraction", 0.05) * params.slots)
+        self.normalise = params.take("normalize_scores", False)
+        self.reference_counts = params.take("reference_counts", False)
+        self.score_prefill = params.take("score_prefill", False)
+
+    def queries(self, is_prefill: bool) -> int:
+        return ALL if self.score_prefill or not is_prefill else 0
+
+    def describe(self, k: Tensor, v: Tensor, stored: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        features = [norm(v)] if self.by_value else []
+        if self.beside_error is not None:
+            features.append(norm(stored(k) - k) + norm(stored(v) - v))
+        return features
+
+    def observe(self, seen: Attended) -> Tensor | None:
+        if not self.queries(seen.is_prefill):
+            return None
+        given = seen.mass
+        if self.by_value:
+            # A chunk of n queries gives n to all entries together.
+            weighted = given * seen.features[..., 0]
+            given = weighted * seen.q.shape[3] / weighted.sum(-1, keepdim=True).clamp_min(TINY)
+        return given if seen.previous is None else seen.previous + given
+
+    def score(self, held: Held) -> Tensor | None:
+        score = held.observed
+        if score is not None and self.normalise:
+            first = 0 if self.score_prefill else held.prefill - self.reference_counts
+            score = score / (held.next_position - held.position.clamp_min(first)).float()
+        if score is None or self.beside_error is None:
+            return score
+        a, others = self.beside_error, ~held.candidates
+
+        def unit(x: Tensor) -> Tensor:
+            low = x.masked_fill(others, torch.inf).amin((1, 2), keepdim=True)
+            high = x.masked_fill(others, -torch.inf).amax((1, 2), keepdim=True)
+            return (x - low) / (high - low).clamp_min(TINY)
+
+        return unit(score) * a + unit(held.features[..., -1]) * ((a - 1) / 2) + (1 - a)
+
+
+class Keydiff(Policy):
+    def __init__(self, params: Params) -> None:
+        self.grace = params.grace()
+
+    def score(self, held: Held) -> Tensor:
+        """Minus the cosine with the mean of all directions."""
+        keys, is_empty = wide(held.keys()), (held.position < 0)[..., None]
+        length = keys.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        mean = length.reciprocal().masked_fill(is_empty, 0).mT @ keys.masked_fill(is_empty, 0)
+        mean = mean / mean.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        return -(keys @ mean.mT / length).squeeze(-1).float()
+
+
+class Knorm(Policy):
+    def __init__(self, params: Params) -> None:
+        self.grace = params.grace()
+
+    def describe(self, k: Tensor, v: Tensor, stored: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        return [norm(k)]
+
+    def score(self, held: Held) -> Tensor:
+        return -held.features[..., 0]
+
+
+class Tova(Policy):
+    def __init__(self, params: Params) -> None:
+        self.grace = params.grace()
+
+    def queries(self, is_prefill: bool) -> int:
+        return 1
+
+    def observe(self, seen: Attended) -> Tensor:
+        return seen.mass.mean(1, keepdim=True).expand_as(seen.mass)
+
+
+class Snapkv(Policy):
+    def __init__(self, params: Params) -> None:
+        self.grace = self.window = params.take("window_size", min(max(params.slots // 8, 1), 32))
+        self.kernel = params.take("kernel_size", 5)
+        self.pooling = params.take("pooling", "max")
+
+    def queries(self, is_prefill: bool) -> int:
+        return self.window
+
+    def observe(self, seen: Attended) -> Tensor:
+        """The largest of each entry and its neighbours, or the mean; entries lie in the order of their positions."""
+        half = self.kernel // 2
+        if self.pooling == "max":
+            return max_pool1d(seen.mass, self.kernel, 1, half)
+        held = (seen.position >= 0).float()
+        near = [pad(x, (half, half)).unfold(2, self.kernel, 1).sum(-1) for x in (seen.mass * held, held)]
+        return near[0] / near[1].clamp_min(1)
+
+
+class ExpectedAttention(Policy):
+    def __init__(self, params: Params) -> None:
+        self.grace, self.sinks = params.grace(), params.sinks(4)
+
+    def observe(self, seen: Attended) -> Tensor:
+        """`softmax(μ·k·s + ½ s² kᵀΣk)` of queries distributed as the chunk's, times the norm of the value."""
+        q, k = seen.q.float() * seen.scale, seen.k.float()[:, :, None]
+        n, width = q.shape[3:]
+        mean = q.mean(3, keepdim=True)
+        centred = q - mean
+        # Of fewer queries than channels the covariance is larger than the queries.
+        squares = (k @ centred.mT).square() if n < width else (k @ (centred.mT @ centred)) * k
+        logit = (k @ mean.mT).squeeze(-1) + squares.sum(-1) / (2 * n)
+        logit = logit.masked_fill((seen.position < 0)[:, :, None], torch.finfo(torch.float32).min)
+        return logit.softmax(-1).mean(2) * norm(seen.v)
+
+
+CLASSES: dict[str, type[Policy]] = {
+    "dense": Dense,
+    "lastrec": Lastrec,
+    "streaming-llm": Lastrec,
+    "smart-lastrec": SmartLastrec,
+    # Each sequence is run as if it were alone, so that there is no batch to sum over.
+    "h2o-orig": HeavyHitters,
+    **{name: HeavyHitters for name in ("h2o", "h2o-vlen", "qh2o", "qh2o-vlen")},
+    "keydiff": Keydiff,
+    "knorm": Knorm,
+    "tova": Tova,
+    "snapkv": Snapkv,
+    "expected-attention": ExpectedAttention,
+}
+
+
+def build(policy: str | dict[str, Any], slots: int) -> Policy:
+    """The policy of a layer with so many slots; `policy` is its name, or a table of parameters under its name."""
+    ((name, given),) = (policy if isinstance(policy, dict) else {policy: {}}).items()
+    params = Params(name, given, slots)
+    if name == "adakv":
+        built = build(params.take("policy", "snapkv"), slots)
+        protected = built.sinks + built.grace + built.initial
+        default = 0.2 if int(0.2 * slots) > protected else min((protected + 1.5) / slots, 1.0)
+        built.floor = params.take("floor", default)
+        built.across_layers = params.take("across_layers", False)
+    elif name in CLASSES:
+        built = CLASSES[name](params)  # type: ignore[call-arg]
+    else:
+        raise KvtuneError(f"the policy `{name}` is not known here", "install the version of kvtune that wrote `kv_policy.json`")
+    params.done()
+    return built
+
+
+def norm(x: Tensor) -> Tensor:
+    """The length of each vector `(…, D)`, f32."""
+    return wide(x).norm(dim=-1).float()
