@@ -140,7 +140,7 @@ impl Run {
             batch: 1,
             groups: layer.groups,
             head_dim: layer.head_dim,
-            further: &[],
+            further: if policy.traits().takes_gates { &[1] } else { &[] },
             cache_length,
             allocated: cache_length,
             is_paged: false,
@@ -168,6 +168,10 @@ impl Run {
             real: vec![len],
             is_block: false,
         };
+        // The gates themselves are the model's, and not timed.
+        let takes_gates = self.policy.traits().takes_gates;
+        let gates = takes_gates.then(|| Tensor::randn([1, k.size()[1], len as i64, 1], (Kind::Float, Device::Cpu)));
+        let entries = KvBlock::of_planes([k, v].into_iter().chain(&gates).map(Tensor::shallow_clone));
         let mut times = [Instant::now(); 5];
         times[0] = Instant::now();
         if let Some(quota) = self.cache.allocate(&*self.policy, &span) {
@@ -175,7 +179,7 @@ impl Run {
         }
         let victims = self.cache.decide(&*self.policy, &span);
         times[1] = Instant::now();
-        let written = self.cache.write(&span, victims.as_ref(), &KvBlock::new(k, v)).unwrap();
+        let written = self.cache.write(&span, victims.as_ref(), &entries).unwrap();
         let placement = written.placement;
         times[2] = Instant::now();
         let q = placement.place(q);
