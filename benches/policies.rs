@@ -218,11 +218,8 @@ impl ChunkAttention for Seen {
         attention_mass(&self.chunk, &self.past, &self.attended.as_ref().unwrap().lse_bhn, queries)
     }
 
-    fn weights(&self, last: usize) -> (Tensor, Tensor) {
-        let attended = self.attended.as_ref().unwrap();
-        let first = (self.chunk.num_tokens() - last as i64).max(0);
-        let weights = attention_weights(&self.chunk, &self.past, &attended.lse_bhn, Queries::Last(last));
-        (weights, attended.out_bhnd.slice(2, first, None, 1))
+    fn weights(&self, last: usize) -> Tensor {
+        attention_weights(&self.chunk, &self.past, &self.attended.as_ref().unwrap().lse_bhn, Queries::Last(last))
     }
 
     fn queries(&self) -> (Tensor, f64) {

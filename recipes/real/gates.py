@@ -67,7 +67,9 @@ for layer in model.model.layers:
     layer.self_attn.register_forward_hook(note, with_kwargs=True)
 texts = [json.loads(line)["text"] for line in arguments.texts.open()][: arguments.rows]
 for text in texts:
-    model.model(tokenizer(text, return_tensors="pt").input_ids[:, : arguments.tokens])
+    ids = tokenizer(text, return_tensors="pt").input_ids[:, : arguments.tokens]
+    if ids.shape[1] > arguments.near + 512:
+        model.model(ids)
 
 gates, errors = {}, []
 for layer in range(layers):
@@ -78,7 +80,7 @@ for layer in range(layers):
     ridge = 0.0002 * judged * around.square().mean() * torch.eye(x.shape[1])
     weight = torch.linalg.solve(around.T @ around + ridge, around.T @ (y[:judged] - mean)).T
     bias = mean - weight @ centre
-    gates[f"module_list.{layer}.weight"], gates[f"module_list.{layer}.bias"] = weight.contiguous(), bias
+    gates[f"layers.{layer}.weight"], gates[f"layers.{layer}.bias"] = weight.contiguous(), bias
     errors.append((x[judged:] @ weight.T + bias - y[judged:]).square().mean() / y[judged:].var(0).mean())
 arguments.out.mkdir(parents=True, exist_ok=True)
 save_file(gates, arguments.out / "model.safetensors")

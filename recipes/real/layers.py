@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How many slots does each layer need? Evaluates the model without an adapter with a full cache, and with a short one in some layers at a time; prints
+"""How many slots does each layer need? Evaluates the model without an adapter under the policy of `prose.toml`, with a full cache and with a short one in some layers at a time; prints
 the losses, tab-separated, and the lengths by layer that share out a mean: in proportion to the square root of what a short cache costs a layer,
 which is the best share where that cost falls with the length as 1/length.
 
@@ -41,7 +41,7 @@ def loss(lengths):
 
 def shared_out(mean, costs):
     """Multiples of `step`, at least two of them, with the given mean."""
-    roots = [math.sqrt(max(cost, 0.0)) for cost in costs]
+    roots = [math.sqrt(max(cost, 1e-6)) for cost in costs]
     lengths = [max(2, round(mean * len(roots) * root / sum(roots) / arguments.step)) for root in roots]
     while (rest := mean * len(roots) // arguments.step - sum(lengths)) != 0:
         lengths[max(range(len(lengths)), key=lengths.__getitem__)] += 1 if rest > 0 else -1

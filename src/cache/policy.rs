@@ -81,9 +81,9 @@ pub trait ChunkAttention {
     /// probabilities, as the mean over the query heads of a KV head. The queries of pads do not count.
     fn mass(&self, queries: Queries) -> Tensor;
 
-    /// The attention weights of the chunk's last queries, by query head and query, `(B, H, w, filled)`, and what these queries got,
-    /// `(B, H, w, D)`. Those of pads are zero. The whole matrix is made: for few queries.
-    fn weights(&self, last: usize) -> (Tensor, Tensor);
+    /// The attention weights of the chunk's last queries, by query head and query, `(B, H, w, filled)`. Those of pads are zero. The whole
+    /// matrix is made: for few queries.
+    fn weights(&self, last: usize) -> Tensor;
 
     /// The chunk's queries `(B, H, n, D)`, turned to their positions, and the factor on `q · k`. A layer may cap its scores softly: who
     /// makes scores from these makes them without that, which leaves the order of one query's keys as it is.

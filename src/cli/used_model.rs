@@ -12,7 +12,7 @@ use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
-use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, GATE_TENSORS, Model, ModelConfig, fingerprint};
+use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, Gates, Model, ModelConfig, fingerprint};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
 use crate::train;
@@ -188,17 +188,21 @@ pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Fault> {
 pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<SessionIdentity, Fault> {
     let files_of_model = fingerprint(&recipe.model.path)?;
     let scaled = |scaling: &RopeScalingRecipe| files::hash_parts([&files_of_model, &format!("{scaling:?}")]);
+    let beside = adapter.into_iter().chain([&*recipe.model.path]).find(|dir| Gates::are_in(dir));
+    let gates = beside.or(recipe.kv_cache.gates.as_deref()).map(|path| files::hash_file(&Gates::file(path))).transpose()?;
+    let mut cache = recipe.cache_keys();
+    cache.extend(gates.map(|hash| ("kv_cache.gates".to_owned(), hash)));
     Ok(SessionIdentity {
         model: recipe.model.rope_scaling.as_ref().map_or_else(|| files_of_model.clone(), scaled),
         adapter: adapter.map(hash_of_adapter).transpose()?,
-        cache: recipe.cache_keys(),
+        cache,
         dtype: recipe.model.dtype.name().to_owned(),
     })
 }
 
 /// Hashes the adapter's tensors and its configuration.
 fn hash_of_adapter(dir: &Path) -> Result<String, Fault> {
-    let extra = [EXTRA_TENSORS, GATE_TENSORS].into_iter().filter(|name| files::is_there(&dir.join(name)));
+    let extra = Some(EXTRA_TENSORS).filter(|name| files::is_there(&dir.join(name)));
     let parts = [ADAPTER_TENSORS, ADAPTER_CONFIG].into_iter().chain(extra).map(|name| files::hash_file(&dir.join(name)));
     Ok(files::hash_parts(parts.collect::<Result<Vec<_>, _>>()?))
 }

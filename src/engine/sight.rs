@@ -33,13 +33,9 @@ impl ChunkAttention for AttendedChunk<'_> {
         attention_mass(&self.saved.chunk, self.past, &lse, queries)
     }
 
-    fn weights(&self, last: usize) -> (Tensor, Tensor) {
-        let Attended { out_bhnd, lse_bhn } = &self.saved.attended;
-        let lse = self.saved.placement.silence(lse_bhn);
-        let weights = attention_weights(&self.saved.chunk, self.past, &lse, Queries::Last(last));
-        let first = (out_bhnd.size()[2] - last as i64).max(0);
-        let outputs = out_bhnd.slice(2, first, None, 1).to_kind(weights.kind());
-        (weights, outputs)
+    fn weights(&self, last: usize) -> Tensor {
+        let lse = self.saved.placement.silence(&self.saved.attended.lse_bhn);
+        attention_weights(&self.saved.chunk, self.past, &lse, Queries::Last(last))
     }
 
     fn queries(&self) -> (Tensor, f64) {

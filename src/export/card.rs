@@ -128,6 +128,7 @@ fn without_places(recipe: &Recipe, base_model: &str) -> Recipe {
     let mut shown = recipe.clone();
     shown.model.path = base_model.into();
     shown.model.adapter = shown.model.adapter.as_ref().map(name);
+    shown.kv_cache.gates = shown.kv_cache.gates.as_ref().map(name);
     shown.data.change(&|data| {
         data.train = data.train.named_by(name);
         if let ValidationSource::File(paths) = &data.validation {

@@ -99,20 +99,20 @@ impl Attention {
         &q_bhnd * factor_bn.to_kind(q_bhnd.kind()).unsqueeze(1).unsqueeze(-1)
     }
 
-    /// Asks whoever remembers the past. `x_bne` is what queries, keys and values are made of.
+    /// Asks whoever remembers the past. `x_bne` is what queries, keys and values are made of, for a gate.
     ///
     /// # Shapes
     /// `(B, n, E)`, and as in [`Qkv`]; `(B, H, n, D)` out.
     pub(super) fn attend(
         &self,
-        x_bne: &Tensor,
+        x_bne: Option<&Tensor>,
         [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3],
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
         let drain_h = self.sinks.as_ref().map(CopyableVector::current);
         let mut qkv = Qkv { drain_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) };
         if attend.takes_gates(self.layer) {
-            let gate = self.gate.as_ref().ok_or_else(Gates::missing)?;
+            let (gate, x_bne) = self.gate.as_ref().zip(x_bne).ok_or_else(Gates::missing)?;
             // What the gate learns does not reach the model.
             qkv.own.further.push(gate.score(&x_bne.detach()));
         }

@@ -188,7 +188,7 @@ impl<'a> ColumnLayers<'a> {
         let [before, behind] = pieces.entry(idx.0).or_default();
         held.hidden_bne.copy_(hidden_bne);
         recorder.run(before, LayerPiece::BeforeAttention, self.common, idx, held)?;
-        let attended_bhnd = model.decoder_layer(idx).attention.attend(&held.hidden_bne, held.qkv.each_ref(), attend)?;
+        let attended_bhnd = model.decoder_layer(idx).attention.attend(None, held.qkv.each_ref(), attend)?;
         held.attended_bhnd.copy_(&attended_bhnd);
         drop(attended_bhnd);
         recorder.run(behind, LayerPiece::BehindAttention, self.common, idx, held)?;

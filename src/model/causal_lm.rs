@@ -146,13 +146,8 @@ impl Model {
         self.gates().next().is_some()
     }
 
-    /// Whether the gates are trained, too.
-    fn trains_gates(&self) -> bool {
-        self.gates().any(|(_, leaf)| leaf.requires_grad())
-    }
-
     /// Weights and biases of the gates, by their names in files.
-    fn gates(&self) -> impl Iterator<Item = (String, Tensor)> {
+    pub fn gates(&self) -> impl Iterator<Item = (String, Tensor)> {
         let gates = self.layers.iter().enumerate().filter_map(|(i, layer)| Some((i, layer.attention.gate.as_ref()?)));
         gates.flat_map(|(layer, gate)| gate.parameters(layer))
     }
@@ -239,9 +234,7 @@ impl Model {
     /// begun as a part of the weights, it has begun as these say from now on.
     pub fn take_saved(&mut self, saved: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         self.release_layers();
-        // Gates that are not trained are not taken: they are there already.
-        let is_own = |name: &str| self.trains_gates() || !is_of_gate(name);
-        let saved: Vec<_> = saved.into_iter().filter(|(name, _)| is_own(name)).collect();
+        let saved: Vec<_> = saved.into_iter().filter(|(name, _)| !is_of_gate(name)).collect();
         let Trainable::Adapter(settings) = &self.trained else { return saved };
         // What goes with an addition to it is a constant.
         let mut saved: BTreeMap<_, _> = saved.into_iter().filter(|(name, _)| !name.ends_with(BASE_WEIGHT)).collect();

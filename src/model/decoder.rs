@@ -113,7 +113,7 @@ impl DecoderLayer {
     ) -> Result<Tensor, Fault> {
         let x_bne = self.attention_input(hidden_bne);
         let [q_bhnd, k_bgnd, v_bgnd] = self.attention.project(&x_bne, rotations, tokens);
-        let attended_bhnd = self.attention.attend(&x_bne, [&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
+        let attended_bhnd = self.attention.attend(Some(&x_bne), [&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
         drop([x_bne, q_bhnd, k_bgnd, v_bgnd]);
         self.after_attention(hidden_bne, attended_bhnd, tokens, attend)
     }

@@ -2,22 +2,24 @@
 //! `KVzap` (Jegou and Jeblick 2026, arXiv 2601.07891): a linear layer, or one hidden layer with a GELU between two.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, Tensor};
 
 use super::config::ModelConfig;
 use super::delta::master_kind;
-use super::random;
 use crate::files::{TensorFile, is_there};
 use crate::store::load_tensor;
 use crate::units::{Fault, abridged};
 
-/// The gates of a model that were trained with it, beside its adapter.
+/// The gates of a model, beside its adapter or its weights.
 pub const GATE_TENSORS: &str = "kv_gates.safetensors";
 
 /// Names in files begin so; the layer's number follows.
 const PREFIX: &str = "module_list.";
+
+/// The same in later files of `KVzap`.
+const LATER_PREFIX: &str = "layers.";
 
 /// Whether a tensor is one of a gate, by its name in files.
 pub(super) fn is_of_gate(name: &str) -> bool {
@@ -58,15 +60,15 @@ impl Gate {
         pairs.flat_map(named).collect()
     }
 
-    fn read(config: &ModelConfig, layer: usize, file: &TensorFile, to: (Kind, Device)) -> Result<Self, Fault> {
+    fn read(config: &ModelConfig, layer: usize, (file, prefix): (&TensorFile, &str), to: (Kind, Device)) -> Result<Self, Fault> {
         let both = |part: &str| {
             let load = |end: &str| {
-                let tensor = load_tensor(file, &format!("{PREFIX}{layer}.{part}{end}"))?;
+                let tensor = load_tensor(file, &format!("{prefix}{layer}.{part}{end}"))?;
                 Ok::<_, Fault>(tensor.to_kind(to.0).to_device(to.1))
             };
             Ok::<_, Fault>([load("weight")?, load("bias")?])
         };
-        let is_linear = file.contains(&format!("{PREFIX}{layer}.weight"));
+        let is_linear = file.contains(&format!("{prefix}{layer}.weight"));
         let gate = if is_linear {
             Self { hidden: None, output: both("")? }
         } else {
@@ -94,24 +96,6 @@ impl Gate {
 }
 
 impl Gates {
-    /// New gates for a model that computes in `kind`, which give all entries the same score: a hidden layer is drawn as PyTorch draws it, from
-    /// a stream of its own for each, and the rest is zero. `hidden` is its width, 0 for none.
-    pub fn new(config: &ModelConfig, hidden: usize, seed: u64, kind: Kind, device: Device) -> Self {
-        let (width, to) = (config.hidden_size as i64, (master_kind(kind), device));
-        let zeros = |size: &[i64]| Tensor::zeros(size, to);
-        let gate = |layer: usize| {
-            let (heads, inner) = (config.layers[layer].attention.num_kv_heads as i64, hidden as i64);
-            let drawn = |part: &str, size: &[i64]| {
-                let name = format!("{PREFIX}{layer}.0.{part}");
-                random::uniform(seed, &name, size, 1.0 / (width as f64).sqrt()).to_kind(to.0).to_device(to.1)
-            };
-            let hidden = (hidden > 0).then(|| [drawn("weight", &[inner, width]), drawn("bias", &[inner])]);
-            let last = if hidden.is_some() { inner } else { width };
-            Gate { hidden, output: [zeros(&[heads, last]), zeros(&[heads])] }
-        };
-        Self((0..config.num_layers()).map(gate).collect())
-    }
-
     /// All weights and biases by their names in `KVzap`'s files, bottom to top.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         self.0.iter().enumerate().flat_map(|(layer, gate)| gate.parameters(layer)).collect()
@@ -123,6 +107,12 @@ impl Gates {
         Fault::usage(message, "name them with `kv_cache.gates`, or choose another policy")
     }
 
+    /// The file of gates that a path means: itself, or one in a directory.
+    pub fn file(path: &Path) -> PathBuf {
+        let names = [GATE_TENSORS, "model.safetensors"].into_iter().filter(|_| path.is_dir());
+        names.map(|name| path.join(name)).find(|file| is_there(file)).unwrap_or_else(|| path.to_owned())
+    }
+
     /// Whether there are gates in a directory, beside an adapter or a model.
     pub fn are_in(dir: &Path) -> bool {
         dir.is_dir() && is_there(&dir.join(GATE_TENSORS))
@@ -130,17 +120,17 @@ impl Gates {
 
     /// Reads gates from a file, or from a directory of a run or of `KVzap`, for a model that computes in `kind`.
     pub fn read(path: &Path, config: &ModelConfig, kind: Kind, device: Device) -> Result<Self, Fault> {
-        let names = [GATE_TENSORS, "model.safetensors"].into_iter().filter(|_| path.is_dir());
-        let inside = names.map(|name| path.join(name)).find(|file| is_there(file));
-        let file = TensorFile::open(inside.as_deref().unwrap_or(path))?;
+        let file = TensorFile::open(&Self::file(path))?;
         let expected = config.num_layers();
-        let layer_of = |name: &String| name.strip_prefix(PREFIX)?.split('.').next()?.parse::<usize>().ok();
+        let has_later = file.names().iter().any(|name| name.starts_with(LATER_PREFIX));
+        let prefix = if has_later { LATER_PREFIX } else { PREFIX };
+        let layer_of = |name: &String| name.strip_prefix(prefix)?.split('.').next()?.parse::<usize>().ok();
         let count = file.names().iter().filter_map(layer_of).collect::<BTreeSet<_>>().len();
         if count != expected {
             let message = format!("`{}` has gates of {count} layers, the model has {expected}", abridged(path.display()));
             return Err(Fault::data(message, "take gates that were trained for this model"));
         }
-        let gate = |layer| Gate::read(config, layer, &file, (master_kind(kind), device));
+        let gate = |layer| Gate::read(config, layer, (&file, prefix), (master_kind(kind), device));
         Ok(Self((0..expected).map(gate).collect::<Result<_, _>>()?))
     }
 }
@@ -151,8 +141,19 @@ mod tests {
     use crate::model::small::config;
     use crate::store::{pt_metadata, save_tensors};
 
-    fn new(hidden: usize) -> Gates {
-        Gates::new(&config(), hidden, 1, Kind::Float, Device::Cpu)
+    /// Any numbers, in the layout with a hidden layer of some width or without one.
+    fn tensors(hidden: i64, prefix: &str) -> Vec<(String, Tensor)> {
+        let pairs: &[(&str, i64, i64)] = if hidden > 0 { &[("0.", hidden, 12), ("2.", 1, hidden)] } else { &[("", 1, 12)] };
+        let of_layer = |layer: usize| {
+            pairs.iter().flat_map(move |(part, out, inner)| {
+                [("weight", vec![*out, *inner]), ("bias", vec![*out])].map(|(end, size)| {
+                    let count: i64 = size.iter().product();
+                    let values = Tensor::arange(count, (Kind::Float, Device::Cpu)) / 7.0 + layer as f64;
+                    (format!("{prefix}{layer}.{part}{end}"), values.view(&size[..]))
+                })
+            })
+        };
+        (0..2).flat_map(of_layer).collect()
     }
 
     #[test]
@@ -161,10 +162,12 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             for name in [GATE_TENSORS, "model.safetensors"] {
                 let path = dir.path().join(name);
-                save_tensors(&path, &new(hidden).parameters(), &pt_metadata()).unwrap();
-                for from in [&path, dir.path()] {
-                    let read = Gates::read(from, &config(), Kind::Float, Device::Cpu).unwrap();
-                    assert_eq!(read.parameters(), new(hidden).parameters(), "{hidden} {name}");
+                for prefix in [PREFIX, LATER_PREFIX] {
+                    save_tensors(&path, &tensors(hidden, prefix), &pt_metadata()).unwrap();
+                    for from in [&path, dir.path()] {
+                        let read = Gates::read(from, &config(), Kind::Float, Device::Cpu).unwrap();
+                        assert_eq!(read.parameters(), tensors(hidden, PREFIX), "{hidden} {name}");
+                    }
                 }
                 std::fs::remove_file(path).unwrap();
             }
@@ -197,8 +200,8 @@ mod tests {
             save_tensors(&path, tensors, &pt_metadata()).unwrap();
             Gates::read(&path, &config(), Kind::Float, Device::Cpu).unwrap_err().to_string()
         };
-        assert!(refused(&new(3).parameters()[..4]).contains("has gates of 1 layers, the model has 2"));
-        let mut narrow = new(3).parameters();
+        assert!(refused(&tensors(3, PREFIX)[..4]).contains("has gates of 1 layers, the model has 2"));
+        let mut narrow = tensors(3, PREFIX);
         narrow[4].1 = Tensor::zeros([3, 4], (Kind::Float, Device::Cpu));
         let error = refused(&narrow);
         assert!(error.starts_with("the gate of layer 1 has weights and biases of [[3, 4], [3]]"), "{error}");

@@ -196,8 +196,10 @@ fn with_head(recipe: &Recipe, model: Model) -> Result<Model, Fault> {
 fn headed(recipe: &Recipe, model: Model) -> Result<Model, Fault> {
     let mut model = with_head(recipe, model)?;
     match &recipe.kv_cache.gates {
-        Some(path) => model.set_gates(Gates::read(path, model.config(), model.kind(), model.device())?),
-        None => load_gates(&mut model, &recipe.model.path)?,
+        Some(path) if !Gates::are_in(&recipe.model.path) => {
+            model.set_gates(Gates::read(path, model.config(), model.kind(), model.device())?);
+        }
+        _ => load_gates(&mut model, &recipe.model.path)?,
     }
     let takes_gates = cache::build(&recipe.kv_cache.policy, usize::MAX)?.traits().takes_gates;
     if takes_gates && !model.has_gates() { Err(Gates::missing()) } else { Ok(model) }
@@ -219,8 +221,10 @@ pub fn model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
     let Some(lora) = &recipe.lora else {
         return headed(recipe, Model::load_to_train(&recipe.model, recipe.model.dtype, placement(recipe, device))?);
     };
-    let mut model = base_model(recipe, None, device)?;
+    let begins_with = recipe.model.adapter.as_deref();
+    let mut model = base_model(recipe, begins_with, device)?;
     model.set_adapter(adapter(recipe, lora, model.config(), model.kind(), device)?);
+    begins_with.map_or(Ok(()), |dir| load_gates(&mut model, dir))?;
     Ok(model)
 }
 

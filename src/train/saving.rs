@@ -28,6 +28,7 @@ impl Trainer {
         }
         let trained = self.model.take_saved(parameters);
         build::take_parameters(&self.model, &trained, dir)?;
+        build::load_gates(&mut self.model, dir)?;
         let progress = &mut self.progress;
         (progress.step, progress.total_tokens, progress.best) = (state.step, state.total_tokens, state.best);
         progress.skipped.extend(&state.skipped_steps);

@@ -159,7 +159,7 @@ fn shares_by_scores_that_are_not_there() {
     11 | policy.adakv = { policy = "lastrec", floor = 0.5 }
        |                  ^^^^^^
 
-    hint: choose `snapkv`, `knorm`, `keydiff`, `expected-attention`, or a policy of the h2o family with `score_prefill = true`
+    hint: choose `snapkv`, `dropkv`, `rkv`, `knorm`, `keydiff`, `expected-attention`, `learned`, or a policy of the h2o family with `score_prefill = true`
     "#);
     place.edit_recipe("\"lastrec\"", "\"h2o\"");
     assert_snapshot!(place.check(&[]).refused(2), @r#"
@@ -169,7 +169,7 @@ fn shares_by_scores_that_are_not_there() {
     11 | policy.adakv = { policy = "h2o", floor = 0.5 }
        |                  ^^^^^^
 
-    hint: choose `snapkv`, `knorm`, `keydiff`, `expected-attention`, or a policy of the h2o family with `score_prefill = true`
+    hint: choose `snapkv`, `dropkv`, `rkv`, `knorm`, `keydiff`, `expected-attention`, `learned`, or a policy of the h2o family with `score_prefill = true`
     "#);
     place.edit_recipe("\"h2o\"", "\"knrom\"");
     assert_snapshot!(place.check(&[]).refused(2), @r#"

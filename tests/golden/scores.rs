@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvtune::cache::{self, CacheShape, ChunkAttention, ChunkSpan, LayerCache, LayerLog, Policy, Queries};
 use kvtune::engine::{ChunkPlan, ColumnWidth};
 use kvtune::model::{Attend, DropoutContext, Model, Qkv};
-use kvtune::ops::attention::{self, Attended, KvBlock};
+use kvtune::ops::attention::{self, KvBlock};
 use kvtune::recipe::BufferKind;
 use kvtune::units::{Fault, LayerIdx};
 use tch::{Device, Kind, Tensor, no_grad};
@@ -27,18 +27,16 @@ struct Listening {
 struct Seen<'a> {
     chunk: &'a Qkv,
     past: &'a [KvBlock],
-    attended: Attended,
+    lse_bhn: Tensor,
 }
 
 impl ChunkAttention for Seen<'_> {
     fn mass(&self, queries: Queries) -> Tensor {
-        attention::attention_mass(self.chunk, self.past, &self.attended.lse_bhn, queries)
+        attention::attention_mass(self.chunk, self.past, &self.lse_bhn, queries)
     }
 
-    fn weights(&self, last: usize) -> (Tensor, Tensor) {
-        let Attended { out_bhnd, lse_bhn } = &self.attended;
-        let weights = attention::attention_weights(self.chunk, self.past, lse_bhn, Queries::Last(last));
-        (weights, out_bhnd.slice(2, (out_bhnd.size()[2] - last as i64).max(0), None, 1))
+    fn weights(&self, last: usize) -> Tensor {
+        attention::attention_weights(self.chunk, self.past, &self.lse_bhn, Queries::Last(last))
     }
 
     fn queries(&self) -> (Tensor, f64) {
@@ -91,9 +89,9 @@ impl Attend for Listening {
         let past = cache.past(cache.region(span));
         let chunk = Qkv { own: written.own, ..qkv };
         let attended = attention::attend(&chunk, &past);
-        let seen = Seen { chunk: &chunk, past: &past, attended };
+        let seen = Seen { chunk: &chunk, past: &past, lse_bhn: attended.lse_bhn };
         cache.note(policy, span, &chunk.own, &seen);
-        Ok(seen.attended.out_bhnd)
+        Ok(attended.out_bhnd)
     }
 }
 

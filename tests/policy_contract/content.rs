@@ -94,8 +94,9 @@ pub(crate) struct Content {
     tokens: usize,
     keys: Plane,
     values: Plane,
-    /// What the model's gates say of each token `(B, G, T, 1)`, for a policy that goes by them.
+    /// What the model's gates say of each token `(B, G, T, 1)`, for a policy that goes by them; and one by one.
     gates_bgt1: Option<Tensor>,
+    gates: Vec<f32>,
 }
 
 impl Content {
@@ -108,14 +109,16 @@ impl Content {
         let gates_bgt1 = takes_gates.then(|| Tensor::from_slice(&gates).to_kind(Kind::Double).view(size));
         let keys = Plane::new(scene, drawn, 1);
         let values = Plane::new(scene, if drawn == Drawn::Axes { Drawn::Whole } else { drawn }, 2);
-        Self { drawn, heads: scene.groups as usize, tokens: scene.total(), keys, values, gates_bgt1 }
+        Self { drawn, heads: scene.groups as usize, tokens: scene.total(), keys, values, gates_bgt1, gates }
     }
 
     /// Keys and values `(B, G, T, D)` of a model, and what its gates say.
     pub(crate) fn of_tensors(buffer: BufferKind, [k_bgtd, v_bgtd]: [Tensor; 2], gates_bgt1: Option<Tensor>) -> Self {
         let (heads, tokens) = (k_bgtd.size()[1] as usize, k_bgtd.size()[2] as usize);
         let (keys, values) = (Plane::of_tensor(buffer, k_bgtd), Plane::of_tensor(buffer, v_bgtd));
-        Self { drawn: Drawn::Real, heads, tokens, keys, values, gates_bgt1 }
+        let flat = |gates: &Tensor| Vec::<f32>::try_from(gates.to_kind(Kind::Float).contiguous().view(-1)).unwrap();
+        let gates = gates_bgt1.as_ref().map(flat).unwrap_or_default();
+        Self { drawn: Drawn::Real, heads, tokens, keys, values, gates_bgt1, gates }
     }
 
     fn at(&self, [sequence, head, position]: [usize; 3]) -> usize {
@@ -129,7 +132,7 @@ impl Content {
 
     /// What the gate of a token says.
     pub(crate) fn gate(&self, at: [usize; 3]) -> f32 {
-        self.gates_bgt1.as_ref().unwrap().double_value(&at.map(|i| i as i64)) as f32
+        self.gates[self.at(at)]
     }
 
     /// Key and value of a token as later chunks see them.

@@ -194,9 +194,12 @@ impl SlowPolicy<'_> {
             for query_head in head * per_group..(head + 1) * per_group {
                 let weights = self.attention.weights(self.content, [sequence, query_head, at], span.start, held);
                 let out: Head = std::array::from_fn(|i| weights.iter().map(|(&p, weight)| weight * value(p)[i]).sum());
-                for (&p, weight) in weights.iter().filter(|(_, weight)| 1.0 - **weight > 1e-6) {
-                    // What the others give without it, and what was.
-                    let far: Head = std::array::from_fn(|i| (out[i] - weight * value(p)[i]) / (1.0 - weight) - out[i]);
+                for (&p, weight) in &weights {
+                    let rest = 1.0 - weight;
+                    // What the others give without it, less what was.
+                    let without = |i: usize| (out[i] - weight * value(p)[i]) / rest - out[i];
+                    let nearly_alone = |i: usize| weight / 1e-6 * (value(p)[i] - out[i]);
+                    let far: Head = std::array::from_fn(|i| if rest > 1e-6 { without(i) } else { nearly_alone(i) });
                     *moved.get_mut(&p).unwrap() += dot(&far, &far) / per_group as f64;
                 }
             }
@@ -208,11 +211,11 @@ impl SlowPolicy<'_> {
     fn less_redundancy(&self, [sequence, head]: [usize; 2]) -> Notes {
         let (lambda, threshold) = (self.fraction("attention_weight", 0.1), self.fraction("similarity_threshold", 0.5));
         let key = |p: usize| self.content.exact([sequence, head, p]).0;
+        let cosine = |p: usize, q: usize| if p == q { 0.0 } else { dot(key(p), key(q)) / length(key(p)) / length(key(q)) };
         let similar = |p: usize| {
             let &(start, end) = self.chunks.iter().find(|(start, end)| (*start..*end).contains(&p)).unwrap();
-            let cosine = |q: usize| if p == q { 0.0 } else { dot(key(p), key(q)) / length(key(p)) / length(key(q)) };
-            let last = (start..end).rev().find(|&q| cosine(q) > threshold).unwrap_or(start);
-            (start..end).filter(|&q| q != last).map(cosine).sum::<f64>() / (end - start) as f64
+            let last = |q: usize| (start..end).rev().find(|&other| cosine(q, other) > threshold).unwrap_or(start);
+            (start..end).filter(|&q| last(q) != p).map(|q| cosine(q, p)).sum::<f64>() / (end - start) as f64
         };
         let held = &self.notes[sequence][head];
         let exp: BTreeMap<usize, f64> = held.keys().map(|&p| (p, similar(p).exp())).collect();

@@ -49,8 +49,8 @@ impl ChunkAttention for SyntheticAttention<'_> {
         Tensor::from_slice(&mass).view(&self.position_bgc.size()[..])
     }
 
-    fn weights(&self, last: usize) -> (Tensor, Tensor) {
-        let ((k_bgcd, v_bgcd), (q_bhnd, scale)) = (self.entries(), self.queries());
+    fn weights(&self, last: usize) -> Tensor {
+        let ((k_bgcd, _), (q_bhnd, scale)) = (self.entries(), self.queries());
         let wide = |x: &Tensor| x.repeat_interleave_self_int(PER_GROUP as i64, 1, None);
         let first = self.span.len.saturating_sub(last);
         let query =
@@ -60,9 +60,7 @@ impl ChunkAttention for SyntheticAttention<'_> {
         let scores = q_bhnd.slice(2, first as i64, None, 1).matmul(&wide(&k_bgcd).transpose(-1, -2)) * scale;
         let real: Vec<i64> = self.span.real.iter().map(|&real| (self.span.start + real) as i64).collect();
         let is_real = query.lt_tensor(&Tensor::from_slice(&real).unsqueeze(-1)).view([-1, 1, query.size()[0], 1]);
-        let weights = scores.masked_fill(&unseen, f64::NEG_INFINITY).softmax(-1, None).where_scalarother(&is_real, 0.0);
-        let outputs = weights.matmul(&wide(&v_bgcd));
-        (weights, outputs)
+        scores.masked_fill(&unseen, f64::NEG_INFINITY).softmax(-1, None).where_scalarother(&is_real, 0.0)
     }
 
     fn queries(&self) -> (Tensor, f64) {

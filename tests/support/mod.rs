@@ -16,7 +16,8 @@ use kvtune::data::{Batch, IGNORE, Sequence, SoftTargets, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
 use kvtune::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
 use kvtune::model::{
-    Adapter, DropoutKey, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, ModuleSet, NormSpec, PeftConfig, Preference,
+    Adapter, DropoutKey, GATE_TENSORS, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, ModuleSet, NormSpec,
+    PeftConfig, Preference,
 };
 use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, OnOutOfMemory, PolicyRecipe, TrainedBias};
 use kvtune::units::ChunkIdx;
@@ -111,11 +112,23 @@ fn adapted(case: &Case, path: &Path, dtype: Dtype, at: ModelPlacement) -> Model 
 
 /// Gates that tell entries apart.
 pub fn gates(model: &Model) -> Gates {
-    let gates = Gates::new(model.config(), 5, 1, model.kind(), model.device());
-    for (name, mut parameter) in gates.parameters() {
-        tch::no_grad(|| parameter.copy_(&normal(seed_of(&name), &parameter.size(), 0.5)));
-    }
-    gates
+    let (config, dir, hidden) = (model.config(), tempfile::tempdir().unwrap(), 5);
+    let of_layer = |layer: usize| {
+        let (width, heads) = (config.hidden_size as i64, config.layers[layer].attention.num_kv_heads as i64);
+        let sizes = [
+            ("0.weight", vec![hidden, width]),
+            ("0.bias", vec![hidden]),
+            ("2.weight", vec![heads, hidden]),
+            ("2.bias", vec![heads]),
+        ];
+        sizes.map(|(part, size)| {
+            let name = format!("module_list.{layer}.{part}");
+            (name.clone(), normal(seed_of(&name), &size, 0.5))
+        })
+    };
+    let tensors: Vec<_> = (0..config.num_layers()).flat_map(of_layer).collect();
+    Tensor::write_safetensors(&tensors, dir.path().join(GATE_TENSORS)).unwrap();
+    Gates::read(dir.path(), config, model.kind(), model.device()).unwrap()
 }
 
 fn adapter_settings(case: &Case) -> PeftConfig {

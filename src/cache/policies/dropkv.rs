@@ -48,34 +48,58 @@ impl Policy for Dropkv {
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        let (weight_bhwc, out_bhwd) = seen.attention.weights(self.window);
         let (_, v_bgcd) = seen.attention.entries();
         let v_bgcd = v_bgcd.masked_fill(&seen.position_bgc.lt(0).unsqueeze(-1), 0.0);
-        Some(pooled(&perturbation(&weight_bhwc, &out_bhwd, &v_bgcd), seen.position_bgc, self.kernel, Pooling::Mean))
+        let moved = perturbation(&seen.attention.weights(self.window), &v_bgcd);
+        Some(pooled(&moved, seen.position_bgc, self.kernel, Pooling::Mean))
     }
 }
 
-/// What others must get of a query for an entry to count: without it, a query that sees one entry alone would see nothing.
+/// The least that others count of a query, as in the code of the paper.
 const LEAST_REST: f64 = 1e-6;
 
-/// `Σ_w (p / (1 − p))² · ‖v − o‖²`, the mean over the query heads of a KV head.
+/// `Σ_w (p / (1 − p))² · ‖v − o‖²`, the mean over the query heads of a KV head. In f64: the nearer p is to 1, the nearer o is to v, so that
+/// a small difference of squares is multiplied with a large number; and `1 − p` is summed from what the others get.
 ///
 /// # Shapes
-/// `weight (B, H, w, C)`, `out (B, H, w, D)`, `v (B, G, C, D)` in, `(B, G, C)` out.
-fn perturbation(weight_bhwc: &Tensor, out_bhwd: &Tensor, v_bgcd: &Tensor) -> Tensor {
+/// `weight (B, H, w, C)`, `v (B, G, C, D)` in, `(B, G, C)` out, f32.
+fn perturbation(weight_bhwc: &Tensor, v_bgcd: &Tensor) -> Tensor {
     let (b, h, w, slots) = weight_bhwc.size4().unwrap_or_default();
-    let (g, d) = (v_bgcd.size()[1], v_bgcd.size()[3]);
-    let v_bgcd = v_bgcd.to_kind(weight_bhwc.kind());
-    // All heads of a KV head in one product; what is far from both, their mean, is taken off first, as squares of what is large cancel.
-    let centre = v_bgcd.mean_dim(&[2i64][..], true, None);
-    let v_bgcd = v_bgcd - &centre;
-    let out = out_bhwd.to_kind(v_bgcd.kind()).reshape([b, g, h / g * w, d]) - centre;
-    let rest = 1.0f64 - weight_bhwc;
-    let sensitivity =
-        (weight_bhwc / &rest).square().where_scalarother(&rest.gt(LEAST_REST), 0.0).reshape([b, g, h / g * w, slots]);
+    let g = v_bgcd.size()[1];
+    // All heads of a KV head in one product.
+    let (weight, v_bgcd) = (weight_bhwc.to_kind(Kind::Double).reshape([b, g, h / g * w, slots]), v_bgcd.to_kind(Kind::Double));
+    // With a drain the entries get less than 1 together.
+    let total = weight.sum_dim_intlist(&[-1i64][..], true, None).clamp_min(1.0);
+    let out = weight.matmul(&v_bgcd) / &total;
+    let sensitivity = (&weight / (&total - &weight).clamp_min(LEAST_REST)).square();
     let squares = |x: &Tensor| x.square().sum_dim_intlist(&[-1i64][..], true, None);
     let of_values = sensitivity.sum_dim_intlist(&[2i64][..], false, None) * squares(&v_bgcd).squeeze_dim(-1);
     let of_outputs = sensitivity.transpose(-1, -2).matmul(&squares(&out)).squeeze_dim(-1);
     let crossed = (sensitivity.transpose(-1, -2).matmul(&out) * &v_bgcd).sum_dim_intlist(&[-1i64][..], false, None);
     ((of_values + of_outputs - crossed * 2.0) / (h / g) as f64).clamp_min(0.0).to_kind(Kind::Float)
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    /// Two entries, of which the first gets nearly all: without it the second gives all.
+    #[test]
+    fn what_moves_most_is_no_noise_however_little_the_others_get() {
+        let v = Tensor::from_slice(&[0.3f32, -1.0, 0.7, 2.0, 0.1, 0.4, -0.9, 0.2]).view([1, 1, 2, 4]);
+        let far = f64::try_from((v.get(0).get(0).get(0) - v.get(0).get(0).get(1)).square().sum(Kind::Double)).unwrap();
+        for rest in [0.1f64, 1e-3, 1e-5] {
+            for kind in [Kind::Float, Kind::BFloat16] {
+                let weight = Tensor::from_slice(&[1.0 - rest as f32, rest as f32]).view([1, 1, 1, 2]);
+                let moved = perturbation(&weight, &v.to_kind(kind)).double_value(&[0, 0, 0]);
+                let tolerance = if kind == Kind::Float { 1e-3 } else { 0.02 };
+                assert!((moved / far / (1.0 - rest).powi(2) - 1.0).abs() < tolerance, "{rest} {kind:?}: {moved} of {far}");
+            }
+        }
+        // Who sees one entry alone would see nothing without it, which tells nothing.
+        let alone = Tensor::ones([1, 1, 1, 1], (Kind::Float, Device::Cpu));
+        assert!(perturbation(&alone, &v.narrow(2, 0, 1)).double_value(&[0, 0, 0]) < 1e-6);
+    }
 }

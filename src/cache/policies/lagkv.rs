@@ -1,13 +1,15 @@
 //! `lagkv`: tokens whose keys and values spread unlike those that follow stay (LagKV, Liang et al. 2025, arXiv 2504.04704). Tokens stand in
 //! partitions of `lag_size`; when the next partition is there, each channel is scaled by its least and largest value in that one, and the
 //! score of a token is how much its channels then differ, as a rank in its partition. Departs from the paper in that a fixed cache
-//! compares the ranks of all partitions, once they are known, instead of cutting each partition to the same share.
+//! compares the ranks of all partitions, once they are known, instead of cutting each partition to the same share. Ranks say nothing of one
+//! head beside another.
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::staying;
 use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
+use crate::ops::attention::accumulation_kind;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
@@ -54,7 +56,7 @@ impl Policy for Lagkv {
 
     fn traits(&self) -> PolicyTraits<'_> {
         // What has no score yet stays: a whole partition that waits for the next one, and that one.
-        PolicyTraits { grace: 2 * self.lag, sinks: self.sinks, compares_heads: true, ..PolicyTraits::default() }
+        PolicyTraits { grace: 2 * self.lag, sinks: self.sinks, ..PolicyTraits::default() }
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
@@ -65,7 +67,9 @@ impl Policy for Lagkv {
         if before == now {
             return Some(known);
         }
+        // Deviations of many tokens lie close together.
         let (k_bgcd, v_bgcd) = seen.attention.entries();
+        let [k_bgcd, v_bgcd] = [k_bgcd, v_bgcd].map(|x| x.to_kind(accumulation_kind(x.kind())));
         Some((before..now).fold(known, |known, partition| {
             let first = self.sinks + partition * self.lag;
             let within = |first: usize| {

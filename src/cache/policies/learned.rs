@@ -1,8 +1,7 @@
 //! `learned`: entries that the model's gates score high stay: small functions, learned, of what a layer computes keys and values from
-//! (KVzap, Jegou and Jeblick 2026, arXiv 2601.07891). A gate says the logarithm of the attention that an entry can expect from a later
-//! query. Departs from the paper in that a cache of fixed size evicts the lowest scores, instead of all below a threshold; and, where
-//! `prior_queries` n₀ says so, in that what an entry has received since counts too: the score is `(n₀ · exp(gate) + mass) / (n₀ + n)`
-//! after n queries, the mean attention with n₀ queries before the first that gave what the gate expects.
+//! (KVzap, Jegou and Jeblick 2026, arXiv 2601.07891). Departs from the paper in that a cache of fixed size evicts the lowest scores,
+//! instead of all below a threshold. Where a gate says the logarithm of the mean attention that an entry can expect from a later query,
+//! `prior_queries` n₀ lets what it has received since count too: the score is `(n₀ · exp(gate) + mass) / (n₀ + n)` after n queries.
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};

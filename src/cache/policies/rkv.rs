@@ -1,6 +1,8 @@
 //! `rkv`: what the last few queries look at stays, with its neighbours, unless other keys of its chunk resemble it (R-KV, Cai et al. 2025,
-//! arXiv 2505.24133). The score is `λ · attention − (1 − λ) · redundancy`. Departs from the paper in that it decides anew for each chunk,
-//! and that a key is compared with those of its own chunk, once, instead of with all that are held, each time.
+//! arXiv 2505.24133). The score is `λ · attention − (1 − λ) · redundancy`. Departs from the paper in that it decides anew for each chunk;
+//! that a key is compared with those of its own chunk, once, instead of with all that are held, each time, so that a chunk of one token
+//! has no redundancy; that the query heads of a KV head count by their mean, not by the largest of their scores; and that the window's
+//! own tokens take part.
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};
@@ -87,18 +89,40 @@ impl Policy for Rkv {
     }
 }
 
-/// The mean cosine of each key with the others of its chunk; the last one that resembles it does not count, so that of keys that
-/// resemble each other the last stays.
+/// Keys that are compared with those of the chunk at a time.
+const BLOCK: i64 = 256;
+
+/// The mean cosine of each key with the others of its chunk, but for those whose last neighbour it is: of keys that resemble each other the
+/// last does not count as redundant.
 ///
 /// # Shapes
 /// `(B, G, n, D)` in, `(B, G, n)` out, f32.
 fn similarity(k_bgnd: &Tensor, threshold: f64) -> Tensor {
-    let directions = k_bgnd / norms(k_bgnd).clamp_min(f64::from(f32::MIN_POSITIVE)).unsqueeze(-1);
-    let n = k_bgnd.size()[2];
-    let token = Tensor::arange(n, (Kind::Int64, k_bgnd.device()));
-    let cosine = directions.matmul(&directions.transpose(-1, -2)).masked_fill(&token.eq_tensor(&token.unsqueeze(-1)), 0.0);
-    // No key resembles any: token 0 is left out, whatever its cosine.
-    let (last, _) = (cosine.gt(threshold).to_kind(Kind::Int64) * &token).max_dim(-1, true);
-    let others = cosine.masked_fill(&token.eq_tensor(&last), 0.0);
-    others.mean_dim(&[-1i64][..], false, None).to_kind(Kind::Float)
+    let k_bgnd = k_bgnd.to_kind(Kind::Float);
+    let directions = &k_bgnd / norms(&k_bgnd).clamp_min(f64::from(f32::MIN_POSITIVE)).unsqueeze(-1);
+    let (n, options) = (k_bgnd.size()[2], (Kind::Int, k_bgnd.device()));
+    let token = Tensor::arange(n, options);
+    let mut sum = directions.select(-1, 0).zeros_like();
+    for first in (0..n).step_by(BLOCK as usize) {
+        let own = Tensor::arange_start(first, n.min(first + BLOCK), options).unsqueeze(-1);
+        let keys = directions.narrow(2, first, own.size()[0]);
+        let cosine = keys.matmul(&directions.transpose(-1, -2)).masked_fill(&token.eq_tensor(&own), 0.0);
+        // A key that resembles none leaves out token 0, as in the code of the paper.
+        let last = (cosine.gt(threshold).to_kind(Kind::Int) * &token).amax([-1i64], true);
+        sum += cosine.masked_fill(&token.eq_tensor(&last), 0.0).sum_dim_intlist(&[-2i64][..], false, Kind::Float);
+    }
+    sum / n as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_equal_keys_the_last_is_not_redundant() {
+        let k = Tensor::from_slice(&[1.0f32, 0.0, 2.0, 0.0, 3.0, 0.0]).view([1, 1, 3, 2]);
+        let found = Vec::<f32>::try_from(similarity(&k, 0.5).view(-1)).unwrap();
+        // The first two have the last as their last neighbour, and the last has the second.
+        assert_eq!(found, [2.0, 1.0, 0.0].map(|x: f32| x / 3.0));
+    }
 }

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 
+use tch::Tensor;
+
 use super::super::{RESOLVED_RECIPE, ResolvedRun};
 use super::RunRanks;
 use crate::data::{Dataset, Splits};
@@ -29,16 +31,19 @@ pub(in crate::train) fn of_model(hash: &str, model: &Model) -> Result<Facts, Fau
     let files = Facts::from([("files of the model".to_owned(), hash.to_owned())]);
     // All weights are those in the files.
     let trained = model.adapter().map(|_| of_trained(model)).transpose()?;
-    Ok(files.into_iter().chain(trained.unwrap_or_default()).collect())
+    let gates = model.has_gates().then(|| of_tensors("gates", model.gates())).transpose()?;
+    Ok(files.into_iter().chain(trained.unwrap_or_default()).chain(gates.unwrap_or_default()).collect())
 }
 
 /// The numbers that are trained, to the bit.
 pub(in crate::train) fn of_trained(model: &Model) -> Result<Facts, Fault> {
+    of_tensors("what is trained", model.parameters().into_iter())
+}
+
+fn of_tensors(what: &str, tensors: impl Iterator<Item = (String, Tensor)>) -> Result<Facts, Fault> {
     let mut failed = None;
-    let parameters = model.parameters().into_iter();
-    let bytes = parameters.map_while(|(_, parameter)| content_of(&parameter).map_err(|error| failed = Some(error)).ok());
-    let hash = files::hash_parts(bytes);
-    failed.map_or_else(|| Ok(Facts::from([("what is trained".to_owned(), hash)])), |error| Err(error.into()))
+    let hash = files::hash_parts(tensors.map_while(|(_, tensor)| content_of(&tensor).map_err(|error| failed = Some(error)).ok()));
+    failed.map_or_else(|| Ok(Facts::from([(what.to_owned(), hash)])), |error| Err(error.into()))
 }
 
 /// The samples, and what of the model's folder has made tokens of them.
