@@ -174,7 +174,12 @@ class PolicyLayer:
         if self.observed is not None:
             self.observed = torch.nn.functional.pad(self.observed, (0, self.chunk))
         q = self.q[0] if len(self.q) == 1 else torch.cat(self.q, 3)
-        seen = Attended(q, rule.scale, k, v, mass, self.position, self.observed, self.features, first < self.prefill)
+
+        def weights(last: int) -> Tensor:
+            return attention.weights_of(part := q[:, :, :, -last:], k, self._mask(part.shape[3], k.shape[2]), rule)
+
+        notes = self.position, self.observed, self.features
+        seen = Attended(q, rule.scale, k, v, mass, *notes, first < self.prefill, self.seen, weights)
         observed = self.policy.observe(seen)
         self.observed = self.observed if observed is None else observed
         self.past, self.own, self.q = [], [], []
