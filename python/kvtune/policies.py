@@ -71,6 +71,8 @@ class Policy:
     floor: float | None = None
     """The part of the slots that every head keeps, where heads have shares of their own."""
     across_layers = False
+    takes_gates = False
+    """Whether the last of the numbers of an entry is what the gate of the layer says."""
 
     def queries(self, is_prefill: bool) -> int:
         """Of how many last queries of a chunk the attention counts."""
@@ -293,12 +295,13 @@ class Lagkv(Policy):
         for first in range(self.sinks + max(before, 0) * self.lag, self.sinks + now * self.lag, self.lag):
             # Each head holds both partitions, whole.
             own, following = ((seen.position >= start) & (seen.position < start + self.lag) for start in (first, first + self.lag))
-            score = 0
+            spread = []
             for x in (seen.k, seen.v):
                 x, other = (wide(x[part]).view(*x.shape[:2], self.lag, -1) for part in (own, following))
                 low, high = other.aminmax(dim=2, keepdim=True)
                 span = torch.where(high > low, high - low, 1)
-                score = score + ((x - low) / span).std(-1).softmax(-1, dtype=torch.float64)
+                spread.append(((x - low) / span).std(-1).softmax(-1, dtype=torch.float64))
+            score = spread[0] + spread[1]
             # Of equals the older ranks lower.
             rank[own] = (score.argsort(dim=-1, stable=True).argsort(-1) + 1).float().flatten() / self.lag
         return rank
@@ -321,6 +324,25 @@ class ExpectedAttention(Policy):
         return logit.softmax(-1).mean(2) * norm(seen.v)
 
 
+class Learned(Policy):
+    takes_gates = True
+
+    def __init__(self, params: Params) -> None:
+        self.grace, self.sinks, self.prior = params.grace(), params.sinks(4), params.take("prior_queries")
+
+    def queries(self, is_prefill: bool) -> int:
+        return ALL if self.prior else 0
+
+    def observe(self, seen: Attended) -> Tensor | None:
+        return None if not self.prior else seen.mass if seen.previous is None else seen.previous + seen.mass
+
+    def score(self, held: Held) -> Tensor:
+        gate = held.features[..., -1]
+        if held.observed is None:
+            return gate
+        return (gate.exp() * self.prior + held.observed) / ((held.next_position - held.position).float() + self.prior)
+
+
 CLASSES: dict[str, type[Policy]] = {
     "dense": Dense,
     "lastrec": Lastrec,
@@ -337,6 +359,7 @@ CLASSES: dict[str, type[Policy]] = {
     "rkv": Rkv,
     "lagkv": Lagkv,
     "expected-attention": ExpectedAttention,
+    "learned": Learned,
 }
 
 
