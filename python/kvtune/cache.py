@@ -155,7 +155,11 @@ def show_gates(model: torch.nn.Module) -> None:
 
 def _score(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     cache = kwargs.get("past_key_values")
-    if not isinstance(cache, KvPolicyCache) or not (layer := cache.layers[module.layer_idx]).policy.takes_gates:
+    # `update` tells of a model with more layers.
+    if not isinstance(cache, KvPolicyCache) or module.layer_idx >= len(cache.layers):
+        return
+    layer = cache.layers[module.layer_idx]
+    if not layer.policy.takes_gates:
         return
     x: Tensor = wide(kwargs["hidden_states"])
     # A linear layer, or one hidden layer with a GELU between two.
