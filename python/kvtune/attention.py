@@ -50,6 +50,11 @@ def mass_of(q: Tensor, k: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     return torch.stack([_sum(weight) for _, weight in _weights(q, wide(k), mask, rule)]).sum(0)
 
 
+def weights_of(q: Tensor, k: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
+    """The softmax weights `(B, G, R, n, S)` of few queries."""
+    return torch.cat([weight for _, weight in _weights(q, wide(k), mask, rule)], 3)
+
+
 def _sum(weight: Tensor) -> Tensor:
     return weight.sum((2, 3)).float() / weight.shape[2]
 

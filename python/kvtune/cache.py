@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import gelu, linear
 from transformers import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -16,7 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention import Rule
 from .errors import KvtuneError
 from .layer import PolicyLayer, share_out
-from .policy_file import PolicyFile
+from .policy_file import GATES, PolicyFile
+from .quantise import wide
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,6 +52,11 @@ class KvPolicyCache(Cache):
         if initial_part is None and any(layer.policy.initial for layer in self.layers):
             what = f"the policy of `{file.path}` keeps the initial part of each prompt"
             raise KvtuneError(what, "say where it is: `from_run(run, initial_part=kvtune.initial_part(run, tokenizer, input_ids))`")
+        self.gates: dict[str, Tensor] = {}
+        if any(layer.policy.takes_gates for layer in self.layers):
+            if not (gates := file.path.parent / GATES).exists():
+                raise KvtuneError(f"`{gates}` does not exist", "give a run, a checkpoint or an export of kvtune, which has it")
+            self.gates = load_file(gates)
         self.reset()
 
     @classmethod
@@ -63,6 +71,8 @@ class KvPolicyCache(Cache):
         self._read(model, input_ids, input_ids.shape[1] - 1)
 
     def _read(self, model: PreTrainedModel, input_ids: Tensor, end: int) -> None:
+        if self.gates:
+            show_gates(model)
         if self.prompt is None:
             self.prompt = max(end, 1)
         self.is_reading = True
@@ -134,6 +144,31 @@ class KvPolicyCache(Cache):
         shares = torch.stack([share_out(key, layer.slots, floor) for key in together])
         for other, key, own in zip(layers, keys, shares.split([other.heads for other in layers], 1)):
             other.apply_shares(own.to(key.device), key)
+
+
+def show_gates(model: torch.nn.Module) -> None:
+    """Lets the gates of the caches of a model see what goes into attention."""
+    for name, module in model.named_modules():
+        if name.endswith("self_attn") and _score not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_score, with_kwargs=True)
+
+
+def _score(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    cache = kwargs.get("past_key_values")
+    # `update` tells of a model with more layers.
+    if not isinstance(cache, KvPolicyCache) or module.layer_idx >= len(cache.layers):
+        return
+    layer = cache.layers[module.layer_idx]
+    if not layer.policy.takes_gates:
+        return
+    x: Tensor = wide(kwargs["hidden_states"])
+    # A linear layer, or one hidden layer with a GELU between two.
+    for part in ("", "0.", "2."):
+        names = [f"module_list.{layer.index}.{part}{end}" for end in ("weight", "bias")]
+        if names[0] in cache.gates:
+            cache.gates.update((name, cache.gates[name].to(x)) for name in names)
+            x = linear(gelu(x) if part == "2." else x, *(cache.gates[name] for name in names))
+    layer.gates.append(x.mT.float())
 
 
 class _Unmasked(int):

@@ -63,6 +63,8 @@ class PolicyLayer:
         self.q: list[Tensor] = []
         self.own: list[Tensor] = []
         self.past: list[Tensor] = []
+        self.gates: list[Tensor] = []
+        """What the gate says of the tokens of a call `(B, G, n)`, where the policy asks."""
 
     # What Transformers asks a layer of a cache.
 
@@ -168,13 +170,26 @@ class PolicyLayer:
         new = torch.arange(first, self.seen, device=k.device).expand(batch, groups, -1)
         self.position = torch.cat([self.position, new], 2)
         features = self.policy.describe(own_k, own_v, self._as_stored)
+        if self.policy.takes_gates:
+            if not self.gates:
+                what = f"the policy of `{self.cache.file.path}` has gates, and they do not see the model's layers"
+                raise KvtuneError(what, "load the model with `kvtune.load`, or call `cache.read(model, input_ids)` before")
+            gates = torch.cat(self.gates, 2)
+            own, rest = gates[:, :, : self.chunk], gates[:, :, self.chunk :]
+            features.append(own)
+            self.gates = [rest] if rest.numel() else []
         if features:
             own = torch.stack(features, -1)
             self.features = own if self.features is NOTHING else torch.cat([self.features, own], 2)
         if self.observed is not None:
             self.observed = torch.nn.functional.pad(self.observed, (0, self.chunk))
         q = self.q[0] if len(self.q) == 1 else torch.cat(self.q, 3)
-        seen = Attended(q, rule.scale, k, v, mass, self.position, self.observed, self.features, first < self.prefill)
+
+        def weights(last: int) -> Tensor:
+            return attention.weights_of(part := q[:, :, :, -last:], k, self._mask(part.shape[3], k.shape[2]), rule)
+
+        notes = self.position, self.observed, self.features
+        seen = Attended(q, rule.scale, k, v, mass, *notes, first < self.prefill, self.seen, weights)
         observed = self.policy.observe(seen)
         self.observed = self.observed if observed is None else observed
         self.past, self.own, self.q = [], [], []

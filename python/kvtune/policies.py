@@ -54,6 +54,9 @@ class Attended:
     previous: Tensor | None
     features: Tensor
     is_prefill: bool
+    next_position: int
+    weights: Callable[[int], Tensor]
+    """The attention weights of so many last queries `(B, G, R, w, S)`."""
 
 
 class Policy:
@@ -68,6 +71,8 @@ class Policy:
     floor: float | None = None
     """The part of the slots that every head keeps, where heads have shares of their own."""
     across_layers = False
+    takes_gates = False
+    """Whether the last of the numbers of an entry is what the gate of the layer says."""
 
     def queries(self, is_prefill: bool) -> int:
         """Of how many last queries of a chunk the attention counts."""
@@ -213,22 +218,93 @@ class Tova(Policy):
 
 
 class Snapkv(Policy):
+    """What scores by the last few queries of a chunk, and by neighbours."""
+
+    kernel, pooling = 5, "max"
+
     def __init__(self, params: Params) -> None:
         self.grace = self.window = params.take("window_size", min(max(params.slots // 8, 1), 32))
-        self.kernel = params.take("kernel_size", 5)
-        self.pooling = params.take("pooling", "max")
+        self.kernel = params.take("kernel_size", self.kernel)
+        self.pooling = params.take("pooling", self.pooling) if params.name == "snapkv" else self.pooling
 
     def queries(self, is_prefill: bool) -> int:
         return self.window
 
     def observe(self, seen: Attended) -> Tensor:
+        return self.pooled(seen.mass, seen.position)
+
+    def pooled(self, score: Tensor, position: Tensor) -> Tensor:
         """The largest of each entry and its neighbours, or the mean; entries lie in the order of their positions."""
         half = self.kernel // 2
         if self.pooling == "max":
-            return max_pool1d(seen.mass, self.kernel, 1, half)
-        held = (seen.position >= 0).float()
-        near = [pad(x, (half, half)).unfold(2, self.kernel, 1).sum(-1) for x in (seen.mass * held, held)]
+            return max_pool1d(score, self.kernel, 1, half)
+        held = (position >= 0).float()
+        near = [pad(x, (half, half)).unfold(2, self.kernel, 1).sum(-1) for x in (score * held, held)]
         return near[0] / near[1].clamp_min(1)
+
+
+class Dropkv(Snapkv):
+    kernel, pooling = 7, "mean"
+
+    def queries(self, is_prefill: bool) -> int:
+        return 0
+
+    def observe(self, seen: Attended) -> Tensor:
+        """`Σ_w (p / (1 − p))² · ‖v − o‖²`; a query that sees one entry alone does not count for it."""
+        weight, v = seen.weights(self.window), wide(seen.v)
+        per_group, rest = weight.shape[2], 1 - weight
+        factor = torch.where(rest > 1e-6, weight / rest, 0).square().flatten(2, 3)
+        far = torch.cdist(weight.flatten(2, 3) @ v, v, compute_mode="donot_use_mm_for_euclid_dist")
+        return self.pooled((factor * far.square()).sum(2).float() / per_group, seen.position)
+
+
+class Rkv(Snapkv):
+    kernel = 7
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        self.attention, self.threshold = params.take("attention_weight", 0.1), params.take("similarity_threshold", 0.5)
+
+    def describe(self, k: Tensor, v: Tensor, stored: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """The mean cosine with the others of the chunk, but for the last one that is alike."""
+        token = torch.arange(k.shape[2], device=k.device)
+        k = wide(k) / norm(k).clamp_min(TINY)[..., None]
+        cosine = (k @ k.mT).masked_fill(token == token[:, None], 0)
+        last = ((cosine > self.threshold) * token).amax(-1, keepdim=True)
+        return [cosine.masked_fill(token == last, 0).mean(-1).float()]
+
+    def observe(self, seen: Attended) -> Tensor:
+        return self.pooled(seen.mass / min(self.window, seen.q.shape[3]), seen.position)
+
+    def score(self, held: Held) -> Tensor | None:
+        if held.observed is None:
+            return None
+        alike = held.features[..., 0].masked_fill(held.position < 0, torch.finfo(torch.float32).min)
+        return held.observed * self.attention - alike.softmax(-1) * (1 - self.attention)
+
+
+class Lagkv(Policy):
+    def __init__(self, params: Params) -> None:
+        self.lag, self.sinks = params.take("lag_size", min(max(params.slots // 8, 1), 128)), params.sinks(4)
+        self.grace = 2 * self.lag
+
+    def observe(self, seen: Attended) -> Tensor:
+        """Ranks the partitions whose next one has become complete: by how much channels differ, scaled by their range in that one."""
+        rank = torch.zeros_like(seen.position, dtype=torch.float32) if seen.previous is None else seen.previous.clone()
+        before, now = ((end - self.sinks) // self.lag - 1 for end in (seen.next_position - seen.q.shape[3], seen.next_position))
+        for first in range(self.sinks + max(before, 0) * self.lag, self.sinks + now * self.lag, self.lag):
+            # Each head holds both partitions, whole.
+            own, following = ((seen.position >= start) & (seen.position < start + self.lag) for start in (first, first + self.lag))
+            spread = []
+            for x in (seen.k, seen.v):
+                x, other = (wide(x[part]).view(*x.shape[:2], self.lag, -1) for part in (own, following))
+                low, high = other.aminmax(dim=2, keepdim=True)
+                span = torch.where(high > low, high - low, 1)
+                spread.append(((x - low) / span).std(-1).softmax(-1, dtype=torch.float64))
+            score = spread[0] + spread[1]
+            # Of equals the older ranks lower.
+            rank[own] = (score.argsort(dim=-1, stable=True).argsort(-1) + 1).float().flatten() / self.lag
+        return rank
 
 
 class ExpectedAttention(Policy):
@@ -248,6 +324,25 @@ class ExpectedAttention(Policy):
         return logit.softmax(-1).mean(2) * norm(seen.v)
 
 
+class Learned(Policy):
+    takes_gates = True
+
+    def __init__(self, params: Params) -> None:
+        self.grace, self.sinks, self.prior = params.grace(), params.sinks(4), params.take("prior_queries")
+
+    def queries(self, is_prefill: bool) -> int:
+        return ALL if self.prior else 0
+
+    def observe(self, seen: Attended) -> Tensor | None:
+        return None if not self.prior else seen.mass if seen.previous is None else seen.previous + seen.mass
+
+    def score(self, held: Held) -> Tensor:
+        gate = held.features[..., -1]
+        if held.observed is None:
+            return gate
+        return (gate.exp() * self.prior + held.observed) / ((held.next_position - held.position).float() + self.prior)
+
+
 CLASSES: dict[str, type[Policy]] = {
     "dense": Dense,
     "lastrec": Lastrec,
@@ -260,7 +355,11 @@ CLASSES: dict[str, type[Policy]] = {
     "knorm": Knorm,
     "tova": Tova,
     "snapkv": Snapkv,
+    "dropkv": Dropkv,
+    "rkv": Rkv,
+    "lagkv": Lagkv,
     "expected-attention": ExpectedAttention,
+    "learned": Learned,
 }
 
 

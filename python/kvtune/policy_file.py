@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAME = "kv_policy.json"
+GATES = "kv_gates.safetensors"
 # Rotations that depend on the length of the whole sequence, which Transformers does not know in advance.
 BY_LENGTH = ("dynamic", "dynamic_yarn", "long_rope")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import binary
 from .errors import KvtuneError
-from .policy_file import NAME, PolicyFile, checkpoint
+from .policy_file import GATES, NAME, PolicyFile, checkpoint
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -110,6 +110,10 @@ def load(run: str | Path, **options: Any) -> tuple[PeftModel | PreTrainedModel, 
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, str(path))
+    if (path / GATES).exists():
+        from .cache import show_gates
+
+        show_gates(model)
     place = next((place for place in (path, Path(base)) if (place / "tokenizer.json").exists()), None)
     # The base may be a name on the Hub.
     tokenizer = AutoTokenizer.from_pretrained(place or base) if place or not Path(base).is_dir() else None

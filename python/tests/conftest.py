@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from kvtune import KvPolicyCache, binary
+from kvtune.cache import show_gates
 
 FIXTURES = Path(__file__).parents[2] / "tests/fixtures"
 logging.disable_progress_bar()
@@ -41,6 +44,17 @@ def write(model, tokens: torch.Tensor, cache: KvPolicyCache, new: int, **options
     return model.generate(tokens, attention_mask=torch.ones_like(tokens), past_key_values=cache, max_new_tokens=new, **options)
 
 
+def write_gates(path: Path, config: dict, is_deep: bool) -> None:
+    """Gates that have learned nothing."""
+    torch.manual_seed(0)
+    (width, heads), gates = (config["hidden_size"], config["num_key_value_heads"]), {}
+    for layer in range(config["num_hidden_layers"]):
+        for part, out, inner in (("0.", 8, width), ("2.", heads, 8)) if is_deep else (("", heads, width),):
+            gates[f"module_list.{layer}.{part}weight"] = torch.randn(out, inner) / inner**0.5
+            gates[f"module_list.{layer}.{part}bias"] = torch.randn(out)
+    save_file(gates, path)
+
+
 @pytest.fixture(scope="session")
 def make_run(tmp_path_factory):
     """Trains two steps with a model and a `[kv_cache]`; the run's directory, the same for the same words."""
@@ -56,6 +70,9 @@ def make_run(tmp_path_factory):
                 f'[model]\npath = "{model_dir(model)}"\ndtype = "{dtype}"\n[lora]\nr = 4\n[data]\nformat = "tokens"\ntrain = "train.jsonl"\n'
                 f"[train]\nmax_steps = 2\nseed = 1\n[optimizer]\nlearning_rate = 0.02\n[kv_cache]\n{cache}\n"
             )
+            for name in re.findall('gates = "(.*)"', cache):
+                (folder / name).mkdir()
+                write_gates(folder / name / "kv_gates.safetensors", json.loads((model_dir(model) / "config.json").read_text()), "deep" in name)
             kvtune("train", folder / "recipe.toml", "--out", folder / "run", "-q", "--threads", 1)
             made[key] = folder / "run"
         return made[key]
@@ -73,6 +90,7 @@ def load():
         base = json.loads((final / "adapter_config.json").read_text())["base_model_name_or_path"]
         model = AutoModelForCausalLM.from_pretrained(base, dtype={"f32": torch.float32, "f64": torch.float64}[dtype], attn_implementation=attention)
         model.generation_config.eos_token_id = None
+        show_gates(model)
         return PeftModel.from_pretrained(model, str(final)).merge_and_unload().eval()
 
     return load

@@ -22,16 +22,30 @@ POLICIES = {
     "tova": "",
     "snapkv": "",
     "snapkv mean": 'window_size = 3, kernel_size = 3, pooling = "mean"',
+    "dropkv": "",
+    "dropkv alone": "window_size = 1, kernel_size = 1",
+    "rkv": "",
+    "rkv attention": "window_size = 3, kernel_size = 3, attention_weight = 0.9, similarity_threshold = 0.2",
+    "lagkv": "",
+    "lagkv small": "lag_size = 5, init_grace_tokens = 2",
     "expected-attention": "",
+    "learned": "",
+    "learned deep": "prior_queries = 16, grace_period = 4",
     "adakv": "floor = 0.5, policy.snapkv = { window_size = 2 }",
     "adakv knorm": 'floor = 0.4, policy = "knorm"',
     "adakv across": 'floor = 0.4, across_layers = true, policy = "keydiff"',
+    "adakv dropkv": 'floor = 0.5, policy.dropkv = { window_size = 2 }',
+    "adakv rkv": 'floor = 0.5, policy.rkv = { window_size = 2 }',
+    "adakv lagkv": 'floor = 0.6, policy.lagkv = { lag_size = 3, init_grace_tokens = 2 }',
+    "adakv learned": 'floor = 0.5, policy.learned = { prior_queries = 4.5, grace_period = 2 }',
     "adakv h2o": "floor = 0.4, policy.h2o = { score_prefill = true }",
 }
 
 
 def cache_of(policy: str, further: str = "") -> str:
     buffer = 'buffer = "int4"\n' if policy.startswith("qh2o") else ""
+    # The fixture writes gates there; "deep" ones have a hidden layer.
+    buffer += f'gates = "gates{"-deep" if "deep" in policy else ""}"\n' if "learned" in policy else ""
     further = further or f"cache_length = {200 if policy == 'dense' else 48}\nchunk_size = 12"
     return f"policy.{policy.split()[0]} = {{ {POLICIES[policy]} }}\n{buffer}{further}"
 
