@@ -251,10 +251,11 @@ class Dropkv(Snapkv):
 
     def observe(self, seen: Attended) -> Tensor:
         """`Σ_w (p / (1 − p))² · ‖v − o‖²`; a query that sees one entry alone does not count for it."""
-        weight, v = seen.weights(self.window), wide(seen.v)
-        per_group, rest = weight.shape[2], 1 - weight
-        factor = torch.where(rest > 1e-6, weight / rest, 0).square().flatten(2, 3)
-        far = torch.cdist(weight.flatten(2, 3) @ v, v, compute_mode="donot_use_mm_for_euclid_dist")
+        weight, v = seen.weights(self.window).double(), seen.v.double()
+        per_group, total = weight.shape[2], weight.sum(-1, keepdim=True).clamp_min(1)
+        rest = total - weight
+        factor = torch.where(rest > 1e-12, weight / rest.clamp_min(1e-6), 0).square().flatten(2, 3)
+        far = torch.cdist((weight / total).flatten(2, 3) @ v, v, compute_mode="donot_use_mm_for_euclid_dist")
         return self.pooled((factor * far.square()).sum(2).float() / per_group, seen.position)
 
 
@@ -266,12 +267,12 @@ class Rkv(Snapkv):
         self.attention, self.threshold = params.take("attention_weight", 0.1), params.take("similarity_threshold", 0.5)
 
     def describe(self, k: Tensor, v: Tensor, stored: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """The mean cosine with the others of the chunk, but for the last one that is alike."""
+        """The mean cosine with the others of the chunk, but for those whose last neighbour it is."""
         token = torch.arange(k.shape[2], device=k.device)
         k = wide(k) / norm(k).clamp_min(TINY)[..., None]
         cosine = (k @ k.mT).masked_fill(token == token[:, None], 0)
         last = ((cosine > self.threshold) * token).amax(-1, keepdim=True)
-        return [cosine.masked_fill(token == last, 0).mean(-1).float()]
+        return [cosine.masked_fill(token == last, 0).mean(-2).float()]
 
     def observe(self, seen: Attended) -> Tensor:
         return self.pooled(seen.mass / min(self.window, seen.q.shape[3]), seen.position)

@@ -57,6 +57,8 @@ impl Policy for Dropkv {
 
 /// The least that others count of a query, as in the code of the paper.
 const LEAST_REST: f64 = 1e-6;
+/// A query of which others get no more sees one entry alone, which moves nothing.
+const ALONE: f64 = 1e-12;
 
 /// `Σ_w (p / (1 − p))² · ‖v − o‖²`, the mean over the query heads of a KV head. In f64: the nearer p is to 1, the nearer o is to v, so that
 /// a small difference of squares is multiplied with a large number; and `1 − p` is summed from what the others get.
@@ -71,7 +73,8 @@ fn perturbation(weight_bhwc: &Tensor, v_bgcd: &Tensor) -> Tensor {
     // With a drain the entries get less than 1 together.
     let total = weight.sum_dim_intlist(&[-1i64][..], true, None).clamp_min(1.0);
     let out = weight.matmul(&v_bgcd) / &total;
-    let sensitivity = (&weight / (&total - &weight).clamp_min(LEAST_REST)).square();
+    let rest = total - &weight;
+    let sensitivity = (&weight / rest.clamp_min(LEAST_REST)).square().where_scalarother(&rest.gt(ALONE), 0.0);
     let squares = |x: &Tensor| x.square().sum_dim_intlist(&[-1i64][..], true, None);
     let of_values = sensitivity.sum_dim_intlist(&[2i64][..], false, None) * squares(&v_bgcd).squeeze_dim(-1);
     let of_outputs = sensitivity.transpose(-1, -2).matmul(&squares(&out)).squeeze_dim(-1);
