@@ -249,7 +249,7 @@ impl SlowPolicy<'_> {
             let (keys, values) = (spread(&|p| *seen(p).0), spread(&|p| *seen(p).1));
             let score: Vec<f64> = keys.into_iter().zip(values).map(|(k, v)| k + v).collect();
             for (i, own) in score.iter().enumerate() {
-                let below = score.iter().enumerate().filter(|(j, other)| other.total_cmp(&own).then(j.cmp(&i)).is_le()).count();
+                let below = score.iter().enumerate().filter(|(j, other)| other.total_cmp(own).then(j.cmp(&i)).is_le()).count();
                 ranks.insert(first + i, below as f32 / lag as f32);
             }
         }
