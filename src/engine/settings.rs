@@ -185,13 +185,13 @@ impl Settings {
         kind: Kind,
         device: Device,
     ) -> Vec<CacheShape> {
-        let shape = |((slots, takes_gates), layer): ((&Slots, bool), &LayerSpec)| {
+        let shape = |(i, (slots, layer)): (usize, (&Slots, &LayerSpec))| {
             let cache_length = slots.count(tokens, longest_chunk);
             CacheShape {
                 batch: sequences as i64,
                 groups: layer.attention.num_kv_heads as i64,
                 head_dim: layer.attention.head_dim as i64,
-                further: if takes_gates { &[1] } else { &[] },
+                further: if self.policies[i].traits().takes_gates { &[1] } else { &[] },
                 cache_length,
                 allocated: if *slots == Slots::Growing { self.allocated_at_once(longest_chunk) } else { cache_length },
                 is_paged: *slots == Slots::Growing && self.storage == Storage::Paged,
@@ -201,8 +201,7 @@ impl Settings {
                 device,
             }
         };
-        let takes_gates = self.policies.iter().map(|policy| policy.traits().takes_gates);
-        self.slots.iter().zip(takes_gates).zip(&config.layers).map(shape).collect()
+        self.slots.iter().zip(&config.layers).enumerate().map(shape).collect()
     }
 
     /// What runs the layers of sessions, so many of which write texts at a time: captured on a device that has graphs, where all widths are
