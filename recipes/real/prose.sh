@@ -43,7 +43,8 @@ train() {
     run=$1 seed=$2
     shift 2
     [ -d "$run/final" ] && return
-    $kvtune finetune-lora --recipe "$here/prose.toml" --out "$run" --resume-if-possible --device cpu --set checkpoint.intermediate_save_interval=8 --set data.train="$work/prose-train.jsonl" \
+    $kvtune finetune-lora --recipe "$here/prose.toml" --out "$run" --resume-if-possible --device cpu \
+        --set checkpoint.intermediate_save_interval=8 --set data.train="$work/prose-train.jsonl" \
         --set model.path="$model" --set train.seed="$seed" --set train.max_steps="$steps" --set data.validation_fraction=0 "$@" >>"$run.log" 2>&1
 }
 

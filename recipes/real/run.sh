@@ -20,7 +20,8 @@ questions=${QUESTIONS:-104}
 # Trains an adapter: `train RUN POLICY SLOTS SEED`.
 train() {
     [ -d "$1/final" ] && return
-    $kvtune finetune-lora --recipe "$here/needles.toml" --out "$1" --resume-if-possible --device cpu --set checkpoint.intermediate_save_interval=8 --set data.train="$work/train-$4.jsonl" \
+    $kvtune finetune-lora --recipe "$here/needles.toml" --out "$1" --resume-if-possible --device cpu \
+        --set checkpoint.intermediate_save_interval=8 --set data.train="$work/train-$4.jsonl" \
         --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --set train.seed="$4" --set train.max_steps="$steps" --set kv_cache.policy="\"$2\"" --set kv_cache.cache_length="$3" >>"$1.log" 2>&1
 }
 

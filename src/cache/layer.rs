@@ -10,7 +10,7 @@ use super::undo::Undo;
 use super::victims::Agreement;
 use super::{CacheGrads, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::upload;
-use crate::ops::attention::{KvBlock, accumulation_kind};
+use crate::ops::attention::KvBlock;
 use crate::recipe::BufferKind;
 use crate::store::bytes_of;
 use crate::units::{Bytes, Fault, LayerIdx};
@@ -127,8 +127,7 @@ impl LayerCache {
     /// The entries of some slots side by side, restored where they are quantised.
     pub(super) fn read(&self, start: i64, len: i64) -> KvBlock {
         if len == 0 {
-            let further =
-                self.shape.further.iter().map(|&width| self.no_entries(width).to_kind(accumulation_kind(self.shape.kind)));
+            let further = self.shape.further.iter().map(|&width| self.no_entries(width).to_kind(self.shape.further_kind()));
             let entries = [(); 2].map(|()| self.no_entries(self.shape.head_dim));
             return KvBlock::of_planes(entries.into_iter().chain(further));
         }

@@ -56,6 +56,13 @@ pub enum EvictionOrder {
     ByEntry(Tensor),
 }
 
+impl EvictionOrder {
+    /// By a score; as long as there is none, by position.
+    pub fn by_score(score: Option<Tensor>) -> Self {
+        score.map_or(Self::ByPosition { keep_first: 0 }, Self::ByEntry)
+    }
+}
+
 /// The entries that a chunk just wrote, as a policy may describe them.
 pub struct NewEntries<'a> {
     /// Keys `(B, G, n, D)`, exact.

@@ -40,10 +40,8 @@ pub fn load(dir: &Path) -> Result<Loaded, Fault> {
     let state = verified_state(dir)?;
     let name = if holds(dir) == Some(Weights::All) { MODEL_TENSORS } else { ADAPTER_TENSORS };
     let mut parameters = store::load_tensors(&TensorFile::open(&dir.join(name))?)?;
-    for path in [EXTRA_TENSORS, GATE_TENSORS].map(|name| dir.join(name)) {
-        if files::is_there(&path) {
-            parameters.extend(store::load_tensors(&TensorFile::open(&path)?)?);
-        }
+    if files::is_there(&dir.join(EXTRA_TENSORS)) {
+        parameters.extend(store::load_tensors(&TensorFile::open(&dir.join(EXTRA_TENSORS))?)?);
     }
     Ok(Loaded { parameters, state })
 }

@@ -12,7 +12,7 @@ use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
-use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, Gates, Model, ModelConfig, fingerprint};
+use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, Model, ModelConfig, fingerprint};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
 use crate::train;
@@ -188,8 +188,7 @@ pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Fault> {
 pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<SessionIdentity, Fault> {
     let files_of_model = fingerprint(&recipe.model.path)?;
     let scaled = |scaling: &RopeScalingRecipe| files::hash_parts([&files_of_model, &format!("{scaling:?}")]);
-    let beside = adapter.into_iter().chain([&*recipe.model.path]).find(|dir| Gates::are_in(dir));
-    let gates = beside.or(recipe.kv_cache.gates.as_deref()).map(|path| files::hash_file(&Gates::file(path))).transpose()?;
+    let gates = train::gates_of(recipe, adapter).map(|file| files::hash_file(&file)).transpose()?;
     let mut cache = recipe.cache_keys();
     cache.extend(gates.map(|hash| ("kv_cache.gates".to_owned(), hash)));
     Ok(SessionIdentity {

@@ -15,7 +15,7 @@ use super::decoder::DecoderLayer;
 use super::delta::LoraDelta;
 use super::embedding::Embedding;
 use super::experts::StackedDelta;
-use super::gates::{GATE_TENSORS, Gates, is_of_gate};
+use super::gates::{GATE_TENSORS, Gates};
 use super::io_layers::BASE_WEIGHT;
 use super::linear::Linear;
 use super::names::{FINAL_NORM, OUTPUT_MODULE};
@@ -234,7 +234,6 @@ impl Model {
     /// begun as a part of the weights, it has begun as these say from now on.
     pub fn take_saved(&mut self, saved: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         self.release_layers();
-        let saved: Vec<_> = saved.into_iter().filter(|(name, _)| !is_of_gate(name)).collect();
         let Trainable::Adapter(settings) = &self.trained else { return saved };
         // What goes with an addition to it is a constant.
         let mut saved: BTreeMap<_, _> = saved.into_iter().filter(|(name, _)| !name.ends_with(BASE_WEIGHT)).collect();
@@ -300,7 +299,7 @@ impl Model {
             let bases = self.embedding.alias_trained().bases.into_iter().map(|(end, base_ve)| (end.to_owned(), base_ve));
             bytes(self.parameters()) * if has_pissa { 2 } else { 1 } + bytes(bases.collect())
         };
-        Bytes(self.all_weights().map_or_else(adapter, AllWeights::saved_bytes) as u64)
+        Bytes((self.all_weights().map_or_else(adapter, AllWeights::saved_bytes) + bytes(self.gates().collect())) as u64)
     }
 
     /// Hidden states of tokens.

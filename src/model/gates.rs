@@ -21,11 +21,6 @@ const PREFIX: &str = "module_list.";
 /// The same in later files of `KVzap`.
 const LATER_PREFIX: &str = "layers.";
 
-/// Whether a tensor is one of a gate, by its name in files.
-pub(super) fn is_of_gate(name: &str) -> bool {
-    name.starts_with(PREFIX)
-}
-
 /// The gate of one layer, in the kind of what is trained.
 #[derive(Debug)]
 pub(super) struct Gate {
@@ -96,11 +91,6 @@ impl Gate {
 }
 
 impl Gates {
-    /// All weights and biases by their names in `KVzap`'s files, bottom to top.
-    pub fn parameters(&self) -> Vec<(String, Tensor)> {
-        self.0.iter().enumerate().flat_map(|(layer, gate)| gate.parameters(layer)).collect()
-    }
-
     /// The error where a policy asks for gates that a model does not have.
     pub fn missing() -> Fault {
         let message = "the policy `learned` goes by gates, and the model has none";
@@ -166,7 +156,8 @@ mod tests {
                     save_tensors(&path, &tensors(hidden, prefix), &pt_metadata()).unwrap();
                     for from in [&path, dir.path()] {
                         let read = Gates::read(from, &config(), Kind::Float, Device::Cpu).unwrap();
-                        assert_eq!(read.parameters(), tensors(hidden, PREFIX), "{hidden} {name}");
+                        let found: Vec<_> = read.0.iter().enumerate().flat_map(|(layer, gate)| gate.parameters(layer)).collect();
+                        assert_eq!(found, tensors(hidden, PREFIX), "{hidden} {name}");
                     }
                 }
                 std::fs::remove_file(path).unwrap();

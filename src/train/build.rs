@@ -187,28 +187,27 @@ fn no_score(recipe: &Recipe) -> Fault {
     )
 }
 
-fn with_head(recipe: &Recipe, model: Model) -> Result<Model, Fault> {
+/// The file of the gates of the recipe's model with an adapter: what is beside either, or what the recipe names.
+pub fn gates_of(recipe: &Recipe, adapter: Option<&Path>) -> Option<PathBuf> {
+    let beside = adapter.into_iter().chain([&*recipe.model.path]).find(|dir| Gates::are_in(dir));
+    beside.or(recipe.kv_cache.gates.as_deref()).map(Gates::file)
+}
+
+/// The model with the recipe's head, and with its gates if it gets this adapter.
+fn headed(recipe: &Recipe, adapter: Option<&Path>, model: Model) -> Result<Model, Fault> {
     as_headed(recipe, model.config().clone())?;
-    Ok(model.with_classes(recipe.head.num_classes()))
-}
-
-/// The model with the recipe's head, and its gates.
-fn headed(recipe: &Recipe, model: Model) -> Result<Model, Fault> {
-    let mut model = with_head(recipe, model)?;
-    match &recipe.kv_cache.gates {
-        Some(path) if !Gates::are_in(&recipe.model.path) => {
-            model.set_gates(Gates::read(path, model.config(), model.kind(), model.device())?);
-        }
-        _ => load_gates(&mut model, &recipe.model.path)?,
+    let mut model = model.with_classes(recipe.head.num_classes());
+    match gates_of(recipe, adapter) {
+        Some(file) => model.set_gates(Gates::read(&file, model.config(), model.kind(), model.device())?),
+        None if cache::build(&recipe.kv_cache.policy, usize::MAX)?.traits().takes_gates => return Err(Gates::missing()),
+        None => {}
     }
-    let takes_gates = cache::build(&recipe.kv_cache.policy, usize::MAX)?.traits().takes_gates;
-    if takes_gates && !model.has_gates() { Err(Gates::missing()) } else { Ok(model) }
+    Ok(model)
 }
 
-/// The recipe's model, of which nothing is trained. Gates beside an adapter that it will get take the place of the recipe's.
+/// The recipe's model, of which nothing is trained, with the gates that go with an adapter.
 pub fn base_model(recipe: &Recipe, adapter: Option<&Path>, device: Device) -> Result<Model, Fault> {
-    let model = Model::load(&recipe.model, recipe.model.dtype, placement(recipe, device))?;
-    if adapter.is_some_and(Gates::are_in) { with_head(recipe, model) } else { headed(recipe, model) }
+    headed(recipe, adapter, Model::load(&recipe.model, recipe.model.dtype, placement(recipe, device))?)
 }
 
 /// Where the recipe's weights are, of a model that computes on `device`.
@@ -219,12 +218,10 @@ fn placement(recipe: &Recipe, device: Device) -> ModelPlacement {
 /// The recipe's model with its adapter, or all weights of which are trained.
 pub fn model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
     let Some(lora) = &recipe.lora else {
-        return headed(recipe, Model::load_to_train(&recipe.model, recipe.model.dtype, placement(recipe, device))?);
+        return headed(recipe, None, Model::load_to_train(&recipe.model, recipe.model.dtype, placement(recipe, device))?);
     };
-    let begins_with = recipe.model.adapter.as_deref();
-    let mut model = base_model(recipe, begins_with, device)?;
+    let mut model = base_model(recipe, recipe.model.adapter.as_deref(), device)?;
     model.set_adapter(adapter(recipe, lora, model.config(), model.kind(), device)?);
-    begins_with.map_or(Ok(()), |dir| load_gates(&mut model, dir))?;
     Ok(model)
 }
 
@@ -232,9 +229,9 @@ pub fn model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
 pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
     let (dtype, at) = (recipe.model.dtype, placement(recipe, device));
     let Some(lora) = &recipe.lora else {
-        return headed(recipe, Model::drawn_to_train(&recipe.model, dtype, at)?);
+        return headed(recipe, None, Model::drawn_to_train(&recipe.model, dtype, at)?);
     };
-    let mut model = headed(recipe, Model::drawn(&recipe.model, dtype, at)?)?;
+    let mut model = headed(recipe, None, Model::drawn(&recipe.model, dtype, at)?)?;
     model.set_adapter(adapter(recipe, &lora.clone().for_drawn_weights(), model.config(), model.kind(), device)?);
     Ok(model)
 }
@@ -259,12 +256,12 @@ fn adapter(recipe: &Recipe, lora: &LoraRecipe, config: &ModelConfig, kind: Kind,
     Ok(adapter)
 }
 
-/// Puts the PEFT adapter in `dir` into the model, and the gates beside it.
+/// Puts the PEFT adapter in `dir` into the model.
 pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), Fault> {
     let adapter = Adapter::load_peft(dir, model.config(), model.kind(), model.device())?;
     check_positions(model.config(), dir)?;
     model.set_adapter(adapter);
-    load_gates(model, dir)
+    Ok(())
 }
 
 /// Puts the gates into the model that were saved in `dir`, beside an adapter or a model, if any were.

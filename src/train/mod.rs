@@ -26,7 +26,7 @@ mod trainer;
 pub use bench::{Bench, BenchOptions};
 pub use build::{
     as_headed, base_model, check_head, check_lengths, check_max_seq_length, check_trained, chosen_template, drawn_model, engine,
-    limits, load_adapter, load_gates, model, open_data, set_numerics, tokenizer,
+    gates_of, limits, load_adapter, load_gates, model, open_data, set_numerics, tokenizer,
 };
 pub use evicted::ExpectedEvictions;
 pub use interrupt::Interrupt;

@@ -74,8 +74,10 @@ fn what_a_server_does_not_load() {
 #[test]
 fn gates_stay_with_what_was_trained_beside_them() {
     let place = Place::new();
-    let model = Model::load(&place.path("model"), Dtype::F32, Device::Cpu).unwrap();
-    save_tensors(&place.path("gates.safetensors"), &gates(&model).parameters(), &pt_metadata()).unwrap();
+    let mut model = Model::load(&place.path("model"), Dtype::F32, Device::Cpu).unwrap();
+    model.set_gates(gates(&model));
+    let tensors: Vec<_> = model.gates().collect();
+    save_tensors(&place.path("gates.safetensors"), &tensors, &pt_metadata()).unwrap();
     let learned = "kv_cache.policy=learned";
     assert_snapshot!(place.finetune(&[learned]).refused(2), @r"
     error: the policy `learned` goes by gates, and the model has none
@@ -93,7 +95,7 @@ fn gates_stay_with_what_was_trained_beside_them() {
         assert!(place.run(&["verify", "--device", "cpu", "--conformance", dir]).done().out.starts_with("conforms: "), "{dir}");
     }
     let own = scores(&place, &["run"]);
-    let merged = scores(&place, &["--base", "whole", "--recipe", "run/recipe.resolved.toml", "--set", "kv_cache.gates=whole"]);
+    let merged = scores(&place, &["--base", "whole", "--recipe", "run/recipe.resolved.toml"]);
     let difference = own["loss"].as_f64().unwrap() - merged["loss"].as_f64().unwrap();
     assert!(difference.abs() < 1e-5, "{own} {merged}");
 }

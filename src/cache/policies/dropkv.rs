@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::window::{Pooling, kernel_size, pooled, window_size};
+use super::window::{Pooling, kernel_size, pooled, wide_kernel, window_size};
 use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
@@ -15,12 +15,8 @@ use crate::units::Fault;
 #[serde(deny_unknown_fields)]
 struct DropkvParams {
     window_size: Option<usize>,
-    #[serde(default = "default_kernel")]
+    #[serde(default = "wide_kernel")]
     kernel_size: usize,
-}
-
-fn default_kernel() -> usize {
-    7
 }
 
 #[derive(Debug)]
@@ -37,9 +33,7 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 
 impl Policy for Dropkv {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        entries
-            .observed_bgc
-            .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.shallow_clone()))
+        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
     }
 
     fn traits(&self) -> PolicyTraits<'_> {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::heavy_hitters::norm;
-use super::params::{GracePeriod, staying};
+use super::params::{GracePeriod, default_sinks, staying};
 use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
@@ -19,10 +19,6 @@ struct ExpectedAttentionParams {
     grace_period: GracePeriod,
     #[serde(default = "default_sinks", alias = "sink_tokens")]
     init_grace_tokens: usize,
-}
-
-fn default_sinks() -> usize {
-    4
 }
 
 #[derive(Debug)]
@@ -40,9 +36,7 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 
 impl Policy for ExpectedAttention {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        entries
-            .observed_bgc
-            .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.shallow_clone()))
+        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
     }
 
     fn traits(&self) -> PolicyTraits<'_> {

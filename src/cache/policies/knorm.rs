@@ -20,7 +20,7 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 
 impl Policy for Knorm {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        entries.feature(0).map_or(EvictionOrder::ByPosition { keep_first: 0 }, |norm| EvictionOrder::ByEntry(norm.neg()))
+        EvictionOrder::by_score(entries.feature(0).map(|norm| norm.neg()))
     }
 
     fn traits(&self) -> PolicyTraits<'_> {

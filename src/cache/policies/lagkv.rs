@@ -7,7 +7,7 @@
 use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::params::staying;
+use super::params::{default_sinks, staying};
 use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::PolicyRecipe;
@@ -19,10 +19,6 @@ struct LagkvParams {
     lag_size: Option<usize>,
     #[serde(default = "default_sinks", alias = "sink_tokens")]
     init_grace_tokens: usize,
-}
-
-fn default_sinks() -> usize {
-    4
 }
 
 /// The partition of the paper, in tokens.
@@ -49,9 +45,7 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 
 impl Policy for Lagkv {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        entries
-            .observed_bgc
-            .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.shallow_clone()))
+        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
     }
 
     fn traits(&self) -> PolicyTraits<'_> {

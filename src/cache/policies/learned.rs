@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::params::{GracePeriod, staying};
+use super::params::{GracePeriod, default_sinks, staying};
 use crate::cache::{Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Queries};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
@@ -19,10 +19,6 @@ struct LearnedParams {
     #[serde(default = "default_sinks", alias = "sink_tokens")]
     init_grace_tokens: usize,
     prior_queries: Option<f64>,
-}
-
-fn default_sinks() -> usize {
-    4
 }
 
 #[derive(Debug)]
@@ -45,9 +41,8 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 
 impl Policy for Learned {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        let Some(gate) = entries.feature(0) else { return EvictionOrder::ByPosition { keep_first: 0 } };
-        let observed = self.prior.zip(entries.observed_bgc);
-        EvictionOrder::ByEntry(observed.map_or(gate.shallow_clone(), |(prior, mass)| {
+        EvictionOrder::by_score(entries.feature(0).map(|gate| {
+            let Some((prior, mass)) = self.prior.zip(entries.observed_bgc) else { return gate };
             let queries = (entries.next_position as i64 - entries.position_bgc).to_kind(Kind::Float);
             (gate.exp() * prior + mass) / (queries + prior)
         }))

@@ -46,6 +46,14 @@ pub(super) fn grace_period(choice: &PolicyRecipe, cache_length: usize) -> Result
     choice.params::<OnlyGracePeriod>()?.grace_period.tokens(choice, cache_length)
 }
 
+/// First tokens that stay where nothing is written.
+pub(super) fn default_sinks() -> usize {
+    STREAMING_LLM_SINKS
+}
+
+/// The four first tokens of the paper on `streaming-llm`.
+pub(super) const STREAMING_LLM_SINKS: usize = 4;
+
 /// A number of tokens that stay; some slot must be left to evict.
 pub(super) fn staying(choice: &PolicyRecipe, key: &'static str, count: usize, cache_length: usize) -> Result<usize, Fault> {
     if count < cache_length {

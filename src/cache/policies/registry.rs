@@ -1,5 +1,6 @@
 //! The registry: the policies by their recipe names.
 
+use super::params::STREAMING_LLM_SINKS;
 use super::{
     Constructor, adakv, dense, dropkv, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lagkv, lastrec, learned, rkv,
     smart_lastrec, snapkv, tova,
@@ -17,9 +18,6 @@ pub struct PolicyEntry {
     pub keeps: &'static str,
     build: Constructor,
 }
-
-/// The four first tokens of the paper.
-const STREAMING_LLM_SINKS: usize = 4;
 
 /// All policies, in alphabetical order.
 pub const REGISTRY: &[PolicyEntry] = &[

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::fraction;
-use super::window::{Pooling, kernel_size, pooled, window_size};
+use super::window::{Pooling, by_mass_of, kernel_size, pooled, wide_kernel, window_size};
 use crate::cache::{Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Queries};
 use crate::ops::head_vectors::norms;
 use crate::recipe::PolicyRecipe;
@@ -18,16 +18,12 @@ use crate::units::Fault;
 #[serde(deny_unknown_fields)]
 struct RkvParams {
     window_size: Option<usize>,
-    #[serde(default = "default_kernel")]
+    #[serde(default = "wide_kernel")]
     kernel_size: usize,
     #[serde(default = "default_lambda")]
     attention_weight: f64,
     #[serde(default = "default_threshold")]
     similarity_threshold: f64,
-}
-
-fn default_kernel() -> usize {
-    7
 }
 
 fn default_lambda() -> f64 {
@@ -59,23 +55,15 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 impl Policy for Rkv {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         let scored = entries.observed_bgc.zip(entries.feature(0));
-        scored.map_or(EvictionOrder::ByPosition { keep_first: 0 }, |(attention, similarity)| {
+        EvictionOrder::by_score(scored.map(|(attention, similarity)| {
             let empty = entries.position_bgc.lt(0);
             let redundancy = similarity.masked_fill(&empty, f64::from(f32::MIN)).softmax(-1, Kind::Float);
-            EvictionOrder::ByEntry(attention * self.lambda - redundancy * (1.0 - self.lambda))
-        })
+            attention * self.lambda - redundancy * (1.0 - self.lambda)
+        }))
     }
 
     fn traits(&self) -> PolicyTraits<'_> {
-        let window = Some(Queries::Last(self.window));
-        // The window itself stays.
-        PolicyTraits {
-            grace: self.window,
-            prefill_queries: window,
-            chunk_queries: window,
-            compares_heads: true,
-            ..PolicyTraits::default()
-        }
+        by_mass_of(self.window)
     }
 
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {

@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::window::{Pooling, kernel_size, pooled, window_size};
+use super::window::{Pooling, by_mass_of, kernel_size, pooled, window_size};
 use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
@@ -41,21 +41,11 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 
 impl Policy for Snapkv {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        entries
-            .observed_bgc
-            .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.shallow_clone()))
+        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
     }
 
     fn traits(&self) -> PolicyTraits<'_> {
-        let window = Some(Queries::Last(self.window));
-        // The window itself stays.
-        PolicyTraits {
-            grace: self.window,
-            prefill_queries: window,
-            chunk_queries: window,
-            compares_heads: true,
-            ..PolicyTraits::default()
-        }
+        by_mass_of(self.window)
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {

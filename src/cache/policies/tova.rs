@@ -22,9 +22,7 @@ const LAST: Queries = Queries::Last(1);
 impl Policy for Tova {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         // All heads have noted the same.
-        entries
-            .observed_bgc
-            .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.narrow(1, 0, 1)))
+        EvictionOrder::by_score(entries.observed_bgc.map(|score| score.narrow(1, 0, 1)))
     }
 
     fn traits(&self) -> PolicyTraits<'_> {

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::staying;
+use crate::cache::{PolicyTraits, Queries};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
@@ -16,6 +17,23 @@ pub(super) enum Pooling {
     #[default]
     Max,
     Mean,
+}
+
+/// The kernel of DropKV's and R-KV's code.
+pub(super) fn wide_kernel() -> usize {
+    7
+}
+
+/// The traits of a policy whose scores are the attention mass of the window, which itself stays.
+pub(super) fn by_mass_of(window: usize) -> PolicyTraits<'static> {
+    let queries = Some(Queries::Last(window));
+    PolicyTraits {
+        grace: window,
+        prefill_queries: queries,
+        chunk_queries: queries,
+        compares_heads: true,
+        ..PolicyTraits::default()
+    }
 }
 
 /// The parameter `window_size`: by default an eighth of the cache, at most 32 tokens.

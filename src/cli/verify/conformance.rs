@@ -27,9 +27,8 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
         let classes = Adapter::classes_of(dir, model.config().clone())?.num_classes;
         model = model.with_classes(classes);
         train::load_adapter(&mut model, dir)?;
-    } else {
-        train::load_gates(&mut model, dir)?;
     }
+    train::load_gates(&mut model, dir)?;
     let left = file.check(dir, &model)?;
     let tokens = file.conformance.prompt.len();
     let words = format!("conforms: {left} evictions of a prompt of {tokens} tokens are as recorded, in every layer and head");

@@ -32,7 +32,7 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 impl Policy for ValueNorm {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         // Nothing is described before the first chunk is written, and nothing leaves before it either.
-        entries.feature(0).map_or(EvictionOrder::ByPosition { keep_first: 0 }, EvictionOrder::ByEntry)
+        EvictionOrder::by_score(entries.feature(0))
     }
 
     fn traits(&self) -> PolicyTraits<'_> {
