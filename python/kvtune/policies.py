@@ -329,19 +329,20 @@ class Learned(Policy):
     takes_gates = True
 
     def __init__(self, params: Params) -> None:
-        self.grace, self.sinks, self.prior = params.grace(), params.sinks(4), params.take("prior_queries")
+        self.grace, self.sinks, self.gate_alone = params.grace(), params.sinks(4), params.take("gate_alone")
 
     def queries(self, is_prefill: bool) -> int:
-        return ALL if self.prior else 0
+        return 0 if self.gate_alone else ALL
 
     def observe(self, seen: Attended) -> Tensor | None:
-        return None if not self.prior else seen.mass if seen.previous is None else seen.previous + seen.mass
+        return None if self.gate_alone else seen.mass if seen.previous is None else seen.previous + seen.mass
 
     def score(self, held: Held) -> Tensor:
         gate = held.features[..., -1]
         if held.observed is None:
             return gate
-        return (gate.exp() * self.prior + held.observed) / ((held.next_position - held.position).float() + self.prior)
+        queries = (held.next_position - held.position).float()
+        return gate + (held.observed.clamp_min(torch.finfo(torch.float32).tiny) / queries.square()).log()
 
 
 CLASSES: dict[str, type[Policy]] = {

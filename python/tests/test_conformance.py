@@ -30,14 +30,14 @@ POLICIES = {
     "lagkv small": "lag_size = 5, init_grace_tokens = 2",
     "expected-attention": "",
     "learned": "",
-    "learned deep": "prior_queries = 16, grace_period = 4",
+    "learned deep": "gate_alone = true, grace_period = 4",
     "adakv": "floor = 0.5, policy.snapkv = { window_size = 2 }",
     "adakv knorm": 'floor = 0.4, policy = "knorm"',
     "adakv across": 'floor = 0.4, across_layers = true, policy = "keydiff"',
     "adakv dropkv": 'floor = 0.5, policy.dropkv = { window_size = 2 }',
     "adakv rkv": 'floor = 0.5, policy.rkv = { window_size = 2 }',
     "adakv lagkv": 'floor = 0.6, policy.lagkv = { lag_size = 3, init_grace_tokens = 2 }',
-    "adakv learned": 'floor = 0.5, policy.learned = { prior_queries = 4.5, grace_period = 2 }',
+    "adakv learned": 'floor = 0.5, policy.learned = { grace_period = 2 }',
     "adakv h2o": "floor = 0.4, policy.h2o = { score_prefill = true }",
 }
 

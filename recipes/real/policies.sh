@@ -22,7 +22,7 @@ while read -r slots chunk policy; do
     if [ ! -f "$result" ]; then
         $kvtune --format json evaluate --base "$work/SmolLM2-135M-Instruct.Q4_1.gguf" --recipe "$here/prose.toml" --device cpu \
             --set data.train="$passages" --set data.validation="$passages" --set kv_cache.cache_length="$slots" \
-            --set kv_cache.chunk_size="$chunk" --set kv_cache.policy="$policy" </dev/null >"$result.part" || { cat "$result.part" >&2; failed=1; continue; }
+            --set kv_cache.chunk_size="$chunk" --set kv_cache.policy="$policy" ${GATES:+--set kv_cache.gates="$GATES"} </dev/null >"$result.part" || { cat "$result.part" >&2; failed=1; continue; }
         mv "$result.part" "$result"
     fi
     sed "s|.*\"targets\":\([0-9]*\),\"loss\":\([0-9.]*\).*|$slots\t$chunk\t$policy\t\1\t\2|" "$result"

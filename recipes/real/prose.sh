@@ -17,17 +17,21 @@ policy=${POLICY:-"{ h2o = { normalize_scores = true, grace_period = 0.375 } }"}
 name=${NAME:-h2o}
 slots=${SLOTS:-512}
 steps=${STEPS:-48}
+# Lengths by layer and gates, as `kvtune calibrate` makes them; so many slots in the mean.
+lengths=${LENGTHS:-$slots}
+gates=${GATES:+--set kv_cache.gates=$GATES}
 out=$work/prose-$name-$slots
 
 passages() { python3 "$here/needles.py" --prose "$work/prose" --facts 0 --characters 18400 "$@"; }
-mkdir -p "$out"
+mkdir -p "$out" "$work/prose-full"
 [ -f "$work/prose-train.jsonl" ] || passages --sections A,B,C,D,E,F,G,H --rows 400 --seed 1 >"$work/prose-train.jsonl"
 [ -f "$work/prose-judged.jsonl" ] || passages --sections I,J --rows "${ROWS:-6}" --seed 1000 >"$work/prose-judged.jsonl"
 
 # Evaluates on the judged passages: `evaluate WORDS`.
+# shellcheck disable=SC2086  # several words
 evaluate() {
     $kvtune evaluate --recipe "$here/prose.toml" --device cpu --set data.train="$work/prose-judged.jsonl" \
-        --set data.validation="$work/prose-judged.jsonl" --set model.path="$model" --set kv_cache.cache_length="$slots" "$@"
+        --set data.validation="$work/prose-judged.jsonl" --set model.path="$model" $gates --set kv_cache.cache_length="$lengths" "$@"
 }
 
 if [ ! -f "$out/classes.jsonl" ]; then
@@ -61,17 +65,18 @@ score() {
 
 score - base "$model"
 for seed in ${SEEDS:-1}; do
-    loop="--set kv_cache.cache_length=$slots"
     run=$out/run-$seed
-    train "$run-full" "$seed" --set 'kv_cache.policy="dense"' --set kv_cache.cache_length=8192
-    score "$seed" full "$run-full"
-    # shellcheck disable=SC2086  # several words
-    {
-        train "$run-loop" "$seed" $loop --set kv_cache.policy="$policy"
-        score "$seed" loop "$run-loop"
-        train "$run-distilled" "$seed" $loop --set kv_cache.policy="$policy" --set head.distill='{ weight = 0.9 }'
-        score "$seed" distilled "$run-distilled"
-        train "$run-after" "$seed" $loop --set kv_cache.policy="$policy" --set model.adapter="$run-full/final"
-        score "$seed" after-full "$run-after"
-    }
+    full=$work/prose-full/run-$seed
+    train "$full" "$seed" --set 'kv_cache.policy="dense"' --set kv_cache.cache_length=8192
+    score "$seed" full "$full"
+    for arm in ${ARMS:-loop distilled after-full}; do
+        case $arm in
+        loop) set -- ;;
+        distilled) set -- --set head.distill='{ weight = 0.9 }' ;;
+        after-full) set -- --set model.adapter="$full/final" ;;
+        esac
+        # shellcheck disable=SC2086  # several words
+        train "$run-$arm" "$seed" $gates --set kv_cache.cache_length="$lengths" --set kv_cache.policy="$policy" "$@"
+        score "$seed" "$arm" "$run-$arm"
+    done
 done

@@ -8,7 +8,7 @@ use super::entry_stats::EntryStats;
 use super::moves::{self, Geometry, Moves, with_retained};
 use super::undo::Undo;
 use super::victims::Agreement;
-use super::{CacheGrads, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
+use super::{CacheGrads, CacheShape, ChunkSpan, EntrySums, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::upload;
 use crate::ops::attention::KvBlock;
 use crate::recipe::BufferKind;
@@ -108,6 +108,11 @@ impl LayerCache {
     /// The gradient of a cache of this size, in which nothing has been added up.
     pub fn zero_gradients(&self, kind: Kind) -> CacheGrads {
         CacheGrads::zeros(&self.shape, self.buffer.slots(), kind)
+    }
+
+    /// Sums of so many numbers for each entry, in which nothing has been added up.
+    pub fn zero_sums(&self, width: i64) -> EntrySums {
+        EntrySums::zeros(&self.shape, self.buffer.slots(), width)
     }
 
     /// Positions held by the filled slots `(B, G, filled)`, −1 where a sequence has none.

@@ -25,7 +25,7 @@ mod victims;
 pub use budget::HeadBudgets;
 pub use buffer::as_stored;
 pub use footprint::{Growth, UndoBytes, notes_per_entry};
-pub use gradients::CacheGrads;
+pub use gradients::{CacheGrads, EntrySums};
 pub use layer::{LayerCache, Written};
 pub(crate) use policies::rolling;
 pub use policies::{build, check_policy, initial_part};

@@ -2,6 +2,7 @@
 
 mod architecture;
 mod bench;
+mod calibrate;
 mod check;
 mod command;
 mod counts;
@@ -48,6 +49,8 @@ enum Verb {
     Launch(launch::LaunchRanks),
     /// Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches.
     Evaluate(Box<evaluate::Evaluate>),
+    /// Find out which entries of the cache a model needs: gates for the policy `learned`, and slots for each layer.
+    Calibrate(calibrate::Calibrate),
     /// Score a file of answers: exact match, F1, ROUGE, RULER's string match and others.
     Score(score::ScoreAnswers),
     /// Write texts with a run, a checkpoint or a model, through the cache that it was trained with.

@@ -65,6 +65,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
         Verb::Resume(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)),
         Verb::Launch(verb) => verb.run(refused_by_all),
         Verb::Evaluate(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
+        Verb::Calibrate(verb) => world::refuse_further_ranks("calibrate").and_then(|()| verb.run(on()?)).map(done),
         Verb::Score(verb) => verb.run().map(done),
         Verb::Generate(verb) => world::refuse_further_ranks("generate").and_then(|()| verb.run(on()?)),
         Verb::Serve(verb) => world::refuse_further_ranks("serve").and_then(|()| verb.run(on()?)).map(done),

@@ -165,6 +165,14 @@ impl Attend for ColumnAttention<'_> {
         !lock(&self.column.states[layer.0]).cache.shape().further.is_empty()
     }
 
+    fn see_input(&mut self, layer: LayerIdx, x_bne: &Tensor) {
+        if let Mode::Differentiate { .. } = self.mode
+            && let Some(importance) = &mut lock(&self.column.states[layer.0]).importance
+        {
+            importance.see_inputs(self.column.spans, x_bne);
+        }
+    }
+
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let (spans, log) = (self.column.spans, &mut lock(&self.column.states[layer.0]).log);

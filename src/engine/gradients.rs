@@ -5,7 +5,8 @@ use super::head_run::TargetLosses;
 use super::setup::Setup;
 use super::step_run::StepRun;
 use super::{
-    ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer, Settings, Silent, Stores, guarded, held,
+    Calibration, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer, Settings, Silent, Stores, guarded,
+    held,
 };
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -33,6 +34,26 @@ impl Engine {
     ) -> Result<MicroBatchGradients, Fault> {
         let trace = self.forward(model, batch, context, observer)?;
         self.backward(model, trace, context, observer)
+    }
+
+    /// Loss and gradients of a batch, whose entries `calibration` learns of.
+    pub fn calibrate(
+        &self,
+        model: &Model,
+        batch: &Batch,
+        context: MicroBatchContext,
+        calibration: &mut Calibration,
+        observer: &mut dyn Observer,
+    ) -> Result<MicroBatchGradients, Fault> {
+        guarded(|| {
+            let run = StepRun::begin(&self.0, model, batch, Some(context), observer)?;
+            let layers = run.trace.session.layers.clone();
+            calibration.lend(&layers, run.trace.session.plan.len());
+            let trace = run.forward(None)?;
+            let made = StepRun::new(&self.0, model, trace, Some(context), observer).backward();
+            calibration.take_back(&layers);
+            made
+        })
     }
 
     /// The forward phase alone, with what the backward phase needs.

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
 
+use super::importance::LayerImportance;
 use super::kept_outputs::KeptOutputs;
 use super::open_block::OpenBlock;
 use super::sight::{AttendedChunk, ChunkSaved};
@@ -20,6 +21,8 @@ pub(super) struct LayerState {
     pub(super) log: LayerLog,
     undo: UndoLog,
     pub(super) outputs: Option<KeptOutputs>,
+    /// What the backward phase learns of the entries beside their gradient, where somebody wants to know.
+    pub(super) importance: Option<LayerImportance>,
     grads: Option<CacheGrads>,
     /// Whether the choices are forgotten as soon as they are carried out.
     pub(super) forgets: bool,
@@ -49,6 +52,7 @@ impl LayerState {
             log: LayerLog::default(),
             undo: UndoLog::new(store),
             outputs: None,
+            importance: None,
             grads: None,
             forgets: false,
             open: OpenBlock::default(),
@@ -191,6 +195,10 @@ impl LayerState {
             let dout = placement.place(dout);
             let chunk = Qkv { joined, ..chunk.clone() };
             let part = attention::attend_backward(&dout, &chunk, &past, attended);
+            if let Some(importance) = &mut self.importance {
+                let given = past.iter().map(|past| attention::squared_score_gradients(&dout, &chunk, past, attended));
+                importance.add(&self.cache, span, given);
+            }
             grads.add(&part.own, &part.past);
             let drain_h = chunk.drain_h.as_ref().filter(|_| trains_drain);
             drain = drain_h.map(|drain_h| drain_backward(&dout, attended, drain_h).to_kind(drain_h.kind()));
@@ -198,6 +206,9 @@ impl LayerState {
         });
         let undo = self.undo.take(span.index).ok_or_else(|| self.cache.out_of_order("unwind", span))?;
         let own = grads.unwind(&undo);
+        if let Some(importance) = &mut self.importance {
+            importance.unwind(span, &undo, placement);
+        }
         self.cache.unwind(span, &undo)?;
         let kinds = chunk.own.planes().map(Tensor::kind);
         let own = KvBlock::of_planes(own.planes().zip(kinds).map(|(d, kind)| placement.unplace(d).to_kind(kind)));

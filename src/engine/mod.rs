@@ -2,6 +2,7 @@
 
 mod attend;
 mod backward;
+mod calibration;
 mod cell_graph;
 mod chunk_sizes;
 mod chunks;
@@ -14,6 +15,7 @@ mod gradients;
 mod guard;
 mod head_run;
 mod held;
+mod importance;
 mod kept_outputs;
 mod layer_budgets;
 mod layer_checkpoints;
@@ -36,6 +38,7 @@ mod trace;
 mod undo_log;
 mod weights_turn;
 
+pub use calibration::Calibration;
 pub use chunk_sizes::{ChunkKey, RandomSizes};
 pub use chunks::{ChunkPlan, ColumnWidth, Cuts};
 pub use decode::extend_each;
@@ -44,6 +47,7 @@ pub use forward::HiddenSink;
 pub use gradients::Engine;
 pub use guard::{error_of_panic, guarded};
 pub use head_run::{picks, soft_rows, soft_targets};
+pub use importance::FittedGate;
 pub use memory::{MemoryByPart, MemoryPart, MemoryPlace};
 pub use schedule::{BackwardStage, ForwardStage, Schedule};
 pub use session::{Session, SessionSpec};

@@ -1,6 +1,5 @@
 //! The directory that is written: what goes into it, whether it may, and that it is whole.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -12,7 +11,7 @@ use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
 use super::usage::{GGUF_MODEL, Usage};
 use crate::checkpoint::CARD;
-use crate::files::{self, GgufForm, TensorFile, io_fault};
+use crate::files::{self, GgufForm, TensorFile};
 use crate::model::{
     self, Adapter, CHAT_TEMPLATE, EXTRA_TENSORS, GATE_TENSORS, Gates, MergedModel, ModelConfig, ModelSource, companions,
     fingerprint, has_fingerprint,
@@ -33,7 +32,7 @@ pub struct Exported {
 /// Writes an export into `out`, which is empty or not there. A write that fails, or for which `goes_on` says no, leaves nothing; what one that
 /// was killed has left is removed by the next.
 pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: &dyn Fn() -> bool) -> Result<Exported, Fault> {
-    require_unused(out)?;
+    files::require_unused(out)?;
     let parts = parts(trained, target)?;
     let base_model = parts.base.display().to_string();
     files::put_new_dir(out, |staged| {
@@ -208,17 +207,4 @@ fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) ->
         notes.push(format!("{} has no room for rank {own} alone: filled up with zeros to rank {rank}", server.name));
     }
     Ok(adapter.normalized(rank))
-}
-
-fn require_unused(out: &Path) -> Result<(), Fault> {
-    files::refuse_symlink(out)?;
-    if out.symlink_metadata().is_err() {
-        return Ok(());
-    }
-    let mut entries = fs::read_dir(out).map_err(io_fault("read", out))?;
-    if entries.next().is_none() {
-        return Ok(());
-    }
-    let message = format!("`{}` exists and is not empty", abridged(out.display()));
-    Err(Fault::usage(message, "choose another `--out`, or empty the directory"))
 }

@@ -30,7 +30,7 @@ pub use json::{StrictJson, not_json, parse_json, read_json, read_json_as, to_jso
 pub use lock::{ReadLock, RunLock, lock_file};
 pub use mapped::MappedFile;
 pub use model_files::{has_of_model, is_model, lies_in, object_of_model, read_of_model};
-pub use new_dir::put_new_dir;
+pub use new_dir::{put_new_dir, require_unused};
 pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
 pub use scratch::Scratch;
 pub use stamp::{Stamp, cache_folder, hash_large_file};

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::atomic::{MARK, is_temporary, parent, put_dir, sync_dir};
+use super::atomic::{MARK, is_temporary, parent, put_dir, refuse_symlink, sync_dir};
 use super::{ReadLock, disk, io_fault, make_dir};
-use crate::units::Fault;
+use crate::units::{Fault, abridged};
 
 /// Does what [`put_dir`] does for a `place` that is empty or not there, of which nobody else is told: the directory exists when it is filled, and its new name
 /// is durable. What earlier processes have left of it goes first, when they have ended.
@@ -24,6 +24,19 @@ pub fn put_new_dir(place: &Path, fill: impl FnOnce(&Path) -> Result<(), Fault>) 
         std::fs::remove_dir(&empty).map_err(io_fault("remove", &empty))?;
     }
     sync_dir(home)
+}
+
+/// Refuses a directory that holds anything, and a link.
+pub fn require_unused(dir: &Path) -> Result<(), Fault> {
+    refuse_symlink(dir)?;
+    if dir.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    if std::fs::read_dir(dir).map_err(io_fault("read", dir))?.next().is_none() {
+        return Ok(());
+    }
+    let message = format!("`{}` exists and is not empty", abridged(dir.display()));
+    Err(Fault::usage(message, "choose another `--out`, or empty the directory"))
 }
 
 /// Removes what processes that have ended have left of `place`.

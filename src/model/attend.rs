@@ -20,6 +20,11 @@ pub trait Attend {
         false
     }
 
+    /// Sees what a layer's new tokens make their queries, keys and values of, `(B, n, E)`, before it is asked to attend.
+    fn see_input(&mut self, layer: LayerIdx, x_bne: &Tensor) {
+        let _ = (layer, x_bne);
+    }
+
     /// Which experts one layer's new tokens go to. `choose` takes those that the router prefers; whoever computes a chunk once more gives
     /// the experts that it had before, as a rounding could make the router prefer others.
     ///

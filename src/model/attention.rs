@@ -116,6 +116,9 @@ impl Attention {
             // What the gate learns does not reach the model.
             qkv.own.further.push(gate.score(&x_bne.detach()));
         }
+        if let Some(x_bne) = x_bne {
+            attend.see_input(self.layer, x_bne);
+        }
         attend.attend(self.layer, qkv)
     }
 

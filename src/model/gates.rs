@@ -8,8 +8,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::config::ModelConfig;
 use super::delta::master_kind;
-use crate::files::{TensorFile, is_there};
-use crate::store::load_tensor;
+use crate::files::{TensorFile, is_there, put_new_dir};
+use crate::store::{load_tensor, pt_metadata, save_tensors};
 use crate::units::{Fault, abridged};
 
 /// The gates of a model, beside its adapter or its weights.
@@ -91,6 +91,23 @@ impl Gate {
 }
 
 impl Gates {
+    /// Linear gates in f32, by weight `(G, E)` and bias `(G)` of each layer; a layer that has none scores all entries alike.
+    pub fn linear(config: &ModelConfig, layers: impl Iterator<Item = Option<[Tensor; 2]>>) -> Self {
+        let to = (Kind::Float, Device::Cpu);
+        let gate = |(layer, output): (usize, Option<[Tensor; 2]>)| {
+            let (heads, width) = (config.layers[layer].attention.num_kv_heads as i64, config.hidden_size as i64);
+            let alike = || [Tensor::zeros([heads, width], to), Tensor::zeros([heads], to)];
+            Gate { hidden: None, output: output.map_or_else(alike, |pair| pair.map(|x| x.to_kind(to.0).to_device(to.1))) }
+        };
+        Self(layers.enumerate().map(gate).collect())
+    }
+
+    /// Writes the gates into a new directory.
+    pub fn save(&self, dir: &Path) -> Result<(), Fault> {
+        let tensors: Vec<_> = self.0.iter().enumerate().flat_map(|(layer, gate)| gate.parameters(layer)).collect();
+        put_new_dir(dir, |staged| save_tensors(&staged.join(GATE_TENSORS), &tensors, &pt_metadata()))
+    }
+
     /// The error where a policy asks for gates that a model does not have.
     pub fn missing() -> Fault {
         let message = "the policy `learned` goes by gates, and the model has none";
@@ -129,7 +146,6 @@ impl Gates {
 mod tests {
     use super::*;
     use crate::model::small::config;
-    use crate::store::{pt_metadata, save_tensors};
 
     /// Any numbers, in the layout with a hidden layer of some width or without one.
     fn tensors(hidden: i64, prefix: &str) -> Vec<(String, Tensor)> {

@@ -1,6 +1,5 @@
 //! New models with random weights, for tests, demonstrations and benchmarks.
 
-use std::fs;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -10,7 +9,7 @@ use super::config::ModelConfig;
 use super::families;
 use super::layout;
 use super::random;
-use crate::files::{self, io_fault, put_new_dir, read_json, to_json, write_atomic};
+use crate::files::{self, put_new_dir, read_json, to_json, write_atomic};
 use crate::store::{pt_metadata, save_tensors};
 use crate::units::{Fault, abridged};
 
@@ -34,7 +33,7 @@ pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, 
     if let Some(family) = families::find(checked.model_type) {
         object.entry("architectures").or_insert_with(|| json!([family.architecture]));
     }
-    require_unused(out_dir)?;
+    files::require_unused(out_dir)?;
     let write = |dir: &Path| write_model(dir, &checked, &object, tokenizer.as_ref(), seed);
     // What is there already, a volume say, or where a shell stands, keeps its place.
     let written = if out_dir.exists() { write(out_dir) } else { put_new_dir(out_dir, write) };
@@ -70,19 +69,6 @@ pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, 
         (entry.name, tensor)
     };
     layout::entries(config).into_iter().map(fill).collect()
-}
-
-/// Refuses a directory that holds anything.
-fn require_unused(dir: &Path) -> Result<(), Fault> {
-    if !files::is_there(dir) {
-        return Ok(());
-    }
-    files::make_dir(dir)?;
-    if fs::read_dir(dir).map_err(io_fault("read", dir))?.next().is_some() {
-        let message = format!("`{}` exists and is not empty", abridged(dir.display()));
-        return Err(Fault::usage(message, "choose another `--out`, or empty the directory"));
-    }
-    Ok(())
 }
 
 /// What a model must know of its tokenizer.
@@ -138,6 +124,8 @@ impl TokenizerFacts {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::model::Model;
     use crate::recipe::Dtype;

@@ -32,8 +32,8 @@ pub struct Teacher {
     dir: Option<PathBuf>,
 }
 
-/// The caches of the teacher of a recipe, with its chunks.
-fn full_cache(recipe: &Recipe) -> CacheRecipe {
+/// The caches that keep everything, with the chunks of a recipe.
+pub(super) fn full_cache(recipe: &Recipe) -> CacheRecipe {
     CacheRecipe {
         policy: PolicyRecipe::named("dense"),
         storage: Storage::Paged,

@@ -32,6 +32,7 @@ fn the_verbs() {
       resume         Resume a run from a checkpoint
       launch         Start several ranks of a command on this machine, which work together
       evaluate       Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches
+      calibrate      Find out which entries of the cache a model needs: gates for the policy `learned`, and slots for each layer
       score          Score a file of answers: exact match, F1, ROUGE, RULER's string match and others
       generate       Write texts with a run, a checkpoint or a model, through the cache that it was trained with
       serve          Serve a run, a checkpoint or a model over HTTP, as OpenAI's clients expect it
@@ -165,17 +166,17 @@ fn evaluate() {
           --min-p <P>                 Draw among tokens that are this fraction as likely as the most likely one
           --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
           --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice
-          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --min-new-tokens <N>        Let no end token come before so many new ones
+          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --stop <TEXT>               End the text before this; may be given several times
-          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times
+          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --format <FORMAT>           How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
           --ignore-eos                Let no token end a text
       -q, --quiet                     Say results, warnings and errors only
           --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
-      -v, --verbose                   Say more: every step of a run, and notes as often as they come
           --replay-log <FILE>         Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`
+      -v, --verbose                   Say more: every step of a run, and notes as often as they come
           --dist-timeout <TIME>       How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>         How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
       -h, --help                      Print help

@@ -5,6 +5,7 @@ mod adapter;
 mod arguments;
 mod bench;
 mod cache;
+mod calibrate;
 mod checkpoint;
 mod config;
 mod data;

@@ -4,6 +4,7 @@ mod buffers;
 mod chunkings;
 mod families;
 mod full;
+mod importance;
 mod invariance;
 mod kept;
 mod outputs;

@@ -119,10 +119,6 @@ impl<'a> SlowPolicy<'a> {
         self.params.get(key).and_then(toml::Value::as_float).unwrap_or(default)
     }
 
-    pub(super) fn params_have(&self, key: &str) -> bool {
-        self.params.contains_key(key)
-    }
-
     pub(super) fn word(&self, key: &str) -> Option<&str> {
         self.params.get(key).and_then(toml::Value::as_str)
     }

@@ -31,7 +31,7 @@ impl SlowPolicy<'_> {
             "dense" | "lastrec" | "smart-lastrec" | "streaming-llm" => None,
             "knorm" => Some(notes.keys().map(|&p| (p, -length(self.content.exact([at[0], at[1], p]).0) as f32)).collect()),
             "learned" => {
-                Some(notes.iter().map(|(&p, &mass)| (p, self.expected_or_seen([at[0], at[1], p], next, mass))).collect())
+                Some(notes.iter().map(|(&p, &mass)| (p, self.expected_and_seen([at[0], at[1], p], next, mass))).collect())
             }
             EXAMPLE => Some(notes.keys().map(|&p| (p, length(self.content.exact([at[0], at[1], p]).1) as f32)).collect()),
             "keydiff" => Some(self.unlike_the_others(at)),
@@ -98,7 +98,7 @@ impl SlowPolicy<'_> {
         let is_hitter = self.rule.contains("h2o");
         let is_observed = match self.rule.as_str() {
             "tova" | "snapkv" | "expected-attention" | "dropkv" | "lagkv" | "rkv" => true,
-            "learned" => self.params_have("prior_queries"),
+            "learned" => !self.flag("gate_alone"),
             _ => is_hitter && (span.start >= self.prefill || self.flag("score_prefill")),
         };
         if !is_observed {
@@ -152,14 +152,10 @@ impl SlowPolicy<'_> {
         }
     }
 
-    /// What a gate expects, or the mean of that and of what has come since.
-    fn expected_or_seen(&self, at: [usize; 3], next: usize, mass: f32) -> f32 {
-        let gate = self.content.gate(at);
-        if !self.params_have("prior_queries") {
-            return gate;
-        }
-        let prior = self.fraction("prior_queries", 0.0) as f32;
-        (prior * gate.exp() + mass) / (prior + (next - at[2]) as f32)
+    /// What a gate expects, and beside it what has come since.
+    fn expected_and_seen(&self, at: [usize; 3], next: usize, mass: f32) -> f32 {
+        let (gate, queries) = (self.content.gate(at), (next - at[2]) as f32);
+        if self.flag("gate_alone") { gate } else { gate + (mass.max(f32::MIN_POSITIVE) / (queries * queries)).ln() }
     }
 
     fn window(&self) -> usize {

@@ -1,7 +1,8 @@
-//! `learned`: entries that the model's gates score high stay: small functions, learned, of what a layer computes keys and values from
-//! (KVzap, Jegou and Jeblick 2026, arXiv 2601.07891). Departs from the paper in that a cache of fixed size evicts the lowest scores,
-//! instead of all below a threshold. Where a gate says the logarithm of the mean attention that an entry can expect from a later query,
-//! `prior_queries` n₀ lets what it has received since count too: the score is `(n₀ · exp(gate) + mass) / (n₀ + n)` after n queries.
+//! `learned`: entries stay that the model's gates expect to matter: small functions, learned, of what a layer computes keys and values from
+//! (KVzap, Jegou and Jeblick 2026, arXiv 2601.07891). Departs from the paper in that a cache of fixed size evicts the lowest scores, instead
+//! of all below a threshold, and in that what an entry has received since counts too: after n queries that could see it the score is
+//! `gate + log(mass / n²)`, the mean attention so far, which is worth the less the longer ago the entry was written, times what the gate
+//! expects; a gate says a logarithm. With `gate_alone` the score is the gate's.
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};
@@ -18,38 +19,35 @@ struct LearnedParams {
     grace_period: GracePeriod,
     #[serde(default = "default_sinks", alias = "sink_tokens")]
     init_grace_tokens: usize,
-    prior_queries: Option<f64>,
+    #[serde(default)]
+    gate_alone: bool,
 }
 
 #[derive(Debug)]
 struct Learned {
     grace: usize,
     sinks: usize,
-    prior: Option<f64>,
+    gate_alone: bool,
 }
 
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let params: LearnedParams = choice.params()?;
     let grace = params.grace_period.tokens(choice, cache_length)?;
     let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;
-    if let Some(prior) = params.prior_queries.filter(|prior| !(prior.is_finite() && *prior > 0.0)) {
-        let message = format!("`prior_queries` = {prior} is no number of queries");
-        return Err(choice.reject(Some("prior_queries"), message, "choose a number above 0, such as 64".into()).into());
-    }
-    Ok(Box::new(Learned { grace, sinks, prior: params.prior_queries }))
+    Ok(Box::new(Learned { grace, sinks, gate_alone: params.gate_alone }))
 }
 
 impl Policy for Learned {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         EvictionOrder::by_score(entries.feature(0).map(|gate| {
-            let Some((prior, mass)) = self.prior.zip(entries.observed_bgc) else { return gate };
+            let Some(mass) = entries.observed_bgc else { return gate };
             let queries = (entries.next_position as i64 - entries.position_bgc).to_kind(Kind::Float);
-            (gate.exp() * prior + mass) / (queries + prior)
+            gate + (mass.clamp_min(f64::from(f32::MIN_POSITIVE)) / queries.square()).log()
         }))
     }
 
     fn traits(&self) -> PolicyTraits<'_> {
-        let queries = self.prior.map(|_| Queries::All);
+        let queries = (!self.gate_alone).then_some(Queries::All);
         PolicyTraits {
             grace: self.grace,
             sinks: self.sinks,
@@ -66,6 +64,6 @@ impl Policy for Learned {
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        self.prior.map(|_| seen.plus(seen.attention.mass(Queries::All)))
+        (!self.gate_alone).then(|| seen.plus(seen.attention.mass(Queries::All)))
     }
 }

@@ -38,7 +38,7 @@ pub const REGISTRY: &[PolicyEntry] = &[
     entry("knorm", "keys of small norm", knorm::build),
     entry("lagkv", "tokens whose keys and values spread unlike those of the next partition", lagkv::build),
     entry("lastrec", "the most recent tokens and the first few", lastrec::build),
-    entry("learned", "what the model's gates have learned to keep", learned::build),
+    entry("learned", "what the model's gates expect to matter", learned::build),
     entry("qh2o", "as `h2o`, but entries that suffer from quantisation leave earlier", |c, n| {
         Ok(heavy_hitters::qh2o(c, n)?.boxed())
     }),

@@ -8,4 +8,6 @@ mod table;
 mod targets;
 mod verb;
 
+pub(super) use samples::SampleArguments;
+pub(super) use targets::targets;
 pub(super) use verb::Evaluate;

@@ -8,7 +8,7 @@ use crate::units::Fault;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
-pub(super) struct SampleArguments {
+pub(in crate::cli) struct SampleArguments {
     /// Which samples; `rest` are those of the training file that `data.on_too_long = "drop"` leaves out.
     #[arg(long, value_enum, default_value_t = Split::Validation)]
     pub(super) split: Split,
@@ -26,7 +26,7 @@ pub(super) enum Split {
 
 impl SampleArguments {
     /// The samples that are asked for.
-    pub(super) fn choose(&self, splits: Splits, recipe: &Recipe) -> Result<Dataset, Fault> {
+    pub(in crate::cli) fn choose(&self, splits: Splits, recipe: &Recipe) -> Result<Dataset, Fault> {
         let (found, message, hint) = match self.split {
             Split::Train => (Some(splits.train), "", ""),
             Split::Validation => (

@@ -27,7 +27,7 @@ pub(super) struct CacheArguments {
 }
 
 /// A model or a checkpoint, and where its recipe is.
-pub(super) struct Target {
+pub(in crate::cli) struct Target {
     path: PathBuf,
     recipe: PathBuf,
     /// What it was found to be; a model has none.
@@ -43,7 +43,7 @@ pub(super) struct LoadedTarget<'a> {
 }
 
 /// What `paths` and `bases` mean.
-pub(super) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Option<&Path>) -> Result<Vec<Target>, Fault> {
+pub(in crate::cli) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Option<&Path>) -> Result<Vec<Target>, Fault> {
     let mut found: Vec<(PathBuf, Option<FoundCheckpoint>)> = Vec::new();
     for path in paths.iter().map(|path| files::model_dir(path)) {
         let is_model = files::is_model(&path) && checkpoint::holds(&path).is_none();
@@ -124,7 +124,7 @@ impl Target {
     }
 
     /// The recipe, and what is to be said of its spelling.
-    fn recipe(&self, overrides: &[String]) -> Result<(Recipe, Vec<String>), Fault> {
+    pub(in crate::cli) fn recipe(&self, overrides: &[String]) -> Result<(Recipe, Vec<String>), Fault> {
         let resolved = Recipe::load(&self.recipe, overrides)?;
         let mut recipe = resolved.recipe;
         recipe.grad = recipe.grad.closed();
@@ -155,7 +155,7 @@ impl Target {
     }
 
     /// Loads the model, with its adapter.
-    pub(super) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Fault> {
+    pub(in crate::cli) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Fault> {
         let mut model = train::base_model(recipe, self.adapter(), device)?;
         if let Some(dir) = self.adapter() {
             let (base, state) = (&recipe.model.path, checkpoint::state_of(dir)?);

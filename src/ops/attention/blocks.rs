@@ -1,5 +1,7 @@
 //! One attention part with its log-sum-exp, by tensor operations on blocks of queries, for any device.
 
+use std::ops::Range;
+
 use tch::{Kind, Tensor};
 
 use super::chunk::{Attended, KvBlock, Qkv, accumulation_kind};
@@ -64,34 +66,65 @@ pub(super) fn forward(q: &Tensor, part: &KvBlock, is_causal: bool, rule: ScoreRu
 /// # Shapes
 /// As in [`forward`].
 pub(super) fn backward(dout: &Tensor, chunk: &Qkv, past: Option<&KvBlock>, merged: &Attended) -> (Tensor, KvBlock) {
-    let (part, is_causal, q, rule) = (past.unwrap_or(&chunk.own), past.is_none(), &chunk.q_bhnd, chunk.rule);
-    let (k, v) = (&part.k, &part.v);
+    let (part, q) = (past.unwrap_or(&chunk.own), &chunk.q_bhnd);
     let (b, h, n, d) = q.size4().unwrap_or_default();
-    let (g, p) = (k.size()[1], k.size()[2]);
-    let kind = accumulation_kind(q.kind());
-    let (k, v) = (k.to_kind(kind), v.to_kind(kind));
-    let (mut dk, mut dv) = (k.zeros_like(), v.zeros_like());
+    let (g, kind) = (part.k.size()[1], accumulation_kind(q.kind()));
+    let k = part.k.to_kind(kind);
+    let (mut dk, mut dv) = (k.zeros_like(), k.zeros_like());
     let mut dqs = Vec::new();
     for start in (0..n).step_by(BLOCK as usize) {
         let len = BLOCK.min(n - start);
-        let grouped = |x: &Tensor| x.narrow(2, start, len).to_kind(kind).reshape([b, g, h / g, len, -1]);
-        let lse = merged.lse_bhn.narrow(2, start, len).reshape([b, g, h / g, len, 1]);
-        let scores = block_scores(&q.narrow(2, start, len), &k, rule);
-        // The derivative of c · tanh(s / c) is 1 − tanh²(s / c).
-        let slope = rule.soft_cap.map(|cap| 1.0 - (&scores / cap).square());
-        let weight = (hidden(scores, start, part, is_causal) - lse).exp();
-        let (go, out) = (grouped(dout), grouped(&merged.out_bhnd));
-        let delta = (&go * out).sum_dim_intlist(&[-1i64][..], true, kind);
-        let dweight = go.matmul(&v.unsqueeze(2).transpose(-1, -2));
-        let dscore = &weight * (dweight - delta) * rule.scale;
+        let ScoreGradients { weight, dscore, slope } = score_gradients(start..start + len, dout, chunk, past, merged);
+        let dscore = dscore * chunk.rule.scale;
         let dscore = slope.map_or_else(|| dscore.shallow_clone(), |slope| &dscore * slope);
         let flat = |x: &Tensor| x.reshape([b, g, h / g * len, -1]);
-        dk += flat(&dscore).transpose(-1, -2).matmul(&flat(&grouped(q)));
-        dv += flat(&weight).transpose(-1, -2).matmul(&flat(&go));
+        let grouped = |x: &Tensor| flat(&x.narrow(2, start, len).to_kind(kind));
+        dk += flat(&dscore).transpose(-1, -2).matmul(&grouped(q));
+        dv += flat(&weight).transpose(-1, -2).matmul(&grouped(dout));
         dqs.push(flat(&dscore).matmul(&k).reshape([b, h, len, d]).to_kind(q.kind()));
     }
-    debug_assert_eq!(dk.size(), [b, g, p, d]);
     (Tensor::cat(&dqs, 2), KvBlock::of_planes([dk, dv]))
+}
+
+/// The sum over a chunk's queries, and over the query heads of each KV head, of the squared gradient of a past key's score: the empirical
+/// Fisher information of the scores.
+///
+/// # Shapes
+/// As in [`forward`]; `(B, G, P)` out, in the accumulation kind.
+pub fn squared_score_gradients(dout: &Tensor, chunk: &Qkv, past: &KvBlock, merged: &Attended) -> Tensor {
+    let n = chunk.num_tokens();
+    let blocks = (0..n).step_by(BLOCK as usize).map(|start| {
+        let ScoreGradients { dscore, .. } = score_gradients(start..n.min(start + BLOCK), dout, chunk, Some(past), merged);
+        dscore.square().sum_dim_intlist(&[2i64, 3][..], false, dscore.kind())
+    });
+    blocks.reduce(|total, block| total + block).unwrap_or_else(|| past.k.select(3, 0).zeros_like())
+}
+
+/// The attention weights of some queries of a chunk, and what comes of the gradient of their outputs, all `(B, G, R, m, P)`.
+struct ScoreGradients {
+    weight: Tensor,
+    /// The gradient of the scores that the softmax sees.
+    dscore: Tensor,
+    /// The derivative of these by the scores before they are capped, where they are.
+    slope: Option<Tensor>,
+}
+
+/// What [`backward`] makes of some queries and a part of the keys.
+fn score_gradients(queries: Range<i64>, dout: &Tensor, chunk: &Qkv, past: Option<&KvBlock>, merged: &Attended) -> ScoreGradients {
+    let (part, is_causal, q, rule) = (past.unwrap_or(&chunk.own), past.is_none(), &chunk.q_bhnd, chunk.rule);
+    let (start, len) = (queries.start, queries.end - queries.start);
+    let (b, h, ..) = q.size4().unwrap_or_default();
+    let (g, kind) = (part.k.size()[1], accumulation_kind(q.kind()));
+    let grouped = |x: &Tensor| x.narrow(2, start, len).to_kind(kind).reshape([b, g, h / g, len, -1]);
+    let lse = merged.lse_bhn.narrow(2, start, len).reshape([b, g, h / g, len, 1]);
+    let scores = block_scores(&q.narrow(2, start, len), &part.k, rule);
+    // The derivative of c · tanh(s / c) is 1 − tanh²(s / c).
+    let slope = rule.soft_cap.map(|cap| 1.0 - (&scores / cap).square());
+    let weight = (hidden(scores, start, part, is_causal) - lse).exp();
+    let (go, out) = (grouped(dout), grouped(&merged.out_bhnd));
+    let delta = (&go * out).sum_dim_intlist(&[-1i64][..], true, kind);
+    let dweight = go.matmul(&part.v.to_kind(kind).unsqueeze(2).transpose(-1, -2));
+    ScoreGradients { dscore: &weight * (dweight - delta), weight, slope }
 }
 
 #[cfg(test)]
@@ -149,6 +182,32 @@ mod tests {
         }
         for unused in [dk, dv].map(|d| d.narrow(2, 4, 3)) {
             assert_eq!(unused, unused.zeros_like());
+        }
+    }
+
+    #[test]
+    fn squared_gradients_of_scores_are_those_of_autograd_through_the_softmax() {
+        let opts = (Kind::Double, Device::Cpu);
+        for cap in [None, Some(1.5)] {
+            let (q, dout) = (Tensor::randn([2, 4, 5, 8], opts), Tensor::randn([2, 4, 5, 8], opts));
+            let (k, v) = (Tensor::randn([2, 2, 7, 8], opts), Tensor::randn([2, 2, 7, 8], opts));
+            let rule = ScoreRule { soft_cap: cap, ..ScoreRule::scaled(0.4) };
+            let past = KvBlock::new(&k, &v);
+            let chunk = Qkv::new(&q, &k.narrow(2, 0, 5), &v.narrow(2, 0, 5), rule);
+            let twice = |x: &Tensor| x.repeat_interleave_self_int(2, 1, None);
+            let products = q.matmul(&twice(&k).transpose(-1, -2)) * 0.4;
+            let scores =
+                cap.map_or_else(|| products.shallow_clone(), |cap| (&products / cap).tanh() * cap).set_requires_grad(true);
+            let out = scores.softmax(-1, Kind::Double).matmul(&twice(&v));
+            let gradient = Tensor::run_backward(&[(&out * &dout).sum(Kind::Double)], &[&scores], false, false).remove(0);
+            let expected = gradient
+                .square()
+                .sum_dim_intlist(&[2i64][..], false, Kind::Double)
+                .view([2, 2, 2, 7])
+                .sum_dim_intlist(&[2i64][..], false, Kind::Double);
+            let merged = Attended { out_bhnd: out.detach(), lse_bhn: scores.detach().logsumexp(&[-1i64][..], false) };
+            let found = squared_score_gradients(&dout, &chunk, &past, &merged);
+            assert!(found.allclose(&expected, 1e-11, 1e-13, false), "{cap:?}");
         }
     }
 }

@@ -25,6 +25,7 @@ use tch::Tensor;
 pub use backend::Backend;
 #[cfg(test)]
 pub(crate) use backend::forced;
+pub use blocks::squared_score_gradients;
 pub use chunk::{Attended, AttentionGrads, KvBlock, Qkv, Queries, accumulation_kind, zero_sum_of};
 pub use drain::drain_backward;
 pub use mass::{attention_mass, attention_weights};

@@ -1,0 +1,42 @@
+//! What the backward phase of any number of batches says of a model's cache: gates, and slots for each layer.
+
+use super::importance::{FittedGate, LayerImportance, SlotDemand, share_out};
+use super::layer_state::{SharedLayer, lock};
+use crate::model::{LayerSpec, ModelConfig};
+
+/// What is learned of the entries of all layers, over any number of batches; of none that has a sliding window, where no policy evicts.
+#[derive(Debug)]
+pub struct Calibration(Vec<Option<LayerImportance>>);
+
+impl Calibration {
+    pub fn new(config: &ModelConfig) -> Self {
+        let of_layer = |layer: &LayerSpec| layer.attention.rule.window.is_none().then(LayerImportance::default);
+        Self(config.layers.iter().map(of_layer).collect())
+    }
+
+    /// Has the layers of a batch of so many tokens learn in its backward phase.
+    pub(super) fn lend(&mut self, layers: &[SharedLayer], tokens: usize) {
+        for (state, importance) in layers.iter().zip(&mut self.0) {
+            lock(state).importance = importance.take().map(|of| of.counting_from(tokens / 2));
+        }
+    }
+
+    /// Takes back what was lent, when the batch is done.
+    pub(super) fn take_back(&mut self, layers: &[SharedLayer]) {
+        for (state, importance) in layers.iter().zip(&mut self.0) {
+            *importance = lock(state).importance.take().map(LayerImportance::settled);
+        }
+    }
+
+    /// The gates that say most of the importance of an entry, bottom to top; `None` of a layer without entries.
+    pub fn gates(&self) -> Vec<Option<FittedGate>> {
+        self.0.iter().map(|of| of.as_ref()?.gate.solve()).collect()
+    }
+
+    /// Shares `mean` slots a layer out, in multiples of `step`; see [`share_out`].
+    pub fn slots(&self, mean: usize, step: usize) -> Option<Vec<usize>> {
+        let demands: Vec<&SlotDemand> = self.0.iter().flatten().map(|of| &of.slots).collect();
+        let mut shares = share_out(&demands, mean, step)?.into_iter();
+        Some(self.0.iter().map(|of| of.as_ref().and_then(|_| shares.next()).unwrap_or(mean)).collect())
+    }
+}

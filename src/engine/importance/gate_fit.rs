@@ -1,0 +1,119 @@
+//! Gates by least squares: a linear map from attention's input to the logarithm of an entry's importance.
+
+use tch::{Kind, Tensor};
+
+use crate::ops::attention::accumulation_kind;
+
+/// Entries of which fewer queries tell are left out.
+const FEWEST_QUERIES: f64 = 256.0;
+
+/// The first tokens are attention sinks, which never leave: they would pull every fit to themselves.
+const SINKS: i64 = 4;
+
+/// What is added to an importance before its logarithm, as a part of the mean: far below it, differences decide nothing.
+const FLOOR: f64 = 1e-3;
+
+/// Ridge, as a part of the mean variance of a channel.
+const RIDGE: f64 = 2e-4;
+
+/// Sums over entries for a linear fit in f64, of inputs with a constant 1 behind them.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct GateFit {
+    entries: f64,
+    /// Sum of importances by KV head `(G)`.
+    importance_g: Option<Tensor>,
+    /// `(E + 1, E + 1)`.
+    xx: Option<Tensor>,
+    /// `(E + 1, G)`.
+    xy: Option<Tensor>,
+    /// Squared labels `(G)`.
+    yy: Option<Tensor>,
+}
+
+/// A gate, and how much of its labels' variance it explains, in the mean over KV heads.
+#[derive(Debug)]
+pub struct FittedGate {
+    /// Weight `(G, E)` and bias `(G)`, f64.
+    pub output: [Tensor; 2],
+    pub explained: f64,
+}
+
+impl GateFit {
+    /// Adds a chunk's entries.
+    ///
+    /// # Shapes
+    /// `x_bne (B, n, E)`; `sums_bgn2 (B, G, n, 2)`: sums of importance and numbers of queries.
+    pub(super) fn add(&mut self, x_bne: &Tensor, sums_bgn2: &Tensor, start: usize) {
+        let (sum_bgn, queries_bgn) = (sums_bgn2.select(3, 0), sums_bgn2.select(3, 1));
+        let num_tokens = x_bne.size()[1];
+        let is_sink = Tensor::arange_start(start as i64, start as i64 + num_tokens, (Kind::Int64, x_bne.device())).lt(SINKS);
+        let told_bn = queries_bgn.ge(FEWEST_QUERIES).all_dim(1, false).logical_and(&is_sink.logical_not());
+        let rows = |x: &Tensor| x.flatten(0, 1).index_select(0, &told_bn.flatten(0, -1).nonzero().squeeze_dim(1));
+        let mean_mg = rows(&(sum_bgn / queries_bgn.clamp_min(1.0)).transpose(1, 2)).to_kind(Kind::Double);
+        let (count, groups) = mean_mg.size2().unwrap_or_default();
+        if count == 0 {
+            return;
+        }
+        self.entries += count as f64;
+        let by_entry = |x: &Tensor| x.sum_dim_intlist(&[0i64][..], false, Kind::Double);
+        plus(&mut self.importance_g, by_entry(&mean_mg));
+        let mean_g = self.importance_g.as_ref().map(|sum| sum / self.entries);
+        let floor_g = mean_g.unwrap_or_default().view([1, groups]) * FLOOR + f64::MIN_POSITIVE;
+        let y_mg = (mean_mg + floor_g).log();
+        let x_me = rows(x_bne).to_kind(accumulation_kind(x_bne.kind()));
+        let x_me = Tensor::cat(&[&x_me, &x_me.narrow(1, 0, 1).ones_like()], 1);
+        plus(&mut self.xx, x_me.transpose(0, 1).matmul(&x_me).to_kind(Kind::Double));
+        plus(&mut self.xy, x_me.transpose(0, 1).to_kind(Kind::Double).matmul(&y_mg));
+        plus(&mut self.yy, by_entry(&y_mg.square()));
+    }
+
+    /// The gate with the least squared error, and a little ridge; `None` before there are entries.
+    pub(in crate::engine) fn solve(&self) -> Option<FittedGate> {
+        let (xx, xy, yy_g) = (self.xx.as_ref()?, self.xy.as_ref()?, self.yy.as_ref()?);
+        let (width, n) = (xx.size()[0] - 1, self.entries);
+        let mean_x = xx.narrow(0, width, 1).narrow(1, 0, width) / n;
+        let mean_y = xy.narrow(0, width, 1) / n;
+        // Around the means, so that no ridge pulls at the bias.
+        let covariance = xx.narrow(0, 0, width).narrow(1, 0, width) / n - mean_x.transpose(0, 1).matmul(&mean_x);
+        let with_labels = xy.narrow(0, 0, width) / n - mean_x.transpose(0, 1).matmul(&mean_y);
+        let ridge = covariance.diagonal(0, 0, 1).mean(Kind::Double) * RIDGE;
+        let ridged = &covariance + Tensor::eye(width, (Kind::Double, xx.device())) * ridge;
+        let weight_eg = Tensor::linalg_solve(&ridged, &with_labels, true);
+        let variance_g = yy_g / n - mean_y.square().view(-1);
+        let by_head = |x: Tensor| x.sum_dim_intlist(&[0i64][..], false, Kind::Double);
+        let error_g =
+            &variance_g - by_head(&weight_eg * &with_labels) * 2.0 + by_head(&weight_eg * covariance.matmul(&weight_eg));
+        let bias_g = (&mean_y - mean_x.matmul(&weight_eg)).view(-1);
+        let explained = 1.0 - (error_g / variance_g).mean(Kind::Double).double_value(&[]);
+        Some(FittedGate { output: [weight_eg.transpose(0, 1).contiguous(), bias_g], explained })
+    }
+}
+
+fn plus(total: &mut Option<Tensor>, more: Tensor) {
+    *total = Some(if let Some(mut total) = total.take() { total.g_add_(&more) } else { more });
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    #[test]
+    fn a_linear_rule_is_found_again_and_all_of_it_explained() {
+        let (x_bne, weight_ge) =
+            (Tensor::randn([2, 300, 6], (Kind::Double, Device::Cpu)), Tensor::randn([2, 6], (Kind::Double, Device::Cpu)) * 0.3);
+        let importance_bgn = (x_bne.matmul(&weight_ge.transpose(0, 1)).transpose(1, 2) - 30.0).exp();
+        let queries = importance_bgn.full_like(400.0);
+        let mut fit = GateFit::default();
+        fit.add(&x_bne, &Tensor::stack(&[&importance_bgn * &queries, queries.shallow_clone()], -1), 8);
+        let found = fit.solve().unwrap();
+        assert!(found.explained > 0.98, "{}", found.explained);
+        assert!(found.output[0].allclose(&weight_ge, 0.02, 0.02, false));
+        assert!((found.output[1].mean(Kind::Double).double_value(&[]) + 30.0).abs() < 0.2);
+        let few = Tensor::stack(&[&importance_bgn, &importance_bgn.full_like(255.0)], -1);
+        let mut untold = GateFit::default();
+        untold.add(&x_bne, &few, 8);
+        assert!(untold.solve().is_none());
+    }
+}

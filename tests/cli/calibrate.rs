@@ -1,0 +1,57 @@
+//! `calibrate`, and what is made of it.
+
+use serde_json::{Value, json};
+
+use super::place::Place;
+
+/// Rows that are long enough to tell what is needed later.
+fn place() -> Place {
+    let place = Place::new();
+    place.edit_json("model/config.json", json!({ "max_position_embeddings": 640 }));
+    let row = |index: usize| {
+        let ids: Vec<usize> = (0..561).map(|at| (at * at + 7 * at * (index + 1) + index) % 40).collect();
+        json!({ "input_ids": ids, "labels": ids }).to_string() + "\n"
+    };
+    place.write("train.jsonl", (0..2).map(row).collect::<String>());
+    place
+}
+
+#[test]
+fn gates_and_slots_are_found_and_a_policy_goes_by_them() {
+    let place = place();
+    let calibrate = ["calibrate", "model", "--recipe", "recipe.toml", "--split", "train", "--out", "gates", "--device", "cpu"];
+    let said = place.run(&[&calibrate[..], &["--cache-length", "64,96", "--format", "json"]].concat()).done();
+    let found: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(found["samples"], 2);
+    assert_eq!(place.names("gates"), ["kv_gates.safetensors"]);
+    let lengths: Vec<Vec<usize>> = serde_json::from_value(found["cache_lengths"].clone()).unwrap();
+    for (lengths, mean) in lengths.iter().zip([64, 96]) {
+        assert_eq!(lengths.iter().sum::<usize>(), mean * lengths.len(), "{lengths:?}");
+    }
+    let learned = [
+        "kv_cache.policy=learned".to_owned(),
+        "kv_cache.gates=gates".to_owned(),
+        format!("kv_cache.cache_length={:?}", lengths[1]),
+    ];
+    let learned: Vec<&str> = learned.iter().map(String::as_str).collect();
+    place.finetune(&[&learned[..], &["train.micro_batch_size=1", "train.max_steps=1"]].concat()).done();
+    assert!(place.names("run/final").contains(&"kv_gates.safetensors".to_owned()));
+    // Taken anew, of what was trained, with the mean of its slots.
+    let anew = place.run(&["calibrate", "run", "--split", "train", "--limit", "1", "--out", "anew", "--device", "cpu"]).done();
+    assert!(
+        anew.out.contains("[kv_cache]\ngates = \"anew\"\ncache_length = [") && anew.out.ends_with("    # 96 in the mean\n"),
+        "{}",
+        anew.out
+    );
+}
+
+#[test]
+fn what_can_not_be_calibrated_is_said_before_and_after() {
+    let place = Place::new();
+    let calibrate = ["calibrate", "model", "--recipe", "recipe.toml", "--split", "train", "--device", "cpu", "--out"];
+    let error = place.run(&[&calibrate[..], &["model"]].concat()).refused(2);
+    assert!(error.starts_with("error: `model` exists and is not empty\n"), "{error}");
+    let error = place.run(&[&calibrate[..], &["gates"]].concat()).refused(3);
+    assert!(error.starts_with("error: no sample is long enough to tell which entries are needed later\n"), "{error}");
+    assert!(!place.path("gates").exists());
+}

@@ -1,0 +1,136 @@
+//! What a calibration learns of entries: least squares on the squared gradients of attention scores, as plain autograd has them.
+
+use kvtune::data::IGNORE;
+use kvtune::engine::{Calibration, FittedGate, MicroBatchContext, Silent};
+use kvtune::model::{Attend, DropoutContext, Model, Qkv};
+use kvtune::recipe::Storage;
+use kvtune::units::{Fault, LayerIdx};
+use tch::{Device, Kind, Tensor};
+
+use crate::support::case::{Case, PLAIN, Width};
+use crate::support::{F64, NUM_LAYERS, batch, engine, model};
+
+/// Two sequences, of which the shorter ends inside of a chunk.
+const CASE: Case =
+    Case { policy: "dense", lengths: &[600, 530], chunk: 50, cache: &[600], heads: (4, 2), width: Width::Chunks(2), ..PLAIN };
+
+/// Of `engine::importance`.
+const NEAR: i64 = 192;
+const FEWEST_QUERIES: i64 = 256;
+const SINKS: i64 = 4;
+
+/// Dense causal attention whose scores are leaves to differentiate by.
+#[derive(Default)]
+struct Listening {
+    /// Zeros that are added to scores, by layer `(B, H, T, T)`.
+    leaves: Vec<Tensor>,
+    /// Attention's inputs `(B, T, E)`.
+    inputs: Vec<Tensor>,
+}
+
+impl Attend for Listening {
+    fn see_input(&mut self, _: LayerIdx, x_bne: &Tensor) {
+        self.inputs.push(x_bne.detach());
+    }
+
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
+        let groups = qkv.q_bhnd.size()[1] / qkv.own.k.size()[1];
+        let by_head = |x: &Tensor| x.repeat_interleave_self_int(groups, 1, None);
+        let score = qkv.q_bhnd.matmul(&by_head(&qkv.own.k).transpose(2, 3)) * qkv.rule.scale;
+        let leaf = score.zeros_like().detach().set_requires_grad(true);
+        let total = score.size()[3];
+        let later = Tensor::ones([total, total], (Kind::Bool, Device::Cpu)).triu(1);
+        let weight = (score + &leaf).masked_fill(&later, f64::NEG_INFINITY).softmax(-1, None);
+        self.leaves.push(leaf);
+        Ok(weight.matmul(&by_head(&qkv.own.v)))
+    }
+}
+
+/// Inputs `(B, T, E)` of each layer, and the sum of squared gradients of its entries by query `(B, G, T, T)`.
+fn by_autograd(model: &Model) -> Vec<(Tensor, Tensor)> {
+    let (batch, longest) = (batch(&CASE), CASE.lengths[0]);
+    let padded = |values: Vec<i64>, pad: i64| values.into_iter().chain(std::iter::repeat(pad)).take(longest).collect::<Vec<_>>();
+    let ids: Vec<i64> =
+        batch.sequences.iter().flat_map(|s| padded(s.inputs.iter().map(|&id| i64::from(id)).collect(), 0)).collect();
+    let labels: Vec<i64> = batch.sequences.iter().flat_map(|s| padded(s.targets.labels().unwrap().to_vec(), IGNORE)).collect();
+    let positions = model.positions(Tensor::arange(longest as i64, (Kind::Int64, Device::Cpu)), &model.frequencies(CASE.lengths));
+    let mut attend = Listening::default();
+    let mut hidden = model.embed(&Tensor::from_slice(&ids).view([2, -1]));
+    for layer in 0..NUM_LAYERS {
+        hidden = model.layer(LayerIdx(layer), &hidden, &positions, &DropoutContext::default(), &mut attend).unwrap();
+    }
+    let logits = model.logits(&model.final_norm(&hidden)).flatten(0, 1);
+    let loss = logits.cross_entropy_loss::<Tensor>(&Tensor::from_slice(&labels), None, tch::Reduction::Sum, IGNORE, 0.0);
+    let leaves: Vec<&Tensor> = attend.leaves.iter().collect();
+    let gradients = Tensor::run_backward(&[loss], &leaves, false, false);
+    let by_group = |x: Tensor| x.square().view([2, 2, 2, longest as i64, -1]).sum_dim_intlist(&[2i64][..], false, Kind::Double);
+    attend.inputs.into_iter().zip(gradients.into_iter().map(by_group)).collect()
+}
+
+/// The fit that the labels of a layer come to, chunk by chunk from the last: weight `(G, E)`, bias `(G)`.
+fn least_squares(x_bte: &Tensor, squared_bgtt: &Tensor) -> [Tensor; 2] {
+    let (chunk, lengths) = (CASE.chunk as i64, CASE.lengths.iter().map(|&len| len as i64));
+    let (mut xs, mut ys, mut sum_g, mut count) = (Vec::new(), Vec::new(), Tensor::zeros([2], F64), 0.0);
+    for start in (0..CASE.lengths[0]).step_by(CASE.chunk).rev().map(|start| start as i64) {
+        let mut means = Vec::new();
+        for (b, len) in lengths.clone().enumerate() {
+            for position in (start..(start + chunk).min(len)).filter(|&position| position >= SINKS) {
+                // Whole chunks count, from the first that begins far enough behind.
+                let first = (position + NEAR + chunk - 1) / chunk * chunk;
+                if len - first >= FEWEST_QUERIES {
+                    let of_entry_gt = squared_bgtt.get(b as i64).select(2, position).narrow(1, first, len - first);
+                    means.push(of_entry_gt.sum_dim_intlist(&[1i64][..], false, Kind::Double) / (len - first) as f64);
+                    xs.push(x_bte.get(b as i64).get(position));
+                }
+            }
+        }
+        count += means.len() as f64;
+        sum_g = means.iter().fold(sum_g, |sum, mean| sum + mean);
+        ys.extend(means.into_iter().map(|mean| (mean + &sum_g / count * 1e-3).log()));
+    }
+    let (x, y) = (Tensor::stack(&xs, 0), Tensor::stack(&ys, 0));
+    let (mean_x, mean_y) = (x.mean_dim(0i64, true, Kind::Double), y.mean_dim(0i64, true, Kind::Double));
+    let (around, of) = (&x - &mean_x, &y - &mean_y);
+    let covariance = around.transpose(0, 1).matmul(&around);
+    let ridge = covariance.diagonal(0, 0, 1).mean(Kind::Double) * 2e-4;
+    let ridged = &covariance + Tensor::eye(covariance.size()[0], F64) * ridge;
+    let weight = Tensor::linalg_solve(&ridged, &around.transpose(0, 1).matmul(&of), true);
+    [weight.transpose(0, 1), (mean_y - mean_x.matmul(&weight)).view(-1)]
+}
+
+fn calibrated(case: &Case, model: &Model) -> Calibration {
+    let (mut calibration, engine) = (Calibration::new(model.config()), engine(case, model));
+    let context = MicroBatchContext { weight: 1.0, router_weight: 0.0, dropout: None, chunk_sizes: None };
+    engine.calibrate(model, &batch(case), context, &mut calibration, &mut Silent).unwrap();
+    calibration
+}
+
+#[test]
+fn gates_are_least_squares_on_what_autograd_says_of_scores() {
+    let model = model(&CASE);
+    let expected = by_autograd(&model);
+    let growing = Case { storage: Storage::Growing, layers_per_cell: 2, kept: 5, ..CASE };
+    for case in [CASE, growing] {
+        let calibration = calibrated(&case, &model);
+        for (layer, (fit, (x_bte, squared_bgtt))) in calibration.gates().into_iter().zip(&expected).enumerate() {
+            let FittedGate { output, explained } = fit.unwrap();
+            assert!((0.0..1.0).contains(&explained), "{explained}");
+            for (found, expected) in output.iter().zip(least_squares(x_bte, squared_bgtt)) {
+                let furthest = f64::try_from((found - &expected).abs().max() / expected.abs().max()).unwrap();
+                assert!(furthest < 1e-5, "layer {layer}: {furthest}");
+            }
+        }
+        let slots = calibration.slots(100, 4).unwrap();
+        assert!(slots.len() == NUM_LAYERS && slots.iter().all(|slots| slots % 4 == 0 && *slots >= 24), "{slots:?}");
+        assert_eq!(slots.iter().sum::<usize>(), 100 * NUM_LAYERS, "{slots:?}");
+    }
+}
+
+#[test]
+fn layers_with_a_window_have_no_gate_and_the_mean_of_the_slots() {
+    let case = Case { window: 300, sliding_layers: &[1], ..CASE };
+    let calibration = calibrated(&case, &model(&case));
+    assert_eq!(calibration.gates().iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true]);
+    let slots = calibration.slots(80, 8).unwrap();
+    assert!(slots[1] == 80 && slots.iter().sum::<usize>() == 240, "{slots:?}");
+}
