@@ -4,10 +4,9 @@
     recipes/bench/servers.py [--kvtune BINARY] [--rounds N] [--only WORD]   prints two tables in Markdown, in half an hour
 
 Each server has one CPU, and so one thread. Its clients ask `/v1/completions` for 32 tokens behind 256, each a prompt of its own; then one client
-asks two questions on one document of 2 048 tokens. Run it with a Python that has Transformers 5.24 with its extra `serving`, and where
-`llama-cpp-python` with its extra `server` is there, that is measured, too. The model is that of `recipes/real/fetch.sh`, a GGUF file; the first start
-writes it to data/real as a directory in f32. Tables have medians of the rounds; ratios are those of the tokens a CPU-second to the first server, taken
-within a round.
+asks two questions on one document of 2 048 tokens. Run it with a Python that has `transformers[serving]` 5.24; where it has
+`llama-cpp-python[server]`, that is measured, too. The model is that of `recipes/real/fetch.sh`, a GGUF file; the first start writes it to data/real as
+a directory in f32. Tables have medians of the rounds; ratios are those of the tokens a CPU-second to the first server, taken within a round.
 """
 
 import argparse
@@ -138,19 +137,21 @@ def main():
     known = {name: start for name, start in servers(arguments.kvtune or find_binary()).items() if arguments.only in name}
     rounds = [{name: measure(start, seed) for name, start in known.items()} for seed in range(arguments.rounds)]
     first = next(iter(known))
-    print("| clients | server | requests/s | tokens/s | tokens a CPU-second | ratio |\n|---|---|---|---|---|---|")
-    for clients, _ in LOADS:
-        for name in known:
+    print("| server |" + "".join(f" {clients}: requests/s, tokens/s, ratio |" for clients, _ in LOADS) + "\n|---|---|---|---|")
+    for name in known:
+        cells = []
+        for clients, _ in LOADS:
             found = [of_round[name][clients] for of_round in rounds]
+            figures = [[requests / seconds, tokens / seconds] for requests, tokens, seconds, _ in found]
             per_cpu = [[of_round[which][clients][1] / of_round[which][clients][3] for which in (name, first)] for of_round in rounds]
-            figures = [[requests / seconds, tokens / seconds, tokens / cpu] for requests, tokens, seconds, cpu in found]
-            medians = " | ".join(f"{statistics.median(figure):.2f}" for figure in zip(*figures))
-            print(f"| {clients} | {name} | {medians} | {statistics.median(own / other for own, other in per_cpu):.2f} |")
+            answered, written = (statistics.median(figure) for figure in zip(*figures))
+            cells.append(f"{answered:.2f}, {written:.1f}, {statistics.median(own / other for own, other in per_cpu):.2f}")
+        print(f"| {name} | {' | '.join(cells)} |")
     print("\n| server | CPU-seconds of the first question | of the second | ratio |\n|---|---|---|---|")
     for name in known:
         found = [of_round[name]["questions"] for of_round in rounds]
         one, two = (statistics.median(figure) for figure in zip(*found))
-        print(f"| {name} | {one:.2f} | {two:.2f} | {statistics.median(b / a for a, b in found):.2f} |")
+        print(f"| {name} | {one:.2f} | {two:.2f} | {statistics.median(b / a for a, b in found):.3f} |")
 
 
 if __name__ == "__main__":
