@@ -61,46 +61,39 @@ impl Policy for Lagkv {
         if before == now {
             return Some(known);
         }
-        // Deviations of many tokens lie close together.
         let (k_bgcd, v_bgcd) = seen.attention.entries();
-        let [k_bgcd, v_bgcd] = [k_bgcd, v_bgcd].map(|x| x.to_kind(accumulation_kind(x.kind())));
+        let order_bgc = seen.position_bgc.argsort(-1, false);
+        let filled = order_bgc.size()[2];
         Some((before..now).fold(known, |known, partition| {
             let first = self.sinks + partition * self.lag;
-            let within = |first: usize| {
-                let end = (first + self.lag) as i64;
-                seen.position_bgc.ge(first as i64).logical_and(&seen.position_bgc.lt(end))
-            };
-            let (own, next) = (within(first), within(first + self.lag));
-            let score = spread(&k_bgcd, &own, &next) + spread(&v_bgcd, &own, &next);
-            rank(&score, &own, seen.position_bgc, self.lag).where_self(&own, &known)
+            // Nothing since the partition has left, so that it stands so far from the end of all heads that go on.
+            let slots = order_bgc.narrow(2, filled - (seen.next_position - first) as i64, 2 * self.lag as i64);
+            let position = Tensor::arange_start(first as i64, (first + 2 * self.lag) as i64, (Kind::Int64, slots.device()));
+            let goes_on = seen.position_bgc.gather(2, &slots, false).eq_tensor(&position).all_dim(-1, true);
+            let score = spread(&k_bgcd, &slots) + spread(&v_bgcd, &slots);
+            let own = slots.narrow(2, 0, self.lag as i64);
+            // In the order of positions: of equal scores the older ranks lower.
+            let rank = score.argsort_stable(true, -1, false).argsort(-1, false) + 1;
+            let rank = rank.to_kind(Kind::Float) / self.lag as f64;
+            known.scatter(2, &own, &rank.where_self(&goes_on, &known.gather(2, &own, false)))
         }))
     }
 }
 
-/// How much the channels of each entry differ, scaled by the range that they have in the next partition; the softmax over its own. A
-/// channel that is the same all over the next partition is only shifted.
+/// How much the channels of each entry of a partition differ, scaled by the range that they have in the next one; the softmax over the
+/// partition. A channel that is the same all over the next partition is only shifted.
 ///
 /// # Shapes
-/// `(B, G, C, D)` and twice `(B, G, C)`, bool, in, `(B, G, C)` out.
-fn spread(x_bgcd: &Tensor, own: &Tensor, next: &Tensor) -> Tensor {
-    let others = next.logical_not().unsqueeze(-1);
-    let low = x_bgcd.masked_fill(&others, f64::INFINITY).amin([2i64], true);
-    let range = x_bgcd.masked_fill(&others, f64::NEG_INFINITY).amax([2i64], true) - &low;
-    let scaled = (x_bgcd - &low) / range.where_self(&range.gt(0.0), &range.ones_like());
-    // Nothing stands in the next partition of a sequence that has ended, or here.
-    let deviation = scaled.std_dim(&[-1i64][..], true, false).masked_fill(&own.logical_not(), f64::NEG_INFINITY);
-    deviation.nan_to_num(0.0, 0.0, f64::from(f32::MIN)).softmax(-1, Kind::Double)
-}
-
-/// The rank of each score in its partition, in (0, 1]; of equal ones the older ranks lower.
-///
-/// # Shapes
-/// `(B, G, C)` all, `own` bool, out f32.
-fn rank(score: &Tensor, own: &Tensor, position_bgc: &Tensor, lag: usize) -> Tensor {
-    let by_age = position_bgc.argsort(-1, false);
-    let score = score.masked_fill(&own.logical_not(), -1.0).gather(2, &by_age, false);
-    let order = score.argsort_stable(true, -1, false).argsort(-1, false);
-    let others = own.logical_not().sum_dim_intlist(&[-1i64][..], true, Kind::Int64);
-    let rank = (order - others + 1).to_kind(Kind::Float) / lag as f64;
-    rank.zeros_like().scatter(2, &by_age, &rank)
+/// `(B, G, C, D)` and the slots of both partitions `(B, G, 2 · lag)` in, `(B, G, lag)` out, f64.
+fn spread(x_bgcd: &Tensor, slots: &Tensor) -> Tensor {
+    let (b, g, _, d) = x_bgcd.size4().unwrap_or_default();
+    let both = x_bgcd.gather(2, &slots.unsqueeze(-1).expand([b, g, -1, d], false), false);
+    // Deviations of many tokens lie close together.
+    let both = both.to_kind(accumulation_kind(both.kind()));
+    let parts = both.chunk(2, 2);
+    let (own, next) = (&parts[0], &parts[1]);
+    let low = next.amin([2i64], true);
+    let range = next.amax([2i64], true) - &low;
+    let scaled = (own - low) / range.where_self(&range.gt(0.0), &range.ones_like());
+    scaled.std_dim(&[-1i64][..], true, false).softmax(-1, Kind::Double)
 }
