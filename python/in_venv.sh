@@ -13,7 +13,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 unset KVTUNE LD_LIBRARY_PATH PYTHONPATH || true
 
 if [ "$what" = tests ]; then
-    "$venv/bin/pip" install --quiet "kvtune[transformers] @ file://$wheel" pytest
+    "$venv/bin/pip" install --quiet "kvtune[transformers] @ file://$wheel" pytest nbclient ipykernel
     cd "$root/python/tests"
     "$venv/bin/python" -m pytest -p no:cacheprovider -q .
     exit
