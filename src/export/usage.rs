@@ -48,8 +48,12 @@ impl Usage {
                 vec![("sh", format!("vllm serve {base:?} --enable-lora{room} --lora-modules adapter={here:?}"))]
             }
             ExportTarget::LlamaCpp => {
-                let convert = format!("python convert_lora_to_gguf.py --base {base:?} --outfile adapter.gguf {here:?}");
-                vec![("sh", format!("{convert}\nllama-cli -m base.gguf --lora adapter.gguf"))]
+                // The converter reads a configuration in Hugging Face's form.
+                let is_gguf = Path::new(base).extension().is_some_and(|end| end == "gguf");
+                let note = "# DIRECTORY: the model in Hugging Face's form that the GGUF file was made of\n";
+                let (note, from, model) = if is_gguf { (note, "DIRECTORY", base) } else { ("", base, "base.gguf") };
+                let convert = format!("{note}python convert_lora_to_gguf.py --base {from:?} --outfile adapter.gguf {here:?}");
+                vec![("sh", format!("{convert}\nllama-cli -m {model:?} --lora adapter.gguf"))]
             }
             ExportTarget::Gguf(_) => vec![("sh", format!("llama-cli -m {here:?}/{GGUF_MODEL}"))],
             ExportTarget::Merged => {
@@ -59,5 +63,22 @@ impl Usage {
                 [("python", python), ("sh", served)].into_iter().take(if self.classes.is_some() { 1 } else { 2 }).collect()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_base_of_an_adapter_for_llama_cpp_may_be_the_file_itself() {
+        let usage = Usage { target: ExportTarget::LlamaCpp, classes: None, has_tokenizer: true, max_rank: None };
+        let lines = |base: &str| usage.lines(base, "here").remove(0).1;
+        let of_file = lines("m.gguf");
+        assert!(
+            of_file.contains("--base \"DIRECTORY\"") && of_file.ends_with("llama-cli -m \"m.gguf\" --lora adapter.gguf"),
+            "{of_file}"
+        );
+        assert!(lines("m").starts_with("python convert_lora_to_gguf.py --base \"m\" "));
     }
 }

@@ -130,6 +130,7 @@ impl GenerationRules {
         let count = || value.as_u64().map(|n| n as usize).ok_or_else(|| fault("a whole number of at least 0"));
         let at_least_one = || count().ok().filter(|&n| n > 0).ok_or_else(|| fault("a whole number of at least 1"));
         let share = || number(|p| (0.0..=1.0).contains(&p), "a number from 0 to 1");
+        let penalty = || number(|p| (-2.0..=2.0).contains(&p), "a number from -2 to 2");
         let rules = &mut self.sampling;
         match key {
             "do_sample" => rules.do_sample = value.as_bool().ok_or_else(|| fault("`true` or `false`"))?,
@@ -144,6 +145,8 @@ impl GenerationRules {
             "epsilon_cutoff" => rules.epsilon_cutoff = number(|p| (0.0..1.0).contains(&p), "a number of at least 0, below 1")?,
             "eta_cutoff" => rules.eta_cutoff = number(|p| (0.0..1.0).contains(&p), "a number of at least 0, below 1")?,
             "repetition_penalty" => rules.repetition_penalty = number(|p| p > 0.0, "a number above 0")?,
+            "presence_penalty" => rules.presence_penalty = penalty()?,
+            "frequency_penalty" => rules.frequency_penalty = penalty()?,
             "no_repeat_ngram_size" => rules.no_repeat_ngram_size = count()?,
             "min_new_tokens" | "min_tokens" => rules.min_new_tokens = count()?,
             "suppress_tokens" => rules.suppress_tokens = tokens(value).ok_or_else(|| fault("a list of token ids"))?,

@@ -15,6 +15,10 @@ pub struct SamplingRules {
     pub do_sample: bool,
     /// Logits of tokens that have occurred, in the prompt too, are divided by it, negative ones multiplied (arXiv 1909.05858).
     pub repetition_penalty: f64,
+    /// What logits of tokens lose that have been written, once each (OpenAI's API; −2 to 2).
+    pub presence_penalty: f64,
+    /// The same for each time.
+    pub frequency_penalty: f64,
     /// No run of so many tokens occurs twice; 0 for any.
     pub no_repeat_ngram_size: usize,
     /// No end token comes before so many new ones.
@@ -41,6 +45,8 @@ impl Default for SamplingRules {
         Self {
             do_sample: false,
             repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             no_repeat_ngram_size: 0,
             min_new_tokens: 0,
             suppress_tokens: Vec::new(),
@@ -115,6 +121,15 @@ impl SamplingRules {
             for &id in &ids.iter().copied().collect::<HashSet<u32>>() {
                 if let Some(logit) = logits.get_mut(id as usize) {
                     *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+                }
+            }
+        }
+        if self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 {
+            let mut seen = HashSet::new();
+            for &id in &ids[num_prompt.min(ids.len())..] {
+                if let Some(logit) = logits.get_mut(id as usize) {
+                    let once = if seen.insert(id) { self.presence_penalty } else { 0.0 };
+                    *logit -= (once + self.frequency_penalty) as f32;
                 }
             }
         }
@@ -254,6 +269,15 @@ fn remove(kept: &mut Vec<Candidate>, goes: &HashSet<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Token 1 of the prompt does not count; token 2 was written twice, token 3 once.
+    #[test]
+    fn presence_counts_once_and_frequency_each_time() {
+        let rules = SamplingRules { presence_penalty: 0.5, frequency_penalty: 0.25, ..SamplingRules::default() };
+        let mut logits = [1.0f32; 5];
+        rules.penalise(&mut logits, TokensSoFar { ids: &[1, 2, 2, 3], num_prompt: 1, eos: &[] });
+        assert_eq!(logits.map(|logit| (logit * 4.0) as i32), [4, 4, 0, 1, 4]);
+    }
 
     #[test]
     fn draws_follow_the_probabilities() {

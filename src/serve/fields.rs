@@ -19,8 +19,6 @@ const HARMLESS: &[&str] =
 
 /// Fields that must be left at what changes nothing: their name and that value.
 const NEUTRAL: &[(&str, &[&str])] = &[
-    ("presence_penalty", &["0", "0.0"]),
-    ("frequency_penalty", &["0", "0.0"]),
     ("logit_bias", &["{}"]),
     ("suffix", &["\"\""]),
     ("tool_choice", &["\"none\"", "\"auto\""]),
