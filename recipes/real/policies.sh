@@ -18,7 +18,7 @@ passages=$work/$texts.jsonl
 mkdir -p "$work/losses"
 failed=0
 while read -r slots chunk policy; do
-    result=$work/losses/$texts-$(printf '%s' "$slots $chunk $policy" | tr -c 'A-Za-z0-9.\n' _)
+    result=$work/losses/$texts-$(printf '%s' "$slots $chunk $policy${GATES:+ ${GATES##*/}}" | tr -c 'A-Za-z0-9.\n' _)
     if [ ! -f "$result" ]; then
         $kvtune --format json evaluate --base "$work/SmolLM2-135M-Instruct.Q4_1.gguf" --recipe "$here/prose.toml" --device cpu \
             --set data.train="$passages" --set data.validation="$passages" --set kv_cache.cache_length="$slots" \

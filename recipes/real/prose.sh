@@ -7,7 +7,8 @@
 #   sh recipes/real/fetch.sh && cargo build --release
 #   SEEDS="1 2 3" sh recipes/real/prose.sh > lines.tsv
 #
-# An adapter takes some 12 minutes of one thread, and up to 5 GiB. What is there already in data/real is not made again.
+# An adapter takes some 12 minutes of one thread, and up to 5 GiB. What is there already in data/real is not made again: NAME and SLOTS name it, so take
+# another NAME for another POLICY, LENGTHS or GATES.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
@@ -60,7 +61,13 @@ score() {
             >>"$out/line-$1-$2.part"
         mv "$out/line-$1-$2.part" "$out/line-$1-$2"
     }
-    sed "s|.*\"by_class\":{\"far\":{\"loss\":\([0-9.]*\).*\"policy\":\"\([^\"]*\)\".*\"overall\":{[^}]*\"loss\":\([0-9.]*\).*|$1\t$2\t\2\t\3\t\1|" "$out/line-$1-$2"
+    python3 - "$1" "$2" "$out/line-$1-$2" <<'END'
+import json, sys
+
+for line in open(sys.argv[3]):
+    found = json.loads(line)
+    print(*sys.argv[1:3], found["policy"], found["scores"]["overall"]["loss"], found["by_class"]["far"]["loss"], sep="\t")
+END
 }
 
 score - base "$model"

@@ -27,7 +27,7 @@ pub use buffer::as_stored;
 pub use footprint::{Growth, UndoBytes, notes_per_entry};
 pub use gradients::{CacheGrads, EntrySums};
 pub use layer::{LayerCache, Written};
-pub(crate) use policies::rolling;
+pub(crate) use policies::{STREAMING_LLM_SINKS, rolling};
 pub use policies::{build, check_policy, initial_part};
 pub use policy::{ChunkAttention, Entries, EvictionOrder, NewEntries, Observed, Policy};
 pub use ragged::Placement;

@@ -7,10 +7,12 @@ use serde_json::json;
 use tch::Device;
 
 use super::evaluate::{SampleArguments, targets};
-use crate::files;
+use crate::engine::Settings;
+use crate::files::{self, io_fault};
 use crate::model::{GATE_TENSORS, ModelConfig};
+use crate::recipe::{CacheLength, CacheRecipe, Recipe};
 use crate::report::console;
-use crate::train;
+use crate::train::{self, Calibrated, SLOTS_STEP};
 use crate::units::Fault;
 
 #[derive(Debug, Args)]
@@ -39,15 +41,14 @@ impl Calibrate {
         files::require_unused(&self.out)?;
         let targets = targets(std::slice::from_ref(&self.path), &[], self.recipe.as_deref())?;
         let Some(target) = targets.first() else { return Ok(()) };
-        let (recipe, notes) = target.recipe(&self.set)?;
+        let (own, notes) = target.recipe(&self.set)?;
         for note in &notes {
             console::note_once(note);
         }
+        let config = ModelConfig::load(&own.model)?;
+        let means = self.means(&own, &config)?;
+        let recipe = train::for_calibration(&own);
         train::set_numerics(&recipe, device);
-        let own = recipe.kv_cache.cache_length.by_layer(ModelConfig::load(&recipe.model)?.num_layers());
-        let own = own.iter().sum::<usize>() / own.len().max(1);
-        let asked: Vec<usize> = self.cache_length.iter().map(|&slots| slots as usize).collect();
-        let means = if asked.is_empty() { vec![own] } else { asked };
         let model = target.load(&recipe, device)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let splits = train::open_data(&recipe, model.config(), tokenizer.as_ref())?;
@@ -55,18 +56,51 @@ impl Calibrate {
         let dataset = self.samples.choose(splits, &recipe)?;
         let found = train::calibrate(&recipe, &model, tokenizer.as_ref(), &dataset, &means)?;
         found.gates.save(&self.out)?;
-        let tokens: usize = dataset.lengths().iter().sum();
-        let (samples, out) = (dataset.len(), self.out.display());
-        let lengths = means.iter().zip(&found.cache_lengths);
-        let lengths: Vec<String> =
-            lengths.map(|(mean, slots)| format!("cache_length = {slots:?}    # {mean} in the mean")).collect();
-        let lengths = lengths.join("\n");
+        if model.has_gates() {
+            let dir = target.dir().display();
+            console::warning(&format!(
+                "`{dir}` has gates of its own, which go before `kv_cache.gates`: replace its `{GATE_TENSORS}`"
+            ));
+        }
+        for lengths in &found.cache_lengths {
+            let kv = CacheRecipe { cache_length: CacheLength::PerLayer(lengths.clone()), ..own.kv_cache.clone() };
+            if let Err(error) = Settings::new(&config, &kv, &own.grad.closed()) {
+                console::warning(&format!("the recipe does not take these lengths as it is: {error}"));
+            }
+        }
+        self.tell(&found, &means)
+    }
+
+    /// Slots of a layer in the mean: those that are asked for, or the recipe's.
+    fn means(&self, recipe: &Recipe, config: &ModelConfig) -> Result<Vec<usize>, Fault> {
+        let mut means: Vec<usize> = self.cache_length.iter().map(|&slots| slots as usize).collect();
+        if means.is_empty() {
+            let lengths = recipe.kv_cache.cache_length.by_layer(config.num_layers());
+            means.push(lengths.iter().sum::<usize>() / lengths.len().max(1));
+        }
+        let Some(mean) = means.iter().find(|mean| **mean < SLOTS_STEP) else { return Ok(means) };
+        let message = format!("{mean} slots can't be shared out over layers: each gets a multiple of {SLOTS_STEP}");
+        Err(Fault::usage(message, "give a larger `--cache-length`"))
+    }
+
+    fn tell(&self, found: &Calibrated, means: &[usize]) -> Result<(), Fault> {
+        let Calibrated { explained, cache_lengths, num_samples, num_tokens, .. } = found;
+        // A recipe looks for what it names beside itself.
+        let out = std::path::absolute(&self.out).map_err(io_fault("find", &self.out))?;
+        let gates = toml::Value::from(out.display().to_string());
+        let lengths = means.iter().zip(cache_lengths).enumerate();
+        // Of several keys of one name all but the first are comments.
+        let line = |(i, (mean, slots)): (usize, (&usize, &Vec<usize>))| {
+            format!("{}cache_length = {slots:?}    # {mean} in the mean", if i == 0 { "" } else { "# " })
+        };
         let words = format!(
-            "{samples} samples, {tokens} tokens; the gates in `{}` explain {:.2} of what entries are worth\n\n[kv_cache]\ngates = \"{out}\"\n{lengths}",
-            self.out.join(GATE_TENSORS).display(),
-            found.explained,
+            "{num_samples} samples, {num_tokens} tokens; the gates explain {explained:.2} of the variance of importance\n\n[kv_cache]\n\
+             policy.learned = {{ grace_period = 0.375 }}\ngates = {gates}\n{}",
+            lengths.map(line).collect::<Vec<_>>().join("\n"),
         );
-        let facts = json!({ "samples": samples, "tokens": tokens, "gates": self.out, "explained": found.explained, "cache_lengths": found.cache_lengths });
+        let facts = json!({
+            "samples": num_samples, "tokens": num_tokens, "gates": out, "explained": explained, "cache_lengths": cache_lengths
+        });
         console::outcome(&words, &facts)
     }
 }

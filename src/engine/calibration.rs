@@ -15,25 +15,26 @@ impl Calibration {
     }
 
     /// Has the layers of a batch of so many tokens learn in its backward phase.
-    pub(super) fn lend(&mut self, layers: &[SharedLayer], tokens: usize) {
+    pub(super) fn attach(&mut self, layers: &[SharedLayer], tokens: usize) {
         for (state, importance) in layers.iter().zip(&mut self.0) {
             lock(state).importance = importance.take().map(|of| of.counting_from(tokens / 2));
         }
     }
 
-    /// Takes back what was lent, when the batch is done.
-    pub(super) fn take_back(&mut self, layers: &[SharedLayer]) {
+    /// Takes what was learned out of the layers, when the batch is done or has failed.
+    pub(super) fn detach(&mut self, layers: &[SharedLayer]) {
         for (state, importance) in layers.iter().zip(&mut self.0) {
-            *importance = lock(state).importance.take().map(LayerImportance::settled);
+            *importance = lock(state).importance.take();
+            importance.iter_mut().for_each(LayerImportance::forget_entries);
         }
     }
 
-    /// The gates that say most of the importance of an entry, bottom to top; `None` of a layer without entries.
+    /// The gates that say most of the importance of an entry, bottom to top; `None` of a layer with a window, or with fewer entries than channels.
     pub fn gates(&self) -> Vec<Option<FittedGate>> {
         self.0.iter().map(|of| of.as_ref()?.gate.solve()).collect()
     }
 
-    /// Shares `mean` slots a layer out, in multiples of `step`; see [`share_out`].
+    /// Shares `mean` slots a layer out, bottom to top, in multiples of `step`; `None` where nothing was counted, or the mean is below a step.
     pub fn slots(&self, mean: usize, step: usize) -> Option<Vec<usize>> {
         let demands: Vec<&SlotDemand> = self.0.iter().flatten().map(|of| &of.slots).collect();
         let mut shares = share_out(&demands, mean, step)?.into_iter();

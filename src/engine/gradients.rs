@@ -36,7 +36,7 @@ impl Engine {
         self.backward(model, trace, context, observer)
     }
 
-    /// Loss and gradients of a batch, whose entries `calibration` learns of.
+    /// Losses and gradients of a batch, of whose entries `calibration` learns. After an error it knows a part of the batch.
     pub fn calibrate(
         &self,
         model: &Model,
@@ -45,15 +45,12 @@ impl Engine {
         calibration: &mut Calibration,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, Fault> {
-        guarded(|| {
-            let run = StepRun::begin(&self.0, model, batch, Some(context), observer)?;
-            let layers = run.trace.session.layers.clone();
-            calibration.lend(&layers, run.trace.session.plan.len());
-            let trace = run.forward(None)?;
-            let made = StepRun::new(&self.0, model, trace, Some(context), observer).backward();
-            calibration.take_back(&layers);
-            made
-        })
+        let run = guarded(|| StepRun::begin(&self.0, model, batch, Some(context), observer))?;
+        let layers = run.trace.session.layers.clone();
+        calibration.attach(&layers, run.trace.session.plan.len());
+        let made = guarded(|| run.forward(None)).and_then(|trace| self.backward(model, trace, context, observer));
+        calibration.detach(&layers);
+        made
     }
 
     /// The forward phase alone, with what the backward phase needs.

@@ -96,6 +96,7 @@ impl LayerState {
         self.cache.offload();
         self.undo.clear();
         self.grads = None;
+        self.importance.iter_mut().for_each(LayerImportance::forget_entries);
     }
 
     /// Forward phase: chooses the victims, writes, attends, lets the policy take notes.

@@ -32,6 +32,7 @@ pub struct Exported {
 /// Writes an export into `out`, which is empty or not there. A write that fails, or for which `goes_on` says no, leaves nothing; what one that
 /// was killed has left is removed by the next.
 pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: &dyn Fn() -> bool) -> Result<Exported, Fault> {
+    files::refuse_symlink(out)?;
     files::require_unused(out)?;
     let parts = parts(trained, target)?;
     let base_model = parts.base.display().to_string();

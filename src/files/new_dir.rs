@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::atomic::{MARK, is_temporary, parent, put_dir, refuse_symlink, sync_dir};
+use super::atomic::{MARK, is_temporary, parent, put_dir, sync_dir};
 use super::{ReadLock, disk, io_fault, make_dir};
 use crate::units::{Fault, abridged};
 
@@ -26,9 +26,8 @@ pub fn put_new_dir(place: &Path, fill: impl FnOnce(&Path) -> Result<(), Fault>) 
     sync_dir(home)
 }
 
-/// Refuses a directory that holds anything, and a link.
+/// Refuses a directory that holds anything, with the hint to choose another `--out`.
 pub fn require_unused(dir: &Path) -> Result<(), Fault> {
-    refuse_symlink(dir)?;
     if dir.symlink_metadata().is_err() {
         return Ok(());
     }

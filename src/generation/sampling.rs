@@ -1,5 +1,5 @@
 //! From the logits of the next token to the token: penalties, cuts and the draw, in the order and by the formulas of Transformers
-//! (`LogitsProcessor`s of its generation, version 5.3).
+//! (`LogitsProcessor`s of its generation, version 5.3), and OpenAI's penalties behind the first.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;

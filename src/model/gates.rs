@@ -111,7 +111,7 @@ impl Gates {
     /// The error where a policy asks for gates that a model does not have.
     pub fn missing() -> Fault {
         let message = "the policy `learned` goes by gates, and the model has none";
-        Fault::usage(message, "name them with `kv_cache.gates`, or choose another policy")
+        Fault::usage(message, "name them with `kv_cache.gates`, or choose another policy; `kvtune calibrate` makes them")
     }
 
     /// The file of gates that a path means: itself, or one in a directory.

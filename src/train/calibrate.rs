@@ -1,29 +1,54 @@
-//! Calibration: the model reads texts with a cache that keeps everything, and the gradient of its loss says which entries it needed later.
+//! Calibration: the model reads samples with a cache that keeps everything, and the gradient of its loss says which entries it needed later.
 //! From that come gates for the policy `learned`, and a share of the slots for each layer.
 
 use super::build;
 use super::teacher::full_cache;
 use crate::data::{Dataset, Tokenizer};
-use crate::engine::{Calibration, MicroBatchContext, Silent};
+use crate::engine::{Calibration, MicroBatchContext, Silent, guarded};
 use crate::model::{Gates, Model};
 use crate::recipe::{AttentionOutputs, GradRecipe, Recipe};
 use crate::report::console;
-use crate::units::Fault;
+use crate::units::{Exit, Fault};
 
 /// What a model was found to need.
 #[derive(Debug)]
 pub struct Calibrated {
     pub gates: Gates,
-    /// The part of the variance of importances that the gates explain, in the mean over layers.
+    /// The part of the variance of the logarithm of importances that the gates explain, in the mean over layers.
     pub explained: f64,
     /// Slots of each layer, bottom to top, for each mean that was asked for.
     pub cache_lengths: Vec<Vec<usize>>,
+    pub num_samples: usize,
+    pub num_tokens: usize,
 }
 
-/// Slots are shared out by so many.
-const STEP: usize = 32;
+/// Slots are shared out by so many; a mean of fewer can't be.
+pub const SLOTS_STEP: usize = 32;
 
-/// Learns from all samples of a data set, and shares the slots of all layers out, so many for each in the mean.
+/// Shorter samples tell too little: of each entry queries must tell that are some way behind it.
+const FEWEST_TOKENS: usize = 896;
+
+/// Queries tell of entries by chunks, so that these must not be long.
+const LONGEST_CHUNK: usize = 256;
+
+/// The recipe by which a model is calibrated: with a cache that keeps everything, whatever the recipe's is.
+pub fn for_calibration(recipe: &Recipe) -> Recipe {
+    let mut kv_cache = full_cache(recipe);
+    kv_cache.chunk_size = Some(kv_cache.wanted_chunk_size().min(LONGEST_CHUNK));
+    let grad = GradRecipe {
+        chunks_per_cell: Some(1),
+        attention_outputs: AttentionOutputs::Keep,
+        single_tokens_for_targets: false,
+        ..recipe.grad.closed()
+    };
+    Recipe { kv_cache, grad, distill: None, ..recipe.clone() }
+}
+
+/// Learns from the samples of a data set that are long enough, and shares the slots of all layers out, so many for each in the mean. `recipe` is
+/// one [`for_calibration`].
+///
+/// # Errors
+/// Where no sample is long enough for the largest mean, or a loss is not finite.
 pub fn calibrate(
     recipe: &Recipe,
     model: &Model,
@@ -31,23 +56,33 @@ pub fn calibrate(
     dataset: &Dataset,
     means: &[usize],
 ) -> Result<Calibrated, Fault> {
-    let grad = GradRecipe { chunks_per_cell: Some(1), attention_outputs: AttentionOutputs::Keep, ..recipe.grad.closed() };
-    let recipe = Recipe { kv_cache: full_cache(recipe), grad, distill: None, ..recipe.clone() };
-    let engine = build::engine(&recipe, model.config(), tokenizer, None)?;
+    let fewest = means.iter().map(|mean| 2 * mean).max().unwrap_or(0).max(FEWEST_TOKENS);
+    let samples: Vec<usize> = (0..dataset.len()).filter(|&sample| dataset.lengths()[sample] >= fewest).collect();
+    let too_few = || {
+        let hint = "take longer samples or more of them, or a smaller `--cache-length`: half of a sample must be more than the cache holds";
+        Fault::data(format!("no {fewest} tokens are together in a sample, or too few samples have them"), hint)
+    };
+    let num_tokens = samples.iter().map(|&sample| dataset.lengths()[sample]).sum();
+    console::note(&format!("calibrating on {} of {} samples, those of at least {fewest} tokens", samples.len(), dataset.len()));
+    let engine = build::engine(recipe, model.config(), tokenizer, None)?;
     let mut calibration = Calibration::new(model.config());
     let context = MicroBatchContext { weight: 1.0, router_weight: 0.0, dropout: None, chunk_sizes: None };
-    for sample in 0..dataset.len() {
-        console::note(&format!("sample {} of {}", sample + 1, dataset.len()));
-        engine.calibrate(model, &dataset.batch(&[sample])?, context, &mut calibration, &mut Silent)?;
+    for (done, &sample) in samples.iter().enumerate() {
+        let batch = dataset.batch(&[sample])?;
+        let made = engine.calibrate(model, &batch, context, &mut calibration, &mut Silent)?;
+        if made.losses.iter().any(|loss| !loss.loss_sum.is_finite()) {
+            let message = format!("the loss of sample {} is not finite", batch.sequences[0].sample);
+            return Err(Fault::new(Exit::NotFinite, message).with_hint("look at the sample and at the model's weights"));
+        }
+        console::note(&format!("sample {} of {}, {} tokens", done + 1, samples.len(), dataset.lengths()[sample]));
     }
-    let fits = calibration.gates();
+    let (fits, cache_lengths) = guarded(|| {
+        let lengths: Option<Vec<_>> = means.iter().map(|&mean| calibration.slots(mean, SLOTS_STEP)).collect();
+        Ok((calibration.gates(), lengths))
+    })?;
     let fitted: Vec<f64> = fits.iter().flatten().map(|fit| fit.explained).collect();
-    let cache_lengths: Option<Vec<_>> = means.iter().map(|&mean| calibration.slots(mean, STEP)).collect();
-    let Some(cache_lengths) = cache_lengths.filter(|_| !fitted.is_empty()) else {
-        let message = "no sample is long enough to tell which entries are needed later";
-        return Err(Fault::data(message, "calibrate on samples of a thousand tokens and more"));
-    };
     let explained = fitted.iter().sum::<f64>() / fitted.len() as f64;
+    let cache_lengths = cache_lengths.filter(|_| explained.is_finite()).ok_or_else(too_few)?;
     let gates = Gates::linear(model.config(), fits.into_iter().map(|fit| fit.map(|fit| fit.output)));
-    Ok(Calibrated { gates, explained, cache_lengths })
+    Ok(Calibrated { gates, explained, cache_lengths, num_samples: samples.len(), num_tokens })
 }

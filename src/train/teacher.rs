@@ -36,6 +36,7 @@ pub struct Teacher {
 pub(super) fn full_cache(recipe: &Recipe) -> CacheRecipe {
     CacheRecipe {
         policy: PolicyRecipe::named("dense"),
+        gates: None,
         storage: Storage::Paged,
         buffer: BufferKind::Plain,
         r#static: false,

@@ -39,7 +39,7 @@ fn arguments_that_are_missing() {
     place.run(&["check"]).misused();
     place.run(&["evaluate"]).misused();
     assert_snapshot!(place.run(&["evaluate", "--base", "model"]).refused(2), @r"
-    error: the model `model` has no recipe that says what it is evaluated on
+    error: the model `model` has no recipe that names data
 
     hint: name one with `--recipe`, or a run beside it
     ");

@@ -7,9 +7,9 @@ use super::place::Place;
 /// Rows that are long enough to tell what is needed later.
 fn place() -> Place {
     let place = Place::new();
-    place.edit_json("model/config.json", json!({ "max_position_embeddings": 640 }));
+    place.edit_json("model/config.json", json!({ "max_position_embeddings": 1024 }));
     let row = |index: usize| {
-        let ids: Vec<usize> = (0..561).map(|at| (at * at + 7 * at * (index + 1) + index) % 40).collect();
+        let ids: Vec<usize> = (0..901).map(|at| (at * at + 7 * at * (index + 1) + index) % 40).collect();
         json!({ "input_ids": ids, "labels": ids }).to_string() + "\n"
     };
     place.write("train.jsonl", (0..2).map(row).collect::<String>());
@@ -38,11 +38,26 @@ fn gates_and_slots_are_found_and_a_policy_goes_by_them() {
     assert!(place.names("run/final").contains(&"kv_gates.safetensors".to_owned()));
     // Taken anew, of what was trained, with the mean of its slots.
     let anew = place.run(&["calibrate", "run", "--split", "train", "--limit", "1", "--out", "anew", "--device", "cpu"]).done();
-    assert!(
-        anew.out.contains("[kv_cache]\ngates = \"anew\"\ncache_length = [") && anew.out.ends_with("    # 96 in the mean\n"),
-        "{}",
-        anew.out
-    );
+    let lines = "[kv_cache]\npolicy.learned = { grace_period = 0.375 }\ngates = \"<dir>/anew\"\ncache_length = [";
+    assert!(anew.out.contains(lines) && anew.out.ends_with("    # 96 in the mean\n"), "{}", anew.out);
+    assert!(anew.err.contains("has gates of its own, which go before `kv_cache.gates`"), "{}", anew.err);
+    // A recipe may name what is still to be made.
+    place.edit_recipe("policy = \"h2o\"", "policy = \"learned\"\ngates = \"not-made-yet\"");
+    let first = [
+        "calibrate",
+        "model",
+        "--recipe",
+        "recipe.toml",
+        "--split",
+        "train",
+        "--limit",
+        "1",
+        "--out",
+        "first",
+        "--device",
+        "cpu",
+    ];
+    place.run(&first).done();
 }
 
 #[test]
@@ -51,7 +66,9 @@ fn what_can_not_be_calibrated_is_said_before_and_after() {
     let calibrate = ["calibrate", "model", "--recipe", "recipe.toml", "--split", "train", "--device", "cpu", "--out"];
     let error = place.run(&[&calibrate[..], &["model"]].concat()).refused(2);
     assert!(error.starts_with("error: `model` exists and is not empty\n"), "{error}");
+    let error = place.run(&[&calibrate[..], &["gates", "--cache-length", "31"]].concat()).refused(2);
+    assert!(error.starts_with("error: 31 slots can't be shared out over layers: each gets a multiple of 32\n"), "{error}");
     let error = place.run(&[&calibrate[..], &["gates"]].concat()).refused(3);
-    assert!(error.starts_with("error: no sample is long enough to tell which entries are needed later\n"), "{error}");
+    assert!(error.contains("error: no 896 tokens are together in a sample, or too few samples have them\n"), "{error}");
     assert!(!place.path("gates").exists());
 }

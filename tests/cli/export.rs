@@ -82,7 +82,7 @@ fn gates_stay_with_what_was_trained_beside_them() {
     assert_snapshot!(place.finetune(&[learned]).refused(2), @r"
     error: the policy `learned` goes by gates, and the model has none
 
-    hint: name them with `kv_cache.gates`, or choose another policy
+    hint: name them with `kv_cache.gates`, or choose another policy; `kvtune calibrate` makes them
     ");
     place.finetune(&[learned, "kv_cache.gates=gates.safetensors", "data.validation_fraction=0.34"]).done();
     place.run(&["resume", "run", "--device", "cpu", "--set", "train.max_steps=4", "--set", "train.epochs=2"]).done();

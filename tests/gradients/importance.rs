@@ -98,6 +98,37 @@ fn least_squares(x_bte: &Tensor, squared_bgtt: &Tensor) -> [Tensor; 2] {
     [weight.transpose(0, 1), (mean_y - mean_x.matmul(&weight)).view(-1)]
 }
 
+/// The slots of each layer above one threshold on what its entries are still worth before each chunk of the second half.
+fn slots_by_sorting(layers: &[(Tensor, Tensor)], mean: usize) -> Vec<usize> {
+    let (mut worth, mut caches) = (Vec::new(), 0.0);
+    for (_, squared_bgtt) in layers {
+        let mut of_layer = Vec::new();
+        caches = 0.0;
+        for start in (300..CASE.lengths[0]).step_by(CASE.chunk) {
+            for (b, &len) in CASE.lengths.iter().enumerate().filter(|(_, len)| start < **len) {
+                caches += 2.0;
+                for position in 0..start {
+                    let first = (position + NEAR as usize).div_ceil(CASE.chunk) * CASE.chunk;
+                    let later = squared_bgtt.get(b as i64).select(2, position as i64);
+                    let from = first.max(start).min(len) as i64;
+                    let sum_g = later.narrow(1, from, len as i64 - from).sum_dim_intlist(&[1i64][..], false, Kind::Double);
+                    of_layer.extend(Vec::<f64>::try_from(sum_g).unwrap());
+                }
+            }
+        }
+        of_layer.sort_by(|a: &f64, b| b.total_cmp(a));
+        worth.push(of_layer);
+    }
+    let slots = |threshold: f64| -> Vec<usize> {
+        let above = |of_layer: &Vec<f64>| of_layer.partition_point(|worth| *worth > threshold) as f64 / caches;
+        worth.iter().map(|of_layer| above(of_layer).max(mean as f64 / 4.0) as usize).collect()
+    };
+    let mut all: Vec<f64> = worth.concat();
+    all.sort_by(|a, b| b.total_cmp(a));
+    let fits = all.partition_point(|&threshold| slots(threshold).iter().sum::<usize>() <= mean * NUM_LAYERS);
+    slots(all[fits - 1])
+}
+
 fn calibrated(case: &Case, model: &Model) -> Calibration {
     let (mut calibration, engine) = (Calibration::new(model.config()), engine(case, model));
     let context = MicroBatchContext { weight: 1.0, router_weight: 0.0, dropout: None, chunk_sizes: None };
@@ -109,8 +140,8 @@ fn calibrated(case: &Case, model: &Model) -> Calibration {
 fn gates_are_least_squares_on_what_autograd_says_of_scores() {
     let model = model(&CASE);
     let expected = by_autograd(&model);
-    let growing = Case { storage: Storage::Growing, layers_per_cell: 2, kept: 5, ..CASE };
-    for case in [CASE, growing] {
+    let paged = Case { storage: Storage::Paged, layers_per_cell: 2, kept: 5, ..CASE };
+    for case in [CASE, paged] {
         let calibration = calibrated(&case, &model);
         for (layer, (fit, (x_bte, squared_bgtt))) in calibration.gates().into_iter().zip(&expected).enumerate() {
             let FittedGate { output, explained } = fit.unwrap();
@@ -120,9 +151,13 @@ fn gates_are_least_squares_on_what_autograd_says_of_scores() {
                 assert!(furthest < 1e-5, "layer {layer}: {furthest}");
             }
         }
-        let slots = calibration.slots(100, 4).unwrap();
-        assert!(slots.len() == NUM_LAYERS && slots.iter().all(|slots| slots % 4 == 0 && *slots >= 24), "{slots:?}");
+        let (slots, by_sorting) = (calibration.slots(100, 4).unwrap(), slots_by_sorting(&expected, 100));
         assert_eq!(slots.iter().sum::<usize>(), 100 * NUM_LAYERS, "{slots:?}");
+        for (found, expected) in slots.iter().zip(&by_sorting) {
+            // Importances are counted in bins, and slots come by fours.
+            assert!(found.abs_diff(*expected) <= 6, "{slots:?} {by_sorting:?}");
+        }
+        assert!(slots.iter().any(|slots| slots.abs_diff(100) > 8), "{slots:?}: layers differ");
     }
 }
 

@@ -1,8 +1,7 @@
 //! `learned`: entries stay that the model's gates expect to matter: small functions, learned, of what a layer computes keys and values from
-//! (KVzap, Jegou and Jeblick 2026, arXiv 2601.07891). Departs from the paper in that a cache of fixed size evicts the lowest scores, instead
-//! of all below a threshold, and in that what an entry has received since counts too: after n queries that could see it the score is
-//! `gate + log(mass / n²)`, the mean attention so far, which is worth the less the longer ago the entry was written, times what the gate
-//! expects; a gate says a logarithm. With `gate_alone` the score is the gate's.
+//! (KVzap, Jegou and Jeblick 2026, arXiv 2601.07891). A gate says the logarithm of what an entry is worth. After n queries that gave an entry
+//! the attention mass m, its score is the logarithm of `exp(gate) · (m / n) / n`. With `gate_alone` it is the gate's, as in the paper. Departs
+//! from the paper in that a cache of fixed size evicts the lowest scores, instead of all below a threshold.
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};

@@ -20,6 +20,7 @@ mod tova;
 mod window;
 
 pub(crate) use lastrec::rolling;
+pub(crate) use params::STREAMING_LLM_SINKS;
 pub use registry::{PolicyEntry, REGISTRY, build, check_policy, initial_part, names};
 
 use super::Policy;

@@ -52,7 +52,7 @@ pub(super) fn default_sinks() -> usize {
 }
 
 /// The four first tokens of the paper on `streaming-llm`.
-pub(super) const STREAMING_LLM_SINKS: usize = 4;
+pub(crate) const STREAMING_LLM_SINKS: usize = 4;
 
 /// A number of tokens that stay; some slot must be left to evict.
 pub(super) fn staying(choice: &PolicyRecipe, key: &'static str, count: usize, cache_length: usize) -> Result<usize, Fault> {

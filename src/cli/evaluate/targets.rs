@@ -59,7 +59,7 @@ pub(in crate::cli) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Opti
             (None, Some(run)) => train::resolved_recipe(&run)?,
             (None, None) => {
                 return Err(Fault::usage(
-                    format!("the model `{}` has no recipe that says what it is evaluated on", path.display()),
+                    format!("the model `{}` has no recipe that names data", path.display()),
                     "name one with `--recipe`, or a run beside it",
                 ));
             }
@@ -109,7 +109,7 @@ fn optional<T>(all: impl Iterator<Item = T>) -> Vec<Option<T>> {
 
 impl Target {
     /// The directory that it is known by.
-    pub(super) fn dir(&self) -> &Path {
+    pub(in crate::cli) fn dir(&self) -> &Path {
         self.checkpoint.as_ref().map_or(&self.path, |found| &found.dir)
     }
 

@@ -2,13 +2,10 @@
 
 use tch::{Kind, Tensor};
 
-use crate::ops::attention::accumulation_kind;
+use crate::cache::STREAMING_LLM_SINKS;
 
 /// Entries of which fewer queries tell are left out.
 const FEWEST_QUERIES: f64 = 256.0;
-
-/// The first tokens are attention sinks, which never leave: they would pull every fit to themselves.
-const SINKS: i64 = 4;
 
 /// What is added to an importance before its logarithm, as a part of the mean: far below it, differences decide nothing.
 const FLOOR: f64 = 1e-3;
@@ -19,7 +16,7 @@ const RIDGE: f64 = 2e-4;
 /// Sums over entries for a linear fit in f64, of inputs with a constant 1 behind them.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct GateFit {
-    entries: f64,
+    num_entries: f64,
     /// Sum of importances by KV head `(G)`.
     importance_g: Option<Tensor>,
     /// `(E + 1, E + 1)`.
@@ -30,7 +27,7 @@ pub(in crate::engine) struct GateFit {
     yy: Option<Tensor>,
 }
 
-/// A gate, and how much of its labels' variance it explains, in the mean over KV heads.
+/// A gate, and the part of its labels' variance that it explains, in the mean over KV heads and less what it owes to having many channels.
 #[derive(Debug)]
 pub struct FittedGate {
     /// Weight `(G, E)` and bias `(G)`, f64.
@@ -46,31 +43,35 @@ impl GateFit {
     pub(super) fn add(&mut self, x_bne: &Tensor, sums_bgn2: &Tensor, start: usize) {
         let (sum_bgn, queries_bgn) = (sums_bgn2.select(3, 0), sums_bgn2.select(3, 1));
         let num_tokens = x_bne.size()[1];
-        let is_sink = Tensor::arange_start(start as i64, start as i64 + num_tokens, (Kind::Int64, x_bne.device())).lt(SINKS);
-        let told_bn = queries_bgn.ge(FEWEST_QUERIES).all_dim(1, false).logical_and(&is_sink.logical_not());
-        let rows = |x: &Tensor| x.flatten(0, 1).index_select(0, &told_bn.flatten(0, -1).nonzero().squeeze_dim(1));
+        let is_sink = Tensor::arange_start(start as i64, start as i64 + num_tokens, (Kind::Int64, x_bne.device()))
+            .lt(STREAMING_LLM_SINKS as i64);
+        let counts_bn = queries_bgn.ge(FEWEST_QUERIES).all_dim(1, false).logical_and(&is_sink.logical_not());
+        let rows = |x: &Tensor| x.flatten(0, 1).index_select(0, &counts_bn.flatten(0, -1).nonzero().squeeze_dim(1));
         let mean_mg = rows(&(sum_bgn / queries_bgn.clamp_min(1.0)).transpose(1, 2)).to_kind(Kind::Double);
         let (count, groups) = mean_mg.size2().unwrap_or_default();
         if count == 0 {
             return;
         }
-        self.entries += count as f64;
+        self.num_entries += count as f64;
         let by_entry = |x: &Tensor| x.sum_dim_intlist(&[0i64][..], false, Kind::Double);
         plus(&mut self.importance_g, by_entry(&mean_mg));
-        let mean_g = self.importance_g.as_ref().map(|sum| sum / self.entries);
+        let mean_g = self.importance_g.as_ref().map(|sum| sum / self.num_entries);
         let floor_g = mean_g.unwrap_or_default().view([1, groups]) * FLOOR + f64::MIN_POSITIVE;
         let y_mg = (mean_mg + floor_g).log();
-        let x_me = rows(x_bne).to_kind(accumulation_kind(x_bne.kind()));
+        let x_me = rows(x_bne).to_kind(Kind::Double);
         let x_me = Tensor::cat(&[&x_me, &x_me.narrow(1, 0, 1).ones_like()], 1);
-        plus(&mut self.xx, x_me.transpose(0, 1).matmul(&x_me).to_kind(Kind::Double));
-        plus(&mut self.xy, x_me.transpose(0, 1).to_kind(Kind::Double).matmul(&y_mg));
+        plus(&mut self.xx, x_me.transpose(0, 1).matmul(&x_me));
+        plus(&mut self.xy, x_me.transpose(0, 1).matmul(&y_mg));
         plus(&mut self.yy, by_entry(&y_mg.square()));
     }
 
-    /// The gate with the least squared error, and a little ridge; `None` before there are entries.
+    /// The gate with the least squared error, and a little ridge; `None` of fewer entries than channels.
     pub(in crate::engine) fn solve(&self) -> Option<FittedGate> {
         let (xx, xy, yy_g) = (self.xx.as_ref()?, self.xy.as_ref()?, self.yy.as_ref()?);
-        let (width, n) = (xx.size()[0] - 1, self.entries);
+        let (width, n) = (xx.size()[0] - 1, self.num_entries);
+        if n <= width as f64 + 1.0 {
+            return None;
+        }
         let mean_x = xx.narrow(0, width, 1).narrow(1, 0, width) / n;
         let mean_y = xy.narrow(0, width, 1) / n;
         // Around the means, so that no ridge pulls at the bias.
@@ -84,7 +85,9 @@ impl GateFit {
         let error_g =
             &variance_g - by_head(&weight_eg * &with_labels) * 2.0 + by_head(&weight_eg * covariance.matmul(&weight_eg));
         let bias_g = (&mean_y - mean_x.matmul(&weight_eg)).view(-1);
-        let explained = 1.0 - (error_g / variance_g).mean(Kind::Double).double_value(&[]);
+        // As many entries as channels could be fitted to any labels (adjusted R²).
+        let free = (n - 1.0) / (n - width as f64 - 1.0);
+        let explained = 1.0 - (error_g / variance_g).mean(Kind::Double).double_value(&[]) * free;
         Some(FittedGate { output: [weight_eg.transpose(0, 1).contiguous(), bias_g], explained })
     }
 }

@@ -45,9 +45,10 @@ impl LayerImportance {
         Self { counts_from: position, ..self }
     }
 
-    /// What stays when a batch is done.
-    pub(super) fn settled(self) -> Self {
-        Self { sums: None, inputs: BTreeMap::new(), ..self }
+    /// Lets go of what belongs to the entries of a batch.
+    pub(super) fn forget_entries(&mut self) {
+        self.sums = None;
+        self.inputs.clear();
     }
 
     /// Adds what a chunk's queries give to the entries before it.

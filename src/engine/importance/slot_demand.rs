@@ -49,13 +49,13 @@ pub(in crate::engine) fn share_out(demands: &[&SlotDemand], mean: usize, step: u
     let down_to: Vec<Vec<f64>> = demands.iter().map(|demand| demand.down_to()).collect();
     let (total, mean) = (demands.len() * mean, mean as f64);
     let needed = |bin: usize| -> Vec<f64> {
-        let of_layer = |counts: &Vec<f64>| counts.get(bin).map(|slots| slots.max(LEAST * mean));
+        let of_layer = |counts: &Vec<f64>| counts.get(bin).map(|slots| slots.max(LEAST * mean).max(step as f64));
         down_to.iter().filter_map(of_layer).collect()
     };
     let fits = |slots: &Vec<f64>| slots.len() == demands.len() && slots.iter().sum::<f64>() <= total as f64;
     let most = (0..BINS as usize).map(needed).take_while(fits).last()?;
     // What is left when all are rounded down goes where most was cut off.
-    let mut shares: Vec<usize> = most.iter().map(|slots| (*slots as usize / step).max(1)).collect();
+    let mut shares: Vec<usize> = most.iter().map(|slots| *slots as usize / step).collect();
     let cut_off = |layer: &usize| most[*layer] / step as f64 - shares[*layer] as f64;
     let mut by_rest: Vec<usize> = (0..most.len()).collect();
     by_rest.sort_by(|a, b| cut_off(b).total_cmp(&cut_off(a)));
@@ -87,6 +87,10 @@ mod tests {
         assert!((shares[0] as i64 - shares[1] as i64 - 30).abs() <= 1, "{shares:?}");
         assert!(share_out(&[&rich, &poor, &useless], 40, 8).unwrap().iter().all(|slots| slots % 8 == 0));
         assert!(share_out(&[&SlotDemand::default()], 40, 8).is_none());
+        // No layer gets less than a step, and all together no more for that.
+        let coarse = share_out(&[&rich, &useless, &useless, &useless], 40, 32).unwrap();
+        assert_eq!(coarse, [64, 32, 32, 32]);
+        assert!(share_out(&[&rich, &poor], 24, 32).is_none());
     }
 
     #[test]

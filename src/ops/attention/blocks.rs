@@ -47,7 +47,7 @@ pub(super) fn forward(q: &Tensor, part: &KvBlock, is_causal: bool, rule: ScoreRu
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let kind = accumulation_kind(q.kind());
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
-    let (k, v) = (part.k.to_kind(kind), part.v.to_kind(kind).unsqueeze(2));
+    let (k, v) = (part.k.to_kind(kind), part.v.unsqueeze(2));
     for start in (0..n).step_by(BLOCK as usize) {
         let len = BLOCK.min(n - start);
         let scores = hidden(block_scores(&q.narrow(2, start, len), &k, rule), start, part, is_causal);
@@ -69,21 +69,27 @@ pub(super) fn backward(dout: &Tensor, chunk: &Qkv, past: Option<&KvBlock>, merge
     let (part, q) = (past.unwrap_or(&chunk.own), &chunk.q_bhnd);
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let (g, kind) = (part.k.size()[1], accumulation_kind(q.kind()));
-    let k = part.k.to_kind(kind);
-    let (mut dk, mut dv) = (k.zeros_like(), k.zeros_like());
+    let part = &in_kind(part, kind);
+    let (mut dk, mut dv) = (part.k.zeros_like(), part.v.zeros_like());
     let mut dqs = Vec::new();
     for start in (0..n).step_by(BLOCK as usize) {
         let len = BLOCK.min(n - start);
-        let ScoreGradients { weight, dscore, slope } = score_gradients(start..start + len, dout, chunk, past, merged);
+        let ScoreGradients { weight, dscore, slope } =
+            score_gradients(start..start + len, dout, chunk, part, past.is_none(), merged);
         let dscore = dscore * chunk.rule.scale;
         let dscore = slope.map_or_else(|| dscore.shallow_clone(), |slope| &dscore * slope);
         let flat = |x: &Tensor| x.reshape([b, g, h / g * len, -1]);
         let grouped = |x: &Tensor| flat(&x.narrow(2, start, len).to_kind(kind));
         dk += flat(&dscore).transpose(-1, -2).matmul(&grouped(q));
         dv += flat(&weight).transpose(-1, -2).matmul(&grouped(dout));
-        dqs.push(flat(&dscore).matmul(&k).reshape([b, h, len, d]).to_kind(q.kind()));
+        dqs.push(flat(&dscore).matmul(&part.k).reshape([b, h, len, d]).to_kind(q.kind()));
     }
     (Tensor::cat(&dqs, 2), KvBlock::of_planes([dk, dv]))
+}
+
+/// A part in the kind in which its blocks are computed.
+fn in_kind(part: &KvBlock, kind: Kind) -> KvBlock {
+    KvBlock { k: part.k.to_kind(kind), v: part.v.to_kind(kind), ..part.clone() }
 }
 
 /// The sum over a chunk's queries, and over the query heads of each KV head, of the squared gradient of a past key's score: the empirical
@@ -92,9 +98,9 @@ pub(super) fn backward(dout: &Tensor, chunk: &Qkv, past: Option<&KvBlock>, merge
 /// # Shapes
 /// As in [`forward`]; `(B, G, P)` out, in the accumulation kind.
 pub fn squared_score_gradients(dout: &Tensor, chunk: &Qkv, past: &KvBlock, merged: &Attended) -> Tensor {
-    let n = chunk.num_tokens();
+    let (n, past) = (chunk.num_tokens(), &in_kind(past, accumulation_kind(dout.kind())));
     let blocks = (0..n).step_by(BLOCK as usize).map(|start| {
-        let ScoreGradients { dscore, .. } = score_gradients(start..n.min(start + BLOCK), dout, chunk, Some(past), merged);
+        let ScoreGradients { dscore, .. } = score_gradients(start..n.min(start + BLOCK), dout, chunk, past, false, merged);
         dscore.square().sum_dim_intlist(&[2i64, 3][..], false, dscore.kind())
     });
     blocks.reduce(|total, block| total + block).unwrap_or_else(|| past.k.select(3, 0).zeros_like())
@@ -109,9 +115,16 @@ struct ScoreGradients {
     slope: Option<Tensor>,
 }
 
-/// What [`backward`] makes of some queries and a part of the keys.
-fn score_gradients(queries: Range<i64>, dout: &Tensor, chunk: &Qkv, past: Option<&KvBlock>, merged: &Attended) -> ScoreGradients {
-    let (part, is_causal, q, rule) = (past.unwrap_or(&chunk.own), past.is_none(), &chunk.q_bhnd, chunk.rule);
+/// What [`backward`] makes of some queries and a part of the keys, which is in the accumulation kind, and whether it is causal.
+fn score_gradients(
+    queries: Range<i64>,
+    dout: &Tensor,
+    chunk: &Qkv,
+    part: &KvBlock,
+    is_causal: bool,
+    merged: &Attended,
+) -> ScoreGradients {
+    let (q, rule) = (&chunk.q_bhnd, chunk.rule);
     let (start, len) = (queries.start, queries.end - queries.start);
     let (b, h, ..) = q.size4().unwrap_or_default();
     let (g, kind) = (part.k.size()[1], accumulation_kind(q.kind()));
@@ -123,7 +136,7 @@ fn score_gradients(queries: Range<i64>, dout: &Tensor, chunk: &Qkv, past: Option
     let weight = (hidden(scores, start, part, is_causal) - lse).exp();
     let (go, out) = (grouped(dout), grouped(&merged.out_bhnd));
     let delta = (&go * out).sum_dim_intlist(&[-1i64][..], true, kind);
-    let dweight = go.matmul(&part.v.to_kind(kind).unsqueeze(2).transpose(-1, -2));
+    let dweight = go.matmul(&part.v.unsqueeze(2).transpose(-1, -2));
     ScoreGradients { dscore: &weight * (dweight - delta), weight, slope }
 }
 
