@@ -56,7 +56,7 @@ impl Scene {
         if self.policy != "adakv" {
             return (self.policy.to_owned(), params, None);
         }
-        let floor = params.get("floor").map_or(0.2, |floor| floor.as_float().unwrap());
+        let floor = params.get("floor").map_or_else(|| self.default_floor(), |floor| floor.as_float().unwrap());
         let (name, inner) = match params.get("policy") {
             None => ("snapkv".to_owned(), toml::Table::new()),
             Some(toml::Value::String(name)) => (name.clone(), toml::Table::new()),
@@ -66,6 +66,12 @@ impl Scene {
             }
         };
         (name, inner, Some(floor))
+    }
+
+    /// A fifth; in a small cache as much as leaves a slot beside the window of the default `snapkv`, which is protected.
+    fn default_floor(&self) -> f64 {
+        let window = (self.capacity / 8).clamp(1, 32);
+        if self.capacity / 5 > window { 0.2 } else { ((window as f64 + 1.5) / self.capacity as f64).min(1.0) }
     }
 
     /// Of a sequence's initial part, so many tokens stay; of any other range, all.
