@@ -72,7 +72,7 @@ END
 
 score - base "$model"
 for seed in ${SEEDS:-1}; do
-    run=$out/run-$seed
+    own=$out/run-$seed
     full=$work/prose-full/run-$seed
     train "$full" "$seed" --set 'kv_cache.policy="dense"' --set kv_cache.cache_length=8192
     score "$seed" full "$full"
@@ -83,7 +83,7 @@ for seed in ${SEEDS:-1}; do
         after-full) set -- --set model.adapter="$full/final" ;;
         esac
         # shellcheck disable=SC2086  # several words
-        train "$run-$arm" "$seed" $gates --set kv_cache.cache_length="$lengths" --set kv_cache.policy="$policy" "$@"
-        score "$seed" "$arm" "$run-$arm"
+        train "$own-$arm" "$seed" $gates --set kv_cache.cache_length="$lengths" --set kv_cache.policy="$policy" "$@"
+        score "$seed" "$arm" "$own-$arm"
     done
 done
