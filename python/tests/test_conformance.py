@@ -36,7 +36,6 @@ POLICIES = {
     "adakv across": 'floor = 0.4, across_layers = true, policy = "keydiff"',
     "adakv dropkv": 'floor = 0.5, policy.dropkv = { window_size = 2 }',
     "adakv rkv": 'floor = 0.5, policy.rkv = { window_size = 2 }',
-    "adakv lagkv": 'floor = 0.6, policy.lagkv = { lag_size = 3, init_grace_tokens = 2 }',
     "adakv learned": 'floor = 0.5, policy.learned = { grace_period = 2 }',
     "adakv h2o": "floor = 0.4, policy.h2o = { score_prefill = true }",
 }
