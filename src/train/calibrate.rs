@@ -48,7 +48,7 @@ pub fn for_calibration(recipe: &Recipe) -> Recipe {
 /// one [`for_calibration`].
 ///
 /// # Errors
-/// Where no sample is long enough for the largest mean, or a loss is not finite.
+/// Where no sample is long enough for the largest mean, all together tell of too few entries, or a loss is not finite.
 pub fn calibrate(
     recipe: &Recipe,
     model: &Model,
@@ -58,10 +58,10 @@ pub fn calibrate(
 ) -> Result<Calibrated, Fault> {
     let fewest = means.iter().map(|mean| 2 * mean).max().unwrap_or(0).max(FEWEST_TOKENS);
     let samples: Vec<usize> = (0..dataset.len()).filter(|&sample| dataset.lengths()[sample] >= fewest).collect();
-    let too_few = || {
-        let hint = "take longer samples or more of them, or a smaller `--cache-length`: half of a sample must be more than the cache holds";
-        Fault::data(format!("no {fewest} tokens are together in a sample, or too few samples have them"), hint)
-    };
+    if samples.is_empty() {
+        let hint = "take longer samples, or a smaller `--cache-length`: half of a sample must be more than the cache holds";
+        return Err(Fault::data(format!("no sample has {fewest} tokens"), hint));
+    }
     let num_tokens = samples.iter().map(|&sample| dataset.lengths()[sample]).sum();
     console::note(&format!("calibrating on {} of {} samples, those of at least {fewest} tokens", samples.len(), dataset.len()));
     let engine = build::engine(recipe, model.config(), tokenizer, None)?;
@@ -82,7 +82,9 @@ pub fn calibrate(
     })?;
     let fitted: Vec<f64> = fits.iter().flatten().map(|fit| fit.explained).collect();
     let explained = fitted.iter().sum::<f64>() / fitted.len() as f64;
-    let cache_lengths = cache_lengths.filter(|_| explained.is_finite()).ok_or_else(too_few)?;
+    let cache_lengths = cache_lengths.filter(|_| explained.is_finite()).ok_or_else(|| {
+        Fault::data("the samples tell of fewer entries than the model has channels", "take more samples, or longer ones")
+    })?;
     let gates = Gates::linear(model.config(), fits.into_iter().map(|fit| fit.map(|fit| fit.output)));
     Ok(Calibrated { gates, explained, cache_lengths, num_samples: samples.len(), num_tokens })
 }

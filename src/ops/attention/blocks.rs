@@ -96,7 +96,7 @@ fn in_kind(part: &KvBlock, kind: Kind) -> KvBlock {
 /// Fisher information of the scores.
 ///
 /// # Shapes
-/// As in [`forward`]; `(B, G, P)` out, in the accumulation kind.
+/// `dout (B, H, n, D)`, a part of `P > 0` slots; `(B, G, P)` out, in the accumulation kind.
 pub fn squared_score_gradients(dout: &Tensor, chunk: &Qkv, past: &KvBlock, merged: &Attended) -> Tensor {
     let (n, past) = (chunk.num_tokens(), &in_kind(past, accumulation_kind(dout.kind())));
     let blocks = (0..n).step_by(BLOCK as usize).map(|start| {
