@@ -70,6 +70,8 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("cache/replay_file.rs", 1, "writes a log that is on the host"),
     ("cache/snapshot.rs", 1, "a copy of a cache knows its positions; none is made inside a step"),
     ("cache/victims.rs", 4, "reads choices on the host, which nothing does inside a row but for those that the host has made"),
+    ("engine/importance/gate_fit.rs", 1, "says how good a fit is, after all batches of a calibration"),
+    ("engine/importance/slot_demand.rs", 1, "shares slots out, after all batches of a calibration"),
     ("engine/router_balance.rs", 1, "the figure of a step, when it is made"),
     ("ops/experts.rs", 1, "asks how many tokens go to each expert: its products have as many rows"),
     ("model/pissa.rs", 1, "takes the beginning of an adapter to the host, when a model takes it"),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::atomic::{MARK, is_temporary, parent, put_dir, sync_dir};
-use super::{ReadLock, disk, io_fault, make_dir};
+use super::{ReadLock, disk, io_fault, is_there, make_dir};
 use crate::units::{Fault, abridged};
 
 /// Does what [`put_dir`] does for a `place` that is empty or not there, of which nobody else is told: the directory exists when it is filled, and its new name
@@ -28,9 +28,10 @@ pub fn put_new_dir(place: &Path, fill: impl FnOnce(&Path) -> Result<(), Fault>) 
 
 /// Refuses a directory that holds anything, with the hint to choose another `--out`.
 pub fn require_unused(dir: &Path) -> Result<(), Fault> {
-    if dir.symlink_metadata().is_err() {
+    if !is_there(dir) {
         return Ok(());
     }
+    make_dir(dir)?;
     if std::fs::read_dir(dir).map_err(io_fault("read", dir))?.next().is_none() {
         return Ok(());
     }

@@ -13,7 +13,7 @@ const LEAST: f64 = 0.25;
 /// Counts of the entries that stand in a layer's cache, by what they are still worth to the queries that come.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct SlotDemand {
-    bins: Vec<f64>,
+    bins: Option<Tensor>,
     /// Caches of single heads that were counted.
     caches: f64,
 }
@@ -26,16 +26,15 @@ impl SlotDemand {
     pub(super) fn count(&mut self, importance: &Tensor, is_held: &Tensor) {
         let held = importance.to_kind(Kind::Double).masked_select(is_held);
         let bin = ((held.log2() - LOWEST) * BINS_PER_DOUBLING).clamp(0.0, BINS as f64 - 1.0).to_kind(Kind::Int64);
-        let counts = bin.bincount(None::<&Tensor>, BINS).to_kind(Kind::Double).to_device(Device::Cpu);
-        let counts = Vec::<f64>::try_from(counts).unwrap_or_default();
-        self.bins.resize(BINS as usize, 0.0);
-        self.bins.iter_mut().zip(counts).for_each(|(total, more)| *total += more);
+        let counts = bin.bincount(None::<&Tensor>, BINS).to_kind(Kind::Double);
+        self.bins = Some(self.bins.take().map_or(counts.shallow_clone(), |total| total + counts));
         self.caches += importance.size()[..2].iter().product::<i64>() as f64;
     }
 
     /// The mean number of a cache's entries in the highest bins, down to each.
     fn down_to(&self) -> Vec<f64> {
-        let above = self.bins.iter().rev().scan(0.0, |sum, count| {
+        let bins = self.bins.as_ref().map(|bins| Vec::<f64>::try_from(bins.to_device(Device::Cpu)).unwrap_or_default());
+        let above = bins.unwrap_or_default().into_iter().rev().scan(0.0, |sum, count| {
             *sum += count / self.caches;
             Some(*sum)
         });
