@@ -47,7 +47,8 @@ pub(super) fn forward(q: &Tensor, part: &KvBlock, is_causal: bool, rule: ScoreRu
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let kind = accumulation_kind(q.kind());
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
-    let (k, v) = (part.k.to_kind(kind), part.v.unsqueeze(2));
+    let KvBlock { k, v, .. } = in_kind(part, kind);
+    let v = v.unsqueeze(2);
     for start in (0..n).step_by(BLOCK as usize) {
         let len = BLOCK.min(n - start);
         let scores = hidden(block_scores(&q.narrow(2, start, len), &k, rule), start, part, is_causal);
@@ -173,6 +174,29 @@ mod tests {
             for (ours, expected) in [dq, own.k, own.v].iter().zip(&gradients) {
                 assert!(ours.allclose(expected, 0.0, 1e-11, false));
             }
+        }
+    }
+
+    /// Entries in few bits are computed with as if they had many, so that only what comes out is rounded.
+    #[test]
+    fn entries_in_bf16_give_what_the_same_numbers_give_in_f32() {
+        let opts = (Kind::Float, Device::Cpu);
+        let [q, k, v, dout] = [4, 2, 2, 4].map(|heads| Tensor::randn([2, heads, 7, 8], opts).to_kind(Kind::BFloat16));
+        let wide = |x: &Tensor| x.to_kind(Kind::Float);
+        let rule = ScoreRule::scaled(0.4);
+        for is_causal in [true, false] {
+            let (few, many) = (Qkv::new(&q, &k, &v, rule), Qkv::new(&wide(&q), &wide(&k), &wide(&v), rule));
+            let (found, expected) = (forward(&q, &few.own, is_causal, rule), forward(&wide(&q), &many.own, is_causal, rule));
+            let rounded = expected.out_bhnd.to_kind(Kind::BFloat16);
+            assert!(found.out_bhnd.equal(&rounded) && found.lse_bhn.equal(&expected.lse_bhn), "{is_causal}");
+            let merged = |out_bhnd: Tensor| Attended { out_bhnd, lse_bhn: expected.lse_bhn.shallow_clone() };
+            let (few_past, many_past) = ((!is_causal).then_some(&few.own), (!is_causal).then_some(&many.own));
+            let (dq, own) = backward(&dout, &few, few_past, &merged(rounded.shallow_clone()));
+            let (dq_wide, own_wide) = backward(&wide(&dout), &many, many_past, &merged(wide(&rounded)));
+            assert!(
+                dq.equal(&dq_wide.to_kind(Kind::BFloat16)) && own.k.equal(&own_wide.k) && own.v.equal(&own_wide.v),
+                "{is_causal}"
+            );
         }
     }
 
