@@ -39,8 +39,7 @@ pub(super) struct Calibrate {
 impl Calibrate {
     pub(super) fn run(&self, device: Device) -> Result<(), Fault> {
         files::require_unused(&self.out)?;
-        let targets = targets(std::slice::from_ref(&self.path), &[], self.recipe.as_deref())?;
-        let Some(target) = targets.first() else { return Ok(()) };
+        let target = targets(std::slice::from_ref(&self.path), &[], self.recipe.as_deref())?.swap_remove(0);
         let (own, notes) = target.recipe(&self.set)?;
         for note in &notes {
             console::note_once(note);

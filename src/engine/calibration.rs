@@ -1,6 +1,6 @@
 //! What the backward phase of any number of batches says of a model's cache: gates, and slots for each layer.
 
-use super::importance::{FittedGate, LayerImportance, SlotDemand, share_out};
+use super::importance::{FEWEST_QUERIES, FittedGate, LayerImportance, NEAR, SlotDemand, share_out};
 use super::layer_state::{SharedLayer, lock};
 use crate::model::{LayerSpec, ModelConfig};
 
@@ -9,6 +9,9 @@ use crate::model::{LayerSpec, ModelConfig};
 pub struct Calibration(Vec<Option<LayerImportance>>);
 
 impl Calibration {
+    /// A shorter sample tells too little: of each entry queries must tell that are some way behind it, and that of many entries.
+    pub const FEWEST_TOKENS: usize = 2 * (NEAR + FEWEST_QUERIES);
+
     pub fn new(config: &ModelConfig) -> Self {
         let of_layer = |layer: &LayerSpec| layer.attention.rule.window.is_none().then(LayerImportance::default);
         Self(config.layers.iter().map(of_layer).collect())

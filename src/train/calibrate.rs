@@ -25,9 +25,6 @@ pub struct Calibrated {
 /// Slots are shared out by so many; a mean of fewer can't be.
 pub const SLOTS_STEP: usize = 32;
 
-/// Shorter samples tell too little: of each entry queries must tell that are some way behind it.
-const FEWEST_TOKENS: usize = 896;
-
 /// Queries tell of entries by chunks, so that these must not be long.
 const LONGEST_CHUNK: usize = 256;
 
@@ -44,8 +41,7 @@ pub fn for_calibration(recipe: &Recipe) -> Recipe {
     Recipe { kv_cache, grad, distill: None, ..recipe.clone() }
 }
 
-/// Learns from the samples of a data set that are long enough, and shares the slots of all layers out, so many for each in the mean. `recipe` is
-/// one [`for_calibration`].
+/// Learns from the samples of a data set that are long enough, and shares the slots of all layers out, so many for each in the mean.
 ///
 /// # Errors
 /// Where no sample is long enough for the largest mean, all together tell of too few entries, or a loss is not finite.
@@ -56,7 +52,7 @@ pub fn calibrate(
     dataset: &Dataset,
     means: &[usize],
 ) -> Result<Calibrated, Fault> {
-    let fewest = means.iter().map(|mean| 2 * mean).max().unwrap_or(0).max(FEWEST_TOKENS);
+    let fewest = means.iter().map(|mean| 2 * mean).max().unwrap_or(0).max(Calibration::FEWEST_TOKENS);
     let samples: Vec<usize> = (0..dataset.len()).filter(|&sample| dataset.lengths()[sample] >= fewest).collect();
     if samples.is_empty() {
         let hint = "take longer samples, or a smaller `--cache-length`: half of a sample must be more than the cache holds";
@@ -64,7 +60,7 @@ pub fn calibrate(
     }
     let num_tokens = samples.iter().map(|&sample| dataset.lengths()[sample]).sum();
     console::note(&format!("calibrating on {} of {} samples, those of at least {fewest} tokens", samples.len(), dataset.len()));
-    let engine = build::engine(recipe, model.config(), tokenizer, None)?;
+    let engine = build::engine(&for_calibration(recipe), model.config(), tokenizer, None)?;
     let mut calibration = Calibration::new(model.config());
     let context = MicroBatchContext { weight: 1.0, router_weight: 0.0, dropout: None, chunk_sizes: None };
     for (done, &sample) in samples.iter().enumerate() {

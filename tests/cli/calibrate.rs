@@ -43,21 +43,7 @@ fn gates_and_slots_are_found_and_a_policy_goes_by_them() {
     assert!(anew.err.contains("has gates of its own, which go before `kv_cache.gates`"), "{}", anew.err);
     // A recipe may name what is still to be made.
     place.edit_recipe("policy = \"h2o\"", "policy = \"learned\"\ngates = \"not-made-yet\"");
-    let first = [
-        "calibrate",
-        "model",
-        "--recipe",
-        "recipe.toml",
-        "--split",
-        "train",
-        "--limit",
-        "1",
-        "--out",
-        "first",
-        "--device",
-        "cpu",
-    ];
-    place.run(&first).done();
+    place.run(&[&calibrate[..7], &["first", "--limit", "1", "--device", "cpu"]].concat()).done();
 }
 
 #[test]

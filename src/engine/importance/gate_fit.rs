@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 use crate::cache::STREAMING_LLM_SINKS;
 
 /// Entries of which fewer queries tell are left out.
-const FEWEST_QUERIES: f64 = 256.0;
+pub(in crate::engine) const FEWEST_QUERIES: usize = 256;
 
 /// What is added to an importance before its logarithm, as a part of the mean: far below it, differences decide nothing.
 const FLOOR: f64 = 1e-3;
@@ -13,18 +13,14 @@ const FLOOR: f64 = 1e-3;
 /// Ridge, as a part of the mean variance of a channel.
 const RIDGE: f64 = 2e-4;
 
-/// Sums over entries for a linear fit in f64, of inputs with a constant 1 behind them.
+/// Sums over entries for a linear fit, in f64.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct GateFit {
     num_entries: f64,
     /// Sum of importances by KV head `(G)`.
     importance_g: Option<Tensor>,
-    /// `(E + 1, E + 1)`.
-    xx: Option<Tensor>,
-    /// `(E + 1, G)`.
-    xy: Option<Tensor>,
-    /// Squared labels `(G)`.
-    yy: Option<Tensor>,
+    /// Of products of the inputs, a constant 1, and the labels with each other, `(E + 1 + G, E + 1 + G)`.
+    products: Option<Tensor>,
 }
 
 /// A gate, and the part of its labels' variance that it explains, in the mean over KV heads and less what it owes to having many channels.
@@ -45,7 +41,7 @@ impl GateFit {
         let num_tokens = x_bne.size()[1];
         let is_sink = Tensor::arange_start(start as i64, start as i64 + num_tokens, (Kind::Int64, x_bne.device()))
             .lt(STREAMING_LLM_SINKS as i64);
-        let counts_bn = queries_bgn.ge(FEWEST_QUERIES).all_dim(1, false).logical_and(&is_sink.logical_not());
+        let counts_bn = queries_bgn.ge(FEWEST_QUERIES as f64).all_dim(1, false).logical_and(&is_sink.logical_not());
         let rows = |x: &Tensor| x.flatten(0, 1).index_select(0, &counts_bn.flatten(0, -1).nonzero().squeeze_dim(1));
         let mean_mg = rows(&(sum_bgn / queries_bgn.clamp_min(1.0)).transpose(1, 2)).to_kind(Kind::Double);
         let (count, groups) = mean_mg.size2().unwrap_or_default();
@@ -53,38 +49,35 @@ impl GateFit {
             return;
         }
         self.num_entries += count as f64;
-        let by_entry = |x: &Tensor| x.sum_dim_intlist(&[0i64][..], false, Kind::Double);
-        plus(&mut self.importance_g, by_entry(&mean_mg));
+        plus(&mut self.importance_g, mean_mg.sum_dim_intlist(&[0i64][..], false, Kind::Double));
         let mean_g = self.importance_g.as_ref().map(|sum| sum / self.num_entries);
         let floor_g = mean_g.unwrap_or_default().view([1, groups]) * FLOOR + f64::MIN_POSITIVE;
         let y_mg = (mean_mg + floor_g).log();
         let x_me = rows(x_bne).to_kind(Kind::Double);
-        let x_me = Tensor::cat(&[&x_me, &x_me.narrow(1, 0, 1).ones_like()], 1);
-        plus(&mut self.xx, x_me.transpose(0, 1).matmul(&x_me));
-        plus(&mut self.xy, x_me.transpose(0, 1).matmul(&y_mg));
-        plus(&mut self.yy, by_entry(&y_mg.square()));
+        let all = Tensor::cat(&[&x_me, &x_me.narrow(1, 0, 1).ones_like(), &y_mg], 1);
+        plus(&mut self.products, all.transpose(0, 1).matmul(&all));
     }
 
     /// The gate with the least squared error, and a little ridge; `None` of fewer entries than channels.
     pub(in crate::engine) fn solve(&self) -> Option<FittedGate> {
-        let (xx, xy, yy_g) = (self.xx.as_ref()?, self.xy.as_ref()?, self.yy.as_ref()?);
-        let (width, n) = (xx.size()[0] - 1, self.num_entries);
+        let (products, groups, n) = (self.products.as_ref()?, self.importance_g.as_ref()?.size()[0], self.num_entries);
+        let width = products.size()[0] - 1 - groups;
         if n <= width as f64 + 1.0 {
             return None;
         }
-        let mean_x = xx.narrow(0, width, 1).narrow(1, 0, width) / n;
-        let mean_y = xy.narrow(0, width, 1) / n;
         // Around the means, so that no ridge pulls at the bias.
-        let covariance = xx.narrow(0, 0, width).narrow(1, 0, width) / n - mean_x.transpose(0, 1).matmul(&mean_x);
-        let with_labels = xy.narrow(0, 0, width) / n - mean_x.transpose(0, 1).matmul(&mean_y);
+        let mean = products.narrow(0, width, 1) / n;
+        let around = products / n - mean.transpose(0, 1).matmul(&mean);
+        let (of_inputs, of_labels) = (around.narrow(0, 0, width), around.narrow(0, width + 1, groups));
+        let (covariance, with_labels) = (of_inputs.narrow(1, 0, width), of_inputs.narrow(1, width + 1, groups));
         let ridge = covariance.diagonal(0, 0, 1).mean(Kind::Double) * RIDGE;
-        let ridged = &covariance + Tensor::eye(width, (Kind::Double, xx.device())) * ridge;
+        let ridged = &covariance + Tensor::eye(width, (Kind::Double, products.device())) * ridge;
         let weight_eg = Tensor::linalg_solve(&ridged, &with_labels, true);
-        let variance_g = yy_g / n - mean_y.square().view(-1);
+        let variance_g = of_labels.narrow(1, width + 1, groups).diagonal(0, 0, 1);
         let by_head = |x: Tensor| x.sum_dim_intlist(&[0i64][..], false, Kind::Double);
         let error_g =
             &variance_g - by_head(&weight_eg * &with_labels) * 2.0 + by_head(&weight_eg * covariance.matmul(&weight_eg));
-        let bias_g = (&mean_y - mean_x.matmul(&weight_eg)).view(-1);
+        let bias_g = (mean.narrow(1, width + 1, groups) - mean.narrow(1, 0, width).matmul(&weight_eg)).view(-1);
         // As many entries as channels could be fitted to any labels (adjusted R²).
         let free = (n - 1.0) / (n - width as f64 - 1.0);
         let explained = 1.0 - (error_g / variance_g).mean(Kind::Double).double_value(&[]) * free;
