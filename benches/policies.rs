@@ -136,11 +136,13 @@ struct Run {
 impl Run {
     fn new(layer: &Layer, policy: Box<dyn Policy>, buffer: BufferKind) -> Self {
         let cache_length = layer.cache_length as usize;
+        let entry_number = policy.traits().entry_number;
         let shape = CacheShape {
             batch: 1,
             groups: layer.groups,
             head_dim: layer.head_dim,
-            further: if policy.traits().takes_gates { &[1] } else { &[] },
+            further: if entry_number.is_some() { &[1] } else { &[] },
+            entry_number,
             cache_length,
             allocated: cache_length,
             is_paged: false,
@@ -169,7 +171,7 @@ impl Run {
             is_block: false,
         };
         // The gates themselves are the model's, and not timed.
-        let takes_gates = self.policy.traits().takes_gates;
+        let takes_gates = self.policy.traits().entry_number.is_some();
         let gates = takes_gates.then(|| Tensor::randn([1, k.size()[1], len as i64, 1], (Kind::Float, Device::Cpu)));
         let entries = KvBlock::of_planes([k, v].into_iter().chain(&gates).map(Tensor::shallow_clone));
         let mut times = [Instant::now(); 5];

@@ -14,7 +14,7 @@ if [ ! -f "$found.json" ]; then
     python3 "$here/needles.py" --prose "$work/prose" --sections A,B,C,D,E,F,G,H --characters 36500 --rows 2 --facts 0 --seed 21 >"$found.jsonl"
     rm -rf "$found"
     "${KVTUNE:-$here/../../target/release/kvtune}" --threads 1 --quiet --format json calibrate "$work/SmolLM2-135M-Instruct.Q4_1.gguf" --device cpu \
-        --recipe "$here/prose.toml" --set data.train="$found.jsonl" --set data.validation_fraction=0 --split train --set kv_cache.chunk_size=256 \
+        --recipe "$here/prose.toml" --set data.train="$found.jsonl" --set data.validation_fraction=0 --split train \
         --cache-length "$(echo "$@" | tr ' ' ,)" --out "$found" >"$found.part"
     mv "$found.part" "$found.json"
 fi

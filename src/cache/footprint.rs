@@ -91,8 +91,12 @@ pub fn notes_per_entry(policy: &dyn Policy, is_prefill: bool) -> usize {
     let entry = Tensor::ones([1, 1, 1, 2], (Kind::Float, Device::Cpu));
     no_grad(|| {
         let stored = || (entry.shallow_clone(), entry.shallow_clone());
-        let features =
-            policy.describe(&NewEntries { k_bgnd: &entry, v_bgnd: &entry, gate_bgn: Some(entry.select(-1, 0)), stored: &stored });
+        let features = policy.describe(&NewEntries {
+            k_bgnd: &entry,
+            v_bgnd: &entry,
+            number_bgn: Some(entry.select(-1, 0)),
+            stored: &stored,
+        });
         let features_bgcf = (!features.is_empty()).then(|| Tensor::stack(&features, -1));
         let observed = policy.observe(&Observed {
             attention: &OneEntry(&entry),

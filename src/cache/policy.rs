@@ -69,8 +69,8 @@ pub struct NewEntries<'a> {
     pub k_bgnd: &'a Tensor,
     /// Values `(B, G, n, D)`, exact.
     pub v_bgnd: &'a Tensor,
-    /// What the model's gates say of them `(B, G, n)`, f32, where [`PolicyTraits::takes_gates`] asks for it.
-    pub gate_bgn: Option<Tensor>,
+    /// What the model says of them `(B, G, n)`, f32, where [`PolicyTraits::entry_number`] asks for it.
+    pub number_bgn: Option<Tensor>,
     pub(super) stored: &'a dyn Fn() -> (Tensor, Tensor),
 }
 

@@ -2,6 +2,7 @@
 
 use tch::{Device, Kind};
 
+use crate::ops::attention::EntryNumber;
 use crate::recipe::BufferKind;
 
 /// The dimensions of a cache for one batch, and how it is stored.
@@ -12,6 +13,8 @@ pub struct CacheShape {
     pub head_dim: i64,
     /// Widths of what an entry has beside key and value, plane by plane; stored as it is.
     pub further: &'static [i64],
+    /// What the first of these planes is, where it comes from the model.
+    pub entry_number: Option<EntryNumber>,
     pub cache_length: usize,
     /// Slots to allocate at once; fewer than `cache_length` for a cache that grows, or a sequence that is shorter.
     pub allocated: usize,

@@ -1,6 +1,7 @@
 //! What the cache, the engine and the planner must know of a policy before it scores anything.
 
 use super::Queries;
+use crate::ops::attention::EntryNumber;
 use crate::recipe::InitialPart;
 
 /// The traits of a policy, with a default for each: `PolicyTraits { sinks: 4, ..PolicyTraits::default() }`. A policy that wraps another
@@ -29,8 +30,8 @@ pub struct PolicyTraits<'a> {
     pub budgets: Option<BudgetRule>,
     /// How many heads one choice serves at least; the replay log is smaller by as much.
     pub scope: Scope,
-    /// Whether entries come with the scores of the model's gates.
-    pub takes_gates: bool,
+    /// The number that the model is to say of each new entry.
+    pub entry_number: Option<EntryNumber>,
     /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
     pub needs_quantised: bool,
 }
@@ -80,7 +81,7 @@ impl Default for PolicyTraits<'_> {
             compares_heads: false,
             budgets: None,
             scope: Scope::Head,
-            takes_gates: false,
+            entry_number: None,
             needs_quantised: false,
         }
     }

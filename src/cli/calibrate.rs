@@ -53,7 +53,7 @@ impl Calibrate {
         let splits = train::open_data(&recipe, model.config(), tokenizer.as_ref())?;
         console::note_once(&splits.report.to_string());
         let dataset = self.samples.choose(splits, &recipe)?;
-        let found = train::calibrate(&recipe, &model, tokenizer.as_ref(), &dataset, &means)?;
+        let found = train::calibrate(&own, &model, tokenizer.as_ref(), &dataset, &means)?;
         found.gates.save(&self.out)?;
         if model.has_gates() {
             let dir = target.dir().display();
@@ -77,9 +77,11 @@ impl Calibrate {
             let lengths = recipe.kv_cache.cache_length.by_layer(config.num_layers());
             means.push(lengths.iter().sum::<usize>() / lengths.len().max(1));
         }
-        let Some(mean) = means.iter().find(|mean| **mean < SLOTS_STEP) else { return Ok(means) };
-        let message = format!("{mean} slots can't be shared out over layers: each gets a multiple of {SLOTS_STEP}");
-        Err(Fault::usage(message, "give a larger `--cache-length`"))
+        let fewest = train::fewest_slots(recipe);
+        let Some(mean) = means.iter().find(|mean| **mean < fewest) else { return Ok(means) };
+        let message =
+            format!("{mean} slots can't be shared out over layers: each gets a multiple of {SLOTS_STEP}, at least {fewest}");
+        Err(Fault::usage(message, "give a larger `--cache-length`, or a smaller `kv_cache.chunk_size`"))
     }
 
     fn tell(&self, found: &Calibrated, means: &[usize]) -> Result<(), Fault> {

@@ -11,7 +11,7 @@ use super::router_balance::RouterTask;
 use crate::cache::{ChunkSpan, Policy, Routing};
 use crate::model::{Attend, Qkv, Routed};
 use crate::native::attach_backward;
-use crate::ops::attention::KvBlock;
+use crate::ops::attention::{EntryNumber, KvBlock};
 use crate::units::{Fault, LayerIdx};
 
 /// A column's chunks; attention goes chunk by chunk, everything else of a layer runs over the whole column.
@@ -161,8 +161,8 @@ impl Attend for ColumnAttention<'_> {
         }
     }
 
-    fn takes_gates(&self, layer: LayerIdx) -> bool {
-        !lock(&self.column.states[layer.0]).cache.shape().further.is_empty()
+    fn entry_number(&self, layer: LayerIdx) -> Option<EntryNumber> {
+        lock(&self.column.states[layer.0]).cache.shape().entry_number
     }
 
     fn see_input(&mut self, layer: LayerIdx, x_bne: &Tensor) {

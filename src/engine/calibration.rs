@@ -37,10 +37,11 @@ impl Calibration {
         self.0.iter().map(|of| of.as_ref()?.gate.solve()).collect()
     }
 
-    /// Shares `mean` slots a layer out, bottom to top, in multiples of `step`; `None` where nothing was counted, or the mean is below a step.
-    pub fn slots(&self, mean: usize, step: usize) -> Option<Vec<usize>> {
+    /// Shares `mean` slots a layer out, bottom to top, in multiples of `step`, which `least` is one of; `None` where nothing was counted, or
+    /// the mean is below the least.
+    pub fn slots(&self, mean: usize, least: usize, step: usize) -> Option<Vec<usize>> {
         let demands: Vec<&SlotDemand> = self.0.iter().flatten().map(|of| &of.slots).collect();
-        let mut shares = share_out(&demands, mean, step)?.into_iter();
+        let mut shares = share_out(&demands, mean, least, step)?.into_iter();
         Some(self.0.iter().map(|of| of.as_ref().and_then(|_| shares.next()).unwrap_or(mean)).collect())
     }
 }

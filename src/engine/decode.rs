@@ -12,6 +12,7 @@ use super::{Engine, guarded};
 use crate::cache::{Policy, Routing};
 use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Qkv, Routed};
 use crate::native::cuda::on_device;
+use crate::ops::attention::EntryNumber;
 use crate::ops::frequencies::Frequencies;
 use crate::units::{Fault, LayerIdx};
 
@@ -110,8 +111,8 @@ impl Attend for EachAttends<'_> {
         Ok(if outs.len() == 1 { outs.remove(0) } else { Tensor::cat(&outs, 0) })
     }
 
-    fn takes_gates(&self, layer: LayerIdx) -> bool {
-        self.policies[layer.0].traits().takes_gates
+    fn entry_number(&self, layer: LayerIdx) -> Option<EntryNumber> {
+        self.policies[layer.0].traits().entry_number
     }
 
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {

@@ -77,8 +77,7 @@ impl Settings {
             Some(chunks) => Width::Chunks(chunks),
             None => Width::TokensPerSlot(grad.chunks_per_cell_multiplier * per_slot),
         };
-        let wanted = kv.wanted_chunk_size();
-        let mut sizes = Sizes { chunk_size: wanted, chunking: kv.chunking, randomizes: kv.randomize_chunk_sizes };
+        let mut sizes = Sizes { chunk_size: kv.wanted_chunk_size(), chunking: kv.chunking, randomizes: kv.randomize_chunk_sizes };
         if kv.chunk_size.is_none() {
             // A chunk of decoding is no longer than one of a prompt.
             sizes.chunk_size = FixedCaches::of(&slots, &policies).fitting_chunk_size(sizes).max(kv.decode_block);
@@ -191,7 +190,8 @@ impl Settings {
                 batch: sequences as i64,
                 groups: layer.attention.num_kv_heads as i64,
                 head_dim: layer.attention.head_dim as i64,
-                further: if self.policies[i].traits().takes_gates { &[1] } else { &[] },
+                further: if self.policies[i].traits().entry_number.is_some() { &[1] } else { &[] },
+                entry_number: self.policies[i].traits().entry_number,
                 cache_length,
                 allocated: if *slots == Slots::Growing { self.allocated_at_once(longest_chunk) } else { cache_length },
                 is_paged: *slots == Slots::Growing && self.storage == Storage::Paged,

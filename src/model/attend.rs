@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use crate::native::cuda::GraphError;
+use crate::ops::attention::EntryNumber;
 pub use crate::ops::attention::Qkv;
 use crate::units::{Exit, Fault, FaultKind, LayerIdx};
 
@@ -14,10 +15,10 @@ pub trait Attend {
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault>;
 
-    /// Whether each new token of a layer is to come with the score of the layer's gate: a further plane of its entry, `(B, G, n, 1)`.
-    fn takes_gates(&self, layer: LayerIdx) -> bool {
+    /// The number with which each new token of a layer is to come.
+    fn entry_number(&self, layer: LayerIdx) -> Option<EntryNumber> {
         let _ = layer;
-        false
+        None
     }
 
     /// Sees what a layer's new tokens make their queries, keys and values of, `(B, n, E)`, before it is asked to attend.

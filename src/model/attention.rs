@@ -12,7 +12,7 @@ use super::norm::RmsNorm;
 use super::positions::TokenContext;
 use super::spec::{LinearSpec, NormSpec, QkNorm, QueryGrowth, SINKS};
 use super::weights::Weights;
-use crate::ops::attention::{ScoreRule, accumulation_kind};
+use crate::ops::attention::{EntryNumber, ScoreRule, accumulation_kind};
 use crate::ops::rope::Rotation;
 use crate::units::{Fault, LayerIdx};
 
@@ -111,15 +111,36 @@ impl Attention {
     ) -> Result<Tensor, Fault> {
         let drain_h = self.sinks.as_ref().map(CopyableVector::current);
         let mut qkv = Qkv { drain_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) };
-        if attend.takes_gates(self.layer) {
-            let (gate, x_bne) = self.gate.as_ref().zip(x_bne).ok_or_else(Gates::missing)?;
-            // What the gate learns does not reach the model.
-            qkv.own.further.push(gate.score(&x_bne.detach()));
+        match attend.entry_number(self.layer) {
+            Some(EntryNumber::Gate) => {
+                let (gate, x_bne) = self.gate.as_ref().zip(x_bne).ok_or_else(Gates::missing)?;
+                // What the gate learns does not reach the model.
+                qkv.own.further.push(gate.score(&x_bne.detach()));
+            }
+            Some(EntryNumber::OutputNorm) => qkv.own.further.push(self.output_norm(&v_bgnd.detach())),
+            None => {}
         }
         if let Some(x_bne) = x_bne {
             attend.see_input(self.layer, x_bne);
         }
         attend.attend(self.layer, qkv)
+    }
+
+    /// What the values come to behind the output projection, as it is without an adapter: `‖v W_O‖₁`, the mean over the query heads of a
+    /// KV head.
+    ///
+    /// # Shapes
+    /// `(B, G, n, D)` in, `(B, G, n, 1)` out.
+    fn output_norm(&self, v_bgnd: &Tensor) -> Tensor {
+        let (groups, head_dim) = (v_bgnd.size()[1], v_bgnd.size()[3]);
+        let weight_eghd = self.output.weight().unflatten(1, [groups, -1, head_dim]);
+        let per_group = weight_eghd.size()[2];
+        // Head by head: the products of all are as large as a chunk's hidden states times the heads.
+        let of_head = |head: i64| {
+            let weight_gde = weight_eghd.select(2, head).permute([1, 2, 0]);
+            v_bgnd.matmul(&weight_gde).abs().sum_dim_intlist(&[-1i64][..], true, None)
+        };
+        (0..per_group).map(of_head).reduce(|sum, more| sum + more).map_or_else(Tensor::new, |sum| sum / per_group as f64)
     }
 
     /// From the heads back to the residual stream.

@@ -14,6 +14,7 @@ use crate::files::Scratch;
 use crate::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
 use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Gates, Model, ModelConfig, ModelPlacement, Preference, companions};
 use crate::native::cuda::Numerics;
+use crate::ops::attention::EntryNumber;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
 use crate::report::console;
 use crate::report::tokenising::Tokenising;
@@ -199,7 +200,9 @@ fn headed(recipe: &Recipe, adapter: Option<&Path>, model: Model) -> Result<Model
     let mut model = model.with_classes(recipe.head.num_classes());
     match gates_of(recipe, adapter) {
         Some(file) => model.set_gates(Gates::read(&file, model.config(), model.kind(), model.device())?),
-        None if cache::build(&recipe.kv_cache.policy, usize::MAX)?.traits().takes_gates => return Err(Gates::missing()),
+        None if cache::build(&recipe.kv_cache.policy, usize::MAX)?.traits().entry_number == Some(EntryNumber::Gate) => {
+            return Err(Gates::missing());
+        }
         None => {}
     }
     Ok(model)

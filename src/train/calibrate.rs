@@ -3,6 +3,7 @@
 
 use super::build;
 use super::teacher::full_cache;
+use crate::cache;
 use crate::data::{Dataset, Tokenizer};
 use crate::engine::{Calibration, MicroBatchContext, Silent, guarded};
 use crate::model::{Gates, Model};
@@ -22,16 +23,25 @@ pub struct Calibrated {
     pub num_tokens: usize,
 }
 
-/// Slots are shared out by so many; a mean of fewer can't be.
+/// Slots are shared out by so many.
 pub const SLOTS_STEP: usize = 32;
 
-/// Queries tell of entries by chunks, so that these must not be long.
-const LONGEST_CHUNK: usize = 256;
+/// Queries tell of entries by chunks, so that these must not be long, whatever the recipe's are.
+const CHUNK: usize = 256;
+
+/// The fewest slots of a layer: a chunk must fit in beside what the recipe's policy never evicts. Chunks of no given size fit themselves.
+pub fn fewest_slots(recipe: &Recipe) -> usize {
+    let Some(chunk) = recipe.kv_cache.chunk_size else { return SLOTS_STEP };
+    let fits = |slots: &usize| {
+        cache::build(&recipe.kv_cache.policy, *slots).is_ok_and(|policy| policy.traits().max_chunk_size(*slots) >= chunk)
+    };
+    (SLOTS_STEP..=64 * (chunk + SLOTS_STEP)).step_by(SLOTS_STEP).find(fits).unwrap_or(SLOTS_STEP)
+}
 
 /// The recipe by which a model is calibrated: with a cache that keeps everything, whatever the recipe's is.
 pub fn for_calibration(recipe: &Recipe) -> Recipe {
     let mut kv_cache = full_cache(recipe);
-    kv_cache.chunk_size = Some(kv_cache.wanted_chunk_size().min(LONGEST_CHUNK));
+    kv_cache.chunk_size = Some(CHUNK);
     let grad = GradRecipe {
         chunks_per_cell: Some(1),
         attention_outputs: AttentionOutputs::Keep,
@@ -62,18 +72,22 @@ pub fn calibrate(
     console::note(&format!("calibrating on {} of {} samples, those of at least {fewest} tokens", samples.len(), dataset.len()));
     let engine = build::engine(&for_calibration(recipe), model.config(), tokenizer, None)?;
     let mut calibration = Calibration::new(model.config());
-    let context = MicroBatchContext { weight: 1.0, router_weight: 0.0, dropout: None, chunk_sizes: None };
     for (done, &sample) in samples.iter().enumerate() {
         let batch = dataset.batch(&[sample])?;
-        let made = engine.calibrate(model, &batch, context, &mut calibration, &mut Silent)?;
-        if made.losses.iter().any(|loss| !loss.loss_sum.is_finite()) {
+        let loss_sum: f64 = engine.losses(model, &batch, &mut Silent)?.iter().map(|loss| loss.loss_sum).sum();
+        if !loss_sum.is_finite() {
             let message = format!("the loss of sample {} is not finite", batch.sequences[0].sample);
             return Err(Fault::new(Exit::NotFinite, message).with_hint("look at the sample and at the model's weights"));
         }
+        // The gradient of the loss's logarithm: without it, samples that the model knows already would tell nothing beside others.
+        let weight = 1.0 / loss_sum.max(f64::MIN_POSITIVE);
+        let context = MicroBatchContext { weight, router_weight: 0.0, dropout: None, chunk_sizes: None };
+        engine.calibrate(model, &batch, context, &mut calibration, &mut Silent)?;
         console::note(&format!("sample {} of {}, {} tokens", done + 1, samples.len(), dataset.lengths()[sample]));
     }
     let (fits, cache_lengths) = guarded(|| {
-        let lengths: Option<Vec<_>> = means.iter().map(|&mean| calibration.slots(mean, SLOTS_STEP)).collect();
+        let fewest = fewest_slots(recipe);
+        let lengths: Option<Vec<_>> = means.iter().map(|&mean| calibration.slots(mean, fewest, SLOTS_STEP)).collect();
         Ok((calibration.gates(), lengths))
     })?;
     let fitted: Vec<f64> = fits.iter().flatten().map(|fit| fit.explained).collect();

@@ -151,7 +151,7 @@ fn gates_are_least_squares_on_what_autograd_says_of_scores() {
                 assert!(furthest < 1e-5, "layer {layer}: {furthest}");
             }
         }
-        let (slots, by_sorting) = (calibration.slots(100, 4).unwrap(), slots_by_sorting(&expected, 100));
+        let (slots, by_sorting) = (calibration.slots(100, 4, 4).unwrap(), slots_by_sorting(&expected, 100));
         assert_eq!(slots.iter().sum::<usize>(), 100 * NUM_LAYERS, "{slots:?}");
         for (found, expected) in slots.iter().zip(&by_sorting) {
             // Importances are counted in bins, and slots come by fours.
@@ -166,6 +166,6 @@ fn layers_with_a_window_have_no_gate_and_the_mean_of_the_slots() {
     let case = Case { window: 300, sliding_layers: &[1], ..CASE };
     let calibration = calibrated(&case, &model(&case));
     assert_eq!(calibration.gates().iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true]);
-    let slots = calibration.slots(80, 8).unwrap();
+    let slots = calibration.slots(80, 8, 8).unwrap();
     assert!(slots[1] == 80 && slots.iter().sum::<usize>() == 240, "{slots:?}");
 }

@@ -31,7 +31,9 @@ impl Drawn {
         match scene.rule().0.as_str() {
             // Along axes the scores of one head are counts; those of different heads are not.
             "keydiff" if scene.buffer == BufferKind::Plain && scene.rule().2.is_none() => Self::Axes,
-            "keydiff" | "expected-attention" | "qh2o" | "qh2o-vlen" | "dropkv" | "lagkv" | "learned" | "rkv" => Self::Real,
+            "keydiff" | "expected-attention" | "qh2o" | "qh2o-vlen" | "defensivekv" | "dropkv" | "lagkv" | "learned" | "rkv" => {
+                Self::Real
+            }
             _ => Self::Whole,
         }
     }
@@ -94,31 +96,31 @@ pub(crate) struct Content {
     tokens: usize,
     keys: Plane,
     values: Plane,
-    /// What the model's gates say of each token `(B, G, T, 1)`, for a policy that goes by them; and one by one.
-    gates_bgt1: Option<Tensor>,
-    gates: Vec<f32>,
+    /// What the model says of each token `(B, G, T, 1)`, for a policy that asks; and one by one.
+    numbers_bgt1: Option<Tensor>,
+    numbers: Vec<f32>,
 }
 
 impl Content {
     pub(crate) fn new(scene: &Scene) -> Self {
         let drawn = Drawn::of(scene);
         let size = [scene.lengths.len() as i64, scene.groups, scene.total() as i64, 1];
-        let gates =
+        let numbers =
             (0..size.iter().product::<i64>()).map(|at| (mixed(&[5, at as usize]) % scene.levels) as f32).collect::<Vec<_>>();
-        let takes_gates = scene.build().traits().takes_gates;
-        let gates_bgt1 = takes_gates.then(|| Tensor::from_slice(&gates).to_kind(Kind::Double).view(size));
+        let has_numbers = scene.build().traits().entry_number.is_some();
+        let numbers_bgt1 = has_numbers.then(|| Tensor::from_slice(&numbers).to_kind(Kind::Double).view(size));
         let keys = Plane::new(scene, drawn, 1);
         let values = Plane::new(scene, if drawn == Drawn::Axes { Drawn::Whole } else { drawn }, 2);
-        Self { drawn, heads: scene.groups as usize, tokens: scene.total(), keys, values, gates_bgt1, gates }
+        Self { drawn, heads: scene.groups as usize, tokens: scene.total(), keys, values, numbers_bgt1, numbers }
     }
 
-    /// Keys and values `(B, G, T, D)` of a model, and what its gates say.
-    pub(crate) fn of_tensors(buffer: BufferKind, [k_bgtd, v_bgtd]: [Tensor; 2], gates_bgt1: Option<Tensor>) -> Self {
+    /// Keys and values `(B, G, T, D)` of a model, and what it says of them.
+    pub(crate) fn of_tensors(buffer: BufferKind, [k_bgtd, v_bgtd]: [Tensor; 2], numbers_bgt1: Option<Tensor>) -> Self {
         let (heads, tokens) = (k_bgtd.size()[1] as usize, k_bgtd.size()[2] as usize);
         let (keys, values) = (Plane::of_tensor(buffer, k_bgtd), Plane::of_tensor(buffer, v_bgtd));
-        let flat = |gates: &Tensor| Vec::<f32>::try_from(gates.to_kind(Kind::Float).contiguous().view(-1)).unwrap();
-        let gates = gates_bgt1.as_ref().map(flat).unwrap_or_default();
-        Self { drawn: Drawn::Real, heads, tokens, keys, values, gates_bgt1, gates }
+        let flat = |numbers: &Tensor| Vec::<f32>::try_from(numbers.to_kind(Kind::Float).contiguous().view(-1)).unwrap();
+        let numbers = numbers_bgt1.as_ref().map(flat).unwrap_or_default();
+        Self { drawn: Drawn::Real, heads, tokens, keys, values, numbers_bgt1, numbers }
     }
 
     fn at(&self, [sequence, head, position]: [usize; 3]) -> usize {
@@ -130,9 +132,9 @@ impl Content {
         (&self.keys.exact[self.at(at)], &self.values.exact[self.at(at)])
     }
 
-    /// What the gate of a token says.
-    pub(crate) fn gate(&self, at: [usize; 3]) -> f32 {
-        self.gates[self.at(at)]
+    /// What the model says of a token.
+    pub(crate) fn number(&self, at: [usize; 3]) -> f32 {
+        self.numbers[self.at(at)]
     }
 
     /// Key and value of a token as later chunks see them.
@@ -156,7 +158,7 @@ impl Content {
         };
         let (k, v) = (&self.keys.exact_bgtd, &self.values.exact_bgtd);
         let tags = self.tags_like(k);
-        KvBlock::of_planes([k, v].into_iter().chain(&self.gates_bgt1).chain([&tags]).map(of))
+        KvBlock::of_planes([k, v].into_iter().chain(&self.numbers_bgt1).chain([&tags]).map(of))
     }
 
     fn tags_like(&self, k_bgtd: &Tensor) -> Tensor {

@@ -4,6 +4,7 @@
 use kvtune::cache::ChunkSpan;
 use kvtune::data::Batch;
 use kvtune::model::{Attend, DropoutContext, Model, Qkv};
+use kvtune::ops::attention::EntryNumber;
 use kvtune::recipe::{BufferKind, Storage};
 use kvtune::units::{Fault, LayerIdx};
 use kvtune::verify::walk;
@@ -21,26 +22,26 @@ use crate::support::{CPU, batch, engine, model};
 struct Taken {
     qkv: Option<[Tensor; 3]>,
     scale: f64,
-    /// What the gates say, where they are asked.
-    gates: Option<Tensor>,
-    takes_gates: bool,
+    /// What the model says of entries, where it is asked.
+    numbers: Option<Tensor>,
+    number: Option<EntryNumber>,
 }
 
 impl Attend for Taken {
     fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
-        self.gates = qkv.own.further.first().map(Tensor::copy);
+        self.numbers = qkv.own.further.first().map(Tensor::copy);
         self.qkv = Some([&qkv.q_bhnd, &qkv.own.k, &qkv.own.v].map(Tensor::copy));
         self.scale = qkv.rule.scale;
         Ok(qkv.q_bhnd.zeros_like())
     }
 
-    fn takes_gates(&self, _: LayerIdx) -> bool {
-        self.takes_gates
+    fn entry_number(&self, _: LayerIdx) -> Option<EntryNumber> {
+        self.number
     }
 }
 
 /// What the lowest layer would attend with for a batch.
-fn lowest_layer(model: &Model, batch: &Batch, takes_gates: bool) -> Taken {
+fn lowest_layer(model: &Model, batch: &Batch, number: Option<EntryNumber>) -> Taken {
     let tokens = batch.max_len();
     let padded =
         batch.sequences.iter().flat_map(|sequence| (0..tokens).map(|i| sequence.inputs.get(i).map_or(0, |&id| i64::from(id))));
@@ -48,7 +49,7 @@ fn lowest_layer(model: &Model, batch: &Batch, takes_gates: bool) -> Taken {
     let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
     let position = Tensor::arange(tokens as i64, (Kind::Int64, CPU)).view([1, -1]);
     let positions = model.positions(position, &model.frequencies(&lengths));
-    let mut taken = Taken { takes_gates, ..Taken::default() };
+    let mut taken = Taken { number, ..Taken::default() };
     let _ =
         no_grad(|| model.layer(LayerIdx(0), &model.embed(&ids_bt), &positions, &DropoutContext::default(), &mut taken).unwrap());
     taken
@@ -111,9 +112,9 @@ fn is_as_foreseen(case: &Case) -> bool {
     let (_, log) = engine(case, &model).inspect(&model, &batch, &mut |_, _| ()).unwrap();
     let walk = walk(&log, 0, case.heads.1).unwrap();
 
-    let Taken { qkv, scale, gates, .. } = lowest_layer(&model, &batch, case.takes_gates());
+    let Taken { qkv, scale, numbers, .. } = lowest_layer(&model, &batch, scene.build().traits().entry_number);
     let [q, k, v] = qkv.unwrap();
-    let content = Content::of_tensors(case.buffer, [k, v], gates);
+    let content = Content::of_tensors(case.buffer, [k, v], numbers);
     let shape = (case.heads.0, case.heads.0 / case.heads.1, batch.max_len());
     let softmax = Softmax { content: &content, queries: heads_of(&q), shape, scale };
     let policy = scene.build();

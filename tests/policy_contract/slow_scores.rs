@@ -37,7 +37,9 @@ impl SlowPolicy<'_> {
             "keydiff" => Some(self.unlike_the_others(at)),
             "qh2o" | "qh2o-vlen" => self.is_scored.then(|| self.with_error(at, next)),
             "h2o" | "h2o-vlen" | "h2o-orig" => self.is_scored.then(|| self.per_query(at, next)),
-            "tova" | "snapkv" | "expected-attention" | "dropkv" | "lagkv" => self.is_scored.then(|| notes.clone()),
+            "tova" | "snapkv" | "expected-attention" | "defensivekv" | "dropkv" | "lagkv" => {
+                self.is_scored.then(|| notes.clone())
+            }
             "rkv" => self.is_scored.then(|| self.less_redundancy(at)),
             other => panic!("{}", missing(other)),
         }
@@ -97,7 +99,7 @@ impl SlowPolicy<'_> {
     pub(crate) fn observe(&mut self, span: &ChunkSpan) {
         let is_hitter = self.rule.contains("h2o");
         let is_observed = match self.rule.as_str() {
-            "tova" | "snapkv" | "expected-attention" | "dropkv" | "lagkv" | "rkv" => true,
+            "tova" | "snapkv" | "expected-attention" | "defensivekv" | "dropkv" | "lagkv" | "rkv" => true,
             "learned" => !self.flag("gate_alone"),
             _ => is_hitter && (span.start >= self.prefill || self.flag("score_prefill")),
         };
@@ -146,6 +148,7 @@ impl SlowPolicy<'_> {
             }),
             "snapkv" | "rkv" => self.windowed(at, span),
             "dropkv" => self.perturbed(at, span),
+            "defensivekv" => self.at_worst(at, span),
             "lagkv" => self.ranked(at, span),
             "expected-attention" => self.expected(at, span),
             other => panic!("{}", missing(other)),
@@ -154,7 +157,7 @@ impl SlowPolicy<'_> {
 
     /// What a gate expects, and beside it what has come since.
     fn expected_and_seen(&self, at: [usize; 3], next: usize, mass: f32) -> f32 {
-        let (gate, queries) = (self.content.gate(at), (next - at[2]) as f32);
+        let (gate, queries) = (self.content.number(at), (next - at[2]) as f32);
         if self.flag("gate_alone") { gate } else { gate + (mass.max(f32::MIN_POSITIVE) / (queries * queries)).ln() }
     }
 
@@ -201,6 +204,50 @@ impl SlowPolicy<'_> {
             }
         }
         self.pooled(&moved.into_iter().map(|(p, x)| (p, x as f32)).collect(), 7, true)
+    }
+
+    /// What the loss of each position would do at worst; those of the first stage lie above all others.
+    fn at_worst(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> Notes {
+        let by_head: Vec<_> = (0..self.notes[sequence].len()).map(|head| self.risks([sequence, head], span)).collect();
+        let largest = by_head.iter().flat_map(|(risks, _)| risks.values().copied()).fold(0.0, f64::max);
+        let (risks, first) = &by_head[head];
+        let noted = |p: &usize| risks.get(p).map_or(0.0, |risk| risk + if first.contains(p) { largest } else { 0.0 });
+        self.notes[sequence][head].keys().map(|p| (*p, noted(p) as f32)).collect()
+    }
+
+    /// The risk of each position before the window, and the positions of the first stage.
+    fn risks(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> (BTreeMap<usize, f64>, Vec<usize>) {
+        let (held, window, end) = (&self.notes[sequence][head], self.window(), span.start + span.len);
+        let (per_group, _) = self.attention.shape();
+        let mut old: Vec<usize> = held.keys().copied().filter(|p| p + window < end).collect();
+        let (mut worst, mut all) = (vec![0.0f64; old.len()], 0.0);
+        let mut share: BTreeMap<usize, f64> = old.iter().map(|&p| (p, 0.0)).collect();
+        for at in (span.len.saturating_sub(window)..span.real_of(sequence)).map(|column| span.start + column) {
+            for query_head in head * per_group..(head + 1) * per_group {
+                let weights = self.attention.weights(self.content, [sequence, query_head, at], span.start, held);
+                all += weights.values().sum::<f64>();
+                let row: Notes = old.iter().map(|&p| (p, weights[&p] as f32)).collect();
+                for p in &old {
+                    *share.get_mut(p).unwrap() += weights[p];
+                }
+                let near = self.pooled(&row, 5, true);
+                let scale = old.iter().map(|p| weights[p]).sum::<f64>() / near.values().map(|&x| f64::from(x)).sum::<f64>();
+                for (worst, &x) in worst.iter_mut().zip(near.values()) {
+                    *worst = worst.max(f64::from(x) * scale);
+                }
+            }
+        }
+        let mean = worst.iter().sum::<f64>() / old.len() as f64;
+        let norm = |p: usize| f64::from(self.content.number([sequence, head, p]));
+        let norms: f64 = old.iter().map(|&p| norm(p)).sum::<f64>().max(f64::MIN_POSITIVE);
+        let risks = old.iter().zip(&worst).map(|(&p, worst)| (p, worst.max(mean) * norm(p) / norms)).collect();
+        old.sort_by(|p, q| share[q].total_cmp(&share[p]).then(p.cmp(q)));
+        let mut reached = all - share.values().sum::<f64>();
+        let is_within = |p: &usize| {
+            reached += share[p];
+            reached < 0.9 * all
+        };
+        (risks, old.into_iter().take_while(is_within).collect())
     }
 
     /// Attention, less how far other keys of its chunk resemble a key.

@@ -87,6 +87,7 @@ pub const FURTHER: &[Case] = &[
     Case { name: "tova, grace 3", policy: "tova", params: "grace_period = 3", ..PLAIN },
     Case { name: "snapkv, wide", policy: "snapkv", params: "window_size = 6\nkernel_size = 7", ..PLAIN },
     Case { name: "snapkv, mean", policy: "snapkv", params: "kernel_size = 3\npooling = \"mean\"", ..PLAIN },
+    Case { name: "defensivekv, of a short window", policy: "defensivekv", params: "window_size = 3\nkernel_size = 3", ..PLAIN },
     Case { name: "dropkv, single entries", policy: "dropkv", params: "window_size = 3\nkernel_size = 1", ..PLAIN },
     Case { name: "lagkv, short partitions", policy: "lagkv", params: "lag_size = 2\ninit_grace_tokens = 1", ..PLAIN },
     Case { name: "rkv, mostly attention", policy: "rkv", params: "attention_weight = 0.9\nsimilarity_threshold = 0.1", ..PLAIN },

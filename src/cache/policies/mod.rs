@@ -1,6 +1,7 @@
 //! The policies: one file for each way to score, and one line for each name in the registry.
 
 mod adakv;
+mod defensivekv;
 mod dense;
 mod dropkv;
 mod expected_attention;

@@ -2,8 +2,8 @@
 
 use super::params::STREAMING_LLM_SINKS;
 use super::{
-    Constructor, adakv, dense, dropkv, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lagkv, lastrec, learned, rkv,
-    smart_lastrec, snapkv, tova,
+    Constructor, adakv, defensivekv, dense, dropkv, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lagkv, lastrec,
+    learned, rkv, smart_lastrec, snapkv, tova,
 };
 use crate::cache::Policy;
 use crate::recipe::{InitialPart, PolicyRecipe, RecipeError};
@@ -22,6 +22,11 @@ pub struct PolicyEntry {
 /// All policies, in alphabetical order.
 pub const REGISTRY: &[PolicyEntry] = &[
     entry("adakv", "what another policy keeps, with a larger budget for heads", |c, n| adakv::around(c, n, build)),
+    entry(
+        "defensivekv",
+        "what one of the last few queries of a chunk would miss most, by attention and by what values add",
+        defensivekv::build,
+    ),
     entry("dense", "everything", dense::build),
     entry(
         "dropkv",

@@ -59,20 +59,21 @@ pub(super) fn kernel_size(choice: &PolicyRecipe, written: usize, cache_length: u
 /// neighbours, and the mean is that of those there are.
 ///
 /// # Shapes
-/// `(B, G, C)` all, f32 out.
-pub(super) fn pooled(score_bgc: &Tensor, position_bgc: &Tensor, kernel: usize, pooling: Pooling) -> Tensor {
-    let order = position_bgc.argsort(-1, false);
-    let sorted = score_bgc.gather(2, &order, false);
+/// `(B, G, C)` all, f32 out. A mean may be that of rows `(B, G, R, C)`, which share the positions `(B, G, 1, C)`.
+pub(super) fn pooled(score: &Tensor, position: &Tensor, kernel: usize, pooling: Pooling) -> Tensor {
+    let order = position.argsort(-1, false);
+    let order_of_rows = order.expand_as(score);
+    let sorted = score.gather(-1, &order_of_rows, false);
     // An empty slot is nobody's neighbour.
-    let held = position_bgc.ge(0).to_kind(sorted.kind()).gather(2, &order, false);
+    let held = position.ge(0).to_kind(sorted.kind()).gather(-1, &order, false);
     let (kernel, half) = (kernel as i64, kernel as i64 / 2);
     let pooled = match pooling {
         Pooling::Max => sorted.max_pool1d([kernel], [1], [half], [1], false),
         Pooling::Mean => {
             let sum =
-                |x: &Tensor| x.constant_pad_nd([half, half]).unfold(2, kernel, 1).sum_dim_intlist(&[-1i64][..], false, x.kind());
+                |x: &Tensor| x.constant_pad_nd([half, half]).unfold(-1, kernel, 1).sum_dim_intlist(&[-1i64][..], false, x.kind());
             sum(&(sorted * &held)) / sum(&held).clamp_min(1.0)
         }
     };
-    pooled.zeros_like().scatter(2, &order, &pooled).to_kind(Kind::Float)
+    pooled.zeros_like().scatter(-1, &order_of_rows, &pooled).to_kind(Kind::Float)
 }

@@ -7,7 +7,7 @@ const BINS_PER_DOUBLING: f64 = 8.0;
 const LOWEST: f64 = -120.0;
 const BINS: i64 = 1280;
 
-/// No layer gets less than this part of the mean: texts differ, and chunks must fit beside the youngest entries.
+/// No layer gets less than this part of the mean: texts differ.
 const LEAST: f64 = 0.25;
 
 /// Counts of the entries that stand in a layer's cache, by what they are still worth to the queries that come.
@@ -42,13 +42,13 @@ impl SlotDemand {
     }
 }
 
-/// Shares `mean` slots a layer out, by one threshold for the entries of all layers, with a least share: multiples of `step`, together at
+/// Shares `mean` slots a layer out, by one threshold for the entries of all layers: multiples of `step`, none below `least`, together at
 /// most `mean` times the layers. `None` before anything was counted.
-pub(in crate::engine) fn share_out(demands: &[&SlotDemand], mean: usize, step: usize) -> Option<Vec<usize>> {
+pub(in crate::engine) fn share_out(demands: &[&SlotDemand], mean: usize, least: usize, step: usize) -> Option<Vec<usize>> {
     let down_to: Vec<Vec<f64>> = demands.iter().map(|demand| demand.down_to()).collect();
     let (total, mean) = (demands.len() * mean, mean as f64);
     let needed = |bin: usize| -> Vec<f64> {
-        let of_layer = |counts: &Vec<f64>| counts.get(bin).map(|slots| slots.max(LEAST * mean).max(step as f64));
+        let of_layer = |counts: &Vec<f64>| counts.get(bin).map(|slots| slots.max(LEAST * mean).max(least as f64));
         down_to.iter().filter_map(of_layer).collect()
     };
     let fits = |slots: &Vec<f64>| slots.len() == demands.len() && slots.iter().sum::<f64>() <= total as f64;
@@ -80,16 +80,18 @@ mod tests {
     fn one_threshold_shares_slots_out_and_nobody_goes_without() {
         // Above any threshold layer 0 has 30 entries more than layer 1, and layer 2 none.
         let (rich, poor, useless) = (demand(0, 100), demand(-30, 100), demand(-119, 1));
-        let shares = share_out(&[&rich, &poor, &useless], 40, 1).unwrap();
+        let shares = share_out(&[&rich, &poor, &useless], 40, 1, 1).unwrap();
         assert_eq!(shares.iter().sum::<usize>(), 120, "{shares:?}");
         assert_eq!(shares[2], 10, "a quarter of the mean");
         assert!((shares[0] as i64 - shares[1] as i64 - 30).abs() <= 1, "{shares:?}");
-        assert!(share_out(&[&rich, &poor, &useless], 40, 8).unwrap().iter().all(|slots| slots % 8 == 0));
-        assert!(share_out(&[&SlotDemand::default()], 40, 8).is_none());
-        // No layer gets less than a step, and all together no more for that.
-        let coarse = share_out(&[&rich, &useless, &useless, &useless], 40, 32).unwrap();
+        assert!(share_out(&[&rich, &poor, &useless], 40, 8, 8).unwrap().iter().all(|slots| slots % 8 == 0));
+        assert!(share_out(&[&SlotDemand::default()], 40, 8, 8).is_none());
+        // No layer gets less than the least, and all together no more for that.
+        let coarse = share_out(&[&rich, &useless, &useless, &useless], 40, 32, 32).unwrap();
         assert_eq!(coarse, [64, 32, 32, 32]);
-        assert!(share_out(&[&rich, &poor], 24, 32).is_none());
+        let wide = share_out(&[&rich, &useless, &useless], 40, 32, 8).unwrap();
+        assert_eq!(wide, [56, 32, 32]);
+        assert!(share_out(&[&rich, &poor], 24, 32, 8).is_none());
     }
 
     #[test]

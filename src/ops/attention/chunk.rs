@@ -52,6 +52,15 @@ impl Clone for Qkv {
     }
 }
 
+/// A number that the model says of each new entry, for a policy to go by: a further plane of the entry, `(B, G, n, 1)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryNumber {
+    /// The score of the layer's gate.
+    Gate,
+    /// How long the value is behind the output projection: `‖v W_O‖₁`, the mean over the query heads of a KV head.
+    OutputNorm,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queries {
     All,

@@ -26,7 +26,7 @@ pub use backend::Backend;
 #[cfg(test)]
 pub(crate) use backend::forced;
 pub use blocks::squared_score_gradients;
-pub use chunk::{Attended, AttentionGrads, KvBlock, Qkv, Queries, accumulation_kind, zero_sum_of};
+pub use chunk::{Attended, AttentionGrads, EntryNumber, KvBlock, Qkv, Queries, accumulation_kind, zero_sum_of};
 pub use drain::drain_backward;
 pub use mass::{attention_mass, attention_weights};
 pub use part::PartKernel;
