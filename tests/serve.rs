@@ -1,5 +1,7 @@
 //! The server beside clients: what they ask, what they get, and what happens to the server.
 
+mod responses;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;

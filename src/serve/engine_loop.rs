@@ -19,6 +19,8 @@ struct OpenPrompt {
     answers: UnboundedSender<(usize, TextEvent)>,
     /// Texts that have not ended.
     texts: usize,
+    /// Tokens that a held session had read.
+    reused: usize,
 }
 
 /// The engine's side of the server.
@@ -104,7 +106,7 @@ impl<'a> EngineLoop<'a> {
                 add(&self.counters.requests, 1);
                 add(&self.counters.prompt_tokens, num_prompt);
                 add(&self.counters.reused_tokens, reused);
-                self.open.insert(id, OpenPrompt { ids: prompt, index, answers, texts: samples });
+                self.open.insert(id, OpenPrompt { ids: prompt, index, answers, texts: samples, reused });
             }
             Err(error) => {
                 add(&self.counters.refused, 1);
@@ -131,7 +133,8 @@ impl<'a> EngineLoop<'a> {
                 if let Some(continued) = session.filter(|_| self.keeps_all) {
                     self.prefixes.hold(&continued.ids, continued.session);
                 }
-                self.answer(request, TextEvent::Finished { sample, text, reason, evicted });
+                let reused = self.open.get(&request).map_or(0, |open| open.reused);
+                self.answer(request, TextEvent::Finished { sample, text, reason, evicted, reused });
                 let ended = self.open.get_mut(&request).is_some_and(|open| {
                     open.texts -= 1;
                     open.texts == 0

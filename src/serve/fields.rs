@@ -14,8 +14,18 @@ pub(super) struct BodyFields(Map<String, Value>);
 pub(super) const MOST: usize = 64;
 
 /// Fields that say nothing about the text, or are about things that are not here.
-const HARMLESS: &[&str] =
-    &["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "verbosity"];
+const HARMLESS: &[&str] = &[
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "max_tool_calls",
+    "verbosity",
+];
 
 /// Fields that must be left at what changes nothing: their name and that value.
 const NEUTRAL: &[(&str, &[&str])] = &[
@@ -25,6 +35,11 @@ const NEUTRAL: &[(&str, &[&str])] = &[
     ("functions", &["[]"]),
     ("response_format", &["{\"type\":\"text\"}"]),
     ("modalities", &["[\"text\"]"]),
+    ("background", &["false"]),
+    ("include", &["[]"]),
+    ("reasoning", &["{}"]),
+    ("truncation", &["\"disabled\""]),
+    ("top_logprobs", &["0"]),
     ("skip_special_tokens", &["true"]),
     ("include_stop_str_in_output", &["false"]),
     ("use_beam_search", &["false"]),

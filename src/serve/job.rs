@@ -36,6 +36,8 @@ pub(super) enum TextEvent {
         text: String,
         reason: Finish,
         evicted: usize,
+        /// Tokens of its prompt that a held session had read.
+        reused: usize,
     },
     /// It can not be carried out.
     Failed(ApiError),
@@ -45,6 +47,16 @@ pub(super) enum TextEvent {
 pub(super) struct Answers {
     pub(super) events: UnboundedReceiver<(usize, TextEvent)>,
     pub(super) line: Arc<LogLine>,
+}
+
+impl TextEvent {
+    /// The part of its text that it brings.
+    pub(super) fn part(&self) -> &str {
+        match self {
+            Self::Token { text, .. } | Self::Finished { text, .. } => text,
+            Self::Prompt(_) | Self::Failed(_) => "",
+        }
+    }
 }
 
 impl Answers {
@@ -65,6 +77,34 @@ pub(super) struct PromptTexts {
     pub(super) texts: Vec<WholeText>,
 }
 
+impl PromptTexts {
+    /// Those of a prompt that nothing has been told of.
+    pub(super) fn none_yet(samples: usize) -> Self {
+        Self { likelihoods: Vec::new(), texts: vec![WholeText::default(); samples] }
+    }
+
+    /// Adds what is told; true where one of the texts has ended.
+    pub(super) fn add(&mut self, event: TextEvent) -> Result<bool, ApiError> {
+        match event {
+            TextEvent::Prompt(likelihoods) => self.likelihoods = likelihoods,
+            TextEvent::Token { sample, id, text, likelihood } => {
+                let own = &mut self.texts[sample];
+                own.ids.push(id);
+                own.text.push_str(&text);
+                own.likelihoods.extend(likelihood);
+            }
+            TextEvent::Finished { sample, text, reason, evicted, reused } => {
+                let own = &mut self.texts[sample];
+                own.text.push_str(&text);
+                (own.reason, own.evicted, own.reused) = (Some(reason), evicted, reused);
+                return Ok(true);
+            }
+            TextEvent::Failed(error) => return Err(error),
+        }
+        Ok(false)
+    }
+}
+
 /// A text that has ended.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WholeText {
@@ -73,6 +113,7 @@ pub(super) struct WholeText {
     pub(super) likelihoods: Vec<TokenLikelihood>,
     pub(super) reason: Option<Finish>,
     pub(super) evicted: usize,
+    pub(super) reused: usize,
 }
 
 /// The error for a text that the engine's thread never ended.
@@ -82,26 +123,11 @@ pub(super) fn gone() -> ApiError {
 
 /// Waits for all texts of so many prompts.
 pub(super) async fn gather(mut answers: Answers, prompts: usize, samples: usize) -> Result<Vec<PromptTexts>, ApiError> {
-    let mut all = vec![PromptTexts { likelihoods: Vec::new(), texts: vec![WholeText::default(); samples] }; prompts];
+    let mut all = vec![PromptTexts::none_yet(samples); prompts];
     let mut left = prompts * samples;
     while left > 0 {
-        let (prompt, answer) = answers.recv().await.ok_or_else(gone)?;
-        match answer {
-            TextEvent::Prompt(likelihoods) => all[prompt].likelihoods = likelihoods,
-            TextEvent::Token { sample, id, text, likelihood } => {
-                let own = &mut all[prompt].texts[sample];
-                own.ids.push(id);
-                own.text.push_str(&text);
-                own.likelihoods.extend(likelihood);
-            }
-            TextEvent::Finished { sample, text, reason, evicted } => {
-                let own = &mut all[prompt].texts[sample];
-                own.text.push_str(&text);
-                (own.reason, own.evicted) = (Some(reason), evicted);
-                left -= 1;
-            }
-            TextEvent::Failed(error) => return Err(error),
-        }
+        let (prompt, event) = answers.recv().await.ok_or_else(gone)?;
+        left -= usize::from(all[prompt].add(event)?);
     }
     Ok(all)
 }

@@ -13,6 +13,8 @@ mod fields;
 mod job;
 mod listen;
 mod reply;
+mod response_reply;
+mod responses;
 mod routes;
 mod stream;
 mod tokens;

@@ -20,9 +20,8 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl ReplyHead {
     pub(super) fn new(is_chat: bool, model: &str) -> Self {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let kind = if is_chat { "chatcmpl" } else { "cmpl" };
-        let id = format!("{kind}-{created:x}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let created = seconds_now();
+        let id = next_id(if is_chat { "chatcmpl-" } else { "cmpl-" }, created);
         Self { id, created, model: model.to_owned(), is_chat }
     }
 
@@ -41,6 +40,16 @@ impl ReplyHead {
     }
 }
 
+/// The time of a reply.
+pub(super) fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// An id that nothing else has, with what its kind begins with.
+pub(super) fn next_id(kind: &str, created: u64) -> String {
+    format!("{kind}{created:x}-{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
 /// Tokens that were read and written.
 pub(super) fn usage(prompt_tokens: usize, completion_tokens: usize) -> Value {
     json!({
@@ -53,7 +62,13 @@ pub(super) fn usage(prompt_tokens: usize, completion_tokens: usize) -> Value {
 pub(super) fn whole(mut reply: Value, prompts: &[Vec<u32>], all: &[PromptTexts], cache: &Value) -> Value {
     let texts = || all.iter().flat_map(|prompt| &prompt.texts);
     reply["usage"] = usage(prompts.iter().map(Vec::len).sum(), texts().map(|text| text.ids.len()).sum());
-    reply["kvtune"] = cache.clone();
-    reply["kvtune"]["evicted"] = json!(texts().map(|text| text.evicted).sum::<usize>());
+    reply["kvtune"] = told_cache(cache, texts().map(|text| text.evicted).sum());
     reply
+}
+
+/// How the cache stood: the key `kvtune` of a reply.
+pub(super) fn told_cache(cache: &Value, evicted: usize) -> Value {
+    let mut told = cache.clone();
+    told["evicted"] = json!(evicted);
+    told
 }

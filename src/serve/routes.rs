@@ -24,6 +24,7 @@ use super::engine_loop::EngineLoop;
 use super::fields::MOST;
 use super::job::gather;
 use super::listen::listen;
+use super::responses::responses;
 use super::tokens::PromptEncoder;
 use crate::data::{ChatTemplates, InitialPartFinder, Tokenizer};
 use crate::engine::Engine;
@@ -133,6 +134,7 @@ fn routes(state: Arc<AppState>, access: AccessRules, has_log: bool) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/responses", post(responses))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/tokenizer_info", get(tokenizer_info))

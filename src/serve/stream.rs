@@ -11,9 +11,10 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
+use super::ApiError;
 use super::app_state::AppState;
 use super::job::{Answers, TextEvent, gone};
 use super::reply::{ReplyHead, usage};
@@ -36,51 +37,86 @@ fn begin(head: &ReplyHead, index: usize) -> Option<Value> {
     head.is_chat.then(|| head.event(&[choice]))
 }
 
-/// The events of a reply with so many prompts and texts of each. A client that goes away ends the task below, and with it the
-/// texts. With `prompt_tokens` the last event tells what was used.
+/// The events of a reply with so many prompts and texts of each. With `prompt_tokens` the last event tells what was used.
 pub(super) fn stream(
     served: &Arc<AppState>,
     head: ReplyHead,
-    mut answers: Answers,
+    answers: Answers,
     prompts: usize,
     samples: usize,
-    prompt_tokens: Option<usize>,
+    mut prompt_tokens: Option<usize>,
 ) -> Response {
-    let (sender, receiver) = unbounded_channel::<String>();
-    let (deadline, served) = (Instant::now() + served.limits.timeout, served.clone());
-    tokio::spawn(async move {
-        let send = |value: Value| sender.send(event(&value)).is_ok();
-        let mut is_there = (0..prompts * samples).filter_map(|index| begin(&head, index)).all(send);
+    streamed(served, answers, |mut events: EventStream| async move {
+        (0..prompts * samples).filter_map(|index| begin(&head, index)).for_each(|first| events.send(&first));
         let (mut left, mut new_tokens) = (prompts * samples, 0);
-        while left > 0 && is_there {
-            let next = tokio::select! {
-                next = timeout_at(deadline, answers.recv()) => next,
-                () = sender.closed() => return,
-            };
-            let answer = next.map_err(|_| served.timed_out()).and_then(|next| next.ok_or_else(gone));
-            is_there = match answer {
-                Ok((_, TextEvent::Prompt(_))) => true,
+        while left > 0 {
+            let Some(next) = events.next().await else { return };
+            match next {
+                Ok((_, TextEvent::Prompt(_))) => {}
                 Ok((prompt, TextEvent::Token { sample, text, .. })) => {
                     new_tokens += 1;
-                    text.is_empty() || send(part(&head, prompt * samples + sample, &text, None))
+                    if !text.is_empty() {
+                        events.send(&part(&head, prompt * samples + sample, &text, None));
+                    }
                 }
                 Ok((prompt, TextEvent::Finished { sample, text, reason, .. })) => {
                     left -= 1;
-                    send(part(&head, prompt * samples + sample, &text, Some(reason.name())))
+                    events.send(&part(&head, prompt * samples + sample, &text, Some(reason.name())));
                 }
                 Ok((_, TextEvent::Failed(error))) | Err(error) => {
-                    left = 0;
-                    send(error.to_json())
+                    events.send(&error.to_json());
+                    (left, prompt_tokens) = (0, None);
                 }
-            };
+            }
         }
-        if let Some(prompt_tokens) = prompt_tokens.filter(|_| is_there) {
+        if let Some(prompt_tokens) = prompt_tokens {
             let mut last = head.event(&[]);
             last["usage"] = usage(prompt_tokens, new_tokens);
-            send(last);
+            events.send(&last);
         }
-        let _ = sender.send(event(&"[DONE]"));
-    });
+        events.send(&"[DONE]");
+    })
+}
+
+/// What the task of a stream hears of the engine, and tells its client.
+pub(super) struct EventStream {
+    sender: UnboundedSender<String>,
+    answers: Answers,
+    deadline: Instant,
+    served: Arc<AppState>,
+}
+
+impl EventStream {
+    /// What comes next; `None` where the client has gone, which ends the texts with the task.
+    pub(super) async fn next(&mut self) -> Option<Result<(usize, TextEvent), ApiError>> {
+        let next = tokio::select! {
+            biased;
+            () = self.sender.closed() => return None,
+            next = timeout_at(self.deadline, self.answers.recv()) => next,
+        };
+        Some(next.map_err(|_| self.served.timed_out()).and_then(|next| next.ok_or_else(gone)))
+    }
+
+    /// Sends an event. That a client has gone is heard of from `next`.
+    pub(super) fn send(&self, data: &dyn Display) {
+        let _ = self.sender.send(event(data));
+    }
+
+    /// Sends an event that has a name beside its data.
+    pub(super) fn send_named(&self, name: &str, data: &dyn Display) {
+        let _ = self.sender.send(format!("event: {name}\n{}", event(data)));
+    }
+}
+
+/// A reply whose events come from a task of its own.
+pub(super) fn streamed<F: Future<Output = ()> + Send + 'static>(
+    served: &Arc<AppState>,
+    answers: Answers,
+    tell: impl FnOnce(EventStream) -> F,
+) -> Response {
+    let (sender, receiver) = unbounded_channel::<String>();
+    let deadline = Instant::now() + served.limits.timeout;
+    tokio::spawn(tell(EventStream { sender, answers, deadline, served: Arc::clone(served) }));
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     (headers, Body::new(Events(receiver))).into_response()
 }

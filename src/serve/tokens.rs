@@ -56,15 +56,20 @@ impl PromptEncoder {
 
     /// The tokens of a conversation by the chat template.
     pub(super) fn conversation(&self, fields: &mut BodyFields) -> Result<Vec<u32>, ApiError> {
-        let template = self.template.as_ref();
-        let template = template.ok_or_else(|| ApiError::bad("this model has no chat template: use /v1/completions"))?;
         let mut messages = fields.take("messages").unwrap_or_default();
         messages.as_array_mut().into_iter().flatten().try_for_each(plain_content)?;
+        self.rendered(messages, "messages", fields)
+    }
+
+    /// The tokens of messages that a request has in the field `name`, with what else its template is told.
+    pub(super) fn rendered(&self, messages: Value, name: &str, fields: &mut BodyFields) -> Result<Vec<u32>, ApiError> {
+        let template = self.template.as_ref();
+        let template = template.ok_or_else(|| ApiError::bad("this model has no chat template: use /v1/completions"))?;
         let wrong = |field: &str| {
             let field = field.to_owned();
             move |fault: String| ApiError::field(&field, format!("`{field}`: {fault}"))
         };
-        let mut conversation = Conversation::of(messages).map_err(wrong("messages"))?;
+        let mut conversation = Conversation::of(messages).map_err(wrong(name))?;
         conversation.tools = fields.take("tools").map(tools_of).transpose().map_err(wrong("tools"))?.flatten();
         conversation.documents = fields.take("documents");
         if let Some(variables) = fields.take("chat_template_kwargs") {
@@ -81,7 +86,7 @@ impl PromptEncoder {
         let text =
             if continues { template.render_to_continue(&conversation) } else { template.render(&conversation, adds_prompt) };
         // The template writes all special tokens itself.
-        self.encode(&text.map_err(|error| ApiError::field("messages", error.to_string()))?, false)
+        self.encode(&text.map_err(|error| ApiError::field(name, error.to_string()))?, false)
     }
 
     /// The text of one token; its id where there is no text.
@@ -110,11 +115,16 @@ fn plain_content(message: &mut Value) -> Result<(), ApiError> {
         return Err(wrong("has a `type` that is not `text`"));
     }
     if let Some(Value::Array(parts)) = fields.get("content") {
-        let text = |part: &Value| part.get("text").and_then(Value::as_str).filter(|_| part["type"] == "text").map(str::to_owned);
-        let texts = parts.iter().map(text).collect::<Option<Vec<_>>>().ok_or_else(|| wrong("has a part that is no text"))?;
-        fields.insert("content".to_owned(), Value::from(texts.concat()));
+        let text = text_of(parts, &["text"]).ok_or_else(|| wrong("has a part that is no text"))?;
+        fields.insert("content".to_owned(), Value::from(text));
     }
     Ok(())
+}
+
+/// The text of parts that are all of these kinds, and texts.
+pub(super) fn text_of(parts: &[Value], kinds: &[&str]) -> Option<String> {
+    let is_known = |part: &&Value| part["type"].as_str().is_some_and(|kind| kinds.contains(&kind));
+    parts.iter().map(|part| Some(part).filter(is_known)?.get("text")?.as_str()).collect()
 }
 
 fn ids_of(value: &Value) -> Option<Vec<u32>> {
