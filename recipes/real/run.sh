@@ -1,12 +1,12 @@
 #!/bin/sh
 # Does training with a policy in the loop find facts in real prose that the policy otherwise loses? A LoRA adapter is trained on the real model with
-# the full cache, and others with each policy in the loop, by the same samples and steps; all of them, and the base, write answers through each cache.
-# Prints a line for each, tab-separated: seed, how it was trained, cache of the answers, slots, questions, right answers.
+# the full cache, and others with each policy in the loop, by the same samples and steps; all of them, and the base, write answers through each cache,
+# the adapter of the full cache also through `learned` with the gates that `calibrate` finds for it on 64 of its own samples. Prints a line for each, tab-separated: seed, how it was trained, cache of the answers, slots, questions, right answers.
 #
 #   sh recipes/real/fetch.sh && cargo build --release
 #   JOBS=2 SEEDS="1 2 3" sh recipes/real/run.sh > lines.tsv
 #
-# A job takes one thread and up to 4 GiB: some 14 to 18 minutes to train, and 5 for each of its lines of 104 questions.
+# A job takes one thread and up to 4 GiB: some 14 to 18 minutes to train, 15 to calibrate, and 5 for each of its lines of 104 questions.
 # Everything is written to data/real, and what is there already is not made again: an interrupted run goes on where it was.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
@@ -14,6 +14,7 @@ work=${DATA:-$here/../../data/real}
 kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet"
 seeds=${SEEDS:-1 2 3}
 caches=${CACHES:-keydiff:384 keydiff:192}
+calibrated=${CALIBRATED:-learned:384 learned:192 learned:96}
 steps=${STEPS:-64}
 questions=${QUESTIONS:-104}
 
@@ -21,17 +22,29 @@ questions=${QUESTIONS:-104}
 train() {
     [ -d "$1/final" ] && return
     $kvtune finetune-lora --recipe "$here/needles.toml" --out "$1" --resume-if-possible --device cpu \
-        --set checkpoint.intermediate_save_interval=8 --set data.train="$work/train-$4.jsonl" \
+        --set checkpoint.intermediate_save_interval=8 --set data.train="$work/facts-$4.jsonl" \
         --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --set train.seed="$4" --set train.max_steps="$steps" --set kv_cache.policy="\"$2\"" --set kv_cache.cache_length="$3" >>"$1.log" 2>&1
+}
+
+# Finds the gates of an adapter of the full cache: `calibrate RUN SEED`.
+calibrate() {
+    [ -d "$work/gates-$2" ] && return
+    rm -rf "$work/gates-$2.part"
+    $kvtune calibrate "$1" --recipe "$here/needles.toml" --device cpu --set data.train="$work/facts-$2.jsonl" --set data.validation_fraction=0 \
+        --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --split train --limit 64 --out "$work/gates-$2.part" >>"$1.log" 2>&1
+    mv "$work/gates-$2.part" "$work/gates-$2"
 }
 
 # Writes the line of a model: `score SEED TRAINED MODEL POLICY SLOTS`.
 score() {
     line=$work/lines/$1-$2-$4-$5
     [ -f "$line" ] && return
-    $kvtune evaluate "$3" --recipe "$here/needles.toml" --device cpu --set data.train="$work/judged.jsonl" \
-        --set data.validation="$work/judged.jsonl" --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" \
-        --set kv_cache.policy="\"$4\"" --set kv_cache.cache_length="$5" --answers "$line.jsonl" --metrics exact_match --max-new-tokens 24 \
+    policy="\"$4\"" gates=
+    [ "$4" = learned ] && policy='{ learned = { gate_alone = true } }' gates="--set kv_cache.gates=$work/gates-$1"
+    # shellcheck disable=SC2086  # two words, or none
+    $kvtune evaluate "$3" --recipe "$here/needles.toml" --device cpu --set data.train="$work/facts-judged.jsonl" \
+        --set data.validation="$work/facts-judged.jsonl" --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" \
+        --set kv_cache.policy="$policy" --set kv_cache.cache_length="$5" $gates --answers "$line.jsonl" --metrics exact_match --max-new-tokens 24 \
         >"$line.log" 2>&1
     right=$(python3 "$here/intervals.py" "$line.jsonl")
     printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$4" "$5" "$(wc -l <"$line.jsonl")" "$right" >"$line.part"
@@ -43,7 +56,13 @@ if [ "${1-}" = job ]; then
     run=$work/runs/$2-$3
     case $3 in
     base) run=$work/SmolLM2-135M-Instruct.Q4_1.gguf ;;
-    full) train "$run" dense 2048 "$2" ;;
+    full)
+        train "$run" dense 2048 "$2"
+        calibrate "$run" "$2"
+        for cache in $calibrated; do
+            score "$2" full "$run" "${cache%:*}" "${cache#*:}"
+        done
+        ;;
     *) train "$run" "${3%:*}" "${3#*:}" "$2" ;;
     esac
     for cache in dense:2048 $caches; do
@@ -56,9 +75,9 @@ fi
 
 mkdir -p "$work/runs" "$work/lines"
 needles() { python3 "$here/needles.py" --prose "$work/prose" "$@"; }
-[ -f "$work/judged.jsonl" ] || needles --sections I,J --rows "$questions" --seed 1000 >"$work/judged.jsonl"
+[ -f "$work/facts-judged.jsonl" ] || needles --sections I,J --rows "$questions" --seed 1000 >"$work/facts-judged.jsonl"
 for seed in $seeds; do
-    [ -f "$work/train-$seed.jsonl" ] || needles --sections A,B,C,D,E,F,G,H --rows 256 --seed "$seed" >"$work/train-$seed.jsonl"
+    [ -f "$work/facts-$seed.jsonl" ] || needles --sections A,B,C,D,E,F,G,H --rows 256 --seed "$seed" >"$work/facts-$seed.jsonl"
 done
 {
     for seed in $seeds; do
