@@ -74,7 +74,8 @@ fn lines() -> Vec<Line> {
     };
     let quantised = [(BufferKind::Int8, QUANTISED), (BufferKind::Int4, None)];
     let lastrec = quantised.map(|(buffer, goal)| Line { policy: "lastrec", params: "", buffer, goal });
-    registered().into_iter().filter_map(line).chain(lastrec).collect()
+    let alone = Line { policy: "learned", params: "gate_alone = true", buffer: BufferKind::Plain, goal: FREE };
+    registered().into_iter().filter_map(line).chain([alone]).chain(lastrec).collect()
 }
 
 /// The parts of the work on a chunk.
@@ -170,10 +171,10 @@ impl Run {
             real: vec![len],
             is_block: false,
         };
-        // The gates themselves are the model's, and not timed.
-        let takes_gates = self.policy.traits().entry_number.is_some();
-        let gates = takes_gates.then(|| Tensor::randn([1, k.size()[1], len as i64, 1], (Kind::Float, Device::Cpu)));
-        let entries = KvBlock::of_planes([k, v].into_iter().chain(&gates).map(Tensor::shallow_clone));
+        // What the model says of entries is the model's work, and not timed.
+        let has_number = self.policy.traits().entry_number.is_some();
+        let numbers = has_number.then(|| Tensor::rand([1, k.size()[1], len as i64, 1], (Kind::Float, Device::Cpu)));
+        let entries = KvBlock::of_planes([k, v].into_iter().chain(&numbers).map(Tensor::shallow_clone));
         let mut times = [Instant::now(); 5];
         times[0] = Instant::now();
         if let Some(quota) = self.cache.allocate(&*self.policy, &span) {
@@ -246,13 +247,14 @@ fn main() {
         );
         let mut table = Table::new(&[&["policy", "buffer"], &PARTS[..], &["whole", "goal"]].concat());
         for line in &lines() {
-            let Line { policy, buffer, goal, .. } = line;
+            let Line { policy, params, buffer, goal } = line;
             if !wanted.is_empty() && !wanted.iter().any(|word| policy.contains(word.as_str())) {
                 continue;
             }
             let ratios = no_grad(|| layer.bench(line)).map(|ratio| format!("{ratio:.3}"));
             let goal = goal.map_or("–".to_owned(), |goal| goal.to_string());
-            let cells = [&[(*policy).to_owned(), buffer.to_string()], &ratios[..], &[goal]].concat();
+            let name = if params.contains("alone") { format!("{policy}, {params}") } else { (*policy).to_owned() };
+            let cells = [&[name, buffer.to_string()], &ratios[..], &[goal]].concat();
             table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
         }
         println!("{table}");

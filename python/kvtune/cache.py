@@ -190,6 +190,11 @@ def attention_forward(module: Any, query: Tensor, key: Tensor, value: Tensor, at
     if window != layer.window:
         what = f"layer {layer.index} of the model has the sliding window {window}, expected {layer.window}, as `{layer.cache.file.path}` says"
         raise KvtuneError(what, "give the policy file of this model")
+    if layer.policy.takes_output:
+        layer.policy.output = module.o_proj.weight
+        if not layer.policy.output.is_floating_point() or layer.policy.output.dim() != 2:
+            what = f"the policy of `{layer.cache.file.path}` needs the output projection, which is packed"
+            raise KvtuneError(what, "load the model without quantisation")
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     out = layer.run(query, key, value, Rule(scale, kwargs.get("softcap"), kwargs.get("s_aux")))
     return out.transpose(1, 2).contiguous(), None

@@ -73,6 +73,9 @@ class Policy:
     across_layers = False
     takes_gates = False
     """Whether the last of the numbers of an entry is what the gate of the layer says."""
+    takes_output = False
+    output: Tensor
+    """The weight of the output projection `(E, H · D)`, where the policy takes it."""
 
     def queries(self, is_prefill: bool) -> int:
         """Of how many last queries of a chunk the attention counts."""
@@ -239,7 +242,7 @@ class Snapkv(Policy):
         if self.pooling == "max":
             return max_pool1d(score, self.kernel, 1, half)
         held = (position >= 0).float()
-        near = [pad(x, (half, half)).unfold(2, self.kernel, 1).sum(-1) for x in (score * held, held)]
+        near = [pad(x, (half, half)).unfold(-1, self.kernel, 1).sum(-1) for x in (score * held, held)]
         return near[0] / near[1].clamp_min(1)
 
 
@@ -257,6 +260,35 @@ class Dropkv(Snapkv):
         factor = torch.where(rest > 1e-12, weight / rest.clamp_min(1e-6), 0).square().flatten(2, 3)
         far = torch.cdist((weight / total).flatten(2, 3) @ v, v, compute_mode="donot_use_mm_for_euclid_dist")
         return self.pooled((factor * far.square()).sum(2).float() / per_group, seen.position)
+
+
+class Defensivekv(Snapkv):
+    pooling, takes_output = "mean", True
+
+    def queries(self, is_prefill: bool) -> int:
+        return 0
+
+    def describe(self, k: Tensor, v: Tensor, stored: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """`‖v W_O‖₁`, the mean over the heads of a group."""
+        weight = self.output.unflatten(1, (v.shape[1], -1, v.shape[3])).permute(1, 2, 3, 0)
+        return [wide((v[:, :, None] @ weight).abs()).sum(-1).mean(2).float()]
+
+    def observe(self, seen: Attended) -> Tensor:
+        """The worst that any query would miss; entries that with the window get 0.9 of the attention lie above all others."""
+        rows = seen.weights(self.window).double().flatten(2, 3)
+        old = (seen.position >= 0) & (seen.position < seen.next_position - self.window)
+        given = rows.masked_fill(~old[:, :, None], 0)
+        near = self.pooled(given.float(), seen.position.masked_fill(~old, -1)[:, :, None]).double().masked_fill(~old[:, :, None], 0)
+        near = near / near.sum(-1, keepdim=True).clamp_min(TINY) * given.sum(-1, keepdim=True)
+        worst = near.amax(2)
+        worst = worst.maximum(worst.sum(-1, keepdim=True) / old.sum(-1, keepdim=True).clamp_min(1))
+        norm = seen.features[..., 0].double().masked_fill(~old, 0)
+        risk = (worst * norm / norm.sum(-1, keepdim=True).clamp_min(TINY)).masked_fill(~old, 0)
+        share = given.sum(2) / rows.sum((2, 3))[..., None].clamp_min(TINY)
+        share_sorted, order = share.sort(-1, descending=True)
+        first = share_sorted.cumsum(-1) - share.sum(-1, keepdim=True) < 0.9 - 1
+        first = torch.zeros_like(old).scatter(-1, order, first) & old
+        return (risk + first).float()
 
 
 class Rkv(Snapkv):
@@ -357,6 +389,7 @@ CLASSES: dict[str, type[Policy]] = {
     "knorm": Knorm,
     "tova": Tova,
     "snapkv": Snapkv,
+    "defensivekv": Defensivekv,
     "dropkv": Dropkv,
     "rkv": Rkv,
     "lagkv": Lagkv,

@@ -12,7 +12,7 @@ use crate::files::{self, io_fault};
 use crate::model::{GATE_TENSORS, ModelConfig};
 use crate::recipe::{CacheLength, CacheRecipe, Recipe};
 use crate::report::console;
-use crate::train::{self, Calibrated, SLOTS_STEP};
+use crate::train::{self, Calibrated, GRACE_PERIOD, SLOTS_STEP};
 use crate::units::Fault;
 
 #[derive(Debug, Args)]
@@ -77,7 +77,7 @@ impl Calibrate {
             let lengths = recipe.kv_cache.cache_length.by_layer(config.num_layers());
             means.push(lengths.iter().sum::<usize>() / lengths.len().max(1));
         }
-        let fewest = train::fewest_slots(recipe);
+        let fewest = train::fewest_slots(recipe)?;
         let Some(mean) = means.iter().find(|mean| **mean < fewest) else { return Ok(means) };
         let message =
             format!("{mean} slots can't be shared out over layers: each gets a multiple of {SLOTS_STEP}, at least {fewest}");
@@ -96,7 +96,7 @@ impl Calibrate {
         };
         let words = format!(
             "{num_samples} samples, {num_tokens} tokens; the gates explain {explained:.2} of the variance of importance\n\n[kv_cache]\n\
-             policy.learned = {{ grace_period = 0.375 }}\ngates = {gates}\n{}",
+             policy.learned = {{ grace_period = {GRACE_PERIOD} }}\ngates = {gates}\n{}",
             lengths.map(line).collect::<Vec<_>>().join("\n"),
         );
         let facts = json!({

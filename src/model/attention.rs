@@ -1,6 +1,6 @@
 //! A layer's attention but for the past: projections, head norms and positions; whoever remembers the past does the rest.
 
-use tch::Tensor;
+use tch::{Tensor, no_grad};
 
 use super::attend::{Attend, Qkv};
 use super::config::ModelConfig;
@@ -117,7 +117,7 @@ impl Attention {
                 // What the gate learns does not reach the model.
                 qkv.own.further.push(gate.score(&x_bne.detach()));
             }
-            Some(EntryNumber::OutputNorm) => qkv.own.further.push(self.output_norm(&v_bgnd.detach())),
+            Some(EntryNumber::OutputNorm) => qkv.own.further.push(no_grad(|| self.output_norm(v_bgnd))),
             None => {}
         }
         if let Some(x_bne) = x_bne {
@@ -126,21 +126,22 @@ impl Attention {
         attend.attend(self.layer, qkv)
     }
 
-    /// What the values come to behind the output projection, as it is without an adapter: `‖v W_O‖₁`, the mean over the query heads of a
-    /// KV head.
+    /// What the values come to behind the output projection, by the weight that an adapter is added to: `‖v W_O‖₁`, the mean over the query
+    /// heads of a KV head.
     ///
     /// # Shapes
     /// `(B, G, n, D)` in, `(B, G, n, 1)` out.
     fn output_norm(&self, v_bgnd: &Tensor) -> Tensor {
         let (groups, head_dim) = (v_bgnd.size()[1], v_bgnd.size()[3]);
         let weight_eghd = self.output.weight().unflatten(1, [groups, -1, head_dim]);
-        let per_group = weight_eghd.size()[2];
-        // Head by head: the products of all are as large as a chunk's hidden states times the heads.
-        let of_head = |head: i64| {
-            let weight_gde = weight_eghd.select(2, head).permute([1, 2, 0]);
-            v_bgnd.matmul(&weight_gde).abs().sum_dim_intlist(&[-1i64][..], true, None)
+        let (per_group, kind) = (weight_eghd.size()[2], accumulation_kind(v_bgnd.kind()));
+        // Head by head: a product is as large as the hidden states.
+        let of_head = |group: i64, head: i64| {
+            let product = v_bgnd.select(1, group).matmul(&weight_eghd.select(1, group).select(1, head).transpose(0, 1));
+            product.abs().sum_dim_intlist(&[-1i64][..], true, kind)
         };
-        (0..per_group).map(of_head).reduce(|sum, more| sum + more).map_or_else(Tensor::new, |sum| sum / per_group as f64)
+        let of_group = |group: i64| (0..per_group).map(|head| of_head(group, head)).sum::<Tensor>() / per_group as f64;
+        Tensor::stack(&(0..groups).map(of_group).collect::<Vec<_>>(), 1)
     }
 
     /// From the heads back to the residual stream.

@@ -179,7 +179,7 @@ impl<'a> ColumnLayers<'a> {
     /// Those of [`Model::layer`].
     pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, Fault> {
         let Common { model, context } = self.common;
-        // A gate sees what goes into attention, which is held nowhere.
+        // A gate sees what goes into attention, which is held nowhere; other numbers have not been tried in a graph.
         let is_captured = !model.decoder_layer(idx).has_experts() && attend.entry_number(idx).is_none();
         let captured = self.captured.as_mut().filter(|_| is_captured);
         let Some((recorder, OfShape { held: Some(held), pieces, .. })) = captured else {

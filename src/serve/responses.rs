@@ -111,7 +111,7 @@ fn messages(fields: &mut BodyFields, instructions: Option<&str>) -> Result<Value
 /// A message as templates know it, of an item that a client has written, or has got here as `output`.
 fn message_of(item: &Value) -> Result<Value, String> {
     let fields = item.as_object().ok_or("an object with `role` and `content` is expected")?;
-    if fields.get("type").is_some_and(|kind| kind != "message") {
+    if fields.get("type").is_some_and(|kind| !kind.is_null() && kind != "message") {
         return Err(format!("its `type` is {}, and only `message` is supported", fields["type"]));
     }
     only(fields, &["type", "role", "content", "id", "status", "phase"])?;

@@ -7,7 +7,7 @@ use crate::cache;
 use crate::data::{Dataset, Tokenizer};
 use crate::engine::{Calibration, MicroBatchContext, Silent, guarded};
 use crate::model::{Gates, Model};
-use crate::recipe::{AttentionOutputs, GradRecipe, Recipe};
+use crate::recipe::{AttentionOutputs, GradRecipe, PolicyRecipe, Recipe};
 use crate::report::console;
 use crate::units::{Exit, Fault};
 
@@ -29,13 +29,28 @@ pub const SLOTS_STEP: usize = 32;
 /// Queries tell of entries by chunks, so that these must not be long, whatever the recipe's are.
 const CHUNK: usize = 256;
 
-/// The fewest slots of a layer: a chunk must fit in beside what the recipe's policy never evicts. Chunks of no given size fit themselves.
-pub fn fewest_slots(recipe: &Recipe) -> usize {
-    let Some(chunk) = recipe.kv_cache.chunk_size else { return SLOTS_STEP };
-    let fits = |slots: &usize| {
-        cache::build(&recipe.kv_cache.policy, *slots).is_ok_and(|policy| policy.traits().max_chunk_size(*slots) >= chunk)
+/// The parameters with which `learned` goes by what was found, best on prose.
+pub const GRACE_PERIOD: f64 = 0.375;
+
+/// The fewest slots of a layer: a chunk must fit in beside what the recipe's policy, or `learned`, never evicts. Chunks of no given size fit
+/// themselves.
+///
+/// # Errors
+/// Where the policy keeps so much that no length is enough.
+pub fn fewest_slots(recipe: &Recipe) -> Result<usize, Fault> {
+    let Some(chunk) = recipe.kv_cache.chunk_size else { return Ok(SLOTS_STEP) };
+    let learned =
+        PolicyRecipe::with_params("learned", toml::Table::from_iter([("grace_period".to_owned(), GRACE_PERIOD.into())]));
+    let holds = |policy: &PolicyRecipe, slots: usize| {
+        cache::build(policy, slots).is_ok_and(|policy| policy.traits().max_chunk_size(slots) >= chunk)
     };
-    (SLOTS_STEP..=64 * (chunk + SLOTS_STEP)).step_by(SLOTS_STEP).find(fits).unwrap_or(SLOTS_STEP)
+    let lengths = (SLOTS_STEP..=1 << 22).step_by(SLOTS_STEP);
+    let mut enough = lengths.skip_while(|&slots| !holds(&recipe.kv_cache.policy, slots) || !holds(&learned, slots));
+    enough.next().ok_or_else(|| {
+        let message =
+            format!("no cache holds a chunk of {chunk} tokens beside what `{}` never evicts", recipe.kv_cache.policy.name);
+        Fault::usage(message, "set a smaller `kv_cache.chunk_size`, or let the policy evict more")
+    })
 }
 
 /// The recipe by which a model is calibrated: with a cache that keeps everything, whatever the recipe's is.
@@ -80,14 +95,14 @@ pub fn calibrate(
             return Err(Fault::new(Exit::NotFinite, message).with_hint("look at the sample and at the model's weights"));
         }
         // The gradient of the loss's logarithm: without it, samples that the model knows already would tell nothing beside others.
-        let weight = 1.0 / loss_sum.max(f64::MIN_POSITIVE);
+        let weight = 1.0 / loss_sum.max(f64::from(f32::EPSILON));
         let context = MicroBatchContext { weight, router_weight: 0.0, dropout: None, chunk_sizes: None };
         engine.calibrate(model, &batch, context, &mut calibration, &mut Silent)?;
         console::note(&format!("sample {} of {}, {} tokens", done + 1, samples.len(), dataset.lengths()[sample]));
     }
+    let least = fewest_slots(recipe)?;
     let (fits, cache_lengths) = guarded(|| {
-        let fewest = fewest_slots(recipe);
-        let lengths: Option<Vec<_>> = means.iter().map(|&mean| calibration.slots(mean, fewest, SLOTS_STEP)).collect();
+        let lengths: Option<Vec<_>> = means.iter().map(|&mean| calibration.slots(mean, least, SLOTS_STEP)).collect();
         Ok((calibration.gates(), lengths))
     })?;
     let fitted: Vec<f64> = fits.iter().flatten().map(|fit| fit.explained).collect();

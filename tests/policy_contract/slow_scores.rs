@@ -207,12 +207,10 @@ impl SlowPolicy<'_> {
     }
 
     /// What the loss of each position would do at worst; those of the first stage lie above all others.
-    fn at_worst(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> Notes {
-        let by_head: Vec<_> = (0..self.notes[sequence].len()).map(|head| self.risks([sequence, head], span)).collect();
-        let largest = by_head.iter().flat_map(|(risks, _)| risks.values().copied()).fold(0.0, f64::max);
-        let (risks, first) = &by_head[head];
-        let noted = |p: &usize| risks.get(p).map_or(0.0, |risk| risk + if first.contains(p) { largest } else { 0.0 });
-        self.notes[sequence][head].keys().map(|p| (*p, noted(p) as f32)).collect()
+    fn at_worst(&self, at: [usize; 2], span: &ChunkSpan) -> Notes {
+        let (risks, first) = self.risks(at, span);
+        let noted = |p: &usize| risks.get(p).map_or(0.0, |risk| risk + f64::from(u8::from(first.contains(p))));
+        self.notes[at[0]][at[1]].keys().map(|p| (*p, noted(p) as f32)).collect()
     }
 
     /// The risk of each position before the window, and the positions of the first stage.

@@ -3,7 +3,7 @@
 //! largest of them, at least the mean risk of all, times its part of `‖v W_O‖₁` (`CriticalKV`, arXiv 2502.03805). Entries that together
 //! with the window get 0.9 of the attention leave last, as in `CriticalKV`'s first stage. `adakv` around it, over all layers, is
 //! `Layer-DefensiveKV`. Departs from the paper in that it decides anew for each chunk, that neighbours are those still held, and that `W_O`
-//! is the model's without an adapter.
+//! is the weight that an adapter is added to.
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};
@@ -95,6 +95,7 @@ impl Defensivekv {
         // What is not theirs is the window's.
         let short_of_all = sorted.cumsum(-1, Kind::Double) - total(&share);
         let is_first = is_old.zeros_like().scatter(-1, &order, &short_of_all.lt(FIRST_STAGE - 1.0)).logical_and(is_old);
-        &risk + risk.amax([1i64, 2], true) * is_first.to_kind(Kind::Double)
+        // A risk is at most 1, in every layer.
+        risk + is_first.to_kind(Kind::Double)
     }
 }
