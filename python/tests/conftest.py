@@ -82,15 +82,16 @@ def make_run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def load():
-    """The merged model of a run."""
+    """The model of a run, with its adapter merged or beside it."""
     from peft import PeftModel
 
-    def load(run: Path, dtype: str = "f32", attention: str = "sdpa"):
+    def load(run: Path, dtype: str = "f32", attention: str = "sdpa", is_merged: bool = True):
         final = run / "final"
         base = json.loads((final / "adapter_config.json").read_text())["base_model_name_or_path"]
         model = AutoModelForCausalLM.from_pretrained(base, dtype={"f32": torch.float32, "f64": torch.float64}[dtype], attn_implementation=attention)
         model.generation_config.eos_token_id = None
         show_gates(model)
-        return PeftModel.from_pretrained(model, str(final)).merge_and_unload().eval()
+        adapted = PeftModel.from_pretrained(model, str(final))
+        return (adapted.merge_and_unload() if is_merged else adapted).eval()
 
     return load

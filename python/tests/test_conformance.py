@@ -62,4 +62,5 @@ def exact(policy: str, family: str) -> str:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_makes_the_recorded_choices(make_run, load, policy, family):
     run = make_run(family, cache_of(policy), dtype := exact(policy, family))
-    assert conformance(load(run, dtype), run) == []
+    # It goes by the weight that the adapter is added to.
+    assert conformance(load(run, dtype, is_merged="defensivekv" not in policy), run) == []
