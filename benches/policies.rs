@@ -137,13 +137,12 @@ struct Run {
 impl Run {
     fn new(layer: &Layer, policy: Box<dyn Policy>, buffer: BufferKind) -> Self {
         let cache_length = layer.cache_length as usize;
-        let entry_number = policy.traits().entry_number;
         let shape = CacheShape {
             batch: 1,
             groups: layer.groups,
             head_dim: layer.head_dim,
-            further: if entry_number.is_some() { &[1] } else { &[] },
-            entry_number,
+            entry_number: policy.traits().entry_number,
+            further: &[],
             cache_length,
             allocated: cache_length,
             is_paged: false,

@@ -90,11 +90,16 @@ impl CacheShape {
     /// Name, width and kind of the planes that hold an entry.
     pub(super) fn planes(&self) -> Vec<(String, i64, Kind)> {
         let stored = Codec::new(self.buffer, self.head_dim, self.kind).planes();
-        let further = self.further.iter().map(|&width| (width, self.further_kind())).collect();
+        let further = self.further_widths().map(|width| (width, self.further_kind())).collect();
         let named = |(name, planes): (&'static str, Vec<(i64, Kind)>)| {
             planes.into_iter().enumerate().map(move |(i, (width, kind))| (format!("{name}.{i}"), width, kind))
         };
         [("keys", stored.clone()), ("values", stored), ("further", further)].into_iter().flat_map(named).collect()
+    }
+
+    /// Widths of all that an entry has beside key and value, plane by plane.
+    pub fn further_widths(&self) -> impl Iterator<Item = i64> + use<> {
+        self.entry_number.map(|_| 1).into_iter().chain(self.further.iter().copied())
     }
 
     /// The kind of what an entry has beside key and value.

@@ -16,7 +16,7 @@ pub struct CacheGrads(KvBlock);
 impl CacheGrads {
     pub fn zeros(shape: &CacheShape, slots: i64, kind: Kind) -> Self {
         let zeros = |width: i64| Tensor::zeros([shape.batch, shape.groups, slots, width], (kind, shape.device));
-        let widths = [shape.head_dim; 2].into_iter().chain(shape.further.iter().copied());
+        let widths = [shape.head_dim; 2].into_iter().chain(shape.further_widths());
         Self(KvBlock::of_planes(widths.map(zeros)))
     }
 

@@ -132,7 +132,7 @@ impl LayerCache {
     /// The entries of some slots side by side, restored where they are quantised.
     pub(super) fn read(&self, start: i64, len: i64) -> KvBlock {
         if len == 0 {
-            let further = self.shape.further.iter().map(|&width| self.no_entries(width).to_kind(self.shape.further_kind()));
+            let further = self.shape.further_widths().map(|width| self.no_entries(width).to_kind(self.shape.further_kind()));
             let entries = [(); 2].map(|()| self.no_entries(self.shape.head_dim));
             return KvBlock::of_planes(entries.into_iter().chain(further));
         }

@@ -11,10 +11,10 @@ pub struct CacheShape {
     pub batch: i64,
     pub groups: i64,
     pub head_dim: i64,
-    /// Widths of what an entry has beside key and value, plane by plane; stored as it is.
-    pub further: &'static [i64],
-    /// What the first of these planes is, where it comes from the model.
+    /// The number that the model says of each entry, where the policy asks for one: the first plane beside key and value.
     pub entry_number: Option<EntryNumber>,
+    /// Widths of what an entry has beside these, plane by plane; stored as it is.
+    pub further: &'static [i64],
     pub cache_length: usize,
     /// Slots to allocate at once; fewer than `cache_length` for a cache that grows, or a sequence that is shorter.
     pub allocated: usize,

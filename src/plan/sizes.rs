@@ -116,7 +116,7 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
         cache,
         waiting_cache,
         notes: 4 * notes * entries,
-        gradients: entries * (2 * shape.head_dim + shape.further.iter().sum::<i64>()) as u64 * spec.wide(),
+        gradients: entries * (2 * shape.head_dim + shape.further_widths().sum::<i64>()) as u64 * spec.wide(),
         growing: growth.copied.0,
         log: plan.spans.iter().map(logged).sum(),
         columns: layer_columns(spec, plan, index, shape),

@@ -120,13 +120,12 @@ impl Scene {
     /// The dimensions of the cache.
     pub(crate) fn shape(&self, evicts: bool) -> CacheShape {
         let cache_length = if evicts { self.capacity.min(self.total()) } else { self.total() };
-        let entry_number = self.build().traits().entry_number;
         CacheShape {
             batch: self.lengths.len() as i64,
             groups: self.groups,
             head_dim: HEAD_DIM as i64,
-            further: if entry_number.is_some() { &[1, TAG_WIDTH] } else { &[TAG_WIDTH] },
-            entry_number,
+            entry_number: self.build().traits().entry_number,
+            further: &[TAG_WIDTH],
             cache_length,
             allocated: if self.storage == Storage::Preallocated { cache_length } else { FIRST_SLOTS },
             is_paged: self.storage == Storage::Paged,
