@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import gelu, linear, rms_norm
 from transformers import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -162,13 +163,30 @@ def _score(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if not layer.policy.takes_gates:
         return
     x: Tensor = wide(kwargs["hidden_states"])
-    # A linear layer, or one hidden layer with a GELU between two.
-    for part in ("", "0.", "2."):
-        names = [f"module_list.{layer.index}.{part}{end}" for end in ("weight", "bias")]
-        if names[0] in cache.gates:
-            cache.gates.update((name, cache.gates[name].to(x)) for name in names)
-            x = linear(gelu(x) if part == "2." else x, *(cache.gates[name] for name in names))
+    prefix = f"module_list.{layer.index}."
+    for name in [name for name in cache.gates if name.startswith(prefix)]:
+        cache.gates[name] = cache.gates[name].to(x)
+    gate = {name.removeprefix(prefix): tensor for name, tensor in cache.gates.items() if name.startswith(prefix)}
+    if "k_base" in gate:
+        x = _self_attention(x, gate)
+    else:
+        # A linear layer, or one hidden layer with a GELU between two.
+        for part in ("", "0.", "2."):
+            if part + "weight" in gate:
+                x = linear(gelu(x) if part == "2." else x, gate[part + "weight"], gate[part + "bias"])
     layer.gates.append(x.mT.float())
+
+
+def _self_attention(x: Tensor, gate: dict[str, Tensor]) -> Tensor:
+    """What a gate of Fast KVzip says of tokens, as a logarithm: the attention of a query to its own key beside learned ones."""
+    groups, _, _, d = gate["k_base"].shape
+    heads = lambda of, bias: linear(x, gate[f"{of}_proj.weight"], bias).unflatten(-1, (groups, -1, d))
+    q = rms_norm(heads("q", gate["q_proj.bias"]), (d,), gate["q_norm.weight"], 1e-6)
+    k = rms_norm(heads("k", None), (d,), gate["k_norm.weight"], 1e-6)
+    own = q @ k.mT / d**0.5 + gate["b"].mT
+    others = q @ gate["k_base"].squeeze(1).mT / d**0.5
+    attention = own - torch.cat([own, others], -1).logsumexp(-1, keepdim=True)
+    return attention.logsumexp((-2, -1)) - math.log(own.shape[-2])
 
 
 class _Unmasked(int):
@@ -191,13 +209,27 @@ def attention_forward(module: Any, query: Tensor, key: Tensor, value: Tensor, at
         what = f"layer {layer.index} of the model has the sliding window {window}, expected {layer.window}, as `{layer.cache.file.path}` says"
         raise KvtuneError(what, "give the policy file of this model")
     if layer.policy.takes_output:
-        layer.policy.output = module.o_proj.weight
+        layer.policy.output = _merged_weight(module.o_proj)
         if not layer.policy.output.is_floating_point() or layer.policy.output.dim() != 2:
             what = f"the policy of `{layer.cache.file.path}` needs the output projection, which is packed"
             raise KvtuneError(what, "load the model without quantisation")
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     out = layer.run(query, key, value, Rule(scale, kwargs.get("softcap"), kwargs.get("s_aux")))
     return out.transpose(1, 2).contiguous(), None
+
+
+def _merged_weight(linear: Any) -> Tensor:
+    """The weight of a linear, with the adapters that PEFT has beside it."""
+    weight: Tensor = linear.weight
+    if getattr(linear, "merged", True) or linear.disable_adapters or not weight.is_floating_point():
+        return weight
+    for name in linear.active_adapters:
+        if name in linear.lora_A:
+            weight = weight + linear.get_delta_weight(name)
+            if name in linear.lora_magnitude_vector:
+                magnitude = linear.lora_magnitude_vector[name].weight
+                weight = weight * (magnitude / weight.norm(dim=1))[:, None]
+    return weight.detach()
 
 
 def attention_mask(*args: Any, **kwargs: Any) -> Tensor | None:

@@ -44,14 +44,22 @@ def write(model, tokens: torch.Tensor, cache: KvPolicyCache, new: int, **options
     return model.generate(tokens, attention_mask=torch.ones_like(tokens), past_key_values=cache, max_new_tokens=new, **options)
 
 
-def write_gates(path: Path, config: dict, is_deep: bool) -> None:
-    """Gates that have learned nothing."""
+def write_gates(path: Path, config: dict, kind: str) -> None:
+    """Gates that have learned nothing: `gates` are linear, `gates-deep` have a hidden layer, `gates-attention` are Fast KVzip's."""
     torch.manual_seed(0)
     (width, heads), gates = (config["hidden_size"], config["num_key_value_heads"]), {}
+    d, queries, sinks = 4, 2, 3
+    pair = lambda part, out, inner: {f"{part}weight": (out, inner), f"{part}bias": (out,)}
+    sizes = {
+        "gates": pair("", heads, width),
+        "gates-deep": pair("0.", 8, width) | pair("2.", heads, 8),
+        "gates-attention": pair("q_proj.", heads * queries * d, width)
+        | {"k_proj.weight": (heads * d, width), "q_norm.weight": (d,), "k_norm.weight": (d,)}
+        | {"k_base": (heads, 1, sinks, d), "b": (heads, 1, queries)},
+    }[kind]
     for layer in range(config["num_hidden_layers"]):
-        for part, out, inner in (("0.", 8, width), ("2.", heads, 8)) if is_deep else (("", heads, width),):
-            gates[f"module_list.{layer}.{part}weight"] = torch.randn(out, inner) / inner**0.5
-            gates[f"module_list.{layer}.{part}bias"] = torch.randn(out)
+        for name, size in sizes.items():
+            gates[f"module_list.{layer}.{name}"] = torch.randn(size) / (size[-1] ** 0.5 if len(size) == 2 else 1)
     save_file(gates, path)
 
 
@@ -72,7 +80,7 @@ def make_run(tmp_path_factory):
             )
             for name in re.findall('gates = "(.*)"', cache):
                 (folder / name).mkdir()
-                write_gates(folder / name / "kv_gates.safetensors", json.loads((model_dir(model) / "config.json").read_text()), "deep" in name)
+                write_gates(folder / name / "kv_gates.safetensors", json.loads((model_dir(model) / "config.json").read_text()), name)
             kvtune("train", folder / "recipe.toml", "--out", folder / "run", "-q", "--threads", 1)
             made[key] = folder / "run"
         return made[key]

@@ -73,7 +73,7 @@ def test_texts_and_likelihoods_are_kvtunes(make_run, load, policy, family):
     # Keys of the same token have the same norm in the lowest layer but for rounding, a channel of them no range, and a gate says the same of
     # them: where one comes again, their order is an accident.
     rules = {"no_repeat_ngram_size": 1} if any(name in policy for name in ("knorm", "lagkv", "deep")) else {}
-    model = load(run, is_merged="defensivekv" not in policy)
+    model = load(run)
     with served(run) as ask:
         worst = max(compare(model, run, ids(length, 7), ask, **rules) for length in (133, 30, 2))
     print(f"{policy}, {family}: {worst:.1e}")

@@ -24,6 +24,7 @@ mod families;
 mod fields;
 mod fingerprint;
 mod footprint;
+mod gate;
 mod gates;
 mod init;
 mod io_layers;
