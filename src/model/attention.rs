@@ -5,7 +5,8 @@ use tch::{Tensor, no_grad};
 use super::attend::{Attend, Qkv};
 use super::config::ModelConfig;
 use super::copyable::CopyableVector;
-use super::gates::{Gate, Gates};
+use super::gate::Gate;
+use super::gates::Gates;
 use super::linear::Linear;
 use super::names::layer_tensor;
 use super::norm::RmsNorm;
@@ -126,14 +127,13 @@ impl Attention {
         attend.attend(self.layer, qkv)
     }
 
-    /// What the values come to behind the output projection, by the weight that an adapter is added to: `‖v W_O‖₁`, the mean over the query
-    /// heads of a KV head.
+    /// What the values come to behind the output projection: `‖v W_O‖₁`, the mean over the query heads of a KV head.
     ///
     /// # Shapes
     /// `(B, G, n, D)` in, `(B, G, n, 1)` out.
     fn output_norm(&self, v_bgnd: &Tensor) -> Tensor {
         let (groups, head_dim) = (v_bgnd.size()[1], v_bgnd.size()[3]);
-        let weight_eghd = self.output.weight().unflatten(1, [groups, -1, head_dim]);
+        let weight_eghd = self.output.merged_weight().unflatten(1, [groups, -1, head_dim]);
         let (per_group, kind) = (weight_eghd.size()[2], accumulation_kind(v_bgnd.kind()));
         // Head by head: a product is as large as the hidden states.
         let of_head = |group: i64, head: i64| {

@@ -56,6 +56,17 @@ impl Linear {
         self.weight.matrix()
     }
 
+    /// The weight with what is trained beside it, which a merged model has in its place.
+    ///
+    /// # Shapes
+    /// `(out, in)`.
+    pub(super) fn merged_weight(&self) -> Tensor {
+        let weight_oi = self.weight();
+        let Some(lora) = &self.delta else { return weight_oi };
+        let merged_oi = lora.added_to(&weight_oi.to_kind(lora.a_ri.kind()), &lora.a_ri, &lora.b_or);
+        merged_oi.to_kind(weight_oi.kind())
+    }
+
     /// Where the weight is frozen, autograd keeps no `x` for it.
     ///
     /// # Shapes
@@ -160,5 +171,39 @@ impl Linear {
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.weight.tensors().iter().chain(self.bias_o.iter().map(CopyableVector::tensor))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::model::DropoutContext;
+
+    #[test]
+    fn a_merged_weight_maps_as_the_weight_with_its_delta() {
+        tch::manual_seed(1);
+        let drawn = |size: &[i64]| Tensor::randn(size, (Kind::Double, Device::Cpu));
+        for magnitude_o in [None, Some(drawn(&[5]))] {
+            let delta = LoraDelta {
+                a_ri: drawn(&[2, 4]),
+                b_or: drawn(&[5, 2]),
+                b_bias_o: None,
+                magnitude_o,
+                base_bias_o: None,
+                pissa: None,
+                scale: 1.5,
+                dropout: 0.0,
+                layer: 0,
+                module: 0,
+            };
+            let linear = Linear { name: "any".into(), weight: Weight::Plain(drawn(&[5, 4])), bias_o: None, delta: Some(delta) };
+            let context = TokenContext { position_bn: &Tensor::new(), dropout: &DropoutContext::default() };
+            let x_bni = drawn(&[1, 3, 4]);
+            let merged = x_bni.matmul(&linear.merged_weight().transpose(0, 1));
+            let apart = (linear.forward(&x_bni, &context) - merged).abs().max().double_value(&[]);
+            assert!(apart < 1e-12, "{apart} {linear:?}");
+        }
     }
 }

@@ -2,8 +2,7 @@
 //! al. 2025, arXiv 2510.13334). Of each query and query head the attention weights are pooled over neighbours; an entry's risk is the
 //! largest of them, at least the mean risk of all, times its part of `‖v W_O‖₁` (`CriticalKV`, arXiv 2502.03805). Entries that together
 //! with the window get 0.9 of the attention leave last, as in `CriticalKV`'s first stage. `adakv` around it, over all layers, is
-//! `Layer-DefensiveKV`. Departs from the paper in that it decides anew for each chunk, that neighbours are those still held, and that `W_O`
-//! is the weight that an adapter is added to.
+//! `Layer-DefensiveKV`. Departs from the paper in that it decides anew for each chunk, and that neighbours are those still held.
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};
