@@ -23,7 +23,7 @@ fn recipe(model: &str, cache: &str) -> Recipe {
 fn written(recipe: &Recipe, dir: &Path) -> (Model, PolicyFile) {
     support::on_one_thread();
     let mut model = Model::load(&recipe.model, recipe.model.dtype, CPU).unwrap();
-    if recipe.kv_cache.policy.name == "learned" {
+    if ["learned", "triattention"].contains(&&*recipe.kv_cache.policy.name) {
         model.set_gates(support::gates(&model));
     }
     let trial = PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad).unwrap();

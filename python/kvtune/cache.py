@@ -54,7 +54,7 @@ class KvPolicyCache(Cache):
             what = f"the policy of `{file.path}` keeps the initial part of each prompt"
             raise KvtuneError(what, "say where it is: `from_run(run, initial_part=kvtune.initial_part(run, tokenizer, input_ids))`")
         self.gates: dict[str, Tensor] = {}
-        if any(layer.policy.takes_gates for layer in self.layers):
+        if any(layer.policy.takes_gates or layer.policy.expects_queries for layer in self.layers):
             if not (gates := file.path.parent / GATES).exists():
                 raise KvtuneError(f"`{gates}` does not exist", "give a run, a checkpoint or an export of kvtune, which has it")
             self.gates = load_file(gates)
@@ -160,6 +160,8 @@ def _score(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if not isinstance(cache, KvPolicyCache) or module.layer_idx >= len(cache.layers):
         return
     layer = cache.layers[module.layer_idx]
+    if layer.policy.expects_queries:
+        layer.turns.append(kwargs["position_embeddings"])
     if not layer.policy.takes_gates:
         return
     x: Tensor = wide(kwargs["hidden_states"])

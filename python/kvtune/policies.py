@@ -73,6 +73,10 @@ class Policy:
     across_layers = False
     takes_gates = False
     """Whether the last of the numbers of an entry is what the gate of the layer says."""
+    expects_queries = False
+    likely: tuple[Tensor, Tensor]
+    """The mean query as the chunk's last token would have it `(B, H, D)`, and by how much pairs of channels of queries are longer than in the
+    mean `(H, F)`, where the policy expects queries."""
     takes_output = False
     output: Tensor
     """The weight of the output projection `(E, H · D)`, where the policy takes it."""
@@ -357,6 +361,24 @@ class ExpectedAttention(Policy):
         return logit.softmax(-1).mean(2) * norm(seen.v)
 
 
+class Triattention(Policy):
+    expects_queries = True
+
+    def __init__(self, params: Params) -> None:
+        self.grace, self.sinks = params.grace(), params.sinks(4)
+
+    def observe(self, seen: Attended) -> Tensor:
+        """What the mean query and the spread around it give each key, normalised; the largest of a group's heads."""
+        mean, spread = self.likely
+        k, groups, pairs = seen.k.to(mean.dtype), seen.k.shape[1], spread.shape[1]
+        length = k[..., :pairs].hypot(k[..., pairs : 2 * pairs])
+        score = mean.unflatten(1, (groups, -1)) @ k.mT + spread.unflatten(0, (groups, -1)) @ length.mT
+        held = (seen.position >= 0)[:, :, None].to(score.dtype)
+        average = lambda x: (x * held).sum(-1, keepdim=True) / held.sum(-1, keepdim=True).clamp_min(1)
+        around = score - average(score)
+        return (around / average(around.square()).sqrt().clamp_min(1e-6)).amax(2).float()
+
+
 class Learned(Policy):
     takes_gates = True
 
@@ -395,6 +417,7 @@ CLASSES: dict[str, type[Policy]] = {
     "lagkv": Lagkv,
     "expected-attention": ExpectedAttention,
     "learned": Learned,
+    "triattention": Triattention,
 }
 
 

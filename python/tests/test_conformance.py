@@ -34,6 +34,8 @@ POLICIES = {
     "learned": "",
     "learned deep": "gate_alone = true, grace_period = 4",
     "learned attention": "grace_period = 4",
+    "triattention": "",
+    "triattention grace": "init_grace_tokens = 2, grace_period = 4",
     "adakv": "floor = 0.5, policy.snapkv = { window_size = 2 }",
     "adakv knorm": 'floor = 0.4, policy = "knorm"',
     "adakv across": 'floor = 0.4, across_layers = true, policy = "keydiff"',
@@ -41,6 +43,7 @@ POLICIES = {
     "adakv dropkv": 'floor = 0.5, policy.dropkv = { window_size = 2 }',
     "adakv rkv": 'floor = 0.5, policy.rkv = { window_size = 2 }',
     "adakv learned": 'floor = 0.5, policy.learned = { grace_period = 2 }',
+    "adakv triattention": 'floor = 0.5, policy.triattention = { grace_period = 2 }',
     "adakv h2o": "floor = 0.4, policy.h2o = { score_prefill = true }",
 }
 
@@ -49,7 +52,7 @@ def cache_of(policy: str, further: str = "") -> str:
     buffer = 'buffer = "int4"\n' if policy.startswith("qh2o") else ""
     # The fixture writes gates there, of the kind that the name says.
     kind = next((f"-{kind}" for kind in ("deep", "attention") if kind in policy), "")
-    buffer += f'gates = "gates{kind}"\n' if "learned" in policy else ""
+    buffer += f'gates = "gates{kind}"\n' if "learned" in policy or "triattention" in policy else ""
     further = further or f"cache_length = {200 if policy == 'dense' else 48}\nchunk_size = 12"
     return f"policy.{policy.split()[0]} = {{ {POLICIES[policy]} }}\n{buffer}{further}"
 

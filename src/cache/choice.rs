@@ -81,6 +81,7 @@ impl LayerCache {
             position_bgc: &self.positions(),
             previous_bgc: previous_bgc.as_ref(),
             features_bgcf: features_bgcf.as_ref(),
+            expected: self.expected.as_ref(),
             num_queries: span.len,
             next_position: span.start + span.len,
             is_prefill: span.start < self.prefill,

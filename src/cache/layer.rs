@@ -11,6 +11,7 @@ use super::victims::Agreement;
 use super::{CacheGrads, CacheShape, ChunkSpan, EntrySums, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::upload;
 use crate::ops::attention::KvBlock;
+use crate::ops::expected_queries::ExpectedQueries;
 use crate::recipe::BufferKind;
 use crate::store::bytes_of;
 use crate::units::{Bytes, Fault, LayerIdx};
@@ -37,6 +38,7 @@ pub struct LayerCache {
     pub(super) notes: EntryStats,
     /// Begin and end of the positions that never leave, by sequence; empty where there are none.
     pub(super) protected: Vec<(usize, usize)>,
+    pub(super) expected: Option<ExpectedQueries>,
     pub(super) budget: Option<BudgetState>,
     pub(super) filled: usize,
     pub(super) stands: usize,
@@ -57,6 +59,7 @@ impl LayerCache {
             agreement: Agreement::All(Vec::new()),
             notes: EntryStats::default(),
             protected: Vec::new(),
+            expected: None,
             budget: None,
             filled: 0,
             stands: 0,
@@ -67,6 +70,12 @@ impl LayerCache {
     /// The cache with ranges of positions (begin and end, by sequence) that never leave.
     pub fn protecting(mut self, protected: Vec<(usize, usize)>) -> Self {
         self.protected = protected;
+        self
+    }
+
+    /// The cache of a layer whose queries are known to be like this.
+    pub fn expecting(mut self, expected: Option<ExpectedQueries>) -> Self {
+        self.expected = expected;
         self
     }
 

@@ -32,6 +32,8 @@ pub struct PolicyTraits<'a> {
     pub scope: Scope,
     /// The number that the model is to say of each new entry.
     pub entry_number: Option<EntryNumber>,
+    /// Whether [`Observed::expected`](super::Observed::expected) is needed, which a model must know.
+    pub expects_queries: bool,
     /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
     pub needs_quantised: bool,
 }
@@ -82,6 +84,7 @@ impl Default for PolicyTraits<'_> {
             budgets: None,
             scope: Scope::Head,
             entry_number: None,
+            expects_queries: false,
             needs_quantised: false,
         }
     }

@@ -165,11 +165,11 @@ impl Attend for ColumnAttention<'_> {
         lock(&self.column.states[layer.0]).cache.shape().entry_number
     }
 
-    fn see_input(&mut self, layer: LayerIdx, x_bne: &Tensor) {
+    fn see_input(&mut self, layer: LayerIdx, x_bne: &Tensor, queries: &dyn Fn() -> Tensor) {
         if let Mode::Differentiate { .. } = self.mode
             && let Some(importance) = &mut lock(&self.column.states[layer.0]).importance
         {
-            importance.see_inputs(self.column.spans, x_bne);
+            importance.see_inputs(self.column.spans, x_bne, queries);
         }
     }
 

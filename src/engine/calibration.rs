@@ -3,6 +3,7 @@
 use super::importance::{FEWEST_QUERIES, FittedGate, LayerImportance, NEAR, SlotDemand, share_out};
 use super::layer_state::{SharedLayer, lock};
 use crate::model::{LayerSpec, ModelConfig};
+use crate::ops::expected_queries::QuerySums;
 
 /// What is learned of the entries of all layers, over any number of batches; of none that has a sliding window, where no policy evicts.
 #[derive(Debug)]
@@ -13,7 +14,10 @@ impl Calibration {
     pub const FEWEST_TOKENS: usize = 2 * (NEAR + FEWEST_QUERIES);
 
     pub fn new(config: &ModelConfig) -> Self {
-        let of_layer = |layer: &LayerSpec| layer.attention.rule.window.is_none().then(LayerImportance::default);
+        let of_layer = |layer: &LayerSpec| {
+            let attention = &layer.attention;
+            attention.rule.window.is_none().then(|| LayerImportance::new(attention.pairs()))
+        };
         Self(config.layers.iter().map(of_layer).collect())
     }
 
@@ -35,6 +39,11 @@ impl Calibration {
     /// The gates that say most of the importance of an entry, bottom to top; `None` of a layer with a window, or with fewer entries than channels.
     pub fn gates(&self) -> Vec<Option<FittedGate>> {
         self.0.iter().map(|of| of.as_ref()?.gate.solve()).collect()
+    }
+
+    /// What queries are like, bottom to top; `None` of a layer with a window.
+    pub fn queries(&self) -> impl Iterator<Item = Option<&QuerySums>> {
+        self.0.iter().map(|of| of.as_ref().map(|of| &of.queries))
     }
 
     /// Shares `mean` slots a layer out, bottom to top, in multiples of `step`, which `least` is one of; `None` where nothing was counted, or

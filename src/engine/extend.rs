@@ -11,9 +11,9 @@ use super::session::{Pass, Session, SessionSpec};
 use super::slots::Extent;
 use super::weights_turn::{Way, WeightsTurn};
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
-use crate::cache::{ChunkSpan, LayerCache};
+use crate::cache::ChunkSpan;
 use crate::model::{CapturedLayers, DropoutContext, Model};
-use crate::units::{Fault, LayerIdx};
+use crate::units::Fault;
 
 impl Settings {
     pub(super) fn cuts_of(&self, spec: &SessionSpec) -> Cuts {
@@ -35,17 +35,12 @@ impl Session {
             let tokens = if settings.static_width.is_some() { usize::MAX } else { tokens };
             let extent = Extent { sequences: spec.num_sequences, tokens, longest_chunk: settings.longest_chunk() };
             let shapes = settings.shapes_of(model.config(), extent, model.kind(), model.device());
-            let protected = |layer| {
-                let traits = settings.policy(layer).traits();
-                spec.initial.iter().map(|&initial| traits.protects(initial)).collect()
-            };
-            let cache = |(layer, shape)| LayerCache::new(LayerIdx(layer), shape, plan.prefill).protecting(protected(layer));
-            let caches = shapes.into_iter().enumerate().map(cache).collect();
+            let frequencies = model.frequencies(&vec![spec.rope_length; spec.num_sequences]);
+            let caches = settings.empty_caches(model, shapes, plan.prefill, &spec.initial, &frequencies)?;
             let layers = new_layer_states(caches, &engine.0.stores.undo_log);
             for layer in &layers {
                 lock(layer).forgets = !spec.keeps_log;
             }
-            let frequencies = model.frequencies(&vec![spec.rope_length; spec.num_sequences]);
             Ok(Self { layers, plan, spec: spec.clone(), frequencies, missing: 0 })
         })
     }

@@ -19,12 +19,12 @@ use super::step_run::StepRun;
 use super::trace::{BatchIds, ForwardTrace};
 use super::weights_turn::{Way, WeightsTurn};
 use super::{ChunkPlan, Event, MicroBatchContext, Observer};
-use crate::cache::{CacheShape, LayerCache, ReplayLog};
+use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::model::Model;
 use crate::ops::attention;
 use crate::store::Waiting;
-use crate::units::{Fault, LayerIdx};
+use crate::units::Fault;
 
 /// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm, of the sequences that are
 /// under way in it.
@@ -118,8 +118,12 @@ impl<'a> StepRun<'a> {
 
 /// A trace of which nothing has been run.
 fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result<ForwardTrace, Fault> {
-    let layers = new_layer_states(caches(setup, model, &plan, batch), &setup.stores.undo_log);
-    let session = Session::planned(layers, plan);
+    let settings = &setup.settings;
+    let tokens = BatchIds::new(batch, plan.len(), model);
+    let shapes = settings.cache_shapes(model.config(), &plan, model.kind(), model.device());
+    let initial = batch.sequences.iter().map(|sequence| sequence.initial.unwrap_or((0, 0))).collect::<Vec<_>>();
+    let caches = settings.empty_caches(model, shapes, plan.prefill, &initial, tokens.frequencies())?;
+    let session = Session::planned(new_layer_states(caches, &setup.stores.undo_log), plan);
     let (spans, cache_lengths) = (session.plan.spans.clone(), session.cache_lengths());
     let mut log = ReplayLog { spans, cache_lengths, layers: Vec::new() };
     if let Some(given) = &setup.log {
@@ -129,7 +133,7 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
     }
     Ok(ForwardTrace {
         log,
-        tokens: BatchIds::new(batch, session.plan.len(), model),
+        tokens,
         checkpoints: LayerCheckpoints::new(setup.stores.layer_checkpoints.clone()),
         head: HeadRun::new(setup, model, batch)?,
         kept: HashMap::new(),
@@ -146,16 +150,4 @@ fn try_attention(model: &Model, observer: &mut dyn Observer) {
             observer.note(&why);
         }
     }
-}
-
-fn caches(setup: &Setup, model: &Model, plan: &ChunkPlan, batch: &Batch) -> Vec<LayerCache> {
-    let settings = &setup.settings;
-    let shapes = settings.cache_shapes(model.config(), plan, model.kind(), model.device());
-    let cache = |(layer, shape): (usize, CacheShape)| {
-        let traits = settings.policy(layer).traits();
-        let protected =
-            batch.sequences.iter().map(|sequence| sequence.initial.map_or((0, 0), |initial| traits.protects(initial)));
-        LayerCache::new(LayerIdx(layer), shape, plan.prefill).protecting(protected.collect())
-    };
-    shapes.into_iter().enumerate().map(cache).collect()
 }

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor};
 
-use super::ChunkPlan;
 use super::attend::{Column, ColumnAttention};
 use super::layer_state::{SharedLayer, lock};
 use super::open_block::ChunkPart;
 use super::weights_turn::WeightsTurn;
-use crate::cache::{ChunkSpan, LayerLog, ReplayLog};
+use super::{ChunkPlan, Settings};
+use crate::cache::{CacheShape, ChunkSpan, LayerCache, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};
 use crate::ops::frequencies::Frequencies;
 use crate::units::{Fault, LayerIdx};
@@ -61,6 +61,30 @@ pub(super) struct Pass<'a> {
     pub(super) frequencies: &'a [Frequencies],
     pub(super) place: DropoutContext<'a>,
     pub(super) turn: WeightsTurn,
+}
+
+impl Settings {
+    /// Empty caches of these shapes. `initial` are the initial parts of the sequences, of which their policies may protect something, and
+    /// `frequencies` those of the model's rotations.
+    ///
+    /// # Errors
+    /// Where a policy goes by what a model's queries are like, and the model does not know.
+    pub(super) fn empty_caches(
+        &self,
+        model: &Model,
+        shapes: Vec<CacheShape>,
+        prefill: usize,
+        initial: &[(usize, usize)],
+        frequencies: &[Frequencies],
+    ) -> Result<Vec<LayerCache>, Fault> {
+        let cache = |(layer, shape): (usize, CacheShape)| {
+            let traits = self.policy(layer).traits();
+            let protected = initial.iter().map(|&initial| traits.protects(initial)).collect();
+            let expected = traits.expects_queries.then(|| model.expected_queries(LayerIdx(layer), frequencies)).transpose()?;
+            Ok(LayerCache::new(LayerIdx(layer), shape, prefill).protecting(protected).expecting(expected))
+        };
+        shapes.into_iter().enumerate().map(cache).collect()
+    }
 }
 
 impl Session {

@@ -21,9 +21,10 @@ pub trait Attend {
         None
     }
 
-    /// Sees what a layer's new tokens make their queries, keys and values of, `(B, n, E)`, before it is asked to attend.
-    fn see_input(&mut self, layer: LayerIdx, x_bne: &Tensor) {
-        let _ = (layer, x_bne);
+    /// Sees what a layer's new tokens make their queries, keys and values of, `(B, n, E)`, before it is asked to attend. `queries` makes the
+    /// queries `(B, H, n, D)` as they are before they are turned to their positions.
+    fn see_input(&mut self, layer: LayerIdx, x_bne: &Tensor, queries: &dyn Fn() -> Tensor) {
+        let _ = (layer, x_bne, queries);
     }
 
     /// Which experts one layer's new tokens go to. `choose` takes those that the router prefers; whoever computes a chunk once more gives

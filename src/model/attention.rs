@@ -10,10 +10,12 @@ use super::gates::Gates;
 use super::linear::Linear;
 use super::names::layer_tensor;
 use super::norm::RmsNorm;
-use super::positions::TokenContext;
+use super::positions::{DropoutContext, TokenContext};
 use super::spec::{LinearSpec, NormSpec, QkNorm, QueryGrowth, SINKS};
 use super::weights::Weights;
 use crate::ops::attention::{EntryNumber, ScoreRule, accumulation_kind};
+use crate::ops::expected_queries::ExpectedQueries;
+use crate::ops::frequencies::Frequencies;
 use crate::ops::rope::Rotation;
 use crate::units::{Fault, LayerIdx};
 
@@ -34,6 +36,8 @@ pub(super) struct Attention {
     sinks: Option<CopyableVector>,
     /// What scores new entries for a policy that is learned.
     pub(super) gate: Option<Gate>,
+    /// What its queries are like, for a policy that goes by it: [`ExpectedQueries::mean_hd`] and [`ExpectedQueries::spread_hf`].
+    pub(super) queries: Option<[Tensor; 2]>,
 }
 
 impl Attention {
@@ -60,6 +64,7 @@ impl Attention {
                 .then(|| CopyableVector::load(layer_tensor(layer.0, SINKS), |name| weights.load(name)))
                 .transpose()?,
             gate: None,
+            queries: None,
         })
     }
 
@@ -69,11 +74,21 @@ impl Attention {
     /// `(B, n, E)` in; as in [`Qkv`] out.
     pub(super) fn project(&self, x_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
         let rotated = |x: Tensor| self.rotation.map_or_else(|| x.shallow_clone(), |of| rotations[of].apply(&x));
-        let norm_of = |i: usize| self.norms.as_ref().map(|(kind, norms)| (*kind, &norms[i]));
         let [q_bni, k_bni, v_bni] = self.inputs(x_bne, tokens);
-        let q_bhnd = self.grown(rotated(self.heads(&q_bni, norm_of(0))), tokens);
-        let k_bgnd = rotated(self.heads(&k_bni, norm_of(1)));
+        let q_bhnd = self.grown(rotated(self.heads(&q_bni, self.norm_of(0))), tokens);
+        let k_bgnd = rotated(self.heads(&k_bni, self.norm_of(1)));
         [q_bhnd, k_bgnd, self.heads(&v_bni, None)]
+    }
+
+    /// The norm of queries (0) or of keys (1).
+    fn norm_of(&self, part: usize) -> Option<(QkNorm, &RmsNorm)> {
+        self.norms.as_ref().map(|(kind, norms)| (*kind, &norms[part]))
+    }
+
+    /// What its queries are like, with the frequencies of all rotations of the model.
+    pub(super) fn expected_queries(&self, frequencies: &[Frequencies]) -> Option<ExpectedQueries> {
+        let [mean_hd, spread_hf] = self.queries.as_ref()?.each_ref().map(Tensor::shallow_clone);
+        Some(ExpectedQueries { mean_hd, spread_hf, frequencies: self.rotation.map(|of| frequencies[of].clone()) })
     }
 
     /// Queries, keys and values as the linears make them.
@@ -122,7 +137,8 @@ impl Attention {
             None => {}
         }
         if let Some(x_bne) = x_bne {
-            attend.see_input(self.layer, x_bne);
+            let place = TokenContext { position_bn: &Tensor::new(), dropout: &DropoutContext::default() };
+            attend.see_input(self.layer, x_bne, &|| self.heads(&self.inputs(x_bne, &place)[0], self.norm_of(0)));
         }
         attend.attend(self.layer, qkv)
     }

@@ -15,7 +15,7 @@ use super::decoder::DecoderLayer;
 use super::delta::LoraDelta;
 use super::embedding::Embedding;
 use super::experts::StackedDelta;
-use super::gates::{GATE_TENSORS, Gates};
+use super::gates::{self, GATE_TENSORS, Gates};
 use super::io_layers::BASE_WEIGHT;
 use super::linear::Linear;
 use super::names::{FINAL_NORM, OUTPUT_MODULE};
@@ -26,6 +26,7 @@ use super::positions::{DropoutContext, Positions, TokenContext};
 use super::source::ModelSource;
 use super::waiting_layers::WaitingLayers;
 use super::weights::Weights;
+use crate::ops::expected_queries::ExpectedQueries;
 use crate::ops::frequencies::Frequencies;
 use crate::recipe::InitLora;
 use crate::store::{pt_metadata, save_tensors};
@@ -139,17 +140,25 @@ impl Model {
 
     /// Has the layers score new entries for the policy `learned`, which asks for it.
     pub fn set_gates(&mut self, gates: Gates) {
-        self.layers.iter_mut().zip(gates.0).for_each(|(layer, gate)| layer.attention.gate = Some(gate));
+        for (layer, (gate, queries)) in self.layers.iter_mut().zip(gates.0) {
+            (layer.attention.gate, layer.attention.queries) = (Some(gate), queries);
+        }
+    }
+
+    /// What the queries of a layer are like.
+    pub fn expected_queries(&self, layer: LayerIdx, frequencies: &[Frequencies]) -> Result<ExpectedQueries, Fault> {
+        self.layers[layer.0].attention.expected_queries(frequencies).ok_or_else(Gates::without_queries)
     }
 
     pub fn has_gates(&self) -> bool {
         self.gates().next().is_some()
     }
 
-    /// Weights and biases of the gates, by their names in files.
+    /// Weights and biases of the gates, and what queries are like, by their names in files.
     pub fn gates(&self) -> impl Iterator<Item = (String, Tensor)> {
-        let gates = self.layers.iter().enumerate().filter_map(|(i, layer)| Some((i, layer.attention.gate.as_ref()?)));
-        gates.flat_map(|(layer, gate)| gate.parameters(layer))
+        let known = self.layers.iter().map(|layer| &layer.attention).enumerate();
+        let known = known.filter_map(|(i, attention)| Some((i, attention.gate.as_ref()?, attention.queries.as_ref())));
+        known.flat_map(|(layer, gate, queries)| gates::parameters(layer, gate, queries))
     }
 
     /// The adapter, where one is trained; its matrices are the leaves themselves.

@@ -1,4 +1,4 @@
-//! The gates of a model, one for each layer, and their files.
+//! What a model knows of entries beforehand, layer by layer: gates, and what queries are like; and the files of both.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use super::config::ModelConfig;
 use super::delta::master_kind;
 use super::gate::{Gate, PREFIX};
 use crate::files::{TensorFile, is_there, put_new_dir};
-use crate::store::{pt_metadata, save_tensors};
+use crate::ops::expected_queries::{ExpectedQueries, QuerySums};
+use crate::store::{load_tensor, pt_metadata, save_tensors};
 use crate::units::{Fault, abridged};
 
 /// The gates of a model, beside its adapter or its weights.
@@ -18,25 +19,48 @@ pub const GATE_TENSORS: &str = "kv_gates.safetensors";
 /// What names begin with in later files of `KVzap`, and in converted ones of `Fast KVzip`.
 const LATER_PREFIX: &str = "layers.";
 
-/// The gates of all layers, bottom to top.
+/// What queries are like, [`ExpectedQueries::mean_hd`] and [`ExpectedQueries::spread_hf`]: the ends of their names in files.
+const QUERIES: [&str; 2] = ["query_mean", "query_spread"];
+
+/// The gates of all layers, bottom to top, and what their queries are like where that is known.
 #[derive(Debug)]
-pub struct Gates(pub(super) Vec<Gate>);
+pub struct Gates(pub(super) Vec<(Gate, Option<[Tensor; 2]>)>);
+
+/// What is known of a layer, by names in files.
+pub(super) fn parameters(layer: usize, gate: &Gate, queries: Option<&[Tensor; 2]>) -> Vec<(String, Tensor)> {
+    let named = |(name, tensor): (&str, &Tensor)| (format!("{PREFIX}{layer}.{name}"), tensor.shallow_clone());
+    let queries = queries.into_iter().flat_map(|queries| QUERIES.into_iter().zip(queries)).map(named);
+    gate.parameters(layer).into_iter().chain(queries).collect()
+}
 
 impl Gates {
-    /// Linear gates in f32, by weight `(G, E)` and bias `(G)` of each layer; a layer that has none scores all entries alike.
-    pub fn linear(config: &ModelConfig, layers: impl Iterator<Item = Option<[Tensor; 2]>>) -> Self {
+    /// Linear gates in f32, by weight `(G, E)` and bias `(G)` of each layer, with its [`QuerySums`]; a layer that has none scores all entries
+    /// alike.
+    pub fn linear<'a>(config: &ModelConfig, layers: impl Iterator<Item = (Option<[Tensor; 2]>, Option<&'a QuerySums>)>) -> Self {
         let to = (Kind::Float, Device::Cpu);
-        let gate = |(layer, output): (usize, Option<[Tensor; 2]>)| {
-            let (heads, width) = (config.layers[layer].attention.num_kv_heads as i64, config.hidden_size as i64);
+        let known = |(layer, (output, sums)): (usize, (Option<[Tensor; 2]>, Option<&QuerySums>))| {
+            let attention = &config.layers[layer].attention;
+            let (heads, width) = (attention.num_kv_heads as i64, config.hidden_size as i64);
             let alike = || [Tensor::zeros([heads, width], to), Tensor::zeros([heads], to)];
-            Gate::linear(output.map_or_else(alike, |pair| pair.map(|x| x.to_kind(to.0).to_device(to.1))))
+            let gate = Gate::linear(output.map_or_else(alike, |pair| pair.map(|x| x.to_kind(to.0).to_device(to.1))));
+            let frequencies = |device| attention.rope.as_ref().map(|rope| rope.frequencies(&[1], Kind::Double, device));
+            let found = sums
+                .and_then(QuerySums::means)
+                .map(|[mean_hd, length_hf]| ExpectedQueries::of_queries(&mean_hd, &length_hf, frequencies(mean_hd.device())));
+            let none = |width: i64| Tensor::zeros([attention.num_heads as i64, width], to);
+            let queries = found.map_or_else(
+                || [none(attention.head_dim as i64), none(attention.pairs() as i64)],
+                |found| [found.mean_hd, found.spread_hf].map(|x| x.to_kind(to.0).to_device(to.1)),
+            );
+            (gate, Some(queries))
         };
-        Self(layers.enumerate().map(gate).collect())
+        Self(layers.enumerate().map(known).collect())
     }
 
     /// Writes the gates into a new directory.
     pub fn save(&self, dir: &Path) -> Result<(), Fault> {
-        let tensors: Vec<_> = self.0.iter().enumerate().flat_map(|(layer, gate)| gate.parameters(layer)).collect();
+        let known = self.0.iter().enumerate();
+        let tensors: Vec<_> = known.flat_map(|(layer, (gate, queries))| parameters(layer, gate, queries.as_ref())).collect();
         put_new_dir(dir, |staged| save_tensors(&staged.join(GATE_TENSORS), &tensors, &pt_metadata()))
     }
 
@@ -44,6 +68,12 @@ impl Gates {
     pub fn missing() -> Fault {
         let message = "the policy `learned` goes by gates, and the model has none";
         Fault::usage(message, "name them with `kv_cache.gates`, or choose another policy; `kvtune calibrate` makes them")
+    }
+
+    /// The error where a policy asks what the queries of a model are like, and this is not known.
+    pub fn without_queries() -> Fault {
+        let message = "the policy `triattention` goes by what the queries of a model are like, which is not known of this one";
+        Fault::usage(message, "name what `kvtune calibrate` has found with `kv_cache.gates`, or choose another policy")
     }
 
     /// The file of gates that a path means: itself, or one in a directory.
@@ -69,9 +99,36 @@ impl Gates {
             let message = format!("`{}` has gates of {count} layers, the model has {expected}", abridged(path.display()));
             return Err(Fault::data(message, "take gates that were trained for this model"));
         }
-        let gate = |layer| Gate::read(config, layer, &file, prefix, (master_kind(kind), device));
-        Ok(Self((0..expected).map(gate).collect::<Result<_, _>>()?))
+        let to = (master_kind(kind), device);
+        let known = |layer| {
+            let gate = Gate::read(config, layer, &file, prefix, to)?;
+            Ok::<_, Fault>((gate, read_queries(config, layer, &file, prefix, to)?))
+        };
+        Ok(Self((0..expected).map(known).collect::<Result<_, _>>()?))
     }
+}
+
+/// What the queries of a layer are like, where the file says it.
+fn read_queries(
+    config: &ModelConfig,
+    layer: usize,
+    file: &TensorFile,
+    prefix: &str,
+    to: (Kind, Device),
+) -> Result<Option<[Tensor; 2]>, Fault> {
+    let names = QUERIES.map(|name| format!("{prefix}{layer}.{name}"));
+    if !file.contains(&names[0]) {
+        return Ok(None);
+    }
+    let attention = &config.layers[layer].attention;
+    let expected = [attention.head_dim, attention.pairs()].map(|width| [attention.num_heads as i64, width as i64]);
+    let [mean, spread] = &names;
+    let found = [load_tensor(file, mean)?, load_tensor(file, spread)?];
+    if found.each_ref().map(Tensor::size) != expected.map(Vec::from) {
+        let message = format!("`{mean}` and `{spread}` are not of the size of the model's queries, {expected:?}");
+        return Err(Fault::data(message, "take what was found of this model"));
+    }
+    Ok(Some(found.map(|tensor| tensor.to_kind(to.0).to_device(to.1))))
 }
 
 #[cfg(test)]
@@ -113,7 +170,8 @@ mod tests {
                     save_tensors(&path, &tensors(sizes, prefix), &pt_metadata()).unwrap();
                     for from in [&path, dir.path()] {
                         let read = Gates::read(from, &config(), Kind::Float, Device::Cpu).unwrap();
-                        let found: Vec<_> = read.0.iter().enumerate().flat_map(|(layer, gate)| gate.parameters(layer)).collect();
+                        let found: Vec<_> =
+                            read.0.iter().enumerate().flat_map(|(layer, (gate, _))| gate.parameters(layer)).collect();
                         assert_eq!(found, tensors(sizes, PREFIX), "{sizes:?} {name}");
                     }
                 }

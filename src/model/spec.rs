@@ -175,6 +175,11 @@ impl AttentionSpec {
         [self.num_heads, self.num_kv_heads, self.num_kv_heads].map(|heads| heads * self.head_dim)
     }
 
+    /// Pairs of channels of a head that are turned to positions.
+    pub fn pairs(&self) -> usize {
+        self.rope.as_ref().map_or(0, |rope| rope.rotary_dim / 2)
+    }
+
     /// The norms of queries and of keys, if they are normalised.
     pub(super) fn norms(&self) -> Option<[NormSpec; 2]> {
         let [queries, keys, _] = self.widths();

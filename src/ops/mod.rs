@@ -4,6 +4,7 @@ pub mod attention;
 pub mod clamped_swiglu;
 mod differentiable;
 pub mod dropout;
+pub mod expected_queries;
 pub mod experts;
 pub mod frequencies;
 pub mod geglu;

@@ -198,12 +198,16 @@ pub fn gates_of(recipe: &Recipe, adapter: Option<&Path>) -> Option<PathBuf> {
 fn headed(recipe: &Recipe, adapter: Option<&Path>, model: Model) -> Result<Model, Fault> {
     as_headed(recipe, model.config().clone())?;
     let mut model = model.with_classes(recipe.head.num_classes());
-    match gates_of(recipe, adapter) {
-        Some(file) => model.set_gates(Gates::read(&file, model.config(), model.kind(), model.device())?),
-        None if cache::build(&recipe.kv_cache.policy, usize::MAX)?.traits().entry_number == Some(EntryNumber::Gate) => {
-            return Err(Gates::missing());
-        }
-        None => {}
+    if let Some(file) = gates_of(recipe, adapter) {
+        model.set_gates(Gates::read(&file, model.config(), model.kind(), model.device())?);
+        return Ok(model);
+    }
+    let policy = cache::build(&recipe.kv_cache.policy, usize::MAX)?;
+    if policy.traits().entry_number == Some(EntryNumber::Gate) {
+        return Err(Gates::missing());
+    }
+    if policy.traits().expects_queries {
+        return Err(Gates::without_queries());
     }
     Ok(model)
 }

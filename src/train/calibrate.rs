@@ -110,6 +110,7 @@ pub fn calibrate(
     let cache_lengths = cache_lengths.filter(|_| explained.is_finite()).ok_or_else(|| {
         Fault::data("the samples tell of fewer entries than the model has channels", "take more samples, or longer ones")
     })?;
-    let gates = Gates::linear(model.config(), fits.into_iter().map(|fit| fit.map(|fit| fit.output)));
+    let outputs = fits.into_iter().map(|fit| fit.map(|fit| fit.output));
+    let gates = Gates::linear(model.config(), outputs.zip(calibration.queries()));
     Ok(Calibrated { gates, explained, cache_lengths, num_samples: samples.len(), num_tokens })
 }

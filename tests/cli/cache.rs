@@ -104,7 +104,7 @@ fn an_unknown_policy() {
     11 | policy = "pyramidkv"
        |          ^^^^^^^^^^^
 
-    hint: choose `adakv`, `defensivekv`, `dense`, `dropkv`, `expected-attention`, `h2o`, `h2o-orig`, `h2o-vlen`, `keydiff`, `knorm`, `lagkv`, `lastrec`, `learned`, `qh2o`, `qh2o-vlen`, `rkv`, `smart-lastrec`, `snapkv`, `streaming-llm` or `tova`
+    hint: choose `adakv`, `defensivekv`, `dense`, `dropkv`, `expected-attention`, `h2o`, `h2o-orig`, `h2o-vlen`, `keydiff`, `knorm`, `lagkv`, `lastrec`, `learned`, `qh2o`, `qh2o-vlen`, `rkv`, `smart-lastrec`, `snapkv`, `streaming-llm`, `tova` or `triattention`
     "#);
 }
 
@@ -159,7 +159,7 @@ fn shares_by_scores_that_are_not_there() {
     11 | policy.adakv = { policy = "lastrec", floor = 0.5 }
        |                  ^^^^^^
 
-    hint: choose `snapkv`, `defensivekv`, `dropkv`, `rkv`, `knorm`, `keydiff`, `expected-attention`, `learned`, or a policy of the h2o family with `score_prefill = true`
+    hint: choose `snapkv`, `defensivekv`, `dropkv`, `rkv`, `knorm`, `keydiff`, `expected-attention`, `learned`, `triattention`, or a policy of the h2o family with `score_prefill = true`
     "#);
     place.edit_recipe("\"lastrec\"", "\"h2o\"");
     assert_snapshot!(place.check(&[]).refused(2), @r#"
@@ -169,7 +169,7 @@ fn shares_by_scores_that_are_not_there() {
     11 | policy.adakv = { policy = "h2o", floor = 0.5 }
        |                  ^^^^^^
 
-    hint: choose `snapkv`, `defensivekv`, `dropkv`, `rkv`, `knorm`, `keydiff`, `expected-attention`, `learned`, or a policy of the h2o family with `score_prefill = true`
+    hint: choose `snapkv`, `defensivekv`, `dropkv`, `rkv`, `knorm`, `keydiff`, `expected-attention`, `learned`, `triattention`, or a policy of the h2o family with `score_prefill = true`
     "#);
     place.edit_recipe("\"h2o\"", "\"knrom\"");
     assert_snapshot!(place.check(&[]).refused(2), @r#"

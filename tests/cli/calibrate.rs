@@ -36,6 +36,13 @@ fn gates_and_slots_are_found_and_a_policy_goes_by_them() {
     let learned: Vec<&str> = learned.iter().map(String::as_str).collect();
     place.finetune(&[&learned[..], &["train.micro_batch_size=1", "train.max_steps=1"]].concat()).done();
     assert!(place.names("run/final").contains(&"kv_gates.safetensors".to_owned()));
+    // What queries are like is beside the gates, and asked for where it is not.
+    let evaluate =
+        ["evaluate", "run", "--policy", "learned,triattention", "--split", "train", "--device", "cpu", "--format", "json"];
+    assert_eq!(place.run(&evaluate).done().out.lines().count(), 2);
+    let train = ["finetune-lora", "recipe.toml", "--out", "other", "--device", "cpu", "--set", "kv_cache.policy=triattention"];
+    let error = place.run(&train).refused(2);
+    assert!(error.contains("goes by what the queries of a model are like, which is not known of this one"), "{error}");
     // Taken anew, of what was trained, with the mean of its slots.
     let anew = place.run(&["calibrate", "run", "--split", "train", "--limit", "1", "--out", "anew", "--device", "cpu"]).done();
     let lines = "[kv_cache]\npolicy.learned = { grace_period = 0.375 }\ngates = \"<dir>/anew\"\ncache_length = [";

@@ -26,11 +26,14 @@ struct Listening {
     leaves: Vec<Tensor>,
     /// Attention's inputs `(B, T, E)`.
     inputs: Vec<Tensor>,
+    /// Queries before they are turned `(B, H, T, D)`.
+    queries: Vec<Tensor>,
 }
 
 impl Attend for Listening {
-    fn see_input(&mut self, _: LayerIdx, x_bne: &Tensor) {
+    fn see_input(&mut self, _: LayerIdx, x_bne: &Tensor, queries: &dyn Fn() -> Tensor) {
         self.inputs.push(x_bne.detach());
+        self.queries.push(queries().detach());
     }
 
     fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
@@ -48,6 +51,16 @@ impl Attend for Listening {
 
 /// Inputs `(B, T, E)` of each layer, and the sum of squared gradients of its entries by query `(B, G, T, T)`.
 fn by_autograd(model: &Model) -> Vec<(Tensor, Tensor)> {
+    let (attend, loss) = listened(model);
+    let leaves: Vec<&Tensor> = attend.leaves.iter().collect();
+    let gradients = Tensor::run_backward(&[loss], &leaves, false, false);
+    let longest = CASE.lengths[0] as i64;
+    let by_group = |x: Tensor| x.square().view([2, 2, 2, longest, -1]).sum_dim_intlist(&[2i64][..], false, Kind::Double);
+    attend.inputs.into_iter().zip(gradients.into_iter().map(by_group)).collect()
+}
+
+/// What dense attention has seen, and the loss of the batch.
+fn listened(model: &Model) -> (Listening, Tensor) {
     let (batch, longest) = (batch(&CASE), CASE.lengths[0]);
     let padded = |values: Vec<i64>, pad: i64| values.into_iter().chain(std::iter::repeat(pad)).take(longest).collect::<Vec<_>>();
     let ids: Vec<i64> =
@@ -61,10 +74,7 @@ fn by_autograd(model: &Model) -> Vec<(Tensor, Tensor)> {
     }
     let logits = model.logits(&model.final_norm(&hidden)).flatten(0, 1);
     let loss = logits.cross_entropy_loss::<Tensor>(&Tensor::from_slice(&labels), None, tch::Reduction::Sum, IGNORE, 0.0);
-    let leaves: Vec<&Tensor> = attend.leaves.iter().collect();
-    let gradients = Tensor::run_backward(&[loss], &leaves, false, false);
-    let by_group = |x: Tensor| x.square().view([2, 2, 2, longest as i64, -1]).sum_dim_intlist(&[2i64][..], false, Kind::Double);
-    attend.inputs.into_iter().zip(gradients.into_iter().map(by_group)).collect()
+    (attend, loss)
 }
 
 /// The fit that the labels of a layer come to, chunk by chunk from the last: weight `(G, E)`, bias `(G)`.
@@ -158,6 +168,23 @@ fn gates_are_least_squares_on_what_autograd_says_of_scores() {
             assert!(found.abs_diff(*expected) <= 6, "{slots:?} {by_sorting:?}");
         }
         assert!(slots.iter().any(|slots| slots.abs_diff(100) > 8), "{slots:?}: layers differ");
+    }
+}
+
+#[test]
+fn queries_count_as_they_are_before_they_are_turned_and_those_of_pads_do_not() {
+    let model = model(&CASE);
+    let calibration = calibrated(&CASE, &model);
+    let queries = listened(&model).0.queries;
+    for (found, q_bhtd) in calibration.queries().zip(queries) {
+        let of_sequence = |(b, &len): (usize, &usize)| q_bhtd.get(b as i64).narrow(1, 0, len as i64);
+        let real_htd = Tensor::cat(&CASE.lengths.iter().enumerate().map(of_sequence).collect::<Vec<_>>(), 1);
+        let mean = |x: &Tensor| x.mean_dim(&[1i64][..], false, Kind::Double);
+        let halves = real_htd.chunk(2, -1);
+        let length = (halves[0].square() + halves[1].square()).sqrt();
+        for (found, expected) in found.unwrap().means().unwrap().iter().zip([mean(&real_htd), mean(&length)]) {
+            assert!(f64::try_from((found - expected).abs().max()).unwrap() < 1e-12);
+        }
     }
 }
 

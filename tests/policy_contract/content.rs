@@ -31,9 +31,8 @@ impl Drawn {
         match scene.rule().0.as_str() {
             // Along axes the scores of one head are counts; those of different heads are not.
             "keydiff" if scene.buffer == BufferKind::Plain && scene.rule().2.is_none() => Self::Axes,
-            "keydiff" | "expected-attention" | "qh2o" | "qh2o-vlen" | "defensivekv" | "dropkv" | "lagkv" | "learned" | "rkv" => {
-                Self::Real
-            }
+            "keydiff" | "expected-attention" | "qh2o" | "qh2o-vlen" | "defensivekv" | "dropkv" | "lagkv" | "learned" | "rkv"
+            | "triattention" => Self::Real,
             _ => Self::Whole,
         }
     }

@@ -57,6 +57,8 @@ const LISTED: &[(&str, &str)] = &[
     ("learned", "gate_alone = true"),
     ("rkv", ""),
     ("rkv", "window_size = 1\nkernel_size = 3\nattention_weight = 0.6\nsimilarity_threshold = 0.2"),
+    ("triattention", ""),
+    ("triattention", "init_grace_tokens = 0\ngrace_period = 3"),
     ("smart-lastrec", "end_initial_regex = 'x'"),
     ("smart-lastrec", "end_initial_regex = 'x'\nmax_initial_fraction = 0.4"),
     ("adakv", ""),
@@ -76,6 +78,7 @@ const LISTED: &[(&str, &str)] = &[
     ("adakv", "floor = 0.6\n[policy.dropkv]\nwindow_size = 2"),
     ("adakv", "floor = 0.6\npolicy = \"learned\""),
     ("adakv", "floor = 0.6\n[policy.rkv]\nwindow_size = 2"),
+    ("adakv", "floor = 0.6\npolicy = \"triattention\""),
 ];
 
 /// The policies that are listed, and those of the registry that are not.

@@ -54,7 +54,7 @@ impl<'a> Played<'a> {
             scene,
             content,
             shape,
-            cache: LayerCache::new(LayerIdx(0), shape, plan.prefill).protecting(scene.told(&*policy)),
+            cache: LayerCache::new(LayerIdx(0), shape, plan.prefill).protecting(scene.told(&*policy)).expecting(scene.expected()),
             spans: plan.spans.clone(),
             log: LayerLog::default(),
             undo: Vec::new(),

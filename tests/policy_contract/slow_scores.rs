@@ -9,7 +9,7 @@ use kvtune::recipe::{BufferKind, Storage};
 use super::content::{Content, Drawn, HEAD_DIM, Head};
 use super::scenes::scenes;
 use super::shelf::EXAMPLE;
-use super::slow_policies::{Notes, SlowPolicy};
+use super::slow_policies::{LikelyQueries, Notes, SlowPolicy};
 
 impl SlowPolicy<'_> {
     /// Scores closer than this, in relation to their size, may be ordered either way.
@@ -37,7 +37,7 @@ impl SlowPolicy<'_> {
             "keydiff" => Some(self.unlike_the_others(at)),
             "qh2o" | "qh2o-vlen" => self.is_scored.then(|| self.with_error(at, next)),
             "h2o" | "h2o-vlen" | "h2o-orig" => self.is_scored.then(|| self.per_query(at, next)),
-            "tova" | "snapkv" | "expected-attention" | "defensivekv" | "dropkv" | "lagkv" => {
+            "tova" | "snapkv" | "expected-attention" | "defensivekv" | "dropkv" | "lagkv" | "triattention" => {
                 self.is_scored.then(|| notes.clone())
             }
             "rkv" => self.is_scored.then(|| self.less_redundancy(at)),
@@ -99,7 +99,7 @@ impl SlowPolicy<'_> {
     pub(crate) fn observe(&mut self, span: &ChunkSpan) {
         let is_hitter = self.rule.contains("h2o");
         let is_observed = match self.rule.as_str() {
-            "tova" | "snapkv" | "expected-attention" | "defensivekv" | "dropkv" | "lagkv" | "rkv" => true,
+            "tova" | "snapkv" | "expected-attention" | "defensivekv" | "dropkv" | "lagkv" | "rkv" | "triattention" => true,
             "learned" => !self.flag("gate_alone"),
             _ => is_hitter && (span.start >= self.prefill || self.flag("score_prefill")),
         };
@@ -151,6 +151,7 @@ impl SlowPolicy<'_> {
             "defensivekv" => self.at_worst(at, span),
             "lagkv" => self.ranked(at, span),
             "expected-attention" => self.expected(at, span),
+            "triattention" => self.likely(at, span),
             other => panic!("{}", missing(other)),
         }
     }
@@ -319,6 +320,33 @@ impl SlowPolicy<'_> {
             }
         }
         sum.into_iter().map(|(p, weight)| (p, (weight * length(seen(p).1)) as f32)).collect()
+    }
+
+    /// `Σ_f |q̄||k| cos(ω(t + δ) + φ_q − φ_k) + spread · |k|`, the mean over distances δ, normalised over what the head holds; the largest of its
+    /// query heads. Keys are turned to their positions already.
+    fn likely(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> Notes {
+        let held: Vec<usize> = self.notes[sequence][head].keys().copied().collect();
+        let (per_group, half) = (self.attention.shape().0, HEAD_DIM / 2);
+        let last = (span.start + span.len - 1) as f64;
+        let mut largest = vec![f64::NEG_INFINITY; held.len()];
+        for query_head in head * per_group..(head + 1) * per_group {
+            let LikelyQueries { mean, spread, speed, distances } = self.attention.likely(query_head);
+            let score = |&p: &usize| {
+                let k = self.content.seen([sequence, head, p], span.start).0;
+                let of_pair = |f: usize| {
+                    let angle = |x: &Head| x[f + half].atan2(x[f]);
+                    let (q_length, k_length) = (mean[f].hypot(mean[f + half]), k[f].hypot(k[f + half]));
+                    let cosines = distances.iter().map(|d| (speed[f] * (last + d) + angle(&mean) - angle(k)).cos());
+                    k_length * (q_length * cosines.sum::<f64>() / distances.len() as f64 + spread[f])
+                };
+                (0..half).map(of_pair).sum::<f64>()
+            };
+            let scores: Vec<f64> = held.iter().map(score).collect();
+            let mean = scores.iter().sum::<f64>() / scores.len() as f64;
+            let deviation = (scores.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / scores.len() as f64).sqrt().max(1e-6);
+            largest.iter_mut().zip(&scores).for_each(|(largest, x)| *largest = largest.max((x - mean) / deviation));
+        }
+        held.into_iter().zip(largest).map(|(p, score)| (p, score as f32)).collect()
     }
 }
 

@@ -237,9 +237,9 @@ pub const PLAIN: Case = Case {
 };
 
 impl Case {
-    /// Whether its policy, or the one that it wraps, goes by gates of the model.
+    /// Whether its policy, or the one that it wraps, goes by what the model knows of entries or queries beforehand.
     pub fn takes_gates(&self) -> bool {
-        self.policy == "learned" || self.params.contains("learned")
+        ["learned", "triattention"].iter().any(|name| self.policy == *name || self.params.contains(name))
     }
 }
 

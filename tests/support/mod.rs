@@ -110,12 +110,15 @@ fn adapted(case: &Case, path: &Path, dtype: Dtype, at: ModelPlacement) -> Model 
     model
 }
 
-/// Gates that tell entries apart.
+/// Gates that tell entries apart, and queries of their own kind.
 pub fn gates(model: &Model) -> Gates {
     let (config, dir, hidden) = (model.config(), tempfile::tempdir().unwrap(), 5);
     let of_layer = |layer: usize| {
-        let (width, heads) = (config.hidden_size as i64, config.layers[layer].attention.num_kv_heads as i64);
+        let attention = &config.layers[layer].attention;
+        let (width, heads) = (config.hidden_size as i64, attention.num_kv_heads as i64);
         let sizes = [
+            ("query_mean", vec![attention.num_heads as i64, attention.head_dim as i64]),
+            ("query_spread", vec![attention.num_heads as i64, attention.pairs() as i64]),
             ("0.weight", vec![hidden, width]),
             ("0.bias", vec![hidden]),
             ("2.weight", vec![heads, hidden]),

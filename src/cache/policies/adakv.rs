@@ -41,7 +41,7 @@ pub(super) fn around(choice: &PolicyRecipe, cache_length: usize, build: Construc
     let policy = build(&inner, cache_length)?;
     if !policy.traits().compares_heads {
         let message = format!("`adakv` shares out slots by scores, and the policy `{}` has none to compare heads by", inner.name);
-        let hint = "choose `snapkv`, `defensivekv`, `dropkv`, `rkv`, `knorm`, `keydiff`, `expected-attention`, `learned`, or a policy of \
+        let hint = "choose `snapkv`, `defensivekv`, `dropkv`, `rkv`, `knorm`, `keydiff`, `expected-attention`, `learned`, `triattention`, or a policy of \
                     the h2o family with `score_prefill = true`";
         return Err(choice.reject(Some("policy"), message, hint.to_owned()).into());
     }

@@ -18,6 +18,7 @@ mod rkv;
 mod smart_lastrec;
 mod snapkv;
 mod tova;
+mod triattention;
 mod window;
 
 pub(crate) use lastrec::rolling;

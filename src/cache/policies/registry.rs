@@ -3,7 +3,7 @@
 use super::params::STREAMING_LLM_SINKS;
 use super::{
     Constructor, adakv, defensivekv, dense, dropkv, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lagkv, lastrec,
-    learned, rkv, smart_lastrec, snapkv, tova,
+    learned, rkv, smart_lastrec, snapkv, tova, triattention,
 };
 use crate::cache::Policy;
 use crate::recipe::{InitialPart, PolicyRecipe, RecipeError};
@@ -59,6 +59,7 @@ pub const REGISTRY: &[PolicyEntry] = &[
     entry("snapkv", "what the last few queries of a chunk attend to, with its neighbours", snapkv::build),
     entry("streaming-llm", "as `lastrec`, with the four first tokens", |c, n| lastrec::with_default(c, n, STREAMING_LLM_SINKS)),
     entry("tova", "what the last query of a chunk attends to", tova::build),
+    entry("triattention", "what queries are expected to attend to, by what the model's are like", triattention::build),
 ];
 
 const fn entry(name: &'static str, keeps: &'static str, build: Constructor) -> PolicyEntry {

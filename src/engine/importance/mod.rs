@@ -8,10 +8,11 @@ mod slot_demand;
 
 use std::collections::BTreeMap;
 
-use tch::{Kind, Tensor};
+use tch::{Kind, Tensor, no_grad};
 
 use crate::cache::{ChunkSpan, EntrySums, LayerCache, Placement, Undo};
 use crate::native::cuda::on_device;
+use crate::ops::expected_queries::QuerySums;
 
 pub(super) use gate_fit::FEWEST_QUERIES;
 pub use gate_fit::FittedGate;
@@ -28,16 +29,30 @@ pub(super) struct LayerImportance {
     sums: Option<EntrySums>,
     /// What tokens make their keys and values of `(B, n, E)`, by chunks whose backward is to come.
     inputs: BTreeMap<usize, Tensor>,
+    /// Pairs of channels of a query that turn.
+    pairs: i64,
     /// The first position of queries before which entries are counted.
     counts_from: usize,
     pub(super) gate: GateFit,
+    pub(super) queries: QuerySums,
     pub(super) slots: SlotDemand,
 }
 
 impl LayerImportance {
-    /// Takes the inputs of a column, chunk by chunk; pads may follow them.
-    pub(super) fn see_inputs(&mut self, spans: &[ChunkSpan], x_bne: &Tensor) {
+    pub(super) fn new(pairs: usize) -> Self {
+        Self { pairs: pairs as i64, ..Self::default() }
+    }
+
+    /// Takes the inputs of a column, chunk by chunk, and the queries that come of them, before they are turned; pads may follow them.
+    pub(super) fn see_inputs(&mut self, spans: &[ChunkSpan], x_bne: &Tensor, queries: &dyn Fn() -> Tensor) {
         let first = spans[0].start;
+        let q_bhnd = no_grad(queries);
+        for span in spans {
+            for (sequence, &real) in span.real.iter().enumerate() {
+                let of_sequence = q_bhnd.narrow(0, sequence as i64, 1);
+                self.queries.add(&of_sequence.narrow(2, (span.start - first) as i64, real as i64), self.pairs);
+            }
+        }
         let of = |span: &ChunkSpan| x_bne.detach().narrow(1, (span.start - first) as i64, span.len as i64);
         self.inputs.extend(spans.iter().map(|span| (span.index, of(span))));
     }

@@ -1,0 +1,64 @@
+//! `triattention`: what queries to come are expected to look at stays, by statistics of a layer's queries before they are turned to their
+//! positions (`TriAttention`, Mao et al. 2026, arXiv 2604.04921), which `kvtune calibrate` takes. A key's score for a query head is that of
+//! the mean query at distances of 1, 2, 4, …, 65 536, and of how far queries lie from their mean; each head's scores are normalised, and the
+//! largest of the query heads of a KV head counts. Departs from the paper in that it decides anew for each chunk, not every 128 tokens.
+
+use serde::Deserialize;
+use tch::{Kind, Tensor};
+
+use super::params::{GracePeriod, default_sinks, staying};
+use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
+use crate::recipe::PolicyRecipe;
+use crate::units::Fault;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TriattentionParams {
+    #[serde(default)]
+    grace_period: GracePeriod,
+    #[serde(default = "default_sinks", alias = "sink_tokens")]
+    init_grace_tokens: usize,
+}
+
+#[derive(Debug)]
+struct Triattention {
+    grace: usize,
+    sinks: usize,
+}
+
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    let params: TriattentionParams = choice.params()?;
+    let grace = params.grace_period.tokens(choice, cache_length)?;
+    let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;
+    Ok(Box::new(Triattention { grace, sinks }))
+}
+
+impl Policy for Triattention {
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
+        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
+    }
+
+    fn traits(&self) -> PolicyTraits<'_> {
+        PolicyTraits {
+            grace: self.grace,
+            sinks: self.sinks,
+            compares_heads: true,
+            expects_queries: true,
+            ..PolicyTraits::default()
+        }
+    }
+
+    fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
+        let (k_bgcd, _) = seen.attention.entries();
+        let score_bgrc = seen.expected?.score(&k_bgcd, seen.next_position - 1);
+        let held_bg1c = seen.position_bgc.ge(0).unsqueeze(2);
+        let kind = score_bgrc.kind();
+        let mean = |x: &Tensor| {
+            let count = held_bg1c.sum_dim_intlist(&[-1i64][..], true, kind).clamp_min(1.0);
+            x.where_scalarother(&held_bg1c, 0.0).sum_dim_intlist(&[-1i64][..], true, kind) / count
+        };
+        let around = &score_bgrc - mean(&score_bgrc);
+        let deviation = mean(&around.square()).sqrt().clamp_min(1e-6);
+        Some((around / deviation).amax([2i64], false).to_kind(Kind::Float))
+    }
+}
