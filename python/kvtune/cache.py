@@ -53,11 +53,14 @@ class KvPolicyCache(Cache):
         if initial_part is None and any(layer.policy.initial for layer in self.layers):
             what = f"the policy of `{file.path}` keeps the initial part of each prompt"
             raise KvtuneError(what, "say where it is: `from_run(run, initial_part=kvtune.initial_part(run, tokenizer, input_ids))`")
-        self.gates: dict[str, Tensor] = {}
-        if any(layer.policy.takes_gates or layer.policy.expects_queries for layer in self.layers):
+        self.looks_on = any(layer.policy.takes_gates or layer.policy.needs_query_statistics for layer in self.layers)
+        if self.looks_on:
             if not (gates := file.path.parent / GATES).exists():
                 raise KvtuneError(f"`{gates}` does not exist", "give a run, a checkpoint or an export of kvtune, which has it")
-            self.gates = load_file(gates)
+            tensors = load_file(gates)
+            for layer in self.layers:
+                prefix = f"module_list.{layer.index}."
+                layer.known = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         self.reset()
 
     @classmethod
@@ -72,7 +75,7 @@ class KvPolicyCache(Cache):
         self._read(model, input_ids, input_ids.shape[1] - 1)
 
     def _read(self, model: PreTrainedModel, input_ids: Tensor, end: int) -> None:
-        if self.gates:
+        if self.looks_on:
             show_gates(model)
         if self.prompt is None:
             self.prompt = max(end, 1)
@@ -148,7 +151,7 @@ class KvPolicyCache(Cache):
 
 
 def show_gates(model: torch.nn.Module) -> None:
-    """Lets the gates of the caches of a model see what goes into attention."""
+    """Lets the gates and the statistics of queries of a model's caches see what goes into attention, and where it stands."""
     for name, module in model.named_modules():
         if name.endswith("self_attn") and _score not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_score, with_kwargs=True)
@@ -160,15 +163,13 @@ def _score(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if not isinstance(cache, KvPolicyCache) or module.layer_idx >= len(cache.layers):
         return
     layer = cache.layers[module.layer_idx]
-    if layer.policy.expects_queries:
-        layer.turns.append(kwargs["position_embeddings"])
+    if layer.policy.needs_query_statistics:
+        # All sequences stand at the same positions.
+        layer.rotations.append(tuple(part[:1] for part in kwargs["position_embeddings"]))
     if not layer.policy.takes_gates:
         return
     x: Tensor = wide(kwargs["hidden_states"])
-    prefix = f"module_list.{layer.index}."
-    for name in [name for name in cache.gates if name.startswith(prefix)]:
-        cache.gates[name] = cache.gates[name].to(x)
-    gate = {name.removeprefix(prefix): tensor for name, tensor in cache.gates.items() if name.startswith(prefix)}
+    gate = layer.known_as(x)
     if "k_base" in gate:
         x = _self_attention(x, gate)
     else:
@@ -185,8 +186,8 @@ def _self_attention(x: Tensor, gate: dict[str, Tensor]) -> Tensor:
     heads = lambda of, bias: linear(x, gate[f"{of}_proj.weight"], bias).unflatten(-1, (groups, -1, d))
     q = rms_norm(heads("q", gate["q_proj.bias"]), (d,), gate["q_norm.weight"], 1e-6)
     k = rms_norm(heads("k", None), (d,), gate["k_norm.weight"], 1e-6)
-    own = q @ k.mT / d**0.5 + gate["b"].mT
-    others = q @ gate["k_base"].squeeze(1).mT / d**0.5
+    own = (q * k).sum(-1, keepdim=True) / d**0.5 + gate["b"].mT
+    others = torch.einsum("bngrd,gsd->bngrs", q, gate["k_base"].squeeze(1)) / d**0.5
     attention = own - torch.cat([own, others], -1).logsumexp(-1, keepdim=True)
     return attention.logsumexp((-2, -1)) - math.log(own.shape[-2])
 
@@ -211,27 +212,29 @@ def attention_forward(module: Any, query: Tensor, key: Tensor, value: Tensor, at
         what = f"layer {layer.index} of the model has the sliding window {window}, expected {layer.window}, as `{layer.cache.file.path}` says"
         raise KvtuneError(what, "give the policy file of this model")
     if layer.policy.takes_output:
-        layer.policy.output = _merged_weight(module.o_proj)
-        if not layer.policy.output.is_floating_point() or layer.policy.output.dim() != 2:
-            what = f"the policy of `{layer.cache.file.path}` needs the output projection, which is packed"
-            raise KvtuneError(what, "load the model without quantisation")
+        layer.policy.output = lambda: _merged_weight(module.o_proj)
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     out = layer.run(query, key, value, Rule(scale, kwargs.get("softcap"), kwargs.get("s_aux")))
     return out.transpose(1, 2).contiguous(), None
 
 
-def _merged_weight(linear: Any) -> Tensor:
-    """The weight of a linear, with the adapters that PEFT has beside it."""
-    weight: Tensor = linear.weight
-    if getattr(linear, "merged", True) or linear.disable_adapters or not weight.is_floating_point():
-        return weight
-    for name in linear.active_adapters:
-        if name in linear.lora_A:
-            weight = weight + linear.get_delta_weight(name)
-            if name in linear.lora_magnitude_vector:
-                magnitude = linear.lora_magnitude_vector[name].weight
-                weight = weight * (magnitude / weight.norm(dim=1))[:, None]
-    return weight.detach()
+def _merged_weight(projection: Any) -> Tensor:
+    """The weight of an output projection, with the adapters that PEFT has beside it."""
+    base: Tensor = projection.weight
+    if not base.is_floating_point() or base.dim() != 2:
+        raise KvtuneError("the policy needs the output projection, which is packed", "load the model without quantisation")
+    if getattr(projection, "merged", True) or projection.disable_adapters:
+        return base
+    if not hasattr(projection, "lora_A"):
+        raise KvtuneError("the output projection has an adapter that is not LoRA", "merge it into the model")
+    weight = wide(base)
+    for name in projection.active_adapters:
+        if name in projection.lora_A:
+            adapted = wide(base) + projection.get_delta_weight(name)
+            if name in projection.lora_magnitude_vector:
+                adapted = adapted * (projection.lora_magnitude_vector[name].weight / adapted.norm(dim=1))[:, None]
+            weight = weight + (adapted - wide(base))
+    return weight.to(base.dtype).detach()
 
 
 def attention_mask(*args: Any, **kwargs: Any) -> Tensor | None:

@@ -63,8 +63,10 @@ class PolicyLayer:
         self.q: list[Tensor] = []
         self.own: list[Tensor] = []
         self.past: list[Tensor] = []
-        self.turns: list[tuple[Tensor, Tensor]] = []
-        """Cosines and sines of the positions of the tokens of a call `(B, n, 2F)`, where the policy expects queries."""
+        self.known: dict[str, Tensor] = {}
+        """The gate and the statistics of queries, where the policy goes by them."""
+        self.rotations: list[tuple[Tensor, ...]] = []
+        """Cosines and sines of the positions of the tokens of a call `(1, n, F)` or `(1, n, 2F)`, where the policy needs query statistics."""
         self.gates: list[Tensor] = []
         """What the gate says of the tokens of a call `(B, G, n)`, where the policy asks."""
 
@@ -180,8 +182,8 @@ class PolicyLayer:
             own, rest = gates[:, :, : self.chunk], gates[:, :, self.chunk :]
             features.append(own)
             self.gates = [rest] if rest.numel() else []
-        if self.policy.expects_queries:
-            self.policy.likely = self._likely()
+        if self.policy.needs_query_statistics:
+            self.policy.query_statistics = self._query_statistics()
         if features:
             own = torch.stack(features, -1)
             self.features = own if self.features is NOTHING else torch.cat([self.features, own], 2)
@@ -198,21 +200,25 @@ class PolicyLayer:
         self.observed = self.observed if observed is None else observed
         self.past, self.own, self.q = [], [], []
 
-    def _likely(self) -> tuple[Tensor, Tensor]:
-        """What queries are like, as the last token of the chunk would have it."""
-        if not self.turns:
+    def known_as(self, x: Tensor) -> dict[str, Tensor]:
+        """What is known of the layer, in the dtype of `x` and where that is."""
+        self.known = {name: tensor.to(x) for name, tensor in self.known.items()}
+        return self.known
+
+    def _query_statistics(self) -> tuple[Tensor, Tensor]:
+        if not self.rotations:
             what = f"the policy of `{self.cache.file.path}` goes by the positions of tokens, and does not see the model's layers"
             raise KvtuneError(what, "load the model with `kvtune.load`, or call `cache.read(model, input_ids)` before")
-        cos, sin = (torch.cat(parts, 1) for parts in zip(*self.turns))
-        last = slice(self.chunk - 1, self.chunk)
-        self.turns = [(cos[:, self.chunk :], sin[:, self.chunk :])]
-        names = (f"module_list.{self.index}.query_{name}" for name in ("mean", "spread"))
-        mean, spread = (self.cache.gates[name].to(device=cos.device, dtype=quantise.wide(cos).dtype) for name in names)
-        mean, pairs = mean.expand(cos.shape[0], -1, -1), spread.shape[1]
-        low, high, alone = mean.split([pairs, pairs, mean.shape[-1] - 2 * pairs], -1)
-        # Where nothing turns, both are of no width.
-        turned = torch.cat([low, high], -1) * cos[:, last, : 2 * pairs] + torch.cat([-high, low], -1) * sin[:, last, : 2 * pairs]
-        return torch.cat([turned, alone], -1), spread
+        parts = [torch.cat(parts, 1) for parts in zip(*self.rotations)]
+        rest = tuple(part[:, self.chunk :] for part in parts)
+        self.rotations = [rest] if rest[0].shape[1] else []
+        known = self.known_as(quantise.wide(parts[0]))
+        mean, longer = known["query_mean"], known["query_longer"]
+        pairs = longer.shape[1]
+        low, high, alone = mean.split([pairs, pairs, mean.shape[1] - 2 * pairs], -1)
+        cos, sin = (part[0, self.chunk - 1, :pairs] for part in parts)
+        # Both may have a factor, which keys have already.
+        return torch.cat([low * cos - high * sin, high * cos + low * sin, alone], -1), longer * cos.hypot(sin)
 
     def _restored(self, planes: list[Tensor]) -> Tensor:
         return quantise.decode(planes, self.bits, self.width, self.dtype)

@@ -73,12 +73,12 @@ class Policy:
     across_layers = False
     takes_gates = False
     """Whether the last of the numbers of an entry is what the gate of the layer says."""
-    expects_queries = False
-    likely: tuple[Tensor, Tensor]
-    """The mean query as the chunk's last token would have it `(B, H, D)`, and by how much pairs of channels of queries are longer than in the
-    mean `(H, F)`, where the policy expects queries."""
+    needs_query_statistics = False
+    query_statistics: tuple[Tensor, Tensor]
+    """The mean query behind the chunk, over distances `(H, D)`, and by how much pairs of channels of queries are longer than in the mean
+    query `(H, F)`, where the policy needs them."""
     takes_output = False
-    output: Tensor
+    output: Callable[[], Tensor]
     """The weight of the output projection `(E, H · D)`, where the policy takes it."""
 
     def queries(self, is_prefill: bool) -> int:
@@ -274,7 +274,7 @@ class Defensivekv(Snapkv):
 
     def describe(self, k: Tensor, v: Tensor, stored: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """`‖v W_O‖₁`, the mean over the heads of a group."""
-        weight = self.output.unflatten(1, (v.shape[1], -1, v.shape[3])).permute(1, 2, 3, 0)
+        weight = self.output().unflatten(1, (v.shape[1], -1, v.shape[3])).permute(1, 2, 3, 0)
         return [wide((v[:, :, None] @ weight).abs()).sum(-1).mean(2).float()]
 
     def observe(self, seen: Attended) -> Tensor:
@@ -362,17 +362,17 @@ class ExpectedAttention(Policy):
 
 
 class Triattention(Policy):
-    expects_queries = True
+    needs_query_statistics = True
 
     def __init__(self, params: Params) -> None:
         self.grace, self.sinks = params.grace(), params.sinks(4)
 
     def observe(self, seen: Attended) -> Tensor:
-        """What the mean query and the spread around it give each key, normalised; the largest of a group's heads."""
-        mean, spread = self.likely
-        k, groups, pairs = seen.k.to(mean.dtype), seen.k.shape[1], spread.shape[1]
+        """What the mean query gives each key, and what queries are longer, normalised; the largest of a group's heads."""
+        mean, longer = self.query_statistics
+        k, groups, pairs = seen.k.to(mean.dtype), seen.k.shape[1], longer.shape[1]
         length = k[..., :pairs].hypot(k[..., pairs : 2 * pairs])
-        score = mean.unflatten(1, (groups, -1)) @ k.mT + spread.unflatten(0, (groups, -1)) @ length.mT
+        score = mean.unflatten(0, (groups, -1)) @ k.mT + longer.unflatten(0, (groups, -1)) @ length.mT
         held = (seen.position >= 0)[:, :, None].to(score.dtype)
         average = lambda x: (x * held).sum(-1, keepdim=True) / held.sum(-1, keepdim=True).clamp_min(1)
         around = score - average(score)

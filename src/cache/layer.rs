@@ -11,7 +11,7 @@ use super::victims::Agreement;
 use super::{CacheGrads, CacheShape, ChunkSpan, EntrySums, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::upload;
 use crate::ops::attention::KvBlock;
-use crate::ops::expected_queries::ExpectedQueries;
+use crate::ops::query_statistics::QueryStatistics;
 use crate::recipe::BufferKind;
 use crate::store::bytes_of;
 use crate::units::{Bytes, Fault, LayerIdx};
@@ -38,7 +38,7 @@ pub struct LayerCache {
     pub(super) notes: EntryStats,
     /// Begin and end of the positions that never leave, by sequence; empty where there are none.
     pub(super) protected: Vec<(usize, usize)>,
-    pub(super) expected: Option<ExpectedQueries>,
+    pub(super) query_statistics: Option<QueryStatistics>,
     pub(super) budget: Option<BudgetState>,
     pub(super) filled: usize,
     pub(super) stands: usize,
@@ -59,7 +59,7 @@ impl LayerCache {
             agreement: Agreement::All(Vec::new()),
             notes: EntryStats::default(),
             protected: Vec::new(),
-            expected: None,
+            query_statistics: None,
             budget: None,
             filled: 0,
             stands: 0,
@@ -73,9 +73,9 @@ impl LayerCache {
         self
     }
 
-    /// The cache of a layer whose queries are known to be like this.
-    pub fn expecting(mut self, expected: Option<ExpectedQueries>) -> Self {
-        self.expected = expected;
+    /// The cache with statistics of the layer's queries, for a policy that needs them.
+    pub fn with_query_statistics(mut self, query_statistics: Option<QueryStatistics>) -> Self {
+        self.query_statistics = query_statistics;
         self
     }
 

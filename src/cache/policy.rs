@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use tch::Tensor;
 
 use super::{PolicyTraits, Queries};
-use crate::ops::expected_queries::ExpectedQueries;
+use crate::ops::query_statistics::QueryStatistics;
 
 /// What a policy may look at when it scores the entries of one layer.
 pub struct Entries<'a> {
@@ -110,8 +110,8 @@ pub struct Observed<'a> {
     pub previous_bgc: Option<&'a Tensor>,
     /// What [`Policy::describe`] said of each entry `(B, G, filled, F)`, f32.
     pub features_bgcf: Option<&'a Tensor>,
-    /// What the queries of the layer are like, where [`PolicyTraits::expects_queries`] asks for it.
-    pub expected: Option<&'a ExpectedQueries>,
+    /// Statistics of the layer's queries, where [`PolicyTraits::needs_query_statistics`] asks for it.
+    pub query_statistics: Option<&'a QueryStatistics>,
     pub num_queries: usize,
     /// Position of the next token, which is the number of tokens seen, those of the chunk among them.
     pub next_position: usize,

@@ -152,7 +152,7 @@ impl LayerCache {
 
     /// Another cache that holds the same, in memory of its own.
     pub fn fork(&self) -> Result<Self, Fault> {
-        let mut fork = Self::new(self.layer, self.shape, self.prefill).expecting(self.expected.clone());
+        let mut fork = Self::new(self.layer, self.shape, self.prefill).with_query_statistics(self.query_statistics.clone());
         fork.fill(&self.snapshot())?;
         fork.active = self.active;
         Ok(fork)

@@ -32,8 +32,8 @@ pub struct PolicyTraits<'a> {
     pub scope: Scope,
     /// The number that the model is to say of each new entry.
     pub entry_number: Option<EntryNumber>,
-    /// Whether [`Observed::expected`](super::Observed::expected) is needed, which a model must know.
-    pub expects_queries: bool,
+    /// Whether [`Observed::query_statistics`](super::Observed::query_statistics) is needed, which a model must have.
+    pub needs_query_statistics: bool,
     /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
     pub needs_quantised: bool,
 }
@@ -84,7 +84,7 @@ impl Default for PolicyTraits<'_> {
             budgets: None,
             scope: Scope::Head,
             entry_number: None,
-            expects_queries: false,
+            needs_query_statistics: false,
             needs_quantised: false,
         }
     }

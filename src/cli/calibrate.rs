@@ -23,7 +23,7 @@ pub(super) struct Calibrate {
     /// The recipe whose data the model reads; a run's own, if left out.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
-    /// Directory to write the gates to; must be empty or not exist.
+    /// Directory to write gates and query statistics to; must be empty or not exist.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Override a key of the recipe.

@@ -3,7 +3,7 @@
 use super::importance::{FEWEST_QUERIES, FittedGate, LayerImportance, NEAR, SlotDemand, share_out};
 use super::layer_state::{SharedLayer, lock};
 use crate::model::{LayerSpec, ModelConfig};
-use crate::ops::expected_queries::QuerySums;
+use crate::ops::query_statistics::QuerySums;
 
 /// What is learned of the entries of all layers, over any number of batches; of none that has a sliding window, where no policy evicts.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Calibration {
         self.0.iter().map(|of| of.as_ref()?.gate.solve()).collect()
     }
 
-    /// What queries are like, bottom to top; `None` of a layer with a window.
+    /// Sums over queries, bottom to top; `None` of a layer with a window.
     pub fn queries(&self) -> impl Iterator<Item = Option<&QuerySums>> {
         self.0.iter().map(|of| of.as_ref().map(|of| &of.queries))
     }

@@ -68,7 +68,7 @@ impl Settings {
     /// `frequencies` those of the model's rotations.
     ///
     /// # Errors
-    /// Where a policy goes by what a model's queries are like, and the model does not know.
+    /// Where a policy needs statistics of queries, and the model has none.
     pub(super) fn empty_caches(
         &self,
         model: &Model,
@@ -80,8 +80,9 @@ impl Settings {
         let cache = |(layer, shape): (usize, CacheShape)| {
             let traits = self.policy(layer).traits();
             let protected = initial.iter().map(|&initial| traits.protects(initial)).collect();
-            let expected = traits.expects_queries.then(|| model.expected_queries(LayerIdx(layer), frequencies)).transpose()?;
-            Ok(LayerCache::new(LayerIdx(layer), shape, prefill).protecting(protected).expecting(expected))
+            let statistics =
+                traits.needs_query_statistics.then(|| model.query_statistics(LayerIdx(layer), frequencies)).transpose()?;
+            Ok(LayerCache::new(LayerIdx(layer), shape, prefill).protecting(protected).with_query_statistics(statistics))
         };
         shapes.into_iter().enumerate().map(cache).collect()
     }

@@ -14,8 +14,8 @@ use super::positions::{DropoutContext, TokenContext};
 use super::spec::{LinearSpec, NormSpec, QkNorm, QueryGrowth, SINKS};
 use super::weights::Weights;
 use crate::ops::attention::{EntryNumber, ScoreRule, accumulation_kind};
-use crate::ops::expected_queries::ExpectedQueries;
 use crate::ops::frequencies::Frequencies;
+use crate::ops::query_statistics::QueryStatistics;
 use crate::ops::rope::Rotation;
 use crate::units::{Fault, LayerIdx};
 
@@ -36,8 +36,8 @@ pub(super) struct Attention {
     sinks: Option<CopyableVector>,
     /// What scores new entries for a policy that is learned.
     pub(super) gate: Option<Gate>,
-    /// What its queries are like, for a policy that goes by it: [`ExpectedQueries::mean_hd`] and [`ExpectedQueries::spread_hf`].
-    pub(super) queries: Option<[Tensor; 2]>,
+    /// What [`QuerySums::statistics`](crate::ops::query_statistics::QuerySums::statistics) made of its queries, for a policy that needs it.
+    pub(super) query_statistics: Option<[Tensor; 2]>,
 }
 
 impl Attention {
@@ -64,7 +64,7 @@ impl Attention {
                 .then(|| CopyableVector::load(layer_tensor(layer.0, SINKS), |name| weights.load(name)))
                 .transpose()?,
             gate: None,
-            queries: None,
+            query_statistics: None,
         })
     }
 
@@ -85,10 +85,19 @@ impl Attention {
         self.norms.as_ref().map(|(kind, norms)| (*kind, &norms[part]))
     }
 
-    /// What its queries are like, with the frequencies of all rotations of the model.
-    pub(super) fn expected_queries(&self, frequencies: &[Frequencies]) -> Option<ExpectedQueries> {
-        let [mean_hd, spread_hf] = self.queries.as_ref()?.each_ref().map(Tensor::shallow_clone);
-        Some(ExpectedQueries { mean_hd, spread_hf, frequencies: self.rotation.map(|of| frequencies[of].clone()) })
+    /// Statistics of its queries, where there are some, for sequences with these frequencies of all rotations of the model.
+    pub(super) fn query_statistics(&self, frequencies: &[Frequencies]) -> Option<QueryStatistics> {
+        let statistics = self.query_statistics.as_ref()?.each_ref();
+        Some(QueryStatistics::new(statistics, self.rotation.map(|of| frequencies[of].clone())))
+    }
+
+    /// Queries before they are turned to their positions.
+    ///
+    /// # Shapes
+    /// `(B, n, E)` in, `(B, H, n, D)` out.
+    fn unturned_queries(&self, x_bne: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
+        let q_bni = self.inputs[0].forward(x_bne, tokens).narrow(-1, 0, self.widths[0]);
+        self.heads(&q_bni, self.norm_of(0))
     }
 
     /// Queries, keys and values as the linears make them.
@@ -138,7 +147,7 @@ impl Attention {
         }
         if let Some(x_bne) = x_bne {
             let place = TokenContext { position_bn: &Tensor::new(), dropout: &DropoutContext::default() };
-            attend.see_input(self.layer, x_bne, &|| self.heads(&self.inputs(x_bne, &place)[0], self.norm_of(0)));
+            attend.see_input(self.layer, x_bne, &|| self.unturned_queries(x_bne, &place));
         }
         attend.attend(self.layer, qkv)
     }
@@ -148,12 +157,13 @@ impl Attention {
     /// # Shapes
     /// `(B, G, n, D)` in, `(B, G, n, 1)` out.
     fn output_norm(&self, v_bgnd: &Tensor) -> Tensor {
-        let (groups, head_dim) = (v_bgnd.size()[1], v_bgnd.size()[3]);
-        let weight_eghd = self.output.merged_weight().unflatten(1, [groups, -1, head_dim]);
-        let (per_group, kind) = (weight_eghd.size()[2], accumulation_kind(v_bgnd.kind()));
+        let (groups, head_dim, kind) = (v_bgnd.size()[1], v_bgnd.size()[3], accumulation_kind(v_bgnd.kind()));
+        let (weight_oi, factor_o) = (self.output.weight(), self.output.row_factor());
+        let per_group = weight_oi.size()[1] / head_dim / groups;
         // Head by head: a product is as large as the hidden states.
         let of_head = |group: i64, head: i64| {
-            let product = v_bgnd.select(1, group).matmul(&weight_eghd.select(1, group).select(1, head).transpose(0, 1));
+            let start = (group * per_group + head) * head_dim;
+            let product = self.output.forward_part(&v_bgnd.select(1, group), start, &weight_oi, factor_o.as_ref());
             product.abs().sum_dim_intlist(&[-1i64][..], true, kind)
         };
         let of_group = |group: i64| (0..per_group).map(|head| of_head(group, head)).sum::<Tensor>() / per_group as f64;

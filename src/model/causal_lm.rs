@@ -26,8 +26,8 @@ use super::positions::{DropoutContext, Positions, TokenContext};
 use super::source::ModelSource;
 use super::waiting_layers::WaitingLayers;
 use super::weights::Weights;
-use crate::ops::expected_queries::ExpectedQueries;
 use crate::ops::frequencies::Frequencies;
+use crate::ops::query_statistics::QueryStatistics;
 use crate::recipe::InitLora;
 use crate::store::{pt_metadata, save_tensors};
 use crate::units::{Bytes, Exit, Fault, LayerIdx};
@@ -138,26 +138,26 @@ impl Model {
         self.trained = Trainable::Adapter(settings);
     }
 
-    /// Has the layers score new entries for the policy `learned`, which asks for it.
+    /// Has the layers score new entries for the policy `learned`, and tell `triattention` of their queries, where these ask for it.
     pub fn set_gates(&mut self, gates: Gates) {
-        for (layer, (gate, queries)) in self.layers.iter_mut().zip(gates.0) {
-            (layer.attention.gate, layer.attention.queries) = (Some(gate), queries);
+        for (layer, (gate, query_statistics)) in self.layers.iter_mut().zip(gates.0) {
+            (layer.attention.gate, layer.attention.query_statistics) = (Some(gate), query_statistics);
         }
     }
 
-    /// What the queries of a layer are like.
-    pub fn expected_queries(&self, layer: LayerIdx, frequencies: &[Frequencies]) -> Result<ExpectedQueries, Fault> {
-        self.layers[layer.0].attention.expected_queries(frequencies).ok_or_else(Gates::without_queries)
+    /// Statistics of the queries of a layer, for sequences with these [`Self::frequencies`].
+    pub fn query_statistics(&self, layer: LayerIdx, frequencies: &[Frequencies]) -> Result<QueryStatistics, Fault> {
+        self.layers[layer.0].attention.query_statistics(frequencies).ok_or_else(Gates::without_query_statistics)
     }
 
     pub fn has_gates(&self) -> bool {
         self.gates().next().is_some()
     }
 
-    /// Weights and biases of the gates, and what queries are like, by their names in files.
+    /// Weights and biases of the gates, and statistics of queries, by their names in files.
     pub fn gates(&self) -> impl Iterator<Item = (String, Tensor)> {
         let known = self.layers.iter().map(|layer| &layer.attention).enumerate();
-        let known = known.filter_map(|(i, attention)| Some((i, attention.gate.as_ref()?, attention.queries.as_ref())));
+        let known = known.filter_map(|(i, attention)| Some((i, attention.gate.as_ref()?, attention.query_statistics.as_ref())));
         known.flat_map(|(layer, gate, queries)| gates::parameters(layer, gate, queries))
     }
 

@@ -101,28 +101,29 @@ impl Gate {
         Ok(gate)
     }
 
-    /// The sizes that its tensors must have, in the order of their names, by those that a gate may choose.
-    fn expected_sizes(&self, width: i64, heads: i64) -> Vec<Vec<i64>> {
-        match self {
-            Self::Linear { hidden, .. } => {
-                let inner = hidden.as_ref().map(|[weight, _]| weight.size()[0]);
-                let hidden = inner.into_iter().flat_map(|inner| [vec![inner, width], vec![inner]]);
-                hidden.chain([vec![heads, inner.unwrap_or(width)], vec![heads]]).collect()
+    /// The sizes that its tensors must have, in the order of their names, by those that a gate may choose: `None` where one of these is 0, or
+    /// more than a file holds.
+    fn expected_sizes(&self, width: i64, heads: i64) -> Option<Vec<Vec<i64>>> {
+        let chosen = |tensor: &Tensor, dim: usize| tensor.size().get(dim).copied().filter(|size| (1..1 << 32).contains(size));
+        Some(match self {
+            Self::Linear { hidden: None, .. } => vec![vec![heads, width], vec![heads]],
+            Self::Linear { hidden: Some([weight, _]), .. } => {
+                let inner = chosen(weight, 0)?;
+                vec![vec![inner, width], vec![inner], vec![heads, inner], vec![heads]]
             }
             Self::SelfAttention([.., key_norm, base, offset]) => {
-                let size = |tensor: &Tensor, dim: usize| tensor.size().get(dim).copied().unwrap_or(0);
-                let (d, sinks, queries) = (size(key_norm, 0), size(base, 2), size(offset, 2));
-                let all = heads * queries * d;
-                let of_keys = [vec![heads * d, width], vec![d], vec![d], vec![heads, 1, sinks, d], vec![heads, 1, queries]];
+                let (d, queries, others) = (chosen(key_norm, 0)?, chosen(offset, 2)?, chosen(base, 2)?);
+                let all = (heads * queries).checked_mul(d)?;
+                let of_keys = [vec![heads * d, width], vec![d], vec![d], vec![heads, 1, others, d], vec![heads, 1, queries]];
                 [vec![all, width], vec![all]].into_iter().chain(of_keys).collect()
             }
-        }
+        })
     }
 
     fn check(&self, config: &ModelConfig, layer: usize) -> Result<(), Fault> {
         let (width, heads) = (config.hidden_size as i64, config.layers[layer].attention.num_kv_heads as i64);
         let sizes: Vec<Vec<i64>> = self.named().into_iter().map(|(_, tensor)| tensor.size()).collect();
-        if sizes == self.expected_sizes(width, heads) {
+        if Some(&sizes) == self.expected_sizes(width, heads).as_ref() {
             return Ok(());
         }
         let found = sizes.iter().map(|size| format!("{size:?}")).collect::<Vec<_>>().join(", ");
@@ -143,8 +144,11 @@ fn self_attention(x_bne: &Tensor, tensors: &[Tensor; 7]) -> Tensor {
     let heads = |x: &Tensor, weight: &Tensor| rms_norm(&x.unflatten(-1, [groups, -1, d]), weight, EPS);
     let q_bngrd = heads(&x_bne.linear(query, Some(query_bias)), query_norm);
     let k_bng1d = heads(&x_bne.linear(key, None::<&Tensor>), key_norm);
-    let own_bngr1 = q_bngrd.matmul(&k_bng1d.transpose(-1, -2)) * scale + offset.transpose(1, 2);
-    let others_bngrs = q_bngrd.matmul(&base.squeeze_dim(1).transpose(-1, -2)) * scale;
+    let own_bngr1 = (&q_bngrd * &k_bng1d).sum_dim_intlist(&[-1i64][..], true, q_bngrd.kind()) * scale + offset.transpose(1, 2);
+    // Groups in front, so that the learned keys are not copied for each token.
+    let size = q_bngrd.size();
+    let others_gms = q_bngrd.permute([2, 0, 1, 3, 4]).flatten(1, 3).bmm(&base.squeeze_dim(1).transpose(-1, -2)) * scale;
+    let others_bngrs = others_gms.unflatten(1, [size[0], size[1], size[3]]).permute([1, 2, 0, 3, 4]);
     let all = Tensor::cat(&[&own_bngr1, &others_bngrs], -1);
     let log_bngr = own_bngr1.squeeze_dim(-1) - all.logsumexp([-1i64], false);
     let queries = log_bngr.size()[3] as f64;

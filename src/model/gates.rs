@@ -1,4 +1,4 @@
-//! What a model knows of entries beforehand, layer by layer: gates, and what queries are like; and the files of both.
+//! What a model knows of entries beforehand, layer by layer: gates, and statistics of queries; and the files of both.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::config::ModelConfig;
 use super::delta::master_kind;
 use super::gate::{Gate, PREFIX};
 use crate::files::{TensorFile, is_there, put_new_dir};
-use crate::ops::expected_queries::{ExpectedQueries, QuerySums};
+use crate::ops::query_statistics::QuerySums;
 use crate::store::{load_tensor, pt_metadata, save_tensors};
 use crate::units::{Fault, abridged};
 
@@ -19,17 +19,17 @@ pub const GATE_TENSORS: &str = "kv_gates.safetensors";
 /// What names begin with in later files of `KVzap`, and in converted ones of `Fast KVzip`.
 const LATER_PREFIX: &str = "layers.";
 
-/// What queries are like, [`ExpectedQueries::mean_hd`] and [`ExpectedQueries::spread_hf`]: the ends of their names in files.
-const QUERIES: [&str; 2] = ["query_mean", "query_spread"];
+/// What [`QuerySums::statistics`] makes: the ends of the names in files.
+const QUERY_STATISTICS: [&str; 2] = ["query_mean", "query_longer"];
 
-/// The gates of all layers, bottom to top, and what their queries are like where that is known.
+/// The gates of all layers, bottom to top, and the statistics of their queries where there are some.
 #[derive(Debug)]
 pub struct Gates(pub(super) Vec<(Gate, Option<[Tensor; 2]>)>);
 
 /// What is known of a layer, by names in files.
 pub(super) fn parameters(layer: usize, gate: &Gate, queries: Option<&[Tensor; 2]>) -> Vec<(String, Tensor)> {
     let named = |(name, tensor): (&str, &Tensor)| (format!("{PREFIX}{layer}.{name}"), tensor.shallow_clone());
-    let queries = queries.into_iter().flat_map(|queries| QUERIES.into_iter().zip(queries)).map(named);
+    let queries = queries.into_iter().flat_map(|queries| QUERY_STATISTICS.into_iter().zip(queries)).map(named);
     gate.parameters(layer).into_iter().chain(queries).collect()
 }
 
@@ -43,16 +43,11 @@ impl Gates {
             let (heads, width) = (attention.num_kv_heads as i64, config.hidden_size as i64);
             let alike = || [Tensor::zeros([heads, width], to), Tensor::zeros([heads], to)];
             let gate = Gate::linear(output.map_or_else(alike, |pair| pair.map(|x| x.to_kind(to.0).to_device(to.1))));
+            let none = |width: usize| Tensor::zeros([attention.num_heads as i64, width as i64], to);
             let frequencies = |device| attention.rope.as_ref().map(|rope| rope.frequencies(&[1], Kind::Double, device));
-            let found = sums
-                .and_then(QuerySums::means)
-                .map(|[mean_hd, length_hf]| ExpectedQueries::of_queries(&mean_hd, &length_hf, frequencies(mean_hd.device())));
-            let none = |width: i64| Tensor::zeros([attention.num_heads as i64, width], to);
-            let queries = found.map_or_else(
-                || [none(attention.head_dim as i64), none(attention.pairs() as i64)],
-                |found| [found.mean_hd, found.spread_hf].map(|x| x.to_kind(to.0).to_device(to.1)),
-            );
-            (gate, Some(queries))
+            let statistics = sums.and_then(|sums| sums.statistics(frequencies(sums.device()).as_ref()));
+            let statistics = statistics.unwrap_or_else(|| [attention.head_dim, attention.pairs()].map(none));
+            (gate, Some(statistics.map(|x| x.to_kind(to.0).to_device(to.1))))
         };
         Self(layers.enumerate().map(known).collect())
     }
@@ -70,10 +65,13 @@ impl Gates {
         Fault::usage(message, "name them with `kv_cache.gates`, or choose another policy; `kvtune calibrate` makes them")
     }
 
-    /// The error where a policy asks what the queries of a model are like, and this is not known.
-    pub fn without_queries() -> Fault {
-        let message = "the policy `triattention` goes by what the queries of a model are like, which is not known of this one";
-        Fault::usage(message, "name what `kvtune calibrate` has found with `kv_cache.gates`, or choose another policy")
+    /// The error where a policy needs statistics of queries that a model does not have.
+    pub fn without_query_statistics() -> Fault {
+        let message = "the policy `triattention` goes by statistics of queries, and the model has none";
+        Fault::usage(
+            message,
+            "`kvtune calibrate` takes them, beside gates: name what it writes with `kv_cache.gates`, or choose another policy",
+        )
     }
 
     /// The file of gates that a path means: itself, or one in a directory.
@@ -102,31 +100,32 @@ impl Gates {
         let to = (master_kind(kind), device);
         let known = |layer| {
             let gate = Gate::read(config, layer, &file, prefix, to)?;
-            Ok::<_, Fault>((gate, read_queries(config, layer, &file, prefix, to)?))
+            Ok::<_, Fault>((gate, read_query_statistics(config, layer, &file, prefix, to)?))
         };
         Ok(Self((0..expected).map(known).collect::<Result<_, _>>()?))
     }
 }
 
-/// What the queries of a layer are like, where the file says it.
-fn read_queries(
+/// The statistics of the queries of a layer, where the file has them.
+fn read_query_statistics(
     config: &ModelConfig,
     layer: usize,
     file: &TensorFile,
     prefix: &str,
     to: (Kind, Device),
 ) -> Result<Option<[Tensor; 2]>, Fault> {
-    let names = QUERIES.map(|name| format!("{prefix}{layer}.{name}"));
+    let names = QUERY_STATISTICS.map(|name| format!("{prefix}{layer}.{name}"));
     if !file.contains(&names[0]) {
         return Ok(None);
     }
     let attention = &config.layers[layer].attention;
     let expected = [attention.head_dim, attention.pairs()].map(|width| [attention.num_heads as i64, width as i64]);
-    let [mean, spread] = &names;
-    let found = [load_tensor(file, mean)?, load_tensor(file, spread)?];
-    if found.each_ref().map(Tensor::size) != expected.map(Vec::from) {
-        let message = format!("`{mean}` and `{spread}` are not of the size of the model's queries, {expected:?}");
-        return Err(Fault::data(message, "take what was found of this model"));
+    let [mean, longer] = &names;
+    let found = [load_tensor(file, mean)?, load_tensor(file, longer)?];
+    let sizes = found.each_ref().map(Tensor::size);
+    if sizes != expected.map(Vec::from) {
+        let message = format!("`{mean}` and `{longer}` have {sizes:?}, the model's queries need {expected:?}");
+        return Err(Fault::data(message, "take statistics that were taken of this model"));
     }
     Ok(Some(found.map(|tensor| tensor.to_kind(to.0).to_device(to.1))))
 }
@@ -194,6 +193,18 @@ mod tests {
         narrow[4].1 = Tensor::zeros([3, 4], (Kind::Float, Device::Cpu));
         let error = refused(&narrow);
         assert!(error.starts_with("the gate of layer 1 has tensors of [3, 4], [3], [1, 3], [1]; the model has 12"), "{error}");
+        // Sizes of 0, of no dimension, and whose product no number holds.
+        for (of, at, size) in [
+            (DEEP, 0, &[][..]),
+            (SELF_ATTENTION, 4, &[0]),
+            (SELF_ATTENTION, 6, &[1, 1, 0]),
+            (SELF_ATTENTION, 6, &[0, 1, 1 << 62]),
+        ] {
+            let mut hostile = tensors(of, PREFIX);
+            hostile[at].1 = Tensor::zeros(size, (Kind::Float, Device::Cpu));
+            let error = refused(&hostile);
+            assert!(error.starts_with("the gate of layer 0 has tensors of ["), "{error}");
+        }
         let mut flat = tensors(SELF_ATTENTION, PREFIX);
         flat[5].1 = Tensor::zeros([2], (Kind::Float, Device::Cpu));
         assert!(refused(&flat).starts_with("the gate of layer 0 has tensors of [4, 12], [4], [2, 12], [2], [2], [2], [1, 1, 2]"));

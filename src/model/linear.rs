@@ -56,15 +56,24 @@ impl Linear {
         self.weight.matrix()
     }
 
-    /// The weight with what is trained beside it, which a merged model has in its place.
+    /// What some of the input's channels come to, from `start` on, without bias and dropout. `weight_oi` is [`Self::weight`], and
+    /// `factor_o` is [`Self::row_factor`].
     ///
     /// # Shapes
-    /// `(out, in)`.
-    pub(super) fn merged_weight(&self) -> Tensor {
-        let weight_oi = self.weight();
-        let Some(lora) = &self.delta else { return weight_oi };
-        let merged_oi = lora.added_to(&weight_oi.to_kind(lora.a_ri.kind()), &lora.a_ri, &lora.b_or);
-        merged_oi.to_kind(weight_oi.kind())
+    /// `(…, k)` in, `(…, out)` out.
+    pub(super) fn forward_part(&self, x: &Tensor, start: i64, weight_oi: &Tensor, factor_o: Option<&Tensor>) -> Tensor {
+        let part = |matrix: &Tensor| matrix.narrow(1, start, x.size().last().copied().unwrap_or(0)).transpose(0, 1);
+        let own = x.matmul(&part(weight_oi));
+        let Some(lora) = &self.delta else { return own };
+        let low = x.to_kind(lora.a_ri.kind()).matmul(&part(&lora.a_ri));
+        let sum = own.to_kind(low.kind()) + low.matmul(&lora.b_or.transpose(0, 1)) * lora.scale;
+        factor_o.map_or(sum.shallow_clone(), |factor_o| sum * factor_o)
+    }
+
+    /// What the rows of weight and addition are multiplied by, where their lengths are trained.
+    pub(super) fn row_factor(&self) -> Option<Tensor> {
+        let lora = self.delta.as_ref()?;
+        Some(lora.magnitude_o.as_ref()? / self.row_norms(lora))
     }
 
     /// Where the weight is frozen, autograd keeps no `x` for it.
@@ -182,7 +191,7 @@ mod tests {
     use crate::model::DropoutContext;
 
     #[test]
-    fn a_merged_weight_maps_as_the_weight_with_its_delta() {
+    fn parts_of_the_input_sum_to_the_whole() {
         tch::manual_seed(1);
         let drawn = |size: &[i64]| Tensor::randn(size, (Kind::Double, Device::Cpu));
         for magnitude_o in [None, Some(drawn(&[5]))] {
@@ -201,8 +210,9 @@ mod tests {
             let linear = Linear { name: "any".into(), weight: Weight::Plain(drawn(&[5, 4])), bias_o: None, delta: Some(delta) };
             let context = TokenContext { position_bn: &Tensor::new(), dropout: &DropoutContext::default() };
             let x_bni = drawn(&[1, 3, 4]);
-            let merged = x_bni.matmul(&linear.merged_weight().transpose(0, 1));
-            let apart = (linear.forward(&x_bni, &context) - merged).abs().max().double_value(&[]);
+            let (weight_oi, factor_o) = (linear.weight(), linear.row_factor());
+            let part = |start: i64, len| linear.forward_part(&x_bni.narrow(-1, start, len), start, &weight_oi, factor_o.as_ref());
+            let apart = (linear.forward(&x_bni, &context) - part(0, 1) - part(1, 3)).abs().max().double_value(&[]);
             assert!(apart < 1e-12, "{apart} {linear:?}");
         }
     }

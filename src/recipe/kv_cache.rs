@@ -24,8 +24,9 @@ table! {
     pub struct CacheRecipe in "kv_cache" {
         /// Which entries are evicted: `policy = "lastrec"`, or `policy.h2o = { grace_period = 64 }`.
         pub policy: PolicyRecipe = PolicyRecipe::by_default(),
-        /// Gates for the policy `learned`, and what queries are like for `triattention`: what `kvtune calibrate` writes, a directory or a file in KVzap's layout or
-        /// Fast KVzip's, or a checkpoint that has some. Gates beside the adapter or the model that is loaded take their place.
+        /// Gates for the policy `learned` and query statistics for `triattention`: what `kvtune calibrate` writes, a directory or a file in
+        /// KVzap's layout or Fast KVzip's, or a checkpoint that has some. Gates beside the adapter or the model that is loaded take their
+        /// place.
         pub gates: Option<PathBuf> = None,
         /// How an entry is stored after its own chunk has attended.
         #[word("plain", "default")]

@@ -18,7 +18,7 @@ use crate::ops::attention::EntryNumber;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
 use crate::report::console;
 use crate::report::tokenising::Tokenising;
-use crate::units::{Fault, FaultKind, abridged};
+use crate::units::{Fault, FaultKind, LayerIdx, abridged};
 
 /// The tokenizer of a model directory; `None` where it has none.
 pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, Fault> {
@@ -198,16 +198,16 @@ pub fn gates_of(recipe: &Recipe, adapter: Option<&Path>) -> Option<PathBuf> {
 fn headed(recipe: &Recipe, adapter: Option<&Path>, model: Model) -> Result<Model, Fault> {
     as_headed(recipe, model.config().clone())?;
     let mut model = model.with_classes(recipe.head.num_classes());
-    if let Some(file) = gates_of(recipe, adapter) {
-        model.set_gates(Gates::read(&file, model.config(), model.kind(), model.device())?);
-        return Ok(model);
+    let file = gates_of(recipe, adapter);
+    if let Some(file) = &file {
+        model.set_gates(Gates::read(file, model.config(), model.kind(), model.device())?);
     }
     let policy = cache::build(&recipe.kv_cache.policy, usize::MAX)?;
-    if policy.traits().entry_number == Some(EntryNumber::Gate) {
+    if policy.traits().entry_number == Some(EntryNumber::Gate) && file.is_none() {
         return Err(Gates::missing());
     }
-    if policy.traits().expects_queries {
-        return Err(Gates::without_queries());
+    if policy.traits().needs_query_statistics {
+        model.query_statistics(LayerIdx(0), &model.frequencies(&[1]))?;
     }
     Ok(model)
 }

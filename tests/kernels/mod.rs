@@ -49,7 +49,7 @@ fn head(width: usize, is_f16: bool) -> [String; 2] {
 
 #[test]
 fn attention_mass_is_the_plain_sum_for_every_width_and_kind() {
-    for (width, is_f16) in [(16, true), (64, false), (80, true), (128, false), (256, false)] {
+    for (width, is_f16) in [(16, true), (80, false), (128, true), (256, false)] {
         let output = play("attention_mass", &source("attention_mass"), &head(width, is_f16), &[]);
         let said = said(&output);
         assert!(output.status.success(), "{width} channels: {said}");

@@ -119,7 +119,9 @@ fn choices_of(scene: &Scene) -> Vec<Vec<u8>> {
     let policy = Watched { policy: scene.build(), seen: RefCell::default() };
     let (plan, shape, content) = (scene.plan(true), scene.shape(true), Content::new(scene));
     let protected = scene.told(&policy);
-    let mut cache = LayerCache::new(LayerIdx(0), shape, plan.prefill).protecting(protected.clone()).expecting(scene.expected());
+    let mut cache = LayerCache::new(LayerIdx(0), shape, plan.prefill)
+        .protecting(protected.clone())
+        .with_query_statistics(scene.query_statistics());
     let (mut quota, mut choices) = (None, Vec::new());
     for span in &plan.spans {
         cache.enter(span);

@@ -172,7 +172,7 @@ fn anything_fits(recipe: &Recipe, tokens: usize, machine: Machine) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(8))]
+    #![proptest_config(ProptestConfig::with_cases(4))]
     #[test]
     fn what_is_refused_fits_in_no_way(tokens in 6000usize..12000, host in 212u64..250, files in 0u64..12) {
         let recipe = recipe("{ policy = 'lastrec', cache_length = 1024, chunk_size = 512 }");

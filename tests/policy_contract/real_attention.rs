@@ -1,11 +1,12 @@
 //! The engine's own attention: what a policy is told in the forward phase makes it choose what the slow rule chooses from a softmax
 //! over the entries that a head holds. In the lowest layer, whose queries and keys depend on no earlier choice.
 
+use std::collections::BTreeMap;
+
 use kvtune::cache::ChunkSpan;
 use kvtune::data::Batch;
 use kvtune::model::{Attend, DropoutContext, Model, Qkv};
 use kvtune::ops::attention::EntryNumber;
-use kvtune::ops::expected_queries::ExpectedQueries;
 use kvtune::recipe::{BufferKind, Storage};
 use kvtune::units::{Fault, LayerIdx};
 use kvtune::verify::walk;
@@ -14,7 +15,7 @@ use tch::{Kind, Tensor, no_grad};
 use super::content::{Content, Head, heads_of};
 use super::scene::Scene;
 use super::scenes::policies;
-use super::slow_policies::{LikelyQueries, Notes, SlowAttention, SlowPolicy};
+use super::slow_policies::{Notes, SlowAttention, SlowPolicy, SlowStatistics};
 use crate::support::case::{Case, PLAIN};
 use crate::support::{CPU, batch, engine, model};
 
@@ -58,7 +59,7 @@ fn lowest_layer(model: &Model, batch: &Batch, number: Option<EntryNumber>) -> Ta
 
 /// Softmax over what a head holds, query by query.
 struct Softmax<'a> {
-    expected: Option<ExpectedQueries>,
+    model: &'a Model,
     content: &'a Content,
     queries: Vec<Head>,
     /// Query heads, query heads of a KV head, and tokens.
@@ -67,13 +68,14 @@ struct Softmax<'a> {
 }
 
 impl SlowAttention for Softmax<'_> {
-    fn likely(&self, query_head: usize) -> LikelyQueries {
-        let expected = self.expected.as_ref().unwrap();
+    fn query_statistics(&self, query_head: usize) -> SlowStatistics {
+        let known: BTreeMap<String, Tensor> = self.model.gates().collect();
+        let of_head = |name: &str| known[&format!("module_list.0.{name}")].get(query_head as i64);
         let numbers = |x: &Tensor| Vec::<f64>::try_from(x).unwrap();
-        let speed = numbers(&expected.frequencies.as_ref().unwrap().inverse_bf.get(0));
-        let (mean, spread) = (&expected.mean_hd.get(query_head as i64), &expected.spread_hf.get(query_head as i64));
-        // The model has taken the mean over distances already.
-        LikelyQueries { mean: heads_of(mean)[0], spread: numbers(spread), speed, distances: vec![0.0] }
+        let speed = numbers(&self.model.frequencies(&[1])[0].inverse_bf.get(0));
+        let (mean, longer) = (heads_of(&of_head("query_mean"))[0], numbers(&of_head("query_longer")));
+        // The file has taken the mean over distances already.
+        SlowStatistics { mean, longer, speed, distances: vec![0.0] }
     }
 
     fn mass(&self, [sequence, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, held: &Notes) -> f32 {
@@ -128,10 +130,7 @@ fn is_as_foreseen(case: &Case) -> bool {
     let content = Content::of_tensors(case.buffer, [k, v], numbers);
     let shape = (case.heads.0, case.heads.0 / case.heads.1, batch.max_len());
     let policy = scene.build();
-    let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
-    let expected = || model.expected_queries(LayerIdx(0), &model.frequencies(&lengths)).unwrap();
-    let expected = policy.traits().expects_queries.then(expected);
-    let softmax = Softmax { expected, content: &content, queries: heads_of(&q), shape, scale };
+    let softmax = Softmax { model: &model, content: &content, queries: heads_of(&q), shape, scale };
     let prefill = scene.plan(policy.traits().evicts).prefill;
     let mut reference = SlowPolicy::new(&scene, (&content, &softmax), prefill, &*policy);
     for span in &log.spans {

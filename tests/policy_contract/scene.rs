@@ -2,14 +2,14 @@
 
 use kvtune::cache::{self, CacheShape, ChunkSpan, Policy};
 use kvtune::engine::{ChunkPlan, ColumnWidth};
-use kvtune::ops::expected_queries::ExpectedQueries;
 use kvtune::ops::frequencies::RopeSpec;
+use kvtune::ops::query_statistics::{QueryStatistics, QuerySums};
 use kvtune::recipe::{BufferKind, PolicyRecipe, Storage};
 use tch::{Device, Kind, Tensor};
 
 use super::content::{HEAD_DIM, Head, PER_GROUP, SCALE, TAG_WIDTH, mixed, query};
 use super::shelf::{self, EXAMPLE};
-use super::slow_policies::{LikelyQueries, Notes, SlowAttention};
+use super::slow_policies::{Notes, SlowAttention, SlowStatistics};
 
 /// One policy on one batch.
 #[derive(Clone, Debug)]
@@ -44,32 +44,34 @@ pub(crate) struct Scene {
 /// The base of the frequencies.
 const THETA: f64 = 1e4;
 
-/// The mean query of a query head before it is turned.
+/// The mean query of a query head before it is turned, and to either side of it two queries.
 fn mean_query(head: usize) -> Head {
     query([7, head, 0])
 }
 
-/// How long the pairs of its queries are in the mean: longer than in the mean query.
-fn pair_lengths(head: usize) -> [f64; HEAD_DIM / 2] {
-    let mean = mean_query(head);
-    std::array::from_fn(|f| mean[f].hypot(mean[f + HEAD_DIM / 2]) + (mixed(&[8, head, f]) % 8) as f64 / 8.0)
+fn likely_query(head: usize, sign: f64) -> Head {
+    let (mean, aside) = (mean_query(head), query([8, head, 0]));
+    std::array::from_fn(|i| mean[i] + sign * aside[i])
 }
 
 /// Slots that a cache which grows has at first, and of which its pages are.
 const FIRST_SLOTS: usize = 3;
 
 impl Scene {
-    /// What the queries of the layer are like, where the policy goes by it.
-    pub(crate) fn expected(&self) -> Option<ExpectedQueries> {
-        let heads = 0..self.groups as usize * PER_GROUP;
-        let (means, lengths): (Vec<Head>, Vec<[f64; HEAD_DIM / 2]>) =
-            heads.map(|head| (mean_query(head), pair_lengths(head))).unzip();
-        let size = |width: usize| [means.len() as i64, width as i64];
-        let mean_hd = Tensor::from_slice(&means.concat()).view(size(HEAD_DIM));
-        let length_hf = Tensor::from_slice(&lengths.concat()).view(size(HEAD_DIM / 2));
+    /// Statistics of the layer's queries, where the policy needs them.
+    pub(crate) fn query_statistics(&self) -> Option<QueryStatistics> {
         let frequencies = RopeSpec::plain(THETA, HEAD_DIM).frequencies(&[1], Kind::Double, Device::Cpu);
-        let expected = || ExpectedQueries::of_queries(&mean_hd, &length_hf, Some(frequencies));
-        self.build().traits().expects_queries.then(expected)
+        let heads = 0..self.groups as usize * PER_GROUP;
+        // Two queries for each head, of which each pair is as long as the other's.
+        let queries = |sign: f64| heads.clone().map(|head| likely_query(head, sign)).collect::<Vec<Head>>();
+        let mut sums = QuerySums::default();
+        for sign in [1.0, -1.0] {
+            let all = queries(sign).concat();
+            sums.add(&Tensor::from_slice(&all).view([1, -1, 1, HEAD_DIM as i64]), HEAD_DIM as i64 / 2);
+        }
+        let [mean_hd, longer_hf] = sums.statistics(Some(&frequencies)).unwrap();
+        let statistics = || QueryStatistics::new([&mean_hd, &longer_hf], Some(frequencies));
+        self.build().traits().needs_query_statistics.then(statistics)
     }
 
     /// The policy.
@@ -179,11 +181,13 @@ impl Scene {
 }
 
 impl SlowAttention for Scene {
-    fn likely(&self, query_head: usize) -> LikelyQueries {
+    fn query_statistics(&self, query_head: usize) -> SlowStatistics {
         let (mean, half) = (mean_query(query_head), HEAD_DIM / 2);
-        let spread = (0..half).map(|f| pair_lengths(query_head)[f] - mean[f].hypot(mean[f + half])).collect();
+        let length = |x: &Head, f: usize| x[f].hypot(x[f + half]);
+        let of_both = |f| [1.0, -1.0].map(|sign| length(&likely_query(query_head, sign), f)).iter().sum::<f64>() / 2.0;
+        let longer = (0..half).map(|f| of_both(f) - length(&mean, f)).collect();
         let speed = (0..half).map(|f| THETA.powf(-(f as f64) / half as f64)).collect();
-        LikelyQueries { mean, spread, speed, distances: (0..=16).map(|power| 2f64.powi(power)).collect() }
+        SlowStatistics { mean, longer, speed, distances: (0..=16).map(|power| 2f64.powi(power)).collect() }
     }
 
     fn mass(&self, at: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, _: &Notes) -> f32 {

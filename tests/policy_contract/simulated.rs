@@ -54,7 +54,9 @@ impl<'a> Played<'a> {
             scene,
             content,
             shape,
-            cache: LayerCache::new(LayerIdx(0), shape, plan.prefill).protecting(scene.told(&*policy)).expecting(scene.expected()),
+            cache: LayerCache::new(LayerIdx(0), shape, plan.prefill)
+                .protecting(scene.told(&*policy))
+                .with_query_statistics(scene.query_statistics()),
             spans: plan.spans.clone(),
             log: LayerLog::default(),
             undo: Vec::new(),

@@ -11,11 +11,11 @@ use super::slow_scores::dot;
 /// What is noted of each position that one head holds.
 pub(crate) type Notes = BTreeMap<usize, f32>;
 
-/// What the queries of a query head are like before they are turned.
-pub(crate) struct LikelyQueries {
+/// Statistics of the queries of a query head before they are turned.
+pub(crate) struct SlowStatistics {
     pub(crate) mean: Head,
     /// By how much pairs of channels are longer than those of the mean, and by which angle they turn from token to token.
-    pub(crate) spread: Vec<f64>,
+    pub(crate) longer: Vec<f64>,
     pub(crate) speed: Vec<f64>,
     /// How far away queries are looked for.
     pub(crate) distances: Vec<f64>,
@@ -23,8 +23,8 @@ pub(crate) struct LikelyQueries {
 
 /// The attention that a slow policy goes by.
 pub(crate) trait SlowAttention {
-    /// What the queries of a query head are like.
-    fn likely(&self, query_head: usize) -> LikelyQueries;
+    /// Statistics of the queries of a query head.
+    fn query_statistics(&self, query_head: usize) -> SlowStatistics;
 
     /// What the `last` columns of a chunk (or all of them) pay to `position`, one of those that a head of a sequence holds.
     fn mass(&self, at: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, held: &Notes) -> f32;

@@ -9,7 +9,7 @@ use kvtune::recipe::{BufferKind, Storage};
 use super::content::{Content, Drawn, HEAD_DIM, Head};
 use super::scenes::scenes;
 use super::shelf::EXAMPLE;
-use super::slow_policies::{LikelyQueries, Notes, SlowPolicy};
+use super::slow_policies::{Notes, SlowPolicy, SlowStatistics};
 
 impl SlowPolicy<'_> {
     /// Scores closer than this, in relation to their size, may be ordered either way.
@@ -151,7 +151,7 @@ impl SlowPolicy<'_> {
             "defensivekv" => self.at_worst(at, span),
             "lagkv" => self.ranked(at, span),
             "expected-attention" => self.expected(at, span),
-            "triattention" => self.likely(at, span),
+            "triattention" => self.to_come(at, span),
             other => panic!("{}", missing(other)),
         }
     }
@@ -322,22 +322,22 @@ impl SlowPolicy<'_> {
         sum.into_iter().map(|(p, weight)| (p, (weight * length(seen(p).1)) as f32)).collect()
     }
 
-    /// `Σ_f |q̄||k| cos(ω(t + δ) + φ_q − φ_k) + spread · |k|`, the mean over distances δ, normalised over what the head holds; the largest of its
+    /// `Σ_f |q̄||k| cos(ω(t + δ) + φ_q − φ_k) + longer · |k|`, the mean over distances δ, normalised over what the head holds; the largest of its
     /// query heads. Keys are turned to their positions already.
-    fn likely(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> Notes {
+    fn to_come(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> Notes {
         let held: Vec<usize> = self.notes[sequence][head].keys().copied().collect();
         let (per_group, half) = (self.attention.shape().0, HEAD_DIM / 2);
         let last = (span.start + span.len - 1) as f64;
         let mut largest = vec![f64::NEG_INFINITY; held.len()];
         for query_head in head * per_group..(head + 1) * per_group {
-            let LikelyQueries { mean, spread, speed, distances } = self.attention.likely(query_head);
+            let SlowStatistics { mean, longer, speed, distances } = self.attention.query_statistics(query_head);
             let score = |&p: &usize| {
                 let k = self.content.seen([sequence, head, p], span.start).0;
                 let of_pair = |f: usize| {
                     let angle = |x: &Head| x[f + half].atan2(x[f]);
                     let (q_length, k_length) = (mean[f].hypot(mean[f + half]), k[f].hypot(k[f + half]));
                     let cosines = distances.iter().map(|d| (speed[f] * (last + d) + angle(&mean) - angle(k)).cos());
-                    k_length * (q_length * cosines.sum::<f64>() / distances.len() as f64 + spread[f])
+                    k_length * (q_length * cosines.sum::<f64>() / distances.len() as f64 + longer[f])
                 };
                 (0..half).map(of_pair).sum::<f64>()
             };

@@ -59,7 +59,11 @@ pub const REGISTRY: &[PolicyEntry] = &[
     entry("snapkv", "what the last few queries of a chunk attend to, with its neighbours", snapkv::build),
     entry("streaming-llm", "as `lastrec`, with the four first tokens", |c, n| lastrec::with_default(c, n, STREAMING_LLM_SINKS)),
     entry("tova", "what the last query of a chunk attends to", tova::build),
-    entry("triattention", "what queries are expected to attend to, by what the model's are like", triattention::build),
+    entry(
+        "triattention",
+        "what queries to come can be expected to attend to, by statistics of the layer's queries",
+        triattention::build,
+    ),
 ];
 
 const fn entry(name: &'static str, keeps: &'static str, build: Constructor) -> PolicyEntry {

@@ -1,7 +1,8 @@
-//! `triattention`: what queries to come are expected to look at stays, by statistics of a layer's queries before they are turned to their
+//! `triattention`: what queries to come can be expected to look at stays, by statistics of a layer's queries before they are turned to their
 //! positions (`TriAttention`, Mao et al. 2026, arXiv 2604.04921), which `kvtune calibrate` takes. A key's score for a query head is that of
-//! the mean query at distances of 1, 2, 4, …, 65 536, and of how far queries lie from their mean; each head's scores are normalised, and the
-//! largest of the query heads of a KV head counts. Departs from the paper in that it decides anew for each chunk, not every 128 tokens.
+//! the mean query at distances of 1, 2, 4, …, 65 536, and of how much longer queries are; each head's scores are normalised, and the
+//! largest of the query heads of a KV head counts. That is the paper's choice by layer and head. Departs from it in that it decides anew for
+//! each chunk, not every 128 tokens, that a prompt's entries leave as all others do, and that the first tokens stay.
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};
@@ -43,14 +44,14 @@ impl Policy for Triattention {
             grace: self.grace,
             sinks: self.sinks,
             compares_heads: true,
-            expects_queries: true,
+            needs_query_statistics: true,
             ..PolicyTraits::default()
         }
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         let (k_bgcd, _) = seen.attention.entries();
-        let score_bgrc = seen.expected?.score(&k_bgcd, seen.next_position - 1);
+        let score_bgrc = seen.query_statistics?.score(&k_bgcd, seen.next_position - 1);
         let held_bg1c = seen.position_bgc.ge(0).unsqueeze(2);
         let kind = score_bgrc.kind();
         let mean = |x: &Tensor| {

@@ -12,7 +12,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use crate::cache::{ChunkSpan, EntrySums, LayerCache, Placement, Undo};
 use crate::native::cuda::on_device;
-use crate::ops::expected_queries::QuerySums;
+use crate::ops::query_statistics::QuerySums;
 
 pub(super) use gate_fit::FEWEST_QUERIES;
 pub use gate_fit::FittedGate;
