@@ -39,6 +39,8 @@ class PolicyLayer:
                 what = f"`{key}` in `{file.path}` is {written[index]} in layer {index}, expected {own}, as the policy has it"
                 raise KvtuneError(what, "install the version of kvtune that wrote the file")
         self.bits = quantise.BITS[file.buffer]
+        self.known: dict[str, Tensor] = {}
+        """The gate and the statistics of queries, where the policy goes by them."""
         self.reset()
 
     def reset(self) -> None:
@@ -63,8 +65,6 @@ class PolicyLayer:
         self.q: list[Tensor] = []
         self.own: list[Tensor] = []
         self.past: list[Tensor] = []
-        self.known: dict[str, Tensor] = {}
-        """The gate and the statistics of queries, where the policy goes by them."""
         self.rotations: list[tuple[Tensor, ...]] = []
         """Cosines and sines of the positions of the tokens of a call `(1, n, F)` or `(1, n, 2F)`, where the policy needs query statistics."""
         self.gates: list[Tensor] = []
