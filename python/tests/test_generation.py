@@ -70,9 +70,9 @@ def compare(model, run, prompt, ask, **rules):
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "adakv across" and not policy.startswith("qh2o")])
 def test_texts_and_likelihoods_are_kvtunes(make_run, load, policy, family):
     run = make_run(family, cache_of(policy))
-    # Keys of the same token have the same norm in the lowest layer but for rounding, a channel of them no range, and a gate says the same of
-    # them: where one comes again, their order is an accident.
-    rules = {"no_repeat_ngram_size": 1} if any(name in policy for name in ("knorm", "lagkv", "deep")) else {}
+    # Keys and values of the same token have the same norm in the lowest layer but for rounding, a channel of them no range, and a gate says the
+    # same of them: where one comes again, their order is an accident.
+    rules = {"no_repeat_ngram_size": 1} if any(name in policy for name in ("knorm", "lagkv", "deep", "defensivekv")) else {}
     model = load(run)
     with served(run) as ask:
         worst = max(compare(model, run, ids(length, 7), ask, **rules) for length in (133, 30, 2))
