@@ -21,7 +21,7 @@ const FURTHER: &[Case] = &[
 
 #[test]
 fn nothing_waits_inside_a_row() {
-    // A policy waits, or does not, whatever the tiling: each meets two of those that the further cases meet in all combinations.
+    // To save time each policy meets two tilings; the further cases meet all combinations.
     let tilings = |case: Case, layers_per_cell, width, trains| {
         let lora = if trains == Trains::Adapter { case.lora } else { &[] };
         Case { layers_per_cell, width, lora, trains, ..case }

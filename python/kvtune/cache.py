@@ -53,14 +53,14 @@ class KvPolicyCache(Cache):
         if initial_part is None and any(layer.policy.initial for layer in self.layers):
             what = f"the policy of `{file.path}` keeps the initial part of each prompt"
             raise KvtuneError(what, "say where it is: `from_run(run, initial_part=kvtune.initial_part(run, tokenizer, input_ids))`")
-        self.looks_on = any(layer.policy.takes_gates or layer.policy.needs_query_statistics for layer in self.layers)
-        if self.looks_on:
+        self.needs_hooks = any(layer.policy.takes_gates or layer.policy.needs_query_statistics for layer in self.layers)
+        if self.needs_hooks:
             if not (gates := file.path.parent / GATES).exists():
                 raise KvtuneError(f"`{gates}` does not exist", "give a run, a checkpoint or an export of kvtune, which has it")
             tensors = load_file(gates)
             for layer in self.layers:
                 prefix = f"module_list.{layer.index}."
-                layer.known = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+                layer.calibration = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         self.reset()
 
     @classmethod
@@ -75,7 +75,7 @@ class KvPolicyCache(Cache):
         self._read(model, input_ids, input_ids.shape[1] - 1)
 
     def _read(self, model: PreTrainedModel, input_ids: Tensor, end: int) -> None:
-        if self.looks_on:
+        if self.needs_hooks:
             show_gates(model)
         if self.prompt is None:
             self.prompt = max(end, 1)
@@ -151,7 +151,7 @@ class KvPolicyCache(Cache):
 
 
 def show_gates(model: torch.nn.Module) -> None:
-    """Lets the gates and the statistics of queries of a model's caches see what goes into attention, and where it stands."""
+    """Registers hooks on the attention modules that hand gates the hidden states, and `triattention` the cosines and sines of positions."""
     for name, module in model.named_modules():
         if name.endswith("self_attn") and _score not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_score, with_kwargs=True)
@@ -169,7 +169,7 @@ def _score(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if not layer.policy.takes_gates:
         return
     x: Tensor = wide(kwargs["hidden_states"])
-    gate = layer.known_as(x)
+    gate = layer.calibration_like(x)
     if "k_base" in gate:
         x = _self_attention(x, gate)
     else:

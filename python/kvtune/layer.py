@@ -39,8 +39,8 @@ class PolicyLayer:
                 what = f"`{key}` in `{file.path}` is {written[index]} in layer {index}, expected {own}, as the policy has it"
                 raise KvtuneError(what, "install the version of kvtune that wrote the file")
         self.bits = quantise.BITS[file.buffer]
-        self.known: dict[str, Tensor] = {}
-        """The gate and the statistics of queries, where the policy goes by them."""
+        self.calibration: dict[str, Tensor] = {}
+        """Gate and query statistics of this layer from `kv_gates.safetensors`, by name without prefix, where the policy goes by them."""
         self.reset()
 
     def reset(self) -> None:
@@ -200,10 +200,10 @@ class PolicyLayer:
         self.observed = self.observed if observed is None else observed
         self.past, self.own, self.q = [], [], []
 
-    def known_as(self, x: Tensor) -> dict[str, Tensor]:
-        """What is known of the layer, in the dtype of `x` and where that is."""
-        self.known = {name: tensor.to(x) for name, tensor in self.known.items()}
-        return self.known
+    def calibration_like(self, x: Tensor) -> dict[str, Tensor]:
+        """The same in the dtype of `x`, and where that is."""
+        self.calibration = {name: tensor.to(x) for name, tensor in self.calibration.items()}
+        return self.calibration
 
     def _query_statistics(self) -> tuple[Tensor, Tensor]:
         if not self.rotations:
@@ -212,13 +212,14 @@ class PolicyLayer:
         parts = [torch.cat(parts, 1) for parts in zip(*self.rotations)]
         rest = tuple(part[:, self.chunk :] for part in parts)
         self.rotations = [rest] if rest[0].shape[1] else []
-        known = self.known_as(quantise.wide(parts[0]))
-        mean, longer = known["query_mean"], known["query_longer"]
-        pairs = longer.shape[1]
+        calibration = self.calibration_like(quantise.wide(parts[0]))
+        mean, excess = calibration["query_mean"], calibration["query_length_excess"]
+        pairs = excess.shape[1]
         low, high, alone = mean.split([pairs, pairs, mean.shape[1] - 2 * pairs], -1)
-        cos, sin = (part[0, self.chunk - 1, :pairs] for part in parts)
-        # Both may have a factor, which keys have already.
-        return torch.cat([low * cos - high * sin, high * cos + low * sin, alone], -1), longer * cos.hypot(sin)
+        cos, sin = (quantise.wide(part[0, self.chunk - 1, :pairs]) for part in parts)
+        # Cosines and sines contain the attention factor of YaRN or LongRoPE, one for all pairs.
+        factor = cos.hypot(sin).mean() if pairs else 1
+        return torch.cat([low * cos - high * sin, high * cos + low * sin, alone], -1), excess * factor
 
     def _restored(self, planes: list[Tensor]) -> Tensor:
         return quantise.decode(planes, self.bits, self.width, self.dtype)

@@ -75,8 +75,8 @@ class Policy:
     """Whether the last of the numbers of an entry is what the gate of the layer says."""
     needs_query_statistics = False
     query_statistics: tuple[Tensor, Tensor]
-    """The mean query behind the chunk, over distances `(H, D)`, and by how much pairs of channels of queries are longer than in the mean
-    query `(H, F)`, where the policy needs them."""
+    """The mean query, averaged over distances and turned to the chunk's last position `(H, D)`, and the length excess of its pairs of channels
+    times RoPE's attention factor `(H, F)`, where the policy needs them."""
     takes_output = False
     output: Callable[[], Tensor]
     """The weight of the output projection `(E, H · D)`, where the policy takes it."""
@@ -368,11 +368,11 @@ class Triattention(Policy):
         self.grace, self.sinks = params.grace(), params.sinks(4)
 
     def observe(self, seen: Attended) -> Tensor:
-        """What the mean query gives each key, and what queries are longer, normalised; the largest of a group's heads."""
-        mean, longer = self.query_statistics
-        k, groups, pairs = seen.k.to(mean.dtype), seen.k.shape[1], longer.shape[1]
+        """The mean query's scores, and the length excess times the lengths of keys, normalised; the largest of a group's heads."""
+        mean, excess = self.query_statistics
+        k, groups, pairs = seen.k.to(mean.dtype), seen.k.shape[1], excess.shape[1]
         length = k[..., :pairs].hypot(k[..., pairs : 2 * pairs])
-        score = mean.unflatten(0, (groups, -1)) @ k.mT + longer.unflatten(0, (groups, -1)) @ length.mT
+        score = mean.unflatten(0, (groups, -1)) @ k.mT + excess.unflatten(0, (groups, -1)) @ length.mT
         held = (seen.position >= 0)[:, :, None].to(score.dtype)
         average = lambda x: (x * held).sum(-1, keepdim=True) / held.sum(-1, keepdim=True).clamp_min(1)
         around = score - average(score)

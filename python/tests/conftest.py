@@ -58,7 +58,7 @@ def write_gates(path: Path, config: dict, kind: str) -> None:
         | {"k_base": (heads, 1, sinks, d), "b": (heads, 1, queries)},
     }[kind]
     heads, d = config["num_attention_heads"], config.get("head_dim") or width // config["num_attention_heads"]
-    sizes |= {"query_mean": (heads, d), "query_longer": (heads, d // 2)}
+    sizes |= {"query_mean": (heads, d), "query_length_excess": (heads, d // 2)}
     for layer in range(config["num_hidden_layers"]):
         for name, size in sizes.items():
             gates[f"module_list.{layer}.{name}"] = torch.randn(size) / (size[-1] ** 0.5 if len(size) == 2 else 1)

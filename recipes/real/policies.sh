@@ -5,6 +5,7 @@
 #   sh recipes/real/fetch.sh && cargo build --release
 #   TEXTS=search sh recipes/real/policies.sh recipes/real/policies.txt > lines.tsv
 #
+# GATES=DIR names what `kvtune calibrate` has written, for `learned` and `triattention`.
 # Texts: `search`, by which parameters are chosen, or `judged`, which are used for nothing else. What is there already is not made again.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)

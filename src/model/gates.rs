@@ -20,7 +20,7 @@ pub const GATE_TENSORS: &str = "kv_gates.safetensors";
 const LATER_PREFIX: &str = "layers.";
 
 /// What [`QuerySums::statistics`] makes: the ends of the names in files.
-const QUERY_STATISTICS: [&str; 2] = ["query_mean", "query_longer"];
+const QUERY_STATISTICS: [&str; 2] = ["query_mean", "query_length_excess"];
 
 /// The gates of all layers, bottom to top, and the statistics of their queries where there are some.
 #[derive(Debug)]
@@ -71,6 +71,16 @@ impl Gates {
         Fault::usage(
             message,
             "`kvtune calibrate` takes them, beside gates: name what it writes with `kv_cache.gates`, or choose another policy",
+        )
+    }
+
+    /// The error where these are missing in the file that goes before all others.
+    pub fn without_query_statistics_in(file: &Path) -> Fault {
+        let message =
+            format!("the policy `triattention` goes by statistics of queries, and `{}` has none", abridged(file.display()));
+        Fault::usage(
+            message,
+            format!("put the `{GATE_TENSORS}` in its place that `kvtune calibrate` writes, or choose another policy"),
         )
     }
 

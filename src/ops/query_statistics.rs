@@ -1,5 +1,6 @@
-//! Statistics of the queries of a layer before they are turned to their positions, and how queries to come score keys by them (`TriAttention`,
-//! Mao et al. 2026, arXiv 2604.04921).
+//! Statistics of the queries of a layer before RoPE turns them, and how queries to come score keys by them (`TriAttention`, Mao et al. 2026,
+//! arXiv 2604.04921): the mean query, and for each pair of channels the length excess `E|q| − |E q|`, the mean length over queries less the
+//! length in the mean query.
 
 use tch::{Device, Kind, Tensor};
 
@@ -13,15 +14,15 @@ const POWERS: i64 = 17;
 #[derive(Debug)]
 pub struct QueryStatistics {
     mean_hd: Tensor,
-    longer_hf: Tensor,
+    length_excess_hf: Tensor,
     frequencies: Option<Frequencies>,
 }
 
 impl Clone for QueryStatistics {
     /// They are never written to, so that both may lie in the same memory.
     fn clone(&self) -> Self {
-        let (mean_hd, longer_hf) = (self.mean_hd.shallow_clone(), self.longer_hf.shallow_clone());
-        Self { mean_hd, longer_hf, frequencies: self.frequencies.clone() }
+        let (mean_hd, length_excess_hf) = (self.mean_hd.shallow_clone(), self.length_excess_hf.shallow_clone());
+        Self { mean_hd, length_excess_hf, frequencies: self.frequencies.clone() }
     }
 }
 
@@ -29,12 +30,13 @@ impl QueryStatistics {
     /// Of what [`QuerySums::statistics`] made, for sequences whose keys turn with these frequencies, or not at all.
     ///
     /// # Shapes
-    /// `mean (H, D)`, `longer (H, F)`.
-    pub fn new([mean_hd, longer_hf]: [&Tensor; 2], frequencies: Option<Frequencies>) -> Self {
-        Self { mean_hd: mean_hd.shallow_clone(), longer_hf: longer_hf.shallow_clone(), frequencies }
+    /// `mean (H, D)`, `length_excess (H, F)`.
+    pub fn new([mean_hd, length_excess_hf]: [&Tensor; 2], frequencies: Option<Frequencies>) -> Self {
+        Self { mean_hd: mean_hd.shallow_clone(), length_excess_hf: length_excess_hf.shallow_clone(), frequencies }
     }
 
-    /// What queries behind `position` give each key in the mean: the mean query of each head, and what queries are longer.
+    /// The scores that queries behind `position` can be expected to give each key: those of the mean query of each head, and the length excess
+    /// times the lengths of the key's pairs.
     ///
     /// # Shapes
     /// `(B, G, C, D)`, turned to their positions, in; `(B, G, H / G, C)` out, in the kind of the statistics.
@@ -50,11 +52,11 @@ impl QueryStatistics {
         let mean_bhd = Rotation::at(&at, &frequencies, kind).apply(&alike.contiguous()).squeeze_dim(2);
         let by_mean_bgrc = by_group(&mean_bhd).matmul(&k_bgcd.transpose(-1, -2));
         // The factor on cosines and sines, which keys have already.
-        let longer_1hf = self.longer_hf.unsqueeze(0);
+        let length_excess_1hf = self.length_excess_hf.unsqueeze(0);
         let factor = frequencies.attention_factor_b.as_ref().map(|of_b| of_b.to_kind(kind).view([-1, 1, 1]));
-        let longer_bhf = factor.map_or(longer_1hf.shallow_clone(), |factor| longer_1hf * factor);
-        let length_bgcf = pair_lengths(&k_bgcd, self.longer_hf.size()[1]);
-        by_mean_bgrc + by_group(&longer_bhf).matmul(&length_bgcf.transpose(-1, -2))
+        let length_excess_bhf = factor.map_or(length_excess_1hf.shallow_clone(), |factor| length_excess_1hf * factor);
+        let length_bgcf = pair_lengths(&k_bgcd, self.length_excess_hf.size()[1]);
+        by_mean_bgrc + by_group(&length_excess_bhf).matmul(&length_bgcf.transpose(-1, -2))
     }
 }
 
@@ -95,18 +97,18 @@ impl QuerySums {
         self.sums.as_ref().map_or(Device::Cpu, |sums| sums[0].device())
     }
 
-    /// The mean query of each head, turned on by the distances to queries to come, the mean over these `(H, D)`; and by how much pairs of
-    /// channels are longer in a query than in the mean query `(H, F)`. F64; `None` of no queries.
+    /// The mean query of each head, turned on by the distances to queries to come, the mean over these `(H, D)`; and the length excess of its
+    /// pairs of channels `(H, F)`. F64; `None` of no queries.
     pub fn statistics(&self, frequencies: Option<&Frequencies>) -> Option<[Tensor; 2]> {
         let [mean_hd, length_hf] = self.sums.as_ref()?.each_ref().map(|sum| sum / self.count);
-        let longer_hf = &length_hf - pair_lengths(&mean_hd, length_hf.size()[1]);
-        let Some(frequencies) = frequencies else { return Some([mean_hd, longer_hf]) };
+        let length_excess_hf = &length_hf - pair_lengths(&mean_hd, length_hf.size()[1]);
+        let Some(frequencies) = frequencies else { return Some([mean_hd, length_excess_hf]) };
         let distances = Tensor::arange(POWERS, (Kind::Double, mean_hd.device())).exp2();
         // The factor on cosines and sines comes with the turn to a position.
         let plain = Frequencies { attention_factor_b: None, ..frequencies.of_first(1) };
         let alike = mean_hd.unsqueeze(0).unsqueeze(2).expand([-1, -1, POWERS, -1], false).contiguous();
         let turned_1hnd = Rotation::at(&distances, &plain, Kind::Double).apply(&alike);
-        Some([turned_1hnd.mean_dim(&[2i64][..], false, Kind::Double).squeeze_dim(0), longer_hf])
+        Some([turned_1hnd.mean_dim(&[2i64][..], false, Kind::Double).squeeze_dim(0), length_excess_hf])
     }
 }
 
@@ -133,8 +135,8 @@ mod tests {
                 None => x.shallow_clone(),
             };
             let k_bgcd = turned(&k_bgcd, &Tensor::arange(7, (Kind::Int64, Device::Cpu)));
-            let [mean_hd, longer_hf] = sums.statistics(frequencies.as_ref()).unwrap();
-            let statistics = QueryStatistics::new([&mean_hd, &longer_hf], frequencies.clone());
+            let [mean_hd, length_excess_hf] = sums.statistics(frequencies.as_ref()).unwrap();
+            let statistics = QueryStatistics::new([&mean_hd, &length_excess_hf], frequencies.clone());
             let found = statistics.score(&k_bgcd, 40);
             let (key, mean) = (k_bgcd.repeat_interleave_self_int(2, 1, None), q_bhnd.mean_dim(&[2i64][..], true, Kind::Double));
             let mut expected = Tensor::zeros([2, 4, 7], F64);

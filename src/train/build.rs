@@ -207,7 +207,8 @@ fn headed(recipe: &Recipe, adapter: Option<&Path>, model: Model) -> Result<Model
         return Err(Gates::missing());
     }
     if policy.traits().needs_query_statistics {
-        model.query_statistics(LayerIdx(0), &model.frequencies(&[1]))?;
+        let found = model.query_statistics(LayerIdx(0), &model.frequencies(&[1]));
+        found.map_err(|error| file.map_or(error, |file| Gates::without_query_statistics_in(&file)))?;
     }
     Ok(model)
 }

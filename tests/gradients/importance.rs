@@ -184,8 +184,8 @@ fn queries_count_as_they_are_before_they_are_turned_and_those_of_pads_do_not() {
         let length = (halves[0].square() + halves[1].square()).sqrt();
         let [mean_hd, length_hf] = [mean(&real_htd), mean(&length)];
         let halves = mean_hd.chunk(2, -1);
-        let longer_hf = length_hf - (halves[0].square() + halves[1].square()).sqrt();
-        for (found, expected) in found.unwrap().statistics(None).unwrap().iter().zip([mean_hd, longer_hf]) {
+        let length_excess_hf = length_hf - (halves[0].square() + halves[1].square()).sqrt();
+        for (found, expected) in found.unwrap().statistics(None).unwrap().iter().zip([mean_hd, length_excess_hf]) {
             assert!(f64::try_from((found - expected).abs().max()).unwrap() < 1e-12);
         }
     }

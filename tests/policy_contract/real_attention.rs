@@ -73,7 +73,7 @@ impl SlowAttention for Softmax<'_> {
         let of_head = |name: &str| known[&format!("module_list.0.{name}")].get(query_head as i64);
         let numbers = |x: &Tensor| Vec::<f64>::try_from(x).unwrap();
         let speed = numbers(&self.model.frequencies(&[1])[0].inverse_bf.get(0));
-        let (mean, longer) = (heads_of(&of_head("query_mean"))[0], numbers(&of_head("query_longer")));
+        let (mean, longer) = (heads_of(&of_head("query_mean"))[0], numbers(&of_head("query_length_excess")));
         // The file has taken the mean over distances already.
         SlowStatistics { mean, longer, speed, distances: vec![0.0] }
     }

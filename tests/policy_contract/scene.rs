@@ -44,12 +44,13 @@ pub(crate) struct Scene {
 /// The base of the frequencies.
 const THETA: f64 = 1e4;
 
-/// The mean query of a query head before it is turned, and to either side of it two queries.
+/// The mean query of a query head before it is turned.
 fn mean_query(head: usize) -> Head {
     query([7, head, 0])
 }
 
-fn likely_query(head: usize, sign: f64) -> Head {
+/// A query to one side of the mean, or to the other.
+fn query_beside_mean(head: usize, sign: f64) -> Head {
     let (mean, aside) = (mean_query(head), query([8, head, 0]));
     std::array::from_fn(|i| mean[i] + sign * aside[i])
 }
@@ -62,15 +63,15 @@ impl Scene {
     pub(crate) fn query_statistics(&self) -> Option<QueryStatistics> {
         let frequencies = RopeSpec::plain(THETA, HEAD_DIM).frequencies(&[1], Kind::Double, Device::Cpu);
         let heads = 0..self.groups as usize * PER_GROUP;
-        // Two queries for each head, of which each pair is as long as the other's.
-        let queries = |sign: f64| heads.clone().map(|head| likely_query(head, sign)).collect::<Vec<Head>>();
+        // Two queries for each head, at equal distance to either side of its mean.
+        let queries = |sign: f64| heads.clone().map(|head| query_beside_mean(head, sign)).collect::<Vec<Head>>();
         let mut sums = QuerySums::default();
         for sign in [1.0, -1.0] {
             let all = queries(sign).concat();
             sums.add(&Tensor::from_slice(&all).view([1, -1, 1, HEAD_DIM as i64]), HEAD_DIM as i64 / 2);
         }
-        let [mean_hd, longer_hf] = sums.statistics(Some(&frequencies)).unwrap();
-        let statistics = || QueryStatistics::new([&mean_hd, &longer_hf], Some(frequencies));
+        let [mean_hd, length_excess_hf] = sums.statistics(Some(&frequencies)).unwrap();
+        let statistics = || QueryStatistics::new([&mean_hd, &length_excess_hf], Some(frequencies));
         self.build().traits().needs_query_statistics.then(statistics)
     }
 
@@ -184,7 +185,7 @@ impl SlowAttention for Scene {
     fn query_statistics(&self, query_head: usize) -> SlowStatistics {
         let (mean, half) = (mean_query(query_head), HEAD_DIM / 2);
         let length = |x: &Head, f: usize| x[f].hypot(x[f + half]);
-        let of_both = |f| [1.0, -1.0].map(|sign| length(&likely_query(query_head, sign), f)).iter().sum::<f64>() / 2.0;
+        let of_both = |f| [1.0, -1.0].map(|sign| length(&query_beside_mean(query_head, sign), f)).iter().sum::<f64>() / 2.0;
         let longer = (0..half).map(|f| of_both(f) - length(&mean, f)).collect();
         let speed = (0..half).map(|f| THETA.powf(-(f as f64) / half as f64)).collect();
         SlowStatistics { mean, longer, speed, distances: (0..=16).map(|power| 2f64.powi(power)).collect() }

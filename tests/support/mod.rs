@@ -118,7 +118,7 @@ pub fn gates(model: &Model) -> Gates {
         let (width, heads) = (config.hidden_size as i64, attention.num_kv_heads as i64);
         let sizes = [
             ("query_mean", vec![attention.num_heads as i64, attention.head_dim as i64]),
-            ("query_longer", vec![attention.num_heads as i64, attention.pairs() as i64]),
+            ("query_length_excess", vec![attention.num_heads as i64, attention.pairs() as i64]),
             ("0.weight", vec![hidden, width]),
             ("0.bias", vec![hidden]),
             ("2.weight", vec![heads, hidden]),

@@ -1,6 +1,6 @@
 //! `triattention`: what queries to come can be expected to look at stays, by statistics of a layer's queries before they are turned to their
 //! positions (`TriAttention`, Mao et al. 2026, arXiv 2604.04921), which `kvtune calibrate` takes. A key's score for a query head is that of
-//! the mean query at distances of 1, 2, 4, …, 65 536, and of how much longer queries are; each head's scores are normalised, and the
+//! the mean query at distances of 1, 2, 4, …, 65 536, and of how much longer queries are than it; each head's scores are normalised, and the
 //! largest of the query heads of a KV head counts. That is the paper's choice by layer and head. Departs from it in that it decides anew for
 //! each chunk, not every 128 tokens, that a prompt's entries leave as all others do, and that the first tokens stay.
 
