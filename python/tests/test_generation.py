@@ -139,7 +139,7 @@ def test_buffers_in_few_bits(make_run, load, policy, buffer):
     assert worst < 1e-5  # The server tells likelihoods in f32.
 
 
-@pytest.mark.parametrize("policy", ["h2o", "adakv across", "snapkv"])
+@pytest.mark.parametrize("policy", ["h2o", "adakv across", "snapkv", "triattention"])
 def test_a_prompt_is_read_chunk_by_chunk(make_run, load, policy):
     run, prompt = make_run("model-qwen2", cache_of(policy)), ids(133, 7)
     model, inputs = load(run), torch.tensor([prompt])
@@ -149,6 +149,18 @@ def test_a_prompt_is_read_chunk_by_chunk(make_run, load, policy):
     made = write(model, inputs, cache, NEW)
     with served(run) as ask:
         assert made[0, 133:].tolist() == ask(prompt)["token_ids"]
+
+
+@pytest.mark.parametrize("policy", ["defensivekv", "learned", "triattention"])
+def test_an_adapter_may_lie_beside_a_model_in_16_bits(make_run, load, policy):
+    """PEFT keeps its matrices in f32, and cosines and sines come in the dtype of the model."""
+    run = make_run("model-qwen2", cache_of(policy))
+    model = load(run, is_merged=False).to(torch.bfloat16)
+    for matrix in (matrix for name, matrix in model.named_parameters() if "lora" in name):
+        matrix.data = matrix.data.float()
+    cache, prompt = KvPolicyCache.from_run(run), torch.tensor([ids(90, 7), ids(90, 8)])
+    cache.read(model, prompt)
+    assert write(model, prompt, cache, 20).shape == (2, 110)
 
 
 def test_a_conversation_goes_on(make_run, load):
@@ -167,7 +179,7 @@ def test_a_conversation_goes_on(make_run, load):
 
 
 def test_sequences_of_a_batch_are_as_alone(make_run, load):
-    for policy in ("h2o", "adakv", "tova"):
+    for policy in ("h2o", "adakv", "tova", "triattention"):
         run = make_run("model-qwen2", cache_of(policy))
         model, inputs = load(run), torch.tensor([ids(100, 1), ids(100, 2)])
 
