@@ -367,14 +367,14 @@ class Triattention(Policy):
     def __init__(self, params: Params) -> None:
         self.grace, self.sinks = params.grace(), params.sinks(4)
 
-    def observe(self, seen: Attended) -> Tensor:
+    def score(self, held: Held) -> Tensor:
         """The mean query's scores, and the length excess times the lengths of keys, normalised; the largest of a group's heads."""
         mean, excess = self.query_statistics
-        k, groups, pairs = seen.k.to(mean.dtype), seen.k.shape[1], excess.shape[1]
-        length = k[..., :pairs].hypot(k[..., pairs : 2 * pairs])
+        k, pairs = held.keys().to(mean.dtype), excess.shape[1]
+        groups, length = k.shape[1], k[..., :pairs].hypot(k[..., pairs : 2 * pairs])
         score = mean.unflatten(0, (groups, -1)) @ k.mT + excess.unflatten(0, (groups, -1)) @ length.mT
-        held = (seen.position >= 0)[:, :, None].to(score.dtype)
-        average = lambda x: (x * held).sum(-1, keepdim=True) / held.sum(-1, keepdim=True).clamp_min(1)
+        is_held = (held.position >= 0)[:, :, None].to(score.dtype)
+        average = lambda x: (x * is_held).sum(-1, keepdim=True) / is_held.sum(-1, keepdim=True).clamp_min(1)
         around = score - average(score)
         return (around / average(around.square()).sqrt().clamp_min(1e-6)).amax(2).float()
 

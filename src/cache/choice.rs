@@ -53,6 +53,7 @@ impl LayerCache {
             position_bgc: &position_bgc,
             observed_bgc: observed_bgc.as_ref(),
             features_bgcf: features_bgcf.as_ref(),
+            query_statistics: self.query_statistics.as_ref(),
             keys: &|| self.keys(),
             candidates: &|| victims::candidates(policy, span.start, &position_bgc, protected),
         };
@@ -81,7 +82,6 @@ impl LayerCache {
             position_bgc: &self.positions(),
             previous_bgc: previous_bgc.as_ref(),
             features_bgcf: features_bgcf.as_ref(),
-            query_statistics: self.query_statistics.as_ref(),
             num_queries: span.len,
             next_position: span.start + span.len,
             is_prefill: span.start < self.prefill,

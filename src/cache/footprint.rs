@@ -4,7 +4,6 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::policy::{ChunkAttention, NewEntries, Observed, Policy};
 use super::{BudgetRule, CacheShape, ChunkSpan, Queries};
-use crate::ops::query_statistics::QueryStatistics;
 use crate::recipe::BufferKind;
 use crate::store::Form;
 use crate::units::Bytes;
@@ -92,8 +91,6 @@ pub fn notes_per_entry(policy: &dyn Policy, is_prefill: bool) -> usize {
     let entry = Tensor::ones([1, 1, 1, 2], (Kind::Float, Device::Cpu));
     no_grad(|| {
         let stored = || (entry.shallow_clone(), entry.shallow_clone());
-        let mean_hd = entry.view([1, 2]);
-        let query_statistics = QueryStatistics::new([&mean_hd, &mean_hd.narrow(1, 0, 0)], None);
         let features = policy.describe(&NewEntries {
             k_bgnd: &entry,
             v_bgnd: &entry,
@@ -106,7 +103,6 @@ pub fn notes_per_entry(policy: &dyn Policy, is_prefill: bool) -> usize {
             position_bgc: &Tensor::zeros([1, 1, 1], (Kind::Int64, Device::Cpu)),
             previous_bgc: None,
             features_bgcf: features_bgcf.as_ref(),
-            query_statistics: Some(&query_statistics),
             num_queries: 1,
             next_position: 1,
             is_prefill,

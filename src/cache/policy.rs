@@ -22,6 +22,8 @@ pub struct Entries<'a> {
     pub observed_bgc: Option<&'a Tensor>,
     /// What [`Policy::describe`] said of each entry `(B, G, filled, F)`, f32.
     pub features_bgcf: Option<&'a Tensor>,
+    /// Statistics of the layer's queries, where [`PolicyTraits::needs_query_statistics`] asks for it.
+    pub query_statistics: Option<&'a QueryStatistics>,
     pub(super) keys: &'a dyn Fn() -> Tensor,
     pub(super) candidates: &'a dyn Fn() -> Tensor,
 }
@@ -110,8 +112,6 @@ pub struct Observed<'a> {
     pub previous_bgc: Option<&'a Tensor>,
     /// What [`Policy::describe`] said of each entry `(B, G, filled, F)`, f32.
     pub features_bgcf: Option<&'a Tensor>,
-    /// Statistics of the layer's queries, where [`PolicyTraits::needs_query_statistics`] asks for it.
-    pub query_statistics: Option<&'a QueryStatistics>,
     pub num_queries: usize,
     /// Position of the next token, which is the number of tokens seen, those of the chunk among them.
     pub next_position: usize,

@@ -32,7 +32,7 @@ pub struct PolicyTraits<'a> {
     pub scope: Scope,
     /// The number that the model is to say of each new entry.
     pub entry_number: Option<EntryNumber>,
-    /// Whether [`Observed::query_statistics`](super::Observed::query_statistics) is needed, which a model must have.
+    /// Whether [`Entries::query_statistics`](super::Entries::query_statistics) is needed, which a model must have.
     pub needs_query_statistics: bool,
     /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
     pub needs_quantised: bool,

@@ -344,6 +344,7 @@ mod tests {
             position_bgc: &position_bgc,
             observed_bgc: None,
             features_bgcf: None,
+            query_statistics: None,
             keys: &keys,
             candidates: &|| position_bgc.ge(0),
         };
@@ -386,6 +387,7 @@ mod tests {
             position_bgc: &position_bgc,
             observed_bgc: None,
             features_bgcf: None,
+            query_statistics: None,
             keys: &keys,
             candidates: &|| position_bgc.ge(0),
         };

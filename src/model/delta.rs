@@ -82,18 +82,6 @@ impl LoraDelta {
         Some(own.map_or_else(|| added.shallow_clone(), |own| own + &added))
     }
 
-    /// `W + scale · B A`, with magnitudes its rows in their lengths, as `DoRA` has it; in the dtype of `W`.
-    ///
-    /// # Shapes
-    /// `weight (out, in)`, `a (r, in)`, `b (out, r)`; `(out, in)` out.
-    pub(super) fn added_to(&self, weight_oi: &Tensor, a_ri: &Tensor, b_or: &Tensor) -> Tensor {
-        let kind = weight_oi.kind();
-        let sum_oi = weight_oi + b_or.to_kind(kind).matmul(&a_ri.to_kind(kind)) * self.scale;
-        let Some(magnitude_o) = &self.magnitude_o else { return sum_oi };
-        let length_o = sum_oi.norm_scalaropt_dim(2.0, &[1i64][..], false);
-        sum_oi * (magnitude_o.to_kind(kind) / length_o).unsqueeze(1)
-    }
-
     pub(super) fn low_rank<'a>(&'a self, x_bni: Option<&'a Tensor>) -> LowRank<'a> {
         LowRank { a_ri: &self.a_ri, b_or: &self.b_or, scale: self.scale, x_bni }
     }

@@ -65,23 +65,14 @@ impl Gates {
         Fault::usage(message, "name them with `kv_cache.gates`, or choose another policy; `kvtune calibrate` makes them")
     }
 
-    /// The error where a policy needs statistics of queries that a model does not have.
-    pub fn without_query_statistics() -> Fault {
-        let message = "the policy `triattention` goes by statistics of queries, and the model has none";
-        Fault::usage(
-            message,
-            "`kvtune calibrate` takes them, beside gates: name what it writes with `kv_cache.gates`, or choose another policy",
-        )
-    }
-
-    /// The error where these are missing in the file that goes before all others.
-    pub fn without_query_statistics_in(file: &Path) -> Fault {
-        let message =
-            format!("the policy `triattention` goes by statistics of queries, and `{}` has none", abridged(file.display()));
-        Fault::usage(
-            message,
-            format!("put the `{GATE_TENSORS}` in its place that `kvtune calibrate` writes, or choose another policy"),
-        )
+    /// The error where a policy needs statistics of queries, and neither `file`, which goes before all others, nor the model has them.
+    pub fn without_query_statistics(file: Option<&Path>) -> Fault {
+        let (who, hint) = match file {
+            Some(file) => (format!("`{}`", abridged(file.display())), "replace it by the file that it writes"),
+            None => ("the model".to_owned(), "name what it writes with `kv_cache.gates`"),
+        };
+        let message = format!("the policy `triattention` goes by statistics of queries, and {who} has none");
+        Fault::usage(message, format!("`kvtune calibrate` takes them, beside gates: {hint}, or choose another policy"))
     }
 
     /// The file of gates that a path means: itself, or one in a directory.
@@ -130,11 +121,11 @@ fn read_query_statistics(
     }
     let attention = &config.layers[layer].attention;
     let expected = [attention.head_dim, attention.pairs()].map(|width| [attention.num_heads as i64, width as i64]);
-    let [mean, longer] = &names;
-    let found = [load_tensor(file, mean)?, load_tensor(file, longer)?];
+    let [mean, excess] = &names;
+    let found = [load_tensor(file, mean)?, load_tensor(file, excess)?];
     let sizes = found.each_ref().map(Tensor::size);
     if sizes != expected.map(Vec::from) {
-        let message = format!("`{mean}` and `{longer}` have {sizes:?}, the model's queries need {expected:?}");
+        let message = format!("`{mean}` and `{excess}` have {sizes:?}, the model's queries need {expected:?}");
         return Err(Fault::data(message, "take statistics that were taken of this model"));
     }
     Ok(Some(found.map(|tensor| tensor.to_kind(to.0).to_device(to.1))))

@@ -85,10 +85,10 @@ impl Linear {
         let Some(lora) = &self.delta else { return linear(x_bni, &self.weight, own_o.as_ref(), None) };
         let dropped_bni = lora.dropped(x_bni, tokens);
         let bias_o = lora.bias(own_o.as_ref(), x_bni.kind());
-        match &lora.magnitude_o {
+        match self.row_factor() {
             None => linear(x_bni, &self.weight, bias_o.as_ref(), Some(lora.low_rank(dropped_bni.as_ref()))),
-            Some(magnitude_o) => {
-                let factor_o = (magnitude_o / self.row_norms(lora)).to_kind(x_bni.kind());
+            Some(factor_o) => {
+                let factor_o = factor_o.to_kind(x_bni.kind());
                 let scaled = |x: &Tensor| linear(x, &self.weight, None, Some(lora.low_rank(None))) * &factor_o;
                 // As in PEFT, what is scaled sees the dropped input, and the weight by itself what was dropped of it.
                 match (&dropped_bni, bias_o) {

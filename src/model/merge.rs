@@ -266,13 +266,17 @@ fn change_config(object: &mut Map<String, Value>, config: &ModelConfig, saved: &
     Ok(true)
 }
 
-/// What a weight becomes with a delta, or with the part of it that belongs to an expert.
+/// `W + scale · B A`; with magnitudes, its rows in their lengths, as `DoRA` has it.
 ///
 /// # Shapes
 /// `(out, in)` in and out.
 fn sum(weight_oi: &Tensor, lora: &LoraDelta, part: Option<&ExpertPart>) -> Tensor {
+    let kind = weight_oi.kind();
     let (a_ri, b_or) = part.map_or_else(|| (lora.a_ri.shallow_clone(), lora.b_or.shallow_clone()), |part| part.of(lora));
-    lora.added_to(weight_oi, &a_ri, &b_or)
+    let sum_oi = weight_oi + b_or.to_kind(kind).matmul(&a_ri.to_kind(kind)) * lora.scale;
+    let Some(magnitude_o) = &lora.magnitude_o else { return sum_oi };
+    let length_o = sum_oi.norm_scalaropt_dim(2.0, &[1i64][..], false);
+    sum_oi * (magnitude_o.to_kind(kind) / length_o).unsqueeze(1)
 }
 
 /// The [`sum`] of the matrices of all experts, inputs before outputs.

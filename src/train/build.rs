@@ -18,7 +18,7 @@ use crate::ops::attention::EntryNumber;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
 use crate::report::console;
 use crate::report::tokenising::Tokenising;
-use crate::units::{Fault, FaultKind, LayerIdx, abridged};
+use crate::units::{Fault, FaultKind, abridged};
 
 /// The tokenizer of a model directory; `None` where it has none.
 pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, Fault> {
@@ -206,9 +206,8 @@ fn headed(recipe: &Recipe, adapter: Option<&Path>, model: Model) -> Result<Model
     if policy.traits().entry_number == Some(EntryNumber::Gate) && file.is_none() {
         return Err(Gates::missing());
     }
-    if policy.traits().needs_query_statistics {
-        let found = model.query_statistics(LayerIdx(0), &model.frequencies(&[1]));
-        found.map_err(|error| file.map_or(error, |file| Gates::without_query_statistics_in(&file)))?;
+    if policy.traits().needs_query_statistics && !model.has_query_statistics() {
+        return Err(Gates::without_query_statistics(file.as_deref()));
     }
     Ok(model)
 }

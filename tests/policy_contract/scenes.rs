@@ -236,7 +236,8 @@ fn attention_is_computed_only_for_those_who_ask() {
     for (p, &(policy, params)) in policies().iter().enumerate() {
         let scene = &scenes((p, (policy, params)), (BufferKind::Plain, false), Storage::Preallocated)[1];
         let rule = scene.rule().0;
-        let never = ["dense", "lastrec", "smart-lastrec", "streaming-llm", "knorm", "keydiff"].contains(&rule.as_str());
+        let never =
+            ["dense", "lastrec", "smart-lastrec", "streaming-llm", "knorm", "keydiff", "triattention"].contains(&rule.as_str());
         let (asked, _) = check(scene);
         let never = never || params.contains("gate_alone");
         assert_eq!(asked == 0, never, "`{policy}` with `{params}` asked {asked} times");

@@ -35,9 +35,10 @@ impl SlowPolicy<'_> {
             }
             EXAMPLE => Some(notes.keys().map(|&p| (p, length(self.content.exact([at[0], at[1], p]).1) as f32)).collect()),
             "keydiff" => Some(self.unlike_the_others(at)),
+            "triattention" => Some(self.to_come(at, next)),
             "qh2o" | "qh2o-vlen" => self.is_scored.then(|| self.with_error(at, next)),
             "h2o" | "h2o-vlen" | "h2o-orig" => self.is_scored.then(|| self.per_query(at, next)),
-            "tova" | "snapkv" | "expected-attention" | "defensivekv" | "dropkv" | "lagkv" | "triattention" => {
+            "tova" | "snapkv" | "expected-attention" | "defensivekv" | "dropkv" | "lagkv" => {
                 self.is_scored.then(|| notes.clone())
             }
             "rkv" => self.is_scored.then(|| self.less_redundancy(at)),
@@ -99,7 +100,7 @@ impl SlowPolicy<'_> {
     pub(crate) fn observe(&mut self, span: &ChunkSpan) {
         let is_hitter = self.rule.contains("h2o");
         let is_observed = match self.rule.as_str() {
-            "tova" | "snapkv" | "expected-attention" | "defensivekv" | "dropkv" | "lagkv" | "rkv" | "triattention" => true,
+            "tova" | "snapkv" | "expected-attention" | "defensivekv" | "dropkv" | "lagkv" | "rkv" => true,
             "learned" => !self.flag("gate_alone"),
             _ => is_hitter && (span.start >= self.prefill || self.flag("score_prefill")),
         };
@@ -151,7 +152,6 @@ impl SlowPolicy<'_> {
             "defensivekv" => self.at_worst(at, span),
             "lagkv" => self.ranked(at, span),
             "expected-attention" => self.expected(at, span),
-            "triattention" => self.to_come(at, span),
             other => panic!("{}", missing(other)),
         }
     }
@@ -324,15 +324,15 @@ impl SlowPolicy<'_> {
 
     /// `Σ_f |q̄||k| cos(ω(t + δ) + φ_q − φ_k) + longer · |k|`, the mean over distances δ, normalised over what the head holds; the largest of its
     /// query heads. Keys are turned to their positions already.
-    fn to_come(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> Notes {
+    fn to_come(&self, [sequence, head]: [usize; 2], next: usize) -> Notes {
         let held: Vec<usize> = self.notes[sequence][head].keys().copied().collect();
         let (per_group, half) = (self.attention.shape().0, HEAD_DIM / 2);
-        let last = (span.start + span.len - 1) as f64;
+        let last = (next - 1) as f64;
         let mut largest = vec![f64::NEG_INFINITY; held.len()];
         for query_head in head * per_group..(head + 1) * per_group {
             let SlowStatistics { mean, longer, speed, distances } = self.attention.query_statistics(query_head);
             let score = |&p: &usize| {
-                let k = self.content.seen([sequence, head, p], span.start).0;
+                let k = self.content.stored([sequence, head, p]).0;
                 let of_pair = |f: usize| {
                     let angle = |x: &Head| x[f + half].atan2(x[f]);
                     let (q_length, k_length) = (mean[f].hypot(mean[f + half]), k[f].hypot(k[f + half]));

@@ -3,23 +3,13 @@
 //! their positions, instead of turning unrotated ones to future positions; before the first eviction, of the prefill span's last piece.
 //! A soft cap of the layer's scores does not count: what is expected of them is a formula of the plain product.
 
-use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::heavy_hitters::norm;
-use super::params::{GracePeriod, default_sinks, staying};
+use super::params::grace_period_and_sinks;
 use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ExpectedAttentionParams {
-    #[serde(default)]
-    grace_period: GracePeriod,
-    #[serde(default = "default_sinks", alias = "sink_tokens")]
-    init_grace_tokens: usize,
-}
 
 #[derive(Debug)]
 struct ExpectedAttention {
@@ -28,9 +18,7 @@ struct ExpectedAttention {
 }
 
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let params: ExpectedAttentionParams = choice.params()?;
-    let grace = params.grace_period.tokens(choice, cache_length)?;
-    let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;
+    let [grace, sinks] = grace_period_and_sinks(choice, cache_length)?;
     Ok(Box::new(ExpectedAttention { grace, sinks }))
 }
 

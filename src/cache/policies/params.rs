@@ -46,6 +46,22 @@ pub(super) fn grace_period(choice: &PolicyRecipe, cache_length: usize) -> Result
     choice.params::<OnlyGracePeriod>()?.grace_period.tokens(choice, cache_length)
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OnlyGracePeriodAndSinks {
+    #[serde(default)]
+    grace_period: GracePeriod,
+    #[serde(default = "default_sinks", alias = "sink_tokens")]
+    init_grace_tokens: usize,
+}
+
+/// The youngest tokens that stay, and the first ones, for a policy that has no other parameters; default none and four.
+pub(super) fn grace_period_and_sinks(choice: &PolicyRecipe, cache_length: usize) -> Result<[usize; 2], Fault> {
+    let params: OnlyGracePeriodAndSinks = choice.params()?;
+    let grace = params.grace_period.tokens(choice, cache_length)?;
+    Ok([grace, staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?])
+}
+
 /// First tokens that stay where nothing is written.
 pub(super) fn default_sinks() -> usize {
     STREAMING_LLM_SINKS

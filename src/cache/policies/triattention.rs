@@ -4,22 +4,12 @@
 //! largest of the query heads of a KV head counts. That is the paper's choice by layer and head. Departs from it in that it decides anew for
 //! each chunk, not every 128 tokens, that a prompt's entries leave as all others do, and that the first tokens stay.
 
-use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::params::{GracePeriod, default_sinks, staying};
-use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
+use super::params::grace_period_and_sinks;
+use crate::cache::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TriattentionParams {
-    #[serde(default)]
-    grace_period: GracePeriod,
-    #[serde(default = "default_sinks", alias = "sink_tokens")]
-    init_grace_tokens: usize,
-}
 
 #[derive(Debug)]
 struct Triattention {
@@ -28,15 +18,22 @@ struct Triattention {
 }
 
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let params: TriattentionParams = choice.params()?;
-    let grace = params.grace_period.tokens(choice, cache_length)?;
-    let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;
+    let [grace, sinks] = grace_period_and_sinks(choice, cache_length)?;
     Ok(Box::new(Triattention { grace, sinks }))
 }
 
 impl Policy for Triattention {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
+        EvictionOrder::by_score(entries.query_statistics.map(|statistics| {
+            let score_bgrc = statistics.score(&entries.keys(), entries.next_position - 1);
+            let held_bg1c = entries.position_bgc.ge(0).unsqueeze(2);
+            let kind = score_bgrc.kind();
+            let count = held_bg1c.sum_dim_intlist(&[-1i64][..], true, kind).clamp_min(1.0);
+            let mean = |x: &Tensor| x.where_scalarother(&held_bg1c, 0.0).sum_dim_intlist(&[-1i64][..], true, kind) / &count;
+            let around = &score_bgrc - mean(&score_bgrc);
+            let deviation = mean(&around.square()).sqrt().clamp_min(1e-6);
+            (around / deviation).amax([2i64], false).to_kind(Kind::Float)
+        }))
     }
 
     fn traits(&self) -> PolicyTraits<'_> {
@@ -47,19 +44,5 @@ impl Policy for Triattention {
             needs_query_statistics: true,
             ..PolicyTraits::default()
         }
-    }
-
-    fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        let (k_bgcd, _) = seen.attention.entries();
-        let score_bgrc = seen.query_statistics?.score(&k_bgcd, seen.next_position - 1);
-        let held_bg1c = seen.position_bgc.ge(0).unsqueeze(2);
-        let kind = score_bgrc.kind();
-        let mean = |x: &Tensor| {
-            let count = held_bg1c.sum_dim_intlist(&[-1i64][..], true, kind).clamp_min(1.0);
-            x.where_scalarother(&held_bg1c, 0.0).sum_dim_intlist(&[-1i64][..], true, kind) / count
-        };
-        let around = &score_bgrc - mean(&score_bgrc);
-        let deviation = mean(&around.square()).sqrt().clamp_min(1e-6);
-        Some((around / deviation).amax([2i64], false).to_kind(Kind::Float))
     }
 }
