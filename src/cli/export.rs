@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::finetune::{Ending, install};
 use crate::checkpoint;
 use crate::eval::AnswerScores;
-use crate::export::{CacheResult, ExportTarget, Exported, Trained, export};
+use crate::export::{CacheResult, ExportTarget, Exported, GgufExport, Trained, export};
 use crate::files::GgufDtype;
 use crate::inspect::{AnswerListing, kept_answers, read_scores};
 use crate::recipe::Recipe;
@@ -25,7 +25,7 @@ pub(super) struct Export {
     /// The program that will load it.
     #[arg(long = "for", value_enum, value_name = "PROGRAM")]
     target: ServedBy,
-    /// With `--for merged`, of a base that is a GGUF file: write such a file, with matrices in this type.
+    /// With `--for gguf` or `--for ollama`, of a base that is a GGUF file: write the whole model, with matrices in this type.
     #[arg(long, value_name = "TYPE", value_parser = gguf_dtype())]
     quantize: Option<GgufDtype>,
     /// Directory to write; must be empty or not exist. Default: `export-PROGRAM` beside the checkpoint.
@@ -45,11 +45,12 @@ enum ServedBy {
     Peft,
     /// An adapter of one rank that vLLM has room for.
     Vllm,
-    /// An adapter that the converter of llama.cpp takes.
-    #[value(name = "llama.cpp")]
-    LlamaCpp,
     /// A whole model, as Transformers loads it.
     Merged,
+    /// The adapter as a GGUF file, for llama.cpp and its kin, which load it beside one of its base; with `--quantize` a whole model.
+    Gguf,
+    /// The same, and a `Modelfile` that names it.
+    Ollama,
 }
 
 /// The type of a GGUF file's matrices, by llama.cpp's name.
@@ -57,17 +58,6 @@ fn gguf_dtype() -> impl TypedValueParser<Value = GgufDtype> {
     let f16 = PossibleValue::new("f16").help("16 bits a number");
     let q8 = PossibleValue::new("q8_0").help("8.5 bits a number, in blocks of 32");
     PossibleValuesParser::new([f16, q8]).map(|name| if name == "f16" { GgufDtype::F16 } else { GgufDtype::Q8_0 })
-}
-
-impl ServedBy {
-    fn target(self) -> (ExportTarget, &'static str) {
-        match self {
-            Self::Peft => (ExportTarget::Peft, "export-peft"),
-            Self::Vllm => (ExportTarget::Vllm, "export-vllm"),
-            Self::LlamaCpp => (ExportTarget::LlamaCpp, "export-llama.cpp"),
-            Self::Merged => (ExportTarget::Merged, "export-merged"),
-        }
-    }
 }
 
 impl Export {
@@ -106,13 +96,21 @@ impl Export {
         Ok(Ending::Done)
     }
 
+    /// The target, and the name of a directory for it.
     fn target(&self) -> Result<(ExportTarget, &'static str), Fault> {
-        let Some(dtype) = self.quantize else { return Ok(self.target.target()) };
-        if self.target != ServedBy::Merged {
-            let message = "`--quantize` packs a whole model, and an adapter is written here".to_owned();
-            return Err(Fault::usage(message, "use it with `--for merged`"));
+        let gguf = |has_modelfile| ExportTarget::Gguf(GgufExport { dtype: self.quantize, has_modelfile });
+        let (target, name) = match self.target {
+            ServedBy::Peft => (ExportTarget::Peft, "export-peft"),
+            ServedBy::Vllm => (ExportTarget::Vllm, "export-vllm"),
+            ServedBy::Merged => (ExportTarget::Merged, "export-merged"),
+            ServedBy::Gguf => (gguf(false), "export-gguf"),
+            ServedBy::Ollama => (gguf(true), "export-ollama"),
+        };
+        if self.quantize.is_some() && !matches!(target, ExportTarget::Gguf(_)) {
+            let message = "`--quantize` is for GGUF files, and none is written here".to_owned();
+            return Err(Fault::usage(message, "use it with `--for gguf` or `--for ollama`"));
         }
-        Ok((ExportTarget::Gguf(dtype), "export-gguf"))
+        Ok((target, name))
     }
 
     /// What is known of evaluations of the checkpoint: by the answers that its run keeps, and by the files of scores.

@@ -41,20 +41,20 @@ pub(super) const VLLM: Server = Server {
     ],
 };
 
-/// `convert_lora_to_gguf.py`, which ends at the first name that is no pair of A and B. A file has one `alpha`.
+/// `src/llama-adapter.cpp`, which ends at a name that is no pair of A and B. A file has one `alpha`.
 pub(super) const LLAMA_CPP: Server = Server {
     name: "llama.cpp",
     ranks: &[],
     refused: &[
-        (AdapterFeature::Magnitudes, "its converter ends at the magnitudes of DoRA"),
-        (AdapterFeature::BiasOfB, "its converter ends at a bias of B"),
-        (AdapterFeature::BaseBiases, "its converter ends at a bias"),
-        (AdapterFeature::Experts, "its converter does not know matrices of all experts side by side"),
-        (AdapterFeature::Routers, "its converter does not know matrices beside a router"),
+        (AdapterFeature::Magnitudes, "it has no place for the magnitudes of DoRA"),
+        (AdapterFeature::BiasOfB, "it has no place for a bias of B"),
+        (AdapterFeature::BaseBiases, "it has no place for trained biases"),
+        (AdapterFeature::Experts, "how it computes matrices beside those of experts differs by its version"),
+        (AdapterFeature::Routers, "it computes nothing beside a router"),
         (AdapterFeature::Embedding, EMBEDDING_REASON),
         (AdapterFeature::Output, OUTPUT_REASON),
-        (AdapterFeature::SavedModules, "its converter ends at a module that was trained in full"),
-        (AdapterFeature::Classes, "its converter ends at the matrix that scores classes"),
+        (AdapterFeature::SavedModules, "it has no place for a module that was trained in full"),
+        (AdapterFeature::Classes, "it has no place for the matrix that scores classes"),
     ],
 };
 

@@ -13,10 +13,17 @@ pub enum ExportTarget {
     /// PEFT, and what reads all that it writes.
     Peft,
     Vllm,
-    LlamaCpp,
     Merged,
-    /// llama.cpp and its kin, as a file with matrices in this type.
-    Gguf(GgufDtype),
+    Gguf(GgufExport),
+}
+
+/// A file for llama.cpp and its kin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GgufExport {
+    /// The type of a whole model's matrices; none for the adapter alone.
+    pub dtype: Option<GgufDtype>,
+    /// Whether a `Modelfile` lies beside, which names the file to Ollama.
+    pub has_modelfile: bool,
 }
 
 impl ExportTarget {
@@ -25,13 +32,13 @@ impl ExportTarget {
         match self {
             Self::Merged => "transformers",
             Self::Gguf(_) => "gguf",
-            Self::Peft | Self::Vllm | Self::LlamaCpp => "peft",
+            Self::Peft | Self::Vllm => "peft",
         }
     }
 
     /// Whether it is a model, and no adapter.
     pub(super) fn is_whole(self) -> bool {
-        matches!(self, Self::Merged | Self::Gguf(_))
+        matches!(self, Self::Merged | Self::Gguf(GgufExport { dtype: Some(_), .. }))
     }
 }
 

@@ -8,8 +8,8 @@ use tch::{Device, Kind};
 use super::card::card;
 use super::policy_file::{KV_POLICY, PolicyFile};
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
-use super::trained::{ExportTarget, Trained};
-use super::usage::{GGUF_MODEL, Usage};
+use super::trained::{ExportTarget, GgufExport, Trained};
+use super::usage::{GGUF_ADAPTER, GGUF_MODEL, MODELFILE, Usage};
 use crate::checkpoint::CARD;
 use crate::files::{self, GgufForm, TensorFile};
 use crate::model::{
@@ -44,8 +44,9 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
                     files::write_atomic(&staged.join(name), &bytes?)?;
                 }
             }
+            ExportedWeights::GgufAdapter(adapter, config) => adapter.save_gguf(config, &staged.join(GGUF_ADAPTER))?,
             ExportedWeights::Model(model) => match target {
-                ExportTarget::Gguf(dtype) => {
+                ExportTarget::Gguf(GgufExport { dtype: Some(dtype), .. }) => {
                     let form = GgufForm { dtype, template: trained.chat_template.as_deref() };
                     model.write_gguf(&staged.join(GGUF_MODEL), form, goes_on)?;
                 }
@@ -54,6 +55,9 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
         }
         if let Some(template) = trained.chat_template.as_ref().filter(|_| !matches!(target, ExportTarget::Gguf(_))) {
             files::write_atomic(&staged.join(CHAT_TEMPLATE), template.as_bytes())?;
+        }
+        if let Some(modelfile) = parts.usage.modelfile(&parts.base) {
+            files::write_atomic(&staged.join(MODELFILE), modelfile.as_bytes())?;
         }
         if let Some(policy) = &parts.policy {
             files::write_atomic(&staged.join(KV_POLICY), &policy.to_json())?;
@@ -82,6 +86,7 @@ struct Parts {
 
 enum ExportedWeights {
     Adapter(Adapter),
+    GgufAdapter(Adapter, ModelConfig),
     Model(MergedModel),
 }
 
@@ -114,6 +119,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let adapter = Adapter::load_peft(trained.checkpoint, &config, Kind::Float, Device::Cpu)?;
     let mut notes = refuse_or_note(scaling, target)?;
     let mut usage = Usage::of(target, config.num_classes, &base);
+    usage.longest = trained.recipe.and_then(|recipe| recipe.data.max_seq_length).unwrap_or_else(|| config.longest_sequence());
     let source = ModelSource { dir: &base, rope_scaling: scaling, quantize: None };
     let weights = match target {
         ExportTarget::Peft => {
@@ -129,7 +135,9 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
             usage.max_rank = Some(folded.largest_rank()).filter(|rank| *rank > VLLM_DEFAULT_RANK);
             ExportedWeights::Adapter(folded)
         }
-        ExportTarget::LlamaCpp => ExportedWeights::Adapter(folded(adapter, &LLAMA_CPP, &mut notes)?),
+        ExportTarget::Gguf(GgufExport { dtype: None, .. }) => {
+            ExportedWeights::GgufAdapter(folded(adapter, &LLAMA_CPP, &mut notes)?, config)
+        }
         ExportTarget::Merged | ExportTarget::Gguf(_) => ExportedWeights::Model(MergedModel::open(source, Some(adapter))?),
     };
     if policy.is_none() {
@@ -141,9 +149,9 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
 /// What other programs need to compute the same positions, if they can.
 fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> Result<Vec<String>, Fault> {
     let Some(scaling) = scaling else { return Ok(Vec::new()) };
-    if matches!(target, ExportTarget::Gguf(_)) {
+    if matches!(target, ExportTarget::Gguf(_)) && target.is_whole() {
         let message = "trained with `model.rope_scaling`, and the file would have the rotary embeddings of its base".to_owned();
-        return Err(Fault::usage(message, "export without `--quantize`: `config.json` then says which they are"));
+        return Err(Fault::usage(message, "use `--for merged`: `config.json` then says which they are"));
     }
     let name = scaling.rope_type();
     if name != DYNAMIC_YARN {
@@ -154,14 +162,14 @@ fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> 
     }
     let server = match target {
         ExportTarget::Vllm => VLLM.name,
-        ExportTarget::LlamaCpp => LLAMA_CPP.name,
+        ExportTarget::Gguf(_) => LLAMA_CPP.name,
         ExportTarget::Peft => {
             return Ok(vec![format!(
                 "trained with `model.rope_scaling` of the kind `{name}`, which PEFT does not have: beyond the original \
                                     length the base computes other positions"
             )]);
         }
-        ExportTarget::Merged | ExportTarget::Gguf(_) => {
+        ExportTarget::Merged => {
             return Ok(vec![format!(
                 "`config.json` has a rotary embedding of the kind `{name}`, which Transformers refuses; up to the \
                                     original length the model is the same without it"

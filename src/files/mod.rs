@@ -22,7 +22,7 @@ pub use atomic::{
     is_temporary, put_dir, refuse_foreign_link, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic,
     write_atomic_with,
 };
-pub use gguf::{GgufDtype, GgufFile, GgufForm};
+pub use gguf::{GgufDtype, GgufFile, GgufForm, GgufKeys, architecture_of, write_gguf};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
 pub use hub::{hub_name, hub_snapshot, model_dir};
 pub use io_fault::{hint_of_io, io_fault};

@@ -128,10 +128,7 @@ impl MergedModel {
         let weights = &self.weights.weights;
         let Some((gguf, heads)) = weights.gguf().zip(self.weights.unpacked.as_ref()) else {
             let message = format!("`--quantize` needs a base that is a GGUF file, and `{}` is none", self.dir.display());
-            return Err(Fault::usage(
-                message,
-                "export without `--quantize`, and let llama.cpp's `convert_hf_to_gguf.py` make one of it",
-            ));
+            return Err(Fault::usage(message, "use `--for merged`, and let llama.cpp's `convert_hf_to_gguf.py` make one of it"));
         };
         if self.saved.contains_key(SCORE) {
             return Err(not_mergeable(SCORE, "a GGUF file has no place for a classifier's scores"));

@@ -20,6 +20,14 @@ const FAMILIES: [(&str, &str, &str); 11] = [
     ("gpt-oss", "gpt_oss", "GptOss"),
 ];
 
+/// The key that names an architecture.
+pub(super) const ARCHITECTURE: &str = "general.architecture";
+
+/// llama.cpp's name of the architecture of a family, where its tensors are known by name.
+pub fn architecture_of(model_type: &str) -> Option<&'static str> {
+    FAMILIES.iter().find(|(_, family, _)| *family == model_type).map(|(architecture, ..)| *architecture)
+}
+
 /// A file's keys under the name of its architecture.
 struct Keys<'a> {
     file: &'a GgufFile,
@@ -54,11 +62,11 @@ impl Keys<'_> {
 
 /// What the file says as a `config.json` would.
 pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
-    let architecture = file.required_text("general.architecture")?;
+    let architecture = file.required_text(ARCHITECTURE)?;
     let Some((_, family, _)) = FAMILIES.iter().find(|(name, ..)| *name == architecture) else {
         let mut known: Vec<&str> = FAMILIES.iter().map(|(name, ..)| *name).collect();
         known.dedup();
-        let message = format!("`general.architecture` is `{}`, expected one of {}", quoted(architecture), listed(&known));
+        let message = format!("`{ARCHITECTURE}` is `{}`, expected one of {}", quoted(architecture), listed(&known));
         return Err(file.wrong(&message).with_hint("take the model in Hugging Face's format, if models.md has its family"));
     };
     let keys = Keys { file, architecture };

@@ -7,8 +7,9 @@ mod header;
 mod tokenizer;
 mod write;
 
+pub use config::architecture_of;
 pub(super) use config::config_of;
 pub use dtype::GgufDtype;
 pub use file::GgufFile;
 pub(super) use tokenizer::{tokenizer_config, tokenizer_json};
-pub use write::GgufForm;
+pub use write::{GgufForm, GgufKeys, write_gguf};

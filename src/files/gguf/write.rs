@@ -1,8 +1,9 @@
-//! A GGUF file with the keys of another one and other tensors.
+//! GGUF files as they are written: of an adapter, or with the keys of another file and other tensors.
 
 use std::borrow::Cow;
 use std::path::Path;
 
+use super::config::ARCHITECTURE;
 use super::dtype::GgufDtype;
 use super::file::GgufFile;
 use super::header::{DEFAULT_ALIGNMENT, MAGIC, Reader};
@@ -36,51 +37,40 @@ const PACKING_VERSION: &str = "general.quantization_version";
 const FILE_TYPE: &str = "general.file_type";
 const TEMPLATE: &str = "tokenizer.chat_template";
 const U32: u32 = 4;
+const F32: u32 = 6;
 const TEXT: u32 = 8;
 
 fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-impl GgufFile {
-    /// Writes a file with this one's keys, in the place of `path`. `bytes` is asked for each tensor once, in their order, and one is in
-    /// memory at a time.
-    pub fn write_with(
-        &self,
-        path: &Path,
-        form: GgufForm<'_>,
-        heads: &[TensorHead<GgufDtype>],
-        mut bytes: impl FnMut(&TensorHead<GgufDtype>) -> Result<Vec<u8>, Fault>,
-    ) -> Result<(), Fault> {
-        let alignment = self.count("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT as usize);
-        let header = self.header_of(form, heads, alignment)?;
-        let size = header.len() + heads.iter().map(|head| head.num_bytes().next_multiple_of(alignment)).sum::<usize>();
-        crate::files::require_space(path.parent().unwrap_or(path), Bytes(size as u64))?;
-        write_in_turn(path, heads.len() + 1, |part| {
-            let Some(at) = part.checked_sub(1) else { return Ok(Cow::Borrowed(&header)) };
-            let mut bytes = bytes(&heads[at])?;
-            if bytes.len() != heads[at].num_bytes() {
-                return Err(Fault::defect(format!("`{}` has {} bytes", heads[at].name, bytes.len())));
-            }
-            bytes.resize(bytes.len().next_multiple_of(alignment), 0);
-            Ok(Cow::Owned(bytes))
-        })
+/// Keys with their values, as they lie in a file.
+#[derive(Debug, Default)]
+pub struct GgufKeys {
+    count: u64,
+    bytes: Vec<u8>,
+}
+
+impl GgufKeys {
+    /// Those of a LoRA adapter whose products count `alpha / r` times (llama.cpp, `convert_lora_to_gguf.py`).
+    pub fn of_lora(architecture: &str, alpha: f32) -> Self {
+        let mut keys = Self::default();
+        for (key, value) in [("general.type", "adapter"), (ARCHITECTURE, architecture), ("adapter.type", "lora")] {
+            keys.push(key, TEXT, &text(value));
+        }
+        keys.push("adapter.lora.alpha", F32, &alpha.to_le_bytes());
+        keys
     }
 
-    fn header_of(&self, form: GgufForm<'_>, heads: &[TensorHead<GgufDtype>], alignment: usize) -> Result<Vec<u8>, Fault> {
-        let GgufForm { dtype, template } = form;
-        let first = self.first_part();
-        let mut keys = Reader { path: self.path(), bytes: first, at: 0 }.key_ranges()?;
-        keys.retain(|(key, _)| !is_own(key, template.is_some()));
+    fn push(&mut self, key: &str, kind: u32, value: &[u8]) {
+        self.count += 1;
+        self.bytes.extend([&text(key), &kind.to_le_bytes()[..], value].concat());
+    }
+
+    fn header(&self, heads: &[TensorHead<GgufDtype>], alignment: usize) -> Vec<u8> {
         let mut header = [&MAGIC[..], &3u32.to_le_bytes(), &(heads.len() as u64).to_le_bytes()].concat();
-        header.extend((keys.len() as u64 + 2 + u64::from(template.is_some())).to_le_bytes());
-        header.extend(keys.into_iter().flat_map(|(_, range)| &first[range]));
-        for (key, number) in [(FILE_TYPE, dtype.file_type()), (PACKING_VERSION, 2)] {
-            header.extend([text(key), U32.to_le_bytes().into(), number.to_le_bytes().into()].concat());
-        }
-        if let Some(template) = template {
-            header.extend([text(TEMPLATE), TEXT.to_le_bytes().into(), text(template)].concat());
-        }
+        header.extend(self.count.to_le_bytes());
+        header.extend(&self.bytes);
         let mut offset = 0;
         for head in heads {
             header.extend([text(&head.name), (head.shape.len() as u32).to_le_bytes().into()].concat());
@@ -89,6 +79,68 @@ impl GgufFile {
             offset += head.num_bytes().next_multiple_of(alignment);
         }
         header.resize(header.len().next_multiple_of(alignment), 0);
-        Ok(header)
+        header
+    }
+}
+
+/// Writes a file in the place of `path`. `bytes` is asked for each tensor once, in their order, and one is in memory at a time.
+pub fn write_gguf(
+    path: &Path,
+    keys: &GgufKeys,
+    heads: &[TensorHead<GgufDtype>],
+    bytes: impl FnMut(&TensorHead<GgufDtype>) -> Result<Vec<u8>, Fault>,
+) -> Result<(), Fault> {
+    write_aligned(path, keys, heads, DEFAULT_ALIGNMENT as usize, bytes)
+}
+
+fn write_aligned(
+    path: &Path,
+    keys: &GgufKeys,
+    heads: &[TensorHead<GgufDtype>],
+    alignment: usize,
+    mut bytes: impl FnMut(&TensorHead<GgufDtype>) -> Result<Vec<u8>, Fault>,
+) -> Result<(), Fault> {
+    let header = keys.header(heads, alignment);
+    let size = header.len() + heads.iter().map(|head| head.num_bytes().next_multiple_of(alignment)).sum::<usize>();
+    crate::files::require_space(path.parent().unwrap_or(path), Bytes(size as u64))?;
+    write_in_turn(path, heads.len() + 1, |part| {
+        let Some(at) = part.checked_sub(1) else { return Ok(Cow::Borrowed(&header)) };
+        let mut bytes = bytes(&heads[at])?;
+        if bytes.len() != heads[at].num_bytes() {
+            return Err(Fault::defect(format!("`{}` has {} bytes", heads[at].name, bytes.len())));
+        }
+        bytes.resize(bytes.len().next_multiple_of(alignment), 0);
+        Ok(Cow::Owned(bytes))
+    })
+}
+
+impl GgufFile {
+    /// Writes a file with this one's keys; see [`write_gguf`].
+    pub fn write_with(
+        &self,
+        path: &Path,
+        form: GgufForm<'_>,
+        heads: &[TensorHead<GgufDtype>],
+        bytes: impl FnMut(&TensorHead<GgufDtype>) -> Result<Vec<u8>, Fault>,
+    ) -> Result<(), Fault> {
+        let alignment = self.count("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT as usize);
+        write_aligned(path, &self.keys_in(form)?, heads, alignment, bytes)
+    }
+
+    /// Its keys, but those in which the form differs.
+    fn keys_in(&self, form: GgufForm<'_>) -> Result<GgufKeys, Fault> {
+        let GgufForm { dtype, template } = form;
+        let first = self.first_part();
+        let mut found = Reader { path: self.path(), bytes: first, at: 0 }.key_ranges()?;
+        found.retain(|(key, _)| !is_own(key, template.is_some()));
+        let count = found.len() as u64;
+        let bytes = found.into_iter().flat_map(|(_, range)| &first[range]).copied().collect();
+        let mut keys = GgufKeys { count, bytes };
+        keys.push(FILE_TYPE, U32, &dtype.file_type().to_le_bytes());
+        keys.push(PACKING_VERSION, U32, &2u32.to_le_bytes());
+        if let Some(template) = template {
+            keys.push(TEMPLATE, TEXT, &text(template));
+        }
+        Ok(keys)
     }
 }

@@ -55,7 +55,7 @@ impl Stored {
     }
 
     /// The name of what lies in the file as a product wants it, and which expert's matrix of it is meant.
-    fn matrix(&self) -> Option<(&String, Option<usize>)> {
+    pub(super) fn matrix(&self) -> Option<(&String, Option<usize>)> {
         match self {
             Self::Whole(name) | Self::Alternating(name, _) => Some((name, None)),
             Self::Expert(name, expert) => Some((name, Some(*expert))),
@@ -224,7 +224,14 @@ impl GgufWeights {
 
     /// Where a tensor of a checkpoint lies; `None` if no tensor of a file can be it.
     pub(super) fn stored(&self, name: &str) -> Option<Stored> {
-        let adds_one = self.config.norms_add_one;
+        Stored::of(&self.config, name, |name| self.file.get(name).is_some())
+    }
+}
+
+impl Stored {
+    /// Where a file of the model has a tensor of a checkpoint, by which tensors `is_there`.
+    pub(super) fn of(config: &ModelConfig, name: &str, is_there: impl Fn(&str) -> bool) -> Option<Self> {
+        let adds_one = config.norms_add_one;
         let norm = |name: String| if adds_one { Stored::PlusOne(name) } else { Stored::Whole(name) };
         let layer = match name {
             EMBEDDING => return Some(Stored::Whole("token_embd.weight".into())),
@@ -233,10 +240,10 @@ impl GgufWeights {
             _ => name.strip_prefix("model.layers.")?,
         };
         let (layer, path) = layer.split_once('.')?;
-        let spec = self.config.layers.get(layer.parse::<usize>().ok()?)?;
+        let spec = config.layers.get(layer.parse::<usize>().ok()?)?;
         let named = |name: &str| format!("blk.{layer}.{name}");
         let (module, part) = path.rsplit_once('.').unwrap_or(("", path));
-        let turns = matches!(self.config.model_type, "llama" | "mistral" | "mixtral");
+        let turns = matches!(config.model_type, "llama" | "mistral" | "mixtral");
         let heads = |name: &str, heads: usize| {
             let name = named(&format!("{name}.{part}"));
             if turns { Stored::Alternating(name, heads) } else { Stored::Whole(name) }
@@ -275,7 +282,7 @@ impl GgufWeights {
                     _ => "ffn_down",
                 };
                 let apart = named(&format!("{linear}.{expert}.weight"));
-                if self.file.get(&apart).is_some() {
+                if is_there(&apart) {
                     return Some(Stored::Whole(apart));
                 }
                 Stored::Expert(named(&format!("{linear}_exps.weight")), expert.parse().ok()?)

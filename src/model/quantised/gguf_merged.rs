@@ -40,7 +40,7 @@ impl GgufWeights {
         let has_new_output = names.iter().any(|name| name == OUTPUT) && self.file.get("output.weight").is_none();
         if has_new_output && self.config.model_type.starts_with("gemma") {
             let message = "the output projection was trained, and llama.cpp knows none of its own for this family".to_owned();
-            return Err(Fault::usage(message, "export without `--quantize`"));
+            return Err(Fault::usage(message, "use `--for merged`"));
         }
         // A model without an output projection of its own has the embedding's form.
         let embedding = &stored[0].1.names()[0];
@@ -66,7 +66,7 @@ impl GgufWeights {
             bytes.map(|bytes| bytes.concat()).ok_or_else(|| {
                 let (name, kind) = (quoted(&head.name), head.dtype.name);
                 let message = format!("`{name}` has a number that is infinite, not a number, or too large for {kind}");
-                Fault::data(message, "take `--quantize q8_0`, which holds larger ones, or export without it; numbers that are none are the training's")
+                Fault::data(message, "take `--quantize q8_0`, which holds larger ones, or `--for merged`; numbers that are none are the training's")
             })
         })
     }
@@ -77,7 +77,7 @@ const WIDE: [&str; 2] = ["ffn_gate_inp", ".bias"];
 
 impl Stored {
     /// Undoes what is done to a tensor of the file as it is loaded; of several that it becomes, one `part`.
-    fn as_in_file(&self, part: usize, tensor: &Tensor) -> Tensor {
+    pub(super) fn as_in_file(&self, part: usize, tensor: &Tensor) -> Tensor {
         match self {
             Self::Whole(_) | Self::Expert(..) => tensor.shallow_clone(),
             Self::PlusOne(_) => tensor + 1.0,
@@ -97,7 +97,7 @@ impl Stored {
 }
 
 /// The bytes of numbers in f32, as ggml packs them (`quantize_row_q8_0_ref`); `None` where one is not finite in this type.
-fn encoded(numbers: &Tensor, dtype: GgufDtype) -> Result<Option<Vec<u8>>, TchError> {
+pub(super) fn encoded(numbers: &Tensor, dtype: GgufDtype) -> Result<Option<Vec<u8>>, TchError> {
     let is_finite = |x: &Tensor| x.isfinite().all().int64_value(&[]) != 0;
     let numbers = numbers.to_kind(Kind::Float).contiguous();
     no_grad(|| match dtype {

@@ -5,6 +5,7 @@ mod config;
 mod files;
 mod forms;
 mod gguf;
+mod gguf_adapter;
 mod gguf_merged;
 mod load;
 mod parts;
