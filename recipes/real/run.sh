@@ -1,13 +1,15 @@
 #!/bin/sh
 # Does training with a policy in the loop find facts in real prose that the policy otherwise loses? A LoRA adapter is trained on the real model with
 # the full cache, and others with each policy in the loop, by the same samples and steps; all of them, and the base, write answers through each cache,
-# the adapter of the full cache also through `learned` with the gates that `calibrate` finds for it on 64 of its own samples. Prints a line for each, tab-separated: seed, how it was trained, cache of the answers, slots, questions, right answers.
+# the adapter of the full cache also through `learned` with the gates that `calibrate` finds for it on 64 of its own samples (GATE_SAMPLES). Prints a
+# line for each, tab-separated: seed, how it was trained, cache of the answers, slots, questions, right answers.
 #
 #   sh recipes/real/fetch.sh && cargo build --release
 #   JOBS=2 SEEDS="1 2 3" sh recipes/real/run.sh > lines.tsv
 #
 # A job takes one thread and up to 4 GiB: some 14 to 18 minutes to train, 15 to calibrate, and 5 for each of its lines of 104 questions.
-# Everything is written to data/real, and what is there already is not made again: an interrupted run goes on where it was.
+# Everything is written to data/real, or DATA, and what is there already is not made again: an interrupted run goes on where it was. FACTS=4 puts four
+# facts into each sample; take another DATA for them, with the files of `fetch.sh`.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
@@ -31,7 +33,7 @@ calibrate() {
     [ -d "$work/gates-$2" ] && return
     rm -rf "$work/gates-$2.part"
     $kvtune calibrate "$1" --recipe "$here/needles.toml" --device cpu --set data.train="$work/facts-$2.jsonl" --set data.validation_fraction=0 \
-        --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --split train --limit 64 --out "$work/gates-$2.part" >>"$1.log" 2>&1
+        --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --split train --limit "${GATE_SAMPLES:-64}" --out "$work/gates-$2.part" >>"$1.log" 2>&1
     mv "$work/gates-$2.part" "$work/gates-$2"
 }
 
@@ -74,7 +76,7 @@ if [ "${1-}" = job ]; then
 fi
 
 mkdir -p "$work/runs" "$work/lines"
-needles() { python3 "$here/needles.py" --prose "$work/prose" "$@"; }
+needles() { python3 "$here/needles.py" --prose "$work/prose" --facts "${FACTS:-1}" "$@"; }
 [ -f "$work/facts-judged.jsonl" ] || needles --sections I,J --rows "$questions" --seed 1000 >"$work/facts-judged.jsonl"
 for seed in $seeds; do
     [ -f "$work/facts-$seed.jsonl" ] || needles --sections A,B,C,D,E,F,G,H --rows 256 --seed "$seed" >"$work/facts-$seed.jsonl"
