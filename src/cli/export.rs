@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::finetune::{Ending, install};
 use crate::checkpoint;
 use crate::eval::AnswerScores;
-use crate::export::{CacheResult, ExportTarget, Exported, GgufExport, Trained, export};
+use crate::export::{CacheResult, ExportTarget, Exported, Trained, export};
 use crate::files::GgufDtype;
 use crate::inspect::{AnswerListing, kept_answers, read_scores};
 use crate::recipe::Recipe;
@@ -98,15 +98,15 @@ impl Export {
 
     /// The target, and the name of a directory for it.
     fn target(&self) -> Result<(ExportTarget, &'static str), Fault> {
-        let gguf = |has_modelfile| ExportTarget::Gguf(GgufExport { dtype: self.quantize, has_modelfile });
+        let gguf = |for_ollama| ExportTarget::Gguf { whole: self.quantize, for_ollama };
         let (target, name) = match self.target {
             ServedBy::Peft => (ExportTarget::Peft, "export-peft"),
             ServedBy::Vllm => (ExportTarget::Vllm, "export-vllm"),
             ServedBy::Merged => (ExportTarget::Merged, "export-merged"),
-            ServedBy::Gguf => (gguf(false), "export-gguf"),
-            ServedBy::Ollama => (gguf(true), "export-ollama"),
+            ServedBy::Gguf => (gguf(false), if self.quantize.is_some() { "export-gguf-model" } else { "export-gguf" }),
+            ServedBy::Ollama => (gguf(true), if self.quantize.is_some() { "export-ollama-model" } else { "export-ollama" }),
         };
-        if self.quantize.is_some() && !matches!(target, ExportTarget::Gguf(_)) {
+        if self.quantize.is_some() && !matches!(target, ExportTarget::Gguf { .. }) {
             let message = "`--quantize` is for GGUF files, and none is written here".to_owned();
             return Err(Fault::usage(message, "use it with `--for gguf` or `--for ollama`"));
         }

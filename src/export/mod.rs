@@ -2,6 +2,7 @@
 //! that it was trained with (`kv_policy.json`, docs/reference/kv-policy.md), with a test of whoever runs that.
 
 mod card;
+mod gguf;
 mod hub;
 mod policy_file;
 mod policy_trial;
@@ -13,5 +14,5 @@ mod write;
 pub use card::card_of_run;
 pub use policy_file::{KV_POLICY, PolicyFile};
 pub use policy_trial::{PolicyTrial, RecordedTrial};
-pub use trained::{CacheResult, ExportTarget, GgufExport, Trained};
+pub use trained::{CacheResult, ExportTarget, Trained};
 pub use write::{Exported, export};

@@ -10,6 +10,8 @@ pub(super) struct Server {
     pub(super) ranks: &'static [usize],
     /// What it does not load, and what it does instead.
     pub(super) refused: &'static [(AdapterFeature, &'static str)],
+    /// What to do with an adapter that it does not load.
+    pub(super) hint: &'static str,
 }
 
 const EMBEDDING_REASON: &str =
@@ -39,6 +41,7 @@ pub(super) const VLLM: Server = Server {
         (AdapterFeature::SavedModules, "it loads adapters without `modules_to_save` only"),
         (AdapterFeature::Classes, "it loads adapters without `modules_to_save` only, and the scores of classes are one"),
     ],
+    hint: "use `--for merged`: the server then loads a model like its base",
 };
 
 /// `src/llama-adapter.cpp`, which ends at a name that is no pair of A and B. A file has one `alpha`.
@@ -50,12 +53,14 @@ pub(super) const LLAMA_CPP: Server = Server {
         (AdapterFeature::BiasOfB, "it has no place for a bias of B"),
         (AdapterFeature::BaseBiases, "it has no place for trained biases"),
         (AdapterFeature::Experts, "how it computes matrices beside those of experts differs by its version"),
-        (AdapterFeature::Routers, "it computes nothing beside a router"),
+        (AdapterFeature::Routers, "what it computes beside a router has not been tried"),
         (AdapterFeature::Embedding, EMBEDDING_REASON),
         (AdapterFeature::Output, OUTPUT_REASON),
         (AdapterFeature::SavedModules, "it has no place for a module that was trained in full"),
         (AdapterFeature::Classes, "it has no place for the matrix that scores classes"),
     ],
+    hint: "add `--quantize q8_0`, which writes a whole model, where the base is a GGUF file; else use `--for merged`, and let llama.cpp's \
+           `convert_hf_to_gguf.py` make a file of it",
 };
 
 impl Server {

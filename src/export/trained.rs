@@ -14,16 +14,11 @@ pub enum ExportTarget {
     Peft,
     Vllm,
     Merged,
-    Gguf(GgufExport),
-}
-
-/// A file for llama.cpp and its kin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GgufExport {
-    /// The type of a whole model's matrices; none for the adapter alone.
-    pub dtype: Option<GgufDtype>,
-    /// Whether a `Modelfile` lies beside, which names the file to Ollama.
-    pub has_modelfile: bool,
+    /// A file for llama.cpp: a whole model with matrices in this type, or the adapter alone; for Ollama with a `Modelfile`.
+    Gguf {
+        whole: Option<GgufDtype>,
+        for_ollama: bool,
+    },
 }
 
 impl ExportTarget {
@@ -31,14 +26,14 @@ impl ExportTarget {
     pub(super) fn library(self) -> &'static str {
         match self {
             Self::Merged => "transformers",
-            Self::Gguf(_) => "gguf",
+            Self::Gguf { .. } => "gguf",
             Self::Peft | Self::Vllm => "peft",
         }
     }
 
     /// Whether it is a model, and no adapter.
     pub(super) fn is_whole(self) -> bool {
-        matches!(self, Self::Merged | Self::Gguf(GgufExport { dtype: Some(_), .. }))
+        matches!(self, Self::Merged | Self::Gguf { whole: Some(_), .. })
     }
 }
 

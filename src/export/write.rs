@@ -6,10 +6,11 @@ use serde_json::json;
 use tch::{Device, Kind};
 
 use super::card::card;
+use super::gguf::{CONVERT, GGUF_ADAPTER, GGUF_MODEL, GgufUsage, MODELFILE};
 use super::policy_file::{KV_POLICY, PolicyFile};
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
-use super::trained::{ExportTarget, GgufExport, Trained};
-use super::usage::{GGUF_ADAPTER, GGUF_MODEL, MODELFILE, Usage};
+use super::trained::{ExportTarget, Trained};
+use super::usage::Usage;
 use crate::checkpoint::CARD;
 use crate::files::{self, GgufForm, TensorFile};
 use crate::model::{
@@ -46,17 +47,19 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
             }
             ExportedWeights::GgufAdapter(adapter, config) => adapter.save_gguf(config, &staged.join(GGUF_ADAPTER))?,
             ExportedWeights::Model(model) => match target {
-                ExportTarget::Gguf(GgufExport { dtype: Some(dtype), .. }) => {
+                ExportTarget::Gguf { whole: Some(dtype), .. } => {
                     let form = GgufForm { dtype, template: trained.chat_template.as_deref() };
                     model.write_gguf(&staged.join(GGUF_MODEL), form, goes_on)?;
                 }
                 _ => model.write(staged, goes_on)?,
             },
         }
-        if let Some(template) = trained.chat_template.as_ref().filter(|_| !matches!(target, ExportTarget::Gguf(_))) {
+        // A whole GGUF model has it inside.
+        let is_inside = matches!(target, ExportTarget::Gguf { whole: Some(_), .. });
+        if let Some(template) = trained.chat_template.as_ref().filter(|_| !is_inside) {
             files::write_atomic(&staged.join(CHAT_TEMPLATE), template.as_bytes())?;
         }
-        if let Some(modelfile) = parts.usage.modelfile(&parts.base) {
+        if let Some(modelfile) = parts.usage.gguf.as_ref().and_then(GgufUsage::modelfile) {
             files::write_atomic(&staged.join(MODELFILE), modelfile.as_bytes())?;
         }
         if let Some(policy) = &parts.policy {
@@ -94,9 +97,13 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let policy = PolicyFile::find(trained.checkpoint)?;
     let scaling = trained.recipe.and_then(|recipe| recipe.model.rope_scaling.as_ref());
     if trained.holds == Weights::All {
-        if !target.is_whole() {
+        if target != ExportTarget::Merged {
             let message = format!("`{}` holds a whole model, not an adapter", abridged(trained.checkpoint.display()));
-            return Err(Fault::usage(message, "use `--for merged`, which writes it as a model directory"));
+            let is_gguf = matches!(target, ExportTarget::Gguf { .. });
+            return Err(Fault::usage(
+                message,
+                if is_gguf { CONVERT } else { "use `--for merged`, which writes it as a model directory" },
+            ));
         }
         let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None)?);
         let base = trained.recipe.map_or_else(|| trained.checkpoint.to_owned(), |recipe| recipe.model.path.clone());
@@ -119,7 +126,8 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let adapter = Adapter::load_peft(trained.checkpoint, &config, Kind::Float, Device::Cpu)?;
     let mut notes = refuse_or_note(scaling, target)?;
     let mut usage = Usage::of(target, config.num_classes, &base);
-    usage.longest = trained.recipe.and_then(|recipe| recipe.data.max_seq_length).unwrap_or_else(|| config.longest_sequence());
+    usage.gguf = GgufUsage::of(trained, target, &base, &config)?;
+    notes.extend(usage.gguf.as_ref().and_then(GgufUsage::note));
     let source = ModelSource { dir: &base, rope_scaling: scaling, quantize: None };
     let weights = match target {
         ExportTarget::Peft => {
@@ -135,10 +143,8 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
             usage.max_rank = Some(folded.largest_rank()).filter(|rank| *rank > VLLM_DEFAULT_RANK);
             ExportedWeights::Adapter(folded)
         }
-        ExportTarget::Gguf(GgufExport { dtype: None, .. }) => {
-            ExportedWeights::GgufAdapter(folded(adapter, &LLAMA_CPP, &mut notes)?, config)
-        }
-        ExportTarget::Merged | ExportTarget::Gguf(_) => ExportedWeights::Model(MergedModel::open(source, Some(adapter))?),
+        ExportTarget::Gguf { whole: None, .. } => ExportedWeights::GgufAdapter(folded(adapter, &LLAMA_CPP, &mut notes)?, config),
+        ExportTarget::Merged | ExportTarget::Gguf { .. } => ExportedWeights::Model(MergedModel::open(source, Some(adapter))?),
     };
     if policy.is_none() {
         notes.push(format!("no `{KV_POLICY}`: the checkpoint has none that says which cache it was trained with"));
@@ -149,35 +155,31 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
 /// What other programs need to compute the same positions, if they can.
 fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> Result<Vec<String>, Fault> {
     let Some(scaling) = scaling else { return Ok(Vec::new()) };
-    if matches!(target, ExportTarget::Gguf(_)) && target.is_whole() {
-        let message = "trained with `model.rope_scaling`, and the file would have the rotary embeddings of its base".to_owned();
-        return Err(Fault::usage(message, "use `--for merged`: `config.json` then says which they are"));
-    }
     let name = scaling.rope_type();
-    if name != DYNAMIC_YARN {
-        let words =
-            "trained with `model.rope_scaling`: the base has to compute the same positions, with this in its `config.json`";
-        let note = format!("{words}: \"rope_scaling\": {}", json!(scaling));
-        return Ok(if target == ExportTarget::Merged { Vec::new() } else { vec![note] });
-    }
-    let server = match target {
-        ExportTarget::Vllm => VLLM.name,
-        ExportTarget::Gguf(_) => LLAMA_CPP.name,
-        ExportTarget::Peft => {
-            return Ok(vec![format!(
-                "trained with `model.rope_scaling` of the kind `{name}`, which PEFT does not have: beyond the original \
-                                    length the base computes other positions"
-            )]);
+    Ok(match target {
+        ExportTarget::Gguf { .. } => {
+            let message = "trained with `model.rope_scaling`, and llama.cpp would compute the positions of the base".to_owned();
+            return Err(Fault::usage(message, "use `--for merged`: `config.json` then says which they are"));
         }
-        ExportTarget::Merged => {
-            return Ok(vec![format!(
-                "`config.json` has a rotary embedding of the kind `{name}`, which Transformers refuses; up to the \
-                                    original length the model is the same without it"
-            )]);
+        ExportTarget::Merged if name != DYNAMIC_YARN => Vec::new(),
+        _ if name != DYNAMIC_YARN => vec![format!(
+            "trained with `model.rope_scaling`: the base has to compute the same positions, with this in its `config.json`: \
+             \"rope_scaling\": {}",
+            json!(scaling)
+        )],
+        ExportTarget::Vllm => {
+            let message = format!("{} has no rotary embeddings of the kind `{name}`, with which this was trained", VLLM.name);
+            return Err(Fault::usage(message, "use it with kvtune, or train without `model.rope_scaling`"));
         }
-    };
-    let message = format!("{server} has no rotary embeddings of the kind `{DYNAMIC_YARN}`, with which this was trained");
-    Err(Fault::usage(message, "use it with kvtune, or train without `model.rope_scaling`"))
+        ExportTarget::Peft => vec![format!(
+            "trained with `model.rope_scaling` of the kind `{name}`, which PEFT does not have: beyond the original length the base \
+             computes other positions"
+        )],
+        ExportTarget::Merged => vec![format!(
+            "`config.json` has a rotary embedding of the kind `{name}`, which Transformers refuses; up to the original length the model is \
+             the same without it"
+        )],
+    })
 }
 
 /// The kind of scaling that no other program has: by the length of a sequence.
@@ -210,7 +212,7 @@ fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) ->
             reasons.push(format!("its rank {own} is more than {most}, for which the server has room at most"));
         }
         let message = format!("{} can't load this adapter: {}", server.name, reasons.join("; "));
-        return Err(Fault::usage(message, "use `--for merged`: the server then loads a model like its base"));
+        return Err(Fault::usage(message, server.hint));
     };
     if rank != own {
         notes.push(format!("{} has no room for rank {own} alone: filled up with zeros to rank {rank}", server.name));

@@ -120,15 +120,14 @@ impl MergedModel {
         copy_companions(&self.dir, dir)
     }
 
-    /// Writes a GGUF file like the base's, in another form.
+    /// Writes a GGUF file like the base's, which is one, in another form.
     ///
     /// # Errors
-    /// As of [`Self::write`]; the base is no GGUF file, or what was trained has no place in one.
+    /// As of [`Self::write`]; what was trained has no place in such a file.
     pub fn write_gguf(&self, path: &Path, form: GgufForm<'_>, goes_on: &dyn Fn() -> bool) -> Result<(), Fault> {
         let weights = &self.weights.weights;
         let Some((gguf, heads)) = weights.gguf().zip(self.weights.unpacked.as_ref()) else {
-            let message = format!("`--quantize` needs a base that is a GGUF file, and `{}` is none", self.dir.display());
-            return Err(Fault::usage(message, "use `--for merged`, and let llama.cpp's `convert_hf_to_gguf.py` make one of it"));
+            return Err(Fault::defect(format!("`{}` is no GGUF file", self.dir.display())));
         };
         if self.saved.contains_key(SCORE) {
             return Err(not_mergeable(SCORE, "a GGUF file has no place for a classifier's scores"));

@@ -7,7 +7,7 @@ use super::delta::LoraDelta;
 use super::io_layers::is_nameless;
 use super::names::OUTPUT_MODULE;
 use super::peft::{ModulePatterns, PeftConfig};
-use super::targets::{is_of_experts, targets_embedding};
+use super::targets::{is_of_experts, is_router, targets_embedding};
 use crate::recipe::{InitLora, TrainedBias};
 
 /// What an adapter has beside A and B of linears that stand alone.
@@ -39,7 +39,7 @@ impl Adapter {
             (AdapterFeature::BiasOfB, settings.lora_bias),
             (AdapterFeature::BaseBiases, settings.bias != TrainedBias::None),
             (AdapterFeature::Experts, of_linears(is_of_experts)),
-            (AdapterFeature::Routers, of_linears(|linear| linear.rsplit('.').next() == Some("gate"))),
+            (AdapterFeature::Routers, of_linears(is_router)),
             (AdapterFeature::Embedding, targets_embedding(settings)),
             (AdapterFeature::Output, of_linears(|linear| linear == OUTPUT_MODULE)),
             (AdapterFeature::SavedModules, !settings.modules_to_save.is_empty()),

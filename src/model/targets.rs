@@ -64,6 +64,11 @@ pub(super) fn is_of_experts(linear: &str) -> bool {
     linear.contains(".experts.")
 }
 
+/// Whether a linear chooses the experts of a token.
+pub(super) fn is_router(linear: &str) -> bool {
+    matches!(linear.rsplit('.').next(), Some("gate" | "router"))
+}
+
 /// The linears of a model to which the settings of an adapter give matrices, bottom to top.
 pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<LoraTarget>, Fault> {
     let excludes = |linear: &ModelLinear| settings.exclude_modules.names(&module(settings, &linear.name));

@@ -375,17 +375,18 @@ fn a_run_on_packed_weights_is_resumed_and_merged_into_unpacked_ones() {
         let difference = own["loss"].as_f64().unwrap() - merged["loss"].as_f64().unwrap();
         assert!(difference.abs() < 1e-5, "{model}: {own} {merged}");
         let adapter = place.run(&["export", "run", "--for", "ollama"]).done().out;
-        assert!(adapter.contains("ollama create trained --file \"run/export-ollama\"/Modelfile"), "{adapter}");
+        assert!(adapter.contains("ollama create trained --file \"run/export-ollama/Modelfile\""), "{adapter}");
         let modelfile = String::from_utf8(place.read("run/export-ollama/Modelfile")).unwrap();
         assert!(
-            modelfile.starts_with("FROM /") && modelfile.contains("\nADAPTER ./adapter.gguf\nPARAMETER num_ctx "),
+            modelfile.starts_with(if model.contains("gguf") { "FROM /" } else { "FROM ./base.gguf\n" })
+                && modelfile.contains("\nADAPTER ./adapter.gguf\nPARAMETER num_ctx "),
             "{modelfile}"
         );
         assert!(place.read("run/export-ollama/adapter.gguf").starts_with(b"GGUF"));
         let packed = place.run(&["export", "run", "--for", "gguf", "--quantize", "f16"]);
         if model.contains("gguf") {
-            assert!(packed.done().out.contains("llama-cli -m \"run/export-gguf\"/model.gguf"));
-            let packed = scores(&place, &["--base", "run/export-gguf", "--recipe", "run/recipe.resolved.toml"]);
+            assert!(packed.done().out.contains("llama-cli -m \"run/export-gguf-model/model.gguf\""));
+            let packed = scores(&place, &["--base", "run/export-gguf-model", "--recipe", "run/recipe.resolved.toml"]);
             let difference = own["loss"].as_f64().unwrap() - packed["loss"].as_f64().unwrap();
             assert!(difference.abs() < 1e-2 && difference != 0.0, "{own} {packed}");
             let merged = place.run(&["export", "run", "--for", "merged", "--quantize", "q8_0"]).refused(2);

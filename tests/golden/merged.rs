@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kvtune::checkpoint;
-use kvtune::export::{ExportTarget, GgufExport, Trained, export};
+use kvtune::export::{ExportTarget, Trained, export};
 use kvtune::files::TensorFile;
 use kvtune::model::{Adapter, Model, ModelConfig};
 use kvtune::recipe::{Dtype, Weights};
@@ -41,7 +41,7 @@ const KINDS: &[(&str, &str)] = &[
     ("families/model-glm4-moe", "families/adapter-glm4-moe"),
 ];
 
-const GGUF_ADAPTER: ExportTarget = ExportTarget::Gguf(GgufExport { dtype: None, has_modelfile: false });
+const GGUF_ADAPTER: ExportTarget = ExportTarget::Gguf { whole: None, for_ollama: false };
 
 fn adapter(base: &Path, dir: &Path) -> Adapter {
     Adapter::load_peft(dir, &ModelConfig::load(base).unwrap(), Kind::Float, Device::Cpu).unwrap()
@@ -132,7 +132,7 @@ fn every_kind_of_adapter_keeps_its_function() {
                 Err(error) => {
                     let reasons = error.to_string();
                     assert!(
-                        (reasons.contains("can't load this adapter: ") || reasons.contains("llama.cpp's names for the family"))
+                        (reasons.contains("can't load this adapter: ") || reasons.contains("llama.cpp's names of tensors"))
                             && !out(place).exists(),
                         "{reasons}"
                     );

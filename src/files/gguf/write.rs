@@ -45,16 +45,18 @@ fn text(text: &str) -> Vec<u8> {
 }
 
 /// Keys with their values, as they lie in a file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct GgufKeys {
     count: u64,
     bytes: Vec<u8>,
+    /// Of the tensors, in bytes; where it is not the format's own, a key says so.
+    alignment: usize,
 }
 
 impl GgufKeys {
     /// Those of a LoRA adapter whose products count `alpha / r` times (llama.cpp, `convert_lora_to_gguf.py`).
     pub fn of_lora(architecture: &str, alpha: f32) -> Self {
-        let mut keys = Self::default();
+        let mut keys = Self { count: 0, bytes: Vec::new(), alignment: DEFAULT_ALIGNMENT as usize };
         for (key, value) in [("general.type", "adapter"), (ARCHITECTURE, architecture), ("adapter.type", "lora")] {
             keys.push(key, TEXT, &text(value));
         }
@@ -67,7 +69,7 @@ impl GgufKeys {
         self.bytes.extend([&text(key), &kind.to_le_bytes()[..], value].concat());
     }
 
-    fn header(&self, heads: &[TensorHead<GgufDtype>], alignment: usize) -> Vec<u8> {
+    fn header(&self, heads: &[TensorHead<GgufDtype>]) -> Vec<u8> {
         let mut header = [&MAGIC[..], &3u32.to_le_bytes(), &(heads.len() as u64).to_le_bytes()].concat();
         header.extend(self.count.to_le_bytes());
         header.extend(&self.bytes);
@@ -76,9 +78,9 @@ impl GgufKeys {
             header.extend([text(&head.name), (head.shape.len() as u32).to_le_bytes().into()].concat());
             header.extend(head.shape.iter().rev().flat_map(|&size| (size as u64).to_le_bytes()));
             header.extend([&head.dtype.id.to_le_bytes()[..], &(offset as u64).to_le_bytes()].concat());
-            offset += head.num_bytes().next_multiple_of(alignment);
+            offset += head.num_bytes().next_multiple_of(self.alignment);
         }
-        header.resize(header.len().next_multiple_of(alignment), 0);
+        header.resize(header.len().next_multiple_of(self.alignment), 0);
         header
     }
 }
@@ -88,20 +90,10 @@ pub fn write_gguf(
     path: &Path,
     keys: &GgufKeys,
     heads: &[TensorHead<GgufDtype>],
-    bytes: impl FnMut(&TensorHead<GgufDtype>) -> Result<Vec<u8>, Fault>,
-) -> Result<(), Fault> {
-    write_aligned(path, keys, heads, DEFAULT_ALIGNMENT as usize, bytes)
-}
-
-fn write_aligned(
-    path: &Path,
-    keys: &GgufKeys,
-    heads: &[TensorHead<GgufDtype>],
-    alignment: usize,
     mut bytes: impl FnMut(&TensorHead<GgufDtype>) -> Result<Vec<u8>, Fault>,
 ) -> Result<(), Fault> {
-    let header = keys.header(heads, alignment);
-    let size = header.len() + heads.iter().map(|head| head.num_bytes().next_multiple_of(alignment)).sum::<usize>();
+    let header = keys.header(heads);
+    let size = header.len() + heads.iter().map(|head| head.num_bytes().next_multiple_of(keys.alignment)).sum::<usize>();
     crate::files::require_space(path.parent().unwrap_or(path), Bytes(size as u64))?;
     write_in_turn(path, heads.len() + 1, |part| {
         let Some(at) = part.checked_sub(1) else { return Ok(Cow::Borrowed(&header)) };
@@ -109,7 +101,7 @@ fn write_aligned(
         if bytes.len() != heads[at].num_bytes() {
             return Err(Fault::defect(format!("`{}` has {} bytes", heads[at].name, bytes.len())));
         }
-        bytes.resize(bytes.len().next_multiple_of(alignment), 0);
+        bytes.resize(bytes.len().next_multiple_of(keys.alignment), 0);
         Ok(Cow::Owned(bytes))
     })
 }
@@ -123,8 +115,7 @@ impl GgufFile {
         heads: &[TensorHead<GgufDtype>],
         bytes: impl FnMut(&TensorHead<GgufDtype>) -> Result<Vec<u8>, Fault>,
     ) -> Result<(), Fault> {
-        let alignment = self.count("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT as usize);
-        write_aligned(path, &self.keys_in(form)?, heads, alignment, bytes)
+        write_gguf(path, &self.keys_in(form)?, heads, bytes)
     }
 
     /// Its keys, but those in which the form differs.
@@ -135,7 +126,8 @@ impl GgufFile {
         found.retain(|(key, _)| !is_own(key, template.is_some()));
         let count = found.len() as u64;
         let bytes = found.into_iter().flat_map(|(_, range)| &first[range]).copied().collect();
-        let mut keys = GgufKeys { count, bytes };
+        let alignment = self.count("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT as usize);
+        let mut keys = GgufKeys { count, bytes, alignment };
         keys.push(FILE_TYPE, U32, &dtype.file_type().to_le_bytes());
         keys.push(PACKING_VERSION, U32, &2u32.to_le_bytes());
         if let Some(template) = template {

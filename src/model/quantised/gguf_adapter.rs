@@ -13,18 +13,14 @@ use crate::model::config::ModelConfig;
 use crate::units::{Fault, quoted};
 
 impl Adapter {
-    /// Writes an adapter of the model of `config` that is [`Self::normalized`] and has none of [`Self::features`]: beside the name of each matrix its A
-    /// and B in f32, the outputs of B in the order that they have there.
+    /// Writes an adapter of the model of `config`, whose family [`architecture_of`] knows, that is [`Self::normalized`] and has none of
+    /// [`Self::features`]: beside the name of each matrix its A and B in f32, the outputs of B in the order that they have there.
     ///
     /// # Errors
-    /// The family has no name in llama.cpp that is known here; a number is none; the disk.
+    /// A number is infinite or not a number; the disk.
     pub fn save_gguf(&self, config: &ModelConfig, path: &Path) -> Result<(), Fault> {
         let Some(architecture) = architecture_of(config.model_type) else {
-            let message = format!("llama.cpp's names for the family `{}` are not known here", config.model_type);
-            return Err(Fault::usage(
-                message,
-                "use `--for merged`, and let llama.cpp's `convert_hf_to_gguf.py` make a file of it",
-            ));
+            return Err(Fault::defect(format!("`{}` has no name in llama.cpp", config.model_type)));
         };
         let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
         for (linear, delta) in &self.deltas {
