@@ -2,7 +2,7 @@
 # Does training with a policy in the loop find facts in real prose that the policy otherwise loses? A LoRA adapter is trained on the real model with
 # the full cache, and others with each policy in the loop, by the same samples and steps; all of them, and the base, write answers through each cache,
 # the adapter of the full cache also through `learned` with the gates that `calibrate` finds for it on 64 of its own samples (GATE_SAMPLES). Prints a
-# line for each, tab-separated: seed, how it was trained, cache of the answers, slots, questions, right answers.
+# line for each, tab-separated: facts in a sample, seed, how it was trained, cache of the answers, slots, questions, right answers.
 #
 #   sh recipes/real/fetch.sh && cargo build --release
 #   JOBS=2 SEEDS="1 2 3" sh recipes/real/run.sh > lines.tsv
@@ -87,4 +87,4 @@ done
     done
     echo "job - base"
 } | xargs -P "${JOBS:-1}" -L 1 sh "$here/run.sh"
-cat "$work"/lines/*-*[0-9]
+sed "s/^/${FACTS:-1}\t/" "$work"/lines/*-*[0-9]

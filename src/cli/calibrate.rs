@@ -89,6 +89,8 @@ impl Calibrate {
         // A recipe looks for what it names beside itself.
         let out = std::path::absolute(&self.out).map_err(io_fault("find", &self.out))?;
         let gates = toml::Value::from(out.display().to_string());
+        let (key, value) =
+            if found.predicts_answers { ("gate_alone", json!(true)) } else { ("grace_period", json!(GRACE_PERIOD)) };
         let lengths = means.iter().zip(cache_lengths).enumerate();
         // Of several keys of one name all but the first are comments.
         let line = |(i, (mean, slots)): (usize, (&usize, &Vec<usize>))| {
@@ -96,11 +98,12 @@ impl Calibrate {
         };
         let words = format!(
             "{num_samples} samples, {num_tokens} tokens; the gates explain {explained:.2} of the variance of importance\n\n[kv_cache]\n\
-             policy.learned = {{ grace_period = {GRACE_PERIOD} }}\ngates = {gates}\n{}",
+             policy.learned = {{ {key} = {value} }}\ngates = {gates}\n{}",
             lengths.map(line).collect::<Vec<_>>().join("\n"),
         );
         let facts = json!({
-            "samples": num_samples, "tokens": num_tokens, "gates": out, "explained": explained, "cache_lengths": cache_lengths
+            "samples": num_samples, "tokens": num_tokens, "gates": out, "explained": explained, "cache_lengths": cache_lengths,
+            "policy": { "learned": { key: value } }
         });
         console::outcome(&words, &facts)
     }

@@ -21,6 +21,9 @@ pub struct Calibrated {
     pub cache_lengths: Vec<Vec<usize>>,
     pub num_samples: usize,
     pub num_tokens: usize,
+    /// Whether fewer than an eighth of the tokens are predicted, as answers are. What they need nothing has looked for before, so that `learned` goes
+    /// best by its gates alone.
+    pub predicts_answers: bool,
 }
 
 /// Slots are shared out by so many.
@@ -29,7 +32,7 @@ pub const SLOTS_STEP: usize = 32;
 /// Queries tell of entries by chunks, so that these must not be long, whatever the recipe's are.
 const CHUNK: usize = 256;
 
-/// The parameters with which `learned` goes by what was found, best on prose.
+/// With this `learned` goes best by what was found where all tokens are predicted.
 pub const GRACE_PERIOD: f64 = 0.375;
 
 /// The fewest slots of a layer: a chunk must fit in beside what the recipe's policy, or `learned`, never evicts. Chunks of no given size fit
@@ -84,12 +87,15 @@ pub fn calibrate(
         return Err(Fault::data(format!("no sample has {fewest} tokens"), hint));
     }
     let num_tokens = samples.iter().map(|&sample| dataset.lengths()[sample]).sum();
+    let mut num_targets = 0;
     console::note(&format!("calibrating on {} of {} samples, those of at least {fewest} tokens", samples.len(), dataset.len()));
     let engine = build::engine(&for_calibration(recipe), model.config(), tokenizer, None)?;
     let mut calibration = Calibration::new(model.config());
     for (done, &sample) in samples.iter().enumerate() {
         let batch = dataset.batch(&[sample])?;
-        let loss_sum: f64 = engine.losses(model, &batch, &mut Silent)?.iter().map(|loss| loss.loss_sum).sum();
+        let losses = engine.losses(model, &batch, &mut Silent)?;
+        let loss_sum: f64 = losses.iter().map(|loss| loss.loss_sum).sum();
+        num_targets += losses.iter().map(|loss| loss.targets).sum::<usize>();
         if !loss_sum.is_finite() {
             let message = format!("the loss of sample {} is not finite", batch.sequences[0].sample);
             return Err(Fault::new(Exit::NotFinite, message).with_hint("look at the sample and at the model's weights"));
@@ -112,5 +118,6 @@ pub fn calibrate(
     })?;
     let outputs = fits.into_iter().map(|fit| fit.map(|fit| fit.output));
     let gates = Gates::linear(model.config(), outputs.zip(calibration.queries()));
-    Ok(Calibrated { gates, explained, cache_lengths, num_samples: samples.len(), num_tokens })
+    let predicts_answers = 8 * num_targets < num_tokens;
+    Ok(Calibrated { gates, explained, cache_lengths, num_samples: samples.len(), num_tokens, predicts_answers })
 }

@@ -4,15 +4,17 @@ use serde_json::{Value, json};
 
 use super::place::Place;
 
-/// Rows that are long enough to tell what is needed later.
+/// A row that is long enough to tell what is needed later, of which the last tokens are predicted.
+fn row(index: usize, targets: usize) -> String {
+    let ids: Vec<i64> = (0..901).map(|at| ((at * at + 7 * at * (index + 1) + index) % 40) as i64).collect();
+    let labels: Vec<i64> = ids.iter().enumerate().map(|(at, &id)| if at + targets < 901 { -100 } else { id }).collect();
+    json!({ "input_ids": ids, "labels": labels }).to_string() + "\n"
+}
+
 fn place() -> Place {
     let place = Place::new();
     place.edit_json("model/config.json", json!({ "max_position_embeddings": 1024 }));
-    let row = |index: usize| {
-        let ids: Vec<usize> = (0..901).map(|at| (at * at + 7 * at * (index + 1) + index) % 40).collect();
-        json!({ "input_ids": ids, "labels": ids }).to_string() + "\n"
-    };
-    place.write("train.jsonl", (0..2).map(row).collect::<String>());
+    place.write("train.jsonl", (0..2).map(|index| row(index, 901)).collect::<String>());
     place
 }
 
@@ -50,7 +52,9 @@ fn gates_and_slots_are_found_and_a_policy_goes_by_them() {
     assert!(anew.err.contains("has gates of its own, which go before `kv_cache.gates`"), "{}", anew.err);
     // A recipe may name what is still to be made.
     place.edit_recipe("policy = \"h2o\"", "policy = \"learned\"\ngates = \"not-made-yet\"");
-    place.run(&[&calibrate[..7], &["first", "--limit", "1", "--device", "cpu"]].concat()).done();
+    place.write("train.jsonl", (0..2).map(|index| row(index, 20)).collect::<String>());
+    let answers = place.run(&[&calibrate[..7], &["first", "--limit", "1", "--device", "cpu"]].concat()).done();
+    assert!(answers.out.contains("\npolicy.learned = { gate_alone = true }\n"), "{}", answers.out);
 }
 
 #[test]
