@@ -48,6 +48,7 @@ enum ServedBy {
     /// A whole model, as Transformers loads it.
     Merged,
     /// The adapter as a GGUF file, for llama.cpp and its kin, which load it beside one of its base; with `--quantize` a whole model.
+    #[value(alias = "llama.cpp")]
     Gguf,
     /// The same, and a `Modelfile` that names it.
     Ollama,
