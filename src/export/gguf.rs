@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use super::trained::{ExportTarget, Trained};
 use crate::files::{GgufDtype, GgufFile, architecture_of};
 use crate::model::{CHAT_TEMPLATE, ModelConfig};
+use crate::recipe::Recipe;
 use crate::units::{Fault, abridged};
 
 pub(super) const GGUF_MODEL: &str = "model.gguf";
 pub(super) const GGUF_ADAPTER: &str = "adapter.gguf";
 pub(super) const MODELFILE: &str = "Modelfile";
+/// What a base in Hugging Face's format is to become, beside the adapter.
+const GGUF_BASE: &str = "base.gguf";
 
 /// How to come to a file where none is written here.
 pub(super) const CONVERT: &str = "use `--for merged`, and let llama.cpp's `convert_hf_to_gguf.py` make a file of it";
@@ -51,9 +54,8 @@ impl GgufUsage {
             return Err(Fault::usage(message, hint));
         }
         let base = file.map_or_else(Vec::new, |file| file.paths().map(Path::to_owned).collect());
-        let lengths = trained.recipe.map_or_else(Vec::new, |recipe| recipe.data.each().map(|set| set.max_seq_length).collect());
-        let longest = lengths.into_iter().collect::<Option<Vec<usize>>>().and_then(|lengths| lengths.into_iter().max());
-        let longest = longest.unwrap_or_else(|| config.longest_sequence());
+        let trained_at = |recipe: &Recipe| recipe.data.each().try_fold(0, |most, set| Some(set.max_seq_length?.max(most)));
+        let longest = trained.recipe.and_then(trained_at).unwrap_or_else(|| config.longest_sequence());
         let has_template = trained.chat_template.is_some() && whole.is_none();
         Ok(Some(Self { whole, for_ollama, base, longest, has_template }))
     }
@@ -64,7 +66,7 @@ impl GgufUsage {
         let convert = match (self.whole, &self.base[..]) {
             (None, []) => format!(
                 "# DIRECTORY: the base as a plain model in Hugging Face's format\npython convert_hf_to_gguf.py --outfile {} DIRECTORY\n",
-                file("base.gguf")
+                file(GGUF_BASE)
             ),
             _ => String::new(),
         };
@@ -75,7 +77,7 @@ impl GgufUsage {
             if self.has_template { format!(" --jinja --chat-template-file {}", file(CHAT_TEMPLATE)) } else { String::new() };
         let model = match (self.whole, self.base.first()) {
             (Some(_), _) => file(GGUF_MODEL),
-            (None, None) => format!("{} --lora {}", file("base.gguf"), file(GGUF_ADAPTER)),
+            (None, None) => format!("{} --lora {}", file(GGUF_BASE), file(GGUF_ADAPTER)),
             (None, Some(first)) => format!("\"{}\" --lora {}", told(base, first).display(), file(GGUF_ADAPTER)),
         };
         format!("{convert}llama-cli -m {model} -c {longest}{template}")
@@ -90,11 +92,16 @@ impl GgufUsage {
         let place = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string();
         let (files, adapter) = match (self.whole, &self.base[..]) {
             (Some(_), _) => (vec![format!("./{GGUF_MODEL}")], String::new()),
-            (None, []) => (vec!["./base.gguf".to_owned()], format!("ADAPTER ./{GGUF_ADAPTER}\n")),
+            (None, []) => (vec![format!("./{GGUF_BASE}")], format!("ADAPTER ./{GGUF_ADAPTER}\n")),
             (None, base) => (base.iter().map(place).collect(), format!("ADAPTER ./{GGUF_ADAPTER}\n")),
         };
         let from = files.join("\nFROM ");
         Some(format!("FROM {from}\n{adapter}PARAMETER num_ctx {}\n", self.longest))
+    }
+
+    /// What to do with an adapter that llama.cpp does not load.
+    pub(super) fn instead(&self) -> &'static str {
+        if self.base.is_empty() { CONVERT } else { "add `--quantize q8_0`, which writes the whole model" }
     }
 
     /// What differs from what was trained.

@@ -10,8 +10,6 @@ pub(super) struct Server {
     pub(super) ranks: &'static [usize],
     /// What it does not load, and what it does instead.
     pub(super) refused: &'static [(AdapterFeature, &'static str)],
-    /// What to do with an adapter that it does not load.
-    pub(super) hint: &'static str,
 }
 
 const EMBEDDING_REASON: &str =
@@ -41,7 +39,6 @@ pub(super) const VLLM: Server = Server {
         (AdapterFeature::SavedModules, "it loads adapters without `modules_to_save` only"),
         (AdapterFeature::Classes, "it loads adapters without `modules_to_save` only, and the scores of classes are one"),
     ],
-    hint: "use `--for merged`: the server then loads a model like its base",
 };
 
 /// `src/llama-adapter.cpp`, which ends at a name that is no pair of A and B. A file has one `alpha`.
@@ -59,8 +56,6 @@ pub(super) const LLAMA_CPP: Server = Server {
         (AdapterFeature::SavedModules, "it has no place for a module that was trained in full"),
         (AdapterFeature::Classes, "it has no place for the matrix that scores classes"),
     ],
-    hint: "add `--quantize q8_0`, which writes a whole model, where the base is a GGUF file; else use `--for merged`, and let llama.cpp's \
-           `convert_hf_to_gguf.py` make a file of it",
 };
 
 impl Server {

@@ -98,12 +98,12 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let scaling = trained.recipe.and_then(|recipe| recipe.model.rope_scaling.as_ref());
     if trained.holds == Weights::All {
         if target != ExportTarget::Merged {
-            let message = format!("`{}` holds a whole model, not an adapter", abridged(trained.checkpoint.display()));
-            let is_gguf = matches!(target, ExportTarget::Gguf { .. });
-            return Err(Fault::usage(
-                message,
-                if is_gguf { CONVERT } else { "use `--for merged`, which writes it as a model directory" },
-            ));
+            let (what, hint) = match target {
+                ExportTarget::Gguf { .. } => ("in Hugging Face's format, of which no GGUF file is written here", CONVERT),
+                _ => ("and no adapter", "use `--for merged`, which writes it as a model directory"),
+            };
+            let message = format!("`{}` holds a whole model {what}", abridged(trained.checkpoint.display()));
+            return Err(Fault::usage(message, hint));
         }
         let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None)?);
         let base = trained.recipe.map_or_else(|| trained.checkpoint.to_owned(), |recipe| recipe.model.path.clone());
@@ -139,11 +139,14 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
             ExportedWeights::Adapter(adapter)
         }
         ExportTarget::Vllm => {
-            let folded = folded(adapter, &VLLM, &mut notes)?;
+            let folded = folded(adapter, &VLLM, "use `--for merged`: the server then loads a model like its base", &mut notes)?;
             usage.max_rank = Some(folded.largest_rank()).filter(|rank| *rank > VLLM_DEFAULT_RANK);
             ExportedWeights::Adapter(folded)
         }
-        ExportTarget::Gguf { whole: None, .. } => ExportedWeights::GgufAdapter(folded(adapter, &LLAMA_CPP, &mut notes)?, config),
+        ExportTarget::Gguf { whole: None, .. } => {
+            let instead = usage.gguf.as_ref().map_or(CONVERT, GgufUsage::instead);
+            ExportedWeights::GgufAdapter(folded(adapter, &LLAMA_CPP, instead, &mut notes)?, config)
+        }
         ExportTarget::Merged | ExportTarget::Gguf { .. } => ExportedWeights::Model(MergedModel::open(source, Some(adapter))?),
     };
     if policy.is_none() {
@@ -203,7 +206,7 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
 }
 
 /// The adapter as a server loads it: the same function.
-fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) -> Result<Adapter, Fault> {
+fn folded(adapter: Adapter, server: &Server, hint: &'static str, notes: &mut Vec<String>) -> Result<Adapter, Fault> {
     let mut reasons = server.refusals(&adapter.features());
     let (own, rank) = (adapter.largest_rank(), server.rank(adapter.largest_rank()));
     let Some(rank) = rank.filter(|_| reasons.is_empty()) else {
@@ -212,7 +215,7 @@ fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) ->
             reasons.push(format!("its rank {own} is more than {most}, for which the server has room at most"));
         }
         let message = format!("{} can't load this adapter: {}", server.name, reasons.join("; "));
-        return Err(Fault::usage(message, server.hint));
+        return Err(Fault::usage(message, hint));
     };
     if rank != own {
         notes.push(format!("{} has no room for rank {own} alone: filled up with zeros to rank {rank}", server.name));

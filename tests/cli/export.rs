@@ -64,6 +64,8 @@ fn what_a_server_does_not_load() {
 
     hint: use `--for merged`: the server then loads a model like its base
     ");
+    let refused = place.run(&["export", "run", "--for", "gguf"]).refused(2);
+    assert!(refused.contains("magnitudes of DoRA") && refused.contains("`convert_hf_to_gguf.py`"), "{refused}");
     assert!(!place.names("run").iter().any(|name| name.starts_with("export")), "{:?}", place.names("run"));
     place.run(&["export", "run", "--for", "peft", "--out", "peft"]).done();
     let card = String::from_utf8(place.read("peft/README.md")).unwrap();

@@ -103,6 +103,8 @@ fn a_checkpoint_is_a_model_of_its_own() {
 
     hint: leave it out, or evaluate that model with `--base`
     ");
+    let refused = place.run(&["export", "run", "--for", "gguf", "--quantize", "f16"]).refused(2);
+    assert!(refused.contains("a whole model in Hugging Face's format") && refused.contains("`--for merged`"), "{refused}");
     let mut bytes = place.read("run/final/model.safetensors");
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

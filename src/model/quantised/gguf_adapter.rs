@@ -6,11 +6,11 @@ use std::path::Path;
 use tch::{Tensor, no_grad};
 
 use super::gguf::Stored;
-use super::gguf_merged::encoded;
+use super::gguf_merged::{encoded, without_place};
 use crate::files::{GgufDtype, GgufKeys, TensorHead, architecture_of, write_gguf};
 use crate::model::adapter::Adapter;
 use crate::model::config::ModelConfig;
-use crate::units::{Fault, quoted};
+use crate::units::Fault;
 
 impl Adapter {
     /// Writes an adapter of the model of `config`, whose family [`architecture_of`] knows, that is [`Self::normalized`] and has none of
@@ -35,10 +35,7 @@ impl Adapter {
         let head = |(name, tensor)| TensorHead { name: String::clone(name), dtype: GgufDtype::F32, shape: shape(tensor) };
         let heads: Vec<_> = tensors.iter().map(head).collect();
         write_gguf(path, &GgufKeys::of_lora(architecture, self.settings.lora_alpha as f32), &heads, |head| {
-            encoded(&tensors[&head.name], head.dtype)?.ok_or_else(|| {
-                let message = format!("`{}` has a number that is infinite or not a number", quoted(&head.name));
-                Fault::data(message, "export an earlier checkpoint: such numbers are the training's")
-            })
+            encoded(&tensors[&head.name], head.dtype)?.ok_or_else(|| without_place(head))
         })
     }
 }

@@ -63,11 +63,7 @@ impl GgufWeights {
             let whole = if parts.len() == 1 { parts[0].shallow_clone() } else { Tensor::stack(&parts, 0) };
             let parts = whole.reshape([-1]).split(AT_ONCE, 0);
             let bytes = parts.iter().map(|part| encoded(part, head.dtype)).collect::<Result<Option<Vec<_>>, _>>()?;
-            bytes.map(|bytes| bytes.concat()).ok_or_else(|| {
-                let (name, kind) = (quoted(&head.name), head.dtype.name);
-                let message = format!("`{name}` has a number that is infinite, not a number, or too large for {kind}");
-                Fault::data(message, "take `--quantize q8_0`, which holds larger ones, or `--for merged`; numbers that are none are the training's")
-            })
+            bytes.map(|bytes| bytes.concat()).ok_or_else(|| without_place(head))
         })
     }
 }
@@ -94,6 +90,17 @@ impl Stored {
             }
         }
     }
+}
+
+/// The error where a number of a tensor has no place in its type.
+pub(super) fn without_place(head: &TensorHead<GgufDtype>) -> Fault {
+    let (name, kind) = (quoted(&head.name), head.dtype.name);
+    let hint = if head.dtype == GgufDtype::F32 {
+        "export an earlier checkpoint: such numbers are the training's"
+    } else {
+        "take `--quantize q8_0`, which holds larger ones, or `--for merged`; numbers that are none are the training's"
+    };
+    Fault::data(format!("`{name}` has a number that is infinite, not a number, or too large for {kind}"), hint)
 }
 
 /// The bytes of numbers in f32, as ggml packs them (`quantize_row_q8_0_ref`); `None` where one is not finite in this type.
