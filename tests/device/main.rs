@@ -17,6 +17,7 @@ mod kernels;
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 use fixture::{BY_MASK, ITS_OWN};
@@ -52,6 +53,10 @@ fn cases() -> Vec<Case> {
     [registered_policies(), each_policy(), FURTHER.to_vec()].concat()
 }
 
+fn cases_of_adapters() -> Vec<Case> {
+    cases().into_iter().filter(|case| case.trains == Trains::Adapter).collect()
+}
+
 /// The GPU that the proofs run on; without one, says so.
 fn gpu() -> Option<Device> {
     static NUMERICS: Once = Once::new();
@@ -60,19 +65,34 @@ fn gpu() -> Option<Device> {
     Some(device)
 }
 
-#[test]
-fn gradients_are_those_of_masked_dense_autograd() {
+/// Checks every case, and fails afterwards if any did: a machine with a GPU is rarely at hand.
+fn each(cases: &[Case], mut check: impl FnMut(&Case)) {
+    let failed: Vec<&str> =
+        cases.iter().filter(|case| catch_unwind(AssertUnwindSafe(|| check(case))).is_err()).map(|case| case.name).collect();
+    assert!(failed.is_empty(), "{} of {} cases fail: {}", failed.len(), cases.len(), failed.join(", "));
+}
+
+fn gradients_are_exact(kind: Kind, bound: f64, cases: &[Case]) {
     let Some(device) = gpu() else { return };
-    for (kind, bound) in [(Kind::Float, BOUND_F32), (Kind::Double, BOUND_F64)] {
-        let mut worst: f64 = 0.0;
-        for case in cases().iter().filter(|case| kind == Kind::Double || case.buffer == BufferKind::Plain) {
-            let found = run(&Case { kind, device, ..*case });
-            assert!(found.worst() <= bound, "{} in {kind:?}: worst error {:.2e}", case.name, found.worst());
-            assert!(found.untested().is_empty(), "{}: untested {:?}", case.name, found.untested());
-            worst = worst.max(found.worst());
-        }
-        println!("crown in {kind:?}: worst error {worst:.2e}");
-    }
+    let mut worst: f64 = 0.0;
+    each(cases, |case| {
+        let found = run(&Case { kind, device, ..*case });
+        worst = worst.max(found.worst());
+        assert!(found.worst() <= bound, "{} in {kind:?}: worst error {:.2e}", case.name, found.worst());
+        assert!(found.untested().is_empty(), "{}: untested {:?}", case.name, found.untested());
+    });
+    println!("crown in {kind:?}: worst error {worst:.2e}");
+}
+
+#[test]
+fn gradients_in_f32_are_those_of_masked_dense_autograd() {
+    let plain: Vec<Case> = cases().into_iter().filter(|case| case.buffer == BufferKind::Plain).collect();
+    gradients_are_exact(Kind::Float, BOUND_F32, &plain);
+}
+
+#[test]
+fn gradients_in_f64_are_those_of_masked_dense_autograd() {
+    gradients_are_exact(Kind::Double, BOUND_F64, &cases());
 }
 
 #[test]
@@ -87,11 +107,13 @@ fn another_programs_numbers_come_out() {
 #[test]
 fn bf16_is_near_f32() {
     let Some(device) = gpu() else { return };
-    for case in cases().iter().filter(|case| case.trains == Trains::Adapter && case.buffer == BufferKind::Plain) {
+    let mut plain = cases_of_adapters();
+    plain.retain(|case| case.buffer == BufferKind::Plain);
+    each(&plain, |case| {
         let cosine = cosine_of_bf16(&Case { device, ..*case });
         println!("{} in bf16: cosine {cosine:.6}", case.name);
         assert!(cosine >= NEAR_BF16, "{}: {cosine}", case.name);
-    }
+    });
 }
 
 fn gradients(case: &Case, model: &Model) -> MicroBatchGradients {
@@ -110,20 +132,27 @@ fn what_the_host_waits_for_is_counted() {
     }
 }
 
-#[test]
-fn two_runs_give_the_same_bits() {
+fn two_runs_repeat(kind: Kind) {
     let Some(device) = gpu() else { return };
-    for kind in [Kind::Float, Kind::BFloat16] {
-        for case in cases().iter().filter(|case| case.trains == Trains::Adapter) {
-            let case = Case { kind, device, ..*case };
-            let model = support::model(&case);
-            let (first, second) = (gradients(&case, &model), gradients(&case, &model));
-            assert_eq!(first.log.hash(), second.log.hash(), "{} in {kind:?}: choices", case.name);
-            for (name, gradient) in &first.gradients {
-                assert!(gradient.equal(&second.gradients[name]), "{} in {kind:?}: {name}", case.name);
-            }
+    each(&cases_of_adapters(), |case| {
+        let case = Case { kind, device, ..*case };
+        let model = support::model(&case);
+        let (first, second) = (gradients(&case, &model), gradients(&case, &model));
+        assert_eq!(first.log.hash(), second.log.hash(), "{} in {kind:?}: choices", case.name);
+        for (name, gradient) in &first.gradients {
+            assert!(gradient.equal(&second.gradients[name]), "{} in {kind:?}: {name}", case.name);
         }
-    }
+    });
+}
+
+#[test]
+fn two_runs_in_f32_give_the_same_bits() {
+    two_runs_repeat(Kind::Float);
+}
+
+#[test]
+fn two_runs_in_bf16_give_the_same_bits() {
+    two_runs_repeat(Kind::BFloat16);
 }
 
 /// The hidden states of a prompt and of tokens behind it, which two sessions get side by side, at fixed widths.
@@ -147,21 +176,31 @@ fn decoded(case: &Case, model: &Model) -> Vec<Tensor> {
 }
 
 /// The same bits with CUDA graphs as without, for every policy, and that graphs were launched.
-#[test]
-fn captured_layers_decode_to_the_same_bits() {
+fn captured_layers_repeat(kind: Kind) {
     let Some(device) = gpu() else { return };
-    for kind in [Kind::Float, Kind::BFloat16] {
-        for case in cases().iter().filter(|case| case.trains == Trains::Adapter) {
-            let cache = if case.cache[0] >= 44 { &[80][..] } else { case.cache };
-            let plain = Case { kind, device, lengths: &[60], cache, chunk: 4, width: Width::Chunks(1), is_static: true, ..*case };
-            let model = support::model(&plain);
-            let (expected, before) = (decoded(&plain, &model), graph_replays());
-            let found = decoded(&Case { has_cuda_graphs: true, ..plain }, &model);
-            assert!(graph_replays() > before, "{}: nothing was captured", case.name);
-            let are_equal = expected.iter().zip(&found).all(|(a, b)| a.equal(b));
-            assert!(are_equal, "{} in {kind:?}", case.name);
-        }
-    }
+    let mut captured = cases_of_adapters();
+    // What grows has no fixed width, and layers whose policy asks the model for a number of each entry are not captured.
+    captured.retain(|case| case.storage == Storage::Preallocated && !["defensivekv", "learned"].contains(&case.policy));
+    each(&captured, |case| {
+        let cache = if case.cache[0] >= 44 { &[80][..] } else { case.cache };
+        let plain = Case { kind, device, lengths: &[60], cache, chunk: 4, width: Width::Chunks(1), is_static: true, ..*case };
+        let model = support::model(&plain);
+        let (expected, before) = (decoded(&plain, &model), graph_replays());
+        let found = decoded(&Case { has_cuda_graphs: true, ..plain }, &model);
+        assert!(graph_replays() > before, "{}: nothing was captured", case.name);
+        let are_equal = expected.iter().zip(&found).all(|(a, b)| a.equal(b));
+        assert!(are_equal, "{} in {kind:?}", case.name);
+    });
+}
+
+#[test]
+fn captured_layers_in_f32_decode_to_the_same_bits() {
+    captured_layers_repeat(Kind::Float);
+}
+
+#[test]
+fn captured_layers_in_bf16_decode_to_the_same_bits() {
+    captured_layers_repeat(Kind::BFloat16);
 }
 
 #[test]
@@ -169,7 +208,8 @@ fn products_of_f32_are_made_in_full_and_those_of_bf16_summed_in_f32() {
     let Some(device) = gpu() else { return };
     assert_eq!(Numerics::now(), (Numerics { allows_tf32: false, is_deterministic: true }, true));
     let drawn = |seed| support::normal(seed, &[256, 4096], 1.0);
-    for (kind, bound) in [(Kind::Float, 1e-6), (Kind::BFloat16, 3e-3)] {
+    // A plain sum of n products in f32 has an error of about 0.4 · √n · 2⁻²⁴, here 1.6e-6; factors in TF32 would have one of 3e-4.
+    for (kind, bound) in [(Kind::Float, 5e-6), (Kind::BFloat16, 3e-3)] {
         let [x, y] = [1, 2].map(|seed| drawn(seed).to_kind(kind));
         let expected = x.to_kind(Kind::Double).matmul(&y.to_kind(Kind::Double).tr());
         let found = x.to_device(device).matmul(&y.to_device(device).tr()).to_device(Device::Cpu).to_kind(Kind::Double);

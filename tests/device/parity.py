@@ -1,8 +1,10 @@
 """Whether a device gives what the CPU gives: the device tests, and `kvtune verify` by way of its dumps."""
 
 import array
+import concurrent.futures
 import json
 import math
+import os
 import re
 import struct
 
@@ -23,42 +25,49 @@ train = { micro_batch_size = 2 }
 """
 # Files of the device tests; those without a file of their own are in main.rs.
 GROUPS = ("main", "kernels", "copies")
-RESULTS = ("ok", "FAILED", "ignored")
+MOST_AT_ONCE = 12
 
 
 def device_tests(run):
+    """Each test is a process, so that one which breaks the device's context fails alone; most of their time is the host's, so several run."""
     if run.tests is None:
         return run.row("device tests", "all pass, none skipped", "skipped: their program is not here", "skipped")
     listed = run.call("tests-list", [run.tests, "--list"], 30)
     names = [line.removesuffix(": test") for line in listed.out.splitlines() if line.endswith(": test")]
-    said = run.call("tests", [run.tests, "--test-threads", "1", "--nocapture"], 180, together=True)
-    told = results(said.out)
+    if not names:
+        return run.row("device tests", "", listed.reason(), False)
+
+    def test(name):
+        try:
+            said = run.call(f"test-{name.split('::')[-1]}", [run.tests, name, "--exact", "--test-threads", "1", "--nocapture"], 180, together=True)
+        except NotRun as why:
+            return "not run", [str(why)]
+        return result(said)
+
+    with concurrent.futures.ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
+        told = dict(zip(names, pool.map(test, names)))
     for group in GROUPS:
-        of_group = [name for name in names if group_of(name) == group]
-        row_of_tests(run, f"device tests: {group}.rs", of_group, told, said)
+        row_of_tests(run, f"device tests: {group}.rs", {name: of for name, of in told.items() if group_of(name) == group})
     for name, (word, text) in told.items():
         if word == "FAILED":
             run.row(f"device test {name}", "", " ".join(text), False)
         elif notes := [line for line in text if not line.startswith("skipped:")]:
             run.row(f"note of device test {name}", "", "; ".join(notes), "note")
-    if not names or (said.code not in (0, None) and all(word == "ok" for word, _ in told.values())):
-        run.row("device tests", "", said.reason() if names else listed.reason(), False)
 
 
-def row_of_tests(run, what, names, told, said):
+def row_of_tests(run, what, lines):
     """How many of a file's tests passed; and of those that did not, why."""
-    lines = {name: told.get(name, ("not run", [])) for name in names}
-    reasons = [line for _, text in lines.values() for line in text if line.startswith("skipped:")]
+    reasons = [line for word, text in lines.values() for line in text if line.startswith("skipped:") or word == "not run"]
     skipped = sum(any(line.startswith("skipped:") for line in text) for _, text in lines.values())
     failed = [name for name, (word, _) in lines.items() if word == "FAILED"]
-    missing = sum(word not in RESULTS for word, _ in lines.values())
+    missing = sum(word == "not run" for word, _ in lines.values())
     passed = sum(word == "ok" for word, _ in lines.values()) - skipped
-    seen = f"{passed} of {len(names)} passed, {skipped} skipped, {len(failed)} failed"
-    seen += (f", {missing} not run ({said.reason()})" if missing else "") + (f"; {reasons[0]}" if reasons else "")
+    seen = f"{passed} of {len(lines)} passed, {skipped} skipped, {len(failed)} failed"
+    seen += (f", {missing} not run" if missing else "") + (f"; {reasons[0]}" if reasons else "")
     seen += f"; failed: {', '.join(failed)}" if failed else ""
     # A device that was asked for is not to be missed by a test.
     lacks_gpu = skipped > 0 and run.device in (None, "cpu")
-    verdict = "skipped" if lacks_gpu and not failed else "not run" if missing and not failed else not failed and not skipped and len(names) > 0
+    verdict = "skipped" if lacks_gpu and not failed else "not run" if missing and not failed else not failed and not skipped and len(lines) > 0
     run.row(what, "all pass, none skipped", seen, verdict)
 
 
@@ -67,19 +76,15 @@ def group_of(name):
     return head if "::" in name and head in GROUPS else "main"
 
 
-def results(out):
-    """By name the result of each test and what it printed."""
-    found, name = {}, None
-    for line in out.splitlines():
-        begun = re.match(r"test (\S+)(?: - should panic)? \.\.\. ?(.*)", line)
-        if begun:
-            name, line = begun.groups()
-            found[name] = ("not run", [])
-        if name and line in RESULTS:
-            found[name], name = (line, found[name][1]), None
-        elif name and line:
-            found[name][1].append(line)
-    return found
+def result(said):
+    """How the one test of a process ended, and what it printed; one that ended without a word has failed."""
+    if said.code is None:
+        return "not run", [said.reason()]
+    ended = re.search(r"^test result: (ok|FAILED)\.", said.out, re.MULTILINE)
+    lines = [re.sub(r"^test \S+ \.\.\. ?", "", line) for line in said.out.splitlines()]
+    end = next((i for i, line in enumerate(lines) if line in ("ok", "FAILED")), len(lines))
+    text = [line for line in lines[:end] if line and not line.startswith("running ")]
+    return ("ok" if said.code == 0 and ended and ended[1] == "ok" else "FAILED"), text or [said.reason()] * (said.code != 0)
 
 
 def parity(run):
