@@ -126,7 +126,7 @@ impl LayerCache {
                 return Err(misfit(&name, &expected, &found));
             }
         }
-        if snapshot.numbers.budget.is_none() && filled > self.shape.cache_length as i64 {
+        if snapshot.numbers.budget.is_none() && snapshot.numbers.filled > self.shape.cache_length {
             let (expected, found) = (format!("at most {} entries", self.shape.cache_length), format!("{filled}"));
             return Err(misfit(POSITIONS, &expected, &found));
         }
