@@ -45,7 +45,7 @@ fn forward(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
     if is_fused(x, weight_e) {
         return native::rms_norm(x, weight_e, eps);
     }
-    forward_of_tensors(x, weight_e, eps)
+    native::cuda::rms_norm(x, weight_e, eps).unwrap_or_else(|| forward_of_tensors(x, weight_e, eps))
 }
 
 /// Gradients of x and of the weight, as far as they are needed.
@@ -53,7 +53,9 @@ fn backward(dy: &Tensor, saved: (&Tensor, &Tensor, &Tensor), needs: [bool; 2]) -
     if is_fused(saved.0, saved.1) {
         return native::rms_norm_backward(dy, saved, needs);
     }
-    backward_of_tensors(dy, saved, needs)
+    let dx = needs[0].then(|| native::cuda::rms_norm_backward(dy, [saved.0, saved.1, saved.2])).flatten();
+    let [other_dx, dweight_e] = backward_of_tensors(dy, saved, [needs[0] && dx.is_none(), needs[1]]);
+    [dx.or(other_dx), dweight_e]
 }
 
 fn forward_of_tensors(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {

@@ -71,7 +71,7 @@ impl Rotation {
         if native::computes(x_bhnr.device(), kind) && self.cos.kind() == kind {
             return native::rotate(x_bhnr, &self.cos, &self.sin, turn);
         }
-        self.turn_tensors(x_bhnr, turn)
+        native::cuda::rotate(x_bhnr, [&self.cos, &self.sin], turn).unwrap_or_else(|| self.turn_tensors(x_bhnr, turn))
     }
 
     fn turn_tensors(&self, x_bhnd: &Tensor, turn: RotationDirection) -> Tensor {

@@ -28,14 +28,14 @@ fn forward(gate: &Tensor, up: &Tensor) -> Tensor {
     if is_fused(gate, up) {
         return native::swiglu(gate, up);
     }
-    forward_of_tensors(gate, up)
+    native::cuda::swiglu(gate, up).unwrap_or_else(|| forward_of_tensors(gate, up))
 }
 
 fn backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tensor) {
     if is_fused(gate, up) {
         return native::swiglu_backward(dy, gate, up);
     }
-    backward_of_tensors(dy, gate, up)
+    native::cuda::swiglu_backward(dy, gate, up).unwrap_or_else(|| backward_of_tensors(dy, gate, up))
 }
 
 fn forward_of_tensors(gate: &Tensor, up: &Tensor) -> Tensor {

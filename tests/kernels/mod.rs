@@ -81,3 +81,37 @@ fn faults_in_the_text_of_attention_mass_are_seen() {
         assert!(!output.status.success() && said(&output).starts_with("error: "), "`{right}` → `{wrong}`: {}", said(&output));
     }
 }
+
+fn pointwise(text: &Path, is_f16: bool) -> Output {
+    play("pointwise", text, &[format!("-DKVTUNE_F16={}", u8::from(is_f16))], &[])
+}
+
+#[test]
+fn norms_gates_and_rotations_are_the_plain_formulas() {
+    for is_f16 in [false, true] {
+        let output = pointwise(&source("pointwise"), is_f16);
+        // The bound of one unit in the last place is the program's own.
+        assert!(output.status.success() && said(&output).starts_with("13 cases, worst "), "{}", said(&output));
+    }
+}
+
+#[test]
+fn faults_in_the_text_of_norms_gates_and_rotations_are_seen() {
+    let text = fs::read_to_string(source("pointwise")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for (right, wrong) in [
+        ("mask > 0; mask /= 2", "mask > 1; mask /= 2"),
+        ("piece = mine + KEPT * THREADS; piece < pieces", "piece = mine + KEPT * THREADS; piece < pieces - 1"),
+        ("if (piece >= p.pieces) return;", ""),
+        ("open * (1.0f + x * closed)", "open * (1.0f + x)"),
+        ("a * c - b * s", "a * c + b * s"),
+        ("from + p.half", "from + 1"),
+        ("rest % p.heads", "rest % p.tokens"),
+    ] {
+        assert!(text.contains(right), "`{right}` is not in the kernels any more");
+        let broken = folder.path().join("broken.cu");
+        fs::write(&broken, text.replace(right, wrong)).unwrap();
+        let output = pointwise(&broken, false);
+        assert!(!output.status.success() && said(&output).starts_with("error: "), "`{right}` → `{wrong}`: {}", said(&output));
+    }
+}

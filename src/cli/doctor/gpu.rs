@@ -7,9 +7,9 @@ use super::host;
 use crate::engine::guarded;
 use crate::native::cuda::{
     Companion, CudaSupport, Driver, Gpu, GraphRecorder, compiler_release, device_nodes, free_device_memory, kernel_states,
-    take_lowest, wait,
+    rms_norm, take_lowest, wait,
 };
-use crate::ops::attention::{self, Backend};
+use crate::ops::attention;
 use crate::units::{Bytes, Fault, FaultKind};
 
 /// The oldest CUDA that a driver may serve for libtorch 2.11's wheels.
@@ -120,17 +120,20 @@ fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> DoctorCheck {
     DoctorCheck::ok(&format!("GPU {index}"), found)
 }
 
-/// Whether libtorch's kernel for attention serves, and gives the numbers that it should.
+/// Whether libtorch's kernels for attention serve, and give the numbers that they should.
 fn attends(device: Device) -> DoctorCheck {
     let kind = Kind::BFloat16;
-    let refused = attention::try_kernel(device, kind, HEAD_DIM);
-    let found = refused.clone().unwrap_or_else(|| Backend::preferred(device, kind, HEAD_DIM).to_string());
-    let hint = "look at the reasons: the GPU may be too old for this kernel, or libtorch's CUDA half without them";
-    DoctorCheck::judged("GPU attention", found, refused.is_none(), hint)
+    let refused = attention::try_kernels(device, kind, HEAD_DIM);
+    let found = if refused.is_empty() { attention::kernel_names(device, kind, HEAD_DIM) } else { refused.join("; ") };
+    let hint = "look at the reasons: the GPU may be too old for these kernels, or libtorch's CUDA half without them";
+    DoctorCheck::judged("GPU attention", found, refused.is_empty(), hint)
 }
 
-/// One text of kvtune's own kernels is compiled and started, which takes all that compiling needs.
+/// kvtune's own kernels: two of their texts are compiled and started, for all that compiling needs.
 fn runs_kernels(device: Device) -> DoctorCheck {
+    let x = Tensor::full([2, 512], 3.0, (Kind::BFloat16, device));
+    // Threes are ones when they are normed.
+    let norms = rms_norm(&x, &x.ones_like().get(0), 1e-6).is_some_and(|(y, _)| y.equal(&x.ones_like()));
     // The two lowest of five, of which two are the same.
     let key = Tensor::from_slice(&[7_i64, -2, 1 << 40, -2, -1]).view([1, 1, 5]).to_device(device);
     let lowest = Tensor::from_slice(&[1_i64, 3]).view([1, 1, 2]).to_device(device);
@@ -141,11 +144,11 @@ fn runs_kernels(device: Device) -> DoctorCheck {
         states.iter().filter_map(|state| Some(format!("{}: {}", state.kernel, state.missing.as_ref()?))).collect();
     let found = match () {
         () if !missing.is_empty() => missing.join("; "),
-        () if chooses => states.iter().map(|state| state.kernel.as_str()).collect::<Vec<_>>().join(", "),
+        () if norms && chooses => states.iter().map(|state| state.kernel.as_str()).collect::<Vec<_>>().join(", "),
         () => "other numbers came out than should".to_owned(),
     };
     let hint = "libtorch's operations do their work, slower; look at the row of NVRTC and at the reason";
-    DoctorCheck::judged("GPU kernels", found, chooses && missing.is_empty(), hint)
+    DoctorCheck::judged("GPU kernels", found, norms && chooses && missing.is_empty(), hint)
 }
 
 /// Whether a sum that was captured as a graph is right for other numbers than those that it was captured with.

@@ -1,0 +1,276 @@
+//! The kernels for norms, gates and rotations of bf16 and f16: one pass each, where libtorch's operations would go over f32 copies several
+//! times. Each function gives `None` where its kernel does not serve, and operations on tensors do its work.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use tch::{Device, Kind, Tensor};
+
+use super::built::{self, KernelSource, Which};
+use super::driver::{Module, launch_stream};
+use crate::native::RotationDirection;
+
+pub(super) static SOURCE: KernelSource = KernelSource {
+    name: "pointwise",
+    text: include_str!("kernels/pointwise.cu"),
+    kernels: &["norm_rows", "norm_rows_back", "gated", "gated_back", "turned"],
+};
+
+/// Threads of a block.
+const THREADS: usize = 256;
+/// Numbers of a row below which a block of threads would be too large for it.
+const NARROWEST: i64 = 512;
+/// Numbers that are read at once.
+const PIECE: i64 = 8;
+/// Threads, or rows, above which the kernels' own numbers would not hold an index.
+const LARGEST: i64 = 1 << 31;
+
+/// The parameter of `norm_rows` and `norm_rows_back`, as the kernels' text has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Norm {
+    x: *const c_void,
+    weight: *const c_void,
+    dy: *const c_void,
+    rstd: *mut c_void,
+    out: *mut c_void,
+    width: c_int,
+    eps: f32,
+}
+
+/// The parameter of `gated` and `gated_back`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Gated {
+    gate: *const c_void,
+    up: *const c_void,
+    dy: *const c_void,
+    out: *mut c_void,
+    dup: *mut c_void,
+    pieces: i64,
+}
+
+/// The parameter of `turned`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Turned {
+    x: *const c_void,
+    cos: *const c_void,
+    sin: *const c_void,
+    out: *mut c_void,
+    x_strides: [i64; 3],
+    out_strides: [i64; 3],
+    angle_batch: i64,
+    count: u32,
+    heads: c_int,
+    tokens: c_int,
+    half: c_int,
+    sign: f32,
+}
+
+/// The kernels for a tensor's place and kind.
+struct Kernels {
+    module: &'static Module,
+    which: Which,
+    stream: *mut c_void,
+}
+
+impl Kernels {
+    fn of(x: &Tensor) -> Option<Self> {
+        let is_f16 = match x.kind() {
+            Kind::BFloat16 => 0,
+            Kind::Half => 1,
+            _ => return None,
+        };
+        let Device::Cuda(device) = x.device() else { return None };
+        let (module, which) = built::module(device, &SOURCE, &[("KVTUNE_F16", is_f16)])?;
+        let stream = launch_stream(device).map_err(|reason| built::give_up(which.clone(), reason)).ok()?;
+        Some(Self { module, which, stream })
+    }
+
+    /// Starts a kernel; what has failed is not tried again.
+    ///
+    /// # Safety
+    /// As of [`Module::launch`].
+    unsafe fn launch<P: Copy>(self, name: &str, blocks: usize, params: &P) -> Option<()> {
+        // SAFETY: the caller's promises.
+        let launched = unsafe { self.module.launch(name, [blocks, 1, 1], THREADS, params, self.stream) };
+        launched.map_err(|reason| built::give_up(self.which, reason)).ok()
+    }
+}
+
+/// In one piece, and beginning where 16 bytes can be read at once.
+fn dense(x: &Tensor) -> Tensor {
+    let x = x.contiguous();
+    if (x.data_ptr() as usize).is_multiple_of(16) { x } else { x.copy() }
+}
+
+fn is_like(x: &Tensor, other: &Tensor) -> bool {
+    x.kind() == other.kind() && x.device() == other.device()
+}
+
+/// As [`crate::native::rms_norm`].
+pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
+    let (rows, width) = rows_of(x, weight_e)?;
+    let kernels = Kernels::of(x)?;
+    let (x, weight) = (dense(x), dense(weight_e));
+    let mut size = x.size();
+    *size.last_mut()? = 1;
+    let (y, rstd) = (x.empty_like(), Tensor::empty(size, (Kind::Float, x.device())));
+    let params = Norm {
+        x: x.data_ptr(),
+        weight: weight.data_ptr(),
+        dy: ptr::null(),
+        rstd: rstd.data_ptr(),
+        out: y.data_ptr(),
+        width,
+        eps: eps as f32,
+    };
+    // SAFETY: the parameter is the kernel's; all tensors are in one piece, on this device, and of `rows` rows.
+    unsafe { kernels.launch("norm_rows", rows, &params)? };
+    Some((y, rstd))
+}
+
+/// The gradient of x alone, as [`crate::native::rms_norm_backward`] has it.
+pub fn rms_norm_backward(dy: &Tensor, [x, weight_e, rstd]: [&Tensor; 3]) -> Option<Tensor> {
+    let (rows, width) = rows_of(x, weight_e)?;
+    let kernels = Kernels::of(x).filter(|_| is_like(x, dy) && x.size() == dy.size() && rstd.kind() == Kind::Float)?;
+    let (x, weight, dy, rstd) = (dense(x), dense(weight_e), dense(dy), rstd.contiguous());
+    let dx = x.empty_like();
+    let params = Norm {
+        x: x.data_ptr(),
+        weight: weight.data_ptr(),
+        dy: dy.data_ptr(),
+        rstd: rstd.data_ptr(),
+        out: dx.data_ptr(),
+        width,
+        eps: 0.0,
+    };
+    // SAFETY: as above; `rstd` has a number for each row.
+    unsafe { kernels.launch("norm_rows_back", rows, &params)? };
+    Some(dx)
+}
+
+/// How many rows there are, and how wide they are, if the kernels can read them.
+fn rows_of(x: &Tensor, weight_e: &Tensor) -> Option<(usize, c_int)> {
+    let width = *x.size().last()?;
+    let rows = x.numel() as i64 / width.max(1);
+    let fits = rows > 0
+        && rows < LARGEST
+        && width >= NARROWEST
+        && width % PIECE == 0
+        && weight_e.numel() as i64 == width
+        && is_like(x, weight_e);
+    fits.then_some((rows as usize, c_int::try_from(width).ok()?))
+}
+
+/// As [`crate::native::swiglu`].
+pub fn swiglu(gate: &Tensor, up: &Tensor) -> Option<Tensor> {
+    let (kernels, pieces) = gates(gate, &[up])?;
+    let (gate, up) = (dense(gate), dense(up));
+    let y = gate.empty_like();
+    let params =
+        Gated { gate: gate.data_ptr(), up: up.data_ptr(), dy: ptr::null(), out: y.data_ptr(), dup: ptr::null_mut(), pieces };
+    // SAFETY: the parameter is the kernel's; all tensors are in one piece, on this device, and of `pieces` pieces.
+    unsafe { kernels.launch("gated", (pieces as usize).div_ceil(THREADS), &params)? };
+    Some(y)
+}
+
+/// As [`crate::native::swiglu_backward`].
+pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> Option<(Tensor, Tensor)> {
+    let (kernels, pieces) = gates(gate, &[up, dy])?;
+    let (gate, up, dy) = (dense(gate), dense(up), dense(dy));
+    let (dgate, dup) = (gate.empty_like(), gate.empty_like());
+    let params =
+        Gated { gate: gate.data_ptr(), up: up.data_ptr(), dy: dy.data_ptr(), out: dgate.data_ptr(), dup: dup.data_ptr(), pieces };
+    // SAFETY: as above.
+    unsafe { kernels.launch("gated_back", (pieces as usize).div_ceil(THREADS), &params)? };
+    Some((dgate, dup))
+}
+
+fn gates(gate: &Tensor, others: &[&Tensor]) -> Option<(Kernels, i64)> {
+    let count = gate.numel() as i64;
+    let fits = count > 0 && count % PIECE == 0 && count / PIECE < LARGEST;
+    let all_alike = others.iter().all(|other| is_like(gate, other) && other.size() == gate.size());
+    if fits && all_alike { Some((Kernels::of(gate)?, count / PIECE)) } else { None }
+}
+
+/// As [`crate::native::rotate`]: what is turned back is laid out as a projection is, (B, n, heads, D).
+pub fn rotate(x_bhnd: &Tensor, [cos, sin]: [&Tensor; 2], direction: RotationDirection) -> Option<Tensor> {
+    let (batch, heads, tokens, width) = x_bhnd.size4().ok()?;
+    let (pieces, rows) = (width / 2 / PIECE, cos.size()[0]);
+    let count = batch * heads * tokens * pieces;
+    let has_angles = [cos, sin].iter().all(|x| is_like(x_bhnd, x) && x.numel() as i64 == rows * tokens * (width / 2));
+    let fits = width % (2 * PIECE) == 0 && count > 0 && count < LARGEST && has_angles && (rows == 1 || rows == batch);
+    let kernels = if fits { Kernels::of(x_bhnd)? } else { return None };
+    let (x, cos, sin) = (in_pieces(x_bhnd), dense(cos), dense(sin));
+    let options = (x.kind(), x.device());
+    let out = match direction {
+        RotationDirection::Forth => Tensor::empty([batch, heads, tokens, width], options),
+        RotationDirection::Back => Tensor::empty([batch, tokens, heads, width], options).transpose(1, 2),
+    };
+    let params = Turned {
+        x: x.data_ptr(),
+        cos: cos.data_ptr(),
+        sin: sin.data_ptr(),
+        out: out.data_ptr(),
+        x_strides: piece_strides(&x),
+        out_strides: piece_strides(&out),
+        angle_batch: if rows == 1 { 0 } else { tokens * pieces },
+        count: u32::try_from(count).ok()?,
+        heads: c_int::try_from(heads).ok()?,
+        tokens: c_int::try_from(tokens).ok()?,
+        half: c_int::try_from(pieces).ok()?,
+        sign: if direction == RotationDirection::Back { -1.0 } else { 1.0 },
+    };
+    // SAFETY: the parameter is the kernel's; the tensors are on this device, of these sizes, with channels that are neighbours.
+    unsafe { kernels.launch("turned", (count as usize).div_ceil(THREADS), &params)? };
+    Some(out)
+}
+
+/// The tensor itself where its heads can be read in pieces of 16 bytes, else a copy of which they can.
+fn in_pieces(x: &Tensor) -> Tensor {
+    let stride = x.stride();
+    let is_fine = stride[3] == 1 && stride[..3].iter().all(|stride| stride % PIECE == 0);
+    if is_fine && (x.data_ptr() as usize).is_multiple_of(16) { x.shallow_clone() } else { dense(x) }
+}
+
+fn piece_strides(x: &Tensor) -> [i64; 3] {
+    let stride = x.stride();
+    [stride[0], stride[1], stride[2]].map(|stride| stride / PIECE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::nvrtc::tests::spills_nothing;
+    use super::*;
+
+    #[test]
+    fn parameters_are_as_large_as_the_kernels_have_them() {
+        for (size, text) in [
+            (size_of::<Norm>(), format!("sizeof(Norm) == {}", size_of::<Norm>())),
+            (size_of::<Gated>(), format!("sizeof(Gate) == {}", size_of::<Gated>())),
+            (size_of::<Turned>(), format!("sizeof(Turn) == {}", size_of::<Turned>())),
+        ] {
+            assert!(SOURCE.text.contains(&text), "{size}");
+        }
+        for constant in [format!("THREADS = {THREADS};"), "Narrow at[8];".to_owned()] {
+            assert!(SOURCE.text.contains(&constant), "{constant}");
+        }
+    }
+
+    #[test]
+    fn elsewhere_than_on_cuda_they_do_not_serve() {
+        let x = Tensor::ones([2, 3, 4, 16], (Kind::BFloat16, Device::Cpu));
+        let weight = Tensor::ones([16], (Kind::BFloat16, Device::Cpu));
+        let angle = Tensor::ones([1, 1, 4, 8], (Kind::BFloat16, Device::Cpu));
+        assert!(rms_norm(&x, &weight, 1e-6).is_none() && swiglu(&x, &x).is_none());
+        assert!(rotate(&x, [&angle, &angle], RotationDirection::Forth).is_none());
+    }
+
+    #[test]
+    fn they_compile_for_ampere_hopper_and_blackwell_and_spill_no_register() {
+        spills_nothing(&SOURCE, &[0, 1].map(|is_f16| [("KVTUNE_F16", is_f16)]));
+    }
+}
