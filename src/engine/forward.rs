@@ -146,7 +146,7 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
 /// Tries the kernels that attend on the device, where they have not been.
 fn try_attention(model: &Model, observer: &mut dyn Observer) {
     for layer in &model.config().layers {
-        if let Some(why) = attention::try_kernel(model.device(), model.kind(), layer.attention.head_dim as i64) {
+        for why in attention::try_kernels(model.device(), model.kind(), layer.attention.head_dim as i64) {
             observer.note(&why);
         }
     }

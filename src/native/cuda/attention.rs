@@ -39,9 +39,11 @@ pub enum TorchKernel {
     Flash = 0,
     /// The memory-efficient one: single precision too, and no groups, so that keys are repeated for their query heads.
     Efficient = 1,
+    /// cuDNN's, in half precision. It makes a plan for every new shape, and its backward sums in no fixed order.
+    Cudnn = 2,
     /// The one for the CPU, for tests of what is made of parts.
     #[cfg(test)]
-    Cpu = 2,
+    Cpu = 3,
 }
 
 impl TorchKernel {
@@ -49,6 +51,7 @@ impl TorchKernel {
         match self {
             Self::Flash => "FlashAttention",
             Self::Efficient => "memory-efficient",
+            Self::Cudnn => "cuDNN",
             #[cfg(test)]
             Self::Cpu => "libtorch's for the CPU",
         }

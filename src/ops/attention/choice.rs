@@ -18,7 +18,8 @@ pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
         return Backend::Parts(PartKernel::Blocks);
     }
     let q = &chunk.q_bhnd;
-    let backend = backend_of(q.device(), q.kind(), q.size()[3]);
+    let is_whole = Backend::is_whole(chunk.num_tokens()) && past.iter().all(|part| Backend::is_whole(part.slots()));
+    let backend = backend_of(q.device(), q.kind(), q.size()[3], is_whole);
     // Of libtorch's kernels none caps scores, and none leaves out slots.
     let is_capped = chunk.rule.soft_cap.is_some();
     if backend.is_of_libtorch() && (is_capped || past.iter().any(KvBlock::is_masked) || chunk.own.is_masked()) {

@@ -41,8 +41,7 @@ fn merge(a: &Attended, b: &Attended) -> Attended {
         return Attended { out_bhnd: &a.out_bhnd + &b.out_bhnd, lse_bhn };
     }
     let weight = |part: &Attended| (&part.lse_bhn - &lse_bhn).exp().unsqueeze(-1);
-    let kind = a.out_bhnd.kind();
-    let wide = lse_bhn.kind();
-    let out = a.out_bhnd.to_kind(wide) * weight(a) + b.out_bhnd.to_kind(wide) * weight(b);
-    Attended { out_bhnd: out.to_kind(kind), lse_bhn }
+    // The weights are of f32 at least, and so are the products.
+    let out = &a.out_bhnd * weight(a) + &b.out_bhnd * weight(b);
+    Attended { out_bhnd: out.to_kind(a.out_bhnd.kind()), lse_bhn }
 }

@@ -7,22 +7,32 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::backend::Backend;
+use super::backend::{Backend, WHOLE};
 use super::by_backend::{attend_backward_by, attend_by};
 use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv};
 use super::part::PartKernel;
 use super::rule::ScoreRule;
 
 /// Tokens and older slots on which a kernel must agree with the blocks: whole blocks of no kernel.
-const TOKENS: i64 = 50;
-const PAST: i64 = 83;
+const ODD: Lengths = Lengths { tokens: 50, past: 83 };
+/// Those on which a kernel for whole chunks must.
+const EVEN: Lengths = Lengths { tokens: 2 * WHOLE, past: 3 * WHOLE };
 
-/// Heads for which a kernel was tried.
+#[derive(Clone, Copy)]
+struct Lengths {
+    tokens: i64,
+    past: i64,
+}
+
+/// Heads for which kernels were tried.
+#[derive(Clone, Copy)]
 struct Tried {
     device: Device,
     kind: Kind,
     head_dim: i64,
     is_refused: bool,
+    /// What attends to whole chunks, where that is another kernel.
+    of_whole_chunks: Option<Backend>,
 }
 
 static TRIED: Mutex<Vec<Tried>> = Mutex::new(Vec::new());
@@ -31,35 +41,49 @@ fn tried() -> MutexGuard<'static, Vec<Tried>> {
     TRIED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn is_refused(device: Device, kind: Kind, head_dim: i64) -> Option<bool> {
-    let tried = tried();
-    let of_heads = tried.iter().find(|tried| (tried.device, tried.kind, tried.head_dim) == (device, kind, head_dim));
-    of_heads.map(|tried| tried.is_refused)
+fn of_heads(device: Device, kind: Kind, head_dim: i64) -> Option<Tried> {
+    tried().iter().find(|tried| (tried.device, tried.kind, tried.head_dim) == (device, kind, head_dim)).copied()
 }
 
-/// What attends with heads of so many channels, where nothing is capped or left out.
-pub(super) fn backend_of(device: Device, kind: Kind, head_dim: i64) -> Backend {
-    match is_refused(device, kind, head_dim) {
-        Some(true) => Backend::Parts(PartKernel::Blocks),
+/// What attends with heads of so many channels, where nothing is capped or left out; `is_whole` says whether all lengths are
+/// [whole](Backend::is_whole).
+pub(super) fn backend_of(device: Device, kind: Kind, head_dim: i64, is_whole: bool) -> Backend {
+    match of_heads(device, kind, head_dim) {
+        Some(Tried { of_whole_chunks: Some(backend), .. }) if is_whole => backend,
+        Some(Tried { is_refused: true, .. }) => Backend::Parts(PartKernel::Blocks),
         _ => Backend::preferred(device, kind, head_dim),
     }
 }
 
-/// Tries the kernel that would attend with such heads, once; says why, where it is refused. Waits for the device.
-pub fn try_kernel(device: Device, kind: Kind, head_dim: i64) -> Option<String> {
+/// Tries the kernels that would attend with such heads, once; says of each why, where it is refused. Waits for the device.
+pub fn try_kernels(device: Device, kind: Kind, head_dim: i64) -> Vec<String> {
     let backend = Backend::preferred(device, kind, head_dim);
-    if !backend.is_of_libtorch() || is_refused(device, kind, head_dim).is_some() {
-        return None;
+    if !backend.is_of_libtorch() || of_heads(device, kind, head_dim).is_some() {
+        return Vec::new();
     }
-    let refused = no_grad(|| compared(backend, device, kind, head_dim)).err();
-    tried().push(Tried { device, kind, head_dim, is_refused: refused.is_some() });
-    refused.map(|why| format!("{backend} does not attend here, blocks do, slower: {why}"))
+    let refused = no_grad(|| compared(backend, device, kind, head_dim, ODD)).err();
+    let is_refused = refused.is_some();
+    let mut said: Vec<String> =
+        refused.into_iter().map(|why| format!("{backend} does not attend here, blocks do, slower: {why}")).collect();
+    let of_whole_chunks = Backend::of_whole_chunks(device, kind, head_dim).filter(|whole| {
+        let refused = no_grad(|| compared(*whole, device, kind, head_dim, EVEN)).err();
+        said.extend(refused.as_ref().map(|why| format!("{whole} does not attend to whole chunks here: {why}")));
+        refused.is_none()
+    });
+    tried().push(Tried { device, kind, head_dim, is_refused, of_whole_chunks });
+    said
+}
+
+/// The names of what attends with such heads, as far as it has been tried.
+pub fn kernel_names(device: Device, kind: Kind, head_dim: i64) -> String {
+    let [whole, other] = [true, false].map(|is_whole| backend_of(device, kind, head_dim, is_whole));
+    if whole == other { other.to_string() } else { format!("{whole}, {other} for lengths that are no multiple of {WHOLE}") }
 }
 
 /// Whether a backend gives on random numbers what the blocks make of them in double precision: products of f32 may round their factors.
-fn compared(backend: Backend, device: Device, kind: Kind, head_dim: i64) -> Result<(), String> {
+fn compared(backend: Backend, device: Device, kind: Kind, head_dim: i64, lengths: Lengths) -> Result<(), String> {
     caught(|| {
-        let drawn = RandomInputs::new(device, kind, head_dim);
+        let drawn = RandomInputs::new(device, kind, head_dim, lengths);
         let expected = drawn.to_kind(Kind::Double).all(Backend::Parts(PartKernel::Blocks));
         agree(&drawn.all(backend), &expected, kind)?;
         // Where past and chunk do not lie side by side, the same kernel attends to them in parts.
@@ -87,25 +111,28 @@ struct RandomInputs {
     dout: Tensor,
     k: Tensor,
     v: Tensor,
+    lengths: Lengths,
 }
 
 impl RandomInputs {
-    fn new(device: Device, kind: Kind, head_dim: i64) -> Self {
+    fn new(device: Device, kind: Kind, head_dim: i64, lengths: Lengths) -> Self {
         let draw = |heads: i64, tokens: i64| Tensor::randn([2, heads, tokens, head_dim], (Kind::Float, device)).to_kind(kind);
-        let (q, dout) = (draw(4, TOKENS), draw(4, TOKENS));
-        Self { q, dout, k: draw(2, PAST + TOKENS), v: draw(2, PAST + TOKENS) }
+        let Lengths { tokens, past } = lengths;
+        let (q, dout) = (draw(4, tokens), draw(4, tokens));
+        Self { q, dout, k: draw(2, past + tokens), v: draw(2, past + tokens), lengths }
     }
 
     fn to_kind(&self, kind: Kind) -> Self {
         let [q, dout, k, v] = [&self.q, &self.dout, &self.k, &self.v].map(|x| x.to_kind(kind));
-        Self { q, dout, k, v }
+        Self { q, dout, k, v, lengths: self.lengths }
     }
 
     /// Calls `work` with chunk and past, the keys lying side by side as they do in a cache.
     fn with<T>(&self, work: impl FnOnce(&Qkv, &[KvBlock]) -> T) -> T {
-        let [k, v] = [&self.k, &self.v].map(|x| x.narrow(2, PAST, TOKENS).contiguous());
+        let Lengths { tokens, past } = self.lengths;
+        let [k, v] = [&self.k, &self.v].map(|x| x.narrow(2, past, tokens).contiguous());
         let joined = KvBlock::new(&self.k, &self.v);
-        let past = [joined.narrow(0, PAST)];
+        let past = [joined.narrow(0, past)];
         let scale = (self.q.size()[3] as f64).powf(-0.5);
         let chunk = Qkv { joined: Some(joined), ..Qkv::new(&self.q, &k, &v, ScoreRule::scaled(scale)) };
         work(&chunk, &past)
@@ -170,11 +197,16 @@ mod tests {
             Backend::Parts(PartKernel::TorchKernel(TorchKernel::Cpu)),
             Backend::Parts(PartKernel::Blocks),
         ] {
-            assert_eq!(compared(backend, Device::Cpu, Kind::Float, 16), Ok(()), "{backend}");
+            for lengths in [ODD, EVEN] {
+                assert_eq!(compared(backend, Device::Cpu, Kind::Float, 16, lengths), Ok(()), "{backend}");
+            }
         }
-        assert!(compared(Backend::Joined(TorchKernel::Flash), Device::Cpu, Kind::Float, 16).is_err());
+        for kernel in [TorchKernel::Flash, TorchKernel::Cudnn] {
+            assert!(compared(Backend::Parts(PartKernel::TorchKernel(kernel)), Device::Cpu, Kind::Float, 16, EVEN).is_err());
+        }
         // A CPU has nothing to choose.
-        assert_eq!(try_kernel(Device::Cpu, Kind::Float, 16), None);
+        assert_eq!(try_kernels(Device::Cpu, Kind::Float, 16), Vec::<String>::new());
+        assert_eq!(kernel_names(Device::Cpu, Kind::Float, 16), "kvtune's CPU kernel");
     }
 
     #[test]

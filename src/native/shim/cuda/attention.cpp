@@ -4,6 +4,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_cudnn_attention_backward.h>
+#include <ATen/ops/_cudnn_attention_forward.h>
 #include <ATen/ops/_efficient_attention_backward.h>
 #include <ATen/ops/_efficient_attention_forward.h>
 #include <ATen/ops/_flash_attention_backward.h>
@@ -25,7 +27,7 @@ using at::Tensor;
 using kvtune::guarded;
 
 // As in `TorchKernel` and `Mask` of native/cuda/attention.rs.
-enum Kernel { FLASH = 0, EFFICIENT = 1, CPU = 2 };
+enum Kernel { FLASH = 0, EFFICIENT = 1, CUDNN = 2, CPU = 3 };
 enum Mask { ALL = 0, CAUSAL = 1, CAUSAL_FROM_END = 2 };
 
 // Queries (B, H, n, D), keys and values (B, G, P, D), of one kind and place.
@@ -112,6 +114,30 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Part& p, const Tensor& dout, c
 
 }  // namespace efficient
 
+namespace cudnn {
+
+Part checked(const Part& p) {
+  TORCH_CHECK(p.sight != CAUSAL_FROM_END || p.keys() == p.tokens(), "cuDNN's causal mask begins at the first key");
+  return Part{dense(p.q), dense(p.k), dense(p.v), p.sight, p.scale};
+}
+
+std::tuple<Tensor, Tensor> forward(const Part& given) {
+  Part p = checked(given);
+  auto made = at::_cudnn_attention_forward(p.q, p.k, p.v, std::nullopt, std::nullopt, std::nullopt, p.tokens(), p.keys(), true, 0.0,
+                                           p.sight != ALL, false, p.scale);
+  return {std::get<0>(made), std::get<1>(made).squeeze(-1)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward(const Part& given, const Tensor& dout, const Tensor& out, const Tensor& lse) {
+  Part p = checked(given);
+  // State of a generator that nothing is drawn from, so that nobody reads it.
+  Tensor state = at::empty({}, p.q.options().dtype(at::kLong)), none;
+  return at::_cudnn_attention_backward(dout.contiguous(), p.q, p.k, p.v, out.contiguous(), lse.contiguous().unsqueeze(-1), state, state, none,
+                                       none, none, p.tokens(), p.keys(), 0.0, p.sight != ALL, p.scale);
+}
+
+}  // namespace cudnn
+
 // For tests of what is made of parts, where there is no GPU.
 namespace cpu {
 
@@ -138,6 +164,8 @@ std::tuple<Tensor, Tensor> forward(int kernel, const Part& p) {
       return flash::forward(p);
     case EFFICIENT:
       return efficient::forward(p);
+    case CUDNN:
+      return cudnn::forward(p);
     default:
       return cpu::forward(p);
   }
@@ -149,6 +177,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(int kernel, const Part& p, const Ten
       return flash::backward(p, dout, out, lse);
     case EFFICIENT:
       return efficient::backward(p, dout, out, lse);
+    case CUDNN:
+      return cudnn::backward(p, dout, out, lse);
     default:
       return cpu::backward(p, dout, out, lse);
   }
