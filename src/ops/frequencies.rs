@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::attention::accumulation_kind;
+use crate::native::cuda::upload;
 
 /// The longest sequence in tokens of which a model's files may speak.
 pub const LONGEST_SEQUENCE: usize = 1 << 31;
@@ -184,12 +185,13 @@ impl RopeSpec {
     /// The frequencies for sequences of these lengths in tokens, in f32 (f64 for `kind` f64).
     ///
     /// The operations, and the dtype in which they are made, are those of the other programs that run such models: at position 100 000
-    /// one rounding of a frequency would already turn a vector by another 0.006.
+    /// one rounding of a frequency would already turn a vector by another 0.006. So they are made on the host for every device, whose powers
+    /// may be rounded otherwise.
     ///
     /// # Shapes
     /// `(B, F)` for B lengths, or `(1, F)` where they do not matter.
     pub fn frequencies(&self, lengths: &[usize], kind: Kind, device: Device) -> Frequencies {
-        let wide = (accumulation_kind(kind), device);
+        let wide = accumulation_kind(kind);
         let inverse_bf = if self.depends_on_length() {
             Tensor::stack(&lengths.iter().map(|&length| self.inverse(length, wide)).collect::<Vec<_>>(), 0)
         } else {
@@ -202,33 +204,33 @@ impl RopeSpec {
             _ => Vec::new(),
         };
         let is_plain = factors.iter().all(|factor| (factor - 1.0).abs() == 0.0);
-        let attention_factor_b = (!is_plain).then(|| Tensor::from_slice(&factors).to_kind(wide.0).to_device(device));
-        Frequencies { inverse_bf, attention_factor_b }
+        let attention_factor_b = (!is_plain).then(|| upload(&Tensor::from_slice(&factors).to_kind(wide), device));
+        Frequencies { inverse_bf: upload(&inverse_bf, device), attention_factor_b }
     }
 
     /// The frequencies of a sequence of so many tokens `(F)`.
-    fn inverse(&self, length: usize, wide: (Kind, Device)) -> Tensor {
+    fn inverse(&self, length: usize, wide: Kind) -> Tensor {
         match &self.scaling {
             RopeScaling::Unscaled => self.powers(self.theta, wide).reciprocal(),
             RopeScaling::Linear { factor } => self.powers(self.theta, wide).reciprocal() / *factor,
             RopeScaling::Dynamic { factor, max_positions } => {
-                self.powers(self.grown_base(*factor, length, *max_positions, wide.0), wide).reciprocal()
+                self.powers(self.grown_base(*factor, length, *max_positions, wide), wide).reciprocal()
             }
             RopeScaling::Yarn(yarn) => self.of_yarn(yarn, wide),
             RopeScaling::DynamicYarn(yarn) => yarn.changed(&self.powers(self.theta, wide).reciprocal(), yarn.factor(length)),
             RopeScaling::Llama3(llama3) => llama3.changed(&self.powers(self.theta, wide).reciprocal()),
             RopeScaling::LongRope(longrope) => {
                 let factors = if length > longrope.original { &longrope.long } else { &longrope.short };
-                let factors = Tensor::from_slice(factors).to_kind(wide.0).to_device(wide.1);
+                let factors = Tensor::from_slice(factors).to_kind(wide);
                 (factors * self.powers(self.theta, wide)).reciprocal()
             }
         }
     }
 
     /// `base^(i/F)` for `i = 0 .. F`.
-    fn powers(&self, base: f64, (kind, device): (Kind, Device)) -> Tensor {
+    fn powers(&self, base: f64, kind: Kind) -> Tensor {
         let width = self.rotary_dim as i64;
-        let exponent = Tensor::arange_start_step(0, width, 2, (Kind::Int64, device)).to_kind(kind) / width as f64;
+        let exponent = Tensor::arange_start_step(0, width, 2, (Kind::Int64, Device::Cpu)).to_kind(kind) / width as f64;
         Tensor::pow_scalar(base, &exponent)
     }
 
@@ -238,13 +240,12 @@ impl RopeSpec {
             return self.theta;
         }
         let width = self.rotary_dim as f64;
-        // On the host, so that no device is waited for.
         let length = Tensor::from(length as f64).to_kind(kind);
         let stretched = length * factor / max_positions as f64 - (factor - 1.0);
         (stretched.pow_tensor_scalar(width / (width - 2.0)) * self.theta).double_value(&[])
     }
 
-    fn of_yarn(&self, yarn: &YarnScaling, wide: (Kind, Device)) -> Tensor {
+    fn of_yarn(&self, yarn: &YarnScaling, wide: Kind) -> Tensor {
         let width = self.rotary_dim as f64;
         // The pair that turns so often over the original length.
         let pair = |turns: f64| width * (yarn.original as f64 / (turns * TAU)).ln() / (2.0 * self.theta.ln());
@@ -253,7 +254,7 @@ impl RopeSpec {
         let (first, last) = (first.max(0.0), last.min(width - 1.0));
         // A ramp of no width is a step.
         let rise = if last - first == 0.0 { 0.001 } else { last - first };
-        let ramp = ((Tensor::arange(self.rotary_dim as i64 / 2, wide) - first) / rise).clamp(0.0, 1.0);
+        let ramp = ((Tensor::arange(self.rotary_dim as i64 / 2, (wide, Device::Cpu)) - first) / rise).clamp(0.0, 1.0);
         let kept = 1.0 - ramp;
         let powers = self.powers(self.theta, wide);
         let (exact, divided) = (powers.reciprocal(), (powers * yarn.factor).reciprocal());
