@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
 use super::{BlockFigures, Head, Logits, Pick, Places};
 use crate::native::cuda::on_device;
-use crate::native::gradients_of;
+use crate::native::{gradients_of, widened_bytes};
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
 use crate::units::Fault;
 
@@ -90,7 +90,8 @@ impl HeadFootprint {
         // Logits and their powers; for a gradient of the weight, or in a narrow model, once more.
         let scores = 2 * wide + if wide > w || self.trained > 0 { w } else { 0 } + if self.is_distilled { 4 * wide } else { 0 };
         let of_trained = self.trained * (2 * wide + if self.is_widened { 2 * w } else { 0 });
-        places * (self.choices as u64 * scores + 3 * self.hidden as u64 * w) + of_trained
+        let widened = widened_bytes(self.device, self.kind, [places as usize, self.hidden, self.choices]);
+        places * (self.choices as u64 * scores + 3 * self.hidden as u64 * w) + of_trained + widened
     }
 }
 

@@ -21,6 +21,8 @@ unsafe extern "C" {
         is_backward: c_int,
     ) -> i64;
     fn kvtune_product(x: *mut C_tensor, w: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
+    safe fn kvtune_widened_bytes(rows: i64, inner: i64, outer: i64) -> i64;
+    fn kvtune_add_product(y: *mut C_tensor, x: *mut C_tensor, w: *mut C_tensor) -> c_int;
     fn kvtune_attend(
         q: *mut C_tensor,
         parts: *const RawPart,
@@ -75,6 +77,24 @@ pub fn product(x: &Tensor, w: &Tensor) -> Tensor {
     // SAFETY: both are live tensors; one result is written.
     let [product] = made(|result| unsafe { kvtune_product(pointer(x), pointer(w), result) });
     product
+}
+
+/// Bytes that [`product`] takes for a moment beside its result, where the CPU has no products of bf16 and the factors are widened to f32.
+///
+/// # Shapes
+/// `x (rows, inner)`, `w (outer, inner)`.
+pub fn widened_bytes(device: Device, kind: Kind, [rows, inner, outer]: [usize; 3]) -> u64 {
+    let is_widened = device == Device::Cpu && kind == Kind::BFloat16;
+    if is_widened { kvtune_widened_bytes(rows as i64, inner as i64, outer as i64).max(0) as u64 } else { 0 }
+}
+
+/// Adds `x w` to `y` in place, as [`product`] multiplies.
+///
+/// # Shapes
+/// `y (m, o)`, `x (m, i)`, `w (i, o)`.
+pub fn add_product(y: &mut Tensor, x: &Tensor, w: &Tensor) {
+    // SAFETY: all are live tensors.
+    or_panic(check(unsafe { kvtune_add_product(pointer(y), pointer(x), pointer(w)) }));
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -282,4 +302,37 @@ pub fn attention_mass(q_bhnd: &Tensor, parts: &[&KvBlock], lse_bhn: &Tensor, sco
     let [mass] =
         made(|result| unsafe { kvtune_attention_mass(q, parts.as_ptr(), parts.len(), lse, scale, cap, first_token, result) });
     mass
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a CPU without products of bf16 the larger matrix is widened in several pieces.
+    #[test]
+    fn products_of_bf16_are_those_of_f64_rounded_once() {
+        tch::manual_seed(1);
+        let drawn = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).to_kind(Kind::BFloat16);
+        let near = |found: &Tensor, expected: &Tensor| {
+            assert_eq!((found.kind(), found.size()), (Kind::BFloat16, expected.size()));
+            let error = (found.to_kind(Kind::Double) - expected).abs() / (expected.abs() + 0.05);
+            assert!(error.max().double_value(&[]) < 1.0 / 250.0, "{:?}", found.size());
+        };
+        let wide = |x: &Tensor| x.to_kind(Kind::Double);
+        for (rows, width, out) in [(1, 8, 3), (2, 65, 70), (3, 65, 70), (300, 33, 257), (4, 3000, 6000)] {
+            let (x, w) = (drawn(&[rows, width]), drawn(&[out, width]));
+            let transposed = w.transpose(0, 1).contiguous();
+            let expected = wide(&x).matmul(&wide(&transposed));
+            near(&product(&x, &w), &expected);
+            near(&product(&x, &transposed.transpose(0, 1)), &expected);
+            let (mut y, first) = (drawn(&[rows, out]), drawn(&[rows, out]));
+            y.copy_(&first);
+            add_product(&mut y, &x, &transposed);
+            let size = expected.abs().max().double_value(&[]);
+            let error = (wide(&y) - expected - wide(&first)).abs().max().double_value(&[]);
+            assert!(error < size / 100.0, "{rows} × {width} × {out}: {error}");
+        }
+        let nothing = product(&drawn(&[0, 4]), &drawn(&[5, 4]));
+        assert_eq!(nothing.size(), [0, 5]);
+    }
 }

@@ -25,7 +25,10 @@ pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
 pub use bounded::{Bounds, GivenUp, ProcessLimits, apart, num_given_up, within};
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, terminal_width, threads_at_work};
-pub use kernels::{AttendGrads, AttentionShape, KvBlock, Scoring, attend, attend_backward, attention_mass, computes, product};
+pub use kernels::{
+    AttendGrads, AttentionShape, KvBlock, Scoring, add_product, attend, attend_backward, attention_mass, computes, product,
+    widened_bytes,
+};
 pub use mapped::{FileMap, arrow_buffer, libtorch_version, tensor_over};
 pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};

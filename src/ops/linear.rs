@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::differentiable::differentiable;
-use crate::native::product;
+use crate::native::{add_product, product};
 
 /// `scale · x Aᵀ Bᵀ`.
 #[derive(Clone, Copy, Debug)]
@@ -287,7 +287,7 @@ fn forward(x_bni: &Tensor, weight: &Weight, bias_o: Option<&Tensor>, low_rank: O
 /// `y (m, o)`, `x (m, i)`, `first (r, i)`, `second (r, o)`; result `(m, r)`.
 fn add_low_rank(y: &mut Tensor, x: &Tensor, first_ri: &Tensor, second_ro: &Tensor, scale: f64) -> Tensor {
     let inner = product(x, first_ri) * scale;
-    let _ = y.addmm_(&inner, second_ro);
+    add_product(y, &inner, second_ro);
     inner
 }
 
