@@ -14,7 +14,7 @@ use crate::dist::ProcessGroup;
 use crate::engine::{ChunkKey, Event, Observer};
 use crate::measure::{CopyCost, MemoryMeter, MemorySide, StepRecord, Stopwatch, gemm_rate, random_batch};
 use crate::model::{Model, ModelConfig};
-use crate::ops::attention;
+use crate::ops::attention::KernelsOfHeads;
 use crate::optim::{self, Optimizer};
 use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
 use crate::recipe::{HeadRecipe, Labels, Recipe};
@@ -88,13 +88,11 @@ impl Bench {
         Ok(Self { world, recipe, model, engine, optimizer, parts, options, memory, planned, trained, done: 0 })
     }
 
-    /// What attends; the first to ask has the kernels tried, and hears why one is refused.
+    /// What attends, and why other kernels are refused.
     pub fn attention(&self) -> String {
         let layers = &self.model.config().layers;
         let head_dim = layers.first().map_or(0, |layer| layer.attention.head_dim as i64);
-        let (device, kind) = (self.model.device(), self.model.kind());
-        let refused = attention::try_kernels(device, kind, head_dim);
-        [vec![attention::kernel_names(device, kind, head_dim)], refused].concat().join("; ")
+        KernelsOfHeads::tried(self.model.device(), self.model.kind(), head_dim).to_string()
     }
 
     fn spec(&self) -> StepSpec<'_> {

@@ -1,9 +1,7 @@
 //! The same kernels on a GPU, where there is one, beside libtorch's own operations on the same device.
 
-use kvtune::native::cuda::{self, Staying};
-use kvtune::ops::attention::{
-    KvBlock, Qkv, Queries, ScoreRule, attend, attend_backward, attention_mass, kernel_names, try_kernels,
-};
+use kvtune::native::cuda::{self, Gpu, Numerics, Staying};
+use kvtune::ops::attention::{KernelsOfHeads, KvBlock, Qkv, Queries, ScoreRule, attend, attend_backward, attention_mass};
 use kvtune::ops::frequencies::RopeSpec;
 use kvtune::ops::rms_norm::rms_norm;
 use kvtune::ops::rope::Rotation;
@@ -77,8 +75,13 @@ fn attention_is_that_of_blocks_in_double_precision() {
     tch::manual_seed(3);
     for (kind, bound) in [(Kind::BFloat16, 3e-2), (Kind::Half, 5e-3)] {
         for (width, tokens, slots) in [(128, 512, 1024), (64, 256, 320), (128, 300, 1000), (128, 512, 0), (256, 128, 192)] {
-            let refused = try_kernels(device, kind, width);
-            println!("{}", [vec![kernel_names(device, kind, width)], refused].concat().join("; "));
+            let kernels = KernelsOfHeads::tried(device, kind, width).to_string();
+            println!("{kernels}");
+            let has_cudnn = width <= 128 && Gpu::at(0).unwrap().capability.0 == 9 && !Numerics::now().0.is_deterministic;
+            assert!(
+                kernels.starts_with(if has_cudnn { "cuDNN in parts, FlashAttention" } else { "FlashAttention" }),
+                "{kernels}"
+            );
             let drawn = |heads: i64, n: i64| Tensor::randn([2, heads, n, width], (Kind::Float, device)).to_kind(kind);
             let (q, dout) = (drawn(8, tokens), drawn(8, tokens));
             let (k, v) = (drawn(2, slots + tokens), drawn(2, slots + tokens));

@@ -69,17 +69,22 @@ const FAULTS: [(&str, &str); 7] = [
     ("part[2], part[3]", "part[3], part[2]"),
 ];
 
-#[test]
-fn faults_in_the_text_of_attention_mass_are_seen() {
-    let text = fs::read_to_string(source("attention_mass")).unwrap();
+/// Each of `faults`, right and wrong, in the first place where a kernel's text has it is an error of the program.
+fn faults_are_seen(kernel: &str, faults: &[(&str, &str)], run: impl Fn(&Path) -> Output) {
+    let text = fs::read_to_string(source(kernel)).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    for (right, wrong) in FAULTS {
-        assert!(text.contains(right), "`{right}` is not in the kernel any more");
+    for (right, wrong) in faults {
+        assert!(text.contains(right), "`{right}` is not in the kernels any more");
         let broken = folder.path().join("broken.cu");
-        fs::write(&broken, text.replace(right, wrong)).unwrap();
-        let output = play("attention_mass", &broken, &head(32, false), &[]);
+        fs::write(&broken, text.replacen(right, wrong, 1)).unwrap();
+        let output = run(&broken);
         assert!(!output.status.success() && said(&output).starts_with("error: "), "`{right}` → `{wrong}`: {}", said(&output));
     }
+}
+
+#[test]
+fn faults_in_the_text_of_attention_mass_are_seen() {
+    faults_are_seen("attention_mass", &FAULTS, |broken| play("attention_mass", broken, &head(32, false), &[]));
 }
 
 fn pointwise(text: &Path, is_f16: bool) -> Output {
@@ -97,9 +102,7 @@ fn norms_gates_and_rotations_are_the_plain_formulas() {
 
 #[test]
 fn faults_in_the_text_of_norms_gates_and_rotations_are_seen() {
-    let text = fs::read_to_string(source("pointwise")).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    for (right, wrong) in [
+    let faults = [
         ("mask > 0; mask /= 2", "mask > 1; mask /= 2"),
         ("piece = mine + KEPT * THREADS; piece < pieces", "piece = mine + KEPT * THREADS; piece < pieces - 1"),
         ("if (piece >= p.pieces) return;", ""),
@@ -107,11 +110,6 @@ fn faults_in_the_text_of_norms_gates_and_rotations_are_seen() {
         ("a * c - b * s", "a * c + b * s"),
         ("from + p.half", "from + 1"),
         ("rest % p.heads", "rest % p.tokens"),
-    ] {
-        assert!(text.contains(right), "`{right}` is not in the kernels any more");
-        let broken = folder.path().join("broken.cu");
-        fs::write(&broken, text.replace(right, wrong)).unwrap();
-        let output = pointwise(&broken, false);
-        assert!(!output.status.success() && said(&output).starts_with("error: "), "`{right}` → `{wrong}`: {}", said(&output));
-    }
+    ];
+    faults_are_seen("pointwise", &faults, |broken| pointwise(broken, false));
 }

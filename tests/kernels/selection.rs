@@ -12,7 +12,7 @@ use kvtune::recipe::{BufferKind, Storage};
 use kvtune::units::LayerIdx;
 use tch::{Device, Kind, Tensor};
 
-use super::{play, said, source};
+use super::{faults_are_seen, play, said, source};
 use crate::policy_contract::content::Content;
 use crate::policy_contract::scene::Scene;
 use crate::policy_contract::scenes::{policies, scenes};
@@ -30,9 +30,7 @@ fn what_leaves_and_moves_is_what_a_plain_sort_says() {
 
 #[test]
 fn faults_in_the_text_of_selection_are_seen() {
-    let text = fs::read_to_string(source("selection")).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    for (right, wrong) in [
+    let faults = [
         ("  __syncthreads();\n  return from;", "  return from;"),
         ("  unsigned before = up_to - sum;", "  unsigned before = up_to;"),
         ("    __syncwarp();\n    if (bin != NONE && is_first(same)) *first", "    if (bin != NONE && is_first(same)) *first"),
@@ -41,13 +39,8 @@ fn faults_in_the_text_of_selection_are_seen() {
         ("if (bits == 0x80000000u) bits = 0;", ""),
         ("position >= 0 && position < p.sinks", "position < p.sinks"),
         ("^ 0x8000000000000000ULL", ""),
-    ] {
-        assert!(text.contains(right), "`{right}` is not in the kernels any more");
-        let broken = folder.path().join("broken.cu");
-        fs::write(&broken, text.replacen(right, wrong, 1)).unwrap();
-        let output = selection(&broken, &[]);
-        assert!(!output.status.success() && said(&output).starts_with("error: "), "`{right}` → `{wrong}`: {}", said(&output));
-    }
+    ];
+    faults_are_seen("selection", &faults, |broken| selection(broken, &[]));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::native::cuda::{
     Companion, CudaSupport, Driver, Gpu, GraphRecorder, compiler_release, device_nodes, free_device_memory, kernel_states,
     rms_norm, take_lowest, wait,
 };
-use crate::ops::attention;
+use crate::ops::attention::KernelsOfHeads;
 use crate::units::{Bytes, Fault, FaultKind};
 
 /// The oldest CUDA that a driver may serve for libtorch 2.11's wheels.
@@ -38,7 +38,7 @@ const TRIALS: [Trial; 4] = [
 pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport) -> Vec<DoctorCheck> {
     let driver = Driver::ask();
     let mut checks = vec![nodes(&device_nodes(), promise), of_driver(driver.as_ref(), promise), of_half(half, promise)];
-    // libtorch's CUDA half needs cuDNN and NCCL to start; kvtune itself asks only the latter, and only among ranks.
+    // libtorch's CUDA half needs cuDNN and NCCL to start; kvtune itself asks the latter among ranks, and the former on some GPUs, where others would do.
     let companions = [
         ("CUDA runtime", Companion::Runtime, promise),
         ("cuDNN", Companion::Cudnn, Promise::Cpu),
@@ -122,11 +122,9 @@ fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> DoctorCheck {
 
 /// Whether libtorch's kernels for attention serve, and give the numbers that they should.
 fn attends(device: Device) -> DoctorCheck {
-    let kind = Kind::BFloat16;
-    let refused = attention::try_kernels(device, kind, HEAD_DIM);
-    let found = if refused.is_empty() { attention::kernel_names(device, kind, HEAD_DIM) } else { refused.join("; ") };
+    let found = KernelsOfHeads::tried(device, Kind::BFloat16, HEAD_DIM);
     let hint = "look at the reasons: the GPU may be too old for these kernels, or libtorch's CUDA half without them";
-    DoctorCheck::judged("GPU attention", found, refused.is_empty(), hint)
+    DoctorCheck::judged("GPU attention", found.to_string(), !found.is_blockwise, hint)
 }
 
 /// kvtune's own kernels: two of their texts are compiled and started, for all that compiling needs.

@@ -66,12 +66,7 @@ struct SplitSumParams {
 const _: () = assert!(size_of::<MassParams>() == 136 && size_of::<SplitSumParams>() == 32);
 
 fn settings(kind: Kind, width: i64) -> Option<[Setting; 2]> {
-    let is_f16 = match kind {
-        Kind::BFloat16 => 0,
-        Kind::Half => 1,
-        _ => return None,
-    };
-    (width % 16 == 0 && (16..=256).contains(&width)).then_some([("KVTUNE_WIDTH", width as usize), ("KVTUNE_F16", is_f16)])
+    (width % 16 == 0 && (16..=256).contains(&width)).then_some([("KVTUNE_WIDTH", width as usize), built::of_half(kind)?])
 }
 
 /// The attention mass to each key by the queries from token `first` on, summed over them and over the heads of a group; nothing to a slot
@@ -197,7 +192,7 @@ fn divided(rows: usize, blocks: usize, multiprocessors: usize) -> (usize, usize)
 }
 
 /// The tensor itself where the kernel can read it in pieces of 16 bytes, else a copy that it can.
-fn aligned(x: &Tensor) -> Tensor {
+pub(super) fn aligned(x: &Tensor) -> Tensor {
     let is_aligned =
         x.stride()[3] == 1 && strides(x).iter().all(|stride| stride % 8 == 0) && (x.data_ptr() as usize).is_multiple_of(16);
     if is_aligned {
@@ -208,7 +203,7 @@ fn aligned(x: &Tensor) -> Tensor {
     copy
 }
 
-fn strides(x: &Tensor) -> [i64; 3] {
+pub(super) fn strides(x: &Tensor) -> [i64; 3] {
     let stride = x.stride();
     [stride[0], stride[1], stride[2]]
 }

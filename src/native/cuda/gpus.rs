@@ -35,6 +35,11 @@ impl Driver {
 }
 
 impl Gpu {
+    /// The GPU that libtorch gives this number; `Err` says why it does not answer.
+    pub fn at(index: usize) -> Result<Self, String> {
+        Self::of(Calls::get()?, index)
+    }
+
     fn of(calls: &Calls, index: usize) -> Result<Self, String> {
         let device = calls.device(index)?;
         Ok(Self {

@@ -5,10 +5,10 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use super::built::{self, KernelSource, Which};
-use super::driver::{Module, launch_stream};
+use super::attention_mass::{aligned, strides};
+use super::built::{self, Grid, KernelSource, Setting};
 use crate::native::RotationDirection;
 
 pub(super) static SOURCE: KernelSource = KernelSource {
@@ -69,35 +69,19 @@ struct Turned {
     sign: f32,
 }
 
-/// The kernels for a tensor's place and kind.
-struct Kernels {
-    module: &'static Module,
-    which: Which,
-    stream: *mut c_void,
+/// What the kernels are compiled with for a tensor's kind, if it is on a device.
+fn settings(x: &Tensor) -> Option<[Setting; 1]> {
+    if x.device().is_cuda() { Some([built::of_half(x.kind())?]) } else { None }
 }
 
-impl Kernels {
-    fn of(x: &Tensor) -> Option<Self> {
-        let is_f16 = match x.kind() {
-            Kind::BFloat16 => 0,
-            Kind::Half => 1,
-            _ => return None,
-        };
-        let Device::Cuda(device) = x.device() else { return None };
-        let (module, which) = built::module(device, &SOURCE, &[("KVTUNE_F16", is_f16)])?;
-        let stream = launch_stream(device).map_err(|reason| built::give_up(which.clone(), reason)).ok()?;
-        Some(Self { module, which, stream })
-    }
-
-    /// Starts a kernel; what has failed is not tried again.
-    ///
-    /// # Safety
-    /// As of [`Module::launch`].
-    unsafe fn launch<P: Copy>(self, name: &str, blocks: usize, params: &P) -> Option<()> {
-        // SAFETY: the caller's promises.
-        let launched = unsafe { self.module.launch(name, [blocks, 1, 1], THREADS, params, self.stream) };
-        launched.map_err(|reason| built::give_up(self.which, reason)).ok()
-    }
+/// Starts a kernel for tensors like `x`.
+///
+/// # Safety
+/// As of [`built::launch`].
+unsafe fn launch<P: Copy>(x: &Tensor, kernel: &str, blocks: usize, params: &P) -> Option<()> {
+    let grid = Grid { blocks: [blocks, 1, 1], threads: THREADS };
+    // SAFETY: the caller's promises.
+    unsafe { built::launch(x, &SOURCE, &settings(x)?, kernel, grid, params) }
 }
 
 /// In one piece, and beginning where 16 bytes can be read at once.
@@ -110,10 +94,9 @@ fn is_like(x: &Tensor, other: &Tensor) -> bool {
     x.kind() == other.kind() && x.device() == other.device()
 }
 
-/// As [`crate::native::rms_norm`].
+/// The norm and one over the root of each row, as in [`crate::native::rms_norm`].
 pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
     let (rows, width) = rows_of(x, weight_e)?;
-    let kernels = Kernels::of(x)?;
     let (x, weight) = (dense(x), dense(weight_e));
     let mut size = x.size();
     *size.last_mut()? = 1;
@@ -128,14 +111,16 @@ pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> Option<(Tensor, Tens
         eps: eps as f32,
     };
     // SAFETY: the parameter is the kernel's; all tensors are in one piece, on this device, and of `rows` rows.
-    unsafe { kernels.launch("norm_rows", rows, &params)? };
+    unsafe { launch(&x, "norm_rows", rows, &params)? };
     Some((y, rstd))
 }
 
 /// The gradient of x alone, as [`crate::native::rms_norm_backward`] has it.
 pub fn rms_norm_backward(dy: &Tensor, [x, weight_e, rstd]: [&Tensor; 3]) -> Option<Tensor> {
     let (rows, width) = rows_of(x, weight_e)?;
-    let kernels = Kernels::of(x).filter(|_| is_like(x, dy) && x.size() == dy.size() && rstd.kind() == Kind::Float)?;
+    if !is_like(x, dy) || x.size() != dy.size() || rstd.kind() != Kind::Float {
+        return None;
+    }
     let (x, weight, dy, rstd) = (dense(x), dense(weight_e), dense(dy), rstd.contiguous());
     let dx = x.empty_like();
     let params = Norm {
@@ -148,12 +133,13 @@ pub fn rms_norm_backward(dy: &Tensor, [x, weight_e, rstd]: [&Tensor; 3]) -> Opti
         eps: 0.0,
     };
     // SAFETY: as above; `rstd` has a number for each row.
-    unsafe { kernels.launch("norm_rows_back", rows, &params)? };
+    unsafe { launch(&x, "norm_rows_back", rows, &params)? };
     Some(dx)
 }
 
 /// How many rows there are, and how wide they are, if the kernels can read them.
 fn rows_of(x: &Tensor, weight_e: &Tensor) -> Option<(usize, c_int)> {
+    settings(x)?;
     let width = *x.size().last()?;
     let rows = x.numel() as i64 / width.max(1);
     let fits = rows > 0
@@ -165,46 +151,48 @@ fn rows_of(x: &Tensor, weight_e: &Tensor) -> Option<(usize, c_int)> {
     fits.then_some((rows as usize, c_int::try_from(width).ok()?))
 }
 
-/// As [`crate::native::swiglu`].
+/// The gate and what it lets through, as in [`crate::native::swiglu`].
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Option<Tensor> {
-    let (kernels, pieces) = gates(gate, &[up])?;
+    let pieces = gates(gate, &[up])?;
     let (gate, up) = (dense(gate), dense(up));
     let y = gate.empty_like();
     let params =
         Gated { gate: gate.data_ptr(), up: up.data_ptr(), dy: ptr::null(), out: y.data_ptr(), dup: ptr::null_mut(), pieces };
     // SAFETY: the parameter is the kernel's; all tensors are in one piece, on this device, and of `pieces` pieces.
-    unsafe { kernels.launch("gated", (pieces as usize).div_ceil(THREADS), &params)? };
+    unsafe { launch(&gate, "gated", (pieces as usize).div_ceil(THREADS), &params)? };
     Some(y)
 }
 
-/// As [`crate::native::swiglu_backward`].
+/// The gradients of gate and up, as in [`crate::native::swiglu_backward`].
 pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> Option<(Tensor, Tensor)> {
-    let (kernels, pieces) = gates(gate, &[up, dy])?;
+    let pieces = gates(gate, &[up, dy])?;
     let (gate, up, dy) = (dense(gate), dense(up), dense(dy));
     let (dgate, dup) = (gate.empty_like(), gate.empty_like());
     let params =
         Gated { gate: gate.data_ptr(), up: up.data_ptr(), dy: dy.data_ptr(), out: dgate.data_ptr(), dup: dup.data_ptr(), pieces };
     // SAFETY: as above.
-    unsafe { kernels.launch("gated_back", (pieces as usize).div_ceil(THREADS), &params)? };
+    unsafe { launch(&gate, "gated_back", (pieces as usize).div_ceil(THREADS), &params)? };
     Some((dgate, dup))
 }
 
-fn gates(gate: &Tensor, others: &[&Tensor]) -> Option<(Kernels, i64)> {
+/// Pieces of 16 bytes that each tensor has, if the kernels can read them all.
+fn gates(gate: &Tensor, others: &[&Tensor]) -> Option<i64> {
+    settings(gate)?;
     let count = gate.numel() as i64;
     let fits = count > 0 && count % PIECE == 0 && count / PIECE < LARGEST;
     let all_alike = others.iter().all(|other| is_like(gate, other) && other.size() == gate.size());
-    if fits && all_alike { Some((Kernels::of(gate)?, count / PIECE)) } else { None }
+    (fits && all_alike).then_some(count / PIECE)
 }
 
-/// As [`crate::native::rotate`]: what is turned back is laid out as a projection is, (B, n, heads, D).
+/// The turned heads, as in [`crate::native::rotate`]: what is turned back is laid out as a projection is, (B, n, heads, D).
 pub fn rotate(x_bhnd: &Tensor, [cos, sin]: [&Tensor; 2], direction: RotationDirection) -> Option<Tensor> {
     let (batch, heads, tokens, width) = x_bhnd.size4().ok()?;
     let (pieces, rows) = (width / 2 / PIECE, cos.size()[0]);
     let count = batch * heads * tokens * pieces;
     let has_angles = [cos, sin].iter().all(|x| is_like(x_bhnd, x) && x.numel() as i64 == rows * tokens * (width / 2));
     let fits = width % (2 * PIECE) == 0 && count > 0 && count < LARGEST && has_angles && (rows == 1 || rows == batch);
-    let kernels = if fits { Kernels::of(x_bhnd)? } else { return None };
-    let (x, cos, sin) = (in_pieces(x_bhnd), dense(cos), dense(sin));
+    settings(x_bhnd).filter(|_| fits)?;
+    let (x, cos, sin) = (aligned(x_bhnd), dense(cos), dense(sin));
     let options = (x.kind(), x.device());
     let out = match direction {
         RotationDirection::Forth => Tensor::empty([batch, heads, tokens, width], options),
@@ -215,8 +203,8 @@ pub fn rotate(x_bhnd: &Tensor, [cos, sin]: [&Tensor; 2], direction: RotationDire
         cos: cos.data_ptr(),
         sin: sin.data_ptr(),
         out: out.data_ptr(),
-        x_strides: piece_strides(&x),
-        out_strides: piece_strides(&out),
+        x_strides: strides(&x).map(|stride| stride / PIECE),
+        out_strides: strides(&out).map(|stride| stride / PIECE),
         angle_batch: if rows == 1 { 0 } else { tokens * pieces },
         count: u32::try_from(count).ok()?,
         heads: c_int::try_from(heads).ok()?,
@@ -225,24 +213,14 @@ pub fn rotate(x_bhnd: &Tensor, [cos, sin]: [&Tensor; 2], direction: RotationDire
         sign: if direction == RotationDirection::Back { -1.0 } else { 1.0 },
     };
     // SAFETY: the parameter is the kernel's; the tensors are on this device, of these sizes, with channels that are neighbours.
-    unsafe { kernels.launch("turned", (count as usize).div_ceil(THREADS), &params)? };
+    unsafe { launch(&x, "turned", (count as usize).div_ceil(THREADS), &params)? };
     Some(out)
-}
-
-/// The tensor itself where its heads can be read in pieces of 16 bytes, else a copy of which they can.
-fn in_pieces(x: &Tensor) -> Tensor {
-    let stride = x.stride();
-    let is_fine = stride[3] == 1 && stride[..3].iter().all(|stride| stride % PIECE == 0);
-    if is_fine && (x.data_ptr() as usize).is_multiple_of(16) { x.shallow_clone() } else { dense(x) }
-}
-
-fn piece_strides(x: &Tensor) -> [i64; 3] {
-    let stride = x.stride();
-    [stride[0], stride[1], stride[2]].map(|stride| stride / PIECE)
 }
 
 #[cfg(test)]
 mod tests {
+    use tch::Device;
+
     use super::super::nvrtc::tests::spills_nothing;
     use super::*;
 

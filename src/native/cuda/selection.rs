@@ -5,10 +5,9 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use super::built::{self, KernelSource, Setting};
-use super::driver::launch_stream;
+use super::built::{self, Grid, KernelSource, Setting};
 
 pub(super) static SOURCE: KernelSource = KernelSource {
     name: "selection",
@@ -82,17 +81,9 @@ fn sizes(x_bgn: &Tensor) -> Option<(i64, i64)> {
     (batch * groups <= LARGEST_GRID && each < LARGEST).then_some((batch * groups, each))
 }
 
-/// Starts a kernel on the device of `like`; `None` where it does not serve.
-///
-/// # Safety
-/// `P` must be the kernel's parameter; what it points to must be on that device, as large as the kernel takes it to be.
-unsafe fn launch<P: Copy>(like: &Tensor, kernel: &str, (grid, threads): ([usize; 3], usize), params: &P) -> Option<()> {
-    let Device::Cuda(device) = like.device() else { return None };
-    let (module, which) = built::module(device, &SOURCE, &SETTINGS)?;
-    // SAFETY: the caller's promises. Tensors that are dropped before the kernel has run give their memory to operations behind it in the
-    // same stream.
-    let done = launch_stream(device).and_then(|stream| unsafe { module.launch(kernel, grid, threads, params, stream) });
-    done.map_err(|reason| built::give_up(which, reason)).ok()
+/// A block for each row.
+fn of_rows(rows: i64) -> Grid {
+    Grid { blocks: [rows as usize, 1, 1], threads: THREADS }
 }
 
 /// The order of entries as integers, lowest first: by score, ties by position; what may not leave has the largest. -0 is 0, NaN as large
@@ -130,9 +121,9 @@ pub fn rank_entries(score_bgn: &Tensor, position_bgn: &Tensor, staying: Staying<
         groups: groups as c_int,
         slots: slots as c_int,
     };
-    let grid = [(slots as usize).div_ceil(EACH_OWN), rows as usize, 1];
+    let blocks = [(slots as usize).div_ceil(EACH_OWN), rows as usize, 1];
     // SAFETY: the parameter is the kernel's; the tensors are of this device and of these sizes, along strides of 0 where there is one.
-    unsafe { launch(&key, "rank_entries", (grid, EACH_OWN), &params) }.map(|()| key)
+    unsafe { built::launch(&key, &SOURCE, &SETTINGS, "rank_entries", Grid { blocks, threads: EACH_OWN }, &params) }.map(|()| key)
 }
 
 /// The slots of the `count` lowest keys, lowest first, of equals the lower slot first; `None` where the kernels do not serve.
@@ -158,7 +149,7 @@ pub fn take_lowest(key_bgn: &Tensor, count: i64) -> Option<Tensor> {
         taken: count as c_int,
     };
     // SAFETY: the parameter is the kernel's; the tensors are contiguous, of this device and of these sizes.
-    unsafe { launch(&key, "take_lowest", ([rows as usize, 1, 1], THREADS), &params) }.map(|()| slot)
+    unsafe { built::launch(&key, &SOURCE, &SETTINGS, "take_lowest", of_rows(rows), &params) }.map(|()| slot)
 }
 
 /// For slots that are left: those slots from the lowest on, which of the given each of them was, and as many slots from `region` on, those
@@ -185,7 +176,7 @@ pub fn plan_moves(victim_bge: &Tensor, region: i64) -> Option<[Tensor; 3]> {
             victims: victims as c_int,
         };
         // SAFETY: as above.
-        unsafe { launch(&victim, "plan_moves", ([rows as usize, 1, 1], THREADS), &params)? };
+        unsafe { built::launch(&victim, &SOURCE, &SETTINGS, "plan_moves", of_rows(rows), &params)? };
     }
     Some(made.each_ref().map(Tensor::shallow_clone))
 }
@@ -203,6 +194,8 @@ fn strides(x: &Tensor) -> [i64; 2] {
 
 #[cfg(test)]
 mod tests {
+    use tch::Device;
+
     use super::super::nvrtc::tests::spills_nothing;
     use super::*;
 

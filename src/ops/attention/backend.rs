@@ -6,9 +6,10 @@ use tch::{Device, Kind};
 
 use super::part::PartKernel;
 use crate::native;
-use crate::native::cuda::{Driver, Numerics, TorchKernel};
+use crate::native::cuda::{Gpu, TorchKernel};
 
-/// Tokens of which whole chunks and their pasts are multiples.
+/// Tokens of which whole chunks and their pasts are multiples. cuDNN makes a plan for every new pair of lengths, so the last chunks of samples, and
+/// tokens that are generated, are left to other kernels.
 pub(super) const WHOLE: i64 = 64;
 
 /// A backend of attention; forward and backward use the same.
@@ -48,20 +49,13 @@ impl Backend {
         }
     }
 
-    /// What attends where the chunk and each part of its past are [whole](Self::is_whole): cuDNN, in parts, on the GPUs for which it has kernels of
-    /// its own. Its backward sums in no fixed order, so deterministic runs do without.
+    /// What may attend where the chunk and each part of its past are multiples of [`WHOLE`]: cuDNN, in parts, on the GPUs on which it was
+    /// measured to be faster.
     pub(super) fn of_whole_chunks(device: Device, kind: Kind, head_dim: i64) -> Option<Self> {
         let Device::Cuda(index) = device else { return None };
         let has_half = matches!(kind, Kind::BFloat16 | Kind::Half) && head_dim % 8 == 0 && head_dim <= 128;
-        let has_kernels =
-            || Driver::ask().is_ok_and(|driver| driver.gpus.get(index).is_some_and(|gpu| matches!(gpu.capability.0, 9 | 10)));
-        let serves = has_half && !Numerics::now().0.is_deterministic && has_kernels();
+        let serves = has_half && Gpu::at(index).is_ok_and(|gpu| gpu.capability.0 == 9);
         serves.then_some(Self::Parts(PartKernel::TorchKernel(TorchKernel::Cudnn)))
-    }
-
-    /// Whether a length is one of few: cuDNN makes a plan for each pair of lengths, which takes as long as hundreds of chunks.
-    pub(super) fn is_whole(length: i64) -> bool {
-        length % WHOLE == 0
     }
 
     /// Whether it is a kernel that comes with libtorch.

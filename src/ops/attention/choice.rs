@@ -1,8 +1,8 @@
 //! Which backend computes a chunk's attention.
 
-use super::backend::Backend;
 #[cfg(test)]
 use super::backend::forced;
+use super::backend::{Backend, WHOLE};
 use super::chunk::{KvBlock, Qkv};
 use super::part::PartKernel;
 use super::tried::backend_of;
@@ -18,7 +18,7 @@ pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
         return Backend::Parts(PartKernel::Blocks);
     }
     let q = &chunk.q_bhnd;
-    let is_whole = Backend::is_whole(chunk.num_tokens()) && past.iter().all(|part| Backend::is_whole(part.slots()));
+    let is_whole = past.iter().map(KvBlock::slots).chain([chunk.num_tokens()]).all(|length| length % WHOLE == 0);
     let backend = backend_of(q.device(), q.kind(), q.size()[3], is_whole);
     // Of libtorch's kernels none caps scores, and none leaves out slots.
     let is_capped = chunk.rule.soft_cap.is_some();

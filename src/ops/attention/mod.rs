@@ -31,7 +31,7 @@ pub use drain::drain_backward;
 pub use mass::{attention_mass, attention_weights};
 pub use part::PartKernel;
 pub use rule::ScoreRule;
-pub use tried::{kernel_names, try_kernels};
+pub use tried::{KernelsOfHeads, try_kernels};
 
 use by_backend::{attend_backward_by, attend_by};
 use choice::backend_for;

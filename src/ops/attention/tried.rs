@@ -2,6 +2,7 @@
 //! kernel's habits need be taken on trust. Where it gives others, or none, blocks attend.
 
 use std::any::Any;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +13,7 @@ use super::by_backend::{attend_backward_by, attend_by};
 use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv};
 use super::part::PartKernel;
 use super::rule::ScoreRule;
+use crate::native::cuda::Numerics;
 
 /// Tokens and older slots on which a kernel must agree with the blocks: whole blocks of no kernel.
 const ODD: Lengths = Lengths { tokens: 50, past: 83 };
@@ -45,11 +47,11 @@ fn of_heads(device: Device, kind: Kind, head_dim: i64) -> Option<Tried> {
     tried().iter().find(|tried| (tried.device, tried.kind, tried.head_dim) == (device, kind, head_dim)).copied()
 }
 
-/// What attends with heads of so many channels, where nothing is capped or left out; `is_whole` says whether all lengths are
-/// [whole](Backend::is_whole).
+/// What attends with heads of so many channels, where nothing is capped or left out; `is_whole` says whether all lengths are multiples of
+/// [`WHOLE`]. The kernel for those sums in no fixed order, so deterministic runs do without.
 pub(super) fn backend_of(device: Device, kind: Kind, head_dim: i64, is_whole: bool) -> Backend {
     match of_heads(device, kind, head_dim) {
-        Some(Tried { of_whole_chunks: Some(backend), .. }) if is_whole => backend,
+        Some(Tried { of_whole_chunks: Some(backend), .. }) if is_whole && !Numerics::now().0.is_deterministic => backend,
         Some(Tried { is_refused: true, .. }) => Backend::Parts(PartKernel::Blocks),
         _ => Backend::preferred(device, kind, head_dim),
     }
@@ -74,10 +76,34 @@ pub fn try_kernels(device: Device, kind: Kind, head_dim: i64) -> Vec<String> {
     said
 }
 
-/// The names of what attends with such heads, as far as it has been tried.
-pub fn kernel_names(device: Device, kind: Kind, head_dim: i64) -> String {
-    let [whole, other] = [true, false].map(|is_whole| backend_of(device, kind, head_dim, is_whole));
-    if whole == other { other.to_string() } else { format!("{whole}, {other} for lengths that are no multiple of {WHOLE}") }
+/// What attends with heads of so many channels.
+#[derive(Clone, Debug)]
+pub struct KernelsOfHeads {
+    names: String,
+    refused: Vec<String>,
+    /// Whether none of libtorch's kernels serves all lengths.
+    pub is_blockwise: bool,
+}
+
+impl KernelsOfHeads {
+    /// Tries them, if that has not been done; who asks first has the reasons of those that are refused.
+    pub fn tried(device: Device, kind: Kind, head_dim: i64) -> Self {
+        let refused = try_kernels(device, kind, head_dim);
+        let [whole, other] = [true, false].map(|is_whole| backend_of(device, kind, head_dim, is_whole));
+        let names = if whole == other {
+            other.to_string()
+        } else {
+            format!("{whole}, {other} for lengths that are no multiple of {WHOLE}")
+        };
+        Self { names, refused, is_blockwise: other == Backend::Parts(PartKernel::Blocks) }
+    }
+}
+
+impl fmt::Display for KernelsOfHeads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.names)?;
+        self.refused.iter().try_for_each(|why| write!(f, "; {why}"))
+    }
 }
 
 /// Whether a backend gives on random numbers what the blocks make of them in double precision: products of f32 may round their factors.
@@ -206,7 +232,8 @@ mod tests {
         }
         // A CPU has nothing to choose.
         assert_eq!(try_kernels(Device::Cpu, Kind::Float, 16), Vec::<String>::new());
-        assert_eq!(kernel_names(Device::Cpu, Kind::Float, 16), "kvtune's CPU kernel");
+        let here = KernelsOfHeads::tried(Device::Cpu, Kind::Float, 16);
+        assert!(here.to_string() == "kvtune's CPU kernel" && !here.is_blockwise);
     }
 
     #[test]

@@ -26,7 +26,7 @@ namespace {
 using at::Tensor;
 using kvtune::guarded;
 
-// As in `TorchKernel` and `Mask` of native/cuda/attention.rs.
+// As in `TorchKernel` and `TorchKernelMask` of native/cuda/attention.rs.
 enum Kernel { FLASH = 0, EFFICIENT = 1, CUDNN = 2, CPU = 3 };
 enum Mask { ALL = 0, CAUSAL = 1, CAUSAL_FROM_END = 2 };
 
@@ -125,7 +125,7 @@ std::tuple<Tensor, Tensor> forward(const Part& given) {
   Part p = checked(given);
   auto made = at::_cudnn_attention_forward(p.q, p.k, p.v, std::nullopt, std::nullopt, std::nullopt, p.tokens(), p.keys(), true, 0.0,
                                            p.sight != ALL, false, p.scale);
-  return {std::get<0>(made), std::get<1>(made).squeeze(-1)};
+  return {std::get<0>(made), std::get<1>(made).view({p.q.size(0), p.q.size(1), p.tokens()})};
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Part& given, const Tensor& dout, const Tensor& out, const Tensor& lse) {
