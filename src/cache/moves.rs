@@ -7,7 +7,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::{ChunkSpan, Victims};
-use crate::native::cuda::{on_device, plan_moves};
+use crate::native::cuda::on_device;
 
 /// Where a write happens: which slots there were, and which the chunk takes.
 #[derive(Clone, Copy, Debug)]
@@ -109,9 +109,6 @@ pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
 /// The moves `(to, order, from)` where each head has victims of its own, found with tensor operations.
 fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tensor) {
     let (region, device) = (at.region(), victim_bge.device());
-    if let Some([to, order, from]) = plan_moves(victim_bge, region) {
-        return (to, order, from);
-    }
     // What lies below the region sorts before what lies inside it; within both, by slot.
     let order = (victim_bge - victim_bge.lt(region).to_kind(Kind::Int64) * at.slots).argsort(-1, false);
     let to = victim_bge.gather(2, &order, false);

@@ -4,7 +4,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::budget::{BudgetState, order_empty};
 use super::{Entries, EvictionOrder, Policy, PolicyTraits};
-use crate::native::cuda::{Staying, on_device, rank_entries, take_lowest};
+use crate::native::cuda::on_device;
 use crate::native::or_panic;
 use crate::store::{Waiting, copies_are_async};
 
@@ -229,10 +229,6 @@ pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionO
         }
         EvictionOrder::ByEntry(score_bgc) => {
             let position = entries.position_bgc.narrow(1, 0, heads.max(score_bgc.size()[1]));
-            let staying = Staying { sinks: sinks as i64, young, protected: held.protected };
-            if let Some(key) = rank_entries(score_bgc, &position, staying) {
-                return key;
-            }
             let is_sink = position.ge(0).logical_and(&position.lt(sinks as i64));
             let key = ordered(score_bgc).bitwise_left_shift_tensor_scalar(32) + position.clamp_min(0);
             (key.masked_fill(&is_sink, i64::MAX), position)
@@ -283,8 +279,7 @@ fn is_protected(position_bgc: &Tensor, protected: &[(usize, usize)]) -> Option<T
 const LAST: i64 = 1 << 40;
 
 fn lowest(key_bgc: &Tensor, count: usize, cache_length: usize) -> Victims {
-    let count = count as i64;
-    Victims::chosen(take_lowest(key_bgc, count).unwrap_or_else(|| key_bgc.topk(count, 2, false, true).1), cache_length)
+    Victims::chosen(key_bgc.topk(count as i64, 2, false, true).1, cache_length)
 }
 
 /// Maps f32 to i64 so that order is kept, and with 32 bits to spare below for the position: comparing keys compares scores
@@ -313,8 +308,7 @@ mod tests {
         assert_eq!(lowest(&key, 3, 4).shared().unwrap(), [2, 1, 0]);
     }
 
-    /// The rule is [`EvictionOrder::ByEntry`]'s, and what may not leave comes last; the kernels for CUDA are held to the same rule
-    /// (`tests/kernels/selection.cpp`).
+    /// The rule is [`EvictionOrder::ByEntry`]'s, and what may not leave comes last.
     #[test]
     fn the_lowest_leave_in_the_order_of_a_plain_sort() {
         #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The same kernels on a GPU, where there is one, beside libtorch's own operations on the same device.
 
-use kvtune::native::cuda::{self, Gpu, Numerics, Staying};
+use kvtune::native::cuda::{self, Gpu, Numerics};
 use kvtune::ops::attention::{KernelsOfHeads, KvBlock, Qkv, Queries, ScoreRule, attend, attend_backward, attention_mass};
 use kvtune::ops::frequencies::RopeSpec;
 use kvtune::ops::rms_norm::rms_norm;
@@ -175,59 +175,6 @@ fn norms_gates_and_rotations_are_on_a_gpu_what_they_are_on_the_cpu() {
     let states = cuda::kernel_states();
     let ours = states.iter().filter(|state| state.kernel.starts_with("`pointwise`"));
     assert!(ours.clone().count() == 2 && ours.clone().all(|state| state.missing.is_none()), "{states:?}");
-}
-
-#[test]
-fn what_leaves_and_moves_on_a_gpu_is_what_leaves_and_moves_on_the_cpu() {
-    let Some(device) = gpu() else { return };
-    tch::manual_seed(7);
-    let mut entries = 0;
-    for (batch, groups, slots, count) in
-        [(1, 4, 18_432, 2048), (2, 3, 700, 699), (1, 1, 69_632, 4096), (3, 2, 33, 1), (1, 2, 5000, 5000)]
-    {
-        // Few scores, so that many are the same; zeros of both signs, infinities and what is not a number among them.
-        let few = (Tensor::randn([batch, groups, slots], (Kind::Float, Device::Cpu)) * 3.0).round() / 3.0;
-        let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0];
-        let odd = Tensor::from_slice(&special).repeat([slots / 4 + 1]).narrow(0, 0, slots);
-        let score = odd.where_self(&Tensor::rand(few.size(), (Kind::Float, Device::Cpu)).lt(0.1), &few);
-        let position = Tensor::rand(few.size(), (Kind::Float, Device::Cpu)).argsort(-1, false) * 3;
-        let protected: Vec<(usize, usize)> = (0..batch as usize).map(|sequence| (30 + sequence, 60)).collect();
-        let staying = Staying { sinks: 9, young: slots * 2, protected: &protected };
-        let key = cuda::rank_entries(&score.to_device(device), &position.to_device(device), staying).unwrap();
-        let slot = cuda::take_lowest(&key, count).unwrap();
-        assert!(slot.equal(&cuda::take_lowest(&key, count).unwrap()), "two runs differ");
-        let region = slots - count;
-        let moves = cuda::plan_moves(&slot, region).unwrap();
-        let flat = |x: &Tensor| Vec::<i64>::try_from(x.to_device(Device::Cpu).contiguous().view(-1)).unwrap();
-        let (positions, scores) = (flat(&position), Vec::<f32>::try_from(score.contiguous().view(-1)).unwrap());
-        let (found, [to, order, from]) = (flat(&slot), moves.each_ref().map(flat));
-        let (n, e) = (slots as usize, count as usize);
-        for sequence in 0..(batch * groups) as usize {
-            let rank = |slot: usize| {
-                let (s, p) = (scores[sequence * n + slot], positions[sequence * n + slot]);
-                let (start, end) = protected[sequence / groups as usize];
-                let stays = p < 9 || p >= slots * 2 || (start as i64..end as i64).contains(&p);
-                if stays { (true, 0.0, 0) } else { (false, if s.is_nan() { f32::INFINITY } else { s }, p) }
-            };
-            let mut sorted: Vec<usize> = (0..n).collect();
-            // Stable, so that of equals the lower slot comes first.
-            sorted.sort_by(|&a, &b| rank(a).partial_cmp(&rank(b)).unwrap());
-            let of = |all: &[i64]| all[sequence * e..(sequence + 1) * e].to_vec();
-            let wide = |slots: &[usize]| slots.iter().map(|&slot| slot as i64).collect::<Vec<_>>();
-            assert_eq!(of(&found), wide(&sorted[..e]), "{slots} slots, {count} leave, sequence {sequence}");
-            let mut by_slot: Vec<usize> = (0..e).collect();
-            by_slot.sort_by_key(|&i| sorted[i]);
-            assert_eq!((of(&order), of(&to)), (wide(&by_slot), by_slot.iter().map(|&i| sorted[i] as i64).collect()));
-            let mut tail: Vec<usize> = (n - e..n).collect();
-            tail.sort_by_key(|slot| sorted[..e].contains(slot));
-            assert_eq!(of(&from), wide(&tail));
-            entries += e;
-        }
-    }
-    assert!(entries > 0);
-    let states = cuda::kernel_states();
-    let ours = states.iter().filter(|state| state.kernel.starts_with("`selection`"));
-    assert!(ours.clone().count() == 1 && ours.clone().all(|state| state.missing.is_none()), "{states:?}");
 }
 
 /// To a unit in the last place, where a power or a root may fall to either side of a rounding.

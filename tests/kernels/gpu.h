@@ -245,21 +245,6 @@ inline float f16(uint16_t bits) {
   return bits >> 15 ? -magnitude : magnitude;
 }
 
-// To the nearest, of two as near to the even one.
-inline uint16_t to_f16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  uint16_t sign = bits >> 16 & 0x8000;
-  float a = std::fabs(x);
-  if (std::isnan(x)) return 0x7fff;
-  // Halfway between the largest number and what would be the next.
-  if (a >= 65520.0f) return sign | 0x7c00;
-  // Below 2^-14 all numbers are as far apart.
-  int exponent = std::max(a > 0.0f ? std::ilogb(a) : -14, -14);
-  // The leading one, where there is one, counts as one exponent more.
-  return sign | ((exponent + 14) * 1024 + static_cast<int>(std::nearbyint(std::ldexp(a, 10 - exponent))));
-}
-
 inline float bf16(uint16_t bits) { return of_bits(static_cast<uint32_t>(bits) << 16); }
 
 struct Multiply {
@@ -314,30 +299,6 @@ inline void exchange(Shuffle* const (&lanes)[32]) {
   for (int lane = 0; lane < 32; ++lane) lanes[lane]->value = values[lane ^ lanes[lane]->mask];
 }
 
-struct Lift {
-  unsigned value;
-  int distance;
-};
-
-// Lanes that have none so far below keep their own.
-inline void lift(Lift* const (&lanes)[32]) {
-  for (int lane = 31; lane >= lanes[lane]->distance; --lane) lanes[lane]->value = lanes[lane - lanes[lane]->distance]->value;
-}
-
-struct Match {
-  unsigned value, same;
-};
-
-inline void match(Match* const (&lanes)[32]) {
-  for (Match* lane : lanes) {
-    for (int other = 0; other < 32; ++other) lane->same |= (lane->value == lanes[other]->value ? 1u : 0u) << other;
-  }
-}
-
-struct Meeting {};
-
-inline void meet(Meeting* const (&)[32]) {}
-
 }  // namespace gpu
 
 #define threadIdx gpu::thread_index
@@ -359,64 +320,17 @@ inline float __shfl_xor_sync(unsigned, float value, int mask) {
   return part.value;
 }
 
-inline unsigned __shfl_up_sync(unsigned, unsigned value, int distance) {
-  gpu::Lift part{value, distance};
-  gpu::together(4, part, gpu::lift);
-  return part.value;
-}
-
-inline unsigned __match_any_sync(unsigned, unsigned value) {
-  gpu::Match part{value, 0};
-  gpu::together(5, part, gpu::match);
-  return part.same;
-}
-
-inline void __syncwarp() {
-  gpu::Meeting part;
-  gpu::together(6, part, gpu::meet);
-}
-
-inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
-
-inline int __ffs(int bits) { return __builtin_ffs(bits); }
-
 template <class T> T __ldg(const T* at) {
   gpu::memory.check(at, sizeof(T), false);
   return *at;
 }
 
-// Of memory that a kernel reads and writes.
-template <class T> T fetch_from(const T* at) {
-  gpu::memory.check(at, sizeof(T), false);
-  return *at;
-}
-
-template <class T> void store_to(T* at, T value) {
-  gpu::memory.check(at, sizeof(T), true);
-  *at = value;
-}
-
 inline float __int_as_float(int bits) { return gpu::of_bits(static_cast<uint32_t>(bits)); }
 
-
-inline unsigned __float_as_uint(float x) {
-  unsigned bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-
-
-inline float of_f16(unsigned short bits) { return gpu::f16(bits); }
-
-inline unsigned short to_f16(float x) { return gpu::to_f16(x); }
-
-// Of kernels that say which kind they are for.
-#ifdef KVTUNE_F16
 inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   gpu::Multiply part{c, a, {b0, b1}};
   gpu::together(3, part, KVTUNE_F16 ? gpu::multiply<gpu::f16> : gpu::multiply<gpu::bf16>);
 }
-#endif
 
 inline void load_matrices(unsigned (&part)[4], const Narrow* row) {
   if (reinterpret_cast<uintptr_t>(row) % 16 != 0) gpu::fail("a row of a matrix that is not aligned");

@@ -1,8 +1,6 @@
 //! The kernels for CUDA on a GPU that is simulated on the CPU: the very text that a device would run, compiled by the host's compiler.
 //! `gpu.h` says what the simulated GPU is stricter about.
 
-mod selection;
-
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +11,7 @@ fn source(kernel: &str) -> PathBuf {
 }
 
 /// Compiles `tests/kernels/NAME.cpp` with a kernel's text in it, and runs it.
-fn play(name: &str, text: &Path, settings: &[String], arguments: &[&Path]) -> Output {
+fn play(name: &str, text: &Path, settings: &[String]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("simulated");
     let test = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels").join(format!("{name}.cpp"));
@@ -36,7 +34,7 @@ fn play(name: &str, text: &Path, settings: &[String], arguments: &[&Path]) -> Ou
         .output()
         .expect("a C++ compiler");
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    Command::new(program).args(arguments).output().unwrap()
+    Command::new(program).output().unwrap()
 }
 
 fn said(output: &Output) -> String {
@@ -50,7 +48,7 @@ fn head(width: usize, is_f16: bool) -> [String; 2] {
 #[test]
 fn attention_mass_is_the_plain_sum_for_every_width_and_kind() {
     for (width, is_f16) in [(16, true), (80, false), (128, true), (256, false)] {
-        let output = play("attention_mass", &source("attention_mass"), &head(width, is_f16), &[]);
+        let output = play("attention_mass", &source("attention_mass"), &head(width, is_f16));
         let said = said(&output);
         assert!(output.status.success(), "{width} channels: {said}");
         // The bound of 1e-5 is the program's own.
@@ -84,11 +82,11 @@ fn faults_are_seen(kernel: &str, faults: &[(&str, &str)], run: impl Fn(&Path) ->
 
 #[test]
 fn faults_in_the_text_of_attention_mass_are_seen() {
-    faults_are_seen("attention_mass", &FAULTS, |broken| play("attention_mass", broken, &head(32, false), &[]));
+    faults_are_seen("attention_mass", &FAULTS, |broken| play("attention_mass", broken, &head(32, false)));
 }
 
 fn pointwise(text: &Path, is_f16: bool) -> Output {
-    play("pointwise", text, &[format!("-DKVTUNE_F16={}", u8::from(is_f16))], &[])
+    play("pointwise", text, &[format!("-DKVTUNE_F16={}", u8::from(is_f16))])
 }
 
 #[test]

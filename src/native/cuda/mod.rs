@@ -15,7 +15,6 @@ mod numerics;
 mod nvrtc;
 mod pinned;
 mod pointwise;
-mod selection;
 mod streams;
 mod upload;
 
@@ -33,6 +32,5 @@ pub use numerics::Numerics;
 pub use nvrtc::compiler_release;
 pub use pinned::{host_memory, host_tensor, on_device, pinned, upload, why_not_pinned};
 pub use pointwise::{rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
-pub use selection::{Staying, plan_moves, rank_entries, take_lowest};
 pub use streams::{CudaEvent, SideStream, wait};
 pub use upload::Upload;

@@ -1,5 +1,6 @@
 // Norms, gates and rotations with their backwards, one pass each over tensors of bf16 or f16 (KVTUNE_F16: 1 for f16, 0 for bf16), with
-// the arithmetic in f32 and a rounding where the published models round. Compiled at run time; NVRTC has no headers, so none is used.
+// the arithmetic in f32 and a rounding where the published models round; a rotation rounds once. Compiled at run time; NVRTC has no
+// headers, so none is used.
 //
 // All are bound by memory: each number is read once and written once, 16 bytes at a time. A row of a norm stays in registers between
 // the sum of its squares and its use, up to 8192 numbers.
