@@ -46,6 +46,7 @@ fn all_parts_come_to_their_end_on_a_cpu() {
         ("f32 beside the CPU's f32: worst matrix of the gradient", "pass"),
         ("f32 beside the CPU's f32: logits", "pass"),
         ("bf16 beside f32: cosine of the whole gradient", "pass"),
+        ("bf16 beside f32: cosine of the whole gradient, a model with heads of 64", "pass"),
         ("two runs with `train.deterministic`: choices, logits, gradients", "pass"),
         ("Qwen2.5-7B, 131 072 tokens, h2o, C 16 384", "–"),
         ("Qwen2.5-7B, 131 072 tokens, h2o, C 16 384: seconds by part", "–"),

@@ -15,6 +15,8 @@ CONFIG = {
     "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 4096,
     "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False, "initializer_range": 0.1,
 }
+# Wide enough for every kernel: rows of 512 for norms, heads of 64 and whole chunks for cuDNN.
+WIDE = {**CONFIG, "hidden_size": 512, "intermediate_size": 1024, "initializer_range": 0.05}
 RECIPE = """\
 model = { path = "model", dtype = "f32" }
 lora = { r = 8, alpha = 16 }
@@ -90,14 +92,14 @@ def result(said):
 def parity(run):
     place = run.work / "parity"
     place.mkdir(exist_ok=True)
-    (place / "config.json").write_text(json.dumps(CONFIG))
     (place / "recipe.toml").write_text(RECIPE)
-    rows = [[1 + (i * 7 + row * 31 + i * i % 13) % 500 for i in range(length)] for row, length in enumerate((201, 170))]
-    (place / "train.jsonl").write_text("".join(json.dumps({"input_ids": ids, "labels": ids}) + "\n" for ids in rows))
-    make = ["init-model", "--config", place / "config.json", "--out", place / "model"]
-    made = run.kvtune("parity-model", make, 60)
-    if made.code != 0:
-        raise ValueError(made.reason())
+    for model, config, data, lengths in (("model", CONFIG, "train", (201, 170)), ("wide", WIDE, "wide", (448, 384))):
+        (place / f"{model}.json").write_text(json.dumps(config))
+        rows = [[1 + (i * 7 + row * 31 + i * i % 13) % 500 for i in range(length)] for row, length in enumerate(lengths)]
+        (place / f"{data}.jsonl").write_text("".join(json.dumps({"input_ids": ids, "labels": ids}) + "\n" for ids in rows))
+        made = run.kvtune(f"parity-{model}", ["init-model", "--config", place / f"{model}.json", "--out", place / model], 60)
+        if made.code != 0:
+            raise ValueError(made.reason())
 
     def verify(name, more, device=None):
         return run.kvtune(name, ["verify", "--recipe", place / "recipe.toml", *more], 120, device)
@@ -122,9 +124,13 @@ def parity(run):
         found = tensors(here / f"{file}.safetensors")
         error = worst(measure(found[name], expected) for name, expected in tensors(cpu / f"{file}.safetensors").items())
         run.row(f"f32 beside the CPU's f32: {what}", "≤ 1e-4", f"{error:.1e}", error <= 1e-4)
-    narrow = dump("bf16", ["model.dtype=bf16"], None, "cpu")
-    near = cosine(tensors(narrow / "gradients.safetensors"), tensors(here / "gradients.safetensors"))
-    run.row("bf16 beside f32: cosine of the whole gradient", "≥ 0.999", f"{near:.6f}", near >= 0.999)
+    of_wide = [f"model.path={place / 'wide'}", f"data.train={place / 'wide.jsonl'}", "kv_cache.cache_length=192", "kv_cache.chunk_size=64"]
+    wide = dump("wide-f32", of_wide)
+    pairs = (("", dump("bf16", ["model.dtype=bf16"], None, "cpu"), here),
+             (", a model with heads of 64", dump("wide-bf16", [*of_wide, "model.dtype=bf16"], None, "wide-f32"), wide))
+    for what, in_bf16, in_f32 in pairs:
+        near = cosine(tensors(in_bf16 / "gradients.safetensors"), tensors(in_f32 / "gradients.safetensors"))
+        run.row(f"bf16 beside f32: cosine of the whole gradient{what}", "≥ 0.999", f"{near:.6f}", near >= 0.999)
     for name, settings, asked in (("deterministic", ["train.deterministic=true"], "the same bits"), ("repeated", [], "")):
         # The CPU's own is a run without it already.
         first = cpu if run.device == "cpu" and not settings else dump(f"{name}-1", settings)

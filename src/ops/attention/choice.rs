@@ -1,11 +1,34 @@
 //! Which backend computes a chunk's attention.
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
 #[cfg(test)]
 use super::backend::forced;
 use super::backend::{Backend, WHOLE};
 use super::chunk::{KvBlock, Qkv};
 use super::part::PartKernel;
 use super::tried::backend_of;
+
+/// The kernel for whole chunks attends to so many pairs of lengths at most: libtorch keeps a plan for each as long as the process lives, and
+/// the past of a cache that grows is longer with every chunk.
+const MOST_PLANS: usize = 64;
+
+/// Lengths of a chunk and of what it attends to, for which there are plans.
+type PlannedLengths = BTreeSet<(i64, i64)>;
+
+static PLANNED: Mutex<PlannedLengths> = Mutex::new(PlannedLengths::new());
+
+/// Whether a chunk and the parts that it attends to are multiples of [`WHOLE`], and have plans or may have them: from then on they do.
+fn are_planned(planned: &mut PlannedLengths, tokens: i64, parts: impl Iterator<Item = i64>) -> bool {
+    let pairs: PlannedLengths = parts.map(|slots| (tokens, slots)).collect();
+    let is_whole = tokens % WHOLE == 0 && pairs.iter().all(|(_, slots)| slots % WHOLE == 0);
+    let serves = is_whole && planned.union(&pairs).count() <= MOST_PLANS;
+    if serves {
+        planned.extend(pairs);
+    }
+    serves
+}
 
 /// How the chunk attends to itself and to its past.
 pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
@@ -18,7 +41,10 @@ pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
         return Backend::Parts(PartKernel::Blocks);
     }
     let q = &chunk.q_bhnd;
-    let is_whole = past.iter().map(KvBlock::slots).chain([chunk.num_tokens()]).all(|length| length % WHOLE == 0);
+    let is_whole = || {
+        let planned = &mut PLANNED.lock().unwrap_or_else(PoisonError::into_inner);
+        are_planned(planned, chunk.num_tokens(), past.iter().map(KvBlock::slots).chain([chunk.num_tokens()]))
+    };
     let backend = backend_of(q.device(), q.kind(), q.size()[3], is_whole);
     // Of libtorch's kernels none caps scores, and none leaves out slots.
     let is_capped = chunk.rule.soft_cap.is_some();
@@ -26,4 +52,20 @@ pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
         return Backend::Parts(PartKernel::Blocks);
     }
     backend
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_that_have_plans_keep_them_and_new_ones_get_none_when_there_are_many() {
+        let mut planned = PlannedLengths::new();
+        let mut asked = |tokens, past: i64| are_planned(&mut planned, tokens, [past, tokens].into_iter());
+        assert!(!asked(4096, 100) && !asked(100, 4096), "no multiples");
+        // Its own length and 63 pasts.
+        assert!((1..=63).all(|chunk| asked(4096, 8192 + 4096 * chunk)));
+        assert!(!asked(4096, 1 << 20) && !asked(2048, 12_288), "no room");
+        assert!(asked(4096, 12_288), "as before");
+    }
 }

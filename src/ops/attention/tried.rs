@@ -47,11 +47,11 @@ fn of_heads(device: Device, kind: Kind, head_dim: i64) -> Option<Tried> {
     tried().iter().find(|tried| (tried.device, tried.kind, tried.head_dim) == (device, kind, head_dim)).copied()
 }
 
-/// What attends with heads of so many channels, where nothing is capped or left out; `is_whole` says whether all lengths are multiples of
-/// [`WHOLE`]. The kernel for those sums in no fixed order, so deterministic runs do without.
-pub(super) fn backend_of(device: Device, kind: Kind, head_dim: i64, is_whole: bool) -> Backend {
+/// What attends with heads of so many channels, where nothing is capped or left out; `is_whole` says whether the kernel for whole chunks
+/// may. That sums in no fixed order, so deterministic runs do without.
+pub(super) fn backend_of(device: Device, kind: Kind, head_dim: i64, is_whole: impl FnOnce() -> bool) -> Backend {
     match of_heads(device, kind, head_dim) {
-        Some(Tried { of_whole_chunks: Some(backend), .. }) if is_whole && !Numerics::now().0.is_deterministic => backend,
+        Some(Tried { of_whole_chunks: Some(backend), .. }) if !Numerics::now().0.is_deterministic && is_whole() => backend,
         Some(Tried { is_refused: true, .. }) => Backend::Parts(PartKernel::Blocks),
         _ => Backend::preferred(device, kind, head_dim),
     }
@@ -89,7 +89,7 @@ impl KernelsOfHeads {
     /// Tries them, if that has not been done; who asks first has the reasons of those that are refused.
     pub fn tried(device: Device, kind: Kind, head_dim: i64) -> Self {
         let refused = try_kernels(device, kind, head_dim);
-        let [whole, other] = [true, false].map(|is_whole| backend_of(device, kind, head_dim, is_whole));
+        let [whole, other] = [true, false].map(|is_whole| backend_of(device, kind, head_dim, || is_whole));
         let names = if whole == other {
             other.to_string()
         } else {
@@ -227,8 +227,12 @@ mod tests {
                 assert_eq!(compared(backend, Device::Cpu, Kind::Float, 16, lengths), Ok(()), "{backend}");
             }
         }
-        for kernel in [TorchKernel::Flash, TorchKernel::Cudnn] {
-            assert!(compared(Backend::Parts(PartKernel::TorchKernel(kernel)), Device::Cpu, Kind::Float, 16, EVEN).is_err());
+        for (kernel, operation) in
+            [(TorchKernel::Flash, "aten::_flash_attention_forward"), (TorchKernel::Cudnn, "aten::_cudnn_attention_forward")]
+        {
+            let refused =
+                compared(Backend::Parts(PartKernel::TorchKernel(kernel)), Device::Cpu, Kind::Float, 16, EVEN).unwrap_err();
+            assert!(refused.contains(operation), "{refused}");
         }
         // A CPU has nothing to choose.
         assert_eq!(try_kernels(Device::Cpu, Kind::Float, 16), Vec::<String>::new());
