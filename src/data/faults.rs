@@ -90,7 +90,9 @@ pub(super) fn empty(path: &Path) -> Fault {
 pub(super) fn nothing_fits(path: &Path, read: usize, limit: usize, shortest: usize) -> Fault {
     let path = abridged(path.display());
     let message = format!("none of the {read} samples of `{path}` fits into {limit} tokens, the shortest has {shortest}");
-    Fault::data(message, "raise `data.max_seq_length` as far as the model allows, or set `data.on_too_long = \"truncate\"`")
+    let hint = "raise `data.max_seq_length` as far as the model allows, or set `data.on_too_long`: \"truncate\" shortens prompts, \"split\" cuts plain \
+                texts into windows";
+    Fault::data(message, hint)
 }
 
 pub(super) fn no_tokenizer(what: &str) -> Fault {

@@ -122,7 +122,7 @@ fn longer_than_the_model_allows() {
     assert_snapshot!(place.check(&["data.on_too_long=drop"]).refused(3), @r#"
     error: none of the 6 samples of `<dir>/train.jsonl` fits into 40 tokens, the shortest has 41
 
-    hint: raise `data.max_seq_length` as far as the model allows, or set `data.on_too_long = "truncate"`
+    hint: raise `data.max_seq_length` as far as the model allows, or set `data.on_too_long`: "truncate" shortens prompts, "split" cuts plain texts into windows
     "#);
     place.edit_json("model/config.json", json!({"max_position_embeddings": 41}));
     assert_snapshot!(place.check(&["data.max_seq_length=20"]).refused(3), @r#"
