@@ -5,7 +5,7 @@
 #   sh recipes/real/fetch.sh && cargo build --release
 #   TEXTS=search sh recipes/real/policies.sh recipes/real/policies.txt > lines.tsv
 #
-# GATES=DIR names what `kvtune calibrate` has written, for `learned` and `triattention`.
+# DEVICE=cuda takes a GPU. GATES=DIR names what `kvtune calibrate` has written, for `learned` and `triattention`.
 # Texts: `search`, by which parameters are chosen, or `judged`, which are used for nothing else. What is there already is not made again.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
@@ -21,7 +21,7 @@ failed=0
 while read -r slots chunk policy; do
     result=$work/losses/$texts-$(printf '%s' "$slots $chunk $policy${GATES:+ ${GATES##*/}}" | tr -c 'A-Za-z0-9.\n' _)
     if [ ! -f "$result" ]; then
-        $kvtune --format json evaluate --base "$work/SmolLM2-135M-Instruct.Q4_1.gguf" --recipe "$here/prose.toml" --device cpu \
+        $kvtune --format json evaluate --base "$work/SmolLM2-135M-Instruct.Q4_1.gguf" --recipe "$here/prose.toml" --device "${DEVICE:-cpu}" \
             --set data.train="$passages" --set data.validation="$passages" --set kv_cache.cache_length="$slots" \
             --set kv_cache.chunk_size="$chunk" --set kv_cache.policy="$policy" ${GATES:+--set kv_cache.gates="$GATES"} </dev/null >"$result.part" || { cat "$result.part" >&2; failed=1; continue; }
         mv "$result.part" "$result"

@@ -7,7 +7,7 @@
 #   sh recipes/real/fetch.sh && cargo build --release
 #   SEEDS="1 2 3" sh recipes/real/prose.sh > lines.tsv
 #
-# An adapter takes some 12 minutes of one thread, and up to 5 GiB. What is there already in data/real is not made again: NAME and SLOTS name it, so take
+# An adapter takes some 12 minutes of one thread, and up to 5 GiB; DEVICE=cuda takes a GPU. What is there already in data/real is not made again: NAME and SLOTS name it, so take
 # another NAME for another POLICY, LENGTHS or GATES.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
@@ -31,7 +31,7 @@ mkdir -p "$out" "$work/prose-full"
 # Evaluates on the judged passages: `evaluate WORDS`.
 # shellcheck disable=SC2086  # several words
 evaluate() {
-    $kvtune evaluate --recipe "$here/prose.toml" --device cpu --set data.train="$work/prose-judged.jsonl" \
+    $kvtune evaluate --recipe "$here/prose.toml" --device "${DEVICE:-cpu}" --set data.train="$work/prose-judged.jsonl" \
         --set data.validation="$work/prose-judged.jsonl" --set model.path="$model" $gates --set kv_cache.cache_length="$lengths" "$@"
 }
 
@@ -48,7 +48,7 @@ train() {
     run=$1 seed=$2
     shift 2
     [ -d "$run/final" ] && return
-    $kvtune finetune-lora --recipe "$here/prose.toml" --out "$run" --resume-if-possible --device cpu \
+    $kvtune finetune-lora --recipe "$here/prose.toml" --out "$run" --resume-if-possible --device "${DEVICE:-cpu}" \
         --set checkpoint.intermediate_save_interval=8 --set data.train="$work/prose-train.jsonl" \
         --set model.path="$model" --set train.seed="$seed" --set train.max_steps="$steps" --set data.validation_fraction=0 "$@" >>"$run.log" 2>&1
 }

@@ -7,7 +7,8 @@
 #   sh recipes/real/fetch.sh && cargo build --release
 #   JOBS=2 SEEDS="1 2 3" sh recipes/real/run.sh > lines.tsv
 #
-# A job takes one thread and up to 4 GiB: some 14 to 18 minutes to train, 15 to calibrate, and 5 for each of its lines of 104 questions.
+# A job takes one thread and up to 4 GiB: some 14 to 18 minutes to train, 15 to calibrate, and 5 for each of its lines of 104 questions. DEVICE=cuda
+# takes a GPU.
 # Everything is written to data/real, or DATA, and what is there already is not made again: an interrupted run goes on where it was. FACTS=4 puts four
 # facts into each sample; take another DATA for them, with the files of `fetch.sh`.
 set -eu
@@ -23,7 +24,7 @@ questions=${QUESTIONS:-104}
 # Trains an adapter: `train RUN POLICY SLOTS SEED`.
 train() {
     [ -d "$1/final" ] && return
-    $kvtune finetune-lora --recipe "$here/needles.toml" --out "$1" --resume-if-possible --device cpu \
+    $kvtune finetune-lora --recipe "$here/needles.toml" --out "$1" --resume-if-possible --device "${DEVICE:-cpu}" \
         --set checkpoint.intermediate_save_interval=8 --set data.train="$work/facts-$4.jsonl" \
         --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --set train.seed="$4" --set train.max_steps="$steps" --set kv_cache.policy="\"$2\"" --set kv_cache.cache_length="$3" >>"$1.log" 2>&1
 }
@@ -32,7 +33,7 @@ train() {
 calibrate() {
     [ -d "$work/gates-$2" ] && return
     rm -rf "$work/gates-$2.part"
-    $kvtune calibrate "$1" --recipe "$here/needles.toml" --device cpu --set data.train="$work/facts-$2.jsonl" --set data.validation_fraction=0 \
+    $kvtune calibrate "$1" --recipe "$here/needles.toml" --device "${DEVICE:-cpu}" --set data.train="$work/facts-$2.jsonl" --set data.validation_fraction=0 \
         --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --split train --limit "${GATE_SAMPLES:-64}" --out "$work/gates-$2.part" >>"$1.log" 2>&1
     mv "$work/gates-$2.part" "$work/gates-$2"
 }
@@ -44,7 +45,7 @@ score() {
     policy="\"$4\"" gates=
     [ "$4" = learned ] && policy='{ learned = { gate_alone = true } }' gates="--set kv_cache.gates=$work/gates-$1"
     # shellcheck disable=SC2086  # two words, or none
-    $kvtune evaluate "$3" --recipe "$here/needles.toml" --device cpu --set data.train="$work/facts-judged.jsonl" \
+    $kvtune evaluate "$3" --recipe "$here/needles.toml" --device "${DEVICE:-cpu}" --set data.train="$work/facts-judged.jsonl" \
         --set data.validation="$work/facts-judged.jsonl" --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" \
         --set kv_cache.policy="$policy" --set kv_cache.cache_length="$5" $gates --answers "$line.jsonl" --metrics exact_match --max-new-tokens 24 \
         >"$line.log" 2>&1
