@@ -1,11 +1,12 @@
 #!/bin/sh
-# Does training with a policy in the loop help on real prose? LoRA adapters are trained on the same passages: with the full cache, with the policy in
-# the loop, in the loop with distillation from the full cache, and in the loop from the adapter of the full cache. Prints the loss of each on passages
-# that nothing else has seen, with the full cache and with the policy, over all tokens and over those that need what lies further back than the cache
-# holds; tab-separated: seed, how it was trained, cache, loss, loss of the far tokens.
+# Does training with a policy in the loop help on real prose? LoRA adapters are trained on the same passages: with the full cache (full), with the
+# policy in the loop (loop), in the loop with distillation from the model without an adapter (distilled), in the loop from the adapter of the full cache
+# (after-full), and in the loop with distillation alone from the model with that adapter (from-full). Prints the loss of each on passages that nothing
+# else has seen, with the full cache and with the policy, over all tokens and over those that need what lies further back than the cache holds;
+# tab-separated: seed, how it was trained, cache, loss, loss of the far tokens.
 #
 #   sh recipes/real/fetch.sh && cargo build --release
-#   SEEDS="1 2 3" sh recipes/real/prose.sh > lines.tsv
+#   SEEDS="1 2 3" ARMS="loop from-full" sh recipes/real/prose.sh > lines.tsv
 #
 # An adapter takes some 12 minutes of one thread, and up to 5 GiB; DEVICE=cuda takes a GPU. What is there already in data/real is not made again: NAME and SLOTS name it, so take
 # another NAME for another POLICY, LENGTHS or GATES.
@@ -53,15 +54,18 @@ train() {
         --set model.path="$model" --set train.seed="$seed" --set train.max_steps="$steps" --set data.validation_fraction=0 "$@" >>"$run.log" 2>&1
 }
 
-# The lines of a model: `score SEED TRAINED MODEL`.
+# The lines of a model: `score SEED TRAINED MODEL WORDS`.
 score() {
-    [ -f "$out/line-$1-$2" ] || {
-        evaluate "$3" --policy dense --token-classes "$out/classes.jsonl" --format json >"$out/line-$1-$2.part"
-        evaluate "$3" --set kv_cache.policy="$policy" --token-classes "$out/classes.jsonl" --losses "$out/losses-$1-$2.jsonl" --format json \
-            >>"$out/line-$1-$2.part"
-        mv "$out/line-$1-$2.part" "$out/line-$1-$2"
+    seed=$1 trained=$2
+    shift 2
+    line=$out/line-$seed-$trained
+    [ -f "$line" ] || {
+        evaluate "$@" --policy dense --token-classes "$out/classes.jsonl" --format json >"$line.part"
+        evaluate "$@" --set kv_cache.policy="$policy" --token-classes "$out/classes.jsonl" --losses "$out/losses-$seed-$trained.jsonl" --format json \
+            >>"$line.part"
+        mv "$line.part" "$line"
     }
-    python3 - "$1" "$2" "$out/line-$1-$2" <<'END'
+    python3 - "$seed" "$trained" "$line" <<'END'
 import json, sys
 
 for line in open(sys.argv[3]):
@@ -76,14 +80,22 @@ for seed in ${SEEDS:-1}; do
     full=$work/prose-full/run-$seed
     train "$full" "$seed" --set 'kv_cache.policy="dense"' --set kv_cache.cache_length=8192
     score "$seed" full "$full"
-    for arm in ${ARMS:-loop distilled after-full}; do
+    merged=$work/prose-full/merged-$seed
+    for arm in ${ARMS:-loop distilled after-full from-full}; do
+        base=$model
         case $arm in
         loop) set -- ;;
         distilled) set -- --set head.distill='{ weight = 0.9 }' ;;
         after-full) set -- --set model.adapter="$full/final" ;;
+        from-full)
+            # What is distilled from is the model without the adapter that is trained.
+            base=$merged
+            [ -d "$merged" ] || $kvtune export "$full" --for merged --out "$merged" --device "${DEVICE:-cpu}"
+            set -- --set head.distill='{ weight = 1.0 }'
+            ;;
         esac
         # shellcheck disable=SC2086  # several words
-        train "$own-$arm" "$seed" $gates --set kv_cache.cache_length="$lengths" --set kv_cache.policy="$policy" "$@"
-        score "$seed" "$arm" "$own-$arm"
+        train "$own-$arm" "$seed" $gates --set kv_cache.cache_length="$lengths" --set kv_cache.policy="$policy" --set model.path="$base" "$@"
+        score "$seed" "$arm" "$own-$arm" --set model.path="$base"
     done
 done
