@@ -5,7 +5,8 @@
 #   sh recipes/real/fetch.sh && cargo build --release
 #   TEXTS=judged sh recipes/real/calibrated.sh 512 1024 > lines.tsv
 #
-# Calibration takes some eight minutes of one thread, and each line one more; DEVICE=cuda takes a GPU. What is there already in data/real is not made again.
+# Calibration takes some eight minutes of one thread, and each line one more; DEVICE=cuda takes a GPU. What is there already in data/real is not made
+# again.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
@@ -13,7 +14,7 @@ found=$work/calibrated-$(echo "$@" | tr ' ' -)
 if [ ! -f "$found.json" ]; then
     python3 "$here/needles.py" --prose "$work/prose" --sections A,B,C,D,E,F,G,H --characters 36500 --rows 2 --facts 0 --seed 21 >"$found.jsonl"
     rm -rf "$found"
-    "${KVTUNE:-$here/../../target/release/kvtune}" --threads 1 --quiet --format json calibrate "$work/SmolLM2-135M-Instruct.Q4_1.gguf" --device "${DEVICE:-cpu}" \
+    "${KVTUNE:-$here/../../target/release/kvtune}" --threads 1 --quiet --device "${DEVICE:-cpu}" --format json calibrate "$work/SmolLM2-135M-Instruct.Q4_1.gguf" \
         --recipe "$here/prose.toml" --set data.train="$found.jsonl" --set data.validation_fraction=0 --split train \
         --cache-length "$(echo "$@" | tr ' ' ,)" --out "$found" >"$found.part"
     mv "$found.part" "$found.json"

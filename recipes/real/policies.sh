@@ -10,7 +10,7 @@
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
-kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet"
+kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet --device ${DEVICE:-cpu}"
 texts=${TEXTS:-search}
 if [ "$texts" = search ]; then sections=A,B,C,D,E,F,G,H; else sections=I,J; fi
 passages=$work/$texts.jsonl
@@ -21,7 +21,7 @@ failed=0
 while read -r slots chunk policy; do
     result=$work/losses/$texts-$(printf '%s' "$slots $chunk $policy${GATES:+ ${GATES##*/}}" | tr -c 'A-Za-z0-9.\n' _)
     if [ ! -f "$result" ]; then
-        $kvtune --format json evaluate --base "$work/SmolLM2-135M-Instruct.Q4_1.gguf" --recipe "$here/prose.toml" --device "${DEVICE:-cpu}" \
+        $kvtune --format json evaluate --base "$work/SmolLM2-135M-Instruct.Q4_1.gguf" --recipe "$here/prose.toml" \
             --set data.train="$passages" --set data.validation="$passages" --set kv_cache.cache_length="$slots" \
             --set kv_cache.chunk_size="$chunk" --set kv_cache.policy="$policy" ${GATES:+--set kv_cache.gates="$GATES"} </dev/null >"$result.part" || { cat "$result.part" >&2; failed=1; continue; }
         mv "$result.part" "$result"

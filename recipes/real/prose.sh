@@ -8,13 +8,15 @@
 #   sh recipes/real/fetch.sh && cargo build --release
 #   SEEDS="1 2 3" ARMS="loop from-full" sh recipes/real/prose.sh > lines.tsv
 #
-# An adapter takes some 12 minutes of one thread, and up to 5 GiB; DEVICE=cuda takes a GPU. What is there already in data/real is not made again: NAME and SLOTS name it, so take
-# another NAME for another POLICY, LENGTHS or GATES.
+# An adapter takes some 12 minutes of one thread, and up to 5 GiB; DEVICE=cuda takes a GPU. What is there already in data/real is not made again: NAME
+# and SLOTS name it, so take another NAME for another POLICY, LENGTHS or GATES.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
-kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet"
+kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet --device ${DEVICE:-cpu}"
 model=$work/SmolLM2-135M-Instruct.Q4_1.gguf
+# What adapters are trained on and evaluated with.
+base=$model
 policy=${POLICY:-"{ h2o = { normalize_scores = true, grace_period = 0.375 } }"}
 name=${NAME:-h2o}
 slots=${SLOTS:-512}
@@ -32,8 +34,8 @@ mkdir -p "$out" "$work/prose-full"
 # Evaluates on the judged passages: `evaluate WORDS`.
 # shellcheck disable=SC2086  # several words
 evaluate() {
-    $kvtune evaluate --recipe "$here/prose.toml" --device "${DEVICE:-cpu}" --set data.train="$work/prose-judged.jsonl" \
-        --set data.validation="$work/prose-judged.jsonl" --set model.path="$model" $gates --set kv_cache.cache_length="$lengths" "$@"
+    $kvtune evaluate --recipe "$here/prose.toml" --set data.train="$work/prose-judged.jsonl" \
+        --set data.validation="$work/prose-judged.jsonl" --set model.path="$base" $gates --set kv_cache.cache_length="$lengths" "$@"
 }
 
 if [ ! -f "$out/classes.jsonl" ]; then
@@ -49,23 +51,20 @@ train() {
     run=$1 seed=$2
     shift 2
     [ -d "$run/final" ] && return
-    $kvtune finetune-lora --recipe "$here/prose.toml" --out "$run" --resume-if-possible --device "${DEVICE:-cpu}" \
+    $kvtune finetune-lora --recipe "$here/prose.toml" --out "$run" --resume-if-possible \
         --set checkpoint.intermediate_save_interval=8 --set data.train="$work/prose-train.jsonl" \
-        --set model.path="$model" --set train.seed="$seed" --set train.max_steps="$steps" --set data.validation_fraction=0 "$@" >>"$run.log" 2>&1
+        --set model.path="$base" --set train.seed="$seed" --set train.max_steps="$steps" --set data.validation_fraction=0 "$@" >>"$run.log" 2>&1
 }
 
-# The lines of a model: `score SEED TRAINED MODEL WORDS`.
+# The lines of a model: `score SEED TRAINED MODEL`.
 score() {
-    seed=$1 trained=$2
-    shift 2
-    line=$out/line-$seed-$trained
-    [ -f "$line" ] || {
-        evaluate "$@" --policy dense --token-classes "$out/classes.jsonl" --format json >"$line.part"
-        evaluate "$@" --set kv_cache.policy="$policy" --token-classes "$out/classes.jsonl" --losses "$out/losses-$seed-$trained.jsonl" --format json \
-            >>"$line.part"
-        mv "$line.part" "$line"
+    [ -f "$out/line-$1-$2" ] || {
+        evaluate "$3" --policy dense --token-classes "$out/classes.jsonl" --format json >"$out/line-$1-$2.part"
+        evaluate "$3" --set kv_cache.policy="$policy" --token-classes "$out/classes.jsonl" --losses "$out/losses-$1-$2.jsonl" --format json \
+            >>"$out/line-$1-$2.part"
+        mv "$out/line-$1-$2.part" "$out/line-$1-$2"
     }
-    python3 - "$seed" "$trained" "$line" <<'END'
+    python3 - "$1" "$2" "$out/line-$1-$2" <<'END'
 import json, sys
 
 for line in open(sys.argv[3]):
@@ -77,10 +76,9 @@ END
 score - base "$model"
 for seed in ${SEEDS:-1}; do
     own=$out/run-$seed
-    full=$work/prose-full/run-$seed
+    full=$work/prose-full/run-$seed merged=$work/prose-full/merged-$seed base=$model
     train "$full" "$seed" --set 'kv_cache.policy="dense"' --set kv_cache.cache_length=8192
     score "$seed" full "$full"
-    merged=$work/prose-full/merged-$seed
     for arm in ${ARMS:-loop distilled after-full from-full}; do
         base=$model
         case $arm in
@@ -90,12 +88,12 @@ for seed in ${SEEDS:-1}; do
         from-full)
             # What is distilled from is the model without the adapter that is trained.
             base=$merged
-            [ -d "$merged" ] || $kvtune export "$full" --for merged --out "$merged" --device "${DEVICE:-cpu}"
+            [ -d "$merged" ] || $kvtune export "$full" --for merged --out "$merged" >>"$full.log" 2>&1
             set -- --set head.distill='{ weight = 1.0 }'
             ;;
         esac
         # shellcheck disable=SC2086  # several words
-        train "$own-$arm" "$seed" $gates --set kv_cache.cache_length="$lengths" --set kv_cache.policy="$policy" --set model.path="$base" "$@"
-        score "$seed" "$arm" "$own-$arm" --set model.path="$base"
+        train "$own-$arm" "$seed" $gates --set kv_cache.cache_length="$lengths" --set kv_cache.policy="$policy" "$@"
+        score "$seed" "$arm" "$own-$arm"
     done
 done

@@ -14,7 +14,7 @@
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
-kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet"
+kvtune="${KVTUNE:-$here/../../target/release/kvtune} --threads 1 --quiet --device ${DEVICE:-cpu}"
 seeds=${SEEDS:-1 2 3}
 caches=${CACHES:-keydiff:384 keydiff:192}
 calibrated=${CALIBRATED:-learned:384 learned:192 learned:96}
@@ -24,7 +24,7 @@ questions=${QUESTIONS:-104}
 # Trains an adapter: `train RUN POLICY SLOTS SEED`.
 train() {
     [ -d "$1/final" ] && return
-    $kvtune finetune-lora --recipe "$here/needles.toml" --out "$1" --resume-if-possible --device "${DEVICE:-cpu}" \
+    $kvtune finetune-lora --recipe "$here/needles.toml" --out "$1" --resume-if-possible \
         --set checkpoint.intermediate_save_interval=8 --set data.train="$work/facts-$4.jsonl" \
         --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --set train.seed="$4" --set train.max_steps="$steps" --set kv_cache.policy="\"$2\"" --set kv_cache.cache_length="$3" >>"$1.log" 2>&1
 }
@@ -33,7 +33,7 @@ train() {
 calibrate() {
     [ -d "$work/gates-$2" ] && return
     rm -rf "$work/gates-$2.part"
-    $kvtune calibrate "$1" --recipe "$here/needles.toml" --device "${DEVICE:-cpu}" --set data.train="$work/facts-$2.jsonl" --set data.validation_fraction=0 \
+    $kvtune calibrate "$1" --recipe "$here/needles.toml" --set data.train="$work/facts-$2.jsonl" --set data.validation_fraction=0 \
         --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" --split train --limit "${GATE_SAMPLES:-64}" --out "$work/gates-$2.part" >>"$1.log" 2>&1
     mv "$work/gates-$2.part" "$work/gates-$2"
 }
@@ -45,7 +45,7 @@ score() {
     policy="\"$4\"" gates=
     [ "$4" = learned ] && policy='{ learned = { gate_alone = true } }' gates="--set kv_cache.gates=$work/gates-$1"
     # shellcheck disable=SC2086  # two words, or none
-    $kvtune evaluate "$3" --recipe "$here/needles.toml" --device "${DEVICE:-cpu}" --set data.train="$work/facts-judged.jsonl" \
+    $kvtune evaluate "$3" --recipe "$here/needles.toml" --set data.train="$work/facts-judged.jsonl" \
         --set data.validation="$work/facts-judged.jsonl" --set model.path="$work/SmolLM2-135M-Instruct.Q4_1.gguf" \
         --set kv_cache.policy="$policy" --set kv_cache.cache_length="$5" $gates --answers "$line.jsonl" --metrics exact_match --max-new-tokens 24 \
         >"$line.log" 2>&1

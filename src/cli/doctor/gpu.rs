@@ -38,7 +38,8 @@ const TRIALS: [Trial; 4] = [
 pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport) -> Vec<DoctorCheck> {
     let driver = Driver::ask();
     let mut checks = vec![nodes(&device_nodes(), promise), of_driver(driver.as_ref(), promise), of_half(half, promise)];
-    // libtorch's CUDA half needs cuDNN and NCCL to start; kvtune itself asks the latter among ranks, and the former on some GPUs, where others would do.
+    // libtorch's CUDA half needs cuDNN and NCCL to start. kvtune itself asks NCCL among ranks, and cuDNN on some GPUs, where other kernels
+    // would do.
     let companions = [
         ("CUDA runtime", Companion::Runtime, promise),
         ("cuDNN", Companion::Cudnn, Promise::Cpu),

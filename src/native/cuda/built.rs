@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tch::{Device, Kind, Tensor};
+use tch::Kind;
 
 use super::disk_cache;
-use super::driver::{Context, Module, launch_stream};
+use super::driver::{Context, Module};
 use super::nvrtc::Nvrtc;
 
 /// The text of some kernels that are compiled together.
@@ -99,33 +99,6 @@ pub(super) fn of_half(kind: Kind) -> Option<Setting> {
         Kind::Half => Some(("KVTUNE_F16", 1)),
         _ => None,
     }
-}
-
-/// Blocks in each direction, and threads of each.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Grid {
-    pub(super) blocks: [usize; 3],
-    pub(super) threads: usize,
-}
-
-/// Starts a kernel on the device of `like`; `None` where it does not serve.
-///
-/// # Safety
-/// `P` must be the kernel's parameter; what it points to must be on that device, as large as the kernel takes it to be.
-pub(super) unsafe fn launch<P: Copy>(
-    like: &Tensor,
-    source: &'static KernelSource,
-    settings: &[Setting],
-    kernel: &str,
-    Grid { blocks, threads }: Grid,
-    params: &P,
-) -> Option<()> {
-    let Device::Cuda(device) = like.device() else { return None };
-    let (module, which) = module(device, source, settings)?;
-    // SAFETY: the caller's promises. Tensors that are dropped before the kernel has run give their memory to operations behind it in the
-    // same stream.
-    let done = launch_stream(device).and_then(|stream| unsafe { module.launch(kernel, blocks, threads, params, stream) });
-    done.map_err(|reason| give_up(which, reason)).ok()
 }
 
 fn build(device: usize, source: &KernelSource, settings: &[Setting]) -> Result<&'static Module, String> {

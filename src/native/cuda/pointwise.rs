@@ -5,10 +5,11 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::attention_mass::{aligned, strides};
-use super::built::{self, Grid, KernelSource, Setting};
+use super::built::{self, KernelSource, Setting};
+use super::driver::launch_stream;
 use crate::native::RotationDirection;
 
 pub(super) static SOURCE: KernelSource = KernelSource {
@@ -74,14 +75,17 @@ fn settings(x: &Tensor) -> Option<[Setting; 1]> {
     if x.device().is_cuda() { Some([built::of_half(x.kind())?]) } else { None }
 }
 
-/// Starts a kernel for tensors like `x`.
+/// Starts a kernel for tensors like `x`; `None` where it does not serve.
 ///
 /// # Safety
-/// As of [`built::launch`].
+/// `P` must be the kernel's parameter; what it points to must be on the device of `x`, as large as the kernel takes it to be.
 unsafe fn launch<P: Copy>(x: &Tensor, kernel: &str, blocks: usize, params: &P) -> Option<()> {
-    let grid = Grid { blocks: [blocks, 1, 1], threads: THREADS };
-    // SAFETY: the caller's promises.
-    unsafe { built::launch(x, &SOURCE, &settings(x)?, kernel, grid, params) }
+    let Device::Cuda(device) = x.device() else { return None };
+    let (module, which) = built::module(device, &SOURCE, &settings(x)?)?;
+    // SAFETY: the caller's promises. Tensors that are dropped before the kernel has run give their memory to operations behind it in the
+    // same stream.
+    let done = launch_stream(device).and_then(|stream| unsafe { module.launch(kernel, [blocks, 1, 1], THREADS, params, stream) });
+    done.map_err(|reason| built::give_up(which, reason)).ok()
 }
 
 /// In one piece, and beginning where 16 bytes can be read at once.
@@ -219,8 +223,6 @@ pub fn rotate(x_bhnd: &Tensor, [cos, sin]: [&Tensor; 2], direction: RotationDire
 
 #[cfg(test)]
 mod tests {
-    use tch::Device;
-
     use super::super::nvrtc::tests::spills_nothing;
     use super::*;
 

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 #[cfg(test)]
 use super::backend::forced;
 use super::backend::{Backend, WHOLE};
+use super::by_backend::all_parts;
 use super::chunk::{KvBlock, Qkv};
 use super::part::PartKernel;
 use super::tried::backend_of;
@@ -41,17 +42,14 @@ pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
         return Backend::Parts(PartKernel::Blocks);
     }
     let q = &chunk.q_bhnd;
+    // Of libtorch's kernels none caps scores, and none leaves out slots.
+    let is_plain = chunk.rule.soft_cap.is_none() && !past.iter().chain([&chunk.own]).any(KvBlock::is_masked);
     let is_whole = || {
         let planned = &mut PLANNED.lock().unwrap_or_else(PoisonError::into_inner);
-        are_planned(planned, chunk.num_tokens(), past.iter().map(KvBlock::slots).chain([chunk.num_tokens()]))
+        is_plain && are_planned(planned, chunk.num_tokens(), all_parts(chunk, past).into_iter().map(KvBlock::slots))
     };
     let backend = backend_of(q.device(), q.kind(), q.size()[3], is_whole);
-    // Of libtorch's kernels none caps scores, and none leaves out slots.
-    let is_capped = chunk.rule.soft_cap.is_some();
-    if backend.is_of_libtorch() && (is_capped || past.iter().any(KvBlock::is_masked) || chunk.own.is_masked()) {
-        return Backend::Parts(PartKernel::Blocks);
-    }
-    backend
+    if backend.is_of_libtorch() && !is_plain { Backend::Parts(PartKernel::Blocks) } else { backend }
 }
 
 #[cfg(test)]
