@@ -15,6 +15,9 @@ const EXAMPLES: &str = include_str!("examples.txt");
 pub(super) struct Arguments {
     #[command(subcommand)]
     pub(super) verb: Verb,
+    /// The verb as its help names it.
+    #[arg(skip)]
+    pub(super) verb_name: String,
     /// Where to compute: `auto`, `cpu`, `cuda` or `cuda:1`.
     #[arg(long, global = true, default_value_t = device::Wanted::Auto, value_name = "DEVICE")]
     pub(super) device: device::Wanted,
@@ -54,7 +57,8 @@ pub(super) fn command() -> Command {
 pub(super) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Arguments, clap::Error> {
     let mut command = command();
     let matches = command.try_get_matches_from_mut(arguments)?;
-    Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    let arguments = Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    Ok(Arguments { verb_name: matches.subcommand_name().unwrap_or_default().to_owned(), ..arguments })
 }
 
 #[cfg(test)]

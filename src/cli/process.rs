@@ -54,6 +54,9 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
     let of_device = (arguments.device, arguments.threads);
     let on = || world::device(of_device);
     let done = |()| Ending::Done;
+    if !is_shared(&arguments.verb) {
+        world::refuse_further_ranks(&arguments.verb_name)?;
+    }
     match &arguments.verb {
         Verb::Init(verb) => verb.run(on()?).map(done),
         Verb::FinetuneLora(verb) => {
@@ -65,10 +68,10 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
         Verb::Resume(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)),
         Verb::Launch(verb) => verb.run(refused_by_all),
         Verb::Evaluate(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
-        Verb::Calibrate(verb) => world::refuse_further_ranks("calibrate").and_then(|()| verb.run(on()?)).map(done),
+        Verb::Calibrate(verb) => verb.run(on()?).map(done),
         Verb::Score(verb) => verb.run().map(done),
-        Verb::Generate(verb) => world::refuse_further_ranks("generate").and_then(|()| verb.run(on()?)),
-        Verb::Serve(verb) => world::refuse_further_ranks("serve").and_then(|()| verb.run(on()?)).map(done),
+        Verb::Generate(verb) => verb.run(on()?),
+        Verb::Serve(verb) => verb.run(on()?).map(done),
         Verb::Export(verb) => verb.run(),
         Verb::Inspect(verb) => verb.run().map(done),
         Verb::Report(verb) => verb.run().map(done),
@@ -84,12 +87,20 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
     }
 }
 
+/// Whether ranks may begin a command: they share its work, or start others to do so.
+const fn is_shared(verb: &Verb) -> bool {
+    use Verb::{Bench, Check, Doctor, Evaluate, FinetuneFull, FinetuneLora, Launch, Plan, Resume};
+    match verb {
+        FinetuneLora(_) | FinetuneFull(_) | Resume(_) | Evaluate(_) | Check(_) | Plan(_) | Bench(_) | Doctor(_) | Launch(_) => true,
+        _ => false,
+    }
+}
+
 /// Why each of several ranks would refuse a command.
 fn refused_by_all(words: &[String]) -> Option<String> {
     match command::parse(std::iter::once("kvtune").chain(words.iter().map(String::as_str))) {
         Ok(Arguments { verb: Verb::Launch(_), .. }) => Some("a launched rank can't launch ranks".to_owned()),
-        Ok(Arguments { verb: Verb::Generate(_), .. }) => Some(world::alone("generate")),
-        Ok(Arguments { verb: Verb::Serve(_), .. }) => Some(world::alone("serve")),
+        Ok(Arguments { verb, verb_name, .. }) if !is_shared(&verb) => Some(world::alone(&verb_name)),
         Err(error) if error.use_stderr() => {
             Some(error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned())
         }

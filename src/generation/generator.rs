@@ -140,8 +140,8 @@ impl<'a> Generator<'a> {
         events
     }
 
-    /// The new tokens of a request at most, where it can be carried out.
-    fn check(&self, request: &Request) -> Result<usize, Fault> {
+    /// The most tokens that a request is answered with, or why it is refused.
+    pub fn check(&self, request: &Request) -> Result<usize, Fault> {
         let limit = PromptLimits::of(self.model.config()).check(&request.prompt, &request.rules)?;
         if self.tokenizer.is_none() && !request.rules.stop.is_empty() {
             let message = "stop strings need text, and the model has no `tokenizer.json`";

@@ -79,11 +79,13 @@ impl FromStr for Bytes {
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.0;
-        if s < 1.0 {
+        // A unit is left where its number would be rounded up to one of the next.
+        if s < 0.9995 {
             write!(f, "{:.0} ms", s * 1000.0)
-        } else if s < 60.0 {
+        } else if s < 59.95 {
             write!(f, "{s:.1} s")
         } else if s < 3600.0 {
+            let s = s.max(60.0);
             write!(f, "{} m {:02} s", (s / 60.0) as u64, (s % 60.0) as u64)
         } else {
             write!(f, "{} h {:02} m", (s / 3600.0) as u64, (s % 3600.0 / 60.0) as u64)
@@ -102,6 +104,8 @@ mod tests {
         assert_eq!(Bytes(512).to_string(), "512 B");
         assert_eq!(Bytes(1536 * 1024 * 1024).to_string(), "1.5 GiB");
         assert_eq!(Seconds(0.25).to_string(), "250 ms");
+        assert_eq!(Seconds(0.9997).to_string(), "1.0 s");
+        assert_eq!(Seconds(59.97).to_string(), "1 m 00 s");
         assert_eq!(Seconds(62.0).to_string(), "1 m 02 s");
         assert_eq!(Seconds(3720.0).to_string(), "1 h 02 m");
     }

@@ -117,6 +117,14 @@ fn a_conversation_goes_on_from_what_was_read() {
     let answers = answers.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let answers: Vec<String> = answers.map(|line| line["content"].as_str().unwrap().to_owned()).collect();
     assert_eq!(answers, said.out.lines().collect::<Vec<_>>());
+    // A message that is refused takes nothing along: `!status` is what it was, and the next message goes on from there.
+    let lines = format!("Hello\n!status\n{}\n!status\nAnd then?\n", "again ".repeat(33_000));
+    let said = place.hear_beside(place.command(&talk), &lines).done();
+    assert!(said.err.contains("are more than the 32768 positions of the model"), "{}", said.err);
+    let status: Vec<&str> = said.err.lines().filter(|line| line.starts_with("2 messages, ")).collect();
+    assert!(matches!(status[..], [before, after] if before == after), "{}", said.err);
+    assert_eq!(said.out.lines().collect::<Vec<_>>(), answers);
+    assert!(!said.err.contains("read again"), "{}", said.err);
     // A template that leaves the spaces of earlier messages out writes them otherwise.
     place.write("t.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content[:2] }}<|endoftext|>{% endfor %}<assistant>");
     let said = place.hear_beside(place.command(&talk), "Hello\nAnd then?\n").done();

@@ -8,7 +8,7 @@ use super::template::{ConversationReader, TemplateArguments};
 use super::{Ending, LoadedModel};
 use crate::data;
 use crate::engine::Session;
-use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Request, at_beginning, shared_tokens};
+use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Generator, Request, at_beginning, shared_tokens};
 use crate::report::console;
 use crate::train::Interrupt;
 use crate::units::{Fault, counted};
@@ -95,9 +95,9 @@ impl<'a> Chat<'a> {
                 return Ok(());
             }
         };
-        let request = self.request(&rendered)?;
         let mut generator = self.used.generator(1);
-        let id = match generator.submit(request) {
+        let submitted = self.request(&rendered, &generator).and_then(|request| generator.submit(request));
+        let id = match submitted {
             Ok(id) => id,
             Err(error) => {
                 self.messages.pop();
@@ -132,32 +132,40 @@ impl<'a> Chat<'a> {
         Ok(())
     }
 
-    /// The conversation as a prompt: what follows the part that has been read, where the template leaves that as it was.
-    fn request(&mut self, rendered: &str) -> Result<Request, Fault> {
-        let (prompt, session) = match self.kept.take() {
-            Some(kept) if rendered.starts_with(&kept.text) => {
-                let Continued { session, mut ids } = kept.session;
+    /// The conversation as a prompt: what follows the part that has been read, where the template leaves that as it was. What is kept of the
+    /// conversation stays if the prompt is refused.
+    fn request(&mut self, rendered: &str, generator: &Generator) -> Result<Request, Fault> {
+        let unread = self.kept.as_ref().and_then(|kept| rendered.strip_prefix(&kept.text).map(|rest| (kept, rest)));
+        let goes_on = unread.is_some();
+        let prompt = match unread {
+            Some((kept, rest)) => {
+                let mut ids = kept.session.ids.clone();
                 // The template writes the end of the answer itself.
                 ids.pop_if(|last| self.ends(Some(last)));
-                ids.extend(self.reader.tokenizer.encode(&rendered[kept.text.len()..])?);
-                (ids, Some(session))
+                ids.extend(self.reader.tokenizer.encode(rest)?);
+                ids
             }
-            kept => {
-                let prompt = self.reader.tokenizer.encode(rendered)?;
-                let session = kept.and_then(|Kept { session: Continued { session, ids }, .. }| {
-                    let tokens = shared_tokens(self.used.engine.settings(), &ids[..session.num_tokens()], &prompt);
-                    at_beginning(session, tokens)
-                });
-                if self.messages.iter().any(|message| message["role"] == "assistant") {
-                    let from = session.as_ref().map_or(0, Session::num_tokens);
-                    console::note(&format!(
-                        "the conversation is read again from token {from} on: the template writes earlier messages otherwise"
-                    ));
-                }
-                (prompt, session)
-            }
+            None => self.reader.tokenizer.encode(rendered)?,
         };
-        Ok(Request { session, keeps_session: self.used.generator(1).longest_kept(), ..Request::new(prompt, self.rules.clone()) })
+        let keeps_session = generator.longest_kept();
+        let mut request = Request { keeps_session, ..Request::new(prompt, self.rules.clone()) };
+        generator.check(&request)?;
+        let kept = self.kept.take().map(|kept| kept.session);
+        request.session = if goes_on {
+            kept.map(|kept| kept.session)
+        } else {
+            kept.and_then(|Continued { session, ids }| {
+                let tokens = shared_tokens(self.used.engine.settings(), &ids[..session.num_tokens()], &request.prompt);
+                at_beginning(session, tokens)
+            })
+        };
+        if !goes_on && self.messages.iter().any(|message| message["role"] == "assistant") {
+            let from = request.session.as_ref().map_or(0, Session::num_tokens);
+            console::note(&format!(
+                "the conversation is read again from token {from} on: the template writes earlier messages otherwise"
+            ));
+        }
+        Ok(request)
     }
 }
 

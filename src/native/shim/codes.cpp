@@ -4,6 +4,7 @@
 #include "tasks.h"
 #include "unpacked.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace kvtune {
@@ -115,7 +116,7 @@ struct Codes {
       CASE(2, 1);
     }
 #undef CASE
-    int64_t last_group = columns.defined() ? scales.size(1) - 1 : (width - 1) / layout->block_columns;
+    int64_t last_group = columns.defined() ? scales.size(1) - 1 : (width - 1) / std::max<int64_t>(1, layout->block_columns);
     bool is_layout = width > 0 && layout->block_rows > 0 && layout->block_columns > 0 && layout->first_row >= 0 && (layout->zero_bits == 4 || layout->zero_bits == 8) && codes.is_cpu() && scales.is_cpu();
     bool fits = is_layout && least_bytes > 0 && codes.dim() == 2 && codes.size(1) >= least_bytes && scales.dim() == 2 && last_group < scales.size(1) &&
                 (rows == 0 || (layout->first_row + rows - 1) / layout->block_rows < scales.size(0)) &&

@@ -328,7 +328,7 @@ int kvtune_packed_product(at::Tensor* x, at::Tensor* packed, int64_t id, at::Ten
     const uint8_t* first = from.data_ptr<uint8_t>();
     const float* data = vectors.data_ptr<float>();
     float* to = out.data_ptr<float>();
-    share_out_ranges(rows, std::max<int64_t>(1, LEAST_NUMBERS / width), [&](int64_t begin, int64_t end) {
+    share_out_ranges(rows, std::max<int64_t>(1, LEAST_NUMBERS / std::max<int64_t>(1, width)), [&](int64_t begin, int64_t end) {
       std::vector<float> row(width);
       for (int64_t at = begin; at < end; ++at) {
         form.unpack(first + at * from.size(1), width / form.numbers, row.data());

@@ -66,13 +66,12 @@ fn mass_by_cuda(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: Querie
 pub(super) fn mass_in_blocks(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: Queries) -> Tensor {
     let given_by = MassQueries::new(chunk, lse_bhn, queries);
     // A slot that is not in use gets nothing, whatever stands in it.
-    let to_past = |past: &KvBlock| {
-        let mass = given_by.mass(past, false);
-        let Some(valid) = &past.valid else { return mass };
+    let to_part = |part: &KvBlock, is_own: bool| {
+        let mass = given_by.mass(part, is_own);
+        let Some(valid) = &part.valid else { return mass };
         mass.masked_fill(&valid.logical_not().view(&mass.size()[..]), 0.0)
     };
-    let mut parts: Vec<Tensor> = past.iter().map(to_past).collect();
-    parts.push(given_by.mass(&chunk.own, true));
+    let parts: Vec<Tensor> = past.iter().map(|past| to_part(past, false)).chain([to_part(&chunk.own, true)]).collect();
     let mass = Tensor::cat(&parts, 1) / chunk.per_group();
     mass.view([-1, chunk.num_kv_heads(), mass.size()[1]])
 }
