@@ -2,10 +2,10 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::engine::error_of_panic;
-use crate::units::{Fault, FaultKind};
+use crate::units::{Fault, FaultKind, locked};
 
 /// Where the latest panic of any thread happened; printed only if no guard catches it.
 static LATEST: Mutex<Option<String>> = Mutex::new(None);
@@ -18,14 +18,14 @@ pub(super) fn silence() {
         if backtrace.status() == BacktraceStatus::Captured {
             place = format!("{place}\n{backtrace}");
         }
-        *LATEST.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
+        *locked(&LATEST) = Some(place);
     }));
 }
 
 /// Runs a verb; a panic that no guard caught becomes an error, with its place.
 pub(super) fn caught<T>(verb: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     catch_unwind(AssertUnwindSafe(verb)).unwrap_or_else(|panic| {
-        let place = LATEST.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+        let place = locked(&LATEST).take().unwrap_or_default();
         let error = error_of_panic(&*panic);
         Err(if error.kind() == FaultKind::Torch {
             let hint = "please report it with the command and these lines; saved checkpoints are intact";

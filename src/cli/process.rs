@@ -91,7 +91,9 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
 const fn is_shared(verb: &Verb) -> bool {
     use Verb::{Bench, Check, Doctor, Evaluate, FinetuneFull, FinetuneLora, Launch, Plan, Resume};
     match verb {
-        FinetuneLora(_) | FinetuneFull(_) | Resume(_) | Evaluate(_) | Check(_) | Plan(_) | Bench(_) | Doctor(_) | Launch(_) => true,
+        FinetuneLora(_) | FinetuneFull(_) | Resume(_) | Evaluate(_) | Check(_) | Plan(_) | Bench(_) | Doctor(_) | Launch(_) => {
+            true
+        }
         _ => false,
     }
 }

@@ -51,6 +51,6 @@ fn own_page(path: &Path, contents: &RunContents) -> PathBuf {
     if checkpoint::holds(path).is_none() {
         return path.join("report.html");
     }
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let absolute = files::absolute(path);
     absolute.with_file_name(format!("report-{}.html", contents.name))
 }

@@ -53,7 +53,7 @@ pub(super) struct LoadedModel {
 impl ModelArgs {
     /// What the directory is called.
     pub(super) fn name(&self) -> Option<String> {
-        Some(absolute(&self.path).file_name()?.to_string_lossy().into_owned())
+        Some(files::absolute(&self.path).file_name()?.to_string_lossy().into_owned())
     }
 
     /// Loads the model with its adapter, and makes an engine with its cache.
@@ -84,7 +84,7 @@ impl ModelArgs {
         let path = files::model_dir(&self.path);
         let is_model = files::is_model(&path) && checkpoint::holds(&path).is_none();
         let (resolved, adapter) = if is_model {
-            let model = absolute(&path);
+            let model = files::absolute(&path);
             let (of_run, overrides) = (self.adapter.as_deref().and_then(recipe_beside), self.overrides(false));
             // What was exported has its cache beside it.
             let beside = self.adapter.as_deref().unwrap_or(&path);
@@ -104,7 +104,7 @@ impl ModelArgs {
             let recipe = train::resolved_recipe(&found.run).map_err(|_| self.unknown())?;
             let mut resolved = Recipe::load(&recipe, &self.overrides(false))?;
             if found.holds == Weights::All {
-                resolved.recipe.model.path = absolute(&found.dir);
+                resolved.recipe.model.path = files::absolute(&found.dir);
             } else if self.adapter.is_some() {
                 let message = format!("`{}` has an adapter of its own, and `--adapter` names another", self.path.display());
                 return Err(Fault::usage(message, "name the base model instead of the run, or leave `--adapter` out"));
@@ -131,8 +131,8 @@ impl ModelArgs {
                 "a model directory has a `config.json`; a run is what `kvtune finetune-lora` or `finetune-full` has written",
             ),
         };
-        let fetch =
-            files::hub_name(&absolute(&self.path)).map(|name| format!("; `hf download {name}` fetches a model of that name"));
+        let fetch = files::hub_name(&files::absolute(&self.path))
+            .map(|name| format!("; `hf download {name}` fetches a model of that name"));
         Fault::usage(message, hint.to_owned() + &fetch.unwrap_or_default())
     }
 
@@ -210,8 +210,4 @@ fn hash_of_adapter(dir: &Path) -> Result<String, Fault> {
 fn recipe_beside(adapter: &Path) -> Option<PathBuf> {
     let found = train::find_checkpoint(adapter).ok()?;
     train::resolved_recipe(&found.run).ok()
-}
-
-fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

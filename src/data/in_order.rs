@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Mutex;
 use std::sync::mpsc::{channel, sync_channel};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::native::usable_cpus;
+use crate::units::locked;
 
 /// Pieces under way for each thread that works: enough that none waits, and few enough for any memory.
 const AHEAD: usize = 4;
@@ -38,7 +39,7 @@ pub(super) fn in_order<I: Send, O: Send, E>(
             let (hand_back, jobs, work) = (hand_back.clone(), &jobs, &work);
             scope.spawn(move || {
                 loop {
-                    let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let job = locked(&jobs).recv();
                     let Ok((index, piece)) = job else { break };
                     // A panic here would let the consumer wait for ever.
                     let result = catch_unwind(AssertUnwindSafe(|| work(piece)));

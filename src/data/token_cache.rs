@@ -153,7 +153,7 @@ fn places(paths: &[PathBuf], settings: &str) -> Vec<PathBuf> {
     let mut beside = first.as_os_str().to_owned();
     beside.push(".tokens");
     // Of files of the same name in other folders.
-    let paths = paths.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    let paths = paths.iter().map(|path| files::absolute(path));
     let own = files::hash_parts(paths.map(|path| path.into_os_string().into_encoded_bytes()));
     let cache = files::cache_folder().map(|cache| cache.join("tokens").join(&own[..16]));
     std::iter::once(PathBuf::from(beside)).chain(cache).map(|folder| folder.join(&name)).collect()

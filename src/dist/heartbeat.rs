@@ -4,7 +4,7 @@
 //! silent for an hour.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::native::SharedStore;
-use crate::units::quoted;
+use crate::units::{locked, quoted};
 
 /// What a rank says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,11 +110,6 @@ pub(super) struct HeartbeatMonitor {
     shared: Arc<SharedStatus>,
     thread: Option<JoinHandle<()>>,
     pub(super) interval: Duration,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is in there is whole at every moment.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Where in the store a rank's status is.

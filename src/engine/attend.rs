@@ -5,14 +5,14 @@ use std::ops::Range;
 use tch::{Kind, Tensor, no_grad};
 
 use super::layer_budgets::allocate_across_layers;
-use super::layer_state::{ChunkGrads, SharedLayer, link, lock};
+use super::layer_state::{ChunkGrads, SharedLayer, link};
 use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
 use crate::cache::{ChunkSpan, Policy, Routing};
 use crate::model::{Attend, Qkv, Routed};
 use crate::native::attach_backward;
 use crate::ops::attention::{EntryNumber, KvBlock};
-use crate::units::{Fault, LayerIdx};
+use crate::units::{Fault, LayerIdx, locked};
 
 /// A column's chunks; attention goes chunk by chunk, everything else of a layer runs over the whole column.
 #[derive(Clone, Copy, Debug)]
@@ -31,11 +31,11 @@ impl Column<'_> {
     /// done, unless it is the next one itself. Without offloading all of this is nothing.
     fn with_cache<T>(&self, layer: LayerIdx, next: usize, work: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
         for layer in [layer.0, next] {
-            lock(&self.states[layer]).cache.prefetch();
+            locked(&self.states[layer]).cache.prefetch();
         }
         let done = work()?;
         if self.takes_turns() && next != layer.0 {
-            lock(&self.states[layer.0]).cache.offload();
+            locked(&self.states[layer.0]).cache.offload();
         }
         Ok(done)
     }
@@ -138,7 +138,7 @@ impl Attend for ColumnAttention<'_> {
                 let (policy, keeps_undo) = (&*policies[layer.0], keeps_undo.contains(&layer.0));
                 column.with_cache(layer, column.above(layer), || {
                     column.by_chunk(&qkv, |span, qkv| {
-                        let mut state = lock(state);
+                        let mut state = locked(state);
                         match *part {
                             Some(part) => state.decide_part(policy, part, qkv),
                             None => state.decide(policy, span, qkv, keeps_undo),
@@ -149,7 +149,7 @@ impl Attend for ColumnAttention<'_> {
             Mode::Follow { keeps_undo } => {
                 let keeps_undo = keeps_undo.contains(&layer.0);
                 column.with_cache(layer, column.above(layer), || {
-                    column.by_chunk(&qkv, |span, qkv| lock(state).replay(span, qkv, keeps_undo))
+                    column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keeps_undo))
                 })
             }
             Mode::Differentiate { policies, chain, chain_ends } => {
@@ -162,12 +162,12 @@ impl Attend for ColumnAttention<'_> {
     }
 
     fn entry_number(&self, layer: LayerIdx) -> Option<EntryNumber> {
-        lock(&self.column.states[layer.0]).cache.shape().entry_number
+        locked(&self.column.states[layer.0]).cache.shape().entry_number
     }
 
     fn see_input(&mut self, layer: LayerIdx, x_bne: &Tensor, queries: &dyn Fn() -> Tensor) {
         if let Mode::Differentiate { .. } = self.mode
-            && let Some(importance) = &mut lock(&self.column.states[layer.0]).importance
+            && let Some(importance) = &mut locked(&self.column.states[layer.0]).importance
         {
             importance.see_inputs(self.column.spans, x_bne, queries);
         }
@@ -175,7 +175,7 @@ impl Attend for ColumnAttention<'_> {
 
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
-        let (spans, log) = (self.column.spans, &mut lock(&self.column.states[layer.0]).log);
+        let (spans, log) = (self.column.spans, &mut locked(&self.column.states[layer.0]).log);
         let part = match self.mode {
             Mode::Choose { part, .. } => Some(part),
             Mode::Differentiate { policies: Some(_), .. } => Some(None),
@@ -242,7 +242,7 @@ impl CellLayer<'_> {
         let (out, saved, next) = no_grad(|| {
             let (own, drain_h) = (qkv.own.map(Tensor::detach), qkv.drain_h.as_ref().map(Tensor::detach));
             let tokens = &Qkv { q_bhnd: qkv.q_bhnd.detach(), own, rule: qkv.rule, drain_h, joined: None };
-            let mut layer = lock(state);
+            let mut layer = locked(state);
             let made = match policy {
                 Some(policy) => layer.decide_for_backward(policy, span, tokens),
                 None => layer.recompute(span, tokens),
@@ -253,14 +253,14 @@ impl CellLayer<'_> {
         })?;
         let (shared, here, trains_drain) = (state.clone(), span.clone(), qkv.drain_h.as_ref().is_some_and(Tensor::requires_grad));
         attach_backward(&inputs, &[&out, &next], move |grads| {
-            lock(&shared).cache.prefetch();
+            locked(&shared).cache.prefetch();
             if let Some(below) = &moves.below {
-                lock(below).cache.prefetch();
+                locked(below).cache.prefetch();
             }
-            let made = no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref(), trains_drain));
+            let made = no_grad(|| locked(&shared).backward(&here, &saved, grads[0].as_ref(), trains_drain));
             let ChunkGrads { q, own, drain } = made.map_err(|e| e.to_string())?;
             if moves.parks {
-                lock(&shared).cache.offload();
+                locked(&shared).cache.offload();
             }
             let end = Tensor::zeros([1], (q.kind(), q.device()));
             let all = [q, end].into_iter().chain(own.into_planes()).map(Some).chain([drain]);

@@ -8,7 +8,6 @@ use tch::{Tensor, no_grad};
 use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::CellGraph;
 use super::gradient_sums::GradientSums;
-use super::layer_state::lock;
 use super::router_balance::RouterTask;
 use super::schedule::BackwardStage;
 use super::session::Pass;
@@ -19,7 +18,7 @@ use crate::model::Model;
 use crate::native::or_panic;
 use crate::ops::attention::zero_sum_of;
 use crate::store::{Waiting, copies_are_async};
-use crate::units::Fault;
+use crate::units::{Fault, locked};
 
 /// A cell: a layer band at a column.
 #[derive(Clone, Debug)]
@@ -109,7 +108,7 @@ impl StepRun<'_> {
             return Ok(());
         }
         for state in &self.trace.session.layers[cell.layers.clone()] {
-            let mut state = lock(state);
+            let mut state = locked(state);
             for span in self.column(cell.column, &cell.layers).spans.iter().rev() {
                 state.prefetch(span)?;
             }
@@ -125,7 +124,7 @@ impl StepRun<'_> {
         // A one-chunk cell stands in the cache already and attends again.
         if column.spans.len() > 1 {
             for state in &column.states[layers.clone()] {
-                let mut state = lock(state);
+                let mut state = locked(state);
                 for span in column.spans.iter().rev() {
                     state.unwind(span)?;
                 }
@@ -162,7 +161,7 @@ impl StepRun<'_> {
     fn check_left_border(&self, c: usize, layers: &Range<usize>) -> Result<(), Fault> {
         let expected = self.column(c, layers).spans[0].index;
         for layer in layers.clone() {
-            let stands = lock(&self.trace.session.layers[layer]).cache.num_chunks();
+            let stands = locked(&self.trace.session.layers[layer]).cache.num_chunks();
             if stands != expected {
                 let text = format!("layer {layer}: after its cell the cache stands after {stands} chunks, expected {expected}");
                 return Err(Fault::defect(text));
@@ -173,7 +172,7 @@ impl StepRun<'_> {
 
     fn reset(&self, layers: &Range<usize>) {
         let session = &self.trace.session;
-        session.layers[layers.clone()].iter().for_each(|state| lock(state).reset(session.plan.prefill));
+        session.layers[layers.clone()].iter().for_each(|state| locked(state).reset(session.plan.prefill));
     }
 
     /// Lets go of what a band needed, when all its cells are done.

@@ -1,9 +1,10 @@
 //! What the backward phase of any number of batches says of a model's cache: gates, and slots for each layer.
 
 use super::importance::{FEWEST_QUERIES, FittedGate, LayerImportance, NEAR, SlotDemand, share_out};
-use super::layer_state::{SharedLayer, lock};
+use super::layer_state::SharedLayer;
 use crate::model::{LayerSpec, ModelConfig};
 use crate::ops::query_statistics::QuerySums;
+use crate::units::locked;
 
 /// What is learned of the entries of all layers, over any number of batches; of none that has a sliding window, where no policy evicts.
 #[derive(Debug)]
@@ -24,14 +25,14 @@ impl Calibration {
     /// Has the layers of a batch of so many tokens learn in its backward phase.
     pub(super) fn attach(&mut self, layers: &[SharedLayer], tokens: usize) {
         for (state, importance) in layers.iter().zip(&mut self.0) {
-            lock(state).importance = importance.take().map(|of| of.counting_from(tokens / 2));
+            locked(state).importance = importance.take().map(|of| of.counting_from(tokens / 2));
         }
     }
 
     /// Takes what was learned out of the layers, when the batch is done or has failed.
     pub(super) fn detach(&mut self, layers: &[SharedLayer]) {
         for (state, importance) in layers.iter().zip(&mut self.0) {
-            *importance = lock(state).importance.take();
+            *importance = locked(state).importance.take();
             importance.iter_mut().for_each(LayerImportance::forget_entries);
         }
     }

@@ -4,7 +4,7 @@ use tch::{Tensor, no_grad};
 
 use super::extend::other_ids;
 use super::layer_budgets::allocate_across_layers;
-use super::layer_state::{SharedLayer, lock};
+use super::layer_state::SharedLayer;
 use super::open_block::ChunkPart;
 use super::session::Session;
 use super::weights_turn::{Way, WeightsTurn};
@@ -14,7 +14,7 @@ use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Qkv, Routed};
 use crate::native::cuda::on_device;
 use crate::ops::attention::EntryNumber;
 use crate::ops::frequencies::Frequencies;
-use crate::units::{Fault, LayerIdx};
+use crate::units::{Fault, LayerIdx, locked};
 
 /// Runs the next token of each session, which has one sequence; the hidden states of the last layer are returned.
 ///
@@ -99,7 +99,7 @@ impl Attend for EachAttends<'_> {
         for (row, (states, part)) in self.states.iter().zip(self.parts).enumerate() {
             let own = |x: &Tensor| x.narrow(0, row as i64, 1);
             let own = Qkv { q_bhnd: own(&qkv.q_bhnd), own: qkv.own.map(own), ..qkv.clone() };
-            let mut state = lock(&states[layer.0]);
+            let mut state = locked(&states[layer.0]);
             state.cache.prefetch();
             outs.push(state.decide_part(&*self.policies[layer.0], part, &own)?);
             state.cache.offload();
@@ -119,7 +119,7 @@ impl Attend for EachAttends<'_> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let chosen_bnk = choose();
         for (row, (states, part)) in self.states.iter().zip(self.parts).enumerate() {
-            let mut state = lock(&states[layer.0]);
+            let mut state = locked(&states[layer.0]);
             if !state.forgets {
                 state.log.record_routing(Routing::new(&chosen_bnk.narrow(0, row as i64, 1), num_experts), part.from > 0);
             }

@@ -4,7 +4,7 @@ use tch::{Tensor, no_grad};
 
 use super::attend::{ColumnAttention, Mode};
 use super::forward::HiddenSink;
-use super::layer_state::{SharedLayer, fork_layer_states, lock, new_layer_states};
+use super::layer_state::{SharedLayer, fork_layer_states, new_layer_states};
 use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
 use super::session::{Pass, Session, SessionSpec};
@@ -13,7 +13,7 @@ use super::weights_turn::{Way, WeightsTurn};
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
 use crate::cache::ChunkSpan;
 use crate::model::{CapturedLayers, DropoutContext, Model};
-use crate::units::Fault;
+use crate::units::{Fault, locked};
 
 impl Settings {
     pub(super) fn cuts_of(&self, spec: &SessionSpec) -> Cuts {
@@ -39,7 +39,7 @@ impl Session {
             let caches = settings.empty_caches(model, shapes, plan.prefill, &spec.initial, &frequencies)?;
             let layers = new_layer_states(caches, &engine.0.stores.undo_log);
             for layer in &layers {
-                lock(layer).forgets = !spec.keeps_log;
+                locked(layer).forgets = !spec.keeps_log;
             }
             Ok(Self { layers, plan, spec: spec.clone(), frequencies, missing: 0 })
         })
@@ -64,7 +64,7 @@ impl Session {
         let Some(last) = self.plan.spans.last().filter(|_| self.missing == 0 && (1..=self.num_tokens()).contains(&tokens)) else {
             return false;
         };
-        if self.spec.keeps_log || !self.layers.iter().all(|layer| lock(layer).cache.cut_back(tokens)) {
+        if self.spec.keeps_log || !self.layers.iter().all(|layer| locked(layer).cache.cut_back(tokens)) {
             return false;
         }
         let last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
@@ -73,7 +73,7 @@ impl Session {
     }
 
     pub(super) fn num_sequences(&self) -> i64 {
-        self.layers.first().map_or(0, |layer| lock(layer).cache.shape().batch)
+        self.layers.first().map_or(0, |layer| locked(layer).cache.shape().batch)
     }
 
     /// Fails where so many further tokens are too many.
@@ -165,7 +165,7 @@ impl Session {
 
     /// Entries that the caches of all layers hold, by KV head, and those that have been evicted.
     pub fn entries(&self) -> (usize, usize) {
-        let of_layer = |state: &SharedLayer| lock(state).cache.num_entries();
+        let of_layer = |state: &SharedLayer| locked(state).cache.num_entries();
         let (taken, layers) = (self.layers.iter().map(of_layer).sum::<usize>(), self.layers.len());
         // Slots that wait for tokens hold nothing.
         (taken.saturating_sub(self.missing * layers), (self.plan.len() * layers).saturating_sub(taken))

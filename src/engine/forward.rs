@@ -10,7 +10,7 @@ use super::cell_graph::CellGraph;
 use super::head_run::HeadRun;
 use super::kept_outputs::KeptOutputs;
 use super::layer_checkpoints::LayerCheckpoints;
-use super::layer_state::{lock, new_layer_states};
+use super::layer_state::new_layer_states;
 use super::router_balance::{RouterSums, RouterTask};
 use super::schedule::ForwardStage;
 use super::session::{Pass, Session};
@@ -24,7 +24,7 @@ use crate::data::Batch;
 use crate::model::Model;
 use crate::ops::attention;
 use crate::store::Waiting;
-use crate::units::Fault;
+use crate::units::{Fault, locked};
 
 /// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm, of the sequences that are
 /// under way in it.
@@ -44,7 +44,7 @@ impl<'a> StepRun<'a> {
         let trace = begin(setup, model, batch, plan)?;
         if setup.settings.keeps_attention_outputs() && context.is_some() {
             let store = &setup.stores.attention_outputs;
-            trace.session.layers.iter().for_each(|layer| lock(layer).outputs = Some(KeptOutputs::new(store.clone())));
+            trace.session.layers.iter().for_each(|layer| locked(layer).outputs = Some(KeptOutputs::new(store.clone())));
         }
         Ok(Self::new(setup, model, trace, context, observer))
     }

@@ -3,12 +3,11 @@
 use tch::Tensor;
 
 use super::gradient_sums::GradientSums;
-use super::layer_state::lock;
 use super::step_run::StepRun;
 use super::{Event, ForwardTrace, MemoryByPart, MemoryPart, MemoryPlace, Stores};
 use crate::model::Model;
 use crate::store::Waiting;
-use crate::units::Fault;
+use crate::units::{Fault, locked};
 
 /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
 pub(super) fn at_rest(stores: &Stores, model: &Model) -> MemoryByPart {
@@ -42,9 +41,9 @@ fn memory_of(model: &Model, trace: &ForwardTrace, sums: &GradientSums) -> Memory
     memory.add_store(MemoryPart::LayerCheckpoints, trace.checkpoints.store());
     let layers = &trace.session.layers;
     for state in layers {
-        lock(state).measure(&mut memory);
+        locked(state).measure(&mut memory);
     }
-    if let Some(state) = layers.first().map(lock) {
+    if let Some(state) = layers.first().map(|layer| locked(layer)) {
         // All layers share their stores.
         memory.add_store(MemoryPart::UndoLog, state.store());
         if let Some(kept) = &state.outputs {

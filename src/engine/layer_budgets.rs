@@ -2,8 +2,9 @@
 //! between two columns all caches stand after the same chunk: the first chunk that evicts begins a column, and before it the entries of
 //! all layers are compared.
 
-use super::layer_state::{SharedLayer, lock};
+use super::layer_state::SharedLayer;
 use crate::cache::{ChunkSpan, HeadBudgets, Policy};
+use crate::units::locked;
 
 /// Writes the budgets of every layer's heads into its log, where policies share one over all layers and `span`, which begins a column, is
 /// the first chunk that evicts.
@@ -11,7 +12,7 @@ pub(super) fn allocate_across_layers(layers: &[SharedLayer], policies: &[Box<dyn
     let (mut due, mut keys, mut common) = (Vec::new(), Vec::new(), None);
     for (layer, policy) in layers.iter().zip(policies) {
         let Some(rule) = policy.traits().budgets.filter(|rule| rule.across_layers) else { continue };
-        let mut state = lock(layer);
+        let mut state = locked(layer);
         if !state.cache.is_budget_due(span) {
             continue;
         }
@@ -24,6 +25,6 @@ pub(super) fn allocate_across_layers(layers: &[SharedLayer], policies: &[Box<dyn
     }
     let Some((cache_length, floor)) = common else { return };
     for (layer, budgets) in due.into_iter().zip(HeadBudgets::across_layers(&keys, span, cache_length, floor)) {
-        lock(layer).log.record_quota(budgets);
+        locked(layer).log.record_quota(budgets);
     }
 }

@@ -1,6 +1,6 @@
 //! One layer's cache during a step, with the logs that belong to it: what the three kinds of attention below share.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tch::Tensor;
 
@@ -13,7 +13,7 @@ use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
 use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, drain_backward};
 use crate::store::{Form, Store};
-use crate::units::Fault;
+use crate::units::{Fault, locked};
 
 #[derive(Debug)]
 pub(super) struct LayerState {
@@ -39,11 +39,6 @@ pub(super) struct ChunkGrads {
 
 /// A layer's state, shared with the autograd nodes that unwind it.
 pub(super) type SharedLayer = Arc<Mutex<LayerState>>;
-
-/// Locks a layer; a poisoned lock means that a panic is on its way up already.
-pub(super) fn lock(run: &SharedLayer) -> MutexGuard<'_, LayerState> {
-    run.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl LayerState {
     fn new(cache: LayerCache, store: Store) -> Self {
@@ -357,7 +352,7 @@ pub(super) fn new_layer_states(caches: Vec<LayerCache>, store: &Store) -> Vec<Sh
 }
 
 pub(super) fn fork_layer_states(layers: &[SharedLayer]) -> Result<Vec<SharedLayer>, Fault> {
-    layers.iter().map(|layer| Ok(Arc::new(Mutex::new(lock(layer).fork()?)))).collect()
+    layers.iter().map(|layer| Ok(Arc::new(Mutex::new(locked(layer).fork()?)))).collect()
 }
 
 /// A one-element tensor that carries the order of a layer's operators.

@@ -5,14 +5,14 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use super::attend::{Column, ColumnAttention};
-use super::layer_state::{SharedLayer, lock};
+use super::layer_state::SharedLayer;
 use super::open_block::ChunkPart;
 use super::weights_turn::WeightsTurn;
 use super::{ChunkPlan, Settings};
 use crate::cache::{CacheShape, ChunkSpan, LayerCache, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};
 use crate::ops::frequencies::Frequencies;
-use crate::units::{Fault, LayerIdx};
+use crate::units::{Fault, LayerIdx, locked};
 
 /// Caches and logs of a batch, and the chunks that they have seen.
 ///
@@ -100,23 +100,23 @@ impl Session {
     }
 
     pub fn log(&self) -> ReplayLog {
-        let layers = self.layers.iter().map(|layer| lock(layer).log.clone()).collect();
+        let layers = self.layers.iter().map(|layer| locked(layer).log.clone()).collect();
         ReplayLog { spans: self.plan.spans.clone(), cache_lengths: self.cache_lengths(), layers }
     }
 
     pub(super) fn cache_lengths(&self) -> Vec<usize> {
-        self.layers.iter().map(|layer| lock(layer).cache.shape().cache_length).collect()
+        self.layers.iter().map(|layer| locked(layer).cache.shape().cache_length).collect()
     }
 
     /// Takes the choices out of the layers.
     pub(super) fn take_choices(&self) -> Vec<LayerLog> {
-        self.layers.iter().map(|layer| std::mem::take(&mut lock(layer).log)).collect()
+        self.layers.iter().map(|layer| std::mem::take(&mut locked(layer).log)).collect()
     }
 
     /// Gives the layers choices to follow.
     pub(super) fn give_choices(&self, choices: &mut Vec<LayerLog>) {
         for (layer, log) in self.layers.iter().zip(choices.drain(..)) {
-            lock(layer).log = log;
+            locked(layer).log = log;
         }
     }
 

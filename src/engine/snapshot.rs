@@ -3,12 +3,11 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::layer_state::lock;
 use super::session::{Session, SessionSpec};
 use super::{ChunkPlan, Engine, guarded};
 use crate::cache::{CacheNumbers, CacheSnapshot, ChunkSpan};
 use crate::model::Model;
-use crate::units::{ChunkIdx, Fault};
+use crate::units::{ChunkIdx, Fault, locked};
 
 /// What a session holds. Its choices are not among it.
 #[derive(Debug)]
@@ -47,7 +46,7 @@ impl Session {
         let last = self.plan.spans.last().filter(|_| self.missing == 0)?;
         let mut tensors = Vec::new();
         let caches = self.layers.iter().enumerate().map(|(layer, state)| {
-            let CacheSnapshot { tensors: own, numbers } = lock(state).cache.snapshot();
+            let CacheSnapshot { tensors: own, numbers } = locked(state).cache.snapshot();
             tensors.extend(own.into_iter().map(|(name, tensor)| (format!("layers.{layer}.{name}"), tensor)));
             numbers
         });
@@ -94,7 +93,7 @@ impl Session {
                 let own = tensors
                     .iter()
                     .filter_map(|(name, tensor)| Some((name.strip_prefix(&prefix)?.to_owned(), tensor.shallow_clone())));
-                lock(state).fill(&CacheSnapshot { tensors: own.collect(), numbers })?;
+                locked(state).fill(&CacheSnapshot { tensors: own.collect(), numbers })?;
             }
             Ok(session)
         })

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::trained::{ExportTarget, Trained};
-use crate::files::{GgufDtype, GgufFile, architecture_of};
+use crate::files::{self, GgufDtype, GgufFile, architecture_of};
 use crate::model::{CHAT_TEMPLATE, ModelConfig};
 use crate::recipe::Recipe;
 use crate::units::{Fault, abridged};
@@ -89,7 +89,7 @@ impl GgufUsage {
         if !self.for_ollama {
             return None;
         }
-        let place = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string();
+        let place = |path: &PathBuf| files::absolute(path).display().to_string();
         let (files, adapter) = match (self.whole, &self.base[..]) {
             (Some(_), _) => (vec![format!("./{GGUF_MODEL}")], String::new()),
             (None, []) => (vec![format!("./{GGUF_BASE}")], format!("ADAPTER ./{GGUF_ADAPTER}\n")),

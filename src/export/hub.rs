@@ -26,7 +26,7 @@ impl BaseModel {
         // Another directory may stand there in place of an id.
         let named = named.filter(|name| name.contains('/') && is_id(name) && !Path::new(name).exists());
         let id = cached_id(dir, "models").or_else(|| named.map(str::to_owned));
-        let absolute = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+        let absolute = files::absolute(dir);
         let own_name = || absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Self { name: id.clone().unwrap_or_else(own_name), id, license: license(dir).unwrap_or_default() }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::checkpoint::TrainState;
-use crate::files::GgufDtype;
+use crate::files::{self, GgufDtype};
 use crate::recipe::{Recipe, Weights};
 use crate::report::metrics::StepMetrics;
 
@@ -68,7 +68,7 @@ pub struct Trained<'a> {
 impl Trained<'_> {
     /// The last two names of its path.
     pub(super) fn name(&self) -> String {
-        let absolute = std::path::absolute(self.checkpoint).unwrap_or_else(|_| self.checkpoint.to_owned());
+        let absolute = files::absolute(self.checkpoint);
         let names = absolute.iter().rev().take(2).map(|name| name.to_string_lossy().into_owned());
         names.collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("/")
     }

@@ -9,13 +9,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use rustix::fs::{CWD, FallocateFlags, RenameFlags};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use super::failpoint;
+use crate::units::locked;
 
 const LOG: &str = "KVTUNE_DISK_LOG";
 
@@ -175,7 +176,7 @@ fn record(whose: &str, operation: impl FnOnce() -> Value) {
     };
     if let Some(log) = OPEN.get_or_init(open).as_ref().filter(|_| whose != "scratch") {
         // A test that misses lines fails by itself.
-        let _ = writeln!(log.lock().unwrap_or_else(PoisonError::into_inner), "{}", operation());
+        let _ = writeln!(locked(&log), "{}", operation());
     }
 }
 

@@ -36,9 +36,14 @@ pub use scratch::Scratch;
 pub use stamp::{Stamp, cache_folder, hash_large_file};
 pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_tensors, write_tensors_in_turn};
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::units::{Bytes, Fault, abridged};
+
+/// A path from the root on; as it is where the working directory is gone.
+pub fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
 
 /// Makes a directory and those above it, where they do not exist, and makes their names durable: what is saved inside is lost with them.
 pub fn make_dir(path: &Path) -> Result<(), Fault> {

@@ -13,11 +13,11 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::disk::{self, DiskFile};
 use super::{free_space, io_fault, make_dir, refuse_symlink};
-use crate::units::{Bytes, Fault, abridged};
+use crate::units::{Bytes, Fault, abridged, locked};
 
 const PREFIX: &str = "kvtune-";
 const SUFFIX: &str = ".scratch";
@@ -166,7 +166,7 @@ fn leave(dir: &Path) {
 
 fn made() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-    MADE.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&MADE)
 }
 
 fn temporary_path() -> PathBuf {

@@ -80,7 +80,7 @@ impl RunContents {
     }
 
     fn of_checkpoint(path: &Path) -> Result<Self, Fault> {
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let absolute = files::absolute(path);
         let run = absolute.parent().unwrap_or(path);
         let own = checkpoint::look(path)?;
         // A checkpoint may lie by itself.
@@ -98,7 +98,7 @@ impl RunContents {
 
 /// The name of a directory.
 fn name_of(path: &Path) -> String {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let absolute = files::absolute(path);
     absolute.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 

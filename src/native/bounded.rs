@@ -11,7 +11,7 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 use std::{fmt, fs, thread};
 
@@ -21,6 +21,7 @@ use rustix::time::{ClockId, clock_gettime};
 use signal_hook::low_level::exit;
 
 use super::memory::line_of;
+use crate::units::locked;
 
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -191,7 +192,7 @@ impl Drop for EndOfWork {
 }
 
 fn at_work() -> MutexGuard<'static, BTreeMap<u64, AtWork>> {
-    AT_WORK.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&AT_WORK)
 }
 
 fn watch() {

@@ -11,6 +11,7 @@ use toml::{Table, Value};
 use super::diagnose::Checked;
 use super::read::{read, read_or_auto};
 use super::tree::Document;
+use crate::files;
 
 pub(super) trait RecipeValue: DeserializeOwned {
     /// What the reference calls it; `number` is what the key's rule calls a number in it.
@@ -139,7 +140,7 @@ impl<'a> RecipeReader<'a> {
 /// The recipe's folder, without symbolic links where it exists.
 fn folder_of(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    folder.canonicalize().or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| folder.to_owned())
+    folder.canonicalize().unwrap_or_else(|_| files::absolute(folder))
 }
 
 /// Relative paths begin at the recipe's folder, and behind `--set` at the shell's.

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use serde_json::Value;
 
 use super::table::Table;
 use crate::native::terminal_width;
-use crate::units::{Exit, Fault, printable};
+use crate::units::{Exit, Fault, locked, printable};
 
 /// Whether nothing is said but errors.
 static MUTE: AtomicBool = AtomicBool::new(false);
@@ -91,7 +91,7 @@ pub fn note(text: &str) {
 /// A remark that is made once, however often there is a reason for it.
 pub fn note_once(text: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let is_new = SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned());
+    let is_new = locked(&SAID).insert(text.to_owned());
     if is_new || speech().is_verbose {
         note(text);
     }

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use tch::{Device, Tensor};
 
-use super::copier::{Copier, CopyMark, CopyStream, copier_of, lock};
+use super::copier::{Copier, CopyMark, CopyStream, copier_of};
 use super::ranges::{Ranges, aligned};
 use super::stretches::{Stretch, TensorRange, step, take};
 use super::tensor_io::torch;
 use crate::files::Scratch;
 use crate::native::cuda::upload;
-use crate::units::{Bytes, Fault};
+use crate::units::{Bytes, Fault, locked};
 
 /// Tensors side by side in one piece of an arena.
 #[derive(Debug)]
@@ -39,13 +39,13 @@ pub(super) struct Offloaded {
 
 impl Offloaded {
     pub(super) fn new(arena: &Arc<Mutex<Arena>>, tensors: &[Tensor]) -> Result<Self, Fault> {
-        let piece = lock(arena).put(tensors)?;
+        let piece = locked(arena).put(tensors)?;
         Ok(Self { piece, arena: arena.clone() })
     }
 
     /// Sets copies out to a device, for the caller to keep. The room may be given back before they have come.
     pub(super) fn get(&self, device: Device) -> Result<Coming, Fault> {
-        lock(&self.arena).get(&self.piece, device)
+        locked(&self.arena).get(&self.piece, device)
     }
 
     #[cfg(test)]
@@ -61,7 +61,7 @@ impl Offloaded {
 
 impl Drop for Offloaded {
     fn drop(&mut self) {
-        lock(&self.arena).free(&self.piece);
+        locked(&self.arena).free(&self.piece);
     }
 }
 
@@ -244,7 +244,7 @@ impl Arena {
         }
         match &mut self.place {
             ArenaKind::Memory(stretches) => {
-                stretches[piece.stretch].give(piece.start, piece.len, &piece.copier, [piece.came, *lock(&piece.left)]);
+                stretches[piece.stretch].give(piece.start, piece.len, &piece.copier, [piece.came, *locked(&piece.left)]);
             }
             ArenaKind::File(file) => file.ranges.give(piece.start, piece.len),
         }
@@ -259,7 +259,7 @@ fn from_memory(stretch: &Stretch, piece: &Allocation, device: Device, copier: Ar
     let copies: Vec<(&Tensor, &Tensor)> = sources.iter().map(|(to, from)| (*to, from)).collect();
     let done = if Arc::ptr_eq(&copier, &piece.copier) {
         let done = copier.start(CopyStream::ToDevice, &copies, &[piece.came]);
-        *lock(&piece.left) = done;
+        *locked(&piece.left) = done;
         done
     } else {
         // From one device to another nobody knows both orders but the host.

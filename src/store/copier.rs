@@ -3,12 +3,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tch::{Device, Tensor};
 
 use crate::native::cuda::{CudaEvent, SideStream};
-use crate::units::Seconds;
+use crate::units::{Seconds, locked};
 
 /// A direction. The copies of one go on in their order; the two go on beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub fn copier_of(device: Device) -> Arc<dyn Copier> {
         return late;
     }
     let Device::Cuda(index) = device else { return Arc::new(BlockingCopier) };
-    let mut all = lock(&OF_DEVICES);
+    let mut all = locked(&OF_DEVICES);
     all.get_or_insert_default().entry(index).or_insert_with(|| Arc::new(StreamCopier::new(index))).clone()
 }
 
@@ -155,7 +155,7 @@ impl StreamCopier {
     }
 
     fn lane(&self, lane: CopyStream) -> MutexGuard<'_, StreamState> {
-        lock(&self.lanes[lane as usize])
+        locked(&self.lanes[lane as usize])
     }
 
     /// The event of a mark; `None` where it has passed.
@@ -213,7 +213,7 @@ impl Copier for StreamCopier {
 
     fn wait(&self, mark: CopyMark) {
         if let Some(event) = self.event(mark) {
-            let mut waits = lock(&self.waits);
+            let mut waits = locked(&self.waits);
             let before = waits.is_on.then(|| CudaEvent::of_compute(self.index, true));
             event.compute_waits(self.index);
             waits.around.extend(before.map(|before| (before, CudaEvent::of_compute(self.index, true))));
@@ -244,16 +244,11 @@ impl Copier for StreamCopier {
     }
 
     fn measure(&self, is_on: bool) {
-        *lock(&self.waits) = WaitTimer { is_on, around: Vec::new() };
+        *locked(&self.waits) = WaitTimer { is_on, around: Vec::new() };
     }
 
     fn waited(&self) -> Option<Seconds> {
-        let around = std::mem::take(&mut lock(&self.waits).around);
+        let around = std::mem::take(&mut locked(&self.waits).around);
         Some(Seconds(around.iter().map(|(before, behind)| before.seconds_until(behind).max(0.0)).sum()))
     }
-}
-
-/// A poisoned lock means that a panic is on its way up already.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use tch::{Device, Kind, Tensor};
 
-use super::copier::{Copier, CopyMark, CopyStream, lock};
+use super::copier::{Copier, CopyMark, CopyStream};
 use super::{Form, Store, Waiting};
-use crate::units::Seconds;
+use crate::units::{Seconds, locked};
 
 /// What becomes of the waits for a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(super) fn copier() -> Option<Arc<dyn Copier>> {
 
 /// How many copies of this thread's late copier are under way.
 pub(crate) fn copies_in_flight() -> usize {
-    let count = |late: &Arc<DelayedCopier>| lock(&late.lanes).iter().map(|queue| queue.jobs.len()).sum();
+    let count = |late: &Arc<DelayedCopier>| locked(&late.lanes).iter().map(|queue| queue.jobs.len()).sum();
     COPIER.with_borrow(|late| late.as_ref().map_or(0, count))
 }
 
@@ -90,7 +90,7 @@ impl Copier for DelayedCopier {
             }
         }
         let copies = copies.iter().map(|(to, from)| (to.shallow_clone(), from.shallow_clone())).collect();
-        let queue = &mut lock(&self.lanes)[lane as usize];
+        let queue = &mut locked(&self.lanes)[lane as usize];
         queue.jobs.push_back(Job { copies, after: after.to_vec() });
         queue.asked += 1;
         CopyMark::new(lane, queue.asked)
@@ -104,16 +104,16 @@ impl Copier for DelayedCopier {
 
     fn finish(&self, mark: CopyMark) {
         // The lanes stay locked: threads that share a room may finish each other's copies, and a lane has an order.
-        finish(&mut lock(&self.lanes), mark);
+        finish(&mut locked(&self.lanes), mark);
     }
 
     fn is_done(&self, mark: CopyMark) -> bool {
         let (lane, number) = mark.place();
-        lock(&self.lanes)[lane as usize].done >= number
+        locked(&self.lanes)[lane as usize].done >= number
     }
 
     fn settle(&self) {
-        let lanes = &mut *lock(&self.lanes);
+        let lanes = &mut *locked(&self.lanes);
         for lane in CopyStream::BOTH {
             let last = CopyMark::new(lane, lanes[lane as usize].asked);
             finish(lanes, last);
@@ -187,7 +187,7 @@ fn all_come_back(form: Form, copier: &Arc<DelayedCopier>, actions: &[CopyAction]
             CopyAction::SetOut(which) if !parked.is_empty() => ahead.push(set_out(&parked[which % parked.len()])),
             CopyAction::Arrive(which) if !ahead.is_empty() => wait(ahead.swap_remove(which % ahead.len())),
             CopyAction::Free(which) if !parked.is_empty() => drop(parked.swap_remove(which % parked.len())),
-            CopyAction::Advance(lane) => advance(&mut lock(&copier.lanes), lane),
+            CopyAction::Advance(lane) => advance(&mut locked(&copier.lanes), lane),
             CopyAction::Settle => copier.settle(),
             _ => {}
         }
@@ -218,8 +218,8 @@ fn room_that_was_given_back_waits_for_the_copies_from_it() {
     let second = store.offload(&c).unwrap();
     assert_eq!(store.bytes().most, second.bytes_in_store(), "the same room");
     // The second comes first, as far as it may.
-    advance(&mut lock(&copier.lanes), CopyStream::ToHost);
-    advance(&mut lock(&copier.lanes), CopyStream::ToHost);
+    advance(&mut locked(&copier.lanes), CopyStream::ToHost);
+    advance(&mut locked(&copier.lanes), CopyStream::ToHost);
     assert!(first.wait(Device::Cpu).unwrap()[0].equal(&a[0]));
     assert!(second.fetch(Device::Cpu).unwrap()[0].equal(&c[0]));
 }
@@ -241,7 +241,7 @@ fn what_is_settled_has_come_and_is_kept_for_nobody() {
     let a = tensors(5, 4);
     let mut waiting = store.offload(&a).unwrap();
     waiting.prefetch(Device::Cpu).unwrap();
-    let count = || lock(&copier.lanes).each_ref().map(|queue| queue.jobs.len());
+    let count = || locked(&copier.lanes).each_ref().map(|queue| queue.jobs.len());
     assert_eq!(count(), [1, 1]);
     copier.settle();
     assert_eq!(count(), [0, 0]);

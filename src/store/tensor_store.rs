@@ -9,10 +9,9 @@ use tch::{Kind, Tensor};
 use super::arena::{Arena, Taken};
 #[cfg(test)]
 use super::copier::Copier;
-use super::copier::lock;
 use super::ranges::aligned;
 use super::{Bits, blocks};
-use crate::units::Bytes;
+use crate::units::{Bytes, locked};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -72,12 +71,12 @@ impl Store {
     }
 
     pub fn bytes(&self) -> Taken {
-        lock(&self.arena).taken()
+        locked(&self.arena).taken()
     }
 
     /// How long the host has copied into it and out of it, since it was made.
     pub fn copied(&self) -> Duration {
-        lock(&self.arena).copied
+        locked(&self.arena).copied
     }
 
     #[cfg(test)]

@@ -10,7 +10,7 @@ use super::saving::listed_differences;
 use super::sealed_recipe::{changed_file, check_recipe, write_recipe};
 use super::{Ended, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, Trainer, build};
 use crate::checkpoint::{self, FINAL, SaveKind};
-use crate::files::{ReadLock, RunLock};
+use crate::files::{self, ReadLock, RunLock};
 use crate::optim::learning_rate;
 use crate::recipe::{GradRecipe, Recipe, Weights};
 use crate::report::console;
@@ -31,7 +31,7 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, Fault> {
     if let Some(holds) = checkpoint::holds(path) {
         let reading = ReadLock::share(path)?;
         checkpoint::check(path)?;
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let absolute = files::absolute(path);
         let run = absolute.parent().unwrap_or(path).to_owned();
         if let Ok(recipe) = resolved_recipe(&run) {
             check_recipe(&recipe)?;

@@ -22,7 +22,8 @@ fn lines_and_exit_codes_are_the_ranks() {
         assert!(said.out.contains(words), "{words}: {}", said.out);
     }
     assert!(said.out.lines().all(|line| line.starts_with("[rank ")), "{}", said.out);
-    let said = place.run(&["launch", "--nproc", "2", "--", "check", "--recipe", "recipe.toml", "--set", "data.train=\"nothing.jsonl\""]);
+    let said =
+        place.run(&["launch", "--nproc", "2", "--", "check", "--recipe", "recipe.toml", "--set", "data.train=\"nothing.jsonl\""]);
     assert_eq!((said.code, said.out.as_str()), (3, ""), "{}", said.err);
     assert!(said.err.contains("] error: ") && said.err.contains("was the first to fail, with exit code 3"), "{}", said.err);
 }

@@ -130,7 +130,7 @@ impl Target {
         recipe.grad = recipe.grad.closed();
         match &self.checkpoint {
             None => {
-                recipe.model.path = absolute(&self.path);
+                recipe.model.path = files::absolute(&self.path);
                 recipe.model.adapter = None;
             }
             Some(found) if found.holds == Weights::All => {
@@ -168,8 +168,4 @@ impl Target {
         train::check_head(recipe, &model)?;
         Ok(model)
     }
-}
-
-fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tch::Device;
 
+use crate::files;
 use crate::recipe::Recipe;
 use crate::report::console;
 use crate::units::Fault;
@@ -50,5 +51,5 @@ impl Init {
 
 /// A path as the recipe has it, wherever that is written; what is not there stays as it is, as a name of the Hub or a pattern.
 fn written(path: &Path) -> PathBuf {
-    if path.exists() { std::path::absolute(path).unwrap_or_else(|_| path.to_owned()) } else { path.to_owned() }
+    if path.exists() { files::absolute(path) } else { path.to_owned() }
 }

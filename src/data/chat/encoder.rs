@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use chrono::NaiveDateTime;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use crate::data::faults::RowFault;
 use crate::data::sample_place::SamplePlace;
 use crate::data::tokenizer::Tokenizer;
 use crate::recipe::{Boundary, ChatRecipe, DataRecipe, TemplateDate, TrainOn};
-use crate::units::{Fault, abridged, quoted};
+use crate::units::{Fault, abridged, locked, quoted};
 
 /// How texts become samples. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -210,7 +210,7 @@ impl ChatEncoder {
 
     /// What was seen since this was asked last.
     pub(in crate::data) fn take_notes(&self) -> ChatNotes {
-        std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *locked(&self.notes))
     }
 
     /// Counts a pair without a prompt, or without a completion.
@@ -220,7 +220,7 @@ impl ChatEncoder {
     }
 
     fn note(&self, notes: ChatNotes) {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner).add(notes);
+        locked(&self.notes).add(notes);
     }
 
     fn note_border(&self, alone: &[u32], joined: &[u32], tokenizer: &Tokenizer) -> Result<(), Fault> {

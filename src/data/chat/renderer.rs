@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use signal_hook::consts::SIGXCPU;
 
 use super::jinja::{CompiledTemplate, MOST_BYTES, Rendering, TemplateText};
 use crate::native::ProcessLimits;
+use crate::units::locked;
 
 /// The program that renders, as it is called, and the argument with which it does.
 static PROGRAM: OnceLock<(OsString, OsString)> = OnceLock::new();
@@ -139,7 +140,7 @@ impl Renderers {
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<RendererProcess>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.idle)
     }
 
     /// A further child, and what it says of the template.

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::dtype::GgufDtype;
 use super::header::{GgufRecord, GgufValue, Reader, wrong};
 use crate::files::tensors::TensorView;
 use crate::files::{FileKind, Stamp, io_fault, is_there, open_to_read};
 use crate::native::FileMap;
-use crate::units::{Fault, abridged, listed, quoted};
+use crate::units::{Fault, abridged, listed, locked, quoted};
 
 /// A model in one file, or in several parts of which the first has all keys. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl GgufFile {
 
     /// Opens and checks a file, and the others where it is a part of several. The one that was opened last is not read again.
     pub fn open(path: &Path) -> Result<Self, Fault> {
-        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = locked(&LAST);
         if let Some((stamps, file)) = last.as_ref().filter(|(_, file)| file.path() == path)
             && *stamps == file.stamps()
         {

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use tch::Kind;
 
 use super::disk_cache;
 use super::driver::{Context, Module};
 use super::nvrtc::Nvrtc;
+use crate::units::locked;
 
 /// The text of some kernels that are compiled together.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ static STATES: Mutex<States> = Mutex::new(BTreeMap::new());
 
 fn states() -> MutexGuard<'static, States> {
     // Whoever panicked in between has left whole entries.
-    STATES.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&STATES)
 }
 
 /// The kernels for CUDA that were asked for so far, and why some do not serve.

@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use tch::{Device, Kind, Tensor};
@@ -15,6 +15,7 @@ use tch::{Device, Kind, Tensor};
 use super::allocator::release_cached_memory;
 use super::streams::{CudaEvent, Entered, SideStream};
 use crate::native::autograd::{BackwardError, check, or_panic, panic_text};
+use crate::units::locked;
 
 unsafe extern "C" {
     fn kvtune_graph_pool(out: *mut u64) -> c_int;
@@ -68,10 +69,6 @@ static SHARED: Mutex<BTreeMap<usize, Result<&'static Shared, GraphError>>> = Mut
 
 /// One thread captures at a time, as there is one stream.
 static CAPTURING: Mutex<()> = Mutex::new(());
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Captures graphs that are launched one after the other, on the stream that computes.
 #[derive(Clone, Copy, Debug)]

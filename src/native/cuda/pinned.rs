@@ -1,13 +1,14 @@
 //! Memory of the host that a device copies from and to by itself, while the host goes on.
 
 use std::ffi::c_int;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use tch::{Device, Kind, Tensor, kind::Element};
 use torch_sys::C_tensor;
 
 use crate::native::autograd::check;
 use crate::native::memory::{HostMemory, allowed_memory, machine_memory};
+use crate::units::locked;
 
 unsafe extern "C" {
     fn kvtune_pinned_bytes(count: i64, out: *mut *mut C_tensor) -> c_int;
@@ -23,7 +24,7 @@ static REFUSED: Mutex<Option<String>> = Mutex::new(None);
 
 /// Why some memory of the host could not be pinned, so that copies from and to it keep the host waiting; `None` where all could.
 pub fn why_not_pinned() -> Option<String> {
-    REFUSED.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    locked(&REFUSED).clone()
 }
 
 /// Memory of the host for tensors of `device`, not initialised, and whether it is pinned: it is where that is a CUDA device and its
@@ -38,7 +39,7 @@ pub fn host_memory(len: i64, device: Device) -> (Tensor, bool) {
     }
     pinned(len).map_or_else(
         |reason| {
-            REFUSED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
+            locked(&REFUSED).get_or_insert(reason);
             pageable()
         },
         |memory| (memory, true),

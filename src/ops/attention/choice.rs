@@ -1,7 +1,7 @@
 //! Which backend computes a chunk's attention.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 #[cfg(test)]
 use super::backend::forced;
@@ -10,6 +10,7 @@ use super::by_backend::all_parts;
 use super::chunk::{KvBlock, Qkv};
 use super::part::PartKernel;
 use super::tried::backend_of;
+use crate::units::locked;
 
 /// The kernel for whole chunks attends to so many pairs of lengths at most: libtorch keeps a plan for each as long as the process lives, and
 /// the past of a cache that grows is longer with every chunk.
@@ -45,7 +46,7 @@ pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
     // Of libtorch's kernels none caps scores, and none leaves out slots.
     let is_plain = chunk.rule.soft_cap.is_none() && !past.iter().chain([&chunk.own]).any(KvBlock::is_masked);
     let is_whole = || {
-        let planned = &mut PLANNED.lock().unwrap_or_else(PoisonError::into_inner);
+        let planned = &mut locked(&PLANNED);
         is_plain && are_planned(planned, chunk.num_tokens(), all_parts(chunk, past).into_iter().map(KvBlock::slots))
     };
     let backend = backend_of(q.device(), q.kind(), q.size()[3], is_whole);

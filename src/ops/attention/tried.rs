@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -14,6 +14,7 @@ use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv};
 use super::part::PartKernel;
 use super::rule::ScoreRule;
 use crate::native::cuda::Numerics;
+use crate::units::locked;
 
 /// Tokens and older slots on which a kernel must agree with the blocks: whole blocks of no kernel.
 const ODD: Lengths = Lengths { tokens: 50, past: 83 };
@@ -40,7 +41,7 @@ struct Tried {
 static TRIED: Mutex<Vec<Tried>> = Mutex::new(Vec::new());
 
 fn tried() -> MutexGuard<'static, Vec<Tried>> {
-    TRIED.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&TRIED)
 }
 
 fn of_heads(device: Device, kind: Kind, head_dim: i64) -> Option<Tried> {
