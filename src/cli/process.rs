@@ -90,12 +90,10 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
 /// Whether ranks may begin a command: they share its work, or start others to do so.
 const fn is_shared(verb: &Verb) -> bool {
     use Verb::{Bench, Check, Doctor, Evaluate, FinetuneFull, FinetuneLora, Launch, Plan, Resume};
-    match verb {
-        FinetuneLora(_) | FinetuneFull(_) | Resume(_) | Evaluate(_) | Check(_) | Plan(_) | Bench(_) | Doctor(_) | Launch(_) => {
-            true
-        }
-        _ => false,
-    }
+    matches!(
+        verb,
+        FinetuneLora(_) | FinetuneFull(_) | Resume(_) | Evaluate(_) | Check(_) | Plan(_) | Bench(_) | Doctor(_) | Launch(_)
+    )
 }
 
 /// Why each of several ranks would refuse a command.
