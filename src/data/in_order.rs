@@ -39,7 +39,7 @@ pub(super) fn in_order<I: Send, O: Send, E>(
             let (hand_back, jobs, work) = (hand_back.clone(), &jobs, &work);
             scope.spawn(move || {
                 loop {
-                    let job = locked(&jobs).recv();
+                    let job = locked(jobs).recv();
                     let Ok((index, piece)) = job else { break };
                     // A panic here would let the consumer wait for ever.
                     let result = catch_unwind(AssertUnwindSafe(|| work(piece)));

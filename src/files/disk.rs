@@ -176,7 +176,7 @@ fn record(whose: &str, operation: impl FnOnce() -> Value) {
     };
     if let Some(log) = OPEN.get_or_init(open).as_ref().filter(|_| whose != "scratch") {
         // A test that misses lines fails by itself.
-        let _ = writeln!(locked(&log), "{}", operation());
+        let _ = writeln!(locked(log), "{}", operation());
     }
 }
 
