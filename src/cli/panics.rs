@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::sync::Mutex;
 
 use crate::engine::error_of_panic;
-use crate::units::{Fault, FaultKind, locked};
+use crate::native::locked;
+use crate::units::{Fault, FaultKind};
 
 /// Where the latest panic of any thread happened; printed only if no guard catches it.
 static LATEST: Mutex<Option<String>> = Mutex::new(None);

@@ -102,7 +102,10 @@ fn refused_by_all(words: &[String]) -> Option<String> {
         Ok(Arguments { verb: Verb::Launch(_), .. }) => Some("a launched rank can't launch ranks".to_owned()),
         Ok(Arguments { verb, verb_name, .. }) if !is_shared(&verb) => Some(world::alone(&verb_name)),
         Err(error) if error.use_stderr() => {
-            Some(error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned())
+            // What is missing stands on lines of its own, up to an empty one.
+            let text = error.to_string();
+            let lines: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+            Some(lines.join(" ").trim_start_matches("error: ").to_owned())
         }
         _ => None,
     }

@@ -6,8 +6,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{channel, sync_channel};
 use std::thread;
 
-use crate::native::usable_cpus;
-use crate::units::locked;
+use crate::native::{locked, usable_cpus};
 
 /// Pieces under way for each thread that works: enough that none waits, and few enough for any memory.
 const AHEAD: usize = 4;

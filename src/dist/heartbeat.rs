@@ -11,8 +11,8 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::native::SharedStore;
-use crate::units::{locked, quoted};
+use crate::native::{SharedStore, locked};
+use crate::units::quoted;
 
 /// What a rank says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

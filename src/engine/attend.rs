@@ -10,9 +10,9 @@ use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
 use crate::cache::{ChunkSpan, Policy, Routing};
 use crate::model::{Attend, Qkv, Routed};
-use crate::native::attach_backward;
+use crate::native::{attach_backward, locked};
 use crate::ops::attention::{EntryNumber, KvBlock};
-use crate::units::{Fault, LayerIdx, locked};
+use crate::units::{Fault, LayerIdx};
 
 /// A column's chunks; attention goes chunk by chunk, everything else of a layer runs over the whole column.
 #[derive(Clone, Copy, Debug)]

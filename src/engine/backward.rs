@@ -15,10 +15,10 @@ use super::step_run::StepRun;
 use super::weights_turn::{Way, WeightsTurn};
 use super::{Event, MicroBatchGradients};
 use crate::model::Model;
-use crate::native::or_panic;
+use crate::native::{locked, or_panic};
 use crate::ops::attention::zero_sum_of;
 use crate::store::{Waiting, copies_are_async};
-use crate::units::{Fault, locked};
+use crate::units::Fault;
 
 /// A cell: a layer band at a column.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 use super::importance::{FEWEST_QUERIES, FittedGate, LayerImportance, NEAR, SlotDemand, share_out};
 use super::layer_state::SharedLayer;
 use crate::model::{LayerSpec, ModelConfig};
+use crate::native::locked;
 use crate::ops::query_statistics::QuerySums;
-use crate::units::locked;
 
 /// What is learned of the entries of all layers, over any number of batches; of none that has a sliding window, where no policy evicts.
 #[derive(Debug)]

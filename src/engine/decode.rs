@@ -12,9 +12,10 @@ use super::{Engine, guarded};
 use crate::cache::{Policy, Routing};
 use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Qkv, Routed};
 use crate::native::cuda::on_device;
+use crate::native::locked;
 use crate::ops::attention::EntryNumber;
 use crate::ops::frequencies::Frequencies;
-use crate::units::{Fault, LayerIdx, locked};
+use crate::units::{Fault, LayerIdx};
 
 /// Runs the next token of each session, which has one sequence; the hidden states of the last layer are returned.
 ///

@@ -13,7 +13,8 @@ use super::weights_turn::{Way, WeightsTurn};
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
 use crate::cache::ChunkSpan;
 use crate::model::{CapturedLayers, DropoutContext, Model};
-use crate::units::{Fault, locked};
+use crate::native::locked;
+use crate::units::Fault;
 
 impl Settings {
     pub(super) fn cuts_of(&self, spec: &SessionSpec) -> Cuts {

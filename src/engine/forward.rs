@@ -22,9 +22,10 @@ use super::{ChunkPlan, Event, MicroBatchContext, Observer};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::model::Model;
+use crate::native::locked;
 use crate::ops::attention;
 use crate::store::Waiting;
-use crate::units::{Fault, locked};
+use crate::units::Fault;
 
 /// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm, of the sequences that are
 /// under way in it.

@@ -6,8 +6,9 @@ use super::gradient_sums::GradientSums;
 use super::step_run::StepRun;
 use super::{Event, ForwardTrace, MemoryByPart, MemoryPart, MemoryPlace, Stores};
 use crate::model::Model;
+use crate::native::locked;
 use crate::store::Waiting;
-use crate::units::{Fault, locked};
+use crate::units::Fault;
 
 /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
 pub(super) fn at_rest(stores: &Stores, model: &Model) -> MemoryByPart {

@@ -4,7 +4,7 @@
 
 use super::layer_state::SharedLayer;
 use crate::cache::{ChunkSpan, HeadBudgets, Policy};
-use crate::units::locked;
+use crate::native::locked;
 
 /// Writes the budgets of every layer's heads into its log, where policies share one over all layers and `span`, which begins a column, is
 /// the first chunk that evicts.

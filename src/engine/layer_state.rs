@@ -11,9 +11,10 @@ use super::sight::{AttendedChunk, ChunkSaved};
 use super::undo_log::{KeepUndo, UndoLog};
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
+use crate::native::locked;
 use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, drain_backward};
 use crate::store::{Form, Store};
-use crate::units::{Fault, locked};
+use crate::units::Fault;
 
 #[derive(Debug)]
 pub(super) struct LayerState {

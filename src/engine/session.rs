@@ -11,8 +11,9 @@ use super::weights_turn::WeightsTurn;
 use super::{ChunkPlan, Settings};
 use crate::cache::{CacheShape, ChunkSpan, LayerCache, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};
+use crate::native::locked;
 use crate::ops::frequencies::Frequencies;
-use crate::units::{Fault, LayerIdx, locked};
+use crate::units::{Fault, LayerIdx};
 
 /// Caches and logs of a batch, and the chunks that they have seen.
 ///

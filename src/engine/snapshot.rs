@@ -7,7 +7,8 @@ use super::session::{Session, SessionSpec};
 use super::{ChunkPlan, Engine, guarded};
 use crate::cache::{CacheNumbers, CacheSnapshot, ChunkSpan};
 use crate::model::Model;
-use crate::units::{ChunkIdx, Fault, locked};
+use crate::native::locked;
+use crate::units::{ChunkIdx, Fault};
 
 /// What a session holds. Its choices are not among it.
 #[derive(Debug)]

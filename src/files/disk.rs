@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use super::failpoint;
-use crate::units::locked;
+use crate::native::locked;
 
 const LOG: &str = "KVTUNE_DISK_LOG";
 

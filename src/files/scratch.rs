@@ -17,7 +17,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::disk::{self, DiskFile};
 use super::{free_space, io_fault, make_dir, refuse_symlink};
-use crate::units::{Bytes, Fault, abridged, locked};
+use crate::native::locked;
+use crate::units::{Bytes, Fault, abridged};
 
 const PREFIX: &str = "kvtune-";
 const SUFFIX: &str = ".scratch";

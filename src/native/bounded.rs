@@ -21,7 +21,7 @@ use rustix::time::{ClockId, clock_gettime};
 use signal_hook::low_level::exit;
 
 use super::memory::line_of;
-use crate::units::locked;
+use crate::native::locked;
 
 const LOOK: Duration = Duration::from_millis(100);
 

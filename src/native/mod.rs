@@ -36,5 +36,5 @@ pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swig
 pub use quantiser::{Levels, quantise_on_cpu, restore_on_cpu};
 pub use ranks::{GlooGroup, GlooTimeouts, GroupWork, LocalEnd, PendingExchange, SharedStore, host_name};
 pub use syncs::{SyncCounter, Syncs};
-pub use threads::{make_room_for_others, try_threads, usable_cpus};
+pub use threads::{locked, make_room_for_others, try_threads, usable_cpus};
 pub use unpack::{Codes, CodesLayout, first_bad_block, packed_product, unpack};

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::fs;
 use std::num::NonZero;
-use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, available_parallelism};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,11 @@ const BUSY: f64 = 0.2;
 const HELD: (u32, u32) = (40, 320);
 /// No more threads than these are held: libgomp ends the process where it can't have one.
 const MOST_HELD: usize = 64;
+
+/// Locks what is whole at every moment: the lock is poisoned where a panic is on its way up, and hides nothing.
+pub fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// CPUs that this process may use: by its affinity, and within the quota of its control groups.
 pub fn usable_cpus() -> usize {

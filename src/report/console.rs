@@ -9,8 +9,8 @@ use std::sync::{Mutex, OnceLock};
 use serde_json::Value;
 
 use super::table::Table;
-use crate::native::terminal_width;
-use crate::units::{Exit, Fault, locked, printable};
+use crate::native::{locked, terminal_width};
+use crate::units::{Exit, Fault, printable};
 
 /// Whether nothing is said but errors.
 static MUTE: AtomicBool = AtomicBool::new(false);

@@ -13,7 +13,8 @@ use super::stretches::{Stretch, TensorRange, step, take};
 use super::tensor_io::torch;
 use crate::files::Scratch;
 use crate::native::cuda::upload;
-use crate::units::{Bytes, Fault, locked};
+use crate::native::locked;
+use crate::units::{Bytes, Fault};
 
 /// Tensors side by side in one piece of an arena.
 #[derive(Debug)]

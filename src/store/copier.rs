@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tch::{Device, Tensor};
 
 use crate::native::cuda::{CudaEvent, SideStream};
-use crate::units::{Seconds, locked};
+use crate::native::locked;
+use crate::units::Seconds;
 
 /// A direction. The copies of one go on in their order; the two go on beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::copier::{Copier, CopyMark, CopyStream};
 use super::{Form, Store, Waiting};
-use crate::units::{Seconds, locked};
+use crate::native::locked;
+use crate::units::Seconds;
 
 /// What becomes of the waits for a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use super::arena::{Arena, Taken};
 use super::copier::Copier;
 use super::ranges::aligned;
 use super::{Bits, blocks};
-use crate::units::{Bytes, locked};
+use crate::native::locked;
+use crate::units::Bytes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {

@@ -7,7 +7,6 @@ mod quoted;
 pub(crate) mod sabotage;
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,11 +21,6 @@ pub struct LayerIdx(pub usize);
 /// An event of the cache, counted from 0: the whole prefill span is chunk 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkIdx(pub usize);
-
-/// Locks what is whole at every moment: the lock is poisoned where a panic is on its way up, and hides nothing.
-pub fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Exit codes of a process that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

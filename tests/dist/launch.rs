@@ -22,8 +22,9 @@ fn lines_and_exit_codes_are_the_ranks() {
         assert!(said.out.contains(words), "{words}: {}", said.out);
     }
     assert!(said.out.lines().all(|line| line.starts_with("[rank ")), "{}", said.out);
-    let said =
-        place.run(&["launch", "--nproc", "2", "--", "check", "--recipe", "recipe.toml", "--set", "data.train=\"nothing.jsonl\""]);
+    let two = "train.gradient_accumulation_steps=2";
+    let check = ["check", "--recipe", "recipe.toml", "--device", "cpu", "--set", two, "--set", "data.train=\"nothing.jsonl\""];
+    let said = place.run(&[&["launch", "--nproc", "2", "--"][..], &check].concat());
     assert_eq!((said.code, said.out.as_str()), (3, ""), "{}", said.err);
     assert!(said.err.contains("] error: ") && said.err.contains("was the first to fail, with exit code 3"), "{}", said.err);
 }
@@ -60,7 +61,8 @@ fn what_would_fail_on_all_ranks_is_refused_once() {
         (vec!["launch", "--nproc", "2", "--", "launch", "--nproc", "2", "--", "doctor"], "a launched rank can't launch ranks"),
         (vec!["launch", "--nproc", "2", "--", "finetune"], "unrecognized subcommand 'finetune'"),
         (vec!["launch", "--nproc", "2", "--", "serve", "model"], "`serve` is the work of one process, which ranks do not share"),
-        (vec!["launch", "--nproc", "2", "--", "-q", "export", "run"], "`export` is the work of one process"),
+        (vec!["launch", "--nproc", "2", "--", "export", "run"], "were not provided: --for <PROGRAM>"),
+        (vec!["launch", "--nproc", "2", "--", "-q", "export", "run", "--for", "peft"], "`export` is the work of one process"),
         (vec!["launch", "--nproc", "2", "--", "score", "a.jsonl", "--metrics", "f1"], "`score` is the work of one process"),
         (vec!["launch", "--nproc", "2"], "<COMMAND>"),
         (vec!["launch", "--nproc", "0", "--", "doctor"], "0 is not in 1..=1024"),
@@ -73,7 +75,7 @@ fn what_would_fail_on_all_ranks_is_refused_once() {
     let said = place.hear(inside.envs([("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "9")]));
     assert_eq!(said.code, 2, "{}", said.err);
     assert!(said.err.contains("this process is rank 1 of 2 already, started by torchrun or its like"), "{}", said.err);
-    for command in [&["generate", "model", "--prompt", "a", "--device", "cpu"][..], &["export", "run", "--out", "exported"]] {
+    for command in [&["generate", "model", "--prompt", "a", "--device", "cpu"][..], &["export", "run", "--for", "peft"]] {
         let mut second = place.command(command);
         let said =
             place.hear(second.envs([("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "9")]));

@@ -15,8 +15,9 @@ use super::template_files::ChatTemplates;
 use crate::data::faults::RowFault;
 use crate::data::sample_place::SamplePlace;
 use crate::data::tokenizer::Tokenizer;
+use crate::native::locked;
 use crate::recipe::{Boundary, ChatRecipe, DataRecipe, TemplateDate, TrainOn};
-use crate::units::{Fault, abridged, locked, quoted};
+use crate::units::{Fault, abridged, quoted};
 
 /// How texts become samples. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -13,8 +13,7 @@ use std::time::Duration;
 use signal_hook::consts::SIGXCPU;
 
 use super::jinja::{CompiledTemplate, MOST_BYTES, Rendering, TemplateText};
-use crate::native::ProcessLimits;
-use crate::units::locked;
+use crate::native::{ProcessLimits, locked};
 
 /// The program that renders, as it is called, and the argument with which it does.
 static PROGRAM: OnceLock<(OsString, OsString)> = OnceLock::new();

@@ -8,8 +8,8 @@ use super::dtype::GgufDtype;
 use super::header::{GgufRecord, GgufValue, Reader, wrong};
 use crate::files::tensors::TensorView;
 use crate::files::{FileKind, Stamp, io_fault, is_there, open_to_read};
-use crate::native::FileMap;
-use crate::units::{Fault, abridged, listed, locked, quoted};
+use crate::native::{FileMap, locked};
+use crate::units::{Fault, abridged, listed, quoted};
 
 /// A model in one file, or in several parts of which the first has all keys. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@ use tch::Kind;
 use super::disk_cache;
 use super::driver::{Context, Module};
 use super::nvrtc::Nvrtc;
-use crate::units::locked;
+use crate::native::locked;
 
 /// The text of some kernels that are compiled together.
 #[derive(Debug)]

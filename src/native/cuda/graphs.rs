@@ -15,7 +15,7 @@ use tch::{Device, Kind, Tensor};
 use super::allocator::release_cached_memory;
 use super::streams::{CudaEvent, Entered, SideStream};
 use crate::native::autograd::{BackwardError, check, or_panic, panic_text};
-use crate::units::locked;
+use crate::native::locked;
 
 unsafe extern "C" {
     fn kvtune_graph_pool(out: *mut u64) -> c_int;

@@ -7,8 +7,8 @@ use tch::{Device, Kind, Tensor, kind::Element};
 use torch_sys::C_tensor;
 
 use crate::native::autograd::check;
+use crate::native::locked;
 use crate::native::memory::{HostMemory, allowed_memory, machine_memory};
-use crate::units::locked;
 
 unsafe extern "C" {
     fn kvtune_pinned_bytes(count: i64, out: *mut *mut C_tensor) -> c_int;

@@ -10,7 +10,7 @@ use super::by_backend::all_parts;
 use super::chunk::{KvBlock, Qkv};
 use super::part::PartKernel;
 use super::tried::backend_of;
-use crate::units::locked;
+use crate::native::locked;
 
 /// The kernel for whole chunks attends to so many pairs of lengths at most: libtorch keeps a plan for each as long as the process lives, and
 /// the past of a cache that grows is longer with every chunk.

@@ -14,7 +14,7 @@ use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv};
 use super::part::PartKernel;
 use super::rule::ScoreRule;
 use crate::native::cuda::Numerics;
-use crate::units::locked;
+use crate::native::locked;
 
 /// Tokens and older slots on which a kernel must agree with the blocks: whole blocks of no kernel.
 const ODD: Lengths = Lengths { tokens: 50, past: 83 };
