@@ -150,15 +150,13 @@ impl<'a> Chat<'a> {
         let keeps_session = generator.longest_kept();
         let mut request = Request { keeps_session, ..Request::new(prompt, self.rules.clone()) };
         generator.check(&request)?;
-        let kept = self.kept.take().map(|kept| kept.session);
-        request.session = if goes_on {
-            kept.map(|kept| kept.session)
-        } else {
-            kept.and_then(|Continued { session, ids }| {
-                let tokens = shared_tokens(self.used.engine.settings(), &ids[..session.num_tokens()], &request.prompt);
-                at_beginning(session, tokens)
-            })
-        };
+        request.session = self.kept.take().and_then(|Kept { session: Continued { session, ids }, .. }| {
+            if goes_on {
+                return Some(session);
+            }
+            let tokens = shared_tokens(self.used.engine.settings(), &ids[..session.num_tokens()], &request.prompt);
+            at_beginning(session, tokens)
+        });
         if !goes_on && self.messages.iter().any(|message| message["role"] == "assistant") {
             let from = request.session.as_ref().map_or(0, Session::num_tokens);
             console::note(&format!(

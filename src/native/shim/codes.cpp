@@ -4,7 +4,6 @@
 #include "tasks.h"
 #include "unpacked.h"
 
-#include <algorithm>
 #include <vector>
 
 namespace kvtune {
@@ -116,8 +115,8 @@ struct Codes {
       CASE(2, 1);
     }
 #undef CASE
-    int64_t last_group = columns.defined() ? scales.size(1) - 1 : (width - 1) / std::max<int64_t>(1, layout->block_columns);
     bool is_layout = width > 0 && layout->block_rows > 0 && layout->block_columns > 0 && layout->first_row >= 0 && (layout->zero_bits == 4 || layout->zero_bits == 8) && codes.is_cpu() && scales.is_cpu();
+    int64_t last_group = columns.defined() ? scales.size(1) - 1 : is_layout ? (width - 1) / layout->block_columns : 0;
     bool fits = is_layout && least_bytes > 0 && codes.dim() == 2 && codes.size(1) >= least_bytes && scales.dim() == 2 && last_group < scales.size(1) &&
                 (rows == 0 || (layout->first_row + rows - 1) / layout->block_rows < scales.size(0)) &&
                 (!zeros.defined() || (zeros.size(0) == scales.size(0) && zeros.size(1) * (8 / layout->zero_bits) >= scales.size(1))) && (!columns.defined() || columns.numel() == width);

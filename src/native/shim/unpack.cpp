@@ -323,12 +323,12 @@ int kvtune_packed_product(at::Tensor* x, at::Tensor* packed, int64_t id, at::Ten
     Form form = form_of(id);
     int64_t rows = packed->size(0), width = packed->size(1) / form.bytes * form.numbers, count = x->size(0);
     bool fits = packed->is_cpu() && packed->scalar_type() == at::kByte && packed->dim() == 2 && packed->size(1) % form.bytes == 0;
-    TORCH_CHECK(fits && x->dim() == 2 && x->size(1) == width, "a product of ", x->sizes(), " with packed rows of ", width);
+    TORCH_CHECK(fits && width > 0 && x->dim() == 2 && x->size(1) == width, "a product of ", x->sizes(), " with packed rows of ", width);
     at::Tensor from = packed->contiguous(), vectors = x->contiguous(), out = at::empty({count, rows}, x->options());
     const uint8_t* first = from.data_ptr<uint8_t>();
     const float* data = vectors.data_ptr<float>();
     float* to = out.data_ptr<float>();
-    share_out_ranges(rows, std::max<int64_t>(1, LEAST_NUMBERS / std::max<int64_t>(1, width)), [&](int64_t begin, int64_t end) {
+    share_out_ranges(rows, std::max<int64_t>(1, LEAST_NUMBERS / width), [&](int64_t begin, int64_t end) {
       std::vector<float> row(width);
       for (int64_t at = begin; at < end; ++at) {
         form.unpack(first + at * from.size(1), width / form.numbers, row.data());
