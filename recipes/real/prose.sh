@@ -1,15 +1,16 @@
 #!/bin/sh
 # Does training with a policy in the loop help on real prose? LoRA adapters are trained on the same passages: with the full cache (full), with the
-# policy in the loop (loop), in the loop with distillation from the model without an adapter (distilled), in the loop from the adapter of the full cache
-# (after-full), and in the loop with distillation alone from the model with that adapter (from-full). Prints the loss of each on passages that nothing
-# else has seen, with the full cache and with the policy, over all tokens and over those that need what lies further back than the cache holds;
-# tab-separated: seed, how it was trained, cache, loss, loss of the far tokens.
+# policy in the loop (loop), in the loop with distillation from the model without an adapter (distilled); and for as many steps more from the adapter of
+# the full cache: in the loop (after-full), in the loop with distillation alone from the model with that adapter (from-full), with the full cache
+# (full-twice). Prints the loss of each on passages that nothing else has seen, with the full cache and with the policy, over all tokens and over those
+# that need what lies further back than the cache holds; tab-separated: seed, how it was trained, cache, loss, loss of the far tokens.
 #
 #   sh recipes/real/fetch.sh && cargo build --release
-#   SEEDS="1 2 3" ARMS="loop from-full" sh recipes/real/prose.sh > lines.tsv
+#   SEEDS="1 2 3" ARMS="full loop from-full" sh recipes/real/prose.sh > lines.tsv
 #
-# An adapter takes some 12 minutes of one thread, and up to 5 GiB; DEVICE=cuda takes a GPU. What is there already in data/real is not made again: NAME
-# and SLOTS name it, so take another NAME for another POLICY, LENGTHS or GATES.
+# An adapter takes some 12 minutes of one thread, and up to 5 GiB; DEVICE=cuda takes a GPU, on which BATCH passages a step take hardly longer than one.
+# What is there already in data/real is not made again: NAME and SLOTS name it, so take another NAME for another POLICY, LENGTHS or GATES. Arms and seeds
+# may run side by side once the lines of the base (SEEDS=" ") and of `full` are there.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
@@ -24,6 +25,7 @@ steps=${STEPS:-48}
 # Lengths by layer and gates, as `kvtune calibrate` makes them; so many slots in the mean.
 lengths=${LENGTHS:-$slots}
 gates=${GATES:+--set kv_cache.gates=$GATES}
+dense="--set kv_cache.policy=dense --set kv_cache.cache_length=8192"
 out=$work/prose-$name-$slots
 
 passages() { python3 "$here/needles.py" --prose "$work/prose" --facts 0 --characters 18400 "$@"; }
@@ -53,7 +55,8 @@ train() {
     [ -d "$run/final" ] && return
     $kvtune finetune-lora --recipe "$here/prose.toml" --out "$run" --resume-if-possible \
         --set checkpoint.intermediate_save_interval=8 --set data.train="$work/prose-train.jsonl" \
-        --set model.path="$base" --set train.seed="$seed" --set train.max_steps="$steps" --set data.validation_fraction=0 "$@" >>"$run.log" 2>&1
+        --set model.path="$base" --set train.seed="$seed" --set train.max_steps="$steps" --set train.micro_batch_size="${BATCH:-1}" \
+        --set grad.keep_graph="${KEEP_GRAPH:-auto}" --set data.validation_fraction=0 "$@" >>"$run.log" 2>&1
 }
 
 # The lines of a model: `score SEED TRAINED MODEL`.
@@ -77,11 +80,22 @@ score - base "$model"
 for seed in ${SEEDS:-1}; do
     own=$out/run-$seed
     full=$work/prose-full/run-$seed merged=$work/prose-full/merged-$seed base=$model
-    train "$full" "$seed" --set 'kv_cache.policy="dense"' --set kv_cache.cache_length=8192
-    score "$seed" full "$full"
-    for arm in ${ARMS:-loop distilled after-full from-full}; do
+    # shellcheck disable=SC2086  # several words
+    for arm in ${ARMS:-full loop distilled after-full from-full}; do
         base=$model
         case $arm in
+        full | after-full | from-full | full-twice) train "$full" "$seed" $dense ;;
+        esac
+        case $arm in
+        full)
+            score "$seed" full "$full"
+            continue
+            ;;
+        full-twice)
+            train "$full-twice" "$seed" $dense --set model.adapter="$full/final"
+            score "$seed" full-twice "$full-twice"
+            continue
+            ;;
         loop) set -- ;;
         distilled) set -- --set head.distill='{ weight = 0.9 }' ;;
         after-full) set -- --set model.adapter="$full/final" ;;
@@ -92,7 +106,6 @@ for seed in ${SEEDS:-1}; do
             set -- --set head.distill='{ weight = 1.0 }'
             ;;
         esac
-        # shellcheck disable=SC2086  # several words
         train "$own-$arm" "$seed" $gates --set kv_cache.cache_length="$lengths" --set kv_cache.policy="$policy" "$@"
         score "$seed" "$arm" "$own-$arm"
     done
