@@ -8,7 +8,7 @@ use super::moment::{Moment, StepPart};
 use super::sizes::{LayerColumn, LayerMemory, PlannedColumn, columns, layers};
 use crate::engine::{ChunkPlan, MemoryPlace, Schedule};
 use crate::model::{LayerBytes, LayerSpec};
-use crate::recipe::{StorePlace, StoreRecipe};
+use crate::recipe::{StorePlace, StoreRecipe, full_cache_chunk_size};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
 
@@ -115,7 +115,9 @@ impl<'a> StepMemory<'a> {
         };
         let cache: u64 = self.spec.config.layers.iter().map(of_layer).sum();
         let waits = self.layers.iter().any(|layer| layer.waiting_cache > 0);
-        let computing = self.columns[0].shared + self.most(&(0..self.layers.len()), 0, |layer| layer.forward);
+        let of_column = self.columns[0].shared + self.most(&(0..self.layers.len()), 0, |layer| layer.forward);
+        let tokens = self.longest.min(full_cache_chunk_size(self.spec.settings.chunk_size()) as u64);
+        let computing = of_column * tokens.div_ceil(self.columns[0].tokens as u64);
         let mut moment = Moment::new(self.spec, StepPart::Forward);
         self.stores(&mut moment);
         moment.add("teacher's cache", if waits { MemoryPlace::Host } else { MemoryPlace::Device }, cache);

@@ -60,6 +60,11 @@ table! {
     }
 }
 
+/// Tokens of a chunk, of at least `chunk_size`, where caches keep everything: how many is then a matter of time alone, and short chunks take longer.
+pub fn full_cache_chunk_size(chunk_size: usize) -> usize {
+    chunk_size.max(DEFAULT_CHUNK_SIZE)
+}
+
 impl CacheRecipe {
     /// Tokens of a chunk as they are written, or by default. Where none are written it may be more than the caches take.
     pub fn wanted_chunk_size(&self) -> usize {

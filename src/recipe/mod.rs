@@ -44,7 +44,7 @@ pub use diagnose::{RecipeError, RecipeLocation};
 pub use distill::DistillRecipe;
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
-pub use kv_cache::{BufferKind, CacheLength, CacheRecipe, Chunking, Pyramid, Storage};
+pub use kv_cache::{BufferKind, CacheLength, CacheRecipe, Chunking, Pyramid, Storage, full_cache_chunk_size};
 pub use load::Resolved;
 pub use model::{
     ADAPTER_CONFIG, Dtype, EXTRA_MODULES, EXTRA_TENSORS, InitLora, LoraRecipe, ModelRecipe, Quantize, RopeScalingRecipe,

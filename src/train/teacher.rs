@@ -13,7 +13,7 @@ use crate::files::{self, TensorFile, hash_bytes};
 use crate::head::NextToken;
 use crate::model::{Model, ModelConfig};
 use crate::native::cuda::on_device;
-use crate::recipe::{BufferKind, CacheRecipe, DistillRecipe, GradRecipe, PolicyRecipe, Recipe, Storage};
+use crate::recipe::{BufferKind, CacheRecipe, DistillRecipe, GradRecipe, PolicyRecipe, Recipe, Storage, full_cache_chunk_size};
 use crate::store::{load_tensor, pt_metadata, save_tensors};
 use crate::units::Fault;
 
@@ -32,7 +32,7 @@ pub struct Teacher {
     dir: Option<PathBuf>,
 }
 
-/// The caches that keep everything, with the chunks of a recipe.
+/// The caches that keep everything.
 pub(super) fn full_cache(recipe: &Recipe) -> CacheRecipe {
     CacheRecipe {
         policy: PolicyRecipe::named("dense"),
@@ -40,6 +40,7 @@ pub(super) fn full_cache(recipe: &Recipe) -> CacheRecipe {
         storage: Storage::Paged,
         buffer: BufferKind::Plain,
         r#static: false,
+        chunk_size: Some(full_cache_chunk_size(recipe.kv_cache.wanted_chunk_size())),
         ..recipe.kv_cache.clone()
     }
 }
