@@ -8,9 +8,13 @@
 #   sh recipes/real/fetch.sh && cargo build --release
 #   SEEDS="1 2 3" ARMS="full loop from-full" sh recipes/real/prose.sh > lines.tsv
 #
-# An adapter takes some 12 minutes of one thread, and up to 5 GiB; DEVICE=cuda takes a GPU, on which BATCH passages a step take hardly longer than one.
+# An adapter takes some 12 minutes of one thread, and up to 5 GiB. On a GPU a step of several passages takes hardly longer than one of one:
+#
+#   DEVICE=cuda STEPS=24 ROWS=24 SETTINGS="--set train.micro_batch_size=8 --set eval.micro_batch_size=24 --set grad.layers_per_cell=30
+#     --set grad.chunks_per_cell=4 --set grad.keep_graph=none" sh recipes/real/prose.sh > lines.tsv
+#
 # What is there already in data/real is not made again: NAME and SLOTS name it, so take another NAME for another POLICY, LENGTHS or GATES. Arms and seeds
-# may run side by side once the lines of the base (SEEDS=" ") and of `full` are there.
+# may run side by side once the lines of the base (SEEDS=" ") and the adapters of `full` are there.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
@@ -37,7 +41,7 @@ mkdir -p "$out" "$work/prose-full"
 # shellcheck disable=SC2086  # several words
 evaluate() {
     $kvtune evaluate --recipe "$here/prose.toml" --set data.train="$work/prose-judged.jsonl" \
-        --set data.validation="$work/prose-judged.jsonl" --set model.path="$base" $gates --set kv_cache.cache_length="$lengths" "$@"
+        --set data.validation="$work/prose-judged.jsonl" --set model.path="$base" $gates --set kv_cache.cache_length="$lengths" ${SETTINGS:-} "$@"
 }
 
 if [ ! -f "$out/classes.jsonl" ]; then
@@ -49,14 +53,15 @@ if [ ! -f "$out/classes.jsonl" ]; then
 fi
 
 # Trains an adapter: `train RUN SEED WORDS`.
+# shellcheck disable=SC2086  # several words
 train() {
     run=$1 seed=$2
     shift 2
     [ -d "$run/final" ] && return
     $kvtune finetune-lora --recipe "$here/prose.toml" --out "$run" --resume-if-possible \
         --set checkpoint.intermediate_save_interval=8 --set data.train="$work/prose-train.jsonl" \
-        --set model.path="$base" --set train.seed="$seed" --set train.max_steps="$steps" --set train.micro_batch_size="${BATCH:-1}" \
-        --set grad.keep_graph="${KEEP_GRAPH:-auto}" --set data.validation_fraction=0 "$@" >>"$run.log" 2>&1
+        --set model.path="$base" --set train.seed="$seed" --set train.max_steps="$steps" --set data.validation_fraction=0 \
+        ${SETTINGS:-} "$@" >>"$run.log" 2>&1
 }
 
 # The lines of a model: `score SEED TRAINED MODEL`.
