@@ -30,7 +30,7 @@ def command(run, recipe, tokens, warmup, settings, more=()):
     if run.is_tiny:
         # Little work for a process, and still more tokens than slots. Many of these are then the same command, which is run once.
         recipe, tokens, warmup = "step.toml", 128 if tokens <= BIG_TOKENS else 256, 0
-        settings = [setting for setting in settings if not setting.startswith("kv_cache.chunk_size")]
+        settings = [setting for setting in settings if not setting.startswith(("kv_cache.chunk_size", "model.", "train."))]
         settings += ["kv_cache.cache_length=64", "kv_cache.chunk_size=32"]
     return ["bench", "--recipe", str(RECIPES / recipe), "--tokens", str(tokens), "--steps", "1", "--warmup", str(warmup), "--random-weights",
             "--format", "json", *more, *(part for setting in settings for part in ("--set", setting))]
@@ -130,6 +130,14 @@ def chunks_of_2048(run):
 def two_chunks(run):
     settings = [FORMER, "grad.chunks_per_cell=2"]
     variant(run, "two-chunks", f"{WHAT_7B}, chunks of 2048, two a cell", BIG, BIG_TOKENS, settings)
+
+
+def short_chunks(run):
+    """Where launches of kernels are the time."""
+    for chunk in (64, 256):
+        settings = [f"model.path={RECIPES / 'smollm2-135m'}", "model.dtype=bf16", "train.micro_batch_size=4", "grad.layers_per_cell=30",
+                    "kv_cache.cache_length=512", f"kv_cache.chunk_size={chunk}"]
+        variant(run, f"chunks-of-{chunk}", f"SmolLM2-135M's sizes, 4 × 4096 tokens, h2o, C 512, chunks of {chunk}", "step.toml", 4096, settings)
 
 
 def step_4b_of_2048(run):
