@@ -13,8 +13,10 @@
 #   DEVICE=cuda STEPS=24 ROWS=24 SETTINGS="--set train.micro_batch_size=8 --set eval.micro_batch_size=24 --set grad.layers_per_cell=30
 #     --set grad.chunks_per_cell=4 --set grad.keep_graph=none" sh recipes/real/prose.sh > lines.tsv
 #
-# What is there already in data/real is not made again: NAME and SLOTS name it, so take another NAME for another POLICY, LENGTHS or GATES. Arms and seeds
-# may run side by side once the lines of the base (SEEDS=" ") and the adapters of `full` are there.
+# For `learned` with slots by layer, NAME=learned POLICY='{ learned = { grace_period = 0.375 } }' and, as `calibrated.sh` finds them, GATES (a directory)
+# and LENGTHS (an array). What is there already in data/real is not made again. NAME and SLOTS name it, so take another NAME for another POLICY, LENGTHS
+# or GATES, and another folder (DATA) for other STEPS, ROWS or SETTINGS. Arms and seeds may run side by side once the lines of the base (SEEDS=" ") and
+# the adapters of `full` are there.
 set -eu
 here=$(cd "$(dirname -- "$0")" && pwd)
 work=${DATA:-$here/../../data/real}
@@ -48,8 +50,8 @@ if [ ! -f "$out/classes.jsonl" ]; then
     evaluate "$model" --policy dense --losses "$out/whole.jsonl" >/dev/null
     evaluate "$model" --policy dense --losses "$out/windows.jsonl" --set data.max_seq_length="$slots" --set 'data.on_too_long="split"' \
         --set data.split_overlap=$((slots / 2)) >/dev/null
-    python3 "$here/far.py" "$out/whole.jsonl" "$out/windows.jsonl" >"$out/classes.part"
-    mv "$out/classes.part" "$out/classes.jsonl"
+    python3 "$here/far.py" "$out/whole.jsonl" "$out/windows.jsonl" >"$out/classes.part$$"
+    mv "$out/classes.part$$" "$out/classes.jsonl"
 fi
 
 # Trains an adapter: `train RUN SEED WORDS`.
@@ -67,10 +69,10 @@ train() {
 # The lines of a model: `score SEED TRAINED MODEL`.
 score() {
     [ -f "$out/line-$1-$2" ] || {
-        evaluate "$3" --policy dense --token-classes "$out/classes.jsonl" --format json >"$out/line-$1-$2.part"
+        evaluate "$3" --policy dense --token-classes "$out/classes.jsonl" --format json >"$out/line-$1-$2.part$$"
         evaluate "$3" --set kv_cache.policy="$policy" --token-classes "$out/classes.jsonl" --losses "$out/losses-$1-$2.jsonl" --format json \
-            >>"$out/line-$1-$2.part"
-        mv "$out/line-$1-$2.part" "$out/line-$1-$2"
+            >>"$out/line-$1-$2.part$$"
+        mv "$out/line-$1-$2.part$$" "$out/line-$1-$2"
     }
     python3 - "$1" "$2" "$out/line-$1-$2" <<'END'
 import json, sys
@@ -84,7 +86,7 @@ END
 score - base "$model"
 for seed in ${SEEDS:-1}; do
     own=$out/run-$seed
-    full=$work/prose-full/run-$seed merged=$work/prose-full/merged-$seed base=$model
+    full=$work/prose-full/run-$seed merged=$work/prose-full/merged-$seed
     # shellcheck disable=SC2086  # several words
     for arm in ${ARMS:-full loop distilled after-full from-full}; do
         base=$model
@@ -109,6 +111,10 @@ for seed in ${SEEDS:-1}; do
             base=$merged
             [ -d "$merged" ] || $kvtune export "$full" --for merged --out "$merged" >>"$full.log" 2>&1
             set -- --set head.distill='{ weight = 1.0 }'
+            ;;
+        *)
+            echo "prose.sh: error: there is no arm \`$arm\`" >&2
+            exit 2
             ;;
         esac
         train "$own-$arm" "$seed" $gates --set kv_cache.cache_length="$lengths" --set kv_cache.policy="$policy" "$@"

@@ -7,8 +7,12 @@ use super::StepSpec;
 use crate::cache::{CacheShape, ChunkSpan, Routing, UndoBytes, log_bytes_per_token, notes_per_entry};
 use crate::engine::ChunkPlan;
 use crate::head::HeadFootprint;
-use crate::model::{ColumnShape, LayerBytes, LayerFootprint};
+use crate::model::{ColumnShape, LayerBytes, LayerFootprint, LayerSpec};
+use crate::recipe::full_cache_chunk_size;
 use crate::store::Form;
+
+/// Of the position of an entry.
+const POSITION_BYTES: u64 = 8;
 
 /// One layer in a whole step.
 #[derive(Clone, Debug)]
@@ -47,9 +51,14 @@ pub(super) struct PlannedColumn {
     pub(super) has_targets: bool,
 }
 
+/// Hidden states of so many sequences, and the rotations that all layers share.
+fn shared(spec: &StepSpec<'_>, sequences: usize, length: usize) -> u64 {
+    let rotated: usize = spec.config.rotations().into_iter().map(|rope| rope.rotary_dim).sum();
+    (sequences * length) as u64 * spec.hidden() * spec.element() + (length * rotated) as u64 * spec.element()
+}
+
 /// All columns of a plan; `targets` are the positions with a target, by column.
 pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) -> Vec<PlannedColumn> {
-    let rotated: usize = spec.config.rotations().into_iter().map(|rope| rope.rotary_dim).sum();
     let form: Form = spec.settings.stores().0.form.into();
     let of_column = |(column, &targets): (&Range<usize>, &usize)| {
         let (sequences, (_, length)) = (plan.sequences(column), plan.tokens(column));
@@ -69,7 +78,7 @@ pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) 
         PlannedColumn {
             tokens,
             hidden,
-            shared: hidden + (length * rotated) as u64 * spec.element(),
+            shared: shared(spec, sequences, length),
             checkpoint: form.bytes_of(&size, spec.kind).0,
             head: head.bytes(),
             has_targets: targets > 0,
@@ -106,7 +115,7 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
     };
     let growth = shape.growth(&plan.spans, traits.budgets);
     let entries = (plan.num_sequences() * growth.slots) as u64 * shape.groups as u64;
-    let (all, positions) = (shape.slot_bytes(growth.slots).0, 8 * entries);
+    let (all, positions) = (shape.slot_bytes(growth.slots).0, POSITION_BYTES * entries);
     let (cache, waiting_cache) = if shape.is_offloaded { (positions, all - positions) } else { (all, 0) };
     let noted = plan.spans.iter().map(|span| span.start < plan.prefill);
     let policy = spec.settings.policy(index);
@@ -123,9 +132,8 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
     }
 }
 
-fn layer_columns(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape) -> Rc<[LayerColumn]> {
-    let form: Form = spec.settings.stores().1.form.into();
-    let footprint = LayerFootprint {
+fn footprint<'a>(spec: &StepSpec<'a>, index: usize) -> LayerFootprint<'a> {
+    LayerFootprint {
         layer: &spec.config.layers[index],
         hidden: spec.config.hidden_size,
         trained: spec.trained,
@@ -133,7 +141,30 @@ fn layer_columns(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &Ca
         kind: spec.kind,
         device: spec.device,
         threads: spec.threads,
+    }
+}
+
+/// What a sequence takes in caches that keep everything, and what its last chunk takes at most on its way through the layers.
+pub(super) fn of_full_cache(spec: &StepSpec<'_>, length: usize) -> (u64, u64) {
+    let chunk = length.min(full_cache_chunk_size(spec.settings.chunk_size()));
+    let slots =
+        |layer: &LayerSpec| layer.attention.rule.window.map_or(length, |window| length.min(window.saturating_add(chunk) - 1));
+    let cache = |layer: &LayerSpec| {
+        let of_head = 2 * layer.attention.head_dim as u64 * spec.element() + POSITION_BYTES;
+        (slots(layer) * layer.attention.num_kv_heads) as u64 * of_head
     };
+    let forward = |(index, layer): (usize, &LayerSpec)| {
+        let column = ColumnShape { tokens: chunk, sequences: 1, chunk, slots: slots(layer), is_one_chunk: true };
+        footprint(spec, index).bytes(&column, 0).forward
+    };
+    let layers = &spec.config.layers;
+    let computing = shared(spec, 1, chunk) + layers.iter().enumerate().map(forward).max().unwrap_or(0);
+    (layers.iter().map(cache).sum(), computing)
+}
+
+fn layer_columns(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape) -> Rc<[LayerColumn]> {
+    let form: Form = spec.settings.stores().1.form.into();
+    let footprint = footprint(spec, index);
     let mut last: Option<(ColumnShape, LayerBytes)> = None;
     let of_column = |column: &Range<usize>| {
         let (spans, sequences) = (&plan.spans[column.clone()], plan.sequences(column));

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use super::StepSpec;
 use super::moment::{Moment, StepPart};
-use super::sizes::{LayerColumn, LayerMemory, PlannedColumn, columns, layers};
+use super::sizes::{LayerColumn, LayerMemory, PlannedColumn, columns, layers, of_full_cache};
 use crate::engine::{ChunkPlan, MemoryPlace, Schedule};
-use crate::model::{LayerBytes, LayerSpec};
-use crate::recipe::{StorePlace, StoreRecipe, full_cache_chunk_size};
+use crate::model::LayerBytes;
+use crate::recipe::{StorePlace, StoreRecipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
 
@@ -37,7 +37,7 @@ pub(super) struct StepMemory<'a> {
     undo: u64,
     tokens: u64,
     /// Tokens of the longest sequence.
-    longest: u64,
+    longest: usize,
 }
 
 impl<'a> StepMemory<'a> {
@@ -52,7 +52,7 @@ impl<'a> StepMemory<'a> {
             checkpoints: 0,
             undo: 0,
             tokens: 8 * (plan.len() * plan.num_sequences()) as u64,
-            longest: plan.len() as u64,
+            longest: plan.len(),
             schedule,
         };
         let (bands, columns) = memory.schedule.size();
@@ -109,15 +109,8 @@ impl<'a> StepMemory<'a> {
 
     /// A sample passes the model without its adapter, whose cache keeps everything; the step has not begun.
     fn teacher(&self) -> Moment {
-        let of_layer = |layer: &LayerSpec| {
-            let entry = (layer.attention.num_kv_heads * layer.attention.head_dim) as u64 * 2 * self.spec.element();
-            entry * layer.attention.rule.window.map_or(self.longest, |window| self.longest.min(window as u64))
-        };
-        let cache: u64 = self.spec.config.layers.iter().map(of_layer).sum();
+        let (cache, computing) = of_full_cache(self.spec, self.longest);
         let waits = self.layers.iter().any(|layer| layer.waiting_cache > 0);
-        let of_column = self.columns[0].shared + self.most(&(0..self.layers.len()), 0, |layer| layer.forward);
-        let tokens = self.longest.min(full_cache_chunk_size(self.spec.settings.chunk_size()) as u64);
-        let computing = of_column * tokens.div_ceil(self.columns[0].tokens as u64);
         let mut moment = Moment::new(self.spec, StepPart::Forward);
         self.stores(&mut moment);
         moment.add("teacher's cache", if waits { MemoryPlace::Host } else { MemoryPlace::Device }, cache);

@@ -60,7 +60,8 @@ table! {
     }
 }
 
-/// Tokens of a chunk, of at least `chunk_size`, where caches keep everything: how many is then a matter of time alone, and short chunks take longer.
+/// Tokens of a chunk, at least `chunk_size`, where caches keep everything: chunks then change time and memory, the result by rounding alone, and
+/// short ones take longer.
 pub fn full_cache_chunk_size(chunk_size: usize) -> usize {
     chunk_size.max(DEFAULT_CHUNK_SIZE)
 }

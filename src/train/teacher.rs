@@ -13,7 +13,9 @@ use crate::files::{self, TensorFile, hash_bytes};
 use crate::head::NextToken;
 use crate::model::{Model, ModelConfig};
 use crate::native::cuda::on_device;
-use crate::recipe::{BufferKind, CacheRecipe, DistillRecipe, GradRecipe, PolicyRecipe, Recipe, Storage, full_cache_chunk_size};
+use crate::recipe::{
+    BufferKind, CacheLength, CacheRecipe, DistillRecipe, GradRecipe, PolicyRecipe, Recipe, Storage, full_cache_chunk_size,
+};
 use crate::store::{load_tensor, pt_metadata, save_tensors};
 use crate::units::Fault;
 
@@ -32,7 +34,7 @@ pub struct Teacher {
     dir: Option<PathBuf>,
 }
 
-/// The caches that keep everything.
+/// The caches that keep everything, with the chunks of a recipe.
 pub(super) fn full_cache(recipe: &Recipe) -> CacheRecipe {
     CacheRecipe {
         policy: PolicyRecipe::named("dense"),
@@ -40,7 +42,6 @@ pub(super) fn full_cache(recipe: &Recipe) -> CacheRecipe {
         storage: Storage::Paged,
         buffer: BufferKind::Plain,
         r#static: false,
-        chunk_size: Some(full_cache_chunk_size(recipe.kv_cache.wanted_chunk_size())),
         ..recipe.kv_cache.clone()
     }
 }
@@ -50,7 +51,14 @@ impl Teacher {
     pub fn new(recipe: &Recipe, config: &ModelConfig, dir: Option<&Path>) -> Result<Option<Self>, Fault> {
         let Some(distill) = &recipe.distill else { return Ok(None) };
         let grad = GradRecipe { chunks_per_cell: Some(1), ..grad_of_run(recipe, dir) };
-        let engine = Engine::new(Settings::new(config, &full_cache(recipe), &grad)?, Box::new(NextToken));
+        // Of a preallocated cache a sample gets as many slots as it has tokens.
+        let kv_cache = CacheRecipe {
+            storage: Storage::Preallocated,
+            cache_length: CacheLength::Uniform(u32::MAX as usize),
+            chunk_size: Some(full_cache_chunk_size(recipe.kv_cache.wanted_chunk_size())),
+            ..full_cache(recipe)
+        };
+        let engine = Engine::new(Settings::new(config, &kv_cache, &grad)?, Box::new(NextToken));
         let dir = dir.map(|dir| dir.join(TEACHER));
         let top_k = distill.top_k.min(config.num_scores());
         Ok(Some(Self { engine, recipe: DistillRecipe { top_k, ..distill.clone() }, dir }))
@@ -141,7 +149,7 @@ mod tests {
     use super::super::build;
     use super::*;
     use crate::engine::Silent;
-    use crate::recipe::{CacheLength, Dtype};
+    use crate::recipe::Dtype;
 
     /// A recipe over a small model, with a cache far shorter than the sample of the test.
     fn recipe(dir: &Path) -> Recipe {
@@ -160,8 +168,10 @@ mod tests {
         assert_eq!(recipe.model.dtype, Dtype::F32);
         let mut model = build::model(&recipe, Device::Cpu).unwrap();
         no_grad(|| model.parameters().into_iter().for_each(|(_, leaf)| drop(leaf.shallow_clone().g_add_scalar_(0.1))));
-        let inputs: Vec<u32> = (0..60).map(|at| (at * 7 + at * at) % 30).collect();
-        let labels: Vec<i64> = (0..60).map(|at| if at % 4 == 1 { IGNORE } else { at % 30 }).collect();
+        // Longer than a chunk of the teacher's.
+        let length = full_cache_chunk_size(8) + 60;
+        let inputs: Vec<u32> = (0..length as u32).map(|at| (at * 7 + at * at) % 30).collect();
+        let labels: Vec<i64> = (0..length as i64).map(|at| if at % 4 == 1 { IGNORE } else { at % 30 }).collect();
         let sequence = Sequence { sample: 3, inputs, targets: Targets::NextToken(labels.clone()), initial: None };
         let mut batch = Batch { sequences: vec![sequence] };
         let teacher = Teacher::new(&recipe, model.config(), Some(dir.path())).unwrap().unwrap();
@@ -173,15 +183,15 @@ mod tests {
         let base = build::base_model(&recipe, None, Device::Cpu).unwrap();
         let whole = CacheRecipe {
             policy: PolicyRecipe::named("dense"),
-            cache_length: CacheLength::Uniform(64),
-            chunk_size: Some(60),
+            cache_length: CacheLength::Uniform(length),
+            chunk_size: Some(length),
             ..recipe.kv_cache.clone()
         };
         let settings = Settings::new(base.config(), &whole, &grad_of_run(&recipe, Some(dir.path()))).unwrap();
         let mut hidden = Tensor::new();
         Engine::new(settings, Box::new(NextToken)).inspect(&base, &plain, &mut |_, of_all| hidden = of_all.get(0)).unwrap();
         let all_nv = no_grad(|| (base.logits(&base.final_norm(&hidden)) / 2.0).log_softmax(-1, Kind::Float));
-        let rows: Vec<i64> = (0..60).filter(|&at| labels[at as usize] != IGNORE).collect();
+        let rows: Vec<i64> = (0..length as i64).filter(|&at| labels[at as usize] != IGNORE).collect();
         let (expected, tokens) = all_nv.index_select(0, &Tensor::from_slice(&rows)).topk(5, -1, true, true);
         assert!(Tensor::from_slice(&soft.log_probs).view_as(&expected).allclose(&expected, 1e-5, 1e-5, false));
         assert!(Tensor::from_slice(&soft.tokens).view_as(&tokens).eq_tensor(&tokens).all().int64_value(&[]) == 1);
