@@ -241,6 +241,12 @@ impl Settings {
         self.slots.iter().map(|slots| slots.count(plan.len(), plan.longest_chunk())).collect()
     }
 
+    /// Slots of each layer in caches that keep everything, but for sliding windows, of a sequence of `tokens` in chunks of at most `chunk`.
+    pub fn slots_of_full_cache(&self, tokens: usize, chunk: usize) -> Vec<usize> {
+        let kept = |slots: &Slots| if slots.fixed().is_some() { Slots::Growing } else { *slots };
+        self.slots.iter().map(|slots| kept(slots).count(tokens, chunk)).collect()
+    }
+
     /// Slots of each layer whose entries leave by the recipe's policy; `None` of sliding windows and of caches that grow.
     pub fn policy_slots(&self) -> Vec<Option<usize>> {
         self.slots.iter().map(|slots| slots.fixed()).collect()

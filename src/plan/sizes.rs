@@ -7,12 +7,9 @@ use super::StepSpec;
 use crate::cache::{CacheShape, ChunkSpan, Routing, UndoBytes, log_bytes_per_token, notes_per_entry};
 use crate::engine::ChunkPlan;
 use crate::head::HeadFootprint;
-use crate::model::{ColumnShape, LayerBytes, LayerFootprint, LayerSpec};
-use crate::recipe::full_cache_chunk_size;
+use crate::model::{ColumnShape, LayerBytes, LayerFootprint};
+use crate::recipe::{BufferKind, full_cache_chunk_size};
 use crate::store::Form;
-
-/// Of the position of an entry.
-const POSITION_BYTES: u64 = 8;
 
 /// One layer in a whole step.
 #[derive(Clone, Debug)]
@@ -115,7 +112,7 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
     };
     let growth = shape.growth(&plan.spans, traits.budgets);
     let entries = (plan.num_sequences() * growth.slots) as u64 * shape.groups as u64;
-    let (all, positions) = (shape.slot_bytes(growth.slots).0, POSITION_BYTES * entries);
+    let (all, positions) = (shape.slot_bytes(growth.slots).0, 8 * entries);
     let (cache, waiting_cache) = if shape.is_offloaded { (positions, all - positions) } else { (all, 0) };
     let noted = plan.spans.iter().map(|span| span.start < plan.prefill);
     let policy = spec.settings.policy(index);
@@ -144,22 +141,19 @@ fn footprint<'a>(spec: &StepSpec<'a>, index: usize) -> LayerFootprint<'a> {
     }
 }
 
-/// What a sequence takes in caches that keep everything, and what its last chunk takes at most on its way through the layers.
-pub(super) fn of_full_cache(spec: &StepSpec<'_>, length: usize) -> (u64, u64) {
-    let chunk = length.min(full_cache_chunk_size(spec.settings.chunk_size()));
-    let slots =
-        |layer: &LayerSpec| layer.attention.rule.window.map_or(length, |window| length.min(window.saturating_add(chunk) - 1));
-    let cache = |layer: &LayerSpec| {
-        let of_head = 2 * layer.attention.head_dim as u64 * spec.element() + POSITION_BYTES;
-        (slots(layer) * layer.attention.num_kv_heads) as u64 * of_head
-    };
-    let forward = |(index, layer): (usize, &LayerSpec)| {
-        let column = ColumnShape { tokens: chunk, sequences: 1, chunk, slots: slots(layer), is_one_chunk: true };
+/// What the longest sequence of a plan takes alone in caches that keep everything, and what its last chunk takes at most on its way through
+/// the layers.
+pub(super) fn of_full_cache(spec: &StepSpec<'_>, plan: &ChunkPlan) -> (u64, u64) {
+    let chunk = plan.len().min(full_cache_chunk_size(spec.settings.chunk_size()));
+    let slots = spec.settings.slots_of_full_cache(plan.len(), chunk);
+    let shapes = spec.settings.cache_shapes(spec.config, plan, spec.kind, spec.device);
+    let plain = |shape: &CacheShape| CacheShape { batch: 1, entry_number: None, buffer: BufferKind::Plain, ..*shape };
+    let cache = shapes.iter().zip(&slots).map(|(shape, &slots)| plain(shape).slot_bytes(slots).0).sum();
+    let forward = |(index, &slots): (usize, &usize)| {
+        let column = ColumnShape { tokens: chunk, sequences: 1, chunk, slots, is_one_chunk: true };
         footprint(spec, index).bytes(&column, 0).forward
     };
-    let layers = &spec.config.layers;
-    let computing = shared(spec, 1, chunk) + layers.iter().enumerate().map(forward).max().unwrap_or(0);
-    (layers.iter().map(cache).sum(), computing)
+    (cache, shared(spec, 1, chunk) + slots.iter().enumerate().map(forward).max().unwrap_or(0))
 }
 
 fn layer_columns(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape) -> Rc<[LayerColumn]> {

@@ -36,8 +36,8 @@ pub(super) struct StepMemory<'a> {
     checkpoints: u64,
     undo: u64,
     tokens: u64,
-    /// Tokens of the longest sequence.
-    longest: usize,
+    /// What a teacher's cache takes, and what a chunk does beside it; `None` without one.
+    teacher: Option<(u64, u64)>,
 }
 
 impl<'a> StepMemory<'a> {
@@ -52,7 +52,7 @@ impl<'a> StepMemory<'a> {
             checkpoints: 0,
             undo: 0,
             tokens: 8 * (plan.len() * plan.num_sequences()) as u64,
-            longest: plan.len(),
+            teacher: spec.is_distilled.then(|| of_full_cache(spec, plan)),
             schedule,
         };
         let (bands, columns) = memory.schedule.size();
@@ -103,13 +103,13 @@ impl<'a> StepMemory<'a> {
             moments.extend(looked_at.iter().flat_map(|&c| [self.replay(band, c), Some(self.cell(band, c))]).flatten());
         }
         moments.extend(self.end());
-        moments.extend(self.spec.is_distilled.then(|| self.teacher()));
+        moments.extend(self.teacher());
         moments
     }
 
     /// A sample passes the model without its adapter, whose cache keeps everything; the step has not begun.
-    fn teacher(&self) -> Moment {
-        let (cache, computing) = of_full_cache(self.spec, self.longest);
+    fn teacher(&self) -> Option<Moment> {
+        let (cache, computing) = self.teacher?;
         let waits = self.layers.iter().any(|layer| layer.waiting_cache > 0);
         let mut moment = Moment::new(self.spec, StepPart::Forward);
         self.stores(&mut moment);
@@ -119,7 +119,7 @@ impl<'a> StepMemory<'a> {
             MemoryPlace::Device,
             computing.max(self.columns.iter().map(|column| column.head).max().unwrap_or(0)),
         );
-        moment
+        Some(moment)
     }
 
     /// What is there in both phases: caches, stores with their room, the log, the ids.
