@@ -45,9 +45,6 @@ enum Width {
     TokensPerSlot(f64),
 }
 
-/// Attention runs once for each page, so that pages should not be small.
-const CHUNKS_OF_A_PAGE: usize = 4;
-
 impl Settings {
     /// Checks a recipe's cache and gradient sections against the model. Refuses a gradient section with open keys.
     pub fn new(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, Fault> {
@@ -185,16 +182,16 @@ impl Settings {
         device: Device,
     ) -> Vec<CacheShape> {
         let shape = |(i, (slots, layer)): (usize, (&Slots, &LayerSpec))| {
-            let cache_length = slots.count(tokens, longest_chunk);
+            let is_paged = *slots == Slots::Growing && self.storage == Storage::Paged;
             CacheShape {
                 batch: sequences as i64,
                 groups: layer.attention.num_kv_heads as i64,
                 head_dim: layer.attention.head_dim as i64,
                 entry_number: self.policies[i].traits().entry_number,
                 further: &[],
-                cache_length,
-                allocated: if *slots == Slots::Growing { self.allocated_at_once(longest_chunk) } else { cache_length },
-                is_paged: *slots == Slots::Growing && self.storage == Storage::Paged,
+                cache_length: slots.count(tokens, longest_chunk),
+                allocated: slots.allocated_at_once(tokens, longest_chunk, is_paged),
+                is_paged,
                 buffer: self.buffer,
                 is_offloaded: self.is_offloaded,
                 kind,
@@ -224,11 +221,6 @@ impl Settings {
     /// How layer checkpoints and undo log wait.
     pub fn stores(&self) -> (StoreRecipe, StoreRecipe) {
         (self.layer_checkpoints, self.undo_log)
-    }
-
-    /// Slots that a growing cache allocates at once, for chunks of at most `chunk` tokens.
-    fn allocated_at_once(&self, chunk: usize) -> usize {
-        if self.storage == Storage::Paged { chunk * CHUNKS_OF_A_PAGE } else { chunk }
     }
 
     /// The caches that have a fixed size under the recipe's policy.

@@ -22,6 +22,9 @@ pub(super) struct Sizes {
     pub(super) randomizes: bool,
 }
 
+/// Attention runs once for each page, so that pages should not be small.
+const CHUNKS_OF_A_PAGE: usize = 4;
+
 /// The slots of a layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slots {
@@ -44,6 +47,15 @@ impl Slots {
                 tokens.min(window + longest_chunk - 2)
             }
             Self::Window(window) => tokens.min(window.saturating_add(longest_chunk) - 1),
+        }
+    }
+
+    /// How many of them are allocated at once: by pages, by chunks, or all.
+    pub(super) fn allocated_at_once(self, tokens: usize, longest_chunk: usize, is_paged: bool) -> usize {
+        match self {
+            Self::Growing if is_paged => longest_chunk * CHUNKS_OF_A_PAGE,
+            Self::Growing => longest_chunk,
+            _ => self.count(tokens, longest_chunk),
         }
     }
 
