@@ -13,6 +13,7 @@ run=$demo/run
 recipe=recipes/real/needles.toml
 model=$real/SmolLM2-135M-Instruct.Q4_1.gguf
 slots=160
+questions=12
 
 . .cargo/demo-steps.sh
 
@@ -26,7 +27,7 @@ rm -rf "$demo"
 mkdir -p "$demo"
 needles() { python3 recipes/real/needles.py --prose "$real/prose" --characters 2800 "$@"; }
 needles --sections A,B,C,D,E,F,G,H --rows 64 --seed 1 >"$demo/train.jsonl"
-needles --sections I,J --rows 16 --seed 1000 >"$demo/judged.jsonl"
+needles --sections I,J --rows $questions --seed 1000 >"$demo/judged.jsonl"
 echo "made $(wc -l <"$demo/train.jsonl") documents to train on, and $(wc -l <"$demo/judged.jsonl") from other chapters to judge by; each hides a fact"
 
 # The recipe with the demo's files and cache.
@@ -35,11 +36,11 @@ with="--recipe $recipe --set model.path=$model --set data.train=$demo/train.json
 step "training through the policy keydiff with $slots slots, a quarter of a document; it is killed after its first save"
 # shellcheck disable=SC2086  # several words
 train_and_kill "$run" "$demo/train.log" $kvtune finetune-lora $with --out "$run" --set kv_cache.cache_length=$slots \
-    --set train.max_steps=16 --set train.micro_batch_size=4 --set checkpoint.intermediate_save_interval=4
+    --set train.max_steps=12 --set train.micro_batch_size=4 --set checkpoint.intermediate_save_interval=4
 
 step 'resumed from that save, to the end'
 $kvtune resume "$run" >"$demo/resume.log" 2>&1 || { cat "$demo/resume.log"; fail 'it does not resume'; }
-sed -n 's/.*"step":\([0-9]*\),.*"loss":\([0-9.]*\),"accuracy.*/step \1: loss \2/p' "$run/metrics.jsonl" | awk 'NR % 5 == 1'
+sed -n 's/.*"step":\([0-9]*\),.*"loss":\([0-9.]*\),"accuracy.*/step \1: loss \2/p' "$run/metrics.jsonl" | awk 'NR == 1 || NR % 4 == 0'
 
 step 'proof, in f64: the gradient through the policy equals that of plain autograd, on the real weights'
 # shellcheck disable=SC2086  # several words
@@ -54,16 +55,16 @@ $kvtune evaluate "$model" "$run" $with --set kv_cache.cache_length=$slots --set 
 $kvtune report "$run" --scores "$demo/scores.json" >"$demo/report.log" 2>&1
 
 right() {
-    sed -n "$((16 * $1 - 15)),$((16 * $1))p" "$demo/answers.jsonl" >"$demo/rated.jsonl"
-    echo "$(python3 recipes/real/intervals.py "$demo/rated.jsonl") of 16"
+    sed -n "$((questions * ($1 - 1) + 1)),$((questions * $1))p" "$demo/answers.jsonl" >"$demo/rated.jsonl"
+    echo "$(python3 recipes/real/intervals.py "$demo/rated.jsonl") of $questions"
 }
 step "done. $(sed -n '$s/.*The secret code of the \([A-Z][a-z]* warehouse\) is \([0-9]*\)\..*/In the last document stands: "The secret code of the \1 is \2."/p' "$demo/judged.jsonl")"
 answer() { sed -n "$1s/.*\"prediction\":\"\\([^\"]*\\)\".*/\\1/p" "$demo/answers.jsonl"; }
 cat <<END
 
 answered right                      everything in the cache   keydiff, $slots slots   its last answer with $slots slots
-the model as it was                 $(right 1 | awk '{ printf "%-25s", $0 }') $(right 2 | awk '{ printf "%-19s", $0 }') $(answer 32)
-trained through the policy          $(right 3 | awk '{ printf "%-25s", $0 }') $(right 4 | awk '{ printf "%-19s", $0 }') $(answer 64)
+the model as it was                 $(right 1 | awk '{ printf "%-25s", $0 }') $(right 2 | awk '{ printf "%-19s", $0 }') $(answer $((2 * questions)))
+trained through the policy          $(right 3 | awk '{ printf "%-25s", $0 }') $(right 4 | awk '{ printf "%-19s", $0 }') $(answer $((4 * questions)))
 
 The adapter is $run/final (PEFT loads it), the page about the run $run/report.html.
 Ask it about a document of your own: kvtune generate $run --prompt-file FILE
