@@ -25,7 +25,7 @@ fi
 
 rm -rf "$demo"
 mkdir -p "$demo"
-needles() { python3 recipes/real/needles.py --prose "$real/prose" --characters 2800 "$@"; }
+needles() { python3 recipes/real/needles.py --prose "$real/prose" --characters 2200 "$@"; }
 needles --sections A,B,C,D,E,F,G,H --rows 64 --seed 1 >"$demo/train.jsonl"
 needles --sections I,J --rows $questions --seed 1000 >"$demo/judged.jsonl"
 echo "made $(wc -l <"$demo/train.jsonl") documents to train on, and $(wc -l <"$demo/judged.jsonl") from other chapters to judge by; each hides a fact"
@@ -33,14 +33,14 @@ echo "made $(wc -l <"$demo/train.jsonl") documents to train on, and $(wc -l <"$d
 # The recipe with the demo's files and cache.
 with="--recipe $recipe --set model.path=$model --set data.train=$demo/train.jsonl --set kv_cache.chunk_size=32"
 
-step "training through the policy keydiff with $slots slots, a quarter of a document; it is killed after its first save"
+step "training through the policy keydiff with $slots slots, a third of a document; it is killed after its first save"
 # shellcheck disable=SC2086  # several words
 train_and_kill "$run" "$demo/train.log" $kvtune finetune-lora $with --out "$run" --set kv_cache.cache_length=$slots \
-    --set train.max_steps=12 --set train.micro_batch_size=4 --set checkpoint.intermediate_save_interval=4
+    --set train.max_steps=14 --set train.micro_batch_size=4 --set checkpoint.intermediate_save_interval=4
 
 step 'resumed from that save, to the end'
 $kvtune resume "$run" >"$demo/resume.log" 2>&1 || { cat "$demo/resume.log"; fail 'it does not resume'; }
-sed -n 's/.*"step":\([0-9]*\),.*"loss":\([0-9.]*\),"accuracy.*/step \1: loss \2/p' "$run/metrics.jsonl" | awk 'NR == 1 || NR % 4 == 0'
+sed -n 's/.*"step":\([0-9]*\),.*"loss":\([0-9.]*\),"accuracy.*/step \1: loss \2/p' "$run/metrics.jsonl" | awk 'NR == 1 || NR % 7 == 0'
 
 step 'proof, in f64: the gradient through the policy equals that of plain autograd, on the real weights'
 # shellcheck disable=SC2086  # several words
