@@ -41,7 +41,13 @@ impl CacheShape {
     /// Keys, values and positions of so many slots.
     pub fn slot_bytes(&self, slots: usize) -> Bytes {
         let of_plane = |(_, width, kind): (String, i64, Kind)| width as u64 * kind.elt_size_in_bytes() as u64;
-        Bytes(self.heads() * slots as u64 * (self.planes().into_iter().map(of_plane).sum::<u64>() + 8))
+        let planes = self.planes().into_iter().map(of_plane).sum::<u64>();
+        Bytes(self.heads() * slots as u64 * planes + self.position_bytes(slots).0)
+    }
+
+    /// Positions of so many slots, which stay where the cache computes.
+    pub fn position_bytes(&self, slots: usize) -> Bytes {
+        Bytes(8 * self.heads() * slots as u64)
     }
 
     /// Keys and values of so many slots as attention reads them, where they must be restored first.

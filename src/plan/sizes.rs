@@ -112,7 +112,7 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
     };
     let growth = shape.growth(&plan.spans, traits.budgets);
     let entries = (plan.num_sequences() * growth.slots) as u64 * shape.groups as u64;
-    let (all, positions) = (shape.slot_bytes(growth.slots).0, 8 * entries);
+    let (all, positions) = (shape.slot_bytes(growth.slots).0, shape.position_bytes(growth.slots).0);
     let (cache, waiting_cache) = if shape.is_offloaded { (positions, all - positions) } else { (all, 0) };
     let noted = plan.spans.iter().map(|span| span.start < plan.prefill);
     let policy = spec.settings.policy(index);

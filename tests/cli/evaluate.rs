@@ -277,7 +277,7 @@ fn answers_of_something_else_are_refused() {
 fn answers_that_cannot_be_had() {
     let place = place();
     assert_snapshot!(evaluate(&place, &["model"], &["--generate"]).refused(2), @r"
-    error: `model` is no run, which would have a place for the answers
+    error: `model` is not in a run, so its answers have no default place
 
     hint: name a file with `--answers`
     ");

@@ -177,7 +177,7 @@ fn of_helmet(family: Option<HelmetFamily>, dataset: &Dataset) -> Result<Vec<Metr
 fn default_path(loaded: &LoadedTarget<'_>, settings: &Value) -> Result<PathBuf, Fault> {
     let Some(run) = loaded.target.run() else {
         return Err(Fault::usage(
-            format!("`{}` is no run, which would have a place for the answers", loaded.target.dir().display()),
+            format!("`{}` is not in a run, so its answers have no default place", loaded.target.dir().display()),
             "name a file with `--answers`",
         ));
     };
