@@ -60,8 +60,17 @@ impl Alternative {
 
     /// Fewer operations first, then larger cells, then less memory.
     fn compare(&self, other: &Self) -> Ordering {
-        let size = |a: &Self| (Reverse(a.grad.layers_per_cell), a.cells, a.device, a.host);
-        self.operations.total_cmp(&other.operations).then_with(|| size(self).cmp(&size(other)))
+        self.operations.total_cmp(&other.operations).then_with(|| self.compare_sizes(other))
+    }
+
+    /// Larger cells first, then fewer operations, then less memory.
+    fn compare_sizes(&self, other: &Self) -> Ordering {
+        let cells = |a: &Self| (Reverse(a.grad.layers_per_cell), a.cells);
+        let by_operations = || self.operations.total_cmp(&other.operations);
+        cells(self)
+            .cmp(&cells(other))
+            .then_with(by_operations)
+            .then_with(|| (self.device, self.host).cmp(&(other.device, other.host)))
     }
 }
 
@@ -75,6 +84,9 @@ pub struct Decision {
 
 /// A forecast may be too low by so many percent: of twenty drawn recipes the worst was by 8.1.
 const MARGIN: u64 = 10;
+
+/// Operations above the fewest, by so many times, that larger cells are worth: each cell has costs of its own.
+const NEARLY: f64 = 1.04;
 
 /// Chunks of a cell that is looked at, at most: products of matrices gain nothing from more rows than that.
 const WIDEST: usize = 16;
@@ -108,17 +120,30 @@ impl Planner<'_> {
                 }
             }
             let made = self.with_stores(grad, stores)?;
-            let chosen = made.iter().filter(|alternative| alternative.fits).min_by(|a, b| a.compare(b)).cloned();
+            let chosen = self.best(&made, grad.keep_graph)?;
             seen.extend(made);
-            if let Some(mut chosen) = chosen {
-                if grad.keep_graph == KeepGraph::Auto && chosen.kept == 0 {
-                    chosen = self.keeping(&GradRecipe { keep_graph: KeepGraph::Auto, ..chosen.grad })?;
+            if let Some(chosen) = chosen {
+                if chosen.kept > 0 {
                     seen.push(chosen.clone());
                 }
                 return Ok((Some(chosen), seen));
             }
         }
         Ok((None, seen))
+    }
+
+    /// The best of those tilings that fit, each with as many kept graphs as fit, where their number is open: the largest cells of those that
+    /// compute [nearly](NEARLY) the least.
+    fn best(&self, made: &[Alternative], keep_graph: KeepGraph) -> Result<Option<Alternative>, Fault> {
+        let mut fitting: Vec<_> = made.iter().filter(|alternative| alternative.fits).cloned().collect();
+        fitting.sort_by(Alternative::compare);
+        let (mut kept, mut enough): (Vec<Alternative>, f64) = (Vec::new(), f64::INFINITY);
+        for tiling in fitting {
+            let tiling = self.with_graphs(tiling, keep_graph, enough)?;
+            enough = enough.min(NEARLY * tiling.operations);
+            kept.push(tiling);
+        }
+        Ok(kept.into_iter().filter(|tiling| tiling.operations <= enough).min_by(Alternative::compare_sizes))
     }
 
     /// All shapes of cells, with those stores that may take the least memory.
@@ -156,8 +181,13 @@ impl Planner<'_> {
 
     /// Considers `grad` with as many kept graphs as fit, where their number is open.
     pub fn keeping(&self, grad: &GradRecipe) -> Result<Alternative, Fault> {
-        let mut most = self.keeping_all_or_none(grad.clone())?;
-        let is_settled = grad.keep_graph != KeepGraph::Auto || self.recipe.train.offload == Offload::Weights;
+        self.with_graphs(self.keeping_all_or_none(grad.clone())?, grad.keep_graph, f64::INFINITY)
+    }
+
+    /// A tiling that keeps all graphs or none, with as many as fit, where their number is open. Looks no further where it would compute more
+    /// than `enough` operations.
+    fn with_graphs(&self, mut most: Alternative, keep_graph: KeepGraph, enough: f64) -> Result<Alternative, Fault> {
+        let is_settled = keep_graph != KeepGraph::Auto || self.recipe.train.offload == Offload::Weights;
         if is_settled || most.kept > 0 || !most.fits {
             return Ok(most);
         }
@@ -168,9 +198,11 @@ impl Planner<'_> {
         let (mut fitting, mut too_many) = (0, columns + bands - 1);
         while fitting + 1 < too_many {
             let tried = usize::midpoint(fitting, too_many);
-            let more = self.consider(GradRecipe { keep_graph: KeepGraph::of(cells(tried)), ..grad.clone() })?;
+            let more = self.consider(GradRecipe { keep_graph: KeepGraph::of(cells(tried)), ..none.grad.clone() })?;
             if more.fits && self.leaves_room(&none, &more) {
                 (fitting, most) = (tried, more);
+            } else if more.operations > enough {
+                break;
             } else {
                 too_many = tried;
             }
