@@ -1,4 +1,4 @@
-//! The tiling of a step: what is left open in a recipe, decided by the count of operations among what fits, then by the size of cells.
+//! The tiling of a step: what is left open in a recipe. Of what fits and computes nearly the least, it is that with the largest cells.
 //! Exact stores come before those that round, and memory before files. Neither a clock nor the machine's load has a say.
 
 use std::cmp::{Ordering, Reverse};
