@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::faults;
 use super::guard::{WorkLimits, guarded};
@@ -222,10 +222,23 @@ fn end_ids(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Vec<u32>, Faul
             return Ok(ids);
         }
     }
-    let token = json_field(dir, "tokenizer_config.json", "eos_token")?;
+    let config = tokenizer_config(dir)?;
+    let token = config.get("eos_token");
     // Either the token itself or an object that describes it.
-    let text = token.as_ref().and_then(|token| token.as_str().or_else(|| token.get("content").and_then(Value::as_str)));
+    let text = token.and_then(|token| token.as_str().or_else(|| token.get("content").and_then(Value::as_str)));
     Ok(text.and_then(|text| encoder.token_to_id(text)).into_iter().collect())
+}
+
+pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+/// `tokenizer_config.json`, or what a GGUF file has in its place; nothing where there is none. Over one that does not list the added tokens
+/// goes `special_tokens_map.json`, which older versions of Transformers wrote.
+pub(super) fn tokenizer_config(dir: &Path) -> Result<Map<String, Value>, Fault> {
+    let mut config = object_of_model(dir, TOKENIZER_CONFIG)?.unwrap_or_default();
+    if !config.contains_key("added_tokens_decoder") {
+        config.extend(object_of_model(dir, "special_tokens_map.json")?.into_iter().flatten());
+    }
+    Ok(config)
 }
 
 /// A top-level field of a JSON file of a model; `None` where the file or the field is missing.

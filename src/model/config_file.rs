@@ -337,7 +337,7 @@ mod tests {
                     "gemma3_text",
                     &json!({"rope_local_base_freq": 2.0, "rope_parameters": {"sliding_attention": {"rope_theta": 3.0}}}),
                 ),
-                "sliding_attention.rope_theta",
+                "rope_local_base_freq",
             ),
         ] {
             assert_out_of_range(&changes, key);
@@ -559,13 +559,17 @@ mod tests {
             assert_eq!(*norms, NormsSpec::BEHIND);
         }
         assert_eq!((olmo3.rotations().len(), olmo3.rms_norm_eps), (2, 1e-5));
+        // As Transformers 5.24 writes it.
+        let by_type = json!({"full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6, "original_max_position_embeddings": 8192},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e6}});
+        assert_eq!(config(&json!({"model_type": "olmo3", "num_hidden_layers": 5, "rope_parameters": by_type})).unwrap(), olmo3);
     }
 
     #[test]
-    fn phi_3_reads_what_stands_beside_the_table() {
+    fn phi_3_reads_the_original_length_beside_the_table_and_the_share_in_either() {
         let of = |pairs: usize, more: &Value| {
             let mut table = json!({"type": "su", "short_factor": vec![1.0; pairs], "long_factor": vec![2.0; pairs],
-                "partial_rotary_factor": 0.25, "original_max_position_embeddings": 64});
+                "original_max_position_embeddings": 64});
             let mut all = json!({"model_type": "phi3"});
             for (key, value) in more.as_object().unwrap() {
                 let place = if key == "type" { &mut table } else { &mut all };
@@ -580,12 +584,15 @@ mod tests {
         assert_eq!(of(6, &json!({"partial_rotary_factor": 0.75, "original_max_position_embeddings": 128})), (12, 128));
         assert_eq!(of(8, &json!({"type": "yarn"})), (16, 4096));
         assert_eq!(of(8, &json!({"type": "longrope"})), (16, 4096));
+        // As Transformers 5.24 writes it.
+        let table = json!({"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5});
+        assert_eq!(rope(&json!({"model_type": "phi3", "rope_parameters": table})).rotary_dim, 8);
     }
 
     #[test]
     fn ministral_3_grows_its_queries_by_numbers_of_the_rotation() {
         let table = json!({"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "llama_4_scaling_beta": 0.1,
-            "original_max_position_embeddings": 16384});
+            "max_position_embeddings": 262_144, "original_max_position_embeddings": 16384});
         let ministral = |table: &Value| config(&json!({"model_type": "ministral3", "rope_parameters": table}));
         let attention = ministral(&table).unwrap().layers[0].attention.clone();
         assert_eq!(attention.query_growth, Some(QueryGrowth { beta: 0.1, original: 16384 }));

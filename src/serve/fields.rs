@@ -104,7 +104,7 @@ impl BodyFields {
         (rules.sampling.top_k, rules.sampling.do_sample) = (0, true);
         // A text of its own for whoever names no seed.
         rules.seed = SysRng.try_next_u64().unwrap_or_default();
-        let (old, new) = (self.0.get("max_tokens"), self.0.get("max_completion_tokens"));
+        let [old, new] = ["max_tokens", "max_completion_tokens"].map(|name| self.0.get(name).filter(|most| !most.is_null()));
         if old.zip(new).is_some_and(|(old, new)| old != new) {
             let message = "`max_tokens` and `max_completion_tokens` contradict each other";
             return Err(ApiError::field("max_completion_tokens", message));

@@ -104,6 +104,7 @@ pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<Ende
             let single_tokens_for_targets = recipe.grad.single_tokens_for_targets;
             recipe.grad = GradRecipe { single_tokens_for_targets, ..began.grad.clone() };
         }
+        recipe.kv_cache.chunk_size = recipe.kv_cache.chunk_size.or(began.kv_cache.chunk_size);
         let first_day = began.data.chat.chat_template_date;
         recipe.data.change(&|data| data.chat.chat_template_date = data.chat.chat_template_date.or(first_day));
         Ok(recipe)

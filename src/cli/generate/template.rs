@@ -57,7 +57,11 @@ impl TemplateArguments {
 impl ConversationReader<'_> {
     /// A conversation of messages, with what the arguments say.
     pub(super) fn conversation(&self, messages: Vec<Value>) -> Conversation {
-        Conversation { messages, tools: self.tools.clone(), documents: None, variables: self.variables.clone() }
+        self.told(Conversation { messages, ..Conversation::default() })
+    }
+
+    fn told(&self, conversation: Conversation) -> Conversation {
+        Conversation { tools: self.tools.clone(), variables: self.variables.clone(), ..conversation }
     }
 
     /// The tokens of a conversation in a file: a list of messages, or an object with `messages`, and `tools`,
@@ -69,7 +73,7 @@ impl ConversationReader<'_> {
         };
         let fault = |fault: String| wrong(path, &fault);
         let messages = fields.remove("messages").unwrap_or_default();
-        let mut conversation = self.conversation(Conversation::of(messages).map_err(fault)?.messages);
+        let mut conversation = self.told(Conversation::of(messages).map_err(fault)?);
         if let Some(tools) = fields.remove("tools") {
             conversation.tools = tools_of(tools).map_err(|fault| wrong(path, &format!("`tools`: {fault}")))?;
         }

@@ -71,10 +71,10 @@ impl WrittenTexts {
     pub(super) fn all(
         mut self,
         mut generator: Generator<'_>,
-        mut requests: impl Iterator<Item = Result<Request, Fault>>,
+        requests: impl Iterator<Item = Result<Request, Fault>>,
         interrupt: &Interrupt,
     ) -> Result<Ending, Fault> {
-        let (begin, mut read) = (Instant::now(), None);
+        let (begin, mut read, mut requests) = (Instant::now(), None, requests.peekable());
         while interrupt.signal().is_none() {
             // Requests hold sessions: they are made when their turn comes.
             while generator.load().0 == 0
@@ -91,7 +91,7 @@ impl WrittenTexts {
                 }
             }
             self.print_ended()?;
-            if generator.is_idle() {
+            if generator.is_idle() && requests.peek().is_none() {
                 break;
             }
         }

@@ -16,6 +16,15 @@ pub struct Conversation {
     pub documents: Option<Json>,
     /// What else the template is told, such as `enable_thinking`.
     pub variables: Map<String, Json>,
+    /// Arguments of calls that were JSON in a text, as they were written.
+    pub written: Vec<WrittenArguments>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct WrittenArguments {
+    message: usize,
+    call: usize,
+    text: String,
 }
 
 impl Conversation {
@@ -27,11 +36,27 @@ impl Conversation {
         if messages.is_empty() {
             return Err("there is no message".to_owned());
         }
+        let mut written = Vec::new();
         for (index, message) in messages.iter_mut().enumerate() {
-            check_message(message).map_err(|fault| format!("message {index} (from 0): {fault}"))?;
-            parse_arguments(message).map_err(|fault| format!("message {index} (from 0): {fault}"))?;
+            let placed = |fault: String| format!("message {index} (from 0): {fault}");
+            check_message(message).map_err(placed)?;
+            let texts = parse_arguments(message).map_err(placed)?;
+            written.extend(texts.into_iter().map(|(call, text)| WrittenArguments { message: index, call, text }));
         }
-        Ok(Self { messages, ..Self::default() })
+        Ok(Self { messages, written, ..Self::default() })
+    }
+
+    /// The first messages of this conversation with arguments as they were written, if some were texts.
+    pub(super) fn as_written(&self, messages: &[Json]) -> Option<Vec<Json>> {
+        let mut written = self.written.iter().filter(|written| written.message < messages.len()).peekable();
+        written.peek()?;
+        let mut messages = messages.to_vec();
+        for WrittenArguments { message, call, text } in written {
+            if let Some(arguments) = messages[*message]["tool_calls"].get_mut(call).and_then(arguments) {
+                *arguments = text.clone().into();
+            }
+        }
+        Some(messages)
     }
 
     /// About as many bytes as all of it takes.
@@ -130,21 +155,28 @@ fn check_message(message: &Json) -> Result<(), String> {
     }
 }
 
-/// `"arguments": "{\"x\": 1}"` is an object in a text, as `OpenAI`'s protocol has it; an empty text is that of no arguments.
-fn parse_arguments(message: &mut Json) -> Result<(), String> {
+/// `"arguments": "{\"x\": 1}"` is an object in a text, as `OpenAI`'s protocol has it; an empty text is that of no arguments. The texts by
+/// the number of their call.
+fn parse_arguments(message: &mut Json) -> Result<Vec<(usize, String)>, String> {
+    let mut texts = Vec::new();
     let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten();
-    for call in calls {
-        let function = if call.get("function").is_some() { call.get_mut("function") } else { Some(call) };
-        let Some(arguments) = function.and_then(|function| function.get_mut("arguments")) else { continue };
+    for (index, call) in calls.enumerate() {
+        let Some(arguments) = arguments(call) else { continue };
         let Some(text) = arguments.as_str() else { continue };
         let text = if text.trim().is_empty() { "{}" } else { text };
         let parsed = serde_json::from_str::<Json>(text);
         let parsed = parsed.map_err(|error| format!("`arguments` of a tool call is a text that is not JSON: {error}"))?;
         if parsed.is_object() {
+            texts.push((index, text.to_owned()));
             *arguments = parsed;
         }
     }
-    Ok(())
+    Ok(texts)
+}
+
+fn arguments(call: &mut Json) -> Option<&mut Json> {
+    let function = if call.get("function").is_some() { call.get_mut("function") } else { Some(call) };
+    function?.get_mut("arguments")
 }
 
 #[cfg(test)]

@@ -64,8 +64,17 @@ impl ChatTemplate {
         })
     }
 
-    /// The text of a rendering, within bounds for a conversation of this size.
+    /// The text of a rendering. Most templates take the arguments of calls as objects; those that join them to text refuse these, and get
+    /// what was written.
     fn rendered(&self, rendering: &Rendering<'_>, of: &Conversation) -> Result<String, Fault> {
+        let text = self.rendered_once(rendering, of);
+        let written = if text.is_err() { of.as_written(&rendering.messages) } else { None };
+        let Some(written) = written else { return text };
+        self.rendered_once(&Rendering { messages: written.into(), ..rendering.clone() }, of).or(text)
+    }
+
+    /// Within bounds for a conversation of this size.
+    fn rendered_once(&self, rendering: &Rendering<'_>, of: &Conversation) -> Result<String, Fault> {
         let text = match self.execution()? {
             Execution::Children { renderers, .. } => renderers.render(rendering, of.size()),
             Execution::Here(compiled, limits) => limits.within(of.size(), || compiled.render(rendering)),
@@ -187,6 +196,19 @@ pub(super) mod tests {
     #[allow(clippy::needless_pass_by_value)]
     fn conversation(messages: Json) -> Conversation {
         Conversation { messages: messages.as_array().unwrap().clone(), ..Conversation::default() }
+    }
+
+    #[test]
+    fn arguments_are_objects_unless_the_template_joins_them_to_text() {
+        let call = json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"a\":1}"}}]}]);
+        let conversation = Conversation::of(call).unwrap();
+        let of = |arguments: &str| {
+            let source = format!("{{% set f = messages[0].tool_calls[0].function %}}{{{{ {arguments} }}}}");
+            template(&source).unwrap().render(&conversation, false)
+        };
+        assert_eq!(of("f.arguments | tojson").unwrap(), "{\"a\": 1}");
+        assert_eq!(of("'<' + f.arguments + '>'").unwrap(), "<{\"a\":1}>");
+        assert!(of("raise_exception('no')").unwrap_err().to_string().ends_with("no"));
     }
 
     #[test]

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use chrono::NaiveDateTime;
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 
 use super::conversation::Conversation;
 use super::jinja::STRFTIME;
 use super::template::ChatTemplate;
 use super::template::TemplateFault;
 use crate::data::faults;
-use crate::files::{self, FileKind, object_of_model, read_text};
+use crate::data::tokenizer::{TOKENIZER_CONFIG, tokenizer_config};
+use crate::files::{self, FileKind, read_text};
 use crate::units::{Fault, listed, quoted};
 
 /// The templates of a model, by what they are for.
@@ -48,7 +49,7 @@ impl ChatTemplates {
     /// `chat_template.jinja` and `additional_chat_templates/NAME.jinja` count, else `chat_template` in `tokenizer_config.json`: a text,
     /// or a list of `name` and `template`. `now` is what a template takes for the time, instead of the local one.
     pub fn find(dir: &Path, wanted: Option<&str>, now: Option<NaiveDateTime>) -> Result<Option<Self>, Fault> {
-        let (config, config_path) = tokenizer_config(dir)?;
+        let config = tokenizer_config(dir)?;
         let tokens = named_tokens(&config);
         let template = |source: &Source| ChatTemplate::new(&source.text, tokens.clone(), source.place.clone(), now);
         let one = |source: &Source| {
@@ -63,7 +64,7 @@ impl ChatTemplates {
         }
         let mut all = of_directory(dir)?;
         if all.is_empty() {
-            all = of_config(&config, &config_path);
+            all = of_config(&config, &dir.join(TOKENIZER_CONFIG));
         }
         let names: Vec<String> = all.iter().map(|source| source.name.clone()).collect();
         let find = |name: &str| all.iter().find(|source| source.name == name);
@@ -134,7 +135,7 @@ impl ChatTemplates {
 
 /// The special tokens of the tokenizer in a model directory by their names, as `bos_token`.
 pub fn special_tokens(dir: &Path) -> Result<Vec<(String, String)>, Fault> {
-    Ok(named_tokens(&tokenizer_config(dir)?.0))
+    Ok(named_tokens(&tokenizer_config(dir)?))
 }
 
 fn of_file(name: &str, path: &Path) -> Result<Source, Fault> {
@@ -162,7 +163,7 @@ fn of_directory(dir: &Path) -> Result<Vec<Source>, Fault> {
     Ok(all)
 }
 
-fn of_config(config: &Json, path: &Path) -> Vec<Source> {
+fn of_config(config: &Map<String, Json>, path: &Path) -> Vec<Source> {
     let place = path.display().to_string();
     let source = |name: &str, text: &str| Source { name: name.to_owned(), text: text.to_owned(), place: place.clone() };
     match config.get("chat_template") {
@@ -175,16 +176,12 @@ fn of_config(config: &Json, path: &Path) -> Vec<Source> {
     }
 }
 
-/// `tokenizer_config.json` and its path, or what a GGUF file has in its place; nothing where there is none.
-fn tokenizer_config(dir: &Path) -> Result<(Json, PathBuf), Fault> {
-    const NAME: &str = "tokenizer_config.json";
-    Ok((object_of_model(dir, NAME)?.map_or(Json::Null, Json::Object), dir.join(NAME)))
-}
-
-/// The special tokens of a `tokenizer_config.json`: each a text, or a table whose `content` is.
-fn named_tokens(config: &Json) -> Vec<(String, String)> {
+/// The special tokens of a `tokenizer_config.json`, those of the model's own among them: each a text, or a table whose `content` is.
+fn named_tokens(config: &Map<String, Json>) -> Vec<(String, String)> {
     let text = |value: &Json| value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned);
-    let entries = config.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
+    let own = ["extra_special_tokens", "model_specific_special_tokens"];
+    let own = own.into_iter().filter_map(|key| config.get(key)?.as_object()).flatten();
+    let entries = config.iter().chain(own).filter(|(name, _)| name.ends_with("_token"));
     entries.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect()
 }
 
@@ -217,6 +214,12 @@ mod tests {
             found(Some("nosuch"), false).unwrap_err(),
             "there is no chat template `nosuch`: neither a file, nor among default, tool_use"
         );
+        std::fs::write(dir.join("special_tokens_map.json"), r#"{"bos_token": "<b>", "eos_token": {"content": "</s>"}}"#).unwrap();
+        let tokens = "{{ bos_token }}{{ eos_token }}{{ image_token }}";
+        write(&json!({"bos_token": "<s>", "chat_template": tokens, "extra_special_tokens": {"image_token": "<i>"}}));
+        assert_eq!(found(None, false).unwrap(), "<b></s><i>");
+        write(&json!({"bos_token": "<s>", "chat_template": tokens, "added_tokens_decoder": {}}));
+        assert_eq!(found(None, false).unwrap(), "<s>");
         write(&json!({"chat_template": [{"name": "rag", "template": "a"}]}));
         let error = found(None, false).unwrap_err();
         assert!(error.ends_with("there is none named `default`, but rag"), "{error}");

@@ -60,7 +60,9 @@ pub(super) fn classified(
     }
     let answer = row.text(field)?;
     let answer = answer.trim();
-    match classes.find(answer, tokenizer)? {
+    // CSV has texts alone.
+    let number = || answer.parse().ok().filter(|&class| field == "label" && class < classes.count);
+    match classes.find(answer, tokenizer)?.or_else(number) {
         Some(class) => Ok(Content::TextClass { prompt, class }),
         None => Err(row.bad(field, format!("one of the labels {}", classes.describe()), format!("`{answer}`"))),
     }
@@ -105,6 +107,8 @@ mod tests {
         assert_eq!(sequence.targets, Targets::Class(2));
         assert_eq!(sequence.inputs, [tokenizer().encode("key").unwrap(), vec![0]].concat());
         assert_eq!(splits.train.lengths(), [sequence.inputs.len()]);
+        let number = Fixture::new(PromptCompletion, "{\"prompt\": \"key\", \"label\": \"2\"}\n").classify().open().unwrap();
+        assert_eq!(number.train.batch(&[0]).unwrap().sequences[0].targets, Targets::Class(2));
         let error = Fixture::new(PromptCompletion, LINES).classify().error();
         assert_eq!(error, "`train.jsonl:1`: field `completion`: expected one of the labels `A`, `B`, `C`, `D`, found `holds`");
     }

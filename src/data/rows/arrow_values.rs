@@ -1,4 +1,4 @@
-//! Columns of Arrow as JSON values. Numbers stay numbers, and null stays null.
+//! Columns of Arrow as JSON values. Numbers stay numbers, and null stays null; so become NaN and the infinities, which JSON has not.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) fn column_types(schema: &Schema) -> Result<Arc<BTreeMap<String, Strin
     Ok(Arc::new(types))
 }
 
-/// The rows of a batch. A column of a type that JSON has no value for is left out: who asks for it is told its type.
+/// The rows of a batch. A column or a field of a type that JSON has no value for is left out: who asks for a column is told its type.
 pub(super) fn rows(batch: &RecordBatch) -> Result<Vec<Map<String, Value>>, String> {
     let mut rows = vec![Map::new(); batch.num_rows()];
     for (field, column) in batch.schema().fields().iter().zip(batch.columns()).filter(|(field, _)| is_known(field.data_type())) {
@@ -35,10 +35,11 @@ pub(super) fn rows(batch: &RecordBatch) -> Result<Vec<Map<String, Value>>, Strin
 
 fn is_known(data_type: &DataType) -> bool {
     match data_type {
-        DataType::Null | DataType::Boolean | DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
+        DataType::Null | DataType::Boolean | DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View | DataType::Struct(_) => {
+            true
+        }
         DataType::Dictionary(_, values) => is_known(values),
         DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => is_known(item.data_type()),
-        DataType::Struct(fields) => fields.iter().all(|field| is_known(field.data_type())),
         other => other.is_integer() || other.is_floating(),
     }
 }
@@ -61,17 +62,16 @@ fn values(array: &ArrayRef) -> Result<Vec<Value>, String> {
         }
         float if float.is_floating() => {
             let numbers = as_type(&DataType::Float64)?;
-            let number =
-                |number| Number::from_f64(number).map(Value::Number).ok_or_else(|| format!("{number} is no number of JSON"));
-            let numbers = numbers.as_primitive::<Float64Type>().iter();
-            numbers.map(|value| Ok(or_null(value.map(number).transpose()?))).collect::<Result<_, String>>()?
+            let number = |number: Option<f64>| or_null(number.and_then(Number::from_f64).map(Value::Number));
+            numbers.as_primitive::<Float64Type>().iter().map(number).collect()
         }
         DataType::List(_) => lists(array.as_list::<i32>().iter())?,
         DataType::LargeList(_) => lists(array.as_list::<i64>().iter())?,
         DataType::FixedSizeList(..) => lists(array.as_fixed_size_list().iter())?,
         DataType::Struct(fields) => {
             let mut objects = vec![Map::new(); array.len()];
-            for (field, column) in fields.iter().zip(array.as_struct().columns()) {
+            let columns = fields.iter().zip(array.as_struct().columns());
+            for (field, column) in columns.filter(|(field, _)| is_known(field.data_type())) {
                 for (object, value) in objects.iter_mut().zip(values(column)?) {
                     object.insert(field.name().clone(), value);
                 }

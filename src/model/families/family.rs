@@ -100,8 +100,8 @@ pub(in crate::model) struct RopeRules {
     pub(in crate::model) further_keys: &'static [&'static str],
     /// Names of kinds that mean another one here, and which.
     pub(in crate::model) aliases: &'static [(&'static str, &'static str)],
-    /// The original length when `config.json` does not say it beside the table. Where a family has one, that and the share of rotated
-    /// channels are read there alone, whatever the table says.
+    /// The original length when `config.json` does not say it beside the table. Where a family has one, the length is read there alone,
+    /// whatever the table says.
     pub(in crate::model) default_original: Option<usize>,
     /// Layers that slide and those that do not may have a table each.
     pub(in crate::model) has_table_by_type: bool,

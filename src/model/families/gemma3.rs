@@ -4,7 +4,7 @@
 use super::family::{Family, RopeRules, SlidingLayers};
 use super::{gemma2, rope, windows};
 use crate::model::fields::Fields;
-use crate::model::spec::QkNorm;
+use crate::model::spec::{QkNorm, RopeSpec};
 use crate::units::Fault;
 
 pub(super) const FAMILY: Family = Family {
@@ -14,10 +14,21 @@ pub(super) const FAMILY: Family = Family {
     qk_norm: |_| Ok(Some(QkNorm::PerHead)),
     logit_soft_cap: |fields| gemma2::soft_cap(fields, "final_logit_softcapping", None),
     score_soft_cap: |fields| gemma2::soft_cap(fields, "attn_logit_softcapping", None),
-    sliding_rope: rope::sliding_rope,
+    sliding_rope,
     windows,
     ..gemma2::FAMILY
 };
+
+/// A base of its own, which is not scaled with that of the others.
+fn sliding_rope(fields: Fields<'_>, _: RopeSpec, head_dim: usize) -> Result<RopeSpec, Fault> {
+    const LOCAL: &str = "rope_local_base_freq";
+    let local = fields.number_or(LOCAL, 10_000.0)?;
+    let found = rope::sliding_table(fields, local, head_dim)?.unwrap_or_else(|| RopeSpec::plain(local, head_dim));
+    if fields.get(LOCAL).is_some() && (found.theta - local).abs() > 0.0 {
+        return Err(fields.range(LOCAL, format!("{} as in the table of layers that slide", found.theta)));
+    }
+    Ok(found)
+}
 
 /// `sliding_window_pattern` says which layer is the first that does not slide; Transformers 5 writes it with a line before it.
 fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, Fault> {

@@ -33,8 +33,8 @@ pub(super) const FAMILY: Family = Family {
 
 /// The softmax of the chosen scores alone is that of all scores, divided by the sum of the chosen.
 fn every_layer(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, Fault> {
-    // Other programs take it for what it is here, whatever stands there.
     fields.only("swiglu_limit", 7.0)?;
+    fields.only("swiglu_alpha", 1.702)?;
     let spec = experts(fields, &KEYS, &NAMES)?;
     Ok(vec![Some(ExpertsSpec { activation: Activation::ClampedSilu, ..spec }); num_layers])
 }

@@ -7,6 +7,8 @@ use crate::model::spec::QueryGrowth;
 use crate::units::Fault;
 
 const BETA: &str = "llama_4_scaling_beta";
+/// Transformers 5.24 writes this into the table, too, and reads it nowhere.
+const POSITIONS: &str = "max_position_embeddings";
 
 pub(super) const FAMILY: Family = Family {
     model_type: "ministral3",
@@ -14,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     default_norm_eps: 1e-5,
     default_kv_heads: Some(8),
     default_head_dim: Some(128),
-    rope: RopeRules { default_theta: 1_000_000.0, further_keys: &[BETA], needs_table: true, ..RopeRules::USUAL },
+    rope: RopeRules { default_theta: 1_000_000.0, further_keys: &[BETA, POSITIONS], needs_table: true, ..RopeRules::USUAL },
     windows: |fields, num_layers| windows::every_layer(fields, num_layers, None),
     query_growth,
     ..Family::USUAL
@@ -22,7 +24,9 @@ pub(super) const FAMILY: Family = Family {
 
 /// The numbers stand with those of the rotary embedding.
 fn query_growth(fields: Fields<'_>) -> Result<Option<QueryGrowth>, Fault> {
-    let Some(table) = rope::table(fields)?.filter(|table| table.get(BETA).is_some()) else { return Ok(None) };
+    // Of 0 they do not grow.
+    let grows = |table: &Fields<'_>| table.get(BETA).is_some_and(|beta| beta.as_f64() != Some(0.0));
+    let Some(table) = rope::table(fields)?.filter(grows) else { return Ok(None) };
     let original = table.count("original_max_position_embeddings", rope::MAX_POSITIONS)?;
     Ok(Some(QueryGrowth { beta: table.number(BETA)?, original }))
 }

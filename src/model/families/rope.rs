@@ -48,23 +48,18 @@ pub(super) fn rope(fields: Fields<'_>, family: &Family, head_dim: usize) -> Resu
     rope_of(fields, max_positions(fields)?, &tables, &family.rope, head_dim)
 }
 
-/// That of layers that slide, where they have a base of their own and are not scaled with the others.
-pub(super) fn sliding_rope(fields: Fields<'_>, _: RopeSpec, head_dim: usize) -> Result<RopeSpec, Fault> {
-    const LOCAL: &str = "rope_local_base_freq";
-    let local = fields.number_or(LOCAL, 10_000.0)?;
+/// That of layers that slide, where the tables have one for them; `theta` is its base if it names none.
+pub(super) fn sliding_table(fields: Fields<'_>, theta: f64, head_dim: usize) -> Result<Option<RopeSpec>, Fault> {
     let mut found = None;
     for key in TABLES {
         let Some([_, Some(table)]) = by_type(fields, key)? else { continue };
-        let rope = rope_of(table, max_positions(fields)?, &[table], &RopeRules::of_theta(local), head_dim)?;
-        if fields.get(LOCAL).is_some() && (rope.theta - local).abs() > 0.0 {
-            return Err(table.range("rope_theta", format!("{local} as in `{LOCAL}`")));
-        }
+        let rope = rope_of(table, max_positions(fields)?, &[table], &RopeRules::of_theta(theta), head_dim)?;
         if found.as_ref().is_some_and(|other| *other != rope) {
             return Err(fields.range(TABLES[1], format!("the same as `{}`", TABLES[0])));
         }
         found = Some(rope);
     }
-    Ok(found.unwrap_or_else(|| RopeSpec::plain(local, head_dim)))
+    Ok(found)
 }
 
 /// The tables within a table, if it holds some: of layers that do not slide, and of those that do.
@@ -90,11 +85,10 @@ fn rope_of(
 ) -> Result<RopeSpec, Fault> {
     let places = [tables, &[fields]].concat();
     let theta = agreed(&places, "rope_theta", |place| place.number("rope_theta"))?.unwrap_or(rules.default_theta);
-    // A family that reads the rest beside the table does not look into it.
+    let rotary_dim = rotary_dim(&places, rules.default_share, head_dim)?;
     let places = if rules.default_original.is_some() { vec![fields] } else { places };
     let original_key = "original_max_position_embeddings";
     let original = agreed(&places, original_key, |place| place.count(original_key, MAX_POSITIONS))?;
-    let rotary_dim = rotary_dim(&places, rules.default_share, head_dim)?;
     let original = original.or(rules.default_original);
     let context = RopeContext { rules, head_dim, rotary_dim, max_positions, original };
     let mut scalings = Vec::new();
