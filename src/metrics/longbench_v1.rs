@@ -54,9 +54,6 @@ pub(super) fn retrieval(prediction: &str, reference: &str) -> f64 {
 pub(super) fn code_similarity(prediction: &str, reference: &str) -> f64 {
     let is_code = |line: &&str| !line.contains(['`', '#']) && !line.contains("//");
     let line = prediction.trim_start_matches('\n').split('\n').find(is_code).unwrap_or_default();
-    if line == reference {
-        return 1.0;
-    }
     if line.is_empty() || reference.is_empty() {
         return 0.0;
     }
