@@ -268,6 +268,8 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
         let (found, text) = asked(body);
         assert!(found == status && text.contains(words) && text.starts_with("{\"error\":"), "{status} {words}: {found} {text}");
     }
+    let (status, text) = asked(json!({ "prompt": [5], "max_tokens": null, "max_completion_tokens": 2 }));
+    assert_eq!(status, 200, "a null says nothing: {text}");
     let (status, text) = received(server.send(COMPLETIONS, b"{\"prompt\": "));
     assert!(status == 400 && text.contains("the body is no JSON"), "{status} {text}");
     let (status, text) = server.ask(CHAT, &json!({ "messages": [] }));

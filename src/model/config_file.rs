@@ -215,6 +215,7 @@ mod tests {
             (json!({"quantization_config": {"bits": 4}}), "quantization_config.quant_method"),
             (gpt_oss(&json!({"quantization_config": {"quant_method": "hqq"}})), "quantization_config.quant_method"),
             (gpt_oss(&json!({"swiglu_limit": 5.0})), "swiglu_limit"),
+            (gpt_oss(&json!({"swiglu_alpha": 1.5})), "swiglu_alpha"),
         ] {
             let fault = config(&changes).unwrap_err();
             assert!(
@@ -398,6 +399,7 @@ mod tests {
             (yarn(&json!({"mscale": 1.0})).attention_factor - attention_factor).abs() < 1e-15,
             "one of the two counts for nothing"
         );
+        assert_eq!(yarn(&json!({"mscale": 2.0, "mscale_all_dim": 0})), yarn(&json!({})), "nor does a 0");
         let both = yarn(&json!({"mscale": 2.0, "mscale_all_dim": 1.0})).attention_factor;
         assert!((both - (0.2 * 4.0f64.ln() + 1.0) / attention_factor).abs() < 1e-15);
         let given = yarn(&json!({"mscale": 2.0, "mscale_all_dim": 1.0, "attention_factor": 1.5, "truncate": false}));
@@ -597,6 +599,9 @@ mod tests {
         let attention = ministral(&table).unwrap().layers[0].attention.clone();
         assert_eq!(attention.query_growth, Some(QueryGrowth { beta: 0.1, original: 16384 }));
         assert_eq!((attention.head_dim, attention.rule.window), (128, None));
+        let mut still = table.clone();
+        still["llama_4_scaling_beta"] = json!(0);
+        assert_eq!(ministral(&still).unwrap().layers[0].attention.query_growth, None);
         assert!(ministral(&json!(null)).is_err_and(|fault| fault.to_string().contains("is missing")));
         let fault = config(&json!({"rope_theta": null, "rope_parameters": table})).unwrap_err();
         assert!(fault.to_string().starts_with("unknown key"), "of no other family: {fault}");

@@ -86,6 +86,12 @@ impl<'a> Fields<'a> {
         self.number_or(key, 0.0)
     }
 
+    /// A positive number; `None` where there is none, or a 0 in its place.
+    pub(super) fn number_but_zero(self, key: &'static str) -> Result<Option<f64>, Fault> {
+        let is_given = self.get(key).is_some_and(|value| value.as_f64() != Some(0.0));
+        is_given.then(|| self.number(key)).transpose()
+    }
+
     /// A list of so many positive numbers that must be there.
     pub(super) fn numbers(self, key: &'static str, count: usize) -> Result<Vec<f64>, Fault> {
         let Some(value) = self.get(key) else { return Err(missing(&self.named(key), "a list of positive numbers")) };

@@ -58,6 +58,11 @@ impl Alternative {
         if files > Bytes(0) { format!(", with {files} in files") } else { String::new() }
     }
 
+    /// What is told of as one, by its best.
+    fn group(&self) -> (usize, StoreRecipe, StoreRecipe) {
+        (self.grad.layers_per_cell, self.grad.layer_checkpoints, self.grad.undo_log)
+    }
+
     /// Fewer operations first, then larger cells, then less memory.
     fn compare(&self, other: &Self) -> Ordering {
         self.operations.total_cmp(&other.operations).then_with(|| self.compare_sizes(other))
@@ -123,9 +128,9 @@ impl Planner<'_> {
             let chosen = self.best(&made, grad.keep_graph)?;
             seen.extend(made);
             if let Some(chosen) = chosen {
-                if chosen.kept > 0 {
-                    seen.push(chosen.clone());
-                }
+                // It stands for its group, also where another one computes a little less.
+                seen.retain(|alternative| alternative.group() != chosen.group());
+                seen.push(chosen.clone());
                 return Ok((Some(chosen), seen));
             }
         }
@@ -322,11 +327,11 @@ impl Planner<'_> {
 }
 
 fn by_layers(seen: &[Alternative]) -> Vec<Alternative> {
-    let group = |a: &Alternative| (a.grad.layers_per_cell, a.grad.layer_checkpoints, a.grad.undo_log);
-    let mut groups: Vec<_> = seen.iter().map(group).collect();
+    let mut groups: Vec<_> = seen.iter().map(Alternative::group).collect();
     groups.dedup();
-    let of_group =
-        |key: &_| seen.iter().filter(|a| group(a) == *key).min_by(|a, b| b.fits.cmp(&a.fits).then_with(|| a.compare(b))).cloned();
+    let of_group = |key: &_| {
+        seen.iter().filter(|a| a.group() == *key).min_by(|a, b| b.fits.cmp(&a.fits).then_with(|| a.compare(b))).cloned()
+    };
     let mut alternatives: Vec<Alternative> = groups.iter().filter_map(of_group).collect();
     alternatives.sort_by(Alternative::compare);
     alternatives

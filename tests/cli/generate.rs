@@ -60,6 +60,14 @@ fn a_prompt_that_can_not_be_continued_leaves_the_others_their_lines() {
     refused(said, 3, words);
 }
 
+/// A text that ends with its first token leaves nothing running, and the next prompt waits still.
+#[test]
+fn prompts_behind_a_text_of_one_token_are_continued() {
+    let ask =
+        ["--prompt-tokens", "5", "--prompt-tokens", "6", "--prompt-tokens", "7", "--max-new-tokens", "1", "--format", "json"];
+    assert_eq!(generate(&Place::new(), &ask).done().out.lines().count(), 3);
+}
+
 #[test]
 fn a_line_comes_as_soon_as_its_text_ends() {
     let place = Place::new();

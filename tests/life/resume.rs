@@ -79,6 +79,20 @@ fn by_the_command_that_began_it() {
     assert!(words.contains("`optimizer.learning_rate`"), "{words}");
 }
 
+/// The size of chunks, too, was decided when the run began.
+#[test]
+fn by_a_recipe_without_a_chunk_size() {
+    let workshop = workshop();
+    let path = workshop.path("recipe.toml");
+    let recipe = fs::read_to_string(&path).unwrap();
+    fs::write(&path, recipe.replace("chunk_size = 4\n", "")).unwrap();
+    for (steps, words) in [("train.max_steps=2", "13 to train on"), ("train.max_steps=4", "resuming after step 2")] {
+        let said = workshop.kvtune("", &[finetune_arguments("run", &[steps]), vec!["--resume-if-possible"]].concat()).with(0);
+        assert!(said.contains(words), "{said}");
+    }
+    assert!(!fs::read_to_string(&path).unwrap().contains("chunk_size"));
+}
+
 /// An adapter whose linears differ in rank and scale, or have none, is resumed and continued as any other.
 #[test]
 fn with_an_adapter_that_differs_by_linear_to_the_bit() {

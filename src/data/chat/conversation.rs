@@ -163,8 +163,7 @@ fn parse_arguments(message: &mut Json) -> Result<Vec<(usize, String)>, String> {
     for (index, call) in calls.enumerate() {
         let Some(arguments) = arguments(call) else { continue };
         let Some(text) = arguments.as_str() else { continue };
-        let text = if text.trim().is_empty() { "{}" } else { text };
-        let parsed = serde_json::from_str::<Json>(text);
+        let parsed = serde_json::from_str::<Json>(if text.trim().is_empty() { "{}" } else { text });
         let parsed = parsed.map_err(|error| format!("`arguments` of a tool call is a text that is not JSON: {error}"))?;
         if parsed.is_object() {
             texts.push((index, text.to_owned()));

@@ -208,6 +208,9 @@ pub(super) mod tests {
         };
         assert_eq!(of("f.arguments | tojson").unwrap(), "{\"a\": 1}");
         assert_eq!(of("'<' + f.arguments + '>'").unwrap(), "<{\"a\":1}>");
+        let empty = json!([{"role": "assistant", "tool_calls": [{"name": "f", "arguments": ""}]}]);
+        let joins = template("{{ '<' + messages[0].tool_calls[0].arguments + '>' }}").unwrap();
+        assert_eq!(joins.render(&Conversation::of(empty).unwrap(), false).unwrap(), "<>");
         assert!(of("raise_exception('no')").unwrap_err().to_string().ends_with("no"));
     }
 

@@ -347,6 +347,19 @@ fn a_number_that_json_has_not_is_null() {
 }
 
 #[test]
+fn a_field_that_json_has_no_value_for_leaves_the_others() {
+    use arrow::array::{ArrayRef, StructArray, TimestampSecondArray};
+    use arrow::datatypes::{DataType, Field, TimeUnit};
+    let field = |name: &str, kind: DataType| Arc::new(Field::new(name, kind, true));
+    let message = StructArray::from(vec![
+        (field("role", DataType::Int32), Arc::new(Int32Array::from(vec![1])) as ArrayRef),
+        (field("at", DataType::Timestamp(TimeUnit::Second, None)), Arc::new(TimestampSecondArray::from(vec![0]))),
+    ]);
+    let rows = walk_with("x.parquet", &parquet(&batch(vec![("m", Arc::new(message))])), &RowSettings::default()).unwrap();
+    assert_eq!(rows[0].as_ref().unwrap()["m"], json!({"role": 1}));
+}
+
+#[test]
 fn numbers_of_a_stream_stay_numbers() {
     let numbers = batch(vec![("a", Arc::new(Int32Array::from(vec![1])))]);
     assert_eq!(walk("data-0.arrow", stream(&numbers)), Ok(objects(&json!([{"a": 1}]))));

@@ -24,9 +24,8 @@ pub(super) const FAMILY: Family = Family {
 
 /// The numbers stand with those of the rotary embedding.
 fn query_growth(fields: Fields<'_>) -> Result<Option<QueryGrowth>, Fault> {
-    // Of 0 they do not grow.
-    let grows = |table: &Fields<'_>| table.get(BETA).is_some_and(|beta| beta.as_f64() != Some(0.0));
-    let Some(table) = rope::table(fields)?.filter(grows) else { return Ok(None) };
+    let Some(table) = rope::table(fields)? else { return Ok(None) };
+    let Some(beta) = table.number_but_zero(BETA)? else { return Ok(None) };
     let original = table.count("original_max_position_embeddings", rope::MAX_POSITIONS)?;
-    Ok(Some(QueryGrowth { beta: table.number(BETA)?, original }))
+    Ok(Some(QueryGrowth { beta, original }))
 }

@@ -95,12 +95,7 @@ fn yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Fau
     let factor = factor(table)?;
     // YaRN, section 3.4: by how much attention is sharpened at a length that many times the original.
     let mscale = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
-    // A scale of 0 counts as none.
-    let scale = |key| match table.get(key).and_then(serde_json::Value::as_f64) {
-        Some(0.0) => Ok(None),
-        _ => table.get(key).map(|_| table.number(key)).transpose(),
-    };
-    let by_default = match (scale("mscale")?, scale("mscale_all_dim")?) {
+    let by_default = match (table.number_but_zero("mscale")?, table.number_but_zero("mscale_all_dim")?) {
         (Some(scale), Some(of_all)) => mscale(scale) / mscale(of_all),
         _ => mscale(1.0),
     };
