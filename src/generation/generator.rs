@@ -257,7 +257,7 @@ impl<'a> Generator<'a> {
             num_prompt: request.prompt.len(),
             limit,
             rules: rules.clone(),
-            text: StoppedText::new(rules.stop.clone()),
+            text: StoppedText::new(rules.stop.clone(), &request.prompt),
             num_likely: request.likelihoods.new_tokens,
             keeps_session: request.keeps_session.is_some(),
         };

@@ -30,6 +30,8 @@ impl Sample {
     /// Tells the end of the text, and hands back what is kept.
     pub(super) fn finish(mut self, tokenizer: Option<&Tokenizer>, reason: Finish) -> Result<GenerationEvent, Fault> {
         let text = tokenizer.map(|tokenizer| self.text.finish(tokenizer)).transpose()?.unwrap_or_default();
+        // A stop string may be complete only with what is handed out last.
+        let reason = if self.text.has_stopped { Finish::Stop } else { reason };
         let evicted = self.session.entries().1;
         let session = self.keeps_session.then(|| Box::new(Continued { session: self.session, ids: self.ids }));
         Ok(GenerationEvent::Finished { request: self.request, sample: self.index, text, reason, evicted, session })

@@ -3,45 +3,59 @@
 use crate::data::Tokenizer;
 use crate::units::Fault;
 
-/// Tokens become text as soon as it is sure: the bytes of a character may be spread over tokens.
-#[derive(Clone, Debug, Default)]
+/// Tokens become text as soon as it is sure: the bytes of a character may be spread over tokens, and some tokenizers treat the first token
+/// of a text differently. So what is new is read behind a few tokens that came before, as vLLM does.
+#[derive(Clone, Debug)]
 struct TextStream {
     ids: Vec<u32>,
-    /// The first token of the window that is decoded: some tokenizers treat the first token of a text differently.
+    /// The first token of the window that is decoded.
     window: usize,
-    /// The first token that was new when the window was last moved.
+    /// The first token whose text has not been handed out.
     read: usize,
-    /// Bytes of the window's text that have been handed out.
-    told: usize,
 }
 
-/// What stands for bytes that are no character yet. A character has four bytes at most, the first of which tells how many.
-const UNFINISHED: char = char::REPLACEMENT_CHARACTER;
-const LONGEST: usize = 3;
-/// Tokens without the end of a character, after which the window moves all the same.
+/// Tokens without the end of a character, after which their text is handed out all the same.
 const LONGEST_WAIT: usize = 16;
+/// Tokens of the prompt that the first new one is read behind.
+const PROMPT_TOKENS: usize = 5;
 
 impl TextStream {
+    fn new(prompt: &[u32]) -> Self {
+        let ids = prompt[prompt.len().saturating_sub(PROMPT_TOKENS)..].to_vec();
+        Self { window: 0, read: ids.len(), ids }
+    }
+
     /// The text that is sure with one more token.
     fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, Fault> {
         self.ids.push(id);
         let text = tokenizer.decode(&self.ids[self.window..])?;
-        let sure = text.char_indices().rev().take(LONGEST).take_while(|(_, c)| *c == UNFINISHED).last();
-        let sure = sure.map_or(text.len(), |(start, _)| start);
-        let new = text.get(self.told..sure).unwrap_or_default().to_owned();
-        self.told = self.told.max(sure);
-        if sure == text.len() || self.ids.len() - self.read > LONGEST_WAIT {
-            (self.window, self.read) = (self.read, self.ids.len());
-            let seen = tokenizer.decode(&self.ids[self.window..])?.len();
-            self.told = seen.saturating_sub(text.len() - sure);
+        if text.ends_with(char::REPLACEMENT_CHARACTER) && self.ids.len() - self.read <= LONGEST_WAIT {
+            return Ok(String::new());
         }
+        let new = self.behind_read(tokenizer, &text)?;
+        (self.window, self.read) = (self.read, self.ids.len());
         Ok(new)
     }
 
     /// What is left when no more tokens come.
-    fn finish(&self, tokenizer: &Tokenizer) -> Result<String, Fault> {
+    fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, Fault> {
+        if self.read == self.ids.len() {
+            return Ok(String::new());
+        }
         let text = tokenizer.decode(&self.ids[self.window..])?;
-        Ok(text.get(self.told..).unwrap_or_default().to_owned())
+        let new = self.behind_read(tokenizer, &text)?;
+        self.read = self.ids.len();
+        Ok(new)
+    }
+
+    /// What the window's text has behind that of the tokens that have been handed out. One byte that begins no character can make a
+    /// tokenizer give up the characters before it, too: the new tokens are then read alone.
+    fn behind_read(&self, tokenizer: &Tokenizer, text: &str) -> Result<String, Fault> {
+        let told = tokenizer.decode(&self.ids[self.window..self.read])?;
+        match text.strip_prefix(&told) {
+            Some(new) => Ok(new.to_owned()),
+            None => tokenizer.decode(&self.ids[self.read..]),
+        }
     }
 }
 
@@ -56,8 +70,9 @@ pub struct StoppedText {
 }
 
 impl StoppedText {
-    pub fn new(stops: Vec<String>) -> Self {
-        Self { stream: TextStream::default(), stops, held: String::new(), has_stopped: false }
+    /// The text that follows `prompt`.
+    pub fn new(stops: Vec<String>, prompt: &[u32]) -> Self {
+        Self { stream: TextStream::new(prompt), stops, held: String::new(), has_stopped: false }
     }
 
     /// The text that one more token adds for good. The text ends before the stop string that is complete first, of several the longest;

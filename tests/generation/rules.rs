@@ -2,7 +2,7 @@
 
 use kvtune::data::Tokenizer;
 use kvtune::generation::{Candidate, DrawPlace, GenerationRules, StoppedText, TokensSoFar, probabilities};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{fixture, numbers, rows};
 
@@ -49,7 +49,7 @@ fn a_text_ends_before_its_stop_string() {
     let tokenizer = Tokenizer::load(&fixture("model-qwen2")).unwrap();
     for row in rows("stop.jsonl") {
         let stops = row["stop"].as_array().unwrap().iter().map(|stop| stop.as_str().unwrap().to_owned()).collect();
-        let mut stopped = StoppedText::new(stops);
+        let mut stopped = StoppedText::new(stops, &[]);
         let (mut text, mut stops_after) = (String::new(), None);
         for (at, id) in numbers(&row["tokens"]).into_iter().enumerate() {
             text.push_str(&stopped.push(&tokenizer, id).unwrap());
@@ -64,6 +64,53 @@ fn a_text_ends_before_its_stop_string() {
             (row["stops_after_tokens"].as_u64().map(|n| n as usize), row["text"].as_str().unwrap().to_owned())
         );
     }
+}
+
+/// A tokenizer like Llama 2's: words carry their blank in front, and what has no token is spelt in bytes.
+fn of_bytes(dir: &std::path::Path) -> Tokenizer {
+    let words = ["<unk>", "<s>", "</s>", "▁the", "▁cache", "▁", "a"].map(str::to_owned);
+    let vocab: serde_json::Map<String, Value> =
+        words.into_iter().chain((0..256).map(|byte| format!("<0x{byte:02X}>"))).zip((0..).map(Value::from)).collect();
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [{"id": 1, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false}],
+        "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>", "vocab": vocab, "merges": []},
+    });
+    std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    Tokenizer::load(dir).unwrap()
+}
+
+#[test]
+fn characters_in_bytes_and_blanks_at_the_beginning_come_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = of_bytes(dir.path());
+    let bytes = |bytes: &[u8]| bytes.iter().map(|&byte| 7 + u32::from(byte)).collect::<Vec<_>>();
+    let spelt = |text: &str| bytes(text.as_bytes());
+    let (the, cache, begin) = (3, 4, 1);
+    for (prompt, new, expected) in [
+        (vec![], spelt("漢字😀"), "漢字😀"),
+        (vec![begin], [vec![the], spelt("漢"), vec![cache], spelt("字é")].concat(), "the漢 cache字é"),
+        (vec![begin, the], vec![cache, the], " cache the"),
+        (spelt("漢"), spelt("字"), "字"),
+        // Bytes that are no character stay so, and take no other with them.
+        (vec![the], [spelt("漢"), bytes(&[0xE5, 0xAD])].concat(), "漢\u{FFFD}\u{FFFD}"),
+        (vec![the], [bytes(&[0xFF; 20]), vec![cache]].concat(), &("\u{FFFD}".repeat(20) + " cache")),
+    ] {
+        let mut stream = StoppedText::new(vec![], &prompt);
+        let mut text: String = new.iter().map(|&id| stream.push(&tokenizer, id).unwrap()).collect();
+        text.push_str(&stream.finish(&tokenizer).unwrap());
+        assert_eq!(text, expected, "{prompt:?} {new:?}");
+    }
+    // A stop string may be complete only when no more tokens come.
+    let mut stream = StoppedText::new(vec!["\u{FFFD}".to_owned()], &[the]);
+    let told = bytes(&[0xE5]).into_iter().map(|id| stream.push(&tokenizer, id).unwrap()).collect::<String>();
+    assert_eq!((told, stream.has_stopped), (String::new(), false));
+    assert_eq!((stream.finish(&tokenizer).unwrap(), stream.has_stopped), (String::new(), true));
 }
 
 #[test]
