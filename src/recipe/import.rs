@@ -17,6 +17,16 @@ use super::value::RecipeReader;
 use crate::files::{self, FileKind};
 use crate::units::{abridged, quoted};
 
+/// Keys that say which kind of training it is, and the words for kinds that there are here. Another kind is not carried over in part.
+const KINDS: &[(&str, &[&str])] = &[
+    ("rl", &[]),
+    ("reward_model", &[]),
+    ("process_reward_model", &[]),
+    ("stage", &["sft", "pt"]),
+    ("finetuning_type", &["lora", "full"]),
+    ("adapter", &["lora", "qlora"]),
+];
+
 /// Why keys that begin so are not carried over.
 const REASONS: &[(&str, &str)] = &[
     ("template", "the model's own chat template is used; `data.chat_template` names another"),
@@ -29,6 +39,9 @@ const REASONS: &[(&str, &str)] = &[
     ("evals_per_epoch", "`eval.interval` counts steps"),
     ("saves_per_epoch", "`checkpoint.save_interval` counts steps"),
     ("pad_to_sequence_len", "nothing is computed for pads"),
+    ("split", "all rows of the files are read"),
+    ("field_", "columns are told from the rows: `kvtune data` shows them"),
+    ("message_", "columns are told from the rows: `kvtune data` shows them"),
 ];
 
 impl Recipe {
@@ -40,6 +53,17 @@ impl Recipe {
         if is_axolotl && !yaml.contains_key("base_model") {
             let message = "neither `base_model` of Axolotl nor `model_name_or_path` of LLaMA-Factory is there".to_owned();
             return Err(refused(path, message, "name the YAML that the other trainer is started with"));
+        }
+        for (key, words) in KINDS {
+            let kind = yaml.get(*key).filter(|value| !is_empty(value) && **value != Yaml::Bool(false)).map(word);
+            if let Some(kind) = kind.filter(|kind| !words.contains(&kind.as_str())) {
+                let message = format!("`{key}: {}` is a kind of training that kvtune does not have", quoted(kind));
+                return Err(refused(
+                    path,
+                    message,
+                    "it trains an adapter (LoRA), or all weights, to predict texts or their classes",
+                ));
+            }
         }
         let mut import = Import::default();
         yaml.iter().for_each(|(key, value)| import.take(key, value, &yaml));
@@ -98,8 +122,7 @@ impl Import {
     }
 
     fn take(&mut self, key: &str, value: &Yaml, all: &Map<String, Yaml>) {
-        let word = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        match (key, &word[..]) {
+        match (key, &word(value)[..]) {
             ("datasets" | "test_datasets" | "dataset" | "eval_dataset", _) if is_empty(value) => {}
             ("datasets", _) if value.is_array() => self.data_sets("data.train", value),
             ("test_datasets", _) if value.is_array() => self.data_sets("data.validation", value),
@@ -114,11 +137,19 @@ impl Import {
                 self.put("train.weights", "adapter");
                 self.put("model.quantize", "nf4");
             }
-            ("load_in_4bit", "true") => self.put("model.quantize", "nf4"),
-            ("load_in_8bit", "true") => self.put("model.quantize", "int8"),
+            ("load_in_4bit", "true") | ("quantization_bit", "4") => self.put("model.quantize", "nf4"),
+            ("load_in_8bit", "true") | ("quantization_bit", "8") => self.put("model.quantize", "int8"),
             ("finetuning_type", "full") => self.put("train.weights", "all"),
             ("bf16", "auto") => self.put("model.dtype", "bf16"),
             ("stage", "pt") => self.put("data.format", "text"),
+            ("adam_beta1" | "adam_beta2", _) if value.is_number() => {
+                let beta = |key: &str, default| all.get(key).and_then(Yaml::as_f64).unwrap_or(default);
+                self.put("optimizer.betas", vec![beta("adam_beta1", 0.9), beta("adam_beta2", 0.999)]);
+            }
+            // Since Transformers 5 a number below 1 is a part of all steps.
+            ("warmup_steps", _) if value.as_f64().is_some_and(|steps| steps > 0.0 && steps < 1.0) => {
+                self.by_name("warmup_ratio", value);
+            }
             ("mask_history", "true") => self.put("data.train_on", "last"),
             ("chat_template", _) if !is_empty(value) => self.leave(key, value, reason(key)),
             _ => self.by_name(key, value),
@@ -275,6 +306,10 @@ fn reason(key: &str) -> &'static str {
     let advice = ADVICE.iter().find(|(name, _)| *name == key);
     let begins = || REASONS.iter().find(|(start, _)| key.starts_with(start));
     advice.or_else(begins).map_or("a recipe has no such key", |(_, why)| why)
+}
+
+fn word(value: &Yaml) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Whether a value says nothing.

@@ -165,6 +165,7 @@ table! {
         /// Matrices of all experts side by side, and routers, that get an adapter too, by PEFT's names: `["mlp.experts.gate_up_proj",
         /// "mlp.experts.down_proj", "mlp.gate.weight"]` (`mlp.router.weight` of gpt-oss; that of GLM-4.5 PEFT cannot read). With
         /// `all-linear` the first two do, and of all other linears those of attention.
+        #[also("lora_target_parameters")]
         pub target_parameters: Vec<String> = Vec::new(),
         /// Modules of which whole copies are trained beside the adapter: `embed_tokens`, `lm_head`, and norms. As in PEFT, a name means all
         /// modules whose names end in it (`norm`: every norm; `model.norm`: the last), and of a tied model each copy is one of its own. The matrix of `head.kind = "seq_classification"` is always one.

@@ -154,8 +154,8 @@ table! {
     pub struct OptimizerRecipe in "optimizer" {
         /// Which one, as `torch.optim` has it.
         #[also("optimizer.kind", "optimizer.type", "optimizer.optimizer", "train.optimizer", "train.optim", "optim")]
-        #[word("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf")]
-        #[word("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")]
+        #[word("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw", "paged_adamw_32bit")]
+        #[word("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit")]
         pub name: OptimizerName = OptimizerName::AdamW,
         /// Peak of the learning rate.
         #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
@@ -197,7 +197,7 @@ table! {
         #[word("constant", "constant_with_warmup")]
         pub schedule: Schedule = Schedule::Cosine,
         /// The learning rate at the end of a `cosine` or `linear` schedule, as a part of the peak.
-        #[also("optimizer.min_lr_rate", "optimizer.min_lr_factor", "train.min_lr_ratio", "min_lr_ratio")]
+        #[also("optimizer.min_lr_rate", "optimizer.min_lr_factor", "train.min_lr_ratio", "min_lr_ratio", "cosine_min_lr_ratio")]
         #[rule(PART)]
         pub min_lr_ratio: f64 = 0.0,
         /// How long the learning rate rises from 0.

@@ -32,7 +32,7 @@ fn axolotl() {
     # not carried over: model_type = "LlamaForCausalLM": `config.json` says it
     # not carried over: tokenizer_type = "AutoTokenizer": a recipe has no such key
     # not carried over: trust_remote_code = true: a model's own code is never run
-    # not carried over: datasets[0].split = "train[:5%]": a recipe has no such key
+    # not carried over: datasets[0].split = "train[:5%]": all rows of the files are read
     # not carried over: dataset_prepared_path = "last_run_prepared": a recipe has no such key
     # not carried over: sample_packing = true: leave it out: sequences of similar length share a batch, those that end leave it, and nothing is computed for pads; `train.max_tokens_per_batch` has many short ones run together
     # not carried over: pad_to_sequence_len = true: nothing is computed for pads
@@ -191,6 +191,16 @@ fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
         ],
     );
     has(
+        &axolotl(
+            "adapter: lora\nadam_beta2: 0.95\nwarmup_steps: 0.1\ncosine_min_lr_ratio: 0.2\noptimizer: paged_adamw_32bit\nrl:",
+        ),
+        &["betas = [0.9, 0.95]", "warmup_ratio = 0.1", "min_lr_ratio = 0.2", "name = \"adamw\""],
+    );
+    has(
+        "stage: sft\nmodel_name_or_path: m\nquantization_bit: 4\nlora_target_parameters: [mlp.experts.down_proj]\nadam_beta1: 0.8",
+        &["quantize = \"nf4\"", "target_parameters = [\"mlp.experts.down_proj\"]", "betas = [0.8, 0.999]"],
+    );
+    has(
         "stage: pt\nmodel_name_or_path: m\nfinetuning_type: full",
         &["format = \"text\"", "weights = \"all\"", "train = \"data.jsonl\""],
     );
@@ -208,6 +218,11 @@ fn what_is_no_configuration_or_a_bomb_is_refused_at_once() {
         ("base_model: [m", "not valid YAML"),
         ("- base_model", "expected keys and values"),
         ("", "expected keys and values"),
+        ("base_model: m\nrl: dpo", "`rl: dpo` is a kind of training that kvtune does not have"),
+        ("base_model: m\nreward_model: true", "`reward_model: true` is a kind"),
+        ("base_model: m\nadapter: llama-adapter", "`adapter: llama-adapter` is a kind"),
+        ("model_name_or_path: m\nstage: kto", "`stage: kto` is a kind"),
+        ("model_name_or_path: m\nfinetuning_type: oft", "`finetuning_type: oft` is a kind"),
         ("model: m", "neither `base_model` of Axolotl nor `model_name_or_path`"),
     ] {
         let error = of_text(yaml).expect_err(words);
