@@ -12,8 +12,7 @@ use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, peft_tensor};
 use super::peft::{ModuleSet, PeftConfig};
 use super::random;
 use super::targets::{
-    LoraTarget, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
-    targets_embedding,
+    LoraTarget, all_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets, targets_embedding,
 };
 use crate::recipe::{InitLora, LoraRecipe};
 use crate::units::Fault;
@@ -36,9 +35,7 @@ impl Adapter {
     /// A new adapter for a model that computes in `kind`. It adds nothing yet: `A` is uniform in ±1/√in, drawn from a stream of
     /// its own for each matrix, and `B` is zero. Where it begins as a part of the weights, it gets that when a model takes it.
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, Fault> {
-        let settings = peft_settings(config, lora)?;
-        let mut adapter = Self::with_settings(config, settings.clone(), seed, kind, device)?;
-        check_names(config, &settings)?;
+        let mut adapter = Self::with_settings(config, peft_settings(config, lora)?, seed, kind, device)?;
         adapter.set_dropout(lora.dropout)?;
         Ok(adapter)
     }
@@ -137,10 +134,9 @@ impl Adapter {
     /// are always said; the other keys, where they differ from their defaults.
     pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, Fault> {
         let (ours, theirs) = (&self.settings, listed(config, peft_settings(config, lora)?)?);
-        check_names(config, &theirs)?;
         let linears = |settings: &PeftConfig| {
             let modules = meant(config, settings)?.into_iter();
-            let parameters = meant_parameters(config, settings)?.into_iter().map(|(linear, _)| linear);
+            let parameters = meant_parameters(config, settings).into_iter().map(|(linear, _)| linear);
             let embedding = targets_embedding(settings).then(|| EMBEDDING_MODULE.to_owned());
             Ok::<Vec<_>, Fault>(modules.chain(parameters).map(|linear| linear.name).chain(embedding).collect())
         };
@@ -195,8 +191,7 @@ pub struct Disagreement {
 
 /// What an adapter says under keys of `[lora]`: as it is compared, and as it is shown.
 fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<(&'static str, String, String)> {
-    let modules = config.linears().into_iter().chain(config.output()).map(|linear| linear.name);
-    let modules: Vec<String> = modules.chain([EMBEDDING_MODULE.to_owned()]).collect();
+    let modules = all_names(config, settings);
     // What they say of each linear counts, not the order in which they say it.
     let by_module = |get: &dyn Fn(&str) -> Option<f64>| {
         let all: Vec<_> = modules.iter().map(|module| get(module)).collect();
@@ -229,10 +224,13 @@ pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &LoraDelta)
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::files::TensorFile;
     use crate::model::peft::{ADAPTER_TENSORS, ModulePatterns};
     use crate::model::small::{adapter, config, recipe, run};
+    use crate::model::targets::is_router;
     use crate::model::{DropoutKey, Model};
     use crate::recipe::{Dtype, TargetModules};
     use crate::store::load_tensors;
@@ -288,6 +286,91 @@ mod tests {
         assert_eq!(expected[3], "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight");
         let found = adapter(&recipe(&["q_proj"]), 1).disagreement(&config(), &recipe(&["self_attn.q_proj"])).unwrap();
         assert_eq!(found, None);
+    }
+
+    /// PEFT 0.21 finds the same modules: it takes whole names and ends of names, passes over names that mean nothing, and counts layers only
+    /// where a name is not whole.
+    #[test]
+    fn names_of_a_file_mean_what_they_mean_in_peft() {
+        let whole = |layer, path| format!("model.layers.{layer}.{path}");
+        let q = |layer| whole(layer, "self_attn.q_proj");
+        let settings = |names: &[String], layers: &[usize]| PeftConfig {
+            layers_to_transform: layers.to_vec(),
+            ..PeftConfig::plain(2, 4.0, 0.0, ModuleSet::Names(names.to_vec()))
+        };
+        let [up, v, unknown] = ["up_proj", "v_proj", "qkv_proj"].map(String::from);
+        for (names, layers, linears, written) in [
+            (vec![whole(1, "mlp.up_proj")], &[][..], vec![whole(1, "mlp.up_proj")], vec![whole(1, "mlp.up_proj")]),
+            (vec!["1.mlp.up_proj".into(), unknown], &[], vec![whole(1, "mlp.up_proj")], vec![whole(1, "mlp.up_proj")]),
+            (
+                vec![whole(0, "mlp.up_proj"), "layers.1.mlp.up_proj".into()],
+                &[],
+                [0, 1].map(|l| whole(l, "mlp.up_proj")).into(),
+                vec![up],
+            ),
+            (vec![q(0), v.clone()], &[1], vec![q(0), whole(1, "self_attn.v_proj")], vec![q(0), v.clone()]),
+            (vec![q(0), q(1)], &[1], vec![q(0), q(1)], vec![q(0), q(1)]),
+            (vec!["0.mlp.up_proj".into(), v.clone()], &[1], vec![whole(1, "self_attn.v_proj")], vec![v.clone()]),
+            (vec!["model.embed_tokens".into(), q(1)], &[0], vec![q(1)], vec![q(1), "model.embed_tokens".into()]),
+        ] {
+            let begun = settings(&names, layers);
+            let adapter = Adapter::with_settings(&config(), begun, 1, Kind::Double, Device::Cpu).unwrap();
+            let found: Vec<&String> = adapter.deltas.iter().map(|(linear, _)| linear).collect();
+            assert_eq!(found, linears.iter().collect::<Vec<_>>(), "{names:?}");
+            assert_eq!(adapter.targets(), written, "{names:?}");
+            let dir = tempfile::tempdir().unwrap();
+            adapter.save_peft(dir.path(), "model").unwrap();
+            let read = Adapter::load_peft(dir.path(), &config(), Kind::Double, Device::Cpu).unwrap();
+            assert_eq!(read.parameters(), adapter.parameters(), "{names:?}");
+        }
+    }
+
+    /// PEFT 0.21 scales and leaves out the same: it knows a router that is a parameter by the parameter's name, and excludes no parameter.
+    #[test]
+    fn parameters_are_meant_by_their_names_layer_by_layer() {
+        let fixture = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families").join(name);
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        for (model, router) in [("model-mixtral", "mlp.gate"), ("model-qwen3-moe", "mlp.gate"), ("model-gpt-oss", "mlp.router")] {
+            let config = ModelConfig::load(&fixture(model)).unwrap();
+            let parameters = [&*format!("model.layers.0.{router}.weight"), "1.mlp.experts.gate_up_proj", "experts.down_proj"];
+            let settings = |pattern: &str| PeftConfig {
+                target_parameters: names(&parameters),
+                exclude_modules: ModuleSet::Names(names(&["experts", "down_proj", "gate", "router"])),
+                alpha_pattern: ModulePatterns::new([(pattern.to_owned(), 32.0)]).unwrap(),
+                ..PeftConfig::plain(2, 4.0, 0.0, ModuleSet::Names(names(&["q_proj"])))
+            };
+            let adapter = |settings| Adapter::with_settings(&config, settings, 1, Kind::Float, Device::Cpu).unwrap();
+            for (pattern, scale) in [(format!("{router}.weight"), 16.0), (router.to_owned(), 2.0), (".*weight".to_owned(), 16.0)]
+            {
+                let adapter = adapter(settings(&pattern));
+                let (_, delta) = adapter.deltas.iter().find(|(name, _)| is_router(name)).unwrap();
+                assert!((delta.scale - scale).abs() < 1e-12, "{pattern} of {model}");
+            }
+            let adapter = adapter(settings("q_proj"));
+            let parts: Vec<String> =
+                adapter.parameters().into_iter().map(|(name, _)| name).filter(|name| !name.contains("attn")).collect();
+            let of = |layer, module: &str| format!("base_model.model.model.layers.{layer}.{module}.lora_A.weight");
+            let mut expected = vec![of(0, router), of(0, "mlp.experts"), of(1, "mlp.experts.base_layer"), of(1, "mlp.experts")];
+            expected.extend((2..config.num_layers()).map(|layer| of(layer, "mlp.experts")));
+            assert_eq!(parts.into_iter().filter(|name| name.contains("lora_A")).collect::<Vec<_>>(), expected, "{model}");
+            let dir = tempfile::tempdir().unwrap();
+            adapter.save_peft(dir.path(), "model").unwrap();
+            let read = Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap();
+            assert_eq!(read.parameters(), adapter.parameters(), "{model}");
+
+            let lora = |pattern: &str| LoraRecipe {
+                target_parameters: names(&[&format!("{router}.weight")]),
+                alpha_pattern: [(pattern.to_owned(), 32.0)].into_iter().collect(),
+                ..recipe(&["q_proj"])
+            };
+            let new = |lora: &LoraRecipe| Adapter::new(&config, lora, 1, Kind::Float, Device::Cpu);
+            let error = new(&lora(router)).unwrap_err().to_string();
+            let last = router.trim_start_matches("mlp.");
+            assert!(error.ends_with(&format!("in `alpha_pattern`: the targets are `q_proj`, `{last}.weight`")), "{error}");
+            let with = new(&lora("weight")).unwrap();
+            let other = LoraRecipe { alpha_pattern: [("weight".to_owned(), 8.0)].into_iter().collect(), ..lora("weight") };
+            assert_eq!(with.disagreement(&config, &other).unwrap().map(|found| found.key), Some("alpha_pattern"));
+        }
     }
 
     /// A run that is resumed must draw the masks it drew before: the numbers of linears in their layer are part of the format.

@@ -2,6 +2,7 @@
 
 use super::bad_setting;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use super::config::{ModelConfig, ModelLinear};
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
@@ -16,6 +17,8 @@ use crate::units::{Fault, LayerIdx, quoted};
 #[derive(Debug)]
 pub(super) struct LoraTarget {
     pub(super) linear: ModelLinear,
+    /// What names and patterns of PEFT's settings mean it by.
+    name: String,
     peft: String,
     /// Whose matrices lie side by side; 1 for a linear that stands alone.
     experts: usize,
@@ -24,10 +27,9 @@ pub(super) struct LoraTarget {
 }
 
 impl LoraTarget {
-    fn new(settings: &PeftConfig, linear: ModelLinear, experts: usize) -> Self {
-        let module = module(settings, &linear.name);
-        let (r, scale) = (settings.rank_of(&module), settings.scale_of(&module));
-        Self { peft: peft_module(settings, &linear.name), linear, experts, r, scale }
+    fn new(settings: &PeftConfig, name: String, linear: ModelLinear, experts: usize) -> Self {
+        let (r, scale) = (settings.rank_of(&name), settings.scale_of(&name));
+        Self { peft: peft_module(settings, &linear.name), name, linear, experts, r, scale }
     }
 
     /// What is trained beside it: the ends of names in PEFT's files, and shapes.
@@ -71,36 +73,59 @@ pub(super) fn is_router(linear: &str) -> bool {
 
 /// The linears of a model to which the settings of an adapter give matrices, bottom to top.
 pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<LoraTarget>, Fault> {
-    let excludes = |linear: &ModelLinear| settings.exclude_modules.names(&module(settings, &linear.name));
-    let layers = &settings.layers_to_transform;
-    let modules = meant(config, settings)?.into_iter();
-    // As in PEFT, the output projection is meant whatever the layers.
-    let is_of_layers = |linear: &ModelLinear| {
-        layers.is_empty()
-            || linear.name == OUTPUT_MODULE
-            || settings.layers_pattern.contain(layers, &module(settings, &linear.name), linear.layer.0)
-    };
-    let modules = modules.filter(is_of_layers).map(|linear| (linear, 1));
-    let all = modules.chain(meant_parameters(config, settings)?).filter(|(linear, _)| !excludes(linear));
-    let mut all: Vec<LoraTarget> = all.map(|(linear, experts)| LoraTarget::new(settings, linear, experts)).collect();
+    let modules = meant(config, settings)?.into_iter().filter(|linear| is_of_layers(settings, linear));
+    let modules = modules.map(|linear| LoraTarget::new(settings, module(settings, &linear.name).into_owned(), linear, 1));
+    // As in PEFT, parameters are never excluded.
+    let modules = modules.filter(|target| !settings.exclude_modules.names(&target.name));
+    let parameter = |(linear, experts)| LoraTarget::new(settings, parameter_name(settings, &linear), linear, experts);
+    let mut all: Vec<LoraTarget> = modules.chain(meant_parameters(config, settings).into_iter().map(parameter)).collect();
     all.sort_by_key(|target| (target.linear.layer.0, target.linear.number));
     Ok(all)
 }
 
+/// Whether a linear that is meant is in a layer that is. As in PEFT, what is named whole is, whatever the layers.
+fn is_of_layers(settings: &PeftConfig, linear: &ModelLinear) -> bool {
+    let (layers, module) = (&settings.layers_to_transform, module(settings, &linear.name));
+    layers.is_empty() || names_whole(settings, &module) || settings.layers_pattern.contain(layers, &module, linear.layer.0)
+}
+
+fn names_whole(settings: &PeftConfig, module: &str) -> bool {
+    matches!(&settings.target_modules, ModuleSet::Names(names) if names.iter().any(|name| name == module))
+}
+
+/// Refuses a target that the model does not have. PEFT passes over it without a word, as long as there is another.
+pub(super) fn check_known(config: &ModelConfig, settings: &PeftConfig) -> Result<(), Fault> {
+    let names = if let ModuleSet::Names(names) = &settings.target_modules { &names[..] } else { &[] };
+    let modules = modules(config, settings);
+    if let Some(unknown) = names.iter().find(|name| !modules.iter().any(|module| is_named(module, name))) {
+        let known = names_of(config.linears().iter().map(|linear| linear.spec.name().to_owned()));
+        return Err(unknown_target("target_modules", unknown, &known));
+    }
+    let known = parameters(config);
+    let is_known = |name: &String| known.iter().any(|(linear, _)| is_named(&parameter_name(settings, linear), name));
+    match settings.target_parameters.iter().find(|name| !is_known(name)) {
+        Some(unknown) => {
+            let known = names_of(known.iter().map(|(linear, _)| parameter_path(linear)));
+            Err(unknown_target("target_parameters", unknown, &known))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Refuses names in a recipe that mean nothing in the model, though PEFT would pass over them without a word.
-pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result<(), Fault> {
+fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result<(), Fault> {
+    check_known(config, settings)?;
     let layers = &settings.layers_to_transform;
-    if means_embedding(settings) && !layers.is_empty() {
+    if means_embedding(settings) && !targets_embedding(settings) {
         let expected = "`[]` where `embed_tokens` is a target: it is of no layer";
         return Err(bad_setting("layers_to_transform", &format!("{layers:?}"), expected));
     }
     let without = PeftConfig { exclude_modules: ModuleSet::default(), ..settings.clone() };
-    let modules = |settings: &PeftConfig| {
-        let linears = targets(config, settings)?.into_iter().map(|target| module(settings, &target.linear.name).into_owned());
-        let embedding = targets_embedding(settings).then(|| module(settings, EMBEDDING_MODULE).into_owned());
-        Ok::<Vec<String>, Fault>(linears.chain(embedding).collect())
-    };
-    let (meant, left) = (modules(&without)?, modules(settings)?);
+    let embedding = |settings| targets_embedding(settings).then(|| module(settings, EMBEDDING_MODULE).into_owned());
+    let linears = meant(config, &without)?.into_iter().filter(|linear| is_of_layers(&without, linear));
+    let linears = linears.map(|linear| module(settings, &linear.name).into_owned());
+    let meant: Vec<String> = linears.chain(embedding(&without)).collect();
+    let left: Vec<String> = targets(config, settings)?.into_iter().map(|target| target.name).chain(embedding(settings)).collect();
     let is_idle = |name: &&String| !meant.iter().any(|module| is_named(module, name));
     let excluded = if let ModuleSet::Names(names) = &settings.exclude_modules { &names[..] } else { &[] };
     let idle = [
@@ -110,7 +135,10 @@ pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result
     ];
     match idle.into_iter().find_map(|(key, idle, modules)| Some((key, idle?, modules))) {
         Some((key, idle, modules)) => {
-            let last = |module: &String| module.rsplit('.').next().unwrap_or_default().to_owned();
+            let last = |name: &String| {
+                let module = name.strip_suffix(".weight").unwrap_or(name);
+                name[module.rfind('.').map_or(0, |dot| dot + 1)..].to_owned()
+            };
             Err(unknown_target(key, idle, &names_of(modules.iter().map(last))))
         }
         None => Ok(()),
@@ -120,7 +148,8 @@ pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result
 /// Whether the embedding gets matrices of low rank.
 pub(super) fn targets_embedding(settings: &PeftConfig) -> bool {
     // It is of no layer.
-    means_embedding(settings) && settings.layers_to_transform.is_empty()
+    let is_of_layers = settings.layers_to_transform.is_empty() || names_whole(settings, &module(settings, EMBEDDING_MODULE));
+    means_embedding(settings) && is_of_layers
 }
 
 /// Whether the output projection does.
@@ -130,12 +159,7 @@ pub(super) fn targets_output(config: &ModelConfig, settings: &PeftConfig) -> Res
 
 fn means_embedding(settings: &PeftConfig) -> bool {
     let module = module(settings, EMBEDDING_MODULE);
-    let is_meant = match &settings.target_modules {
-        // A list names it as a language model by itself does.
-        ModuleSet::Names(_) => settings.target_modules.names(EMBEDDING_MODULE),
-        targets => targets.names(&module),
-    };
-    is_meant && !settings.exclude_modules.names(&module)
+    settings.target_modules.names(&module) && !settings.exclude_modules.names(&module)
 }
 
 /// The paths of the linears that a recipe gives matrices in some layer, and the largest rank among them.
@@ -149,7 +173,7 @@ pub fn targeted(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<String>,
 pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<PeftConfig, Fault> {
     let pattern = |key| move |found: String| bad_setting(key, &found, "regular expressions that can be read");
     let lora = lora.clone();
-    Ok(PeftConfig {
+    let settings = PeftConfig {
         target_parameters: lora.target_parameters,
         modules_to_save: lora.modules_to_save,
         is_classifier: config.num_classes.is_some(),
@@ -165,76 +189,94 @@ pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<P
         init: lora.init_lora_weights,
         is_inner: config.is_inner,
         ..PeftConfig::plain(lora.r, lora.alpha, lora.dropout, module_set(lora.target_modules)?)
-    })
+    };
+    check_names(config, &settings)?;
+    Ok(settings)
 }
 
 /// The settings with all targets as names, each once, in the order of the layer; an expression stays as it is.
 pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftConfig, Fault> {
-    let parameters = names_of(meant_parameters(config, &settings)?.iter().map(|(linear, _)| parameter_name(linear)));
     let linears = meant(config, &settings)?;
-    // The last part of a path, where it means no other linear.
-    let is_meant = |other: &ModelLinear| linears.iter().any(|linear| linear.name == other.name);
-    let others: Vec<ModelLinear> = config.linears().into_iter().filter(|linear| !is_meant(linear)).collect();
+    let names: BTreeSet<&str> = linears.iter().map(|linear| &*linear.name).collect();
+    let others: Vec<ModelLinear> = config.linears().into_iter().filter(|linear| !names.contains(&*linear.name)).collect();
+    let paths: BTreeSet<&str> = others.iter().map(|other| &*other.spec.path).collect();
+    let ends: BTreeSet<&str> = others.iter().map(|other| other.spec.name()).collect();
+    let has_layers = !settings.layers_to_transform.is_empty();
+    // The last part of a path, or the path, where it means no other linear.
     let name = |linear: &ModelLinear| {
-        let is_shared = others.iter().any(|other| other.spec.name() == linear.spec.name());
-        if is_shared { linear.spec.path.to_string() } else { linear.spec.name().to_owned() }
+        let whole = module(&settings, &linear.name);
+        match () {
+            () if paths.contains(&*linear.spec.path) || has_layers && names_whole(&settings, &whole) => whole.into_owned(),
+            () if ends.contains(linear.spec.name()) => linear.spec.path.to_string(),
+            () => linear.spec.name().to_owned(),
+        }
     };
-    let embedding = targets_embedding(&settings).then(|| "embed_tokens".to_owned());
-    let names = || ModuleSet::Names(names_of(linears.iter().map(name).chain(embedding)));
+    let whole_embedding = has_layers.then(|| module(&settings, EMBEDDING_MODULE).into_owned());
+    let embedding = targets_embedding(&settings).then(|| whole_embedding.unwrap_or_else(|| "embed_tokens".to_owned()));
+    let names = linears.iter().filter(|linear| is_of_layers(&settings, linear)).map(name).chain(embedding);
     let is_expression = matches!(settings.target_modules, ModuleSet::Matching(_));
-    let target_modules = if is_expression { settings.target_modules.clone() } else { names() };
-    Ok(PeftConfig { target_modules, target_parameters: parameters, ..settings })
+    let target_modules = if is_expression { settings.target_modules.clone() } else { ModuleSet::Names(names_of(names)) };
+    Ok(PeftConfig { target_modules, target_parameters: listed_parameters(config, &settings), ..settings })
+}
+
+fn listed_parameters(config: &ModelConfig, settings: &PeftConfig) -> Vec<String> {
+    let meant = meant_parameters(config, settings);
+    let is_meant = |other: &ModelLinear| meant.iter().any(|(linear, _)| linear.name == other.name);
+    let others = parameters(config).into_iter().filter(|(linear, _)| !is_meant(linear));
+    let others: BTreeSet<String> = others.map(|(linear, _)| parameter_path(&linear)).collect();
+    let name = |linear: &ModelLinear| {
+        let path = parameter_path(linear);
+        if others.contains(&path) { parameter_name(settings, linear) } else { path }
+    };
+    names_of(meant.iter().map(|(linear, _)| name(linear)))
 }
 
 /// The linears that a list of names means, those that are excluded among them. All linears are those of the layers, and with experts those
 /// of attention: the experts are all targeted at once then ([`meant_parameters`]), and the router is not.
 pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<ModelLinear>, Fault> {
-    let of_layers = config.linears();
-    let mut linears: Vec<ModelLinear> = of_layers.iter().cloned().chain(config.output()).collect();
-    let names = match &settings.target_modules {
-        ModuleSet::Names(names) => names,
-        ModuleSet::Matching(regex) => {
-            linears.retain(|linear| regex.is_match(&module(settings, &linear.name)));
-            let matches_nothing = linears.is_empty() && !targets_embedding(settings);
+    if settings.target_modules == ModuleSet::AllLinear {
+        // PEFT takes the MLP of a layer without experts, and a shared one, for experts: it could not read them.
+        let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+        let is_meant = |linear: &ModelLinear| !has_experts || linear.spec.path.contains("attn");
+        return Ok(config.linears().into_iter().filter(is_meant).collect());
+    }
+    let is_meant = |linear: &ModelLinear| settings.target_modules.names(&module(settings, &linear.name));
+    let linears: Vec<ModelLinear> = config.linears().into_iter().chain(config.output()).filter(is_meant).collect();
+    if let ModuleSet::Matching(regex) = &settings.target_modules {
+        let matches_nothing = linears.is_empty() && !targets_embedding(settings);
+        // PEFT knows no matrices beside a norm.
+        if matches_nothing || regex.is_match(FINAL_NORM.trim_end_matches(".weight")) {
             let expected = "an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, or \
                             `model.embed_tokens`, or `lm_head`, only";
-            let found = format!("`{}`", regex.written());
-            let refused = bad_setting("target_modules", &found, expected);
-            // PEFT knows no matrices beside a norm.
-            let matches_norm = regex.is_match(FINAL_NORM.trim_end_matches(".weight"));
-            return if matches_nothing || matches_norm { Err(refused) } else { Ok(linears) };
+            return Err(bad_setting("target_modules", &format!("`{}`", regex.written()), expected));
         }
-        ModuleSet::AllLinear => {
-            // PEFT takes the MLP of a layer without experts, and a shared one, for experts: it could not read them.
-            let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
-            let is_meant = |linear: &ModelLinear| !has_experts || linear.spec.path.contains("attn");
-            return Ok(of_layers.into_iter().filter(is_meant).collect());
-        }
-    };
-    let is_meant = |linear: &ModelLinear, name: &String| is_named(&linear.spec.path, name);
-    let is_known = |name: &&String| is_named(EMBEDDING_MODULE, name) || linears.iter().any(|linear| is_meant(linear, name));
-    if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
-        let known = names_of(of_layers.iter().map(|linear| linear.spec.name().to_owned()));
-        return Err(unknown_target("target_modules", unknown, &known));
     }
-    linears.retain(|linear| names.iter().any(|name| is_meant(linear, name)));
     Ok(linears)
 }
 
 /// The linears that PEFT sees as parameters of a module: those of all experts side by side, with their number, and routers.
-pub(super) fn meant_parameters(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(ModelLinear, usize)>, Fault> {
-    let known = parameters(config);
+pub(super) fn meant_parameters(config: &ModelConfig, settings: &PeftConfig) -> Vec<(ModelLinear, usize)> {
+    let known = parameters(config).into_iter();
     if settings.target_modules == ModuleSet::AllLinear && settings.target_parameters.is_empty() {
-        return Ok(known.into_iter().filter(|(_, experts)| *experts > 1).collect());
+        return known.filter(|(_, experts)| *experts > 1).collect();
     }
-    let is_meant = |linear: &ModelLinear, name: &String| is_named(&parameter_name(linear), name);
-    let unknown = settings.target_parameters.iter().find(|&name| !known.iter().any(|(linear, _)| is_meant(linear, name)));
-    if let Some(unknown) = unknown {
-        let known = names_of(known.iter().map(|(linear, _)| parameter_name(linear)));
-        return Err(unknown_target("target_parameters", unknown, &known));
-    }
-    let names = &settings.target_parameters;
-    Ok(known.into_iter().filter(|(linear, _)| names.iter().any(|name| is_meant(linear, name))).collect())
+    known.filter(|(linear, _)| targets_parameter(settings, &parameter_name(settings, linear))).collect()
+}
+
+fn targets_parameter(settings: &PeftConfig, parameter: &str) -> bool {
+    settings.target_parameters.iter().any(|name| is_named(parameter, name))
+}
+
+/// What PEFT calls all that may have matrices, by whole names.
+pub(super) fn all_names(config: &ModelConfig, settings: &PeftConfig) -> Vec<String> {
+    let parameters = parameters(config);
+    let parameters = parameters.iter().map(|(linear, _)| parameter_name(settings, linear));
+    modules(config, settings).into_iter().chain(parameters).collect()
+}
+
+fn modules(config: &ModelConfig, settings: &PeftConfig) -> Vec<String> {
+    let linears = config.linears().into_iter().chain(config.output()).map(|linear| linear.name);
+    linears.chain([EMBEDDING_MODULE.to_owned()]).map(|name| module(settings, &name).into_owned()).collect()
 }
 
 /// All linears that PEFT sees as parameters, bottom to top, and how many experts' lie side by side in each.
@@ -256,8 +298,13 @@ fn parameters(config: &ModelConfig) -> Vec<(ModelLinear, usize)> {
     config.layers.iter().enumerate().flat_map(of_layer).collect()
 }
 
-/// What PEFT calls a linear as a parameter: `mlp.experts.down_proj`, `mlp.gate.weight`.
-fn parameter_name(linear: &ModelLinear) -> String {
+/// What PEFT calls a linear as a parameter, whole: `model.layers.3.mlp.experts.down_proj`, `model.layers.3.mlp.gate.weight`.
+fn parameter_name(settings: &PeftConfig, linear: &ModelLinear) -> String {
+    module(settings, &layer_tensor(linear.layer.0, &parameter_path(linear))).into_owned()
+}
+
+/// What that is inside its layer: `mlp.experts.down_proj`.
+fn parameter_path(linear: &ModelLinear) -> String {
     match &*linear.spec.path {
         stacked @ (STACKED_GATE_UP | STACKED_DOWN) => stacked.to_owned(),
         router => format!("mlp.{}.weight", router.rsplit('.').next().unwrap_or_default()),
@@ -277,10 +324,15 @@ pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, Fault> {
     let has_output = names.iter().any(|name| name == OUTPUT_MODULE);
     let layers: Vec<String> = settings.layers_to_transform.iter().map(ToString::to_string).collect();
     let layers = if layers.is_empty() { r"\d+".to_owned() } else { format!("(?:{})", layers.join("|")) };
-    let [inner, names] = [INNER.to_owned(), names.join("|")].map(|name| name.replace('.', r"\."));
-    let of_layers = format!(r"layers\.{layers}\.(?:.*\.)?(?:{names})");
-    let expression =
-        format!("{inner}{}", if targets_embedding(settings) { format!("(?:embed_tokens|{of_layers})") } else { of_layers });
+    // Whole names are of one layer, whichever are meant.
+    let whole = names.iter().filter_map(|name| name.strip_prefix(INNER)).filter(|name| name.starts_with("layers."));
+    let ends: Vec<&str> = names.iter().map(String::as_str).filter(|name| !name.starts_with(INNER)).collect();
+    let escaped = |name: &str| name.replace('.', r"\.");
+    let of_layers = (!ends.is_empty()).then(|| format!(r"layers\.{layers}\.(?:.*\.)?(?:{})", escaped(&ends.join("|"))));
+    let embedding = targets_embedding(settings).then(|| "embed_tokens".to_owned());
+    let all: Vec<String> = embedding.into_iter().chain(whole.map(escaped)).chain(of_layers).collect();
+    let expression = if let [only] = &all[..] { only.clone() } else { format!("(?:{})", all.join("|")) };
+    let expression = format!("{}{expression}", escaped(INNER));
     let expression = if has_output { format!("{OUTPUT_MODULE}|{expression}") } else { expression };
     let target_modules = module_set(TargetModules::Matching(expression))?;
     Ok(PeftConfig { target_modules, layers_to_transform: Vec::new(), layers_pattern: LayerLists::default(), ..settings.clone() })
@@ -290,18 +342,18 @@ pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, Fault> {
 /// wraps once for each: the inner one is that of gate and up, where both are targets.
 pub(super) fn peft_module(settings: &PeftConfig, linear: &str) -> String {
     let linear = &*module(settings, linear);
-    let targets = |parameter: &str| settings.target_parameters.iter().any(|name| is_named(parameter, name));
+    let targets = |parameter: String| targets_parameter(settings, &parameter);
     // With all linears as targets both are, where they are not listed yet.
     let is_open = settings.target_modules == ModuleSet::AllLinear && settings.target_parameters.is_empty();
-    let has_down = targets(STACKED_DOWN) || is_open;
-    if let Some(module) = linear.strip_suffix(STACKED_GATE_UP) {
-        return format!("{module}mlp.experts{}", if has_down { ".base_layer" } else { "" });
+    if let Some(layer) = linear.strip_suffix(STACKED_GATE_UP) {
+        let has_down = is_open || targets(format!("{layer}{STACKED_DOWN}"));
+        return format!("{layer}mlp.experts{}", if has_down { ".base_layer" } else { "" });
     }
-    if let Some(module) = linear.strip_suffix(STACKED_DOWN) {
-        return format!("{module}mlp.experts");
+    if let Some(layer) = linear.strip_suffix(STACKED_DOWN) {
+        return format!("{layer}mlp.experts");
     }
     match linear.strip_suffix("block_sparse_moe.gate") {
-        Some(module) if targets("mlp.gate.weight") => format!("{module}mlp.gate"),
+        Some(layer) if targets(format!("{layer}mlp.gate.weight")) => format!("{layer}mlp.gate"),
         _ => linear.to_owned(),
     }
 }

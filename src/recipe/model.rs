@@ -155,7 +155,10 @@ table! {
         #[rule(PART)]
         pub dropout: f64 = 0.0,
         /// Modules that get an adapter: all linear modules of the decoder layers, `["q_proj", "v_proj", …]`, or as in PEFT a regular expression
-        /// that matches whole names, as `'.*\.(0|2)\.mlp\.(gate|up)_proj'`. `embed_tokens` and `lm_head` get one where they are named.
+        /// that matches whole names, as `'.*\.(0|2)\.mlp\.(gate|up)_proj'`. A name is a whole one, `model.layers.1.mlp.up_proj`, or what
+        /// stands behind a dot of it. `embed_tokens` and `lm_head` get one where they are named. Of single experts PEFT 0.21 reads gate, up
+        /// and down together, or down alone, where no layer is dense; what else is trained of them it refuses or misreads, and
+        /// `target_parameters` it reads.
         #[also(
             "lora.target", "lora.targets", "lora.lora_target", "lora.lora_target_modules", "lora_target", "lora_target_modules",
             "target_modules",
@@ -164,7 +167,7 @@ table! {
         pub target_modules: TargetModules = TargetModules::AllLinear,
         /// Matrices of all experts side by side, and routers, that get an adapter too, by PEFT's names: `["mlp.experts.gate_up_proj",
         /// "mlp.experts.down_proj", "mlp.gate.weight"]` (`mlp.router.weight` of gpt-oss; that of GLM-4.5 PEFT cannot read). With
-        /// `all-linear` the first two do, and of all other linears those of attention.
+        /// `all-linear` the first two do, and of all other linears those of attention. `1.mlp.experts.down_proj` is of one layer.
         #[also("lora_target_parameters")]
         pub target_parameters: Vec<String> = Vec::new(),
         /// Modules of which whole copies are trained beside the adapter: `embed_tokens`, `lm_head`, and norms. As in PEFT, a name means all
@@ -172,9 +175,10 @@ table! {
         /// `sinks`, the attention sinks of gpt-oss, have no name in PEFT's files: they are saved beside them, in `extra_trained.safetensors`.
         #[also("additional_trainable_modules", "lora.additional_target", "additional_target", "lora_modules_to_save")]
         pub modules_to_save: Vec<String> = Vec::new(),
-        /// Modules that get none though they are among `target_modules`: whole names, or the ends of names from behind a dot.
+        /// Modules that get none though they are among `target_modules`: whole names, or the ends of names from behind a dot. As in PEFT,
+        /// `target_parameters` are not meant.
         pub exclude_modules: Vec<String> = Vec::new(),
-        /// The layers that get an adapter, from 0; `[]` are all.
+        /// The layers that get an adapter, from 0; `[]` are all. What `target_modules` names whole gets one in any case, as in PEFT.
         #[also("peft_layers_to_transform")]
         pub layers_to_transform: Vec<usize> = Vec::new(),
         /// Which numbers in a module's name `layers_to_transform` means: those behind these names of lists of layers, which are regular
@@ -182,7 +186,7 @@ table! {
         #[also("peft_layers_pattern")]
         pub layers_pattern: Vec<String> = Vec::new(),
         /// Ranks of some modules, by regular expressions that match their names to the end: `{ q_proj = 16 }`. The first in alphabetical
-        /// order that matches counts, which is PEFT's order, too.
+        /// order that matches counts, which is PEFT's order, too. What is in `target_parameters` has its name there: `gate.weight`.
         #[rule(COUNT)]
         pub rank_pattern: BTreeMap<String, usize> = BTreeMap::new(),
         /// Values of `alpha` for some modules, as `rank_pattern` has ranks.
