@@ -275,4 +275,17 @@ fn a_merged_classifier_is_one() {
         assert!(error.to_string().contains("can't load this adapter: "), "{error}");
     }
     exported(&base, &name, ExportTarget::Peft, &dir.path().join("peft")).unwrap();
+
+    // An output projection of the base's own is left out: a classifier has none.
+    let untied = dir.path().join("untied");
+    fs::create_dir(&untied).unwrap();
+    let mut all: Vec<(String, Tensor)> = tensors(&base.join("model.safetensors")).into_iter().collect();
+    all.push(("lm_head.weight".into(), Tensor::zeros([512, 64], (Kind::Float, Device::Cpu))));
+    save_tensors(&untied.join("model.safetensors"), &all, &pt_metadata()).unwrap();
+    let config = fs::read_to_string(base.join("config.json")).unwrap();
+    let config = config.replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+    fs::write(untied.join("config.json"), config).unwrap();
+    exported(&untied, &name, ExportTarget::Merged, &dir.path().join("of-untied")).unwrap();
+    let merged = load(&dir.path().join("of-untied"));
+    assert!(furthest(&no_grad(|| logits(&merged, &ids)), &before) <= 5e-5);
 }
