@@ -92,6 +92,18 @@ impl TensorFile {
         Ok(TensorView { dtype: info.dtype, shape: &info.shape, bytes: &self.map.bytes()[from..to], offset: from, map: &self.map })
     }
 
+    /// The file with other names for its tensors, each of which is one's own.
+    pub fn renamed(self, name: impl Fn(String) -> String) -> Result<Self, Fault> {
+        let named = |old: String| self.header.info(&old).cloned().map(|info| (name(old), info));
+        let tensors: Vec<_> = self.names().into_iter().filter_map(named).collect();
+        let count = tensors.len();
+        let header = Metadata::new(self.header.metadata().clone(), tensors).map_err(|error| wrong(&self.path, error))?;
+        if header.tensors().len() < count {
+            return Err(wrong(&self.path, "a tensor is there under two names"));
+        }
+        Ok(Self { header, ..self })
+    }
+
     /// Lets go of the memory into which a tensor was read; it is read again by who looks again.
     pub fn release(&self, name: &str) {
         if let Some(info) = self.header.info(name) {

@@ -2,19 +2,19 @@
 
 use std::path::Path;
 
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
 use super::adapter::Adapter;
 use super::check::check_io_layers;
 use super::config::ModelConfig;
-use super::delta::master_kind;
+use super::delta::{A, master_kind};
 use super::io_layers::{EmbeddingAdapter, IoTensor, base_name, copied, copy_name, io_tensors, low_rank_io_layers};
-use super::names::{INNER, PEFT_PREFIX};
-use super::peft::{ADAPTER_CONFIG, PeftConfig, read_peft, refused_settings, write_extra, write_peft};
-use super::targets::{LoraTarget, targets, written};
+use super::names::{INNER, OUTPUT_MODULE, PEFT_PREFIX, peft_tensor};
+use super::peft::{ADAPTER_CONFIG, ModuleSet, PeftConfig, PeftFiles, read_peft, refused_settings, write_extra, write_peft};
+use super::targets::{LoraTarget, check_known, targets, targets_embedding, written};
 use crate::recipe::InitLora;
 use crate::store::{load_tensor, raw_tensors};
-use crate::units::{Fault, FaultKind};
+use crate::units::{Fault, FaultKind, abridged, quoted};
 
 impl Adapter {
     /// Reads a PEFT adapter for a model that computes in `kind`. Its ranks, scales, dropout and targets are the adapter's own;
@@ -23,13 +23,17 @@ impl Adapter {
         let mut files = read_peft(dir)?;
         // An adapter of the language model by itself fits, too.
         files.config.is_inner = config.is_inner && files.tensors.names().iter().any(|name| name.contains(INNER));
-        let refused = |error: Fault| refused_settings(&dir.join(ADAPTER_CONFIG), &[error.to_string()]);
+        name_all_targets(config, &mut files);
+        let refused = |error: Fault| refused_settings(&dir.join(ADAPTER_CONFIG), &[error.to_string().replace("`lora.", "`")]);
         let (targets, is_inner) = (targets(config, &files.config).map_err(refused)?, files.config.is_inner);
+        if targets.is_empty() && !targets_embedding(&files.config) {
+            check_known(config, &files.config).map_err(refused)?;
+        }
+        let of_file = |error: Fault| if error.kind() == FaultKind::BadSetting { refused(error) } else { error };
         let parts = |target: &LoraTarget| {
             target.parts(&files.config).into_iter().map(|(part, shape)| (target.tensor(part), shape)).collect()
         };
-        check_io_layers(config, &files.config)
-            .map_err(|error| if error.kind() == FaultKind::BadSetting { refused(error) } else { error })?;
+        check_io_layers(config, &files.config).map_err(of_file)?;
         let whole = io_tensors(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
         let copies = copied(config, &files.config)?.into_iter().map(|(name, width)| (copy_name(&name), vec![width]));
         // PEFT saves embedding and output projection with an addition to them, unless it is told not to.
@@ -39,14 +43,15 @@ impl Adapter {
         files
             .check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(whole).chain(copies).chain(of_bases).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
-        let load = |name: &str| Ok::<_, Fault>(load_tensor(files.file_of(name), name)?.to_kind(master_kind(kind)).copy());
-        let base = |(layer, name): (&'static str, String)| Ok::<_, Fault>((layer, load_tensor(&files.tensors, &name)?));
+        let load = |name: &str| Ok::<_, Fault>(load_finite(&files, name)?.to_kind(master_kind(kind)).copy());
+        let base = |(layer, name): (&'static str, String)| Ok::<_, Fault>((layer, load_finite(&files, &name)?));
         let bases = bases.into_iter().map(base).collect::<Result<_, _>>()?;
         let copy = |name: &str, _| load(&copy_name(name));
         let embedding =
             EmbeddingAdapter::new(config, &files.config, |part, _| load(&part.name(is_inner)), copy)?.with_bases(bases);
         let load = |target: &LoraTarget, part: &str, _: &[i64]| load(&target.tensor(part));
-        Ok(Self::of_targets(config, files.config.clone(), &targets, embedding, load)?.moved_to(kind, device))
+        let adapter = Self::of_targets(config, files.config.clone(), &targets, embedding, load).map_err(of_file)?;
+        Ok(adapter.moved_to(kind, device))
     }
 
     /// The model with the classes that a PEFT adapter scores; any other adapter leaves it as it is.
@@ -80,14 +85,42 @@ impl Adapter {
     }
 }
 
+/// Names in the settings what an adapter's file has of embedding and output projection and they do not. PEFT writes both whole where it is
+/// told to, and both ends of a tied model where one is trained for both; it reads them in any case.
+fn name_all_targets(config: &ModelConfig, PeftFiles { config: settings, tensors, .. }: &mut PeftFiles) {
+    let named = io_tensors(config, settings);
+    let ends = [(IoTensor::Embedding, "embed_tokens"), (IoTensor::Output, OUTPUT_MODULE)];
+    let mut whole = ends.to_vec();
+    whole.retain(|(part, _)| tensors.contains(&part.name(settings.is_inner)));
+    // Of a tied model one alone would be both in PEFT.
+    if !config.tie_word_embeddings || whole.len() == ends.len() {
+        whole.retain(|(part, _)| !named.iter().any(|(other, _)| other == part));
+        settings.modules_to_save.extend(whole.iter().map(|(_, module)| (*module).to_owned()));
+    }
+    let is_tied = settings.ties_output && tensors.contains(&peft_tensor(OUTPUT_MODULE, A));
+    match &mut settings.target_modules {
+        ModuleSet::Names(names) if is_tied => names.push(OUTPUT_MODULE.to_owned()),
+        _ => {}
+    }
+    settings.ties_output = false;
+}
+
+fn load_finite(files: &PeftFiles, name: &str) -> Result<Tensor, Fault> {
+    let file = files.file_of(name);
+    let tensor = load_tensor(file, name)?;
+    if tensor.isfinite().all().int64_value(&[]) != 0 {
+        return Ok(tensor);
+    }
+    let message = format!("`{}`: `{}` is infinite or not a number somewhere", abridged(file.path().display()), quoted(name));
+    Err(Fault::data(message, "take the adapter from its source again, or an earlier one").of_kind(FaultKind::Damaged))
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::path::PathBuf;
 
     use serde_json::{Map, Value, json};
-
-    use tch::Tensor;
 
     use super::*;
     use crate::files::{TensorFile, read_json};
@@ -278,9 +311,80 @@ mod tests {
         assert_eq!((&written["target_modules"], &written["layers_to_transform"]), (&json!(expression), &Value::Null));
         let read = Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap();
         assert_eq!(read.parameters(), adapter.parameters());
+        // As Transformers before 4.52 called them.
+        let file = TensorFile::open(&dir.path().join(ADAPTER_TENSORS)).unwrap();
+        let before = file.renamed(|name| name.replace("model.language_model.", "language_model.model.")).unwrap();
+        let tensors = crate::store::load_tensors(&before).unwrap();
+        crate::store::save_tensors(&dir.path().join(ADAPTER_TENSORS), &tensors, &std::collections::BTreeMap::new()).unwrap();
+        let read = Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap();
+        assert_eq!(read.parameters(), adapter.parameters());
+        // One layer of a linear, whole.
+        let names = ["model.language_model.layers.1.mlp.down_proj", "q_proj"].map(String::from).to_vec();
+        let lora = LoraRecipe { target_modules: TargetModules::Names(names), ..lora };
+        let one = Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).unwrap();
+        one.save_peft(dir.path(), "model").unwrap();
+        let written: Value = read_json(&dir.path().join(ADAPTER_CONFIG)).unwrap();
+        let expression = r"model\.language_model\.(?:layers\.1\.mlp\.down_proj|layers\.(?:0|2)\.(?:.*\.)?(?:q_proj))";
+        assert_eq!(written["target_modules"], json!(expression));
+        let read = Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap();
+        assert_eq!(read.parameters(), one.parameters());
         // That of the language model by itself keeps its names.
         let own = Adapter::load_peft(&fixture("adapter-qwen2"), &config, Kind::Float, Device::Cpu).unwrap();
         assert_eq!(own.parameters(), load(&fixture("adapter-qwen2")).unwrap().parameters());
+    }
+
+    /// The fixture with other tensors and keys.
+    fn with_tensors(changes: &Value, change: impl Fn(&mut Vec<(String, Tensor)>)) -> tempfile::TempDir {
+        let (dir, from) = (changed(changes), fixture("adapter-qwen2").join(ADAPTER_TENSORS));
+        let mut tensors = crate::store::load_tensors(&TensorFile::open(&from).unwrap()).unwrap();
+        change(&mut tensors);
+        crate::store::save_tensors(&dir.path().join(ADAPTER_TENSORS), &tensors, &std::collections::BTreeMap::new()).unwrap();
+        dir
+    }
+
+    /// PEFT writes them where it is told to (`save_embedding_layers`) or trains one for both (`ensure_weight_tying`), and reads them.
+    #[test]
+    fn what_a_file_has_whole_or_twice_is_read() {
+        let ones = |shape: [i64; 2]| Tensor::ones(shape, (Kind::Float, Device::Cpu));
+        let io_layer = |layer: &str, part: &str, shape| (peft_tensor(layer, part), ones(shape));
+        let whole = |all: &mut Vec<_>| {
+            all.extend(["model.embed_tokens", "lm_head"].map(|layer| io_layer(layer, "weight", [512, 64])));
+        };
+        let twice = |all: &mut Vec<_>| {
+            all.push(io_layer("model.embed_tokens", "lora_embedding_A", [4, 512]));
+            all.push(io_layer("model.embed_tokens", "lora_embedding_B", [64, 4]));
+            all.extend([io_layer("lm_head", "lora_A.weight", [4, 64]), io_layer("lm_head", "lora_B.weight", [512, 4])]);
+        };
+        let names = json!(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "model.embed_tokens"]);
+        for (dir, saved, more) in [
+            (with_tensors(&json!({}), whole), &["embed_tokens", "lm_head"][..], 2),
+            (with_tensors(&json!({"modules_to_save": ["model.embed_tokens"]}), whole), &["model.embed_tokens", "lm_head"], 2),
+            (with_tensors(&json!({"target_modules": names, "ensure_weight_tying": true}), twice), &[], 4),
+        ] {
+            let (read, again) = (load(dir.path()).unwrap(), tempfile::tempdir().unwrap());
+            assert_eq!(
+                (&read.settings.modules_to_save[..], read.parameters().len()),
+                (&saved.iter().map(|&name| name.to_owned()).collect::<Vec<_>>()[..], 42 + more)
+            );
+            read.save_peft(again.path(), "model").unwrap();
+            assert_eq!(load(again.path()).unwrap().parameters(), read.parameters());
+        }
+        let one = |all: &mut Vec<_>| all.push(io_layer("lm_head", "weight", [512, 64]));
+        for (dir, left) in
+            [(with_tensors(&json!({"target_modules": names}), twice), "lora_A.weight"), (with_tensors(&json!({}), one), "weight")]
+        {
+            let error = load(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(&format!("unexpected `base_model.model.lm_head.{left}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_named() {
+        for bad in [f64::NAN, f64::INFINITY] {
+            let dir = with_tensors(&json!({}), |all| all[3].1 = all[3].1.full_like(bad));
+            let error = load(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(ADAPTER_TENSORS) && error.ends_with("is infinite or not a number somewhere"), "{error}");
+        }
     }
 
     #[test]
@@ -292,6 +396,9 @@ mod tests {
         assert!(error.to_string().ends_with("… and 16 more"), "{error}");
         let error = load(changed(&json!({"target_modules": ["wq"]})).path()).unwrap_err();
         assert!(error.to_string().contains("adapter_config.json`") && error.to_string().contains("unknown name `wq`"), "{error}");
+        let error = load(changed(&json!({"layers_to_transform": [0, 1, 2, 9]})).path()).unwrap_err();
+        let key = "adapter_config.json` asks for what is not supported: `layers_to_transform` is [0, 1, 2, 9], expected ";
+        assert!(error.to_string().contains(key) && !error.hint().unwrap().contains("recipe"), "{error}");
     }
 
     /// Dense layers and experts may have linears of one name: what is written means those that were meant.

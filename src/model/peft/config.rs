@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::modules::{LayerLists, ModulePatterns, ModuleSet};
-use crate::files::{not_json, read_json, to_json};
+use super::modules::{LayerLists, ModulePatterns, ModuleSet, is_named};
+use crate::files::{read_json, to_json};
 use crate::native::{Bounds, within};
 use crate::recipe::{InitLora, TrainedBias};
-use crate::units::{Fault, abridged, listed};
+use crate::units::{Fault, FaultKind, abridged, listed};
 
 /// The settings of an adapter: what its file says, and what a recipe says of a new one.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,6 +48,9 @@ pub struct PeftConfig {
     pub use_dora: bool,
     /// How a new adapter begins. One that began as a part of the weights is written as LoRA beside them as they were.
     pub init: InitLora,
+    /// An addition to the embedding is trained for the output projection, too, and stands in the file twice. It is never written: once
+    /// they are read, there are two targets.
+    pub ties_output: bool,
     /// The model it was trained on, as its author named it.
     pub base_model: Option<String>,
     /// The modules are those of a language model inside another model, and are called so. No key of the file: the tensors say it.
@@ -125,7 +128,7 @@ impl PeftConfig {
         // Patterns are compiled, and take what they like.
         let subject = format!("adapter config `{}`", abridged(path.display())).into();
         let bounds = Bounds { subject, bytes: 192 << 20, time: Duration::from_secs(8) };
-        within(&bounds, || Self::from_table(&table).map_err(|reason| not_json(path, format!("expected {reason}"))))
+        within(&bounds, || Self::from_table(&table).map_err(|expected| wrong_value(path, &expected)))
     }
 
     fn from_table(table: &Map<String, Value>) -> Result<Self, String> {
@@ -134,15 +137,21 @@ impl PeftConfig {
         let is_said = |key: &str, word| Inert::Text(word).is(value(key));
         let dropout = table.get("lora_dropout").map_or(Some(0.0), Value::as_f64).filter(|p| (0.0..1.0).contains(p));
         // PEFT adds the classifiers of itself, which the task tells.
-        let is_named = |name: &String| !CLASSIFIERS.contains(&name.as_str());
+        let is_own = |name: &String| !CLASSIFIERS.contains(&name.as_str());
+        let modules_to_save: Vec<String> = names(table, "modules_to_save")?.into_iter().filter(is_own).collect();
+        let mut target_modules = targets(table)?;
+        if let ModuleSet::Names(names) = &mut target_modules {
+            // As in PEFT, what is saved whole gets no matrices.
+            names.retain(|name| !modules_to_save.iter().any(|saved| is_named(saved, name) || is_named(name, saved)));
+        }
         Ok(Self {
             r: rank(value("r")).ok_or_else(|| format!("`r` from 1 to 65536, found {}", found("r")))?,
             lora_alpha: positive(value("lora_alpha"))
                 .ok_or_else(|| format!("a number above 0 as `lora_alpha`, found {}", found("lora_alpha")))?,
             lora_dropout: dropout.ok_or_else(|| format!("`lora_dropout` from 0 to below 1, found {}", found("lora_dropout")))?,
-            target_modules: targets(table)?,
+            target_modules,
             target_parameters: names(table, "target_parameters")?,
-            modules_to_save: names(table, "modules_to_save")?.into_iter().filter(is_named).collect(),
+            modules_to_save,
             is_classifier: is_said("task_type", SEQ_CLS),
             exclude_modules: ModuleSet::read(
                 value("exclude_modules"),
@@ -156,6 +165,7 @@ impl PeftConfig {
             bias: TrainedBias::ALL.iter().copied().find(|bias| is_said("bias", bias.name())).unwrap_or_default(),
             use_dora: switch(table, "use_dora")?,
             init: if is_said("init_lora_weights", "gaussian") { InitLora::Gaussian } else { InitLora::Uniform },
+            ties_output: switch(table, "ensure_weight_tying")?,
             base_model: value("base_model_name_or_path").as_str().map(String::from),
             rank_pattern: patterns(table, "rank_pattern", "ranks from 1 to 65536", rank)?,
             alpha_pattern: patterns(table, "alpha_pattern", "numbers above 0", positive)?,
@@ -306,6 +316,12 @@ fn targets(table: &Map<String, Value>) -> Result<ModuleSet, String> {
     Ok(found)
 }
 
+/// A key has a value that it can't have; `expected` says which and what.
+fn wrong_value(path: &Path, expected: &str) -> Fault {
+    let message = format!("`{}`: expected {}", abridged(path.display()), abridged(expected));
+    Fault::data(message, "correct that key, or fetch the file again").of_kind(FaultKind::Damaged)
+}
+
 /// Settings of an adapter that can't be followed, each as `key = value`.
 pub(in crate::model) fn refused_settings(path: &Path, settings: &[String]) -> Fault {
     let message = format!("`{}` asks for what is not supported: {}", abridged(path.display()), listed(settings));
@@ -444,6 +460,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_saved_whole_is_no_target() {
+        for (saved, targets, left) in [
+            (json!(["lm_head"]), json!(["q_proj", "lm_head"]), &["q_proj"][..]),
+            (json!(["model.embed_tokens", "norm"]), json!(["embed_tokens", "q_proj", "lm_head"]), &["q_proj", "lm_head"]),
+            (json!(["embed_tokens"]), json!(["model.embed_tokens", "o_proj"]), &["o_proj"]),
+        ] {
+            let mut table: Map<String, Value> = serde_json::from_slice(&with("modules_to_save", saved)).unwrap();
+            table.insert("target_modules".into(), targets);
+            let names = left.iter().map(|&name| name.to_owned()).collect();
+            assert_eq!(read(&to_json(&table)).unwrap().target_modules, ModuleSet::Names(names));
+        }
+    }
+
+    #[test]
     fn wrong_values_say_what_was_expected_and_found() {
         for (key, value) in [
             ("r", json!(0)),
@@ -468,7 +498,10 @@ mod tests {
             ("exclude_modules", json!({"q_proj": 1})),
         ] {
             let error = read(&with(key, value)).unwrap_err().to_string();
-            assert!(error.contains("expected") && error.contains("found") && error.contains(key), "{error}");
+            assert!(
+                error.contains("adapter_config.json`: expected") && error.contains("found") && error.contains(key),
+                "{error}"
+            );
         }
     }
 }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::PeftConfig;
 use crate::files::{Dtype, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
+use crate::model::families::own_name;
+use crate::model::names::{PEFT_PREFIX, inner_module};
 use crate::recipe::{ADAPTER_CONFIG, EXTRA_MODULES, EXTRA_TENSORS, extra_modules};
 use crate::store::pt_metadata;
 use crate::units::{self, Fault, abridged, joined};
@@ -33,13 +35,19 @@ pub fn read_peft(dir: &Path) -> Result<PeftFiles, Fault> {
         Err(Fault::data(format!("`{}` holds no PEFT adapter: `{name}` is missing", abridged(dir.display())), hint))
     };
     let mut config = PeftConfig::read(&file(ADAPTER_CONFIG)?)?;
-    let tensors = TensorFile::open(&file(ADAPTER_TENSORS)?)?;
+    let tensors = TensorFile::open(&file(ADAPTER_TENSORS)?)?.renamed(current_name)?;
     let path = dir.join(EXTRA_TENSORS);
     let extra = if is_there(&path) { Some(TensorFile::open(&path)?) } else { None };
     if let Some(extra) = &extra {
         config.modules_to_save.extend(extra_modules(extra));
     }
     Ok(PeftFiles { config, tensors, extra })
+}
+
+/// What PEFT calls a tensor now: Transformers before 4.52 had a language model inside another one whole, output projection and all.
+fn current_name(name: String) -> String {
+    let inner = name.strip_prefix(PEFT_PREFIX).filter(|inner| inner.starts_with("language_model."));
+    inner.and_then(own_name).map_or(name, |own| format!("{PEFT_PREFIX}{}", inner_module(&own)))
 }
 
 /// Writes into an existing directory what PEFT's files have no names for; `modules` of `modules_to_save` mean it.
