@@ -12,7 +12,8 @@ use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, peft_tensor};
 use super::peft::{ModuleSet, PeftConfig};
 use super::random;
 use super::targets::{
-    LoraTarget, all_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets, targets_embedding,
+    LoraTarget, all_names, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
+    targets_embedding,
 };
 use crate::recipe::{InitLora, LoraRecipe};
 use crate::units::Fault;
@@ -35,7 +36,9 @@ impl Adapter {
     /// A new adapter for a model that computes in `kind`. It adds nothing yet: `A` is uniform in ±1/√in, drawn from a stream of
     /// its own for each matrix, and `B` is zero. Where it begins as a part of the weights, it gets that when a model takes it.
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, Fault> {
-        let mut adapter = Self::with_settings(config, peft_settings(config, lora)?, seed, kind, device)?;
+        let settings = peft_settings(config, lora)?;
+        check_names(config, &settings)?;
+        let mut adapter = Self::with_settings(config, settings, seed, kind, device)?;
         adapter.set_dropout(lora.dropout)?;
         Ok(adapter)
     }
@@ -134,6 +137,7 @@ impl Adapter {
     /// are always said; the other keys, where they differ from their defaults.
     pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, Fault> {
         let (ours, theirs) = (&self.settings, listed(config, peft_settings(config, lora)?)?);
+        check_names(config, &theirs)?;
         let linears = |settings: &PeftConfig| {
             let modules = meant(config, settings)?.into_iter();
             let parameters = meant_parameters(config, settings).into_iter().map(|(linear, _)| linear);
@@ -145,6 +149,7 @@ impl Adapter {
             ("r", theirs.r != ours.r, theirs.r.to_string(), ours.r.to_string()),
             ("alpha", (alpha - of_adapter).abs() > 0.0, alpha.to_string(), of_adapter.to_string()),
             ("target_modules", linears(&theirs)? != linears(ours)?, lora.target_modules.to_string(), self.targets().join(", ")),
+            ("modules_to_save", ours.has_unnamed && saved(&theirs) != saved(ours), saved(&theirs), saved(ours)),
         ];
         let plain = PeftConfig::plain(0, 0.0, 0.0, ModuleSet::AllLinear);
         let [recipe, adapter, plain] = [&theirs, ours, &plain].map(|settings| keys_of_kind(config, settings));
@@ -199,8 +204,6 @@ fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<(&'static st
     };
     let ranks = by_module(&|module| settings.rank_pattern.get(module).map(|r| r as f64));
     let alphas = by_module(&|module| settings.alpha_pattern.get(module));
-    let mut saved = settings.modules_to_save.clone();
-    saved.sort();
     let said = |key, shown: String| (key, shown.clone(), shown);
     vec![
         said("use_rslora", settings.use_rslora.to_string()),
@@ -211,9 +214,15 @@ fn keys_of_kind(config: &ModelConfig, settings: &PeftConfig) -> Vec<(&'static st
         said("layers_pattern", format!("{:?}", settings.layers_pattern.names())),
         ("rank_pattern", ranks, settings.rank_pattern.to_string()),
         ("alpha_pattern", alphas, settings.alpha_pattern.to_string()),
-        said("modules_to_save", format!("{saved:?}")),
+        said("modules_to_save", saved(settings)),
         said("exclude_modules", settings.exclude_modules.to_string()),
     ]
+}
+
+fn saved(settings: &PeftConfig) -> String {
+    let mut saved = settings.modules_to_save.clone();
+    saved.sort();
+    format!("{saved:?}")
 }
 
 /// What is trained beside a linear, by its names in PEFT's files.

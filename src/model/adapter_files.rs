@@ -95,6 +95,7 @@ fn name_all_targets(config: &ModelConfig, PeftFiles { config: settings, tensors,
     // Of a tied model one alone would be both in PEFT.
     if !config.tie_word_embeddings || whole.len() == ends.len() {
         whole.retain(|(part, _)| !named.iter().any(|(other, _)| other == part));
+        settings.has_unnamed = !whole.is_empty();
         settings.modules_to_save.extend(whole.iter().map(|(_, module)| (*module).to_owned()));
     }
     let is_tied = settings.ties_output && tensors.contains(&peft_tensor(OUTPUT_MODULE, A));
@@ -132,9 +133,12 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
     }
 
+    fn model() -> ModelConfig {
+        ModelConfig::load(&fixture("model-qwen2")).unwrap()
+    }
+
     fn load(dir: &Path) -> Result<Adapter, Fault> {
-        let config = ModelConfig::load(&fixture("model-qwen2")).unwrap();
-        Adapter::load_peft(dir, &config, Kind::Float, Device::Cpu)
+        Adapter::load_peft(dir, &model(), Kind::Float, Device::Cpu)
     }
 
     /// A copy of the fixture with some keys of its configuration changed.
@@ -368,6 +372,12 @@ mod tests {
             );
             read.save_peft(again.path(), "model").unwrap();
             assert_eq!(load(again.path()).unwrap().parameters(), read.parameters());
+            // To train them is no choice that the file has made.
+            let lora = LoraRecipe::plain(4, 8.0, 0.0, TargetModules::AllLinear);
+            let key = if saved.is_empty() { "target_modules" } else { "modules_to_save" };
+            assert_eq!(read.disagreement(&model(), &lora).unwrap().unwrap().key, key);
+            let lora = LoraRecipe { modules_to_save: read.settings.modules_to_save.clone(), ..lora };
+            assert_eq!(read.disagreement(&model(), &lora).unwrap().is_none(), !saved.is_empty());
         }
         let one = |all: &mut Vec<_>| all.push(io_layer("lm_head", "weight", [512, 64]));
         for (dir, left) in

@@ -113,7 +113,7 @@ pub(super) fn check_known(config: &ModelConfig, settings: &PeftConfig) -> Result
 }
 
 /// Refuses names in a recipe that mean nothing in the model, though PEFT would pass over them without a word.
-fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result<(), Fault> {
+pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result<(), Fault> {
     check_known(config, settings)?;
     let layers = &settings.layers_to_transform;
     if means_embedding(settings) && !targets_embedding(settings) {
@@ -173,7 +173,7 @@ pub fn targeted(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<String>,
 pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<PeftConfig, Fault> {
     let pattern = |key| move |found: String| bad_setting(key, &found, "regular expressions that can be read");
     let lora = lora.clone();
-    let settings = PeftConfig {
+    Ok(PeftConfig {
         target_parameters: lora.target_parameters,
         modules_to_save: lora.modules_to_save,
         is_classifier: config.num_classes.is_some(),
@@ -189,9 +189,7 @@ pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<P
         init: lora.init_lora_weights,
         is_inner: config.is_inner,
         ..PeftConfig::plain(lora.r, lora.alpha, lora.dropout, module_set(lora.target_modules)?)
-    };
-    check_names(config, &settings)?;
-    Ok(settings)
+    })
 }
 
 /// The settings with all targets as names, each once, in the order of the layer; an expression stays as it is.

@@ -51,6 +51,8 @@ pub struct PeftConfig {
     /// An addition to the embedding is trained for the output projection, too, and stands in the file twice. It is never written: once
     /// they are read, there are two targets.
     pub ties_output: bool,
+    /// The file has copies of embedding or output projection that its settings do not name. No key of the file: the tensors say it.
+    pub has_unnamed: bool,
     /// The model it was trained on, as its author named it.
     pub base_model: Option<String>,
     /// The modules are those of a language model inside another model, and are called so. No key of the file: the tensors say it.
@@ -170,6 +172,7 @@ impl PeftConfig {
             rank_pattern: patterns(table, "rank_pattern", "ranks from 1 to 65536", rank)?,
             alpha_pattern: patterns(table, "alpha_pattern", "numbers above 0", positive)?,
             is_inner: false,
+            has_unnamed: false,
         })
     }
 }
