@@ -10,8 +10,10 @@ pub(in crate::model) const QUANTISATION: &str = "quantization_config";
 /// How the matrices of a checkpoint are packed, those that are.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::model) enum Quantisation {
-    /// bitsandbytes in 4 bits; each tensor says its type itself.
-    FourBits,
+    /// bitsandbytes in 4 bits; each tensor says its type itself, which must be this one where it is named.
+    FourBits {
+        quant_type: Option<String>,
+    },
     /// bitsandbytes in 8 bits, with a scale for each row.
     EightBits,
     /// The experts of gpt-oss, in blocks of 32 columns.
@@ -55,7 +57,7 @@ pub(in crate::model) enum Compressed {
 const MAX_SIZE: u64 = i32::MAX as u64;
 
 /// Methods that are read.
-const METHODS: &str = "`bitsandbytes`, `mxfp4`, `fp8`, `gptq`, `awq` or `compressed-tensors`";
+const METHODS: &str = "`bitsandbytes`, `mxfp4`, `fp8`, `gptq`, `awq`, `auto-round` or `compressed-tensors`";
 
 impl Quantisation {
     /// Reads it in a whole `config.json`; `None` where nothing is packed.
@@ -63,10 +65,17 @@ impl Quantisation {
         let Some(table) = object.get(QUANTISATION).filter(|value| !value.is_null()) else { return Ok(None) };
         let Some(table) = table.as_object() else { return Err(Fields::new(object).unsupported(QUANTISATION, "a table".into())) };
         let table = QuantisationTable(table);
-        match table.text("quant_method") {
-            Some("bitsandbytes") => match (table.flag("load_in_4bit"), table.flag("load_in_8bit")) {
-                (true, false) => Ok(Some(Self::FourBits)),
-                (false, true) => Ok(Some(Self::EightBits)),
+        let in_bits = ["load_in_4bit", "load_in_8bit"].map(|key| table.flag_or(key, false));
+        // Old files of bitsandbytes name no method.
+        let method = match table.text("quant_method") {
+            Some("auto-round") => Some(table.packing()?),
+            None if in_bits.contains(&true) => Some("bitsandbytes"),
+            named => named,
+        };
+        match method {
+            Some("bitsandbytes") => match in_bits {
+                [true, false] => Ok(Some(Self::FourBits { quant_type: table.text("bnb_4bit_quant_type").map(str::to_owned) })),
+                [false, true] => Ok(Some(Self::EightBits)),
                 _ => Err(table.wrong("load_in_4bit", "one of `load_in_4bit` and `load_in_8bit`")),
             },
             Some("mxfp4") => Ok(Some(Self::Mxfp4)),
@@ -75,6 +84,9 @@ impl Quantisation {
                 let format = table.text("checkpoint_format").or(table.text("format")).unwrap_or("gptq");
                 if !["gptq", "gptq_v2"].contains(&format) {
                     return Err(table.wrong("checkpoint_format", "`gptq` or `gptq_v2`"));
+                }
+                if table.text("pack_dtype").is_some_and(|dtype| dtype != "int32") {
+                    return Err(table.wrong("pack_dtype", "`int32`"));
                 }
                 let ints = table.ints("bits", &[2, 3, 4, 8])?;
                 Ok(Some(Self::Gptq { ints, is_v1: format == "gptq" }))
@@ -99,8 +111,20 @@ impl QuantisationTable<'_> {
         self.0.get(key).and_then(Value::as_str)
     }
 
-    fn flag(&self, key: &str) -> bool {
-        self.0.get(key).and_then(Value::as_bool).unwrap_or(false)
+    fn flag_or(&self, key: &str, default: bool) -> bool {
+        self.0.get(key).and_then(Value::as_bool).unwrap_or(default)
+    }
+
+    /// The method whose layout a file of `AutoRound` has.
+    fn packing(&self) -> Result<&str, Fault> {
+        if self.text("data_type").is_some_and(|kind| kind != "int") {
+            return Err(self.wrong("data_type", "`int`"));
+        }
+        match self.text("packing_format") {
+            Some("auto_round:auto_gptq") => Ok("gptq"),
+            Some("auto_round:auto_awq") => Ok("awq"),
+            _ => Err(self.wrong("packing_format", "`auto_round:auto_gptq` or `auto_round:auto_awq`")),
+        }
     }
 
     fn wrong(&self, key: &str, expected: &str) -> Fault {
@@ -110,11 +134,13 @@ impl QuantisationTable<'_> {
 
     fn block(&self, key: &str) -> Result<Option<[usize; 2]>, Fault> {
         let Some(value) = self.0.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
-        let sizes: Option<Vec<usize>> = value
-            .as_array()
-            .map(|all| all.iter().filter_map(Value::as_u64).filter(|&size| size <= MAX_SIZE).map(|size| size as usize).collect());
-        match sizes.as_deref() {
-            Some(&[rows, columns]) if rows > 0 && columns > 0 => Ok(Some([rows, columns])),
+        let sizes: Vec<Option<u64>> = match value {
+            Value::Array(sizes) => sizes.iter().map(Value::as_u64).collect(),
+            Value::String(text) => text.split('x').map(|size| size.parse().ok()).collect(),
+            _ => Vec::new(),
+        };
+        match sizes[..] {
+            [Some(rows @ 1..=MAX_SIZE), Some(columns @ 1..=MAX_SIZE)] => Ok(Some([rows as usize, columns as usize])),
             _ => Err(self.wrong(key, "two sizes")),
         }
     }
@@ -148,13 +174,19 @@ fn compressed(table: &QuantisationTable<'_>) -> Result<Compressed, Fault> {
     if status.is_some_and(|status| status != "compressed") {
         return Err(table.wrong("quantization_status", "`compressed`"));
     }
-    if table.0.get("sparsity_config").is_some_and(|config| config.as_object().is_some_and(|config| !config.is_empty())) {
-        return Err(table.wrong("sparsity_config", "none"));
+    let is_none = |config: &Value| {
+        let is_dense = |table: &Map<String, Value>| table.get("format").is_some_and(|format| format == "dense");
+        config.is_null() || config.as_object().is_some_and(|table| table.is_empty() || is_dense(table))
+    };
+    for key in ["sparsity_config", "transform_config"] {
+        if !table.0.get(key).is_none_or(is_none) {
+            return Err(table.wrong(key, "none"));
+        }
     }
     let Some(weights) = group.0.get("weights").and_then(Value::as_object).map(QuantisationTable) else {
         return Err(group.wrong("weights", "a table"));
     };
-    let (strategy, is_symmetric) = (weights.text("strategy").unwrap_or("tensor"), weights.flag("symmetric"));
+    let (strategy, is_symmetric) = (weights.text("strategy").unwrap_or("tensor"), weights.flag_or("symmetric", true));
     let kind = weights.text("type").unwrap_or("int");
     match format {
         Some("pack-quantized") => {
@@ -169,5 +201,59 @@ fn compressed(table: &QuantisationTable<'_>) -> Result<Compressed, Fault> {
         }
         Some("int-quantized" | "naive-quantized") if kind == "int" => Ok(Compressed::Int { is_symmetric }),
         _ => Err(table.wrong("format", "`pack-quantized`, `float-quantized`, `int-quantized` or `naive-quantized`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(table: &Value) -> Result<Option<Quantisation>, Fault> {
+        Quantisation::of(json!({ QUANTISATION: table }).as_object().unwrap())
+    }
+
+    #[test]
+    fn methods_are_read_as_their_libraries_read_them() {
+        let ints = Ints { bits: 4, group_size: Some(32) };
+        let weights = |weights: Compressed| Quantisation::Compressed { weights };
+        let of_group = |format: &str, weights: Value, further: (&str, Value)| json!({"quant_method": "compressed-tensors", "format": format, "config_groups": {"g": {"weights": weights}}, further.0: further.1});
+        let packed = |further: (&str, Value)| of_group("pack-quantized", json!({"num_bits": 4, "group_size": 32}), further);
+        let auto_round =
+            |format: &str| json!({"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": format});
+        let symmetric = weights(Compressed::Packed { ints, is_symmetric: true });
+        for (table, expected) in [
+            (json!({"load_in_4bit": true, "load_in_8bit": false}), Quantisation::FourBits { quant_type: None }),
+            (json!({"load_in_8bit": true}), Quantisation::EightBits),
+            (auto_round("auto_round:auto_gptq"), Quantisation::Gptq { ints, is_v1: true }),
+            (auto_round("auto_round:auto_awq"), Quantisation::Awq { ints }),
+            (packed(("sparsity_config", json!({"format": "dense"}))), symmetric.clone()),
+            (packed(("transform_config", json!({}))), symmetric.clone()),
+            (packed(("transform_config", Value::Null)), symmetric),
+            (
+                of_group("int-quantized", json!({"num_bits": 8}), ("ignore", json!([]))),
+                weights(Compressed::Int { is_symmetric: true }),
+            ),
+            (
+                of_group("float-quantized", json!({"type": "float", "block_structure": "16x24"}), ("ignore", json!([]))),
+                weights(Compressed::Float { block: Some([16, 24]) }),
+            ),
+        ] {
+            assert_eq!(of(&table).unwrap(), Some(expected), "{table}");
+        }
+        for (table, words) in [
+            (auto_round("auto_round:llm_compressor"), "quantization_config.packing_format` is "),
+            (json!({"quant_method": "auto-round", "data_type": "mx_fp"}), "quantization_config.data_type` is "),
+            (packed(("transform_config", json!({"config_groups": {"u": {}}}))), "quantization_config.transform_config` is"),
+            (packed(("sparsity_config", json!({"format": "sparse-bitmask"}))), "quantization_config.sparsity_config` is"),
+            (json!({"quant_method": "gptq", "bits": 4, "pack_dtype": "int16"}), "quantization_config.pack_dtype` is "),
+            (json!({"quant_method": "fp8", "weight_block_size": "16x"}), "expected two sizes"),
+            (json!({"quant_method": "fp8", "weight_block_size": [16, null, 24]}), "expected two sizes"),
+            (json!({"load_in_4bit": true, "load_in_8bit": true}), "one of `load_in_4bit` and `load_in_8bit`"),
+        ] {
+            let refused = of(&table).unwrap_err().to_string();
+            assert!(refused.contains(words), "{table}: {refused}");
+        }
     }
 }

@@ -1,11 +1,13 @@
 //! The packed matrices among the tensors of safetensors files.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 use tch::{Kind, Tensor};
 
 use super::config::Quantisation;
 use super::load::PackedParts;
+use super::parts::OF_CACHE;
 use crate::files::{Dtype, TensorFile};
 use crate::model::config::PackedSizes;
 use crate::model::layout::TensorEntry;
@@ -23,7 +25,8 @@ impl Files {
         self.quantisation.as_ref().is_some_and(has_mark)
     }
 
-    /// Takes the parts of packed tensors out of those that were found; the names of these tensors, and what is wrong with their parts.
+    /// Takes the parts of packed tensors, and what no weight is made of, out of what was found; the names of these tensors, and what is wrong with
+    /// their parts.
     pub(in crate::model) fn take_packed(
         &self,
         entries: &[TensorEntry],
@@ -31,6 +34,11 @@ impl Files {
     ) -> (BTreeSet<String>, Vec<TensorProblem>) {
         let (mut names, mut problems) = (BTreeSet::new(), Vec::new());
         let Some(quantisation) = &self.quantisation else { return (names, problems) };
+        let known: BTreeSet<&str> = entries.iter().map(|entry| &*entry.name).collect();
+        let is_zero = |name: &str| {
+            let found = self.raw(name).ok().flatten();
+            found.is_some_and(|tensor| tensor.eq(0).all().int64_value(&[]) != 0)
+        };
         for entry in entries.iter().filter(|entry| self.is_packed(&entry.name)) {
             names.insert(entry.name.clone());
             for part in quantisation.parts(&entry.name, &entry.shape) {
@@ -44,17 +52,20 @@ impl Files {
                     Some(_) => None,
                 });
             }
-            found.retain(|name, _| !quantisation.is_state(&entry.name, name));
+            let states = quantisation.state(&entry.name).into_iter().flat_map(|prefix| self.names_with(&prefix));
+            let bias = quantisation.bias(&entry.name).filter(|bias| !known.contains(&**bias) && is_zero(bias));
+            for name in states.chain(bias) {
+                found.remove(&*name);
+            }
         }
+        found.retain(|name, _| !(name.contains(".self_attn.") && OF_CACHE.iter().any(|end| name.ends_with(end))));
         (names, problems)
     }
 
     /// The matrix of a linear, if it is packed.
     pub(in crate::model) fn packed(&self, name: &str, kind: Kind) -> Result<Option<PackedWeight>, Fault> {
         let Some(quantisation) = self.quantisation.as_ref().filter(|_| self.is_packed(name)) else { return Ok(None) };
-        let Some(&[out, inner]) = self.shapes.get(name).map(Vec::as_slice) else {
-            return Err(Fault::defect(format!("the packed matrix `{name}` is read before it was checked")));
-        };
+        let [out, inner] = self.shape_of(name)?;
         let packed = quantisation.load(self, name, [out as i64, inner as i64], kind)?;
         if quantisation.reorders_codes() {
             quantisation.parts(name, &[out, inner]).iter().for_each(|part| self.release(&part.name));
@@ -67,7 +78,13 @@ impl Files {
         if self.quantisation != Some(Quantisation::Mxfp4) || !self.is_packed(name) {
             return Ok(None);
         }
-        Quantisation::load_experts(self, name, kind).map(Some)
+        let [_, inner, _] = self.shape_of(name)?;
+        Quantisation::load_experts(self, name, inner as i64, kind).map(Some)
+    }
+
+    fn shape_of<const N: usize>(&self, name: &str) -> Result<[usize; N], Fault> {
+        let shape = self.shapes.get(name).and_then(|shape| shape.as_slice().try_into().ok());
+        shape.ok_or_else(|| Fault::defect(format!("the packed matrix `{name}` is read before it was checked")))
     }
 
     /// A packed tensor as a plain one has it: of experts, inputs before outputs.
@@ -85,9 +102,9 @@ impl Files {
         let mut sizes = PackedSizes::default();
         let Some(quantisation) = &self.quantisation else { return sizes };
         for entry in entries.iter().filter(|entry| self.is_packed(&entry.name)) {
-            let own = |name: &&String| *name == &entry.name || quantisation.is_state(&entry.name, name);
+            let states = quantisation.state(&entry.name).into_iter().flat_map(|prefix| self.names_with(&prefix));
             let parts = quantisation.parts(&entry.name, &entry.shape).into_iter().map(|part| part.name);
-            let names: BTreeSet<String> = self.places.keys().filter(own).cloned().chain(parts).collect();
+            let names: BTreeSet<String> = parts.chain(states).collect();
             let bytes = |name: &String| {
                 let (file, stored) = self.places.get(name)?;
                 self.opened[*file].get(stored).ok().map(|view| view.bytes.len())
@@ -112,7 +129,8 @@ impl PackedParts for Files {
     }
 
     fn names_with(&self, prefix: &str) -> Vec<String> {
-        self.places.keys().filter(|name| name.starts_with(prefix)).cloned().collect()
+        let from = self.places.range::<str, _>((Bound::Included(prefix), Bound::Unbounded)).map(|(name, _)| name);
+        from.take_while(|name| name.starts_with(prefix)).cloned().collect()
     }
 
     fn wrong(&self, name: &str, reason: &str) -> Fault {
@@ -124,6 +142,7 @@ impl PackedParts for Files {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::path::Path;
 
     use serde_json::Value;
@@ -133,6 +152,7 @@ mod tests {
     use super::*;
     use crate::model::{Model, ModelSource, layout};
     use crate::ops::linear::Weight;
+    use crate::store::{load_tensors, save_tensors};
 
     /// The hashes are of the weights as the formats' own libraries make them, of safetensors and of GGUF files.
     #[test]
@@ -175,6 +195,33 @@ mod tests {
             assert!(kept as u64 * 100 <= stored * 102, "{case}: {kept} bytes of {stored}");
             let num_packed = config.packed.forms.values().sum::<usize>();
             assert_eq!(num_packed, hashes.values().filter(|entry| entry["quantised"] == true).count(), "{case}");
+        }
+    }
+
+    /// What servers keep beside weights is left alone, and a bias that is none.
+    #[test]
+    fn tensors_that_no_weight_is_made_of_are_left_alone() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised/model-gptq");
+        let of_base = load_tensors(&TensorFile::open(&folder.join("model.safetensors")).unwrap()).unwrap();
+        let scale = Tensor::from_slice(&[0.5f32]);
+        for (name, tensor, is_extra) in [
+            ("self_attn.k_scale", &scale, false),
+            ("self_attn.v_proj.v_scale", &scale, false),
+            ("mlp.k_scale", &scale, true),
+            ("mlp.up_proj.bias", &Tensor::zeros([96], (Kind::Half, Device::Cpu)), false),
+            ("mlp.up_proj.bias", &Tensor::ones([96], (Kind::Half, Device::Cpu)), true),
+            ("mlp.gate.bias", &Tensor::zeros([96], (Kind::Half, Device::Cpu)), true),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::copy(folder.join("config.json"), dir.path().join("config.json")).unwrap();
+            let added = (format!("model.layers.1.{name}"), tensor.shallow_clone());
+            let all: Vec<_> =
+                of_base.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).chain([added]).collect();
+            save_tensors(&dir.path().join("model.safetensors"), &all, &BTreeMap::new()).unwrap();
+            let opened = Model::open(ModelSource::from(dir.path()), Kind::Float, Device::Cpu.into());
+            let extra = opened.err().map(|error| error.to_string());
+            let says = format!("1 extra (`model.layers.1.{name}`)");
+            assert!(extra.as_ref().map_or(!is_extra, |extra| is_extra && extra.contains(&says)), "{name}: {extra:?}");
         }
     }
 

@@ -128,7 +128,7 @@ impl Quantisation {
         let module = weight.strip_suffix(".weight").unwrap_or(weight);
         let own = |end: &str| format!("{module}.{end}");
         let (parts, form) = match self {
-            Self::FourBits => four_bits(source, weight, size)?,
+            Self::FourBits { quant_type } => four_bits(source, weight, size, quant_type.as_deref())?,
             Self::EightBits => {
                 if let Some(format) = source.raw(&own("weight_format"))?.filter(|format| format.int64_value(&[]) != 0) {
                     let reason = format!("it is {}, expected 0 (row by row)", format.int64_value(&[]));
@@ -155,16 +155,21 @@ impl Quantisation {
         Ok(PackedWeight { parts, size, kind, form })
     }
 
-    /// The matrices of all experts, each `(out, in)`.
-    pub(in crate::model) fn load_experts(source: &dyn PackedParts, path: &str, kind: Kind) -> Result<Vec<PackedWeight>, Fault> {
+    /// The matrices of all experts, each `(out, in)` with this number of inputs.
+    pub(in crate::model) fn load_experts(
+        source: &dyn PackedParts,
+        path: &str,
+        inner: i64,
+        kind: Kind,
+    ) -> Result<Vec<PackedWeight>, Fault> {
         let (codes, scales) = (format!("{path}_blocks"), format!("{path}_scales"));
         let (codes, exponents) = (required(source, &codes)?, finite(source, &scales)?);
-        let form = CodedRows { scales: StoredScales::Powers, ..CodedRows::new(codes.size()[2] * MX_BLOCK, [1, MX_BLOCK]) };
+        let form = CodedRows { scales: StoredScales::Powers, ..CodedRows::new(inner, [1, MX_BLOCK]) };
         let (form, table): (Arc<dyn PackedForm>, _) = (Arc::new(form), Tensor::from_slice(&e2m1()));
         let size = codes.size();
         let of = |expert: i64| {
             let parts = vec![codes.get(expert).view([size[1], -1]), table.shallow_clone(), exponents.get(expert)];
-            PackedWeight { parts, size: [size[1], size[2] * MX_BLOCK], kind, form: Arc::clone(&form) }
+            PackedWeight { parts, size: [size[1], inner], kind, form: Arc::clone(&form) }
         };
         Ok((0..size[0]).map(of).collect())
     }
@@ -191,7 +196,7 @@ pub(super) fn in_blocks(
     (parts, if fills_rows { Arc::new(of_row) } else { Arc::new(CodedBlocks { width, blocks: of_row }) })
 }
 
-fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<PartsAndForm, Fault> {
+fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2], of_config: Option<&str>) -> Result<PartsAndForm, Fault> {
     let part = |end: &str| format!("{weight}{end}");
     let states = source.names_with(&part(STATE));
     let [name] = &states[..] else {
@@ -207,6 +212,9 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<P
     let state: QuantState = serde_json::from_slice(&text).map_err(|error| source.wrong(name, &error.to_string()))?;
     if state.quant_type != kind {
         return Err(source.wrong(name, &format!("its type is `{}`, its name says `{kind}`", quoted(&state.quant_type))));
+    }
+    if let Some(other) = of_config.filter(|other| *other != kind) {
+        return Err(source.wrong(name, &format!("`bnb_4bit_quant_type` is `{}`, its name says `{kind}`", quoted(other))));
     }
     if state.shape != size {
         return Err(source.wrong(weight, &format!("`quant_state` says {:?}, expected {size:?}", state.shape)));
@@ -228,6 +236,10 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2]) -> Result<P
         return Err(source.wrong(&absmax_name, &format!("its shape is {:?}, expected [{blocks}]", absmax.size())));
     }
     let codes = required(source, weight)?.reshape([-1]).view_dtype(Kind::Uint8);
+    let bytes = (size[0] * size[1] + 1) / 2;
+    if codes.size() != [bytes] {
+        return Err(source.wrong(weight, &format!("its codes are {} bytes, expected {bytes}", codes.numel())));
+    }
     let mut nested = Vec::new();
     let scales = match (state.nested_blocksize, state.nested_offset) {
         (Some(_), _) if !is_nested => return Err(source.wrong(&absmax_name, "nested scales are expected in U8")),
@@ -350,7 +362,7 @@ fn awq(source: &dyn PackedParts, own: &dyn Fn(&str) -> String, [out, _]: [i64; 2
     let ordered = |words: &Tensor| {
         let value = |place: i64| -> Tensor { words.bitwise_right_shift_tensor_scalar(4 * place) };
         let all = Tensor::stack(&AWQ_ORDER.map(value), 2).bitwise_and(15).to_kind(Kind::Uint8);
-        all.view([-1, out]).transpose(0, 1).contiguous()
+        all.flatten(1, 2).narrow(1, 0, out).transpose(0, 1).contiguous()
     };
     let codes = ordered(&required(source, &own("qweight"))?);
     let scale = finite(source, &own("scales"))?.transpose(0, 1);
@@ -394,8 +406,8 @@ mod tests {
             Ok(self.0.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor.shallow_clone()))
         }
 
-        fn names_with(&self, _: &str) -> Vec<String> {
-            Vec::new()
+        fn names_with(&self, prefix: &str) -> Vec<String> {
+            self.0.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(name, _)| (*name).to_owned()).collect()
         }
 
         fn wrong(&self, name: &str, reason: &str) -> Fault {
@@ -448,5 +460,59 @@ mod tests {
             ("m.weight_shape", Tensor::from_slice(&[2i64, 2])),
         ];
         assert_eq!(unpacked(&packed, parts, [2, 2]).unwrap(), [0.0, -3.5, 3.5, -4.0]);
+    }
+
+    /// The same bytes may be stored as another dtype, and must be as many.
+    #[test]
+    fn codes_of_4_bits_are_as_many_as_the_matrix_has_numbers() {
+        let four_bits = |of_config: Option<&str>, codes: Tensor| {
+            let state = br#"{"quant_type": "nf4", "blocksize": 64, "shape": [3, 5]}"#;
+            let parts = vec![
+                ("m.weight", codes),
+                ("m.weight.absmax", Tensor::from_slice(&[0.5f32])),
+                ("m.weight.quant_map", Tensor::from_slice(&NF4)),
+                ("m.weight.quant_state.bitsandbytes__nf4", Tensor::from_slice(state)),
+            ];
+            unpacked(&Quantisation::FourBits { quant_type: of_config.map(str::to_owned) }, parts, [3, 5])
+        };
+        let bytes = |count: usize| Tensor::from_slice(&vec![0xf0u8; count]);
+        let expected: Vec<f32> = (0..15).map(|at| if at % 2 == 0 { 0.5 } else { -0.5 }).collect();
+        for codes in [bytes(8), bytes(8).view_dtype(Kind::Half), bytes(8).view([8, 1]).view_dtype(Kind::Uint8)] {
+            assert_eq!(four_bits(Some("nf4"), codes).unwrap(), expected);
+        }
+        for count in [4, 7, 9, 16] {
+            let refused = four_bits(None, bytes(count)).unwrap_err().to_string();
+            assert!(refused.contains(&format!("m.weight: its codes are {count} bytes, expected 8")), "{refused}");
+        }
+        let refused = four_bits(Some("fp4"), bytes(8)).unwrap_err().to_string();
+        assert!(refused.contains("`bnb_4bit_quant_type` is `fp4`, its name says `nf4`"), "{refused}");
+    }
+
+    /// A last word, or a last block of a row, may be filled in part only.
+    #[test]
+    fn what_does_not_fill_a_word_or_a_block_is_cut_off() {
+        let awq = Quantisation::Awq { ints: Ints { bits: 4, group_size: None } };
+        let shape_of = |quantisation: &Quantisation, name: &str, shape: &[usize]| {
+            let parts = quantisation.parts(name, shape).into_iter();
+            parts.map(|part| part.shapes[0].iter().map(|&size| size as i64).collect()).collect::<Vec<Vec<i64>>>()
+        };
+        let words = |size: &[i64]| Tensor::ones(size, (Kind::Int, Device::Cpu));
+        let [codes, zeros, scales] = &shape_of(&awq, "m.weight", &[12, 3])[..] else { panic!() };
+        let parts = vec![
+            ("m.qweight", words(codes)),
+            ("m.qzeros", words(zeros) * 0),
+            ("m.scales", Tensor::ones(&scales[..], (Kind::Half, Device::Cpu))),
+        ];
+        // The lowest four bits of a word are the first of eight outputs.
+        let expected: Vec<f32> = (0..36).map(|at| if at / 3 % 8 == 0 { 1.0 } else { 0.0 }).collect();
+        assert_eq!(unpacked(&awq, parts, [12, 3]).unwrap(), expected);
+
+        let [codes, scales] = &shape_of(&Quantisation::Mxfp4, "m", &[2, 48, 5])[..] else { panic!() };
+        let bytes = |size: &[i64], value: i64| Tensor::full(size, value, (Kind::Uint8, Device::Cpu));
+        let parts = StoredParts(vec![("m_blocks", bytes(codes, 0x24)), ("m_scales", bytes(scales, 128))]);
+        let experts = Quantisation::load_experts(&parts, "m", 48, Kind::Float).unwrap();
+        assert_eq!(experts.iter().map(|expert| expert.size).collect::<Vec<_>>(), [[5, 48]; 2]);
+        let found = experts[1].form.unpack(&experts[1].parts, &(0..5), Kind::Float);
+        assert_eq!(found, Tensor::from_slice(&[4.0f32, 2.0]).repeat([24]).expand([5, 48], false));
     }
 }

@@ -18,6 +18,8 @@ const SCALES: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
 const POWERS: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E8M0];
 const BYTES: &[Dtype] = &[Dtype::U8];
 const WORDS: &[Dtype] = &[Dtype::I32];
+/// How names end of scales with which a server keeps keys and values in 8 bits: no weight is made of them.
+pub(super) const OF_CACHE: [&str; 5] = [".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".output_scale"];
 /// `bnb_4bit_quant_storage` names the dtype under which the same bytes are stored.
 const STORAGE: &[Dtype] = &[Dtype::U8, Dtype::BF16, Dtype::F16, Dtype::F32];
 
@@ -34,7 +36,7 @@ impl Quantisation {
     pub(in crate::model) fn mark(&self, weight: &str) -> Vec<String> {
         let module = weight.strip_suffix(".weight").unwrap_or(weight);
         match self {
-            Self::FourBits => [".absmax", ".quant_map"].map(|end| format!("{weight}{end}")).into(),
+            Self::FourBits { .. } => [".absmax", ".quant_map"].map(|end| format!("{weight}{end}")).into(),
             Self::EightBits => vec![format!("{module}.SCB")],
             Self::Mxfp4 => vec![format!("{weight}_blocks"), format!("{weight}_scales")],
             Self::Fp8 { .. } => vec![format!("{module}.weight_scale_inv")],
@@ -44,9 +46,15 @@ impl Quantisation {
         }
     }
 
-    /// Whether a tensor says how the packed matrix `weight` is to be read.
-    pub(in crate::model) fn is_state(&self, weight: &str, name: &str) -> bool {
-        *self == Self::FourBits && name.strip_prefix(weight).is_some_and(|end| end.starts_with(STATE))
+    /// How the name of a tensor begins that says how the packed matrix `weight` is to be read.
+    pub(in crate::model) fn state(&self, weight: &str) -> Option<String> {
+        matches!(self, Self::FourBits { .. }).then(|| format!("{weight}{STATE}"))
+    }
+
+    /// The bias of a packed matrix, which is written as zeros for a model that has none.
+    pub(in crate::model) fn bias(&self, weight: &str) -> Option<String> {
+        let module = weight.strip_suffix(".weight")?;
+        matches!(self, Self::Gptq { .. } | Self::Awq { .. }).then(|| format!("{module}.bias"))
     }
 
     /// Whether codes lie in memory in another order than in the file.
@@ -57,7 +65,7 @@ impl Quantisation {
     /// What the form is called.
     pub(in crate::model) fn name(&self) -> &'static str {
         match self {
-            Self::FourBits => "4 bits of bitsandbytes",
+            Self::FourBits { .. } => "4 bits of bitsandbytes",
             Self::EightBits => "8 bits of bitsandbytes",
             Self::Mxfp4 => "MXFP4",
             Self::Fp8 { .. } => "FP8",
@@ -72,14 +80,14 @@ impl Quantisation {
         let module = weight.strip_suffix(".weight").unwrap_or(weight);
         let own = |end: &str| format!("{module}.{end}");
         if let (Self::Mxfp4, &[experts, inner, out]) = (self, shape) {
-            let blocks = [experts, out, inner / 32, 16];
+            let blocks = [experts, out, inner.div_ceil(32), 16];
             let (codes, scales) = (format!("{weight}_blocks"), format!("{weight}_scales"));
             return vec![part(codes, BYTES, &blocks), part(scales, BYTES, &blocks[..3])];
         }
         let &[out, inner] = shape else { return Vec::new() };
         match self {
             Self::Mxfp4 => Vec::new(),
-            Self::FourBits => four_bits(weight, out * inner),
+            Self::FourBits { .. } => four_bits(weight),
             Self::EightBits => vec![
                 part(weight.to_owned(), &[Dtype::I8], shape),
                 part(own("SCB"), &[Dtype::F32], &[out]),
@@ -111,8 +119,8 @@ impl Quantisation {
             Self::Awq { ints } => {
                 let groups = groups(ints, inner);
                 vec![
-                    part(own("qweight"), WORDS, &[inner, out / 8]),
-                    part(own("qzeros"), WORDS, &[groups, out / 8]),
+                    part(own("qweight"), WORDS, &[inner, out.div_ceil(8)]),
+                    part(own("qzeros"), WORDS, &[groups, out.div_ceil(8)]),
                     part(own("scales"), SCALES, &[groups, out]),
                 ]
             }
@@ -128,14 +136,12 @@ fn groups(ints: &Ints, inner: usize) -> usize {
     ints.group_size.map_or(1, |size| inner.div_ceil(size))
 }
 
-/// Sizes of scales follow from what its state says, and are checked when it is read.
-fn four_bits(weight: &str, numbers: usize) -> Vec<WeightPart> {
-    let bytes = numbers.div_ceil(2);
-    let shapes = [1, 2, 4].iter().filter(|size| bytes.is_multiple_of(**size)).map(|size| vec![bytes / size, 1]);
+/// The size of codes depends on their dtype, those of scales on what the state says: they are checked when they are read.
+fn four_bits(weight: &str) -> Vec<WeightPart> {
     let any =
         |end: &str, dtypes, is_optional| WeightPart { name: format!("{weight}{end}"), dtypes, shapes: Vec::new(), is_optional };
     vec![
-        WeightPart { name: weight.to_owned(), dtypes: STORAGE, shapes: shapes.collect(), is_optional: false },
+        any("", STORAGE, false),
         any(".absmax", &[Dtype::F32, Dtype::U8], false),
         part(format!("{weight}.quant_map"), &[Dtype::F32], &[16]),
         any(".nested_absmax", &[Dtype::F32], true),
