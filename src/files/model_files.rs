@@ -22,6 +22,11 @@ pub fn read_of_model(dir: &Path, name: &str, kind: FileKind) -> Result<Option<Ve
     let path = dir.join(name);
     let gguf = if lies_in(dir, name) { None } else { GgufFile::of_model(dir)? };
     let Some(file) = gguf else { return read_if_there(&path, kind) };
+    // A model that is made of nothing but tokens has none.
+    let has_tokenizer = !matches!(file.text("tokenizer.ggml.model")?, None | Some("none" | "no_vocab"));
+    if name.starts_with("tokenizer") && !has_tokenizer {
+        return read_if_there(&file.path().with_file_name(name), kind);
+    }
     let value: Value = match name {
         CONFIG => config_of(&file)?,
         "generation_config.json" => json!({ "eos_token_id": file.end_ids()? }),
@@ -49,4 +54,27 @@ pub fn lies_in(dir: &Path, name: &str) -> bool {
 pub fn object_of_model(dir: &Path, name: &str) -> Result<Option<Map<String, Value>>, Fault> {
     let bytes = read_of_model(dir, name, FileKind::Settings)?;
     bytes.map(|bytes| parse_json(&dir.join(name), &bytes, FileKind::Settings)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_a_tokenizer_has_what_lies_beside_it() {
+        let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised/model-gguf-llama-q4_0/model.gguf");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        let mut bytes = std::fs::read(base).unwrap();
+        let key = b"tokenizer.ggml.model";
+        let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
+        bytes[at] = b'x';
+        std::fs::write(&path, bytes).unwrap();
+        for name in ["tokenizer.json", "tokenizer_config.json"] {
+            assert!(read_of_model(&path, name, FileKind::Tokenizer).unwrap().is_none() && !has_of_model(&path, name));
+            std::fs::write(dir.path().join(name), "{}").unwrap();
+            assert_eq!(read_of_model(&path, name, FileKind::Tokenizer).unwrap().unwrap(), b"{}");
+        }
+        assert!(object_of_model(&path, CONFIG).unwrap().is_some());
+    }
 }

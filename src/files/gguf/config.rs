@@ -20,6 +20,8 @@ const FAMILIES: [(&str, &str, &str); 11] = [
     ("gpt-oss", "gpt_oss", "GptOss"),
 ];
 
+const ORIGINAL: &str = "original_max_position_embeddings";
+
 /// The key that names an architecture.
 pub(super) const ARCHITECTURE: &str = "general.architecture";
 
@@ -81,14 +83,19 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
     let mut config = shape(&keys)?;
     config["model_type"] = model_type.into();
     config["architectures"] = json!([format!("{class}ForCausalLM")]);
+    if model_type == "llama" {
+        config["mlp_bias"] = file.get("blk.0.ffn_gate.bias").is_some().into();
+    }
     if model_type != "qwen2" {
         config["attention_bias"] = file.get("blk.0.attn_q.bias").is_some().into();
     }
     if matches!(model_type, "mistral" | "mixtral" | "phi3" | "gpt_oss" | "gemma2" | "gemma3_text") {
         config["sliding_window"] = window.into();
     }
-    for (key, stored) in [("bos_token_id", "bos"), ("eos_token_id", "eos")] {
-        if let Some(id) = file.count(&format!("tokenizer.ggml.{stored}_token_id"))? {
+    for (key, stored) in [("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")] {
+        let id = file.count(&format!("tokenizer.ggml.{stored}_token_id"))?;
+        // Where it is missing, Transformers has one of the family's, which may lie outside of the vocabulary.
+        if id.is_some() || stored == "padding" {
             config[key] = id.into();
         }
     }
@@ -97,9 +104,19 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
         set_gemma(&mut config, &keys)?;
     }
     let rope = rope(&keys, model_type)?;
-    let local = || json!({"rope_type": "default", "rope_theta": 10_000.0});
-    let rope = if model_type == "gemma3_text" { json!({"full_attention": rope, "sliding_attention": local()}) } else { rope };
-    config["rope_parameters"] = rope;
+    config["rope_parameters"] = match model_type {
+        "gemma3_text" => {
+            let theta = keys.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
+            json!({"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}})
+        }
+        _ => rope,
+    };
+    // Phi-3 has it beside the table, and there alone.
+    if let Some(original) =
+        config["rope_parameters"].get(ORIGINAL).filter(|found| model_type == "phi3" && found.is_u64()).cloned()
+    {
+        config[ORIGINAL] = original;
+    }
     Ok(config)
 }
 
@@ -161,6 +178,9 @@ fn set_gemma(config: &mut Value, keys: &Keys<'_>) -> Result<(), Fault> {
     for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
         config[cap] = keys.number(cap)?.into();
     }
+    if let Some(pattern) = keys.count("attention.sliding_window_pattern")?.filter(|_| config["model_type"] == "gemma3_text") {
+        config["sliding_window_pattern"] = pattern.into();
+    }
     Ok(())
 }
 
@@ -209,7 +229,7 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
         table["rope_type"] = "longrope".into();
         table["long_factor"] = long.into();
         table["short_factor"] = short.into();
-        table["original_max_position_embeddings"] = original.into();
+        table[ORIGINAL] = original.into();
         if let Some(factor) = keys.number("rope.scaling.attn_factor")? {
             table["attention_factor"] = factor.into();
         }
@@ -221,11 +241,13 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
         table["long_factor"] = divisors.clone().into();
         table["short_factor"] = divisors.into();
         table["attention_factor"] = 1.0.into();
-        table["original_max_position_embeddings"] = keys.required("context_length")?.into();
+        table[ORIGINAL] = keys.required("context_length")?.into();
         return Ok(table);
     }
-    let factor = keys.number("rope.scaling.factor")?;
-    match keys.text("rope.scaling.type")? {
+    // Files may name a factor without a kind, the oldest by another key.
+    let factor = keys.number("rope.scaling.factor")?.or(keys.number("rope.scale_linear")?).filter(|factor| factor.abs() > 0.0);
+    let kind = keys.text("rope.scaling.type")?;
+    match kind.or(factor.map(|_| "linear")) {
         None | Some("none") => table["rope_type"] = "default".into(),
         Some("linear") => {
             table["rope_type"] = "linear".into();
@@ -235,9 +257,14 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
             table["rope_type"] = "yarn".into();
             table["factor"] = factor.into();
             if let Some(original) = original {
-                table["original_max_position_embeddings"] = original.into();
+                table[ORIGINAL] = original.into();
             }
-            let numbers = [("attention_factor", "attn_factor"), ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")];
+            let numbers = [
+                ("attention_factor", "attn_factor"),
+                ("attention_factor", "yarn_attn_factor"),
+                ("beta_fast", "yarn_beta_fast"),
+                ("beta_slow", "yarn_beta_slow"),
+            ];
             for (key, stored) in numbers {
                 if let Some(value) = keys.number(&format!("rope.scaling.{stored}"))? {
                     table[key] = value.into();
@@ -256,4 +283,78 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
         }
     }
     Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::tests::{file, number, opened};
+    use super::*;
+
+    fn float(value: f32) -> Vec<u8> {
+        [6u32.to_le_bytes(), value.to_le_bytes()].concat()
+    }
+
+    fn text(value: &str) -> Vec<u8> {
+        [&8u32.to_le_bytes()[..], &(value.len() as u64).to_le_bytes(), value.as_bytes()].concat()
+    }
+
+    /// That of a file with heads of 8 channels, and with these keys and tensors beside.
+    fn config(architecture: &str, further: &[(&str, Vec<u8>)], tensors: &[&str]) -> Value {
+        let sizes = [("embedding_length", 16), ("block_count", 2), ("attention.head_count", 2), ("feed_forward_length", 32)];
+        let sizes = sizes.iter().chain(&[("context_length", 64), ("vocab_size", 8)]).map(|(key, size)| (*key, number(*size)));
+        let own = sizes.chain([("attention.layer_norm_rms_epsilon", float(1e-5))]).chain(further.iter().cloned());
+        let own: Vec<_> = own.map(|(key, value)| (format!("{architecture}.{key}"), value)).collect();
+        let mut keys = vec![(ARCHITECTURE, text(architecture)), ("tokenizer.ggml.bos_token_id", number(1))];
+        keys.extend(own.iter().map(|(key, value)| (&**key, value.clone())));
+        config_of(&opened(&file(&keys, tensors)).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_rotation_is_the_one_that_llama_cpp_reads_or_its_converter_was_given() {
+        let theta = json!({ "rope_theta": 1e4 });
+        let with = |further: Value| {
+            let mut table = theta.clone();
+            table.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+            table
+        };
+        let linear = with(json!({"rope_type": "linear", "factor": 4.0}));
+        let plain = with(json!({ "rope_type": "default" }));
+        let (kind, factor) = ("rope.scaling.type", ("rope.scaling.factor", float(4.0)));
+        for (keys, expected) in [
+            (vec![factor.clone()], linear.clone()),
+            (vec![("rope.scale_linear", float(4.0))], linear.clone()),
+            (vec![(kind, text("linear")), factor.clone()], linear),
+            (vec![("rope.scale_linear", float(0.0))], plain.clone()),
+            (vec![(kind, text("none")), factor.clone()], plain.clone()),
+            (vec![], plain),
+            (
+                vec![(kind, text("yarn")), factor, ("rope.scaling.yarn_attn_factor", float(1.5))],
+                with(json!({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5})),
+            ),
+        ] {
+            assert_eq!(config("llama", &keys, &[])["rope_parameters"], expected, "{keys:?}");
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_one_family_stands_where_it_reads_it() {
+        let keys = [("rope.freq_base_swa", float(5e4)), ("attention.sliding_window_pattern", number(3))];
+        let gemma = config("gemma3", &keys, &[]);
+        assert_eq!(gemma["rope_parameters"]["sliding_attention"]["rope_theta"], 5e4);
+        assert_eq!(gemma["sliding_window_pattern"], 3);
+        let lists = ["rope_factors_long.weight", "rope_factors_short.weight"];
+        let phi = config("phi3", &[("rope.scaling.original_context_length", number(32))], &lists);
+        assert_eq!(
+            (&phi["original_max_position_embeddings"], &phi["rope_parameters"]["rope_type"]),
+            (&json!(32), &json!("longrope"))
+        );
+        // In place of a default that may lie outside of the vocabulary.
+        assert_eq!(
+            (phi.get("pad_token_id"), phi.get("bos_token_id"), phi.get("eos_token_id")),
+            (Some(&Value::Null), Some(&json!(1)), None)
+        );
+        for (tensors, has_bias) in [(&[][..], false), (&["blk.0.ffn_gate.bias"], true)] {
+            assert_eq!(config("llama", &[], tensors)["mlp_bias"], has_bias);
+        }
+    }
 }

@@ -271,7 +271,7 @@ impl GgufPart {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rand::rngs::ChaCha8Rng;
     use rand::{RngExt, SeedableRng};
 
@@ -281,22 +281,28 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised").join(name)
     }
 
-    /// The bytes of a file with these keys (already encoded), and one tensor of four zeros.
-    fn file(keys: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    /// The bytes of a file with these keys (already encoded), and tensors of four ones.
+    pub(in super::super) fn file(keys: &[(&str, Vec<u8>)], tensors: &[&str]) -> Vec<u8> {
         let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
-        let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes(), &1u64.to_le_bytes(), &(keys.len() as u64).to_le_bytes()].concat();
+        let counts = [tensors.len(), keys.len()].map(|count| (count as u64).to_le_bytes());
+        let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes(), &counts.concat()].concat();
         bytes.extend(keys.iter().flat_map(|(name, value)| [text(name), value.clone()].concat()));
-        bytes.extend([text("t"), 1u32.to_le_bytes().into(), 4u64.to_le_bytes().into(), 0u32.to_le_bytes().into()].concat());
-        bytes.extend(0u64.to_le_bytes());
-        bytes.resize(bytes.len().next_multiple_of(32) + 16, 0);
+        for (at, name) in tensors.iter().enumerate() {
+            bytes.extend([text(name), 1u32.to_le_bytes().into(), 4u64.to_le_bytes().into(), 0u32.to_le_bytes().into()].concat());
+            bytes.extend((32 * at as u64).to_le_bytes());
+        }
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        for _ in tensors {
+            bytes.extend([[1f32; 4], [0.0; 4]].as_flattened().iter().flat_map(|number| number.to_le_bytes()));
+        }
         bytes
     }
 
-    fn number(value: u32) -> Vec<u8> {
+    pub(in super::super) fn number(value: u32) -> Vec<u8> {
         [4u32, value].map(u32::to_le_bytes).concat()
     }
 
-    fn opened(bytes: &[u8]) -> Result<GgufFile, Fault> {
+    pub(in super::super) fn opened(bytes: &[u8]) -> Result<GgufFile, Fault> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.gguf");
         std::fs::write(&path, bytes).unwrap();
@@ -331,10 +337,10 @@ mod tests {
             (vec![("a", 99u32.to_le_bytes().into())], "`a` has the unknown type 99"),
             (vec![("split.count", number(2))], "expected a name that ends in `-of-00002.gguf`"),
         ] {
-            let error = opened(&file(&keys)).unwrap_err().to_string();
+            let error = opened(&file(&keys, &["t"])).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
-        let sound = file(&[]);
+        let sound = file(&[], &["t"]);
         assert_eq!(opened(&sound).unwrap().get("t").unwrap().shape, [4]);
         for (at, byte, words) in [(0, b'g', "does not begin with `GGUF`"), (4, 1, "its version is 1"), (7, 3, "big-endian")] {
             let mut bytes = sound.clone();
@@ -353,7 +359,7 @@ mod tests {
         let part = |no: u32| {
             let name = format!("m-{:05}-of-00002.gguf", no + 1);
             let tensor = if no == 0 { b't' } else { b'u' };
-            let mut bytes = file(&[("split.no", number(no)), ("split.count", number(2))]);
+            let mut bytes = file(&[("split.no", number(no)), ("split.count", number(2))], &["t"]);
             let at = bytes.windows(9).position(|window| window == b"\x01\0\0\0\0\0\0\0t").unwrap() + 8;
             bytes[at] = tensor;
             let path = dir.path().join(name);
