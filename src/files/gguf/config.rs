@@ -246,43 +246,48 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
     }
     // Files may name a factor without a kind, the oldest by another key.
     let factor = keys.number("rope.scaling.factor")?.or(keys.number("rope.scale_linear")?).filter(|factor| factor.abs() > 0.0);
-    let kind = keys.text("rope.scaling.type")?;
-    match kind.or(factor.map(|_| "linear")) {
-        None | Some("none") => table["rope_type"] = "default".into(),
-        Some("linear") => {
-            table["rope_type"] = "linear".into();
+    let kind = keys.text("rope.scaling.type")?.or(factor.map(|_| "linear")).unwrap_or("none");
+    match kind {
+        "none" => table["rope_type"] = "default".into(),
+        "linear" | "yarn" => {
+            table["rope_type"] = kind.into();
             table["factor"] = factor.into();
         }
-        Some("yarn") => {
-            table["rope_type"] = "yarn".into();
-            table["factor"] = factor.into();
-            if let Some(original) = original {
-                table[ORIGINAL] = original.into();
-            }
-            let numbers = [
-                ("attention_factor", "attn_factor"),
-                ("attention_factor", "yarn_attn_factor"),
-                ("beta_fast", "yarn_beta_fast"),
-                ("beta_slow", "yarn_beta_slow"),
-            ];
-            for (key, stored) in numbers {
-                if let Some(value) = keys.number(&format!("rope.scaling.{stored}"))? {
-                    table[key] = value.into();
-                }
-            }
-            // As the published configuration of gpt-oss says it, though llama.cpp rounds the range.
-            if model_type == "gpt_oss" {
-                table["truncate"] = false.into();
-            }
-        }
-        Some(kind) => {
+        _ => {
             let (key, kind) = (keys.named("rope.scaling.type"), quoted(kind));
             return Err(keys
                 .file
                 .wrong(&format!("`{key}` is `{kind}`, expected `none`, `linear` or `yarn`, or `longrope` with its lists")));
         }
     }
+    if kind == "yarn" {
+        set_yarn(&mut table, keys)?;
+    }
+    // As the published configuration of gpt-oss says it, though llama.cpp rounds the range.
+    if kind == "yarn" && model_type == "gpt_oss" {
+        table["truncate"] = false.into();
+    }
     Ok(table)
+}
+
+/// What a table of `yarn` has beside its factor, where it is there.
+fn set_yarn(table: &mut Value, keys: &Keys<'_>) -> Result<(), Fault> {
+    if let Some(original) = keys.count("rope.scaling.original_context_length")? {
+        table[ORIGINAL] = original.into();
+    }
+    // The converter writes `attention_factor` by the second name.
+    let numbers = [
+        ("attention_factor", "attn_factor"),
+        ("attention_factor", "yarn_attn_factor"),
+        ("beta_fast", "yarn_beta_fast"),
+        ("beta_slow", "yarn_beta_slow"),
+    ];
+    for (key, stored) in numbers {
+        if let Some(value) = keys.number(&format!("rope.scaling.{stored}"))? {
+            table[key] = value.into();
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -79,6 +79,12 @@ fn number(x: &Tensor) -> f64 {
     x.to_kind(Kind::Double).double_value(&[])
 }
 
+/// Refuses a vector of another length.
+fn sized(source: &dyn PackedParts, name: &str, vector: &Tensor, count: i64) -> Result<(), Fault> {
+    let wrong = || source.wrong(name, &format!("its shape is {:?}, expected [{count}]", vector.size()));
+    if vector.size() == [count] { Ok(()) } else { Err(wrong()) }
+}
+
 /// A tensor all of whose numbers are finite.
 fn finite(source: &dyn PackedParts, name: &str) -> Result<Tensor, Fault> {
     let tensor = required(source, name)?;
@@ -210,11 +216,9 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2], of_config: 
     };
     let text = Vec::<u8>::try_from(required(source, name)?).unwrap_or_default();
     let state: QuantState = serde_json::from_slice(&text).map_err(|error| source.wrong(name, &error.to_string()))?;
-    if state.quant_type != kind {
-        return Err(source.wrong(name, &format!("its type is `{}`, its name says `{kind}`", quoted(&state.quant_type))));
-    }
-    if let Some(other) = of_config.filter(|other| *other != kind) {
-        return Err(source.wrong(name, &format!("`bnb_4bit_quant_type` is `{}`, its name says `{kind}`", quoted(other))));
+    if let Some(other) = [Some(&*state.quant_type), of_config].into_iter().flatten().find(|other| *other != kind) {
+        let reason = format!("its content or `bnb_4bit_quant_type` says `{}`, its name `{kind}`", quoted(other));
+        return Err(source.wrong(name, &reason));
     }
     if state.shape != size {
         return Err(source.wrong(weight, &format!("`quant_state` says {:?}, expected {size:?}", state.shape)));
@@ -232,9 +236,7 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2], of_config: 
     let absmax = required(source, &absmax_name)?;
     let is_nested = absmax.kind() == Kind::Uint8;
     let absmax = if is_nested { absmax } else { finite(source, &absmax_name)? };
-    if absmax.size() != [blocks] {
-        return Err(source.wrong(&absmax_name, &format!("its shape is {:?}, expected [{blocks}]", absmax.size())));
-    }
+    sized(source, &absmax_name, &absmax, blocks)?;
     let codes = required(source, weight)?.reshape([-1]).view_dtype(Kind::Uint8);
     let bytes = (size[0] * size[1] + 1) / 2;
     if codes.size() != [bytes] {
@@ -243,19 +245,15 @@ fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2], of_config: 
     let mut nested = Vec::new();
     let scales = match (state.nested_blocksize, state.nested_offset) {
         (Some(_), _) if !is_nested => return Err(source.wrong(&absmax_name, "nested scales are expected in U8")),
-        (Some(blocksize), Some(offset)) if blocksize > 0 => {
+        (Some(blocksize), Some(offset)) if blocksize > 0 && (offset as f32).is_finite() => {
             let (outer, values) = (part(".nested_absmax"), part(".nested_quant_map"));
             nested.extend([finite(source, &outer)?, finite(source, &values)?]);
-            let expected = [vec![(blocks + blocksize - 1) / blocksize], vec![256]];
-            for ((name, part), expected) in [outer, values].iter().zip(&nested).zip(expected) {
-                if part.size() != expected {
-                    return Err(source.wrong(name, &format!("its shape is {:?}, expected {expected:?}", part.size())));
-                }
-            }
+            sized(source, &outer, &nested[0], (blocks - 1) / blocksize + 1)?;
+            sized(source, &values, &nested[1], 256)?;
             // A JSON number is one of f64; the library has it in f32.
             StoredScales::Nested { blocksize, offset: f64::from(offset as f32) }
         }
-        _ if is_nested => return Err(source.wrong(name, "it says nothing of nested scales")),
+        _ if is_nested => return Err(source.wrong(name, "it has no `nested_blocksize` above 0, or no finite `nested_offset`")),
         _ => StoredScales::Numbers,
     };
     Ok(in_blocks([codes, Tensor::from_slice(&map), absmax], (size[1], state.blocksize), scales, nested))
@@ -485,7 +483,32 @@ mod tests {
             assert!(refused.contains(&format!("m.weight: its codes are {count} bytes, expected 8")), "{refused}");
         }
         let refused = four_bits(Some("fp4"), bytes(8)).unwrap_err().to_string();
-        assert!(refused.contains("`bnb_4bit_quant_type` is `fp4`, its name says `nf4`"), "{refused}");
+        assert!(refused.contains("its content or `bnb_4bit_quant_type` says `fp4`, its name `nf4`"), "{refused}");
+    }
+
+    #[test]
+    fn nested_scales_are_finite_in_blocks_of_any_size() {
+        let scaled = |blocksize: i64, offset: f64| {
+            let state = format!(
+                r#"{{"quant_type": "nf4", "blocksize": 64, "shape": [1, 2], "nested_blocksize": {blocksize}, "nested_offset": {offset}}}"#
+            );
+            let parts = vec![
+                ("m.weight", Tensor::from_slice(&[0xf0u8])),
+                ("m.weight.absmax", Tensor::from_slice(&[7u8])),
+                ("m.weight.nested_absmax", Tensor::from_slice(&[0.5f32])),
+                ("m.weight.nested_quant_map", Tensor::ones([256], (Kind::Float, Device::Cpu))),
+                ("m.weight.quant_map", Tensor::from_slice(&NF4)),
+                ("m.weight.quant_state.bitsandbytes__nf4", Tensor::from_slice(state.as_bytes())),
+            ];
+            unpacked(&Quantisation::FourBits { quant_type: None }, parts, [1, 2])
+        };
+        for blocksize in [1, 256, i64::MAX] {
+            assert_eq!(scaled(blocksize, 0.25).unwrap(), [0.75, -0.75]);
+        }
+        for (blocksize, offset) in [(0, 0.25), (256, 1e39)] {
+            let refused = scaled(blocksize, offset).unwrap_err().to_string();
+            assert!(refused.contains("no `nested_blocksize` above 0, or no finite `nested_offset`"), "{refused}");
+        }
     }
 
     /// A last word, or a last block of a row, may be filled in part only.
@@ -500,7 +523,7 @@ mod tests {
         let [codes, zeros, scales] = &shape_of(&awq, "m.weight", &[12, 3])[..] else { panic!() };
         let parts = vec![
             ("m.qweight", words(codes)),
-            ("m.qzeros", words(zeros) * 0),
+            ("m.qzeros", words(zeros).zeros_like()),
             ("m.scales", Tensor::ones(&scales[..], (Kind::Half, Device::Cpu))),
         ];
         // The lowest four bits of a word are the first of eight outputs.
