@@ -129,10 +129,24 @@ fn environment(now: Option<NaiveDateTime>) -> Environment<'static> {
     environment.add_function(STRFTIME, move |format: &str| -> Result<String, Error> {
         let mut date = String::new();
         let unknown = |_| Error::new(ErrorKind::InvalidOperation, format!("`{format}` is no format of a date"));
-        write!(date, "{}", now.unwrap_or_else(|| chrono::Local::now().naive_local()).format(format)).map_err(unknown)?;
+        write!(date, "{}", now.unwrap_or_else(|| chrono::Local::now().naive_local()).format(&of_python(format)))
+            .map_err(unknown)?;
         Ok(date)
     });
     environment
+}
+
+/// A format as chrono has it: Python's fractions of a second have six digits, and its local time no zone.
+fn of_python(format: &str) -> String {
+    let (mut out, mut signs) = (String::new(), format.chars());
+    while let Some(sign) = signs.next() {
+        match (sign, if sign == '%' { signs.next() } else { None }) {
+            ('%', Some('f')) => out.push_str("%6f"),
+            ('%', Some('z' | 'Z')) => {}
+            (sign, behind) => out.extend([Some(sign), behind].into_iter().flatten()),
+        }
+    }
+    out
 }
 
 struct Limited(Vec<u8>);

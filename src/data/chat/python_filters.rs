@@ -1,7 +1,7 @@
 //! Filters and tests that are otherwise in minijinja than in Jinja2.
 
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, Output, State, Value, escape_formatter};
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter, filters};
 
 use super::python_methods::{fault, strip};
 use super::python_values::{text_of, tojson};
@@ -25,7 +25,23 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         super::python_methods::call(state, text, "center", &[Value::from(width.unwrap_or(80))])
     });
     environment.add_filter("truncate", truncate);
+    environment.add_filter("default", default);
+    environment.add_filter("d", default);
+    environment.add_filter("escape", escape);
+    environment.add_filter("e", escape);
+    environment.add_filter("dictsort", |value: &Value, args: Rest<ValueOrKwargs>| {
+        filters::dictsort(value, named(&["case_sensitive", "by", "reverse"], args)?)
+    });
+    environment.add_filter("sort", |state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>| {
+        filters::sort(state, value, named(&["reverse", "case_sensitive", "attribute"], args)?)
+    });
+    environment.add_filter("unique", |state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>| {
+        filters::unique(state, value, named(&["case_sensitive", "attribute"], args)?)
+    });
     environment.add_filter(WALKED, walked);
+    // Jinja2's read no keys of dictionaries, and break no short lists.
+    environment.remove_filter("attr");
+    environment.remove_filter("pprint");
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
@@ -45,12 +61,46 @@ fn walked(value: Value) -> Result<Value, Error> {
     }
 }
 
+/// What a filter is given, by the names that Jinja2 has for it, in the order of its places.
+pub(super) fn named(names: &[&str], args: Rest<ValueOrKwargs>) -> Result<Kwargs, Error> {
+    let mut args = args.into_values();
+    let by_name = args.pop_if(|last| last.is_kwargs()).map(Kwargs::try_from).transpose()?;
+    if args.len() > names.len() {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let mut all: Vec<(&str, Value)> = names.iter().copied().zip(args).collect();
+    for (name, options) in by_name.iter().flat_map(|options| options.args().map(move |name| (name, options))) {
+        if all.iter().any(|(given, _)| *given == name) {
+            return Err(fault(format!("got multiple values for argument '{name}'")));
+        }
+        all.push((name, options.get(name)?));
+    }
+    Ok(all.into_iter().collect())
+}
+
+fn default(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let options = named(&["default_value", "boolean"], args)?;
+    let other = if options.has("default_value") { options.get("default_value")? } else { Value::from("") };
+    let is_lax = options.get::<Option<Value>>("boolean")?.is_some_and(|lax| lax.is_true());
+    options.assert_all_used()?;
+    Ok(if value.is_undefined() || (is_lax && !value.is_true()) { other } else { value.clone() })
+}
+
+/// Quotes become numbers, and a slash stays.
+fn escape(value: &Value) -> Value {
+    if value.is_safe() {
+        return value.clone();
+    }
+    let pairs = [('&', "&amp;"), ('<', "&lt;"), ('>', "&gt;"), ('"', "&#34;"), ('\'', "&#39;")];
+    Value::from_safe_string(pairs.into_iter().fold(text_of(value), |text, (sign, name)| text.replace(sign, name)))
+}
+
 /// Jinja2's `indent`: the last line keeps what follows it, and lines of nothing stay so unless `blank` is set.
-#[allow(clippy::needless_pass_by_value)] // as minijinja calls it
-fn indent(text: &str, width: Option<Value>, first: Option<bool>, blank: Option<bool>, options: Kwargs) -> Result<String, Error> {
-    let width = width.or(options.get("width")?).unwrap_or(Value::from(4));
-    let first = first.or(options.get("first")?).unwrap_or(false);
-    let blank = blank.or(options.get("blank")?).unwrap_or(false);
+fn indent(text: &str, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let options = named(&["width", "first", "blank"], args)?;
+    let width = options.get::<Option<Value>>("width")?.unwrap_or(Value::from(4));
+    let first = options.get::<Option<bool>>("first")?.unwrap_or(false);
+    let blank = options.get::<Option<bool>>("blank")?.unwrap_or(false);
     options.assert_all_used()?;
     let indentation = match width.as_usize() {
         Some(width) if width <= MOST_INDENT => " ".repeat(width),
@@ -65,10 +115,10 @@ fn indent(text: &str, width: Option<Value>, first: Option<bool>, blank: Option<b
     Ok(format!("{}{}{rest}", if first { &indentation } else { "" }, lines.first().unwrap_or(&"")))
 }
 
-#[allow(clippy::needless_pass_by_value)] // as minijinja calls it
-fn int(value: &Value, default: Option<Value>, base: Option<u32>, options: Kwargs) -> Result<Value, Error> {
-    let default = default.or(options.get("default")?).unwrap_or(Value::from(0));
-    let base = base.or(options.get("base")?).unwrap_or(10);
+fn int(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let options = named(&["default", "base"], args)?;
+    let default = options.get::<Option<Value>>("default")?.unwrap_or(Value::from(0));
+    let base = options.get::<Option<u32>>("base")?.unwrap_or(10);
     options.assert_all_used()?;
     if !(2..=36).contains(&base) {
         return Err(fault(format!("int: a base of {base}")));
@@ -91,9 +141,9 @@ fn int(value: &Value, default: Option<Value>, base: Option<u32>, options: Kwargs
     Ok(number.or_else(float).unwrap_or(default))
 }
 
-#[allow(clippy::needless_pass_by_value)] // as minijinja calls it
-fn float(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, Error> {
-    let default = default.or(options.get("default")?).unwrap_or(Value::from(0.0));
+fn float(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let options = named(&["default"], args)?;
+    let default = options.get::<Option<Value>>("default")?.unwrap_or(Value::from(0.0));
     options.assert_all_used()?;
     Ok(as_number(value).map_or(default, Value::from))
 }
@@ -107,17 +157,11 @@ fn as_number(value: &Value) -> Option<f64> {
 }
 
 /// Jinja2's `truncate`: a text that is too long by `leeway` at most stays whole.
-#[allow(clippy::needless_pass_by_value)] // as minijinja calls it
-fn truncate(
-    text: &str,
-    length: Option<usize>,
-    killwords: Option<bool>,
-    end: Option<String>,
-    options: Kwargs,
-) -> Result<String, Error> {
-    let length = length.or(options.get("length")?).unwrap_or(255);
-    let kill = killwords.or(options.get("killwords")?).unwrap_or(false);
-    let end = end.or(options.get("end")?).unwrap_or_else(|| "...".to_owned());
+fn truncate(text: &str, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let options = named(&["length", "killwords", "end", "leeway"], args)?;
+    let length = options.get::<Option<usize>>("length")?.unwrap_or(255);
+    let kill = options.get::<Option<bool>>("killwords")?.unwrap_or(false);
+    let end = options.get::<Option<String>>("end")?.unwrap_or_else(|| "...".to_owned());
     let leeway = options.get::<Option<usize>>("leeway")?.unwrap_or(5);
     options.assert_all_used()?;
     let width = end.chars().count();
@@ -154,7 +198,15 @@ mod tests {
         for (expression, text) in known {
             assert_eq!(rendered(&format!("{{{{ {expression} }}}}")).unwrap(), text, "{expression}");
         }
-        for refused in ["'a'|indent(999)", "[1]|tojson(indent=999)", "nope|tojson", "'a'|int(base=99)"] {
+        for refused in [
+            "'a'|indent(999)",
+            "[1]|tojson(indent=999)",
+            "nope|tojson",
+            "'a'|int(base=99)",
+            "m|attr('z')",
+            "[1]|pprint",
+            "''|d('a', default_value='b')",
+        ] {
             assert!(rendered(&format!("{{{{ {refused} }}}}")).is_err(), "{refused}");
         }
         assert!(rendered("{% for x in none %}{% endfor %}").unwrap_err().contains("'NoneType' object is not iterable"));

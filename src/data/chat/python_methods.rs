@@ -3,6 +3,7 @@
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
+use regex::Regex;
 
 use crate::metrics::is_space;
 
@@ -58,12 +59,7 @@ fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>
             };
             Value::from(Tuple::from(parts.map(Value::from)))
         }
-        "index" | "rindex" => {
-            let (part,): (&str,) = from_args(args)?;
-            let at = if method == "index" { text.find(part) } else { text.rfind(part) };
-            let at = at.ok_or_else(|| fault("substring not found"))?;
-            Value::from(text[..at].chars().count())
-        }
+        "find" | "rfind" | "index" | "rindex" | "count" | "startswith" | "endswith" => searched(text, method, args)?,
         "removeprefix" | "removesuffix" => {
             let (part,): (&str,) = from_args(args)?;
             let rest = if method == "removeprefix" { text.strip_prefix(part) } else { text.strip_suffix(part) };
@@ -80,6 +76,10 @@ fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>
             let () = from_args(args)?;
             Value::from(text.to_lowercase().replace('ß', "ss").replace('ς', "σ"))
         }
+        "isdecimal" => {
+            let () = from_args(args)?;
+            Value::from(Regex::new(r"^\p{Nd}+$").is_ok_and(|digits| digits.is_match(text)))
+        }
         "isspace" => {
             let () = from_args(args)?;
             Value::from(!text.is_empty() && text.chars().all(is_space))
@@ -90,6 +90,39 @@ fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>
         }
         _ => return Ok(None),
     }))
+}
+
+/// What is found in the part of a text from one character to another; a negative number counts from the end.
+fn searched(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+    let (wanted, start, end): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
+    let len = text.chars().count() as i64;
+    let place = |at: i64| if at < 0 { (at + len).max(0) } else { at };
+    let (start, end) = (place(start.unwrap_or(0)), place(end.unwrap_or(len)).min(len));
+    let byte = |at: i64| text.char_indices().nth(at as usize).map_or(text.len(), |(byte, _)| byte);
+    let part = (start <= end).then(|| &text[byte(start)..byte(end)]);
+    let of_text = |wanted: &Value| {
+        wanted.as_str().map(str::to_owned).ok_or_else(|| fault(format!("{method}: expected a text, found {}", wanted.kind())))
+    };
+    if method == "startswith" || method == "endswith" {
+        let any = if wanted.is_tuple() { wanted.try_iter()?.collect() } else { vec![wanted.clone()] };
+        let any: Vec<String> = any.iter().map(of_text).collect::<Result<_, Error>>()?;
+        let is = |part: &str| {
+            any.iter().any(|wanted| if method == "endswith" { part.ends_with(wanted) } else { part.starts_with(wanted) })
+        };
+        return Ok(Value::from(part.is_some_and(is)));
+    }
+    let wanted = of_text(wanted)?;
+    if method == "count" {
+        return Ok(Value::from(part.map_or(0, |part| part.matches(&wanted).count())));
+    }
+    let found = part.and_then(|part| {
+        let at = if method.starts_with('r') { part.rfind(&wanted) } else { part.find(&wanted) };
+        at.map(|at| start + part[..at].chars().count() as i64)
+    });
+    match found {
+        None if method.ends_with("index") => Err(fault("substring not found")),
+        found => Ok(Value::from(found.unwrap_or(-1))),
+    }
 }
 
 fn split(text: &str, args: &[Value], from_end: bool) -> Result<Value, Error> {

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Error, Value};
 
+use super::python_filters::named;
 use super::python_methods::fault;
 
 /// Blanks of an indentation at most.
@@ -25,20 +26,11 @@ struct JsonStyle {
 }
 
 /// The filter `tojson` of Transformers: `json.dumps(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-#[allow(clippy::needless_pass_by_value)] // as minijinja calls it
-pub(super) fn tojson(
-    value: &Value,
-    ensure_ascii: Option<bool>,
-    indent: Option<Value>,
-    separators: Option<Value>,
-    options: Kwargs,
-) -> Result<Value, Error> {
-    let (ensure_ascii, indent, separators) = (
-        ensure_ascii.or(options.get("ensure_ascii")?).unwrap_or(false),
-        indent.or(options.get("indent")?).filter(|indent| !indent.is_none()),
-        separators.or(options.get("separators")?).filter(|separators| !separators.is_none()),
-    );
-    let sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+pub(super) fn tojson(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let options = named(&["ensure_ascii", "indent", "separators", "sort_keys"], args)?;
+    let flag = |name| Ok::<_, Error>(options.get::<Option<bool>>(name)?.unwrap_or(false));
+    let (ensure_ascii, sort_keys) = (flag("ensure_ascii")?, flag("sort_keys")?);
+    let [indent, separators] = [options.get::<Option<Value>>("indent")?, options.get("separators")?];
     options.assert_all_used()?;
     let indent = indent.map(|indent| indentation(&indent)).transpose()?;
     let (item, key) = match separators {
