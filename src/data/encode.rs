@@ -23,6 +23,8 @@ pub(super) struct Encoder {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) chat: ChatEncoder,
     pub(super) vocab_size: usize,
+    /// The token that a class is not read at.
+    pub(super) pad: Option<u32>,
     /// Finds the initial part of sequences, where that is asked for.
     pub(super) initial: Option<InitialPartFinder>,
 }
@@ -58,7 +60,7 @@ impl Encoder {
         });
         json!({
             "tokenizer": tokenizer.map(Tokenizer::hash), "eos": tokenizer.and_then(|tokenizer| tokenizer.eos().ok()),
-            "vocab_size": self.vocab_size, "initial": initial, "chat": self.chat.identity(format.may_have_messages()),
+            "vocab_size": self.vocab_size, "pad": self.pad, "initial": initial, "chat": self.chat.identity(format.may_have_messages()),
         })
     }
 
@@ -81,21 +83,26 @@ impl Encoder {
             border: text.border,
         };
         let of_ids = |ids, prompt, aim| EncodedSample { ids, prompt, aim, initial: None, border: None };
+        // What follows the token that is read changes nothing.
+        let of_class = |mut ids: Vec<u32>, class: usize| {
+            let read = ids.iter().rposition(|&id| Some(id) != self.pad).unwrap_or(0);
+            ids.truncate(read + 1);
+            of_ids(ids, read, Aim::Class(class))
+        };
         let mut sequence = match content {
             Content::Tokens { ids, is_trained } => {
                 let prompt = is_trained.iter().take_while(|&&trained| !trained).count();
                 of_ids(ids.clone(), prompt, Aim::Tokens(is_trained.clone()))
             }
-            Content::TokensClass { ids, class } => of_ids(ids.clone(), ids.len() - 1, Aim::Class(*class)),
+            Content::TokensClass { ids, class } => of_class(ids.clone(), *class),
             Content::Text { prompt, completion } => of_text(self.chat.encode_pair(prompt, completion, self.tokenizer()?)?),
             Content::Chat(sample) => of_text(self.chat.encode(sample, self.tokenizer()?, place)?),
             Content::TextClass { prompt, class } => {
-                // The class is read at the EOS behind the prompt.
+                // The class is read at the EOS behind the prompt, unless that is what pads.
                 let tokenizer = self.tokenizer()?;
                 let mut ids = tokenizer.encode_prompt(prompt)?;
-                let prompt = ids.len();
                 ids.push(tokenizer.eos()?);
-                of_ids(ids, prompt, Aim::Class(*class))
+                of_class(ids, *class)
             }
         };
         sequence.check(self.vocab_size, content, place)?;

@@ -7,7 +7,7 @@ use super::{DataRequest, ModelLimits, Splits, Tokenizer, open};
 use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong};
 use crate::units::Fault;
 
-pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768, most_positions: 32_768 };
+pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768, most_positions: 32_768, pad: None };
 
 static TOKENIZER: LazyLock<Tokenizer> =
     LazyLock::new(|| Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")).unwrap());

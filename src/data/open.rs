@@ -52,6 +52,8 @@ pub struct ModelLimits {
     pub max_positions: usize,
     /// Longest sequence that it computes.
     pub most_positions: usize,
+    /// What pads texts: a model that scores classes reads the last token that is another one.
+    pub pad: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +145,7 @@ impl<'a> Opener<'a> {
             tokenizer: tokenizer.cloned(),
             chat: ChatEncoder::new(recipe, tokenizer),
             vocab_size: limits.vocab_size,
+            pad: limits.pad.filter(|_| matches!(head, HeadRecipe::SeqClassification(_))),
             initial: initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?,
         };
         let most = recipe.max_seq_length.map_or(limits.max_positions, |length| length.min(limits.most_positions));

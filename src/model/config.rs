@@ -40,6 +40,8 @@ pub struct ModelConfig {
     pub num_classes: Option<usize>,
     /// Whether that matrix is among the model's weights; else whoever trains it begins with a new one.
     pub has_score: bool,
+    /// The token that pads texts, before which Transformers' classifiers of sequences read.
+    pub pad_token_id: Option<u32>,
     /// Standard deviation of newly drawn weights.
     pub initializer_range: f64,
     /// The dtype the weights are said to be stored in.

@@ -49,6 +49,8 @@ impl ModelConfig {
             tie_word_embeddings: fields.flag_or("tie_word_embeddings", family.tied_by_default)?,
             num_classes,
             has_score: num_classes.is_some(),
+            // Some files have -1 for none.
+            pad_token_id: fields.get("pad_token_id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()),
             initializer_range: fields.number_or("initializer_range", 0.02)?,
             weight_kind: weight_kind(fields)?,
             dropouts: dropouts(fields, family)?,

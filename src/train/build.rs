@@ -28,7 +28,7 @@ pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, Fault> {
 /// What a model allows of data.
 pub fn limits(config: &ModelConfig) -> ModelLimits {
     let (max_positions, most_positions) = (config.longest_sequence(), config.most_positions());
-    ModelLimits { vocab_size: config.vocab_size, max_positions, most_positions }
+    ModelLimits { vocab_size: config.vocab_size, max_positions, most_positions, pad: config.pad_token_id }
 }
 
 /// Refuses longer samples than the model computes, before a run begins. What began earlier has had them cut to its positions.

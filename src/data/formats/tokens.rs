@@ -72,7 +72,7 @@ fn labels(row: &mut DataRow, ids: &[u32]) -> Result<Vec<bool>, Fault> {
 mod tests {
     use crate::data::fixtures::Fixture;
     use crate::data::{IGNORE, Targets, open};
-    use crate::recipe::{DataFormat, HeadRecipe, Labels};
+    use crate::recipe::{ClassList, DataFormat, HeadRecipe, Labels};
 
     fn fixture(content: &str) -> Fixture {
         Fixture::new(DataFormat::Tokens, content)
@@ -90,6 +90,25 @@ mod tests {
         assert_eq!(batch.sequences[0].targets, Targets::NextToken(vec![IGNORE, 7, 8]));
         assert_eq!(batch.sequences[1].targets, Targets::NextToken(vec![9]));
         assert_eq!(splits.report.files[0].origin, "pre-tokenised");
+    }
+
+    /// Its `ForSequenceClassification` takes the rightmost token that is not `pad_token_id`, or the first.
+    #[test]
+    fn a_class_is_scored_where_transformers_reads_it() {
+        let mut fixture = fixture(
+            "{\"input_ids\": [5, 9, 7, 9, 9], \"label\": 1}\n{\"input_ids\": [9, 9], \"label\": 0}\n{\"input_ids\": [4, 6], \"label\": 1}\n",
+        );
+        let inputs = |fixture: &Fixture, pad: Option<u32>| {
+            let mut request = fixture.request(None);
+            request.limits.pad = pad;
+            let batch = open(&request, &mut |_| {}).unwrap().train.batch(&[0, 1, 2]).unwrap();
+            batch.sequences.into_iter().map(|sequence| sequence.inputs).collect::<Vec<_>>()
+        };
+        fixture.head = HeadRecipe::SeqClassification(ClassList::Count(2));
+        assert_eq!(inputs(&fixture, Some(9)), [vec![5, 9, 7], vec![9], vec![4, 6]]);
+        assert_eq!(inputs(&fixture, None), [vec![5, 9, 7, 9, 9], vec![9, 9], vec![4, 6]]);
+        fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41]));
+        assert_eq!(inputs(&fixture, Some(9))[1], [9, 9], "the logits of tokens are read at the last one");
     }
 
     #[test]
