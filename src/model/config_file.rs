@@ -314,7 +314,6 @@ mod tests {
             (glm4_moe(&json!({"routed_scaling_factor": 0})), "routed_scaling_factor"),
             (glm4_moe(&json!({"n_shared_experts": 1_u64 << 63})), "n_shared_experts"),
             (json!({"model_type": "smollm3", "no_rope_layers": [1, 0]}), "no_rope_layers"),
-            (json!({"model_type": "smollm3", "use_sliding_window": true, "sliding_window": 8}), "layer_types"),
             (json!({"model_type": "granite", "residual_multiplier": 0}), "residual_multiplier"),
             (json!({"model_type": "granite", "logits_scaling": "8"}), "logits_scaling"),
             (json!({"model_type": "olmo2", "attention_bias": 1}), "attention_bias"),
@@ -360,11 +359,6 @@ mod tests {
                 "unknown key `rope_scaling.facter`, expected one of `rope_type`, `type`, `rope_theta`, `partial_rotary_factor`, \
                  `original_max_position_embeddings`, `factor`",
                 "did you mean `factor`?",
-            ),
-            (
-                json!({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
-                "`rope_scaling.original_max_position_embeddings` is missing, expected a whole number",
-                "take `config.json` from the model's source again",
             ),
             (
                 json!({"type": "yarn"}),
@@ -624,6 +618,41 @@ mod tests {
         outer["quantization_config"] = json!({"bits": 8});
         let fault = ModelConfig::from_object(outer.as_object().unwrap()).unwrap_err();
         assert!(fault.to_string().starts_with("`quantization_config.quant_method` is missing"), "{fault}");
+    }
+
+    /// As `google/gemma-3-4b-it` and `llava-hf/llava-1.5-7b-hf` are published.
+    #[test]
+    fn a_language_model_inside_another_one_leaves_out_what_its_class_has_by_itself() {
+        let read = |inner: Value| ModelConfig::from_object(json!({"text_config": inner}).as_object().unwrap()).unwrap();
+        let gemma = read(json!({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}));
+        let attention = &gemma.layers[5].attention;
+        assert_eq!((attention.num_heads, attention.num_kv_heads, attention.head_dim), (8, 4, 256));
+        assert_eq!((gemma.hidden_size, gemma.num_layers(), gemma.intermediate_size()), (2560, 34, 10240));
+        assert_eq!((gemma.vocab_size, gemma.max_position_embeddings), (262_208, 131_072));
+        let llama =
+            read(json!({"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}));
+        assert_eq!((llama.hidden_size, llama.num_layers(), llama.intermediate_size()), (4096, 32, 11008));
+        assert_eq!((llama.vocab_size, llama.max_position_embeddings, llama.layers[0].attention.num_heads), (32064, 4096, 32));
+    }
+
+    #[test]
+    fn what_a_file_leaves_out_is_as_transformers_has_it() {
+        let table = |more: &Value| {
+            let mut table = json!({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+            table.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            json!({"rope_scaling": table})
+        };
+        assert_eq!(rope(&table(&json!({}))), rope(&table(&json!({"original_max_position_embeddings": 32768}))));
+        assert_eq!(config(&json!({"hidden_act": "swish"})).unwrap(), config(&json!({})).unwrap());
+        let theta = |changes: &Value| rope(changes).theta.to_string();
+        assert_eq!(theta(&json!({"model_type": "olmo3", "rope_theta": null})), "500000");
+        let smollm = config(&json!({"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "use_sliding_window": true,
+            "sliding_window": 8}));
+        let windows = smollm.unwrap().layers.into_iter().map(|layer| layer.attention.rule.window).collect::<Vec<_>>();
+        assert_eq!(windows, [None, Some(8), None]);
+        let pad = |value: Value| config(&json!({ "pad_token_id": value })).unwrap().pad_token_id;
+        assert_eq!((pad(json!(3)), pad(json!(-1)), pad(json!(null))), (Some(3), None, None));
     }
 
     #[test]

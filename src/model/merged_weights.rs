@@ -43,7 +43,7 @@ impl MergedWeights {
 
     /// What a tensor of the files is called in the model, where it is of it.
     pub(super) fn own(&self, stored: &str) -> Option<String> {
-        if self.is_inner { own_name(stored) } else { Some(stored.to_owned()) }
+        own_name(stored, self.is_inner)
     }
 
     /// A tensor by its name in the model.

@@ -71,10 +71,7 @@ impl Weights {
     /// part of another model, and how they are packed.
     pub(super) fn open(dir: &Path, config: &Map<String, Value>, kind: Kind, placement: ModelPlacement) -> Result<Self, Fault> {
         let upload = (placement.device != Device::Cpu).then(|| Upload::to(placement.device));
-        let mut files = Files::open(dir)?;
-        if is_wrapped(config) {
-            files.unwrap_names();
-        }
+        let mut files = Files::open(dir, is_wrapped(config))?;
         files.quantisation = Quantisation::of(config)?;
         Ok(Self { upload, ..Self::of(WeightSource::Files(files), kind, placement) })
     }
@@ -253,7 +250,8 @@ fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), Fault> {
 }
 
 impl Files {
-    pub(super) fn open(dir: &Path) -> Result<Self, Fault> {
+    /// Opens them, and keeps the tensors of the language model, which may be one inside another (`is_inner`), by its own names.
+    fn open(dir: &Path, is_inner: bool) -> Result<Self, Fault> {
         let (shards, assigned) = shards(dir)?;
         let mut all = Self {
             dir: dir.into(),
@@ -266,22 +264,18 @@ impl Files {
         for (shard, path) in shards {
             let file = TensorFile::open(&path)?;
             for name in file.names() {
-                if assigned.as_ref().is_none_or(|assigned| assigned.get(&name) == Some(&shard)) {
-                    all.places.insert(name.clone(), (all.opened.len(), name));
+                let Some(own) = own_name(&name, is_inner) else { continue };
+                let is_assigned = assigned.as_ref().is_none_or(|assigned| assigned.get(&name) == Some(&shard));
+                // Two names may mean the same.
+                if is_assigned && !all.places.contains_key(&own) {
+                    all.places.insert(own, (all.opened.len(), name));
                 } else {
-                    all.strays.insert(name);
+                    all.strays.insert(own);
                 }
             }
             all.opened.push(file);
         }
         Ok(all)
-    }
-
-    /// Keeps the tensors of a language model inside another one, by the names that they have without it.
-    fn unwrap_names(&mut self) {
-        let places = std::mem::take(&mut self.places);
-        self.places = places.into_iter().filter_map(|(stored, place)| Some((own_name(&stored)?, place))).collect();
-        self.strays = std::mem::take(&mut self.strays).into_iter().filter_map(|stored| own_name(&stored)).collect();
     }
 
     fn found(&self) -> Result<FoundTensors<'_>, Fault> {
@@ -580,6 +574,23 @@ mod tests {
             save(&dir.path().join(MODEL_TENSORS), &all);
             assert!(error(dir.path()).to_string().contains("1 missing (`model.layers.0.mlp.up_proj.weight`)"));
         }
+    }
+
+    #[test]
+    fn tensors_of_old_checkpoints_and_of_the_base_class_are_found() {
+        let ids = Tensor::from_slice(&[5i64, 6]).view([1, 2]);
+        let expected = Model::load(&fixture(), Dtype::F32, Device::Cpu).unwrap().embed(&ids);
+        let (dir, mut all) = (bare(), tensors());
+        let zeros = || Tensor::zeros([2], (Kind::Float, Device::Cpu));
+        all.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), zeros()));
+        let without_prefix: Vec<_> = all.iter().map(|(name, tensor)| (name.replacen("model.", "", 1), tensor.copy())).collect();
+        for tensors in [&all, &without_prefix] {
+            save(&dir.path().join(MODEL_TENSORS), tensors);
+            assert_eq!(Model::load(dir.path(), Dtype::F32, Device::Cpu).unwrap().embed(&ids), expected);
+        }
+        all.push(("norm.weight".into(), zeros()));
+        save(&dir.path().join(MODEL_TENSORS), &all);
+        assert!(error(dir.path()).to_string().contains("1 extra (`model.norm.weight`)"), "by both names");
     }
 
     /// A family's fixture with its tensors as `change` leaves them.

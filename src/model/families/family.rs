@@ -14,6 +14,8 @@ pub(in crate::model) struct Family {
     pub(in crate::model) model_type: &'static str,
     /// What `config.json` goes by in the family's `architectures`.
     pub(in crate::model) architecture: &'static str,
+    /// The values of [`wrapper::SIZES`](super::wrapper::SIZES) that Transformers' class has by itself.
+    pub(in crate::model) class_sizes: [usize; 6],
     /// Whether the output projection is the embedding when `config.json` doesn't say.
     pub(in crate::model) tied_by_default: bool,
     pub(in crate::model) rope: RopeRules,
@@ -65,6 +67,7 @@ impl Family {
     pub(super) const USUAL: Self = Self {
         model_type: "",
         architecture: "",
+        class_sizes: [4096, 11_008, 32, 32, 32_000, 2048],
         tied_by_default: false,
         rope: RopeRules::USUAL,
         default_norm_eps: 1e-6,
@@ -77,7 +80,7 @@ impl Family {
         norms_add_one: false,
         logit_soft_cap: |_| Ok(None),
         score_soft_cap: |_| Ok(None),
-        activation: |fields| fields.only("hidden_act", "silu").map(|()| Activation::Silu),
+        activation,
         dropouts: &[("attention_dropout", 0.0)],
         biases: |_| Ok(Biases::default()),
         windows: |_, num_layers| Ok(SlidingLayers::none(num_layers)),
@@ -89,6 +92,13 @@ impl Family {
         further_layers: |_| Ok(0),
         has_layer_types: false,
     };
+}
+
+/// `swish` is another name of `silu`.
+fn activation(fields: Fields<'_>) -> Result<Activation, Fault> {
+    const KEY: &str = "hidden_act";
+    let is_swish = fields.get(KEY).is_some_and(|name| name == "swish");
+    if is_swish { Ok(Activation::Silu) } else { fields.only(KEY, "silu").map(|()| Activation::Silu) }
 }
 
 /// How a family reads its rotary embedding.

@@ -10,6 +10,7 @@ use crate::units::Fault;
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma3_text",
     architecture: "Gemma3ForCausalLM",
+    class_sizes: [2304, 9216, 26, 8, 262_208, 131_072],
     rope: RopeRules { has_table_by_type: true, ..RopeRules::of_theta(1_000_000.0) },
     qk_norm: |_| Ok(Some(QkNorm::PerHead)),
     logit_soft_cap: |fields| gemma2::soft_cap(fields, "final_logit_softcapping", None),

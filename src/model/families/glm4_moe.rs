@@ -19,6 +19,7 @@ const KEYS: ExpertKeys = ExpertKeys {
 pub(super) const FAMILY: Family = Family {
     model_type: "glm4_moe",
     architecture: "Glm4MoeForCausalLM",
+    class_sizes: [4096, 10_944, 46, 96, 151_552, 131_072],
     rope: RopeRules { default_share: 0.5, ..RopeRules::USUAL },
     default_norm_eps: 1e-5,
     default_kv_heads: Some(8),

@@ -19,6 +19,7 @@ const KEYS: ExpertKeys = ExpertKeys {
 pub(super) const FAMILY: Family = Family {
     model_type: "gpt_oss",
     architecture: "GptOssForCausalLM",
+    class_sizes: [2880, 2880, 36, 64, 201_088, 131_072],
     rope: RopeRules { needs_table: true, ..RopeRules::of_theta(150_000.0) },
     default_norm_eps: 1e-5,
     default_kv_heads: Some(8),

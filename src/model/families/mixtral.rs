@@ -16,6 +16,7 @@ const KEYS: ExpertKeys = ExpertKeys {
 pub(super) const FAMILY: Family = Family {
     model_type: "mixtral",
     architecture: "MixtralForCausalLM",
+    class_sizes: [4096, 14_336, 32, 32, 32_000, 131_072],
     rope: RopeRules::of_theta(1_000_000.0),
     default_norm_eps: 1e-5,
     default_kv_heads: Some(8),

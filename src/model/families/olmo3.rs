@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Olmo3ForCausalLM",
     has_layer_types: true,
     // Transformers 5.24 writes a table for each type of layers.
-    rope: RopeRules { has_table_by_type: true, ..olmo2::FAMILY.rope },
+    rope: RopeRules { has_table_by_type: true, ..RopeRules::of_theta(500_000.0) },
     windows: |fields, num_layers| {
         let slides = (0..num_layers).map(|layer| !(layer + 1).is_multiple_of(4)).collect();
         Ok(SlidingLayers { window: windows::width(fields, Some(4096))?, slides })

@@ -7,6 +7,7 @@ use crate::model::spec::QkNorm;
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3",
     architecture: "Qwen3ForCausalLM",
+    class_sizes: [4096, 22_016, 32, 32, 151_936, 32_768],
     default_kv_heads: Some(32),
     default_head_dim: Some(128),
     qk_norm: |_| Ok(Some(QkNorm::PerHead)),

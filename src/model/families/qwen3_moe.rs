@@ -22,6 +22,7 @@ const KEYS: ExpertKeys = ExpertKeys {
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3_moe",
     architecture: "Qwen3MoeForCausalLM",
+    class_sizes: [2048, 6144, 24, 32, 151_936, 32_768],
     default_kv_heads: Some(4),
     qk_norm: |_| Ok(Some(QkNorm::PerHead)),
     biases: |fields| Biases::of_attention(fields, false),

@@ -1,7 +1,7 @@
 //! The kinds of scaled rotary embeddings, by the names and keys that they have in `config.json`.
 
 use super::family::RopeRules;
-use crate::model::fields::{Fields, missing, shown, unknown_name, unsupported};
+use crate::model::fields::{Fields, shown, unknown_name, unsupported};
 use crate::model::spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
 use crate::ops::frequencies::LONGEST_SEQUENCE;
 use crate::units::Fault;
@@ -129,8 +129,7 @@ fn llama3(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, F
     if high <= low {
         return Err(table.range("high_freq_factor", format!("more than `low_freq_factor` = {low}")));
     }
-    let missing = || missing(&table.named("original_max_position_embeddings"), "a whole number");
-    let original = context.original.ok_or_else(missing)?;
+    let original = context.original.unwrap_or(context.max_positions);
     Ok(RopeScaling::Llama3(Llama3Scaling { factor: factor(table)?, low, high, original }))
 }
 

@@ -10,6 +10,7 @@ use crate::units::Fault;
 pub(super) const FAMILY: Family = Family {
     model_type: "smollm3",
     architecture: "SmolLM3ForCausalLM",
+    class_sizes: [2048, 11_008, 36, 16, 128_256, 32_768],
     tied_by_default: true,
     rope: RopeRules::of_theta(2_000_000.0),
     default_kv_heads: Some(4),
@@ -34,14 +35,11 @@ fn rotates(fields: Fields<'_>, num_layers: usize) -> Result<Vec<bool>, Fault> {
     flags.filter(|flags| flags.len() == num_layers).ok_or_else(expected)
 }
 
-/// `layer_types` says which layers slide where `use_sliding_window` is set.
+/// Layers without a rotation slide where `use_sliding_window` is set.
 fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, Fault> {
     if !fields.flag_or("use_sliding_window", false)? {
         return Ok(SlidingLayers::none(num_layers));
     }
-    let window = windows::width(fields, None)?;
-    if window.is_some() && fields.get("layer_types").is_none() {
-        return Err(fields.range("layer_types", "a list, as `use_sliding_window` is set".into()));
-    }
-    Ok(SlidingLayers { window, ..SlidingLayers::none(num_layers) })
+    let slides = rotates(fields, num_layers)?.into_iter().map(|rotates| !rotates).collect();
+    Ok(SlidingLayers { window: windows::width(fields, None)?, slides })
 }

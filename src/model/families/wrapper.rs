@@ -5,9 +5,13 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use super::find;
+use crate::model::names::OUTPUT;
 
 /// Under which key a model that sees has the configuration of its language model.
 const INNER: &str = "text_config";
+/// Sizes that a configuration within another one leaves out where they are those of its class.
+pub(super) const SIZES: [&str; 6] =
+    ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"];
 /// Keys that count for the language model wherever they stand.
 const SHARED: [&str; 4] = ["quantization_config", TIED, "dtype", "torch_dtype"];
 /// The whole model has the output projection, and so the last word on it.
@@ -29,18 +33,26 @@ pub(in crate::model) fn unwrapped(object: &Map<String, Value>) -> Cow<'_, Map<St
     }
     if let Some(family) = inner.get("model_type").and_then(Value::as_str).and_then(find) {
         inner.insert("architectures".into(), json!([family.architecture]));
+        for (key, size) in SIZES.into_iter().zip(family.class_sizes) {
+            inner.entry(key).or_insert(json!(size));
+        }
     }
     Cow::Owned(inner)
 }
 
-/// What a tensor of a model that sees is called in the language model alone; `None` for one of the eyes. Published files put a prefix
-/// before the whole name; Transformers 5 keeps its first part in front.
-pub(in crate::model) fn own_name(stored: &str) -> Option<String> {
-    if let Some(name) = stored.strip_prefix("language_model.") {
-        return Some(name.to_owned());
+/// What a tensor of a checkpoint is called in the language model; `None` for what is none of its weights. Inside a model that sees
+/// (`is_inner`), published files put a prefix before the whole name; Transformers 5 keeps its first part in front. A model that was saved
+/// without its output projection lacks that part.
+pub(in crate::model) fn own_name(stored: &str, is_inner: bool) -> Option<String> {
+    // Old checkpoints hold what follows from the configuration.
+    if stored.contains("rotary_emb.inv_freq") {
+        return None;
     }
-    if let Some(name) = stored.strip_prefix("model.language_model.") {
-        return Some(format!("model.{name}"));
-    }
-    (stored == crate::model::names::OUTPUT).then(|| stored.to_owned())
+    let name = match ["model.language_model.", "language_model."].iter().find_map(|prefix| stored.strip_prefix(prefix)) {
+        Some(name) if is_inner => name,
+        _ if is_inner && stored != OUTPUT => return None,
+        _ => stored,
+    };
+    let is_bare = ["embed_tokens.", "layers.", "norm."].iter().any(|part| name.starts_with(part));
+    Some(if is_bare { format!("model.{name}") } else { name.to_owned() })
 }
