@@ -1,7 +1,6 @@
 //! `kvtune data`: what files say, row by row; with a recipe or a model which tokens are trained, what is left out and what is cut.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -10,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::recipe_file::{RecipePath, recipe_for};
 use crate::data::{
-    ColumnLook, DataRequest, DataSource, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, RowCounts, Survey,
-    SurveyedPart, SurveyedRow, SurveyedSample, Tokenizer, look, survey,
+    ColumnLook, DataRequest, DataSource, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, ModelLimits, RowCounts,
+    Survey, SurveyedPart, SurveyedRow, SurveyedSample, Tokenizer, look, survey,
 };
 use crate::files;
 use crate::model::ModelConfig;
@@ -80,40 +79,59 @@ impl LookAtData {
         train::check_max_seq_length(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let limits = train::limits(&config);
-        let mut dump = self.dump.as_deref().map(Dump::create).transpose()?;
+        let mut surveys = Vec::new();
+        match &self.dump {
+            None => surveys = self.surveys(&recipe, limits, tokenizer.as_ref(), &mut |_| Ok(()))?,
+            Some(path) => files::write_named(path, |out| {
+                let mut source = None;
+                let mut write = |row: &SurveyedRow| {
+                    if source.as_ref() != Some(&row.place.path) {
+                        refuse_own_data(path, &row.place.path)?;
+                        source = Some(row.place.path.clone());
+                    }
+                    writeln!(out, "{}", line(row)).map_err(files::io_fault("write", path))
+                };
+                surveys = self.surveys(&recipe, limits, tokenizer.as_ref(), &mut write).map_err(io::Error::other)?;
+                Ok(())
+            })?,
+        }
+        surveys.into_iter().try_for_each(|(data, survey)| {
+            let set = recipe.data.sets.iter().find(|set| set.data == *data);
+            set.filter(|_| !console::speech().is_json)
+                .map_or(Ok(()), |set| console::result(&format!("data set `{}`, weight {}", set.name, set.weight)))?;
+            told(survey, self.dump.is_some())
+        })
+    }
+
+    /// Surveys each data set, shows its first rows, and hands over all.
+    fn surveys<'a>(
+        &self,
+        recipe: &'a Recipe,
+        limits: ModelLimits,
+        tokenizer: Option<&Tokenizer>,
+        write: &mut dyn FnMut(&SurveyedRow) -> Result<(), Fault>,
+    ) -> Result<Vec<(&'a DataRecipe, Survey)>, Fault> {
         let mut shown_yet = 0;
-        let has_colour = console::has_colour(&std::io::stdout()) && !console::speech().is_json;
-        let is_dumped = dump.is_some();
+        let has_colour = console::has_colour(&io::stdout()) && !console::speech().is_json;
         let mut take = |row: &SurveyedRow| {
-            if let Some(dump) = &mut dump {
-                dump.write(row)?;
-            }
+            write(row)?;
             if let Ok(sample) = &row.sample
                 && shown_yet < self.show
             {
                 shown_yet += 1;
-                let text = shown(sample, tokenizer.as_ref(), has_colour)?;
+                let text = shown(sample, tokenizer, has_colour)?;
                 let (place, about) = (&row.place, in_words(sample));
                 let json = json!({ "place": place.to_string(), "sample": about, "text": text });
                 console::outcome(&format!("── {place}: {about}\n{text}\n"), &json)?;
             }
             Ok(())
         };
-        let mut surveys = Vec::new();
-        for data in self.looked_at(&recipe)? {
-            let (head, tokenizer, seed) = (&recipe.head, tokenizer.as_ref(), recipe.train.seed);
+        let (head, seed) = (&recipe.head, recipe.train.seed);
+        let survey = |data: &'a DataRecipe| {
             let request = DataRequest { recipe: data, head, tokenizer, limits, initial: None, seed };
-            surveys.push((data, survey(&request, self.split, is_dumped, &mut take)?));
-        }
-        if let Some(dump) = dump {
-            dump.finish()?;
-        }
-        surveys.into_iter().try_for_each(|(data, survey)| {
-            let set = recipe.data.sets.iter().find(|set| set.data == *data);
-            set.filter(|_| !console::speech().is_json)
-                .map_or(Ok(()), |set| console::result(&format!("data set `{}`, weight {}", set.name, set.weight)))?;
-            told(survey, is_dumped)
-        })
+            Ok((data, survey(&request, self.split, self.dump.is_some(), &mut take)?))
+        };
+        self.looked_at(recipe)?.into_iter().map(survey).collect()
     }
 
     /// Shows rows without a tokenizer: which columns they have, and which format they tell.
@@ -296,50 +314,13 @@ fn shown(sample: &SurveyedSample, tokenizer: Option<&Tokenizer>, has_colour: boo
     Ok(parts.concat())
 }
 
-/// A file of JSON lines.
-struct Dump {
-    path: PathBuf,
-    /// Where it is written until it is whole.
-    staged: PathBuf,
-    file: BufWriter<File>,
-    /// The data file that was looked at last.
-    source: PathBuf,
-}
-
-impl Dump {
-    fn create(path: &Path) -> Result<Self, Fault> {
-        let staged = files::temporary_beside(path);
-        let file = File::create(&staged).map_err(|source| Self::failed(path, source))?;
-        Ok(Self { path: path.to_path_buf(), staged, file: BufWriter::new(file), source: PathBuf::new() })
+/// Fails where a file that is to be written is one of those that are read.
+fn refuse_own_data(dump: &Path, source: &Path) -> Result<(), Fault> {
+    if dump.canonicalize().is_ok_and(|dump| source.canonicalize().is_ok_and(|source| source == dump)) {
+        let message = format!("cannot write `{}`: it is one of the data files", abridged(dump.display()));
+        return Err(Fault::data(message, "name another file with `--dump`"));
     }
-
-    fn failed(path: &Path, source: std::io::Error) -> Fault {
-        let hint = "check that the folder exists, is writable and has space left";
-        Fault::data(format!("cannot write `{}`", abridged(path.display())), hint).caused_by(source)
-    }
-
-    fn write(&mut self, row: &SurveyedRow) -> Result<(), Fault> {
-        if *row.place.path != *self.source {
-            self.source = row.place.path.to_path_buf();
-            if self.path.canonicalize().is_ok_and(|path| self.source.canonicalize().is_ok_and(|source| source == path)) {
-                let source = std::io::Error::other("it is one of the data files");
-                return Err(Self::failed(&self.path, source));
-            }
-        }
-        writeln!(self.file, "{}", line(row)).map_err(|source| Self::failed(&self.path, source))
-    }
-
-    fn finish(mut self) -> Result<(), Fault> {
-        let done = self.file.flush().and_then(|()| std::fs::rename(&self.staged, &self.path));
-        done.map_err(|source| Self::failed(&self.path, source))
-    }
-}
-
-/// What was not finished leaves nothing.
-impl Drop for Dump {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.staged);
-    }
+    Ok(())
 }
 
 /// A row as JSON. A line counts from 1, a record from 0; a file that is one sample has no number.

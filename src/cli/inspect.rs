@@ -71,7 +71,8 @@ impl Inspect {
         let evictions = Evictions::of(&ReplayLog::load(path)?, self.sequence)?;
         console::outcome(&console::fitted(&kept(&evictions)), &json!(evictions))?;
         if let Some(out) = &self.out {
-            files::write_atomic(out, evictions.map(&path.display().to_string()).to_svg("evictions").as_bytes())?;
+            let picture = evictions.map(&path.display().to_string()).to_svg("evictions");
+            files::write_named(out, |file| file.write_all(picture.as_bytes()))?;
             console::note(&format!("drawn: {}", out.display()));
         }
         Ok(())

@@ -41,7 +41,7 @@ impl ReportRuns {
             .out
             .clone()
             .unwrap_or_else(|| self.paths.first().zip(runs.first()).map_or_else(PathBuf::new, |(path, run)| own_page(path, run)));
-        files::write_atomic(&out, report_page(&runs, &scores, &maps).as_bytes())?;
+        files::write_named(&out, |file| file.write_all(report_page(&runs, &scores, &maps).as_bytes()))?;
         console::outcome(&format!("report: {}", out.display()), &json!({ "report": out }))
     }
 }

@@ -38,6 +38,10 @@ impl AnswerFile {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             files::make_dir(folder)?;
         }
+        if path.exists() {
+            // A pipe would be waited for.
+            files::open_to_read(path, FileKind::Lines)?;
+        }
         let open = DiskFile::open("answers", path, OpenOptions::new().append(true).create(true));
         let file = open.map_err(io_fault("open", path))?;
         // Two that append would each write every answer.
@@ -135,4 +139,20 @@ fn whole_rows(path: &Path, bytes: &[u8]) -> Result<(Vec<Row>, usize), Fault> {
         end += len + 1;
     }
     Ok((rows, end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_waited_for_at_the_end_of_a_pipe() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        for (path, what) in [(&*pipe, "is a pipe"), (Path::new("/dev/null"), "is a device")] {
+            let error = AnswerFile::open(path).map(drop).unwrap_err();
+            assert!(error.to_string().contains(what), "{error}");
+        }
+    }
 }

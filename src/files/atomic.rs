@@ -1,13 +1,14 @@
 //! Files and directories that appear whole or not at all, also when the machine stops in between.
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::disk::{self, DiskFile};
 use super::io_fault;
+use super::open::special;
 use crate::units::{Fault, FaultKind, abridged};
 
 pub(super) const MARK: &str = ".tmp-";
@@ -22,6 +23,12 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
 
 /// Does what [`write_atomic`] does, for contents that are produced piece by piece. A fault inside of an error of `fill` comes back as it is.
 pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
+    if let Ok(found) = path.symlink_metadata()
+        && is_special(&found)
+    {
+        let message = format!("`{}` is {}: expected a file to replace", abridged(path.display()), special(found.file_type()));
+        return Err(Fault::usage(message, "name a regular file, or one that is not there yet"));
+    }
     let temporary = temporary_beside(path);
     let placed =
         write_new(&temporary, fill).and_then(|()| disk::rename("file", &temporary, path).map_err(io_fault("rename to", path)));
@@ -33,12 +40,47 @@ pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::R
     sync_dir(parent(path))
 }
 
+/// Does what [`write_atomic_with`] does to a file that the user has named: links stay, and the file behind them is replaced. What is no file, as a
+/// device or a pipe, is written into.
+pub fn write_named(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
+    if !fs::metadata(path).is_ok_and(|found| is_special(&found)) {
+        return write_atomic_with(&behind_links(path)?, fill);
+    }
+    let file = DiskFile::open("file", path, OpenOptions::new().write(true)).map_err(io_fault("write", path))?;
+    fill_buffered(file, path, fill).map(drop)
+}
+
+/// The file that links lead to from a name, were it not there yet.
+pub fn behind_links(path: &Path) -> Result<PathBuf, Fault> {
+    let mut place = path.to_path_buf();
+    match fs::metadata(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_fault("write", path)(error)),
+        // They lead around in no circle, so they end.
+        _ => {
+            while let Ok(target) = fs::read_link(&place) {
+                place = parent(&place).join(target);
+            }
+        }
+    }
+    Ok(place)
+}
+
+/// Whether something is neither a file, nor a directory, nor a link: what has its name may be everybody's.
+fn is_special(found: &fs::Metadata) -> bool {
+    !(found.is_file() || found.is_dir() || found.is_symlink())
+}
+
 fn write_new(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
     let file = DiskFile::open("file", path, OpenOptions::new().write(true).create_new(true)).map_err(io_fault("create", path))?;
-    let mut buffer = BufWriter::with_capacity(1 << 20, SlicedFile { file, slice: SLICE, unsynced: 0 });
+    let sliced = fill_buffered(SlicedFile { file, slice: SLICE, unsynced: 0 }, path, fill)?;
+    sliced.file.sync().map_err(io_fault("sync", path))
+}
+
+fn fill_buffered<W: Write>(file: W, path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<W, Fault> {
     let failed = |error: io::Error| error.downcast::<Fault>().unwrap_or_else(io_fault("write", path));
+    let mut buffer = BufWriter::with_capacity(1 << 20, file);
     fill(&mut buffer).and_then(|()| buffer.flush()).map_err(failed)?;
-    buffer.get_ref().file.sync().map_err(io_fault("sync", path))
+    Ok(buffer.into_parts().0)
 }
 
 struct SlicedFile {
@@ -192,6 +234,36 @@ mod tests {
                 write_atomic(&path, b"old").unwrap();
             }
         }
+    }
+
+    #[test]
+    fn links_pipes_and_devices_stay_what_they_are() {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("far")).unwrap();
+        symlink("far/file", at("one")).unwrap();
+        symlink("one", at("two")).unwrap();
+        symlink("round", at("round")).unwrap();
+        for content in ["new", "newer"] {
+            write_named(&at("two"), |out| out.write_all(content.as_bytes())).unwrap();
+            assert_eq!((fs::read_to_string(at("far/file")).unwrap(), names(&at("far"))), (content.into(), vec!["file".into()]));
+            assert!(at("one").is_symlink() && at("two").is_symlink());
+        }
+        let error = write_named(&at("round"), |_| Ok(())).unwrap_err();
+        assert!(error.hint().is_some_and(|hint| hint.starts_with("the links lead around")), "{error}");
+        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        symlink("pipe", at("to pipe")).unwrap();
+        let (pipe, written) = (at("pipe"), at("to pipe"));
+        let reader = std::thread::spawn(move || fs::read_to_string(pipe).unwrap());
+        write_named(&written, |out| out.write_all(b"through")).unwrap();
+        assert_eq!(reader.join().unwrap(), "through");
+        write_named(Path::new("/dev/null"), |out| out.write_all(b"gone")).unwrap();
+        let full = write_named(Path::new("/dev/full"), |out| out.write_all(b"x")).unwrap_err();
+        assert_eq!(full.to_string(), "cannot write `/dev/full`");
+        let error = write_atomic(&at("pipe"), b"x").unwrap_err();
+        assert!(error.to_string().ends_with("is a pipe: expected a file to replace"), "{error}");
+        assert!(at("pipe").metadata().unwrap().file_type().is_fifo() && at("to pipe").is_symlink());
     }
 
     #[test]

@@ -19,8 +19,8 @@ mod stamp;
 mod tensors;
 
 pub use atomic::{
-    is_temporary, put_dir, refuse_foreign_link, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic,
-    write_atomic_with,
+    behind_links, is_temporary, put_dir, refuse_foreign_link, refuse_symlink, replace_dir, sync_dir, temporary_beside,
+    write_atomic, write_atomic_with, write_named,
 };
 pub use gguf::{GgufDtype, GgufFile, GgufForm, GgufKeys, architecture_of, write_gguf};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};

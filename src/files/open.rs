@@ -97,7 +97,7 @@ fn too_large(path: &Path, kind: FileKind, limit: u64) -> Fault {
     Fault::data(message, "check whether it is the file that you mean, and fetch or write it again").of_kind(FaultKind::Damaged)
 }
 
-fn special(found: FileType) -> &'static str {
+pub(super) fn special(found: FileType) -> &'static str {
     match found {
         found if found.is_dir() => "a directory",
         found if found.is_fifo() => "a pipe",

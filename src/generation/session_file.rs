@@ -84,7 +84,7 @@ impl SavedSession {
             }
         }
         let metadata = BTreeMap::from([(HASH.to_owned(), hash_of_all(&header, &hashes)), (KEY.to_owned(), header)]);
-        store::save_tensors(path, &tensors, &metadata)
+        store::save_tensors(&files::behind_links(path)?, &tensors, &metadata)
     }
 
     /// Reads a session back, for `at_most` tokens in all.

@@ -55,7 +55,7 @@ pub(super) fn write(path: &Path, results: &[Evaluated]) -> Result<(), Fault> {
             lines.push('\n');
         }
     }
-    files::write_atomic(path, lines.as_bytes())?;
+    files::write_named(path, |file| file.write_all(lines.as_bytes()))?;
     console::note(&format!("wrote the losses of {} samples to `{}`", lines.lines().count(), path.display()));
     Ok(())
 }

@@ -182,7 +182,7 @@ fn open_data(loaded: &LoadedTarget<'_>, world: &ProcessGroup) -> Result<Splits, 
 fn keep_log(path: &Path, engine: &Engine, model: &Model, dataset: &Dataset) -> Result<(), Fault> {
     let Some(longest) = (0..dataset.len()).max_by_key(|&sample| dataset.lengths()[sample]) else { return Ok(()) };
     let (_, log) = engine.inspect(model, &dataset.batch(&[longest])?, &mut |_, _| {})?;
-    log.save(path)?;
+    log.save(&files::behind_links(path)?)?;
     console::note(&format!("wrote the replay log of a sample of {} tokens to `{}`", dataset.lengths()[longest], path.display()));
     Ok(())
 }
