@@ -34,6 +34,8 @@ pub(super) struct RunCallback {
     /// Tokens of the steps, and their seconds.
     speed: (f64, f64),
     said_not_pinned: bool,
+    /// The first line that standard output did not take.
+    pub(super) unsaid: Option<Fault>,
     /// The line of a step that was made, and whose validation is still to be made.
     unvalidated: Option<StepMetrics>,
     interrupt: Interrupt,
@@ -93,6 +95,7 @@ impl RunCallback {
             summary: RunSummary::default(),
             speed: (0.0, 0.0),
             said_not_pinned: false,
+            unsaid: None,
             unvalidated,
             interrupt: interrupt.clone(),
             gives_up: trainer.recipe.checkpoint.on_sigterm == OnSigterm::AbandonStep,
@@ -112,8 +115,9 @@ impl RunCallback {
     pub(super) fn gone_back(&mut self, trainer: &mut Trainer, why: &str) -> Result<(), Fault> {
         let step = trainer.step();
         self.progress.note(why);
-        let (began, said_not_pinned, program) = (self.began, self.said_not_pinned, self.program.take());
-        *self = Self { program, began, said_not_pinned, ..Self::open(trainer, Some(step), &self.interrupt)? };
+        let (began, said_not_pinned) = (self.began, self.said_not_pinned);
+        let (program, unsaid) = (self.program.take(), self.unsaid.take());
+        *self = Self { program, began, said_not_pinned, unsaid, ..Self::open(trainer, Some(step), &self.interrupt)? };
         Ok(())
     }
 
@@ -137,8 +141,13 @@ impl RunCallback {
         if let Some(program) = &mut self.program {
             self.progress.above(|| program.send(&line));
         }
-        if console::speech().is_json {
-            self.progress.above(|| console::result(&line))?;
+        if console::speech().is_json
+            && let Err(error) = self.progress.above(|| console::result(&line))
+            && self.unsaid.is_none()
+        {
+            self.progress.warning(&format!("{error}: the run goes on"));
+            let hint = "look at where the output goes, as that disk may be full; the run has ended well, and `metrics.jsonl` has its lines";
+            self.unsaid = Some(error.with_hint(hint));
         }
         files.board.send(&metrics);
         if let Some((_, answers)) = answers {

@@ -197,13 +197,14 @@ fn save_unsaved(trainer: &Trainer, callback: &RunCallback, kind: SaveKind) -> Re
     Ok(())
 }
 
-fn finish(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, Fault> {
+fn finish(trainer: &Trainer, callback: &mut RunCallback) -> Result<Ended, Fault> {
     // What the optimiser holds stays in a checkpoint of the step.
     save_unsaved(trainer, callback, trainer.save_due().unwrap_or(SaveKind::Intermediate))?;
     // `final` comes last: where it is, nothing is missing.
     let summary = callback.end(trainer, "finished")?;
     callback.saved(trainer.save(SaveKind::Final)?);
-    Ok(Ended { signal: None, memory: trainer.memory_by_part(), summary })
+    let ended = Ended { signal: None, memory: trainer.memory_by_part(), summary };
+    callback.unsaid.take().map_or(Ok(ended), Err)
 }
 
 /// The end of a run that was asked to stop.

@@ -156,12 +156,20 @@ fn a_full_disk_at_the_first_save() {
 #[test]
 fn results_that_cannot_be_written() {
     let place = Place::new();
-    let mut check = kvtune();
-    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    check.current_dir(place.path("")).args(["check", "--recipe", "recipe.toml"]).stdout(full).stderr(Stdio::piped());
-    let output = check.output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert_snapshot!(String::from_utf8(output.stderr).unwrap().trim_end(), @r"
+    let said = |arguments: &[&str]| {
+        let mut command = kvtune();
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        command.current_dir(place.path("")).args(arguments).stdout(full).stderr(Stdio::piped());
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    // A run is made to its end.
+    let run = said(&["finetune-lora", "recipe.toml", "--out", "run", "--device", "cpu", "--format", "json"]);
+    let error = "error: cannot write to standard output\ncause: No space left on device (os error 28)\n";
+    assert!(run.contains("warning: cannot write to standard output: the run goes on") && run.contains(error), "{run}");
+    assert!(place.path("run/final/MANIFEST.json").exists(), "{run}");
+    assert_snapshot!(said(&["check", "--recipe", "recipe.toml"]).trim_end(), @r"
     error: cannot write to standard output
     cause: No space left on device (os error 28)
 
