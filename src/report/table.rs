@@ -3,7 +3,7 @@
 use std::fmt;
 
 use comfy_table::{CellAlignment, ContentArrangement, presets};
-use serde_json::Value;
+use serde_json::{Number, Value};
 
 /// A table with a header; behind the first column numbers stand on the right.
 #[derive(Debug)]
@@ -49,18 +49,21 @@ impl Table {
         table.to_string()
     }
 
-    /// An object of names and values where there are two columns, else a list of objects by the header.
+    /// An object of names and values where there are two columns, else a list of objects by the header. Behind the first column, what is a number
+    /// is one.
     pub fn to_json(&self) -> Value {
         let cells = |row: &comfy_table::Row| row.cell_iter().map(comfy_table::Cell::content).collect::<Vec<String>>();
         let header = self.0.header().map(cells).unwrap_or_default();
-        let rows = self.0.row_iter().map(cells);
+        let value = |(column, cell): (usize, String)| match cell.parse::<Number>() {
+            Ok(number) if column > 0 => Value::from(number),
+            _ => Value::from(cell),
+        };
+        let rows = self.0.row_iter().map(|row| cells(row).into_iter().enumerate().map(value));
         if header.len() == 2 {
-            return rows
-                .filter_map(|row| <[String; 2]>::try_from(row).ok())
-                .map(|[name, value]| (name, Value::from(value)))
-                .collect();
+            let named = |mut row: Vec<Value>| Some((row.first()?.as_str()?.to_owned(), row.pop()?));
+            return rows.filter_map(|row| named(row.collect())).collect();
         }
-        rows.map(|row| header.iter().cloned().zip(row.into_iter().map(Value::from)).collect::<Value>()).collect()
+        rows.map(|row| header.iter().cloned().zip(row).collect::<Value>()).collect()
     }
 }
 
@@ -99,7 +102,10 @@ mod tests {
         }
         assert_eq!(table.to_json()["longest sample"], "many words ".repeat(20));
         let mut table = Table::of_words(&["layer", "share", "stay"]);
-        table.row(&["0", "0.5", "12"]);
-        assert_eq!(table.to_json().to_string(), r#"[{"layer":"0","share":"0.5","stay":"12"}]"#);
+        table.row(&["0", "0.5", "12 s"]);
+        assert_eq!(table.to_json().to_string(), r#"[{"layer":"0","share":0.5,"stay":"12 s"}]"#);
+        let mut table = Table::new(&["rows", "count"]);
+        table.row(&["3", "4"]);
+        assert_eq!(table.to_json().to_string(), r#"{"3":4}"#);
     }
 }

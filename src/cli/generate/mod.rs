@@ -69,11 +69,12 @@ impl Generate {
             document.iter().try_fold(request, |request, saved| document::go_on(saved, request))
         });
         let generator = used.generator(usize::from(self.batch).min(num_texts));
+        let has_text = generator.writes_text();
         let shown = match (console::speech().is_json, num_texts) {
             (true, _) => Shown::Json,
-            (false, 1) if generator.writes_text() => Shown::Streamed,
+            (false, 1) if has_text => Shown::Streamed,
             (false, _) => Shown::Texts,
         };
-        WrittenTexts::new(shown).all(generator, requests, &interrupt)
+        WrittenTexts::new(shown, has_text).all(generator, requests, &interrupt)
     }
 }

@@ -25,6 +25,8 @@ pub(super) enum Shown {
 /// Texts that are being written.
 pub(super) struct WrittenTexts {
     shown: Shown,
+    /// Whether there is text beside the tokens.
+    has_text: bool,
     /// The samples of each prompt, prompt after prompt.
     texts: Vec<WrittenText>,
     /// Where the texts of a request stand.
@@ -62,8 +64,8 @@ impl End {
 }
 
 impl WrittenTexts {
-    pub(super) fn new(shown: Shown) -> Self {
-        Self { shown, texts: Vec::new(), places: BTreeMap::new(), num_printed: 0, failed: None }
+    pub(super) fn new(shown: Shown, has_text: bool) -> Self {
+        Self { shown, has_text, texts: Vec::new(), places: BTreeMap::new(), num_printed: 0, failed: None }
     }
 
     /// Has all requests carried out, and prints the texts. What fails in one of them ends that one alone, and the command with an error when
@@ -183,32 +185,51 @@ impl WrittenTexts {
     fn print_ended(&mut self) -> Result<(), Fault> {
         while let Some((text, end)) = self.texts.get(self.num_printed).and_then(|text| Some((text, text.end.as_ref()?))) {
             self.num_printed += 1;
-            let WrittenText { prompt, sample, prompt_tokens, ids, words, .. } = text;
-            let line = match (self.shown, end) {
-                // The error says it all.
-                (Shown::Streamed, End::Failed(_)) if ids.is_empty() => continue,
-                (Shown::Streamed, _) => String::new(),
-                (Shown::Texts, _) => {
-                    let words = match end {
-                        End::Failed(error) => error.clone(),
-                        _ if words.is_empty() => format!("{ids:?}"),
-                        _ => words.clone(),
-                    };
-                    format!("== prompt {}, text {} ({}) ==\n{words}", prompt + 1, sample + 1, end.name())
-                }
-                (Shown::Json, _) => {
-                    let mut line = json!({
-                        "prompt": prompt, "sample": sample, "prompt_tokens": prompt_tokens, "token_ids": ids, "text": words,
-                        "finish_reason": end.name(),
-                    });
-                    if let End::Failed(error) = end {
-                        line["error"] = json!(error);
-                    }
-                    line.to_string()
-                }
-            };
-            console::result(&line)?;
+            if let Some(line) = self.line(text, end) {
+                console::result(&line)?;
+            }
         }
         Ok(())
+    }
+
+    /// What is printed at the end of a text.
+    fn line(&self, text: &WrittenText, end: &End) -> Option<String> {
+        let WrittenText { prompt, sample, prompt_tokens, ids, words, .. } = text;
+        Some(match (self.shown, end) {
+            // The error says it all.
+            (Shown::Streamed, End::Failed(_)) if ids.is_empty() => return None,
+            (Shown::Streamed, _) => String::new(),
+            (Shown::Texts, _) => {
+                let words = match end {
+                    End::Failed(error) => error.clone(),
+                    _ if !self.has_text => format!("{ids:?}"),
+                    _ => words.clone(),
+                };
+                format!("== prompt {}, text {} ({}) ==\n{words}", prompt + 1, sample + 1, end.name())
+            }
+            (Shown::Json, _) => {
+                let mut line = json!({
+                    "prompt": prompt, "sample": sample, "prompt_tokens": prompt_tokens, "token_ids": ids, "text": words,
+                    "finish_reason": end.name(),
+                });
+                if let End::Failed(error) = end {
+                    line["error"] = json!(error);
+                }
+                line.to_string()
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_stand_for_a_text_only_where_there_is_none_by_nature() {
+        let text = WrittenText { prompt: 0, sample: 0, prompt_tokens: 1, ids: vec![7], words: String::new(), end: None };
+        let line = |has_text| WrittenTexts::new(Shown::Texts, has_text).line(&text, &End::Finished(Finish::Stop)).unwrap();
+        assert_eq!(line(true), "== prompt 1, text 1 (stop) ==\n");
+        assert_eq!(line(false), "== prompt 1, text 1 (stop) ==\n[7]");
     }
 }
