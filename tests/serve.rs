@@ -164,6 +164,13 @@ fn a_harness_reads_the_likelihoods_of_transformers() {
     assert_eq!(server.end(), Some(0));
 }
 
+/// A request with one more field.
+fn with(body: &Value, name: &str, value: Value) -> Value {
+    let mut body = body.clone();
+    body[name] = value;
+    body
+}
+
 #[test]
 fn texts_are_the_same_whole_and_in_parts_and_say_what_was_used() {
     let dir = tempfile::tempdir().unwrap();
@@ -174,14 +181,26 @@ fn texts_are_the_same_whole_and_in_parts_and_say_what_was_used() {
     // As a harness writes messages.
     let typed = json!({ "messages": [{ "role": "user", "type": "text", "content": "Which sea is grey?" }], "max_tokens": 20, "seed": 3, "n": 2 });
     assert_eq!(server.json(CHAT, &typed)["choices"], whole["choices"]);
-    let mut streamed = chat.clone();
-    streamed["stream"] = json!(true);
-    streamed["stream_options"] = json!({ "include_usage": true });
+    let streamed = with(&with(&chat, "stream", json!(true)), "stream_options", json!({ "include_usage": true }));
     let (status, events) = server.ask(CHAT, &streamed);
     assert_eq!(status, 200);
     let events: Vec<&str> = events.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     assert_eq!(events.last(), Some(&"[DONE]"));
     let events: Vec<Value> = events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    let long =
+        json!({ "messages": [{ "role": "user", "content": "Which sea is grey?" }], "max_tokens": 40_000, "top_logprobs": 0 });
+    let (status, error) = server.ask(CHAT, &long);
+    assert!(status == 400 && error.contains("\"param\":\"messages\""), "{error}");
+    // Each token has its id in an event, whatever its text is.
+    let plain = json!({ "prompt": "The sea", "max_tokens": 20, "seed": -5, "n": 2 });
+    let expected = server.json(COMPLETIONS, &plain)["choices"].clone();
+    let (_, parts) = server.ask(COMPLETIONS, &with(&plain, "stream", json!(true)));
+    let parts: Vec<Value> = parts.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
+    for index in 0..2 {
+        let of_choice = parts.iter().map(|part| &part["choices"][0]).filter(|choice| choice["index"] == index);
+        let ids: Vec<Value> = of_choice.flat_map(|choice| choice["token_ids"].as_array().unwrap().clone()).collect();
+        assert_eq!(json!(ids), expected[index]["token_ids"]);
+    }
     for index in 0..2 {
         let of_choice = |event: &Value| event["choices"].as_array().unwrap().iter().find(|c| c["index"] == index).cloned();
         let parts: Vec<Value> = events.iter().filter_map(of_choice).collect();
@@ -194,6 +213,24 @@ fn texts_are_the_same_whole_and_in_parts_and_say_what_was_used() {
     assert!(whole["kvtune"]["evicted"].as_u64().unwrap() > 0, "{whole}");
     let tokens = server.json("POST /tokenize", &json!({ "prompt": "The sea" }));
     assert_eq!(server.json("POST /detokenize", &json!({ "tokens": tokens["tokens"] }))["prompt"], "The sea");
+    let special = json!({ "tokens": [1, 2] });
+    assert_eq!(server.json("POST /detokenize", &special)["prompt"], "<|im_start|><|im_end|>");
+    let (status, error) = server.ask("POST /detokenize", &json!({ "tokens": [1, 512] }));
+    assert!(
+        status == 400 && error.contains("token 512 is not in the vocabulary of 512") && error.contains("\"tokens\""),
+        "{error}"
+    );
+    // As who scores texts asks.
+    let scored = json!({ "prompt": ["<|im_start|>The sea"], "max_tokens": 0, "echo": true, "logprobs": 1 });
+    let reply = server.json(COMPLETIONS, &scored);
+    let (choice, count) = (&reply["choices"][0], reply["usage"]["prompt_tokens"].as_u64().unwrap() as usize);
+    assert_eq!((&choice["text"], &choice["token_ids"]), (&json!("<|im_start|>The sea"), &json!([])));
+    assert_eq!(
+        (choice["logprobs"]["tokens"].as_array().unwrap().len(), &reply["usage"]["completion_tokens"]),
+        (count, &json!(0))
+    );
+    let of_ids = server.json(COMPLETIONS, &json!({ "prompt": [1, 9], "max_tokens": 0, "echo": true }));
+    assert!(of_ids["choices"][0]["text"].as_str().unwrap().starts_with("<|im_start|>"), "{of_ids}");
     let of_ruler =
         server.json("PUT /generate", &json!({ "prompt": "The sea", "max_tokens": 4, "temperature": 0, "top_k": 32, "stop": [] }));
     assert_eq!(of_ruler["text"].as_array().unwrap().len(), 1);
@@ -288,6 +325,7 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
     let locked = Server::start(&["--api-key-file", key.to_str().unwrap()]);
     assert_eq!(locked.ask("GET /v1/models", &Value::Null).0, 401);
     assert_eq!(locked.ask("GET /v1/models HTTP/1.1\r\nAuthorization: Bearer secret\r\nX: y", &Value::Null).0, 200);
+    assert_eq!(locked.ask("GET /v1/models HTTP/1.1\r\nAuthorization: bearer  secret\r\nX: y", &Value::Null).0, 200);
     assert_eq!(locked.ask("GET /health", &Value::Null).0, 200);
 }
 
@@ -445,6 +483,10 @@ fn only_own_names_and_allowed_origins_may_ask() {
     let preflight = "Access-Control-Request-Method: POST\r\n";
     let (status, text) = ask("OPTIONS /v1/completions", &format!("Host: {own}\r\nOrigin: https://chat.example\r\n{preflight}"));
     assert!(status == 204 && text.contains("access-control-allow-headers: authorization, content-type"), "{text}");
+    let asks = format!(
+        "Host: {own}\r\nOrigin: https://chat.example\r\nAccess-Control-Request-Headers: x-stainless-os,authorization\r\n{preflight}"
+    );
+    assert!(ask("OPTIONS /v1/completions", &asks).1.contains("access-control-allow-headers: x-stainless-os,authorization"));
     assert_eq!(ask("OPTIONS /v1/completions", &format!("Host: {own}\r\nOrigin: https://evil.example\r\n{preflight}")).0, 403);
     let models = server.json("GET /v1/models", &Value::Null);
     assert_eq!(models["data"][0]["root"], "model-qwen2", "and not its directory");

@@ -136,5 +136,29 @@ fn key_in(path: &std::path::Path) -> Result<String, Fault> {
     let refuse = |message: String| Fault::usage(message, "write the key into the file, alone on its line");
     let text = files::read_text(path, FileKind::Note)?;
     let key = text.trim().to_owned();
-    if key.is_empty() { Err(refuse(format!("`{}` holds no API key", path.display()))) } else { Ok(key) }
+    match key.lines().count() {
+        0 => Err(refuse(format!("`{}` holds no API key", path.display()))),
+        1 => Ok(key),
+        lines => Err(refuse(format!("`{}` holds {lines} lines: expected one API key", path.display()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_holds_one_key() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (text, expected) in
+            [("\n secret \n\n", Ok("secret")), ("\n", Err("holds no API key")), ("a\nb\n", Err("holds 2 lines"))]
+        {
+            std::fs::write(file.path(), text).unwrap();
+            match (key_in(file.path()), expected) {
+                (Ok(key), Ok(expected)) => assert_eq!(key, expected),
+                (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+                (found, _) => panic!("{text:?}: {found:?}"),
+            }
+        }
+    }
 }

@@ -125,6 +125,15 @@ impl Tokenizer {
         self.bounded(&[id], false).map_err(|message| self.error(&message))
     }
 
+    /// The bytes of one token, special or not, which may be a part of a character.
+    pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, Fault> {
+        let text = self.token_text(id)?;
+        let entry = self.inner.encoder.id_to_token(id).filter(|_| text.contains(char::REPLACEMENT_CHARACTER));
+        // A wrong guess of how the entry stands for bytes has another text.
+        let bytes = entry.and_then(|entry| bytes_of(&entry)).filter(|bytes| String::from_utf8_lossy(bytes) == text);
+        Ok(bytes.unwrap_or_else(|| text.into_bytes()))
+    }
+
     /// The text of `ids` with the special tokens in it; parts of characters become replacement characters.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, Fault> {
         self.bounded(ids, false).map_err(|message| self.error(&message))
@@ -185,6 +194,22 @@ impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tokenizer").field("path", &self.inner.path).field("ends", &self.inner.ends).finish_non_exhaustive()
     }
+}
+
+/// The bytes that an entry of a vocabulary stands for: one as `<0xE2>`, or each as a character of GPT-2's alphabet, where those that can't be
+/// printed follow each other from 256 on.
+fn bytes_of(entry: &str) -> Option<Vec<u8>> {
+    if let Some(digits) = entry.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')) {
+        return u8::from_str_radix(digits, 16).ok().map(|byte| vec![byte]);
+    }
+    let byte = |c: char| match u32::from(c) {
+        c @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => Some(c as u8),
+        c @ 0x100..=0x120 => Some((c - 0x100) as u8),
+        c @ 0x121..=0x142 => Some((c - 0x121 + 0x7f) as u8),
+        0x143 => Some(0xad),
+        _ => None,
+    };
+    entry.chars().map(byte).collect()
 }
 
 /// A tokenizer that leaves merges out by chance gives other tokens each time.
@@ -264,6 +289,19 @@ mod tests {
             std::fs::write(dir.path().join(name), content).unwrap();
         }
         dir
+    }
+
+    #[test]
+    fn parts_of_a_character_have_their_bytes() {
+        let tokenizer = Tokenizer::load(&golden()).unwrap();
+        let text = "€ é \u{ad}\u{a0}😀 <|endoftext|>\u{fffd}";
+        let bytes = tokenizer.encode(text).unwrap().into_iter().map(|id| tokenizer.token_bytes(id).unwrap());
+        assert_eq!(bytes.flatten().collect::<Vec<_>>(), text.as_bytes());
+        assert_eq!(bytes_of("<0xE2>"), Some(vec![0xe2]));
+        let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+        let mut all: Vec<u8> = alphabet.iter().map(|c| bytes_of(&c.to_string()).unwrap()[0]).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..=255).collect::<Vec<u8>>());
     }
 
     /// Byte-level BPE and `SentencePiece`, as llama.cpp turns texts into ids.

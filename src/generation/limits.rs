@@ -35,8 +35,12 @@ impl PromptLimits {
         let limit = if rules.max_new_tokens.is_none() { asked.min(room) } else { asked };
         if limit == 0 || limit > room {
             let (read, new) = (prompt.len(), limit.max(1));
-            let message =
-                format!("a prompt of {read} tokens and {new} new ones are more than the {longest} positions of the model");
+            let message = match rules.max_length.filter(|_| asked == 0) {
+                Some(most) => format!("a prompt of {read} tokens leaves none for a text: together they may have {most}"),
+                None => {
+                    format!("a prompt of {read} tokens and {new} new ones are more than the {longest} positions of the model")
+                }
+            };
             let hint = "shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or scale the rotary embeddings with \
                         `model.rope_scaling`";
             return Err(Fault::usage(message, hint).of_kind(FaultKind::ContextLength));

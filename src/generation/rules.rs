@@ -20,6 +20,9 @@ pub struct GenerationRules {
     pub sampling: SamplingRules,
     /// New tokens at most; `None` where nobody says.
     pub max_new_tokens: Option<usize>,
+    /// New tokens where nobody says how many, in place of 256.
+    #[serde(skip)]
+    pub usual_new_tokens: Option<usize>,
     /// Tokens at most, with the prompt's; counts where nobody says how many new ones.
     pub max_length: Option<usize>,
     /// Tokens that end a text.
@@ -107,7 +110,12 @@ impl GenerationRules {
     /// Besides, the names of keys that nobody knows.
     pub fn of_model(dir: &Path) -> Result<(Self, Vec<String>), Fault> {
         let (mut rules, mut unknown) = (Self::default(), Vec::new());
-        for (key, value) in &object_of_model(dir, GENERATION)?.unwrap_or_default() {
+        let mut said = object_of_model(dir, GENERATION)?.unwrap_or_default();
+        // Where no token is drawn, this is how some write it.
+        if said.get("do_sample") != Some(&Value::Bool(true)) && said.get("temperature").is_some_and(|t| t.as_f64() == Some(0.0)) {
+            said.remove("temperature");
+        }
+        for (key, value) in &said {
             let at = |fault: RuleFault| fault.in_file(&dir.join(GENERATION));
             let is_private = key.starts_with('_') || HARMLESS.contains(&key.as_str());
             if !is_private && !value.is_null() && !rules.set(key, value).map_err(at)? {
@@ -157,7 +165,11 @@ impl GenerationRules {
             "stop" | "stop_strings" => {
                 self.stop = texts(value).ok_or_else(|| fault("a text that is not empty, or a list of them"))?;
             }
-            "seed" => self.seed = value.as_u64().ok_or_else(|| fault("a whole number of at least 0"))?,
+            // OpenAI's seeds may be negative.
+            "seed" => {
+                let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
+                self.seed = seed.ok_or_else(|| fault("a whole number"))?;
+            }
             _ => return refuse_others(key, value),
         }
         Ok(true)
@@ -166,7 +178,7 @@ impl GenerationRules {
     /// New tokens at most, behind a prompt of so many.
     pub fn new_tokens(&self, num_prompt: usize) -> usize {
         let within_length = || self.max_length.map(|length| length.saturating_sub(num_prompt));
-        self.max_new_tokens.or_else(within_length).unwrap_or(MAX_NEW_TOKENS)
+        self.max_new_tokens.or_else(within_length).or(self.usual_new_tokens).unwrap_or(MAX_NEW_TOKENS)
     }
 }
 

@@ -57,14 +57,15 @@ struct AccessVerdict {
     reply: Option<Response>,
     /// The origin of the page that may read the reply.
     origin: Option<HeaderValue>,
-    is_preflight: bool,
+    /// The headers that the page may send, where it asks for that first.
+    preflight: Option<HeaderValue>,
 }
 
 fn judge(rules: &AccessRules, request: &Request) -> AccessVerdict {
     let text = |name: HeaderName| request.headers().get(name).map(|value| value.to_str().unwrap_or_default());
     let refuse = |status, message: String| {
         let reply = Some(ApiError::new(status, message).into_response());
-        AccessVerdict { reply, origin: None, is_preflight: false }
+        AccessVerdict { reply, origin: None, preflight: None }
     };
     let (host, ends) = (text(header::HOST), request.extensions().get::<ConnectionEnds>().copied());
     if let Some(host) = host.filter(|host| !rules.knows_host(host, ends)) {
@@ -79,7 +80,10 @@ fn judge(rules: &AccessRules, request: &Request) -> AccessVerdict {
     let origin = origin.and_then(|origin| HeaderValue::from_str(origin).ok());
     let asks_first = request.method() == Method::OPTIONS && text(header::ACCESS_CONTROL_REQUEST_METHOD).is_some();
     if origin.is_some() && asks_first {
-        return AccessVerdict { reply: Some(StatusCode::NO_CONTENT.into_response()), origin, is_preflight: true };
+        // Clients have headers of their own, which change nothing here.
+        let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+        let preflight = Some(asked.unwrap_or_else(|| HeaderValue::from_static("authorization, content-type")));
+        return AccessVerdict { reply: Some(StatusCode::NO_CONTENT.into_response()), origin, preflight };
     }
     let has_body = [Method::POST, Method::PUT].contains(request.method());
     let kind = text(header::CONTENT_TYPE).unwrap_or_default().split(';').next().unwrap_or_default().trim();
@@ -87,29 +91,29 @@ fn judge(rules: &AccessRules, request: &Request) -> AccessVerdict {
         let message = "send the body as `Content-Type: application/json`".to_owned();
         return AccessVerdict { origin, ..refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, message) };
     }
-    AccessVerdict { reply: None, origin, is_preflight: false }
+    AccessVerdict { reply: None, origin, preflight: None }
 }
 
 /// Lets through what comes to this server by its name, from no other origin, and as JSON.
 pub(super) async fn only_from_allowed(State(rules): State<Arc<AccessRules>>, request: Request, next: Next) -> Response {
-    let AccessVerdict { reply, origin, is_preflight } = judge(&rules, &request);
+    let AccessVerdict { reply, origin, preflight } = judge(&rules, &request);
     let mut response = match reply {
         Some(reply) => reply,
         None => next.run(request).await,
     };
     if let Some(origin) = origin {
-        tell_browser(response.headers_mut(), origin, is_preflight);
+        tell_browser(response.headers_mut(), origin, preflight);
     }
     response
 }
 
 /// Says that a page of this origin may read the reply, and what it may send.
-fn tell_browser(headers: &mut HeaderMap, origin: HeaderValue, is_preflight: bool) {
+fn tell_browser(headers: &mut HeaderMap, origin: HeaderValue, preflight: Option<HeaderValue>) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(header::VARY, HeaderValue::from_static("Origin"));
-    if is_preflight {
+    if let Some(asked) = preflight {
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, PUT"));
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("authorization, content-type"));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked);
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     }
 }

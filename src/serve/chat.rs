@@ -32,7 +32,7 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
     let streams = fields.flag("stream", false)?;
     let is_told = fields.flag("logprobs", false)?;
     let count = fields.count("top_logprobs", 0..=MOST)?;
-    if count.is_some() && !is_told {
+    if count.is_some_and(|count| count > 0) && !is_told {
         return Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
     }
     if streams && is_told {
@@ -43,7 +43,8 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
     // A message is as long as it gets, unless somebody says otherwise.
     rules.max_length.get_or_insert(served.prompts.longest);
     let new_tokens = is_told.then(|| count.unwrap_or(0));
-    let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf { new_tokens, prompt: None }, &line)?;
+    let likelihoods = LikelihoodsOf { new_tokens, prompt: None };
+    let answers = served.ask(&prompts, &rules, samples, likelihoods, &line).map_err(|error| error.about("messages"))?;
     let head = ReplyHead::new(true, &served.name);
     if streams {
         return Ok(stream(&served, head, answers, 1, samples, tells_usage.then(|| prompts[0].len())));
@@ -74,7 +75,7 @@ fn choices(reader: &PromptEncoder, texts: &[WholeText], likelihoods: Option<usiz
 fn of_token(reader: &PromptEncoder, own: &TokenLikelihood, count: usize) -> Value {
     let one = |id: u32, log_probability: f32| {
         let token = reader.token(id);
-        json!({ "bytes": token.as_bytes(), "token": token, "logprob": log_probability })
+        json!({ "bytes": reader.bytes(id), "token": token, "logprob": log_probability })
     };
     let mut entry = one(own.id, own.log_probability);
     entry["top_logprobs"] = own.most_likely.iter().take(count).map(|&(id, value)| one(id, value)).collect();

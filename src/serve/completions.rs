@@ -15,7 +15,7 @@ use super::job::{PromptTexts, WholeText, gather};
 use super::reply::{ReplyHead, whole};
 use super::stream::stream;
 use super::tokens::PromptEncoder;
-use crate::generation::{LikelihoodsOf, TokenLikelihood};
+use crate::generation::{Finish, LikelihoodsOf, TokenLikelihood};
 
 /// New tokens where nobody says how many, as OpenAI has it.
 const MAX_TOKENS: usize = 16;
@@ -31,12 +31,17 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
     let count = fields.count("logprobs", 0..=MOST)?;
     let of_prompt = fields.count("prompt_logprobs", 0..=MOST)?;
     let tells_usage = fields.tells_usage()?;
+    let scores_alone = echo && fields.wants_no_tokens();
     if streams && (echo || count.is_some() || of_prompt.is_some()) {
         return Err(ApiError::field("stream", "`stream` goes neither with `echo` nor with `logprobs`"));
     }
     let mut rules = fields.rules(&served.rules)?;
-    rules.max_new_tokens.get_or_insert(MAX_TOKENS);
-    let prompts = served.read_apart(permit, move |reader| reader.prompts(&prompt, adds_special)).await?;
+    rules.usual_new_tokens = Some(MAX_TOKENS);
+    let read = move |reader: &PromptEncoder| {
+        let prompts = reader.prompts(&prompt, adds_special)?;
+        Ok((echo.then(|| reader.echoed(&prompt, &prompts)), prompts))
+    };
+    let (echoed, prompts) = served.read_apart(permit, read).await?;
     let likelihoods = LikelihoodsOf { new_tokens: count, prompt: of_prompt.max(count.filter(|_| echo)) };
     let answers = served.ask(&prompts, &rules, samples, likelihoods, &line)?;
     let head = ReplyHead::new(false, &served.name);
@@ -44,8 +49,13 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
         let prompt_tokens = tells_usage.then(|| prompts.iter().map(Vec::len).sum());
         return Ok(stream(&served, head, answers, prompts.len(), samples, prompt_tokens));
     }
-    let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
-    let work = move |reader: &PromptEncoder| Ok((choices(reader, &prompts, &all, echo, count, of_prompt), prompts, all));
+    let mut all = served.in_time(gather(answers, prompts.len(), samples)).await?;
+    if scores_alone {
+        let new = all.iter_mut().flat_map(|prompt| &mut prompt.texts);
+        new.for_each(|text| *text = WholeText { reason: Some(Finish::Length), evicted: text.evicted, ..WholeText::default() });
+    }
+    let work =
+        move |reader: &PromptEncoder| Ok((choices(reader, &prompts, &all, echoed.as_deref(), count, of_prompt), prompts, all));
     let (choices, prompts, all) = served.apart(work).await?;
     let reply = head.whole(&choices);
     Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
@@ -56,21 +66,20 @@ fn choices(
     reader: &PromptEncoder,
     prompts: &[Vec<u32>],
     all: &[PromptTexts],
-    echo: bool,
+    echoed: Option<&[String]>,
     count: Option<usize>,
     of_prompt: Option<usize>,
 ) -> Vec<Value> {
     let mut choices = Vec::new();
-    for (ids, texts) in prompts.iter().zip(all) {
-        // Nothing where there is no tokenizer.
-        let echoed = if echo { reader.decode(ids).unwrap_or_default() } else { String::new() };
+    for (index, (ids, texts)) in prompts.iter().zip(all).enumerate() {
+        let echoed = echoed.map(|all| &all[index][..]);
         for text in &texts.texts {
             let mut choice = json!({
-                "index": choices.len(), "text": format!("{echoed}{}", text.text), "token_ids": text.ids,
-                "finish_reason": text.reason.map(crate::generation::Finish::name), "logprobs": null,
+                "index": choices.len(), "text": format!("{}{}", echoed.unwrap_or_default(), text.text), "token_ids": text.ids,
+                "finish_reason": text.reason.map(Finish::name), "logprobs": null,
             });
             if let Some(count) = count {
-                choice["logprobs"] = likelihoods_of(reader, echo.then_some((&ids[..], texts)), text, count);
+                choice["logprobs"] = likelihoods_of(reader, echoed.map(|_| (&ids[..], texts)), text, count);
             }
             if let Some(count) = of_prompt {
                 choice["prompt_logprobs"] = of_prompt_tokens(reader, texts, count);

@@ -97,6 +97,12 @@ impl BodyFields {
         }
     }
 
+    /// Whether `max_tokens` is 0, as who has a prompt scored says it. The engine writes one all the same.
+    pub(super) fn wants_no_tokens(&mut self) -> bool {
+        let most = self.0.get_mut("max_tokens").filter(|most| **most == 0);
+        most.map(|most| *most = 1.into()).is_some()
+    }
+
     /// The rules of the text, over those of the model, from all fields that are left: OpenAI's defaults are not Transformers'.
     pub(super) fn rules(mut self, model: &GenerationRules) -> Result<GenerationRules, ApiError> {
         let mut rules = GenerationRules { eos: model.eos.clone(), ..GenerationRules::default() };
@@ -129,6 +135,8 @@ impl BodyFields {
                     let expected = values.iter().map(|value| format!("`{value}`")).collect::<Vec<_>>().join(" or ");
                     return Err(ApiError::field(&name, format!("`{name}` is not supported but as {expected}")));
                 }
+                // vLLM's way to name no seed.
+                None if name == "seed" && value == -1 => {}
                 // Here `temperature` says it.
                 None if name != "do_sample" && rules.set(&name, &value)? => {}
                 None => return Err(ApiError::field(&name, format!("there is no field `{name}`"))),

@@ -50,7 +50,7 @@ pub(super) async fn responses(State(served): State<Arc<AppState>>, request: Requ
     reply["temperature"] = json!(if sampling.do_sample { sampling.temperature } else { 0.0 });
     reply["top_p"] = json!(sampling.top_p);
     let reply = ResponseReply::new(&served, reply, prompt.len());
-    let answers = served.ask(&[prompt], &rules, 1, LikelihoodsOf::default(), &line)?;
+    let answers = served.ask(&[prompt], &rules, 1, LikelihoodsOf::default(), &line).map_err(|error| error.about("input"))?;
     if streams {
         return Ok(reply.stream(&served, answers));
     }

@@ -152,7 +152,8 @@ fn routes(state: Arc<AppState>, access: AccessRules, has_log: bool) -> Router {
 /// Lets nobody in who does not know the key. Hashes are compared, so that the time tells nothing about it.
 async fn knows_the_key(State(served): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let given = given.and_then(|value| value.strip_prefix("Bearer ")).map(|key| blake3::hash(key.as_bytes()));
+    let given = given.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let given = given.map(|(_, key)| blake3::hash(key.trim().as_bytes()));
     if served.api_key.is_some() && given != served.api_key {
         let message = "send the API key of this server as `Authorization: Bearer KEY`";
         return ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key").into_response();
@@ -194,6 +195,10 @@ async fn detokenize(State(served): State<Arc<AppState>>, request: Request) -> Re
     let wrong = || ApiError::field("tokens", "`tokens` must be a list of token ids");
     let ids = fields.take("tokens").ok_or_else(wrong)?;
     let ids: Vec<u32> = serde_json::from_value(ids).map_err(|_| wrong())?;
+    let most = served.prompts.vocab_size;
+    if let Some(id) = ids.iter().find(|id| **id as usize >= most) {
+        return Err(ApiError::field("tokens", format!("token {id} is not in the vocabulary of {most}")));
+    }
     Ok(Json(json!({ "prompt": served.read_apart(permit, move |reader| reader.decode(&ids)).await? })))
 }
 

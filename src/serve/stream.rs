@@ -20,12 +20,12 @@ use super::job::{Answers, TextEvent, gone};
 use super::reply::{ReplyHead, usage};
 
 /// An event of a choice: a part of its text, its end, or both.
-fn part(head: &ReplyHead, index: usize, text: &str, finish: Option<&str>) -> Value {
+fn part(head: &ReplyHead, index: usize, text: &str, ids: &[u32], finish: Option<&str>) -> Value {
     let choice = if head.is_chat {
         let delta = if text.is_empty() { json!({}) } else { json!({ "content": text }) };
         json!({ "index": index, "delta": delta, "finish_reason": finish, "logprobs": null })
     } else {
-        json!({ "index": index, "text": text, "finish_reason": finish, "logprobs": null })
+        json!({ "index": index, "text": text, "token_ids": ids, "finish_reason": finish, "logprobs": null })
     };
     head.event(&[choice])
 }
@@ -53,15 +53,15 @@ pub(super) fn stream(
             let Some(next) = events.next().await else { return };
             match next {
                 Ok((_, TextEvent::Prompt(_))) => {}
-                Ok((prompt, TextEvent::Token { sample, text, .. })) => {
+                Ok((prompt, TextEvent::Token { sample, id, text, .. })) => {
                     new_tokens += 1;
-                    if !text.is_empty() {
-                        events.send(&part(&head, prompt * samples + sample, &text, None));
+                    if !(head.is_chat && text.is_empty()) {
+                        events.send(&part(&head, prompt * samples + sample, &text, &[id], None));
                     }
                 }
                 Ok((prompt, TextEvent::Finished { sample, text, reason, .. })) => {
                     left -= 1;
-                    events.send(&part(&head, prompt * samples + sample, &text, Some(reason.name())));
+                    events.send(&part(&head, prompt * samples + sample, &text, &[], Some(reason.name())));
                 }
                 Ok((_, TextEvent::Failed(error))) | Err(error) => {
                     events.send(&error.to_json());

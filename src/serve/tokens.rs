@@ -50,8 +50,18 @@ impl PromptEncoder {
         ids.map_err(|error| ApiError::bad(error.to_string()))
     }
 
+    /// The text of tokens with the special ones among them.
     pub(super) fn decode(&self, ids: &[u32]) -> Result<String, ApiError> {
-        self.tokenizer()?.decode(ids).map_err(|error| ApiError::bad(error.to_string()))
+        self.tokenizer()?.decode_with_special(ids).map_err(|error| ApiError::bad(error.to_string()))
+    }
+
+    /// The texts of the prompts of `prompt`, as they were sent; empty where tokens were, and there is no tokenizer.
+    pub(super) fn echoed(&self, value: &Value, prompts: &[Vec<u32>]) -> Vec<String> {
+        let text = |(at, ids): (usize, &Vec<u32>)| match value.as_str().or_else(|| value.get(at)?.as_str()) {
+            Some(text) => text.to_owned(),
+            None => self.decode(ids).unwrap_or_default(),
+        };
+        prompts.iter().enumerate().map(text).collect()
     }
 
     /// The tokens of a conversation by the chat template.
@@ -86,13 +96,18 @@ impl PromptEncoder {
         let text =
             if continues { template.render_to_continue(&conversation) } else { template.render(&conversation, adds_prompt) };
         // The template writes all special tokens itself.
-        self.encode(&text.map_err(|error| ApiError::field(name, error.to_string()))?, false)
+        self.encode(&text.map_err(|error| ApiError::field(name, error.to_string()))?, false).map_err(|error| error.about(name))
     }
 
     /// The text of one token; its id where there is no text.
     pub(super) fn token(&self, id: u32) -> String {
         let text = self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.token_text(id).ok());
         text.unwrap_or_else(|| format!("token_id:{id}"))
+    }
+
+    /// The bytes of one token, which may be a part of a character; none where there is no text.
+    pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.token_bytes(id).ok())
     }
 
     pub(super) fn most_likely(&self, likelihood: &TokenLikelihood, count: usize) -> Map<String, Value> {
