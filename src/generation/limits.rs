@@ -48,3 +48,27 @@ impl PromptLimits {
         Ok(limit)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_asks_for_is_cut_to_the_room_that_is_left() {
+        let limits = PromptLimits { vocab_size: 9, longest: 20, most: 20 };
+        let usual = GenerationRules { usual_new_tokens: Some(16), ..GenerationRules::default() };
+        let asked = GenerationRules { max_new_tokens: Some(16), ..usual.clone() };
+        let within = GenerationRules { max_length: Some(3), ..usual.clone() };
+        for (rules, prompt, expected) in [
+            (&usual, 2, Ok(16)),
+            (&usual, 15, Ok(5)),
+            (&usual, 20, Err("a prompt of 20 tokens and 1 new ones are more than the 20 positions of the model")),
+            (&asked, 15, Err("a prompt of 15 tokens and 16 new ones are more than the 20 positions of the model")),
+            (&within, 2, Ok(1)),
+            (&within, 5, Err("a prompt of 5 tokens leaves none for a text: together they may have 3")),
+        ] {
+            let found = limits.check(&vec![1; prompt], rules).map_err(|error| error.to_string());
+            assert_eq!(found, expected.map_err(str::to_owned), "{prompt}");
+        }
+    }
+}

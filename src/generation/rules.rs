@@ -200,3 +200,22 @@ fn texts(value: &Value) -> Option<Vec<String>> {
     let one = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
     value.as_array().map_or_else(|| one(value).map(|text| vec![text]), |all| all.iter().map(one).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_no_token_is_drawn_the_temperature_may_be_0() {
+        let dir = tempfile::tempdir().unwrap();
+        let read = |text: &str| {
+            std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
+            GenerationRules::of_model(dir.path()).map(|(rules, _)| rules.sampling.temperature)
+        };
+        let plain = GenerationRules::default().sampling.temperature;
+        for text in [r#"{"do_sample": false, "temperature": 0.0}"#, r#"{"temperature": 0}"#] {
+            assert_eq!(read(text).unwrap().to_bits(), plain.to_bits(), "{text}");
+        }
+        assert!(read(r#"{"do_sample": true, "temperature": 0.0}"#).unwrap_err().to_string().contains("`temperature` is 0.0"));
+    }
+}

@@ -33,7 +33,7 @@ impl ApiError {
         Self { param: Some(name.to_owned()), ..Self::bad(message) }
     }
 
-    /// The same about a prompt that a request has in the field `name`.
+    /// Says the same about a prompt that a request has in the field `name`.
     pub(super) fn about(mut self, name: &str) -> Self {
         self.param.iter_mut().filter(|param| *param == "prompt").for_each(|param| name.clone_into(param));
         self

@@ -1,7 +1,7 @@
 //! Sampling and stop strings beside the numbers of Transformers.
 
 use kvtune::data::Tokenizer;
-use kvtune::generation::{Candidate, DrawPlace, GenerationRules, PromptLimits, StoppedText, TokensSoFar, probabilities};
+use kvtune::generation::{Candidate, DrawPlace, GenerationRules, StoppedText, TokensSoFar, probabilities};
 use serde_json::{Value, json};
 
 use super::{fixture, numbers, rows};
@@ -129,37 +129,4 @@ fn what_can_not_be_followed_is_named() {
     let mut rules = GenerationRules::default();
     assert!(rules.set("seed", &Value::from(-2)).unwrap() && rules.seed == u64::MAX - 1);
     assert!(!GenerationRules::default().set("temprature", &Value::from(1)).unwrap(), "there is no such rule");
-}
-
-#[test]
-fn where_no_token_is_drawn_the_temperature_may_be_0() {
-    let dir = tempfile::tempdir().unwrap();
-    let read = |text: &str| {
-        std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
-        GenerationRules::of_model(dir.path()).map(|(rules, _)| rules.sampling.temperature)
-    };
-    let plain = GenerationRules::default().sampling.temperature;
-    for text in [r#"{"do_sample": false, "temperature": 0.0}"#, r#"{"temperature": 0}"#] {
-        assert_eq!(read(text).unwrap().to_bits(), plain.to_bits(), "{text}");
-    }
-    assert!(read(r#"{"do_sample": true, "temperature": 0.0}"#).unwrap_err().to_string().contains("`temperature` is 0.0"));
-}
-
-#[test]
-fn what_nobody_asks_for_is_cut_to_the_room_that_is_left() {
-    let limits = PromptLimits { vocab_size: 9, longest: 20, most: 20 };
-    let usual = GenerationRules { usual_new_tokens: Some(16), ..GenerationRules::default() };
-    let asked = GenerationRules { max_new_tokens: Some(16), ..usual.clone() };
-    let within = GenerationRules { max_length: Some(3), ..usual.clone() };
-    for (rules, prompt, expected) in [
-        (&usual, 2, Ok(16)),
-        (&usual, 15, Ok(5)),
-        (&usual, 20, Err("a prompt of 20 tokens and 1 new ones are more than the 20 positions of the model")),
-        (&asked, 15, Err("a prompt of 15 tokens and 16 new ones are more than the 20 positions of the model")),
-        (&within, 2, Ok(1)),
-        (&within, 5, Err("a prompt of 5 tokens leaves none for a text: together they may have 3")),
-    ] {
-        let found = limits.check(&vec![1; prompt], rules).map_err(|error| error.to_string());
-        assert_eq!(found, expected.map_err(str::to_owned), "{prompt}");
-    }
 }
