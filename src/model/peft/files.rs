@@ -47,7 +47,7 @@ pub fn read_peft(dir: &Path) -> Result<PeftFiles, Fault> {
 /// What PEFT calls a tensor now: Transformers before 4.52 had a language model inside another one whole, output projection and all.
 fn current_name(name: String) -> String {
     let inner = name.strip_prefix(PEFT_PREFIX).filter(|inner| inner.starts_with("language_model."));
-    inner.and_then(own_name).map_or(name, |own| format!("{PEFT_PREFIX}{}", inner_module(&own)))
+    inner.and_then(|stored| own_name(stored, true)).map_or(name, |own| format!("{PEFT_PREFIX}{}", inner_module(&own)))
 }
 
 /// Writes into an existing directory what PEFT's files have no names for; `modules` of `modules_to_save` mean it.
