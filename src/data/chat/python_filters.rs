@@ -1,9 +1,9 @@
 //! Filters and tests that are otherwise in minijinja than in Jinja2.
 
-use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter, filters};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, Output, State, Value, escape_formatter, filters};
 
-use super::python_methods::{fault, strip};
+use super::python_methods::{fault, named, strip};
 use super::python_values::{text_of, tojson};
 use super::scan::WALKED;
 
@@ -59,23 +59,6 @@ fn walked(value: Value) -> Result<Value, Error> {
         ValueKind::Bool | ValueKind::Number => Err(fault(format!("{value} is not iterable"))),
         _ => Ok(value),
     }
-}
-
-/// What a filter is given, by the names that Jinja2 has for it, in the order of its places.
-pub(super) fn named(names: &[&str], args: Rest<ValueOrKwargs>) -> Result<Kwargs, Error> {
-    let mut args = args.into_values();
-    let by_name = args.pop_if(|last| last.is_kwargs()).map(Kwargs::try_from).transpose()?;
-    if args.len() > names.len() {
-        return Err(Error::from(ErrorKind::TooManyArguments));
-    }
-    let mut all: Vec<(&str, Value)> = names.iter().copied().zip(args).collect();
-    for (name, options) in by_name.iter().flat_map(|options| options.args().map(move |name| (name, options))) {
-        if all.iter().any(|(given, _)| *given == name) {
-            return Err(fault(format!("got multiple values for argument '{name}'")));
-        }
-        all.push((name, options.get(name)?));
-    }
-    Ok(all.into_iter().collect())
 }
 
 fn default(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {

@@ -1,6 +1,6 @@
 //! Methods of Python's texts, lists and dictionaries that minijinja's own collection lacks or has otherwise.
 
-use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 use regex::Regex;
@@ -32,6 +32,23 @@ pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bo
 
 pub(super) fn fault(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
+}
+
+/// What a filter is given, by the names that Jinja2 has for it, in the order of its places.
+pub(super) fn named(names: &[&str], args: Rest<ValueOrKwargs>) -> Result<Kwargs, Error> {
+    let mut args = args.into_values();
+    let by_name = args.pop_if(|last| last.is_kwargs()).map(Kwargs::try_from).transpose()?;
+    if args.len() > names.len() {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let mut all: Vec<(&str, Value)> = names.iter().copied().zip(args).collect();
+    for (name, options) in by_name.iter().flat_map(|options| options.args().map(move |name| (name, options))) {
+        if all.iter().any(|(given, _)| *given == name) {
+            return Err(fault(format!("got multiple values for argument '{name}'")));
+        }
+        all.push((name, options.get(name)?));
+    }
+    Ok(all.into_iter().collect())
 }
 
 fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {

@@ -5,8 +5,7 @@ use std::fmt::Write;
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Error, Value};
 
-use super::python_filters::named;
-use super::python_methods::fault;
+use super::python_methods::{fault, named};
 
 /// Blanks of an indentation at most.
 const MOST_INDENT: i64 = 256;
