@@ -150,7 +150,9 @@ impl MergedModel {
         if self.saved.contains_key(SCORE) {
             // A classifier has no output projection.
             let is_left = |head: &TensorHead| self.weights.own(&head.name).as_deref() != Some(OUTPUT);
-            shards.iter_mut().for_each(|shard| shard.heads.retain(is_left));
+            for shard in &mut shards {
+                shard.heads.retain(is_left);
+            }
         }
         let mut new: BTreeMap<&str, &Tensor> = self.saved.iter().map(|(name, tensor)| (&**name, tensor)).collect();
         for head in shards.iter().flat_map(|shard| &shard.heads) {
