@@ -37,11 +37,13 @@ impl ReportRuns {
         }
         let map = |path: &PathBuf| Ok::<_, Fault>(Evictions::of(&ReplayLog::load(path)?, 0)?.map(&path.display().to_string()));
         let maps = self.evictions.iter().map(map).collect::<Result<Vec<_>, _>>()?;
-        let out = self
-            .out
-            .clone()
-            .unwrap_or_else(|| self.paths.first().zip(runs.first()).map_or_else(PathBuf::new, |(path, run)| own_page(path, run)));
-        files::write_named(&out, |file| file.write_all(report_page(&runs, &scores, &maps).as_bytes()))?;
+        let page = report_page(&runs, &scores, &maps);
+        let own = || self.paths.first().zip(runs.first()).map_or_else(PathBuf::new, |(path, run)| own_page(path, run));
+        // A link in a run that came from elsewhere is not what the user has named.
+        let out = match &self.out {
+            Some(out) => files::write_named(out, |file| file.write_all(page.as_bytes())).map(|()| out.clone())?,
+            None => files::write_atomic(&own(), page.as_bytes()).map(|()| own())?,
+        };
         console::outcome(&format!("report: {}", out.display()), &json!({ "report": out }))
     }
 }

@@ -69,8 +69,11 @@ impl Encoder {
         let tokenizer = self.tokenizer.as_ref();
         let own = tokenizer.map(|tokenizer| ("`tokenizer.json`", tokenizer.hash().to_owned()));
         let eos = tokenizer.and_then(|tokenizer| Some(("the token that ends a text", tokenizer.eos().ok()?.to_string())));
+        // A class is then read before the end of a text.
+        let is_eos = |pad: &u32| tokenizer.is_some_and(|tokenizer| tokenizer.eos().is_ok_and(|eos| eos == *pad));
+        let pad = self.pad.filter(is_eos).map(|pad| ("the token that pads", pad.to_string()));
         let chat = if with_template { self.chat.origins() } else { BTreeMap::new() };
-        own.into_iter().chain(eos).chain(chat).map(|(name, hash)| (name.to_owned(), hash)).collect()
+        own.into_iter().chain(eos).chain(pad).chain(chat).map(|(name, hash)| (name.to_owned(), hash)).collect()
     }
 
     /// Encodes a whole sample, however long, and finds its initial part where that is asked for.
@@ -101,8 +104,9 @@ impl Encoder {
                 // The class is read at the EOS behind the prompt, unless that is what pads.
                 let tokenizer = self.tokenizer()?;
                 let mut ids = tokenizer.encode_prompt(prompt)?;
+                let initial = self.initial.as_ref().map(|finder| finder.in_text(prompt, &ids)).transpose()?;
                 ids.push(tokenizer.eos()?);
-                of_class(ids, *class)
+                EncodedSample { initial, ..of_class(ids, *class) }
             }
         };
         sequence.check(self.vocab_size, content, place)?;
@@ -113,9 +117,9 @@ impl Encoder {
     fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), Fault> {
         let Some(finder) = &self.initial else { return Ok(()) };
         let found = match content {
-            Content::Text { prompt, .. } | Content::TextClass { prompt, .. } => {
-                finder.in_text(prompt, &sequence.ids[..sequence.prompt])?
-            }
+            // It was found in all of the prompt.
+            Content::TextClass { .. } => return Ok(()),
+            Content::Text { prompt, .. } => finder.in_text(prompt, &sequence.ids[..sequence.prompt])?,
             Content::Chat(_) => finder.in_tokens(&sequence.ids[..sequence.prompt])?,
             Content::Tokens { .. } | Content::TokensClass { .. } => finder.in_tokens(&sequence.ids)?,
         };

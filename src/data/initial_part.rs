@@ -85,7 +85,7 @@ mod tests {
     use crate::data::fixtures::{Fixture, tokenizer};
     use crate::data::{DataRequest, Sequence, open};
     use crate::recipe::DataFormat::{PromptCompletion, Tokens};
-    use crate::recipe::{DataFormat, EndRegex, OnTooLong};
+    use crate::recipe::{ClassList, DataFormat, EndRegex, HeadRecipe, OnTooLong};
 
     const PAD: u32 = 3;
 
@@ -180,6 +180,18 @@ mod tests {
         let line = serde_json::json!({"prompt": "Choose. ### the cache", "completion": "A"}).to_string();
         let sequence = sequences(&Fixture::new(PromptCompletion, line).classify(), &rule("###")).swap_remove(0);
         assert_eq!(kept(&sequence), "Choose. ###");
+        // What ends a text may pad, too: the class is then read at the prompt's last token, and the prompt is still whole.
+        let line = serde_json::json!({"prompt": "Choose. ### the cache", "completion": "x"}).to_string();
+        let mut fixture = Fixture::new(PromptCompletion, line);
+        fixture.head = HeadRecipe::SeqClassification(ClassList::Named(vec!["x".into(), "y".into()]));
+        let (rule, tokenizer) = (rule("###"), tokenizer());
+        let mut request = DataRequest { initial: Some(&rule), ..fixture.request(Some(&tokenizer)) };
+        request.limits.pad = Some(tokenizer.eos().unwrap());
+        let splits = open(&request, &mut |_| {}).unwrap();
+        let sequence = splits.train.batch(&[0]).unwrap().sequences.swap_remove(0);
+        assert_eq!(tokenizer.decode(&sequence.inputs).unwrap(), "Choose. ### the cache");
+        assert_eq!(kept(&sequence), "Choose. ###");
+        assert_eq!(splits.origins["the token that pads"], "0");
     }
 
     #[test]

@@ -41,12 +41,13 @@ pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::R
 }
 
 /// Does what [`write_atomic_with`] does to a file that the user has named: links stay, and the file behind them is replaced. What is no file, as a
-/// device or a pipe, is written into.
+/// device or a pipe, is written into, and so is what this process has open, as `/dev/stdout`.
 pub fn write_named(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
-    if !fs::metadata(path).is_ok_and(|found| is_special(&found)) {
-        return write_atomic_with(&behind_links(path)?, fill);
+    let place = behind_links(path)?;
+    if !is_open_file(&place) && !fs::metadata(&place).is_ok_and(|found| is_special(&found)) {
+        return write_atomic_with(&place, fill);
     }
-    let file = DiskFile::open("file", path, OpenOptions::new().write(true)).map_err(io_fault("write", path))?;
+    let file = DiskFile::open("file", path, OpenOptions::new().append(true)).map_err(io_fault("write", path))?;
     fill_buffered(file, path, fill).map(drop)
 }
 
@@ -55,9 +56,11 @@ pub fn behind_links(path: &Path) -> Result<PathBuf, Fault> {
     let mut place = path.to_path_buf();
     match fs::metadata(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_fault("write", path)(error)),
-        // They lead around in no circle, so they end.
+        // Links that lead in a circle have failed above.
         _ => {
-            while let Ok(target) = fs::read_link(&place) {
+            while !is_open_file(&place)
+                && let Ok(target) = fs::read_link(&place)
+            {
                 place = parent(&place).join(target);
             }
         }
@@ -65,7 +68,12 @@ pub fn behind_links(path: &Path) -> Result<PathBuf, Fault> {
     Ok(place)
 }
 
-/// Whether something is neither a file, nor a directory, nor a link: what has its name may be everybody's.
+/// Whether a name is one of those of open files: what it leads to may have no name, or another one by now.
+fn is_open_file(path: &Path) -> bool {
+    parent(path).canonicalize().is_ok_and(|dir| dir.starts_with("/proc"))
+}
+
+/// Whether something is neither a file, nor a directory, nor a link, but a device or a pipe: other processes have it by its name.
 fn is_special(found: &fs::Metadata) -> bool {
     !(found.is_file() || found.is_dir() || found.is_symlink())
 }
@@ -261,6 +269,14 @@ mod tests {
         write_named(Path::new("/dev/null"), |out| out.write_all(b"gone")).unwrap();
         let full = write_named(Path::new("/dev/full"), |out| out.write_all(b"x")).unwrap_err();
         assert_eq!(full.to_string(), "cannot write `/dev/full`");
+        // What is open stays the file that it is, as that of standard output, and what it held.
+        fs::write(at("open"), "before, ").unwrap();
+        let open = OpenOptions::new().append(true).open(at("open")).unwrap();
+        let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&open));
+        symlink(name, at("to open")).unwrap();
+        write_named(&at("to open"), |out| out.write_all(b"and now, ")).unwrap();
+        (&open).write_all(b"behind").unwrap();
+        assert_eq!(fs::read_to_string(at("open")).unwrap(), "before, and now, behind");
         let error = write_atomic(&at("pipe"), b"x").unwrap_err();
         assert!(error.to_string().ends_with("is a pipe: expected a file to replace"), "{error}");
         assert!(at("pipe").metadata().unwrap().file_type().is_fifo() && at("to pipe").is_symlink());

@@ -248,7 +248,7 @@ impl<'a> Generator<'a> {
     fn begin(&mut self, prefill: Prefill, events: &mut Vec<GenerationEvent>) -> Result<(), Fault> {
         let Prefill { id, request, session, limit, likelihoods, .. } = prefill;
         let Some(session) = session else { return Ok(()) };
-        let rules = Arc::new(request.rules);
+        let (rules, tokenizer) = (Arc::new(request.rules), self.tokenizer);
         let sample = |index, session| Sample {
             request: id,
             index,
@@ -257,7 +257,7 @@ impl<'a> Generator<'a> {
             num_prompt: request.prompt.len(),
             limit,
             rules: rules.clone(),
-            text: StoppedText::new(rules.stop.clone(), &request.prompt),
+            text: StoppedText::new(rules.stop.clone(), tokenizer, &request.prompt),
             num_likely: request.likelihoods.new_tokens,
             keeps_session: request.keeps_session.is_some(),
         };

@@ -36,7 +36,7 @@ impl PromptLimits {
         if limit == 0 || limit > room {
             let (read, new) = (prompt.len(), limit.max(1));
             let message = match rules.max_length.filter(|_| asked == 0) {
-                Some(most) => format!("a prompt of {read} tokens leaves none for a text: together they may have {most}"),
+                Some(most) => format!("a prompt of {read} tokens leaves no token for a text: together they may have {most}"),
                 None => {
                     format!("a prompt of {read} tokens and {new} new ones are more than the {longest} positions of the model")
                 }
@@ -65,7 +65,7 @@ mod tests {
             (&usual, 20, Err("a prompt of 20 tokens and 1 new ones are more than the 20 positions of the model")),
             (&asked, 15, Err("a prompt of 15 tokens and 16 new ones are more than the 20 positions of the model")),
             (&within, 2, Ok(1)),
-            (&within, 5, Err("a prompt of 5 tokens leaves none for a text: together they may have 3")),
+            (&within, 5, Err("a prompt of 5 tokens leaves no token for a text: together they may have 3")),
         ] {
             let found = limits.check(&vec![1; prompt], rules).map_err(|error| error.to_string());
             assert_eq!(found, expected.map_err(str::to_owned), "{prompt}");

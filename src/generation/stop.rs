@@ -1,10 +1,12 @@
 //! Text that comes token by token: bytes become characters, and stop strings are seen wherever tokens end.
 
+use std::ops::RangeInclusive;
+
 use crate::data::Tokenizer;
 use crate::units::Fault;
 
 /// Tokens become text as soon as it is sure: the bytes of a character may be spread over tokens, and some tokenizers treat the first token
-/// of a text differently. So what is new is read behind a few tokens that came before, as vLLM does.
+/// of a text differently. So what is new is read behind a few tokens that came before, whole characters where there are some, as vLLM does.
 #[derive(Clone, Debug)]
 struct TextStream {
     ids: Vec<u32>,
@@ -16,12 +18,15 @@ struct TextStream {
 
 /// Tokens without the end of a character, after which their text is handed out all the same.
 const LONGEST_WAIT: usize = 16;
-/// Tokens of the prompt that the first new one is read behind.
-const PROMPT_TOKENS: usize = 5;
+/// Tokens of the prompt that the first new one is read behind: the fewest that are whole characters.
+const PROMPT_TOKENS: RangeInclusive<usize> = 5..=23;
 
 impl TextStream {
-    fn new(prompt: &[u32]) -> Self {
-        let ids = prompt[prompt.len().saturating_sub(PROMPT_TOKENS)..].to_vec();
+    fn new(tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Self {
+        let last = |count: usize| &prompt[prompt.len().saturating_sub(count)..];
+        let text = |ids: &[u32]| tokenizer.and_then(|tokenizer| tokenizer.decode(ids).ok());
+        let is_whole = |ids: &&[u32]| text(ids).is_some_and(|text| !text.contains(char::REPLACEMENT_CHARACTER));
+        let ids = PROMPT_TOKENS.map(last).find(is_whole).unwrap_or(last(*PROMPT_TOKENS.start())).to_vec();
         Self { window: 0, read: ids.len(), ids }
     }
 
@@ -71,8 +76,8 @@ pub struct StoppedText {
 
 impl StoppedText {
     /// The text that follows `prompt`.
-    pub fn new(stops: Vec<String>, prompt: &[u32]) -> Self {
-        Self { stream: TextStream::new(prompt), stops, held: String::new(), has_stopped: false }
+    pub fn new(stops: Vec<String>, tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Self {
+        Self { stream: TextStream::new(tokenizer, prompt), stops, held: String::new(), has_stopped: false }
     }
 
     /// The text that one more token adds for good. The text ends before the stop string that is complete first, of several the longest;

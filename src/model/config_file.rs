@@ -49,8 +49,7 @@ impl ModelConfig {
             tie_word_embeddings: fields.flag_or("tie_word_embeddings", family.tied_by_default)?,
             num_classes,
             has_score: num_classes.is_some(),
-            // Some files have -1 for none.
-            pad_token_id: fields.get("pad_token_id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()),
+            pad_token_id: pad_token_id(fields, family),
             initializer_range: fields.number_or("initializer_range", 0.02)?,
             weight_kind: weight_kind(fields)?,
             dropouts: dropouts(fields, family)?,
@@ -61,6 +60,13 @@ impl ModelConfig {
         }
         Ok(config)
     }
+}
+
+/// The token that pads; some files have null or -1 for none.
+fn pad_token_id(fields: Fields<'_>, family: &Family) -> Option<u32> {
+    const KEY: &str = "pad_token_id";
+    let default = family.default_pad.filter(|_| !fields.is_null(KEY));
+    fields.get(KEY).map_or(default, |id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
 }
 
 fn family(fields: Fields<'_>) -> Result<&'static Family, Fault> {
@@ -651,8 +657,11 @@ mod tests {
             "sliding_window": 8}));
         let windows = smollm.unwrap().layers.into_iter().map(|layer| layer.attention.rule.window).collect::<Vec<_>>();
         assert_eq!(windows, [None, Some(8), None]);
-        let pad = |value: Value| config(&json!({ "pad_token_id": value })).unwrap().pad_token_id;
-        assert_eq!((pad(json!(3)), pad(json!(-1)), pad(json!(null))), (Some(3), None, None));
+        let pad = |changes: &Value| config(changes).unwrap().pad_token_id;
+        for (key, expected) in [(json!(3), Some(3)), (json!(-1), None), (json!(null), None)] {
+            assert_eq!(pad(&json!({"model_type": "olmo2", "pad_token_id": key})), expected);
+        }
+        assert_eq!((pad(&json!({"model_type": "olmo2"})), pad(&json!({}))), (Some(1), None));
     }
 
     #[test]

@@ -251,7 +251,7 @@ table! {
     #[derive(Clone)]
     /// The table `[head]` as it is written; [`HeadRecipe`] is what it says.
     pub(super) struct HeadTable in "head" {
-        /// The loss: every labelled token, or one class per sequence at its last token, from the logits of some tokens, or from a matrix of
+        /// The loss: every labelled token, or one class per sequence at its last token that is no pad, from the logits of some tokens, or from a matrix of
         /// its own that is trained too.
         #[word("next_token", "next-token", "next_token_prediction")]
         #[word("seq_classification", "seq-classification", "sequence_classification")]

@@ -34,8 +34,8 @@ pub(super) struct RunCallback {
     /// Tokens of the steps, and their seconds.
     speed: (f64, f64),
     said_not_pinned: bool,
-    /// The first line that standard output did not take.
-    pub(super) unsaid: Option<Fault>,
+    /// Why standard output did not take a line, the first time.
+    pub(super) output_fault: Option<Fault>,
     /// The line of a step that was made, and whose validation is still to be made.
     unvalidated: Option<StepMetrics>,
     interrupt: Interrupt,
@@ -95,7 +95,7 @@ impl RunCallback {
             summary: RunSummary::default(),
             speed: (0.0, 0.0),
             said_not_pinned: false,
-            unsaid: None,
+            output_fault: None,
             unvalidated,
             interrupt: interrupt.clone(),
             gives_up: trainer.recipe.checkpoint.on_sigterm == OnSigterm::AbandonStep,
@@ -116,8 +116,8 @@ impl RunCallback {
         let step = trainer.step();
         self.progress.note(why);
         let (began, said_not_pinned) = (self.began, self.said_not_pinned);
-        let (program, unsaid) = (self.program.take(), self.unsaid.take());
-        *self = Self { program, began, said_not_pinned, unsaid, ..Self::open(trainer, Some(step), &self.interrupt)? };
+        let (program, output_fault) = (self.program.take(), self.output_fault.take());
+        *self = Self { program, began, said_not_pinned, output_fault, ..Self::open(trainer, Some(step), &self.interrupt)? };
         Ok(())
     }
 
@@ -143,11 +143,11 @@ impl RunCallback {
         }
         if console::speech().is_json
             && let Err(error) = self.progress.above(|| console::result(&line))
-            && self.unsaid.is_none()
+            && self.output_fault.is_none()
         {
             self.progress.warning(&format!("{error}: the run goes on"));
             let hint = "look at where the output goes, as that disk may be full; the run has ended well, and `metrics.jsonl` has its lines";
-            self.unsaid = Some(error.with_hint(hint));
+            self.output_fault = Some(error.with_hint(hint));
         }
         files.board.send(&metrics);
         if let Some((_, answers)) = answers {

@@ -204,7 +204,7 @@ fn finish(trainer: &Trainer, callback: &mut RunCallback) -> Result<Ended, Fault>
     let summary = callback.end(trainer, "finished")?;
     callback.saved(trainer.save(SaveKind::Final)?);
     let ended = Ended { signal: None, memory: trainer.memory_by_part(), summary };
-    callback.unsaid.take().map_or(Ok(ended), Err)
+    callback.output_fault.take().map_or(Ok(ended), Err)
 }
 
 /// The end of a run that was asked to stop.

@@ -121,7 +121,11 @@ fn a_run_that_has_just_begun_has_empty_charts() {
     for name in place.names("run").iter().filter(|name| place.path("run").join(name).is_dir()) {
         fs::remove_dir_all(place.path("run").join(name)).unwrap();
     }
+    // A link that lies in a run is nothing that the user has named.
+    place.write("mine.html", "mine");
+    std::os::unix::fs::symlink("../mine.html", place.path("run/report.html")).unwrap();
     assert_eq!(place.run(&["report", "run"]).done().out, "report: run/report.html\n");
+    assert_eq!(place.read("mine.html"), b"mine");
     let page = String::from_utf8(place.read("run/report.html")).unwrap();
     elements(&page);
     assert!(page.matches(">no figures</text>").count() == 8 && page.contains("not finished"), "{page}");

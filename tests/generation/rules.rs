@@ -49,7 +49,7 @@ fn a_text_ends_before_its_stop_string() {
     let tokenizer = Tokenizer::load(&fixture("model-qwen2")).unwrap();
     for row in rows("stop.jsonl") {
         let stops = row["stop"].as_array().unwrap().iter().map(|stop| stop.as_str().unwrap().to_owned()).collect();
-        let mut stopped = StoppedText::new(stops, &[]);
+        let mut stopped = StoppedText::new(stops, Some(&tokenizer), &[]);
         let (mut text, mut stops_after) = (String::new(), None);
         for (at, id) in numbers(&row["tokens"]).into_iter().enumerate() {
             text.push_str(&stopped.push(&tokenizer, id).unwrap());
@@ -97,17 +97,19 @@ fn characters_in_bytes_and_blanks_at_the_beginning_come_whole() {
         (vec![begin], [vec![the], spelt("漢"), vec![cache], spelt("字é")].concat(), "the漢 cache字é"),
         (vec![begin, the], vec![cache, the], " cache the"),
         (spelt("漢"), spelt("字"), "字"),
+        // The fifth last token begins within a character.
+        (spelt("漢字"), spelt("字"), "字"),
         // Bytes that are no character stay so, and take no other with them.
         (vec![the], [spelt("漢"), bytes(&[0xE5, 0xAD])].concat(), "漢\u{FFFD}\u{FFFD}"),
         (vec![the], [bytes(&[0xFF; 20]), vec![cache]].concat(), &("\u{FFFD}".repeat(20) + " cache")),
     ] {
-        let mut stream = StoppedText::new(vec![], &prompt);
+        let mut stream = StoppedText::new(vec![], Some(&tokenizer), &prompt);
         let mut text: String = new.iter().map(|&id| stream.push(&tokenizer, id).unwrap()).collect();
         text.push_str(&stream.finish(&tokenizer).unwrap());
         assert_eq!(text, expected, "{prompt:?} {new:?}");
     }
     // A stop string may be complete only when no more tokens come.
-    let mut stream = StoppedText::new(vec!["\u{FFFD}".to_owned()], &[the]);
+    let mut stream = StoppedText::new(vec!["\u{FFFD}".to_owned()], Some(&tokenizer), &[the]);
     let told = bytes(&[0xE5]).into_iter().map(|id| stream.push(&tokenizer, id).unwrap()).collect::<String>();
     assert_eq!((told, stream.has_stopped), (String::new(), false));
     assert_eq!((stream.finish(&tokenizer).unwrap(), stream.has_stopped), (String::new(), true));

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_stand_for_a_text_only_where_there_is_none_by_nature() {
+    fn ids_are_shown_only_without_a_tokenizer() {
         let text = WrittenText { prompt: 0, sample: 0, prompt_tokens: 1, ids: vec![7], words: String::new(), end: None };
         let line = |has_text| WrittenTexts::new(Shown::Texts, has_text).line(&text, &End::Finished(Finish::Stop)).unwrap();
         assert_eq!(line(true), "== prompt 1, text 1 (stop) ==\n");

@@ -30,7 +30,11 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     environment.add_filter("escape", escape);
     environment.add_filter("e", escape);
     environment.add_filter("dictsort", |value: &Value, args: Rest<ValueOrKwargs>| {
-        filters::dictsort(value, named(&["case_sensitive", "by", "reverse"], args)?)
+        let options = named(&["case_sensitive", "by", "reverse"], args)?;
+        if options.get::<Option<&str>>("by")?.is_some_and(|by| !["key", "value"].contains(&by)) {
+            return Err(fault("dictsort: `by` is `key` or `value`"));
+        }
+        filters::dictsort(value, options)
     });
     environment.add_filter("sort", |state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>| {
         filters::sort(state, value, named(&["reverse", "case_sensitive", "attribute"], args)?)
@@ -100,7 +104,7 @@ fn indent(text: &str, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
 
 fn int(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let options = named(&["default", "base"], args)?;
-    let default = options.get::<Option<Value>>("default")?.unwrap_or(Value::from(0));
+    let default = if options.has("default") { options.get("default")? } else { Value::from(0) };
     let base = options.get::<Option<u32>>("base")?.unwrap_or(10);
     options.assert_all_used()?;
     if !(2..=36).contains(&base) {
@@ -126,7 +130,7 @@ fn int(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
 
 fn float(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let options = named(&["default"], args)?;
-    let default = options.get::<Option<Value>>("default")?.unwrap_or(Value::from(0.0));
+    let default = if options.has("default") { options.get("default")? } else { Value::from(0.0) };
     options.assert_all_used()?;
     Ok(as_number(value).map_or(default, Value::from))
 }

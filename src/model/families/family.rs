@@ -16,6 +16,8 @@ pub(in crate::model) struct Family {
     pub(in crate::model) architecture: &'static str,
     /// The values of [`wrapper::SIZES`](super::wrapper::SIZES) that Transformers' class has by itself.
     pub(in crate::model) class_sizes: [usize; 6],
+    /// The token that pads when `config.json` doesn't say.
+    pub(in crate::model) default_pad: Option<u32>,
     /// Whether the output projection is the embedding when `config.json` doesn't say.
     pub(in crate::model) tied_by_default: bool,
     pub(in crate::model) rope: RopeRules,
@@ -68,6 +70,7 @@ impl Family {
         model_type: "",
         architecture: "",
         class_sizes: [4096, 11_008, 32, 32, 32_000, 2048],
+        default_pad: None,
         tied_by_default: false,
         rope: RopeRules::USUAL,
         default_norm_eps: 1e-6,

@@ -11,6 +11,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "gemma2",
     architecture: "Gemma2ForCausalLM",
     class_sizes: [2304, 9216, 26, 8, 256_000, 8192],
+    default_pad: Some(0),
     tied_by_default: true,
     default_kv_heads: Some(4),
     default_head_dim: Some(256),

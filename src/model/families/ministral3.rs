@@ -14,6 +14,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "ministral3",
     architecture: "Ministral3ForCausalLM",
     class_sizes: [4096, 14_336, 34, 32, 131_072, 262_144],
+    default_pad: Some(11),
     default_norm_eps: 1e-5,
     default_kv_heads: Some(8),
     default_head_dim: Some(128),

@@ -7,6 +7,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "olmo2",
     architecture: "Olmo2ForCausalLM",
     class_sizes: [4096, 11_008, 32, 32, 50_304, 2048],
+    default_pad: Some(1),
     default_norm_eps: 1e-5,
     qk_norm: |_| Ok(Some(QkNorm::FullWidth)),
     norms: NormsSpec::BEHIND,

@@ -7,6 +7,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "phi3",
     architecture: "Phi3ForCausalLM",
     class_sizes: [3072, 8192, 32, 32, 32_064, 4096],
+    default_pad: Some(32_000),
     default_norm_eps: 1e-5,
     is_fused: true,
     // Files of the first models use these names for what was later called `longrope`.

@@ -8,6 +8,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "seed_oss",
     architecture: "SeedOssForCausalLM",
     class_sizes: [4096, 27_648, 64, 80, 155_136, 524_288],
+    default_pad: Some(1),
     default_kv_heads: Some(8),
     default_head_dim: Some(128),
     dropouts: &[("attention_dropout", 0.1), ("residual_dropout", 0.1)],

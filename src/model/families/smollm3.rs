@@ -11,6 +11,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "smollm3",
     architecture: "SmolLM3ForCausalLM",
     class_sizes: [2048, 11_008, 36, 16, 128_256, 32_768],
+    default_pad: Some(128_004),
     tied_by_default: true,
     rope: RopeRules::of_theta(2_000_000.0),
     default_kv_heads: Some(4),
