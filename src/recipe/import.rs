@@ -39,7 +39,6 @@ const REASONS: &[(&str, &str)] = &[
     ("evals_per_epoch", "`eval.interval` counts steps"),
     ("saves_per_epoch", "`checkpoint.save_interval` counts steps"),
     ("pad_to_sequence_len", "nothing is computed for pads"),
-    ("split", "all rows of the files are read"),
     ("field_", "columns are told from the rows: `kvtune data` shows them"),
     ("message_", "columns are told from the rows: `kvtune data` shows them"),
 ];
@@ -135,10 +134,13 @@ impl Import {
             ("adapter", "lora") => self.put("train.weights", "adapter"),
             ("adapter", "qlora") => {
                 self.put("train.weights", "adapter");
-                self.put("model.quantize", "nf4");
+                self.put("model.quantize", of_four_bits(all));
             }
-            ("load_in_4bit", "true") | ("quantization_bit", "4") => self.put("model.quantize", "nf4"),
-            ("load_in_8bit", "true") | ("quantization_bit", "8") => self.put("model.quantize", "int8"),
+            ("load_in_4bit", "true") => self.put("model.quantize", of_four_bits(all)),
+            ("load_in_8bit", "true") => self.put("model.quantize", "int8"),
+            ("quantization_bit", "4") if is_bitsandbytes(all) => self.put("model.quantize", of_four_bits(all)),
+            ("quantization_bit", "8") if is_bitsandbytes(all) => self.put("model.quantize", "int8"),
+            ("quantization_method" | "quantization_type" | "double_quantization", _) if is_bitsandbytes(all) => {}
             ("finetuning_type", "full") => self.put("train.weights", "all"),
             ("bf16", "auto") => self.put("model.dtype", "bf16"),
             ("stage", "pt") => self.put("data.format", "text"),
@@ -186,6 +188,7 @@ impl Import {
                     ("field_messages", Yaml::String(name)) if name == "messages" => {}
                     ("type", Yaml::String(word)) if self.is_format(word) => {}
                     _ if is_empty(value) => {}
+                    ("split", _) => self.leave(&format!("datasets[{index}].split"), value, "all rows of the files are read"),
                     _ => self.leave(&format!("datasets[{index}].{key}"), value, reason(key)),
                 }
             }
@@ -306,6 +309,19 @@ fn reason(key: &str) -> &'static str {
     let advice = ADVICE.iter().find(|(name, _)| *name == key);
     let begins = || REASONS.iter().find(|(start, _)| key.starts_with(start));
     advice.or_else(begins).map_or("a recipe has no such key", |(_, why)| why)
+}
+
+/// How bitsandbytes packs weights in 4 bits for these programs: with nested scales, unless LLaMA-Factory's keys say otherwise.
+fn of_four_bits(all: &Map<String, Yaml>) -> &'static str {
+    let says = |key: &str, expected: &str| all.get(key).is_some_and(|value| word(value) == expected);
+    if says("quantization_type", "fp4") {
+        return "fp4";
+    }
+    if says("double_quantization", "false") { "nf4" } else { "nf4-double" }
+}
+
+fn is_bitsandbytes(all: &Map<String, Yaml>) -> bool {
+    all.get("quantization_method").is_none_or(|method| ["bnb", "bitsandbytes"].contains(&&*word(method)))
 }
 
 fn word(value: &Yaml) -> String {

@@ -23,7 +23,7 @@ fn refused(mut changes: Value) -> String {
 fn a_quantisation_that_is_not_read_is_named() {
     let of = |quantised: Value| refused(json!({"model_type": "gpt_oss", "quantization_config": quantised}));
     assert_snapshot!(of(json!({"quant_method": "hqq"})), @r#"
-    error: `<dir>/model/config.json`: `quantization_config.quant_method` is "hqq", which is not supported: expected `bitsandbytes`, `mxfp4`, `fp8`, `gptq`, `awq` or `compressed-tensors`
+    error: `<dir>/model/config.json`: `quantization_config.quant_method` is "hqq", which is not supported: expected `bitsandbytes`, `mxfp4`, `fp8`, `gptq`, `awq`, `auto-round` or `compressed-tensors`
 
     hint: use a model without this, or correct `quantization_config.quant_method` if the model doesn't need it
     "#);

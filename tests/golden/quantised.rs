@@ -40,12 +40,13 @@ fn the_keys_of_a_gguf_file_are_the_configuration_that_it_was_made_of() {
     for case in cases {
         let found = ModelConfig::load(&fixture(&format!("quantised/model-{case}/model.gguf"))).unwrap();
         let written = ModelConfig::load_file(&fixture(&format!("quantised/config-{case}.json"))).unwrap();
-        // A GGUF file says no dtype, and nothing of how weights were drawn.
+        // A GGUF file says no dtype, and nothing of how weights were drawn. Its tokenizer says which token pads.
         assert_eq!(
             found,
             ModelConfig {
                 weight_kind: None,
                 initializer_range: found.initializer_range,
+                pad_token_id: found.pad_token_id,
                 packed: found.packed.clone(),
                 ..written
             },

@@ -51,7 +51,7 @@ fn axolotl() {
 
     [model]
     path = "NousResearch/Llama-3.2-1B"
-    quantize = "nf4"
+    quantize = "nf4-double"
     dtype = "bf16"
     allow_tf32 = false
 
@@ -197,9 +197,15 @@ fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
         &["betas = [0.9, 0.95]", "warmup_ratio = 0.1", "min_lr_ratio = 0.2", "name = \"adamw\""],
     );
     has(
-        "stage: sft\nmodel_name_or_path: m\nquantization_bit: 4\nlora_target_parameters: [mlp.experts.down_proj]\nadam_beta1: 0.8",
+        "stage: sft\nmodel_name_or_path: m\nquantization_bit: 4\ndouble_quantization: false\n\
+         lora_target_parameters: [mlp.experts.down_proj]\nadam_beta1: 0.8",
         &["quantize = \"nf4\"", "target_parameters = [\"mlp.experts.down_proj\"]", "betas = [0.8, 0.999]"],
     );
+    has(
+        "model_name_or_path: m\nquantization_bit: 4\nquantization_method: hqq",
+        &["# not carried over: quantization_bit = 4", "# not carried over: quantization_method = \"hqq\""],
+    );
+    has("model_name_or_path: m\nquantization_bit: 4\nquantization_method: bnb", &["quantize = \"nf4-double\""]);
     has(
         "stage: pt\nmodel_name_or_path: m\nfinetuning_type: full",
         &["format = \"text\"", "weights = \"all\"", "train = \"data.jsonl\""],

@@ -103,6 +103,9 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
     if model_type.starts_with("gemma") {
         set_gemma(&mut config, &keys)?;
     }
+    if matches!(model_type, "gemma2" | "gpt_oss") {
+        refuse_other_windows(&keys)?;
+    }
     let rope = rope(&keys, model_type)?;
     config["rope_parameters"] = match model_type {
         "gemma3_text" => {
@@ -118,6 +121,19 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
         config[ORIGINAL] = original;
     }
     Ok(config)
+}
+
+/// Fails where another program would let other layers slide than every second one, or rotate them otherwise.
+fn refuse_other_windows(keys: &Keys<'_>) -> Result<(), Fault> {
+    let (key, base) = ("attention.sliding_window_pattern", "rope.freq_base_swa");
+    if let Some(pattern) = keys.count(key)?.filter(|pattern| *pattern != 2) {
+        return Err(keys.file.wrong(&format!("`{}` is {pattern}, expected 2", keys.named(key))));
+    }
+    let usual = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
+    match keys.number(base)?.filter(|found| (found - usual).abs() > 0.0) {
+        Some(found) => Err(keys.file.wrong(&format!("`{}` is {found}, expected {usual} as in all layers", keys.named(base)))),
+        None => Ok(()),
+    }
 }
 
 /// The keys that a `config.json` of any family has.
@@ -249,6 +265,7 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
     let kind = keys.text("rope.scaling.type")?.or(factor.map(|_| "linear")).unwrap_or("none");
     match kind {
         "none" => table["rope_type"] = "default".into(),
+        "linear" if factor.is_none() => table["rope_type"] = "default".into(),
         "linear" | "yarn" => {
             table["rope_type"] = kind.into();
             table["factor"] = factor.into();
@@ -305,13 +322,17 @@ mod tests {
 
     /// That of a file with heads of 8 channels, and with these keys and tensors beside.
     fn config(architecture: &str, further: &[(&str, Vec<u8>)], tensors: &[&str]) -> Value {
+        read(architecture, further, tensors).unwrap()
+    }
+
+    fn read(architecture: &str, further: &[(&str, Vec<u8>)], tensors: &[&str]) -> Result<Value, Fault> {
         let sizes = [("embedding_length", 16), ("block_count", 2), ("attention.head_count", 2), ("feed_forward_length", 32)];
         let sizes = sizes.iter().chain(&[("context_length", 64), ("vocab_size", 8)]).map(|(key, size)| (*key, number(*size)));
         let own = sizes.chain([("attention.layer_norm_rms_epsilon", float(1e-5))]).chain(further.iter().cloned());
         let own: Vec<_> = own.map(|(key, value)| (format!("{architecture}.{key}"), value)).collect();
         let mut keys = vec![(ARCHITECTURE, text(architecture)), ("tokenizer.ggml.bos_token_id", number(1))];
         keys.extend(own.iter().map(|(key, value)| (&**key, value.clone())));
-        config_of(&opened(&file(&keys, tensors)).unwrap()).unwrap()
+        config_of(&opened(&file(&keys, tensors)).unwrap())
     }
 
     #[test]
@@ -330,6 +351,7 @@ mod tests {
             (vec![("rope.scale_linear", float(4.0))], linear.clone()),
             (vec![(kind, text("linear")), factor.clone()], linear),
             (vec![("rope.scale_linear", float(0.0))], plain.clone()),
+            (vec![(kind, text("linear"))], plain.clone()),
             (vec![(kind, text("none")), factor.clone()], plain.clone()),
             (vec![], plain),
             (
@@ -347,6 +369,12 @@ mod tests {
         let gemma = config("gemma3", &keys, &[]);
         assert_eq!(gemma["rope_parameters"]["sliding_attention"]["rope_theta"], 5e4);
         assert_eq!(gemma["sliding_window_pattern"], 3);
+        let same = [("rope.freq_base_swa", float(1e4)), ("attention.sliding_window_pattern", number(2))];
+        assert!(read("gemma2", &same, &[]).is_ok());
+        for other in keys {
+            let refused = read("gemma2", std::slice::from_ref(&other), &[]).unwrap_err().to_string();
+            assert!(refused.contains(&format!("`gemma2.{}` is ", other.0)), "{refused}");
+        }
         let lists = ["rope_factors_long.weight", "rope_factors_short.weight"];
         let phi = config("phi3", &[("rope.scaling.original_context_length", number(32))], &lists);
         assert_eq!(

@@ -87,7 +87,7 @@ impl Quantisation {
         let &[out, inner] = shape else { return Vec::new() };
         match self {
             Self::Mxfp4 => Vec::new(),
-            Self::FourBits { .. } => four_bits(weight),
+            Self::FourBits { .. } => four_bits(weight, out * inner),
             Self::EightBits => vec![
                 part(weight.to_owned(), &[Dtype::I8], shape),
                 part(own("SCB"), &[Dtype::F32], &[out]),
@@ -136,12 +136,14 @@ fn groups(ints: &Ints, inner: usize) -> usize {
     ints.group_size.map_or(1, |size| inner.div_ceil(size))
 }
 
-/// The size of codes depends on their dtype, those of scales on what the state says: they are checked when they are read.
-fn four_bits(weight: &str) -> Vec<WeightPart> {
+/// The shape of codes depends on their dtype, those of scales on what the state says: they are checked when they are read.
+fn four_bits(weight: &str, numbers: usize) -> Vec<WeightPart> {
+    let bytes = numbers.div_ceil(2);
+    let shapes = [1, 2, 4].iter().filter(|size| bytes.is_multiple_of(**size)).map(|size| vec![bytes / size, 1]);
     let any =
         |end: &str, dtypes, is_optional| WeightPart { name: format!("{weight}{end}"), dtypes, shapes: Vec::new(), is_optional };
     vec![
-        any("", STORAGE, false),
+        WeightPart { name: weight.to_owned(), dtypes: STORAGE, shapes: shapes.collect(), is_optional: false },
         any(".absmax", &[Dtype::F32, Dtype::U8], false),
         part(format!("{weight}.quant_map"), &[Dtype::F32], &[16]),
         any(".nested_absmax", &[Dtype::F32], true),
