@@ -146,14 +146,10 @@ impl MergedModel {
 
     /// The files of the base, under names that count them, and their tensors; what it has no place for goes into the last.
     fn shards(&self) -> Result<Vec<Shard<'_>>, Fault> {
-        let mut shards = self.weights.shards()?;
-        if self.saved.contains_key(SCORE) {
-            // A classifier has no output projection.
-            let is_left = |head: &TensorHead| self.weights.own(&head.name).as_deref() != Some(OUTPUT);
-            for shard in &mut shards {
-                shard.heads.retain(is_left);
-            }
-        }
+        // A classifier has no output projection.
+        let is_classifier = self.saved.contains_key(SCORE);
+        let is_left = |head: &TensorHead| !is_classifier || self.weights.own(&head.name).as_deref() != Some(OUTPUT);
+        let mut shards = self.weights.shards(is_left)?;
         let mut new: BTreeMap<&str, &Tensor> = self.saved.iter().map(|(name, tensor)| (&**name, tensor)).collect();
         for head in shards.iter().flat_map(|shard| &shard.heads) {
             if let Some(saved) = self.weights.own(&head.name).as_deref().and_then(|own| new.remove(own)) {

@@ -63,23 +63,28 @@ impl MergedWeights {
     }
 
     /// The files, under names that count them, with their tensors.
-    pub(super) fn shards(&self) -> Result<Vec<Shard<'_>>, Fault> {
+    pub(super) fn shards(&self, is_left: impl Fn(&TensorHead) -> bool) -> Result<Vec<Shard<'_>>, Fault> {
         if let Some(heads) = &self.unpacked {
-            return Ok(vec![Shard { name: MODEL_TENSORS.to_owned(), file: None, heads: heads.clone() }]);
+            let heads = heads.iter().filter(|head| is_left(head)).cloned().collect();
+            return Ok(vec![Shard { name: MODEL_TENSORS.to_owned(), file: None, heads }]);
         }
         let files = self.weights.files().map_or(&[][..], |files| &files.opened);
-        let name = |index: usize| match files.len() {
-            1 => MODEL_TENSORS.to_owned(),
-            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
-        };
         let head = |file: &TensorFile, name: String| {
             let view = file.get(&name)?;
             Ok(TensorHead { dtype: view.dtype, shape: view.shape.to_vec(), name })
         };
-        let shard = |(index, file)| {
-            let heads = TensorFile::names(file).into_iter().map(|name| head(file, name)).collect::<Result<_, Fault>>()?;
-            Ok(Shard { name: name(index), file: Some(file), heads })
+        let shard = |file| {
+            let mut heads =
+                TensorFile::names(file).into_iter().map(|name| head(file, name)).collect::<Result<Vec<_>, Fault>>()?;
+            heads.retain(&is_left);
+            Ok(Shard { name: MODEL_TENSORS.to_owned(), file: Some(file), heads })
         };
-        files.iter().enumerate().map(shard).collect()
+        let mut shards = files.iter().map(shard).collect::<Result<Vec<_>, Fault>>()?;
+        shards.retain(|shard| !shard.heads.is_empty());
+        let count = shards.len();
+        for (index, shard) in shards.iter_mut().enumerate().filter(|_| count > 1) {
+            shard.name = format!("model-{:05}-of-{count:05}.safetensors", index + 1);
+        }
+        Ok(shards)
     }
 }

@@ -276,16 +276,22 @@ fn a_merged_classifier_is_one() {
     }
     exported(&base, &name, ExportTarget::Peft, &dir.path().join("peft")).unwrap();
 
-    // An output projection of the base's own is left out: a classifier has none.
+    // An output projection of the base's own is left out, with the file that has it alone: a classifier has none.
     let untied = dir.path().join("untied");
     fs::create_dir(&untied).unwrap();
-    let mut all: Vec<(String, Tensor)> = tensors(&base.join("model.safetensors")).into_iter().collect();
-    all.push(("lm_head.weight".into(), Tensor::zeros([512, 64], (Kind::Float, Device::Cpu))));
-    save_tensors(&untied.join("model.safetensors"), &all, &pt_metadata()).unwrap();
+    let output = vec![("lm_head.weight".to_owned(), Tensor::zeros([512, 64], (Kind::Float, Device::Cpu)))];
+    let mut map = serde_json::Map::new();
+    let rest = tensors(&base.join("model.safetensors")).into_iter().collect();
+    for (file, part) in [("a.safetensors", rest), ("b.safetensors", output)] {
+        save_tensors(&untied.join(file), &part, &pt_metadata()).unwrap();
+        map.extend(part.into_iter().map(|(name, _)| (name, json!(file))));
+    }
+    fs::write(untied.join("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
     let config = fs::read_to_string(base.join("config.json")).unwrap();
     let config = config.replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
     fs::write(untied.join("config.json"), config).unwrap();
     exported(&untied, &name, ExportTarget::Merged, &dir.path().join("of-untied")).unwrap();
+    assert!(!tensors(&dir.path().join("of-untied/model.safetensors")).contains_key("lm_head.weight"));
     let merged = load(&dir.path().join("of-untied"));
     assert!(furthest(&no_grad(|| logits(&merged, &ids)), &before) <= 5e-5);
 }
