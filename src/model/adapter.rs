@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::check::{check_dropout, check_dropout_of_output, check_io_layers, check_settings};
+use super::check::{check_dropout, check_dropout_of_output, check_io_layers, check_saved, check_settings};
 use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, LoraDelta, MAGNITUDE, master_kind};
 use super::io_layers::{EmbeddingAdapter, IoTensor};
@@ -12,8 +12,8 @@ use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, peft_tensor};
 use super::peft::{ModuleSet, PeftConfig};
 use super::random;
 use super::targets::{
-    LoraTarget, all_names, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
-    targets_embedding,
+    LoraTarget, all_names, check_known, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings,
+    targets, targets_embedding,
 };
 use crate::recipe::{InitLora, LoraRecipe};
 use crate::units::Fault;
@@ -38,6 +38,7 @@ impl Adapter {
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, Fault> {
         let settings = peft_settings(config, lora)?;
         check_names(config, &settings)?;
+        check_saved(&settings)?;
         let mut adapter = Self::with_settings(config, settings, seed, kind, device)?;
         adapter.set_dropout(lora.dropout)?;
         Ok(adapter)
@@ -136,7 +137,13 @@ impl Adapter {
     /// The first key of a recipe that says otherwise than this adapter of the model, and what either says. `r`, `alpha` and the targets
     /// are always said; the other keys, where they differ from their defaults.
     pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, Fault> {
-        let (ours, theirs) = (&self.settings, listed(config, peft_settings(config, lora)?)?);
+        let ours = &self.settings;
+        let theirs = listed(config, peft_settings(config, lora)?)?;
+        // What the file names in vain is passed over, as in PEFT; what the recipe does by itself is a mistake.
+        if theirs.given != ours.given {
+            let (target_modules, target_parameters) = *theirs.given.clone();
+            check_known(config, &PeftConfig { target_modules, target_parameters, ..theirs.clone() })?;
+        }
         check_names(config, &theirs)?;
         let linears = |settings: &PeftConfig| {
             let modules = meant(config, settings)?.into_iter();
@@ -158,7 +165,8 @@ impl Adapter {
                 (key, recipe != plain.1 && recipe != adapter.1, shown, adapter.2)
             });
         let first = always.into_iter().chain(said).find(|(_, differs, ..)| *differs);
-        Ok(first.map(|(key, _, recipe, adapter)| Disagreement { key, recipe, adapter }))
+        let is_unnamed = |key| ours.has_unnamed && key == "modules_to_save";
+        Ok(first.map(|(key, _, recipe, adapter)| Disagreement { key, recipe, adapter, is_unnamed: is_unnamed(key) }))
     }
 
     /// All that is trained with its names in PEFT's files, by layer from the bottom, and what is trained outside the layers behind them; the
@@ -192,6 +200,8 @@ pub struct Disagreement {
     pub key: &'static str,
     pub recipe: String,
     pub adapter: String,
+    /// Not all that the adapter's file holds of it is named in its settings.
+    pub is_unnamed: bool,
 }
 
 /// What an adapter says under keys of `[lora]`: as it is compared, and as it is shown.
@@ -295,6 +305,16 @@ mod tests {
         assert_eq!(expected[3], "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight");
         let found = adapter(&recipe(&["q_proj"]), 1).disagreement(&config(), &recipe(&["self_attn.q_proj"])).unwrap();
         assert_eq!(found, None);
+        // What means nothing is passed over where the file has it, not where the recipe alone does.
+        let settings = PeftConfig::plain(2, 4.0, 0.0, ModuleSet::Names(["q_proj", "wq"].map(String::from).to_vec()));
+        let theirs = Adapter::with_settings(&config(), settings, 1, Kind::Double, Device::Cpu).unwrap();
+        assert_eq!(theirs.disagreement(&config(), &recipe(&["q_proj", "wq"])).unwrap(), None);
+        for typo in
+            [recipe(&["q_proj", "v_prj"]), LoraRecipe { target_parameters: vec!["gate.wt".into()], ..recipe(&["q_proj"]) }]
+        {
+            let error = theirs.disagreement(&config(), &typo).unwrap_err().to_string();
+            assert!(error.starts_with("unknown name `"), "{error}");
+        }
     }
 
     /// PEFT 0.21 finds the same modules: it takes whole names and ends of names, passes over names that mean nothing, and counts layers only

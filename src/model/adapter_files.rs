@@ -11,8 +11,8 @@ use super::delta::{A, master_kind};
 use super::io_layers::{EmbeddingAdapter, IoTensor, base_name, copied, copy_name, io_tensors, low_rank_io_layers};
 use super::names::{INNER, OUTPUT_MODULE, PEFT_PREFIX, peft_tensor};
 use super::peft::{ADAPTER_CONFIG, ModuleSet, PeftConfig, PeftFiles, read_peft, refused_settings, write_extra, write_peft};
-use super::targets::{LoraTarget, check_known, targets, targets_embedding, written};
-use crate::recipe::InitLora;
+use super::targets::{LoraTarget, check_known, module_set, targets, targets_embedding, written};
+use crate::recipe::{InitLora, TargetModules};
 use crate::store::{load_tensor, raw_tensors};
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
@@ -23,7 +23,7 @@ impl Adapter {
         let mut files = read_peft(dir)?;
         // An adapter of the language model by itself fits, too.
         files.config.is_inner = config.is_inner && files.tensors.names().iter().any(|name| name.contains(INNER));
-        name_all_targets(config, &mut files);
+        add_what_the_file_holds(config, &mut files)?;
         let refused = |error: Fault| refused_settings(&dir.join(ADAPTER_CONFIG), &[error.to_string().replace("`lora.", "`")]);
         let (targets, is_inner) = (targets(config, &files.config).map_err(refused)?, files.config.is_inner);
         if targets.is_empty() && !targets_embedding(&files.config) {
@@ -87,7 +87,10 @@ impl Adapter {
 
 /// Names in the settings what an adapter's file has of embedding and output projection and they do not. PEFT writes both whole where it is
 /// told to, and both ends of a tied model where one is trained for both; it reads them in any case.
-fn name_all_targets(config: &ModelConfig, PeftFiles { config: settings, tensors, .. }: &mut PeftFiles) {
+fn add_what_the_file_holds(
+    config: &ModelConfig,
+    PeftFiles { config: settings, tensors, .. }: &mut PeftFiles,
+) -> Result<(), Fault> {
     let named = io_tensors(config, settings);
     let ends = [(IoTensor::Embedding, "embed_tokens"), (IoTensor::Output, OUTPUT_MODULE)];
     let mut whole = ends.to_vec();
@@ -101,9 +104,13 @@ fn name_all_targets(config: &ModelConfig, PeftFiles { config: settings, tensors,
     let is_tied = settings.ties_output && tensors.contains(&peft_tensor(OUTPUT_MODULE, A));
     match &mut settings.target_modules {
         ModuleSet::Names(names) if is_tied => names.push(OUTPUT_MODULE.to_owned()),
+        ModuleSet::Matching(regex) if is_tied => {
+            settings.target_modules = module_set(TargetModules::Matching(format!("{OUTPUT_MODULE}|(?:{})", regex.written())))?;
+        }
         _ => {}
     }
     settings.ties_output = false;
+    Ok(())
 }
 
 fn load_finite(files: &PeftFiles, name: &str) -> Result<Tensor, Fault> {
@@ -127,7 +134,7 @@ mod tests {
     use crate::files::{TensorFile, read_json};
     use crate::model::Model;
     use crate::model::peft::{ADAPTER_TENSORS, EXTRA_TENSORS};
-    use crate::recipe::{Dtype, LoraRecipe, TargetModules, TrainedBias};
+    use crate::recipe::{Dtype, LoraRecipe, TrainedBias};
 
     fn fixture(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -364,6 +371,7 @@ mod tests {
             (with_tensors(&json!({}), whole), &["embed_tokens", "lm_head"][..], 2),
             (with_tensors(&json!({"modules_to_save": ["model.embed_tokens"]}), whole), &["model.embed_tokens", "lm_head"], 2),
             (with_tensors(&json!({"target_modules": names, "ensure_weight_tying": true}), twice), &[], 4),
+            (with_tensors(&json!({"target_modules": ".*(_proj|embed_tokens)", "ensure_weight_tying": true}), twice), &[], 4),
         ] {
             let (read, again) = (load(dir.path()).unwrap(), tempfile::tempdir().unwrap());
             assert_eq!(
@@ -375,7 +383,8 @@ mod tests {
             // To train them is no choice that the file has made.
             let lora = LoraRecipe::plain(4, 8.0, 0.0, TargetModules::AllLinear);
             let key = if saved.is_empty() { "target_modules" } else { "modules_to_save" };
-            assert_eq!(read.disagreement(&model(), &lora).unwrap().unwrap().key, key);
+            let found = read.disagreement(&model(), &lora).unwrap().unwrap();
+            assert_eq!((found.key, found.is_unnamed), (key, !saved.is_empty()));
             let lora = LoraRecipe { modules_to_save: read.settings.modules_to_save.clone(), ..lora };
             assert_eq!(read.disagreement(&model(), &lora).unwrap().is_none(), !saved.is_empty());
         }
@@ -385,6 +394,38 @@ mod tests {
         {
             let error = load(dir.path()).unwrap_err().to_string();
             assert!(error.contains(&format!("unexpected `base_model.model.lm_head.{left}`")), "{error}");
+        }
+    }
+
+    /// As in PEFT, however it is meant; in a recipe of a new adapter a name that is meant so is a mistake.
+    #[test]
+    fn what_is_saved_whole_is_no_target() {
+        let projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+        let with = |name: &str| json!(projections.iter().copied().chain([name]).collect::<Vec<_>>());
+        for (saved, layer, targets) in [
+            ("lm_head", "lm_head", with("lm_head")),
+            ("lm_head", "lm_head", json!(".*(_proj|lm_head)")),
+            ("model.embed_tokens", "model.embed_tokens", with("embed_tokens")),
+            ("embed_tokens", "model.embed_tokens", with("model.embed_tokens")),
+            ("embed_tokens", "model.embed_tokens", json!(".*(_proj|embed_tokens)")),
+        ] {
+            let changes = json!({"target_modules": targets, "modules_to_save": [saved]});
+            let whole = (peft_tensor(layer, "weight"), Tensor::ones([512, 64], (Kind::Float, Device::Cpu)));
+            let dir = with_tensors(&changes, |all| all.push((whole.0.clone(), whole.1.shallow_clone())));
+            let (read, again) = (load(dir.path()).unwrap(), tempfile::tempdir().unwrap());
+            assert_eq!((read.deltas.len(), read.embedding.parameters()), (21, vec![whole]), "{changes}");
+            read.save_peft(again.path(), "model").unwrap();
+            assert_eq!(load(again.path()).unwrap().parameters(), read.parameters(), "{changes}");
+            let is_named = targets.is_array();
+            let lora = LoraRecipe {
+                modules_to_save: vec![saved.to_owned()],
+                ..LoraRecipe::plain(4, 8.0, 0.0, serde_json::from_value(targets).unwrap())
+            };
+            assert_eq!(read.disagreement(&model(), &lora).unwrap(), None, "{changes}");
+            match Adapter::new(&model(), &lora, 1, Kind::Float, Device::Cpu) {
+                Ok(adapter) => assert!(!is_named && adapter.parameters().len() == 43),
+                Err(error) => assert!(is_named && error.to_string().ends_with("where `target_modules` has it"), "{error}"),
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use super::config::ModelConfig;
 use super::io_layers::{IoTensor, copied, copyable, io_tensors};
 use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE};
 use super::peft::{ModuleSet, PeftConfig};
-use super::targets::{LoraTarget, is_of_experts, targets_embedding, targets_output};
+use super::targets::{LoraTarget, is_of_experts, module, targets_embedding, targets_output};
 use crate::recipe::{InitLora, TrainedBias};
 use crate::units::Fault;
 
@@ -101,6 +101,23 @@ fn check_pissa(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Faul
     pissa(targets.iter().any(is_narrow), "`uniform` where `r` is more than half of a target's inputs or outputs")
 }
 
+/// Refuses what a recipe names both as a target and to be saved whole. PEFT gives it no matrices, and an expression may mean more than gets
+/// some.
+pub(super) fn check_saved(settings: &PeftConfig) -> Result<(), Fault> {
+    if !matches!(settings.target_modules, ModuleSet::Names(_)) {
+        return Ok(());
+    }
+    let saved = format!("{:?}", settings.modules_to_save);
+    for (name, expected) in [
+        (EMBEDDING_MODULE, "no `embed_tokens` where `target_modules` has it"),
+        (OUTPUT_MODULE, "no `lm_head` where `target_modules` has it"),
+    ] {
+        let is_both = settings.saves(name) && settings.target_modules.names(&module(settings, name));
+        refuse(is_both, "modules_to_save", &saved, expected)?;
+    }
+    Ok(())
+}
+
 /// Refuses what can not be trained in embedding, output projection and norms, or means nothing in PEFT.
 pub(super) fn check_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Result<(), Fault> {
     if settings.is_classifier != config.num_classes.is_some() {
@@ -132,11 +149,8 @@ pub(super) fn check_io_layers(config: &ModelConfig, settings: &PeftConfig) -> Re
     let expected = "no `lm_head` where the head is `seq_classification`, which has none";
     saved_are(has_output && settings.is_classifier, expected)?;
     let adds_to_output = targets_output(config, settings)?;
-    saved_are(has_output && adds_to_output, "no `lm_head` where `target_modules` has it")?;
     refuse(settings.lora_bias && adds_to_output, "lora_bias", &true, "false where `lm_head` is a target")?;
     let adds_to_embedding = has(IoTensor::LowRankA);
-    let is_both = adds_to_embedding && has(IoTensor::Embedding);
-    saved_are(is_both, "no `embed_tokens` where `target_modules` has it")?;
     for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
         refuse(is_on && adds_to_embedding, key, &true, "false where `embed_tokens` is a target")?;
     }

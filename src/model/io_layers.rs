@@ -67,24 +67,22 @@ pub(super) fn low_rank_io_layers(config: &ModelConfig, settings: &PeftConfig) ->
 /// What the settings of an adapter train in embedding and output projection, with its shapes.
 pub(super) fn io_tensors(config: &ModelConfig, settings: &PeftConfig) -> Vec<(IoTensor, [usize; 2])> {
     let (vocab, width, r) = (config.vocab_size, config.hidden_size, settings.rank_of(&module(settings, EMBEDDING_MODULE)));
-    let saves = |module: &str| settings.modules_to_save.iter().any(|name| module.ends_with(name.as_str()));
     let has_addition = targets_embedding(settings);
     let classes = config.num_classes.filter(|_| settings.is_classifier);
     let all = [
-        (IoTensor::Embedding, [vocab, width], saves(EMBEDDING_MODULE)),
+        (IoTensor::Embedding, [vocab, width], settings.saves(EMBEDDING_MODULE)),
         (IoTensor::LowRankA, [r, vocab], has_addition),
         (IoTensor::LowRankB, [width, r], has_addition),
-        (IoTensor::Output, [vocab, width], saves(OUTPUT_MODULE)),
+        (IoTensor::Output, [vocab, width], settings.saves(OUTPUT_MODULE)),
         (IoTensor::Score, [classes.unwrap_or(0), width], classes.is_some()),
     ];
     all.into_iter().filter(|(.., is_trained)| *is_trained).map(|(part, shape, _)| (part, shape)).collect()
 }
 
 /// What else is trained as a copy, by the names of tensors in the model, with their widths: norms, attention sinks, and the biases of linears
-/// that are no targets. As in PEFT, a name means all modules whose names end in it, inside a word too.
+/// that are no targets.
 pub(super) fn copied(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(String, usize)>, Fault> {
-    let saves = |module: &str| settings.modules_to_save.iter().any(|name| module.ends_with(name.as_str()));
-    let mut all: Vec<_> = copyable(config).filter(|(name, _)| saves(name.trim_end_matches(".weight"))).collect();
+    let mut all: Vec<_> = copyable(config).filter(|(name, _)| settings.saves(name.trim_end_matches(".weight"))).collect();
     if settings.bias == TrainedBias::All {
         let targets = targets(config, settings)?;
         let is_target = |linear: &ModelLinear| targets.iter().any(|target| target.linear.name == linear.name);

@@ -117,8 +117,9 @@ pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result
     check_known(config, settings)?;
     let layers = &settings.layers_to_transform;
     if means_embedding(settings) && !targets_embedding(settings) {
-        let expected = "`[]` where `embed_tokens` is a target: it is of no layer";
-        return Err(bad_setting("layers_to_transform", &format!("{layers:?}"), expected));
+        let whole = module(settings, EMBEDDING_MODULE);
+        let expected = format!("`[]` where `embed_tokens` is a target: it is of no layer; or name it whole, `{whole}`");
+        return Err(bad_setting("layers_to_transform", &format!("{layers:?}"), &expected));
     }
     let without = PeftConfig { exclude_modules: ModuleSet::default(), ..settings.clone() };
     let embedding = |settings| targets_embedding(settings).then(|| module(settings, EMBEDDING_MODULE).into_owned());
@@ -158,8 +159,12 @@ pub(super) fn targets_output(config: &ModelConfig, settings: &PeftConfig) -> Res
 }
 
 fn means_embedding(settings: &PeftConfig) -> bool {
-    let module = module(settings, EMBEDDING_MODULE);
-    settings.target_modules.names(&module) && !settings.exclude_modules.names(&module)
+    means(settings, EMBEDDING_MODULE) && !settings.exclude_modules.names(&module(settings, EMBEDDING_MODULE))
+}
+
+/// Whether the targets mean a module, by its name in the model. As in PEFT, what is saved whole gets no matrices.
+fn means(settings: &PeftConfig, name: &str) -> bool {
+    settings.target_modules.names(&module(settings, name)) && !settings.saves(name)
 }
 
 /// The paths of the linears that a recipe gives matrices in some layer, and the largest rank among them.
@@ -214,7 +219,9 @@ pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftC
     let names = linears.iter().filter(|linear| is_of_layers(&settings, linear)).map(name).chain(embedding);
     let is_expression = matches!(settings.target_modules, ModuleSet::Matching(_));
     let target_modules = if is_expression { settings.target_modules.clone() } else { ModuleSet::Names(names_of(names)) };
-    Ok(PeftConfig { target_modules, target_parameters: listed_parameters(config, &settings), ..settings })
+    let target_parameters = listed_parameters(config, &settings);
+    let given = Box::new((settings.target_modules, settings.target_parameters));
+    Ok(PeftConfig { target_modules, target_parameters, given, ..settings })
 }
 
 fn listed_parameters(config: &ModelConfig, settings: &PeftConfig) -> Vec<String> {
@@ -238,12 +245,12 @@ pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<M
         let is_meant = |linear: &ModelLinear| !has_experts || linear.spec.path.contains("attn");
         return Ok(config.linears().into_iter().filter(is_meant).collect());
     }
-    let is_meant = |linear: &ModelLinear| settings.target_modules.names(&module(settings, &linear.name));
+    let is_meant = |linear: &ModelLinear| means(settings, &linear.name);
     let linears: Vec<ModelLinear> = config.linears().into_iter().chain(config.output()).filter(is_meant).collect();
     if let ModuleSet::Matching(regex) = &settings.target_modules {
         let matches_nothing = linears.is_empty() && !targets_embedding(settings);
         // PEFT knows no matrices beside a norm.
-        if matches_nothing || regex.is_match(FINAL_NORM.trim_end_matches(".weight")) {
+        if matches_nothing || means(settings, FINAL_NORM.trim_end_matches(".weight")) {
             let expected = "an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, or \
                             `model.embed_tokens`, or `lm_head`, only";
             return Err(bad_setting("target_modules", &format!("`{}`", regex.written()), expected));
@@ -382,7 +389,7 @@ fn names_of(all: impl Iterator<Item = String>) -> Vec<String> {
     names
 }
 
-fn module_set(modules: TargetModules) -> Result<ModuleSet, Fault> {
+pub(super) fn module_set(modules: TargetModules) -> Result<ModuleSet, Fault> {
     let unread = |found: String| bad_setting("target_modules", &found, "a regular expression that can be read");
     match modules {
         TargetModules::AllLinear => Ok(ModuleSet::AllLinear),

@@ -29,7 +29,8 @@ table! {
         #[also("model.model_revision", "model_revision", "revision")]
         #[default("`main`")]
         pub revision: Option<String> = None,
-        /// A PEFT adapter to start from. What `[lora]` leaves out but `dropout` is as in the adapter.
+        /// A PEFT adapter to start from. What `[lora]` leaves out is as in the adapter, but for `dropout` and for copies that
+        /// its settings do not name.
         #[also("lora_model_dir", "adapter_name_or_path")]
         pub adapter: Option<PathBuf> = None,
         /// Element type of weights and activations. An adapter's matrices are f32 at least. Weights that are trained in
@@ -238,6 +239,10 @@ impl LoraRecipe {
         adapter.take("alpha", "lora_alpha", &mut own.alpha);
         adapter.take("target_modules", "target_modules", &mut own.target_modules);
         if !is_said("target_modules") {
+            // PEFT writes it for none, where parameters are targets.
+            if adapter.table.get("target_modules").is_some_and(serde_json::Value::is_null) {
+                own.target_modules = TargetModules::Names(Vec::new());
+            }
             adapter.take_list("target_parameters", &mut own.target_parameters);
         }
         adapter.take_list("modules_to_save", &mut own.modules_to_save);

@@ -313,8 +313,12 @@ fn check_positions(config: &ModelConfig, path: &Path) -> Result<(), Fault> {
 
 /// An adapter brings its own numbers: a recipe that says otherwise is a mistake.
 fn check_agreement(lora: &LoraRecipe, config: &ModelConfig, adapter: &Adapter, path: &Path) -> Result<(), Fault> {
-    let Some(Disagreement { key, recipe, adapter }) = adapter.disagreement(config, lora)? else { return Ok(()) };
+    let Some(Disagreement { key, recipe, adapter, is_unnamed }) = adapter.disagreement(config, lora)? else { return Ok(()) };
     let path = abridged(path.display());
+    if is_unnamed {
+        let message = format!("the adapter in `{path}` holds copies of {adapter}, and its settings do not name all of these");
+        return Err(Fault::usage(message, format!("`lora.{key} = {adapter}` trains them; it is {recipe} in the recipe")));
+    }
     let message = format!("`lora.{key}` is {recipe} in the recipe, but {adapter} in the adapter `{path}`");
     Err(Fault::usage(message, "make `[lora]` agree with the adapter, or leave `model.adapter` out"))
 }

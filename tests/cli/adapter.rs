@@ -1,7 +1,10 @@
 //! Adapters that don't fit the recipe or the model.
 
 use insta::assert_snapshot;
+use kvtune::files::TensorFile;
+use kvtune::store::{load_tensors, pt_metadata, save_tensors};
 use serde_json::json;
+use tch::{Device, Kind, Tensor};
 
 use super::place::Place;
 
@@ -26,6 +29,23 @@ fn other_numbers_than_the_recipe() {
     ");
     let error = place.finetune(&["model.adapter=adapter", "lora.r=8"]).refused(2);
     assert!(error.contains("`lora.r` is 8 in the recipe") && !place.path("run").exists());
+}
+
+/// What PEFT saves with `save_embedding_layers`.
+#[test]
+fn copies_that_the_settings_do_not_name() {
+    let place = Place::new();
+    let path = place.path("adapter/adapter_model.safetensors");
+    let mut tensors = load_tensors(&TensorFile::open(&path).unwrap()).unwrap();
+    let whole = |module| (format!("base_model.model.{module}.weight"), Tensor::ones([512, 64], (Kind::Float, Device::Cpu)));
+    tensors.extend(["model.embed_tokens", "lm_head"].map(whole));
+    save_tensors(&path, &tensors, &pt_metadata()).unwrap();
+    assert_snapshot!(place.check(&["model.adapter=adapter"]).refused(2), @r#"
+    error: the adapter in `<dir>/adapter` holds copies of ["embed_tokens", "lm_head"], and its settings do not name all of these
+
+    hint: `lora.modules_to_save = ["embed_tokens", "lm_head"]` trains them; it is [] in the recipe
+    "#);
+    place.check(&["model.adapter=adapter", "lora.modules_to_save=[\"embed_tokens\", \"lm_head\"]"]).done();
 }
 
 /// What a recipe leaves out is the adapter's, for the plan and in the run's own recipe, too.
@@ -168,7 +188,7 @@ fn names_that_mean_no_target() {
     hint: use names from that list in `lora.alpha_pattern`, or leave the name out
     ");
     assert_snapshot!(place.check(&["lora.target_modules=[\"q_proj\", \"embed_tokens\"]", "lora.layers_to_transform=[0]"]).refused(2), @r"
-    error: `lora.layers_to_transform` is [0], expected `[]` where `embed_tokens` is a target: it is of no layer
+    error: `lora.layers_to_transform` is [0], expected `[]` where `embed_tokens` is a target: it is of no layer; or name it whole, `model.embed_tokens`
 
     hint: correct `lora.layers_to_transform` in the recipe
     ");

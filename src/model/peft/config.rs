@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::modules::{LayerLists, ModulePatterns, ModuleSet, is_named};
+use super::modules::{LayerLists, ModulePatterns, ModuleSet};
 use crate::files::{read_json, to_json};
 use crate::native::{Bounds, within};
 use crate::recipe::{InitLora, TrainedBias};
@@ -53,6 +53,8 @@ pub struct PeftConfig {
     pub ties_output: bool,
     /// The file has copies of embedding or output projection that its settings do not name. No key of the file: the tensors say it.
     pub has_unnamed: bool,
+    /// The modules and parameters that are targets as they were written, before they were listed. No key of the file.
+    pub given: Box<(ModuleSet, Vec<String>)>,
     /// The model it was trained on, as its author named it.
     pub base_model: Option<String>,
     /// The modules are those of a language model inside another model, and are called so. No key of the file: the tensors say it.
@@ -74,6 +76,12 @@ impl PeftConfig {
     pub fn scale_of(&self, module: &str) -> f64 {
         let (alpha, r) = (self.alpha_pattern.get(module).unwrap_or(self.lora_alpha), self.rank_of(module) as f64);
         alpha / if self.use_rslora { r.sqrt() } else { r }
+    }
+
+    /// Whether a whole copy of a module is trained, by its name in the model. As in PEFT, a name means all modules whose names end in it,
+    /// inside a word too.
+    pub fn saves(&self, module: &str) -> bool {
+        self.modules_to_save.iter().any(|name| module.ends_with(name.as_str()))
     }
 
     /// The file's bytes, in PEFT's form: sorted keys, indented by 2.
@@ -141,17 +149,12 @@ impl PeftConfig {
         // PEFT adds the classifiers of itself, which the task tells.
         let is_own = |name: &String| !CLASSIFIERS.contains(&name.as_str());
         let modules_to_save: Vec<String> = names(table, "modules_to_save")?.into_iter().filter(is_own).collect();
-        let mut target_modules = targets(table)?;
-        if let ModuleSet::Names(names) = &mut target_modules {
-            // As in PEFT, what is saved whole gets no matrices.
-            names.retain(|name| !modules_to_save.iter().any(|saved| is_named(saved, name) || is_named(name, saved)));
-        }
         Ok(Self {
             r: rank(value("r")).ok_or_else(|| format!("`r` from 1 to 65536, found {}", found("r")))?,
             lora_alpha: positive(value("lora_alpha"))
                 .ok_or_else(|| format!("a number above 0 as `lora_alpha`, found {}", found("lora_alpha")))?,
             lora_dropout: dropout.ok_or_else(|| format!("`lora_dropout` from 0 to below 1, found {}", found("lora_dropout")))?,
-            target_modules,
+            target_modules: targets(table)?,
             target_parameters: names(table, "target_parameters")?,
             modules_to_save,
             is_classifier: is_said("task_type", SEQ_CLS),
@@ -173,6 +176,7 @@ impl PeftConfig {
             alpha_pattern: patterns(table, "alpha_pattern", "numbers above 0", positive)?,
             is_inner: false,
             has_unnamed: false,
+            given: Box::default(),
         })
     }
 }
@@ -313,7 +317,7 @@ fn targets(table: &Map<String, Value>) -> Result<ModuleSet, String> {
         return Ok(ModuleSet::AllLinear);
     }
     let found = ModuleSet::read(value, KEY, FORMS)?;
-    if found.is_empty() && !(value.is_array() && said(table, "target_parameters").is_some()) {
+    if found.is_empty() && said(table, "target_parameters").is_none() {
         return Err(format!("`{KEY}` as {FORMS}, found {value}"));
     }
     Ok(found)
@@ -337,6 +341,7 @@ pub(in crate::model) fn refused_settings(path: &Path, settings: &[String]) -> Fa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recipe::{Recipe, TargetModules};
 
     fn config() -> PeftConfig {
         let names = ["q_proj", "v_proj"].map(String::from).to_vec();
@@ -462,17 +467,20 @@ mod tests {
         assert_eq!(read(&with("init_lora_weights", json!("eva"))).unwrap(), config());
     }
 
+    /// PEFT writes `null` where parameters alone are targets, and a recipe that leaves the targets out means them.
     #[test]
-    fn what_is_saved_whole_is_no_target() {
-        for (saved, targets, left) in [
-            (json!(["lm_head"]), json!(["q_proj", "lm_head"]), &["q_proj"][..]),
-            (json!(["model.embed_tokens", "norm"]), json!(["embed_tokens", "q_proj", "lm_head"]), &["q_proj", "lm_head"]),
-            (json!(["embed_tokens"]), json!(["model.embed_tokens", "o_proj"]), &["o_proj"]),
-        ] {
-            let mut table: Map<String, Value> = serde_json::from_slice(&with("modules_to_save", saved)).unwrap();
-            table.insert("target_modules".into(), targets);
-            let names = left.iter().map(|&name| name.to_owned()).collect();
-            assert_eq!(read(&to_json(&table)).unwrap().target_modules, ModuleSet::Names(names));
+    fn there_may_be_parameters_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        for none in [Value::Null, json!([])] {
+            let mut table: Map<String, Value> = serde_json::from_slice(&with("target_modules", none)).unwrap();
+            table.insert("target_parameters".into(), json!(["experts.down_proj"]));
+            let read = read(&to_json(&table)).unwrap();
+            assert!(read.target_modules.is_empty() && read.target_parameters == ["experts.down_proj"]);
+            std::fs::write(dir.path().join("adapter_config.json"), to_json(&table)).unwrap();
+            let text = format!("model = {{path = '.', adapter = '{}'}}\n[lora]\n", dir.path().display())
+                + "[data]\nformat = 'tokens'\ntrain = 't'\n[kv_cache]\ncache_length = 8\nchunk_size = 4";
+            let lora = Recipe::parse(text, "r.toml".as_ref(), &[]).unwrap().recipe.lora.unwrap();
+            assert_eq!((lora.target_modules, lora.target_parameters), (TargetModules::Names(vec![]), read.target_parameters));
         }
     }
 
@@ -489,6 +497,7 @@ mod tests {
             ("layers_to_transform", json!([-1])),
             ("use_dora", json!("yes")),
             ("target_modules", json!([])),
+            ("target_modules", Value::Null),
             ("use_rslora", json!("yes")),
             ("rank_pattern", json!({"q_proj": 0})),
             ("rank_pattern", json!({"q_proj": 2.5})),
