@@ -60,7 +60,7 @@ impl Recipe {
                 return Err(refused(
                     path,
                     message,
-                    "it trains an adapter (LoRA), or all weights, to predict texts or their classes",
+                    "kvtune trains an adapter (LoRA), or all weights, to predict texts or their classes",
                 ));
             }
         }
