@@ -39,11 +39,12 @@ impl ReportRuns {
         let maps = self.evictions.iter().map(map).collect::<Result<Vec<_>, _>>()?;
         let page = report_page(&runs, &scores, &maps);
         let own = || self.paths.first().zip(runs.first()).map_or_else(PathBuf::new, |(path, run)| own_page(path, run));
-        // A link in a run that came from elsewhere is not what the user has named.
-        let out = match &self.out {
-            Some(out) => files::write_named(out, |file| file.write_all(page.as_bytes())).map(|()| out.clone())?,
-            None => files::write_atomic(&own(), page.as_bytes()).map(|()| own())?,
-        };
+        let out = self.out.clone().unwrap_or_else(own);
+        match self.out {
+            Some(_) => files::write_named(&out, |file| file.write_all(page.as_bytes()))?,
+            // A link in a run that came from elsewhere is not what the user has named.
+            None => files::write_atomic(&out, page.as_bytes())?,
+        }
         console::outcome(&format!("report: {}", out.display()), &json!({ "report": out }))
     }
 }

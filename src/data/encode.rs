@@ -68,10 +68,10 @@ impl Encoder {
     pub(super) fn origins(&self, with_template: bool) -> BTreeMap<String, String> {
         let tokenizer = self.tokenizer.as_ref();
         let own = tokenizer.map(|tokenizer| ("`tokenizer.json`", tokenizer.hash().to_owned()));
-        let eos = tokenizer.and_then(|tokenizer| Some(("the token that ends a text", tokenizer.eos().ok()?.to_string())));
-        // A class is then read before the end of a text.
-        let is_eos = |pad: &u32| tokenizer.is_some_and(|tokenizer| tokenizer.eos().is_ok_and(|eos| eos == *pad));
-        let pad = self.pad.filter(is_eos).map(|pad| ("the token that pads", pad.to_string()));
+        let eos = tokenizer.and_then(|tokenizer| tokenizer.eos().ok());
+        // A class is read before the end of a text where that pads.
+        let pad = self.pad.filter(|pad| Some(*pad) == eos).map(|pad| ("the token that pads", pad.to_string()));
+        let eos = eos.map(|eos| ("the token that ends a text", eos.to_string()));
         let chat = if with_template { self.chat.origins() } else { BTreeMap::new() };
         own.into_iter().chain(eos).chain(pad).chain(chat).map(|(name, hash)| (name.to_owned(), hash)).collect()
     }

@@ -53,17 +53,17 @@ pub fn write_named(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<
 
 /// The file that links lead to from a name, were it not there yet.
 pub fn behind_links(path: &Path) -> Result<PathBuf, Fault> {
+    if let Err(error) = fs::metadata(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(io_fault("write", path)(error));
+    }
     let mut place = path.to_path_buf();
-    match fs::metadata(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_fault("write", path)(error)),
-        // Links that lead in a circle have failed above.
-        _ => {
-            while !is_open_file(&place)
-                && let Ok(target) = fs::read_link(&place)
-            {
-                place = parent(&place).join(target);
-            }
-        }
+    // Links that lead in a circle have failed above.
+    while !is_open_file(&place)
+        && let Ok(target) = fs::read_link(&place)
+    {
+        place = parent(&place).join(target);
     }
     Ok(place)
 }

@@ -23,8 +23,7 @@ pub fn read_of_model(dir: &Path, name: &str, kind: FileKind) -> Result<Option<Ve
     let gguf = if lies_in(dir, name) { None } else { GgufFile::of_model(dir)? };
     let Some(file) = gguf else { return read_if_there(&path, kind) };
     // A model that is made of nothing but tokens has none.
-    let has_tokenizer = !matches!(file.text("tokenizer.ggml.model")?, None | Some("none" | "no_vocab"));
-    if name.starts_with("tokenizer") && !has_tokenizer {
+    if name.starts_with("tokenizer") && matches!(file.text("tokenizer.ggml.model")?, None | Some("none" | "no_vocab")) {
         return read_if_there(&file.path().with_file_name(name), kind);
     }
     let value: Value = match name {

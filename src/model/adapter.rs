@@ -165,8 +165,10 @@ impl Adapter {
                 (key, recipe != plain.1 && recipe != adapter.1, shown, adapter.2)
             });
         let first = always.into_iter().chain(said).find(|(_, differs, ..)| *differs);
-        let is_unnamed = |key| ours.has_unnamed && key == "modules_to_save";
-        Ok(first.map(|(key, _, recipe, adapter)| Disagreement { key, recipe, adapter, is_unnamed: is_unnamed(key) }))
+        Ok(first.map(|(key, _, recipe, adapter)| {
+            let is_unnamed = ours.has_unnamed && key == "modules_to_save";
+            Disagreement { key, recipe, adapter, is_unnamed }
+        }))
     }
 
     /// All that is trained with its names in PEFT's files, by layer from the bottom, and what is trained outside the layers behind them; the

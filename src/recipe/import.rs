@@ -27,6 +27,8 @@ const KINDS: &[(&str, &[&str])] = &[
     ("adapter", &["lora", "qlora"]),
 ];
 
+const COLUMNS: &str = "columns are told from the rows: `kvtune data` shows them";
+
 /// Why keys that begin so are not carried over.
 const REASONS: &[(&str, &str)] = &[
     ("template", "the model's own chat template is used; `data.chat_template` names another"),
@@ -39,8 +41,8 @@ const REASONS: &[(&str, &str)] = &[
     ("evals_per_epoch", "`eval.interval` counts steps"),
     ("saves_per_epoch", "`checkpoint.save_interval` counts steps"),
     ("pad_to_sequence_len", "nothing is computed for pads"),
-    ("field_", "columns are told from the rows: `kvtune data` shows them"),
-    ("message_", "columns are told from the rows: `kvtune data` shows them"),
+    ("field_", COLUMNS),
+    ("message_", COLUMNS),
 ];
 
 impl Recipe {

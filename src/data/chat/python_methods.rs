@@ -1,5 +1,7 @@
 //! Methods of Python's texts, lists and dictionaries that minijinja's own collection lacks or has otherwise.
 
+use std::sync::LazyLock;
+
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
@@ -33,6 +35,8 @@ pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bo
 pub(super) fn fault(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
+
+static DECIMALS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"^\p{Nd}+$").ok());
 
 /// What a filter is given, by the names that Jinja2 has for it, in the order of its places.
 pub(super) fn named(names: &[&str], args: Rest<ValueOrKwargs>) -> Result<Kwargs, Error> {
@@ -95,7 +99,7 @@ fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>
         }
         "isdecimal" => {
             let () = from_args(args)?;
-            Value::from(Regex::new(r"^\p{Nd}+$").is_ok_and(|digits| digits.is_match(text)))
+            Value::from(DECIMALS.as_ref().is_some_and(|digits| digits.is_match(text)))
         }
         "isspace" => {
             let () = from_args(args)?;

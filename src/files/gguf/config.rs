@@ -21,6 +21,9 @@ const FAMILIES: [(&str, &str, &str); 11] = [
 ];
 
 const ORIGINAL: &str = "original_max_position_embeddings";
+/// Which layers slide, and the base of their rotations.
+const PATTERN: &str = "attention.sliding_window_pattern";
+const BASE_OF_SLIDING: &str = "rope.freq_base_swa";
 
 /// The key that names an architecture.
 pub(super) const ARCHITECTURE: &str = "general.architecture";
@@ -109,7 +112,7 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
     let rope = rope(&keys, model_type)?;
     config["rope_parameters"] = match model_type {
         "gemma3_text" => {
-            let theta = keys.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
+            let theta = keys.number(BASE_OF_SLIDING)?.unwrap_or(10_000.0);
             json!({"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}})
         }
         _ => rope,
@@ -125,14 +128,14 @@ pub(in crate::files) fn config_of(file: &GgufFile) -> Result<Value, Fault> {
 
 /// Fails where another program would let other layers slide than every second one, or rotate them otherwise.
 fn refuse_other_windows(keys: &Keys<'_>) -> Result<(), Fault> {
-    let (key, base) = ("attention.sliding_window_pattern", "rope.freq_base_swa");
-    if let Some(pattern) = keys.count(key)?.filter(|pattern| *pattern != 2) {
-        return Err(keys.file.wrong(&format!("`{}` is {pattern}, expected 2", keys.named(key))));
-    }
-    let usual = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
-    match keys.number(base)?.filter(|found| (found - usual).abs() > 0.0) {
-        Some(found) => Err(keys.file.wrong(&format!("`{}` is {found}, expected {usual} as in all layers", keys.named(base)))),
-        None => Ok(()),
+    let wrong = |key, found: String, expected: String| {
+        Err(keys.file.wrong(&format!("`{}` is {found}, expected {expected}", keys.named(key))))
+    };
+    let base = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
+    match (keys.count(PATTERN)?, keys.number(BASE_OF_SLIDING)?) {
+        (Some(found), _) if found != 2 => wrong(PATTERN, found.to_string(), "2".into()),
+        (_, Some(found)) if (found - base).abs() > 0.0 => wrong(BASE_OF_SLIDING, found.to_string(), base.to_string()),
+        _ => Ok(()),
     }
 }
 
@@ -194,7 +197,7 @@ fn set_gemma(config: &mut Value, keys: &Keys<'_>) -> Result<(), Fault> {
     for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
         config[cap] = keys.number(cap)?.into();
     }
-    if let Some(pattern) = keys.count("attention.sliding_window_pattern")?.filter(|_| config["model_type"] == "gemma3_text") {
+    if let Some(pattern) = keys.count(PATTERN)?.filter(|_| config["model_type"] == "gemma3_text") {
         config["sliding_window_pattern"] = pattern.into();
     }
     Ok(())
@@ -278,7 +281,7 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
         }
     }
     if kind == "yarn" {
-        set_yarn(&mut table, keys)?;
+        set_yarn(&mut table, keys, original)?;
     }
     // As the published configuration of gpt-oss says it, though llama.cpp rounds the range.
     if kind == "yarn" && model_type == "gpt_oss" {
@@ -288,8 +291,8 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
 }
 
 /// What a table of `yarn` has beside its factor, where it is there.
-fn set_yarn(table: &mut Value, keys: &Keys<'_>) -> Result<(), Fault> {
-    if let Some(original) = keys.count("rope.scaling.original_context_length")? {
+fn set_yarn(table: &mut Value, keys: &Keys<'_>, original: Option<usize>) -> Result<(), Fault> {
+    if let Some(original) = original {
         table[ORIGINAL] = original.into();
     }
     // The converter writes `attention_factor` by the second name.

@@ -7,6 +7,10 @@ use crate::units::Fault;
 /// Reads what stands in each of so many layers.
 type ByLayer<T> = fn(Fields<'_>, usize) -> Result<Vec<T>, Fault>;
 
+/// Sizes that a configuration within another one leaves out where they are those of its class ([`Family::class_sizes`]).
+pub(super) const SIZES: [&str; 6] =
+    ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"];
+
 /// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`].
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
@@ -14,7 +18,7 @@ pub(in crate::model) struct Family {
     pub(in crate::model) model_type: &'static str,
     /// What `config.json` goes by in the family's `architectures`.
     pub(in crate::model) architecture: &'static str,
-    /// The values of [`wrapper::SIZES`](super::wrapper::SIZES) that Transformers' class has by itself.
+    /// The values of [`SIZES`], in that order, that Transformers' class has by itself.
     pub(in crate::model) class_sizes: [usize; 6],
     /// The token that pads when `config.json` doesn't say.
     pub(in crate::model) default_pad: Option<u32>,

@@ -4,14 +4,12 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
+use super::family::SIZES;
 use super::find;
 use crate::model::names::OUTPUT;
 
 /// Under which key a model that sees has the configuration of its language model.
 const INNER: &str = "text_config";
-/// Sizes that a configuration within another one leaves out where they are those of its class.
-pub(super) const SIZES: [&str; 6] =
-    ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"];
 /// Keys that count for the language model wherever they stand.
 const SHARED: [&str; 4] = ["quantization_config", TIED, "dtype", "torch_dtype"];
 /// The whole model has the output projection, and so the last word on it.

@@ -147,8 +147,7 @@ impl PeftConfig {
         let is_said = |key: &str, word| Inert::Text(word).is(value(key));
         let dropout = table.get("lora_dropout").map_or(Some(0.0), Value::as_f64).filter(|p| (0.0..1.0).contains(p));
         // PEFT adds the classifiers of itself, which the task tells.
-        let is_own = |name: &String| !CLASSIFIERS.contains(&name.as_str());
-        let modules_to_save: Vec<String> = names(table, "modules_to_save")?.into_iter().filter(is_own).collect();
+        let is_named = |name: &String| !CLASSIFIERS.contains(&name.as_str());
         Ok(Self {
             r: rank(value("r")).ok_or_else(|| format!("`r` from 1 to 65536, found {}", found("r")))?,
             lora_alpha: positive(value("lora_alpha"))
@@ -156,7 +155,7 @@ impl PeftConfig {
             lora_dropout: dropout.ok_or_else(|| format!("`lora_dropout` from 0 to below 1, found {}", found("lora_dropout")))?,
             target_modules: targets(table)?,
             target_parameters: names(table, "target_parameters")?,
-            modules_to_save,
+            modules_to_save: names(table, "modules_to_save")?.into_iter().filter(is_named).collect(),
             is_classifier: is_said("task_type", SEQ_CLS),
             exclude_modules: ModuleSet::read(
                 value("exclude_modules"),
