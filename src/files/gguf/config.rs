@@ -295,13 +295,12 @@ fn set_yarn(table: &mut Value, keys: &Keys<'_>, original: Option<usize>) -> Resu
     if let Some(original) = original {
         table[ORIGINAL] = original.into();
     }
-    // The converter writes `attention_factor` by the second name.
-    let numbers = [
-        ("attention_factor", "attn_factor"),
-        ("attention_factor", "yarn_attn_factor"),
-        ("beta_fast", "yarn_beta_fast"),
-        ("beta_slow", "yarn_beta_slow"),
-    ];
+    // llama.cpp multiplies by it what YaRN gives.
+    if let (Some(own), Some(factor)) = (keys.number("rope.scaling.attn_factor")?, table["factor"].as_f64()) {
+        table["attention_factor"] = (own * (0.1 * factor.max(1.0).ln() + 1.0)).into();
+    }
+    // The converter writes `attention_factor` by the first name.
+    let numbers = [("attention_factor", "yarn_attn_factor"), ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")];
     for (key, stored) in numbers {
         if let Some(value) = keys.number(&format!("rope.scaling.{stored}"))? {
             table[key] = value.into();
@@ -358,8 +357,12 @@ mod tests {
             (vec![(kind, text("none")), factor.clone()], plain.clone()),
             (vec![], plain),
             (
-                vec![(kind, text("yarn")), factor, ("rope.scaling.yarn_attn_factor", float(1.5))],
+                vec![(kind, text("yarn")), factor.clone(), ("rope.scaling.yarn_attn_factor", float(1.5))],
                 with(json!({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5})),
+            ),
+            (
+                vec![(kind, text("yarn")), factor, ("rope.scaling.attn_factor", float(1.5))],
+                with(json!({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5 * (0.1 * 4f64.ln() + 1.0)})),
             ),
         ] {
             assert_eq!(config("llama", &keys, &[])["rope_parameters"], expected, "{keys:?}");
