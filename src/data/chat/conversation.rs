@@ -40,6 +40,7 @@ impl Conversation {
         for (index, message) in messages.iter_mut().enumerate() {
             let placed = |fault: String| format!("message {index} (from 0): {fault}");
             check_message(message).map_err(placed)?;
+            name_thoughts(message);
             let texts = parse_arguments(message).map_err(placed)?;
             written.extend(texts.into_iter().map(|(call, text)| WrittenArguments { message: index, call, text }));
         }
@@ -117,6 +118,20 @@ pub(super) fn drop_padding(value: &mut Json) {
         Json::Array(items) => items.iter_mut().for_each(drop_padding),
         _ => {}
     }
+}
+
+/// Gives a message's thoughts the names that templates read, as Transformers does since 5.24: `reasoning_content`, and `thinking` where
+/// it has none.
+fn name_thoughts(message: &mut Json) {
+    let Some(fields) = message.as_object_mut() else { return };
+    let names = ["reasoning_content", "thinking", "reasoning"];
+    let Some(thoughts) = names.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null())).cloned() else {
+        return;
+    };
+    if !fields.contains_key("thinking") {
+        fields.shift_insert(0, "thinking".to_owned(), thoughts.clone());
+    }
+    fields.insert("reasoning_content".to_owned(), thoughts);
 }
 
 fn occurs(value: &Json, wanted: char) -> bool {
