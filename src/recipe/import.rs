@@ -150,6 +150,9 @@ impl Import {
                 let beta = |key: &str, default| all.get(key).and_then(Yaml::as_f64).unwrap_or(default);
                 self.put("optimizer.betas", vec![beta("adam_beta1", 0.9), beta("adam_beta2", 0.999)]);
             }
+            ("warmup_steps" | "warmup_ratio", _) if !is_empty(value) && is_constant(all) => {
+                self.leave(key, value, "`constant` there is without a warm-up, and `constant_with_warmup` has one");
+            }
             // Since Transformers 5 a number below 1 is a part of all steps.
             ("warmup_steps", _) if value.as_f64().is_some_and(|steps| steps > 0.0 && steps < 1.0) => {
                 self.by_name("warmup_ratio", value);
@@ -224,11 +227,24 @@ impl Import {
 
     /// What the other program does where nothing is written, and kvtune does not; and what contradicts itself here.
     fn fill(&mut self, is_axolotl: bool) {
-        let rank = self.carried.iter().find(|(key, _)| key == "lora.r").and_then(|(_, r)| r.as_integer());
+        let carried = |key: &str| self.carried.iter().find(|(other, _)| other == key).and_then(|(_, value)| value.as_integer());
+        let (rank, max_steps) = (carried("lora.r"), carried("train.max_steps"));
+        // There the data come again until so many steps are done, whatever the epochs.
+        if let Some(steps) = max_steps {
+            self.drop_all("train.epochs", "`max_steps` wins");
+            self.put("train.epochs", steps);
+        }
         if is_axolotl {
             self.put_default("train.weights", "all");
-        } else if let Some(rank) = rank {
-            self.put_default("lora.alpha", rank.saturating_mul(2));
+        } else {
+            if let Some(rank) = rank {
+                self.put_default("lora.alpha", rank.saturating_mul(2));
+            }
+            // As Transformers' `TrainingArguments`.
+            self.put_default("train.micro_batch_size", 8);
+            self.put_default("train.epochs", 3);
+            self.put_default("optimizer.learning_rate", 5e-5);
+            self.put_default("optimizer.schedule", "linear");
         }
         // A warm-up of no steps leaves it to the ratio.
         self.carried.retain(|(key, value)| key != "optimizer.warmup_steps" || value.as_integer() != Some(0));
@@ -324,6 +340,10 @@ fn of_four_bits(all: &Map<String, Yaml>) -> &'static str {
 
 fn is_bitsandbytes(all: &Map<String, Yaml>) -> bool {
     all.get("quantization_method").is_none_or(|method| ["bnb", "bitsandbytes"].contains(&&*word(method)))
+}
+
+fn is_constant(all: &Map<String, Yaml>) -> bool {
+    ["lr_scheduler", "lr_scheduler_type"].iter().any(|key| all.get(*key).is_some_and(|value| word(value) == "constant"))
 }
 
 fn word(value: &Yaml) -> String {

@@ -208,8 +208,26 @@ fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
     has("model_name_or_path: m\nquantization_bit: 4\nquantization_method: bnb", &["quantize = \"nf4-double\""]);
     has(
         "stage: pt\nmodel_name_or_path: m\nfinetuning_type: full",
-        &["format = \"text\"", "weights = \"all\"", "train = \"data.jsonl\""],
+        &[
+            "format = \"text\"",
+            "weights = \"all\"",
+            "train = \"data.jsonl\"",
+            "epochs = 3",
+            "learning_rate = 5e-5",
+            "schedule = \"linear\"",
+        ],
     );
+    has(
+        &axolotl("adapter: lora\nnum_epochs: 3\nmax_steps: 50\nlr_scheduler: constant\nwarmup_steps: 10"),
+        &[
+            "max_steps = 50",
+            "epochs = 50",
+            "# not carried over: train.epochs = 3: `max_steps` wins",
+            "# not carried over: warmup_steps = 10: `constant` there",
+            "warmup_ratio = 0.0",
+        ],
+    );
+    has(&axolotl("adapter: lora\nlr_scheduler: constant_with_warmup\nwarmup_steps: 10"), &["warmup_steps = 10"]);
 }
 
 #[test]
