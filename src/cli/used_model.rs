@@ -137,7 +137,19 @@ impl ModelArgs {
     }
 
     fn overrides(&self, is_dense: bool) -> Vec<String> {
-        [&cache_overrides(self.policy.as_deref(), self.cache_length, is_dense)[..], &self.set].concat()
+        let set = |word: &String| {
+            Some(
+                word.trim_start()
+                    .strip_prefix("kv_cache.policy")?
+                    .trim_start()
+                    .strip_prefix('=')?
+                    .trim()
+                    .trim_matches('"')
+                    .to_owned(),
+            )
+        };
+        let policy = self.set.iter().rev().find_map(set).or(self.policy.clone());
+        [&cache_overrides(policy.as_deref(), self.cache_length, is_dense)[..], &self.set].concat()
     }
 }
 

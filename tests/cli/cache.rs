@@ -57,7 +57,10 @@ fn a_chunk_size_that_is_not_written_fits_the_cache() {
     // A cache that is asked for beside a run's or in place of none.
     let generate =
         ["generate", "model", "--device", "cpu", "--policy", "h2o", "--cache-length", "12", "--prompt-tokens", "1,2,3"];
-    place.run(&[&generate[..], &["--max-new-tokens", "20"]].concat()).done();
+    let said = place.run(&[&generate[..], &["--max-new-tokens", "20"]].concat()).done();
+    let set = ["generate", "model", "--device", "cpu", "--set", "kv_cache.policy=h2o", "--set", "kv_cache.cache_length=12"];
+    let same = place.run(&[&set[..], &["--prompt-tokens", "1,2,3", "--max-new-tokens", "20"]].concat()).done();
+    assert_eq!(said.out, same.out);
     place.run(&["evaluate", "run", "--device", "cpu", "--split", "train", "--cache-length", "8"]).done();
     let other =
         ["evaluate", "run", "--device", "cpu", "--split", "train", "--cache-length", "8", "--set", "kv_cache.chunk_size=9"];
