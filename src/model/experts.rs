@@ -214,11 +214,10 @@ impl Experts {
     /// Each expert on its part of the tokens, which are sorted by expert.
     fn by_expert(&self, x_ne: &Tensor, rows: &[i64]) -> Tensor {
         let [gate_up, down] = self.stacked.each_ref().map(|stacked| stacked.by_expert(rows.len()));
-        let (mut made, mut start) = (Vec::with_capacity(rows.len()), 0);
-        for (index, (expert, &count)) in self.matrices.by_expert().iter().zip(rows).enumerate() {
-            let here = x_ne.narrow(0, start, count);
-            start += count;
-            if count > 0 {
+        let mut made = Vec::with_capacity(rows.len());
+        // Parts that are split off together get their gradients together: by itself each would be as large as all.
+        for (index, (expert, here)) in self.matrices.by_expert().iter().zip(x_ne.split_with_sizes(rows, 0)).enumerate() {
+            if rows[index] > 0 {
                 let [gate_up, down] = [&gate_up, &down].map(|all| all.as_ref().map(|all| &all[index]));
                 made.push(expert.forward(&here, gate_up, down));
             }

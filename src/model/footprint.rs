@@ -2,9 +2,10 @@
 
 use tch::{Device, Kind};
 
-use super::{AttentionSpec, LayerSpec, Projection, TrainedPart};
+use super::{AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, Projection, TrainedPart};
 use crate::native::{self, AttentionShape};
 use crate::ops::attention::accumulation_kind;
+use crate::ops::experts::ROWS;
 
 /// A layer whose memory is asked for, and how it computes.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +53,23 @@ pub struct LayerBytes {
     pub backward_of_attention: u64,
 }
 
+/// What an MLP takes of a [`LayerBytes`].
+#[derive(Clone, Copy, Default)]
+struct MlpBytes {
+    graph: u64,
+    forward: u64,
+    beside_graph: u64,
+    backward: u64,
+}
+
+impl MlpBytes {
+    fn of_tokens(self, tokens: u64) -> Self {
+        let Self { graph, forward, beside_graph, backward } = self;
+        let [graph, forward, beside_graph, backward] = [graph, forward, beside_graph, backward].map(|bytes| tokens * bytes);
+        Self { graph, forward, beside_graph, backward }
+    }
+}
+
 /// Bytes of a policy's scores, sums, orders and indices, by entry and head of keys and values.
 const SCORE_BYTES: u64 = 32;
 
@@ -59,21 +77,21 @@ impl LayerFootprint<'_> {
     /// What a column takes; a cache that is quantised restores `restored` bytes of entries for attention.
     pub fn bytes(&self, column: &ColumnShape, restored: u64) -> LayerBytes {
         let (w, e, tokens) = (self.element(), self.hidden as u64, column.tokens as u64);
-        let [q, kv, i] = self.widths();
-        let graph_of_mlp = tokens * self.graph_of_mlp();
+        let [q, kv, _] = self.widths();
+        let MlpBytes { graph: graph_of_mlp, forward: in_mlp, beside_graph, backward } = match &self.layer.feed_forward {
+            FeedForwardSpec::Dense { intermediate_size, .. } => self.gated_mlp(*intermediate_size as u64).of_tokens(tokens),
+            FeedForwardSpec::Experts(spec) => self.experts(spec, tokens),
+        };
         let [attending, attending_backward] = self.attention_scratch(column).map(|bytes| bytes + restored);
         let scores = SCORE_BYTES * (column.sequences * self.layer.attention.num_kv_heads * column.slots) as u64;
         let attending = attending.max(scores + restored);
-        let gated = w * (2 * e + 3 * i);
-        let drawn = self.dropout_draws();
-        let in_mlp = gated.max(w * (3 * e + i)).max(w * (2 * e + i) + drawn);
         LayerBytes {
             graph: tokens * self.graph_of_attention(column.is_one_chunk) + graph_of_mlp,
             graph_of_mlp,
-            forward: (tokens * in_mlp).max(tokens * w * (e + 2 * q + 4 * kv) + attending),
+            forward: in_mlp.max(tokens * w * (e + 2 * q + 4 * kv) + attending),
             attending,
-            beside_graph: (tokens * (gated + drawn)).saturating_sub(graph_of_mlp),
-            backward_of_mlp: tokens * self.backward_of_mlp(),
+            beside_graph,
+            backward_of_mlp: backward,
             backward_of_attention: tokens * w * (2 * e + 2 * q + 2 * kv) + attending_backward,
         }
     }
@@ -93,10 +111,9 @@ impl LayerFootprint<'_> {
         accumulation_kind(self.kind).elt_size_in_bytes() as u64
     }
 
-    /// Channels of queries, of keys, and inside the MLP.
+    /// Channels of queries, of keys and of values.
     fn widths(&self) -> [u64; 3] {
-        let [queries, keys, _] = self.layer.attention.widths();
-        [queries, keys, self.layer.feed_forward.intermediate_size()].map(|width| width as u64)
+        self.layer.attention.widths().map(|width| width as u64)
     }
 
     /// `E + 3 HD + 2 GD + 5 r + H + 1` numbers a token, and HD more where chunks are joined.
@@ -117,29 +134,53 @@ impl LayerFootprint<'_> {
             + self.normed_output(self.layer.norms.attention.output.is_some())
     }
 
-    /// `2 E + 3 I + 2 r + 1` numbers a token.
-    fn graph_of_mlp(&self) -> u64 {
+    /// An MLP of `i` channels, by token: `2 E + 3 I + 2 r + 1` numbers in the graph.
+    fn gated_mlp(&self, i: u64) -> MlpBytes {
         use Projection::{Down, Gate, GateUp, Up};
-        let (e, [_, _, i]) = (self.hidden as u64, self.widths());
+        let (w, wide, e, drawn) = (self.element(), self.wide(), self.hidden as u64, self.dropout_draws());
         let numbers = self.input_of(&[Gate, Up, GateUp], e) + 2 * i + self.input_of(&[Down], i) + e;
-        self.element() * numbers
-            + self.wide()
+        let graph = w * numbers
+            + wide
             + self.adapters(&[Gate, Up, GateUp, Down])
-            + self.normed_output(self.layer.norms.feed_forward.output.is_some())
+            + self.normed_output(self.layer.norms.feed_forward.output.is_some());
+        let gated = w * (2 * e + 3 * i);
+        // Gradients of gate, up and their product, whose value is freed meanwhile.
+        let freed = (w * self.input_of(&[Down], i) + self.adapters(&[Down])).min(i * w);
+        let is_fused = native::computes(self.device, self.kind);
+        let gradients = if wide > w && !is_fused { i * (2 * w + 3 * wide) } else { 3 * i * w };
+        MlpBytes {
+            graph,
+            forward: gated.max(w * (3 * e + i)).max(w * (2 * e + i) + drawn),
+            beside_graph: (gated + drawn).saturating_sub(graph),
+            backward: 2 * e * w + gradients - freed,
+        }
+    }
+
+    /// Experts, and the MLP beside them: a copy of each token for each of its experts, what that one makes of it, and both once more while
+    /// they are brought together. Copies are k a token, and pads.
+    fn experts(&self, spec: &ExpertsSpec, tokens: u64) -> MlpBytes {
+        use Projection::{Gate, GateUp, Up};
+        let (w, wide, e) = (self.element(), self.wide(), self.hidden as u64);
+        let (chosen, experts) = (spec.top_k as u64 * tokens, spec.num_experts as u64);
+        let copies = chosen + ROWS as u64 * experts.min(chosen) / 2;
+        let keeps_inputs = self.input_of(&[Gate, Up, GateUp], 1);
+        let expert = self.gated_mlp(spec.intermediate_size as u64);
+        let shared = spec.shared_size.map_or(MlpBytes::default(), |width| self.gated_mlp(width as u64).of_tokens(tokens));
+        // Its own norm is that of the tokens, and its output the sum of the copies'.
+        let graph = copies * (expert.graph - wide) + tokens * (w * e + wide * (1 + experts));
+        let one_by_one = copies / experts.max(1) * (expert.forward + expert.backward);
+        let products = chosen * e * if wide > w { w + 2 * wide } else { 2 * w };
+        MlpBytes {
+            graph: graph + shared.graph,
+            forward: (copies * e * w * 2 + one_by_one.max(copies * e * w) + 2 * tokens * e * w).max(shared.forward),
+            beside_graph: (copies * e * w * (2 - keeps_inputs)).max(2 * chosen * e * w) + tokens * e * w,
+            backward: (2 * tokens * e * w + copies * e * w + products).max(shared.backward),
+        }
     }
 
     /// What a branch has made, where a norm keeps it.
     fn normed_output(&self, is_normed: bool) -> u64 {
         if is_normed { self.hidden as u64 * self.element() + self.wide() } else { 0 }
-    }
-
-    /// Gradients of gate, up and their product, whose value is freed meanwhile.
-    fn backward_of_mlp(&self) -> u64 {
-        let (w, wide, [_, _, i]) = (self.element(), self.wide(), self.widths());
-        let freed = (w * self.input_of(&[Projection::Down], i) + self.adapters(&[Projection::Down])).min(i * w);
-        let is_fused = native::computes(self.device, self.kind);
-        let gradients = if wide > w && !is_fused { i * (2 * w + 3 * wide) } else { 3 * i * w };
-        2 * self.hidden as u64 * w + gradients - freed
     }
 
     /// `width` numbers, if one of the projections keeps its input as it is.

@@ -7,7 +7,7 @@ use super::differentiable::differentiable;
 use crate::native::cuda::on_device;
 
 /// Rows that an expert gets are a multiple of this: oneDNN compiles a kernel for each number of rows, and keeps so many.
-const ROWS: i64 = 8;
+pub(crate) const ROWS: i64 = 8;
 
 /// The choices of some tokens, sorted by expert; within an expert in the order of the tokens, with pads behind them.
 #[derive(Debug)]
