@@ -33,7 +33,7 @@ Requires-Python: >=3.10
 Requires-Dist: torch==2.11.*
 Provides-Extra: transformers
 Requires-Dist: transformers==5.3.*; extra == "transformers"
-Requires-Dist: peft>=0.18; extra == "transformers"
+Requires-Dist: peft>=0.21; extra == "transformers"
 Description-Content-Type: text/markdown
 
 The program `kvtune` and its Python package: `kvtune --help` lists the commands, and `kvtune.KvPolicyCache` runs a trained model through its

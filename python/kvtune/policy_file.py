@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +118,15 @@ def initial_part(run: str | Path, tokenizer: PreTrainedTokenizerBase, input_ids:
     def text(count: int) -> str:
         return str(tokenizer.decode(rest[:count], skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    found = re.search(params["end_initial_regex"], text(len(rest)))
+    pattern = params["end_initial_regex"]
+    try:
+        with warnings.catch_warnings():
+            # Python warns of classes in classes and of operations on them, which the program knows and Python does not.
+            warnings.simplefilter("error", FutureWarning)
+            found = re.compile(pattern).search(text(len(rest)))
+    except (re.error, FutureWarning) as error:
+        what = f"Python does not read the regular expression `{pattern}` of `{run}` as the program does: {error}"
+        raise KvtuneError(what, "give `from_run` the positions yourself, or train with an expression that both read alike") from error
     if found is None:
         return begin, len(ids)
     end = found.end() if params.get("include_end_string", True) else found.start()

@@ -187,7 +187,15 @@ def test_sequences_of_a_batch_are_as_alone(make_run, load):
             return write(model, rows, KvPolicyCache.from_run(run), 20, **options).tolist()
 
         assert texts(inputs) == [texts(row[None])[0] for row in inputs]
-        assert len(texts(inputs[:1], num_beams=3)[0]) == 120
+        beams = texts(inputs[:1], num_beams=3)
+        assert len(beams[0]) == 120
+        cache = KvPolicyCache.from_run(run)
+        cache.read(model, inputs[:1])
+        assert write(model, inputs[:1], cache, 20, num_beams=3).tolist() == beams
+        cache = KvPolicyCache.from_run(run)
+        cache.read(model, inputs)
+        with pytest.raises(kvtune.KvtuneError, match="3 sequences go on"):
+            write(model, torch.cat([inputs, inputs[:1]]), cache, 3)
 
 
 def test_gates_see_a_model_that_was_loaded_for_them(make_run):
@@ -209,5 +217,12 @@ def test_the_initial_part_of_a_prompt_stays(make_run, load):
     with served(run) as ask:
         part = kvtune.initial_part(run, tokenizer, prompt)
         assert 0 < part[1] < 110
+        for other in ("[[:digit:]]", "[a-z&&[^b]]", r"\p{Lu}"):
+            file = run / "kv_policy.json"
+            written = file.read_text()
+            file.write_text(written.replace('"end_initial_regex": "o"', '"end_initial_regex": ' + json.dumps(other)))
+            with pytest.raises(kvtune.KvtuneError, match="as the program does"):
+                kvtune.initial_part(run, tokenizer, prompt)
+            file.write_text(written)
         found = write(model, torch.tensor([prompt]), KvPolicyCache.from_run(run, initial_part=part), NEW)
         assert found[0, 110:].tolist() == ask(prompt)["token_ids"]
