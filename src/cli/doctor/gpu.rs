@@ -26,7 +26,8 @@ const INDEX: &str = "name another GPU with `--device`, and look at `CUDA_VISIBLE
 const GRAPHS: &str = "CUDA graphs";
 
 /// What a GPU that can compute is tried with.
-const TRIALS: [(&str, fn(Device) -> DoctorCheck); 4] = [
+type Trial = (&'static str, fn(Device) -> DoctorCheck);
+const TRIALS: [Trial; 4] = [
     ("GPU product", |device| host::product("GPU product", device)),
     ("GPU attention", attends),
     ("GPU kernels", runs_kernels),
