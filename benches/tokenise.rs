@@ -122,7 +122,7 @@ fn opened(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) -> Splits {
 
 /// The second opening, and the first batch.
 fn again(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) {
-    let before = resident().unwrap().all.0;
+    let before = resident().unwrap().0;
     let began = Instant::now();
     let splits = opened(dir, name, tokenizer);
     let seconds = began.elapsed().as_secs_f64();
@@ -132,7 +132,7 @@ fn again(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) {
         "{name}: {} samples, {:.1} M tokens are there again after {seconds:.3} s and take {:.1} MiB ({})",
         splits.train.len(),
         total as f64 / 1e6,
-        (resident().unwrap().all.0 as f64 - before as f64) / f64::from(1 << 20),
+        (resident().unwrap().0 as f64 - before as f64) / f64::from(1 << 20),
         splits.report.files[0],
     );
 }

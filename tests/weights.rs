@@ -38,7 +38,7 @@ fn check((name, load): Backend, dir: &Path) {
     // What libtorch reads in when it first converts belongs to no model.
     let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
     drop(Model::load(&small, Dtype::Bf16, Device::Cpu).unwrap());
-    let before = resident().unwrap().all.0;
+    let before = resident().unwrap().0;
     let was_reset = reset_peak();
     let meter = AllocationMeter::start(Device::Cpu).unwrap();
     let model = load(dir);

@@ -6,6 +6,12 @@ pub(super) fn experts(config: &ModelConfig) -> impl Iterator<Item = &ExpertsSpec
     config.layers.iter().filter_map(|layer| layer.feed_forward.experts())
 }
 
+/// How many layers have a window, and the widest of them.
+pub(super) fn windows(config: &ModelConfig) -> Option<(usize, usize)> {
+    let windows = || config.layers.iter().filter_map(|layer| layer.attention.rule.window);
+    Some((windows().count(), windows().max()?))
+}
+
 pub(super) fn architecture(config: &ModelConfig) -> String {
     let mut words = vec![config.model_type.to_owned()];
     words.extend(config.rotations().into_iter().map(rotary));
@@ -14,9 +20,8 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
     if without > 0 {
         words.push(format!("no positions in {without} of {count} layers"));
     }
-    let windows: Vec<usize> = config.layers.iter().filter_map(|layer| layer.attention.rule.window).collect();
-    if let Some(widest) = windows.iter().max() {
-        words.push(format!("a window of {widest} in {} of {count} layers", windows.len()));
+    if let Some((layers, widest)) = windows(config) {
+        words.push(format!("a window of {widest} in {layers} of {count} layers"));
     }
     let attention = &config.layers[0].attention;
     if attention.qk_norm.is_some() {

@@ -86,7 +86,6 @@ impl BenchSteps {
         Ok(())
     }
 
-    /// What is about to be run, and on what.
     fn introduce(&self, bench: &Bench, world: &ProcessGroup) -> Result<(), Fault> {
         let (config, device, threads) = (bench.model.config(), bench.model.device(), tch::get_num_threads());
         let device = if let Device::Cuda(index) = device { format!("cuda:{index}") } else { "cpu".to_owned() };

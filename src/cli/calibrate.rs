@@ -7,6 +7,7 @@ use serde_json::json;
 use tch::Device;
 
 use super::evaluate::{SampleArguments, targets};
+use crate::data::Tokenizer;
 use crate::engine::Settings;
 use crate::files::{self, io_fault};
 use crate::model::{GATE_TENSORS, ModelConfig};
@@ -49,7 +50,7 @@ impl Calibrate {
         let recipe = train::for_calibration(&own);
         train::set_numerics(&recipe, device);
         let model = target.load(&recipe, device)?;
-        let tokenizer = train::tokenizer(&recipe.model.path)?;
+        let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let splits = train::open_data(&recipe, model.config(), tokenizer.as_ref())?;
         console::note_once(&splits.report.to_string());
         let dataset = self.samples.choose(splits, &recipe)?;

@@ -4,11 +4,11 @@ use clap::Args;
 use serde_json::{Value, json};
 use tch::Device;
 
-use super::architecture::{architecture, experts};
+use super::architecture::{architecture, experts, windows};
 use super::recipe_file::RecipeFile;
 use super::world::{Joining, time_of_sums};
 use crate::cache::{Routing, Scope};
-use crate::data::{LoadReport, Splits, auto_tokenizer_differs};
+use crate::data::{LoadReport, Splits, Tokenizer, auto_tokenizer_differs};
 use crate::dist::ProcessGroup;
 use crate::engine::{ChunkPlan, Settings};
 use crate::model::{Model, ModelConfig, kind_of, trained_by_kind};
@@ -37,7 +37,7 @@ impl Check {
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
         train::check_max_seq_length(&recipe, &config)?;
-        let tokenizer = train::tokenizer(&recipe.model.path)?;
+        let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let mut said = Ok(());
         // Before anything is refused that may be in it.
@@ -73,7 +73,6 @@ impl Check {
     }
 }
 
-/// What the data came to, for programs.
 fn in_json(report: &LoadReport) -> Value {
     let files: Vec<String> = report.files.iter().map(ToString::to_string).collect();
     json!({ "train": report.train, "validation": report.validation, "files": files, "warnings": report.warnings })
@@ -137,10 +136,12 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
     let kv = &recipe.kv_cache;
     let lengths = kv.cache_length.by_layer(config.num_layers());
     let is_uniform = lengths.iter().all(|length| *length == lengths[0]);
-    let slots = if is_uniform { format!("{} slots", lengths[0]) } else { format!("slots {}", kv.cache_length) };
     let listed: Vec<String> = lengths.iter().map(ToString::to_string).collect();
-    let is_bounded = kv.storage == Storage::Preallocated;
-    let slots = if is_bounded { slots } else { "as many slots as tokens".to_owned() };
+    let slots = match (kv.storage, is_uniform) {
+        (Storage::Preallocated, true) => format!("{} slots", lengths[0]),
+        (Storage::Preallocated, false) => format!("slots {}", kv.cache_length),
+        _ => "as many slots as tokens".to_owned(),
+    };
     let mut words = vec![kv.policy.name.clone(), slots];
     if kv.buffer != BufferKind::Plain {
         words.push(format!("in {}", kv.buffer));
@@ -152,9 +153,8 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
         words.push("waiting on the host".to_owned());
     }
     words.push(format!("chunks of {}", kv.wanted_chunk_size()));
-    let windows: Vec<usize> = config.layers.iter().filter_map(|layer| layer.attention.rule.window).collect();
-    if let Some(widest) = windows.iter().max() {
-        words.push(format!("{} layers with a window of {widest} instead", windows.len()));
+    if let Some((layers, widest)) = windows(config) {
+        words.push(format!("{layers} layers with a window of {widest} instead"));
     }
     (words.join(", "), (!is_uniform).then(|| listed.join(", ")))
 }

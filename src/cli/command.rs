@@ -6,7 +6,6 @@ use clap::{Command, CommandFactory, FromArgMatches, Parser, ValueEnum};
 
 use super::{Verb, device};
 
-/// Two lines for each verb.
 const EXAMPLES: &str = include_str!("examples.txt");
 
 /// Fine-tunes language models on very long sequences, with the KV-cache policy in the loop.
@@ -35,7 +34,6 @@ pub(super) struct Arguments {
     pub(super) verbose: bool,
 }
 
-/// How results are printed, for people or for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
     #[value(alias = "table")]
@@ -43,7 +41,6 @@ pub(super) enum Format {
     Json,
 }
 
-/// All verbs with their examples.
 pub(super) fn command() -> Command {
     let command = Arguments::command();
     let verbs: Vec<String> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();

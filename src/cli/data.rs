@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::recipe_file::{RecipePath, recipe_for};
 use crate::data::{
-    ColumnLook, DataRequest, DataSource, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, ModelLimits, RowCounts,
-    Survey, SurveyedPart, SurveyedRow, SurveyedSample, Tokenizer, look, survey,
+    ColumnLook, DataRequest, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, ModelLimits, RowCounts, Survey,
+    SurveyedPart, SurveyedRow, SurveyedSample, Tokenizer, look, survey,
 };
 use crate::files;
 use crate::model::ModelConfig;
@@ -77,7 +77,7 @@ impl LookAtData {
         };
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_max_seq_length(&recipe, &config)?;
-        let tokenizer = train::tokenizer(&recipe.model.path)?;
+        let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let limits = train::limits(&config);
         let mut surveys = Vec::new();
         match &self.dump {
@@ -193,7 +193,10 @@ impl LookAtData {
 
 /// Says what the rows of a data set came to.
 fn told(Survey { source, counts, shared, warnings }: Survey, is_dumped: bool) -> Result<(), Fault> {
-    say(&source);
+    source.notes.iter().for_each(|note| console::note(note));
+    if let Some(told) = &source.told {
+        console::note(&format!("`data.format` is {told}"));
+    }
     for warning in &warnings {
         console::warning(warning);
     }
@@ -212,13 +215,6 @@ fn told(Survey { source, counts, shared, warnings }: Survey, is_dumped: bool) ->
         Err(error) => return Err(error),
     }
     Ok(())
-}
-
-fn say(source: &DataSource) {
-    source.notes.iter().for_each(|note| console::note(note));
-    if let Some(told) = &source.told {
-        console::note(&format!("`data.format` is {told}"));
-    }
 }
 
 fn table(counts: &RowCounts) -> Table {

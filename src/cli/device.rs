@@ -11,7 +11,6 @@ use crate::native::{make_room_for_others, usable_cpus};
 use crate::report::console;
 use crate::units::Fault;
 
-/// The device that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// CUDA where there is one.

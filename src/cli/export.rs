@@ -78,7 +78,8 @@ impl Export {
             state,
         };
         let (target, name) = self.target()?;
-        let out = self.out.clone().unwrap_or_else(|| beside(&found, name));
+        let beside = || found.dir.parent().unwrap_or(Path::new("")).join(name);
+        let out = self.out.clone().unwrap_or_else(beside);
         let interrupt = install()?;
         match export(&trained, target, &out, &|| interrupt.signal().is_none()) {
             Ok(Exported { notes, usage }) => {
@@ -147,8 +148,4 @@ fn of_answers(file: &AnswerListing) -> CacheResult {
         cache_length: text(&cache["kv_cache.cache_length"]),
         figures: AnswerScores::of(&file.answers).means.into_iter().collect(),
     }
-}
-
-fn beside(found: &FoundCheckpoint, name: &str) -> PathBuf {
-    found.dir.parent().unwrap_or(Path::new("")).join(name)
 }

@@ -17,7 +17,6 @@ use crate::report::summary::RunSummary;
 use crate::train::{self, Ended, Interrupt, Start};
 use crate::units::Fault;
 
-/// What a verb ended with.
 pub(super) enum Ending {
     Done,
     /// Interrupted by a signal, after saving.
@@ -103,7 +102,6 @@ impl Resume {
     }
 }
 
-/// Watches for signals from now on.
 pub(super) fn install() -> Result<Interrupt, Fault> {
     watched(Interrupt::install())
 }

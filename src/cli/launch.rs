@@ -4,8 +4,6 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
@@ -14,10 +12,10 @@ use rand::TryRng;
 use rand::rngs::SysRng;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::flag;
+use signal_hook::iterator::Signals;
 
 use super::finetune::Ending;
-use crate::dist::Launched;
+use super::world::launched;
 use crate::native::usable_cpus;
 use crate::report::console;
 use crate::units::{Exit, Fault};
@@ -25,7 +23,6 @@ use crate::units::{Exit, Fault};
 /// Tells a rank which process has started it, and is to take it along when it ends.
 const LAUNCHER: &str = "KVTUNE_LAUNCHER";
 
-/// Signals that are passed on.
 const PASSED_ON: [(i32, Signal); 4] =
     [(SIGINT, Signal::INT), (SIGTERM, Signal::TERM), (SIGUSR1, Signal::USR1), (SIGHUP, Signal::TERM)];
 
@@ -67,7 +64,9 @@ impl LaunchRanks {
     /// Starts them and waits; `refused_by_all` says why each of them would refuse the command.
     pub(super) fn run(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<Ending, Fault> {
         self.check(refused_by_all)?;
-        let signals = watched()?;
+        let mut signals = Signals::new(PASSED_ON.map(|(number, _)| number)).map_err(|error| {
+            Fault::new(Exit::Memory, format!("can't watch for signals: {error}")).with_hint("look at the limits of this process")
+        })?;
         let mut ranks = Ranks { processes: Vec::new(), readers: Vec::new() };
         let port = free_port()?;
         let random = SysRng.try_next_u64().map_err(|error| unstarted(0, &error.into()))?;
@@ -75,7 +74,7 @@ impl LaunchRanks {
         for rank in 0..self.nproc {
             ranks.start(&mut self.command_of(rank, port, &run_id)?)?;
         }
-        Ok(Ending::Launched(ranks.supervise(&signals)))
+        Ok(Ending::Launched(ranks.supervise(&mut signals)))
     }
 
     /// Refuses what would fail on every rank alike, or start ranks of ranks.
@@ -84,7 +83,7 @@ impl LaunchRanks {
         if let Some(message) = refused_by_all(&self.command) {
             return usage(message, "this is what stands behind `--`, a command and its arguments: see `kvtune help`");
         }
-        match Launched::from_environment(|name| std::env::var(name).ok())? {
+        match launched()? {
             Some(launch) if launch.size > 1 => usage(
                 format!("this process is rank {} of {} already, started by {}", launch.rank, launch.size, launch.by),
                 "start the command itself there, without `launch`; or unset these variables",
@@ -113,7 +112,6 @@ impl LaunchRanks {
     }
 }
 
-/// A port of this machine that nobody listens at.
 fn free_port() -> Result<u16, Fault> {
     let found = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
     found.map(|at| at.port()).map_err(|error| {
@@ -125,16 +123,6 @@ fn free_port() -> Result<u16, Fault> {
 fn unstarted(rank: u16, error: &std::io::Error) -> Fault {
     Fault::new(Exit::Memory, format!("rank {rank} can't be started: {error}"))
         .with_hint("start fewer ranks, or raise the limits of processes and memory")
-}
-
-fn watched() -> Result<Vec<(Signal, Arc<AtomicBool>)>, Fault> {
-    let watch = |(number, signal)| {
-        let seen = Arc::new(AtomicBool::new(false));
-        flag::register(number, seen.clone()).map(|_| (signal, seen))
-    };
-    PASSED_ON.into_iter().map(watch).collect::<Result<_, _>>().map_err(|error| {
-        Fault::new(Exit::Memory, format!("can't watch for signals: {error}")).with_hint("look at the limits of this process")
-    })
 }
 
 /// The processes that were started; whatever happens here, none of them stays.
@@ -158,7 +146,6 @@ impl Ranks {
         Ok(())
     }
 
-    /// Shows what comes on a stream of a rank, from now on.
     fn show(&mut self, rank: usize, stream: impl Read + Send + 'static, show: fn(&str)) -> Result<(), Fault> {
         let reader = thread::Builder::new().name("lines of a rank".to_owned());
         let reader = reader.spawn(move || pass_on(rank, stream, show)).map_err(|error| unstarted(rank as u16, &error))?;
@@ -167,7 +154,7 @@ impl Ranks {
     }
 
     /// Waits until all have ended; returns the exit code of the first that failed.
-    fn supervise(mut self, signals: &[(Signal, Arc<AtomicBool>)]) -> i32 {
+    fn supervise(mut self, signals: &mut Signals) -> i32 {
         let mut ended: Vec<Option<ExitStatus>> = vec![None; self.processes.len()];
         let mut first: Option<(usize, ExitStatus, Instant)> = None;
         let (mut told, mut was_asked) = (false, false);
@@ -182,11 +169,9 @@ impl Ranks {
                     first = Some((rank, status, Instant::now()));
                 }
             }
-            for (signal, seen) in signals {
-                if seen.swap(false, Ordering::Relaxed) {
-                    was_asked |= *signal != Signal::USR1;
-                    self.send(&ended, *signal);
-                }
+            for (_, signal) in signals.pending().filter_map(|came| PASSED_ON.iter().find(|(number, _)| *number == came)) {
+                was_asked |= *signal != Signal::USR1;
+                self.send(&ended, *signal);
             }
             if let Some((_, _, since)) = first {
                 if since.elapsed() >= GRACE && !told {

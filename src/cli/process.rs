@@ -19,7 +19,6 @@ const PROFILERS: [&str; 3] = ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_I
 /// The argument with which the binary renders chat templates for another process of it.
 const RENDERER: &str = "render-chat-templates";
 
-/// Runs the binary, and ends the process.
 pub fn main() -> ! {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == RENDERER) {
         exit(i32::from(data::become_renderer().is_err()));
@@ -47,7 +46,6 @@ fn refused(error: &clap::Error) -> i32 {
     error.exit_code()
 }
 
-/// Does what is asked for.
 fn run(arguments: &Arguments) -> Result<Ending, Fault> {
     let Arguments { quiet: is_quiet, verbose: is_verbose, .. } = *arguments;
     console::speak(Speech { is_quiet, is_verbose, is_json: arguments.format == Format::Json });

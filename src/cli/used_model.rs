@@ -38,7 +38,6 @@ pub(super) struct ModelArgs {
     set: Vec<String>,
 }
 
-/// A model that is ready for use.
 pub(super) struct LoadedModel {
     pub(super) recipe: Recipe,
     pub(super) model: Model,
@@ -46,12 +45,10 @@ pub(super) struct LoadedModel {
     pub(super) engine: Engine,
     /// What finds the initial part of a prompt, where the policy keeps it.
     pub(super) initial_parts: Option<InitialPartFinder>,
-    /// The adapter's directory, where there is one.
     pub(super) adapter: Option<PathBuf>,
 }
 
 impl ModelArgs {
-    /// What the directory is called.
     pub(super) fn name(&self) -> Option<String> {
         Some(files::absolute(&self.path).file_name()?.to_string_lossy().into_owned())
     }
@@ -72,7 +69,7 @@ impl ModelArgs {
             train::load_adapter(&mut model, dir)?;
         }
         fit_chunks(&mut recipe, model.config(), self.policy.is_some() || self.cache_length.is_some(), &self.set)?;
-        let tokenizer = train::tokenizer(&recipe.model.path)?;
+        let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None)?;
         let rule = cache::initial_part(&recipe.kv_cache.policy)?;
         let initial_parts = rule.map(|rule| InitialPartFinder::new(&rule, tokenizer.as_ref())).transpose()?;

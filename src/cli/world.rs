@@ -32,14 +32,7 @@ pub(super) struct Joining {
     pub(super) dist_timeout: Duration,
     /// How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available.
     #[arg(long, default_value = "auto", value_name = "BACKEND")]
-    backend: RankBackend,
-}
-
-impl Joining {
-    /// Chooses by what the ranks add up; what is to be said of it.
-    pub(super) fn choose(self, world: &mut ProcessGroup, device: Device) -> Result<Option<String>, Fault> {
-        world.choose_backend(self.backend, device)
-    }
+    pub(super) backend: RankBackend,
 }
 
 pub(super) type DeviceArguments = (device::Wanted, Option<u16>);
@@ -64,7 +57,6 @@ pub(super) fn alone(verb: &str) -> String {
     format!("`{verb}` is the work of one process, which ranks do not share")
 }
 
-/// Prepares the device of this rank.
 pub(super) fn device((wanted, threads): DeviceArguments) -> Result<Device, Fault> {
     let local_rank = launched()?.map_or(0, |launch| launch.local_rank);
     device::prepare(wanted, threads, local_rank)
@@ -85,7 +77,7 @@ pub(super) fn with_ranks<T>(
     if !world.is_first() {
         console::be_quiet();
     }
-    let chosen = joining.choose(&mut world, device);
+    let chosen = world.choose_backend(joining.backend, device);
     let world = Rc::new(world);
     let done = chosen.and_then(|note| {
         if let Some(note) = note {

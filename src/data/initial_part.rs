@@ -90,7 +90,8 @@ mod tests {
     const PAD: u32 = 3;
 
     fn rule(end_regex: &str) -> InitialPart {
-        InitialPart { pad_id: PAD, ..InitialPart::until(EndRegex::new(end_regex).unwrap()) }
+        let end_regex = EndRegex::new(end_regex).unwrap();
+        InitialPart { end_regex, include_end_string: true, pad_id: PAD, range_is_prefix: true }
     }
 
     fn sequences(fixture: &Fixture, rule: &InitialPart) -> Vec<Sequence> {

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use super::ProcessGroup;
 use crate::units::{Exit, Fault, FaultKind, abridged};
 
-/// What a rank tells the others.
 #[derive(Serialize, Deserialize)]
 enum Told<T> {
     Made(T),

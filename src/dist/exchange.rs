@@ -85,7 +85,6 @@ impl ProcessGroup {
         Ok(bytes)
     }
 
-    /// Waits until all ranks are here.
     pub fn barrier(&self) -> Result<(), Fault> {
         self.sum_numbers(&mut [0.0])
     }

@@ -59,7 +59,6 @@ impl RankStatus {
     }
 }
 
-/// What is known of a rank.
 #[derive(Clone, Debug)]
 pub(super) struct PeerStatus {
     pub(super) status: RankStatus,
@@ -99,7 +98,6 @@ struct SharedStatus {
     last: Mutex<Option<RankStatus>>,
     peers: Mutex<Vec<PeerStatus>>,
     rounds: AtomicU64,
-    /// Exchanges that this rank has begun.
     exchanges: AtomicU64,
     /// What the store said when it could not be reached any more.
     lost_store: Mutex<Option<String>>,
@@ -152,7 +150,6 @@ impl HeartbeatMonitor {
         self.shared.exchanges.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// What is known of all ranks.
     pub(super) fn peers(&self) -> Vec<PeerStatus> {
         locked(&self.shared.peers).clone()
     }
@@ -161,7 +158,6 @@ impl HeartbeatMonitor {
         self.shared.rounds.load(Ordering::Acquire)
     }
 
-    /// Why the store is not reached any more.
     pub(super) fn lost_store(&self) -> Option<String> {
         locked(&self.shared.lost_store).clone()
     }

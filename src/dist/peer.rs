@@ -4,10 +4,8 @@ use std::fmt;
 
 use crate::units::{Fault, abridged};
 
-/// A rank and its machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The number of the rank, from 0.
     pub rank: usize,
     /// The name that its host gives itself.
     pub host: String,

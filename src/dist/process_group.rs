@@ -65,12 +65,10 @@ impl ProcessGroup {
         Ok(Self { joined })
     }
 
-    /// The number of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.joined.as_ref().map_or(0, |joined| joined.monitor.rank)
     }
 
-    /// How many ranks there are.
     pub fn size(&self) -> usize {
         self.joined.as_ref().map_or(1, |joined| joined.monitor.peers.len())
     }
@@ -109,13 +107,11 @@ impl ProcessGroup {
         }
     }
 
-    /// Whether tensors of GPUs go by NCCL.
     pub fn has_nccl(&self) -> bool {
         self.joined.as_ref().is_some_and(|joined| joined.nccl.is_some())
     }
 }
 
-/// How often ranks give a heartbeat.
 fn interval(timeout: Duration) -> Duration {
     (timeout / 10).clamp(Duration::from_millis(50), Duration::from_millis(500))
 }

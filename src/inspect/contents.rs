@@ -49,7 +49,6 @@ pub struct RunContents {
 }
 
 impl RunContents {
-    /// Looks at a run or a checkpoint.
     pub fn read(path: &Path) -> Result<Self, Fault> {
         if checkpoint::holds(path).is_some() { Self::of_checkpoint(path) } else { Self::of_run(path) }
     }
@@ -96,7 +95,6 @@ impl RunContents {
     }
 }
 
-/// The name of a directory.
 fn name_of(path: &Path) -> String {
     let absolute = files::absolute(path);
     absolute.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())

@@ -29,7 +29,6 @@ struct KeptCell {
     kept: f64,
 }
 
-/// A layer of a log.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerEvictions {
     pub slots: usize,

@@ -41,7 +41,6 @@ pub struct RunFigures {
     pub trained: Option<i64>,
     /// Steps whose loss or gradient is not finite.
     pub not_finite: usize,
-    /// Steps that were left out.
     pub skipped: usize,
 }
 

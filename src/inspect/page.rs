@@ -12,8 +12,7 @@ const SHOWN_CHARACTERS: usize = 4000;
 
 /// The page. Every text in it that comes from a file is escaped.
 pub fn report_page(runs: &[RunContents], scores: &[EvaluationLine], maps: &[ColourMap]) -> String {
-    let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
-    let title = if let [name] = &names[..] { format!("Run {name}") } else { format!("{} runs compared", names.len()) };
+    let title = if let [run] = runs { format!("Run {}", run.name) } else { format!("{} runs compared", runs.len()) };
     let mut body: Vec<String> = Vec::new();
     let mut sections: Vec<(&str, &str)> = Vec::new();
     let mut add = |id: &'static str, heading: &'static str, content: String| {
@@ -56,12 +55,12 @@ pub fn report_page(runs: &[RunContents], scores: &[EvaluationLine], maps: &[Colo
 
 fn charts(runs: &[RunContents]) -> String {
     let entry = |(index, run): (usize, &RunContents)| format!("<li>{}{}</li>\n", legend_mark(index), escape(&run.name));
-    let entries: Vec<String> = runs.iter().enumerate().map(entry).collect();
-    let legend = if runs.len() > 1 { format!("<ul class=\"legend\">\n{}</ul>\n", entries.concat()) } else { String::new() };
+    let entries: String = runs.iter().enumerate().map(entry).collect();
+    let legend = if runs.len() > 1 { format!("<ul class=\"legend\">\n{entries}</ul>\n") } else { String::new() };
     let chart =
         |(index, chart): (usize, &CurveChart)| format!("<div class=\"card\">{}</div>\n", chart.to_svg(&format!("curve{index}")));
-    let charts: Vec<String> = curves::charts(runs).iter().enumerate().map(chart).collect();
-    format!("{legend}<div class=\"charts\">\n{}</div>\n", charts.concat())
+    let charts: String = curves::charts(runs).iter().enumerate().map(chart).collect();
+    format!("{legend}<div class=\"charts\">\n{charts}</div>\n")
 }
 
 fn samples(runs: &[RunContents]) -> String {

@@ -43,12 +43,10 @@ pub(super) fn figures(runs: &[RunContents]) -> String {
         values.iter().any(Option::is_some).then(|| [columns[0][index].0.to_owned()].into_iter().chain(cells).collect())
     };
     let rows: Vec<Vec<String>> = (0..columns.first().map_or(0, Vec::len)).filter_map(row).collect();
-    let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
-    let header: Vec<&str> = ["figure"].into_iter().chain(names.iter().map(String::as_str)).collect();
+    let header: Vec<&str> = ["figure"].into_iter().chain(runs.iter().map(|run| &run.name[..])).collect();
     table("Figures of each run, by its lines of metrics and its newest checkpoint", &header, &rows, true)
 }
 
-/// Steps that were left out, and why.
 pub(super) fn skipped(runs: &[RunContents]) -> String {
     let row = |run: &RunContents, line: &StepMetrics| Some(vec![run.name.clone(), line.step.to_string(), line.skipped.clone()?]);
     let rows: Vec<Vec<String>> = runs.iter().flat_map(|run| run.metrics.iter().filter_map(move |line| row(run, line))).collect();
@@ -68,7 +66,6 @@ pub(super) fn evicted(runs: &[RunContents]) -> String {
     table("What each layer evicted in training, over all steps; of a sliding window, what left the window", &header, &rows, true)
 }
 
-/// Settings that are not the same in all runs.
 pub(super) fn differing(runs: &[RunContents]) -> String {
     let keys: BTreeSet<&String> = runs.iter().flat_map(|run| run.settings.keys()).collect();
     let row = |key: &&String| {
@@ -81,8 +78,7 @@ pub(super) fn differing(runs: &[RunContents]) -> String {
     if rows.is_empty() && runs.len() > 1 {
         return "<p>All settings of the runs are the same.</p>\n".to_owned();
     }
-    let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
-    let header: Vec<&str> = ["setting"].into_iter().chain(names.iter().map(String::as_str)).collect();
+    let header: Vec<&str> = ["setting"].into_iter().chain(runs.iter().map(|run| &run.name[..])).collect();
     table("Settings that differ between the runs; all others are the same", &header, &rows, false)
 }
 

@@ -13,7 +13,6 @@ use crate::units::{Fault, abridged};
 pub struct EvaluationLine {
     /// The model, checkpoint or run.
     pub evaluated: String,
-    /// The policy of its cache.
     pub policy: String,
     pub cache_length: String,
     /// The split of the samples; earlier versions did not say.
@@ -52,7 +51,6 @@ impl EvaluationLine {
     }
 }
 
-/// The lines of a file.
 pub fn read_scores(path: &Path) -> Result<Vec<EvaluationLine>, Fault> {
     let text = files::read_bytes(path, FileKind::Lines)?;
     let lines = text.split(|&byte| byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());

@@ -88,9 +88,7 @@ impl Stopwatch {
 /// The rate of matrix products in operations per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct GemmRate {
-    /// The rate in wall-clock time.
     pub per_second: f64,
-    /// The rate in the CPU time of all threads together.
     pub per_cpu_second: f64,
 }
 

@@ -30,7 +30,6 @@ pub enum MemorySide {
 }
 
 impl MemorySide {
-    /// The name in tables and keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Process => "process",
@@ -94,12 +93,10 @@ impl MemoryProfile {
         MemoryPart::ALL.into_iter().map(MemoryPart::name).zip(self.parts)
     }
 
-    /// The most that tensors took at a time.
     pub fn most_tensors(&self) -> i64 {
         self.by_part.into_iter().max().unwrap_or(0)
     }
 
-    /// The line of the table.
     pub fn to_json(&self) -> Value {
         let parts: Vec<Value> = self.rows().map(|(part, bytes)| json!({ "part": part, "bytes": bytes })).collect();
         let by_part = StepPart::ALL.into_iter().zip(self.by_part).map(|(part, bytes)| (part.name().to_owned(), json!(bytes)));

@@ -62,21 +62,6 @@ impl CopyCost {
 }
 
 impl StepRecord {
-    pub fn tokens_per_second(&self) -> f64 {
-        self.tokens as f64 / self.whole.seconds
-    }
-
-    /// Operations per second of the step whole.
-    pub fn rate(&self) -> GemmRate {
-        GemmRate::of(self.flops.total(), self.whole)
-    }
-
-    /// Share of the rate of the square product, by time on the wall and by CPU time.
-    pub fn gemm_share(&self) -> (f64, f64) {
-        let (own, gemm) = (self.rate(), self.gemm);
-        (own.per_second / gemm.per_second, own.per_cpu_second / gemm.per_cpu_second)
-    }
-
     /// The figures that a summary is made of, by their keys.
     pub fn figures(&self) -> Vec<(String, f64)> {
         let of = |name: &str, spent: Spent| {
@@ -85,31 +70,24 @@ impl StepRecord {
         let mut figures: Vec<_> =
             StepPart::ALL.into_iter().zip(self.parts).flat_map(|(part, spent)| of(part.name(), spent)).collect();
         figures.extend(of("step", self.whole));
-        let (share, cpu_share) = self.gemm_share();
+        let (rate, gemm) = (GemmRate::of(self.flops.total(), self.whole), self.gemm);
         let mut add = |key: &str, value| figures.push((key.to_owned(), value));
-        add("tokens_per_second", self.tokens_per_second());
-        add("flops_per_second", self.rate().per_second);
-        add("flops_per_cpu_second", self.rate().per_cpu_second);
-        add("gemm_square_flops_per_second", self.gemm.per_second);
-        add("gemm_square_flops_per_cpu_second", self.gemm.per_cpu_second);
-        add("gemm_share", share);
-        add("gemm_cpu_share", cpu_share);
+        add("tokens_per_second", self.tokens as f64 / self.whole.seconds);
+        add("flops_per_second", rate.per_second);
+        add("flops_per_cpu_second", rate.per_cpu_second);
+        add("gemm_square_flops_per_second", gemm.per_second);
+        add("gemm_square_flops_per_cpu_second", gemm.per_cpu_second);
+        add("gemm_share", rate.per_second / gemm.per_second);
+        add("gemm_cpu_share", rate.per_cpu_second / gemm.per_cpu_second);
         let key = self.copies.names().1;
         add(&format!("{key}_seconds"), self.copies.seconds());
         add(&format!("{key}_share"), self.copies.seconds() / self.whole.seconds);
-        if let Some(idle) = self.idle {
-            add("idle", idle);
-        }
-        if let Some(peak) = self.peak {
-            add("peak_resident_bytes", peak.resident.0 as f64);
-        }
-        if let Some(peak) = self.device_peak {
-            figures.push(("peak_device_bytes".to_owned(), peak.0 as f64));
-        }
+        self.idle.into_iter().for_each(|idle| add("idle", idle));
+        self.peak.into_iter().for_each(|peak| add("peak_resident_bytes", peak.resident.0 as f64));
+        self.device_peak.into_iter().for_each(|peak| add("peak_device_bytes", peak.0 as f64));
         figures
     }
 
-    /// The line of the step.
     pub fn to_json(&self) -> Value {
         let mut line = json!({
             "kind": "step", "step": self.step, "is_warm_up": self.is_warm_up, "tokens": self.tokens, "tokens_run": self.tokens_run, "loss": self.loss,
@@ -124,7 +102,6 @@ impl StepRecord {
 /// Where the values of a figure lie.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The value in the middle.
     pub median: f64,
     pub min: f64,
     pub max: f64,
@@ -157,12 +134,10 @@ pub fn summarise(records: &[StepRecord]) -> Option<BenchSummary> {
 }
 
 impl BenchSummary {
-    /// A figure by its key.
     pub fn get(&self, key: &str) -> Option<Spread> {
         self.figures.iter().find(|(k, _)| k == key).map(|(_, spread)| *spread)
     }
 
-    /// The line of the summary.
     pub fn to_json(&self) -> Value {
         let mut line = json!({ "kind": "summary", "steps": self.steps });
         self.figures.iter().for_each(|(key, spread)| line[key] = json!(spread));

@@ -34,7 +34,7 @@ pub fn random_batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], se
                 let labels = inputs[1..].iter().enumerate();
                 Targets::NextToken(labels.map(|(at, &id)| if at < first_target { IGNORE } else { i64::from(id) }).collect())
             }
-            HeadRecipe::SeqClassificationOnLogits(labels) => Targets::Class(rng.random_range(0..labels.len())),
+            HeadRecipe::SeqClassificationOnLogits(labels) => Targets::Class(rng.random_range(0..labels.count())),
             HeadRecipe::SeqClassification(classes) => Targets::Class(rng.random_range(0..classes.count())),
         };
         inputs.truncate(tokens);

@@ -131,7 +131,7 @@ fn packed_sizes(dir: &Path, object: &Map<String, Value>, config: &ModelConfig) -
 
 /// Puts a scaling in place of a file's own. What its tables say beside that, stays.
 fn scale(object: &mut Map<String, Value>, scaling: &RopeScalingRecipe) {
-    let mut new: Map<String, Value> = scaling.table().iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+    let mut new: Map<String, Value> = scaling.0.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
     let own_original = new.get(ORIGINAL).cloned();
     // Programs that know one spelling alone do not see the other.
     let spelling = if object.get(TABLES[0]).is_some_and(Value::is_object) { TABLES[0] } else { TABLES[1] };
@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn scaled_as(name: &str, words: &str) -> Result<ModelConfig, Fault> {
-        let scaling = RopeScalingRecipe::from(words.parse::<toml::Table>().unwrap());
+        let scaling = RopeScalingRecipe(words.parse().unwrap());
         ModelConfig::load(ModelSource { dir: &fixture(name), rope_scaling: Some(&scaling), quantize: None })
     }
 

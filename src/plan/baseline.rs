@@ -83,5 +83,5 @@ fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option
 /// What is resident, without free memory that the allocator keeps.
 pub(super) fn resident_now() -> u64 {
     give_free_memory_back();
-    resident().map_or(0, |resident| resident.all.0)
+    resident().map_or(0, |resident| resident.0)
 }

@@ -11,13 +11,11 @@ use super::tree::{KeyValue, Node, NodeValue, RecipeSource, Spot};
 use super::value::RecipeReader;
 use crate::units::quoted;
 
-/// Whether there is such a policy, with such parameters.
-type PolicyCheck = fn(&PolicyRecipe) -> Result<(), RecipeError>;
-
-static POLICY_CHECK: OnceLock<PolicyCheck> = OnceLock::new();
+/// Refuses a policy that there is not, and parameters that it does not have.
+static POLICY_CHECK: OnceLock<fn(&PolicyRecipe) -> Checked<()>> = OnceLock::new();
 
 /// From now on the policy of a recipe is checked with its other keys, so that all errors are told at once.
-pub fn check_policies_by(check: PolicyCheck) {
+pub fn check_policies_by(check: fn(&PolicyRecipe) -> Result<(), RecipeError>) {
     let _ = POLICY_CHECK.set(check);
 }
 
@@ -35,7 +33,6 @@ pub struct PolicyRecipe {
 }
 
 impl PolicyRecipe {
-    /// A choice without parameters, made by a program.
     pub fn named(name: &str) -> Self {
         Self::with_params(name, toml::Table::new())
     }
@@ -48,7 +45,6 @@ impl PolicyRecipe {
         Self::with_params(DEFAULT_POLICY, params)
     }
 
-    /// A choice made by a program.
     pub fn with_params(name: &str, params: toml::Table) -> Self {
         let params = Node::from(toml::Value::Table(params));
         Self { name: name.to_owned(), params, spot: Spot::Code, key: "kv_cache.policy".to_owned(), source: Arc::default() }

@@ -1,11 +1,10 @@
 //! What a recipe says of the examples, and of the loss on them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::chat::ChatRecipe;
 pub use super::data_paths::DataPaths;
-use super::data_sets::NamedSet;
 use super::distill::DistillRecipe;
 pub use super::of_format::FormatContradiction;
 use super::table::{either, table};
@@ -13,20 +12,13 @@ use super::value::{COUNT, KeyRule, PART};
 use super::words::words;
 
 /// A sequence has a token, and one that follows it.
-const LENGTH: KeyRule = KeyRule {
-    takes: "integer ≥ 2",
-    expected: "at least 2",
-    hint: "write 2 or more tokens; to allow as many as the model has positions, leave the key out",
-    is_fine: |tokens| tokens >= 2.0,
-};
-
+const LENGTH: KeyRule = at_least_two("write 2 or more tokens; to allow as many as the model has positions, leave the key out");
 /// With one class there is nothing to tell apart.
-const CLASSES: KeyRule = KeyRule {
-    takes: "integer ≥ 2",
-    expected: "at least 2",
-    hint: "write how many classes there are, or their names as `labels`",
-    is_fine: |classes| classes >= 2.0,
-};
+const CLASSES: KeyRule = at_least_two("write how many classes there are, or their names as `labels`");
+
+const fn at_least_two(hint: &'static str) -> KeyRule {
+    KeyRule { takes: "integer ≥ 2", expected: "at least 2", hint, is_fine: |number| number >= 2.0 }
+}
 
 table! {
     #[derive(Clone, Debug, PartialEq)]
@@ -99,16 +91,24 @@ table! {
     }
 }
 
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataSet {
+    /// What counts, metrics and warnings call it.
+    pub name: String,
+    /// How often an epoch has each of its samples.
+    pub weight: f64,
+    /// What is said of it, with the defaults of the table.
+    pub data: DataRecipe,
+    /// The keys of the table that are its own.
+    pub(super) own: BTreeSet<String>,
+}
+
 impl DataRecipe {
     /// All of these files to train on, and the other keys left out.
     pub fn of(train: DataPaths) -> Self {
         Self { train, validation: ValidationSource::Fraction(0.0), ..Self::default() }
     }
-}
 
-pub type DataSet = NamedSet<DataRecipe>;
-
-impl DataRecipe {
     /// What is said of each data set; itself, where there are no several.
     pub fn each(&self) -> impl Iterator<Item = &Self> {
         let itself = self.sets.is_empty().then_some(self);
@@ -284,7 +284,6 @@ words! {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeadRecipe {
-    /// Every target is the next token.
     NextToken,
     /// One class per sequence, read from the logits of a few tokens at the last position.
     SeqClassificationOnLogits(Labels),
@@ -353,15 +352,11 @@ pub enum Labels {
 }
 
 impl Labels {
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),
             Self::Texts(texts) => texts.len(),
         }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 

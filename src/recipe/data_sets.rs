@@ -1,25 +1,12 @@
 //! Several data sets in one recipe: for each of them the keys of a table are defaults.
 
-use std::collections::BTreeSet;
-
 use toml::Value;
 
+use super::data::{DataRecipe, DataSet};
 use super::diagnose::Checked;
 use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, dotted};
 use super::tree::KeyValue;
 use super::value::{KeyRule, RecipeReader};
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct NamedSet<D> {
-    /// What counts, metrics and warnings call it.
-    pub name: String,
-    /// How often an epoch has each of its samples.
-    pub weight: f64,
-    /// What is said of it, with the defaults of the table.
-    pub data: D,
-    /// The keys of the table that are its own.
-    own: BTreeSet<String>,
-}
 
 /// Where the sets stand, by their names.
 pub(super) const SETS: &str = "data.sets";
@@ -32,7 +19,7 @@ const WEIGHTS: KeyRule = KeyRule {
     is_fine: |weight| weight > 0.0 && weight <= 1000.0,
 };
 
-impl<D: RecipeTable> RecipeField for Vec<NamedSet<D>> {
+impl RecipeField for Vec<DataSet> {
     fn keys(text: KeyText, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         let check = |reader: &RecipeReader<'_>, _: &str, _: &KeyText| <Self as RecipeField>::find(reader, "", "").map(drop);
         vec![RecipeKey { text, takes: "array of tables".to_owned(), default: "none".to_owned(), check }]
@@ -45,7 +32,7 @@ impl<D: RecipeTable> RecipeField for Vec<NamedSet<D>> {
 
     /// What the sets have of their own: the rest is written in `[data]`.
     fn entries(&self, key: &str) -> TableEntries {
-        let of = |set: &NamedSet<D>| {
+        let of = |set: &DataSet| {
             let of_set = |(name, value): (String, Value)| (format!("{key}.{}.{name}", set.name), value);
             let is_own = |(name, _): &(String, Value)| set.own.contains(name);
             let weight = (WEIGHT.to_owned(), Value::Float(set.weight));
@@ -56,7 +43,7 @@ impl<D: RecipeTable> RecipeField for Vec<NamedSet<D>> {
 }
 
 /// A set, read as the table `[data]` of a recipe that has no other data.
-fn read<D: RecipeTable>(reader: &RecipeReader<'_>, set: &KeyValue) -> Checked<NamedSet<D>> {
+fn read(reader: &RecipeReader<'_>, set: &KeyValue) -> Checked<DataSet> {
     let mut document = reader.document.clone();
     let own = || set.node.entries().iter().filter(|entry| entry.key != WEIGHT);
     // The two ways to hold samples out exclude each other.
@@ -66,18 +53,18 @@ fn read<D: RecipeTable>(reader: &RecipeReader<'_>, set: &KeyValue) -> Checked<Na
     for entry in own() {
         document.root.put(&format!("data.{}", entry.key), entry.spot, entry.node.clone());
     }
-    let mut keys = D::keys();
+    let mut keys = DataRecipe::keys();
     keys.retain(|key| key.text.name != "sets" && key.text.name != "order");
     let of_set = RecipeReader::new(&document);
     for entry in own() {
         let known = || keys.iter().map(|key| &key.text.name[..]).collect::<Vec<_>>();
         let key = keys.iter().find(|key| key.text.name == entry.key);
-        let key = key.ok_or_else(|| reader.document.source.unknown_key(entry.spot, D::NAME, &entry.key, &known()))?;
-        (key.check)(&of_set, &dotted(D::NAME, &entry.key), &key.text)?;
+        let key = key.ok_or_else(|| reader.document.source.unknown_key(entry.spot, DataRecipe::NAME, &entry.key, &known()))?;
+        (key.check)(&of_set, &dotted(DataRecipe::NAME, &entry.key), &key.text)?;
     }
     let key = format!("{SETS}.{}.{WEIGHT}", set.key);
     let weight = reader.parse(&key)?.unwrap_or(1.0);
     WEIGHTS.check(reader, &key, &Value::Float(weight))?;
     let own = own().map(|entry| entry.key.clone()).collect();
-    Ok(NamedSet { name: set.key.clone(), weight, data: D::read(&of_set)?, own })
+    Ok(DataSet { name: set.key.clone(), weight, data: DataRecipe::read(&of_set)?, own })
 }

@@ -76,22 +76,6 @@ impl RecipeError {
     pub fn plain(message: String) -> Self {
         Self { message, place: Box::new(RecipeLocation::Code), hint: None, further: Vec::new(), culprit: None }
     }
-
-    /// The line in the recipe, counted from 1.
-    pub fn line(&self) -> Option<usize> {
-        match &*self.place {
-            RecipeLocation::Text { line, .. } => Some(*line),
-            _ => None,
-        }
-    }
-
-    /// The column in the recipe, counted from 1.
-    pub fn column(&self) -> Option<usize> {
-        match &*self.place {
-            RecipeLocation::Text { column, .. } => Some(*column),
-            _ => None,
-        }
-    }
 }
 
 impl From<RecipeError> for Fault {

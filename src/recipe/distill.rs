@@ -30,6 +30,8 @@ const WEIGHT: KeyRule = KeyRule {
     is_fine: |number| number > 0.0 && number <= 1.0,
 };
 
+const TEMPERATURE: KeyRule = positive("write 1 for the probabilities as they are, or 2 to weigh the unlikely ones more");
+
 impl RecipeValue for DistillRecipe {
     fn takes(_: Option<&str>) -> String {
         let Self { weight, temperature, top_k } = Self::default();
@@ -46,11 +48,7 @@ impl RecipeValue for DistillRecipe {
     fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
         let name = |part: &str| format!("{key}.{part}");
         WEIGHT.check(reader, &name("weight"), &Value::Float(self.weight))?;
-        positive("write 1 for the probabilities as they are, or 2 to weigh the unlikely ones more").check(
-            reader,
-            &name("temperature"),
-            &Value::Float(self.temperature),
-        )?;
+        TEMPERATURE.check(reader, &name("temperature"), &Value::Float(self.temperature))?;
         COUNT.check(reader, &name("top_k"), &Value::Integer(self.top_k as i64))?;
         Ok(self)
     }

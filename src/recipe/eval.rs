@@ -54,7 +54,6 @@ words! {
 }
 
 impl Mode {
-    /// Whether a figure is better than another.
     pub fn prefers(self, value: f64, to: f64) -> bool {
         match self {
             Self::Min => value < to,

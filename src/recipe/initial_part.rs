@@ -18,11 +18,6 @@ pub struct InitialPart {
 }
 
 impl InitialPart {
-    /// The initial part that ends behind the first match of `end_regex`.
-    pub fn until(end_regex: EndRegex) -> Self {
-        Self { end_regex, include_end_string: true, pad_id: 0, range_is_prefix: true }
-    }
-
     /// Where it ends in `text`, in bytes; `None` without a match.
     pub fn end_in(&self, text: &str) -> Option<usize> {
         let Range { start, end } = self.end_regex.0.find(text)?.range();
@@ -72,7 +67,8 @@ mod tests {
 
     #[test]
     fn ends_before_or_behind_the_first_match() {
-        let mut part = InitialPart::until(EndRegex::new("<te?xt>|###").unwrap());
+        let end_regex = EndRegex::new("<te?xt>|###").unwrap();
+        let mut part = InitialPart { end_regex, include_end_string: true, pad_id: 0, range_is_prefix: true };
         assert_eq!(part.end_in("say: <text> or ### or"), Some(11));
         part.include_end_string = false;
         assert_eq!(

@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::Deserialize;
-use toml::{Table, Value};
+use serde::{Deserialize, Serialize};
+use toml::Value;
 
 use super::choice::PolicyRecipe;
 use super::diagnose::Checked;
@@ -120,7 +120,6 @@ const SLOTS: KeyRule = KeyRule {
     is_fine: |number| (1.0..=1_099_511_627_776.0).contains(&number),
 };
 
-/// How many slots the layers' caches have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheLength {
     Uniform(usize),
@@ -130,7 +129,7 @@ pub enum CacheLength {
 }
 
 /// Lengths that fall along a line (`PyramidKV`, arXiv 2406.02069): lower layers spread their attention wider than upper ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pyramid {
     pub mean: usize,
@@ -176,10 +175,7 @@ impl RecipeValue for CacheLength {
         Some(match self {
             Self::Uniform(slots) => whole(*slots),
             Self::PerLayer(slots) => slots.iter().copied().map(whole).collect::<Vec<_>>().into(),
-            Self::Pyramid(Pyramid { mean, top }) => {
-                let pyramid: Table = [("mean".to_owned(), whole(*mean)), ("top".to_owned(), whole(*top))].into_iter().collect();
-                Table::from_iter([("pyramid".to_owned(), pyramid.into())]).into()
-            }
+            Self::Pyramid(pyramid) => Value::try_from(PyramidTable { pyramid: *pyramid }).ok()?,
         })
     }
 
@@ -221,7 +217,7 @@ impl fmt::Display for CacheLength {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct PyramidTable {
     pyramid: Pyramid,

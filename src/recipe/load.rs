@@ -7,7 +7,6 @@ use super::tree::{Document, RecipeSource};
 use super::{Recipe, RecipeError, Weights, alias, kv_cache, overrides, resolve, sets_by_name, suggest};
 use crate::files::{self, FileKind};
 
-/// A recipe that was loaded.
 #[derive(Clone, Debug)]
 pub struct Resolved {
     pub recipe: Recipe,

@@ -68,13 +68,9 @@ impl ModelRecipe {
 /// are, and which keys they have, is known where a `config.json` is read.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(transparent)]
-pub struct RopeScalingRecipe(toml::Table);
+pub struct RopeScalingRecipe(pub toml::Table);
 
 impl RopeScalingRecipe {
-    pub fn table(&self) -> &toml::Table {
-        &self.0
-    }
-
     /// What to write where sequences of `tokens` are longer than `positions`.
     pub fn hint(tokens: usize, positions: usize) -> String {
         format!(
@@ -84,15 +80,8 @@ impl RopeScalingRecipe {
         )
     }
 
-    /// The kind, as it is written.
     pub fn rope_type(&self) -> &str {
         self.0.get("rope_type").and_then(Value::as_str).unwrap_or_default()
-    }
-}
-
-impl From<toml::Table> for RopeScalingRecipe {
-    fn from(table: toml::Table) -> Self {
-        Self(table)
     }
 }
 
@@ -335,7 +324,6 @@ words! {
     }
 }
 
-/// The modules that get an adapter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TargetModules {
     /// Every linear module of the decoder layers.

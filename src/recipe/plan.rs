@@ -15,7 +15,6 @@ use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, ReportRecipe
 /// A recipe: checked, complete, with absolute paths.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recipe {
-    /// The model that is trained.
     pub model: ModelRecipe,
     /// The adapter; `None` where all weights are trained.
     pub lora: Option<LoraRecipe>,
@@ -23,13 +22,9 @@ pub struct Recipe {
     pub head: HeadRecipe,
     /// What is mixed into the loss of the next token.
     pub distill: Option<DistillRecipe>,
-    /// How the past is kept.
     pub kv_cache: CacheRecipe,
-    /// How the gradient is tiled.
     pub grad: GradRecipe,
-    /// Lengths and sizes of the run.
     pub train: TrainRecipe,
-    /// The optimiser and its schedule.
     pub optimizer: OptimizerRecipe,
     pub eval: EvalRecipe,
     pub checkpoint: CheckpointRecipe,

@@ -103,11 +103,6 @@ impl<'a> RecipeReader<'a> {
         self.document.root.entry(key).is_some_and(|entry| entry.spot.is_override())
     }
 
-    /// Where relative paths of `key` (dotted) begin.
-    fn folder_of_paths(&self, key: &str) -> PathBuf {
-        if self.is_override(key) { folder_of(Path::new("")) } else { self.folder.clone() }
-    }
-
     /// The value of `key` (dotted), if it is written.
     pub(super) fn parse<T: DeserializeOwned>(&self, key: &str) -> Checked<Option<T>> {
         let entry = self.document.root.entry(key);
@@ -158,7 +153,7 @@ impl RecipeValue for PathBuf {
             let message = format!("`{key}` must be a path, found \"\"");
             return reader.refuse(key, message, "write a path, relative to the recipe's folder; behind `--set`, to the shell's");
         }
-        let begin = reader.folder_of_paths(key);
+        let begin = if reader.is_override(key) { folder_of(Path::new("")) } else { reader.folder.clone() };
         let mut folder = begin.as_path();
         let mut rest = self.as_path();
         // The folder has no symbolic links, so that its own name and `..` cancel out.

@@ -49,7 +49,6 @@ impl Recipe {
         Ok(Self::parse(lines.concat(), place, &[])?.recipe.changes_refused_on_resume(self))
     }
 
-    /// What differs between this recipe and another one, by key.
     pub fn differences(&self, other: &Self) -> Vec<Difference> {
         let (before, after) = (self.flat(), other.flat());
         let mut keys: Vec<&String> = before.keys().chain(after.keys()).collect();

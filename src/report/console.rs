@@ -34,7 +34,6 @@ pub fn speak(speech: Speech) {
     let _ = SPEECH.set(speech);
 }
 
-/// How much is said, and in which form.
 pub fn speech() -> Speech {
     SPEECH.get().copied().unwrap_or_default()
 }

@@ -40,34 +40,26 @@ pub fn planned_and_measured(planned: Bytes, measured: Bytes) -> String {
     format!("peak memory of the process: planned {planned}, measured {measured} ({error:+.1} %)")
 }
 
-/// What is said where memory of the host could not be pinned.
 pub fn not_pinned(why: &str) -> String {
     format!("memory of the host is not pinned, so that copies to and from the device keep it waiting: {why}")
 }
 
-/// What of the process is in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resident {
-    pub all: Bytes,
-    /// Pages of files: programs, libraries, and what is mapped.
-    pub files: Bytes,
-}
-
 /// The resident size now; `None` where it can't be read.
-pub fn resident() -> Option<Resident> {
-    Some(Resident { all: status("VmRSS:"), files: status("RssFile:") }).filter(|resident| resident.all.0 > 0)
+pub fn resident() -> Option<Bytes> {
+    Some(status("VmRSS:")).filter(|resident| resident.0 > 0)
 }
 
 /// What the process can still get, within the limits of the control groups that it is in; `None` where that can't be read.
 pub fn available() -> Option<Bytes> {
     // Pages of files that the process has mapped count as available to the system, and are in use.
-    let system = machine_memory()?.left.saturating_sub(resident()?.files.0);
+    let mapped = resident().map(|_| status("RssFile:"))?;
+    let system = machine_memory()?.left.saturating_sub(mapped.0);
     Some(Bytes(allowed_memory().map_or(system, |allowed| system.min(allowed.left))))
 }
 
 /// How large the process may get: what it holds and what it can still get.
 pub fn attainable() -> Option<Bytes> {
-    Some(Bytes(resident()?.all.0 + available()?.0))
+    Some(Bytes(resident()?.0 + available()?.0))
 }
 
 fn status(key: &str) -> Bytes {
@@ -91,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_process_may_get_larger_than_it_is() {
-        let (own, may) = (resident().unwrap().all, attainable().unwrap());
+        let (own, may) = (resident().unwrap(), attainable().unwrap());
         assert!(may > own && may.0 < 1 << 50, "{may} of {own}");
     }
 }

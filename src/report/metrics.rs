@@ -209,7 +209,6 @@ fn checked(line: &str) -> Option<(String, &str)> {
     Some((format!("{figures}}}"), check))
 }
 
-/// The file's name in a run.
 pub const METRICS: &str = "metrics.jsonl";
 
 /// The lines of a run up to `step`; none where there is no file.

@@ -60,7 +60,6 @@ impl Progress {
         self.above(|| console::warning(text));
     }
 
-    /// Something worth a line of its own.
     pub fn note(&self, text: &str) {
         self.above(|| console::note(text));
     }

@@ -8,9 +8,8 @@ use serde_json::{Value, json};
 use super::evicted::Evicted;
 use super::table::Table;
 use crate::files::{self, FileKind};
-use crate::units::{Bytes, Fault, Seconds};
+use crate::units::{Bytes, Seconds};
 
-/// The file's name in a run.
 pub const SUMMARY: &str = "summary.md";
 
 /// Before the state, on the first line of the page.
@@ -92,9 +91,5 @@ impl RunSummary {
             "seconds": self.seconds, "tokens_per_second": self.tokens_per_second, "evicted": self.evicted.share(),
             "mean_stay": self.evicted.mean_stay(), "peak_memory": self.peak_memory,
         })
-    }
-
-    pub fn write(&self, path: &Path) -> Result<(), Fault> {
-        files::write_atomic(path, self.to_markdown().as_bytes())
     }
 }

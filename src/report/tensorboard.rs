@@ -21,11 +21,7 @@ impl TensorBoard {
     /// Begins a file in `dir`. `first_step` is the first step that this start makes: what an earlier start has written from there on is
     /// no longer shown.
     pub fn start(dir: &Path, first_step: u64) -> Self {
-        let mut board = Self { file: None };
-        match begin(dir) {
-            Ok(file) => board.file = Some(file),
-            Err(error) => warn(&error),
-        }
+        let mut board = Self { file: begin(dir).map_err(|error| warn(&error)).ok() };
         let version = Message::default().bytes(FILE_VERSION, b"brain.Event:2");
         let session =
             Message::default().varint(STEP, first_step).message(SESSION_LOG, &Message::default().varint(1, SESSION_START));
@@ -33,7 +29,6 @@ impl TensorBoard {
         board
     }
 
-    /// Appends the figures of a step.
     pub fn send(&mut self, metrics: &StepMetrics) {
         let event = |summary| of_step(metrics.step, summary);
         self.append(summaries(metrics).iter().map(event).collect());
@@ -129,7 +124,6 @@ fn in_text(tag: &str, text: &str) -> Message {
         .message(TENSOR, &tensor)
 }
 
-/// Where the events of a run lie.
 pub fn dir_of(run: &Path) -> PathBuf {
     run.join("tensorboard")
 }

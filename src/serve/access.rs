@@ -51,7 +51,6 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// What becomes of a request.
 struct AccessVerdict {
     /// The reply, where nobody else is asked for one.
     reply: Option<Response>,

@@ -23,12 +23,10 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: None }
     }
 
-    /// A request that can not be carried out as it is.
     pub(super) fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// A field of a request that is wrong.
     pub(super) fn field(name: &str, message: impl Into<String>) -> Self {
         Self { param: Some(name.to_owned()), ..Self::bad(message) }
     }

@@ -25,7 +25,6 @@ use crate::native::{GivenUp, apart, num_given_up};
 /// Requests that are read or written at a time. One that is given up keeps its place, and what it had, until it ends.
 pub(super) const PLACES: usize = 4;
 
-/// What a request may take.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestLimits {
     /// From its coming to the end of its reply.
@@ -37,7 +36,6 @@ pub struct RequestLimits {
     pub max_prompt: usize,
 }
 
-/// What the HTTP side knows.
 pub(super) struct AppState {
     pub(super) name: String,
     pub(super) path: String,
@@ -46,9 +44,7 @@ pub(super) struct AppState {
     pub(super) rules: GenerationRules,
     pub(super) cache: Value,
     pub(super) limits: RequestLimits,
-    /// What the model can read.
     pub(super) prompts: PromptLimits,
-    /// Prompts that wait, at most.
     pub(super) queue: usize,
     /// Hash of the key that clients must know.
     pub(super) api_key: Option<blake3::Hash>,
@@ -60,12 +56,10 @@ pub(super) struct AppState {
 }
 
 impl AppState {
-    /// The fields of a request's body, and the right to read them further.
     pub(super) async fn fields(&self, request: Request) -> Result<(BodyFields, ReadingPermit), ApiError> {
         self.in_time(self.bodies.fields(request)).await
     }
 
-    /// Fails where a request names another model.
     pub(super) fn check_model(&self, fields: &mut BodyFields) -> Result<(), ApiError> {
         match fields.text("model")? {
             Some(name) if name != self.name && name != self.path => {

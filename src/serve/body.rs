@@ -19,7 +19,6 @@ pub(super) struct BodyLimits {
     arrived: Arc<Semaphore>,
     /// Bodies that are parsed and tokenised, which takes many times as much, in KiB.
     read: Arc<Semaphore>,
-    /// The most bytes of one body.
     max_body: usize,
 }
 

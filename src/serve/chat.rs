@@ -12,7 +12,7 @@ use super::access_log::LogLine;
 use super::app_state::AppState;
 use super::fields::MOST;
 use super::job::{WholeText, gather};
-use super::reply::{ReplyHead, whole};
+use super::reply::ReplyHead;
 use super::stream::stream;
 use super::tokens::PromptEncoder;
 use crate::generation::{LikelihoodsOf, TokenLikelihood};
@@ -52,8 +52,7 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
     let all = served.in_time(gather(answers, 1, samples)).await?;
     let work = move |reader: &PromptEncoder| Ok((choices(reader, &all[0].texts, new_tokens), all));
     let (choices, all) = served.apart(work).await?;
-    let reply = head.whole(&choices);
-    Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
+    Ok(Json(head.whole(&choices, &prompts, &all, &served.cache)).into_response())
 }
 
 /// One for each text; with likelihoods, where a client asks for them, and so many of the most likely tokens.

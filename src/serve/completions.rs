@@ -12,7 +12,7 @@ use super::access_log::LogLine;
 use super::app_state::AppState;
 use super::fields::MOST;
 use super::job::{PromptTexts, WholeText, gather};
-use super::reply::{ReplyHead, whole};
+use super::reply::ReplyHead;
 use super::stream::stream;
 use super::tokens::PromptEncoder;
 use crate::generation::{Finish, LikelihoodsOf, TokenLikelihood};
@@ -57,8 +57,7 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
     let work =
         move |reader: &PromptEncoder| Ok((choices(reader, &prompts, &all, echoed.as_deref(), count, of_prompt), prompts, all));
     let (choices, prompts, all) = served.apart(work).await?;
-    let reply = head.whole(&choices);
-    Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
+    Ok(Json(head.whole(&choices, &prompts, &all, &served.cache)).into_response())
 }
 
 /// One for each text of each prompt; `count` and `of_prompt` are of the likelihoods that are asked for.

@@ -12,7 +12,6 @@ use crate::engine::{Engine, Session, Settings};
 use crate::generation::{Continued, GenerationEvent, Generator, Request, RequestId, at_beginning, shared_tokens};
 use crate::native::give_free_memory_back;
 
-/// A prompt that is under way.
 struct OpenPrompt {
     ids: Vec<u32>,
     index: usize,
@@ -23,7 +22,6 @@ struct OpenPrompt {
     reused: usize,
 }
 
-/// The engine's side of the server.
 pub(super) struct EngineLoop<'a> {
     generator: Generator<'a>,
     engine: &'a Engine,

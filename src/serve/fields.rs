@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 use super::ApiError;
 use crate::generation::GenerationRules;
 
-/// A body on its way.
 pub(super) struct BodyFields(Map<String, Value>);
 
 /// Texts of a prompt, and most likely tokens, at most.
@@ -68,7 +67,6 @@ impl BodyFields {
         text.map(Some).ok_or_else(|| ApiError::field(name, format!("`{name}` must be a text")))
     }
 
-    /// A field that is true or false.
     pub(super) fn flag(&mut self, name: &str, default: bool) -> Result<bool, ApiError> {
         let Some(value) = self.take(name) else { return Ok(default) };
         value.as_bool().ok_or_else(|| ApiError::field(name, format!("`{name}` must be true or false")))

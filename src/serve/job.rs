@@ -39,7 +39,6 @@ pub(super) enum TextEvent {
         /// Tokens of its prompt that a held session had read.
         reused: usize,
     },
-    /// It can not be carried out.
     Failed(ApiError),
 }
 
@@ -69,7 +68,6 @@ impl Answers {
     }
 }
 
-/// What has become of a prompt.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PromptTexts {
     /// Log-probabilities of the prompt's tokens but the first, where they are asked for.
@@ -105,7 +103,6 @@ impl PromptTexts {
     }
 }
 
-/// A text that has ended.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WholeText {
     pub(super) ids: Vec<u32>,

@@ -82,7 +82,6 @@ async fn gone(stream: TcpStream) {
     sleep(GRACE).await;
 }
 
-/// Comes when it is time to stop.
 async fn stopped(stops: impl Fn() -> bool) {
     while !stops() {
         sleep(Duration::from_millis(50)).await;

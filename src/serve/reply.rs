@@ -25,12 +25,15 @@ impl ReplyHead {
         Self { id, created, model: model.to_owned(), is_chat }
     }
 
-    /// A reply that comes as a whole.
-    pub(super) fn whole(&self, choices: &[Value]) -> Value {
-        self.with(if self.is_chat { "chat.completion" } else { "text_completion" }, choices)
+    /// The whole reply to some prompts: choices, what was used, and how the cache stood.
+    pub(super) fn whole(&self, choices: &[Value], prompts: &[Vec<u32>], all: &[PromptTexts], cache: &Value) -> Value {
+        let texts = || all.iter().flat_map(|prompt| &prompt.texts);
+        let mut reply = self.with(if self.is_chat { "chat.completion" } else { "text_completion" }, choices);
+        reply["usage"] = usage(prompts.iter().map(Vec::len).sum(), texts().map(|text| text.ids.len()).sum());
+        reply["kvtune"] = told_cache(cache, texts().map(|text| text.evicted).sum());
+        reply
     }
 
-    /// An event of a reply that comes bit by bit.
     pub(super) fn event(&self, choices: &[Value]) -> Value {
         self.with(if self.is_chat { "chat.completion.chunk" } else { "text_completion" }, choices)
     }
@@ -40,7 +43,6 @@ impl ReplyHead {
     }
 }
 
-/// The time of a reply.
 pub(super) fn seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -50,20 +52,11 @@ pub(super) fn next_id(kind: &str, created: u64) -> String {
     format!("{kind}{created:x}-{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Tokens that were read and written.
 pub(super) fn usage(prompt_tokens: usize, completion_tokens: usize) -> Value {
     json!({
         "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     })
-}
-
-/// A whole reply: what was used, and how the cache stood.
-pub(super) fn whole(mut reply: Value, prompts: &[Vec<u32>], all: &[PromptTexts], cache: &Value) -> Value {
-    let texts = || all.iter().flat_map(|prompt| &prompt.texts);
-    reply["usage"] = usage(prompts.iter().map(Vec::len).sum(), texts().map(|text| text.ids.len()).sum());
-    reply["kvtune"] = told_cache(cache, texts().map(|text| text.evicted).sum());
-    reply
 }
 
 /// How the cache stood: the key `kvtune` of a reply.

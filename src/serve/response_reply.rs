@@ -13,7 +13,6 @@ use crate::generation::Finish;
 
 /// A reply before there is any text.
 pub(super) struct ResponseReply {
-    /// The object as it begins.
     begun: Value,
     /// The id of its only message.
     message: String,
@@ -37,7 +36,6 @@ impl ResponseReply {
         Self { begun, message: next_id("msg_", created), prompt_tokens, cache: served.cache.clone() }
     }
 
-    /// The reply as a whole.
     pub(super) fn ended(&self, text: &WholeText) -> Value {
         let mut reply = self.begun.clone();
         if is_cut(text) {
@@ -54,12 +52,10 @@ impl ResponseReply {
         reply
     }
 
-    /// Its message.
     fn item(&self, status: &str, content: &[Value]) -> Value {
         json!({ "type": "message", "id": self.message, "role": "assistant", "status": status, "content": content })
     }
 
-    /// The reply as events.
     pub(super) fn stream(self, served: &Arc<AppState>, answers: Answers) -> Response {
         streamed(served, answers, |events| ResponseEvents { reply: self, events, sent: 0 }.tell())
     }
@@ -79,7 +75,6 @@ fn part(text: &str) -> Value {
     json!({ "type": "output_text", "text": text, "annotations": [] })
 }
 
-/// A reply that comes bit by bit.
 struct ResponseEvents {
     reply: ResponseReply,
     events: EventStream,

@@ -36,12 +36,9 @@ use crate::units::{Exit, Fault};
 pub struct ServedModel<'a> {
     pub engine: &'a Engine,
     pub model: &'a Model,
-    /// What reads and writes its text.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// What finds the initial part of a prompt, where the policy keeps it.
     pub initial_parts: Option<&'a InitialPartFinder>,
     pub template: Option<ChatTemplates>,
-    /// The special tokens of the tokenizer by their names.
     pub special_tokens: Vec<(String, String)>,
     /// The model's own rules: what ends a text.
     pub rules: GenerationRules,
@@ -54,7 +51,6 @@ pub struct ServedModel<'a> {
 
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// The address to listen on.
     pub host: String,
     /// 0 for a free one.
     pub port: u16,

@@ -102,7 +102,6 @@ impl EventStream {
         let _ = self.sender.send(event(data));
     }
 
-    /// Sends an event that has a name beside its data.
     pub(super) fn send_named(&self, name: &str, data: &dyn Display) {
         let _ = self.sender.send(format!("event: {name}\n{}", event(data)));
     }

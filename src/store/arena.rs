@@ -97,7 +97,6 @@ pub struct Taken {
     pub memory: Bytes,
     /// How much of it has ever been used: the system gives memory when it is touched. Pinned memory is all there at once.
     pub touched: Bytes,
-    /// How much of it is pinned.
     pub pinned: Bytes,
     /// The length of the file, all of which is taken on the disk; 0 without one.
     pub file: Bytes,
@@ -293,22 +292,23 @@ impl InFile {
 
     fn write(&mut self, part: &TensorRange, tensor: &Tensor) -> Result<(), Fault> {
         let host = tensor.to_device(Device::Cpu).contiguous();
-        let len = part.len() as usize;
-        if self.bytes.len() < len {
-            self.bytes.resize(len, 0);
-        }
-        host.f_copy_data_u8(&mut self.bytes[..len], host.numel()).map_err(|e| torch(WAITING, &e))?;
-        self.scratch.as_ref().ok_or_else(no_scratch_dir)?.write_at(part.at, &self.bytes[..len])
+        let bytes = beginning(&mut self.bytes, part.len());
+        host.f_copy_data_u8(bytes, host.numel()).map_err(|e| torch(WAITING, &e))?;
+        self.scratch.as_ref().ok_or_else(no_scratch_dir)?.write_at(part.at, bytes)
     }
 
     fn read(&mut self, part: &TensorRange) -> Result<Tensor, Fault> {
-        let len = part.len() as usize;
-        if self.bytes.len() < len {
-            self.bytes.resize(len, 0);
-        }
-        self.scratch.as_ref().ok_or_else(no_scratch_dir)?.read_at(part.at, &mut self.bytes[..len])?;
-        Tensor::f_from_data_size(&self.bytes[..len], &part.size, part.kind).map_err(|e| torch(WAITING, &e))
+        let bytes = beginning(&mut self.bytes, part.len());
+        self.scratch.as_ref().ok_or_else(no_scratch_dir)?.read_at(part.at, bytes)?;
+        Tensor::f_from_data_size(bytes, &part.size, part.kind).map_err(|e| torch(WAITING, &e))
     }
+}
+
+/// So many bytes of a buffer, which grows where it has fewer.
+fn beginning(buffer: &mut Vec<u8>, len: u64) -> &mut [u8] {
+    let len = len as usize;
+    buffer.resize(buffer.len().max(len), 0);
+    &mut buffer[..len]
 }
 
 const WAITING: &str = "a tensor that waits";

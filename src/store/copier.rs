@@ -18,10 +18,6 @@ pub enum CopyStream {
     ToDevice,
 }
 
-impl CopyStream {
-    pub(super) const BOTH: [Self; 2] = [Self::ToHost, Self::ToDevice];
-}
-
 /// A point in the order of a lane: the end of some copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyMark {
@@ -121,7 +117,8 @@ impl Copier for BlockingCopier {
 struct StreamCopier {
     index: usize,
     lanes: [Mutex<StreamState>; 2],
-    waits: Mutex<WaitTimer>,
+    /// The device's waits, while they are measured: events before and behind each.
+    waits: Mutex<Option<Vec<(CudaEvent, CudaEvent)>>>,
 }
 
 #[derive(Debug)]
@@ -140,13 +137,6 @@ struct InFlight {
     /// Targets on the device. They were allocated for the stream that computes, which might be given their memory again as soon as
     /// they are dropped: they stay until it has been told to wait for the copy.
     targets: Vec<Tensor>,
-}
-
-/// The device's waits, while they are measured: events before and behind each.
-#[derive(Debug, Default)]
-struct WaitTimer {
-    is_on: bool,
-    around: Vec<(CudaEvent, CudaEvent)>,
 }
 
 impl StreamCopier {
@@ -215,9 +205,11 @@ impl Copier for StreamCopier {
     fn wait(&self, mark: CopyMark) {
         if let Some(event) = self.event(mark) {
             let mut waits = locked(&self.waits);
-            let before = waits.is_on.then(|| CudaEvent::of_compute(self.index, true));
+            let before = waits.is_some().then(|| CudaEvent::of_compute(self.index, true));
             event.compute_waits(self.index);
-            waits.around.extend(before.map(|before| (before, CudaEvent::of_compute(self.index, true))));
+            if let Some((waits, before)) = waits.as_mut().zip(before) {
+                waits.push((before, CudaEvent::of_compute(self.index, true)));
+            }
         }
         self.let_go(mark);
     }
@@ -234,8 +226,8 @@ impl Copier for StreamCopier {
     }
 
     fn settle(&self) {
-        for lane in CopyStream::BOTH {
-            let mut lane = self.lane(lane);
+        for lane in &self.lanes {
+            let mut lane = locked(lane);
             // Those before it in its stream are done by then.
             if let Some(last) = lane.under_way.back() {
                 last.done.finish();
@@ -245,11 +237,11 @@ impl Copier for StreamCopier {
     }
 
     fn measure(&self, is_on: bool) {
-        *locked(&self.waits) = WaitTimer { is_on, around: Vec::new() };
+        *locked(&self.waits) = is_on.then(Vec::new);
     }
 
     fn waited(&self) -> Option<Seconds> {
-        let around = std::mem::take(&mut locked(&self.waits).around);
+        let around = locked(&self.waits).as_mut().map(std::mem::take).unwrap_or_default();
         Some(Seconds(around.iter().map(|(before, behind)| before.seconds_until(behind).max(0.0)).sum()))
     }
 }

@@ -115,7 +115,7 @@ impl Copier for DelayedCopier {
 
     fn settle(&self) {
         let lanes = &mut *locked(&self.lanes);
-        for lane in CopyStream::BOTH {
+        for lane in [CopyStream::ToHost, CopyStream::ToDevice] {
             let last = CopyMark::new(lane, lanes[lane as usize].asked);
             finish(lanes, last);
         }

@@ -86,7 +86,6 @@ impl Store {
     }
 }
 
-/// What the numbers of some tensors take.
 pub fn bytes_of<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Bytes {
     Bytes(tensors.into_iter().map(|x| (x.numel() * x.kind().elt_size_in_bytes()) as u64).sum())
 }

@@ -9,7 +9,6 @@ use crate::model::Model;
 use crate::recipe::{Figure, Recipe};
 use crate::units::Fault;
 
-/// What a validation came to.
 pub(super) struct Validation {
     pub(super) scores: Scores,
     /// Means over answers, where answers are generated, and the answers.
@@ -48,7 +47,16 @@ impl ValidationAnswers {
         model: &Model,
     ) -> Result<Option<Self>, Fault> {
         let Some(asked) = &recipe.eval.generate else { return Ok(None) };
-        let samples = data.validation.clone().ok_or_else(nothing_to_answer)?.first(asked.samples);
+        let samples = data
+            .validation
+            .clone()
+            .ok_or_else(|| {
+                Fault::usage(
+                    "`eval.generate` is set, and no samples are held out for validation",
+                    "set `data.validation` or `data.validation_fraction`, or leave `eval.generate` out",
+                )
+            })?
+            .first(asked.samples);
         let (own, _) = GenerationRules::of_model(&recipe.model.path)?;
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
         let rules = GenerationRules { sampling, max_new_tokens: Some(asked.max_new_tokens), ..own };
@@ -76,11 +84,4 @@ impl ValidationAnswers {
         let answers = eval::answer(generator, &self.samples, &self.spec, None, world, wants_to_stop)?;
         Ok((AnswerScores::of(&answers), answers))
     }
-}
-
-fn nothing_to_answer() -> Fault {
-    Fault::usage(
-        "`eval.generate` is set, and no samples are held out for validation",
-        "set `data.validation` or `data.validation_fraction`, or leave `eval.generate` out",
-    )
 }

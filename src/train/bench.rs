@@ -59,7 +59,7 @@ impl Bench {
     pub fn new(mut recipe: Recipe, device: Device, options: BenchOptions, world: &Rc<ProcessGroup>) -> Result<Self, Fault> {
         // Which tokens stand for the classes changes no figure, so that no tokenizer is needed to find out.
         if let HeadRecipe::SeqClassificationOnLogits(labels) = &mut recipe.head {
-            *labels = Labels::Tokens((0..labels.len() as u32).collect());
+            *labels = Labels::Tokens((0..labels.count() as u32).collect());
         }
         let config = as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         let batch = random_batch(&recipe, &config, &options.tokens, recipe.train.seed)?;

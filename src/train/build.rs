@@ -20,12 +20,6 @@ use crate::report::console;
 use crate::report::tokenising::Tokenising;
 use crate::units::{Fault, FaultKind, abridged};
 
-/// The tokenizer of a model directory; `None` where it has none.
-pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, Fault> {
-    Tokenizer::load_if_present(model)
-}
-
-/// What a model allows of data.
 pub fn limits(config: &ModelConfig) -> ModelLimits {
     let (max_positions, most_positions) = (config.longest_sequence(), config.most_positions());
     ModelLimits { vocab_size: config.vocab_size, max_positions, most_positions, pad: config.pad_token_id }
@@ -263,7 +257,6 @@ fn adapter(recipe: &Recipe, lora: &LoraRecipe, config: &ModelConfig, kind: Kind,
     Ok(adapter)
 }
 
-/// Puts the PEFT adapter in `dir` into the model.
 pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), Fault> {
     let adapter = Adapter::load_peft(dir, model.config(), model.kind(), model.device())?;
     check_positions(model.config(), dir)?;

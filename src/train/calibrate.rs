@@ -11,7 +11,6 @@ use crate::recipe::{AttentionOutputs, GradRecipe, PolicyRecipe, Recipe};
 use crate::report::console;
 use crate::units::{Exit, Fault};
 
-/// What a model was found to need.
 #[derive(Debug)]
 pub struct Calibrated {
     pub gates: Gates,

@@ -9,6 +9,7 @@ use super::answers::Validation;
 use super::{Interrupt, Trainer};
 use crate::engine::{Event, Observer};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
+use crate::files;
 use crate::native::cuda::{missing_kernels, why_not_pinned};
 use crate::recipe::OnSigterm;
 use crate::report::console;
@@ -37,16 +38,14 @@ pub(super) struct RunCallback {
     /// Why standard output did not take a line, the first time.
     pub(super) output_fault: Option<Fault>,
     /// The line of a step that was made, and whose validation is still to be made.
-    unvalidated: Option<StepMetrics>,
+    pub(super) unvalidated: Option<StepMetrics>,
     interrupt: Interrupt,
     gives_up: bool,
 }
 
-/// What a run writes as it goes.
 struct RunFiles {
     metrics: Metrics,
     board: TensorBoard,
-    /// Where the answers of validations are kept.
     answers: PathBuf,
 }
 
@@ -106,11 +105,6 @@ impl RunCallback {
         Ok(callback)
     }
 
-    /// The line of a step that is made but for its validation, once.
-    pub(super) fn takes_unvalidated(&mut self) -> Option<StepMetrics> {
-        self.unvalidated.take()
-    }
-
     /// The run is back at an earlier step: what came after it is taken back.
     pub(super) fn gone_back(&mut self, trainer: &mut Trainer, why: &str) -> Result<(), Fault> {
         let step = trainer.step();
@@ -121,7 +115,6 @@ impl RunCallback {
         Ok(())
     }
 
-    /// The validation before the first step.
     pub(super) fn validated_first(&mut self, validation: Option<&Validation>) -> Result<(), Fault> {
         let metrics = StepMetrics { peak_memory: peak_resident().0, ..StepMetrics::default() };
         self.stepped(metrics, validation)
@@ -215,7 +208,7 @@ impl RunCallback {
             ..self.summary.clone()
         };
         self.progress.note(&planned_and_measured(trainer.planned.host, Bytes(summary.peak_memory)));
-        summary.write(&trainer.dir.join(SUMMARY))?;
+        files::write_atomic(&trainer.dir.join(SUMMARY), summary.to_markdown().as_bytes())?;
         Ok(Some(summary))
     }
 }
@@ -223,7 +216,6 @@ impl RunCallback {
 /// So many answers of a validation are shown.
 const SHOWN: usize = 3;
 
-/// A line about an answer.
 fn in_words(answer: &ScoredAnswer) -> String {
     let references: Vec<String> = answer.references.iter().map(|text| format!("\"{}\"", quoted(text))).collect();
     format!("sample {}: \"{}\", expected {}", answer.sample, quoted(&answer.prediction), references.join(" or "))

@@ -9,7 +9,6 @@ use crate::report::evicted::Evicted;
 use crate::units::{Fault, counted};
 use crate::verify::{departures, stays};
 
-/// What a policy will evict of some samples.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpectedEvictions {
     policy: String,

@@ -48,7 +48,6 @@ impl Interrupt {
         self.again.store(false, Ordering::Relaxed);
     }
 
-    /// The signal that arrived, if any.
     pub fn signal(&self) -> Option<i32> {
         let signal = self.signal.load(Ordering::Relaxed);
         (signal != 0).then_some(signal as i32)

@@ -99,7 +99,8 @@ impl FallbackEngine {
                 Ok(made) => return Ok(made),
                 Err(error) => error,
             };
-            forget_gradients(model);
+            // A backward that was cut short has added to some parameters' gradients.
+            model.parameters().iter_mut().for_each(|(_, parameter)| parameter.zero_grad());
             if error.kind() != FaultKind::OutOfMemory || self.grad.on_out_of_memory != OnOutOfMemory::Retreat {
                 return Err(error);
             }
@@ -165,13 +166,6 @@ fn smaller(grad: &GradRecipe, widest: usize, num_layers: usize) -> Option<GradRe
 /// Whether the last retreat rounds layer checkpoints, and the gradient with them.
 pub fn ends_rounding(grad: &GradRecipe, num_layers: usize) -> bool {
     num_layers > 1 && grad.layer_checkpoints.form == StoreForm::Plain
-}
-
-/// A backward that was cut short has added to some parameters' gradients.
-fn forget_gradients(model: &Model) {
-    for (_, mut parameter) in model.parameters() {
-        parameter.zero_grad();
-    }
 }
 
 #[cfg(test)]

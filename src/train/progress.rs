@@ -39,7 +39,6 @@ impl RunProgress {
     }
 }
 
-/// Name of the recipe in a run's directory.
 pub const RESOLVED_RECIPE: &str = "recipe.resolved.toml";
 
 /// The newest whole checkpoint of a run. What is newer and not whole is told, and set aside where it is damaged.

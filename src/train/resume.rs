@@ -16,7 +16,6 @@ use crate::recipe::{GradRecipe, Recipe, Weights};
 use crate::report::console;
 use crate::units::{Exit, Fault, FaultKind, abridged, quoted};
 
-/// A checkpoint and the run it belongs to.
 #[derive(Debug)]
 pub struct FoundCheckpoint {
     pub run: PathBuf,

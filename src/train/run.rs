@@ -98,13 +98,11 @@ fn require_unused_by_others(dir: &Path) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Where the loop of a run is.
 enum RunState {
     /// The next step is to be made.
     Training,
     /// A step is made, or left out; its validation, its line and its checkpoint follow.
     Stepped(Box<StepMetrics>),
-    /// All steps of the run are made.
     Finished,
     /// A stop was asked for, and what is to be saved of the steps is saved.
     Interrupted,
@@ -126,7 +124,7 @@ pub(super) fn go_on(trainer: &mut Trainer, callback: &mut RunCallback) -> Result
 
 /// What follows between two steps. A step whose validation was given up is made, and its line is not whole.
 fn next_state(trainer: &Trainer, callback: &mut RunCallback) -> RunState {
-    match callback.takes_unvalidated() {
+    match callback.unvalidated.take() {
         Some(metrics) => RunState::Stepped(Box::new(metrics)),
         None if trainer.step() >= trainer.schedule.num_steps() => RunState::Finished,
         None => RunState::Training,
@@ -189,7 +187,6 @@ fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: Ste
     Ok(if trainer.ranks.signal().is_some() { RunState::Interrupted } else { next_state(trainer, callback) })
 }
 
-/// Saves the last step unless it is saved.
 fn save_unsaved(trainer: &Trainer, callback: &RunCallback, kind: SaveKind) -> Result<(), Fault> {
     if trainer.saved.get() < Some(trainer.step()) {
         callback.saved(trainer.save(kind)?);

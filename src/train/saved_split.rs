@@ -10,10 +10,8 @@ use crate::data::{Dataset, Splits};
 use crate::files::{self, FileKind};
 use crate::units::{Fault, abridged};
 
-/// The name of the file in a run's directory.
 pub(super) const SPLIT: &str = "split.json";
 
-/// The samples of a run.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSplit {
     train: SavedSamples,
@@ -53,7 +51,6 @@ impl SavedSamples {
 }
 
 impl SavedSplit {
-    /// Writes down what a run begins with.
     pub(super) fn write(data: &Splits, dir: &Path) -> Result<(), Fault> {
         let (train, validation) = (SavedSamples::of(&data.train), data.validation.as_ref().map(SavedSamples::of));
         let split = Self { train, validation, origins: Some(data.origins.clone()) };

@@ -135,7 +135,6 @@ impl Trainer {
         checkpoint::save(&self.dir, &snapshot, keep).map_err(not_saved)
     }
 
-    /// The model card of the run's end.
     fn card(&self, state: &TrainState) -> Result<String, Fault> {
         let trained = Trained {
             checkpoint: &self.dir.join(FINAL),

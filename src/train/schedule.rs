@@ -7,7 +7,6 @@ use std::fmt;
 use crate::data::epoch_batches;
 use crate::recipe::{BatchOrder, BatchSize, Recipe};
 
-/// The steps of a run.
 #[derive(Clone, Debug)]
 pub struct RunSchedule {
     lengths: Vec<usize>,

@@ -37,12 +37,7 @@ pub fn heaviest(recipe: &Recipe, config: &ModelConfig, data: &Dataset, machine: 
             heaviest = Some((weight, batch));
         }
     }
-    let nothing = || {
-        let hint = "ask for at least one sample, each within the data set";
-        Fault::data("a batch of no samples, expected sample indices below 0", hint)
-    };
-    let (_, batch) = heaviest.ok_or_else(nothing)?;
-    Ok(batch)
+    heaviest.map_or_else(|| data.batch(&[]), |(_, batch)| Ok(batch))
 }
 
 /// What is free for the scratch files of a run; `None` where its directory is not known yet, or the system does not tell.

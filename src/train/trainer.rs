@@ -17,7 +17,7 @@ use super::{
     ExpectedEvictions, FallbackEngine, Interrupt, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, build, tiling,
 };
 use crate::checkpoint::Best;
-use crate::data::Splits;
+use crate::data::{Splits, Tokenizer};
 use crate::dist::ProcessGroup;
 use crate::engine::Observer;
 use crate::eval::{self, DatasetRun};
@@ -92,7 +92,7 @@ impl Trainer {
         let model = build::model(recipe, device)?;
         let model_hash = fingerprint(&recipe.model.path)?;
         ranks.check_same("loading the model", of_model(&model_hash, &model)?)?;
-        let tokenizer = machine.including(|| build::tokenizer(&recipe.model.path))?;
+        let tokenizer = machine.including(|| Tokenizer::load_if_present(&recipe.model.path))?;
         let settle = |recipe| tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {});
         let ResolvedRun { recipe, planned, engine, data, machine } = ranks.settled(recipe, dir, settle)?;
         ranks.check_same("opening the data", of_data(&data))?;

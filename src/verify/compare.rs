@@ -10,7 +10,6 @@ use crate::engine::MicroBatchGradients;
 use crate::head::SequenceLoss;
 use crate::units::{Exit, Fault};
 
-/// The difference in one parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatrixError {
     pub name: String,
@@ -33,7 +32,6 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Compares two sets of gradients.
     pub fn new(
         sequences: &[SequenceLoss],
         ours: &BTreeMap<String, Tensor>,
@@ -92,7 +90,6 @@ fn difference(name: &str, ours: Option<&Tensor>, reference: &Tensor) -> MatrixEr
     MatrixError { name: name.to_owned(), reference_norm, norm: our_norm, relative_error, cosine }
 }
 
-/// Fails on a sequence whose loss is not finite.
 pub fn check_finite(batch: &Batch, sequences: &[SequenceLoss]) -> Result<(), Fault> {
     let mut losses = batch.sequences.iter().zip(sequences);
     match losses.find(|(_, loss)| !loss.loss_sum.is_finite()) {

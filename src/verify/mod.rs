@@ -15,7 +15,7 @@ mod walk;
 
 pub use compare::{Comparison, MatrixError, check_finite};
 pub use nearness::{ErrorBound, fits_in_f64, tolerance};
-pub use proofs::{HeadTurn, Proofs, TilingProof, Verdict};
+pub use proofs::{Proofs, TilingProof, Verdict};
 pub use reference::Reference;
 pub use tilings::{Tiling, every_tiling};
 pub use walk::{LayerWalk, departures, stays, walk};

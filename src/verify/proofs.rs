@@ -18,7 +18,6 @@ pub struct Proofs<'a> {
     exact: Option<MicroBatchGradients>,
 }
 
-/// What was seen of one tiling.
 #[derive(Clone, Debug)]
 pub struct TilingProof {
     /// The tiling's loss and gradient beside the reference's.
@@ -35,23 +34,14 @@ pub struct TilingProof {
     pub cells: (usize, usize),
     /// How many cells had kept their graph.
     pub kept: usize,
-    pub head: HeadTurn,
+    /// Whether loss and gradient of the last hidden states were made in the cells of the only band, and not in the forward phase.
+    pub is_head_in_cells: bool,
     /// The most that waited at once as layer checkpoints.
     pub layer_checkpoints: Bytes,
     /// The most that waited at once in the undo log.
     pub undo_log: Bytes,
 }
 
-/// When loss and gradient of the last hidden states are made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HeadTurn {
-    #[default]
-    Forward,
-    /// In the cells of the only band.
-    Cells,
-}
-
-/// What a proof comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The gradient is the reference's and that of the first exact tiling, to rounding.
@@ -67,7 +57,6 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The verdict in a word or two.
     pub fn name(self) -> &'static str {
         match self {
             Self::Proved => "proved",
@@ -125,7 +114,7 @@ impl<'a> Proofs<'a> {
             largest_cell: (engine.settings().layers_per_cell(), widest),
             cells: seen.cells,
             kept: seen.kept,
-            head: seen.head,
+            is_head_in_cells: seen.is_head_in_cells,
             layer_checkpoints: engine.stores().layer_checkpoints.bytes().most,
             undo_log: engine.stores().undo_log.bytes().most,
         };
@@ -165,7 +154,7 @@ struct ProofObserver {
     /// Sequences and columns; none as long as the forward phase lasts.
     cells: (usize, usize),
     kept: usize,
-    head: HeadTurn,
+    is_head_in_cells: bool,
 }
 
 impl Observer for ProofObserver {
@@ -175,7 +164,7 @@ impl Observer for ProofObserver {
                 self.cells = (band.1, column.1);
                 self.kept += usize::from(is_kept);
             }
-            Event::Head { .. } if self.cells != (0, 0) => self.head = HeadTurn::Cells,
+            Event::Head { .. } if self.cells != (0, 0) => self.is_head_in_cells = true,
             _ => {}
         }
     }

@@ -13,7 +13,6 @@ use crate::recipe::{
 pub struct Tiling {
     /// What a recipe says of the cache. Tilings differ in its storage and in where it waits.
     pub kv_cache: CacheRecipe,
-    /// What a recipe says of the gradient.
     pub grad: GradRecipe,
 }
 

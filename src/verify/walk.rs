@@ -5,7 +5,6 @@ use tch::TchError;
 use crate::cache::{ChunkSpan, HeadBudgets, ReplayLog};
 use crate::units::{Exit, Fault};
 
-/// What the walk over one layer found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerWalk {
     /// `held[event][sequence][head]`: the position in each filled slot after each cache event (the prefill span is event 0), −1 where

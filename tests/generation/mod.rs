@@ -36,7 +36,7 @@ impl Used {
         if let Some(adapter) = adapter {
             train::load_adapter(&mut model, &fixture(adapter)).unwrap();
         }
-        let tokenizer = train::tokenizer(&path).unwrap();
+        let tokenizer = Tokenizer::load_if_present(&path).unwrap();
         let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None).unwrap();
         let rule = kvtune::cache::initial_part(&recipe.kv_cache.policy).unwrap();
         let initial_parts = rule.map(|rule| InitialPartFinder::new(&rule, tokenizer.as_ref()).unwrap());

@@ -7,7 +7,7 @@ use kvtune::engine::{MicroBatchGradients, Settings, Silent};
 use kvtune::model::Model;
 use kvtune::recipe::{BatchOrder, BatchSize, BufferKind, Storage, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::Bytes;
-use kvtune::verify::{HeadTurn, Proofs, Tiling};
+use kvtune::verify::{Proofs, Tiling};
 use tch::{Kind, Tensor};
 
 use crate::support;
@@ -100,7 +100,7 @@ fn every_tiling_is_proved() {
                 assert!(is_used || !is_chosen, "{tiling:?}: {found:?}");
             }
             let is_one_row = found.cells.0 == 1;
-            assert_eq!(found.head == HeadTurn::Cells, is_one_row && tiling.grad.undo_log.form == StoreForm::Plain, "{tiling:?}");
+            assert_eq!(found.is_head_in_cells, is_one_row && tiling.grad.undo_log.form == StoreForm::Plain, "{tiling:?}");
             if found.bound.is_none() {
                 largest = largest.max(found.relative_error());
             }

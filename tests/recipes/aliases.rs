@@ -1,6 +1,6 @@
 //! Spellings of other programs: read as kvtune's own, with a note; two spellings of one thing are refused.
 
-use super::{SMALL, parse, refused, with};
+use super::{Caret, SMALL, parse, refused, with};
 
 /// kvtune's spelling, and another one that must lead to the same recipe.
 const SAME: &[(&str, &str)] = &[

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kvtune::recipe::RecipeError;
 
-use super::{SMALL, parse_with, refused};
+use super::{Caret, SMALL, parse_with, refused};
 
 /// The lines and the first words of all errors.
 fn told(error: &RecipeError) -> Vec<(Option<usize>, &str)> {

@@ -2,7 +2,7 @@
 
 use kvtune::recipe::{Recipe, Weights};
 
-use super::{refused, with};
+use super::{Caret, refused, with};
 
 /// Lines that are added, the key that must be marked, and a part of the message.
 const REFUSED: &[(&str, &str, &str)] = &[

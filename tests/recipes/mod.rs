@@ -15,7 +15,23 @@ mod typos;
 
 use std::path::Path;
 
-use kvtune::recipe::{Recipe, RecipeError, Resolved};
+use kvtune::recipe::{Recipe, RecipeError, RecipeLocation, Resolved};
+
+/// Where the caret of an error stands in the recipe, counted from 1.
+trait Caret {
+    fn line(&self) -> Option<usize>;
+    fn column(&self) -> Option<usize>;
+}
+
+impl Caret for RecipeError {
+    fn line(&self) -> Option<usize> {
+        if let RecipeLocation::Text { line, .. } = *self.place { Some(line) } else { None }
+    }
+
+    fn column(&self) -> Option<usize> {
+        if let RecipeLocation::Text { column, .. } = *self.place { Some(column) } else { None }
+    }
+}
 
 /// A recipe of the fewest keys.
 const SMALL: &str = "[model]\npath = \"model\"\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n";

@@ -3,7 +3,7 @@
 use kvtune::recipe::{EndRegex, InitialPart, PolicyRecipe, RecipeError};
 use serde::Deserialize;
 
-use super::{parse, parse_with, with};
+use super::{Caret, parse, parse_with, with};
 
 #[derive(Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
@@ -98,7 +98,8 @@ fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one
         Ok(part) => Ok(part.unwrap()),
         Err(fault) => Err(fault.payload::<RecipeError>().cloned().unwrap()),
     };
-    let expected = InitialPart::until(EndRegex::new("<text>").unwrap());
+    let end_regex = EndRegex::new("<text>").unwrap();
+    let expected = InitialPart { end_regex, include_end_string: true, pad_id: 0, range_is_prefix: true };
     assert_eq!(read("policy.smart-lastrec = { end_initial_regex = '<text>' }").unwrap(), expected);
     let all = "end_initial_regex = '<text>', include_end_string = false, pad_id = 3, range_is_prefix = false";
     let expected = InitialPart { include_end_string: false, pad_id: 3, range_is_prefix: false, ..expected };

@@ -269,7 +269,7 @@ prop_compose! {
         let mut table = toml::Table::from_iter([("rope_type".to_owned(), "dynamic_yarn".into())]);
         table.extend([("beta_fast", beta_slow + more), ("beta_slow", beta_slow)].map(|(key, value)| (key.to_owned(), value.into())));
         table.extend(original_max_position_embeddings.map(|tokens| ("original_max_position_embeddings".to_owned(), (tokens as i64).into())));
-        table.into()
+        RopeScalingRecipe(table)
     }
 }
 

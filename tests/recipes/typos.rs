@@ -1,6 +1,6 @@
 //! Seeded typos: each must get the right line and the right suggestion.
 
-use super::{SMALL, parse_with, refused, with};
+use super::{Caret, SMALL, parse_with, refused, with};
 
 /// A recipe with every table; the typos are put into it.
 const FULL: &str = r#"output_dir = "run"

@@ -30,7 +30,6 @@ pub(super) enum Promise {
     Cuda,
 }
 
-/// A row of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct DoctorCheck {
     pub(super) name: String,

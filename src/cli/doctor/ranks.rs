@@ -37,7 +37,7 @@ fn meet(joining: Joining, wanted: Wanted) -> Result<Vec<DoctorCheck>, Fault> {
     let by_gloo = time_of_sums(&world, SUMMED, Device::Cpu)?;
     let has_gpu = wanted != Wanted::Cpu && Cuda::is_available();
     let gpu = if has_gpu { Device::Cuda(wanted.gpu(launch.local_rank)) } else { Device::Cpu };
-    let chosen = joining.choose(&mut world, gpu)?;
+    let chosen = world.choose_backend(joining.backend, gpu)?;
     let by_nccl = if world.has_nccl() { Some(time_of_sums(&world, SUMMED, gpu)?) } else { None };
     world.leave(None)?;
     let hosts: Vec<_> = world.peers().iter().take(8).map(|peer| format!("{} on `{}`", peer.rank, abridged(&peer.host))).collect();

@@ -6,6 +6,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::{Value, json};
 
+use super::samples::Split;
 use super::targets::LoadedTarget;
 use crate::cli::generate::RuleArguments;
 use crate::cli::used_model::{identity, own_rules};
@@ -73,7 +74,6 @@ impl AnswerArguments {
         ))
     }
 
-    /// Refuses a head that generates nothing.
     pub(super) fn check_head(&self, recipe: &Recipe) -> Result<(), Fault> {
         if !self.are_wanted() || recipe.head == HeadRecipe::NextToken {
             return Ok(());
@@ -95,7 +95,7 @@ impl AnswerArguments {
         &self,
         loaded: &LoadedTarget<'_>,
         dataset: &'a Dataset,
-        split: &str,
+        split: Split,
     ) -> Result<Option<AskedAnswers<'a>>, Fault> {
         if !self.are_wanted() {
             return Ok(None);

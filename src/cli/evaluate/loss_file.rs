@@ -36,7 +36,6 @@ impl LossArguments {
         }
     }
 
-    /// Whether somebody looks at single targets.
     pub(super) fn keep_targets(&self) -> bool {
         self.file.is_some() || self.token_classes.is_some()
     }

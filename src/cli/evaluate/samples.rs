@@ -1,6 +1,7 @@
 //! The samples of an evaluation: which split, and how many of it.
 
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 use crate::data::{Dataset, Splits};
 use crate::recipe::{OnTooLong, Recipe};
@@ -17,7 +18,8 @@ pub(in crate::cli) struct SampleArguments {
     pub(super) limit: Option<u32>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Split {
     Train,
     Validation,
@@ -25,7 +27,6 @@ pub(super) enum Split {
 }
 
 impl SampleArguments {
-    /// The samples that are asked for.
     pub(in crate::cli) fn choose(&self, splits: Splits, recipe: &Recipe) -> Result<Dataset, Fault> {
         let (found, message, hint) = match self.split {
             Split::Train => (Some(splits.train), "", ""),
@@ -47,16 +48,5 @@ impl SampleArguments {
         };
         let limit = self.limit.map_or(usize::MAX, |limit| limit as usize);
         found.map(|dataset| dataset.first(limit)).ok_or_else(|| Fault::usage(message, hint))
-    }
-}
-
-impl Split {
-    /// The name of the split on the command line.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Train => "train",
-            Self::Validation => "validation",
-            Self::Rest => "rest",
-        }
     }
 }

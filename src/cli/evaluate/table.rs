@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use super::samples::Split;
 use crate::eval::{AnswerScores, PairedDifference, SampleLoss, Score, ScoredAnswer, Scores};
 use crate::metrics::LongBenchV2;
 use crate::report::table::Table;
@@ -13,16 +14,14 @@ const COLUMNS: [&str; 10] =
 /// What came of a model with a cache.
 pub(super) struct Evaluated {
     pub(super) name: PathBuf,
-    pub(super) split: &'static str,
+    pub(super) split: Split,
     pub(super) policy: String,
     pub(super) slots: String,
-    /// What the losses come to, where they are wanted.
     pub(super) scores: Option<Scores>,
     /// Losses of the samples in the order of the data.
     pub(super) losses: Vec<SampleLoss>,
     /// For each of these, sums by class of tokens, and of how many.
     pub(super) class_sums: Vec<BTreeMap<String, (f64, usize)>>,
-    /// Means over answers, and the answers.
     pub(super) answers: Option<(AnswerScores, Vec<ScoredAnswer>)>,
     /// From the first evaluation, by figure.
     pub(super) differences: BTreeMap<String, PairedDifference>,
@@ -72,7 +71,6 @@ impl Evaluated {
     }
 }
 
-/// A table of all that was evaluated.
 pub(super) fn of(results: &[Evaluated]) -> Table {
     let is_longbench = results.iter().any(|result| result.longbench_v2().is_some());
     let groups: &[&str] = if is_longbench { &LongBenchV2::COLUMNS } else { &[] };

@@ -118,7 +118,6 @@ impl Target {
         self.checkpoint.as_ref().map(|found| found.run.as_path()).filter(|run| train::resolved_recipe(run).is_ok())
     }
 
-    /// The directory of its adapter.
     pub(super) fn adapter(&self) -> Option<&Path> {
         self.checkpoint.as_ref().filter(|found| found.holds == Weights::Adapter).map(|found| found.dir.as_path())
     }
@@ -154,7 +153,6 @@ impl Target {
         ))
     }
 
-    /// Loads the model, with its adapter.
     pub(in crate::cli) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Fault> {
         let mut model = train::base_model(recipe, self.adapter(), device)?;
         if let Some(dir) = self.adapter() {

@@ -15,7 +15,7 @@ use super::table::{self, Evaluated};
 use super::targets::{self, CacheArguments, LoadedTarget};
 use crate::cli::used_model::fit_chunks;
 use crate::cli::world::Joining;
-use crate::data::{Dataset, Splits};
+use crate::data::{Dataset, Splits, Tokenizer};
 use crate::dist::ProcessGroup;
 use crate::engine::{Engine, Silent};
 use crate::eval::{self, AnswerFile, DatasetRun, SampleLoss, TokenClasses};
@@ -77,7 +77,7 @@ impl Evaluate {
             let Some(first) = recipes.first() else { continue };
             train::set_numerics(first, device);
             let model = target.load(first, device)?;
-            let tokenizer = train::tokenizer(&first.model.path)?;
+            let tokenizer = Tokenizer::load_if_present(&first.model.path)?;
             for recipe in recipes {
                 let loaded = LoadedTarget { target, model: &model, tokenizer: tokenizer.as_ref(), recipe };
                 let mut result = self.one(&loaded, evaluations, wanted.as_ref(), &mut shared_file, world)?;
@@ -126,7 +126,7 @@ impl Evaluate {
         let splits = open_data(loaded, world)?;
         console::note_once(&splits.report.to_string());
         let dataset = self.samples.choose(splits, recipe)?;
-        let asked = self.answers.asked(loaded, &dataset, self.samples.split.name())?;
+        let asked = self.answers.asked(loaded, &dataset, self.samples.split)?;
         let settings = asked.iter().filter_map(|asked| asked.settings.as_object()).flatten();
         let facts = settings.map(|(key, value)| (format!("answers.{key}"), value.to_string()));
         let further =
@@ -159,7 +159,7 @@ impl Evaluate {
         let evicts = !recipe.kv_cache.policy.is_dense();
         Ok(Evaluated {
             name: target.dir().to_owned(),
-            split: self.samples.split.name(),
+            split: self.samples.split,
             policy: recipe.kv_cache.policy.name.clone(),
             slots: if evicts { recipe.kv_cache.cache_length.to_string() } else { "all".to_owned() },
             scores,

@@ -43,7 +43,6 @@ impl<'a> Chat<'a> {
         Ok(Self { used, reader, rules, messages: system.iter().cloned().collect(), system, kept: None })
     }
 
-    /// Answers line after line of standard input.
     pub(super) fn run(mut self, interrupt: &Interrupt) -> Result<Ending, Fault> {
         let is_terminal = std::io::stdin().is_terminal();
         if is_terminal {

@@ -22,7 +22,6 @@ pub(super) enum Shown {
     Json,
 }
 
-/// Texts that are being written.
 pub(super) struct WrittenTexts {
     shown: Shown,
     /// Whether there is text beside the tokens.
@@ -31,7 +30,6 @@ pub(super) struct WrittenTexts {
     texts: Vec<WrittenText>,
     /// Where the texts of a request stand.
     places: BTreeMap<RequestId, Range<usize>>,
-    /// Texts that have been printed.
     num_printed: usize,
     /// The first of the requests that could not be carried out.
     failed: Option<Fault>,

@@ -5,7 +5,7 @@ use std::path::Path;
 use tch::Device;
 
 use crate::cli::recipe_file::recipe_for;
-use crate::data::{DataRequest, Survey, SurveyedPart, SurveyedRow, survey};
+use crate::data::{DataRequest, Survey, SurveyedPart, SurveyedRow, Tokenizer, survey};
 use crate::model::ModelConfig;
 use crate::recipe::{DataFormat, PolicyRecipe, Recipe};
 use crate::report::console;
@@ -20,7 +20,6 @@ const TINY: usize = 512;
 const LARGEST_CACHE: usize = 16384;
 const LARGEST_CHUNK: usize = 1024;
 
-/// What was seen of the data.
 struct Seen {
     format: DataFormat,
     /// Tokens of each sample, in ascending order.
@@ -35,7 +34,7 @@ struct Seen {
 pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<String, Fault> {
     let recipe = recipe_for(model, data, &[])?;
     let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
-    let tokenizer = train::tokenizer(&recipe.model.path)?;
+    let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
     let limits = train::limits(&config);
     let mut lengths = Vec::new();
     let mut take = |row: &SurveyedRow| {

@@ -28,7 +28,6 @@ pub(in crate::cli) fn alternative(kind: &str, alternative: &Alternative) -> Valu
     })
 }
 
-/// Prints the machine, the chosen tiling and others.
 pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machine) -> Result<(), Fault> {
     let limit = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.0);
     let setup = json!({

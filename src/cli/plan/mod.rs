@@ -9,7 +9,7 @@ use tch::Device;
 use super::counts::{at_least_one, bytes};
 use super::recipe_file::RecipeFile;
 use super::world::Joining;
-use crate::data::Batch;
+use crate::data::{Batch, Tokenizer};
 use crate::dist::ProcessGroup;
 use crate::measure::random_batch;
 use crate::model::ModelConfig;
@@ -69,7 +69,7 @@ impl Plan {
     /// The heaviest that will come.
     fn batch(&self, recipe: &Recipe, config: &ModelConfig, machine: Machine) -> Result<Batch, Fault> {
         let Some(tokens) = self.tokens else {
-            let tokenizer = train::tokenizer(&recipe.model.path)?;
+            let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
             let data = train::open_data(recipe, config, tokenizer.as_ref())?;
             console::note(&data.report.to_string());
             return train::heaviest(recipe, config, &data.train, machine);

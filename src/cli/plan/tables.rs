@@ -2,7 +2,6 @@
 
 use crate::data::Batch;
 use crate::plan::{Alternative, Decision, Forecast, Machine, PlannedPeak, StepPart};
-use crate::recipe::StoreRecipe;
 use crate::report::console;
 use crate::report::table::Table;
 use crate::units::{Bytes, Fault, Seconds, counted};
@@ -10,7 +9,6 @@ use crate::units::{Bytes, Fault, Seconds, counted};
 /// Alternatives that are shown in addition to the chosen one.
 const SHOWN: usize = 12;
 
-/// Prints what the chosen tiling takes, and what else there is.
 pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machine, batch: &Batch) -> Result<(), Fault> {
     let chosen = &decision.chosen;
     let Forecast { device, host, .. } = &chosen.forecast;
@@ -60,13 +58,12 @@ fn alternatives(chosen: &Alternative, others: &[Alternative]) -> Table {
     let mut table = Table::new(&header);
     let is_chosen = |other: &&Alternative| other.grad == chosen.grad;
     for other in std::iter::once(chosen).chain(others.iter().filter(|other| !is_chosen(other)).take(SHOWN)) {
-        let store = |store: StoreRecipe| format!("{}, {}", store.form, store.place);
         let width = other.grad.chunks_per_cell.map_or("by cache".to_owned(), |chunks| chunks.to_string());
         let mut cells = vec![
             format!("{} × {width}{}", other.grad.layers_per_cell, if is_chosen(&other) { " (chosen)" } else { "" }),
             format!("{} of {}", other.kept, other.cells.0 * other.cells.1),
-            store(other.grad.layer_checkpoints),
-            store(other.grad.undo_log),
+            other.grad.layer_checkpoints.to_string(),
+            other.grad.undo_log.to_string(),
             other.grad.attention_outputs.name().to_owned(),
         ];
         cells.extend(other.device.into_iter().chain([other.host, other.forecast.files]).map(|bytes| bytes.to_string()));

@@ -10,9 +10,8 @@ use crate::recipe::{Recipe, StoreRecipe};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::units::{Bytes, Fault, Seconds};
-use crate::verify::{HeadTurn, Proofs, Tiling, TilingProof, Verdict, every_tiling};
+use crate::verify::{Proofs, Tiling, TilingProof, Verdict, every_tiling};
 
-/// A tiling and what was found.
 struct Proved {
     recipe: Recipe,
     is_own: bool,
@@ -134,10 +133,7 @@ impl Proved {
             store(grad.undo_log, found.undo_log),
             grad.attention_outputs.name().to_owned(),
             format!("{}{}", kv_cache.storage, if kv_cache.cpu_offload { ", on the host" } else { "" }),
-            match found.head {
-                HeadTurn::Forward => "forward phase".to_owned(),
-                HeadTurn::Cells => "cells".to_owned(),
-            },
+            if found.is_head_in_cells { "cells" } else { "forward phase" }.to_owned(),
             error,
             found.apart.map_or("–".to_owned(), |apart| format!("{apart:.2e}")),
             cosine,
@@ -145,7 +141,6 @@ impl Proved {
         ]
     }
 
-    /// The line of the tiling in JSON.
     fn line(&self) -> Value {
         let (found, Recipe { kv_cache, grad, .. }) = (&self.found, &self.recipe);
         let store = |recipe: StoreRecipe, most: Bytes| json!({ "form": recipe.form.name(), "place": recipe.place.name(), "peak_bytes": most.0 });
@@ -155,7 +150,7 @@ impl Proved {
             "layer_checkpoints": store(grad.layer_checkpoints, found.layer_checkpoints),
             "undo_log": store(grad.undo_log, found.undo_log), "attention_outputs": grad.attention_outputs.name(),
             "storage": kv_cache.storage.name(), "cpu_offload": kv_cache.cpu_offload,
-            "head": if found.head == HeadTurn::Cells { "cells" } else { "forward" },
+            "head": if found.is_head_in_cells { "cells" } else { "forward" },
             "relative_error": found.relative_error(), "from_first": found.apart, "cosine": found.comparison.whole().0,
             "verdict": self.verdict.name(),
         })

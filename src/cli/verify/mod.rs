@@ -13,6 +13,7 @@ use tch::Device;
 use super::counts::at_least_one;
 use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
+use crate::data::Tokenizer;
 use crate::engine::{Engine, Silent};
 use crate::recipe::{Dtype, Recipe, ValidationSource};
 use crate::report::console;
@@ -59,7 +60,7 @@ impl Verify {
         // Before the model is there.
         let machine = (!recipe.grad.open.is_empty()).then(|| train::machine_of_trial(&recipe, device));
         let mut model = proof_model(&recipe, recipe.model.dtype, device)?;
-        let tokenizer = train::tokenizer(&recipe.model.path)?;
+        let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let (config, log) = (model.config().clone(), self.replay_log.as_deref());
         let engine_of = |recipe: &Recipe| -> Result<Engine, Fault> {
             let engine = train::engine(recipe, &config, tokenizer.as_ref(), None)?;

@@ -26,7 +26,6 @@ pub(super) fn context(recipe: &Recipe, batch: &Batch) -> MicroBatchContext {
 /// Spread of the proof's B matrices where no adapter is given: at zero, half of the gradients would be zero.
 const PROOF_B: f64 = 0.02;
 
-/// What is proved, and how it is told.
 pub(super) struct ProofSubject<'a> {
     pub(super) model: &'a Model,
     pub(super) batch: &'a Batch,

@@ -45,8 +45,7 @@ impl CurveChart {
         let mut svg = Svg::new(WIDTH, HEIGHT, id, &self.title, &self.in_words());
         svg.text(LEFT - 38.0, 20.0, &self.title, Words::new(14.0, Ink::TEXT).bold());
         let points = || self.curves.iter().flat_map(|curve| &curve.points).filter(|p| p.0.is_finite() && p.1.is_finite());
-        let ends = range(points().map(|p| p.0), false).zip(range(points().map(|p| p.1), self.is_from_zero));
-        let Some(((_, _), y_ends)) = ends else {
+        let Some(y_ends) = range(points().map(|p| p.1), self.is_from_zero) else {
             svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, Ink::GRID);
             svg.text(LEFT.midpoint(RIGHT), TOP.midpoint(BOTTOM), "no figures", Words::new(13.0, Ink::MUTED).centred());
             return svg.finish();

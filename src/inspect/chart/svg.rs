@@ -54,7 +54,6 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Plain words from their start on.
     pub(super) fn new(size: f64, ink: Ink) -> Self {
         Self { size, ink, anchor: "start", is_bold: false }
     }
@@ -107,7 +106,6 @@ impl Svg {
         let _ = writeln!(self.body, "<{name} {attributes}/>");
     }
 
-    /// The background of a picture of this size.
     pub(super) fn paper(&mut self, width: f64, height: f64) {
         let ink = Ink::PAPER.attributes("fill");
         self.element("rect", &format!("x=\"0.0\" y=\"0.0\" width=\"{width:.1}\" height=\"{height:.1}\" {ink}"));
@@ -118,7 +116,6 @@ impl Svg {
         self.element("line", &format!("x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" {ink}"));
     }
 
-    /// A text on a base line.
     pub(super) fn text(&mut self, x: f64, y: f64, words: &str, Words { size, ink, anchor, is_bold }: Words) {
         let weight = if is_bold { " font-weight=\"600\"" } else { "" };
         let (ink, words) = (ink.attributes("fill"), escape(words));
@@ -136,7 +133,6 @@ impl Svg {
         }
     }
 
-    /// The text of the picture.
     pub(super) fn finish(self) -> String {
         format!("{}</svg>\n", self.body)
     }

@@ -21,7 +21,6 @@ pub(in crate::train) struct RankReport {
     pub(in crate::train) seconds: f64,
     /// The peak of its process so far, bytes.
     pub(in crate::train) peak_memory: u64,
-    /// How small its cells have become.
     pub(in crate::train) fallback: OomFallback,
     pub(in crate::train) asked: Asked,
 }

@@ -62,12 +62,10 @@ impl RunRanks {
         if self.are_several() { self.agreed.get().signal } else { self.interrupt.signal() }
     }
 
-    /// Whether a save was asked for, or an end, which begins with one.
     pub(in crate::train) fn wants_save(&self) -> bool {
         if self.are_several() { self.agreed.get().save || self.signal().is_some() } else { self.interrupt.wants_save() }
     }
 
-    /// Whether a save was asked for since the last call.
     pub(in crate::train) fn takes_save(&self) -> bool {
         if !self.are_several() {
             return self.interrupt.takes_save();
