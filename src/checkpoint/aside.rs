@@ -1,5 +1,5 @@
-//! Checkpoints are moved out of the way: damaged ones keep their content for a person to look at, and a run that goes on from an earlier one leaves
-//! the later ones behind, as they belong to a future that is made anew. No resume takes either for a checkpoint.
+//! Checkpoints are moved out of the way: damaged ones keep their content for a person to look at, and a run that goes on from an earlier
+//! one leaves the later ones behind, as they belong to a future that is made anew. No resume takes either for a checkpoint.
 
 use std::path::{Path, PathBuf};
 

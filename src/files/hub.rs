@@ -38,8 +38,8 @@ pub fn hub_name(dir: &Path) -> Option<String> {
     (!dir.exists() && begins_there && is_hub_name(&name)).then_some(name)
 }
 
-/// Whether a file behind all links is one of those that a snapshot of the cache, `snapshots/COMMIT`, points to: `blobs/HASH` of the same
-/// repository.
+/// Whether a file behind all links is one of those that a snapshot of the cache, `snapshots/COMMIT`, points to: `blobs/HASH` of the
+/// same repository.
 pub fn is_blob_of(snapshot: &Path, file: &Path) -> bool {
     let snapshots = snapshot.parent().filter(|above| above.ends_with("snapshots"));
     snapshots.and_then(Path::parent).is_some_and(|repository| file.parent() == Some(&repository.join("blobs")))

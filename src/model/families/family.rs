@@ -8,8 +8,8 @@ use crate::units::Fault;
 pub(super) const SIZES: [&str; 6] =
     ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"];
 
-/// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`]; what is a default
-/// holds where `config.json` doesn't say.
+/// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`]; what is a
+/// default holds where `config.json` doesn't say.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 pub(in crate::model) struct Family {

@@ -268,8 +268,8 @@ pub(super) fn signed() -> Vec<f32> {
 
 pub(super) type PartsAndForm = (Vec<Tensor>, Arc<dyn PackedForm>);
 
-/// 4-bit codes in blocks over the flattened matrix (bitsandbytes), the first of two in the upper half of a byte; `rest` are the parts of nested
-/// scales.
+/// 4-bit codes in blocks over the flattened matrix (bitsandbytes), the first of two in the upper half of a byte; `rest` are the parts of
+/// nested scales.
 pub(super) fn in_blocks(
     [codes, table, absmax]: [Tensor; 3],
     (width, blocksize): (i64, i64),

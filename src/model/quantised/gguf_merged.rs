@@ -13,8 +13,8 @@ use crate::store::content_of;
 use crate::units::{Fault, quoted};
 
 impl GgufWeights {
-    /// Writes a file with the keys of this one, but for its chat template where another is given. Its matrices are in the type `dtype`, those that no blocks fit in F16, and routers, biases and vectors in
-    /// F32. `merged` makes the tensors `names` of a checkpoint, in f32.
+    /// Writes a file with the keys of this one, but for its chat template where another is given. Its matrices are in the type `dtype`,
+    /// those that no blocks fit in F16, and routers, biases and vectors in F32. `merged` makes the tensors `names` of a checkpoint, in f32.
     ///
     /// # Errors
     /// A number is none, or has no place in its type; what `merged` says; the disk.
