@@ -1,12 +1,11 @@
-//! Damaged checkpoints are set aside: they keep their content for a person to look at, and no resume takes them for one.
+//! Checkpoints are moved out of the way: damaged ones keep their content for a person to look at, and a run that goes on from an earlier
+//! one leaves the later ones behind, as they belong to a future that is made anew. No resume takes either for a checkpoint.
 
-use super::find::is_damage;
 use std::path::{Path, PathBuf};
 
 use super::NewestCheckpoint;
-use super::abandon::free_place;
 use super::commit::{latest, set_latest};
-use super::find::ASIDE;
+use super::find::{ASIDE, candidates, is_damage};
 use crate::files::{self, disk, io_fault};
 use crate::units::Fault;
 
@@ -32,4 +31,38 @@ pub fn set_aside(run: &Path, found: &NewestCheckpoint) -> Result<Vec<(PathBuf, P
         set_latest(run, name)?;
     }
     Ok(moved)
+}
+
+/// Moves the checkpoints of `run` with more than `step` steps into a directory of their own, `abandoned-N`, where no resume
+/// looks for them; `from` becomes the newest. Returns that directory, if there was anything to move.
+pub fn abandon(run: &Path, from: &str, step: u64) -> Result<Option<PathBuf>, Fault> {
+    let later = || -> Result<Vec<(u64, PathBuf)>, Fault> {
+        Ok(candidates(run)?.into_iter().filter(|(other, _)| *other > step).collect())
+    };
+    if later()?.is_empty() {
+        return Ok(None);
+    }
+    let place = free_place(|number| run.join(format!("abandoned-{number}")));
+    files::make_dir(&place)?;
+    // From the newest down: a crash in between leaves the newest of the rest, and nothing with a gap before it.
+    for (_, dir) in later()? {
+        if let Some(name) = dir.file_name() {
+            disk::rename("checkpoint", &dir, &place.join(name)).map_err(io_fault("move", &dir))?;
+        }
+    }
+    files::sync_dir(&place)?;
+    set_latest(run, from)?;
+    Ok(Some(place))
+}
+
+/// The first of these places at which nothing stands.
+fn free_place(numbered: impl Fn(u64) -> PathBuf) -> PathBuf {
+    let mut number = 1u64;
+    loop {
+        let place = numbered(number);
+        if place.symlink_metadata().is_err() {
+            return place;
+        }
+        number += 1;
+    }
 }

@@ -6,8 +6,9 @@ use tch::Tensor;
 
 use super::find::{remove_unread, saved_in};
 use super::manifest::{self, Manifest};
+use super::retention::{SavedCheckpoint, superseded};
 use super::state::{OPTIMIZER, STATE};
-use super::{SaveKind, TrainState, superseded};
+use super::{SaveKind, TrainState};
 use crate::files::{self, FileKind, ReadLock, TensorHead, disk, failpoint, io_fault};
 use crate::model::Model;
 use crate::store;
@@ -18,7 +19,6 @@ const LATEST: &str = "latest";
 
 /// An optimiser's tensors, of which one at a time need be in memory.
 pub trait StateInTurn {
-    /// How each stands in the file.
     fn heads(&self) -> Result<Vec<TensorHead>, Fault>;
 
     /// One by its index; each is asked for once.
@@ -81,7 +81,6 @@ pub fn latest(run: &Path) -> Option<String> {
     files::read_text(&run.join(LATEST), FileKind::Note).ok().map(|name| name.trim().to_owned())
 }
 
-/// Notes which checkpoint is the newest.
 pub(super) fn set_latest(run: &Path, name: &str) -> Result<(), Fault> {
     files::write_atomic(&run.join(LATEST), format!("{name}\n").as_bytes())
 }
@@ -115,16 +114,12 @@ fn estimate(model: &Model, state: &[TensorHead]) -> Bytes {
 /// Removes the intermediate checkpoints beyond the last `keep_intermediate`, when a newer one is known to be good. One that is being read
 /// stays until the next time.
 pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), Fault> {
-    let saved = saved_in(run);
-    let known: Vec<_> = saved.iter().map(|(_, saved)| *saved).collect();
-    for gone in superseded(&known, keep_intermediate) {
-        for (dir, _) in saved.iter().filter(|(_, saved)| *saved == gone) {
-            let Some(_lock) = ReadLock::exclude(dir)? else { continue };
-            // Renamed first: a crash in between leaves a leftover, never half a checkpoint under its name.
-            let abandoned = files::temporary_beside(dir);
-            disk::rename("checkpoint", dir, &abandoned).map_err(io_fault("remove", dir))?;
-            disk::remove_tree("checkpoint", &abandoned).map_err(io_fault("remove", &abandoned))?;
-        }
+    for SavedCheckpoint { dir, .. } in superseded(saved_in(run), keep_intermediate) {
+        let Some(_lock) = ReadLock::exclude(&dir)? else { continue };
+        // Renamed first: a crash in between leaves a leftover, never half a checkpoint under its name.
+        let abandoned = files::temporary_beside(&dir);
+        disk::rename("checkpoint", &dir, &abandoned).map_err(io_fault("remove", &dir))?;
+        disk::remove_tree("checkpoint", &abandoned).map_err(io_fault("remove", &abandoned))?;
     }
     Ok(())
 }

@@ -1,16 +1,15 @@
 //! Checkpoints are found again: the newest valid one of a run, and what saves that were cut short have left.
 
-use super::manifest::damaged;
 use std::cmp::Reverse;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use tch::Tensor;
 
-use super::manifest::{self, Manifest};
-use super::state::{BEST, FINAL, FORMAT_VERSION, step_directory};
-use super::state::{OPTIMIZER, STATE};
-use super::{SaveKind, SavedCheckpoint, TrainState};
+use super::manifest::{self, Manifest, damaged};
+use super::retention::SavedCheckpoint;
+use super::state::{BEST, FINAL, FORMAT_VERSION, OPTIMIZER, STATE, step_directory};
+use super::{SaveKind, TrainState};
 use crate::files::{self, FileKind, ReadLock, TensorFile, disk, io_fault};
 use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, GATE_TENSORS, MODEL_TENSORS};
 use crate::recipe::Weights;
@@ -27,7 +26,6 @@ pub struct Loaded {
     pub state: TrainState,
 }
 
-/// The newest valid checkpoint of a run.
 #[derive(Debug)]
 pub struct NewestCheckpoint {
     pub dir: PathBuf,
@@ -147,7 +145,6 @@ pub fn refuse_links(run: &Path) -> Result<(), Fault> {
     [BEST, FINAL].into_iter().try_for_each(|name| files::refuse_symlink(&run.join(name)))
 }
 
-/// Removes a checkpoint, unless somebody reads it.
 pub(super) fn remove_unread(dir: &Path) -> Result<bool, Fault> {
     let Some(_lock) = ReadLock::exclude(dir)? else { return Ok(false) };
     disk::remove_tree("checkpoint", dir).map_err(io_fault("remove", dir))?;
@@ -155,12 +152,12 @@ pub(super) fn remove_unread(dir: &Path) -> Result<bool, Fault> {
 }
 
 /// The checkpoints of a run whose state can be read, for retention.
-pub(super) fn saved_in(run: &Path) -> Vec<(PathBuf, SavedCheckpoint)> {
+pub(super) fn saved_in(run: &Path) -> Vec<SavedCheckpoint> {
     let saved = |dir: PathBuf| {
         step_hint(&dir)?;
         let state = state(&dir).ok()?;
         let is_step = matches!(state.kind, SaveKind::Regular | SaveKind::Intermediate);
-        is_step.then_some((dir, SavedCheckpoint { step: state.step, kind: state.kind }))
+        is_step.then_some(SavedCheckpoint { dir, step: state.step, kind: state.kind })
     };
     directories(run).unwrap_or_default().into_iter().filter_map(saved).collect()
 }

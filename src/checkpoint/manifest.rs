@@ -19,7 +19,6 @@ const LONGEST_NAME: usize = 255;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Size and hash of each.
     pub files: BTreeMap<String, FileEntry>,
 }
 
@@ -31,7 +30,6 @@ pub struct FileEntry {
 }
 
 impl Manifest {
-    /// Lists the files of a directory.
     pub(super) fn of(dir: &Path) -> Result<Self, Fault> {
         let mut manifest = Self::default();
         for entry in fs::read_dir(dir).map_err(io_fault("read", dir))? {

@@ -4,7 +4,6 @@
 //! size and hash of every file. It counts only if its manifest verifies. The last one of a run, `final`, is what others load: it has tokenizer and
 //! model card, and no optimiser state, which the checkpoint of the same step has.
 
-mod abandon;
 mod aside;
 mod commit;
 mod find;
@@ -13,13 +12,11 @@ mod manifest;
 mod retention;
 mod state;
 
-pub use abandon::abandon;
-pub use aside::set_aside;
+pub use aside::{abandon, set_aside};
 pub use commit::{Snapshot, StateInTurn, latest, retain, save};
 pub use find::{
     Loaded, NewestCheckpoint, check, clean_leftovers, holds, load, load_optimizer, names, newest, refuse_links, state_of,
 };
 pub use list::{CheckpointListing, list, look};
 pub use manifest::{CARD, Manifest};
-pub use retention::{SavedCheckpoint, superseded};
 pub use state::{Best, FINAL, ParameterInfo, SampleCounts, SaveKind, TrainState};

@@ -9,7 +9,6 @@ use crate::native;
 
 pub(super) const FORMAT_VERSION: u32 = 1;
 
-/// Name of the optimiser's tensors.
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 pub(super) const STATE: &str = "state.json";
 
@@ -20,16 +19,16 @@ pub const FINAL: &str = "final";
 /// More steps or tokens than any run has: what JSON's readers take for whole numbers.
 const MOST: u64 = 1 << 53;
 
-/// The directory of the checkpoint after so many steps.
 pub(super) fn step_directory(step: u64) -> String {
     format!("step-{step:06}")
 }
 
 /// Why a checkpoint was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SaveKind {
     /// At the save interval: stays.
+    #[default]
     Regular,
     /// At the interval of intermediate saves: only the last few stay.
     Intermediate,
@@ -39,7 +38,6 @@ pub enum SaveKind {
     Final,
 }
 
-/// The best validation so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     pub metric: String,
@@ -47,14 +45,12 @@ pub struct Best {
     pub step: u64,
 }
 
-/// How many samples a run has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleCounts {
     pub train: usize,
     pub validation: usize,
 }
 
-/// One tensor that is trained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterInfo {
     pub name: String,
@@ -63,14 +59,13 @@ pub struct ParameterInfo {
 }
 
 /// `state.json`. The order of the data and all randomness are functions of the seed and the step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainState {
     pub format_version: u32,
     pub step: u64,
     pub total_tokens: u64,
     pub seed: u64,
     pub kind: SaveKind,
-    /// The best validation so far.
     pub best: Option<Best>,
     /// Fingerprint of the model directory.
     pub model_hash: String,
@@ -111,22 +106,12 @@ impl TrainState {
         Self {
             format_version: FORMAT_VERSION,
             step,
-            total_tokens: 0,
             seed,
             kind,
-            best: None,
-            model_hash: String::new(),
-            data_hash: String::new(),
-            validation_hash: None,
-            samples: None,
-            skipped_steps: Vec::new(),
-            owes_validation: false,
-            threads: None,
-            unchecked_metrics: None,
-            settings: None,
             parameters: parameters.iter().map(info).collect(),
             kvtune_version: env!("CARGO_PKG_VERSION").to_owned(),
             libtorch_version: native::libtorch_version(),
+            ..Self::default()
         }
     }
 
@@ -158,7 +143,6 @@ impl TrainState {
         None
     }
 
-    /// The name of the directory.
     pub(super) fn directory(&self) -> String {
         match self.kind {
             SaveKind::Regular | SaveKind::Intermediate => step_directory(self.step),

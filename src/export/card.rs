@@ -53,8 +53,8 @@ pub(super) fn card(trained: &Trained<'_>, usage: &Usage, base: &Path, hash: &str
 fn front_matter(trained: &Trained<'_>, usage: &Usage, base: &BaseModel) -> String {
     let is_model = usage.target.is_whole();
     let task = if usage.classes.is_some() { "text-classification" } else { "text-generation" };
-    let data: BTreeSet<String> =
-        trained.recipe.map_or_else(Vec::new, |recipe| paths(recipe, None)).into_iter().filter_map(dataset_id).collect();
+    let paths = trained.recipe.map_or_else(Vec::new, |recipe| paths(recipe, None));
+    let data: BTreeSet<String> = paths.into_iter().filter_map(|path| cached_id(path, "datasets")).collect();
     let results: Vec<Value> =
         all_results(trained).iter().filter_map(|result| in_model_index(result, trained.recipe?, task)).collect();
     let keys = [
@@ -87,10 +87,6 @@ fn paths<'a>(recipe: &'a Recipe, split: Option<&str>) -> Vec<&'a Path> {
     files.flatten().map(PathBuf::as_path).collect()
 }
 
-fn dataset_id(path: &Path) -> Option<String> {
-    cached_id(path, "datasets")
-}
-
 /// What was evaluated, and the run's own last validation if that is not among it.
 fn all_results(trained: &Trained<'_>) -> Vec<CacheResult> {
     let own = trained.recipe.map(|recipe| CacheResult {
@@ -115,9 +111,8 @@ fn in_model_index(result: &CacheResult, recipe: &Recipe, task: &str) -> Option<V
         json!({ "type": name, "value": value, "name": format!("{name} ({policy}, {cache_length} slots)"), "args": cache })
     };
     let metrics: Vec<Value> = figures.iter().filter(|(_, value)| value.is_finite()).map(metric).collect();
-    let paths = paths(recipe, Some(split));
-    let name = paths.first()?.file_name()?.to_string_lossy();
-    let id = paths.first().copied().and_then(dataset_id);
+    let path = *paths(recipe, Some(split)).first()?;
+    let (name, id) = (path.file_name()?.to_string_lossy(), cached_id(path, "datasets"));
     let dataset = json!({ "name": name, "type": id.as_deref().unwrap_or(&name), "split": split });
     (!metrics.is_empty()).then(|| json!({ "task": { "type": task }, "dataset": dataset, "metrics": metrics }))
 }

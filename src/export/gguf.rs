@@ -17,7 +17,6 @@ const GGUF_BASE: &str = "base.gguf";
 /// How to come to a file where none is written here.
 pub(super) const CONVERT: &str = "use `--for merged`, and let llama.cpp's `convert_hf_to_gguf.py` make a file of it";
 
-/// What loads a file.
 #[derive(Debug)]
 pub(super) struct GgufUsage {
     /// The type of a whole model's matrices; none for the adapter alone.

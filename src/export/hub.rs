@@ -24,7 +24,7 @@ impl BaseModel {
         let config: Option<Map<String, Value>> = files::read_json(&dir.join("config.json")).ok();
         let named = config.as_ref().and_then(|config| config.get("_name_or_path")?.as_str());
         // Another directory may stand there in place of an id.
-        let named = named.filter(|name| name.contains('/') && is_id(name) && !Path::new(name).exists());
+        let named = named.filter(|name| name.contains('/') && files::is_hub_name(name) && !Path::new(name).exists());
         let id = cached_id(dir, "models").or_else(|| named.map(str::to_owned));
         let absolute = files::absolute(dir);
         let own_name = || absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -38,16 +38,7 @@ pub(super) fn cached_id(path: &Path, kind: &str) -> Option<String> {
     let snapshots = absolute.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "snapshots"))?;
     let folder = snapshots.parent()?.file_name()?.to_str()?;
     let id = folder.strip_prefix(kind)?.strip_prefix("--")?.replace("--", "/");
-    is_id(&id).then_some(id)
-}
-
-fn is_id(text: &str) -> bool {
-    let is_name = |part: &str| {
-        let is_fine = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        !part.is_empty() && part.chars().all(is_fine) && !part.starts_with(['-', '.']) && !part.ends_with(['-', '.'])
-    };
-    let parts = text.split('/').count();
-    text.len() <= 96 && parts <= 2 && text.split('/').all(is_name) && !["--", ".."].iter().any(|odd| text.contains(odd))
+    files::is_hub_name(&id).then_some(id)
 }
 
 /// From the YAML at the head of a model's card.
@@ -74,7 +65,7 @@ mod tests {
             ("a--b/c", false),
             ("a/", false),
         ] {
-            assert_eq!(is_id(id), expected, "{id}");
+            assert_eq!(files::is_hub_name(id), expected, "{id}");
         }
         let dir = Path::new("/cache/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0123abc");
         assert_eq!(cached_id(dir, "models").as_deref(), Some("Qwen/Qwen2.5-0.5B"));

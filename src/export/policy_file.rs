@@ -105,17 +105,11 @@ impl PolicyFile {
         }
         let object: Map<String, Value> = files::read_json(&path)?;
         // Before the rest, which another version may not have.
-        let found = format!(
-            "{} of version {}",
-            object.get("format").unwrap_or(&Value::Null),
-            object.get("version").unwrap_or(&Value::Null)
-        );
-        let expected = format!("{} of version {VERSION}", json!(FORMAT));
+        let [format, version] = ["format", "version"].map(|key| object.get(key).unwrap_or(&Value::Null));
+        let (found, expected) = (format!("{format} of version {version}"), format!("{} of version {VERSION}", json!(FORMAT)));
         if found != expected {
-            return Err(Fault::data(
-                format!("`{}` is {}, expected {expected}", abridged(path.display()), quoted(found)),
-                "read it with the version of kvtune that wrote it",
-            ));
+            let message = format!("`{}` is {}, expected {expected}", abridged(path.display()), quoted(found));
+            return Err(Fault::data(message, "read it with the version of kvtune that wrote it"));
         }
         let file: Self = serde_json::from_value(Value::Object(object)).map_err(|error| files::not_json(&path, error))?;
         for (key, found, expected) in [("positions", &file.positions, ABSOLUTE), ("prefill", &file.prefill, PREFILL)] {

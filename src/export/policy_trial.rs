@@ -114,7 +114,6 @@ impl PolicyTrial {
             .collect()
     }
 
-    /// Runs the prompt to be written down.
     pub fn record(&self, model: &Model, dtype: &str) -> Result<RecordedTrial, Fault> {
         let sequence = &self.batch.sequences[0];
         Ok(RecordedTrial {
@@ -146,22 +145,17 @@ fn ids(count: usize, vocab_size: usize) -> Vec<u32> {
 
 /// The first token that leaves at another time than was recorded, in words.
 pub(super) fn first_difference(recorded: &Departures, found: &Departures) -> Option<String> {
-    let mut first: Option<(usize, String)> = None;
-    for (layer, (expected, found)) in recorded.iter().zip(found).enumerate() {
-        for (head, (expected, found)) in expected.iter().zip(found).enumerate() {
-            for (token, (expected, found)) in expected.iter().zip(found).enumerate().filter(|(_, (e, f))| e != f) {
-                let at = expected.unwrap_or(usize::MAX).min(found.unwrap_or(usize::MAX));
-                if first.as_ref().is_none_or(|(earliest, _)| at < *earliest) {
-                    let words =
-                        |when: &Option<usize>| when.map_or("stays".to_owned(), |query| format!("leaves before query {query}"));
-                    let text =
-                        format!("layer {layer}, KV head {head}, token {token} {}, recorded: {}", words(found), words(expected));
-                    first = Some((at, text));
-                }
-            }
-        }
-    }
-    first.map(|(_, text)| text)
+    let tokens = recorded.iter().zip(found).enumerate().flat_map(|(layer, (expected, found))| {
+        expected.iter().zip(found).enumerate().flat_map(move |(head, (expected, found))| {
+            expected.iter().zip(found).enumerate().map(move |(token, when)| (layer, head, token, when))
+        })
+    });
+    let at = |when: &Option<usize>| when.unwrap_or(usize::MAX);
+    let first = tokens.filter(|(.., (expected, found))| expected != found).min_by_key(|(.., (a, b))| at(a).min(at(b)));
+    let words = |when: &Option<usize>| when.map_or("stays".to_owned(), |query| format!("leaves before query {query}"));
+    first.map(|(layer, head, token, (expected, found))| {
+        format!("layer {layer}, KV head {head}, token {token} {}, recorded: {}", words(found), words(expected))
+    })
 }
 
 #[cfg(test)]

@@ -53,13 +53,10 @@ pub struct Trained<'a> {
     pub holds: Weights,
     /// Where an adapter's base is, if somebody says so.
     pub base: Option<&'a Path>,
-    /// The recipe of its run.
     pub recipe: Option<&'a Recipe>,
-    /// The state of its run.
     pub state: Option<TrainState>,
     /// The figures of its run up to it.
     pub metrics: Vec<StepMetrics>,
-    /// What came of evaluations of it.
     pub results: Vec<CacheResult>,
     /// The chat template that it was trained with in place of the base's own.
     pub chat_template: Option<String>,

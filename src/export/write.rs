@@ -12,7 +12,7 @@ use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
 use super::usage::Usage;
 use crate::checkpoint::CARD;
-use crate::files::{self, GgufForm, TensorFile};
+use crate::files::{self, TensorFile};
 use crate::model::{
     self, Adapter, CHAT_TEMPLATE, EXTRA_TENSORS, GATE_TENSORS, Gates, MergedModel, ModelConfig, ModelSource, companions,
     fingerprint, has_fingerprint,
@@ -48,8 +48,7 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
             ExportedWeights::GgufAdapter(adapter, config) => adapter.save_gguf(config, &staged.join(GGUF_ADAPTER))?,
             ExportedWeights::Model(model) => match target {
                 ExportTarget::Gguf { whole: Some(dtype), .. } => {
-                    let form = GgufForm { dtype, template: trained.chat_template.as_deref() };
-                    model.write_gguf(&staged.join(GGUF_MODEL), form, goes_on)?;
+                    model.write_gguf(&staged.join(GGUF_MODEL), dtype, trained.chat_template.as_deref(), goes_on)?;
                 }
                 _ => model.write(staged, goes_on)?,
             },
@@ -77,7 +76,6 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
     Ok(Exported { notes: parts.notes, usage })
 }
 
-/// What is written, and what is said of it.
 struct Parts {
     weights: ExportedWeights,
     base: PathBuf,
@@ -116,10 +114,8 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
         && !has_fingerprint(&base, &state.model_hash)?
     {
         let [base, checkpoint] = [&*base, trained.checkpoint].map(|path| abridged(path.display()));
-        return Err(Fault::data(
-            format!("`{base}` is not the model that `{checkpoint}` was trained on"),
-            "restore the model, or say where the right one is with `--base DIR`",
-        ));
+        let message = format!("`{base}` is not the model that `{checkpoint}` was trained on");
+        return Err(Fault::data(message, "restore the model, or say where the right one is with `--base DIR`"));
     }
     let hash = fingerprint(&base)?;
     let config = Adapter::classes_of(trained.checkpoint, ModelConfig::load(&base)?)?;

@@ -7,6 +7,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::disk::{self, DiskFile};
+use super::hub::is_blob_of;
 use super::io_fault;
 use super::open::special;
 use crate::units::{Fault, FaultKind, abridged};
@@ -180,9 +181,7 @@ pub fn refuse_symlink(dir: &Path) -> Result<(), Fault> {
 pub fn refuse_foreign_link(dir: &Path, path: &Path) -> Result<(), Fault> {
     // What can't be followed, its reader refuses.
     let (Ok(home), Ok(target)) = (dir.canonicalize(), path.canonicalize()) else { return Ok(()) };
-    let snapshots = home.parent().filter(|above| above.ends_with("snapshots"));
-    let is_blob = snapshots.and_then(Path::parent).is_some_and(|cached| target.starts_with(cached.join("blobs")));
-    if is_blob || target.starts_with(&home) || target.file_name() == path.file_name() {
+    if is_blob_of(&home, &target) || target.starts_with(&home) || target.file_name() == path.file_name() {
         return Ok(());
     }
     let (link, target) = (abridged(path.display()), abridged(target.display()));

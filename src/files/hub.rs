@@ -13,7 +13,7 @@ pub fn hub_snapshot(name: &str, revision: Option<&str>) -> Option<PathBuf> {
     let revision = revision.unwrap_or(MAIN);
     let stays_inside = revision.split('/').all(|part| !part.is_empty() && !part.starts_with('.')) && !revision.contains('\0');
     let folder = cache()?.join(format!("models--{}", name.replace('/', "--")));
-    if !is_name(name) || !stays_inside {
+    if !is_hub_name(name) || !stays_inside {
         return None;
     }
     let commit = read_text(&folder.join("refs").join(revision), FileKind::Note).unwrap_or_else(|_| revision.to_owned());
@@ -35,7 +35,14 @@ pub fn hub_name(dir: &Path) -> Option<String> {
     let (folder, last) = (dir.parent()?, dir.file_name()?.to_str()?);
     let name = if folder.exists() { last.to_owned() } else { format!("{}/{last}", folder.file_name()?.to_str()?) };
     let begins_there = folder.exists() || folder.parent().is_some_and(Path::exists);
-    (!dir.exists() && begins_there && is_name(&name)).then_some(name)
+    (!dir.exists() && begins_there && is_hub_name(&name)).then_some(name)
+}
+
+/// Whether a file behind all links is one of those that a snapshot of the cache, `snapshots/COMMIT`, points to: `blobs/HASH` of the
+/// same repository.
+pub fn is_blob_of(snapshot: &Path, file: &Path) -> bool {
+    let snapshots = snapshot.parent().filter(|above| above.ends_with("snapshots"));
+    snapshots.and_then(Path::parent).is_some_and(|repository| file.parent() == Some(&repository.join("blobs")))
 }
 
 /// Where `huggingface_hub` keeps what it has fetched.
@@ -49,7 +56,8 @@ fn cache() -> Option<PathBuf> {
     std::path::absolute(cache).ok().filter(|cache| cache.to_str().is_some())
 }
 
-fn is_name(text: &str) -> bool {
+/// Whether the Hub may call something so: `NAME`, or `OWNER/NAME`.
+pub fn is_hub_name(text: &str) -> bool {
     let is_part = |part: &str| {
         let is_fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         !part.is_empty() && part.chars().all(is_fine) && !part.starts_with(['-', '.']) && !part.ends_with(['-', '.'])
@@ -68,10 +76,10 @@ mod tests {
     #[test]
     fn names_are_those_of_the_hub() {
         for name in ["gpt2", "Qwen/Qwen2.5-0.5B", "a_b/c.d-e"] {
-            assert!(is_name(name), "{name}");
+            assert!(is_hub_name(name), "{name}");
         }
         for path in ["", "/a", "a/", "a/b/c", "../a", "./a", "a--b", "a..b", ".a", "a b", "a/-b", "\u{e9}"] {
-            assert!(!is_name(path), "{path}");
+            assert!(!is_hub_name(path), "{path}");
         }
     }
 

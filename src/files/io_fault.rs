@@ -28,38 +28,35 @@ pub fn io_fault(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> 
 }
 
 pub fn hint_of_io(error: &io::Error) -> Option<&'static str> {
-    const LIMIT: &str = "raise the limit of this shell with `ulimit -n`, or close what holds so many files";
-    let by_number = error.raw_os_error().and_then(|number| {
-        Some(match Errno::from_raw_os_error(number) {
-            Errno::LOOP => "the links lead around in a circle: name the file itself",
-            Errno::NAMETOOLONG => "a name may have 255 bytes, and a path 4095: choose a shorter one",
-            Errno::MFILE | Errno::NFILE => LIMIT,
-            Errno::FBIG => "raise the limit of a file's size with `ulimit -f`, and go on with `kvtune resume`; what was saved before is intact",
-            Errno::NOMEM | Errno::AGAIN => "raise the limits of memory and of processes (`ulimit -v`, `ulimit -u`)",
-            Errno::IO | Errno::STALE => {
-                "the disk or its connection fails: look into the system's log, mend it and go on with `kvtune resume`, where a run was \
-                 writing; what was saved before is intact"
-            }
-            Errno::DQUOT => {
-                "make room within your quota on that file system, or ask for more, and go on with `kvtune resume`; what was saved before \
-                 is intact"
-            }
-            _ => return None,
-        })
-    });
-    by_number.or_else(|| {
-        Some(match error.kind() {
-            io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
-                "something else stands there: check whether a file or a directory is meant"
-            }
-            io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => {
-                "check the path; paths in a recipe are relative to the recipe's folder"
-            }
-            io::ErrorKind::PermissionDenied => "check who owns the file and its directory",
-            io::ErrorKind::StorageFull => MAKE_ROOM,
-            io::ErrorKind::ReadOnlyFilesystem => "choose an output directory that can be written to",
-            _ => return None,
-        })
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    Some(match (errno, error.kind()) {
+        (Some(Errno::LOOP), _) => "the links lead around in a circle: name the file itself",
+        (Some(Errno::NAMETOOLONG), _) => "a name may have 255 bytes, and a path 4095: choose a shorter one",
+        (Some(Errno::MFILE | Errno::NFILE), _) => {
+            "raise the limit of this shell with `ulimit -n`, or close what holds so many files"
+        }
+        (Some(Errno::FBIG), _) => {
+            "raise the limit of a file's size with `ulimit -f`, and go on with `kvtune resume`; what was saved before is intact"
+        }
+        (Some(Errno::NOMEM | Errno::AGAIN), _) => "raise the limits of memory and of processes (`ulimit -v`, `ulimit -u`)",
+        (Some(Errno::IO | Errno::STALE), _) => {
+            "the disk or its connection fails: look into the system's log, mend it and go on with `kvtune resume`, where a run was \
+             writing; what was saved before is intact"
+        }
+        (Some(Errno::DQUOT), _) => {
+            "make room within your quota on that file system, or ask for more, and go on with `kvtune resume`; what was saved before \
+             is intact"
+        }
+        (_, io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory) => {
+            "something else stands there: check whether a file or a directory is meant"
+        }
+        (_, io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => {
+            "check the path; paths in a recipe are relative to the recipe's folder"
+        }
+        (_, io::ErrorKind::PermissionDenied) => "check who owns the file and its directory",
+        (_, io::ErrorKind::StorageFull) => MAKE_ROOM,
+        (_, io::ErrorKind::ReadOnlyFilesystem) => "choose an output directory that can be written to",
+        _ => return None,
     })
 }
 

@@ -22,9 +22,9 @@ pub use atomic::{
     behind_links, is_temporary, put_dir, refuse_foreign_link, refuse_symlink, replace_dir, sync_dir, temporary_beside,
     write_atomic, write_atomic_with, write_named,
 };
-pub use gguf::{GgufDtype, GgufFile, GgufForm, GgufKeys, architecture_of, write_gguf};
+pub use gguf::{GgufDtype, GgufFile, GgufKeys, architecture_of, write_gguf};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
-pub use hub::{hub_name, hub_snapshot, model_dir};
+pub use hub::{hub_name, hub_snapshot, is_blob_of, is_hub_name, model_dir};
 pub use io_fault::{hint_of_io, io_fault};
 pub use json::{StrictJson, not_json, parse_json, read_json, read_json_as, to_json};
 pub use lock::{ReadLock, RunLock, lock_file};

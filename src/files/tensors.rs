@@ -185,7 +185,11 @@ pub fn write_tensors_in_turn<'a>(
         let Some(at) = part.checked_sub(1) else { return Ok(Cow::Borrowed(&header)) };
         let (index, head) = (order[at], &heads[order[at]]);
         let bytes = bytes(index)?;
-        if bytes.len() == head.num_bytes() { Ok(bytes) } else { Err(wrong(path, misfit(head, bytes.len()))) }
+        if bytes.len() == head.num_bytes() {
+            return Ok(bytes);
+        }
+        let (TensorHead { name, shape, dtype }, found) = (head, bytes.len());
+        Err(wrong(path, format!("`{name}` of shape {shape:?} and type {dtype} has {found} bytes")))
     })
 }
 
@@ -196,10 +200,6 @@ pub(super) fn write_in_turn<'a>(
     mut part: impl FnMut(usize) -> Result<Cow<'a, [u8]>, Fault>,
 ) -> Result<(), Fault> {
     write_atomic_with(path, |file| (0..count).try_for_each(|index| file.write_all(&part(index).map_err(io::Error::other)?)))
-}
-
-fn misfit(head: &TensorHead, found: usize) -> String {
-    format!("`{}` of shape {:?} and type {} has {found} bytes", head.name, head.shape, head.dtype)
 }
 
 fn encode_header<'a>(

@@ -1,11 +1,8 @@
 //! `seq_classification`: cross-entropy among the scores of classes at the last input.
 
-use tch::Tensor;
-
 use super::{Head, Pick, SequenceTargets, wrong_targets};
 use crate::units::Fault;
 
-/// Classification by a model that scores classes.
 #[derive(Debug)]
 pub struct Classify;
 
@@ -20,9 +17,5 @@ pub(super) fn last_input(head: &'static str, sequence: usize, targets: SequenceT
 impl Head for Classify {
     fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, Fault> {
         last_input("seq_classification", sequence, targets)
-    }
-
-    fn choices(&self, logits_nk: &Tensor) -> Tensor {
-        logits_nk.shallow_clone()
     }
 }

@@ -7,7 +7,6 @@ use super::{Head, Pick, SequenceTargets};
 use crate::native::cuda::upload;
 use crate::units::Fault;
 
-/// Classification by the logits of label tokens.
 #[derive(Debug)]
 pub struct ClassifyOnLogits {
     label_tokens: Tensor,

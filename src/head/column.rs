@@ -62,11 +62,9 @@ fn places_of_block(vocab_size: usize, device: Device) -> usize {
 /// What the head works on for a column, from sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadFootprint {
-    /// How many positions have a target.
     pub targets: usize,
     /// Scores among which the target is one.
     pub choices: usize,
-    /// Width of the hidden states.
     pub hidden: usize,
     /// Trained parameters of final norm and output projection.
     pub trained: u64,
@@ -119,8 +117,8 @@ pub fn column_loss(
         let place: Vec<i64> = picks.iter().map(|p| p.sequence as i64 * n + (p.position - start) as i64).collect();
         let place = on_device(&place, flat.device());
         let hidden_ne = flat.index_select(0, &place);
-        let part = block_loss(head, &hidden_ne, Places { start, picks, soft: soft.as_ref() }, logits, weight)?;
-        let mut parts = part.gradients.into_iter();
+        let (of_block, parts) = block_loss(head, &hidden_ne, Places { start, picks, soft: soft.as_ref() }, logits, weight)?;
+        let mut parts = parts.into_iter();
         if let (Some(total), Some(Some(part))) = (&mut gradient, parts.next()) {
             let _ = total.index_add_(0, &place, &part);
         }
@@ -129,24 +127,19 @@ pub fn column_loss(
                 let _ = total.g_add_(&part);
             }
         }
-        losses.push(part.losses);
+        losses.push(of_block);
     }
     Ok(ColumnLoss { losses, hidden_gradient: gradient.map(|g| g.view(&hidden_bne.size()[..])), parameter_gradients })
 }
 
-struct BlockLoss {
-    losses: Losses,
-    /// Gradients of the hidden states, then of the parameters; none without a weight.
-    gradients: Vec<Option<Tensor>>,
-}
-
+/// Losses of a block, and gradients of the hidden states, then of the parameters; none without a weight.
 fn block_loss(
     head: &dyn Head,
     hidden_ne: &Tensor,
     places: Places<'_>,
     logits: &dyn Logits,
     weight: Option<f64>,
-) -> Result<BlockLoss, Fault> {
+) -> Result<(Losses, Vec<Option<Tensor>>), Fault> {
     let targets: Vec<i64> = places.picks.iter().map(|p| p.target).collect();
     let target_n = on_device(&targets, hidden_ne.device());
     let leaf = hidden_ne.detach().set_requires_grad(weight.is_some());
@@ -161,7 +154,7 @@ fn block_loss(
             gradients_of(&[&scores_nk], &[&gradient_nk], &leaves)?
         }
     };
-    Ok(BlockLoss { losses: Losses { picks: places.picks.to_vec(), figures_2n }, gradients })
+    Ok((Losses { picks: places.picks.to_vec(), figures_2n }, gradients))
 }
 
 #[cfg(test)]

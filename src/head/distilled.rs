@@ -22,10 +22,6 @@ impl Head for Distilled {
         NextToken.picks(sequence, targets)
     }
 
-    fn choices(&self, logits_nv: &Tensor) -> Tensor {
-        NextToken.choices(logits_nv)
-    }
-
     fn losses(&self, scores_nk: &Tensor, target_n: &Tensor, soft: Option<&SoftRows>, weight: Option<f64>) -> BlockFigures {
         let Some(soft) = soft else { return cross_entropy(scores_nk, target_n, weight) };
         let (hard, softness) = (1.0 - self.weight, self.weight * self.temperature * self.temperature);

@@ -2,7 +2,6 @@
 
 use tch::{Kind, Tensor};
 
-/// What came of a block of places.
 #[derive(Debug)]
 pub struct BlockFigures {
     /// Losses, and below them 1 where the target is the first of the largest scores: `(2, N)`, f64.

@@ -71,7 +71,9 @@ pub trait Head: Send {
     ///
     /// # Shapes
     /// `(N, V)` in, `(N, K)` out.
-    fn choices(&self, logits_nv: &Tensor) -> Tensor;
+    fn choices(&self, logits_nv: &Tensor) -> Tensor {
+        logits_nv.shallow_clone()
+    }
 
     /// Losses of places that have a target, and their gradient: cross-entropy, unless a teacher's predictions play a part.
     ///

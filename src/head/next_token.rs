@@ -1,7 +1,5 @@
 //! `next_token`: cross-entropy of every target token.
 
-use tch::Tensor;
-
 use super::{Head, Pick, SequenceTargets, wrong_targets};
 use crate::units::Fault;
 
@@ -18,9 +16,5 @@ impl Head for NextToken {
         };
         let with_target = tokens.iter().enumerate().filter(|&(_, &t)| t != IGNORE);
         Ok(with_target.enumerate().map(|(rank, (position, &target))| Pick { sequence, position, target, rank }).collect())
-    }
-
-    fn choices(&self, logits_nv: &Tensor) -> Tensor {
-        logits_nv.shallow_clone()
     }
 }

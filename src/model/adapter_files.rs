@@ -47,8 +47,8 @@ impl Adapter {
         let base = |(layer, name): (&'static str, String)| Ok::<_, Fault>((layer, load_finite(&files, &name)?));
         let bases = bases.into_iter().map(base).collect::<Result<_, _>>()?;
         let copy = |name: &str, _| load(&copy_name(name));
-        let embedding =
-            EmbeddingAdapter::new(config, &files.config, |part, _| load(&part.name(is_inner)), copy)?.with_bases(bases);
+        let mut embedding = EmbeddingAdapter::new(config, &files.config, |part, _| load(&part.name(is_inner)), copy)?;
+        embedding.bases = bases;
         let load = |target: &LoraTarget, part: &str, _: &[i64]| load(&target.tensor(part));
         let adapter = Self::of_targets(config, files.config.clone(), &targets, embedding, load).map_err(of_file)?;
         Ok(adapter.moved_to(kind, device))

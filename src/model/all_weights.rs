@@ -12,10 +12,10 @@ use super::layout;
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
-use super::weights::{MODEL_TENSORS, Weights};
+use super::weights::{MODEL_TENSORS, WeightSource, Weights};
 use crate::files::{FileKind, lies_in, read_of_model, refuse_foreign_link, to_json, write_atomic};
-use crate::store::{pt_metadata, save_tensors};
-use crate::units::Fault;
+use crate::store::{bytes_of, pt_metadata, save_tensors};
+use crate::units::{Bytes, Fault};
 
 /// What a model directory may hold beside configuration and weights: whatever of it the base has goes into each checkpoint.
 pub(super) const COMPANIONS: [&str; 9] = [
@@ -57,6 +57,10 @@ pub(super) struct AllWeights {
     companions: Vec<(&'static str, Vec<u8>)>,
 }
 
+fn aliases<'a>(tensors: impl Iterator<Item = &'a (String, Tensor)>) -> Vec<(String, Tensor)> {
+    tensors.map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect()
+}
+
 impl AllWeights {
     pub(super) fn load(source: ModelSource<'_>, config: &ModelConfig, weights: &Weights) -> Result<Self, Fault> {
         let dir = source.dir;
@@ -84,16 +88,15 @@ impl AllWeights {
 
     /// The leaves themselves, for the layers to compute with.
     pub(super) fn weights(&self, kind: Kind, placement: ModelPlacement) -> Weights {
-        Weights::in_memory(self.tensors(), kind, placement)
+        Weights::of(WeightSource::Memory(self.tensors().into_iter().collect()), kind, placement)
     }
 
     pub(super) fn parameters(&self) -> Vec<(String, Tensor)> {
-        self.leaves.iter().map(|(name, leaf)| (name.clone(), leaf.shallow_clone())).collect()
+        aliases(self.leaves.iter())
     }
 
     fn tensors(&self) -> Vec<(String, Tensor)> {
-        let constants = self.constants.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()));
-        self.parameters().into_iter().chain(constants).collect()
+        aliases(self.leaves.iter().chain(&self.constants))
     }
 
     /// The weights of the final norm and of the output projection.
@@ -108,14 +111,13 @@ impl AllWeights {
     pub(super) fn of_layers(&self, layers: Range<usize>) -> Vec<(String, Tensor)> {
         let starts: Vec<String> = layers.map(|layer| layer_tensor(layer, "")).collect();
         let is_meant = |(name, _): &&(String, Tensor)| starts.iter().any(|start| name.starts_with(start.as_str()));
-        self.leaves.iter().filter(is_meant).map(|(name, leaf)| (name.clone(), leaf.shallow_clone())).collect()
+        aliases(self.leaves.iter().filter(is_meant))
     }
 
     fn find(&self, name: &str) -> Option<(String, Tensor)> {
         self.leaves.iter().find(|(n, _)| n == name).map(|(name, leaf)| (name.clone(), leaf.shallow_clone()))
     }
 
-    /// Makes constants of the leaves.
     pub(super) fn freeze(&self) {
         for (_, leaf) in &self.leaves {
             let _ = leaf.set_requires_grad(false);
@@ -142,9 +144,9 @@ impl AllWeights {
     }
 
     /// The bytes of what [`Self::save`] writes, but for the headers.
-    pub(super) fn saved_bytes(&self) -> usize {
-        let tensors = self.leaves.iter().chain(&self.constants).map(|(_, leaf)| leaf.numel() * leaf.kind().elt_size_in_bytes());
-        tensors.chain(self.companions.iter().map(|(_, bytes)| bytes.len())).sum()
+    pub(super) fn saved_bytes(&self) -> Bytes {
+        let beside: usize = self.companions.iter().map(|(_, bytes)| bytes.len()).sum();
+        Bytes(bytes_of(self.leaves.iter().chain(&self.constants).map(|(_, tensor)| tensor)).0 + beside as u64)
     }
 }
 

@@ -8,6 +8,7 @@ use tch::{Device, Tensor};
 
 use super::attend::{Attend, Qkv};
 use super::causal_lm::Model;
+use super::decoder::DecoderLayer;
 use super::positions::{DropoutContext, Positions, TokenContext};
 #[cfg(test)]
 use super::simulated;
@@ -29,16 +30,10 @@ struct OfShape {
     pieces: BTreeMap<usize, [Option<Recorded>; 2]>,
 }
 
-/// What is the same for all columns.
-#[derive(Clone, Copy, Debug)]
-struct Common<'a> {
-    model: &'a Model,
-    context: &'a DropoutContext<'a>,
-}
-
 #[derive(Debug)]
 pub struct ColumnLayers<'a> {
-    common: Common<'a>,
+    model: &'a Model,
+    context: &'a DropoutContext<'a>,
     positions: &'a Positions,
     captured: Option<(&'a Recorder, &'a mut OfShape)>,
 }
@@ -82,9 +77,8 @@ impl CapturedBuffers {
     }
 
     /// Computes a piece of a layer where it is held.
-    fn compute(&mut self, piece: LayerPiece, common: Common<'_>, idx: LayerIdx) {
-        let tokens = TokenContext { position_bn: &self.positions.position_bn, dropout: common.context };
-        let layer = common.model.decoder_layer(idx);
+    fn compute(&mut self, piece: LayerPiece, layer: &DecoderLayer, context: &DropoutContext<'_>) {
+        let tokens = TokenContext { position_bn: &self.positions.position_bn, dropout: context };
         match piece {
             LayerPiece::BeforeAttention => {
                 let x_bne = layer.attention_input(&self.hidden_bne);
@@ -163,14 +157,14 @@ impl CapturedLayers {
                     .copy_(positions);
             }
         }
-        ColumnLayers { common: Common { model, context }, positions, captured }
+        ColumnLayers { model, context, positions, captured }
     }
 }
 
 impl<'a> ColumnLayers<'a> {
     /// Nothing of them is captured.
     pub fn plain(model: &'a Model, context: &'a DropoutContext<'a>, positions: &'a Positions) -> Self {
-        Self { common: Common { model, context }, positions, captured: None }
+        Self { model, context, positions, captured: None }
     }
 
     /// One decoder layer, with the numbers of [`Model::layer`].
@@ -178,20 +172,20 @@ impl<'a> ColumnLayers<'a> {
     /// # Shapes
     /// Those of [`Model::layer`].
     pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, Fault> {
-        let Common { model, context } = self.common;
+        let (layer, context) = (self.model.decoder_layer(idx), self.context);
         // A gate sees what goes into attention, which is held nowhere; other numbers have not been tried in a graph.
-        let is_captured = !model.decoder_layer(idx).has_experts() && attend.entry_number(idx).is_none();
+        let is_captured = !layer.has_experts() && attend.entry_number(idx).is_none();
         let captured = self.captured.as_mut().filter(|_| is_captured);
         let Some((recorder, OfShape { held: Some(held), pieces, .. })) = captured else {
-            return model.layer(idx, hidden_bne, self.positions, context, attend);
+            return self.model.layer(idx, hidden_bne, self.positions, context, attend);
         };
         let [before, behind] = pieces.entry(idx.0).or_default();
         held.hidden_bne.copy_(hidden_bne);
-        recorder.run(before, LayerPiece::BeforeAttention, self.common, idx, held)?;
-        let attended_bhnd = model.decoder_layer(idx).attention.attend(None, held.qkv.each_ref(), attend)?;
+        recorder.run(before, LayerPiece::BeforeAttention, layer, context, held)?;
+        let attended_bhnd = layer.attention.attend(None, held.qkv.each_ref(), attend)?;
         held.attended_bhnd.copy_(&attended_bhnd);
         drop(attended_bhnd);
-        recorder.run(behind, LayerPiece::BehindAttention, self.common, idx, held)?;
+        recorder.run(behind, LayerPiece::BehindAttention, layer, context, held)?;
         // What is handed out is not written over by the next column.
         Ok(held.out_bne.copy())
     }
@@ -203,26 +197,26 @@ impl Recorder {
         &self,
         recorded: &mut Option<Recorded>,
         piece: LayerPiece,
-        common: Common<'_>,
-        idx: LayerIdx,
+        layer: &DecoderLayer,
+        context: &DropoutContext<'_>,
         held: &mut CapturedBuffers,
     ) -> Result<(), Fault> {
         match (self, &*recorded) {
             (_, Some(Recorded::Device(graph))) => graph.replay(),
             (Self::Device(recorder), _) => {
-                let graph = recorder.capture(|| held.compute(piece, common, idx))?;
+                let graph = recorder.capture(|| held.compute(piece, layer, context))?;
                 *recorded = Some(Recorded::Device(graph));
             }
             #[cfg(test)]
             (Self::Played, None) => {
                 // As a device does it, and captures it then.
-                (0..2).for_each(|_| held.compute(piece, common, idx));
+                (0..2).for_each(|_| held.compute(piece, layer, context));
                 *recorded = Some(Recorded::Played);
             }
             #[cfg(test)]
             (Self::Played, Some(Recorded::Played)) => {
                 simulated::spoil(held.results(piece));
-                held.compute(piece, common, idx);
+                held.compute(piece, layer, context);
             }
         }
         Ok(())

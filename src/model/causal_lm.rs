@@ -28,8 +28,9 @@ use super::waiting_layers::WaitingLayers;
 use super::weights::Weights;
 use crate::ops::frequencies::Frequencies;
 use crate::ops::query_statistics::QueryStatistics;
+use crate::ops::rope::Rotation;
 use crate::recipe::InitLora;
-use crate::store::{pt_metadata, save_tensors};
+use crate::store::{bytes_of, pt_metadata, save_tensors};
 use crate::units::{Bytes, Exit, Fault, LayerIdx};
 
 /// A decoder-only language model; knows no cache and no tokenizer.
@@ -45,7 +46,6 @@ pub struct Model {
     device: Device,
 }
 
-/// What of a model is trained.
 #[derive(Debug)]
 pub(super) enum Trainable {
     Nothing,
@@ -98,8 +98,7 @@ impl Model {
     /// The bytes of all weights, without an adapter.
     pub fn weight_bytes(&self) -> Bytes {
         let layers = self.layers.iter().flat_map(DecoderLayer::tensors);
-        let all = layers.chain(self.embedding.tensors()).chain([self.final_norm.tensor()]);
-        Bytes(all.map(|tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64).sum())
+        bytes_of(layers.chain(self.embedding.tensors()).chain([self.final_norm.tensor()]))
     }
 
     pub fn with_adapter(mut self, adapter: Adapter) -> Self {
@@ -304,15 +303,14 @@ impl Model {
 
     /// About as much as [`Self::save_trained`] writes.
     pub fn trained_bytes(&self) -> Bytes {
-        let bytes =
-            |tensors: Vec<(String, Tensor)>| tensors.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum::<usize>();
+        let bytes = |tensors: Vec<(String, Tensor)>| bytes_of(tensors.iter().map(|(_, tensor)| tensor)).0;
         let has_pissa = matches!(&self.trained, Trainable::Adapter(settings) if settings.init == InitLora::Pissa);
         let adapter = || {
             // With an addition to the embedding or the output projection goes that.
-            let bases = self.embedding.alias_trained().bases.into_iter().map(|(end, base_ve)| (end.to_owned(), base_ve));
-            bytes(self.parameters()) * if has_pissa { 2 } else { 1 } + bytes(bases.collect())
+            let bases = bytes_of(self.embedding.alias_trained().bases.values());
+            Bytes(bytes(self.parameters()) * if has_pissa { 2 } else { 1 } + bases.0)
         };
-        Bytes((self.all_weights().map_or_else(adapter, AllWeights::saved_bytes) + bytes(self.gates().collect())) as u64)
+        Bytes(self.all_weights().map_or_else(adapter, AllWeights::saved_bytes).0 + bytes(self.gates().collect()))
     }
 
     /// Hidden states of tokens.
@@ -342,7 +340,8 @@ impl Model {
     /// # Shapes
     /// `(B, n)`, or `(1, n)` or `(n)` where all sequences share their positions; int64.
     pub fn positions(&self, position_bn: Tensor, frequencies: &[Frequencies]) -> Positions {
-        Positions::at(position_bn, frequencies, self.kind)
+        let rotations = frequencies.iter().map(|of| Rotation::at(&position_bn, of, self.kind)).collect();
+        Positions { position_bn, rotations }
     }
 
     /// One decoder layer with its part of the adapter.

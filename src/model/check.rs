@@ -19,7 +19,10 @@ fn refuse(is_wrong: bool, key: &'static str, found: &dyn Display, expected: &'st
 
 /// Refuses settings that do not go with the linears that they mean.
 pub(super) fn check_settings(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {
-    check_ranges(config, settings, targets)?;
+    let widest = config.hidden_size.max(config.intermediate_size());
+    for (key, r) in [("r", settings.r)].into_iter().chain(targets.iter().map(|target| ("rank_pattern", target.r))) {
+        refuse(r == 0 || r > widest, key, &r, "a number from 1 to the width of the layers")?;
+    }
     check_layers(config, settings, targets)?;
     check_kind(config, settings, targets)?;
     if settings.init == InitLora::Pissa {
@@ -40,19 +43,6 @@ pub(super) fn check_dropout(probability: f64, has_experts: bool) -> Result<(), F
 /// The output projection does not know where a token stands.
 pub(super) fn check_dropout_of_output(probability: f64, has_output: bool) -> Result<(), Fault> {
     refuse(probability > 0.0 && has_output, "dropout", &probability, "0 where `lm_head` is a target")
-}
-
-fn check_ranges(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {
-    let widest = config.hidden_size.max(config.intermediate_size());
-    for (key, r) in [("r", settings.r)].into_iter().chain(targets.iter().map(|target| ("rank_pattern", target.r))) {
-        refuse(r == 0 || r > widest, key, &r, "a number from 1 to the width of the layers")?;
-    }
-    let alphas = settings.alpha_pattern.iter().map(|(_, alpha)| ("alpha_pattern", alpha));
-    for (key, alpha) in [("alpha", settings.lora_alpha)].into_iter().chain(alphas) {
-        refuse(!alpha.is_finite() || alpha <= 0.0, key, &alpha, "a positive number")?;
-    }
-    let dropout = settings.lora_dropout;
-    refuse(!(0.0..1.0).contains(&dropout), "dropout", &dropout, "a number from 0 to below 1")
 }
 
 fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {

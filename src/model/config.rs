@@ -22,13 +22,10 @@ pub struct ModelConfig {
     /// Layers behind the last one in checkpoints, which predict further tokens, and are left alone.
     pub further_layers: usize,
     pub vocab_size: usize,
-    /// The embeddings of tokens are multiplied by it.
     pub embedding_scale: f64,
-    /// The logits are divided by it.
     pub logits_divisor: f64,
     /// Positions that the file speaks of; [`Self::longest_sequence`] says what a scaled rotary embedding makes of it.
     pub max_position_embeddings: usize,
-    /// The epsilon of all norms.
     pub rms_norm_eps: f64,
     /// Norms multiply by 1 + their weight, where others multiply by the weight.
     pub norms_add_one: bool,
@@ -49,7 +46,6 @@ pub struct ModelConfig {
     /// Probabilities of dropout inside the model, by their keys, that it was made with, where they are not 0. Nothing is computed with
     /// them: what is trained has a dropout of its own.
     pub dropouts: Vec<(&'static str, f64)>,
-    /// What is packed of it.
     pub packed: PackedSizes,
 }
 
@@ -114,13 +110,8 @@ impl ModelConfig {
     /// All linears of the layers, bottom to top: the one list from which names, shapes and keys of what is trained beside them come.
     pub fn linears(&self) -> Vec<ModelLinear> {
         let of_layer = |(layer, spec): (usize, &LayerSpec)| {
-            let linear = move |(number, spec): (usize, LinearSpec)| ModelLinear {
-                layer: LayerIdx(layer),
-                number,
-                name: layer_tensor(layer, &spec.path),
-                spec,
-            };
-            spec.linears(self.hidden_size).into_iter().enumerate().map(linear)
+            let linears = spec.linears(self.hidden_size).into_iter().enumerate();
+            linears.map(move |(number, spec)| ModelLinear::new(layer, number, spec))
         };
         self.layers.iter().enumerate().flat_map(of_layer).collect()
     }
@@ -165,7 +156,6 @@ impl ModelConfig {
         end.unwrap_or(self.max_position_embeddings)
     }
 
-    /// Whether rotary embeddings depend on the length of a sequence.
     pub fn rotates_by_length(&self) -> bool {
         self.rotations().iter().any(|rope| rope.depends_on_length())
     }
@@ -196,4 +186,10 @@ pub struct ModelLinear {
     pub name: String,
     /// Shape, and path in the layer.
     pub spec: LinearSpec,
+}
+
+impl ModelLinear {
+    pub(super) fn new(layer: usize, number: usize, spec: LinearSpec) -> Self {
+        Self { layer: LayerIdx(layer), number, name: layer_tensor(layer, &spec.path), spec }
+    }
 }

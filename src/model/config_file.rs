@@ -8,10 +8,10 @@ use tch::Kind;
 
 use super::config::{ModelConfig, PackedSizes};
 use super::families::{self, Family, MAX_HIDDEN, dropouts, is_wrapped, layers, max_positions, unwrapped};
-use super::fields::{Fields, shown, unknown_name};
+use super::fields::{Fields, unknown_name};
 use super::quantised::Quantisation;
 use crate::files::{hub_name, read_json};
-use crate::units::{Fault, abridged};
+use crate::units::{Fault, abridged, quoted};
 
 const MAX_VOCAB: usize = 1 << 22;
 /// 2^43 weights are 16 TiB in bf16.
@@ -21,7 +21,12 @@ impl ModelConfig {
     /// Reads a `config.json`, whatever its name.
     pub fn load_file(path: &Path) -> Result<Self, Fault> {
         let object: Map<String, Value> = read_json(path).map_err(|fault| with_hub_name(fault, path))?;
-        Self::from_object(&object).map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(path.display()))))
+        Self::of_file(path, &object)
+    }
+
+    /// Checks the keys of the `config.json` at `path`, which errors name.
+    pub(super) fn of_file(path: &Path, object: &Map<String, Value>) -> Result<Self, Fault> {
+        Self::from_object(object).map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(path.display()))))
     }
 
     /// Checks the keys of a `config.json`; those it doesn't know are left alone.
@@ -70,7 +75,7 @@ fn pad_token_id(fields: Fields<'_>, family: &Family) -> Option<u32> {
 }
 
 fn family(fields: Fields<'_>) -> Result<&'static Family, Fault> {
-    let found = fields.get("model_type").map(|value| value.as_str().map_or_else(|| shown(value), str::to_owned));
+    let found = fields.get("model_type").map(|value| value.as_str().map_or_else(|| quoted(value), str::to_owned));
     let family = found.as_deref().and_then(families::find);
     family.ok_or_else(|| unknown_name("model_type", found.as_deref(), &families::known()))
 }

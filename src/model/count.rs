@@ -82,8 +82,7 @@ pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
     trained.map(|entry| entry.shape.iter().product()).collect()
 }
 
-/// How many parameters a recipe trains outside the layers of a model.
-pub fn io_parameters(config: &ModelConfig, lora: &LoraRecipe) -> Result<IoParameters, Fault> {
+fn io_parameters(config: &ModelConfig, lora: &LoraRecipe) -> Result<IoParameters, Fault> {
     let settings = peft_settings(config, lora)?;
     let parts = io_tensors(config, &settings);
     let has_final_norm = copied(config, &settings)?.iter().any(|(name, _)| name == FINAL_NORM);

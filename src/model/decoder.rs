@@ -11,7 +11,7 @@ use super::experts::{Experts, StackedDelta};
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::layer_tensor;
-use super::norm::RmsNorm;
+use super::norm::{RmsNorm, scaled};
 use super::positions::TokenContext;
 use super::spec::{BranchNorms, FeedForwardSpec};
 use super::weights::Weights;
@@ -65,9 +65,7 @@ impl FeedForward {
         let (hidden, spec) = (config.hidden_size, &config.layers[layer.0].feed_forward);
         Ok(match spec {
             FeedForwardSpec::Dense { activation, .. } => {
-                let mut inputs = spec.linears(hidden);
-                let down = inputs.split_off(inputs.len() - 1);
-                Self::Dense(Box::new(Mlp::load(weights, layer, &inputs, &down[0], *activation)?))
+                Self::Dense(Box::new(Mlp::load(weights, layer, &spec.linears(hidden), *activation)?))
             }
             FeedForwardSpec::Experts(spec) => Self::Experts(Box::new(Experts::load(weights, layer, spec, hidden)?)),
         })
@@ -138,21 +136,19 @@ impl DecoderLayer {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
         let hidden_bne =
-            self.added(hidden_bne, &normed(self.attention_norms.output.as_ref(), &self.attention.output(&attended_bhnd, tokens)));
+            self.added(hidden_bne, normed(self.attention_norms.output.as_ref(), &self.attention.output(&attended_bhnd, tokens)));
         drop(attended_bhnd);
         let normed_bne = normed(self.feed_forward_norms.input.as_ref(), &hidden_bne);
         let added_bne = match &self.feed_forward {
             FeedForward::Dense(mlp) => mlp.forward(&normed_bne, tokens),
             FeedForward::Experts(experts) => experts.forward(self.idx, &normed_bne, tokens, attend)?,
         };
-        Ok(self.added(&hidden_bne, &normed(self.feed_forward_norms.output.as_ref(), &added_bne)))
+        Ok(self.added(&hidden_bne, normed(self.feed_forward_norms.output.as_ref(), &added_bne)))
     }
 
     /// The residual stream with what a branch has made.
-    fn added(&self, hidden_bne: &Tensor, made_bne: &Tensor) -> Tensor {
-        #[expect(clippy::float_cmp, reason = "1 is what it is where nothing sets it")]
-        let is_plain = self.residual_scale == 1.0;
-        if is_plain { hidden_bne + made_bne } else { hidden_bne + made_bne * self.residual_scale }
+    fn added(&self, hidden_bne: &Tensor, made_bne: Tensor) -> Tensor {
+        hidden_bne + scaled(made_bne, self.residual_scale)
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
@@ -187,7 +183,6 @@ impl DecoderLayer {
         self.attention.linears().chain(self.feed_forward.linears())
     }
 
-    /// The same, to be changed.
     pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         self.attention.linears_mut().chain(self.feed_forward.linears_mut())
     }

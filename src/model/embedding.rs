@@ -7,6 +7,7 @@ use super::delta::LoraDelta;
 use super::io_layers::{EmbeddingAdapter, IoTensor};
 use super::linear::Linear;
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, peft_tensor};
+use super::norm::scaled;
 use super::positions::{DropoutContext, TokenContext};
 use super::weights::Weights;
 use crate::ops::attention::zero_sum_of;
@@ -29,13 +30,6 @@ pub(super) struct Embedding {
     scale: f64,
     divisor: f64,
     soft_cap: Option<f64>,
-}
-
-/// `x · factor`; where nothing sets one, x itself.
-fn scaled(x: Tensor, factor: f64) -> Tensor {
-    #[expect(clippy::float_cmp, reason = "1 is what it is where nothing sets it")]
-    let is_plain = factor == 1.0;
-    if is_plain { x } else { x * factor }
 }
 
 impl Embedding {
@@ -136,10 +130,11 @@ impl Embedding {
     pub(super) fn alias_trained(&self) -> EmbeddingAdapter {
         let input = self.trained.get(IoTensor::LowRankA).map(|_| (EMBEDDING_MODULE, self.input.matrix()));
         let output = self.output.delta.as_ref().map(|_| (OUTPUT_MODULE, self.output.weight()));
-        self.trained.map(Tensor::shallow_clone).with_bases(input.into_iter().chain(output).collect())
+        let mut trained = self.trained.map(Tensor::shallow_clone);
+        trained.bases = input.into_iter().chain(output).collect();
+        trained
     }
 
-    /// Whether there is something that scores classes.
     pub(super) fn has_score(&self) -> bool {
         self.score_ke.is_some() || self.trained.get(IoTensor::Score).is_some()
     }

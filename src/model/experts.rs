@@ -74,8 +74,8 @@ impl ExpertMatrices {
             let biases = [load(format!("{gate_up}_bias"))?, load(format!("{down}_bias"))?];
             return Ok(Self::Stacked { matrices, biases, activation: spec.activation });
         }
-        let load = |[inputs @ .., down]: &[LinearSpec; 3]| Mlp::load(weights, layer, inputs, down, spec.activation);
-        let mlps = spec.experts(hidden).iter().map(load).collect::<Result<_, _>>()?;
+        let load = |linears: [LinearSpec; 3]| Mlp::load(weights, layer, &linears, spec.activation);
+        let mlps = spec.experts(hidden).into_iter().map(load).collect::<Result<_, _>>()?;
         Ok(Self::Apart(mlps, spec.intermediate_size as i64))
     }
 
@@ -178,8 +178,7 @@ impl ExpertDelta {
 impl Experts {
     pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, Fault> {
         let stacked = [STACKED_GATE_UP, STACKED_DOWN].map(|path| StackedDelta { name: layer_tensor(layer.0, path), delta: None });
-        let load = |[inputs @ .., down]: [LinearSpec; 3]| Mlp::load(weights, layer, &inputs, &down, spec.activation);
-        let shared = spec.shared(hidden).map(load);
+        let shared = spec.shared(hidden).map(|linears| Mlp::load(weights, layer, &linears, spec.activation));
         Ok(Self {
             router: Router::load(weights, layer, spec, hidden)?,
             matrices: ExpertMatrices::load(weights, layer, spec, hidden)?,

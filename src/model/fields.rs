@@ -101,7 +101,6 @@ impl<'a> Fields<'a> {
         numbers.filter(|numbers| numbers.len() == count).ok_or_else(expected)
     }
 
-    /// `true` or `false`, or `default`.
     pub(super) fn flag_or(self, key: &'static str, default: bool) -> Result<bool, Fault> {
         let Some(value) = self.get(key) else { return Ok(default) };
         value.as_bool().ok_or_else(|| self.range(key, "`true` or `false`".into()))
@@ -133,13 +132,8 @@ impl<'a> Fields<'a> {
     }
 
     fn found(self, key: &str) -> String {
-        self.get(key).map_or_else(|| "nothing".into(), shown)
+        self.get(key).map_or_else(|| "nothing".into(), quoted)
     }
-}
-
-/// A value as it is shown in an error: on one line, and cut.
-pub(super) fn shown(value: &Value) -> String {
-    quoted(value)
 }
 
 const FROM_SOURCE: &str = "take `config.json` from the model's source again";
@@ -172,7 +166,6 @@ pub(super) fn missing(key: &str, expected: &str) -> Fault {
     Fault::data(format!("`{key}` is missing, expected {expected}"), FROM_SOURCE)
 }
 
-/// A value that asks for what isn't built.
 pub(super) fn unsupported(key: &str, found: &str, supported: &str) -> Fault {
     let hint = format!("use a model without this, or correct `{key}` if the model doesn't need it");
     Fault::data(format!("`{key}` is {found}, which is not supported: expected {supported}"), hint)

@@ -21,13 +21,14 @@ pub fn fingerprint(dir: &Path) -> Result<String, Fault> {
         Some(file) => file.paths().map(Path::to_owned).collect(),
         None => weight_files(dir)?,
     };
-    let paths: Vec<PathBuf> = beside.chain(weights).collect();
-    let line = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        Ok(format!("{name} {}\n", files::hash_large_file(path)?))
-    };
-    let lines = paths.iter().map(line).collect::<Result<Vec<_>, Fault>>()?;
-    Ok(format!("{WHOLE}{}", files::hash_bytes(lines.concat().as_bytes())))
+    Ok(format!("{WHOLE}{}", hash_of(beside.chain(weights), files::hash_large_file)?))
+}
+
+/// A hash of files, by their names and hashes.
+fn hash_of(paths: impl Iterator<Item = PathBuf>, hash: impl Fn(&Path) -> Result<String, Fault>) -> Result<String, Fault> {
+    let line = |path: PathBuf| Ok(format!("{} {}\n", path.file_name().unwrap_or_default().display(), hash(&path)?));
+    let lines = paths.map(line).collect::<Result<String, Fault>>()?;
+    Ok(files::hash_bytes(lines.as_bytes()))
 }
 
 /// Whether a model directory is the one that `saved` is the fingerprint of, as this version or an earlier one has made it.
@@ -45,9 +46,7 @@ fn of_ends(dir: &Path) -> Result<String, Fault> {
     };
     let mut names: Vec<String> = entries.flatten().filter_map(|e| e.file_name().into_string().ok()).filter(counts).collect();
     names.sort_unstable();
-    let line = |name: &String| Ok(format!("{name} {}\n", files::hash_ends(&dir.join(name), WINDOW)?));
-    let lines = names.iter().map(line).collect::<Result<Vec<_>, Fault>>()?;
-    Ok(files::hash_bytes(lines.concat().as_bytes()))
+    hash_of(names.iter().map(|name| dir.join(name)), |path| files::hash_ends(path, WINDOW))
 }
 
 #[cfg(test)]

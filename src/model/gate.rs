@@ -2,16 +2,11 @@
 //! Jeblick 2026, arXiv 2601.07891) has a linear layer, or one hidden layer with a GELU between two. `Fast KVzip` (Kim et al. 2026, arXiv
 //! 2601.17668) has attention of a token to itself beside learned keys.
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use super::config::ModelConfig;
-use crate::files::TensorFile;
 use crate::ops::rms_norm::rms_norm;
-use crate::store::load_tensor;
 use crate::units::Fault;
-
-/// Names in files begin so; the layer's number follows.
-pub(super) const PREFIX: &str = "module_list.";
 
 /// The tensors of a `Fast KVzip` gate, in the order of [`Gate::SelfAttention`].
 const SELF_ATTENTION: [&str; 7] =
@@ -35,10 +30,6 @@ pub(super) enum Gate {
 }
 
 impl Gate {
-    pub(super) fn linear(output: [Tensor; 2]) -> Self {
-        Self::Linear { hidden: None, output }
-    }
-
     /// What an entry is worth, as a logarithm.
     ///
     /// # Shapes
@@ -55,7 +46,8 @@ impl Gate {
         score_bng.transpose(1, 2).unsqueeze(-1)
     }
 
-    fn named(&self) -> Vec<(&'static str, &Tensor)> {
+    /// Its tensors by the ends of their names in files.
+    pub(super) fn named(&self) -> Vec<(&'static str, &Tensor)> {
         match self {
             Self::Linear { hidden, output } => {
                 let [weight, bias] = if hidden.is_some() { ["2.weight", "2.bias"] } else { ["weight", "bias"] };
@@ -66,25 +58,13 @@ impl Gate {
         }
     }
 
-    /// Its tensors by their names in files.
-    pub(super) fn parameters(&self, layer: usize) -> Vec<(String, Tensor)> {
-        let named = |(name, tensor): (&str, &Tensor)| (format!("{PREFIX}{layer}.{name}"), tensor.shallow_clone());
-        self.named().into_iter().map(named).collect()
-    }
-
-    /// The gate whose tensors' names begin with `prefix`.
+    /// The gate of a layer, whose tensors are asked for by the ends of their names.
     pub(super) fn read(
         config: &ModelConfig,
         layer: usize,
-        file: &TensorFile,
-        prefix: &str,
-        to: (Kind, Device),
+        has: impl Fn(&str) -> bool,
+        load: impl Fn(&str) -> Result<Tensor, Fault>,
     ) -> Result<Self, Fault> {
-        let load = |name: &str| {
-            let tensor = load_tensor(file, &format!("{prefix}{layer}.{name}"))?;
-            Ok::<_, Fault>(tensor.to_kind(to.0).to_device(to.1))
-        };
-        let has = |name: &str| file.contains(&format!("{prefix}{layer}.{name}"));
         let both = |part: &str| Ok::<_, Fault>([load(&format!("{part}weight"))?, load(&format!("{part}bias"))?]);
         let gate = if has("k_base") {
             let mut tensors = SELF_ATTENTION.map(|_| Tensor::new());
@@ -93,7 +73,7 @@ impl Gate {
             }
             Self::SelfAttention(tensors)
         } else if has("weight") {
-            Self::linear(both("")?)
+            Self::Linear { hidden: None, output: both("")? }
         } else {
             Self::Linear { hidden: Some(both("0.")?), output: both("2.")? }
         };

@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::config::ModelConfig;
 use super::delta::master_kind;
-use super::gate::{Gate, PREFIX};
+use super::gate::Gate;
 use crate::files::{TensorFile, is_there, put_new_dir};
 use crate::ops::query_statistics::QuerySums;
 use crate::store::{load_tensor, pt_metadata, save_tensors};
@@ -16,6 +16,8 @@ use crate::units::{Fault, abridged};
 /// The gates of a model, beside its adapter or its weights.
 pub const GATE_TENSORS: &str = "kv_gates.safetensors";
 
+/// Names in files begin so; the layer's number follows.
+const PREFIX: &str = "module_list.";
 /// What names begin with in later files of `KVzap`, and in converted ones of `Fast KVzip`.
 const LATER_PREFIX: &str = "layers.";
 
@@ -28,9 +30,9 @@ pub struct Gates(pub(super) Vec<(Gate, Option<[Tensor; 2]>)>);
 
 /// What is known of a layer, by names in files.
 pub(super) fn parameters(layer: usize, gate: &Gate, queries: Option<&[Tensor; 2]>) -> Vec<(String, Tensor)> {
+    let queries = queries.into_iter().flat_map(|queries| QUERY_STATISTICS.into_iter().zip(queries));
     let named = |(name, tensor): (&str, &Tensor)| (format!("{PREFIX}{layer}.{name}"), tensor.shallow_clone());
-    let queries = queries.into_iter().flat_map(|queries| QUERY_STATISTICS.into_iter().zip(queries)).map(named);
-    gate.parameters(layer).into_iter().chain(queries).collect()
+    gate.named().into_iter().chain(queries).map(named).collect()
 }
 
 impl Gates {
@@ -42,12 +44,12 @@ impl Gates {
             let attention = &config.layers[layer].attention;
             let (heads, width) = (attention.num_kv_heads as i64, config.hidden_size as i64);
             let alike = || [Tensor::zeros([heads, width], to), Tensor::zeros([heads], to)];
-            let gate = Gate::linear(output.map_or_else(alike, |pair| pair.map(|x| x.to_kind(to.0).to_device(to.1))));
+            let output = output.map_or_else(alike, |pair| pair.map(|x| x.to_kind(to.0).to_device(to.1)));
             let none = |width: usize| Tensor::zeros([attention.num_heads as i64, width as i64], to);
             let frequencies = |device| attention.rope.as_ref().map(|rope| rope.frequencies(&[1], Kind::Double, device));
             let statistics = sums.and_then(|sums| sums.statistics(frequencies(sums.device()).as_ref()));
             let statistics = statistics.unwrap_or_else(|| [attention.head_dim, attention.pairs()].map(none));
-            (gate, Some(statistics.map(|x| x.to_kind(to.0).to_device(to.1))))
+            (Gate::Linear { hidden: None, output }, Some(statistics.map(|x| x.to_kind(to.0).to_device(to.1))))
         };
         Self(layers.enumerate().map(known).collect())
     }
@@ -98,37 +100,32 @@ impl Gates {
             let message = format!("`{}` has gates of {count} layers, the model has {expected}", abridged(path.display()));
             return Err(Fault::data(message, "take gates that were trained for this model"));
         }
-        let to = (master_kind(kind), device);
         let known = |layer| {
-            let gate = Gate::read(config, layer, &file, prefix, to)?;
-            Ok::<_, Fault>((gate, read_query_statistics(config, layer, &file, prefix, to)?))
+            let named = |name: &str| format!("{prefix}{layer}.{name}");
+            let has = |name: &str| file.contains(&named(name));
+            let load =
+                |name: &str| Ok::<_, Fault>(load_tensor(&file, &named(name))?.to_kind(master_kind(kind)).to_device(device));
+            let gate = Gate::read(config, layer, has, load)?;
+            let [mean, excess] = QUERY_STATISTICS;
+            let queries = if has(mean) { Some([load(mean)?, load(excess)?]) } else { None };
+            if let Some(queries) = &queries {
+                check_query_statistics(config, layer, queries, [mean, excess].map(named))?;
+            }
+            Ok::<_, Fault>((gate, queries))
         };
         Ok(Self((0..expected).map(known).collect::<Result<_, _>>()?))
     }
 }
 
-/// The statistics of the queries of a layer, where the file has them.
-fn read_query_statistics(
-    config: &ModelConfig,
-    layer: usize,
-    file: &TensorFile,
-    prefix: &str,
-    to: (Kind, Device),
-) -> Result<Option<[Tensor; 2]>, Fault> {
-    let names = QUERY_STATISTICS.map(|name| format!("{prefix}{layer}.{name}"));
-    if !file.contains(&names[0]) {
-        return Ok(None);
-    }
+fn check_query_statistics(config: &ModelConfig, layer: usize, found: &[Tensor; 2], names: [String; 2]) -> Result<(), Fault> {
     let attention = &config.layers[layer].attention;
     let expected = [attention.head_dim, attention.pairs()].map(|width| [attention.num_heads as i64, width as i64]);
-    let [mean, excess] = &names;
-    let found = [load_tensor(file, mean)?, load_tensor(file, excess)?];
-    let sizes = found.each_ref().map(Tensor::size);
-    if sizes != expected.map(Vec::from) {
-        let message = format!("`{mean}` and `{excess}` have {sizes:?}, the model's queries need {expected:?}");
-        return Err(Fault::data(message, "take statistics that were taken of this model"));
+    let (sizes, [mean, excess]) = (found.each_ref().map(Tensor::size), names);
+    if sizes == expected.map(Vec::from) {
+        return Ok(());
     }
-    Ok(Some(found.map(|tensor| tensor.to_kind(to.0).to_device(to.1))))
+    let message = format!("`{mean}` and `{excess}` have {sizes:?}, the model's queries need {expected:?}");
+    Err(Fault::data(message, "take statistics that were taken of this model"))
 }
 
 #[cfg(test)]
@@ -170,8 +167,8 @@ mod tests {
                     save_tensors(&path, &tensors(sizes, prefix), &pt_metadata()).unwrap();
                     for from in [&path, dir.path()] {
                         let read = Gates::read(from, &config(), Kind::Float, Device::Cpu).unwrap();
-                        let found: Vec<_> =
-                            read.0.iter().enumerate().flat_map(|(layer, (gate, _))| gate.parameters(layer)).collect();
+                        let layers = read.0.iter().enumerate();
+                        let found: Vec<_> = layers.flat_map(|(layer, (gate, _))| parameters(layer, gate, None)).collect();
                         assert_eq!(found, tensors(sizes, PREFIX), "{sizes:?} {name}");
                     }
                 }

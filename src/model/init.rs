@@ -28,8 +28,7 @@ pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, 
     if let Some((_, facts)) = &tokenizer {
         facts.fit(&mut object);
     }
-    let checked = ModelConfig::from_object(&object)
-        .map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(config.display()))))?;
+    let checked = ModelConfig::of_file(config, &object)?;
     if let Some(family) = families::find(checked.model_type) {
         object.entry("architectures").or_insert_with(|| json!([family.architecture]));
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use super::config::{ModelConfig, ModelLinear};
 use super::layout::{self, Role};
@@ -146,11 +146,6 @@ impl EmbeddingAdapter {
         Ok(Self { tensors, copies, scale, is_inner: settings.is_inner, bases: BTreeMap::new() })
     }
 
-    /// With embedding and output projection as an adapter's file has them.
-    pub(super) fn with_bases(self, bases: BTreeMap<&'static str, Tensor>) -> Self {
-        Self { bases, ..self }
-    }
-
     pub(super) fn get(&self, part: IoTensor) -> Option<&Tensor> {
         self.tensors.get(&part)
     }
@@ -248,10 +243,6 @@ impl EmbeddingAdapter {
             }
         }
         gradients.into_values().collect()
-    }
-
-    pub(super) fn moved_to(&self, kind: Kind, device: Device) -> Self {
-        self.map(|tensor| tensor.to_kind(kind).to_device(device))
     }
 }
 

@@ -20,7 +20,6 @@ pub(super) enum Role {
     Constant,
 }
 
-/// One tensor of a checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct TensorEntry {
     pub(super) name: String,
@@ -29,6 +28,10 @@ pub(super) struct TensorEntry {
 }
 
 impl TensorEntry {
+    fn new(name: impl Into<String>, shape: &[usize], role: Role) -> Self {
+        Self { name: name.into(), shape: shape.into(), role }
+    }
+
     /// A new tensor: norms multiply by 1, biases are 0, and matrices are as `draw` makes them in a shape.
     pub(super) fn filled(&self, kind: Kind, device: Device, draw: impl FnOnce(&[i64]) -> Tensor) -> Tensor {
         let shape: Vec<i64> = self.shape.iter().map(|&size| size as i64).collect();
@@ -59,18 +62,17 @@ fn count(entries: &[TensorEntry]) -> usize {
 
 /// All tensors of a model, bottom to top. With tied embeddings the output projection is none of them, and a classifier has none.
 pub(super) fn entries(config: &ModelConfig) -> Vec<TensorEntry> {
-    let matrix = |name: &str, shape: [usize; 2]| TensorEntry { name: name.into(), shape: shape.into(), role: Role::Matrix };
     let embedding = [config.vocab_size, config.hidden_size];
-    let mut all = vec![matrix(EMBEDDING, embedding)];
+    let mut all = vec![TensorEntry::new(EMBEDDING, &embedding, Role::Matrix)];
     for (layer, spec) in config.layers.iter().enumerate() {
         let entries = layer_entries(spec, config).into_iter();
         all.extend(entries.map(|entry| TensorEntry { name: layer_tensor(layer, &entry.name), ..entry }));
     }
     all.push(norm(config, FINAL_NORM, config.hidden_size));
     match config.num_classes.filter(|_| config.has_score) {
-        Some(num_classes) => all.push(matrix(SCORE, [num_classes, config.hidden_size])),
+        Some(num_classes) => all.push(TensorEntry::new(SCORE, &[num_classes, config.hidden_size], Role::Matrix)),
         None if config.tie_word_embeddings => {}
-        None => all.push(matrix(OUTPUT, embedding)),
+        None => all.push(TensorEntry::new(OUTPUT, &embedding, Role::Matrix)),
     }
     all
 }
@@ -84,21 +86,20 @@ fn layer_entries(spec: &LayerSpec, config: &ModelConfig) -> Vec<TensorEntry> {
         let is_wide =
             spec.feed_forward.experts().is_some_and(|experts| experts.has_wide_router() && experts.router(0).path == path);
         let role = if is_wide { Role::WideMatrix } else { Role::Matrix };
-        all.push(TensorEntry { name: format!("{path}.weight"), shape: vec![out, inner], role });
+        all.push(TensorEntry::new(format!("{path}.weight"), &[out, inner], role));
         if has_bias {
-            all.push(TensorEntry { name: format!("{path}.bias"), shape: vec![out], role: Role::Bias });
+            all.push(TensorEntry::new(format!("{path}.bias"), &[out], Role::Bias));
         }
     }
-    let tensor = |name: &str, shape: &[usize], role| TensorEntry { name: name.into(), shape: shape.into(), role };
     if spec.attention.has_sinks {
-        all.push(tensor(SINKS, &[spec.attention.num_heads], Role::Matrix));
+        all.push(TensorEntry::new(SINKS, &[spec.attention.num_heads], Role::Matrix));
     }
     if let Some(experts) = spec.feed_forward.experts() {
         let count = experts.num_experts;
-        all.extend(experts.correction().map(|path| tensor(&path, &[count], Role::Constant)));
+        all.extend(experts.correction().map(|path| TensorEntry::new(path, &[count], Role::Constant)));
         for LinearSpec { path, out, inner, .. } in experts.stacked(hidden_size).iter().filter(|_| experts.is_stacked()) {
-            all.push(tensor(path, &[count, *inner, *out], Role::Matrix));
-            all.push(tensor(&format!("{path}_bias"), &[count, *out], Role::Bias));
+            all.push(TensorEntry::new(&**path, &[count, *inner, *out], Role::Matrix));
+            all.push(TensorEntry::new(format!("{path}_bias"), &[count, *out], Role::Bias));
         }
     }
     all
@@ -106,5 +107,5 @@ fn layer_entries(spec: &LayerSpec, config: &ModelConfig) -> Vec<TensorEntry> {
 
 fn norm(config: &ModelConfig, name: &str, size: usize) -> TensorEntry {
     let role = if config.norms_add_one { Role::NormAboutOne } else { Role::Norm };
-    TensorEntry { name: name.into(), shape: vec![size], role }
+    TensorEntry::new(name, &[size], role)
 }

@@ -10,7 +10,7 @@ use super::layout;
 use super::quantised::GgufWeights;
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
-use super::weights::Weights;
+use super::weights::{WeightSource, Weights};
 use crate::files::GgufFile;
 use crate::recipe::Dtype;
 use crate::units::{Fault, abridged};
@@ -24,7 +24,7 @@ impl Model {
     pub(super) fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), Fault> {
         let config = source.config()?;
         let weights = match GgufFile::of_model(source.dir)? {
-            Some(file) => Weights::of_gguf(GgufWeights::new(file, config.clone()), kind, at),
+            Some(file) => Weights::of(WeightSource::Gguf(GgufWeights::new(file, config.clone())), kind, at),
             None => Weights::open(source.dir, &source.object()?, kind, at)?,
         };
         let mut weights = weights.quantised_to(source.quantize);
@@ -48,12 +48,10 @@ impl Model {
         let source = source.into();
         let (config, weights) = Self::open(source, kind_of(dtype), at.into())?;
         if !config.packed.forms.is_empty() {
-            let message =
-                format!("the weights in `{}` are packed in few bits, and can not be trained", abridged(source.dir.display()));
-            return Err(Fault::usage(
-                message,
-                "train an adapter beside them with `kvtune finetune-lora`, or take the model in 16 bits",
-            ));
+            let dir = abridged(source.dir.display());
+            let message = format!("the weights in `{dir}` are packed in few bits, and can not be trained");
+            let hint = "train an adapter beside them with `kvtune finetune-lora`, or take the model in 16 bits";
+            return Err(Fault::usage(message, hint));
         }
         Self::build_to_train(source, config, &weights)
     }
@@ -61,7 +59,8 @@ impl Model {
     /// A model with newly drawn weights, whose numbers depend on the seed alone.
     #[cfg(test)]
     pub(crate) fn random(config: ModelConfig, dtype: Dtype, device: Device, seed: u64) -> Result<Self, Fault> {
-        let weights = Weights::in_memory(draw(&config, Kind::Float, seed), kind_of(dtype), device.into());
+        let drawn = WeightSource::Memory(draw(&config, Kind::Float, seed).into_iter().collect());
+        let weights = Weights::of(drawn, kind_of(dtype), device.into());
         Self::build(config, &weights)
     }
 
@@ -92,7 +91,7 @@ impl Model {
     }
 
     fn draw_weights(config: &ModelConfig, dtype: Dtype, at: ModelPlacement) -> Weights {
-        Weights::drawn(layout::entries(config), config.initializer_range, kind_of(dtype), at)
+        Weights::of(WeightSource::Drawn(layout::entries(config), config.initializer_range), kind_of(dtype), at)
     }
 }
 

@@ -20,7 +20,7 @@ use super::quantised::QUANTISATION;
 use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::INDEX;
-use crate::files::{self, FileKind, GgufForm, TensorHead};
+use crate::files::{self, FileKind, GgufDtype, TensorHead};
 use crate::store::{pt_metadata, raw_tensors};
 use crate::units::{Bytes, Fault, FaultKind, quoted};
 
@@ -120,11 +120,17 @@ impl MergedModel {
         copy_companions(&self.dir, dir)
     }
 
-    /// Writes a GGUF file like the base's, which is one, in another form.
+    /// Writes a GGUF file like the base's, which is one, with matrices in the type `dtype`, and maybe with another chat template.
     ///
     /// # Errors
     /// As of [`Self::write`]; what was trained has no place in such a file.
-    pub fn write_gguf(&self, path: &Path, form: GgufForm<'_>, goes_on: &dyn Fn() -> bool) -> Result<(), Fault> {
+    pub fn write_gguf(
+        &self,
+        path: &Path,
+        dtype: GgufDtype,
+        template: Option<&str>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<(), Fault> {
         let weights = &self.weights.weights;
         let Some((gguf, heads)) = weights.gguf().zip(self.weights.unpacked.as_ref()) else {
             return Err(Fault::defect(format!("`{}` is no GGUF file", self.dir.display())));
@@ -134,7 +140,7 @@ impl MergedModel {
         }
         let mut names: Vec<String> = heads.iter().map(|head| head.name.clone()).collect();
         names.extend(self.saved.keys().filter(|name| !heads.iter().any(|head| head.name == **name)).cloned());
-        gguf.write(path, form, &names, |name| {
+        gguf.write(path, dtype, template, &names, |name| {
             if !goes_on() {
                 return Err(stopped());
             }

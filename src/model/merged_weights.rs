@@ -6,7 +6,6 @@ use super::Model;
 use super::config::ModelConfig;
 use super::families::own_name;
 use super::layout::{self, TensorEntry};
-use super::quantised::PackedParts;
 use super::source::ModelSource;
 use super::weights::{MODEL_TENSORS, Weights};
 use crate::files::{Dtype, TensorFile, TensorHead};

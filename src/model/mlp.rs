@@ -21,15 +21,11 @@ pub(super) struct Mlp {
 }
 
 impl Mlp {
-    pub(super) fn load(
-        weights: &Weights,
-        layer: LayerIdx,
-        inputs: &[LinearSpec],
-        down: &LinearSpec,
-        activation: Activation,
-    ) -> Result<Self, Fault> {
-        let inputs = inputs.iter().map(|spec| Linear::load(weights, layer, spec, false)).collect::<Result<_, _>>()?;
-        Ok(Self { inputs, down: Linear::load(weights, layer, down, false)?, activation })
+    /// Loads the linears before the gate and, as the last one, that behind it.
+    pub(super) fn load(weights: &Weights, layer: LayerIdx, specs: &[LinearSpec], activation: Activation) -> Result<Self, Fault> {
+        let mut inputs = specs.iter().map(|spec| Linear::load(weights, layer, spec, false)).collect::<Result<Vec<_>, _>>()?;
+        let down = inputs.remove(specs.len() - 1);
+        Ok(Self { inputs, down, activation })
     }
 
     /// # Shapes

@@ -62,7 +62,7 @@ pub use attend::{Attend, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::Model;
 pub use config::{ModelConfig, ModelLinear, PackedSize, PackedSizes};
-pub use count::{IoParameters, TrainedPart, io_parameters, sizes_of_weights, trained_by_kind};
+pub use count::{IoParameters, TrainedPart, sizes_of_weights, trained_by_kind};
 pub use fingerprint::{fingerprint, has_fingerprint};
 pub use footprint::{ColumnShape, LayerBytes, LayerFootprint};
 pub use gates::{GATE_TENSORS, Gates};

@@ -1,4 +1,4 @@
-//! A norm of the model, as its family multiplies by its weight.
+//! A norm of the model, as its family multiplies by its weight; and constant factors.
 
 use tch::Tensor;
 
@@ -7,6 +7,13 @@ use super::copyable::CopyableVector;
 use super::weights::Weights;
 use crate::ops::rms_norm::{rms_norm, rms_norm_about_one};
 use crate::units::Fault;
+
+/// `x · factor`; where nothing sets one, x itself.
+pub(super) fn scaled(x: Tensor, factor: f64) -> Tensor {
+    #[expect(clippy::float_cmp, reason = "1 is what it is where nothing sets it")]
+    let is_plain = factor == 1.0;
+    if is_plain { x } else { x * factor }
+}
 
 #[derive(Debug)]
 pub(super) struct RmsNorm {

@@ -1,8 +1,7 @@
 //! Where the tokens of a column stand, made ready once for all layers, and what dropout depends on.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
-use crate::ops::frequencies::Frequencies;
 use crate::ops::rope::Rotation;
 
 /// Positions, and the rotations of queries and keys there.
@@ -13,12 +12,6 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// Positions in a model that computes in `kind`, with the frequencies of [`super::Model::frequencies`].
-    pub(super) fn at(position_bn: Tensor, frequencies: &[Frequencies], kind: Kind) -> Self {
-        let rotations = frequencies.iter().map(|of| Rotation::at(&position_bn, of, kind)).collect();
-        Self { position_bn, rotations }
-    }
-
     /// Others of the same number, which are nowhere yet.
     pub(super) fn empty_like(&self) -> Self {
         Self { position_bn: self.position_bn.empty_like(), rotations: self.rotations.iter().map(Rotation::empty_like).collect() }

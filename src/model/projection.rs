@@ -4,7 +4,6 @@ use super::{LayerSpec, ModelConfig, targeted};
 use crate::recipe::LoraRecipe;
 use crate::units::Fault;
 
-/// A linear of a decoder layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projection {
     Query,

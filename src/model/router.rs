@@ -4,6 +4,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::linear::Linear;
 use super::names::layer_tensor;
+use super::norm::scaled;
 use super::positions::TokenContext;
 use super::spec::{ExpertsSpec, Preference};
 use super::weights::Weights;
@@ -74,9 +75,7 @@ impl Router {
             // The least is nothing beside a sum of softmax; sigmoids may all be 0.
             weight_bnk = &weight_bnk / (weight_bnk.sum_dim_intlist(&[-1i64][..], true, weight_bnk.kind()) + 1e-20);
         }
-        #[expect(clippy::float_cmp, reason = "1 is what it is where nothing sets it")]
-        let is_plain = self.weight_scale == 1.0;
-        if is_plain { weight_bnk } else { weight_bnk * self.weight_scale }
+        scaled(weight_bnk, self.weight_scale)
     }
 }
 

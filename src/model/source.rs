@@ -1,6 +1,6 @@
 //! Which directory a model is read from, and what counts in place of its own configuration.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind};
@@ -23,15 +23,9 @@ pub struct ModelSource<'a> {
     pub quantize: Option<Quantize>,
 }
 
-impl<'a> From<&'a Path> for ModelSource<'a> {
-    fn from(dir: &'a Path) -> Self {
-        Self { dir, rope_scaling: None, quantize: None }
-    }
-}
-
-impl<'a> From<&'a PathBuf> for ModelSource<'a> {
-    fn from(dir: &'a PathBuf) -> Self {
-        Self { dir, rope_scaling: None, quantize: None }
+impl<'a, P: AsRef<Path> + ?Sized> From<&'a P> for ModelSource<'a> {
+    fn from(dir: &'a P) -> Self {
+        Self { dir: dir.as_ref(), rope_scaling: None, quantize: None }
     }
 }
 
@@ -42,7 +36,6 @@ impl<'a> From<&'a ModelRecipe> for ModelSource<'a> {
 }
 
 impl ModelConfig {
-    /// Reads the `config.json` of a directory.
     pub fn load<'a>(source: impl Into<ModelSource<'a>>) -> Result<Self, Fault> {
         source.into().config()
     }
@@ -51,9 +44,7 @@ impl ModelConfig {
 impl ModelSource<'_> {
     pub(super) fn config(self) -> Result<ModelConfig, Fault> {
         let mut own = if let Some(file) = GgufFile::of_model(self.dir)? {
-            let path = file.path().to_owned();
-            let config = ModelConfig::from_object(&self.own_object()?);
-            let config = config.map_err(|fault| fault.map_message(|said| format!("`{}`: {said}", abridged(path.display()))))?;
+            let config = ModelConfig::of_file(file.path(), &self.own_object()?)?;
             let packed = GgufWeights::new(file, config.clone()).packed_sizes(&layout::entries(&config));
             ModelConfig { packed, ..config }
         } else {
@@ -138,10 +129,7 @@ fn scale(object: &mut Map<String, Value>, scaling: &RopeScalingRecipe) {
     let tables: Vec<Map<String, Value>> =
         TABLES.into_iter().filter_map(|key| object.remove(key)).filter_map(|table| table.as_object().cloned()).collect();
     // Layers that slide may have a table of their own, which is never scaled.
-    let (full, sliding): (Vec<&Value>, Vec<&Value>) = (
-        tables.iter().filter_map(|table| table.get(FULL)).collect(),
-        tables.iter().filter_map(|table| table.get(SLIDING)).collect(),
-    );
+    let [full, sliding] = [FULL, SLIDING].map(|kind| tables.iter().filter_map(|table| table.get(kind)).collect::<Vec<_>>());
     // The base of `dynamic` grows from the end of the model's positions on, whatever another kind has stretched.
     let kept = if scaling.rope_type() == "dynamic" { &KEPT[..2] } else { &KEPT[..] };
     for table in full.iter().filter_map(|table| table.as_object()).chain(&tables) {
@@ -183,6 +171,8 @@ const SLIDING: &str = "sliding_attention";
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use crate::model::spec::{DynamicYarnScaling, RopeScaling};
 

@@ -49,7 +49,6 @@ impl NormsSpec {
     };
 }
 
-/// A norm of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormSpec {
     /// The path inside the layer, as `self_attn.q_norm`.
@@ -91,7 +90,6 @@ pub struct LinearSpec {
     pub path: Cow<'static, str>,
     pub out: usize,
     pub inner: usize,
-    /// Whether a bias is added.
     pub has_bias: bool,
 }
 
@@ -133,13 +131,10 @@ pub struct AttentionSpec {
     pub rule: ScoreRule,
     /// How queries and keys are rotated; `None` where they know no position.
     pub rope: Option<RopeSpec>,
-    /// How queries and keys are normalised, if they are.
     pub qk_norm: Option<QkNorm>,
-    /// How much queries grow with their position, if they do.
     pub query_growth: Option<QueryGrowth>,
     /// Queries, keys and values come of one linear, one behind the other.
     pub is_fused: bool,
-    /// Queries, keys and values have a bias.
     pub has_qkv_bias: bool,
     /// What comes back from the heads has a bias.
     pub has_output_bias: bool,
@@ -196,11 +191,9 @@ impl AttentionSpec {
 pub enum FeedForwardSpec {
     Dense {
         intermediate_size: usize,
-        /// Whether its projections have a bias.
         has_bias: bool,
         /// Gate and up come of one linear, one behind the other.
         is_fused: bool,
-        /// What is done to its gate.
         activation: Activation,
     },
     /// Some of many gated MLPs, which a router chooses for each token.
@@ -224,7 +217,6 @@ pub struct ExpertsSpec {
     pub weight_scale: f64,
     /// The width of a further MLP that all tokens go to, with weight 1.
     pub shared_size: Option<usize>,
-    /// What the experts do to their gate.
     pub activation: Activation,
     /// How its linears are called in checkpoints.
     pub names: &'static ExpertNames,

@@ -11,7 +11,7 @@ use super::peft::{LayerLists, ModulePatterns, ModuleSet, PeftConfig, is_named};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use crate::recipe::diagnose::nearest;
 use crate::recipe::{LoraRecipe, TargetModules, TrainedBias};
-use crate::units::{Fault, LayerIdx, quoted};
+use crate::units::{Fault, quoted};
 
 /// A linear that gets matrices, or the same linear of all experts.
 #[derive(Debug)]
@@ -289,15 +289,10 @@ fn parameters(config: &ModelConfig) -> Vec<(ModelLinear, usize)> {
     let of_layer = |(layer, spec): (usize, &super::LayerSpec)| {
         let Some(experts) = spec.feed_forward.experts() else { return Vec::new() };
         let behind = spec.linears(config.hidden_size).len();
-        let linear = |number, spec: LinearSpec| ModelLinear {
-            layer: LayerIdx(layer),
-            number,
-            name: layer_tensor(layer, &spec.path),
-            spec,
-        };
-        let router = linear(spec.attention.linears(config.hidden_size).len(), experts.router(config.hidden_size));
-        let stacked = experts.stacked(config.hidden_size).into_iter().enumerate();
-        let stacked = stacked.map(|(index, spec)| (linear(behind + index, spec), experts.num_experts));
+        let number = spec.attention.linears(config.hidden_size).len();
+        let router = ModelLinear::new(layer, number, experts.router(config.hidden_size));
+        let stacked = (behind..).zip(experts.stacked(config.hidden_size));
+        let stacked = stacked.map(|(number, spec)| (ModelLinear::new(layer, number, spec), experts.num_experts));
         stacked.chain([(router, 1)]).collect()
     };
     config.layers.iter().enumerate().flat_map(of_layer).collect()

@@ -6,7 +6,6 @@ use std::path::Path;
 use crate::files::Dtype;
 use crate::units::{Fault, abridged, quoted, shape};
 
-/// One tensor that isn't as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorProblem {
     /// One of [`KINDS`].
@@ -30,12 +29,10 @@ impl TensorProblem {
         Self { kind: EXTRA, ..Self::missing(name) }
     }
 
-    /// It has another shape than it should have.
     pub(super) fn shape(name: &str, expected: &[usize], found: &[usize]) -> Self {
         Self { kind: SHAPE, text: format!("`{}` expected {}, found {}", quoted(name), shape(expected), shape(found)) }
     }
 
-    /// It has a dtype that can't be read.
     pub(super) fn dtype(name: &str, found: Dtype) -> Self {
         Self { kind: DTYPE, text: format!("`{}` is {found}", quoted(name)) }
     }
@@ -46,6 +43,11 @@ impl TensorProblem {
 pub struct TensorProblems(pub Vec<TensorProblem>);
 
 const NAMED: usize = 8;
+
+/// Whether weights may be of this type.
+pub(super) fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)
+}
 
 impl TensorProblems {
     /// The fault of the tensors in `dir`, which don't fit `what`, as the model or its `config.json`.
@@ -58,23 +60,13 @@ impl TensorProblems {
 
 impl fmt::Display for TensorProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        for title in KINDS {
-            let of_kind: Vec<&TensorProblem> = self.0.iter().filter(|problem| problem.kind == title).collect();
-            if of_kind.is_empty() {
-                continue;
-            }
-            write!(f, "{separator}{} {title} (", of_kind.len())?;
-            for (i, problem) in of_kind.iter().take(NAMED).enumerate() {
-                write!(f, "{}{}", if i == 0 { "" } else { ", " }, problem.text)?;
-            }
-            if of_kind.len() > NAMED {
-                write!(f, " and {} more", of_kind.len() - NAMED)?;
-            }
-            f.write_str(")")?;
-            separator = "; ";
-        }
-        Ok(())
+        let of_kind = |title| {
+            let all: Vec<&str> = self.0.iter().filter(|problem| problem.kind == title).map(|problem| &*problem.text).collect();
+            let (count, named) = (all.len(), all.len().min(NAMED));
+            let more = if count > named { format!(" and {} more", count - named) } else { String::new() };
+            (count > 0).then(|| format!("{count} {title} ({}{more})", all[..named].join(", ")))
+        };
+        f.write_str(&KINDS.into_iter().filter_map(of_kind).collect::<Vec<_>>().join("; "))
     }
 }
 

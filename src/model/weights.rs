@@ -11,10 +11,10 @@ use super::config::PackedSizes;
 use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
-use super::quantised::{GgufWeights, PackedParts, Quantisation, is_quantised, quantised};
-use super::tensor_problems::{TensorProblem, TensorProblems};
+use super::quantised::{GgufWeights, Quantisation, is_quantised, quantised};
+use super::tensor_problems::{TensorProblem, TensorProblems, is_float};
 use super::waiting_layers::ModelPlacement;
-use crate::files::{Dtype as FileDtype, FileKind, TensorFile, io_fault, is_there, read_json_as};
+use crate::files::{Dtype as FileDtype, FileKind, TensorFile, io_fault, is_blob_of, is_there, read_json_as};
 use crate::native::cuda::Upload;
 use crate::ops::attention::accumulation_kind;
 use crate::ops::linear::Weight;
@@ -36,16 +36,15 @@ pub(super) struct Weights {
     pub(super) placement: ModelPlacement,
     /// The way from files to a device.
     upload: Option<Upload>,
-    /// How plain matrices are packed.
     quantize: Option<Quantize>,
 }
 
 #[derive(Debug)]
-enum WeightSource {
+pub(super) enum WeightSource {
     Files(Files),
     Gguf(GgufWeights),
     Memory(BTreeMap<String, Tensor>),
-    /// Drawn as they are asked for, with this spread.
+    /// Drawn by libtorch's generator as they are asked for, one by one, with this spread: no second copy of a model is needed.
     Drawn(Vec<TensorEntry>, f64),
 }
 
@@ -58,7 +57,6 @@ pub(super) struct Files {
     pub(super) places: BTreeMap<String, (usize, String)>,
     /// Tensors in files to which the index doesn't assign them.
     strays: BTreeSet<String>,
-    /// How matrices are packed, those that are.
     pub(super) quantisation: Option<Quantisation>,
     /// The shapes that packed matrices have, once they are checked.
     pub(super) shapes: BTreeMap<String, Vec<usize>>,
@@ -76,26 +74,13 @@ impl Weights {
         Ok(Self { upload, ..Self::of(WeightSource::Files(files), kind, placement) })
     }
 
-    pub(super) fn of_gguf(gguf: GgufWeights, kind: Kind, placement: ModelPlacement) -> Self {
-        Self::of(WeightSource::Gguf(gguf), kind, placement)
-    }
-
-    fn of(source: WeightSource, kind: Kind, placement: ModelPlacement) -> Self {
+    pub(super) fn of(source: WeightSource, kind: Kind, placement: ModelPlacement) -> Self {
         Self { source, kind, placement, upload: None, quantize: None }
     }
 
     /// Packs plain matrices of the layers' linears as they are loaded.
     pub(super) fn quantised_to(self, quantize: Option<Quantize>) -> Self {
         Self { quantize, ..self }
-    }
-
-    pub(super) fn in_memory(tensors: Vec<(String, Tensor)>, kind: Kind, placement: ModelPlacement) -> Self {
-        Self::of(WeightSource::Memory(tensors.into_iter().collect()), kind, placement)
-    }
-
-    /// Tensors that libtorch's generator draws where they are wanted, one by one, so that no second copy of a model is needed.
-    pub(super) fn drawn(entries: Vec<TensorEntry>, std: f64, kind: Kind, placement: ModelPlacement) -> Self {
-        Self::of(WeightSource::Drawn(entries, std), kind, placement)
     }
 
     /// What of the model's matrices is packed in files of safetensors.
@@ -230,7 +215,6 @@ pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, Fault> {
 /// In which of several files each tensor is, by name. None where there is only one file.
 type Assigned = Option<BTreeMap<String, String>>;
 
-/// The files with their names.
 fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), Fault> {
     let (single, index) = (dir.join(MODEL_TENSORS), dir.join(INDEX));
     if is_there(&single) {
@@ -251,7 +235,7 @@ fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), Fault> {
 
 impl Files {
     /// Opens them, and keeps the tensors of the language model, which may be one inside another (`is_inner`), by its own names.
-    fn open(dir: &Path, is_inner: bool) -> Result<Self, Fault> {
+    pub(super) fn open(dir: &Path, is_inner: bool) -> Result<Self, Fault> {
         let (shards, assigned) = shards(dir)?;
         let mut all = Self {
             dir: dir.into(),
@@ -309,14 +293,10 @@ fn compare(found: &FoundTensors<'_>, expected: &[(&str, &[usize])]) -> Vec<Tenso
         problems.extend(match wanted.get(name) {
             None => Some(TensorProblem::extra(name)),
             Some(expected) if *expected != shape => Some(TensorProblem::shape(name, expected, shape)),
-            Some(_) => (!is_readable(dtype)).then(|| TensorProblem::dtype(name, dtype)),
+            Some(_) => (!is_float(dtype)).then(|| TensorProblem::dtype(name, dtype)),
         });
     }
     problems
-}
-
-fn is_readable(dtype: FileDtype) -> bool {
-    matches!(dtype, FileDtype::F16 | FileDtype::BF16 | FileDtype::F32 | FileDtype::F64)
 }
 
 fn missing(dir: &Path, name: &str) -> Fault {
@@ -345,16 +325,10 @@ fn shard_path(dir: &Path, index: &Path, tensor: &str, file: &str) -> Result<Path
     let path = dir.join(file);
     let real = path.canonicalize().map_err(io_fault("open", &path))?;
     let home = dir.canonicalize().map_err(io_fault("open", dir))?;
-    if real.starts_with(&home) || blobs(&home).is_some_and(|blobs| real.parent() == Some(&blobs)) {
+    if real.starts_with(&home) || is_blob_of(&home, &real) {
         return Ok(real);
     }
     Err(refuse("a file inside the model's directory"))
-}
-
-/// In the hub's cache a snapshot is full of links: `snapshots/COMMIT/file` points to `blobs/HASH` of the same repository.
-fn blobs(home: &Path) -> Option<PathBuf> {
-    let snapshots = home.parent().filter(|parent| parent.file_name().is_some_and(|name| name == "snapshots"))?;
-    Some(snapshots.parent()?.join("blobs"))
 }
 
 #[cfg(test)]

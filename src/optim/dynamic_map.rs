@@ -19,15 +19,7 @@ pub(super) struct DynamicMap {
 }
 
 impl DynamicMap {
-    pub(super) fn signed() -> Self {
-        Self::new(true)
-    }
-
-    pub(super) fn unsigned() -> Self {
-        Self::new(false)
-    }
-
-    fn new(is_signed: bool) -> Self {
+    pub(super) fn new(is_signed: bool) -> Self {
         let mut values = vec![0.0, 1.0];
         for exponent in 0..EXPONENTS {
             // The sign costs a bit of the fraction.
@@ -88,7 +80,8 @@ mod tests {
 
     #[test]
     fn the_maps_have_the_ends_and_steps_of_the_paper() {
-        for (map, least, most_negative) in [(DynamicMap::signed(), 5.5e-7, -0.992_968_75), (DynamicMap::unsigned(), 3.25e-7, 0.0)]
+        for (map, least, most_negative) in
+            [(DynamicMap::new(true), 5.5e-7, -0.992_968_75), (DynamicMap::new(false), 3.25e-7, 0.0)]
         {
             let values = Vec::<f64>::try_from(&map.values).unwrap();
             assert_eq!((values.len(), values[255]), (256, 1.0));
@@ -102,14 +95,14 @@ mod tests {
     #[test]
     fn numbers_come_back_by_block_and_zero_alone_is_zero() {
         let x = Tensor::randn([3, 211], (Kind::Float, Device::Cpu));
-        let map = DynamicMap::signed();
+        let map = DynamicMap::new(true);
         let [codes, scale] = map.encode(&x);
         assert_eq!((codes.size(), codes.kind(), scale.size()), (vec![3, 211], Kind::Uint8, vec![3]));
         let error = (map.decode(&codes, &scale) - &x).abs().max().double_value(&[]);
         // Half of the widest step, 0.9 / 64, of the largest magnitude.
         assert!(error > 0.0 && error <= 0.5 * 0.9 / 64.0 * x.abs().max().double_value(&[]) * 1.001, "{error}");
         let tiny = Tensor::from_slice(&[0.0f32, 1e-20, 1.0]);
-        let [codes, scale] = DynamicMap::unsigned().encode(&tiny);
+        let [codes, scale] = DynamicMap::new(false).encode(&tiny);
         assert_eq!(Vec::<u8>::try_from(codes).unwrap(), [0, 1, 255]);
         assert_eq!(Vec::<f32>::try_from(scale).unwrap(), [1.0]);
         let [codes, scale] = map.encode(&Tensor::zeros([2], (Kind::Float, Device::Cpu)));

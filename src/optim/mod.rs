@@ -30,8 +30,8 @@ use crate::recipe::{Offload, OptimizerName, OptimizerRecipe};
 /// The optimiser of a recipe, for `parameters` of a model on `device`; its state waits where `offload` says. A further one is one
 /// file, a name in the recipe, and a line here.
 pub fn build(recipe: &OptimizerRecipe, offload: Offload, parameters: &[(String, Tensor)], device: Device) -> Box<dyn Optimizer> {
-    let maps =
-        if recipe.name == OptimizerName::AdamW8bit { vec![DynamicMap::signed(), DynamicMap::unsigned()] } else { Vec::new() };
+    // The mean gradient has a sign, its mean square has none.
+    let maps = [true, false].into_iter().filter(|_| recipe.name == OptimizerName::AdamW8bit).map(DynamicMap::new).collect();
     let form = StateForm { maps, is_on_host: offload != Offload::None };
     Box::new(RuleOptimizer::new(rule(recipe), recipe.loraplus_lr_ratio, form, parameters, device))
 }

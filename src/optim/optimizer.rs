@@ -12,7 +12,6 @@ pub trait Optimizer: Send {
     /// The state by name, to be saved.
     fn state(&self) -> Vec<(String, Tensor)>;
 
-    /// What the state takes in memory.
     fn bytes(&self) -> Bytes;
 
     fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), Fault>;

@@ -101,7 +101,6 @@ impl Remembered {
         self.names().zip(or_panic(self.tensors.fetch(home))).collect()
     }
 
-    /// The names of its tensors.
     pub(super) fn names(&self) -> impl Iterator<Item = String> {
         self.ends.iter().map(|end| format!("{}.{end}", self.name))
     }

@@ -9,7 +9,6 @@ use super::remembered::{Remembered, StateForm};
 use super::rule::{Rule, Update};
 use crate::units::{Bytes, Fault, listed, quoted};
 
-/// A rule, and what it remembers of each parameter.
 #[derive(Debug)]
 pub(super) struct RuleOptimizer {
     rule: Box<dyn Rule>,

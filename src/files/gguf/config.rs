@@ -25,7 +25,6 @@ const ORIGINAL: &str = "original_max_position_embeddings";
 const PATTERN: &str = "attention.sliding_window_pattern";
 const BASE_OF_SLIDING: &str = "rope.freq_base_swa";
 
-/// The key that names an architecture.
 pub(super) const ARCHITECTURE: &str = "general.architecture";
 
 /// llama.cpp's name of the architecture of a family, where its tensors are known by name.
@@ -234,7 +233,6 @@ fn vocab_size(keys: &Keys<'_>) -> Result<usize, Fault> {
     }
 }
 
-/// The table of the rotary embedding.
 fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
     let head_dim = head_dim(keys)?;
     let mut table = json!({ "rope_theta": keys.number("rope.freq_base")?.unwrap_or(10_000.0) });
@@ -275,9 +273,8 @@ fn rope(keys: &Keys<'_>, model_type: &str) -> Result<Value, Fault> {
         }
         _ => {
             let (key, kind) = (keys.named("rope.scaling.type"), quoted(kind));
-            return Err(keys
-                .file
-                .wrong(&format!("`{key}` is `{kind}`, expected `none`, `linear` or `yarn`, or `longrope` with its lists")));
+            let reason = format!("`{key}` is `{kind}`, expected `none`, `linear` or `yarn`, or `longrope` with its lists");
+            return Err(keys.file.wrong(&reason));
         }
     }
     if kind == "yarn" {

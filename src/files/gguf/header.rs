@@ -19,7 +19,6 @@ const MAX_DIMS: u32 = 4;
 const MAX_ITEMS: u64 = 1 << 22;
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// The value of a key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum GgufValue {
     Integer(i128),
@@ -50,7 +49,6 @@ pub(super) fn wrong(path: &Path, reason: &str) -> Fault {
     Fault::data(message, "fetch the file again, or take another one of the model").of_kind(FaultKind::Damaged)
 }
 
-/// What a header says of a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct GgufRecord {
     pub(super) part: usize,
@@ -79,11 +77,8 @@ impl<'a> Reader<'a> {
 
     fn take(&mut self, count: u64, what: &str) -> Result<&'a [u8], Fault> {
         if count > self.left() {
-            return Err(self.wrong(&format!(
-                "it ends inside {what}: {count} bytes expected at {}, {} left",
-                self.at,
-                self.left()
-            )));
+            let (at, left) = (self.at, self.left());
+            return Err(self.wrong(&format!("it ends inside {what}: {count} bytes expected at {at}, {left} left")));
         }
         let from = self.at;
         self.at += count as usize;
@@ -147,17 +142,14 @@ impl<'a> Reader<'a> {
             Some(GgufValue::Integer(value)) if let Some(found) = u32::try_from(*value).ok().filter(|n| n.is_power_of_two()) => {
                 u64::from(found)
             }
-            Some(found) => {
-                let found = found.shown();
-                return Err(self.wrong(&format!("`general.alignment` is {found}, expected a power of two")));
-            }
+            Some(found) => return Err(self.wrong(&format!("`general.alignment` is {}, expected a power of two", found.shown()))),
         };
         let mut records = Vec::new();
         for _ in 0..num_tensors {
             records.push(self.record(alignment)?);
         }
         let start = (self.at as u64).next_multiple_of(alignment);
-        let records = self.placed(records, start, part)?;
+        self.place(&mut records, start, part)?;
         Ok((keys, records))
     }
 
@@ -253,20 +245,17 @@ impl<'a> Reader<'a> {
         let (id, offset) = (self.u32(&what)?, self.u64(&what)?);
         shape.reverse();
         let Some(dtype) = DTYPES.into_iter().find(|dtype| dtype.id == id) else {
-            let unread = UNREAD.iter().find(|(number, _)| *number == id);
-            let reason = unread.map_or_else(
-                || format!("has the unknown type {id}"),
-                |(_, name)| format!("has the type {name}, which is not read"),
-            );
+            let reason = match UNREAD.iter().find(|(number, _)| *number == id) {
+                Some((_, name)) => format!("has the type {name}, which is not read"),
+                None => format!("has the unknown type {id}"),
+            };
             let known: Vec<&str> = DTYPES.iter().map(|dtype| dtype.name).collect();
             return Err(wrong(self, &reason).with_hint(format!("take a file of the model with types among {}", known.join(", "))));
         };
         let width = shape.last().copied().unwrap_or(1);
         if width % dtype.block as u64 != 0 {
-            return Err(wrong(
-                self,
-                &format!("has rows of {width} numbers, which are no blocks of {} ({})", dtype.block, dtype.name),
-            ));
+            let GgufDtype { block, name, .. } = dtype;
+            return Err(wrong(self, &format!("has rows of {width} numbers, which are no blocks of {block} ({name})")));
         }
         if offset % alignment != 0 {
             return Err(wrong(self, &format!("begins at {offset}, which is no multiple of {alignment}")));
@@ -281,33 +270,26 @@ impl<'a> Reader<'a> {
         Ok((name, GgufRecord { part: 0, dtype, shape, bytes: from..end }))
     }
 
-    /// The records with their bytes counted from the start of the file, none of which reach beyond its end or into another's.
-    fn placed(
-        &self,
-        mut records: Vec<(String, GgufRecord)>,
-        start: u64,
-        part: usize,
-    ) -> Result<Vec<(String, GgufRecord)>, Fault> {
+    /// Counts the records' bytes from the start of the file, none of which may reach beyond its end or into another's.
+    fn place(&self, records: &mut [(String, GgufRecord)], start: u64, part: usize) -> Result<(), Fault> {
         let start = usize::try_from(start).unwrap_or(usize::MAX / 2);
-        for (_, record) in &mut records {
+        for (_, record) in &mut *records {
             (record.part, record.bytes) = (part, start + record.bytes.start..start + record.bytes.end);
         }
         records.sort_by_key(|(_, record)| record.bytes.start);
         let mut end = start;
-        for (name, record) in &records {
+        for (name, record) in records {
             let name = quoted(abridged(name));
-            if record.bytes.end > self.bytes.len() {
-                let (from, size) = (record.bytes.start, self.bytes.len());
-                let reason =
-                    format!("it ends inside tensor `{name}`, which takes bytes {from} to {} of {size}", record.bytes.end);
-                return Err(self.wrong(&reason));
+            let (from, to, size) = (record.bytes.start, record.bytes.end, self.bytes.len());
+            if to > size {
+                return Err(self.wrong(&format!("it ends inside tensor `{name}`, which takes bytes {from} to {to} of {size}")));
             }
-            if record.bytes.start < end {
-                return Err(self.wrong(&format!("tensor `{name}` begins at {} inside another one", record.bytes.start)));
+            if from < end {
+                return Err(self.wrong(&format!("tensor `{name}` begins at {from} inside another one")));
             }
-            end = record.bytes.end;
+            end = to;
         }
-        Ok(records)
+        Ok(())
     }
 }
 

@@ -12,4 +12,4 @@ pub(super) use config::config_of;
 pub use dtype::GgufDtype;
 pub use file::GgufFile;
 pub(super) use tokenizer::{tokenizer_config, tokenizer_json};
-pub use write::{GgufForm, GgufKeys, write_gguf};
+pub use write::{GgufKeys, write_gguf};

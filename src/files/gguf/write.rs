@@ -10,15 +10,6 @@ use super::header::{DEFAULT_ALIGNMENT, MAGIC, Reader};
 use crate::files::tensors::{TensorHead, write_in_turn};
 use crate::units::{Bytes, Fault};
 
-/// In what a file differs from the one whose keys it has.
-#[derive(Clone, Copy, Debug)]
-pub struct GgufForm<'a> {
-    /// The type of most of its matrices.
-    pub dtype: GgufDtype,
-    /// Its chat template, where that is another one.
-    pub template: Option<&'a str>,
-}
-
 impl TensorHead<GgufDtype> {
     fn num_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() / self.dtype.block * self.dtype.bytes
@@ -107,20 +98,8 @@ pub fn write_gguf(
 }
 
 impl GgufFile {
-    /// Writes a file with this one's keys; see [`write_gguf`].
-    pub fn write_with(
-        &self,
-        path: &Path,
-        form: GgufForm<'_>,
-        heads: &[TensorHead<GgufDtype>],
-        bytes: impl FnMut(&TensorHead<GgufDtype>) -> Result<Vec<u8>, Fault>,
-    ) -> Result<(), Fault> {
-        write_gguf(path, &self.keys_in(form)?, heads, bytes)
-    }
-
-    /// Its keys, but those in which the form differs.
-    fn keys_in(&self, form: GgufForm<'_>) -> Result<GgufKeys, Fault> {
-        let GgufForm { dtype, template } = form;
+    /// The keys of a file like it most of whose matrices are of the type `dtype`; its chat template may be another one.
+    pub fn keys_in(&self, dtype: GgufDtype, template: Option<&str>) -> Result<GgufKeys, Fault> {
         let first = self.first_part();
         let mut found = Reader { path: self.path(), bytes: first, at: 0 }.key_ranges()?;
         found.retain(|(key, _)| !is_own(key, template.is_some()));

@@ -10,13 +10,10 @@ pub(super) const MAX_EXPERTS: usize = 1 << 12;
 pub(super) struct ExpertKeys {
     pub(super) num_experts: &'static [&'static str],
     pub(super) width: &'static str,
-    /// The experts of a layer when `config.json` doesn't say.
     pub(super) default_experts: usize,
-    /// The experts of a token then.
     pub(super) default_top_k: usize,
 }
 
-/// The experts of a layer.
 pub(super) fn experts(fields: Fields<'_>, keys: &ExpertKeys, names: &'static ExpertNames) -> Result<ExpertsSpec, Fault> {
     // Several keys mean the same; the numbers must then be the same too.
     let written: Vec<&'static str> = keys.num_experts.iter().copied().filter(|key| fields.get(key).is_some()).collect();

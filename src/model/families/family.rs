@@ -4,14 +4,12 @@ use crate::model::fields::Fields;
 use crate::model::spec::{Activation, ExpertsSpec, NormsSpec, QkNorm, QueryGrowth, RopeSpec};
 use crate::units::Fault;
 
-/// Reads what stands in each of so many layers.
-type ByLayer<T> = fn(Fields<'_>, usize) -> Result<Vec<T>, Fault>;
-
 /// Sizes that a configuration within another one leaves out where they are those of its class ([`Family::class_sizes`]).
 pub(super) const SIZES: [&str; 6] =
     ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"];
 
-/// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`].
+/// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`]; what is a
+/// default holds where `config.json` doesn't say.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 pub(in crate::model) struct Family {
@@ -20,20 +18,16 @@ pub(in crate::model) struct Family {
     pub(in crate::model) architecture: &'static str,
     /// The values of [`SIZES`], in that order, that Transformers' class has by itself.
     pub(in crate::model) class_sizes: [usize; 6],
-    /// The token that pads when `config.json` doesn't say.
     pub(in crate::model) default_pad: Option<u32>,
     /// Whether the output projection is the embedding when `config.json` doesn't say.
     pub(in crate::model) tied_by_default: bool,
     pub(in crate::model) rope: RopeRules,
-    /// The epsilon of the norms when `config.json` doesn't say.
     pub(in crate::model) default_norm_eps: f64,
     /// Heads of keys and values when `config.json` doesn't say; as many as there are query heads where `None`.
     pub(in crate::model) default_kv_heads: Option<usize>,
     /// Channels of a head when `config.json` doesn't say; an equal share of the residual stream's where `None`.
     pub(in crate::model) default_head_dim: Option<usize>,
-    /// How queries and keys are normalised, if they are.
     pub(in crate::model) qk_norm: fn(Fields<'_>) -> Result<Option<QkNorm>, Fault>,
-    /// Query heads have attention sinks.
     pub(in crate::model) has_sinks: bool,
     /// Where the norms of a layer stand.
     pub(in crate::model) norms: NormsSpec,
@@ -44,27 +38,22 @@ pub(in crate::model) struct Family {
     pub(in crate::model) logit_soft_cap: fn(Fields<'_>) -> Result<Option<f64>, Fault>,
     /// What no product of a query and a key exceeds, after its factor.
     pub(in crate::model) score_soft_cap: fn(Fields<'_>) -> Result<Option<f64>, Fault>,
-    /// What the MLP does to its gate.
     pub(in crate::model) activation: fn(Fields<'_>) -> Result<Activation, Fault>,
     /// Probabilities of dropout that the family knows: their keys, and what they are when `config.json` doesn't say.
     pub(in crate::model) dropouts: &'static [(&'static str, f64)],
-    /// Which linears have a bias.
     pub(in crate::model) biases: fn(Fields<'_>) -> Result<Biases, Fault>,
     /// The window of a layer that slides, and which layers do when `layer_types` does not say, of so many.
     pub(in crate::model) windows: fn(Fields<'_>, usize) -> Result<SlidingLayers, Fault>,
     /// Which layers rotate queries and keys, of so many.
-    pub(in crate::model) rotates: ByLayer<bool>,
+    pub(in crate::model) rotates: fn(Fields<'_>, usize) -> Result<Vec<bool>, Fault>,
     /// The rotation of a layer that slides, where that of one that does not is given, and the channels of a head.
     pub(in crate::model) sliding_rope: fn(Fields<'_>, RopeSpec, usize) -> Result<RopeSpec, Fault>,
-    /// The factors on embeddings, scores, branches and logits.
     pub(in crate::model) scales: fn(Fields<'_>) -> Result<Scales, Fault>,
-    /// How much queries grow with their position.
     pub(in crate::model) query_growth: fn(Fields<'_>) -> Result<Option<QueryGrowth>, Fault>,
     /// The experts of each layer that has some in place of an MLP, of so many.
-    pub(in crate::model) experts: ByLayer<Option<ExpertsSpec>>,
+    pub(in crate::model) experts: fn(Fields<'_>, usize) -> Result<Vec<Option<ExpertsSpec>>, Fault>,
     /// Layers behind the last one in checkpoints, which predict further tokens and are left alone.
     pub(in crate::model) further_layers: fn(Fields<'_>) -> Result<usize, Fault>,
-    /// Whether `layer_types` is a key of its `config.json`.
     pub(in crate::model) has_layer_types: bool,
 }
 
@@ -164,7 +153,6 @@ impl Scales {
 /// Which linears of a layer have a bias.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::model) struct Biases {
-    /// The linears to queries, keys and values.
     pub(in crate::model) qkv: bool,
     /// The linear from the heads back to the residual stream.
     pub(in crate::model) output: bool,

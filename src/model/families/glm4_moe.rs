@@ -57,8 +57,8 @@ fn preference(fields: Fields<'_>, spec: &ExpertsSpec) -> Result<Preference, Faul
         return Err(fields.range("n_group", format!("groups of at least two of the {experts} experts, of equal size")));
     }
     if kept * (experts / groups) < spec.top_k {
-        return Err(fields
-            .range("topk_group", format!("enough groups of {} experts for the {} of a token", experts / groups, spec.top_k)));
+        let expected = format!("enough groups of {} experts for the {} of a token", experts / groups, spec.top_k);
+        return Err(fields.range("topk_group", expected));
     }
     Ok(Preference::Sigmoid { groups, kept })
 }

@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use super::family::{Biases, Family, Scales, SlidingLayers};
 use super::rope::rope;
-use crate::model::fields::{Fields, shown, unknown_key, unsupported};
+use crate::model::fields::{Fields, unknown_key, unsupported};
 use crate::model::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ScoreRule};
-use crate::units::Fault;
+use crate::units::{Fault, quoted};
 
 pub(in crate::model) const MAX_HIDDEN: usize = 1 << 16;
 pub(super) const MAX_INTERMEDIATE: usize = 1 << 20;
@@ -112,6 +112,6 @@ fn slides(layer_type: &Value, has_window: bool) -> Result<bool, Fault> {
     match layer_type.as_str() {
         Some("full_attention") => Ok(false),
         Some("sliding_attention") if has_window => Ok(true),
-        _ => Err(unsupported(LAYER_TYPES, &shown(layer_type), supported)),
+        _ => Err(unsupported(LAYER_TYPES, &quoted(layer_type), supported)),
     }
 }

@@ -21,10 +21,7 @@ pub(in crate::model) fn max_positions(fields: Fields<'_>) -> Result<usize, Fault
 
 /// The table that holds it, if there is one.
 pub(super) fn table(fields: Fields<'_>) -> Result<Option<Fields<'_>>, Fault> {
-    match fields.table(TABLES[0])? {
-        Some(table) => Ok(Some(table)),
-        None => fields.table(TABLES[1]),
-    }
+    Ok(fields.table(TABLES[0])?.or(fields.table(TABLES[1])?))
 }
 
 /// The types of layers that may have a table each, as `layer_types` calls them, within a table.

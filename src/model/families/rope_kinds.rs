@@ -1,10 +1,10 @@
 //! The kinds of scaled rotary embeddings, by the names and keys that they have in `config.json`.
 
 use super::family::RopeRules;
-use crate::model::fields::{Fields, shown, unknown_name, unsupported};
+use crate::model::fields::{Fields, unknown_name, unsupported};
 use crate::model::spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
 use crate::ops::frequencies::LONGEST_SEQUENCE;
-use crate::units::Fault;
+use crate::units::{Fault, quoted};
 
 /// What a kind depends on beside its own table.
 pub(super) struct RopeContext<'a> {
@@ -68,7 +68,7 @@ fn kind(table: Fields<'_>, key: &'static str, aliases: &[(&str, &str)]) -> Resul
     let name = aliases.iter().find(|(alias, _)| name == Some(*alias)).map_or(name, |(_, meant)| Some(*meant));
     let found = KINDS.iter().find(|kind| name.is_some_and(|name| kind.names.contains(&name)));
     let known = || KINDS.iter().map(|kind| kind.names[0]).collect::<Vec<_>>();
-    let name = value.as_str().map_or_else(|| shown(value), str::to_owned);
+    let name = value.as_str().map_or_else(|| quoted(value), str::to_owned);
     found.map(Some).ok_or_else(|| unknown_name(&table.named(key), Some(&name), &known()))
 }
 

@@ -21,7 +21,6 @@ pub struct PeftConfig {
     /// The numerator of the scale, where no pattern says otherwise.
     pub lora_alpha: f64,
     pub lora_dropout: f64,
-    /// The modules that have an adapter.
     pub target_modules: ModuleSet,
     /// The parameters of modules that have an adapter, as `mlp.experts.down_proj`: matrices of all experts side by side.
     pub target_parameters: Vec<String>,
@@ -35,14 +34,11 @@ pub struct PeftConfig {
     pub layers_to_transform: Vec<usize>,
     /// Where the numbers of these layers stand in names.
     pub layers_pattern: LayerLists,
-    /// `r` of the modules that match.
     pub rank_pattern: ModulePatterns<usize>,
-    /// `lora_alpha` of the modules that match.
     pub alpha_pattern: ModulePatterns<f64>,
     /// The denominator of the scale is the root of `r`, not `r` (Kalajdzievski 2023, arXiv 2312.03732).
     pub use_rslora: bool,
     pub lora_bias: bool,
-    /// Which biases of the model are trained, too.
     pub bias: TrainedBias,
     /// The rows of a weight and its addition are scaled to a length that is trained (`DoRA`, Liu et al. 2024, arXiv 2402.09353).
     pub use_dora: bool,
@@ -242,7 +238,7 @@ fn said<'a>(table: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
 }
 
 /// Numbers by regular expression, in the order of the file, which counts where these overlap.
-fn patterns<T: Copy>(
+fn patterns<T: Copy + Default>(
     table: &Map<String, Value>,
     key: &str,
     expected: &str,
@@ -331,10 +327,8 @@ fn wrong_value(path: &Path, expected: &str) -> Fault {
 /// Settings of an adapter that can't be followed, each as `key = value`.
 pub(in crate::model) fn refused_settings(path: &Path, settings: &[String]) -> Fault {
     let message = format!("`{}` asks for what is not supported: {}", abridged(path.display()), listed(settings));
-    Fault::data(
-        message,
-        "supported are LoRA and DoRA, with rsLoRA, patterns, chosen layers, `lora_bias` and `bias = \"lora_only\"`",
-    )
+    let hint = "supported are LoRA and DoRA, with rsLoRA, patterns, chosen layers, `lora_bias` and `bias = \"lora_only\"`";
+    Fault::data(message, hint)
 }
 
 #[cfg(test)]

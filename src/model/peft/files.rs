@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::PeftConfig;
-use crate::files::{Dtype, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
+use crate::files::{RawTensor, TensorFile, is_there, write_atomic, write_tensors};
 use crate::model::families::own_name;
 use crate::model::names::{PEFT_PREFIX, inner_module};
+use crate::model::tensor_problems::is_float;
 use crate::recipe::{ADAPTER_CONFIG, EXTRA_MODULES, EXTRA_TENSORS, extra_modules};
 use crate::store::pt_metadata;
 use crate::units::{self, Fault, abridged, joined};
 
 pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
 
-/// An adapter that was opened.
 #[derive(Debug)]
 pub struct PeftFiles {
     pub config: PeftConfig,
@@ -23,7 +23,6 @@ pub struct PeftFiles {
     pub extra: Option<TensorFile>,
 }
 
-/// Opens the adapter in `dir`.
 pub fn read_peft(dir: &Path) -> Result<PeftFiles, Fault> {
     let file = |name: &'static str| -> Result<PathBuf, Fault> {
         let path = dir.join(name);
@@ -63,11 +62,6 @@ pub(in crate::model) fn write_peft(dir: &Path, config: &PeftConfig, tensors: &[R
     write_atomic(&dir.join(ADAPTER_CONFIG), &config.to_json())
 }
 
-/// Whether weights may be of this type.
-fn is_float(dtype: Dtype) -> bool {
-    [Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16].contains(&dtype)
-}
-
 impl PeftFiles {
     pub(in crate::model) fn file_of(&self, name: &str) -> &TensorFile {
         self.extra.as_ref().filter(|extra| extra.contains(name)).unwrap_or(&self.tensors)
@@ -97,10 +91,8 @@ impl PeftFiles {
             return Ok(());
         }
         let (path, differences) = (abridged(self.tensors.path().display()), joined(differences, "\n  "));
-        Err(Fault::data(
-            format!("`{path}` does not fit the model:\n  {differences}"),
-            "check that the adapter was trained for this model",
-        ))
+        let message = format!("`{path}` does not fit the model:\n  {differences}");
+        Err(Fault::data(message, "check that the adapter was trained for this model"))
     }
 }
 
@@ -108,6 +100,7 @@ impl PeftFiles {
 mod tests {
     use super::super::ModuleSet;
     use super::*;
+    use crate::files::Dtype;
 
     fn adapter(dir: &Path) -> PeftFiles {
         let names = ModuleSet::Names(vec!["q_proj".into()]);

@@ -6,7 +6,7 @@ use regex::Regex;
 use serde_json::{Map, Value};
 
 /// Values for the modules whose names match a regular expression. The first that matches counts, so their order is kept.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModulePatterns<T>(Vec<(ModuleRegex, T)>);
 
 /// The modules that a key of the settings names.
@@ -59,11 +59,6 @@ pub struct ModuleRegex {
 }
 
 impl ModuleRegex {
-    /// One that means the modules whose whole names it matches; the error says in one line what is wrong.
-    pub fn whole(written: &str) -> Result<Self, String> {
-        Self::new(written.to_owned(), &format!("^(?:{written})$"))
-    }
-
     pub fn written(&self) -> &str {
         &self.written
     }
@@ -94,12 +89,6 @@ impl PartialEq for ModuleRegex {
 }
 
 impl Eq for ModuleRegex {}
-
-impl<T> Default for ModulePatterns<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
 
 impl<T: Copy> ModulePatterns<T> {
     /// Values by pattern; a pattern means a module whose name it matches to the end, from its start or from behind a dot.
@@ -161,7 +150,7 @@ impl fmt::Display for ModuleSet {
 impl ModuleSet {
     /// Modules whose whole names an expression matches; the error says in one line what is wrong.
     pub fn matching(written: &str) -> Result<Self, String> {
-        ModuleRegex::whole(written).map(Self::Matching)
+        ModuleRegex::new(written.to_owned(), &format!("^(?:{written})$")).map(Self::Matching)
     }
 
     pub fn is_empty(&self) -> bool {

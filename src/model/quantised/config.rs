@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::model::fields::{Fields, unsupported};
-use crate::units::Fault;
+use crate::units::{Fault, quoted};
 
 pub(in crate::model) const QUANTISATION: &str = "quantization_config";
 
@@ -29,8 +29,18 @@ pub(in crate::model) enum Quantisation {
     Awq {
         ints: Ints,
     },
-    Compressed {
-        weights: Compressed,
+    /// `pack-quantized` of compressed-tensors: of how many bits, by groups or rows, or as a whole.
+    CompressedInts {
+        ints: Ints,
+        is_symmetric: bool,
+    },
+    /// `float-quantized` of compressed-tensors, by blocks of this size, or by rows or as a whole.
+    CompressedFloats {
+        block: Option<[usize; 2]>,
+    },
+    /// `int-quantized` of compressed-tensors, in 8 bits, by rows or as a whole.
+    CompressedBytes {
+        is_symmetric: bool,
     },
 }
 
@@ -42,21 +52,9 @@ pub(in crate::model) struct Ints {
     pub(super) group_size: Option<usize>,
 }
 
-/// What a group of compressed-tensors says of its weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::model) enum Compressed {
-    /// `pack-quantized`: of how many bits, by groups or rows, or as a whole.
-    Packed { ints: Ints, is_symmetric: bool },
-    /// `float-quantized`, by blocks of this size, or by rows or as a whole.
-    Float { block: Option<[usize; 2]> },
-    /// `int-quantized`, in 8 bits, by rows or as a whole.
-    Int { is_symmetric: bool },
-}
-
 /// No matrix has more rows or columns.
-const MAX_SIZE: u64 = i32::MAX as u64;
+const MAX_SIZE: i64 = (1 << 31) - 1;
 
-/// Methods that are read.
 const METHODS: &str = "`bitsandbytes`, `mxfp4`, `fp8`, `gptq`, `awq`, `auto-round` or `compressed-tensors`";
 
 impl Quantisation {
@@ -97,7 +95,7 @@ impl Quantisation {
                 }
                 Ok(Some(Self::Awq { ints: table.ints("bits", &[4])? }))
             }
-            Some("compressed-tensors") => Ok(Some(Self::Compressed { weights: compressed(&table)? })),
+            Some("compressed-tensors") => compressed(&table).map(Some),
             _ => Err(table.wrong("quant_method", METHODS)),
         }
     }
@@ -128,14 +126,14 @@ impl QuantisationTable<'_> {
     }
 
     fn wrong(&self, key: &str, expected: &str) -> Fault {
-        let found = self.0.get(key).map_or_else(|| "missing".to_owned(), crate::model::fields::shown);
+        let found = self.0.get(key).map_or_else(|| "missing".to_owned(), quoted);
         unsupported(&format!("{QUANTISATION}.{key}"), &found, expected)
     }
 
     fn block(&self, key: &str) -> Result<Option<[usize; 2]>, Fault> {
         let Some(value) = self.0.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
-        let sizes: Vec<Option<u64>> = match value {
-            Value::Array(sizes) => sizes.iter().map(Value::as_u64).collect(),
+        let sizes: Vec<Option<i64>> = match value {
+            Value::Array(sizes) => sizes.iter().map(Value::as_i64).collect(),
             Value::String(text) => text.split('x').map(|size| size.parse().ok()).collect(),
             _ => Vec::new(),
         };
@@ -149,12 +147,9 @@ impl QuantisationTable<'_> {
         let bits = self.0.get(bits_key).and_then(Value::as_u64).map(|bits| bits as usize);
         let bits = bits.filter(|bits| known.contains(bits));
         let bits = bits.ok_or_else(|| self.wrong(bits_key, &format!("one of {known:?}")))?;
-        let group_size = match self.0.get("group_size") {
-            None | Some(Value::Null) => None,
-            Some(size) if size.as_i64() == Some(-1) => None,
-            Some(size) if size.as_u64().is_some_and(|size| (1..=MAX_SIZE).contains(&size)) => {
-                size.as_u64().map(|size| size as usize)
-            }
+        let group_size = match self.0.get("group_size").filter(|size| !size.is_null()).map(Value::as_i64) {
+            None | Some(Some(-1)) => None,
+            Some(Some(size @ 1..=MAX_SIZE)) => Some(size as usize),
             Some(_) => return Err(self.wrong("group_size", "a whole number, or -1")),
         };
         Ok(Ints { bits, group_size })
@@ -162,7 +157,7 @@ impl QuantisationTable<'_> {
 }
 
 /// The one group of weights that a checkpoint has.
-fn compressed(table: &QuantisationTable<'_>) -> Result<Compressed, Fault> {
+fn compressed(table: &QuantisationTable<'_>) -> Result<Quantisation, Fault> {
     let groups = table.0.get("config_groups").and_then(Value::as_object);
     let mut groups = groups.into_iter().flatten().filter_map(|(_, group)| group.as_object());
     let (Some(group), None) = (groups.next(), groups.next()) else {
@@ -192,14 +187,14 @@ fn compressed(table: &QuantisationTable<'_>) -> Result<Compressed, Fault> {
         Some("pack-quantized") => {
             let ints = weights.ints("num_bits", &[1, 2, 3, 4, 5, 6, 7, 8])?;
             match strategy {
-                "group" | "channel" | "tensor" => Ok(Compressed::Packed { ints, is_symmetric }),
+                "group" | "channel" | "tensor" => Ok(Quantisation::CompressedInts { ints, is_symmetric }),
                 _ => Err(weights.wrong("strategy", "`group`, `channel` or `tensor`")),
             }
         }
         Some("float-quantized" | "naive-quantized") if kind == "float" => {
-            Ok(Compressed::Float { block: weights.block("block_structure")? })
+            Ok(Quantisation::CompressedFloats { block: weights.block("block_structure")? })
         }
-        Some("int-quantized" | "naive-quantized") if kind == "int" => Ok(Compressed::Int { is_symmetric }),
+        Some("int-quantized" | "naive-quantized") if kind == "int" => Ok(Quantisation::CompressedBytes { is_symmetric }),
         _ => Err(table.wrong("format", "`pack-quantized`, `float-quantized`, `int-quantized` or `naive-quantized`")),
     }
 }
@@ -217,12 +212,11 @@ mod tests {
     #[test]
     fn methods_are_read_as_their_libraries_read_them() {
         let ints = Ints { bits: 4, group_size: Some(32) };
-        let weights = |weights: Compressed| Quantisation::Compressed { weights };
         let of_group = |format: &str, weights: Value, further: (&str, Value)| json!({"quant_method": "compressed-tensors", "format": format, "config_groups": {"g": {"weights": weights}}, further.0: further.1});
         let packed = |further: (&str, Value)| of_group("pack-quantized", json!({"num_bits": 4, "group_size": 32}), further);
         let auto_round =
             |format: &str| json!({"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": format});
-        let symmetric = weights(Compressed::Packed { ints, is_symmetric: true });
+        let symmetric = Quantisation::CompressedInts { ints, is_symmetric: true };
         for (table, expected) in [
             (json!({"load_in_4bit": true, "load_in_8bit": false}), Quantisation::FourBits { quant_type: None }),
             (json!({"load_in_8bit": true}), Quantisation::EightBits),
@@ -233,11 +227,11 @@ mod tests {
             (packed(("transform_config", Value::Null)), symmetric),
             (
                 of_group("int-quantized", json!({"num_bits": 8}), ("ignore", json!([]))),
-                weights(Compressed::Int { is_symmetric: true }),
+                Quantisation::CompressedBytes { is_symmetric: true },
             ),
             (
                 of_group("float-quantized", json!({"type": "float", "block_structure": "16x24"}), ("ignore", json!([]))),
-                weights(Compressed::Float { block: Some([16, 24]) }),
+                Quantisation::CompressedFloats { block: Some([16, 24]) },
             ),
         ] {
             assert_eq!(of(&table).unwrap(), Some(expected), "{table}");

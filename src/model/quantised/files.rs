@@ -6,7 +6,6 @@ use std::ops::Bound;
 use tch::{Kind, Tensor};
 
 use super::config::Quantisation;
-use super::load::PackedParts;
 use super::parts::OF_CACHE;
 use crate::files::{Dtype, TensorFile};
 use crate::model::config::PackedSizes;
@@ -113,10 +112,9 @@ impl Files {
         }
         sizes
     }
-}
 
-impl PackedParts for Files {
-    fn raw(&self, name: &str) -> Result<Option<Tensor>, Fault> {
+    /// A tensor as it is stored, numbers of 8 bits as their bytes; `None` where it is not there.
+    pub(in crate::model) fn raw(&self, name: &str) -> Result<Option<Tensor>, Fault> {
         let Some((file, stored)) = self.places.get(name) else { return Ok(None) };
         let file: &TensorFile = &self.opened[*file];
         let view = file.get(stored)?;
@@ -128,12 +126,12 @@ impl PackedParts for Files {
         Ok(Some(mapped.unwrap_or_else(|| Tensor::from_data_size(view.bytes, &size, Kind::Uint8))))
     }
 
-    fn names_with(&self, prefix: &str) -> Vec<String> {
+    pub(super) fn names_with(&self, prefix: &str) -> Vec<String> {
         let from = self.places.range::<str, _>((Bound::Included(prefix), Bound::Unbounded)).map(|(name, _)| name);
         from.take_while(|name| name.starts_with(prefix)).cloned().collect()
     }
 
-    fn wrong(&self, name: &str, reason: &str) -> Fault {
+    pub(super) fn wrong(&self, name: &str, reason: &str) -> Fault {
         let message = format!("tensor `{}` in `{}`: {reason}", quoted(name), abridged(self.dir.display()));
         let hint = "check that weights and `quantization_config` belong together and that all files are complete";
         Fault::data(message, hint).of_kind(FaultKind::Damaged)

@@ -2,6 +2,7 @@
 //! the order of each format's definition.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
@@ -55,7 +56,6 @@ fn len(range: &Range<i64>) -> i64 {
     range.end - range.start
 }
 
-/// Some rows of a tensor.
 fn rows_of(x: &Tensor, rows: &Range<i64>) -> Tensor {
     x.narrow(0, rows.start, len(rows))
 }
@@ -209,6 +209,82 @@ pub(super) fn packed_in_bytes(values: &Tensor, bits: i64) -> Tensor {
         shifted.bitwise_and(255).to_kind(Kind::Uint8)
     };
     Tensor::stack(&[byte(0), byte(1), byte(2)], 2).view([size[0], -1])
+}
+
+/// The table of NF4 (bitsandbytes, `get_4bit_type`; Dettmers et al. 2023, arXiv 2305.14314).
+pub(super) const NF4: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// Columns of a row that share a power of 2 (OCP MX v1.0).
+pub(super) const MX_BLOCK: i64 = 32;
+
+/// 1 / 127, as bitsandbytes has it.
+pub(super) const PER_127: f32 = 0.007_874_016;
+
+/// The table of bitsandbytes' FP4.
+pub(super) fn fp4() -> [f32; 16] {
+    with_signs([0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0].map(|twelfths| twelfths / 12.0))
+}
+
+/// The table of E2M1 (OCP MX v1.0).
+pub(super) fn e2m1() -> [f32; 16] {
+    with_signs([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+}
+
+fn with_signs(values: [f32; 8]) -> [f32; 16] {
+    std::array::from_fn(|code| if code < 8 { values[code] } else { -values[code - 8] })
+}
+
+/// E4M3FN: no infinities, and one code of each sign that is no number.
+pub(super) fn e4m3() -> Vec<f32> {
+    let of = |byte: u32| {
+        let (exponent, fraction) = (byte >> 3 & 15, (byte & 7) as f32);
+        let size = if exponent == 0 { fraction * 2f32.powi(-9) } else { (1.0 + fraction / 8.0) * 2f32.powi(exponent as i32 - 7) };
+        if byte & 128 == 0 { size } else { -size }
+    };
+    (0..256).map(of).collect()
+}
+
+/// Bytes as signed whole numbers.
+pub(super) fn signed() -> Vec<f32> {
+    (0..=255u8).map(|byte| f32::from(byte as i8)).collect()
+}
+
+pub(super) type PartsAndForm = (Vec<Tensor>, Arc<dyn PackedForm>);
+
+/// 4-bit codes in blocks over the flattened matrix (bitsandbytes), the first of two in the upper half of a byte; `rest` are the parts of
+/// nested scales.
+pub(super) fn in_blocks(
+    [codes, table, absmax]: [Tensor; 3],
+    (width, blocksize): (i64, i64),
+    scales: StoredScales,
+    rest: Vec<Tensor>,
+) -> PartsAndForm {
+    let (blocks, fills_rows) = (absmax.size()[0], width % blocksize == 0);
+    let of_row =
+        CodedRows { is_upper_first: true, scales, ..CodedRows::new(if fills_rows { width } else { blocksize }, [1, blocksize]) };
+    // A last block may be a short one.
+    let missing = blocks * blocksize / 2 - codes.size()[0];
+    let codes = if missing > 0 { codes.constant_pad_nd([0, missing]) } else { codes };
+    let each = of_row.width / blocksize;
+    let parts = [codes.view([-1, of_row.width / 2]), table, absmax.view([-1, each])].into_iter().chain(rest).collect();
+    (parts, if fills_rows { Arc::new(of_row) } else { Arc::new(CodedBlocks { width, blocks: of_row }) })
 }
 
 #[cfg(test)]

@@ -215,9 +215,8 @@ impl GgufWeights {
             && let Some(block) = first_bad_block(&rows, view.dtype.id)
         {
             let (name, kind) = (quoted(name), view.dtype.name);
-            return Err(self
-                .file
-                .wrong(&format!("tensor `{name}` ({kind}) has a scale that is no finite number, in block {block}")));
+            let reason = format!("tensor `{name}` ({kind}) has a scale that is no finite number, in block {block}");
+            return Err(self.file.wrong(&reason));
         }
         Ok(rows)
     }

@@ -45,7 +45,7 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::files::{GgufFile, GgufForm};
+    use crate::files::GgufFile;
     use crate::model::{MergedModel, ModelSource};
     use crate::recipe::{LoraRecipe, TargetModules};
 
@@ -66,9 +66,11 @@ mod tests {
             let [alone, merged, plain] =
                 ["adapter", "merged", "plain"].map(|name| dir.path().join(format!("{case}-{name}.gguf")));
             adapter().save_gguf(&config, &alone).unwrap();
-            let form = GgufForm { dtype: GgufDtype::F16, template: None };
-            MergedModel::open(&*base, Some(adapter())).unwrap().write_gguf(&merged, form, &|| true).unwrap();
-            MergedModel::open(&*base, None).unwrap().write_gguf(&plain, form, &|| true).unwrap();
+            let write = |adapter, path: &Path| {
+                MergedModel::open(&*base, adapter).unwrap().write_gguf(path, GgufDtype::F16, None, &|| true).unwrap();
+            };
+            write(Some(adapter()), &merged);
+            write(None, &plain);
             let [alone, merged, plain] = [alone, merged, plain].map(|path| GgufFile::open(&path).unwrap());
             assert_eq!(alone.text("general.architecture").unwrap(), merged.text("general.architecture").unwrap(), "{case}");
             assert_eq!(alone.text("adapter.type").unwrap(), Some("lora"));

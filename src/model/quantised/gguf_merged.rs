@@ -7,25 +7,25 @@ use tch::{Kind, TchError, Tensor, no_grad};
 
 use super::gguf::{GgufWeights, OF_CONFIG, Stored};
 use super::quantise::AT_ONCE;
-use crate::files::{GgufDtype, GgufForm, TensorHead};
+use crate::files::{GgufDtype, TensorHead, write_gguf};
 use crate::model::names::OUTPUT;
 use crate::store::content_of;
 use crate::units::{Fault, quoted};
 
 impl GgufWeights {
-    /// Writes a file with the keys of this one. Its matrices are in the form's type, those that no blocks fit in F16, and routers, biases and vectors in
-    /// F32. `merged` makes the tensors `names` of a checkpoint, in f32.
+    /// Writes a file with the keys of this one, but for its chat template where another is given. Its matrices are in the type `dtype`,
+    /// those that no blocks fit in F16, and routers, biases and vectors in F32. `merged` makes the tensors `names` of a checkpoint, in f32.
     ///
     /// # Errors
     /// A number is none, or has no place in its type; what `merged` says; the disk.
     pub(in crate::model) fn write(
         &self,
         path: &Path,
-        form: GgufForm<'_>,
+        dtype: GgufDtype,
+        template: Option<&str>,
         names: &[String],
         merged: impl Fn(&str) -> Result<Tensor, Fault>,
     ) -> Result<(), Fault> {
-        let dtype = form.dtype;
         // What of the checkpoint makes a tensor of the file, and which of the tensors that it becomes.
         let mut sources: BTreeMap<&str, Vec<(&str, &Stored, usize)>> = BTreeMap::new();
         let stored: Vec<(&String, Stored)> = names
@@ -56,7 +56,7 @@ impl GgufWeights {
             Some(TensorHead { name: (*name).to_owned(), dtype: view.dtype, shape: view.shape.to_vec() })
         });
         let heads: Vec<TensorHead<GgufDtype>> = sources.keys().map(head).chain(kept.map(Ok)).collect::<Result<_, Fault>>()?;
-        self.file.write_with(path, form, &heads, |head| {
+        write_gguf(path, &self.file.keys_in(dtype, template)?, &heads, |head| {
             let Some(sources) = sources.get(&*head.name) else { return Ok(self.view(&head.name)?.bytes.to_vec()) };
             let part = |(name, stored, part): &(&str, &Stored, usize)| Ok(stored.as_in_file(*part, &merged(name)?));
             let parts = sources.iter().map(part).collect::<Result<Vec<_>, Fault>>()?;
@@ -146,10 +146,7 @@ mod tests {
             let (config, own) = open(&base);
             for dtype in [GgufDtype::F16, GgufDtype::Q8_0] {
                 let path = dir.path().join(format!("{case}-{}.gguf", dtype.name));
-                MergedModel::open(&*base, None)
-                    .unwrap()
-                    .write_gguf(&path, GgufForm { dtype, template: Some("{{ 1 }}") }, &|| true)
-                    .unwrap();
+                MergedModel::open(&*base, None).unwrap().write_gguf(&path, dtype, Some("{{ 1 }}"), &|| true).unwrap();
                 let (found, weights) = open(&path);
                 assert_eq!(found.layers, config.layers, "{case}");
                 for entry in layout::entries(&config) {

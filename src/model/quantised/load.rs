@@ -5,60 +5,23 @@ use std::sync::Arc;
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
-use super::config::{Compressed, Ints, Quantisation};
-use super::forms::{CodedBlocks, CodedRows, StoredScales, packed_in_bytes, unpacked_words};
+use super::config::{Ints, Quantisation};
+use super::forms::{
+    CodedRows, MX_BLOCK, NF4, PER_127, PartsAndForm, StoredScales, e2m1, e4m3, fp4, in_blocks, packed_in_bytes, signed,
+    unpacked_words,
+};
 use super::parts::STATE;
+use crate::model::weights::Files;
 use crate::ops::linear::{PackedForm, PackedWeight};
 use crate::units::{Fault, quoted};
 
-/// The tensors of a checkpoint as they are stored; numbers of 8 bits as their bytes.
-pub(in crate::model) trait PackedParts {
-    /// `None` where it is not there.
-    fn raw(&self, name: &str) -> Result<Option<Tensor>, Fault>;
-
-    /// The names that begin so.
-    fn names_with(&self, prefix: &str) -> Vec<String>;
-
-    /// What is wrong with the content of a tensor.
-    fn wrong(&self, name: &str, reason: &str) -> Fault;
-}
-
-/// The table of NF4 (bitsandbytes, `get_4bit_type`; Dettmers et al. 2023, arXiv 2305.14314).
-const NF4: [f32; 16] = [
-    -1.0,
-    -0.696_192_8,
-    -0.525_073_05,
-    -0.394_917_5,
-    -0.284_441_38,
-    -0.184_773_43,
-    -0.091_050_036,
-    0.0,
-    0.079_580_3,
-    0.160_930_2,
-    0.246_112_3,
-    0.337_915_24,
-    0.440_709_83,
-    0.562_617,
-    0.722_956_84,
-    1.0,
-];
-/// The table of bitsandbytes' FP4 without signs, in twelfths.
-const FP4: [f32; 8] = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0];
-/// The table of E2M1 without signs (OCP MX v1.0).
-const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-
-/// Columns of a row that share a power of 2 (OCP MX v1.0).
-pub(super) const MX_BLOCK: i64 = 32;
-
-/// 1 / 127, as bitsandbytes has it.
-pub(super) const PER_127: f32 = 0.007_874_016;
-
-pub(super) fn nf4() -> Vec<f32> {
-    NF4.to_vec()
-}
-
-pub(super) fn fp4() -> Vec<f32> {
-    with_signs(FP4.map(|value| value / 12.0))
+/// A packed matrix where it is stored.
+struct StoredMatrix<'a> {
+    files: &'a Files,
+    /// The name that it has as a plain one.
+    weight: &'a str,
+    /// `(out, in)`.
+    size: [i64; 2],
 }
 
 /// What bitsandbytes says of a tensor.
@@ -71,105 +34,58 @@ struct QuantState {
     nested_offset: Option<f64>,
 }
 
-fn required(source: &dyn PackedParts, name: &str) -> Result<Tensor, Fault> {
-    source.raw(name)?.ok_or_else(|| source.wrong(name, "it is missing"))
-}
-
 fn number(x: &Tensor) -> f64 {
     x.to_kind(Kind::Double).double_value(&[])
 }
 
-/// Refuses a vector of another length.
-fn sized(source: &dyn PackedParts, name: &str, vector: &Tensor, count: i64) -> Result<(), Fault> {
-    let wrong = || source.wrong(name, &format!("its shape is {:?}, expected [{count}]", vector.size()));
-    if vector.size() == [count] { Ok(()) } else { Err(wrong()) }
-}
-
-/// A tensor all of whose numbers are finite.
-fn finite(source: &dyn PackedParts, name: &str) -> Result<Tensor, Fault> {
-    let tensor = required(source, name)?;
-    // An exponent, where it is a byte.
-    let is_bad = if tensor.kind() == Kind::Uint8 { tensor.eq(255) } else { tensor.isfinite().logical_not() }.reshape([-1]);
-    if is_bad.any().int64_value(&[]) == 0 {
-        return Ok(tensor);
+impl Files {
+    fn required(&self, name: &str) -> Result<Tensor, Fault> {
+        self.raw(name)?.ok_or_else(|| self.wrong(name, "it is missing"))
     }
-    let at = is_bad.to_kind(Kind::Int).argmax(None, false).int64_value(&[]);
-    let is_byte = tensor.kind() == Kind::Uint8;
-    let reason = if is_byte { "is 255, which is no number (NaN)" } else { "is infinite or not a number" };
-    Err(source.wrong(name, &format!("number {at} {reason}")))
-}
 
-pub(super) fn e2m1() -> Vec<f32> {
-    with_signs(E2M1)
-}
+    /// A tensor all of whose numbers are finite.
+    fn finite(&self, name: &str) -> Result<Tensor, Fault> {
+        let tensor = self.required(name)?;
+        // An exponent, where it is a byte.
+        let is_byte = tensor.kind() == Kind::Uint8;
+        let is_bad = if is_byte { tensor.eq(255) } else { tensor.isfinite().logical_not() }.reshape([-1]);
+        if is_bad.any().int64_value(&[]) == 0 {
+            return Ok(tensor);
+        }
+        let at = is_bad.to_kind(Kind::Int).argmax(None, false).int64_value(&[]);
+        let reason = if is_byte { "is 255, which is no number (NaN)" } else { "is infinite or not a number" };
+        Err(self.wrong(name, &format!("number {at} {reason}")))
+    }
 
-fn with_signs(values: [f32; 8]) -> Vec<f32> {
-    values.iter().copied().chain(values.iter().map(|value| -value)).collect()
-}
-
-/// E4M3FN: no infinities, and one code of each sign that is no number.
-fn e4m3() -> Vec<f32> {
-    let of = |byte: u32| {
-        let (exponent, fraction) = (byte >> 3 & 15, (byte & 7) as f32);
-        let size = if exponent == 0 { fraction * 2f32.powi(-9) } else { (1.0 + fraction / 8.0) * 2f32.powi(exponent as i32 - 7) };
-        if byte & 128 == 0 { size } else { -size }
-    };
-    (0..256).map(of).collect()
-}
-
-/// Bytes as signed whole numbers.
-pub(super) fn signed() -> Vec<f32> {
-    (0..=255u8).map(|byte| f32::from(byte as i8)).collect()
+    /// Refuses a vector of another length.
+    fn sized(&self, name: &str, vector: &Tensor, count: i64) -> Result<(), Fault> {
+        let wrong = || self.wrong(name, &format!("its shape is {:?}, expected [{count}]", vector.size()));
+        if vector.size() == [count] { Ok(()) } else { Err(wrong()) }
+    }
 }
 
 impl Quantisation {
     /// The matrix `weight` `(out, in)`, packed as it is stored but for the order of its codes.
-    pub(in crate::model) fn load(
-        &self,
-        source: &dyn PackedParts,
-        weight: &str,
-        size: [i64; 2],
-        kind: Kind,
-    ) -> Result<PackedWeight, Fault> {
-        let module = weight.strip_suffix(".weight").unwrap_or(weight);
-        let own = |end: &str| format!("{module}.{end}");
+    pub(in crate::model) fn load(&self, files: &Files, weight: &str, size: [i64; 2], kind: Kind) -> Result<PackedWeight, Fault> {
+        let stored = StoredMatrix { files, weight, size };
+        let block_or = |block: Option<[usize; 2]>, all: [i64; 2]| block.map_or(all, |block| block.map(|size| size as i64));
         let (parts, form) = match self {
-            Self::FourBits { quant_type } => four_bits(source, weight, size, quant_type.as_deref())?,
-            Self::EightBits => {
-                if let Some(format) = source.raw(&own("weight_format"))?.filter(|format| format.int64_value(&[]) != 0) {
-                    let reason = format!("it is {}, expected 0 (row by row)", format.int64_value(&[]));
-                    return Err(source.wrong(&own("weight_format"), &reason));
-                }
-                bytes(source, weight, (finite(source, &own("SCB"))?, None), &signed(), ([1, size[1]], PER_127))?
-            }
-            Self::Fp8 { block } => {
-                let block = block.map_or(size, |block| block.map(|size| size as i64));
-                eight_bit_floats(source, weight, &own("weight_scale_inv"), block)?
-            }
-            Self::Compressed { weights: Compressed::Float { block } } => {
-                let block = block.map_or([1, size[1]], |block| block.map(|size| size as i64));
-                eight_bit_floats(source, weight, &own("weight_scale"), block)?
-            }
-            Self::Compressed { weights: Compressed::Int { .. } } => whole_bytes(source, weight, &own, size)?,
-            Self::Gptq { ints, is_v1 } => gptq(source, &own, size, (*ints, *is_v1))?,
-            Self::Awq { ints } => awq(source, &own, size, *ints)?,
-            Self::Compressed { weights: Compressed::Packed { ints, is_symmetric } } => {
-                compressed(source, &own, size, (*ints, *is_symmetric))?
-            }
-            Self::Mxfp4 => return Err(source.wrong(weight, "only experts are in MXFP4")),
+            Self::FourBits { quant_type } => stored.four_bits(quant_type.as_deref())?,
+            Self::EightBits => stored.eight_bits()?,
+            Self::Fp8 { block } => stored.floats("weight_scale_inv", block_or(*block, size))?,
+            Self::Gptq { ints, is_v1 } => stored.gptq(*ints, *is_v1)?,
+            Self::Awq { ints } => stored.awq(*ints)?,
+            Self::CompressedInts { ints, is_symmetric } => stored.compressed_ints(*ints, *is_symmetric)?,
+            Self::CompressedFloats { block } => stored.floats("weight_scale", block_or(*block, [1, size[1]]))?,
+            Self::CompressedBytes { .. } => stored.compressed_bytes()?,
+            Self::Mxfp4 => return Err(files.wrong(weight, "only experts are in MXFP4")),
         };
         Ok(PackedWeight { parts, size, kind, form })
     }
 
     /// The matrices of all experts, each `(out, in)` with this number of inputs.
-    pub(in crate::model) fn load_experts(
-        source: &dyn PackedParts,
-        path: &str,
-        inner: i64,
-        kind: Kind,
-    ) -> Result<Vec<PackedWeight>, Fault> {
-        let (codes, scales) = (format!("{path}_blocks"), format!("{path}_scales"));
-        let (codes, exponents) = (required(source, &codes)?, finite(source, &scales)?);
+    pub(in crate::model) fn load_experts(files: &Files, path: &str, inner: i64, kind: Kind) -> Result<Vec<PackedWeight>, Fault> {
+        let (codes, exponents) = (files.required(&format!("{path}_blocks"))?, files.finite(&format!("{path}_scales"))?);
         let form = CodedRows { scales: StoredScales::Powers, ..CodedRows::new(inner, [1, MX_BLOCK]) };
         let (form, table): (Arc<dyn PackedForm>, _) = (Arc::new(form), Tensor::from_slice(&e2m1()));
         let size = codes.size();
@@ -179,129 +95,6 @@ impl Quantisation {
         };
         Ok((0..size[0]).map(of).collect())
     }
-}
-
-type PartsAndForm = (Vec<Tensor>, Arc<dyn PackedForm>);
-
-/// 4-bit codes in blocks over the flattened matrix (bitsandbytes), the first of two in the upper half of a byte; `rest` are the parts of nested
-/// scales.
-pub(super) fn in_blocks(
-    [codes, table, absmax]: [Tensor; 3],
-    (width, blocksize): (i64, i64),
-    scales: StoredScales,
-    rest: Vec<Tensor>,
-) -> PartsAndForm {
-    let (blocks, fills_rows) = (absmax.size()[0], width % blocksize == 0);
-    let of_row =
-        CodedRows { is_upper_first: true, scales, ..CodedRows::new(if fills_rows { width } else { blocksize }, [1, blocksize]) };
-    // A last block may be a short one.
-    let missing = blocks * blocksize / 2 - codes.size()[0];
-    let codes = if missing > 0 { codes.constant_pad_nd([0, missing]) } else { codes };
-    let each = of_row.width / blocksize;
-    let parts = [codes.view([-1, of_row.width / 2]), table, absmax.view([-1, each])].into_iter().chain(rest).collect();
-    (parts, if fills_rows { Arc::new(of_row) } else { Arc::new(CodedBlocks { width, blocks: of_row }) })
-}
-
-fn four_bits(source: &dyn PackedParts, weight: &str, size: [i64; 2], of_config: Option<&str>) -> Result<PartsAndForm, Fault> {
-    let part = |end: &str| format!("{weight}{end}");
-    let states = source.names_with(&part(STATE));
-    let [name] = &states[..] else {
-        return Err(source.wrong(&part(STATE), &format!("expected one such tensor, found {}", states.len())));
-    };
-    let kind = &name[weight.len() + STATE.len()..];
-    let table = match kind {
-        "nf4" => nf4(),
-        "fp4" => fp4(),
-        other => return Err(source.wrong(name, &format!("the type `{}` is not known, expected `nf4` or `fp4`", quoted(other)))),
-    };
-    let text = Vec::<u8>::try_from(required(source, name)?).unwrap_or_default();
-    let state: QuantState = serde_json::from_slice(&text).map_err(|error| source.wrong(name, &error.to_string()))?;
-    if let Some(other) = [Some(&*state.quant_type), of_config].into_iter().flatten().find(|other| *other != kind) {
-        let reason = format!("its content or `bnb_4bit_quant_type` says `{}`, its name `{kind}`", quoted(other));
-        return Err(source.wrong(name, &reason));
-    }
-    if state.shape != size {
-        return Err(source.wrong(weight, &format!("`quant_state` says {:?}, expected {size:?}", state.shape)));
-    }
-    if !(32..=4096).contains(&state.blocksize) || state.blocksize.count_ones() != 1 {
-        return Err(source.wrong(name, &format!("`blocksize` is {}, expected a power of 2 from 32 to 4096", state.blocksize)));
-    }
-    let map_name = part(".quant_map");
-    let map = Vec::<f32>::try_from(finite(source, &map_name)?.to_kind(Kind::Float)).unwrap_or_default();
-    if map.len() != 16 || map.iter().zip(&table).any(|(found, expected)| (found - expected).abs() > 1e-4) {
-        return Err(source.wrong(&map_name, &format!("it is not the table of {kind}")));
-    }
-    let blocks = (size[0] * size[1] + state.blocksize - 1) / state.blocksize;
-    let absmax_name = part(".absmax");
-    let absmax = required(source, &absmax_name)?;
-    let is_nested = absmax.kind() == Kind::Uint8;
-    let absmax = if is_nested { absmax } else { finite(source, &absmax_name)? };
-    sized(source, &absmax_name, &absmax, blocks)?;
-    let codes = required(source, weight)?.reshape([-1]).view_dtype(Kind::Uint8);
-    let bytes = (size[0] * size[1] + 1) / 2;
-    if codes.size() != [bytes] {
-        return Err(source.wrong(weight, &format!("its codes are {} bytes, expected {bytes}", codes.numel())));
-    }
-    let mut nested = Vec::new();
-    let scales = match (state.nested_blocksize, state.nested_offset) {
-        (Some(_), _) if !is_nested => return Err(source.wrong(&absmax_name, "nested scales are expected in U8")),
-        (Some(blocksize), Some(offset)) if blocksize > 0 && (offset as f32).is_finite() => {
-            let (outer, values) = (part(".nested_absmax"), part(".nested_quant_map"));
-            nested.extend([finite(source, &outer)?, finite(source, &values)?]);
-            sized(source, &outer, &nested[0], (blocks - 1) / blocksize + 1)?;
-            sized(source, &values, &nested[1], 256)?;
-            // A JSON number is one of f64; the library has it in f32.
-            StoredScales::Nested { blocksize, offset: f64::from(offset as f32) }
-        }
-        _ if is_nested => return Err(source.wrong(name, "it has no `nested_blocksize` above 0, or no finite `nested_offset`")),
-        _ => StoredScales::Numbers,
-    };
-    Ok(in_blocks([codes, Tensor::from_slice(&map), absmax], (size[1], state.blocksize), scales, nested))
-}
-
-/// Codes of a byte each, with their scales by blocks, zeros where there are some, and a further factor.
-fn bytes(
-    source: &dyn PackedParts,
-    weight: &str,
-    (scale, zero): (Tensor, Option<Tensor>),
-    table: &[f32],
-    (block, factor): ([i64; 2], f32),
-) -> Result<PartsAndForm, Fault> {
-    let codes = required(source, weight)?.view_dtype(Kind::Uint8);
-    let size = codes.size();
-    let scale = if scale.dim() < 2 { scale.reshape([-1, 1]) } else { scale };
-    let block = if scale.numel() == 1 { [size[0], size[1]] } else { block };
-    let scales = if scale.kind() == Kind::Uint8 { StoredScales::Powers } else { StoredScales::Numbers };
-    let form = CodedRows { factor, zero_bits: zero.as_ref().map(|_| 8), scales, ..CodedRows::new(size[1], block) };
-    if zero.as_ref().is_some_and(|zero| zero.numel() != scale.numel()) {
-        return Err(source.wrong(weight, "it has other numbers of scales and of zeros"));
-    }
-    let zero = zero.map(|zero| zero.view_as(&scale));
-    Ok(([codes, Tensor::from_slice(table), scale].into_iter().chain(zero).collect(), Arc::new(form)))
-}
-
-fn eight_bit_floats(source: &dyn PackedParts, weight: &str, scale: &str, block: [i64; 2]) -> Result<PartsAndForm, Fault> {
-    let codes = required(source, weight)?;
-    let is_none = codes.bitwise_and(127).eq(127);
-    if is_none.any().int64_value(&[]) != 0 {
-        return Err(source.wrong(weight, "a code is no number (NaN)"));
-    }
-    bytes(source, weight, (finite(source, scale)?, None), &e4m3(), (block, 1.0))
-}
-
-/// Signed whole numbers of a byte each.
-fn whole_bytes(
-    source: &dyn PackedParts,
-    weight: &str,
-    own: &dyn Fn(&str) -> String,
-    size: [i64; 2],
-) -> Result<PartsAndForm, Fault> {
-    let (scale, zero) = (finite(source, &own("weight_scale"))?, source.raw(&own("weight_zero_point"))?);
-    // With zeros, which are signed too, both are raised by 128.
-    let raised = if zero.is_some() { 128.0 } else { 0.0 };
-    let table: Vec<f32> = signed().iter().map(|value| value + raised).collect();
-    let zero = zero.map(|zero| zero.bitwise_xor(128));
-    bytes(source, weight, (scale, zero), &table, ([1, size[1]], 1.0))
 }
 
 /// Codes `(out, in)` with scales, zeros and groups, all by row.
@@ -320,101 +113,208 @@ fn grouped(codes: &Tensor, scale: &Tensor, zero: Option<Tensor>, ints: Ints, gro
     (parts.into_iter().chain(zero).chain(groups).collect(), Arc::new(form))
 }
 
-/// The groups of columns that a file gives, where these are not simply one after the other.
-fn groups_of(source: &dyn PackedParts, name: &str, ints: Ints, [width, count]: [i64; 2]) -> Result<Option<Tensor>, Fault> {
-    let Some(index) = source.raw(name)? else { return Ok(None) };
-    if index.eq(-1).all().int64_value(&[]) != 0 {
-        return Ok(None);
-    }
-    let (least, most) = (number(&index.min()) as i64, number(&index.max()) as i64);
-    if least < 0 || most >= count {
-        let found = if least < 0 { least } else { most };
-        return Err(source.wrong(name, &format!("group {found} is none of the {count} that there are")));
-    }
-    let size = ints.group_size.map_or(width, |size| size as i64);
-    let plain = Tensor::arange(width, (Kind::Int64, Device::Cpu)).divide_scalar_mode(size, "floor");
-    let index = index.to_kind(Kind::Int64);
-    Ok((!index.equal(&plain)).then_some(index))
-}
-
-fn gptq(
-    source: &dyn PackedParts,
-    own: &dyn Fn(&str) -> String,
-    [out, inner]: [i64; 2],
-    (ints, is_v1): (Ints, bool),
-) -> Result<PartsAndForm, Fault> {
-    let bits = ints.bits as i64;
-    let words = required(source, &own("qweight"))?.transpose(0, 1).contiguous();
-    let codes = unpacked_words(&words, bits, inner);
-    let scale = finite(source, &own("scales"))?.transpose(0, 1);
-    let zero = unpacked_words(&required(source, &own("qzeros"))?, bits, out).transpose(0, 1);
-    let zero = if is_v1 { (zero + 1).bitwise_and((1 << bits) - 1) } else { zero };
-    let groups = groups_of(source, &own("g_idx"), ints, [inner, scale.size()[1]])?;
-    Ok(grouped(&codes, &scale, Some(zero.to_kind(Kind::Uint8).contiguous()), ints, groups))
-}
-
 /// Where AWQ's kernels have each of eight outputs in a word: in which group of four bits.
 const AWQ_ORDER: [i64; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-fn awq(source: &dyn PackedParts, own: &dyn Fn(&str) -> String, [out, _]: [i64; 2], ints: Ints) -> Result<PartsAndForm, Fault> {
-    let ordered = |words: &Tensor| {
-        let value = |place: i64| -> Tensor { words.bitwise_right_shift_tensor_scalar(4 * place) };
-        let all = Tensor::stack(&AWQ_ORDER.map(value), 2).bitwise_and(15).to_kind(Kind::Uint8);
-        all.flatten(1, 2).narrow(1, 0, out).transpose(0, 1).contiguous()
-    };
-    let codes = ordered(&required(source, &own("qweight"))?);
-    let scale = finite(source, &own("scales"))?.transpose(0, 1);
-    let zero = ordered(&required(source, &own("qzeros"))?);
-    Ok(grouped(&codes, &scale, Some(zero), ints, None))
-}
-
-fn compressed(
-    source: &dyn PackedParts,
-    own: &dyn Fn(&str) -> String,
-    [out, inner]: [i64; 2],
-    (ints, is_symmetric): (Ints, bool),
-) -> Result<PartsAndForm, Fault> {
-    let bits = ints.bits as i64;
-    let of_matrix = |scale: Tensor| if scale.dim() == 1 { scale.expand([out, 1], false).contiguous() } else { scale };
-    let shape_name = own("weight_shape");
-    let shape = Vec::<i64>::try_from(required(source, &shape_name)?).unwrap_or_default();
-    if shape != [out, inner] {
-        return Err(source.wrong(&shape_name, &format!("it says {shape:?}, expected {:?}", [out, inner])));
+impl StoredMatrix<'_> {
+    /// The name of a tensor beside the weight, in place of `weight`.
+    fn own(&self, end: &str) -> String {
+        format!("{}.{end}", self.weight.strip_suffix(".weight").unwrap_or(self.weight))
     }
-    let codes = unpacked_words(&required(source, &own("weight_packed"))?, bits, inner);
-    let scale = of_matrix(finite(source, &own("weight_scale"))?);
-    let zero = if is_symmetric {
-        None
-    } else {
-        let words = required(source, &own("weight_zero_point"))?.transpose(0, 1).contiguous();
-        Some(unpacked_words(&words, bits, out).transpose(0, 1).contiguous())
-    };
-    let groups = groups_of(source, &own("weight_g_idx"), ints, [inner, scale.size()[1]])?;
-    Ok(grouped(&codes, &scale, zero, ints, groups))
+
+    fn required(&self, end: &str) -> Result<Tensor, Fault> {
+        self.files.required(&self.own(end))
+    }
+
+    fn finite(&self, end: &str) -> Result<Tensor, Fault> {
+        self.files.finite(&self.own(end))
+    }
+
+    fn four_bits(&self, of_config: Option<&str>) -> Result<PartsAndForm, Fault> {
+        let Self { files, weight, size } = *self;
+        let part = |end: &str| format!("{weight}{end}");
+        let states = files.names_with(&part(STATE));
+        let [name] = &states[..] else {
+            return Err(files.wrong(&part(STATE), &format!("expected one such tensor, found {}", states.len())));
+        };
+        let kind = &name[weight.len() + STATE.len()..];
+        let table = match kind {
+            "nf4" => NF4,
+            "fp4" => fp4(),
+            other => {
+                return Err(files.wrong(name, &format!("the type `{}` is not known, expected `nf4` or `fp4`", quoted(other))));
+            }
+        };
+        let text = Vec::<u8>::try_from(files.required(name)?).unwrap_or_default();
+        let state: QuantState = serde_json::from_slice(&text).map_err(|error| files.wrong(name, &error.to_string()))?;
+        if let Some(other) = [Some(&*state.quant_type), of_config].into_iter().flatten().find(|other| *other != kind) {
+            let reason = format!("its content or `bnb_4bit_quant_type` says `{}`, its name `{kind}`", quoted(other));
+            return Err(files.wrong(name, &reason));
+        }
+        if state.shape != size {
+            return Err(files.wrong(weight, &format!("`quant_state` says {:?}, expected {size:?}", state.shape)));
+        }
+        if !(32..=4096).contains(&state.blocksize) || state.blocksize.count_ones() != 1 {
+            return Err(files.wrong(name, &format!("`blocksize` is {}, expected a power of 2 from 32 to 4096", state.blocksize)));
+        }
+        let map_name = part(".quant_map");
+        let map = Vec::<f32>::try_from(files.finite(&map_name)?.to_kind(Kind::Float)).unwrap_or_default();
+        if map.len() != 16 || map.iter().zip(&table).any(|(found, expected)| (found - expected).abs() > 1e-4) {
+            return Err(files.wrong(&map_name, &format!("it is not the table of {kind}")));
+        }
+        let blocks = (size[0] * size[1] + state.blocksize - 1) / state.blocksize;
+        let absmax_name = part(".absmax");
+        let absmax = files.required(&absmax_name)?;
+        let is_nested = absmax.kind() == Kind::Uint8;
+        let absmax = if is_nested { absmax } else { files.finite(&absmax_name)? };
+        files.sized(&absmax_name, &absmax, blocks)?;
+        let codes = files.required(weight)?.reshape([-1]).view_dtype(Kind::Uint8);
+        let bytes = (size[0] * size[1] + 1) / 2;
+        if codes.size() != [bytes] {
+            return Err(files.wrong(weight, &format!("its codes are {} bytes, expected {bytes}", codes.numel())));
+        }
+        let mut nested = Vec::new();
+        let scales = match (state.nested_blocksize, state.nested_offset) {
+            (Some(_), _) if !is_nested => return Err(files.wrong(&absmax_name, "nested scales are expected in U8")),
+            (Some(blocksize), Some(offset)) if blocksize > 0 && (offset as f32).is_finite() => {
+                let (outer, values) = (part(".nested_absmax"), part(".nested_quant_map"));
+                nested.extend([files.finite(&outer)?, files.finite(&values)?]);
+                files.sized(&outer, &nested[0], (blocks - 1) / blocksize + 1)?;
+                files.sized(&values, &nested[1], 256)?;
+                // A JSON number is one of f64; the library has it in f32.
+                StoredScales::Nested { blocksize, offset: f64::from(offset as f32) }
+            }
+            _ if is_nested => return Err(files.wrong(name, "it has no `nested_blocksize` above 0, or no finite `nested_offset`")),
+            _ => StoredScales::Numbers,
+        };
+        Ok(in_blocks([codes, Tensor::from_slice(&map), absmax], (size[1], state.blocksize), scales, nested))
+    }
+
+    fn eight_bits(&self) -> Result<PartsAndForm, Fault> {
+        let name = self.own("weight_format");
+        if let Some(format) = self.files.raw(&name)?.filter(|format| format.int64_value(&[]) != 0) {
+            let reason = format!("it is {}, expected 0 (row by row)", format.int64_value(&[]));
+            return Err(self.files.wrong(&name, &reason));
+        }
+        self.bytes(self.finite("SCB")?, None, &signed(), [1, self.size[1]], PER_127)
+    }
+
+    /// Codes of a byte each, with their scales by blocks, zeros where there are some, and a further factor.
+    fn bytes(
+        &self,
+        scale: Tensor,
+        zero: Option<Tensor>,
+        table: &[f32],
+        block: [i64; 2],
+        factor: f32,
+    ) -> Result<PartsAndForm, Fault> {
+        let codes = self.files.required(self.weight)?.view_dtype(Kind::Uint8);
+        let size = codes.size();
+        let scale = if scale.dim() < 2 { scale.reshape([-1, 1]) } else { scale };
+        let block = if scale.numel() == 1 { [size[0], size[1]] } else { block };
+        let scales = if scale.kind() == Kind::Uint8 { StoredScales::Powers } else { StoredScales::Numbers };
+        let form = CodedRows { factor, zero_bits: zero.as_ref().map(|_| 8), scales, ..CodedRows::new(size[1], block) };
+        if zero.as_ref().is_some_and(|zero| zero.numel() != scale.numel()) {
+            return Err(self.files.wrong(self.weight, "it has other numbers of scales and of zeros"));
+        }
+        let zero = zero.map(|zero| zero.view_as(&scale));
+        Ok(([codes, Tensor::from_slice(table), scale].into_iter().chain(zero).collect(), Arc::new(form)))
+    }
+
+    fn floats(&self, scale: &str, block: [i64; 2]) -> Result<PartsAndForm, Fault> {
+        let is_none = self.files.required(self.weight)?.bitwise_and(127).eq(127);
+        if is_none.any().int64_value(&[]) != 0 {
+            return Err(self.files.wrong(self.weight, "a code is no number (NaN)"));
+        }
+        self.bytes(self.finite(scale)?, None, &e4m3(), block, 1.0)
+    }
+
+    /// Signed whole numbers of a byte each.
+    fn compressed_bytes(&self) -> Result<PartsAndForm, Fault> {
+        let (scale, zero) = (self.finite("weight_scale")?, self.files.raw(&self.own("weight_zero_point"))?);
+        // With zeros, which are signed too, both are raised by 128.
+        let raised = if zero.is_some() { 128.0 } else { 0.0 };
+        let table: Vec<f32> = signed().iter().map(|value| value + raised).collect();
+        let zero = zero.map(|zero| zero.bitwise_xor(128));
+        self.bytes(scale, zero, &table, [1, self.size[1]], 1.0)
+    }
+
+    /// The groups of columns that a file gives, where these are not simply one after the other, of `count` that there are.
+    fn groups(&self, end: &str, ints: Ints, count: i64) -> Result<Option<Tensor>, Fault> {
+        let (name, width) = (self.own(end), self.size[1]);
+        let Some(index) = self.files.raw(&name)? else { return Ok(None) };
+        if index.eq(-1).all().int64_value(&[]) != 0 {
+            return Ok(None);
+        }
+        let (least, most) = (number(&index.min()) as i64, number(&index.max()) as i64);
+        if least < 0 || most >= count {
+            let found = if least < 0 { least } else { most };
+            return Err(self.files.wrong(&name, &format!("group {found} is none of the {count} that there are")));
+        }
+        let size = ints.group_size.map_or(width, |size| size as i64);
+        let plain = Tensor::arange(width, (Kind::Int64, Device::Cpu)).divide_scalar_mode(size, "floor");
+        let index = index.to_kind(Kind::Int64);
+        Ok((!index.equal(&plain)).then_some(index))
+    }
+
+    fn gptq(&self, ints: Ints, is_v1: bool) -> Result<PartsAndForm, Fault> {
+        let ([out, inner], bits) = (self.size, ints.bits as i64);
+        let words = self.required("qweight")?.transpose(0, 1).contiguous();
+        let codes = unpacked_words(&words, bits, inner);
+        let scale = self.finite("scales")?.transpose(0, 1);
+        let zero = unpacked_words(&self.required("qzeros")?, bits, out).transpose(0, 1);
+        let zero = if is_v1 { (zero + 1).bitwise_and((1 << bits) - 1) } else { zero };
+        let groups = self.groups("g_idx", ints, scale.size()[1])?;
+        Ok(grouped(&codes, &scale, Some(zero.to_kind(Kind::Uint8).contiguous()), ints, groups))
+    }
+
+    fn awq(&self, ints: Ints) -> Result<PartsAndForm, Fault> {
+        let ordered = |words: &Tensor| {
+            let value = |place: i64| -> Tensor { words.bitwise_right_shift_tensor_scalar(4 * place) };
+            let all = Tensor::stack(&AWQ_ORDER.map(value), 2).bitwise_and(15).to_kind(Kind::Uint8);
+            all.flatten(1, 2).narrow(1, 0, self.size[0]).transpose(0, 1).contiguous()
+        };
+        let codes = ordered(&self.required("qweight")?);
+        let scale = self.finite("scales")?.transpose(0, 1);
+        let zero = ordered(&self.required("qzeros")?);
+        Ok(grouped(&codes, &scale, Some(zero), ints, None))
+    }
+
+    fn compressed_ints(&self, ints: Ints, is_symmetric: bool) -> Result<PartsAndForm, Fault> {
+        let ([out, inner], bits) = (self.size, ints.bits as i64);
+        let shape = Vec::<i64>::try_from(self.required("weight_shape")?).unwrap_or_default();
+        if shape != self.size {
+            return Err(self.files.wrong(&self.own("weight_shape"), &format!("it says {shape:?}, expected {:?}", self.size)));
+        }
+        let codes = unpacked_words(&self.required("weight_packed")?, bits, inner);
+        let scale = self.finite("weight_scale")?;
+        let scale = if scale.dim() == 1 { scale.expand([out, 1], false).contiguous() } else { scale };
+        let zero = if is_symmetric {
+            None
+        } else {
+            let words = self.required("weight_zero_point")?.transpose(0, 1).contiguous();
+            Some(unpacked_words(&words, bits, out).transpose(0, 1).contiguous())
+        };
+        let groups = self.groups("weight_g_idx", ints, scale.size()[1])?;
+        Ok(grouped(&codes, &scale, zero, ints, groups))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::weights::MODEL_TENSORS;
+    use crate::store::{pt_metadata, save_tensors};
 
-    struct StoredParts(Vec<(&'static str, Tensor)>);
-
-    impl PackedParts for StoredParts {
-        fn raw(&self, name: &str) -> Result<Option<Tensor>, Fault> {
-            Ok(self.0.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor.shallow_clone()))
-        }
-
-        fn names_with(&self, prefix: &str) -> Vec<String> {
-            self.0.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(name, _)| (*name).to_owned()).collect()
-        }
-
-        fn wrong(&self, name: &str, reason: &str) -> Fault {
-            Fault::defect(format!("{name}: {reason}"))
-        }
+    fn stored(parts: Vec<(&'static str, Tensor)>) -> Files {
+        let dir = tempfile::tempdir().unwrap();
+        let parts: Vec<_> = parts.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect();
+        save_tensors(&dir.path().join(MODEL_TENSORS), &parts, &pt_metadata()).unwrap();
+        Files::open(dir.path(), false).unwrap()
     }
 
     fn unpacked(quantisation: &Quantisation, parts: Vec<(&'static str, Tensor)>, size: [i64; 2]) -> Result<Vec<f32>, Fault> {
-        let packed = quantisation.load(&StoredParts(parts), "m.weight", size, Kind::Float)?;
+        let packed = quantisation.load(&stored(parts), "m.weight", size, Kind::Float)?;
         Ok(Vec::try_from(packed.form.unpack(&packed.parts, &(0..size[0]), Kind::Float).reshape([-1])).unwrap())
     }
 
@@ -424,7 +324,7 @@ mod tests {
 
     #[test]
     fn bytes_have_zeros_of_their_own_sign() {
-        let int = Quantisation::Compressed { weights: Compressed::Int { is_symmetric: false } };
+        let int = Quantisation::CompressedBytes { is_symmetric: false };
         let parts = |zero: &[u8], scale: &[f32]| {
             vec![
                 ("m.weight", bytes_of(&[3, 128, 127, 0], [2, 2])),
@@ -445,13 +345,14 @@ mod tests {
         };
         assert_eq!(unpacked(&fp8, parts([126, 130]), [1, 3]).unwrap(), [0.5, 224.0, -8.0]);
         let refused = unpacked(&fp8, parts([126, 255]), [1, 3]).unwrap_err().to_string();
-        assert!(refused.contains("m.weight_scale_inv: number 1 is 255, which is no number"), "{refused}");
+        let is_named = refused.starts_with("tensor `m.weight_scale_inv` in ");
+        assert!(is_named && refused.contains(": number 1 is 255, which is no number"), "{refused}");
     }
 
     #[test]
     fn a_packed_matrix_may_have_one_scale() {
         let ints = Ints { bits: 4, group_size: None };
-        let packed = Quantisation::Compressed { weights: Compressed::Packed { ints, is_symmetric: true } };
+        let packed = Quantisation::CompressedInts { ints, is_symmetric: true };
         let parts = vec![
             ("m.weight_packed", Tensor::from_slice(&[0x18, 0xf]).view([2, 1])),
             ("m.weight_scale", Tensor::from_slice(&[0.5f32])),
@@ -480,7 +381,8 @@ mod tests {
         }
         for count in [4, 7, 9, 16] {
             let refused = four_bits(None, bytes(count)).unwrap_err().to_string();
-            assert!(refused.contains(&format!("m.weight: its codes are {count} bytes, expected 8")), "{refused}");
+            let is_named = refused.starts_with("tensor `m.weight` in ");
+            assert!(is_named && refused.contains(&format!(": its codes are {count} bytes, expected 8")), "{refused}");
         }
         let refused = four_bits(Some("fp4"), bytes(8)).unwrap_err().to_string();
         assert!(refused.contains("its content or `bnb_4bit_quant_type` says `fp4`, its name `nf4`"), "{refused}");
@@ -532,7 +434,7 @@ mod tests {
 
         let [codes, scales] = &shape_of(&Quantisation::Mxfp4, "m", &[2, 48, 5])[..] else { panic!() };
         let bytes = |size: &[i64], value: i64| Tensor::full(size, value, (Kind::Uint8, Device::Cpu));
-        let parts = StoredParts(vec![("m_blocks", bytes(codes, 0x24)), ("m_scales", bytes(scales, 128))]);
+        let parts = stored(vec![("m_blocks", bytes(codes, 0x24)), ("m_scales", bytes(scales, 128))]);
         let experts = Quantisation::load_experts(&parts, "m", 48, Kind::Float).unwrap();
         assert_eq!(experts.iter().map(|expert| expert.size).collect::<Vec<_>>(), [[5, 48]; 2]);
         let found = experts[1].form.unpack(&experts[1].parts, &(0..5), Kind::Float);

@@ -13,5 +13,4 @@ mod quantise;
 
 pub(super) use config::{QUANTISATION, Quantisation};
 pub(super) use gguf::GgufWeights;
-pub(super) use load::PackedParts;
 pub(super) use quantise::{is_quantised, quantised, quantised_sizes};

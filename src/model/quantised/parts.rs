@@ -1,6 +1,6 @@
 //! Which tensors of a checkpoint a packed matrix consists of: names, dtypes and shapes, all of which follow from its rows and columns.
 
-use super::config::{Compressed, Ints, Quantisation};
+use super::config::{Ints, Quantisation};
 use crate::files::Dtype;
 
 /// A tensor that a packed matrix consists of.
@@ -24,7 +24,11 @@ pub(super) const OF_CACHE: [&str; 5] = [".q_scale", ".k_scale", ".v_scale", ".kv
 const STORAGE: &[Dtype] = &[Dtype::U8, Dtype::BF16, Dtype::F16, Dtype::F32];
 
 fn part(name: String, dtypes: &'static [Dtype], shape: &[usize]) -> WeightPart {
-    WeightPart { name, dtypes, shapes: vec![shape.to_vec()], is_optional: false }
+    of_shapes(name, dtypes, vec![shape.to_vec()])
+}
+
+fn of_shapes(name: String, dtypes: &'static [Dtype], shapes: Vec<Vec<usize>>) -> WeightPart {
+    WeightPart { name, dtypes, shapes, is_optional: false }
 }
 
 fn optional(part: WeightPart) -> WeightPart {
@@ -41,8 +45,8 @@ impl Quantisation {
             Self::Mxfp4 => vec![format!("{weight}_blocks"), format!("{weight}_scales")],
             Self::Fp8 { .. } => vec![format!("{module}.weight_scale_inv")],
             Self::Gptq { .. } | Self::Awq { .. } => ["qweight", "qzeros", "scales"].map(|end| format!("{module}.{end}")).into(),
-            Self::Compressed { weights: Compressed::Packed { .. } } => vec![format!("{module}.weight_packed")],
-            Self::Compressed { .. } => vec![format!("{module}.weight_scale")],
+            Self::CompressedInts { .. } => vec![format!("{module}.weight_packed")],
+            Self::CompressedFloats { .. } | Self::CompressedBytes { .. } => vec![format!("{module}.weight_scale")],
         }
     }
 
@@ -59,10 +63,9 @@ impl Quantisation {
 
     /// Whether codes lie in memory in another order than in the file.
     pub(in crate::model) fn reorders_codes(&self) -> bool {
-        matches!(self, Self::Gptq { .. } | Self::Awq { .. } | Self::Compressed { weights: Compressed::Packed { .. } })
+        matches!(self, Self::Gptq { .. } | Self::Awq { .. } | Self::CompressedInts { .. })
     }
 
-    /// What the form is called.
     pub(in crate::model) fn name(&self) -> &'static str {
         match self {
             Self::FourBits { .. } => "4 bits of bitsandbytes",
@@ -71,7 +74,7 @@ impl Quantisation {
             Self::Fp8 { .. } => "FP8",
             Self::Gptq { .. } => "GPTQ",
             Self::Awq { .. } => "AWQ",
-            Self::Compressed { .. } => "compressed-tensors",
+            Self::CompressedInts { .. } | Self::CompressedFloats { .. } | Self::CompressedBytes { .. } => "compressed-tensors",
         }
     }
 
@@ -94,18 +97,13 @@ impl Quantisation {
                 optional(part(own("weight_format"), BYTES, &[])),
             ],
             Self::Fp8 { block } => {
-                let scales = block.map_or_else(
-                    || vec![vec![], vec![1]],
-                    |[rows, columns]| vec![vec![out.div_ceil(rows), inner.div_ceil(columns)]],
-                );
-                let scale = WeightPart { name: own("weight_scale_inv"), dtypes: POWERS, shapes: scales, is_optional: false };
-                let activation = WeightPart {
-                    name: own("activation_scale"),
-                    dtypes: SCALES,
-                    shapes: vec![vec![], vec![1]],
-                    is_optional: true,
-                };
-                vec![part(weight.to_owned(), &[Dtype::F8_E4M3], shape), scale, activation]
+                let one = vec![vec![], vec![1]];
+                let scales = block.map_or_else(|| one.clone(), |block| by_blocks([out, inner], block));
+                vec![
+                    part(weight.to_owned(), &[Dtype::F8_E4M3], shape),
+                    of_shapes(own("weight_scale_inv"), POWERS, scales),
+                    optional(of_shapes(own("activation_scale"), SCALES, one)),
+                ]
             }
             Self::Gptq { ints, .. } => {
                 let (groups, bits) = (groups(ints, inner), ints.bits);
@@ -124,9 +122,57 @@ impl Quantisation {
                     part(own("scales"), SCALES, &[groups, out]),
                 ]
             }
-            Self::Compressed { weights } => compressed(*weights, own, shape),
+            Self::CompressedInts { ints, is_symmetric } => compressed_ints(own, [out, inner], ints, *is_symmetric),
+            Self::CompressedFloats { block } => vec![
+                part(own("weight"), &[Dtype::F8_E4M3], shape),
+                of_shapes(
+                    own("weight_scale"),
+                    SCALES,
+                    block.map_or_else(|| by_rows(out), |block| by_blocks([out, inner], block)),
+                ),
+                of_activations(own("input_scale")),
+            ],
+            Self::CompressedBytes { is_symmetric } => {
+                let zero = of_shapes(own("weight_zero_point"), &[Dtype::I8], by_rows(out));
+                vec![
+                    part(own("weight"), &[Dtype::I8], shape),
+                    of_shapes(own("weight_scale"), SCALES, by_rows(out)),
+                    if *is_symmetric { optional(zero) } else { zero },
+                    of_activations(own("input_scale")),
+                ]
+            }
         }
     }
+}
+
+fn compressed_ints(own: impl Fn(&str) -> String, [out, inner]: [usize; 2], ints: &Ints, is_symmetric: bool) -> Vec<WeightPart> {
+    let (groups, words) = (groups(ints, inner), (out * ints.bits).div_ceil(32));
+    let of_tensor = ints.group_size.is_none() && is_symmetric;
+    let scales = [vec![out, groups], vec![1]].into_iter().take(if of_tensor { 2 } else { 1 }).collect();
+    let zero = part(own("weight_zero_point"), WORDS, &[words, groups]);
+    vec![
+        part(own("weight_packed"), WORDS, &[out, (inner * ints.bits).div_ceil(32)]),
+        of_shapes(own("weight_scale"), SCALES, scales),
+        part(own("weight_shape"), &[Dtype::I64], &[2]),
+        if is_symmetric { optional(zero) } else { zero },
+        optional(part(own("weight_g_idx"), WORDS, &[inner])),
+        of_activations(own("input_scale")),
+    ]
+}
+
+/// A scale for each block of so many rows and columns.
+fn by_blocks([out, inner]: [usize; 2], [rows, columns]: [usize; 2]) -> Vec<Vec<usize>> {
+    vec![vec![out.div_ceil(rows), inner.div_ceil(columns)]]
+}
+
+/// A scale for each row, or one for all.
+fn by_rows(out: usize) -> Vec<Vec<usize>> {
+    vec![vec![out, 1], vec![1], vec![]]
+}
+
+/// The scale of what a server multiplies with the weight.
+fn of_activations(name: String) -> WeightPart {
+    optional(of_shapes(name, SCALES, vec![vec![1], vec![]]))
 }
 
 /// Before the type of a 4-bit tensor.
@@ -140,50 +186,12 @@ fn groups(ints: &Ints, inner: usize) -> usize {
 fn four_bits(weight: &str, numbers: usize) -> Vec<WeightPart> {
     let bytes = numbers.div_ceil(2);
     let shapes = [1, 2, 4].iter().filter(|size| bytes.is_multiple_of(**size)).map(|size| vec![bytes / size, 1]);
-    let any =
-        |end: &str, dtypes, is_optional| WeightPart { name: format!("{weight}{end}"), dtypes, shapes: Vec::new(), is_optional };
+    let any = |end: &str, dtypes| of_shapes(format!("{weight}{end}"), dtypes, Vec::new());
     vec![
-        WeightPart { name: weight.to_owned(), dtypes: STORAGE, shapes: shapes.collect(), is_optional: false },
-        any(".absmax", &[Dtype::F32, Dtype::U8], false),
+        of_shapes(weight.to_owned(), STORAGE, shapes.collect()),
+        any(".absmax", &[Dtype::F32, Dtype::U8]),
         part(format!("{weight}.quant_map"), &[Dtype::F32], &[16]),
-        any(".nested_absmax", &[Dtype::F32], true),
-        any(".nested_quant_map", &[Dtype::F32], true),
+        optional(any(".nested_absmax", &[Dtype::F32])),
+        optional(any(".nested_quant_map", &[Dtype::F32])),
     ]
-}
-
-fn compressed(weights: Compressed, own: impl Fn(&str) -> String, shape: &[usize]) -> Vec<WeightPart> {
-    let (out, inner) = (shape[0], shape[1]);
-    let of_activations =
-        WeightPart { name: own("input_scale"), dtypes: SCALES, shapes: vec![vec![1], vec![]], is_optional: true };
-    match weights {
-        Compressed::Packed { ints, is_symmetric } => {
-            let groups = groups(&ints, inner);
-            let words = (out * ints.bits).div_ceil(32);
-            let of_tensor = ints.group_size.is_none() && is_symmetric;
-            let scales = [vec![out, groups], vec![1]].into_iter().take(if of_tensor { 2 } else { 1 }).collect();
-            let zero = part(own("weight_zero_point"), WORDS, &[words, groups]);
-            vec![
-                part(own("weight_packed"), WORDS, &[out, (inner * ints.bits).div_ceil(32)]),
-                WeightPart { shapes: scales, ..part(own("weight_scale"), SCALES, &[]) },
-                part(own("weight_shape"), &[Dtype::I64], &[2]),
-                if is_symmetric { optional(zero) } else { zero },
-                optional(part(own("weight_g_idx"), WORDS, &[inner])),
-                of_activations,
-            ]
-        }
-        Compressed::Float { block } => {
-            let scales = match block {
-                Some([rows, columns]) => vec![vec![out.div_ceil(rows), inner.div_ceil(columns)]],
-                None => vec![vec![out, 1], vec![1], vec![]],
-            };
-            let scale = WeightPart { name: own("weight_scale"), dtypes: SCALES, shapes: scales, is_optional: false };
-            vec![part(own("weight"), &[Dtype::F8_E4M3], shape), scale, of_activations]
-        }
-        Compressed::Int { is_symmetric } => {
-            let shapes = vec![vec![out, 1], vec![1], vec![]];
-            let scale = WeightPart { name: own("weight_scale"), dtypes: SCALES, shapes: shapes.clone(), is_optional: false };
-            let zero = WeightPart { name: own("weight_zero_point"), dtypes: &[Dtype::I8], shapes, is_optional: is_symmetric };
-            vec![part(own("weight"), &[Dtype::I8], shape), scale, zero, of_activations]
-        }
-    }
 }

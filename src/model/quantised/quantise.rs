@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::forms::{CodedRows, StoredScales, packed_in_bytes, powers_of_two};
-use super::load::{MX_BLOCK, PER_127, e2m1, fp4, in_blocks, nf4, signed};
+use super::forms::{
+    CodedRows, MX_BLOCK, NF4, PER_127, PartsAndForm, StoredScales, e2m1, fp4, in_blocks, packed_in_bytes, powers_of_two, signed,
+};
 use crate::model::config::PackedSizes;
 use crate::model::layout::{Role, TensorEntry};
 use crate::model::names::layer_of;
-use crate::ops::linear::{PackedForm, PackedWeight};
+use crate::ops::linear::PackedWeight;
 use crate::recipe::Quantize;
 use crate::units::{Fault, quoted};
 
@@ -53,9 +54,9 @@ pub(super) const AT_ONCE: i64 = 1 << 20;
 /// A number is infinite or none.
 pub(in crate::model) fn quantised(name: &str, weight_oi: &Tensor, to: Quantize, kind: Kind) -> Result<PackedWeight, Fault> {
     let size = [0, 1].map(|dim| weight_oi.size()[dim]);
-    let (parts, form): (Vec<Tensor>, Arc<dyn PackedForm>) = no_grad(|| match to {
-        Quantize::Nf4 => four_bits(weight_oi, &nf4(), false),
-        Quantize::Nf4Double => four_bits(weight_oi, &nf4(), true),
+    let (parts, form): PartsAndForm = no_grad(|| match to {
+        Quantize::Nf4 => four_bits(weight_oi, &NF4, false),
+        Quantize::Nf4Double => four_bits(weight_oi, &NF4, true),
         Quantize::Fp4 => four_bits(weight_oi, &fp4(), false),
         Quantize::Int8 => {
             let [level, scale_o1] = in_parts(weight_oi, (AT_ONCE / size[1]).max(1), eight_bits);
@@ -110,7 +111,7 @@ fn micro_floats(weight_oi: &Tensor) -> [Tensor; 2] {
     [packed_in_bytes(&codes, 4), exponent.squeeze_dim(2).to_kind(Kind::Uint8)]
 }
 
-fn four_bits(weight_oi: &Tensor, table: &[f32], is_double: bool) -> (Vec<Tensor>, Arc<dyn PackedForm>) {
+fn four_bits(weight_oi: &Tensor, table: &[f32], is_double: bool) -> PartsAndForm {
     let mut order: Vec<usize> = (0..16).collect();
     order.sort_by(|&a, &b| table[a].total_cmp(&table[b]).then(a.cmp(&b)));
     let sorted: Vec<f32> = order.iter().map(|&code| table[code]).collect();
