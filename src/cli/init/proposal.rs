@@ -5,7 +5,7 @@ use std::path::Path;
 use tch::Device;
 
 use crate::cli::recipe_file::recipe_for;
-use crate::data::{DataRequest, Survey, SurveyedPart, SurveyedRow, survey};
+use crate::data::{DataRequest, SampleRow, Survey, SurveyedPart, SurveyedSample, survey};
 use crate::model::ModelConfig;
 use crate::recipe::{DataFormat, PolicyRecipe, Recipe};
 use crate::report::console;
@@ -38,7 +38,7 @@ pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<Stri
     let tokenizer = train::tokenizer(&recipe.model.path)?;
     let limits = train::limits(&config);
     let mut lengths = Vec::new();
-    let mut take = |row: &SurveyedRow| {
+    let mut take = |row: &SampleRow<SurveyedSample>| {
         lengths.extend(row.sample.as_ref().map(|sample| sample.length));
         Ok(())
     };

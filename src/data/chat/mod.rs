@@ -16,7 +16,7 @@ mod spans;
 mod template;
 mod template_files;
 
-pub(super) use encoder::{ChatEncoder, TrainedText};
+pub(super) use encoder::ChatEncoder;
 pub(super) use notes::ChatNotes;
 pub(super) use rows::{is_conversational, prompt_and_completion, sample, shown, wrong};
 pub(super) use spans::ChatSample;
