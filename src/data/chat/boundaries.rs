@@ -228,7 +228,7 @@ mod tests {
     use super::super::conversation::{Conversation, tools_of};
     use super::super::spans::{ChatSample, text_and_spans};
     use super::super::template::ChatTemplate;
-    use super::super::template::tests::template;
+    use super::super::template_tests::template;
     use super::*;
     use crate::recipe::TrainOn;
 

@@ -165,7 +165,7 @@ fn truncate(text: &str, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::template::tests::rendered;
+    use super::super::template_tests::rendered;
 
     #[test]
     fn filters_and_tests_are_those_of_jinja2() {

@@ -240,7 +240,7 @@ fn index_in_list(list: &Value, args: &[Value]) -> Result<Value, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::template::tests::rendered;
+    use super::super::template_tests::rendered;
 
     #[test]
     fn texts_have_the_methods_of_python() {
