@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::recipe_file::{RecipePath, recipe_for};
 use crate::data::{
-    ColumnLook, DataRequest, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, ModelLimits, RowCounts, Survey,
-    SurveyedPart, SurveyedRow, SurveyedSample, Tokenizer, look, survey,
+    ColumnLook, DataRequest, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, ModelLimits, RowCounts, SampleRow, Survey,
+    SurveyedPart, SurveyedSample, Tokenizer, look, survey,
 };
 use crate::files;
 use crate::model::ModelConfig;
@@ -84,7 +84,7 @@ impl LookAtData {
             None => surveys = self.surveys(&recipe, limits, tokenizer.as_ref(), &mut |_| Ok(()))?,
             Some(path) => files::write_named(path, |out| {
                 let mut source = None;
-                let mut write = |row: &SurveyedRow| {
+                let mut write = |row: &SampleRow<SurveyedSample>| {
                     if source.as_ref() != Some(&row.place.path) {
                         refuse_own_data(path, &row.place.path)?;
                         source = Some(row.place.path.clone());
@@ -109,11 +109,11 @@ impl LookAtData {
         recipe: &'a Recipe,
         limits: ModelLimits,
         tokenizer: Option<&Tokenizer>,
-        write: &mut dyn FnMut(&SurveyedRow) -> Result<(), Fault>,
+        write: &mut dyn FnMut(&SampleRow<SurveyedSample>) -> Result<(), Fault>,
     ) -> Result<Vec<(&'a DataRecipe, Survey)>, Fault> {
         let mut shown_yet = 0;
         let has_colour = console::has_colour(&io::stdout()) && !console::speech().is_json;
-        let mut take = |row: &SurveyedRow| {
+        let mut take = |row: &SampleRow<SurveyedSample>| {
             write(row)?;
             if let Ok(sample) = &row.sample
                 && shown_yet < self.show
@@ -320,7 +320,7 @@ fn refuse_own_data(dump: &Path, source: &Path) -> Result<(), Fault> {
 }
 
 /// A row as JSON. A line counts from 1, a record from 0; a file that is one sample has no number.
-fn line(row: &SurveyedRow) -> Value {
+fn line(row: &SampleRow<SurveyedSample>) -> Value {
     let number = match row.place.at {
         LineOrRecord::Line(number) | LineOrRecord::Record(number) => Some(number),
         LineOrRecord::Whole => None,

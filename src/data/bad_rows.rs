@@ -2,31 +2,11 @@
 
 use std::path::Path;
 
-use super::faults::{self, LEAVE_OUT, RowFault};
+use super::faults::{self, LEAVE_OUT};
 use crate::recipe::OnBadRow;
 use crate::units::Fault;
 
 const TOLD: usize = 10;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ErrorScope {
-    /// The row is no sample: `data.on_bad_row` decides.
-    Row,
-    /// The sample is too long: `data.on_too_long` has decided.
-    Length,
-    /// No row can be read or encoded.
-    All,
-}
-
-impl ErrorScope {
-    pub(super) fn of(error: &Fault) -> Self {
-        match error.payload::<RowFault>() {
-            Some(row) if row.is_too_long => Self::Length,
-            Some(_) => Self::Row,
-            None => Self::All,
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct BadRows {

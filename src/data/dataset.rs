@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::batch::{Batch, Sequence};
 use super::chat::ChatNotes;
-use super::encode::{Aim, EncodedSample, Encoder};
+use super::encode::Encoder;
+use super::encoded_sample::{Aim, EncodedSample};
 use super::faults;
 use super::on_too_long::{LengthOutcome, LengthPolicy, Window, windows};
 use super::question::{Question, SampleGroups};
@@ -259,7 +260,7 @@ impl Samples {
     }
 
     fn question(&self, piece: &Piece) -> Result<Question, Fault> {
-        let mut about = self.tokens.about(&self.paths, piece.sample)?;
+        let About { groups, border, follow_up, references, .. } = self.tokens.about(&self.paths, piece.sample)?;
         let EncodedSample { ids: mut prompt, prompt: length, aim: Aim::Tokens(is_trained), initial, .. } = self.encoded(piece)?
         else {
             let message = format!("{} has a class, and no answer in words", self.place(piece.sample)?);
@@ -273,11 +274,10 @@ impl Samples {
             let message = format!("{} has no prompt: its first token is a target already", self.place(piece.sample)?);
             return Err(Fault::data(message, "label the tokens of the prompt with -100, or leave the sample out"));
         }
-        let references = match about.references.take() {
+        let references = match references {
             Some(references) => references,
             None => vec![self.encoder.text(&answer)?],
         };
-        let About { groups, border, follow_up, .. } = about;
         let (sample, reply_prefix, border) = (piece.sample as u64, self.reply_prefix, border.unwrap_or_default());
         Ok(Question { sample, prompt, initial, reply_prefix, border, references, follow_up, groups })
     }

@@ -1,16 +1,14 @@
 //! From a sample to its token ids: what is prompt, what is target, where BOS and EOS stand.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use super::batch::{IGNORE, Sequence, Targets};
-use super::chat::{ChatEncoder, TrainedText};
+use super::chat::ChatEncoder;
+use super::encoded_sample::{Aim, EncodedSample};
 use super::example::Content;
 use super::faults::{self, RowFault};
-use super::initial_part::{InitialPartFinder, after_cut};
-use super::on_too_long::Length;
+use super::initial_part::InitialPartFinder;
 use super::question::FollowUp;
 use super::sample_place::SamplePlace;
 use super::tokenizer::Tokenizer;
@@ -27,24 +25,6 @@ pub(super) struct Encoder {
     pub(super) pad: Option<u32>,
     /// Finds the initial part of sequences, where that is asked for.
     pub(super) initial: Option<InitialPartFinder>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct EncodedSample {
-    pub(super) ids: Vec<u32>,
-    /// Leading tokens that may be cut.
-    pub(super) prompt: usize,
-    pub(super) aim: Aim,
-    /// Where the initial part stands, where somebody asked.
-    pub(super) initial: Option<Range<usize>>,
-    /// The end of the prompt's text that is in the first token behind the prompt.
-    pub(super) border: Option<String>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Aim {
-    Tokens(Vec<bool>),
-    Class(usize),
 }
 
 impl Encoder {
@@ -77,29 +57,21 @@ impl Encoder {
     }
 
     /// Encodes a whole sample, however long, and finds its initial part where that is asked for.
-    pub(super) fn encode(&self, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<EncodedSample, Fault> {
-        let of_text = |text: TrainedText| EncodedSample {
-            ids: text.ids,
-            prompt: text.prompt,
-            aim: Aim::Tokens(text.is_trained),
-            initial: None,
-            border: text.border,
-        };
-        let of_ids = |ids, prompt, aim| EncodedSample { ids, prompt, aim, initial: None, border: None };
+    pub(super) fn encode(&self, content: &Content, place: &SamplePlace) -> Result<EncodedSample, Fault> {
         // What follows the token that is read changes nothing.
         let of_class = |mut ids: Vec<u32>, class: usize| {
             let read = ids.iter().rposition(|&id| Some(id) != self.pad).unwrap_or(0);
             ids.truncate(read + 1);
-            of_ids(ids, read, Aim::Class(class))
+            EncodedSample::new(ids, read, Aim::Class(class))
         };
         let mut sequence = match content {
             Content::Tokens { ids, is_trained } => {
                 let prompt = is_trained.iter().take_while(|&&trained| !trained).count();
-                of_ids(ids.clone(), prompt, Aim::Tokens(is_trained.clone()))
+                EncodedSample::new(ids.clone(), prompt, Aim::Tokens(is_trained.clone()))
             }
             Content::TokensClass { ids, class } => of_class(ids.clone(), *class),
-            Content::Text { prompt, completion } => of_text(self.chat.encode_pair(prompt, completion, self.tokenizer()?)?),
-            Content::Chat(sample) => of_text(self.chat.encode(sample, self.tokenizer()?, place)?),
+            Content::Text { prompt, completion } => self.chat.encode_pair(prompt, completion, self.tokenizer()?)?,
+            Content::Chat(sample) => self.chat.encode(sample, self.tokenizer()?, place)?,
             Content::TextClass { prompt, class } => {
                 // The class is read at the EOS behind the prompt, unless that is what pads.
                 let tokenizer = self.tokenizer()?;
@@ -109,7 +81,7 @@ impl Encoder {
                 EncodedSample { initial, ..of_class(ids, *class) }
             }
         };
-        sequence.check(self.vocab_size, content, place)?;
+        check(&sequence, self.vocab_size, content, place)?;
         self.mark_initial(content, &mut sequence)?;
         Ok(sequence)
     }
@@ -128,7 +100,7 @@ impl Encoder {
     }
 
     /// The text that a sample's tokens were made of; `None` of one that is token ids.
-    pub(super) fn source_text(&self, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<Option<String>, Fault> {
+    pub(super) fn source_text(&self, content: &Content, place: &SamplePlace) -> Result<Option<String>, Fault> {
         match content {
             Content::Text { prompt, completion } => Ok(Some([&prompt[..], completion].concat())),
             Content::TextClass { prompt, .. } => Ok(Some(prompt.clone())),
@@ -173,76 +145,34 @@ impl Encoder {
     }
 }
 
-impl EncodedSample {
-    pub(super) fn length(&self) -> Length {
-        // The first may be none: nothing predicts it.
-        let is_plain_text = matches!(&self.aim, Aim::Tokens(is_trained) if is_trained.iter().skip(1).all(|&trained| trained));
-        Length { total: self.ids.len(), prompt: self.prompt, is_plain_text }
+fn check(sample: &EncodedSample, vocab_size: usize, content: &Content, place: &SamplePlace) -> Result<(), Fault> {
+    if let Some(&id) = sample.ids.iter().find(|&&id| id as usize >= vocab_size) {
+        let message = faults::out_of_vocabulary(&place.to_string(), u64::from(id), vocab_size);
+        return Err(RowFault::bad(place.clone(), message, faults::OWN_TOKENIZER));
     }
-
-    pub(super) fn cut(&mut self, range: Range<usize>) {
-        self.prompt -= range.len();
-        self.ids.drain(range.clone());
-        self.initial = self.initial.take().map(|initial| after_cut(&initial, &range));
-        if let Aim::Tokens(is_trained) = &mut self.aim {
-            is_trained.drain(range);
-        }
+    // The first token has nothing before it that could predict it.
+    let has_target = match &sample.aim {
+        Aim::Class(_) => true,
+        Aim::Tokens(is_trained) => is_trained.iter().skip(1).any(|&trained| trained),
+    };
+    if has_target {
+        return Ok(());
     }
-
-    /// Makes the first tokens mere context: none of them is a target.
-    pub(super) fn without_targets_before(&mut self, context: usize) {
-        if let Aim::Tokens(is_trained) = &mut self.aim {
-            is_trained[..context].fill(false);
-        }
-    }
-
-    /// The sequence to run. A classified sequence runs whole; else its last token is only ever a target.
-    pub(super) fn into_sequence(self, sample: usize) -> Sequence {
-        let Self { ids: mut inputs, aim, initial, .. } = self;
-        let targets = match aim {
-            Aim::Class(class) => Targets::Class(class),
-            Aim::Tokens(is_trained) => {
-                let target = |(&id, &trained): (&u32, &bool)| if trained { i64::from(id) } else { IGNORE };
-                let targets = inputs.iter().zip(&is_trained).skip(1).map(target).collect();
-                inputs.pop();
-                Targets::NextToken(targets)
-            }
-        };
-        let initial = initial.map(|range| (range.start.min(inputs.len()), range.end.min(inputs.len())));
-        Sequence { sample: sample as u64, inputs, targets, initial }
-    }
-
-    fn check(&self, vocab_size: usize, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<(), Fault> {
-        if let Some(&id) = self.ids.iter().find(|&&id| id as usize >= vocab_size) {
-            let place = place();
-            let message = faults::out_of_vocabulary(&place.to_string(), u64::from(id), vocab_size);
-            return Err(RowFault::bad(place, message, faults::OWN_TOKENIZER));
-        }
-        // The first token has nothing before it that could predict it.
-        let has_target = match &self.aim {
-            Aim::Class(_) => true,
-            Aim::Tokens(is_trained) => is_trained.iter().skip(1).any(|&trained| trained),
-        };
-        if has_target {
-            return Ok(());
-        }
-        let (why, hint) = match content {
-            Content::Chat(_) => (
-                "no message of the assistant is trained",
-                "end the conversation with a message of the assistant, check `train` and `weight` of its messages, set `data.train_on`, \
-                 or leave such rows out with `data.on_bad_row = \"drop\"`",
-            ),
-            Content::Tokens { .. } | Content::TokensClass { .. } => (
-                "`labels` is -100 behind the first token",
-                "remove the sample, or label the tokens to train with their own ids in `labels`, at least one behind the first",
-            ),
-            Content::Text { .. } | Content::TextClass { .. } => (
-                "nothing follows the prompt",
-                "write what shall be learned as the completion, or leave such rows out with `data.on_bad_row = \"drop\"`",
-            ),
-        };
-        let place = place();
-        let message = format!("{place}: {} and none to predict: {why}", counted(self.ids.len(), "token"));
-        Err(RowFault::bad(place, message, hint))
-    }
+    let (why, hint) = match content {
+        Content::Chat(_) => (
+            "no message of the assistant is trained",
+            "end the conversation with a message of the assistant, check `train` and `weight` of its messages, set `data.train_on`, \
+             or leave such rows out with `data.on_bad_row = \"drop\"`",
+        ),
+        Content::Tokens { .. } | Content::TokensClass { .. } => (
+            "`labels` is -100 behind the first token",
+            "remove the sample, or label the tokens to train with their own ids in `labels`, at least one behind the first",
+        ),
+        Content::Text { .. } | Content::TextClass { .. } => (
+            "nothing follows the prompt",
+            "write what shall be learned as the completion, or leave such rows out with `data.on_bad_row = \"drop\"`",
+        ),
+    };
+    let message = format!("{place}: {} and none to predict: {why}", counted(sample.ids.len(), "token"));
+    Err(RowFault::bad(place.clone(), message, hint))
 }

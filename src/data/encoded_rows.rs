@@ -1,6 +1,7 @@
 //! All rows of files as token ids, on all cores and in order: a run writes them down, and a survey shows them.
 
-use super::encode::{EncodedSample, Encoder};
+use super::encode::Encoder;
+use super::encoded_sample::EncodedSample;
 use super::example::Example;
 use super::faults::RowFault;
 use super::formats::ExampleReader;
@@ -23,11 +24,6 @@ pub struct SampleRow<T> {
     pub sample: Result<T, Fault>,
 }
 
-pub(super) struct EncodedExample {
-    pub(super) example: Example,
-    pub(super) tokens: EncodedSample,
-}
-
 /// Hands over every row, bad or not.
 ///
 /// # Errors
@@ -36,7 +32,7 @@ pub(super) fn each_row<E: From<Fault>>(
     encoder: &Encoder,
     source: &DataSource,
     reader: &ExampleReader<'_>,
-    mut consume: impl FnMut(SampleRow<EncodedExample>) -> Result<(), E>,
+    mut consume: impl FnMut(SampleRow<(Example, EncodedSample)>) -> Result<(), E>,
 ) -> Result<(), E> {
     let encode = |batch: Result<Vec<SampleRow<Example>>, Fault>| {
         batch.map(|rows| rows.into_iter().map(|row| encoded(encoder, row)).collect::<Vec<_>>())
@@ -44,11 +40,11 @@ pub(super) fn each_row<E: From<Fault>>(
     in_order(|hand_on| read(source, reader, hand_on), encode, |rows| rows?.into_iter().try_for_each(&mut consume))
 }
 
-fn encoded(encoder: &Encoder, row: SampleRow<Example>) -> SampleRow<EncodedExample> {
+fn encoded(encoder: &Encoder, row: SampleRow<Example>) -> SampleRow<(Example, EncodedSample)> {
     let SampleRow { place, sample } = row;
     let sample = sample.and_then(|example| {
-        let tokens = encoder.encode(&example.content, &|| place.clone())?;
-        Ok(EncodedExample { example, tokens })
+        let tokens = encoder.encode(&example.content, &place)?;
+        Ok((example, tokens))
     });
     SampleRow { place, sample }
 }

@@ -3,12 +3,9 @@
 use super::chat::ChatSample;
 use super::label_tokens::Classes;
 use super::question::{FollowUp, SampleGroups};
-use super::rows::DataRow;
-use super::sample_place::SamplePlace;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Example {
-    pub(super) place: SamplePlace,
     pub(super) content: Content,
     /// What it is reported under, where the file says.
     pub(super) groups: Option<SampleGroups>,
@@ -29,18 +26,8 @@ pub(super) enum Content {
 
 impl Example {
     /// A row's sample where nothing is said beside it.
-    pub(super) fn new(row: &DataRow, content: Content) -> Self {
-        Self { place: row.place(), content, groups: None, references: Vec::new(), follow_up: None }
-    }
-
-    /// The right answers, where they are given as texts.
-    pub(super) fn references(self) -> Option<Vec<String>> {
-        match self.content {
-            _ if !self.references.is_empty() => Some(self.references),
-            // Without a prompt it is no question, and a text need not be kept twice.
-            Content::Text { prompt, completion } if !prompt.is_empty() => Some(vec![completion]),
-            _ => None,
-        }
+    pub(super) fn new(content: impl Into<Content>) -> Self {
+        Self { content: content.into(), groups: None, references: Vec::new(), follow_up: None }
     }
 }
 

@@ -7,7 +7,7 @@ use super::sample_place::SamplePlace;
 use crate::files::hint_of_io;
 use crate::units::{Fault, abridged, quoted};
 
-/// An error of a single row or sample: others may be sound.
+/// An error of a single row or sample: others may be sound. Without it an error says that no row can be read or encoded.
 #[derive(Debug)]
 pub(super) struct RowFault {
     pub(super) place: SamplePlace,

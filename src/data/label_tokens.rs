@@ -1,6 +1,6 @@
 //! The classes of a classification head: one token each, or names and numbers.
 
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::faults;
 use super::tokenizer::Tokenizer;
@@ -42,7 +42,7 @@ fn single_token(label: &str, tokenizer: &Tokenizer) -> Result<u32, Fault> {
 }
 
 /// Labels as the readers of files need them: to find a sample's class.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Classes {
     /// The token of each class; none where a matrix scores them.
     pub(super) tokens: Vec<u32>,
@@ -51,12 +51,6 @@ pub(super) struct Classes {
 }
 
 impl Classes {
-    /// All that tells classes from others, key by key.
-    pub(super) fn identity(&self) -> Value {
-        let Self { tokens, texts, count } = self;
-        json!({ "tokens": tokens, "texts": texts, "count": count })
-    }
-
     pub(super) fn new(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Self, Fault> {
         let texts = if let Labels::Texts(texts) = labels { Some(texts.clone()) } else { None };
         let tokens = label_tokens(labels, tokenizer)?;

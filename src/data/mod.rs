@@ -14,6 +14,7 @@ mod chat;
 mod dataset;
 mod encode;
 mod encoded_rows;
+mod encoded_sample;
 mod example;
 mod faults;
 #[cfg(test)]
@@ -60,6 +61,6 @@ pub use question::{FollowUp, Question, SampleGroups};
 pub use sample_place::{LineOrRecord, SamplePlace};
 pub use sets::Splits;
 pub use source::DataSource;
-pub use survey::{RowCounts, Survey, SurveyedPart, SurveyedRow, SurveyedSample, survey};
+pub use survey::{RowCounts, Survey, SurveyedPart, SurveyedSample, survey};
 pub use tokenizer::Tokenizer;
 pub use train_bpe::{SPECIAL_TOKENS, train_bpe};

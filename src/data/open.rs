@@ -8,13 +8,13 @@ use std::sync::atomic::AtomicBool;
 
 use serde_json::json;
 
-use super::bad_rows::{BadRows, ErrorScope};
+use super::bad_rows::BadRows;
 use super::chat::ChatEncoder;
 use super::dataset::{Dataset, Piece, Samples, hash_of};
 use super::encode::Encoder;
-use super::encoded_rows::{EncodedExample, each_row};
+use super::encoded_rows::each_row;
 use super::example::Task;
-use super::faults;
+use super::faults::{self, RowFault};
 use super::formats::ExampleReader;
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
@@ -220,9 +220,9 @@ impl<'a> Opener<'a> {
         let mut progress = TokenisingProgress { path: path.clone(), samples: 0, tokens: 0 };
         let mut bad = BadRows::new(self.recipe.on_bad_row);
         each_row(&self.encoder, source, reader, |row| {
-            let EncodedExample { example, mut tokens } = match row.sample {
+            let (example, mut tokens) = match row.sample {
                 Ok(sample) => sample,
-                Err(error) if ErrorScope::of(&error) == ErrorScope::Row => {
+                Err(error) if error.payload::<RowFault>().is_some_and(|row| !row.is_too_long) => {
                     bad.note(error);
                     return Ok(());
                 }

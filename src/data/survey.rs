@@ -1,12 +1,13 @@
 //! A look at every row of the data files: what it says, which of its tokens are trained, what becomes of it, and whether a run would start
 //! with all of them. Nothing is kept.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
-use super::bad_rows::{BadRows, ErrorScope};
-use super::encode::{Aim, EncodedSample};
-use super::encoded_rows::{EncodedExample, SampleRow, each_row};
-use super::faults;
+use super::bad_rows::BadRows;
+use super::encoded_rows::{SampleRow, each_row};
+use super::encoded_sample::{Aim, EncodedSample};
+use super::example::Example;
+use super::faults::{self, RowFault};
 use super::on_too_long::{LengthCounts, LengthOutcome};
 use super::open::{DataRequest, Opener};
 use super::rows::SplitName;
@@ -45,7 +46,7 @@ pub fn survey(
     request: &DataRequest<'_>,
     part: SurveyedPart,
     goes_on: bool,
-    sink: &mut dyn FnMut(&SurveyedRow) -> Result<(), Fault>,
+    sink: &mut dyn FnMut(&SampleRow<SurveyedSample>) -> Result<(), Fault>,
 ) -> Result<Survey, Fault> {
     let opener = Opener::new(request)?;
     let recipe = request.recipe;
@@ -72,7 +73,7 @@ pub fn survey(
     })?;
     let chat = &opener.encoder.chat;
     let warnings = chat.take_notes().warnings(chat.recipe.train_on_end_of_turn);
-    let (held_out, trained): (UsedSamples, UsedSamples) = match (&recipe.validation, part) {
+    let (held_out, trained): (BTreeMap<_, _>, BTreeMap<_, _>) = match (&recipe.validation, part) {
         (ValidationSource::Fraction(fraction), _) => {
             let held_out = drawn.unwrap_or_else(|| self::drawn(&used, *fraction, request.seed));
             used.into_iter().partition(|(number, _)| held_out.binary_search(number).is_ok())
@@ -80,50 +81,47 @@ pub fn survey(
         (ValidationSource::File(paths), SurveyedPart::Train) => (opener.used(paths, SplitName::Validation)?, used),
         (ValidationSource::File(_), SurveyedPart::Validation) => (used, opener.used(&recipe.train, SplitName::Train)?),
     };
-    let trained: HashSet<u64> = trained.into_iter().map(|(_, fingerprint)| fingerprint).collect();
-    let shared = held_out.iter().filter(|(_, fingerprint)| trained.contains(fingerprint)).count();
+    let trained: HashSet<u64> = trained.into_values().collect();
+    let shared = held_out.values().filter(|fingerprint| trained.contains(fingerprint)).count();
     Ok(Survey { source, counts, shared, warnings })
 }
 
-/// Samples that are used, by their numbers among all samples, with the fingerprints of their tokens.
-type UsedSamples = Vec<(usize, u64)>;
-
-fn drawn(used: &UsedSamples, fraction: f64, seed: u64) -> Vec<usize> {
-    held_out(&used.iter().map(|(number, _)| *number).collect::<Vec<_>>(), fraction, seed)
+fn drawn(used: &BTreeMap<usize, u64>, fraction: f64, seed: u64) -> Vec<usize> {
+    held_out(&used.keys().copied().collect::<Vec<_>>(), fraction, seed)
 }
 
 impl Opener<'_> {
-    fn used(&self, paths: &DataPaths, split: SplitName) -> Result<UsedSamples, Fault> {
+    /// The samples that are used, by their numbers among all samples, with the fingerprints of their tokens.
+    fn used(&self, paths: &DataPaths, split: SplitName) -> Result<BTreeMap<usize, u64>, Fault> {
         self.survey_rows(&DataSource::find(self.recipe, paths, split)?, &mut |_, _| Ok(()))
     }
 
-    /// Hands over each row with the number of the sample that it is, if it is one.
+    /// Hands over each row with the number of the sample that it is, if it is one; returns those that are used, as [`used`](Self::used) does.
     fn survey_rows(
         &self,
         source: &DataSource,
-        sink: &mut dyn FnMut(usize, SurveyedRow) -> Result<(), Fault>,
-    ) -> Result<UsedSamples, Fault> {
-        let (mut samples, mut used) = (0, UsedSamples::new());
+        sink: &mut dyn FnMut(usize, SampleRow<SurveyedSample>) -> Result<(), Fault>,
+    ) -> Result<BTreeMap<usize, u64>, Fault> {
+        let (mut samples, mut used) = (0, BTreeMap::new());
         each_row(&self.encoder, source, &self.reader(source)?, |SampleRow { place, sample }| {
-            let sample = sample.and_then(|sample| self.surveyed(&place, sample));
+            let sample = sample.and_then(|(example, tokens)| self.surveyed(&place, &example, tokens));
             let number = samples;
             if let Ok(sample) = &sample {
                 samples += 1;
                 used.extend(sample.outcome.is_used().then_some((number, sample.fingerprint)));
             }
-            sink(number, SurveyedRow { place, sample })
+            sink(number, SampleRow { place, sample })
         })?;
         Ok(used)
     }
 
-    fn surveyed(&self, place: &SamplePlace, row: EncodedExample) -> Result<SurveyedSample, Fault> {
-        let EncodedExample { example, tokens: mut sample } = row;
+    fn surveyed(&self, place: &SamplePlace, example: &Example, mut sample: EncodedSample) -> Result<SurveyedSample, Fault> {
         let (length, fingerprint) = (sample.length(), fingerprint(&sample.ids));
         let outcome = self.lengths.outcome(length, || Ok(place.clone()))?;
         if let LengthOutcome::Cut(range) = &outcome {
             sample.cut(range.clone());
         }
-        let text = self.encoder.source_text(&example.content, &|| place.clone())?;
+        let text = self.encoder.source_text(&example.content, place)?;
         let EncodedSample { ids, aim, .. } = sample;
         let (is_trained, class) = match aim {
             Aim::Tokens(is_trained) => (is_trained, None),
@@ -132,8 +130,6 @@ impl Opener<'_> {
         Ok(SurveyedSample { text, ids, is_trained, class, length: length.total, outcome, fingerprint })
     }
 }
-
-pub type SurveyedRow = SampleRow<SurveyedSample>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SurveyedSample {
@@ -195,18 +191,19 @@ impl RowCounts {
     }
 
     /// Counts a row; fails where it says that no row can be encoded, unless `goes_on`.
-    fn take(&mut self, row: SurveyedRow, goes_on: bool) -> Result<(), Fault> {
+    fn take(&mut self, row: SampleRow<SurveyedSample>, goes_on: bool) -> Result<(), Fault> {
         let sample = match row.sample {
             Ok(sample) => sample,
-            Err(error) if ErrorScope::of(&error) == ErrorScope::Length => {
-                self.bad.good();
-                self.too_long += 1;
-                self.first_too_long.get_or_insert(error);
-                return Ok(());
-            }
-            Err(error) if ErrorScope::of(&error) == ErrorScope::All && !goes_on => return Err(error),
             Err(error) => {
-                self.bad.note(error);
+                match error.payload::<RowFault>() {
+                    Some(RowFault { is_too_long: true, .. }) => {
+                        self.bad.good();
+                        self.too_long += 1;
+                        self.first_too_long.get_or_insert(error);
+                    }
+                    None if !goes_on => return Err(error),
+                    _ => self.bad.note(error),
+                }
                 return Ok(());
             }
         };
@@ -262,10 +259,10 @@ mod tests {
     use crate::recipe::{DataFormat, OnBadRow, OnTooLong, TemplateChoice};
     use crate::units::Exit;
 
-    fn surveyed(fixture: &Fixture, part: SurveyedPart) -> Result<(Survey, Vec<SurveyedRow>), Fault> {
+    fn surveyed(fixture: &Fixture, part: SurveyedPart) -> Result<(Survey, Vec<SampleRow<SurveyedSample>>), Fault> {
         let mut rows = Vec::new();
-        let mut sink = |row: &SurveyedRow| {
-            rows.push(SurveyedRow {
+        let mut sink = |row: &SampleRow<SurveyedSample>| {
+            rows.push(SampleRow {
                 place: row.place.clone(),
                 sample: row.sample.as_ref().map_or_else(|_| Err(Fault::new(Exit::Failed, "x")), |sample| Ok(sample.clone())),
             });

@@ -258,7 +258,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::data::encode::{Aim, EncodedSample};
+    use crate::data::encoded_sample::{Aim, EncodedSample};
     use crate::data::token_file::TokenWriter;
 
     /// Tokens of files whose bytes are the tokens; counts how often they are made.

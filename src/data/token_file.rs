@@ -15,8 +15,8 @@ use arrow::ipc::writer::FileWriter;
 use serde::{Deserialize, Serialize};
 
 use super::arrow_file::{footer, part};
-use super::encode::{Aim, EncodedSample};
-use super::example::Example;
+use super::encoded_sample::{Aim, EncodedSample};
+use super::example::{Content, Example};
 use super::guard::guarded;
 use super::on_too_long::Length;
 use super::question::{FollowUp, SampleGroups};
@@ -45,8 +45,14 @@ pub(super) struct About {
 
 impl About {
     pub(super) fn of(example: Example, file: usize, at: LineOrRecord, border: Option<String>) -> Self {
-        let (groups, follow_up) = (example.groups.clone(), example.follow_up.clone());
-        Self { file, at, references: example.references(), groups, border, follow_up }
+        let Example { content, groups, references, follow_up } = example;
+        let references = match content {
+            _ if !references.is_empty() => Some(references),
+            // Without a prompt it is no question, and a text need not be kept twice.
+            Content::Text { prompt, completion } if !prompt.is_empty() => Some(vec![completion]),
+            _ => None,
+        };
+        Self { file, at, references, groups, border, follow_up }
     }
 }
 

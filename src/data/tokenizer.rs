@@ -18,9 +18,6 @@ pub struct Tokenizer {
     inner: Arc<Inner>,
 }
 
-/// Which part of a text, in bytes, each of its tokens stands for.
-pub(super) type Offsets = Vec<(usize, usize)>;
-
 struct Inner {
     encoder: tokenizers::Tokenizer,
     limits: WorkLimits,
@@ -103,7 +100,7 @@ impl Tokenizer {
     }
 
     /// The ids of `text` alone and which part of it each stands for, in bytes; of a character that is split over tokens each has all.
-    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Offsets), Fault> {
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<(usize, usize)>), Fault> {
         // Some post-processors take spaces away from the tokens' ends.
         let plain = self.inner.without_post_processor.get_or_init(|| {
             let mut plain = self.inner.encoder.clone();
@@ -117,12 +114,12 @@ impl Tokenizer {
 
     /// The text of `ids`; special tokens are left out.
     pub fn decode(&self, ids: &[u32]) -> Result<String, Fault> {
-        self.bounded(ids, true).map_err(|message| self.error(&message))
+        self.bounded(ids, true)
     }
 
     /// The text of one token, special or not; a part of a character becomes a replacement character.
     pub fn token_text(&self, id: u32) -> Result<String, Fault> {
-        self.bounded(&[id], false).map_err(|message| self.error(&message))
+        self.bounded(&[id], false)
     }
 
     /// The bytes of one token, special or not, which may be a part of a character.
@@ -136,7 +133,7 @@ impl Tokenizer {
 
     /// The text of `ids` with the special tokens in it; parts of characters become replacement characters.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, Fault> {
-        self.bounded(ids, false).map_err(|message| self.error(&message))
+        self.bounded(ids, false)
     }
 
     /// Whether a token was added to the vocabulary whole, as special tokens are.
@@ -180,9 +177,10 @@ impl Tokenizer {
         Ok(encoding.map_err(|message| self.error(&message))?.get_ids().to_vec())
     }
 
-    fn bounded(&self, ids: &[u32], skips_special_tokens: bool) -> Result<String, String> {
+    fn bounded(&self, ids: &[u32], skips_special_tokens: bool) -> Result<String, Fault> {
         // A token may stand for many bytes.
-        self.inner.limits.guarded(64 * ids.len(), || self.inner.encoder.decode(ids, skips_special_tokens))
+        let text = self.inner.limits.guarded(64 * ids.len(), || self.inner.encoder.decode(ids, skips_special_tokens));
+        text.map_err(|message| self.error(&message))
     }
 
     pub(super) fn error(&self, message: &str) -> Fault {
@@ -214,15 +212,12 @@ fn bytes_of(entry: &str) -> Option<Vec<u8>> {
 
 /// A tokenizer that leaves merges out by chance gives other tokens each time.
 fn refuse_dropout(encoder: &tokenizers::Tokenizer) -> Result<(), String> {
-    match encoder.get_model() {
-        tokenizers::ModelWrapper::BPE(model) => match model.dropout {
-            Some(dropout) if dropout != 0.0 => {
-                Err(format!("`model.dropout` is {dropout}, expected none: the same text must give the same tokens"))
-            }
-            _ => Ok(()),
-        },
-        _ => Ok(()),
+    if let tokenizers::ModelWrapper::BPE(model) = encoder.get_model()
+        && let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0)
+    {
+        return Err(format!("`model.dropout` is {dropout}, expected none: the same text must give the same tokens"));
     }
+    Ok(())
 }
 
 /// Compares a text with and without special tokens: `[bos] + text + [eos]` against `text` has one before it and leaves one behind it.

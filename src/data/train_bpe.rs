@@ -18,9 +18,7 @@ pub const SPECIAL_TOKENS: [&str; 4] = ["<|endoftext|>", "<|im_start|>", "<|im_en
 /// The special tokens and one token per byte: no text can make a vocabulary smaller.
 const SMALLEST_VOCABULARY: usize = SPECIAL_TOKENS.len() + 256;
 
-/// Trains on `texts` and returns the `tokenizer.json`.
-///
-/// The vocabulary has exactly `vocab_size` tokens. The same texts give the same bytes.
+/// Trains on `texts` and returns the `tokenizer.json`, whose vocabulary has exactly `vocab_size` tokens. The same texts give the same bytes.
 pub fn train_bpe(texts: &[PathBuf], vocab_size: usize) -> Result<String, Fault> {
     if vocab_size < SMALLEST_VOCABULARY {
         return Err(too_small(vocab_size, SMALLEST_VOCABULARY));

@@ -65,13 +65,8 @@ impl AnswerFile {
         if let Some(folder) = path.parent() {
             files::make_dir(folder)?;
         }
-        let line = |answer: &ScoredAnswer| {
-            let mut line = serde_json::to_vec(&Row { answer: answer.clone(), settings: settings.clone() })?;
-            line.push(b'\n');
-            Ok(line)
-        };
-        let lines: std::io::Result<Vec<Vec<u8>>> = answers.iter().map(line).collect();
-        files::write_atomic(path, &lines.map_err(io_fault("write", path))?.concat())
+        let lines: Result<Vec<Vec<u8>>, Fault> = answers.iter().map(|answer| line(path, settings, answer)).collect();
+        files::write_atomic(path, &lines?.concat())
     }
 
     pub fn path(&self) -> &Path {
@@ -104,14 +99,9 @@ impl AnswerFile {
 
     /// Appends an answer, and makes it durable.
     pub(super) fn append(&mut self, settings: &Value, answer: &ScoredAnswer) -> Result<(), Fault> {
-        let row = Row { answer: answer.clone(), settings: settings.clone() };
-        let mut write = || -> std::io::Result<()> {
-            let mut line = serde_json::to_vec(&row)?;
-            line.push(b'\n');
-            self.file.write_all(&line)?;
-            self.file.sync()
-        };
-        write().map_err(io_fault("write", &self.path))
+        let line = line(&self.path, settings, answer)?;
+        let written = self.file.write_all(&line).and_then(|()| self.file.sync());
+        written.map_err(io_fault("write", &self.path))
     }
 
     /// Fails where it holds answers that nobody asked for.
@@ -124,6 +114,13 @@ impl AnswerFile {
 }
 
 const NAME_ANOTHER: &str = "name another file with `--answers`, or remove this one to begin anew";
+
+fn line(path: &Path, settings: &Value, answer: &ScoredAnswer) -> Result<Vec<u8>, Fault> {
+    let row = Row { answer: answer.clone(), settings: settings.clone() };
+    let mut line = serde_json::to_vec(&row).map_err(|error| io_fault("write", path)(error.into()))?;
+    line.push(b'\n');
+    Ok(line)
+}
 
 /// The rows of a file's whole lines, and where these end.
 fn whole_rows(path: &Path, bytes: &[u8]) -> Result<(Vec<Row>, usize), Fault> {

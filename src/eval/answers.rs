@@ -13,9 +13,7 @@ use crate::units::Fault;
 /// How answers are generated and scored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnswerSpec {
-    /// How a text is generated.
     pub rules: GenerationRules,
-    /// What is computed of it.
     pub metrics: Vec<Metric>,
     /// Texts that are written at the same time.
     pub width: usize,
@@ -27,7 +25,6 @@ const MAX_THOUGHTS: usize = 1024;
 /// So many answers for each that is written at the same time does a rank make between two exchanges.
 const ROUND: usize = 8;
 
-/// A question whose answer is being written.
 struct Pending {
     request: RequestId,
     question: Question,

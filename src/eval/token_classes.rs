@@ -9,7 +9,6 @@ use super::SampleLoss;
 use crate::files::{self, FileKind};
 use crate::units::{Fault, abridged};
 
-/// Targets by sample and class.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenClasses(BTreeMap<u64, BTreeMap<String, Vec<usize>>>);
 

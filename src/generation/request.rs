@@ -53,7 +53,6 @@ pub struct LikelihoodsOf {
 
 /// Something that a generator tells of a request.
 pub enum GenerationEvent {
-    /// The prompt has been read.
     Prompt {
         request: RequestId,
         /// Likelihoods of all tokens of the prompt but the first, where they are asked for.
@@ -108,7 +107,6 @@ impl Finish {
     }
 }
 
-/// A session that goes on.
 pub struct Continued {
     /// It has read all tokens but the last.
     pub session: Session,

@@ -13,10 +13,8 @@ use crate::units::{Fault, abridged};
 /// New tokens where nobody says how many.
 const MAX_NEW_TOKENS: usize = 256;
 
-/// How a text is generated.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GenerationRules {
-    /// How the next token is chosen.
     pub sampling: SamplingRules,
     /// New tokens at most; `None` where nobody says.
     pub max_new_tokens: Option<usize>,

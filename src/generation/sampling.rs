@@ -8,7 +8,6 @@ use rand::rngs::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
-/// How the next token is chosen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SamplingRules {
     /// Drawn; otherwise the most likely token is taken, and of the rules only those count that come before `temperature`.

@@ -94,17 +94,19 @@ impl SavedSession {
         let header = metadata.get(KEY).ok_or_else(|| not_a_session(path, "it was not written by kvtune"))?;
         let format: SessionFormat = serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
         let is_checked = format.format_version != UNHASHED;
-        if is_checked && format.format_version != FORMAT_VERSION {
-            let reason = format!("its format is {}, this program reads {FORMAT_VERSION}", format.format_version);
-            return Err(not_a_session(path, &reason));
-        }
-        let mut hashes = BTreeMap::new();
-        for name in file.names().into_iter().filter(|_| is_checked) {
-            let view = file.get(&name)?;
-            hashes.insert(name, hash_of_tensor(view.dtype, view.shape, view.bytes));
-        }
-        if is_checked && metadata.get(HASH) != Some(&hash_of_all(header, &hashes)) {
-            return Err(not_a_session(path, "it is damaged: its content is not what was written"));
+        if is_checked {
+            if format.format_version != FORMAT_VERSION {
+                let reason = format!("its format is {}, this program reads {FORMAT_VERSION}", format.format_version);
+                return Err(not_a_session(path, &reason));
+            }
+            let mut hashes = BTreeMap::new();
+            for name in file.names() {
+                let view = file.get(&name)?;
+                hashes.insert(name, hash_of_tensor(view.dtype, view.shape, view.bytes));
+            }
+            if metadata.get(HASH) != Some(&hash_of_all(header, &hashes)) {
+                return Err(not_a_session(path, "it is damaged: its content is not what was written"));
+            }
         }
         let Header { identity: found, ids, numbers, .. } =
             serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;

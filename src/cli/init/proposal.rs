@@ -5,7 +5,7 @@ use std::path::Path;
 use tch::Device;
 
 use crate::cli::recipe_file::recipe_for;
-use crate::data::{DataRequest, Survey, SurveyedPart, SurveyedRow, Tokenizer, survey};
+use crate::data::{DataRequest, SampleRow, Survey, SurveyedPart, SurveyedSample, Tokenizer, survey};
 use crate::model::ModelConfig;
 use crate::recipe::{DataFormat, PolicyRecipe, Recipe};
 use crate::report::console;
@@ -37,7 +37,7 @@ pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<Stri
     let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
     let limits = train::limits(&config);
     let mut lengths = Vec::new();
-    let mut take = |row: &SurveyedRow| {
+    let mut take = |row: &SampleRow<SurveyedSample>| {
         lengths.extend(row.sample.as_ref().map(|sample| sample.length));
         Ok(())
     };

@@ -21,12 +21,6 @@ const THINK: &str = "<think>";
 /// Characters of a text that show what begins it.
 const BEGINNING: usize = 256;
 
-/// An answer as the model would write it, and where the text of all has it.
-struct OwnText {
-    own: String,
-    at: usize,
-}
-
 /// A conversation's text and its template, which are asked where messages stand.
 #[derive(Clone, Copy)]
 pub(super) struct Boundaries<'a> {
@@ -100,7 +94,7 @@ impl Boundaries<'_> {
         if role(message) != "assistant" {
             return Ok(None);
         }
-        let Some(OwnText { own, at }) = self.answer(index)? else { return Ok(None) };
+        let Some((own, at)) = self.answer(index)? else { return Ok(None) };
         let text = &self.text[at..];
         let parts = tokens(&own)?;
         let is_end = |(part, is_added): &&(Range<usize>, bool)| *is_added || is_blank(&own, part);
@@ -122,8 +116,9 @@ impl Boundaries<'_> {
         Ok(None)
     }
 
-    /// The answer `index` as it is written where it is the last message, without the generation prompt.
-    fn answer(&self, index: usize) -> Result<Option<OwnText>, Fault> {
+    /// The answer `index` as the model would write it, where it is the last message and without the generation prompt; and where the text of
+    /// all has it.
+    fn answer(&self, index: usize) -> Result<Option<(String, usize)>, Fault> {
         let (Some(prompt), Some(with)) = (self.rendered(index, true)?, self.rendered(index + 1, false)?) else { return Ok(None) };
         if let Some(answer) = behind(&prompt, &with, self.text) {
             return Ok(Some(answer));
@@ -150,7 +145,7 @@ impl Boundaries<'_> {
             behind_it(conversation.messages.len(), false, self.text)?,
         );
         let (Some((_, prompt)), Some((_, with)), Some((start, text))) = found else { return Ok(None) };
-        Ok(behind(&prompt, &with, &text).map(|OwnText { own, at }| OwnText { own, at: start + at }))
+        Ok(behind(&prompt, &with, &text).map(|(own, at)| (own, start + at)))
     }
 }
 
@@ -169,11 +164,11 @@ fn rendered(
 }
 
 /// What follows the prompt in the conversation that the answer ends, and where that is in the whole text.
-fn behind(prompt: &str, with: &str, text: &str) -> Option<OwnText> {
+fn behind(prompt: &str, with: &str, text: &str) -> Option<(String, usize)> {
     with.strip_prefix(prompt)?;
     let unthinking = prompt.trim_end().strip_suffix(THINK);
     let same = [Some(prompt), unthinking].into_iter().flatten().find(|same| text.starts_with(same))?;
-    Some(OwnText { own: with[same.len()..].to_owned(), at: same.len() })
+    Some((with[same.len()..].to_owned(), same.len()))
 }
 
 /// Whether a text has what the message says: its answer, but for its thoughts, and the names of its calls. Beside calls some templates take
@@ -228,7 +223,7 @@ mod tests {
     use super::super::conversation::{Conversation, tools_of};
     use super::super::spans::{ChatSample, text_and_spans};
     use super::super::template::ChatTemplate;
-    use super::super::template::tests::template;
+    use super::super::template_tests::template;
     use super::*;
     use crate::recipe::TrainOn;
 

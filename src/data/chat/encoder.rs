@@ -12,6 +12,7 @@ use super::notes::ChatNotes;
 use super::spans::{ChatSample, SpannedText, mask, text_and_spans};
 use super::template::TemplateFault;
 use super::template_files::ChatTemplates;
+use crate::data::encoded_sample::{Aim, EncodedSample};
 use crate::data::faults::RowFault;
 use crate::data::sample_place::SamplePlace;
 use crate::data::tokenizer::Tokenizer;
@@ -34,15 +35,6 @@ struct NoTemplates {
     why: String,
     /// There is one, and it cannot be read.
     is_broken: bool,
-}
-
-pub(in crate::data) struct TrainedText {
-    pub(in crate::data) ids: Vec<u32>,
-    pub(in crate::data) is_trained: Vec<bool>,
-    /// Leading tokens that are the prompt.
-    pub(in crate::data) prompt: usize,
-    /// The end of the prompt's text that is in the first token behind them, as it reaches over the border.
-    pub(in crate::data) border: Option<String>,
 }
 
 impl ChatEncoder {
@@ -113,18 +105,17 @@ impl ChatEncoder {
     }
 
     /// The text of a conversation. The template has written all special tokens.
-    pub(in crate::data) fn text(&self, sample: &ChatSample, place: &dyn Fn() -> SamplePlace) -> Result<String, Fault> {
-        let refused = |error| refused(error, place);
+    pub(in crate::data) fn text(&self, sample: &ChatSample, place: &SamplePlace) -> Result<String, Fault> {
         self.with_variables(sample, |sample, templates| templates.of(&sample.conversation)?.render(&sample.conversation, false))
-            .map_err(refused)
+            .map_err(|error| refused(error, place))
     }
 
     pub(in crate::data) fn encode(
         &self,
         sample: &ChatSample,
         tokenizer: &Tokenizer,
-        place: &dyn Fn() -> SamplePlace,
-    ) -> Result<TrainedText, Fault> {
+        place: &SamplePlace,
+    ) -> Result<EncodedSample, Fault> {
         let is_all = self.recipe.train_on == Some(TrainOn::All);
         let default = if sample.prompt.is_some() { TrainOn::Completion } else { TrainOn::Assistant };
         let train_on = self.recipe.train_on.unwrap_or(default);
@@ -160,7 +151,7 @@ impl ChatEncoder {
         self.note(notes);
         let leading = is_trained.iter().take_while(|&&trained| !trained).count();
         let prompt = prompt.map_or(0, |end| offsets.partition_point(|&(_, token_end)| token_end <= end));
-        Ok(TrainedText { prompt: leading.max(prompt), ids, is_trained, border: None })
+        Ok(EncodedSample::new(ids, leading.max(prompt), Aim::Tokens(is_trained)))
     }
 
     /// The tokens of a prompt and its completion, and the token that ends a text.
@@ -169,7 +160,7 @@ impl ChatEncoder {
         prompt: &str,
         completion: &str,
         tokenizer: &Tokenizer,
-    ) -> Result<TrainedText, Fault> {
+    ) -> Result<EncodedSample, Fault> {
         let mut alone = tokenizer.encode_prompt(prompt)?;
         let eos = tokenizer.eos()?;
         let (mut ids, prompt, border) = match self.recipe.boundary {
@@ -198,7 +189,7 @@ impl ChatEncoder {
         let first = if self.recipe.train_on == Some(TrainOn::All) { 0 } else { prompt };
         let last = ids.len() - usize::from(!self.recipe.train_on_end_of_turn);
         let is_trained = (0..ids.len()).map(|index| (first..last).contains(&index)).collect();
-        Ok(TrainedText { ids, is_trained, prompt, border })
+        Ok(EncodedSample { border, ..EncodedSample::new(ids, prompt, Aim::Tokens(is_trained)) })
     }
 
     /// The tokens of a message of the user, and of what the assistant's reply begins with.
@@ -281,16 +272,15 @@ fn text_from(ids: &[u32], count: usize, tokenizer: &Tokenizer) -> Result<String,
 }
 
 /// What a template says, with the sample.
-fn refused(error: Fault, place: &dyn Fn() -> SamplePlace) -> Fault {
+fn refused(error: Fault, place: &SamplePlace) -> Fault {
     let Some(TemplateFault { place: template, message }) = error.payload::<TemplateFault>() else { return error };
     let hint = if message.starts_with("message ") {
         "train on the last answer with `data.train_on = \"last\"`, or name a template with `{% generation %}` tags in `data.chat_template`"
     } else {
         "correct the messages, or name another template in `data.chat_template`"
     };
-    let place = place();
     let message = format!("{place}: the chat template of `{}`: {}", quoted(template), abridged(message));
-    RowFault::bad(place, message, hint)
+    RowFault::bad(place.clone(), message, hint)
 }
 
 fn no_template(why: impl Display) -> Fault {

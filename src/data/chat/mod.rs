@@ -11,12 +11,17 @@ mod python_methods;
 mod python_values;
 mod renderer;
 mod rows;
+#[cfg(test)]
+mod rows_tests;
 mod scan;
 mod spans;
 mod template;
 mod template_files;
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)]
+mod template_tests;
 
-pub(super) use encoder::{ChatEncoder, TrainedText};
+pub(super) use encoder::ChatEncoder;
 pub(super) use notes::ChatNotes;
 pub(super) use rows::{is_conversational, prompt_and_completion, sample, shown, wrong};
 pub(super) use spans::ChatSample;

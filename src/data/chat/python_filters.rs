@@ -69,7 +69,6 @@ fn default(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let options = named(&["default_value", "boolean"], args)?;
     let other = if options.has("default_value") { options.get("default_value")? } else { Value::from("") };
     let is_lax = options.get::<Option<Value>>("boolean")?.is_some_and(|lax| lax.is_true());
-    options.assert_all_used()?;
     Ok(if value.is_undefined() || (is_lax && !value.is_true()) { other } else { value.clone() })
 }
 
@@ -88,7 +87,6 @@ fn indent(text: &str, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let width = options.get::<Option<Value>>("width")?.unwrap_or(Value::from(4));
     let first = options.get::<Option<bool>>("first")?.unwrap_or(false);
     let blank = options.get::<Option<bool>>("blank")?.unwrap_or(false);
-    options.assert_all_used()?;
     let indentation = match width.as_usize() {
         Some(width) if width <= MOST_INDENT => " ".repeat(width),
         Some(width) => return Err(fault(format!("indent: a width of {width} is more than {MOST_INDENT}"))),
@@ -106,7 +104,6 @@ fn int(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let options = named(&["default", "base"], args)?;
     let default = if options.has("default") { options.get("default")? } else { Value::from(0) };
     let base = options.get::<Option<u32>>("base")?.unwrap_or(10);
-    options.assert_all_used()?;
     if !(2..=36).contains(&base) {
         return Err(fault(format!("int: a base of {base}")));
     }
@@ -131,7 +128,6 @@ fn int(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
 fn float(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let options = named(&["default"], args)?;
     let default = if options.has("default") { options.get("default")? } else { Value::from(0.0) };
-    options.assert_all_used()?;
     Ok(as_number(value).map_or(default, Value::from))
 }
 
@@ -150,7 +146,6 @@ fn truncate(text: &str, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let kill = options.get::<Option<bool>>("killwords")?.unwrap_or(false);
     let end = options.get::<Option<String>>("end")?.unwrap_or_else(|| "...".to_owned());
     let leeway = options.get::<Option<usize>>("leeway")?.unwrap_or(5);
-    options.assert_all_used()?;
     let width = end.chars().count();
     if length < width {
         return Err(fault(format!("truncate: expected length >= {width}, got {length}")));
@@ -165,7 +160,7 @@ fn truncate(text: &str, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::template::tests::rendered;
+    use super::super::template_tests::rendered;
 
     #[test]
     fn filters_and_tests_are_those_of_jinja2() {

@@ -47,6 +47,9 @@ pub(super) fn named(names: &[&str], args: Rest<ValueOrKwargs>) -> Result<Kwargs,
     }
     let mut all: Vec<(&str, Value)> = names.iter().copied().zip(args).collect();
     for (name, options) in by_name.iter().flat_map(|options| options.args().map(move |name| (name, options))) {
+        if !names.contains(&name) {
+            return Err(Error::new(ErrorKind::TooManyArguments, format!("unknown keyword argument '{name}'")));
+        }
         if all.iter().any(|(given, _)| *given == name) {
             return Err(fault(format!("got multiple values for argument '{name}'")));
         }
@@ -87,27 +90,15 @@ fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>
             Value::from(rest.unwrap_or(text))
         }
         "zfill" | "ljust" | "rjust" | "center" => Value::from(padded(text, method, args)?),
-        "swapcase" => {
+        "swapcase" | "casefold" | "isdecimal" | "isspace" | "title" => {
             let () = from_args(args)?;
-            let swap =
-                |c: char| -> String { if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() } };
-            Value::from(text.chars().map(swap).collect::<String>())
-        }
-        "casefold" => {
-            let () = from_args(args)?;
-            Value::from(text.to_lowercase().replace('ß', "ss").replace('ς', "σ"))
-        }
-        "isdecimal" => {
-            let () = from_args(args)?;
-            Value::from(DECIMALS.as_ref().is_some_and(|digits| digits.is_match(text)))
-        }
-        "isspace" => {
-            let () = from_args(args)?;
-            Value::from(!text.is_empty() && text.chars().all(is_space))
-        }
-        "title" => {
-            let () = from_args(args)?;
-            Value::from(title(text))
+            match method {
+                "swapcase" => Value::from(text.chars().map(swapped).collect::<String>()),
+                "casefold" => Value::from(text.to_lowercase().replace('ß', "ss").replace('ς', "σ")),
+                "isdecimal" => Value::from(DECIMALS.as_ref().is_some_and(|digits| digits.is_match(text))),
+                "isspace" => Value::from(!text.is_empty() && text.chars().all(is_space)),
+                _ => Value::from(title(text)),
+            }
         }
         _ => return Ok(None),
     }))
@@ -217,6 +208,10 @@ fn padded(text: &str, method: &str, args: &[Value]) -> Result<String, Error> {
     Ok([&text[..sign], &with.repeat(before), &text[sign..], &with.repeat(after)].concat())
 }
 
+fn swapped(c: char) -> String {
+    if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() }
+}
+
 /// Each run of letters with its first in upper case.
 fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -240,7 +235,7 @@ fn index_in_list(list: &Value, args: &[Value]) -> Result<Value, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::template::tests::rendered;
+    use super::super::template_tests::rendered;
 
     #[test]
     fn texts_have_the_methods_of_python() {

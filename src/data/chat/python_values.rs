@@ -30,7 +30,6 @@ pub(super) fn tojson(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, 
     let flag = |name| Ok::<_, Error>(options.get::<Option<bool>>(name)?.unwrap_or(false));
     let (ensure_ascii, sort_keys) = (flag("ensure_ascii")?, flag("sort_keys")?);
     let [indent, separators] = [options.get::<Option<Value>>("indent")?, options.get("separators")?];
-    options.assert_all_used()?;
     let indent = indent.map(|indent| indentation(&indent)).transpose()?;
     let (item, key) = match separators {
         Some(pair) => pair_of(&pair)?,
@@ -43,14 +42,7 @@ pub(super) fn tojson(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, 
 
 pub(super) fn float_text(number: f64) -> String {
     if !number.is_finite() {
-        return if number.is_nan() {
-            "nan"
-        } else if number > 0.0 {
-            "inf"
-        } else {
-            "-inf"
-        }
-        .to_owned();
+        return format!("{number:?}").to_lowercase();
     }
     let scientific = format!("{number:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));

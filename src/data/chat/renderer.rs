@@ -109,7 +109,7 @@ impl Renderers {
     /// Compiles the template, and says whether it has generation tags.
     pub(super) fn compile(&self) -> Result<bool, String> {
         let (process, has_generation) = self.start()?;
-        self.idle().push(process);
+        locked(&self.idle).push(process);
         Ok(has_generation == "true")
     }
 
@@ -117,7 +117,7 @@ impl Renderers {
     pub(super) fn render(&self, rendering: &Rendering<'_>, size: usize) -> Result<String, String> {
         let request = serde_json::to_vec(rendering).map_err(|error| error.to_string())?;
         // The lock goes before the rendering.
-        let idle = || self.idle().pop();
+        let idle = || locked(&self.idle).pop();
         while let Some(mut process) = idle() {
             match process.ask(size, &request) {
                 Ok(answer) => return self.keep(process, answer),
@@ -134,12 +134,8 @@ impl Renderers {
     }
 
     fn keep(&self, process: RendererProcess, answer: Result<String, String>) -> Result<String, String> {
-        self.idle().push(process);
+        locked(&self.idle).push(process);
         answer
-    }
-
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<RendererProcess>> {
-        locked(&self.idle)
     }
 
     /// A further child, and what it says of the template.

@@ -138,7 +138,7 @@ pub(super) fn mask(offsets: &[(usize, usize)], spans: &[Range<usize>]) -> Vec<bo
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::template::tests::template;
+    use super::super::template_tests::template;
     use super::*;
 
     const CHATML: &str = "{% for m in messages %}{{ '<' ~ m.role ~ '>' ~ m.content ~ '|' }}{% endfor %}\

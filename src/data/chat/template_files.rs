@@ -8,8 +8,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::conversation::Conversation;
 use super::jinja::STRFTIME;
-use super::template::ChatTemplate;
-use super::template::TemplateFault;
+use super::template::{ChatTemplate, TemplateFault};
 use crate::data::faults;
 use crate::data::tokenizer::{TOKENIZER_CONFIG, tokenizer_config};
 use crate::files::{self, FileKind, read_text};
@@ -81,8 +80,12 @@ impl ChatTemplates {
         Ok(Some(Self { default: find(DEFAULT).map(template), tool_use: find(TOOL_USE).map(template), names, place }))
     }
 
+    fn all(&self) -> impl Iterator<Item = &ChatTemplate> {
+        self.default.iter().chain(&self.tool_use)
+    }
+
     pub(super) fn compile(&self) -> Result<(), Fault> {
-        [&self.default, &self.tool_use].into_iter().flatten().try_for_each(|template| template.has_generation().map(drop))
+        self.all().try_for_each(|template| template.has_generation().map(drop))
     }
 
     pub(super) fn of(&self, conversation: &Conversation) -> Result<&ChatTemplate, Fault> {
@@ -100,21 +103,20 @@ impl ChatTemplates {
     }
 
     pub(super) fn origins(&self) -> BTreeMap<&'static str, String> {
-        let all = || [&self.default, &self.tool_use].into_iter().flatten();
-        let tokens = all().flat_map(ChatTemplate::tokens).flat_map(|(name, token)| [name, token]);
+        let tokens = self.all().flat_map(ChatTemplate::tokens).flat_map(|(name, token)| [name, token]);
         BTreeMap::from([
-            ("the chat template", files::hash_parts(all().map(ChatTemplate::source))),
+            ("the chat template", files::hash_parts(self.all().map(ChatTemplate::source))),
             ("the special tokens of `tokenizer_config.json`", files::hash_parts(tokens)),
         ])
     }
 
     /// Whether a text of one of them depends on the time.
     pub(super) fn print_dates(&self) -> bool {
-        [&self.default, &self.tool_use].into_iter().flatten().any(|template| template.source().contains(STRFTIME))
+        self.all().any(|template| template.source().contains(STRFTIME))
     }
 
     pub(super) fn bos(&self) -> Option<&str> {
-        let template = self.default.as_ref().or(self.tool_use.as_ref())?;
+        let template = self.all().next()?;
         template.tokens().iter().find(|(name, _)| name == "bos_token").map(|(_, token)| &token[..])
     }
 

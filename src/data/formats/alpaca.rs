@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
-use super::format::{RowFormat, plain};
+use super::format::RowFormat;
 use crate::data::chat::{ChatSample, message, sample, shown};
+use crate::data::example::Example;
 use crate::data::rows::DataRow;
 use crate::recipe::DataFormat;
 use crate::units::Fault;
@@ -11,7 +12,7 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["instruction", "output"]],
     has_classes: false,
-    ..RowFormat::new(DataFormat::Alpaca, |_| Ok(plain(conversation)))
+    ..RowFormat::new(DataFormat::Alpaca, |_, row| conversation(row).map(Example::new))
 };
 
 fn conversation(row: &mut DataRow) -> Result<ChatSample, Fault> {

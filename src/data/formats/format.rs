@@ -10,17 +10,7 @@ use crate::recipe::{DataFormat, DataRecipe};
 use crate::units::Fault;
 
 /// Makes an example of a row.
-pub(super) type RowReader<'a> = Box<dyn Fn(DataRow) -> Result<Example, Fault> + Send + Sync + 'a>;
-
-type NewRowReader = for<'a> fn(RowContext<'a>) -> Result<RowReader<'a>, Fault>;
-
-/// Makes an example of what `read` finds in a row, where nothing is said beside it.
-pub(super) fn plain<'a, C: Into<Content>>(read: impl Fn(&mut DataRow) -> Result<C, Fault> + Send + Sync + 'a) -> RowReader<'a> {
-    Box::new(move |mut row| {
-        let content = read(&mut row)?.into();
-        Ok(Example::new(&row, content))
-    })
-}
+type ReadRow = fn(RowContext<'_>, &mut DataRow) -> Result<Example, Fault>;
 
 pub(super) struct RowFormat {
     /// The name in recipes, which say there what contradicts it.
@@ -35,13 +25,13 @@ pub(super) struct RowFormat {
     pub(super) is_message: fn(&DataRecipe) -> bool,
     /// The beginning of the reply that ends each prompt.
     pub(super) reply_prefix: fn(&DataRecipe) -> &'static str,
-    pub(super) reader: NewRowReader,
+    pub(super) read: ReadRow,
 }
 
 impl RowFormat {
     /// A format as most are.
-    pub(super) const fn new(name: DataFormat, reader: NewRowReader) -> Self {
-        Self { name, known_by: &[], has_texts: true, has_classes: true, is_message: |_| false, reply_prefix: |_| "", reader }
+    pub(super) const fn new(name: DataFormat, read: ReadRow) -> Self {
+        Self { name, known_by: &[], has_texts: true, has_classes: true, is_message: |_| false, reply_prefix: |_| "", read }
     }
 }
 
@@ -81,7 +71,7 @@ pub(super) struct TextRow {
 
 impl TextRow {
     /// A sample; as messages, the prompt is one of the user, and the completion the reply.
-    pub(super) fn example(self, row: &DataRow, is_message: bool) -> Example {
+    pub(super) fn example(self, is_message: bool) -> Example {
         let Self { prompt, completion, references } = self;
         let content = if is_message {
             let messages = vec![message("user", &prompt), message("assistant", &completion)];
@@ -90,6 +80,6 @@ impl TextRow {
         } else {
             Content::Text { prompt, completion }
         };
-        Example { references, ..Example::new(row, content) }
+        Example { references, ..Example::new(content) }
     }
 }

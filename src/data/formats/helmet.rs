@@ -13,11 +13,9 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[FAMILIES[0].1, FAMILIES[1].1, FAMILIES[2].1, FAMILIES[3].1],
     has_classes: false,
     is_message: |recipe| recipe.family.is_some_and(HelmetFamily::is_message),
-    ..RowFormat::new(DataFormat::Helmet, |context| {
-        Ok(Box::new(move |mut row| {
-            let (text, is_message) = text(&mut row, context.recipe.family, context.has_template)?;
-            Ok(text.example(&row, is_message))
-        }))
+    ..RowFormat::new(DataFormat::Helmet, |context, row| {
+        let (text, is_message) = text(row, context.recipe.family, context.has_template)?;
+        Ok(text.example(is_message))
     })
 };
 
@@ -205,7 +203,7 @@ fn one_or_more(row: &mut DataRow, field: &str) -> Result<Vec<String>, Fault> {
 fn rows_of(row: &mut DataRow, field: &str) -> Result<Vec<DataRow>, Fault> {
     let objects = row.list(field)?;
     let inner = |(index, value): (usize, Value)| match value {
-        Value::Object(fields) => Ok(row.inner(fields)),
+        Value::Object(fields) => Ok(DataRow::new(fields, row.place())),
         other => Err(row.bad(field, "objects", format!("{other} at index {index}"))),
     };
     objects.into_iter().enumerate().map(inner).collect()

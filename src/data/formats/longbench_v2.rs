@@ -15,15 +15,12 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer"]],
     is_message: |recipe| !matches!(wording(recipe), LongBenchPrompt::KeysValues | LongBenchPrompt::LmEval),
     reply_prefix: |recipe| reply_prefix(wording(recipe)),
-    ..RowFormat::new(DataFormat::LongBenchV2, |context| {
-        let tokenizer = context.tokenizer()?;
-        Ok(match context.task {
-            Task::Classify(labels) => {
-                let letters = classes_of_letters(labels, tokenizer)?;
-                Box::new(move |mut row| LongBenchRow::read(&mut row)?.classified(&row, labels, letters))
-            }
-            Task::NextToken => Box::new(move |mut row| LongBenchRow::read(&mut row)?.asked(&row, context, tokenizer)),
-        })
+    ..RowFormat::new(DataFormat::LongBenchV2, |context, row| {
+        let (read, tokenizer) = (LongBenchRow::read(row)?, context.tokenizer()?);
+        match context.task {
+            Task::Classify(labels) => read.classified(row, labels, classes_of_letters(labels, tokenizer)?),
+            Task::NextToken => read.asked(context, tokenizer),
+        }
     })
 };
 
@@ -79,10 +76,10 @@ impl LongBenchRow {
         let bad = || row.bad("answer", format!("one of the labels {}", labels.describe()), format!("`{}`", LETTERS[self.letter]));
         let class = classes[self.letter].ok_or_else(bad)?;
         let prompt = question(&self.texts, &["A: ", "B: ", "C: ", "D: "], ANSWER_PREFIX);
-        Ok(Example { groups: self.groups, ..Example::new(row, Content::TextClass { prompt, class }) })
+        Ok(Example { groups: self.groups, ..Example::new(Content::TextClass { prompt, class }) })
     }
 
-    fn asked(self, row: &DataRow, context: RowContext<'_>, tokenizer: &Tokenizer) -> Result<Example, Fault> {
+    fn asked(self, context: RowContext<'_>, tokenizer: &Tokenizer) -> Result<Example, Fault> {
         let (wording, is_message, max_tokens) = (wording(context.recipe), context.has_template, context.recipe.max_prompt_tokens);
         let behind = self.behind_thoughts(wording);
         let follow_up = behind.map(|(before, after)| FollowUp { before, after, is_message, max_tokens });
@@ -90,7 +87,7 @@ impl LongBenchRow {
         if let Some(most) = max_tokens {
             text.prompt = tokenizer.cut_as_upstream(text.prompt, most)?;
         }
-        Ok(Example { groups: self.groups, follow_up, ..text.example(row, is_message) })
+        Ok(Example { groups: self.groups, follow_up, ..text.example(is_message) })
     }
 
     /// What is asked behind the thoughts that a wording asks for: what stands before them, and what behind.

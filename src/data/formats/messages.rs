@@ -11,17 +11,13 @@ const FIELD: &str = "messages";
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&[FIELD]],
     has_classes: false,
-    ..RowFormat::new(DataFormat::Messages, |context| {
-        let read_text = (text::FORMAT.reader)(context)?;
-        Ok(Box::new(move |mut row| {
-            // As TRL has it: a row of plain text among conversations, all of which is trained.
-            if !row.has(FIELD) && row.has("text") {
-                context.refuse_text_for_messages(&row, "text")?;
-                return read_text(row);
-            }
-            let messages = row.require(FIELD)?;
-            let sample = sample(&mut row, FIELD, messages)?;
-            Ok(Example::new(&row, sample.into()))
-        }))
+    ..RowFormat::new(DataFormat::Messages, |context, row| {
+        // As TRL has it: a row of plain text among conversations, all of which is trained.
+        if !row.has(FIELD) && row.has("text") {
+            context.refuse_text_for_messages(row, "text")?;
+            return (text::FORMAT.read)(context, row);
+        }
+        let messages = row.require(FIELD)?;
+        sample(row, FIELD, messages).map(Example::new)
     })
 };

@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::format::{RowFormat, plain};
+use super::format::RowFormat;
 use crate::data::chat::{is_conversational, prompt_and_completion};
-use crate::data::example::{Content, Task};
+use crate::data::example::{Content, Example, Task};
 use crate::data::label_tokens::Classes;
 use crate::data::rows::{DataRow, class};
 use crate::data::tokenizer::Tokenizer;
@@ -13,18 +13,15 @@ use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["prompt", "completion"], &["prompt", "label"]],
-    ..RowFormat::new(DataFormat::PromptCompletion, |context| {
-        let tokenizer = context.tokenizer()?;
-        Ok(plain(move |row| {
-            if row.fields().get("prompt").is_some_and(Value::is_string) {
-                context.refuse_text_for_messages(row, "prompt")?;
-            }
-            let content = content(row, context.task, tokenizer)?;
-            if let Content::Text { prompt, completion } = &content {
-                context.encoder.chat.note_empty(prompt, completion);
-            }
-            Ok(content)
-        }))
+    ..RowFormat::new(DataFormat::PromptCompletion, |context, row| {
+        if row.fields().get("prompt").is_some_and(Value::is_string) {
+            context.refuse_text_for_messages(row, "prompt")?;
+        }
+        let content = content(row, context.task, context.tokenizer()?)?;
+        if let Content::Text { prompt, completion } = &content {
+            context.encoder.chat.note_empty(prompt, completion);
+        }
+        Ok(Example::new(content))
     })
 };
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::format::{RowContext, RowFormat, RowReader};
+use super::format::{RowContext, RowFormat};
 use super::{alpaca, helmet, longbench_v2, messages, prompt_completion, ruler, sharegpt, text, tokens};
 use crate::data::encode::Encoder;
 use crate::data::example::{Example, Task};
@@ -27,13 +27,11 @@ pub(super) const FORMATS: [&RowFormat; 9] = [
 pub(in crate::data) struct ExampleReader<'a> {
     context: RowContext<'a>,
     format: &'static RowFormat,
-    read: RowReader<'a>,
 }
 
 impl<'a> ExampleReader<'a> {
     /// # Errors
-    /// The recipe contradicts the format; the format needs a tokenizer and there is none, or the labels of the head are not its tokens; or
-    /// the format has no classes, which the head asks for.
+    /// The recipe contradicts the format; the format needs a tokenizer and there is none; or it has no classes, which the head asks for.
     pub(in crate::data) fn new(
         recipe: &'a DataRecipe,
         name: DataFormat,
@@ -55,7 +53,7 @@ impl<'a> ExampleReader<'a> {
             return Err(Fault::data(message, "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`"));
         }
         context.has_template = is_next_token && (format.is_message)(recipe) && encoder.chat.has_template()?;
-        Ok(Self { context, format, read: (format.reader)(context)? })
+        Ok(Self { context, format })
     }
 
     pub(in crate::data) fn format(&self) -> DataFormat {
@@ -65,10 +63,7 @@ impl<'a> ExampleReader<'a> {
     /// All that decides what it makes of a row, key by key.
     pub(in crate::data) fn identity(&self) -> Value {
         let DataRecipe { prompt, max_prompt_tokens, family, .. } = self.context.recipe;
-        let classes = match self.context.task {
-            Task::NextToken => Value::Null,
-            Task::Classify(classes) => classes.identity(),
-        };
+        let classes = if let Task::Classify(classes) = self.context.task { Some(classes) } else { None };
         json!({
             "format": self.format.name.name(), "classes": classes, "prompt": prompt.map(LongBenchPrompt::name),
             "max_prompt_tokens": max_prompt_tokens, "family": family.map(HelmetFamily::name), "has_template": self.context.has_template,
@@ -79,9 +74,9 @@ impl<'a> ExampleReader<'a> {
         (self.format.reply_prefix)(self.context.recipe)
     }
 
-    pub(in crate::data) fn example(&self, row: DataRow) -> Result<Example, Fault> {
+    pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, Fault> {
         media::refuse(&row)?;
-        (self.read)(row)
+        (self.format.read)(self.context, &mut row)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["input", "answer_prefix", "outputs"]],
     has_classes: false,
-    ..RowFormat::new(DataFormat::Ruler, |_| Ok(Box::new(|mut row| Ok(text(&mut row)?.example(&row, false)))))
+    ..RowFormat::new(DataFormat::Ruler, |_, row| Ok(text(row)?.example(false)))
 };
 
 /// What a row says. `index` is no key: in needle tasks it is a place in the text.

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::format::{RowFormat, plain};
+use super::format::RowFormat;
 use crate::data::chat::{ChatSample, message, sample, shown, wrong};
+use crate::data::example::Example;
 use crate::data::rows::{DataRow, kind};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
@@ -13,7 +14,7 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["conversations"]],
     has_classes: false,
-    ..RowFormat::new(DataFormat::ShareGpt, |context| Ok(plain(move |row| conversation(row, &context.recipe.chat.roles))))
+    ..RowFormat::new(DataFormat::ShareGpt, |context, row| conversation(row, &context.recipe.chat.roles).map(Example::new))
 };
 
 /// Roles, and the tags that stand for each.

@@ -1,8 +1,8 @@
 //! The format `text`: rows with `text`, all of which is trained; a file of plain text is one row.
 
-use super::format::{RowFormat, plain};
+use super::format::RowFormat;
 use super::prompt_completion::classified;
-use crate::data::example::{Content, Task};
+use crate::data::example::{Content, Example, Task};
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
 use crate::recipe::DataFormat;
@@ -10,10 +10,7 @@ use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["text"]],
-    ..RowFormat::new(DataFormat::Text, |context| {
-        let tokenizer = context.tokenizer()?;
-        Ok(plain(move |row| content(row, context.task, tokenizer)))
-    })
+    ..RowFormat::new(DataFormat::Text, |context, row| content(row, context.task, context.tokenizer()?).map(Example::new))
 };
 
 /// What a row says. With a classification head `label` is its class.

@@ -4,9 +4,9 @@
 
 use serde_json::Value;
 
-use super::format::{RowFormat, plain};
+use super::format::RowFormat;
 use crate::data::batch::IGNORE;
-use crate::data::example::{Content, Task};
+use crate::data::example::{Content, Example, Task};
 use crate::data::faults::{self, RowFault};
 use crate::data::rows::{DataRow, class, kind};
 use crate::recipe::DataFormat;
@@ -15,7 +15,7 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["input_ids"]],
     has_texts: false,
-    ..RowFormat::new(DataFormat::Tokens, |context| Ok(plain(move |row| content(row, context.task, context.encoder.vocab_size))))
+    ..RowFormat::new(DataFormat::Tokens, |context, row| content(row, context.task, context.encoder.vocab_size).map(Example::new))
 };
 
 /// What a row says; every id is checked against the model's vocabulary.

@@ -74,7 +74,7 @@ fn texts(record: &ByteRecord, place: &SamplePlace) -> Result<Vec<String>, Fault>
 fn broken(input: &Input, error: csv::Error) -> Fault {
     match error.into_kind() {
         // What the reader below has refused, or the system.
-        ErrorKind::Io(error) => error.downcast::<Fault>().unwrap_or_else(|error| input.error(&error)),
+        ErrorKind::Io(error) => error.downcast::<Fault>().unwrap_or_else(|error| input.error(error)),
         other => faults::unreadable(&input.path, "CSV", &format!("{other:?}")),
     }
 }

@@ -40,7 +40,7 @@ pub(super) struct Input {
 
 impl Input {
     /// What an error of the reader means: of the system, or of a packed file that is damaged.
-    pub(super) fn error(&self, error: &io::Error) -> Fault {
+    pub(super) fn error(&self, error: io::Error) -> Fault {
         error_of(&self.path, self.packing, error)
     }
 
@@ -52,18 +52,13 @@ impl Input {
     }
 }
 
-fn error_of(path: &Path, packing: Option<&'static str>, error: &io::Error) -> Fault {
+fn error_of(path: &Path, packing: Option<&'static str>, error: io::Error) -> Fault {
     match packing {
         Some(packing) if error.raw_os_error().is_none() => {
             let cut_off = if error.kind() == io::ErrorKind::UnexpectedEof { "it ends too early: " } else { "" };
             faults::unreadable(path, packing, &format!("{cut_off}{error}"))
         }
-        _ => {
-            let source = error
-                .raw_os_error()
-                .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error);
-            faults::read(path)(source)
-        }
+        _ => faults::read(path)(error),
     }
 }
 
@@ -77,12 +72,12 @@ pub(super) fn open(path: &Path) -> Result<(Kind, Input), Fault> {
             (Some("gzip"), Box::new(BufReader::with_capacity(BUFFER, MultiGzDecoder::new(reader))))
         }
         ([0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18], _) | (_, "zst") => {
-            let decoder = zstd::Decoder::with_buffer(reader).map_err(|error| error_of(path, Some("zstd"), &error))?;
+            let decoder = zstd::Decoder::with_buffer(reader).map_err(|error| error_of(path, Some("zstd"), error))?;
             (Some("zstd"), Box::new(BufReader::with_capacity(BUFFER, decoder)))
         }
         _ => (None, Box::new(reader)),
     };
-    let (mut beginning, mut reader) = peek(reader, BEGINNING).map_err(|error| error_of(path, packing, &error))?;
+    let (mut beginning, mut reader) = peek(reader, BEGINNING).map_err(|error| error_of(path, packing, error))?;
     if beginning.starts_with(b"\xef\xbb\xbf") {
         beginning.drain(..3);
         reader.consume(3);

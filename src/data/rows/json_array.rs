@@ -40,7 +40,7 @@ pub(super) fn each<E: From<Fault>>(mut input: Input, limit: usize, sink: Sink<'_
         (Some(error), _) => Err(error),
         (None, Ok(())) => Ok(()),
         (None, Err(_)) if left.get().is_none() => Err(too_long(place(records), limit).into()),
-        (None, Err(error)) if error.is_io() => Err(input.error(&error.into()).into()),
+        (None, Err(error)) if error.is_io() => Err(input.error(error.into()).into()),
         (None, Err(error)) => Err(RowFault::not_json(place(records), &error.to_string()).into()),
     }
 }

@@ -29,13 +29,13 @@ pub(super) fn each<E: From<Fault>>(mut input: Input, limit: usize, sink: Sink<'_
     for number in 1.. {
         line.clear();
         let mut part = input.reader.by_ref().take(limit as u64 + 1);
-        let read = part.read_until(b'\n', &mut line).map_err(|error| input.error(&error))?;
+        let read = part.read_until(b'\n', &mut line).map_err(|error| input.error(error))?;
         if read == 0 {
             break;
         }
         let place = SamplePlace { path: path.as_path().into(), at: LineOrRecord::Line(number) };
         if read > limit && line.last() != Some(&b'\n') {
-            let rest = input.reader.by_ref().take(NO_LINE).skip_until(b'\n').map_err(|error| input.error(&error))?;
+            let rest = input.reader.by_ref().take(NO_LINE).skip_until(b'\n').map_err(|error| input.error(error))?;
             if rest as u64 == NO_LINE {
                 Err(row::too_long(place.clone(), limit))?;
             }

@@ -44,7 +44,7 @@ pub(super) fn each<E: From<Fault>>(path: &Path, settings: &RowSettings, sink: Si
             let mut bytes = Vec::new();
             let limit = settings.max_line_bytes;
             let read =
-                input.reader.by_ref().take(limit as u64 + 1).read_to_end(&mut bytes).map_err(|error| input.error(&error))?;
+                input.reader.by_ref().take(limit as u64 + 1).read_to_end(&mut bytes).map_err(|error| input.error(error))?;
             if read > limit {
                 return renamed(Err(row::too_long(place, limit)));
             }

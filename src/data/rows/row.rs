@@ -48,7 +48,7 @@ pub(in crate::data) struct DataRow {
 }
 
 impl DataRow {
-    pub(super) fn new(fields: Map<String, Value>, place: SamplePlace) -> Self {
+    pub(in crate::data) fn new(fields: Map<String, Value>, place: SamplePlace) -> Self {
         Self { fields, place, types: None }
     }
 
@@ -135,10 +135,6 @@ impl DataRow {
             other => kind(&other).to_owned(),
         };
         Err(self.bad(field, "an array of at least 1 string", found))
-    }
-
-    pub(in crate::data) fn inner(&self, fields: Map<String, Value>) -> Self {
-        Self { fields, place: self.place(), types: None }
     }
 
     fn require_as(&mut self, field: &str, expected: &str) -> Result<Value, Fault> {
