@@ -20,6 +20,7 @@ pub struct Score {
     pub targets: usize,
     /// Mean cross-entropy, nats per target.
     pub loss: f64,
+    /// The exponential of the loss.
     pub perplexity: f64,
     /// Share of targets that had the largest score of all choices.
     pub accuracy: f64,
@@ -34,6 +35,7 @@ pub struct Bucket {
     pub score: Score,
 }
 
+/// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scores {
     pub overall: Score,
@@ -53,6 +55,7 @@ pub struct SampleLoss {
     /// Index of the sample in its file, counted from 0.
     pub sample: u64,
     pub tokens: usize,
+    /// Whether its target is a class.
     pub has_class: bool,
     pub loss: SequenceLoss,
     /// The cross-entropy of each target, in their order; empty where they are not kept.
@@ -144,7 +147,7 @@ impl DatasetRun<'_> {
                 scores.by_set.entry(name.to_owned()).or_default().add(loss, tokens);
             }
             if let (true, Some(groups)) = (has_class, dataset.groups(sample)?) {
-                scores.longbench_v2.get_or_insert_with(LongBenchV2::default).add(groups.by(), loss.correct as f64);
+                scores.longbench_v2.get_or_insert_with(LongBenchV2::default).add_credit(groups.by(), loss.correct as f64);
             }
         }
         Ok(scores)

@@ -51,7 +51,7 @@ impl AnswerScores {
         let mut longbench_v2 = None;
         for answer in answers {
             if let (Some(groups), Some(&credit)) = (&answer.groups, answer.scores.get(Metric::LongBenchV2.name())) {
-                longbench_v2.get_or_insert_with(LongBenchV2::default).add(groups.by(), credit);
+                longbench_v2.get_or_insert_with(LongBenchV2::default).add_credit(groups.by(), credit);
             }
         }
         Self { samples: answers.len(), means, longbench_v2 }

@@ -17,6 +17,7 @@ pub enum RougeKind {
     LSum,
 }
 
+/// Which figure of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RougeFigure {
     F1,
