@@ -146,7 +146,7 @@ fn the_share_of_copies_is_a_part_of_the_step() {
 fn memory_by_part_is_the_peak() {
     for (layers, kept) in [("1", "none"), ("3", "none"), ("1", "1"), ("3", "2")] {
         let sets = [format!("grad.layers_per_cell={layers}"), format!("grad.keep_graph={kept}")];
-        let lines = lines(&bare(), &["--tokens", "300", "--profile-memory", "--set", &sets[0], "--set", &sets[1]]);
+        let lines = lines(&bare(), &["--tokens", "100", "--profile-memory", "--set", &sets[0], "--set", &sets[1]]);
         let memory = lines.last().unwrap();
         assert_eq!(keys(memory), "kind measured_peak_bytes memory parts peak_in tensor_peak_bytes_by_part");
         assert_eq!((memory["kind"].as_str(), memory["memory"].as_str()), (Some("memory"), Some("process")));

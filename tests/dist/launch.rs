@@ -104,7 +104,7 @@ fn the_rank_whose_error_it_is_is_named() {
 #[test]
 fn a_rank_that_hangs_is_ended_with_all() {
     let place = Place::new();
-    let finetune = ["finetune-lora", "--recipe", "recipe.toml", "--out", "run", "--device", "cpu", "--dist-timeout", "8s"];
+    let finetune = ["finetune-lora", "--recipe", "recipe.toml", "--out", "run", "--device", "cpu", "--dist-timeout", "5s"];
     let launch = ["launch", "--nproc", "2", "--"];
     let mut command = place.command(&[&launch[..], &finetune, &["--set", "train.gradient_accumulation_steps=2"]].concat());
     let begin = Instant::now();

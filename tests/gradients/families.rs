@@ -138,9 +138,9 @@ fn attention_sinks_beside_an_adapter() {
 
 #[test]
 fn every_family_with_every_kind_of_policy() {
-    // In turn, so that each family meets each kind once, and both meet each tiling.
-    let tilings: [fn(Case) -> Case; 3] =
-        [|case| case, |case| whole(&case), |case| Case { layers_per_cell: 2, width: Width::Chunks(1), chunk: 3, ..case }];
+    // In turn, so that each family meets each kind once, and both meet each tiling; token by token two sequences are stretched, too.
+    let by_token = |case| Case { layers_per_cell: 2, width: Width::Chunks(1), chunk: 1, lengths: &[26, 22, 9], ..case };
+    let tilings: [fn(Case) -> Case; 3] = [|case| case, |case| whole(&case), by_token];
     let of = |(at, family)| {
         let kinds = KINDS.into_iter().zip(tilings.into_iter().cycle().skip(at % 3));
         kinds.map(move |(case, tiled)| tiled(of_family(family, &case)))

@@ -11,7 +11,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression as PageCompression, ZstdLevel};
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
 use super::case::{Case, hold};
 use super::ground::Ground;
@@ -151,11 +151,14 @@ fn packed() {
 }
 
 /// A Parquet file with these rows of the column `text`.
-fn parquet(rows: &[&str]) -> Vec<u8> {
+///
+/// With a dictionary, or in pages that hold the rows themselves; without statistics, which nobody reads and which cost as much as the rows.
+fn parquet(rows: &[&str], has_dictionary: bool) -> Vec<u8> {
     let column: ArrayRef = Arc::new(StringArray::from(rows.to_vec()));
     let batch = RecordBatch::try_from_iter([("text", column)]).unwrap();
     let packed = PageCompression::ZSTD(ZstdLevel::try_new(1).unwrap());
-    let properties = WriterProperties::builder().set_compression(packed).set_dictionary_page_size_limit(1 << 30).build();
+    let properties = WriterProperties::builder().set_compression(packed).set_statistics_enabled(EnabledStatistics::None);
+    let properties = properties.set_dictionary_enabled(has_dictionary).set_dictionary_page_size_limit(1 << 30).build();
     let mut bytes = Vec::new();
     let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), Some(properties)).unwrap();
     writer.write(&batch).unwrap();
@@ -169,7 +172,7 @@ fn pages() {
         let make = move |ground: &Ground| {
             named(ground, name);
             let text = "a".repeat(length);
-            ground.write(name, parquet(&vec![&*text; count]));
+            ground.write(name, parquet(&vec![&*text; count], count > 1));
         };
         Case::new(format!("{name}: {count} rows of {length} bytes from few"), make).says(&[name])
     };

@@ -8,8 +8,9 @@ pub mod grid;
 pub mod policies;
 pub mod syncs;
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, IGNORE, Sequence, SoftTargets, Targets};
@@ -44,15 +45,28 @@ pub const LABELS: [u32; 4] = [40, 41, 42, 43];
 pub const ALL_LINEAR: &[&str] = &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
 /// Normally distributed numbers: the same for the same seed, whatever other threads draw.
+///
+/// Most cases have the same weights. Drawing them would take a tenth of the proofs' time, so they are drawn once.
 pub fn normal(seed: u64, shape: &[i64], deviation: f64) -> Tensor {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    static DRAWN: Mutex<BTreeMap<(u64, usize, u64), Arc<[f64]>>> = Mutex::new(BTreeMap::new());
     let count = shape.iter().product::<i64>() as usize;
+    let key = (seed, count, deviation.to_bits());
+    let known = DRAWN.lock().unwrap().get(&key).cloned();
+    let values = known.unwrap_or_else(|| {
+        let values: Arc<[f64]> = draw(seed, count, deviation).into();
+        DRAWN.lock().unwrap().insert(key, values.clone());
+        values
+    });
+    Tensor::from_slice(&values).view(shape)
+}
+
+fn draw(seed: u64, count: usize, deviation: f64) -> Vec<f64> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut one = || {
         let (u, v): (f64, f64) = (rng.random(), rng.random());
         deviation * (-2.0 * (1.0 - u).ln()).sqrt() * (std::f64::consts::TAU * v).cos()
     };
-    let values: Vec<f64> = (0..count).map(|_| one()).collect();
-    Tensor::from_slice(&values).view(shape)
+    (0..count).map(|_| one()).collect()
 }
 
 /// Makes libtorch compute on one thread. The tests are the parallelism: threads that wait for a CPU of other tests spin for longer than these
