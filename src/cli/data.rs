@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::recipe_file::{RecipePath, recipe_for};
 use crate::data::{
-    ColumnLook, DataRequest, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, ModelLimits, RowCounts, SampleRow, Survey,
-    SurveyedPart, SurveyedSample, Tokenizer, look, survey,
+    ColumnLook, DataRequest, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, ModelLimits, RowCounts, SampleRow,
+    Survey, SurveyedPart, SurveyedSample, Tokenizer, look, survey,
 };
 use crate::files;
 use crate::model::ModelConfig;

@@ -169,7 +169,7 @@ impl Dataset {
         let Some(set) = self.sets.iter().rfind(|set| set.first <= number) else { return Ok(None) };
         let encoder = &set.samples.encoder;
         let prompt = encoder.follow_up(follow_up, thoughts)?;
-        let initial = encoder.initial.as_ref().map(|finder| finder.in_tokens(&prompt)).transpose()?;
+        let initial = encoder.initial.as_ref().map(|finder| finder.of(&prompt)).transpose()?;
         let initial = initial.map(|range| (range.start, range.end));
         Ok(Some(Question { prompt, initial, follow_up: None, ..question.clone() }))
     }

@@ -76,7 +76,7 @@ impl Encoder {
                 // The class is read at the EOS behind the prompt, unless that is what pads.
                 let tokenizer = self.tokenizer()?;
                 let mut ids = tokenizer.encode_prompt(prompt)?;
-                let initial = self.initial.as_ref().map(|finder| finder.in_text(prompt, &ids)).transpose()?;
+                let initial = self.initial.as_ref().map(|finder| finder.of(&ids)).transpose()?;
                 ids.push(tokenizer.eos()?);
                 EncodedSample { initial, ..of_class(ids, *class) }
             }
@@ -88,13 +88,15 @@ impl Encoder {
 
     fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), Fault> {
         let Some(finder) = &self.initial else { return Ok(()) };
-        let found = match content {
+        let prompt = match content {
             // It was found in all of the prompt.
             Content::TextClass { .. } => return Ok(()),
-            Content::Text { prompt, .. } => finder.in_text(prompt, &sequence.ids[..sequence.prompt])?,
-            Content::Chat(_) => finder.in_tokens(&sequence.ids[..sequence.prompt])?,
-            Content::Tokens { .. } | Content::TokensClass { .. } => finder.in_tokens(&sequence.ids)?,
+            Content::TokensClass { .. } => sequence.ids.len(),
+            // What is a target from the first token on has no prompt before it.
+            Content::Tokens { .. } if sequence.length().is_plain_text => sequence.ids.len(),
+            Content::Tokens { .. } | Content::Text { .. } | Content::Chat(_) => sequence.prompt,
         };
+        let found = finder.of(&sequence.ids[..prompt])?;
         sequence.initial = Some(found);
         Ok(())
     }

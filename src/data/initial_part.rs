@@ -22,20 +22,8 @@ impl InitialPartFinder {
         Ok(Self { rule: rule.clone(), tokenizer: tokenizer.ok_or_else(missing)?.clone() })
     }
 
-    /// The initial part of a prompt given as text, as a range of `ids`, its tokens.
-    pub(super) fn in_text(&self, prompt: &str, ids: &[u32]) -> Result<Range<usize>, Fault> {
-        let Some(end) = self.rule.end_in(prompt) else { return Ok(0..ids.len()) };
-        let (plain, offsets) = self.tokenizer.encode_with_offsets(prompt)?;
-        if !ids.ends_with(&plain) {
-            return Err(self.tokenizer.error("a prompt's tokens do not end in those of its text"));
-        }
-        // What begins before the end belongs to it: of a character that is split over tokens all, and a special token before it.
-        let count = offsets.iter().filter(|&&(start, _)| start < end).count();
-        Ok(0..if count == 0 { 0 } else { ids.len() - plain.len() + count })
-    }
-
-    /// The initial part of a sequence given as token ids, behind pads on its left or with them.
-    pub fn in_tokens(&self, ids: &[u32]) -> Result<Range<usize>, Fault> {
+    /// The initial part of a prompt, behind pads on its left or with them. Its text is searched without special tokens.
+    pub fn of(&self, ids: &[u32]) -> Result<Range<usize>, Fault> {
         let pads = ids.iter().take_while(|&&id| id == self.rule.pad_id).count();
         let rest = &ids[pads..];
         if rest.is_empty() {
@@ -168,12 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn a_special_token_before_the_prompt_belongs_to_it() {
-        let (finder, text) = (InitialPartFinder::new(&rule("###"), Some(&tokenizer())).unwrap(), "Read this. ### the cache");
+    fn special_tokens_belong_to_it_and_are_no_text() {
+        let (finder, text) =
+            (InitialPartFinder::new(&rule("###|im_end"), Some(&tokenizer())).unwrap(), "Read this. ### the cache");
         let plain = tokenizer().encode(text).unwrap();
-        let alone = finder.in_text(text, &plain).unwrap();
-        assert_eq!(finder.in_text(text, &[&[1], &plain[..]].concat()).unwrap(), 0..alone.end + 1);
-        assert!(finder.in_text(text, &plain[1..]).is_err(), "the tokens of another text");
+        let alone = finder.of(&plain).unwrap();
+        assert_eq!(finder.of(&[&[1], &plain[..]].concat()).unwrap(), 0..alone.end + 1);
+        let marked = format!("<|im_start|>{text}<|im_end|>");
+        assert_eq!(one(PromptCompletion, line(&marked), &rule("###|im_end")), (0, alone.end + 1));
     }
 
     #[test]

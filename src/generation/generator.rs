@@ -72,7 +72,7 @@ impl<'a> Generator<'a> {
 
     /// Where the initial part of a prompt is, if the policy keeps it.
     fn initial_part(&self, prompt: &[u32]) -> Result<Option<(usize, usize)>, Fault> {
-        let found = self.initial_parts.map(|finder| finder.in_tokens(prompt)).transpose()?;
+        let found = self.initial_parts.map(|finder| finder.of(prompt)).transpose()?;
         Ok(found.map(|range| (range.start, range.end)))
     }
 

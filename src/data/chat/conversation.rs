@@ -106,20 +106,6 @@ pub fn tools_of(tools: Json) -> Result<Option<Json>, String> {
     }
 }
 
-/// Takes out what a table of columns had to fill with null: it gives each row all the keys that any row has. In a tool's schema a
-/// null that says something stays.
-pub(super) fn drop_padding(value: &mut Json) {
-    const MEANT: [&str; 3] = ["default", "const", "enum"];
-    match value {
-        Json::Object(fields) => {
-            fields.retain(|name, value| !value.is_null() || MEANT.contains(&&name[..]));
-            fields.iter_mut().filter(|(name, _)| !MEANT.contains(&&name[..])).for_each(|(_, value)| drop_padding(value));
-        }
-        Json::Array(items) => items.iter_mut().for_each(drop_padding),
-        _ => {}
-    }
-}
-
 /// Gives a message's thoughts the names that templates read, as Transformers does since 5.24: `reasoning_content`, and `thinking` where
 /// it has none.
 fn name_thoughts(message: &mut Json) {
@@ -242,11 +228,15 @@ mod tests {
     }
 
     #[test]
-    fn padding_of_columns_goes_and_what_is_meant_stays() {
-        let mut row =
-            json!({"content": null, "tool_calls": [{"name": "f", "x": null}], "default": null, "enum": [null, {"a": null}]});
-        drop_padding(&mut row);
-        assert_eq!(row, json!({"tool_calls": [{"name": "f"}], "default": null, "enum": [null, {"a": null}]}));
+    fn thoughts_are_called_as_templates_read_them() {
+        for name in ["reasoning_content", "thinking", "reasoning"] {
+            let message = json!({"role": "assistant", "content": "a", name: "so"});
+            let read = Conversation::of(json!([message])).unwrap().messages.remove(0);
+            assert_eq!((&read["reasoning_content"], &read["thinking"]), (&json!("so"), &json!("so")), "{name}");
+        }
+        let both =
+            json!([{"role": "assistant", "content": "a", "thinking": "other", "reasoning": null, "reasoning_content": "so"}]);
+        assert_eq!(Conversation::of(both.clone()).unwrap().messages, *both.as_array().unwrap());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::conversation::{Conversation, drop_padding, tools_of};
+use super::conversation::{Conversation, tools_of};
 use super::spans::ChatSample;
 use crate::data::faults::RowFault;
 use crate::data::rows::{DataRow, kind};
@@ -24,9 +24,6 @@ pub(in crate::data) fn prompt_and_completion(row: &mut DataRow, prompt: Value) -
 }
 
 pub(in crate::data) fn sample(row: &mut DataRow, field: &'static str, mut messages: Value) -> Result<ChatSample, Fault> {
-    if row.is_padded() {
-        drop_padding(&mut messages);
-    }
     let mut trains = Vec::new();
     for (index, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
         let flag = message.as_object_mut().map_or(Ok(None), taken_flag);
@@ -34,30 +31,18 @@ pub(in crate::data) fn sample(row: &mut DataRow, field: &'static str, mut messag
     }
     let mut conversation = Conversation::of(messages).map_err(|fault| wrong(row, field, fault))?;
     if let Some(tools) = row.take("tools") {
-        let mut tools = tools_of(tools).map_err(|fault| wrong(row, "tools", fault))?;
-        if let Some(tools) = tools.as_mut().filter(|_| row.is_padded()) {
-            drop_padding(tools);
-        }
-        conversation.tools = tools;
+        conversation.tools = tools_of(tools).map_err(|fault| wrong(row, "tools", fault))?;
     }
-    if let Some(mut documents) = row.take("documents") {
+    if let Some(documents) = row.take("documents") {
         let is_list = documents.as_array().is_some_and(|all| all.iter().all(Value::is_object));
         if !is_list {
             return Err(wrong(row, "documents", format!("a list of objects is expected, found {}", shown(&documents))));
-        }
-        if row.is_padded() {
-            drop_padding(&mut documents);
         }
         conversation.documents = Some(documents);
     }
     if let Some(variables) = row.take("chat_template_kwargs") {
         match variables {
-            Value::Object(mut variables) => {
-                if row.is_padded() {
-                    variables.retain(|_, value| !value.is_null());
-                }
-                conversation.variables = variables;
-            }
+            Value::Object(variables) => conversation.variables = variables,
             other => return Err(row.bad("chat_template_kwargs", "an object", kind(&other))),
         }
     }

@@ -76,11 +76,6 @@ impl DataRow {
         self.place.clone()
     }
 
-    /// Whether absent fields of nested objects may stand as null: Arrow's structs have the fields of all rows.
-    pub(in crate::data) fn is_padded(&self) -> bool {
-        self.types.is_some()
-    }
-
     pub(in crate::data) fn fields(&self) -> &Map<String, Value> {
         &self.fields
     }

@@ -1,13 +1,15 @@
 //! Every kind of file gives the same rows, and damaged ones their place.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::Write;
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, Int32Array, ListArray, RecordBatch, StringArray, StringDictionaryBuilder, StringViewArray, StructArray,
+    Array, ArrayRef, Int32Array, ListArray, MapBuilder, RecordBatch, StringArray, StringBuilder, StringDictionaryBuilder,
+    StringViewArray, StructArray,
 };
-use arrow::datatypes::{Int8Type, Int32Type};
+use arrow::datatypes::{DataType, Field, Int8Type, Int32Type};
 use arrow::ipc::CompressionType;
 use arrow::ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter};
 use parquet::arrow::ArrowWriter;
@@ -161,32 +163,53 @@ fn all_kinds_give_the_same_rows() {
 }
 
 #[test]
-fn nested_columns_become_values_that_know_of_arrows_padding() {
+fn nested_columns_become_values_without_what_a_row_does_not_have() {
     let roles: ArrayRef = Arc::new(StringArray::from(vec![Some("user"), Some("tool"), Some("user")]));
     let names: ArrayRef = Arc::new(StringArray::from(vec![None, Some("f"), None]));
-    let structs = StructArray::try_from(vec![("role", roles), ("name", names)]).unwrap();
-    let field = Arc::new(arrow::datatypes::Field::new("item", arrow::array::Array::data_type(&structs).clone(), true));
+    let structs = StructArray::try_from(vec![("role", roles), ("name", names.clone()), ("default", names)]).unwrap();
+    let field = Arc::new(Field::new("item", structs.data_type().clone(), true));
     let offsets = arrow::buffer::OffsetBuffer::new(vec![0, 2, 2].into());
     let messages = ListArray::new(field, offsets, Arc::new(structs.slice(0, 2)), None);
     let ids = ListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(7), Some(-1)]), None]);
+    let mut map = MapBuilder::new(None, StringBuilder::new(), StringBuilder::new());
+    map.keys().append_value("k");
+    map.values().append_null();
+    map.append(true).unwrap();
+    map.append(false).unwrap();
     let hidden = arrow::array::TimestampSecondArray::from(vec![1, 2]);
-    let batch = batch(vec![("messages", Arc::new(messages)), ("ids", Arc::new(ids)), ("at", Arc::new(hidden))]);
+    let columns: Vec<(&str, ArrayRef)> =
+        vec![("messages", Arc::new(messages)), ("ids", Arc::new(ids)), ("map", Arc::new(map.finish())), ("at", Arc::new(hidden))];
+    let batch = batch(columns);
     let expected = json!([
-        {"messages": [{"role": "user", "name": null}, {"role": "tool", "name": "f"}], "ids": [7, -1]},
-        {"messages": [], "ids": null},
+        {
+            "messages": [{"role": "user", "default": null}, {"role": "tool", "name": "f", "default": "f"}], "ids": [7, -1],
+            "map": {"k": null},
+        },
+        {"messages": [], "ids": null, "map": null},
     ]);
     for (name, content) in [("a.parquet", parquet(&batch)), ("a.arrow", stream(&batch))] {
         assert_eq!(walk(name, &content), Ok(objects(&expected)), "{name}");
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(name), content).unwrap();
         each(&dir.path().join(name), &RowSettings::default(), &mut |row| {
-            let mut row = row?;
-            assert!(row.is_padded());
-            let error = row.text("at").unwrap_err().to_string();
+            let error = row?.text("at").unwrap_err().to_string();
             assert!(error.ends_with("field `at`: expected a string, found a value in a column of Timestamp(s)"), "{error}");
             Ok::<(), Fault>(())
         })
         .unwrap();
+    }
+}
+
+#[test]
+fn texts_of_the_json_type_are_what_they_say() {
+    let json = Field::new("item", DataType::Utf8, true)
+        .with_metadata(HashMap::from([("ARROW:extension:name".to_owned(), "arrow.json".to_owned())]));
+    let texts = StringArray::from(vec![Some(r#"{"role": "user", "content": null, "n": [1]}"#), None, Some("\"a\"")]);
+    let list = ListArray::new(Arc::new(json), arrow::buffer::OffsetBuffer::new(vec![0, 3].into()), Arc::new(texts), None);
+    let batch = batch(vec![("messages", Arc::new(list))]);
+    let expected = json!([{"messages": [{"role": "user", "content": null, "n": [1]}, null, "a"]}]);
+    for (name, content) in [("a.parquet", parquet(&batch)), ("a.arrow", stream(&batch))] {
+        assert_eq!(walk(name, &content), Ok(objects(&expected)), "{name}");
     }
 }
 
