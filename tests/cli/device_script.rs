@@ -4,8 +4,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use super::place::Place;
+use crate::starter;
 
-/// The script, with this test's `kvtune` unless arguments name another; nothing where there is no Python to run it.
+/// The script, with the `kvtune` that arguments name; nothing where there is no Python to run it.
 fn script(place: &Place, arguments: &[&str]) -> Option<Output> {
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
         eprintln!("skipped: there is no `python3`");
@@ -13,7 +14,7 @@ fn script(place: &Place, arguments: &[&str]) -> Option<Output> {
     }
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device/run.sh"));
     command.args(arguments).arg("--out").arg(place.path("out"));
-    command.current_dir(place.path("model")).env("OMP_NUM_THREADS", "1").env_remove("OUT");
+    command.current_dir(place.path("model")).env("OMP_NUM_THREADS", "1").env_remove("OUT").envs([starter::variable()]);
     Some(command.output().unwrap())
 }
 
@@ -32,7 +33,8 @@ fn left_behind(place: &Place) -> Vec<String> {
 #[test]
 fn all_parts_come_to_their_end_on_a_cpu() {
     let place = Place::new();
-    let Some(output) = script(&place, &[env!("CARGO_BIN_EXE_kvtune"), "--device", "cpu"]) else { return };
+    let kvtune = starter::in_place();
+    let Some(output) = script(&place, &[kvtune.to_str().unwrap(), "--device", "cpu"]) else { return };
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{table}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(table.matches("| what | asked | seen | verdict |").count(), 1, "{table}");

@@ -115,9 +115,9 @@ fn each_memory_of_a_gpus_plan_has_a_table_and_a_column() {
 #[test]
 fn what_does_not_fit_is_refused_with_what_would() {
     let place = Place::new();
-    let refused = plan(&place, &["--tokens", "30000", "--host-memory", "60MiB"]).refused(4);
+    let refused = plan(&place, &["--tokens", "3000", "--host-memory", "60MiB"]).refused(4);
     assert!(
-        refused.starts_with("error: a step of 30000 tokens does not fit with a margin of 10 %: it takes at least "),
+        refused.starts_with("error: a step of 3000 tokens does not fit with a margin of 10 %: it takes at least "),
         "{refused}"
     );
     assert!(refused.contains("of which there are 60.0 MiB") && refused.contains("hint: "), "{refused}");

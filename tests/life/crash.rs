@@ -1,6 +1,7 @@
 //! Runs that are killed, run into a full disk or find a damaged checkpoint, and still end as if nothing had happened.
 
 use std::fs;
+use std::sync::LazyLock;
 
 use super::workshop::{Left, Workshop, assert_valid, ended, finetune_arguments, leftovers, names};
 
@@ -13,10 +14,17 @@ const SET: &[&str] = &[
     "checkpoint.intermediate_save_keep=2",
 ];
 
+/// With the run that nothing happens to.
 fn workshop() -> (Workshop, Left) {
     let workshop = Workshop::new(8);
     let whole = workshop.finished("whole", SET);
     (workshop, whole)
+}
+
+/// With what that run leaves, which is made once.
+fn workshop_for_runs() -> (Workshop, &'static Left) {
+    static WHOLE: LazyLock<Left> = LazyLock::new(|| workshop().1);
+    (Workshop::new(8), &WHOLE)
 }
 
 #[test]
@@ -37,7 +45,7 @@ fn only_the_last_intermediate_saves_stay() {
 
 #[test]
 fn killed_inside_a_save() {
-    let (workshop, whole) = workshop();
+    let (workshop, whole) = workshop_for_runs();
     let kills = [
         "checkpoint.make_dir=kill:1",
         "file.write=kill:4",
@@ -60,14 +68,14 @@ fn killed_inside_a_save() {
             assert!(words.contains(&format!("{name}`, left by a save that was cut short")), "{words}");
         }
         assert_eq!(words.contains("beginning again"), number < 2, "{failpoint}: {words}");
-        workshop.assert_left(&run, &whole);
+        workshop.assert_left(&run, whole);
     }
     assert!(with_leftovers > 3, "{with_leftovers}");
 }
 
 #[test]
 fn killed_anywhere() {
-    let (workshop, whole) = workshop();
+    let (workshop, whole) = workshop_for_runs();
     for lines in [1, 3, 5] {
         let run = format!("after-{lines}");
         let mut child = workshop.command("", &finetune_arguments(&run, SET)).spawn().unwrap();
@@ -75,7 +83,7 @@ fn killed_anywhere() {
         child.kill().unwrap();
         ended(child);
         workshop.resume("", &run, &[]).with(0);
-        workshop.assert_left(&run, &whole);
+        workshop.assert_left(&run, whole);
     }
     // In the middle of a line of metrics, before and after the first checkpoint.
     for lines in [2, 5] {
@@ -83,14 +91,14 @@ fn killed_anywhere() {
         assert_eq!(workshop.finetune(&format!("metrics.write=kill:{lines}"), &run, SET).code, Err(9));
         assert!(!fs::read_to_string(workshop.path(&run).join("metrics.jsonl")).unwrap().ends_with('\n'));
         workshop.resume("", &run, &[]).with(0);
-        workshop.assert_left(&run, &whole);
+        workshop.assert_left(&run, whole);
     }
 }
 
 /// Where a recipe is, a split is; a start that had neither begins anew, and one of an earlier version gets its split when it goes on.
 #[test]
 fn killed_before_the_first_step() {
-    let (workshop, whole) = workshop();
+    let (workshop, whole) = workshop_for_runs();
     for (number, rename) in [1, 2, 3].into_iter().enumerate() {
         let run = format!("early-{number}");
         assert_eq!(workshop.finetune(&format!("file.rename=kill:{rename}"), &run, SET).code, Err(9));
@@ -109,7 +117,7 @@ fn killed_before_the_first_step() {
 
 #[test]
 fn killed_again_and_again() {
-    let (workshop, whole) = workshop();
+    let (workshop, whole) = workshop_for_runs();
     assert_eq!(workshop.finetune("any=kill:80", "run", SET).code, Err(9));
     let mut kills = 1;
     // Each start gets through one save, and dies in the next.
@@ -118,12 +126,12 @@ fn killed_again_and_again() {
         assert!(kills < 20, "no progress");
     }
     assert!(kills > 3, "{kills}");
-    workshop.assert_left("run", &whole);
+    workshop.assert_left("run", whole);
 }
 
 #[test]
 fn killed_before_there_was_a_run() {
-    let (workshop, whole) = workshop();
+    let (workshop, whole) = workshop_for_runs();
     for n in 1..=6 {
         let run = format!("run-{n}");
         assert_eq!(workshop.finetune(&format!("any=kill:{n}"), &run, SET).code, Err(9));
@@ -132,7 +140,7 @@ fn killed_before_there_was_a_run() {
     }
     workshop.finetune("", "run-3", SET).with(0);
     workshop.resume("", "run-3", &[]).with(0);
-    workshop.assert_left("run-3", &whole);
+    workshop.assert_left("run-3", whole);
 }
 
 /// A run that is about to save its third step, after which the first goes; and what it leaves if nothing happens.
@@ -152,11 +160,11 @@ fn before_a_save() -> (Workshop, Left) {
     (workshop, whole)
 }
 
-/// Lets every sixth operation up to the end of the third step's save fail, from the `first`. All operations with all failures are tried
+/// Lets every ninth operation up to the end of the third step's save fail, from the `first`. All operations with all failures are tried
 /// within one process, where saving lives; here it is the run that must end in good order.
 fn places_fail(action: &str, first: usize) {
     let (workshop, whole) = before_a_save();
-    for n in (first..).step_by(6) {
+    for n in (first..).step_by(9) {
         let run = format!("run-{n}");
         workshop.copy("base", &run);
         let failed = workshop.resume(&format!("any={action}:{n}"), &run, &[]);
@@ -189,13 +197,13 @@ fn places_fail(action: &str, first: usize) {
 }
 
 #[test]
-fn the_first_and_every_sixth_operation_of_a_save_fails() {
+fn the_first_and_every_ninth_operation_of_a_save_fails() {
     places_fail("eio", 1);
 }
 
 #[test]
 fn the_disk_is_full_at_operations_between() {
-    places_fail("enospc", 4);
+    places_fail("enospc", 5);
 }
 
 #[test]
@@ -270,11 +278,11 @@ fn a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoint() {
 
 #[test]
 fn without_event_files_the_run_goes_on() {
-    let (workshop, whole) = workshop();
+    let (workshop, whole) = workshop_for_runs();
     assert_eq!(workshop.finetune("checkpoint.make_dir=kill:2", "run", SET).code, Err(9));
     fs::remove_dir_all(workshop.path("run/tensorboard")).unwrap();
     fs::write(workshop.path("run/tensorboard"), "in the way").unwrap();
     let words = workshop.resume("", "run", &[]).with(0);
     assert_eq!(words.matches("warning: no more TensorBoard events, the run goes on").count(), 1, "{words}");
-    workshop.assert_left("run", &whole);
+    workshop.assert_left("run", whole);
 }

@@ -1,5 +1,5 @@
 // A program that has a fork run in its place: with its arguments, variables, directory and standard streams, to the same end. The starter is that of
-// the process that has started it.
+// the process that has started it, or the one that a variable names.
 #define _GNU_SOURCE
 #include "request.h"
 
@@ -41,8 +41,10 @@ static void ask(int starter, int count, char **arguments) {
 }
 
 int main(int count, char **arguments) {
-  char name[64];
-  snprintf(name, sizeof name, "kvtune-starter-%d", (int)getppid());
+  // Of the process that has started this one, unless there are others between them.
+  char of_parent[64];
+  snprintf(of_parent, sizeof of_parent, "kvtune-starter-%d", (int)getppid());
+  const char *name = getenv(STARTER) ? getenv(STARTER) : of_parent;
   struct sockaddr_un address;
   socklen_t size = place_of(name, &address);
   int starter = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -25,6 +25,9 @@ use crate::binary::kvtune;
 /// When a fork is given up.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
+/// Says where the starter listens.
+const VARIABLE: &str = "KVTUNE_STARTER";
+
 /// A fork that may be running.
 pub(crate) struct Fork {
     pid: i32,
@@ -114,19 +117,28 @@ fn number(starter: &mut UnixStream) -> io::Result<i32> {
 
 /// Where the starter listens; no file is there.
 fn address() -> SocketAddr {
+    SocketAddr::from_abstract_name(name()).unwrap()
+}
+
+fn name() -> &'static str {
     static STARTER: OnceLock<(String, Child)> = OnceLock::new();
     let (name, _) = STARTER.get_or_init(|| {
         let name = format!("kvtune-starter-{}", process::id());
         let starter = started(&name);
         (name, starter)
     });
-    SocketAddr::from_abstract_name(name).unwrap()
+    name
 }
 
 /// A program in whose place a fork runs, for code that starts programs by itself.
 pub(crate) fn in_place() -> PathBuf {
-    address();
+    name();
     compiled("in_place", &[])
+}
+
+/// The variable by which that program finds the starter where others stand between them.
+pub(crate) fn variable() -> (&'static str, &'static str) {
+    (VARIABLE, name())
 }
 
 fn compiled(name: &str, more: &[&str]) -> PathBuf {
@@ -148,7 +160,7 @@ fn compiled(name: &str, more: &[&str]) -> PathBuf {
 fn started(name: &str) -> Child {
     let library = compiled("starter", &["-shared", "-fPIC"]);
     let mut command = kvtune();
-    command.env("LD_PRELOAD", library).env("KVTUNE_STARTER", name);
+    command.env("LD_PRELOAD", library).env(VARIABLE, name);
     let mut starter = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(starter.stdout.take().unwrap()).read_line(&mut line).unwrap();

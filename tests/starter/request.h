@@ -11,6 +11,9 @@
 
 enum { STREAMS = 3 };
 
+// The variable that says where the starter listens.
+#define STARTER "KVTUNE_STARTER"
+
 // So many bytes of texts follow, each with a zero behind it: files for output and errors, a directory, arguments, variables. The standard streams
 // themselves may come with it; then the files are not opened. Answers are the number of the fork, and, at its end, its status.
 struct request {

@@ -19,9 +19,6 @@ extern char **environ;
 
 enum { MOST = 256 };
 
-// The variable that says where the starter listens.
-#define STARTER "KVTUNE_STARTER"
-
 static program *program_of_the_binary;
 // The forks, and whom their ends are told.
 static struct {
