@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::{Value, json};
 
-use super::recipe_file::{RecipePath, recipe_for};
+use super::recipe_file::{RecipePath, noted, recipe_for};
 use crate::data::{
     ColumnLook, DataRequest, FileLook, IGNORE, LengthCounts, LengthOutcome, LineOrRecord, ModelLimits, RowCounts, SampleRow,
     Survey, SurveyedPart, SurveyedSample, Tokenizer, look, survey,
@@ -69,11 +69,7 @@ impl LookAtData {
                     "leave `--model` out, or override it with `--set model.path=DIR`",
                 ));
             }
-            None => {
-                let resolved = Recipe::load(path, &self.set)?;
-                resolved.notes.iter().for_each(|note| console::note(note));
-                resolved.recipe
-            }
+            None => noted(Recipe::load(path, &self.set)?),
         };
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_max_seq_length(&recipe, &config)?;

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 use tch::Device;
 
-use super::recipe_file::RecipePath;
+use super::recipe_file::{RecipePath, noted};
 use super::world::Joining;
 use crate::dist::ProcessGroup;
 use crate::recipe::{Recipe, Weights};
@@ -65,9 +65,7 @@ pub(super) struct Resume {
 
 impl Finetune {
     pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<ProcessGroup>) -> Result<Ending, Fault> {
-        let resolved = Recipe::load_to_train(self.recipe.path(), &self.set, weights)?;
-        resolved.notes.iter().for_each(|note| console::note(note));
-        let recipe = resolved.recipe;
+        let recipe = noted(Recipe::load_to_train(self.recipe.path(), &self.set, weights)?);
         let out = self.out(&recipe, world)?;
         let interrupt = watched(Interrupt::install_for_saves())?;
         let start = Start { device, interrupt: &interrupt, world, profiles_memory: self.profile_memory };

@@ -95,7 +95,9 @@ fn in_words(contents: &RunContents) -> String {
     contents.adapter.iter().for_each(|kind| settings.row(&["adapter", kind]));
     main.for_each(|(key, value)| settings.row(&[key, value.trim_matches('"')]));
     parts.push(if contents.settings.is_empty() { "no recipe beside it".to_owned() } else { console::fitted(&settings) });
-    parts.push(console::fitted(&figures(contents)));
+    let mut figures = Table::of_words(&["figure", "value"]);
+    figures_in_words(contents).into_iter().for_each(|(name, value)| figures.figure(name, value));
+    parts.push(console::fitted(&figures));
     let mut checkpoints = Table::of_words(&["checkpoint", "step", "size", "state"]);
     for own in &contents.checkpoints {
         let step = own.step.map_or("–".to_owned(), |step| step.to_string());
@@ -123,14 +125,6 @@ fn in_words(contents: &RunContents) -> String {
         parts.push("the last line of the metrics was cut short, and is left out".to_owned());
     }
     parts.join("\n\n")
-}
-
-fn figures(contents: &RunContents) -> Table {
-    let mut table = Table::of_words(&["figure", "value"]);
-    for (name, value) in figures_in_words(contents) {
-        table.figure(name, value);
-    }
-    table
 }
 
 /// A row for each layer and head.

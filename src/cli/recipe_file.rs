@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tch::Device;
 
-use crate::recipe::{Recipe, RecipeError, Weights};
+use crate::recipe::{Recipe, RecipeError, Resolved, Weights};
 use crate::report::console;
 use crate::train;
 
@@ -43,6 +43,12 @@ pub(super) fn recipe_for(model: &Path, data: &Path, set: &[String]) -> Result<Re
     Ok(Recipe::parse(paths, Path::new("recipe.toml"), set)?.recipe)
 }
 
+/// Says what there is to note about a recipe that was loaded.
+pub(super) fn noted(resolved: Resolved) -> Recipe {
+    resolved.notes.iter().for_each(|note| console::note(note));
+    resolved.recipe
+}
+
 // Likewise.
 #[derive(Debug, Args)]
 pub(super) struct RecipeFile {
@@ -64,8 +70,8 @@ impl RecipeFile {
         } else {
             Recipe::load(self.file.path(), &self.set)?
         };
-        resolved.notes.iter().for_each(|note| console::note(note));
-        train::set_numerics(&resolved.recipe, device);
-        Ok(resolved.recipe)
+        let recipe = noted(resolved);
+        train::set_numerics(&recipe, device);
+        Ok(recipe)
     }
 }

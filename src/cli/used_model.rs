@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tch::Device;
 
+use super::recipe_file::noted;
 use crate::cache;
 use crate::checkpoint;
 use crate::data::{InitialPartFinder, Tokenizer};
@@ -109,8 +110,7 @@ impl ModelArgs {
             let own = (found.holds == Weights::Adapter).then_some(found.dir);
             (resolved, own.or_else(|| self.adapter.clone()))
         };
-        resolved.notes.iter().for_each(|note| console::note(note));
-        let mut recipe = resolved.recipe;
+        let mut recipe = noted(resolved);
         recipe.grad = recipe.grad.closed();
         recipe.model.adapter = None;
         Ok((recipe, adapter))

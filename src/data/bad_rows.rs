@@ -8,9 +8,10 @@ use crate::units::Fault;
 
 const TOLD: usize = 10;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct BadRows {
-    on_bad_row: OnBadRow,
+    /// Whether the recipe leaves them out.
+    are_dropped: bool,
     first: Vec<Fault>,
     /// Rows that are no samples.
     pub(super) count: usize,
@@ -20,7 +21,7 @@ pub(super) struct BadRows {
 
 impl BadRows {
     pub(super) fn new(on_bad_row: OnBadRow) -> Self {
-        Self { on_bad_row, first: Vec::new(), count: 0, read: 0 }
+        Self { are_dropped: on_bad_row == OnBadRow::Drop, ..Self::default() }
     }
 
     pub(super) fn good(&mut self) {
@@ -42,14 +43,13 @@ impl BadRows {
     /// There are bad rows, and the recipe does not leave them out; or there are no others.
     pub(super) fn finish(mut self, path: &Path) -> Result<Option<Fault>, Fault> {
         let has_samples = self.count < self.read;
-        let is_dropped = self.on_bad_row == OnBadRow::Drop;
         let error = match self.count {
             0 if has_samples => return Ok(None),
             0 => return Err(faults::empty(path)),
             1 => self.first.remove(0),
             count => several(&self.first, count, self.read),
         };
-        if is_dropped && has_samples { Ok(Some(error)) } else { Err(error) }
+        if self.are_dropped && has_samples { Ok(Some(error)) } else { Err(error) }
     }
 }
 

@@ -1,7 +1,6 @@
 //! One sample as its file gives it, before tokenisation.
 
 use super::chat::ChatSample;
-use super::label_tokens::Classes;
 use super::question::{FollowUp, SampleGroups};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -47,11 +46,4 @@ impl Content {
             Self::Tokens { ids, .. } | Self::TokensClass { ids, .. } => 4 * ids.len(),
         }
     }
-}
-
-/// What the head makes of a sample: decides what a format's reader must look for.
-#[derive(Clone, Debug)]
-pub(super) enum Task {
-    NextToken,
-    Classify(Classes),
 }

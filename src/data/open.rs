@@ -13,7 +13,6 @@ use super::chat::ChatEncoder;
 use super::dataset::{Dataset, Piece, Samples, hash_of};
 use super::encode::Encoder;
 use super::encoded_rows::each_row;
-use super::example::Task;
 use super::faults::{self, RowFault};
 use super::formats::ExampleReader;
 use super::initial_part::InitialPartFinder;
@@ -121,7 +120,8 @@ fn open_set(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault
 
 pub(super) struct Opener<'a> {
     pub(super) recipe: &'a DataRecipe,
-    pub(super) task: Task,
+    /// The classes of the head, where it has any.
+    classes: Option<Classes>,
     pub(super) encoder: Encoder,
     pub(super) lengths: LengthPolicy,
 }
@@ -129,12 +129,12 @@ pub(super) struct Opener<'a> {
 impl<'a> Opener<'a> {
     pub(super) fn new(request: &DataRequest<'a>) -> Result<Self, Fault> {
         let DataRequest { recipe, head, tokenizer, limits, initial, .. } = *request;
-        let task = match head {
-            HeadRecipe::NextToken => Task::NextToken,
-            HeadRecipe::SeqClassificationOnLogits(labels) => Task::Classify(Classes::new(labels, tokenizer)?),
-            HeadRecipe::SeqClassification(classes) => Task::Classify(Classes::scored(classes)),
+        let classes = match head {
+            HeadRecipe::NextToken => None,
+            HeadRecipe::SeqClassificationOnLogits(labels) => Some(Classes::new(labels, tokenizer)?),
+            HeadRecipe::SeqClassification(classes) => Some(Classes::scored(classes)),
         };
-        if let Task::Classify(classes) = &task {
+        if let Some(classes) = &classes {
             let outside = classes.tokens.iter().find(|&&token| token as usize >= limits.vocab_size);
             if let Some(&token) = outside {
                 let message = faults::out_of_vocabulary("a label of the head", u64::from(token), limits.vocab_size);
@@ -149,7 +149,7 @@ impl<'a> Opener<'a> {
             initial: initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?,
         };
         let most = recipe.max_seq_length.map_or(limits.max_positions, |length| length.min(limits.most_positions));
-        Ok(Self { recipe, task, encoder, lengths: LengthPolicy::new(recipe, most)? })
+        Ok(Self { recipe, classes, encoder, lengths: LengthPolicy::new(recipe, most)? })
     }
 
     /// One split's samples, those that are run, and what happened to the others.
@@ -174,7 +174,7 @@ impl<'a> Opener<'a> {
     }
 
     pub(super) fn reader(&self, source: &DataSource) -> Result<ExampleReader<'_>, Fault> {
-        ExampleReader::new(self.recipe, source.format, &self.task, &self.encoder)
+        ExampleReader::new(self.recipe, source.format, self.classes.as_ref(), &self.encoder)
     }
 
     /// What is run of samples, and the counts of it.

@@ -15,7 +15,7 @@ use super::sample_place::SamplePlace;
 use super::source::DataSource;
 use super::split::held_out;
 use super::token_file::fingerprint;
-use crate::recipe::{DataPaths, OnBadRow, ValidationSource};
+use crate::recipe::{DataPaths, ValidationSource};
 use crate::units::Fault;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,8 @@ pub fn survey(
         }
         _ => None,
     };
-    let mut counts = RowCounts::new(recipe.on_bad_row, opener.lengths.tokens);
+    let (bad, limit) = (BadRows::new(recipe.on_bad_row), opener.lengths.tokens);
+    let mut counts = RowCounts { bad, limit, ..RowCounts::default() };
     opener.encoder.chat.take_notes();
     let used = opener.survey_rows(&source, &mut |number, row| {
         if drawn.as_ref().is_none_or(|drawn| row.sample.is_ok() && drawn.binary_search(&number).is_ok()) {
@@ -154,7 +155,7 @@ impl SurveyedSample {
 }
 
 /// Every row is bad, too long, or one of the samples.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RowCounts {
     /// Rows that are no samples.
     bad: BadRows,
@@ -175,21 +176,6 @@ pub struct RowCounts {
 }
 
 impl RowCounts {
-    fn new(on_bad_row: OnBadRow, limit: usize) -> Self {
-        Self {
-            bad: BadRows::new(on_bad_row),
-            too_long: 0,
-            first_too_long: None,
-            samples: LengthCounts::default(),
-            duplicates: 0,
-            tokens: 0,
-            trained: 0,
-            lengths: Vec::new(),
-            limit,
-            seen: HashSet::new(),
-        }
-    }
-
     /// Counts a row; fails where it says that no row can be encoded, unless `goes_on`.
     fn take(&mut self, row: SampleRow<SurveyedSample>, goes_on: bool) -> Result<(), Fault> {
         let sample = match row.sample {

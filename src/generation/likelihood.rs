@@ -22,11 +22,8 @@ const BLOCK: i64 = 128;
 /// # Shapes
 /// `hidden_ne (n, E)` before the final norm, of as many tokens.
 pub(super) fn likelihoods(model: &Model, hidden_ne: &Tensor, ids: &[u32], top: usize) -> Vec<TokenLikelihood> {
-    let mut all = Vec::with_capacity(ids.len());
-    for (block, ids) in hidden_ne.split(BLOCK, 0).iter().zip(ids.chunks(BLOCK as usize)) {
-        all.extend(of_logits(&next_logits(model, block), ids, top));
-    }
-    all
+    let blocks = hidden_ne.split(BLOCK, 0).into_iter().zip(ids.chunks(BLOCK as usize));
+    blocks.flat_map(|(block, ids)| of_logits(&next_logits(model, &block), ids, top)).collect()
 }
 
 /// The logits of the tokens that follow hidden states.

@@ -27,18 +27,15 @@ pub enum Form {
 }
 
 impl Form {
-    fn bits(self) -> Option<Bits> {
-        match self {
-            Self::Plain => None,
-            Self::Int8 => Some(Bits::Nine),
-            Self::Int4 => Some(Bits::Five),
-        }
-    }
-
     /// How a tensor of `kind` waits: what is no float, and what is empty, is kept to the bit.
     pub(super) fn bits_of(self, size: &[i64], kind: Kind) -> Option<Bits> {
         let is_float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
-        self.bits().filter(|_| is_float && size.iter().all(|&n| n > 0))
+        let rounds = is_float && size.iter().all(|&n| n > 0);
+        match self {
+            Self::Int8 if rounds => Some(Bits::Nine),
+            Self::Int4 if rounds => Some(Bits::Five),
+            _ => None,
+        }
     }
 
     /// What a tensor takes in a store, before there is one; channels that would be kept apart are left out.

@@ -23,9 +23,6 @@ use crate::report::{console, memory};
 use crate::store::copier_of;
 use crate::units::{Bytes, Fault, FaultKind, Seconds};
 
-/// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
-const B_SPREAD: f64 = 0.02;
-
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
     /// Tokens of each sequence, or of all.
@@ -76,9 +73,7 @@ impl Bench {
         // A device's allocator is asked for its peak in any case.
         let mut memory = if options.profiles_memory || device != Device::Cpu { MemoryMeter::start(device) } else { None };
         let model = model(&recipe, device, options.draws_weights)?;
-        if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter()) {
-            adapter.set_b_normal(B_SPREAD, recipe.train.seed);
-        }
+        build::draw_new_b(&recipe, &model);
         let parts = ShardedOptimizerState::new(&model, world);
         let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &parts.own(model.parameters()), device);
         if let Some(memory) = &mut memory {

@@ -264,6 +264,16 @@ pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Spread of the B matrices of a new adapter in trials: at zero, half of the gradients would be zero.
+const B_SPREAD: f64 = 0.02;
+
+/// Draws the B matrices of the model's adapter, if it has a new one.
+pub fn draw_new_b(recipe: &Recipe, model: &Model) {
+    if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter()) {
+        adapter.set_b_normal(B_SPREAD, recipe.train.seed);
+    }
+}
+
 /// Puts the gates into the model that were saved in `dir`, beside an adapter or a model, if any were.
 pub fn load_gates(model: &mut Model, dir: &Path) -> Result<(), Fault> {
     if Gates::are_in(dir) {

@@ -89,7 +89,7 @@ fn however_many_they_are_the_run_is_that_of_one() {
     let workshop = Workshop::new(13);
     let more = [
         "train.gradient_accumulation_steps=12",
-        "train.max_steps=5",
+        "train.max_steps=7",
         "optimizer.name=sgd",
         "kv_cache.randomize_chunk_sizes=true",
     ];

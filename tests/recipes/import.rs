@@ -213,7 +213,7 @@ fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
             "weights = \"all\"",
             "train = \"data.jsonl\"",
             "epochs = 3",
-            "learning_rate = 5e-5",
+            "learning_rate = 0.00005",
             "schedule = \"linear\"",
         ],
     );

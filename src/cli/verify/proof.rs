@@ -23,9 +23,6 @@ pub(super) fn context(recipe: &Recipe, batch: &Batch) -> MicroBatchContext {
     }
 }
 
-/// Spread of the proof's B matrices where no adapter is given: at zero, half of the gradients would be zero.
-const PROOF_B: f64 = 0.02;
-
 pub(super) struct ProofSubject<'a> {
     pub(super) model: &'a Model,
     pub(super) batch: &'a Batch,
@@ -133,9 +130,7 @@ pub(super) fn proof_model(recipe: &Recipe, dtype: Dtype, device: Device) -> Resu
     let mut recipe = recipe.clone();
     recipe.model.dtype = dtype;
     let model = train::model(&recipe, device)?;
-    if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter()) {
-        adapter.set_b_normal(PROOF_B, recipe.train.seed);
-    }
+    train::draw_new_b(&recipe, &model);
     Ok(model)
 }
 

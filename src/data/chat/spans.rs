@@ -34,16 +34,20 @@ pub(super) fn text_and_spans(
     tokens: TokensOf<'_>,
 ) -> Result<SpannedText, Fault> {
     let conversation = &sample.conversation;
-    if matches!(train_on, TrainOn::Assistant | TrainOn::Last) {
-        let wanted = sample.wanted(train_on);
-        if template.has_generation()? && sample.flagged(true).all(|index| role(&conversation.messages[index]) == "assistant") {
-            let (text, spans) = template.render_with_spans(conversation)?;
-            let boundaries = Boundaries { template, conversation, text: &text };
-            let spans = of_messages(&boundaries, spans, &wanted)?;
-            return Ok(SpannedText { text, spans, prompt: None, is_rewritten: false });
-        }
-        let text = template.render(conversation, false)?;
+    let wanted = matches!(train_on, TrainOn::Assistant | TrainOn::Last).then(|| sample.wanted(train_on));
+    let is_tagged = || sample.flagged(true).all(|index| role(&conversation.messages[index]) == "assistant");
+    if let Some(wanted) = &wanted
+        && template.has_generation()?
+        && is_tagged()
+    {
+        let (text, spans) = template.render_with_spans(conversation)?;
         let boundaries = Boundaries { template, conversation, text: &text };
+        let spans = of_messages(&boundaries, spans, wanted)?;
+        return Ok(SpannedText { text, spans, prompt: None, is_rewritten: false });
+    }
+    let text = template.render(conversation, false)?;
+    let boundaries = Boundaries { template, conversation, text: &text };
+    if let Some(wanted) = wanted {
         let mut is_rewritten = false;
         let mut span = |index| {
             boundaries.said(index).or_else(|error| {
@@ -54,8 +58,6 @@ pub(super) fn text_and_spans(
         let spans = wanted.into_iter().map(&mut span).collect::<Result<_, _>>()?;
         return Ok(SpannedText { text, spans, prompt: None, is_rewritten });
     }
-    let text = template.render(conversation, false)?;
-    let boundaries = Boundaries { template, conversation, text: &text };
     let (start, prompt) = match (sample.prompt, train_on) {
         (Some(count), TrainOn::Completion) => (boundaries.prompt(count)?, None),
         // Where the prompt ends decides what may be cut and asked. Nobody can say it of some templates: then nothing may.

@@ -2,8 +2,9 @@
 
 use crate::data::chat::{ChatSample, Conversation, message};
 use crate::data::encode::Encoder;
-use crate::data::example::{Content, Example, Task};
+use crate::data::example::{Content, Example};
 use crate::data::faults;
+use crate::data::label_tokens::Classes;
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
 use crate::recipe::{DataFormat, DataRecipe};
@@ -39,7 +40,8 @@ impl RowFormat {
 #[derive(Clone, Copy)]
 pub(super) struct RowContext<'a> {
     pub(super) recipe: &'a DataRecipe,
-    pub(super) task: &'a Task,
+    /// The classes of the head, where it has any.
+    pub(super) classes: Option<&'a Classes>,
     pub(super) encoder: &'a Encoder,
     /// Whether a prompt is a message of the user, as the model has a chat template.
     pub(super) has_template: bool,

@@ -2,7 +2,7 @@
 //! of `keys_values`, or in that of lm-evaluation-harness (MIT licence).
 
 use super::format::{RowContext, RowFormat, TextRow};
-use crate::data::example::{Content, Example, Task};
+use crate::data::example::{Content, Example};
 use crate::data::label_tokens::Classes;
 use crate::data::question::{FollowUp, SampleGroups};
 use crate::data::rows::DataRow;
@@ -17,9 +17,9 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     reply_prefix: |recipe| reply_prefix(wording(recipe)),
     ..RowFormat::new(DataFormat::LongBenchV2, |context, row| {
         let (read, tokenizer) = (LongBenchRow::read(row)?, context.tokenizer()?);
-        match context.task {
-            Task::Classify(labels) => read.classified(row, labels, classes_of_letters(labels, tokenizer)?),
-            Task::NextToken => read.asked(context, tokenizer),
+        match context.classes {
+            Some(labels) => read.classified(row, labels, classes_of_letters(labels, tokenizer)?),
+            None => read.asked(context, tokenizer),
         }
     })
 };

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::format::RowFormat;
 use crate::data::chat::{is_conversational, prompt_and_completion};
-use crate::data::example::{Content, Example, Task};
+use crate::data::example::{Content, Example};
 use crate::data::label_tokens::Classes;
 use crate::data::rows::{DataRow, class};
 use crate::data::tokenizer::Tokenizer;
@@ -17,7 +17,7 @@ pub(super) const FORMAT: RowFormat = RowFormat {
         if row.fields().get("prompt").is_some_and(Value::is_string) {
             context.refuse_text_for_messages(row, "prompt")?;
         }
-        let content = content(row, context.task, context.tokenizer()?)?;
+        let content = content(row, context.classes, context.tokenizer()?)?;
         if let Content::Text { prompt, completion } = &content {
             context.encoder.chat.note_empty(prompt, completion);
         }
@@ -27,13 +27,13 @@ pub(super) const FORMAT: RowFormat = RowFormat {
 
 /// What a row says. With a classification head `label` is the class by its number or its name; where there is none the completion must be
 /// one of the names, without space around it.
-fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, Fault> {
-    if let (Task::NextToken, Some(true)) = (task, row.fields().get("prompt").map(is_conversational)) {
+fn content(row: &mut DataRow, classes: Option<&Classes>, tokenizer: &Tokenizer) -> Result<Content, Fault> {
+    if classes.is_none() && row.fields().get("prompt").is_some_and(is_conversational) {
         let prompt = row.require("prompt")?;
         return Ok(prompt_and_completion(row, prompt)?.into());
     }
     let prompt = row.text("prompt")?;
-    let Task::Classify(classes) = task else {
+    let Some(classes) = classes else {
         let completion = row.text("completion")?;
         if prompt.is_empty() && completion.is_empty() {
             return Err(row.bad("completion", "a text to train on, as there is no prompt", "an empty one"));

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use super::format::{RowContext, RowFormat};
 use super::{alpaca, helmet, longbench_v2, messages, prompt_completion, ruler, sharegpt, text, tokens};
 use crate::data::encode::Encoder;
-use crate::data::example::{Example, Task};
+use crate::data::example::Example;
+use crate::data::label_tokens::Classes;
 use crate::data::media;
 use crate::data::rows::DataRow;
 use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
@@ -35,7 +36,7 @@ impl<'a> ExampleReader<'a> {
     pub(in crate::data) fn new(
         recipe: &'a DataRecipe,
         name: DataFormat,
-        task: &'a Task,
+        classes: Option<&'a Classes>,
         encoder: &'a Encoder,
     ) -> Result<Self, Fault> {
         if let Some(contradiction) = recipe.contradiction(name) {
@@ -43,16 +44,15 @@ impl<'a> ExampleReader<'a> {
         }
         let format = FORMATS.into_iter().find(|format| format.name == name);
         let format = format.ok_or_else(|| Fault::defect(format!("`{name}` is no registered format")))?;
-        let mut context = RowContext { recipe, task, encoder, has_template: false };
+        let mut context = RowContext { recipe, classes, encoder, has_template: false };
         if format.has_texts {
             context.tokenizer()?;
         }
-        let is_next_token = matches!(task, Task::NextToken);
-        if !format.has_classes && !is_next_token {
+        if !format.has_classes && classes.is_some() {
             let message = format!("`data.format = \"{name}\"` has no classes, which the head asks for");
             return Err(Fault::data(message, "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`"));
         }
-        context.has_template = is_next_token && (format.is_message)(recipe) && encoder.chat.has_template()?;
+        context.has_template = classes.is_none() && (format.is_message)(recipe) && encoder.chat.has_template()?;
         Ok(Self { context, format })
     }
 
@@ -63,9 +63,8 @@ impl<'a> ExampleReader<'a> {
     /// All that decides what it makes of a row, key by key.
     pub(in crate::data) fn identity(&self) -> Value {
         let DataRecipe { prompt, max_prompt_tokens, family, .. } = self.context.recipe;
-        let classes = if let Task::Classify(classes) = self.context.task { Some(classes) } else { None };
         json!({
-            "format": self.format.name.name(), "classes": classes, "prompt": prompt.map(LongBenchPrompt::name),
+            "format": self.format.name.name(), "classes": self.context.classes, "prompt": prompt.map(LongBenchPrompt::name),
             "max_prompt_tokens": max_prompt_tokens, "family": family.map(HelmetFamily::name), "has_template": self.context.has_template,
         })
     }

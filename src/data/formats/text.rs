@@ -2,7 +2,8 @@
 
 use super::format::RowFormat;
 use super::prompt_completion::classified;
-use crate::data::example::{Content, Example, Task};
+use crate::data::example::{Content, Example};
+use crate::data::label_tokens::Classes;
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
 use crate::recipe::DataFormat;
@@ -10,15 +11,15 @@ use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["text"]],
-    ..RowFormat::new(DataFormat::Text, |context, row| content(row, context.task, context.tokenizer()?).map(Example::new))
+    ..RowFormat::new(DataFormat::Text, |context, row| content(row, context.classes, context.tokenizer()?).map(Example::new))
 };
 
 /// What a row says. With a classification head `label` is its class.
-fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, Fault> {
+fn content(row: &mut DataRow, classes: Option<&Classes>, tokenizer: &Tokenizer) -> Result<Content, Fault> {
     let text = row.text("text")?;
-    match task {
-        Task::NextToken if text.is_empty() => Err(row.bad("text", "a text to train on", "an empty one")),
-        Task::NextToken => Ok(Content::Text { prompt: String::new(), completion: text }),
-        Task::Classify(classes) => classified(row, text, "label", classes, tokenizer),
+    match classes {
+        None if text.is_empty() => Err(row.bad("text", "a text to train on", "an empty one")),
+        None => Ok(Content::Text { prompt: String::new(), completion: text }),
+        Some(classes) => classified(row, text, "label", classes, tokenizer),
     }
 }

@@ -6,8 +6,9 @@ use serde_json::Value;
 
 use super::format::RowFormat;
 use crate::data::batch::IGNORE;
-use crate::data::example::{Content, Example, Task};
+use crate::data::example::{Content, Example};
 use crate::data::faults::{self, RowFault};
+use crate::data::label_tokens::Classes;
 use crate::data::rows::{DataRow, class, kind};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
@@ -15,15 +16,17 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["input_ids"]],
     has_texts: false,
-    ..RowFormat::new(DataFormat::Tokens, |context, row| content(row, context.task, context.encoder.vocab_size).map(Example::new))
+    ..RowFormat::new(DataFormat::Tokens, |context, row| {
+        content(row, context.classes, context.encoder.vocab_size).map(Example::new)
+    })
 };
 
 /// What a row says; every id is checked against the model's vocabulary.
-fn content(row: &mut DataRow, task: &Task, vocab_size: usize) -> Result<Content, Fault> {
+fn content(row: &mut DataRow, classes: Option<&Classes>, vocab_size: usize) -> Result<Content, Fault> {
     let ids = ids(row, vocab_size)?;
-    match task {
-        Task::NextToken => Ok(Content::Tokens { is_trained: labels(row, &ids)?, ids }),
-        Task::Classify(classes) => Ok(Content::TokensClass { class: class(row, classes.count)?, ids }),
+    match classes {
+        None => Ok(Content::Tokens { is_trained: labels(row, &ids)?, ids }),
+        Some(classes) => Ok(Content::TokensClass { class: class(row, classes.count)?, ids }),
     }
 }
 
