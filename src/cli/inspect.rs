@@ -96,7 +96,9 @@ fn in_words(contents: &RunContents) -> String {
     main.for_each(|(key, value)| settings.row(&[key, value.trim_matches('"')]));
     parts.push(if contents.settings.is_empty() { "no recipe beside it".to_owned() } else { console::fitted(&settings) });
     let mut figures = Table::of_words(&["figure", "value"]);
-    figures_in_words(contents).into_iter().for_each(|(name, value)| figures.figure(name, value));
+    for (name, value) in figures_in_words(contents) {
+        figures.figure(name, value);
+    }
     parts.push(console::fitted(&figures));
     let mut checkpoints = Table::of_words(&["checkpoint", "step", "size", "state"]);
     for own in &contents.checkpoints {

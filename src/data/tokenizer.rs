@@ -18,6 +18,9 @@ pub struct Tokenizer {
     inner: Arc<Inner>,
 }
 
+/// Which part of a text, in bytes, each of its tokens stands for.
+pub(super) type Offsets = Vec<(usize, usize)>;
+
 struct Inner {
     encoder: tokenizers::Tokenizer,
     limits: WorkLimits,
@@ -100,7 +103,7 @@ impl Tokenizer {
     }
 
     /// The ids of `text` alone and which part of it each stands for, in bytes; of a character that is split over tokens each has all.
-    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<(usize, usize)>), Fault> {
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Offsets), Fault> {
         // Some post-processors take spaces away from the tokens' ends.
         let plain = self.inner.without_post_processor.get_or_init(|| {
             let mut plain = self.inner.encoder.clone();

@@ -167,7 +167,7 @@ impl LayerFootprint<'_> {
         let expert = self.gated_mlp(spec.intermediate_size as u64);
         let shared = spec.shared_size.map_or(MlpBytes::default(), |width| self.gated_mlp(width as u64).of_tokens(tokens));
         // Its own norm is that of the tokens, and its output the sum of the copies'.
-        let graph = copies * (expert.graph - wide) + tokens * (w * e + wide * (1 + experts));
+        let graph = copies * (expert.graph - wide) + tokens * (w * e + wide * (1 + experts)) + self.laid_out(spec);
         let one_by_one = copies / experts.max(1) * (expert.forward + expert.backward);
         let products = chosen * e * if wide > w { w + 2 * wide } else { 2 * w };
         MlpBytes {
@@ -176,6 +176,17 @@ impl LayerFootprint<'_> {
             beside_graph: (copies * e * w * (2 - keeps_inputs)).max(2 * chosen * e * w) + tokens * e * w,
             backward: (2 * tokens * e * w + copies * e * w + products).max(shared.backward),
         }
+    }
+
+    /// The matrices B beside all experts, which each column lays out anew, expert by expert.
+    fn laid_out(&self, spec: &ExpertsSpec) -> u64 {
+        let TrainedPart::Adapter { r, targets, .. } = self.trained else { return 0 };
+        let out = |projection: &Projection| match projection {
+            Projection::Gate | Projection::Up => spec.intermediate_size,
+            Projection::Down => self.hidden,
+            _ => 0,
+        };
+        (r * spec.num_experts * targets.iter().map(out).sum::<usize>()) as u64 * self.element()
     }
 
     /// What a branch has made, where a norm keeps it.

@@ -48,7 +48,8 @@ pub const ALL_LINEAR: &[&str] = &["q_proj", "k_proj", "v_proj", "o_proj", "gate_
 ///
 /// Most cases have the same weights. Drawing them would take a tenth of the proofs' time, so they are drawn once.
 pub fn normal(seed: u64, shape: &[i64], deviation: f64) -> Tensor {
-    static DRAWN: Mutex<BTreeMap<(u64, usize, u64), Arc<[f64]>>> = Mutex::new(BTreeMap::new());
+    type Drawn = BTreeMap<(u64, usize, u64), Arc<[f64]>>;
+    static DRAWN: Mutex<Drawn> = Mutex::new(BTreeMap::new());
     let count = shape.iter().product::<i64>() as usize;
     let key = (seed, count, deviation.to_bits());
     let known = DRAWN.lock().unwrap().get(&key).cloned();

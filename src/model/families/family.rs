@@ -8,6 +8,9 @@ use crate::units::Fault;
 pub(super) const SIZES: [&str; 6] =
     ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"];
 
+/// Reads what stands in each of so many layers.
+type ByLayer<T> = fn(Fields<'_>, usize) -> Result<Vec<T>, Fault>;
+
 /// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`]; what is a
 /// default holds where `config.json` doesn't say.
 #[derive(Debug)]
@@ -45,13 +48,13 @@ pub(in crate::model) struct Family {
     /// The window of a layer that slides, and which layers do when `layer_types` does not say, of so many.
     pub(in crate::model) windows: fn(Fields<'_>, usize) -> Result<SlidingLayers, Fault>,
     /// Which layers rotate queries and keys, of so many.
-    pub(in crate::model) rotates: fn(Fields<'_>, usize) -> Result<Vec<bool>, Fault>,
+    pub(in crate::model) rotates: ByLayer<bool>,
     /// The rotation of a layer that slides, where that of one that does not is given, and the channels of a head.
     pub(in crate::model) sliding_rope: fn(Fields<'_>, RopeSpec, usize) -> Result<RopeSpec, Fault>,
     pub(in crate::model) scales: fn(Fields<'_>) -> Result<Scales, Fault>,
     pub(in crate::model) query_growth: fn(Fields<'_>) -> Result<Option<QueryGrowth>, Fault>,
     /// The experts of each layer that has some in place of an MLP, of so many.
-    pub(in crate::model) experts: fn(Fields<'_>, usize) -> Result<Vec<Option<ExpertsSpec>>, Fault>,
+    pub(in crate::model) experts: ByLayer<Option<ExpertsSpec>>,
     /// Layers behind the last one in checkpoints, which predict further tokens and are left alone.
     pub(in crate::model) further_layers: fn(Fields<'_>) -> Result<usize, Fault>,
     pub(in crate::model) has_layer_types: bool,

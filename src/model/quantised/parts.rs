@@ -84,8 +84,7 @@ impl Quantisation {
         let own = |end: &str| format!("{module}.{end}");
         if let (Self::Mxfp4, &[experts, inner, out]) = (self, shape) {
             let blocks = [experts, out, inner.div_ceil(32), 16];
-            let (codes, scales) = (format!("{weight}_blocks"), format!("{weight}_scales"));
-            return vec![part(codes, BYTES, &blocks), part(scales, BYTES, &blocks[..3])];
+            return vec![part(format!("{weight}_blocks"), BYTES, &blocks), part(format!("{weight}_scales"), BYTES, &blocks[..3])];
         }
         let &[out, inner] = shape else { return Vec::new() };
         match self {
@@ -97,12 +96,12 @@ impl Quantisation {
                 optional(part(own("weight_format"), BYTES, &[])),
             ],
             Self::Fp8 { block } => {
-                let one = vec![vec![], vec![1]];
-                let scales = block.map_or_else(|| one.clone(), |block| by_blocks([out, inner], block));
+                let one = || vec![vec![], vec![1]];
+                let scales = block.map_or_else(one, |block| by_blocks([out, inner], block));
                 vec![
                     part(weight.to_owned(), &[Dtype::F8_E4M3], shape),
                     of_shapes(own("weight_scale_inv"), POWERS, scales),
-                    optional(of_shapes(own("activation_scale"), SCALES, one)),
+                    optional(of_shapes(own("activation_scale"), SCALES, one())),
                 ]
             }
             Self::Gptq { ints, .. } => {
@@ -123,15 +122,14 @@ impl Quantisation {
                 ]
             }
             Self::CompressedInts { ints, is_symmetric } => compressed_ints(own, [out, inner], ints, *is_symmetric),
-            Self::CompressedFloats { block } => vec![
-                part(own("weight"), &[Dtype::F8_E4M3], shape),
-                of_shapes(
-                    own("weight_scale"),
-                    SCALES,
-                    block.map_or_else(|| by_rows(out), |block| by_blocks([out, inner], block)),
-                ),
-                of_activations(own("input_scale")),
-            ],
+            Self::CompressedFloats { block } => {
+                let scales = block.map_or_else(|| by_rows(out), |block| by_blocks([out, inner], block));
+                vec![
+                    part(own("weight"), &[Dtype::F8_E4M3], shape),
+                    of_shapes(own("weight_scale"), SCALES, scales),
+                    of_activations(own("input_scale")),
+                ]
+            }
             Self::CompressedBytes { is_symmetric } => {
                 let zero = of_shapes(own("weight_zero_point"), &[Dtype::I8], by_rows(out));
                 vec![
