@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use super::draws::{Sizes, draws, measure};
+use serde_json::json;
+
+use super::draws::{Draw, Sizes, draws, measure};
 
 /// Small enough for a test; the bench draws larger ones.
 const SMALL: Sizes =
@@ -19,6 +21,26 @@ fn the_planned_peak_of_tensors_is_within_a_tenth_of_what_was_allocated() {
         let (planned, measured) = peaks.seconds;
         println!("{:+.1} % {:+.1} %, {planned:.2} s of {measured:.2}  {}", 100.0 * process, 100.0 * tensors, draw.words);
         assert!((-0.5..1.0).contains(&process), "{process:+.3} of the process: {}: {peaks:?}", draw.words);
+        assert!(tensors.abs() <= 0.1, "{tensors:+.3} of the tensors: {}: {peaks:?}", draw.words);
+    }
+}
+
+#[test]
+fn the_copies_of_tokens_that_experts_get_are_planned() {
+    let home = tempfile::tempdir().unwrap();
+    for (kept, r) in [("'none'", 8), ("60", 32)] {
+        let config = json!({
+            "model_type": "qwen3_moe", "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 32, "intermediate_size": 256, "moe_intermediate_size": 128, "num_experts": 16, "num_experts_per_tok": 4,
+            "norm_topk_prob": true, "vocab_size": 1000, "max_position_embeddings": 1 << 20, "tie_word_embeddings": false,
+        });
+        let recipe = format!(
+            "model.path = '.'\nlora.r = {r}\ndata = {{ format = 'tokens', train = 'none' }}\n\
+             kv_cache = {{ policy = 'h2o', cache_length = 256, chunk_size = 64 }}\ngrad.keep_graph = {kept}\n"
+        );
+        let draw = Draw { config, recipe, tokens: 1000, words: format!("{kept} kept") };
+        let peaks = measure(Path::new(env!("CARGO_BIN_EXE_kvtune")), &home.path().join(r.to_string()), &draw, 1);
+        let (_, tensors) = peaks.errors();
         assert!(tensors.abs() <= 0.1, "{tensors:+.3} of the tensors: {}: {peaks:?}", draw.words);
     }
 }

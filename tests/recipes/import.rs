@@ -156,27 +156,32 @@ fn llama_factory() {
     "#);
 }
 
+/// Checks that what is made of a YAML has lines that begin so.
+fn has(yaml: &str, lines: &[&str]) {
+    let text = of_text(yaml).unwrap();
+    for line in lines {
+        assert!(text.lines().any(|found| found.starts_with(line)), "{line}:\n{text}");
+    }
+}
+
+fn of_axolotl(more: &str) -> String {
+    format!("base_model: m\ndatasets:\n- path: a.jsonl\n{more}\n")
+}
+
 #[test]
 fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
-    let has = |yaml: &str, lines: &[&str]| {
-        let text = of_text(yaml).unwrap();
-        for line in lines {
-            assert!(text.lines().any(|found| found.starts_with(line)), "{line}:\n{text}");
-        }
-    };
-    let axolotl = |more: &str| format!("base_model: m\ndatasets:\n- path: a.jsonl\n{more}\n");
-    has(&axolotl("lora_r: 8"), &["weights = \"all\"", "# not carried over: lora.r = 8: all weights are trained"]);
-    has(&axolotl("adapter: lora\nwarmup_steps: 0\nwarmup_ratio: 0.2"), &["warmup_ratio = 0.2"]);
+    has(&of_axolotl("lora_r: 8"), &["weights = \"all\"", "# not carried over: lora.r = 8: all weights are trained"]);
+    has(&of_axolotl("adapter: lora\nwarmup_steps: 0\nwarmup_ratio: 0.2"), &["warmup_ratio = 0.2"]);
     has(
-        &axolotl("adapter: lora\nwarmup_steps: 5\nwarmup_ratio: 0.2"),
+        &of_axolotl("adapter: lora\nwarmup_steps: 5\nwarmup_ratio: 0.2"),
         &["warmup_steps = 5", "# not carried over: optimizer.warmup_ratio = 0.2: `warmup_steps` wins"],
     );
     has(
-        &axolotl("adapter: lora\nval_set_size: 0.1\ntest_datasets:\n- path: b.jsonl"),
+        &of_axolotl("adapter: lora\nval_set_size: 0.1\ntest_datasets:\n- path: b.jsonl"),
         &["validation = [\"b.jsonl\"]", "# not carried over: data.validation_fraction = 0.1: the validation samples"],
     );
     has(
-        &axolotl("- path: b.jsonl\n  type: completion\n- path: c.jsonl\n  type: alpaca"),
+        &of_axolotl("- path: b.jsonl\n  type: completion\n- path: c.jsonl\n  type: alpaca"),
         &[
             "format = \"text\"",
             "# not carried over: datasets[2].type = \"alpaca\"",
@@ -184,14 +189,14 @@ fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
         ],
     );
     has(
-        &axolotl("lora_alpha: -3\n\"a\\nb\": \"x\\ny\\x7f\"\noutput_dir: \"c\\nd\""),
+        &of_axolotl("lora_alpha: -3\n\"a\\nb\": \"x\\ny\\x7f\"\noutput_dir: \"c\\nd\""),
         &[
             "# not carried over: lora_alpha = -3: `lora.alpha` must be more than 0",
             "# not carried over: a\\nb = \"x\\ny\\u{7f}\": ",
         ],
     );
     has(
-        &axolotl(
+        &of_axolotl(
             "adapter: lora\nadam_beta2: 0.95\nwarmup_steps: 0.1\ncosine_min_lr_ratio: 0.2\noptimizer: paged_adamw_32bit\nrl:",
         ),
         &["betas = [0.9, 0.95]", "warmup_ratio = 0.1", "min_lr_ratio = 0.2", "name = \"adamw\""],
@@ -217,8 +222,12 @@ fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
             "schedule = \"linear\"",
         ],
     );
+}
+
+#[test]
+fn steps_and_warm_ups_are_those_of_the_other_trainer() {
     has(
-        &axolotl("adapter: lora\nnum_epochs: 3\nmax_steps: 50\nlr_scheduler: constant\nwarmup_steps: 10"),
+        &of_axolotl("adapter: lora\nnum_epochs: 3\nmax_steps: 50\nlr_scheduler: constant\nwarmup_steps: 10"),
         &[
             "max_steps = 50",
             "epochs = 50",
@@ -227,7 +236,7 @@ fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
             "warmup_ratio = 0.0",
         ],
     );
-    has(&axolotl("adapter: lora\nlr_scheduler: constant_with_warmup\nwarmup_steps: 10"), &["warmup_steps = 10"]);
+    has(&of_axolotl("adapter: lora\nlr_scheduler: constant_with_warmup\nwarmup_steps: 10"), &["warmup_steps = 10"]);
 }
 
 #[test]
