@@ -107,7 +107,7 @@ class KvPolicyCache(Cache):
             raise KvtuneError(what, "give the policy file of this model")
         if layer_idx == 0:
             self._check_call(key_states.shape[2], (cache_kwargs or {}).get("cache_position"))
-            self._widen(key_states.shape[0])
+            self._check_sequences(key_states.shape[0])
         self._waiting = self.layers[layer_idx]
         setattr(key_states, MARK, self._waiting)
         return key_states, value_states
@@ -121,13 +121,11 @@ class KvPolicyCache(Cache):
             raise KvtuneError(what, "call `cache.read(model, input_ids)` before `generate`, without `prefill_chunk_size`")
         self._had_prompt = tokens > 1 and not self.is_reading
 
-    def _widen(self, sequences: int) -> None:
-        """Lets what `read` has read serve several beams or answers of each prompt, side by side as `generate` has them."""
+    def _check_sequences(self, sequences: int) -> None:
         have = self.layers[0].position.shape[0] if self.get_seq_length() else sequences
-        if sequences % have:
-            raise KvtuneError(f"{sequences} sequences go on, and the cache has read {have}", "read the prompts that go on")
-        if sequences > have:
-            self.batch_repeat_interleave(sequences // have)
+        if sequences != have:
+            what = f"{sequences} sequences go on, and the cache has read {have}"
+            raise KvtuneError(what, "call `cache.batch_repeat_interleave(N)` after `read` for N beams or answers of each prompt")
 
     def get_mask_sizes(self, cache_position: Tensor, layer_idx: int) -> tuple[int, int]:
         return _Unmasked(cache_position.shape[0]), 0

@@ -123,10 +123,11 @@ def initial_part(run: str | Path, tokenizer: PreTrainedTokenizerBase, input_ids:
         with warnings.catch_warnings():
             # Python warns of classes in classes and of operations on them, which the program knows and Python does not.
             warnings.simplefilter("error", FutureWarning)
-            found = re.compile(pattern).search(text(len(rest)))
+            expression = re.compile(pattern)
     except (re.error, FutureWarning) as error:
         what = f"Python does not read the regular expression `{pattern}` of `{run}` as the program does: {error}"
         raise KvtuneError(what, "give `from_run` the positions yourself, or train with an expression that both read alike") from error
+    found = expression.search(text(len(rest)))
     if found is None:
         return begin, len(ids)
     end = found.end() if params.get("include_end_string", True) else found.start()

@@ -191,6 +191,7 @@ def test_sequences_of_a_batch_are_as_alone(make_run, load):
         assert len(beams[0]) == 120
         cache = KvPolicyCache.from_run(run)
         cache.read(model, inputs[:1])
+        cache.batch_repeat_interleave(3)
         assert write(model, inputs[:1], cache, 20, num_beams=3).tolist() == beams
         cache = KvPolicyCache.from_run(run)
         cache.read(model, inputs)

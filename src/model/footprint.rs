@@ -5,7 +5,7 @@ use tch::{Device, Kind};
 use super::{AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, Projection, TrainedPart};
 use crate::native::{self, AttentionShape};
 use crate::ops::attention::accumulation_kind;
-use crate::ops::experts::ROWS;
+use crate::ops::experts::ROWS_MULTIPLE;
 
 /// A layer whose memory is asked for, and how it computes.
 #[derive(Clone, Copy, Debug)]
@@ -162,18 +162,20 @@ impl LayerFootprint<'_> {
         use Projection::{Gate, GateUp, Up};
         let (w, wide, e) = (self.element(), self.wide(), self.hidden as u64);
         let (chosen, experts) = (spec.top_k as u64 * tokens, spec.num_experts as u64);
-        let copies = chosen + ROWS as u64 * experts.min(chosen) / 2;
+        // Half of what an expert's rows are rounded up to is pads, on average.
+        let copies = chosen + ROWS_MULTIPLE as u64 * experts.min(chosen) / 2;
         let keeps_inputs = self.input_of(&[Gate, Up, GateUp], 1);
         let expert = self.gated_mlp(spec.intermediate_size as u64);
         let shared = spec.shared_size.map_or(MlpBytes::default(), |width| self.gated_mlp(width as u64).of_tokens(tokens));
-        // Its own norm is that of the tokens, and its output the sum of the copies'.
+        // Beside what experts keep: the sum of what they make, the norm's root, and the router's probabilities.
         let graph = copies * (expert.graph - wide) + tokens * (w * e + wide * (1 + experts)) + self.laid_out(spec);
         let one_by_one = copies / experts.max(1) * (expert.forward + expert.backward);
         let products = chosen * e * if wide > w { w + 2 * wide } else { 2 * w };
         MlpBytes {
             graph: graph + shared.graph,
-            forward: (copies * e * w * 2 + one_by_one.max(copies * e * w) + 2 * tokens * e * w).max(shared.forward),
-            beside_graph: (copies * e * w * (2 - keeps_inputs)).max(2 * chosen * e * w) + tokens * e * w,
+            forward: (copies * e * w * 2 + one_by_one.max(copies * e * w) + 2 * tokens * e * w)
+                .max(shared.forward + tokens * e * w),
+            beside_graph: (copies * e * w * (2 - keeps_inputs)).max(2 * chosen * e * w).max(shared.beside_graph) + tokens * e * w,
             backward: (2 * tokens * e * w + copies * e * w + products).max(shared.backward),
         }
     }

@@ -21,7 +21,7 @@ pub(super) struct Mlp {
 }
 
 impl Mlp {
-    /// Loads the linears before the gate and, as the last one, that behind it.
+    /// Loads the linears of `specs`: those before the gate, and then the one behind it.
     pub(super) fn load(weights: &Weights, layer: LayerIdx, specs: &[LinearSpec], activation: Activation) -> Result<Self, Fault> {
         let mut inputs = specs.iter().map(|spec| Linear::load(weights, layer, spec, false)).collect::<Result<Vec<_>, _>>()?;
         let down = inputs.remove(specs.len() - 1);

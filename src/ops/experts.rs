@@ -7,7 +7,7 @@ use super::differentiable::differentiable;
 use crate::native::cuda::on_device;
 
 /// Rows that an expert gets are a multiple of this: oneDNN compiles a kernel for each number of rows, and keeps so many.
-pub(crate) const ROWS: i64 = 8;
+pub(crate) const ROWS_MULTIPLE: i64 = 8;
 
 /// The choices of some tokens, sorted by expert; within an expert in the order of the tokens, with pads behind them.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Grouping {
     pub fn new(chosen_nk: &Tensor, num_experts: usize) -> Self {
         let (flat, top_k) = (chosen_nk.reshape([-1]), chosen_nk.size()[1]);
         let counts: Vec<i64> = Vec::try_from(flat.bincount::<Tensor>(None, num_experts as i64)).unwrap_or_default();
-        let rows: Vec<i64> = counts.iter().map(|count| (count + ROWS - 1) / ROWS * ROWS).collect();
+        let rows: Vec<i64> = counts.iter().map(|count| (count + ROWS_MULTIPLE - 1) / ROWS_MULTIPLE * ROWS_MULTIPLE).collect();
         let (mut places, mut start) = (Vec::with_capacity(flat.numel()), 0);
         for (count, rows) in counts.iter().zip(&rows) {
             places.extend(start..start + count);

@@ -31,7 +31,8 @@ use crate::recipe::{Offload, OptimizerName, OptimizerRecipe};
 /// file, a name in the recipe, and a line here.
 pub fn build(recipe: &OptimizerRecipe, offload: Offload, parameters: &[(String, Tensor)], device: Device) -> Box<dyn Optimizer> {
     // The mean gradient has a sign, its mean square has none.
-    let maps = [true, false].into_iter().filter(|_| recipe.name == OptimizerName::AdamW8bit).map(DynamicMap::new).collect();
+    let is_in_8_bits = recipe.name == OptimizerName::AdamW8bit;
+    let maps = if is_in_8_bits { vec![DynamicMap::new(true), DynamicMap::new(false)] } else { Vec::new() };
     let form = StateForm { maps, is_on_host: offload != Offload::None };
     Box::new(RuleOptimizer::new(rule(recipe), recipe.loraplus_lr_ratio, form, parameters, device))
 }

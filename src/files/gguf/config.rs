@@ -292,11 +292,11 @@ fn set_yarn(table: &mut Value, keys: &Keys<'_>, original: Option<usize>) -> Resu
     if let Some(original) = original {
         table[ORIGINAL] = original.into();
     }
-    // llama.cpp multiplies by it what YaRN gives.
+    // By `attn_factor` llama.cpp multiplies what YaRN gives.
     if let (Some(own), Some(factor)) = (keys.number("rope.scaling.attn_factor")?, table["factor"].as_f64()) {
         table["attention_factor"] = (own * (0.1 * factor.max(1.0).ln() + 1.0)).into();
     }
-    // The converter writes `attention_factor` by the first name.
+    // Its converter writes `attention_factor` as it is by the first of these names, which counts where both are there.
     let numbers = [("attention_factor", "yarn_attn_factor"), ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")];
     for (key, stored) in numbers {
         if let Some(value) = keys.number(&format!("rope.scaling.{stored}"))? {
