@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import kvtune
 from kvtune import KvPolicyCache, binary
+from kvtune.policy_file import PolicyFile
 
 NEW = 40
 
@@ -219,7 +220,7 @@ def test_the_initial_part_of_a_prompt_stays(make_run, load):
         part = kvtune.initial_part(run, tokenizer, prompt)
         assert 0 < part[1] < 110
         for other in ("[[:digit:]]", "[a-z&&[^b]]", r"\p{Lu}"):
-            file = run / "kv_policy.json"
+            file = PolicyFile.read(run).path
             written = file.read_text()
             file.write_text(written.replace('"end_initial_regex": "o"', '"end_initial_regex": ' + json.dumps(other)))
             with pytest.raises(kvtune.KvtuneError, match="as the program does"):
