@@ -69,7 +69,11 @@ impl ModelArgs {
             }
             train::load_adapter(&mut model, dir)?;
         }
-        fit_chunks(&mut recipe, model.config(), self.policy.is_some() || self.cache_length.is_some(), &self.set)?;
+        let is_other = self.policy.is_some()
+            || self.cache_length.is_some()
+            || self.sets("kv_cache.policy")
+            || self.sets("kv_cache.cache_length");
+        fit_chunks(&mut recipe, model.config(), is_other, &self.set)?;
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None)?;
         let rule = cache::initial_part(&recipe.kv_cache.policy)?;
@@ -133,20 +137,14 @@ impl ModelArgs {
         Fault::usage(message, hint.to_owned() + &fetch.unwrap_or_default())
     }
 
+    /// Whether a `--set` says something of a key.
+    fn sets(&self, key: &str) -> bool {
+        self.set.iter().any(|word| word.trim_start().starts_with(key))
+    }
+
     fn overrides(&self, is_dense: bool) -> Vec<String> {
-        let set = |word: &String| {
-            Some(
-                word.trim_start()
-                    .strip_prefix("kv_cache.policy")?
-                    .trim_start()
-                    .strip_prefix('=')?
-                    .trim()
-                    .trim_matches('"')
-                    .to_owned(),
-            )
-        };
-        let policy = self.set.iter().rev().find_map(set).or(self.policy.clone());
-        [&cache_overrides(policy.as_deref(), self.cache_length, is_dense)[..], &self.set].concat()
+        let is_dense = is_dense && !self.sets("kv_cache.policy");
+        [&cache_overrides(self.policy.as_deref(), self.cache_length, is_dense)[..], &self.set].concat()
     }
 }
 

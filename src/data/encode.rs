@@ -92,8 +92,10 @@ impl Encoder {
             // It was found in all of the prompt.
             Content::TextClass { .. } => return Ok(()),
             Content::TokensClass { .. } => sequence.ids.len(),
-            // What is a target from the first token on has no prompt before it.
-            Content::Tokens { .. } if sequence.length().is_plain_text => sequence.ids.len(),
+            // Where nothing but pads stands before the first target, the row is one text.
+            Content::Tokens { .. } if !sequence.ids[..sequence.prompt].iter().skip(1).any(|&id| id != finder.rule.pad_id) => {
+                sequence.ids.len()
+            }
             Content::Tokens { .. } | Content::Text { .. } | Content::Chat(_) => sequence.prompt,
         };
         let found = finder.of(&sequence.ids[..prompt])?;

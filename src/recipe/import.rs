@@ -150,7 +150,7 @@ impl Import {
                 let beta = |key: &str, default| all.get(key).and_then(Yaml::as_f64).unwrap_or(default);
                 self.put("optimizer.betas", vec![beta("adam_beta1", 0.9), beta("adam_beta2", 0.999)]);
             }
-            ("warmup_steps" | "warmup_ratio", _) if !is_empty(value) && is_constant(all) => {
+            ("warmup_steps" | "warmup_ratio", _) if is_constant(all) && value.as_f64().is_some_and(|warmup| warmup > 0.0) => {
                 self.leave(key, value, "`constant` there is without a warm-up, and `constant_with_warmup` has one");
             }
             // Since Transformers 5 a number below 1 is a part of all steps.

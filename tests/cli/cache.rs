@@ -61,6 +61,7 @@ fn a_chunk_size_that_is_not_written_fits_the_cache() {
     let set = ["generate", "model", "--device", "cpu", "--set", "kv_cache.policy=h2o", "--set", "kv_cache.cache_length=12"];
     let same = place.run(&[&set[..], &["--prompt-tokens", "1,2,3", "--max-new-tokens", "20"]].concat()).done();
     assert_eq!(said.out, same.out);
+    place.run(&["generate", "run", "--device", "cpu", "--set", "kv_cache.cache_length=8", "--prompt-tokens", "1,2,3"]).done();
     place.run(&["evaluate", "run", "--device", "cpu", "--split", "train", "--cache-length", "8"]).done();
     let other =
         ["evaluate", "run", "--device", "cpu", "--split", "train", "--cache-length", "8", "--set", "kv_cache.chunk_size=9"];

@@ -21,7 +21,7 @@ fn quantised_dense_caches_of_every_storage() {
 
 #[test]
 fn entries_that_wait_on_the_host() {
-    // In turn, as the grid has each policy with two buffers on the host: any two of policy, buffer and tiling meet.
+    // Each policy once, each tiling with a third of them; the grid has each policy with two buffers on the host.
     let tilings = [(1, Width::Chunks(1)), (2, Width::Chunks(100)), (3, Width::Chunks(3))].into_iter().cycle();
     let of = |(case, (layers_per_cell, width))| Case { name: "offloaded", is_offloaded: true, layers_per_cell, width, ..case };
     let mut cases: Vec<Case> = each_policy().into_iter().zip(tilings).map(of).collect();

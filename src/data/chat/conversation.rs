@@ -106,17 +106,16 @@ pub fn tools_of(tools: Json) -> Result<Option<Json>, String> {
     }
 }
 
-/// Gives a message's thoughts the names that templates read, as Transformers does since 5.24: `reasoning_content`, and `thinking` where
-/// it has none.
+/// Gives a message's thoughts the names that templates read, in the order of Transformers since 5.24: `thinking` first, which may have a
+/// value of its own, and `reasoning_content`.
 fn name_thoughts(message: &mut Json) {
     let Some(fields) = message.as_object_mut() else { return };
     let names = ["reasoning_content", "thinking", "reasoning"];
     let Some(thoughts) = names.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null())).cloned() else {
         return;
     };
-    if !fields.contains_key("thinking") {
-        fields.shift_insert(0, "thinking".to_owned(), thoughts.clone());
-    }
+    let thinking = fields.shift_remove("thinking").unwrap_or_else(|| thoughts.clone());
+    fields.shift_insert(0, "thinking".to_owned(), thinking);
     fields.insert("reasoning_content".to_owned(), thoughts);
 }
 
@@ -236,7 +235,8 @@ mod tests {
         }
         let both =
             json!([{"role": "assistant", "content": "a", "thinking": "other", "reasoning": null, "reasoning_content": "so"}]);
-        assert_eq!(Conversation::of(both.clone()).unwrap().messages, *both.as_array().unwrap());
+        let read = Conversation::of(both).unwrap().messages.remove(0).to_string();
+        assert_eq!(read, r#"{"thinking":"other","role":"assistant","content":"a","reasoning":null,"reasoning_content":"so"}"#);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Columns of Arrow as JSON values. Numbers stay numbers, and null stays null; so become NaN and the infinities, which JSON has not.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -8,6 +9,8 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, UInt64Type};
 use serde_json::{Map, Number, Value};
 
+use super::row::{TOO_MANY_VALUES, max_values};
+use crate::files::StrictJson;
 use crate::units::quoted;
 
 /// The types of columns, by name. No two columns may have one name.
@@ -41,26 +44,34 @@ fn is_known(data_type: &DataType) -> bool {
         }
         DataType::Dictionary(_, values) => is_known(values),
         DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => is_known(item.data_type()),
-        DataType::Map(entry, _) => is_known(entry.data_type()),
+        DataType::Map(entry, _) => match entry.data_type() {
+            DataType::Struct(fields) => is_text(fields[0].data_type()) && is_known(fields[1].data_type()),
+            _ => false,
+        },
         other => other.is_integer() || other.is_floating(),
     }
 }
 
-/// `is_meant`: a field that is null says something, as below a default in a tool's schema.
-fn values(field: &Field, array: &ArrayRef, is_meant: bool) -> Result<Vec<Value>, String> {
+fn is_text(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
+}
+
+/// `keeps_nulls`: a field of a structure is there though it is null.
+fn values(field: &Field, array: &ArrayRef, keeps_nulls: bool) -> Result<Vec<Value>, String> {
     let as_type = |data_type: &DataType| cast(array, data_type).map_err(|error| error.to_string());
     let or_null = |value: Option<Value>| value.unwrap_or(Value::Null);
     Ok(match array.data_type() {
         DataType::Null => vec![Value::Null; array.len()],
         DataType::Boolean => array.as_boolean().iter().map(|value| or_null(value.map(Value::Bool))).collect(),
-        DataType::Dictionary(_, of) => values(field, &as_type(of)?, is_meant)?,
+        DataType::Dictionary(_, of) => values(field, &as_type(of)?, keeps_nulls)?,
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => {
             // The canonical extension type of Arrow: `datasets` keeps so what has no type of its own.
             let is_json = field.extension_type_name() == Some("arrow.json");
-            let value = |text: &str| if is_json { serde_json::from_str(text) } else { Ok(Value::from(text)) };
+            // One that is no JSON stays a text, which who asks for it refuses.
+            let json = |text: &str| StrictJson::new(&Cell::new(max_values(text.len())), TOO_MANY_VALUES).parse(text).ok();
+            let value = |text: &str| if is_json { json(text) } else { None }.unwrap_or_else(|| text.into());
             let texts = as_type(&DataType::LargeUtf8)?;
-            let read = texts.as_string::<i64>().iter().map(|text| text.map_or(Ok(Value::Null), value));
-            read.collect::<Result<_, _>>().map_err(|error| format!("a text that should be JSON is none: {error}"))?
+            texts.as_string::<i64>().iter().map(|text| or_null(text.map(value))).collect()
         }
         DataType::UInt64 => array.as_primitive::<UInt64Type>().iter().map(|number| or_null(number.map(Value::from))).collect(),
         integer if integer.is_integer() => {
@@ -72,20 +83,27 @@ fn values(field: &Field, array: &ArrayRef, is_meant: bool) -> Result<Vec<Value>,
             let number = |number: Option<f64>| or_null(number.and_then(Number::from_f64).map(Value::Number));
             numbers.as_primitive::<Float64Type>().iter().map(number).collect()
         }
-        DataType::List(item) => lists(item, array.as_list::<i32>().iter(), is_meant)?,
-        DataType::LargeList(item) => lists(item, array.as_list::<i64>().iter(), is_meant)?,
-        DataType::FixedSizeList(item, _) => lists(item, array.as_fixed_size_list().iter(), is_meant)?,
+        DataType::List(item) => lists(item, array.as_list::<i32>().iter(), keeps_nulls)?,
+        DataType::LargeList(item) => lists(item, array.as_list::<i64>().iter(), keeps_nulls)?,
+        DataType::FixedSizeList(item, _) => lists(item, array.as_fixed_size_list().iter(), keeps_nulls)?,
         DataType::Map(entry, _) => {
-            let entries = array.as_map().iter().map(|entries| entries.map(|entries| Arc::new(entries) as ArrayRef));
-            lists(entry, entries, true)?.into_iter().map(object).collect::<Result<_, _>>()?
+            let DataType::Struct(fields) = entry.data_type() else { return Err("a map has no entries".to_owned()) };
+            let map = array.as_map();
+            let keys = as_texts(map.keys())?;
+            let values = values(&fields[1], map.values(), keeps_nulls)?;
+            let object = |index: usize| {
+                let of_row = map.value_offsets()[index] as usize..map.value_offsets()[index + 1] as usize;
+                Value::Object(keys[of_row.clone()].iter().cloned().zip(values[of_row].iter().cloned()).collect())
+            };
+            (0..map.len()).map(|index| if map.is_null(index) { Value::Null } else { object(index) }).collect()
         }
         DataType::Struct(fields) => {
             let mut objects = vec![Map::new(); array.len()];
             let columns = fields.iter().zip(array.as_struct().columns());
             for (field, column) in columns.filter(|(field, _)| is_known(field.data_type())) {
-                let is_meant = is_meant || MEANT.contains(&&**field.name());
-                let values = objects.iter_mut().zip(values(field, column, is_meant)?);
-                for (object, value) in values.filter(|(_, value)| is_meant || !value.is_null()) {
+                let keeps_nulls = keeps_nulls || KEEP_NULLS.contains(&&**field.name());
+                let values = objects.iter_mut().zip(values(field, column, keeps_nulls)?);
+                for (object, value) in values.filter(|(_, value)| keeps_nulls || !value.is_null()) {
                     object.insert(field.name().clone(), value);
                 }
             }
@@ -96,22 +114,14 @@ fn values(field: &Field, array: &ArrayRef, is_meant: bool) -> Result<Vec<Value>,
     })
 }
 
-/// What may be null in a tool's schema.
-const MEANT: [&str; 3] = ["default", "const", "enum"];
+/// Fields whose nulls say something, and those below them: in a tool's schema.
+const KEEP_NULLS: [&str; 3] = ["default", "const", "enum"];
 
-fn lists(item: &Field, lists: impl Iterator<Item = Option<ArrayRef>>, is_meant: bool) -> Result<Vec<Value>, String> {
-    lists.map(|list| list.map_or(Ok(Value::Null), |list| values(item, &list, is_meant).map(Value::Array))).collect()
+fn lists(item: &Field, lists: impl Iterator<Item = Option<ArrayRef>>, keeps_nulls: bool) -> Result<Vec<Value>, String> {
+    lists.map(|list| list.map_or(Ok(Value::Null), |list| values(item, &list, keeps_nulls).map(Value::Array))).collect()
 }
 
-/// The object whose entries are such a list of keys and values.
-fn object(entries: Value) -> Result<Value, String> {
-    let Value::Array(entries) = entries else { return Ok(entries) };
-    let entry = |entry: Value| {
-        let mut fields = if let Value::Object(fields) = entry { fields.into_iter() } else { Map::new().into_iter() };
-        match (fields.next(), fields.next()) {
-            (Some((_, Value::String(key))), Some((_, value))) => Ok((key, value)),
-            _ => Err("JSON has no map but from texts".to_owned()),
-        }
-    };
-    entries.into_iter().map(entry).collect::<Result<_, _>>().map(Value::Object)
+fn as_texts(array: &ArrayRef) -> Result<Vec<String>, String> {
+    let texts = cast(array, &DataType::LargeUtf8).map_err(|error| error.to_string())?;
+    Ok(texts.as_string::<i64>().iter().map(|text| text.unwrap_or_default().to_owned()).collect())
 }

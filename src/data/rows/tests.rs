@@ -179,7 +179,8 @@ fn nested_columns_become_values_without_what_a_row_does_not_have() {
     let hidden = arrow::array::TimestampSecondArray::from(vec![1, 2]);
     let columns: Vec<(&str, ArrayRef)> =
         vec![("messages", Arc::new(messages)), ("ids", Arc::new(ids)), ("map", Arc::new(map.finish())), ("at", Arc::new(hidden))];
-    let batch = batch(columns);
+    let numbers = MapBuilder::new(None, arrow::array::Int32Builder::new(), StringBuilder::new());
+    let batch = batch([columns, vec![("numbers", no_entries(numbers))]].concat());
     let expected = json!([
         {
             "messages": [{"role": "user", "default": null}, {"role": "tool", "name": "f", "default": "f"}], "ids": [7, -1],
@@ -200,14 +201,19 @@ fn nested_columns_become_values_without_what_a_row_does_not_have() {
     }
 }
 
+fn no_entries(mut map: MapBuilder<arrow::array::Int32Builder, StringBuilder>) -> ArrayRef {
+    (0..2).for_each(|_| map.append(true).unwrap());
+    Arc::new(map.finish())
+}
+
 #[test]
 fn texts_of_the_json_type_are_what_they_say() {
     let json = Field::new("item", DataType::Utf8, true)
         .with_metadata(HashMap::from([("ARROW:extension:name".to_owned(), "arrow.json".to_owned())]));
-    let texts = StringArray::from(vec![Some(r#"{"role": "user", "content": null, "n": [1]}"#), None, Some("\"a\"")]);
-    let list = ListArray::new(Arc::new(json), arrow::buffer::OffsetBuffer::new(vec![0, 3].into()), Arc::new(texts), None);
+    let texts = StringArray::from(vec![Some(r#"{"role": "user", "content": null, "n": [1]}"#), None, Some("\"a\""), Some("{no")]);
+    let list = ListArray::new(Arc::new(json), arrow::buffer::OffsetBuffer::new(vec![0, 4].into()), Arc::new(texts), None);
     let batch = batch(vec![("messages", Arc::new(list))]);
-    let expected = json!([{"messages": [{"role": "user", "content": null, "n": [1]}, null, "a"]}]);
+    let expected = json!([{"messages": [{"role": "user", "content": null, "n": [1]}, null, "a", "{no"]}]);
     for (name, content) in [("a.parquet", parquet(&batch)), ("a.arrow", stream(&batch))] {
         assert_eq!(walk(name, &content), Ok(objects(&expected)), "{name}");
     }
