@@ -69,10 +69,8 @@ impl ModelArgs {
             }
             train::load_adapter(&mut model, dir)?;
         }
-        let is_other = self.policy.is_some()
-            || self.cache_length.is_some()
-            || self.sets("kv_cache.policy")
-            || self.sets("kv_cache.cache_length");
+        let is_set = sets(&self.set, "kv_cache.policy") || sets(&self.set, "kv_cache.cache_length");
+        let is_other = is_set || self.policy.is_some() || self.cache_length.is_some();
         fit_chunks(&mut recipe, model.config(), is_other, &self.set)?;
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None)?;
@@ -137,13 +135,8 @@ impl ModelArgs {
         Fault::usage(message, hint.to_owned() + &fetch.unwrap_or_default())
     }
 
-    /// Whether a `--set` says something of a key.
-    fn sets(&self, key: &str) -> bool {
-        self.set.iter().any(|word| word.trim_start().starts_with(key))
-    }
-
     fn overrides(&self, is_dense: bool) -> Vec<String> {
-        let is_dense = is_dense && !self.sets("kv_cache.policy");
+        let is_dense = is_dense && !sets(&self.set, "kv_cache.policy");
         [&cache_overrides(self.policy.as_deref(), self.cache_length, is_dense)[..], &self.set].concat()
     }
 }
@@ -162,12 +155,16 @@ pub(super) fn cache_overrides(policy: Option<&str>, cache_length: Option<usize>,
 /// Settles the size of chunks. A cache that was asked for by arguments in place of the recipe's (`is_other`) does not contradict the size
 /// that the recipe has for its own.
 pub(super) fn fit_chunks(recipe: &mut Recipe, config: &ModelConfig, is_other: bool, set: &[String]) -> Result<(), Fault> {
-    let is_asked = set.iter().any(|word| word.trim_start().starts_with("kv_cache.chunk_size"));
-    if is_other && !is_asked && Settings::new(config, &recipe.kv_cache, &recipe.grad.closed()).is_err() {
+    if is_other && !sets(set, "kv_cache.chunk_size") && Settings::new(config, &recipe.kv_cache, &recipe.grad.closed()).is_err() {
         recipe.kv_cache.chunk_size = None;
     }
     recipe.kv_cache = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
     Ok(())
+}
+
+/// Whether some `--set` says something of a key.
+fn sets(set: &[String], key: &str) -> bool {
+    set.iter().any(|word| word.trim_start().starts_with(key))
 }
 
 impl LoadedModel {

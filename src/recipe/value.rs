@@ -10,7 +10,7 @@ use toml::{Table, Value};
 
 use super::diagnose::Checked;
 use super::read::{read, read_or_auto};
-use super::tree::Document;
+use super::tree::{Document, KeyValue};
 use crate::files;
 
 pub(super) trait RecipeValue: DeserializeOwned {
@@ -98,9 +98,12 @@ impl<'a> RecipeReader<'a> {
         self.document.root.entry(key).is_some()
     }
 
-    /// Whether the command line says `key` (dotted), in place of the recipe.
+    /// Whether the command line says `key` (dotted) or something of it, in place of the recipe.
     pub(super) fn is_override(&self, key: &str) -> bool {
-        self.document.root.entry(key).is_some_and(|entry| entry.spot.is_override())
+        fn is_said(entry: &KeyValue) -> bool {
+            entry.spot.is_override() || entry.node.entries().iter().any(is_said)
+        }
+        self.document.root.entry(key).is_some_and(is_said)
     }
 
     /// The value of `key` (dotted), if it is written.

@@ -58,9 +58,11 @@ fn a_chunk_size_that_is_not_written_fits_the_cache() {
     let generate =
         ["generate", "model", "--device", "cpu", "--policy", "h2o", "--cache-length", "12", "--prompt-tokens", "1,2,3"];
     let said = place.run(&[&generate[..], &["--max-new-tokens", "20"]].concat()).done();
-    let set = ["generate", "model", "--device", "cpu", "--set", "kv_cache.policy=h2o", "--set", "kv_cache.cache_length=12"];
-    let same = place.run(&[&set[..], &["--prompt-tokens", "1,2,3", "--max-new-tokens", "20"]].concat()).done();
-    assert_eq!(said.out, same.out);
+    for policy in ["kv_cache.policy=h2o", "kv_cache.policy.h2o.grace_period=0"] {
+        let set = ["generate", "model", "--device", "cpu", "--set", policy, "--set", "kv_cache.cache_length=12"];
+        let same = place.run(&[&set[..], &["--prompt-tokens", "1,2,3", "--max-new-tokens", "20"]].concat()).done();
+        assert_eq!(said.out, same.out, "{policy}");
+    }
     place.run(&["generate", "run", "--device", "cpu", "--set", "kv_cache.cache_length=8", "--prompt-tokens", "1,2,3"]).done();
     place.run(&["evaluate", "run", "--device", "cpu", "--split", "train", "--cache-length", "8"]).done();
     let other =

@@ -39,16 +39,14 @@ pub(super) fn rows(batch: &RecordBatch) -> Result<Vec<Map<String, Value>>, Strin
 
 fn is_known(data_type: &DataType) -> bool {
     match data_type {
-        DataType::Null | DataType::Boolean | DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View | DataType::Struct(_) => {
-            true
-        }
+        DataType::Null | DataType::Boolean | DataType::Struct(_) => true,
         DataType::Dictionary(_, values) => is_known(values),
         DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => is_known(item.data_type()),
         DataType::Map(entry, _) => match entry.data_type() {
             DataType::Struct(fields) => is_text(fields[0].data_type()) && is_known(fields[1].data_type()),
             _ => false,
         },
-        other => other.is_integer() || other.is_floating(),
+        other => is_text(other) || other.is_integer() || other.is_floating(),
     }
 }
 
@@ -64,7 +62,7 @@ fn values(field: &Field, array: &ArrayRef, keeps_nulls: bool) -> Result<Vec<Valu
         DataType::Null => vec![Value::Null; array.len()],
         DataType::Boolean => array.as_boolean().iter().map(|value| or_null(value.map(Value::Bool))).collect(),
         DataType::Dictionary(_, of) => values(field, &as_type(of)?, keeps_nulls)?,
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => {
+        text if is_text(text) => {
             // The canonical extension type of Arrow: `datasets` keeps so what has no type of its own.
             let is_json = field.extension_type_name() == Some("arrow.json");
             // One that is no JSON stays a text, which who asks for it refuses.
@@ -88,14 +86,13 @@ fn values(field: &Field, array: &ArrayRef, keeps_nulls: bool) -> Result<Vec<Valu
         DataType::FixedSizeList(item, _) => lists(item, array.as_fixed_size_list().iter(), keeps_nulls)?,
         DataType::Map(entry, _) => {
             let DataType::Struct(fields) = entry.data_type() else { return Err("a map has no entries".to_owned()) };
-            let map = array.as_map();
-            let keys = as_texts(map.keys())?;
-            let values = values(&fields[1], map.values(), keeps_nulls)?;
-            let object = |index: usize| {
-                let of_row = map.value_offsets()[index] as usize..map.value_offsets()[index + 1] as usize;
-                Value::Object(keys[of_row.clone()].iter().cloned().zip(values[of_row].iter().cloned()).collect())
-            };
-            (0..map.len()).map(|index| if map.is_null(index) { Value::Null } else { object(index) }).collect()
+            let entries = array.as_map().iter().map(|entries| {
+                let Some(entries) = entries else { return Ok(Value::Null) };
+                let [keys, values] = [0, 1].map(|i| values(&fields[i], entries.column(i), keeps_nulls));
+                let named = |(key, value): (Value, Value)| Some((key.as_str()?.to_owned(), value));
+                Ok::<_, String>(Value::Object(keys?.into_iter().zip(values?).filter_map(named).collect()))
+            });
+            entries.collect::<Result<_, _>>()?
         }
         DataType::Struct(fields) => {
             let mut objects = vec![Map::new(); array.len()];
@@ -119,9 +116,4 @@ const KEEP_NULLS: [&str; 3] = ["default", "const", "enum"];
 
 fn lists(item: &Field, lists: impl Iterator<Item = Option<ArrayRef>>, keeps_nulls: bool) -> Result<Vec<Value>, String> {
     lists.map(|list| list.map_or(Ok(Value::Null), |list| values(item, &list, keeps_nulls).map(Value::Array))).collect()
-}
-
-fn as_texts(array: &ArrayRef) -> Result<Vec<String>, String> {
-    let texts = cast(array, &DataType::LargeUtf8).map_err(|error| error.to_string())?;
-    Ok(texts.as_string::<i64>().iter().map(|text| text.unwrap_or_default().to_owned()).collect())
 }
