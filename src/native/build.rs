@@ -3,7 +3,10 @@
 use std::env;
 use std::error::Error;
 use std::fs;
+use std::io::Write as _;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
@@ -50,10 +53,28 @@ fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
     let (kernels, doors): (Vec<PathBuf>, Vec<PathBuf>) = sources.into_iter().partition(is_among(&KERNELS));
     let (unfused, doors): (Vec<PathBuf>, Vec<PathBuf>) = doors.into_iter().partition(is_among(&UNFUSED));
     // What only passes tensors on gains nothing from more optimisation, and would take twice as long to compile.
-    compiler(libtorch).opt_level(1).files(&doors).try_compile("kvtune_shim")?;
-    of_kernels(libtorch).files(&kernels).try_compile("kvtune_kernels")?;
-    of_kernels(libtorch).flag("-ffp-contract=off").files(&unfused).try_compile("kvtune_unfused")?;
+    let (doors, kernels, unfused) = (
+        compiler(libtorch).opt_level(1).file(in_one(&doors)?).clone(),
+        of_kernels(libtorch).files(&kernels).clone(),
+        of_kernels(libtorch).flag("-ffp-contract=off").files(&unfused).clone(),
+    );
+    thread::scope(|scope| {
+        let doors = scope.spawn(|| doors.try_compile("kvtune_shim"));
+        kernels.try_compile("kvtune_kernels")?;
+        unfused.try_compile("kvtune_unfused")?;
+        doors.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })?;
     Ok(())
+}
+
+/// Writes a source that includes all `files`: libtorch's headers, which take longer to compile than what uses them, are read once.
+fn in_one(files: &[PathBuf]) -> Result<PathBuf, Box<dyn Error>> {
+    let path = Path::new(&env::var("OUT_DIR")?).join("doors.cpp");
+    let mut all = fs::File::create(&path)?;
+    for file in files {
+        writeln!(all, "#include \"{}\"", std::path::absolute(file)?.display())?;
+    }
+    Ok(path)
 }
 
 fn of_kernels(libtorch: &Path) -> cc::Build {

@@ -5,14 +5,16 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstring>
+#include "say.h"
 
 namespace {
+
+using kvtune::say;
 
 // The exit code for data that are wrong.
 constexpr int kData = 3;
 
-struct sigaction before;
+struct sigaction earlier;
 
 // Reads a file byte by byte through a buffer.
 struct Reader {
@@ -63,11 +65,6 @@ bool file_at(uintptr_t address, char* name, size_t room) {
   }
 }
 
-void say(const char* text) {
-  ssize_t ignored = write(STDERR_FILENO, text, strlen(text));
-  (void)ignored;
-}
-
 void on_bus_error(int, siginfo_t* info, void*) {
   char name[1024];
   if (file_at(reinterpret_cast<uintptr_t>(info->si_addr), name, sizeof name)) {
@@ -78,7 +75,7 @@ void on_bus_error(int, siginfo_t* info, void*) {
     _exit(kData);
   }
   // Whoever was there before sees the fault again when the instruction is repeated.
-  sigaction(SIGBUS, &before, nullptr);
+  sigaction(SIGBUS, &earlier, nullptr);
 }
 
 }  // namespace
@@ -88,5 +85,5 @@ extern "C" void kvtune_guard_mappings() {
   guard.sa_sigaction = on_bus_error;
   // On the stack of who reads the file: the one for overflows of stacks has no room for the buffer.
   guard.sa_flags = SA_SIGINFO;
-  sigaction(SIGBUS, &guard, &before);
+  sigaction(SIGBUS, &guard, &earlier);
 }

@@ -2,24 +2,21 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <fcntl.h>
 #include <new>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "say.h"
+
 namespace {
+
+using kvtune::say;
 
 constexpr int kNoMemory = 4;
 // The address space that libtorch takes beyond what is mapped before it begins, with a small model and two threads.
 constexpr rlim_t kNeeded = 256ul << 20;
-
-// Nothing here may allocate.
-void say(const char* text) {
-  ssize_t written = write(STDERR_FILENO, text, strlen(text));
-  (void)written;
-}
 
 // What is mapped, of /proc/self/statm; 0 if nobody knows.
 rlim_t mapped() {
