@@ -19,7 +19,7 @@ use crate::files::{self, MappedFile, Scratch, Stamp};
 use crate::units::{Fault, abridged};
 
 /// Raised whenever files or prompts change their meaning.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 
 /// Files of tokens that are kept of the same data, with other tokenizers or settings; the oldest is forgotten first.
 const MAX_FILES: usize = 4;

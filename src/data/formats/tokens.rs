@@ -1,6 +1,9 @@
 //! The format `tokens`: rows of token ids with `labels` per token, or one class `label`.
 //!
-//! `labels` follow Hugging Face's convention: entry `i` is `input_ids[i]` or -100, and the shift by one is ours.
+//! `labels` follow Hugging Face's convention: entry `i` is `input_ids[i]` or -100, and the shift by one is ours. So do `attention_mask`, whose
+//! zeros at both ends are pads, and `position_ids`, which count the others.
+
+use std::ops::Range;
 
 use serde_json::Value;
 
@@ -24,9 +27,45 @@ pub(super) const FORMAT: RowFormat = RowFormat {
 /// What a row says; every id is checked against the model's vocabulary.
 fn content(row: &mut DataRow, classes: Option<&Classes>, vocab_size: usize) -> Result<Content, Fault> {
     let ids = ids(row, vocab_size)?;
+    let seen = seen(row, ids.len())?;
     match classes {
-        None => Ok(Content::Tokens { is_trained: labels(row, &ids)?, ids }),
-        Some(classes) => Ok(Content::TokensClass { class: class(row, classes.count)?, ids }),
+        None => Ok(Content::Tokens { is_trained: labels(row, &ids)?[seen.clone()].to_vec(), ids: ids[seen].to_vec() }),
+        Some(classes) => Ok(Content::TokensClass { class: class(row, classes.count)?, ids: ids[seen].to_vec() }),
+    }
+}
+
+/// The tokens that are no pads by `attention_mask`; refused are holes in it, and `position_ids` of several sequences in one row.
+fn seen(row: &mut DataRow, count: usize) -> Result<Range<usize>, Fault> {
+    let mut column = |field| row.has(field).then(|| array(row, field)).transpose();
+    let (mask, positions) = (column("attention_mask")?, column("position_ids")?);
+    for (field, values) in [("attention_mask", &mask), ("position_ids", &positions)] {
+        if let Some(values) = values.as_ref().filter(|values| values.len() != count) {
+            return Err(row.bad(field, format!("{count} entries, one per token"), values.len().to_string()));
+        }
+    }
+    let mut seen = 0..count;
+    if let Some(mask) = mask {
+        let bit = |(index, value): (usize, &Value)| match value.as_u64().or(value.as_bool().map(u64::from)) {
+            Some(bit) if bit < 2 => Ok(bit == 1),
+            _ => Err(row.bad("attention_mask", "zeros and ones", format!("{value} at index {index}"))),
+        };
+        let mask: Vec<bool> = mask.iter().enumerate().map(bit).collect::<Result<_, Fault>>()?;
+        let first = mask.iter().position(|is_seen| *is_seen);
+        let first = first.ok_or_else(|| row.bad("attention_mask", "a token that is no pad", "zeros alone"))?;
+        let last = mask.iter().rposition(|is_seen| *is_seen).unwrap_or(first);
+        seen = first..last + 1;
+        if let Some(hole) = mask[seen.clone()].iter().position(|is_seen| !is_seen) {
+            return Err(row.bad("attention_mask", "zeros at its ends alone", format!("0 at index {}", first + hole)));
+        }
+    }
+    let jump = positions.and_then(|positions| {
+        let kept = &positions[seen.clone()];
+        let at = (1..kept.len()).find(|at| kept[*at].as_i64() != kept[at - 1].as_i64().map(|before| before + 1))?;
+        Some(format!("{} behind {} at index {}", kept[at], kept[at - 1], seen.start + at))
+    });
+    match jump {
+        Some(found) => Err(row.bad("position_ids", "numbers that go up by one, as a row is one sequence", found)),
+        None => Ok(seen),
     }
 }
 
@@ -112,6 +151,32 @@ mod tests {
         assert_eq!(inputs(&fixture, None), [vec![5, 9, 7, 9, 9], vec![9, 9], vec![4, 6]]);
         fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41]));
         assert_eq!(inputs(&fixture, Some(9))[1], [9, 9], "the logits of tokens are read at the last one");
+    }
+
+    #[test]
+    fn pads_of_an_attention_mask_are_left_out() {
+        let row = |more: &str| format!("{{\"input_ids\": [9, 5, 6, 7, 9], \"labels\": [-100, -100, 6, 7, -100], {more}}}\n");
+        let fixture = Fixture::new(
+            DataFormat::Tokens,
+            &(row("\"attention_mask\": [0, 1, 1, 1, 0], \"position_ids\": [1, 0, 1, 2, 1]") + &row("\"attention_mask\": null")),
+        );
+        let splits = open(&fixture.request(None), &mut |_| {}).unwrap();
+        let batch = splits.train.batch(&[0, 1]).unwrap();
+        assert_eq!(batch.sequences[0].inputs, [5, 6]);
+        assert_eq!(batch.sequences[0].targets, Targets::NextToken(vec![6, 7]));
+        assert_eq!(batch.sequences[1].inputs, [9, 5, 6, 7]);
+        for (more, fault) in [
+            ("\"attention_mask\": [1, 1, 0, 1, 1]", "field `attention_mask`: expected zeros at its ends alone, found 0 at index 2"),
+            ("\"attention_mask\": [1, 1, 2, 1, 1]", "field `attention_mask`: expected zeros and ones, found 2 at index 2"),
+            ("\"attention_mask\": [0, 0, 0, 0, 0]", "field `attention_mask`: expected a token that is no pad, found zeros alone"),
+            ("\"attention_mask\": [1]", "field `attention_mask`: expected 5 entries, one per token, found 1"),
+            (
+                "\"position_ids\": [0, 1, 2, 0, 1]",
+                "field `position_ids`: expected numbers that go up by one, as a row is one sequence, found 0 behind 2 at index 3",
+            ),
+        ] {
+            assert_eq!(Fixture::new(DataFormat::Tokens, row(more)).error(), format!("`train.jsonl:1`: {fault}"), "{more}");
+        }
     }
 
     #[test]
