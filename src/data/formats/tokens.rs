@@ -166,7 +166,10 @@ mod tests {
         assert_eq!(batch.sequences[0].targets, Targets::NextToken(vec![6, 7]));
         assert_eq!(batch.sequences[1].inputs, [9, 5, 6, 7]);
         for (more, fault) in [
-            ("\"attention_mask\": [1, 1, 0, 1, 1]", "field `attention_mask`: expected zeros at its ends alone, found 0 at index 2"),
+            (
+                "\"attention_mask\": [1, 1, 0, 1, 1]",
+                "field `attention_mask`: expected zeros at its ends alone, found 0 at index 2",
+            ),
             ("\"attention_mask\": [1, 1, 2, 1, 1]", "field `attention_mask`: expected zeros and ones, found 2 at index 2"),
             ("\"attention_mask\": [0, 0, 0, 0, 0]", "field `attention_mask`: expected a token that is no pad, found zeros alone"),
             ("\"attention_mask\": [1]", "field `attention_mask`: expected 5 entries, one per token, found 1"),
