@@ -40,7 +40,7 @@ pub(super) struct Calibrate {
 impl Calibrate {
     pub(super) fn run(&self, device: Device) -> Result<(), Fault> {
         files::require_unused(&self.out)?;
-        let target = targets(std::slice::from_ref(&self.path), &[], self.recipe.as_deref())?.swap_remove(0);
+        let target = targets(std::slice::from_ref(&self.path), &[], self.recipe.as_deref(), &self.set)?.swap_remove(0);
         let (own, notes) = target.recipe(&self.set)?;
         for note in &notes {
             console::note_once(note);

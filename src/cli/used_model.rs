@@ -13,7 +13,7 @@ use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
-use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, Model, ModelConfig, fingerprint};
+use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, Model, ModelConfig, fingerprint, read_peft};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
 use crate::train;
@@ -50,8 +50,11 @@ pub(super) struct LoadedModel {
 }
 
 impl ModelArgs {
+    /// The last part of the directory, or the whole name on the Hub.
     pub(super) fn name(&self) -> Option<String> {
-        Some(files::absolute(&self.path).file_name()?.to_string_lossy().into_owned())
+        let on_hub = self.path.to_str().filter(|name| !self.path.exists() && files::is_hub_name(name));
+        let in_folder = || Some(files::absolute(&self.path).file_name()?.to_string_lossy().into_owned());
+        on_hub.map(str::to_owned).or_else(in_folder)
     }
 
     /// Loads the model with its adapter, and makes an engine with its cache.
@@ -81,7 +84,7 @@ impl ModelArgs {
 
     /// The recipe, and the directory of the adapter.
     fn recipe(&self) -> Result<(Recipe, Option<PathBuf>), Fault> {
-        let path = files::model_dir(&self.path);
+        let path = files::model_dir(&self.path, self.revision()?.as_deref())?;
         let is_model = files::is_model(&path) && checkpoint::holds(&path).is_none();
         let (resolved, adapter) = if is_model {
             let model = files::absolute(&path);
@@ -116,6 +119,18 @@ impl ModelArgs {
         recipe.grad = recipe.grad.closed();
         recipe.model.adapter = None;
         Ok((recipe, adapter))
+    }
+
+    /// The revision of a model that is named as on the Hub: as `--set` says, else the one that the adapter was trained on.
+    fn revision(&self) -> Result<Option<String>, Fault> {
+        let of_adapter = |adapter: &PathBuf| match recipe_beside(adapter) {
+            Some(recipe) => Ok(Recipe::load(&recipe, &[])?.recipe.model.revision),
+            None => Ok(read_peft(adapter)?.config.revision),
+        };
+        match (asked_revision(&self.set)?, &self.adapter) {
+            (None, Some(adapter)) if !self.path.exists() => of_adapter(adapter),
+            (asked, _) => Ok(asked),
+        }
     }
 
     /// The error for a directory that is not what is needed.
@@ -155,11 +170,23 @@ pub(super) fn cache_overrides(policy: Option<&str>, cache_length: Option<usize>,
 /// Settles the size of chunks. A cache that was asked for by arguments in place of the recipe's (`is_other`) does not contradict the size
 /// that the recipe has for its own.
 pub(super) fn fit_chunks(recipe: &mut Recipe, config: &ModelConfig, is_other: bool, set: &[String]) -> Result<(), Fault> {
+    let asked = recipe.kv_cache.chunk_size;
     if is_other && !sets(set, "kv_cache.chunk_size") && Settings::new(config, &recipe.kv_cache, &recipe.grad.closed()).is_err() {
         recipe.kv_cache.chunk_size = None;
     }
     recipe.kv_cache = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
+    let (policy, settled) = (&recipe.kv_cache.policy.name, recipe.kv_cache.chunk_size);
+    if let (Some(asked), Some(settled)) = (asked, settled.filter(|_| settled != asked)) {
+        console::note_once(&format!("chunks of {settled} tokens: for the recipe's {asked} this cache (`{policy}`) is too small"));
+    }
     Ok(())
+}
+
+/// What `--set` says of a model's revision, by any of its names.
+pub(super) fn asked_revision(set: &[String]) -> Result<Option<String>, Fault> {
+    let is_of_it = |word: &&String| word.split('=').next().is_some_and(|key| key.contains("revision"));
+    let words: Vec<String> = set.iter().filter(is_of_it).cloned().collect();
+    Ok(Recipe::of_model(Path::new("."), &words)?.recipe.model.revision)
 }
 
 /// Whether some `--set` says something of a key.

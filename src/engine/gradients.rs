@@ -88,10 +88,16 @@ impl Engine {
         })
     }
 
-    /// Losses and choices, with every column's last hidden states handed to `sink`.
-    pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<LossesAndLog, Fault> {
+    /// Losses and choices, with every column's last hidden states handed to `sink`; with a `context`, as they are in its step.
+    pub fn inspect(
+        &self,
+        model: &Model,
+        batch: &Batch,
+        context: Option<MicroBatchContext>,
+        sink: HiddenSink<'_>,
+    ) -> Result<LossesAndLog, Fault> {
         guarded(|| {
-            let trace = StepRun::begin(&self.0, model, batch, None, &mut Silent)?.forward(Some(sink))?;
+            let trace = StepRun::begin(&self.0, model, batch, context, &mut Silent)?.forward(Some(sink))?;
             Ok((trace.head.finish()?.0, trace.log))
         })
     }

@@ -100,7 +100,7 @@ impl PolicyTrial {
     }
 
     pub fn run(&self, model: &Model) -> Result<Departures, Fault> {
-        let (_, log) = self.engine.inspect(model, &self.batch, &mut |_, _| {})?;
+        let (_, log) = self.engine.inspect(model, &self.batch, None, &mut |_, _| {})?;
         let layers = model.config().layers.iter().enumerate();
         layers
             .map(|(layer, spec)| {

@@ -191,13 +191,12 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
         let message = format!("the base model of `{checkpoint}` is not known: {}", abridged(why));
         Fault::usage(message, "say where it is with `--base DIR`")
     };
-    let named = || model::read_peft(trained.checkpoint).map(|files| files.config.base_model.map(Into::into));
+    let named = || model::read_peft(trained.checkpoint)?.config.base_dir();
     let base = match (trained.base, trained.recipe) {
-        (Some(base), _) => base.to_owned(),
-        (None, Some(recipe)) => recipe.model.path.clone(),
+        (Some(base), _) => files::model_dir(base, None)?,
+        (None, Some(recipe)) => files::model_dir(&recipe.model.path, None)?,
         (None, None) => named()?.ok_or_else(|| unknown("`adapter_config.json` does not name it".into()))?,
     };
-    let base = files::model_dir(&base);
     if files::is_model(&base) { Ok(base) } else { Err(unknown(format!("there is no model in `{}`", base.display()))) }
 }
 

@@ -4,6 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use super::open::{FileKind, read_text};
+use crate::units::{Fault, abridged};
 
 /// What the Hub has where no revision is named.
 const MAIN: &str = "main";
@@ -25,9 +26,19 @@ pub fn hub_snapshot(name: &str, revision: Option<&str>) -> Option<PathBuf> {
 }
 
 /// What was named on the command line: the directory itself, or one of the Hugging Face cache if there is no such directory.
-pub fn model_dir(path: &Path) -> PathBuf {
-    let name = path.to_str().filter(|_| !path.exists());
-    name.and_then(|name| hub_snapshot(name, None)).unwrap_or_else(|| path.to_owned())
+///
+/// # Errors
+/// Where the cache has the model not at the `revision`.
+pub fn model_dir(path: &Path, revision: Option<&str>) -> Result<PathBuf, Fault> {
+    let Some(name) = path.to_str().filter(|name| !path.exists() && is_hub_name(name)) else { return Ok(path.to_owned()) };
+    match (hub_snapshot(name, revision), revision) {
+        (Some(snapshot), _) => Ok(snapshot),
+        (None, None) => Ok(path.to_owned()),
+        (None, Some(revision)) => {
+            let message = format!("the Hugging Face cache has no revision `{}` of `{name}`", abridged(revision));
+            Err(Fault::data(message, format!("`hf download {name} --revision {}` fetches it", abridged(revision))))
+        }
+    }
 }
 
 /// The name on the Hub that was probably meant by a directory that is not there: `NAME` where only it is missing, else `OWNER/NAME`.
@@ -47,13 +58,21 @@ pub fn is_blob_of(snapshot: &Path, file: &Path) -> bool {
 
 /// Where `huggingface_hub` keeps what it has fetched.
 fn cache() -> Option<PathBuf> {
-    let folder = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from).map(at_home);
     let home = || {
         folder("HF_HOME")
             .or_else(|| Some(folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?.join("huggingface")))
     };
-    let cache = folder("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))?;
+    let cache = folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")).or_else(|| Some(home()?.join("hub")))?;
     std::path::absolute(cache).ok().filter(|cache| cache.to_str().is_some())
+}
+
+/// `~` at the beginning is the user's directory, as `huggingface_hub` reads it.
+fn at_home(path: PathBuf) -> PathBuf {
+    match (path.strip_prefix("~"), env::var_os("HOME")) {
+        (Ok(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => path,
+    }
 }
 
 /// Whether the Hub may call something so: `NAME`, or `OWNER/NAME`.

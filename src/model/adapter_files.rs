@@ -69,7 +69,7 @@ impl Adapter {
     pub fn save_peft(&self, dir: &Path, base_model: &str) -> Result<(), Fault> {
         let plain = (self.settings.init == InitLora::Pissa).then(|| self.without_pissa());
         let adapter = plain.as_ref().unwrap_or(self);
-        let mut settings = PeftConfig { base_model: Some(base_model.into()), ..written(&adapter.settings)? };
+        let mut settings = PeftConfig { base_model: Some(base_model.into()), revision: None, ..written(&adapter.settings)? };
         let bases =
             adapter.embedding.bases.iter().map(|(layer, base_ve)| (base_name(layer, settings.is_inner), base_ve.shallow_clone()));
         let all = adapter.parameters().into_iter().chain(bases);

@@ -152,17 +152,18 @@ pub(super) fn torch(name: &str, error: &dyn std::error::Error) -> Fault {
 
 fn wrong_dtype(path: &Path, name: &str, found: impl Display) -> Fault {
     let (path, name, found) = (abridged(path.display()), quoted(name), quoted(found));
-    let message = format!("`{name}` in `{path}` is {found}, expected one of F64, F32, F16, BF16, I64, I32, U8, BOOL");
+    let message = format!("`{name}` in `{path}` is {found}, expected one of F64, F32, F16, BF16, I64, I32, I16, U8, BOOL");
     Fault::data(message, "save the tensor as one of these types")
 }
 
-const KINDS: [(Dtype, Kind); 8] = [
+const KINDS: [(Dtype, Kind); 9] = [
     (Dtype::F64, Kind::Double),
     (Dtype::F32, Kind::Float),
     (Dtype::F16, Kind::Half),
     (Dtype::BF16, Kind::BFloat16),
     (Dtype::I64, Kind::Int64),
     (Dtype::I32, Kind::Int),
+    (Dtype::I16, Kind::Int16),
     (Dtype::U8, Kind::Uint8),
     (Dtype::BOOL, Kind::Bool),
 ];

@@ -103,7 +103,7 @@ impl Teacher {
         let batch = Batch { sequences: vec![Sequence { targets, ..sequence.clone() }] };
         let none = |kind| vec![Tensor::zeros([0], (kind, Device::Cpu))];
         let (mut log_probs, mut tokens) = (none(Kind::Float), none(Kind::Int));
-        self.engine.inspect(&model, &batch, &mut |start, hidden_1ne| {
+        self.engine.inspect(&model, &batch, None, &mut |start, hidden_1ne| {
             let end = labels.len().min(start + hidden_1ne.size()[1] as usize);
             let places: Vec<i64> = (start..end).filter(|&at| labels[at] != IGNORE).map(|at| (at - start) as i64).collect();
             for places in places.chunks(BLOCK) {
@@ -189,7 +189,7 @@ mod tests {
         };
         let settings = Settings::new(base.config(), &whole, &grad_of_run(&recipe, Some(dir.path()))).unwrap();
         let mut hidden = Tensor::new();
-        Engine::new(settings, Box::new(NextToken)).inspect(&base, &plain, &mut |_, of_all| hidden = of_all.get(0)).unwrap();
+        Engine::new(settings, Box::new(NextToken)).inspect(&base, &plain, None, &mut |_, of_all| hidden = of_all.get(0)).unwrap();
         let all_nv = no_grad(|| (base.logits(&base.final_norm(&hidden)) / 2.0).log_softmax(-1, Kind::Float));
         let rows: Vec<i64> = (0..length as i64).filter(|&at| labels[at as usize] != IGNORE).collect();
         let (expected, tokens) = all_nv.index_select(0, &Tensor::from_slice(&rows)).topk(5, -1, true, true);

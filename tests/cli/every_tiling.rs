@@ -169,6 +169,19 @@ fn lines_of_every_tiling() {
 }
 
 #[test]
+fn a_dump_is_of_one_computation() {
+    let place = calm();
+    let short = ["--samples", "1", "--set", "kv_cache.cache_length=12", "--set", "kv_cache.chunk_size=4"];
+    let dump = |dir: &str, set: &[&str]| verify(&place, &[&["--dump", dir], &short[..], set].concat()).done();
+    dump("plain", &[]);
+    dump("drawn", &["--set", "kv_cache.randomize_chunk_sizes=true"]);
+    for name in ["evictions", "logits"] {
+        let of = |dir: &str| place.read(&format!("{dir}/{name}.safetensors"));
+        assert!(of("plain") != of("drawn"), "{name}");
+    }
+}
+
+#[test]
 fn lines_of_one_proof() {
     let place = calm();
     let all = lines(&verify(&place, &["--format", "json"]).done());

@@ -95,6 +95,12 @@ fn a_document_that_is_read_once() {
     let lines = |said: Said| said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>();
     let both = lines(generate(&place, &[&ask[..], &["--prompt", " Who?"], EVICTS].concat()).done());
     assert_eq!((both.len(), &both[0]["token_ids"]), (2, &found["token_ids"]));
+    for buffer in ["kv_cache.buffer=int8", "kv_cache.buffer=int4"] {
+        let rounded = [EVICTS, &["--set", buffer]].concat();
+        generate(&place, &[&document[..], &rounded].concat()).done();
+        let found = last(&generate(&place, &[&ask[..], &rounded].concat()).done().out);
+        assert_eq!(found["token_ids"].as_array().unwrap().len(), 6, "{buffer}");
+    }
     // A cache of fixed size that nothing leaves is shorter than the model.
     let fixed = ["--policy", "dense", "--cache-length", "96"];
     generate(&place, &[&document, &fixed[..]].concat()).done();

@@ -305,6 +305,30 @@ fn a_model_of_the_hugging_face_cache() {
     run(&["generate", "Owner/Tiny-1.5", "--device", "cpu", "--prompt-tokens", "1,2", "--max-new-tokens", "1"]).done();
     run(&["evaluate", "--base", "Owner/Tiny-1.5", "--recipe", "recipe.toml", "--device", "cpu", "--split", "train"]).done();
     run(&["export", "run", "--for", "merged", "--base", "Owner/Tiny-1.5", "--out", "merged"]).done();
+    // The cache's place by its older name, and in the user's directory.
+    for (name, value) in [("HUGGINGFACE_HUB_CACHE", place.path("hub")), ("HF_HOME", "~".into())] {
+        let mut command = place.command(&["generate", "Owner/Tiny-1.5", "--prompt-tokens", "1", "--max-new-tokens", "1"]);
+        let command = command.env_remove("HF_HUB_CACHE").env_remove("HF_HOME").env("HOME", place.path(""));
+        place.hear(command.env(name, value)).done();
+    }
+    // Another branch is asked for by `--set`, and by the settings of a PEFT adapter.
+    fs::write(folder.join("refs/dev"), commit).unwrap();
+    fs::write(folder.join("refs/main"), newer).unwrap();
+    let write = ["generate", "Owner/Tiny-1.5", "--device", "cpu", "--prompt-tokens", "1,2", "--max-new-tokens", "1"];
+    run(&write).refused(2);
+    run(&[&write[..], &["--set", "model.revision=dev"]].concat()).done();
+    let refused = run(&[&write[..], &["--set", "revision=gone"]].concat()).refused(3);
+    assert!(refused.contains("has no revision `gone` of `Owner/Tiny-1.5`"), "{refused}");
+    let evaluate = ["evaluate", "--base", "Owner/Tiny-1.5", "--recipe", "recipe.toml", "--device", "cpu", "--split", "train"];
+    run(&[&evaluate[..], &["--set", "model.revision=dev"]].concat()).done();
+    run(&["export", "run", "--for", "peft", "--out", "peft"]).done();
+    let mut settings: serde_json::Value = serde_json::from_slice(&place.read("peft/adapter_config.json")).unwrap();
+    (settings["base_model_name_or_path"], settings["revision"]) = ("Owner/Tiny-1.5".into(), "dev".into());
+    place.write("peft/adapter_config.json", settings.to_string());
+    run(&[&write[..], &["--adapter", "peft"]].concat()).done();
+    run(&["export", "peft", "--for", "merged", "--out", "of-dev"]).done();
+    assert!(place.read("of-dev/model.safetensors") == place.read("merged/model.safetensors"));
+    fs::write(folder.join("refs/main"), commit).unwrap();
     // A later download is another model, and the run goes on with its own.
     fs::create_dir(folder.join("snapshots").join(newer)).unwrap();
     fs::write(folder.join("snapshots").join(newer).join("config.json"), "{}").unwrap();

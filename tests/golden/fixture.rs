@@ -241,7 +241,7 @@ pub fn logits(engine: &Engine, model: &Model, batch: &Batch) -> (Tensor, ReplayL
         let logits = model.logits(&model.final_norm(hidden));
         columns.push(logits.constant_pad_nd([0, 0, 0, 0, 0, sequences - logits.size()[0]]));
     };
-    let (_, log) = engine.inspect(model, batch, &mut sink).unwrap();
+    let (_, log) = engine.inspect(model, batch, None, &mut sink).unwrap();
     (Tensor::cat(&columns, 1).to_device(Device::Cpu), log)
 }
 

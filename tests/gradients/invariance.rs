@@ -307,7 +307,7 @@ fn sequences_that_have_ended_are_not_run() {
         let case = Case { lengths: &[50, 31, 9], ..case };
         let (model, batch) = (support::model(&case), support::batch(&case));
         let (engine, mut run) = (support::engine(&case, &model), 0);
-        engine.inspect(&model, &batch, &mut |_, hidden| run += hidden.size()[0] * hidden.size()[1]).unwrap();
+        engine.inspect(&model, &batch, None, &mut |_, hidden| run += hidden.size()[0] * hidden.size()[1]).unwrap();
         let plan = engine.settings().plan(&batch, None).unwrap();
         assert_eq!(run as usize, plan.num_tokens_run(), "{case:?}");
         assert!((run as usize) < batch.num_tokens() + 2 * plan.longest_chunk(), "{run} tokens: {case:?}");

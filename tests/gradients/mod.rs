@@ -49,7 +49,7 @@ fn every_variation_of_a_policy() {
 fn layers_share_one_budget() {
     let model = support::model(&ACROSS_LAYERS);
     let (_, log) = support::engine(&ACROSS_LAYERS, &model)
-        .inspect(&model, &support::batch(&ACROSS_LAYERS), &mut |_, _| ())
+        .inspect(&model, &support::batch(&ACROSS_LAYERS), None, &mut |_, _| ())
         .expect("a forward phase");
     let slots = |sequence: usize| -> Vec<usize> {
         let of_layer = |layer: &LayerLog| layer.quota().expect("budgets").shares[sequence].iter().sum();

@@ -14,7 +14,7 @@ use crate::support::{batch, engine, model};
 fn of_engine(case: &Case) -> (Tensor, String) {
     let (model, batch) = (model(case), batch(case));
     let mut hidden = Vec::new();
-    let (_, log) = engine(case, &model).inspect(&model, &batch, &mut |_, of_column| hidden.push(of_column.copy())).unwrap();
+    let (_, log) = engine(case, &model).inspect(&model, &batch, None, &mut |_, of_column| hidden.push(of_column.copy())).unwrap();
     (Tensor::cat(&hidden, 1), log.hash())
 }
 
@@ -104,7 +104,7 @@ fn a_prompt_and_then_tokens_in_blocks_are_what_is_trained() {
         let (model, ids_bt) = (model(&case), ids_of(&case));
         let engine = engine(&case, &model);
         let mut expected = Vec::new();
-        let (_, log) = engine.inspect(&model, &batch(&case), &mut |_, of_column| expected.push(of_column.copy())).unwrap();
+        let (_, log) = engine.inspect(&model, &batch(&case), None, &mut |_, of_column| expected.push(of_column.copy())).unwrap();
         // The last block has a pad.
         let expected = Tensor::cat(&expected, 1).narrow(1, 0, 34);
         let on = (&engine, &model);

@@ -122,7 +122,7 @@ fn scene(case: &Case) -> Scene {
 /// Compares what the engine holds after every event with what the slow rule holds; whether all could be foreseen.
 fn is_as_foreseen(case: &Case) -> bool {
     let (model, batch, scene) = (model(case), batch(case), scene(case));
-    let (_, log) = engine(case, &model).inspect(&model, &batch, &mut |_, _| ()).unwrap();
+    let (_, log) = engine(case, &model).inspect(&model, &batch, None, &mut |_, _| ()).unwrap();
     let walk = walk(&log, 0, case.heads.1).unwrap();
 
     let Taken { qkv, scale, numbers, .. } = lowest_layer(&model, &batch, scene.build().traits().entry_number);

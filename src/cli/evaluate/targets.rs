@@ -6,7 +6,7 @@ use clap::Args;
 use tch::Device;
 
 use crate::checkpoint;
-use crate::cli::used_model::cache_overrides;
+use crate::cli::used_model::{asked_revision, cache_overrides};
 use crate::data::Tokenizer;
 use crate::files;
 use crate::model::{Model, has_fingerprint};
@@ -42,15 +42,25 @@ pub(super) struct LoadedTarget<'a> {
     pub(super) recipe: &'a Recipe,
 }
 
-/// What `paths` and `bases` mean.
-pub(in crate::cli) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Option<&Path>) -> Result<Vec<Target>, Fault> {
+/// What `paths` and `bases` mean, with what `--set` says of a model's revision.
+pub(in crate::cli) fn targets(
+    paths: &[PathBuf],
+    bases: &[PathBuf],
+    recipe: Option<&Path>,
+    set: &[String],
+) -> Result<Vec<Target>, Fault> {
     let mut found: Vec<(PathBuf, Option<FoundCheckpoint>)> = Vec::new();
-    for path in paths.iter().map(|path| files::model_dir(path)) {
+    let revision = asked_revision(set)?;
+    let located = |path: &PathBuf| files::model_dir(path, revision.as_deref());
+    for path in paths.iter().map(located) {
+        let path = path?;
         let is_model = files::is_model(&path) && checkpoint::holds(&path).is_none();
         let checkpoint = (!is_model).then(|| train::find_checkpoint(&path)).transpose()?;
         found.push((path, checkpoint));
     }
-    found.extend(bases.iter().map(|base| (files::model_dir(base), None)));
+    for base in bases.iter().map(located) {
+        found.push((base?, None));
+    }
     let first_run = found.iter().find_map(|(_, checkpoint)| checkpoint.as_ref()).map(|found| found.run.clone());
     let target = |(path, checkpoint): (PathBuf, Option<FoundCheckpoint>)| {
         let run = checkpoint.as_ref().map(|found| found.run.clone()).or_else(|| first_run.clone());

@@ -60,7 +60,7 @@ impl Evaluate {
         self.answers.check()?;
         // What is wrong with a recipe shall not come to light behind hours of work.
         let mut targets = Vec::new();
-        for target in targets::targets(&self.paths, &self.base, self.recipe.as_deref())? {
+        for target in targets::targets(&self.paths, &self.base, self.recipe.as_deref(), &self.set)? {
             let mut recipes = self.caches.recipes(&target, &self.set)?;
             for recipe in &mut recipes {
                 self.answers.check_head(recipe)?;
@@ -181,7 +181,7 @@ fn open_data(loaded: &LoadedTarget<'_>, world: &ProcessGroup) -> Result<Splits, 
 /// Runs the longest sample once more, and writes what left its cache.
 fn keep_log(path: &Path, engine: &Engine, model: &Model, dataset: &Dataset) -> Result<(), Fault> {
     let Some(longest) = (0..dataset.len()).max_by_key(|&sample| dataset.lengths()[sample]) else { return Ok(()) };
-    let (_, log) = engine.inspect(model, &dataset.batch(&[longest])?, &mut |_, _| {})?;
+    let (_, log) = engine.inspect(model, &dataset.batch(&[longest])?, None, &mut |_, _| {})?;
     log.save(&files::behind_links(path)?)?;
     console::note(&format!("wrote the replay log of a sample of {} tokens to `{}`", dataset.lengths()[longest], path.display()));
     Ok(())

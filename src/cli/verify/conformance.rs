@@ -38,9 +38,9 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
 /// Where an adapter's base is: as the user says, or as the adapter names it.
 fn base_of(dir: &Path, base: Option<&Path>) -> Result<PathBuf, Fault> {
     if let Some(base) = base {
-        return Ok(files::model_dir(base));
+        return files::model_dir(base, None);
     }
-    model::read_peft(dir)?.config.base_model.map(|base| files::model_dir(Path::new(&base))).ok_or_else(|| {
+    model::read_peft(dir)?.config.base_dir()?.ok_or_else(|| {
         Fault::usage(
             format!("the adapter in `{}` does not name its base model", dir.display()),
             "say where it is with `--base DIR`",

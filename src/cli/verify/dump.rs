@@ -41,7 +41,7 @@ pub(super) fn write(dir: &Path, engine: &Engine, model: &Model, batch: &Batch, c
         save("routing.safetensors", &routing)?;
     }
     if batch.sequences.len() * batch.max_len() * model.config().vocab_size <= MAX_LOGITS {
-        save("logits.safetensors", &[("logits".to_owned(), logits(engine, model, batch)?)])?;
+        save("logits.safetensors", &[("logits".to_owned(), logits(engine, model, batch, context)?)])?;
     }
     Ok(())
 }
@@ -55,10 +55,10 @@ fn routing(log: &ReplayLog, sequences: usize) -> Vec<(String, Tensor)> {
     (0..log.layers.len()).filter_map(of_layer).collect()
 }
 
-fn logits(engine: &Engine, model: &Model, batch: &Batch) -> Result<Tensor, Fault> {
+fn logits(engine: &Engine, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Tensor, Fault> {
     let mut parts: Vec<Tensor> = Vec::new();
     let sequences = batch.sequences.len() as i64;
-    engine.inspect(model, batch, &mut |_start, hidden| {
+    engine.inspect(model, batch, Some(context), &mut |_start, hidden| {
         let logits = no_grad(|| model.logits(&model.final_norm(hidden))).to_device(Device::Cpu);
         // Zeros for sequences that have ended.
         parts.push(logits.constant_pad_nd([0, 0, 0, 0, 0, sequences - logits.size()[0]]));

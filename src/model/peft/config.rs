@@ -1,13 +1,13 @@
 //! `adapter_config.json`: the minimal set of keys that PEFT writes, and a reader that refuses what cannot be honoured.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use super::modules::{LayerLists, ModulePatterns, ModuleSet};
-use crate::files::{read_json, to_json};
+use crate::files::{self, read_json, to_json};
 use crate::native::{Bounds, within};
 use crate::recipe::{InitLora, TrainedBias};
 use crate::units::{Fault, FaultKind, abridged, listed};
@@ -53,6 +53,8 @@ pub struct PeftConfig {
     pub given: Box<(ModuleSet, Vec<String>)>,
     /// The model it was trained on, as its author named it.
     pub base_model: Option<String>,
+    /// The base model's branch, tag or commit on the Hub.
+    pub revision: Option<String>,
     /// The modules are those of a language model inside another model, and are called so. No key of the file: the tensors say it.
     pub is_inner: bool,
 }
@@ -61,6 +63,15 @@ impl PeftConfig {
     /// LoRA of some modules, and nothing else.
     pub fn plain(r: usize, lora_alpha: f64, lora_dropout: f64, target_modules: ModuleSet) -> Self {
         Self { r, lora_alpha, lora_dropout, target_modules, ..Self::default() }
+    }
+
+    /// Where the base model is, as the file names it.
+    ///
+    /// # Errors
+    /// Where the Hugging Face cache has it not at the file's revision.
+    pub fn base_dir(&self) -> Result<Option<PathBuf>, Fault> {
+        let base = self.base_model.as_deref().map(Path::new);
+        base.map(|base| files::model_dir(base, self.revision.as_deref())).transpose()
     }
 
     /// Rows of a module's `lora_A`, by its whole name.
@@ -108,7 +119,7 @@ impl PeftConfig {
             ("peft_type", json!("LORA")),
             ("r", json!(self.r)),
             ("rank_pattern", self.rank_pattern.to_value(|r| json!(r))),
-            ("revision", Value::Null),
+            ("revision", json!(self.revision)),
             ("target_modules", self.target_modules.to_value()),
             ("task_type", json!(if self.is_classifier { SEQ_CLS } else { "CAUSAL_LM" })),
             ("use_dora", json!(self.use_dora)),
@@ -167,6 +178,7 @@ impl PeftConfig {
             init: if is_said("init_lora_weights", "gaussian") { InitLora::Gaussian } else { InitLora::Uniform },
             ties_output: switch(table, "ensure_weight_tying")?,
             base_model: value("base_model_name_or_path").as_str().map(String::from),
+            revision: value("revision").as_str().map(String::from),
             rank_pattern: patterns(table, "rank_pattern", "ranks from 1 to 65536", rank)?,
             alpha_pattern: patterns(table, "alpha_pattern", "numbers above 0", positive)?,
             is_inner: false,
