@@ -144,10 +144,6 @@ impl Model {
         }
     }
 
-    pub fn has_query_statistics(&self) -> bool {
-        self.layers.iter().all(|layer| layer.attention.query_statistics.is_some())
-    }
-
     /// Statistics of the queries of a layer, for sequences with these [`Self::frequencies`].
     pub fn query_statistics(&self, layer: LayerIdx, frequencies: &[Frequencies]) -> Result<QueryStatistics, Fault> {
         self.layers[layer.0].attention.query_statistics(frequencies).ok_or_else(|| Gates::without_query_statistics(None))

@@ -77,6 +77,11 @@ impl Gates {
         Fault::usage(message, format!("`kvtune calibrate` takes them, beside gates: {hint}, or choose another policy"))
     }
 
+    /// Whether there are statistics of the queries of all layers.
+    pub fn have_query_statistics(&self) -> bool {
+        self.0.iter().all(|(_, statistics)| statistics.is_some())
+    }
+
     /// The file of gates that a path means: itself, or one in a directory.
     pub fn file(path: &Path) -> PathBuf {
         let names = [GATE_TENSORS, "model.safetensors"].into_iter().filter(|_| path.is_dir());

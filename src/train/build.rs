@@ -192,18 +192,26 @@ pub fn gates_of(recipe: &Recipe, adapter: Option<&Path>) -> Option<PathBuf> {
 fn headed(recipe: &Recipe, adapter: Option<&Path>, model: Model) -> Result<Model, Fault> {
     as_headed(recipe, model.config().clone())?;
     let mut model = model.with_classes(recipe.head.num_classes());
-    let file = gates_of(recipe, adapter);
-    if let Some(file) = &file {
-        model.set_gates(Gates::read(file, model.config(), model.kind(), model.device())?);
-    }
-    let policy = cache::build(&recipe.kv_cache.policy, usize::MAX)?;
-    if policy.traits().entry_number == Some(EntryNumber::Gate) && file.is_none() {
-        return Err(Gates::missing());
-    }
-    if policy.traits().needs_query_statistics && !model.has_query_statistics() {
-        return Err(Gates::without_query_statistics(file.as_deref()));
+    let at = (model.kind(), model.device());
+    if let Some(gates) = gates(recipe, adapter, model.config(), at)? {
+        model.set_gates(gates);
     }
     Ok(model)
+}
+
+/// The gates of the recipe's model with an adapter; refuses what lacks those that the policy needs.
+fn gates(recipe: &Recipe, adapter: Option<&Path>, config: &ModelConfig, at: (Kind, Device)) -> Result<Option<Gates>, Fault> {
+    let file = gates_of(recipe, adapter);
+    let gates = file.as_ref().map(|file| Gates::read(file, config, at.0, at.1)).transpose()?;
+    let policy = cache::build(&recipe.kv_cache.policy, usize::MAX)?;
+    if policy.traits().entry_number == Some(EntryNumber::Gate) && gates.is_none() {
+        return Err(Gates::missing());
+    }
+    let has_statistics = gates.as_ref().is_some_and(Gates::have_query_statistics);
+    if policy.traits().needs_query_statistics && !has_statistics {
+        return Err(Gates::without_query_statistics(file.as_deref()));
+    }
+    Ok(gates)
 }
 
 /// The recipe's model, of which nothing is trained, with the gates that go with an adapter.
@@ -239,6 +247,7 @@ pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
 
 /// Fails where [`model`] would, but for the weights, which are not read.
 pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
+    gates(recipe, None, config, (Kind::Float, Device::Cpu))?;
     match &recipe.lora {
         Some(lora) => adapter(recipe, lora, config, Kind::Float, Device::Cpu).map(drop),
         None => Ok(()),

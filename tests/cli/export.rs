@@ -86,6 +86,12 @@ fn gates_stay_with_what_was_trained_beside_them() {
 
     hint: name them with `kv_cache.gates`, or choose another policy; `kvtune calibrate` makes them
     ");
+    for command in ["check", "plan"] {
+        let ask = |set: &[&str]| place.run(&[&[command, "recipe.toml", "--device", "cpu", "--set", learned], set].concat());
+        assert!(ask(&[]).refused(2).contains("goes by gates"), "{command}");
+        ask(&["--set", "kv_cache.gates=none-there"]).refused(3);
+        ask(&["--set", "kv_cache.gates=gates.safetensors"]).done();
+    }
     place.finetune(&[learned, "kv_cache.gates=gates.safetensors", "data.validation_fraction=0.34"]).done();
     place.run(&["resume", "run", "--device", "cpu", "--set", "train.max_steps=4", "--set", "train.epochs=2"]).done();
     std::fs::remove_file(place.path("gates.safetensors")).unwrap();
