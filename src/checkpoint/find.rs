@@ -224,3 +224,10 @@ pub(super) fn verified_state(dir: &Path) -> Result<TrainState, Fault> {
 pub(super) fn is_damage(error: &Fault) -> bool {
     matches!(error.kind(), FaultKind::Damaged | FaultKind::NotRegular | FaultKind::ForeignLink)
 }
+
+/// Hashes an adapter's tensors and its settings: what it is, whatever it is called.
+pub fn adapter_hash(dir: &Path) -> Result<String, Fault> {
+    let extra = Some(EXTRA_TENSORS).filter(|name| files::is_there(&dir.join(name)));
+    let parts = [ADAPTER_TENSORS, ADAPTER_CONFIG].into_iter().chain(extra).map(|name| files::hash_file(&dir.join(name)));
+    Ok(files::hash_parts(parts.collect::<Result<Vec<_>, _>>()?))
+}

@@ -68,7 +68,7 @@ impl Calibrate {
                 console::warning(&format!("the recipe does not take these lengths as it is: {error}"));
             }
         }
-        self.tell(&found, &means)
+        self.tell(&found)
     }
 
     /// Slots of a layer in the mean: those that are asked for, or the recipe's.
@@ -85,22 +85,22 @@ impl Calibrate {
         Err(Fault::usage(message, "give a larger `--cache-length`, or a smaller `kv_cache.chunk_size`"))
     }
 
-    fn tell(&self, found: &Calibrated, means: &[usize]) -> Result<(), Fault> {
+    fn tell(&self, found: &Calibrated) -> Result<(), Fault> {
         let Calibrated { explained, cache_lengths, num_samples, num_tokens, .. } = found;
         // A recipe looks for what it names beside itself.
         let out = std::path::absolute(&self.out).map_err(io_fault("find", &self.out))?;
         let gates = toml::Value::from(out.display().to_string());
         let (key, value) =
             if found.predicts_answers { ("gate_alone", json!(true)) } else { ("grace_period", json!(GRACE_PERIOD)) };
-        let lengths = means.iter().zip(cache_lengths).enumerate();
         // Of several keys of one name all but the first are comments.
-        let line = |(i, (mean, slots)): (usize, (&usize, &Vec<usize>))| {
+        let line = |(i, slots): (usize, &Vec<usize>)| {
+            let mean = slots.iter().sum::<usize>() / slots.len().max(1);
             format!("{}cache_length = {slots:?}    # {mean} in the mean", if i == 0 { "" } else { "# " })
         };
         let words = format!(
             "{num_samples} samples, {num_tokens} tokens; the gates explain {explained:.2} of the variance of importance\n\n[kv_cache]\n\
              policy.learned = {{ {key} = {value} }}\ngates = {gates}\n{}",
-            lengths.map(line).collect::<Vec<_>>().join("\n"),
+            cache_lengths.iter().enumerate().map(line).collect::<Vec<_>>().join("\n"),
         );
         let facts = json!({
             "samples": num_samples, "tokens": num_tokens, "gates": out, "explained": explained, "cache_lengths": cache_lengths,

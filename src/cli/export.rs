@@ -7,12 +7,13 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::finetune::{Ending, install};
+use super::used_model::identity;
 use crate::checkpoint;
 use crate::eval::AnswerScores;
-use crate::export::{CacheResult, ExportTarget, Exported, Trained, export};
+use crate::export::{CacheResult, CardFigure, ExportTarget, Exported, Trained, export};
 use crate::files::GgufDtype;
 use crate::inspect::{AnswerListing, kept_answers, read_scores};
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, Weights};
 use crate::report::{console, metrics};
 use crate::train::{self, FoundCheckpoint};
 use crate::units::{Fault, FaultKind};
@@ -73,7 +74,7 @@ impl Export {
             base: self.base.as_deref(),
             recipe: recipe.as_ref().filter(|_| state.is_some()),
             metrics: if state.is_some() { metrics::read(&found.run.join(metrics::METRICS), step)? } else { Vec::new() },
-            results: self.results(&found)?,
+            results: self.results(&found, recipe.as_ref())?,
             chat_template: recipe.as_ref().and_then(train::chosen_template),
             state,
         };
@@ -116,13 +117,18 @@ impl Export {
     }
 
     /// What is known of evaluations of the checkpoint: by the answers that its run keeps, and by the files of scores.
-    fn results(&self, found: &FoundCheckpoint) -> Result<Vec<CacheResult>, Fault> {
-        let mut results: Vec<CacheResult> = kept_answers(&found.run, &found.dir)?.iter().map(of_answers).collect();
+    fn results(&self, found: &FoundCheckpoint, recipe: Option<&Recipe>) -> Result<Vec<CacheResult>, Fault> {
+        let mut kept = kept_answers(&found.run, &found.dir)?;
+        if let Some(recipe) = recipe.filter(|_| found.holds == Weights::All && !kept.is_empty()) {
+            let model = hash_of_model(found, recipe)?;
+            kept.retain(|file| file.settings["model"] == model.as_str());
+        }
+        let mut results: Vec<CacheResult> = kept.iter().map(of_answers).collect();
         let place = found.dir.canonicalize().ok();
         for path in &self.scores {
             let own = read_scores(path)?.into_iter().filter(|line| Path::new(&line.evaluated).canonicalize().ok() == place);
             results.extend(own.map(|line| CacheResult {
-                figures: line.figures(),
+                figures: line.figures().into_iter().map(|(name, value, samples)| CardFigure { name, value, samples }).collect(),
                 split: line.split,
                 policy: line.policy,
                 cache_length: line.cache_length,
@@ -138,14 +144,20 @@ fn recipe_of(run: &Path) -> Result<Option<Recipe>, Fault> {
     Ok(Some(Recipe::load(&path, &[])?.recipe))
 }
 
+/// What `evaluate` notes of a checkpoint that is a whole model: one of the same name may have had other weights.
+fn hash_of_model(found: &FoundCheckpoint, recipe: &Recipe) -> Result<String, Fault> {
+    let mut own = recipe.clone();
+    own.model.path.clone_from(&found.dir);
+    own.kv_cache.gates = None;
+    Ok(identity(&own, None)?.model)
+}
+
 /// The means of answers that a run keeps.
 fn of_answers(file: &AnswerListing) -> CacheResult {
     let text = |value: &Value| value.as_str().unwrap_or_default().trim_matches('"').to_owned();
     let cache = &file.settings["cache"];
-    CacheResult {
-        split: text(&file.settings["split"]),
-        policy: text(&cache["kv_cache.policy"]),
-        cache_length: text(&cache["kv_cache.cache_length"]),
-        figures: AnswerScores::of(&file.answers).means.into_iter().collect(),
-    }
+    let AnswerScores { samples, means, .. } = AnswerScores::of(&file.answers);
+    let figures = means.into_iter().map(|(name, value)| CardFigure { name, value, samples: Some(samples) }).collect();
+    let (policy, cache_length) = (text(&cache["kv_cache.policy"]), text(&cache["kv_cache.cache_length"]));
+    CacheResult::of_recipe(text(&file.settings["split"]), &policy, cache_length, figures)
 }

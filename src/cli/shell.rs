@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Command};
 use clap_complete::Shell;
+use serde_json::json;
 
 use crate::files::io_fault;
 use crate::report::console;
@@ -38,6 +39,6 @@ impl ManPages {
     pub(super) fn run(&self, whole: Command) -> Result<(), Fault> {
         let written = fs::create_dir_all(&self.dir).and_then(|()| clap_mangen::generate_to(whole, &self.dir));
         written.map_err(io_fault("write to", &self.dir))?;
-        console::result(&format!("wrote the manual pages to {}", self.dir.display()))
+        console::outcome(&format!("wrote the manual pages to {}", self.dir.display()), &json!({ "wrote": self.dir }))
     }
 }

@@ -13,7 +13,7 @@ use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
-use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, Model, ModelConfig, fingerprint, read_peft};
+use crate::model::{Model, ModelConfig, fingerprint, read_peft};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
 use crate::train;
@@ -224,17 +224,10 @@ pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<Sessio
     cache.extend(gates.map(|hash| ("kv_cache.gates".to_owned(), hash)));
     Ok(SessionIdentity {
         model: recipe.model.rope_scaling.as_ref().map_or_else(|| files_of_model.clone(), scaled),
-        adapter: adapter.map(hash_of_adapter).transpose()?,
+        adapter: adapter.map(checkpoint::adapter_hash).transpose()?,
         cache,
         dtype: recipe.model.dtype.name().to_owned(),
     })
-}
-
-/// Hashes the adapter's tensors and its configuration.
-fn hash_of_adapter(dir: &Path) -> Result<String, Fault> {
-    let extra = Some(EXTRA_TENSORS).filter(|name| files::is_there(&dir.join(name)));
-    let parts = [ADAPTER_TENSORS, ADAPTER_CONFIG].into_iter().chain(extra).map(|name| files::hash_file(&dir.join(name)));
-    Ok(files::hash_parts(parts.collect::<Result<Vec<_>, _>>()?))
 }
 
 /// The recipe of the run that an adapter is a checkpoint of.

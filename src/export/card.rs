@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::hub::{BaseModel, cached_id};
-use super::trained::{CacheResult, ExportTarget, Trained};
+use super::trained::{CacheResult, CardFigure, ExportTarget, Trained};
 use super::usage::Usage;
 use crate::recipe::{LoraRecipe, Recipe, TemplateChoice, ValidationSource, Weights};
 use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
 use crate::report::table::Table;
+use crate::units::counted;
 
 /// The card of a run's end, whose base is the recipe's model.
 pub fn card_of_run(trained: &Trained<'_>, recipe: &Recipe, hash: &str) -> String {
@@ -87,30 +88,43 @@ fn paths<'a>(recipe: &'a Recipe, split: Option<&str>) -> Vec<&'a Path> {
     files.flatten().map(PathBuf::as_path).collect()
 }
 
-/// What was evaluated, and the run's own last validation if that is not among it.
+/// What was evaluated, and the figures of the run's own last validation that are not among it.
 fn all_results(trained: &Trained<'_>) -> Vec<CacheResult> {
-    let own = trained.recipe.map(|recipe| CacheResult {
-        split: "validation".to_owned(),
-        policy: recipe.kv_cache.policy.name.clone(),
-        cache_length: recipe.kv_cache.cache_length.to_string(),
-        figures: [("loss", last(trained, |line| line.eval_loss)), ("accuracy", last(trained, |line| line.eval_accuracy))]
-            .into_iter()
-            .filter_map(|(name, value)| Some((name.to_owned(), value?)))
-            .collect(),
-    });
-    let of = |result: &CacheResult| [result.split.clone(), result.policy.clone(), result.cache_length.clone()];
-    let is_new = |own: &CacheResult| trained.results.iter().all(|result| of(result) != of(own));
-    own.into_iter().filter(is_new).chain(trained.results.iter().cloned()).collect()
+    let mut results = trained.results.clone();
+    let Some(recipe) = trained.recipe else { return results };
+    let (split, cache) = ("validation".to_owned(), &recipe.kv_cache);
+    let mut own = CacheResult::of_recipe(split, &cache.policy.name, cache.cache_length.to_string(), Vec::new());
+    let is_own =
+        |other: &CacheResult| other.split == own.split && other.policy == own.policy && other.cache_length == own.cache_length;
+    let figures = [("loss", last(trained, |line| line.eval_loss)), ("accuracy", last(trained, |line| line.eval_accuracy))];
+    let is_known = |name: &str| {
+        let mut figures = results.iter().filter(|result| is_own(result)).flat_map(|result| &result.figures);
+        figures.any(|figure| figure.name == name)
+    };
+    let new = figures.into_iter().filter(|(name, _)| !is_known(name));
+    let new = new.filter_map(|(name, value)| Some(CardFigure { name: name.to_owned(), value: value?, samples: None }));
+    let new: Vec<CardFigure> = new.collect();
+    if let Some(index) = results.iter().position(is_own) {
+        results[index].figures.splice(0..0, new);
+    } else {
+        own.figures = new;
+        results.insert(0, own);
+    }
+    results
 }
 
 /// A result as the Hub's `model-index` has it; nothing without a figure.
 fn in_model_index(result: &CacheResult, recipe: &Recipe, task: &str) -> Option<Value> {
     let CacheResult { split, policy, cache_length, figures } = result;
-    let metric = |(name, value): &(String, f64)| {
-        let cache = json!({ "policy": policy, "cache_length": cache_length });
-        json!({ "type": name, "value": value, "name": format!("{name} ({policy}, {cache_length} slots)"), "args": cache })
+    let metric = |CardFigure { name, value, samples }: &CardFigure| {
+        let (mut args, mut over) = (json!({ "policy": policy, "cache_length": cache_length }), String::new());
+        if let Some(samples) = samples {
+            args["samples"] = json!(samples);
+            over = format!(", {}", counted(*samples, "sample"));
+        }
+        json!({ "type": name, "value": value, "name": format!("{name} ({policy}, {cache_length} slots{over})"), "args": args })
     };
-    let metrics: Vec<Value> = figures.iter().filter(|(_, value)| value.is_finite()).map(metric).collect();
+    let metrics: Vec<Value> = figures.iter().filter(|figure| figure.value.is_finite()).map(metric).collect();
     let path = *paths(recipe, Some(split)).first()?;
     let (name, id) = (path.file_name()?.to_string_lossy(), cached_id(path, "datasets"));
     let dataset = json!({ "name": name, "type": id.as_deref().unwrap_or(&name), "split": split });
@@ -168,4 +182,40 @@ fn figures(trained: &Trained<'_>, recipe: Option<&Recipe>, base_model: &str, has
 
 fn last(trained: &Trained<'_>, value: fn(&StepMetrics) -> Option<f64>) -> Option<f64> {
     trained.metrics.iter().rev().find_map(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_one_cache_stand_together_and_say_over_how_many_samples() {
+        let overrides = ["kv_cache.policy=h2o", "kv_cache.cache_length=96"].map(str::to_owned);
+        let recipe = Recipe::of_model(Path::new("model"), &overrides).unwrap().recipe;
+        let of_answers = |policy: &str, samples| {
+            let f1 = CardFigure { name: "f1".to_owned(), value: 0.5, samples: Some(samples) };
+            CacheResult::of_recipe("validation".to_owned(), policy, "96".to_owned(), vec![f1])
+        };
+        let trained = Trained {
+            checkpoint: Path::new("run/final"),
+            holds: Weights::Adapter,
+            base: None,
+            recipe: Some(&recipe),
+            state: None,
+            metrics: vec![StepMetrics { step: 2, eval_loss: Some(2.0), eval_accuracy: Some(0.25), ..StepMetrics::default() }],
+            results: vec![of_answers("dense", 6), of_answers("{ h2o = { grace_period = 8 } }", 1)],
+            chat_template: None,
+        };
+        let results = all_results(&trained);
+        let shown = results.iter().filter_map(|result| in_model_index(result, &recipe, "text-generation"));
+        let names = shown.flat_map(|result| result["metrics"].as_array().unwrap().clone());
+        let names: Vec<String> = names.map(|metric| metric["name"].as_str().unwrap().to_owned()).collect();
+        let of_h2o = ["loss (h2o, 96 slots)", "accuracy (h2o, 96 slots)", "f1 (h2o, 96 slots, 1 sample)"];
+        assert_eq!(names, [&["f1 (dense, all slots, 6 samples)"][..], &of_h2o].concat());
+        // What was evaluated goes before what the run has found, and is not there twice.
+        let loss = CardFigure { name: "loss".to_owned(), value: 1.0, samples: Some(6) };
+        let evaluated = CacheResult { figures: vec![loss.clone()], ..results[1].clone() };
+        let found = all_results(&Trained { results: vec![evaluated], ..trained });
+        assert_eq!((found.len(), &found[0].figures[1]), (1, &loss));
+    }
 }

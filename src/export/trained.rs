@@ -37,13 +37,33 @@ impl ExportTarget {
     }
 }
 
+/// What came of a split with one cache.
 #[derive(Clone, Debug)]
 pub struct CacheResult {
     pub split: String,
+    /// The policy's name, and the slots, as `kvtune evaluate` prints them.
     pub policy: String,
     pub cache_length: String,
-    /// Figures with their names, as `loss` or `f1`.
-    pub figures: Vec<(String, f64)>,
+    pub figures: Vec<CardFigure>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct CardFigure {
+    /// What it is called, as `loss` or `f1`.
+    pub name: String,
+    pub value: f64,
+    /// How many samples it is a mean over, where that is known.
+    pub samples: Option<usize>,
+}
+
+impl CacheResult {
+    /// The result of a cache that a recipe describes. A policy may have its parameters with it, as `{ h2o = { grace_period = 8 } }`.
+    pub fn of_recipe(split: String, policy: &str, cache_length: String, figures: Vec<CardFigure>) -> Self {
+        let policy = policy.trim_start_matches(['{', ' ']).split([' ', '=']).next().unwrap_or_default().to_owned();
+        // It keeps everything, whatever length its recipe has.
+        let cache_length = if policy == "dense" { "all".to_owned() } else { cache_length };
+        Self { split, policy, cache_length, figures }
+    }
 }
 
 /// What is exported, and what is known of it.

@@ -1,9 +1,10 @@
 //! Files and directories that appear whole or not at all, also when the machine stops in between.
 
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use super::disk::{self, DiskFile};
@@ -24,10 +25,8 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
 
 /// Does what [`write_atomic`] does, for contents that are produced piece by piece. A fault inside of an error of `fill` comes back as it is.
 pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
-    if let Ok(found) = path.symlink_metadata()
-        && is_special(&found)
-    {
-        let message = format!("`{}` is {}: expected a file to replace", abridged(path.display()), special(found.file_type()));
+    if let Some(found) = irreplaceable(path) {
+        let message = format!("`{}` is {found}: expected a file to replace", abridged(path.display()));
         return Err(Fault::usage(message, "name a regular file, or one that is not there yet"));
     }
     let temporary = temporary_beside(path);
@@ -42,11 +41,14 @@ pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::R
 }
 
 /// Does what [`write_atomic_with`] does to a file that the user has named: links stay, and the file behind them is replaced. What is no file, as a
-/// device or a pipe, is written into, and so is what this process has open, as `/dev/stdout`.
+/// device or a pipe, is written into, and so is what this process has open, as `/dev/stdout`: what it prints before and after stays.
 pub fn write_named(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
     let place = behind_links(path)?;
     if !is_open_file(&place) && !fs::metadata(&place).is_ok_and(|found| is_special(&found)) {
         return write_atomic_with(&place, fill);
+    }
+    if let Some(open) = duplicate(&place) {
+        return fill_buffered(File::from(open), path, fill).map(drop);
     }
     let file = DiskFile::open("file", path, OpenOptions::new().append(true)).map_err(io_fault("write", path))?;
     fill_buffered(file, path, fill).map(drop)
@@ -72,6 +74,23 @@ pub fn behind_links(path: &Path) -> Result<PathBuf, Fault> {
 /// Whether a name is one of those of open files: what it leads to may have no name, or another one by now.
 fn is_open_file(path: &Path) -> bool {
     parent(path).canonicalize().is_ok_and(|dir| dir.starts_with("/proc"))
+}
+
+/// A duplicate of standard output or error, if a name as `/proc/self/fd/1` leads there: what is printed beside it goes by the same offset.
+fn duplicate(path: &Path) -> Option<OwnedFd> {
+    let is_own = parent(path).canonicalize().ok()? == Path::new("/proc/self/fd").canonicalize().ok()?;
+    match path.file_name()?.to_str().filter(|_| is_own)? {
+        "1" => io::stdout().as_fd().try_clone_to_owned().ok(),
+        "2" => io::stderr().as_fd().try_clone_to_owned().ok(),
+        _ => None,
+    }
+}
+
+/// What stands in the place of a file and can't be replaced.
+fn irreplaceable(path: &Path) -> Option<&'static str> {
+    let is_open = is_open_file(path);
+    let found = if is_open { path.metadata().ok()? } else { path.symlink_metadata().ok()? };
+    if is_special(&found) { Some(special(found.file_type())) } else { is_open.then_some("an open file") }
 }
 
 /// Whether something is neither a file, nor a directory, nor a link, but a device or a pipe: other processes have it by its name.
@@ -276,6 +295,9 @@ mod tests {
         write_named(&at("to open"), |out| out.write_all(b"and now, ")).unwrap();
         (&open).write_all(b"behind").unwrap();
         assert_eq!(fs::read_to_string(at("open")).unwrap(), "before, and now, behind");
+        let name = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&open)));
+        let error = write_atomic(&name, b"x").unwrap_err();
+        assert!(error.to_string().ends_with("is an open file: expected a file to replace"), "{error}");
         let error = write_atomic(&at("pipe"), b"x").unwrap_err();
         assert!(error.to_string().ends_with("is a pipe: expected a file to replace"), "{error}");
         assert!(at("pipe").metadata().unwrap().file_type().is_fifo() && at("to pipe").is_symlink());

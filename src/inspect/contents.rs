@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::checkpoint::{self, CheckpointListing, FINAL};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
@@ -73,7 +73,10 @@ impl RunContents {
         let (metrics, is_cut) = metrics::read_all(&path.join(METRICS))?;
         let checkpoints = checkpoint::list(path)?;
         let state = state(path, &metrics, &checkpoints);
-        let (latest, answers) = (checkpoint::latest(path), answers(&path.join(ANSWERS))?);
+        let (latest, mut answers) = (checkpoint::latest(path), answers(&path.join(ANSWERS))?);
+        for own in &checkpoints {
+            drop_earlier(&mut answers, &path.join(&own.name));
+        }
         let name = name_of(path);
         Ok(Self { path: path.to_owned(), name, state, settings, adapter, recipe, metrics, is_cut, checkpoints, latest, answers })
     }
@@ -116,7 +119,17 @@ fn state(run: &Path, metrics: &[StepMetrics], checkpoints: &[CheckpointListing])
 pub fn kept_answers(run: &Path, checkpoint: &Path) -> Result<Vec<AnswerListing>, Fault> {
     let mut kept = answers(&run.join(ANSWERS))?;
     kept.retain(|file| is_of(file, checkpoint));
+    drop_earlier(&mut kept, checkpoint);
     Ok(kept)
+}
+
+/// Drops answers that an earlier adapter of a checkpoint's name has given: a run that goes on from before it puts another in its place.
+fn drop_earlier(answers: &mut Vec<AnswerListing>, checkpoint: &Path) {
+    if answers.iter().any(|file| is_of(file, checkpoint)) {
+        let own = json!(checkpoint::adapter_hash(checkpoint).ok());
+        let is_earlier = |file: &AnswerListing| file.settings.get("adapter").is_some_and(|adapter| *adapter != own);
+        answers.retain(|file| !(is_of(file, checkpoint) && is_earlier(file)));
+    }
 }
 
 fn is_of(file: &AnswerListing, checkpoint: &Path) -> bool {
@@ -134,4 +147,36 @@ fn answers(folder: &Path) -> Result<Vec<AnswerListing>, Fault> {
         Ok(AnswerListing { name, settings, answers })
     };
     paths.into_iter().map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_of_an_earlier_adapter_of_the_same_name_are_not_kept() {
+        let run = tempfile::tempdir().unwrap();
+        let at = |name: &str| run.path().join(name);
+        fs::create_dir_all(at("final")).unwrap();
+        fs::create_dir(at(ANSWERS)).unwrap();
+        for name in ["adapter_model.safetensors", "adapter_config.json"] {
+            fs::write(at("final").join(name), name).unwrap();
+        }
+        let own = json!(checkpoint::adapter_hash(&at("final")).unwrap());
+        for (name, settings) in [
+            ("final-own", json!({ "adapter": own })),
+            ("final-earlier", json!({ "adapter": "another" })),
+            ("final-of-the-base", json!({ "adapter": null })),
+            ("final-unknown", json!({})),
+            ("step-000002-own", json!({ "adapter": "another" })),
+        ] {
+            let row = json!({
+                "sample": 0, "prompt_hash": "", "prediction": "", "references": [], "token_ids": [], "finish_reason": "stop",
+                "scores": { "f1": 1.0 }, "settings": settings,
+            });
+            fs::write(at(ANSWERS).join(format!("{name}.jsonl")), format!("{row}\n")).unwrap();
+        }
+        let kept = kept_answers(run.path(), &at("final")).unwrap();
+        assert_eq!(kept.iter().map(|file| &file.name[..]).collect::<Vec<_>>(), ["final-own", "final-unknown"]);
+    }
 }

@@ -30,6 +30,7 @@ struct OverallScores {
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct AnswerMeans {
+    samples: Option<usize>,
     means: BTreeMap<String, f64>,
 }
 
@@ -40,10 +41,13 @@ impl EvaluationLine {
         of_losses.or_else(|| self.answers.as_ref()?.means.get(name)).copied()
     }
 
-    /// Means over samples, and over answers.
-    pub fn figures(&self) -> Vec<(String, f64)> {
-        let names = ["loss", "perplexity", "accuracy"].into_iter().chain(self.metrics().map(String::as_str));
-        names.filter_map(|name| Some((name.to_owned(), self.figure(name)?))).collect()
+    /// Means over samples, and over answers, with the number of these.
+    pub fn figures(&self) -> Vec<(String, f64, Option<usize>)> {
+        let of_losses = self.scores.as_ref().and_then(|scores| scores.overall.get("samples")).map(|&samples| samples as usize);
+        let of_answers = self.answers.as_ref().and_then(|answers| answers.samples);
+        let losses = ["loss", "perplexity", "accuracy"].map(|name| (name, of_losses));
+        let named = losses.into_iter().chain(self.metrics().map(|name| (name.as_str(), of_answers)));
+        named.filter_map(|(name, samples)| Some((name.to_owned(), self.figure(name)?, samples))).collect()
     }
 
     pub fn metrics(&self) -> impl Iterator<Item = &String> {

@@ -128,6 +128,11 @@ fn a_dump_has_a_line_for_every_row() {
     assert!(ids.len() == labels.len() && labels[0] == -100 && labels[ids.len() - trained..] == ids[ids.len() - trained..]);
     assert!(rows[1]["error"].as_str().unwrap().contains("field `completion` is missing"));
     assert!(rows[1].get("labels").is_none() && rows[2]["error"].as_str().unwrap().contains("tokens, expected at most 24"));
+    // Beside the table, where standard output is a file.
+    let both = std::fs::File::create(place.path("both")).unwrap();
+    assert!(place.command(&["data", "recipe.toml", "--dump", "/dev/stdout"]).stdout(both).output().unwrap().status.success());
+    let both = String::from_utf8(place.read("both")).unwrap();
+    assert!(both.starts_with(&text) && both.ends_with(&said.out), "{both}");
     assert!(look(&place, &["--dump", "no/such/rows.jsonl"]).refused(1).contains("cannot create"));
 }
 
