@@ -15,6 +15,9 @@ const COMPLETIONS: [&str; 5] = ["completion", "answer", "response", "output", "c
 /// What must not be learned, where rows compare two answers.
 const REJECTED: &str = "rejected";
 
+/// Letters of a name or a mark at most, in a script that sets no blanks between words.
+const LONGEST_NAME: usize = 8;
+
 /// The format of a row by what people call its columns, and whether another column holds words, which would be left out.
 pub(super) fn known_by_others(row: &DataRow) -> Option<(DataFormat, BTreeMap<String, String>, bool)> {
     let is_list = |name: &str| row.fields().get(name).is_some_and(Value::is_array);
@@ -38,11 +41,20 @@ pub(super) fn known_by_others(row: &DataRow) -> Option<(DataFormat, BTreeMap<Str
 /// Whether a value may be part of what is trained: more than a name, a number or a mark.
 fn has_words(value: &Value) -> bool {
     match value {
-        Value::String(text) => text.contains(char::is_whitespace),
+        Value::String(text) => {
+            text.contains(char::is_whitespace)
+                || text.chars().filter(|letter| is_of_script_without_blanks(*letter)).count() > LONGEST_NAME
+        }
         Value::Array(values) => values.iter().any(|value| value.is_object() || has_words(value)),
         Value::Object(fields) => fields.values().any(has_words),
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
     }
+}
+
+/// Whether a letter is of a script that sets no blanks between words: Thai, Lao, Myanmar, Khmer, Kana, Han.
+fn is_of_script_without_blanks(letter: char) -> bool {
+    matches!(letter, '\u{e00}'..='\u{eff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}' | '\u{3040}'..='\u{30ff}'
+        | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3ffff}')
 }
 
 fn is_text(row: &DataRow, name: &str) -> bool {

@@ -283,6 +283,7 @@ fn columns_that_people_have_are_the_fields_of_a_format() {
     for rows in [
         vec![json!({"question": "q", "answer": "a", "context": "some words"})],
         vec![first, json!({"question": "q", "answer": "a", "context": "some words"})],
+        vec![json!({"question": "q", "answer": "a", "context": "北京是中国的首都，人口超过两千万。"})],
     ] {
         let (error, hint) = told(&rows).unwrap_err();
         assert!(error.contains("cannot detect `data.format`: found the fields `question`, `answer`, `context`"), "{error}");

@@ -30,9 +30,9 @@ pub(in crate::data) enum SplitName {
 }
 
 impl SplitName {
-    /// The split by the first word of a name that is one for a split.
+    /// The split by the first word of a name that is one for a split; digits end a word, as in `datasets`.
     fn of(name: &str) -> Option<Self> {
-        let mut words = name.split(|letter: char| !letter.is_alphanumeric());
+        let mut words = name.split(|letter: char| !letter.is_alphabetic());
         words.find_map(|word| match word.to_ascii_lowercase().as_str() {
             "train" | "training" => Some(Self::Train),
             "validation" | "valid" | "dev" | "val" => Some(Self::Validation),

@@ -42,6 +42,9 @@ fn folders_patterns_and_lists() {
     assert_eq!(found(&["d"], Train).unwrap(), ["d/train-00000-of-00002.parquet", "d/train-00001-of-00002.parquet", note]);
     assert_eq!(found(&["d"], Validation).unwrap()[0], "d/dev.jsonl");
     assert_eq!(found(&["d"], Test), Err("`d`: no file of the folder is called `test`".to_owned()));
+    let numbered = folder(&["n/train1.jsonl", "n/train2.jsonl", "n/valid1.jsonl"]);
+    assert_eq!(self::found(numbered.path(), &["n"], Validation).unwrap()[0], "n/valid1.jsonl");
+    assert_eq!(self::found(numbered.path(), &["n"], Train).unwrap()[..2], ["n/train1.jsonl", "n/train2.jsonl"]);
     assert_eq!(found(&["e", "d/dev.jsonl"], Validation).unwrap(), ["e/a.jsonl.gz", "e/b.csv", "d/dev.jsonl"]);
     assert_eq!(found(&["*/*.jsonl*"], Train).unwrap(), ["d/dev.jsonl", "e/a.jsonl.gz"]);
     assert_eq!(found(&["*/x*"], Train), Err("`*/x*`: no file matches it".to_owned()));
