@@ -192,17 +192,22 @@ pub fn gates_of(recipe: &Recipe, adapter: Option<&Path>) -> Option<PathBuf> {
 fn headed(recipe: &Recipe, adapter: Option<&Path>, model: Model) -> Result<Model, Fault> {
     as_headed(recipe, model.config().clone())?;
     let mut model = model.with_classes(recipe.head.num_classes());
-    let at = (model.kind(), model.device());
-    if let Some(gates) = gates(recipe, adapter, model.config(), at)? {
+    if let Some(gates) = gates(recipe, adapter, model.config(), model.kind(), model.device())? {
         model.set_gates(gates);
     }
     Ok(model)
 }
 
 /// The gates of the recipe's model with an adapter; refuses what lacks those that the policy needs.
-fn gates(recipe: &Recipe, adapter: Option<&Path>, config: &ModelConfig, at: (Kind, Device)) -> Result<Option<Gates>, Fault> {
+fn gates(
+    recipe: &Recipe,
+    adapter: Option<&Path>,
+    config: &ModelConfig,
+    kind: Kind,
+    device: Device,
+) -> Result<Option<Gates>, Fault> {
     let file = gates_of(recipe, adapter);
-    let gates = file.as_ref().map(|file| Gates::read(file, config, at.0, at.1)).transpose()?;
+    let gates = file.as_ref().map(|file| Gates::read(file, config, kind, device)).transpose()?;
     let policy = cache::build(&recipe.kv_cache.policy, usize::MAX)?;
     if policy.traits().entry_number == Some(EntryNumber::Gate) && gates.is_none() {
         return Err(Gates::missing());
@@ -247,7 +252,7 @@ pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
 
 /// Fails where [`model`] would, but for the weights, which are not read.
 pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
-    gates(recipe, None, config, (Kind::Float, Device::Cpu))?;
+    gates(recipe, None, config, Kind::Float, Device::Cpu)?;
     match &recipe.lora {
         Some(lora) => adapter(recipe, lora, config, Kind::Float, Device::Cpu).map(drop),
         None => Ok(()),
