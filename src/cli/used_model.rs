@@ -14,7 +14,7 @@ use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
 use crate::model::{Model, ModelConfig, fingerprint, read_peft};
-use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
+use crate::recipe::{ModelRecipe, Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
@@ -124,8 +124,12 @@ impl ModelArgs {
     /// The revision of a model that is named as on the Hub: as `--set` says, else the one that the adapter was trained on.
     fn revision(&self) -> Result<Option<String>, Fault> {
         let of_adapter = |adapter: &PathBuf| match recipe_beside(adapter) {
-            Some(recipe) => Ok(Recipe::load(&recipe, &[])?.recipe.model.revision),
-            None => Ok(read_peft(adapter)?.config.revision),
+            Some(recipe) => {
+                let ModelRecipe { path, revision, .. } = Recipe::load(&recipe, &[])?.recipe.model;
+                let folder = format!("models--{}/", self.path.display().to_string().replace('/', "--"));
+                Ok(revision.filter(|_| path.to_string_lossy().contains(&folder)))
+            }
+            None => Ok(read_peft(adapter)?.config.revision_of(&self.path)),
         };
         match (asked_revision(&self.set)?, &self.adapter) {
             (None, Some(adapter)) if !self.path.exists() => of_adapter(adapter),

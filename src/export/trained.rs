@@ -60,7 +60,7 @@ impl CacheResult {
     /// The result of a cache that a recipe describes. A policy may have its parameters with it, as `{ h2o = { grace_period = 8 } }`.
     pub fn of_recipe(split: String, policy: &str, cache_length: String, figures: Vec<CardFigure>) -> Self {
         let policy = policy.trim_start_matches(['{', ' ']).split([' ', '=']).next().unwrap_or_default().to_owned();
-        // It keeps everything, whatever length its recipe has.
+        // `dense` keeps everything, whatever length its recipe has.
         let cache_length = if policy == "dense" { "all".to_owned() } else { cache_length };
         Self { split, policy, cache_length, figures }
     }

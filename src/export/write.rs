@@ -193,8 +193,11 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
     };
     let named = || model::read_peft(trained.checkpoint)?.config.base_dir();
     let base = match (trained.base, trained.recipe) {
-        (Some(base), _) => files::model_dir(base, None)?,
-        (None, Some(recipe)) => files::model_dir(&recipe.model.path, None)?,
+        (Some(base), _) => {
+            let of_adapter = model::read_peft(trained.checkpoint).ok().and_then(|files| files.config.revision_of(base));
+            files::model_dir(base, of_adapter.as_deref())?
+        }
+        (None, Some(recipe)) => files::model_dir(&recipe.model.path, recipe.model.revision.as_deref())?,
         (None, None) => named()?.ok_or_else(|| unknown("`adapter_config.json` does not name it".into()))?,
     };
     if files::is_model(&base) { Ok(base) } else { Err(unknown(format!("there is no model in `{}`", base.display()))) }

@@ -252,7 +252,8 @@ pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
 
 /// Fails where [`model`] would, but for the weights, which are not read.
 pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
-    gates(recipe, None, config, Kind::Float, Device::Cpu)?;
+    let adapter_dir = recipe.lora.as_ref().and(recipe.model.adapter.as_deref());
+    gates(recipe, adapter_dir, config, Kind::Float, Device::Cpu)?;
     match &recipe.lora {
         Some(lora) => adapter(recipe, lora, config, Kind::Float, Device::Cpu).map(drop),
         None => Ok(()),

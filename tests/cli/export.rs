@@ -93,6 +93,8 @@ fn gates_stay_with_what_was_trained_beside_them() {
         ask(&["--set", "kv_cache.gates=gates.safetensors"]).done();
     }
     place.finetune(&[learned, "kv_cache.gates=gates.safetensors", "data.validation_fraction=0.34"]).done();
+    // Gates beside an adapter are those of the run that goes on from it.
+    place.run(&["check", "recipe.toml", "--device", "cpu", "--set", learned, "--set", "model.adapter=run/final"]).done();
     place.run(&["resume", "run", "--device", "cpu", "--set", "train.max_steps=4", "--set", "train.epochs=2"]).done();
     std::fs::remove_file(place.path("gates.safetensors")).unwrap();
     place.run(&["export", "run", "--for", "merged", "--out", "whole"]).done();

@@ -37,10 +37,11 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
 
 /// Where an adapter's base is: as the user says, or as the adapter names it.
 fn base_of(dir: &Path, base: Option<&Path>) -> Result<PathBuf, Fault> {
+    let config = model::read_peft(dir)?.config;
     if let Some(base) = base {
-        return files::model_dir(base, None);
+        return files::model_dir(base, config.revision_of(base).as_deref());
     }
-    model::read_peft(dir)?.config.base_dir()?.ok_or_else(|| {
+    config.base_dir()?.ok_or_else(|| {
         Fault::usage(
             format!("the adapter in `{}` does not name its base model", dir.display()),
             "say where it is with `--base DIR`",

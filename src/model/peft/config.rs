@@ -65,6 +65,11 @@ impl PeftConfig {
         Self { r, lora_alpha, lora_dropout, target_modules, ..Self::default() }
     }
 
+    /// The revision of a base model, if it is the one that the file names.
+    pub fn revision_of(&self, base: &Path) -> Option<String> {
+        self.revision.clone().filter(|_| self.base_model.as_deref().map(Path::new) == Some(base))
+    }
+
     /// Where the base model is, as the file names it.
     ///
     /// # Errors
@@ -178,7 +183,7 @@ impl PeftConfig {
             init: if is_said("init_lora_weights", "gaussian") { InitLora::Gaussian } else { InitLora::Uniform },
             ties_output: switch(table, "ensure_weight_tying")?,
             base_model: value("base_model_name_or_path").as_str().map(String::from),
-            revision: value("revision").as_str().map(String::from),
+            revision: value("revision").as_str().filter(|revision| !revision.is_empty()).map(String::from),
             rank_pattern: patterns(table, "rank_pattern", "ranks from 1 to 65536", rank)?,
             alpha_pattern: patterns(table, "alpha_pattern", "numbers above 0", positive)?,
             is_inner: false,
