@@ -126,8 +126,7 @@ impl ModelArgs {
         let of_adapter = |adapter: &PathBuf| match recipe_beside(adapter) {
             Some(recipe) => {
                 let ModelRecipe { path, revision, .. } = Recipe::load(&recipe, &[])?.recipe.model;
-                let folder = format!("models--{}/", self.path.display().to_string().replace('/', "--"));
-                Ok(revision.filter(|_| path.to_string_lossy().contains(&folder)))
+                Ok(revision.filter(|_| files::cached_id(&path, "models").as_deref() == self.path.to_str()))
             }
             None => Ok(read_peft(adapter)?.config.revision_of(&self.path)),
         };

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::hub::{BaseModel, cached_id};
+use super::hub::BaseModel;
 use super::trained::{CacheResult, CardFigure, ExportTarget, Trained};
 use super::usage::Usage;
+use crate::files::cached_id;
 use crate::recipe::{LoraRecipe, Recipe, TemplateChoice, ValidationSource, Weights};
 use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::checkpoint::CARD;
-use crate::files::{self, FileKind};
+use crate::files::{self, FileKind, cached_id};
 
 /// What a card says of the base model. Nothing of it is needed: what can't be read is left out.
 #[derive(Debug)]
@@ -30,15 +30,6 @@ impl BaseModel {
         let own_name = || absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Self { name: id.clone().unwrap_or_else(own_name), id, license: license(dir).unwrap_or_default() }
     }
-}
-
-/// The id of what lies in Hugging Face's cache, where `models--ORG--NAME/snapshots/REVISION` holds `ORG/NAME`.
-pub(super) fn cached_id(path: &Path, kind: &str) -> Option<String> {
-    let absolute = std::path::absolute(path).ok()?;
-    let snapshots = absolute.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "snapshots"))?;
-    let folder = snapshots.parent()?.file_name()?.to_str()?;
-    let id = folder.strip_prefix(kind)?.strip_prefix("--")?.replace("--", "/");
-    files::is_hub_name(&id).then_some(id)
 }
 
 /// From the YAML at the head of a model's card.

@@ -41,6 +41,15 @@ pub fn model_dir(path: &Path, revision: Option<&str>) -> Result<PathBuf, Fault> 
     }
 }
 
+/// The id of what lies in Hugging Face's cache, where `models--ORG--NAME/snapshots/REVISION` holds `ORG/NAME`.
+pub fn cached_id(path: &Path, kind: &str) -> Option<String> {
+    let absolute = std::path::absolute(path).ok()?;
+    let snapshots = absolute.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "snapshots"))?;
+    let folder = snapshots.parent()?.file_name()?.to_str()?;
+    let id = folder.strip_prefix(kind)?.strip_prefix("--")?.replace("--", "/");
+    is_hub_name(&id).then_some(id)
+}
+
 /// The name on the Hub that was probably meant by a directory that is not there: `NAME` where only it is missing, else `OWNER/NAME`.
 pub fn hub_name(dir: &Path) -> Option<String> {
     let (folder, last) = (dir.parent()?, dir.file_name()?.to_str()?);

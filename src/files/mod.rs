@@ -24,7 +24,7 @@ pub use atomic::{
 };
 pub use gguf::{GgufDtype, GgufFile, GgufKeys, architecture_of, write_gguf};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
-pub use hub::{hub_name, hub_snapshot, is_blob_of, is_hub_name, model_dir};
+pub use hub::{cached_id, hub_name, hub_snapshot, is_blob_of, is_hub_name, model_dir};
 pub use io_fault::{hint_of_io, io_fault};
 pub use json::{StrictJson, not_json, parse_json, read_json, read_json_as, to_json};
 pub use lock::{ReadLock, RunLock, lock_file};

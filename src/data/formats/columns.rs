@@ -43,7 +43,7 @@ fn has_words(value: &Value) -> bool {
     match value {
         Value::String(text) => {
             text.contains(char::is_whitespace)
-                || text.chars().filter(|letter| is_of_script_without_blanks(*letter)).count() > LONGEST_NAME
+                || text.chars().filter(|letter| is_of_script_without_blanks(*letter)).nth(LONGEST_NAME).is_some()
         }
         Value::Array(values) => values.iter().any(|value| value.is_object() || has_words(value)),
         Value::Object(fields) => fields.values().any(has_words),
