@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::recipe::LossMean;
+
 /// The target of an input after which nothing is predicted.
 pub const IGNORE: i64 = -100;
 
@@ -60,6 +62,14 @@ impl Batch {
     pub fn num_targets(&self) -> usize {
         self.sequences.iter().map(|sequence| sequence.targets.count()).sum()
     }
+
+    /// How many losses the mean is over: those of targets, or of sequences that have some.
+    pub fn num_losses(&self, mean: LossMean) -> usize {
+        match mean {
+            LossMean::Tokens => self.num_targets(),
+            LossMean::Sequences => self.sequences.iter().filter(|sequence| sequence.targets.count() > 0).count(),
+        }
+    }
 }
 
 impl Targets {
@@ -92,5 +102,6 @@ mod tests {
         let class = Sequence { sample: 1, inputs: vec![5], targets: Targets::Class(2), initial: None };
         let batch = Batch { sequences: vec![next, class] };
         assert_eq!((batch.max_len(), batch.num_tokens(), batch.num_targets()), (3, 4, 3));
+        assert_eq!([LossMean::Tokens, LossMean::Sequences].map(|mean| batch.num_losses(mean)), [3, 2]);
     }
 }

@@ -1,6 +1,6 @@
 //! The head's part of a step: where losses are due, what they add up to, and the gradient that they send down.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use tch::{Device, Tensor};
@@ -30,6 +30,8 @@ pub(super) struct HeadRun {
     pub(super) gradients: Vec<Tensor>,
     /// Ascending by position; within a position, sequences keep their order.
     picks: Vec<Pick>,
+    /// One over the targets of each pick's sequence; empty where all targets count alike.
+    shares: Vec<f64>,
     /// What a teacher predicts, by sequence; empty without one.
     soft: Vec<Arc<SoftTargets>>,
 }
@@ -69,8 +71,13 @@ impl HeadRun {
             waiting: VecDeque::new(),
             gradients: parameters.iter().map(zero_sum_of).collect(),
             picks: picks(&*setup.head, batch)?,
+            shares: Vec::new(),
             soft: soft_targets(batch),
         })
+    }
+
+    pub(super) fn take_means_of_sequences(&mut self) {
+        self.shares = shares(&self.picks);
     }
 
     pub(super) fn keep_target_losses(&mut self) {
@@ -92,9 +99,10 @@ impl HeadRun {
     ) -> Result<Option<Tensor>, Fault> {
         let end = start + hidden_bne.size()[1] as usize;
         let from = |position: usize| self.picks.partition_point(|p| p.position < position);
-        let here = &self.picks[from(start)..from(end)];
+        let range = from(start)..from(end);
+        let (here, shares) = (&self.picks[range.clone()], self.shares.get(range));
         let soft = soft_rows(&self.soft, here, hidden_bne.device());
-        let places = Places { start, picks: here, soft: soft.as_ref() };
+        let places = Places { start, picks: here, shares, soft: soft.as_ref() };
         let loss = column_loss(&*setup.head, hidden_bne, places, &UpperEnd::of(model), weight)?;
         self.waiting.extend(loss.losses.into_iter().map(|block| (block.picks, Waiting::send(&block.figures_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {
@@ -138,6 +146,15 @@ pub fn picks(head: &dyn Head, batch: &Batch) -> Result<Vec<Pick>, Fault> {
     }
     all.sort_by_key(|p| p.position);
     Ok(all)
+}
+
+/// One over the number of targets of each pick's sequence.
+pub fn shares(picks: &[Pick]) -> Vec<f64> {
+    let mut targets = HashMap::new();
+    for pick in picks {
+        *targets.entry(pick.sequence).or_insert(0.0) += 1.0;
+    }
+    picks.iter().map(|pick| 1.0 / targets[&pick.sequence]).collect()
 }
 
 /// What a teacher predicts in a batch, by sequence; empty unless it has been asked for all.

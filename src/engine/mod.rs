@@ -46,7 +46,7 @@ pub use events::{Event, Observer, Silent};
 pub use forward::HiddenSink;
 pub use gradients::Engine;
 pub use guard::{error_of_panic, guarded};
-pub use head_run::{picks, soft_rows, soft_targets};
+pub use head_run::{picks, shares, soft_rows, soft_targets};
 pub use importance::FittedGate;
 pub use memory::{MemoryByPart, MemoryPart, MemoryPlace};
 pub use schedule::{BackwardStage, ForwardStage, Schedule};

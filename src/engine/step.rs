@@ -8,11 +8,14 @@ use super::ChunkKey;
 use crate::cache::ReplayLog;
 use crate::head::SequenceLoss;
 use crate::model::DropoutKey;
+use crate::recipe::LossMean;
 
 #[derive(Clone, Copy, Debug)]
 pub struct MicroBatchContext {
-    /// The gradient is that of `Σ losses · weight`: one over the targets of the global batch.
+    /// The gradient is that of `Σ losses · weight`: one over the targets of the global batch, or over its sequences.
     pub weight: f64,
+    /// Whether `Σ losses` is over targets, or over the means of sequences.
+    pub loss_mean: LossMean,
     /// The factor of the routers' load-balance loss of this micro-batch, which is added; 0 adds nothing.
     pub router_weight: f64,
     /// Seed and step of the dropout masks; `None` outside training.

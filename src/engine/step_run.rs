@@ -8,6 +8,7 @@ use super::setup::Setup;
 use super::trace::ForwardTrace;
 use super::{MicroBatchContext, Observer};
 use crate::model::Model;
+use crate::recipe::LossMean;
 use crate::units::Fault;
 
 /// A step over one batch, or its forward phase alone.
@@ -26,10 +27,13 @@ impl<'a> StepRun<'a> {
     pub(super) fn new(
         setup: &'a Setup,
         model: &'a Model,
-        trace: ForwardTrace,
+        mut trace: ForwardTrace,
         context: Option<MicroBatchContext>,
         observer: &'a mut dyn Observer,
     ) -> Self {
+        if context.is_some_and(|context| context.loss_mean == LossMean::Sequences) {
+            trace.head.take_means_of_sequences();
+        }
         let plan = &trace.session.plan;
         let schedule = match context {
             Some(_) => Schedule::new(&setup.settings, plan).for_model(model),

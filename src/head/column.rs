@@ -105,7 +105,7 @@ pub fn column_loss(
     weight: Option<f64>,
 ) -> Result<ColumnLoss, Fault> {
     let (_, n, e) = hidden_bne.size3().unwrap_or_default();
-    let Places { start, picks, soft } = places;
+    let Places { start, picks, shares, soft } = places;
     let flat = hidden_bne.reshape([-1, e]);
     let mut gradient = (weight.is_some() && !picks.is_empty()).then(|| flat.zeros_like());
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
@@ -114,10 +114,12 @@ pub fn column_loss(
     let block = places_of_block(logits.num_scores(), flat.device());
     for (index, picks) in picks.chunks(block).enumerate() {
         let soft = soft.map(|soft| soft.rows(index * block, picks.len()));
+        let shares = shares.map(|shares| &shares[index * block..][..picks.len()]);
         let place: Vec<i64> = picks.iter().map(|p| p.sequence as i64 * n + (p.position - start) as i64).collect();
         let place = on_device(&place, flat.device());
         let hidden_ne = flat.index_select(0, &place);
-        let (of_block, parts) = block_loss(head, &hidden_ne, Places { start, picks, soft: soft.as_ref() }, logits, weight)?;
+        let places = Places { start, picks, shares, soft: soft.as_ref() };
+        let (of_block, parts) = block_loss(head, &hidden_ne, places, logits, weight)?;
         let mut parts = parts.into_iter();
         if let (Some(total), Some(Some(part))) = (&mut gradient, parts.next()) {
             let _ = total.index_add_(0, &place, &part);
@@ -149,7 +151,10 @@ fn block_loss(
     let BlockFigures { figures_2n, gradient_nk } = no_grad(|| head.losses(&scores, &target_n, places.soft, weight));
     let gradients = match gradient_nk {
         None => Vec::new(),
-        Some(gradient_nk) => {
+        Some(mut gradient_nk) => {
+            if let Some(shares) = places.shares {
+                gradient_nk *= on_device(shares, gradient_nk.device()).to_kind(gradient_nk.kind()).unsqueeze(1);
+            }
             let leaves: Vec<&Tensor> = std::iter::once(&leaf).chain(logits.parameters()).collect();
             gradients_of(&[&scores_nk], &[&gradient_nk], &leaves)?
         }
@@ -189,7 +194,7 @@ mod tests {
         for (sequence, tokens) in labels.iter().enumerate() {
             picks.extend(NextToken.picks(sequence, SequenceTargets::Tokens(tokens)).unwrap());
         }
-        let places = Places { start: 0, picks: &picks, soft: None };
+        let places = Places { start: 0, picks: &picks, shares: None, soft: None };
         let frozen = column_loss(&NextToken, &hidden, places, &linear, Some(0.2)).unwrap();
         let linear = LinearLogits(linear.0.map(|weight| weight.set_requires_grad(true)));
         let ours = column_loss(&NextToken, &hidden, places, &linear, Some(0.2)).unwrap();

@@ -18,6 +18,8 @@ pub struct Places<'a> {
     /// The position of the column's first token.
     pub start: usize,
     pub picks: &'a [Pick],
+    /// What the gradient of each pick's loss is multiplied with, beside the weight.
+    pub shares: Option<&'a [f64]>,
     /// What a teacher predicts at each of them.
     pub soft: Option<&'a SoftRows>,
 }

@@ -14,11 +14,12 @@ pub struct TensorProblem {
 }
 
 /// What problems are called, in the order in which they are told.
-const KINDS: [&str; 4] = [MISSING, EXTRA, SHAPE, DTYPE];
+const KINDS: [&str; 5] = [MISSING, EXTRA, SHAPE, DTYPE, CONTRADICTED];
 const MISSING: &str = "missing";
 const EXTRA: &str = "extra";
 const SHAPE: &str = "wrong shape";
 const DTYPE: &str = "unreadable dtype";
+const CONTRADICTED: &str = "against `quantization_config`";
 
 impl TensorProblem {
     pub(super) fn missing(name: &str) -> Self {
@@ -35,6 +36,10 @@ impl TensorProblem {
 
     pub(super) fn dtype(name: &str, found: Dtype) -> Self {
         Self { kind: DTYPE, text: format!("`{}` is {found}", quoted(name)) }
+    }
+
+    pub(super) fn contradicted(name: &str, is_packed: bool) -> Self {
+        Self { kind: CONTRADICTED, text: format!("`{}` is {}", quoted(name), if is_packed { "packed" } else { "not packed" }) }
     }
 }
 

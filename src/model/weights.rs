@@ -11,7 +11,7 @@ use super::config::PackedSizes;
 use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
-use super::quantised::{GgufWeights, Quantisation, is_quantised, quantised};
+use super::quantised::{GgufWeights, Quantisation, QuantisedModules, is_quantised, quantised};
 use super::tensor_problems::{TensorProblem, TensorProblems, is_float};
 use super::waiting_layers::ModelPlacement;
 use crate::files::{Dtype as FileDtype, FileKind, TensorFile, io_fault, is_blob_of, is_there, read_json_as};
@@ -58,6 +58,7 @@ pub(super) struct Files {
     /// Tensors in files to which the index doesn't assign them.
     strays: BTreeSet<String>,
     pub(super) quantisation: Option<Quantisation>,
+    pub(super) quantised_modules: QuantisedModules,
     /// The shapes that packed matrices have, once they are checked.
     pub(super) shapes: BTreeMap<String, Vec<usize>>,
 }
@@ -71,6 +72,7 @@ impl Weights {
         let upload = (placement.device != Device::Cpu).then(|| Upload::to(placement.device));
         let mut files = Files::open(dir, is_wrapped(config))?;
         files.quantisation = Quantisation::of(config)?;
+        files.quantised_modules = QuantisedModules::of(config)?;
         Ok(Self { upload, ..Self::of(WeightSource::Files(files), kind, placement) })
     }
 
@@ -243,6 +245,7 @@ impl Files {
             places: BTreeMap::new(),
             strays: BTreeSet::new(),
             quantisation: None,
+            quantised_modules: QuantisedModules::default(),
             shapes: BTreeMap::new(),
         };
         for (shard, path) in shards {

@@ -9,7 +9,7 @@ use crate::head::NextToken;
 use crate::model::{Adapter, Model, ModelConfig, kind_of};
 use crate::native::give_free_memory_back;
 use crate::ops::attention::accumulation_kind;
-use crate::recipe::{Dtype, Recipe};
+use crate::recipe::{Dtype, LossMean, Recipe};
 use crate::report::memory::resident;
 use crate::units::Bytes;
 
@@ -76,7 +76,8 @@ fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option
     let ids = |from: usize| (from..from + TOKENS).map(|id| (id * 7 % 256) as u32);
     let targets = Targets::NextToken(ids(1).map(i64::from).collect());
     let batch = Batch { sequences: vec![Sequence { sample: 0, inputs: ids(0).collect(), targets, initial: None }] };
-    let context = MicroBatchContext { weight: 1.0, router_weight: 0.0, dropout: None, chunk_sizes: None };
+    let context =
+        MicroBatchContext { weight: 1.0, loss_mean: LossMean::Tokens, router_weight: 0.0, dropout: None, chunk_sizes: None };
     engine.gradients(&model, &batch, context, &mut Silent).ok().map(drop)
 }
 

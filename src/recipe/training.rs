@@ -49,6 +49,12 @@ table! {
         )]
         #[rule(NORM)]
         pub max_grad_norm: f64 = 1.0,
+        /// What the loss of a step is the mean over: all its targets, or its sequences, each of which counts by the mean of its own targets.
+        /// Validation is over targets.
+        #[also("train.average_loss_per_batch", "average_loss_per_batch")]
+        #[word("tokens", "true")]
+        #[word("sequences", "false")]
+        pub loss_mean: LossMean = LossMean::Tokens,
         /// Weight of the load-balance loss of a model's routers, which is added to the loss: that of each micro-batch as a whole, and their
         /// mean over a step. 0 adds nothing, whatever the model's `config.json` says.
         #[also("train.router_aux_loss", "train.aux_loss_coef", "router_aux_loss_coef", "aux_loss_coef", "moe_aux_loss_coeff")]
@@ -106,6 +112,13 @@ impl BatchSize {
     /// Sequences, where they are counted; else 1, which no number of tokens forbids.
     pub fn sequences(self) -> usize {
         if let Self::Sequences(count) = self { count } else { 1 }
+    }
+}
+
+words! {
+    pub enum LossMean {
+        Tokens = "tokens",
+        Sequences = "sequences",
     }
 }
 

@@ -161,7 +161,9 @@ impl Bench {
         };
         // All have as many targets.
         let targets = batch.num_targets() * ranks;
-        let share = MicroBatchAssignment { batches: vec![batch.clone()], indices: vec![rank], micro_batches: ranks, targets };
+        let losses = batch.num_losses(self.recipe.train.loss_mean) * ranks;
+        let share =
+            MicroBatchAssignment { batches: vec![batch.clone()], indices: vec![rank], micro_batches: ranks, targets, losses };
         let made = learner.step(&share, self.done as u64, rate, &mut callback)?;
         self.parts.exchange_updates(&self.world, &self.model)?;
         Ok(made)

@@ -7,7 +7,7 @@ use crate::cache;
 use crate::data::{Dataset, Tokenizer};
 use crate::engine::{Calibration, MicroBatchContext, Silent, guarded};
 use crate::model::{Gates, Model};
-use crate::recipe::{AttentionOutputs, GradRecipe, PolicyRecipe, Recipe};
+use crate::recipe::{AttentionOutputs, GradRecipe, LossMean, PolicyRecipe, Recipe};
 use crate::report::console;
 use crate::units::{Exit, Fault};
 
@@ -101,7 +101,8 @@ pub fn calibrate(
         }
         // The gradient of the loss's logarithm: without it, samples that the model knows already would tell nothing beside others.
         let weight = 1.0 / loss_sum.max(f64::from(f32::EPSILON));
-        let context = MicroBatchContext { weight, router_weight: 0.0, dropout: None, chunk_sizes: None };
+        let context =
+            MicroBatchContext { weight, loss_mean: LossMean::Tokens, router_weight: 0.0, dropout: None, chunk_sizes: None };
         engine.calibrate(model, &batch, context, &mut calibration, &mut Silent)?;
         console::note(&format!("sample {} of {}, {} tokens", done + 1, samples.len(), dataset.lengths()[sample]));
     }

@@ -54,7 +54,7 @@ impl TrainStep<'_> {
         Ok(StepMetrics { grad_norm: Some(grad_norm), learning_rate: Some(learning_rate), ..metrics })
     }
 
-    /// The gradient of the mean loss over the targets of all micro-batches of all ranks together, so that 8 × 1 = 1 × 8, on every rank; and
+    /// The gradient of the mean loss over the targets, or sequences, of all micro-batches of all ranks together, so that 8 × 1 = 1 × 8, on every rank; and
     /// what is known before it is clipped.
     fn gradients(
         &mut self,
@@ -78,7 +78,7 @@ impl TrainStep<'_> {
             gradients = sum_over(&self.ranks.world, self.model, gradients)?;
         }
         refuse_not_finite(step + 1, &reports, &gradients)?;
-        let metrics = metrics_of(&reports, assigned.targets, &self.engine.engine.settings().policy_slots());
+        let metrics = metrics_of(&reports, assigned, &self.engine.engine.settings().policy_slots());
         if let (Some(most), Some(loss)) = (self.recipe.train.max_loss, metrics.loss)
             && loss > most
         {
@@ -101,7 +101,7 @@ impl TrainStep<'_> {
             let at = MicroBatchPosition { step: step + 1, micro_batch: (done, assigned.batches.len()) };
             callback.begin(at, &|| (self.engine.engine.memory_at_rest(self.model), bytes_of(total.values())));
             let part = self.engine.gradients(self.model, batch, self.context(step, assigned), callback)?;
-            micro_batches.push(MicroBatchReport::new(index, batch, &part)?);
+            micro_batches.push(MicroBatchReport::new(index, batch, &part, self.recipe.train.loss_mean)?);
             for (name, gradient) in part.gradients {
                 match total.get_mut(&name) {
                     Some(sum) => drop(sum.g_add_(&gradient)),
@@ -123,7 +123,8 @@ impl TrainStep<'_> {
         let seed = self.recipe.train.seed;
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         MicroBatchContext {
-            weight: 1.0 / assigned.targets as f64,
+            weight: 1.0 / assigned.losses as f64,
+            loss_mean: self.recipe.train.loss_mean,
             router_weight: self.recipe.train.router_aux_loss_coef / assigned.micro_batches as f64,
             dropout: has_dropout.then_some(DropoutKey { seed, step }),
             chunk_sizes: Some(ChunkKey { seed, step }),

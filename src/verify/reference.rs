@@ -7,12 +7,12 @@ use tch::{Device, Kind, Tensor, no_grad, with_grad};
 use super::departures;
 use crate::cache::{self, ReplayLog};
 use crate::data::Batch;
-use crate::engine::{Engine, MicroBatchContext, picks, soft_rows, soft_targets};
+use crate::engine::{Engine, MicroBatchContext, picks, shares, soft_rows, soft_targets};
 use crate::head::{Logits, Losses, Pick, Places, SequenceLoss, column_loss};
 use crate::model::{Attend, DropoutContext, Model, Qkv, Routed};
 use crate::native::{attach_backward, gradients_of, run_backward};
 use crate::ops::attention::{ScoreRule, accumulation_kind};
-use crate::recipe::BufferKind;
+use crate::recipe::{BufferKind, LossMean};
 use crate::units::{Fault, LayerIdx};
 
 /// Queries whose scores are held at a time; longer sequences recompute each block in the backward.
@@ -53,7 +53,8 @@ impl Reference {
         let one = router_loss.as_ref().map(Tensor::ones_like);
         let picks = picks(engine.head(), batch)?;
         let soft = soft_rows(&soft_targets(batch), &picks, model.device());
-        let places = Places { start: 0, picks: &picks, soft: soft.as_ref() };
+        let shares = (context.loss_mean == LossMean::Sequences).then(|| shares(&picks));
+        let places = Places { start: 0, picks: &picks, shares: shares.as_deref(), soft: soft.as_ref() };
         // A frozen head is differentiated in blocks: a vocabulary may be large.
         let losses = if model.head_parameters().is_empty() {
             let loss = column_loss(engine.head(), &hidden.detach(), places, &WholeHead(model), Some(context.weight))?;
@@ -125,14 +126,18 @@ fn through_the_head(
         let score_nk = engine.head().choices(&model.logits(&model.final_norm(&hidden_ne)));
         score_nk.to_kind(accumulation_kind(score_nk.kind()))
     });
+    let share_n =
+        places.shares.map_or_else(|| Tensor::ones([picks.len() as i64], (Kind::Double, Device::Cpu)), Tensor::from_slice);
+    let share_n = share_n.to_device(device).to_kind(score_nk.kind());
     let (loss_n, correct_n, root, seed) = if let Some(soft) = places.soft {
         // The divergence has a textbook of its own, in its test.
         let found = engine.head().losses(&score_nk.detach(), &target_n, Some(soft), Some(weight));
         let [loss_n, correct_n] = [0, 1].map(|row| found.figures_2n.get(row));
-        (loss_n, correct_n, score_nk.shallow_clone(), found.gradient_nk.unwrap_or_else(|| score_nk.zeros_like()))
+        let gradient_nk = found.gradient_nk.unwrap_or_else(|| score_nk.zeros_like());
+        (loss_n, correct_n, score_nk.shallow_clone(), gradient_nk * share_n.unsqueeze(1))
     } else {
         let loss_n = with_grad(|| -score_nk.log_softmax(-1, None).gather(1, &target_n.unsqueeze(1), false).squeeze_dim(1));
-        let (correct_n, seed) = (score_nk.detach().argmax(-1, false).eq_tensor(&target_n), loss_n.full_like(weight));
+        let (correct_n, seed) = (score_nk.detach().argmax(-1, false).eq_tensor(&target_n), share_n * weight);
         (loss_n.detach(), correct_n, loss_n, seed)
     };
     let one = router_loss.map(Tensor::ones_like);

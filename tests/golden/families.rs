@@ -6,7 +6,7 @@ use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
 use kvtune::generation::{GenerationRules, PromptLimits};
 use kvtune::head::{Classify, NextToken};
 use kvtune::model::{Adapter, Model, ModelConfig, RopeSpec};
-use kvtune::recipe::{Dtype, Recipe};
+use kvtune::recipe::{Dtype, LossMean, Recipe};
 use kvtune::train;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor, no_grad};
@@ -143,7 +143,8 @@ fn classes_by_a_matrix_of_their_own() {
         let (scores_btk, _) = fixture::logits(&engine, &model, &batch);
         let last = |row: usize| scores_btk.get(row as i64).get(lengths[row] - 1);
         let of_logits = furthest(&Tensor::stack(&[last(0), last(1)], 0), &numbers.get("logits"));
-        let context = MicroBatchContext { weight: 0.5, router_weight: 0.0, dropout: None, chunk_sizes: None };
+        let context =
+            MicroBatchContext { weight: 0.5, loss_mean: LossMean::Tokens, router_weight: 0.0, dropout: None, chunk_sizes: None };
         let made = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
         let loss = made.losses.iter().map(|of| of.loss_sum).sum::<f64>() / 2.0;
         let of_loss = (loss - f64::try_from(numbers.get("loss").get(0)).unwrap()).abs();
@@ -185,7 +186,13 @@ fn through_the_engine_in_chunks_of_any_size() {
         for chunk in [7, 24, 96].into_iter().chain(of_one_token) {
             let engine = engine(&model, chunk);
             let of_logits = golden.furthest_logits(&fixture::logits(&engine, &model, &batch).0, "logits_lora");
-            let context = MicroBatchContext { weight: 1.0 / targets, router_weight: 0.0, dropout: None, chunk_sizes: None };
+            let context = MicroBatchContext {
+                weight: 1.0 / targets,
+                loss_mean: LossMean::Tokens,
+                router_weight: 0.0,
+                dropout: None,
+                chunk_sizes: None,
+            };
             let made = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
             assert_routing(&golden, &made.log);
             let loss = made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>() / targets;
@@ -219,7 +226,13 @@ fn routers_are_balanced_over_the_whole_batch() {
     cut.sequences.sort_by_key(|sequence| std::cmp::Reverse(sequence.inputs.len()));
     for chunk in [1, 7, 24, 96] {
         let engine = engine(&model, chunk);
-        let context = MicroBatchContext { weight: 1.0 / targets, router_weight: coef, dropout: None, chunk_sizes: None };
+        let context = MicroBatchContext {
+            weight: 1.0 / targets,
+            loss_mean: LossMean::Tokens,
+            router_weight: coef,
+            dropout: None,
+            chunk_sizes: None,
+        };
         let made = engine.gradients(&model, &whole, context, &mut Silent).unwrap();
         let loss = made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>() / targets;
         let of_routers = made.router_loss.unwrap();

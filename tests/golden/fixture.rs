@@ -17,8 +17,8 @@ use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, Model};
 use kvtune::recipe::{
-    AttentionOutputs, BufferKind, CacheLength, CacheRecipe, Chunking, Dtype, GradRecipe, KeepGraph, OnOutOfMemory, PolicyRecipe,
-    Storage, StoreRecipe,
+    AttentionOutputs, BufferKind, CacheLength, CacheRecipe, Chunking, Dtype, GradRecipe, KeepGraph, LossMean, OnOutOfMemory,
+    PolicyRecipe, Storage, StoreRecipe,
 };
 use kvtune::verify::walk;
 use serde_json::Value;
@@ -260,7 +260,13 @@ pub fn check(name: &'static str, gradients: &str, device: Device) {
     assert!(logit_error <= 1e-4, "{name}: logits differ by {logit_error:.2e}");
 
     let num_targets = golden.tensors["targets"].numel();
-    let context = MicroBatchContext { weight: 1.0 / num_targets as f64, router_weight: 0.0, dropout: None, chunk_sizes: None };
+    let context = MicroBatchContext {
+        weight: 1.0 / num_targets as f64,
+        loss_mean: LossMean::Tokens,
+        router_weight: 0.0,
+        dropout: None,
+        chunk_sizes: None,
+    };
     let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
     golden.check_positions(&ours.log);
     let loss = ours.losses.iter().map(|r| r.loss_sum).sum::<f64>() / num_targets as f64;

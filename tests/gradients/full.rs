@@ -1,11 +1,13 @@
 //! The crown, with all weights trained: embedding, norms, projections, biases and output matrix, tied or not.
 
-use kvtune::engine::Silent;
-use kvtune::recipe::Storage;
-use tch::Kind;
+use std::collections::BTreeMap;
+
+use kvtune::engine::{MicroBatchContext, Silent};
+use kvtune::recipe::{LossMean, Storage};
+use tch::{Kind, Tensor};
 
 use crate::support;
-use crate::support::case::{Case, HeadKind, PLAIN, TargetsAt, Trains, Width, prove};
+use crate::support::case::{Case, EXACT, HeadKind, PLAIN, TargetsAt, Trains, Width, compare, prove};
 
 const FULL: Case = Case { trains: Trains::All, lora: &[], ..PLAIN };
 const TIED: Case = Case { trains: Trains::AllTied, ..FULL };
@@ -97,4 +99,33 @@ fn an_abandoned_step_is_forgotten() {
     drop(engine.forward(&model, &batch, context, &mut Silent).unwrap());
     let again = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
     assert!(clean.gradients.iter().all(|(name, gradient)| *gradient == again.gradients[name]));
+}
+
+/// Each sequence counts by the mean of its own targets: what the sequences come to one by one.
+#[test]
+fn the_mean_over_sequences() {
+    let cases = [ONE_CELL, Case { trains: Trains::AllTied, ..ONE_CELL }, Case { head: HeadKind::Distilled, ..FULL }];
+    for case in cases {
+        let (model, batch) = (support::model(&case), support::batch(&case));
+        let engine = support::engine(&case, &model);
+        let count = batch.sequences.len();
+        let context = MicroBatchContext { weight: 1.0 / count as f64, loss_mean: LossMean::Sequences, ..support::context(&case) };
+        let found = compare(&engine, &model, &batch, context).unwrap();
+        assert!(found.worst() < EXACT, "{case:?}: {found:?}");
+        let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap().gradients;
+        let mut apart: BTreeMap<String, Tensor> = BTreeMap::new();
+        for sequence in 0..count {
+            let single = support::single(&case, sequence);
+            let weight = context.weight / single.num_targets() as f64;
+            let context = MicroBatchContext { weight, ..support::context(&case) };
+            for (name, gradient) in engine.gradients(&model, &single, context, &mut Silent).unwrap().gradients {
+                let sum = apart.remove(&name).map_or_else(|| gradient.copy(), |sum| sum + &gradient);
+                apart.insert(name, sum);
+            }
+        }
+        for (name, gradient) in &ours {
+            let error = (gradient - &apart[name]).norm().double_value(&[]) / apart[name].norm().double_value(&[]).max(1e-30);
+            assert!(error < EXACT, "{case:?}, {name}: {error:.1e}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use kvtune::data::IGNORE;
 use kvtune::engine::{Calibration, FittedGate, MicroBatchContext, Silent};
 use kvtune::model::{Attend, DropoutContext, Model, Qkv};
-use kvtune::recipe::Storage;
+use kvtune::recipe::{LossMean, Storage};
 use kvtune::units::{Fault, LayerIdx};
 use tch::{Device, Kind, Tensor};
 
@@ -141,7 +141,8 @@ fn slots_by_sorting(layers: &[(Tensor, Tensor)], mean: usize) -> Vec<usize> {
 
 fn calibrated(case: &Case, model: &Model) -> Calibration {
     let (mut calibration, engine) = (Calibration::new(model.config()), engine(case, model));
-    let context = MicroBatchContext { weight: 1.0, router_weight: 0.0, dropout: None, chunk_sizes: None };
+    let context =
+        MicroBatchContext { weight: 1.0, loss_mean: LossMean::Tokens, router_weight: 0.0, dropout: None, chunk_sizes: None };
     engine.calibrate(model, &batch(case), context, &mut calibration, &mut Silent).unwrap();
     calibration
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use kvtune::dist::{Launched, ProcessGroup};
 use kvtune::engine::{ChunkKey, Event, MicroBatchContext, Observer, Silent};
 use kvtune::optim::Optimizer;
-use kvtune::recipe::Recipe;
+use kvtune::recipe::{LossMean, Recipe};
 use kvtune::train::{FallbackEngine, MicroBatchAssignment, RunRanks, StepMeter, TrainStep};
 use kvtune::units::{Bytes, Fault};
 use kvtune::verify::{Comparison, Reference};
@@ -96,8 +96,13 @@ fn shared(case: &Case, world: Rc<ProcessGroup>, targets: usize) -> (f64, BTreeMa
     let mut engine = FallbackEngine::of_recipe(support::engine(case, &model), &recipe, None);
     let (mut kept, ranks) = (KeptGradients::default(), RunRanks::of(world));
     let mut learner = TrainStep { recipe: &recipe, model: &model, engine: &mut engine, optimizer: &mut kept, ranks: &ranks };
-    let share =
-        MicroBatchAssignment { batches: vec![support::single(case, rank)], indices: vec![rank], micro_batches: 2, targets };
+    let share = MicroBatchAssignment {
+        batches: vec![support::single(case, rank)],
+        indices: vec![rank],
+        micro_batches: 2,
+        targets,
+        losses: targets,
+    };
     let loss = learner.step(&share, STEP, 1.0, &mut StepMeter::of(&mut Watch)).unwrap().loss.unwrap();
     (loss, kept.0.into_iter().collect())
 }
@@ -107,7 +112,13 @@ fn reference(case: &Case, targets: usize) -> Reference {
     let model = support::model(case);
     let engine = support::engine(case, &model);
     let chunk_sizes = Some(ChunkKey { seed: SEED, step: STEP });
-    let context = MicroBatchContext { weight: 1.0 / targets as f64, router_weight: 0.0, dropout: None, chunk_sizes };
+    let context = MicroBatchContext {
+        weight: 1.0 / targets as f64,
+        loss_mean: LossMean::Tokens,
+        router_weight: 0.0,
+        dropout: None,
+        chunk_sizes,
+    };
     let [mut both, second] = [0, 1].map(|sequence| {
         let batch = support::single(case, sequence);
         let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap();

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -174,8 +175,8 @@ impl Workshop {
     pub fn difference(&self, expected: &str, found: &str) -> f64 {
         let (expected, found) = (trained(&self.path(expected)), trained(&self.path(found)));
         assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>());
-        let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
-        let relative = |(name, a): (&String, &Vec<f32>)| {
+        let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v.powi(2)).sum::<f64>().sqrt();
+        let relative = |(name, a): (&String, &Vec<f64>)| {
             let difference = norm(&mut a.iter().zip(&found[name]).map(|(a, b)| a - b));
             difference / norm(&mut a.iter().copied())
         };
@@ -306,12 +307,16 @@ pub fn copy_dir(from: &Path, to: &Path) {
 }
 
 /// The final adapter of a run, or all weights.
-fn trained(run: &Path) -> BTreeMap<String, Vec<f32>> {
+fn trained(run: &Path) -> BTreeMap<String, Vec<f64>> {
     let adapter = fs::read(run.join("final/adapter_model.safetensors"));
     let bytes = adapter.or_else(|_| fs::read(run.join("final/model.safetensors"))).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let values = |data: &[u8]| data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    file.tensors().into_iter().map(|(name, tensor)| (name, values(tensor.data()))).collect()
+    let values = |tensor: &TensorView<'_>| match tensor.dtype() {
+        Dtype::F32 => tensor.data().as_chunks::<4>().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect(),
+        Dtype::F64 => tensor.data().as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect(),
+        other => panic!("{other:?}"),
+    };
+    file.tensors().into_iter().map(|(name, tensor)| (name, values(&tensor))).collect()
 }
 
 /// A line of metrics as it repeats.

@@ -7,10 +7,10 @@ use kvtune::metrics::Metric;
 use kvtune::recipe::{
     AttentionOutputs, BatchOrder, BatchSize, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe, CheckpointRecipe,
     Chunking, DataFormat, DataRecipe, DistillRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe,
-    HelmetFamily, InitLora, KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow,
-    OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe,
-    ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice,
-    TemplateDate, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    HelmetFamily, InitLora, KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, LossMean, Mode, ModelRecipe, Offload,
+    OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid,
+    Recipe, ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules,
+    TemplateChoice, TemplateDate, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -187,6 +187,7 @@ prop_compose! {
             max_steps,
             epochs,
             max_grad_norm,
+            loss_mean: LossMean::Sequences,
             router_aux_loss_coef: 0.0,
             seed,
             deterministic,

@@ -20,7 +20,9 @@ use kvtune::model::{
     Adapter, DropoutKey, GATE_TENSORS, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, ModuleSet, NormSpec,
     PeftConfig, Preference,
 };
-use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, OnOutOfMemory, PolicyRecipe, TrainedBias};
+use kvtune::recipe::{
+    CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, LossMean, OnOutOfMemory, PolicyRecipe, TrainedBias,
+};
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
 use rand::RngExt;
@@ -403,7 +405,13 @@ pub fn context(case: &Case) -> MicroBatchContext {
     let dropout = (case.dropout > 0.0).then_some(DropoutKey { seed: 3, step: 11 });
     // Where there are routers, their loss counts.
     let router_weight = if case.config.contains("expert") { 0.7 } else { 0.0 };
-    MicroBatchContext { weight: 0.01, router_weight, dropout, chunk_sizes: Some(ChunkKey { seed: 3, step: 11 }) }
+    MicroBatchContext {
+        weight: 0.01,
+        loss_mean: LossMean::Tokens,
+        router_weight,
+        dropout,
+        chunk_sizes: Some(ChunkKey { seed: 3, step: 11 }),
+    }
 }
 
 /// The log of one chunk that holds every token and evicts none: what plain full attention sees.

@@ -15,8 +15,10 @@ use crate::verify::{Comparison, ErrorBound, MatrixError, TilingProof, Verdict, t
 
 /// What a batch contributes, without dropout, as it would alone; chunks are drawn as in the first step of training.
 pub(super) fn context(recipe: &Recipe, batch: &Batch) -> MicroBatchContext {
+    let loss_mean = recipe.train.loss_mean;
     MicroBatchContext {
-        weight: 1.0 / batch.num_targets().max(1) as f64,
+        weight: 1.0 / batch.num_losses(loss_mean).max(1) as f64,
+        loss_mean,
         router_weight: recipe.train.router_aux_loss_coef,
         dropout: None,
         chunk_sizes: Some(ChunkKey { seed: recipe.train.seed, step: 0 }),

@@ -62,7 +62,7 @@ impl Quantisation {
     pub(in crate::model) fn of(object: &Map<String, Value>) -> Result<Option<Self>, Fault> {
         let Some(table) = object.get(QUANTISATION).filter(|value| !value.is_null()) else { return Ok(None) };
         let Some(table) = table.as_object() else { return Err(Fields::new(object).unsupported(QUANTISATION, "a table".into())) };
-        let table = QuantisationTable(table);
+        let table = QuantisationTable::new(table);
         let in_bits = ["load_in_4bit", "load_in_8bit"].map(|key| table.flag_or(key, false));
         // Old files of bitsandbytes name no method.
         let method = match table.text("quant_method") {
@@ -87,6 +87,7 @@ impl Quantisation {
                     return Err(table.wrong("pack_dtype", "`int32`"));
                 }
                 let ints = table.ints("bits", &[2, 3, 4, 8])?;
+                table.same_for_all_modules()?;
                 Ok(Some(Self::Gptq { ints, is_v1: format == "gptq" }))
             }
             Some("awq") => {
@@ -102,15 +103,41 @@ impl Quantisation {
 }
 
 /// `quantization_config` or a table in it.
-struct QuantisationTable<'a>(&'a Map<String, Value>);
+pub(super) struct QuantisationTable<'a> {
+    pub(super) map: &'a Map<String, Value>,
+    path: String,
+}
 
-impl QuantisationTable<'_> {
+impl<'a> QuantisationTable<'a> {
+    pub(super) fn new(map: &'a Map<String, Value>) -> Self {
+        Self { map, path: QUANTISATION.to_owned() }
+    }
+
+    fn inner(&self, key: &str) -> Option<Self> {
+        let map = self.map.get(key)?.as_object()?;
+        Some(Self { map, path: format!("{}.{key}", self.path) })
+    }
+
+    /// The only table in a table.
+    pub(super) fn group(&self, key: &str) -> Option<Self> {
+        let groups = self.inner(key)?;
+        let mut keys = groups.map.keys();
+        if let (Some(key), None) = (keys.next(), keys.next()) { groups.inner(key) } else { None }
+    }
+
+    /// A list of names; empty where there is none.
+    pub(super) fn names(&self, key: &str) -> Result<Vec<&'a str>, Fault> {
+        let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
+        let names = value.as_array().and_then(|names| names.iter().map(Value::as_str).collect());
+        names.ok_or_else(|| self.wrong(key, "a list of names"))
+    }
+
     fn text(&self, key: &str) -> Option<&str> {
-        self.0.get(key).and_then(Value::as_str)
+        self.map.get(key).and_then(Value::as_str)
     }
 
     fn flag_or(&self, key: &str, default: bool) -> bool {
-        self.0.get(key).and_then(Value::as_bool).unwrap_or(default)
+        self.map.get(key).and_then(Value::as_bool).unwrap_or(default)
     }
 
     /// The method whose layout a file of `AutoRound` has.
@@ -126,12 +153,25 @@ impl QuantisationTable<'_> {
     }
 
     fn wrong(&self, key: &str, expected: &str) -> Fault {
-        let found = self.0.get(key).map_or_else(|| "missing".to_owned(), quoted);
-        unsupported(&format!("{QUANTISATION}.{key}"), &found, expected)
+        let found = self.map.get(key).map_or_else(|| "missing".to_owned(), quoted);
+        unsupported(&format!("{}.{key}", self.path), &found, expected)
+    }
+
+    /// Refuses other bits or groups for some modules.
+    fn same_for_all_modules(&self) -> Result<(), Fault> {
+        let dynamic = self.map.get("dynamic").and_then(Value::as_object).into_iter().flatten();
+        let is_other =
+            |of: &Value| ["bits", "group_size"].iter().any(|key| of.get(key).is_some_and(|it| Some(it) != self.map.get(*key)));
+        let mut others = dynamic.filter(|(pattern, of)| !pattern.starts_with("-:") && is_other(of));
+        if others.next().is_none() {
+            Ok(())
+        } else {
+            Err(self.wrong("dynamic", "the same `bits` and `group_size` for all modules"))
+        }
     }
 
     fn block(&self, key: &str) -> Result<Option<[usize; 2]>, Fault> {
-        let Some(value) = self.0.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+        let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
         let sizes: Vec<Option<i64>> = match value {
             Value::Array(sizes) => sizes.iter().map(Value::as_i64).collect(),
             Value::String(text) => text.split('x').map(|size| size.parse().ok()).collect(),
@@ -144,10 +184,10 @@ impl QuantisationTable<'_> {
     }
 
     fn ints(&self, bits_key: &str, known: &[usize]) -> Result<Ints, Fault> {
-        let bits = self.0.get(bits_key).and_then(Value::as_u64).map(|bits| bits as usize);
+        let bits = self.map.get(bits_key).and_then(Value::as_u64).map(|bits| bits as usize);
         let bits = bits.filter(|bits| known.contains(bits));
         let bits = bits.ok_or_else(|| self.wrong(bits_key, &format!("one of {known:?}")))?;
-        let group_size = match self.0.get("group_size").filter(|size| !size.is_null()).map(Value::as_i64) {
+        let group_size = match self.map.get("group_size").filter(|size| !size.is_null()).map(Value::as_i64) {
             None | Some(Some(-1)) => None,
             Some(Some(size @ 1..=MAX_SIZE)) => Some(size as usize),
             Some(_) => return Err(self.wrong("group_size", "a whole number, or -1")),
@@ -158,12 +198,7 @@ impl QuantisationTable<'_> {
 
 /// The one group of weights that a checkpoint has.
 fn compressed(table: &QuantisationTable<'_>) -> Result<Quantisation, Fault> {
-    let groups = table.0.get("config_groups").and_then(Value::as_object);
-    let mut groups = groups.into_iter().flatten().filter_map(|(_, group)| group.as_object());
-    let (Some(group), None) = (groups.next(), groups.next()) else {
-        return Err(table.wrong("config_groups", "one group"));
-    };
-    let group = QuantisationTable(group);
+    let Some(group) = table.group("config_groups") else { return Err(table.wrong("config_groups", "one group")) };
     let format = if group.text("format").is_some() { group.text("format") } else { table.text("format") };
     let status = table.text("quantization_status");
     if status.is_some_and(|status| status != "compressed") {
@@ -174,13 +209,11 @@ fn compressed(table: &QuantisationTable<'_>) -> Result<Quantisation, Fault> {
         config.is_null() || config.as_object().is_some_and(|table| table.is_empty() || is_dense(table))
     };
     for key in ["sparsity_config", "transform_config"] {
-        if !table.0.get(key).is_none_or(is_none) {
+        if !table.map.get(key).is_none_or(is_none) {
             return Err(table.wrong(key, "none"));
         }
     }
-    let Some(weights) = group.0.get("weights").and_then(Value::as_object).map(QuantisationTable) else {
-        return Err(group.wrong("weights", "a table"));
-    };
+    let Some(weights) = group.inner("weights") else { return Err(group.wrong("weights", "a table")) };
     let (strategy, is_symmetric) = (weights.text("strategy").unwrap_or("tensor"), weights.flag_or("symmetric", true));
     let kind = weights.text("type").unwrap_or("int");
     match format {
@@ -216,12 +249,14 @@ mod tests {
         let packed = |further: (&str, Value)| of_group("pack-quantized", json!({"num_bits": 4, "group_size": 32}), further);
         let auto_round =
             |format: &str| json!({"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": format});
+        let gptq_with = |dynamic: Value| json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": dynamic});
         let symmetric = Quantisation::CompressedInts { ints, is_symmetric: true };
         for (table, expected) in [
             (json!({"load_in_4bit": true, "load_in_8bit": false}), Quantisation::FourBits { quant_type: None }),
             (json!({"load_in_8bit": true}), Quantisation::EightBits),
             (auto_round("auto_round:auto_gptq"), Quantisation::Gptq { ints, is_v1: true }),
             (auto_round("auto_round:auto_awq"), Quantisation::Awq { ints }),
+            (gptq_with(json!({"-:.*mlp": {"bits": 8}, "lm_head": {"bits": 4}})), Quantisation::Gptq { ints, is_v1: true }),
             (packed(("sparsity_config", json!({"format": "dense"}))), symmetric.clone()),
             (packed(("transform_config", json!({}))), symmetric.clone()),
             (packed(("transform_config", Value::Null)), symmetric),
@@ -242,6 +277,11 @@ mod tests {
             (packed(("transform_config", json!({"config_groups": {"u": {}}}))), "quantization_config.transform_config` is"),
             (packed(("sparsity_config", json!({"format": "sparse-bitmask"}))), "quantization_config.sparsity_config` is"),
             (json!({"quant_method": "gptq", "bits": 4, "pack_dtype": "int16"}), "quantization_config.pack_dtype` is "),
+            (gptq_with(json!({"+:.*mlp": {"bits": 8}})), "quantization_config.dynamic` is "),
+            (
+                json!({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": null}}}),
+                "`quantization_config.config_groups.g.weights` is null, which",
+            ),
             (json!({"quant_method": "fp8", "weight_block_size": "16x"}), "expected two sizes"),
             (json!({"quant_method": "fp8", "weight_block_size": [16, null, 24]}), "expected two sizes"),
             (json!({"load_in_4bit": true, "load_in_8bit": true}), "one of `load_in_4bit` and `load_in_8bit`"),

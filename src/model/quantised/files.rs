@@ -7,6 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::config::Quantisation;
 use super::parts::OF_CACHE;
+use super::quantise::is_quantised;
 use crate::files::{Dtype, TensorFile};
 use crate::model::config::PackedSizes;
 use crate::model::layout::TensorEntry;
@@ -57,8 +58,20 @@ impl Files {
                 found.remove(&*name);
             }
         }
+        problems.extend(entries.iter().filter_map(|entry| self.contradiction(quantisation, entry)));
         found.retain(|name, _| !(name.contains(".self_attn.") && OF_CACHE.iter().any(|end| name.ends_with(end))));
         (names, problems)
+    }
+
+    /// What `quantization_config` says otherwise of a matrix.
+    fn contradiction(&self, quantisation: &Quantisation, entry: &TensorEntry) -> Option<TensorProblem> {
+        let (name, is_packed) = (&*entry.name, self.is_packed(&entry.name));
+        let is_linear = entry.shape.len() == 2 && is_quantised(name) && self.places.contains_key(name);
+        let module = name.strip_suffix(".weight").filter(|_| is_packed || is_linear)?;
+        let part = quantisation.mark(name).into_iter().chain([name.to_owned()]).find(|part| self.places.contains_key(part))?;
+        let stored = self.places[&part].1.strip_suffix(&part[module.len()..]).unwrap_or(module);
+        let must_be = self.quantised_modules.must_be_packed(&[module, stored]);
+        must_be.is_some_and(|must_be| must_be != is_packed).then(|| TensorProblem::contradicted(name, is_packed))
     }
 
     /// The matrix of a linear, if it is packed.
@@ -143,7 +156,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::Path;
 
-    use serde_json::Value;
+    use serde_json::{Value, json};
     use sha2::{Digest, Sha256};
     use tch::Device;
 
@@ -220,6 +233,35 @@ mod tests {
             let extra = opened.err().map(|error| error.to_string());
             let says = format!("1 extra (`model.layers.1.{name}`)");
             assert!(extra.as_ref().map_or(!is_extra, |extra| is_extra && extra.contains(&says)), "{name}: {extra:?}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_that_says_otherwise_is_refused() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised");
+        let up = "model.layers.0.mlp.up_proj";
+        for (case, key, value, is_packed) in [
+            ("bnb-nf4", "llm_int8_skip_modules", json!(["layers.0.mlp.up_proj"]), true),
+            ("fp8-block", "modules_to_not_convert", json!(["lm_head", "0.mlp.up_proj"]), true),
+            ("awq", "modules_to_not_convert", json!([up]), true),
+            ("gptq", "dynamic", json!({"-:model.layers.0.mlp.up": {}}), true),
+            ("ct-int4", "ignore", json!(["lm_head", up]), true),
+            ("bnb-nf4-source", "quantization_config", Value::Null, false),
+        ] {
+            let (dir, from) = (tempfile::tempdir().unwrap(), folder.join(format!("model-{case}")));
+            let mut config: Value = serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
+            if is_packed {
+                config["quantization_config"][key] = value;
+            } else {
+                let group = json!({"targets": ["re:.*0.mlp.up_proj"], "weights": {"num_bits": 4}});
+                config[key] =
+                    json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": group}});
+            }
+            std::fs::copy(from.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+            std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+            let refused = Model::open(ModelSource::from(dir.path()), Kind::Float, Device::Cpu.into()).unwrap_err().to_string();
+            let says = format!("against `quantization_config` (`{up}.weight` is {}packed)", if is_packed { "" } else { "not " });
+            assert!(refused.contains(&says), "{case}: {refused}");
         }
     }
 

@@ -77,7 +77,7 @@ impl Quantisation {
             Self::Awq { ints } => stored.awq(*ints)?,
             Self::CompressedInts { ints, is_symmetric } => stored.compressed_ints(*ints, *is_symmetric)?,
             Self::CompressedFloats { block } => stored.floats("weight_scale", block_or(*block, [1, size[1]]))?,
-            Self::CompressedBytes { .. } => stored.compressed_bytes()?,
+            Self::CompressedBytes { is_symmetric } => stored.compressed_bytes(*is_symmetric)?,
             Self::Mxfp4 => return Err(files.wrong(weight, "only experts are in MXFP4")),
         };
         Ok(PackedWeight { parts, size, kind, form })
@@ -187,6 +187,9 @@ impl StoredMatrix<'_> {
             _ if is_nested => return Err(files.wrong(name, "it has no `nested_blocksize` above 0, or no finite `nested_offset`")),
             _ => StoredScales::Numbers,
         };
+        if let ([], Some(left)) = (&nested[..], files.names_with(&part(".nested_")).first()) {
+            return Err(files.wrong(left, "`quant_state` knows of no nested scales"));
+        }
         Ok(in_blocks([codes, Tensor::from_slice(&map), absmax], (size[1], state.blocksize), scales, nested))
     }
 
@@ -229,9 +232,19 @@ impl StoredMatrix<'_> {
         self.bytes(self.finite(scale)?, None, &e4m3(), block, 1.0)
     }
 
+    /// Refuses zero points of a symmetric matrix that are not 0, which may be written in several ways.
+    fn is_zero(&self, zero: Option<&Tensor>, written: &[i64]) -> Result<(), Fault> {
+        let is_written = |value: &i64| zero.is_none_or(|zero| zero.eq(*value).all().int64_value(&[]) != 0);
+        let wrong = || self.files.wrong(&self.own("weight_zero_point"), "it is not 0, though the weights are `symmetric`");
+        if written.iter().any(is_written) { Ok(()) } else { Err(wrong()) }
+    }
+
     /// Signed whole numbers of a byte each.
-    fn compressed_bytes(&self) -> Result<PartsAndForm, Fault> {
+    fn compressed_bytes(&self, is_symmetric: bool) -> Result<PartsAndForm, Fault> {
         let (scale, zero) = (self.finite("weight_scale")?, self.files.raw(&self.own("weight_zero_point"))?);
+        if is_symmetric {
+            self.is_zero(zero.as_ref(), &[0])?;
+        }
         // With zeros, which are signed too, both are raised by 128.
         let raised = if zero.is_some() { 128.0 } else { 0.0 };
         let table: Vec<f32> = signed().iter().map(|value| value + raised).collect();
@@ -289,12 +302,13 @@ impl StoredMatrix<'_> {
         let codes = unpacked_words(&self.required("weight_packed")?, bits, inner);
         let scale = self.finite("weight_scale")?;
         let scale = if scale.dim() == 1 { scale.expand([out, 1], false).contiguous() } else { scale };
-        let zero = if is_symmetric {
-            None
-        } else {
-            let words = self.required("weight_zero_point")?.transpose(0, 1).contiguous();
-            Some(unpacked_words(&words, bits, out).transpose(0, 1).contiguous())
-        };
+        let zero = self.files.raw(&self.own("weight_zero_point"))?;
+        let zero = zero.map(|words| unpacked_words(&words.transpose(0, 1).contiguous(), bits, out).transpose(0, 1).contiguous());
+        if is_symmetric {
+            // As it is, or raised like the codes.
+            self.is_zero(zero.as_ref(), &[0, 1 << (bits - 1)])?;
+        }
+        let zero = zero.filter(|_| !is_symmetric);
         let groups = self.groups("weight_g_idx", ints, scale.size()[1])?;
         Ok(grouped(&codes, &scale, zero, ints, groups))
     }
@@ -335,6 +349,34 @@ mod tests {
         // -5 and 100 of rows, and -128 of all.
         assert_eq!(unpacked(&int, parts(&[251, 100], &[0.5, 2.0]), [2, 2]).unwrap(), [4.0, -61.5, 54.0, -200.0]);
         assert_eq!(unpacked(&int, parts(&[128], &[0.5]), [2, 2]).unwrap(), [65.5, 0.0, 127.5, 64.0]);
+    }
+
+    #[test]
+    fn zero_points_of_symmetric_weights_are_0() {
+        let bytes = |zero: u8| {
+            let parts = vec![
+                ("m.weight", bytes_of(&[3, 128], [1, 2])),
+                ("m.weight_scale", Tensor::from_slice(&[0.5f32])),
+                ("m.weight_zero_point", Tensor::from_slice(&[zero])),
+            ];
+            unpacked(&Quantisation::CompressedBytes { is_symmetric: true }, parts, [1, 2])
+        };
+        let words = |zero: u32| {
+            let parts = vec![
+                ("m.weight_packed", Tensor::from_slice(&[0x18i32]).view([1, 1])),
+                ("m.weight_scale", Tensor::from_slice(&[0.5f32]).view([1, 1])),
+                ("m.weight_shape", Tensor::from_slice(&[1i64, 2])),
+                ("m.weight_zero_point", Tensor::from_slice(&[zero as i32]).view([1, 1])),
+            ];
+            let ints = Ints { bits: 4, group_size: None };
+            unpacked(&Quantisation::CompressedInts { ints, is_symmetric: true }, parts, [1, 2])
+        };
+        assert_eq!(bytes(0).unwrap(), [1.5, -64.0]);
+        assert_eq!([0, 8, 0x8888_8888].map(|zero| words(zero).unwrap()), [const { [0.0, -3.5] }; 3]);
+        for refused in [bytes(1), words(9)] {
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains("weight_zero_point` in ") && refused.contains("it is not 0"), "{refused}");
+        }
     }
 
     #[test]
@@ -386,6 +428,20 @@ mod tests {
         }
         let refused = four_bits(Some("fp4"), bytes(8)).unwrap_err().to_string();
         assert!(refused.contains("its content or `bnb_4bit_quant_type` says `fp4`, its name `nf4`"), "{refused}");
+    }
+
+    #[test]
+    fn nested_scales_that_the_state_lacks_are_refused() {
+        let state = br#"{"quant_type": "nf4", "blocksize": 64, "shape": [1, 2]}"#;
+        let parts = vec![
+            ("m.weight", Tensor::from_slice(&[0xf0u8])),
+            ("m.weight.absmax", Tensor::from_slice(&[0.5f32])),
+            ("m.weight.nested_quant_map", Tensor::ones([256], (Kind::Float, Device::Cpu))),
+            ("m.weight.quant_map", Tensor::from_slice(&NF4)),
+            ("m.weight.quant_state.bitsandbytes__nf4", Tensor::from_slice(state)),
+        ];
+        let refused = unpacked(&Quantisation::FourBits { quant_type: None }, parts, [1, 2]).unwrap_err().to_string();
+        assert!(refused.starts_with("tensor `m.weight.nested_quant_map`") && refused.contains("no nested scales"), "{refused}");
     }
 
     #[test]

@@ -8,9 +8,11 @@ mod gguf;
 mod gguf_adapter;
 mod gguf_merged;
 mod load;
+mod modules;
 mod parts;
 mod quantise;
 
 pub(super) use config::{QUANTISATION, Quantisation};
 pub(super) use gguf::GgufWeights;
+pub(super) use modules::QuantisedModules;
 pub(super) use quantise::{is_quantised, quantised, quantised_sizes};

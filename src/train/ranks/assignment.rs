@@ -7,7 +7,7 @@ use crate::data::{Batch, Dataset, share};
 use crate::engine::Settings;
 use crate::model::ModelConfig;
 use crate::plan::{Flops, StepSpec, TrainedPart};
-use crate::recipe::{HeadRecipe, Recipe};
+use crate::recipe::{HeadRecipe, LossMean, Recipe};
 use crate::units::Fault;
 
 /// The micro-batches of a step that one rank runs.
@@ -19,6 +19,8 @@ pub struct MicroBatchAssignment {
     /// Micro-batches of the step, of whichever rank.
     pub micro_batches: usize,
     pub targets: usize,
+    /// How many losses that of the step is the mean of.
+    pub losses: usize,
 }
 
 /// Assigns the micro-batches of steps to ranks by what they take, the same on every rank.
@@ -58,10 +60,12 @@ impl MicroBatchAssigner {
         let (mut indices, mut batches) = (Vec::new(), Vec::new());
         let made = read().map(|read| {
             (indices, batches) = read;
-            batches.iter().map(Batch::num_targets).sum::<usize>()
+            let count = |mean: LossMean| batches.iter().map(|batch| batch.num_losses(mean)).sum::<usize>();
+            [LossMean::Tokens, recipe.train.loss_mean].map(count)
         });
-        let targets = ranks.world.agree("reading a step's samples", made)?.into_iter().sum();
-        Ok(MicroBatchAssignment { batches, indices, micro_batches: step.len(), targets })
+        let counts = ranks.world.agree("reading a step's samples", made)?;
+        let [targets, losses] = [0, 1].map(|of| counts.iter().map(|counts| counts[of]).sum());
+        Ok(MicroBatchAssignment { batches, indices, micro_batches: step.len(), targets, losses })
     }
 
     /// The operations of a micro-batch, as the planner counts them.

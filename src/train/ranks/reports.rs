@@ -6,10 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::super::evicted::evicted_by_layer;
 use super::super::oom_fallback::OomFallback;
+use super::MicroBatchAssignment;
 use super::run_ranks::Asked;
 use crate::data::Batch;
 use crate::engine::MicroBatchGradients;
 use crate::files;
+use crate::head::SequenceLoss;
+use crate::recipe::LossMean;
 use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
 use crate::units::Fault;
@@ -31,7 +34,7 @@ pub(in crate::train) struct MicroBatchReport {
     index: usize,
     tokens: usize,
     correct: usize,
-    /// The sum of the losses. As bits: it may be no number.
+    /// The sum of the losses of targets, or of the means of sequences. As bits: it may be no number.
     loss: u64,
     router_loss: Option<u64>,
     replay_log: String,
@@ -42,14 +45,15 @@ pub(in crate::train) struct MicroBatchReport {
 }
 
 impl MicroBatchReport {
-    pub(in crate::train) fn new(index: usize, batch: &Batch, made: &MicroBatchGradients) -> Result<Self, Fault> {
+    pub(in crate::train) fn new(index: usize, batch: &Batch, made: &MicroBatchGradients, mean: LossMean) -> Result<Self, Fault> {
+        let over = |loss: &SequenceLoss| if mean == LossMean::Sequences { loss.targets.max(1) as f64 } else { 1.0 };
         let losses = batch.sequences.iter().zip(&made.losses);
         let suspects = losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample);
         Ok(Self {
             index,
             tokens: batch.num_tokens(),
             correct: made.losses.iter().map(|loss| loss.correct).sum(),
-            loss: made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>().to_bits(),
+            loss: made.losses.iter().map(|loss| loss.loss_sum / over(loss)).sum::<f64>().to_bits(),
             router_loss: made.router_loss.map(f64::to_bits),
             replay_log: made.log.hash(),
             evicted: evicted_by_layer(&made.log)?,
@@ -66,7 +70,7 @@ fn micro_batches(ranks: &[RankReport]) -> Vec<&MicroBatchReport> {
     all
 }
 
-/// The losses of all targets of a step together.
+/// The losses of a step together, as its micro-batches give them.
 pub(in crate::train) fn loss_sum(ranks: &[RankReport]) -> f64 {
     micro_batches(ranks).into_iter().map(|micro_batch| f64::from_bits(micro_batch.loss)).sum()
 }
@@ -78,10 +82,15 @@ pub(in crate::train) fn suspects(ranks: &[RankReport]) -> Vec<u64> {
     if suspects.is_empty() { all.iter().flat_map(|micro_batch| micro_batch.samples.clone()).collect() } else { suspects }
 }
 
-/// The figures of a step that has so many targets, but for those of its update and its time. Layers that have `slots` are the policy's.
-pub(in crate::train) fn metrics_of(ranks: &[RankReport], targets: usize, slots: &[Option<usize>]) -> StepMetrics {
-    let all = micro_batches(ranks);
-    let mean = |sum: f64, bits: u64| sum + f64::from_bits(bits) / all.len() as f64;
+/// The figures of a step, but for those of its update and its time. Layers that have `slots` are the policy's.
+pub(in crate::train) fn metrics_of(
+    ranks: &[RankReport],
+    assigned: &MicroBatchAssignment,
+    slots: &[Option<usize>],
+) -> StepMetrics {
+    let (all, targets) = (micro_batches(ranks), assigned.targets);
+    let loss = loss_sum(ranks) / assigned.losses as f64;
+    let add_mean = |sum: f64, bits: u64| sum + f64::from_bits(bits) / all.len() as f64;
     let router_loss = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
     let logs: Vec<&String> = all.iter().map(|micro_batch| &micro_batch.replay_log).collect();
     let by_layer = all.iter().map(|micro_batch| micro_batch.evicted.clone());
@@ -93,8 +102,8 @@ pub(in crate::train) fn metrics_of(ranks: &[RankReport], targets: usize, slots: 
     let slowest = ranks.iter().map(|rank| rank.seconds).fold(0.0, f64::max);
     let busy: f64 = ranks.iter().map(|rank| rank.seconds).sum();
     StepMetrics {
-        loss: Some(loss_sum(ranks) / targets as f64),
-        router_loss: router_loss.fold(None, |sum, bits| Some(mean(sum.unwrap_or(0.0), bits))),
+        loss: Some(loss),
+        router_loss: router_loss.fold(None, |sum, bits| Some(add_mean(sum.unwrap_or(0.0), bits))),
         accuracy: Some(correct as f64 / targets as f64),
         tokens: all.iter().map(|micro_batch| micro_batch.tokens as u64).sum(),
         targets: targets as u64,
