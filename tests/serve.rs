@@ -313,6 +313,14 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
     assert!(status == 400 && text.contains("this model has no chat template"), "{text}");
     assert_eq!(server.ask("GET /v1/nothing", &Value::Null).0, 404);
     assert_eq!(server.ask("DELETE /v1/models", &Value::Null).0, 405);
+    for (path, body, field) in [
+        ("POST /tokenize", json!({ "prompt": "The sea", "add_special_token": false }), "add_special_token"),
+        ("POST /tokenize", json!({ "prompt": "The sea", "messages": [{"role": "user", "content": "a"}] }), "messages"),
+        ("POST /detokenize", json!({ "tokens": [1], "skip": true }), "skip"),
+    ] {
+        let (status, error) = server.ask(path, &body);
+        assert!(status == 400 && error.contains(&format!("\"param\":\"{field}\"")), "{error}");
+    }
     let info = server.json("GET /tokenizer_info", &Value::Null);
     assert_eq!(info["eos_token"], "<|endoftext|>", "without a chat template, too: {info}");
     // A client that says how much it will send, and does not.

@@ -111,7 +111,10 @@ impl PolicyFile {
             let message = format!("`{}` is {}, expected {expected}", abridged(path.display()), quoted(found));
             return Err(Fault::data(message, "read it with the version of kvtune that wrote it"));
         }
-        let file: Self = serde_json::from_value(Value::Object(object)).map_err(|error| files::not_json(&path, error))?;
+        let file: Self = serde_json::from_value(Value::Object(object)).map_err(|error| {
+            let message = format!("`{}` is no description of a cache: {}", abridged(path.display()), abridged(error));
+            Fault::data(message, "export the run again")
+        })?;
         for (key, found, expected) in [("positions", &file.positions, ABSOLUTE), ("prefill", &file.prefill, PREFILL)] {
             if found != expected {
                 return Err(unfit(&path, key, &format!("{found:?}"), &format!("{expected:?}")));

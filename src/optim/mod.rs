@@ -38,12 +38,12 @@ pub fn build(recipe: &OptimizerRecipe, offload: Offload, parameters: &[(String, 
 }
 
 fn rule(recipe: &OptimizerRecipe) -> Box<dyn rule::Rule> {
-    let OptimizerRecipe { betas, momentum, .. } = *recipe;
+    let OptimizerRecipe { betas, momentum, dampening, nesterov: is_nesterov, .. } = *recipe;
     let (eps, weight_decay, smoothing) = (recipe.epsilon(), recipe.decay(), recipe.mean_square_decay());
     match recipe.name {
         OptimizerName::AdamW | OptimizerName::AdamW8bit => Box::new(adam::Adam { betas, eps, weight_decay, is_decoupled: true }),
         OptimizerName::Adam => Box::new(adam::Adam { betas, eps, weight_decay, is_decoupled: false }),
-        OptimizerName::Sgd => Box::new(sgd::Sgd { weight_decay, momentum, is_nesterov: recipe.nesterov }),
+        OptimizerName::Sgd => Box::new(sgd::Sgd { weight_decay, momentum, dampening, is_nesterov }),
         OptimizerName::RmsProp => Box::new(rmsprop::RmsProp { smoothing, eps, weight_decay, momentum }),
         OptimizerName::Adadelta => Box::new(adadelta::Adadelta { smoothing, eps, weight_decay }),
         OptimizerName::Adamax => Box::new(adamax::Adamax { betas, eps, weight_decay }),

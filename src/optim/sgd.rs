@@ -6,6 +6,7 @@ use super::rule::{Rule, Update};
 pub(super) struct Sgd {
     pub(super) weight_decay: f64,
     pub(super) momentum: f64,
+    pub(super) dampening: f64,
     pub(super) is_nesterov: bool,
 }
 
@@ -19,7 +20,8 @@ impl Rule for Sgd {
         let mut change = at.gradient.shallow_clone();
         if let Some(buffer) = at.slots.first_mut() {
             // The first gradient comes in whole: the buffer begins at zero.
-            let buffer = buffer.g_mul_scalar_(self.momentum).g_add_(&at.gradient);
+            let part = if at.step > 1 { 1.0 - self.dampening } else { 1.0 };
+            let buffer = buffer.g_mul_scalar_(self.momentum).g_add_(&(&at.gradient * part));
             change = if self.is_nesterov { &at.gradient + buffer * self.momentum } else { buffer };
         }
         let _ = at.parameter.g_sub_(&(change * at.learning_rate));

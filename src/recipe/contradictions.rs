@@ -186,6 +186,7 @@ impl Contradictions<'_> {
             ("optimizer.betas", recipe.betas != (0.9, 0.999), &[AdamW, AdamW8bit, Adam, Adamax][..]),
             ("optimizer.eps", recipe.eps.is_some(), &[AdamW, AdamW8bit, Adam, Adamax, RmsProp, Adadelta]),
             ("optimizer.momentum", recipe.momentum > 0.0, &[Sgd, RmsProp]),
+            ("optimizer.dampening", recipe.dampening > 0.0, &[Sgd]),
             ("optimizer.nesterov", recipe.nesterov, &[Sgd]),
             ("optimizer.smoothing", recipe.smoothing.is_some(), &[RmsProp, Adadelta]),
         ];
@@ -196,6 +197,14 @@ impl Contradictions<'_> {
         } else if recipe.nesterov && recipe.momentum == 0.0 {
             let message = "`optimizer.nesterov = true` without `optimizer.momentum`: there is nothing to look ahead with";
             self.refuse(&["optimizer"], "optimizer.nesterov", message, "set a momentum, as 0.9");
+        } else if recipe.dampening > 0.0 && (recipe.nesterov || recipe.momentum == 0.0) {
+            let message = "`optimizer.dampening` needs a momentum that does not look ahead";
+            self.refuse(
+                &["optimizer"],
+                "optimizer.dampening",
+                message,
+                "set `optimizer.momentum`, leave out `optimizer.nesterov`",
+            );
         } else if recipe.min_lr_ratio > 0.0 && recipe.schedule == Schedule::Constant {
             let message = "`optimizer.min_lr_ratio` is set, and a `constant` schedule never falls";
             self.refuse(&["optimizer"], "optimizer.min_lr_ratio", message, "leave it out, or choose `schedule = \"cosine\"`");

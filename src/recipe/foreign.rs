@@ -26,6 +26,7 @@ const QUANTISED: Meaning =
     Refused("`model.quantize` says how weights are packed", "write `model.quantize = \"nf4\"` for 4 bits, `\"int8\"` for 8");
 const RECOMPUTED: Meaning = LeftOut("the tables `[kv_cache]` and `[grad]` say what is recomputed");
 const ATTENTION: Meaning = LeftOut("kvtune chooses its attention kernels by the device");
+const PINNED: Meaning = LeftOut("what a GPU copies waits in pinned memory in any case");
 const VARIANTS: &str = "leave it out; `lora.use_dora`, `lora.use_rslora` and `lora.init_lora_weights` choose its variants";
 
 /// Keys, at the top of the file or in any table of kvtune's, with their values and what each means.
@@ -56,6 +57,19 @@ pub const FOREIGN: &[(&str, &str, Meaning)] = &[
         ANY,
         Refused("`data.train_on` says what is trained", "to train on whole conversations, write `\"all\"` there"),
     ),
+    ("final_validation", "true", LeftOut("a run ends with a validation in any case")),
+    (
+        "final_validation",
+        ANY,
+        Refused(
+            "a run ends with a validation where some samples validate",
+            "to hold none out, write `data.validation_fraction = 0`",
+        ),
+    ),
+    ("allocate_buffers", ANY, LeftOut("`kv_cache.storage` says when buffers are allocated")),
+    ("layercp_pin_memory", ANY, PINNED),
+    ("cachecp_pin_memory", ANY, PINNED),
+    ("max_match_trials_pack_arg", ANY, LeftOut("what the undo log has is put back without a search")),
     ("neftune_noise_alpha", ANY, Refused("no noise is added to embeddings", "leave it out")),
     ("gradient_checkpointing", ANY, RECOMPUTED),
     ("gradient_checkpointing_kwargs", ANY, RECOMPUTED),

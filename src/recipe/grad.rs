@@ -43,6 +43,10 @@ table! {
         #[auto = true]
         pub layer_checkpoints: StoreRecipe = StoreRecipe::PLAIN,
         /// How overwritten cache entries are kept: exact, or rounded. With a quantised `buffer` only `plain`.
+        #[also("grad.cachecp_qname")]
+        #[word("plain", "default")]
+        #[word("int8", "torch-quantized8")]
+        #[word("int4", "torch-quantized4")]
         #[auto = true]
         pub undo_log: StoreRecipe = StoreRecipe::PLAIN,
         /// Directory of the stores' files.

@@ -167,8 +167,13 @@ table! {
     pub struct OptimizerRecipe in "optimizer" {
         /// Which one, as `torch.optim` has it.
         #[also("optimizer.kind", "optimizer.type", "optimizer.optimizer", "train.optimizer", "train.optim", "optim")]
-        #[word("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw", "paged_adamw_32bit")]
+        #[word("adamw", "AdamW", "adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw", "paged_adamw_32bit")]
         #[word("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit")]
+        #[word("adam", "Adam")]
+        #[word("sgd", "SGD")]
+        #[word("rmsprop", "RMSprop")]
+        #[word("adadelta", "Adadelta")]
+        #[word("adamax", "Adamax")]
         pub name: OptimizerName = OptimizerName::AdamW,
         /// Peak of the learning rate.
         #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
@@ -195,10 +200,15 @@ table! {
         /// Share of the last update that is made again, for `sgd` and `rmsprop`.
         #[rule(PART)]
         pub momentum: f64 = 0.0,
+        /// Share of each further gradient that is left out of the momentum, for `sgd`.
+        #[rule(PART)]
+        pub dampening: f64 = 0.0,
         /// The momentum looks ahead (Nesterov), for `sgd`.
         pub nesterov: bool = false,
         /// Decay of the mean square of gradients, for `rmsprop` and `adadelta`.
-        #[also("optimizer.alpha", "optimizer.rho")]
+        #[also(
+            "optimizer.alpha", "optimizer.rho", "optimizer.rmsprop_alpha", "optimizer.rmspprop_alpha", "optimizer.adadelta_rho",
+        )]
         #[rule(PART)]
         #[default("0.99 for `rmsprop`, 0.9 for `adadelta`")]
         pub smoothing: Option<f64> = None,

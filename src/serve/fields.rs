@@ -44,6 +44,7 @@ const NEUTRAL: &[(&str, &[&str])] = &[
     ("use_beam_search", &["false"]),
     ("best_of", &["1"]),
     ("return_token_ids", &["true", "false"]),
+    ("return_token_strs", &["false"]),
 ];
 
 impl BodyFields {
@@ -124,22 +125,42 @@ impl BodyFields {
                 rules.set("temperature", &temperature)?;
             }
         }
+        // vLLM's way to name no seed.
+        self.0.retain(|name, value| name != "seed" || *value != -1);
         for (name, value) in self.0 {
-            let neutral = NEUTRAL.iter().find(|(neutral, _)| *neutral == name);
-            match neutral {
-                _ if value.is_null() || HARMLESS.contains(&&name[..]) => {}
-                Some((_, values)) if values.contains(&&value.to_string()[..]) => {}
-                Some((_, values)) => {
-                    let expected = values.iter().map(|value| format!("`{value}`")).collect::<Vec<_>>().join(" or ");
-                    return Err(ApiError::field(&name, format!("`{name}` is not supported but as {expected}")));
-                }
-                // vLLM's way to name no seed.
-                None if name == "seed" && value == -1 => {}
-                // Here `temperature` says it.
-                None if name != "do_sample" && rules.set(&name, &value)? => {}
-                None => return Err(ApiError::field(&name, format!("there is no field `{name}`"))),
+            // Here `temperature` says whether the likeliest token is taken.
+            if !changes_nothing(&name, &value)? && (name == "do_sample" || !rules.set(&name, &value)?) {
+                return Err(unknown(&name));
             }
         }
         Ok(rules)
+    }
+
+    /// Refuses fields that nobody has read.
+    pub(super) fn finish(self) -> Result<(), ApiError> {
+        for (name, value) in self.0 {
+            if !changes_nothing(&name, &value)? {
+                return Err(unknown(&name));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unknown(name: &str) -> ApiError {
+    ApiError::field(name, format!("there is no field `{name}`"))
+}
+
+/// Whether a field says nothing here; refused if it would elsewhere, and not here.
+fn changes_nothing(name: &str, value: &Value) -> Result<bool, ApiError> {
+    let neutral = NEUTRAL.iter().find(|(neutral, _)| *neutral == name);
+    match neutral {
+        _ if value.is_null() || HARMLESS.contains(&name) => Ok(true),
+        Some((_, values)) if values.contains(&&value.to_string()[..]) => Ok(true),
+        Some((_, values)) => {
+            let expected = values.iter().map(|value| format!("`{value}`")).collect::<Vec<_>>().join(" or ");
+            Err(ApiError::field(name, format!("`{name}` is not supported but as {expected}")))
+        }
+        None => Ok(false),
     }
 }

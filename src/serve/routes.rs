@@ -176,10 +176,11 @@ async fn tokenize(State(served): State<Arc<AppState>>, request: Request) -> Resu
     let ids = served
         .read_apart(permit, move |reader| {
             let adds_special = fields.flag("add_special_tokens", true)?;
-            match fields.text("prompt")? {
+            let ids = match fields.text("prompt")? {
                 Some(text) => reader.encode(&text, adds_special),
                 None => reader.conversation(&mut fields),
-            }
+            };
+            fields.finish().and(ids)
         })
         .await?;
     Ok(Json(json!({ "count": ids.len(), "max_model_len": served.prompts.longest, "tokens": ids })))
@@ -195,6 +196,7 @@ async fn detokenize(State(served): State<Arc<AppState>>, request: Request) -> Re
     if let Some(id) = ids.iter().find(|id| **id as usize >= most) {
         return Err(ApiError::field("tokens", format!("token {id} is not in the vocabulary of {most}")));
     }
+    fields.finish()?;
     Ok(Json(json!({ "prompt": served.read_apart(permit, move |reader| reader.decode(&ids)).await? })))
 }
 

@@ -130,6 +130,8 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[optimizer]\nmomentum = 0.9", "momentum", "`adamw` has no such thing: `sgd`, `rmsprop` have"),
     ("[optimizer]\nname = \"sgd\"\neps = 1e-6", "eps", "`sgd` has no such thing"),
     ("[optimizer]\nname = \"sgd\"\nnesterov = true", "nesterov", "nothing to look ahead with"),
+    ("[optimizer]\nname = \"sgd\"\ndampening = 0.1", "dampening", "needs a momentum"),
+    ("[optimizer]\nname = \"sgd\"\nmomentum = 0.9\nnesterov = true\ndampening = 0.1", "dampening", "does not look ahead"),
     ("[optimizer]\nschedule = \"constant\"\nmin_lr_ratio = 0.1", "min_lr_ratio", "never falls"),
     ("[optimizer]\nbetas = [1.0, 0.999]", "betas", "less than 1"),
     ("[optimizer]\nbetas = [0.9, -0.1]", "betas", "at least 0"),

@@ -213,6 +213,7 @@ prop_compose! {
             betas,
             eps,
             momentum: 0.0,
+            dampening: 0.0,
             nesterov: false,
             smoothing: None,
             schedule,

@@ -38,7 +38,11 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
             .reject(Some("lag_size"), "`lag_size` = 0 is no partition".to_owned(), "choose at least 1".into())
             .into());
     }
-    staying(choice, "lag_size", lag.saturating_mul(2), cache_length)?;
+    let most = cache_length.saturating_sub(1) / 2;
+    if lag > most {
+        let message = format!("`lag_size` = {lag}: two partitions leave no slot to evict, `cache_length` is {cache_length}");
+        return Err(choice.reject(Some("lag_size"), message, format!("choose at most {most}")).into());
+    }
     let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;
     Ok(Box::new(Lagkv { lag, sinks }))
 }
