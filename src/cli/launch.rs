@@ -11,6 +11,7 @@ use clap::Args;
 use rand::TryRng;
 use rand::rngs::SysRng;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use serde_json::{Map, Value};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -210,14 +211,19 @@ impl Drop for Ranks {
     }
 }
 
-/// Shows the lines of a rank with its number in front.
+/// Shows the lines of a rank with its number in front; results in JSON are for programs, and stay as they are.
 fn pass_on(rank: usize, stream: impl Read, show: fn(&str)) {
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
         line.clear();
         match stream.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line) {
-            Ok(count) if count > 0 => show(&format!("[rank {rank}] {}", String::from_utf8_lossy(&line).trim_end())),
+            Ok(count) if count > 0 => {
+                let text = String::from_utf8_lossy(&line);
+                let text = text.trim_end();
+                let is_json = serde_json::from_str::<Map<String, Value>>(text).is_ok();
+                show(&if is_json { text.to_owned() } else { format!("[rank {rank}] {text}") });
+            }
             _ => return,
         }
     }

@@ -8,7 +8,7 @@ use crate::recipe::{OptimizerRecipe, Schedule, Warmup};
 /// of it.
 pub fn learning_rate(recipe: &OptimizerRecipe, step: u64, total: u64) -> f64 {
     let warmup = match recipe.warmup {
-        Warmup::Steps(steps) => steps,
+        Warmup::Steps(steps) => steps.min(total),
         Warmup::Ratio(ratio) => (ratio * total as f64).ceil() as u64,
     };
     if step < warmup {
@@ -52,6 +52,8 @@ mod tests {
         assert!((rate(Schedule::Linear, 10) - 0.5).abs() < 1e-12);
         assert!((rate(Schedule::Constant, 11) - 2.0).abs() < 1e-12);
         assert!(rate(Schedule::Cosine, 11) > 0.0);
+        let longer = OptimizerRecipe { learning_rate: 2.0, warmup: Warmup::Steps(99), ..usual() };
+        assert!((learning_rate(&longer, 11, 12) - 2.0).abs() < 1e-12);
     }
 
     #[test]

@@ -290,7 +290,7 @@ either! {
     /// How long the learning rate rises from 0.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub enum Warmup {
-        /// Steps of linear warm-up. Excludes `warmup_ratio`.
+        /// Steps of linear warm-up; a run of fewer ends at the peak. Excludes `warmup_ratio`.
         #[also(
             "optimizer.num_warmup_steps", "optimizer.lr_warmup_steps", "scheduler.warmup_steps", "scheduler.num_warmup_steps",
             "train.warmup_steps", "train.lr_warmup_steps", "warmup_steps", "lr_warmup_steps",

@@ -46,8 +46,7 @@ fn ranks_make_steps_together() {
     let words = ["launch", "--nproc", "2", "--", "bench", "--device", "cpu", "--recipe", "recipe.toml", "--steps", "2"];
     let more = ["--random-weights", "--tokens", "90"];
     let said = place.run(&[&words[..], &more, &["--format", "json"]].concat()).done();
-    let lines: Vec<Value> =
-        said.out.lines().map(|line| serde_json::from_str(line.strip_prefix("[rank 0] ").unwrap()).unwrap()).collect();
+    let lines: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines[0]["ranks"], 2);
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "step").collect();
     assert_eq!(steps.len(), 3);
