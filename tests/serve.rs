@@ -287,7 +287,7 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
         (json!({ "prompt": 3 }), 400, "`prompt` must be a text, a list of texts"),
         (json!({ "prompt": "x", "n": "two" }), 400, "`n` must be a whole number from 1 to 64"),
         (json!({ "prompt": "x", "temprature": 1 }), 400, "there is no field `temprature`"),
-        (json!({ "prompt": "x", "temperature": -1 }), 400, "`temperature` is -1, expected a number above 0"),
+        (json!({ "prompt": "x", "temperature": -1 }), 400, "`temperature` must be 0 or more"),
         (json!({ "prompt": "x", "presence_penalty": 3 }), 400, "a number from -2 to 2"),
         (json!({ "prompt": [[9999]] }), 400, "token 9999 of the prompt is not in the vocabulary"),
         (json!({ "prompt": "x", "max_tokens": 1_000_000 }), 400, "are more than the"),

@@ -119,10 +119,10 @@ impl BodyFields {
         }
         if let Some(temperature) = self.take("temperature") {
             // Here 0 means the most likely token.
-            if temperature.as_f64().is_some_and(|t| t.abs() < 1e-5) {
-                rules.sampling.do_sample = false;
-            } else {
-                rules.set("temperature", &temperature)?;
+            match temperature.as_f64() {
+                Some(..0.0) => return Err(ApiError::field("temperature", "`temperature` must be 0 or more")),
+                Some(..1e-5) => rules.sampling.do_sample = false,
+                _ => drop(rules.set("temperature", &temperature)?),
             }
         }
         // vLLM's way to name no seed.
