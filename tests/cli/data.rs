@@ -93,6 +93,29 @@ fn a_line_of_another_shape() {
 }
 
 #[test]
+fn a_field_that_the_format_does_not_have() {
+    let place = Place::new();
+    place.write("train.jsonl", "{\"text\": \"the cache\", \"body\": \"holds\"}\n");
+    place.edit_recipe("format = \"tokens\"", "format = \"text\"\ncolumns = { txt = \"body\" }");
+    assert_snapshot!(place.check(&[]).refused(2), @r#"
+    error: `data.columns` names the field `txt`, which `text` does not have
+     --> recipe.toml:8:1
+      |
+    8 | columns = { txt = "body" }
+      | ^^^^^^^
+
+    hint: choose `text` or `label`, with its column behind it, as in `columns = { text = "NAME" }`
+    "#);
+    // The rows tell it.
+    place.edit_recipe("format = \"text\"\n", "");
+    assert_snapshot!(place.check(&[]).refused(2), @r#"
+    error: `data.columns` names the field `txt`, which `text` does not have
+
+    hint: choose `text` or `label`, with its column behind it, as in `columns = { text = "NAME" }`
+    "#);
+}
+
+#[test]
 fn a_token_beyond_the_vocabulary() {
     assert_snapshot!(refused(format!("{}{{\"input_ids\": [1, 512], \"labels\": [1, 512]}}\n", row(0))), @r"
     error: `<dir>/train.jsonl:2`, index 1 of `input_ids`: token id 512 is not below the model's `vocab_size` 512
