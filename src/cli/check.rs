@@ -36,7 +36,7 @@ impl Check {
         train::check_even(world, &recipe)?;
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
-        train::check_max_seq_length(&recipe, &config)?;
+        train::check_data(&recipe, &config)?;
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let mut said = Ok(());
