@@ -24,6 +24,7 @@ mod tests;
 mod tiling;
 mod trainer;
 
+pub use answers::check_answers;
 pub use bench::{Bench, BenchOptions};
 pub use build::{
     as_headed, base_model, check_data, check_head, check_lengths, check_trained, chosen_template, draw_new_b, drawn_model,

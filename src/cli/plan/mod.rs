@@ -72,6 +72,7 @@ impl Plan {
             let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
             let data = train::open_data(recipe, config, tokenizer.as_ref())?;
             console::note(&data.report.to_string());
+            train::check_answers(recipe, &data)?;
             return train::heaviest(recipe, config, &data.train, machine);
         };
         random_batch(recipe, config, &[tokens], recipe.train.seed)
