@@ -36,7 +36,7 @@ impl Check {
         train::check_even(world, &recipe)?;
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
-        train::check_max_seq_length(&recipe, &config)?;
+        train::check_data(&recipe, &config)?;
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let mut said = Ok(());
@@ -44,6 +44,7 @@ impl Check {
         let say = |data: &Splits| said = console::outcome(&data.report.to_string(), &in_json(&data.report));
         let settled = train::settled_with_data(recipe, &config, tokenizer.as_ref(), None, machine, say)?;
         said?;
+        train::check_answers(&settled.recipe, &settled.data)?;
         let ResolvedRun { recipe, planned, engine, data, .. } = settled;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None)?;

@@ -72,7 +72,7 @@ impl LookAtData {
             None => noted(Recipe::load(path, &self.set)?),
         };
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
-        train::check_max_seq_length(&recipe, &config)?;
+        train::check_data(&recipe, &config)?;
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let limits = train::limits(&config);
         let mut surveys = Vec::new();

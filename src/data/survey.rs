@@ -122,6 +122,8 @@ impl Opener<'_> {
         if let LengthOutcome::Cut(range) = &outcome {
             sample.cut(range.clone());
         }
+        // Nothing predicts it.
+        sample.without_targets_before(1);
         let text = self.encoder.source_text(&example.content, place)?;
         let EncodedSample { ids, aim, .. } = sample;
         let (is_trained, class) = match aim {

@@ -3,6 +3,8 @@
 
 use super::chat::{Boundary, TrainOn};
 use super::data::{DataFormat, DataRecipe};
+use super::diagnose::listed;
+use crate::units::quoted;
 
 /// A key that contradicts a format, or goes unheard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +39,13 @@ impl DataRecipe {
             let message = format!("`data.boundary` says nothing where `data.format` is `{format}`: there is no prompt as text");
             return refuse("data.boundary", message, "leave it out");
         }
+        let fields = format.fields();
+        if let Some(other) = self.columns.keys().find(|field| !fields.contains(&field.as_str())) {
+            let message = format!("`data.columns` names the field `{}`, which `{format}` does not have", quoted(other));
+            let (known, first) = (listed(fields.iter().copied()), fields[0]);
+            let hint = format!("choose {known}, with its column behind it, as in `columns = {{ {first} = \"NAME\" }}`");
+            return refuse("data.columns", message, &hint);
+        }
         let owned = [
             ("data.prompt", self.prompt.is_some(), DataFormat::LongBenchV2),
             ("data.max_prompt_tokens", self.max_prompt_tokens.is_some(), DataFormat::LongBenchV2),
@@ -50,6 +59,47 @@ impl DataRecipe {
 }
 
 impl DataFormat {
+    /// The fields that are read of its rows, whatever head and family.
+    pub fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::LongBenchV2 => &[
+                "context",
+                "question",
+                "choice_A",
+                "choice_B",
+                "choice_C",
+                "choice_D",
+                "answer",
+                "difficulty",
+                "length",
+                "domain",
+            ],
+            Self::PromptCompletion => &["prompt", "completion", "label", "tools", "documents", "chat_template_kwargs"],
+            Self::Messages => &["messages", "text", "tools", "documents", "chat_template_kwargs"],
+            Self::ShareGpt => &["conversations", "system", "tools", "documents", "chat_template_kwargs"],
+            Self::Alpaca => {
+                &["instruction", "input", "output", "system", "history", "tools", "documents", "chat_template_kwargs"]
+            }
+            Self::Tokens => &["input_ids", "labels", "label", "attention_mask", "position_ids"],
+            Self::Text => &["text", "label"],
+            Self::Ruler => &["input", "answer_prefix", "outputs"],
+            Self::Helmet => &[
+                "question",
+                "answers",
+                "ctxs",
+                "demos",
+                "context",
+                "answer",
+                "num_kvs",
+                "query",
+                "qid",
+                "type_needle_v",
+                "outputs",
+                "options",
+            ],
+        }
+    }
+
     /// Whether its samples are conversations.
     pub fn is_chat(self) -> bool {
         matches!(self, Self::Messages | Self::ShareGpt | Self::Alpaca)

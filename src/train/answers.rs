@@ -31,6 +31,24 @@ impl Validation {
     }
 }
 
+/// The held-out samples that a recipe has answered, if it does.
+fn answered(recipe: &Recipe, data: &Splits) -> Result<Option<Dataset>, Fault> {
+    let Some(asked) = &recipe.eval.generate else { return Ok(None) };
+    let held_out = data.validation.clone().ok_or_else(|| {
+        Fault::usage(
+            "`eval.generate` is set, and no samples are held out for validation",
+            "set `data.validation` or `data.validation_fraction`, or leave `eval.generate` out",
+        )
+    })?;
+    Ok(Some(held_out.first(asked.samples)))
+}
+
+/// Refuses answers at validation that a run refuses before its first step, as far as that takes no model.
+pub fn check_answers(recipe: &Recipe, data: &Splits) -> Result<(), Fault> {
+    let Some(samples) = answered(recipe, data)? else { return Ok(()) };
+    (0..samples.len()).try_for_each(|sample| samples.question(sample).map(drop))
+}
+
 pub(super) struct ValidationAnswers {
     samples: Dataset,
     spec: AnswerSpec,
@@ -46,17 +64,7 @@ impl ValidationAnswers {
         engine: &Engine,
         model: &Model,
     ) -> Result<Option<Self>, Fault> {
-        let Some(asked) = &recipe.eval.generate else { return Ok(None) };
-        let samples = data
-            .validation
-            .clone()
-            .ok_or_else(|| {
-                Fault::usage(
-                    "`eval.generate` is set, and no samples are held out for validation",
-                    "set `data.validation` or `data.validation_fraction`, or leave `eval.generate` out",
-                )
-            })?
-            .first(asked.samples);
+        let Some((asked, samples)) = recipe.eval.generate.as_ref().zip(answered(recipe, data)?) else { return Ok(None) };
         let (own, _) = GenerationRules::of_model(&recipe.model.path)?;
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
         let rules = GenerationRules { sampling, max_new_tokens: Some(asked.max_new_tokens), ..own };

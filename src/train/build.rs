@@ -15,7 +15,7 @@ use crate::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
 use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Gates, Model, ModelConfig, ModelPlacement, Preference, companions};
 use crate::native::cuda::Numerics;
 use crate::ops::attention::EntryNumber;
-use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
+use crate::recipe::{GradRecipe, HeadRecipe, LongBenchPrompt, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
 use crate::report::console;
 use crate::report::tokenising::Tokenising;
 use crate::units::{Fault, FaultKind, abridged};
@@ -25,8 +25,15 @@ pub fn limits(config: &ModelConfig) -> ModelLimits {
     ModelLimits { vocab_size: config.vocab_size, max_positions, most_positions, pad: config.pad_token_id }
 }
 
-/// Refuses longer samples than the model computes, before a run begins. What began earlier has had them cut to its positions.
-pub fn check_max_seq_length(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
+/// Refuses what of `[data]` no run begins with: prompts that ask for thoughts, and longer samples than the model computes. What began
+/// earlier has had them cut to its positions.
+pub fn check_data(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
+    if recipe.data.each().any(|data| data.prompt == Some(LongBenchPrompt::UpstreamCot)) {
+        return Err(Fault::usage(
+            "`data.prompt = \"upstream-cot\"` asks for thoughts, and the data have none to train on",
+            "train with `data.prompt = \"upstream\"`, and evaluate with this one",
+        ));
+    }
     let positions = config.most_positions();
     match recipe.data.max_seq_length.filter(|&tokens| tokens > positions) {
         Some(tokens) => {

@@ -24,10 +24,11 @@ mod tests;
 mod tiling;
 mod trainer;
 
+pub use answers::check_answers;
 pub use bench::{Bench, BenchOptions};
 pub use build::{
-    as_headed, base_model, check_head, check_lengths, check_max_seq_length, check_trained, chosen_template, draw_new_b,
-    drawn_model, engine, gates_of, limits, load_adapter, load_gates, model, open_data, set_numerics,
+    as_headed, base_model, check_data, check_head, check_lengths, check_trained, chosen_template, draw_new_b, drawn_model,
+    engine, gates_of, limits, load_adapter, load_gates, model, open_data, set_numerics,
 };
 pub use calibrate::{Calibrated, GRACE_PERIOD, SLOTS_STEP, calibrate, fewest_slots, for_calibration};
 pub use evicted::ExpectedEvictions;

@@ -35,7 +35,7 @@ pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, Fault
     if is_first {
         require_unused(dir)?;
     }
-    build::check_max_seq_length(recipe, &ModelConfig::load(&recipe.model)?)?;
+    build::check_data(recipe, &ModelConfig::load(&recipe.model)?)?;
     let mut trainer = Trainer::new(recipe, dir, start)?;
     let _lock = trainer.ranks.world.first("making the directory of the run", || make(&trainer, dir))?;
     begin(&mut trainer, start.interrupt)

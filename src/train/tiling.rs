@@ -10,7 +10,7 @@ use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
 use crate::model::ModelConfig;
 use crate::plan::{Alternative, Decision, Machine, Planner, TrainedPart};
-use crate::recipe::{GradRecipe, KeepGraph, LongBenchPrompt, OpenKey, Recipe};
+use crate::recipe::{GradRecipe, KeepGraph, OpenKey, Recipe};
 use crate::report::console;
 use crate::units::{Bytes, Fault};
 
@@ -162,12 +162,6 @@ pub fn settled_with_data(
     machine: Machine,
     opened: impl FnOnce(&Splits),
 ) -> Result<ResolvedRun, Fault> {
-    if recipe.data.each().any(|data| data.prompt == Some(LongBenchPrompt::UpstreamCot)) {
-        return Err(Fault::usage(
-            "`data.prompt = \"upstream-cot\"` asks for thoughts, and the data have none to train on",
-            "train with `data.prompt = \"upstream\"`, and evaluate with this one",
-        ));
-    }
     let engine_of = |recipe: &Recipe| build::engine(recipe, config, tokenizer, run);
     let mut machine = machine.with_disk(disk_of_run(&recipe, run));
     // What is wrong with the recipe is said before the data are read.

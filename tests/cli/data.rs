@@ -93,6 +93,59 @@ fn a_line_of_another_shape() {
 }
 
 #[test]
+fn a_field_that_the_format_does_not_have() {
+    let place = Place::new();
+    place.write("train.jsonl", "{\"text\": \"the cache\", \"body\": \"holds\"}\n");
+    place.edit_recipe("format = \"tokens\"", "format = \"text\"\ncolumns = { txt = \"body\" }");
+    assert_snapshot!(place.check(&[]).refused(2), @r#"
+    error: `data.columns` names the field `txt`, which `text` does not have
+     --> recipe.toml:8:1
+      |
+    8 | columns = { txt = "body" }
+      | ^^^^^^^
+
+    hint: choose `text` or `label`, with its column behind it, as in `columns = { text = "NAME" }`
+    "#);
+    // The rows tell it.
+    place.edit_recipe("format = \"text\"\n", "");
+    assert_snapshot!(place.check(&[]).refused(2), @r#"
+    error: `data.columns` names the field `txt`, which `text` does not have
+
+    hint: choose `text` or `label`, with its column behind it, as in `columns = { text = "NAME" }`
+    "#);
+}
+
+#[test]
+fn a_table_of_which_no_row_can_be_left_out() {
+    let place = Place::new();
+    let refused = |content: &[u8]| {
+        place.write("train.csv", content);
+        let set = ["data.format=prompt-completion", "data.train=train.csv", "data.max_line_bytes=40", "data.on_bad_row=drop"];
+        place.check(&set).refused(3)
+    };
+    assert_snapshot!(refused(b"prompt,prompt,completion\na,b,c\n"), @r"
+    error: `<dir>/train.csv:1`: two columns are called `prompt`
+
+    hint: give each column a name of its own in the first line
+    ");
+    assert_snapshot!(refused(b"prompt,completion,\xe9\na,b,c\n"), @r"
+    error: `<dir>/train.csv:1`: byte 1 is 0xe9, which is not UTF-8
+
+    hint: convert it with `iconv -f ENCODING -t UTF-8 IN > OUT`
+    ");
+    assert_snapshot!(refused(b"prompt,completion\na,b\n\"a,b\n"), @r"
+    error: `<dir>/train.csv:3`: a quote is opened here and never closed
+
+    hint: close it, or double it where it is part of a value
+    ");
+    assert_snapshot!(refused(format!("prompt,completion\na,{}\n", "b".repeat(40)).as_bytes()), @r#"
+    error: `<dir>/train.csv:2`: more than 40 bytes, which is the most that `data.max_line_bytes` allows
+
+    hint: raise it, or shorten the row; of JSON lines such rows are left out with `data.on_bad_row = "drop"`
+    "#);
+}
+
+#[test]
 fn a_token_beyond_the_vocabulary() {
     assert_snapshot!(refused(format!("{}{{\"input_ids\": [1, 512], \"labels\": [1, 512]}}\n", row(0))), @r"
     error: `<dir>/train.jsonl:2`, index 1 of `input_ids`: token id 512 is not below the model's `vocab_size` 512

@@ -3,7 +3,7 @@
 use insta::assert_snapshot;
 use serde_json::Value;
 
-use super::place::{Place, Said};
+use super::place::{NUM_ROWS, Place, ROW_LEN, Said};
 
 /// A place of texts, one of which is bad, one too long and one there twice; the model has no weights.
 fn place() -> Place {
@@ -58,6 +58,22 @@ fn every_row_is_counted() {
     `data.format` is `prompt-completion` by the fields `prompt`, `completion` of `<dir>/texts.jsonl:1`
     warning: `<dir>/texts.jsonl:2`: field `completion` is missing
     ");
+}
+
+/// Also where a row labels its first token, which nothing predicts.
+#[test]
+fn as_many_tokens_are_trained_as_a_run_counts() {
+    let place = Place::new();
+    let said = look(&place, &["--show", "1", "--dump", "rows.jsonl"]).done().out;
+    place.finetune(&[]).done();
+    let of_file = |name: &str| String::from_utf8(place.read(name)).unwrap();
+    let targets = |line: &str| serde_json::from_str::<Value>(line).unwrap()["targets"].as_u64().unwrap();
+    let trained: u64 = of_file("run/metrics.jsonl").lines().map(targets).sum();
+    assert_eq!(trained, (NUM_ROWS * (ROW_LEN - 1)) as u64);
+    assert!(said.contains(&format!("| tokens that are trained           | {trained:>5} |")), "{said}");
+    assert!(said.starts_with("── `<dir>/train.jsonl:1`: 41 tokens, 40 trained\n") && !said.contains("\n⟦"), "{said}");
+    let first = of_file("rows.jsonl").lines().all(|row| serde_json::from_str::<Value>(row).unwrap()["labels"][0] == -100);
+    assert!(first, "{}", of_file("rows.jsonl"));
 }
 
 #[test]

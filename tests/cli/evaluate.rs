@@ -151,11 +151,15 @@ fn thoughts_come_before_the_answer_and_are_not_thought_twice() {
     let again = evaluate(&place, &["model"], &arguments).done();
     assert!(again.err.contains("2 answers, 2 of which were there already"), "{}", again.err);
     assert_eq!((&lines(&again)[0]["answers"], place.read("thoughts.jsonl")), (&scores, written));
-    assert_snapshot!(place.check(&["data.prompt=upstream-cot"]).refused(2), @r#"
+    let checked = place.check(&["data.prompt=upstream-cot"]).refused(2);
+    assert_snapshot!(checked, @r#"
     error: `data.prompt = "upstream-cot"` asks for thoughts, and the data have none to train on
 
     hint: train with `data.prompt = "upstream"`, and evaluate with this one
     "#);
+    assert_eq!(place.run(&["data", "recipe.toml", "--set", "data.prompt=upstream-cot"]).refused(2), checked);
+    assert_eq!(place.on_cpu("plan", &["data.prompt=upstream-cot"]).refused(2), checked);
+    assert_eq!(place.finetune(&["data.prompt=upstream-cot"]).refused(2), checked);
 }
 
 const ANSWERS: &[&str] =

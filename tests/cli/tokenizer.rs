@@ -44,6 +44,26 @@ fn text_without_a_tokenizer() {
 }
 
 #[test]
+fn answers_without_a_tokenizer() {
+    let place = Place::new();
+    place.write("train.jsonl", "{\"input_ids\": [1, 2, 3, 4], \"labels\": [-100, -100, 3, 4]}\n".repeat(4));
+    let set = ["data.validation_fraction=0.5", "eval.generate={ metrics = [\"f1\"] }"];
+    place.check(&set).done();
+    fs::remove_file(place.path("model/tokenizer.json")).unwrap();
+    let checked = place.check(&set).refused(3);
+    assert_snapshot!(checked, @r"
+    error: the text of an answer needs a tokenizer, found none
+
+    hint: put `tokenizer.json` into the model directory: answers are compared as texts
+    ");
+    assert_eq!(place.on_cpu("plan", &set).refused(3), checked);
+    assert_eq!(place.finetune(&set).refused(3), checked);
+    let none = place.check(&[set[1]]).refused(2);
+    assert!(none.starts_with("error: `eval.generate` is set, and no samples are held out"), "{none}");
+    assert_eq!(place.on_cpu("plan", &[set[1]]).refused(2), none);
+}
+
+#[test]
 fn no_end_of_sequence() {
     let place = Place::new();
     place.edit_json("model/config.json", json!({"eos_token_id": null}));

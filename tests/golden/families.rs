@@ -276,7 +276,7 @@ fn texts_longer_than_a_dynamic_scaling_is_made_for() {
         let text =
             format!("model.path = {path:?}\n[data]\nformat = 'tokens'\ntrain = 't.jsonl'\nvalidation_fraction = 0\n{length}");
         let recipe = Recipe::parse(text, &dir.path().join("r.toml"), &[]).unwrap().recipe;
-        train::check_max_seq_length(&recipe, model.config()).unwrap();
+        train::check_data(&recipe, model.config()).unwrap();
         train::open_data(&recipe, model.config(), None)
     };
     assert_eq!((ids.len(), model.config().longest_sequence()), (96, 64));

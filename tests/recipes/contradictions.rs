@@ -35,6 +35,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[data]\ntrain_on = \"all\"", "train_on", "says nothing"),
     ("[data]\ntrain_on_end_of_turn = false\non_too_long = \"split\"", "train_on_end_of_turn", "contradicts"),
     ("[data]\nboundary = \"joined\"", "boundary", "says nothing"),
+    ("[data]\ncolumns = { ids = \"x\", label = \"y\" }", "columns", "names the field `ids`, which `tokens` does not have"),
     ("[data]\nchat_template = \" \"", "chat_template", "is empty"),
     ("[data]\nchat_template_date = \"today\"", "\"today\"", "a date is written as 2026-11-22"),
     ("[data]\ntrain_on_prompt = 1", "1", "must be `true` or `false`, found `1`"),

@@ -100,7 +100,7 @@ prop_compose! {
     fn data(head: HeadRecipe)(format in select(DataFormat::ALL), train in path(), file in option::of(path()),
             part in 0.0..1.0_f64, max_seq_length in option::of(2..1_000_000_usize), on_too_long in select(OnTooLong::ALL),
             order in select(BatchOrder::ALL), prompt in any::<bool>(), on_bad_row in select(OnBadRow::ALL),
-            columns in prop::collection::btree_map("[a-z_]{1,6}", "[a-z]{1,6}", 0..3), max_line_bytes in 1..1_000_000_usize,
+            columns in prop::collection::vec("[a-z]{1,6}", 0..3), max_line_bytes in 1..1_000_000_usize,
             (wording, most, kind) in (select(LongBenchPrompt::ALL), 1..1_000_000_usize, select(HelmetFamily::ALL)),
             chat in chat()) -> DataRecipe {
         let is_chat = matches!(format, DataFormat::Messages | DataFormat::ShareGpt | DataFormat::Alpaca);
@@ -119,6 +119,7 @@ prop_compose! {
             roles: if is_sharegpt { chat.roles } else { BTreeMap::new() },
             ..chat
         };
+        let columns = format.fields().iter().map(|&field| field.to_owned()).zip(columns).collect();
         let format = Some(format);
         let train = train.into();
         let split_overlap = if on_too_long == OnTooLong::Split { max_seq_length.map_or(3, |length| (length - 2).min(7)) } else { 0 };

@@ -44,7 +44,7 @@ impl Plan {
         let recipe = self.recipe.load(device)?;
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
-        train::check_max_seq_length(&recipe, &config)?;
+        train::check_data(&recipe, &config)?;
         let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let here = machine;
         let batch = machine.including(|| self.batch(&recipe, &config, here))?;
@@ -72,6 +72,7 @@ impl Plan {
             let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
             let data = train::open_data(recipe, config, tokenizer.as_ref())?;
             console::note(&data.report.to_string());
+            train::check_answers(recipe, &data)?;
             return train::heaviest(recipe, config, &data.train, machine);
         };
         random_batch(recipe, config, &[tokens], recipe.train.seed)

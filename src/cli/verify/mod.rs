@@ -66,7 +66,7 @@ impl Verify {
             let engine = train::engine(recipe, &config, tokenizer.as_ref(), None)?;
             Ok(if let Some(path) = log { engine.following(ReplayLog::load(path)?) } else { engine })
         };
-        train::check_max_seq_length(&recipe, &config)?;
+        train::check_data(&recipe, &config)?;
         // What is wrong with the recipe is said before the data are read.
         engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
         let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;

@@ -40,7 +40,7 @@ impl<'a> ExampleReader<'a> {
         encoder: &'a Encoder,
     ) -> Result<Self, Fault> {
         if let Some(contradiction) = recipe.contradiction(name) {
-            return Err(Fault::data(contradiction.message, contradiction.hint));
+            return Err(Fault::usage(contradiction.message, contradiction.hint));
         }
         let format = FORMATS.into_iter().find(|format| format.name == name);
         let format = format.ok_or_else(|| Fault::defect(format!("`{name}` is no registered format")))?;
@@ -94,6 +94,7 @@ mod tests {
             let [format] = named[..] else { panic!("`{name}` is registered {} times", named.len()) };
             assert!(!format.known_by.is_empty());
             for fields in format.known_by {
+                assert!(fields.iter().all(|field| name.fields().contains(field)), "{fields:?}");
                 let row: Value = fields.iter().map(|&field| (field.to_owned(), json!("x"))).collect();
                 let fixture = Fixture::new(name, format!("{row}\n"));
                 let detected = super::super::detect(&[fixture.dir.path().join("train.jsonl")], &RowSettings::default()).unwrap();

@@ -35,10 +35,13 @@ pub(super) fn each<E: From<Fault>>(mut input: Input, delimiter: u8, limit: usize
     let mut reader = ReaderBuilder::new().delimiter(delimiter).buffer_capacity(1 << 16).from_reader(quotes);
     let header = reader.byte_headers().map_err(|error| broken(&input, error))?.clone();
     let first = place(&path, next_line());
-    let names = texts(&header, &first)?;
+    // Without names there are no rows that might be left out.
+    let names =
+        texts(&header, &first).map_err(|error| error.with_hint("convert it with `iconv -f ENCODING -t UTF-8 IN > OUT`"))?;
     let mut seen = HashSet::new();
     if let Some(twice) = names.iter().find(|name| !seen.insert(*name)) {
-        Err(RowFault::unusable(first, &format!("two columns are called `{}`", quoted(twice))))?;
+        let fault = RowFault::unusable(first, &format!("two columns are called `{}`", quoted(twice)));
+        Err(fault.with_hint("give each column a name of its own in the first line"))?;
     }
     let mut record = ByteRecord::new();
     loop {
@@ -126,8 +129,8 @@ impl Read for Quotes<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.reader.read(buffer)?;
         if read == 0 && self.state == ValuePart::Quoted && !buffer.is_empty() {
-            let message = "a quote is opened here and never closed";
-            return Err(io::Error::other(RowFault::unusable(place(self.path, self.begun), message)));
+            let fault = RowFault::unusable(place(self.path, self.begun), "a quote is opened here and never closed");
+            return Err(io::Error::other(fault.with_hint("close it, or double it where it is part of a value")));
         }
         for &byte in &buffer[..read] {
             let was_open = self.state == ValuePart::Quoted;

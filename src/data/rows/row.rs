@@ -199,5 +199,6 @@ pub(super) const TOO_MANY_VALUES: &str = "more values than one for each 16 bytes
 
 pub(super) fn too_long(place: SamplePlace, limit: usize) -> Fault {
     let message = format!("more than {limit} bytes, which is the most that `data.max_line_bytes` allows");
-    RowFault::unusable(place, &message)
+    let hint = "raise it, or shorten the row; of JSON lines such rows are left out with `data.on_bad_row = \"drop\"`";
+    RowFault::unusable(place, &message).with_hint(hint)
 }
