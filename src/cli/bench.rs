@@ -31,13 +31,13 @@ pub(super) struct BenchSteps {
     /// Steps to time.
     #[arg(long, value_name = "K", value_parser = at_least_one())]
     steps: usize,
-    /// Steps before those, which are shown and not counted.
+    /// Warm-up steps, which are shown but not counted.
     #[arg(long, value_name = "W", default_value_t = 1, value_parser = any_number())]
     warmup: usize,
-    /// Draw the weights, on the device: of the model's directory only `config.json` is read.
+    /// Use random weights, drawn on the device; of the model's directory only `config.json` is read.
     #[arg(long)]
     random_weights: bool,
-    /// Tell the memory of the last step by part.
+    /// Print the memory of the last step by part.
     #[arg(long)]
     profile_memory: bool,
     #[command(flatten)]
@@ -103,7 +103,7 @@ impl BenchSteps {
         }
         let ranks = if world.size() > 1 { format!("each of {} ranks: ", world.size()) } else { String::new() };
         let line = format!(
-            "{ranks}{} of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
+            "{ranks}{} of {} tokens; {} parameters in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
              {attention}",
             counted(sequences, "sequence"),
             self.tokens.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),

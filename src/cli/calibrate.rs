@@ -18,7 +18,7 @@ use crate::units::Fault;
 
 #[derive(Debug, Args)]
 pub(super) struct Calibrate {
-    /// A run (its best known end), a checkpoint, or a model without an adapter.
+    /// A run (its `final`, else its newest checkpoint), a checkpoint, or a model without an adapter.
     #[arg(value_name = "RUN|CHECKPOINT|MODEL")]
     path: PathBuf,
     /// The recipe whose data the model reads; a run's own, if left out.
@@ -30,7 +30,7 @@ pub(super) struct Calibrate {
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
-    /// Slots of a layer in the mean, in place of the recipe's: several with commas, which are shared out one by one.
+    /// Mean slots per layer, in place of the recipe's. Several, separated by commas, give a list of slots for each.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     cache_length: Vec<u32>,
     #[command(flatten)]
@@ -71,7 +71,7 @@ impl Calibrate {
         self.tell(&found)
     }
 
-    /// Slots of a layer in the mean: those that are asked for, or the recipe's.
+    /// Slots of a layer on average: those that are asked for, or the recipe's.
     fn means(&self, recipe: &Recipe, config: &ModelConfig) -> Result<Vec<usize>, Fault> {
         let mut means: Vec<usize> = self.cache_length.iter().map(|&slots| slots as usize).collect();
         if means.is_empty() {
@@ -95,7 +95,7 @@ impl Calibrate {
         // Of several keys of one name all but the first are comments.
         let line = |(i, slots): (usize, &Vec<usize>)| {
             let mean = slots.iter().sum::<usize>() / slots.len().max(1);
-            format!("{}cache_length = {slots:?}    # {mean} in the mean", if i == 0 { "" } else { "# " })
+            format!("{}cache_length = {slots:?}    # {mean} on average", if i == 0 { "" } else { "# " })
         };
         let words = format!(
             "{num_samples} samples, {num_tokens} tokens; the gates explain {explained:.2} of the variance of importance\n\n[kv_cache]\n\

@@ -193,7 +193,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
         let forms: Vec<String> = config.packed.forms.iter().map(|(form, count)| format!("{count} in {form}")).collect();
         table.row(&["packed weights", &format!("{}: {}", config.packed.all().bytes, forms.join(", "))]);
     }
-    table.row(&["trained numbers", trained]);
+    table.row(&["trained parameters", trained]);
     table.row(&["numerics", &numerics(recipe)]);
     table.row(&["head", &head]);
     let (cache, by_layer) = cache(recipe, config);
@@ -212,9 +212,8 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
 /// What kept graphs take of the peak, and how to have none.
 fn kept_bytes(planned: &Alternative) -> String {
     let graphs = planned.forecast.device.parts.iter().find(|(name, _)| *name == GRAPHS);
-    let words = |(_, bytes): &(_, Bytes)| {
-        format!(", {bytes} of it graphs of cells: `grad.keep_graph = \"none\"` computes cells again instead")
-    };
+    let words =
+        |(_, bytes): &(_, Bytes)| format!(", {bytes} of it kept graphs; `grad.keep_graph = \"none\"` recomputes them instead");
     graphs.filter(|_| planned.kept > 0).map_or_else(String::new, words)
 }
 

@@ -20,16 +20,16 @@ pub(super) struct Arguments {
     /// Where to compute: `auto`, `cpu`, `cuda` or `cuda:1`.
     #[arg(long, global = true, default_value_t = device::Wanted::Auto, value_name = "DEVICE")]
     pub(super) device: device::Wanted,
-    /// Threads of the CPU's tensor operations; results are bit-identical for the same number.
+    /// CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number.
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) threads: Option<u16>,
     /// How to print results: words and tables, or a JSON object per line.
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
     pub(super) format: Format,
-    /// Say results, warnings and errors only.
+    /// Print only results, warnings and errors.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(super) quiet: bool,
-    /// Say more: every step of a run, and notes as often as they come.
+    /// Print more: every training step, and notes each time.
     #[arg(short, long, global = true)]
     pub(super) verbose: bool,
 }

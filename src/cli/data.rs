@@ -34,7 +34,7 @@ const BAR: usize = 40;
 pub(super) struct LookAtData {
     #[command(flatten)]
     recipe: RecipePath,
-    /// With a data file: the directory of the model whose tokenizer and chat template make tokens of it.
+    /// With a data file: the directory of the model whose tokenizer and chat template are used.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// Override a key of the recipe.
@@ -168,7 +168,7 @@ impl LookAtData {
         }
         console::table(&table)?;
         console::note(&format!("`data.format` is {}", format?));
-        console::note("with `--model DIR` tokens are counted, and those that are trained are shown");
+        console::note("add `--model DIR` to count tokens, and to see which of them are trained");
         Ok(())
     }
 

@@ -68,6 +68,7 @@ pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -
         return Ok(Device::Cpu);
     }
     let index = wanted.gpu(local_rank);
+    let has_device = !matches!(state, CudaSupport::NoDevice);
     let why = match state {
         CudaSupport::Loaded if Cuda::is_available() && (index as i64) < Cuda::device_count() => return Ok(Device::Cuda(index)),
         CudaSupport::Loaded => format!("libtorch finds {} CUDA devices", Cuda::device_count()),
@@ -82,11 +83,13 @@ pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -
     }
     let hint = if is_one_too_many {
         "start as many ranks on a machine as it has GPUs, or use `--device cpu`"
+    } else if !has_device {
+        "use `--device cpu`, or start on a machine with an NVIDIA GPU; a container needs `--gpus all`"
     } else {
         "install the full set of torch 2.11 wheels and point `LD_LIBRARY_PATH` at its `torch/lib`, or use `--device cpu`"
     };
     let rank = if local_rank > 0 { format!(" by rank {local_rank} of this machine") } else { String::new() };
-    Err(Fault::usage(format!("`--device {wanted}` can't be had{rank}: {why}"), hint))
+    Err(Fault::usage(format!("`--device {wanted}` is not available{rank}: {why}"), hint))
 }
 
 /// Variables by which a user tells libtorch how many threads compute.

@@ -20,7 +20,7 @@ use crate::units::{Fault, FaultKind};
 
 #[derive(Debug, Args)]
 pub(super) struct Export {
-    /// A run (its best known end: `final`, else its newest checkpoint), one checkpoint, or an adapter of PEFT.
+    /// A run (its `final`, else its newest checkpoint), a checkpoint, or an adapter that PEFT has saved.
     #[arg(value_name = "RUN|CHECKPOINT")]
     checkpoint: PathBuf,
     /// The program that will load it.
@@ -32,10 +32,10 @@ pub(super) struct Export {
     /// Directory to write; must be empty or not exist. Default: `export-PROGRAM` beside the checkpoint.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Where the adapter's base model is, if not where the run had it.
+    /// Base model of the adapter. Default: the one that the run used.
     #[arg(long, value_name = "MODEL")]
     base: Option<PathBuf>,
-    /// Put these scores into the model card too, which `kvtune evaluate --format json` has printed; may be given several times.
+    /// Add the scores of this file, printed by `kvtune evaluate --format json`, to the model card; may be given several times.
     #[arg(long, value_name = "FILE")]
     scores: Vec<PathBuf>,
 }
@@ -44,14 +44,14 @@ pub(super) struct Export {
 enum ServedBy {
     /// The adapter as PEFT writes it.
     Peft,
-    /// An adapter of one rank that vLLM has room for.
+    /// The adapter, padded to a rank that vLLM supports.
     Vllm,
     /// A whole model, as Transformers loads it.
     Merged,
-    /// The adapter as a GGUF file, for llama.cpp and its kin, which load it beside one of its base; with `--quantize` a whole model.
+    /// The adapter as a GGUF file, which llama.cpp loads together with one of its base; with `--quantize` the whole model.
     #[value(alias = "llama.cpp")]
     Gguf,
-    /// The same, and a `Modelfile` that names it.
+    /// As `gguf`, and a `Modelfile` for Ollama.
     Ollama,
 }
 

@@ -35,10 +35,10 @@ pub(super) struct Finetune {
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
-    /// Resume the run in that directory, where this command has begun one before: for what starts it anew whenever it ends.
+    /// Resume the run in the output directory if this command has begun one there, else begin it: for schedulers that restart jobs.
     #[arg(long)]
     resume_if_possible: bool,
-    /// Tell the memory of the heaviest step by part at the end, and in `summary.md`.
+    /// Print the memory of the heaviest step by part at the end, and write it to `summary.md`.
     #[arg(long)]
     profile_memory: bool,
     #[command(flatten)]
@@ -53,10 +53,10 @@ pub(super) struct Resume {
     /// Checkpoint to go on from; the newest valid one, if left out.
     #[arg(long, value_name = "step-000100")]
     from: Option<String>,
-    /// Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`.
+    /// Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`, paths of model and data.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
-    /// Tell the memory of the heaviest step by part at the end, and in `summary.md`.
+    /// Print the memory of the heaviest step by part at the end, and write it to `summary.md`.
     #[arg(long)]
     profile_memory: bool,
     #[command(flatten)]

@@ -82,7 +82,10 @@ impl LaunchRanks {
     fn check(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<(), Fault> {
         let usage = |message: String, hint: &str| Err(Fault::usage(message, hint));
         if let Some(message) = refused_by_all(&self.command) {
-            return usage(message, "this is what stands behind `--`, a command and its arguments: see `kvtune help`");
+            return usage(
+                message,
+                "ranks share `finetune-lora`, `finetune-full`, `resume`, `evaluate`, `check`, `plan`, `bench` and `doctor`; start other commands without `launch`",
+            );
         }
         match launched()? {
             Some(launch) if launch.size > 1 => usage(

@@ -45,35 +45,35 @@ enum Verb {
     FinetuneFull(finetune::Finetune),
     /// Resume a run from a checkpoint.
     Resume(finetune::Resume),
-    /// Start several ranks of a command on this machine, which work together.
+    /// Start several ranks of a command on this machine, as torchrun does.
     Launch(launch::LaunchRanks),
-    /// Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches.
+    /// Evaluate runs, checkpoints and models with one or several caches: loss, accuracy, generated answers.
     Evaluate(Box<evaluate::Evaluate>),
-    /// Find out which entries of the cache a model needs: gates for the policy `learned`, and slots for each layer.
+    /// Calibrate the cache of a model: gates for the policy `learned`, query statistics for `triattention`, slots for each layer.
     Calibrate(calibrate::Calibrate),
     /// Score a file of answers: exact match, F1, ROUGE, RULER's string match and others.
     Score(score::ScoreAnswers),
-    /// Write texts with a run, a checkpoint or a model, through the cache that it was trained with.
+    /// Generate text with a run, a checkpoint or a model, through the cache that it was trained with.
     Generate(Box<generate::Generate>),
-    /// Serve a run, a checkpoint or a model over HTTP, as OpenAI's clients expect it.
+    /// Serve a run, a checkpoint or a model over HTTP with an OpenAI-compatible API.
     Serve(serve::Serve),
-    /// Write what was trained for another program: an adapter for PEFT or a server, or a merged model.
+    /// Export a trained adapter or model for PEFT, Transformers, vLLM, llama.cpp or Ollama.
     Export(export::Export),
-    /// Look at a run or a checkpoint: what is in it, how it went, the loss as a curve; or at what the caches of a replay log kept.
+    /// Show a run or a checkpoint: settings, figures, files, loss curve; or what the caches of a replay log kept.
     Inspect(inspect::Inspect),
     /// Write one HTML page about one or several runs: curves, scores, answers, settings that differ.
     Report(report::ReportRuns),
     /// Prove the gradients on your model and data against plain autograd.
     Verify(verify::Verify),
-    /// Look at a recipe, its model and its data, and print what would run.
+    /// Check a recipe, its model and its data, and print what would run.
     Check(check::Check),
-    /// Look at the rows of the data files: what is trained, what is left out, what is cut.
+    /// Show the rows of data files: what is trained, dropped and cut.
     Data(data::LookAtData),
     /// Predict memory and time of a step, and choose the best tiling.
     Plan(plan::Plan),
     /// Time training steps on random tokens, part by part.
     Bench(bench::BenchSteps),
-    /// Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not.
+    /// Check this machine: libtorch, CPU, driver, GPUs and CUDA libraries, and what does not work and why.
     Doctor(doctor::Doctor),
     /// Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations.
     InitModel(init_model::InitModel),

@@ -43,6 +43,9 @@ fn refused(error: &clap::Error) -> i32 {
     if error.kind() == ErrorKind::InvalidValue && is_empty {
         console::note("\nhint: an empty text names nothing: write a value, or leave the argument out");
     }
+    if error.kind() == ErrorKind::UnknownArgument {
+        console::note("hint: a key of the recipe is set by `--set`, for example `--set optimizer.learning_rate=1e-4`");
+    }
     error.exit_code()
 }
 

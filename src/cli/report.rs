@@ -20,7 +20,7 @@ pub(super) struct ReportRuns {
     /// The page to write, in HTML [default: `report.html` in the first run, `report-NAME.html` beside a checkpoint].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Show these scores too, which `kvtune evaluate --format json` has printed; may be given several times.
+    /// Also show the scores of this file, printed by `kvtune evaluate --format json`; may be given several times.
     #[arg(long, value_name = "FILE")]
     scores: Vec<PathBuf>,
     /// Draw what the caches of this replay log kept; may be given several times.

@@ -18,7 +18,7 @@ pub(super) struct ScoreAnswers {
     /// JSONL with `prediction` and `references` in each row.
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Which metrics, with commas between them.
+    /// Metrics, separated by commas.
     #[arg(
         long,
         value_name = "METRIC",
@@ -28,10 +28,10 @@ pub(super) struct ScoreAnswers {
         value_parser = PossibleValuesParser::new(Metric::names()).try_map(|name| name.parse::<Metric>())
     )]
     metrics: Vec<Metric>,
-    /// Score what follows this text in its line too, such as `Answer:`, and count the better score.
+    /// Also score what follows this text on its line, for example `Answer:`, and keep the better score.
     #[arg(long, value_name = "TEXT")]
     answer_cue: Option<String>,
-    /// Means by these fields of the rows too.
+    /// Also print means by these fields of the rows.
     #[arg(long, value_name = "FIELD", value_delimiter = ',', value_parser = field())]
     by: Vec<&'static str>,
 }

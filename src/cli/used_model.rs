@@ -22,16 +22,16 @@ use crate::units::Fault;
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
-    /// A model directory or a model of the Hugging Face cache by its name, a run (its best known end: `final`, else its newest checkpoint) or one checkpoint.
+    /// A run (its `final`, else its newest checkpoint), a checkpoint, a model directory, or the name of a model in the Hugging Face cache.
     #[arg(value_name = "MODEL|RUN|CHECKPOINT")]
     path: PathBuf,
-    /// A PEFT adapter for the model; what kvtune has made has its cache beside it.
+    /// A PEFT adapter for the model. A checkpoint of a run brings the cache that it was trained with.
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// Which entries are evicted; if left out, as it was trained; of a model that was not, none (`dense`).
+    /// Eviction policy, with its default parameters. Default: the policy and parameters of the training; `dense` for a model without a run.
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
-    /// Slots of each KV head's cache.
+    /// Cache slots per KV head. Default: those of the training.
     #[arg(long, value_name = "N")]
     cache_length: Option<usize>,
     /// Override a key of the recipe.

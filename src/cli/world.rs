@@ -27,10 +27,10 @@ fn time(text: &str) -> Result<Duration, &'static str> {
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Joining {
-    /// How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs.
+    /// Time-out of several ranks: for all of them to start, and for one that hangs or sends no heartbeat.
     #[arg(long, default_value = "10m", value_name = "TIME", value_parser = time)]
     pub(super) dist_timeout: Duration,
-    /// How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available.
+    /// Backend of collectives between ranks: `nccl` (GPU to GPU), `gloo` (through the host), or `auto`: `nccl` where it is available.
     #[arg(long, default_value = "auto", value_name = "BACKEND")]
     pub(super) backend: RankBackend,
 }
@@ -54,7 +54,7 @@ pub(super) fn refuse_further_ranks(verb: &str) -> Result<(), Fault> {
 
 /// Why a verb is not for ranks.
 pub(super) fn alone(verb: &str) -> String {
-    format!("`{verb}` is the work of one process, which ranks do not share")
+    format!("`{verb}` runs in one process: several ranks cannot share it")
 }
 
 pub(super) fn device((wanted, threads): DeviceArguments) -> Result<Device, Fault> {

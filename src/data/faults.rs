@@ -57,7 +57,9 @@ pub(super) const LEAVE_OUT: &str = "repair them, or leave them out with `data.on
 pub(super) fn read(path: &Path) -> impl FnOnce(io::Error) -> Fault {
     let path = path.to_path_buf();
     move |source| {
-        let hint = hint_of_io(&source).unwrap_or("check the path; paths in a recipe are relative to the recipe's folder");
+        let hint = hint_of_io(&source).unwrap_or(
+            "check the path: in a recipe it is relative to the recipe's folder, on the command line to the working directory",
+        );
         Fault::data(format!("cannot read `{}`", abridged(path.display())), hint).caused_by(source)
     }
 }
@@ -96,8 +98,8 @@ pub(super) fn nothing_fits(path: &Path, read: usize, limit: usize, shortest: usi
 }
 
 pub(super) fn no_tokenizer(what: &str) -> Fault {
-    let hint = "put `tokenizer.json` into the model directory, or use `data.format = \"tokens\"` with `head.label_tokens`";
-    Fault::data(format!("{what} needs a tokenizer, found none"), hint)
+    let hint = "put `tokenizer.json` into the model directory; without one train on token ids (`data.format = \"tokens\"`), and name classes by `head.label_tokens`";
+    Fault::data(format!("{what} needs a tokenizer, and the model has no `tokenizer.json`"), hint)
 }
 
 /// A tokenizer that cannot be loaded, or that failed on a text.

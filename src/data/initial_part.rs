@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(fixture.open().unwrap().train.batch(&[0]).unwrap().sequences[0].initial, None);
         let error = open(&DataRequest { initial: Some(&rule("###")), ..fixture.request(None) }, &mut |_| {}).unwrap_err();
         assert!(error.hint().unwrap().contains("policy"));
-        assert_eq!(error.to_string(), "the initial part of a prompt needs a tokenizer, found none");
+        assert_eq!(error.to_string(), "the initial part of a prompt needs a tokenizer, and the model has no `tokenizer.json`");
     }
 
     #[test]

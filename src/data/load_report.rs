@@ -38,7 +38,7 @@ impl FileReport {
     pub(super) fn new(source: &DataSource, limit: usize, tokens: &Tokens) -> Self {
         let Tokens { file, record: TokenRecord { counts, .. }, is_cached, problem, .. } = tokens;
         let origin = match source.format {
-            _ if *is_cached => "tokens from the cache",
+            _ if *is_cached => "tokenised before",
             DataFormat::Tokens => "pre-tokenised",
             _ => "tokenised now",
         };
@@ -116,11 +116,11 @@ impl fmt::Display for LoadReport {
         for file in &self.files {
             writeln!(f, "{file}")?;
         }
-        write!(f, "{} to train on, {} held out", self.train, self.validation)?;
+        write!(f, "{} training samples, {} validation samples", self.train, self.validation)?;
         if self.shared > 0 {
             write!(
                 f,
-                "\nwarning: {} of those held out are trained on, too: their loss is no measure of what is new",
+                "\nwarning: {} validation samples are training samples, too: their loss does not measure generalisation",
                 self.shared
             )?;
         }
@@ -152,7 +152,7 @@ mod tests {
             },
             limit: 4096,
             duplicates: 2,
-            origin: "tokens from the cache",
+            origin: "tokenised before",
             cache_problem: None,
             format: None,
             notes: Vec::new(),
@@ -161,8 +161,9 @@ mod tests {
         assert_eq!(
             report.to_string(),
             "`train.jsonl`: 13 rows, longest 9000 tokens, limit 4096: 10 kept, 2 dropped, 1 bad; 3 cut by 500 tokens; 1 split into 4 \
-             windows; 2 with the tokens of an earlier one (tokens from the cache); 1 of the dropped have a completion that alone exceeds \
-             the limit\n9 to train on, 1 held out\nwarning: 1 of those held out are trained on, too: their loss is no measure of what is new"
+             windows; 2 with the tokens of an earlier one (tokenised before); 1 of the dropped have a completion that alone exceeds \
+             the limit\n9 training samples, 1 validation samples\nwarning: 1 validation samples are training samples, too: their loss does \
+             not measure generalisation"
         );
     }
 }

@@ -267,14 +267,14 @@ mod tests {
         let first = fixture.open().unwrap();
         assert_eq!(first.report.files[0].origin, "tokenised now");
         let second = fixture.open().unwrap();
-        assert_eq!(second.report.files[0].origin, "tokens from the cache");
+        assert_eq!(second.report.files[0].origin, "tokenised before");
         assert_eq!(second.train.lengths(), first.train.lengths());
         // Another head has other prompts, another content another hash.
         let third = Fixture { head: crate::data::fixtures::letters(), ..fixture };
         assert!(third.error().contains("expected one of the labels"));
         third.write("train.jsonl", texts(8).replace("yes", "A"));
         assert_eq!(third.open().unwrap().report.files[0].origin, "tokenised now");
-        assert_eq!(third.open().unwrap().report.files[0].origin, "tokens from the cache");
+        assert_eq!(third.open().unwrap().report.files[0].origin, "tokenised before");
     }
 
     #[test]
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(trained(&fixture), completion);
         // What decides what becomes of the tokens makes none.
         let other = fixture.limit(40, OnTooLong::Drop);
-        assert_eq!(other.open().unwrap().report.files[0].origin, "tokens from the cache");
+        assert_eq!(other.open().unwrap().report.files[0].origin, "tokenised before");
     }
 
     /// Sequences of plain text of these lengths; the tokens tell the samples apart, where `kinds` says so.
@@ -466,7 +466,7 @@ mod tests {
     fn text_needs_a_tokenizer_that_fits_the_model() {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(2));
         let error = open(&fixture.request(None), &mut |_| {}).unwrap_err();
-        assert_eq!(error.to_string(), "text data needs a tokenizer, found none");
+        assert_eq!(error.to_string(), "text data needs a tokenizer, and the model has no `tokenizer.json`");
         let small = ModelLimits { vocab_size: 40, ..LIMITS };
         let one = Fixture::new(DataFormat::PromptCompletion, texts(1));
         let error = open(&DataRequest { limits: small, ..one.request(Some(&tokenizer())) }, &mut |_| {}).unwrap_err();

@@ -39,7 +39,7 @@ pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>
         let drawn = one.train.repeated(copies, &once_more);
         let held_out = one.validation.as_ref().map_or(0, Dataset::len);
         let counts = format!(
-            "data set `{name}`: {} to train on × {weight} = {} an epoch, {held_out} held out",
+            "data set `{name}`: {} training samples × {weight} = {} an epoch, {held_out} validation samples",
             one.report.train,
             drawn.len()
         );
@@ -106,8 +106,10 @@ mod tests {
         assert!(numbers.is_sorted() && numbers.last() == Some(&23), "{numbers:?}");
         assert_eq!(splits.train.batch(&[29]).unwrap().sequences[0].sample, 23);
         let said = splits.report.to_string();
-        for counts in ["`a`: 10 to train on × 2.3 = 23 an epoch, 0 held out", "`b`: 5 to train on × 0.5 = 3 an epoch, 5 held out"]
-        {
+        for counts in [
+            "`a`: 10 training samples × 2.3 = 23 an epoch, 0 validation samples",
+            "`b`: 5 training samples × 0.5 = 3 an epoch, 5 validation samples",
+        ] {
             assert!(said.contains(&format!("data set {counts}")), "{said}");
         }
     }
@@ -118,7 +120,7 @@ mod tests {
         fixture.recipe.validation = ValidationSource::File(fixture.write("v.jsonl", rows("a", 3, 0) + &rows("b", 3, 0)).into());
         let report = fixture.open().unwrap().report;
         assert_eq!(report.shared, 3);
-        assert!(report.to_string().contains("warning: 3 of those held out are trained on, too"), "{report}");
+        assert!(report.to_string().contains("warning: 3 validation samples are training samples, too"), "{report}");
         fixture.recipe.validation = ValidationSource::Fraction(0.0);
         assert_eq!(fixture.open().unwrap().report.shared, 0);
     }

@@ -38,7 +38,7 @@ struct Launcher {
 /// In the order in which they are asked: who starts ranks by PyTorch's variables inside another's job means those.
 const LAUNCHERS: [Launcher; 2] = [
     Launcher {
-        by: "torchrun or its like",
+        by: "torchrun's variables",
         rank: "RANK",
         size: &["WORLD_SIZE"],
         local_rank: "LOCAL_RANK",

@@ -152,7 +152,7 @@ impl PolicyFile {
     pub fn read(dir: &Path) -> Result<Self, Fault> {
         Self::find(dir)?.ok_or_else(|| {
             let message = format!("there is no `{KV_POLICY}` in `{}`", abridged(dir.display()));
-            Fault::data(message, "name a checkpoint or an export that `kvtune` has written")
+            Fault::data(message, "name a checkpoint of a run or an export, for example `runs/my/final`")
         })
     }
 

@@ -188,8 +188,8 @@ const DYNAMIC_YARN: &str = "dynamic_yarn";
 fn base(trained: &Trained<'_>) -> Result<PathBuf, Fault> {
     let unknown = |why: String| {
         let checkpoint = abridged(trained.checkpoint.display());
-        let message = format!("the base model of `{checkpoint}` is not known: {}", abridged(why));
-        Fault::usage(message, "say where it is with `--base DIR`")
+        let message = format!("cannot find the base model of `{checkpoint}`: {}", abridged(why));
+        Fault::usage(message, "name its directory, which has a `config.json`, with `--base DIR`")
     };
     let named = || model::read_peft(trained.checkpoint)?.config.base_dir();
     let base = match (trained.base, trained.recipe) {

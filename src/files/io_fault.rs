@@ -51,7 +51,7 @@ pub fn hint_of_io(error: &io::Error) -> Option<&'static str> {
             "something else stands there: check whether a file or a directory is meant"
         }
         (_, io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => {
-            "check the path; paths in a recipe are relative to the recipe's folder"
+            "check the path: in a recipe it is relative to the recipe's folder, on the command line to the working directory"
         }
         (_, io::ErrorKind::PermissionDenied) => "check who owns the file and its directory",
         (_, io::ErrorKind::StorageFull) => MAKE_ROOM,

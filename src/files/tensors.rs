@@ -117,7 +117,8 @@ impl TensorFile {
 }
 
 fn damaged(message: String) -> Fault {
-    Fault::data(message, "fetch or copy the file again; the copy is damaged").of_kind(FaultKind::Damaged)
+    Fault::data(message, "name a safetensors file; if this is one, its copy is damaged: fetch it again")
+        .of_kind(FaultKind::Damaged)
 }
 
 fn truncated(path: &Path, expected: u64, found: u64) -> Fault {

@@ -33,7 +33,7 @@ pub struct RunFigures {
     pub best: Option<Best>,
     /// Share of the entries that left the caches by the policy, from 0 to 1.
     pub evicted: Option<f64>,
-    /// How many further tokens came before such an entry left, in the mean.
+    /// How many further tokens came before such an entry left, on average.
     pub mean_stay: Option<f64>,
     /// The largest resident size, in bytes.
     pub peak_memory: Option<u64>,
@@ -81,7 +81,7 @@ pub fn figures_in_words(contents: &RunContents) -> [(&'static str, Option<String
         ("steps", Some(figures.steps.to_string())),
         ("tokens", Some(figures.tokens.to_string())),
         ("samples", figures.samples.map(|s| format!("{} for training, {} for validation", s.train, s.validation))),
-        ("numbers trained", figures.trained.map(|trained| trained.to_string())),
+        ("trained parameters", figures.trained.map(|trained| trained.to_string())),
         ("training loss", of_curve(figures.loss)),
         ("validation loss", of_curve(figures.eval_loss)),
         ("best validation", figures.best.map(|best| format!("{} {:.4}, step {}", best.metric, best.value, best.step))),

@@ -50,7 +50,7 @@ fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarg
     let (has_layers, has_lists) = (!layers.is_empty(), !lists.is_empty());
     let layers_are = |is_wrong, expected| refuse(is_wrong, "layers_to_transform", &format_args!("{layers:?}"), expected);
     let lists_are = |is_wrong, expected| refuse(is_wrong, "layers_pattern", &format_args!("{lists:?}"), expected);
-    layers_are(layers.iter().any(|layer| *layer >= config.num_layers()), "layers of the model, from 0")?;
+    layers_are(layers.iter().any(|layer| *layer >= config.num_layers()), "layers of the model, counted from 0")?;
     lists_are(has_lists && !has_layers, "`[]` without `layers_to_transform`")?;
     lists_are(has_lists && targets.is_empty(), "a name of the list of layers in the names of modules: `layers`")?;
     let is_expression = matches!(settings.target_modules, ModuleSet::Matching(_));

@@ -63,8 +63,8 @@ impl Gates {
 
     /// The error where a policy asks for gates that a model does not have.
     pub fn missing() -> Fault {
-        let message = "the policy `learned` goes by gates, and the model has none";
-        Fault::usage(message, "name them with `kv_cache.gates`, or choose another policy; `kvtune calibrate` makes them")
+        let message = "the policy `learned` needs gates, and the model has none";
+        Fault::usage(message, "make them with `kvtune calibrate` and name them with `kv_cache.gates`, or choose another policy")
     }
 
     /// The error where a policy needs statistics of queries, and neither `file`, which goes before all others, nor the model has them.
@@ -73,8 +73,8 @@ impl Gates {
             Some(file) => (format!("`{}`", abridged(file.display())), "replace it by the file that it writes"),
             None => ("the model".to_owned(), "name what it writes with `kv_cache.gates`"),
         };
-        let message = format!("the policy `triattention` goes by statistics of queries, and {who} has none");
-        Fault::usage(message, format!("`kvtune calibrate` takes them, beside gates: {hint}, or choose another policy"))
+        let message = format!("the policy `triattention` needs query statistics, and {who} has none");
+        Fault::usage(message, format!("make them with `kvtune calibrate`: {hint}, or choose another policy"))
     }
 
     /// Whether there are statistics of the queries of all layers.

@@ -322,7 +322,7 @@ impl Planner<'_> {
                  `kv_cache.cache_length` or `train.micro_batch_size`"
             );
         }
-        "not even a short sequence would: the model with what is trained takes it all".to_owned()
+        "no sequence would: the model and what is trained need all of it; use a smaller model, `model.dtype = \"bf16\"`, `model.quantize` or more memory".to_owned()
     }
 }
 

@@ -14,8 +14,8 @@ table! {
     /// The keys of the table `[data]` that are about texts.
     #[derive(Clone, Debug, PartialEq)]
     pub struct ChatRecipe in "data" {
-        /// What is trained of a sample: the completion, which follows the prompt; what the assistant says; its last message; or all. Not with
-        /// `tokens`.
+        /// Targets of a sample: `completion` (what follows the prompt), `assistant` (all messages of the assistant), `last` (its last message)
+        /// or `all`. Not with `tokens`.
         #[also("data.masking_strategy", "data.loss_on")]
         #[word("completion", "completions", "response", "responses")]
         #[word("assistant", "assistants", "train_on_assistant")]
@@ -23,21 +23,21 @@ table! {
         #[word("all", "train_on_all", "everything")]
         #[default("`assistant` with conversations, else `completion`")]
         pub train_on: Option<TrainOn> = None,
-        /// The token that ends what is trained is trained, too: the end of an assistant's message, or of a text. Without it a model does not
-        /// learn to stop.
+        /// The end token of each trained message or text is a target, too. Without it a model does not learn to stop.
         #[also("data.train_on_eot", "data.train_on_eos", "train_on_eot", "train_on_eos")]
         pub train_on_end_of_turn: bool = true,
-        /// Prompt and completion become tokens as one text, which is what the model meets where no token reaches over the border; or each alone.
+        /// How prompt and completion are tokenised: `separate` tokenises each alone, as generation does; `joined` tokenises both as one text, as
+        /// TRL does.
         pub boundary: Boundary = Boundary::Separate,
         /// The chat template: a file, its text, or the name of one of several that the model has.
         #[also("data.chat_template_path", "data.chat_template_jinja", "chat_template", "chat_template_jinja", "chat_template_path")]
         #[default("the model's own")]
         pub chat_template: Option<TemplateChoice> = None,
-        /// What the template is told beside the messages: `chat_template_kwargs = { enable_thinking = false }`. A row's own
-        /// `chat_template_kwargs` come on top.
+        /// Variables of the chat template besides the messages: `chat_template_kwargs = { enable_thinking = false }`. A row's own
+        /// `chat_template_kwargs` override them.
         #[also("chat_template_kwargs")]
         pub chat_template_kwargs: Table = Table::new(),
-        /// What a template takes for today, as `2026-11-22` or `2026-11-22 14:05:09`, so that a text is the same tomorrow.
+        /// Today's date for templates that print it, such as `2026-11-22` or `2026-11-22 14:05:09`, so that texts are the same every day.
         #[default("the time at which the data is read")]
         pub chat_template_date: Option<TemplateDate> = None,
         /// Roles of `ShareGPT`'s tags beside the known ones: `roles = { bot = "assistant" }`.

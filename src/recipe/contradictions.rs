@@ -100,7 +100,7 @@ impl Contradictions<'_> {
         if decode_block > chunk_size {
             let message =
                 format!("`kv_cache.decode_block` is {decode_block}, more than `kv_cache.chunk_size`, which is {chunk_size}");
-            let hint = "a chunk of decoding is no longer than one of a prompt";
+            let hint = "lower `kv_cache.decode_block`, or raise `kv_cache.chunk_size`";
             self.refuse(&["kv_cache"], "kv_cache.decode_block", message, hint);
         }
         if kv.r#static && storage != Storage::Preallocated {

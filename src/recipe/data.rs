@@ -29,15 +29,15 @@ table! {
         #[word("prompt-completion", "prompt_completion")]
         #[word("messages", "chat", "chat_template", "openai")]
         #[word("sharegpt", "ShareGPT", "share-gpt", "share_gpt")]
-        #[default("told from the fields of the first rows")]
+        #[default("detected from the fields of the first rows")]
         pub format: Option<DataFormat> = None,
         /// Training samples: a file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.arrow`, `.txt`; texts also as `.gz` or `.zst`), a folder of
         /// files or shards, one saved by `datasets`, a pattern as `data/*.jsonl`, or several of these.
         #[also("data.path", "data.train_file")]
         #[required("the file of training examples")]
         pub train: DataPaths,
-        /// Several data sets, each a table `[[data.sets]]` with `path`, and as it likes `name`, `weight`, `validation` or `validation_fraction`,
-        /// and other keys of this table, which are defaults for it; instead of `train` and `validation`.
+        /// Several data sets in place of `train` and `validation`. Each is a table `[[data.sets]]` with `path`, optionally `name`, `weight`,
+        /// `validation` or `validation_fraction`, and other keys of `[data]`, which override those of `[data]` itself.
         pub sets: Vec<DataSet> = Vec::new(),
         /// Where the validation samples come from.
         pub validation: ValidationSource = ValidationSource::Fraction(0.1),
@@ -49,11 +49,12 @@ table! {
         #[rule(LENGTH)]
         #[default("the model's positions")]
         pub max_seq_length: Option<usize> = None,
-        /// A longer sequence is left out, loses the middle of its prompt, becomes windows, or stops the run.
+        /// What happens to a longer sequence: `drop` leaves it out, `truncate` cuts the middle of its prompt, `split` makes windows of it,
+        /// `error` stops the run.
         #[also("data.excess_length_strategy", "excess_length_strategy")]
         #[word("error", "raise")]
         pub on_too_long: OnTooLong = OnTooLong::Error,
-        /// Tokens of a window that the window before has, too: they are context there, and no targets. Only with
+        /// Tokens that a window repeats from the window before it, as context and not as targets. Only with
         /// `on_too_long = "split"`.
         #[also("data.window_overlap", "data.chunk_overlap")]
         pub split_overlap: usize = 0,
@@ -65,25 +66,25 @@ table! {
         /// The tokens of the prompt are targets too. Not with `tokens`.
         #[also("data.train_on_inputs", "data.train_on_input", "train_on_inputs", "train_on_prompt")]
         pub train_on_prompt: bool = false,
-        /// Whose wording the prompts of `longbench-v2` have. A head with classes has one of its own, that of `keys-values`.
+        /// Prompt template of `longbench-v2`, by the program that it comes from. A classification head uses its own, after `keys-values`.
         #[default("`upstream`")]
         pub prompt: Option<LongBenchPrompt> = None,
-        /// Tokens of the longest prompt of `longbench-v2`: of a longer one the first and the last half are kept and made text again, before the
-        /// chat template, as upstream cuts it (there 120000 for most models). What is too long then `on_too_long` decides.
+        /// Tokens of the longest prompt of `longbench-v2`. The middle of a longer one is cut out before the chat template is applied, as
+        /// upstream does (with 120000 for most models). Then `on_too_long` applies.
         #[rule(COUNT)]
-        #[default("not cut so")]
+        #[default("no such limit")]
         pub max_prompt_tokens: Option<usize> = None,
         /// Which rows of HELMET the files hold.
-        #[default("told from the fields; `icl`, and what is about long texts, must be named")]
+        #[default("detected from the fields; `icl` and the families of long texts must be named")]
         pub family: Option<HelmetFamily> = None,
         /// The columns that hold the fields of the format, where they have other names: `columns = { prompt = "question" }`.
         #[also("data.column_map", "data.column_mapping")]
         pub columns: BTreeMap<String, String> = BTreeMap::new(),
-        /// A row that cannot be read, or is no sample of the format, stops the run, or is left out and counted. A file that is damaged stops
-        /// the run in any case.
+        /// What happens to a row that cannot be read or is no sample of the format: `error` stops the run, `drop` leaves it out and counts it.
+        /// A damaged file always stops the run.
         pub on_bad_row: OnBadRow = OnBadRow::Error,
-        /// Bytes of the longest line of a file, or record of another text file. A longer one is a bad row, and is not read whole. A JSON row
-        /// may have one value for each 16 of them, and at least 65536.
+        /// Bytes of the longest line, or of the longest record of another text file. A longer one is a bad row, and is not read to its end. A
+        /// JSON row may have one value for every 16 of these bytes, and always 65536.
         #[rule(COUNT)]
         pub max_line_bytes: usize = 64 << 20,
         /// How conversations become text, and which part of a sample is trained.
@@ -251,8 +252,9 @@ table! {
     #[derive(Clone)]
     /// The table `[head]` as it is written; [`HeadRecipe`] is what it says.
     pub(super) struct HeadTable in "head" {
-        /// The loss: every labelled token, or one class per sequence at its last token that is no pad, from the logits of some tokens, or from a matrix of
-        /// its own that is trained too.
+        /// The loss. `next_token`: cross-entropy of every labelled token. `seq_classification_on_logits`: one class per sequence, from the
+        /// logits of the class tokens at the last token. `seq_classification`: one class per sequence, from a trained matrix of its own at the
+        /// last token that is no padding.
         #[word("next_token", "next-token", "next_token_prediction")]
         #[word("seq_classification", "seq-classification", "sequence_classification")]
         #[word("seq_classification_on_logits", "seq-classification-on-logits")]
@@ -265,7 +267,7 @@ table! {
         pub(super) num_labels: Option<usize> = None,
         /// Classes by token id. Excludes `labels`.
         pub(super) label_tokens: Option<Vec<u32>> = None,
-        /// Mixes into the loss of `next_token` how far the model is from what it predicts without its adapter and with a full cache (KL).
+        /// Adds a distillation loss (KL) to that of `next_token`. The teacher is the model without its adapter and with a full cache.
         #[default("cross-entropy alone")]
         pub(super) distill: Option<DistillRecipe> = None,
     }

@@ -22,10 +22,10 @@ table! {
         /// Validate before the first step too.
         #[also("eval.initial_validation")]
         pub initial: bool = false,
-        /// Figure that selects the best checkpoint. `accuracy` needs a classification head, a metric `eval.generate`.
+        /// Metric that selects the best checkpoint. `accuracy` needs a classification head, a metric of answers needs `eval.generate`.
         #[word("loss", "eval_loss")]
         pub metric: Figure = Figure::Loss,
-        /// Which of two figures is better.
+        /// Whether a lower (`min`) or a higher (`max`) value is better.
         #[default("by the metric")]
         pub mode: Mode = if metric == Figure::Loss { Mode::Min } else { Mode::Max },
         /// Sequences that run together in a validation.
@@ -33,7 +33,7 @@ table! {
         #[rule(COUNT)]
         #[default("that of training")]
         pub micro_batch_size: Option<usize> = None,
-        /// The most batches of a validation.
+        /// Largest number of batches of a validation.
         #[also("eval.max_iters")]
         #[rule(COUNT)]
         #[default("all")]

@@ -52,20 +52,21 @@ table! {
         /// Directory of the stores' files.
         #[default("`scratch` in the run's directory")]
         pub scratch_dir: Option<PathBuf> = None,
-        /// From the first target of any sequence of a batch on, every token is a chunk. With `next_token` only.
+        /// From the first target in a batch on, every token is a chunk of its own, as in generation. With `next_token` only.
         #[also("single_tokens_for_targets")]
         pub single_tokens_for_targets: bool = false,
-        /// With `retreat`, a step is repeated with smaller cells and the same choices, at last with `int8` layer checkpoints.
+        /// `fail` ends the run. `retreat` repeats the step with smaller cells and the same choices, finally with `int8` layer checkpoints, which
+        /// round the gradient.
         pub on_out_of_memory: OnOutOfMemory = OnOutOfMemory::Fail,
-        /// Cells whose graphs the forward phase makes and keeps, so that they are not computed again: so many in the order of the backward
-        /// phase, which begins with the last column of the uppermost layer band; below that band whole bands. With `auto` as many as fit,
-        /// of the host's memory into half of what a step leaves free.
+        /// Number of cells whose autograd graphs the forward phase keeps, so that they are not recomputed. They are counted in the order of the
+        /// backward phase, from the last column of the top layer band; below that band only whole bands are kept. `auto`: as many as fit; in host
+        /// memory they take at most half of what a step leaves free.
         pub keep_graph: KeepGraph = KeepGraph::Auto,
-        /// Whether what attention gives in the forward phase waits for the cells that are computed again, so that these need not attend: in
-        /// host memory, T · H · (D · w + 4) bytes a layer. With exact stores only.
+        /// `keep`: the attention outputs of the forward phase are kept in host memory, T · H · (D · w + 4) bytes a layer, so that recomputed
+        /// cells skip attention. With exact stores only.
         #[auto = true]
         pub attention_outputs: AttentionOutputs = AttentionOutputs::Recompute,
-        /// With `kv_cache.static` a GPU generates texts with captured graphs. Training captures none.
+        /// A GPU generates text with captured CUDA graphs; needs `kv_cache.static`. Training uses none.
         #[also("train.cuda_graphs", "cuda_graphs")]
         pub cuda_graphs: bool = false,
         /// Keys that are written `"auto"`: the planner decides. In the order of [`OpenKey::ALL`], none twice. While a key is open,
@@ -234,7 +235,7 @@ impl fmt::Display for StoreRecipe {
 /// Two keys: the form has the name of the field, and the place another one beside it.
 impl RecipeField for StoreRecipe {
     fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
-        let (name, meaning) = (place_key(&text.name), "Where they wait.");
+        let (name, meaning) = (place_key(&text.name), "Where they are kept: in host memory or in a scratch file.");
         let place = KeyText { name, meaning, may_be_auto: text.may_be_auto, ..KeyText::default() };
         StoreForm::keys(text, default).into_iter().chain(StorePlace::keys(place, default)).collect()
     }

@@ -94,7 +94,11 @@ fn read(path: &Path) -> Checked<Map<String, Yaml>> {
     match serde_saphyr::from_str_with_options(&text, options) {
         Ok(Yaml::Object(keys)) => Ok(keys),
         Ok(_) => Err(refused(path, "expected keys and values in YAML".to_owned(), "name the YAML of Axolotl or LLaMA-Factory")),
-        Err(error) => Err(refused(path, format!("this is not valid YAML: {}", abridged(error)), "look at the indentation there")),
+        Err(error) => Err(refused(
+            path,
+            format!("this is not valid YAML: {}", abridged(error)),
+            "`--from` takes the YAML of Axolotl or LLaMA-Factory; in such a file, check the indentation of that line",
+        )),
     }
 }
 

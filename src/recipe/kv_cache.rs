@@ -24,11 +24,10 @@ table! {
     pub struct CacheRecipe in "kv_cache" {
         /// Which entries are evicted: `policy = "lastrec"`, or `policy.h2o = { grace_period = 64 }`.
         pub policy: PolicyRecipe = PolicyRecipe::by_default(),
-        /// Gates for the policy `learned` and query statistics for `triattention`: what `kvtune calibrate` writes, a directory or a file in
-        /// KVzap's layout or Fast KVzip's, or a checkpoint that has some. Gates beside the adapter or the model that is loaded take their
-        /// place.
+        /// Gates for the policy `learned` and query statistics for `triattention`: the output of `kvtune calibrate`, a directory or file in the
+        /// layout of KVzap or Fast KVzip, or a checkpoint that has gates. Gates beside the loaded adapter or model take precedence.
         pub gates: Option<PathBuf> = None,
-        /// How an entry is stored after its own chunk has attended.
+        /// Storage format of cache entries (KV cache dtype). An entry is quantised after its own chunk has attended.
         #[word("plain", "default")]
         #[word("int8", "torch-quantized8")]
         #[word("int4", "torch-quantized4")]
@@ -36,26 +35,26 @@ table! {
         /// Slots per KV head. A pyramid falls linearly from layer to layer.
         #[also("cache_length")]
         pub cache_length: CacheLength = CacheLength::Uniform(16384),
-        /// Tokens of a chunk: at most the slots less what the policy protects.
+        /// Tokens of a chunk: at most the slots minus the tokens that the policy never evicts.
         #[also("chunk_size")]
         #[rule(COUNT)]
-        #[default("1024; where that is more than the caches take, half of the most that they take")]
+        #[default("1024, or half of the largest chunk that the caches allow if 1024 is too large")]
         pub chunk_size: Option<usize> = None,
         /// With `reference`, chunks also end where a layer's cache becomes full, as in `keys_values`.
         pub chunking: Chunking = Chunking::Plain,
         /// Training draws the sizes of chunks around `chunk_size`, five for each step.
         #[also("randomize_chunk_sizes")]
         pub randomize_chunk_sizes: bool = false,
-        /// Tokens that are decided upon together in decoding, and where `grad.single_tokens_for_targets` trains it; at most `chunk_size`.
+        /// Tokens per eviction decision in decoding, and in training with `grad.single_tokens_for_targets`; at most `chunk_size`.
         #[rule(COUNT)]
         pub decode_block: usize = 1,
-        /// Texts are generated at fixed widths, whatever comes: all chunks of a prompt are computed as `chunk_size` tokens, all caches have
-        /// their length from the beginning. A GPU then launches a layer as captured graphs.
+        /// Text is generated with fixed shapes: each chunk of a prompt is computed as `chunk_size` tokens, and all caches are allocated at full
+        /// length. With `grad.cuda_graphs` a GPU then runs each layer as captured graphs.
         pub r#static: bool = false,
         /// Slots are allocated at once, by doubling, or by pages. The last two need the policy `dense`.
         #[default("`growing` for `dense` without a `cache_length`, else `preallocated`")]
         pub storage: Storage = Storage::Preallocated,
-        /// Slots wait in the host's memory while other layers run.
+        /// The caches of layers that do not run are kept in host memory.
         pub cpu_offload: bool = false,
     }
 }

@@ -29,7 +29,7 @@ table! {
         #[also("model.model_revision", "model_revision", "revision")]
         #[default("`main`")]
         pub revision: Option<String> = None,
-        /// A PEFT adapter to start from. What `[lora]` leaves out is as in the adapter, but for `dropout` and for copies that
+        /// A PEFT adapter to start from. Keys that `[lora]` leaves out are taken from the adapter, except `dropout` and trained copies that
         /// its settings do not name.
         #[also("lora_model_dir", "adapter_name_or_path")]
         pub adapter: Option<PathBuf> = None,
@@ -40,8 +40,8 @@ table! {
         #[word("bf16", "bfloat16", "bf16-true")]
         #[word("f64", "float64", "fp64", "64-true", "64")]
         pub dtype: Dtype = Dtype::F32,
-        /// Packs frozen matrices of layers as they are loaded: as bitsandbytes does it, `nf4` and `fp4` in blocks of 64 numbers, `nf4-double` with
-        /// scales in 8 bits (`QLoRA`), `int8` by rows; or `mxfp4` in blocks of 32 (OCP MX).
+        /// Quantises the frozen matrices of the layers as they are loaded. As in bitsandbytes: `nf4` and `fp4` in blocks of 64 numbers,
+        /// `nf4-double` with 8-bit scales (`QLoRA`), `int8` by rows. `mxfp4`: blocks of 32 (OCP MX).
         pub quantize: Option<Quantize> = None,
         /// A GPU may round the factors of f32 products to 10 bits of mantissa.
         #[also("model.tf32", "train.tf32", "train.allow_tf32", "allow_tf32", "tf32")]
@@ -144,48 +144,48 @@ table! {
         #[also("lora.lora_dropout", "model.lora_dropout", "lora_dropout")]
         #[rule(PART)]
         pub dropout: f64 = 0.0,
-        /// Modules that get an adapter: all linear modules of the decoder layers, `["q_proj", "v_proj", …]`, or as in PEFT a regular expression
-        /// that matches whole names, as `'.*\.(0|2)\.mlp\.(gate|up)_proj'`. A name is a whole one, `model.layers.1.mlp.up_proj`, or what
-        /// stands behind a dot of it. `embed_tokens` and `lm_head` get one where they are named. Of single experts PEFT 0.21 reads gate, up
-        /// and down together, or down alone, where no layer is dense; what else is trained of them it refuses or misreads, and
-        /// `target_parameters` it reads.
+        /// Modules that get an adapter: `all-linear` (all linear modules of the decoder layers), an array of names, or, as in PEFT, a regular
+        /// expression that matches the full name, such as `'.*\.(0|2)\.mlp\.(gate|up)_proj'`. A name in the array is a full name,
+        /// `model.layers.1.mlp.up_proj`, or the end of one after a dot, `up_proj`. `embed_tokens` and `lm_head` get an adapter only if they are
+        /// named. For single experts, PEFT 0.21 loads adapters of gate, up and down together, or of down alone, in models without dense layers;
+        /// it refuses or misreads others. It loads `target_parameters`.
         #[also(
             "lora.target", "lora.targets", "lora.lora_target", "lora.lora_target_modules", "lora_target", "lora_target_modules",
             "target_modules",
         )]
         #[word("all-linear", "all", "all_linear")]
         pub target_modules: TargetModules = TargetModules::AllLinear,
-        /// Matrices of all experts side by side, and routers, that get an adapter too, by PEFT's names: `["mlp.experts.gate_up_proj",
-        /// "mlp.experts.down_proj", "mlp.gate.weight"]` (`mlp.router.weight` of gpt-oss; that of GLM-4.5 PEFT cannot read). With
-        /// `all-linear` the first two do, and of all other linears those of attention. `1.mlp.experts.down_proj` is of one layer.
+        /// Stacked matrices of all experts, and routers, that get an adapter too, by PEFT's names: `["mlp.experts.gate_up_proj",
+        /// "mlp.experts.down_proj", "mlp.gate.weight"]` (gpt-oss: `mlp.router.weight`; PEFT cannot read the router of GLM-4.5). In a model with
+        /// experts, `all-linear` means the first two and the linear modules of attention. `1.mlp.experts.down_proj` names those of one layer.
         #[also("lora_target_parameters")]
         pub target_parameters: Vec<String> = Vec::new(),
-        /// Modules of which whole copies are trained beside the adapter: `embed_tokens`, `lm_head`, and norms. As in PEFT, a name means all
-        /// modules whose names end in it (`norm`: every norm; `model.norm`: the last), and of a tied model each copy is one of its own. The matrix of `head.kind = "seq_classification"` is always one.
-        /// `sinks`, the attention sinks of gpt-oss, have no name in PEFT's files: they are saved beside them, in `extra_trained.safetensors`.
+        /// Modules that are trained as full copies: `embed_tokens`, `lm_head` and norms. As in PEFT, a name means all modules whose names end in
+        /// it (`norm`: every norm; `model.norm`: the last), and the copies of tied matrices are trained separately. The matrix of
+        /// `head.kind = "seq_classification"` is always trained. `sinks`, the attention sinks of gpt-oss, have no name in PEFT's files and are
+        /// saved in `extra_trained.safetensors`.
         #[also("additional_trainable_modules", "lora.additional_target", "additional_target", "lora_modules_to_save")]
         pub modules_to_save: Vec<String> = Vec::new(),
-        /// Modules that get none though they are among `target_modules`: whole names, or the ends of names from behind a dot. As in PEFT,
-        /// `target_parameters` are not meant.
+        /// Modules without an adapter although `target_modules` names them: full names, or the ends of names after a dot. As in PEFT,
+        /// `target_parameters` are not affected.
         pub exclude_modules: Vec<String> = Vec::new(),
-        /// The layers that get an adapter, from 0; `[]` are all. What `target_modules` names whole gets one in any case, as in PEFT.
+        /// Layers that get an adapter, counted from 0; `[]` means all. As in PEFT, a module that `target_modules` names in full always gets one.
         #[also("peft_layers_to_transform")]
         pub layers_to_transform: Vec<usize> = Vec::new(),
-        /// Which numbers in a module's name `layers_to_transform` means: those behind these names of lists of layers, which are regular
-        /// expressions, as in PEFT; `[]` is `["layers"]`.
+        /// Names of the module lists that `layers_to_transform` indexes, as regular expressions, as in PEFT; `[]` is `["layers"]`.
         #[also("peft_layers_pattern")]
         pub layers_pattern: Vec<String> = Vec::new(),
-        /// Ranks of some modules, by regular expressions that match their names to the end: `{ q_proj = 16 }`. The first in alphabetical
-        /// order that matches counts, which is PEFT's order, too. What is in `target_parameters` has its name there: `gate.weight`.
+        /// Ranks of some modules, by regular expressions that match the end of their names: `{ q_proj = 16 }`. The first match in alphabetical
+        /// order counts, as in PEFT. An entry of `target_parameters` is matched by its name there: `gate.weight`.
         #[rule(COUNT)]
         pub rank_pattern: BTreeMap<String, usize> = BTreeMap::new(),
-        /// Values of `alpha` for some modules, as `rank_pattern` has ranks.
+        /// Values of `alpha` for some modules, written like `rank_pattern`.
         #[rule(positive("usual values are `r` to twice `r`"))]
         pub alpha_pattern: BTreeMap<String, f64> = BTreeMap::new(),
         /// rsLoRA: the update is scaled by `alpha / √r` instead.
         #[also("use_rslora", "peft_use_rslora")]
         pub use_rslora: bool = false,
-        /// `DoRA`: the length of each row of a weight is trained by itself. It takes one more output per module, and more time.
+        /// `DoRA`: the magnitude of each row of a weight is trained separately. It stores one more output per module, and takes more time.
         #[also("use_dora", "peft_use_dora")]
         pub use_dora: bool = false,
         /// The matrix B has a bias.
@@ -193,8 +193,9 @@ table! {
         /// The biases of the base model that are trained: none, those of the modules with an adapter, or `all` (not in models with
         /// experts).
         pub bias: TrainedBias = TrainedBias::None,
-        /// How the matrix A of a new adapter is drawn; B begins as zero. With `pissa` both begin as the largest part of each weight,
-        /// which is found before the first step, and what is saved is LoRA of rank `2·r` beside the weights as they were.
+        /// How a new adapter starts. `uniform`, `gaussian`: the distribution of the matrix A; B is zero. `pissa`: A and B are the largest
+        /// singular components of each weight, computed before the first step; the adapter is saved as LoRA of rank `2·r` for the original
+        /// weights.
         #[word("uniform", "kaiming")]
         pub init_lora_weights: InitLora = InitLora::Uniform,
     }

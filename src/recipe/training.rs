@@ -27,14 +27,14 @@ table! {
     pub struct TrainRecipe in "train" {
         /// How many sequences or tokens run together.
         pub batch_size: BatchSize = BatchSize::Sequences(1),
-        /// Micro-batches of a step, those of all ranks together: several ranks share them, and must be able to do so evenly.
+        /// Micro-batches of a step over all ranks together (in Transformers: per rank). The ranks must be able to share them evenly.
         #[also(
             "train.accumulation", "train.accumulation_steps", "train.gradient_accumulation", "train.grad_accumulation_steps",
             "gradient_accumulation_steps",
         )]
         #[rule(COUNT)]
         pub gradient_accumulation_steps: usize = 1,
-        /// Ends the run before its epochs do.
+        /// Largest number of optimiser steps, if it is less than `epochs` gives.
         #[also("max_steps")]
         #[rule(COUNT)]
         pub max_steps: Option<u64> = None,
@@ -49,37 +49,36 @@ table! {
         )]
         #[rule(NORM)]
         pub max_grad_norm: f64 = 1.0,
-        /// What the loss of a step is the mean over: all its targets, or its sequences, each of which counts by the mean of its own targets.
-        /// Validation is over targets.
+        /// `tokens`: the loss of a step is the mean over all its targets. `sequences`: it is the mean over its sequences, each by the mean of its
+        /// own targets. The validation loss is always the mean over targets.
         #[also("train.average_loss_per_batch", "average_loss_per_batch")]
         #[word("tokens", "true")]
         #[word("sequences", "false")]
         pub loss_mean: LossMean = LossMean::Tokens,
-        /// Weight of the load-balance loss of a model's routers, which is added to the loss: that of each micro-batch as a whole, and their
-        /// mean over a step. 0 adds nothing, whatever the model's `config.json` says.
+        /// Weight of the load-balance loss of the routers, which is computed for each micro-batch and averaged over a step. 0 adds none,
+        /// whatever the model's `config.json` says.
         #[also("train.router_aux_loss", "train.aux_loss_coef", "router_aux_loss_coef", "aux_loss_coef", "moe_aux_loss_coeff")]
         #[rule(NOT_NEGATIVE)]
         pub router_aux_loss_coef: f64 = 0.0,
         /// Seed of everything that is random.
         #[also("seed", "random_seed", "train.random_seed", "data.seed")]
         pub seed: u64 = 1,
-        /// A GPU computes the same bits every time. A CPU does in any case.
+        /// Runs on a GPU repeat bit for bit. Runs on a CPU always do.
         #[also("train.full_determinism", "deterministic", "full_determinism")]
         pub deterministic: bool = false,
-        /// What waits in the host's memory, so that a GPU need not hold it; nothing where the CPU computes. `weights` excludes
-        /// `grad.cuda_graphs`.
+        /// What is kept in host memory instead of on the GPU; no effect on a CPU. `weights` excludes `grad.cuda_graphs`.
         #[also("train.cpu_offload", "train.offloading", "train.offload_optimizer", "offload")]
         #[word("none", "false")]
         #[word("optimizer", "true")]
         pub offload: Offload = Offload::None,
-        /// What a step comes to whose loss, gradient or update is not finite, or whose loss is above `max_loss`. An update cannot be left
-        /// out once it is made: `skip` ends the run there.
+        /// What happens if the loss, gradient or update of a step is not finite, or its loss is above `max_loss`: `stop` the run, `skip` the
+        /// step, or `rollback` to the last checkpoint and skip it from there. `skip` ends the run at a non-finite update.
         #[also("train.nan_policy", "train.on_nan", "on_non_finite")]
         pub on_non_finite: OnNonFinite = OnNonFinite::Stop,
-        /// So many steps in a row are left out at most, where `on_non_finite` leaves steps out; one more ends the run.
+        /// Largest number of steps in a row that `on_non_finite` may skip; one more ends the run.
         #[rule(COUNT)]
         pub max_skipped_steps: usize = 5,
-        /// A loss above it is taken for one that is not finite.
+        /// A loss above this counts as not finite.
         #[also("train.loss_watchdog_threshold", "loss_watchdog_threshold")]
         #[rule(positive("a model that knows nothing has the logarithm of its vocabulary's size, 10 to 12"))]
         #[default("none")]
@@ -100,8 +99,7 @@ either! {
         )]
         #[rule(COUNT)]
         Sequences(usize) in "micro_batch_size",
-        /// Tokens of the sequences that run together, at most: as many short ones as cost the same as few long ones. A longer sequence runs
-        /// alone.
+        /// Largest number of tokens that run together, so that a batch holds few long or many short sequences. A longer sequence runs alone.
         #[also("train.tokens_per_batch", "train.batch_tokens", "max_tokens_per_batch", "tokens_per_batch")]
         #[rule(COUNT)]
         Tokens(usize) in "max_tokens_per_batch",
@@ -165,7 +163,7 @@ const DECAY: KeyRule = KeyRule {
 table! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct OptimizerRecipe in "optimizer" {
-        /// Which one, as `torch.optim` has it.
+        /// The optimiser, as in `torch.optim`; `adamw_8bit` keeps its moments in 8 bits.
         #[also("optimizer.kind", "optimizer.type", "optimizer.optimizer", "train.optimizer", "train.optim", "optim")]
         #[word("adamw", "AdamW", "adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw", "paged_adamw_32bit")]
         #[word("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit")]
@@ -179,7 +177,7 @@ table! {
         #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
         #[rule(positive("usual values for LoRA are 5e-5 to 5e-4, for all weights a tenth of that"))]
         pub learning_rate: f64 = 2e-4,
-        /// The matrices B of an adapter learn so many times as fast (LoRA+, Hayou et al. 2024, arXiv 2402.12354).
+        /// Learning rate of an adapter's B matrices, relative to that of A (LoRA+, Hayou et al. 2024, arXiv 2402.12354).
         #[also("lora.loraplus_lr_ratio", "train.loraplus_lr_ratio", "loraplus_lr_ratio")]
         #[rule(positive("usual values are 1 to 16"))]
         pub loraplus_lr_ratio: f64 = 1.0,
@@ -197,15 +195,15 @@ table! {
         #[rule(positive("the usual value is 1e-8"))]
         #[default("1e-6 for `adadelta`, else 1e-8")]
         pub eps: Option<f64> = None,
-        /// Share of the last update that is made again, for `sgd` and `rmsprop`.
+        /// Momentum, for `sgd` and `rmsprop`.
         #[rule(PART)]
         pub momentum: f64 = 0.0,
-        /// Share of each further gradient that is left out of the momentum, for `sgd`.
+        /// Dampening of the momentum, for `sgd`.
         #[rule(PART)]
         pub dampening: f64 = 0.0,
-        /// The momentum looks ahead (Nesterov), for `sgd`.
+        /// Nesterov momentum, for `sgd`.
         pub nesterov: bool = false,
-        /// Decay of the mean square of gradients, for `rmsprop` and `adadelta`.
+        /// Decay of the mean square of gradients: `alpha` of `rmsprop`, `rho` of `adadelta` in `torch.optim`.
         #[also(
             "optimizer.alpha", "optimizer.rho", "optimizer.rmsprop_alpha", "optimizer.rmspprop_alpha", "optimizer.adadelta_rho",
         )]

@@ -43,7 +43,7 @@ impl Evicted {
         (self.entries > 0.0).then(|| self.evicted / self.entries)
     }
 
-    /// How many further tokens came before an entry left, in the mean; `None` where none did.
+    /// How many further tokens came before an entry left, on average; `None` where none did.
     pub fn mean_stay(&self) -> Option<f64> {
         (self.evicted > 0.0).then(|| self.stay / self.evicted)
     }
@@ -51,7 +51,7 @@ impl Evicted {
     /// In words; `None` where nothing is known.
     pub fn words(&self) -> Option<String> {
         let share = 100.0 * self.share()?;
-        let stay = self.mean_stay().map(|stay| format!("{share:.1} %, each after {stay:.0} further tokens in the mean"));
+        let stay = self.mean_stay().map(|stay| format!("{share:.1} %, on average {stay:.0} tokens after they were written"));
         Some(stay.unwrap_or_else(|| "none: nothing left the caches".to_owned()))
     }
 }
@@ -82,7 +82,7 @@ mod tests {
         let lines = [line(100, 0.5, Some(10.0)), line(300, 0.25, Some(20.0)), line(100, 0.0, None), StepMetrics::default()];
         let all = Evicted::over(&lines);
         assert_eq!((all.share(), all.mean_stay()), (Some(0.25), Some(16.0)));
-        assert_eq!(all.words().unwrap(), "25.0 %, each after 16 further tokens in the mean");
+        assert_eq!(all.words().unwrap(), "25.0 %, on average 16 tokens after they were written");
         let layers = Evicted::by_layer(&lines);
         assert_eq!(layers.len(), 2);
         assert_eq!((layers[0], layers[1].share(), layers[1].mean_stay()), (all, Some(0.0), None));

@@ -51,7 +51,7 @@ pub struct StepMetrics {
     /// Share of the entries of the step that left the caches by the policy, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evicted: Option<f64>,
-    /// How many further tokens came before such an entry left, in the mean; none where nothing left.
+    /// How many further tokens came before such an entry left, on average; none where nothing left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean_stay: Option<f64>,
     /// `evicted` of each layer, from the bottom; of sliding windows what left the window.

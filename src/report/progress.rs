@@ -102,7 +102,7 @@ fn described(m: &StepMetrics, left: Seconds) -> Vec<String> {
     add("left out: ", m.skipped.clone());
     add("loss ", m.loss.map(|v| format!("{v:.4}")));
     add("", m.loss.map(|_| format!("{:.0} tok/s", m.tokens_per_second)));
-    add("left ", m.loss.map(|_| left.to_string()));
+    add("ETA ", m.loss.map(|_| left.to_string()));
     add("eval loss ", m.eval_loss.map(|v| format!("{v:.4}")));
     for (metric, mean) in &m.eval_answers {
         add(metric, Some(format!(" {mean:.4}")));
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_line_says_what_a_person_wants_to_know_first() {
-        let expected = "loss 1.2500 · 123456 tok/s · left 2 m 05 s · evicted 34 % · lr 2.00e-4 · |g| 0.500 · peak 1.0 GiB";
+        let expected = "loss 1.2500 · 123456 tok/s · ETA 2 m 05 s · evicted 34 % · lr 2.00e-4 · |g| 0.500 · peak 1.0 GiB";
         assert_eq!(described(&step(), Seconds(125.0)).join(" · "), expected);
     }
 
@@ -145,7 +145,7 @@ mod tests {
             fitted(["1003/2000".to_owned()].into_iter().chain(figures).collect(), "forward, column 3 of 9", width)
         };
         assert_eq!(line(40), "1003/2000 loss 1.250 123456/s 1 h 02 m");
-        assert_eq!(line(80), "1003/2000 · loss 1.2500 · 123456 tok/s · left 1 h 02 m · forward, column 3 of 9");
+        assert_eq!(line(80), "1003/2000 · loss 1.2500 · 123456 tok/s · ETA 1 h 02 m · forward, column 3 of 9");
         let whole = line(200);
         assert!(whole.contains(" · peak 1.0 GiB · forward, column 3 of 9"), "{whole}");
         assert!((10..200).all(|width| line(width).chars().count() <= width && line(width).starts_with("1003/2000")));

@@ -14,7 +14,7 @@ use crate::units::{Exit, Fault};
 #[derive(Debug)]
 pub struct Calibrated {
     pub gates: Gates,
-    /// The part of the variance of the logarithm of importances that the gates explain, in the mean over layers.
+    /// The part of the variance of the logarithm of importances that the gates explain, on average over layers.
     pub explained: f64,
     /// Slots of each layer, bottom to top, for each mean that was asked for.
     pub cache_lengths: Vec<Vec<usize>>,
@@ -68,7 +68,7 @@ pub fn for_calibration(recipe: &Recipe) -> Recipe {
     Recipe { kv_cache, grad, distill: None, ..recipe.clone() }
 }
 
-/// Learns from the samples of a data set that are long enough, and shares the slots of all layers out, so many for each in the mean.
+/// Learns from the samples of a data set that are long enough, and shares the slots of all layers out, so many for each on average.
 ///
 /// # Errors
 /// Where no sample is long enough for the largest mean, all together tell of too few entries, or a loss is not finite.
@@ -82,8 +82,8 @@ pub fn calibrate(
     let fewest = means.iter().map(|mean| 2 * mean).max().unwrap_or(0).max(Calibration::FEWEST_TOKENS);
     let samples: Vec<usize> = (0..dataset.len()).filter(|&sample| dataset.lengths()[sample] >= fewest).collect();
     if samples.is_empty() {
-        let hint = "take longer samples, or a smaller `--cache-length`: half of a sample must be more than the cache holds";
-        return Err(Fault::data(format!("no sample has {fewest} tokens"), hint));
+        let hint = "use longer samples: calibration needs at least 896 tokens, and at least twice `--cache-length`";
+        return Err(Fault::data(format!("no sample has at least {fewest} tokens"), hint));
     }
     let num_tokens = samples.iter().map(|&sample| dataset.lengths()[sample]).sum();
     let mut num_targets = 0;

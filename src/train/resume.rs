@@ -66,7 +66,7 @@ pub fn resolved_recipe(dir: &Path) -> Result<PathBuf, Fault> {
         return Ok(path);
     }
     let message = format!("`{}` is not the directory of a run: it has no `{RESOLVED_RECIPE}`", abridged(dir.display()));
-    let hint = "name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too";
+    let hint = "name the directory of a run, which `kvtune finetune-lora` or `finetune-full` has written";
     Err(Fault::usage(message, hint))
 }
 
@@ -128,7 +128,8 @@ fn resume_as(
     if !differences.is_empty() {
         let message =
             format!("a resumed run must go on as it began, but the recipe differs:{}", listed_differences(&differences));
-        let hint = "only the length of the run, logging, saving, `grad.*` and where model and data lie may change on resume";
+        let hint = "only the length of the run, logging, saving, `grad.*`, `kv_cache.cpu_offload` and the paths of model and \
+                    data may change on resume";
         return Err(Fault::usage(message, hint));
     }
     let from = from.map(|name| name.trim_end_matches('/'));

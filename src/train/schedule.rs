@@ -76,7 +76,7 @@ impl fmt::Display for RunSchedule {
         let per_step = per_step.saturating_mul(self.accumulation);
         let epochs = self.epochs.to_string();
         let plural = if epochs == "1" { "" } else { "s" };
-        write!(f, "{steps} of up to {per_step} {what} ({per_epoch} an epoch, {epochs} epoch{plural}")?;
+        write!(f, "{steps}, each of up to {per_step} {what} ({per_epoch} steps per epoch, {epochs} epoch{plural}")?;
         match self.max_steps {
             Some(max) if max > steps => write!(f, "; fewer than max_steps = {max}: raise `train.epochs`)"),
             Some(max) => write!(f, "; max_steps = {max})"),
@@ -102,7 +102,7 @@ mod tests {
         {
             assert_eq!(schedule(epochs).num_steps(), steps, "{epochs}");
         }
-        assert_eq!(schedule("0.5").to_string(), "15 of up to 1 samples (30 an epoch, 0.5 epochs)");
+        assert_eq!(schedule("0.5").to_string(), "15, each of up to 1 samples (30 steps per epoch, 0.5 epochs)");
         // What a step takes does not depend on where the run ends.
         assert!((0..15).all(|step| schedule("0.5").micro_batches(step) == schedule("2").micro_batches(step)));
     }

@@ -120,7 +120,7 @@ fn kinds_that_contradict_the_recipe_or_each_other() {
     hint: correct `lora.lora_bias` in the recipe
     ");
     assert_snapshot!(place.check(&["lora.layers_to_transform=[1, 30]"]).refused(2), @r"
-    error: `lora.layers_to_transform` is [1, 30], expected layers of the model, from 0
+    error: `lora.layers_to_transform` is [1, 30], expected layers of the model, counted from 0
 
     hint: correct `lora.layers_to_transform` in the recipe
     ");

@@ -217,6 +217,6 @@ fn what_a_bench_refuses() {
     error: cannot read `<dir>/model/config.json`
     cause: No such file or directory (os error 2)
 
-    hint: check the path; paths in a recipe are relative to the recipe's folder
+    hint: check the path: in a recipe it is relative to the recipe's folder, on the command line to the working directory
     ");
 }

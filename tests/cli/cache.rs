@@ -258,7 +258,7 @@ fn an_initial_part_without_a_tokenizer() {
     std::fs::remove_file(place.path("model/tokenizer.json")).unwrap();
     place.check(&[]).done();
     assert_snapshot!(place.check(&["kv_cache.policy.smart-lastrec.end_initial_regex='##'"]).refused(3), @r"
-    error: the initial part of a prompt needs a tokenizer, found none
+    error: the initial part of a prompt needs a tokenizer, and the model has no `tokenizer.json`
 
     hint: put `tokenizer.json` into the model directory, or choose a policy that does not look for an initial part
     ");

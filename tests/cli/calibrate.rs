@@ -44,11 +44,11 @@ fn gates_and_slots_are_found_and_a_policy_goes_by_them() {
     assert_eq!(place.run(&evaluate).done().out.lines().count(), 2);
     let train = ["finetune-lora", "recipe.toml", "--out", "other", "--device", "cpu", "--set", "kv_cache.policy=triattention"];
     let error = place.run(&train).refused(2);
-    assert!(error.contains("goes by statistics of queries, and the model has none"), "{error}");
+    assert!(error.contains("needs query statistics, and the model has none"), "{error}");
     // Taken anew, of what was trained, with the mean of its slots.
     let anew = place.run(&["calibrate", "run", "--split", "train", "--limit", "1", "--out", "anew", "--device", "cpu"]).done();
     let lines = "[kv_cache]\npolicy.learned = { grace_period = 0.375 }\ngates = \"<dir>/anew\"\ncache_length = [";
-    assert!(anew.out.contains(lines) && anew.out.ends_with("    # 96 in the mean\n"), "{}", anew.out);
+    assert!(anew.out.contains(lines) && anew.out.ends_with("    # 96 on average\n"), "{}", anew.out);
     assert!(anew.err.contains("has gates of its own, which go before `kv_cache.gates`"), "{}", anew.err);
     // A recipe may name what is still to be made.
     place.edit_recipe("policy = \"h2o\"", "policy = \"learned\"\ngates = \"not-made-yet\"");

@@ -54,7 +54,7 @@ fn with_another_recipe() {
       `lora.r`: was 4, is 8
       `train.seed`: was 1, is 2
 
-    hint: only the length of the run, logging, saving, `grad.*` and where model and data lie may change on resume
+    hint: only the length of the run, logging, saving, `grad.*`, `kv_cache.cpu_offload` and the paths of model and data may change on resume
     ");
 }
 
@@ -88,12 +88,12 @@ fn that_is_no_run() {
     assert_snapshot!(resume(&place, &[]).refused(2), @r"
     error: `run` is not the directory of a run: it has no `recipe.resolved.toml`
 
-    hint: name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too
+    hint: name the directory of a run, which `kvtune finetune-lora` or `finetune-full` has written
     ");
     assert_snapshot!(place.run(&["evaluate", "nowhere", "--device", "cpu"]).refused(2), @r"
     error: `nowhere` is not the directory of a run: it has no `recipe.resolved.toml`
 
-    hint: name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too
+    hint: name the directory of a run, which `kvtune finetune-lora` or `finetune-full` has written
     ");
     assert!(!place.path("run").exists());
 }

@@ -33,7 +33,7 @@ fn missing_or_a_directory() {
     error: cannot read `<dir>/nowhere.jsonl`
     cause: No such file or directory (os error 2)
 
-    hint: check the path; paths in a recipe are relative to the recipe's folder
+    hint: check the path: in a recipe it is relative to the recipe's folder, on the command line to the working directory
     ");
     std::fs::create_dir(place.path("folder")).unwrap();
     assert_snapshot!(place.check(&["data.train=folder"]).refused(3), @r"
@@ -45,7 +45,7 @@ fn missing_or_a_directory() {
     error: cannot read `<dir>/nowhere.jsonl`
     cause: No such file or directory (os error 2)
 
-    hint: check the path; paths in a recipe are relative to the recipe's folder
+    hint: check the path: in a recipe it is relative to the recipe's folder, on the command line to the working directory
     ");
 }
 

@@ -100,8 +100,11 @@ fn data_sets_are_counted_by_their_names() {
     )
     .unwrap();
     let checked = place.check(&[]).done().out;
-    assert!(checked.contains("data set `books`: 6 to train on × 1.5 = 9 an epoch, 3 held out"), "{checked}");
-    assert!(checked.contains("11 to train on, 3 held out\nwarning: 2 of those held out are trained on, too"), "{checked}");
+    assert!(checked.contains("data set `books`: 6 training samples × 1.5 = 9 an epoch, 3 validation samples"), "{checked}");
+    assert!(
+        checked.contains("11 training samples, 3 validation samples\nwarning: 2 validation samples are training samples, too"),
+        "{checked}"
+    );
 }
 
 #[test]
@@ -194,8 +197,8 @@ fn files_are_shown_without_a_recipe() {
     assert_snapshot!(said.err, @r"
     warning: `qa.jsonl:3` is not JSON: EOF while parsing a list at column 1
     `data.format` is `prompt-completion` by the columns `answer` as `completion`, `question` as `prompt` of `qa.jsonl:1`; not read: `id`
-    with `--model DIR` tokens are counted, and those that are trained are shown
-");
+    add `--model DIR` to count tokens, and to see which of them are trained
+    ");
     let said = place.run(&["data", "qa.jsonl", "--model", "model", "--show", "1"]).done();
     assert!(
         said.out.contains("the cache⟦ holds<|endoftext|>⟧") && said.out.contains("| tokens that are trained           |     5 |"),

@@ -315,7 +315,7 @@ fn answers_that_cannot_be_had() {
     fs::remove_file(tokens.path("model/tokenizer.json")).unwrap();
     fs::remove_file(tokens.path("a.jsonl")).unwrap();
     assert_snapshot!(evaluate(&tokens, &["model"], &generate).refused(3), @r"
-    error: the text of an answer needs a tokenizer, found none
+    error: the text of an answer needs a tokenizer, and the model has no `tokenizer.json`
 
     hint: put `tokenizer.json` into the model directory: answers are compared as texts
     ");

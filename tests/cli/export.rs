@@ -82,13 +82,13 @@ fn gates_stay_with_what_was_trained_beside_them() {
     save_tensors(&place.path("gates.safetensors"), &tensors, &pt_metadata()).unwrap();
     let learned = "kv_cache.policy=learned";
     assert_snapshot!(place.finetune(&[learned]).refused(2), @r"
-    error: the policy `learned` goes by gates, and the model has none
+    error: the policy `learned` needs gates, and the model has none
 
-    hint: name them with `kv_cache.gates`, or choose another policy; `kvtune calibrate` makes them
+    hint: make them with `kvtune calibrate` and name them with `kv_cache.gates`, or choose another policy
     ");
     for command in ["check", "plan"] {
         let ask = |set: &[&str]| place.run(&[&[command, "recipe.toml", "--device", "cpu", "--set", learned], set].concat());
-        assert!(ask(&[]).refused(2).contains("goes by gates"), "{command}");
+        assert!(ask(&[]).refused(2).contains("needs gates"), "{command}");
         ask(&["--set", "kv_cache.gates=none-there"]).refused(3);
         ask(&["--set", "kv_cache.gates=gates.safetensors"]).done();
     }
@@ -121,9 +121,9 @@ fn places_and_bases_that_do_not_fit() {
     ");
     place.edit_json("adapter/adapter_config.json", json!({"base_model_name_or_path": "elsewhere"}));
     assert_snapshot!(place.run(&["export", "adapter", "--for", "peft"]).refused(2), @r"
-    error: the base model of `adapter` is not known: there is no model in `elsewhere`
+    error: cannot find the base model of `adapter`: there is no model in `elsewhere`
 
-    hint: say where it is with `--base DIR`
+    hint: name its directory, which has a `config.json`, with `--base DIR`
     ");
     place.finetune(&["train.max_steps=1"]).done();
     place.edit_json("model/config.json", json!({"rms_norm_eps": 0.5}));

@@ -30,21 +30,21 @@ fn the_verbs() {
       finetune-lora  Train a LoRA adapter for a model [alias: train]
       finetune-full  Train all weights of a model
       resume         Resume a run from a checkpoint
-      launch         Start several ranks of a command on this machine, which work together
-      evaluate       Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches
-      calibrate      Find out which entries of the cache a model needs: gates for the policy `learned`, and slots for each layer
+      launch         Start several ranks of a command on this machine, as torchrun does
+      evaluate       Evaluate runs, checkpoints and models with one or several caches: loss, accuracy, generated answers
+      calibrate      Calibrate the cache of a model: gates for the policy `learned`, query statistics for `triattention`, slots for each layer
       score          Score a file of answers: exact match, F1, ROUGE, RULER's string match and others
-      generate       Write texts with a run, a checkpoint or a model, through the cache that it was trained with
-      serve          Serve a run, a checkpoint or a model over HTTP, as OpenAI's clients expect it
-      export         Write what was trained for another program: an adapter for PEFT or a server, or a merged model
-      inspect        Look at a run or a checkpoint: what is in it, how it went, the loss as a curve; or at what the caches of a replay log kept
+      generate       Generate text with a run, a checkpoint or a model, through the cache that it was trained with
+      serve          Serve a run, a checkpoint or a model over HTTP with an OpenAI-compatible API
+      export         Export a trained adapter or model for PEFT, Transformers, vLLM, llama.cpp or Ollama
+      inspect        Show a run or a checkpoint: settings, figures, files, loss curve; or what the caches of a replay log kept
       report         Write one HTML page about one or several runs: curves, scores, answers, settings that differ
       verify         Prove the gradients on your model and data against plain autograd
-      check          Look at a recipe, its model and its data, and print what would run
-      data           Look at the rows of the data files: what is trained, what is left out, what is cut
+      check          Check a recipe, its model and its data, and print what would run
+      data           Show the rows of data files: what is trained, dropped and cut
       plan           Predict memory and time of a step, and choose the best tiling
       bench          Time training steps on random tokens, part by part
-      doctor         Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not
+      doctor         Check this machine: libtorch, CPU, driver, GPUs and CUDA libraries, and what does not work and why
       init-model     Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
       completions    Print the script by which a shell completes the commands
       man            Write the manual pages, which `man` shows
@@ -52,10 +52,10 @@ fn the_verbs() {
 
     Options:
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>      CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>  How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet            Say results, warnings and errors only
-      -v, --verbose          Say more: every step of a run, and notes as often as they come
+      -q, --quiet            Print only results, warnings and errors
+      -v, --verbose          Print more: every training step, and notes each time
       -h, --help             Print help
       -V, --version          Print version
     ");
@@ -75,15 +75,15 @@ fn finetune_lora() {
           --recipe <FILE>        The recipe, instead of RECIPE
           --out <DIR>            Directory of the run; must be empty or not exist. Default: the recipe's `output_dir`, else `runs/NAME-DATE` by the recipe's name
           --set <a.b=c>          Override a key of the recipe
-          --resume-if-possible   Resume the run in that directory, where this command has begun one before: for what starts it anew whenever it ends
-          --profile-memory       Tell the memory of the heaviest step by part at the end, and in `summary.md`
-          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
+          --resume-if-possible   Resume the run in the output directory if this command has begun one there, else begin it: for schedulers that restart jobs
+          --profile-memory       Print the memory of the heaviest step by part at the end, and write it to `summary.md`
+          --dist-timeout <TIME>  Time-out of several ranks: for all of them to start, and for one that hangs or sends no heartbeat [default: 10m]
+          --backend <BACKEND>    Backend of collectives between ranks: `nccl` (GPU to GPU), `gloo` (through the host), or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>          CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet                Say results, warnings and errors only
-      -v, --verbose              Say more: every step of a run, and notes as often as they come
+      -q, --quiet                Print only results, warnings and errors
+      -v, --verbose              Print more: every training step, and notes each time
       -h, --help                 Print help
       -V, --version              Print version
 
@@ -116,15 +116,15 @@ fn resume() {
 
     Options:
           --from <step-000100>   Checkpoint to go on from; the newest valid one, if left out
-          --set <a.b=c>          Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`
-          --profile-memory       Tell the memory of the heaviest step by part at the end, and in `summary.md`
-          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
+          --set <a.b=c>          Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`, paths of model and data
+          --profile-memory       Print the memory of the heaviest step by part at the end, and write it to `summary.md`
+          --dist-timeout <TIME>  Time-out of several ranks: for all of them to start, and for one that hangs or sends no heartbeat [default: 10m]
+          --backend <BACKEND>    Backend of collectives between ranks: `nccl` (GPU to GPU), `gloo` (through the host), or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>          CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet                Say results, warnings and errors only
-      -v, --verbose              Say more: every step of a run, and notes as often as they come
+      -q, --quiet                Print only results, warnings and errors
+      -v, --verbose              Print more: every training step, and notes each time
       -h, --help                 Print help
       -V, --version              Print version
 
@@ -137,7 +137,7 @@ fn resume() {
 #[test]
 fn evaluate() {
     assert_snapshot!(help("evaluate"), @r#"
-    Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches
+    Evaluate runs, checkpoints and models with one or several caches: loss, accuracy, generated answers
 
     Usage: kvtune evaluate [OPTIONS] [RUN|CHECKPOINT|MODEL]...
 
@@ -147,38 +147,38 @@ fn evaluate() {
     Options:
           --base <MODEL>              Evaluate this model without an adapter; may be given several times
           --recipe <FILE>             The recipe to evaluate with; a run's own, if left out, and for a model that of the first run
-          --policy <POLICY>           Which entries are evicted, in place of the recipe's policy: several with commas, each of which is evaluated
-          --cache-length <N>          Slots per KV head, in place of the recipe's: several with commas, each of which is evaluated. `dense` has all that it needs
+          --policy <POLICY>           Eviction policies to evaluate, separated by commas. The recipe's own policy keeps its parameters, others have their defaults
+          --cache-length <N>          Cache slots per KV head to evaluate, separated by commas. `dense` keeps every entry and is evaluated once
           --set <a.b=c>               Override a key of the recipe
-          --split <SPLIT>             Which samples; `rest` are those of the training file that `data.on_too_long = "drop"` leaves out [default: validation] [possible values: train, validation, rest]
-          --limit <N>                 The first samples of the split alone
-          --losses <FILE>             Write the losses of each sample and of each of its targets to this file of JSON lines. Losses are computed with it, or where no answers are asked for
+          --split <SPLIT>             Which samples to use; `rest`: those of the training file that `data.on_too_long = "drop"` leaves out [default: validation] [possible values: train, validation, rest]
+          --limit <N>                 Use only the first N samples of the split
+          --losses <FILE>             Write the losses of each sample and target to this JSONL file. Where answers are generated, losses are computed only with it or with `--token-classes`
           --token-classes <FILE>      Report losses by classes of tokens, too, which this file names: JSON lines `{"sample": 3, "classes": {"far": [0, 17]}}`, targets being counted from 0
           --generate                  Write an answer to each prompt, greedily unless told otherwise, and score it: `longbench_v2` for LongBench v2, `ruler_all` for RULER, `substring` for HELMET, else `exact_match` and `f1`
-          --metrics <METRIC>          Generate, and score the answers by these metrics, with commas between them
-          --answers <FILE>            Generate, and keep all answers in this file of JSON lines; those that it holds already are not generated again. Default: a file for each cache in the folder `answers` of the run
-          --batch <N>                 So many answers are written at the same time [default: 8]
+          --metrics <METRIC>          Generate an answer to each prompt, and score it by these metrics, separated by commas
+          --answers <FILE>            Generate an answer to each prompt, and keep it in this JSONL file; answers that it already has are not generated again. Default: a file for each cache in the folder `answers` of the run
+          --batch <N>                 Maximum number of answers generated at once [default: 8]
           --max-new-tokens <N>        Maximum number of new tokens [alias: --max-tokens]
-          --greedy                    Take the most likely token each time
-          --temperature <T>           Draw, with logits divided by this [alias: --temp]
-          --top-k <K>                 Draw among so many most likely tokens; 0 for all
-          --top-p <P>                 Draw among the fewest most likely tokens that are together as likely as this
-          --min-p <P>                 Draw among tokens that are this fraction as likely as the most likely one
-          --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
-          --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice
-          --min-new-tokens <N>        Let no end token come before so many new ones
+          --greedy                    Greedy decoding: take the most likely token each time
+          --temperature <T>           Sample, with this temperature [alias: --temp]
+          --top-k <K>                 Sample from the K most likely tokens; 0 for all
+          --top-p <P>                 Sample from the smallest set of tokens whose probabilities add up to P (nucleus sampling)
+          --min-p <P>                 Sample from tokens with at least P times the probability of the most likely one
+          --repetition-penalty <X>    Penalty on tokens that have occurred; 1 is none
+          --no-repeat-ngram-size <N>  Let no n-gram of N tokens occur twice
+          --min-new-tokens <N>        Minimum number of new tokens before an end token
           --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --stop <TEXT>               End the text before this; may be given several times
-          --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times
-          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --stop <TEXT>               Stop string: the text ends before it; may be given several times
+          --eos <ID>                  Id of the end token (EOS), in place of the model's own; may be given several times
+          --threads <N>               CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>           How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-          --ignore-eos                Let no token end a text
-      -q, --quiet                     Say results, warnings and errors only
-          --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
+          --ignore-eos                Ignore end tokens (EOS)
+      -q, --quiet                     Print only results, warnings and errors
+          --seed <N>                  Seed of sampling: the same seed gives the same texts, whatever else is generated
           --replay-log <FILE>         Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`
-      -v, --verbose                   Say more: every step of a run, and notes as often as they come
-          --dist-timeout <TIME>       How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>         How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
+      -v, --verbose                   Print more: every training step, and notes each time
+          --dist-timeout <TIME>       Time-out of several ranks: for all of them to start, and for one that hangs or sends no heartbeat [default: 10m]
+          --backend <BACKEND>         Backend of collectives between ranks: `nccl` (GPU to GPU), `gloo` (through the host), or `auto`: `nccl` where it is available [default: auto]
       -h, --help                      Print help
       -V, --version                   Print version
 
@@ -191,7 +191,7 @@ fn evaluate() {
 #[test]
 fn inspect() {
     assert_snapshot!(help("inspect"), @r"
-    Look at a run or a checkpoint: what is in it, how it went, the loss as a curve; or at what the caches of a replay log kept
+    Show a run or a checkpoint: settings, figures, files, loss curve; or what the caches of a replay log kept
 
     Usage: kvtune inspect [OPTIONS] <RUN|CHECKPOINT|--evictions <LOG>>
 
@@ -203,10 +203,10 @@ fn inspect() {
           --out <FILE>       Draw these positions as SVG
           --sequence <N>     Which sequence of the log, counted from 0 [default: 0]
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>      CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>  How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet            Say results, warnings and errors only
-      -v, --verbose          Say more: every step of a run, and notes as often as they come
+      -q, --quiet            Print only results, warnings and errors
+      -v, --verbose          Print more: every training step, and notes each time
       -h, --help             Print help
       -V, --version          Print version
 
@@ -228,13 +228,13 @@ fn report() {
 
     Options:
           --out <FILE>       The page to write, in HTML [default: `report.html` in the first run, `report-NAME.html` beside a checkpoint]
-          --scores <FILE>    Show these scores too, which `kvtune evaluate --format json` has printed; may be given several times
+          --scores <FILE>    Also show the scores of this file, printed by `kvtune evaluate --format json`; may be given several times
           --evictions <LOG>  Draw what the caches of this replay log kept; may be given several times
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>      CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>  How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet            Say results, warnings and errors only
-      -v, --verbose          Say more: every step of a run, and notes as often as they come
+      -q, --quiet            Print only results, warnings and errors
+      -v, --verbose          Print more: every training step, and notes each time
       -h, --help             Print help
       -V, --version          Print version
 
@@ -258,17 +258,17 @@ fn verify() {
           --recipe <FILE>      The recipe, instead of RECIPE
           --set <a.b=c>        Override a key of the recipe
           --full               Train all weights and no adapter, as `finetune-full` does
-          --conformance <DIR>  Test instead whether the cache evicts what `kv_policy.json` in this checkpoint or export has recorded
-          --base <MODEL>       Where the adapter's base model is, if not where the adapter says
+          --conformance <DIR>  Instead test that the cache evicts what `kv_policy.json` of this checkpoint or export records
+          --base <MODEL>       Base model of the adapter. Default: the one that the adapter names
           --every-tiling       Prove other tilings than the recipe's too: shapes of cells, stores, caches that wait on the host
           --samples <K>        Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`, all samples of the file
           --dump <DIR>         Write loss, gradients, logits, evictions and the replay log to this directory
           --replay-log <FILE>  Evict what this replay log of an earlier dump says, instead of asking the policy
           --device <DEVICE>    Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>        Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>        CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>    How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet              Say results, warnings and errors only
-      -v, --verbose            Say more: every step of a run, and notes as often as they come
+      -q, --quiet              Print only results, warnings and errors
+      -v, --verbose            Print more: every training step, and notes each time
       -h, --help               Print help
       -V, --version            Print version
 
@@ -281,7 +281,7 @@ fn verify() {
 #[test]
 fn check() {
     assert_snapshot!(help("check"), @r"
-    Look at a recipe, its model and its data, and print what would run
+    Check a recipe, its model and its data, and print what would run
 
     Usage: kvtune check [OPTIONS] <RECIPE|--recipe <FILE>>
 
@@ -292,13 +292,13 @@ fn check() {
           --recipe <FILE>        The recipe, instead of RECIPE
           --set <a.b=c>          Override a key of the recipe
           --full                 Train all weights and no adapter, as `finetune-full` does
-          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
+          --dist-timeout <TIME>  Time-out of several ranks: for all of them to start, and for one that hangs or sends no heartbeat [default: 10m]
+          --backend <BACKEND>    Backend of collectives between ranks: `nccl` (GPU to GPU), `gloo` (through the host), or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>          CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet                Say results, warnings and errors only
-      -v, --verbose              Say more: every step of a run, and notes as often as they come
+      -q, --quiet                Print only results, warnings and errors
+      -v, --verbose              Print more: every training step, and notes each time
       -h, --help                 Print help
       -V, --version              Print version
 
@@ -322,17 +322,17 @@ fn plan() {
           --recipe <FILE>          The recipe, instead of RECIPE
           --set <a.b=c>            Override a key of the recipe
           --full                   Train all weights and no adapter, as `finetune-full` does
-          --tokens <N>             Plan for sequences of so many tokens with a target at each, instead of the heaviest batch of the recipe's data
-          --device-memory <BYTES>  Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told
+          --tokens <N>             Plan for sequences of N tokens, all of them targets, instead of the heaviest batch of the recipe's data
+          --device-memory <BYTES>  Plan for a GPU with this much memory, for example `40GB` or `80GiB`. If this machine has no GPU, no time is estimated
           --host-memory <BYTES>    Host memory limit. Default: the available memory
-          --scratch-space <BYTES>  What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`
-          --dist-timeout <TIME>    How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>      How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
+          --scratch-space <BYTES>  Disk space for scratch files. Default: the free space of `grad.scratch_dir`, else of `output_dir`
+          --dist-timeout <TIME>    Time-out of several ranks: for all of them to start, and for one that hangs or sends no heartbeat [default: 10m]
+          --backend <BACKEND>      Backend of collectives between ranks: `nccl` (GPU to GPU), `gloo` (through the host), or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>        Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>            Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>            CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>        How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet                  Say results, warnings and errors only
-      -v, --verbose                Say more: every step of a run, and notes as often as they come
+      -q, --quiet                  Print only results, warnings and errors
+      -v, --verbose                Print more: every training step, and notes each time
       -h, --help                   Print help
       -V, --version                Print version
 
@@ -358,16 +358,16 @@ fn bench() {
           --full                 Train all weights and no adapter, as `finetune-full` does
           --tokens <N>           Tokens of each of the `train.micro_batch_size` sequences; or one number for each, separated by commas
           --steps <K>            Steps to time
-          --warmup <W>           Steps before those, which are shown and not counted [default: 1]
-          --random-weights       Draw the weights, on the device: of the model's directory only `config.json` is read
-          --profile-memory       Tell the memory of the last step by part
-          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
+          --warmup <W>           Warm-up steps, which are shown but not counted [default: 1]
+          --random-weights       Use random weights, drawn on the device; of the model's directory only `config.json` is read
+          --profile-memory       Print the memory of the last step by part
+          --dist-timeout <TIME>  Time-out of several ranks: for all of them to start, and for one that hangs or sends no heartbeat [default: 10m]
+          --backend <BACKEND>    Backend of collectives between ranks: `nccl` (GPU to GPU), `gloo` (through the host), or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>          CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet                Say results, warnings and errors only
-      -v, --verbose              Say more: every step of a run, and notes as often as they come
+      -q, --quiet                Print only results, warnings and errors
+      -v, --verbose              Print more: every training step, and notes each time
       -h, --help                 Print help
       -V, --version              Print version
 
@@ -380,20 +380,20 @@ fn bench() {
 #[test]
 fn doctor() {
     assert_snapshot!(help("doctor"), @r"
-    Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not
+    Check this machine: libtorch, CPU, driver, GPUs and CUDA libraries, and what does not work and why
 
     Usage: kvtune doctor [OPTIONS]
 
     Options:
-          --scratch-dir <DIR>    Where scratch files would be; the room there is told [default: .]
+          --scratch-dir <DIR>    Directory for scratch files, whose free space is reported [default: .]
           --json                 Print JSON, as `--format json` does
-          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
-          --backend <BACKEND>    How several ranks add up: `nccl` from GPU to GPU, `gloo` by way of the host, or `auto`: `nccl` where it is available [default: auto]
+          --dist-timeout <TIME>  Time-out of several ranks: for all of them to start, and for one that hangs or sends no heartbeat [default: 10m]
+          --backend <BACKEND>    Backend of collectives between ranks: `nccl` (GPU to GPU), `gloo` (through the host), or `auto`: `nccl` where it is available [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>          CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet                Say results, warnings and errors only
-      -v, --verbose              Say more: every step of a run, and notes as often as they come
+      -q, --quiet                Print only results, warnings and errors
+      -v, --verbose              Print more: every training step, and notes each time
       -h, --help                 Print help
       -V, --version              Print version
 
@@ -416,10 +416,10 @@ fn init_model() {
           --out <DIR>                 Directory to write; must be empty or not exist
           --seed <SEED>               The seed of the weights [default: 1]
           --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --threads <N>               CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number
           --format <FORMAT>           How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
-      -q, --quiet                     Say results, warnings and errors only
-      -v, --verbose                   Say more: every step of a run, and notes as often as they come
+      -q, --quiet                     Print only results, warnings and errors
+      -v, --verbose                   Print more: every training step, and notes each time
       -h, --help                      Print help
       -V, --version                   Print version
 

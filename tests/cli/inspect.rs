@@ -101,7 +101,7 @@ fn what_is_no_run() {
     assert_snapshot!(place.run(&["inspect", "model"]).refused(2), @r"
     error: `model` is not the directory of a run: it has no `recipe.resolved.toml`
 
-    hint: name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too
+    hint: name the directory of a run, which `kvtune finetune-lora` or `finetune-full` has written
     ");
     assert!(place.run(&["inspect", "nowhere"]).refused(2).contains("`nowhere` is not the directory of a run"));
     assert!(place.run(&["inspect"]).misused().contains("--evictions"));

@@ -38,13 +38,13 @@ fn files_that_are_missing() {
     error: cannot read `nowhere.json`
     cause: No such file or directory (os error 2)
 
-    hint: check the path; paths in a recipe are relative to the recipe's folder
+    hint: check the path: in a recipe it is relative to the recipe's folder, on the command line to the working directory
     ");
     assert_snapshot!(init(&place, "model/config.json", "nowhere.txt", "new").refused(3), @r"
     error: cannot read `nowhere.txt`
     cause: No such file or directory (os error 2)
 
-    hint: check the path; paths in a recipe are relative to the recipe's folder
+    hint: check the path: in a recipe it is relative to the recipe's folder, on the command line to the working directory
     ");
     assert!(!place.path("new").exists());
 }

@@ -79,7 +79,7 @@ fn a_file_that_is_no_log() {
     error: cannot read `nowhere`
     cause: No such file or directory (os error 2)
 
-    hint: check the path; paths in a recipe are relative to the recipe's folder
+    hint: check the path: in a recipe it is relative to the recipe's folder, on the command line to the working directory
     ");
     assert_snapshot!(verify(&place, &["--replay-log", "first/gradients.safetensors"]).refused(3), @r"
     error: `first/gradients.safetensors` is not a valid replay log: its metadata does not say `kvtune replay log`, version 1

@@ -37,9 +37,9 @@ fn text_without_a_tokenizer() {
     place.check(&[]).done();
     place.write("train.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
     assert_snapshot!(place.check(&["data.format=prompt-completion"]).refused(3), @r#"
-    error: text data needs a tokenizer, found none
+    error: text data needs a tokenizer, and the model has no `tokenizer.json`
 
-    hint: put `tokenizer.json` into the model directory, or use `data.format = "tokens"` with `head.label_tokens`
+    hint: put `tokenizer.json` into the model directory; without one train on token ids (`data.format = "tokens"`), and name classes by `head.label_tokens`
     "#);
 }
 
@@ -52,7 +52,7 @@ fn answers_without_a_tokenizer() {
     fs::remove_file(place.path("model/tokenizer.json")).unwrap();
     let checked = place.check(&set).refused(3);
     assert_snapshot!(checked, @r"
-    error: the text of an answer needs a tokenizer, found none
+    error: the text of an answer needs a tokenizer, and the model has no `tokenizer.json`
 
     hint: put `tokenizer.json` into the model directory: answers are compared as texts
     ");

@@ -42,13 +42,13 @@ fn truncated() {
     assert_snapshot!(place.finetune(&[]).refused(3), @r"
     error: `<dir>/model/model.safetensors` is truncated: expected 691248 bytes, found 345624
 
-    hint: fetch or copy the file again; the copy is damaged
+    hint: name a safetensors file; if this is one, its copy is damaged: fetch it again
     ");
     place.write(FILE, b"abc");
     assert_snapshot!(place.check(&[]).refused(3), @r"
     error: `<dir>/model/model.safetensors` is truncated: expected 8 bytes, found 3
 
-    hint: fetch or copy the file again; the copy is damaged
+    hint: name a safetensors file; if this is one, its copy is damaged: fetch it again
     ");
     assert!(!place.path("run").exists());
 }
@@ -64,7 +64,7 @@ fn duplicate_header_keys() {
     assert_snapshot!(place.check(&[]).refused(3), @r"
     error: `<dir>/model/model.safetensors` is not a valid safetensors file: header: the key `model.norm.weight` stands twice at line 1 column 3896
 
-    hint: fetch or copy the file again; the copy is damaged
+    hint: name a safetensors file; if this is one, its copy is damaged: fetch it again
     ");
 }
 
@@ -75,7 +75,7 @@ fn a_header_larger_than_memory() {
     assert_snapshot!(place.check(&[]).refused(3), @r"
     error: `<dir>/model/model.safetensors` is not a valid safetensors file: its header claims 1152921504606846976 bytes, expected at most 100000000
 
-    hint: fetch or copy the file again; the copy is damaged
+    hint: name a safetensors file; if this is one, its copy is damaged: fetch it again
     ");
 }
 

@@ -60,10 +60,10 @@ fn what_would_fail_on_all_ranks_is_refused_once() {
     for (command, expected) in [
         (vec!["launch", "--nproc", "2", "--", "launch", "--nproc", "2", "--", "doctor"], "a launched rank can't launch ranks"),
         (vec!["launch", "--nproc", "2", "--", "finetune"], "unrecognized subcommand 'finetune'"),
-        (vec!["launch", "--nproc", "2", "--", "serve", "model"], "`serve` is the work of one process, which ranks do not share"),
+        (vec!["launch", "--nproc", "2", "--", "serve", "model"], "`serve` runs in one process: several ranks cannot share it"),
         (vec!["launch", "--nproc", "2", "--", "export", "run"], "were not provided: --for <PROGRAM>"),
-        (vec!["launch", "--nproc", "2", "--", "-q", "export", "run", "--for", "peft"], "`export` is the work of one process"),
-        (vec!["launch", "--nproc", "2", "--", "score", "a.jsonl", "--metrics", "f1"], "`score` is the work of one process"),
+        (vec!["launch", "--nproc", "2", "--", "-q", "export", "run", "--for", "peft"], "`export` runs in one process"),
+        (vec!["launch", "--nproc", "2", "--", "score", "a.jsonl", "--metrics", "f1"], "`score` runs in one process"),
         (vec!["launch", "--nproc", "2"], "<COMMAND>"),
         (vec!["launch", "--nproc", "0", "--", "doctor"], "0 is not in 1..=1024"),
     ] {
@@ -74,7 +74,7 @@ fn what_would_fail_on_all_ranks_is_refused_once() {
     let mut inside = place.command(&["launch", "--nproc", "2", "--", "doctor"]);
     let said = place.hear(inside.envs([("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "9")]));
     assert_eq!(said.code, 2, "{}", said.err);
-    assert!(said.err.contains("this process is rank 1 of 2 already, started by torchrun or its like"), "{}", said.err);
+    assert!(said.err.contains("this process is rank 1 of 2 already, started by torchrun's variables"), "{}", said.err);
     for command in [&["generate", "model", "--prompt", "a", "--device", "cpu"][..], &["export", "run", "--for", "peft"]] {
         let mut second = place.command(command);
         let said =

@@ -89,7 +89,7 @@ fn by_a_recipe_without_a_chunk_size() {
     let path = workshop.path("recipe.toml");
     let recipe = fs::read_to_string(&path).unwrap();
     fs::write(&path, recipe.replace("chunk_size = 4\n", "")).unwrap();
-    for (steps, words) in [("train.max_steps=2", "13 to train on"), ("train.max_steps=4", "resuming after step 2")] {
+    for (steps, words) in [("train.max_steps=2", "13 training samples"), ("train.max_steps=4", "resuming after step 2")] {
         let said = workshop.kvtune("", &[finetune_arguments("run", &[steps]), vec!["--resume-if-possible"]].concat()).with(0);
         assert!(said.contains(words), "{said}");
     }

@@ -67,7 +67,7 @@ pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport) -> Vec
 /// The device; or why it cannot compute, and what to do.
 fn usable(shown: usize, index: usize, half: &CudaSupport) -> Result<Device, (&'static str, &'static str)> {
     match () {
-        () if *half != CudaSupport::Loaded => Err(("no CUDA to ask", FIRST)),
+        () if *half != CudaSupport::Loaded => Err(("not tested: CUDA is not loaded", FIRST)),
         () if shown == 0 => Err(("no GPU", FIRST)),
         () if index >= shown => Err(("no such GPU", INDEX)),
         () if !Cuda::is_available() => Err(("libtorch finds no CUDA device", FIRST)),
@@ -203,7 +203,7 @@ mod tests {
                 assert_eq!((check.state, check.hint.is_some()), (state, promise == Promise::Cuda), "{check:?}");
             }
         }
-        assert_eq!(usable(1, 0, &half), Err(("no CUDA to ask", FIRST)));
+        assert_eq!(usable(1, 0, &half), Err(("not tested: CUDA is not loaded", FIRST)));
         assert_eq!(usable(0, 0, &CudaSupport::Loaded), Err(("no GPU", FIRST)));
         assert_eq!(usable(1, 1, &CudaSupport::Loaded), Err(("no such GPU", INDEX)));
         assert_eq!((told(Ok(true)).state, told(Ok(false)).state), (State::Ok, State::Failed));

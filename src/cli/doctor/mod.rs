@@ -20,7 +20,7 @@ use check::{DoctorCheck, Promise, State};
 
 #[derive(Debug, Args)]
 pub(super) struct Doctor {
-    /// Where scratch files would be; the room there is told.
+    /// Directory for scratch files, whose free space is reported.
     #[arg(long, value_name = "DIR", default_value = ".")]
     scratch_dir: PathBuf,
     /// Print JSON, as `--format json` does.

@@ -31,7 +31,7 @@ pub(super) struct AnswerArguments {
     /// RULER, `substring` for HELMET, else `exact_match` and `f1`.
     #[arg(long)]
     generate: bool,
-    /// Generate, and score the answers by these metrics, with commas between them.
+    /// Generate an answer to each prompt, and score it by these metrics, separated by commas.
     #[arg(
         long,
         value_name = "METRIC",
@@ -40,11 +40,11 @@ pub(super) struct AnswerArguments {
         value_parser = PossibleValuesParser::new(Metric::names()).try_map(|name| name.parse::<Metric>())
     )]
     metrics: Vec<Metric>,
-    /// Generate, and keep all answers in this file of JSON lines; those that it holds already are not generated again. Default: a file
-    /// for each cache in the folder `answers` of the run.
+    /// Generate an answer to each prompt, and keep it in this JSONL file; answers that it already has are not generated again. Default: a
+    /// file for each cache in the folder `answers` of the run.
     #[arg(long, value_name = "FILE")]
     answers: Option<PathBuf>,
-    /// So many answers are written at the same time [default: 8].
+    /// Maximum number of answers generated at once [default: 8].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     batch: Option<u16>,
     #[command(flatten)]

@@ -14,8 +14,8 @@ use crate::units::Fault;
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(super) struct LossArguments {
-    /// Write the losses of each sample and of each of its targets to this file of JSON lines. Losses are computed with it, or where no
-    /// answers are asked for.
+    /// Write the losses of each sample and target to this JSONL file. Where answers are generated, losses are computed only with it or
+    /// with `--token-classes`.
     #[arg(long = "losses", value_name = "FILE")]
     pub(super) file: Option<PathBuf>,
     /// Report losses by classes of tokens, too, which this file names: JSON lines `{"sample": 3, "classes": {"far": [0, 17]}}`, targets

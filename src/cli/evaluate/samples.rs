@@ -10,10 +10,10 @@ use crate::units::Fault;
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SampleArguments {
-    /// Which samples; `rest` are those of the training file that `data.on_too_long = "drop"` leaves out.
+    /// Which samples to use; `rest`: those of the training file that `data.on_too_long = "drop"` leaves out.
     #[arg(long, value_enum, default_value_t = Split::Validation)]
     pub(super) split: Split,
-    /// The first samples of the split alone.
+    /// Use only the first N samples of the split.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) limit: Option<u32>,
 }

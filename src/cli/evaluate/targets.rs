@@ -18,10 +18,10 @@ use crate::units::Fault;
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(super) struct CacheArguments {
-    /// Which entries are evicted, in place of the recipe's policy: several with commas, each of which is evaluated.
+    /// Eviction policies to evaluate, separated by commas. The recipe's own policy keeps its parameters, others have their defaults.
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<String>,
-    /// Slots per KV head, in place of the recipe's: several with commas, each of which is evaluated. `dense` has all that it needs.
+    /// Cache slots per KV head to evaluate, separated by commas. `dense` keeps every entry and is evaluated once.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     cache_length: Vec<u32>,
 }

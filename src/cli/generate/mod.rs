@@ -31,19 +31,19 @@ pub(super) struct Generate {
     prompts: Prompts,
     #[command(flatten)]
     rules: RuleArguments,
-    /// Number of texts for each prompt, which is read once.
+    /// Number of texts per prompt; the prompt is read once.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     n: u16,
     /// Maximum number of sequences generated at once.
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
-    /// Keep what has been read of the prompt, to go on from it with `--session`; nothing is generated.
+    /// Save the cache of the prompt to this file, for `--session`; nothing is generated.
     #[arg(long, value_name = "FILE")]
     save_session: Option<PathBuf>,
-    /// Go on from what `--save-session` has kept: the prompt follows it.
+    /// Load the cache that `--save-session` has saved; the prompt continues it.
     #[arg(long, value_name = "FILE", conflicts_with = "save_session")]
     session: Option<PathBuf>,
-    /// What the assistant is told before a conversation.
+    /// System prompt of the conversation.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system_prompt: Option<String>,
     #[command(flatten)]

@@ -13,7 +13,7 @@ use crate::units::{Fault, abridged};
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub(super) struct Prompts {
-    /// Talk: what you write is answered, and the conversation is kept.
+    /// Chat in the terminal: each line is answered, and the conversation is kept.
     #[arg(long, group = "conversations", conflicts_with_all = ["prompt", "prompt_file", "prompt_tokens", "messages", "n", "save_session", "session"])]
     pub(super) chat: bool,
     /// A text to go on from; may be given several times.

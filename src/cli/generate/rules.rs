@@ -12,40 +12,40 @@ pub(in crate::cli) struct RuleArguments {
     /// Maximum number of new tokens.
     #[arg(long, visible_alias = "max-tokens", value_name = "N")]
     max_new_tokens: Option<usize>,
-    /// Take the most likely token each time.
+    /// Greedy decoding: take the most likely token each time.
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p", "seed"])]
     greedy: bool,
-    /// Draw, with logits divided by this.
+    /// Sample, with this temperature.
     #[arg(long, visible_alias = "temp", value_name = "T")]
     temperature: Option<f64>,
-    /// Draw among so many most likely tokens; 0 for all.
+    /// Sample from the K most likely tokens; 0 for all.
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
-    /// Draw among the fewest most likely tokens that are together as likely as this.
+    /// Sample from the smallest set of tokens whose probabilities add up to P (nucleus sampling).
     #[arg(long, value_name = "P")]
     top_p: Option<f64>,
-    /// Draw among tokens that are this fraction as likely as the most likely one.
+    /// Sample from tokens with at least P times the probability of the most likely one.
     #[arg(long, value_name = "P")]
     min_p: Option<f64>,
-    /// Make tokens that have occurred less likely, from 1 on.
+    /// Penalty on tokens that have occurred; 1 is none.
     #[arg(long, value_name = "X")]
     repetition_penalty: Option<f64>,
-    /// Let no run of so many tokens occur twice.
+    /// Let no n-gram of N tokens occur twice.
     #[arg(long, value_name = "N")]
     no_repeat_ngram_size: Option<usize>,
-    /// Let no end token come before so many new ones.
+    /// Minimum number of new tokens before an end token.
     #[arg(long, value_name = "N")]
     min_new_tokens: Option<usize>,
-    /// End the text before this; may be given several times.
+    /// Stop string: the text ends before it; may be given several times.
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// The token that ends a text, in place of the model's own; may be given several times.
+    /// Id of the end token (EOS), in place of the model's own; may be given several times.
     #[arg(long, value_name = "ID")]
     eos: Vec<u32>,
-    /// Let no token end a text.
+    /// Ignore end tokens (EOS).
     #[arg(long, conflicts_with = "eos")]
     ignore_eos: bool,
-    /// Draw the texts of this number: the same number gives the same texts, whatever else is generated.
+    /// Seed of sampling: the same seed gives the same texts, whatever else is generated.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }

@@ -15,13 +15,13 @@ use proposal::proposal;
 
 #[derive(Debug, Args)]
 pub(super) struct Init {
-    /// Directory of the model: its configuration and tokenizer are looked at, and not its weights.
+    /// Model directory; its configuration and tokenizer are read, its weights are not.
     #[arg(long, value_name = "DIR", required_unless_present = "from")]
     model: Option<PathBuf>,
-    /// The training data: a file, a folder or a pattern. All of its samples are measured.
+    /// Training data: a file, a folder or a pattern. All samples are tokenised.
     #[arg(long, value_name = "FILE", required_unless_present = "from")]
     data: Option<PathBuf>,
-    /// Make the recipe of this YAML of Axolotl or LLaMA-Factory; `--model` and `--data` then stand in place of those that it names.
+    /// Convert this YAML of Axolotl or LLaMA-Factory; `--model` and `--data` replace the model and the data that it names.
     #[arg(long, value_name = "YAML")]
     from: Option<PathBuf>,
 }

@@ -23,16 +23,16 @@ use crate::units::{Bytes, Fault};
 pub(super) struct Plan {
     #[command(flatten)]
     recipe: RecipeFile,
-    /// Plan for sequences of so many tokens with a target at each, instead of the heaviest batch of the recipe's data.
+    /// Plan for sequences of N tokens, all of them targets, instead of the heaviest batch of the recipe's data.
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     tokens: Option<usize>,
-    /// Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told.
+    /// Plan for a GPU with this much memory, for example `40GB` or `80GiB`. If this machine has no GPU, no time is estimated.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     device_memory: Option<Bytes>,
     /// Host memory limit. Default: the available memory.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     host_memory: Option<Bytes>,
-    /// What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`.
+    /// Disk space for scratch files. Default: the free space of `grad.scratch_dir`, else of `output_dir`.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     scratch_space: Option<Bytes>,
     #[command(flatten)]

@@ -29,8 +29,11 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
         None => limit(machine.limits.host),
     };
     let (sequences, tokens) = (counted(batch.sequences.len(), "sequence"), counted(batch.max_len(), "token"));
-    let why = "of what fits the fewest operations, then the largest cells; exact before rounded and memory before files";
-    console::result(&format!("\n{sequences} of {tokens}; there are {there}; {why}:\n\n    {}", chosen.grad.tiling()))?;
+    let why = "exact stores come before rounded ones, memory before files, then the fewest operations, then the largest cells";
+    console::result(&format!(
+        "\nPlanned for {sequences} of {tokens}; memory: {there}. Of the tilings that fit, {why}:\n\n    {}",
+        chosen.grad.tiling()
+    ))?;
     Ok(())
 }
 

@@ -28,10 +28,10 @@ use proof::{ProofSubject, proof_model};
 pub(super) struct Verify {
     #[command(flatten)]
     recipe: RecipeFile,
-    /// Test instead whether the cache evicts what `kv_policy.json` in this checkpoint or export has recorded.
+    /// Instead test that the cache evicts what `kv_policy.json` of this checkpoint or export records.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["set", "full", "every_tiling", "samples", "dump", "replay_log"])]
     conformance: Option<PathBuf>,
-    /// Where the adapter's base model is, if not where the adapter says.
+    /// Base model of the adapter. Default: the one that the adapter names.
     #[arg(long, value_name = "MODEL", requires = "conformance")]
     base: Option<PathBuf>,
     /// Prove other tilings than the recipe's too: shapes of cells, stores, caches that wait on the host.

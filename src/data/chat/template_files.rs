@@ -70,8 +70,9 @@ impl ChatTemplates {
         if let Some(name) = wanted {
             let unknown = || {
                 let (wanted, names) = (quoted(name), listed(&names));
-                let message = format!("there is no chat template `{wanted}`: neither a file, nor among {names}");
-                Fault::data(message, "name a file, relative to the recipe's folder, or a template of the model")
+                let of_model = if names.is_empty() { "the model has none".to_owned() } else { format!("the model has {names}") };
+                let message = format!("there is no chat template `{wanted}`: no such file, and {of_model}");
+                Fault::data(message, "name a file, or a template that the model has")
             };
             return one(find(name).ok_or_else(unknown)?);
         }
@@ -214,7 +215,7 @@ mod tests {
         assert_eq!(found(Some("{{ 1 }}"), true).unwrap(), "1");
         assert_eq!(
             found(Some("nosuch"), false).unwrap_err(),
-            "there is no chat template `nosuch`: neither a file, nor among default, tool_use"
+            "there is no chat template `nosuch`: no such file, and the model has default, tool_use"
         );
         std::fs::write(dir.join("special_tokens_map.json"), r#"{"bos_token": "<b>", "eos_token": {"content": "</s>"}}"#).unwrap();
         let tokens = "{{ bos_token }}{{ eos_token }}{{ image_token }}";

@@ -23,7 +23,7 @@ pub(in crate::engine) struct GateFit {
     products: Option<Tensor>,
 }
 
-/// A gate, and the part of its labels' variance that it explains, in the mean over KV heads and less what it owes to having many channels.
+/// A gate, and the part of its labels' variance that it explains, on average over KV heads and less what it owes to having many channels.
 #[derive(Debug)]
 pub struct FittedGate {
     /// Weight `(G, E)` and bias `(G)`, f64.
