@@ -72,7 +72,7 @@ fn lines() -> Vec<Line> {
         let built = cache::build(&choice, LAYERS[0].cache_length as usize).unwrap();
         let traits = built.traits();
         let buffer = if traits.needs_quantised { BufferKind::Int8 } else { BufferKind::Plain };
-        traits.evicts.then_some(Line { policy, params, buffer, goal: goal_of(policy) })
+        (!traits.keeps_all).then_some(Line { policy, params, buffer, goal: goal_of(policy) })
     };
     let quantised = [(BufferKind::Int8, QUANTISED), (BufferKind::Int4, None)];
     let lastrec = quantised.map(|(buffer, goal)| Line { policy: "lastrec", params: "", buffer, goal });
@@ -143,7 +143,7 @@ impl Run {
             batch: 1,
             groups: layer.groups,
             head_dim: layer.head_dim,
-            entry_number: policy.traits().entry_number,
+            model_feature: policy.traits().model_feature,
             further: &[],
             cache_length,
             allocated: cache_length,
@@ -178,7 +178,7 @@ impl Run {
             is_block: false,
         };
         // What the model says of entries is the model's work, and not timed.
-        let has_number = self.policy.traits().entry_number.is_some();
+        let has_number = self.policy.traits().model_feature.is_some();
         let numbers = has_number.then(|| Tensor::rand([1, k.size()[1], len as i64, 1], (Kind::Float, Device::Cpu)));
         let entries = KvBlock::of_planes([k, v].into_iter().chain(&numbers).map(Tensor::shallow_clone));
         let mut times = [Instant::now(); 5];

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kvtune::cache::{LayerLog, ReplayLog, Routing, Victims};
-use kvtune::engine::{ChunkPlan, ColumnWidth, Silent};
+use kvtune::engine::{ChunkPlan, ColumnWidth, NoObserver};
 use kvtune::files::{self, Dtype, RawTensor, TensorFile};
 use kvtune::units::Bytes;
 use proptest::prelude::*;
@@ -264,7 +264,7 @@ fn the_size_is_known_beforehand() {
         let model = support::model(case);
         let engine = support::engine(case, &model);
         let plan = engine.settings().plan(&support::batch(case), None).unwrap();
-        let log = engine.gradients(&model, &support::batch(case), support::context(case), &mut Silent).unwrap().log;
+        let log = engine.gradients(&model, &support::batch(case), support::context(case), &mut NoObserver).unwrap().log;
         (log.bytes(), engine.settings().log_bytes(&plan, case.heads.1))
     };
     for case in registered_policies() {
@@ -285,11 +285,11 @@ fn a_forward_phase_that_follows_a_log_is_the_one_that_wrote_it() {
     for case in registered_policies() {
         let (name, case) = (case.policy, full_one_by_one(&case));
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
-        let first = support::engine(&case, &model).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let first = support::engine(&case, &model).gradients(&model, &batch, context, &mut NoObserver).unwrap();
         // The policy of the engine that follows is another one: it is not asked.
         let other = Case { policy: if name == "dense" { "dense" } else { "lastrec" }, params: "", ..case };
         let engine = support::engine(&other, &model).following(kept(&first.log));
-        let second = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+        let second = engine.gradients(&model, &batch, context, &mut NoObserver).unwrap();
         assert_eq!(first.losses, second.losses, "{name}");
         assert!(first.gradients.iter().all(|(key, gradient)| gradient.equal(&second.gradients[key])), "{name}");
         assert_eq!(first.log.hash(), second.log.hash(), "{name}");
@@ -303,11 +303,11 @@ const MIXTRAL: &str = r#"{"model_type": "mixtral", "num_local_experts": 5, "num_
 fn experts_are_kept_and_followed() {
     let case = Case { config: MIXTRAL, ..case_of("h2o", "") };
     let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
-    let first = support::engine(&case, &model).gradients(&model, &batch, context, &mut Silent).unwrap();
+    let first = support::engine(&case, &model).gradients(&model, &batch, context, &mut NoObserver).unwrap();
     let read = kept(&first.log);
     assert_eq!((read.hash(), read.bytes()), (first.log.hash(), first.log.bytes()));
     let follow = |log: ReplayLog| support::engine(&case, &model).following(log);
-    let second = follow(read).gradients(&model, &batch, context, &mut Silent).unwrap();
+    let second = follow(read).gradients(&model, &batch, context, &mut NoObserver).unwrap();
     assert_eq!((&first.losses, first.router_loss, &first.gradients), (&second.losses, second.router_loss, &second.gradients));
 
     // Others than the router prefers.
@@ -327,10 +327,13 @@ fn experts_are_kept_and_followed() {
 
     let dense = Case { config: PLAIN.config, ..case };
     let engine = |log| support::engine(&dense, &support::model(&dense)).following(log);
-    assert!(engine(first.log.clone()).losses(&support::model(&dense), &batch, &mut Silent).is_ok(), "nobody asks for experts");
+    assert!(
+        engine(first.log.clone()).losses(&support::model(&dense), &batch, &mut NoObserver).is_ok(),
+        "nobody asks for experts"
+    );
     let without =
-        support::engine(&dense, &support::model(&dense)).gradients(&support::model(&dense), &batch, context, &mut Silent);
-    let error = follow(without.unwrap().log).losses(&model, &batch, &mut Silent).unwrap_err();
+        support::engine(&dense, &support::model(&dense)).gradients(&support::model(&dense), &batch, context, &mut NoObserver);
+    let error = follow(without.unwrap().log).losses(&model, &batch, &mut NoObserver).unwrap_err();
     assert!(error.to_string().contains("experts of size"), "{error}");
 }
 
@@ -365,7 +368,7 @@ fn a_log_of_another_batch_or_model_is_refused() {
         (drawn(case.lengths, &[18, 20, 23], 5), "expected 22 slots in layer 2, found 23 slots in layer 2"),
     ] {
         let engine = support::engine(&case, &model).following(log);
-        match engine.gradients(&model, &support::batch(&case), support::context(&case), &mut Silent) {
+        match engine.gradients(&model, &support::batch(&case), support::context(&case), &mut NoObserver) {
             Err(e) => assert!(e.to_string().contains("belongs to another") && e.to_string().contains(words), "{e}"),
             other => panic!("{words}: {other:?}"),
         }
@@ -373,6 +376,6 @@ fn a_log_of_another_batch_or_model_is_refused() {
     let one = Case { heads: (6, 1), ..case };
     let model = support::model(&one);
     let engine = support::engine(&one, &model).following(drawn(case.lengths, case.cache, 5));
-    let error = engine.gradients(&model, &support::batch(&one), support::context(&one), &mut Silent).unwrap_err();
+    let error = engine.gradients(&model, &support::batch(&one), support::context(&one), &mut NoObserver).unwrap_err();
     assert!(error.to_string().contains("expected 1 KV heads, found 2 KV heads"), "{error}");
 }

@@ -95,7 +95,7 @@ impl HeadBudgets {
 /// own; together exactly `groups · cache_length`.
 fn share_out(keys: &[i64], groups: usize, filled: usize, cache_length: usize, floor: f64) -> Vec<usize> {
     let mut entries: Vec<usize> = (0..keys.len()).collect();
-    // Of equals, every head gets its part.
+    // Equal keys are taken from all heads in turn.
     entries.sort_by_key(|&i| (Reverse(keys[i]), i % filled, i / filled));
     let mut counts = vec![0usize; groups];
     let better = keys.len().div_ceil(2);
@@ -136,6 +136,12 @@ impl BudgetState {
         let held = shares.iter().map(|sequence| sequence.iter().map(|&share| share.min(filled)).collect()).collect();
         let numbers = BudgetNumbers { index, slots, shares: shares.clone(), held, filled_before: filled };
         Self { numbers, before_bgc: position_bgc.narrow(2, 0, filled as i64).copy() }
+    }
+
+    /// Entries of a head, on average over all sequences and heads.
+    pub(super) fn mean_held(&self) -> usize {
+        let held = self.numbers.held.iter().flatten();
+        held.clone().sum::<usize>() / held.count().max(1)
     }
 
     /// How many of the next `count` slots each head of the first `sequences` fills from its empty ones `(B, G, 1)`: as many as its

@@ -99,7 +99,7 @@ impl CacheShape {
 
     /// Widths of all that an entry has beside key and value, plane by plane.
     pub fn further_widths(&self) -> impl Iterator<Item = i64> + use<> {
-        self.entry_number.map(|_| 1).into_iter().chain(self.further.iter().copied())
+        self.model_feature.map(|_| 1).into_iter().chain(self.further.iter().copied())
     }
 
     /// The kind of what an entry has beside key and value.
@@ -139,7 +139,7 @@ pub(super) struct Buffer {
     /// The pages' place on the host, for a buffer that waits there between its uses.
     home: Vec<StoredEntries>,
     is_away: bool,
-    /// Who carries the pages to and fro.
+    /// Copies the pages between device and host.
     copier: Arc<dyn Copier>,
     /// When the pages have come to where they were carried last.
     carried: Cell<Option<CopyMark>>,

@@ -109,9 +109,9 @@ impl LayerCache {
         self.stands
     }
 
-    /// Filled slots of a KV head.
+    /// Entries of a KV head; with budgets by head, on average over the heads.
     pub fn num_entries(&self) -> usize {
-        self.filled
+        self.budget.as_ref().map_or(self.filled, BudgetState::mean_held)
     }
 
     /// The gradient of a cache of this size, in which nothing has been added up.

@@ -60,7 +60,7 @@ pub enum EvictionOrder {
 }
 
 impl EvictionOrder {
-    /// By a score; as long as there is none, by position.
+    /// Orders by a score, or by position while there is none.
     pub fn by_score(score: Option<Tensor>) -> Self {
         score.map_or(Self::ByPosition { keep_first: 0 }, Self::ByEntry)
     }
@@ -72,8 +72,8 @@ pub struct NewEntries<'a> {
     pub k_bgnd: &'a Tensor,
     /// Values `(B, G, n, D)`, exact.
     pub v_bgnd: &'a Tensor,
-    /// What the model says of them `(B, G, n)`, f32, where [`PolicyTraits::entry_number`] asks for it.
-    pub number_bgn: Option<Tensor>,
+    /// What the model says of them `(B, G, n)`, f32, where [`PolicyTraits::model_feature`] asks for it.
+    pub model_feature_bgn: Option<Tensor>,
     pub(super) stored: &'a dyn Fn() -> (Tensor, Tensor),
 }
 
@@ -136,8 +136,10 @@ impl Observed<'_> {
 ///
 /// All it knows of an entry lies in the cache and moves with it: a policy has parameters, and no state.
 pub trait Policy: Debug + Send {
-    /// The order in which the entries of a layer leave.
-    fn score(&self, entries: &Entries<'_>) -> EvictionOrder;
+    /// The order in which the entries of a layer leave; by default, what [`Self::observe`] has made of the attention is the score.
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
+        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
+    }
 
     /// What must be known of the policy before it scores anything.
     fn traits(&self) -> PolicyTraits<'_>;

@@ -24,7 +24,7 @@ struct Columns {
 }
 
 impl Placement {
-    /// That of a chunk without pads.
+    /// The placement of a chunk without pads.
     pub fn whole() -> Self {
         Self(None)
     }

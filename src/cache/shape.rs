@@ -2,7 +2,7 @@
 
 use tch::{Device, Kind};
 
-use crate::ops::attention::EntryNumber;
+use crate::ops::attention::ModelFeature;
 use crate::recipe::BufferKind;
 
 /// The dimensions of a cache for one batch, and how it is stored.
@@ -12,7 +12,7 @@ pub struct CacheShape {
     pub groups: i64,
     pub head_dim: i64,
     /// The number that the model says of each entry, where the policy asks for one: the first plane beside key and value.
-    pub entry_number: Option<EntryNumber>,
+    pub model_feature: Option<ModelFeature>,
     /// Widths of what an entry has beside these, plane by plane; stored as it is.
     pub further: &'static [i64],
     pub cache_length: usize,

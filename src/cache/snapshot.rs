@@ -135,7 +135,7 @@ impl LayerCache {
 
     /// Goes back to where it held the entries before position `tokens`, and no others; false where it does not stand as if no more had come:
     /// entries have left it, or the policy has seen what attention they got since.
-    pub fn cut_back(&mut self, tokens: usize) -> bool {
+    pub fn crop(&mut self, tokens: usize) -> bool {
         let written = match &self.agreement {
             Agreement::All(positions) => positions.iter().zip(0..).all(|(&position, slot)| position == slot),
             Agreement::Heads | Agreement::Nothing => false,

@@ -1,12 +1,12 @@
 //! What the cache, the engine and the planner must know of a policy before it scores anything.
 
 use super::Queries;
-use crate::ops::attention::EntryNumber;
+use crate::ops::attention::ModelFeature;
 use crate::recipe::InitialPart;
 
 /// The traits of a policy, with a default for each: `PolicyTraits { sinks: 4, ..PolicyTraits::default() }`. A policy that wraps another
 /// one changes what differs: `PolicyTraits { grace: 0, ..inner.traits() }`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each says yes or no to a question of its own")]
 pub struct PolicyTraits<'a> {
     /// Number of youngest tokens that may not leave yet.
@@ -20,8 +20,8 @@ pub struct PolicyTraits<'a> {
     pub prefill_queries: Option<Queries>,
     /// The queries of a chunk after the prefill span that are asked for in this way.
     pub chunk_queries: Option<Queries>,
-    /// Whether entries may leave at all; without it a sequence longer than the cache is an error.
-    pub evicts: bool,
+    /// Whether no entry ever leaves, so that a sequence longer than the cache is an error.
+    pub keeps_all: bool,
     /// Whether the choices of one sequence of a batch depend on the others.
     pub couples_sequences: bool,
     /// Whether scores of different heads can be compared when the first entries must leave.
@@ -31,7 +31,7 @@ pub struct PolicyTraits<'a> {
     /// How many heads one choice serves at least; the replay log is smaller by as much.
     pub scope: Scope,
     /// The number that the model is to say of each new entry.
-    pub entry_number: Option<EntryNumber>,
+    pub model_feature: Option<ModelFeature>,
     /// Whether [`Entries::query_statistics`](super::Entries::query_statistics) is needed, which a model must have.
     pub needs_query_statistics: bool,
     /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
@@ -53,13 +53,14 @@ impl BudgetRule {
 }
 
 /// The heads that one choice serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
     /// All sequences and KV heads of a batch.
     Batch,
     /// All KV heads of a sequence.
     Sequence,
     /// One KV head of a sequence.
+    #[default]
     Head,
 }
 
@@ -68,26 +69,6 @@ pub enum Scope {
 pub struct KeptInitialPart<'a> {
     pub part: &'a InitialPart,
     pub most: usize,
-}
-
-impl Default for PolicyTraits<'_> {
-    fn default() -> Self {
-        Self {
-            grace: 0,
-            sinks: 0,
-            initial_part: None,
-            prefill_queries: None,
-            chunk_queries: None,
-            evicts: true,
-            couples_sequences: false,
-            compares_heads: false,
-            budgets: None,
-            scope: Scope::Head,
-            entry_number: None,
-            needs_query_statistics: false,
-            needs_quantised: false,
-        }
-    }
 }
 
 impl PolicyTraits<'_> {

@@ -16,8 +16,8 @@ pub struct Undo {
     pub(super) saved: Option<(StoredEntries, Tensor)>,
 }
 
-/// What of an undo entry is no tensor. The tensors wait in this order: the moves' `to` and `from`, what is retained (a mask and indices), the
-/// positions, the planes of the entries. Indices wait in 32 bits.
+/// The part of an undo entry that is not a tensor. The tensors are stored in this order: the moves' `to` and `from`, what is
+/// retained (a mask and indices), the positions, the planes of the entries. Indices have 32 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct UndoLayout {
     at: Geometry,

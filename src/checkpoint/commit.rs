@@ -18,14 +18,14 @@ use crate::units::{Bytes, Fault};
 const LATEST: &str = "latest";
 
 /// An optimiser's tensors, of which one at a time need be in memory.
-pub trait StateInTurn {
+pub trait OptimizerTensors {
     fn heads(&self) -> Result<Vec<TensorHead>, Fault>;
 
     /// One by its index; each is asked for once.
     fn tensor(&self, index: usize) -> Result<Tensor, Fault>;
 }
 
-impl StateInTurn for Vec<(String, Tensor)> {
+impl OptimizerTensors for Vec<(String, Tensor)> {
     fn heads(&self) -> Result<Vec<TensorHead>, Fault> {
         store::tensor_heads(Path::new(OPTIMIZER), self)
     }
@@ -42,7 +42,7 @@ pub struct Snapshot<'a> {
     /// Name or path of the model that an adapter belongs to.
     pub base_model: &'a str,
     /// The optimiser's tensors, which all but the last checkpoint keep.
-    pub optimizer: &'a dyn StateInTurn,
+    pub optimizer: &'a dyn OptimizerTensors,
     /// Further files, by their names.
     pub beside: &'a [(String, Vec<u8>)],
     pub state: &'a TrainState,
@@ -93,7 +93,7 @@ fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), Fault> {
     disk::make_dir("checkpoint", staged).map_err(io_fault("make", staged))?;
     snapshot.model.save_trained(staged, snapshot.base_model)?;
     if keeps_optimizer {
-        store::save_in_turn(&staged.join(OPTIMIZER), &heads, &store::pt_metadata(), |index| state.tensor(index))?;
+        store::save_streamed(&staged.join(OPTIMIZER), &heads, &store::pt_metadata(), |index| state.tensor(index))?;
     }
     files::write_atomic(&staged.join(STATE), &files::to_json(snapshot.state))?;
     for (name, bytes) in snapshot.beside {

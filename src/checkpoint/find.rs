@@ -16,7 +16,7 @@ use crate::recipe::Weights;
 use crate::store;
 use crate::units::{Fault, FaultKind, abridged};
 
-/// Behind the name of a checkpoint that was damaged.
+/// Suffix of the name of a damaged checkpoint.
 pub(super) const ASIDE: &str = ".damaged";
 
 #[derive(Debug)]

@@ -13,7 +13,7 @@ mod retention;
 mod state;
 
 pub use aside::{abandon, set_aside};
-pub use commit::{Snapshot, StateInTurn, latest, retain, save};
+pub use commit::{OptimizerTensors, Snapshot, latest, retain, save};
 pub use find::{
     Loaded, NewestCheckpoint, adapter_hash, check, clean_leftovers, holds, load, load_optimizer, names, newest, refuse_links,
     state_of,

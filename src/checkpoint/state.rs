@@ -88,7 +88,7 @@ pub struct TrainState {
     /// Lines of metrics at the beginning that an earlier version wrote; earlier versions did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unchecked_metrics: Option<u64>,
-    /// What of the recipe may not change in the run, in TOML by dotted keys; earlier versions did not say.
+    /// The settings that may not change during a run, in TOML by dotted key. Earlier versions did not write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<BTreeMap<String, String>>,
     pub parameters: Vec<ParameterInfo>,

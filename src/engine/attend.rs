@@ -8,10 +8,11 @@ use super::layer_budgets::allocate_across_layers;
 use super::layer_state::{ChunkGrads, SharedLayer, link};
 use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
+use super::undo_log::KeepUndo;
 use crate::cache::{ChunkSpan, Policy, Routing};
 use crate::model::{Attend, Qkv, Routed};
 use crate::native::{attach_backward, locked};
-use crate::ops::attention::{EntryNumber, KvBlock};
+use crate::ops::attention::{KvBlock, ModelFeature};
 use crate::units::{Fault, LayerIdx};
 
 /// A column's chunks; attention goes chunk by chunk, everything else of a layer runs over the whole column.
@@ -70,8 +71,8 @@ impl Column<'_> {
         let mut outs = Vec::with_capacity(lengths.len());
         for (i, span) in self.spans.iter().enumerate() {
             let own = KvBlock::of_planes(planes.iter().map(|parts| parts[i].shallow_clone()));
-            let drain_h = qkv.drain_h.as_ref().map(Tensor::shallow_clone);
-            let tokens = Qkv { q_bhnd: q[i].shallow_clone(), own, rule: qkv.rule, drain_h, joined: None };
+            let sink_logit_h = qkv.sink_logit_h.as_ref().map(Tensor::shallow_clone);
+            let tokens = Qkv { q_bhnd: q[i].shallow_clone(), own, rule: qkv.rule, sink_logit_h, joined: None };
             outs.push(attend(span, &tokens)?);
         }
         if pads > 0 {
@@ -141,7 +142,7 @@ impl Attend for ColumnAttention<'_> {
                         let mut state = locked(state);
                         match *part {
                             Some(part) => state.decide_part(policy, part, qkv),
-                            None => state.decide(policy, span, qkv, keeps_undo),
+                            None => Ok(state.decide(policy, span, qkv, KeepUndo::of(keeps_undo))?.0),
                         }
                     })
                 })
@@ -161,8 +162,8 @@ impl Attend for ColumnAttention<'_> {
         }
     }
 
-    fn entry_number(&self, layer: LayerIdx) -> Option<EntryNumber> {
-        locked(&self.column.states[layer.0]).cache.shape().entry_number
+    fn model_feature(&self, layer: LayerIdx) -> Option<ModelFeature> {
+        locked(&self.column.states[layer.0]).cache.shape().model_feature
     }
 
     fn see_input(&mut self, layer: LayerIdx, x_bne: &Tensor, queries: &dyn Fn() -> Tensor) {
@@ -237,33 +238,34 @@ impl CellLayer<'_> {
     fn attend_chunk(self, span: &ChunkSpan, qkv: &Qkv, chain: &Tensor) -> Result<(Tensor, Tensor), Fault> {
         let Self { column, layer, policy } = self;
         let (state, moves) = (&column.states[layer.0], OffloadMoves::of(column, layer, span));
-        let inputs: Vec<&Tensor> = [&qkv.q_bhnd, chain].into_iter().chain(qkv.own.planes()).chain(&qkv.drain_h).collect();
+        let inputs: Vec<&Tensor> = [&qkv.q_bhnd, chain].into_iter().chain(qkv.own.planes()).chain(&qkv.sink_logit_h).collect();
         let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
         let (out, saved, next) = no_grad(|| {
-            let (own, drain_h) = (qkv.own.map(Tensor::detach), qkv.drain_h.as_ref().map(Tensor::detach));
-            let tokens = &Qkv { q_bhnd: qkv.q_bhnd.detach(), own, rule: qkv.rule, drain_h, joined: None };
+            let (own, sink_logit_h) = (qkv.own.map(Tensor::detach), qkv.sink_logit_h.as_ref().map(Tensor::detach));
+            let tokens = &Qkv { q_bhnd: qkv.q_bhnd.detach(), own, rule: qkv.rule, sink_logit_h, joined: None };
             let mut layer = locked(state);
             let made = match policy {
-                Some(policy) => layer.decide_for_backward(policy, span, tokens),
+                Some(policy) => layer.decide(policy, span, tokens, KeepUndo::Resident),
                 None => layer.recompute(span, tokens),
             };
             let (out, saved) = made?;
             // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
             Ok::<_, Fault>((out.detach(), saved, link(chain)))
         })?;
-        let (shared, here, trains_drain) = (state.clone(), span.clone(), qkv.drain_h.as_ref().is_some_and(Tensor::requires_grad));
+        let (shared, here, trains_sinks) =
+            (state.clone(), span.clone(), qkv.sink_logit_h.as_ref().is_some_and(Tensor::requires_grad));
         attach_backward(&inputs, &[&out, &next], move |grads| {
             locked(&shared).cache.prefetch();
             if let Some(below) = &moves.below {
                 locked(below).cache.prefetch();
             }
-            let made = no_grad(|| locked(&shared).backward(&here, &saved, grads[0].as_ref(), trains_drain));
-            let ChunkGrads { q, own, drain } = made.map_err(|e| e.to_string())?;
+            let made = no_grad(|| locked(&shared).backward(&here, &saved, grads[0].as_ref(), trains_sinks));
+            let ChunkGrads { q, own, sink_logit } = made.map_err(|e| e.to_string())?;
             if moves.parks {
                 locked(&shared).cache.offload();
             }
             let end = Tensor::zeros([1], (q.kind(), q.device()));
-            let all = [q, end].into_iter().chain(own.into_planes()).map(Some).chain([drain]);
+            let all = [q, end].into_iter().chain(own.into_planes()).map(Some).chain([sink_logit]);
             Ok(all.zip(needs).map(|(grad, needed)| grad.filter(|_| needed)).collect())
         })?;
         Ok((out, next))

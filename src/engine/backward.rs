@@ -12,7 +12,7 @@ use super::router_balance::RouterTask;
 use super::schedule::BackwardStage;
 use super::session::Pass;
 use super::step_run::StepRun;
-use super::weights_turn::{Way, WeightsTurn};
+use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
 use super::{Event, MicroBatchGradients};
 use crate::model::Model;
 use crate::native::{locked, or_panic};
@@ -153,8 +153,8 @@ impl StepRun<'_> {
     fn pass(&self) -> Pass<'_> {
         let tokens = &self.trace.tokens;
         let (frequencies, place) = (tokens.frequencies(), tokens.place(self.context));
-        let turn = WeightsTurn::new(&self.setup.settings, Way::Down);
-        Pass { model: self.model, captured: None, frequencies, place, turn }
+        let prefetcher = WeightPrefetcher::new(&self.setup.settings, PassOrder::Down);
+        Pass { model: self.model, captured: None, frequencies, place, prefetcher }
     }
 
     /// After a cell, each cache and its gradient must stand at the cell's left border.

@@ -14,7 +14,7 @@ pub struct ChunkPlan {
     pub columns: Vec<Range<usize>>,
     /// Length of the prefill span.
     pub prefill: usize,
-    /// Where the cuts go on.
+    /// Cuts the tokens that come after `spans`.
     cutter: Cutter,
 }
 
@@ -203,7 +203,7 @@ impl ChunkPlan {
     fn cut_to(&mut self, lengths: &[usize]) {
         let total = lengths.iter().copied().max().unwrap_or(0);
         while let Some(next) = self.cutter.peek(total) {
-            // Who has ended leaves; where the longest sequences come first, that is everyone who has.
+            // Ended sequences leave; they are the last rows where the longest sequence comes first.
             let active = lengths.iter().rposition(|&t| t > next.start).map_or(0, |last| last + 1);
             let real = lengths[..active].iter().map(|&t| t.saturating_sub(next.start).min(next.len)).collect();
             self.push(next, real);

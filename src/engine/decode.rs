@@ -7,13 +7,13 @@ use super::layer_budgets::allocate_across_layers;
 use super::layer_state::SharedLayer;
 use super::open_block::ChunkPart;
 use super::session::Session;
-use super::weights_turn::{Way, WeightsTurn};
+use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
 use super::{Engine, guarded};
 use crate::cache::{Policy, Routing};
 use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Qkv, Routed};
 use crate::native::cuda::on_device;
 use crate::native::locked;
-use crate::ops::attention::EntryNumber;
+use crate::ops::attention::ModelFeature;
 use crate::ops::frequencies::Frequencies;
 use crate::units::{Fault, LayerIdx};
 
@@ -27,7 +27,7 @@ use crate::units::{Fault, LayerIdx};
 ///
 /// # Shapes
 /// One id for each session in, `(width, 1, E)` out, or as many rows as there are sessions.
-pub fn extend_each(
+pub fn decode_step(
     engine: &Engine,
     model: &Model,
     layers: &mut CapturedLayers,
@@ -52,7 +52,7 @@ pub fn extend_each(
             no_grad(|| allocate_across_layers(&session.layers, &engine.0.settings.policies, &part.span));
         }
         let states = sessions.iter().map(|session| &session.layers[..]).collect();
-        let mut attend = EachAttends { states, parts: &parts, policies: &engine.0.settings.policies, rows: rows as i64 };
+        let mut attend = DecodeAttention { states, parts: &parts, policies: &engine.0.settings.policies, rows: rows as i64 };
         let column = |numbers: &mut dyn Iterator<Item = i64>| {
             let mut all: Vec<i64> = numbers.collect();
             all.resize(rows, 0);
@@ -62,11 +62,11 @@ pub fn extend_each(
         let ids_b1 = column(&mut ids.iter().map(|&id| i64::from(id)));
         let positions = model.positions(position_b1, &frequencies(sessions, rows));
         no_grad(|| {
-            let (mut hidden, turn) = (model.embed(&ids_b1), WeightsTurn::new(&engine.0.settings, Way::Up));
+            let (mut hidden, prefetcher) = (model.embed(&ids_b1), WeightPrefetcher::new(&engine.0.settings, PassOrder::Up));
             let place = DropoutContext::default();
             let mut layers = layers.column(model, &place, &positions, rows, 1);
             for layer in 0..model.config().num_layers() {
-                turn.enter(model, layer);
+                prefetcher.enter(model, layer);
                 hidden = layers.layer(LayerIdx(layer), &hidden, &mut attend)?;
             }
             Ok(hidden)
@@ -85,7 +85,7 @@ fn frequencies(sessions: &[&mut Session], rows: usize) -> Vec<Frequencies> {
 }
 
 /// How a row reaches the caches of its own session.
-struct EachAttends<'a> {
+struct DecodeAttention<'a> {
     /// The layers of each session.
     states: Vec<&'a [SharedLayer]>,
     /// The token of each session.
@@ -94,7 +94,7 @@ struct EachAttends<'a> {
     rows: i64,
 }
 
-impl Attend for EachAttends<'_> {
+impl Attend for DecodeAttention<'_> {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
         let mut outs = Vec::with_capacity(self.states.len() + 1);
         for (row, (states, part)) in self.states.iter().zip(self.parts).enumerate() {
@@ -112,8 +112,8 @@ impl Attend for EachAttends<'_> {
         Ok(if outs.len() == 1 { outs.remove(0) } else { Tensor::cat(&outs, 0) })
     }
 
-    fn entry_number(&self, layer: LayerIdx) -> Option<EntryNumber> {
-        self.policies[layer.0].traits().entry_number
+    fn model_feature(&self, layer: LayerIdx) -> Option<ModelFeature> {
+        self.policies[layer.0].traits().model_feature
     }
 
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {

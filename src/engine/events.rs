@@ -2,40 +2,19 @@
 
 use super::MemoryByPart;
 
-/// A point of a step.
+/// A point of a step. A column is its index from the left and the number of columns, a band its index from the top and the number of bands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A column of the forward phase begins.
-    ForwardColumn {
-        /// Index and number of columns.
-        column: (usize, usize),
-    },
+    ForwardColumn { column: (usize, usize) },
     /// The head's loss, and its gradient where one is wanted, begins for the hidden states of a column.
-    Head {
-        /// Index and number of columns.
-        column: (usize, usize),
-    },
+    Head { column: (usize, usize) },
     /// A band's second forward begins.
-    Replay {
-        /// Index from the top, and number of bands.
-        band: (usize, usize),
-    },
+    Replay { band: (usize, usize) },
     /// A cell of the backward phase begins: its caches are unwound, and it is computed again with autograd, unless its graph was kept.
-    Cell {
-        /// Index from the top, and number of bands.
-        band: (usize, usize),
-        /// Index from the left, and number of columns.
-        column: (usize, usize),
-        /// Whether its graph was kept.
-        is_kept: bool,
-    },
+    Cell { band: (usize, usize), column: (usize, usize), is_kept: bool },
     /// The graph of a cell is there, and its backward begins.
-    CellBackward {
-        /// Index from the top, and number of bands.
-        band: (usize, usize),
-        /// Index from the left, and number of columns.
-        column: (usize, usize),
-    },
+    CellBackward { band: (usize, usize), column: (usize, usize) },
 }
 
 /// Receives the events of a step.
@@ -61,8 +40,8 @@ pub trait Observer {
 }
 
 #[derive(Debug)]
-pub struct Silent;
+pub struct NoObserver;
 
-impl Observer for Silent {
+impl Observer for NoObserver {
     fn observe(&mut self, _event: Event) {}
 }

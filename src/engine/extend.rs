@@ -9,7 +9,7 @@ use super::open_block::ChunkPart;
 use super::router_balance::RouterTask;
 use super::session::{Pass, Session, SessionSpec};
 use super::slots::Extent;
-use super::weights_turn::{Way, WeightsTurn};
+use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
 use crate::cache::ChunkSpan;
 use crate::model::{CapturedLayers, DropoutContext, Model};
@@ -46,7 +46,7 @@ impl Session {
         })
     }
 
-    /// Another session that stands where this one does, and goes on by itself: the caches are copied, nothing is computed again.
+    /// An independent copy of this session: the caches are copied, and nothing is computed again.
     pub fn fork(&self) -> Result<Self, Fault> {
         guarded(|| {
             Ok(Self {
@@ -61,11 +61,11 @@ impl Session {
 
     /// Goes back to where it had read so many tokens, at least one, and none of those behind them. False where it would not stand as if they
     /// had never come; then it is of no further use. A session that keeps its choices does not go back.
-    pub fn cut_back(&mut self, tokens: usize) -> bool {
+    pub fn crop(&mut self, tokens: usize) -> bool {
         let Some(last) = self.plan.spans.last().filter(|_| self.missing == 0 && (1..=self.num_tokens()).contains(&tokens)) else {
             return false;
         };
-        if self.spec.keeps_log || !self.layers.iter().all(|layer| locked(layer).cache.cut_back(tokens)) {
+        if self.spec.keeps_log || !self.layers.iter().all(|layer| locked(layer).cache.crop(tokens)) {
             return false;
         }
         let last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
@@ -126,8 +126,8 @@ impl Session {
             let (spans, part) = self.next_spans(engine, num_tokens as usize);
             let (start, len) = (spans[0].start, spans.iter().map(|span| span.len).sum::<usize>());
             let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0, part: part.as_ref() };
-            let (place, turn) = (DropoutContext::default(), WeightsTurn::new(&engine.0.settings, Way::Up));
-            let mut pass = Pass { model, captured: Some(layers), frequencies: &self.frequencies, place, turn };
+            let (place, prefetcher) = (DropoutContext::default(), WeightPrefetcher::new(&engine.0.settings, PassOrder::Up));
+            let mut pass = Pass { model, captured: Some(layers), frequencies: &self.frequencies, place, prefetcher };
             let column = self.column(&spans, 0..self.layers.len());
             let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
             let pads = engine.0.settings.static_width.map_or(0, |width| width - len);
@@ -159,11 +159,6 @@ impl Session {
         (self.plan.spans[column].to_vec(), None)
     }
 
-    /// The most tokens of each sequence.
-    pub fn max_tokens(&self) -> usize {
-        self.spec.max_tokens
-    }
-
     /// Entries that the caches of all layers hold, by KV head, and those that have been evicted.
     pub fn entries(&self) -> (usize, usize) {
         let of_layer = |state: &SharedLayer| locked(state).cache.num_entries();
@@ -172,14 +167,8 @@ impl Session {
         (taken.saturating_sub(self.missing * layers), (self.plan.len() * layers).saturating_sub(taken))
     }
 
-    /// Where the initial part of each sequence stands; empty where there is none.
-    pub fn initial(&self) -> &[(usize, usize)] {
-        &self.spec.initial
-    }
-
-    /// The sequence length for rotary embeddings that depend on it.
-    pub fn rope_length(&self) -> usize {
-        self.spec.rope_length
+    pub fn spec(&self) -> &SessionSpec {
+        &self.spec
     }
 }
 

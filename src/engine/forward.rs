@@ -17,7 +17,7 @@ use super::session::{Pass, Session};
 use super::setup::Setup;
 use super::step_run::StepRun;
 use super::trace::{BatchIds, ForwardTrace};
-use super::weights_turn::{Way, WeightsTurn};
+use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
 use super::{ChunkPlan, Event, MicroBatchContext, Observer};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -83,8 +83,12 @@ impl<'a> StepRun<'a> {
         let mut hidden = no_grad(|| model.embed(&tokens.ids(&session.plan, c)));
         let spans = &session.plan.spans[session.plan.columns[c].clone()];
         let is_last = c + 1 == session.plan.columns.len();
-        let turn = WeightsTurn::new(&setup.settings, if is_last && context.is_some() { Way::UpAndBack } else { Way::Up });
-        let mut pass = Pass { model, captured: None, frequencies: tokens.frequencies(), place: tokens.place(*context), turn };
+        let prefetcher = WeightPrefetcher::new(
+            &setup.settings,
+            if is_last && context.is_some() { PassOrder::UpAndBack } else { PassOrder::Up },
+        );
+        let mut pass =
+            Pass { model, captured: None, frequencies: tokens.frequencies(), place: tokens.place(*context), prefetcher };
         let below = schedule.first_kept_layer(c).min(num_layers);
         let goes_on = below < num_layers;
         if below > 0 {

@@ -5,8 +5,8 @@ use super::head_run::TargetLosses;
 use super::setup::Setup;
 use super::step_run::StepRun;
 use super::{
-    Calibration, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer, Settings, Silent, Stores, guarded,
-    held,
+    Calibration, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, NoObserver, Observer, Settings, Stores,
+    guarded, held,
 };
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -97,7 +97,7 @@ impl Engine {
         sink: HiddenSink<'_>,
     ) -> Result<LossesAndLog, Fault> {
         guarded(|| {
-            let trace = StepRun::begin(&self.0, model, batch, context, &mut Silent)?.forward(Some(sink))?;
+            let trace = StepRun::begin(&self.0, model, batch, context, &mut NoObserver)?.forward(Some(sink))?;
             Ok((trace.head.finish()?.0, trace.log))
         })
     }
@@ -131,7 +131,7 @@ impl Engine {
         self.0.log = log;
     }
 
-    /// Another tiling of the same computation; what the stores of the one before took is free again.
+    /// Replaces the tiling. The memory of the stores before is freed.
     pub fn retile(&mut self, settings: Settings) {
         self.0.stores = Stores::new(&settings);
         self.0.settings = settings;

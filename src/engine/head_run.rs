@@ -7,7 +7,7 @@ use tch::{Device, Tensor};
 
 use super::setup::Setup;
 use crate::data::{Batch, SoftTargets, Targets};
-use crate::head::{Head, Logits, Losses, Pick, Places, SequenceLoss, SequenceTargets, SoftRows, column_loss};
+use crate::head::{ColumnTargets, Head, Logits, Losses, SequenceLoss, SequenceTargets, SoftRows, TargetPosition, column_loss};
 use crate::model::Model;
 use crate::native::cuda::on_device;
 use crate::ops::attention::zero_sum_of;
@@ -25,30 +25,30 @@ pub(super) struct HeadRun {
     /// The loss of each target of these columns, by sequence; empty where nobody asks.
     by_target: Vec<Vec<f32>>,
     /// Picks and their figures that may still be on their way to the host.
-    waiting: VecDeque<(Vec<Pick>, Waiting<Tensor>)>,
+    waiting: VecDeque<(Vec<TargetPosition>, Waiting<Tensor>)>,
     /// Gradients of the model's head parameters, in their order.
     pub(super) gradients: Vec<Tensor>,
     /// Ascending by position; within a position, sequences keep their order.
-    picks: Vec<Pick>,
+    target_positions: Vec<TargetPosition>,
     /// One over the targets of each pick's sequence; empty where all targets count alike.
-    shares: Vec<f64>,
+    sequence_weights: Vec<f64>,
     /// What a teacher predicts, by sequence; empty without one.
     soft: Vec<Arc<SoftTargets>>,
 }
 
 /// The model's final norm and output projection.
-struct UpperEnd<'a> {
+struct LmHead<'a> {
     model: &'a Model,
     parameters: Vec<Tensor>,
 }
 
-impl<'a> UpperEnd<'a> {
+impl<'a> LmHead<'a> {
     fn of(model: &'a Model) -> Self {
         Self { model, parameters: model.head_parameters().into_iter().map(|(_, leaf)| leaf).collect() }
     }
 }
 
-impl Logits for UpperEnd<'_> {
+impl Logits for LmHead<'_> {
     fn logits(&self, hidden_ne: &Tensor) -> Tensor {
         self.model.logits(&self.model.final_norm(hidden_ne))
     }
@@ -64,20 +64,20 @@ impl Logits for UpperEnd<'_> {
 
 impl HeadRun {
     pub(super) fn new(setup: &Setup, model: &Model, batch: &Batch) -> Result<Self, Fault> {
-        let parameters = UpperEnd::of(model).parameters;
+        let parameters = LmHead::of(model).parameters;
         Ok(Self {
             sequences: vec![SequenceLoss::default(); batch.sequences.len()],
             by_target: Vec::new(),
             waiting: VecDeque::new(),
             gradients: parameters.iter().map(zero_sum_of).collect(),
-            picks: picks(&*setup.head, batch)?,
-            shares: Vec::new(),
+            target_positions: target_positions(&*setup.head, batch)?,
+            sequence_weights: Vec::new(),
             soft: soft_targets(batch),
         })
     }
 
     pub(super) fn take_means_of_sequences(&mut self) {
-        self.shares = shares(&self.picks);
+        self.sequence_weights = sequence_weights(&self.target_positions);
     }
 
     pub(super) fn keep_target_losses(&mut self) {
@@ -98,13 +98,14 @@ impl HeadRun {
         weight: Option<f64>,
     ) -> Result<Option<Tensor>, Fault> {
         let end = start + hidden_bne.size()[1] as usize;
-        let from = |position: usize| self.picks.partition_point(|p| p.position < position);
+        let from = |position: usize| self.target_positions.partition_point(|p| p.position < position);
         let range = from(start)..from(end);
-        let (here, shares) = (&self.picks[range.clone()], self.shares.get(range));
+        let (here, sequence_weights) = (&self.target_positions[range.clone()], self.sequence_weights.get(range));
         let soft = soft_rows(&self.soft, here, hidden_bne.device());
-        let places = Places { start, picks: here, shares, soft: soft.as_ref() };
-        let loss = column_loss(&*setup.head, hidden_bne, places, &UpperEnd::of(model), weight)?;
-        self.waiting.extend(loss.losses.into_iter().map(|block| (block.picks, Waiting::send(&block.figures_2n))));
+        let places = ColumnTargets { start, target_positions: here, sequence_weights, soft: soft.as_ref() };
+        let loss = column_loss(&*setup.head, hidden_bne, places, &LmHead::of(model), weight)?;
+        self.waiting
+            .extend(loss.losses.into_iter().map(|block| (block.target_positions, Waiting::send(&block.loss_and_correct_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {
             self.read_next()?;
         }
@@ -122,8 +123,8 @@ impl HeadRun {
 
     /// Adds the figures that were sent first.
     fn read_next(&mut self) -> Result<(), Fault> {
-        let Some((picks, figures)) = self.waiting.pop_front() else { return Ok(()) };
-        for (pick, value, correct) in (Losses { picks, figures_2n: figures.on_host() }).read()? {
+        let Some((target_positions, figures)) = self.waiting.pop_front() else { return Ok(()) };
+        for (pick, value, correct) in (Losses { target_positions, loss_and_correct_2n: figures.on_host() }).read()? {
             let sequence = &mut self.sequences[pick.sequence];
             sequence.loss_sum += value;
             sequence.targets += 1;
@@ -135,26 +136,26 @@ impl HeadRun {
 }
 
 /// The places of a batch, in ascending order of position.
-pub fn picks(head: &dyn Head, batch: &Batch) -> Result<Vec<Pick>, Fault> {
+pub fn target_positions(head: &dyn Head, batch: &Batch) -> Result<Vec<TargetPosition>, Fault> {
     let mut all = Vec::new();
     for (index, sequence) in batch.sequences.iter().enumerate() {
         let targets = match &sequence.targets {
             Targets::NextToken(labels) | Targets::Distilled(labels, _) => SequenceTargets::Tokens(labels),
             Targets::Class(class) => SequenceTargets::Class { len: sequence.inputs.len(), class: *class },
         };
-        all.extend(head.picks(index, targets)?);
+        all.extend(head.target_positions(index, targets)?);
     }
     all.sort_by_key(|p| p.position);
     Ok(all)
 }
 
 /// One over the number of targets of each pick's sequence.
-pub fn shares(picks: &[Pick]) -> Vec<f64> {
+pub fn sequence_weights(target_positions: &[TargetPosition]) -> Vec<f64> {
     let mut targets = HashMap::new();
-    for pick in picks {
+    for pick in target_positions {
         *targets.entry(pick.sequence).or_insert(0.0) += 1.0;
     }
-    picks.iter().map(|pick| 1.0 / targets[&pick.sequence]).collect()
+    target_positions.iter().map(|pick| 1.0 / targets[&pick.sequence]).collect()
 }
 
 /// What a teacher predicts in a batch, by sequence; empty unless it has been asked for all.
@@ -162,15 +163,15 @@ pub fn soft_targets(batch: &Batch) -> Vec<Arc<SoftTargets>> {
     batch.sequences.iter().map(|sequence| sequence.targets.soft().cloned()).collect::<Option<_>>().unwrap_or_default()
 }
 
-/// The teacher's rows for some picks; `None` without a teacher.
-pub fn soft_rows(soft: &[Arc<SoftTargets>], picks: &[Pick], device: Device) -> Option<SoftRows> {
+/// The teacher's rows for some target positions; `None` without a teacher.
+pub fn soft_rows(soft: &[Arc<SoftTargets>], target_positions: &[TargetPosition], device: Device) -> Option<SoftRows> {
     let top_k = soft.first()?.top_k;
     let (mut tokens, mut log_probs) = (Vec::new(), Vec::new());
-    for pick in picks {
+    for pick in target_positions {
         let row = pick.rank * top_k..(pick.rank + 1) * top_k;
         tokens.extend(soft[pick.sequence].tokens[row.clone()].iter().map(|&token| i64::from(token)));
         log_probs.extend_from_slice(&soft[pick.sequence].log_probs[row]);
     }
-    let size = [picks.len() as i64, top_k as i64];
+    let size = [target_positions.len() as i64, top_k as i64];
     Some(SoftRows { token_nk: on_device(&tokens, device).view(size), log_prob_nk: on_device(&log_probs, device).view(size) })
 }

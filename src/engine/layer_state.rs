@@ -12,7 +12,7 @@ use super::undo_log::{KeepUndo, UndoLog};
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
 use crate::native::locked;
-use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, drain_backward};
+use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, sink_logit_backward};
 use crate::store::{Form, Store};
 use crate::units::Fault;
 
@@ -31,11 +31,11 @@ pub(super) struct LayerState {
     pub(super) open: OpenBlock,
 }
 
-/// The gradients of what a chunk was given: queries, its own entries, and the drains, where they are trained.
+/// The gradients of what a chunk was given: queries, its own entries, and the sink logits, where they are trained.
 pub(super) struct ChunkGrads {
     pub(super) q: Tensor,
     pub(super) own: KvBlock,
-    pub(super) drain: Option<Tensor>,
+    pub(super) sink_logit: Option<Tensor>,
 }
 
 /// A layer's state, shared with the autograd nodes that unwind it.
@@ -95,28 +95,8 @@ impl LayerState {
         self.importance.iter_mut().for_each(LayerImportance::forget_entries);
     }
 
-    /// Forward phase: chooses the victims, writes, attends, lets the policy take notes.
+    /// Forward phase: chooses the victims, writes, attends, lets the policy take notes. Also returns what the chunk's backward needs.
     pub(super) fn decide(
-        &mut self,
-        policy: &dyn Policy,
-        span: &ChunkSpan,
-        tokens: &Qkv,
-        keep_undo: bool,
-    ) -> Result<Tensor, Fault> {
-        Ok(self.decide_and_keep(policy, span, tokens, KeepUndo::of(keep_undo))?.0)
-    }
-
-    /// Runs [`Self::decide`], and returns what the chunk's backward needs, too.
-    pub(super) fn decide_for_backward(
-        &mut self,
-        policy: &dyn Policy,
-        span: &ChunkSpan,
-        tokens: &Qkv,
-    ) -> Result<(Tensor, ChunkSaved), Fault> {
-        self.decide_and_keep(policy, span, tokens, KeepUndo::Resident)
-    }
-
-    fn decide_and_keep(
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
@@ -124,7 +104,7 @@ impl LayerState {
         keep: KeepUndo,
     ) -> Result<(Tensor, ChunkSaved), Fault> {
         self.choose(policy, span);
-        // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
+        // Pads must not count: in a ragged chunk the mass is summed only when a policy asks for it.
         let asked = policy.traits().required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
         let (own, placement) = self.write(span, tokens, keep)?;
         let (saved, past, mass) = self.attend(span, tokens, own, placement, asked);
@@ -180,14 +160,14 @@ impl LayerState {
         span: &ChunkSpan,
         saved: &ChunkSaved,
         dout: Option<&Tensor>,
-        trains_drain: bool,
+        trains_sinks: bool,
     ) -> Result<ChunkGrads, Fault> {
         self.cache.enter(span);
         let ChunkSaved { chunk, attended, placement } = saved;
         let kind = accumulation_kind(chunk.q_bhnd.kind());
         let (past, joined) = self.past(span, self.visible_until(span, placement, chunk.rule).as_ref());
         let grads = self.grads.get_or_insert_with(|| self.cache.zero_gradients(kind));
-        let mut drain = None;
+        let mut sink_logit = None;
         let q = dout.map(|dout| {
             let dout = placement.place(dout);
             let chunk = Qkv { joined, ..chunk.clone() };
@@ -197,8 +177,9 @@ impl LayerState {
                 importance.add(&self.cache, span, given);
             }
             grads.add(&part.own, &part.past);
-            let drain_h = chunk.drain_h.as_ref().filter(|_| trains_drain);
-            drain = drain_h.map(|drain_h| drain_backward(&dout, attended, drain_h).to_kind(drain_h.kind()));
+            let sink_logit_h = chunk.sink_logit_h.as_ref().filter(|_| trains_sinks);
+            sink_logit =
+                sink_logit_h.map(|sink_logit_h| sink_logit_backward(&dout, attended, sink_logit_h).to_kind(sink_logit_h.kind()));
             placement.unplace(&part.dq_bhnd)
         });
         let undo = self.undo.take(span.index).ok_or_else(|| self.cache.out_of_order("unwind", span))?;
@@ -210,7 +191,7 @@ impl LayerState {
         let kinds = chunk.own.planes().map(Tensor::kind);
         let own = KvBlock::of_planes(own.planes().zip(kinds).map(|(d, kind)| placement.unplace(d).to_kind(kind)));
         let q = q.unwrap_or_else(|| placement.unplace(&chunk.q_bhnd.zeros_like()));
-        Ok(ChunkGrads { q, own, drain })
+        Ok(ChunkGrads { q, own, sink_logit })
     }
 
     /// Restores the cache to what it was before `span`: the cell that follows makes the undo entry again when it writes.
@@ -311,7 +292,7 @@ impl LayerState {
     ) -> (ChunkSaved, Vec<KvBlock>, Option<Tensor>) {
         let (mut chunk, past) = self.sides(span, tokens, own, &placement);
         let (attended, mass) = attention::attend_and_sum(&chunk, &past, asked);
-        // It lies in the cache, which goes on.
+        // `joined` is a view of the cache, which later chunks overwrite.
         chunk.joined = None;
         (ChunkSaved { chunk, attended, placement }, past, mass)
     }
@@ -341,13 +322,13 @@ impl LayerState {
             q_bhnd: placement.place(&tokens.q_bhnd),
             own: KvBlock { valid: self.cache.region_in_use(span), visible_until, ..own },
             rule: tokens.rule,
-            drain_h: tokens.drain_h.as_ref().map(Tensor::shallow_clone),
+            sink_logit_h: tokens.sink_logit_h.as_ref().map(Tensor::shallow_clone),
             joined: None,
         }
     }
 }
 
-/// One run per layer, with an empty cache; their undo entries wait in one store.
+/// One state per layer, with an empty cache. The undo entries of all layers wait in one store.
 pub(super) fn new_layer_states(caches: Vec<LayerCache>, store: &Store) -> Vec<SharedLayer> {
     caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerState::new(cache, store.clone())))).collect()
 }

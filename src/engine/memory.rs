@@ -20,7 +20,7 @@ pub enum MemoryPart {
     LayerCheckpoints,
     /// Graphs of cells, hidden states and their gradients on their way, and temporary tensors.
     Activations,
-    /// Whatever is no tensor: the program, its libraries, and what allocators keep.
+    /// All that is not a tensor: the program, its libraries, and what allocators keep.
     Process,
 }
 

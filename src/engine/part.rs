@@ -7,6 +7,7 @@ use tch::Tensor;
 use super::layer_state::LayerState;
 use super::open_block::{ChunkPart, OpenBlock};
 use super::sight::{AttendedChunk, ChunkSaved};
+use super::undo_log::KeepUndo;
 use crate::cache::{ChunkSpan, Placement, Policy};
 use crate::ops::attention::{self, Attended, KvBlock, Qkv};
 use crate::recipe::BufferKind;
@@ -18,7 +19,7 @@ impl LayerState {
         let &ChunkPart { ref span, from } = part;
         let len = tokens.num_tokens() as usize;
         if len == span.len {
-            return self.decide(policy, span, tokens, false);
+            return Ok(self.decide(policy, span, tokens, KeepUndo::Nothing)?.0);
         }
         if from == 0 {
             self.open(policy, span, tokens)?;

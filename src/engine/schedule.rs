@@ -90,7 +90,7 @@ impl Schedule {
         (0..self.num_columns).take_while(|&column| !self.is_kept(band, column)).count()
     }
 
-    /// How many cells that are.
+    /// The number of cells whose graphs are kept.
     pub fn num_kept(&self) -> usize {
         (0..self.num_columns).map(|column| self.kept_bands(column).len()).sum()
     }

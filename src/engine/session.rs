@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use super::attend::{Column, ColumnAttention};
 use super::layer_state::SharedLayer;
 use super::open_block::ChunkPart;
-use super::weights_turn::WeightsTurn;
+use super::weight_prefetcher::WeightPrefetcher;
 use super::{ChunkPlan, Settings};
 use crate::cache::{CacheShape, ChunkSpan, LayerCache, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};
@@ -61,7 +61,7 @@ pub(super) struct Pass<'a> {
     pub(super) captured: Option<&'a mut CapturedLayers>,
     pub(super) frequencies: &'a [Frequencies],
     pub(super) place: DropoutContext<'a>,
-    pub(super) turn: WeightsTurn,
+    pub(super) prefetcher: WeightPrefetcher,
 }
 
 impl Settings {
@@ -158,7 +158,7 @@ impl Pass<'_> {
         let start = attend.column.spans[0].start as i64;
         // Pads count on, so that all sequences share their positions.
         let position = Tensor::arange_start(start, start + num_tokens, (Kind::Int64, self.model.device()));
-        // Of the sequences that have not left.
+        // Only sequences that have not ended are computed.
         let frequencies: Vec<Frequencies> = self.frequencies.iter().map(|all| all.of_first(num_sequences)).collect();
         let positions = self.model.positions(position.view([1, -1]), &frequencies);
         let shape = (num_sequences as usize, num_tokens as usize);
@@ -171,7 +171,7 @@ impl Pass<'_> {
         };
         for layer in attend.column.first..attend.column.end {
             before(layer, &hidden)?;
-            self.turn.enter(self.model, layer);
+            self.prefetcher.enter(self.model, layer);
             hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;
         }
         Ok(hidden)

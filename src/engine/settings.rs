@@ -139,7 +139,7 @@ impl Settings {
     /// layer checkpoint, a cache that nothing leaves no undo log.
     pub fn inexact_stores(&self) -> Vec<(&'static str, StoreForm)> {
         let has_borders = self.layers_per_cell < self.policies.len();
-        let overwrites = self.policies.iter().any(|policy| policy.traits().evicts);
+        let overwrites = self.policies.iter().any(|policy| !policy.traits().keeps_all);
         let stores = [
             ("grad.layer_checkpoints", self.layer_checkpoints.form, has_borders),
             ("grad.undo_log", self.undo_log.form, overwrites),
@@ -187,7 +187,7 @@ impl Settings {
                 batch: sequences as i64,
                 groups: layer.attention.num_kv_heads as i64,
                 head_dim: layer.attention.head_dim as i64,
-                entry_number: self.policies[i].traits().entry_number,
+                model_feature: self.policies[i].traits().model_feature,
                 further: &[],
                 cache_length: slots.count(tokens, longest_chunk),
                 allocated: slots.allocated_at_once(tokens, longest_chunk, is_paged),
@@ -247,7 +247,7 @@ impl Settings {
     /// Fails if a sequence of so many tokens is too long for a cache that evicts nothing.
     pub fn check_fits(&self, tokens: usize) -> Result<(), Fault> {
         for (layer, (policy, slots)) in self.policies.iter().zip(&self.slots).enumerate() {
-            if let Some(cache_length) = slots.fixed().filter(|&slots| !policy.traits().evicts && tokens > slots) {
+            if let Some(cache_length) = slots.fixed().filter(|&slots| policy.traits().keeps_all && tokens > slots) {
                 return Err(too_long(tokens, layer, cache_length));
             }
         }
@@ -256,7 +256,7 @@ impl Settings {
 
     /// The most tokens of a sequence: what a cache holds that evicts nothing and does not grow.
     pub fn longest_sequence(&self) -> usize {
-        let keeps = |layer: &usize| !self.policy(*layer).traits().evicts;
+        let keeps = |layer: &usize| self.policy(*layer).traits().keeps_all;
         (0..self.policies.len()).filter(keeps).filter_map(|layer| self.slots[layer].fixed()).min().unwrap_or(usize::MAX)
     }
 
@@ -290,14 +290,14 @@ impl Settings {
     pub fn scope(&self) -> Option<Scope> {
         let is_window = |slots: &Slots| matches!(slots, Slots::Window(_));
         let of_recipe = self.slots.iter().position(|slots| !is_window(slots)).unwrap_or(0);
-        self.policies.get(of_recipe).map(|policy| policy.traits()).filter(|traits| traits.evicts).map(|traits| traits.scope)
+        self.policies.get(of_recipe).map(|policy| policy.traits()).filter(|traits| !traits.keeps_all).map(|traits| traits.scope)
     }
 
     /// Bytes of the replay log at most: for one evicted column of the batch in every layer, and for a whole batch planned as `plan`.
     pub fn log_bytes(&self, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
         let (mut per_token, mut whole) = (0, 0);
         for (policy, length) in self.policies.iter().zip(self.slots(plan)) {
-            let PolicyTraits { evicts: true, scope, budgets, .. } = policy.traits() else { continue };
+            let PolicyTraits { keeps_all: false, scope, budgets, .. } = policy.traits() else { continue };
             // A share may be twice the cache length.
             let slots = if budgets.is_some() { 2 * length } else { length };
             let bytes = |sequences| log_bytes_per_token(scope, slots, sequences, num_kv_heads).0;

@@ -28,7 +28,7 @@ const CHUNKS_OF_A_PAGE: usize = 4;
 /// The slots of a layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slots {
-    /// So many, under the recipe's policy.
+    /// A fixed number, under the recipe's policy.
     Fixed(usize),
     /// One slot for each token of the sequence.
     Growing,
@@ -112,6 +112,9 @@ impl<'a> FixedCaches<'a> {
         }
         let (mut start, mut longest) = (smallest, chunk_size);
         while start < largest {
+            // Chunks far from the next full cache have `chunk_size` tokens.
+            let full = cuts.full_at.iter().find(|&&full| full > start).map_or(start, |&full| full);
+            start += full.saturating_sub(start + chunk_size + BENT_BY + 1) / chunk_size * chunk_size;
             let end = cuts.end(start, 1, usize::MAX);
             if start >= slots {
                 longest = longest.max(end - start);
@@ -132,7 +135,7 @@ impl<'a> FixedCaches<'a> {
     }
 
     fn evicting(&self) -> impl Iterator<Item = &(usize, usize, PolicyTraits<'a>)> {
-        self.layers.iter().filter(|(.., policy)| policy.evicts)
+        self.layers.iter().filter(|(.., policy)| !policy.keeps_all)
     }
 
     fn check_chunk_size(&self, chunk_size: usize) -> Result<(), Fault> {

@@ -34,7 +34,7 @@ pub use new_dir::{put_new_dir, require_unused};
 pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
 pub use scratch::Scratch;
 pub use stamp::{Stamp, cache_folder, hash_large_file};
-pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_tensors, write_tensors_in_turn};
+pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_tensors, write_tensors_streamed};
 
 use std::path::{Path, PathBuf};
 

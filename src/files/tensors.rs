@@ -167,11 +167,11 @@ impl TensorHead {
 pub fn write_tensors(path: &Path, tensors: &[RawTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<(), Fault> {
     let head = |of: &RawTensor<'_>| TensorHead { name: of.name.clone(), dtype: of.dtype, shape: of.shape.clone() };
     let heads: Vec<TensorHead> = tensors.iter().map(head).collect();
-    write_tensors_in_turn(path, &heads, metadata, |index| Ok(Cow::Borrowed(&*tensors[index].bytes)))
+    write_tensors_streamed(path, &heads, metadata, |index| Ok(Cow::Borrowed(&*tensors[index].bytes)))
 }
 
 /// Does what [`write_tensors`] does, for tensors of which only one is in memory at a time: `bytes` is asked for each by its index, once.
-pub fn write_tensors_in_turn<'a>(
+pub fn write_tensors_streamed<'a>(
     path: &Path,
     heads: &[TensorHead],
     metadata: &BTreeMap<String, String>,

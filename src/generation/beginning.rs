@@ -16,6 +16,6 @@ pub fn shared_tokens(settings: &Settings, read: &[u32], prompt: &[u32]) -> usize
 
 /// The session where it had read `tokens` tokens, if it can go back there.
 pub fn at_beginning(mut session: Session, tokens: usize) -> Option<Session> {
-    let is_there = tokens > 0 && (session.num_tokens() == tokens || session.cut_back(tokens));
+    let is_there = tokens > 0 && (session.num_tokens() == tokens || session.crop(tokens));
     is_there.then_some(session)
 }

@@ -13,7 +13,7 @@ use super::request::{Continued, GenerationEvent, Request, RequestId};
 use super::sample::Sample;
 use super::{GenerationRules, PromptLimits, StoppedText, TokenLikelihood};
 use crate::data::{InitialPartFinder, Tokenizer};
-use crate::engine::{Engine, Session, SessionSpec, extend_each, guarded};
+use crate::engine::{Engine, Session, SessionSpec, decode_step, guarded};
 use crate::model::{CapturedLayers, Model};
 use crate::native::cuda::on_device;
 use crate::units::Fault;
@@ -88,7 +88,7 @@ impl<'a> Generator<'a> {
             request.initial = self.initial_part(&request.prompt)?;
         }
         // One that keeps another part of the prompt is of no use.
-        let fits = |session: &Session| session.initial().first() == request.initial.as_ref();
+        let fits = |session: &Session| session.spec().initial.first() == request.initial.as_ref();
         let session = request.session.take().filter(fits);
         self.waiting.push_back(Prefill { id, request, session, limit, likelihoods: Vec::new(), last_column: 0 });
         Ok(id)
@@ -277,7 +277,7 @@ impl<'a> Generator<'a> {
         let ids: Vec<u32> = self.running.iter().filter_map(|sample| sample.ids.last().copied()).collect();
         let mut sessions: Vec<&mut Session> = self.running.iter_mut().map(|sample| &mut sample.session).collect();
         let layers = session_layers(&mut self.layers, self.engine, self.model, self.width)?;
-        let hidden = extend_each(self.engine, self.model, layers, &mut sessions, &ids, self.width)?;
+        let hidden = decode_step(self.engine, self.model, layers, &mut sessions, &ids, self.width)?;
         let logits_nv = guarded(|| Ok(next_logits(self.model, &hidden.squeeze_dim(1))))?;
         let (mut finished, mut failed) = (Vec::new(), Vec::new());
         for (row, sample) in self.running.iter_mut().enumerate() {
@@ -317,8 +317,8 @@ impl<'a> Generator<'a> {
             if !has_other_rotations(model, session, tokens) {
                 continue;
             }
-            let (prompt, initial) = ((tokens - 1).max(1), session.initial().to_vec());
-            let mut session = self.session(tokens, session.max_tokens(), Some(prompt), initial)?;
+            let (prompt, initial) = ((tokens - 1).max(1), session.spec().initial.clone());
+            let mut session = self.session(tokens, session.spec().max_tokens, Some(prompt), initial)?;
             session.extend(engine, model, &row(&sample.ids[..tokens - 1], model.device()), &mut |_, _| ())?;
             self.running[at].session = session;
         }
@@ -350,7 +350,7 @@ fn session_layers<'a>(
 
 /// Whether a sequence of so many tokens has other rotations, from the first token on, than a session has that is to read it.
 fn has_other_rotations(model: &Model, session: &Session, tokens: usize) -> bool {
-    model.config().length_under_way(tokens, session.rope_length()) != session.rope_length()
+    model.config().length_under_way(tokens, session.spec().rope_length) != session.spec().rope_length
 }
 
 /// Tokens as a batch of one sequence.

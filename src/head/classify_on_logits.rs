@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::classify::last_input;
-use super::{Head, Pick, SequenceTargets};
+use super::{Head, SequenceTargets, TargetPosition};
 use crate::native::cuda::upload;
 use crate::units::Fault;
 
@@ -21,7 +21,7 @@ impl ClassifyOnLogits {
 }
 
 impl Head for ClassifyOnLogits {
-    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, Fault> {
+    fn target_positions(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<TargetPosition>, Fault> {
         last_input("seq_classification_on_logits", sequence, targets)
     }
 

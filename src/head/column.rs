@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
-use super::{BlockFigures, Head, Logits, Pick, Places};
+use super::{BlockLoss, ColumnTargets, Head, Logits, TargetPosition};
 use crate::native::cuda::on_device;
 use crate::native::{gradients_of, widened_bytes};
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
@@ -18,27 +18,27 @@ pub struct SequenceLoss {
     pub correct: usize,
 }
 
-/// Losses of a block of picks, where they were computed.
+/// Losses of a block of target positions, where they were computed.
 #[derive(Debug)]
 pub struct Losses {
-    pub picks: Vec<Pick>,
+    pub target_positions: Vec<TargetPosition>,
     /// Cross-entropies, and 1 where the target had the first of the largest scores: `(2, N)`, f64.
-    pub figures_2n: Tensor,
+    pub loss_and_correct_2n: Tensor,
 }
 
 impl Losses {
     /// Brings the figures to the host, which waits for them.
-    pub fn read(&self) -> Result<Vec<(Pick, f64, bool)>, Fault> {
-        let figures = Vec::<f64>::try_from(self.figures_2n.to_device(tch::Device::Cpu).view(-1))?;
-        let (losses, correct) = figures.split_at(self.picks.len());
+    pub fn read(&self) -> Result<Vec<(TargetPosition, f64, bool)>, Fault> {
+        let figures = Vec::<f64>::try_from(self.loss_and_correct_2n.to_device(tch::Device::Cpu).view(-1))?;
+        let (losses, correct) = figures.split_at(self.target_positions.len());
         let figures = losses.iter().zip(correct).map(|(&loss, &correct)| (loss, correct > 0.0));
-        Ok(self.picks.iter().zip(figures).map(|(&pick, (loss, correct))| (pick, loss, correct)).collect())
+        Ok(self.target_positions.iter().zip(figures).map(|(&pick, (loss, correct))| (pick, loss, correct)).collect())
     }
 }
 
 #[derive(Debug)]
 pub struct ColumnLoss {
-    /// Losses at the picks, in their order, block by block.
+    /// Losses at the target positions, in their order, block by block.
     pub losses: Vec<Losses>,
     /// Gradient of `weight · Σ losses` with respect to the hidden states `(B, n, E)`; `None` without targets or weight.
     pub hidden_gradient: Option<Tensor>,
@@ -100,25 +100,26 @@ impl HeadFootprint {
 pub fn column_loss(
     head: &dyn Head,
     hidden_bne: &Tensor,
-    places: Places<'_>,
+    places: ColumnTargets<'_>,
     logits: &dyn Logits,
     weight: Option<f64>,
 ) -> Result<ColumnLoss, Fault> {
     let (_, n, e) = hidden_bne.size3().unwrap_or_default();
-    let Places { start, picks, shares, soft } = places;
+    let ColumnTargets { start, target_positions, sequence_weights, soft } = places;
     let flat = hidden_bne.reshape([-1, e]);
-    let mut gradient = (weight.is_some() && !picks.is_empty()).then(|| flat.zeros_like());
+    let mut gradient = (weight.is_some() && !target_positions.is_empty()).then(|| flat.zeros_like());
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(zero_sum_of).collect();
     let mut losses = Vec::new();
     let block = places_of_block(logits.num_scores(), flat.device());
-    for (index, picks) in picks.chunks(block).enumerate() {
-        let soft = soft.map(|soft| soft.rows(index * block, picks.len()));
-        let shares = shares.map(|shares| &shares[index * block..][..picks.len()]);
-        let place: Vec<i64> = picks.iter().map(|p| p.sequence as i64 * n + (p.position - start) as i64).collect();
+    for (index, target_positions) in target_positions.chunks(block).enumerate() {
+        let soft = soft.map(|soft| soft.rows(index * block, target_positions.len()));
+        let sequence_weights =
+            sequence_weights.map(|sequence_weights| &sequence_weights[index * block..][..target_positions.len()]);
+        let place: Vec<i64> = target_positions.iter().map(|p| p.sequence as i64 * n + (p.position - start) as i64).collect();
         let place = on_device(&place, flat.device());
         let hidden_ne = flat.index_select(0, &place);
-        let places = Places { start, picks, shares, soft: soft.as_ref() };
+        let places = ColumnTargets { start, target_positions, sequence_weights, soft: soft.as_ref() };
         let (of_block, parts) = block_loss(head, &hidden_ne, places, logits, weight)?;
         let mut parts = parts.into_iter();
         if let (Some(total), Some(Some(part))) = (&mut gradient, parts.next()) {
@@ -138,28 +139,28 @@ pub fn column_loss(
 fn block_loss(
     head: &dyn Head,
     hidden_ne: &Tensor,
-    places: Places<'_>,
+    places: ColumnTargets<'_>,
     logits: &dyn Logits,
     weight: Option<f64>,
 ) -> Result<(Losses, Vec<Option<Tensor>>), Fault> {
-    let targets: Vec<i64> = places.picks.iter().map(|p| p.target).collect();
+    let targets: Vec<i64> = places.target_positions.iter().map(|p| p.target).collect();
     let target_n = on_device(&targets, hidden_ne.device());
     let leaf = hidden_ne.detach().set_requires_grad(weight.is_some());
     let evaluate = || head.choices(&logits.logits(&leaf)).to_kind(accumulation_kind(hidden_ne.kind()));
     let scores_nk = if weight.is_some() { with_grad(evaluate) } else { no_grad(evaluate) };
     let scores = scores_nk.detach();
-    let BlockFigures { figures_2n, gradient_nk } = no_grad(|| head.losses(&scores, &target_n, places.soft, weight));
+    let BlockLoss { loss_and_correct_2n, gradient_nk } = no_grad(|| head.losses(&scores, &target_n, places.soft, weight));
     let gradients = match gradient_nk {
         None => Vec::new(),
         Some(mut gradient_nk) => {
-            if let Some(shares) = places.shares {
-                gradient_nk *= on_device(shares, gradient_nk.device()).to_kind(gradient_nk.kind()).unsqueeze(1);
+            if let Some(sequence_weights) = places.sequence_weights {
+                gradient_nk *= on_device(sequence_weights, gradient_nk.device()).to_kind(gradient_nk.kind()).unsqueeze(1);
             }
             let leaves: Vec<&Tensor> = std::iter::once(&leaf).chain(logits.parameters()).collect();
             gradients_of(&[&scores_nk], &[&gradient_nk], &leaves)?
         }
     };
-    Ok((Losses { picks: places.picks.to_vec(), figures_2n }, gradients))
+    Ok((Losses { target_positions: places.target_positions.to_vec(), loss_and_correct_2n }, gradients))
 }
 
 #[cfg(test)]
@@ -190,11 +191,11 @@ mod tests {
         let opts = (Kind::Double, Device::Cpu);
         let (hidden, linear) = (Tensor::randn([2, 5, 4], opts), LinearLogits([Tensor::randn([4, 7], opts)]));
         let labels = [vec![-100, 3, 6, -100, 0], vec![1, -100, -100, -100, 2]];
-        let mut picks = Vec::new();
+        let mut target_positions = Vec::new();
         for (sequence, tokens) in labels.iter().enumerate() {
-            picks.extend(NextToken.picks(sequence, SequenceTargets::Tokens(tokens)).unwrap());
+            target_positions.extend(NextToken.target_positions(sequence, SequenceTargets::Tokens(tokens)).unwrap());
         }
-        let places = Places { start: 0, picks: &picks, shares: None, soft: None };
+        let places = ColumnTargets { start: 0, target_positions: &target_positions, sequence_weights: None, soft: None };
         let frozen = column_loss(&NextToken, &hidden, places, &linear, Some(0.2)).unwrap();
         let linear = LinearLogits(linear.0.map(|weight| weight.set_requires_grad(true)));
         let ours = column_loss(&NextToken, &hidden, places, &linear, Some(0.2)).unwrap();
@@ -214,10 +215,10 @@ mod tests {
     fn classification_reads_the_last_input_and_refuses_labels() {
         let head = ClassifyOnLogits::new(&[5, 2]);
         assert_eq!(
-            head.picks(1, SequenceTargets::Class { len: 9, class: 1 }).unwrap(),
-            [Pick { sequence: 1, position: 8, target: 1, rank: 0 }]
+            head.target_positions(1, SequenceTargets::Class { len: 9, class: 1 }).unwrap(),
+            [TargetPosition { sequence: 1, position: 8, target: 1, rank: 0 }]
         );
-        assert!(head.picks(0, SequenceTargets::Tokens(&[1])).is_err());
+        assert!(head.target_positions(0, SequenceTargets::Tokens(&[1])).is_err());
         let logits = Tensor::arange(7, (Kind::Float, Device::Cpu)).view([1, 7]);
         assert_eq!(Vec::<f32>::try_from(head.choices(&logits).view(-1)).unwrap(), [5.0, 2.0]);
     }

@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::loss::cross_entropy;
-use super::{BlockFigures, Head, NextToken, Pick, SequenceTargets, SoftRows};
+use super::{BlockLoss, Head, NextToken, SequenceTargets, SoftRows, TargetPosition};
 use crate::units::Fault;
 
 /// The next token, with the loss `(1 − weight) · CE + weight · T² · KL(teacher ‖ model)` where a batch brings a teacher's predictions, and
@@ -18,19 +18,20 @@ pub struct Distilled {
 }
 
 impl Head for Distilled {
-    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, Fault> {
-        NextToken.picks(sequence, targets)
+    fn target_positions(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<TargetPosition>, Fault> {
+        NextToken.target_positions(sequence, targets)
     }
 
-    fn losses(&self, scores_nk: &Tensor, target_n: &Tensor, soft: Option<&SoftRows>, weight: Option<f64>) -> BlockFigures {
+    fn losses(&self, scores_nk: &Tensor, target_n: &Tensor, soft: Option<&SoftRows>, weight: Option<f64>) -> BlockLoss {
         let Some(soft) = soft else { return cross_entropy(scores_nk, target_n, weight) };
         let (hard, softness) = (1.0 - self.weight, self.weight * self.temperature * self.temperature);
-        let BlockFigures { figures_2n, gradient_nk } = cross_entropy(scores_nk, target_n, weight.map(|weight| weight * hard));
+        let BlockLoss { loss_and_correct_2n, gradient_nk } =
+            cross_entropy(scores_nk, target_n, weight.map(|weight| weight * hard));
         let weight = weight.map(|weight| weight * softness / self.temperature);
         let (divergence_n, of_divergence) = divergence(&(scores_nk / self.temperature), soft, weight);
-        let loss_n = figures_2n.get(0) * hard + divergence_n.to_kind(Kind::Double) * softness;
+        let loss_n = loss_and_correct_2n.get(0) * hard + divergence_n.to_kind(Kind::Double) * softness;
         let gradient_nk = gradient_nk.zip(of_divergence).map(|(mut sum, part)| sum.g_add_(&part));
-        BlockFigures { figures_2n: Tensor::stack(&[loss_n, figures_2n.get(1)], 0), gradient_nk }
+        BlockLoss { loss_and_correct_2n: Tensor::stack(&[loss_n, loss_and_correct_2n.get(1)], 0), gradient_nk }
     }
 }
 
@@ -96,7 +97,7 @@ mod tests {
             let ce_n = leaf.cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::None, -100, 0.0);
             let loss_n = ce_n * (1.0 - weight) + kl_n * (weight * temperature * temperature);
             (loss_n.sum(Kind::Double) * 0.3).backward();
-            assert!(found.figures_2n.get(0).allclose(&loss_n, 1e-12, 1e-12, false), "{weight} {temperature} {k}");
+            assert!(found.loss_and_correct_2n.get(0).allclose(&loss_n, 1e-12, 1e-12, false), "{weight} {temperature} {k}");
             assert!(found.gradient_nk.unwrap().allclose(&leaf.grad(), 1e-11, 1e-13, false), "{weight} {temperature} {k}");
         }
     }

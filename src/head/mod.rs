@@ -3,10 +3,10 @@
 mod classify;
 mod classify_on_logits;
 mod column;
+mod column_targets;
 mod distilled;
 mod loss;
 mod next_token;
-mod places;
 
 use tch::Tensor;
 
@@ -16,10 +16,10 @@ use crate::units::Fault;
 pub use classify::Classify;
 pub use classify_on_logits::ClassifyOnLogits;
 pub use column::{ColumnLoss, HeadFootprint, Losses, SequenceLoss, column_loss};
+pub use column_targets::{ColumnTargets, SoftRows, TargetPosition};
 pub use distilled::Distilled;
-pub use loss::BlockFigures;
+pub use loss::BlockLoss;
 pub use next_token::NextToken;
-pub use places::{Pick, Places, SoftRows};
 
 /// Logits for hidden states: the model's final norm and output projection behind it.
 pub trait Logits {
@@ -27,7 +27,7 @@ pub trait Logits {
     /// `hidden_ne (N, E)` in, `(N, V)` out.
     fn logits(&self, hidden_ne: &Tensor) -> Tensor;
 
-    /// The leaves behind the logits that are trained.
+    /// The trained parameters that the logits depend on.
     fn parameters(&self) -> &[Tensor] {
         &[]
     }
@@ -65,7 +65,7 @@ fn wrong_targets(head: &str, expected: &str, found: &str) -> Fault {
 /// Turns logits at picked places into losses.
 pub trait Head: Send {
     /// The places of a sequence, in ascending order of position.
-    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, Fault>;
+    fn target_positions(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<TargetPosition>, Fault>;
 
     /// The scores among which the target is one: all logits, or those of some tokens.
     ///
@@ -79,7 +79,7 @@ pub trait Head: Send {
     ///
     /// # Shapes
     /// `scores_nk (N, K)`, `target_n (N)`, i64.
-    fn losses(&self, scores_nk: &Tensor, target_n: &Tensor, soft: Option<&SoftRows>, weight: Option<f64>) -> BlockFigures {
+    fn losses(&self, scores_nk: &Tensor, target_n: &Tensor, soft: Option<&SoftRows>, weight: Option<f64>) -> BlockLoss {
         let _ = soft;
         loss::cross_entropy(scores_nk, target_n, weight)
     }

@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use crate::native::cuda::GraphError;
-use crate::ops::attention::EntryNumber;
+use crate::ops::attention::ModelFeature;
 pub use crate::ops::attention::Qkv;
 use crate::units::{Exit, Fault, FaultKind, LayerIdx};
 
@@ -16,7 +16,7 @@ pub trait Attend {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault>;
 
     /// The number with which each new token of a layer is to come.
-    fn entry_number(&self, layer: LayerIdx) -> Option<EntryNumber> {
+    fn model_feature(&self, layer: LayerIdx) -> Option<ModelFeature> {
         let _ = layer;
         None
     }

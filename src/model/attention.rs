@@ -13,7 +13,7 @@ use super::norm::RmsNorm;
 use super::positions::{DropoutContext, TokenContext};
 use super::spec::{LinearSpec, NormSpec, QkNorm, QueryGrowth, SINKS};
 use super::weights::Weights;
-use crate::ops::attention::{EntryNumber, ScoreRule, accumulation_kind};
+use crate::ops::attention::{ModelFeature, ScoreRule, accumulation_kind};
 use crate::ops::frequencies::Frequencies;
 use crate::ops::query_statistics::QueryStatistics;
 use crate::ops::rope::Rotation;
@@ -134,15 +134,15 @@ impl Attention {
         [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3],
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
-        let drain_h = self.sinks.as_ref().map(CopyableVector::current);
-        let mut qkv = Qkv { drain_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) };
-        match attend.entry_number(self.layer) {
-            Some(EntryNumber::Gate) => {
+        let sink_logit_h = self.sinks.as_ref().map(CopyableVector::current);
+        let mut qkv = Qkv { sink_logit_h, ..Qkv::new(q_bhnd, k_bgnd, v_bgnd, self.rule) };
+        match attend.model_feature(self.layer) {
+            Some(ModelFeature::Gate) => {
                 let (gate, x_bne) = self.gate.as_ref().zip(x_bne).ok_or_else(Gates::missing)?;
                 // What the gate learns does not reach the model.
                 qkv.own.further.push(gate.score(&x_bne.detach()));
             }
-            Some(EntryNumber::OutputNorm) => qkv.own.further.push(no_grad(|| self.output_norm(v_bgnd))),
+            Some(ModelFeature::OutputNorm) => qkv.own.further.push(no_grad(|| self.output_norm(v_bgnd))),
             None => {}
         }
         if let Some(x_bne) = x_bne {

@@ -174,7 +174,7 @@ impl<'a> ColumnLayers<'a> {
     pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, Fault> {
         let (layer, context) = (self.model.decoder_layer(idx), self.context);
         // A gate sees what goes into attention, which is held nowhere; other numbers have not been tried in a graph.
-        let is_captured = !layer.has_experts() && attend.entry_number(idx).is_none();
+        let is_captured = !layer.has_experts() && attend.model_feature(idx).is_none();
         let captured = self.captured.as_mut().filter(|_| is_captured);
         let Some((recorder, OfShape { held: Some(held), pieces, .. })) = captured else {
             return self.model.layer(idx, hidden_bne, self.positions, context, attend);

@@ -99,7 +99,7 @@ impl MergedModel {
         files::make_dir(dir)?;
         for shard in &shards {
             let mut before: Option<&str> = None;
-            files::write_tensors_in_turn(&dir.join(&shard.name), &shard.heads, &pt_metadata(), |index| {
+            files::write_tensors_streamed(&dir.join(&shard.name), &shard.heads, &pt_metadata(), |index| {
                 // What the one before was read from need not stay in memory.
                 if let (Some(name), Some(file)) = (before.replace(&shard.heads[index].name), shard.file) {
                     file.release(name);

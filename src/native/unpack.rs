@@ -88,7 +88,7 @@ pub struct CodesLayout {
     pub zero_bits: i64,
     pub factor: f32,
     /// Whether the first of a byte's codes is in its upper bits.
-    pub is_upper_first: bool,
+    pub is_high_nibble_first: bool,
 }
 
 impl Codes<'_> {

@@ -3,6 +3,7 @@
 
 use tch::{Kind, Tensor, no_grad};
 
+use super::attention::accumulation_kind;
 use super::differentiable::differentiable;
 use crate::native::cuda::on_device;
 
@@ -75,7 +76,7 @@ impl Grouping {
             // Pads have no gradient.
             let dy = || y_kept.zeros_like().index_copy_(0, &place, &(&dout * &weight_kept).view([-1, dout.size()[2]]));
             let dweight = || {
-                let wide = if weight_kind == Kind::Double { Kind::Double } else { Kind::Float };
+                let wide = accumulation_kind(weight_kind);
                 (by_token(&y_kept, &place).to_kind(wide) * &dout).sum_dim_intlist(&[-1i64][..], false, wide).to_kind(weight_kind)
             };
             [needs[0].then(dy), needs[1].then(dweight)]

@@ -9,7 +9,7 @@ use super::attention::accumulation_kind;
 use crate::native::cuda::upload;
 
 /// The longest sequence in tokens of which a model's files may speak.
-pub const LONGEST_SEQUENCE: usize = 1 << 31;
+pub const MAX_SEQUENCE_LENGTH: usize = 1 << 31;
 
 /// A rotary position embedding (Su et al. 2021, arXiv 2104.09864) of the heads of a layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -172,14 +172,14 @@ impl RopeSpec {
             RopeScaling::Unscaled | RopeScaling::LongRope(_) => max_positions,
             RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor, .. } => times(max_positions, *factor),
             RopeScaling::Yarn(yarn) => times(yarn.original, yarn.factor).max(max_positions),
-            RopeScaling::DynamicYarn(_) => LONGEST_SEQUENCE,
+            RopeScaling::DynamicYarn(_) => MAX_SEQUENCE_LENGTH,
             RopeScaling::Llama3(llama3) => times(llama3.original, llama3.factor).max(max_positions),
         }
     }
 
     /// The longest sequence in tokens that it turns at all: the base of `dynamic` goes on growing behind the reach.
     pub fn end(&self, max_positions: usize) -> usize {
-        if matches!(self.scaling, RopeScaling::Dynamic { .. }) { LONGEST_SEQUENCE } else { self.reach(max_positions) }
+        if matches!(self.scaling, RopeScaling::Dynamic { .. }) { MAX_SEQUENCE_LENGTH } else { self.reach(max_positions) }
     }
 
     /// The frequencies for sequences of these lengths in tokens, in f32 (f64 for `kind` f64).
@@ -363,7 +363,7 @@ mod tests {
         assert!(near(&factors, &[1.0, 1.0, 0.1 * (300.0f64 / 256.0).ln() + 1.0, 0.1 * 10.0f64.ln() + 1.0]), "{factors:?}");
         // Of sequences within the original length nothing is scaled.
         assert!(yarn.frequencies(&[40, 256], Kind::Double, CPU).attention_factor_b.is_none());
-        assert_eq!(yarn.reach(256), LONGEST_SEQUENCE);
+        assert_eq!(yarn.reach(256), MAX_SEQUENCE_LENGTH);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
+use super::attention::accumulation_kind;
 use super::differentiable::differentiable;
 use crate::native::{add_product, product};
 
@@ -165,9 +166,7 @@ impl Weight {
                 // Several are summed in f32 at least, as one product would be.
                 let mut sum: Option<Tensor> = None;
                 for part in parts {
-                    let sum = sum
-                        .get_or_insert_with(|| first.to_kind(if dy.kind() == Kind::Double { Kind::Double } else { Kind::Float }));
-                    *sum += part;
+                    *sum.get_or_insert_with(|| first.to_kind(accumulation_kind(dy.kind()))) += part;
                 }
                 sum.map_or(first, |sum| sum.to_kind(dy.kind()))
             }

@@ -33,7 +33,7 @@ impl Rotation {
         Self { cos: scaled(angle.cos()).to_kind(kind), sin: scaled(angle.sin()).to_kind(kind) }
     }
 
-    /// Another one of the same size, with no angles in it yet.
+    /// An uninitialised rotation of the same size.
     pub fn empty_like(&self) -> Self {
         Self { cos: self.cos.empty_like(), sin: self.sin.empty_like() }
     }

@@ -4,7 +4,7 @@ use serde_json::{Map, json};
 use tch::Device;
 
 use crate::data::{Batch, Sequence, Targets};
-use crate::engine::{Engine, MicroBatchContext, Settings, Silent};
+use crate::engine::{Engine, MicroBatchContext, NoObserver, Settings};
 use crate::head::NextToken;
 use crate::model::{Adapter, Model, ModelConfig, kind_of};
 use crate::native::give_free_memory_back;
@@ -78,7 +78,7 @@ fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option
     let batch = Batch { sequences: vec![Sequence { sample: 0, inputs: ids(0).collect(), targets, initial: None }] };
     let context =
         MicroBatchContext { weight: 1.0, loss_mean: LossMean::Tokens, router_weight: 0.0, dropout: None, chunk_sizes: None };
-    engine.gradients(&model, &batch, context, &mut Silent).ok().map(drop)
+    engine.gradients(&model, &batch, context, &mut NoObserver).ok().map(drop)
 }
 
 /// What is resident, without free memory that the allocator keeps.

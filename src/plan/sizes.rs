@@ -102,11 +102,8 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
     let experts = spec.config.layers[index].feed_forward.experts();
     let routing = experts.map_or(0, |experts| Routing::bytes_of_token(experts.top_k, experts.num_experts));
     let logged = |span: &ChunkSpan| {
-        let per_token = if traits.evicts {
-            log_bytes_per_token(traits.scope, shape.cache_length, span.num_sequences(), shape.groups as usize).0
-        } else {
-            0
-        };
+        let bytes = || log_bytes_per_token(traits.scope, shape.cache_length, span.num_sequences(), shape.groups as usize).0;
+        let per_token = if traits.keeps_all { 0 } else { bytes() };
         let evicted = span.evictions(span.start.min(shape.cache_length), shape.cache_length) as u64;
         evicted * per_token + routing * (span.num_sequences() * span.len) as u64
     };
@@ -147,7 +144,7 @@ pub(super) fn of_full_cache(spec: &StepSpec<'_>, plan: &ChunkPlan) -> (u64, u64)
     let chunk = plan.len().min(full_cache_chunk_size(spec.settings.chunk_size()));
     let slots = spec.settings.slots_of_full_cache(plan.len(), chunk);
     let shapes = spec.settings.cache_shapes(spec.config, plan, spec.kind, spec.device);
-    let plain = |shape: &CacheShape| CacheShape { batch: 1, entry_number: None, buffer: BufferKind::Plain, ..*shape };
+    let plain = |shape: &CacheShape| CacheShape { batch: 1, model_feature: None, buffer: BufferKind::Plain, ..*shape };
     let cache = shapes.iter().zip(&slots).map(|(shape, &slots)| plain(shape).slot_bytes(slots).0).sum();
     let forward = |(index, &slots): (usize, &usize)| {
         let column = ColumnShape { tokens: chunk, sequences: 1, chunk, slots, is_one_chunk: true };

@@ -88,7 +88,7 @@ fn gather_policy_params(document: &mut Document, notes: &mut Vec<(Spot, String)>
         notes.push((entry.spot, format!("`kv_cache.{key}` is read as `{to}`")));
         move_to(document, &format!("kv_cache.{key}"), &to, entry)?;
     }
-    // Beside no policy they are parameters of the default one, which has others.
+    // Without a policy they belong to the default one, whose other parameters must be filled in.
     if !is_named && document.root.entry("kv_cache.policy").is_some() {
         for KeyValue { key, spot, node } in PolicyRecipe::by_default().params.entries() {
             let key = format!("kv_cache.policy.{DEFAULT_POLICY}.{key}");

@@ -2,7 +2,7 @@
 
 use super::chat::TrainOn;
 use super::data::{DataRecipe, HeadRecipe, OnTooLong};
-use super::eval::Figure;
+use super::eval::BestMetric;
 use super::grad::{AttentionOutputs, StoreForm};
 use super::kv_cache::{CacheRecipe, Storage};
 use super::model::InitLora;
@@ -165,12 +165,12 @@ impl Contradictions<'_> {
         }
         let computes = |metric| eval.generate.as_ref().is_some_and(|generate| generate.metrics.contains(metric));
         match &eval.metric {
-            Figure::Answers(metric) if !computes(metric) => {
+            BestMetric::Answers(metric) if !computes(metric) => {
                 let message = format!("`eval.metric = \"{metric}\"` is not among the metrics of `eval.generate`");
                 let hint = format!("write `generate = {{ metrics = [\"{metric}\"] }}` below `[eval]`");
                 self.refuse(&tables, "eval.metric", message, &hint);
             }
-            Figure::Accuracy if predicts_tokens => {
+            BestMetric::Accuracy if predicts_tokens => {
                 let message = "`eval.metric = \"accuracy\"` contradicts the head `next_token`, which has no classes";
                 let hint = "write `metric = \"loss\"`, or choose `head.kind = \"seq_classification_on_logits\"`";
                 self.refuse(&tables, "eval.metric", message, hint);

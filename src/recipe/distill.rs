@@ -13,7 +13,7 @@ pub struct DistillRecipe {
     pub weight: f64,
     /// What the logits of both are divided by, T.
     pub temperature: f64,
-    /// So many of the likeliest tokens are kept of each prediction; all others count as one.
+    /// Number of the likeliest tokens that are kept of each prediction; all others count as one.
     pub top_k: usize,
 }
 

@@ -24,10 +24,10 @@ table! {
         pub initial: bool = false,
         /// Metric that selects the best checkpoint. `accuracy` needs a classification head, a metric of answers needs `eval.generate`.
         #[word("loss", "eval_loss")]
-        pub metric: Figure = Figure::Loss,
+        pub metric: BestMetric = BestMetric::Loss,
         /// Whether a lower (`min`) or a higher (`max`) value is better.
         #[default("by the metric")]
-        pub mode: Mode = if metric == Figure::Loss { Mode::Min } else { Mode::Max },
+        pub mode: MetricMode = if metric == BestMetric::Loss { MetricMode::Min } else { MetricMode::Max },
         /// Sequences that run together in a validation.
         #[also("eval.batch_size", "eval.per_device_eval_batch_size", "eval_batch_size", "per_device_eval_batch_size")]
         #[rule(COUNT)]
@@ -47,13 +47,13 @@ table! {
 
 words! {
     /// Which of two figures is the better.
-    pub enum Mode {
+    pub enum MetricMode {
         Min = "min",
         Max = "max",
     }
 }
 
-impl Mode {
+impl MetricMode {
     pub fn prefers(self, value: f64, to: f64) -> bool {
         match self {
             Self::Min => value < to,
@@ -67,7 +67,7 @@ impl Mode {
 pub struct GenerateRecipe {
     /// What is computed of each answer; at least one.
     pub metrics: Vec<Metric>,
-    /// So many samples are answered, the first of the validation split.
+    /// Number of samples that are answered: the first ones of the validation split.
     #[serde(default = "default_samples")]
     pub samples: usize,
     /// Tokens of an answer at most.
@@ -112,7 +112,7 @@ impl RecipeValue for GenerateRecipe {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Figure {
+pub enum BestMetric {
     Loss,
     Accuracy,
     /// Mean of a metric over generated answers.
@@ -122,7 +122,7 @@ pub enum Figure {
 static FIGURES: LazyLock<Vec<&'static str>> =
     LazyLock::new(|| ["loss", "accuracy"].into_iter().chain(Metric::names().iter().copied()).collect());
 
-impl Figure {
+impl BestMetric {
     pub fn name(self) -> &'static str {
         match self {
             Self::Loss => "loss",
@@ -132,7 +132,7 @@ impl Figure {
     }
 }
 
-impl<'de> Deserialize<'de> for Figure {
+impl<'de> Deserialize<'de> for BestMetric {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
         match &name[..] {
@@ -143,7 +143,7 @@ impl<'de> Deserialize<'de> for Figure {
     }
 }
 
-impl RecipeValue for Figure {
+impl RecipeValue for BestMetric {
     fn takes(_: Option<&str>) -> String {
         "`loss`, `accuracy`, or a metric of `eval.generate`".to_owned()
     }

@@ -233,7 +233,7 @@ impl Import {
     fn fill(&mut self, is_axolotl: bool) {
         let carried = |key: &str| self.carried.iter().find(|(other, _)| other == key).and_then(|(_, value)| value.as_integer());
         let (rank, max_steps) = (carried("lora.r"), carried("train.max_steps"));
-        // There the data come again until so many steps are done, whatever the epochs.
+        // The other trainers repeat the data until `max_steps`, whatever the epochs.
         if let Some(steps) = max_steps {
             self.drop_all("train.epochs", "`max_steps` wins");
             self.put("train.epochs", steps);

@@ -42,7 +42,7 @@ pub use choice::{PolicyRecipe, check_policies_by};
 pub use data::*;
 pub use diagnose::{RecipeError, RecipeLocation};
 pub use distill::DistillRecipe;
-pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
+pub use eval::{BestMetric, EvalRecipe, GenerateRecipe, MetricMode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use kv_cache::{BufferKind, CacheLength, CacheRecipe, Chunking, Pyramid, Storage, full_cache_chunk_size};
 pub use load::Resolved;

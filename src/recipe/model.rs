@@ -219,9 +219,6 @@ impl LoraRecipe {
     pub(super) fn of(reader: &RecipeReader<'_>, dir: Option<&Path>) -> Checked<Self> {
         let mut own = Self::read(reader)?;
         let is_said = |key: &str| reader.has(&format!("lora.{key}"));
-        if ["r", "alpha", "target_modules"].into_iter().all(is_said) {
-            return Ok(own);
-        }
         // What is wrong with an adapter is said where it is loaded.
         let Some(Ok(table)) = dir.map(|dir| files::read_json(&dir.join(ADAPTER_CONFIG))) else { return Ok(own) };
         let adapter = AdapterKeys { table, is_said: &is_said };
@@ -247,6 +244,9 @@ impl LoraRecipe {
         if !is_said("layers_pattern") && own.layers_pattern == ["layers"] {
             own.layers_pattern.clear();
         }
+        adapter.take_list("exclude_modules", &mut own.exclude_modules);
+        adapter.take("rank_pattern", "rank_pattern", &mut own.rank_pattern);
+        adapter.take("alpha_pattern", "alpha_pattern", &mut own.alpha_pattern);
         adapter.take("use_rslora", "use_rslora", &mut own.use_rslora);
         adapter.take("use_dora", "use_dora", &mut own.use_dora);
         adapter.take("lora_bias", "lora_bias", &mut own.lora_bias);

@@ -29,7 +29,7 @@ pub struct Recipe {
     pub eval: EvalRecipe,
     pub checkpoint: CheckpointRecipe,
     pub log: LogRecipe,
-    /// Who gets the figures besides.
+    /// A command that also gets the metrics.
     pub report: ReportRecipe,
     /// Where the run is written; the command line may say it instead.
     pub output_dir: Option<PathBuf>,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::table::{either, table};
-use super::value::{COUNT, KeyRule, PART, positive};
+use super::value::{COUNT, KeyRule, PART, not_negative, positive};
 use super::words::words;
 
 /// A norm that no gradient is longer than is infinite.
@@ -12,14 +12,6 @@ const NORM: KeyRule = KeyRule {
     expected: "more than 0",
     hint: "to clip nothing, write `inf`",
     is_fine: |norm| norm > 0.0,
-};
-
-/// A weight that may be nothing.
-const NOT_NEGATIVE: KeyRule = KeyRule {
-    takes: "number ≥ 0",
-    expected: "at least 0, and finite",
-    hint: "usual values are 0.001 to 0.02; 0 adds nothing",
-    is_fine: |weight| weight >= 0.0 && weight.is_finite(),
 };
 
 table! {
@@ -58,7 +50,7 @@ table! {
         /// Weight of the load-balance loss of the routers, which is computed for each micro-batch and averaged over a step. 0 adds none,
         /// whatever the model's `config.json` says.
         #[also("train.router_aux_loss", "train.aux_loss_coef", "router_aux_loss_coef", "aux_loss_coef", "moe_aux_loss_coeff")]
-        #[rule(NOT_NEGATIVE)]
+        #[rule(not_negative("usual values are 0.001 to 0.02; 0 adds nothing"))]
         pub router_aux_loss_coef: f64 = 0.0,
         /// Seed of everything that is random.
         #[also("seed", "random_seed", "train.random_seed", "data.seed")]
@@ -153,13 +145,6 @@ words! {
     }
 }
 
-const DECAY: KeyRule = KeyRule {
-    takes: "number ≥ 0",
-    expected: "0 or more, and finite",
-    hint: "to have none, write 0",
-    is_fine: |decay| decay >= 0.0 && decay.is_finite(),
-};
-
 table! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct OptimizerRecipe in "optimizer" {
@@ -183,7 +168,7 @@ table! {
         pub loraplus_lr_ratio: f64 = 1.0,
         /// Weight decay: decoupled with `adamw` and `adamw_8bit`, else added to the gradient.
         #[also("train.weight_decay", "weight_decay")]
-        #[rule(DECAY)]
+        #[rule(not_negative("to have none, write 0"))]
         #[default("0.01 for `adamw` and `adamw_8bit`, else 0")]
         pub weight_decay: Option<f64> = None,
         /// Decay of the two moments, for `adamw`, `adamw_8bit`, `adam` and `adamax`.

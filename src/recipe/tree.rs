@@ -23,7 +23,7 @@ pub(super) struct RecipeSource {
     pub(super) suggest_key: fn(&str, &str, &[&str]) -> String,
 }
 
-/// That of a value made by a program.
+/// The source of a value that a program made.
 impl Default for RecipeSource {
     fn default() -> Self {
         let suggest_key = |_: &str, written: &str, known: &[&str]| suggest(written, known);
@@ -215,7 +215,7 @@ impl Node {
 
     /// Removes what was written at `spot` of the recipe's text within this value; false where it is not there.
     pub(super) fn remove_at(&mut self, spot: Spot) -> bool {
-        // All of an override has one place.
+        // All values of an override share one spot, so none can be told apart.
         if !matches!(spot, Spot::Text(..)) {
             return false;
         }
@@ -295,7 +295,7 @@ pub(super) fn convert(from: &Spanned<DeValue<'_>>, spot_of: &dyn Fn(Range<usize>
             _ => return Err((spot, format!("the number {number} does not fit in 64 bits"))),
         },
         DeValue::Boolean(value) => NodeValue::Boolean(*value),
-        // Who wants a date reads it from a text.
+        // A date is kept as text; the key that takes one parses it.
         DeValue::Datetime(value) => NodeValue::String(value.to_string()),
         DeValue::Array(items) => NodeValue::Array(items.iter().map(|item| convert(item, spot_of)).collect::<Result<_, _>>()?),
         DeValue::Table(table) => {

@@ -55,6 +55,11 @@ pub(super) const fn positive(hint: &'static str) -> KeyRule {
     KeyRule { takes: "number > 0", expected: "more than 0, and finite", hint, is_fine }
 }
 
+pub(super) const fn not_negative(hint: &'static str) -> KeyRule {
+    let is_fine = |number: f64| number >= 0.0 && number.is_finite();
+    KeyRule { takes: "number ≥ 0", expected: "0 or more, and finite", hint, is_fine }
+}
+
 impl KeyRule {
     /// Refuses a number, or the first of several, that breaks the rule. What is no number keeps it.
     pub(super) fn check(&self, reader: &RecipeReader<'_>, key: &str, value: &Value) -> Checked<()> {

@@ -24,7 +24,7 @@ struct Allocation {
     start: u64,
     len: u64,
     parts: Vec<TensorRange>,
-    /// Who brings it, and fetches copies.
+    /// Copies the tensors in and out.
     copier: Arc<dyn Copier>,
     came: CopyMark,
     /// When the last copy that was asked for is done.
@@ -115,7 +115,7 @@ struct InFile {
     purpose: &'static str,
     scratch: Option<Scratch>,
     ranges: Ranges,
-    /// On the way between tensor and file.
+    /// The staging buffer between tensor and file.
     bytes: Vec<u8>,
 }
 
@@ -126,7 +126,7 @@ pub(super) struct Arena {
     in_use: Bytes,
     most: Bytes,
     pub(super) copied: Duration,
-    /// Who copies whatever the device; else it is the device's own copier.
+    /// A copier for every device. By default each device has its own.
     copier: Option<Arc<dyn Copier>>,
 }
 
@@ -251,7 +251,7 @@ impl Arena {
     }
 }
 
-/// On the CPU a copy too: the room may be another tensor's before the caller is done.
+/// Also a copy on the CPU: another tensor may get the memory before the caller is done.
 fn from_memory(stretch: &Stretch, piece: &Allocation, device: Device, copier: Arc<dyn Copier>) -> Coming {
     let tensors: Vec<Tensor> = piece.parts.iter().map(|part| Tensor::empty(&part.size[..], (part.kind, device))).collect();
     let parts = piece.parts.iter().zip(&tensors).filter(|(part, _)| part.len() > 0);
@@ -304,7 +304,7 @@ impl InFile {
     }
 }
 
-/// So many bytes of a buffer, which grows where it has fewer.
+/// The first `len` bytes of a buffer, which grows if it is shorter.
 fn beginning(buffer: &mut Vec<u8>, len: u64) -> &mut [u8] {
     let len = len as usize;
     buffer.resize(buffer.len().max(len), 0);

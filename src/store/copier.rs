@@ -78,7 +78,7 @@ pub fn copies_are_async(device: Device) -> bool {
 /// Copiers by the index of their CUDA device.
 static OF_DEVICES: Mutex<Option<HashMap<usize, Arc<StreamCopier>>>> = Mutex::new(None);
 
-/// Who copies for a device; the same for all that ask.
+/// The copier of a device. There is one for each device.
 pub fn copier_of(device: Device) -> Arc<dyn Copier> {
     #[cfg(test)]
     if let Some(late) = super::delayed::copier() {
@@ -228,7 +228,7 @@ impl Copier for StreamCopier {
     fn settle(&self) {
         for lane in &self.lanes {
             let mut lane = locked(lane);
-            // Those before it in its stream are done by then.
+            // A stream runs in order, so all copies before this one are done too.
             if let Some(last) = lane.under_way.back() {
                 last.done.finish();
             }

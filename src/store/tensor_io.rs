@@ -13,9 +13,6 @@ use crate::units::{Exit, Fault, abridged, quoted};
 
 /// A tensor of a file, on the host, in the file's type. Where alignment allows it lies in the file's memory: read it, move it or
 /// copy it, but do not write to it in place.
-///
-/// # Shapes
-/// The shape that the file gives.
 pub fn load_tensor(file: &TensorFile, name: &str) -> Result<Tensor, Fault> {
     let (view, size, kind) = described(file, name)?;
     // A byte that is neither 0 nor 1 is no `bool` to libtorch's kernels; the comparison makes it one.
@@ -47,9 +44,6 @@ pub enum Home<'a> {
 
 /// A tensor of a file, of `kind` and at its `home`. Of the file nothing else stays resident, so that a model that is read tensor by tensor
 /// takes no more than itself and one tensor. A device gets the file's own bytes, and converts them.
-///
-/// # Shapes
-/// The shape that the file gives.
 pub fn load_tensor_to(file: &TensorFile, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, Fault> {
     let tensor = if let Home::Device(upload) = home {
         let (view, size, stored) = described(file, name)?;
@@ -67,38 +61,26 @@ pub fn load_tensor_to(file: &TensorFile, name: &str, kind: Kind, home: Home<'_>)
 }
 
 /// All tensors of a file, as [`load_tensor`] gives them, in the order of the file.
-///
-/// # Shapes
-/// The shapes that the file gives.
 pub fn load_tensors(file: &TensorFile) -> Result<Vec<(String, Tensor)>, Fault> {
     file.names().into_iter().map(|name| load_tensor(file, &name).map(|tensor| (name, tensor))).collect()
 }
 
 /// Writes tensors, from any device, as one safetensors file, atomically.
-///
-/// # Shapes
-/// Any.
 pub fn save_tensors(path: &Path, tensors: &[(String, Tensor)], metadata: &BTreeMap<String, String>) -> Result<(), Fault> {
-    save_in_turn(path, &tensor_heads(path, tensors)?, metadata, |index| Ok(tensors[index].1.shallow_clone()))
+    save_streamed(path, &tensor_heads(path, tensors)?, metadata, |index| Ok(tensors[index].1.shallow_clone()))
 }
 
 /// Writes the file of [`save_tensors`] with only one tensor copied at a time: `tensor` is asked for each by its index, once.
-///
-/// # Shapes
-/// Those of `heads`.
-pub fn save_in_turn(
+pub fn save_streamed(
     path: &Path,
     heads: &[TensorHead],
     metadata: &BTreeMap<String, String>,
     mut tensor: impl FnMut(usize) -> Result<Tensor, Fault>,
 ) -> Result<(), Fault> {
-    files::write_tensors_in_turn(path, heads, metadata, |index| Ok(raw_tensor(path, &heads[index].name, &tensor(index)?)?.bytes))
+    files::write_tensors_streamed(path, heads, metadata, |index| Ok(raw_tensor(path, &heads[index].name, &tensor(index)?)?.bytes))
 }
 
 /// How tensors stand in a file that is to be written to `path`.
-///
-/// # Shapes
-/// Any.
 pub fn tensor_heads(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<TensorHead>, Fault> {
     let head = |(name, tensor): &(String, Tensor)| {
         let shape = tensor.size().into_iter().map(|n| n as usize).collect();
@@ -108,9 +90,6 @@ pub fn tensor_heads(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<Ten
 }
 
 /// A tensor on the host for what stands so in a file, with any numbers in it.
-///
-/// # Shapes
-/// That of `head`.
 pub fn room_for(head: &TensorHead) -> Tensor {
     let size: Vec<i64> = head.shape.iter().map(|&n| n as i64).collect();
     // What is written is of a kind that is known.
@@ -123,9 +102,6 @@ pub fn pt_metadata() -> BTreeMap<String, String> {
 }
 
 /// The bytes of tensors that are to be written to `path`.
-///
-/// # Shapes
-/// Any.
 pub fn raw_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<RawTensor<'static>>, Fault> {
     tensors.iter().map(|(name, tensor)| raw_tensor(path, name, tensor)).collect()
 }

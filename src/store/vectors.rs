@@ -7,6 +7,7 @@
 use tch::{Kind, Tensor};
 
 use crate::native::{Levels, quantise_on_cpu, restore_on_cpu};
+use crate::ops::attention::accumulation_kind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
@@ -113,7 +114,7 @@ impl Bits {
 
     /// Quantises with libtorch's operations, where the CPU kernel does not serve.
     fn quantise_by_operations(self, x: &Tensor) -> Quantised {
-        let x = x.to_kind(wide(x.kind()));
+        let x = x.to_kind(accumulation_kind(x.kind()));
         let (minimum, maximum) = (x.amin([-1i64], true), x.amax([-1i64], true));
         let (low, scale) = F16.cover(&minimum, &maximum, self.steps());
         let (low_wide, scale_wide) = BF16.cover(&minimum, &maximum, self.steps());
@@ -136,14 +137,14 @@ impl Bits {
 
     /// Restores with libtorch's operations, where the CPU kernel does not serve.
     fn restore_by_operations(self, level: &Tensor, range: &Tensor, width: i64, kind: Kind) -> Tensor {
-        let (low, scale) = read_range(range, wide(kind));
-        self.unpack(level, width, wide(kind)).g_mul_(&scale).g_add_(&low).to_kind(kind)
+        let (low, scale) = read_range(range, accumulation_kind(kind));
+        self.unpack(level, width, accumulation_kind(kind)).g_mul_(&scale).g_add_(&low).to_kind(kind)
     }
 
     /// The step from one level to the next, `(…, 1)`.
     #[cfg(test)]
     pub(super) fn scale(range: &Tensor, kind: Kind) -> Tensor {
-        read_range(range, wide(kind)).1
+        read_range(range, accumulation_kind(kind)).1
     }
 
     /// Levels in bytes, `(…, level_bytes)`, from levels `(…, D)` of any kind that holds them.
@@ -206,10 +207,6 @@ fn read_range(range: &Tensor, kind: Kind) -> (Tensor, Tensor) {
     let scale = scale.bitwise_and(SIGN - 1);
     let of = |bits: &Tensor| BF16.value(bits, kind).where_self(&is_wide, &F16.value(bits, kind));
     (of(&low), of(&scale))
-}
-
-fn wide(kind: Kind) -> Kind {
-    if kind == Kind::Double { Kind::Double } else { Kind::Float }
 }
 
 #[cfg(test)]

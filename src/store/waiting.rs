@@ -66,7 +66,7 @@ enum WaitingPlace {
     /// The tensors themselves, which stay where they are.
     Here(Vec<Tensor>),
     Offloaded(Arc<Offloaded>),
-    /// On the way to a device; the copies in the store stay there, unless their room was given back.
+    /// The tensors are being copied to a device. Their copies in the store stay, unless that memory was freed.
     Coming(Coming, Option<Arc<Offloaded>>),
 }
 

@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::eval::{self, AnswerScores, AnswerSpec, ScoredAnswer, Scores};
 use crate::generation::{GenerationRules, Generator, SamplingRules};
 use crate::model::Model;
-use crate::recipe::{Figure, Recipe};
+use crate::recipe::{BestMetric, Recipe};
 use crate::units::Fault;
 
 pub(super) struct Validation {
@@ -19,12 +19,12 @@ pub(super) struct Validation {
 
 impl Validation {
     /// The figure that checkpoints are compared by.
-    pub(super) fn value(&self, figure: Figure) -> f64 {
+    pub(super) fn value(&self, figure: BestMetric) -> f64 {
         match figure {
-            Figure::Loss => self.scores.overall.loss,
-            Figure::Accuracy => self.scores.overall.accuracy,
+            BestMetric::Loss => self.scores.overall.loss,
+            BestMetric::Accuracy => self.scores.overall.accuracy,
             // A recipe names no metric that it does not compute.
-            Figure::Answers(metric) => {
+            BestMetric::Answers(metric) => {
                 self.answers.as_ref().and_then(|(means, _)| means.means.get(metric.name())).copied().unwrap_or(f64::NAN)
             }
         }

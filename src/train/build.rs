@@ -14,7 +14,7 @@ use crate::files::Scratch;
 use crate::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
 use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Gates, Model, ModelConfig, ModelPlacement, Preference, companions};
 use crate::native::cuda::Numerics;
-use crate::ops::attention::EntryNumber;
+use crate::ops::attention::ModelFeature;
 use crate::recipe::{GradRecipe, HeadRecipe, LongBenchPrompt, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
 use crate::report::console;
 use crate::report::tokenising::Tokenising;
@@ -91,7 +91,7 @@ pub(super) fn scratch_dir(recipe: &Recipe, run: Option<&Path>) -> Option<PathBuf
     recipe.grad.scratch_dir.clone().or_else(run)
 }
 
-/// The same, and temporary what has no place otherwise: who makes no run need not have one.
+/// [`scratch_dir`], or a temporary directory where neither the recipe nor a run names one.
 pub(super) fn scratch_dir_or_temporary(recipe: &Recipe, run: Option<&Path>) -> PathBuf {
     scratch_dir(recipe, run).unwrap_or_else(Scratch::temporary_dir)
 }
@@ -216,7 +216,7 @@ fn gates(
     let file = gates_of(recipe, adapter);
     let gates = file.as_ref().map(|file| Gates::read(file, config, kind, device)).transpose()?;
     let policy = cache::build(&recipe.kv_cache.policy, usize::MAX)?;
-    if policy.traits().entry_number == Some(EntryNumber::Gate) && gates.is_none() {
+    if policy.traits().model_feature == Some(ModelFeature::Gate) && gates.is_none() {
         return Err(Gates::missing());
     }
     let has_statistics = gates.as_ref().is_some_and(Gates::have_query_statistics);

@@ -5,7 +5,7 @@ use super::build;
 use super::teacher::full_cache;
 use crate::cache;
 use crate::data::{Dataset, Tokenizer};
-use crate::engine::{Calibration, MicroBatchContext, Silent, guarded};
+use crate::engine::{Calibration, MicroBatchContext, NoObserver, guarded};
 use crate::model::{Gates, Model};
 use crate::recipe::{AttentionOutputs, GradRecipe, LossMean, PolicyRecipe, Recipe};
 use crate::report::console;
@@ -92,7 +92,7 @@ pub fn calibrate(
     let mut calibration = Calibration::new(model.config());
     for (done, &sample) in samples.iter().enumerate() {
         let batch = dataset.batch(&[sample])?;
-        let losses = engine.losses(model, &batch, &mut Silent)?;
+        let losses = engine.losses(model, &batch, &mut NoObserver)?;
         let loss_sum: f64 = losses.iter().map(|loss| loss.loss_sum).sum();
         num_targets += losses.iter().map(|loss| loss.targets).sum::<usize>();
         if !loss_sum.is_finite() {
@@ -103,7 +103,7 @@ pub fn calibrate(
         let weight = 1.0 / loss_sum.max(f64::from(f32::EPSILON));
         let context =
             MicroBatchContext { weight, loss_mean: LossMean::Tokens, router_weight: 0.0, dropout: None, chunk_sizes: None };
-        engine.calibrate(model, &batch, context, &mut calibration, &mut Silent)?;
+        engine.calibrate(model, &batch, context, &mut calibration, &mut NoObserver)?;
         console::note(&format!("sample {} of {}, {} tokens", done + 1, samples.len(), dataset.lengths()[sample]));
     }
     let least = fewest_slots(recipe)?;

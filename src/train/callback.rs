@@ -27,7 +27,7 @@ pub(super) struct RunCallback {
     progress: Progress,
     /// What is written; the first rank writes for all.
     files: Option<RunFiles>,
-    /// Who gets the lines besides; of the first rank, too.
+    /// The program that also gets the lines; only the first rank has it.
     program: Option<MetricsProgram>,
     began: Instant,
     /// Losses and evictions so far.
@@ -213,7 +213,7 @@ impl RunCallback {
     }
 }
 
-/// So many answers of a validation are shown.
+/// Number of answers that are shown for each validation.
 const SHOWN: usize = 3;
 
 fn in_words(answer: &ScoredAnswer) -> String {
@@ -233,7 +233,7 @@ impl Observer for RunCallback {
     fn observe(&mut self, event: Event) {
         match event {
             Event::ForwardColumn { column: (c, n) } => self.progress.inside(&format!("forward, column {} of {n}", c + 1)),
-            // Too short to be read.
+            // These phases are too short to be shown.
             Event::Head { .. } | Event::CellBackward { .. } => {}
             Event::Replay { band: (r, n) } => self.progress.inside(&format!("replay, band {} of {n}", r + 1)),
             Event::Cell { band: (r, bands), column: (c, columns), .. } => {

@@ -171,7 +171,7 @@ pub fn ends_rounding(grad: &GradRecipe, num_layers: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Event, Silent};
+    use crate::engine::{Event, NoObserver};
     use crate::recipe::StoreRecipe;
     use crate::store::{WaitFault, copies_in_flight, with_delayed_copies};
     use crate::units::sabotage::{Sabotage, under};
@@ -218,10 +218,10 @@ mod tests {
 
     fn made_again(case: &Case) {
         let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
-        let whole = tiled(case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let whole = tiled(case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut NoObserver).unwrap();
         let mut tiled = tiled(case, &model, OnOutOfMemory::Retreat);
         // Cells of one chunk and two layers fit, in the backward phase.
-        let made = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut Silent)).unwrap();
+        let made = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut NoObserver)).unwrap();
         assert_eq!((tiled.grad.chunks_per_cell, tiled.grad.layers_per_cell), (Some(1), 2));
         assert_eq!(tiled.grad.layer_checkpoints, StoreRecipe::PLAIN);
         assert_eq!(made.log.hash(), whole.log.hash());
@@ -229,7 +229,7 @@ mod tests {
         assert!(worst <= EXACT, "{worst:.2e}");
         assert_eq!(tiled.grad.keep_graph, KeepGraph::None);
         // The next step chooses for itself again.
-        let again = tiled.gradients(&model, &batch, context, &mut Silent).unwrap();
+        let again = tiled.gradients(&model, &batch, context, &mut NoObserver).unwrap();
         assert_eq!(again.log.hash(), whole.log.hash());
     }
 
@@ -239,14 +239,14 @@ mod tests {
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
         let [mut ran_out, mut follows] = [(); 2].map(|()| tiled(&case, &model, OnOutOfMemory::Retreat));
         let begins = follows.fallback();
-        under(Sabotage::MemoryForTwo, || ran_out.gradients(&model, &batch, context, &mut Silent)).unwrap();
+        under(Sabotage::MemoryForTwo, || ran_out.gradients(&model, &batch, context, &mut NoObserver)).unwrap();
         let furthest = ran_out.fallback();
         assert!(furthest < begins);
-        follows.fall_back_to(&model, Some(furthest), &mut Silent).unwrap();
+        follows.fall_back_to(&model, Some(furthest), &mut NoObserver).unwrap();
         assert_eq!((follows.fallback(), follows.grad.tiling()), (furthest, ran_out.grad.tiling()));
-        follows.fall_back_to(&model, Some(begins), &mut Silent).unwrap();
+        follows.fall_back_to(&model, Some(begins), &mut NoObserver).unwrap();
         assert_eq!(follows.fallback(), furthest);
-        let [a, b] = [ran_out, follows].map(|mut tiled| tiled.gradients(&model, &batch, context, &mut Silent).unwrap());
+        let [a, b] = [ran_out, follows].map(|mut tiled| tiled.gradients(&model, &batch, context, &mut NoObserver).unwrap());
         let worst = Comparison::new(&a.losses, &a.gradients, &b.losses, &b.gradients).worst();
         assert!(worst <= EXACT, "{worst:.2e}");
     }
@@ -276,7 +276,7 @@ mod tests {
     fn copies_of_a_failed_attempt_are_over_before_the_next() {
         let case = Case { layers_per_cell: 2, ..CASE };
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
-        let whole = tiled(&case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let whole = tiled(&case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut NoObserver).unwrap();
         let mut watching = Watching::default();
         let made = with_delayed_copies(WaitFault::Kept, || {
             let mut tiled = tiled(&case, &model, OnOutOfMemory::Retreat);
@@ -291,7 +291,7 @@ mod tests {
     fn without_leave_the_first_failure_is_the_last() {
         let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
         let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Fail);
-        let failed = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut Silent));
+        let failed = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut NoObserver));
         assert_eq!(failed.unwrap_err().kind(), FaultKind::OutOfMemory);
         assert_eq!(tiled.grad.chunks_per_cell, Some(4));
     }
@@ -300,7 +300,7 @@ mod tests {
     fn where_nothing_fits_the_run_fails_in_the_end() {
         let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
         let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Retreat);
-        let failed = under(Sabotage::NoMemory, || tiled.gradients(&model, &batch, context, &mut Silent));
+        let failed = under(Sabotage::NoMemory, || tiled.gradients(&model, &batch, context, &mut NoObserver));
         assert_eq!(failed.unwrap_err().kind(), FaultKind::OutOfMemory);
         assert_eq!(tiled.grad.layer_checkpoints.form, StoreForm::Int8);
     }

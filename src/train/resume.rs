@@ -184,7 +184,7 @@ fn stretched(trainer: &Trainer, began: &Recipe) -> Option<String> {
     let (step, optimizer) = (trainer.step(), &trainer.recipe.optimizer);
     let (before, after) = (RunSchedule::new(began, trainer.data.train.lengths()).num_steps(), trainer.schedule.num_steps());
     let (last, next) = (learning_rate(optimizer, step.checked_sub(1)?, before), learning_rate(optimizer, step, after));
-    // Behind its end a schedule has no plan.
+    // After its last step a schedule plans nothing.
     let planned = if step < before { learning_rate(optimizer, step, before) } else { last };
     (step < after && (next - planned).abs() > 0.01 * planned).then(|| {
         format!(

@@ -30,7 +30,7 @@ pub struct Ended {
 
 /// Begins a run in `dir`, which must be empty or not exist.
 pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, Fault> {
-    // Before anything is loaded or made: what is wrong with the place or the recipe leaves nothing behind.
+    // These checks come before anything is loaded or made, so that a refused run leaves nothing behind.
     let is_first = start.world.is_first();
     if is_first {
         require_unused(dir)?;
@@ -69,7 +69,7 @@ pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ende
         }
     }
     if trainer.recipe.train.on_non_finite == OnNonFinite::Rollback {
-        // There is always something to go back to.
+        // A rollback needs a checkpoint.
         callback.saved(trainer.save(SaveKind::Intermediate)?);
     }
     go_on(trainer, &mut callback)

@@ -16,7 +16,7 @@ pub(super) const SPLIT: &str = "split.json";
 pub(super) struct SavedSplit {
     train: SavedSamples,
     validation: Option<SavedSamples>,
-    /// What of the model's folder has decided the tokens of texts, by name and hash. Earlier versions did not say.
+    /// The files of the model's folder that decide the tokens of texts: name and hash. Earlier versions did not write it.
     #[serde(default)]
     origins: Option<BTreeMap<String, String>>,
 }

@@ -7,7 +7,7 @@ use tch::Device;
 use super::ranks::of_trained;
 use super::{Trainer, build};
 use super::{not_saved, other_model};
-use crate::checkpoint::{self, CARD, FINAL, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
+use crate::checkpoint::{self, CARD, FINAL, OptimizerTensors, SampleCounts, SaveKind, Snapshot, TrainState};
 use crate::data::Dataset;
 use crate::export::{KV_POLICY, PolicyFile, Trained, card_of_run};
 use crate::model::has_fingerprint;
@@ -107,7 +107,7 @@ impl Trainer {
         Ok(dir)
     }
 
-    fn write(&self, kind: SaveKind, optimizer: &dyn StateInTurn) -> Result<PathBuf, Fault> {
+    fn write(&self, kind: SaveKind, optimizer: &dyn OptimizerTensors) -> Result<PathBuf, Fault> {
         let parameters = self.model.parameters();
         let progress = &self.progress;
         let mut state = TrainState::new(progress.step, self.recipe.train.seed, kind, &parameters);

@@ -25,7 +25,7 @@ pub struct TrainStep<'a> {
     pub model: &'a Model,
     pub engine: &'a mut FallbackEngine,
     pub optimizer: &'a mut dyn Optimizer,
-    /// Who makes the steps together.
+    /// The ranks that make each step together.
     pub ranks: &'a RunRanks,
 }
 

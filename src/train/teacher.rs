@@ -26,7 +26,7 @@ const LOG_PROBS: &str = "log_probs";
 /// Places whose logits are held at a time.
 const BLOCK: usize = 64;
 
-/// Who predicts what a model should.
+/// The model whose predictions `head.distill` learns.
 pub struct Teacher {
     engine: Engine,
     recipe: DistillRecipe,
@@ -51,7 +51,7 @@ impl Teacher {
     pub fn new(recipe: &Recipe, config: &ModelConfig, dir: Option<&Path>) -> Result<Option<Self>, Fault> {
         let Some(distill) = &recipe.distill else { return Ok(None) };
         let grad = GradRecipe { chunks_per_cell: Some(1), ..grad_of_run(recipe, dir) };
-        // Of a preallocated cache a sample gets as many slots as it has tokens.
+        // A preallocated cache gives a sample as many slots as it has tokens.
         let kv_cache = CacheRecipe {
             storage: Storage::Preallocated,
             cache_length: CacheLength::Uniform(u32::MAX as usize),
@@ -136,7 +136,7 @@ impl Teacher {
 }
 
 fn write(path: &Path, soft: &SoftTargets) -> Result<(), Fault> {
-    // Not before: a run's directory is empty when it begins.
+    // The directory is made this late because a run must begin in an empty one.
     path.parent().map_or(Ok(()), files::make_dir)?;
     let size = [-1, soft.top_k as i64];
     let tokens = (TOKENS.to_owned(), Tensor::from_slice(&soft.tokens).view(size));
@@ -148,7 +148,7 @@ fn write(path: &Path, soft: &SoftTargets) -> Result<(), Fault> {
 mod tests {
     use super::super::build;
     use super::*;
-    use crate::engine::Silent;
+    use crate::engine::NoObserver;
     use crate::recipe::Dtype;
 
     /// A recipe over a small model, with a cache far shorter than the sample of the test.
@@ -176,7 +176,7 @@ mod tests {
         let mut batch = Batch { sequences: vec![sequence] };
         let teacher = Teacher::new(&recipe, model.config(), Some(dir.path())).unwrap().unwrap();
         let plain = batch.clone();
-        teacher.soften(&mut model, &mut batch, &Silent).unwrap();
+        teacher.soften(&mut model, &mut batch, &NoObserver).unwrap();
         let soft = batch.sequences[0].targets.soft().unwrap().clone();
 
         // The base model with a cache that takes the whole sample as one chunk.
@@ -199,7 +199,7 @@ mod tests {
         // The adapter is on again, and what was kept is what was predicted.
         assert!(!model.parameters().is_empty());
         let mut again = plain;
-        teacher.soften(&mut model, &mut again, &Silent).unwrap();
+        teacher.soften(&mut model, &mut again, &NoObserver).unwrap();
         assert_eq!(again, batch);
     }
 }

@@ -10,7 +10,7 @@ use tch::{Device, Tensor};
 use super::*;
 use crate::dist::ProcessGroup;
 use crate::dist::tests::{as_ranks_within, free_port};
-use crate::engine::Silent;
+use crate::engine::NoObserver;
 use crate::recipe::Recipe;
 
 /// Does `work` as each of `size` ranks, which are threads; what came of it, by rank.
@@ -43,7 +43,7 @@ fn steps(dir: &Path, words: &str, world: &Rc<ProcessGroup>) -> [Tensor; 2] {
     };
     [(); 2].map(|()| {
         let before = flat(&trainer);
-        trainer.advance(&mut Silent).unwrap();
+        trainer.advance(&mut NoObserver).unwrap();
         before - flat(&trainer)
     })
 }

@@ -50,7 +50,7 @@ pub fn machine_of_trial(recipe: &Recipe, device: Device) -> Machine {
     Machine::here(recipe.model.dtype, device).with_disk(free_in(&build::scratch_dir_or_temporary(recipe, None)))
 }
 
-/// On the file system on which `dir` is, or would be made. What ended processes have left there is removed first, as a step would do.
+/// Free bytes of the file system that holds `dir`, or would. Scratch files of ended processes are removed first, as a step does.
 fn free_in(dir: &Path) -> Option<Bytes> {
     // Where that fails the step itself will say why.
     let _ = Scratch::clean(dir);

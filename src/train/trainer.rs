@@ -302,7 +302,7 @@ mod tests {
     use super::super::Interrupt;
     use super::*;
     use crate::dist::ProcessGroup;
-    use crate::engine::{Event, Silent};
+    use crate::engine::{Event, NoObserver};
 
     fn copied(tensors: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         tensors.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
@@ -328,14 +328,14 @@ mod tests {
     fn a_step_that_is_not_finite_leaves_optimiser_and_adapter_untouched() {
         let dir = tempfile::tempdir().unwrap();
         let mut trainer = trainer(dir.path(), "");
-        trainer.advance(&mut Silent).unwrap();
+        trainer.advance(&mut NoObserver).unwrap();
         let (_, first) = trainer.model.parameters().swap_remove(0);
         drop(no_grad(|| first.get(0).fill_(f64::NAN)));
         // As if the update had not made it.
         trainer.is_finite.set(true);
         let before = (copied(trainer.optimizer.state()), copied(trainer.model.parameters()));
 
-        let error = trainer.advance(&mut Silent).unwrap_err();
+        let error = trainer.advance(&mut NoObserver).unwrap_err();
         assert_eq!(error.kind(), FaultKind::NotFinite { step: 2 });
         assert!(error.to_string().contains("in sample "), "{error}");
         let after = (copied(trainer.optimizer.state()), copied(trainer.model.parameters()));
@@ -377,7 +377,7 @@ mod tests {
         assert!(events > 10, "{events}");
         let other = tempfile::tempdir().unwrap();
         let mut whole = self::trainer(other.path(), "grad.layers_per_cell = 1");
-        whole.advance(&mut Silent).unwrap();
+        whole.advance(&mut NoObserver).unwrap();
         for ((name, a), (_, b)) in trainer.model.parameters().iter().zip(&whole.model.parameters()) {
             assert!(a.equal(b), "{name} after {events} steps that were given up");
         }

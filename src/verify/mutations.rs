@@ -9,7 +9,7 @@ pub(crate) mod support;
 use support::case::{Case, EXACT, IN_FILE, INT8, PLAIN, TargetsAt, Trains, Width};
 
 use super::{Comparison, Proofs, Reference, TilingProof, Verdict};
-use crate::engine::{MicroBatchGradients, Settings, Silent};
+use crate::engine::{MicroBatchGradients, NoObserver, Settings};
 use crate::native::cuda::TorchKernel;
 use crate::ops::attention::{Backend, PartKernel, forced};
 use crate::recipe::{AttentionOutputs, BufferKind};
@@ -35,7 +35,7 @@ type Made = Result<MicroBatchGradients, Fault>;
 fn compared_in(case: &Case, within: impl FnOnce(&dyn Fn() -> Made) -> Made) -> Result<Comparison, Fault> {
     let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
     let engine = support::engine(case, &model);
-    let ours = within(&|| engine.gradients(&model, &batch, context, &mut Silent))?;
+    let ours = within(&|| engine.gradients(&model, &batch, context, &mut NoObserver))?;
     Ok(Reference::new(&engine, &model, &batch, &ours.log, context)?.compare(&ours))
 }
 
@@ -157,15 +157,15 @@ fn a_flipped_entry_of_the_log_is_noticed() {
         assert_exact(&case);
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
         let engine = support::engine(&case, &model);
-        let clean = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+        let clean = engine.gradients(&model, &batch, context, &mut NoObserver).unwrap();
         let reference = Reference::new(&engine, &model, &batch, &clean.log, context).unwrap();
         let mut flips = 0;
         for (layer, log) in clean.log.layers.iter().enumerate() {
             for span in clean.log.spans.iter().filter(|s| log.victims(s.index).is_some()) {
-                let mut trace = engine.forward(&model, &batch, context, &mut Silent).unwrap();
+                let mut trace = engine.forward(&model, &batch, context, &mut NoObserver).unwrap();
                 trace.log.layers[layer].shift_first_victim(span.index);
                 flips += 1;
-                if let Ok(ours) = engine.backward(&model, trace, context, &mut Silent) {
+                if let Ok(ours) = engine.backward(&model, trace, context, &mut NoObserver) {
                     let worst = reference.compare(&ours).worst();
                     assert!(worst > NOTICED, "layer {layer}, chunk {}: {worst:.2e} on {case:?}", span.index);
                 }
@@ -206,7 +206,7 @@ pub(super) const COPIED: &[Case] = &[
 fn copies_that_come_late_change_nothing_to_the_bit() {
     for case in COPIED {
         let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
-        let made = || support::engine(case, &model).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let made = || support::engine(case, &model).gradients(&model, &batch, context, &mut NoObserver).unwrap();
         let (at_once, late) = (made(), with_delayed_copies(WaitFault::Kept, made));
         assert_eq!(at_once.losses, late.losses, "{case:?}");
         assert_eq!(at_once.log.hash(), late.log.hash(), "{case:?}");
@@ -221,7 +221,7 @@ fn copies_that_come_late_change_nothing_to_the_bit() {
 fn a_wait_that_is_lost_is_noticed() {
     for case in COPIED.iter().filter(|case| case.layer_checkpoints != IN_FILE) {
         let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
-        let made = || support::engine(case, &model).gradients(&model, &batch, context, &mut Silent);
+        let made = || support::engine(case, &model).gradients(&model, &batch, context, &mut NoObserver);
         let clean = made().unwrap();
         let Ok(found) = with_delayed_copies(WaitFault::Lost, made) else { continue };
         let worst = Comparison::new(&found.losses, &found.gradients, &clean.losses, &clean.gradients).worst();

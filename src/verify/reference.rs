@@ -7,8 +7,8 @@ use tch::{Device, Kind, Tensor, no_grad, with_grad};
 use super::departures;
 use crate::cache::{self, ReplayLog};
 use crate::data::Batch;
-use crate::engine::{Engine, MicroBatchContext, picks, shares, soft_rows, soft_targets};
-use crate::head::{Logits, Losses, Pick, Places, SequenceLoss, column_loss};
+use crate::engine::{Engine, MicroBatchContext, sequence_weights, soft_rows, soft_targets, target_positions};
+use crate::head::{ColumnTargets, Logits, Losses, SequenceLoss, TargetPosition, column_loss};
 use crate::model::{Attend, DropoutContext, Model, Qkv, Routed};
 use crate::native::{attach_backward, gradients_of, run_backward};
 use crate::ops::attention::{ScoreRule, accumulation_kind};
@@ -51,10 +51,15 @@ impl Reference {
 
         let router_loss = with_grad(|| attend.router_loss(batch, context.router_weight));
         let one = router_loss.as_ref().map(Tensor::ones_like);
-        let picks = picks(engine.head(), batch)?;
-        let soft = soft_rows(&soft_targets(batch), &picks, model.device());
-        let shares = (context.loss_mean == LossMean::Sequences).then(|| shares(&picks));
-        let places = Places { start: 0, picks: &picks, shares: shares.as_deref(), soft: soft.as_ref() };
+        let target_positions = target_positions(engine.head(), batch)?;
+        let soft = soft_rows(&soft_targets(batch), &target_positions, model.device());
+        let sequence_weights = (context.loss_mean == LossMean::Sequences).then(|| sequence_weights(&target_positions));
+        let places = ColumnTargets {
+            start: 0,
+            target_positions: &target_positions,
+            sequence_weights: sequence_weights.as_deref(),
+            soft: soft.as_ref(),
+        };
         // A frozen head is differentiated in blocks: a vocabulary may be large.
         let losses = if model.head_parameters().is_empty() {
             let loss = column_loss(engine.head(), &hidden.detach(), places, &WholeHead(model), Some(context.weight))?;
@@ -106,38 +111,40 @@ fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mu
     Ok(hidden)
 }
 
-/// Losses at the picks, and backward from their weighted sum through the whole model at once: with a trained head, blocks with
+/// Losses at the target positions, and backward from their weighted sum through the whole model at once: with a trained head, blocks with
 /// gradients of their own would be the engine's road.
 fn through_the_head(
     engine: &Engine,
     model: &Model,
     hidden_bte: &Tensor,
-    places: Places<'_>,
+    places: ColumnTargets<'_>,
     router_loss: Option<&Tensor>,
     weight: f64,
-) -> Result<Vec<(Pick, f64, bool)>, Fault> {
+) -> Result<Vec<(TargetPosition, f64, bool)>, Fault> {
     let (_, total, e) = hidden_bte.size3().unwrap_or_default();
-    let (picks, device) = (places.picks, hidden_bte.device());
-    let column =
-        |value: &dyn Fn(&Pick) -> i64| Tensor::from_slice(&picks.iter().map(value).collect::<Vec<_>>()).to_device(device);
+    let (target_positions, device) = (places.target_positions, hidden_bte.device());
+    let column = |value: &dyn Fn(&TargetPosition) -> i64| {
+        Tensor::from_slice(&target_positions.iter().map(value).collect::<Vec<_>>()).to_device(device)
+    };
     let (place_n, target_n) = (column(&|p| p.sequence as i64 * total + p.position as i64), column(&|p| p.target));
     let score_nk = with_grad(|| {
         let hidden_ne = hidden_bte.reshape([-1, e]).index_select(0, &place_n);
         let score_nk = engine.head().choices(&model.logits(&model.final_norm(&hidden_ne)));
         score_nk.to_kind(accumulation_kind(score_nk.kind()))
     });
-    let share_n =
-        places.shares.map_or_else(|| Tensor::ones([picks.len() as i64], (Kind::Double, Device::Cpu)), Tensor::from_slice);
-    let share_n = share_n.to_device(device).to_kind(score_nk.kind());
+    let weight_n = places
+        .sequence_weights
+        .map_or_else(|| Tensor::ones([target_positions.len() as i64], (Kind::Double, Device::Cpu)), Tensor::from_slice);
+    let weight_n = weight_n.to_device(device).to_kind(score_nk.kind());
     let (loss_n, correct_n, root, seed) = if let Some(soft) = places.soft {
         // The divergence has a textbook of its own, in its test.
         let found = engine.head().losses(&score_nk.detach(), &target_n, Some(soft), Some(weight));
-        let [loss_n, correct_n] = [0, 1].map(|row| found.figures_2n.get(row));
+        let [loss_n, correct_n] = [0, 1].map(|row| found.loss_and_correct_2n.get(row));
         let gradient_nk = found.gradient_nk.unwrap_or_else(|| score_nk.zeros_like());
-        (loss_n, correct_n, score_nk.shallow_clone(), gradient_nk * share_n.unsqueeze(1))
+        (loss_n, correct_n, score_nk.shallow_clone(), gradient_nk * weight_n.unsqueeze(1))
     } else {
         let loss_n = with_grad(|| -score_nk.log_softmax(-1, None).gather(1, &target_n.unsqueeze(1), false).squeeze_dim(1));
-        let (correct_n, seed) = (score_nk.detach().argmax(-1, false).eq_tensor(&target_n), share_n * weight);
+        let (correct_n, seed) = (score_nk.detach().argmax(-1, false).eq_tensor(&target_n), weight_n * weight);
         (loss_n.detach(), correct_n, loss_n, seed)
     };
     let one = router_loss.map(Tensor::ones_like);
@@ -145,7 +152,11 @@ fn through_the_head(
     run_backward(&roots, &seeds)?;
     let losses = Vec::<f64>::try_from(loss_n.to_device(Device::Cpu).to_kind(Kind::Double))?;
     let correct = Vec::<f64>::try_from(correct_n.to_device(Device::Cpu).to_kind(Kind::Double))?;
-    Ok(picks.iter().zip(losses.into_iter().zip(correct)).map(|(&pick, (loss, correct))| (pick, loss, correct > 0.0)).collect())
+    Ok(target_positions
+        .iter()
+        .zip(losses.into_iter().zip(correct))
+        .map(|(&pick, (loss, correct))| (pick, loss, correct > 0.0))
+        .collect())
 }
 
 struct WholeHead<'a>(&'a Model);
@@ -233,8 +244,12 @@ impl Attend for MaskedDense {
                 start,
                 rule: qkv.rule,
             };
-            let drain = qkv.drain_h.as_ref();
-            outs.push(if total <= BLOCK { view.attend(&q, &k, &v, drain) } else { recomputed([q, k, v], drain, view)? });
+            let sink_logit = qkv.sink_logit_h.as_ref();
+            outs.push(if total <= BLOCK {
+                view.attend(&q, &k, &v, sink_logit)
+            } else {
+                recomputed([q, k, v], sink_logit, view)?
+            });
         }
         Ok(Tensor::cat(&outs, 2))
     }
@@ -251,8 +266,8 @@ struct View {
 }
 
 impl View {
-    /// Softmax attention, as in a textbook; a drain is one more score, whose weight is left out.
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, drain_h: Option<&Tensor>) -> Tensor {
+    /// Softmax attention, as in a textbook; a sink logit is one more score, whose weight is left out.
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, sink_logit_h: Option<&Tensor>) -> Tensor {
         let (repeat, len, total) = (q.size()[1] / k.size()[1], q.size()[2], k.size()[2]);
         let wide = |x: &Tensor| x.repeat_interleave_self_int(repeat, 1, None);
         let scaled = |k: &Tensor| q.matmul(&wide(k).transpose(-1, -2)) * self.rule.scale;
@@ -270,9 +285,9 @@ impl View {
         let seen = key.le_tensor(&query).logical_and(&query.lt_tensor(&end));
         let hide = |scores: Tensor| scores.masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
         let weights = |scores: Tensor| {
-            let Some(drain_h) = drain_h else { return scores.softmax(-1, None) };
-            let drains = drain_h.view([1, -1, 1, 1]).expand([scores.size()[0], -1, len, 1], false);
-            Tensor::cat(&[scores, drains], -1).softmax(-1, None).narrow(-1, 0, total)
+            let Some(sink_logit_h) = sink_logit_h else { return scores.softmax(-1, None) };
+            let sink_logits = sink_logit_h.view([1, -1, 1, 1]).expand([scores.size()[0], -1, len, 1], false);
+            Tensor::cat(&[scores, sink_logits], -1).softmax(-1, None).narrow(-1, 0, total)
         };
         let Some((change_k, change_v)) = &self.changes else {
             return weights(hide(products(k))).matmul(&wide(v));
@@ -285,8 +300,8 @@ impl View {
 }
 
 /// The same, with the scores recomputed in the backward instead of kept.
-fn recomputed([q, k, v]: [Tensor; 3], drain_h: Option<&Tensor>, view: View) -> Result<Tensor, Fault> {
-    let inputs: Vec<&Tensor> = [&q, &k, &v].into_iter().chain(drain_h).collect();
+fn recomputed([q, k, v]: [Tensor; 3], sink_logit_h: Option<&Tensor>, view: View) -> Result<Tensor, Fault> {
+    let inputs: Vec<&Tensor> = [&q, &k, &v].into_iter().chain(sink_logit_h).collect();
     let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
     let detached: Vec<Tensor> = inputs.iter().map(|input| input.detach()).collect();
     let attend = move |x: &[Tensor]| view.attend(&x[0], &x[1], &x[2], x.get(3));

@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::mutations::support;
 use crate::cache::ReplayLog;
-use crate::engine::{Session, SessionSpec, extend_each};
+use crate::engine::{Session, SessionSpec, decode_step};
 use crate::model::while_graphs_are_simulated;
 use crate::recipe::BufferKind;
 use support::case::{Case, PLAIN, Tail};
@@ -30,7 +30,7 @@ fn hidden_and_choices(case: &Case) -> (Tensor, Vec<ReplayLog>) {
     for &id in &ids[PROMPT as usize..] {
         let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
         let next = [id as u32, 3, 4];
-        let rows = extend_each(&engine, &model, &mut layers, &mut all, &next, 4).unwrap().narrow(0, 0, 3);
+        let rows = decode_step(&engine, &model, &mut layers, &mut all, &next, 4).unwrap().narrow(0, 0, 3);
         hidden.extend((0..3).map(|row| rows.narrow(0, row, 1)));
     }
     (Tensor::cat(&hidden, 1), sessions.iter().map(Session::log).collect())

@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::mutations::{COPIED, support};
-use crate::engine::{Event, Observer, Session, SessionSpec, Silent, extend_each};
+use crate::engine::{Event, NoObserver, Observer, Session, SessionSpec, decode_step};
 use crate::model::{Adapter, CapturedLayers, Model};
 use crate::recipe::{InitLora, LoraRecipe, TargetModules};
 use crate::store::{WaitFault, with_delayed_copies};
@@ -17,7 +17,7 @@ const GLM4_MOE: Case = Case {
     ..PLAIN
 };
 const GPT_OSS: Case = Case {
-    name: "drains, and experts side by side",
+    name: "attention sinks, and experts side by side",
     config: r#"{"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2,
         "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false}}"#,
     sliding_layers: &[0, 2],
@@ -78,7 +78,7 @@ fn weights_that_lack_where_an_adapter_begins_wait_as_well() {
         let adapter = Adapter::new(model.config(), &lora, 1, PLAIN.kind, PLAIN.device).unwrap();
         let model = model.with_adapter(adapter);
         let engine = support::engine(&PLAIN, &model);
-        engine.gradients(&model, &support::batch(&PLAIN), support::context(&PLAIN), &mut Silent)
+        engine.gradients(&model, &support::batch(&PLAIN), support::context(&PLAIN), &mut NoObserver)
     };
     let [here, waiting] = [false, true].map(|waits| with_delayed_copies(WaitFault::Kept, || made(waits)).unwrap());
     assert!(here.gradients.iter().all(|(name, gradient)| gradient.equal(&waiting.gradients[name])));
@@ -95,10 +95,10 @@ fn sessions_of_a_model_whose_weights_wait_come_to_the_very_hidden_states() {
             let prompt = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3]).view([1, -1]);
             session.extend(&engine, &model, &prompt, &mut |_, hidden| outs.push(hidden.copy())).unwrap();
             for id in [5u32, 8, 9] {
-                outs.push(extend_each(&engine, &model, &mut CapturedLayers::default(), &mut [&mut session], &[id], 1).unwrap());
+                outs.push(decode_step(&engine, &model, &mut CapturedLayers::default(), &mut [&mut session], &[id], 1).unwrap());
             }
             // What was read by tokens does not stand in the way of a step.
-            engine.gradients(&model, &support::batch(case), support::context(case), &mut Silent).unwrap();
+            engine.gradients(&model, &support::batch(case), support::context(case), &mut NoObserver).unwrap();
             outs
         };
         let [here, waiting] = [false, true].map(|waits| with_delayed_copies(WaitFault::Kept, || made(waits)));

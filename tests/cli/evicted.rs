@@ -31,9 +31,9 @@ fn how_much_is_evicted_stands_in_check_run_metrics_summary_page_and_card() {
         assert!(stay > 1.0 && stay < (ROW_LEN - 1) as f64 && (stay - mean).abs() < 1e-9, "{line}");
     }
     let summary = text(&place, "run/summary.md");
-    assert!(summary.contains(&words) && summary.contains("20.0 %, each after "), "{summary}");
+    assert!(summary.contains(&words) && summary.contains("20.0 %, on average "), "{summary}");
     let inspected = place.run(&["inspect", "run"]).done().out;
-    assert!(inspected.contains("| entries evicted") && inspected.contains("| 20.0 %, each after "), "{inspected}");
+    assert!(inspected.contains("| entries evicted") && inspected.contains("| 20.0 %, on average "), "{inspected}");
     place.run(&["report", "run"]).done();
     let page = text(&place, "run/report.html");
     for words in
@@ -43,7 +43,7 @@ fn how_much_is_evicted_stands_in_check_run_metrics_summary_page_and_card() {
     }
     place.run(&["export", "run", "--for", "peft", "--out", "peft"]).done();
     let card = text(&place, "peft/README.md");
-    assert!(card.contains("| entries evicted in training") && card.contains(" 20.0 %, each after "), "{card}");
+    assert!(card.contains("| entries evicted in training") && card.contains(" 20.0 %, on average "), "{card}");
 }
 
 #[test]

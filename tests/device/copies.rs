@@ -1,7 +1,7 @@
 //! On a CUDA device: copies that go beside what it computes bring what copies at once bring. Without one each test says that it was
 //! skipped, and why.
 
-use kvtune::engine::{Event, Observer, Silent};
+use kvtune::engine::{Event, NoObserver, Observer};
 use kvtune::native::cuda::wait;
 use kvtune::native::{SyncCounter, Syncs};
 use kvtune::recipe::BufferKind;
@@ -101,10 +101,10 @@ fn a_step_gives_what_the_cpu_gives_and_waits_for_nothing() {
         let of_device = Case { device, ..case };
         let (here, there) = (support::model(&case), support::model(&of_device));
         let (batch, context) = (support::batch(&case), support::context(&case));
-        let expected = support::engine(&case, &here).gradients(&here, &batch, context, &mut Silent).unwrap();
+        let expected = support::engine(&case, &here).gradients(&here, &batch, context, &mut NoObserver).unwrap();
         let engine = support::engine(&of_device, &there);
         // What is made once for all steps may wait: memory, handles of libraries.
-        engine.gradients(&there, &batch, context, &mut Silent).unwrap();
+        engine.gradients(&there, &batch, context, &mut NoObserver).unwrap();
         let mut counting = Counting { counter: SyncCounter::start().unwrap(), first: None, last: Syncs::default() };
         let found = engine.gradients(&there, &batch, context, &mut counting).unwrap();
         let waits = counting.last.since(counting.first.unwrap());

@@ -21,7 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 use fixture::{BY_MASK, ITS_OWN};
-use kvtune::engine::{MicroBatchGradients, Session, SessionSpec, Silent, extend_each};
+use kvtune::engine::{MicroBatchGradients, NoObserver, Session, SessionSpec, decode_step};
 use kvtune::model::Model;
 use kvtune::native::cuda::{Numerics, Upload, graph_replays, pinned};
 use kvtune::recipe::{BufferKind, Dtype, Storage};
@@ -117,7 +117,7 @@ fn bf16_is_near_f32() {
 }
 
 fn gradients(case: &Case, model: &Model) -> MicroBatchGradients {
-    support::engine(case, model).gradients(model, &support::batch(case), support::context(case), &mut Silent).unwrap()
+    support::engine(case, model).gradients(model, &support::batch(case), support::context(case), &mut NoObserver).unwrap()
 }
 
 /// Says what the host waits for inside the rows of a step, where on a CPU there is nothing.
@@ -172,7 +172,7 @@ fn decoded(case: &Case, model: &Model) -> Vec<Tensor> {
     let mut sessions = [session.fork().unwrap(), session];
     for id in 0..20 {
         let mut both: Vec<&mut Session> = sessions.iter_mut().collect();
-        hidden.push(extend_each(&engine, model, &mut layers, &mut both, &[id, id + 1], 2).unwrap());
+        hidden.push(decode_step(&engine, model, &mut layers, &mut both, &[id, id + 1], 2).unwrap());
     }
     hidden
 }

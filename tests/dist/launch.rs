@@ -80,7 +80,7 @@ fn what_would_fail_on_all_ranks_is_refused_once() {
         let said =
             place.hear(second.envs([("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "9")]));
         assert_eq!(said.code, 2, "{}", said.err);
-        assert!(said.err.contains("which ranks do not share; this process is rank 1 of 2, started by srun"), "{}", said.err);
+        assert!(said.err.contains("several ranks cannot share it; this process is rank 1 of 2, started by srun"), "{}", said.err);
     }
 }
 

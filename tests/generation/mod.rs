@@ -6,7 +6,7 @@ mod sessions;
 use std::path::PathBuf;
 
 use kvtune::data::{InitialPartFinder, Tokenizer};
-use kvtune::engine::{Engine, Session, SessionSpec, extend_each};
+use kvtune::engine::{Engine, Session, SessionSpec, decode_step};
 use kvtune::generation::{Finish, GenerationEvent, GenerationRules, Generator, LikelihoodsOf, Request, TokenLikelihood};
 use kvtune::model::{CapturedLayers, Model};
 use kvtune::recipe::Recipe;
@@ -163,7 +163,7 @@ fn tokens_one_by_one_behind_a_prompt_are_one_pass_in_every_family() {
         let mut session = Session::new(engine, model, &spec).unwrap();
         session.extend(engine, model, &row(&ids[..25]), &mut |_, _| ()).unwrap();
         for at in 25..ids.len() {
-            let hidden = extend_each(engine, model, &mut CapturedLayers::default(), &mut [&mut session], &ids[at..=at], 1)
+            let hidden = decode_step(engine, model, &mut CapturedLayers::default(), &mut [&mut session], &ids[at..=at], 1)
                 .unwrap()
                 .squeeze_dim(1);
             let apart = (logits(model, &hidden).get(0) - expected.get(at as i64)).abs().max().double_value(&[]);

@@ -34,8 +34,8 @@ impl Attend for Dense {
             None => future,
         };
         let score = score.masked_fill(&unseen, f64::NEG_INFINITY);
-        let Some(drain_h) = qkv.drain_h else { return Ok(score.softmax(-1, None).matmul(&v)) };
-        let drain = drain_h.view([1, -1, 1, 1]).expand([score.size()[0], -1, length, 1], false);
+        let Some(sink_logit_h) = qkv.sink_logit_h else { return Ok(score.softmax(-1, None).matmul(&v)) };
+        let drain = sink_logit_h.view([1, -1, 1, 1]).expand([score.size()[0], -1, length, 1], false);
         Ok(Tensor::cat(&[score, drain], -1).softmax(-1, None).narrow(-1, 0, length).matmul(&v))
     }
 }

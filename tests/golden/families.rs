@@ -2,7 +2,7 @@
 
 use kvtune::cache::ReplayLog;
 use kvtune::data::{Batch, Sequence, Targets};
-use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
+use kvtune::engine::{Engine, MicroBatchContext, NoObserver, Settings};
 use kvtune::generation::{GenerationRules, PromptLimits};
 use kvtune::head::{Classify, NextToken};
 use kvtune::model::{Adapter, Model, ModelConfig, RopeSpec};
@@ -145,7 +145,7 @@ fn classes_by_a_matrix_of_their_own() {
         let of_logits = furthest(&Tensor::stack(&[last(0), last(1)], 0), &numbers.get("logits"));
         let context =
             MicroBatchContext { weight: 0.5, loss_mean: LossMean::Tokens, router_weight: 0.0, dropout: None, chunk_sizes: None };
-        let made = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+        let made = engine.gradients(&model, &batch, context, &mut NoObserver).unwrap();
         let loss = made.losses.iter().map(|of| of.loss_sum).sum::<f64>() / 2.0;
         let of_loss = (loss - f64::try_from(numbers.get("loss").get(0)).unwrap()).abs();
         assert_eq!(made.gradients.len(), 43);
@@ -193,7 +193,7 @@ fn through_the_engine_in_chunks_of_any_size() {
                 dropout: None,
                 chunk_sizes: None,
             };
-            let made = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+            let made = engine.gradients(&model, &batch, context, &mut NoObserver).unwrap();
             assert_routing(&golden, &made.log);
             let loss = made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>() / targets;
             let of_loss = (loss - f64::try_from(golden.get("loss")).unwrap()).abs();
@@ -233,7 +233,7 @@ fn routers_are_balanced_over_the_whole_batch() {
             dropout: None,
             chunk_sizes: None,
         };
-        let made = engine.gradients(&model, &whole, context, &mut Silent).unwrap();
+        let made = engine.gradients(&model, &whole, context, &mut NoObserver).unwrap();
         let loss = made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>() / targets;
         let of_routers = made.router_loss.unwrap();
         assert!((of_routers - number("aux_loss")).abs() <= 1e-5, "{of_routers}");
@@ -243,7 +243,7 @@ fn routers_are_balanced_over_the_whole_batch() {
             let error = f64::try_from((found - &expected).norm() / expected.norm()).unwrap();
             assert!(error <= 1e-4, "chunks of {chunk}, {name}: {error:e}");
         }
-        let of_cut = engine.gradients(&model, &cut, context, &mut Silent).unwrap().router_loss.unwrap();
+        let of_cut = engine.gradients(&model, &cut, context, &mut NoObserver).unwrap().router_loss.unwrap();
         assert!((of_cut - number("aux_loss_masked")).abs() <= 1e-5, "{of_cut}, expected {}", number("aux_loss_masked"));
     }
 }

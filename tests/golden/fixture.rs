@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use kvtune::cache::{LayerLog, ReplayLog, Victims};
 use kvtune::data::{Batch, Sequence, Targets};
-use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
+use kvtune::engine::{Engine, MicroBatchContext, NoObserver, Settings};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, Model};
 use kvtune::recipe::{
@@ -267,7 +267,7 @@ pub fn check(name: &'static str, gradients: &str, device: Device) {
         dropout: None,
         chunk_sizes: None,
     };
-    let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+    let ours = engine.gradients(&model, &batch, context, &mut NoObserver).unwrap();
     golden.check_positions(&ours.log);
     let loss = ours.losses.iter().map(|r| r.loss_sum).sum::<f64>() / num_targets as f64;
     let loss_error = (loss - golden.number("loss")).abs();

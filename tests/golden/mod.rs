@@ -11,7 +11,7 @@ mod quantised;
 mod scores;
 
 use fixture::{BY_MASK, Golden, ITS_OWN, check, logits, model};
-use kvtune::engine::{Engine, Silent};
+use kvtune::engine::{Engine, NoObserver};
 use tch::Device;
 
 const CPU: Device = Device::Cpu;
@@ -36,7 +36,7 @@ fn quantised() {
         let log = golden.choices(&engine, &batch);
         golden.check_positions(&log);
         let apart = |engine: &Engine| {
-            let sequences = engine.losses(&model, &batch, &mut Silent).unwrap();
+            let sequences = engine.losses(&model, &batch, &mut NoObserver).unwrap();
             let loss = sequences.iter().map(|r| r.loss_sum).sum::<f64>() / golden.tensors["targets"].numel() as f64;
             loss / golden.number("loss") - 1.0
         };

@@ -60,7 +60,7 @@ impl Listening {
                 groups: config.layers[0].attention.num_kv_heads as i64,
                 head_dim: config.layers[0].attention.head_dim as i64,
                 further: &[],
-                entry_number: None,
+                model_feature: None,
                 cache_length,
                 allocated: cache_length,
                 is_paged: false,

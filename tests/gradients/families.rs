@@ -1,6 +1,6 @@
 //! The crown, over families: their norms, biases and windows, and every kind of rotary embedding.
 
-use kvtune::engine::Silent;
+use kvtune::engine::NoObserver;
 
 use super::{KINDS, whole};
 use crate::support::case::{Case, HeadKind, PLAIN, Trains, Width, prove};
@@ -170,12 +170,12 @@ fn a_sequence_beside_longer_ones_is_what_it_is_alone() {
         let case = Case { name, config, policy: "lastrec", ..PLAIN };
         let model = model(&case);
         let engine = engine(&case, &model);
-        let together = engine.losses(&model, &batch(&case), &mut Silent).unwrap();
+        let together = engine.losses(&model, &batch(&case), &mut NoObserver).unwrap();
         for (i, together) in together.iter().enumerate() {
-            let alone = engine.losses(&model, &single(&case, i), &mut Silent).unwrap();
+            let alone = engine.losses(&model, &single(&case, i), &mut NoObserver).unwrap();
             assert!((together.loss_sum - alone[0].loss_sum).abs() < 1e-11, "{name}, sequence {i}");
         }
-        let gradients = engine.gradients(&model, &batch(&case), context(&case), &mut Silent).unwrap();
+        let gradients = engine.gradients(&model, &batch(&case), context(&case), &mut NoObserver).unwrap();
         assert!(gradients.losses.iter().zip(&together).all(|(a, b)| (a.loss_sum - b.loss_sum).abs() < 1e-11), "{name}");
     }
 }

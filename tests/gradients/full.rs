@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvtune::engine::{MicroBatchContext, Silent};
+use kvtune::engine::{MicroBatchContext, NoObserver};
 use kvtune::recipe::{LossMean, Storage};
 use tch::{Kind, Tensor};
 
@@ -79,7 +79,7 @@ fn single_precision() {
 fn by_the_names_of_the_file() {
     for (case, num_ends) in [(FULL, 3), (TIED, 2)] {
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
-        let step = support::engine(&case, &model).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let step = support::engine(&case, &model).gradients(&model, &batch, context, &mut NoObserver).unwrap();
         assert_eq!(step.gradients.len(), num_ends + 12 * support::NUM_LAYERS);
         for (name, parameter) in model.parameters() {
             assert_eq!(step.gradients[&name].size(), parameter.size(), "{name}");
@@ -95,9 +95,9 @@ fn an_abandoned_step_is_forgotten() {
     let case = Case { trains: Trains::AllTied, ..ONE_CELL };
     let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
     let engine = support::engine(&case, &model);
-    let clean = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
-    drop(engine.forward(&model, &batch, context, &mut Silent).unwrap());
-    let again = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+    let clean = engine.gradients(&model, &batch, context, &mut NoObserver).unwrap();
+    drop(engine.forward(&model, &batch, context, &mut NoObserver).unwrap());
+    let again = engine.gradients(&model, &batch, context, &mut NoObserver).unwrap();
     assert!(clean.gradients.iter().all(|(name, gradient)| *gradient == again.gradients[name]));
 }
 
@@ -112,13 +112,13 @@ fn the_mean_over_sequences() {
         let context = MicroBatchContext { weight: 1.0 / count as f64, loss_mean: LossMean::Sequences, ..support::context(&case) };
         let found = compare(&engine, &model, &batch, context).unwrap();
         assert!(found.worst() < EXACT, "{case:?}: {found:?}");
-        let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap().gradients;
+        let ours = engine.gradients(&model, &batch, context, &mut NoObserver).unwrap().gradients;
         let mut apart: BTreeMap<String, Tensor> = BTreeMap::new();
         for sequence in 0..count {
             let single = support::single(&case, sequence);
             let weight = context.weight / single.num_targets() as f64;
             let context = MicroBatchContext { weight, ..support::context(&case) };
-            for (name, gradient) in engine.gradients(&model, &single, context, &mut Silent).unwrap().gradients {
+            for (name, gradient) in engine.gradients(&model, &single, context, &mut NoObserver).unwrap().gradients {
                 let sum = apart.remove(&name).map_or_else(|| gradient.copy(), |sum| sum + &gradient);
                 apart.insert(name, sum);
             }

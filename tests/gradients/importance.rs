@@ -1,7 +1,7 @@
 //! What a calibration learns of entries: least squares on the squared gradients of attention scores, as plain autograd has them.
 
 use kvtune::data::IGNORE;
-use kvtune::engine::{Calibration, FittedGate, MicroBatchContext, Silent};
+use kvtune::engine::{Calibration, FittedGate, MicroBatchContext, NoObserver};
 use kvtune::model::{Attend, DropoutContext, Model, Qkv};
 use kvtune::recipe::{LossMean, Storage};
 use kvtune::units::{Fault, LayerIdx};
@@ -143,7 +143,7 @@ fn calibrated(case: &Case, model: &Model) -> Calibration {
     let (mut calibration, engine) = (Calibration::new(model.config()), engine(case, model));
     let context =
         MicroBatchContext { weight: 1.0, loss_mean: LossMean::Tokens, router_weight: 0.0, dropout: None, chunk_sizes: None };
-    engine.calibrate(model, &batch(case), context, &mut calibration, &mut Silent).unwrap();
+    engine.calibrate(model, &batch(case), context, &mut calibration, &mut NoObserver).unwrap();
     calibration
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvtune::data::{Batch, epoch_batches};
-use kvtune::engine::{MicroBatchGradients, Settings, Silent};
+use kvtune::engine::{MicroBatchGradients, NoObserver, Settings};
 use kvtune::model::Model;
 use kvtune::recipe::{BatchOrder, BatchSize, BufferKind, GradRecipe, Storage, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::Bytes;
@@ -34,7 +34,7 @@ const FURTHER: &[Case] = &[
 ];
 
 fn gradients(case: &Case, model: &Model, batch: &Batch) -> MicroBatchGradients {
-    support::engine(case, model).gradients(model, batch, support::context(case), &mut Silent).unwrap()
+    support::engine(case, model).gradients(model, batch, support::context(case), &mut NoObserver).unwrap()
 }
 
 fn apart(a: &Tensor, b: &Tensor) -> f64 {
@@ -277,7 +277,8 @@ fn batches_of_tokens_are_their_sequences_alone() {
                 if !is_exact {
                     // The same choices in f64: what f32 is away from that is its own.
                     let following = support::engine(&exact_case, &exact_model).following(own.log.clone());
-                    let of_f64 = following.gradients(&exact_model, &single, support::context(&exact_case), &mut Silent).unwrap();
+                    let of_f64 =
+                        following.gradients(&exact_model, &single, support::context(&exact_case), &mut NoObserver).unwrap();
                     loss_rounding = loss_rounding.max(apart(of_f64.losses[0].loss_sum));
                     add(&mut exact, of_f64.gradients);
                 }

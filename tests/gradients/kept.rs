@@ -1,6 +1,6 @@
 //! Graphs that the forward phase keeps: the gradient is that of cells which are computed again, to the bit, whatever is kept.
 
-use kvtune::engine::{Event, MicroBatchGradients, Observer, Silent};
+use kvtune::engine::{Event, MicroBatchGradients, NoObserver, Observer};
 use kvtune::recipe::Storage;
 use tch::Kind;
 
@@ -27,7 +27,7 @@ fn check_bits(cases: &[Case]) {
 
 /// Two ways of running a case that differ in no bit.
 pub(super) fn assert_same(one: &Case, other: &Case) {
-    let [none, found] = [one, other].map(|case| gradients(case, &mut Silent));
+    let [none, found] = [one, other].map(|case| gradients(case, &mut NoObserver));
     assert_eq!(found.log.hash(), none.log.hash(), "{other:?}");
     assert_eq!(found.router_loss, none.router_loss, "{other:?}");
     for (a, b) in found.losses.iter().zip(&none.losses) {

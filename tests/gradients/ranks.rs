@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use kvtune::dist::{Launched, ProcessGroup};
-use kvtune::engine::{ChunkKey, Event, MicroBatchContext, Observer, Silent};
+use kvtune::engine::{ChunkKey, Event, MicroBatchContext, NoObserver, Observer};
 use kvtune::optim::Optimizer;
 use kvtune::recipe::{LossMean, Recipe};
 use kvtune::train::{FallbackEngine, MicroBatchAssignment, RunRanks, StepMeter, TrainStep};
@@ -121,7 +121,7 @@ fn reference(case: &Case, targets: usize) -> Reference {
     };
     let [mut both, second] = [0, 1].map(|sequence| {
         let batch = support::single(case, sequence);
-        let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+        let ours = engine.gradients(&model, &batch, context, &mut NoObserver).unwrap();
         Reference::new(&engine, &model, &batch, &ours.log, context).unwrap()
     });
     both.sequences.extend(second.sequences);

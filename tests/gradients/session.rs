@@ -1,7 +1,7 @@
 //! A session that is extended as tokens come: hidden states and choices are those of the engine, for every policy.
 
 use kvtune::cache::{LayerLog, ReplayLog, Victims};
-use kvtune::engine::{Engine, Session, SessionSpec, extend_each};
+use kvtune::engine::{Engine, Session, SessionSpec, decode_step};
 use kvtune::model::{CapturedLayers, Model};
 use kvtune::recipe::{BufferKind, Storage};
 use tch::{Device, Kind, Tensor};
@@ -112,7 +112,7 @@ fn a_prompt_and_then_tokens_in_blocks_are_what_is_trained() {
         let mut hidden = vec![extend(&mut session, on, &ids_bt.narrow(1, 0, 27))];
         let next = |session: &mut Session| {
             let id = ids_bt.int64_value(&[0, session.num_tokens() as i64]) as u32;
-            extend_each(&engine, &model, &mut CapturedLayers::default(), &mut [session], &[id], 1).unwrap()
+            decode_step(&engine, &model, &mut CapturedLayers::default(), &mut [session], &[id], 1).unwrap()
         };
         hidden.extend([next(&mut session), next(&mut session)]);
         // Within a block a copy goes on, and so does who reads further tokens at once.
@@ -184,7 +184,7 @@ fn a_session_that_goes_back_is_one_that_has_read_no_more() {
                 let other = if at < back { at } else { 0 };
                 let _ = extend(&mut session, on, &ids_bt.narrow(1, other, 1));
             }
-            assert!(session.cut_back(back as usize), "{case:?}");
+            assert!(session.crop(back as usize), "{case:?}");
             let _ = extend(&mut expected, on, &ids_bt.narrow(1, 0, read.min(back)));
             for at in read..back {
                 let _ = extend(&mut expected, on, &ids_bt.narrow(1, at, 1));
@@ -199,7 +199,7 @@ fn a_session_that_goes_back_is_one_that_has_read_no_more() {
         let engine = engine(&case, &model);
         let mut session = Session::new(&engine, &model, &SessionSpec { keeps_log: false, ..spec_of(&case) }).unwrap();
         let _ = extend(&mut session, (&engine, &model), &ids_bt);
-        assert!(!session.cut_back(20), "entries have left: {case:?}");
+        assert!(!session.crop(20), "entries have left: {case:?}");
     }
 }
 
@@ -221,7 +221,7 @@ fn sessions_side_by_side_are_those_sessions_alone() {
             .map(|&prompt| {
                 let mut session = begun(prompt);
                 let mut step = |tokens| {
-                    extend_each(&engine, &model, &mut CapturedLayers::default(), &mut [&mut session], &[next(tokens)], 4).unwrap()
+                    decode_step(&engine, &model, &mut CapturedLayers::default(), &mut [&mut session], &[next(tokens)], 4).unwrap()
                 };
                 (prompt as usize..prompt as usize + 5).map(&mut step).collect()
             })
@@ -230,7 +230,7 @@ fn sessions_side_by_side_are_those_sessions_alone() {
         for step in 0..5 {
             let ids: Vec<u32> = sessions.iter().map(|session| next(session.num_tokens())).collect();
             let mut together: Vec<&mut Session> = sessions.iter_mut().collect();
-            let hidden = extend_each(&engine, &model, &mut CapturedLayers::default(), &mut together, &ids, 4).unwrap();
+            let hidden = decode_step(&engine, &model, &mut CapturedLayers::default(), &mut together, &ids, 4).unwrap();
             for (i, alone) in alone.iter().enumerate() {
                 assert!(hidden.narrow(0, i as i64, 1).equal(&alone[step].narrow(0, 0, 1)), "{case:?}, session {i}, step {step}");
             }

@@ -1,6 +1,6 @@
 //! The crown, over shapes: lengths, caches, chunks and cells that fit each other badly.
 
-use kvtune::engine::Silent;
+use kvtune::engine::NoObserver;
 use kvtune::verify::Reference;
 use proptest::prelude::*;
 
@@ -113,7 +113,7 @@ fn a_cache_that_holds_all_is_full_attention() {
         ] {
             let cache: &'static [usize] = Box::leak(Box::new([cache]));
             let engine = support::engine(&Case { cache, chunk, layers_per_cell, width, ..case }, &model);
-            let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+            let ours = engine.gradients(&model, &batch, context, &mut NoObserver).unwrap();
             let found = reference.compare(&ours);
             assert!(found.worst() <= EXACT && found.untested().is_empty(), "{policy}, chunk {chunk}: {found:#?}");
             worst = worst.max(found.worst());

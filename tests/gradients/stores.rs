@@ -1,7 +1,7 @@
 //! Stores: how far the gradient is from the exact one where they round, also where one residual channel outshouts the rest, and that
 //! it is exact where they don't, in memory and in a file.
 
-use kvtune::engine::Silent;
+use kvtune::engine::NoObserver;
 use kvtune::recipe::{BufferKind, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::Bytes;
 use kvtune::verify::{Comparison, ErrorBound};
@@ -96,7 +96,7 @@ fn a_file_gives_back_what_memory_does_to_the_bit() {
             let engine = support::engine(&case, &model);
             let batch = support::batch(&case);
             // The second step finds the room of the first.
-            let step = || engine.gradients(&model, &batch, support::context(&case), &mut Silent).unwrap().gradients;
+            let step = || engine.gradients(&model, &batch, support::context(&case), &mut NoObserver).unwrap().gradients;
             let (first, taken) = (step(), [engine.stores().layer_checkpoints.bytes(), engine.stores().undo_log.bytes()]);
             assert_eq!(taken.map(|t| t.in_use), [Bytes(0); 2]);
             assert!(taken.iter().all(|t| t.most > Bytes(0) && (t.file >= t.most) == (place == StorePlace::File)), "{taken:?}");

@@ -106,7 +106,7 @@ impl Content {
         let size = [scene.lengths.len() as i64, scene.groups, scene.total() as i64, 1];
         let numbers =
             (0..size.iter().product::<i64>()).map(|at| (mixed(&[5, at as usize]) % scene.levels) as f32).collect::<Vec<_>>();
-        let has_numbers = scene.build().traits().entry_number.is_some();
+        let has_numbers = scene.build().traits().model_feature.is_some();
         let numbers_bgt1 = has_numbers.then(|| Tensor::from_slice(&numbers).to_kind(Kind::Double).view(size));
         let keys = Plane::new(scene, drawn, 1);
         let values = Plane::new(scene, if drawn == Drawn::Axes { Drawn::Whole } else { drawn }, 2);

@@ -46,7 +46,7 @@ fn a_further_plane_gets_the_gradient_that_autograd_gives_it() {
             groups: 2,
             head_dim: 4,
             further: &[WIDTH],
-            entry_number: None,
+            model_feature: None,
             cache_length: 8,
             allocated: 8,
             is_paged: false,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kvtune::cache::ChunkSpan;
 use kvtune::data::Batch;
 use kvtune::model::{Attend, DropoutContext, Model, Qkv};
-use kvtune::ops::attention::EntryNumber;
+use kvtune::ops::attention::ModelFeature;
 use kvtune::recipe::{BufferKind, Storage};
 use kvtune::units::{Fault, LayerIdx};
 use kvtune::verify::walk;
@@ -26,7 +26,7 @@ struct Taken {
     scale: f64,
     /// What the model says of entries, where it is asked.
     numbers: Option<Tensor>,
-    number: Option<EntryNumber>,
+    number: Option<ModelFeature>,
 }
 
 impl Attend for Taken {
@@ -37,13 +37,13 @@ impl Attend for Taken {
         Ok(qkv.q_bhnd.zeros_like())
     }
 
-    fn entry_number(&self, _: LayerIdx) -> Option<EntryNumber> {
+    fn model_feature(&self, _: LayerIdx) -> Option<ModelFeature> {
         self.number
     }
 }
 
 /// What the lowest layer would attend with for a batch.
-fn lowest_layer(model: &Model, batch: &Batch, number: Option<EntryNumber>) -> Taken {
+fn lowest_layer(model: &Model, batch: &Batch, number: Option<ModelFeature>) -> Taken {
     let tokens = batch.max_len();
     let padded =
         batch.sequences.iter().flat_map(|sequence| (0..tokens).map(|i| sequence.inputs.get(i).map_or(0, |&id| i64::from(id))));
@@ -125,13 +125,13 @@ fn is_as_foreseen(case: &Case) -> bool {
     let (_, log) = engine(case, &model).inspect(&model, &batch, None, &mut |_, _| ()).unwrap();
     let walk = walk(&log, 0, case.heads.1).unwrap();
 
-    let Taken { qkv, scale, numbers, .. } = lowest_layer(&model, &batch, scene.build().traits().entry_number);
+    let Taken { qkv, scale, numbers, .. } = lowest_layer(&model, &batch, scene.build().traits().model_feature);
     let [q, k, v] = qkv.unwrap();
     let content = Content::of_tensors(case.buffer, [k, v], numbers);
     let shape = (case.heads.0, case.heads.0 / case.heads.1, batch.max_len());
     let policy = scene.build();
     let softmax = Softmax { model: &model, content: &content, queries: heads_of(&q), shape, scale };
-    let prefill = scene.plan(policy.traits().evicts).prefill;
+    let prefill = scene.plan(!policy.traits().keeps_all).prefill;
     let mut reference = SlowPolicy::new(&scene, (&content, &softmax), prefill, &*policy);
     for span in &log.spans {
         reference.take(span);

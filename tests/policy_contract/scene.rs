@@ -156,7 +156,7 @@ impl Scene {
             batch: self.lengths.len() as i64,
             groups: self.groups,
             head_dim: HEAD_DIM as i64,
-            entry_number: self.build().traits().entry_number,
+            model_feature: self.build().traits().model_feature,
             further: &[TAG_WIDTH],
             cache_length,
             allocated: if self.storage == Storage::Preallocated { cache_length } else { FIRST_SLOTS },

@@ -48,8 +48,8 @@ impl<'a> Played<'a> {
     /// Plays all chunks forward.
     pub(crate) fn forward(scene: &'a Scene, content: &'a Content) -> Self {
         let policy = scene.build();
-        let plan = scene.plan(policy.traits().evicts);
-        let shape = scene.shape(policy.traits().evicts);
+        let plan = scene.plan(!policy.traits().keeps_all);
+        let shape = scene.shape(!policy.traits().keeps_all);
         let mut simulated = Self {
             scene,
             content,

@@ -95,7 +95,7 @@ impl<'a> SlowPolicy<'a> {
             params,
             floor,
             shares: vec![None; sequences],
-            evicts: policy.traits().evicts,
+            evicts: !policy.traits().keeps_all,
             grace: policy.traits().grace,
             sinks: policy.traits().sinks,
             notes: vec![vec![Notes::new(); scene.groups as usize]; sequences],

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use kvtune::recipe::{
-    BatchOrder, CacheLength, Chunking, DataFormat, Dtype, Figure, GradRecipe, HeadRecipe, Labels, Mode, OnTooLong, OpenKey,
-    Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, ValidationSource, Warmup, Weights,
+    BatchOrder, BestMetric, CacheLength, Chunking, DataFormat, Dtype, GradRecipe, HeadRecipe, Labels, MetricMode, OnTooLong,
+    OpenKey, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, ValidationSource, Warmup,
+    Weights,
 };
 
 use super::{SMALL, parse, parse_with, with};
@@ -79,7 +80,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!((optimizer.betas, optimizer.schedule, optimizer.warmup), ((0.9, 0.999), Schedule::Cosine, Warmup::Ratio(0.05)));
     assert_eq!(
         (recipe.eval.interval, recipe.eval.initial, recipe.eval.metric, recipe.eval.mode),
-        (100, false, Figure::Loss, Mode::Min)
+        (100, false, BestMetric::Loss, MetricMode::Min)
     );
     let checkpoint = recipe.checkpoint;
     assert_eq!(
@@ -154,7 +155,7 @@ fn classification_takes_labels_or_tokens_and_accuracy_wants_the_larger() {
     let head = |line: &str| parse(&with(&format!("[head]\nkind = \"seq_classification_on_logits\"\n{line}"))).unwrap().recipe;
     let texts = head("labels = [\"A\", \"B\"]\n[eval]\nmetric = \"accuracy\"");
     assert_eq!(texts.head, HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["A".into(), "B".into()])));
-    assert_eq!(texts.eval.mode, Mode::Max);
+    assert_eq!(texts.eval.mode, MetricMode::Max);
     let tokens = head("label_tokens = [40, 41, 42, 43]");
     assert_eq!(tokens.head, HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41, 42, 43])));
 }

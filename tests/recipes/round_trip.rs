@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use kvtune::metrics::Metric;
 use kvtune::recipe::{
-    AttentionOutputs, BatchOrder, BatchSize, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe, CheckpointRecipe,
-    Chunking, DataFormat, DataRecipe, DistillRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe,
-    HelmetFamily, InitLora, KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, LossMean, Mode, ModelRecipe, Offload,
-    OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid,
-    Recipe, ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules,
+    AttentionOutputs, BatchOrder, BatchSize, BestMetric, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe,
+    CheckpointRecipe, Chunking, DataFormat, DataRecipe, DistillRecipe, Dtype, EvalRecipe, GenerateRecipe, GradRecipe, HeadRecipe,
+    HelmetFamily, InitLora, KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, LossMean, MetricMode, ModelRecipe,
+    Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe,
+    Pyramid, Recipe, ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules,
     TemplateChoice, TemplateDate, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
@@ -225,14 +225,14 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn eval(head: HeadRecipe)(interval in large(), initial in any::<bool>(), accuracy in any::<bool>(), mode in select(Mode::ALL),
+    fn eval(head: HeadRecipe)(interval in large(), initial in any::<bool>(), accuracy in any::<bool>(), mode in select(MetricMode::ALL),
             micro_batch_size in option::of(small()), max_batches in option::of(small()),
             generate in option::of((small(), small(), any::<bool>()))) -> EvalRecipe {
         let metrics = vec![Metric::F1, Metric::RulerAll];
         let generate = generate.filter(|_| head == HeadRecipe::NextToken);
-        let figure = if generate.is_some_and(|(.., chooses)| chooses) { Figure::Answers(Metric::F1) } else { Figure::Loss };
+        let figure = if generate.is_some_and(|(.., chooses)| chooses) { BestMetric::Answers(Metric::F1) } else { BestMetric::Loss };
         let generate = generate.map(|(samples, max_new_tokens, _)| GenerateRecipe { metrics, samples, max_new_tokens });
-        let metric = if accuracy && head != HeadRecipe::NextToken { Figure::Accuracy } else { figure };
+        let metric = if accuracy && head != HeadRecipe::NextToken { BestMetric::Accuracy } else { figure };
         EvalRecipe { interval, initial, metric, mode, micro_batch_size, max_batches, generate }
     }
 }

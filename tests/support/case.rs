@@ -2,7 +2,7 @@
 
 use kvtune::cache;
 use kvtune::data::Batch;
-use kvtune::engine::{Engine, MicroBatchContext, Silent};
+use kvtune::engine::{Engine, MicroBatchContext, NoObserver};
 use kvtune::model::Model;
 use kvtune::recipe::{AttentionOutputs, BufferKind, Chunking, PolicyRecipe, Storage, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::Fault;
@@ -256,7 +256,7 @@ pub fn registered_policies() -> Vec<Case> {
             name: policy,
             policy,
             params,
-            cache: if traits.evicts { PLAIN.cache } else { &[50] },
+            cache: if traits.keeps_all { &[50] } else { PLAIN.cache },
             buffer: if traits.needs_quantised { BufferKind::Int8 } else { BufferKind::Plain },
             initial: if traits.initial_part.is_some() { &[(0, 30), (3, 7), (0, 9), (0, 4)] } else { &[] },
             ..PLAIN
@@ -272,7 +272,7 @@ pub const EXACT_F32: f64 = 2e-5;
 
 /// Runs a batch on both roads.
 pub fn compare(engine: &Engine, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Comparison, Fault> {
-    let ours = engine.gradients(model, batch, context, &mut Silent)?;
+    let ours = engine.gradients(model, batch, context, &mut NoObserver)?;
     check_finite(batch, &ours.losses)?;
     Ok(Reference::new(engine, model, batch, &ours.log, context)?.compare(&ours))
 }
@@ -305,9 +305,9 @@ pub fn cosine_of_bf16(case: &Case) -> f64 {
     let of = |kind| Case { kind, ..*case };
     let (full, narrow) = (of(Kind::Float), of(Kind::BFloat16));
     let (model_of_full, model_of_narrow) = (model(&full), model(&narrow));
-    let expected = engine(&full, &model_of_full).gradients(&model_of_full, &batch(case), context(case), &mut Silent).unwrap();
+    let expected = engine(&full, &model_of_full).gradients(&model_of_full, &batch(case), context(case), &mut NoObserver).unwrap();
     let following = engine(&narrow, &model_of_narrow).following(expected.log);
-    let found = following.gradients(&model_of_narrow, &batch(case), context(case), &mut Silent).unwrap();
+    let found = following.gradients(&model_of_narrow, &batch(case), context(case), &mut NoObserver).unwrap();
     let dot = |x: &Tensor, y: &Tensor| (x.to_kind(Kind::Double) * y.to_kind(Kind::Double)).sum(Kind::Double).double_value(&[]);
     let mut sums = [0.0; 3];
     for (name, full) in &expected.gradients {

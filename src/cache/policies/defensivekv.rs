@@ -8,8 +8,8 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::window::{Pooling, kernel_size, pooled, window_size};
-use crate::cache::{Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits};
-use crate::ops::attention::EntryNumber;
+use crate::cache::{NewEntries, Observed, Policy, PolicyTraits};
+use crate::ops::attention::ModelFeature;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
@@ -39,22 +39,18 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 }
 
 impl Policy for Defensivekv {
-    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
-    }
-
     fn traits(&self) -> PolicyTraits<'_> {
         // The window itself stays.
         PolicyTraits {
             grace: self.window,
             compares_heads: true,
-            entry_number: Some(EntryNumber::OutputNorm),
+            model_feature: Some(ModelFeature::OutputNorm),
             ..PolicyTraits::default()
         }
     }
 
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
-        new.number_bgn.iter().map(Tensor::shallow_clone).collect()
+        new.model_feature_bgn.iter().map(Tensor::shallow_clone).collect()
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {

@@ -25,6 +25,6 @@ impl Policy for Dense {
     }
 
     fn traits(&self) -> PolicyTraits<'_> {
-        PolicyTraits { evicts: false, ..PolicyTraits::default() }
+        PolicyTraits { keeps_all: true, ..PolicyTraits::default() }
     }
 }

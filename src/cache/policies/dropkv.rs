@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::window::{Pooling, kernel_size, pooled, wide_kernel, window_size};
-use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
+use crate::cache::{Observed, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
@@ -32,10 +32,6 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 }
 
 impl Policy for Dropkv {
-    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
-    }
-
     fn traits(&self) -> PolicyTraits<'_> {
         // The window itself stays.
         PolicyTraits { grace: self.window, compares_heads: true, ..PolicyTraits::default() }
@@ -64,7 +60,7 @@ fn perturbation(weight_bhwc: &Tensor, v_bgcd: &Tensor) -> Tensor {
     let g = v_bgcd.size()[1];
     // All heads of a KV head in one product.
     let (weight, v_bgcd) = (weight_bhwc.to_kind(Kind::Double).reshape([b, g, h / g * w, slots]), v_bgcd.to_kind(Kind::Double));
-    // With a drain the entries get less than 1 together.
+    // With an attention sink the weights sum to less than 1.
     let total = weight.sum_dim_intlist(&[-1i64][..], true, None).clamp_min(1.0);
     let out = weight.matmul(&v_bgcd) / &total;
     let rest = total - &weight;
@@ -95,7 +91,7 @@ mod tests {
                 assert!((moved / far / (1.0 - rest).powi(2) - 1.0).abs() < tolerance, "{rest} {kind:?}: {moved} of {far}");
             }
         }
-        // Who sees one entry alone would see nothing without it, which tells nothing.
+        // A query that sees a single entry has no output without it, so its score is 0.
         let alone = Tensor::ones([1, 1, 1, 1], (Kind::Float, Device::Cpu));
         assert!(perturbation(&alone, &v.narrow(2, 0, 1)).double_value(&[0, 0, 0]) < 1e-6);
     }

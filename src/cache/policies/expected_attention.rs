@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::heavy_hitters::norm;
 use super::params::grace_period_and_sinks;
-use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
+use crate::cache::{Observed, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
@@ -23,10 +23,6 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 }
 
 impl Policy for ExpectedAttention {
-    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
-    }
-
     fn traits(&self) -> PolicyTraits<'_> {
         PolicyTraits { grace: self.grace, sinks: self.sinks, compares_heads: true, ..PolicyTraits::default() }
     }
@@ -47,7 +43,7 @@ fn expected(q_bhnd: &Tensor, k_bgcd: &Tensor, scale: f64, held_bgc: &Tensor) -> 
     let k = k_bgcd.to_kind(Kind::Float).unsqueeze(2);
     let mean = q.mean_dim(&[3i64][..], true, Kind::Float);
     let centred = q - &mean;
-    // Of fewer queries than channels, as while a text is generated, the covariance is larger than the queries.
+    // With fewer queries than channels, as in generation, the covariance would be larger than the queries.
     let squares = if n < d {
         k.matmul(&centred.transpose(-1, -2)).square()
     } else {

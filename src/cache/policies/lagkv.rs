@@ -8,7 +8,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::{default_sinks, staying};
-use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits};
+use crate::cache::{Observed, Policy, PolicyTraits};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
@@ -48,10 +48,6 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 }
 
 impl Policy for Lagkv {
-    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
-    }
-
     fn traits(&self) -> PolicyTraits<'_> {
         // What has no score yet stays: a whole partition that waits for the next one, and that one.
         PolicyTraits { grace: 2 * self.lag, sinks: self.sinks, ..PolicyTraits::default() }

@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::params::{GracePeriod, default_sinks, staying};
 use crate::cache::{Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Queries};
-use crate::ops::attention::EntryNumber;
+use crate::ops::attention::ModelFeature;
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
@@ -54,13 +54,13 @@ impl Policy for Learned {
             prefill_queries: queries,
             chunk_queries: queries,
             compares_heads: true,
-            entry_number: Some(EntryNumber::Gate),
+            model_feature: Some(ModelFeature::Gate),
             ..PolicyTraits::default()
         }
     }
 
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
-        new.number_bgn.iter().map(Tensor::shallow_clone).collect()
+        new.model_feature_bgn.iter().map(Tensor::shallow_clone).collect()
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::window::{Pooling, by_mass_of, kernel_size, pooled, window_size};
-use crate::cache::{Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
+use crate::cache::{Observed, Policy, PolicyTraits, Queries};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
 
@@ -40,10 +40,6 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
 }
 
 impl Policy for Snapkv {
-    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
-        EvictionOrder::by_score(entries.observed_bgc.map(Tensor::shallow_clone))
-    }
-
     fn traits(&self) -> PolicyTraits<'_> {
         by_mass_of(self.window)
     }

@@ -17,7 +17,7 @@ use crate::cli::used_model::fit_chunks;
 use crate::cli::world::Joining;
 use crate::data::{Dataset, Splits, Tokenizer};
 use crate::dist::ProcessGroup;
-use crate::engine::{Engine, Silent};
+use crate::engine::{Engine, NoObserver};
 use crate::eval::{self, AnswerFile, DatasetRun, SampleLoss, TokenClasses};
 use crate::files;
 use crate::model::{Model, ModelConfig};
@@ -145,7 +145,7 @@ impl Evaluate {
         let answer = |asked| self.answers.answer(loaded, &engine, &asked, shared_file, world);
         let answers = asked.map(answer).transpose()?;
         let run = DatasetRun { engine: &engine, model, dataset: &dataset, batches: &batches, world };
-        let losses = wanted.map(|_| run.losses(self.losses.keep_targets(), &mut Silent)).transpose()?;
+        let losses = wanted.map(|_| run.losses(self.losses.keep_targets(), &mut NoObserver)).transpose()?;
         let scores = losses.as_ref().map(|losses| run.scores(losses)).transpose()?;
         // In the order of the data, in which the windows of a text follow each other.
         let mut losses: Vec<_> = batches.iter().flatten().zip(losses.unwrap_or_default()).collect();

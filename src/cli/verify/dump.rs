@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::engine::{Engine, MicroBatchContext, Silent};
+use crate::engine::{Engine, MicroBatchContext, NoObserver};
 use crate::files;
 use crate::model::Model;
 use crate::store;
@@ -20,7 +20,7 @@ const MAX_LOGITS: usize = 1 << 27;
 /// Writes `loss.json`, `gradients.safetensors`, `logits.safetensors`, `evictions.safetensors`, `replay_log.safetensors`, and of a model with
 /// experts `routing.safetensors`.
 pub(super) fn write(dir: &Path, engine: &Engine, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<(), Fault> {
-    let step = engine.gradients(model, batch, context, &mut Silent)?;
+    let step = engine.gradients(model, batch, context, &mut NoObserver)?;
     check_finite(batch, &step.losses)?;
     files::make_dir(dir)?;
     let targets: usize = step.losses.iter().map(|r| r.targets).sum();

@@ -14,7 +14,7 @@ use super::counts::at_least_one;
 use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
 use crate::data::Tokenizer;
-use crate::engine::{Engine, Silent};
+use crate::engine::{Engine, NoObserver};
 use crate::recipe::{Dtype, Recipe, ValidationSource};
 use crate::report::console;
 use crate::train::{self, Teacher};
@@ -76,7 +76,7 @@ impl Verify {
             recipe = train::settled(recipe, &config, &batch, machine)?.0;
         }
         if let Some(teacher) = Teacher::new(&recipe, &config, None)? {
-            teacher.soften(&mut model, &mut batch, &Silent)?;
+            teacher.soften(&mut model, &mut batch, &NoObserver)?;
         }
         let engine = engine_of(&recipe)?;
         let context = proof::context(&recipe, &batch);

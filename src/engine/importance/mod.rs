@@ -61,7 +61,7 @@ impl LayerImportance {
         Self { counts_from: position, ..self }
     }
 
-    /// Lets go of what belongs to the entries of a batch.
+    /// Drops what was recorded of the entries of a batch.
     pub(super) fn forget_entries(&mut self) {
         self.sums = None;
         self.inputs.clear();

@@ -7,12 +7,12 @@ use super::family::{Family, RopeRules};
 use super::rope_kinds::{RopeContext, scaling};
 use crate::model::fields::{Fields, missing};
 use crate::model::spec::{RopeScaling, RopeSpec};
-use crate::ops::frequencies::LONGEST_SEQUENCE;
+use crate::ops::frequencies::MAX_SEQUENCE_LENGTH;
 use crate::units::Fault;
 
 /// The tables that may hold it.
 pub(in crate::model) const TABLES: [&str; 2] = ["rope_parameters", "rope_scaling"];
-pub(super) const MAX_POSITIONS: usize = LONGEST_SEQUENCE;
+pub(super) const MAX_POSITIONS: usize = MAX_SEQUENCE_LENGTH;
 
 /// The longest sequence that a model was made for.
 pub(in crate::model) fn max_positions(fields: Fields<'_>) -> Result<usize, Fault> {

@@ -3,7 +3,7 @@
 use super::family::RopeRules;
 use crate::model::fields::{Fields, unknown_name, unsupported};
 use crate::model::spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
-use crate::ops::frequencies::LONGEST_SEQUENCE;
+use crate::ops::frequencies::MAX_SEQUENCE_LENGTH;
 use crate::units::{Fault, quoted};
 
 /// What a kind depends on beside its own table.
@@ -119,7 +119,7 @@ fn dynamic_yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScal
         return Err(table.range("beta_fast", format!("more than `beta_slow` = {beta_slow}")));
     }
     let original_key = "original_max_position_embeddings";
-    let own = table.get(original_key).map(|_| table.count(original_key, LONGEST_SEQUENCE)).transpose()?;
+    let own = table.get(original_key).map(|_| table.count(original_key, MAX_SEQUENCE_LENGTH)).transpose()?;
     let original = own.or(context.original).unwrap_or(context.max_positions);
     Ok(RopeScaling::DynamicYarn(DynamicYarnScaling { original, beta_fast, beta_slow }))
 }

@@ -156,7 +156,7 @@ impl PeftConfig {
     fn from_table(table: &Map<String, Value>) -> Result<Self, String> {
         let value = |key: &str| table.get(key).unwrap_or(&Value::Null);
         let found = |key: &str| table.get(key).map_or_else(|| "nothing".into(), Value::to_string);
-        let is_said = |key: &str, word| Inert::Text(word).is(value(key));
+        let is_said = |key: &str, word| NeutralValue::Text(word).is(value(key));
         let dropout = table.get("lora_dropout").map_or(Some(0.0), Value::as_f64).filter(|p| (0.0..1.0).contains(p));
         // PEFT adds the classifiers of itself, which the task tells.
         let is_named = |name: &String| !CLASSIFIERS.contains(&name.as_str());
@@ -195,22 +195,31 @@ impl PeftConfig {
 
 /// Keys of variants that are not built, or not with all of their values: these are. Of ways to begin, many change the weights of the base
 /// model, too: without these the adapter means something else.
-const ONLY_INERT: &[(&str, &[Inert])] = &[
-    ("alora_invocation_tokens", &[Inert::Nothing]),
-    ("arrow_config", &[Inert::Nothing]),
-    ("bias", &[Inert::Text("none"), Inert::Text("lora_only"), Inert::Text("all")]),
-    ("fan_in_fan_out", &[Inert::Nothing]),
-    ("init_lora_weights", &[Inert::Nothing, Inert::Yes, Inert::Text("gaussian"), Inert::Text("eva"), Inert::Text("orthogonal")]),
-    ("kasa_config", &[Inert::Nothing]),
-    ("layer_replication", &[Inert::Nothing]),
-    ("loftq_config", &[Inert::Nothing]),
-    ("monteclora_config", &[Inert::Nothing]),
-    ("peft_type", &[Inert::Text("LORA")]),
-    ("task_type", &[Inert::Nothing, Inert::Text("CAUSAL_LM"), Inert::Text(SEQ_CLS)]),
-    ("trainable_token_indices", &[Inert::Nothing]),
-    ("use_bdlora", &[Inert::Nothing]),
-    ("use_qalora", &[Inert::Nothing]),
-    ("velora_config", &[Inert::Nothing]),
+const NEUTRAL_VALUES: &[(&str, &[NeutralValue])] = &[
+    ("alora_invocation_tokens", &[NeutralValue::Nothing]),
+    ("arrow_config", &[NeutralValue::Nothing]),
+    ("bias", &[NeutralValue::Text("none"), NeutralValue::Text("lora_only"), NeutralValue::Text("all")]),
+    ("fan_in_fan_out", &[NeutralValue::Nothing]),
+    (
+        "init_lora_weights",
+        &[
+            NeutralValue::Nothing,
+            NeutralValue::Yes,
+            NeutralValue::Text("gaussian"),
+            NeutralValue::Text("eva"),
+            NeutralValue::Text("orthogonal"),
+        ],
+    ),
+    ("kasa_config", &[NeutralValue::Nothing]),
+    ("layer_replication", &[NeutralValue::Nothing]),
+    ("loftq_config", &[NeutralValue::Nothing]),
+    ("monteclora_config", &[NeutralValue::Nothing]),
+    ("peft_type", &[NeutralValue::Text("LORA")]),
+    ("task_type", &[NeutralValue::Nothing, NeutralValue::Text("CAUSAL_LM"), NeutralValue::Text(SEQ_CLS)]),
+    ("trainable_token_indices", &[NeutralValue::Nothing]),
+    ("use_bdlora", &[NeutralValue::Nothing]),
+    ("use_qalora", &[NeutralValue::Nothing]),
+    ("velora_config", &[NeutralValue::Nothing]),
 ];
 
 /// The value of `task_type` with which classes are predicted.
@@ -218,16 +227,16 @@ const SEQ_CLS: &str = "SEQ_CLS";
 /// The modules that PEFT saves with it.
 const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
 
-/// A value with which a key asks for nothing that is not built.
+/// A value of a key that asks for no feature of PEFT that kvtune lacks.
 #[derive(Clone, Copy)]
-enum Inert {
+enum NeutralValue {
     /// `null`, `false`, or an empty list, table or text.
     Nothing,
     Yes,
     Text(&'static str),
 }
 
-impl Inert {
+impl NeutralValue {
     fn is(self, value: &Value) -> bool {
         match (self, value) {
             (Self::Nothing, Value::Null | Value::Bool(false)) | (Self::Yes, Value::Bool(true)) => true,
@@ -242,16 +251,16 @@ impl Inert {
 
 /// Settings that would change what the adapter computes and are not built, as `key = value`.
 fn refused(table: &Map<String, Value>) -> Vec<String> {
-    let active = |(key, inert): &(&str, &[Inert])| {
+    let active = |(key, inert): &(&str, &[NeutralValue])| {
         let value = table.get(*key)?;
         (!inert.iter().any(|inert| inert.is(value))).then(|| format!("`{key} = {value}`"))
     };
-    ONLY_INERT.iter().filter_map(active).collect()
+    NEUTRAL_VALUES.iter().filter_map(active).collect()
 }
 
 /// The value of a key that says something.
 fn said<'a>(table: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
-    table.get(key).filter(|value| !Inert::Nothing.is(value))
+    table.get(key).filter(|value| !NeutralValue::Nothing.is(value))
 }
 
 /// Numbers by regular expression, in the order of the file, which counts where these overlap.

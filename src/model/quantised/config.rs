@@ -11,11 +11,11 @@ pub(in crate::model) const QUANTISATION: &str = "quantization_config";
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::model) enum Quantisation {
     /// bitsandbytes in 4 bits; each tensor says its type itself, which must be this one where it is named.
-    FourBits {
+    Bnb4bit {
         quant_type: Option<String>,
     },
     /// bitsandbytes in 8 bits, with a scale for each row.
-    EightBits,
+    Bnb8bit,
     /// The experts of gpt-oss, in blocks of 32 columns.
     Mxfp4,
     /// E4M3 with a factor for each block of so many rows and columns, or for the whole matrix.
@@ -72,8 +72,8 @@ impl Quantisation {
         };
         match method {
             Some("bitsandbytes") => match in_bits {
-                [true, false] => Ok(Some(Self::FourBits { quant_type: table.text("bnb_4bit_quant_type").map(str::to_owned) })),
-                [false, true] => Ok(Some(Self::EightBits)),
+                [true, false] => Ok(Some(Self::Bnb4bit { quant_type: table.text("bnb_4bit_quant_type").map(str::to_owned) })),
+                [false, true] => Ok(Some(Self::Bnb8bit)),
                 _ => Err(table.wrong("load_in_4bit", "one of `load_in_4bit` and `load_in_8bit`")),
             },
             Some("mxfp4") => Ok(Some(Self::Mxfp4)),
@@ -252,8 +252,8 @@ mod tests {
         let gptq_with = |dynamic: Value| json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": dynamic});
         let symmetric = Quantisation::CompressedInts { ints, is_symmetric: true };
         for (table, expected) in [
-            (json!({"load_in_4bit": true, "load_in_8bit": false}), Quantisation::FourBits { quant_type: None }),
-            (json!({"load_in_8bit": true}), Quantisation::EightBits),
+            (json!({"load_in_4bit": true, "load_in_8bit": false}), Quantisation::Bnb4bit { quant_type: None }),
+            (json!({"load_in_8bit": true}), Quantisation::Bnb8bit),
             (auto_round("auto_round:auto_gptq"), Quantisation::Gptq { ints, is_v1: true }),
             (auto_round("auto_round:auto_awq"), Quantisation::Awq { ints }),
             (gptq_with(json!({"-:.*mlp": {"bits": 8}, "lm_head": {"bits": 4}})), Quantisation::Gptq { ints, is_v1: true }),

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use tch::{Kind, Tensor};
 
 use super::config::Quantisation;
-use super::parts::OF_CACHE;
+use super::parts::KV_CACHE_SCALES;
 use super::quantise::is_quantised;
 use crate::files::{Dtype, TensorFile};
 use crate::model::config::PackedSizes;
@@ -59,7 +59,7 @@ impl Files {
             }
         }
         problems.extend(entries.iter().filter_map(|entry| self.contradiction(quantisation, entry)));
-        found.retain(|name, _| !(name.contains(".self_attn.") && OF_CACHE.iter().any(|end| name.ends_with(end))));
+        found.retain(|name, _| !(name.contains(".self_attn.") && KV_CACHE_SCALES.iter().any(|end| name.ends_with(end))));
         (names, problems)
     }
 
@@ -109,7 +109,7 @@ impl Files {
         packed.as_ref().map(whole).ok_or_else(|| self.wrong(name, "it is not packed"))
     }
 
-    /// What of the model's matrices is packed.
+    /// Sizes of the model's packed matrices.
     pub(in crate::model) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
         let mut sizes = PackedSizes::default();
         let Some(quantisation) = &self.quantisation else { return sizes };

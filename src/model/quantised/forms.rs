@@ -18,7 +18,7 @@ pub(super) struct CodedRows {
     pub(super) width: i64,
     /// Rows and columns that share a scale.
     pub(super) block: [i64; 2],
-    pub(super) is_upper_first: bool,
+    pub(super) is_high_nibble_first: bool,
     pub(super) factor: f32,
     /// Bits of a zero, 4 or 8, where there are some.
     pub(super) zero_bits: Option<i64>,
@@ -63,7 +63,7 @@ fn rows_of(x: &Tensor, rows: &Range<i64>) -> Tensor {
 impl CodedRows {
     /// Codes with stored scales and nothing else, the first of a byte in its lower bits.
     pub(super) fn new(width: i64, block: [i64; 2]) -> Self {
-        Self { width, block, is_upper_first: false, factor: 1.0, zero_bits: None, scales: StoredScales::Numbers }
+        Self { width, block, is_high_nibble_first: false, factor: 1.0, zero_bits: None, scales: StoredScales::Numbers }
     }
 
     /// The scales of a range of their rows, f32.
@@ -90,9 +90,9 @@ impl CodedRows {
         let (zeros, columns) = rest.split_at(usize::from(self.zero_bits.is_some()));
         let zeros = zeros.first().map(|zeros| rows_of(zeros, &of_scales));
         let [block_rows, block_columns] = self.block;
-        let CodedRows { width, factor, is_upper_first, .. } = *self;
+        let CodedRows { width, factor, is_high_nibble_first, .. } = *self;
         let (first_row, zero_bits) = (rows.start % block_rows, self.zero_bits.unwrap_or(8));
-        let layout = CodesLayout { width, block_rows, block_columns, first_row, zero_bits, factor, is_upper_first };
+        let layout = CodesLayout { width, block_rows, block_columns, first_row, zero_bits, factor, is_high_nibble_first };
         let columns = columns.first();
         run(Codes { codes: &codes, table: &parts[1], scales: &scales, zeros: zeros.as_ref(), columns, layout })
     }
@@ -102,7 +102,7 @@ impl CodedRows {
 ///
 /// # Shapes
 /// `(rows, bytes)`, u8; `(rows, codes)` out, with those that fill the last byte.
-fn codes_in(bytes: &Tensor, bits: i64, is_upper_first: bool) -> Tensor {
+fn codes_in(bytes: &Tensor, bits: i64, is_high_nibble_first: bool) -> Tensor {
     let rows = bytes.size()[0];
     let (words, each) = match bits {
         8 => return bytes.shallow_clone(),
@@ -114,7 +114,7 @@ fn codes_in(bytes: &Tensor, bits: i64, is_upper_first: bool) -> Tensor {
         _ => (bytes.shallow_clone(), 8 / bits),
     };
     let code = |at: i64| -> Tensor {
-        let place = if is_upper_first { each - 1 - at } else { at };
+        let place = if is_high_nibble_first { each - 1 - at } else { at };
         let shifted: Tensor = words.bitwise_right_shift_tensor_scalar(place * bits);
         shifted.bitwise_and((1 << bits) - 1)
     };
@@ -123,10 +123,10 @@ fn codes_in(bytes: &Tensor, bits: i64, is_upper_first: bool) -> Tensor {
 
 /// As [`Codes::unpack`], by libtorch's operations, wherever the tensors are.
 fn by_operations(of: &Codes<'_>, kind: Kind) -> Tensor {
-    let CodesLayout { width, block_rows, block_columns, first_row, zero_bits, factor, is_upper_first } = of.layout;
+    let CodesLayout { width, block_rows, block_columns, first_row, zero_bits, factor, is_high_nibble_first } = of.layout;
     let (rows, device) = (of.codes.size()[0], of.codes.device());
     let value = {
-        let code = codes_in(of.codes, i64::from(of.table.numel().ilog2()), is_upper_first);
+        let code = codes_in(of.codes, i64::from(of.table.numel().ilog2()), is_high_nibble_first);
         of.table.index_select(0, &code.reshape([-1]).to_kind(Kind::Int)).view([rows, -1]).narrow(1, 0, width)
     };
     let of_row = Tensor::arange_start(first_row, first_row + rows, (Kind::Int64, device)).divide_scalar_mode(block_rows, "floor");
@@ -277,8 +277,11 @@ pub(super) fn in_blocks(
     rest: Vec<Tensor>,
 ) -> PartsAndForm {
     let (blocks, fills_rows) = (absmax.size()[0], width % blocksize == 0);
-    let of_row =
-        CodedRows { is_upper_first: true, scales, ..CodedRows::new(if fills_rows { width } else { blocksize }, [1, blocksize]) };
+    let of_row = CodedRows {
+        is_high_nibble_first: true,
+        scales,
+        ..CodedRows::new(if fills_rows { width } else { blocksize }, [1, blocksize])
+    };
     // A last block may be a short one.
     let missing = blocks * blocksize / 2 - codes.size()[0];
     let codes = if missing > 0 { codes.constant_pad_nd([0, missing]) } else { codes };
@@ -310,9 +313,11 @@ mod tests {
                 ];
                 parts.extend(zero_bits.map(|bits| counted(&[of_scales[0], (of_scales[1] * bits + 7) / 8])));
                 parts.extend(has_columns.then(|| Tensor::arange(width, (Kind::Int64, Device::Cpu)).remainder(of_scales[1])));
-                for is_upper_first in [false, true].into_iter().filter(|is_upper_first| bits != 3 || !is_upper_first) {
+                for is_high_nibble_first in
+                    [false, true].into_iter().filter(|is_high_nibble_first| bits != 3 || !is_high_nibble_first)
+                {
                     let scales = StoredScales::Numbers;
-                    let form = CodedRows { width, block, is_upper_first, factor: 0.3, zero_bits, scales };
+                    let form = CodedRows { width, block, is_high_nibble_first, factor: 0.3, zero_bits, scales };
                     for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
                         for part in [0..rows, 3..8] {
                             let expected = form.with(&parts, &part, |codes| by_operations(&codes, kind));

@@ -109,7 +109,7 @@ impl GgufWeights {
         if problems.is_empty() { Ok(()) } else { Err(TensorProblems(problems).of(self.file.path(), "its keys")) }
     }
 
-    /// What of the model's matrices is packed, and stays so.
+    /// Sizes of the model's packed matrices, which stay packed.
     pub(in crate::model) fn packed_sizes(&self, entries: &[TensorEntry]) -> PackedSizes {
         let mut sizes = PackedSizes { is_unpacked_on_gpu: true, ..PackedSizes::default() };
         for entry in entries.iter().filter(|entry| entry.shape.len() > 1) {

@@ -26,7 +26,7 @@ impl GgufWeights {
         names: &[String],
         merged: impl Fn(&str) -> Result<Tensor, Fault>,
     ) -> Result<(), Fault> {
-        // What of the checkpoint makes a tensor of the file, and which of the tensors that it becomes.
+        // For each tensor of the file: the tensors of the checkpoint that it is made of, and the part of each.
         let mut sources: BTreeMap<&str, Vec<(&str, &Stored, usize)>> = BTreeMap::new();
         let stored: Vec<(&String, Stored)> = names
             .iter()

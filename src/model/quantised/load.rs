@@ -70,8 +70,8 @@ impl Quantisation {
         let stored = StoredMatrix { files, weight, size };
         let block_or = |block: Option<[usize; 2]>, all: [i64; 2]| block.map_or(all, |block| block.map(|size| size as i64));
         let (parts, form) = match self {
-            Self::FourBits { quant_type } => stored.four_bits(quant_type.as_deref())?,
-            Self::EightBits => stored.eight_bits()?,
+            Self::Bnb4bit { quant_type } => stored.four_bits(quant_type.as_deref())?,
+            Self::Bnb8bit => stored.eight_bits()?,
             Self::Fp8 { block } => stored.floats("weight_scale_inv", block_or(*block, size))?,
             Self::Gptq { ints, is_v1 } => stored.gptq(*ints, *is_v1)?,
             Self::Awq { ints } => stored.awq(*ints)?,
@@ -414,7 +414,7 @@ mod tests {
                 ("m.weight.quant_map", Tensor::from_slice(&NF4)),
                 ("m.weight.quant_state.bitsandbytes__nf4", Tensor::from_slice(state)),
             ];
-            unpacked(&Quantisation::FourBits { quant_type: of_config.map(str::to_owned) }, parts, [3, 5])
+            unpacked(&Quantisation::Bnb4bit { quant_type: of_config.map(str::to_owned) }, parts, [3, 5])
         };
         let bytes = |count: usize| Tensor::from_slice(&vec![0xf0u8; count]);
         let expected: Vec<f32> = (0..15).map(|at| if at % 2 == 0 { 0.5 } else { -0.5 }).collect();
@@ -440,7 +440,7 @@ mod tests {
             ("m.weight.quant_map", Tensor::from_slice(&NF4)),
             ("m.weight.quant_state.bitsandbytes__nf4", Tensor::from_slice(state)),
         ];
-        let refused = unpacked(&Quantisation::FourBits { quant_type: None }, parts, [1, 2]).unwrap_err().to_string();
+        let refused = unpacked(&Quantisation::Bnb4bit { quant_type: None }, parts, [1, 2]).unwrap_err().to_string();
         assert!(refused.starts_with("tensor `m.weight.nested_quant_map`") && refused.contains("no nested scales"), "{refused}");
     }
 
@@ -458,7 +458,7 @@ mod tests {
                 ("m.weight.quant_map", Tensor::from_slice(&NF4)),
                 ("m.weight.quant_state.bitsandbytes__nf4", Tensor::from_slice(state.as_bytes())),
             ];
-            unpacked(&Quantisation::FourBits { quant_type: None }, parts, [1, 2])
+            unpacked(&Quantisation::Bnb4bit { quant_type: None }, parts, [1, 2])
         };
         for blocksize in [1, 256, i64::MAX] {
             assert_eq!(scaled(blocksize, 0.25).unwrap(), [0.75, -0.75]);

@@ -14,12 +14,12 @@ pub(in crate::model) struct WeightPart {
 }
 
 const SCALES: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
-/// Those of 8-bit floats may be powers of 2.
+/// Scales of 8-bit floats may also be powers of 2.
 const POWERS: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E8M0];
 const BYTES: &[Dtype] = &[Dtype::U8];
 const WORDS: &[Dtype] = &[Dtype::I32];
 /// How names end of scales with which a server keeps keys and values in 8 bits: no weight is made of them.
-pub(super) const OF_CACHE: [&str; 5] = [".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".output_scale"];
+pub(super) const KV_CACHE_SCALES: [&str; 5] = [".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".output_scale"];
 /// `bnb_4bit_quant_storage` names the dtype under which the same bytes are stored.
 const STORAGE: &[Dtype] = &[Dtype::U8, Dtype::BF16, Dtype::F16, Dtype::F32];
 
@@ -40,8 +40,8 @@ impl Quantisation {
     pub(in crate::model) fn mark(&self, weight: &str) -> Vec<String> {
         let module = weight.strip_suffix(".weight").unwrap_or(weight);
         match self {
-            Self::FourBits { .. } => [".absmax", ".quant_map"].map(|end| format!("{weight}{end}")).into(),
-            Self::EightBits => vec![format!("{module}.SCB")],
+            Self::Bnb4bit { .. } => [".absmax", ".quant_map"].map(|end| format!("{weight}{end}")).into(),
+            Self::Bnb8bit => vec![format!("{module}.SCB")],
             Self::Mxfp4 => vec![format!("{weight}_blocks"), format!("{weight}_scales")],
             Self::Fp8 { .. } => vec![format!("{module}.weight_scale_inv")],
             Self::Gptq { .. } | Self::Awq { .. } => ["qweight", "qzeros", "scales"].map(|end| format!("{module}.{end}")).into(),
@@ -52,7 +52,7 @@ impl Quantisation {
 
     /// How the name of a tensor begins that says how the packed matrix `weight` is to be read.
     pub(in crate::model) fn state(&self, weight: &str) -> Option<String> {
-        matches!(self, Self::FourBits { .. }).then(|| format!("{weight}{STATE}"))
+        matches!(self, Self::Bnb4bit { .. }).then(|| format!("{weight}{STATE}"))
     }
 
     /// The bias of a packed matrix, which is written as zeros for a model that has none.
@@ -68,8 +68,8 @@ impl Quantisation {
 
     pub(in crate::model) fn name(&self) -> &'static str {
         match self {
-            Self::FourBits { .. } => "4 bits of bitsandbytes",
-            Self::EightBits => "8 bits of bitsandbytes",
+            Self::Bnb4bit { .. } => "4 bits of bitsandbytes",
+            Self::Bnb8bit => "8 bits of bitsandbytes",
             Self::Mxfp4 => "MXFP4",
             Self::Fp8 { .. } => "FP8",
             Self::Gptq { .. } => "GPTQ",
@@ -89,8 +89,8 @@ impl Quantisation {
         let &[out, inner] = shape else { return Vec::new() };
         match self {
             Self::Mxfp4 => Vec::new(),
-            Self::FourBits { .. } => four_bits(weight, out * inner),
-            Self::EightBits => vec![
+            Self::Bnb4bit { .. } => four_bits(weight, out * inner),
+            Self::Bnb8bit => vec![
                 part(weight.to_owned(), &[Dtype::I8], shape),
                 part(own("SCB"), &[Dtype::F32], &[out]),
                 optional(part(own("weight_format"), BYTES, &[])),
@@ -173,7 +173,7 @@ fn of_activations(name: String) -> WeightPart {
     optional(of_shapes(name, SCALES, vec![vec![1], vec![]]))
 }
 
-/// Before the type of a 4-bit tensor.
+/// What stands between a weight's name and its 4-bit type in the name of its quantisation state.
 pub(super) const STATE: &str = ".quant_state.bitsandbytes__";
 
 fn groups(ints: &Ints, inner: usize) -> usize {

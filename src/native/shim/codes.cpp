@@ -13,17 +13,17 @@ namespace {
 struct Layout {
   int64_t width, block_rows, block_columns, first_row, zero_bits;
   float factor;
-  bool is_upper_first;
+  bool is_high_nibble_first;
 };
 
 // What the codes of a byte stand for, for each byte; of 3 bits, which lie across bytes, the table alone.
-template <int BITS> std::vector<float> values_of_bytes(const float* table, bool is_upper_first) {
+template <int BITS> std::vector<float> values_of_bytes(const float* table, bool is_high_nibble_first) {
   if constexpr (BITS == 3) return std::vector<float>(table, table + 8);
   constexpr int EACH = 8 / BITS;
   std::vector<float> values(256 * EACH);
   for (int byte = 0; byte < 256; ++byte) {
     for (int at = 0; at < EACH; ++at) {
-      int place = is_upper_first ? EACH - 1 - at : at;
+      int place = is_high_nibble_first ? EACH - 1 - at : at;
       values[byte * EACH + at] = table[byte >> BITS * place & ((1 << BITS) - 1)];
     }
   }
@@ -101,11 +101,11 @@ struct Codes {
     if (parts[3]->defined()) zeros = parts[3]->contiguous();
     if (parts[4]->defined()) columns = parts[4]->contiguous();
     const float* of = table.data_ptr<float>();
-    bool is_upper_first = layout->is_upper_first;
+    bool is_high_nibble_first = layout->is_high_nibble_first;
     int64_t width = layout->width, rows = codes.size(0), least_bytes = 0;
 #define CASE(NUMBERS, BITS)                                                                                           \
   case NUMBERS:                                                                                                       \
-    least_bytes = bytes_of<BITS>(width), values = values_of_bytes<BITS>(of, is_upper_first), part = unpack_part_##BITS; \
+    least_bytes = bytes_of<BITS>(width), values = values_of_bytes<BITS>(of, is_high_nibble_first), part = unpack_part_##BITS; \
     break
     switch (table.numel()) {
       CASE(256, 8);

@@ -43,7 +43,7 @@ pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
         return Backend::Parts(PartKernel::Blocks);
     }
     let q = &chunk.q_bhnd;
-    // Of libtorch's kernels none caps scores, and none leaves out slots.
+    // No kernel of libtorch caps scores or leaves out slots.
     let is_plain = chunk.rule.soft_cap.is_none() && !past.iter().chain([&chunk.own]).any(KvBlock::is_masked);
     let is_whole = || {
         let planned = &mut locked(&PLANNED);

@@ -34,8 +34,8 @@ pub struct Qkv {
     /// The chunk's own keys and values, `n` of them: each is seen by the queries from its own token on.
     pub own: KvBlock,
     pub rule: ScoreRule,
-    /// The drain of each query head `(H)`: one more score, that no key has; its weight goes nowhere.
-    pub drain_h: Option<Tensor>,
+    /// The sink logit of each query head `(H)`: one more score, that no key has; its weight goes nowhere.
+    pub sink_logit_h: Option<Tensor>,
     /// Past and chunk side by side, `P + n` slots, where they lie so: some kernels see them all at once.
     pub joined: Option<KvBlock>,
 }
@@ -46,7 +46,7 @@ impl Clone for Qkv {
             q_bhnd: self.q_bhnd.shallow_clone(),
             own: self.own.clone(),
             rule: self.rule,
-            drain_h: self.drain_h.as_ref().map(Tensor::shallow_clone),
+            sink_logit_h: self.sink_logit_h.as_ref().map(Tensor::shallow_clone),
             joined: self.joined.clone(),
         }
     }
@@ -54,7 +54,7 @@ impl Clone for Qkv {
 
 /// A number that the model says of each new entry, for a policy to go by: a further plane of the entry, `(B, G, n, 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntryNumber {
+pub enum ModelFeature {
     /// The score of the layer's gate.
     Gate,
     /// How long the value is behind the output projection: `‖v W_O‖₁`, the mean over the query heads of a KV head.
@@ -64,7 +64,7 @@ pub enum EntryNumber {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queries {
     All,
-    /// So many of the last, or all where there are fewer.
+    /// The last queries, or all if there are fewer.
     Last(usize),
 }
 
@@ -83,7 +83,7 @@ impl Qkv {
     /// # Shapes
     /// As of its fields.
     pub fn new(q_bhnd: &Tensor, k: &Tensor, v: &Tensor, rule: ScoreRule) -> Self {
-        Self { q_bhnd: q_bhnd.shallow_clone(), own: KvBlock::new(k, v), rule, drain_h: None, joined: None }
+        Self { q_bhnd: q_bhnd.shallow_clone(), own: KvBlock::new(k, v), rule, sink_logit_h: None, joined: None }
     }
 
     pub fn num_tokens(&self) -> i64 {

@@ -3,12 +3,12 @@
 //! Flash attention in the sense of Dao 2023 (arXiv 2307.08691): forward keeps the log-sum-exp, backward recomputes the weights. Whose
 //! kernel it is, and whether past and chunk are seen at once or as parts that are merged, is the [`Backend`].
 
+mod attention_sink;
 mod backend;
 mod blocks;
 mod by_backend;
 mod choice;
 mod chunk;
-mod drain;
 mod joined;
 mod mass;
 mod merged;
@@ -17,17 +17,17 @@ mod rule;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod tests_of_drains;
+mod tests_of_sinks;
 mod tried;
 
 use tch::Tensor;
 
+pub use attention_sink::sink_logit_backward;
 pub use backend::Backend;
 #[cfg(test)]
 pub(crate) use backend::forced;
 pub use blocks::squared_score_gradients;
-pub use chunk::{Attended, AttentionGrads, EntryNumber, KvBlock, Qkv, Queries, accumulation_kind, zero_sum_of};
-pub use drain::drain_backward;
+pub use chunk::{Attended, AttentionGrads, KvBlock, ModelFeature, Qkv, Queries, accumulation_kind, zero_sum_of};
 pub use mass::{attention_mass, attention_weights};
 pub use part::PartKernel;
 pub use rule::ScoreRule;
@@ -48,9 +48,9 @@ pub fn attend(chunk: &Qkv, past: &[KvBlock]) -> Attended {
 /// [`attention_mass`].
 pub fn attend_and_sum(chunk: &Qkv, past: &[KvBlock], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
     let backend = backend_for(chunk, past);
-    let Some(drain_h) = &chunk.drain_h else { return attend_by(backend, chunk, past, asked) };
-    // What a kernel sums on the way are weights without the drain.
-    (drain::drained(attend_by(backend, chunk, past, None).0, drain_h), None)
+    let Some(sink_logit_h) = &chunk.sink_logit_h else { return attend_by(backend, chunk, past, asked) };
+    // What a kernel sums on the way are weights without the sink logit.
+    (attention_sink::with_sink(attend_by(backend, chunk, past, None).0, sink_logit_h), None)
 }
 
 /// The backward of [`attend`].

@@ -9,7 +9,7 @@ use crate::native::Scoring;
 pub struct ScoreRule {
     /// The factor on `q · k`.
     pub scale: f64,
-    /// So many keys a query sees at most, its own among them: those of positions p − window < k ≤ p. `None` without a limit.
+    /// The most keys that a query sees, its own among them: those of positions p − window < k ≤ p. `None` without a limit.
     pub window: Option<usize>,
     /// What no score exceeds, above 0: scores s become cap · tanh(s / cap), before anything is hidden (Gemma 2, arXiv 2408.00118,
     /// section 2). `None` without a cap.

@@ -18,7 +18,7 @@ use crate::native::locked;
 
 /// Tokens and older slots on which a kernel must agree with the blocks: whole blocks of no kernel.
 const ODD: Lengths = Lengths { tokens: 50, past: 83 };
-/// Those on which a kernel for whole chunks must.
+/// Tokens and older slots on which a kernel for whole chunks must agree with the blocks.
 const EVEN: Lengths = Lengths { tokens: 2 * WHOLE, past: 3 * WHOLE };
 
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use tch::{Device, Tensor};
 
 use super::RunRanks;
-use crate::checkpoint::StateInTurn;
+use crate::checkpoint::OptimizerTensors;
 use crate::data::share;
 use crate::dist::ProcessGroup;
 use crate::files::TensorHead;
@@ -36,7 +36,7 @@ impl ShardedOptimizerState {
         Self { rank: world.rank(), owners }
     }
 
-    /// Whether no rank keeps all.
+    /// Whether the state is divided over the ranks.
     pub(in crate::train) fn are_several(&self) -> bool {
         !self.owners.is_empty()
     }
@@ -47,7 +47,7 @@ impl ShardedOptimizerState {
         all
     }
 
-    /// Whose a parameter is, or a tensor of its state, which has the parameter's name before its own.
+    /// The rank that owns a parameter, or a tensor of its state, whose name begins with the parameter's.
     fn owner(&self, name: &str) -> Option<usize> {
         std::iter::successors(Some(name), |name| Some(name.rsplit_once('.')?.0)).find_map(|name| self.owners.get(name).copied())
     }
@@ -67,7 +67,7 @@ impl ShardedOptimizerState {
         &self,
         ranks: &RunRanks,
         own: Vec<(String, Tensor)>,
-        write: impl FnOnce(&dyn StateInTurn) -> Result<T, Fault>,
+        write: impl FnOnce(&dyn OptimizerTensors) -> Result<T, Fault>,
     ) -> Result<Option<T>, Fault> {
         if !self.are_several() {
             return ranks.world.first("saving", || write(&own));
@@ -85,7 +85,7 @@ impl ShardedOptimizerState {
         }
         ranks.world.first("saving", || {
             let written = write(&state);
-            // Also where that has failed the others need not wait.
+            // The other ranks must not wait on, even if writing failed.
             let ended = state.asked(None);
             written.and_then(|written| ended.map(|_| written))
         })
@@ -117,7 +117,7 @@ impl GatheredState<'_> {
     }
 }
 
-impl StateInTurn for GatheredState<'_> {
+impl OptimizerTensors for GatheredState<'_> {
     fn heads(&self) -> Result<Vec<TensorHead>, Fault> {
         Ok(self.tensors.iter().map(|(_, head)| head.clone()).collect())
     }
@@ -142,12 +142,12 @@ mod tests {
     use super::super::super::{Interrupt, Start, Trainer, build};
     use super::super::of_trained;
     use super::*;
-    use crate::engine::Silent;
+    use crate::engine::NoObserver;
     use crate::files::TensorFile;
     use crate::model::sizes_of_weights;
     use crate::optim;
     use crate::recipe::Recipe;
-    use crate::store::{load_tensors, pt_metadata, save_in_turn, save_tensors};
+    use crate::store::{load_tensors, pt_metadata, save_streamed, save_tensors};
     use crate::units::Fault;
 
     /// All weights of a tiny model are trained, with these `words` of its dtype, optimiser and offloading.
@@ -187,7 +187,7 @@ mod tests {
         let written = parts.write(&ranks, optimizer.state(), |all| {
             save_tensors(&weights, &model.parameters(), &pt_metadata()).map_err(not_saved)?;
             let heads = all.heads().map_err(not_saved)?;
-            save_in_turn(&state, &heads, &pt_metadata(), |index| all.tensor(index)).map_err(not_saved)
+            save_streamed(&state, &heads, &pt_metadata(), |index| all.tensor(index)).map_err(not_saved)
         });
         assert_eq!(written.unwrap().is_some(), world.is_first());
         let refused = parts.write(&ranks, optimizer.state(), |_| Err::<(), Fault>(Fault::usage("x", "y"))).unwrap_err();
@@ -240,12 +240,12 @@ mod tests {
             let interrupt = Interrupt::default();
             let start = Start { device: Device::Cpu, interrupt: &interrupt, world: &world, profiles_memory: false };
             let mut trainer = Trainer::new(&recipe, dir.path(), start).unwrap();
-            trainer.advance(&mut Silent).unwrap();
+            trainer.advance(&mut NoObserver).unwrap();
             if world.rank() == 1 {
                 let (_, mut moment) = trainer.optimizer.state().swap_remove(1);
                 let _ = moment.fill_(f64::NAN);
             }
-            let made = trainer.advance(&mut Silent);
+            let made = trainer.advance(&mut NoObserver);
             made.map_or_else(|error| error.to_string(), |_| String::new())
         });
         assert!(said[0] == said[1] && said[0].contains("exp_avg"), "{said:?}");

@@ -4,7 +4,7 @@ use tch::Tensor;
 
 /// One place where a loss is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pick {
+pub struct TargetPosition {
     pub sequence: usize,
     pub position: usize,
     pub target: i64,
@@ -12,14 +12,14 @@ pub struct Pick {
     pub rank: usize,
 }
 
-/// Places of a column, in ascending order of position.
+/// The target positions of a column, in ascending order of position.
 #[derive(Clone, Copy, Debug)]
-pub struct Places<'a> {
+pub struct ColumnTargets<'a> {
     /// The position of the column's first token.
     pub start: usize,
-    pub picks: &'a [Pick],
-    /// What the gradient of each pick's loss is multiplied with, beside the weight.
-    pub shares: Option<&'a [f64]>,
+    pub target_positions: &'a [TargetPosition],
+    /// A further factor on the gradient of each loss: one over the targets of its sequence.
+    pub sequence_weights: Option<&'a [f64]>,
     /// What a teacher predicts at each of them.
     pub soft: Option<&'a SoftRows>,
 }

@@ -7,13 +7,13 @@ use crate::model::Model;
 
 /// Layer bands in the order of a pass.
 #[derive(Clone, Debug)]
-pub(super) struct WeightsTurn {
+pub(super) struct WeightPrefetcher {
     bands: Vec<Range<usize>>,
-    way: Way,
+    order: PassOrder,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum PassOrder {
     /// The band above, and after the top the lowest, for another column.
     Up,
     /// The band above, and after the top the one below it: the backward phase follows.
@@ -21,9 +21,9 @@ pub(super) enum Way {
     Down,
 }
 
-impl WeightsTurn {
-    pub(super) fn new(settings: &Settings, way: Way) -> Self {
-        Self { bands: settings.layer_bands(), way }
+impl WeightPrefetcher {
+    pub(super) fn new(settings: &Settings, order: PassOrder) -> Self {
+        Self { bands: settings.layer_bands(), order }
     }
 
     /// A layer is about to run.
@@ -33,9 +33,9 @@ impl WeightsTurn {
         }
         let Some(at) = self.bands.iter().position(|band| band.contains(&layer)) else { return };
         let is_top = at + 1 == self.bands.len();
-        let next = match self.way {
-            Way::Up if is_top => Some(0),
-            Way::Up | Way::UpAndBack if !is_top => Some(at + 1),
+        let next = match self.order {
+            PassOrder::Up if is_top => Some(0),
+            PassOrder::Up | PassOrder::UpAndBack if !is_top => Some(at + 1),
             _ => at.checked_sub(1),
         };
         model.bring_layers(self.bands[at].clone(), next.map(|next| self.bands[next].clone()));
