@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs a wheel into a throw-away environment and tries it there: `in_venv.sh wheel FILE.whl` the program, `in_venv.sh tests FILE.whl` the
-# package. pip takes torch from where it is told to, as by PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS for its build without CUDA.
+# package. pip takes torch from where it is told to, as by PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS for its build without CUDA. PIP_CONSTRAINT may
+# name a file that holds another Transformers than the newest, as `transformers==5.3.*`.
 set -eu
 what=$1
 wheel=$(realpath "$2")
@@ -14,6 +15,7 @@ unset KVTUNE LD_LIBRARY_PATH PYTHONPATH || true
 
 if [ "$what" = tests ]; then
     "$venv/bin/pip" install --quiet "kvtune[transformers] @ file://$wheel" pytest nbclient ipykernel
+    "$venv/bin/pip" list 2>/dev/null | grep -E "^(torch|transformers|peft) "
     cd "$root/python/tests"
     "$venv/bin/python" -m pytest -p no:cacheprovider -q .
     exit

@@ -32,7 +32,7 @@ License-File: LICENSE
 Requires-Python: >=3.10
 Requires-Dist: torch==2.11.*
 Provides-Extra: transformers
-Requires-Dist: transformers==5.3.*; extra == "transformers"
+Requires-Dist: transformers>=5.3,<6; extra == "transformers"
 Requires-Dist: peft>=0.21; extra == "transformers"
 Description-Content-Type: text/markdown
 

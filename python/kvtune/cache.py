@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from inspect import signature
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import gelu, linear, rms_norm
-from transformers import Cache
+
+from .versions import require_transformers
+
+require_transformers()  # Other versions lack names that are imported next.
+
+from transformers import Cache, GenerationMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -27,6 +33,9 @@ if TYPE_CHECKING:
 
 ATTENTION = "kvtune"
 """The name of the attention function that serves a `KvPolicyCache`; `sdpa`, the default of most models, does so too."""
+
+ARGUMENT = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
+"""What models call the argument that takes a cache: the first in newer Transformers, the second in older ones."""
 
 # The attribute of new keys that says to which layer of a cache they go.
 MARK = "kvtune_layer"
@@ -46,7 +55,7 @@ class KvPolicyCache(Cache):
 
     def __init__(self, file: PolicyFile, initial_part: tuple[int, int] | None = None) -> None:
         self.file, self.initial_part = file, initial_part
-        super().__init__(layers=[PolicyLayer(self, index) for index in range(len(file.heads))])  # type: ignore[misc]
+        super().__init__(layers=[PolicyLayer(self, index) for index in range(len(file.heads))])
         self.smallest = min(file.full_at(), default=1 << 40)
         evicts = all(layer.policy.evicts for layer in self.layers)
         self.block = file.decode_block if evicts else 1
@@ -84,7 +93,10 @@ class KvPolicyCache(Cache):
             while (start := self.get_seq_length()) < end:
                 layer = self.layers[0]
                 stop = start + min(layer.missing or layer.next_chunk(end - start), end - start)
-                model(input_ids=input_ids[:, start:stop], past_key_values=self, use_cache=True, logits_to_keep=1)
+                model(input_ids=input_ids[:, start:stop], use_cache=True, logits_to_keep=1, **{ARGUMENT: self})
+                if self.get_seq_length() == start:
+                    what = f"the model has read tokens, and its layers have not used the cache that `{ARGUMENT}` gives"
+                    raise KvtuneError(what, "load a model of Transformers' own classes, without `trust_remote_code`")
         finally:
             self.is_reading = False
         self._had_prompt = False
@@ -97,7 +109,7 @@ class KvPolicyCache(Cache):
         self._waiting: PolicyLayer | None = None
         super().reset()
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, cache_kwargs: dict[str, Any] | None = None) -> Any:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Hands the new entries on to the attention function, which writes them chunk by chunk, with a mark where they belong."""
         if self._waiting is not None:
             what = "the model's attention does not reach the cache"
@@ -105,17 +117,14 @@ class KvPolicyCache(Cache):
         if layer_idx >= len(self.layers):
             what = f"the model has more layers than `{self.file.path}`, which has {len(self.layers)}"
             raise KvtuneError(what, "give the policy file of this model")
-        if layer_idx == 0:
-            self._check_call(key_states.shape[2], (cache_kwargs or {}).get("cache_position"))
-            self._check_sequences(key_states.shape[0])
         self._waiting = self.layers[layer_idx]
         setattr(key_states, MARK, self._waiting)
         return key_states, value_states
 
-    def _check_call(self, tokens: int, cache_position: Tensor | None) -> None:
+    def _check_call(self, tokens: int, position_ids: Tensor | None) -> None:
         seen = self.get_seq_length()
-        if cache_position is not None and int(cache_position[0]) != seen:
-            raise KvtuneError(f"tokens from position {int(cache_position[0])} on have come, expected {seen}", "begin with a new cache")
+        if position_ids is not None and (wrong := [at for at in position_ids[..., 0].flatten().tolist() if at != seen]):
+            raise KvtuneError(f"tokens from position {wrong[0]} on have come, expected {seen}", "begin with a new cache")
         if tokens > 1 and self._had_prompt:
             what = "a prompt comes in pieces, as with `prefill_chunk_size`, whose end the cache cannot see"
             raise KvtuneError(what, "call `cache.read(model, input_ids)` before `generate`, without `prefill_chunk_size`")
@@ -127,11 +136,15 @@ class KvPolicyCache(Cache):
             what = f"{sequences} sequences go on, and the cache has read {have}"
             raise KvtuneError(what, "call `cache.batch_repeat_interleave(N)` after `read` for N beams or answers of each prompt")
 
-    def get_mask_sizes(self, cache_position: Tensor, layer_idx: int) -> tuple[int, int]:
-        return _Unmasked(cache_position.shape[0]), 0
+    def get_mask_sizes(self, queries: int | Tensor, layer_idx: int) -> tuple[int, int]:
+        """Takes the number of queries, or their positions, as from older Transformers."""
+        return _Unmasked(queries if isinstance(queries, int) else queries.shape[0]), 0
 
-    def crop(self, max_length: int) -> None:
+    def crop(self, *args: Any, **kwargs: Any) -> None:
         raise KvtuneError("a cache that evicts does not go back to fewer tokens", "generate without an assistant model or prompt look-up")
+
+    # Newer Transformers call this before tokens that they may take back.
+    activate_past_recording = crop
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.batch_select_indices(torch.arange(self.layers[0].position.shape[0]).repeat_interleave(repeats))
@@ -165,9 +178,10 @@ def show_gates(model: torch.nn.Module) -> None:
 
 
 def _score(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    cache = kwargs.get("past_key_values")
+    # Models differ in the name of the argument.
+    cache = next((value for value in kwargs.values() if isinstance(value, KvPolicyCache)), None)
     # `update` tells of a model with more layers.
-    if not isinstance(cache, KvPolicyCache) or module.layer_idx >= len(cache.layers):
+    if cache is None or module.layer_idx >= len(cache.layers):
         return
     layer = cache.layers[module.layer_idx]
     if layer.policy.needs_query_statistics:
@@ -218,6 +232,9 @@ def attention_forward(module: Any, query: Tensor, key: Tensor, value: Tensor, at
     if window != layer.window:
         what = f"layer {layer.index} of the model has the sliding window {window}, expected {layer.window}, as `{layer.cache.file.path}` says"
         raise KvtuneError(what, "give the policy file of this model")
+    if layer.index == 0:
+        layer.cache._check_call(query.shape[2], kwargs.get("position_ids"))
+        layer.cache._check_sequences(query.shape[0])
     if layer.policy.takes_output:
         layer.policy.output = lambda: _merged_weight(module.o_proj)
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
 
 from . import attention, quantise
 from .attention import Rule
@@ -22,13 +23,13 @@ LAST = 1 << 40
 BENT_BY = 4
 
 
-class PolicyLayer:
+class PolicyLayer(CacheLayerMixin):
     """Entries lie in the order of their positions; under `adakv`, empty slots come first."""
 
-    is_compileable = is_sliding = is_initialized = False
-    keys = values = None  # What Transformers' own layers have.
+    is_sliding = False
 
     def __init__(self, cache: KvPolicyCache, index: int) -> None:
+        super().__init__()
         file = cache.file
         self.cache, self.index, self.heads = cache, index, file.heads[index]
         self.window, self.slots = file.windows[index], file.cache_lengths[index]
@@ -75,8 +76,15 @@ class PolicyLayer:
     def get_seq_length(self) -> int:
         return self.seen
 
-    def get_max_cache_shape(self) -> int:
+    def get_max_length(self) -> int:
         return -1
+
+    get_max_cache_shape = get_max_length  # Its name in older Transformers.
+
+    def _is_of_the_cache(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("`KvPolicyCache` does this for its layers")
+
+    update = get_mask_sizes = lazy_initialization = _is_of_the_cache
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.missing:

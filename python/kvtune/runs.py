@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import binary
 from .errors import KvtuneError
 from .policy_file import GATES, NAME, PolicyFile, checkpoint
+from .versions import require_transformers
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -90,6 +91,7 @@ def _toml(value: Any) -> str:
 def load(run: str | Path, **options: Any) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase | None]:
     """The model of a run, a checkpoint or an export, and its tokenizer, if it has one: of an adapter a `PeftModel` over its base, ready to
     generate, in the dtype of the training. `options` are those of `AutoModelForCausalLM.from_pretrained`."""
+    require_transformers()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = checkpoint(run)

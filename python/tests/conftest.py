@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from kvtune import KvPolicyCache, binary
-from kvtune.cache import show_gates
+from kvtune.cache import ARGUMENT, show_gates
 
 FIXTURES = Path(__file__).parents[2] / "tests/fixtures"
 logging.disable_progress_bar()
@@ -40,8 +40,8 @@ def ids(count: int, seed: int = 0) -> list[int]:
 
 def write(model, tokens: torch.Tensor, cache: KvPolicyCache, new: int, **options) -> torch.Tensor:
     """Goes on from tokens by the likeliest ones."""
-    options = {"do_sample": False, "pad_token_id": 0, **options}
-    return model.generate(tokens, attention_mask=torch.ones_like(tokens), past_key_values=cache, max_new_tokens=new, **options)
+    options = {"do_sample": False, "pad_token_id": 0, ARGUMENT: cache, **options}
+    return model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new, **options)
 
 
 def write_gates(path: Path, config: dict, kind: str) -> None:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import kvtune
 from kvtune import KvPolicyCache, binary
+from kvtune.cache import ARGUMENT
 from kvtune.policy_file import PolicyFile
 
 NEW = 40
@@ -52,8 +53,8 @@ def served(run):
 def likelihoods(model, cache, tokens, prompt):
     """The logarithm of the likelihood of each token but the first, where those behind the prompt come one by one."""
     tokens = torch.tensor([tokens])
-    logits = [model(tokens[:, :prompt], past_key_values=cache).logits]
-    logits += [model(tokens[:, at : at + 1], past_key_values=cache).logits for at in range(prompt, tokens.shape[1] - 1)]
+    logits = [model(tokens[:, :prompt], **{ARGUMENT: cache}).logits]
+    logits += [model(tokens[:, at : at + 1], **{ARGUMENT: cache}).logits for at in range(prompt, tokens.shape[1] - 1)]
     return torch.cat(logits, 1).log_softmax(-1)[0].gather(1, tokens[0, 1:, None])[:, 0]
 
 

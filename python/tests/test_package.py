@@ -12,7 +12,9 @@ from test_conformance import cache_of
 
 import kvtune
 from kvtune import KvPolicyCache, KvtuneError
+from kvtune.cache import ARGUMENT
 from kvtune.runs import _toml
+from kvtune.versions import require_transformers
 
 PACKAGE = Path(kvtune.__file__).parent.parent
 
@@ -99,6 +101,10 @@ def test_uses_that_would_be_wrong_are_refused(make_run, load, tmp_path):
         write(load(make_run("model-gemma3", cache_of("h2o"))), inputs, KvPolicyCache.from_run(run), 3)
     with pytest.raises(KvtuneError, match="does not go back to fewer tokens"):
         write(model, inputs[:1], KvPolicyCache.from_run(run), 8, prompt_lookup_num_tokens=2)
+    with pytest.raises(KvtuneError, match="tokens from position 5 on have come, expected 0"), torch.no_grad():
+        model(inputs, position_ids=torch.arange(5, 95)[None], **{ARGUMENT: KvPolicyCache.from_run(run)})
+    with pytest.raises(KvtuneError, match="its layers have not used the cache"):
+        KvPolicyCache.from_run(run).read(lambda **given: None, inputs)
     other = changed(run, tmp_path / "heads", cache_lengths=[[48] * 4] * 3)
     with pytest.raises(KvtuneError, match="has 2 KV heads, expected 4"):
         write(model, inputs, KvPolicyCache.from_run(other), 3)
@@ -109,6 +115,24 @@ def test_plain_attention_is_as_before(make_run, load):
     with torch.no_grad():
         found, expected = (load(run, attention=attention)(inputs).logits for attention in ("sdpa", "eager"))
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("found", ["4.57.6", "5.2.0", "6.0.0rc1", None])
+def test_other_versions_of_transformers_are_refused(monkeypatch, tmp_path, found):
+    if found is None:
+        monkeypatch.setattr(kvtune.versions, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr("transformers.__version__", found)
+    words = f'Transformers is {found or "not installed"}, expected 5.3 or newer, but not 6\nhint: run `pip install "transformers>=5.3,<6"`'
+    with pytest.raises(KvtuneError) as error:
+        kvtune.load(tmp_path)
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize("found", ["5.3.0", "5.24.0", "5.99.0.dev0"])
+def test_later_ones_are_tried(monkeypatch, found):
+    monkeypatch.setattr("transformers.__version__", found)
+    require_transformers()
 
 
 def test_without_a_program_it_is_said(monkeypatch):
