@@ -321,6 +321,9 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
         let (status, error) = server.ask(path, &body);
         assert!(status == 400 && error.contains(&format!("\"param\":\"{field}\"")), "{error}");
     }
+    // What is wrong comes before what was not read because of it.
+    let chat = json!({ "messages": [{"role": "user", "content": "a"}], "add_generation_prompt": true });
+    assert!(server.ask("POST /tokenize", &chat).1.contains("no chat template"));
     let info = server.json("GET /tokenizer_info", &Value::Null);
     assert_eq!(info["eos_token"], "<|endoftext|>", "without a chat template, too: {info}");
     // A client that says how much it will send, and does not.

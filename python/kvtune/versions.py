@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 
 from .errors import KvtuneError
@@ -14,6 +15,7 @@ def require_transformers() -> None:
         import transformers
 
         found = transformers.__version__
-        if (5, 3) <= tuple(int(part) for part in found.split(".")[:2]) < (6, 0):
+        numbers = re.match(r"(\d+)\.(\d+)", found)
+        if numbers and (5, 3) <= tuple(map(int, numbers.groups())) < (6, 0):
             return
     raise KvtuneError(f"Transformers is {found}, expected 5.3 or newer, but not 6", 'run `pip install "transformers>=5.3,<6"`')

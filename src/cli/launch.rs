@@ -11,7 +11,7 @@ use clap::Args;
 use rand::TryRng;
 use rand::rngs::SysRng;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -224,7 +224,7 @@ fn pass_on(rank: usize, stream: impl Read, show: fn(&str)) {
             Ok(count) if count > 0 => {
                 let text = String::from_utf8_lossy(&line);
                 let text = text.trim_end();
-                let is_json = serde_json::from_str::<Map<String, Value>>(text).is_ok();
+                let is_json = serde_json::from_str::<Value>(text).is_ok_and(|value| value.is_object() || value.is_array());
                 show(&if is_json { text.to_owned() } else { format!("[rank {rank}] {text}") });
             }
             _ => return,

@@ -44,7 +44,9 @@ fn refused(error: &clap::Error) -> i32 {
         console::note("\nhint: an empty text names nothing: write a value, or leave the argument out");
     }
     if error.kind() == ErrorKind::UnknownArgument {
-        console::note("hint: a key of the recipe is set by `--set`, for example `--set optimizer.learning_rate=1e-4`");
+        console::note(
+            "hint: keys of a recipe are set by `--set`, as `--set optimizer.learning_rate=1e-4`, where a command has it",
+        );
     }
     error.exit_code()
 }

@@ -116,13 +116,10 @@ impl fmt::Display for LoadReport {
         for file in &self.files {
             writeln!(f, "{file}")?;
         }
-        write!(f, "{} training samples, {} validation samples", self.train, self.validation)?;
+        write!(f, "{}, {}", counted(self.train, "training sample"), counted(self.validation, "validation sample"))?;
         if self.shared > 0 {
-            write!(
-                f,
-                "\nwarning: {} validation samples are training samples, too: their loss does not measure generalisation",
-                self.shared
-            )?;
+            let shared = counted(self.shared, "validation sample");
+            write!(f, "\nwarning: {shared} also for training: their loss does not measure generalisation")?;
         }
         self.warnings.iter().try_for_each(|warning| write!(f, "\nwarning: {warning}"))
     }
@@ -162,7 +159,7 @@ mod tests {
             report.to_string(),
             "`train.jsonl`: 13 rows, longest 9000 tokens, limit 4096: 10 kept, 2 dropped, 1 bad; 3 cut by 500 tokens; 1 split into 4 \
              windows; 2 with the tokens of an earlier one (tokenised before); 1 of the dropped have a completion that alone exceeds \
-             the limit\n9 training samples, 1 validation samples\nwarning: 1 validation samples are training samples, too: their loss does \
+             the limit\n9 training samples, 1 validation sample\nwarning: 1 validation sample also for training: their loss does \
              not measure generalisation"
         );
     }

@@ -120,7 +120,7 @@ mod tests {
         fixture.recipe.validation = ValidationSource::File(fixture.write("v.jsonl", rows("a", 3, 0) + &rows("b", 3, 0)).into());
         let report = fixture.open().unwrap().report;
         assert_eq!(report.shared, 3);
-        assert!(report.to_string().contains("warning: 3 validation samples are training samples, too"), "{report}");
+        assert!(report.to_string().contains("warning: 3 validation samples also for training"), "{report}");
         fixture.recipe.validation = ValidationSource::Fraction(0.0);
         assert_eq!(fixture.open().unwrap().report.shared, 0);
     }

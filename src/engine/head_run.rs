@@ -24,13 +24,13 @@ pub(super) struct HeadRun {
     sequences: Vec<SequenceLoss>,
     /// The loss of each target of these columns, by sequence; empty where nobody asks.
     by_target: Vec<Vec<f32>>,
-    /// Picks and their figures that may still be on their way to the host.
+    /// Target positions and their losses that may still be on their way to the host.
     waiting: VecDeque<(Vec<TargetPosition>, Waiting<Tensor>)>,
     /// Gradients of the model's head parameters, in their order.
     pub(super) gradients: Vec<Tensor>,
     /// Ascending by position; within a position, sequences keep their order.
     target_positions: Vec<TargetPosition>,
-    /// One over the targets of each pick's sequence; empty where all targets count alike.
+    /// One over the targets of each target's sequence; empty where all targets count alike.
     sequence_weights: Vec<f64>,
     /// What a teacher predicts, by sequence; empty without one.
     soft: Vec<Arc<SoftTargets>>,
@@ -124,18 +124,18 @@ impl HeadRun {
     /// Adds the figures that were sent first.
     fn read_next(&mut self) -> Result<(), Fault> {
         let Some((target_positions, figures)) = self.waiting.pop_front() else { return Ok(()) };
-        for (pick, value, correct) in (Losses { target_positions, loss_and_correct_2n: figures.on_host() }).read()? {
-            let sequence = &mut self.sequences[pick.sequence];
+        for (target, value, correct) in (Losses { target_positions, loss_and_correct_2n: figures.on_host() }).read()? {
+            let sequence = &mut self.sequences[target.sequence];
             sequence.loss_sum += value;
             sequence.targets += 1;
             sequence.correct += usize::from(correct);
-            self.by_target.get_mut(pick.sequence).into_iter().for_each(|losses| losses.push(value as f32));
+            self.by_target.get_mut(target.sequence).into_iter().for_each(|losses| losses.push(value as f32));
         }
         Ok(())
     }
 }
 
-/// The places of a batch, in ascending order of position.
+/// The target positions of a batch, in ascending order of position.
 pub fn target_positions(head: &dyn Head, batch: &Batch) -> Result<Vec<TargetPosition>, Fault> {
     let mut all = Vec::new();
     for (index, sequence) in batch.sequences.iter().enumerate() {
@@ -149,13 +149,13 @@ pub fn target_positions(head: &dyn Head, batch: &Batch) -> Result<Vec<TargetPosi
     Ok(all)
 }
 
-/// One over the number of targets of each pick's sequence.
+/// One over the number of targets of each target's sequence.
 pub fn sequence_weights(target_positions: &[TargetPosition]) -> Vec<f64> {
     let mut targets = HashMap::new();
-    for pick in target_positions {
-        *targets.entry(pick.sequence).or_insert(0.0) += 1.0;
+    for target in target_positions {
+        *targets.entry(target.sequence).or_insert(0.0) += 1.0;
     }
-    target_positions.iter().map(|pick| 1.0 / targets[&pick.sequence]).collect()
+    target_positions.iter().map(|target| 1.0 / targets[&target.sequence]).collect()
 }
 
 /// What a teacher predicts in a batch, by sequence; empty unless it has been asked for all.
@@ -167,10 +167,10 @@ pub fn soft_targets(batch: &Batch) -> Vec<Arc<SoftTargets>> {
 pub fn soft_rows(soft: &[Arc<SoftTargets>], target_positions: &[TargetPosition], device: Device) -> Option<SoftRows> {
     let top_k = soft.first()?.top_k;
     let (mut tokens, mut log_probs) = (Vec::new(), Vec::new());
-    for pick in target_positions {
-        let row = pick.rank * top_k..(pick.rank + 1) * top_k;
-        tokens.extend(soft[pick.sequence].tokens[row.clone()].iter().map(|&token| i64::from(token)));
-        log_probs.extend_from_slice(&soft[pick.sequence].log_probs[row]);
+    for target in target_positions {
+        let row = target.rank * top_k..(target.rank + 1) * top_k;
+        tokens.extend(soft[target.sequence].tokens[row.clone()].iter().map(|&token| i64::from(token)));
+        log_probs.extend_from_slice(&soft[target.sequence].log_probs[row]);
     }
     let size = [target_positions.len() as i64, top_k as i64];
     Some(SoftRows { token_nk: on_device(&tokens, device).view(size), log_prob_nk: on_device(&log_probs, device).view(size) })

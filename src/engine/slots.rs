@@ -248,4 +248,12 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn chunks_of_a_cache_of_any_length_are_not_looked_at_one_by_one() {
+        let policies: Vec<Box<dyn Policy>> = (0..2).map(|_| rolling()).collect();
+        let caches = FixedCaches::of(&[Slots::Fixed(40), Slots::Fixed((1 << 60) + 1)], &policies);
+        let sizes = Sizes { chunk_size: 8, chunking: Chunking::Reference, randomizes: false };
+        assert!((8..=8 + BENT_BY).contains(&caches.longest_chunk(sizes, 40)));
+    }
 }

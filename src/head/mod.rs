@@ -62,7 +62,7 @@ fn wrong_targets(head: &str, expected: &str, found: &str) -> Fault {
     Fault::data(message, "choose the `head.kind` that fits the data")
 }
 
-/// Turns logits at picked places into losses.
+/// Turns logits at target positions into losses.
 pub trait Head: Send {
     /// The places of a sequence, in ascending order of position.
     fn target_positions(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<TargetPosition>, Fault>;

@@ -20,8 +20,9 @@ impl Rule for Sgd {
         let mut change = at.gradient.shallow_clone();
         if let Some(buffer) = at.slots.first_mut() {
             // The first gradient comes in whole: the buffer begins at zero.
-            let part = if at.step > 1 { 1.0 - self.dampening } else { 1.0 };
-            let buffer = buffer.g_mul_scalar_(self.momentum).g_add_(&(&at.gradient * part));
+            let is_dampened = self.dampening > 0.0 && at.step > 1;
+            let part = if is_dampened { &at.gradient * (1.0 - self.dampening) } else { at.gradient.shallow_clone() };
+            let buffer = buffer.g_mul_scalar_(self.momentum).g_add_(&part);
             change = if self.is_nesterov { &at.gradient + buffer * self.momentum } else { buffer };
         }
         let _ = at.parameter.g_sub_(&(change * at.learning_rate));

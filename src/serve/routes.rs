@@ -180,7 +180,7 @@ async fn tokenize(State(served): State<Arc<AppState>>, request: Request) -> Resu
                 Some(text) => reader.encode(&text, adds_special),
                 None => reader.conversation(&mut fields),
             };
-            fields.finish().and(ids)
+            ids.and_then(|ids| fields.finish().map(|()| ids))
         })
         .await?;
     Ok(Json(json!({ "count": ids.len(), "max_model_len": served.prompts.longest, "tokens": ids })))

@@ -102,7 +102,7 @@ fn data_sets_are_counted_by_their_names() {
     let checked = place.check(&[]).done().out;
     assert!(checked.contains("data set `books`: 6 training samples × 1.5 = 9 an epoch, 3 validation samples"), "{checked}");
     assert!(
-        checked.contains("11 training samples, 3 validation samples\nwarning: 2 validation samples are training samples, too"),
+        checked.contains("11 training samples, 3 validation samples\nwarning: 2 validation samples also for training"),
         "{checked}"
     );
 }

@@ -142,7 +142,7 @@ fn evaluate() {
     Usage: kvtune evaluate [OPTIONS] [RUN|CHECKPOINT|MODEL]...
 
     Arguments:
-      [RUN|CHECKPOINT|MODEL]...  Runs (their best known end: `final`, else their newest checkpoint), checkpoints, and models, which have no adapter
+      [RUN|CHECKPOINT|MODEL]...  Runs (their `final`, else their newest checkpoint), checkpoints, and models, which have no adapter
 
     Options:
           --base <MODEL>              Evaluate this model without an adapter; may be given several times

@@ -35,8 +35,8 @@ impl Attend for Dense {
         };
         let score = score.masked_fill(&unseen, f64::NEG_INFINITY);
         let Some(sink_logit_h) = qkv.sink_logit_h else { return Ok(score.softmax(-1, None).matmul(&v)) };
-        let drain = sink_logit_h.view([1, -1, 1, 1]).expand([score.size()[0], -1, length, 1], false);
-        Ok(Tensor::cat(&[score, drain], -1).softmax(-1, None).narrow(-1, 0, length).matmul(&v))
+        let sink = sink_logit_h.view([1, -1, 1, 1]).expand([score.size()[0], -1, length, 1], false);
+        Ok(Tensor::cat(&[score, sink], -1).softmax(-1, None).narrow(-1, 0, length).matmul(&v))
     }
 }
 

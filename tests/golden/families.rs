@@ -171,7 +171,7 @@ fn engine(model: &Model, chunk: usize) -> Engine {
     Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), Box::new(NextToken))
 }
 
-/// A layer of each kind: plain, with a window, with two rotations, with experts of either kind, with drains. In f64 every family is proved token
+/// A layer of each kind: plain, with a window, with two rotations, with experts of either kind, with attention sinks. In f64 every family is proved token
 /// by token (`every_family_with_every_kind_of_policy`).
 const ONE_BY_ONE: [&str; 6] = ["llama2", "qwen2-swa", "gemma3", "mixtral", "gpt-oss", "glm4-moe"];
 

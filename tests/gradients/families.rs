@@ -93,7 +93,7 @@ pub(super) fn of_family((name, config): (&'static str, &'static str), case: &Cas
     Case { name, config, sliding_layers, lora: if config == PHI3 { FUSED } else { case.lora }, ..*case }
 }
 
-/// Those whose layers are built otherwise, with all weights trained: scaled, normed behind their branches, of fused linears, with drains,
+/// Those whose layers are built otherwise, with all weights trained: scaled, normed behind their branches, of fused linears, with attention sinks,
 /// with experts side by side, with a shared one.
 #[test]
 fn all_weights_of_every_build() {

@@ -258,3 +258,20 @@ fn a_session_ends_where_it_was_made_to() {
     let error = Session::restored(&other, &model, &SessionSpec::new(1, 20), session.snapshot().unwrap()).err().unwrap();
     assert!(error.to_string().starts_with("layer 0: `keys.0` of a saved cache does not fit: expected [1, 2, 8, "), "{error}");
 }
+
+/// Budgets by head move slots from one head to another, and add none.
+#[test]
+fn heads_with_budgets_hold_on_average_what_one_length_gives() {
+    let params = "floor = 0.4\npolicy = \"knorm\"";
+    let of = |policy| if policy == "adakv" { Case { policy, params, ..PLAIN } } else { Case { policy, params: "", ..PLAIN } };
+    let entries = ["adakv", "knorm"].map(|policy| {
+        let case = Case { lengths: &[45], cache: &[25], ..of(policy) };
+        let (model, ids_bt) = (model(&case), ids_of(&case));
+        let engine = engine(&case, &model);
+        let mut session = Session::new(&engine, &model, &spec_of(&case)).unwrap();
+        let _ = extend(&mut session, (&engine, &model), &ids_bt);
+        session.entries()
+    });
+    assert_eq!(entries[0], entries[1]);
+    assert!(entries[0].1 > 0);
+}

@@ -187,3 +187,16 @@ fn a_recipe_that_cannot_be_read_says_so() {
     std::fs::write(&latin, b"# \xe9\n").unwrap();
     assert!(Recipe::load(&latin, &[]).is_err());
 }
+
+/// Whatever else `[lora]` gives.
+#[test]
+fn keys_that_lora_leaves_out_are_those_of_the_adapter() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = r#"{"r": 2, "exclude_modules": ["down_proj"], "rank_pattern": {"q_proj": 3}, "layers_to_transform": [0]}"#;
+    std::fs::write(dir.path().join("adapter_config.json"), settings).unwrap();
+    let text = format!("adapter = {:?}\n", dir.path());
+    let text = with(&format!("[model]\n{text}")) + "[lora]\nr = 4\nalpha = 8\ntarget_modules = \"all-linear\"\n";
+    let lora = parse(&text).unwrap().recipe.lora.unwrap();
+    assert_eq!((lora.r, lora.exclude_modules, lora.layers_to_transform), (4, vec!["down_proj".to_owned()], vec![0]));
+    assert_eq!(lora.rank_pattern["q_proj"], 3);
+}

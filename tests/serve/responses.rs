@@ -196,7 +196,7 @@ fn a_refusal_names_the_parameter() {
         (json!({ "stream_options": { "x": 1 } }), "stream_options", "there is no field"),
         (json!({ "max_output_tokens": 0 }), "max_output_tokens", "a whole number from 1 to"),
         (json!({ "max_tokens": 5 }), "max_tokens", "is called `max_output_tokens` here"),
-        (json!({ "temperature": -1 }), "temperature", "expected a number above 0"),
+        (json!({ "temperature": -1 }), "temperature", "must be 0 or more"),
         (json!({ "top_p": 2 }), "top_p", "a number from 0 to 1"),
         (json!({ "n": 2 }), "n", "there is no field `n`"),
         (json!({ "messages": [] }), "messages", "there is no field `messages`"),

@@ -28,7 +28,7 @@ use crate::units::Fault;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Evaluate {
-    /// Runs (their best known end: `final`, else their newest checkpoint), checkpoints, and models, which have no adapter.
+    /// Runs (their `final`, else their newest checkpoint), checkpoints, and models, which have no adapter.
     #[arg(value_name = "RUN|CHECKPOINT|MODEL", required_unless_present = "base")]
     paths: Vec<PathBuf>,
     /// Evaluate this model without an adapter; may be given several times.

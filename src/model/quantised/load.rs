@@ -302,7 +302,11 @@ impl StoredMatrix<'_> {
         let codes = unpacked_words(&self.required("weight_packed")?, bits, inner);
         let scale = self.finite("weight_scale")?;
         let scale = if scale.dim() == 1 { scale.expand([out, 1], false).contiguous() } else { scale };
-        let zero = self.files.raw(&self.own("weight_zero_point"))?;
+        let zero = if is_symmetric {
+            self.files.raw(&self.own("weight_zero_point"))?
+        } else {
+            Some(self.required("weight_zero_point")?)
+        };
         let zero = zero.map(|words| unpacked_words(&words.transpose(0, 1).contiguous(), bits, out).transpose(0, 1).contiguous());
         if is_symmetric {
             // As it is, or raised like the codes.

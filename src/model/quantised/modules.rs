@@ -57,12 +57,17 @@ impl QuantisedModules {
         for key in ["llm_int8_skip_modules", "modules_to_not_convert", "ignored_layers"] {
             excluded.extend(table.names(key)?.into_iter().map(|name| ModulePattern::Parts(name.to_owned())));
         }
-        excluded.extend(table.names("ignore")?.into_iter().filter_map(ModulePattern::compressed));
+        let ignored: Vec<_> = table.names("ignore")?.into_iter().map(ModulePattern::compressed).collect();
+        let is_readable = ignored.iter().all(Option::is_some);
+        excluded.extend(ignored.into_iter().flatten());
+        // The first pattern that matches counts; behind one that does not leave modules out, nothing is sure.
         let dynamic = table.map.get("dynamic").and_then(Value::as_object).into_iter().flatten();
-        excluded.extend(dynamic.filter_map(|(pattern, _)| ModulePattern::matching(pattern.strip_prefix("-:")?)));
+        let left_out = dynamic.map_while(|(pattern, _)| pattern.strip_prefix("-:"));
+        excluded.extend(left_out.filter_map(ModulePattern::matching));
         let group = table.group("config_groups");
         let targets = group.map(|group| group.names("targets")).transpose()?.filter(|targets| !targets.is_empty());
-        // Python's expressions among the targets may mean any module.
+        // Expressions of Python may mean any module.
+        let targets = targets.filter(|_| is_readable);
         let targets = targets.and_then(|targets| targets.into_iter().map(ModulePattern::compressed).collect());
         Ok(Self { excluded, targets })
     }
@@ -94,11 +99,13 @@ mod tests {
             (json!({"ignored_layers": ["mlp.up_proj"]}), Some(false)),
             (json!({"dynamic": {"-:.*\\.1\\.mlp": {}}}), Some(false)),
             (json!({"dynamic": {"-:mlp": {}, "+:.*\\.mlp": {}}}), None),
+            (json!({"dynamic": {"+:.*\\.1\\.mlp": {}, "-:.*\\.mlp": {}}}), None),
             (group(json!(["Linear"]), json!(["lm_head", "up_proj", "re:mlp"])), Some(true)),
             (group(json!(["Linear"]), json!(["re:.*mlp"])), Some(false)),
             (group(json!([up]), json!([])), Some(true)),
             (group(json!(["re:.*self_attn"]), json!([])), Some(false)),
             (group(json!(["re:^(?!lm_head).*$"]), json!(["re:(?!x).*"])), None),
+            (group(json!(["Linear"]), json!(["re:(?!x).*"])), None),
             (group(json!([]), Value::Null), None),
         ] {
             assert_eq!(of(table.clone()).must_be_packed(&[up]), expected, "{table}");

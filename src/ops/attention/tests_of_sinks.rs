@@ -1,11 +1,11 @@
-//! Drains on every backend, against plain attention under autograd.
+//! Attention sinks on every backend, against plain attention under autograd.
 
 use tch::{Device, Kind, Tensor};
 
 use super::tests::{OPTS, WAYS, worst};
 use super::*;
 
-/// Drains far below the scores, among them and far above, against a textbook's softmax with one more column, under autograd.
+/// Sink logits far below the scores, among them and far above, against a textbook's softmax with one more column, under autograd.
 #[test]
 fn an_attention_sink_takes_its_share_in_every_way() {
     tch::manual_seed(8);
@@ -45,7 +45,7 @@ fn an_attention_sink_takes_its_share_in_every_way() {
                     assert!(worst(&all(&past_v, &grads.own.v), &v.grad()) < 1e-12);
                     assert!(worst(&sink_logit_backward(&dout, &attended, &sink_logit0), &sink_logit.grad()) < 1e-12);
                     assert!(worst(&attention_mass(&chunk, &pages, &attended.lse_bhn, Queries::All), &mean) < 1e-12);
-                    assert!(on_the_way.is_none(), "it would be the mass without the sink_logit");
+                    assert!(on_the_way.is_none(), "it would be the mass without the sink logit");
                 });
             }
         }
