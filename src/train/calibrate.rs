@@ -79,10 +79,11 @@ pub fn calibrate(
     dataset: &Dataset,
     means: &[usize],
 ) -> Result<Calibrated, Fault> {
-    let fewest = means.iter().map(|mean| 2 * mean).max().unwrap_or(0).max(Calibration::FEWEST_TOKENS);
+    let least = Calibration::FEWEST_TOKENS;
+    let fewest = means.iter().map(|mean| 2 * mean).max().unwrap_or(0).max(least);
     let samples: Vec<usize> = (0..dataset.len()).filter(|&sample| dataset.lengths()[sample] >= fewest).collect();
     if samples.is_empty() {
-        let hint = "use longer samples: calibration needs at least 896 tokens, and at least twice `--cache-length`";
+        let hint = format!("use longer samples: calibration needs at least {least} tokens, and at least twice `--cache-length`");
         return Err(Fault::data(format!("no sample has at least {fewest} tokens"), hint));
     }
     let num_tokens = samples.iter().map(|&sample| dataset.lengths()[sample]).sum();
