@@ -147,6 +147,24 @@ static void serve(int listener, int asker) {
   free(texts);
 }
 
+// oneDNN compiles its kernels at the first product of a process, which takes as long as many a test: forks have them from here. By the functions that
+// libtorch offers to C (torch/csrc/inductor/aoti_torch/c); a library without them is no reason to stop.
+static void make_a_product(void) {
+  int (*empty)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, void **);
+  int (*zero)(void *);
+  int (*product)(void *, void *, void **, const char *, const double **, int64_t, const char **, void **);
+  *(void **)&empty = dlsym(RTLD_DEFAULT, "aoti_torch_empty_strided");
+  *(void **)&zero = dlsym(RTLD_DEFAULT, "aoti_torch_zero_");
+  *(void **)&product = dlsym(RTLD_DEFAULT, "aoti_torch_cpu__linear_pointwise");
+  enum { F32 = 6, CPU = 0, SIDE = 16 };
+  int64_t sizes[] = {SIDE, SIDE}, strides[] = {SIDE, 1};
+  void *x = NULL, *y = NULL;
+  const char *algorithm = "";
+  if (!empty || !zero || !product || empty(2, sizes, strides, F32, CPU, 0, &x) != 0) return;
+  zero(x);
+  product(x, x, NULL, "none", NULL, 0, &algorithm, &y);
+}
+
 // In place of the program's `main`: answers until the standard input is closed.
 static int wait_for_askers(int count, char **arguments, char **variables) {
   (void)count, (void)arguments, (void)variables;
@@ -157,6 +175,7 @@ static int wait_for_askers(int count, char **arguments, char **variables) {
   struct sigaction at_ends = {.sa_handler = tell_of_ends, .sa_flags = SA_RESTART};
   sigaction(SIGCHLD, &at_ends, NULL);
   signal(SIGPIPE, SIG_IGN);
+  make_a_product();
   puts("ready");
   fflush(stdout);
   for (;;) {
