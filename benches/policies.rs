@@ -183,8 +183,8 @@ impl Run {
         let entries = KvBlock::of_planes([k, v].into_iter().chain(&numbers).map(Tensor::shallow_clone));
         let mut times = [Instant::now(); 5];
         times[0] = Instant::now();
-        if let Some(quota) = self.cache.allocate(&*self.policy, &span) {
-            self.cache.apply_budget(&quota);
+        if let Some(budgets) = self.cache.allocate(&*self.policy, &span) {
+            self.cache.apply_budgets(&budgets);
         }
         let victims = self.cache.decide(&*self.policy, &span);
         times[1] = Instant::now();
@@ -193,7 +193,7 @@ impl Run {
         times[2] = Instant::now();
         let q = placement.place(q);
         let region = self.cache.region(&span);
-        let valid = self.cache.in_use(region);
+        let valid = self.cache.valid_slots(region);
         let page = |block: KvBlock| KvBlock { valid: valid.as_ref().map(Tensor::shallow_clone), ..block };
         let past = self.cache.past(region).into_iter().map(page).collect();
         let chunk = Qkv { own: written.own, ..Qkv::new(&q, k, v, ScoreRule::scaled(scale)) };

@@ -15,7 +15,7 @@ mod work;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use kvtune::inspect::{ColourMap, ColourRow, ColourScale, MOST_CELLS, Rgb};
+use kvtune::inspect::{ColourMap, ColourRow, ColourScale, MAX_CELLS, Rgb};
 use kvtune::report::table::Table;
 use machine::{CLUSTERS, Cluster, Gpu, H200, MEMORY, assumptions};
 use pipeline::{Stage, cut, tasks};
@@ -60,12 +60,12 @@ fn picture(model: &str) -> ColourMap {
     let stages = cut(&subject, &columns, 8, &H200);
     let tasks = tasks(&subject, &columns, &stages, &H200);
     let timeline = run(stages.len(), &tasks, &|from, to| CLUSTERS[0].link(from, to));
-    let moment = timeline.seconds() / MOST_CELLS as f64;
+    let moment = timeline.seconds() / MAX_CELLS as f64;
     let row = |(device, stage): (usize, &Stage)| {
-        let mut cells = vec![None; MOST_CELLS];
+        let mut cells = vec![None; MAX_CELLS];
         for (task, span) in tasks.iter().zip(&timeline.spans).filter(|(task, _)| task.device == device) {
             let colour = COLOURS.iter().find(|(pass, ..)| *pass == task.pass).map(|(_, colour, _)| *colour);
-            let [begins, ends] = [span.0, span.1].map(|at| ((at / moment).round() as usize).min(MOST_CELLS));
+            let [begins, ends] = [span.0, span.1].map(|at| ((at / moment).round() as usize).min(MAX_CELLS));
             cells[begins..ends].fill(colour);
         }
         let Range { start, end } = stage.layers;

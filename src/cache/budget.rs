@@ -37,7 +37,7 @@ impl Clone for HeadBudgets {
 }
 
 impl HeadBudgets {
-    /// A quota that was written down: `filled` entries a head when it comes into force, of which `leaving` leave, head by head.
+    /// Budgets that were written down: `filled` entries a head when they come into force, of which `leaving` leave, head by head.
     pub(super) fn recorded(index: usize, filled: usize, shares: Vec<Vec<usize>>, leaving: &[bool]) -> Self {
         let slots = shares.iter().flatten().copied().max().unwrap_or(0).max(filled);
         let size = [shares.len() as i64, shares.first().map_or(0, Vec::len) as i64, filled as i64];
@@ -111,7 +111,7 @@ fn share_out(keys: &[i64], groups: usize, filled: usize, cache_length: usize, fl
     shares
 }
 
-/// A quota in force, but for its tensor.
+/// Budgets in force, but for their tensor.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BudgetNumbers {
@@ -131,8 +131,8 @@ pub(super) struct BudgetState {
 }
 
 impl BudgetState {
-    pub(super) fn new(quota: &HeadBudgets, filled: usize, position_bgc: &Tensor) -> Self {
-        let HeadBudgets { index, slots, ref shares, .. } = *quota;
+    pub(super) fn new(budgets: &HeadBudgets, filled: usize, position_bgc: &Tensor) -> Self {
+        let HeadBudgets { index, slots, ref shares, .. } = *budgets;
         let held = shares.iter().map(|sequence| sequence.iter().map(|&share| share.min(filled)).collect()).collect();
         let numbers = BudgetNumbers { index, slots, shares: shares.clone(), held, filled_before: filled };
         Self { numbers, before_bgc: position_bgc.narrow(2, 0, filled as i64).copy() }

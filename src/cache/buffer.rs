@@ -242,15 +242,15 @@ impl Buffer {
     }
 
     /// Asks for copies of all pages, behind those that were asked for before.
-    fn carry(&self, lane: CopyStream) {
+    fn carry(&self, stream: CopyStream) {
         let planes = |pages: &[StoredEntries]| -> Vec<Tensor> {
             pages.iter().flat_map(|page| &page.0).map(Tensor::shallow_clone).collect()
         };
         let (home, pages) = (planes(&self.home), planes(&self.pages));
-        let (to, from) = if lane == CopyStream::ToHost { (&home, &pages) } else { (&pages, &home) };
+        let (to, from) = if stream == CopyStream::ToHost { (&home, &pages) } else { (&pages, &home) };
         let copies: Vec<(&Tensor, &Tensor)> = to.iter().zip(from).collect();
         let before = self.carried.take();
-        self.carried.set(Some(self.copier.start(lane, &copies, before.as_slice())));
+        self.carried.set(Some(self.copier.start(stream, &copies, before.as_slice())));
     }
 
     /// Room on the host for a plane, in memory that a GPU can reach by itself where there is one.

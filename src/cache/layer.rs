@@ -41,7 +41,7 @@ pub struct LayerCache {
     pub(super) query_statistics: Option<QueryStatistics>,
     pub(super) budget: Option<BudgetState>,
     pub(super) filled: usize,
-    pub(super) stands: usize,
+    pub(super) num_chunks: usize,
     pub(super) prefill: usize,
 }
 
@@ -62,7 +62,7 @@ impl LayerCache {
             query_statistics: None,
             budget: None,
             filled: 0,
-            stands: 0,
+            num_chunks: 0,
             prefill,
         }
     }
@@ -82,7 +82,7 @@ impl LayerCache {
     /// Empties the cache; the buffers stay.
     pub fn reset(&mut self, prefill: usize) {
         (self.agreement, self.notes, self.budget) = (Agreement::All(Vec::new()), EntryStats::default(), None);
-        (self.filled, self.stands, self.prefill) = (0, 0, prefill);
+        (self.filled, self.num_chunks, self.prefill) = (0, 0, prefill);
         self.active = self.shape.batch;
     }
 
@@ -106,7 +106,7 @@ impl LayerCache {
 
     /// How many chunks the cache holds, pieces of the prefill span counted one by one.
     pub fn num_chunks(&self) -> usize {
-        self.stands
+        self.num_chunks
     }
 
     /// Entries of a KV head; with budgets by head, on average over the heads.
@@ -200,34 +200,34 @@ impl LayerCache {
     }
 
     /// Which of the first `count` slots are in use `(B, G, count)`, bool, where heads have shares of different size.
-    pub fn in_use(&self, count: i64) -> Option<Tensor> {
+    pub fn valid_slots(&self, count: i64) -> Option<Tensor> {
         self.budget.as_ref().map(|_| self.active_positions().narrow(2, 0, count).ge(0))
     }
 
     /// Which columns of the chunk written last hold an entry `(B, G, n)`, bool, where sequences that end in it keep empty slots.
-    pub fn region_in_use(&self, span: &ChunkSpan) -> Option<Tensor> {
+    pub fn valid_in_region(&self, span: &ChunkSpan) -> Option<Tensor> {
         let keeps_empty = self.budget.is_some() && span.is_ragged();
         keeps_empty.then(|| self.active_positions().narrow(2, self.region(span), span.len as i64).ge(0))
     }
 
     /// How many columns of the chunk written last, from the first on, see each filled slot `(B, G, filled)` through a window of so
     /// many positions; int64.
-    pub fn seen_until(&self, span: &ChunkSpan, placement: &Placement, window: usize) -> Tensor {
-        placement.seen_until(span, &self.positions(), window)
+    pub fn visible_until(&self, span: &ChunkSpan, placement: &Placement, window: usize) -> Tensor {
+        placement.visible_until(span, &self.positions(), window)
     }
 
-    /// Brings a quota into force: what exceeds a head's share leaves, and all buffers get as long as the largest share.
-    pub fn apply_budget(&mut self, quota: &HeadBudgets) {
+    /// Brings budgets into force: what exceeds a head's share leaves, and all buffers get as long as the largest share.
+    pub fn apply_budgets(&mut self, budgets: &HeadBudgets) {
         if self.budget.is_some() {
             return;
         }
-        self.budget = Some(BudgetState::new(quota, self.filled, &self.active_positions()));
-        let leaving = upload(&quota.leaving_bgc, self.shape.device);
+        self.budget = Some(BudgetState::new(budgets, self.filled, &self.active_positions()));
+        let leaving = upload(&budgets.leaving_bgc, self.shape.device);
         let _ = self.positions().masked_fill_(&leaving, -1);
-        self.reserve(quota.slots as i64);
+        self.reserve(budgets.slots as i64);
         // Another sequence may have left its positions there.
-        let _ = self.active_positions().narrow(2, self.filled as i64, (quota.slots - self.filled) as i64).fill_(-1);
-        (self.filled, self.agreement) = (quota.slots, Agreement::Nothing);
+        let _ = self.active_positions().narrow(2, self.filled as i64, (budgets.slots - self.filled) as i64).fill_(-1);
+        (self.filled, self.agreement) = (budgets.slots, Agreement::Nothing);
     }
 
     pub fn recall<'a>(&self, log: &'a LayerLog, span: &ChunkSpan) -> Result<Option<&'a Victims>, Fault> {
@@ -239,7 +239,7 @@ impl LayerCache {
     /// # Shapes
     /// `(B, G, n, ·)` by the tokens' own columns.
     pub fn write(&mut self, span: &ChunkSpan, victims: Option<&Victims>, tokens: &KvBlock) -> Result<Written, Fault> {
-        self.check_order("write", span, self.stands == span.index)?;
+        self.check_order("write", span, self.num_chunks == span.index)?;
         self.enter(span);
         self.reserve((self.filled + span.len).min(self.capacity()) as i64);
         let at = self.geometry(span);
@@ -253,7 +253,7 @@ impl LayerCache {
         if let Some(budget) = &mut self.budget {
             budget.take(span.len);
         }
-        (self.filled, self.stands) = (at.top as usize, self.stands + 1);
+        (self.filled, self.num_chunks) = (at.top as usize, self.num_chunks + 1);
         let own = self.composed(own, moves.as_ref(), saved.as_ref().map(|(stored, _)| stored));
         Ok(Written { own, placement, undo: Undo { at, moves, saved } })
     }
@@ -271,8 +271,7 @@ impl LayerCache {
     ///
     /// # Shapes
     /// `(B, G, n, ·)` by the tokens' own columns; out by the region's.
-    pub fn recompose(&self, span: &ChunkSpan, undo: &Undo, tokens: &KvBlock) -> KvBlock {
-        let placement = self.placement(span, undo);
+    pub fn recompose(&self, placement: &Placement, undo: &Undo, tokens: &KvBlock) -> KvBlock {
         let saved = undo.saved.as_ref().map(|(saved, _)| saved);
         self.composed(tokens.map(|x| placement.place(x).contiguous()), undo.moves.as_ref(), saved)
     }
@@ -295,7 +294,7 @@ impl LayerCache {
 
     /// Restores the cache to what it was before `span` was written.
     pub fn unwind(&mut self, span: &ChunkSpan, undo: &Undo) -> Result<(), Fault> {
-        self.check_order("unwind", span, self.stands == span.index + 1)?;
+        self.check_order("unwind", span, self.num_chunks == span.index + 1)?;
         self.enter(span);
         // Stats and agreement are not needed backwards: choices are replayed.
         (self.notes, self.agreement) = (EntryStats::default(), Agreement::Nothing);
@@ -303,7 +302,7 @@ impl LayerCache {
             self.buffer.restore(moves, saved);
             moves::restore(&self.position_bgc, moves, position);
         }
-        (self.filled, self.stands) = (undo.at.filled as usize, self.stands - 1);
+        (self.filled, self.num_chunks) = (undo.at.filled as usize, self.num_chunks - 1);
         if let Some(budget) = self.budget.take_if(|budget| budget.numbers.index == span.index) {
             let _ = self.active_positions().fill_(-1);
             self.filled = budget.numbers.filled_before;
@@ -352,8 +351,8 @@ impl LayerCache {
 
     /// The fault of a chunk that is written or unwound out of order.
     pub(crate) fn out_of_order(&self, action: &str, span: &ChunkSpan) -> Fault {
-        let Self { layer, stands, .. } = self;
-        Fault::defect(format!("layer {layer}: {action} chunk {}, but the cache stands after {stands} chunks", span.index))
+        let Self { layer, num_chunks, .. } = self;
+        Fault::defect(format!("layer {layer}: {action} chunk {}, but the cache stands after {num_chunks} chunks", span.index))
     }
 
     fn check_order(&self, action: &'static str, span: &ChunkSpan, in_order: bool) -> Result<(), Fault> {

@@ -34,7 +34,7 @@ pub use ragged::Placement;
 pub use replay::{LayerLog, ReplayLog, log_bytes_per_token};
 pub use routing::Routing;
 pub use shape::CacheShape;
-pub use snapshot::{CacheNumbers, CacheSnapshot};
+pub use snapshot::{CacheMetadata, CacheSnapshot};
 pub use span::ChunkSpan;
 pub use traits::{BudgetRule, KeptInitialPart, PolicyTraits, Scope};
 pub use undo::{Undo, UndoLayout};

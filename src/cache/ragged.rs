@@ -95,7 +95,7 @@ impl Placement {
     ///
     /// # Shapes
     /// Positions `(B, G, slots)` in; int64 of the same size out.
-    pub(super) fn seen_until(&self, span: &ChunkSpan, position_bgc: &Tensor, window: usize) -> Tensor {
+    pub(super) fn visible_until(&self, span: &ChunkSpan, position_bgc: &Tensor, window: usize) -> Tensor {
         // Column c has the token of position start + c − kept, and sees what is less than a window older.
         let until = position_bgc + (window as i64 - span.start as i64);
         let until = if let Some(columns) = &self.0 { until + &columns.kept } else { until };

@@ -13,7 +13,7 @@ pub struct LayerLog {
     victims: Vec<Option<Victims>>,
     /// Empty where the layer has no experts.
     routing: Vec<Routing>,
-    quota: Option<HeadBudgets>,
+    budgets: Option<HeadBudgets>,
 }
 
 impl LayerLog {
@@ -23,9 +23,9 @@ impl LayerLog {
     }
 
     /// The chunk whose choice was recorded last is written.
-    pub fn settle(&mut self) {
+    pub fn release_device(&mut self) {
         if let Some(Some(victims)) = self.victims.last_mut() {
-            victims.settle();
+            victims.release_device();
         }
     }
 
@@ -41,12 +41,12 @@ impl LayerLog {
         self.forgotten = chunks;
     }
 
-    pub fn record_quota(&mut self, quota: HeadBudgets) {
-        self.quota = Some(quota);
+    pub fn record_budgets(&mut self, budgets: HeadBudgets) {
+        self.budgets = Some(budgets);
     }
 
-    pub fn quota(&self) -> Option<&HeadBudgets> {
-        self.quota.as_ref()
+    pub fn budgets(&self) -> Option<&HeadBudgets> {
+        self.budgets.as_ref()
     }
 
     pub fn victims(&self, index: usize) -> Option<&Victims> {
@@ -62,13 +62,13 @@ impl LayerLog {
     }
 
     pub fn routing(&self, index: usize) -> Option<&Routing> {
-        self.routing.get(index)
+        self.routing.get(index.checked_sub(self.forgotten)?)
     }
 
     pub fn bytes(&self) -> Bytes {
-        let quota = self.quota.as_ref().map_or(0, |quota| quota.leaving_bgc.numel() as u64);
+        let budgets = self.budgets.as_ref().map_or(0, |budgets| budgets.leaving_bgc.numel() as u64);
         let routing: Bytes = self.routing.iter().map(Routing::bytes).sum();
-        Bytes(self.all().map(Victims::bytes).sum::<u64>() + quota + routing.0)
+        Bytes(self.all().map(Victims::bytes).sum::<u64>() + budgets + routing.0)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Victims> {
@@ -185,7 +185,7 @@ impl ReplayLog {
     pub(super) fn head_counts(&self) -> impl Iterator<Item = (usize, usize)> {
         let of_layer = |(layer, log): (usize, &LayerLog)| {
             let chosen: Vec<usize> = log.all().map(Victims::num_heads).filter(|&heads| heads > 1).collect();
-            let shared = log.quota().and_then(|quota| quota.shares.first()).map(Vec::len);
+            let shared = log.budgets().and_then(|budgets| budgets.shares.first()).map(Vec::len);
             chosen.into_iter().chain(shared).map(move |heads| (layer, heads))
         };
         self.layers.iter().enumerate().flat_map(of_layer)

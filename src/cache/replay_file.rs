@@ -49,7 +49,7 @@ impl ReplayLog {
         let blocks = is_block().any(|b| b > 0).then(|| numbers(BLOCKS.into(), vec![self.spans.len()], is_block()));
         let by_layer = |(layer, log)| layer_tensors(layer, log, self.cache_lengths[layer], self.spans.len());
         let quotas =
-            |(layer, log): (usize, &LayerLog)| log.quota().map(|quota| quota_tensors(layer, quota)).into_iter().flatten();
+            |(layer, log): (usize, &LayerLog)| log.budgets().map(|budgets| budget_tensors(layer, budgets)).into_iter().flatten();
         let layers = || self.layers.iter().enumerate();
         let routings = layers().filter_map(|(layer, log)| routing_tensor(layer, log, self.spans.len()));
         whole.into_iter().chain(blocks).chain(layers().flat_map(by_layer)).chain(layers().flat_map(quotas)).chain(routings)
@@ -91,11 +91,11 @@ fn layer_tensors(layer: usize, log: &LayerLog, cache_length: usize, num_chunks: 
 }
 
 /// The shares of sequences and heads, and which entries leave at once; they come into force before the first chunk that evicts.
-fn quota_tensors(layer: usize, quota: &HeadBudgets) -> [RawTensor<'static>; 2] {
-    let (sequences, heads) = (quota.shares.len(), quota.shares.first().map_or(0, Vec::len));
-    let bytes: Vec<u8> = quota.leaving().into_iter().map(u8::from).collect();
+fn budget_tensors(layer: usize, budgets: &HeadBudgets) -> [RawTensor<'static>; 2] {
+    let (sequences, heads) = (budgets.shares.len(), budgets.shares.first().map_or(0, Vec::len));
+    let bytes: Vec<u8> = budgets.leaving().into_iter().map(u8::from).collect();
     let shape = vec![sequences, heads, bytes.len() / (sequences * heads).max(1)];
-    let flat = quota.shares.iter().flatten().copied();
+    let flat = budgets.shares.iter().flatten().copied();
     let leaving = RawTensor { name: named(layer, "leaving"), dtype: Dtype::U8, shape, bytes: bytes.into() };
     [numbers(named(layer, "shares"), vec![sequences, heads], flat), leaving]
 }
@@ -209,8 +209,8 @@ impl LogReader<'_> {
         self.0.contains(&named(layer, "shares"))
     }
 
-    /// The quota of a layer whose heads hold `filled` entries each before chunk `span`, for a batch of so many sequences.
-    fn quota(
+    /// The budgets of a layer whose heads hold `filled` entries each before chunk `span`, for a batch of so many sequences.
+    fn budgets(
         &self,
         layer: usize,
         batch: usize,
@@ -287,10 +287,10 @@ impl LogReader<'_> {
         let (mut rest, mut filled, mut log) = (view.bytes, 0, LayerLog::default());
         let mut capacity = cache_length;
         for (span, decided) in spans.iter().zip(deciders.chunks(2)) {
-            if log.quota().is_none() && span.evictions(filled, cache_length) > 0 && self.is_divided(layer) {
-                let quota = self.quota(layer, spans[0].num_sequences(), span, filled, cache_length)?;
-                (capacity, filled) = (quota.slots, quota.slots);
-                log.record_quota(quota);
+            if log.budgets().is_none() && span.evictions(filled, cache_length) > 0 && self.is_divided(layer) {
+                let budgets = self.budgets(layer, spans[0].num_sequences(), span, filled, cache_length)?;
+                (capacity, filled) = (budgets.slots, budgets.slots);
+                log.record_budgets(budgets);
             }
             let wrong = |reason: String| self.wrong(format!("layer {layer}, chunk {}: {reason}", span.index));
             let (sequences, heads, e) = (decided[0], decided[1], span.evictions(filled, capacity));

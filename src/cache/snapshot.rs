@@ -14,15 +14,16 @@ use crate::units::{Fault, quoted};
 pub struct CacheSnapshot {
     /// Tensors by name: stored entries `(B, G, filled, width)`, positions and notes.
     pub tensors: Vec<(String, Tensor)>,
-    pub numbers: CacheNumbers,
+    pub numbers: CacheMetadata,
 }
 
 /// The part of a snapshot that is no tensor.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
-pub struct CacheNumbers {
+pub struct CacheMetadata {
     filled: usize,
-    stands: usize,
+    #[serde(rename = "stands")]
+    num_chunks: usize,
     prefill: usize,
     agreement: SlotsThatAgree,
     protected: Vec<(usize, usize)>,
@@ -61,9 +62,9 @@ impl LayerCache {
             Agreement::Heads => SlotsThatAgree::Heads,
             Agreement::Nothing => SlotsThatAgree::Nothing,
         };
-        let numbers = CacheNumbers {
+        let numbers = CacheMetadata {
             filled: self.filled,
-            stands: self.stands,
+            num_chunks: self.num_chunks,
             prefill: self.prefill,
             agreement,
             protected: self.protected.clone(),
@@ -74,7 +75,7 @@ impl LayerCache {
 
     /// Fills an empty cache with copies of what another one holds, of as many sequences, heads and channels, in the same stored form.
     pub fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
-        let CacheNumbers { filled, stands, prefill, agreement, ref protected, ref budget } = snapshot.numbers;
+        let CacheMetadata { filled, num_chunks, prefill, agreement, ref protected, ref budget } = snapshot.numbers;
         self.check_snapshot(snapshot)?;
         let device = self.shape.device;
         let get = |name: &str| snapshot.tensors.iter().find(|(n, _)| n == name).map(|(_, tensor)| tensor.to_device(device));
@@ -101,7 +102,7 @@ impl LayerCache {
             SlotsThatAgree::Heads => Agreement::Heads,
             SlotsThatAgree::Nothing => Agreement::Nothing,
         };
-        (self.filled, self.stands, self.prefill) = (filled, stands, prefill);
+        (self.filled, self.num_chunks, self.prefill) = (filled, num_chunks, prefill);
         self.protected.clone_from(protected);
         self.offload();
         Ok(())
@@ -124,6 +125,12 @@ impl LayerCache {
                 let found = found.map_or("nothing".to_owned(), |(size, kind)| format!("{size:?} {kind:?}"));
                 let expected = format!("{size:?} {kind:?}");
                 return Err(misfit(&name, &expected, &found));
+            }
+        }
+        for (name, tensor) in snapshot.tensors.iter().filter(|(name, _)| [OBSERVED, FEATURES].contains(&name.as_str())) {
+            let (found, dims) = (tensor.size(), if name == OBSERVED { 3 } else { 4 });
+            if found.len() != dims || found[..3] != [b, g, filled] {
+                return Err(misfit(name, &format!("{dims} dimensions, the first {:?}", [b, g, filled]), &format!("{found:?}")));
             }
         }
         if snapshot.numbers.budget.is_none() && snapshot.numbers.filled > self.shape.cache_length {

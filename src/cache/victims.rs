@@ -52,7 +52,7 @@ impl Victims {
     }
 
     /// The chunk is written: from now on the host has the slots, and nobody else.
-    pub fn settle(&mut self) {
+    pub fn release_device(&mut self) {
         (self.fresh, self.unpacked) = (None, None);
     }
 

@@ -53,7 +53,7 @@ pub struct Snapshot<'a> {
 pub fn save(run: &Path, snapshot: &Snapshot<'_>, keep_intermediate: usize) -> Result<PathBuf, Fault> {
     let place = run.join(snapshot.state.directory());
     let replaced = files::put_dir(&place, |staged| stage(staged, snapshot))?;
-    if let Err(error) = settle(run, &place) {
+    if let Err(error) = sync_and_verify(run, &place) {
         // What stood here before is known to be good. It is put back, or stays beside the new one for a person to find.
         if let Some(old) = &replaced {
             let _ = files::replace_dir(old, &place).and_then(|_| files::sync_dir(run));
@@ -70,7 +70,7 @@ pub fn save(run: &Path, snapshot: &Snapshot<'_>, keep_intermediate: usize) -> Re
 }
 
 /// Makes the new name durable, and reads again what it names.
-fn settle(run: &Path, place: &Path) -> Result<(), Fault> {
+fn sync_and_verify(run: &Path, place: &Path) -> Result<(), Fault> {
     files::sync_dir(run)?;
     failpoint::pass("checkpoint.verify").map_err(io_fault("read again", place))?;
     Manifest::verify(place).map(|_| ())

@@ -15,7 +15,7 @@ pub(super) const NAME: &str = "MANIFEST.json";
 /// The model card: not listed, as people go on writing it.
 pub const CARD: &str = "README.md";
 /// Bytes of the longest name that file systems have.
-const LONGEST_NAME: usize = 255;
+const MAX_NAME: usize = 255;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -53,7 +53,7 @@ impl Manifest {
         manifest.require_all(dir)?;
         for (name, expected) in &manifest.files {
             let is_plain = matches!(Path::new(name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
-            if !is_plain || name.contains('\0') || name.len() > LONGEST_NAME {
+            if !is_plain || name.contains('\0') || name.len() > MAX_NAME {
                 let what = format!("`{}` is not the name of a file in it", quoted(name));
                 return Err(damaged(&path, &what));
             }

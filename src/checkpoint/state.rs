@@ -17,7 +17,7 @@ pub(super) const BEST: &str = "best";
 pub const FINAL: &str = "final";
 
 /// More steps or tokens than any run has: what JSON's readers take for whole numbers.
-const MOST: u64 = 1 << 53;
+const MAX_COUNT: u64 = 1 << 53;
 
 pub(super) fn step_directory(step: u64) -> String {
     format!("step-{step:06}")
@@ -124,9 +124,9 @@ impl TrainState {
             FINAL => is_other(SaveKind::Final),
             _ => of_step.is_some() && is_other(SaveKind::Regular) && is_other(SaveKind::Intermediate),
         };
-        let most = [("step", self.step), ("total_tokens", self.total_tokens)].into_iter().find(|(_, value)| *value > MOST);
+        let most = [("step", self.step), ("total_tokens", self.total_tokens)].into_iter().find(|(_, value)| *value > MAX_COUNT);
         if let Some((key, value)) = most {
-            return Some(format!("`{key}` is {value}, expected at most {MOST}"));
+            return Some(format!("`{key}` is {value}, expected at most {MAX_COUNT}"));
         }
         if let Some(step) = of_step.filter(|step| *step != self.step) {
             return Some(format!("`step` is {}, and its directory's {step}", self.step));

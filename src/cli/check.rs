@@ -42,10 +42,10 @@ impl Check {
         let mut said = Ok(());
         // Before anything is refused that may be in it.
         let say = |data: &Splits| said = console::outcome(&data.report.to_string(), &in_json(&data.report));
-        let settled = train::settled_with_data(recipe, &config, tokenizer.as_ref(), None, machine, say)?;
+        let resolved = train::resolved_with_data(recipe, &config, tokenizer.as_ref(), None, machine, say)?;
         said?;
-        train::check_answers(&settled.recipe, &settled.data)?;
-        let ResolvedRun { recipe, planned, engine, data, .. } = settled;
+        train::check_answers(&resolved.recipe, &resolved.data)?;
+        let ResolvedRun { recipe, planned, engine, data, .. } = resolved;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None)?;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());

@@ -15,13 +15,13 @@ pub(super) fn any_number() -> RangedU64ValueParser<usize> {
 }
 
 /// A bare number below it is one of larger units.
-const FEWEST_BYTES_OF_MEMORY: Bytes = Bytes(1 << 20);
+const MIN_MEMORY: Bytes = Bytes(1 << 20);
 
 /// Bytes of memory with their unit, of which there is at least one.
 pub(super) fn bytes() -> impl TypedValueParser<Value = Bytes> {
     |text: &str| match Bytes::from_str(text)? {
         Bytes(0) => Err("expected more than 0 bytes".to_owned()),
-        bytes if bytes < FEWEST_BYTES_OF_MEMORY && text.ends_with(|c: char| c.is_ascii_digit()) => {
+        bytes if bytes < MIN_MEMORY && text.ends_with(|c: char| c.is_ascii_digit()) => {
             Err(format!("this is {} bytes: write the unit, as `{text}GiB`", bytes.0))
         }
         bytes => Ok(bytes),

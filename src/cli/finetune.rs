@@ -14,7 +14,7 @@ use crate::dist::ProcessGroup;
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::report::summary::RunSummary;
-use crate::train::{self, Ended, Interrupt, Start};
+use crate::train::{self, Interrupt, RunOutcome, Start};
 use crate::units::Fault;
 
 pub(super) enum Ending {
@@ -108,7 +108,7 @@ fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt, Fault> {
     installed.map_err(|e| Fault::usage(format!("can't watch for signals: {e}"), "look at the limits of this process"))
 }
 
-fn end(ended: Ended, run: &Path) -> Result<Ending, Fault> {
+fn end(ended: RunOutcome, run: &Path) -> Result<Ending, Fault> {
     let (last, run_name) = (run.join("final"), run.display());
     if let Some(memory) = ended.memory.filter(|_| !console::speech().is_json) {
         console::result(&format!("{memory}\n"))?;

@@ -27,13 +27,16 @@ const LAUNCHER: &str = "KVTUNE_LAUNCHER";
 const PASSED_ON: [(i32, Signal); 4] =
     [(SIGINT, Signal::INT), (SIGTERM, Signal::TERM), (SIGUSR1, Signal::USR1), (SIGHUP, Signal::TERM)];
 
+/// The commands whose work ranks share.
+pub(super) const SHARED: [&str; 8] = ["finetune-lora", "finetune-full", "resume", "evaluate", "check", "plan", "bench", "doctor"];
+
 /// How often the ranks are looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long the others may take to see by themselves that a rank is gone, and to end when they are told to.
 const GRACE: Duration = Duration::from_secs(3);
 const LAST_GRACE: Duration = Duration::from_secs(10);
 /// A line that is longer is shown in parts.
-const LONGEST_LINE: u64 = 1 << 20;
+const MAX_LINE: u64 = 1 << 20;
 
 #[derive(Debug, Args)]
 pub(super) struct LaunchRanks {
@@ -82,10 +85,7 @@ impl LaunchRanks {
     fn check(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<(), Fault> {
         let usage = |message: String, hint: &str| Err(Fault::usage(message, hint));
         if let Some(message) = refused_by_all(&self.command) {
-            return usage(
-                message,
-                "ranks share `finetune-lora`, `finetune-full`, `resume`, `evaluate`, `check`, `plan`, `bench` and `doctor`; start other commands without `launch`",
-            );
+            return usage(message, &format!("ranks share {}; start other commands without `launch`", SHARED.join(", ")));
         }
         match launched()? {
             Some(launch) if launch.size > 1 => usage(
@@ -220,7 +220,7 @@ fn pass_on(rank: usize, stream: impl Read, show: fn(&str)) {
     let mut line = Vec::new();
     loop {
         line.clear();
-        match stream.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line) {
+        match stream.by_ref().take(MAX_LINE).read_until(b'\n', &mut line) {
             Ok(count) if count > 0 => {
                 let text = String::from_utf8_lossy(&line);
                 let text = text.trim_end();

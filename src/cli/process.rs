@@ -57,7 +57,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
     let of_device = (arguments.device, arguments.threads);
     let on = || world::device(of_device);
     let done = |()| Ending::Done;
-    if !is_shared(&arguments.verb) {
+    if !is_shared(&arguments.verb_name) {
         world::refuse_further_ranks(&arguments.verb_name)?;
     }
     match &arguments.verb {
@@ -91,19 +91,15 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
 }
 
 /// Whether ranks may begin a command: they share its work, or start others to do so.
-const fn is_shared(verb: &Verb) -> bool {
-    use Verb::{Bench, Check, Doctor, Evaluate, FinetuneFull, FinetuneLora, Launch, Plan, Resume};
-    matches!(
-        verb,
-        FinetuneLora(_) | FinetuneFull(_) | Resume(_) | Evaluate(_) | Check(_) | Plan(_) | Bench(_) | Doctor(_) | Launch(_)
-    )
+fn is_shared(verb_name: &str) -> bool {
+    verb_name == "launch" || launch::SHARED.contains(&verb_name)
 }
 
 /// Why each of several ranks would refuse a command.
 fn refused_by_all(words: &[String]) -> Option<String> {
     match command::parse(std::iter::once("kvtune").chain(words.iter().map(String::as_str))) {
         Ok(Arguments { verb: Verb::Launch(_), .. }) => Some("a launched rank can't launch ranks".to_owned()),
-        Ok(Arguments { verb, verb_name, .. }) if !is_shared(&verb) => Some(world::alone(&verb_name)),
+        Ok(Arguments { verb_name, .. }) if !is_shared(&verb_name) => Some(world::alone(&verb_name)),
         Err(error) if error.use_stderr() => {
             // What is missing stands on lines of its own, up to an empty one.
             let text = error.to_string();

@@ -177,10 +177,12 @@ pub(super) fn fit_chunks(recipe: &mut Recipe, config: &ModelConfig, is_other: bo
     if is_other && !sets(set, "kv_cache.chunk_size") && Settings::new(config, &recipe.kv_cache, &recipe.grad.closed()).is_err() {
         recipe.kv_cache.chunk_size = None;
     }
-    recipe.kv_cache = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
-    let (policy, settled) = (&recipe.kv_cache.policy.name, recipe.kv_cache.chunk_size);
-    if let (Some(asked), Some(settled)) = (asked, settled.filter(|_| settled != asked)) {
-        console::note_once(&format!("chunks of {settled} tokens: for the recipe's {asked} this cache (`{policy}`) is too small"));
+    recipe.kv_cache = Settings::resolved(config, &recipe.kv_cache, &recipe.grad)?;
+    let (policy, resolved) = (&recipe.kv_cache.policy.name, recipe.kv_cache.chunk_size);
+    if let (Some(asked), Some(resolved)) = (asked, resolved.filter(|_| resolved != asked)) {
+        console::note_once(&format!(
+            "chunks of {resolved} tokens: for the recipe's {asked} this cache (`{policy}`) is too small"
+        ));
     }
     Ok(())
 }

@@ -37,7 +37,7 @@ pub struct Survey {
     pub warnings: Vec<String>,
 }
 
-/// Hands over each row of some of a recipe's files, bad or not, whatever `data.on_bad_row` says. `goes_on`: also where no row can be
+/// Hands over each row of some of a recipe's files, bad or not, whatever `data.on_bad_row` says. `skips_errors`: also where no row can be
 /// encoded, which ends a run.
 ///
 /// # Errors
@@ -45,7 +45,7 @@ pub struct Survey {
 pub fn survey(
     request: &DataRequest<'_>,
     part: SurveyedPart,
-    goes_on: bool,
+    skips_errors: bool,
     sink: &mut dyn FnMut(&SampleRow<SurveyedSample>) -> Result<(), Fault>,
 ) -> Result<Survey, Fault> {
     let opener = Opener::new(request)?;
@@ -68,7 +68,7 @@ pub fn survey(
     let used = opener.survey_rows(&source, &mut |number, row| {
         if drawn.as_ref().is_none_or(|drawn| row.sample.is_ok() && drawn.binary_search(&number).is_ok()) {
             sink(&row)?;
-            counts.take(row, goes_on)?;
+            counts.take(row, skips_errors)?;
         }
         Ok(())
     })?;
@@ -178,8 +178,8 @@ pub struct RowCounts {
 }
 
 impl RowCounts {
-    /// Counts a row; fails where it says that no row can be encoded, unless `goes_on`.
-    fn take(&mut self, row: SampleRow<SurveyedSample>, goes_on: bool) -> Result<(), Fault> {
+    /// Counts a row; fails where it says that no row can be encoded, unless `skips_errors`.
+    fn take(&mut self, row: SampleRow<SurveyedSample>, skips_errors: bool) -> Result<(), Fault> {
         let sample = match row.sample {
             Ok(sample) => sample,
             Err(error) => {
@@ -189,7 +189,7 @@ impl RowCounts {
                         self.too_long += 1;
                         self.first_too_long.get_or_insert(error);
                     }
-                    None if !goes_on => return Err(error),
+                    None if !skips_errors => return Err(error),
                     _ => self.bad.note(error),
                 }
                 return Ok(());

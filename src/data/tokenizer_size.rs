@@ -6,7 +6,7 @@ use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// Tokens and merges together. The largest that is known has 262 144 and 514 906.
-const MOST: usize = 1 << 20;
+const MAX_ENTRIES: usize = 1 << 20;
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -62,7 +62,7 @@ impl<'de> Visitor<'de> for Count {
 pub(super) fn check_size(bytes: &[u8]) -> Result<(), String> {
     let TokenizerEntries { model, added_tokens } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let found = model.vocab.0 + model.merges.0 + added_tokens.0;
-    if found > MOST { Err(format!("it has {found} tokens and merges, expected {MOST} at most")) } else { Ok(()) }
+    if found > MAX_ENTRIES { Err(format!("it has {found} tokens and merges, expected {MAX_ENTRIES} at most")) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -78,10 +78,10 @@ mod tests {
                     .as_bytes(),
             )
         };
-        assert_eq!(size(r#"{"a": 0}"#, MOST - 2, 1), Ok(()));
-        assert_eq!(size("null", MOST, 0), Ok(()));
-        for found in [size(r#"{"a": 0}"#, MOST, 0), size("[[\"a\", -1.5]]", 0, MOST)] {
-            assert_eq!(found.unwrap_err(), format!("it has {} tokens and merges, expected 1048576 at most", MOST + 1));
+        assert_eq!(size(r#"{"a": 0}"#, MAX_ENTRIES - 2, 1), Ok(()));
+        assert_eq!(size("null", MAX_ENTRIES, 0), Ok(()));
+        for found in [size(r#"{"a": 0}"#, MAX_ENTRIES, 0), size("[[\"a\", -1.5]]", 0, MAX_ENTRIES)] {
+            assert_eq!(found.unwrap_err(), format!("it has {} tokens and merges, expected 1048576 at most", MAX_ENTRIES + 1));
         }
         for wrong in [r#"{"model": {"vocab": {}, "vocab": {}}}"#, r#"{"model": 7}"#, "[", ""] {
             assert!(check_size(wrong.as_bytes()).is_err(), "{wrong}");

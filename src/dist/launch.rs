@@ -3,7 +3,7 @@
 use crate::units::{Fault, quoted};
 
 /// Ranks that a run may have at most: more are a mistake.
-const MOST_RANKS: usize = 65_536;
+const MAX_RANKS: usize = 65_536;
 
 /// The place of this process among those that were started together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,9 +99,9 @@ impl Variables<'_> {
         let given = format!("{rank_name}={rank}");
         let size_name = self.size_name();
         let size = number(self.variable, size_name)?.ok_or_else(|| missing(size_name, &given))?;
-        if size == 0 || size > MOST_RANKS || rank >= size {
-            let expected = if size == 0 || size > MOST_RANKS {
-                format!("`{size_name}` from 1 to {MOST_RANKS}")
+        if size == 0 || size > MAX_RANKS || rank >= size {
+            let expected = if size == 0 || size > MAX_RANKS {
+                format!("`{size_name}` from 1 to {MAX_RANKS}")
             } else {
                 format!("`{rank_name}` from 0 to {}", size - 1)
             };

@@ -24,7 +24,7 @@ pub(super) struct Column<'a> {
     pub(super) first: usize,
     pub(super) end: usize,
     /// Whether the pass goes on from here through all other layers: caches take turns in all of them.
-    pub(super) goes_on: bool,
+    pub(super) continues: bool,
 }
 
 impl Column<'_> {
@@ -35,25 +35,25 @@ impl Column<'_> {
             locked(&self.states[layer]).cache.prefetch();
         }
         let done = work()?;
-        if self.takes_turns() && next != layer.0 {
+        if self.offloads() && next != layer.0 {
             locked(&self.states[layer.0]).cache.offload();
         }
         Ok(done)
     }
 
     /// Whether there are layers that wait while one works and one is on its way.
-    pub(super) fn takes_turns(&self) -> bool {
-        self.turns().len() > 2
+    pub(super) fn offloads(&self) -> bool {
+        self.rotation().len() > 2
     }
 
-    /// The layers that take turns.
-    fn turns(&self) -> Range<usize> {
-        if self.goes_on { 0..self.states.len() } else { self.first..self.end }
+    /// The layers whose caches take turns.
+    fn rotation(&self) -> Range<usize> {
+        if self.continues { 0..self.states.len() } else { self.first..self.end }
     }
 
     /// The layer that is next on the way up; the lowest after the uppermost.
     fn above(&self, layer: LayerIdx) -> usize {
-        let Range { start, end } = self.turns();
+        let Range { start, end } = self.rotation();
         if layer.0 + 1 < end { layer.0 + 1 } else { start }
     }
 
@@ -215,7 +215,7 @@ impl CellLayer<'_> {
             chain = chain.detach();
         }
         // Where the backward follows at once it comes from above, where the uppermost layer comes first again.
-        let next = if column.goes_on || layer.0 + 1 < column.end { column.above(layer) } else { layer.0 };
+        let next = if column.continues || layer.0 + 1 < column.end { column.above(layer) } else { layer.0 };
         let out = column.with_cache(layer, next, || {
             column.by_chunk(qkv, |span, qkv| {
                 let (out, next) = self.attend_chunk(span, qkv, &chain)?;
@@ -283,7 +283,7 @@ impl OffloadMoves {
     fn of(column: Column<'_>, layer: LayerIdx, span: &ChunkSpan) -> Self {
         let is = |edge: Option<&ChunkSpan>| edge.is_some_and(|edge| edge.index == span.index);
         let below = is(column.spans.last()) && layer.0 > column.first;
-        Self { below: below.then(|| column.states[layer.0 - 1].clone()), parks: is(column.spans.first()) && column.takes_turns() }
+        Self { below: below.then(|| column.states[layer.0 - 1].clone()), parks: is(column.spans.first()) && column.offloads() }
     }
 }
 

@@ -128,7 +128,7 @@ impl StepRun<'_> {
                 for span in column.spans.iter().rev() {
                     state.unwind(span)?;
                 }
-                if column.takes_turns() {
+                if column.offloads() {
                     state.cache.offload();
                 }
             }
@@ -152,9 +152,9 @@ impl StepRun<'_> {
     /// What carries a column through a band's layers.
     fn pass(&self) -> Pass<'_> {
         let tokens = &self.trace.tokens;
-        let (frequencies, place) = (tokens.frequencies(), tokens.place(self.context));
-        let prefetcher = WeightPrefetcher::new(&self.setup.settings, PassOrder::Down);
-        Pass { model: self.model, captured: None, frequencies, place, prefetcher }
+        let (frequencies, dropout) = (tokens.frequencies(), tokens.dropout_context(self.context));
+        let prefetcher = WeightPrefetcher::new(&self.engine.settings, PassOrder::Down);
+        Pass { model: self.model, captured: None, frequencies, dropout, prefetcher }
     }
 
     /// After a cell, each cache and its gradient must stand at the cell's left border.

@@ -1,6 +1,6 @@
 //! What the backward phase of any number of batches says of a model's cache: gates, and slots for each layer.
 
-use super::importance::{FEWEST_QUERIES, FittedGate, LayerImportance, NEAR, SlotDemand, share_out};
+use super::importance::{FittedGate, LayerImportance, MIN_DISTANCE, MIN_QUERIES, SlotDemand, share_out};
 use super::layer_state::SharedLayer;
 use crate::model::{LayerSpec, ModelConfig};
 use crate::native::locked;
@@ -12,7 +12,7 @@ pub struct Calibration(Vec<Option<LayerImportance>>);
 
 impl Calibration {
     /// A shorter sample tells too little: of each entry queries must tell that are some way behind it, and that of many entries.
-    pub const FEWEST_TOKENS: usize = 2 * (NEAR + FEWEST_QUERIES);
+    pub const MIN_TOKENS: usize = 2 * (MIN_DISTANCE + MIN_QUERIES);
 
     pub fn new(config: &ModelConfig) -> Self {
         let of_layer = |layer: &LayerSpec| {

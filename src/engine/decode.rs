@@ -36,6 +36,9 @@ pub fn decode_step(
     width: usize,
 ) -> Result<Tensor, Fault> {
     guarded(|| {
+        if ids.len() != sessions.len() {
+            return Err(Fault::defect(format!("{} ids for {} sessions", ids.len(), sessions.len())));
+        }
         for session in sessions.iter() {
             if session.num_sequences() != 1 {
                 return Err(other_ids(session.num_sequences(), 1, 1));
@@ -49,10 +52,10 @@ pub fn decode_step(
             session.missing -= 1;
         }
         for (session, part) in sessions.iter().zip(&parts).filter(|(_, part)| part.from == 0) {
-            no_grad(|| allocate_across_layers(&session.layers, &engine.0.settings.policies, &part.span));
+            no_grad(|| allocate_across_layers(&session.layers, &engine.settings.policies, &part.span));
         }
         let states = sessions.iter().map(|session| &session.layers[..]).collect();
-        let mut attend = DecodeAttention { states, parts: &parts, policies: &engine.0.settings.policies, rows: rows as i64 };
+        let mut attend = DecodeAttention { states, parts: &parts, policies: &engine.settings.policies, rows: rows as i64 };
         let column = |numbers: &mut dyn Iterator<Item = i64>| {
             let mut all: Vec<i64> = numbers.collect();
             all.resize(rows, 0);
@@ -62,9 +65,9 @@ pub fn decode_step(
         let ids_b1 = column(&mut ids.iter().map(|&id| i64::from(id)));
         let positions = model.positions(position_b1, &frequencies(sessions, rows));
         no_grad(|| {
-            let (mut hidden, prefetcher) = (model.embed(&ids_b1), WeightPrefetcher::new(&engine.0.settings, PassOrder::Up));
-            let place = DropoutContext::default();
-            let mut layers = layers.column(model, &place, &positions, rows, 1);
+            let (mut hidden, prefetcher) = (model.embed(&ids_b1), WeightPrefetcher::new(&engine.settings, PassOrder::Up));
+            let dropout = DropoutContext::default();
+            let mut layers = layers.column(model, &dropout, &positions, rows, 1);
             for layer in 0..model.config().num_layers() {
                 prefetcher.enter(model, layer);
                 hidden = layers.layer(LayerIdx(layer), &hidden, &mut attend)?;

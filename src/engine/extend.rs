@@ -28,7 +28,7 @@ impl Session {
     /// that depend on the length of a sequence have that of `max_tokens`.
     pub fn new(engine: &Engine, model: &Model, spec: &SessionSpec) -> Result<Self, Fault> {
         guarded(|| {
-            let settings = &engine.0.settings;
+            let settings = &engine.settings;
             settings.check_fits(spec.max_tokens)?;
             let plan = ChunkPlan::arriving(settings.cuts_of(spec));
             // The last block may be begun for one token.
@@ -38,7 +38,7 @@ impl Session {
             let shapes = settings.shapes_of(model.config(), extent, model.kind(), model.device());
             let frequencies = model.frequencies(&vec![spec.rope_length; spec.num_sequences]);
             let caches = settings.empty_caches(model, shapes, plan.prefill, &spec.initial, &frequencies)?;
-            let layers = new_layer_states(caches, &engine.0.stores.undo_log);
+            let layers = new_layer_states(caches, &engine.stores.undo_log);
             for layer in &layers {
                 locked(layer).forgets = !spec.keeps_log;
             }
@@ -93,7 +93,7 @@ impl Session {
     /// # Shapes
     /// `(B, n)` int64 in.
     pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor, sink: HiddenSink<'_>) -> Result<(), Fault> {
-        let num_tokens = ids_bn.size().get(1).copied().unwrap_or_default();
+        let (_, num_tokens) = ids_bn.size2().map_err(|_| other_ids(self.num_sequences(), 0, 0))?;
         let (mut done, mut layers) = (0, CapturedLayers::default());
         loop {
             done += self.extend_by_column(engine, model, &mut layers, &ids_bn.narrow(1, done, num_tokens - done), sink)? as i64;
@@ -125,12 +125,12 @@ impl Session {
             self.check_room(num_tokens as usize)?;
             let (spans, part) = self.next_spans(engine, num_tokens as usize);
             let (start, len) = (spans[0].start, spans.iter().map(|span| span.len).sum::<usize>());
-            let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0, part: part.as_ref() };
-            let (place, prefetcher) = (DropoutContext::default(), WeightPrefetcher::new(&engine.0.settings, PassOrder::Up));
-            let mut pass = Pass { model, captured: Some(layers), frequencies: &self.frequencies, place, prefetcher };
+            let mode = Mode::Choose { policies: &engine.settings.policies, keeps_undo: 0..0, part: part.as_ref() };
+            let (dropout, prefetcher) = (DropoutContext::default(), WeightPrefetcher::new(&engine.settings, PassOrder::Up));
+            let mut pass = Pass { model, captured: Some(layers), frequencies: &self.frequencies, dropout, prefetcher };
             let column = self.column(&spans, 0..self.layers.len());
             let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
-            let pads = engine.0.settings.static_width.map_or(0, |width| width - len);
+            let pads = engine.settings.static_width.map_or(0, |width| width - len);
             let ids_bn = ids_bn.narrow(1, 0, len as i64).constant_pad_nd([0, pads as i64]);
             let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;
             sink(start, &hidden.narrow(1, 0, len as i64));
@@ -153,7 +153,7 @@ impl Session {
             let own = ChunkSpan { start: span.start + part.from, len, real: vec![len; span.real.len()], ..span.clone() };
             return (vec![own], Some(part));
         }
-        let settings = &engine.0.settings;
+        let settings = &engine.settings;
         let width = settings.static_width.map_or_else(|| settings.column_width(self.spec.max_tokens), |_| ColumnWidth::Chunks(1));
         let column = self.plan.extend(self.num_sequences() as usize, tokens, width);
         (self.plan.spans[column].to_vec(), None)

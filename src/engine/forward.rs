@@ -14,11 +14,10 @@ use super::layer_state::new_layer_states;
 use super::router_balance::{RouterSums, RouterTask};
 use super::schedule::ForwardStage;
 use super::session::{Pass, Session};
-use super::setup::Setup;
 use super::step_run::StepRun;
 use super::trace::{BatchIds, ForwardTrace};
 use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
-use super::{ChunkPlan, Event, MicroBatchContext, Observer};
+use super::{ChunkPlan, Engine, Event, MicroBatchContext, Observer};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::model::Model;
@@ -34,20 +33,20 @@ pub type HiddenSink<'a> = &'a mut dyn FnMut(usize, &Tensor);
 impl<'a> StepRun<'a> {
     /// A step over a batch, of which nothing has been run.
     pub(super) fn begin(
-        setup: &'a Setup,
+        engine: &'a Engine,
         model: &'a Model,
         batch: &Batch,
         context: Option<MicroBatchContext>,
         observer: &'a mut dyn Observer,
     ) -> Result<Self, Fault> {
-        let plan = setup.settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
+        let plan = engine.settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
         try_attention(model, observer);
-        let trace = begin(setup, model, batch, plan)?;
-        if setup.settings.keeps_attention_outputs() && context.is_some() {
-            let store = &setup.stores.attention_outputs;
+        let trace = begin(engine, model, batch, plan)?;
+        if engine.settings.keeps_attention_outputs() && context.is_some() {
+            let store = &engine.stores.attention_outputs;
             trace.session.layers.iter().for_each(|layer| locked(layer).outputs = Some(KeptOutputs::new(store.clone())));
         }
-        Ok(Self::new(setup, model, trace, context, observer))
+        Ok(Self::new(engine, model, trace, context, observer))
     }
 
     /// The forward phase; `sink`, where there is one, is handed every column's last hidden states.
@@ -75,29 +74,34 @@ impl<'a> StepRun<'a> {
     /// One column through all layers; the inputs of layer bands are kept, or the bands' graphs.
     fn run_column(&mut self, c: usize) -> Result<Tensor, Fault> {
         let has_router_loss = self.router_weight() > 0.0;
-        let Self { setup, model, schedule, context, .. } = self;
+        let Self { engine, model, schedule, context, .. } = self;
         let ForwardTrace { session, tokens, checkpoints, routers, kept, .. } = &mut self.trace;
         let (keeps_undo, num_layers) = (schedule.layers_with_undo(c), session.layers.len());
         // Policies choose, unless there are choices to follow.
-        let policies = setup.log.is_none().then_some(&setup.settings.policies[..]);
+        let policies = engine.log.is_none().then_some(&engine.settings.policies[..]);
         let mut hidden = no_grad(|| model.embed(&tokens.ids(&session.plan, c)));
         let spans = &session.plan.spans[session.plan.columns[c].clone()];
         let is_last = c + 1 == session.plan.columns.len();
         let prefetcher = WeightPrefetcher::new(
-            &setup.settings,
+            &engine.settings,
             if is_last && context.is_some() { PassOrder::UpAndBack } else { PassOrder::Up },
         );
-        let mut pass =
-            Pass { model, captured: None, frequencies: tokens.frequencies(), place: tokens.place(*context), prefetcher };
+        let mut pass = Pass {
+            model,
+            captured: None,
+            frequencies: tokens.frequencies(),
+            dropout: tokens.dropout_context(*context),
+            prefetcher,
+        };
         let below = schedule.first_kept_layer(c).min(num_layers);
-        let goes_on = below < num_layers;
+        let continues = below < num_layers;
         if below > 0 {
             let mode = match policies {
                 Some(policies) => Mode::Choose { policies, keeps_undo, part: None },
                 None => Mode::Follow { keeps_undo },
             };
             let routers = if has_router_loss { RouterTask::Sum(routers) } else { RouterTask::Leave };
-            let column = Column { goes_on, ..session.column(spans, 0..below) };
+            let column = Column { continues, ..session.column(spans, 0..below) };
             hidden = no_grad(|| {
                 pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {
                     if schedule.is_border(layer, c) {
@@ -111,7 +115,7 @@ impl<'a> StepRun<'a> {
             let layers = schedule.layers(band);
             #[cfg(test)]
             crate::units::sabotage::run_out_of_memory((1 + kept.len()) * spans.len() * layers.len());
-            let column = Column { goes_on, ..session.column(spans, layers) };
+            let column = Column { continues, ..session.column(spans, layers) };
             let task = RouterTask::recording(has_router_loss, Some(&mut *routers));
             let graph = CellGraph::record(&mut pass, &hidden, column, policies, task)?;
             hidden = graph.output.detach();
@@ -122,16 +126,16 @@ impl<'a> StepRun<'a> {
 }
 
 /// A trace of which nothing has been run.
-fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result<ForwardTrace, Fault> {
-    let settings = &setup.settings;
+fn begin(engine: &Engine, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result<ForwardTrace, Fault> {
+    let settings = &engine.settings;
     let tokens = BatchIds::new(batch, plan.len(), model);
     let shapes = settings.cache_shapes(model.config(), &plan, model.kind(), model.device());
     let initial = batch.sequences.iter().map(|sequence| sequence.initial.unwrap_or((0, 0))).collect::<Vec<_>>();
     let caches = settings.empty_caches(model, shapes, plan.prefill, &initial, tokens.frequencies())?;
-    let session = Session::planned(new_layer_states(caches, &setup.stores.undo_log), plan);
+    let session = Session::planned(new_layer_states(caches, &engine.stores.undo_log), plan);
     let (spans, cache_lengths) = (session.plan.spans.clone(), session.cache_lengths());
     let mut log = ReplayLog { spans, cache_lengths, layers: Vec::new() };
-    if let Some(given) = &setup.log {
+    if let Some(given) = &engine.log {
         given.check_fits(&log.spans, &log.cache_lengths, &model.config().num_kv_heads())?;
         log.layers.clone_from(&given.layers);
         session.give_choices(&mut log.layers);
@@ -139,8 +143,8 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
     Ok(ForwardTrace {
         log,
         tokens,
-        checkpoints: LayerCheckpoints::new(setup.stores.layer_checkpoints.clone()),
-        head: HeadRun::new(setup, model, batch)?,
+        checkpoints: LayerCheckpoints::new(engine.stores.layer_checkpoints.clone()),
+        head: HeadRun::new(engine, model, batch)?,
         kept: HashMap::new(),
         routers: RouterSums::default(),
         top: session.plan.columns.iter().map(|_| None).collect(),

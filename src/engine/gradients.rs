@@ -2,11 +2,10 @@
 
 use super::forward::HiddenSink;
 use super::head_run::TargetLosses;
-use super::setup::Setup;
 use super::step_run::StepRun;
 use super::{
-    Calibration, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, NoObserver, Observer, Settings, Stores,
-    guarded, held,
+    Calibration, Engine, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, NoObserver, Observer, Settings,
+    Stores, guarded, held,
 };
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -16,12 +15,9 @@ use crate::units::Fault;
 
 type LossesAndLog = (Vec<SequenceLoss>, ReplayLog);
 
-/// Runs batches through one model's shape, cache and head.
-pub struct Engine(pub(super) Setup);
-
 impl Engine {
     pub fn new(settings: Settings, head: Box<dyn Head>) -> Self {
-        Self(Setup { stores: Stores::new(&settings), settings, head, log: None })
+        Self { stores: Stores::new(&settings), settings, head, log: None }
     }
 
     /// Loss and gradients of a batch: forward phase, then backward phase.
@@ -45,7 +41,7 @@ impl Engine {
         calibration: &mut Calibration,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, Fault> {
-        let run = guarded(|| StepRun::begin(&self.0, model, batch, Some(context), observer))?;
+        let run = guarded(|| StepRun::begin(self, model, batch, Some(context), observer))?;
         let layers = run.trace.session.layers.clone();
         calibration.attach(&layers, run.trace.session.plan.len());
         let made = guarded(|| run.forward(None)).and_then(|trace| self.backward(model, trace, context, observer));
@@ -61,7 +57,7 @@ impl Engine {
         context: MicroBatchContext,
         observer: &mut dyn Observer,
     ) -> Result<ForwardTrace, Fault> {
-        guarded(|| StepRun::begin(&self.0, model, batch, Some(context), observer)?.forward(None))
+        guarded(|| StepRun::begin(self, model, batch, Some(context), observer)?.forward(None))
     }
 
     /// The backward phase, which consumes the trace: its caches are unwound.
@@ -72,17 +68,17 @@ impl Engine {
         context: MicroBatchContext,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, Fault> {
-        guarded(|| StepRun::new(&self.0, model, trace, Some(context), observer).backward())
+        guarded(|| StepRun::new(self, model, trace, Some(context), observer).backward())
     }
 
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, Fault> {
-        guarded(|| Ok(StepRun::begin(&self.0, model, batch, None, observer)?.forward(None)?.head.finish()?.0))
+        guarded(|| Ok(StepRun::begin(self, model, batch, None, observer)?.forward(None)?.head.finish()?.0))
     }
 
     /// The loss of every sequence, and of each of its targets in ascending order of position.
     pub fn target_losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<TargetLosses, Fault> {
         guarded(|| {
-            let mut run = StepRun::begin(&self.0, model, batch, None, observer)?;
+            let mut run = StepRun::begin(self, model, batch, None, observer)?;
             run.trace.head.keep_target_losses();
             run.forward(None)?.head.finish()
         })
@@ -97,27 +93,27 @@ impl Engine {
         sink: HiddenSink<'_>,
     ) -> Result<LossesAndLog, Fault> {
         guarded(|| {
-            let trace = StepRun::begin(&self.0, model, batch, context, &mut NoObserver)?.forward(Some(sink))?;
+            let trace = StepRun::begin(self, model, batch, context, &mut NoObserver)?.forward(Some(sink))?;
             Ok((trace.head.finish()?.0, trace.log))
         })
     }
 
     pub fn settings(&self) -> &Settings {
-        &self.0.settings
+        &self.settings
     }
 
     pub fn head(&self) -> &dyn Head {
-        &*self.0.head
+        &*self.head
     }
 
     /// Where what the backward phase needs waits for it, and what it takes there.
     pub fn stores(&self) -> &Stores {
-        &self.0.stores
+        &self.stores
     }
 
     /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
     pub fn memory_at_rest(&self, model: &Model) -> MemoryByPart {
-        held::at_rest(&self.0.stores, model)
+        held::at_rest(&self.stores, model)
     }
 
     /// The engine with choices to follow instead of its policies'; it refuses every batch but the one that they were made for.
@@ -128,12 +124,12 @@ impl Engine {
 
     /// Choices to follow from now on, or `None` to choose.
     pub fn follow(&mut self, log: Option<ReplayLog>) {
-        self.0.log = log;
+        self.log = log;
     }
 
     /// Replaces the tiling. The memory of the stores before is freed.
     pub fn retile(&mut self, settings: Settings) {
-        self.0.stores = Stores::new(&settings);
-        self.0.settings = settings;
+        self.stores = Stores::new(&settings);
+        self.settings = settings;
     }
 }

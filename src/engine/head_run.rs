@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::{Device, Tensor};
 
-use super::setup::Setup;
+use super::Engine;
 use crate::data::{Batch, SoftTargets, Targets};
 use crate::head::{ColumnTargets, Head, Logits, Losses, SequenceLoss, SequenceTargets, SoftRows, TargetPosition, column_loss};
 use crate::model::Model;
@@ -63,14 +63,14 @@ impl Logits for LmHead<'_> {
 }
 
 impl HeadRun {
-    pub(super) fn new(setup: &Setup, model: &Model, batch: &Batch) -> Result<Self, Fault> {
+    pub(super) fn new(engine: &Engine, model: &Model, batch: &Batch) -> Result<Self, Fault> {
         let parameters = LmHead::of(model).parameters;
         Ok(Self {
             sequences: vec![SequenceLoss::default(); batch.sequences.len()],
             by_target: Vec::new(),
             waiting: VecDeque::new(),
             gradients: parameters.iter().map(zero_sum_of).collect(),
-            target_positions: target_positions(&*setup.head, batch)?,
+            target_positions: target_positions(&*engine.head, batch)?,
             sequence_weights: Vec::new(),
             soft: soft_targets(batch),
         })
@@ -91,7 +91,7 @@ impl HeadRun {
     /// `hidden_bne (B, n, E)`, before the final norm; the same out.
     pub(super) fn column(
         &mut self,
-        setup: &Setup,
+        engine: &Engine,
         model: &Model,
         start: usize,
         hidden_bne: &Tensor,
@@ -103,7 +103,7 @@ impl HeadRun {
         let (here, sequence_weights) = (&self.target_positions[range.clone()], self.sequence_weights.get(range));
         let soft = soft_rows(&self.soft, here, hidden_bne.device());
         let places = ColumnTargets { start, target_positions: here, sequence_weights, soft: soft.as_ref() };
-        let loss = column_loss(&*setup.head, hidden_bne, places, &LmHead::of(model), weight)?;
+        let loss = column_loss(&*engine.head, hidden_bne, places, &LmHead::of(model), weight)?;
         self.waiting
             .extend(loss.losses.into_iter().map(|block| (block.target_positions, Waiting::send(&block.loss_and_correct_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {

@@ -25,6 +25,6 @@ pub(super) fn allocate_across_layers(layers: &[SharedLayer], policies: &[Box<dyn
     }
     let Some((cache_length, floor)) = common else { return };
     for (layer, budgets) in due.into_iter().zip(HeadBudgets::across_layers(&keys, span, cache_length, floor)) {
-        locked(layer).log.record_quota(budgets);
+        locked(layer).log.record_budgets(budgets);
     }
 }

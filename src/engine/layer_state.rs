@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use tch::Tensor;
 
+use super::attended_chunk::{AttendedChunk, ChunkSaved};
 use super::importance::LayerImportance;
 use super::kept_outputs::KeptOutputs;
 use super::open_block::OpenBlock;
-use super::sight::{AttendedChunk, ChunkSaved};
 use super::undo_log::{KeepUndo, UndoLog};
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
@@ -111,7 +111,7 @@ impl LayerState {
         if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != KeepUndo::Resident) {
             outputs.put(span.index, &saved.attended);
         }
-        self.log.settle();
+        self.log.release_device();
         let mass = asked.zip(mass);
         self.cache.note(policy, span, &saved.chunk.own, &AttendedChunk { saved: &saved, past: &past, mass });
         if self.forgets {
@@ -123,10 +123,10 @@ impl LayerState {
     /// Chooses a chunk's victims, and writes them down.
     pub(super) fn choose(&mut self, policy: &dyn Policy, span: &ChunkSpan) {
         self.cache.enter(span);
-        if let Some(quota) = self.cache.allocate(policy, span) {
-            self.log.record_quota(quota);
+        if let Some(budgets) = self.cache.allocate(policy, span) {
+            self.log.record_budgets(budgets);
         }
-        self.apply_budget(span);
+        self.apply_budgets(span);
         let victims = self.cache.decide(policy, span);
         self.log.record(victims);
     }
@@ -142,8 +142,8 @@ impl LayerState {
         self.cache.enter(span);
         let (own, placement) = if self.cache.num_chunks() == span.index + 1 {
             let undo = self.fetch_undo(span)?;
-            let own = self.cache.recompose(span, &undo, &tokens.own);
             let placement = self.cache.placement(span, &undo);
+            let own = self.cache.recompose(&placement, &undo, &tokens.own);
             self.undo.put(span.index, undo, KeepUndo::Resident)?;
             (own, placement)
         } else {
@@ -212,17 +212,17 @@ impl LayerState {
         self.undo.fetch(span.index, device).ok_or_else(|| self.cache.out_of_order("unwind", span))?
     }
 
-    /// Brings the layer's quota into force where its chunk has come.
-    fn apply_budget(&mut self, span: &ChunkSpan) {
-        if let Some(quota) = self.log.quota().filter(|quota| quota.index == span.index) {
-            self.cache.apply_budget(quota);
+    /// Brings the layer's budgets into force where its chunk has come.
+    fn apply_budgets(&mut self, span: &ChunkSpan) {
+        if let Some(budgets) = self.log.budgets().filter(|budgets| budgets.index == span.index) {
+            self.cache.apply_budgets(budgets);
         }
     }
 
     /// Writes a chunk by its recorded choice.
     fn write(&mut self, span: &ChunkSpan, tokens: &Qkv, keep: KeepUndo) -> Result<(KvBlock, Placement), Fault> {
         self.cache.enter(span);
-        self.apply_budget(span);
+        self.apply_budgets(span);
         let victims = self.cache.recall(&self.log, span)?;
         let written = self.cache.write(span, victims, &tokens.own)?;
         self.undo.put(span.index, written.undo, keep)?;
@@ -236,7 +236,7 @@ impl LayerState {
 
     /// How many of the region's columns see each filled slot, where the layer has a window.
     pub(super) fn visible_until(&self, span: &ChunkSpan, placement: &Placement, rule: ScoreRule) -> Option<Tensor> {
-        rule.window.map(|window| self.cache.seen_until(span, placement, window))
+        rule.window.map(|window| self.cache.visible_until(span, placement, window))
     }
 
     /// What the chunk written last sees in addition to itself, by page, and joined with it.
@@ -248,7 +248,7 @@ impl LayerState {
 
     /// The first `count` slots by page.
     pub(super) fn pages(&self, count: i64, visible_until: Option<&Tensor>) -> Vec<KvBlock> {
-        let (valid, mut start) = (self.cache.in_use(count), 0);
+        let (valid, mut start) = (self.cache.valid_slots(count), 0);
         let page = |block: KvBlock| {
             let (first, slots) = (start, block.slots());
             start += slots;
@@ -320,7 +320,7 @@ impl LayerState {
         let visible_until = visible_until.filter(|_| !sees_itself).map(of_region);
         Qkv {
             q_bhnd: placement.place(&tokens.q_bhnd),
-            own: KvBlock { valid: self.cache.region_in_use(span), visible_until, ..own },
+            own: KvBlock { valid: self.cache.valid_in_region(span), visible_until, ..own },
             rule: tokens.rule,
             sink_logit_h: tokens.sink_logit_h.as_ref().map(Tensor::shallow_clone),
             joined: None,

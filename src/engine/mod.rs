@@ -1,12 +1,14 @@
 //! Loss and gradients of one batch: forward phase, backward phase. The story of a step is [`Engine::gradients`].
 
 mod attend;
+mod attended_chunk;
 mod backward;
 mod calibration;
 mod cell_graph;
 mod chunk_sizes;
 mod chunks;
 mod decode;
+mod engine_parts;
 mod events;
 mod extend;
 mod forward;
@@ -27,8 +29,6 @@ mod router_balance;
 mod schedule;
 mod session;
 mod settings;
-mod setup;
-mod sight;
 mod slots;
 mod snapshot;
 mod step;
@@ -42,9 +42,9 @@ pub use calibration::Calibration;
 pub use chunk_sizes::{ChunkKey, RandomSizes};
 pub use chunks::{ChunkPlan, ColumnWidth, Cuts};
 pub use decode::decode_step;
+pub use engine_parts::Engine;
 pub use events::{Event, NoObserver, Observer};
 pub use forward::HiddenSink;
-pub use gradients::Engine;
 pub use guard::{error_of_panic, guarded};
 pub use head_run::{sequence_weights, soft_rows, soft_targets, target_positions};
 pub use importance::FittedGate;

@@ -4,9 +4,9 @@
 
 use tch::Tensor;
 
+use super::attended_chunk::{AttendedChunk, ChunkSaved};
 use super::layer_state::LayerState;
 use super::open_block::{ChunkPart, OpenBlock};
-use super::sight::{AttendedChunk, ChunkSaved};
 use super::undo_log::KeepUndo;
 use crate::cache::{ChunkSpan, Placement, Policy};
 use crate::ops::attention::{self, Attended, KvBlock, Qkv};
@@ -42,7 +42,7 @@ impl LayerState {
             x.new_zeros([batch, groups, span.len as i64, width], (x.kind(), x.device()))
         };
         self.cache.write(span, victims, &tokens.own.map(empty))?;
-        self.log.settle();
+        self.log.release_device();
         if self.forgets {
             self.log.forget();
         }

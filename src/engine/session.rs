@@ -60,7 +60,7 @@ pub(super) struct Pass<'a> {
     /// Captured layers, where tokens come without end at fixed widths.
     pub(super) captured: Option<&'a mut CapturedLayers>,
     pub(super) frequencies: &'a [Frequencies],
-    pub(super) place: DropoutContext<'a>,
+    pub(super) dropout: DropoutContext<'a>,
     pub(super) prefetcher: WeightPrefetcher,
 }
 
@@ -138,7 +138,7 @@ impl Session {
 
     /// Some chunks, for some layers to attend over.
     pub(super) fn column<'a>(&'a self, spans: &'a [ChunkSpan], layers: Range<usize>) -> Column<'a> {
-        Column { spans, states: &self.layers, first: layers.start, end: layers.end, goes_on: false }
+        Column { spans, states: &self.layers, first: layers.start, end: layers.end, continues: false }
     }
 }
 
@@ -163,11 +163,11 @@ impl Pass<'_> {
         let positions = self.model.positions(position.view([1, -1]), &frequencies);
         let shape = (num_sequences as usize, num_tokens as usize);
         // Without dropout there may be no samples.
-        let samples = &self.place.samples[..self.place.samples.len().min(shape.0)];
-        let place = DropoutContext { samples, ..self.place };
+        let samples = &self.dropout.samples[..self.dropout.samples.len().min(shape.0)];
+        let dropout = DropoutContext { samples, ..self.dropout };
         let mut layers = match &mut self.captured {
-            Some(captured) => captured.column(self.model, &place, &positions, shape.0, shape.1),
-            None => ColumnLayers::plain(self.model, &place, &positions),
+            Some(captured) => captured.column(self.model, &dropout, &positions, shape.0, shape.1),
+            None => ColumnLayers::plain(self.model, &dropout, &positions),
         };
         for layer in attend.column.first..attend.column.end {
             before(layer, &hidden)?;

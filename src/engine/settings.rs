@@ -103,7 +103,7 @@ impl Settings {
     }
 
     /// A recipe's cache section with the chunk size that these settings have.
-    pub fn settled(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<CacheRecipe, Fault> {
+    pub fn resolved(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<CacheRecipe, Fault> {
         let settings = Self::new(config, kv, &grad.closed())?;
         Ok(CacheRecipe { chunk_size: Some(settings.chunk_size()), ..kv.clone() })
     }

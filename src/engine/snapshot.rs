@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::session::{Session, SessionSpec};
 use super::{ChunkPlan, Engine, guarded};
-use crate::cache::{CacheNumbers, CacheSnapshot, ChunkSpan};
+use crate::cache::{CacheMetadata, CacheSnapshot, ChunkSpan};
 use crate::model::Model;
 use crate::native::locked;
 use crate::units::{ChunkIdx, Fault};
@@ -30,7 +30,7 @@ pub struct SessionNumbers {
     initial: Vec<(usize, usize)>,
     prefill: usize,
     last_chunk: LastChunk,
-    caches: Vec<CacheNumbers>,
+    caches: Vec<CacheMetadata>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]

@@ -4,16 +4,15 @@ use tch::Tensor;
 
 use super::gradient_sums::GradientSums;
 use super::schedule::Schedule;
-use super::setup::Setup;
 use super::trace::ForwardTrace;
-use super::{MicroBatchContext, Observer};
+use super::{Engine, MicroBatchContext, Observer};
 use crate::model::Model;
 use crate::recipe::LossMean;
 use crate::units::Fault;
 
 /// A step over one batch, or its forward phase alone.
 pub(super) struct StepRun<'a> {
-    pub(super) setup: &'a Setup,
+    pub(super) engine: &'a Engine,
     pub(super) model: &'a Model,
     pub(super) schedule: Schedule,
     /// What the batch contributes to a step; `None` of a forward phase that no backward phase follows.
@@ -25,7 +24,7 @@ pub(super) struct StepRun<'a> {
 
 impl<'a> StepRun<'a> {
     pub(super) fn new(
-        setup: &'a Setup,
+        engine: &'a Engine,
         model: &'a Model,
         mut trace: ForwardTrace,
         context: Option<MicroBatchContext>,
@@ -36,10 +35,10 @@ impl<'a> StepRun<'a> {
         }
         let plan = &trace.session.plan;
         let schedule = match context {
-            Some(_) => Schedule::new(&setup.settings, plan).for_model(model),
+            Some(_) => Schedule::new(&engine.settings, plan).for_model(model),
             None => Schedule::of_losses(plan),
         };
-        Self { setup, model, schedule, context, observer, trace, sums: GradientSums::default() }
+        Self { engine, model, schedule, context, observer, trace, sums: GradientSums::default() }
     }
 
     /// The weight of the routers' load-balance loss.
@@ -53,6 +52,6 @@ impl<'a> StepRun<'a> {
     /// `(B, n, E)` in and out.
     pub(super) fn head(&mut self, column: usize, hidden_bne: &Tensor) -> Result<Option<Tensor>, Fault> {
         let (start, weight) = (self.trace.start(column), self.context.map(|context| context.weight));
-        self.trace.head.column(self.setup, self.model, start, hidden_bne, weight)
+        self.trace.head.column(self.engine, self.model, start, hidden_bne, weight)
     }
 }

@@ -90,7 +90,7 @@ impl BatchIds {
     }
 
     /// What makes randomness independent of the chunking.
-    pub(super) fn place(&self, context: Option<MicroBatchContext>) -> DropoutContext<'_> {
+    pub(super) fn dropout_context(&self, context: Option<MicroBatchContext>) -> DropoutContext<'_> {
         DropoutContext { dropout: context.and_then(|c| c.dropout), samples: &self.samples }
     }
 }

@@ -18,7 +18,7 @@ const VERSION: u32 = 1;
 /// Keys count from the first token of the sequence, and stay where they are when others leave.
 const ABSOLUTE: &str = "absolute";
 /// The most slots that a recipe may ask for.
-const MOST_SLOTS: usize = 1 << 40;
+const MAX_SLOTS: usize = 1 << 40;
 /// Chunks evict nothing until then.
 const PREFILL: &str = "until the smallest cache is full";
 
@@ -136,7 +136,7 @@ impl PolicyFile {
             ("grace", "layers", self.grace.len(), layers.clone()),
             ("rope", "layers", self.rope.len(), layers.clone()),
             ("conformance.left", "layers", left.len(), layers),
-            ("conformance.cache_length", "slots", *slots, 1..=own.unwrap_or(MOST_SLOTS)),
+            ("conformance.cache_length", "slots", *slots, 1..=own.unwrap_or(MAX_SLOTS)),
             ("conformance.chunk_size", "tokens", *chunk, 1..=self.chunk_size),
             ("conformance.prompt", "tokens", prompt.len(), 2..=longest_prompt(*slots)),
         ] {

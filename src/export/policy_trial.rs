@@ -38,9 +38,9 @@ pub struct PolicyTrial {
 }
 
 /// The smallest cache that is tried.
-const FEWEST_SLOTS: usize = 16;
+const MIN_SLOTS: usize = 16;
 /// A policy that needs a large cache makes the prompt long enough.
-const LONGEST_CHUNK: usize = 64;
+const MAX_CHUNK: usize = 64;
 const CHUNKS: usize = 8;
 /// What may count as the initial part of the prompt.
 const INITIAL_PART: (usize, usize) = (0, 4);
@@ -48,11 +48,11 @@ const INITIAL_PART: (usize, usize) = (0, 4);
 impl PolicyTrial {
     /// The smallest cache that the policy gets along with, and a prompt with which it chooses eight times; one that evicts nothing is filled.
     pub fn smallest(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, Fault> {
-        let largest = kv.cache_length.by_layer(config.num_layers()).into_iter().max().unwrap_or(FEWEST_SLOTS);
+        let largest = kv.cache_length.by_layer(config.num_layers()).into_iter().max().unwrap_or(MIN_SLOTS);
         let wanted = kv.wanted_chunk_size();
-        let mut cache_length = FEWEST_SLOTS;
+        let mut cache_length = MIN_SLOTS;
         while cache_length < largest {
-            let chunk_size = wanted.min(cache_length / 4).min(LONGEST_CHUNK);
+            let chunk_size = wanted.min(cache_length / 4).min(MAX_CHUNK);
             if let Ok(trial) = Self::new(config, kv, grad, cache_length, Some(chunk_size), None) {
                 return Ok(trial);
             }
@@ -85,7 +85,7 @@ impl PolicyTrial {
         let (inputs, initial) = if let Some(recorded) = recorded {
             (recorded.prompt.clone(), recorded.initial_part)
         } else {
-            let evicting = if settings.scope().is_some() { CHUNKS * chunk_size.min(LONGEST_CHUNK) + 1 } else { 0 };
+            let evicting = if settings.scope().is_some() { CHUNKS * chunk_size.min(MAX_CHUNK) + 1 } else { 0 };
             let tokens = cache_length + evicting;
             (ids(tokens.min(config.longest_sequence()), config.vocab_size), INITIAL_PART)
         };
@@ -129,7 +129,7 @@ impl PolicyTrial {
 
 /// Twice what a prompt is recorded with beyond a cache of so many slots.
 pub(super) fn longest_prompt(slots: usize) -> usize {
-    slots.saturating_add(2 * CHUNKS * LONGEST_CHUNK)
+    slots.saturating_add(2 * CHUNKS * MAX_CHUNK)
 }
 
 /// Tokens without meaning, the same every time; none twice in a row.

@@ -30,9 +30,14 @@ pub struct Exported {
     pub usage: String,
 }
 
-/// Writes an export into `out`, which is empty or not there. A write that fails, or for which `goes_on` says no, leaves nothing; what one that
+/// Writes an export into `out`, which is empty or not there. A write that fails, or for which `should_continue` says no, leaves nothing; what one that
 /// was killed has left is removed by the next.
-pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: &dyn Fn() -> bool) -> Result<Exported, Fault> {
+pub fn export(
+    trained: &Trained<'_>,
+    target: ExportTarget,
+    out: &Path,
+    should_continue: &dyn Fn() -> bool,
+) -> Result<Exported, Fault> {
     files::refuse_symlink(out)?;
     files::require_unused(out)?;
     let parts = parts(trained, target)?;
@@ -48,9 +53,9 @@ pub fn export(trained: &Trained<'_>, target: ExportTarget, out: &Path, goes_on: 
             ExportedWeights::GgufAdapter(adapter, config) => adapter.save_gguf(config, &staged.join(GGUF_ADAPTER))?,
             ExportedWeights::Model(model) => match target {
                 ExportTarget::Gguf { whole: Some(dtype), .. } => {
-                    model.write_gguf(&staged.join(GGUF_MODEL), dtype, trained.chat_template.as_deref(), goes_on)?;
+                    model.write_gguf(&staged.join(GGUF_MODEL), dtype, trained.chat_template.as_deref(), should_continue)?;
                 }
-                _ => model.write(staged, goes_on)?,
+                _ => model.write(staged, should_continue)?,
             },
         }
         // A whole GGUF model has it inside.

@@ -12,7 +12,7 @@ use super::{FileKind, hash_bytes, hash_file, write_atomic};
 use crate::units::Fault;
 
 /// How exactly the time of a change tells changes apart, at worst.
-const SETTLED: Duration = Duration::from_secs(2);
+const MIN_AGE: Duration = Duration::from_secs(2);
 
 /// A file as the system lists it: while this is the same, so is the content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,8 +33,8 @@ impl Stamp {
     }
 
     /// Whether the last change is so long ago that a further one would show.
-    pub fn is_settled(&self) -> bool {
-        self.is_older_than(SETTLED)
+    pub fn is_old_enough(&self) -> bool {
+        self.is_older_than(MIN_AGE)
     }
 
     /// Whether the last change is so long ago. A file that was changed just now may be changed again and look the same.
@@ -53,7 +53,7 @@ pub fn cache_folder() -> Option<PathBuf> {
 }
 
 /// Bytes of the least file whose hash is remembered.
-const LEAST: u64 = 1 << 20;
+const MIN_BYTES: u64 = 1 << 20;
 
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
 struct KnownHash {
@@ -63,10 +63,10 @@ struct KnownHash {
 
 /// The hash of a file's bytes, as [`hash_file`] has it; that of a large file is remembered.
 pub fn hash_large_file(path: &Path) -> Result<String, Fault> {
-    hash_with(path, cache_folder().map(|cache| cache.join("hashes")).as_deref(), LEAST, SETTLED)
+    hash_with(path, cache_folder().map(|cache| cache.join("hashes")).as_deref(), MIN_BYTES, MIN_AGE)
 }
 
-fn hash_with(path: &Path, folder: Option<&Path>, least: u64, settled: Duration) -> Result<String, Fault> {
+fn hash_with(path: &Path, folder: Option<&Path>, least: u64, min_age: Duration) -> Result<String, Fault> {
     let before = Stamp::of(path).filter(|before| before.size >= least);
     let (Some(before), Some(folder)) = (before, folder) else { return hash_file(path) };
     let place = place(folder, path);
@@ -75,7 +75,7 @@ fn hash_with(path: &Path, folder: Option<&Path>, least: u64, settled: Duration) 
         return Ok(known.hash);
     }
     let hash = hash_file(path)?;
-    if Stamp::of(path).as_ref() == Some(&before) && before.is_older_than(settled) && fs::create_dir_all(folder).is_ok() {
+    if Stamp::of(path).as_ref() == Some(&before) && before.is_older_than(min_age) && fs::create_dir_all(folder).is_ok() {
         // Where it cannot be remembered it is hashed again.
         let _ = write_atomic(&place, &super::to_json(&KnownHash { stamp: before, hash: hash.clone() }));
     }

@@ -17,7 +17,7 @@ struct TextStream {
 }
 
 /// Tokens without the end of a character, after which their text is handed out all the same.
-const LONGEST_WAIT: usize = 16;
+const MAX_WAIT: usize = 16;
 /// Tokens of the prompt that the first new one is read behind: the fewest that are whole characters.
 const PROMPT_TOKENS: RangeInclusive<usize> = 5..=23;
 
@@ -34,7 +34,7 @@ impl TextStream {
     fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, Fault> {
         self.ids.push(id);
         let text = tokenizer.decode(&self.ids[self.window..])?;
-        if text.ends_with(char::REPLACEMENT_CHARACTER) && self.ids.len() - self.read <= LONGEST_WAIT {
+        if text.ends_with(char::REPLACEMENT_CHARACTER) && self.ids.len() - self.read <= MAX_WAIT {
             return Ok(String::new());
         }
         let new = self.behind_read(tokenizer, &text)?;

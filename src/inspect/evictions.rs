@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::chart::{ColourMap, ColourRow, ColourScale, MOST_CELLS, Rgb};
+use super::chart::{ColourMap, ColourRow, ColourScale, MAX_CELLS, Rgb};
 use crate::cache::ReplayLog;
 use crate::units::Fault;
 use crate::verify::{departures, stays};
@@ -63,7 +63,7 @@ impl Evictions {
             return Err(Fault::usage(message, "choose another with `--sequence`"));
         }
         let tokens: usize = log.spans.iter().map(|span| span.real_of(sequence)).sum();
-        let tokens_per_cell = tokens.div_ceil(MOST_CELLS).max(1);
+        let tokens_per_cell = tokens.div_ceil(MAX_CELLS).max(1);
         let layer = |(layer, &slots): (usize, &usize)| {
             // Layer by layer: of long sequences all departures at once would be gigabytes.
             let gone = departures(log, layer, log.num_deciders(layer))?.swap_remove(sequence);

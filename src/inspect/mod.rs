@@ -9,7 +9,7 @@ mod page;
 mod page_tables;
 mod scores;
 
-pub use chart::{ColourMap, ColourRow, ColourScale, MOST_CELLS, Rgb, in_terminal};
+pub use chart::{ColourMap, ColourRow, ColourScale, MAX_CELLS, Rgb, in_terminal};
 pub use contents::{AnswerListing, RunContents, kept_answers};
 pub use evictions::{Evictions, HeadEvictions, LayerEvictions};
 pub use figures::{CurveEnds, RunFigures, figures_in_words};

@@ -146,8 +146,8 @@ impl Attention {
             None => {}
         }
         if let Some(x_bne) = x_bne {
-            let place = TokenContext { position_bn: &Tensor::new(), dropout: &DropoutContext::default() };
-            attend.see_input(self.layer, x_bne, &|| self.unturned_queries(x_bne, &place));
+            let context = TokenContext { position_bn: &Tensor::new(), dropout: &DropoutContext::default() };
+            attend.see_input(self.layer, x_bne, &|| self.unturned_queries(x_bne, &context));
         }
         attend.attend(self.layer, qkv)
     }

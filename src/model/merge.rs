@@ -90,8 +90,8 @@ impl MergedModel {
 
     /// Writes a model directory that loads as its base does: the same files of weights in the same dtypes, its configuration, tokenizer,
     /// templates and settings of generation. `dir` is made. Sums are made in f32 (in f64 for f64 weights) and rounded once; at any time one
-    /// tensor is in memory. Where `goes_on` says no, it ends with an error.
-    pub fn write(&self, dir: &Path, goes_on: &dyn Fn() -> bool) -> Result<(), Fault> {
+    /// tensor is in memory. Where `should_continue` says no, it ends with an error.
+    pub fn write(&self, dir: &Path, should_continue: &dyn Fn() -> bool) -> Result<(), Fault> {
         let shards = self.shards()?;
         let bytes: usize = shards.iter().flat_map(|shard| &shard.heads).map(TensorHead::num_bytes).sum();
         let home = dir.parent().filter(|home| !home.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -104,7 +104,7 @@ impl MergedModel {
                 if let (Some(name), Some(file)) = (before.replace(&shard.heads[index].name), shard.file) {
                     file.release(name);
                 }
-                if goes_on() { self.bytes(shard, &shard.heads[index]) } else { Err(stopped()) }
+                if should_continue() { self.bytes(shard, &shard.heads[index]) } else { Err(stopped()) }
             })?;
         }
         if shards.len() > 1 {
@@ -129,7 +129,7 @@ impl MergedModel {
         path: &Path,
         dtype: GgufDtype,
         template: Option<&str>,
-        goes_on: &dyn Fn() -> bool,
+        should_continue: &dyn Fn() -> bool,
     ) -> Result<(), Fault> {
         let weights = &self.weights.weights;
         let Some((gguf, heads)) = weights.gguf().zip(self.weights.unpacked.as_ref()) else {
@@ -141,7 +141,7 @@ impl MergedModel {
         let mut names: Vec<String> = heads.iter().map(|head| head.name.clone()).collect();
         names.extend(self.saved.keys().filter(|name| !heads.iter().any(|head| head.name == **name)).cloned());
         gguf.write(path, dtype, template, &names, |name| {
-            if !goes_on() {
+            if !should_continue() {
                 return Err(stopped());
             }
             let load = || weights.load(name);

@@ -19,7 +19,7 @@ use crate::native::cuda::Upload;
 use crate::ops::attention::accumulation_kind;
 use crate::ops::linear::Weight;
 use crate::recipe::Quantize;
-use crate::store::{Home, load_tensor_to};
+use crate::store::{LoadTarget, load_tensor_to};
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
 /// Name of a model's tensors where they are one file.
@@ -136,7 +136,7 @@ impl Weights {
 
     /// Reads a tensor, converted to the wanted dtype, on the wanted device. It may lie in a file's memory: it is not to be written to.
     pub(super) fn load(&self, name: &str) -> Result<Tensor, Fault> {
-        self.load_to(name, Home::File, self.kind)
+        self.load_to(name, LoadTarget::File, self.kind)
     }
 
     /// Reads a frozen matrix, packed as it lies in the file; only the CPU computes with those of GGUF files.
@@ -152,7 +152,7 @@ impl Weights {
             (None, Some(to)) => {
                 let stored = self.files().map(|files| files.raw(name)).transpose()?.flatten();
                 // Nothing of the plain one stays.
-                let weight_oi = stored.map_or_else(|| self.load_to(name, Home::Host, Kind::Float), Ok)?;
+                let weight_oi = stored.map_or_else(|| self.load_to(name, LoadTarget::Host, Kind::Float), Ok)?;
                 let packed = quantised(name, &weight_oi.to_device(Device::Cpu), to, self.kind)?;
                 self.files().into_iter().for_each(|files| files.release(name));
                 packed
@@ -168,8 +168,8 @@ impl Weights {
             WeightSource::Files(files) => files.packed_experts(name, self.kind)?,
             _ => None,
         };
-        let home = self.placement.home_of(name);
-        Ok(found.map(|experts| experts.iter().map(|packed| Weight::Packed(packed.to_device(home))).collect()))
+        let target = self.placement.home_of(name);
+        Ok(found.map(|experts| experts.iter().map(|packed| Weight::Packed(packed.to_device(target))).collect()))
     }
 
     fn is_on_cpu(&self) -> bool {
@@ -178,28 +178,28 @@ impl Weights {
 
     /// Reads a tensor in the accumulation kind of the wanted dtype.
     pub(super) fn load_wide(&self, name: &str) -> Result<Tensor, Fault> {
-        self.load_to(name, Home::File, accumulation_kind(self.kind))
+        self.load_to(name, LoadTarget::File, accumulation_kind(self.kind))
     }
 
     /// Reads a tensor into memory of its own, to be trained.
     pub(super) fn load_to_write(&self, entry: &TensorEntry) -> Result<Tensor, Fault> {
         let is_wide = matches!(entry.role, Role::WideMatrix | Role::Constant);
-        self.load_to(&entry.name, Home::Host, if is_wide { accumulation_kind(self.kind) } else { self.kind })
+        self.load_to(&entry.name, LoadTarget::Host, if is_wide { accumulation_kind(self.kind) } else { self.kind })
     }
 
-    fn load_to(&self, name: &str, home: Home<'_>, kind: Kind) -> Result<Tensor, Fault> {
+    fn load_to(&self, name: &str, target: LoadTarget<'_>, kind: Kind) -> Result<Tensor, Fault> {
         let device = self.placement.home_of(name);
         match &self.source {
             WeightSource::Files(files) if files.is_packed(name) => Ok(files.unpacked(name, kind)?.to_device(device)),
             WeightSource::Files(files) => {
                 let upload = self.upload.as_ref().filter(|_| device != Device::Cpu);
-                files.load(name, kind, upload.map_or(home, Home::Device))
+                files.load(name, kind, upload.map_or(target, LoadTarget::Device))
             }
             WeightSource::Gguf(gguf) => Ok(gguf.load(name, kind)?.to_device(device)),
             WeightSource::Memory(tensors) => {
                 let tensor = tensors.get(name).ok_or_else(|| missing(Path::new(""), name))?;
                 let moved = tensor.to_device(device).to_kind(kind);
-                Ok(if matches!(home, Home::File) { moved } else { moved.copy() })
+                Ok(if matches!(target, LoadTarget::File) { moved } else { moved.copy() })
             }
             WeightSource::Drawn(entries, std) => {
                 let entry = entries.iter().find(|entry| entry.name == name).ok_or_else(|| missing(Path::new(""), name))?;
@@ -281,9 +281,9 @@ impl Files {
         }
     }
 
-    fn load(&self, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, Fault> {
+    fn load(&self, name: &str, kind: Kind, target: LoadTarget<'_>) -> Result<Tensor, Fault> {
         let (file, stored) = self.places.get(name).ok_or_else(|| missing(&self.dir, name))?;
-        load_tensor_to(&self.opened[*file], stored, kind, home)
+        load_tensor_to(&self.opened[*file], stored, kind, target)
     }
 }
 
@@ -327,8 +327,8 @@ fn shard_path(dir: &Path, index: &Path, tensor: &str, file: &str) -> Result<Path
     }
     let path = dir.join(file);
     let real = path.canonicalize().map_err(io_fault("open", &path))?;
-    let home = dir.canonicalize().map_err(io_fault("open", dir))?;
-    if real.starts_with(&home) || is_blob_of(&home, &real) {
+    let target = dir.canonicalize().map_err(io_fault("open", dir))?;
+    if real.starts_with(&target) || is_blob_of(&target, &real) {
         return Ok(real);
     }
     Err(refuse("a file inside the model's directory"))
@@ -572,9 +572,9 @@ mod tests {
 
     /// A family's fixture with its tensors as `change` leaves them.
     fn family(name: &str, change: impl Fn(&mut Vec<(String, Tensor)>)) -> tempfile::TempDir {
-        let (home, dir) = (fixture().with_file_name("families").join(name), tempfile::tempdir().unwrap());
-        fs::copy(home.join("config.json"), dir.path().join("config.json")).unwrap();
-        let mut tensors = load_tensors(&TensorFile::open(&home.join(MODEL_TENSORS)).unwrap()).unwrap();
+        let (target, dir) = (fixture().with_file_name("families").join(name), tempfile::tempdir().unwrap());
+        fs::copy(target.join("config.json"), dir.path().join("config.json")).unwrap();
+        let mut tensors = load_tensors(&TensorFile::open(&target.join(MODEL_TENSORS)).unwrap()).unwrap();
         change(&mut tensors);
         save(&dir.path().join(MODEL_TENSORS), &tensors);
         dir

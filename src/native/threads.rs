@@ -33,7 +33,7 @@ const BUSY: f64 = 0.2;
 /// Looks for which threads are held at first, and at most: each time that the machine is busy still, it is twice as long.
 const HELD: (u32, u32) = (40, 320);
 /// No more threads than these are held: libgomp ends the process where it can't have one.
-const MOST_HELD: usize = 64;
+const MAX_HELD: usize = 64;
 
 /// Locks what is whole at every moment: the lock is poisoned where a panic is on its way up, and hides nothing.
 pub fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -69,7 +69,7 @@ pub fn make_room_for_others(threads: usize) {
     // libgomp counts CPUs by affinity alone.
     let cpus = sched_getaffinity(None).map_or(threads, |cpus| cpus.count() as usize);
     let more = cpus.saturating_sub(threads) + 2;
-    if threads < 2 || is_told || more > MOST_HELD || kvtune_is_libgomp() == 0 || delays().is_none() {
+    if threads < 2 || is_told || more > MAX_HELD || kvtune_is_libgomp() == 0 || delays().is_none() {
         return;
     }
     let pause = LOOK.0 * threads.div_ceil(LOOK.1) as u32;

@@ -228,9 +228,9 @@ impl<'a> StepMemory<'a> {
         };
         moment.add(GRAPHS, MemoryPlace::Device, kept(|cell| cell.graph));
         moment.add("resident undo entries", MemoryPlace::Device, kept(|cell| cell.resident_undo));
-        let goes_on = layers.start > 0 || self.spec.trains_embedding();
+        let continues = layers.start > 0 || self.spec.trains_embedding();
         let travels = |(at, column): (usize, &PlannedColumn)| {
-            if at > c && goes_on || at <= c && self.came(band, column) { column.hidden } else { 0 }
+            if at > c && continues || at <= c && self.came(band, column) { column.hidden } else { 0 }
         };
         moment.add("travelling gradients", MemoryPlace::Host, self.columns.iter().enumerate().map(travels).sum());
         if !copies_are_async(self.spec.device) {

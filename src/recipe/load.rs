@@ -47,7 +47,7 @@ impl Recipe {
         let (mut document, mut refusals) = (Document::parse(source)?, Refusals::default());
         overrides::apply(&mut document, &mut refusals);
         let mut notes = alias::apply(&mut document, &mut refusals);
-        notes.extend(sets_by_name::settle(&mut document, &mut refusals));
+        notes.extend(sets_by_name::apply(&mut document, &mut refusals));
         let recipe = resolve::resolve(&mut document, weights, &mut refusals);
         refusals.or_recipe(recipe).map(|recipe| Resolved { recipe, notes })
     }

@@ -69,7 +69,7 @@ fn make_room(root: &mut Node, key: &str) {
 }
 
 /// Drops the recipe's of two things that exclude each other, where only the other is an override.
-pub(super) fn settle(document: &mut Document, one: &str, other: &str, why: &str) -> Result<(), RecipeError> {
+pub(super) fn prefer_override(document: &mut Document, one: &str, other: &str, why: &str) -> Result<(), RecipeError> {
     let (Some(a), Some(b)) = (document.root.entry(one), document.root.entry(other)) else { return Ok(()) };
     if a.spot.is_override() == b.spot.is_override() {
         let later = if a.spot > b.spot { one } else { other };

@@ -4,7 +4,7 @@ use super::diagnose::{Checked, RecipeError, RecipeLocation};
 use super::plan::{Recipe, TABLES};
 use super::tree::Spot;
 
-const MOST: usize = 20;
+const MAX_ERRORS: usize = 20;
 
 /// The errors of a recipe, and the tables of which something is refused.
 #[derive(Default)]
@@ -16,7 +16,7 @@ pub(super) struct Refusals {
 
 impl Refusals {
     pub(super) fn are_many(&self) -> bool {
-        self.found.len() > MOST
+        self.found.len() > MAX_ERRORS
     }
 
     /// Keeps an error. What else seems wrong with these tables may come from it.
@@ -77,8 +77,8 @@ impl Refusals {
             _ => (1, 0, 0),
         });
         if self.are_many() {
-            self.found.truncate(MOST);
-            self.found.push(RecipeError::plain(format!("only the first {MOST} errors are shown")));
+            self.found.truncate(MAX_ERRORS);
+            self.found.push(RecipeError::plain(format!("only the first {MAX_ERRORS} errors are shown")));
         }
         let first = self.found.remove(0);
         Err(RecipeError { further: self.found, ..first })

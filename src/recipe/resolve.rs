@@ -8,7 +8,7 @@ use super::eval::EvalRecipe;
 use super::grad::{GradRecipe, OpenKey};
 use super::kv_cache::{CacheRecipe, Storage};
 use super::model::{LoraRecipe, ModelRecipe};
-use super::overrides::settle;
+use super::overrides::prefer_override;
 use super::plan::{Recipe, TABLES, TableKeys};
 use super::read::AUTO;
 use super::refusals::Refusals;
@@ -30,7 +30,7 @@ const EXCLUSIVE: &[(&str, &str, &str)] = &[
 /// `refusals`, and a default in its place.
 pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals: &mut Refusals) -> Checked<Recipe> {
     for (one, other, why) in EXCLUSIVE {
-        refusals.catch(&[], settle(document, one, other, why));
+        refusals.catch(&[], prefer_override(document, one, other, why));
     }
     if refusals.catch(&["model"], refuse_f16(document)).is_none() {
         document.root.take("model.dtype");

@@ -12,14 +12,14 @@ const PATH: &str = "path";
 
 /// Brings the sets of a document to tables by their names, with kvtune's own spellings, and lists their files as `data.train`. Returns the
 /// notes on spellings.
-pub(super) fn settle(document: &mut Document, refusals: &mut Refusals) -> Vec<String> {
-    let settled = by_name(document, refusals);
-    refusals.catch(&["data"], settled).unwrap_or_default()
+pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) -> Vec<String> {
+    let notes = by_name(document, refusals);
+    refusals.catch(&["data"], notes).unwrap_or_default()
 }
 
 fn by_name(document: &mut Document, refusals: &mut Refusals) -> Checked<Vec<String>> {
-    overrides::settle(document, "data.train", SETS, "each set names its own files as `path`")?;
-    overrides::settle(document, "data.validation", SETS, "each set names its own `validation`")?;
+    overrides::prefer_override(document, "data.train", SETS, "each set names its own files as `path`")?;
+    overrides::prefer_override(document, "data.validation", SETS, "each set names its own `validation`")?;
     let Some(sets) = document.root.take(SETS) else { return Ok(Vec::new()) };
     let items: Vec<(Option<String>, Node)> = match sets.node.value {
         NodeValue::Array(items) => items.into_iter().map(|node| (None, node)).collect(),
@@ -53,7 +53,7 @@ fn by_name(document: &mut Document, refusals: &mut Refusals) -> Checked<Vec<Stri
         let mut alone = Document { source: document.source.clone(), root: Node::table() };
         alone.root.put("data", spot, node);
         notes.extend(alias::apply(&mut alone, refusals));
-        overrides::settle(
+        overrides::prefer_override(
             &mut alone,
             "data.validation",
             "data.validation_fraction",

@@ -23,7 +23,7 @@ pub(super) struct BodyLimits {
 }
 
 /// Bodies of the largest size that may be held at a time; one of them is read at a time.
-const LARGEST_BODIES: usize = 4;
+const MAX_FULL_BODIES: usize = 4;
 /// Bytes of a body behind which memory is given back.
 const LARGE: usize = 1 << 20;
 
@@ -44,7 +44,7 @@ impl Drop for ReadingPermit {
 impl BodyLimits {
     pub(super) fn new(max_body: usize) -> Self {
         let read = kibibytes(max_body).max(1) as usize;
-        let arrived = read.saturating_mul(LARGEST_BODIES).min(Semaphore::MAX_PERMITS);
+        let arrived = read.saturating_mul(MAX_FULL_BODIES).min(Semaphore::MAX_PERMITS);
         Self { arrived: Arc::new(Semaphore::new(arrived)), read: Arc::new(Semaphore::new(read)), max_body }
     }
 

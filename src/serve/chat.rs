@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::ApiError;
 use super::access_log::LogLine;
 use super::app_state::AppState;
-use super::fields::MOST;
+use super::fields::MAX_COUNT;
 use super::job::{WholeText, gather};
 use super::reply::ReplyHead;
 use super::stream::stream;
@@ -28,10 +28,10 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
         })
         .await?;
     let prompts = vec![prompt];
-    let samples = fields.count("n", 1..=MOST)?.unwrap_or(1);
+    let samples = fields.count("n", 1..=MAX_COUNT)?.unwrap_or(1);
     let streams = fields.flag("stream", false)?;
     let is_told = fields.flag("logprobs", false)?;
-    let count = fields.count("top_logprobs", 0..=MOST)?;
+    let count = fields.count("top_logprobs", 0..=MAX_COUNT)?;
     if count.is_some_and(|count| count > 0) && !is_told {
         return Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
     }

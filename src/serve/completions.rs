@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::ApiError;
 use super::access_log::LogLine;
 use super::app_state::AppState;
-use super::fields::MOST;
+use super::fields::MAX_COUNT;
 use super::job::{PromptTexts, WholeText, gather};
 use super::reply::ReplyHead;
 use super::stream::stream;
@@ -26,10 +26,10 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
     served.check_model(&mut fields)?;
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
     let adds_special = fields.flag("add_special_tokens", true)?;
-    let samples = fields.count("n", 1..=MOST)?.unwrap_or(1);
+    let samples = fields.count("n", 1..=MAX_COUNT)?.unwrap_or(1);
     let (echo, streams) = (fields.flag("echo", false)?, fields.flag("stream", false)?);
-    let count = fields.count("logprobs", 0..=MOST)?;
-    let of_prompt = fields.count("prompt_logprobs", 0..=MOST)?;
+    let count = fields.count("logprobs", 0..=MAX_COUNT)?;
+    let of_prompt = fields.count("prompt_logprobs", 0..=MAX_COUNT)?;
     let tells_usage = fields.tells_usage()?;
     let scores_alone = echo && fields.wants_no_tokens();
     if streams && (echo || count.is_some() || of_prompt.is_some()) {

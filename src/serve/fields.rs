@@ -10,7 +10,7 @@ use crate::generation::GenerationRules;
 pub(super) struct BodyFields(Map<String, Value>);
 
 /// Texts of a prompt, and most likely tokens, at most.
-pub(super) const MOST: usize = 64;
+pub(super) const MAX_COUNT: usize = 64;
 
 /// Fields that say nothing about the text, or are about things that are not here.
 const HARMLESS: &[&str] = &[

@@ -21,7 +21,7 @@ use super::chat::chat_completions;
 use super::completions::completions;
 use super::counters::Counters;
 use super::engine_loop::EngineLoop;
-use super::fields::MOST;
+use super::fields::MAX_COUNT;
 use super::job::gather;
 use super::listen::listen;
 use super::responses::responses;
@@ -121,8 +121,8 @@ pub fn serve(
 /// Bytes of a text of so many tokens, at most.
 fn most_bytes(tokenizer: Option<&Tokenizer>, tokens: usize) -> usize {
     /// What a token may stand for that is longer than its entry: spaces that are left out, a word that is unknown.
-    const LEAST: usize = 64;
-    tokens.saturating_mul(tokenizer.map_or(LEAST, |tokenizer| tokenizer.longest_entry().max(LEAST)))
+    const MIN_TOKEN_BYTES: usize = 64;
+    tokens.saturating_mul(tokenizer.map_or(MIN_TOKEN_BYTES, |tokenizer| tokenizer.longest_entry().max(MIN_TOKEN_BYTES)))
 }
 
 fn routes(state: Arc<AppState>, access: AccessRules, has_log: bool) -> Router {
@@ -213,7 +213,7 @@ async fn generate(State(served): State<Arc<AppState>>, request: Request) -> Resu
     let line = LogLine::of(&request);
     let (mut fields, permit) = served.fields(request).await?;
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
-    let samples = fields.count("n", 1..=MOST)?.unwrap_or(1);
+    let samples = fields.count("n", 1..=MAX_COUNT)?.unwrap_or(1);
     if fields.flag("stream", false)? {
         return Err(ApiError::field("stream", "this path does not stream: use /v1/completions"));
     }

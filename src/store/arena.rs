@@ -1,4 +1,4 @@
-//! Where tensors wait: stretches of the host's memory, or one scratch file. What is freed is used again, within a step and in the
+//! Where tensors wait: segments of the host's memory, or one scratch file. What is freed is used again, within a step and in the
 //! next, so that neither grows from step to step.
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use tch::{Device, Tensor};
 
 use super::copier::{Copier, CopyMark, CopyStream, copier_of};
 use super::ranges::{Ranges, aligned};
-use super::stretches::{Stretch, TensorRange, step, take};
+use super::segments::{Segment, TensorRange, step, take};
 use super::tensor_io::torch;
 use crate::files::Scratch;
 use crate::native::cuda::upload;
@@ -19,8 +19,8 @@ use crate::units::{Bytes, Fault};
 /// Tensors side by side in one piece of an arena.
 #[derive(Debug)]
 struct Allocation {
-    /// Which stretch of memory; 0 in a file.
-    stretch: usize,
+    /// Which segment of memory; 0 in a file.
+    segment: usize,
     start: u64,
     len: u64,
     parts: Vec<TensorRange>,
@@ -89,7 +89,7 @@ impl Coming {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct StoreUsage {
     /// What tensors that wait take now.
     pub in_use: Bytes,
     pub most: Bytes,
@@ -104,7 +104,7 @@ pub struct Taken {
 
 #[derive(Debug)]
 enum ArenaKind {
-    Memory(Vec<Stretch>),
+    Memory(Vec<Segment>),
     File(Box<InFile>),
 }
 
@@ -150,18 +150,18 @@ impl Arena {
         Self { copier: Some(copier), ..Self::in_memory() }
     }
 
-    pub(super) fn taken(&self) -> Taken {
+    pub(super) fn taken(&self) -> StoreUsage {
         let Self { in_use, most, .. } = *self;
         match &self.place {
-            ArenaKind::Memory(stretches) => {
-                let sum = |of: fn(&Stretch) -> u64| Bytes(stretches.iter().map(of).sum());
-                let pinned = |stretch: &Stretch| if stretch.is_pinned { stretch.ranges.end } else { 0 };
-                let touched = |s: &Stretch| if s.is_pinned { s.ranges.end } else { s.ranges.touched };
-                let memory = sum(|stretch| stretch.ranges.end);
-                Taken { in_use, most, memory, touched: sum(touched), pinned: sum(pinned), file: Bytes(0) }
+            ArenaKind::Memory(segments) => {
+                let sum = |of: fn(&Segment) -> u64| Bytes(segments.iter().map(of).sum());
+                let pinned = |segment: &Segment| if segment.is_pinned { segment.ranges.end } else { 0 };
+                let touched = |s: &Segment| if s.is_pinned { s.ranges.end } else { s.ranges.touched };
+                let memory = sum(|segment| segment.ranges.end);
+                StoreUsage { in_use, most, memory, touched: sum(touched), pinned: sum(pinned), file: Bytes(0) }
             }
             ArenaKind::File(file) => {
-                Taken { in_use, most, file: file.scratch.as_ref().map_or(Bytes(0), Scratch::len), ..Taken::default() }
+                StoreUsage { in_use, most, file: file.scratch.as_ref().map_or(Bytes(0), Scratch::len), ..StoreUsage::default() }
             }
         }
     }
@@ -181,8 +181,8 @@ impl Arena {
             parts.push(part);
         }
         let device = tensors.first().map_or(Device::Cpu, Tensor::device);
-        let (stretch, start) = match &mut self.place {
-            ArenaKind::Memory(stretches) => take(stretches, len, device),
+        let (segment, start) = match &mut self.place {
+            ArenaKind::Memory(segments) => take(segments, len, device),
             ArenaKind::File(file) => (0, file.take(len)?),
         };
         for part in &mut parts {
@@ -190,7 +190,7 @@ impl Arena {
         }
         // From here on dropping the piece without giving it back would lose its room.
         let copier = self.copier(device);
-        let mut piece = Allocation { stretch, start, len, parts, copier, came: CopyMark::PAST, left: Mutex::new(CopyMark::PAST) };
+        let mut piece = Allocation { segment, start, len, parts, copier, came: CopyMark::PAST, left: Mutex::new(CopyMark::PAST) };
         self.in_use.0 += len;
         self.most = self.most.max(self.in_use);
         let written = self.write(&mut piece, tensors);
@@ -207,10 +207,10 @@ impl Arena {
     fn write(&mut self, piece: &mut Allocation, tensors: &[Tensor]) -> Result<(), Fault> {
         let parts = piece.parts.iter().zip(tensors).filter(|(part, _)| part.len() > 0);
         match &mut self.place {
-            ArenaKind::Memory(stretches) => {
-                let stretch = &mut stretches[piece.stretch];
-                let after = stretch.before_writing(piece.start, piece.len, &piece.copier);
-                let targets: Vec<(Tensor, &Tensor)> = parts.map(|(part, tensor)| (stretch.seen(part), tensor)).collect();
+            ArenaKind::Memory(segments) => {
+                let segment = &mut segments[piece.segment];
+                let after = segment.before_writing(piece.start, piece.len, &piece.copier);
+                let targets: Vec<(Tensor, &Tensor)> = parts.map(|(part, tensor)| (segment.seen(part), tensor)).collect();
                 let copies: Vec<(&Tensor, &Tensor)> = targets.iter().map(|(to, from)| (to, *from)).collect();
                 piece.came = piece.copier.start(CopyStream::ToHost, &copies, &after);
                 Ok(())
@@ -223,7 +223,7 @@ impl Arena {
         let began = Instant::now();
         let copier = self.copier(device);
         let coming = match &mut self.place {
-            ArenaKind::Memory(stretches) => from_memory(&stretches[piece.stretch], piece, device, copier),
+            ArenaKind::Memory(segments) => from_memory(&segments[piece.segment], piece, device, copier),
             ArenaKind::File(file) => {
                 let one = |part: &TensorRange| match part.len() {
                     0 => Ok(Tensor::empty(&part.size[..], (part.kind, device))),
@@ -243,8 +243,8 @@ impl Arena {
             return;
         }
         match &mut self.place {
-            ArenaKind::Memory(stretches) => {
-                stretches[piece.stretch].give(piece.start, piece.len, &piece.copier, [piece.came, *locked(&piece.left)]);
+            ArenaKind::Memory(segments) => {
+                segments[piece.segment].give(piece.start, piece.len, &piece.copier, [piece.came, *locked(&piece.left)]);
             }
             ArenaKind::File(file) => file.ranges.give(piece.start, piece.len),
         }
@@ -252,10 +252,10 @@ impl Arena {
 }
 
 /// Also a copy on the CPU: another tensor may get the memory before the caller is done.
-fn from_memory(stretch: &Stretch, piece: &Allocation, device: Device, copier: Arc<dyn Copier>) -> Coming {
+fn from_memory(segment: &Segment, piece: &Allocation, device: Device, copier: Arc<dyn Copier>) -> Coming {
     let tensors: Vec<Tensor> = piece.parts.iter().map(|part| Tensor::empty(&part.size[..], (part.kind, device))).collect();
     let parts = piece.parts.iter().zip(&tensors).filter(|(part, _)| part.len() > 0);
-    let sources: Vec<(&Tensor, Tensor)> = parts.map(|(part, to)| (to, stretch.seen(part))).collect();
+    let sources: Vec<(&Tensor, Tensor)> = parts.map(|(part, to)| (to, segment.seen(part))).collect();
     let copies: Vec<(&Tensor, &Tensor)> = sources.iter().map(|(to, from)| (*to, from)).collect();
     let done = if Arc::ptr_eq(&copier, &piece.copier) {
         let done = copier.start(CopyStream::ToDevice, &copies, &[piece.came]);

@@ -18,25 +18,25 @@ pub enum CopyStream {
     ToDevice,
 }
 
-/// A point in the order of a lane: the end of some copies.
+/// A point in the order of a stream: the end of some copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyMark {
-    lane: CopyStream,
+    stream: CopyStream,
     number: u64,
 }
 
 impl CopyMark {
     /// The end of copies that were done at once.
-    pub(super) const PAST: Self = Self { lane: CopyStream::ToHost, number: 0 };
+    pub(super) const PAST: Self = Self { stream: CopyStream::ToHost, number: 0 };
 
     #[cfg(test)]
-    pub(super) fn new(lane: CopyStream, number: u64) -> Self {
-        Self { lane, number }
+    pub(super) fn new(stream: CopyStream, number: u64) -> Self {
+        Self { stream, number }
     }
 
     #[cfg(test)]
     pub(super) fn place(self) -> (CopyStream, u64) {
-        (self.lane, self.number)
+        (self.stream, self.number)
     }
 }
 
@@ -44,7 +44,7 @@ pub trait Copier: Debug + Send + Sync {
     /// Asks for copies, each of a tensor (second) over another of the same size and kind (first). They begin when the device has
     /// computed what it was asked for so far, and when what `after` marks is done. What is copied must not be written, nor the target
     /// read or written, before the mark; dropping either is safe, but the host's side is the caller's to keep.
-    fn start(&self, lane: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark;
+    fn start(&self, stream: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark;
 
     /// What the device is asked to compute from now on waits for the mark; the host does not.
     fn wait(&self, mark: CopyMark);
@@ -55,7 +55,7 @@ pub trait Copier: Debug + Send + Sync {
 
     /// The host waits for all copies that are under way, and nothing is kept for their sake any more: after a failure nobody else may come
     /// to wait for them.
-    fn settle(&self);
+    fn drain(&self);
 
     fn measure(&self, _is_on: bool) {}
 
@@ -109,14 +109,14 @@ impl Copier for BlockingCopier {
         true
     }
 
-    fn settle(&self) {}
+    fn drain(&self) {}
 }
 
-/// Copies by two streams of a CUDA device, one for each lane.
+/// Copies by two streams of a CUDA device, one for each direction.
 #[derive(Debug)]
 struct StreamCopier {
     index: usize,
-    lanes: [Mutex<StreamState>; 2],
+    streams: [Mutex<StreamState>; 2],
     /// The device's waits, while they are measured: events before and behind each.
     waits: Mutex<Option<Vec<(CudaEvent, CudaEvent)>>>,
 }
@@ -141,30 +141,30 @@ struct InFlight {
 
 impl StreamCopier {
     fn new(index: usize) -> Self {
-        let lane = || Mutex::new(StreamState { beside: SideStream::new(index), last: 0, under_way: VecDeque::new() });
-        Self { index, lanes: [lane(), lane()], waits: Mutex::default() }
+        let stream = || Mutex::new(StreamState { beside: SideStream::new(index), last: 0, under_way: VecDeque::new() });
+        Self { index, streams: [stream(), stream()], waits: Mutex::default() }
     }
 
-    fn lane(&self, lane: CopyStream) -> MutexGuard<'_, StreamState> {
-        locked(&self.lanes[lane as usize])
+    fn stream(&self, stream: CopyStream) -> MutexGuard<'_, StreamState> {
+        locked(&self.streams[stream as usize])
     }
 
     /// The event of a mark; `None` where it has passed.
     fn event(&self, mark: CopyMark) -> Option<Arc<CudaEvent>> {
-        let lane = self.lane(mark.lane);
-        let event = lane.under_way.iter().find(|copy| copy.number == mark.number).map(|copy| copy.done.clone());
-        drop(lane);
+        let stream = self.stream(mark.stream);
+        let event = stream.under_way.iter().find(|copy| copy.number == mark.number).map(|copy| copy.done.clone());
+        drop(stream);
         event.filter(|event| !event.is_done())
     }
 
     /// Lets go of the targets up to a mark, for which somebody waits or has waited.
     fn let_go(&self, mark: CopyMark) {
-        let mut lane = self.lane(mark.lane);
+        let mut stream = self.stream(mark.stream);
         // To the host nothing is kept for its sake, and others may still have to ask for the event.
-        if mark.lane == CopyStream::ToDevice {
-            lane.under_way.iter_mut().take_while(|copy| copy.number <= mark.number).for_each(|copy| copy.targets.clear());
+        if mark.stream == CopyStream::ToDevice {
+            stream.under_way.iter_mut().take_while(|copy| copy.number <= mark.number).for_each(|copy| copy.targets.clear());
         }
-        lane.sweep();
+        stream.sweep();
     }
 }
 
@@ -177,13 +177,13 @@ impl StreamState {
 }
 
 impl Copier for StreamCopier {
-    fn start(&self, lane: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark {
+    fn start(&self, stream: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark {
         // What is in pieces is put together by the device before.
         let copies: Vec<(&Tensor, Tensor)> = copies.iter().map(|(to, from)| (*to, from.contiguous())).collect();
         let computed = CudaEvent::of_compute(self.index, false);
-        // Asked before the lane is locked: they may be of the same.
+        // Asked before the stream is locked: they may be of the same.
         let after: Vec<Arc<CudaEvent>> = after.iter().filter_map(|mark| self.event(*mark)).collect();
-        let mut own = self.lane(lane);
+        let mut own = self.stream(stream);
         own.sweep();
         own.beside.wait(&computed);
         for event in &after {
@@ -191,15 +191,15 @@ impl Copier for StreamCopier {
         }
         for (to, from) in &copies {
             own.beside.copy(to, from);
-            if lane == CopyStream::ToHost {
+            if stream == CopyStream::ToHost {
                 own.beside.holds(from);
             }
         }
         own.last += 1;
-        let targets = copies.iter().filter(|_| lane == CopyStream::ToDevice).map(|(to, _)| to.shallow_clone()).collect();
+        let targets = copies.iter().filter(|_| stream == CopyStream::ToDevice).map(|(to, _)| to.shallow_clone()).collect();
         let (number, done) = (own.last, Arc::new(own.beside.record()));
         own.under_way.push_back(InFlight { number, done, targets });
-        CopyMark { lane, number }
+        CopyMark { stream, number }
     }
 
     fn wait(&self, mark: CopyMark) {
@@ -225,14 +225,14 @@ impl Copier for StreamCopier {
         self.event(mark).is_none()
     }
 
-    fn settle(&self) {
-        for lane in &self.lanes {
-            let mut lane = locked(lane);
+    fn drain(&self) {
+        for stream in &self.streams {
+            let mut stream = locked(stream);
             // A stream runs in order, so all copies before this one are done too.
-            if let Some(last) = lane.under_way.back() {
+            if let Some(last) = stream.under_way.back() {
                 last.done.finish();
             }
-            lane.under_way.clear();
+            stream.under_way.clear();
         }
     }
 

@@ -42,7 +42,7 @@ pub(super) fn copier() -> Option<Arc<dyn Copier>> {
 
 /// How many copies of this thread's late copier are under way.
 pub(crate) fn copies_in_flight() -> usize {
-    let count = |late: &Arc<DelayedCopier>| locked(&late.lanes).iter().map(|queue| queue.jobs.len()).sum();
+    let count = |late: &Arc<DelayedCopier>| locked(&late.streams).iter().map(|queue| queue.jobs.len()).sum();
     COPIER.with_borrow(|late| late.as_ref().map_or(0, count))
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn copies_in_flight() -> usize {
 /// is there when it is asked for, and nothing that it must wait for is.
 #[derive(Debug, Default)]
 struct DelayedCopier {
-    lanes: Mutex<[Queue; 2]>,
+    streams: Mutex<[Queue; 2]>,
     waits: WaitFault,
 }
 
@@ -67,34 +67,34 @@ struct Job {
     after: Vec<CopyMark>,
 }
 
-/// Makes the next copy of a lane, and whatever that has to wait for.
-fn advance(lanes: &mut [Queue; 2], lane: CopyStream) {
-    let Some(job) = lanes[lane as usize].jobs.pop_front() else { return };
-    job.after.iter().for_each(|&mark| finish(lanes, mark));
+/// Makes the next copy of a stream, and whatever that has to wait for.
+fn advance(streams: &mut [Queue; 2], stream: CopyStream) {
+    let Some(job) = streams[stream as usize].jobs.pop_front() else { return };
+    job.after.iter().for_each(|&mark| finish(streams, mark));
     job.copies.iter().for_each(|(to, from)| to.shallow_clone().copy_(from));
-    lanes[lane as usize].done += 1;
+    streams[stream as usize].done += 1;
 }
 
-fn finish(lanes: &mut [Queue; 2], mark: CopyMark) {
-    let (lane, number) = mark.place();
-    while lanes[lane as usize].done < number {
-        advance(lanes, lane);
+fn finish(streams: &mut [Queue; 2], mark: CopyMark) {
+    let (stream, number) = mark.place();
+    while streams[stream as usize].done < number {
+        advance(streams, stream);
     }
 }
 
 impl Copier for DelayedCopier {
-    fn start(&self, lane: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark {
-        if lane == CopyStream::ToDevice {
+    fn start(&self, stream: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark {
+        if stream == CopyStream::ToDevice {
             // What is read before it has come is wrong.
             for (to, _) in copies {
                 let _ = to.view_dtype(Kind::Uint8).fill_(0x7f);
             }
         }
         let copies = copies.iter().map(|(to, from)| (to.shallow_clone(), from.shallow_clone())).collect();
-        let queue = &mut locked(&self.lanes)[lane as usize];
+        let queue = &mut locked(&self.streams)[stream as usize];
         queue.jobs.push_back(Job { copies, after: after.to_vec() });
         queue.asked += 1;
-        CopyMark::new(lane, queue.asked)
+        CopyMark::new(stream, queue.asked)
     }
 
     fn wait(&self, mark: CopyMark) {
@@ -104,20 +104,20 @@ impl Copier for DelayedCopier {
     }
 
     fn finish(&self, mark: CopyMark) {
-        // The lanes stay locked: threads that share a room may finish each other's copies, and a lane has an order.
-        finish(&mut locked(&self.lanes), mark);
+        // The streams stay locked: threads that share a room may finish each other's copies, and a stream has an order.
+        finish(&mut locked(&self.streams), mark);
     }
 
     fn is_done(&self, mark: CopyMark) -> bool {
-        let (lane, number) = mark.place();
-        locked(&self.lanes)[lane as usize].done >= number
+        let (stream, number) = mark.place();
+        locked(&self.streams)[stream as usize].done >= number
     }
 
-    fn settle(&self) {
-        let lanes = &mut *locked(&self.lanes);
-        for lane in [CopyStream::ToHost, CopyStream::ToDevice] {
-            let last = CopyMark::new(lane, lanes[lane as usize].asked);
-            finish(lanes, last);
+    fn drain(&self) {
+        let streams = &mut *locked(&self.streams);
+        for stream in [CopyStream::ToHost, CopyStream::ToDevice] {
+            let last = CopyMark::new(stream, streams[stream as usize].asked);
+            finish(streams, last);
         }
     }
 
@@ -135,10 +135,10 @@ enum CopyAction {
     Arrive(usize),
     /// The room is given back, whatever is under way.
     Free(usize),
-    /// A lane gets on by itself.
+    /// A stream gets on by itself.
     Advance(CopyStream),
     /// All that is under way comes to its end.
-    Settle,
+    Drain,
 }
 
 fn actions() -> impl Strategy<Value = Vec<CopyAction>> {
@@ -147,7 +147,7 @@ fn actions() -> impl Strategy<Value = Vec<CopyAction>> {
         3 => (0usize..64).prop_map(CopyAction::SetOut),
         2 => (0usize..64).prop_map(CopyAction::Arrive),
         3 => (0usize..64).prop_map(CopyAction::Free),
-        1 => prop_oneof![Just(CopyAction::Advance(CopyStream::ToHost)), Just(CopyAction::Advance(CopyStream::ToDevice)), Just(CopyAction::Settle)],
+        1 => prop_oneof![Just(CopyAction::Advance(CopyStream::ToHost)), Just(CopyAction::Advance(CopyStream::ToDevice)), Just(CopyAction::Drain)],
     ];
     prop::collection::vec(one, 1..80)
 }
@@ -188,8 +188,8 @@ fn all_come_back(form: Form, copier: &Arc<DelayedCopier>, actions: &[CopyAction]
             CopyAction::SetOut(which) if !parked.is_empty() => ahead.push(set_out(&parked[which % parked.len()])),
             CopyAction::Arrive(which) if !ahead.is_empty() => wait(ahead.swap_remove(which % ahead.len())),
             CopyAction::Free(which) if !parked.is_empty() => drop(parked.swap_remove(which % parked.len())),
-            CopyAction::Advance(lane) => advance(&mut locked(&copier.lanes), lane),
-            CopyAction::Settle => copier.settle(),
+            CopyAction::Advance(stream) => advance(&mut locked(&copier.streams), stream),
+            CopyAction::Drain => copier.drain(),
             _ => {}
         }
     }
@@ -219,8 +219,8 @@ fn room_that_was_given_back_waits_for_the_copies_from_it() {
     let second = store.offload(&c).unwrap();
     assert_eq!(store.bytes().most, second.bytes_in_store(), "the same room");
     // The second comes first, as far as it may.
-    advance(&mut locked(&copier.lanes), CopyStream::ToHost);
-    advance(&mut locked(&copier.lanes), CopyStream::ToHost);
+    advance(&mut locked(&copier.streams), CopyStream::ToHost);
+    advance(&mut locked(&copier.streams), CopyStream::ToHost);
     assert!(first.wait(Device::Cpu).unwrap()[0].equal(&a[0]));
     assert!(second.fetch(Device::Cpu).unwrap()[0].equal(&c[0]));
 }
@@ -236,15 +236,15 @@ fn what_has_not_arrived_is_not_there() {
 }
 
 #[test]
-fn what_is_settled_has_come_and_is_kept_for_nobody() {
+fn what_is_drained_has_come_and_is_kept_for_nobody() {
     let copier = Arc::<DelayedCopier>::default();
     let store = Store::copied_by(Form::Plain, copier.clone());
     let a = tensors(5, 4);
     let mut waiting = store.offload(&a).unwrap();
     waiting.prefetch(Device::Cpu).unwrap();
-    let count = || locked(&copier.lanes).each_ref().map(|queue| queue.jobs.len());
+    let count = || locked(&copier.streams).each_ref().map(|queue| queue.jobs.len());
     assert_eq!(count(), [1, 1]);
-    copier.settle();
+    copier.drain();
     assert_eq!(count(), [0, 0]);
     assert!(waiting.tensors_ahead()[0].equal(&a[0]), "nobody had to wait for it");
     let (ahead, again) = (waiting.wait(Device::Cpu).unwrap(), waiting.fetch(Device::Cpu).unwrap());

@@ -1,4 +1,4 @@
-//! Which parts of a stretch of memory or of a file are free: taken from the front, given back in any order.
+//! Which parts of a segment of memory or of a file are free: taken from the front, given back in any order.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub(super) struct Ranges {
 }
 
 impl Ranges {
-    /// Makes the stretch longer by a free part.
+    /// Makes the segment longer by a free part.
     pub(super) fn grow(&mut self, more: u64) {
         let start = self.end;
         self.end += more;

@@ -34,7 +34,7 @@ fn described<'a>(file: &'a TensorFile, name: &str) -> Result<(TensorView<'a>, Ve
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Home<'a> {
+pub enum LoadTarget<'a> {
     /// On the host, where the file is mapped if it is of the wanted kind there: to be read.
     File,
     /// On the host, in memory of its own: to be written to.
@@ -42,16 +42,16 @@ pub enum Home<'a> {
     Device(&'a Upload),
 }
 
-/// A tensor of a file, of `kind` and at its `home`. Of the file nothing else stays resident, so that a model that is read tensor by tensor
+/// A tensor of a file, of `kind` and at its `target`. Of the file nothing else stays resident, so that a model that is read tensor by tensor
 /// takes no more than itself and one tensor. A device gets the file's own bytes, and converts them.
-pub fn load_tensor_to(file: &TensorFile, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, Fault> {
-    let tensor = if let Home::Device(upload) = home {
+pub fn load_tensor_to(file: &TensorFile, name: &str, kind: Kind, target: LoadTarget<'_>) -> Result<Tensor, Fault> {
+    let tensor = if let LoadTarget::Device(upload) = target {
         let (view, size, stored) = described(file, name)?;
         upload.bring(view.bytes, &size, stored).map_err(|e| torch(name, &e))?.to_kind(kind)
     } else {
         let stored = load_tensor(file, name)?;
-        match (stored.kind() == kind, home) {
-            (true, Home::File) => return Ok(stored),
+        match (stored.kind() == kind, target) {
+            (true, LoadTarget::File) => return Ok(stored),
             (true, _) => stored.copy(),
             (false, _) => stored.to_kind(kind),
         }
@@ -205,18 +205,18 @@ mod tests {
         let file = TensorFile::open(&path).unwrap();
         let upload = Upload::to(Device::Cpu);
         for kind in [Kind::Float, Kind::BFloat16] {
-            for home in [Home::File, Home::Host, Home::Device(&upload)] {
-                let mut found = load_tensor_to(&file, "x", kind, home).unwrap();
-                assert!(found.kind() == kind && found.equal(&x.to_kind(kind)), "{kind:?} {home:?}");
+            for target in [LoadTarget::File, LoadTarget::Host, LoadTarget::Device(&upload)] {
+                let mut found = load_tensor_to(&file, "x", kind, target).unwrap();
+                assert!(found.kind() == kind && found.equal(&x.to_kind(kind)), "{kind:?} {target:?}");
                 let lies_in_file = found.data_ptr().cast_const().cast::<u8>() == file.get("x").unwrap().bytes.as_ptr();
-                assert_eq!(lies_in_file, kind == Kind::Float && matches!(home, Home::File), "{kind:?} {home:?}");
+                assert_eq!(lies_in_file, kind == Kind::Float && matches!(target, LoadTarget::File), "{kind:?} {target:?}");
                 if !lies_in_file {
                     let _ = found.fill_(7.0);
                 }
             }
         }
         assert!(load_tensor(&file, "x").unwrap().equal(&x));
-        assert!(load_tensor_to(&file, "y", Kind::Float, Home::Host).is_err());
+        assert!(load_tensor_to(&file, "y", Kind::Float, LoadTarget::Host).is_err());
     }
 
     #[test]

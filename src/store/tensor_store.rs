@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tch::{Kind, Tensor};
 
-use super::arena::{Arena, Taken};
+use super::arena::{Arena, StoreUsage};
 #[cfg(test)]
 use super::copier::Copier;
 use super::ranges::aligned;
@@ -68,7 +68,7 @@ impl Store {
         self.form
     }
 
-    pub fn bytes(&self) -> Taken {
+    pub fn bytes(&self) -> StoreUsage {
         locked(&self.arena).taken()
     }
 
@@ -200,6 +200,6 @@ mod tests {
         let store = Store::in_file(Form::Plain, None, "test");
         let error = store.offload(&Tensor::zeros([4], (Kind::Float, CPU))).unwrap_err();
         assert_eq!(error.to_string(), "no directory is given for scratch files");
-        assert_eq!(store.bytes(), Taken::default());
+        assert_eq!(store.bytes(), StoreUsage::default());
     }
 }

@@ -7,7 +7,7 @@ use tch::Device;
 
 use super::meter::StepMeter;
 use super::{
-    FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, TrainStep, as_headed, build, settled_alike, tiling,
+    FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, TrainStep, as_headed, build, resolved_alike, tiling,
 };
 use crate::data::Batch;
 use crate::dist::ProcessGroup;
@@ -66,7 +66,8 @@ impl Bench {
             ("`--tokens`".to_owned(), format!("{:?}", options.tokens)),
             ("all weights are trained".to_owned(), recipe.lora.is_none().to_string()),
         ]);
-        let (recipe, planned) = settled_alike(world, &recipe, asked, |recipe| tiling::settled(recipe, &config, &batch, machine))?;
+        let (recipe, planned) =
+            resolved_alike(world, &recipe, asked, |recipe| tiling::resolved(recipe, &config, &batch, machine))?;
         let engine = build::engine(&recipe, &config, None, None)?;
         let engine = FallbackEngine::of_recipe(engine, &recipe, None);
         let trained = TrainedPart::of(&config, recipe.lora.as_ref())?;

@@ -79,7 +79,7 @@ pub fn calibrate(
     dataset: &Dataset,
     means: &[usize],
 ) -> Result<Calibrated, Fault> {
-    let least = Calibration::FEWEST_TOKENS;
+    let least = Calibration::MIN_TOKENS;
     let fewest = means.iter().map(|mean| 2 * mean).max().unwrap_or(0).max(least);
     let samples: Vec<usize> = (0..dataset.len()).filter(|&sample| dataset.lengths()[sample] >= fewest).collect();
     if samples.is_empty() {
@@ -114,9 +114,14 @@ pub fn calibrate(
     })?;
     let fitted: Vec<f64> = fits.iter().flatten().map(|fit| fit.explained).collect();
     let explained = fitted.iter().sum::<f64>() / fitted.len() as f64;
-    let cache_lengths = cache_lengths.filter(|_| explained.is_finite()).ok_or_else(|| {
-        Fault::data("the samples tell of fewer entries than the model has channels", "take more samples, or longer ones")
-    })?;
+    let Some(cache_lengths) = cache_lengths.filter(|_| !fitted.is_empty()) else {
+        let message = "the samples tell of fewer entries than the model has channels";
+        return Err(Fault::data(message, "take more samples, or longer ones"));
+    };
+    if !explained.is_finite() {
+        let message = "all entries of a layer are equally important for the loss: no gate can tell them apart";
+        return Err(Fault::data(message, "take samples whose targets depend on earlier tokens"));
+    }
     let outputs = fits.into_iter().map(|fit| fit.map(|fit| fit.output));
     let gates = Gates::linear(model.config(), outputs.zip(calibration.queries()));
     let predicts_answers = 8 * num_targets < num_tokens;

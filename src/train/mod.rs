@@ -36,13 +36,13 @@ pub use interrupt::Interrupt;
 pub use meter::StepMeter;
 pub use oom_fallback::{FallbackEngine, ends_rounding};
 pub use progress::RESOLVED_RECIPE;
-pub use ranks::{MicroBatchAssignment, RunRanks, ShardedOptimizerState, check_even, check_same_evaluation, settled_alike};
+pub use ranks::{MicroBatchAssignment, RunRanks, ShardedOptimizerState, check_even, check_same_evaluation, resolved_alike};
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume, resume_or_run};
-pub use run::{Ended, run};
+pub use run::{RunOutcome, run};
 pub use schedule::RunSchedule;
 pub use step::TrainStep;
 pub use teacher::Teacher;
-pub use tiling::{ResolvedRun, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data};
+pub use tiling::{ResolvedRun, disk_of_run, heaviest, machine_of_trial, plan, resolved, resolved_with_data};
 pub use trainer::{Start, Trainer};
 
 use std::path::Path;

@@ -111,7 +111,7 @@ impl FallbackEngine {
             self.retile(model, smaller)?;
             // Copies that nobody waited for keep what they were to fill: memory of the cell that failed.
             guarded(|| {
-                copier_of(model.device()).settle();
+                copier_of(model.device()).drain();
                 Ok(())
             })?;
             release_cached_memory(model.device());

@@ -8,7 +8,7 @@ use super::run::{begin, go_on, no_signals, run};
 use super::saved_split::SavedSplit;
 use super::saving::listed_differences;
 use super::sealed_recipe::{changed_file, check_recipe, write_recipe};
-use super::{Ended, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, Trainer, build};
+use super::{RESOLVED_RECIPE, RunOutcome, RunRanks, RunSchedule, Start, Trainer, build};
 use crate::checkpoint::{self, FINAL, SaveKind};
 use crate::files::{self, ReadLock, RunLock};
 use crate::optim::learning_rate;
@@ -84,12 +84,12 @@ fn named(run: &Path, name: &str) -> Result<PathBuf, Fault> {
 }
 
 /// Goes on with the run in `dir`, from the newest checkpoint or the one named `from`.
-pub fn resume(dir: &Path, from: Option<&str>, overrides: &[String], how: Start<'_>) -> Result<Ended, Fault> {
+pub fn resume(dir: &Path, from: Option<&str>, overrides: &[String], how: Start<'_>) -> Result<RunOutcome, Fault> {
     resume_as(dir, from, |path, _| Ok(Recipe::load(path, overrides)?.recipe), how)
 }
 
 /// Goes on with the run of `recipe` in `dir`, or begins it where none has begun there: what is started again and again by the same command.
-pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<Ended, Fault> {
+pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<RunOutcome, Fault> {
     let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
     // The first rank says so for all: when others look it may have begun already.
     let has_begun = ranks.world.agree("looking for a run", Ok(dir.join(RESOLVED_RECIPE).exists()))?.swap_remove(0);
@@ -117,7 +117,7 @@ fn resume_as(
     from: Option<&str>,
     as_asked: impl Fn(&Path, &Recipe) -> Result<Recipe, Fault>,
     how: Start<'_>,
-) -> Result<Ended, Fault> {
+) -> Result<RunOutcome, Fault> {
     let path = resolved_recipe(dir)?;
     let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
     let _lock = ranks.world.first("taking the directory of the run", || RunLock::acquire(dir))?;
@@ -145,7 +145,7 @@ fn resume_as(
             .first("removing checkpoints", || checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep))?;
         let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
         console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
-        return Ok(Ended { signal: None, memory: None, summary: None });
+        return Ok(RunOutcome { signal: None, memory: None, summary: None });
     }
     start.as_ref().map(|start| trainer.load_optimizer(start)).transpose()?;
     if !has_split {

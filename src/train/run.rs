@@ -19,7 +19,7 @@ use crate::report::summary::RunSummary;
 use crate::units::{Exit, Fault, abridged};
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ended {
+pub struct RunOutcome {
     /// The signal that has ended it, after the last step was saved; none where all steps are made.
     pub signal: Option<i32>,
     /// The run's memory by part, where it was watched.
@@ -29,7 +29,7 @@ pub struct Ended {
 }
 
 /// Begins a run in `dir`, which must be empty or not exist.
-pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, Fault> {
+pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<RunOutcome, Fault> {
     // These checks come before anything is loaded or made, so that a refused run leaves nothing behind.
     let is_first = start.world.is_first();
     if is_first {
@@ -55,7 +55,7 @@ fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, Fault> {
 }
 
 /// From before the first step to the end.
-pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, Fault> {
+pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<RunOutcome, Fault> {
     interrupt.watch_for_stops().map_err(|error| no_signals(&error))?;
     let mut callback = RunCallback::begin(trainer, None, interrupt)?;
     if trainer.recipe.eval.initial {
@@ -108,7 +108,7 @@ enum RunState {
     Interrupted,
 }
 
-pub(super) fn go_on(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<Ended, Fault> {
+pub(super) fn go_on(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunOutcome, Fault> {
     // Reading and tokenising may have taken more than a step does, on other threads.
     give_free_memory_back();
     let mut state = next_state(trainer, callback);
@@ -194,21 +194,21 @@ fn save_unsaved(trainer: &Trainer, callback: &RunCallback, kind: SaveKind) -> Re
     Ok(())
 }
 
-fn finish(trainer: &Trainer, callback: &mut RunCallback) -> Result<Ended, Fault> {
+fn finish(trainer: &Trainer, callback: &mut RunCallback) -> Result<RunOutcome, Fault> {
     // What the optimiser holds stays in a checkpoint of the step.
     save_unsaved(trainer, callback, trainer.save_due().unwrap_or(SaveKind::Intermediate))?;
     // `final` comes last: where it is, nothing is missing.
     let summary = callback.end(trainer, "finished")?;
     callback.saved(trainer.save(SaveKind::Final)?);
-    let ended = Ended { signal: None, memory: trainer.memory_by_part(), summary };
+    let ended = RunOutcome { signal: None, memory: trainer.memory_by_part(), summary };
     callback.output_fault.take().map_or(Ok(ended), Err)
 }
 
 /// The end of a run that was asked to stop.
-fn interrupted(trainer: &Trainer, callback: &RunCallback) -> Result<Ended, Fault> {
+fn interrupted(trainer: &Trainer, callback: &RunCallback) -> Result<RunOutcome, Fault> {
     let summary = callback.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
     let signal = Some(trainer.ranks.signal().unwrap_or_default());
-    Ok(Ended { signal, memory: trainer.memory_by_part(), summary })
+    Ok(RunOutcome { signal, memory: trainer.memory_by_part(), summary })
 }
 
 /// Handlers of signals that cannot be installed.

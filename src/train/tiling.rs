@@ -15,15 +15,15 @@ use crate::report::console;
 use crate::units::{Bytes, Fault};
 
 /// Batches that are weighed to find the heaviest; of more some are, from the longest to the widest.
-const MOST_WEIGHED: usize = 24;
+const MAX_BATCHES: usize = 24;
 
 /// The heaviest batch of a training set. Of batches of so many tokens, which may be long or wide, it is the one whose step takes the most
 /// memory in the recipe's tiling.
 pub fn heaviest(recipe: &Recipe, config: &ModelConfig, data: &Dataset, machine: Machine) -> Result<Batch, Fault> {
     let mut largest = largest_batches(data.lengths(), recipe.train.batch_size, recipe.data.order);
-    if largest.len() > MOST_WEIGHED {
+    if largest.len() > MAX_BATCHES {
         let last = largest.len() - 1;
-        largest = (0..MOST_WEIGHED).map(|index| largest[index * last / (MOST_WEIGHED - 1)].clone()).collect();
+        largest = (0..MAX_BATCHES).map(|index| largest[index * last / (MAX_BATCHES - 1)].clone()).collect();
     }
     let mut heaviest = None;
     for samples in &largest {
@@ -67,18 +67,18 @@ pub fn plan<T>(
     ask: impl FnOnce(&Planner<'_>) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     let trained = TrainedPart::of(config, recipe.lora.as_ref())?;
-    let kv = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
+    let kv = Settings::resolved(config, &recipe.kv_cache, &recipe.grad)?;
     ask(&Planner { recipe, config, kv: &kv, trained: &trained, batch, machine })
 }
 
 /// The recipe with nothing left open, and what its step on `batch` would take; says what was decided.
-pub fn settled(
+pub fn resolved(
     mut recipe: Recipe,
     config: &ModelConfig,
     batch: &Batch,
     machine: Machine,
 ) -> Result<(Recipe, Alternative), Fault> {
-    recipe.kv_cache = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
+    recipe.kv_cache = Settings::resolved(config, &recipe.kv_cache, &recipe.grad)?;
     if recipe.grad.open.is_empty() {
         let planned = plan(&recipe, config, batch, machine, |planner| planner.keeping(&recipe.grad))?;
         recipe.grad = planned.grad.clone();
@@ -154,7 +154,7 @@ fn with_fewer_graphs(
 
 /// Opens a recipe's data, shows them to `opened`, and decides what it leaves open for the heaviest batch; `run` is where scratch files
 /// go.
-pub fn settled_with_data(
+pub fn resolved_with_data(
     recipe: Recipe,
     config: &ModelConfig,
     tokenizer: Option<&Tokenizer>,
@@ -171,7 +171,7 @@ pub fn settled_with_data(
     build::check_lengths(&engine, &data)?;
     let batch = heaviest(&recipe, config, &data.train, machine)?;
     let (is_open, leaves_graphs) = (!recipe.grad.is_closed(), recipe.grad.keep_graph == KeepGraph::Auto);
-    let (mut recipe, mut planned) = settled(recipe, config, &batch, machine)?;
+    let (mut recipe, mut planned) = resolved(recipe, config, &batch, machine)?;
     if leaves_graphs && planned.fits {
         let kept = recipe.grad.keep_graph;
         planned = with_fewer_graphs(&mut recipe, config, &data.train, machine, planned)?;

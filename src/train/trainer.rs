@@ -93,8 +93,8 @@ impl Trainer {
         let model_hash = fingerprint(&recipe.model.path)?;
         ranks.check_same("loading the model", of_model(&model_hash, &model)?)?;
         let tokenizer = machine.including(|| Tokenizer::load_if_present(&recipe.model.path))?;
-        let settle = |recipe| tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {});
-        let ResolvedRun { recipe, planned, engine, data, machine } = ranks.settled(recipe, dir, settle)?;
+        let resolve = |recipe| tiling::resolved_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {});
+        let ResolvedRun { recipe, planned, engine, data, machine } = ranks.resolved(recipe, dir, resolve)?;
         ranks.check_same("opening the data", of_data(&data))?;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
         let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), &engine, &model)?;

@@ -97,7 +97,7 @@ fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mu
     let ids: Vec<i64> = batch.sequences.iter().flat_map(padded).collect();
     let ids = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, total as i64]).to_device(model.device());
     let samples: Vec<u64> = batch.sequences.iter().map(|r| r.sample).collect();
-    let place = DropoutContext { dropout: context.dropout, samples: &samples };
+    let dropout = DropoutContext { dropout: context.dropout, samples: &samples };
     // A rotation that depends on the length of its sequence does so without pads.
     let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
     let position = Tensor::arange(total as i64, (Kind::Int64, model.device()));
@@ -106,7 +106,7 @@ fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mu
     // Plain autograd keeps them all.
     model.bring_layers(0..model.config().num_layers(), None);
     for layer in 0..model.config().num_layers() {
-        hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, attend)?;
+        hidden = model.layer(LayerIdx(layer), &hidden, &positions, &dropout, attend)?;
     }
     Ok(hidden)
 }

@@ -50,9 +50,9 @@ fn follow(
     let mut gone = vec![vec![vec![STAYS; tokens]; groups]; batch];
     for span in &log.spans {
         let victims = log.layers[layer].victims(span.index);
-        if let Some(quota) = log.layers[layer].quota().filter(|quota| quota.index == span.index) {
-            divide(&mut slots, &mut gone, quota, span.start).map_err(|e| impossible(layer, span.index, &e.to_string()))?;
-            capacity = quota.slots;
+        if let Some(budgets) = log.layers[layer].budgets().filter(|budgets| budgets.index == span.index) {
+            divide(&mut slots, &mut gone, budgets, span.start).map_err(|e| impossible(layer, span.index, &e.to_string()))?;
+            capacity = budgets.slots;
         }
         // Nobody asks any more what one that has left would hold.
         for b in 0..span.num_sequences() {
@@ -75,15 +75,15 @@ fn impossible(layer: usize, chunk: usize, what: &str) -> Fault {
 }
 
 /// Slots are shared out: what exceeds a head's share leaves, and all heads get as many slots as the largest share.
-fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], quota: &HeadBudgets, start: usize) -> Result<(), TchError> {
-    for (b, sequence) in slots.iter_mut().enumerate().take(quota.shares.len()) {
+fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], budgets: &HeadBudgets, start: usize) -> Result<(), TchError> {
+    for (b, sequence) in slots.iter_mut().enumerate().take(budgets.shares.len()) {
         for (g, head) in sequence.iter_mut().enumerate() {
-            let leaving: Vec<bool> = Vec::try_from(quota.leaving_bgc.get(b as i64).get(g as i64).contiguous())?;
+            let leaving: Vec<bool> = Vec::try_from(budgets.leaving_bgc.get(b as i64).get(g as i64).contiguous())?;
             for (position, _) in head.iter_mut().zip(leaving).filter(|(position, leaves)| *leaves && **position >= 0) {
                 gone[b][g][*position as usize] = start as i64;
                 *position = -1;
             }
-            head.resize(quota.slots, -1);
+            head.resize(budgets.slots, -1);
         }
     }
     Ok(())

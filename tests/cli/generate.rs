@@ -207,6 +207,7 @@ fn what_can_not_be_continued() {
     let place = Place::new();
     for (more, words) in [
         (&["--prompt", "x", "--temperature", "0"][..], "take the most likely token with `--greedy`"),
+        (&["--prompt", "x", "--temperature", "-1"], "take the most likely token with `--greedy`"),
         (&["--prompt", "x", "--max-new-tokens", "40000"], "are more than the 32768 positions of the model"),
         (&["--prompt-tokens", "1,b"], "`--prompt-tokens` takes token ids with commas between them, found `1,b`"),
         (&["--prompt", ""], "the prompt has no tokens"),

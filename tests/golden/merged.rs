@@ -220,11 +220,11 @@ fn an_export_is_whole_or_nothing_and_overwrites_nothing() {
     let name = fixture("adapter-qwen2");
     let names = || fs::read_dir(dir.path()).unwrap().count();
     let calls = std::cell::Cell::new(0);
-    let goes_on = || {
+    let should_continue = || {
         calls.set(calls.get() + 1);
         calls.get() < 12
     };
-    let error = export(&trained(&base, &name), ExportTarget::Merged, &out, &goes_on).unwrap_err();
+    let error = export(&trained(&base, &name), ExportTarget::Merged, &out, &should_continue).unwrap_err();
     assert!(error.to_string().contains("interrupted"), "{error}");
     assert_eq!((names(), calls.get()), (1, 12));
     // An empty directory may be there, another may not.

@@ -15,8 +15,8 @@ const CASE: Case =
     Case { policy: "dense", lengths: &[600, 530], chunk: 50, cache: &[600], heads: (4, 2), width: Width::Chunks(2), ..PLAIN };
 
 /// Of `engine::importance`.
-const NEAR: i64 = 192;
-const FEWEST_QUERIES: i64 = 256;
+const MIN_DISTANCE: i64 = 192;
+const MIN_QUERIES: i64 = 256;
 const SINKS: i64 = 4;
 
 /// Dense causal attention whose scores are leaves to differentiate by.
@@ -86,8 +86,8 @@ fn least_squares(x_bte: &Tensor, squared_bgtt: &Tensor) -> [Tensor; 2] {
         for (b, len) in lengths.clone().enumerate() {
             for position in (start..(start + chunk).min(len)).filter(|&position| position >= SINKS) {
                 // Whole chunks count, from the first that begins far enough behind.
-                let first = (position + NEAR + chunk - 1) / chunk * chunk;
-                if len - first >= FEWEST_QUERIES {
+                let first = (position + MIN_DISTANCE + chunk - 1) / chunk * chunk;
+                if len - first >= MIN_QUERIES {
                     let of_entry_gt = squared_bgtt.get(b as i64).select(2, position).narrow(1, first, len - first);
                     means.push(of_entry_gt.sum_dim_intlist(&[1i64][..], false, Kind::Double) / (len - first) as f64);
                     xs.push(x_bte.get(b as i64).get(position));
@@ -118,7 +118,7 @@ fn slots_by_sorting(layers: &[(Tensor, Tensor)], mean: usize) -> Vec<usize> {
             for (b, &len) in CASE.lengths.iter().enumerate().filter(|(_, len)| start < **len) {
                 caches += 2.0;
                 for position in 0..start {
-                    let first = (position + NEAR as usize).div_ceil(CASE.chunk) * CASE.chunk;
+                    let first = (position + MIN_DISTANCE as usize).div_ceil(CASE.chunk) * CASE.chunk;
                     let later = squared_bgtt.get(b as i64).select(2, position as i64);
                     let from = first.max(start).min(len) as i64;
                     let sum_g = later.narrow(1, from, len as i64 - from).sum_dim_intlist(&[1i64][..], false, Kind::Double);

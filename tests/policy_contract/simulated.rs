@@ -76,11 +76,11 @@ impl<'a> Played<'a> {
     fn step(&mut self, span: &ChunkSpan, policy: &dyn Policy, reference: &mut SlowPolicy<'_>) {
         self.cache.enter(span);
         wander(&mut self.cache, span, 0);
-        if let Some(quota) = self.cache.allocate(policy, span) {
-            assert!(self.log.quota().is_none(), "{:?}, chunk {}: shared out twice", self.scene, span.index);
-            self.log.record_quota(quota);
+        if let Some(budgets) = self.cache.allocate(policy, span) {
+            assert!(self.log.budgets().is_none(), "{:?}, chunk {}: shared out twice", self.scene, span.index);
+            self.log.record_budgets(budgets);
         }
-        apply_budget(&mut self.cache, &self.log, span);
+        apply_budgets(&mut self.cache, &self.log, span);
         let victims = self.cache.decide(policy, span);
         self.check_victims(span, victims.as_ref());
         self.log.record(victims);
@@ -110,26 +110,26 @@ impl<'a> Played<'a> {
         format!("{:?}, chunk {}, sequence {sequence}, head {head}: {positions:?}", self.scene, span.index)
     }
 
-    /// The quota in force when a chunk is written.
-    fn quota(&self, span: &ChunkSpan) -> Option<&HeadBudgets> {
-        self.log.quota().filter(|quota| quota.index <= span.index)
+    /// The budgets in force when a chunk is written.
+    fn budgets(&self, span: &ChunkSpan) -> Option<&HeadBudgets> {
+        self.log.budgets().filter(|budgets| budgets.index <= span.index)
     }
 
     /// Slots of a head that may hold something.
     fn share(&self, span: &ChunkSpan, sequence: usize, head: usize) -> usize {
-        self.quota(span).map_or(self.shape.cache_length, |quota| quota.shares[sequence][head])
+        self.budgets(span).map_or(self.shape.cache_length, |budgets| budgets.shares[sequence][head])
     }
 
     /// Together what the heads would have had anyway, each at least its floor, no buffer longer than twice the cache.
     fn check_shares(&self, span: &ChunkSpan, reference: &SlowPolicy<'_>) {
-        let Some(quota) = self.quota(span) else { return };
+        let Some(budgets) = self.budgets(span) else { return };
         let (scene, capacity, groups) = (self.scene, self.shape.cache_length, self.shape.groups as usize);
         let floor = (scene.rule().2.unwrap() * capacity as f64) as usize;
-        assert!((capacity..=2 * capacity).contains(&quota.slots), "{scene:?}: {quota:?}");
-        for (sequence, shares) in quota.shares.iter().enumerate() {
+        assert!((capacity..=2 * capacity).contains(&budgets.slots), "{scene:?}: {budgets:?}");
+        for (sequence, shares) in budgets.shares.iter().enumerate() {
             assert_eq!(shares.iter().sum::<usize>(), groups * capacity, "{scene:?}, sequence {sequence}: {shares:?}");
             assert!(
-                shares.iter().all(|share| (floor..=quota.slots).contains(share)),
+                shares.iter().all(|share| (floor..=budgets.slots).contains(share)),
                 "{scene:?}, sequence {sequence}: {shares:?}"
             );
             if let Some(expected) = reference.shares(sequence) {
@@ -141,7 +141,7 @@ impl<'a> Played<'a> {
     /// As many as the chunk needs, all different, all of slots in use.
     fn check_victims(&self, span: &ChunkSpan, victims: Option<&Victims>) {
         let (scene, filled) = (self.scene, self.cache.positions().size()[2]);
-        let slots = self.quota(span).map_or(self.shape.cache_length, |quota| quota.slots);
+        let slots = self.budgets(span).map_or(self.shape.cache_length, |budgets| budgets.slots);
         let needed = span.evictions(filled as usize, slots);
         assert_eq!(victims.map_or(0, Victims::len), needed, "{scene:?}, chunk {}", span.index);
         let Some(victims) = victims else { return };
@@ -205,7 +205,7 @@ impl<'a> Played<'a> {
         let (width, region) = (self.shape.head_dim as usize, self.cache.region(span));
         let of_region = by_head(&self.cache.positions().narrow(2, region, span.len as i64));
         // What stands where nothing is in use is masked.
-        let is_masked = self.cache.region_in_use(span).is_some_and(|in_use| {
+        let is_masked = self.cache.valid_in_region(span).is_some_and(|in_use| {
             let held = self.cache.positions().narrow(2, region, span.len as i64).ge(0);
             assert!(in_use.equal(&held), "{:?}, chunk {}", self.scene, span.index);
             true
@@ -267,7 +267,7 @@ impl<'a> Played<'a> {
         let tokens = self.content.chunk(span.start, &span.real, span.len);
         cache.enter(span);
         wander(cache, span, 3);
-        apply_budget(cache, &self.log, span);
+        apply_budgets(cache, &self.log, span);
         cache.write(span, cache.recall(&self.log, span).unwrap(), &tokens).unwrap();
     }
 
@@ -278,10 +278,11 @@ impl<'a> Played<'a> {
             self.assert_same(&self.cache, &self.snapshots[span.index], || format!("before chunk {} is unwound", span.index));
             wander(&mut self.cache, span, 4);
             let tokens = self.content.chunk(span.start, &span.real, span.len);
-            let own = self.cache.recompose(span, &self.undo[span.index], &tokens);
+            let undo = &self.undo[span.index];
+            let own = self.cache.recompose(&self.cache.placement(span, undo), undo, &tokens);
             let is_same = own.planes().zip(self.composed[span.index].planes()).all(|(own, composed)| own.equal(composed));
             assert!(is_same, "{:?}: chunk {} composed again", self.scene, span.index);
-            self.cache.unwind(span, &self.undo[span.index]).unwrap();
+            self.cache.unwind(span, undo).unwrap();
             assert_eq!(self.cache.num_chunks(), span.index);
         }
         assert_eq!(self.cache.positions().size()[2], 0);
@@ -324,10 +325,10 @@ fn wander(cache: &mut LayerCache, span: &ChunkSpan, moment: usize) {
     }
 }
 
-/// Brings the quota into force where its chunk has come, as the engine does.
-fn apply_budget(cache: &mut LayerCache, log: &LayerLog, span: &ChunkSpan) {
-    if let Some(quota) = log.quota().filter(|quota| quota.index == span.index) {
-        cache.apply_budget(quota);
+/// Brings the budgets into force where its chunk has come, as the engine does.
+fn apply_budgets(cache: &mut LayerCache, log: &LayerLog, span: &ChunkSpan) {
+    if let Some(budgets) = log.budgets().filter(|budgets| budgets.index == span.index) {
+        cache.apply_budgets(budgets);
     }
 }
 

@@ -46,7 +46,7 @@ impl Policy for Dropkv {
 }
 
 /// The least that others count of a query, as in the code of the paper.
-const LEAST_REST: f64 = 1e-6;
+const MIN_REST: f64 = 1e-6;
 /// A query of which others get no more sees one entry alone, which moves nothing.
 const ALONE: f64 = 1e-12;
 
@@ -64,7 +64,7 @@ fn perturbation(weight_bhwc: &Tensor, v_bgcd: &Tensor) -> Tensor {
     let total = weight.sum_dim_intlist(&[-1i64][..], true, None).clamp_min(1.0);
     let out = weight.matmul(&v_bgcd) / &total;
     let rest = total - &weight;
-    let sensitivity = (&weight / rest.clamp_min(LEAST_REST)).square().where_scalarother(&rest.gt(ALONE), 0.0);
+    let sensitivity = (&weight / rest.clamp_min(MIN_REST)).square().where_scalarother(&rest.gt(ALONE), 0.0);
     let squares = |x: &Tensor| x.square().sum_dim_intlist(&[-1i64][..], true, None);
     let of_values = sensitivity.sum_dim_intlist(&[2i64][..], false, None) * squares(&v_bgcd).squeeze_dim(-1);
     let of_outputs = sensitivity.transpose(-1, -2).matmul(&squares(&out)).squeeze_dim(-1);

@@ -104,7 +104,7 @@ impl CacheArguments {
                     continue;
                 }
                 let cache = cache_overrides(policy.filter(|_| !is_own), length, is_dense);
-                recipes.push(target.recipe(&[&cache[..], set].concat())?.0);
+                recipes.push(target.recipe(&[set, &cache[..]].concat())?.0);
             }
         }
         Ok(recipes)

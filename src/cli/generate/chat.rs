@@ -135,7 +135,7 @@ impl<'a> Chat<'a> {
     /// conversation stays if the prompt is refused.
     fn request(&mut self, rendered: &str, generator: &Generator) -> Result<Request, Fault> {
         let unread = self.kept.as_ref().and_then(|kept| rendered.strip_prefix(&kept.text).map(|rest| (kept, rest)));
-        let goes_on = unread.is_some();
+        let is_continued = unread.is_some();
         let prompt = match unread {
             Some((kept, rest)) => {
                 let mut ids = kept.session.ids.clone();
@@ -150,13 +150,13 @@ impl<'a> Chat<'a> {
         let mut request = Request { keeps_session, ..Request::new(prompt, self.rules.clone()) };
         generator.check(&request)?;
         request.session = self.kept.take().and_then(|Kept { session: Continued { session, ids }, .. }| {
-            if goes_on {
+            if is_continued {
                 return Some(session);
             }
             let tokens = shared_tokens(self.used.engine.settings(), &ids[..session.num_tokens()], &request.prompt);
             at_beginning(session, tokens)
         });
-        if !goes_on && self.messages.iter().any(|message| message["role"] == "assistant") {
+        if !is_continued && self.messages.iter().any(|message| message["role"] == "assistant") {
             let from = request.session.as_ref().map_or(0, Session::num_tokens);
             console::note(&format!(
                 "the conversation is read again from token {from} on: the template writes earlier messages otherwise"

@@ -17,8 +17,8 @@ const TEMPLATE: &str = include_str!("proposal.toml");
 /// Where no sample is longer, a cache that evicts would spare next to nothing.
 const TINY: usize = 512;
 /// The cache of a recipe that names none.
-const LARGEST_CACHE: usize = 16384;
-const LARGEST_CHUNK: usize = 1024;
+const MAX_CACHE: usize = 16384;
+const MAX_CHUNK: usize = 1024;
 
 struct Seen {
     format: DataFormat,
@@ -78,7 +78,7 @@ impl Seen {
     fn cache_length(&self) -> Option<usize> {
         let longest = self.quantile(1.0).min(self.positions);
         let most = (self.quantile(0.9).min(longest) / 2).max(longest / 8);
-        (longest > TINY).then(|| (1 << most.ilog2()).min(LARGEST_CACHE))
+        (longest > TINY).then(|| (1 << most.ilog2()).min(MAX_CACHE))
     }
 
     /// What the table `[data]` says of samples that are not used as they are.
@@ -111,7 +111,7 @@ impl Seen {
              chunk_size = {:<19} # tokens that are run in one call, at most those of the cache",
             100.0 * longer as f64 / count as f64,
             PolicyRecipe::by_default().to_value(),
-            (cache / 4).min(LARGEST_CHUNK)
+            (cache / 4).min(MAX_CHUNK)
         )
     }
 

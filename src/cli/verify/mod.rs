@@ -73,7 +73,7 @@ impl Verify {
         console::note(&data.report.to_string());
         let mut batch = proof::batch(&data.train, self.samples, self.dump.is_some(), recipe.train.batch_size.sequences())?;
         if let Some(machine) = machine {
-            recipe = train::settled(recipe, &config, &batch, machine)?.0;
+            recipe = train::resolved(recipe, &config, &batch, machine)?.0;
         }
         if let Some(teacher) = Teacher::new(&recipe, &config, None)? {
             teacher.soften(&mut model, &mut batch, &NoObserver)?;

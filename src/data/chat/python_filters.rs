@@ -8,7 +8,7 @@ use super::python_values::{text_of, tojson};
 use super::scan::WALKED;
 
 /// Blanks of an indentation at most.
-const MOST_INDENT: usize = 256;
+const MAX_INDENT: usize = 256;
 
 /// Puts them in place of minijinja's own.
 pub(super) fn add(environment: &mut Environment<'static>) {
@@ -88,8 +88,8 @@ fn indent(text: &str, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let first = options.get::<Option<bool>>("first")?.unwrap_or(false);
     let blank = options.get::<Option<bool>>("blank")?.unwrap_or(false);
     let indentation = match width.as_usize() {
-        Some(width) if width <= MOST_INDENT => " ".repeat(width),
-        Some(width) => return Err(fault(format!("indent: a width of {width} is more than {MOST_INDENT}"))),
+        Some(width) if width <= MAX_INDENT => " ".repeat(width),
+        Some(width) => return Err(fault(format!("indent: a width of {width} is more than {MAX_INDENT}"))),
         None => width.as_str().ok_or_else(|| fault("indent: the width must be a number or a text"))?.to_owned(),
     };
     // One more line end, as Jinja2 adds one before it splits the text into lines.

@@ -10,7 +10,7 @@ use regex::Regex;
 use crate::metrics::is_space;
 
 /// Columns of a padded text at most.
-const MOST_COLUMNS: usize = 1 << 16;
+const MAX_COLUMNS: usize = 1 << 16;
 
 pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let own = match value.kind() {
@@ -194,8 +194,8 @@ fn split_lines(text: &str, keep: bool) -> Value {
 
 fn padded(text: &str, method: &str, args: &[Value]) -> Result<String, Error> {
     let (columns, with): (usize, Option<&str>) = from_args(args)?;
-    if columns > MOST_COLUMNS {
-        return Err(fault(format!("{method}: {columns} columns are more than {MOST_COLUMNS}")));
+    if columns > MAX_COLUMNS {
+        return Err(fault(format!("{method}: {columns} columns are more than {MAX_COLUMNS}")));
     }
     let with = if method == "zfill" { "0" } else { with.unwrap_or(" ") };
     let missing = columns.saturating_sub(text.chars().count());

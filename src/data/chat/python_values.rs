@@ -8,13 +8,13 @@ use minijinja::{Error, Value};
 use super::python_methods::{fault, named};
 
 /// Blanks of an indentation at most.
-const MOST_INDENT: i64 = 256;
+const MAX_INDENT: i64 = 256;
 
 /// Lists within lists at most.
-const MOST_DEPTH: usize = 256;
+const MAX_DEPTH: usize = 256;
 
 /// Bytes of a text of JSON.
-const MOST_TEXT: usize = 32 << 20;
+const MAX_TEXT: usize = 32 << 20;
 
 struct JsonStyle {
     ensure_ascii: bool,
@@ -71,7 +71,7 @@ pub(super) fn text_of(value: &Value) -> String {
 
 fn write_repr(value: &Value, depth: usize, out: &mut String) {
     let kind = value.kind();
-    if depth > MOST_DEPTH {
+    if depth > MAX_DEPTH {
         out.push_str("...");
     } else if let Some(number) = as_float(value) {
         out.push_str(&float_text(number));
@@ -138,8 +138,8 @@ fn indentation(indent: &Value) -> Result<String, Error> {
         return Ok(text.to_owned());
     }
     let width = indent.as_i64().ok_or_else(|| fault("tojson: `indent` must be a number or a text"))?;
-    if width > MOST_INDENT {
-        return Err(fault(format!("tojson: `indent` of {width} is more than {MOST_INDENT}")));
+    if width > MAX_INDENT {
+        return Err(fault(format!("tojson: `indent` of {width} is more than {MAX_INDENT}")));
     }
     Ok(" ".repeat(width.max(0) as usize))
 }
@@ -155,11 +155,11 @@ fn pair_of(separators: &Value) -> Result<(String, String), Error> {
 
 impl JsonStyle {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
-        if depth > MOST_DEPTH {
-            return Err(fault(format!("tojson: more than {MOST_DEPTH} lists within lists")));
+        if depth > MAX_DEPTH {
+            return Err(fault(format!("tojson: more than {MAX_DEPTH} lists within lists")));
         }
-        if out.len() > MOST_TEXT {
-            return Err(fault(format!("tojson: the text is longer than {MOST_TEXT} bytes")));
+        if out.len() > MAX_TEXT {
+            return Err(fault(format!("tojson: the text is longer than {MAX_TEXT} bytes")));
         }
         match value.kind() {
             ValueKind::None => out.push_str("null"),

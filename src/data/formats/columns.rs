@@ -16,7 +16,7 @@ const COMPLETIONS: [&str; 5] = ["completion", "answer", "response", "output", "c
 const REJECTED: &str = "rejected";
 
 /// Letters of a name or a mark at most, in a script that sets no blanks between words.
-const LONGEST_NAME: usize = 8;
+const MAX_NAME: usize = 8;
 
 /// The format of a row by what people call its columns, and whether another column holds words, which would be left out.
 pub(super) fn known_by_others(row: &DataRow) -> Option<(DataFormat, BTreeMap<String, String>, bool)> {
@@ -43,7 +43,7 @@ fn has_words(value: &Value) -> bool {
     match value {
         Value::String(text) => {
             text.contains(char::is_whitespace)
-                || text.chars().filter(|letter| is_of_script_without_blanks(*letter)).nth(LONGEST_NAME).is_some()
+                || text.chars().filter(|letter| is_of_script_without_blanks(*letter)).nth(MAX_NAME).is_some()
         }
         Value::Array(values) => values.iter().any(|value| value.is_object() || has_words(value)),
         Value::Object(fields) => fields.values().any(has_words),

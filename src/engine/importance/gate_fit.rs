@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 use crate::cache::STREAMING_LLM_SINKS;
 
 /// Entries of which fewer queries tell are left out.
-pub(in crate::engine) const FEWEST_QUERIES: usize = 256;
+pub(in crate::engine) const MIN_QUERIES: usize = 256;
 
 /// What is added to an importance before its logarithm, as a part of the mean: far below it, differences decide nothing.
 const FLOOR: f64 = 1e-3;
@@ -41,7 +41,7 @@ impl GateFit {
         let num_tokens = x_bne.size()[1];
         let is_sink = Tensor::arange_start(start as i64, start as i64 + num_tokens, (Kind::Int64, x_bne.device()))
             .lt(STREAMING_LLM_SINKS as i64);
-        let counts_bn = queries_bgn.ge(FEWEST_QUERIES as f64).all_dim(1, false).logical_and(&is_sink.logical_not());
+        let counts_bn = queries_bgn.ge(MIN_QUERIES as f64).all_dim(1, false).logical_and(&is_sink.logical_not());
         let rows = |x: &Tensor| x.flatten(0, 1).index_select(0, &counts_bn.flatten(0, -1).nonzero().squeeze_dim(1));
         let mean_mg = rows(&(sum_bgn / queries_bgn.clamp_min(1.0)).transpose(1, 2)).to_kind(Kind::Double);
         let (count, groups) = mean_mg.size2().unwrap_or_default();

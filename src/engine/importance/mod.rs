@@ -14,13 +14,13 @@ use crate::cache::{ChunkSpan, EntrySums, LayerCache, Placement, Undo};
 use crate::native::cuda::on_device;
 use crate::ops::query_statistics::QuerySums;
 
-pub(super) use gate_fit::FEWEST_QUERIES;
 pub use gate_fit::FittedGate;
 use gate_fit::GateFit;
+pub(super) use gate_fit::MIN_QUERIES;
 pub(super) use slot_demand::{SlotDemand, share_out};
 
 /// Queries nearer than this to an entry do not count: every policy keeps the youngest entries for a while.
-pub(super) const NEAR: usize = 192;
+pub(super) const MIN_DISTANCE: usize = 192;
 
 /// What is learned of one layer's entries.
 #[derive(Debug, Default)]
@@ -78,7 +78,8 @@ impl LayerImportance {
             return;
         }
         let position_bgp = cache.positions().narrow(2, 0, older);
-        let is_far = position_bgp.ge(0).logical_and(&position_bgp.le(span.start as i64 - NEAR as i64)).to_kind(Kind::Float);
+        let is_far =
+            position_bgp.ge(0).logical_and(&position_bgp.le(span.start as i64 - MIN_DISTANCE as i64)).to_kind(Kind::Float);
         let given_bgp = Tensor::cat(&given.collect::<Vec<_>>(), 2).to_kind(Kind::Float) * &is_far;
         let queries: Vec<f32> = span.real.iter().map(|&real| real as f32).collect();
         let queries_bgp = is_far * on_device(&queries, given_bgp.device()).view([-1, 1, 1]);

@@ -8,7 +8,7 @@ const LOWEST: f64 = -120.0;
 const BINS: i64 = 1280;
 
 /// No layer gets less than this part of the mean: texts differ.
-const LEAST: f64 = 0.25;
+const MIN_SHARE: f64 = 0.25;
 
 /// Counts of the entries that stand in a layer's cache, by what they are still worth to the queries that come.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ pub(in crate::engine) fn share_out(demands: &[&SlotDemand], mean: usize, least: 
     let down_to: Vec<Vec<f64>> = demands.iter().map(|demand| demand.down_to()).collect();
     let (total, mean) = (demands.len() * mean, mean as f64);
     let needed = |bin: usize| -> Vec<f64> {
-        let of_layer = |counts: &Vec<f64>| counts.get(bin).map(|slots| slots.max(LEAST * mean).max(least as f64));
+        let of_layer = |counts: &Vec<f64>| counts.get(bin).map(|slots| slots.max(MIN_SHARE * mean).max(least as f64));
         down_to.iter().filter_map(of_layer).collect()
     };
     let fits = |slots: &Vec<f64>| slots.len() == demands.len() && slots.iter().sum::<f64>() <= total as f64;

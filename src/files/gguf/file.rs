@@ -69,8 +69,8 @@ impl GgufFile {
         }
         let file = Self::read_header(path)?;
         let stamps = file.stamps();
-        let is_settled = stamps.iter().all(|stamp| stamp.as_ref().is_some_and(Stamp::is_settled));
-        *last = is_settled.then(|| (stamps, file.clone()));
+        let is_old_enough = stamps.iter().all(|stamp| stamp.as_ref().is_some_and(Stamp::is_old_enough));
+        *last = is_old_enough.then(|| (stamps, file.clone()));
         Ok(file)
     }
 

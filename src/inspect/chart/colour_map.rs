@@ -32,7 +32,7 @@ pub struct ColourMap {
 }
 
 /// The widest plot, in pixels; a map has no more cells in a row.
-pub const MOST_CELLS: usize = 960;
+pub const MAX_CELLS: usize = 960;
 const NARROWEST: usize = 480;
 const LEFT: f64 = 190.0;
 /// Neighbouring labels stand so far apart at least.
@@ -70,7 +70,7 @@ impl ColourMap {
 
     fn layout(&self) -> MapLayout {
         let cells = self.rows.iter().map(|row| row.cells.len()).max().unwrap_or(0).max(1);
-        let (cell, count, groups) = ((MOST_CELLS / cells).max(1), self.rows.len().max(1), self.groups().len());
+        let (cell, count, groups) = ((MAX_CELLS / cells).max(1), self.rows.len().max(1), self.groups().len());
         let row = (560 / count).clamp(2, 20);
         let gap = if groups == count { 0 } else { (row / 3).clamp(1, 4) };
         let (mut tops, mut y) = (Vec::with_capacity(count), 0);
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn nothing_and_very_much_are_drawn_too() {
         assert!(map(0, 0).to_svg("m").contains("a &amp; b"));
-        let large = map(400, MOST_CELLS);
+        let large = map(400, MAX_CELLS);
         let (width, height) = large.size(&large.layout());
         assert!(width < 1200.0 && height < 3000.0, "{width} × {height}");
         assert!(large.to_svg("m").matches("<text").count() < 300);

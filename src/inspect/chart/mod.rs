@@ -6,7 +6,7 @@ mod svg;
 mod terminal;
 mod ticks;
 
-pub use colour_map::{ColourMap, ColourRow, ColourScale, MOST_CELLS};
+pub use colour_map::{ColourMap, ColourRow, ColourScale, MAX_CELLS};
 pub(crate) use curve::{Curve, CurveChart, legend_mark};
 pub use svg::Rgb;
 pub(crate) use svg::escape;

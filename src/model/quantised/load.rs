@@ -233,7 +233,7 @@ impl StoredMatrix<'_> {
     }
 
     /// Refuses zero points of a symmetric matrix that are not 0, which may be written in several ways.
-    fn is_zero(&self, zero: Option<&Tensor>, written: &[i64]) -> Result<(), Fault> {
+    fn check_zero_points(&self, zero: Option<&Tensor>, written: &[i64]) -> Result<(), Fault> {
         let is_written = |value: &i64| zero.is_none_or(|zero| zero.eq(*value).all().int64_value(&[]) != 0);
         let wrong = || self.files.wrong(&self.own("weight_zero_point"), "it is not 0, though the weights are `symmetric`");
         if written.iter().any(is_written) { Ok(()) } else { Err(wrong()) }
@@ -243,7 +243,7 @@ impl StoredMatrix<'_> {
     fn compressed_bytes(&self, is_symmetric: bool) -> Result<PartsAndForm, Fault> {
         let (scale, zero) = (self.finite("weight_scale")?, self.files.raw(&self.own("weight_zero_point"))?);
         if is_symmetric {
-            self.is_zero(zero.as_ref(), &[0])?;
+            self.check_zero_points(zero.as_ref(), &[0])?;
         }
         // With zeros, which are signed too, both are raised by 128.
         let raised = if zero.is_some() { 128.0 } else { 0.0 };
@@ -310,7 +310,7 @@ impl StoredMatrix<'_> {
         let zero = zero.map(|words| unpacked_words(&words.transpose(0, 1).contiguous(), bits, out).transpose(0, 1).contiguous());
         if is_symmetric {
             // As it is, or raised like the codes.
-            self.is_zero(zero.as_ref(), &[0, 1 << (bits - 1)])?;
+            self.check_zero_points(zero.as_ref(), &[0, 1 << (bits - 1)])?;
         }
         let zero = zero.filter(|_| !is_symmetric);
         let groups = self.groups("weight_g_idx", ints, scale.size()[1])?;

@@ -14,7 +14,7 @@ unsafe extern "C" {
         q: *mut C_tensor,
         k: *mut C_tensor,
         v: *mut C_tensor,
-        sight: c_int,
+        mask: c_int,
         scale: f64,
         results: *mut *mut C_tensor,
     ) -> c_int;
@@ -26,7 +26,7 @@ unsafe extern "C" {
         v: *mut C_tensor,
         out: *mut C_tensor,
         lse: *mut C_tensor,
-        sight: c_int,
+        mask: c_int,
         scale: f64,
         results: *mut *mut C_tensor,
     ) -> c_int;
@@ -78,13 +78,13 @@ pub fn vendor_attend(
     q_bhnd: &Tensor,
     k_bgpd: &Tensor,
     v_bgpd: &Tensor,
-    sight: TorchKernelMask,
+    mask: TorchKernelMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor), BackwardError> {
     let [q, k, v] = [q_bhnd, k_bgpd, v_bgpd].map(pointer);
     let mut results = [std::ptr::null_mut(); 2];
     // SAFETY: all are live tensors; there is room for the two results.
-    check(unsafe { kvtune_vendor_attend(vendor as c_int, q, k, v, sight as c_int, scale, results.as_mut_ptr()) })?;
+    check(unsafe { kvtune_vendor_attend(vendor as c_int, q, k, v, mask as c_int, scale, results.as_mut_ptr()) })?;
     // SAFETY: the call succeeded, so both are new tensors that are ours to own.
     let [out, lse] = results.map(|tensor| unsafe { Tensor::from_ptr(tensor) });
     Ok((out, lse))
@@ -99,14 +99,14 @@ pub fn vendor_attend_backward(
     dout_bhnd: &Tensor,
     [q_bhnd, k_bgpd, v_bgpd]: [&Tensor; 3],
     [out_bhnd, lse_bhn]: [&Tensor; 2],
-    sight: TorchKernelMask,
+    mask: TorchKernelMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor, Tensor), BackwardError> {
     let [dout, q, k, v, out, lse] = [dout_bhnd, q_bhnd, k_bgpd, v_bgpd, out_bhnd, lse_bhn].map(pointer);
     let mut results = [std::ptr::null_mut(); 3];
     // SAFETY: all are live tensors; there is room for the three results.
     check(unsafe {
-        kvtune_vendor_attend_backward(vendor as c_int, dout, q, k, v, out, lse, sight as c_int, scale, results.as_mut_ptr())
+        kvtune_vendor_attend_backward(vendor as c_int, dout, q, k, v, out, lse, mask as c_int, scale, results.as_mut_ptr())
     })?;
     // SAFETY: the call succeeded, so all are new tensors that are ours to own.
     let [dq, dk, dv] = results.map(|tensor| unsafe { Tensor::from_ptr(tensor) });

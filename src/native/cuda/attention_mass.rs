@@ -25,8 +25,8 @@ const ROWS_OF_A_SPLIT: usize = 512;
 /// Blocks for each multiprocessor, two of which are at work at once: with fewer, the last ones keep too few of them busy.
 const BLOCKS_EACH: usize = 8;
 /// Sizes above which the kernel's own numbers would not hold an index.
-const LARGEST: i64 = 1 << 30;
-const LARGEST_GRID: usize = 65_535;
+const MAX_INDEX: i64 = 1 << 30;
+const MAX_GRID: usize = 65_535;
 
 /// The parameter of `attention_mass`, as the kernel's text has it.
 #[repr(C)]
@@ -106,8 +106,8 @@ impl Launch {
         let (batch, heads, tokens, _) = q.size4().ok()?;
         let groups = parts.last()?.k.size()[1];
         let slots = parts.iter().map(|part| part.k.size()[2]).sum();
-        let fits = [batch * heads * tokens, slots + KEYS as i64].iter().all(|size| *size < LARGEST);
-        let is_grid = (batch * groups) as usize <= LARGEST_GRID;
+        let fits = [batch * heads * tokens, slots + KEYS as i64].iter().all(|size| *size < MAX_INDEX);
+        let is_grid = (batch * groups) as usize <= MAX_GRID;
         (fits && is_grid).then(|| Self {
             module,
             device,
@@ -187,7 +187,7 @@ impl Launch {
 /// Into how many splits the rows of queries are cut, and how long each is, where there would be so many blocks without.
 fn divided(rows: usize, blocks: usize, multiprocessors: usize) -> (usize, usize) {
     let wanted = (BLOCKS_EACH * multiprocessors).div_ceil(blocks.max(1));
-    let length = rows.div_ceil(wanted.min(LARGEST_GRID)).max(ROWS_OF_A_SPLIT).next_multiple_of(64).max(1);
+    let length = rows.div_ceil(wanted.min(MAX_GRID)).max(ROWS_OF_A_SPLIT).next_multiple_of(64).max(1);
     (rows.div_ceil(length).max(1), length)
 }
 
@@ -220,7 +220,7 @@ mod tests {
                 for multiprocessors in [1, 108, 132] {
                     let (splits, length) = divided(rows, blocks, multiprocessors);
                     assert!(splits * length >= rows && (splits - 1) * length < rows.max(1), "{rows}, {blocks}");
-                    assert!(length >= ROWS_OF_A_SPLIT && splits <= LARGEST_GRID);
+                    assert!(length >= ROWS_OF_A_SPLIT && splits <= MAX_GRID);
                 }
             }
         }

@@ -15,7 +15,7 @@ use rustix::fs::OFlags;
 /// Bytes of a hash, which a file begins with.
 const HASH: usize = 32;
 /// Nothing that is kept is as large.
-const LARGEST: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 /// Bits of a file's mode with which others than its owner may write to it.
 const OTHERS_WRITE: u32 = 0o022;
 
@@ -55,11 +55,11 @@ fn read(folder: &Path, name: &str) -> Option<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(no_link).open(folder.join(name)).ok()?;
     let found = file.metadata().ok()?;
     let is_ours = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & OTHERS_WRITE == 0;
-    if !found.is_file() || !is_ours || found.len() > LARGEST {
+    if !found.is_file() || !is_ours || found.len() > MAX_BYTES {
         return None;
     }
     let mut bytes = Vec::new();
-    file.take(LARGEST).read_to_end(&mut bytes).ok()?;
+    file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
     let (hash, kept) = bytes.split_at_checked(HASH)?;
     (blake3::hash(kept).as_bytes() == hash).then(|| kept.to_vec())
 }

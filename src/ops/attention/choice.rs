@@ -14,7 +14,7 @@ use crate::native::locked;
 
 /// The kernel for whole chunks attends to so many pairs of lengths at most: libtorch keeps a plan for each as long as the process lives, and
 /// the past of a cache that grows is longer with every chunk.
-const MOST_PLANS: usize = 64;
+const MAX_PLANS: usize = 64;
 
 /// Lengths of a chunk and of what it attends to, for which there are plans.
 type PlannedLengths = BTreeSet<(i64, i64)>;
@@ -25,7 +25,7 @@ static PLANNED: Mutex<PlannedLengths> = Mutex::new(PlannedLengths::new());
 fn are_planned(planned: &mut PlannedLengths, tokens: i64, parts: impl Iterator<Item = i64>) -> bool {
     let pairs: PlannedLengths = parts.map(|slots| (tokens, slots)).collect();
     let is_whole = tokens % WHOLE == 0 && pairs.iter().all(|(_, slots)| slots % WHOLE == 0);
-    let serves = is_whole && planned.union(&pairs).count() <= MOST_PLANS;
+    let serves = is_whole && planned.union(&pairs).count() <= MAX_PLANS;
     if serves {
         planned.extend(pairs);
     }

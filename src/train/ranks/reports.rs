@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::super::evicted::evicted_by_layer;
 use super::super::oom_fallback::OomFallback;
 use super::MicroBatchAssignment;
-use super::run_ranks::Asked;
+use super::run_ranks::SignalRequests;
 use crate::data::Batch;
 use crate::engine::MicroBatchGradients;
 use crate::files;
@@ -25,7 +25,7 @@ pub(in crate::train) struct RankReport {
     /// The peak of its process so far, bytes.
     pub(in crate::train) peak_memory: u64,
     pub(in crate::train) fallback: OomFallback,
-    pub(in crate::train) asked: Asked,
+    pub(in crate::train) asked: SignalRequests,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -16,11 +16,11 @@ pub struct RunRanks {
     pub(in crate::train) world: Rc<ProcessGroup>,
     interrupt: Interrupt,
     /// What all have agreed on, where there are several.
-    agreed: Cell<Asked>,
+    agreed: Cell<SignalRequests>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::train) struct Asked {
+pub(in crate::train) struct SignalRequests {
     signal: Option<i32>,
     save: bool,
 }
@@ -40,14 +40,14 @@ impl RunRanks {
     }
 
     /// What was asked of this rank alone, to be told to all.
-    pub(in crate::train) fn heard(&self) -> Asked {
-        Asked { signal: self.interrupt.signal(), save: self.are_several() && self.interrupt.takes_save() }
+    pub(in crate::train) fn heard(&self) -> SignalRequests {
+        SignalRequests { signal: self.interrupt.signal(), save: self.are_several() && self.interrupt.takes_save() }
     }
 
     /// Takes over what was asked of any.
-    pub(in crate::train) fn agree(&self, heard: impl Iterator<Item = Asked>) {
-        let all =
-            heard.fold(self.agreed.get(), |all, one| Asked { signal: all.signal.or(one.signal), save: all.save || one.save });
+    pub(in crate::train) fn agree(&self, heard: impl Iterator<Item = SignalRequests>) {
+        let all = heard
+            .fold(self.agreed.get(), |all, one| SignalRequests { signal: all.signal.or(one.signal), save: all.save || one.save });
         self.agreed.set(all);
     }
 
@@ -71,7 +71,7 @@ impl RunRanks {
             return self.interrupt.takes_save();
         }
         let agreed = self.agreed.get();
-        self.agreed.set(Asked { save: false, ..agreed });
+        self.agreed.set(SignalRequests { save: false, ..agreed });
         agreed.save
     }
 }
@@ -97,7 +97,11 @@ mod tests {
         let seen = super::super::super::tests::as_ranks(3, |world| {
             let rank = world.rank();
             let ranks = RunRanks::of(world);
-            let asked = [Asked::default(), Asked { signal: None, save: true }, Asked { signal: Some(15), save: false }];
+            let asked = [
+                SignalRequests::default(),
+                SignalRequests { signal: None, save: true },
+                SignalRequests { signal: Some(15), save: false },
+            ];
             ranks.agree(ranks.world.agree("asking", Ok(asked[rank])).unwrap().into_iter());
             assert!(ranks.wants_save() && ranks.takes_save() && !ranks.takes_save());
             ranks.listen().unwrap();

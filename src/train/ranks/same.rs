@@ -79,25 +79,25 @@ pub fn check_same_evaluation(
     RunRanks::of(world.clone()).check_same("beginning an evaluation", facts)
 }
 
-/// A recipe with the tiling that the first rank settles, and its plan: for steps that are no run's. Fails on all ranks of `world` where one has
+/// A recipe with the tiling that the first rank resolves, and its plan: for steps that are no run's. Fails on all ranks of `world` where one has
 /// another version or recipe than the first, or what else is `asked`.
-pub fn settled_alike(
+pub fn resolved_alike(
     world: &Rc<ProcessGroup>,
     recipe: &Recipe,
     asked: BTreeMap<String, String>,
-    settle: impl Fn(Recipe) -> Result<(Recipe, Alternative), Fault>,
+    resolve: impl Fn(Recipe) -> Result<(Recipe, Alternative), Fault>,
 ) -> Result<(Recipe, Alternative), Fault> {
     let facts = of_recipe(recipe).into_iter().chain(asked).collect();
     RunRanks::of(world.clone()).check_same("reading the recipe", facts)?;
     let others = |text| {
         let grad = Recipe::parse(text, Path::new(RESOLVED_RECIPE), &[])?.recipe.grad;
-        settle(Recipe { grad, ..recipe.clone() })
+        resolve(Recipe { grad, ..recipe.clone() })
     };
-    settled_first(world, || settle(recipe.clone()), |made| &made.0, others)
+    resolved_first(world, || resolve(recipe.clone()), |made| &made.0, others)
 }
 
-/// What the first rank settles, while the others wait, and then settle what `recipe` of it says.
-fn settled_first<T>(
+/// What the first rank resolves, while the others wait, and then resolve what `recipe` of it says.
+fn resolved_first<T>(
     world: &ProcessGroup,
     first: impl FnOnce() -> Result<T, Fault>,
     recipe: impl FnOnce(&T) -> &Recipe,
@@ -106,27 +106,27 @@ fn settled_first<T>(
     if world.size() == 1 {
         return first();
     }
-    let mut settled = None;
-    let text = world.of_first("planning", || first().map(|made| recipe(settled.insert(made)).to_toml()))?;
-    settled.map_or_else(|| others(text), Ok)
+    let mut resolved = None;
+    let text = world.of_first("planning", || first().map(|made| recipe(resolved.insert(made)).to_toml()))?;
+    resolved.map_or_else(|| others(text), Ok)
 }
 
 impl RunRanks {
-    /// What the first rank leaves settled of a recipe: all run the same tiling, with texts of the same date, and tokenise data once.
-    pub(in crate::train) fn settled(
+    /// The recipe as the first rank resolves it: all run the same tiling, with texts of the same date, and tokenise data once.
+    pub(in crate::train) fn resolved(
         &self,
         recipe: &Recipe,
         dir: &Path,
-        settle: impl Fn(Recipe) -> Result<ResolvedRun, Fault>,
+        resolve: impl Fn(Recipe) -> Result<ResolvedRun, Fault>,
     ) -> Result<ResolvedRun, Fault> {
         let on_first = || {
-            let mut run = settle(recipe.clone())?;
+            let mut run = resolve(recipe.clone())?;
             // A template that prints the date prints this one on every rank, and when the run is resumed.
             run.recipe.data.chat.chat_template_date = run.data.chat_template_date;
             Ok(run)
         };
-        let others = |text| settle(Recipe::parse(text, &dir.join(RESOLVED_RECIPE), &[])?.recipe);
-        settled_first(&self.world, on_first, |run| &run.recipe, others)
+        let others = |text| resolve(Recipe::parse(text, &dir.join(RESOLVED_RECIPE), &[])?.recipe);
+        resolved_first(&self.world, on_first, |run| &run.recipe, others)
     }
 
     /// Fails on all ranks where one has something else than the first.

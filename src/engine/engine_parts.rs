@@ -4,8 +4,8 @@ use super::{Settings, Stores};
 use crate::cache::ReplayLog;
 use crate::head::Head;
 
-/// The parts of an engine.
-pub(super) struct Setup {
+/// Runs batches through one model's shape, cache and head.
+pub struct Engine {
     pub(super) settings: Settings,
     pub(super) head: Box<dyn Head>,
     pub(super) stores: Stores,

@@ -9,18 +9,18 @@ use super::copier::{Copier, CopyMark};
 use super::ranges::Ranges;
 use crate::native::cuda::host_memory;
 
-/// What is taken at once of memory or disk: at least this, then as much again as there is, up to [`LARGEST_STEP`].
+/// What is taken at once of memory or disk: at least this, then as much again as there is, up to [`MAX_STEP`].
 const FIRST_STEP: u64 = 1 << 20;
-const LARGEST_STEP: u64 = 256 << 20;
+const MAX_STEP: u64 = 256 << 20;
 
 /// How much more to ask for beside `have`.
 pub(super) fn step(have: u64) -> u64 {
-    have.clamp(FIRST_STEP, LARGEST_STEP)
+    have.clamp(FIRST_STEP, MAX_STEP)
 }
 
 #[derive(Debug)]
 pub(super) struct TensorRange {
-    /// From the beginning of the stretch or file.
+    /// From the beginning of the segment or file.
     pub(super) at: u64,
     pub(super) size: Vec<i64>,
     pub(super) kind: Kind,
@@ -34,7 +34,7 @@ impl TensorRange {
 
 /// Some memory, of which parts are free.
 #[derive(Debug)]
-pub(super) struct Stretch {
+pub(super) struct Segment {
     memory: Tensor,
     pub(super) ranges: Ranges,
     /// Memory that is pinned is there from the beginning, touched or not.
@@ -57,7 +57,7 @@ impl Leaving {
     }
 }
 
-impl Stretch {
+impl Segment {
     /// So much memory for tensors of a device, all of it free. It is not touched before tensors come to wait there.
     fn new(len: u64, device: Device) -> Self {
         let mut ranges = Ranges::default();
@@ -96,25 +96,25 @@ impl Stretch {
     }
 }
 
-/// Finds room for `len` bytes that come from a device, in one of the stretches or in another one: its index, and the place in it.
-pub(super) fn take(stretches: &mut Vec<Stretch>, len: u64, device: Device) -> (usize, u64) {
+/// Finds room for `len` bytes that come from a device, in one of the segments or in another one: its index, and the place in it.
+pub(super) fn take(segments: &mut Vec<Segment>, len: u64, device: Device) -> (usize, u64) {
     if len == 0 {
-        if stretches.is_empty() {
-            stretches.push(Stretch::new(0, device));
+        if segments.is_empty() {
+            segments.push(Segment::new(0, device));
         }
         return (0, 0);
     }
-    for (index, stretch) in stretches.iter_mut().enumerate() {
-        if let Some(start) = stretch.ranges.take(len) {
+    for (index, segment) in segments.iter_mut().enumerate() {
+        if let Some(start) = segment.ranges.take(len) {
             return (index, start);
         }
     }
-    let have = stretches.iter().map(|stretch| stretch.ranges.end).sum();
+    let have = segments.iter().map(|segment| segment.ranges.end).sum();
     let more = step(have).max(len);
     // The driver would round up, and the rest be lost.
     let more = if device == Device::Cpu { more } else { more.next_power_of_two() };
-    let mut stretch = Stretch::new(more, device);
-    let start = stretch.ranges.take(len).unwrap_or_default();
-    stretches.push(stretch);
-    (stretches.len() - 1, start)
+    let mut segment = Segment::new(more, device);
+    let start = segment.ranges.take(len).unwrap_or_default();
+    segments.push(segment);
+    (segments.len() - 1, start)
 }
