@@ -14,7 +14,7 @@ use std::time::Instant;
 use kvtune::report::memory::{peak, reset_peak, resident};
 
 /// In bytes.
-const MOST_MEMORY: u64 = 512 << 20;
+const MAX_MEMORY: u64 = 512 << 20;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -29,7 +29,7 @@ fn main() {
         let (good, more) = (files - faults.len() as u64, peak(was_reset).unwrap().resident.0.saturating_sub(before));
         println!("{good}/{files}  {}  {:.1} s, {} MiB", parser.name, began.elapsed().as_secs_f64(), more >> 20);
         faults.iter().take(10).for_each(|fault| println!("    {fault}"));
-        has_failed |= !faults.is_empty() || more > MOST_MEMORY;
+        has_failed |= !faults.is_empty() || more > MAX_MEMORY;
     }
     std::process::exit(i32::from(has_failed));
 }

@@ -48,11 +48,11 @@ impl ReplayLog {
         let is_block = || self.spans.iter().map(|s| usize::from(s.is_block));
         let blocks = is_block().any(|b| b > 0).then(|| numbers(BLOCKS.into(), vec![self.spans.len()], is_block()));
         let by_layer = |(layer, log)| layer_tensors(layer, log, self.cache_lengths[layer], self.spans.len());
-        let quotas =
+        let budgets =
             |(layer, log): (usize, &LayerLog)| log.budgets().map(|budgets| budget_tensors(layer, budgets)).into_iter().flatten();
         let layers = || self.layers.iter().enumerate();
         let routings = layers().filter_map(|(layer, log)| routing_tensor(layer, log, self.spans.len()));
-        whole.into_iter().chain(blocks).chain(layers().flat_map(by_layer)).chain(layers().flat_map(quotas)).chain(routings)
+        whole.into_iter().chain(blocks).chain(layers().flat_map(by_layer)).chain(layers().flat_map(budgets)).chain(routings)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a cache holds, as tensors and numbers: to go on from it twice, or on another day.
+//! What a cache holds, as tensors and metadata: to go on from it twice, or on another day.
 
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
@@ -14,7 +14,7 @@ use crate::units::{Fault, quoted};
 pub struct CacheSnapshot {
     /// Tensors by name: stored entries `(B, G, filled, width)`, positions and notes.
     pub tensors: Vec<(String, Tensor)>,
-    pub numbers: CacheMetadata,
+    pub metadata: CacheMetadata,
 }
 
 /// The part of a snapshot that is no tensor.
@@ -62,7 +62,7 @@ impl LayerCache {
             Agreement::Heads => SlotsThatAgree::Heads,
             Agreement::Nothing => SlotsThatAgree::Nothing,
         };
-        let numbers = CacheMetadata {
+        let metadata = CacheMetadata {
             filled: self.filled,
             num_chunks: self.num_chunks,
             prefill: self.prefill,
@@ -70,12 +70,12 @@ impl LayerCache {
             protected: self.protected.clone(),
             budget: self.budget.as_ref().map(|budget| budget.numbers.clone()),
         };
-        CacheSnapshot { tensors, numbers }
+        CacheSnapshot { tensors, metadata }
     }
 
     /// Fills an empty cache with copies of what another one holds, of as many sequences, heads and channels, in the same stored form.
     pub fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
-        let CacheMetadata { filled, num_chunks, prefill, agreement, ref protected, ref budget } = snapshot.numbers;
+        let CacheMetadata { filled, num_chunks, prefill, agreement, ref protected, ref budget } = snapshot.metadata;
         self.check_snapshot(snapshot)?;
         let device = self.shape.device;
         let get = |name: &str| snapshot.tensors.iter().find(|(n, _)| n == name).map(|(_, tensor)| tensor.to_device(device));
@@ -109,7 +109,7 @@ impl LayerCache {
     }
 
     fn check_snapshot(&self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
-        let filled = snapshot.numbers.filled as i64;
+        let filled = snapshot.metadata.filled as i64;
         let (b, g) = (self.shape.batch, self.shape.groups);
         let misfit = |tensor: &str, expected: &str, found: &str| {
             let (layer, tensor, found) = (self.layer, quoted(tensor), quoted(found));
@@ -119,6 +119,9 @@ impl LayerCache {
         };
         let mut expected = vec![(POSITIONS.to_owned(), vec![b, g, filled], Kind::Int64)];
         expected.extend(self.shape.planes().into_iter().map(|(name, width, kind)| (name, vec![b, g, filled, width], kind)));
+        if let Some(budget) = &snapshot.metadata.budget {
+            expected.push((BEFORE.to_owned(), vec![b, g, budget.filled_before as i64], Kind::Int64));
+        }
         for (name, size, kind) in expected {
             let found = snapshot.tensors.iter().find(|(n, _)| *n == name).map(|(_, tensor)| (tensor.size(), tensor.kind()));
             if found.as_ref() != Some(&(size.clone(), kind)) {
@@ -128,12 +131,13 @@ impl LayerCache {
             }
         }
         for (name, tensor) in snapshot.tensors.iter().filter(|(name, _)| [OBSERVED, FEATURES].contains(&name.as_str())) {
-            let (found, dims) = (tensor.size(), if name == OBSERVED { 3 } else { 4 });
-            if found.len() != dims || found[..3] != [b, g, filled] {
-                return Err(misfit(name, &format!("{dims} dimensions, the first {:?}", [b, g, filled]), &format!("{found:?}")));
+            let features = (name == FEATURES).then(|| tensor.size().last().copied().unwrap_or_default());
+            let expected = [&[b, g, filled][..], features.as_slice()].concat();
+            if tensor.size() != expected || tensor.kind() != Kind::Float {
+                return Err(misfit(name, &format!("{expected:?} Float"), &format!("{:?} {:?}", tensor.size(), tensor.kind())));
             }
         }
-        if snapshot.numbers.budget.is_none() && snapshot.numbers.filled > self.shape.cache_length {
+        if snapshot.metadata.budget.is_none() && snapshot.metadata.filled > self.shape.cache_length {
             let (expected, found) = (format!("at most {} entries", self.shape.cache_length), format!("{filled}"));
             return Err(misfit(POSITIONS, &expected, &found));
         }

@@ -199,7 +199,7 @@ mod tests {
     /// Lets the n-th operation of a save fail, for all n, and looks at what is left.
     fn faults(trained: &mut TrainedModel, (kind, name): (SaveKind, &str), action: &str) {
         let (plain, stays) = action.strip_suffix('+').map_or((action, ""), |plain| (plain, "+"));
-        let goes_on = ["eintr", "short"].contains(&plain);
+        let continues = ["eintr", "short"].contains(&plain);
         let base = begun(trained);
         for n in 1.. {
             let place = place();
@@ -209,7 +209,7 @@ mod tests {
             if !reached {
                 assert!(n > 34, "{n} operations are not all of a save");
             }
-            if !reached || goes_on {
+            if !reached || continues {
                 assert_eq!(step_of(&result.unwrap()), 3, "{name}, {action}, {n}");
             } else {
                 assert!(!super::super::find::is_damage(&result.unwrap_err()), "{name}, {action}, {n}");

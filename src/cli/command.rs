@@ -42,12 +42,12 @@ pub(super) enum Format {
 }
 
 pub(super) fn command() -> Command {
-    let command = Arguments::command();
+    // A negative number is a wrong value, not an argument that does not exist.
+    let command = Arguments::command().allow_negative_numbers(true);
     let verbs: Vec<String> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
     verbs.iter().fold(command, |command, verb| {
         let lines = EXAMPLES.lines().filter(|line| line.split(' ').next() == Some(verb)).map(|line| format!("\n  kvtune {line}"));
         command.mut_subcommand(verb, |of_verb| {
-            // A number out of range is refused as one, not as an argument that does not exist.
             of_verb.allow_negative_numbers(true).after_help(format!("Examples:{}", lines.collect::<String>()))
         })
     })

@@ -140,7 +140,7 @@ impl Export {
 
 /// The recipe of a run; none where an adapter lies by itself.
 fn recipe_of(run: &Path) -> Result<Option<Recipe>, Fault> {
-    let Ok(path) = train::resolved_recipe(run) else { return Ok(None) };
+    let Ok(path) = train::resolved_recipe_path(run) else { return Ok(None) };
     Ok(Some(Recipe::load(&path, &[])?.recipe))
 }
 

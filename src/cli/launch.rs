@@ -85,7 +85,7 @@ impl LaunchRanks {
     fn check(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<(), Fault> {
         let usage = |message: String, hint: &str| Err(Fault::usage(message, hint));
         if let Some(message) = refused_by_all(&self.command) {
-            return usage(message, &format!("ranks share {}; start other commands without `launch`", SHARED.join(", ")));
+            return usage(message, &format!("ranks share `{}`; start other commands without `launch`", SHARED.join("`, `")));
         }
         match launched()? {
             Some(launch) if launch.size > 1 => usage(

@@ -102,9 +102,9 @@ impl ModelArgs {
             resolved.recipe.model.path = model;
             (resolved, self.adapter.clone())
         } else {
-            let is_run = checkpoint::holds(&self.path).is_some() || train::resolved_recipe(&self.path).is_ok();
+            let is_run = checkpoint::holds(&self.path).is_some() || train::resolved_recipe_path(&self.path).is_ok();
             let found = if is_run { train::find_checkpoint(&self.path)? } else { return Err(self.unknown()) };
-            let recipe = train::resolved_recipe(&found.run).map_err(|_| self.unknown())?;
+            let recipe = train::resolved_recipe_path(&found.run).map_err(|_| self.unknown())?;
             let mut resolved = Recipe::load(&recipe, &self.overrides(false))?;
             if found.holds == Weights::All {
                 resolved.recipe.model.path = files::absolute(&found.dir);
@@ -124,10 +124,7 @@ impl ModelArgs {
     /// The revision of a model that is named as on the Hub: as `--set` says, else the one that the adapter was trained on.
     fn revision(&self) -> Result<Option<String>, Fault> {
         let of_adapter = |adapter: &PathBuf| match recipe_beside(adapter) {
-            Some(recipe) => {
-                let ModelRecipe { path, revision, .. } = Recipe::load(&recipe, &[])?.recipe.model;
-                Ok(revision.filter(|_| files::cached_id(&path, "models").as_deref() == self.path.to_str()))
-            }
+            Some(recipe) => recipe_revision(&recipe, &[], &self.path),
             None => Ok(read_peft(adapter)?.config.revision_of(&self.path)),
         };
         match (asked_revision(&self.set)?, &self.adapter) {
@@ -155,22 +152,22 @@ impl ModelArgs {
 
     fn overrides(&self, is_dense: bool) -> Vec<String> {
         let is_dense = is_dense && !sets(&self.set, "kv_cache.policy");
-        [&cache_overrides(self.policy.as_deref(), self.cache_length, is_dense)[..], &self.set].concat()
+        with_cache(&self.set, self.policy.as_deref(), self.cache_length, is_dense)
     }
 }
 
-/// A cache that is asked for, as overrides: a dense one is as long as asked, or else grows, whatever the recipe says; `is_dense` says whether the
-/// recipe's own is `dense`.
-pub(super) fn cache_overrides(policy: Option<&str>, cache_length: Option<usize>, is_dense: bool) -> Vec<String> {
+/// The overrides of `--set`, and those of a cache that is asked for by arguments, which win. A dense one is as long as asked, or else grows, whatever
+/// the recipe says, unless `--set` does; `is_dense` says whether the recipe's own is `dense`.
+pub(super) fn with_cache(set: &[String], policy: Option<&str>, cache_length: Option<usize>, is_dense: bool) -> Vec<String> {
     let storage = if cache_length.is_some() { Storage::Preallocated } else { Storage::Growing };
     let is_dense = policy.map_or(is_dense, |policy| policy == "dense");
     let storage = is_dense.then(|| format!("kv_cache.storage={}", storage.name()));
     let policy = policy.map(|policy| format!("kv_cache.policy={policy}"));
     let length = cache_length.map(|length| format!("kv_cache.cache_length={length}"));
-    [storage, policy, length].into_iter().flatten().collect()
+    storage.into_iter().chain(set.iter().cloned()).chain(policy).chain(length).collect()
 }
 
-/// Settles the size of chunks. A cache that was asked for by arguments in place of the recipe's (`is_other`) does not contradict the size
+/// Resolves the size of chunks. A cache that was asked for by arguments in place of the recipe's (`is_other`) does not contradict the size
 /// that the recipe has for its own.
 pub(super) fn fit_chunks(recipe: &mut Recipe, config: &ModelConfig, is_other: bool, set: &[String]) -> Result<(), Fault> {
     let asked = recipe.kv_cache.chunk_size;
@@ -178,10 +175,10 @@ pub(super) fn fit_chunks(recipe: &mut Recipe, config: &ModelConfig, is_other: bo
         recipe.kv_cache.chunk_size = None;
     }
     recipe.kv_cache = Settings::resolved(config, &recipe.kv_cache, &recipe.grad)?;
-    let (policy, resolved) = (&recipe.kv_cache.policy.name, recipe.kv_cache.chunk_size);
-    if let (Some(asked), Some(resolved)) = (asked, resolved.filter(|_| resolved != asked)) {
+    let (policy, chunk_size) = (&recipe.kv_cache.policy.name, recipe.kv_cache.chunk_size);
+    if let (Some(asked), Some(chunk_size)) = (asked, chunk_size.filter(|_| chunk_size != asked)) {
         console::note_once(&format!(
-            "chunks of {resolved} tokens: for the recipe's {asked} this cache (`{policy}`) is too small"
+            "chunks of {chunk_size} tokens: for the recipe's {asked} this cache (`{policy}`) is too small"
         ));
     }
     Ok(())
@@ -192,6 +189,12 @@ pub(super) fn asked_revision(set: &[String]) -> Result<Option<String>, Fault> {
     let is_of_it = |word: &&String| word.split('=').next().is_some_and(|key| key.contains("revision"));
     let words: Vec<String> = set.iter().filter(is_of_it).cloned().collect();
     Ok(Recipe::of_model(Path::new("."), &words)?.recipe.model.revision)
+}
+
+/// The revision at which a recipe names `model`, if it is its model.
+pub(super) fn recipe_revision(recipe: &Path, set: &[String], model: &Path) -> Result<Option<String>, Fault> {
+    let ModelRecipe { path, revision, .. } = Recipe::load(recipe, set)?.recipe.model;
+    Ok(revision.filter(|_| files::cached_id(&path, "models").as_deref() == model.to_str()))
 }
 
 /// Whether some `--set` says something of a key.
@@ -238,5 +241,5 @@ pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<Sessio
 /// The recipe of the run that an adapter is a checkpoint of.
 fn recipe_beside(adapter: &Path) -> Option<PathBuf> {
     let found = train::find_checkpoint(adapter).ok()?;
-    train::resolved_recipe(&found.run).ok()
+    train::resolved_recipe_path(&found.run).ok()
 }

@@ -19,19 +19,19 @@ pub(super) struct WorkLimits {
 }
 
 /// What work may take that is given next to nothing.
-const MIN_BYTES: usize = 192 << 20;
-const MIN_TIME: Duration = Duration::from_secs(5);
+const BASE_MEMORY: usize = 192 << 20;
+const BASE_TIME: Duration = Duration::from_secs(5);
 
 impl WorkLimits {
     /// For work on a file, called as messages call it: `` tokenizer `a/tokenizer.json` ``.
     pub(super) fn of(what: &str, path: &Path, bytes_per_byte: usize, micros_per_byte: f64) -> Self {
         let subject = format!("{what} `{}`", abridged(path.display())).into();
-        Self { subject, bytes_per_byte, micros_per_byte, least_time: MIN_TIME }
+        Self { subject, bytes_per_byte, micros_per_byte, least_time: BASE_TIME }
     }
 
     /// The same, for work that counts its own steps: time bounds what a single step takes.
     pub(super) fn counting_steps(self) -> Self {
-        Self { least_time: 12 * MIN_TIME, ..self }
+        Self { least_time: 12 * BASE_TIME, ..self }
     }
 
     /// Runs `work`, which was given so many bytes; an error or a panic in it becomes its message.
@@ -47,7 +47,7 @@ impl WorkLimits {
     pub(super) fn within<T>(&self, given: usize, work: impl FnOnce() -> T) -> T {
         let bounds = Bounds {
             subject: Arc::clone(&self.subject),
-            bytes: MIN_BYTES.saturating_add(given.saturating_mul(self.bytes_per_byte)),
+            bytes: BASE_MEMORY.saturating_add(given.saturating_mul(self.bytes_per_byte)),
             time: self.least_time + Duration::from_micros((given as f64 * self.micros_per_byte) as u64),
         };
         within(&bounds, work)

@@ -35,25 +35,25 @@ impl Column<'_> {
             locked(&self.states[layer]).cache.prefetch();
         }
         let done = work()?;
-        if self.offloads() && next != layer.0 {
+        if self.has_waiting_layers() && next != layer.0 {
             locked(&self.states[layer.0]).cache.offload();
         }
         Ok(done)
     }
 
     /// Whether there are layers that wait while one works and one is on its way.
-    pub(super) fn offloads(&self) -> bool {
-        self.rotation().len() > 2
+    pub(super) fn has_waiting_layers(&self) -> bool {
+        self.turn_layers().len() > 2
     }
 
     /// The layers whose caches take turns.
-    fn rotation(&self) -> Range<usize> {
+    fn turn_layers(&self) -> Range<usize> {
         if self.continues { 0..self.states.len() } else { self.first..self.end }
     }
 
     /// The layer that is next on the way up; the lowest after the uppermost.
     fn above(&self, layer: LayerIdx) -> usize {
-        let Range { start, end } = self.rotation();
+        let Range { start, end } = self.turn_layers();
         if layer.0 + 1 < end { layer.0 + 1 } else { start }
     }
 
@@ -176,7 +176,7 @@ impl Attend for ColumnAttention<'_> {
 
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
-        let (spans, log) = (self.column.spans, &mut locked(&self.column.states[layer.0]).log);
+        let (spans, state) = (self.column.spans, &mut *locked(&self.column.states[layer.0]));
         let part = match self.mode {
             Mode::Choose { part, .. } => Some(part),
             Mode::Differentiate { policies: Some(_), .. } => Some(None),
@@ -184,13 +184,13 @@ impl Attend for ColumnAttention<'_> {
         };
         let chosen_bnk = if let Some(part) = part {
             let chosen_bnk = no_grad(choose);
-            for span in spans {
+            for span in spans.iter().filter(|_| !state.forgets) {
                 let own_bnk = chosen_bnk.narrow(1, (span.start - spans[0].start) as i64, span.len as i64);
-                log.record_routing(Routing::new(&own_bnk, num_experts), part.is_some_and(|part| part.from > 0));
+                state.log.record_routing(Routing::new(&own_bnk, num_experts), part.is_some_and(|part| part.from > 0));
             }
             chosen_bnk
         } else {
-            log.recall_routing(layer, spans, routed.top_k, num_experts, routed.probability_bnx.device())?
+            state.log.recall_routing(layer, spans, routed.top_k, num_experts, routed.probability_bnx.device())?
         };
         self.routers.take(spans, routed.probability_bnx, &chosen_bnk);
         Ok(chosen_bnk)
@@ -283,7 +283,10 @@ impl OffloadMoves {
     fn of(column: Column<'_>, layer: LayerIdx, span: &ChunkSpan) -> Self {
         let is = |edge: Option<&ChunkSpan>| edge.is_some_and(|edge| edge.index == span.index);
         let below = is(column.spans.last()) && layer.0 > column.first;
-        Self { below: below.then(|| column.states[layer.0 - 1].clone()), parks: is(column.spans.first()) && column.offloads() }
+        Self {
+            below: below.then(|| column.states[layer.0 - 1].clone()),
+            parks: is(column.spans.first()) && column.has_waiting_layers(),
+        }
     }
 }
 

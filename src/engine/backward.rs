@@ -128,7 +128,7 @@ impl StepRun<'_> {
                 for span in column.spans.iter().rev() {
                     state.unwind(span)?;
                 }
-                if column.offloads() {
+                if column.has_waiting_layers() {
                     state.cache.offload();
                 }
             }

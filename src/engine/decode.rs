@@ -41,7 +41,7 @@ pub fn decode_step(
         }
         for session in sessions.iter() {
             if session.num_sequences() != 1 {
-                return Err(other_ids(session.num_sequences(), 1, 1));
+                return Err(other_ids(session.num_sequences(), &[1, 1]));
             }
             session.check_room(1)?;
         }

@@ -1,4 +1,4 @@
-//! What an engine is made of, as its phases take it.
+//! The engine, as its phases take it.
 
 use super::{Settings, Stores};
 use crate::cache::ReplayLog;

@@ -93,7 +93,7 @@ impl Session {
     /// # Shapes
     /// `(B, n)` int64 in.
     pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor, sink: HiddenSink<'_>) -> Result<(), Fault> {
-        let (_, num_tokens) = ids_bn.size2().map_err(|_| other_ids(self.num_sequences(), 0, 0))?;
+        let (_, num_tokens) = ids_bn.size2().map_err(|_| other_ids(self.num_sequences(), &ids_bn.size()))?;
         let (mut done, mut layers) = (0, CapturedLayers::default());
         loop {
             done += self.extend_by_column(engine, model, &mut layers, &ids_bn.narrow(1, done, num_tokens - done), sink)? as i64;
@@ -120,7 +120,7 @@ impl Session {
             let (num_sequences, num_tokens) = ids_bn.size2().unwrap_or_default();
             let num_own = self.num_sequences();
             if num_tokens == 0 || num_sequences != num_own {
-                return Err(other_ids(num_own, num_sequences, num_tokens));
+                return Err(other_ids(num_own, &ids_bn.size()));
             }
             self.check_room(num_tokens as usize)?;
             let (spans, part) = self.next_spans(engine, num_tokens as usize);
@@ -172,8 +172,8 @@ impl Session {
     }
 }
 
-/// A session is extended by no tokens, or by those of another number of sequences.
-pub(super) fn other_ids(expected: i64, num_sequences: i64, num_tokens: i64) -> Fault {
-    let message = format!("a session of {expected} sequences can not be extended by {num_sequences} × {num_tokens} tokens");
+/// A session is extended by no tokens, by those of another number of sequences, or by a tensor that is not `(B, n)`.
+pub(super) fn other_ids(expected: i64, found: &[i64]) -> Fault {
+    let message = format!("a session of {expected} sequences can not be extended by tokens of size {found:?}");
     Fault::failed(message).with_hint("give every sequence of the session its next tokens")
 }

@@ -47,9 +47,9 @@ impl Session {
         let last = self.plan.spans.last().filter(|_| self.missing == 0)?;
         let mut tensors = Vec::new();
         let caches = self.layers.iter().enumerate().map(|(layer, state)| {
-            let CacheSnapshot { tensors: own, numbers } = locked(state).cache.snapshot();
+            let CacheSnapshot { tensors: own, metadata } = locked(state).cache.snapshot();
             tensors.extend(own.into_iter().map(|(name, tensor)| (format!("layers.{layer}.{name}"), tensor)));
-            numbers
+            metadata
         });
         let numbers = SessionNumbers {
             num_sequences: last.num_sequences(),
@@ -89,12 +89,12 @@ impl Session {
             let last =
                 ChunkSpan { index, chunk: ChunkIdx(number), start, len, real: vec![len; numbers.num_sequences], is_block: false };
             session.plan = ChunkPlan::behind(engine.settings().cuts_of(&spec), last);
-            for (layer, (state, numbers)) in session.layers.iter().zip(numbers.caches).enumerate() {
+            for (layer, (state, metadata)) in session.layers.iter().zip(numbers.caches).enumerate() {
                 let prefix = format!("layers.{layer}.");
                 let own = tensors
                     .iter()
                     .filter_map(|(name, tensor)| Some((name.strip_prefix(&prefix)?.to_owned(), tensor.shallow_clone())));
-                locked(state).fill(&CacheSnapshot { tensors: own.collect(), numbers })?;
+                locked(state).fill(&CacheSnapshot { tensors: own.collect(), metadata })?;
             }
             Ok(session)
         })

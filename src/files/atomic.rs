@@ -26,8 +26,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
 /// Does what [`write_atomic`] does, for contents that are produced piece by piece. A fault inside of an error of `fill` comes back as it is.
 pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
     if let Some(found) = irreplaceable(path) {
-        let message = format!("`{}` is {found}: expected a file to replace", abridged(path.display()));
-        return Err(Fault::usage(message, "name a regular file, or one that is not there yet"));
+        return Err(no_file(path, found));
     }
     let temporary = temporary_beside(path);
     let placed =
@@ -44,6 +43,9 @@ pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::R
 /// device or a pipe, is written into, and so is what this process has open, as `/dev/stdout`: what it prints before and after stays.
 pub fn write_named(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
     let place = behind_links(path)?;
+    if place.is_dir() {
+        return Err(no_file(path, "a directory"));
+    }
     if !is_open_file(&place) && !fs::metadata(&place).is_ok_and(|found| is_special(&found)) {
         return write_atomic_with(&place, fill);
     }
@@ -52,6 +54,11 @@ pub fn write_named(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<
     }
     let file = DiskFile::open("file", path, OpenOptions::new().append(true)).map_err(io_fault("write", path))?;
     fill_buffered(file, path, fill).map(drop)
+}
+
+fn no_file(path: &Path, found: &str) -> Fault {
+    let message = format!("`{}` is {found}: expected a file to replace", abridged(path.display()));
+    Fault::usage(message, "name a regular file, or one that is not there yet")
 }
 
 /// The file that links lead to from a name, were it not there yet.
@@ -300,6 +307,8 @@ mod tests {
         assert!(error.to_string().ends_with("is an open file: expected a file to replace"), "{error}");
         let error = write_atomic(&at("pipe"), b"x").unwrap_err();
         assert!(error.to_string().ends_with("is a pipe: expected a file to replace"), "{error}");
+        let error = write_named(dir.path(), |out| out.write_all(b"x")).unwrap_err();
+        assert!(error.to_string().ends_with("is a directory: expected a file to replace"), "{error}");
         assert!(at("pipe").metadata().unwrap().file_type().is_fifo() && at("to pipe").is_symlink());
     }
 

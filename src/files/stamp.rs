@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{FileKind, hash_bytes, hash_file, write_atomic};
 use crate::units::Fault;
 
-/// How exactly the time of a change tells changes apart, at worst.
+/// A change that is younger may hide another one: clocks of file systems are no finer, at worst.
 const MIN_AGE: Duration = Duration::from_secs(2);
 
 /// A file as the system lists it: while this is the same, so is the content.

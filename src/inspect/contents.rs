@@ -66,7 +66,7 @@ impl RunContents {
     }
 
     fn of_run(path: &Path) -> Result<Self, Fault> {
-        let file = train::resolved_recipe(path)?;
+        let file = train::resolved_recipe_path(path)?;
         let recipe = files::read_text(&file, FileKind::Recipe)?;
         let resolved = Recipe::load(&file, &[])?.recipe;
         let (settings, adapter) = (resolved.flat(), resolved.lora.as_ref().map(LoraRecipe::kind));
@@ -86,7 +86,7 @@ impl RunContents {
         let run = absolute.parent().unwrap_or(path);
         let own = checkpoint::look(path)?;
         // A checkpoint may lie by itself.
-        let is_in_run = train::resolved_recipe(run).is_ok();
+        let is_in_run = train::resolved_recipe_path(run).is_ok();
         let mut contents = if is_in_run { Self::of_run(run)? } else { Self::default() };
         path.clone_into(&mut contents.path);
         contents.name = name_of(path);

@@ -168,8 +168,8 @@ impl Weights {
             WeightSource::Files(files) => files.packed_experts(name, self.kind)?,
             _ => None,
         };
-        let target = self.placement.home_of(name);
-        Ok(found.map(|experts| experts.iter().map(|packed| Weight::Packed(packed.to_device(target))).collect()))
+        let device = self.placement.home_of(name);
+        Ok(found.map(|experts| experts.iter().map(|packed| Weight::Packed(packed.to_device(device))).collect()))
     }
 
     fn is_on_cpu(&self) -> bool {
@@ -327,8 +327,8 @@ fn shard_path(dir: &Path, index: &Path, tensor: &str, file: &str) -> Result<Path
     }
     let path = dir.join(file);
     let real = path.canonicalize().map_err(io_fault("open", &path))?;
-    let target = dir.canonicalize().map_err(io_fault("open", dir))?;
-    if real.starts_with(&target) || is_blob_of(&target, &real) {
+    let root = dir.canonicalize().map_err(io_fault("open", dir))?;
+    if real.starts_with(&root) || is_blob_of(&root, &real) {
         return Ok(real);
     }
     Err(refuse("a file inside the model's directory"))
@@ -572,9 +572,9 @@ mod tests {
 
     /// A family's fixture with its tensors as `change` leaves them.
     fn family(name: &str, change: impl Fn(&mut Vec<(String, Tensor)>)) -> tempfile::TempDir {
-        let (target, dir) = (fixture().with_file_name("families").join(name), tempfile::tempdir().unwrap());
-        fs::copy(target.join("config.json"), dir.path().join("config.json")).unwrap();
-        let mut tensors = load_tensors(&TensorFile::open(&target.join(MODEL_TENSORS)).unwrap()).unwrap();
+        let (family, dir) = (fixture().with_file_name("families").join(name), tempfile::tempdir().unwrap());
+        fs::copy(family.join("config.json"), dir.path().join("config.json")).unwrap();
+        let mut tensors = load_tensors(&TensorFile::open(&family.join(MODEL_TENSORS)).unwrap()).unwrap();
         change(&mut tensors);
         save(&dir.path().join(MODEL_TENSORS), &tensors);
         dir

@@ -204,13 +204,13 @@ fn watch() {
             let now = if tells { worked(work.thread) } else { Some(began.elapsed()) };
             // It may fail once: for want of an open file, say.
             let Some(now) = now else { return true };
-            let goes_on = now < *work.end.get_or_insert(now + work.time);
+            let is_in_time = now < *work.end.get_or_insert(now + work.time);
             match &work.given_up {
-                _ if goes_on => {}
+                _ if is_in_time => {}
                 Some(given_up) => give_up(given_up),
                 None => end(work.subject.as_bytes(), "time"),
             }
-            goes_on
+            is_in_time
         });
     }
 }

@@ -192,8 +192,8 @@ impl Planner<'_> {
     /// A tiling that keeps all graphs or none, with as many as fit, where their number is open. Looks no further where it would compute more
     /// than `enough` operations.
     fn with_graphs(&self, mut most: Alternative, keep_graph: KeepGraph, enough: f64) -> Result<Alternative, Fault> {
-        let is_given = keep_graph != KeepGraph::Auto || self.recipe.train.offload == Offload::Weights;
-        if is_given || most.kept > 0 || !most.fits {
+        let is_closed = keep_graph != KeepGraph::Auto || self.recipe.train.offload == Offload::Weights;
+        if is_closed || most.kept > 0 || !most.fits {
             return Ok(most);
         }
         let none = most.clone();

@@ -103,11 +103,11 @@ fn check_value(document: &mut Document, table: &str, key: &RecipeKey, refusals: 
     let name = dotted(table, &key.text.name);
     let mut is_first = document.root.entry(&name).is_some();
     while let Err(error) = (key.check)(&RecipeReader::new(document), &name, &key.text) {
-        let goes_on = error.culprit.zip(document.root.get_mut(&name)).is_some_and(|(spot, value)| value.remove_at(spot));
-        if is_first || goes_on {
+        let continues = error.culprit.zip(document.root.get_mut(&name)).is_some_and(|(spot, value)| value.remove_at(spot));
+        if is_first || continues {
             refusals.add(&[table], error);
         }
-        if !goes_on || refusals.are_many() {
+        if !continues || refusals.are_many() {
             document.root.take(&name);
             return;
         }

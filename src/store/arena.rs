@@ -150,7 +150,7 @@ impl Arena {
         Self { copier: Some(copier), ..Self::in_memory() }
     }
 
-    pub(super) fn taken(&self) -> StoreUsage {
+    pub(super) fn usage(&self) -> StoreUsage {
         let Self { in_use, most, .. } = *self;
         match &self.place {
             ArenaKind::Memory(segments) => {

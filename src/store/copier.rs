@@ -11,7 +11,7 @@ use crate::native::cuda::{CudaEvent, SideStream};
 use crate::native::locked;
 use crate::units::Seconds;
 
-/// A direction. The copies of one go on in their order; the two go on beside each other.
+/// One of two streams, by its direction. The copies of one go on in their order; the two go on beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyStream {
     ToHost,
@@ -141,17 +141,17 @@ struct InFlight {
 
 impl StreamCopier {
     fn new(index: usize) -> Self {
-        let stream = || Mutex::new(StreamState { beside: SideStream::new(index), last: 0, under_way: VecDeque::new() });
-        Self { index, streams: [stream(), stream()], waits: Mutex::default() }
+        let state = || Mutex::new(StreamState { beside: SideStream::new(index), last: 0, under_way: VecDeque::new() });
+        Self { index, streams: [state(), state()], waits: Mutex::default() }
     }
 
-    fn stream(&self, stream: CopyStream) -> MutexGuard<'_, StreamState> {
+    fn state(&self, stream: CopyStream) -> MutexGuard<'_, StreamState> {
         locked(&self.streams[stream as usize])
     }
 
     /// The event of a mark; `None` where it has passed.
     fn event(&self, mark: CopyMark) -> Option<Arc<CudaEvent>> {
-        let stream = self.stream(mark.stream);
+        let stream = self.state(mark.stream);
         let event = stream.under_way.iter().find(|copy| copy.number == mark.number).map(|copy| copy.done.clone());
         drop(stream);
         event.filter(|event| !event.is_done())
@@ -159,7 +159,7 @@ impl StreamCopier {
 
     /// Lets go of the targets up to a mark, for which somebody waits or has waited.
     fn let_go(&self, mark: CopyMark) {
-        let mut stream = self.stream(mark.stream);
+        let mut stream = self.state(mark.stream);
         // To the host nothing is kept for its sake, and others may still have to ask for the event.
         if mark.stream == CopyStream::ToDevice {
             stream.under_way.iter_mut().take_while(|copy| copy.number <= mark.number).for_each(|copy| copy.targets.clear());
@@ -183,7 +183,7 @@ impl Copier for StreamCopier {
         let computed = CudaEvent::of_compute(self.index, false);
         // Asked before the stream is locked: they may be of the same.
         let after: Vec<Arc<CudaEvent>> = after.iter().filter_map(|mark| self.event(*mark)).collect();
-        let mut own = self.stream(stream);
+        let mut own = self.state(stream);
         own.sweep();
         own.beside.wait(&computed);
         for event in &after {

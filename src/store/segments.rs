@@ -1,4 +1,4 @@
-//! Stretches of the host's memory, and what is still on its way to and from them: a range that was given back is not written again
+//! Segments of the host's memory, and what is still on its way to and from them: a range that was given back is not written again
 //! before the copies from it are done.
 
 use std::sync::Arc;

@@ -33,6 +33,7 @@ fn described<'a>(file: &'a TensorFile, name: &str) -> Result<(TensorView<'a>, Ve
     Ok((view, view.shape.iter().map(|&n| n as i64).collect(), kind))
 }
 
+/// Where a tensor of a file is to lie.
 #[derive(Clone, Copy, Debug)]
 pub enum LoadTarget<'a> {
     /// On the host, where the file is mapped if it is of the wanted kind there: to be read.
@@ -42,7 +43,7 @@ pub enum LoadTarget<'a> {
     Device(&'a Upload),
 }
 
-/// A tensor of a file, of `kind` and at its `target`. Of the file nothing else stays resident, so that a model that is read tensor by tensor
+/// A tensor of a file, of `kind`, for its `target`. Of the file nothing else stays resident, so that a model that is read tensor by tensor
 /// takes no more than itself and one tensor. A device gets the file's own bytes, and converts them.
 pub fn load_tensor_to(file: &TensorFile, name: &str, kind: Kind, target: LoadTarget<'_>) -> Result<Tensor, Fault> {
     let tensor = if let LoadTarget::Device(upload) = target {

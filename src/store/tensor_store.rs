@@ -69,7 +69,7 @@ impl Store {
     }
 
     pub fn bytes(&self) -> StoreUsage {
-        locked(&self.arena).taken()
+        locked(&self.arena).usage()
     }
 
     /// How long the host has copied into it and out of it, since it was made.

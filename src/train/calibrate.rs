@@ -71,7 +71,8 @@ pub fn for_calibration(recipe: &Recipe) -> Recipe {
 /// Learns from the samples of a data set that are long enough, and shares the slots of all layers out, so many for each on average.
 ///
 /// # Errors
-/// Where no sample is long enough for the largest mean, all together tell of too few entries, or a loss is not finite.
+/// Where no sample is long enough for the largest mean, all together tell of too few entries or of none that is more important than
+/// others, or a loss is not finite.
 pub fn calibrate(
     recipe: &Recipe,
     model: &Model,
@@ -119,7 +120,7 @@ pub fn calibrate(
         return Err(Fault::data(message, "take more samples, or longer ones"));
     };
     if !explained.is_finite() {
-        let message = "all entries of a layer are equally important for the loss: no gate can tell them apart";
+        let message = "all entries of a KV head are equally important for the loss: no gate can tell them apart";
         return Err(Fault::data(message, "take samples whose targets depend on earlier tokens"));
     }
     let outputs = fits.into_iter().map(|fit| fit.map(|fit| fit.output));

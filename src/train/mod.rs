@@ -37,7 +37,7 @@ pub use meter::StepMeter;
 pub use oom_fallback::{FallbackEngine, ends_rounding};
 pub use progress::RESOLVED_RECIPE;
 pub use ranks::{MicroBatchAssignment, RunRanks, ShardedOptimizerState, check_even, check_same_evaluation, resolved_alike};
-pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume, resume_or_run};
+pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe_path, resume, resume_or_run};
 pub use run::{RunOutcome, run};
 pub use schedule::RunSchedule;
 pub use step::TrainStep;

@@ -32,13 +32,13 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, Fault> {
         checkpoint::check(path)?;
         let absolute = files::absolute(path);
         let run = absolute.parent().unwrap_or(path).to_owned();
-        if let Ok(recipe) = resolved_recipe(&run) {
+        if let Ok(recipe) = resolved_recipe_path(&run) {
             check_recipe(&recipe)?;
         }
         let reading = reading.ok_or_else(|| gone(path))?;
         return Ok(FoundCheckpoint { run, dir: path.to_owned(), holds, _reading: reading });
     }
-    check_recipe(&resolved_recipe(path)?)?;
+    check_recipe(&resolved_recipe_path(path)?)?;
     // The run may go on meanwhile, and remove the one that was found before it is held.
     for _ in 0..8 {
         let found = checkpoint::newest(path)?;
@@ -60,7 +60,7 @@ fn gone(path: &Path) -> Fault {
     Fault::new(Exit::Failed, message).with_hint("name another checkpoint of the run, or the run for its newest")
 }
 
-pub fn resolved_recipe(dir: &Path) -> Result<PathBuf, Fault> {
+pub fn resolved_recipe_path(dir: &Path) -> Result<PathBuf, Fault> {
     let path = dir.join(RESOLVED_RECIPE);
     if path.exists() {
         return Ok(path);
@@ -118,7 +118,7 @@ fn resume_as(
     as_asked: impl Fn(&Path, &Recipe) -> Result<Recipe, Fault>,
     how: Start<'_>,
 ) -> Result<RunOutcome, Fault> {
-    let path = resolved_recipe(dir)?;
+    let path = resolved_recipe_path(dir)?;
     let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
     let _lock = ranks.world.first("taking the directory of the run", || RunLock::acquire(dir))?;
     let is_sealed = check_recipe(&path)?;

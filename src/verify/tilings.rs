@@ -34,8 +34,8 @@ impl Tiling {
 
     /// The same, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally wide.
     fn counted(&self, settings: &Settings, plan: &ChunkPlan) -> Self {
-        let goes_on = |pair: &&[Range<usize>]| plan.sequences(&pair[0]) == plan.sequences(&pair[1]);
-        let mut whole = plan.columns.windows(2).filter(goes_on).map(|pair| pair[0].len());
+        let has_same_sequences = |pair: &&[Range<usize>]| plan.sequences(&pair[0]) == plan.sequences(&pair[1]);
+        let mut whole = plan.columns.windows(2).filter(has_same_sequences).map(|pair| pair[0].len());
         let width = whole.next().unwrap_or(plan.spans.len());
         let is_even = whole.all(|chunks| chunks == width) && plan.columns.iter().all(|column| column.len() <= width);
         let chunks_per_cell = if is_even { Some(width) } else { self.grad.chunks_per_cell };

@@ -321,6 +321,9 @@ fn a_model_of_the_hugging_face_cache() {
     assert!(refused.contains("has no revision `gone` of `Owner/Tiny-1.5`"), "{refused}");
     let evaluate = ["evaluate", "--base", "Owner/Tiny-1.5", "--recipe", "recipe.toml", "--device", "cpu", "--split", "train"];
     run(&[&evaluate[..], &["--set", "model.revision=dev"]].concat()).done();
+    place.edit_recipe("path = \"Owner/Tiny-1.5\"", "path = \"Owner/Tiny-1.5\"\nrevision = \"dev\"");
+    run(&evaluate).done();
+    place.edit_recipe("\nrevision = \"dev\"", "");
     run(&["export", "run", "--for", "peft", "--out", "peft"]).done();
     let mut settings: serde_json::Value = serde_json::from_slice(&place.read("peft/adapter_config.json")).unwrap();
     (settings["base_model_name_or_path"], settings["revision"]) = ("Owner/Tiny-1.5".into(), "dev".into());

@@ -69,13 +69,13 @@ impl Policy for Lagkv {
             // Nothing since the partition has left, so that it stands so far from the end of all heads that go on.
             let slots = order_bgc.narrow(2, filled - (seen.next_position - first) as i64, 2 * self.lag as i64);
             let position = Tensor::arange_start(first as i64, (first + 2 * self.lag) as i64, (Kind::Int64, slots.device()));
-            let goes_on = seen.position_bgc.gather(2, &slots, false).eq_tensor(&position).all_dim(-1, true);
+            let continues = seen.position_bgc.gather(2, &slots, false).eq_tensor(&position).all_dim(-1, true);
             let score = spread(&k_bgcd, &slots) + spread(&v_bgcd, &slots);
             let own = slots.narrow(2, 0, self.lag as i64);
             // In the order of positions: of equal scores the older ranks lower.
             let rank = score.argsort_stable(true, -1, false).argsort(-1, false) + 1;
             let rank = rank.to_kind(Kind::Float) / self.lag as f64;
-            known.scatter(2, &own, &rank.where_self(&goes_on, &known.gather(2, &own, false)))
+            known.scatter(2, &own, &rank.where_self(&continues, &known.gather(2, &own, false)))
         }))
     }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use tch::Device;
 
 use crate::checkpoint;
-use crate::cli::used_model::{asked_revision, cache_overrides};
+use crate::cli::used_model::{asked_revision, recipe_revision, with_cache};
 use crate::data::Tokenizer;
 use crate::files;
 use crate::model::{Model, has_fingerprint};
@@ -42,7 +42,7 @@ pub(super) struct LoadedTarget<'a> {
     pub(super) recipe: &'a Recipe,
 }
 
-/// What `paths` and `bases` mean, with what `--set` says of a model's revision.
+/// What `paths` and `bases` mean; a model that is named as on the Hub is that of the revision in `set`, else in the recipe, where it is its own.
 pub(in crate::cli) fn targets(
     paths: &[PathBuf],
     bases: &[PathBuf],
@@ -51,7 +51,10 @@ pub(in crate::cli) fn targets(
 ) -> Result<Vec<Target>, Fault> {
     let mut found: Vec<(PathBuf, Option<FoundCheckpoint>)> = Vec::new();
     let revision = asked_revision(set)?;
-    let located = |path: &PathBuf| files::model_dir(path, revision.as_deref());
+    let located = |path: &PathBuf| match (&revision, recipe) {
+        (None, Some(recipe)) if !path.exists() => files::model_dir(path, recipe_revision(recipe, set, path)?.as_deref()),
+        (revision, _) => files::model_dir(path, revision.as_deref()),
+    };
     for path in paths.iter().map(located) {
         let path = path?;
         let is_model = files::is_model(&path) && checkpoint::holds(&path).is_none();
@@ -66,7 +69,7 @@ pub(in crate::cli) fn targets(
         let run = checkpoint.as_ref().map(|found| found.run.clone()).or_else(|| first_run.clone());
         let recipe = match (recipe, run) {
             (Some(recipe), _) => recipe.to_owned(),
-            (None, Some(run)) => train::resolved_recipe(&run)?,
+            (None, Some(run)) => train::resolved_recipe_path(&run)?,
             (None, None) => {
                 return Err(Fault::usage(
                     format!("the model `{}` has no recipe that names data", path.display()),
@@ -103,8 +106,7 @@ impl CacheArguments {
                     recipes.push(own.clone());
                     continue;
                 }
-                let cache = cache_overrides(policy.filter(|_| !is_own), length, is_dense);
-                recipes.push(target.recipe(&[set, &cache[..]].concat())?.0);
+                recipes.push(target.recipe(&with_cache(set, policy.filter(|_| !is_own), length, is_dense))?.0);
             }
         }
         Ok(recipes)
@@ -125,7 +127,7 @@ impl Target {
 
     /// The run that it is a checkpoint of.
     pub(super) fn run(&self) -> Option<&Path> {
-        self.checkpoint.as_ref().map(|found| found.run.as_path()).filter(|run| train::resolved_recipe(run).is_ok())
+        self.checkpoint.as_ref().map(|found| found.run.as_path()).filter(|run| train::resolved_recipe_path(run).is_ok())
     }
 
     pub(super) fn adapter(&self) -> Option<&Path> {

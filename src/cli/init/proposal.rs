@@ -16,7 +16,7 @@ const TEMPLATE: &str = include_str!("proposal.toml");
 
 /// Where no sample is longer, a cache that evicts would spare next to nothing.
 const TINY: usize = 512;
-/// The cache of a recipe that names none.
+/// The longest cache that is proposed.
 const MAX_CACHE: usize = 16384;
 const MAX_CHUNK: usize = 1024;
 

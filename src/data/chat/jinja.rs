@@ -49,7 +49,7 @@ pub(super) struct CompiledTemplate {
 const FUEL: u64 = 50_000_000;
 const RECURSION: usize = 200;
 /// Bytes of a rendering at most.
-pub(super) const MAX_BYTES: usize = 64 << 20;
+pub(super) const MAX_RENDERING: usize = 64 << 20;
 pub(super) const STRFTIME: &str = "strftime_now";
 const PLAIN: &str = "chat_template";
 const MARKED: &str = "chat_template with its generation tags";
@@ -153,8 +153,8 @@ struct Limited(Vec<u8>);
 
 impl Write for Limited {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_BYTES {
-            return Err(io::Error::other(format!("the text grows beyond {} MiB", MAX_BYTES >> 20)));
+        if self.0.len() + bytes.len() > MAX_RENDERING {
+            return Err(io::Error::other(format!("the text grows beyond {} MiB", MAX_RENDERING >> 20)));
         }
         self.0.extend_from_slice(bytes);
         Ok(bytes.len())

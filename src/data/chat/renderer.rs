@@ -12,16 +12,16 @@ use std::time::Duration;
 
 use signal_hook::consts::SIGXCPU;
 
-use super::jinja::{CompiledTemplate, MAX_BYTES, Rendering, TemplateText};
+use super::jinja::{CompiledTemplate, MAX_RENDERING, Rendering, TemplateText};
 use crate::native::{ProcessLimits, locked};
 
 /// The program that renders, as it is called, and the argument with which it does.
 static PROGRAM: OnceLock<(OsString, OsString)> = OnceLock::new();
 
 /// What a rendering may take that is given next to nothing, and for each byte that it is given.
-const MIN_BYTES: usize = 128 << 20;
+const BASE_MEMORY: usize = 128 << 20;
 const BYTES_PER_BYTE: usize = 24;
-const MIN_TIME: Duration = Duration::from_secs(1);
+const BASE_TIME: Duration = Duration::from_secs(1);
 const MICROS_PER_BYTE: u32 = 20;
 /// A child that waits for a CPU as long is taken for dead.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -68,11 +68,11 @@ fn answer(socket: &mut UnixStream, text: Result<String, String>) -> io::Result<(
 }
 
 fn allowed_bytes(given: usize, length: usize) -> usize {
-    MIN_BYTES.saturating_add(given.saturating_mul(BYTES_PER_BYTE)).saturating_add(length.saturating_mul(2))
+    BASE_MEMORY.saturating_add(given.saturating_mul(BYTES_PER_BYTE)).saturating_add(length.saturating_mul(2))
 }
 
 fn allowed_time(given: usize) -> Duration {
-    MIN_TIME + Duration::from_micros(u64::from(MICROS_PER_BYTE).saturating_mul(given as u64))
+    BASE_TIME + Duration::from_micros(u64::from(MICROS_PER_BYTE).saturating_mul(given as u64))
 }
 
 fn read_numbers(socket: &mut UnixStream) -> io::Result<[usize; 2]> {
@@ -176,8 +176,8 @@ impl RendererProcess {
         }
         write(&mut self.socket, [given, request.len()], request)?;
         let [is_fault, length] = read_numbers(&mut self.socket)?;
-        if length > MAX_BYTES {
-            return Ok(Err(format!("it says more than {} MiB", MAX_BYTES >> 20)));
+        if length > MAX_RENDERING {
+            return Ok(Err(format!("it says more than {} MiB", MAX_RENDERING >> 20)));
         }
         let text = String::from_utf8(read_bytes(&mut self.socket, length)?).map_err(io::Error::other)?;
         Ok(if is_fault == 0 { Ok(text) } else { Err(text) })

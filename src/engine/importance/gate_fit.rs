@@ -80,7 +80,9 @@ impl GateFit {
         let bias_g = (mean.narrow(1, width + 1, groups) - mean.narrow(1, 0, width).matmul(&weight_eg)).view(-1);
         // As many entries as channels could be fitted to any labels (adjusted R²).
         let free = (n - 1.0) / (n - width as f64 - 1.0);
-        let explained = 1.0 - (error_g / variance_g).mean(Kind::Double).double_value(&[]) * free;
+        // Of equal labels rounding leaves a variance, which is none.
+        let is_constant_g = variance_g.le_tensor(&(mean.narrow(1, width + 1, groups).view(-1).square() * 1e-12));
+        let explained = 1.0 - (error_g / variance_g.masked_fill(&is_constant_g, 0.0)).mean(Kind::Double).double_value(&[]) * free;
         Some(FittedGate { output: [weight_eg.transpose(0, 1).contiguous(), bias_g], explained })
     }
 }
@@ -107,6 +109,9 @@ mod tests {
         assert!(found.explained > 0.98, "{}", found.explained);
         assert!(found.output[0].allclose(&weight_ge, 0.02, 0.02, false));
         assert!((found.output[1].mean(Kind::Double).double_value(&[]) + 30.0).abs() < 0.2);
+        let mut constant = GateFit::default();
+        constant.add(&x_bne, &Tensor::stack(&[&queries, &queries], -1), 8);
+        assert!(!constant.solve().unwrap().explained.is_finite(), "nothing varies, and nothing is explained");
         let few = Tensor::stack(&[&importance_bgn, &importance_bgn.full_like(255.0)], -1);
         let mut untold = GateFit::default();
         untold.add(&x_bne, &few, 8);

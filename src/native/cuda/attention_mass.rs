@@ -25,7 +25,7 @@ const ROWS_OF_A_SPLIT: usize = 512;
 /// Blocks for each multiprocessor, two of which are at work at once: with fewer, the last ones keep too few of them busy.
 const BLOCKS_EACH: usize = 8;
 /// Sizes above which the kernel's own numbers would not hold an index.
-const MAX_INDEX: i64 = 1 << 30;
+const INDEX_LIMIT: i64 = 1 << 30;
 const MAX_GRID: usize = 65_535;
 
 /// The parameter of `attention_mass`, as the kernel's text has it.
@@ -106,7 +106,7 @@ impl Launch {
         let (batch, heads, tokens, _) = q.size4().ok()?;
         let groups = parts.last()?.k.size()[1];
         let slots = parts.iter().map(|part| part.k.size()[2]).sum();
-        let fits = [batch * heads * tokens, slots + KEYS as i64].iter().all(|size| *size < MAX_INDEX);
+        let fits = [batch * heads * tokens, slots + KEYS as i64].iter().all(|size| *size < INDEX_LIMIT);
         let is_grid = (batch * groups) as usize <= MAX_GRID;
         (fits && is_grid).then(|| Self {
             module,

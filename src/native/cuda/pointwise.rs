@@ -25,7 +25,7 @@ const NARROWEST: i64 = 512;
 /// Numbers that are read at once.
 const PIECE: i64 = 8;
 /// Threads, or rows, above which the kernels' own numbers would not hold an index.
-const MAX_INDEX: i64 = 1 << 31;
+const INDEX_LIMIT: i64 = 1 << 31;
 
 /// The parameter of `norm_rows` and `norm_rows_back`, as the kernels' text has it.
 #[repr(C)]
@@ -147,7 +147,7 @@ fn rows_of(x: &Tensor, weight_e: &Tensor) -> Option<(usize, c_int)> {
     let width = *x.size().last()?;
     let rows = x.numel() as i64 / width.max(1);
     let fits = rows > 0
-        && rows < MAX_INDEX
+        && rows < INDEX_LIMIT
         && width >= NARROWEST
         && width % PIECE == 0
         && weight_e.numel() as i64 == width
@@ -183,7 +183,7 @@ pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> Option<(Tenso
 fn gates(gate: &Tensor, others: &[&Tensor]) -> Option<i64> {
     settings(gate)?;
     let count = gate.numel() as i64;
-    let fits = count > 0 && count % PIECE == 0 && count / PIECE < MAX_INDEX;
+    let fits = count > 0 && count % PIECE == 0 && count / PIECE < INDEX_LIMIT;
     let all_alike = others.iter().all(|other| is_like(gate, other) && other.size() == gate.size());
     (fits && all_alike).then_some(count / PIECE)
 }
@@ -194,7 +194,7 @@ pub fn rotate(x_bhnd: &Tensor, [cos, sin]: [&Tensor; 2], direction: RotationDire
     let (pieces, rows) = (width / 2 / PIECE, cos.size()[0]);
     let count = batch * heads * tokens * pieces;
     let has_angles = [cos, sin].iter().all(|x| is_like(x_bhnd, x) && x.numel() as i64 == rows * tokens * (width / 2));
-    let fits = width % (2 * PIECE) == 0 && count > 0 && count < MAX_INDEX && has_angles && (rows == 1 || rows == batch);
+    let fits = width % (2 * PIECE) == 0 && count > 0 && count < INDEX_LIMIT && has_angles && (rows == 1 || rows == batch);
     settings(x_bhnd).filter(|_| fits)?;
     let (x, cos, sin) = (aligned(x_bhnd), dense(cos), dense(sin));
     let options = (x.kind(), x.device());
