@@ -317,7 +317,7 @@ fn experts_are_kept_and_followed() {
         for span in &first.log.spans {
             own.record(log.victims(span.index).cloned());
             let chosen = log.routing(span.index).unwrap().chosen(Device::Cpu);
-            own.record_routing(Routing::new(&((chosen + layer as i64 + 1).remainder(5)), 5), false);
+            own.record_routing(|| Routing::new(&((chosen + layer as i64 + 1).remainder(5)), 5), false);
         }
         *log = own;
     }

@@ -8,6 +8,8 @@ use crate::units::{Bytes, Fault, LayerIdx, quoted};
 /// The choices of one layer, by the index of the chunk.
 #[derive(Clone, Debug, Default)]
 pub struct LayerLog {
+    /// Whether a chunk's choices are forgotten once it is written, as nobody follows the log.
+    forgets: bool,
     /// Chunks whose choices are forgotten.
     forgotten: usize,
     victims: Vec<Option<Victims>>,
@@ -17,23 +19,24 @@ pub struct LayerLog {
 }
 
 impl LayerLog {
+    /// A log of which only the budgets are kept: a chunk's victims are forgotten once it is written, and its routing is never recorded.
+    pub fn forgetting() -> Self {
+        Self { forgets: true, ..Self::default() }
+    }
+
     /// Records what a chunk evicted; `None` where it evicted nothing.
     pub fn record(&mut self, victims: Option<Victims>) {
         self.victims.push(victims);
     }
 
-    /// The chunk whose choice was recorded last is written.
-    pub fn release_device(&mut self) {
-        if let Some(Some(victims)) = self.victims.last_mut() {
+    /// The chunk whose choice was recorded last is written: its victims are needed on the host alone, or not at all.
+    pub fn finish_chunk(&mut self) {
+        if self.forgets {
+            self.forgotten += self.victims.len();
+            self.victims.clear();
+        } else if let Some(Some(victims)) = self.victims.last_mut() {
             victims.release_device();
         }
-    }
-
-    /// Forgets all choices but how the layer's slots are shared out: nobody will follow the log.
-    pub fn forget(&mut self) {
-        self.forgotten += self.victims.len();
-        self.victims.clear();
-        self.routing.clear();
     }
 
     /// Goes on behind so many chunks, of which it knows nothing.
@@ -54,7 +57,11 @@ impl LayerLog {
     }
 
     /// Records which experts the tokens of the next chunk are sent to.
-    pub fn record_routing(&mut self, routing: Routing, continues: bool) {
+    pub fn record_routing(&mut self, routing: impl FnOnce() -> Routing, continues: bool) {
+        if self.forgets {
+            return;
+        }
+        let routing = routing();
         match self.routing.pop_if(|_| continues) {
             Some(before) => self.routing.push(before.followed_by(&routing)),
             None => self.routing.push(routing),

@@ -269,7 +269,7 @@ impl LogReader<'_> {
         for span in spans {
             let (sequences, len) = (span.num_sequences() as i64, span.len as i64);
             let own = whole.narrow(0, start, sequences * len).view([sequences, len, top_k as i64]);
-            log.record_routing(Routing::of_host(&own, largest), false);
+            log.record_routing(|| Routing::of_host(&own, largest), false);
             start += sequences * len;
         }
         Ok(())

@@ -184,9 +184,9 @@ impl Attend for ColumnAttention<'_> {
         };
         let chosen_bnk = if let Some(part) = part {
             let chosen_bnk = no_grad(choose);
-            for span in spans.iter().filter(|_| !state.forgets) {
-                let own_bnk = chosen_bnk.narrow(1, (span.start - spans[0].start) as i64, span.len as i64);
-                state.log.record_routing(Routing::new(&own_bnk, num_experts), part.is_some_and(|part| part.from > 0));
+            for span in spans {
+                let own_bnk = || chosen_bnk.narrow(1, (span.start - spans[0].start) as i64, span.len as i64);
+                state.log.record_routing(|| Routing::new(&own_bnk(), num_experts), part.is_some_and(|part| part.from > 0));
             }
             chosen_bnk
         } else {

@@ -123,10 +123,8 @@ impl Attend for DecodeAttention<'_> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let chosen_bnk = choose();
         for (row, (states, part)) in self.states.iter().zip(self.parts).enumerate() {
-            let mut state = locked(&states[layer.0]);
-            if !state.forgets {
-                state.log.record_routing(Routing::new(&chosen_bnk.narrow(0, row as i64, 1), num_experts), part.from > 0);
-            }
+            let routing = || Routing::new(&chosen_bnk.narrow(0, row as i64, 1), num_experts);
+            locked(&states[layer.0]).log.record_routing(routing, part.from > 0);
         }
         Ok(chosen_bnk)
     }

@@ -11,7 +11,7 @@ use super::session::{Pass, Session, SessionSpec};
 use super::slots::Extent;
 use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
-use crate::cache::ChunkSpan;
+use crate::cache::{ChunkSpan, LayerLog};
 use crate::model::{CapturedLayers, DropoutContext, Model};
 use crate::native::locked;
 use crate::units::Fault;
@@ -39,8 +39,8 @@ impl Session {
             let frequencies = model.frequencies(&vec![spec.rope_length; spec.num_sequences]);
             let caches = settings.empty_caches(model, shapes, plan.prefill, &spec.initial, &frequencies)?;
             let layers = new_layer_states(caches, &engine.stores.undo_log);
-            for layer in &layers {
-                locked(layer).forgets = !spec.keeps_log;
+            for layer in layers.iter().filter(|_| !spec.keeps_log) {
+                locked(layer).log = LayerLog::forgetting();
             }
             Ok(Self { layers, plan, spec: spec.clone(), frequencies, missing: 0 })
         })

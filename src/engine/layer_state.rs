@@ -25,8 +25,6 @@ pub(super) struct LayerState {
     /// What the backward phase learns of the entries beside their gradient, where somebody wants to know.
     pub(super) importance: Option<LayerImportance>,
     grads: Option<CacheGrads>,
-    /// Whether the choices are forgotten as soon as they are carried out.
-    pub(super) forgets: bool,
     /// The chunk whose tokens are still coming.
     pub(super) open: OpenBlock,
 }
@@ -50,16 +48,14 @@ impl LayerState {
             outputs: None,
             importance: None,
             grads: None,
-            forgets: false,
             open: OpenBlock::default(),
         }
     }
 
     /// A copy that goes on by itself from here; only for a layer without an undo log.
     pub(super) fn fork(&self) -> Result<Self, Fault> {
-        let log = self.log.clone();
-        let (forgets, open) = (self.forgets, self.open.clone());
-        Ok(Self { log, forgets, open, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })
+        let (log, open) = (self.log.clone(), self.open.clone());
+        Ok(Self { log, open, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })
     }
 
     /// Fills the cache with what another one holds; the choices that led there are not known.
@@ -111,12 +107,9 @@ impl LayerState {
         if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != KeepUndo::Resident) {
             outputs.put(span.index, &saved.attended);
         }
-        self.log.release_device();
+        self.log.finish_chunk();
         let mass = asked.zip(mass);
         self.cache.note(policy, span, &saved.chunk.own, &AttendedChunk { saved: &saved, past: &past, mass });
-        if self.forgets {
-            self.log.forget();
-        }
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 

@@ -42,10 +42,7 @@ impl LayerState {
             x.new_zeros([batch, groups, span.len as i64, width], (x.kind(), x.device()))
         };
         self.cache.write(span, victims, &tokens.own.map(empty))?;
-        self.log.release_device();
-        if self.forgets {
-            self.log.forget();
-        }
+        self.log.finish_chunk();
         self.open = OpenBlock::default();
         Ok(())
     }
