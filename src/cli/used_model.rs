@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use tch::Device;
 
 use super::recipe_file::noted;
-use crate::cache;
+use crate::cache::{self, policies};
 use crate::checkpoint;
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, Settings};
@@ -29,11 +30,11 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
     /// Eviction policy, with its default parameters. Default: the policy and parameters of the training; `dense` for a model without a run.
-    #[arg(long, value_name = "POLICY")]
+    #[arg(long, value_name = "POLICY", value_parser = PossibleValuesParser::new(policies::names()))]
     policy: Option<String>,
     /// Cache slots per KV head. Default: those of the training.
-    #[arg(long, value_name = "N")]
-    cache_length: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    cache_length: Option<u32>,
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
@@ -158,7 +159,7 @@ impl ModelArgs {
 
 /// The overrides of `--set`, and those of a cache that is asked for by arguments, which win. A dense one is as long as asked, or else grows, whatever
 /// the recipe says, unless `--set` does; `is_dense` says whether the recipe's own is `dense`.
-pub(super) fn with_cache(set: &[String], policy: Option<&str>, cache_length: Option<usize>, is_dense: bool) -> Vec<String> {
+pub(super) fn with_cache(set: &[String], policy: Option<&str>, cache_length: Option<u32>, is_dense: bool) -> Vec<String> {
     let storage = if cache_length.is_some() { Storage::Preallocated } else { Storage::Growing };
     let is_dense = policy.map_or(is_dense, |policy| policy == "dense");
     let storage = is_dense.then(|| format!("kv_cache.storage={}", storage.name()));

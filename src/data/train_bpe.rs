@@ -16,12 +16,12 @@ use crate::units::Fault;
 pub const SPECIAL_TOKENS: [&str; 4] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
 
 /// The special tokens and one token per byte: no text can make a vocabulary smaller.
-const SMALLEST_VOCABULARY: usize = SPECIAL_TOKENS.len() + 256;
+const MIN_VOCABULARY: usize = SPECIAL_TOKENS.len() + 256;
 
 /// Trains on `texts` and returns the `tokenizer.json`, whose vocabulary has exactly `vocab_size` tokens. The same texts give the same bytes.
 pub fn train_bpe(texts: &[PathBuf], vocab_size: usize) -> Result<String, Fault> {
-    if vocab_size < SMALLEST_VOCABULARY {
-        return Err(too_small(vocab_size, SMALLEST_VOCABULARY));
+    if vocab_size < MIN_VOCABULARY {
+        return Err(too_small(vocab_size, MIN_VOCABULARY));
     }
     let mut contents = Vec::with_capacity(texts.len());
     for path in texts {

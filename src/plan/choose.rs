@@ -91,10 +91,10 @@ pub struct Decision {
 const MARGIN: u64 = 10;
 
 /// Operations above the fewest, by so many times, that larger cells are worth: each cell has costs of its own.
-const NEARLY: f64 = 1.04;
+const OPERATIONS_SLACK: f64 = 1.04;
 
 /// Chunks of a cell that is looked at, at most: products of matrices gain nothing from more rows than that.
-const WIDEST: usize = 16;
+const MAX_CHUNKS: usize = 16;
 
 impl Planner<'_> {
     /// Decides what `grad` leaves open; what it says stays. Fails where nothing fits, with what would.
@@ -138,14 +138,14 @@ impl Planner<'_> {
     }
 
     /// The best of those tilings that fit, each with as many kept graphs as fit, where their number is open: the largest cells of those that
-    /// compute [nearly](NEARLY) the least.
+    /// compute [nearly](OPERATIONS_SLACK) the least.
     fn best(&self, made: &[Alternative], keep_graph: KeepGraph) -> Result<Option<Alternative>, Fault> {
         let mut fitting: Vec<_> = made.iter().filter(|alternative| alternative.fits).cloned().collect();
         fitting.sort_by(Alternative::compare);
         let (mut kept, mut enough): (Vec<Alternative>, f64) = (Vec::new(), f64::INFINITY);
         for tiling in fitting {
             let tiling = self.with_graphs(tiling, keep_graph, enough)?;
-            enough = enough.min(NEARLY * tiling.operations);
+            enough = enough.min(OPERATIONS_SLACK * tiling.operations);
             kept.push(tiling);
         }
         Ok(kept.into_iter().filter(|tiling| tiling.operations <= enough).min_by(Alternative::compare_sizes))
@@ -267,7 +267,7 @@ impl Planner<'_> {
             if grad.is_open(OpenKey::LayersPerCell) { even(self.config.num_layers()) } else { vec![grad.layers_per_cell] };
         let chunks = self.batch.max_len().div_ceil(self.kv.wanted_chunk_size());
         let widths: Vec<_> = if grad.is_open(OpenKey::ChunksPerCell) {
-            doubling(chunks.clamp(1, WIDEST)).into_iter().map(Some).collect()
+            doubling(chunks.clamp(1, MAX_CHUNKS)).into_iter().map(Some).collect()
         } else {
             vec![grad.chunks_per_cell]
         };

@@ -212,13 +212,14 @@ fn what_can_not_be_continued() {
         (&["--prompt-tokens", "1,b"], "`--prompt-tokens` takes token ids with commas between them, found `1,b`"),
         (&["--prompt", ""], "the prompt has no tokens"),
         (&["--chat"], "the model has no chat template"),
-        (&["--prompt", "x", "--policy", "h2p"], "did you mean `h2o`?"),
         (&["--prompt-file", "nothing.txt"], "the prompt in `nothing.txt` cannot be read"),
     ] {
         refused(generate(&place, more), 2, words);
     }
     let error = generate(&place, &["--prompt", "x", "--greedy", "--seed", "3"]).misused();
     assert!(error.contains("cannot be used with"), "{error}");
+    let error = generate(&place, &["--prompt", "x", "--policy", "h2p"]).misused();
+    assert!(error.contains("a similar value exists: 'h2o'"), "{error}");
     let nowhere = place.run(&["generate", "nowhere", "--prompt", "x"]);
     refused(nowhere, 2, "`nowhere` is neither a model, nor a run, nor a checkpoint");
     std::fs::remove_file(place.path("model/tokenizer.json")).unwrap();

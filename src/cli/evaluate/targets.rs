@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use tch::Device;
 
+use crate::cache::policies;
 use crate::checkpoint;
 use crate::cli::used_model::{asked_revision, recipe_revision, with_cache};
 use crate::data::Tokenizer;
@@ -19,7 +21,7 @@ use crate::units::Fault;
 #[derive(Debug, Args)]
 pub(super) struct CacheArguments {
     /// Eviction policies to evaluate, separated by commas. The recipe's own policy keeps its parameters, others have their defaults.
-    #[arg(long, value_name = "POLICY", value_delimiter = ',')]
+    #[arg(long, value_name = "POLICY", value_parser = PossibleValuesParser::new(policies::names()), value_delimiter = ',')]
     policy: Vec<String>,
     /// Cache slots per KV head to evaluate, separated by commas. `dense` keeps every entry and is evaluated once.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
@@ -95,7 +97,7 @@ impl CacheArguments {
             console::note_once(&note);
         }
         let policies: Vec<Option<&str>> = optional(self.policy.iter().map(String::as_str));
-        let lengths: Vec<Option<usize>> = optional(self.cache_length.iter().map(|&length| length as usize));
+        let lengths: Vec<Option<u32>> = optional(self.cache_length.iter().copied());
         let mut recipes = Vec::new();
         for policy in policies {
             // The recipe's own policy keeps its parameters.

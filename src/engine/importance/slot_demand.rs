@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 /// Importances are counted by their logarithm: bins for each doubling, from the lowest on.
 const BINS_PER_DOUBLING: f64 = 8.0;
-const LOWEST: f64 = -120.0;
+const MIN_LOG2: f64 = -120.0;
 const BINS: i64 = 1280;
 
 /// No layer gets less than this part of the mean: texts differ.
@@ -25,7 +25,7 @@ impl SlotDemand {
     /// `(B, G, P)` both; `is_held` is bool.
     pub(super) fn count(&mut self, importance: &Tensor, is_held: &Tensor) {
         let held = importance.to_kind(Kind::Double).masked_select(is_held);
-        let bin = ((held.log2() - LOWEST) * BINS_PER_DOUBLING).clamp(0.0, BINS as f64 - 1.0).to_kind(Kind::Int64);
+        let bin = ((held.log2() - MIN_LOG2) * BINS_PER_DOUBLING).clamp(0.0, BINS as f64 - 1.0).to_kind(Kind::Int64);
         let counts = bin.bincount(None::<&Tensor>, BINS).to_kind(Kind::Double);
         self.bins = Some(self.bins.take().map_or(counts.shallow_clone(), |total| total + counts));
         self.caches += importance.size()[..2].iter().product::<i64>() as f64;

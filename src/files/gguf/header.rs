@@ -10,9 +10,9 @@ use crate::units::{Fault, FaultKind, abridged, quoted};
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 const VERSIONS: [u32; 2] = [2, 3];
 /// The least that a key takes: the length of its name, one byte of it, its type and one byte of value.
-const SMALLEST_KEY: u64 = 8 + 1 + 4 + 1;
+const MIN_KEY_BYTES: u64 = 8 + 1 + 4 + 1;
 /// The least that a tensor's record takes: its name, the number of its dimensions, one of them, type and offset.
-const SMALLEST_TENSOR: u64 = 8 + 1 + 4 + 8 + 4 + 8;
+const MIN_TENSOR_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 const MAX_NAME: u64 = 65_535;
 const MAX_DIMS: u32 = 4;
 /// A vocabulary has 262 144 tokens and 514 906 merges at most, of those that are known.
@@ -127,8 +127,8 @@ impl<'a> Reader<'a> {
         if !VERSIONS.contains(&version) {
             return Err(self.wrong(&format!("its version is {version}, expected 2 or 3")));
         }
-        let num_tensors = self.records(SMALLEST_TENSOR, "tensor count")?;
-        let num_keys = self.records(SMALLEST_KEY, "key count")?;
+        let num_tensors = self.records(MIN_TENSOR_BYTES, "tensor count")?;
+        let num_keys = self.records(MIN_KEY_BYTES, "key count")?;
         let mut keys = BTreeMap::new();
         for _ in 0..num_keys {
             let name = self.key_name()?;
@@ -156,7 +156,7 @@ impl<'a> Reader<'a> {
     /// Where each key lies with its value, in the order of the file.
     pub(super) fn key_ranges(&mut self) -> Result<Vec<(String, Range<usize>)>, Fault> {
         self.take((MAGIC.len() + 4 + 8) as u64, "the header")?;
-        let num_keys = self.records(SMALLEST_KEY, "key count")?;
+        let num_keys = self.records(MIN_KEY_BYTES, "key count")?;
         let mut ranges = Vec::new();
         for _ in 0..num_keys {
             let (from, name) = (self.at, self.key_name()?);

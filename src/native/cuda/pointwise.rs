@@ -21,7 +21,7 @@ pub(super) static SOURCE: KernelSource = KernelSource {
 /// Threads of a block.
 const THREADS: usize = 256;
 /// Numbers of a row below which a block of threads would be too large for it.
-const NARROWEST: i64 = 512;
+const MIN_WIDTH: i64 = 512;
 /// Numbers that are read at once.
 const PIECE: i64 = 8;
 /// Threads, or rows, above which the kernels' own numbers would not hold an index.
@@ -148,7 +148,7 @@ fn rows_of(x: &Tensor, weight_e: &Tensor) -> Option<(usize, c_int)> {
     let rows = x.numel() as i64 / width.max(1);
     let fits = rows > 0
         && rows < INDEX_LIMIT
-        && width >= NARROWEST
+        && width >= MIN_WIDTH
         && width % PIECE == 0
         && weight_e.numel() as i64 == width
         && is_like(x, weight_e);
