@@ -6,7 +6,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::layer_budgets::allocate_across_layers;
 use super::layer_state::{ChunkGrads, SharedLayer, link};
-use super::open_block::ChunkPart;
+use super::partial_chunk::ChunkPart;
 use super::router_balance::RouterTask;
 use super::undo_log::KeepUndo;
 use crate::cache::{ChunkSpan, Policy, Routing};

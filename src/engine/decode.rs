@@ -5,7 +5,7 @@ use tch::{Tensor, no_grad};
 use super::extend::other_ids;
 use super::layer_budgets::allocate_across_layers;
 use super::layer_state::SharedLayer;
-use super::open_block::ChunkPart;
+use super::partial_chunk::ChunkPart;
 use super::session::Session;
 use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
 use super::{Engine, guarded};

@@ -5,7 +5,7 @@ use tch::{Tensor, no_grad};
 use super::attend::{ColumnAttention, Mode};
 use super::forward::HiddenSink;
 use super::layer_state::{SharedLayer, fork_layer_states, new_layer_states};
-use super::open_block::ChunkPart;
+use super::partial_chunk::ChunkPart;
 use super::router_balance::RouterTask;
 use super::session::{Pass, Session, SessionSpec};
 use super::slots::Extent;

@@ -5,7 +5,7 @@ use super::head_run::TargetLosses;
 use super::step_run::StepRun;
 use super::{
     Calibration, Engine, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, NoObserver, Observer, Settings,
-    Stores, guarded, held,
+    Stores, guarded, step_memory,
 };
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -113,7 +113,7 @@ impl Engine {
 
     /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
     pub fn memory_at_rest(&self, model: &Model) -> MemoryByPart {
-        held::at_rest(&self.stores, model)
+        step_memory::at_rest(&self.stores, model)
     }
 
     /// The engine with choices to follow instead of its policies'; it refuses every batch but the one that they were made for.

@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::attended_chunk::{AttendedChunk, ChunkSaved};
 use super::importance::LayerImportance;
 use super::kept_outputs::KeptOutputs;
-use super::open_block::OpenBlock;
+use super::partial_chunk::PartialChunk;
 use super::undo_log::{KeepUndo, UndoLog};
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
@@ -26,7 +26,7 @@ pub(super) struct LayerState {
     pub(super) importance: Option<LayerImportance>,
     grads: Option<CacheGrads>,
     /// The chunk whose tokens are still coming.
-    pub(super) open: OpenBlock,
+    pub(super) partial: PartialChunk,
 }
 
 /// The gradients of what a chunk was given: queries, its own entries, and the sink logits, where they are trained.
@@ -48,14 +48,14 @@ impl LayerState {
             outputs: None,
             importance: None,
             grads: None,
-            open: OpenBlock::default(),
+            partial: PartialChunk::default(),
         }
     }
 
     /// A copy that goes on by itself from here; only for a layer without an undo log.
     pub(super) fn fork(&self) -> Result<Self, Fault> {
-        let (log, open) = (self.log.clone(), self.open.clone());
-        Ok(Self { log, open, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })
+        let (log, partial) = (self.log.clone(), self.partial.clone());
+        Ok(Self { log, partial, ..Self::new(self.cache.fork()?, self.undo.store.clone()) })
     }
 
     /// Fills the cache with what another one holds; the choices that led there are not known.

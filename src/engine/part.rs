@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::attended_chunk::{AttendedChunk, ChunkSaved};
 use super::layer_state::LayerState;
-use super::open_block::{ChunkPart, OpenBlock};
+use super::partial_chunk::{ChunkPart, PartialChunk};
 use super::undo_log::KeepUndo;
 use crate::cache::{ChunkSpan, Placement, Policy};
 use crate::ops::attention::{self, Attended, KvBlock, Qkv};
@@ -26,7 +26,7 @@ impl LayerState {
         }
         self.cache.write_part(span, from, &tokens.own);
         let attended = self.attend_part(part, tokens);
-        self.open.add(tokens, &attended);
+        self.partial.add(tokens, &attended);
         if from + len == span.len {
             self.close(policy, span, tokens);
         }
@@ -43,7 +43,7 @@ impl LayerState {
         };
         self.cache.write(span, victims, &tokens.own.map(empty))?;
         self.log.finish_chunk();
-        self.open = OpenBlock::default();
+        self.partial = PartialChunk::default();
         Ok(())
     }
 
@@ -65,7 +65,7 @@ impl LayerState {
         } else {
             let mut pages = self.pages(region, visible_until.as_ref());
             if from > 0 {
-                pages.push(KvBlock { visible_until: visible_part(region, from as i64), ..KvBlock::cat(&self.open.own) });
+                pages.push(KvBlock { visible_until: visible_part(region, from as i64), ..KvBlock::cat(&self.partial.own) });
             }
             pages
         };
@@ -74,7 +74,7 @@ impl LayerState {
 
     /// Lets the policy take its notes of the whole chunk.
     fn close(&mut self, policy: &dyn Policy, span: &ChunkSpan, tokens: &Qkv) {
-        let OpenBlock { q, own, out, lse } = std::mem::take(&mut self.open);
+        let PartialChunk { q, own, out, lse } = std::mem::take(&mut self.partial);
         let [q_bhnd, out_bhnd, lse_bhn] = [q, out, lse].map(|parts| Tensor::cat(&parts, 2));
         let own = KvBlock::cat(&own);
         let (chunk, past) = self.sides(span, &Qkv { q_bhnd, ..tokens.clone() }, own.clone(), &Placement::whole());

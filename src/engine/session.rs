@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::attend::{Column, ColumnAttention};
 use super::layer_state::SharedLayer;
-use super::open_block::ChunkPart;
+use super::partial_chunk::ChunkPart;
 use super::weight_prefetcher::WeightPrefetcher;
 use super::{ChunkPlan, Settings};
 use crate::cache::{CacheShape, ChunkSpan, LayerCache, LayerLog, ReplayLog};

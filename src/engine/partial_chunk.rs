@@ -15,14 +15,14 @@ pub(super) struct ChunkPart {
 
 /// What has come of the chunk, part by part; exact, whatever the cache stores.
 #[derive(Debug, Default)]
-pub(super) struct OpenBlock {
+pub(super) struct PartialChunk {
     pub(super) q: Vec<Tensor>,
     pub(super) own: Vec<KvBlock>,
     pub(super) out: Vec<Tensor>,
     pub(super) lse: Vec<Tensor>,
 }
 
-impl Clone for OpenBlock {
+impl Clone for PartialChunk {
     fn clone(&self) -> Self {
         // What has come is never changed.
         let all = |parts: &[Tensor]| parts.iter().map(Tensor::shallow_clone).collect();
@@ -30,7 +30,7 @@ impl Clone for OpenBlock {
     }
 }
 
-impl OpenBlock {
+impl PartialChunk {
     pub(super) fn add(&mut self, tokens: &Qkv, attended: &Attended) {
         // Copies: what a layer hands over may be written over for the next token.
         self.q.push(tokens.q_bhnd.copy());
