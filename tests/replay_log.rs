@@ -265,7 +265,9 @@ fn the_size_is_known_beforehand() {
         let engine = support::engine(case, &model);
         let plan = engine.settings().plan(&support::batch(case), None).unwrap();
         let log = engine.gradients(&model, &support::batch(case), support::context(case), &mut NoObserver).unwrap().log;
-        (log.bytes(), engine.settings().log_bytes(&plan, case.heads.1))
+        let of_layer = |layer| engine.settings().log_bytes(layer, &plan, case.heads.1);
+        let (per_token, whole): (Vec<Bytes>, Vec<Bytes>) = (0..log.layers.len()).map(of_layer).unzip();
+        (log.bytes(), (per_token.into_iter().sum(), whole.into_iter().sum()))
     };
     for case in registered_policies() {
         let (real, (_, predicted)) = sizes(&full_one_by_one(&case));

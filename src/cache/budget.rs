@@ -13,52 +13,35 @@ use super::ChunkSpan;
 use crate::native::cuda::on_device;
 
 /// How the slots of a layer are shared out.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct HeadBudgets {
     /// Index of the chunk before which the shares come into force.
     pub index: usize,
     /// Slots of the largest share, which all buffers have from then on.
     pub slots: usize,
     pub shares: Vec<Vec<usize>>,
-    /// Entries that leave at once, as their head holds more than its share: `(B, G, filled)`, bool, on the host.
-    pub leaving_bgc: Tensor,
-}
-
-impl Clone for HeadBudgets {
-    fn clone(&self) -> Self {
-        Self {
-            index: self.index,
-            slots: self.slots,
-            shares: self.shares.clone(),
-            // It is written once and never changed.
-            leaving_bgc: self.leaving_bgc.shallow_clone(),
-        }
-    }
+    /// Which entries leave at once, as their head holds more than its share: those of each sequence and head together.
+    pub leaving: Vec<bool>,
 }
 
 impl HeadBudgets {
-    /// Budgets that were written down: `filled` entries a head when they come into force, of which `leaving` leave, head by head.
-    pub(super) fn recorded(index: usize, filled: usize, shares: Vec<Vec<usize>>, leaving: &[bool]) -> Self {
+    /// Budgets that were written down: `filled` entries a head when they come into force, of which `leaving` leave.
+    pub(super) fn recorded(index: usize, filled: usize, shares: Vec<Vec<usize>>, leaving: Vec<bool>) -> Self {
         let slots = shares.iter().flatten().copied().max().unwrap_or(0).max(filled);
-        let size = [shares.len() as i64, shares.first().map_or(0, Vec::len) as i64, filled as i64];
-        Self { index, slots, leaving_bgc: Tensor::from_slice(leaving).view(size), shares }
-    }
-
-    pub(super) fn leaving(&self) -> Vec<bool> {
-        Vec::try_from(self.leaving_bgc.contiguous().view(-1)).unwrap_or_default()
+        Self { index, slots, shares, leaving }
     }
 
     /// The budgets of each of several layers with caches of the same length, from the keys of each: one budget over all their heads.
     pub fn across_layers(keys_bgc: &[Tensor], span: &ChunkSpan, cache_length: usize, floor: f64) -> Vec<Self> {
         let all = Self::new(&Tensor::cat(keys_bgc, 1), span, cache_length, floor);
-        let filled = all.leaving_bgc.size()[2] as usize;
         let mut first = 0;
         let of_layer = |key_bgc: &Tensor| {
-            let groups = key_bgc.size()[1];
-            let shares = all.shares.iter().map(|heads| heads[first..][..groups as usize].to_vec()).collect();
-            let leaving = all.leaving_bgc.narrow(1, first as i64, groups).contiguous();
-            first += groups as usize;
-            Self::recorded(span.index, filled, shares, &Vec::try_from(leaving.view(-1)).unwrap_or_default())
+            let (groups, filled) = (key_bgc.size()[1] as usize, key_bgc.size()[2] as usize);
+            let shares: Vec<Vec<usize>> = all.shares.iter().map(|heads| heads[first..][..groups].to_vec()).collect();
+            let of_sequence = all.leaving.chunks(all.leaving.len() / shares.len());
+            let leaving = of_sequence.flat_map(|heads| &heads[first * filled..][..groups * filled]).copied().collect();
+            first += groups;
+            Self::recorded(span.index, filled, shares, leaving)
         };
         keys_bgc.iter().map(of_layer).collect()
     }
@@ -87,7 +70,7 @@ impl HeadBudgets {
             }
             shares.push(own);
         }
-        Self::recorded(span.index, filled, shares, &leaving)
+        Self::recorded(span.index, filled, shares, leaving)
     }
 }
 
@@ -198,8 +181,8 @@ mod tests {
         let [below, above] = &HeadBudgets::across_layers(&[key(0), key(1)], &span, 4, 0.25)[..] else { panic!("two layers") };
         assert_eq!((&below.shares, &above.shares), (&vec![vec![1, 1]], &vec![vec![7, 7]]));
         assert_eq!((below.index, below.slots, above.slots), (3, 4, 7));
-        assert_eq!(below.leaving(), [true, true, true, false, true, true, true, false]);
-        assert!(above.leaving().iter().all(|leaves| !leaves));
+        assert_eq!(below.leaving, [true, true, true, false, true, true, true, false]);
+        assert!(above.leaving.iter().all(|leaves| !leaves));
     }
 
     proptest! {

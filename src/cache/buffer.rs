@@ -234,7 +234,7 @@ impl Buffer {
         self.arrive();
         let is_same = self.home.len() == self.pages.len() && self.lengths().eq(self.home.iter().map(StoredEntries::slots));
         if !is_same {
-            self.home = self.pages.iter().map(|page| page.map(|plane| self.waiting_room(plane))).collect();
+            self.home = self.pages.iter().map(|page| page.map(|x| host_tensor(&x.size(), x.kind(), self.shape.device))).collect();
         }
         self.carry(CopyStream::ToHost);
         self.pages.clear();
@@ -251,11 +251,6 @@ impl Buffer {
         let copies: Vec<(&Tensor, &Tensor)> = to.iter().zip(from).collect();
         let before = self.carried.take();
         self.carried.set(Some(self.copier.start(stream, &copies, before.as_slice())));
-    }
-
-    /// Room on the host for a plane, in memory that a GPU can reach by itself where there is one.
-    fn waiting_room(&self, plane: &Tensor) -> Tensor {
-        host_tensor(&plane.size(), plane.kind(), self.shape.device)
     }
 
     /// Where entries can be moved: the only page.

@@ -9,7 +9,7 @@ use super::moves::{self, Geometry, Moves, with_retained};
 use super::undo::Undo;
 use super::victims::Agreement;
 use super::{CacheGrads, CacheShape, ChunkSpan, EntrySums, HeadBudgets, LayerLog, Placement, Victims};
-use crate::native::cuda::upload;
+use crate::native::cuda::on_device;
 use crate::ops::attention::KvBlock;
 use crate::ops::query_statistics::QueryStatistics;
 use crate::recipe::BufferKind;
@@ -222,7 +222,7 @@ impl LayerCache {
             return;
         }
         self.budget = Some(BudgetState::new(budgets, self.filled, &self.active_positions()));
-        let leaving = upload(&budgets.leaving_bgc, self.shape.device);
+        let leaving = on_device(&budgets.leaving, self.shape.device).view_as(&self.positions());
         let _ = self.positions().masked_fill_(&leaving, -1);
         self.reserve(budgets.slots as i64);
         // Another sequence may have left its positions there.

@@ -73,7 +73,7 @@ impl LayerLog {
     }
 
     pub fn bytes(&self) -> Bytes {
-        let of_budgets = self.budgets.as_ref().map_or(0, |budgets| budgets.leaving_bgc.numel() as u64);
+        let of_budgets = self.budgets.as_ref().map_or(0, |budgets| budgets.leaving.len() as u64);
         let routing: Bytes = self.routing.iter().map(Routing::bytes).sum();
         Bytes(self.all().map(Victims::bytes).sum::<u64>() + of_budgets + routing.0)
     }

@@ -93,7 +93,7 @@ fn layer_tensors(layer: usize, log: &LayerLog, cache_length: usize, num_chunks: 
 /// The shares of sequences and heads, and which entries leave at once; they come into force before the first chunk that evicts.
 fn budget_tensors(layer: usize, budgets: &HeadBudgets) -> [RawTensor<'static>; 2] {
     let (sequences, heads) = (budgets.shares.len(), budgets.shares.first().map_or(0, Vec::len));
-    let bytes: Vec<u8> = budgets.leaving().into_iter().map(u8::from).collect();
+    let bytes: Vec<u8> = budgets.leaving.iter().copied().map(u8::from).collect();
     let shape = vec![sequences, heads, bytes.len() / (sequences * heads).max(1)];
     let flat = budgets.shares.iter().flatten().copied();
     let leaving = RawTensor { name: named(layer, "leaving"), dtype: Dtype::U8, shape, bytes: bytes.into() };
@@ -239,7 +239,7 @@ impl LogReader<'_> {
         }
         let shares = flat.chunks(shape[1]).take(active).map(<[usize]>::to_vec).collect();
         let leaving: Vec<bool> = view.bytes.iter().take(active * shape[1] * filled).map(|&b| b == 1).collect();
-        Ok(HeadBudgets::recorded(span.index, filled, shares, &leaving))
+        Ok(HeadBudgets::recorded(span.index, filled, shares, leaving))
     }
 
     /// The experts of a layer's tokens, where it has some: of each token different ones.

@@ -25,18 +25,9 @@ pub struct CacheMetadata {
     #[serde(rename = "stands")]
     num_chunks: usize,
     prefill: usize,
-    agreement: SlotsThatAgree,
+    agreement: Agreement,
     protected: Vec<(usize, usize)>,
     budget: Option<BudgetNumbers>,
-}
-
-/// [`Agreement`], whose positions are those of the tensors.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-enum SlotsThatAgree {
-    All,
-    Heads,
-    Nothing,
 }
 
 const POSITIONS: &str = "positions";
@@ -57,16 +48,11 @@ impl LayerCache {
             (BEFORE, self.budget.as_ref().map(|budget| budget.before_bgc.shallow_clone())),
         ];
         tensors.extend(beside.into_iter().filter_map(|(name, tensor)| Some((name.to_owned(), tensor?))));
-        let agreement = match &self.agreement {
-            Agreement::All(_) => SlotsThatAgree::All,
-            Agreement::Heads => SlotsThatAgree::Heads,
-            Agreement::Nothing => SlotsThatAgree::Nothing,
-        };
         let metadata = CacheMetadata {
             filled: self.filled,
             num_chunks: self.num_chunks,
             prefill: self.prefill,
-            agreement,
+            agreement: self.agreement.clone(),
             protected: self.protected.clone(),
             budget: self.budget.as_ref().map(|budget| budget.numbers.clone()),
         };
@@ -75,7 +61,7 @@ impl LayerCache {
 
     /// Fills an empty cache with copies of what another one holds, of as many sequences, heads and channels, in the same stored form.
     pub fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
-        let CacheMetadata { filled, num_chunks, prefill, agreement, ref protected, ref budget } = snapshot.metadata;
+        let CacheMetadata { filled, num_chunks, prefill, ref agreement, ref protected, ref budget } = snapshot.metadata;
         self.check_snapshot(snapshot)?;
         let device = self.shape.device;
         let get = |name: &str| snapshot.tensors.iter().find(|(n, _)| n == name).map(|(_, tensor)| tensor.to_device(device));
@@ -95,12 +81,12 @@ impl LayerCache {
             self.notes.set_features(size, 0, &features.unbind(-1));
         }
         self.agreement = match agreement {
-            SlotsThatAgree::All => {
+            Agreement::All(_) => {
                 let first = self.position_bgc.narrow(2, 0, filled as i64).select(0, 0).select(0, 0);
                 Agreement::All(Vec::try_from(first).unwrap_or_default())
             }
-            SlotsThatAgree::Heads => Agreement::Heads,
-            SlotsThatAgree::Nothing => Agreement::Nothing,
+            Agreement::Heads => Agreement::Heads,
+            Agreement::Nothing => Agreement::Nothing,
         };
         (self.filled, self.num_chunks, self.prefill) = (filled, num_chunks, prefill);
         self.protected.clone_from(protected);

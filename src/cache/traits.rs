@@ -83,7 +83,7 @@ impl PolicyTraits<'_> {
 
     /// The positions, begin and end, that never leave a sequence whose initial part is `initial`.
     pub fn protects(&self, (start, end): (usize, usize)) -> (usize, usize) {
-        self.initial_part.map_or((0, 0), |kept| (start, end.min(start + kept.most)))
+        self.initial_part.map_or((0, 0), |kept| (start, end.min(start.saturating_add(kept.most))))
     }
 
     /// The largest chunk that never evicts itself or a protected token. Where budgets differ by head, the smallest must hold it.
@@ -94,6 +94,7 @@ impl PolicyTraits<'_> {
 
     /// How many tokens of a sequence may not leave, at most.
     pub fn protected(&self) -> usize {
-        self.sinks + self.grace + self.initial_part.map_or(0, |kept| kept.most)
+        let initial_part = self.initial_part.map_or(0, |kept| kept.most);
+        self.sinks.saturating_add(self.grace).saturating_add(initial_part)
     }
 }

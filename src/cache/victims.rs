@@ -1,5 +1,6 @@
 //! The slots that leave, in the order of their score, and how they are found.
 
+use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::budget::{BudgetState, order_empty};
@@ -155,10 +156,11 @@ fn offset(kind: Kind) -> i64 {
 }
 
 /// Which slots hold the same position.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Agreement {
-    /// All sequences and heads agree, and the host knows which positions they hold.
-    All(Vec<i64>),
+    /// All sequences and heads agree, and the host knows which positions they hold. These are not written: a saved cache has them as a tensor.
+    All(#[serde(skip)] Vec<i64>),
     Heads,
     Nothing,
 }

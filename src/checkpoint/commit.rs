@@ -133,7 +133,7 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::super::find::candidates;
-    use super::super::{Loaded, abandon, clean_leftovers, load, load_optimizer, newest, set_aside};
+    use super::super::{abandon, clean_leftovers, load, load_optimizer, newest, set_aside};
     use super::*;
     use crate::files::failpoint::tests::with;
     use crate::model::{Adapter, EXTRA_TENSORS};
@@ -169,7 +169,7 @@ mod tests {
 
     /// The step that a checkpoint's state and its tensors agree on.
     fn step_of(dir: &Path) -> u64 {
-        let Loaded { parameters, state } = load(dir).unwrap();
+        let (parameters, state) = load(dir).unwrap();
         let optimizer = load_optimizer(dir).unwrap();
         assert_eq!(parameters.len(), 6);
         assert!((optimizer[0].1.double_value(&[1]) - state.step as f64).abs() < 1e-9);
@@ -270,7 +270,7 @@ mod tests {
             all.sort_by(|a, b| a.0.cmp(&b.0));
             all
         };
-        let saved = sorted(load(&dir).unwrap().parameters);
+        let saved = sorted(load(&dir).unwrap().0);
         assert!(saved.iter().any(|(name, _)| name.ends_with("sinks")));
         assert_eq!(saved, sorted(model.parameters()));
         fs::remove_file(dir.join(EXTRA_TENSORS)).unwrap();
@@ -302,7 +302,7 @@ mod tests {
 
     fn whole_steps(run: &Path) -> Vec<u64> {
         let dirs = names(run).into_iter().filter(|name| !name.contains('.') && name != LATEST).map(|name| run.join(name));
-        dirs.filter_map(|dir| load(&dir).ok()).map(|loaded| loaded.state.step).collect()
+        dirs.filter_map(|dir| load(&dir).ok()).map(|(_, state)| state.step).collect()
     }
 
     proptest! {

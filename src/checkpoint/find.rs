@@ -20,28 +20,21 @@ use crate::units::{Fault, FaultKind, abridged};
 pub(super) const ASIDE: &str = ".damaged";
 
 #[derive(Debug)]
-pub struct Loaded {
-    /// What is trained, by the names of its file.
-    pub parameters: Vec<(String, Tensor)>,
-    pub state: TrainState,
-}
-
-#[derive(Debug)]
 pub struct NewestCheckpoint {
     pub dir: PathBuf,
     /// Newer ones that do not count, and why.
     pub skipped: Vec<(PathBuf, Fault)>,
 }
 
-/// Reads a checkpoint whose manifest verifies.
-pub fn load(dir: &Path) -> Result<Loaded, Fault> {
+/// Reads a checkpoint whose manifest verifies: what is trained, by the names of its file, and the state of the training.
+pub fn load(dir: &Path) -> Result<(Vec<(String, Tensor)>, TrainState), Fault> {
     let state = verified_state(dir)?;
     let name = if holds(dir) == Some(Weights::All) { MODEL_TENSORS } else { ADAPTER_TENSORS };
     let mut parameters = store::load_tensors(&TensorFile::open(&dir.join(name))?)?;
     if files::is_there(&dir.join(EXTRA_TENSORS)) {
         parameters.extend(store::load_tensors(&TensorFile::open(&dir.join(EXTRA_TENSORS))?)?);
     }
-    Ok(Loaded { parameters, state })
+    Ok((parameters, state))
 }
 
 /// The optimiser's tensors of a checkpoint that was loaded. `final` has none: they are in the checkpoint of the same step.

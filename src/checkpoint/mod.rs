@@ -15,8 +15,7 @@ mod state;
 pub use aside::{abandon, set_aside};
 pub use commit::{OptimizerTensors, Snapshot, latest, retain, save};
 pub use find::{
-    Loaded, NewestCheckpoint, adapter_hash, check, clean_leftovers, holds, load, load_optimizer, names, newest, refuse_links,
-    state_of,
+    NewestCheckpoint, adapter_hash, check, clean_leftovers, holds, load, load_optimizer, names, newest, refuse_links, state_of,
 };
 pub use list::{CheckpointListing, list, look};
 pub use manifest::{CARD, Manifest};

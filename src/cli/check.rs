@@ -11,7 +11,7 @@ use crate::cache::{Routing, Scope};
 use crate::data::{LoadReport, Splits, Tokenizer, auto_tokenizer_differs};
 use crate::dist::ProcessGroup;
 use crate::engine::{ChunkPlan, Settings};
-use crate::model::{Model, ModelConfig, kind_of, trained_by_kind};
+use crate::model::{LayerSpec, Model, ModelConfig, kind_of, trained_by_kind};
 use crate::plan::{Alternative, GRAPHS, Machine};
 use crate::recipe::{
     BufferKind, CacheLength, Chunking, HeadRecipe, LoraRecipe, Offload, OnOutOfMemory, Recipe, Storage, StoreForm,
@@ -274,7 +274,9 @@ fn replay_log(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> St
 /// What the choices of evictions take, if there are any.
 fn evictions(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> Option<String> {
     let (layers, heads) = (config.num_layers(), config.layers[0].attention.num_kv_heads);
-    let (Bytes(per_token), whole) = settings.log_bytes(plan, heads);
+    let of_layer = |(layer, spec): (usize, &LayerSpec)| settings.log_bytes(layer, plan, spec.attention.num_kv_heads);
+    let (per_token, whole): (Vec<Bytes>, Vec<Bytes>) = config.layers.iter().enumerate().map(of_layer).unzip();
+    let (Bytes(per_token), whole) = (per_token.into_iter().sum(), whole.into_iter().sum::<Bytes>());
     let (at_most, choices, agreed) = match settings.scope() {
         None if whole.0 == 0 => return None,
         // Of sliding windows, if not of the policy.

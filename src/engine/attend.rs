@@ -118,15 +118,13 @@ pub(super) struct ColumnAttention<'a> {
 impl ColumnAttention<'_> {
     /// Distributes a budget that all layers share, where policies choose and the column begins with the first chunk that evicts.
     pub(super) fn allocate_budgets(&self) {
-        let (policies, part) = match &self.mode {
-            Mode::Choose { policies, part, .. } => (*policies, *part),
-            Mode::Differentiate { policies: Some(policies), .. } => (*policies, None),
-            _ => return,
+        // The tokens that come to a chunk which has begun find it written.
+        let (Mode::Choose { policies, part: None, .. } | Mode::Differentiate { policies: Some(policies), .. }) = self.mode else {
+            return;
         };
         // Where a column is run band by band, the bands below have written its chunks when the next one begins.
-        if self.column.first == 0 && part.is_none_or(|part| part.from == 0) {
-            let span = part.map_or(&self.column.spans[0], |part| &part.span);
-            allocate_across_layers(self.column.states, policies, span);
+        if self.column.first == 0 {
+            allocate_across_layers(self.column.states, policies, &self.column.spans[0]);
         }
     }
 }
@@ -237,7 +235,12 @@ impl CellLayer<'_> {
     /// tensor that requires grad. Without that chain, LoRA on the MLP alone would leave layer 0's cache wound up.
     fn attend_chunk(self, span: &ChunkSpan, qkv: &Qkv, chain: &Tensor) -> Result<(Tensor, Tensor), Fault> {
         let Self { column, layer, policy } = self;
-        let (state, moves) = (&column.states[layer.0], OffloadMoves::of(column, layer, span));
+        let state = &column.states[layer.0];
+        // For offloaded caches: the column's last chunk, whose backward comes first, sets the layer below on its way, and the first sends its
+        // own layer back.
+        let is = |edge: Option<&ChunkSpan>| edge.is_some_and(|edge| edge.index == span.index);
+        let below = (is(column.spans.last()) && layer.0 > column.first).then(|| column.states[layer.0 - 1].clone());
+        let parks = is(column.spans.first()) && column.has_waiting_layers();
         let inputs: Vec<&Tensor> = [&qkv.q_bhnd, chain].into_iter().chain(qkv.own.planes()).chain(&qkv.sink_logit_h).collect();
         let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
         let (out, saved, next) = no_grad(|| {
@@ -256,12 +259,12 @@ impl CellLayer<'_> {
             (state.clone(), span.clone(), qkv.sink_logit_h.as_ref().is_some_and(Tensor::requires_grad));
         attach_backward(&inputs, &[&out, &next], move |grads| {
             locked(&shared).cache.prefetch();
-            if let Some(below) = &moves.below {
+            if let Some(below) = &below {
                 locked(below).cache.prefetch();
             }
             let made = no_grad(|| locked(&shared).backward(&here, &saved, grads[0].as_ref(), trains_sinks));
             let ChunkGrads { q, own, sink_logit } = made.map_err(|e| e.to_string())?;
-            if moves.parks {
+            if parks {
                 locked(&shared).cache.offload();
             }
             let end = Tensor::zeros([1], (q.kind(), q.device()));
@@ -269,24 +272,6 @@ impl CellLayer<'_> {
             Ok(all.zip(needs).map(|(grad, needed)| grad.filter(|_| needed)).collect())
         })?;
         Ok((out, next))
-    }
-}
-
-/// What a chunk's backward does for offloaded caches beside its own: the column's last chunk comes first, and sets the layer below on
-/// its way; the first chunk comes last, and sends its own layer back.
-struct OffloadMoves {
-    below: Option<SharedLayer>,
-    parks: bool,
-}
-
-impl OffloadMoves {
-    fn of(column: Column<'_>, layer: LayerIdx, span: &ChunkSpan) -> Self {
-        let is = |edge: Option<&ChunkSpan>| edge.is_some_and(|edge| edge.index == span.index);
-        let below = is(column.spans.last()) && layer.0 > column.first;
-        Self {
-            below: below.then(|| column.states[layer.0 - 1].clone()),
-            parks: is(column.spans.first()) && column.has_waiting_layers(),
-        }
     }
 }
 

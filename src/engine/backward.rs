@@ -61,7 +61,7 @@ impl StepRun<'_> {
             }
             let input = self.input(c, layers.start)?;
             let mode = Mode::Follow { keeps_undo: layers.clone() };
-            let attend = &mut ColumnAttention { column: self.column(c, layers), mode, routers: RouterTask::Leave };
+            let attend = &mut ColumnAttention { column: self.column(c, layers), mode, routers: RouterTask::default() };
             let _ = self.pass().run(input, attend, &mut |_, _| Ok(()))?;
         }
         Ok(())

@@ -40,7 +40,7 @@ impl CellGraph {
         let output = with_grad(|| pass.run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;
         let ColumnAttention { mode, routers, .. } = attend;
         let chain_ends = if let Mode::Differentiate { chain_ends, .. } = mode { chain_ends } else { Vec::new() };
-        Ok(Self { input, output, chain_ends, routers: routers.into_roots(), chain })
+        Ok(Self { input, output, chain_ends, routers: routers.roots, chain })
     }
 
     /// Runs backward from the gradient of the output; none counts as zero. `gradient_x` is that of the probabilities of any one real

@@ -129,7 +129,7 @@ impl Session {
             let (dropout, prefetcher) = (DropoutContext::default(), WeightPrefetcher::new(&engine.settings, PassOrder::Up));
             let mut pass = Pass { model, captured: Some(layers), frequencies: &self.frequencies, dropout, prefetcher };
             let column = self.column(&spans, 0..self.layers.len());
-            let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
+            let mut attend = ColumnAttention { column, mode, routers: RouterTask::default() };
             let pads = engine.settings.static_width.map_or(0, |width| width - len);
             let ids_bn = ids_bn.narrow(1, 0, len as i64).constant_pad_nd([0, pads as i64]);
             let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;

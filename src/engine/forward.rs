@@ -100,7 +100,7 @@ impl<'a> StepRun<'a> {
                 Some(policies) => Mode::Choose { policies, keeps_undo, part: None },
                 None => Mode::Follow { keeps_undo },
             };
-            let routers = if has_router_loss { RouterTask::Sum(routers) } else { RouterTask::Leave };
+            let routers = RouterTask::recording(has_router_loss, Some(routers));
             let column = Column { continues, ..session.column(spans, 0..below) };
             hidden = no_grad(|| {
                 pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {

@@ -13,8 +13,6 @@ use crate::head::{Head, SequenceLoss};
 use crate::model::Model;
 use crate::units::Fault;
 
-type LossesAndLog = (Vec<SequenceLoss>, ReplayLog);
-
 impl Engine {
     pub fn new(settings: Settings, head: Box<dyn Head>) -> Self {
         Self { stores: Stores::new(&settings), settings, head, log: None }
@@ -91,7 +89,7 @@ impl Engine {
         batch: &Batch,
         context: Option<MicroBatchContext>,
         sink: HiddenSink<'_>,
-    ) -> Result<LossesAndLog, Fault> {
+    ) -> Result<(Vec<SequenceLoss>, ReplayLog), Fault> {
         guarded(|| {
             let trace = StepRun::begin(self, model, batch, context, &mut NoObserver)?.forward(Some(sink))?;
             Ok((trace.head.finish()?.0, trace.log))

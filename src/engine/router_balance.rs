@@ -51,24 +51,20 @@ impl RouterSums {
     }
 }
 
-/// What is done with the probabilities of routers while a column runs.
-pub(super) enum RouterTask<'a> {
-    Leave,
-    /// They are added up for the loss.
-    Sum(&'a mut RouterSums),
-    /// They are kept as roots of the backward.
-    Record {
-        /// The sums to which they are added, in the forward phase.
-        sums: Option<&'a mut RouterSums>,
-        /// Probabilities, and which of the tokens are real.
-        roots: Vec<(Tensor, Tensor)>,
-    },
+/// What is done with the probabilities of routers while a column runs; by default nothing.
+#[derive(Default)]
+pub(super) struct RouterTask<'a> {
+    has_loss: bool,
+    /// The sums to which they are added, in the forward phase.
+    sums: Option<&'a mut RouterSums>,
+    /// Roots of the backward, where autograd runs: probabilities, and which of the tokens are real.
+    pub(super) roots: Vec<(Tensor, Tensor)>,
 }
 
 impl<'a> RouterTask<'a> {
     /// A task that records what the routers' loss needs, where there is one; in the forward phase with the sums to which a column is added.
     pub(super) fn recording(has_loss: bool, sums: Option<&'a mut RouterSums>) -> Self {
-        if has_loss { Self::Record { sums, roots: Vec::new() } } else { Self::Leave }
+        Self { has_loss, sums, roots: Vec::new() }
     }
 
     /// Takes one layer's probabilities and choices.
@@ -76,23 +72,15 @@ impl<'a> RouterTask<'a> {
     /// # Shapes
     /// As in [`RouterSums::add`].
     pub(super) fn take(&mut self, spans: &[ChunkSpan], probability_bnx: &Tensor, chosen_bnk: &Tensor) {
-        match self {
-            Self::Sum(sums) => sums.add(spans, probability_bnx, chosen_bnk),
-            Self::Record { sums, roots } => {
-                if let Some(sums) = sums {
-                    sums.add(spans, probability_bnx, chosen_bnk);
-                }
-                if probability_bnx.requires_grad() {
-                    roots.push((probability_bnx.shallow_clone(), no_grad(|| real_tokens(spans, probability_bnx))));
-                }
-            }
-            Self::Leave => {}
+        if !self.has_loss {
+            return;
         }
-    }
-
-    /// What was kept for the backward.
-    pub(super) fn into_roots(self) -> Vec<(Tensor, Tensor)> {
-        if let Self::Record { roots, .. } = self { roots } else { Vec::new() }
+        if let Some(sums) = &mut self.sums {
+            sums.add(spans, probability_bnx, chosen_bnk);
+        }
+        if probability_bnx.requires_grad() {
+            self.roots.push((probability_bnx.shallow_clone(), no_grad(|| real_tokens(spans, probability_bnx))));
+        }
     }
 }
 

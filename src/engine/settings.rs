@@ -293,24 +293,23 @@ impl Settings {
         self.policies.get(of_recipe).map(|policy| policy.traits()).filter(|traits| !traits.keeps_all).map(|traits| traits.scope)
     }
 
-    /// Bytes of the replay log at most: for one evicted column of the batch in every layer, and for a whole batch planned as `plan`.
-    pub fn log_bytes(&self, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
-        let (mut per_token, mut whole) = (0, 0);
-        for (policy, length) in self.policies.iter().zip(self.slots(plan)) {
-            let PolicyTraits { keeps_all: false, scope, budgets, .. } = policy.traits() else { continue };
-            // A share may be twice the cache length.
-            let slots = if budgets.is_some() { 2 * length } else { length };
-            let bytes = |sequences| log_bytes_per_token(scope, slots, sequences, num_kv_heads).0;
-            let of_all = bytes(plan.num_sequences());
-            per_token += of_all;
-            let chosen = |span: &ChunkSpan| span.evictions(span.start.min(length), length) as u64 * bytes(span.num_sequences());
-            whole += plan.spans.iter().map(chosen).sum::<u64>();
-            // And says once of each entry whether it leaves when the shares are made.
-            if budgets.is_some() {
-                whole += of_all * self.sizes.chunk_size as u64 + (plan.num_sequences() * num_kv_heads * length) as u64;
-            }
+    /// Bytes of a layer's replay log at most, without the routing of experts: for one evicted column of the batch, and for a whole batch
+    /// planned as `plan`.
+    pub fn log_bytes(&self, layer: usize, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
+        let PolicyTraits { keeps_all: false, scope, budgets, .. } = self.policies[layer].traits() else {
+            return Default::default();
+        };
+        let length = self.slots[layer].count(plan.len(), plan.longest_chunk());
+        // A share may be twice the cache length.
+        let slots = if budgets.is_some() { 2 * length } else { length };
+        let bytes = |sequences| log_bytes_per_token(scope, slots, sequences, num_kv_heads);
+        let chosen = |span: &ChunkSpan| span.evictions(span.start.min(length), length) as u64 * bytes(span.num_sequences()).0;
+        let (per_token, mut whole) = (bytes(plan.num_sequences()), plan.spans.iter().map(chosen).sum());
+        // And says once of each entry whether it leaves when the shares are made.
+        if budgets.is_some() {
+            whole += per_token.0 * self.sizes.chunk_size as u64 + (plan.num_sequences() * num_kv_heads * length) as u64;
         }
-        (Bytes(per_token), Bytes(whole))
+        (per_token, Bytes(whole))
     }
 
     /// The chunks and columns of a batch. Without a key no size is drawn: all are `chunk_size`.

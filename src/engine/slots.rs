@@ -53,8 +53,7 @@ impl Slots {
     /// How many of them are allocated at once: by pages, by chunks, or all.
     pub(super) fn allocated_at_once(self, tokens: usize, longest_chunk: usize, is_paged: bool) -> usize {
         match self {
-            Self::Growing if is_paged => longest_chunk * CHUNKS_OF_A_PAGE,
-            Self::Growing => longest_chunk,
+            Self::Growing => tokens.min(if is_paged { longest_chunk.saturating_mul(CHUNKS_OF_A_PAGE) } else { longest_chunk }),
             _ => self.count(tokens, longest_chunk),
         }
     }

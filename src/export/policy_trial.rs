@@ -91,7 +91,7 @@ impl PolicyTrial {
         };
         let next = || inputs[1..].iter().map(|&id| i64::from(id)).chain([IGNORE]).collect();
         let (targets, head): (_, Box<dyn Head>) = match config.num_classes {
-            Some(_) => (Targets::Class(0), Box::new(Classify)),
+            Some(_) => (Targets::Class(0), Box::new(Classify::on_scores())),
             None => (Targets::NextToken(next()), Box::new(NextToken)),
         };
         let sequence = Sequence { sample: 0, inputs, targets, initial: Some(initial) };

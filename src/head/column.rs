@@ -168,7 +168,7 @@ mod tests {
     use tch::Device;
 
     use super::*;
-    use crate::head::{ClassifyOnLogits, NextToken, SequenceTargets};
+    use crate::head::{Classify, NextToken, SequenceTargets};
 
     struct LinearLogits([Tensor; 1]);
 
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn classification_reads_the_last_input_and_refuses_labels() {
-        let head = ClassifyOnLogits::new(&[5, 2]);
+        let head = Classify::on_logits(&[5, 2]);
         assert_eq!(
             head.target_positions(1, SequenceTargets::Class { len: 9, class: 1 }).unwrap(),
             [TargetPosition { sequence: 1, position: 8, target: 1, rank: 0 }]

@@ -1,7 +1,6 @@
 //! Hidden states or logits, and targets, to loss: evaluated only where there are targets, its gradient made in one go.
 
 mod classify;
-mod classify_on_logits;
 mod column;
 mod column_targets;
 mod distilled;
@@ -14,7 +13,6 @@ use crate::native::BackwardError;
 use crate::units::Fault;
 
 pub use classify::Classify;
-pub use classify_on_logits::ClassifyOnLogits;
 pub use column::{ColumnLoss, HeadFootprint, Losses, SequenceLoss, column_loss};
 pub use column_targets::{ColumnTargets, SoftRows, TargetPosition};
 pub use distilled::Distilled;

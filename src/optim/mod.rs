@@ -9,7 +9,6 @@ mod optimizer;
 mod remembered;
 mod rmsprop;
 mod rule;
-mod rule_optimizer;
 mod schedule;
 mod sgd;
 #[cfg(test)]
@@ -23,18 +22,17 @@ pub use schedule::learning_rate;
 
 use dynamic_map::DynamicMap;
 use remembered::StateForm;
-use rule_optimizer::RuleOptimizer;
 
 use crate::recipe::{Offload, OptimizerName, OptimizerRecipe};
 
 /// The optimiser of a recipe, for `parameters` of a model on `device`; its state waits where `offload` says. A further one is one
-/// file, a name in the recipe, and a line here.
-pub fn build(recipe: &OptimizerRecipe, offload: Offload, parameters: &[(String, Tensor)], device: Device) -> Box<dyn Optimizer> {
+/// rule in a file, a name in the recipe, and a line here.
+pub fn build(recipe: &OptimizerRecipe, offload: Offload, parameters: &[(String, Tensor)], device: Device) -> Optimizer {
     // The mean gradient has a sign, its mean square has none.
     let is_in_8_bits = recipe.name == OptimizerName::AdamW8bit;
     let maps = if is_in_8_bits { vec![DynamicMap::new(true), DynamicMap::new(false)] } else { Vec::new() };
     let form = StateForm { maps, is_on_host: offload != Offload::None };
-    Box::new(RuleOptimizer::new(rule(recipe), recipe.loraplus_lr_ratio, form, parameters, device))
+    Optimizer::new(rule(recipe), recipe.loraplus_lr_ratio, form, parameters, device)
 }
 
 fn rule(recipe: &OptimizerRecipe) -> Box<dyn rule::Rule> {

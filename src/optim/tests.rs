@@ -26,7 +26,7 @@ fn named(values: &Value) -> Vec<(String, Tensor)> {
     vec![("w".to_owned(), Tensor::from_slice(&values))]
 }
 
-fn of(recipe: &OptimizerRecipe, parameters: &[(String, Tensor)]) -> Box<dyn Optimizer> {
+fn of(recipe: &OptimizerRecipe, parameters: &[(String, Tensor)]) -> Optimizer {
     build(recipe, Offload::None, parameters, Device::Cpu)
 }
 
@@ -73,7 +73,7 @@ fn foreign_state_is_refused() {
 }
 
 /// Two parameters of `kind`, one of them of more than a block, and steps of gradients that vary; stopped and resumed in the middle.
-fn trained(name: &str, kind: Kind, offload: Offload, steps: i64, rate: f64) -> (Vec<Tensor>, Box<dyn Optimizer>) {
+fn trained(name: &str, kind: Kind, offload: Offload, steps: i64, rate: f64) -> (Vec<Tensor>, Optimizer) {
     let recipe = recipe(name, &serde_json::json!({"weight_decay": 0.0}));
     let begin =
         |name: &str, len: i64| (name.to_owned(), (Tensor::arange(len, (Kind::Float, Device::Cpu)) * 0.01 + 1.0).to_kind(kind));

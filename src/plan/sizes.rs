@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::StepSpec;
-use crate::cache::{CacheShape, ChunkSpan, Routing, UndoBytes, log_bytes_per_token, notes_per_entry};
+use crate::cache::{CacheShape, ChunkSpan, Routing, UndoBytes, notes_per_entry};
 use crate::engine::ChunkPlan;
 use crate::head::HeadFootprint;
 use crate::model::{ColumnShape, LayerBytes, LayerFootprint};
@@ -101,12 +101,7 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
     let traits = spec.settings.policy(index).traits();
     let experts = spec.config.layers[index].feed_forward.experts();
     let routing = experts.map_or(0, |experts| Routing::bytes_of_token(experts.top_k, experts.num_experts));
-    let logged = |span: &ChunkSpan| {
-        let bytes = || log_bytes_per_token(traits.scope, shape.cache_length, span.num_sequences(), shape.groups as usize).0;
-        let per_token = if traits.keeps_all { 0 } else { bytes() };
-        let evicted = span.evictions(span.start.min(shape.cache_length), shape.cache_length) as u64;
-        evicted * per_token + routing * (span.num_sequences() * span.len) as u64
-    };
+    let routed = |span: &ChunkSpan| routing * (span.num_sequences() * span.len) as u64;
     let growth = shape.growth(&plan.spans, traits.budgets);
     let entries = (plan.num_sequences() * growth.slots) as u64 * shape.groups as u64;
     let (all, positions) = (shape.slot_bytes(growth.slots).0, shape.position_bytes(growth.slots).0);
@@ -121,7 +116,7 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
         notes: 4 * notes * entries,
         gradients: entries * (2 * shape.head_dim + shape.further_widths().sum::<i64>()) as u64 * spec.wide(),
         growing: growth.copied.0,
-        log: plan.spans.iter().map(logged).sum(),
+        log: spec.settings.log_bytes(index, plan, shape.groups as usize).1.0 + plan.spans.iter().map(routed).sum::<u64>(),
         columns: layer_columns(spec, plan, index, shape),
     }
 }

@@ -41,7 +41,7 @@ pub struct Bench {
     pub recipe: Recipe,
     pub model: Model,
     engine: FallbackEngine,
-    optimizer: Box<dyn Optimizer>,
+    optimizer: Optimizer,
     parts: ShardedOptimizerState,
     options: BenchOptions,
     memory: Option<MemoryMeter>,
@@ -157,7 +157,7 @@ impl Bench {
             recipe: &self.recipe,
             model: &self.model,
             engine: &mut self.engine,
-            optimizer: &mut *self.optimizer,
+            optimizer: &mut self.optimizer,
             ranks: &RunRanks::of(self.world.clone()),
         };
         // All have as many targets.

@@ -11,7 +11,7 @@ use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, Tokenis
 use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files::Scratch;
-use crate::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
+use crate::head::{Classify, Distilled, Head, NextToken};
 use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Gates, Model, ModelConfig, ModelPlacement, Preference, companions};
 use crate::native::cuda::Numerics;
 use crate::ops::attention::ModelFeature;
@@ -110,8 +110,8 @@ pub fn engine(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenize
             Some(distill) => Box::new(Distilled { weight: distill.weight, temperature: distill.temperature }),
             None => Box::new(NextToken),
         },
-        HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),
-        HeadRecipe::SeqClassification(_) => Box::new(Classify),
+        HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(Classify::on_logits(&data::label_tokens(labels, tokenizer)?)),
+        HeadRecipe::SeqClassification(_) => Box::new(Classify::on_scores()),
     };
     Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &grad_of_run(recipe, run))?, head))
 }

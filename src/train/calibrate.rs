@@ -59,12 +59,10 @@ pub fn fewest_slots(recipe: &Recipe) -> Result<usize, Fault> {
 pub fn for_calibration(recipe: &Recipe) -> Recipe {
     let mut kv_cache = full_cache(recipe);
     kv_cache.chunk_size = Some(CHUNK);
-    let grad = GradRecipe {
-        chunks_per_cell: Some(1),
-        attention_outputs: AttentionOutputs::Keep,
-        single_tokens_for_targets: false,
-        ..recipe.grad.closed()
-    };
+    // Kept outputs do not belong to hidden states that were rounded.
+    let attention_outputs = if recipe.grad.rounds() { AttentionOutputs::Recompute } else { AttentionOutputs::Keep };
+    let grad =
+        GradRecipe { chunks_per_cell: Some(1), attention_outputs, single_tokens_for_targets: false, ..recipe.grad.closed() };
     Recipe { kv_cache, grad, distill: None, ..recipe.clone() }
 }
 

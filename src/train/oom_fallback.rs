@@ -60,7 +60,8 @@ impl FallbackEngine {
     ) -> Result<(), Fault> {
         let Some(further) = furthest.filter(|&furthest| furthest < self.fallback()) else { return Ok(()) };
         let mut grad = self.grad.clone();
-        if !further.is_plain {
+        // Fewer bits than the other rank's stay.
+        if !further.is_plain && grad.layer_checkpoints.form == StoreForm::Plain {
             grad.layer_checkpoints.form = StoreForm::Int8;
         }
         if !further.keeps_outputs {

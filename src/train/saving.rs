@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use tch::Device;
 
 use super::ranks::of_trained;
+use super::step::first_not_finite;
 use super::{Trainer, build};
 use super::{not_saved, other_model};
 use crate::checkpoint::{self, CARD, FINAL, OptimizerTensors, SampleCounts, SaveKind, Snapshot, TrainState};
@@ -19,7 +20,7 @@ use crate::units::{Fault, abridged, quoted};
 impl Trainer {
     /// Takes a checkpoint over, but for the optimiser's state; returns why it was written.
     pub(super) fn load(&mut self, dir: &Path) -> Result<SaveKind, Fault> {
-        let checkpoint::Loaded { parameters, state } = checkpoint::load(dir)?;
+        let (parameters, state) = checkpoint::load(dir)?;
         self.check_settings(&state, dir)?;
         self.check_data(&state)?;
         if !has_fingerprint(&self.recipe.model.path, &state.model_hash)? {
@@ -34,7 +35,11 @@ impl Trainer {
         progress.skipped.extend(&state.skipped_steps);
         progress.owes_validation = state.owes_validation;
         progress.unchecked_metrics = state.unchecked_metrics;
-        self.refuse_not_finite(dir)?;
+        // What the optimiser holds now is about to be replaced, and may be why an earlier checkpoint is loaded.
+        let parameters = self.model.parameters();
+        if let Some(name) = first_not_finite(parameters.iter().map(|(name, tensor)| (&name[..], tensor))) {
+            return Err(holds_not_finite(dir, name));
+        }
         let threads = tch::get_num_threads();
         if let Some(before) = state.threads.filter(|&before| before != threads && self.model.device() == Device::Cpu) {
             console::note(&format!(
@@ -49,13 +54,7 @@ impl Trainer {
     /// Takes over what the optimiser held at a checkpoint that was loaded.
     pub(super) fn load_optimizer(&mut self, dir: &Path) -> Result<(), Fault> {
         self.optimizer.load_state(&self.shard.own(checkpoint::load_optimizer(dir)?))?;
-        self.refuse_not_finite(dir)
-    }
-
-    fn refuse_not_finite(&self, dir: &Path) -> Result<(), Fault> {
-        let Some(name) = self.not_finite()? else { return Ok(()) };
-        let message = format!("cannot resume from checkpoint `{}`: `{}` is not finite", abridged(dir.display()), quoted(name));
-        Err(Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`"))
+        self.not_finite()?.map_or(Ok(()), |name| Err(holds_not_finite(dir, &name)))
     }
 
     /// A checkpoint belongs to the recipe that it was trained with.
@@ -154,6 +153,12 @@ impl Trainer {
 pub(super) fn listed_differences(differences: &[Difference]) -> String {
     let line = |d: &Difference| format!("\n  `{}`: was {}, is {}", d.key, d.before, d.after);
     differences.iter().map(line).collect()
+}
+
+/// The checkpoint `dir` cannot be gone on from.
+fn holds_not_finite(dir: &Path, name: &str) -> Fault {
+    let message = format!("cannot resume from checkpoint `{}`: `{}` is not finite", abridged(dir.display()), quoted(name));
+    Fault::data(message, "go on from an earlier checkpoint: `kvtune resume RUN --from step-…`")
 }
 
 /// A data file that is not the one that the run began with.

@@ -24,7 +24,7 @@ pub struct TrainStep<'a> {
     pub recipe: &'a Recipe,
     pub model: &'a Model,
     pub engine: &'a mut FallbackEngine,
-    pub optimizer: &'a mut dyn Optimizer,
+    pub optimizer: &'a mut Optimizer,
     /// The ranks that make each step together.
     pub ranks: &'a RunRanks,
 }

@@ -55,7 +55,7 @@ pub struct Trainer {
     machine: Machine,
     /// What the heaviest step was planned to take.
     pub(super) planned: Alternative,
-    pub(super) optimizer: Box<dyn Optimizer>,
+    pub(super) optimizer: Optimizer,
     /// The part of the optimiser's state that this rank keeps.
     pub(super) shard: ShardedOptimizerState,
     pub(super) ranks: RunRanks,
@@ -205,7 +205,7 @@ impl Trainer {
             recipe: &self.recipe,
             model: &self.model,
             engine: &mut self.engine,
-            optimizer: &mut *self.optimizer,
+            optimizer: &mut self.optimizer,
             ranks: &self.ranks,
         };
         let made = match train_step.step(&assigned, self.progress.step, rate, &mut callback) {

@@ -51,7 +51,7 @@ fn follow(
     for span in &log.spans {
         let victims = log.layers[layer].victims(span.index);
         if let Some(budgets) = log.layers[layer].budgets().filter(|budgets| budgets.index == span.index) {
-            divide(&mut slots, &mut gone, budgets, span.start).map_err(|e| impossible(layer, span.index, &e.to_string()))?;
+            divide(&mut slots, &mut gone, budgets, span.start);
             capacity = budgets.slots;
         }
         // Nobody asks any more what one that has left would hold.
@@ -75,18 +75,18 @@ fn impossible(layer: usize, chunk: usize, what: &str) -> Fault {
 }
 
 /// Slots are shared out: what exceeds a head's share leaves, and all heads get as many slots as the largest share.
-fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], budgets: &HeadBudgets, start: usize) -> Result<(), TchError> {
+fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], budgets: &HeadBudgets, start: usize) {
     for (b, sequence) in slots.iter_mut().enumerate().take(budgets.shares.len()) {
         for (g, head) in sequence.iter_mut().enumerate() {
-            let leaving: Vec<bool> = Vec::try_from(budgets.leaving_bgc.get(b as i64).get(g as i64).contiguous())?;
-            for (position, _) in head.iter_mut().zip(leaving).filter(|(position, leaves)| *leaves && **position >= 0) {
+            let of_head = head.len() * (b * budgets.shares[b].len() + g);
+            let leaving = &budgets.leaving[of_head..];
+            for (position, _) in head.iter_mut().zip(leaving).filter(|(position, leaves)| **leaves && **position >= 0) {
                 gone[b][g][*position as usize] = start as i64;
                 *position = -1;
             }
             head.resize(budgets.slots, -1);
         }
     }
-    Ok(())
 }
 
 /// One chunk, one sequence, one head: the sequence's own victims leave, the region's survivors move into the holes, candidates that the sequence

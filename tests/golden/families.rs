@@ -139,7 +139,7 @@ fn classes_by_a_matrix_of_their_own() {
     let batch = Batch { sequences: lengths.iter().zip(&labels).enumerate().map(sequence).collect() };
     for chunk in [1, 7, 96] {
         let (kv, grad) = recipes(&Case { policy: "dense", cache: &[96], chunk, ..PLAIN });
-        let engine = Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), Box::new(Classify));
+        let engine = Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), Box::new(Classify::on_scores()));
         let (scores_btk, _) = fixture::logits(&engine, &model, &batch);
         let last = |row: usize| scores_btk.get(row as i64).get(lengths[row] - 1);
         let of_logits = furthest(&Tensor::stack(&[last(0), last(1)], 0), &numbers.get("logits"));

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use kvtune::cache::{LayerLog, ReplayLog, Victims};
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{Engine, MicroBatchContext, NoObserver, Settings};
-use kvtune::head::{ClassifyOnLogits, Head, NextToken};
+use kvtune::head::{Classify, Head, NextToken};
 use kvtune::model::{Adapter, Model};
 use kvtune::recipe::{
     AttentionOutputs, BufferKind, CacheLength, CacheRecipe, Chunking, Dtype, GradRecipe, KeepGraph, LossMean, OnOutOfMemory,
@@ -98,7 +98,7 @@ impl Golden {
         let grad = cells(count(&self.how["layers_per_cell"]), self.number("chunks_per_cell_multiplier"));
         let head: Box<dyn Head> = if self.is_classification() {
             let labels = self.how["class_label_tokens"].as_array().unwrap();
-            Box::new(ClassifyOnLogits::new(&labels.iter().map(|l| l.as_u64().unwrap() as u32).collect::<Vec<_>>()))
+            Box::new(Classify::on_logits(&labels.iter().map(|l| l.as_u64().unwrap() as u32).collect::<Vec<_>>()))
         } else {
             Box::new(NextToken)
         };

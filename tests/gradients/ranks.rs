@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use kvtune::dist::{Launched, ProcessGroup};
 use kvtune::engine::{ChunkKey, Event, MicroBatchContext, NoObserver, Observer};
-use kvtune::optim::Optimizer;
-use kvtune::recipe::{LossMean, Recipe};
+use kvtune::optim;
+use kvtune::recipe::{LossMean, Offload, Recipe};
 use kvtune::train::{FallbackEngine, MicroBatchAssignment, RunRanks, StepMeter, TrainStep};
-use kvtune::units::{Bytes, Fault};
 use kvtune::verify::{Comparison, Reference};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::support;
 use crate::support::case::{Case, EXACT};
@@ -22,28 +21,6 @@ use crate::support::grid::each_policy;
 
 const SEED: u64 = 3;
 const STEP: u64 = 11;
-
-/// An optimiser that updates nothing and keeps the gradients.
-#[derive(Default)]
-struct KeptGradients(Vec<(String, Tensor)>);
-
-impl Optimizer for KeptGradients {
-    fn step(&mut self, _: &[(String, Tensor)], gradients: &[(String, Tensor)], _: f64) {
-        self.0 = gradients.iter().map(|(name, gradient)| (name.clone(), gradient.copy())).collect();
-    }
-
-    fn state(&self) -> Vec<(String, Tensor)> {
-        Vec::new()
-    }
-
-    fn bytes(&self) -> Bytes {
-        Bytes(0)
-    }
-
-    fn load_state(&mut self, _: &[(String, Tensor)]) -> Result<(), Fault> {
-        Ok(())
-    }
-}
 
 struct Watch;
 
@@ -84,7 +61,8 @@ fn recipe() -> Recipe {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
     let text = format!(
         "[model]\npath = \"{}\"\n[lora]\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n[kv_cache]\npolicy = \"h2o\"\n\
-         cache_length = 16\nchunk_size = 4\n[train]\nmax_grad_norm = inf\nseed = {SEED}\n",
+         cache_length = 16\nchunk_size = 4\n[train]\nmax_grad_norm = inf\nseed = {SEED}\n\
+         [optimizer]\nname = \"sgd\"\nmomentum = 0.5\nweight_decay = 0\n",
         model.display()
     );
     Recipe::parse(text, Path::new("r.toml"), &[]).unwrap().recipe
@@ -94,8 +72,9 @@ fn recipe() -> Recipe {
 fn shared(case: &Case, world: Rc<ProcessGroup>, targets: usize) -> (f64, BTreeMap<String, Tensor>) {
     let (recipe, model, rank) = (recipe(), support::model(case), world.rank());
     let mut engine = FallbackEngine::of_recipe(support::engine(case, &model), &recipe, None);
-    let (mut kept, ranks) = (KeptGradients::default(), RunRanks::of(world));
-    let mut learner = TrainStep { recipe: &recipe, model: &model, engine: &mut engine, optimizer: &mut kept, ranks: &ranks };
+    let mut optimizer = optim::build(&recipe.optimizer, Offload::None, &model.parameters(), Device::Cpu);
+    let ranks = RunRanks::of(world);
+    let mut learner = TrainStep { recipe: &recipe, model: &model, engine: &mut engine, optimizer: &mut optimizer, ranks: &ranks };
     let share = MicroBatchAssignment {
         batches: vec![support::single(case, rank)],
         indices: vec![rank],
@@ -104,7 +83,9 @@ fn shared(case: &Case, world: Rc<ProcessGroup>, targets: usize) -> (f64, BTreeMa
         losses: targets,
     };
     let loss = learner.step(&share, STEP, 1.0, &mut StepMeter::of(&mut Watch)).unwrap().loss.unwrap();
-    (loss, kept.0.into_iter().collect())
+    // Momentum begins with the first gradient as it is.
+    let gradients = optimizer.state().into_iter();
+    (loss, gradients.filter_map(|(name, buffer)| Some((name.strip_suffix(".momentum_buffer")?.to_owned(), buffer))).collect())
 }
 
 /// What dense autograd finds for the two sequences, one by one.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, IGNORE, Sequence, SoftTargets, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
-use kvtune::head::{Classify, ClassifyOnLogits, Distilled, Head, NextToken};
+use kvtune::head::{Classify, Distilled, Head, NextToken};
 use kvtune::model::{
     Adapter, DropoutKey, GATE_TENSORS, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, ModuleSet, NormSpec,
     PeftConfig, Preference,
@@ -394,8 +394,8 @@ pub fn engine_with(case: &Case, settings: Settings) -> Engine {
     let head: Box<dyn Head> = match case.head {
         HeadKind::NextToken => Box::new(NextToken),
         HeadKind::Distilled => Box::new(Distilled { weight: 0.6, temperature: 1.5 }),
-        HeadKind::Score => Box::new(Classify),
-        HeadKind::Classify => Box::new(ClassifyOnLogits::new(&LABELS)),
+        HeadKind::Score => Box::new(Classify::on_scores()),
+        HeadKind::Classify => Box::new(Classify::on_logits(&LABELS)),
     };
     Engine::new(settings, head)
 }

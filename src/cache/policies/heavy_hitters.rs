@@ -1,9 +1,11 @@
-//! `h2o`, `h2o-vlen`, `qh2o` and `qh2o-vlen`: heavy hitters stay. Scores add up over the chunks.
+//! `h2o`, `h2o-orig`, `h2o-vlen`, `qh2o` and `qh2o-vlen`: heavy hitters stay. Scores add up over the chunks.
 //!
 //! The score of `h2o` is the attention mass of an entry so far (Zhang et al. 2023, arXiv 2306.14048). It departs from the paper: each
 //! sequence and KV head decides for itself; recent tokens are protected only as far as `grace_period` says; the prefill span is scored
 //! only if `score_prefill` says so, and before there are scores, a part of the first tokens stays. `h2o-vlen` weights attention with the
-//! norm of the value, so that it counts for as much as it moves the output. Under `qh2o` and `qh2o-vlen`, which need a quantised buffer,
+//! norm of the value, so that it counts for as much as it moves the output. `h2o-orig` sums attention over the sequences of the batch too, as
+//! published, so that all sequences lose the same tokens; it departs from the paper in having no half of the cache reserved for recent
+//! tokens, and in what `h2o` says of the prefill span. Under `qh2o` and `qh2o-vlen`, which need a quantised buffer,
 //! an entry that suffers from quantisation leaves earlier.
 
 use serde::Deserialize;
@@ -18,20 +20,20 @@ use crate::units::Fault;
 /// The parameters of `h2o` and `h2o-vlen`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct HeavyHittersParams {
+struct HeavyHittersParams {
     #[serde(default)]
-    pub(super) grace_period: GracePeriod,
+    grace_period: GracePeriod,
     #[serde(default = "default_keep")]
-    pub(super) keep_initial_fraction: f64,
+    keep_initial_fraction: f64,
     #[serde(default)]
-    pub(super) normalize_scores: bool,
+    normalize_scores: bool,
     #[serde(default)]
-    pub(super) reference_counts: bool,
+    reference_counts: bool,
     #[serde(default)]
-    pub(super) score_prefill: bool,
+    score_prefill: bool,
 }
 
-pub(super) fn default_keep() -> f64 {
+fn default_keep() -> f64 {
     0.05
 }
 
@@ -53,12 +55,34 @@ struct Qh2oParams {
     combination_constant: f64,
 }
 
+/// The parameters of `h2o-orig`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct H2oOrigParams {
+    #[serde(default = "default_keep")]
+    keep_initial_fraction: f64,
+    #[serde(default)]
+    score_prefill: bool,
+}
+
 fn default_combination() -> f64 {
     0.5
 }
 
 pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, Fault> {
     HeavyHitters::new(choice, &choice.params()?, cache_length)
+}
+
+pub(super) fn h2o_orig(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, Fault> {
+    let H2oOrigParams { keep_initial_fraction, score_prefill } = choice.params()?;
+    let params = HeavyHittersParams {
+        grace_period: GracePeriod::default(),
+        keep_initial_fraction,
+        normalize_scores: false,
+        reference_counts: false,
+        score_prefill,
+    };
+    Ok(HeavyHitters { gives: Gives::OfBatch, ..HeavyHitters::new(choice, &params, cache_length)? })
 }
 
 pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, Fault> {
@@ -78,6 +102,8 @@ pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHi
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gives {
     Attention,
+    /// The attention that a position gets in all sequences of the batch.
+    OfBatch,
     /// The attention weight times the norm of the value.
     ValueWeighted,
 }
@@ -99,7 +125,7 @@ pub(super) struct HeavyHitters {
 }
 
 impl HeavyHitters {
-    pub(super) fn new(choice: &PolicyRecipe, params: &HeavyHittersParams, cache_length: usize) -> Result<Self, Fault> {
+    fn new(choice: &PolicyRecipe, params: &HeavyHittersParams, cache_length: usize) -> Result<Self, Fault> {
         if params.reference_counts && params.score_prefill {
             let message =
                 "`reference_counts` contradicts `score_prefill`: the reference does not score the prefill span".to_owned();
@@ -129,11 +155,6 @@ impl HeavyHitters {
         let first = if self.score_prefill { 0 } else { entries.prefill as i64 - i64::from(self.reference_counts) };
         (entries.next_position as i64 - entries.position_bgc.clamp_min(first)).to_kind(Kind::Float)
     }
-
-    /// Adds what a chunk's queries give.
-    pub(super) fn add(&self, seen: &Observed<'_>, given: impl FnOnce() -> Tensor) -> Option<Tensor> {
-        (self.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))
-    }
 }
 
 impl Policy for HeavyHitters {
@@ -160,6 +181,7 @@ impl Policy for HeavyHitters {
             // Only if there are scores at the first eviction.
             compares_heads: self.score_prefill,
             needs_quantised: self.beside_error.is_some(),
+            couples_sequences: self.gives == Gives::OfBatch,
             ..PolicyTraits::default()
         }
     }
@@ -171,16 +193,33 @@ impl Policy for HeavyHitters {
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        self.add(seen, || match self.gives {
+        let given = || match self.gives {
             Gives::Attention => seen.attention.mass(Queries::All),
+            Gives::OfBatch => summed_over_sequences(seen.attention.mass(Queries::All).to_kind(Kind::Float), seen),
             Gives::ValueWeighted => value_weighted(seen),
-        })
+        };
+        (self.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))
     }
 }
 
 /// The Euclidean norm of each head vector `(B, G, n)`, f32.
 pub(super) fn norm(x_bgnd: &Tensor) -> Tensor {
     norms(x_bgnd).to_kind(Kind::Float)
+}
+
+/// For each entry, what mass its position has in all sequences. By position, not by slot: a sequence that ends in the chunk keeps its entries
+/// elsewhere.
+fn summed_over_sequences(mass_bgc: Tensor, seen: &Observed<'_>) -> Tensor {
+    let (batch, groups, _) = mass_bgc.size3().unwrap_or_default();
+    if batch == 1 {
+        return mass_bgc;
+    }
+    let is_held = seen.position_bgc.ge(0);
+    let (position, tokens) = (seen.position_bgc.clamp_min(0), seen.next_position as i64);
+    let by_position = Tensor::zeros([batch, groups, tokens], (Kind::Float, mass_bgc.device()));
+    let held = mass_bgc.where_self(&is_held, &mass_bgc.zeros_like());
+    let total = by_position.scatter_add(2, &position, &held).sum_dim_intlist(&[0i64][..], true, Kind::Float);
+    total.expand([batch, groups, tokens], false).gather(2, &position, false)
 }
 
 /// Attention mass times the norm of the value, scaled so that a chunk of `n` queries gives `n` to all entries together. The norm is

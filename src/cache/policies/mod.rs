@@ -5,7 +5,6 @@ mod defensivekv;
 mod dense;
 mod dropkv;
 mod expected_attention;
-mod h2o_orig;
 mod heavy_hitters;
 mod keydiff;
 mod knorm;

@@ -2,8 +2,8 @@
 
 use super::params::STREAMING_LLM_SINKS;
 use super::{
-    Constructor, adakv, defensivekv, dense, dropkv, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lagkv, lastrec,
-    learned, rkv, smart_lastrec, snapkv, tova, triattention,
+    Constructor, adakv, defensivekv, dense, dropkv, expected_attention, heavy_hitters, keydiff, knorm, lagkv, lastrec, learned,
+    rkv, smart_lastrec, snapkv, tova, triattention,
 };
 use crate::cache::Policy;
 use crate::recipe::{InitialPart, PolicyRecipe, RecipeError};
@@ -35,7 +35,9 @@ pub const REGISTRY: &[PolicyEntry] = &[
     ),
     entry("expected-attention", "what queries like those of the last chunk are expected to attend to", expected_attention::build),
     entry("h2o", "the largest attention mass so far", |c, n| Ok(heavy_hitters::h2o(c, n)?.boxed())),
-    entry("h2o-orig", "as `h2o`, attention mass summed over the sequences of the batch", h2o_orig::build),
+    entry("h2o-orig", "as `h2o`, attention mass summed over the sequences of the batch", |c, n| {
+        Ok(heavy_hitters::h2o_orig(c, n)?.boxed())
+    }),
     entry("h2o-vlen", "as `h2o`, attention mass weighted with the norm of the value", |c, n| {
         Ok(heavy_hitters::h2o(c, n)?.by_value().boxed())
     }),

@@ -17,15 +17,9 @@ use crate::native::cuda::Numerics;
 use crate::native::locked;
 
 /// Tokens and older slots on which a kernel must agree with the blocks: whole blocks of no kernel.
-const ODD: Lengths = Lengths { tokens: 50, past: 83 };
+const ODD: [i64; 2] = [50, 83];
 /// Tokens and older slots on which a kernel for whole chunks must agree with the blocks.
-const EVEN: Lengths = Lengths { tokens: 2 * WHOLE, past: 3 * WHOLE };
-
-#[derive(Clone, Copy)]
-struct Lengths {
-    tokens: i64,
-    past: i64,
-}
+const EVEN: [i64; 2] = [2 * WHOLE, 3 * WHOLE];
 
 /// Heads for which kernels were tried.
 #[derive(Clone, Copy)]
@@ -108,7 +102,7 @@ impl fmt::Display for KernelsOfHeads {
 }
 
 /// Whether a backend gives on random numbers what the blocks make of them in double precision: products of f32 may round their factors.
-fn compared(backend: Backend, device: Device, kind: Kind, head_dim: i64, lengths: Lengths) -> Result<(), String> {
+fn compared(backend: Backend, device: Device, kind: Kind, head_dim: i64, lengths: [i64; 2]) -> Result<(), String> {
     caught(|| {
         let drawn = RandomInputs::new(device, kind, head_dim, lengths);
         let expected = drawn.to_kind(Kind::Double).all(Backend::Parts(PartKernel::Blocks));
@@ -138,13 +132,13 @@ struct RandomInputs {
     dout: Tensor,
     k: Tensor,
     v: Tensor,
-    lengths: Lengths,
+    lengths: [i64; 2],
 }
 
 impl RandomInputs {
-    fn new(device: Device, kind: Kind, head_dim: i64, lengths: Lengths) -> Self {
+    fn new(device: Device, kind: Kind, head_dim: i64, lengths: [i64; 2]) -> Self {
         let draw = |heads: i64, tokens: i64| Tensor::randn([2, heads, tokens, head_dim], (Kind::Float, device)).to_kind(kind);
-        let Lengths { tokens, past } = lengths;
+        let [tokens, past] = lengths;
         let (q, dout) = (draw(4, tokens), draw(4, tokens));
         Self { q, dout, k: draw(2, past + tokens), v: draw(2, past + tokens), lengths }
     }
@@ -156,7 +150,7 @@ impl RandomInputs {
 
     /// Calls `work` with chunk and past, the keys lying side by side as they do in a cache.
     fn with<T>(&self, work: impl FnOnce(&Qkv, &[KvBlock]) -> T) -> T {
-        let Lengths { tokens, past } = self.lengths;
+        let [tokens, past] = self.lengths;
         let [k, v] = [&self.k, &self.v].map(|x| x.narrow(2, past, tokens).contiguous());
         let joined = KvBlock::new(&self.k, &self.v);
         let past = [joined.narrow(0, past)];
