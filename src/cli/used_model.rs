@@ -160,12 +160,15 @@ impl ModelArgs {
 /// The overrides of `--set`, and those of a cache that is asked for by arguments, which win. A dense one is as long as asked, or else grows, whatever
 /// the recipe says, unless `--set` does; `is_dense` says whether the recipe's own is `dense`.
 pub(super) fn with_cache(set: &[String], policy: Option<&str>, cache_length: Option<u32>, is_dense: bool) -> Vec<String> {
-    let storage = if cache_length.is_some() { Storage::Preallocated } else { Storage::Growing };
-    let is_dense = policy.map_or(is_dense, |policy| policy == "dense");
-    let storage = is_dense.then(|| format!("kv_cache.storage={}", storage.name()));
+    let of_dense = match cache_length {
+        Some(_) => vec![format!("kv_cache.storage={}", Storage::Preallocated.name())],
+        // What grows has no fixed shapes.
+        None => vec![format!("kv_cache.storage={}", Storage::Growing.name()), "kv_cache.static=false".to_owned()],
+    };
+    let of_dense = if policy.map_or(is_dense, |policy| policy == "dense") { of_dense } else { Vec::new() };
     let policy = policy.map(|policy| format!("kv_cache.policy={policy}"));
     let length = cache_length.map(|length| format!("kv_cache.cache_length={length}"));
-    storage.into_iter().chain(set.iter().cloned()).chain(policy).chain(length).collect()
+    of_dense.into_iter().chain(set.iter().cloned()).chain(policy).chain(length).collect()
 }
 
 /// Resolves the size of chunks. A cache that was asked for by arguments in place of the recipe's (`is_other`) does not contradict the size

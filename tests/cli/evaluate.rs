@@ -55,6 +55,8 @@ fn longbench() -> Place {
 #[test]
 fn models_and_caches_in_one_table() {
     let place = place();
+    // Fixed shapes are those of the recipe's own cache: a dense one grows.
+    place.edit_recipe("[kv_cache]", "[kv_cache]\nstatic = true");
     let caches = ["--policy", "dense,h2o,lastrec", "--cache-length", "16,24", "--format", "json"];
     // What `--set` says is the recipe's own, and in the table only where it is asked for.
     let caches = [&caches[..], &["--set", "kv_cache.policy=lastrec", "--set", "kv_cache.cache_length=32"]].concat();
