@@ -296,7 +296,7 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
             400,
             "no token can come next",
         ),
-        (json!({ "prompt": "x", "max_tokens": 1, "max_completion_tokens": 2 }), 400, "contradict each other"),
+        (json!({ "prompt": "x", "max_new_tokens": 2, "max_tokens": 1 }), 400, "`max_tokens` and `max_new_tokens` contradict"),
         (json!({ "prompt": "x", "stream": true, "echo": true }), 400, "`stream` goes neither with"),
         (json!({ "prompt": vec![[5, 6]; 100] }), 400, "a request has 100 prompts; 64 can wait at most"),
         (json!({ "prompt": "x", "model": "other" }), 404, "the model `other` does not exist"),
@@ -501,6 +501,9 @@ fn only_own_names_and_allowed_origins_may_ask() {
     assert_eq!(ask("OPTIONS /v1/completions", &format!("Host: {own}\r\nOrigin: https://evil.example\r\n{preflight}")).0, 403);
     let models = server.json("GET /v1/models", &Value::Null);
     assert_eq!(models["data"][0]["root"], "model-qwen2", "and not its directory");
+    assert_eq!(server.json("GET /v1/models/model-qwen2", &Value::Null), models["data"][0]);
+    let (status, text) = server.ask("GET /v1/models/an/other", &Value::Null);
+    assert!(status == 404 && text.contains("model_not_found"), "{text}");
     assert_eq!(server.end(), Some(0));
 }
 

@@ -34,6 +34,17 @@ pub(super) struct Arguments {
     pub(super) verbose: bool,
 }
 
+impl Arguments {
+    /// The options that all commands take, as they were given, for a process that does the work.
+    pub(super) fn options(&self) -> Vec<String> {
+        let device = Some(self.device.to_string()).filter(|device| *device != device::Wanted::Auto.to_string());
+        let values = [("--device", device), ("--threads", self.threads.map(|count| count.to_string()))];
+        let values = values.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+        let flags = [("--format=json", self.format == Format::Json), ("--quiet", self.quiet), ("--verbose", self.verbose)];
+        values.chain(flags.iter().filter(|(_, is_given)| *is_given).map(|(flag, _)| (*flag).to_owned())).collect()
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
     #[value(alias = "table")]

@@ -310,7 +310,7 @@ fn shown(sample: &SurveyedSample, tokenizer: Option<&Tokenizer>, has_colour: boo
 fn refuse_own_data(dump: &Path, source: &Path) -> Result<(), Fault> {
     if dump.canonicalize().is_ok_and(|dump| source.canonicalize().is_ok_and(|source| source == dump)) {
         let message = format!("cannot write `{}`: it is one of the data files", abridged(dump.display()));
-        return Err(Fault::data(message, "name another file with `--dump`"));
+        return Err(Fault::usage(message, "name another file with `--dump`"));
     }
     Ok(())
 }

@@ -65,9 +65,10 @@ pub(super) fn follow_launcher() {
 }
 
 impl LaunchRanks {
-    /// Starts them and waits; `refused_by_all` says why each of them would refuse the command.
-    pub(super) fn run(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<Ending, Fault> {
-        self.check(refused_by_all)?;
+    /// Starts them, with `options` behind the command, and waits; `refused_by_all` says why each of them would refuse that.
+    pub(super) fn run(&self, options: Vec<String>, refused_by_all: fn(&[String]) -> Option<String>) -> Result<Ending, Fault> {
+        let command = [self.command.clone(), options].concat();
+        check(&command, refused_by_all)?;
         let mut signals = Signals::new(PASSED_ON.map(|(number, _)| number)).map_err(|error| {
             Fault::new(Exit::Memory, format!("can't watch for signals: {error}")).with_hint("look at the limits of this process")
         })?;
@@ -76,30 +77,15 @@ impl LaunchRanks {
         let random = SysRng.try_next_u64().map_err(|error| unstarted(0, &error.into()))?;
         let run_id = format!("{random:016x}");
         for rank in 0..self.nproc {
-            ranks.start(&mut self.command_of(rank, port, &run_id)?)?;
+            ranks.start(&mut self.process_of(&command, rank, port, &run_id)?)?;
         }
         Ok(Ending::Launched(ranks.supervise(&mut signals)))
     }
 
-    /// Refuses what would fail on every rank alike, or start ranks of ranks.
-    fn check(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<(), Fault> {
-        let usage = |message: String, hint: &str| Err(Fault::usage(message, hint));
-        if let Some(message) = refused_by_all(&self.command) {
-            return usage(message, &format!("ranks share `{}`; start other commands without `launch`", SHARED.join("`, `")));
-        }
-        match launched()? {
-            Some(launch) if launch.size > 1 => usage(
-                format!("this process is rank {} of {} already, started by {}", launch.rank, launch.size, launch.by),
-                "start the command itself there, without `launch`; or unset these variables",
-            ),
-            _ => Ok(()),
-        }
-    }
-
-    fn command_of(&self, rank: u16, port: u16, run_id: &str) -> Result<Command, Fault> {
+    fn process_of(&self, words: &[String], rank: u16, port: u16, run_id: &str) -> Result<Command, Fault> {
         let binary = std::env::current_exe().map_err(|error| unstarted(rank, &error))?;
         let mut command = Command::new(binary);
-        command.args(&self.command);
+        command.args(words);
         for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", self.nproc), ("LOCAL_WORLD_SIZE", self.nproc)]
         {
             command.env(name, value.to_string());
@@ -113,6 +99,21 @@ impl LaunchRanks {
         // A group of its own: a Ctrl-C of the terminal comes once, from here.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(command)
+    }
+}
+
+/// Refuses what would fail on every rank alike, or start ranks of ranks.
+fn check(command: &[String], refused_by_all: fn(&[String]) -> Option<String>) -> Result<(), Fault> {
+    let usage = |message: String, hint: &str| Err(Fault::usage(message, hint));
+    if let Some(message) = refused_by_all(command) {
+        return usage(message, &format!("ranks share `{}`; start other commands without `launch`", SHARED.join("`, `")));
+    }
+    match launched()? {
+        Some(launch) if launch.size > 1 => usage(
+            format!("this process is rank {} of {} already, started by {}", launch.rank, launch.size, launch.by),
+            "start the command itself there, without `launch`; or unset these variables",
+        ),
+        _ => Ok(()),
     }
 }
 
@@ -145,7 +146,7 @@ impl Ranks {
             self.show(rank, out, |line| drop(console::result(line)))?;
         }
         if let Some(err) = err {
-            self.show(rank, err, console::note)?;
+            self.show(rank, err, console::say)?;
         }
         Ok(())
     }
@@ -192,7 +193,7 @@ impl Ranks {
         let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
         if !was_asked {
             let how = status.signal().map_or_else(|| format!("exit code {code}"), |signal| format!("signal {signal}"));
-            console::note(&format!("error: rank {rank} was the first to fail, with {how}; its lines begin with `[rank {rank}]`"));
+            console::say(&format!("error: rank {rank} was the first to fail, with {how}; its lines begin with `[rank {rank}]`"));
         }
         code
     }

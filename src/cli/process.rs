@@ -69,7 +69,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
             world::with_ranks(of_device, verb.joining, |device, world| verb.run(Weights::All, device, world))
         }
         Verb::Resume(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)),
-        Verb::Launch(verb) => verb.run(refused_by_all),
+        Verb::Launch(verb) => verb.run(arguments.options(), refused_by_all),
         Verb::Evaluate(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
         Verb::Calibrate(verb) => verb.run(on()?).map(done),
         Verb::Score(verb) => verb.run().map(done),

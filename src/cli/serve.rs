@@ -12,9 +12,13 @@ use super::finetune::install;
 use super::used_model::{ModelArgs, own_rules};
 use crate::data::{self, ChatTemplates, TemplateFault};
 use crate::files::{self, FileKind};
+use crate::recipe::Storage;
 use crate::report::console;
 use crate::serve::{self, RequestLimits, ServeOptions, ServedModel};
 use crate::units::Fault;
+
+/// A year: clocks have an end.
+const MAX_SECONDS: u64 = 365 * 24 * 3600;
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
@@ -45,10 +49,10 @@ pub(super) struct Serve {
     #[arg(long, default_value_t = 2, value_name = "N")]
     keep: u16,
     /// Maximum time of a request, in seconds.
-    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS))]
     timeout: u64,
     /// Maximum time for the head of a request, in seconds; then the connection is closed.
-    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS))]
     header_timeout: u64,
     /// Maximum size of the body of a request, in bytes.
     #[arg(long, default_value_t = 32 << 20, value_name = "BYTES")]
@@ -74,8 +78,9 @@ impl Serve {
             let others = "others than this machine may reach it, and no key is asked of them: see `--api-key-file`";
             console::warning(&format!("the server listens on `{}`: {others}", self.host));
         }
-        let interrupt = install()?;
         let used = self.model.load(device)?;
+        // Until then a signal ends the process at once.
+        let interrupt = install()?;
         let path = &used.recipe.model.path;
         let rules = own_rules(path)?;
         let template = match ChatTemplates::load(path, self.chat_template.as_deref(), None) {
@@ -89,6 +94,10 @@ impl Serve {
         let name = self.served_name.clone().or_else(|| self.model.name()).unwrap_or_else(|| "model".to_owned());
         let cache = &used.recipe.kv_cache;
         let longest = used.model.config().longest_sequence();
+        let slots = match cache.storage {
+            Storage::Preallocated => json!(cache.cache_length.by_layer(used.model.config().num_layers())),
+            Storage::Growing | Storage::Paged => json!("all"),
+        };
         let served = ServedModel {
             engine: &used.engine,
             model: &used.model,
@@ -100,7 +109,7 @@ impl Serve {
             name,
             path: path.display().to_string(),
             cache: json!({
-                "policy": cache.policy.name, "cache_length": cache.cache_length.by_layer(used.model.config().num_layers()),
+                "policy": cache.policy.name, "cache_length": slots,
                 "chunk_size": cache.chunk_size,
             }),
         };

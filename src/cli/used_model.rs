@@ -15,7 +15,7 @@ use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
 use crate::model::{Model, ModelConfig, fingerprint, read_peft};
-use crate::recipe::{ModelRecipe, Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
+use crate::recipe::{ModelRecipe, Recipe, Resolved, Storage, Weights};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
@@ -230,12 +230,18 @@ pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Fault> {
 /// What texts depend on, beside the rules by which they are generated: the recipe's model, cache and dtype, and the adapter.
 pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<SessionIdentity, Fault> {
     let files_of_model = fingerprint(&recipe.model.path)?;
-    let scaled = |scaling: &RopeScalingRecipe| files::hash_parts([&files_of_model, &format!("{scaling:?}")]);
+    let (scaling, quantize) = (recipe.model.rope_scaling.as_ref(), recipe.model.quantize);
+    let beside: Vec<String> =
+        scaling.map(|scaling| format!("{scaling:?}")).into_iter().chain(quantize.map(|form| form.name().to_owned())).collect();
     let gates = train::gates_of(recipe, adapter).map(|file| files::hash_file(&file)).transpose()?;
     let mut cache = recipe.cache_keys();
     cache.extend(gates.map(|hash| ("kv_cache.gates".to_owned(), hash)));
     Ok(SessionIdentity {
-        model: recipe.model.rope_scaling.as_ref().map_or_else(|| files_of_model.clone(), scaled),
+        model: if beside.is_empty() {
+            files_of_model
+        } else {
+            files::hash_parts([&[files_of_model], &beside[..]].concat().iter())
+        },
         adapter: adapter.map(checkpoint::adapter_hash).transpose()?,
         cache,
         dtype: recipe.model.dtype.name().to_owned(),
@@ -246,4 +252,21 @@ pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<Sessio
 fn recipe_beside(adapter: &Path) -> Option<PathBuf> {
     let found = train::find_checkpoint(adapter).ok()?;
     train::resolved_recipe_path(&found.run).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_weights_are_those_of_another_model() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        let of = |set: &[&str]| {
+            let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+            identity(&Recipe::of_model(&model, &set).unwrap().recipe, None).unwrap().model
+        };
+        let all = [of(&[]), of(&["model.quantize=nf4"]), of(&["model.quantize=int8"])];
+        assert_eq!(all[0], fingerprint(&model).unwrap());
+        assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2]);
+    }
 }

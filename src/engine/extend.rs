@@ -74,7 +74,7 @@ impl Session {
     }
 
     pub(super) fn num_sequences(&self) -> i64 {
-        self.layers.first().map_or(0, |layer| locked(layer).cache.shape().batch)
+        self.spec.num_sequences as i64
     }
 
     /// Fails where so many further tokens are too many.

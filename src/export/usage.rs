@@ -28,7 +28,10 @@ impl Usage {
     pub(super) fn lines(&self, base: &str, here: &str) -> Vec<(&'static str, String)> {
         let class = if self.classes.is_some() { "AutoModelForSequenceClassification" } else { "AutoModelForCausalLM" };
         let (import, tokenizer) = if self.has_tokenizer {
-            (", AutoTokenizer", format!("\ntokenizer = AutoTokenizer.from_pretrained({here:?})"))
+            // Texts are trained with an end of sequence behind them, at which the class is read; tokenizers do not write it.
+            let inputs = "\ninputs = tokenizer(text + tokenizer.eos_token, return_tensors=\"pt\")";
+            let inputs = if self.classes.is_some() { inputs } else { "" };
+            (", AutoTokenizer", format!("\ntokenizer = AutoTokenizer.from_pretrained({here:?}){inputs}"))
         } else {
             ("", String::new())
         };

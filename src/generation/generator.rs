@@ -142,12 +142,11 @@ impl<'a> Generator<'a> {
 
     /// The most tokens that a request is answered with, or why it is refused.
     pub fn check(&self, request: &Request) -> Result<usize, Fault> {
-        let limit = PromptLimits::of(self.model.config()).check(&request.prompt, &request.rules)?;
+        let limit = PromptLimits::of(self.model.config(), self.engine.settings()).check(&request.prompt, &request.rules)?;
         if self.tokenizer.is_none() && !request.rules.stop.is_empty() {
             let message = "stop strings need text, and the model has no `tokenizer.json`";
             return Err(Fault::usage(message, "use `--eos` with token ids instead"));
         }
-        self.engine.settings().check_fits(request.prompt.len() + limit)?;
         Ok(limit)
     }
 

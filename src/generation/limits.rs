@@ -2,6 +2,7 @@
 
 use super::GenerationRules;
 use super::empty_prompt;
+use crate::engine::Settings;
 use crate::model::ModelConfig;
 use crate::units::{Fault, FaultKind};
 
@@ -10,14 +11,18 @@ use crate::units::{Fault, FaultKind};
 pub struct PromptLimits {
     /// Token ids are below this.
     pub vocab_size: usize,
-    /// Tokens of prompt and answer together that the model is made for.
+    /// Tokens of prompt and answer together that the model is made for, and that the cache holds.
     pub longest: usize,
+    /// Tokens of both that the model can have, and that the cache holds.
     pub most: usize,
+    is_of_cache: bool,
 }
 
 impl PromptLimits {
-    pub fn of(config: &ModelConfig) -> Self {
-        Self { vocab_size: config.vocab_size, longest: config.longest_sequence(), most: config.most_positions() }
+    pub fn of(config: &ModelConfig, settings: &Settings) -> Self {
+        let (held, most) = (settings.longest_sequence(), config.most_positions());
+        let longest = config.longest_sequence().min(held);
+        Self { vocab_size: config.vocab_size, longest, most: most.min(held), is_of_cache: held < most }
     }
 
     /// The new tokens at most that `rules` allow behind a prompt, or why the model can not go on from it.
@@ -35,14 +40,17 @@ impl PromptLimits {
         let limit = if rules.max_new_tokens.is_none() { asked.min(room) } else { asked };
         if limit == 0 || limit > room {
             let (read, new) = (prompt.len(), limit.max(1));
+            let of = if self.is_of_cache { "slots of a cache that evicts nothing" } else { "positions of the model" };
             let message = match rules.max_length.filter(|_| asked == 0) {
                 Some(most) => format!("a prompt of {read} tokens leaves no token for a text: together they may have {most}"),
-                None => {
-                    format!("a prompt of {read} tokens and {new} new ones are more than the {longest} positions of the model")
-                }
+                None => format!("a prompt of {read} tokens and {new} new ones are more than the {longest} {of}"),
             };
-            let hint = "shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or scale the rotary embeddings with \
-                        `model.rope_scaling`";
+            let hint = if self.is_of_cache {
+                "shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or raise `kv_cache.cache_length`"
+            } else {
+                "shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or scale the rotary embeddings with \
+                 `model.rope_scaling`"
+            };
             return Err(Fault::usage(message, hint).of_kind(FaultKind::ContextLength));
         }
         Ok(limit)
@@ -55,7 +63,7 @@ mod tests {
 
     #[test]
     fn what_nobody_asks_for_is_cut_to_the_room_that_is_left() {
-        let limits = PromptLimits { vocab_size: 9, longest: 20, most: 20 };
+        let limits = PromptLimits { vocab_size: 9, longest: 20, most: 20, is_of_cache: false };
         let usual = GenerationRules { usual_new_tokens: Some(16), ..GenerationRules::default() };
         let asked = GenerationRules { max_new_tokens: Some(16), ..usual.clone() };
         let within = GenerationRules { max_length: Some(3), ..usual.clone() };

@@ -20,7 +20,7 @@ pub struct Request {
     pub likelihoods: LikelihoodsOf,
     /// A session that has read the beginning of the prompt, and less than all.
     pub session: Option<Session>,
-    /// The most tokens of the session that is handed back at the end; `None` hands none back. For one sample only.
+    /// The most tokens of the session that is handed back at the end; `None` hands none back.
     pub keeps_session: Option<usize>,
     /// Whether to hand out a session that has read the prompt up to its last column border that prompts with the same beginning have, too.
     pub keeps_border: bool,

@@ -80,6 +80,9 @@ const NEUTRAL: &[(&str, &[f64])] = &[
     ("exponential_decay_length_penalty", &[]),
     ("watermarking_config", &[]),
     ("dola_layers", &[]),
+    ("top_h", &[]),
+    ("max_time", &[]),
+    ("token_healing", &[]),
 ];
 
 /// A rule that cannot be followed.
@@ -150,7 +153,9 @@ impl GenerationRules {
             "typical_p" => rules.typical_p = number(|p| p > 0.0 && p <= 1.0, "a number above 0, at most 1")?,
             "epsilon_cutoff" => rules.epsilon_cutoff = number(|p| (0.0..1.0).contains(&p), "a number of at least 0, below 1")?,
             "eta_cutoff" => rules.eta_cutoff = number(|p| (0.0..1.0).contains(&p), "a number of at least 0, below 1")?,
-            "repetition_penalty" => rules.repetition_penalty = number(|p| p > 0.0, "a number above 0")?,
+            "repetition_penalty" => {
+                rules.repetition_penalty = number(|p| p as f32 > 0.0 && (p as f32).is_finite(), "a number above 0")?;
+            }
             "presence_penalty" => rules.presence_penalty = penalty()?,
             "frequency_penalty" => rules.frequency_penalty = penalty()?,
             "no_repeat_ngram_size" => rules.no_repeat_ngram_size = count()?,
@@ -183,7 +188,7 @@ impl GenerationRules {
 /// Refuses what would change the text, and is not built.
 fn refuse_others(key: &str, value: &Value) -> Result<bool, RuleFault> {
     let Some((_, neutral)) = NEUTRAL.iter().find(|(name, _)| *name == key) else { return Ok(false) };
-    let is_neutral = value.as_f64().is_some_and(|x| neutral.iter().any(|n| (x - n).abs() < f64::EPSILON));
+    let is_neutral = value == false || value.as_f64().is_some_and(|x| neutral.iter().any(|n| (x - n).abs() < f64::EPSILON));
     let fault = || RuleFault { key: key.to_owned(), found: value.to_string(), expected: "nothing, as this is not supported" };
     if is_neutral { Ok(true) } else { Err(fault()) }
 }

@@ -103,7 +103,8 @@ impl SamplingRules {
     /// One logit per token of the vocabulary; they are changed by the penalties.
     pub fn choose(&self, logits: &mut [f32], so_far: TokensSoFar<'_>, place: DrawPlace) -> Option<u32> {
         self.penalise(logits, so_far);
-        if !self.do_sample {
+        // Below that, as in vLLM, a quotient may not be finite.
+        if !self.do_sample || self.temperature < 1e-5 {
             return most_likely(logits);
         }
         draw(&self.candidates(logits), place.unit())
@@ -292,6 +293,15 @@ mod tests {
             counts.iter().zip(&expected).map(|(&n, p)| (n as f64 - draws as f64 * p).powi(2) / (draws as f64 * p)).sum();
         // 11 degrees of freedom: p > 1e-4 below 37.4.
         assert!(chi < 37.4, "χ² = {chi:.1}");
+    }
+
+    #[test]
+    fn next_to_no_temperature_is_none() {
+        for temperature in [1e-6, 1e-40, 1e-300] {
+            let rules = SamplingRules { do_sample: true, temperature, ..SamplingRules::default() };
+            let so_far = TokensSoFar { ids: &[], num_prompt: 0, eos: &[] };
+            assert_eq!(rules.choose(&mut [1.0, 3.0, 2.0], so_far, DrawPlace { seed: 7, sample: 1, step: 0 }), Some(1));
+        }
     }
 
     #[test]

@@ -52,9 +52,10 @@ fn divergence(scores_nv: &Tensor, soft: &SoftRows, weight: Option<f64>) -> (Tens
     let of_tokens_n1 = (&p_nk * (teacher_nk - &log_q_nk)).sum_dim_intlist(&[-1i64][..], true, p_nk.kind());
     let divergence_n = (of_tokens_n1 + &p_rest_n1 * &log_ratio_n1).squeeze_dim(1);
     let gradient_nv = weight.map(|weight| {
-        let ratio_n1 = log_ratio_n1.exp() * has_rest_n1.to_kind(p_nk.kind());
+        // As one exponent: at low temperatures the ratio alone may be more than any number. The product is at most what is left to the teacher.
+        let taken_nv = (&log_q_nv + log_ratio_n1).exp() * has_rest_n1.to_kind(p_nk.kind());
         let of_tokens_nk = (log_q_nk.exp() - p_nk) * weight;
-        (log_q_nv.exp() * ((-ratio_n1 + 1.0) * weight)).scatter_(1, token_nk, &of_tokens_nk)
+        ((log_q_nv.exp() - taken_nv) * weight).scatter_(1, token_nk, &of_tokens_nk)
     });
     (divergence_n, gradient_nv)
 }
@@ -99,6 +100,16 @@ mod tests {
             (loss_n.sum(Kind::Double) * 0.3).backward();
             assert!(found.loss_and_correct_2n.get(0).allclose(&loss_n, 1e-12, 1e-12, false), "{weight} {temperature} {k}");
             assert!(found.gradient_nk.unwrap().allclose(&leaf.grad(), 1e-11, 1e-13, false), "{weight} {temperature} {k}");
+        }
+    }
+
+    #[test]
+    fn low_temperatures_leave_numbers() {
+        let (soft, _) = teacher(4, 300, 20);
+        let scores_nv = Tensor::randn([4, 300], (Kind::Float, Device::Cpu));
+        for temperature in [1e-2, 1e-3, 1e-4] {
+            let (_, gradient_nv) = divergence(&(&scores_nv / temperature), &soft, Some(1.0));
+            assert!(gradient_nv.unwrap().isfinite().all().int64_value(&[]) == 1, "{temperature}");
         }
     }
 

@@ -25,7 +25,8 @@ pub struct EvaluationLine {
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct OverallScores {
-    overall: BTreeMap<String, f64>,
+    /// A perplexity that is not finite has no number in JSON.
+    overall: BTreeMap<String, Option<f64>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -37,13 +38,13 @@ struct AnswerMeans {
 impl EvaluationLine {
     /// A figure over all samples, as `loss`, or the mean of a metric of answers.
     pub fn figure(&self, name: &str) -> Option<f64> {
-        let of_losses = self.scores.as_ref().and_then(|scores| scores.overall.get(name));
-        of_losses.or_else(|| self.answers.as_ref()?.means.get(name)).copied()
+        let of_losses = self.scores.as_ref().and_then(|scores| *scores.overall.get(name)?);
+        of_losses.or_else(|| self.answers.as_ref()?.means.get(name).copied())
     }
 
     /// Means over samples, and over answers, with the number of these.
     pub fn figures(&self) -> Vec<(String, f64, Option<usize>)> {
-        let of_losses = self.scores.as_ref().and_then(|scores| scores.overall.get("samples")).map(|&samples| samples as usize);
+        let of_losses = self.scores.as_ref().and_then(|scores| *scores.overall.get("samples")?).map(|samples| samples as usize);
         let of_answers = self.answers.as_ref().and_then(|answers| answers.samples);
         let losses = ["loss", "perplexity", "accuracy"].map(|name| (name, of_losses));
         let named = losses.into_iter().chain(self.metrics().map(|name| (name.as_str(), of_answers)));

@@ -87,6 +87,24 @@ impl GradRecipe {
         self.open.is_empty() && self.keep_graph != KeepGraph::Auto
     }
 
+    /// With what `other` has for the keys that are left to the planner, and its kept graphs beside the same cells.
+    pub fn decided_as(&self, other: &Self) -> Self {
+        let mut grad = Self { open: Vec::new(), ..self.clone() };
+        for key in &self.open {
+            match key {
+                OpenKey::LayersPerCell => grad.layers_per_cell = other.layers_per_cell,
+                OpenKey::ChunksPerCell => grad.chunks_per_cell = other.chunks_per_cell,
+                OpenKey::LayerCheckpoints => grad.layer_checkpoints.form = other.layer_checkpoints.form,
+                OpenKey::LayerCheckpointsPlace => grad.layer_checkpoints.place = other.layer_checkpoints.place,
+                OpenKey::UndoLog => grad.undo_log.form = other.undo_log.form,
+                OpenKey::UndoLogPlace => grad.undo_log.place = other.undo_log.place,
+                OpenKey::AttentionOutputs => grad.attention_outputs = other.attention_outputs,
+            }
+        }
+        let with_graphs = Self { keep_graph: other.keep_graph, ..grad.clone() };
+        if grad.keep_graph == KeepGraph::Auto && with_graphs.tiling() == other.tiling() { with_graphs } else { grad }
+    }
+
     /// Whether `key` is left for the planner to decide.
     pub fn is_open(&self, key: OpenKey) -> bool {
         self.open.contains(&key)

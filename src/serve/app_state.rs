@@ -61,13 +61,22 @@ impl AppState {
     }
 
     pub(super) fn check_model(&self, fields: &mut BodyFields) -> Result<(), ApiError> {
-        match fields.text("model")? {
-            Some(name) if name != self.name && name != self.path => {
-                let message = format!("the model `{name}` does not exist; this server has `{}`", self.name);
-                let error = ApiError::new(StatusCode::NOT_FOUND, message);
-                Err(error.with_code("model_not_found"))
-            }
-            _ => Ok(()),
+        fields.text("model")?.map_or(Ok(()), |name| self.check_name(&name))
+    }
+
+    pub(super) fn check_name(&self, name: &str) -> Result<(), ApiError> {
+        if name == self.name || name == self.path {
+            return Ok(());
+        }
+        let message = format!("the model `{name}` does not exist; this server has `{}`", self.name);
+        Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found"))
+    }
+
+    /// Lets an answer to a prompt of so many tokens be as long as it gets, unless somebody says otherwise.
+    pub(super) fn let_end_by_itself(&self, rules: &mut GenerationRules, num_prompt: usize) {
+        // Beyond the usual positions, which some models have, only so many new tokens as elsewhere.
+        if num_prompt < self.prompts.longest {
+            rules.max_length.get_or_insert(self.prompts.longest);
         }
     }
 

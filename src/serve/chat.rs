@@ -40,8 +40,7 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
     }
     let tells_usage = fields.tells_usage()?;
     let mut rules = fields.rules(&served.rules)?;
-    // A message is as long as it gets, unless somebody says otherwise.
-    rules.max_length.get_or_insert(served.prompts.longest);
+    served.let_end_by_itself(&mut rules, prompts[0].len());
     let new_tokens = is_told.then(|| count.unwrap_or(0));
     let likelihoods = LikelihoodsOf { new_tokens, prompt: None };
     let answers = served.ask(&prompts, &rules, samples, likelihoods, &line).map_err(|error| error.about("messages"))?;

@@ -47,6 +47,10 @@ const NEUTRAL: &[(&str, &[&str])] = &[
     ("return_token_strs", &["false"]),
 ];
 
+/// Names of the same rule.
+const SAME: &[&[&str]] =
+    &[&["max_tokens", "max_completion_tokens", "max_new_tokens"], &["min_tokens", "min_new_tokens"], &["stop", "stop_strings"]];
+
 impl BodyFields {
     pub(super) fn read(body: &[u8]) -> Result<Self, ApiError> {
         let value: Value =
@@ -109,10 +113,17 @@ impl BodyFields {
         (rules.sampling.top_k, rules.sampling.do_sample) = (0, true);
         // A text of its own for whoever names no seed.
         rules.seed = SysRng.try_next_u64().unwrap_or_default();
-        let [old, new] = ["max_tokens", "max_completion_tokens"].map(|name| self.0.get(name).filter(|most| !most.is_null()));
-        if old.zip(new).is_some_and(|(old, new)| old != new) {
-            let message = "`max_tokens` and `max_completion_tokens` contradict each other";
-            return Err(ApiError::field("max_completion_tokens", message));
+        for names in SAME {
+            let mut said = names.iter().filter_map(|name| Some((name, self.0.get(*name).filter(|value| !value.is_null())?)));
+            if let Some((first, value)) = said.next()
+                && let Some((other, _)) = said.find(|(_, other)| *other != value)
+            {
+                return Err(ApiError::field(other, format!("`{first}` and `{other}` contradict each other")));
+            }
+        }
+        // Before `stop_token_ids`, which adds to them.
+        if let Some(eos) = self.take("eos_token_id") {
+            rules.set("eos_token_id", &eos)?;
         }
         if self.flag("ignore_eos", false)? {
             rules.eos.clear();
@@ -121,7 +132,7 @@ impl BodyFields {
             // Here 0 means the most likely token.
             match temperature.as_f64() {
                 Some(..0.0) => return Err(ApiError::field("temperature", "`temperature` must be 0 or more")),
-                Some(..1e-5) => rules.sampling.do_sample = false,
+                Some(0.0) => rules.sampling.do_sample = false,
                 _ => drop(rules.set("temperature", &temperature)?),
             }
         }

@@ -40,7 +40,8 @@ pub(super) fn listen(
                 () = &mut stopped => break,
             };
             let mut http = http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(limits.headers);
+            // Who has asked may close its own side; `gone` sees who is not there any more.
+            http.timer(TokioTimer::new()).header_read_timeout(limits.headers).half_close(true);
             // Without another file for it the connection can not be served.
             let Ok(second) = second(&stream) else { continue };
             let (gone, ends) = (gone(second), ConnectionEnds { peer, local: stream.local_addr().ok() });

@@ -28,7 +28,7 @@ pub(super) async fn responses(State(served): State<Arc<AppState>>, request: Requ
     let streams = fields.flag("stream", false)?;
     // The end of a stream tells what was used in any case.
     fields.tells_usage()?;
-    let max_new_tokens = fields.count("max_output_tokens", 1..=served.prompts.longest)?;
+    let max_new_tokens = fields.count("max_output_tokens", 1..=served.prompts.most)?;
     let instructions = fields.text("instructions")?;
     let metadata = fields.take("metadata").unwrap_or_else(|| json!({}));
     if !metadata.as_object().is_some_and(|texts| texts.values().all(Value::is_string)) {
@@ -44,8 +44,7 @@ pub(super) async fn responses(State(served): State<Arc<AppState>>, request: Requ
         .await?;
     let mut rules = fields.rules(&served.rules)?;
     rules.max_new_tokens = max_new_tokens;
-    // As for a chat, an answer is as long as it gets.
-    rules.max_length.get_or_insert(served.prompts.longest);
+    served.let_end_by_itself(&mut rules, prompt.len());
     let sampling = &rules.sampling;
     reply["temperature"] = json!(if sampling.do_sample { sampling.temperature } else { 0.0 });
     reply["top_p"] = json!(sampling.top_p);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -88,8 +88,8 @@ pub fn serve(
     console::outcome(&format!("listening on http://{local}"), &json!({ "listening": format!("http://{local}") }))?;
     let (jobs, waiting) = channel(options.queue.max(1));
     let counters = Arc::new(Counters::default());
-    let prompts = PromptLimits::of(model.config());
-    let max_bytes = most_bytes(tokenizer, options.limits.max_prompt.min(prompts.longest));
+    let prompts = PromptLimits::of(model.config(), engine.settings());
+    let max_bytes = most_bytes(tokenizer, options.limits.max_prompt.min(prompts.most));
     let mut hosts = options.allow_hosts;
     hosts.push(options.host);
     let access = AccessRules { hosts, origins: options.allow_origins };
@@ -128,6 +128,7 @@ fn most_bytes(tokenizer: Option<&Tokenizer>, tokens: usize) -> usize {
 fn routes(state: Arc<AppState>, access: AccessRules, has_log: bool) -> Router {
     Router::new()
         .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/responses", post(responses))
@@ -157,12 +158,19 @@ async fn knows_the_key(State(served): State<Arc<AppState>>, request: Request, ne
     next.run(request).await
 }
 
-async fn models(State(served): State<Arc<AppState>>) -> Json<Value> {
-    let model = json!({
+fn own_model(served: &AppState) -> Value {
+    json!({
         "id": served.name, "object": "model", "created": 0, "owned_by": "kvtune", "root": served.name,
         "max_model_len": served.prompts.longest,
-    });
-    Json(json!({ "object": "list", "data": [model] }))
+    })
+}
+
+async fn models(State(served): State<Arc<AppState>>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": [own_model(&served)] }))
+}
+
+async fn model(State(served): State<Arc<AppState>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+    served.check_name(&name).map(|()| Json(own_model(&served)))
 }
 
 async fn metrics(State(served): State<Arc<AppState>>) -> Response {

@@ -102,9 +102,7 @@ pub(super) fn grad_of_run(recipe: &Recipe, run: Option<&Path>) -> GradRecipe {
 }
 
 pub fn engine(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>, run: Option<&Path>) -> Result<Engine, Fault> {
-    if recipe.train.router_aux_loss_coef > 0.0 {
-        check_routers(&recipe.model.path, config)?;
-    }
+    check_routers(recipe, config)?;
     let head: Box<dyn Head> = match &recipe.head {
         HeadRecipe::NextToken => match &recipe.distill {
             Some(distill) => Box::new(Distilled { weight: distill.weight, temperature: distill.temperature }),
@@ -117,7 +115,11 @@ pub fn engine(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenize
 }
 
 /// Refuses a load-balance loss where it means nothing.
-fn check_routers(model: &Path, config: &ModelConfig) -> Result<(), Fault> {
+fn check_routers(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
+    if recipe.train.router_aux_loss_coef <= 0.0 {
+        return Ok(());
+    }
+    let model = &recipe.model.path;
     let mut preferences = config.layers.iter().filter_map(|layer| Some(layer.feed_forward.experts()?.preference)).peekable();
     if preferences.peek().is_none() {
         let message =
@@ -259,6 +261,7 @@ pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, Fault> {
 
 /// Fails where [`model`] would, but for the weights, which are not read.
 pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), Fault> {
+    check_routers(recipe, config)?;
     let adapter_dir = recipe.lora.as_ref().and(recipe.model.adapter.as_deref());
     gates(recipe, adapter_dir, config, Kind::Float, Device::Cpu)?;
     match &recipe.lora {

@@ -12,7 +12,7 @@ use super::{RESOLVED_RECIPE, RunOutcome, RunRanks, RunSchedule, Start, Trainer, 
 use crate::checkpoint::{self, FINAL, SaveKind};
 use crate::files::{self, ReadLock, RunLock};
 use crate::optim::learning_rate;
-use crate::recipe::{GradRecipe, Recipe, Weights};
+use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::units::{Exit, Fault, FaultKind, abridged, quoted};
 
@@ -99,10 +99,7 @@ pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<RunO
     let as_asked = |_: &Path, began: &Recipe| {
         let mut recipe = recipe.clone();
         // What the command leaves open was decided when the run began.
-        if !recipe.grad.is_closed() {
-            let single_tokens_for_targets = recipe.grad.single_tokens_for_targets;
-            recipe.grad = GradRecipe { single_tokens_for_targets, ..began.grad.clone() };
-        }
+        recipe.grad = recipe.grad.decided_as(&began.grad);
         recipe.kv_cache.chunk_size = recipe.kv_cache.chunk_size.or(began.kv_cache.chunk_size);
         let first_day = began.data.chat.chat_template_date;
         recipe.data.change(&|data| data.chat.chat_template_date = data.chat.chat_template_date.or(first_day));

@@ -43,9 +43,10 @@ fn keys(line: &Value) -> String {
 #[test]
 fn ranks_make_steps_together() {
     let place = bare();
-    let words = ["launch", "--nproc", "2", "--", "bench", "--device", "cpu", "--recipe", "recipe.toml", "--steps", "2"];
+    let words = ["launch", "--nproc", "2", "--device", "cpu", "--", "bench", "--recipe", "recipe.toml", "--steps", "2"];
     let more = ["--random-weights", "--tokens", "90"];
-    let said = place.run(&[&words[..], &more, &["--format", "json"]].concat()).done();
+    // What is said to `launch` is said to all ranks.
+    let said = place.run(&[&["--format", "json"], &words[..], &more].concat()).done();
     let lines: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines[0]["ranks"], 2);
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "step").collect();

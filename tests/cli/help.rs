@@ -147,7 +147,7 @@ fn evaluate() {
     Options:
           --base <MODEL>              Evaluate this model without an adapter; may be given several times
           --recipe <FILE>             The recipe to evaluate with; a run's own, if left out, and for a model that of the first run
-          --policy <POLICY>           Eviction policies to evaluate, separated by commas. The recipe's own policy keeps its parameters, others have their defaults
+          --policy <POLICY>           Eviction policies to evaluate, separated by commas. The recipe's own policy keeps its parameters, others have their defaults [possible values: adakv, defensivekv, dense, dropkv, expected-attention, h2o, h2o-orig, h2o-vlen, keydiff, knorm, lagkv, lastrec, learned, qh2o, qh2o-vlen, rkv, smart-lastrec, snapkv, streaming-llm, tova, triattention]
           --cache-length <N>          Cache slots per KV head to evaluate, separated by commas. `dense` keeps every entry and is evaluated once
           --set <a.b=c>               Override a key of the recipe
           --split <SPLIT>             Which samples to use; `rest`: those of the training file that `data.on_too_long = "drop"` leaves out [default: validation] [possible values: train, validation, rest]

@@ -76,8 +76,10 @@ fn by_the_command_that_began_it() {
     workshop.assert_left("run", &whole);
     assert!(again("", &["train.max_steps=4"]).with(0).contains("nothing to do: 4 steps are made"));
     // What was left to the planner was decided when the run began.
-    let longer = ["train.max_steps=5", "grad.layers_per_cell=auto", "grad.chunks_per_cell=auto"];
+    let longer = ["train.max_steps=5", "grad.layers_per_cell=auto", "grad.chunks_per_cell=auto", "grad.on_out_of_memory=retreat"];
     assert!(again("", &longer).with(0).contains("resuming after step 4"));
+    let now = fs::read_to_string(workshop.path("run/recipe.resolved.toml")).unwrap();
+    assert!(now.contains("on_out_of_memory = \"retreat\"") && !now.contains("auto"), "{now}");
     let words = again("", &["train.max_steps=5", "optimizer.learning_rate=1e-3"]).with(2);
     assert!(words.contains("`optimizer.learning_rate`"), "{words}");
 }

@@ -90,12 +90,12 @@ impl Evaluate {
                 results.push(result);
             }
         }
-        if let Some(file) = shared_file {
-            file.finish()?;
-        }
         if !console::speech().is_json {
             console::table(&table::of(&results))?;
             differences::table(&results).map_or(Ok(()), |table| console::table(&table))?;
+        }
+        if let Some(file) = shared_file {
+            file.finish()?;
         }
         let file = self.losses.file.as_ref().filter(|_| world.is_first());
         file.map_or(Ok(()), |path| loss_file::write(path, &results))

@@ -149,6 +149,7 @@ impl<'a> Chat<'a> {
         let keeps_session = generator.longest_kept();
         let mut request = Request { keeps_session, ..Request::new(prompt, self.rules.clone()) };
         generator.check(&request)?;
+        let had_session = self.kept.is_some();
         request.session = self.kept.take().and_then(|Kept { session: Continued { session, ids }, .. }| {
             if is_continued {
                 return Some(session);
@@ -156,7 +157,7 @@ impl<'a> Chat<'a> {
             let tokens = shared_tokens(self.used.engine.settings(), &ids[..session.num_tokens()], &request.prompt);
             at_beginning(session, tokens)
         });
-        if !is_continued && self.messages.iter().any(|message| message["role"] == "assistant") {
+        if !is_continued && had_session {
             let from = request.session.as_ref().map_or(0, Session::num_tokens);
             console::note(&format!(
                 "the conversation is read again from token {from} on: the template writes earlier messages otherwise"

@@ -38,7 +38,7 @@ pub(super) struct Generate {
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
     /// Save the cache of the prompt to this file, for `--session`; nothing is generated.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["n", "batch", "RuleArguments"])]
     save_session: Option<PathBuf>,
     /// Load the cache that `--save-session` has saved; the prompt continues it.
     #[arg(long, value_name = "FILE", conflicts_with = "save_session")]
@@ -52,8 +52,9 @@ pub(super) struct Generate {
 
 impl Generate {
     pub(super) fn run(&self, device: Device) -> Result<Ending, Fault> {
-        let interrupt = install()?;
         let used = self.model.load(device)?;
+        // Until then a signal ends the process at once.
+        let interrupt = install()?;
         let rules = self.rules.over(own_rules(&used.recipe.model.path)?)?;
         if self.prompts.chat {
             return Chat::new(&used, rules, &self.template, self.system_prompt.as_deref())?.run(&interrupt);
