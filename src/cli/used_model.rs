@@ -249,7 +249,7 @@ pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<Sessio
 }
 
 /// The recipe of the run that an adapter is a checkpoint of.
-fn recipe_beside(adapter: &Path) -> Option<PathBuf> {
+pub(super) fn recipe_beside(adapter: &Path) -> Option<PathBuf> {
     let found = train::find_checkpoint(adapter).ok()?;
     train::resolved_recipe_path(&found.run).ok()
 }

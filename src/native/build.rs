@@ -49,7 +49,7 @@ fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
         }
     }
     sources.sort();
-    let is_among = |names: &'static [&str]| move |path: &PathBuf| names.iter().any(|name| path.ends_with(name));
+    let is_among = |names: &'static [&str]| move |path: &PathBuf| names.iter().any(|name| *path == Path::new(SHIM).join(name));
     let (kernels, doors): (Vec<PathBuf>, Vec<PathBuf>) = sources.into_iter().partition(is_among(&KERNELS));
     let (unfused, doors): (Vec<PathBuf>, Vec<PathBuf>) = doors.into_iter().partition(is_among(&UNFUSED));
     // What only passes tensors on gains nothing from more optimisation, and would take twice as long to compile.

@@ -6,10 +6,11 @@ use tch::Device;
 
 use serde_json::json;
 
+use crate::cli::used_model::recipe_beside;
 use crate::export::PolicyFile;
 use crate::files;
 use crate::model::{self, Adapter, Model, ModelSource};
-use crate::recipe::Weights;
+use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
@@ -20,7 +21,10 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
     let of_file = file.to_recipe(dir, Path::new("."), &[])?.model;
     let is_adapter = crate::checkpoint::holds(dir) == Some(Weights::Adapter);
     let model_dir = if is_adapter { base_of(dir, base)? } else { dir.to_owned() };
-    let source = ModelSource { dir: &model_dir, rope_scaling: of_file.rope_scaling.as_ref(), quantize: None };
+    // A run says how the weights were packed that chose.
+    let of_run = recipe_beside(dir).filter(|_| is_adapter).map(|recipe| Recipe::load(&recipe, &[])).transpose()?;
+    let quantize = of_run.and_then(|resolved| resolved.recipe.model.quantize);
+    let source = ModelSource { dir: &model_dir, rope_scaling: of_file.rope_scaling.as_ref(), quantize };
     let mut model = Model::load(source, of_file.dtype, device)?;
     if is_adapter {
         file.check_base(dir, &model_dir, model.config())?;
