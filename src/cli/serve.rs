@@ -10,7 +10,7 @@ use tch::Device;
 
 use super::finetune::install;
 use super::used_model::{ModelArgs, own_rules};
-use crate::data::{self, ChatTemplates, TemplateFault};
+use crate::data::{self, TemplateFault};
 use crate::files::{self, FileKind};
 use crate::recipe::Storage;
 use crate::report::console;
@@ -83,7 +83,7 @@ impl Serve {
         let interrupt = install()?;
         let path = &used.recipe.model.path;
         let rules = own_rules(path)?;
-        let template = match ChatTemplates::load(path, self.chat_template.as_deref(), None) {
+        let template = match used.templates(self.chat_template.as_deref()) {
             // Without it all but the chat can be served.
             Err(error) if self.chat_template.is_none() && error.payload::<TemplateFault>().is_some() => {
                 console::warning(&format!("{error}; conversations are refused"));

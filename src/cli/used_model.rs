@@ -9,13 +9,13 @@ use tch::Device;
 use super::recipe_file::noted;
 use crate::cache::{self, policies};
 use crate::checkpoint;
-use crate::data::{InitialPartFinder, Tokenizer};
+use crate::data::{ChatTemplates, InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
 use crate::model::{Model, ModelConfig, fingerprint, read_peft};
-use crate::recipe::{ModelRecipe, Recipe, Resolved, Storage, Weights};
+use crate::recipe::{ModelRecipe, Recipe, Resolved, Storage, TemplateChoice, Weights};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
@@ -210,6 +210,12 @@ impl LoadedModel {
     /// What writes `width` texts at the same time.
     pub(super) fn generator(&self, width: usize) -> Generator<'_> {
         Generator::new(&self.engine, &self.model, self.tokenizer.as_ref(), width).finding(self.initial_parts.as_ref())
+    }
+
+    /// The chat templates: what an argument says, else the recipe, else the model's own.
+    pub(super) fn templates(&self, chosen: Option<&str>) -> Result<Option<ChatTemplates>, Fault> {
+        let of_recipe = self.recipe.data.chat.chat_template.as_ref().map(|TemplateChoice(choice)| choice.as_str());
+        ChatTemplates::load(&self.recipe.model.path, chosen.or(of_recipe), None)
     }
 
     /// What a saved session of this model belongs to.

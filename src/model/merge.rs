@@ -228,6 +228,8 @@ fn merged_io_layers(
     let leaves_output = config.tie_word_embeddings
         && (has_addition || saved.contains_key(EMBEDDING))
         && !saved.contains_key(OUTPUT)
+        && !saved.contains_key(SCORE)
+        && !config.has_score
         && output.is_none();
     if output.is_none() && !has_addition && !leaves_output && saved.is_empty() {
         return Ok(saved);

@@ -37,7 +37,7 @@ impl TemplateArguments {
         let missing = |what: &str, hint: &str| Fault::usage(format!("the model has no {what}"), hint);
         let hint = "put `tokenizer.json` into the model directory, or generate from `--prompt-tokens`";
         let tokenizer = used.tokenizer.as_ref().ok_or_else(|| missing("`tokenizer.json`, so that it reads no text", hint))?;
-        let found = ChatTemplates::load(&used.recipe.model.path, self.chat_template.as_deref(), None)?;
+        let found = used.templates(self.chat_template.as_deref())?;
         let template =
             found.ok_or_else(|| missing("chat template", "name one with `--chat-template FILE`, or use `--prompt`"))?;
         let variables = match self.chat_template_kwargs.as_deref().map(serde_json::from_str) {

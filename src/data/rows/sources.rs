@@ -245,6 +245,9 @@ fn shards(folder: &Path) -> Result<Option<Vec<PathBuf>>, Fault> {
         let message = "its rows are chosen by a file of indices, which is not read: save it anew".to_owned();
         return Err(faults::bad_source(folder, &message));
     }
+    if data_files.is_empty() {
+        return Err(faults::bad_source(folder, "its `state.json` names no files"));
+    }
     let file = |shard: SavedShard| {
         let path = folder.join(&shard.filename);
         let is_missing = !path.is_file();

@@ -109,13 +109,18 @@ fn folders_as_datasets_saves_them() {
     let saved = ["data-0.arrow", "data-1.arrow", "cache-9.arrow", "dataset_info.json={}", state];
     let dict = "d/dataset_dict.json={\"splits\": [\"train\", \"test\"]}";
     let within: Vec<String> = saved.iter().map(|name| format!("d/train/{name}")).collect();
-    let names: Vec<&str> = saved.into_iter().chain(within.iter().map(String::as_str)).chain([dict]).collect();
+    let names: Vec<&str> = saved
+        .into_iter()
+        .chain(within.iter().map(String::as_str))
+        .chain([dict, "none/state.json={\"_data_files\": []}"])
+        .collect();
     let dir = folder(&names);
     let found = |paths: &[&str], split| found(dir.path(), paths, split);
     assert_eq!(found(&["."], SplitName::Train).unwrap(), ["./data-0.arrow", "./data-1.arrow"]);
     assert_eq!(found(&["d"], SplitName::Train).unwrap(), ["d/train/data-0.arrow", "d/train/data-1.arrow"]);
     assert_eq!(found(&["d"], SplitName::Validation), Err("`d`: it has no split `validation`, but train, test".to_owned()));
     assert_eq!(found(&["d"], SplitName::Test), Err("`d/test`: `state.json` of the split is missing".to_owned()));
+    assert_eq!(found(&["none"], SplitName::Train), Err("`none`: its `state.json` names no files".to_owned()));
     fs::remove_file(dir.path().join("d/train/data-1.arrow")).unwrap();
     assert_eq!(found(&["d"], SplitName::Train), Err("`d/train`: the shard `data-1.arrow` is missing".to_owned()));
 }
