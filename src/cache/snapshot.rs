@@ -18,7 +18,7 @@ pub struct CacheSnapshot {
 }
 
 /// The part of a snapshot that is no tensor.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheMetadata {
     filled: usize,

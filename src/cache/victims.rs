@@ -156,10 +156,10 @@ fn offset(kind: Kind) -> i64 {
 }
 
 /// Which slots hold the same position.
-#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Agreement {
-    /// All sequences and heads agree, and the host knows which positions they hold. These are not written: a saved cache has them as a tensor.
+    /// All sequences and heads agree, and the host knows which positions they hold. They are not written: a saved cache has them as a tensor.
     All(#[serde(skip)] Vec<i64>),
     Heads,
     Nothing,

@@ -65,9 +65,9 @@ pub(super) fn follow_launcher() {
 }
 
 impl LaunchRanks {
-    /// Starts them, with `options` behind the command, and waits; `refused_by_all` says why each of them would refuse that.
+    /// Starts them, with `options` before the command, whose own win, and waits; `refused_by_all` says why each of them would refuse that.
     pub(super) fn run(&self, options: Vec<String>, refused_by_all: fn(&[String]) -> Option<String>) -> Result<Ending, Fault> {
-        let command = [self.command.clone(), options].concat();
+        let command = [options, self.command.clone()].concat();
         check(&command, refused_by_all)?;
         let mut signals = Signals::new(PASSED_ON.map(|(number, _)| number)).map_err(|error| {
             Fault::new(Exit::Memory, format!("can't watch for signals: {error}")).with_hint("look at the limits of this process")

@@ -17,7 +17,7 @@ use crate::report::console;
 use crate::serve::{self, RequestLimits, ServeOptions, ServedModel};
 use crate::units::Fault;
 
-/// A year: clocks have an end.
+/// A year: a longer time could overflow a deadline.
 const MAX_SECONDS: u64 = 365 * 24 * 3600;
 
 #[derive(Debug, Args)]
@@ -79,7 +79,7 @@ impl Serve {
             console::warning(&format!("the server listens on `{}`: {others}", self.host));
         }
         let used = self.model.load(device)?;
-        // Until then a signal ends the process at once.
+        // After loading: a signal that comes before ends the process at once.
         let interrupt = install()?;
         let path = &used.recipe.model.path;
         let rules = own_rules(path)?;

@@ -118,7 +118,7 @@ pub(super) struct ColumnAttention<'a> {
 impl ColumnAttention<'_> {
     /// Distributes a budget that all layers share, where policies choose and the column begins with the first chunk that evicts.
     pub(super) fn allocate_budgets(&self) {
-        // The tokens that come to a chunk which has begun find it written.
+        // A chunk whose tokens come in parts has its budgets from the call that began it.
         let (Mode::Choose { policies, part: None, .. } | Mode::Differentiate { policies: Some(policies), .. }) = self.mode else {
             return;
         };
@@ -183,8 +183,9 @@ impl Attend for ColumnAttention<'_> {
         let chosen_bnk = if let Some(part) = part {
             let chosen_bnk = no_grad(choose);
             for span in spans {
-                let own_bnk = || chosen_bnk.narrow(1, (span.start - spans[0].start) as i64, span.len as i64);
-                state.log.record_routing(|| Routing::new(&own_bnk(), num_experts), part.is_some_and(|part| part.from > 0));
+                let start = (span.start - spans[0].start) as i64;
+                let routing = || Routing::new(&chosen_bnk.narrow(1, start, span.len as i64), num_experts);
+                state.log.record_routing(routing, part.is_some_and(|part| part.from > 0));
             }
             chosen_bnk
         } else {

@@ -54,6 +54,7 @@ impl RouterSums {
 /// What is done with the probabilities of routers while a column runs; by default nothing.
 #[derive(Default)]
 pub(super) struct RouterTask<'a> {
+    /// Whether there is a loss of routers; without one nothing is kept.
     has_loss: bool,
     /// The sums to which they are added, in the forward phase.
     sums: Option<&'a mut RouterSums>,

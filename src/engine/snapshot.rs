@@ -19,7 +19,7 @@ pub struct SessionSnapshot {
 }
 
 /// The part of a snapshot that is no tensor.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SessionNumbers {
     num_sequences: usize,

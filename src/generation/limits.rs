@@ -15,19 +15,20 @@ pub struct PromptLimits {
     pub longest: usize,
     /// Tokens of both that the model can have, and that the cache holds.
     pub most: usize,
-    is_of_cache: bool,
+    /// Whether `most` is what the cache holds, not what the model can have.
+    cache_is_shorter: bool,
 }
 
 impl PromptLimits {
     pub fn of(config: &ModelConfig, settings: &Settings) -> Self {
         let (held, most) = (settings.longest_sequence(), config.most_positions());
         let longest = config.longest_sequence().min(held);
-        Self { vocab_size: config.vocab_size, longest, most: most.min(held), is_of_cache: held < most }
+        Self { vocab_size: config.vocab_size, longest, most: most.min(held), cache_is_shorter: held < most }
     }
 
     /// The new tokens at most that `rules` allow behind a prompt, or why the model can not go on from it.
     pub fn check(self, prompt: &[u32], rules: &GenerationRules) -> Result<usize, Fault> {
-        let Self { vocab_size, most: longest, .. } = self;
+        let Self { vocab_size, most, .. } = self;
         if prompt.is_empty() {
             return Err(empty_prompt());
         }
@@ -35,17 +36,17 @@ impl PromptLimits {
             let message = format!("token {token} of the prompt is not in the vocabulary of {vocab_size}");
             return Err(Fault::data(message, "make the tokens with the model's own tokenizer").of_kind(FaultKind::BadPrompt));
         }
-        let (asked, room) = (rules.new_tokens(prompt.len()), longest.saturating_sub(prompt.len()));
+        let (asked, room) = (rules.new_tokens(prompt.len()), most.saturating_sub(prompt.len()));
         // What nobody has asked for may be cut short; the reason of the end says so.
         let limit = if rules.max_new_tokens.is_none() { asked.min(room) } else { asked };
         if limit == 0 || limit > room {
             let (read, new) = (prompt.len(), limit.max(1));
-            let of = if self.is_of_cache { "slots of a cache that evicts nothing" } else { "positions of the model" };
+            let of = if self.cache_is_shorter { "slots of a cache that evicts nothing" } else { "positions of the model" };
             let message = match rules.max_length.filter(|_| asked == 0) {
-                Some(most) => format!("a prompt of {read} tokens leaves no token for a text: together they may have {most}"),
-                None => format!("a prompt of {read} tokens and {new} new ones are more than the {longest} {of}"),
+                Some(length) => format!("a prompt of {read} tokens leaves no token for a text: together they may have {length}"),
+                None => format!("a prompt of {read} tokens and {new} new ones are more than the {most} {of}"),
             };
-            let hint = if self.is_of_cache {
+            let hint = if self.cache_is_shorter {
                 "shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or raise `kv_cache.cache_length`"
             } else {
                 "shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or scale the rotary embeddings with \
@@ -63,7 +64,7 @@ mod tests {
 
     #[test]
     fn what_nobody_asks_for_is_cut_to_the_room_that_is_left() {
-        let limits = PromptLimits { vocab_size: 9, longest: 20, most: 20, is_of_cache: false };
+        let limits = PromptLimits { vocab_size: 9, longest: 20, most: 20, cache_is_shorter: false };
         let usual = GenerationRules { usual_new_tokens: Some(16), ..GenerationRules::default() };
         let asked = GenerationRules { max_new_tokens: Some(16), ..usual.clone() };
         let within = GenerationRules { max_length: Some(3), ..usual.clone() };

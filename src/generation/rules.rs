@@ -188,7 +188,8 @@ impl GenerationRules {
 /// Refuses what would change the text, and is not built.
 fn refuse_others(key: &str, value: &Value) -> Result<bool, RuleFault> {
     let Some((_, neutral)) = NEUTRAL.iter().find(|(name, _)| *name == key) else { return Ok(false) };
-    let is_neutral = value == false || value.as_f64().is_some_and(|x| neutral.iter().any(|n| (x - n).abs() < f64::EPSILON));
+    let is_neutral = value == false && neutral.is_empty()
+        || value.as_f64().is_some_and(|x| neutral.iter().any(|n| (x - n).abs() < f64::EPSILON));
     let fault = || RuleFault { key: key.to_owned(), found: value.to_string(), expected: "nothing, as this is not supported" };
     if is_neutral { Ok(true) } else { Err(fault()) }
 }

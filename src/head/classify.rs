@@ -9,10 +9,12 @@ use crate::units::Fault;
 
 #[derive(Debug)]
 pub struct Classify {
+    /// Ids of the tokens of the classes; `None` where the model scores the classes themselves.
     label_tokens: Option<Tensor>,
 }
 
 impl Classify {
+    /// For a model that scores the classes.
     pub fn on_scores() -> Self {
         Self { label_tokens: None }
     }

@@ -94,7 +94,7 @@ const MARGIN: u64 = 10;
 const OPERATIONS_SLACK: f64 = 1.04;
 
 /// Chunks of a cell that is looked at, at most: products of matrices gain nothing from more rows than that.
-const MAX_CHUNKS: usize = 16;
+const MAX_CHUNKS_PER_CELL: usize = 16;
 
 impl Planner<'_> {
     /// Decides what `grad` leaves open; what it says stays. Fails where nothing fits, with what would.
@@ -267,7 +267,7 @@ impl Planner<'_> {
             if grad.is_open(OpenKey::LayersPerCell) { even(self.config.num_layers()) } else { vec![grad.layers_per_cell] };
         let chunks = self.batch.max_len().div_ceil(self.kv.wanted_chunk_size());
         let widths: Vec<_> = if grad.is_open(OpenKey::ChunksPerCell) {
-            doubling(chunks.clamp(1, MAX_CHUNKS)).into_iter().map(Some).collect()
+            doubling(chunks.clamp(1, MAX_CHUNKS_PER_CELL)).into_iter().map(Some).collect()
         } else {
             vec![grad.chunks_per_cell]
         };

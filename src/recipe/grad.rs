@@ -101,6 +101,14 @@ impl GradRecipe {
                 OpenKey::AttentionOutputs => grad.attention_outputs = other.attention_outputs,
             }
         }
+        // What is written now may not go with what was decided: kept outputs need exact stores. An open key holds its default.
+        if grad.attention_outputs == AttentionOutputs::Keep && grad.rounds() {
+            if self.is_open(OpenKey::AttentionOutputs) {
+                grad.attention_outputs = self.attention_outputs;
+            } else {
+                (grad.layer_checkpoints.form, grad.undo_log.form) = (self.layer_checkpoints.form, self.undo_log.form);
+            }
+        }
         let with_graphs = Self { keep_graph: other.keep_graph, ..grad.clone() };
         if grad.keep_graph == KeepGraph::Auto && with_graphs.tiling() == other.tiling() { with_graphs } else { grad }
     }
@@ -297,5 +305,23 @@ words! {
         Memory = "memory",
         /// In a file that is deleted at the end.
         File = "file",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_decided_does_not_contradict_what_is_written() {
+        let rounded = StoreRecipe { form: StoreForm::Int8, ..StoreRecipe::PLAIN };
+        let asked = |key: OpenKey| GradRecipe { open: vec![key], ..GradRecipe::default() };
+        let decided = GradRecipe { layers_per_cell: 3, attention_outputs: AttentionOutputs::Keep, ..GradRecipe::default() };
+        let other = GradRecipe { layer_checkpoints: rounded, ..asked(OpenKey::AttentionOutputs) }.decided_as(&decided);
+        assert_eq!((other.attention_outputs, other.layers_per_cell), (AttentionOutputs::Recompute, 1));
+        let keeps = GradRecipe { attention_outputs: AttentionOutputs::Keep, ..asked(OpenKey::LayerCheckpoints) };
+        let decided = GradRecipe { layer_checkpoints: rounded, ..GradRecipe::default() };
+        assert_eq!(keeps.decided_as(&decided).layer_checkpoints, StoreRecipe::PLAIN);
+        assert_eq!(asked(OpenKey::LayerCheckpoints).decided_as(&decided).layer_checkpoints, rounded);
     }
 }

@@ -74,7 +74,7 @@ impl AppState {
 
     /// Lets an answer to a prompt of so many tokens be as long as it gets, unless somebody says otherwise.
     pub(super) fn let_end_by_itself(&self, rules: &mut GenerationRules, num_prompt: usize) {
-        // Beyond the usual positions, which some models have, only so many new tokens as elsewhere.
+        // A longer prompt, which some models can read, gets the default number of new tokens.
         if num_prompt < self.prompts.longest {
             rules.max_length.get_or_insert(self.prompts.longest);
         }

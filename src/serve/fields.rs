@@ -100,10 +100,13 @@ impl BodyFields {
         }
     }
 
-    /// Whether `max_tokens` is 0, as who has a prompt scored says it. The engine writes one all the same.
+    /// Whether `max_tokens`, by any of its names, is 0, as who has a prompt scored says it. The engine writes one all the same.
     pub(super) fn wants_no_tokens(&mut self) -> bool {
-        let most = self.0.get_mut("max_tokens").filter(|most| **most == 0);
-        most.map(|most| *most = 1.into()).is_some()
+        let mut wants_none = false;
+        for most in self.0.iter_mut().filter(|(name, most)| SAME[0].contains(&name.as_str()) && **most == 0) {
+            (*most.1, wants_none) = (1.into(), true);
+        }
+        wants_none
     }
 
     /// The rules of the text, over those of the model, from all fields that are left: OpenAI's defaults are not Transformers'.
@@ -116,7 +119,7 @@ impl BodyFields {
         for names in SAME {
             let mut said = names.iter().filter_map(|name| Some((name, self.0.get(*name).filter(|value| !value.is_null())?)));
             if let Some((first, value)) = said.next()
-                && let Some((other, _)) = said.find(|(_, other)| *other != value)
+                && let Some((other, _)) = said.find(|(_, other)| !are_same(value, other))
             {
                 return Err(ApiError::field(other, format!("`{first}` and `{other}` contradict each other")));
             }
@@ -156,6 +159,12 @@ impl BodyFields {
         }
         Ok(())
     }
+}
+
+/// Whether two values say the same: numbers by their value, a text as a list of one.
+fn are_same(one: &Value, other: &Value) -> bool {
+    let is_list_of = |list: &Value, value: &Value| list.as_array().is_some_and(|all| matches!(&all[..], [only] if only == value));
+    one == other || is_list_of(one, other) || is_list_of(other, one) || (one.is_number() && one.as_f64() == other.as_f64())
 }
 
 fn unknown(name: &str) -> ApiError {

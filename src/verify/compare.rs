@@ -40,7 +40,7 @@ impl Comparison {
     ) -> Self {
         let compared = theirs.iter().map(|(name, reference)| difference(name, ours.get(name), reference));
         let mut matrices: Vec<MatrixError> = compared.collect();
-        let zero = ROUNDING * whole_norm(&matrices);
+        let zero = ROUNDED_ZERO * whole_norm(&matrices);
         for matrix in matrices.iter_mut().filter(|matrix| matrix.reference_norm > 0.0 && matrix.reference_norm <= zero) {
             let apart = matrix.relative_error * matrix.reference_norm;
             (matrix.reference_norm, matrix.relative_error, matrix.cosine) = (0.0, apart, 0.0);
@@ -83,7 +83,7 @@ impl Comparison {
 
 /// A reference gradient of this part of the whole, in f64, is what rounding leaves of one that is zero: of a bias on all keys of a layer without
 /// positions, say, which moves all scores of a query alike.
-const ROUNDING: f64 = 1e-14;
+const ROUNDED_ZERO: f64 = 1e-14;
 
 fn whole_norm(matrices: &[MatrixError]) -> f64 {
     matrices.iter().map(|m| m.reference_norm.powi(2)).sum::<f64>().sqrt()

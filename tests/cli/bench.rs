@@ -43,7 +43,21 @@ fn keys(line: &Value) -> String {
 #[test]
 fn ranks_make_steps_together() {
     let place = bare();
-    let words = ["launch", "--nproc", "2", "--device", "cpu", "--", "bench", "--recipe", "recipe.toml", "--steps", "2"];
+    let words = [
+        "launch",
+        "--nproc",
+        "2",
+        "--device",
+        "cpu",
+        "--",
+        "bench",
+        "--device",
+        "cpu",
+        "--recipe",
+        "recipe.toml",
+        "--steps",
+        "2",
+    ];
     let more = ["--random-weights", "--tokens", "90"];
     // What is said to `launch` is said to all ranks.
     let said = place.run(&[&["--format", "json"], &words[..], &more].concat()).done();

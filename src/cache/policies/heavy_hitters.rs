@@ -82,7 +82,7 @@ pub(super) fn h2o_orig(choice: &PolicyRecipe, cache_length: usize) -> Result<Hea
         reference_counts: false,
         score_prefill,
     };
-    Ok(HeavyHitters { gives: Gives::OfBatch, ..HeavyHitters::new(choice, &params, cache_length)? })
+    Ok(HeavyHitters { gives: Gives::BatchAttention, ..HeavyHitters::new(choice, &params, cache_length)? })
 }
 
 pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, Fault> {
@@ -103,7 +103,7 @@ pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHi
 enum Gives {
     Attention,
     /// The attention that a position gets in all sequences of the batch.
-    OfBatch,
+    BatchAttention,
     /// The attention weight times the norm of the value.
     ValueWeighted,
 }
@@ -181,7 +181,7 @@ impl Policy for HeavyHitters {
             // Only if there are scores at the first eviction.
             compares_heads: self.score_prefill,
             needs_quantised: self.beside_error.is_some(),
-            couples_sequences: self.gives == Gives::OfBatch,
+            couples_sequences: self.gives == Gives::BatchAttention,
             ..PolicyTraits::default()
         }
     }
@@ -195,7 +195,7 @@ impl Policy for HeavyHitters {
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         let given = || match self.gives {
             Gives::Attention => seen.attention.mass(Queries::All),
-            Gives::OfBatch => summed_over_sequences(seen.attention.mass(Queries::All).to_kind(Kind::Float), seen),
+            Gives::BatchAttention => summed_over_sequences(seen.attention.mass(Queries::All).to_kind(Kind::Float), seen),
             Gives::ValueWeighted => value_weighted(seen),
         };
         (self.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))

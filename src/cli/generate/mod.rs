@@ -53,7 +53,7 @@ pub(super) struct Generate {
 impl Generate {
     pub(super) fn run(&self, device: Device) -> Result<Ending, Fault> {
         let used = self.model.load(device)?;
-        // Until then a signal ends the process at once.
+        // After loading: a signal that comes before ends the process at once.
         let interrupt = install()?;
         let rules = self.rules.over(own_rules(&used.recipe.model.path)?)?;
         if self.prompts.chat {

@@ -21,8 +21,9 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
     let of_file = file.to_recipe(dir, Path::new("."), &[])?.model;
     let is_adapter = crate::checkpoint::holds(dir) == Some(Weights::Adapter);
     let model_dir = if is_adapter { base_of(dir, base)? } else { dir.to_owned() };
-    // A run says how the weights were packed that chose.
-    let of_run = recipe_beside(dir).filter(|_| is_adapter).map(|recipe| Recipe::load(&recipe, &[])).transpose()?;
+    // The choices were recorded with the weights packed as the run's recipe says; another base is as it is.
+    let of_run =
+        recipe_beside(dir).filter(|_| is_adapter && base.is_none()).map(|recipe| Recipe::load(&recipe, &[])).transpose()?;
     let quantize = of_run.and_then(|resolved| resolved.recipe.model.quantize);
     let source = ModelSource { dir: &model_dir, rope_scaling: of_file.rope_scaling.as_ref(), quantize };
     let mut model = Model::load(source, of_file.dtype, device)?;

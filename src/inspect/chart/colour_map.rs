@@ -33,7 +33,7 @@ pub struct ColourMap {
 
 /// The widest plot, in pixels; a map has no more cells in a row.
 pub const MAX_CELLS: usize = 960;
-const MIN_WIDTH: usize = 480;
+const MIN_PLOT_WIDTH: usize = 480;
 const LEFT: f64 = 190.0;
 /// Neighbouring labels stand so far apart at least.
 const LABEL_GAP: usize = 14;
@@ -83,7 +83,7 @@ impl ColourMap {
             cell,
             row,
             tops,
-            plot: ((cell * cells).max(MIN_WIDTH), y.max(row)),
+            plot: ((cell * cells).max(MIN_PLOT_WIDTH), y.max(row)),
             top: 52.0 + 17.0 * self.notes.len() as f64,
         }
     }
