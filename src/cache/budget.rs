@@ -38,7 +38,7 @@ impl HeadBudgets {
         let of_layer = |key_bgc: &Tensor| {
             let (groups, filled) = (key_bgc.size()[1] as usize, key_bgc.size()[2] as usize);
             let shares: Vec<Vec<usize>> = all.shares.iter().map(|heads| heads[first..][..groups].to_vec()).collect();
-            let of_sequence = all.leaving.chunks(all.leaving.len() / shares.len());
+            let of_sequence = all.leaving.chunks((all.leaving.len() / shares.len()).max(1));
             let leaving = of_sequence.flat_map(|heads| &heads[first * filled..][..groups * filled]).copied().collect();
             first += groups;
             Self::recorded(span.index, filled, shares, leaving)

@@ -37,7 +37,7 @@ pub(super) struct Arguments {
 impl Arguments {
     /// The options that all commands take, as they were given, for a process that does the work.
     pub(super) fn options(&self) -> Vec<String> {
-        let device = Some(self.device.to_string()).filter(|device| *device != device::Wanted::Auto.to_string());
+        let device = (self.device != device::Wanted::Auto).then(|| self.device.to_string());
         let values = [("--device", device), ("--threads", self.threads.map(|count| count.to_string()))];
         let values = values.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?)));
         let flags = [("--format=json", self.format == Format::Json), ("--quiet", self.quiet), ("--verbose", self.verbose)];

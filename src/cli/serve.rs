@@ -109,8 +109,7 @@ impl Serve {
             name,
             path: path.display().to_string(),
             cache: json!({
-                "policy": cache.policy.name, "cache_length": slots,
-                "chunk_size": cache.chunk_size,
+                "policy": cache.policy.name, "cache_length": slots, "chunk_size": cache.chunk_size,
             }),
         };
         let limits = RequestLimits {

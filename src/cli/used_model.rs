@@ -15,7 +15,7 @@ use crate::export::PolicyFile;
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
 use crate::model::{Model, ModelConfig, fingerprint, read_peft};
-use crate::recipe::{ModelRecipe, Recipe, Resolved, Storage, TemplateChoice, Weights};
+use crate::recipe::{ModelRecipe, Recipe, Resolved, Storage, Weights};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
@@ -214,7 +214,7 @@ impl LoadedModel {
 
     /// The chat templates: what an argument says, else the recipe, else the model's own.
     pub(super) fn templates(&self, chosen: Option<&str>) -> Result<Option<ChatTemplates>, Fault> {
-        let of_recipe = self.recipe.data.chat.chat_template.as_ref().map(|TemplateChoice(choice)| choice.as_str());
+        let of_recipe = self.recipe.data.chat.chat_template.as_ref().map(|choice| &choice.0[..]);
         ChatTemplates::load(&self.recipe.model.path, chosen.or(of_recipe), None)
     }
 
@@ -246,7 +246,7 @@ pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<Sessio
         model: if beside.is_empty() {
             files_of_model
         } else {
-            files::hash_parts([&[files_of_model], &beside[..]].concat().iter())
+            files::hash_parts(std::iter::once(&files_of_model).chain(&beside))
         },
         adapter: adapter.map(checkpoint::adapter_hash).transpose()?,
         cache,

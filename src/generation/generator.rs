@@ -142,7 +142,7 @@ impl<'a> Generator<'a> {
 
     /// The most tokens that a request is answered with, or why it is refused.
     pub fn check(&self, request: &Request) -> Result<usize, Fault> {
-        let limit = PromptLimits::of(self.model.config(), self.engine.settings()).check(&request.prompt, &request.rules)?;
+        let limit = self.limits().check(&request.prompt, &request.rules)?;
         if self.tokenizer.is_none() && !request.rules.stop.is_empty() {
             let message = "stop strings need text, and the model has no `tokenizer.json`";
             return Err(Fault::usage(message, "use `--eos` with token ids instead"));
@@ -216,8 +216,11 @@ impl<'a> Generator<'a> {
 
     /// The most tokens of a session that is kept for texts of any length; `None` where its rotations would be those of another length.
     pub fn longest_kept(&self) -> Option<usize> {
-        let config = self.model.config();
-        (!config.rotates_by_length()).then(|| config.longest_sequence().min(self.engine.settings().longest_sequence()))
+        (!self.model.config().rotates_by_length()).then(|| self.limits().longest)
+    }
+
+    fn limits(&self) -> PromptLimits {
+        PromptLimits::of(self.model.config(), self.engine.settings())
     }
 
     /// A session that has read all of `ids`, to be kept: as the beginning of prompts of any length.

@@ -101,13 +101,9 @@ impl GradRecipe {
                 OpenKey::AttentionOutputs => grad.attention_outputs = other.attention_outputs,
             }
         }
-        // What is written now may not go with what was decided: kept outputs need exact stores. An open key holds its default.
+        // Kept outputs need exact stores. Where what is written now does not go with what was decided, the defaults do.
         if grad.attention_outputs == AttentionOutputs::Keep && grad.rounds() {
-            if self.is_open(OpenKey::AttentionOutputs) {
-                grad.attention_outputs = self.attention_outputs;
-            } else {
-                (grad.layer_checkpoints.form, grad.undo_log.form) = (self.layer_checkpoints.form, self.undo_log.form);
-            }
+            grad = Self { open: Vec::new(), ..self.clone() };
         }
         let with_graphs = Self { keep_graph: other.keep_graph, ..grad.clone() };
         if grad.keep_graph == KeepGraph::Auto && with_graphs.tiling() == other.tiling() { with_graphs } else { grad }

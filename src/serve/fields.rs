@@ -47,9 +47,11 @@ const NEUTRAL: &[(&str, &[&str])] = &[
     ("return_token_strs", &["false"]),
 ];
 
-/// Names of the same rule.
-const SAME: &[&[&str]] =
-    &[&["max_tokens", "max_completion_tokens", "max_new_tokens"], &["min_tokens", "min_new_tokens"], &["stop", "stop_strings"]];
+/// Names of the most new tokens.
+pub(super) const LENGTHS: &[&str] = &["max_tokens", "max_completion_tokens", "max_new_tokens"];
+
+/// Fields that mean the same, by all of their names.
+const SAME: &[&[&str]] = &[LENGTHS, &["min_tokens", "min_new_tokens"], &["stop", "stop_strings"]];
 
 impl BodyFields {
     pub(super) fn read(body: &[u8]) -> Result<Self, ApiError> {
@@ -103,8 +105,8 @@ impl BodyFields {
     /// Whether `max_tokens`, by any of its names, is 0, as who has a prompt scored says it. The engine writes one all the same.
     pub(super) fn wants_no_tokens(&mut self) -> bool {
         let mut wants_none = false;
-        for most in self.0.iter_mut().filter(|(name, most)| SAME[0].contains(&name.as_str()) && **most == 0) {
-            (*most.1, wants_none) = (1.into(), true);
+        for (_, most) in self.0.iter_mut().filter(|(name, most)| LENGTHS.contains(&name.as_str()) && **most == 0) {
+            (*most, wants_none) = (1.into(), true);
         }
         wants_none
     }

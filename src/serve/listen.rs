@@ -40,8 +40,7 @@ pub(super) fn listen(
                 () = &mut stopped => break,
             };
             let mut http = http1::Builder::new();
-            // Who closes its own side after asking gets a reply that is ready within `GRACE`; then it counts as gone, as it can not be told from one
-            // that has closed both.
+            // Who closes its own side after asking gets a reply that is ready within `GRACE`; then it can not be told from one that is gone.
             http.timer(TokioTimer::new()).header_read_timeout(limits.headers).half_close(true);
             // Without another file for it the connection can not be served.
             let Ok(second) = second(&stream) else { continue };

@@ -10,15 +10,12 @@ use serde_json::{Map, Value, json};
 use super::ApiError;
 use super::access_log::LogLine;
 use super::app_state::AppState;
-use super::fields::BodyFields;
+use super::fields::{BodyFields, LENGTHS};
 use super::job::gather;
 use super::response_reply::ResponseReply;
 use super::tokens::text_of;
 use crate::data::message;
 use crate::generation::LikelihoodsOf;
-
-/// Other names of `max_output_tokens`, which other paths know.
-const OTHER_LENGTHS: &[&str] = &["max_tokens", "max_completion_tokens", "max_new_tokens"];
 
 pub(super) async fn responses(State(served): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let line = LogLine::of(&request);
@@ -72,7 +69,7 @@ fn refuse_unsupported(fields: &mut BodyFields) -> Result<(), ApiError> {
         let message = "`tools` must be empty: a call would stay text; /v1/chat/completions tells the chat template of tools";
         return Err(ApiError::field("tools", message));
     }
-    for name in OTHER_LENGTHS {
+    for name in LENGTHS {
         if fields.take(name).is_some() {
             return Err(ApiError::field(name, format!("`{name}` is called `max_output_tokens` here")));
         }

@@ -55,8 +55,7 @@ impl Comparison {
     pub fn worst(&self) -> f64 {
         let whole = whole_norm(&self.matrices);
         let relative = |m: &MatrixError| if m.reference_norm > 0.0 { m.relative_error } else { m.norm / whole };
-        // A loss is what is left of terms of the order of 1, however small it is.
-        let loss = (self.loss - self.reference_loss).abs() / self.reference_loss.abs().max(1.0);
+        let loss = (self.loss - self.reference_loss).abs() / self.reference_loss.abs().max(SMALL_LOSS);
         let all: Vec<f64> = self.matrices.iter().map(relative).chain([loss]).collect();
         let is_proof = whole > 0.0 && all.iter().all(|e| e.is_finite());
         if is_proof { all.into_iter().fold(0.0, f64::max) } else { f64::INFINITY }
@@ -84,6 +83,9 @@ impl Comparison {
 /// A reference gradient of this part of the whole, in f64, is what rounding leaves of one that is zero: of a bias on all keys of a layer without
 /// positions, say, which moves all scores of a query alike.
 const ROUNDED_ZERO: f64 = 1e-14;
+
+/// A loss is what is left of terms of the order of 1, whose last digits in f64 are of the order of 1e-16: of a smaller one fewer digits are right.
+const SMALL_LOSS: f64 = 1e-3;
 
 fn whole_norm(matrices: &[MatrixError]) -> f64 {
     matrices.iter().map(|m| m.reference_norm.powi(2)).sum::<f64>().sqrt()

@@ -37,6 +37,16 @@ fn default_keep() -> f64 {
     0.05
 }
 
+/// The parameters of `h2o-orig`: fewer, as it has no grace period.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct H2oOrigParams {
+    #[serde(default = "default_keep")]
+    keep_initial_fraction: f64,
+    #[serde(default)]
+    score_prefill: bool,
+}
+
 /// The parameters of `qh2o` and `qh2o-vlen`: the same, and how much the attention mass weighs beside the error of quantisation.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,16 +63,6 @@ struct Qh2oParams {
     score_prefill: bool,
     #[serde(default = "default_combination")]
     combination_constant: f64,
-}
-
-/// The parameters of `h2o-orig`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct H2oOrigParams {
-    #[serde(default = "default_keep")]
-    keep_initial_fraction: f64,
-    #[serde(default)]
-    score_prefill: bool,
 }
 
 fn default_combination() -> f64 {
