@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::files::failpoint::tests::with;
     use crate::model::{Adapter, EXTRA_TENSORS};
-    use crate::recipe::{Dtype, LoraRecipe, TargetModules};
+    use crate::recipe::{Dtype, LoraRecipe, ModuleSet};
     use crate::units::FaultKind;
 
     /// A model with an adapter of few matrices, as they are read back again and again, and an optimiser's state which tells the step.
@@ -150,7 +150,7 @@ mod tests {
         fn new() -> Self {
             let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
             let model = Model::load(&fixtures.join("model-qwen2"), Dtype::F32, Device::Cpu).unwrap();
-            let lora = LoraRecipe::plain(2, 4.0, 0.0, TargetModules::Names(vec!["q_proj".into()]));
+            let lora = LoraRecipe::plain(2, 4.0, 0.0, ModuleSet::Names(vec!["q_proj".into()]));
             let adapter = Adapter::new(model.config(), &lora, 1, Kind::Float, Device::Cpu).unwrap();
             Self {
                 model: model.with_adapter(adapter),
@@ -258,7 +258,7 @@ mod tests {
     fn what_has_no_name_in_pefts_files_is_read_back_with_the_adapter() {
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/model-gpt-oss");
         let model = Model::load(&base, Dtype::F32, Device::Cpu).unwrap();
-        let targets = TargetModules::Names(vec!["q_proj".into()]);
+        let targets = ModuleSet::Names(vec!["q_proj".into()]);
         let lora = LoraRecipe { modules_to_save: vec!["sinks".into()], ..LoraRecipe::plain(2, 4.0, 0.0, targets) };
         let adapter = Adapter::new(model.config(), &lora, 1, Kind::Float, Device::Cpu).unwrap();
         let (model, run) = (model.with_adapter(adapter), place());

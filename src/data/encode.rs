@@ -34,7 +34,7 @@ impl Encoder {
         let initial = self.initial.as_ref().map(|finder| {
             let InitialPart { end_regex, include_end_string, pad_id, range_is_prefix } = &finder.rule;
             json!({
-                "end_regex": end_regex.as_str(), "include_end_string": include_end_string, "pad_id": pad_id,
+                "end_regex": end_regex.written(), "include_end_string": include_end_string, "pad_id": pad_id,
                 "range_is_prefix": range_is_prefix,
             })
         });

@@ -73,12 +73,12 @@ mod tests {
     use crate::data::fixtures::{Fixture, tokenizer};
     use crate::data::{DataRequest, Sequence, open};
     use crate::recipe::DataFormat::{PromptCompletion, Tokens};
-    use crate::recipe::{ClassList, DataFormat, EndRegex, HeadRecipe, OnTooLong};
+    use crate::recipe::{ClassList, DataFormat, HeadRecipe, OnTooLong, WrittenRegex};
 
     const PAD: u32 = 3;
 
     fn rule(end_regex: &str) -> InitialPart {
-        let end_regex = EndRegex::new(end_regex).unwrap();
+        let end_regex = WrittenRegex::new(end_regex).unwrap();
         InitialPart { end_regex, include_end_string: true, pad_id: PAD, range_is_prefix: true }
     }
 

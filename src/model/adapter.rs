@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::check::{check_dropout, check_dropout_of_output, check_io_layers, check_saved, check_settings};
+use super::check::{check_dropout, check_io_layers, check_saved, check_settings};
 use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, LoraDelta, MAGNITUDE, master_kind};
 use super::io_layers::{EmbeddingAdapter, IoTensor};
-use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, peft_tensor};
-use super::peft::{ModuleSet, PeftConfig};
+use super::names::{EMBEDDING_MODULE, peft_tensor};
+use super::peft::PeftConfig;
 use super::random;
 use super::targets::{
-    LoraTarget, all_names, check_known, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings,
-    targets, targets_embedding,
+    LoraTarget, all_names, check_known, check_names, listed, meant, meant_parameters, peft_module, peft_settings, targets,
+    targets_embedding,
 };
-use crate::recipe::{InitLora, LoraRecipe};
+use crate::recipe::{InitLora, LoraRecipe, ModuleSet};
 use crate::units::Fault;
 
 /// Deltas by linear. A model that trains them takes them into its linears; until then, and for whoever looks at all of them at once, they
@@ -37,7 +37,7 @@ impl Adapter {
     /// its own for each matrix, and `B` is zero. Where it begins as a part of the weights, it gets that when a model takes it.
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, Fault> {
         let settings = peft_settings(config, lora)?;
-        check_names(config, &settings)?;
+        check_names(config, &settings, &PeftConfig::default())?;
         check_saved(&settings)?;
         let mut adapter = Self::with_settings(config, settings, seed, kind, device)?;
         adapter.set_dropout(lora.dropout)?;
@@ -116,8 +116,7 @@ impl Adapter {
 
     /// Sets the dropout probability. Adapters of experts and of `lm_head` have none: these do not know where a token stands.
     pub fn set_dropout(&mut self, probability: f64) -> Result<(), Fault> {
-        check_dropout(probability, self.deltas.iter().any(|(linear, _)| is_of_experts(linear)))?;
-        check_dropout_of_output(probability, self.deltas.iter().any(|(linear, _)| linear == OUTPUT_MODULE))?;
+        check_dropout(probability, self.deltas.iter().map(|(linear, _)| linear.as_str()))?;
         self.settings.lora_dropout = probability;
         self.deltas.iter_mut().for_each(|(_, delta)| delta.dropout = probability);
         Ok(())
@@ -144,7 +143,7 @@ impl Adapter {
             let (target_modules, target_parameters) = *theirs.given.clone();
             check_known(config, &PeftConfig { target_modules, target_parameters, ..theirs.clone() })?;
         }
-        check_names(config, &theirs)?;
+        check_names(config, &theirs, ours)?;
         let linears = |settings: &PeftConfig| {
             let modules = meant(config, settings)?.into_iter();
             let parameters = meant_parameters(config, settings).into_iter().map(|(linear, _)| linear);
@@ -253,7 +252,7 @@ mod tests {
     use crate::model::small::{adapter, config, recipe, run};
     use crate::model::targets::is_router;
     use crate::model::{DropoutKey, Model};
-    use crate::recipe::{Dtype, TargetModules};
+    use crate::recipe::Dtype;
     use crate::store::load_tensors;
 
     #[test]
@@ -289,8 +288,7 @@ mod tests {
     fn numbers_depend_on_seed_and_name_but_not_on_the_targets() {
         let find = |adapter: &Adapter, name: &str| adapter.parameters().into_iter().find(|(n, _)| n == name).unwrap().1;
         let name = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight";
-        let (one, all) =
-            (adapter(&recipe(&["up_proj"]), 5), LoraRecipe { target_modules: TargetModules::AllLinear, ..recipe(&[]) });
+        let (one, all) = (adapter(&recipe(&["up_proj"]), 5), LoraRecipe { target_modules: ModuleSet::AllLinear, ..recipe(&[]) });
         assert_eq!(find(&one, name), find(&adapter(&all, 5), name));
         assert_ne!(find(&one, name), find(&adapter(&all, 6), name));
         // In ±1/√in.

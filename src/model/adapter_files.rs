@@ -10,9 +10,9 @@ use super::config::ModelConfig;
 use super::delta::{A, master_kind};
 use super::io_layers::{EmbeddingAdapter, IoTensor, base_name, copied, copy_name, io_tensors, low_rank_io_layers};
 use super::names::{INNER, OUTPUT_MODULE, PEFT_PREFIX, peft_tensor};
-use super::peft::{ADAPTER_CONFIG, ModuleSet, PeftConfig, PeftFiles, read_peft, refused_settings, write_extra, write_peft};
-use super::targets::{LoraTarget, check_known, module_set, targets, targets_embedding, written};
-use crate::recipe::{InitLora, TargetModules};
+use super::peft::{ADAPTER_CONFIG, PeftConfig, PeftFiles, read_peft, refused_settings, write_extra, write_peft};
+use super::targets::{LoraTarget, check_known, expression, targets, targets_embedding, written};
+use crate::recipe::{InitLora, ModuleSet};
 use crate::store::{load_tensor, raw_tensors};
 use crate::units::{Fault, FaultKind, abridged, quoted};
 
@@ -105,7 +105,7 @@ fn add_what_the_file_holds(
     match &mut settings.target_modules {
         ModuleSet::Names(names) if is_tied => names.push(OUTPUT_MODULE.to_owned()),
         ModuleSet::Matching(regex) if is_tied => {
-            settings.target_modules = module_set(TargetModules::Matching(format!("{OUTPUT_MODULE}|(?:{})", regex.written())))?;
+            settings.target_modules = expression(&format!("{OUTPUT_MODULE}|(?:{})", regex.written()))?;
         }
         _ => {}
     }
@@ -227,12 +227,12 @@ mod tests {
     #[test]
     fn all_biases_are_those_of_the_targets_and_of_other_linears() {
         let config = ModelConfig::load(&fixture("model-qwen2")).unwrap();
-        let names = |names: &[&str]| TargetModules::Names(names.iter().map(|&name| name.into()).collect());
+        let names = |names: &[&str]| ModuleSet::Names(names.iter().map(|&name| name.into()).collect());
         let adapter = |bias, targets| {
             let lora = LoraRecipe { bias, ..LoraRecipe::plain(2, 4.0, 0.0, targets) };
             Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu)
         };
-        let [all, own] = [TrainedBias::All, TrainedBias::LoraOnly].map(|bias| adapter(bias, TargetModules::AllLinear).unwrap());
+        let [all, own] = [TrainedBias::All, TrainedBias::LoraOnly].map(|bias| adapter(bias, ModuleSet::AllLinear).unwrap());
         let dir = tempfile::tempdir().unwrap();
         all.save_peft(dir.path(), "model").unwrap();
         assert_eq!(read_json::<Value>(&dir.path().join(ADAPTER_CONFIG)).unwrap()["bias"], json!("all"));
@@ -271,7 +271,7 @@ mod tests {
         let lora = LoraRecipe {
             layers_pattern: vec!["layers".into()],
             layers_to_transform: own.settings.layers_to_transform.clone(),
-            ..LoraRecipe::plain(2, 4.0, 0.0, TargetModules::AllLinear)
+            ..LoraRecipe::plain(2, 4.0, 0.0, ModuleSet::AllLinear)
         };
         assert!(Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).is_ok());
         for (layers, expected) in [(vec![], "without `layers_to_transform`"), (vec![0], "a name of the list of layers")] {
@@ -310,7 +310,7 @@ mod tests {
         let inner: Value = read_json(&fixture("model-qwen2").join("config.json")).unwrap();
         let outer = json!({"model_type": "gemma3", "text_config": inner, "vision_config": {}});
         let config = ModelConfig::from_object(outer.as_object().unwrap()).unwrap();
-        let names = TargetModules::Names(vec!["q_proj".into(), "mlp.up_proj".into()]);
+        let names = ModuleSet::Names(vec!["q_proj".into(), "mlp.up_proj".into()]);
         let lora = LoraRecipe { layers_to_transform: vec![0, 2], ..LoraRecipe::plain(2, 4.0, 0.0, names) };
         let adapter = Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(read.parameters(), adapter.parameters());
         // One layer of a linear, whole.
         let names = ["model.language_model.layers.1.mlp.down_proj", "q_proj"].map(String::from).to_vec();
-        let lora = LoraRecipe { target_modules: TargetModules::Names(names), ..lora };
+        let lora = LoraRecipe { target_modules: ModuleSet::Names(names), ..lora };
         let one = Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).unwrap();
         one.save_peft(dir.path(), "model").unwrap();
         let written: Value = read_json(&dir.path().join(ADAPTER_CONFIG)).unwrap();
@@ -381,7 +381,7 @@ mod tests {
             read.save_peft(again.path(), "model").unwrap();
             assert_eq!(load(again.path()).unwrap().parameters(), read.parameters());
             // To train them is no choice that the file has made.
-            let lora = LoraRecipe::plain(4, 8.0, 0.0, TargetModules::AllLinear);
+            let lora = LoraRecipe::plain(4, 8.0, 0.0, ModuleSet::AllLinear);
             let key = if saved.is_empty() { "target_modules" } else { "modules_to_save" };
             let found = read.disagreement(&model(), &lora).unwrap().unwrap();
             assert_eq!((found.key, found.is_unnamed), (key, !saved.is_empty()));
@@ -465,10 +465,10 @@ mod tests {
             target_parameters: parameters.iter().map(|&name| name.into()).collect(),
             ..LoraRecipe::plain(2, 4.0, 0.0, targets)
         };
-        let names = |names: &[&str]| TargetModules::Names(names.iter().map(|&name| name.into()).collect());
+        let names = |names: &[&str]| ModuleSet::Names(names.iter().map(|&name| name.into()).collect());
         for lora in [
-            lora(TargetModules::AllLinear, &[]),
-            lora(TargetModules::AllLinear, &["gate_up_proj", "gate.weight"]),
+            lora(ModuleSet::AllLinear, &[]),
+            lora(ModuleSet::AllLinear, &["gate_up_proj", "gate.weight"]),
             lora(names(&["q_proj"]), &["experts.down_proj"]),
             lora(names(&["q_proj", "mlp.up_proj"]), &["experts.gate_up_proj"]),
             lora(names(&["gate_proj", "down_proj", "gate"]), &[]),
@@ -482,7 +482,7 @@ mod tests {
         for (lora, key) in [
             (lora(names(&["gate_proj"]), &["experts.gate_up_proj"]), "target_parameters"),
             (lora(names(&["gate"]), &["gate.weight"]), "target_parameters"),
-            (LoraRecipe { dropout: 0.1, ..lora(TargetModules::AllLinear, &[]) }, "dropout"),
+            (LoraRecipe { dropout: 0.1, ..lora(ModuleSet::AllLinear, &[]) }, "dropout"),
         ] {
             let error = Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).unwrap_err();
             assert!(error.to_string().starts_with(&format!("`lora.{key}` is ")), "{error}");
@@ -502,7 +502,7 @@ mod tests {
         let saved = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
         let lora = |names: &[&str]| LoraRecipe {
             modules_to_save: saved(names),
-            ..LoraRecipe::plain(2, 4.0, 0.0, TargetModules::Names(vec!["q_proj".into()]))
+            ..LoraRecipe::plain(2, 4.0, 0.0, ModuleSet::Names(vec!["q_proj".into()]))
         };
         let lora = lora(&["sinks", "model.norm"]);
         let config = base().config().clone();

@@ -160,7 +160,7 @@ mod tests {
     use crate::files::TensorFile;
     use crate::files::read_json;
     use crate::model::{Adapter, Model};
-    use crate::recipe::{Dtype, LoraRecipe, TargetModules};
+    use crate::recipe::{Dtype, LoraRecipe, ModuleSet};
     use crate::store::load_tensors;
     use crate::units::LayerIdx;
 
@@ -240,7 +240,7 @@ mod tests {
         let mut model = Model::load_to_train(changed(&json!({})).path(), Dtype::F32, Device::Cpu).unwrap();
         let weights = model.parameters();
         assert!(weights.iter().all(|(_, leaf)| leaf.requires_grad() && leaf.is_leaf()));
-        let lora = LoraRecipe::plain(2, 4.0, 0.0, TargetModules::AllLinear);
+        let lora = LoraRecipe::plain(2, 4.0, 0.0, ModuleSet::AllLinear);
         model.set_adapter(Adapter::new(model.config(), &lora, 1, Kind::Float, Device::Cpu).unwrap());
         assert!(!weights.iter().any(|(_, leaf)| leaf.requires_grad()));
         assert!(model.head_parameters().is_empty() && model.parameters().iter().all(|(name, _)| name.contains("lora_")));

@@ -239,7 +239,7 @@ mod tests {
 
     use super::*;
     use crate::model::{Adapter, DropoutKey, ModelConfig, Qkv, while_graphs_are_simulated};
-    use crate::recipe::{Dtype, LoraRecipe, TargetModules};
+    use crate::recipe::{Dtype, LoraRecipe, ModuleSet};
 
     fn model(dtype: Dtype) -> Model {
         model_with(dtype, &json!({}))
@@ -252,7 +252,7 @@ mod tests {
         });
         object.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
-        let lora = LoraRecipe::plain(2, 4.0, 0.3, TargetModules::AllLinear);
+        let lora = LoraRecipe::plain(2, 4.0, 0.3, ModuleSet::AllLinear);
         let model = Model::random(config, dtype, Device::Cpu, 1).unwrap();
         let adapter = Adapter::new(model.config(), &lora, 1, model.kind(), Device::Cpu).unwrap();
         adapter.set_b_normal(0.5, 2);

@@ -7,9 +7,9 @@ use super::bad_setting;
 use super::config::ModelConfig;
 use super::io_layers::{IoTensor, copied, copyable, io_tensors};
 use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE};
-use super::peft::{ModuleSet, PeftConfig};
+use super::peft::PeftConfig;
 use super::targets::{LoraTarget, is_of_experts, module, targets_embedding, targets_output};
-use crate::recipe::{InitLora, TrainedBias};
+use crate::recipe::{InitLora, ModuleSet, TrainedBias};
 use crate::units::Fault;
 
 /// Refuses the value of a key of `[lora]`, where it is wrong.
@@ -28,21 +28,20 @@ pub(super) fn check_settings(config: &ModelConfig, settings: &PeftConfig, target
     if settings.init == InitLora::Pissa {
         check_pissa(settings, targets)?;
     }
-    let is_empty = settings.target_modules.is_empty() && settings.target_parameters.is_empty();
+    let is_empty = settings.target_modules == ModuleSet::NONE && settings.target_parameters.is_empty();
     refuse(is_empty, "target_modules", &"empty", "at least one name")?;
     let has_none = targets.is_empty() && !targets_embedding(settings);
-    refuse(has_none, "exclude_modules", &"all of `target_modules`", "names that leave one of them")?;
-    check_dropout(settings.lora_dropout, targets.iter().any(|target| is_of_experts(&target.linear.name)))
+    refuse(has_none, "exclude_modules", &"all of `target_modules`", "names that leave one of them")
 }
 
-/// Each expert sees its tokens sorted; PEFT has no dropout for parameters either.
-pub(super) fn check_dropout(probability: f64, has_experts: bool) -> Result<(), Fault> {
-    refuse(probability > 0.0 && has_experts, "dropout", &probability, "0 where experts are targets")
-}
-
-/// The output projection does not know where a token stands.
-pub(super) fn check_dropout_of_output(probability: f64, has_output: bool) -> Result<(), Fault> {
-    refuse(probability > 0.0 && has_output, "dropout", &probability, "0 where `lm_head` is a target")
+/// Refuses dropout where a linear does not know where a token stands: each expert sees its tokens sorted (PEFT has no dropout for parameters
+/// either), and the output projection only some.
+pub(super) fn check_dropout<'a>(probability: f64, mut linears: impl Iterator<Item = &'a str>) -> Result<(), Fault> {
+    let without = linears.find_map(|linear| match linear {
+        OUTPUT_MODULE => Some("0 where `lm_head` is a target"),
+        _ => is_of_experts(linear).then_some("0 where experts are targets"),
+    });
+    refuse(probability > 0.0 && without.is_some(), "dropout", &probability, without.unwrap_or_default())
 }
 
 fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {

@@ -70,10 +70,7 @@ pub use init::init_model;
 pub use load::kind_of;
 pub use merge::MergedModel;
 pub use normalize::AdapterFeature;
-pub use peft::{
-    ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, LayerLists, ModulePatterns, ModuleRegex, ModuleSet, PeftConfig, PeftFiles,
-    read_peft,
-};
+pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, LayerLists, ModulePatterns, PeftConfig, PeftFiles, read_peft};
 pub use positions::{DropoutContext, DropoutKey, Positions};
 pub use projection::Projection;
 #[cfg(test)]

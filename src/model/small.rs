@@ -4,7 +4,7 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use super::{Adapter, Attend, DropoutContext, DropoutKey, Model, ModelConfig, Qkv};
-use crate::recipe::{LoraRecipe, TargetModules};
+use crate::recipe::{LoraRecipe, ModuleSet};
 use crate::units::{Fault, LayerIdx};
 
 pub(super) fn config() -> ModelConfig {
@@ -16,7 +16,7 @@ pub(super) fn config() -> ModelConfig {
 }
 
 pub(super) fn recipe(names: &[&str]) -> LoraRecipe {
-    let target_modules = TargetModules::Names(names.iter().map(|&name| name.into()).collect());
+    let target_modules = ModuleSet::Names(names.iter().map(|&name| name.into()).collect());
     LoraRecipe::plain(2, 4.0, 0.0, target_modules)
 }
 

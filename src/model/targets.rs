@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 use super::config::{ModelConfig, ModelLinear};
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::names::{EMBEDDING_MODULE, FINAL_NORM, INNER, OUTPUT_MODULE, inner_module, layer_tensor, peft_tensor};
-use super::peft::{LayerLists, ModulePatterns, ModuleSet, PeftConfig, is_named};
+use super::peft::{LayerLists, ModulePatterns, PeftConfig};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use crate::recipe::diagnose::nearest;
-use crate::recipe::{LoraRecipe, TargetModules, TrainedBias};
+use crate::recipe::{LoraRecipe, ModuleSet, TrainedBias, is_named};
 use crate::units::{Fault, quoted};
 
 /// A linear that gets matrices, or the same linear of all experts.
@@ -112,8 +112,9 @@ pub(super) fn check_known(config: &ModelConfig, settings: &PeftConfig) -> Result
     }
 }
 
-/// Refuses names in a recipe that mean nothing in the model, though PEFT would pass over them without a word.
-pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result<(), Fault> {
+/// Refuses names in a recipe that mean nothing in the model, though PEFT would pass over them without a word. It passes over those that the
+/// `file` of an adapter has, too.
+pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig, file: &PeftConfig) -> Result<(), Fault> {
     check_known(config, settings)?;
     let layers = &settings.layers_to_transform;
     if means_embedding(settings) && !targets_embedding(settings) {
@@ -121,18 +122,20 @@ pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig) -> Result
         let expected = format!("`[]` where `embed_tokens` is a target: it is of no layer; or name it whole, `{whole}`");
         return Err(bad_setting("layers_to_transform", &format!("{layers:?}"), &expected));
     }
-    let without = PeftConfig { exclude_modules: ModuleSet::default(), ..settings.clone() };
+    let without = PeftConfig { exclude_modules: ModuleSet::NONE, ..settings.clone() };
     let embedding = |settings| targets_embedding(settings).then(|| module(settings, EMBEDDING_MODULE).into_owned());
     let linears = meant(config, &without)?.into_iter().filter(|linear| is_of_layers(&without, linear));
     let linears = linears.map(|linear| module(settings, &linear.name).into_owned());
     let meant: Vec<String> = linears.chain(embedding(&without)).collect();
     let left: Vec<String> = targets(config, settings)?.into_iter().map(|target| target.name).chain(embedding(settings)).collect();
-    let is_idle = |name: &&String| !meant.iter().any(|module| is_named(module, name));
-    let excluded = if let ModuleSet::Names(names) = &settings.exclude_modules { &names[..] } else { &[] };
+    let passed = file.exclude_modules.entries();
+    let mut excluded = settings.exclude_modules.entries().into_iter();
+    let idle = excluded.find(|entry| !passed.contains(entry) && !meant.iter().any(|module| entry.names(module)));
+    let idle = idle.map(|entry| entry.to_string());
     let idle = [
-        ("exclude_modules", excluded.iter().find(is_idle).map(String::as_str), &meant),
-        ("rank_pattern", settings.rank_pattern.idle(&left), &left),
-        ("alpha_pattern", settings.alpha_pattern.idle(&left), &left),
+        ("exclude_modules", idle.as_deref(), &meant),
+        ("rank_pattern", settings.rank_pattern.idle(&left, &file.rank_pattern), &left),
+        ("alpha_pattern", settings.alpha_pattern.idle(&left, &file.alpha_pattern), &left),
     ];
     match idle.into_iter().find_map(|(key, idle, modules)| Some((key, idle?, modules))) {
         Some((key, idle, modules)) => {
@@ -182,7 +185,7 @@ pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<P
         target_parameters: lora.target_parameters,
         modules_to_save: lora.modules_to_save,
         is_classifier: config.num_classes.is_some(),
-        exclude_modules: ModuleSet::Names(lora.exclude_modules),
+        exclude_modules: lora.exclude_modules,
         layers_to_transform: lora.layers_to_transform,
         layers_pattern: LayerLists::new(lora.layers_pattern).map_err(pattern("layers_pattern"))?,
         rank_pattern: ModulePatterns::new(lora.rank_pattern).map_err(pattern("rank_pattern"))?,
@@ -193,7 +196,7 @@ pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<P
         use_dora: lora.use_dora,
         init: lora.init_lora_weights,
         is_inner: config.is_inner,
-        ..PeftConfig::plain(lora.r, lora.alpha, lora.dropout, module_set(lora.target_modules)?)
+        ..PeftConfig::plain(lora.r, lora.alpha, lora.dropout, lora.target_modules)
     })
 }
 
@@ -334,7 +337,7 @@ pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, Fault> {
     let expression = if let [only] = &all[..] { only.clone() } else { format!("(?:{})", all.join("|")) };
     let expression = format!("{}{expression}", escaped(INNER));
     let expression = if has_output { format!("{OUTPUT_MODULE}|{expression}") } else { expression };
-    let target_modules = module_set(TargetModules::Matching(expression))?;
+    let target_modules = self::expression(&expression)?;
     Ok(PeftConfig { target_modules, layers_to_transform: Vec::new(), layers_pattern: LayerLists::default(), ..settings.clone() })
 }
 
@@ -384,11 +387,7 @@ fn names_of(all: impl Iterator<Item = String>) -> Vec<String> {
     names
 }
 
-pub(super) fn module_set(modules: TargetModules) -> Result<ModuleSet, Fault> {
-    let unread = |found: String| bad_setting("target_modules", &found, "a regular expression that can be read");
-    match modules {
-        TargetModules::AllLinear => Ok(ModuleSet::AllLinear),
-        TargetModules::Names(names) => Ok(ModuleSet::Names(names)),
-        TargetModules::Matching(written) => ModuleSet::matching(&written).map_err(unread),
-    }
+/// The modules whose whole names an expression matches that is made of others.
+pub(super) fn expression(written: &str) -> Result<ModuleSet, Fault> {
+    ModuleSet::matching(written).map_err(|found| bad_setting("target_modules", &found, "a regular expression that can be read"))
 }

@@ -263,6 +263,7 @@ impl Import {
             self.put_default("data.validation_fraction", 0.0);
         }
         self.put_default("data.train", "data.jsonl");
+        self.put_default("data.max_seq_length", if is_axolotl { 512 } else { 2048 });
         self.put_default("data.on_too_long", if is_axolotl { "drop" } else { "truncate" });
         self.put_default("optimizer.weight_decay", 0.0);
         self.put_default("kv_cache.policy", "dense");

@@ -21,6 +21,7 @@ mod initial_part;
 mod kv_cache;
 mod load;
 mod model;
+mod modules;
 mod not_toml;
 mod of_format;
 mod overrides;
@@ -48,8 +49,9 @@ pub use kv_cache::{BufferKind, CacheLength, CacheRecipe, Chunking, Pyramid, Stor
 pub use load::Resolved;
 pub use model::{
     ADAPTER_CONFIG, Dtype, EXTRA_MODULES, EXTRA_TENSORS, InitLora, LoraRecipe, ModelRecipe, Quantize, RopeScalingRecipe,
-    TargetModules, TrainedBias, extra_modules,
+    TrainedBias, extra_modules,
 };
+pub use modules::{ModuleSet, WrittenRegex, is_named};
 pub use training::*;
 pub use {initial_part::*, plan::Recipe, write::Difference};
 // What the reference is written from.

@@ -1,7 +1,6 @@
 //! What a recipe says of the model, and of the adapter that is trained on it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -9,9 +8,10 @@ use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use super::diagnose::Checked;
+use super::modules::ModuleSet;
 use super::table::{RecipeTable, table};
 use super::value::{COUNT, PART, RecipeReader, RecipeValue, positive};
-use super::words::{forms, words};
+use super::words::words;
 use crate::files::{self, TensorFile};
 
 table! {
@@ -154,7 +154,7 @@ table! {
             "target_modules",
         )]
         #[word("all-linear", "all", "all_linear")]
-        pub target_modules: TargetModules = TargetModules::AllLinear,
+        pub target_modules: ModuleSet = ModuleSet::AllLinear,
         /// Stacked matrices of all experts, and routers, that get an adapter too, by PEFT's names: `["mlp.experts.gate_up_proj",
         /// "mlp.experts.down_proj", "mlp.gate.weight"]` (gpt-oss: `mlp.router.weight`; PEFT cannot read the router of GLM-4.5). In a model with
         /// experts, `all-linear` means the first two and the linear modules of attention. `1.mlp.experts.down_proj` names those of one layer.
@@ -166,9 +166,9 @@ table! {
         /// saved in `extra_trained.safetensors`.
         #[also("additional_trainable_modules", "lora.additional_target", "additional_target", "lora_modules_to_save")]
         pub modules_to_save: Vec<String> = Vec::new(),
-        /// Modules without an adapter although `target_modules` names them: full names, or the ends of names after a dot. As in PEFT,
-        /// `target_parameters` are not affected.
-        pub exclude_modules: Vec<String> = Vec::new(),
+        /// Modules without an adapter although `target_modules` names them: full names, the ends of names after a dot, or a regular expression
+        /// that matches full names. As in PEFT, `target_parameters` are not affected.
+        pub exclude_modules: ModuleSet = ModuleSet::NONE,
         /// Layers that get an adapter, counted from 0; `[]` means all. As in PEFT, a module that `target_modules` names in full always gets one.
         #[also("peft_layers_to_transform")]
         pub layers_to_transform: Vec<usize> = Vec::new(),
@@ -228,7 +228,7 @@ impl LoraRecipe {
         if !is_said("target_modules") {
             // PEFT writes it for none, where parameters are targets.
             if adapter.table.get("target_modules").is_some_and(serde_json::Value::is_null) {
-                own.target_modules = TargetModules::Names(Vec::new());
+                own.target_modules = ModuleSet::NONE;
             }
             adapter.take_list("target_parameters", &mut own.target_parameters);
         }
@@ -244,7 +244,7 @@ impl LoraRecipe {
         if !is_said("layers_pattern") && own.layers_pattern == ["layers"] {
             own.layers_pattern.clear();
         }
-        adapter.take_list("exclude_modules", &mut own.exclude_modules);
+        adapter.take("exclude_modules", "exclude_modules", &mut own.exclude_modules);
         adapter.take("rank_pattern", "rank_pattern", &mut own.rank_pattern);
         adapter.take("alpha_pattern", "alpha_pattern", &mut own.alpha_pattern);
         adapter.take("use_rslora", "use_rslora", &mut own.use_rslora);
@@ -255,7 +255,7 @@ impl LoraRecipe {
     }
 
     /// With a default for everything else.
-    pub fn plain(r: usize, alpha: f64, dropout: f64, target_modules: TargetModules) -> Self {
+    pub fn plain(r: usize, alpha: f64, dropout: f64, target_modules: ModuleSet) -> Self {
         Self { r, alpha, dropout, target_modules, ..Self::default() }
     }
 
@@ -323,59 +323,4 @@ words! {
         /// Both matrices are the largest singular values of the weight with their vectors, and the weight keeps the rest.
         Pissa = "pissa",
     }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum TargetModules {
-    /// Every linear module of the decoder layers.
-    #[default]
-    AllLinear,
-    Names(Vec<String>),
-    /// A regular expression that matches whole names, as `model.layers.3.mlp.up_proj`.
-    Matching(String),
-}
-
-impl RecipeValue for TargetModules {
-    fn takes(_: Option<&str>) -> String {
-        "`all-linear`, an array of names, or a regular expression".to_owned()
-    }
-
-    fn to_value(&self) -> Option<Value> {
-        Some(match self {
-            Self::AllLinear => Value::from("all-linear"),
-            Self::Names(names) => Value::from(names.clone()),
-            Self::Matching(expression) => Value::from(expression.clone()),
-        })
-    }
-
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
-        if let Self::Names(names) = &self {
-            reader.distinct(key, names, 1, "write `\"all-linear\"`, or names as `[\"q_proj\", \"v_proj\"]`")?;
-        }
-        Ok(self)
-    }
-}
-
-/// `all-linear`, `q_proj, v_proj`, or the expression.
-impl fmt::Display for TargetModules {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AllLinear => f.write_str("all-linear"),
-            Self::Names(names) => f.write_str(&names.join(", ")),
-            Self::Matching(expression) => f.write_str(expression),
-        }
-    }
-}
-
-forms! {
-    TargetModules: "`\"all-linear\"` or an array of module names";
-    word<E> |word| match word {
-        "all-linear" => Ok(TargetModules::AllLinear),
-        // A whole name has dots, which a word without any sign matches nowhere: it is a slip of the pen.
-        _ if word.contains(|sign: char| !sign.is_alphanumeric() && !matches!(sign, '_' | '-' | ' ')) => {
-            Ok(TargetModules::Matching(word.to_owned()))
-        }
-        _ => Err(E::unknown_variant(word, &["all-linear", "[\"q_proj\", …]"])),
-    };
-    list |names: Vec<String>| TargetModules::Names(names);
 }

@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 use super::mutations::{COPIED, support};
 use crate::engine::{Event, NoObserver, Observer, Session, SessionSpec, decode_step};
 use crate::model::{Adapter, CapturedLayers, Model};
-use crate::recipe::{InitLora, LoraRecipe, TargetModules};
+use crate::recipe::{InitLora, LoraRecipe, ModuleSet};
 use crate::store::{WaitFault, with_delayed_copies};
 use support::case::{Beside, Case, PLAIN, Trains};
 
@@ -73,7 +73,7 @@ fn weights_that_wait_on_the_host_give_the_very_gradients() {
 #[test]
 fn weights_that_lack_where_an_adapter_begins_wait_as_well() {
     let made = |waits: bool| {
-        let lora = LoraRecipe { init_lora_weights: InitLora::Pissa, ..LoraRecipe::plain(2, 4.0, 0.0, TargetModules::AllLinear) };
+        let lora = LoraRecipe { init_lora_weights: InitLora::Pissa, ..LoraRecipe::plain(2, 4.0, 0.0, ModuleSet::AllLinear) };
         let model = model(&PLAIN, waits);
         let adapter = Adapter::new(model.config(), &lora, 1, PLAIN.kind, PLAIN.device).unwrap();
         let model = model.with_adapter(adapter);

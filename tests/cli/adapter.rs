@@ -63,6 +63,36 @@ fn numbers_that_the_recipe_leaves_out() {
     assert!(place.check(&["model.adapter=adapter", "lora.r=8"]).refused(2).contains("`lora.r` is 8 in the recipe"));
 }
 
+/// PEFT passes over entries of a file that mean nothing in the model; in a recipe they are mistakes.
+#[test]
+fn names_that_mean_nothing() {
+    let place = Place::new();
+    let idle = json!({
+        "exclude_modules": r".*\.(wq|lm_head)", "rank_pattern": {"q_proj": 4, "wq": 3}, "alpha_pattern": {"wo": 7}, "lora_dropout": 0.5,
+    });
+    place.edit_json("adapter/adapter_config.json", idle);
+    place.finetune(&["model.adapter=adapter"]).done();
+    let resolved = String::from_utf8(place.read("run/recipe.resolved.toml")).unwrap();
+    assert!(resolved.contains(r"exclude_modules = '.*\.(wq|lm_head)'") && resolved.contains("wo = 7.0"), "{resolved}");
+    for (set, key) in [
+        ("exclude_modules='.*[.]wk'", "exclude_modules"),
+        ("exclude_modules=[\"wk\"]", "exclude_modules"),
+        ("rank_pattern={wk=3}", "rank_pattern"),
+    ] {
+        let said = place.check(&["model.adapter=adapter", &format!("lora.{set}")]).refused(2);
+        assert!(said.contains("error: unknown name `") && said.contains(&format!("wk` in `{key}`")), "{said}");
+    }
+    let error = place.check(&["lora.exclude_modules=all-linear"]).refused(2);
+    assert!(error.starts_with("error: `lora.exclude_modules` is all of `target_modules`"), "{error}");
+    assert_snapshot!(place.check(&["lora.exclude_modules='.*[.](q'"]).refused(2), @r"
+    error: `lora.exclude_modules`: expected a regular expression, found `.*[.](q`: unclosed group
+      --> --set lora.exclude_modules='.*[.](q'
+
+    hint: correct `lora.exclude_modules`
+    ");
+    place.check(&["lora.exclude_modules='.*[.](q|k)_proj'"]).done();
+}
+
 #[test]
 fn other_matrices_than_its_configuration() {
     let place = Place::new();

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kvtune::data::{DataRequest, ModelLimits, Tokenizer, open};
-use kvtune::recipe::{DataFormat, DataRecipe, EndRegex, HeadRecipe, InitialPart};
+use kvtune::recipe::{DataFormat, DataRecipe, HeadRecipe, InitialPart, WrittenRegex};
 use serde_json::{Value, json};
 use tch::Tensor;
 
@@ -30,7 +30,7 @@ fn sequences(name: &str, dir: &Path) -> PathBuf {
 fn check(name: &str) {
     let how: Value = serde_json::from_str(&std::fs::read_to_string(fixture(&format!("golden/{name}.json"))).unwrap()).unwrap();
     let rule = InitialPart {
-        end_regex: EndRegex::new(how["regex"].as_str().unwrap()).unwrap(),
+        end_regex: WrittenRegex::new(how["regex"].as_str().unwrap()).unwrap(),
         include_end_string: how["include_end_string"].as_bool().unwrap(),
         pad_id: how["pad_id"].as_u64().unwrap() as u32,
         range_is_prefix: how["range_is_prefix"].as_bool().unwrap(),

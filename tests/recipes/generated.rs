@@ -91,7 +91,7 @@ fn property(key: &RecipeKey) -> Value {
 const MIXED: &[&str] = &[
     "table",
     "1 ≤ integer ≤ 2^40, array of one per layer",
-    "`all-linear`, an array of names",
+    "an array of names, or",
     "`loss`, `accuracy`, or a metric",
     "`none`, `auto`, or integer",
     "date",

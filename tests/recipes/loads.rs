@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use kvtune::recipe::{
-    BatchOrder, BestMetric, CacheLength, Chunking, DataFormat, Dtype, GradRecipe, HeadRecipe, Labels, MetricMode, OnTooLong,
-    OpenKey, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, ValidationSource, Warmup,
+    BatchOrder, BestMetric, CacheLength, Chunking, DataFormat, Dtype, GradRecipe, HeadRecipe, Labels, MetricMode, ModuleSet,
+    OnTooLong, OpenKey, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, ValidationSource, Warmup,
     Weights,
 };
 
@@ -61,7 +61,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!((recipe.model.dtype, recipe.model.adapter), (Dtype::F32, None));
     let lora = recipe.lora.unwrap();
     assert_eq!((lora.r, lora.alpha, lora.dropout), (8, 16.0, 0.0));
-    assert_eq!(lora.target_modules, TargetModules::AllLinear);
+    assert_eq!(lora.target_modules, ModuleSet::AllLinear);
     assert_eq!(recipe.data.validation, ValidationSource::Fraction(0.1));
     assert_eq!((recipe.data.on_too_long, recipe.data.order), (OnTooLong::Error, BatchOrder::Shuffled));
     assert_eq!((recipe.data.max_seq_length, recipe.data.train_on_prompt), (None, false));
@@ -197,6 +197,9 @@ fn keys_that_lora_leaves_out_are_those_of_the_adapter() {
     let text = format!("adapter = {:?}\n", dir.path());
     let text = with(&format!("[model]\n{text}")) + "[lora]\nr = 4\nalpha = 8\ntarget_modules = \"all-linear\"\n";
     let lora = parse(&text).unwrap().recipe.lora.unwrap();
-    assert_eq!((lora.r, lora.exclude_modules, lora.layers_to_transform), (4, vec!["down_proj".to_owned()], vec![0]));
+    assert_eq!(
+        (lora.r, lora.exclude_modules, lora.layers_to_transform),
+        (4, ModuleSet::Names(vec!["down_proj".into()]), vec![0])
+    );
     assert_eq!(lora.rank_pattern["q_proj"], 3);
 }

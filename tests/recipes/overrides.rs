@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvtune::recipe::{CacheLength, OpenKey, TargetModules, ValidationSource, Warmup};
+use kvtune::recipe::{CacheLength, ModuleSet, OpenKey, ValidationSource, Warmup};
 
 use super::{SMALL, parse, parse_with, with};
 
@@ -20,7 +20,7 @@ fn values_are_toml_or_else_strings() {
     assert_eq!((recipe.lora.unwrap().alpha, recipe.eval.initial), (3.0, true));
     assert_eq!(recipe.data.train.paths(), [std::env::current_dir().unwrap().canonicalize().unwrap().join("other file.jsonl")]);
     let recipe = parse_with(SMALL, &["lora.target_modules=[\"q_proj\"]", "data.train='a=b.jsonl'"]).unwrap().recipe;
-    assert_eq!(recipe.lora.unwrap().target_modules, TargetModules::Names(vec!["q_proj".into()]));
+    assert_eq!(recipe.lora.unwrap().target_modules, ModuleSet::Names(vec!["q_proj".into()]));
     assert_eq!(recipe.data.train.paths(), [std::env::current_dir().unwrap().canonicalize().unwrap().join("a=b.jsonl")]);
 }
 

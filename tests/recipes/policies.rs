@@ -1,6 +1,6 @@
 //! A choice by name, whose parameters a file outside this room reads: its errors point into the recipe all the same.
 
-use kvtune::recipe::{EndRegex, InitialPart, PolicyRecipe, RecipeError};
+use kvtune::recipe::{InitialPart, PolicyRecipe, RecipeError, WrittenRegex};
 use serde::Deserialize;
 
 use super::{Caret, parse, parse_with, with};
@@ -98,14 +98,14 @@ fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one
         Ok(part) => Ok(part.unwrap()),
         Err(fault) => Err(fault.payload::<RecipeError>().cloned().unwrap()),
     };
-    let end_regex = EndRegex::new("<text>").unwrap();
+    let end_regex = WrittenRegex::new("<text>").unwrap();
     let expected = InitialPart { end_regex, include_end_string: true, pad_id: 0, range_is_prefix: true };
     assert_eq!(read("policy.smart-lastrec = { end_initial_regex = '<text>' }").unwrap(), expected);
     let all = "end_initial_regex = '<text>', include_end_string = false, pad_id = 3, range_is_prefix = false";
     let expected = InitialPart { include_end_string: false, pad_id: 3, range_is_prefix: false, ..expected };
     assert_eq!(read(&format!("policy.smart-lastrec = {{ {all} }}")).unwrap(), expected);
     for (written, marked, message) in [
-        ("end_initial_regex = '###('", "'###('", "`###(` is not a regular expression: unclosed group"),
+        ("end_initial_regex = '###('", "'###('", "a regular expression, found `###(`: unclosed group"),
         ("end_initial_regex = 3", "3", "`kv_cache.policy.smart-lastrec.end_initial_regex` must be a regular expression"),
         ("end_initial_regexp = 'a'", "end_initial_regexp", "unknown key `end_initial_regexp`"),
         ("pad_id = 3", "{ pad_id = 3 }", "lacks `end_initial_regex`"),

@@ -8,8 +8,8 @@ use kvtune::recipe::{
     AttentionOutputs, BatchOrder, BatchSize, BestMetric, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe,
     CheckpointRecipe, Chunking, DataFormat, DataRecipe, DistillRecipe, Dtype, EvalRecipe, GenerateRecipe, GradRecipe, HeadRecipe,
     HelmetFamily, InitLora, KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, LossMean, MetricMode, ModelRecipe,
-    Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe,
-    Pyramid, Recipe, ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules,
+    ModuleSet, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe,
+    PolicyRecipe, Pyramid, Recipe, ReportRecipe, RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe,
     TemplateChoice, TemplateDate, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
@@ -36,18 +36,18 @@ fn small() -> impl Strategy<Value = usize> {
     1..100_000_usize
 }
 
-fn targets() -> impl Strategy<Value = TargetModules> {
+fn targets() -> impl Strategy<Value = ModuleSet> {
     let names = prop::collection::btree_set("[a-z_.\"]{1,8}", 1..4).prop_map(|names| names.into_iter().collect());
     prop_oneof![
-        Just(TargetModules::AllLinear),
-        names.prop_map(TargetModules::Names),
-        "[a-z\\\\.*+|()]{1,8}[.*]".prop_map(TargetModules::Matching),
+        Just(ModuleSet::AllLinear),
+        names.prop_map(ModuleSet::Names),
+        "[a-z\\\\.*+|()]{1,8}[.*]".prop_filter_map("is no expression", |written| ModuleSet::matching(&written).ok()),
     ]
 }
 
 prop_compose! {
     fn lora()(numbers in (small(), number(), 0.0..1.0_f64), target_modules in targets(),
-              exclude_modules in prop::collection::vec("[a-z_.]{1,8}", 0..3),
+              excluded in prop::collection::btree_set("[a-z_.]{1,8}", 0..3),
               layers_to_transform in prop::collection::vec(0..100_usize, 0..3),
               rank_pattern in prop::collection::btree_map("[a-z.*\\\\\"]{1,6}", small(), 0..3),
               alpha_pattern in prop::collection::btree_map("[a-z.*\\\\\"]{1,6}", number(), 0..3),
@@ -55,7 +55,7 @@ prop_compose! {
               bias in select(TrainedBias::ALL), init_lora_weights in select(InitLora::ALL)) -> LoraRecipe {
         let plain = LoraRecipe::plain(numbers.0, numbers.1, numbers.2, target_modules);
         LoraRecipe {
-            exclude_modules,
+            exclude_modules: ModuleSet::Names(excluded.into_iter().collect()),
             layers_to_transform,
             rank_pattern,
             alpha_pattern,
@@ -410,8 +410,8 @@ fn what_has_two_forms_prints_in_words() {
         (CacheLength::Uniform(8).to_string(), "8"),
         (CacheLength::PerLayer(vec![8, 4]).to_string(), "[8, 4]"),
         (CacheLength::Pyramid(Pyramid { mean: 8, top: 4 }).to_string(), "8 on average, 4 at the top"),
-        (TargetModules::AllLinear.to_string(), "all-linear"),
-        (TargetModules::Names(vec!["q_proj".into(), "v_proj".into()]).to_string(), "q_proj, v_proj"),
+        (ModuleSet::AllLinear.to_string(), "all-linear"),
+        (ModuleSet::Names(vec!["q_proj".into(), "v_proj".into()]).to_string(), "q_proj, v_proj"),
         (Labels::Texts(vec!["A".into(), "B".into()]).to_string(), "A, B"),
         (Labels::Tokens(vec![32, 33]).to_string(), "tokens 32, 33"),
         (DataFormat::LongBenchV2.to_string(), "longbench-v2"),

@@ -17,11 +17,11 @@ use kvtune::data::{Batch, IGNORE, Sequence, SoftTargets, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
 use kvtune::head::{Classify, Distilled, Head, NextToken};
 use kvtune::model::{
-    Adapter, DropoutKey, GATE_TENSORS, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, ModuleSet, NormSpec,
-    PeftConfig, Preference,
+    Adapter, DropoutKey, GATE_TENSORS, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, NormSpec, PeftConfig,
+    Preference,
 };
 use kvtune::recipe::{
-    CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, LossMean, OnOutOfMemory, PolicyRecipe, TrainedBias,
+    CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, LossMean, ModuleSet, OnOutOfMemory, PolicyRecipe, TrainedBias,
 };
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};

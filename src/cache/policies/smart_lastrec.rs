@@ -4,13 +4,13 @@
 use serde::Deserialize;
 
 use crate::cache::{Entries, EvictionOrder, KeptInitialPart, Policy, PolicyTraits, Scope};
-use crate::recipe::{EndRegex, InitialPart, PolicyRecipe};
+use crate::recipe::{InitialPart, PolicyRecipe, WrittenRegex};
 use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SmartLastrecParams {
-    end_initial_regex: EndRegex,
+    end_initial_regex: WrittenRegex,
     #[serde(default = "default_fraction")]
     max_initial_fraction: f64,
     #[serde(default = "yes")]

@@ -52,8 +52,18 @@ pub(super) fn classified(
     classes: &Classes,
     tokenizer: &Tokenizer,
 ) -> Result<Content, Fault> {
-    if field == "label" && row.fields().get("label").is_some_and(Value::is_number) {
-        return Ok(Content::TextClass { prompt, class: class(row, classes.count)? });
+    if let Some(number) = row.fields().get(field).filter(|value| field == "label" && value.is_number()) {
+        let named = classes.find(&number.to_string(), tokenizer)?;
+        let place = number.as_u64().map(|class| class as usize).filter(|&class| class < classes.count);
+        let class = match named {
+            Some(named) if place.is_some_and(|place| place != named) => {
+                let expected = format!("a label as a text: the label `{number}` is not class {number}");
+                return Err(row.bad(field, expected, number.to_string()));
+            }
+            Some(named) => named,
+            None => class(row, classes.count)?,
+        };
+        return Ok(Content::TextClass { prompt, class });
     }
     let answer = row.text(field)?;
     let answer = answer.trim();
@@ -70,6 +80,7 @@ mod tests {
     use crate::data::fixtures::{Fixture, tokenizer};
     use crate::data::{IGNORE, Targets};
     use crate::recipe::DataFormat::PromptCompletion;
+    use crate::recipe::{HeadRecipe, Labels};
 
     const LINES: &str = "{\"prompt\": \"the cache\", \"completion\": \" holds\", \"extra\": [1]}\n\n{\"completion\": \"B\", \"prompt\": \"key\"}\n";
 
@@ -106,6 +117,21 @@ mod tests {
         assert_eq!(splits.train.lengths(), [sequence.inputs.len()]);
         let number = Fixture::new(PromptCompletion, "{\"prompt\": \"key\", \"label\": \"2\"}\n").classify().open().unwrap();
         assert_eq!(number.train.batch(&[0]).unwrap().sequences[0].targets, Targets::Class(2));
+        // As in CSV the name of a class counts, where a number does not mean two of them.
+        let labelled = |label: u32| {
+            let labels = Labels::Texts(["1", "0", "7"].map(String::from).to_vec());
+            let mut fixture = Fixture::new(PromptCompletion, format!("{{\"prompt\": \"key\", \"label\": {label}}}\n"));
+            fixture.head = HeadRecipe::SeqClassificationOnLogits(labels);
+            fixture
+        };
+        for label in [7, 2] {
+            let sequences = labelled(label).open().unwrap().train.batch(&[0]).unwrap().sequences;
+            assert_eq!(sequences[0].targets, Targets::Class(2));
+        }
+        assert_eq!(
+            labelled(1).error(),
+            "`train.jsonl:1`: field `label`: expected a label as a text: the label `1` is not class 1, found 1"
+        );
         let error = Fixture::new(PromptCompletion, LINES).classify().error();
         assert_eq!(error, "`train.jsonl:1`: field `completion`: expected one of the labels `A`, `B`, `C`, `D`, found `holds`");
     }

@@ -118,8 +118,9 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
     if files.is_empty() {
         files = entries.iter().filter(|path| is_document(path)).collect();
         let folders: Vec<&PathBuf> = entries.iter().filter(|path| path.is_dir()).collect();
-        let inner = folders.iter().find(|path| SplitName::of(&name(path)) == Some(wanted));
-        let inner = inner.or_else(|| folders.iter().find(|path| name(path) == "data"));
+        let names: Vec<String> = folders.iter().map(|path| name(path)).collect();
+        let inner = only_split(folder, &names, wanted)?.or_else(|| names.iter().position(|name| name == "data"));
+        let inner = inner.map(|at| folders[at]);
         // Documents beside a folder of data describe it, as on the Hub.
         if let Some(inner) = inner
             && (files.is_empty() || self::entries(inner)?.iter().any(|path| is_rows(path)))
@@ -128,7 +129,7 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
             return self::folder(inner, wanted, found);
         }
         if files.is_empty() {
-            let only = format!(", only the folders {}: name the one to read", names(&folders));
+            let only = format!(", only the folders {}: name the one to read", self::names(&folders));
             let there = if folders.is_empty() { "" } else { &only };
             let message = format!("the folder holds no files of data for the split `{wanted}`{there}");
             return Err(faults::bad_source(folder, &message));
@@ -145,6 +146,22 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
     found.notes.extend(left_out(folder, &format!("the split `{wanted}`"), &entries, &files));
     found.files.extend(files.into_iter().cloned());
     Ok(())
+}
+
+/// Which of some names is that of a split: the one that is just called so, or the only one that says so.
+fn only_split(folder: &Path, names: &[String], wanted: SplitName) -> Result<Option<usize>, Fault> {
+    let all: Vec<usize> = (0..names.len()).filter(|&at| SplitName::of(&names[at]) == Some(wanted)).collect();
+    match (all.iter().find(|&&at| names[at] == wanted.to_string()), &all[..]) {
+        (Some(at), _) | (None, [at]) => Ok(Some(*at)),
+        (None, []) => Ok(None),
+        (None, several) => {
+            let several = listed(several.iter().map(|&at| format!("`{}`", names[at])));
+            Err(faults::bad_source(
+                folder,
+                &format!("it has several folders for the split `{wanted}`, {several}: name the one to read"),
+            ))
+        }
+    }
 }
 
 /// What a folder shows, in the order of the names.
@@ -226,11 +243,11 @@ struct SavedShard {
 /// The files of a folder as `datasets` saves it with `save_to_disk`, one data set or several splits in a folder each; `None` of another folder.
 fn saved_files(folder: &Path, wanted: SplitName) -> Result<Option<Vec<PathBuf>>, Fault> {
     if let Some(SavedSplits { splits }) = json(&folder.join("dataset_dict.json"))? {
-        let Some(split) = splits.iter().find(|split| SplitName::of(split) == Some(wanted)) else {
+        let Some(at) = only_split(folder, &splits, wanted)? else {
             let message = format!("it has no split `{wanted}`, but {}", splits.join(", "));
             return Err(faults::bad_source(folder, &message));
         };
-        let of_split = folder.join(split);
+        let of_split = folder.join(&splits[at]);
         return match shards(&of_split)? {
             Some(files) => Ok(Some(files)),
             None => Err(faults::bad_source(&of_split, "`state.json` of the split is missing")),

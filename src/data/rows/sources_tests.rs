@@ -121,6 +121,27 @@ fn folders_as_datasets_saves_them() {
     assert_eq!(found(&["d"], SplitName::Validation), Err("`d`: it has no split `validation`, but train, test".to_owned()));
     assert_eq!(found(&["d"], SplitName::Test), Err("`d/test`: `state.json` of the split is missing".to_owned()));
     assert_eq!(found(&["none"], SplitName::Train), Err("`none`: its `state.json` names no files".to_owned()));
+    // The one that is just called so is meant, and of others there may be one.
+    for (splits, wrong) in [("train_sft train_gen test", true), ("train_sft train test", false), ("train_sft test", false)] {
+        let [dict, state] = ["two/dict", "saved/dict"].map(|place| dir.path().join(place));
+        for split in splits.split(' ') {
+            fs::create_dir_all(dict.join(split)).unwrap();
+            fs::create_dir_all(state.join(split)).unwrap();
+            fs::write(dict.join(split).join("rows.jsonl"), "").unwrap();
+            fs::write(state.join(split).join("data-0.arrow"), "").unwrap();
+            fs::write(state.join(split).join("state.json"), "{\"_data_files\": [{\"filename\": \"data-0.arrow\"}]}").unwrap();
+        }
+        let names: Vec<&str> = splits.split(' ').collect();
+        fs::write(state.join("dataset_dict.json"), serde_json::json!({"splits": names}).to_string()).unwrap();
+        for place in ["two/dict", "saved/dict"] {
+            let found = found(&[place], SplitName::Train);
+            assert_eq!(found.is_err(), wrong, "{found:?}");
+            let text = found.map_or_else(|error| error, |files| files.concat());
+            assert!(text.contains("train") && wrong == text.contains("several folders for the split `train`, `train_"), "{text}");
+            assert!(wrong || text.contains("/train/") == names.contains(&"train"), "{text}");
+        }
+        fs::remove_dir_all(dir.path().join("two")).unwrap();
+    }
     fs::remove_file(dir.path().join("d/train/data-1.arrow")).unwrap();
     assert_eq!(found(&["d"], SplitName::Train), Err("`d/train`: the shard `data-1.arrow` is missing".to_owned()));
 }

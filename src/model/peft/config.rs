@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::modules::{LayerLists, ModulePatterns, ModuleSet};
+use super::modules::{LayerLists, ModulePatterns};
 use crate::files::{self, read_json, to_json};
 use crate::native::{Bounds, within};
-use crate::recipe::{InitLora, TrainedBias};
+use crate::recipe::{InitLora, ModuleSet, TrainedBias};
 use crate::units::{Fault, FaultKind, abridged, listed};
 
 /// The settings of an adapter: what its file says, and what a recipe says of a new one.
@@ -125,14 +125,14 @@ impl PeftConfig {
             ("r", json!(self.r)),
             ("rank_pattern", self.rank_pattern.to_value(|r| json!(r))),
             ("revision", json!(self.revision)),
-            ("target_modules", self.target_modules.to_value()),
+            ("target_modules", json!(self.target_modules)),
             ("task_type", json!(if self.is_classifier { SEQ_CLS } else { "CAUSAL_LM" })),
             ("use_dora", json!(self.use_dora)),
             ("use_rslora", json!(self.use_rslora)),
         ]);
         // Servers refuse keys that they do not know, so these stand where they say something.
         let said = [
-            (!self.exclude_modules.is_empty(), "exclude_modules", self.exclude_modules.to_value()),
+            (self.exclude_modules != ModuleSet::NONE, "exclude_modules", json!(self.exclude_modules)),
             (!self.target_parameters.is_empty(), "target_parameters", json!(self.target_parameters)),
             (self.lora_bias, "lora_bias", json!(true)),
         ];
@@ -156,7 +156,7 @@ impl PeftConfig {
     fn from_table(table: &Map<String, Value>) -> Result<Self, String> {
         let value = |key: &str| table.get(key).unwrap_or(&Value::Null);
         let found = |key: &str| table.get(key).map_or_else(|| "nothing".into(), Value::to_string);
-        let is_said = |key: &str, word| NeutralValue::Text(word).is(value(key));
+        let is_said = |key: &str, word| is_word(value(key), word);
         let dropout = table.get("lora_dropout").map_or(Some(0.0), Value::as_f64).filter(|p| (0.0..1.0).contains(p));
         // PEFT adds the classifiers of itself, which the task tells.
         let is_named = |name: &String| !CLASSIFIERS.contains(&name.as_str());
@@ -169,11 +169,7 @@ impl PeftConfig {
             target_parameters: names(table, "target_parameters")?,
             modules_to_save: names(table, "modules_to_save")?.into_iter().filter(is_named).collect(),
             is_classifier: is_said("task_type", SEQ_CLS),
-            exclude_modules: ModuleSet::read(
-                value("exclude_modules"),
-                "exclude_modules",
-                "a list of names or a regular expression",
-            )?,
+            exclude_modules: modules(table, "exclude_modules", "a list of names or a regular expression")?,
             layers_to_transform: layers(value("layers_to_transform"))?,
             layers_pattern: layer_lists(table)?,
             use_rslora: switch(table, "use_rslora")?,
@@ -193,33 +189,24 @@ impl PeftConfig {
     }
 }
 
-/// Keys of variants that are not built, or not with all of their values: these are. Of ways to begin, many change the weights of the base
-/// model, too: without these the adapter means something else.
-const NEUTRAL_VALUES: &[(&str, &[NeutralValue])] = &[
-    ("alora_invocation_tokens", &[NeutralValue::Nothing]),
-    ("arrow_config", &[NeutralValue::Nothing]),
-    ("bias", &[NeutralValue::Text("none"), NeutralValue::Text("lora_only"), NeutralValue::Text("all")]),
-    ("fan_in_fan_out", &[NeutralValue::Nothing]),
-    (
-        "init_lora_weights",
-        &[
-            NeutralValue::Nothing,
-            NeutralValue::Yes,
-            NeutralValue::Text("gaussian"),
-            NeutralValue::Text("eva"),
-            NeutralValue::Text("orthogonal"),
-        ],
-    ),
-    ("kasa_config", &[NeutralValue::Nothing]),
-    ("layer_replication", &[NeutralValue::Nothing]),
-    ("loftq_config", &[NeutralValue::Nothing]),
-    ("monteclora_config", &[NeutralValue::Nothing]),
-    ("peft_type", &[NeutralValue::Text("LORA")]),
-    ("task_type", &[NeutralValue::Nothing, NeutralValue::Text("CAUSAL_LM"), NeutralValue::Text(SEQ_CLS)]),
-    ("trainable_token_indices", &[NeutralValue::Nothing]),
-    ("use_bdlora", &[NeutralValue::Nothing]),
-    ("use_qalora", &[NeutralValue::Nothing]),
-    ("velora_config", &[NeutralValue::Nothing]),
+/// Keys of variants that are not built, or not with all of their values: these words are, and values that say nothing. Of ways to begin,
+/// many change the weights of the base model, too: without these the adapter means something else.
+const SUPPORTED_WORDS: &[(&str, &[&str])] = &[
+    ("alora_invocation_tokens", &[]),
+    ("arrow_config", &[]),
+    ("bias", &["none", "lora_only", "all"]),
+    ("fan_in_fan_out", &[]),
+    ("init_lora_weights", &["true", "gaussian", "eva", "orthogonal"]),
+    ("kasa_config", &[]),
+    ("layer_replication", &[]),
+    ("loftq_config", &[]),
+    ("monteclora_config", &[]),
+    ("peft_type", &["LORA"]),
+    ("task_type", &["CAUSAL_LM", SEQ_CLS]),
+    ("trainable_token_indices", &[]),
+    ("use_bdlora", &[]),
+    ("use_qalora", &[]),
+    ("velora_config", &[]),
 ];
 
 /// The value of `task_type` with which classes are predicted.
@@ -227,40 +214,27 @@ const SEQ_CLS: &str = "SEQ_CLS";
 /// The modules that PEFT saves with it.
 const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
 
-/// A value of a key that asks for no feature of PEFT that kvtune lacks.
-#[derive(Clone, Copy)]
-enum NeutralValue {
-    /// `null`, `false`, or an empty list, table or text.
-    Nothing,
-    Yes,
-    Text(&'static str),
-}
-
-impl NeutralValue {
-    fn is(self, value: &Value) -> bool {
-        match (self, value) {
-            (Self::Nothing, Value::Null | Value::Bool(false)) | (Self::Yes, Value::Bool(true)) => true,
-            (Self::Nothing, Value::Array(list)) => list.is_empty(),
-            (Self::Nothing, Value::Object(table)) => table.is_empty(),
-            (Self::Nothing, Value::String(text)) => text.is_empty(),
-            (Self::Text(expected), Value::String(text)) => text.eq_ignore_ascii_case(expected),
-            _ => false,
-        }
-    }
+fn is_word(value: &Value, word: &str) -> bool {
+    value.as_str().map_or(*value == true && word == "true", |text| text.eq_ignore_ascii_case(word))
 }
 
 /// Settings that would change what the adapter computes and are not built, as `key = value`.
 fn refused(table: &Map<String, Value>) -> Vec<String> {
-    let active = |(key, inert): &(&str, &[NeutralValue])| {
-        let value = table.get(*key)?;
-        (!inert.iter().any(|inert| inert.is(value))).then(|| format!("`{key} = {value}`"))
-    };
-    NEUTRAL_VALUES.iter().filter_map(active).collect()
+    let said = |(key, words): &(&'static str, &'static [&str])| Some((*key, said(table, key)?, *words));
+    let refused =
+        SUPPORTED_WORDS.iter().filter_map(said).filter(|(_, value, words)| !words.iter().any(|word| is_word(value, word)));
+    refused.map(|(key, value, _)| format!("`{key} = {value}`")).collect()
 }
 
-/// The value of a key that says something.
+/// The value of a key that says something: no `null`, `false`, or empty list, table or text.
 fn said<'a>(table: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
-    table.get(key).filter(|value| !NeutralValue::Nothing.is(value))
+    table.get(key).filter(|value| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(table) => !table.is_empty(),
+        Value::String(text) => !text.is_empty(),
+        _ => true,
+    })
 }
 
 /// Numbers by regular expression, in the order of the file, which counts where these overlap.
@@ -333,15 +307,27 @@ fn whole_if_it_is(number: f64) -> Value {
 fn targets(table: &Map<String, Value>) -> Result<ModuleSet, String> {
     const KEY: &str = "target_modules";
     const FORMS: &str = "a list of names, a regular expression or \"all-linear\"";
-    let value = table.get(KEY).unwrap_or(&Value::Null);
-    if value == "all-linear" {
-        return Ok(ModuleSet::AllLinear);
-    }
-    let found = ModuleSet::read(value, KEY, FORMS)?;
-    if found.is_empty() && said(table, "target_parameters").is_none() {
-        return Err(format!("`{KEY}` as {FORMS}, found {value}"));
+    let found = match said(table, KEY) {
+        Some(value) if value == "all-linear" => ModuleSet::AllLinear,
+        _ => modules(table, KEY, FORMS)?,
+    };
+    if found == ModuleSet::NONE && said(table, "target_parameters").is_none() {
+        return Err(format!("`{KEY}` as {FORMS}, found {}", table.get(KEY).unwrap_or(&Value::Null)));
     }
     Ok(found)
+}
+
+/// What stands at a key that names modules, or none. `Err` says what was expected.
+fn modules(table: &Map<String, Value>, key: &str, forms: &str) -> Result<ModuleSet, String> {
+    match said(table, key) {
+        None => Ok(ModuleSet::NONE),
+        // As in PEFT, which takes a single name for an expression, too.
+        Some(Value::String(text)) => ModuleSet::matching(text).map_err(|what| format!("`{key}` as {what}")),
+        Some(value) => match serde_json::from_value(value.clone()) {
+            Ok(names) => Ok(ModuleSet::Names(names)),
+            Err(_) => Err(format!("`{key}` as {forms}, found {value}")),
+        },
+    }
 }
 
 /// A key has a value that it can't have; `expected` says which and what.
@@ -360,7 +346,7 @@ pub(in crate::model) fn refused_settings(path: &Path, settings: &[String]) -> Fa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::{Recipe, TargetModules};
+    use crate::recipe::Recipe;
 
     fn config() -> PeftConfig {
         let names = ["q_proj", "v_proj"].map(String::from).to_vec();
@@ -494,12 +480,12 @@ mod tests {
             let mut table: Map<String, Value> = serde_json::from_slice(&with("target_modules", none)).unwrap();
             table.insert("target_parameters".into(), json!(["experts.down_proj"]));
             let read = read(&to_json(&table)).unwrap();
-            assert!(read.target_modules.is_empty() && read.target_parameters == ["experts.down_proj"]);
+            assert!(read.target_modules == ModuleSet::NONE && read.target_parameters == ["experts.down_proj"]);
             std::fs::write(dir.path().join("adapter_config.json"), to_json(&table)).unwrap();
             let text = format!("model = {{path = '.', adapter = '{}'}}\n[lora]\n", dir.path().display())
                 + "[data]\nformat = 'tokens'\ntrain = 't'\n[kv_cache]\ncache_length = 8\nchunk_size = 4";
             let lora = Recipe::parse(text, "r.toml".as_ref(), &[]).unwrap().recipe.lora.unwrap();
-            assert_eq!((lora.target_modules, lora.target_parameters), (TargetModules::Names(vec![]), read.target_parameters));
+            assert_eq!((lora.target_modules, lora.target_parameters), (ModuleSet::Names(vec![]), read.target_parameters));
         }
     }
 

@@ -98,9 +98,9 @@ impl PeftFiles {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ModuleSet;
     use super::*;
     use crate::files::Dtype;
+    use crate::recipe::ModuleSet;
 
     fn adapter(dir: &Path) -> PeftFiles {
         let names = ModuleSet::Names(vec!["q_proj".into()]);

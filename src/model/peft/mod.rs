@@ -8,7 +8,6 @@ pub use config::PeftConfig;
 pub(super) use config::refused_settings;
 pub use files::{ADAPTER_TENSORS, PeftFiles, read_peft};
 pub(super) use files::{write_extra, write_peft};
-pub(super) use modules::is_named;
-pub use modules::{LayerLists, ModulePatterns, ModuleRegex, ModuleSet};
+pub use modules::{LayerLists, ModulePatterns};
 
 pub use crate::recipe::{ADAPTER_CONFIG, EXTRA_TENSORS};

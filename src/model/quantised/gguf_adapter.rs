@@ -47,7 +47,7 @@ mod tests {
     use super::*;
     use crate::files::GgufFile;
     use crate::model::{MergedModel, ModelSource};
-    use crate::recipe::{LoraRecipe, TargetModules};
+    use crate::recipe::{LoraRecipe, ModuleSet};
 
     /// What a merged file has beside its base is the product of the adapter's file, in the order of llama.cpp's rows.
     #[test]
@@ -57,7 +57,7 @@ mod tests {
         for (case, alternates) in [("llama-q4_0", true), ("gemma2-q5_0", false), ("qwen3-q8_0", false)] {
             let base = quantised.join(format!("model-gguf-{case}/model.gguf"));
             let config = ModelConfig::load(ModelSource::from(&*base)).unwrap();
-            let lora = LoraRecipe { r: 3, alpha: 6.0, target_modules: TargetModules::AllLinear, ..LoraRecipe::default() };
+            let lora = LoraRecipe { r: 3, alpha: 6.0, target_modules: ModuleSet::AllLinear, ..LoraRecipe::default() };
             let adapter = || {
                 let adapter = Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).unwrap();
                 adapter.set_b_normal(0.5, 2);
