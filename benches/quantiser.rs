@@ -5,8 +5,9 @@
 
 mod shapes;
 
+use kvtune::recipe::StoreForm;
 use kvtune::report::table::Table;
-use kvtune::store::{Bits, Form, Store};
+use kvtune::store::{Bits, Store};
 use shapes::{cpu_seconds, randn};
 use tch::{Device, Kind, Tensor};
 
@@ -37,7 +38,7 @@ fn main() {
     }
     for [tokens, width] in HIDDEN {
         let x = randn(&[1, tokens, width]);
-        for (name, form) in [("layer checkpoints, int8", Form::Int8), ("layer checkpoints, int4", Form::Int4)] {
+        for (name, form) in [("layer checkpoints, int8", StoreForm::Int8), ("layer checkpoints, int4", StoreForm::Int4)] {
             let store = Store::in_memory(form);
             let parked = store.offload(&x).unwrap();
             let restore = cpu_seconds(|| drop(parked.fetch(Device::Cpu).unwrap()));

@@ -27,10 +27,11 @@ const ROOMS: &[(&str, Allowed)] = &[
     // What memory the host has is asked below, where some of it is pinned.
     ("report", Only(&["units", "files", "native"])),
     ("ops", Only(&["units", "native"])),
-    ("store", Only(&["units", "ops", "files", "native"])),
     ("metrics", Only(&[])),
     // A recipe names metrics, and is refused at the line that names one that there is not.
     ("recipe", Only(&["units", "metrics", "files"])),
+    // How a store rounds is a word of a recipe.
+    ("store", Only(&["units", "ops", "recipe", "files", "native"])),
     ("dist", Only(&["units", "native"])),
     // A prompt is stripped as the benchmark that it comes from does it, and so is its answer.
     // What foreign patterns may take of memory and time is bounded below, where memory is allocated.

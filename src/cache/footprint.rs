@@ -4,8 +4,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::policy::{ChunkAttention, NewEntries, Observed, Policy};
 use super::{BudgetRule, CacheShape, ChunkSpan, Queries};
-use crate::recipe::BufferKind;
-use crate::store::Form;
+use crate::recipe::{BufferKind, StoreForm};
 use crate::units::Bytes;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,7 +62,7 @@ impl CacheShape {
     }
 
     /// What is overwritten when `span` is written into a cache that holds `filled` entries.
-    pub fn undo_bytes(&self, span: &ChunkSpan, filled: usize, form: Form) -> UndoBytes {
+    pub fn undo_bytes(&self, span: &ChunkSpan, filled: usize, form: StoreForm) -> UndoBytes {
         let evicted = span.evictions(filled, self.cache_length) as i64;
         if evicted == 0 {
             return UndoBytes::default();

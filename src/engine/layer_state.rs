@@ -13,7 +13,8 @@ use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::{CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Queries, Undo};
 use crate::native::locked;
 use crate::ops::attention::{self, KvBlock, Qkv, ScoreRule, accumulation_kind, sink_logit_backward};
-use crate::store::{Form, Store};
+use crate::recipe::StoreForm;
+use crate::store::Store;
 use crate::units::Fault;
 
 #[derive(Debug)]
@@ -224,7 +225,7 @@ impl LayerState {
 
     /// Past and chunk side by side. An undo log that rounds brings the chunk's own entries back rounded, which it must see as they were.
     pub(super) fn joined(&self) -> Option<KvBlock> {
-        if self.undo.store.form() == Form::Plain { self.cache.joined() } else { None }
+        if self.undo.store.form() == StoreForm::Plain { self.cache.joined() } else { None }
     }
 
     /// How many of the region's columns see each filled slot, where the layer has a window.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::Settings;
 use crate::recipe::{StoreForm, StorePlace, StoreRecipe};
-use crate::store::{Form, Store};
+use crate::store::Store;
 
 #[derive(Debug)]
 pub struct Stores {
@@ -22,23 +22,13 @@ impl Stores {
         Self {
             layer_checkpoints: store(settings.layer_checkpoints, settings.scratch_dir.clone(), "layer-checkpoints"),
             undo_log: store(settings.undo_log, settings.scratch_dir.clone(), "undo-log"),
-            attention_outputs: Store::in_memory(Form::Plain),
-        }
-    }
-}
-
-impl From<StoreForm> for Form {
-    fn from(form: StoreForm) -> Self {
-        match form {
-            StoreForm::Plain => Self::Plain,
-            StoreForm::Int8 => Self::Int8,
-            StoreForm::Int4 => Self::Int4,
+            attention_outputs: Store::in_memory(StoreForm::Plain),
         }
     }
 }
 
 fn store(recipe: StoreRecipe, dir: Option<PathBuf>, purpose: &'static str) -> Store {
-    let form = recipe.form.into();
+    let form = recipe.form;
     match recipe.place {
         StorePlace::Memory => Store::in_memory(form),
         StorePlace::File => Store::in_file(form, dir, purpose),

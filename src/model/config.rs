@@ -6,7 +6,7 @@ use tch::Kind;
 
 use super::names::{OUTPUT_MODULE, layer_of, layer_tensor};
 use super::spec::{LayerSpec, LinearSpec, RopeSpec};
-use crate::units::{Bytes, LayerIdx};
+use crate::units::{Bytes, LayerIdx, distinct};
 
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each says one thing of a model, and none of them excludes another")]
@@ -135,13 +135,7 @@ impl ModelConfig {
 
     /// The rotary embeddings that the layers need, each once.
     pub fn rotations(&self) -> Vec<&RopeSpec> {
-        let mut all = Vec::new();
-        for rope in self.layers.iter().filter_map(|layer| layer.attention.rope.as_ref()) {
-            if !all.contains(&rope) {
-                all.push(rope);
-            }
-        }
-        all
+        distinct(self.layers.iter().filter_map(|layer| layer.attention.rope.as_ref()))
     }
 
     /// The longest sequence in tokens that the model is made for: that of the layer that reaches least far.

@@ -11,7 +11,7 @@ use super::peft::{LayerLists, ModulePatterns, PeftConfig};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use crate::recipe::diagnose::nearest;
 use crate::recipe::{LoraRecipe, ModuleSet, TrainedBias, is_named};
-use crate::units::{Fault, quoted};
+use crate::units::{Fault, distinct, quoted};
 
 /// A linear that gets matrices, or the same linear of all experts.
 #[derive(Debug)]
@@ -98,14 +98,14 @@ pub(super) fn check_known(config: &ModelConfig, settings: &PeftConfig) -> Result
     let names = if let ModuleSet::Names(names) = &settings.target_modules { &names[..] } else { &[] };
     let modules = modules(config, settings);
     if let Some(unknown) = names.iter().find(|name| !modules.iter().any(|module| is_named(module, name))) {
-        let known = names_of(config.linears().iter().map(|linear| linear.spec.name().to_owned()));
+        let known = distinct(config.linears().iter().map(|linear| linear.spec.name().to_owned()));
         return Err(unknown_target("target_modules", unknown, &known));
     }
     let known = parameters(config);
     let is_known = |name: &String| known.iter().any(|(linear, _)| is_named(&parameter_name(settings, linear), name));
     match settings.target_parameters.iter().find(|name| !is_known(name)) {
         Some(unknown) => {
-            let known = names_of(known.iter().map(|(linear, _)| parameter_path(linear)));
+            let known = distinct(known.iter().map(|(linear, _)| parameter_path(linear)));
             Err(unknown_target("target_parameters", unknown, &known))
         }
         None => Ok(()),
@@ -143,7 +143,7 @@ pub(super) fn check_names(config: &ModelConfig, settings: &PeftConfig, file: &Pe
                 let module = name.strip_suffix(".weight").unwrap_or(name);
                 name[module.rfind('.').map_or(0, |dot| dot + 1)..].to_owned()
             };
-            Err(unknown_target(key, idle, &names_of(modules.iter().map(last))))
+            Err(unknown_target(key, idle, &distinct(modules.iter().map(last))))
         }
         None => Ok(()),
     }
@@ -174,7 +174,7 @@ fn means(settings: &PeftConfig, name: &str) -> bool {
 pub fn targeted(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<String>, usize), Fault> {
     let targets = targets(config, &peft_settings(config, lora)?)?;
     let r = targets.iter().map(|target| target.r).max().unwrap_or(lora.r);
-    Ok((names_of(targets.iter().map(|target| target.linear.spec.path.to_string())), r))
+    Ok((distinct(targets.iter().map(|target| target.linear.spec.path.to_string())), r))
 }
 
 /// The settings of an adapter that a recipe describes.
@@ -221,7 +221,7 @@ pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftC
     let embedding = targets_embedding(&settings).then(|| whole_embedding.unwrap_or_else(|| "embed_tokens".to_owned()));
     let names = linears.iter().filter(|linear| is_of_layers(&settings, linear)).map(name).chain(embedding);
     let is_expression = matches!(settings.target_modules, ModuleSet::Matching(_));
-    let target_modules = if is_expression { settings.target_modules.clone() } else { ModuleSet::Names(names_of(names)) };
+    let target_modules = if is_expression { settings.target_modules.clone() } else { ModuleSet::Names(distinct(names)) };
     let target_parameters = listed_parameters(config, &settings);
     let given = Box::new((settings.target_modules, settings.target_parameters));
     Ok(PeftConfig { target_modules, target_parameters, given, ..settings })
@@ -236,7 +236,7 @@ fn listed_parameters(config: &ModelConfig, settings: &PeftConfig) -> Vec<String>
         let path = parameter_path(linear);
         if others.contains(&path) { parameter_name(settings, linear) } else { path }
     };
-    names_of(meant.iter().map(|(linear, _)| name(linear)))
+    distinct(meant.iter().map(|(linear, _)| name(linear)))
 }
 
 /// The linears that a list of names means, those that are excluded among them. All linears are those of the layers, and with experts those
@@ -375,16 +375,6 @@ fn unknown_target(key: &str, name: &str, known: &[String]) -> Fault {
         None => format!("use names from that list in `lora.{key}`, or leave the name out"),
     };
     Fault::usage(message, hint)
-}
-
-fn names_of(all: impl Iterator<Item = String>) -> Vec<String> {
-    let mut names = Vec::new();
-    for name in all {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names
 }
 
 /// The modules whose whole names an expression matches that is made of others.

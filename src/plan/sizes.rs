@@ -9,7 +9,6 @@ use crate::engine::ChunkPlan;
 use crate::head::HeadFootprint;
 use crate::model::{ColumnShape, LayerBytes, LayerFootprint};
 use crate::recipe::{BufferKind, full_cache_chunk_size};
-use crate::store::Form;
 
 /// One layer in a whole step.
 #[derive(Clone, Debug)]
@@ -56,7 +55,7 @@ fn shared(spec: &StepSpec<'_>, sequences: usize, length: usize) -> u64 {
 
 /// All columns of a plan; `targets` are the positions with a target, by column.
 pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) -> Vec<PlannedColumn> {
-    let form: Form = spec.settings.stores().0.form.into();
+    let form = spec.settings.stores().0.form;
     let of_column = |(column, &targets): (&Range<usize>, &usize)| {
         let (sequences, (_, length)) = (plan.sequences(column), plan.tokens(column));
         let tokens = sequences * length;
@@ -149,7 +148,7 @@ pub(super) fn of_full_cache(spec: &StepSpec<'_>, plan: &ChunkPlan) -> (u64, u64)
 }
 
 fn layer_columns(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape) -> Rc<[LayerColumn]> {
-    let form: Form = spec.settings.stores().1.form.into();
+    let form = spec.settings.stores().1.form;
     let footprint = footprint(spec, index);
     let mut last: Option<(ColumnShape, LayerBytes)> = None;
     let of_column = |column: &Range<usize>| {

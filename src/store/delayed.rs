@@ -9,8 +9,9 @@ use proptest::prelude::*;
 use tch::{Device, Kind, Tensor};
 
 use super::copier::{Copier, CopyMark, CopyStream};
-use super::{Form, Store, Waiting};
+use super::{Store, Waiting};
 use crate::native::locked;
+use crate::recipe::StoreForm;
 use crate::units::Seconds;
 
 /// What becomes of the waits for a copy.
@@ -159,7 +160,7 @@ fn tensors(number: i64, rows: i64) -> Vec<Tensor> {
 }
 
 /// The same through a store that copies at once.
-fn at_once(form: Form, number: i64, rows: i64) -> Vec<Tensor> {
+fn at_once(form: StoreForm, number: i64, rows: i64) -> Vec<Tensor> {
     Store::in_memory(form).offload(&tensors(number, rows)).unwrap().wait(Device::Cpu).unwrap()
 }
 
@@ -167,7 +168,7 @@ fn at_once(form: Form, number: i64, rows: i64) -> Vec<Tensor> {
 type Numbered = (i64, i64, Waiting<Vec<Tensor>>);
 
 /// Plays the actions; returns whether every tensor came back as it would at once.
-fn all_come_back(form: Form, copier: &Arc<DelayedCopier>, actions: &[CopyAction]) -> bool {
+fn all_come_back(form: StoreForm, copier: &Arc<DelayedCopier>, actions: &[CopyAction]) -> bool {
     let store = Store::copied_by(form, copier.clone());
     let (mut parked, mut ahead): (Vec<Numbered>, Vec<Numbered>) = (Vec::new(), Vec::new());
     let mut is_right = true;
@@ -203,7 +204,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
     fn whatever_comes_late_comes_right(actions in actions(), is_plain: bool) {
-        let form = if is_plain { Form::Plain } else { Form::Int8 };
+        let form = if is_plain { StoreForm::Plain } else { StoreForm::Int8 };
         prop_assert!(all_come_back(form, &Arc::default(), &actions));
     }
 }
@@ -211,7 +212,7 @@ proptest! {
 #[test]
 fn room_that_was_given_back_waits_for_the_copies_from_it() {
     let copier = Arc::<DelayedCopier>::default();
-    let store = Store::copied_by(Form::Plain, copier.clone());
+    let store = Store::copied_by(StoreForm::Plain, copier.clone());
     let a = tensors(1, 8);
     let mut first = store.offload(&a).unwrap();
     first.leave(Device::Cpu).unwrap();
@@ -227,7 +228,7 @@ fn room_that_was_given_back_waits_for_the_copies_from_it() {
 
 #[test]
 fn what_has_not_arrived_is_not_there() {
-    let store = Store::copied_by(Form::Plain, Arc::<DelayedCopier>::default());
+    let store = Store::copied_by(StoreForm::Plain, Arc::<DelayedCopier>::default());
     let a = tensors(3, 4);
     let mut waiting = store.offload(&a).unwrap();
     waiting.prefetch(Device::Cpu).unwrap();
@@ -238,7 +239,7 @@ fn what_has_not_arrived_is_not_there() {
 #[test]
 fn what_is_drained_has_come_and_is_kept_for_nobody() {
     let copier = Arc::<DelayedCopier>::default();
-    let store = Store::copied_by(Form::Plain, copier.clone());
+    let store = Store::copied_by(StoreForm::Plain, copier.clone());
     let a = tensors(5, 4);
     let mut waiting = store.offload(&a).unwrap();
     waiting.prefetch(Device::Cpu).unwrap();

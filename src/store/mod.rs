@@ -20,6 +20,6 @@ pub use tensor_io::{
     LoadTarget, content_of, load_tensor, load_tensor_to, load_tensors, pt_metadata, raw_tensors, room_for, save_streamed,
     save_tensors, tensor_heads,
 };
-pub use tensor_store::{Form, Store, bytes_of};
+pub use tensor_store::{Store, bytes_of};
 pub use vectors::{Bits, Quantised};
 pub use waiting::{Bundle, Waiting};

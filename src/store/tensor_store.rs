@@ -12,22 +12,15 @@ use super::copier::Copier;
 use super::ranges::aligned;
 use super::{Bits, blocks};
 use crate::native::locked;
+use crate::recipe::StoreForm;
 use crate::units::Bytes;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// Every bit stays as it is.
-    Plain,
-    /// 8 bits a value and a ninth that halves the step, in blocks of up to 64: 1.19 bytes a value with minimum and scale. Normally
-    /// distributed values come back with 0.27 % of error. (8 bits in blocks of 8 leave as much error on 1.5 bytes: a bit more costs
-    /// less than shorter blocks do.)
-    Int8,
-    /// 4 bits and a fifth likewise: 0.69 bytes a value, and 4.4 % of error.
-    Int4,
-}
-
-impl Form {
+impl StoreForm {
     /// How a tensor of `kind` waits: what is no float, and what is empty, is kept to the bit.
+    ///
+    /// `int8` has a ninth bit that halves the step, in blocks of up to 64: 1.19 bytes a value with minimum and scale. Normally distributed
+    /// values come back with 0.27 % of error. (8 bits in blocks of 8 leave as much error on 1.5 bytes: a bit more costs less than shorter
+    /// blocks do.) `int4` has a fifth likewise: 0.69 bytes a value, and 4.4 % of error.
     pub(super) fn bits_of(self, size: &[i64], kind: Kind) -> Option<Bits> {
         let is_float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
         let rounds = is_float && size.iter().all(|&n| n > 0);
@@ -49,22 +42,22 @@ impl Form {
 /// A store. Clones share their room.
 #[derive(Clone, Debug)]
 pub struct Store {
-    form: Form,
+    form: StoreForm,
     pub(super) arena: Arc<Mutex<Arena>>,
 }
 
 impl Store {
-    pub fn in_memory(form: Form) -> Self {
+    pub fn in_memory(form: StoreForm) -> Self {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_memory())) }
     }
 
     /// A store in a scratch file in `dir`, with `purpose` in its name. The file is made when the first tensor comes, which fails
     /// without a directory.
-    pub fn in_file(form: Form, dir: Option<PathBuf>, purpose: &'static str) -> Self {
+    pub fn in_file(form: StoreForm, dir: Option<PathBuf>, purpose: &'static str) -> Self {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_file(dir, purpose))) }
     }
 
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> StoreForm {
         self.form
     }
 
@@ -78,7 +71,7 @@ impl Store {
     }
 
     #[cfg(test)]
-    pub(super) fn copied_by(form: Form, copier: Arc<dyn Copier>) -> Self {
+    pub(super) fn copied_by(form: StoreForm, copier: Arc<dyn Copier>) -> Self {
         Self { form, arena: Arc::new(Mutex::new(Arena::copied_by(copier))) }
     }
 }
@@ -97,7 +90,7 @@ mod tests {
     const CPU: Device = Device::Cpu;
 
     /// A store of each place, and the directory that must outlive it.
-    fn both(form: Form) -> ([Store; 2], tempfile::TempDir) {
+    fn both(form: StoreForm) -> ([Store; 2], tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         ([Store::in_memory(form), Store::in_file(form, Some(dir.path().join("s")), "test")], dir)
     }
@@ -105,7 +98,7 @@ mod tests {
     #[test]
     fn every_kind_and_shape_comes_back_to_the_bit() {
         let base = Tensor::randn([3, 4, 6], (Kind::Double, CPU)) * 100.0;
-        let (stores, _dir) = both(Form::Plain);
+        let (stores, _dir) = both(StoreForm::Plain);
         for store in &stores {
             let mut all: Vec<Tensor> =
                 [Kind::Double, Kind::Float, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int16, Kind::Uint8]
@@ -123,7 +116,7 @@ mod tests {
 
     #[test]
     fn what_is_fetched_stays_when_its_room_is_used_again() {
-        let (stores, _dir) = both(Form::Plain);
+        let (stores, _dir) = both(StoreForm::Plain);
         for store in &stores {
             let x = Tensor::randn([64, 8], (Kind::Float, CPU));
             let parked = store.offload(&x).unwrap();
@@ -136,7 +129,7 @@ mod tests {
 
     #[test]
     fn room_is_used_again_and_counted() {
-        for form in [Form::Plain, Form::Int8, Form::Int4] {
+        for form in [StoreForm::Plain, StoreForm::Int8, StoreForm::Int4] {
             let (stores, dir) = both(form);
             for store in &stores {
                 let mut after_first = None;
@@ -167,7 +160,7 @@ mod tests {
     #[test]
     fn bytes_of_a_value() {
         let x = Tensor::randn([4, 100, 1024], (Kind::Float, CPU));
-        for (form, expected) in [(Form::Plain, 4.0), (Form::Int8, 1.1875), (Form::Int4, 0.6875)] {
+        for (form, expected) in [(StoreForm::Plain, 4.0), (StoreForm::Int8, 1.1875), (StoreForm::Int4, 0.6875)] {
             let parked = Store::in_memory(form).offload(&x).unwrap();
             assert_eq!(parked.bytes_in_store(), form.bytes_of(&x.size(), x.kind()));
             let found = parked.bytes_in_store().0 as f64 / x.numel() as f64;
@@ -177,7 +170,7 @@ mod tests {
 
     #[test]
     fn quantised_tensors_keep_kind_and_shape_and_whole_numbers_stay_exact() {
-        for form in [Form::Int8, Form::Int4] {
+        for form in [StoreForm::Int8, StoreForm::Int4] {
             let (stores, _dir) = both(form);
             for store in &stores {
                 for kind in [Kind::Double, Kind::Float, Kind::BFloat16] {
@@ -185,7 +178,7 @@ mod tests {
                     let found = store.offload(&x).unwrap().fetch(CPU).unwrap();
                     assert_eq!((found.kind(), found.size()), (kind, x.size()));
                     let worst = (found - &x).abs().max().double_value(&[]);
-                    assert!(worst > 0.0 && worst < if form == Form::Int8 { 0.02 } else { 0.2 }, "{form:?}: {worst}");
+                    assert!(worst > 0.0 && worst < if form == StoreForm::Int8 { 0.02 } else { 0.2 }, "{form:?}: {worst}");
                 }
                 let whole = Tensor::arange(1000, (Kind::Int64, CPU)) * 1_000_003;
                 assert!(store.offload(&whole).unwrap().fetch(CPU).unwrap().equal(&whole));
@@ -197,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_file_without_a_directory_is_refused() {
-        let store = Store::in_file(Form::Plain, None, "test");
+        let store = Store::in_file(StoreForm::Plain, None, "test");
         let error = store.offload(&Tensor::zeros([4], (Kind::Float, CPU))).unwrap_err();
         assert_eq!(error.to_string(), "no directory is given for scratch files");
         assert_eq!(store.bytes(), StoreUsage::default());

@@ -7,14 +7,15 @@ use std::sync::{Arc, LazyLock};
 use tch::{Device, Kind, Tensor};
 
 use super::arena::{Coming, Offloaded};
-use super::tensor_store::{Form, Store, bytes_of};
+use super::tensor_store::{Store, bytes_of};
 use super::{Bits, blocks, copies_are_async};
 use crate::native::cuda::upload;
 use crate::native::or_panic;
+use crate::recipe::StoreForm;
 use crate::units::{Bytes, Fault};
 
 /// Pinned memory is slow to get, so that all who send something away share one room.
-static ROOM: LazyLock<Store> = LazyLock::new(|| Store::in_memory(Form::Plain));
+static ROOM: LazyLock<Store> = LazyLock::new(|| Store::in_memory(StoreForm::Plain));
 
 /// Something that can be taken apart into tensors and put together again.
 pub trait Bundle: Sized {

@@ -14,6 +14,17 @@ pub use fault::{Fault, FaultKind};
 pub use quantities::{Bytes, Seconds};
 pub use quoted::{abridged, counted, joined, listed, printable, quoted, shape};
 
+/// The items in their order, each once.
+pub fn distinct<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for item in all {
+        if !seen.contains(&item) {
+            seen.push(item);
+        }
+    }
+    seen
+}
+
 /// A decoder layer, counted from 0 at the bottom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LayerIdx(pub usize);

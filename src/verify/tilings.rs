@@ -7,6 +7,7 @@ use crate::engine::{ChunkPlan, Settings};
 use crate::recipe::{
     AttentionOutputs, BufferKind, CacheLength, CacheRecipe, GradRecipe, KeepGraph, Storage, StoreForm, StorePlace, StoreRecipe,
 };
+use crate::units::distinct;
 
 /// One way of running a batch.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,14 +140,4 @@ fn sizes<const N: usize>(mut candidates: [usize; N], most: usize) -> Vec<usize> 
     let mut sizes: Vec<usize> = candidates.into_iter().filter(|size| (1..=most).contains(size)).collect();
     sizes.dedup();
     sizes
-}
-
-fn distinct(all: Vec<Tiling>) -> Vec<Tiling> {
-    let mut seen: Vec<Tiling> = Vec::with_capacity(all.len());
-    for tiling in all {
-        if !seen.contains(&tiling) {
-            seen.push(tiling);
-        }
-    }
-    seen
 }

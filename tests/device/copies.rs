@@ -5,7 +5,8 @@ use kvtune::engine::{Event, NoObserver, Observer};
 use kvtune::native::cuda::wait;
 use kvtune::native::{SyncCounter, Syncs};
 use kvtune::recipe::BufferKind;
-use kvtune::store::{Form, Store, Waiting, copier_of};
+use kvtune::recipe::StoreForm;
+use kvtune::store::{Store, Waiting, copier_of};
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use tch::{Device, Kind, Tensor};
@@ -24,7 +25,7 @@ fn work(device: Device) -> Tensor {
 fn what_is_put_and_fetched_in_any_order_comes_back() {
     let Some(device) = gpu() else { return };
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    for form in [Form::Plain, Form::Int8] {
+    for form in [StoreForm::Plain, StoreForm::Int8] {
         let (store, on_host) = (Store::in_memory(form), Store::in_memory(form));
         let mut parked: Vec<(Waiting<Tensor>, Tensor)> = Vec::new();
         for round in 0..300 {
@@ -41,7 +42,7 @@ fn what_is_put_and_fetched_in_any_order_comes_back() {
                 waiting.leave(device).unwrap();
                 let found = waiting.wait(device).unwrap().to_device(Device::Cpu);
                 let worst = (found - expected).abs().max().double_value(&[]);
-                assert!(worst <= if form == Form::Plain { 0.0 } else { 2e-3 }, "{form:?}, round {round}: {worst}");
+                assert!(worst <= if form == StoreForm::Plain { 0.0 } else { 2e-3 }, "{form:?}, round {round}: {worst}");
             }
         }
         assert!(store.bytes().pinned.0 > 0, "memory of the host could not be pinned");
@@ -61,7 +62,7 @@ fn what_is_sent_away_returns() {
 #[test]
 fn waits_are_measured() {
     let Some(device) = gpu() else { return };
-    let (store, copier) = (Store::in_memory(Form::Plain), copier_of(device));
+    let (store, copier) = (Store::in_memory(StoreForm::Plain), copier_of(device));
     let parked = store.offload(&Tensor::zeros([64 << 20], (Kind::Float, device))).unwrap();
     copier.measure(true);
     let fetched = parked.fetch(device).unwrap();

@@ -170,7 +170,10 @@ fn of_axolotl(more: &str) -> String {
 
 #[test]
 fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
-    has(&of_axolotl("lora_r: 8"), &["weights = \"all\"", "# not carried over: lora.r = 8: all weights are trained"]);
+    has(
+        &of_axolotl("lora_r: 8"),
+        &["max_seq_length = 512", "weights = \"all\"", "# not carried over: lora.r = 8: all weights are trained"],
+    );
     has(&of_axolotl("adapter: lora\nwarmup_steps: 0\nwarmup_ratio: 0.2"), &["warmup_ratio = 0.2"]);
     has(
         &of_axolotl("adapter: lora\nwarmup_steps: 5\nwarmup_ratio: 0.2"),
@@ -217,6 +220,7 @@ fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
             "format = \"text\"",
             "weights = \"all\"",
             "train = \"data.jsonl\"",
+            "max_seq_length = 2048",
             "epochs = 3",
             "learning_rate = 0.00005",
             "schedule = \"linear\"",
