@@ -458,7 +458,7 @@ mod tests {
         let object = json!({
             "model_type": "qwen3_moe", "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
             "head_dim": 8, "intermediate_size": 20, "moe_intermediate_size": 6, "num_experts": 4, "num_experts_per_tok": 2,
-            "mlp_only_layers": [1], "vocab_size": 11, "max_position_embeddings": 64,
+            "mlp_only_layers": [1], "vocab_size": 11, "max_position_embeddings": 64, "attention_bias": true,
         });
         let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
         let lora = |targets, parameters: &[&str]| LoraRecipe {
@@ -472,6 +472,7 @@ mod tests {
             lora(names(&["q_proj"]), &["experts.down_proj"]),
             lora(names(&["q_proj", "mlp.up_proj"]), &["experts.gate_up_proj"]),
             lora(names(&["gate_proj", "down_proj", "gate"]), &[]),
+            LoraRecipe { bias: TrainedBias::All, ..lora(names(&["q_proj", "gate_proj"]), &[]) },
         ] {
             let dir = tempfile::tempdir().unwrap();
             let adapter = Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).unwrap();

@@ -59,10 +59,11 @@ fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarg
 }
 
 fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), Fault> {
-    // They have theirs under other names.
-    let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+    // PEFT would train or save those of experts and routers, too.
+    let mut experts = config.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+    let have_biases = experts.any(|experts| experts.is_stacked() || experts.correction().is_some());
     let trains_all = settings.bias == TrainedBias::All;
-    refuse(trains_all && has_experts, "bias", &"all", "`lora_only` where the model has experts")?;
+    refuse(trains_all && have_biases, "bias", &"all", "`lora_only` where experts or routers have biases")?;
     let is_twice = |at: usize| targets[..at].iter().any(|other| other.linear.name == targets[at].linear.name);
     let is_apart = |target: &LoraTarget| is_of_experts(&target.linear.name) && !target.is_stacked();
     let has_both = targets.iter().any(LoraTarget::is_stacked) && targets.iter().any(is_apart);

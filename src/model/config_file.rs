@@ -394,7 +394,7 @@ mod tests {
         let attention_factor = 0.1 * 4.0f64.ln() + 1.0;
         let expected =
             YarnScaling { factor: 4.0, original: 8192, beta_fast: 32.0, beta_slow: 1.0, truncates: true, attention_factor };
-        assert_eq!(old.scaling, RopeScaling::Yarn(expected));
+        assert_eq!(old.scaling, RopeScaling::Yarn(expected.clone()));
         let yarn = |more: &Value| {
             let mut table = json!({"type": "yarn", "factor": 4.0});
             table.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -402,6 +402,7 @@ mod tests {
             yarn
         };
         assert_eq!(yarn(&json!({})).original, 32768, "`max_position_embeddings`");
+        assert_eq!(yarn(&json!({"factor": null, "original_max_position_embeddings": 8192})), expected);
         assert!(
             (yarn(&json!({"mscale": 1.0})).attention_factor - attention_factor).abs() < 1e-15,
             "one of the two counts for nothing"

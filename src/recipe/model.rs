@@ -190,8 +190,8 @@ table! {
         pub use_dora: bool = false,
         /// The matrix B has a bias.
         pub lora_bias: bool = false,
-        /// The biases of the base model that are trained: none, those of the modules with an adapter, or `all` (not in models with
-        /// experts).
+        /// The biases of the base model that are trained: none, those of the modules with an adapter, or `all` (not where
+        /// experts or routers have biases: gpt-oss, GLM-4.5).
         pub bias: TrainedBias = TrainedBias::None,
         /// How a new adapter starts. `uniform`, `gaussian`: the distribution of the matrix A; B is zero. `pissa`: A and B are the largest
         /// singular components of each weight, computed before the first step; the adapter is saved as LoRA of rank `2·r` for the original
