@@ -99,10 +99,8 @@ impl Serve {
             Storage::Growing | Storage::Paged => json!("all"),
         };
         let served = ServedModel {
-            engine: &used.engine,
-            model: &used.model,
+            generator: used.generator(self.batch.into()),
             tokenizer: used.tokenizer.as_ref(),
-            initial_parts: used.initial_parts.as_ref(),
             template,
             special_tokens: data::special_tokens(path)?,
             rules,
@@ -123,7 +121,6 @@ impl Serve {
             port: self.port,
             api_key,
             queue: self.queue.into(),
-            width: self.batch.into(),
             keep: self.keep.into(),
             limits,
             allow_hosts: self.allow_host.clone(),

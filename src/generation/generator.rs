@@ -13,7 +13,7 @@ use super::request::{Continued, GenerationEvent, Request, RequestId};
 use super::sample::Sample;
 use super::{GenerationRules, PromptLimits, StoppedText, TokenLikelihood};
 use crate::data::{InitialPartFinder, Tokenizer};
-use crate::engine::{Engine, Session, SessionSpec, decode_step, guarded};
+use crate::engine::{Engine, Session, SessionSpec, Settings, decode_step, guarded};
 use crate::model::{CapturedLayers, Model};
 use crate::native::cuda::on_device;
 use crate::units::Fault;
@@ -23,6 +23,7 @@ pub struct Generator<'a> {
     engine: &'a Engine,
     model: &'a Model,
     tokenizer: Option<&'a Tokenizer>,
+    limits: PromptLimits,
     /// What finds the initial part of a prompt, for a policy that keeps it.
     initial_parts: Option<&'a InitialPartFinder>,
     /// Texts that go on at the same time.
@@ -52,6 +53,7 @@ impl<'a> Generator<'a> {
             engine,
             model,
             tokenizer,
+            limits: PromptLimits::of(model.config(), engine.settings()),
             initial_parts: None,
             width: width.max(1),
             waiting: VecDeque::new(),
@@ -142,7 +144,7 @@ impl<'a> Generator<'a> {
 
     /// The most tokens that a request is answered with, or why it is refused.
     pub fn check(&self, request: &Request) -> Result<usize, Fault> {
-        let limit = self.limits().check(&request.prompt, &request.rules)?;
+        let limit = self.limits.check(&request.prompt, &request.rules)?;
         if self.tokenizer.is_none() && !request.rules.stop.is_empty() {
             let message = "stop strings need text, and the model has no `tokenizer.json`";
             return Err(Fault::usage(message, "use `--eos` with token ids instead"));
@@ -216,11 +218,16 @@ impl<'a> Generator<'a> {
 
     /// The most tokens of a session that is kept for texts of any length; `None` where its rotations would be those of another length.
     pub fn longest_kept(&self) -> Option<usize> {
-        (!self.model.config().rotates_by_length()).then(|| self.limits().longest)
+        (!self.model.config().rotates_by_length()).then_some(self.limits.longest)
     }
 
-    fn limits(&self) -> PromptLimits {
-        PromptLimits::of(self.model.config(), self.engine.settings())
+    /// What a prompt must keep to.
+    pub fn limits(&self) -> PromptLimits {
+        self.limits
+    }
+
+    pub fn settings(&self) -> &'a Settings {
+        self.engine.settings()
     }
 
     /// A session that has read all of `ids`, to be kept: as the beginning of prompts of any length.

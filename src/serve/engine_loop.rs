@@ -8,7 +8,7 @@ use tokio::sync::mpsc::{Receiver, UnboundedSender};
 use super::ApiError;
 use super::counters::{Counters, add, set};
 use super::job::{PromptJob, TextEvent};
-use crate::engine::{Engine, Session, Settings};
+use crate::engine::{Session, Settings};
 use crate::generation::{Continued, GenerationEvent, Generator, Request, RequestId, at_beginning, shared_tokens};
 use crate::native::give_free_memory_back;
 
@@ -24,7 +24,6 @@ struct OpenPrompt {
 
 pub(super) struct EngineLoop<'a> {
     generator: Generator<'a>,
-    engine: &'a Engine,
     counters: &'a Counters,
     prefixes: PrefixCache,
     /// Whether a session serves a prompt that begins with what it has read, whatever it has read.
@@ -35,12 +34,12 @@ pub(super) struct EngineLoop<'a> {
 }
 
 impl<'a> EngineLoop<'a> {
-    pub(super) fn new(generator: Generator<'a>, engine: &'a Engine, keep: usize, counters: &'a Counters) -> Self {
+    pub(super) fn new(generator: Generator<'a>, keep: usize, counters: &'a Counters) -> Self {
         let longest = generator.longest_kept().filter(|_| keep > 0);
         let (prefixes, open) = (PrefixCache::new(keep), HashMap::new());
         // Entries of an answer were rounded one by one; read as a prompt, they would have been seen exact by their chunk.
-        let keeps_all = engine.settings().keeps_all_exactly();
-        Self { generator, engine, counters, prefixes, keeps_all, longest, open }
+        let keeps_all = generator.settings().keeps_all_exactly();
+        Self { generator, counters, prefixes, keeps_all, longest, open }
     }
 
     /// Works until nobody can ask any more, and all is answered.
@@ -89,7 +88,7 @@ impl<'a> EngineLoop<'a> {
             return;
         }
         // Who reads likelihoods of the prompt has it read.
-        let session = if likelihoods.prompt.is_none() { self.prefixes.find(&prompt, self.engine.settings()) } else { None };
+        let session = if likelihoods.prompt.is_none() { self.prefixes.find(&prompt, self.generator.settings()) } else { None };
         let (num_prompt, reused) = (prompt.len(), session.as_ref().map_or(0, Session::num_tokens));
         let request = Request {
             samples,

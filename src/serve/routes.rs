@@ -26,18 +26,14 @@ use super::job::gather;
 use super::listen::listen;
 use super::responses::responses;
 use super::tokens::PromptEncoder;
-use crate::data::{ChatTemplates, InitialPartFinder, Tokenizer};
-use crate::engine::Engine;
-use crate::generation::{GenerationRules, Generator, LikelihoodsOf, PromptLimits};
-use crate::model::Model;
+use crate::data::{ChatTemplates, Tokenizer};
+use crate::generation::{GenerationRules, Generator, LikelihoodsOf};
 use crate::report::console;
 use crate::units::{Exit, Fault};
 
 pub struct ServedModel<'a> {
-    pub engine: &'a Engine,
-    pub model: &'a Model,
+    pub generator: Generator<'a>,
     pub tokenizer: Option<&'a Tokenizer>,
-    pub initial_parts: Option<&'a InitialPartFinder>,
     pub template: Option<ChatTemplates>,
     pub special_tokens: Vec<(String, String)>,
     /// The model's own rules: what ends a text.
@@ -57,8 +53,6 @@ pub struct ServeOptions {
     pub api_key: Option<String>,
     /// Prompts that wait, at most.
     pub queue: usize,
-    /// Texts that are written at the same time.
-    pub width: usize,
     /// Sessions that are held for prompts to come.
     pub keep: usize,
     pub limits: RequestLimits,
@@ -76,7 +70,7 @@ pub fn serve(
     options: ServeOptions,
     stops: impl Fn() -> bool + Send + Sync + 'static,
 ) -> Result<(), Fault> {
-    let ServedModel { engine, model, tokenizer, initial_parts, template, special_tokens, rules, name, path, cache } = served;
+    let ServedModel { generator, tokenizer, template, special_tokens, rules, name, path, cache } = served;
     let address = format!("{}:{}", options.host, options.port);
     let listening = std::net::TcpListener::bind(&address).and_then(|listener| {
         listener.set_nonblocking(true)?;
@@ -88,7 +82,7 @@ pub fn serve(
     console::outcome(&format!("listening on http://{local}"), &json!({ "listening": format!("http://{local}") }))?;
     let (jobs, waiting) = channel(options.queue.max(1));
     let counters = Arc::new(Counters::default());
-    let prompts = PromptLimits::of(model.config(), engine.settings());
+    let prompts = generator.limits();
     let max_bytes = most_bytes(tokenizer, options.limits.max_prompt.min(prompts.most));
     let mut hosts = options.allow_hosts;
     hosts.push(options.host);
@@ -110,8 +104,7 @@ pub fn serve(
     };
     let http =
         std::thread::spawn(move || listen(routes(Arc::new(state), access, options.access_log), options.limits, listener, stops));
-    let generator = Generator::new(engine, model, tokenizer, options.width).finding(initial_parts);
-    EngineLoop::new(generator, engine, options.keep, &counters).run(waiting);
+    EngineLoop::new(generator, options.keep, &counters).run(waiting);
     let ended = http.join().unwrap_or_else(|_| Err(std::io::Error::other("the HTTP thread has failed")));
     ended.map_err(|error| {
         Fault::new(Exit::Failed, format!("the server can not begin: {error}")).with_hint("look at the limits of this process")
