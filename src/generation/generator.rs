@@ -96,6 +96,12 @@ impl<'a> Generator<'a> {
         Ok(id)
     }
 
+    /// Tokens of the prompt of a request that waits which a session has read, if it is of use.
+    pub fn num_read(&self, id: RequestId) -> usize {
+        let prefill = self.waiting.iter().find(|prefill| prefill.id == id);
+        prefill.and_then(|prefill| prefill.session.as_ref()).map_or(0, Session::num_tokens)
+    }
+
     /// Lets go of a request, wherever it stands.
     pub fn cancel(&mut self, id: RequestId) {
         self.waiting.retain(|prefill| prefill.id != id);

@@ -89,7 +89,7 @@ impl<'a> EngineLoop<'a> {
         }
         // Who reads likelihoods of the prompt has it read.
         let session = if likelihoods.prompt.is_none() { self.prefixes.find(&prompt, self.generator.settings()) } else { None };
-        let (num_prompt, reused) = (prompt.len(), session.as_ref().map_or(0, Session::num_tokens));
+        let num_prompt = prompt.len();
         let request = Request {
             samples,
             likelihoods,
@@ -100,6 +100,7 @@ impl<'a> EngineLoop<'a> {
         };
         match self.generator.submit(request) {
             Ok(id) => {
+                let reused = self.generator.num_read(id);
                 add(&self.counters.requests, 1);
                 add(&self.counters.prompt_tokens, num_prompt);
                 add(&self.counters.reused_tokens, reused);

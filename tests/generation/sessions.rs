@@ -120,6 +120,20 @@ fn a_saved_session_goes_on_as_it_would_have() {
     assert!(SavedSession::read(&path, on.0, on.1, &identity, 200).is_err());
 }
 
+/// What has read another initial part is of no use, and has read nothing of the prompt.
+#[test]
+fn a_session_counts_for_what_is_used_of_it() {
+    let initial = r#"kv_cache.policy={"smart-lastrec"={end_initial_regex="no such words", max_initial_fraction=0.4}}"#;
+    for (policy, expected) in [("kv_cache.policy=h2o", 90), (initial, 0)] {
+        let used = Used::new("model-qwen2", &with_policy(policy), None);
+        let mut generator = used.generator(1);
+        let document = prompt(1, 90);
+        let session = Some(generator.read(&document).unwrap());
+        let id = generator.submit(Request { session, ..Request::new([document, prompt(2, 9)].concat(), new_tokens(1)) }).unwrap();
+        assert_eq!(generator.num_read(id), expected, "{policy}");
+    }
+}
+
 #[test]
 fn what_no_model_can_continue_is_refused() {
     let used = Used::new("model-qwen2", &[], None);
