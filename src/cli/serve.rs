@@ -102,6 +102,7 @@ impl Serve {
             generator: used.generator(self.batch.into()),
             tokenizer: used.tokenizer.as_ref(),
             template,
+            variables: used.recipe.data.chat.variables()?,
             special_tokens: data::special_tokens(path)?,
             rules,
             name,

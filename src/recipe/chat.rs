@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
 use super::diagnose::Checked;
 use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
 use super::value::{RecipeReader, RecipeValue};
 use super::words::words;
+use crate::units::Fault;
 
 table! {
     /// The keys of the table `[data]` that are about texts.
@@ -43,6 +45,17 @@ table! {
         /// Roles of `ShareGPT`'s tags beside the known ones: `roles = { bot = "assistant" }`.
         #[also("data.role_mapping")]
         pub roles: BTreeMap<String, String> = BTreeMap::new(),
+    }
+}
+
+impl ChatRecipe {
+    /// The variables of the chat template, as templates have them.
+    pub fn variables(&self) -> Result<Map<String, Json>, Fault> {
+        let variables = serde_json::to_value(&self.chat_template_kwargs).and_then(serde_json::from_value);
+        variables.map_err(|error| {
+            let hint = "write texts, numbers, true, false, lists and tables";
+            Fault::usage(format!("`data.chat_template_kwargs`: {error}"), hint)
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::channel;
 
@@ -35,6 +35,8 @@ pub struct ServedModel<'a> {
     pub generator: Generator<'a>,
     pub tokenizer: Option<&'a Tokenizer>,
     pub template: Option<ChatTemplates>,
+    /// What the template is told beside what requests say.
+    pub variables: Map<String, Value>,
     pub special_tokens: Vec<(String, String)>,
     /// The model's own rules: what ends a text.
     pub rules: GenerationRules,
@@ -70,7 +72,7 @@ pub fn serve(
     options: ServeOptions,
     stops: impl Fn() -> bool + Send + Sync + 'static,
 ) -> Result<(), Fault> {
-    let ServedModel { generator, tokenizer, template, special_tokens, rules, name, path, cache } = served;
+    let ServedModel { generator, tokenizer, template, variables, special_tokens, rules, name, path, cache } = served;
     let address = format!("{}:{}", options.host, options.port);
     let listening = std::net::TcpListener::bind(&address).and_then(|listener| {
         listener.set_nonblocking(true)?;
@@ -90,7 +92,7 @@ pub fn serve(
     let state = AppState {
         name,
         path,
-        reader: Arc::new(PromptEncoder { tokenizer: tokenizer.cloned(), template, special_tokens, max_bytes }),
+        reader: Arc::new(PromptEncoder { tokenizer: tokenizer.cloned(), template, variables, special_tokens, max_bytes }),
         rules,
         cache,
         limits: options.limits,

@@ -12,6 +12,8 @@ use crate::generation::TokenLikelihood;
 pub(super) struct PromptEncoder {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) template: Option<ChatTemplates>,
+    /// What the template is told where a request does not say otherwise.
+    pub(super) variables: Map<String, Value>,
     /// Special tokens by their names, as `bos_token`.
     pub(super) special_tokens: Vec<(String, String)>,
     /// Bytes of a prompt: more are certainly more tokens than are taken.
@@ -82,10 +84,11 @@ impl PromptEncoder {
         let mut conversation = Conversation::of(messages).map_err(wrong(name))?;
         conversation.tools = fields.take("tools").map(tools_of).transpose().map_err(wrong("tools"))?.flatten();
         conversation.documents = fields.take("documents");
+        conversation.variables.clone_from(&self.variables);
         if let Some(variables) = fields.take("chat_template_kwargs") {
             let variables = variables.as_object().cloned();
-            conversation.variables =
-                variables.ok_or_else(|| wrong("chat_template_kwargs")("an object is expected".to_owned()))?;
+            let variables = variables.ok_or_else(|| wrong("chat_template_kwargs")("an object is expected".to_owned()))?;
+            conversation.variables.extend(variables);
         }
         let continues = fields.flag("continue_final_message", false)?;
         let adds_prompt = fields.flag("add_generation_prompt", !continues)?;
@@ -145,4 +148,28 @@ pub(super) fn text_of(parts: &[Value], kinds: &[&str]) -> Option<String> {
 fn ids_of(value: &Value) -> Option<Vec<u32>> {
     let ids = value.as_array().filter(|ids| !ids.is_empty())?;
     ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_request_tells_the_template_wins_over_what_the_run_has_told_it() {
+        let model = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        let template = "{{ note }} {{ kept }} {{ messages[0].content }}";
+        let reader = PromptEncoder {
+            tokenizer: Some(Tokenizer::load(&model).unwrap()),
+            template: ChatTemplates::load(&model, Some(template), None).unwrap(),
+            variables: Map::from_iter([("note".to_owned(), json!("N")), ("kept".to_owned(), json!("K"))]),
+            special_tokens: Vec::new(),
+            max_bytes: usize::MAX,
+        };
+        let text = |own: Value| {
+            let body = json!({ "messages": [{ "role": "user", "content": "Hi" }], "chat_template_kwargs": own });
+            let mut fields = BodyFields::read(body.to_string().as_bytes()).ok().unwrap();
+            reader.decode(&reader.conversation(&mut fields).ok().unwrap()).ok().unwrap()
+        };
+        assert_eq!((text(Value::Null), text(json!({ "note": "M" }))), ("N K Hi".to_owned(), "M K Hi".to_owned()));
+    }
 }

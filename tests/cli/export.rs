@@ -272,9 +272,6 @@ fn an_end_and_an_export_are_ready_for_the_hub() {
     let expected: Vec<&str> = expected.into_iter().chain(["state.json", "tokenizer.json", "tokenizer_config.json"]).collect();
     assert_eq!(place.names("run/final"), expected);
     assert_eq!(place.read("run/final/chat_template.jinja"), place.read("own.jinja"));
-    // The run writes by it; its model has none.
-    place.write("asked.json", r#"{"messages": [{"role": "user", "content": "Hi"}]}"#);
-    place.run(&["generate", "run", "--messages", "asked.json", "--max-new-tokens", "1"]).done();
     let card = front_matter(&place, "run/final/README.md");
     for (key, value) in [
         ("base_model", json!("org/base")),

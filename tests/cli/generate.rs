@@ -206,6 +206,21 @@ fn an_adapter_brings_its_cache() {
 fn what_can_not_be_continued() {
     let place = Place::new();
     for (more, words) in [
+/// The model has no template.
+#[test]
+fn a_run_brings_its_template_and_what_that_is_told() {
+    let place = Place::new();
+    place.write("own.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}{{ note }}");
+    let told = "data.chat_template_kwargs={ note = \" and a long note\" }";
+    place.finetune(&["data.chat_template=own.jinja", told, "train.max_steps=1"]).done();
+    place.write("asked.json", r#"{"messages": [{"role": "user", "content": "Hi"}]}"#);
+    let tokens = |more: &[&str]| {
+        let ask = ["generate", "run", "--messages", "asked.json", "--max-new-tokens", "1", "--format", "json"];
+        last(&place.run(&[&ask, more].concat()).done().out)["prompt_tokens"].as_u64().unwrap()
+    };
+    assert!(tokens(&[]) > tokens(&["--chat-template-kwargs", "{\"note\": \"\"}"]));
+}
+
         (&["--prompt", "x", "--temperature", "0"][..], "take the most likely token with `--greedy`"),
         (&["--prompt", "x", "--temperature", "-1"], "take the most likely token with `--greedy`"),
         (&["--prompt", "x", "--max-new-tokens", "40000"], "are more than the 32768 positions of the model"),

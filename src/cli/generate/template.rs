@@ -40,14 +40,15 @@ impl TemplateArguments {
         let found = used.templates(self.chat_template.as_deref())?;
         let template =
             found.ok_or_else(|| missing("chat template", "name one with `--chat-template FILE`, or use `--prompt`"))?;
-        let variables = match self.chat_template_kwargs.as_deref().map(serde_json::from_str) {
-            None => Map::new(),
-            Some(Ok(Value::Object(variables))) => variables,
+        let mut variables = used.recipe.data.chat.variables()?;
+        match self.chat_template_kwargs.as_deref().map(serde_json::from_str) {
+            None => {}
+            Some(Ok(Value::Object(own))) => variables.extend(own),
             Some(_) => {
                 let message = "`--chat-template-kwargs` takes a JSON object".to_owned();
                 return Err(Fault::usage(message, "write, for instance, '{\"enable_thinking\": false}'"));
             }
-        };
+        }
         let tools =
             self.tools.as_deref().map(|path| tools_of(json_in(path)?).map_err(|fault| wrong(path, &fault))).transpose()?;
         Ok(ConversationReader { tokenizer, template, tools: tools.flatten(), variables })

@@ -242,11 +242,7 @@ impl ChatEncoder {
             return work(sample, templates);
         }
         let mut sample = sample.clone();
-        let own = std::mem::take(&mut sample.conversation.variables);
-        let fault = |error: &dyn Display| no_template(format!("`data.chat_template_kwargs`: {error}"));
-        for (name, value) in &self.recipe.chat_template_kwargs {
-            sample.conversation.variables.insert(name.clone(), serde_json::to_value(value).map_err(|error| fault(&error))?);
-        }
+        let own = std::mem::replace(&mut sample.conversation.variables, self.recipe.variables()?);
         sample.conversation.variables.extend(own);
         work(&sample, templates)
     }
