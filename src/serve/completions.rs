@@ -106,8 +106,11 @@ fn likelihoods_of(reader: &PromptEncoder, echoed: Option<(&[u32], &PromptTexts)>
     let mut offset = 0;
     let mut add = |id: u32, likelihood: Option<&TokenLikelihood>| {
         let token = reader.token(id);
-        offsets.push(offset);
-        offset += token.chars().count();
+        let bytes = reader.bytes(id).unwrap_or_else(|| token.clone().into_bytes());
+        let goes_on = |byte: &u8| byte & 0xc0 == 0x80;
+        // All parts of a character stand where it begins.
+        offsets.push(offset - usize::from(offset > 0 && bytes.first().is_some_and(goes_on)));
+        offset += bytes.iter().filter(|byte| !goes_on(byte)).count();
         tokens.push(token);
         values.push(likelihood.map(|own| own.log_probability));
         most_likely.push(likelihood.map(|own| Value::Object(reader.most_likely(own, count))));
@@ -118,4 +121,39 @@ fn likelihoods_of(reader: &PromptEncoder, echoed: Option<(&[u32], &PromptTexts)>
     }
     text.likelihoods.iter().for_each(|likelihood| add(likelihood.id, Some(likelihood)));
     json!({ "tokens": tokens, "token_logprobs": values, "top_logprobs": most_likely, "text_offset": offsets })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+    use crate::data::Tokenizer;
+
+    #[test]
+    fn all_parts_of_a_character_stand_where_it_begins() {
+        let model = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        let tokenizer = Tokenizer::load(&model).unwrap();
+        let (text, ids) = ("a 😀 b", tokenizer.encode("a 😀 b").unwrap());
+        let reader = PromptEncoder {
+            tokenizer: Some(tokenizer),
+            template: None,
+            variables: Map::new(),
+            special_tokens: Vec::new(),
+            max_bytes: usize::MAX,
+        };
+        let likelihood = |&id: &u32| TokenLikelihood { id, log_probability: 0.0, most_likely: Vec::new() };
+        let told = WholeText { likelihoods: ids.iter().map(likelihood).collect(), ..WholeText::default() };
+        let offsets = likelihoods_of(&reader, None, &told, 0)["text_offset"].take();
+        let mut begun = 0;
+        let expected = ids.iter().map(|&id| {
+            // The character in which the token begins.
+            let at = (0..=begun).rev().find(|&at| text.is_char_boundary(at)).map_or(0, |at| text[..at].chars().count());
+            begun += reader.bytes(id).unwrap().len();
+            at
+        });
+        let expected: Vec<usize> = expected.collect();
+        assert!(expected.windows(2).any(|pair| pair[0] == pair[1]), "{expected:?}");
+        assert_eq!((offsets, begun), (json!(expected), text.len()));
+    }
 }
