@@ -17,7 +17,7 @@ use crate::model::{
     self, Adapter, CHAT_TEMPLATE, EXTRA_TENSORS, GATE_TENSORS, Gates, MergedModel, ModelConfig, ModelSource, companions,
     fingerprint, has_fingerprint,
 };
-use crate::recipe::{RopeScalingRecipe, Weights};
+use crate::recipe::{ClassList, HeadRecipe, RopeScalingRecipe, Weights};
 use crate::store::{load_tensors, pt_metadata, save_tensors};
 use crate::units::{Fault, abridged};
 
@@ -108,7 +108,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
             let message = format!("`{}` holds a whole model {what}", abridged(trained.checkpoint.display()));
             return Err(Fault::usage(message, hint));
         }
-        let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None)?);
+        let weights = ExportedWeights::Model(named(MergedModel::open(trained.checkpoint, None)?, trained)?);
         let base = trained.recipe.map_or_else(|| trained.checkpoint.to_owned(), |recipe| recipe.model.path.clone());
         let hash = trained.state.as_ref().map_or_else(String::new, |state| state.model_hash.clone());
         let usage = Usage::of(target, trained.recipe.and_then(|recipe| recipe.head.num_classes()), &base);
@@ -148,12 +148,22 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
             let instead = usage.gguf.as_ref().map_or(CONVERT, GgufUsage::instead);
             ExportedWeights::GgufAdapter(folded(adapter, &LLAMA_CPP, instead, &mut notes)?, config)
         }
-        ExportTarget::Merged | ExportTarget::Gguf { .. } => ExportedWeights::Model(MergedModel::open(source, Some(adapter))?),
+        ExportTarget::Merged | ExportTarget::Gguf { .. } => {
+            ExportedWeights::Model(named(MergedModel::open(source, Some(adapter))?, trained)?)
+        }
     };
     if policy.is_none() {
         notes.push(format!("no `{KV_POLICY}`: the checkpoint has none that says which cache it was trained with"));
     }
     Ok(Parts { weights, base, hash, policy, usage, notes })
+}
+
+/// The model with the names that the recipe has for its classes.
+fn named(model: MergedModel, trained: &Trained<'_>) -> Result<MergedModel, Fault> {
+    match trained.recipe.map(|recipe| &recipe.head) {
+        Some(HeadRecipe::SeqClassification(ClassList::Named(names))) => model.with_class_names(names),
+        _ => Ok(model),
+    }
 }
 
 /// What other programs need to compute the same positions, if they can.

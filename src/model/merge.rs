@@ -88,6 +88,14 @@ impl MergedModel {
         })
     }
 
+    /// The same classifier, whose classes other programs show by these names.
+    pub fn with_class_names(mut self, names: &[String]) -> Result<Self, Fault> {
+        let mut config = self.config.take().map_or_else(|| ModelSource::from(&self.dir).object(), Ok)?;
+        name_classes(&mut config, names);
+        self.config = Some(config);
+        Ok(self)
+    }
+
     /// Writes a model directory that loads as its base does: the same files of weights in the same dtypes, its configuration, tokenizer,
     /// templates and settings of generation. `dir` is made. Sums are made in f32 (in f64 for f64 weights) and rounded once; at any time one
     /// tensor is in memory. Where `should_continue` says no, it ends with an error.
@@ -265,12 +273,15 @@ fn change_config(object: &mut Map<String, Value>, config: &ModelConfig, saved: &
         return Err(not_mergeable(SCORE, reason));
     };
     object.insert("architectures".into(), json!([architecture]));
-    let names = |class: i64| format!("LABEL_{class}");
-    let classes = 0..score_ke.size()[0];
-    let labels: BTreeMap<String, String> = classes.clone().map(|class| (class.to_string(), names(class))).collect();
-    object.insert("id2label".into(), json!(labels));
-    object.insert("label2id".into(), json!(classes.map(|class| (names(class), class)).collect::<BTreeMap<_, _>>()));
+    name_classes(object, &(0..score_ke.size()[0]).map(|class| format!("LABEL_{class}")).collect::<Vec<_>>());
     Ok(true)
+}
+
+fn name_classes(object: &mut Map<String, Value>, names: &[String]) {
+    let by_class: BTreeMap<String, &String> = names.iter().enumerate().map(|(class, name)| (class.to_string(), name)).collect();
+    let by_name: BTreeMap<&String, usize> = names.iter().enumerate().map(|(class, name)| (name, class)).collect();
+    object.insert("id2label".into(), json!(by_class));
+    object.insert("label2id".into(), json!(by_name));
 }
 
 /// `W + scale · B A`; with magnitudes, its rows in their lengths, as `DoRA` has it.

@@ -10,7 +10,7 @@ use kvtune::store::{pt_metadata, save_tensors};
 use serde_json::json;
 use tch::Device;
 
-use super::place::Place;
+use super::place::{Place, classified};
 use crate::support::gates;
 
 /// A finished run of three steps, which validates.
@@ -48,6 +48,19 @@ fn a_merged_run_scores_as_the_run() {
     place.run(&["export", "run/step-000001", "--for", "vllm", "--out", "served"]).done();
     let card = String::from_utf8(place.read("served/README.md")).unwrap();
     assert!(card.contains("library_name: \"peft\"") && card.contains("--enable-lora"), "{card}");
+}
+
+/// Transformers shows them in place of `LABEL_0`.
+#[test]
+fn a_merged_classifier_has_the_names_of_its_classes() {
+    let place = Place::new();
+    place.write("train.jsonl", (0..4).map(classified).collect::<String>());
+    let names = ["head.kind=seq_classification", "head.labels=[\"n\", \"e\", \"s\", \"w\"]", "train.max_steps=1"];
+    place.finetune(&names).done();
+    place.run(&["export", "run", "--for", "merged"]).done();
+    let config: serde_json::Value = serde_json::from_slice(&place.read("run/export-merged/config.json")).unwrap();
+    assert_eq!(config["id2label"], json!({"0": "n", "1": "e", "2": "s", "3": "w"}));
+    assert_eq!(config["label2id"], json!({"n": 0, "e": 1, "s": 2, "w": 3}));
 }
 
 #[test]
