@@ -198,10 +198,11 @@ impl PolicyFile {
             return Err(unfit(&path, "conformance.left", &found, &expected));
         }
         if let Some(what) = first_difference(left, &found) {
-            return Err(Fault::new(Exit::Failed, format!("the cache departs from `{}`: {what}", abridged(path.display()))).with_hint(
-                "the file was recorded in the dtype that it names: in narrow ones, other devices and merged weights may decide between near \
-                 scores otherwise",
-            ));
+            return Err(Fault::new(Exit::Failed, format!("the cache departs from `{}`: {what}", abridged(path.display())))
+                .with_hint(
+                    "the file was recorded in the dtype that it names, with weights packed as the run's `model.quantize` says: \
+                     in narrow ones, other devices, merged and unpacked weights may decide between near scores otherwise",
+                ));
         }
         Ok(found.iter().flatten().flatten().flatten().count())
     }

@@ -126,6 +126,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let config = Adapter::classes_of(trained.checkpoint, ModelConfig::load(&base)?)?;
     let adapter = Adapter::load_peft(trained.checkpoint, &config, Kind::Float, Device::Cpu)?;
     let mut notes = refuse_or_note(scaling, target)?;
+    notes.extend(packed_note(trained));
     let mut usage = Usage::of(target, config.num_classes, &base);
     usage.gguf = GgufUsage::of(trained, target, &base, &config)?;
     notes.extend(usage.gguf.as_ref().and_then(GgufUsage::note));
@@ -164,6 +165,15 @@ fn named(model: MergedModel, trained: &Trained<'_>) -> Result<MergedModel, Fault
         Some(HeadRecipe::SeqClassification(ClassList::Named(names))) => model.with_class_names(names),
         _ => Ok(model),
     }
+}
+
+/// What differs without the weights that the run has packed.
+fn packed_note(trained: &Trained<'_>) -> Option<String> {
+    let form = trained.recipe?.model.quantize?;
+    Some(format!(
+        "trained on weights in {form} (`model.quantize`), which the base does not have: with its own the cache may evict \
+         otherwise than `{KV_POLICY}` records"
+    ))
 }
 
 /// What other programs need to compute the same positions, if they can.

@@ -423,6 +423,10 @@ fn a_run_on_packed_weights_is_resumed_and_merged_into_unpacked_ones() {
     let plain = place.finetune(&["model.quantize=\"nf4\"", "data.validation_fraction=0.34"]).done();
     assert!(plain.err.contains("planned"), "{}", plain.err);
     place.run(&["verify", "--conformance", "run/final"]).done();
+    let merged = place.run(&["export", "run", "--for", "merged"]).done();
+    assert!(merged.err.contains("trained on weights in nf4 (`model.quantize`)"), "{}", merged.err);
+    let departs = place.run(&["verify", "--conformance", "run/export-merged"]).refused(1);
+    assert!(departs.contains("merged and unpacked weights may decide"), "{departs}");
     let packed = format!("model.path=\"{}\"", quantised.join("model-gptq").display());
     let twice = place.check(&[&packed, "model.quantize=\"nf4\""]).refused(2);
     assert!(twice.contains("`model.quantize` is set, and"), "{twice}");
