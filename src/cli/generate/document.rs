@@ -32,9 +32,34 @@ pub(super) fn open(used: &LoadedModel, path: &Path) -> Result<SavedSession, Faul
     Ok(saved)
 }
 
-/// The request with a copy of what has been read before its prompt.
-pub(super) fn go_on(saved: &SavedSession, mut request: Request) -> Result<Request, Fault> {
+/// The request with what has been read before its prompt, and with a copy of its session where the request begins.
+pub(super) fn go_on(saved: &SavedSession, mut request: Request, begins: bool) -> Result<Request, Fault> {
     request.prompt.splice(0..0, saved.ids.iter().copied());
-    request.session = Some(saved.session.fork()?);
+    request.session = begins.then(|| saved.session.fork()).transpose()?;
     Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::generation::{GenerationRules, Generator};
+    use crate::recipe::Recipe;
+    use crate::train;
+
+    #[test]
+    fn what_does_not_begin_gets_no_copy_of_the_session() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        let mut recipe = Recipe::of_model(&path, &[]).unwrap().recipe;
+        recipe.grad = recipe.grad.closed();
+        let model = train::base_model(&recipe, None, Device::Cpu).unwrap();
+        let engine = train::engine(&recipe, model.config(), None, None).unwrap();
+        let session = Generator::new(&engine, &model, None, 1).read(&[5, 6]).unwrap();
+        let saved = SavedSession { session, ids: vec![5, 6], is_checked: true };
+        for begins in [true, false] {
+            let request = go_on(&saved, Request::new(vec![7], GenerationRules::default()), begins).unwrap();
+            assert_eq!((request.prompt, request.session.is_some()), (vec![5, 6, 7], begins));
+        }
+    }
 }

@@ -67,7 +67,9 @@ impl Generate {
         let (samples, num_texts) = (usize::from(self.n), prompts.len() * usize::from(self.n));
         let requests = prompts.into_iter().map(|prompt| {
             let request = Request { samples, ..Request::new(prompt, rules.clone()) };
-            document.iter().try_fold(request, |request, saved| document::go_on(saved, request))
+            // What a signal keeps from being begun needs no copy of what has been read.
+            let begins = interrupt.signal().is_none();
+            document.iter().try_fold(request, |request, saved| document::go_on(saved, request, begins))
         });
         let generator = used.generator(usize::from(self.batch).min(num_texts));
         let has_text = generator.writes_text();
