@@ -104,7 +104,7 @@ pub(super) fn install() -> Result<Interrupt, Fault> {
     watched(Interrupt::install())
 }
 
-fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt, Fault> {
+pub(super) fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt, Fault> {
     installed.map_err(|e| Fault::usage(format!("can't watch for signals: {e}"), "look at the limits of this process"))
 }
 

@@ -23,6 +23,13 @@ impl Interrupt {
         Ok(interrupt)
     }
 
+    /// Installs that of Ctrl-C alone: what mostly waits and has nothing to save ends at once with SIGTERM.
+    pub fn install_for_ctrl_c() -> std::io::Result<Self> {
+        let interrupt = Self::default();
+        interrupt.watch_for(&[SIGINT])?;
+        Ok(interrupt)
+    }
+
     /// Installs that of SIGUSR1 alone: what is ended while it loads has nothing to save, and ends at once.
     pub fn install_for_saves() -> std::io::Result<Self> {
         let interrupt = Self::default();
@@ -32,7 +39,11 @@ impl Interrupt {
 
     /// From now on the first SIGTERM or Ctrl-C is a request, and the second ends the process.
     pub(super) fn watch_for_stops(&self) -> std::io::Result<()> {
-        for signal in [SIGINT, SIGTERM] {
+        self.watch_for(&[SIGINT, SIGTERM])
+    }
+
+    fn watch_for(&self, signals: &[i32]) -> std::io::Result<()> {
+        for &signal in signals {
             // Order matters: the shutdown looks at the flag before the next line's handler sets it.
             flag::register_conditional_shutdown(signal, 128 + signal, self.again.clone())?;
             // One flag for both: Ctrl-C after SIGTERM is the second, too.

@@ -1,13 +1,17 @@
 //! `generate`: what it prints, and what is said where there is nothing to go on from.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::place::{Place, Said};
 use crate::binary::kvtune;
 use crate::generation::{numbers, rows};
+use crate::starter::PATIENCE;
 
 fn generate(place: &Place, more: &[&str]) -> Said {
     place.run(&[&["generate", "model"], more].concat())
@@ -150,6 +154,23 @@ fn a_conversation_goes_on_from_what_was_read() {
 }
 
 #[test]
+fn a_chat_that_waits_ends_at_once_when_it_is_asked_to() {
+    let place = Place::new();
+    let mut chat = place.command(&["generate", "model", "--chat", "--chat-template", "{{ messages }}"]);
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    writeln!(chat.stdin.as_mut().unwrap(), "!status").unwrap();
+    // It has loaded, and waits for another line.
+    let mut told = BufReader::new(chat.stderr.take().unwrap()).lines();
+    assert!(told.any(|line| line.unwrap().contains("0 messages")));
+    kill_process(Pid::from_child(&chat), Signal::TERM).unwrap();
+    let sent = Instant::now();
+    while chat.try_wait().unwrap().is_none() {
+        assert!(sent.elapsed() < PATIENCE, "it waits for a line");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
 fn a_conversation_in_a_file_is_a_prompt_of_its_text() {
     let place = Place::new();
     place.write(
@@ -185,6 +206,21 @@ fn a_conversation_in_a_file_is_a_prompt_of_its_text() {
     refused(generate(&place, &list), 2, "takes a JSON object");
 }
 
+/// The model has no template.
+#[test]
+fn a_run_brings_its_template_and_what_that_is_told() {
+    let place = Place::new();
+    place.write("own.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}{{ note }}");
+    let told = "data.chat_template_kwargs={ note = \" and a long note\" }";
+    place.finetune(&["data.chat_template=own.jinja", told, "train.max_steps=1"]).done();
+    place.write("asked.json", r#"{"messages": [{"role": "user", "content": "Hi"}]}"#);
+    let tokens = |more: &[&str]| {
+        let ask = ["generate", "run", "--messages", "asked.json", "--max-new-tokens", "1", "--format", "json"];
+        last(&place.run(&[&ask, more].concat()).done().out)["prompt_tokens"].as_u64().unwrap()
+    };
+    assert!(tokens(&[]) > tokens(&["--chat-template-kwargs", "{\"note\": \"\"}"]));
+}
+
 #[test]
 fn an_adapter_brings_its_cache() {
     let place = Place::new();
@@ -206,21 +242,6 @@ fn an_adapter_brings_its_cache() {
 fn what_can_not_be_continued() {
     let place = Place::new();
     for (more, words) in [
-/// The model has no template.
-#[test]
-fn a_run_brings_its_template_and_what_that_is_told() {
-    let place = Place::new();
-    place.write("own.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}{{ note }}");
-    let told = "data.chat_template_kwargs={ note = \" and a long note\" }";
-    place.finetune(&["data.chat_template=own.jinja", told, "train.max_steps=1"]).done();
-    place.write("asked.json", r#"{"messages": [{"role": "user", "content": "Hi"}]}"#);
-    let tokens = |more: &[&str]| {
-        let ask = ["generate", "run", "--messages", "asked.json", "--max-new-tokens", "1", "--format", "json"];
-        last(&place.run(&[&ask, more].concat()).done().out)["prompt_tokens"].as_u64().unwrap()
-    };
-    assert!(tokens(&[]) > tokens(&["--chat-template-kwargs", "{\"note\": \"\"}"]));
-}
-
         (&["--prompt", "x", "--temperature", "0"][..], "take the most likely token with `--greedy`"),
         (&["--prompt", "x", "--temperature", "-1"], "take the most likely token with `--greedy`"),
         (&["--prompt", "x", "--max-new-tokens", "40000"], "are more than the 32768 positions of the model"),

@@ -12,10 +12,11 @@ use std::path::PathBuf;
 use clap::Args;
 use tch::Device;
 
-use super::finetune::{Ending, install};
+use super::finetune::{Ending, install, watched};
 use super::used_model::{LoadedModel, ModelArgs, own_rules};
 use crate::generation::Request;
 use crate::report::console;
+use crate::train::Interrupt;
 use crate::units::Fault;
 use chat::Chat;
 use prompts::Prompts;
@@ -54,7 +55,7 @@ impl Generate {
     pub(super) fn run(&self, device: Device) -> Result<Ending, Fault> {
         let used = self.model.load(device)?;
         // After loading: a signal that comes before ends the process at once.
-        let interrupt = install()?;
+        let interrupt = if self.prompts.chat { watched(Interrupt::install_for_ctrl_c()) } else { install() }?;
         let rules = self.rules.over(own_rules(&used.recipe.model.path)?)?;
         if self.prompts.chat {
             return Chat::new(&used, rules, &self.template, self.system_prompt.as_deref())?.run(&interrupt);
