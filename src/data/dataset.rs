@@ -129,6 +129,11 @@ impl Dataset {
         of(self).iter().filter(|fingerprint| others.contains(fingerprint)).count()
     }
 
+    /// The index of a sample in the files, which windows of one text share.
+    pub fn index_of(&self, sample: usize) -> Option<u64> {
+        self.pieces.get(sample).map(|(set, piece)| (self.sets[*set].first + piece.sample) as u64)
+    }
+
     /// Number of samples, at least one; windows of a sample count one by one.
     pub fn len(&self) -> usize {
         self.pieces.len()

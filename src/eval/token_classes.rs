@@ -40,10 +40,10 @@ impl TokenClasses {
     }
 
     /// Refuses samples of which several have the same index, as windows of one text: a rank would mean a target of each.
-    pub fn check_samples(&self, losses: &[SampleLoss]) -> Result<(), Fault> {
+    pub fn check_samples(&self, mut samples: impl Iterator<Item = u64>) -> Result<(), Fault> {
         let mut known = BTreeSet::new();
-        let again = losses.iter().find(|loss| self.0.contains_key(&loss.sample) && !known.insert(loss.sample));
-        let Some(SampleLoss { sample, .. }) = again else { return Ok(()) };
+        let again = samples.find(|sample| self.0.contains_key(sample) && !known.insert(*sample));
+        let Some(sample) = again else { return Ok(()) };
         let message = format!("classes of tokens are given for sample {sample}, and several samples have this index");
         Err(Fault::usage(message, "evaluate one data set, without `data.on_too_long = \"split\"`"))
     }

@@ -55,6 +55,11 @@ fn evaluations_and_proofs_say_so_too() {
 
     hint: the weights or the adapter may be damaged, or the dtype too narrow for them
     ");
+    // What is wrong with the request comes before the losses.
+    place.write("classes.jsonl", "{\"sample\": 0, \"classes\": {\"first\": [0]}}\n");
+    let windows = ["--token-classes", "classes.jsonl", "--set", "data.max_seq_length=20", "--set", "data.on_too_long=split"];
+    let error = place.run(&[&evaluate[..], &windows].concat()).refused(2);
+    assert!(error.contains("for sample 0, and several samples have this index"), "{error}");
     assert_snapshot!(place.on_cpu("verify", &[]).refused(5), @r"
     error: the loss is not finite, in sample 0 (counted from 0)
 

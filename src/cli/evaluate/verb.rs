@@ -141,6 +141,8 @@ impl Evaluate {
         if let Some(max) = max_batches.filter(|_| shown < dataset.len()) {
             console::note_once(&format!("the {shown} shortest of {} samples: `eval.max_batches` = {max}", dataset.len()));
         }
+        let indices = batches.iter().flatten().filter_map(|&sample| dataset.index_of(sample));
+        wanted.map_or(Ok(()), |classes| classes.check_samples(indices))?;
         // First, as there is more that they may be refused for.
         let answer = |asked| self.answers.answer(loaded, &engine, &asked, shared_file, world);
         let answers = asked.map(answer).transpose()?;
@@ -151,7 +153,6 @@ impl Evaluate {
         let mut losses: Vec<_> = batches.iter().flatten().zip(losses.unwrap_or_default()).collect();
         losses.sort_by_key(|(index, _)| **index);
         let losses: Vec<SampleLoss> = losses.into_iter().map(|(_, loss)| loss).collect();
-        wanted.map_or(Ok(()), |classes| classes.check_samples(&losses))?;
         let class_sums = losses.iter().filter_map(|loss| wanted.map(|classes| classes.sums(loss))).collect::<Result<_, _>>()?;
         if let Some(path) = self.replay_log.as_ref().filter(|_| world.is_first()) {
             keep_log(path, &engine, model, &dataset)?;
