@@ -11,6 +11,7 @@ use crate::cache::{Routing, Scope};
 use crate::data::{LoadReport, Splits, Tokenizer, auto_tokenizer_differs};
 use crate::dist::ProcessGroup;
 use crate::engine::{ChunkPlan, Settings};
+use crate::files::Scratch;
 use crate::model::{LayerSpec, Model, ModelConfig, kind_of, trained_by_kind};
 use crate::plan::{Alternative, GRAPHS, Machine};
 use crate::recipe::{
@@ -37,6 +38,8 @@ impl Check {
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
         train::check_data(&recipe, &config)?;
+        // A file is made there, and goes again.
+        recipe.grad.scratch_dir.iter().try_for_each(|dir| Scratch::create(dir, "check").map(drop))?;
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let mut said = Ok(());

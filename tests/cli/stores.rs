@@ -86,6 +86,9 @@ fn files_that_have_no_place_are_temporary() {
     let error = place.hear(command.env("TMPDIR", place.path("nowhere"))).refused(1);
     assert!(error.contains("<dir>/nowhere/kvtune-"), "{error}");
     place.write("file", "in the way");
+    assert!(place.check(&["grad.scratch_dir=file"]).refused(1).starts_with("error: cannot look into `<dir>/file`"));
+    place.check(&["grad.scratch_dir=fast"]).done();
+    assert!(!place.path("fast").exists());
     let said = self::verify(&place, &["grad.layer_checkpoints_place=file", "grad.scratch_dir=file"]);
     assert_snapshot!(said.refused(1), @r"
     error: cannot look into `<dir>/file`
