@@ -46,6 +46,11 @@ impl Calibrate {
             console::note_once(note);
         }
         let config = ModelConfig::load(&own.model)?;
+        if config.layers.iter().all(|layer| layer.attention.rule.window.is_some()) {
+            let message =
+                "all layers of the model have a sliding window, and no policy evicts from them: there is nothing to calibrate";
+            return Err(Fault::usage(message, "take a model with layers that attend to the whole sequence"));
+        }
         let means = self.means(&own, &config)?;
         let recipe = train::for_calibration(&own);
         train::set_numerics(&recipe, device);

@@ -71,4 +71,10 @@ fn what_can_not_be_calibrated_is_said_before_and_after() {
     let error = place.run(&[&calibrate[..], &["gates"]].concat()).refused(3);
     assert!(error.contains("error: no sample has at least 896 tokens\n"), "{error}");
     assert!(!place.path("gates").exists());
+    place.edit_json(
+        "model/config.json",
+        json!({"use_sliding_window": true, "sliding_window": 24, "max_window_layers": 0, "layer_types": null}),
+    );
+    let error = place.run(&[&calibrate[..], &["gates"]].concat()).refused(2);
+    assert!(error.starts_with("error: all layers of the model have a sliding window"), "{error}");
 }
