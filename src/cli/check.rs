@@ -146,7 +146,7 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
         (Storage::Preallocated, false) => format!("slots {}", kv.cache_length),
         _ => "as many slots as tokens".to_owned(),
     };
-    let mut words = vec![kv.policy.name.clone(), slots];
+    let mut words = vec![kv.policy.to_string(), slots];
     if kv.buffer != BufferKind::Plain {
         words.push(format!("in {}", kv.buffer));
     }

@@ -166,7 +166,7 @@ fn figures(trained: &Trained<'_>, recipe: Option<&Recipe>, base_model: &str, has
     table.figure("adapter", recipe.and_then(|recipe| recipe.lora.as_ref()).map(LoraRecipe::kind));
     let files = |recipe: &Recipe| recipe.data.each().map(|data| format!("`{}`", data.train)).collect::<Vec<_>>().join(", ");
     table.figure("data", of_recipe(files));
-    table.figure("policy of the cache", of_recipe(|recipe| recipe.kv_cache.policy.name.clone()));
+    table.figure("policy of the cache", of_recipe(|recipe| recipe.kv_cache.policy.to_string()));
     table.figure("cache length", of_recipe(|recipe| recipe.kv_cache.cache_length.to_string()));
     table.figure("chunk size", of_recipe(|recipe| recipe.kv_cache.wanted_chunk_size().to_string()));
     table.figure("buffer of the cache", of_recipe(|recipe| recipe.kv_cache.buffer.to_string()));

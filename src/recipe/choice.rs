@@ -1,5 +1,6 @@
 //! A choice by name whose parameters are read by the file that owns it: `policy = "h2o"` or `policy.h2o = { … }`.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use serde::de::DeserializeOwned;
@@ -143,6 +144,14 @@ impl RecipeField for PolicyRecipe {
 
     fn entries(&self, key: &str) -> TableEntries {
         vec![(key.to_owned(), self.to_value())]
+    }
+}
+
+/// `h2o`, or `h2o { grace_period = 0.375 }` where parameters are written.
+impl fmt::Display for PolicyRecipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        if self.params.entries().is_empty() { Ok(()) } else { write!(f, " {}", self.params.to_value()) }
     }
 }
 

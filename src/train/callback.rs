@@ -198,7 +198,7 @@ impl RunCallback {
             memory_by_part: trainer.memory_by_part(),
             setting: [
                 ("model".into(), trainer.recipe.model.path.display().to_string()),
-                ("policy".into(), trainer.recipe.kv_cache.policy.name.clone()),
+                ("policy".into(), trainer.recipe.kv_cache.policy.to_string()),
                 ("cache length".into(), trainer.recipe.kv_cache.cache_length.to_string()),
                 ("chunk size".into(), trainer.recipe.kv_cache.wanted_chunk_size().to_string()),
             ]

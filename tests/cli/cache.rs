@@ -42,7 +42,7 @@ fn a_chunk_size_that_is_not_written_fits_the_cache() {
         (&["kv_cache.cache_length=512"][..], "h2o, 512 slots, chunks of 256"),
         (&["kv_cache.cache_length=2048"], "h2o, 2048 slots, chunks of 1024"),
         (&["kv_cache.cache_length=1"], "h2o, 1 slots, chunks of 1"),
-        (&["kv_cache.policy={ h2o = { grace_period = 30 } }"], "h2o, 32 slots, chunks of 1"),
+        (&["kv_cache.policy={ h2o = { grace_period = 30 } }"], "h2o { grace_period = 30 }, 32 slots, chunks of 1"),
         (&["kv_cache.cache_length=[32, 6, 32]", "kv_cache.randomize_chunk_sizes=true"], "chunks of 3"),
         (&["kv_cache.policy=adakv"], "adakv, 32 slots, chunks of 1"),
         (&["kv_cache.policy=adakv", "kv_cache.cache_length=8"], "adakv, 8 slots, chunks of 1"),

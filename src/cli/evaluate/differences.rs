@@ -64,7 +64,7 @@ pub(super) fn table(results: &[Evaluated]) -> Option<Table> {
     for Evaluated { name, policy, slots, differences, .. } in results {
         for (figure, PairedDifference { difference, low, high, .. }) in differences {
             let (name, interval) = (name.display().to_string(), format!("{low:+.4} to {high:+.4}"));
-            table.row(&[&name, policy, slots, figure, &format!("{difference:+.4}"), &interval]);
+            table.row(&[&name, &policy.to_string(), slots, figure, &format!("{difference:+.4}"), &interval]);
         }
     }
     Some(table)

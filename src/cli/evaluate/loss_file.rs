@@ -47,8 +47,8 @@ pub(super) fn write(path: &Path, results: &[Evaluated]) -> Result<(), Fault> {
     for Evaluated { name, policy, slots, losses, .. } in results {
         for SampleLoss { sample, tokens, loss, by_target, .. } in losses {
             let line = json!({
-                "evaluated": name, "policy": policy, "cache_length": slots, "sample": sample, "tokens": tokens, "targets": loss.targets,
-                "loss": loss.loss_sum / loss.targets.max(1) as f64, "correct": loss.correct, "losses": by_target,
+                "evaluated": name, "policy": policy.name, "cache_length": slots, "sample": sample, "tokens": tokens,
+                "targets": loss.targets, "loss": loss.loss_sum / loss.targets.max(1) as f64, "correct": loss.correct, "losses": by_target,
             });
             lines += &line.to_string();
             lines.push('\n');

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::samples::Split;
 use crate::eval::{AnswerScores, PairedDifference, SampleLoss, Score, ScoredAnswer, Scores};
 use crate::metrics::LongBenchV2;
+use crate::recipe::PolicyRecipe;
 use crate::report::table::Table;
 
 const COLUMNS: [&str; 10] =
@@ -15,7 +16,7 @@ const COLUMNS: [&str; 10] =
 pub(super) struct Evaluated {
     pub(super) name: PathBuf,
     pub(super) split: Split,
-    pub(super) policy: String,
+    pub(super) policy: PolicyRecipe,
     pub(super) slots: String,
     pub(super) scores: Option<Scores>,
     /// Losses of the samples in the order of the data.
@@ -30,7 +31,7 @@ pub(super) struct Evaluated {
 impl Evaluated {
     pub(super) fn to_json(&self) -> serde_json::Value {
         let Self { name, split, policy, slots, scores, .. } = self;
-        let mut value = serde_json::json!({ "evaluated": name, "split": split, "policy": policy, "cache_length": slots });
+        let mut value = serde_json::json!({ "evaluated": name, "split": split, "policy": policy.name, "cache_length": slots });
         if let Some(scores) = scores {
             value["scores"] = serde_json::json!(scores);
         }
@@ -78,7 +79,7 @@ pub(super) fn of(results: &[Evaluated]) -> Table {
     let names = metrics.iter().map(|name| name.as_str());
     let mut table = Table::new(&COLUMNS.iter().chain(groups).copied().chain(names).collect::<Vec<_>>());
     for result in results {
-        let own = [result.name.display().to_string(), result.policy.clone(), result.slots.clone()];
+        let own = [result.name.display().to_string(), result.policy.to_string(), result.slots.clone()];
         let mut add = |of: String, score: Vec<String>, further: Vec<String>| {
             let mut cells: Vec<String> = own.iter().cloned().chain([of]).chain(score).collect();
             cells.resize(COLUMNS.len(), String::new());

@@ -161,7 +161,7 @@ impl Evaluate {
         Ok(Evaluated {
             name: target.dir().to_owned(),
             split: self.samples.split,
-            policy: recipe.kv_cache.policy.name.clone(),
+            policy: recipe.kv_cache.policy.clone(),
             slots: if evicts { recipe.kv_cache.cache_length.to_string() } else { "all".to_owned() },
             scores,
             losses,
