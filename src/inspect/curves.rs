@@ -16,7 +16,6 @@ pub(super) fn charts(runs: &[RunContents]) -> Vec<CurveChart> {
         };
         CurveChart {
             title: title.to_owned(),
-            x_name: "step".to_owned(),
             curves: runs.iter().map(|run| Curve { name: run.name.clone(), points: points(run) }).collect(),
             is_from_zero,
             has_marks: title.starts_with("validation"),

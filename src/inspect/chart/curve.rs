@@ -1,4 +1,4 @@
-//! Curves over a common axis, as SVG.
+//! Curves over the steps of a run, as SVG.
 
 use super::svg::{Ink, Svg, Words};
 use super::ticks::{in_short, range, share, ticks};
@@ -15,7 +15,6 @@ pub(crate) struct Curve {
 pub(crate) struct CurveChart {
     /// What y is, with its unit.
     pub(crate) title: String,
-    pub(crate) x_name: String,
     /// In the order of their colours.
     pub(crate) curves: Vec<Curve>,
     /// Whether y begins at zero, as amounts do.
@@ -52,7 +51,7 @@ impl CurveChart {
         };
         let x_ends = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), p| (low.min(p.0), high.max(p.0)));
         let frame = Frame { x_ends, y_ends };
-        frame.axes(&mut svg, &self.x_name);
+        frame.axes(&mut svg);
         for (index, curve) in self.curves.iter().enumerate() {
             self.draw(&mut svg, &frame, index, &curve.points);
         }
@@ -78,7 +77,7 @@ impl CurveChart {
             let (low, high) = finite().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), p| (l.min(p.1), h.max(p.1)));
             let [first_y, last_y, low, high] = [first.1, last.1, low, high].map(|v| in_short(v, (v.abs() * 1e-3).max(1e-9)));
             let (from, to) = (first.0, last.0);
-            format!("{}: {first_y} at {} {from}, {last_y} at {to}, between {low} and {high}", curve.name, self.x_name)
+            format!("{}: {first_y} at step {from}, {last_y} at {to}, between {low} and {high}", curve.name)
         };
         let words: Vec<String> = self.curves.iter().map(of_curve).collect();
         if words.is_empty() { "no figures".to_owned() } else { words.join("; ") }
@@ -120,7 +119,7 @@ impl Frame {
         )
     }
 
-    fn axes(&self, svg: &mut Svg, x_name: &str) {
+    fn axes(&self, svg: &mut Svg) {
         let rows = ticks(self.y_ends.0, self.y_ends.1, 4);
         let step = rows.windows(2).next().map_or(0.0, |pair| pair[1] - pair[0]);
         for &value in &rows {
@@ -141,7 +140,7 @@ impl Frame {
             svg.text(x, BOTTOM + 17.0, &in_short(value, step), Words::new(11.0, Ink::MUTED).centred());
         }
         svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, Ink::BORDER);
-        svg.text(LEFT.midpoint(RIGHT), HEIGHT - 9.0, x_name, Words::new(11.0, Ink::MUTED).centred());
+        svg.text(LEFT.midpoint(RIGHT), HEIGHT - 9.0, "step", Words::new(11.0, Ink::MUTED).centred());
     }
 
     fn path(&self, svg: &mut Svg, index: usize, class: &str, points: &[(f64, f64)]) {
@@ -207,7 +206,7 @@ mod tests {
 
     fn chart(points: &[(f64, f64)]) -> CurveChart {
         let curve = Curve { name: "<a>".into(), points: points.to_vec() };
-        CurveChart { title: "loss & more".into(), x_name: "step".into(), curves: vec![curve], ..CurveChart::default() }
+        CurveChart { title: "loss & more".into(), curves: vec![curve], ..CurveChart::default() }
     }
 
     #[test]
