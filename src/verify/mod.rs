@@ -18,4 +18,4 @@ pub use nearness::{ErrorBound, fits_in_f64, tolerance};
 pub use proofs::{Proofs, TilingProof, Verdict};
 pub use reference::Reference;
 pub use tilings::{Tiling, every_tiling};
-pub use walk::{LayerWalk, departures, stays, walk};
+pub use walk::{departures, stays, walk};

@@ -5,28 +5,21 @@ use tch::TchError;
 use crate::cache::{ChunkSpan, HeadBudgets, ReplayLog};
 use crate::units::{Exit, Fault};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LayerWalk {
-    /// `held[event][sequence][head]`: the position in each filled slot after each cache event (the prefill span is event 0), −1 where
-    /// a sequence has none; of a sequence that has left, what it held in the end.
-    pub held: Vec<Vec<Vec<Vec<i64>>>>,
-    /// `gone[sequence][head][position]`: the first query that does not see the token any more.
-    pub gone: Vec<Vec<Vec<i64>>>,
-}
-
 const STAYS: i64 = i64::MAX;
 
-/// Walks over the choices of one layer with `groups` KV heads.
-pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, Fault> {
+/// Walks over the choices of one layer with `groups` KV heads. `[event][sequence][head]`: the position in each filled slot after each cache
+/// event (the prefill span is event 0), −1 where a sequence has none; of a sequence that has left, what it held in the end.
+pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<Vec<Vec<Vec<Vec<i64>>>>, Fault> {
     let mut held: Vec<Vec<Vec<Vec<i64>>>> = Vec::new();
-    let gone = follow(log, layer, groups, |span, slots| {
+    follow(log, layer, groups, |span, slots| {
         held.truncate(span.chunk.0);
         held.push(slots.to_vec());
     })?;
-    Ok(LayerWalk { held, gone })
+    Ok(held)
 }
 
-/// `gone` of [`LayerWalk`] alone: what is held in between would fill the memory where sequences are long.
+/// `[sequence][head][position]`: the first query that does not see the token any more. What is held in between would fill the memory where
+/// sequences are long.
 pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<Vec<Vec<Vec<i64>>>, Fault> {
     follow(log, layer, groups, |_, _| {})
 }

@@ -136,7 +136,7 @@ impl Golden {
         let mut log = ReplayLog { spans: Vec::new(), cache_lengths: vec![count(&self.how["cache_length"]); 3], layers };
         for span in spans {
             for layer in 0..3 {
-                let held = walk(&log, layer, 2).unwrap().held;
+                let held = walk(&log, layer, 2).unwrap();
                 let evicts = span.chunk.0 > 0;
                 let victims = evicts.then(|| {
                     let theirs = &self.tensors[&format!("token_pos.layer{layer}.chunk{}", span.chunk.0)];
@@ -160,7 +160,7 @@ impl Golden {
     pub fn check_positions(&self, log: &ReplayLog) {
         let mut checked = 0;
         for (layer, _) in log.layers.iter().enumerate() {
-            for (chunk, sequences) in walk(log, layer, 2).unwrap().held.iter().enumerate() {
+            for (chunk, sequences) in walk(log, layer, 2).unwrap().iter().enumerate() {
                 // A dense cache has nothing to say.
                 let Some(expected) = self.tensors.get(&format!("token_pos.layer{layer}.chunk{chunk}")) else { continue };
                 for (sequence, heads) in sequences.iter().enumerate() {

@@ -304,13 +304,7 @@ impl<'a> Played<'a> {
                 continue;
             }
             for (sequence, head, held) in by_head(positions) {
-                assert_eq!(
-                    sorted(&held),
-                    sorted(&walk.held[span.chunk.0][sequence][head]),
-                    "{:?}, chunk {}",
-                    self.scene,
-                    span.index
-                );
+                assert_eq!(sorted(&held), sorted(&walk[span.chunk.0][sequence][head]), "{:?}, chunk {}", self.scene, span.index);
             }
         }
     }

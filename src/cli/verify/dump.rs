@@ -71,7 +71,7 @@ fn evictions(log: &ReplayLog, model: &Model) -> Result<Vec<(String, Tensor)>, Fa
     let mut all = Vec::new();
     for (layer, groups) in model.config().num_kv_heads().into_iter().enumerate() {
         let slots = log.cache_lengths[layer];
-        for (chunk, held) in walk(log, layer, groups)?.held.into_iter().enumerate() {
+        for (chunk, held) in walk(log, layer, groups)?.into_iter().enumerate() {
             let batch = held.len();
             let padded = held.into_iter().flatten().flat_map(|mut head| {
                 head.resize(slots, -1);
