@@ -16,7 +16,7 @@ use crate::native::give_free_memory_back;
 use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
-use crate::units::{Exit, Fault, abridged};
+use crate::units::{Exit, Fault, FaultKind, abridged};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunOutcome {
@@ -61,7 +61,7 @@ pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<RunO
     if trainer.recipe.eval.initial {
         match trainer.validate(&mut callback) {
             Ok(validation) => callback.validated_first(validation.as_ref())?,
-            Err(error) if error.is_interrupted() => {
+            Err(error) if error.kind() == FaultKind::Interrupted => {
                 trainer.ranks.listen()?;
                 return interrupted(trainer, &callback);
             }
@@ -135,7 +135,7 @@ fn next_state(trainer: &Trainer, callback: &mut RunCallback) -> RunState {
 fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunState, Fault> {
     let error = match trainer.advance(callback).and_then(|metrics| trainer.check_if_built_on().map(|()| metrics)) {
         Ok(metrics) => return Ok(RunState::Stepped(Box::new(metrics))),
-        Err(error) if error.is_interrupted() => {
+        Err(error) if error.kind() == FaultKind::Interrupted => {
             trainer.ranks.listen()?;
             if trainer.step() > 0 {
                 save_unsaved(trainer, callback, SaveKind::Intermediate)?;
@@ -158,7 +158,7 @@ fn train_step(trainer: &mut Trainer, callback: &mut RunCallback) -> Result<RunSt
 /// Validates after a step where that is due, writes the step's line, and saves where that is due or asked for.
 fn complete_step(trainer: &mut Trainer, callback: &mut RunCallback, metrics: StepMetrics) -> Result<RunState, Fault> {
     let validation = match trainer.is_eval_due().then(|| trainer.validate(callback)).transpose() {
-        Err(error) if error.is_interrupted() => {
+        Err(error) if error.kind() == FaultKind::Interrupted => {
             trainer.progress.owes_validation = true;
             trainer.ranks.listen()?;
             None

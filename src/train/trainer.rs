@@ -367,7 +367,7 @@ mod tests {
         let untouched = (copied(trainer.optimizer.state()), copied(trainer.model.parameters()));
         let mut events = 0;
         while let Err(error) = trainer.advance(&mut GivesUp(events + 1)) {
-            assert!(error.is_interrupted(), "{error}");
+            assert_eq!(error.kind(), FaultKind::Interrupted, "{error}");
             for (before, after) in [(&untouched.0, trainer.optimizer.state()), (&untouched.1, trainer.model.parameters())] {
                 assert!(before.iter().zip(&after).all(|((_, before), (_, after))| before.equal(after)), "event {events}");
             }

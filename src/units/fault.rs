@@ -149,11 +149,6 @@ impl Fault {
         self
     }
 
-    /// Whether it only says that this rank or another was asked to stop.
-    pub fn is_interrupted(&self) -> bool {
-        self.0.kind == FaultKind::Interrupted
-    }
-
     pub fn kind(&self) -> FaultKind {
         self.0.kind
     }

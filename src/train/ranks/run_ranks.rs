@@ -90,7 +90,7 @@ pub fn check_even(world: &ProcessGroup, recipe: &Recipe) -> Result<(), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::{Exit, Fault};
+    use crate::units::{Exit, FaultKind};
 
     #[test]
     fn what_is_asked_of_one_is_asked_of_all() {
@@ -107,7 +107,7 @@ mod tests {
             ranks.listen().unwrap();
             let failed = ranks.world.first::<()>("writing", || Err(Fault::usage("no samples", "hold some out"))).unwrap_err();
             let given_up = if rank == 1 { Err(Fault::interrupted()) } else { Ok(()) };
-            assert!(ranks.world.agree("working", given_up).unwrap_err().is_interrupted());
+            assert_eq!(ranks.world.agree("working", given_up).unwrap_err().kind(), FaultKind::Interrupted);
             (ranks.signal(), failed.exit() as u8, failed.to_string())
         });
         for (rank, (signal, exit, failed)) in seen.into_iter().enumerate() {
