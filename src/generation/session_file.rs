@@ -6,6 +6,7 @@ use std::path::Path;
 use std::slice;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::engine::{Engine, Session, SessionNumbers, SessionSnapshot, SessionSpec};
 use crate::files::{self, Dtype, RawTensor, TensorFile};
@@ -92,11 +93,14 @@ impl SavedSession {
         let file = TensorFile::open(path)?;
         let metadata = file.metadata();
         let header = metadata.get(KEY).ok_or_else(|| not_a_session(path, "it was not written by kvtune"))?;
-        let format: SessionFormat = serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
-        let is_checked = format.format_version != UNHASHED;
+        let fault = |error: serde_json::Error| not_a_session(path, &error.to_string());
+        // The version before the rest, which another one may not have.
+        let parts: Value = serde_json::from_str(header).map_err(fault)?;
+        let version = &parts["format_version"];
+        let is_checked = *version != UNHASHED;
         if is_checked {
-            if format.format_version != FORMAT_VERSION {
-                let reason = format!("its format is {}, this program reads {FORMAT_VERSION}", format.format_version);
+            if *version != FORMAT_VERSION {
+                let reason = format!("its format is {version}, this program reads {FORMAT_VERSION}");
                 return Err(not_a_session(path, &reason));
             }
             let mut hashes = BTreeMap::new();
@@ -108,8 +112,7 @@ impl SavedSession {
                 return Err(not_a_session(path, "it is damaged: its content is not what was written"));
             }
         }
-        let Header { identity: found, ids, numbers, .. } =
-            serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
+        let Header { identity: found, ids, numbers, .. } = serde_json::from_value(parts).map_err(fault)?;
         if let Some((what, expected, found)) = identity.difference(&found) {
             let (path, found) = (abridged(path.display()), quoted(found));
             let message = format!("the session in `{path}` was saved with another `{what}`: expected {expected}, found {found}");
@@ -132,11 +135,6 @@ fn hash_of_tensor(dtype: Dtype, shape: &[usize], bytes: &[u8]) -> String {
 /// Hashes the header and the tensors' hashes by name, whatever their order in the file.
 fn hash_of_all(header: &str, tensors: &BTreeMap<String, String>) -> String {
     files::hash_parts([header].into_iter().chain(tensors.iter().flat_map(|(name, hash)| [name.as_str(), hash])))
-}
-
-#[derive(Deserialize)]
-struct SessionFormat {
-    format_version: u32,
 }
 
 fn not_a_session(path: &Path, reason: &str) -> Fault {

@@ -45,7 +45,6 @@ pub(super) struct AppState {
     pub(super) cache: Value,
     pub(super) limits: RequestLimits,
     pub(super) prompts: PromptLimits,
-    pub(super) queue: usize,
     /// Hash of the key that clients must know.
     pub(super) api_key: Option<blake3::Hash>,
     pub(super) jobs: Sender<PromptJob>,
@@ -130,8 +129,9 @@ impl AppState {
     ) -> Result<Answers, ApiError> {
         line.add_prompt(prompts.iter().map(Vec::len).sum());
         prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, rules))?;
-        if prompts.len() > self.queue {
-            let message = format!("a request has {} prompts; {} can wait at most", prompts.len(), self.queue);
+        let most = self.jobs.max_capacity();
+        if prompts.len() > most {
+            let message = format!("a request has {} prompts; {most} can wait at most", prompts.len());
             return Err(ApiError::field("prompt", message));
         }
         let places = self.jobs.try_reserve_many(prompts.len()).map_err(|error| {

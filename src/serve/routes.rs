@@ -97,7 +97,6 @@ pub fn serve(
         cache,
         limits: options.limits,
         prompts,
-        queue: options.queue.max(1),
         api_key: options.api_key.map(|key| blake3::hash(key.as_bytes())),
         jobs,
         bodies: BodyLimits::new(options.limits.max_body),

@@ -4,11 +4,8 @@ use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Output, State, Value, escape_formatter, filters};
 
 use super::python_methods::{fault, named, strip};
-use super::python_values::{text_of, tojson};
+use super::python_values::{MAX_INDENT, text_of, tojson};
 use super::scan::WALKED;
-
-/// Blanks of an indentation at most.
-const MAX_INDENT: usize = 256;
 
 /// Puts them in place of minijinja's own.
 pub(super) fn add(environment: &mut Environment<'static>) {

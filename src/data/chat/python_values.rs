@@ -8,7 +8,7 @@ use minijinja::{Error, Value};
 use super::python_methods::{fault, named};
 
 /// Blanks of an indentation at most.
-const MAX_INDENT: i64 = 256;
+pub(super) const MAX_INDENT: usize = 256;
 
 /// Lists within lists at most.
 const MAX_DEPTH: usize = 256;
@@ -138,7 +138,7 @@ fn indentation(indent: &Value) -> Result<String, Error> {
         return Ok(text.to_owned());
     }
     let width = indent.as_i64().ok_or_else(|| fault("tojson: `indent` must be a number or a text"))?;
-    if width > MAX_INDENT {
+    if width > MAX_INDENT as i64 {
         return Err(fault(format!("tojson: `indent` of {width} is more than {MAX_INDENT}")));
     }
     Ok(" ".repeat(width.max(0) as usize))
