@@ -88,7 +88,7 @@ impl ModuleSet {
         }
     }
 
-    /// Its entries, each as a set of its own.
+    /// Each entry as a set of its own.
     pub fn entries(&self) -> Vec<Self> {
         match self {
             Self::Names(names) => names.iter().map(|name| Self::Names(vec![name.clone()])).collect(),
