@@ -10,7 +10,7 @@ use tch::{Tensor, no_grad};
 
 use super::ModelConfig;
 use super::adapter::Adapter;
-use super::all_weights::COMPANIONS;
+use super::all_weights::{COMPANIONS, TEMPLATES};
 use super::delta::{LoraDelta, master_kind};
 use super::families::unwrapped;
 use super::io_layers::{EmbeddingAdapter, IoTensor};
@@ -26,7 +26,6 @@ use crate::units::{Bytes, Fault, FaultKind, quoted};
 
 /// What a model that sees has beside [`COMPANIONS`].
 const OF_WRAPPERS: [&str; 3] = ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"];
-const TEMPLATES: &str = "additional_chat_templates";
 
 /// A model directory and what is added into its weights. Nothing of the weights is in memory before it is written.
 #[derive(Debug)]
