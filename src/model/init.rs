@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::config::ModelConfig;
 use super::families;
 use super::layout;
+use super::quantised::QUANTISATION;
 use super::random;
 use crate::files::{self, put_new_dir, read_json, to_json, write_atomic};
 use crate::store::{pt_metadata, save_tensors};
@@ -23,7 +24,9 @@ const PAD_TOKENS: [&str; 3] = ["<|pad|>", "<pad>", "[PAD]"];
 /// A tensor's numbers depend on `seed` and its name alone: matrices are normal with `initializer_range`, norms multiply by 1,
 /// biases are 0.
 pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, seed: u64) -> Result<ModelConfig, Fault> {
-    let mut object: Map<String, Value> = read_json(config)?;
+    let mut object = families::unwrapped(&read_json(config)?).into_owned();
+    // The weights that are drawn are packed in no way.
+    object.remove(QUANTISATION);
     let tokenizer = tokenizer_json.map(|json| Ok::<_, Fault>((json, TokenizerFacts::read(json)?))).transpose()?;
     if let Some((_, facts)) = &tokenizer {
         facts.fit(&mut object);
@@ -160,6 +163,16 @@ mod tests {
         ] {
             assert_eq!(read_json::<Value>(&out.join(name)).unwrap()[key], expected, "{name} {key}");
         }
+
+        // Only the language model inside another one is made, and in no packed form.
+        let inner: Value = read_json(&config_path).unwrap();
+        let packed = json!({"quant_method": "fp8"});
+        let outer =
+            json!({"model_type": "a_wrapper", "text_config": inner, "tie_word_embeddings": false, "quantization_config": packed});
+        let (outer_path, inside) = (home.path().join("outer.json"), home.path().join("inside"));
+        fs::write(&outer_path, outer.to_string()).unwrap();
+        init_model(&outer_path, Some(&tokenizer), &inside, 1).unwrap();
+        assert_eq!(*Model::load(&inside, Dtype::F32, Device::Cpu).unwrap().config(), config);
 
         let error = init_model(&config_path, Some(&tokenizer), &out, 1).unwrap_err();
         assert!(error.to_string().ends_with("exists and is not empty") && error.hint().is_some(), "{error}");
