@@ -77,7 +77,12 @@ impl Quantisation {
                 _ => Err(table.wrong("load_in_4bit", "one of `load_in_4bit` and `load_in_8bit`")),
             },
             Some("mxfp4") => Ok(Some(Self::Mxfp4)),
-            Some("fp8") => Ok(Some(Self::Fp8 { block: table.block("weight_block_size")? })),
+            Some("fp8") => {
+                const KEY: &str = "weight_block_size";
+                // A null is no block, where a missing key is the default.
+                let block = if table.map.contains_key(KEY) { table.block(KEY)? } else { Some([128, 128]) };
+                Ok(Some(Self::Fp8 { block }))
+            }
             Some("gptq") => {
                 let format = table.text("checkpoint_format").or(table.text("format")).unwrap_or("gptq");
                 if !["gptq", "gptq_v2"].contains(&format) {
@@ -86,7 +91,7 @@ impl Quantisation {
                 if table.text("pack_dtype").is_some_and(|dtype| dtype != "int32") {
                     return Err(table.wrong("pack_dtype", "`int32`"));
                 }
-                let ints = table.ints("bits", &[2, 3, 4, 8])?;
+                let ints = table.grouped_ints(&[2, 3, 4, 8])?;
                 table.same_for_all_modules()?;
                 Ok(Some(Self::Gptq { ints, is_v1: format == "gptq" }))
             }
@@ -94,7 +99,7 @@ impl Quantisation {
                 if table.text("version").is_some_and(|version| !version.eq_ignore_ascii_case("gemm")) {
                     return Err(table.wrong("version", "`gemm`"));
                 }
-                Ok(Some(Self::Awq { ints: table.ints("bits", &[4])? }))
+                Ok(Some(Self::Awq { ints: table.grouped_ints(&[4])? }))
             }
             Some("compressed-tensors") => compressed(&table).map(Some),
             _ => Err(table.wrong("quant_method", METHODS)),
@@ -183,6 +188,13 @@ impl<'a> QuantisationTable<'a> {
         }
     }
 
+    /// As GPTQ and AWQ write them, whose groups have 128 columns where no key says so.
+    fn grouped_ints(&self, known: &[usize]) -> Result<Ints, Fault> {
+        let ints = self.ints("bits", known)?;
+        let group_size = if self.map.contains_key("group_size") { ints.group_size } else { Some(128) };
+        Ok(Ints { group_size, ..ints })
+    }
+
     fn ints(&self, bits_key: &str, known: &[usize]) -> Result<Ints, Fault> {
         let bits = self.map.get(bits_key).and_then(Value::as_u64).map(|bits| bits as usize);
         let bits = bits.filter(|bits| known.contains(bits));
@@ -251,7 +263,13 @@ mod tests {
             |format: &str| json!({"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": format});
         let gptq_with = |dynamic: Value| json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": dynamic});
         let symmetric = Quantisation::CompressedInts { ints, is_symmetric: true };
+        let (of_128, whole) = (Ints { group_size: Some(128), ..ints }, Ints { group_size: None, ..ints });
         for (table, expected) in [
+            (json!({"quant_method": "fp8"}), Quantisation::Fp8 { block: Some([128, 128]) }),
+            (json!({"quant_method": "fp8", "weight_block_size": null}), Quantisation::Fp8 { block: None }),
+            (json!({"quant_method": "awq", "bits": 4}), Quantisation::Awq { ints: of_128 }),
+            (json!({"quant_method": "gptq", "bits": 4}), Quantisation::Gptq { ints: of_128, is_v1: true }),
+            (json!({"quant_method": "gptq", "bits": 4, "group_size": -1}), Quantisation::Gptq { ints: whole, is_v1: true }),
             (json!({"load_in_4bit": true, "load_in_8bit": false}), Quantisation::Bnb4bit { quant_type: None }),
             (json!({"load_in_8bit": true}), Quantisation::Bnb8bit),
             (auto_round("auto_round:auto_gptq"), Quantisation::Gptq { ints, is_v1: true }),
