@@ -86,8 +86,10 @@ pub fn within<T>(bounds: &Bounds, work: impl FnOnce() -> T) -> T {
         // Nobody waits for the rest of it.
         resume_unwind(Box::new("given up"));
     }
+    // Not counted: a thread that is given up for it would keep the lock for ever.
+    let before = (LEFT.take(), SUBJECT.get());
     at_work().insert(number, AtWork { thread: gettid(), time: bounds.time, end: None, subject, given_up });
-    let _end = EndOfWork { number, before: (LEFT.get(), SUBJECT.get()) };
+    let _end = EndOfWork { number, before };
     SUBJECT.set(Some((bounds.subject.as_ptr(), bounds.subject.len())));
     LEFT.set(Some(isize::try_from(bounds.bytes).unwrap_or(isize::MAX)));
     work()
@@ -185,9 +187,10 @@ struct EndOfWork {
 
 impl Drop for EndOfWork {
     fn drop(&mut self) {
-        LEFT.set(self.before.0);
+        LEFT.set(None);
         SUBJECT.set(self.before.1);
         at_work().remove(&self.number);
+        LEFT.set(self.before.0);
     }
 }
 

@@ -76,11 +76,13 @@ const char* kvtune_last_error() { return kvtune::last_error.c_str(); }
 int kvtune_attach_node(at::Tensor** inputs, size_t num_inputs, at::Tensor** outputs, size_t num_outputs, Callback callback, Drop drop,
                        void* user) {
   std::shared_ptr<ClosureNode> node;
-  int rc = guarded([&] { node = std::shared_ptr<ClosureNode>(new ClosureNode(callback, drop, user, num_inputs), torch::autograd::deleteNode); });
+  int rc = guarded([&] { node = std::shared_ptr<ClosureNode>(new ClosureNode(callback, drop, nullptr, num_inputs), torch::autograd::deleteNode); });
   if (rc != 0) {
     drop(user);
     return rc;
   }
+  // Only now: had memory run out for the pointer, the node would have dropped it already.
+  node->user = user;
   return guarded([&] {
     auto list = gathered(inputs, num_inputs);
     // As autograd does for every operation: while it is off, or without an input that requires grad, there is no history.
