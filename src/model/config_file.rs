@@ -281,6 +281,16 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_width_that_no_layer_has_may_be_left_out() {
+        let of = |dense: Value| {
+            config(&json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                "intermediate_size": null, "mlp_only_layers": dense}))
+        };
+        assert_eq!(of(json!([])).unwrap().intermediate_size(), 2 * 8);
+        assert!(of(json!([1])).unwrap_err().to_string().contains("`intermediate_size` is missing"));
+    }
+
     fn gpt_oss(changes: &Value) -> Value {
         let mut object = json!({"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2,
             "rope_parameters": {"rope_theta": 1e6}});
@@ -494,6 +504,8 @@ mod tests {
         assert_eq!((caps(&second), caps(&third)), ((Some(50.0), Some(30.0)), (None, None)));
         let none = json!({"attn_logit_softcapping": null, "final_logit_softcapping": null, "query_pre_attn_scalar": 64});
         assert_eq!(caps(&of("gemma2", &none)), (None, None));
+        let given = json!({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0});
+        assert_eq!(caps(&of("gemma3_text", &given)), (None, Some(30.0)));
         let scale = |config: &ModelConfig| config.layers[0].attention.rule.scale;
         assert_eq!((scale(&second), scale(&of("gemma2", &none))), (1.0 / 16.0, 1.0 / 8.0));
         for config in [&second, &third] {

@@ -14,7 +14,8 @@ pub(super) const FAMILY: Family = Family {
     rope: RopeRules { has_table_by_type: true, ..RopeRules::of_theta(1_000_000.0) },
     qk_norm: |_| Ok(Some(QkNorm::PerHead)),
     logit_soft_cap: |fields| gemma2::soft_cap(fields, "final_logit_softcapping", None),
-    score_soft_cap: |fields| gemma2::soft_cap(fields, "attn_logit_softcapping", None),
+    // Transformers reads the key, and does not cap scores by it.
+    score_soft_cap: |_| Ok(None),
     sliding_rope,
     windows,
     ..gemma2::FAMILY

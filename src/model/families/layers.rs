@@ -13,6 +13,7 @@ pub(super) const MAX_INTERMEDIATE: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_HEADS: usize = 1 << 10;
 const MAX_HEAD_DIM: usize = 1 << 12;
+const WIDTH: &str = "intermediate_size";
 const LAYER_TYPES: &str = "layer_types";
 
 /// The layers of a model of a family, bottom to top.
@@ -20,7 +21,6 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
     let biases = (family.biases)(fields)?;
     let scales = (family.scales)(fields)?;
     let attention = attention(fields, family, biases, scales)?;
-    let intermediate_size = fields.count("intermediate_size", MAX_INTERMEDIATE)?;
     let num_layers = fields.count("num_hidden_layers", MAX_LAYERS)?;
     if fields.get(LAYER_TYPES).is_some() && !family.has_layer_types {
         return Err(unknown_key(LAYER_TYPES, &[]));
@@ -28,6 +28,9 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
     let windows = windows_by_layer(fields, (family.windows)(fields, num_layers)?)?;
     let rotates = (family.rotates)(fields, num_layers)?;
     let experts = (family.experts)(fields, num_layers)?;
+    // Where all layers have experts, nothing is of this width, and files may leave it out.
+    let is_unused = experts.iter().all(Option::is_some) && fields.get(WIDTH).is_none();
+    let intermediate_size = if is_unused { 0 } else { fields.count(WIDTH, MAX_INTERMEDIATE)? };
     let activation = (family.activation)(fields)?;
     let sliding_rope = attention.rope.clone().map(|rope| (family.sliding_rope)(fields, rope, attention.head_dim)).transpose()?;
     let layer = |((window, rotates), experts): (_, Option<ExpertsSpec>)| {

@@ -93,8 +93,11 @@ fn dynamic(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, 
 
 fn yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Fault> {
     let original = context.original.unwrap_or(context.max_positions);
-    // As in Transformers, where it is null.
-    let factor = if table.is_null("factor") { context.max_positions as f64 / original as f64 } else { factor(table)? };
+    let factor = match context.max_positions as f64 / original as f64 {
+        // As in Transformers.
+        ratio if table.is_null("factor") && ratio > 1.0 => ratio,
+        _ => factor(table)?,
+    };
     // YaRN, section 3.4: by how much attention is sharpened at a length that many times the original.
     let mscale = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
     let by_default = match (table.number_but_zero("mscale")?, table.number_but_zero("mscale_all_dim")?) {

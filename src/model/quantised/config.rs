@@ -77,12 +77,8 @@ impl Quantisation {
                 _ => Err(table.wrong("load_in_4bit", "one of `load_in_4bit` and `load_in_8bit`")),
             },
             Some("mxfp4") => Ok(Some(Self::Mxfp4)),
-            Some("fp8") => {
-                const KEY: &str = "weight_block_size";
-                // A null is no block, where a missing key is the default.
-                let block = if table.map.contains_key(KEY) { table.block(KEY)? } else { Some([128, 128]) };
-                Ok(Some(Self::Fp8 { block }))
-            }
+            // Without the key it is a scale for each matrix, as AutoFP8 writes and vLLM reads it.
+            Some("fp8") => Ok(Some(Self::Fp8 { block: table.block("weight_block_size")? })),
             Some("gptq") => {
                 let format = table.text("checkpoint_format").or(table.text("format")).unwrap_or("gptq");
                 if !["gptq", "gptq_v2"].contains(&format) {
@@ -265,8 +261,6 @@ mod tests {
         let symmetric = Quantisation::CompressedInts { ints, is_symmetric: true };
         let (of_128, whole) = (Ints { group_size: Some(128), ..ints }, Ints { group_size: None, ..ints });
         for (table, expected) in [
-            (json!({"quant_method": "fp8"}), Quantisation::Fp8 { block: Some([128, 128]) }),
-            (json!({"quant_method": "fp8", "weight_block_size": null}), Quantisation::Fp8 { block: None }),
             (json!({"quant_method": "awq", "bits": 4}), Quantisation::Awq { ints: of_128 }),
             (json!({"quant_method": "gptq", "bits": 4}), Quantisation::Gptq { ints: of_128, is_v1: true }),
             (json!({"quant_method": "gptq", "bits": 4, "group_size": -1}), Quantisation::Gptq { ints: whole, is_v1: true }),
