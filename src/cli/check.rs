@@ -38,8 +38,11 @@ impl Check {
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
         train::check_data(&recipe, &config)?;
-        // A file is made there, and goes again.
-        recipe.grad.scratch_dir.iter().try_for_each(|dir| Scratch::create(dir, "check").map(drop))?;
+        // The run would end at its first file. Folders that are not there yet are the run's to make.
+        let there = recipe.grad.scratch_dir.as_ref().filter(|_| recipe.grad.may_use_files());
+        if let Some(there) = there.and_then(|dir| dir.ancestors().find(|dir| dir.exists())) {
+            Scratch::create(there, "check")?;
+        }
         let tokenizer = Tokenizer::load_if_present(&recipe.model.path)?;
         let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let mut said = Ok(());

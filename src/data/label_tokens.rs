@@ -81,6 +81,12 @@ impl Classes {
         self.texts.as_ref().is_none_or(|texts| texts.iter().enumerate().all(|(class, text)| *text == class.to_string()))
     }
 
+    /// Whether some are called by a number that is not their place.
+    pub(super) fn have_numbers_for_names(&self) -> bool {
+        let mut texts = self.texts.iter().flatten().enumerate();
+        texts.any(|(class, text)| text.trim().parse::<f64>().is_ok() && text.trim() != class.to_string())
+    }
+
     /// For messages: `A`, `B`, `C`.
     pub(super) fn describe(&self) -> String {
         let shown: Vec<String> = match &self.texts {

@@ -169,7 +169,8 @@ fn named(model: MergedModel, trained: &Trained<'_>) -> Result<MergedModel, Fault
 
 /// What differs without the weights that the run has packed.
 fn packed_note(trained: &Trained<'_>) -> Option<String> {
-    let form = trained.recipe?.model.quantize?;
+    let recipe = trained.recipe.filter(|recipe| !recipe.kv_cache.policy.is_dense())?;
+    let form = recipe.model.quantize?;
     Some(format!(
         "trained on weights in {form} (`model.quantize`), which the base does not have: with its own the cache may evict \
          otherwise than `{KV_POLICY}` records"

@@ -47,8 +47,9 @@ pub fn companions(dir: &Path) -> impl Iterator<Item = (&'static str, Result<Vec<
 
 /// The further chat templates of a model directory, by their names in it.
 fn further_templates(dir: &Path) -> impl Iterator<Item = String> {
-    let files = std::fs::read_dir(dir.join(TEMPLATES)).into_iter().flatten().flatten();
-    files.filter_map(|file| Some(format!("{TEMPLATES}/{}", file.file_name().to_str()?)))
+    let files = std::fs::read_dir(dir.join(TEMPLATES)).into_iter().flatten().flatten().map(|file| file.path());
+    let files = files.filter(|file| file.is_file() && file.extension().is_some_and(|extension| extension == "jinja"));
+    files.filter_map(|file| Some(format!("{TEMPLATES}/{}", file.file_name()?.to_str()?)))
 }
 
 /// Every weight of a model, as a leaf that requires a gradient.
@@ -196,6 +197,7 @@ mod tests {
         let template = "additional_chat_templates/tool_use.jinja";
         fs::create_dir(base.path().join(TEMPLATES)).unwrap();
         fs::write(base.path().join(template), "tools").unwrap();
+        fs::create_dir(base.path().join(TEMPLATES).join(".checkpoints")).unwrap();
         for (dtype, word) in [(Dtype::F32, "float32"), (Dtype::F64, "float64"), (Dtype::Bf16, "bfloat16")] {
             let model = Model::load_to_train(base.path(), dtype, Device::Cpu).unwrap();
             let (_, mut embedding) = model.embedding_parameters().remove(0);

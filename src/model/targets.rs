@@ -377,7 +377,7 @@ fn unknown_target(key: &str, name: &str, known: &[String]) -> Fault {
     Fault::usage(message, hint)
 }
 
-/// The modules whose whole names an expression matches that is made of others.
+/// An expression of `target_modules` that is made of others.
 pub(super) fn expression(written: &str) -> Result<ModuleSet, Fault> {
     ModuleSet::matching(written).map_err(|found| bad_setting("target_modules", &found, "a regular expression that can be read"))
 }

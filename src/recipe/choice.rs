@@ -151,7 +151,7 @@ impl RecipeField for PolicyRecipe {
 impl fmt::Display for PolicyRecipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
-        if self.params.entries().is_empty() { Ok(()) } else { write!(f, " {}", self.params.to_value()) }
+        if self.params.entries().is_empty() { Ok(()) } else { write!(f, " {}", quoted(self.params.to_value())) }
     }
 }
 

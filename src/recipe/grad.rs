@@ -119,6 +119,13 @@ impl GradRecipe {
         [self.layer_checkpoints, self.undo_log].iter().any(|store| store.form != StoreForm::Plain)
     }
 
+    /// Whether a store is a file, or may become one.
+    pub fn may_use_files(&self) -> bool {
+        let is_open = |key: &OpenKey| matches!(key, OpenKey::LayerCheckpointsPlace | OpenKey::UndoLogPlace);
+        self.open.iter().any(is_open)
+            || [self.layer_checkpoints, self.undo_log].iter().any(|store| store.place == StorePlace::File)
+    }
+
     /// The keys that may be left to the planner, as a recipe would have them in one line: `grad = { layers_per_cell = 4, … }`.
     pub fn tiling(&self) -> String {
         let is_of_tiling = |name: &str| name == "keep_graph" || OpenKey::ALL.iter().any(|key| key.name() == name);

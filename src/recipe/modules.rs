@@ -25,7 +25,7 @@ impl WrittenRegex {
         Self::matched_as(written, written)
     }
 
-    /// Compiles what a program makes of `written`.
+    /// Compiles `as_matched`, which a program makes of `written`; that is shown, and compared.
     pub fn matched_as(written: &str, as_matched: &str) -> Result<Self, String> {
         match regex::Regex::new(as_matched) {
             Ok(compiled) => Ok(Self { written: written.to_owned(), compiled }),
@@ -118,7 +118,7 @@ impl Serialize for ModuleSet {
     }
 }
 
-/// `all-linear`, `q_proj, v_proj`, or the expression.
+/// `all-linear`, `q_proj, v_proj`, the expression, or `[]`.
 impl fmt::Display for ModuleSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -146,15 +146,15 @@ impl RecipeValue for ModuleSet {
             return reader.refuse(key, message, "write the names of some, as `[\"q_proj\"]`");
         }
         if let Self::Names(names) = &self {
-            let least = usize::from(!is_excluded);
-            reader.distinct(key, names, least, "write names as `[\"q_proj\", \"v_proj\"]`, each once")?;
+            let hint = "write `\"all-linear\"`, or names as `[\"q_proj\", \"v_proj\"]`";
+            reader.distinct(key, names, usize::from(!is_excluded), if is_excluded { "name each module once" } else { hint })?;
         }
         Ok(self)
     }
 }
 
 forms! {
-    ModuleSet: "`\"all-linear\"` or an array of module names";
+    ModuleSet: "`\"all-linear\"`, a regular expression, or an array of module names";
     word<E> |word| match word {
         "all-linear" => Ok(ModuleSet::AllLinear),
         // A whole name has dots, which a word without any sign matches nowhere: it is a slip of the pen.

@@ -103,14 +103,22 @@ fn of_prompt_tokens(reader: &PromptEncoder, texts: &PromptTexts, count: usize) -
 /// `logprobs` of a choice: with `echo`, an entry for each token of the prompt, of which the first has no likelihood.
 fn likelihoods_of(reader: &PromptEncoder, echoed: Option<(&[u32], &PromptTexts)>, text: &WholeText, count: usize) -> Value {
     let (mut tokens, mut values, mut most_likely, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut offset = 0;
+    // The bytes of a character whose others follow.
+    let (mut offset, mut open) = (0, Vec::new());
     let mut add = |id: u32, likelihood: Option<&TokenLikelihood>| {
         let token = reader.token(id);
         let bytes = reader.bytes(id).unwrap_or_else(|| token.clone().into_bytes());
-        let goes_on = |byte: &u8| byte & 0xc0 == 0x80;
-        // All parts of a character stand where it begins.
-        offsets.push(offset - usize::from(offset > 0 && bytes.first().is_some_and(goes_on)));
-        offset += bytes.iter().filter(|byte| !goes_on(byte)).count();
+        // All parts of a character stand where it begins; what is broken off shows as one, too.
+        let goes_on = bytes.first().is_some_and(|byte| byte & 0xc0 == 0x80);
+        offsets.push(offset + usize::from(!open.is_empty() && !goes_on));
+        let all = [std::mem::take(&mut open), bytes].concat();
+        for part in all.utf8_chunks() {
+            offset += usize::from(!std::mem::take(&mut open).is_empty()) + part.valid().chars().count();
+            match std::str::from_utf8(part.invalid()) {
+                Err(error) if error.error_len().is_none() => open = part.invalid().to_vec(),
+                broken => offset += usize::from(broken.is_err()),
+            }
+        }
         tokens.push(token);
         values.push(likelihood.map(|own| own.log_probability));
         most_likely.push(likelihood.map(|own| Value::Object(reader.most_likely(own, count))));
@@ -155,5 +163,10 @@ mod tests {
         let expected: Vec<usize> = expected.collect();
         assert!(expected.windows(2).any(|pair| pair[0] == pair[1]), "{expected:?}");
         assert_eq!((offsets, begun), (json!(expected), text.len()));
+        // What goes on nothing is a character of its own, as it is shown.
+        let of_byte = |byte| (0..512).find(|&id| reader.bytes(id) == Some(vec![byte])).unwrap();
+        let ids = [0x80, 0xf0, b'a', 0x80, 0x80].map(of_byte);
+        let told = WholeText { likelihoods: ids.iter().map(likelihood).collect(), ..WholeText::default() };
+        assert_eq!(likelihoods_of(&reader, None, &told, 0)["text_offset"], json!([0, 1, 2, 3, 4]));
     }
 }

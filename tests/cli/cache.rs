@@ -224,7 +224,7 @@ fn an_initial_part_without_an_end() {
     ");
     place.edit_recipe("policy = \"smart-lastrec\"", "policy.smart-lastrec = { end_initial_regex = '##(' }");
     assert_snapshot!(place.check(&[]).refused(2), @r"
-    error: `kv_cache.policy.smart-lastrec.end_initial_regex`: `##(` is not a regular expression: unclosed group
+    error: `kv_cache.policy.smart-lastrec.end_initial_regex`: expected a regular expression, found `##(`: unclosed group
       --> recipe.toml:11:46
        |
     11 | policy.smart-lastrec = { end_initial_regex = '##(' }

@@ -52,23 +52,15 @@ pub(super) fn classified(
     classes: &Classes,
     tokenizer: &Tokenizer,
 ) -> Result<Content, Fault> {
-    if let Some(number) = row.fields().get(field).filter(|value| field == "label" && value.is_number()) {
-        let named = classes.find(&number.to_string(), tokenizer)?;
-        let place = number.as_u64().map(|class| class as usize).filter(|&class| class < classes.count);
-        let class = match named {
-            Some(named) if place.is_some_and(|place| place != named) => {
-                let expected = format!("a label as a text: the label `{number}` is not class {number}");
-                return Err(row.bad(field, expected, number.to_string()));
-            }
-            Some(named) => named,
-            None => class(row, classes.count)?,
-        };
-        return Ok(Content::TextClass { prompt, class });
+    let number = row.fields().get(field).filter(|value| field == "label" && value.is_number()).map(Value::to_string);
+    if number.is_some() && !classes.have_numbers_for_names() {
+        return Ok(Content::TextClass { prompt, class: class(row, classes.count)? });
     }
-    let answer = row.text(field)?;
+    let answer = number.map_or_else(|| row.text(field), Ok)?;
     let answer = answer.trim();
     // CSV has texts alone.
-    let number = || answer.parse().ok().filter(|&class| field == "label" && class < classes.count);
+    let is_place = field == "label" && !classes.have_numbers_for_names();
+    let number = || answer.parse().ok().filter(|&class| is_place && class < classes.count);
     match classes.find(answer, tokenizer)?.or_else(number) {
         Some(class) => Ok(Content::TextClass { prompt, class }),
         None => Err(row.bad(field, format!("one of the labels {}", classes.describe()), format!("`{answer}`"))),
@@ -117,21 +109,21 @@ mod tests {
         assert_eq!(splits.train.lengths(), [sequence.inputs.len()]);
         let number = Fixture::new(PromptCompletion, "{\"prompt\": \"key\", \"label\": \"2\"}\n").classify().open().unwrap();
         assert_eq!(number.train.batch(&[0]).unwrap().sequences[0].targets, Targets::Class(2));
-        // As in CSV the name of a class counts, where a number does not mean two of them.
-        let labelled = |label: u32| {
+        // Where numbers are names of classes, they are nothing else.
+        let labelled = |label: &str| {
             let labels = Labels::Texts(["1", "0", "7"].map(String::from).to_vec());
             let mut fixture = Fixture::new(PromptCompletion, format!("{{\"prompt\": \"key\", \"label\": {label}}}\n"));
             fixture.head = HeadRecipe::SeqClassificationOnLogits(labels);
             fixture
         };
-        for label in [7, 2] {
+        for (label, class) in [("7", 2), ("1", 0), ("\"1\"", 0)] {
             let sequences = labelled(label).open().unwrap().train.batch(&[0]).unwrap().sequences;
-            assert_eq!(sequences[0].targets, Targets::Class(2));
+            assert_eq!(sequences[0].targets, Targets::Class(class));
         }
-        assert_eq!(
-            labelled(1).error(),
-            "`train.jsonl:1`: field `label`: expected a label as a text: the label `1` is not class 1, found 1"
-        );
+        for label in ["2", "\"2\""] {
+            let expected = "`train.jsonl:1`: field `label`: expected one of the labels `1`, `0`, `7`, found `2`";
+            assert_eq!(labelled(label).error(), expected);
+        }
         let error = Fixture::new(PromptCompletion, LINES).classify().error();
         assert_eq!(error, "`train.jsonl:1`: field `completion`: expected one of the labels `A`, `B`, `C`, `D`, found `holds`");
     }

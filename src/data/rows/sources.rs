@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::input::inner_extension;
 use crate::data::faults;
 use crate::files::{FileKind, parse_json, read_if_there};
-use crate::units::{Fault, listed};
+use crate::units::{Fault, distinct, listed};
 
 const ROWS: [&str; 9] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather", "ipc"];
 
@@ -142,6 +142,10 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
     if files.is_empty() {
         return Err(faults::bad_source(folder, &format!("no file of the folder is called `{wanted}`")));
     }
+    let splits = distinct(files.iter().filter_map(|path| split_of_shard(&name(path))));
+    if let Some(at) = only_split(folder, &splits, wanted)? {
+        files.retain(|path| split_of_shard(&name(path)).is_none_or(|split| split == splits[at]));
+    }
     all_shards(folder, &files)?;
     found.notes.extend(left_out(folder, &format!("the split `{wanted}`"), &entries, &files));
     found.files.extend(files.into_iter().cloned());
@@ -156,12 +160,15 @@ fn only_split(folder: &Path, names: &[String], wanted: SplitName) -> Result<Opti
         (None, []) => Ok(None),
         (None, several) => {
             let several = listed(several.iter().map(|&at| format!("`{}`", names[at])));
-            Err(faults::bad_source(
-                folder,
-                &format!("it has several folders for the split `{wanted}`, {several}: name the one to read"),
-            ))
+            Err(faults::bad_source(folder, &format!("{several} are all of the split `{wanted}`: name the one to read")))
         }
     }
+}
+
+/// As in `datasets`, the split of a shard such as `train_sft-00000-of-00003.parquet`: one word before the numbers.
+fn split_of_shard(name: &str) -> Option<String> {
+    let (split, rest) = name.split_once('-')?;
+    (rest.starts_with(|sign: char| sign.is_ascii_digit()) && rest.contains("-of-")).then(|| split.to_owned())
 }
 
 /// What a folder shows, in the order of the names.

@@ -128,17 +128,19 @@ fn folders_as_datasets_saves_them() {
             fs::create_dir_all(dict.join(split)).unwrap();
             fs::create_dir_all(state.join(split)).unwrap();
             fs::write(dict.join(split).join("rows.jsonl"), "").unwrap();
+            fs::create_dir_all(dir.path().join("two/shards")).unwrap();
+            fs::write(dir.path().join(format!("two/shards/{split}-00000-of-00001.jsonl")), "").unwrap();
             fs::write(state.join(split).join("data-0.arrow"), "").unwrap();
             fs::write(state.join(split).join("state.json"), "{\"_data_files\": [{\"filename\": \"data-0.arrow\"}]}").unwrap();
         }
         let names: Vec<&str> = splits.split(' ').collect();
         fs::write(state.join("dataset_dict.json"), serde_json::json!({"splits": names}).to_string()).unwrap();
-        for place in ["two/dict", "saved/dict"] {
+        for place in ["two/dict", "two/shards", "saved/dict"] {
             let found = found(&[place], SplitName::Train);
             assert_eq!(found.is_err(), wrong, "{found:?}");
             let text = found.map_or_else(|error| error, |files| files.concat());
-            assert!(text.contains("train") && wrong == text.contains("several folders for the split `train`, `train_"), "{text}");
-            assert!(wrong || text.contains("/train/") == names.contains(&"train"), "{text}");
+            assert!(text.contains("train") && wrong == text.contains(" are all of the split `train`"), "{text}");
+            assert!(wrong || (text.contains("/train/") || text.contains("/train-")) == names.contains(&"train"), "{text}");
         }
         fs::remove_dir_all(dir.path().join("two")).unwrap();
     }
