@@ -126,7 +126,6 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
     let config = Adapter::classes_of(trained.checkpoint, ModelConfig::load(&base)?)?;
     let adapter = Adapter::load_peft(trained.checkpoint, &config, Kind::Float, Device::Cpu)?;
     let mut notes = refuse_or_note(scaling, target)?;
-    notes.extend(packed_note(trained));
     let mut usage = Usage::of(target, config.num_classes, &base);
     usage.gguf = GgufUsage::of(trained, target, &base, &config)?;
     notes.extend(usage.gguf.as_ref().and_then(GgufUsage::note));
@@ -153,9 +152,8 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
             ExportedWeights::Model(named(MergedModel::open(source, Some(adapter))?, trained)?)
         }
     };
-    if policy.is_none() {
-        notes.push(format!("no `{KV_POLICY}`: the checkpoint has none that says which cache it was trained with"));
-    }
+    let none = || format!("no `{KV_POLICY}`: the checkpoint has none that says which cache it was trained with");
+    notes.extend(if policy.is_none() { Some(none()) } else { packed_note(trained) });
     Ok(Parts { weights, base, hash, policy, usage, notes })
 }
 

@@ -29,7 +29,7 @@ pub use io_fault::{hint_of_io, io_fault};
 pub use json::{StrictJson, not_json, parse_json, read_json, read_json_as, to_json};
 pub use lock::{ReadLock, RunLock, lock_file};
 pub use mapped::MappedFile;
-pub use model_files::{has_of_model, is_model, lies_in, object_of_model, read_of_model};
+pub use model_files::{TEMPLATE_FOLDER, further_templates, has_of_model, is_model, lies_in, object_of_model, read_of_model};
 pub use new_dir::{put_new_dir, require_unused};
 pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
 pub use scratch::Scratch;

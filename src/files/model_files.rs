@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::gguf::{GgufFile, config_of, tokenizer_config, tokenizer_json};
-use super::{FileKind, is_there, parse_json, read_if_there, to_json};
+use super::{FileKind, io_fault, is_there, parse_json, read_if_there, to_json};
 use crate::units::Fault;
 
 const CONFIG: &str = "config.json";
@@ -47,6 +47,24 @@ pub fn has_of_model(dir: &Path, name: &str) -> bool {
 /// Whether something stands in a directory under this name.
 pub fn lies_in(dir: &Path, name: &str) -> bool {
     dir.is_dir() && is_there(&dir.join(name))
+}
+
+/// The folder of a model's further chat templates.
+pub const TEMPLATE_FOLDER: &str = "additional_chat_templates";
+
+/// The further chat templates of a model, by their names in its directory, sorted.
+pub fn further_templates(dir: &Path) -> Result<Vec<String>, Fault> {
+    let folder = dir.join(TEMPLATE_FOLDER);
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let entries =
+        std::fs::read_dir(&folder).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(io_fault("read", &folder))?;
+    let paths = entries.into_iter().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "jinja"));
+    let names = paths.filter(|path| !path.is_dir()).filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let mut names: Vec<String> = names.map(|name| format!("{TEMPLATE_FOLDER}/{name}")).collect();
+    names.sort();
+    Ok(names)
 }
 
 /// An object in a JSON file of a model's directory; `None` where it is not there.

@@ -13,7 +13,9 @@ use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
 use super::weights::{MODEL_TENSORS, WeightSource, Weights};
-use crate::files::{FileKind, lies_in, make_dir, read_of_model, refuse_foreign_link, to_json, write_atomic};
+use crate::files::{
+    FileKind, TEMPLATE_FOLDER, further_templates, lies_in, make_dir, read_of_model, refuse_foreign_link, to_json, write_atomic,
+};
 use crate::store::{bytes_of, pt_metadata, save_tensors};
 use crate::units::{Bytes, Fault};
 
@@ -32,8 +34,6 @@ pub(super) const COMPANIONS: [&str; 9] = [
 
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const GENERATION: &str = "generation_config.json";
-/// The folder of further chat templates, beside [`CHAT_TEMPLATE`].
-pub(super) const TEMPLATES: &str = "additional_chat_templates";
 
 /// Tokenizer and chat template of a model directory by their names, as they go beside an adapter.
 pub fn companions(dir: &Path) -> impl Iterator<Item = (&'static str, Result<Vec<u8>, Fault>)> {
@@ -43,13 +43,6 @@ pub fn companions(dir: &Path) -> impl Iterator<Item = (&'static str, Result<Vec<
         let found = is_own.and_then(|()| read_of_model(dir, name, FileKind::Tokenizer)).transpose()?;
         Some((name, found))
     })
-}
-
-/// The further chat templates of a model directory, by their names in it.
-fn further_templates(dir: &Path) -> impl Iterator<Item = String> {
-    let files = std::fs::read_dir(dir.join(TEMPLATES)).into_iter().flatten().flatten().map(|file| file.path());
-    let files = files.filter(|file| file.is_file() && file.extension().is_some_and(|extension| extension == "jinja"));
-    files.filter_map(|file| Some(format!("{TEMPLATES}/{}", file.file_name()?.to_str()?)))
 }
 
 /// Every weight of a model, as a leaf that requires a gradient.
@@ -81,7 +74,7 @@ impl AllWeights {
         };
         let leaf = |entry| constant(entry).map(|(name, tensor)| (name, tensor.set_requires_grad(true)));
         let read = |name: String| Some(read_of_model(dir, &name, FileKind::Tokenizer).transpose()?.map(|bytes| (name, bytes)));
-        let named = COMPANIONS.into_iter().map(str::to_owned).chain(further_templates(dir));
+        let named = COMPANIONS.into_iter().map(str::to_owned).chain(further_templates(dir)?);
         Ok(Self {
             leaves: trained.into_iter().map(leaf).collect::<Result<_, Fault>>()?,
             constants: constants.into_iter().map(constant).collect::<Result<_, Fault>>()?,
@@ -137,8 +130,8 @@ impl AllWeights {
     /// Writes a model directory, in the dtype that is trained in; `dir` exists.
     pub(super) fn save(&self, dir: &Path) -> Result<(), Fault> {
         save_tensors(&dir.join(MODEL_TENSORS), &self.tensors(), &pt_metadata())?;
-        if self.companions.iter().any(|(name, _)| name.starts_with(TEMPLATES)) {
-            make_dir(&dir.join(TEMPLATES))?;
+        if self.companions.iter().any(|(name, _)| name.starts_with(TEMPLATE_FOLDER)) {
+            make_dir(&dir.join(TEMPLATE_FOLDER))?;
         }
         for (name, bytes) in &self.companions {
             write_atomic(&dir.join(name), bytes)?;
@@ -195,9 +188,9 @@ mod tests {
     fn what_is_saved_is_a_model_with_all_that_its_base_had() {
         let base = changed(&json!({"torch_dtype": "bfloat16", "dtype": null}));
         let template = "additional_chat_templates/tool_use.jinja";
-        fs::create_dir(base.path().join(TEMPLATES)).unwrap();
+        fs::create_dir(base.path().join(TEMPLATE_FOLDER)).unwrap();
         fs::write(base.path().join(template), "tools").unwrap();
-        fs::create_dir(base.path().join(TEMPLATES).join(".checkpoints")).unwrap();
+        fs::create_dir(base.path().join(TEMPLATE_FOLDER).join(".checkpoints")).unwrap();
         for (dtype, word) in [(Dtype::F32, "float32"), (Dtype::F64, "float64"), (Dtype::Bf16, "bfloat16")] {
             let model = Model::load_to_train(base.path(), dtype, Device::Cpu).unwrap();
             let (_, mut embedding) = model.embedding_parameters().remove(0);

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
@@ -10,7 +9,7 @@ use tch::{Tensor, no_grad};
 
 use super::ModelConfig;
 use super::adapter::Adapter;
-use super::all_weights::{COMPANIONS, TEMPLATES};
+use super::all_weights::COMPANIONS;
 use super::delta::{LoraDelta, master_kind};
 use super::families::unwrapped;
 use super::io_layers::{EmbeddingAdapter, IoTensor};
@@ -120,10 +119,11 @@ impl MergedModel {
             let index = json!({ "metadata": { "total_size": bytes }, "weight_map": map });
             files::write_atomic(&dir.join(INDEX), &files::to_json(&index))?;
         }
-        match &self.config {
-            Some(config) => files::write_atomic(&dir.join("config.json"), &files::to_json(config))?,
-            None => copy(&self.dir.join("config.json"), &dir.join("config.json"))?,
-        }
+        let config = match &self.config {
+            Some(config) => files::to_json(config),
+            None => files::read_bytes(&self.dir.join("config.json"), FileKind::Tokenizer)?,
+        };
+        files::write_atomic(&dir.join("config.json"), &config)?;
         copy_companions(&self.dir, dir)
     }
 
@@ -340,7 +340,13 @@ fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
 
 /// Whatever the base has beside configuration and weights.
 fn copy_companions(from: &Path, to: &Path) -> Result<(), Fault> {
-    for name in COMPANIONS.iter().chain(&OF_WRAPPERS) {
+    let templates = files::further_templates(from)?;
+    files::refuse_foreign_link(from, &from.join(files::TEMPLATE_FOLDER))?;
+    if !templates.is_empty() {
+        files::make_dir(&to.join(files::TEMPLATE_FOLDER))?;
+    }
+    let named = COMPANIONS.iter().chain(&OF_WRAPPERS).copied();
+    for name in named.chain(templates.iter().map(String::as_str)) {
         if files::lies_in(from, name) {
             files::refuse_foreign_link(from, &from.join(name))?;
         }
@@ -348,18 +354,7 @@ fn copy_companions(from: &Path, to: &Path) -> Result<(), Fault> {
             files::write_atomic(&to.join(name), &bytes)?;
         }
     }
-    let Ok(templates) = fs::read_dir(from.join(TEMPLATES)) else { return Ok(()) };
-    files::refuse_foreign_link(from, &from.join(TEMPLATES))?;
-    files::make_dir(&to.join(TEMPLATES))?;
-    for template in templates.flatten() {
-        files::refuse_foreign_link(from, &template.path())?;
-        copy(&template.path(), &to.join(TEMPLATES).join(template.file_name()))?;
-    }
     Ok(())
-}
-
-fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
-    files::write_atomic(to, &files::read_bytes(from, FileKind::Tokenizer)?)
 }
 
 /// What was trained has no place in the weights.

@@ -1,7 +1,7 @@
 //! Which chat template counts: the one that is asked for, or that of the model's directory, found where Transformers looks.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use chrono::NaiveDateTime;
 use serde_json::{Map, Value as Json, json};
@@ -9,7 +9,6 @@ use serde_json::{Map, Value as Json, json};
 use super::conversation::Conversation;
 use super::jinja::STRFTIME;
 use super::template::{ChatTemplate, TemplateFault};
-use crate::data::faults;
 use crate::data::tokenizer::{TOKENIZER_CONFIG, tokenizer_config};
 use crate::files::{self, FileKind, read_text};
 use crate::units::{Fault, listed, quoted};
@@ -151,17 +150,9 @@ fn of_directory(dir: &Path) -> Result<Vec<Source>, Fault> {
     if files::lies_in(dir, TEMPLATE) {
         all.push(of_file(DEFAULT, &dir.join(TEMPLATE))?);
     }
-    let folder = dir.join("additional_chat_templates");
-    if folder.is_dir() {
-        let entries =
-            std::fs::read_dir(&folder).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(faults::read(&folder))?;
-        let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
-        paths.retain(|path| path.extension().is_some_and(|end| end == "jinja"));
-        paths.sort();
-        for path in paths {
-            let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            all.push(of_file(&name, &path)?);
-        }
+    for path in files::further_templates(dir)?.iter().map(|name| dir.join(name)) {
+        let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        all.push(of_file(&name, &path)?);
     }
     Ok(all)
 }

@@ -109,6 +109,9 @@ pub(super) struct QuantisationTable<'a> {
     path: String,
 }
 
+/// Columns of a group in files of GPTQ and AWQ that do not say.
+const DEFAULT_GROUP: usize = 128;
+
 impl<'a> QuantisationTable<'a> {
     pub(super) fn new(map: &'a Map<String, Value>) -> Self {
         Self { map, path: QUANTISATION.to_owned() }
@@ -161,8 +164,9 @@ impl<'a> QuantisationTable<'a> {
     /// Refuses other bits or groups for some modules.
     fn same_for_all_modules(&self) -> Result<(), Fault> {
         let dynamic = self.map.get("dynamic").and_then(Value::as_object).into_iter().flatten();
+        let own = |key: &str| self.map.get(key).cloned().or((key == "group_size").then(|| DEFAULT_GROUP.into()));
         let is_other =
-            |of: &Value| ["bits", "group_size"].iter().any(|key| of.get(key).is_some_and(|it| Some(it) != self.map.get(*key)));
+            |of: &Value| ["bits", "group_size"].iter().any(|key| of.get(key).is_some_and(|it| own(key).as_ref() != Some(it)));
         let mut others = dynamic.filter(|(pattern, of)| !pattern.starts_with("-:") && is_other(of));
         if others.next().is_none() {
             Ok(())
@@ -184,10 +188,10 @@ impl<'a> QuantisationTable<'a> {
         }
     }
 
-    /// As GPTQ and AWQ write them, whose groups have 128 columns where no key says so.
+    /// As GPTQ and AWQ write them, whose groups may be left out.
     fn grouped_ints(&self, known: &[usize]) -> Result<Ints, Fault> {
         let ints = self.ints("bits", known)?;
-        let group_size = if self.map.contains_key("group_size") { ints.group_size } else { Some(128) };
+        let group_size = if self.map.contains_key("group_size") { ints.group_size } else { Some(DEFAULT_GROUP) };
         Ok(Ints { group_size, ..ints })
     }
 
@@ -263,6 +267,10 @@ mod tests {
         for (table, expected) in [
             (json!({"quant_method": "awq", "bits": 4}), Quantisation::Awq { ints: of_128 }),
             (json!({"quant_method": "gptq", "bits": 4}), Quantisation::Gptq { ints: of_128, is_v1: true }),
+            (
+                json!({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*mlp": {"group_size": 128}}}),
+                Quantisation::Gptq { ints: of_128, is_v1: true },
+            ),
             (json!({"quant_method": "gptq", "bits": 4, "group_size": -1}), Quantisation::Gptq { ints: whole, is_v1: true }),
             (json!({"load_in_4bit": true, "load_in_8bit": false}), Quantisation::Bnb4bit { quant_type: None }),
             (json!({"load_in_8bit": true}), Quantisation::Bnb8bit),
