@@ -47,7 +47,8 @@ pub use auto_tokenizer::auto_tokenizer_differs;
 pub use batch::{Batch, IGNORE, Sequence, SoftTargets, Targets};
 pub use by_length::{consecutive, epoch_batches, largest_batches, share};
 pub use chat::{
-    ChatTemplates, Conversation, TemplateFault, become_renderer, message, render_in_children_of, special_tokens, tools_of,
+    ChatPrompt, ChatTemplates, Conversation, TemplateFault, become_renderer, message, render_in_children_of, special_tokens,
+    tools_of,
 };
 pub use dataset::Dataset;
 pub use encoded_rows::SampleRow;

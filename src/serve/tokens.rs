@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::ApiError;
 use super::fields::BodyFields;
-use crate::data::{ChatTemplates, Conversation, Tokenizer, tools_of};
+use crate::data::{ChatPrompt, ChatTemplates, Conversation, Tokenizer};
 use crate::generation::TokenLikelihood;
 
 /// What reads and writes text, where the model has it.
@@ -77,29 +77,12 @@ impl PromptEncoder {
     pub(super) fn rendered(&self, messages: Value, name: &str, fields: &mut BodyFields) -> Result<Vec<u32>, ApiError> {
         let template = self.template.as_ref();
         let template = template.ok_or_else(|| ApiError::bad("this model has no chat template: use /v1/completions"))?;
-        let wrong = |field: &str| {
-            let field = field.to_owned();
-            move |fault: String| ApiError::field(&field, format!("`{field}`: {fault}"))
-        };
-        let mut conversation = Conversation::of(messages).map_err(wrong(name))?;
-        conversation.tools = fields.take("tools").map(tools_of).transpose().map_err(wrong("tools"))?.flatten();
-        conversation.documents = fields.take("documents");
-        conversation.variables.clone_from(&self.variables);
-        if let Some(variables) = fields.take("chat_template_kwargs") {
-            let variables = variables.as_object().cloned();
-            let variables = variables.ok_or_else(|| wrong("chat_template_kwargs")("an object is expected".to_owned()))?;
-            conversation.variables.extend(variables);
-        }
-        let continues = fields.flag("continue_final_message", false)?;
-        let adds_prompt = fields.flag("add_generation_prompt", !continues)?;
-        if continues && adds_prompt {
-            let message = "`continue_final_message` and `add_generation_prompt` exclude each other";
-            return Err(ApiError::field("continue_final_message", message));
-        }
-        let text =
-            if continues { template.render_to_continue(&conversation) } else { template.render(&conversation, adds_prompt) };
+        let told = Conversation { variables: self.variables.clone(), ..Conversation::default() };
+        let prompt = ChatPrompt::from_fields(name, messages, told, |field| fields.take(field));
+        let prompt = prompt.map_err(|(field, message)| ApiError::field(&field, message))?;
         // The template writes all special tokens itself.
-        self.encode(&text.map_err(|error| ApiError::field(name, error.to_string()))?, false).map_err(|error| error.about(name))
+        self.encode(&prompt.render(template).map_err(|error| ApiError::field(name, error.to_string()))?, false)
+            .map_err(|error| error.about(name))
     }
 
     /// The text of one token; its id where there is no text.

@@ -199,7 +199,7 @@ fn a_conversation_in_a_file_is_a_prompt_of_its_text() {
     refused(
         generate(&place, &[&["--messages", "bad.json"], &template[..]].concat()),
         2,
-        "`bad.json`: message 0 (from 0): `role` is missing",
+        "`bad.json`: `messages`: message 0 (from 0): `role` is missing",
     );
     refused(generate(&place, &["--messages", "asked.json"]), 2, "the model has no chat template");
     let list = [&["--messages", "asked.json"], &template[..2], &["--chat-template-kwargs", "[]"]].concat();

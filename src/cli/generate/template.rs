@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Map, Value};
 
 use super::LoadedModel;
-use crate::data::{ChatTemplates, Conversation, Tokenizer, tools_of};
+use crate::data::{ChatPrompt, ChatTemplates, Conversation, Tokenizer, tools_of};
 use crate::files::{self, FileKind};
 use crate::units::Fault;
 
@@ -58,11 +58,8 @@ impl TemplateArguments {
 impl ConversationReader<'_> {
     /// A conversation of messages, with what the arguments say.
     pub(super) fn conversation(&self, messages: Vec<Value>) -> Conversation {
-        self.told(Conversation { messages, ..Conversation::default() })
-    }
-
-    fn told(&self, conversation: Conversation) -> Conversation {
-        Conversation { tools: self.tools.clone(), variables: self.variables.clone(), ..conversation }
+        let (tools, variables) = (self.tools.clone(), self.variables.clone());
+        Conversation { messages, tools, variables, ..Conversation::default() }
     }
 
     /// The tokens of a conversation in a file: a list of messages, or an object with `messages`, and `tools`,
@@ -72,37 +69,14 @@ impl ConversationReader<'_> {
             Value::Object(fields) => fields,
             messages => Map::from_iter([("messages".to_owned(), messages)]),
         };
-        let fault = |fault: String| wrong(path, &fault);
         let messages = fields.remove("messages").unwrap_or_default();
-        let mut conversation = self.told(Conversation::of(messages).map_err(fault)?);
-        if let Some(tools) = fields.remove("tools") {
-            conversation.tools = tools_of(tools).map_err(|fault| wrong(path, &format!("`tools`: {fault}")))?;
-        }
-        conversation.documents = fields.remove("documents").filter(|documents| !documents.is_null());
-        match fields.remove("chat_template_kwargs") {
-            None | Some(Value::Null) => {}
-            Some(Value::Object(own)) => conversation.variables.extend(own),
-            Some(_) => return Err(wrong(path, "`chat_template_kwargs` must be an object")),
-        }
-        let mut flag = |name: &str| match fields.remove(name) {
-            None => Ok(None),
-            Some(value) => value.as_bool().map(Some).ok_or_else(|| wrong(path, &format!("`{name}` must be true or false"))),
-        };
-        let continues = flag("continue_final_message")?.unwrap_or(false);
-        let adds = flag("add_generation_prompt")?.unwrap_or(!continues);
+        let prompt = ChatPrompt::from_fields("messages", messages, self.conversation(Vec::new()), |field| fields.remove(field));
+        let prompt = prompt.map_err(|(_, message)| wrong(path, &message))?;
         if let Some(other) = fields.keys().next() {
             return Err(wrong(path, &format!("there is no field `{other}`")));
         }
-        if continues && adds {
-            return Err(wrong(path, "`continue_final_message` and `add_generation_prompt` exclude each other"));
-        }
-        let rendered = if continues {
-            self.template.render_to_continue(&conversation)?
-        } else {
-            self.template.render(&conversation, adds)?
-        };
         // The template writes all special tokens itself.
-        self.tokenizer.encode(&rendered)
+        self.tokenizer.encode(&prompt.render(&self.template)?)
     }
 }
 

@@ -6,6 +6,7 @@ mod encoder;
 mod jinja;
 mod markers;
 mod notes;
+mod prompt;
 mod python_filters;
 mod python_methods;
 mod python_values;
@@ -14,6 +15,8 @@ mod rows;
 #[cfg(test)]
 mod rows_tests;
 mod scan;
+#[cfg(test)]
+mod scan_tests;
 mod spans;
 mod template;
 mod template_files;
@@ -27,6 +30,7 @@ pub(super) use rows::{is_conversational, prompt_and_completion, sample, shown, w
 pub(super) use spans::ChatSample;
 
 pub use conversation::{Conversation, message, tools_of};
+pub use prompt::ChatPrompt;
 pub use renderer::{become_renderer, render_in_children_of};
 pub use template::TemplateFault;
 pub use template_files::{ChatTemplates, special_tokens};

@@ -128,11 +128,6 @@ impl ChatTemplates {
     pub fn render(&self, conversation: &Conversation, adds_generation_prompt: bool) -> Result<String, Fault> {
         self.of(conversation)?.render(conversation, adds_generation_prompt)
     }
-
-    /// The text of a conversation up to the end of what its last message says.
-    pub fn render_to_continue(&self, conversation: &Conversation) -> Result<String, Fault> {
-        self.of(conversation)?.render_to_continue(conversation)
-    }
 }
 
 /// The special tokens of the tokenizer in a model directory by their names, as `bos_token`.
