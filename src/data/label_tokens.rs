@@ -84,7 +84,7 @@ impl Classes {
     /// Whether some are called by a number that is not their place.
     pub(super) fn have_numbers_for_names(&self) -> bool {
         let mut texts = self.texts.iter().flatten().enumerate();
-        texts.any(|(class, text)| text.trim().parse::<f64>().is_ok() && text.trim() != class.to_string())
+        texts.any(|(class, text)| text.trim().parse().is_ok_and(f64::is_finite) && text.trim() != class.to_string())
     }
 
     /// For messages: `A`, `B`, `C`.
@@ -104,6 +104,16 @@ mod tests {
 
     fn texts(labels: &[&str]) -> Labels {
         Labels::Texts(labels.iter().map(|&label| label.to_owned()).collect())
+    }
+
+    #[test]
+    fn labels_that_only_sound_like_numbers_are_names() {
+        let have_numbers = |names: &[&str]| {
+            let names = names.iter().map(|&name| name.to_owned()).collect();
+            Classes::scored(&ClassList::Named(names)).have_numbers_for_names()
+        };
+        assert!(have_numbers(&["1", "2"]) && have_numbers(&["low", "0.5"]));
+        assert!(!have_numbers(&["nan", "inf", "-infinity"]) && !have_numbers(&["0", "1"]));
     }
 
     #[test]

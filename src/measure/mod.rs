@@ -5,6 +5,8 @@ mod memory;
 mod profile;
 mod step;
 mod tokens;
+#[cfg(test)]
+mod tokens_tests;
 
 pub(crate) use clock::Stopwatch;
 pub use clock::{GemmRate, Spent, gemm_rate};

@@ -1,6 +1,8 @@
 //! PEFT's files: the settings of an adapter, and which modules they mean.
 
 mod config;
+#[cfg(test)]
+mod config_tests;
 mod files;
 mod modules;
 
