@@ -372,6 +372,31 @@ fn what_a_held_session_has_read_is_not_read_again() {
     }
 }
 
+/// Their chunks end where a prompt does, and behind its chunk an entry is rounded.
+#[test]
+fn a_held_session_of_windows_in_int4_is_read_again() {
+    let model = fixture("families/model-mistral");
+    let sizes = ["kv_cache.cache_length=64", "kv_cache.chunk_size=4", "kv_cache.buffer=int4"];
+    let set = [&["--policy", "h2o"][..], &sizes.map(|set| ["--set", set]).concat()].concat();
+    let (holds, reads) = (Server::of(&model, &set), Server::of(&model, &[&set, &["--keep", "0"][..]].concat()));
+    let document: Vec<usize> = (0..60).map(|i| 5 + 3 * i).collect();
+    for prompt in [&document[..30], &document] {
+        let body = json!({ "prompt": [prompt], "max_tokens": 4, "temperature": 0, "logprobs": 1 });
+        let [held, read] = [&holds, &reads].map(|server| server.json(COMPLETIONS, &body));
+        assert_eq!(held["choices"], read["choices"]);
+        assert_eq!(held["kvtune"]["cache_length"], json!([24, 24]), "the windows: {held}");
+    }
+    // Before a stream begins.
+    for (body, words) in [
+        (json!({ "prompt": [[5]], "stop": "x", "stream": true }), "stop strings need text"),
+        (json!({ "prompt": [[5]], "max_tokens": 0, "max_completion_tokens": 1, "echo": true }), "contradict each other"),
+    ] {
+        let (status, text) = holds.ask(COMPLETIONS, &body);
+        assert!(status == 400 && text.contains(words), "{status} {text}");
+    }
+    assert_eq!(holds.metric("requests_refused_total"), 1);
+}
+
 #[test]
 fn who_sends_no_whole_head_is_let_go() {
     let server = Server::start(&["--header-timeout", "1"]);

@@ -150,7 +150,8 @@ impl ReplayLog {
         self.layers.iter().map(LayerLog::bytes).sum()
     }
 
-    /// The experts of all tokens in a layer that has some, for a batch of so many sequences: expert 0 and on for those that have left.
+    /// The experts of all tokens in a layer that has some, for a batch of so many sequences: expert 0 and on for those that have left. `T` is
+    /// the longest sequence; a last block of decoding may have been longer.
     ///
     /// # Shapes
     /// `(B, T, k)`, int64.
@@ -161,7 +162,8 @@ impl ReplayLog {
             Some(if left == 0 { chosen_bnk } else { chosen_bnk.constant_pad_nd([0, 0, 0, 0, 0, left as i64]) })
         };
         let parts: Option<Vec<Tensor>> = self.spans.iter().map(padded).collect();
-        parts.filter(|parts| !parts.is_empty()).map(|parts| Tensor::cat(&parts, 1))
+        let tokens = self.spans.iter().map(|span| span.start + span.real.iter().max().unwrap_or(&0)).max()?;
+        parts.map(|parts| Tensor::cat(&parts, 1).narrow(1, 0, tokens as i64))
     }
 
     /// Fails if the log was made on another batch, with other caches, or by a model with another number of heads.

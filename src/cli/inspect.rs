@@ -22,10 +22,11 @@ pub(super) struct Inspect {
     #[arg(long, value_name = "LOG")]
     evictions: Option<PathBuf>,
     /// Draw these positions as SVG.
-    #[arg(long, value_name = "FILE", requires = "evictions")]
+    // A path, which excludes `--evictions`, would waive `requires`.
+    #[arg(long, value_name = "FILE", requires = "evictions", conflicts_with = "path")]
     out: Option<PathBuf>,
     /// Which sequence of the log, counted from 0.
-    #[arg(long, value_name = "N", requires = "evictions", default_value_t = 0)]
+    #[arg(long, value_name = "N", requires = "evictions", conflicts_with = "path", default_value_t = 0)]
     sequence: usize,
 }
 

@@ -95,7 +95,11 @@ impl Serve {
         let cache = &used.recipe.kv_cache;
         let longest = used.model.config().longest_sequence();
         let slots = match cache.storage {
-            Storage::Preallocated => json!(cache.cache_length.by_layer(used.model.config().num_layers())),
+            Storage::Preallocated => {
+                let own = cache.cache_length.by_layer(used.model.config().num_layers());
+                let layers = used.model.config().layers.iter().zip(own);
+                layers.map(|(layer, own)| layer.attention.rule.window.unwrap_or(own)).collect()
+            }
             Storage::Growing | Storage::Paged => json!("all"),
         };
         let served = ServedModel {

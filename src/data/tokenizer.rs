@@ -120,9 +120,12 @@ impl Tokenizer {
         self.bounded(ids, true)
     }
 
-    /// The text of one token, special or not; a part of a character becomes a replacement character.
+    /// The text of one token, special or not, as it stands behind others; a part of a character becomes a replacement character.
     pub fn token_text(&self, id: u32) -> Result<String, Fault> {
-        self.bounded(&[id], false)
+        let alone = self.bounded(&[id], false)?;
+        // Some decoders take a space away where a text begins, so that two tokens would look the same.
+        let twice = self.bounded(&[id, id], false)?;
+        Ok(twice.strip_prefix(&alone).filter(|behind| behind.ends_with(&alone)).map(str::to_owned).unwrap_or(alone))
     }
 
     /// The bytes of one token, special or not, which may be a part of a character.
@@ -287,6 +290,20 @@ mod tests {
             std::fs::write(dir.path().join(name), content).unwrap();
         }
         dir
+    }
+
+    #[test]
+    fn a_token_has_its_space_where_the_decoder_takes_the_first_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut json: Value = serde_json::from_slice(&std::fs::read(golden().join("tokenizer.json")).unwrap()).unwrap();
+        let space = serde_json::json!({"type": "Replace", "pattern": {"String": "Ġ"}, "content": " "});
+        let strip = serde_json::json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
+        json["decoder"] = serde_json::json!({"type": "Sequence", "decoders": [space, {"type": "Fuse"}, strip]});
+        std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let ids = tokenizer.encode("a a aa").unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), "a a aa");
+        assert_eq!(ids.iter().map(|&id| tokenizer.token_text(id).unwrap()).collect::<String>(), "a a aa");
     }
 
     #[test]

@@ -280,10 +280,11 @@ impl Settings {
         self.keeps_all() && self.buffer == BufferKind::Plain
     }
 
-    /// Whether sequences that have the same first `tokens` tokens, and more, have the same chunks there, if a chunk ends there in one.
+    /// Whether sequences that have the same first `tokens` tokens, and more, see the same there, if a chunk ends there in one. Where no cache
+    /// has a fixed size, chunks end where the prompt does, which matters only if entries are rounded behind their own chunk.
     pub fn cuts_the_same_behind(&self, tokens: usize) -> bool {
-        let span = self.fixed_caches().smallest().unwrap_or(0);
-        self.sizes.chunking == Chunking::Plain && tokens >= span
+        let is_same = self.fixed_caches().smallest().map_or(self.buffer == BufferKind::Plain, |span| tokens >= span);
+        self.sizes.chunking == Chunking::Plain && is_same
     }
 
     /// How many heads or sequences one choice serves at least; `None` where nothing ever leaves.

@@ -53,7 +53,7 @@ impl<'a> Generator<'a> {
             engine,
             model,
             tokenizer,
-            limits: PromptLimits::of(model.config(), engine.settings()),
+            limits: PromptLimits::of(model.config(), engine.settings(), tokenizer.is_some()),
             initial_parts: None,
             width: width.max(1),
             waiting: VecDeque::new(),
@@ -150,12 +150,7 @@ impl<'a> Generator<'a> {
 
     /// The most tokens that a request is answered with, or why it is refused.
     pub fn check(&self, request: &Request) -> Result<usize, Fault> {
-        let limit = self.limits.check(&request.prompt, &request.rules)?;
-        if self.tokenizer.is_none() && !request.rules.stop.is_empty() {
-            let message = "stop strings need text, and the model has no `tokenizer.json`";
-            return Err(Fault::usage(message, "use `--eos` with token ids instead"));
-        }
-        Ok(limit)
+        self.limits.check(&request.prompt, &request.rules)
     }
 
     /// Reads on in the first prompt that waits.

@@ -17,13 +17,15 @@ pub struct PromptLimits {
     pub most: usize,
     /// Whether `most` is what the cache holds, not what the model can have.
     cache_is_shorter: bool,
+    /// Whether there is a tokenizer, so that tokens become text.
+    has_text: bool,
 }
 
 impl PromptLimits {
-    pub fn of(config: &ModelConfig, settings: &Settings) -> Self {
+    pub fn of(config: &ModelConfig, settings: &Settings, has_text: bool) -> Self {
         let (held, most) = (settings.longest_sequence(), config.most_positions());
         let longest = config.longest_sequence().min(held);
-        Self { vocab_size: config.vocab_size, longest, most: most.min(held), cache_is_shorter: held < most }
+        Self { vocab_size: config.vocab_size, longest, most: most.min(held), cache_is_shorter: held < most, has_text }
     }
 
     /// The new tokens at most that `rules` allow behind a prompt, or why the model can not go on from it.
@@ -54,6 +56,10 @@ impl PromptLimits {
             };
             return Err(Fault::usage(message, hint).of_kind(FaultKind::ContextLength));
         }
+        if !self.has_text && !rules.stop.is_empty() {
+            let message = "stop strings need text, and the model has no `tokenizer.json`";
+            return Err(Fault::usage(message, "use `--eos` with token ids instead"));
+        }
         Ok(limit)
     }
 }
@@ -64,7 +70,7 @@ mod tests {
 
     #[test]
     fn what_nobody_asks_for_is_cut_to_the_room_that_is_left() {
-        let limits = PromptLimits { vocab_size: 9, longest: 20, most: 20, cache_is_shorter: false };
+        let limits = PromptLimits { vocab_size: 9, longest: 20, most: 20, cache_is_shorter: false, has_text: true };
         let usual = GenerationRules { usual_new_tokens: Some(16), ..GenerationRules::default() };
         let asked = GenerationRules { max_new_tokens: Some(16), ..usual.clone() };
         let within = GenerationRules { max_length: Some(3), ..usual.clone() };

@@ -98,6 +98,11 @@ impl AllWeights {
         aliases(self.leaves.iter())
     }
 
+    /// Whether a tensor of this name is saved, and never trained.
+    pub(super) fn is_constant(&self, name: &str) -> bool {
+        self.constants.iter().any(|(constant, _)| constant == name)
+    }
+
     fn tensors(&self) -> Vec<(String, Tensor)> {
         aliases(self.leaves.iter().chain(&self.constants))
     }

@@ -242,7 +242,11 @@ impl Model {
     /// begun as a part of the weights, it has begun as these say from now on.
     pub fn take_saved(&mut self, saved: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         self.release_layers();
-        let Trainable::Adapter(settings) = &self.trained else { return saved };
+        let settings = match &self.trained {
+            Trainable::Nothing => return saved,
+            Trainable::Adapter(settings) => settings,
+            Trainable::AllWeights(all) => return saved.into_iter().filter(|(name, _)| !all.is_constant(name)).collect(),
+        };
         // What goes with an addition to it is a constant.
         let mut saved: BTreeMap<_, _> = saved.into_iter().filter(|(name, _)| !name.ends_with(BASE_WEIGHT)).collect();
         for linear in self.layers.iter_mut().flat_map(DecoderLayer::linears_mut).filter(|_| settings.init == InitLora::Pissa) {

@@ -128,7 +128,8 @@ impl AppState {
         line: &Arc<LogLine>,
     ) -> Result<Answers, ApiError> {
         line.add_prompt(prompts.iter().map(Vec::len).sum());
-        prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, rules))?;
+        let checked = prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, rules));
+        checked.inspect_err(|_| add(&self.counters.refused, prompts.len()))?;
         let most = self.jobs.max_capacity();
         if prompts.len() > most {
             let message = format!("a request has {} prompts; {most} can wait at most", prompts.len());

@@ -73,12 +73,13 @@ fn choices(
     for (index, (ids, texts)) in prompts.iter().zip(all).enumerate() {
         let echoed = echoed.map(|all| &all[index][..]);
         for text in &texts.texts {
+            let written = format!("{}{}", echoed.unwrap_or_default(), text.text);
             let mut choice = json!({
-                "index": choices.len(), "text": format!("{}{}", echoed.unwrap_or_default(), text.text), "token_ids": text.ids,
+                "index": choices.len(), "text": written, "token_ids": text.ids,
                 "finish_reason": text.reason.map(Finish::name), "logprobs": null,
             });
             if let Some(count) = count {
-                choice["logprobs"] = likelihoods_of(reader, echoed.map(|_| (&ids[..], texts)), text, count);
+                choice["logprobs"] = likelihoods_of(reader, echoed.map(|_| (&ids[..], texts)), text, &written, count);
             }
             if let Some(count) = of_prompt {
                 choice["prompt_logprobs"] = of_prompt_tokens(reader, texts, count);
@@ -100,14 +101,26 @@ fn of_prompt_tokens(reader: &PromptEncoder, texts: &PromptTexts, count: usize) -
     std::iter::once(Value::Null).chain(texts.likelihoods.iter().map(one)).collect()
 }
 
-/// `logprobs` of a choice: with `echo`, an entry for each token of the prompt, of which the first has no likelihood.
-fn likelihoods_of(reader: &PromptEncoder, echoed: Option<(&[u32], &PromptTexts)>, text: &WholeText, count: usize) -> Value {
+/// `logprobs` of a choice, whose text is `written`: with `echo`, an entry for each token of the prompt, of which the first has no likelihood.
+fn likelihoods_of(
+    reader: &PromptEncoder,
+    echoed: Option<(&[u32], &PromptTexts)>,
+    text: &WholeText,
+    written: &str,
+    count: usize,
+) -> Value {
     let (mut tokens, mut values, mut most_likely, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     // The bytes of a character whose others follow.
-    let (mut offset, mut open) = (0, Vec::new());
+    let (mut offset, mut open, mut rest) = (0, Vec::new(), written.chars());
     let mut add = |id: u32, likelihood: Option<&TokenLikelihood>| {
-        let token = reader.token(id);
-        let bytes = reader.bytes(id).unwrap_or_else(|| token.clone().into_bytes());
+        let (token, before) = (reader.token(id), offset);
+        let mut bytes = reader.bytes(id).unwrap_or_else(|| token.clone().into_bytes());
+        if reader.is_left_out(id) && !rest.as_str().starts_with(&token) {
+            bytes.clear();
+        } else if offset == 0 && bytes.first() == Some(&b' ') && !written.starts_with(' ') {
+            // Some decoders take the first space away.
+            bytes.remove(0);
+        }
         // All parts of a character stand where it begins; what is broken off shows as one, too.
         let goes_on = bytes.first().is_some_and(|byte| byte & 0xc0 == 0x80);
         offsets.push(offset + usize::from(!open.is_empty() && !goes_on));
@@ -119,6 +132,7 @@ fn likelihoods_of(reader: &PromptEncoder, echoed: Option<(&[u32], &PromptTexts)>
                 broken => offset += usize::from(broken.is_err()),
             }
         }
+        rest.by_ref().take(offset - before).for_each(drop);
         tokens.push(token);
         values.push(likelihood.map(|own| own.log_probability));
         most_likely.push(likelihood.map(|own| Value::Object(reader.most_likely(own, count))));
@@ -152,7 +166,7 @@ mod tests {
         };
         let likelihood = |&id: &u32| TokenLikelihood { id, log_probability: 0.0, most_likely: Vec::new() };
         let told = WholeText { likelihoods: ids.iter().map(likelihood).collect(), ..WholeText::default() };
-        let offsets = likelihoods_of(&reader, None, &told, 0)["text_offset"].take();
+        let offsets = likelihoods_of(&reader, None, &told, text, 0)["text_offset"].take();
         let mut begun = 0;
         let expected = ids.iter().map(|&id| {
             // The character in which the token begins.
@@ -167,6 +181,15 @@ mod tests {
         let of_byte = |byte| (0..512).find(|&id| reader.bytes(id) == Some(vec![byte])).unwrap();
         let ids = [0x80, 0xf0, b'a', 0x80, 0x80].map(of_byte);
         let told = WholeText { likelihoods: ids.iter().map(likelihood).collect(), ..WholeText::default() };
-        assert_eq!(likelihoods_of(&reader, None, &told, 0)["text_offset"], json!([0, 1, 2, 3, 4]));
+        assert_eq!(
+            likelihoods_of(&reader, None, &told, "\u{fffd}\u{fffd}a\u{fffd}\u{fffd}", 0)["text_offset"],
+            json!([0, 1, 2, 3, 4])
+        );
+        // Special tokens are in a text that was sent with them, and left out of what is written.
+        let end = *reader.tokenizer.as_ref().unwrap().encode("<|im_end|>").unwrap().first().unwrap();
+        let ids = [end, of_byte(b'a'), end, of_byte(b'b')];
+        let told = WholeText { likelihoods: ids.iter().map(likelihood).collect(), ..WholeText::default() };
+        assert_eq!(likelihoods_of(&reader, None, &told, "ab", 0)["text_offset"], json!([0, 0, 1, 1]));
+        assert_eq!(likelihoods_of(&reader, None, &told, "<|im_end|>ab", 0)["text_offset"], json!([0, 10, 11, 11]));
     }
 }

@@ -104,10 +104,14 @@ impl BodyFields {
 
     /// Whether `max_tokens`, by any of its names, is 0, as who has a prompt scored says it. The engine writes one all the same.
     pub(super) fn wants_no_tokens(&mut self) -> bool {
-        let mut wants_none = false;
-        for (_, most) in self.0.iter_mut().filter(|(name, most)| LENGTHS.contains(&name.as_str()) && **most == 0) {
-            (*most, wants_none) = (1.into(), true);
-        }
+        let mut said: Vec<&mut Value> = self
+            .0
+            .iter_mut()
+            .filter(|(name, most)| LENGTHS.contains(&name.as_str()) && !most.is_null())
+            .map(|(_, most)| most)
+            .collect();
+        let wants_none = !said.is_empty() && said.iter().all(|most| **most == 0);
+        said.iter_mut().filter(|_| wants_none).for_each(|most| **most = 1.into());
         wants_none
     }
 

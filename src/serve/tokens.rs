@@ -96,6 +96,11 @@ impl PromptEncoder {
         self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.token_bytes(id).ok())
     }
 
+    /// Whether answers are written without a token, as a special one.
+    pub(super) fn is_left_out(&self, id: u32) -> bool {
+        self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(&[id]).ok()).is_some_and(|text| text.is_empty())
+    }
+
     pub(super) fn most_likely(&self, likelihood: &TokenLikelihood, count: usize) -> Map<String, Value> {
         let own = (likelihood.id, likelihood.log_probability);
         let mut all = Map::new();

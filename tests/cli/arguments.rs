@@ -68,6 +68,23 @@ fn a_recipe_is_named_by_its_place_or_by_a_flag_and_once() {
     assert!(misused.contains("'[RECIPE]' cannot be used with '--conformance <DIR>'"), "{misused}");
 }
 
+/// Clap waives `requires` where the required argument contradicts one that is given.
+#[test]
+fn what_belongs_to_another_argument_is_refused_without_it() {
+    let place = Place::new();
+    for arguments in [
+        &["generate", "model", "--prompt", "a", "--system-prompt", "x"][..],
+        &["generate", "model", "--messages", "m.json", "--system-prompt", "x"],
+        &["inspect", "run", "--out", "x.svg"],
+        &["inspect", "run", "--sequence", "3"],
+        &["verify", "recipe.toml", "--base", "model"],
+        &["verify", "--recipe", "recipe.toml", "--base", "model"],
+    ] {
+        let misused = place.run(arguments).misused();
+        assert!(misused.contains("cannot be used with"), "{arguments:?}: {misused}");
+    }
+}
+
 #[test]
 fn a_run_that_nobody_names_a_directory_for_has_one_of_its_own() {
     let place = Place::new();

@@ -285,7 +285,7 @@ fn texts_longer_than_a_dynamic_scaling_is_made_for() {
     let (logits, _) = fixture::logits(&engine(&model, 7), &model, &batch);
     assert_eq!(logits.size()[1], 96);
     assert!(golden.furthest_logits(&logits, "logits_lora") <= 1e-4);
-    let limits = PromptLimits::of(model.config(), engine(&model, 7).settings());
+    let limits = PromptLimits::of(model.config(), engine(&model, 7).settings(), true);
     let prompt: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
     assert_eq!(
         limits.check(&prompt[..91], &GenerationRules { max_new_tokens: Some(5), ..GenerationRules::default() }).unwrap(),

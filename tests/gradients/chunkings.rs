@@ -3,6 +3,7 @@
 use kvtune::model::Model;
 use kvtune::recipe::{CacheLength, Chunking, Pyramid};
 
+use super::families::{MIXTRAL, of_family};
 use crate::support;
 use crate::support::case::{Case, HeadKind, PLAIN, Tail, TargetsAt, Width, prove};
 
@@ -135,6 +136,7 @@ fn blocks_of_decoding() {
     let model = support::model(&PLAIN);
     assert_eq!(sizes(&cases[1], &model), [5, 5, 5, 3, 5, 5, 2, 3, 3, 3, 3], "the last block has two pads");
     prove("blocks", &cases);
+    prove("blocks, experts", &[of_family(("experts in blocks", MIXTRAL), &cases[1])]);
     let blocks = Case { tail: Tail::InBlocks(4), targets: TargetsAt::Last(6), lengths: &[44, 41], ..PLAIN };
     prove(
         "blocks, budgets and windows",

@@ -46,7 +46,7 @@ const GEMMA2: &str = r#"{"model_type": "gemma2", "hidden_act": "gelu_pytorch_tan
 const GEMMA3: &str = r#"{"model_type": "gemma3_text", "hidden_act": "gelu_pytorch_tanh", "query_pre_attn_scalar": 12, "rope_theta": 1e6,
     "rope_scaling": {"type": "linear", "factor": 8.0}}"#;
 
-const MIXTRAL: &str = r#"{"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}"#;
+pub(super) const MIXTRAL: &str = r#"{"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}"#;
 const QWEN3_MOE: &str = r#"{"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 12,
     "norm_topk_prob": true, "mlp_only_layers": [1]}"#;
 

@@ -30,6 +30,18 @@ fn from_some_steps_to_the_bit() {
     assert!(words.contains("`[lora]` says nothing where all weights are trained"), "{words}");
 }
 
+/// The corrections of its routers are saved, and not trained.
+#[test]
+fn a_model_with_constants_to_the_bit() {
+    let workshop = workshop();
+    let base = concat!("model.path=", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/families/model-glm4-moe");
+    workshop.finetune_full("whole", &[base, "train.max_steps=2"]).with(0);
+    let whole = workshop.left("whole");
+    workshop.copy("whole", "from-1");
+    workshop.resume("", "from-1", &["--from", "step-000001"]).with(0);
+    workshop.assert_left("from-1", &whole);
+}
+
 /// The masters of weights in bf16 are saved beside them.
 #[test]
 fn in_bf16_with_masters_in_f32_to_the_bit() {
