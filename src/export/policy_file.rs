@@ -164,11 +164,14 @@ impl PolicyFile {
         let converted = |key, value: &Value| toml::Value::try_from(value).map_err(|_| wrong(key, value.to_string()));
         let slots = self.cache_lengths.iter().map(|heads| heads.first().map(|&slots| slots as i64));
         let slots: Vec<i64> = slots.collect::<Option<_>>().ok_or_else(|| wrong("cache_lengths", "empty in a layer".into()))?;
+        // One number where layers without windows have the same, as most recipes have it: a session saved by one goes on with the other.
+        let mut own = slots.iter().zip(&self.windows).filter(|(_, window)| window.is_none()).map(|(&slots, _)| slots);
+        let first = own.next().filter(|first| own.all(|slots| slots == *first));
         let mut values: Vec<(&str, toml::Value)> = vec![
             ("model.path", model_dir.display().to_string().into()),
             ("model.dtype", self.conformance.dtype.clone().into()),
             ("kv_cache.policy", converted("policy", &self.policy)?),
-            ("kv_cache.cache_length", slots.into()),
+            ("kv_cache.cache_length", first.map_or_else(|| slots.clone().into(), toml::Value::from)),
             ("kv_cache.chunk_size", (self.chunk_size as i64).into()),
             ("kv_cache.decode_block", (self.decode_block as i64).into()),
             ("kv_cache.chunking", self.chunking.clone().into()),

@@ -227,14 +227,15 @@ fn an_adapter_brings_its_cache() {
     place.run(&["finetune-lora", "--recipe", "recipe.toml", "--out", "run"]).done();
     let ask = ["--prompt-tokens", "5,6,7,8,9,10,11,12", "--max-new-tokens", "3", "--format", "json"];
     let of_run = last(&place.run(&[&["generate", "run"], &ask[..]].concat()).done().out);
+    place.run(&["generate", "run", "--prompt-tokens", "5,6", "--save-session", "s"]).done();
     std::fs::rename(place.path("run/final"), place.path("alone")).unwrap();
     let alone = place.run(&[&["generate", "model", "--adapter", "alone"], &ask[..]].concat()).done();
     assert_eq!(last(&alone.out)["token_ids"], of_run["token_ids"]);
-    // The policy of the run, with its cache of 32 slots and its chunks of 8.
-    let save = ["generate", "model", "--adapter", "alone", "--prompt-tokens", "5,6", "--save-session", "s"];
-    place.run(&save).done();
-    let longer = ["generate", "model", "--adapter", "alone", "--session", "s", "--prompt-tokens", "7", "--cache-length", "40"];
-    refused(place.run(&longer), 3, "`kv_cache.cache_length`: expected 40, found ");
+    // The policy of the run, with its cache of 32 slots and its chunks of 8, so that it goes on with a session of the run.
+    let go_on = ["generate", "model", "--adapter", "alone", "--session", "s", "--prompt-tokens", "7", "--max-new-tokens", "1"];
+    place.run(&go_on).done();
+    let longer = [&go_on[..], &["--cache-length", "40"]].concat();
+    refused(place.run(&longer), 3, "`kv_cache.cache_length`: expected 40, found 32");
     refused(place.run(&["generate", "alone", "--prompt", "x"]), 2, "`alone` is an adapter outside of a run");
 }
 
