@@ -386,15 +386,21 @@ fn a_held_session_of_windows_in_int4_is_read_again() {
         assert_eq!(held["choices"], read["choices"]);
         assert_eq!(held["kvtune"]["cache_length"], json!([24, 24]), "the windows: {held}");
     }
-    // Before a stream begins.
-    for (body, words) in [
-        (json!({ "prompt": [[5]], "stop": "x", "stream": true }), "stop strings need text"),
-        (json!({ "prompt": [[5]], "max_tokens": 0, "max_completion_tokens": 1, "echo": true }), "contradict each other"),
+}
+
+#[test]
+fn what_can_not_be_carried_out_is_refused_before_a_stream_begins() {
+    // It has no tokenizer.
+    let server = Server::of(&fixture("families/model-mistral"), &[]);
+    for (body, words, refused) in [
+        (json!({ "prompt": [[5]], "max_tokens": 0, "max_completion_tokens": 1, "echo": true }), "contradict each other", 0),
+        (json!({ "prompt": [[5]], "stop": "x", "stream": true }), "stop strings need text", 1),
+        (json!({ "prompt": vec![[5]; 100], "stream": true }), "a request has 100 prompts", 101),
     ] {
-        let (status, text) = holds.ask(COMPLETIONS, &body);
+        let (status, text) = server.ask(COMPLETIONS, &body);
         assert!(status == 400 && text.contains(words), "{status} {text}");
+        assert_eq!(server.metric("requests_refused_total"), refused, "prompts, not requests that mean nothing: {words}");
     }
-    assert_eq!(holds.metric("requests_refused_total"), 1);
 }
 
 #[test]

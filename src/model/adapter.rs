@@ -133,7 +133,8 @@ impl Adapter {
         modules.iter().chain(&self.settings.target_parameters).cloned().collect()
     }
 
-    /// The first key of a recipe that says otherwise than this adapter of the model, and what either says.
+    /// The first key of a recipe that says otherwise than this adapter of the model, and what either says. `r`, `alpha` and the targets
+    /// are always said; the other keys, where they differ from their defaults.
     pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, Fault> {
         let ours = &self.settings;
         let theirs = listed(config, peft_settings(config, lora)?)?;
@@ -156,10 +157,13 @@ impl Adapter {
             ("target_modules", linears(&theirs)? != linears(ours)?, lora.target_modules.to_string(), self.targets().join(", ")),
             ("modules_to_save", ours.has_unnamed && saved(&theirs) != saved(ours), saved(&theirs), saved(ours)),
         ];
-        let [recipe, adapter] = [&theirs, ours].map(|settings| keys_of_kind(config, settings));
-        let kinds =
-            recipe.into_iter().zip(adapter).map(|((key, recipe, shown), adapter)| (key, recipe != adapter.1, shown, adapter.2));
-        let first = always.into_iter().chain(kinds).find(|(_, differs, ..)| *differs);
+        let plain = PeftConfig::plain(0, 0.0, 0.0, ModuleSet::AllLinear);
+        let [recipe, adapter, plain] = [&theirs, ours, &plain].map(|settings| keys_of_kind(config, settings));
+        let said =
+            recipe.into_iter().zip(adapter).zip(plain).map(|(((key, recipe, shown), adapter), plain)| {
+                (key, recipe != plain.1 && recipe != adapter.1, shown, adapter.2)
+            });
+        let first = always.into_iter().chain(said).find(|(_, differs, ..)| *differs);
         Ok(first.map(|(key, _, recipe, adapter)| {
             let is_unnamed = ours.has_unnamed && key == "modules_to_save";
             Disagreement { key, recipe, adapter, is_unnamed }
@@ -301,12 +305,6 @@ mod tests {
         assert_eq!(expected[3], "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight");
         let found = adapter(&recipe(&["q_proj"]), 1).disagreement(&config(), &recipe(&["self_attn.q_proj"])).unwrap();
         assert_eq!(found, None);
-        // A default that is said is said, too.
-        let settings =
-            PeftConfig { use_rslora: true, ..PeftConfig::plain(2, 4.0, 0.0, ModuleSet::Names(vec!["q_proj".to_owned()])) };
-        let scaled = Adapter::with_settings(&config(), settings, 1, Kind::Double, Device::Cpu).unwrap();
-        let found = scaled.disagreement(&config(), &recipe(&["q_proj"])).unwrap().unwrap();
-        assert_eq!((found.key, &found.recipe[..], &found.adapter[..]), ("use_rslora", "false", "true"));
         // What means nothing is passed over where the file has it, not where the recipe alone does.
         let settings = PeftConfig::plain(2, 4.0, 0.0, ModuleSet::Names(["q_proj", "wq"].map(String::from).to_vec()));
         let theirs = Adapter::with_settings(&config(), settings, 1, Kind::Double, Device::Cpu).unwrap();

@@ -128,20 +128,22 @@ impl AppState {
         line: &Arc<LogLine>,
     ) -> Result<Answers, ApiError> {
         line.add_prompt(prompts.iter().map(Vec::len).sum());
-        let checked = prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, rules));
-        checked.inspect_err(|_| add(&self.counters.refused, prompts.len()))?;
+        let refused = |error: ApiError| {
+            add(&self.counters.refused, prompts.len());
+            error
+        };
+        prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, rules)).map_err(refused)?;
         let most = self.jobs.max_capacity();
         if prompts.len() > most {
             let message = format!("a request has {} prompts; {most} can wait at most", prompts.len());
-            return Err(ApiError::field("prompt", message));
+            return Err(refused(ApiError::field("prompt", message)));
         }
         let places = self.jobs.try_reserve_many(prompts.len()).map_err(|error| {
             let message = match error {
                 TrySendError::Full(()) => "too many requests are waiting: try again later",
                 TrySendError::Closed(()) => "the server is shutting down",
             };
-            add(&self.counters.refused, prompts.len());
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+            refused(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message))
         })?;
         let (answers, receiver) = unbounded_channel();
         for (index, (place, prompt)) in places.zip(prompts).enumerate() {

@@ -96,7 +96,7 @@ impl PromptEncoder {
         self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.token_bytes(id).ok())
     }
 
-    /// Whether answers are written without a token, as a special one.
+    /// Whether a text of this token alone is empty, as that of a special token is.
     pub(super) fn is_left_out(&self, id: u32) -> bool {
         self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(&[id]).ok()).is_some_and(|text| text.is_empty())
     }

@@ -170,7 +170,7 @@ impl ChatEncoder {
                 (alone, prompt, None)
             }
             Boundary::Joined => {
-                let end = tokenizer.token_text(eos)?;
+                let end = tokenizer.decode_with_special(&[eos])?;
                 let end = if completion.ends_with(&end) { "" } else { &end };
                 let ids = tokenizer.encode_prompt(&[prompt, completion, end].concat())?;
                 let common = alone.iter().zip(&ids).take_while(|(one, other)| one == other).count();
@@ -228,7 +228,7 @@ impl ChatEncoder {
         let [first, second, ..] = ids else { return Ok(None) };
         let bos = self.templates.as_ref().as_ref().ok().and_then(ChatTemplates::bos);
         let Some(bos) = bos.filter(|_| first == second && tokenizer.is_added(*first)) else { return Ok(None) };
-        Ok(Some(tokenizer.token_text(*first)?).filter(|text| text == bos))
+        Ok(Some(tokenizer.decode_with_special(&[*first])?).filter(|text| text == bos))
     }
 
     /// The recipe's variables are under those of the row.
