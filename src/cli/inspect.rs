@@ -16,17 +16,17 @@ use crate::units::{Bytes, Fault};
 #[command(override_usage = "kvtune inspect [OPTIONS] <RUN|CHECKPOINT|--evictions <LOG>>")]
 pub(super) struct Inspect {
     /// A run or one of its checkpoints.
-    #[arg(value_name = "RUN|CHECKPOINT", required_unless_present = "evictions", conflicts_with = "evictions")]
+    // What excludes `--evictions` would waive what requires it.
+    #[arg(value_name = "RUN|CHECKPOINT", required_unless_present = "evictions", conflicts_with_all = ["evictions", "out", "sequence"])]
     path: Option<PathBuf>,
     /// Look at this replay log instead: which positions each layer and KV head kept. `kvtune evaluate --replay-log` writes one.
     #[arg(long, value_name = "LOG")]
     evictions: Option<PathBuf>,
     /// Draw these positions as SVG.
-    // A path, which excludes `--evictions`, would waive `requires`.
-    #[arg(long, value_name = "FILE", requires = "evictions", conflicts_with = "path")]
+    #[arg(long, value_name = "FILE", requires = "evictions")]
     out: Option<PathBuf>,
     /// Which sequence of the log, counted from 0.
-    #[arg(long, value_name = "N", requires = "evictions", conflicts_with = "path", default_value_t = 0)]
+    #[arg(long, value_name = "N", requires = "evictions", default_value_t = 0)]
     sequence: usize,
 }
 

@@ -95,11 +95,7 @@ impl Serve {
         let cache = &used.recipe.kv_cache;
         let longest = used.model.config().longest_sequence();
         let slots = match cache.storage {
-            Storage::Preallocated => {
-                let own = cache.cache_length.by_layer(used.model.config().num_layers());
-                let layers = used.model.config().layers.iter().zip(own);
-                layers.map(|(layer, own)| layer.attention.rule.window.unwrap_or(own)).collect()
-            }
+            Storage::Preallocated => json!(used.model.config().cache_lengths(&cache.cache_length)),
             Storage::Growing | Storage::Paged => json!("all"),
         };
         let served = ServedModel {

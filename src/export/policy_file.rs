@@ -69,14 +69,12 @@ impl PolicyFile {
         let (config, kv) = (model.config(), &recipe.kv_cache);
         let settings = Settings::new(config, kv, &recipe.grad.closed())?;
         let layers = || 0..config.num_layers();
-        let own = kv.cache_length.by_layer(config.num_layers());
-        let length = |layer: usize| config.layers[layer].attention.rule.window.unwrap_or(own[layer]);
-        let heads = config.num_kv_heads();
+        let by_head = |(slots, heads): (usize, usize)| vec![slots; heads];
         Ok(Self {
             format: FORMAT.into(),
             version: VERSION,
             policy: json!(kv.policy.to_value()),
-            cache_lengths: layers().map(|layer| vec![length(layer); heads[layer]]).collect(),
+            cache_lengths: config.cache_lengths(&kv.cache_length).into_iter().zip(config.num_kv_heads()).map(by_head).collect(),
             windows: windows(config),
             sinks: layers().map(|layer| settings.policy(layer).traits().sinks).collect(),
             grace: layers().map(|layer| settings.policy(layer).traits().grace).collect(),
@@ -165,13 +163,13 @@ impl PolicyFile {
         let slots = self.cache_lengths.iter().map(|heads| heads.first().map(|&slots| slots as i64));
         let slots: Vec<i64> = slots.collect::<Option<_>>().ok_or_else(|| wrong("cache_lengths", "empty in a layer".into()))?;
         // One number where layers without windows have the same, as most recipes have it: a session saved by one goes on with the other.
-        let mut own = slots.iter().zip(&self.windows).filter(|(_, window)| window.is_none()).map(|(&slots, _)| slots);
-        let first = own.next().filter(|first| own.all(|slots| slots == *first));
+        let mut of_policy = slots.iter().zip(&self.windows).filter(|(_, window)| window.is_none()).map(|(&slots, _)| slots);
+        let shared = of_policy.next().filter(|first| of_policy.all(|slots| slots == *first));
         let mut values: Vec<(&str, toml::Value)> = vec![
             ("model.path", model_dir.display().to_string().into()),
             ("model.dtype", self.conformance.dtype.clone().into()),
             ("kv_cache.policy", converted("policy", &self.policy)?),
-            ("kv_cache.cache_length", first.map_or_else(|| slots.clone().into(), toml::Value::from)),
+            ("kv_cache.cache_length", shared.map_or_else(|| slots.into(), toml::Value::from)),
             ("kv_cache.chunk_size", (self.chunk_size as i64).into()),
             ("kv_cache.decode_block", (self.decode_block as i64).into()),
             ("kv_cache.chunking", self.chunking.clone().into()),

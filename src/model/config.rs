@@ -6,6 +6,7 @@ use tch::Kind;
 
 use super::names::{OUTPUT_MODULE, layer_of, layer_tensor};
 use super::spec::{LayerSpec, LinearSpec, RopeSpec};
+use crate::recipe::CacheLength;
 use crate::units::{Bytes, LayerIdx, distinct};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -105,6 +106,12 @@ impl PackedSizes {
 impl ModelConfig {
     pub fn num_layers(&self) -> usize {
         self.layers.len()
+    }
+
+    /// The slots of each layer where a policy has those of `length`; of a layer with a sliding window, those of its window.
+    pub fn cache_lengths(&self, length: &CacheLength) -> Vec<usize> {
+        let of_policy = length.by_layer(self.num_layers());
+        self.layers.iter().zip(of_policy).map(|(layer, slots)| layer.attention.rule.window.unwrap_or(slots)).collect()
     }
 
     /// All linears of the layers, bottom to top: the one list from which names, shapes and keys of what is trained beside them come.

@@ -58,8 +58,8 @@ table! {
         /// Runs on a GPU repeat bit for bit. Runs on a CPU always do.
         #[also("train.full_determinism", "deterministic", "full_determinism")]
         pub deterministic: bool = false,
-        /// What is kept in host memory instead of on the GPU; on a CPU they stay where they are. `weights` excludes `grad.cuda_graphs` and a number in
-        /// `grad.keep_graph`, also on a CPU.
+        /// What is kept in host memory instead of on the GPU; on a CPU all is there already. `weights` excludes `grad.cuda_graphs`, and keeps
+        /// no graphs (`grad.keep_graph`), on a CPU too.
         #[also("train.cpu_offload", "train.offloading", "train.offload_optimizer", "offload")]
         #[word("none", "false")]
         #[word("optimizer", "true")]

@@ -115,7 +115,7 @@ fn likelihoods_of(
     let mut add = |id: u32, likelihood: Option<&TokenLikelihood>| {
         let (token, before) = (reader.token(id), offset);
         let mut bytes = reader.bytes(id).unwrap_or_else(|| token.clone().into_bytes());
-        if reader.is_left_out(id) && !rest.as_str().starts_with(&token) {
+        if !rest.as_str().starts_with(&token) && reader.is_left_out(id) {
             bytes.clear();
         } else if offset == 0 && bytes.first() == Some(&b' ') && !written.starts_with(' ') {
             // Some decoders take the first space away.

@@ -104,14 +104,13 @@ impl BodyFields {
 
     /// Whether `max_tokens`, by any of its names, is 0, as who has a prompt scored says it. The engine writes one all the same.
     pub(super) fn wants_no_tokens(&mut self) -> bool {
-        let mut said: Vec<&mut Value> = self
-            .0
-            .iter_mut()
-            .filter(|(name, most)| LENGTHS.contains(&name.as_str()) && !most.is_null())
-            .map(|(_, most)| most)
-            .collect();
-        let wants_none = !said.is_empty() && said.iter().all(|most| **most == 0);
-        said.iter_mut().filter(|_| wants_none).for_each(|most| **most = 1.into());
+        let is_said = |name: &&&str| self.0.get(**name).is_some_and(|most| !most.is_null());
+        let said: Vec<&str> = LENGTHS.iter().filter(is_said).copied().collect();
+        // Another length beside it contradicts it, as `rules` finds.
+        let wants_none = !said.is_empty() && said.iter().all(|name| self.0[*name] == 0);
+        if wants_none {
+            self.0.extend(said.into_iter().map(|name| (name.to_owned(), 1.into())));
+        }
         wants_none
     }
 

@@ -45,7 +45,7 @@ pub(super) struct Generate {
     #[arg(long, value_name = "FILE", conflicts_with = "save_session")]
     session: Option<PathBuf>,
     /// System prompt of the conversation.
-    // What excludes `--chat` would waive `requires`.
+    // What excludes `--chat` would waive that this requires it.
     #[arg(long, value_name = "TEXT", requires = "chat", conflicts_with_all = ["prompt", "prompt_file", "prompt_tokens", "messages"])]
     system_prompt: Option<String>,
     #[command(flatten)]

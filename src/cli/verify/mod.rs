@@ -32,7 +32,7 @@ pub(super) struct Verify {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["set", "full", "every_tiling", "samples", "dump", "replay_log"])]
     conformance: Option<PathBuf>,
     /// Base model of the adapter. Default: the one that the adapter names.
-    // A recipe, which excludes `--conformance`, would waive `requires`.
+    // A recipe, which excludes `--conformance`, would waive that this requires it.
     #[arg(long, value_name = "MODEL", requires = "conformance", conflicts_with_all = ["place", "recipe"])]
     base: Option<PathBuf>,
     /// Prove other tilings than the recipe's too: shapes of cells, stores, caches that wait on the host.

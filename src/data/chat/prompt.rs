@@ -7,6 +7,7 @@ use super::template_files::ChatTemplates;
 use crate::units::Fault;
 
 /// A conversation whose text a model goes on with.
+#[derive(Debug)]
 pub struct ChatPrompt {
     conversation: Conversation,
     adds_generation_prompt: bool,
@@ -15,7 +16,7 @@ pub struct ChatPrompt {
 
 impl ChatPrompt {
     /// `messages`, which stand in the field `name`, and what else Transformers' `apply_chat_template` is told, in fields that `take` takes
-    /// out of an object; what they do not say, `told` does. The error is the name of a field, and what is wrong with it.
+    /// out of an object; what they do not say, `told` does. The error is the name of a field, and a message with it.
     pub fn from_fields(
         name: &str,
         messages: Json,
