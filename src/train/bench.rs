@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use tch::Device;
 
-use super::meter::StepMeter;
+use super::meter::{ResidentLimit, StepMeter};
 use super::{
     FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, TrainStep, as_headed, build, resolved_alike, tiling,
 };
@@ -47,6 +47,7 @@ pub struct Bench {
     memory: Option<MemoryMeter>,
     /// What a step after the first should take.
     pub planned: Alternative,
+    limit: ResidentLimit,
     trained: TrainedPart,
     done: usize,
 }
@@ -80,8 +81,8 @@ impl Bench {
         if let Some(memory) = &mut memory {
             memory.built(&model, optimizer.bytes());
         }
-        let world = world.clone();
-        Ok(Self { world, recipe, model, engine, optimizer, parts, options, memory, planned, trained, done: 0 })
+        let (world, limit) = (world.clone(), ResidentLimit(planned.host));
+        Ok(Self { world, recipe, model, engine, optimizer, parts, options, memory, planned, limit, trained, done: 0 })
     }
 
     /// What attends, and why other kernels are refused.
@@ -114,8 +115,11 @@ impl Bench {
         let (copier, copied) = (copier_of(device), self.copied());
         copier.measure(true);
         let mut stopwatch = Stopwatch::start(device);
-        let callback = StepMeter { observer: &mut Notes, stopwatch: Some(&mut stopwatch), memory: meter.as_mut() };
+        let mut limit = self.limit;
+        let callback =
+            StepMeter { observer: &mut Notes, stopwatch: Some(&mut stopwatch), memory: meter.as_mut(), limit: Some(&mut limit) };
         let made = self.train(&batch, callback)?;
+        self.limit = limit;
         let (whole, parts) = stopwatch.stop();
         let copies = copier.waited().map_or_else(|| CopyCost::Made(Seconds(self.copied() - copied)), CopyCost::WaitedFor);
         copier.measure(false);

@@ -1,8 +1,10 @@
-//! Measures steps while they are made: their time by part, and their memory where that is wanted.
+//! Measures steps while they are made: their time by part, and their memory where that is wanted; and holds the process to its plan.
 
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::measure::{MemoryMeter, MicroBatchPosition, Stopwatch};
+use crate::native::give_free_memory_back;
 use crate::plan::StepPart;
+use crate::report::memory::resident;
 use crate::units::Bytes;
 
 /// Tells an observer of a step, and measures it.
@@ -11,12 +13,30 @@ pub struct StepMeter<'a> {
     /// Runs from the beginning of the step's last micro-batch.
     pub(super) stopwatch: Option<&'a mut Stopwatch>,
     pub(super) memory: Option<&'a mut MemoryMeter>,
+    pub(super) limit: Option<&'a mut ResidentLimit>,
+}
+
+/// The size to which the process may grow by memory that was freed and that the allocator keeps: it does not serve tensors of other sizes, as
+/// sequences of different lengths have them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ResidentLimit(pub(super) Bytes);
+
+impl ResidentLimit {
+    /// Gives freed memory back to the system where the process has grown beyond the limit.
+    fn hold(&mut self) {
+        let Some(before) = resident().filter(|size| *size > self.0) else { return };
+        give_free_memory_back();
+        // Tensors themselves take more than was planned: only what is larger than this makes the peak larger.
+        if resident().is_none_or(|after| after > self.0) {
+            self.0 = before;
+        }
+    }
 }
 
 impl<'a> StepMeter<'a> {
     /// Tells the observer, and measures nothing.
     pub fn of(observer: &'a mut dyn Observer) -> Self {
-        Self { observer, stopwatch: None, memory: None }
+        Self { observer, stopwatch: None, memory: None, limit: None }
     }
 
     /// A micro-batch begins; `memory` says what the engine holds at rest, and how much of gradients the earlier ones have left.
@@ -64,6 +84,9 @@ impl Observer for StepMeter<'_> {
 
     fn observe(&mut self, event: Event) {
         self.observer.observe(event);
+        if let Some(limit) = &mut self.limit {
+            limit.hold();
+        }
         self.turn(event.into());
     }
 
@@ -74,5 +97,36 @@ impl Observer for StepMeter<'_> {
     fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
         self.observer.measure(event, memory);
         self.measure_memory(|meter| meter.turn(event.into(), memory()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+
+    /// Other tests take and free less than this.
+    const LARGE: u64 = 1 << 29;
+
+    #[test]
+    fn freed_memory_goes_back_where_the_process_grows_beyond_its_limit() {
+        let before = resident().unwrap().0;
+        drop(Tensor::ones([LARGE as i64], (Kind::Uint8, Device::Cpu)));
+        assert!(resident().unwrap().0 > before + LARGE / 2, "the allocator keeps what is freed");
+        ResidentLimit(Bytes(u64::MAX)).hold();
+        assert!(resident().unwrap().0 > before + LARGE / 2, "below the limit nothing is given back");
+        let mut limit = ResidentLimit(Bytes(before + LARGE / 2));
+        limit.hold();
+        assert!(resident().unwrap().0 < before + LARGE / 2 && limit.0 == Bytes(before + LARGE / 2));
+    }
+
+    #[test]
+    fn what_tensors_take_beyond_the_limit_raises_it() {
+        let tensor = Tensor::ones([1 << 20], (Kind::Uint8, Device::Cpu));
+        let mut limit = ResidentLimit(Bytes(1 << 20));
+        limit.hold();
+        assert!(limit.0.0 > 1 << 20);
+        drop(tensor);
     }
 }

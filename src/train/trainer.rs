@@ -8,7 +8,7 @@ use std::time::Instant;
 use tch::Device;
 
 use super::answers::{Validation, ValidationAnswers};
-use super::meter::StepMeter;
+use super::meter::{ResidentLimit, StepMeter};
 use super::progress::RunProgress;
 use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
 use super::step::{TrainStep, first_not_finite, not_finite};
@@ -65,6 +65,7 @@ pub struct Trainer {
     /// Whether what the last update made is known to be finite.
     is_finite: Cell<bool>,
     memory: Option<MemoryMeter>,
+    limit: ResidentLimit,
     answers: Option<ValidationAnswers>,
     teacher: Option<Teacher>,
     /// The hash of the model; with what follows it is what checkpoints have beside what is trained, read when the run begins: it can be saved
@@ -116,6 +117,7 @@ impl Trainer {
             data,
             schedule,
             machine,
+            limit: ResidentLimit(planned.host),
             planned,
             recipe,
             optimizer,
@@ -200,7 +202,8 @@ impl Trainer {
             self.ranks.world.agree("asking the teacher", softened)?;
         }
         let rate = learning_rate(&self.recipe.optimizer, self.progress.step, self.schedule.num_steps());
-        let mut callback = StepMeter { memory: self.memory.as_mut(), ..StepMeter::of(observer) };
+        let (memory, limit) = (self.memory.as_mut(), Some(&mut self.limit));
+        let mut callback = StepMeter { memory, limit, ..StepMeter::of(observer) };
         let mut train_step = TrainStep {
             recipe: &self.recipe,
             model: &self.model,
