@@ -133,8 +133,7 @@ impl Adapter {
         modules.iter().chain(&self.settings.target_parameters).cloned().collect()
     }
 
-    /// The first key of a recipe that says otherwise than this adapter of the model, and what either says. `r`, `alpha` and the targets
-    /// are always said; the other keys, where they differ from their defaults.
+    /// The first key of a recipe that says otherwise than this adapter of the model, and what either says.
     pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, Fault> {
         let ours = &self.settings;
         let theirs = listed(config, peft_settings(config, lora)?)?;
@@ -151,20 +150,20 @@ impl Adapter {
             Ok::<Vec<_>, Fault>(modules.chain(parameters).map(|linear| linear.name).chain(embedding).collect())
         };
         let [alpha, of_adapter] = [theirs.lora_alpha, ours.lora_alpha];
-        let always = [
+        let first = [
             ("r", theirs.r != ours.r, theirs.r.to_string(), ours.r.to_string()),
             ("alpha", (alpha - of_adapter).abs() > 0.0, alpha.to_string(), of_adapter.to_string()),
             ("target_modules", linears(&theirs)? != linears(ours)?, lora.target_modules.to_string(), self.targets().join(", ")),
             ("modules_to_save", ours.has_unnamed && saved(&theirs) != saved(ours), saved(&theirs), saved(ours)),
         ];
-        let plain = PeftConfig::plain(0, 0.0, 0.0, ModuleSet::AllLinear);
-        let [recipe, adapter, plain] = [&theirs, ours, &plain].map(|settings| keys_of_kind(config, settings));
-        let said =
-            recipe.into_iter().zip(adapter).zip(plain).map(|(((key, recipe, shown), adapter), plain)| {
-                (key, recipe != plain.1 && recipe != adapter.1, shown, adapter.2)
-            });
-        let first = always.into_iter().chain(said).find(|(_, differs, ..)| *differs);
-        Ok(first.map(|(key, _, recipe, adapter)| {
+        let [recipe, adapter] = [&theirs, ours].map(|settings| keys_of_kind(config, settings));
+        let kind = recipe.into_iter().zip(adapter).map(|((key, recipe, shown), adapter)| {
+            // A recipe does not read all that such a key may be in a file, and then says nothing of it.
+            let may_be_unread = ["exclude_modules", "layers_pattern"].contains(&key) && shown == "[]";
+            (key, recipe != adapter.1 && !may_be_unread, shown, adapter.2)
+        });
+        let found = first.into_iter().chain(kind).find(|(_, differs, ..)| *differs);
+        Ok(found.map(|(key, _, recipe, adapter)| {
             let is_unnamed = ours.has_unnamed && key == "modules_to_save";
             Disagreement { key, recipe, adapter, is_unnamed }
         }))

@@ -144,6 +144,13 @@ fn kinds_that_contradict_the_recipe_or_each_other() {
 
     hint: make `[lora]` agree with the adapter, or leave `model.adapter` out
     ");
+    // What stands at its default is said, too.
+    place.edit_json("adapter/adapter_config.json", json!({"use_rslora": true, "rank_pattern": {"q_proj": 4}}));
+    place.check(&["model.adapter=adapter"]).done();
+    for (key, set, of_adapter) in [("use_rslora", "false", "true"), ("rank_pattern", "{}", "{\"q_proj\": 4}")] {
+        let said = place.check(&["model.adapter=adapter", &format!("lora.{key}={set}")]).refused(2);
+        assert!(said.contains(&format!("`lora.{key}` is {set} in the recipe, but {of_adapter} in the adapter")), "{said}");
+    }
     assert_snapshot!(place.check(&["lora.use_dora=true", "lora.lora_bias=true"]).refused(2), @r"
     error: `lora.lora_bias` is true, expected false with `use_dora`, as PEFT has it
 
