@@ -8,6 +8,7 @@ use super::run::{begin, go_on, no_signals, run};
 use super::saved_split::SavedSplit;
 use super::saving::listed_differences;
 use super::sealed_recipe::{changed_file, check_recipe, write_recipe};
+use super::teacher::TEACHER;
 use super::{RESOLVED_RECIPE, RunOutcome, RunRanks, RunSchedule, Start, Trainer, build};
 use crate::checkpoint::{self, FINAL, SaveKind};
 use crate::files::{self, ReadLock, RunLock};
@@ -213,8 +214,11 @@ fn check_records(trainer: &Trainer, recipe: &Path, is_sealed: bool, is_loaded: b
 
 /// [`start`], in a directory without what earlier starts have left over.
 fn cleaned_start(dir: &Path, from: Option<&str>) -> Result<Option<PathBuf>, Fault> {
-    for leftover in checkpoint::clean_leftovers(dir)? {
-        console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
+    let teacher = dir.join(TEACHER);
+    for dir in [dir, &teacher].into_iter().filter(|dir| dir.is_dir()) {
+        for leftover in checkpoint::clean_leftovers(dir)? {
+            console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
+        }
     }
     build::clean_scratch(dir)?;
     checkpoint::refuse_links(dir)?;

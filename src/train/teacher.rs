@@ -20,7 +20,7 @@ use crate::store::{load_tensor, pt_metadata, save_tensors};
 use crate::units::Fault;
 
 /// The directory of predictions beside a run.
-const TEACHER: &str = "teacher";
+pub(super) const TEACHER: &str = "teacher";
 const TOKENS: &str = "tokens";
 const LOG_PROBS: &str = "log_probs";
 /// Places whose logits are held at a time.

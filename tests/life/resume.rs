@@ -58,9 +58,14 @@ fn with_a_teacher() {
     assert!(!names(&workshop.path("whole").join("teacher")).is_empty());
     assert_ne!(whole.metrics[1]["loss"], workshop.finished("plain", &set[..1]).metrics[1]["loss"]);
     assert_eq!(workshop.finetune("run.step=kill:3", "run", &set).code, Err(9));
-    fs::remove_dir_all(workshop.path("run").join("teacher")).unwrap();
+    let teacher = workshop.path("run").join("teacher");
+    fs::remove_dir_all(&teacher).unwrap();
+    fs::create_dir(&teacher).unwrap();
+    let cut_short = "0a.safetensors.tmp-0123456789abcdef";
+    fs::write(teacher.join(cut_short), "").unwrap();
     workshop.resume("", "run", &[]).with(0);
     workshop.assert_left("run", &whole);
+    assert!(!names(&teacher).iter().any(|name| name == cut_short));
 }
 
 /// One command again and again begins the run, goes on with it, finds nothing to do, and hears what may change and what may not.
