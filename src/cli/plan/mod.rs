@@ -42,6 +42,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn run(&self, device: Device, world: &ProcessGroup) -> Result<(), Fault> {
         let recipe = self.recipe.load(device)?;
+        train::check_even(world, &recipe)?;
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
         train::check_data(&recipe, &config)?;
