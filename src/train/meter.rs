@@ -99,34 +99,3 @@ impl Observer for StepMeter<'_> {
         self.measure_memory(|meter| meter.turn(event.into(), memory()));
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use tch::{Device, Kind, Tensor};
-
-    use super::*;
-
-    /// Other tests take and free less than this.
-    const LARGE: u64 = 1 << 29;
-
-    #[test]
-    fn freed_memory_goes_back_where_the_process_grows_beyond_its_limit() {
-        let before = resident().unwrap().0;
-        drop(Tensor::ones([LARGE as i64], (Kind::Uint8, Device::Cpu)));
-        assert!(resident().unwrap().0 > before + LARGE / 2, "the allocator keeps what is freed");
-        ResidentLimit(Bytes(u64::MAX)).hold();
-        assert!(resident().unwrap().0 > before + LARGE / 2, "below the limit nothing is given back");
-        let mut limit = ResidentLimit(Bytes(before + LARGE / 2));
-        limit.hold();
-        assert!(resident().unwrap().0 < before + LARGE / 2 && limit.0 == Bytes(before + LARGE / 2));
-    }
-
-    #[test]
-    fn what_tensors_take_beyond_the_limit_raises_it() {
-        let tensor = Tensor::ones([1 << 20], (Kind::Uint8, Device::Cpu));
-        let mut limit = ResidentLimit(Bytes(1 << 20));
-        limit.hold();
-        assert!(limit.0.0 > 1 << 20);
-        drop(tensor);
-    }
-}
