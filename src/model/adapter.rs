@@ -136,7 +136,8 @@ impl Adapter {
     /// The first key of a recipe that says otherwise than this adapter of the model, and what either says.
     pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, Fault> {
         let ours = &self.settings;
-        let theirs = listed(config, peft_settings(config, lora)?)?;
+        // Modules are called as in the adapter's file, of which the recipe takes what it leaves out.
+        let theirs = listed(config, PeftConfig { is_inner: ours.is_inner, ..peft_settings(config, lora)? })?;
         // What the file names in vain is passed over, as in PEFT; what the recipe does by itself is a mistake.
         if theirs.given != ours.given {
             let (target_modules, target_parameters) = *theirs.given.clone();
@@ -150,19 +151,18 @@ impl Adapter {
             Ok::<Vec<_>, Fault>(modules.chain(parameters).map(|linear| linear.name).chain(embedding).collect())
         };
         let [alpha, of_adapter] = [theirs.lora_alpha, ours.lora_alpha];
-        let first = [
+        let numbers_and_targets = [
             ("r", theirs.r != ours.r, theirs.r.to_string(), ours.r.to_string()),
             ("alpha", (alpha - of_adapter).abs() > 0.0, alpha.to_string(), of_adapter.to_string()),
             ("target_modules", linears(&theirs)? != linears(ours)?, lora.target_modules.to_string(), self.targets().join(", ")),
-            ("modules_to_save", ours.has_unnamed && saved(&theirs) != saved(ours), saved(&theirs), saved(ours)),
         ];
         let [recipe, adapter] = [&theirs, ours].map(|settings| keys_of_kind(config, settings));
-        let kind = recipe.into_iter().zip(adapter).map(|((key, recipe, shown), adapter)| {
-            // A recipe does not read all that such a key may be in a file, and then says nothing of it.
-            let may_be_unread = ["exclude_modules", "layers_pattern"].contains(&key) && shown == "[]";
-            (key, recipe != adapter.1 && !may_be_unread, shown, adapter.2)
+        let others = recipe.into_iter().zip(adapter).map(|((key, recipe, shown), adapter)| {
+            // A file may have a single word here, which a recipe can't: then it is left out, and the recipe says nothing.
+            let may_be_left_out = key == "exclude_modules" && theirs.exclude_modules == ModuleSet::NONE;
+            (key, recipe != adapter.1 && !may_be_left_out, shown, adapter.2)
         });
-        let found = first.into_iter().chain(kind).find(|(_, differs, ..)| *differs);
+        let found = numbers_and_targets.into_iter().chain(others).find(|(_, differs, ..)| *differs);
         Ok(found.map(|(key, _, recipe, adapter)| {
             let is_unnamed = ours.has_unnamed && key == "modules_to_save";
             Disagreement { key, recipe, adapter, is_unnamed }
@@ -243,6 +243,7 @@ pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &LoraDelta)
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::path::Path;
 
     use super::*;
@@ -314,6 +315,16 @@ mod tests {
             let error = theirs.disagreement(&config(), &typo).unwrap_err().to_string();
             assert!(error.starts_with("unknown name `"), "{error}");
         }
+    }
+
+    #[test]
+    fn an_adapter_of_the_language_model_by_itself_says_what_the_recipe_took_of_it() {
+        let inside = ModelConfig { is_inner: true, ..config() };
+        let rank_pattern = BTreeMap::from([("model.layers.0.self_attn.q_proj".to_owned(), 3)]);
+        let lora = LoraRecipe { rank_pattern, ..recipe(&["q_proj"]) };
+        let settings = peft_settings(&config(), &lora).unwrap();
+        let adapter = Adapter::with_settings(&inside, settings, 1, Kind::Double, Device::Cpu).unwrap();
+        assert_eq!(adapter.disagreement(&inside, &lora).unwrap(), None);
     }
 
     /// PEFT 0.21 finds the same modules: it takes whole names and ends of names, passes over names that mean nothing, and counts layers only

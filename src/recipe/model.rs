@@ -220,7 +220,11 @@ impl LoraRecipe {
         let mut own = Self::read(reader)?;
         let is_said = |key: &str| reader.has(&format!("lora.{key}"));
         // What is wrong with an adapter is said where it is loaded.
-        let Some(Ok(table)) = dir.map(|dir| files::read_json(&dir.join(ADAPTER_CONFIG))) else { return Ok(own) };
+        let read = dir.map(|dir| files::read_json::<serde_json::Map<String, serde_json::Value>>(&dir.join(ADAPTER_CONFIG)));
+        let Some(Ok(mut table)) = read else { return Ok(own) };
+        if let Some(serde_json::Value::String(bias)) = table.get_mut("bias") {
+            bias.make_ascii_lowercase();
+        }
         let adapter = AdapterKeys { table, is_said: &is_said };
         adapter.take("r", "r", &mut own.r);
         adapter.take("alpha", "lora_alpha", &mut own.alpha);
@@ -286,7 +290,8 @@ struct AdapterKeys<'a> {
 impl AdapterKeys<'_> {
     /// Takes the value of `theirs` for the recipe's `key`; one that cannot be read is left to whoever loads the adapter.
     fn take<T: DeserializeOwned>(&self, key: &str, theirs: &str, own: &mut T) {
-        let value = self.table.get(theirs).filter(|_| !(self.is_said)(key));
+        // An empty text says nothing, as where the adapter is loaded.
+        let value = self.table.get(theirs).filter(|value| **value != "" && !(self.is_said)(key));
         if let Some(value) = value.and_then(|value| serde_json::from_value(value.clone()).ok()) {
             *own = value;
         }

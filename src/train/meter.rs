@@ -16,20 +16,18 @@ pub struct StepMeter<'a> {
     pub(super) limit: Option<&'a mut ResidentLimit>,
 }
 
-/// The size to which the process may grow by memory that was freed and that the allocator keeps: it does not serve tensors of other sizes, as
-/// sequences of different lengths have them.
+/// The resident size above which freed memory is given back to the system. The allocator keeps it, and it does not serve tensors of other
+/// sizes, as sequences of different lengths have them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResidentLimit(pub(super) Bytes);
 
 impl ResidentLimit {
-    /// Gives freed memory back to the system where the process has grown beyond the limit.
     fn hold(&mut self) {
-        let Some(before) = resident().filter(|size| *size > self.0) else { return };
+        let Some(size) = resident().filter(|size| *size > self.0) else { return };
         give_free_memory_back();
-        // Tensors themselves take more than was planned: only what is larger than this makes the peak larger.
-        if resident().is_none_or(|after| after > self.0) {
-            self.0 = before;
-        }
+        // It is the peak now, which only what is larger raises. What is in use may be above the plan for good, and to give memory back in
+        // every cell takes a tenth of a long step.
+        self.0 = size;
     }
 }
 
@@ -97,5 +95,40 @@ impl Observer for StepMeter<'_> {
     fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
         self.observer.measure(event, memory);
         self.measure_memory(|meter| meter.turn(event.into(), memory()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::process::Command;
+
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+
+    const NAME: &str = "train::meter::tests::freed_memory_goes_back_where_the_process_grows_beyond_its_limit";
+    const ALONE: &str = "KVTUNE_TEST_ALONE";
+    const LARGE: u64 = 1 << 28;
+
+    /// In a process of its own: other tests take memory and give it back.
+    #[test]
+    fn freed_memory_goes_back_where_the_process_grows_beyond_its_limit() {
+        if env::var_os(ALONE).is_none() {
+            let mut alone = Command::new(env::current_exe().unwrap());
+            let said = alone.args([NAME, "--exact"]).env(ALONE, "1").output().unwrap();
+            let words = String::from_utf8_lossy(&said.stdout);
+            assert!(said.status.success() && words.contains("1 passed"), "{words}");
+            return;
+        }
+        let before = resident().unwrap().0;
+        drop(Tensor::ones([LARGE as i64], (Kind::Uint8, Device::Cpu)));
+        let mut limit = ResidentLimit(Bytes(before + 2 * LARGE));
+        limit.hold();
+        assert!(resident().unwrap().0 > before + LARGE / 2, "the allocator keeps what is freed, below the limit");
+        limit.0 = Bytes(before);
+        limit.hold();
+        assert!(resident().unwrap().0 < before + LARGE / 2);
+        assert!(limit.0.0 > before + LARGE / 2, "what has been reached is the limit");
     }
 }

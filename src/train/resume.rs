@@ -214,11 +214,14 @@ fn check_records(trainer: &Trainer, recipe: &Path, is_sealed: bool, is_loaded: b
 
 /// [`start`], in a directory without what earlier starts have left over.
 fn cleaned_start(dir: &Path, from: Option<&str>) -> Result<Option<PathBuf>, Fault> {
+    let mut leftovers = checkpoint::clean_leftovers(dir)?;
     let teacher = dir.join(TEACHER);
-    for dir in [dir, &teacher].into_iter().filter(|dir| dir.is_dir()) {
-        for leftover in checkpoint::clean_leftovers(dir)? {
-            console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
-        }
+    // Where a link leads, another run may be writing.
+    if teacher.is_dir() && !teacher.is_symlink() {
+        leftovers.extend(checkpoint::clean_leftovers(&teacher)?);
+    }
+    for leftover in leftovers {
+        console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
     }
     build::clean_scratch(dir)?;
     checkpoint::refuse_links(dir)?;
