@@ -1,27 +1,13 @@
 //! Adamax (Kingma & Ba 2015, arXiv 1412.6980, section 7.1): Adam with the largest gradient, forgotten slowly, in place of the mean square.
 
-use super::rule::{Rule, Update};
+use super::update::{Update, mix};
 
-#[derive(Debug)]
-pub(super) struct Adamax {
-    pub(super) betas: (f64, f64),
-    pub(super) eps: f64,
-    pub(super) weight_decay: f64,
-}
+pub(super) const SLOTS: &[&str] = &["exp_avg", "exp_inf"];
 
-impl Rule for Adamax {
-    fn slots(&self) -> &'static [&'static str] {
-        &["exp_avg", "exp_inf"]
-    }
-
-    fn update(&self, mut at: Update<'_>) {
-        let (b1, b2) = self.betas;
-        at.decay_in_gradient(self.weight_decay);
-        let gradient = at.gradient.shallow_clone();
-        at.mix(0, b1, &gradient);
-        let largest = (&at.slots[1] * b2).maximum(&(gradient.abs() + self.eps));
-        at.slots[1].copy_(&largest);
-        let rate = at.learning_rate / (1.0 - b1.powi(at.step));
-        let _ = at.parameter.g_sub_(&(&at.slots[0] / largest * rate));
-    }
+pub(super) fn update(Update { recipe, mut parameter, gradient, slots, step, learning_rate }: Update<'_>) {
+    let (b1, b2) = recipe.betas;
+    mix(&mut slots[0], b1, &gradient);
+    let largest = (&slots[1] * b2).maximum(&(gradient.abs() + recipe.epsilon()));
+    slots[1].copy_(&largest);
+    let _ = parameter.g_sub_(&(&slots[0] / largest * (learning_rate / (1.0 - b1.powi(step)))));
 }

@@ -1,19 +1,20 @@
-//! The optimiser: it applies a rule to each parameter, and keeps what the rule remembers.
+//! The optimiser: it updates each parameter by the rule of its name, and keeps what that remembers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tch::{Device, Kind, Tensor, no_grad};
 
+use super::dynamic_map::DynamicMap;
 use super::remembered::{Remembered, StateForm};
-use super::rule::{Rule, Update};
+use super::update::Update;
+use super::{adadelta, adam, adamax, rmsprop, sgd};
+use crate::recipe::{Offload, OptimizerName, OptimizerRecipe};
 use crate::units::{Bytes, Fault, listed, quoted};
 
 /// An optimiser over named parameters.
 #[derive(Debug)]
 pub struct Optimizer {
-    rule: Box<dyn Rule>,
-    /// How many times as fast the matrices B of an adapter learn (LoRA+).
-    b_ratio: f64,
+    recipe: OptimizerRecipe,
     form: StateForm,
     device: Device,
     step: i64,
@@ -26,27 +27,67 @@ fn by_name(tensors: &[(String, Tensor)]) -> BTreeMap<&str, &Tensor> {
     tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect()
 }
 
-impl Optimizer {
-    /// With nothing remembered of `parameters`, which are updated on `device`.
-    pub(super) fn new(
-        rule: Box<dyn Rule>,
-        b_ratio: f64,
-        form: StateForm,
-        parameters: &[(String, Tensor)],
-        device: Device,
-    ) -> Self {
-        let remembered =
-            parameters.iter().map(|(name, parameter)| Remembered::new(&*rule, &form, name, parameter, device)).collect();
-        Self { rule, b_ratio, form, device, step: 0, remembered }
-    }
+/// The optimiser of a recipe, for `parameters` of a model on `device`, of which nothing is remembered; its state waits where `offload` says.
+pub fn build(recipe: &OptimizerRecipe, offload: Offload, parameters: &[(String, Tensor)], device: Device) -> Optimizer {
+    // The mean gradient has a sign, its mean square has none.
+    let is_in_8_bits = recipe.name == OptimizerName::AdamW8bit;
+    let maps = if is_in_8_bits { vec![DynamicMap::new(true), DynamicMap::new(false)] } else { Vec::new() };
+    let form = StateForm { maps, is_on_host: offload != Offload::None };
+    let of_parameter = |(name, parameter): &(String, Tensor)| Remembered::new(slots(recipe), &form, name, parameter, device);
+    let remembered = parameters.iter().map(of_parameter).collect();
+    Optimizer { recipe: recipe.clone(), form, device, step: 0, remembered }
+}
 
+/// The ends of the names of what is remembered of a parameter: those of `torch.optim`.
+fn slots(recipe: &OptimizerRecipe) -> &'static [&'static str] {
+    let has_momentum = recipe.momentum > 0.0;
+    match recipe.name {
+        OptimizerName::AdamW | OptimizerName::AdamW8bit | OptimizerName::Adam => adam::SLOTS,
+        OptimizerName::Sgd => {
+            if has_momentum {
+                sgd::SLOTS
+            } else {
+                &[]
+            }
+        }
+        OptimizerName::RmsProp => {
+            if has_momentum {
+                rmsprop::SLOTS
+            } else {
+                &rmsprop::SLOTS[..1]
+            }
+        }
+        OptimizerName::Adadelta => adadelta::SLOTS,
+        OptimizerName::Adamax => adamax::SLOTS,
+    }
+}
+
+/// Changes the parameter and what is remembered, in place.
+fn update(mut at: Update<'_>) {
+    let (name, weight_decay) = (at.recipe.name, at.recipe.decay());
+    if matches!(name, OptimizerName::AdamW | OptimizerName::AdamW8bit) {
+        // Weights decay by themselves.
+        let _ = at.parameter.g_mul_scalar_(1.0 - at.learning_rate * weight_decay);
+    } else if weight_decay > 0.0 {
+        at.gradient = &at.gradient + &at.parameter * weight_decay;
+    }
+    match name {
+        OptimizerName::AdamW | OptimizerName::AdamW8bit | OptimizerName::Adam => adam::update(at),
+        OptimizerName::Sgd => sgd::update(at),
+        OptimizerName::RmsProp => rmsprop::update(at),
+        OptimizerName::Adadelta => adadelta::update(at),
+        OptimizerName::Adamax => adamax::update(at),
+    }
+}
+
+impl Optimizer {
     /// Applies one update. `gradients` has one entry per parameter.
     pub fn step(&mut self, parameters: &[(String, Tensor)], gradients: &[(String, Tensor)], learning_rate: f64) {
         self.step += 1;
         let step = self.step as i32;
         let [parameters, gradients] = [parameters, gradients].map(by_name);
         let of = |all: &BTreeMap<&str, &Tensor>, name: &str| all.get(name).map(|tensor| tensor.detach());
-        let (form, device) = (&self.form, self.device);
+        let (recipe, form, device) = (&self.recipe, &self.form, self.device);
         no_grad(|| {
             for index in 0..self.remembered.len() {
                 let mut tensors = self.remembered[index].fetch();
@@ -58,9 +99,8 @@ impl Optimizer {
                 let gradient = gradient.to_device(device).to_kind(parameter.kind());
                 let mut slots = form.decode(&tensors);
                 let is_b = own.name.contains(".lora_B.") || own.name.ends_with(".lora_embedding_B");
-                let learning_rate = if is_b { learning_rate * self.b_ratio } else { learning_rate };
-                let update = Update { parameter: parameter.shallow_clone(), gradient, slots: &mut slots, step, learning_rate };
-                self.rule.update(update);
+                let learning_rate = if is_b { learning_rate * recipe.loraplus_lr_ratio } else { learning_rate };
+                update(Update { recipe, parameter: parameter.shallow_clone(), gradient, slots: &mut slots, step, learning_rate });
                 form.encode(&slots, &mut tensors);
                 if stored.data_ptr() != parameter.data_ptr() {
                     stored.shallow_clone().copy_(&parameter);

@@ -3,12 +3,11 @@
 use tch::{Device, Kind, Tensor};
 
 use super::dynamic_map::DynamicMap;
-use super::rule::Rule;
 use crate::native::or_panic;
 use crate::store::Waiting;
 use crate::units::Bytes;
 
-/// How the slots of a rule are remembered.
+/// How slots are remembered.
 #[derive(Debug)]
 pub(super) struct StateForm {
     /// The maps of slots in 8 bits, in their order; none where they stay as they are.
@@ -32,7 +31,7 @@ pub(super) struct Remembered {
 }
 
 impl StateForm {
-    /// The slots as the rule has them, the very tensors where they are plain.
+    /// The slots as an update has them, the very tensors where they are plain.
     pub(super) fn decode(&self, tensors: &[Tensor]) -> Vec<Tensor> {
         if self.maps.is_empty() {
             return tensors.iter().map(Tensor::shallow_clone).collect();
@@ -51,12 +50,12 @@ impl StateForm {
 }
 
 impl Remembered {
-    pub(super) fn new(rule: &dyn Rule, form: &StateForm, name: &str, parameter: &Tensor, device: Device) -> Self {
+    pub(super) fn new(slots: &[&str], form: &StateForm, name: &str, parameter: &Tensor, device: Device) -> Self {
         let parameter = parameter.detach().to_device(device);
         let has_master = parameter.kind() == Kind::BFloat16;
         let wide = if has_master { parameter.to_kind(Kind::Float) } else { parameter };
         let (mut ends, mut tensors) = (Vec::new(), Vec::new());
-        for (index, end) in rule.slots().iter().enumerate() {
+        for (index, end) in slots.iter().enumerate() {
             let zeros = wide.zeros_like();
             if let Some(map) = form.maps.get(index) {
                 ends.extend(["codes", "scales"].map(|part| format!("{end}.{part}")));
