@@ -35,15 +35,6 @@ impl ProcessGroup {
         })
     }
 
-    /// Adds up numbers over all ranks, in place: all have the same bits then. There are as many on each.
-    pub fn sum_numbers(&self, numbers: &mut [f64]) -> Result<(), Fault> {
-        let Some(joined) = &self.joined else { return Ok(()) };
-        let tensor = Tensor::from_slice(numbers);
-        joined.exchange("adding up figures", |group| group.sum(&tensor))?;
-        tensor.copy_data(numbers, numbers.len());
-        Ok(())
-    }
-
     /// The bytes of every rank, by rank.
     pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
         let Some(joined) = &self.joined else { return Ok(vec![bytes.to_vec()]) };
@@ -86,7 +77,9 @@ impl ProcessGroup {
     }
 
     pub fn barrier(&self) -> Result<(), Fault> {
-        self.sum_numbers(&mut [0.0])
+        let Some(joined) = &self.joined else { return Ok(()) };
+        let zero = Tensor::zeros([1], (Kind::Double, Device::Cpu));
+        joined.exchange("adding up figures", |group| group.sum(&zero))
     }
 }
 

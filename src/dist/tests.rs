@@ -49,8 +49,9 @@ fn ranks_exchange_sums_and_bytes() {
             let rank = world.rank();
             assert_eq!((world.size(), world.is_first()), (size, rank == 0));
             let bits = sums(world);
-            let mut numbers = [rank as f64, f64::NAN, 1e300];
-            world.sum_numbers(&mut numbers).unwrap();
+            let numbers = Tensor::from_slice(&[rank as f64, f64::NAN, 1e300]);
+            world.sum(&numbers).unwrap();
+            let numbers = Vec::<f64>::try_from(numbers).unwrap();
             assert_eq!((numbers[0], numbers[2]), ((0..size).sum::<usize>() as f64, 1e300 * size as f64));
             assert!(numbers[1].is_nan());
             let all = world.gather(&vec![rank as u8; rank * 3]).unwrap();
@@ -173,7 +174,7 @@ fn a_rank_that_ends_with_an_error_ends_all() {
                 // Else it is dropped, as where a rank panics.
                 return message.map(|message| world.leave(Some(message)).unwrap()).map(|()| String::new());
             }
-            let error = world.sum_numbers(&mut [1.0]).unwrap_err();
+            let error = world.sum(&Tensor::from_slice(&[1.0])).unwrap_err();
             assert!(error.payload::<super::peer::PeerGone>().is_some_and(|gone| gone.rank == 1), "{error}");
             assert_eq!(error.exit(), Exit::Failed);
             assert!(world.barrier().is_err(), "nothing is exchanged after an error");
