@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::find::{remove_unread, saved_in};
 use super::manifest::{self, Manifest};
-use super::retention::{SavedCheckpoint, superseded};
+use super::retention::superseded;
 use super::state::{OPTIMIZER, STATE};
 use super::{SaveKind, TrainState};
 use crate::files::{self, FileKind, ReadLock, TensorHead, disk, failpoint, io_fault};
@@ -114,7 +114,7 @@ fn estimate(model: &Model, state: &[TensorHead]) -> Bytes {
 /// Removes the intermediate checkpoints beyond the last `keep_intermediate`, when a newer one is known to be good. One that is being read
 /// stays until the next time.
 pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), Fault> {
-    for SavedCheckpoint { dir, .. } in superseded(saved_in(run), keep_intermediate) {
+    for (dir, _) in superseded(saved_in(run), keep_intermediate) {
         let Some(_lock) = ReadLock::exclude(&dir)? else { continue };
         // Renamed first: a crash in between leaves a leftover, never half a checkpoint under its name.
         let abandoned = files::temporary_beside(&dir);

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use tch::Tensor;
 
 use super::manifest::{self, Manifest, damaged};
-use super::retention::SavedCheckpoint;
 use super::state::{BEST, FINAL, FORMAT_VERSION, OPTIMIZER, STATE, step_directory};
 use super::{SaveKind, TrainState};
 use crate::files::{self, FileKind, ReadLock, TensorFile, disk, io_fault};
@@ -145,12 +144,12 @@ pub(super) fn remove_unread(dir: &Path) -> Result<bool, Fault> {
 }
 
 /// The checkpoints of a run whose state can be read, for retention.
-pub(super) fn saved_in(run: &Path) -> Vec<SavedCheckpoint> {
+pub(super) fn saved_in(run: &Path) -> Vec<(PathBuf, TrainState)> {
     let saved = |dir: PathBuf| {
         step_hint(&dir)?;
         let state = state(&dir).ok()?;
         let is_step = matches!(state.kind, SaveKind::Regular | SaveKind::Intermediate);
-        is_step.then_some(SavedCheckpoint { dir, step: state.step, kind: state.kind })
+        is_step.then_some((dir, state))
     };
     directories(run).unwrap_or_default().into_iter().filter_map(saved).collect()
 }
