@@ -5,48 +5,36 @@ use std::cell::RefCell;
 use std::fmt;
 
 use crate::data::epoch_batches;
-use crate::recipe::{BatchOrder, BatchSize, Recipe};
+use crate::recipe::{BatchOrder, BatchSize, Recipe, TrainRecipe};
 
 #[derive(Clone, Debug)]
 pub struct RunSchedule {
     lengths: Vec<usize>,
-    size: BatchSize,
+    train: TrainRecipe,
+    order: BatchOrder,
     /// The epoch that was asked for last, and its micro-batches; every epoch has as many.
     batches: RefCell<(u64, Vec<Vec<usize>>)>,
-    accumulation: usize,
-    order: BatchOrder,
-    seed: u64,
-    epochs: f64,
-    max_steps: Option<u64>,
 }
 
 impl RunSchedule {
     /// The schedule of a recipe over training samples of these lengths.
     pub fn new(recipe: &Recipe, lengths: &[usize]) -> Self {
-        let (size, order, seed) = (recipe.train.batch_size, recipe.data.order, recipe.train.seed);
-        Self {
-            lengths: lengths.to_vec(),
-            size,
-            batches: RefCell::new((0, epoch_batches(lengths, size, order, seed, 0))),
-            accumulation: recipe.train.gradient_accumulation_steps,
-            order,
-            seed,
-            epochs: recipe.train.epochs,
-            max_steps: recipe.train.max_steps,
-        }
+        let (train, order) = (recipe.train.clone(), recipe.data.order);
+        let batches = RefCell::new((0, epoch_batches(lengths, train.batch_size, order, train.seed, 0)));
+        Self { lengths: lengths.to_vec(), train, order, batches }
     }
 
     /// Steps of one epoch; the last one may have fewer micro-batches.
     pub fn steps_per_epoch(&self) -> u64 {
-        self.batches.borrow().1.len().div_ceil(self.accumulation) as u64
+        self.batches.borrow().1.len().div_ceil(self.train.gradient_accumulation_steps) as u64
     }
 
     pub fn num_steps(&self) -> u64 {
         let per_epoch = self.steps_per_epoch();
         // Of 30 steps 0.1 are 3, and not 4 because the product of the floats is 3.0000000000000004.
-        let begun = (self.epochs.fract() * per_epoch as f64 - 1e-6).ceil().max(0.0) as u64;
-        let all = (self.epochs as u64).saturating_mul(per_epoch).saturating_add(begun).max(per_epoch.min(1));
-        self.max_steps.map_or(all, |max| max.min(all))
+        let begun = (self.train.epochs.fract() * per_epoch as f64 - 1e-6).ceil().max(0.0) as u64;
+        let all = (self.train.epochs as u64).saturating_mul(per_epoch).saturating_add(begun).max(per_epoch.min(1));
+        self.train.max_steps.map_or(all, |max| max.min(all))
     }
 
     /// The epoch of a step, both counted from 0.
@@ -60,24 +48,30 @@ impl RunSchedule {
         let (epoch, within) = (step / per_epoch, (step % per_epoch) as usize);
         let mut batches = self.batches.borrow_mut();
         if batches.0 != epoch {
-            *batches = (epoch, epoch_batches(&self.lengths, self.size, self.order, self.seed, epoch));
+            *batches = (epoch, epoch_batches(&self.lengths, self.train.batch_size, self.order, self.train.seed, epoch));
         }
-        batches.1.iter().skip(within.saturating_mul(self.accumulation)).take(self.accumulation).cloned().collect()
+        batches
+            .1
+            .iter()
+            .skip(within.saturating_mul(self.train.gradient_accumulation_steps))
+            .take(self.train.gradient_accumulation_steps)
+            .cloned()
+            .collect()
     }
 }
 
 impl fmt::Display for RunSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (steps, per_epoch) = (self.num_steps(), self.steps_per_epoch());
-        let (per_step, what) = match self.size {
+        let (per_step, what) = match self.train.batch_size {
             BatchSize::Sequences(count) => (count, "samples"),
             BatchSize::Tokens(tokens) => (tokens, "tokens"),
         };
-        let per_step = per_step.saturating_mul(self.accumulation);
-        let epochs = self.epochs.to_string();
+        let per_step = per_step.saturating_mul(self.train.gradient_accumulation_steps);
+        let epochs = self.train.epochs.to_string();
         let plural = if epochs == "1" { "" } else { "s" };
         write!(f, "{steps}, each of up to {per_step} {what} ({per_epoch} steps per epoch, {epochs} epoch{plural}")?;
-        match self.max_steps {
+        match self.train.max_steps {
             Some(max) if max > steps => write!(f, "; fewer than max_steps = {max}: raise `train.epochs`)"),
             Some(max) => write!(f, "; max_steps = {max})"),
             None => write!(f, ")"),
