@@ -16,7 +16,7 @@ use kvtune::ops::frequencies::RopeSpec;
 use kvtune::ops::query_statistics::QueryStatistics;
 use kvtune::recipe::{BufferKind, PolicyRecipe};
 use kvtune::report::table::Table;
-use kvtune::units::{ChunkIdx, LayerIdx};
+use kvtune::units::LayerIdx;
 use policies::registered;
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -169,14 +169,7 @@ impl Run {
     /// A chunk as the engine runs it in the forward phase; seconds by part.
     fn chunk(&mut self, [q, k, v]: &[Tensor; 3], scale: f64) -> [f64; 4] {
         let len = q.size()[2] as usize;
-        let span = ChunkSpan {
-            index: self.index,
-            chunk: ChunkIdx(self.index),
-            start: self.start,
-            len,
-            real: vec![len],
-            is_block: false,
-        };
+        let span = ChunkSpan { index: self.index, chunk: self.index, start: self.start, len, real: vec![len], is_block: false };
         // What the model says of entries is the model's work, and not timed.
         let has_number = self.policy.traits().model_feature.is_some();
         let numbers = has_number.then(|| Tensor::rand([1, k.size()[1], len as i64, 1], (Kind::Float, Device::Cpu)));

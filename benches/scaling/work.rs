@@ -140,24 +140,12 @@ impl Subject {
 
     /// Calls `look` with a step through so many layers.
     pub(crate) fn step<T>(&self, layers: usize, grad: &GradRecipe, look: impl FnOnce(&StepSpec<'_>) -> T) -> T {
-        let Recipe { kv_cache, lora, optimizer, train, model, .. } = &self.recipe;
+        let Recipe { kv_cache, lora, .. } = &self.recipe;
         let mut config = self.config.clone();
         config.layers.truncate(layers);
         let settings = Settings::new(&config, kv_cache, grad).unwrap();
         let trained = TrainedPart::of(&config, lora.as_ref()).unwrap();
-        look(&StepSpec {
-            is_distilled: false,
-            config: &config,
-            settings: &settings,
-            trained: &trained,
-            optimizer,
-            offload: train.offload,
-            kind: kind_of(model.dtype),
-            device: Device::Cuda(0),
-            threads: 1,
-            ranks: 1,
-            accumulates: false,
-        })
+        look(&StepSpec::of(&self.recipe, &config, &settings, &trained, Device::Cuda(0)))
     }
 
     /// The planner's count for so many layers and these columns alone: with a recomputation, or without.

@@ -177,7 +177,7 @@ mod tests {
     fn a_layer_with_the_better_entries_gets_what_another_gives_up() {
         let keys = [[[[0i64, 1, 2, 3]], [[4, 5, 6, 7]]], [[[10, 11, 12, 13]], [[14, 15, 16, 17]]]];
         let key = |layer: usize| Tensor::from_slice(&keys[layer].concat().concat()).view([1, 2, 4]);
-        let span = ChunkSpan { index: 3, chunk: crate::units::ChunkIdx(1), start: 4, len: 1, real: vec![1], is_block: false };
+        let span = ChunkSpan { index: 3, chunk: 1, start: 4, len: 1, real: vec![1], is_block: false };
         let [below, above] = &HeadBudgets::across_layers(&[key(0), key(1)], &span, 4, 0.25)[..] else { panic!("two layers") };
         assert_eq!((&below.shares, &above.shares), (&vec![vec![1, 1]], &vec![vec![7, 7]]));
         assert_eq!((below.index, below.slots, above.slots), (3, 4, 7));

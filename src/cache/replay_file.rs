@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 
 use super::{ChunkSpan, HeadBudgets, LayerLog, ReplayLog, Routing, Victims};
 use crate::files::{self, Dtype, RawTensor, TensorFile};
-use crate::units::{ChunkIdx, Fault, abridged};
+use crate::units::{Fault, abridged};
 
 const FORMAT: &str = "kvtune replay log";
 const VERSION: &str = "1";
@@ -38,7 +38,7 @@ impl ReplayLog {
 
     fn tensors(&self) -> impl Iterator<Item = RawTensor<'static>> {
         let batch = self.spans.first().map_or(0, ChunkSpan::num_sequences);
-        let spans = self.spans.iter().flat_map(|s| [s.chunk.0, s.start, s.len]);
+        let spans = self.spans.iter().flat_map(|s| [s.chunk, s.start, s.len]);
         let real = self.spans.iter().flat_map(|s| (0..batch).map(|sequence| s.real_of(sequence)));
         let whole = [
             numbers("spans".into(), vec![self.spans.len(), 3], spans),
@@ -185,14 +185,7 @@ impl LogReader<'_> {
                 return Err(self.wrong(format!("chunk {index} does not follow from those before it")));
             }
             let active = real.iter().rposition(|&tokens| tokens > 0).map_or(0, |last| last + 1);
-            spans.push(ChunkSpan {
-                index,
-                chunk: ChunkIdx(chunk),
-                start,
-                len,
-                real: real[..active].to_vec(),
-                is_block: blocks[index] > 0,
-            });
+            spans.push(ChunkSpan { index, chunk, start, len, real: real[..active].to_vec(), is_block: blocks[index] > 0 });
             (next, event) = (start + len, chunk);
         }
         // The last block may have pads for the longest sequence, too.

@@ -1,14 +1,12 @@
 //! The chunk that a cache writes or unwinds, as numbers.
 
-use crate::units::ChunkIdx;
-
 /// Consecutive columns of the batch that are run in one call, and how many of them are real in each sequence that is still under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkSpan {
     /// Position in the order of writing; pieces of the prefill span count one by one.
     pub index: usize,
     /// The cache event: the prefill span is chunk 0, whatever its pieces.
-    pub chunk: ChunkIdx,
+    pub chunk: usize,
     pub start: usize,
     pub len: usize,
     /// Per sequence, how many of the columns hold tokens; the rest are pads on the right. Sequences behind the last one that has tokens
@@ -60,7 +58,7 @@ mod tests {
 
     #[test]
     fn a_row_that_ends_in_the_chunk_keeps_some_candidates() {
-        let span = ChunkSpan { index: 3, chunk: ChunkIdx(2), start: 40, len: 5, real: vec![5, 2, 0], is_block: false };
+        let span = ChunkSpan { index: 3, chunk: 2, start: 40, len: 5, real: vec![5, 2, 0], is_block: false };
         // 18 slots, 16 filled: 3 evictions; a sequence with 2 tokens needs none, nor does one with no token.
         assert_eq!(span.evictions(16, 18), 3);
         assert_eq!(span.retained(16, 18), [0, 3, 3]);

@@ -53,6 +53,16 @@ impl Batch {
         self.sequences.iter().map(|sequence| sequence.inputs.len()).max().unwrap_or(0)
     }
 
+    /// Inputs of all sequences, each padded on the right to `total`.
+    pub fn padded_inputs(&self, total: usize) -> Vec<i64> {
+        let padded = |sequence: &Sequence| {
+            let mut ids: Vec<i64> = sequence.inputs.iter().map(|&id| i64::from(id)).collect();
+            ids.resize(total, 0);
+            ids
+        };
+        self.sequences.iter().flat_map(padded).collect()
+    }
+
     /// Inputs of all sequences, padding not counted.
     pub fn num_tokens(&self) -> usize {
         self.sequences.iter().map(|sequence| sequence.inputs.len()).sum()

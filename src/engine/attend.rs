@@ -153,7 +153,7 @@ impl Attend for ColumnAttention<'_> {
             }
             Mode::Differentiate { policies, chain, chain_ends } => {
                 let policy = policies.map(|policies| &*policies[layer.0]);
-                let (out, end) = CellLayer { column, layer, policy }.differentiate(&qkv, chain)?;
+                let (out, end) = column.differentiate(layer, policy, &qkv, chain)?;
                 chain_ends.extend(end);
                 Ok(out)
             }
@@ -196,28 +196,26 @@ impl Attend for ColumnAttention<'_> {
     }
 }
 
-#[derive(Clone, Copy)]
-struct CellLayer<'a> {
-    column: Column<'a>,
-    layer: LayerIdx,
-    /// What chooses; recorded choices are followed without it.
-    policy: Option<&'a dyn Policy>,
-}
-
-impl CellLayer<'_> {
-    /// Attends chunk by chunk, along a chain that begins at `leaf`; also returns the chain's end.
-    fn differentiate(self, qkv: &Qkv, leaf: &Tensor) -> Result<(Tensor, Option<Tensor>), Fault> {
-        let Self { column, layer, .. } = self;
+impl Column<'_> {
+    /// Attends chunk by chunk under autograd, along a chain that begins at `leaf`; also returns the chain's end. `policy` chooses; recorded
+    /// choices are followed without it.
+    fn differentiate(
+        self,
+        layer: LayerIdx,
+        policy: Option<&dyn Policy>,
+        qkv: &Qkv,
+        leaf: &Tensor,
+    ) -> Result<(Tensor, Option<Tensor>), Fault> {
         let mut chain = leaf.shallow_clone();
         #[cfg(test)]
         if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::ChainRemoved) {
             chain = chain.detach();
         }
         // Where the backward follows at once it comes from above, where the uppermost layer comes first again.
-        let next = if column.continues || layer.0 + 1 < column.end { column.above(layer) } else { layer.0 };
-        let out = column.with_cache(layer, next, || {
-            column.by_chunk(qkv, |span, qkv| {
-                let (out, next) = self.attend_chunk(span, qkv, &chain)?;
+        let next = if self.continues || layer.0 + 1 < self.end { self.above(layer) } else { layer.0 };
+        let out = self.with_cache(layer, next, || {
+            self.by_chunk(qkv, |span, qkv| {
+                let (out, next) = self.attend_chunk(layer, policy, span, qkv, &chain)?;
                 chain = next;
                 Ok(out)
             })
@@ -234,14 +232,20 @@ impl CellLayer<'_> {
     ///
     /// The node must exist and run whatever is trained, and in reverse order of the chunks: so it takes and returns a one-element
     /// tensor that requires grad. Without that chain, LoRA on the MLP alone would leave layer 0's cache wound up.
-    fn attend_chunk(self, span: &ChunkSpan, qkv: &Qkv, chain: &Tensor) -> Result<(Tensor, Tensor), Fault> {
-        let Self { column, layer, policy } = self;
-        let state = &column.states[layer.0];
+    fn attend_chunk(
+        self,
+        layer: LayerIdx,
+        policy: Option<&dyn Policy>,
+        span: &ChunkSpan,
+        qkv: &Qkv,
+        chain: &Tensor,
+    ) -> Result<(Tensor, Tensor), Fault> {
+        let state = &self.states[layer.0];
         // For offloaded caches: the column's last chunk, whose backward comes first, sets the layer below on its way, and the first sends its
         // own layer back.
         let is = |edge: Option<&ChunkSpan>| edge.is_some_and(|edge| edge.index == span.index);
-        let below = (is(column.spans.last()) && layer.0 > column.first).then(|| column.states[layer.0 - 1].clone());
-        let parks = is(column.spans.first()) && column.has_waiting_layers();
+        let below = (is(self.spans.last()) && layer.0 > self.first).then(|| self.states[layer.0 - 1].clone());
+        let parks = is(self.spans.first()) && self.has_waiting_layers();
         let inputs: Vec<&Tensor> = [&qkv.q_bhnd, chain].into_iter().chain(qkv.own.planes()).chain(&qkv.sink_logit_h).collect();
         let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
         let (out, saved, next) = no_grad(|| {

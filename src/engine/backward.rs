@@ -8,25 +8,17 @@ use tch::{Tensor, no_grad};
 use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::CellGraph;
 use super::gradient_sums::GradientSums;
+use super::pass_order::PassOrder;
 use super::router_balance::RouterTask;
 use super::schedule::BackwardStage;
 use super::session::Pass;
 use super::step_run::StepRun;
-use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
 use super::{Event, MicroBatchGradients};
 use crate::model::Model;
 use crate::native::{locked, or_panic};
 use crate::ops::attention::zero_sum_of;
 use crate::store::{Waiting, copies_are_async};
 use crate::units::Fault;
-
-/// A cell: a layer band at a column.
-#[derive(Clone, Debug)]
-struct Cell {
-    band: usize,
-    column: usize,
-    layers: Range<usize>,
-}
 
 impl StepRun<'_> {
     pub(super) fn backward(mut self) -> Result<MicroBatchGradients, Fault> {
@@ -37,9 +29,7 @@ impl StepRun<'_> {
                     self.emit(Event::Replay { band: (band, self.schedule.size().0) })?;
                     no_grad(|| self.replay(&self.schedule.layers(band)))?;
                 }
-                BackwardStage::Cell { band, column } => {
-                    self.cell(&Cell { band, column, layers: self.schedule.layers(band) })?;
-                }
+                BackwardStage::Cell { band, column } => self.cell(band, column)?,
                 BackwardStage::BandDone { band } => self.end_band(self.schedule.layers(band)),
             }
         }
@@ -56,7 +46,7 @@ impl StepRun<'_> {
             }
             if copies_are_async(device) {
                 for c in c..count.min(c + 2) {
-                    self.trace.checkpoints.prefetch(layers.start, c, device)?;
+                    self.prefetch_checkpoint(layers.start, c)?;
                 }
             }
             let input = self.input(c, layers.start)?;
@@ -69,14 +59,14 @@ impl StepRun<'_> {
 
     /// One cell: computes its graph again, unless it was kept, and runs backward from the gradient of its output, which unwinds to the
     /// cell's left border. The gradient of its input takes the place of the one that it began with.
-    fn cell(&mut self, cell: &Cell) -> Result<(), Fault> {
-        let Cell { band, column: c, ref layers } = *cell;
+    fn cell(&mut self, band: usize, c: usize) -> Result<(), Fault> {
+        let layers = &self.schedule.layers(band);
         let (num_bands, num_columns) = self.schedule.size();
         let (at, column) = ((band, num_bands), (c, num_columns));
         self.emit(Event::Cell { band: at, column, is_kept: self.trace.kept.contains_key(&(band, c)) })?;
         if copies_are_async(self.model.device()) {
             for column in (c.saturating_sub(1)..=c).rev() {
-                self.prefetch(&Cell { column, ..cell.clone() })?;
+                self.prefetch(band, column)?;
             }
         }
         let graph = match self.trace.kept.remove(&(band, c)) {
@@ -99,21 +89,27 @@ impl StepRun<'_> {
     }
 
     /// Sets out what a cell needs from the host, unless it is under way: where its graph was kept, the gradient of its output alone.
-    fn prefetch(&mut self, cell: &Cell) -> Result<(), Fault> {
-        let device = self.model.device();
-        if let Some(gradient) = &mut self.trace.top[cell.column] {
+    fn prefetch(&mut self, band: usize, c: usize) -> Result<(), Fault> {
+        let (device, layers) = (self.model.device(), self.schedule.layers(band));
+        if let Some(gradient) = &mut self.trace.top[c] {
             gradient.leave(device)?;
         }
-        if self.trace.kept.contains_key(&(cell.band, cell.column)) {
+        if self.trace.kept.contains_key(&(band, c)) {
             return Ok(());
         }
-        for state in &self.trace.session.layers[cell.layers.clone()] {
+        for state in &self.trace.session.layers[layers.clone()] {
             let mut state = locked(state);
-            for span in self.column(cell.column, &cell.layers).spans.iter().rev() {
+            for span in self.column(c, &layers).spans.iter().rev() {
                 state.prefetch(span)?;
             }
         }
-        self.trace.checkpoints.prefetch(cell.layers.start, cell.column, device)
+        self.prefetch_checkpoint(layers.start, c)
+    }
+
+    /// Begins to copy the hidden states that enter a band to the device, where they wait.
+    fn prefetch_checkpoint(&mut self, first_layer: usize, c: usize) -> Result<(), Fault> {
+        let device = self.model.device();
+        self.trace.checkpoints.get_mut(&(first_layer, c)).map_or(Ok(()), |waiting| waiting.prefetch(device))
     }
 
     /// Unwinds to a cell's left border and computes it again with autograd.
@@ -140,7 +136,8 @@ impl StepRun<'_> {
 
     /// The hidden states that enter a band at column `c`: those that wait, or made from the tokens.
     fn input(&mut self, c: usize, first_layer: usize) -> Result<Tensor, Fault> {
-        let waited = self.trace.checkpoints.fetch(first_layer, c, self.model.device())?;
+        let device = self.model.device();
+        let waited = self.trace.checkpoints.get_mut(&(first_layer, c)).map(|waiting| waiting.wait(device)).transpose()?;
         Ok(waited.unwrap_or_else(|| no_grad(|| self.model.embed(&self.trace.ids(c)))))
     }
 
@@ -153,8 +150,8 @@ impl StepRun<'_> {
     fn pass(&self) -> Pass<'_> {
         let tokens = &self.trace.tokens;
         let (frequencies, dropout) = (tokens.frequencies(), tokens.dropout_context(self.context));
-        let prefetcher = WeightPrefetcher::new(&self.engine.settings, PassOrder::Down);
-        Pass { model: self.model, captured: None, frequencies, dropout, prefetcher }
+        let settings = &self.engine.settings;
+        Pass { model: self.model, captured: None, frequencies, dropout, settings, order: PassOrder::Down }
     }
 
     /// After a cell, each cache and its gradient must stand at the cell's left border.
@@ -178,7 +175,8 @@ impl StepRun<'_> {
     /// Lets go of what a band needed, when all its cells are done.
     fn end_band(&mut self, layers: Range<usize>) {
         self.sums.end_band(self.model);
-        self.trace.checkpoints.drop_border(layers.start);
+        // Their room is the next step's.
+        self.trace.checkpoints.retain(|(border, _), _| *border != layers.start);
         self.reset(&layers);
     }
 

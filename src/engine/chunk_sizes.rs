@@ -8,26 +8,21 @@ use std::ops::RangeInclusive;
 use rand::rngs::ChaCha12Rng;
 use rand::{Rng, SeedableRng};
 
+use crate::units::StepKey;
+
 /// Few, so that a step has few shapes.
 const CANDIDATES: usize = 5;
-
-/// What the sizes of a step's chunks depend on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChunkKey {
-    pub seed: u64,
-    pub step: u64,
-}
 
 /// The sizes of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RandomSizes {
     candidates: [usize; CANDIDATES],
-    key: ChunkKey,
+    key: StepKey,
 }
 
 impl RandomSizes {
     /// Draws the candidates of a step around `chunk_size`; none is longer than the smallest cache.
-    pub fn new(key: ChunkKey, chunk_size: usize, smallest_cache: usize) -> Self {
+    pub fn new(key: StepKey, chunk_size: usize, smallest_cache: usize) -> Self {
         let (lower, upper) = Self::range(chunk_size, smallest_cache).into_inner();
         let number = (upper - lower + 1) as u64;
         let candidates = std::array::from_fn(|i| lower + (draw(key, i) % number) as usize);
@@ -48,7 +43,7 @@ impl RandomSizes {
 }
 
 /// The `index`-th number of a step.
-fn draw(key: ChunkKey, index: usize) -> u64 {
+fn draw(key: StepKey, index: usize) -> u64 {
     let mut rng = ChaCha12Rng::seed_from_u64(key.seed);
     // The order of an epoch is drawn from the lower half of the streams.
     rng.set_stream(key.step | 1 << 63);
@@ -71,7 +66,7 @@ mod tests {
             let (lower, upper) = RandomSizes::range(chunk_size, cache).into_inner();
             prop_assert!(1 <= lower && lower <= upper && upper <= cache && upper <= chunk_size + chunk_size / 2);
             prop_assert!(lower == chunk_size - chunk_size / 2 || lower == upper);
-            let key = ChunkKey { seed, step };
+            let key = StepKey { seed, step };
             let sizes = RandomSizes::new(key, chunk_size, cache);
             let all: Vec<usize> = (1..40).map(|chunk| sizes.of_chunk(chunk)).collect();
             prop_assert!(all.iter().all(|size| (lower..=upper).contains(size)));
@@ -82,7 +77,7 @@ mod tests {
 
     #[test]
     fn steps_seeds_and_chunks_differ_and_the_whole_range_is_used() {
-        let of = |seed, step| RandomSizes::new(ChunkKey { seed, step }, 8, 100);
+        let of = |seed, step| RandomSizes::new(StepKey { seed, step }, 8, 100);
         assert_ne!(of(1, 1), of(1, 2));
         assert_ne!(of(1, 1).candidates, of(1, 2).candidates);
         assert_ne!(of(1, 1).candidates, of(2, 1).candidates);

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::RandomSizes;
 use crate::cache::ChunkSpan;
-use crate::units::ChunkIdx;
 
 /// Chunks of a batch, and their grouping into columns of cells.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +13,10 @@ pub struct ChunkPlan {
     pub columns: Vec<Range<usize>>,
     /// Length of the prefill span.
     pub prefill: usize,
-    /// Cuts the tokens that come after `spans`.
-    cutter: Cutter,
+    /// How the tokens are cut that come after `spans`.
+    cuts: Cuts,
+    /// From this position on, tokens are run as they are in decoding.
+    singles_from: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,68 +63,6 @@ impl Cuts {
     }
 }
 
-/// Cuts tokens into chunks as they come.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Cutter {
-    cuts: Cuts,
-    /// Length of the prefill span, if so many tokens come.
-    prefill: usize,
-    singles_from: usize,
-    /// Where the next chunk begins, and the number of the last.
-    start: usize,
-    last: Option<ChunkIdx>,
-}
-
-impl Cutter {
-    /// A cutter for sequences of `total` tokens, or of unknown length.
-    fn new(cuts: Cuts, total: Option<usize>) -> Self {
-        let total = total.unwrap_or(usize::MAX);
-        // The first token has nothing before it: one by one or not, it is a prefill span.
-        let singles_from = cuts.singles_from.map_or(total, |from| from.clamp(1, total.max(1)));
-        Self { prefill: cuts.span.min(singles_from), singles_from, cuts, start: 0, last: None }
-    }
-
-    /// The next chunk of the tokens before `end`; `None` where all are cut.
-    fn peek(&self, end: usize) -> Option<NextChunk> {
-        let start = self.start;
-        if start >= end {
-            return None;
-        }
-        let chunk = if start < self.prefill { 0 } else { self.last.map_or(0, |last| last.0) + 1 };
-        let stop = match start {
-            _ if start < self.prefill => start + self.cuts.chunk_size.min(self.prefill.min(end) - start),
-            _ if start < self.singles_from => self.cuts.end(start, chunk, self.singles_from.min(end)),
-            _ => return Some(self.block()),
-        };
-        Some(NextChunk { chunk: ChunkIdx(chunk), start, len: stop - start, is_block: false })
-    }
-
-    /// The next chunk where tokens come one by one: of how many is known, how many of them will come is not.
-    fn block(&self) -> NextChunk {
-        let (start, block) = (self.start, self.cuts.block.max(1));
-        let (chunk, len) = if start < self.prefill {
-            (0, block.min(self.prefill - start))
-        } else {
-            (self.last.map_or(0, |last| last.0) + 1, block)
-        };
-        NextChunk { chunk: ChunkIdx(chunk), start, len, is_block: len > 1 }
-    }
-
-    /// Goes on behind a chunk.
-    fn take(&mut self, next: NextChunk) {
-        (self.start, self.last) = (next.start + next.len, Some(next.chunk));
-    }
-}
-
-/// A chunk before it is known whose tokens are in it.
-#[derive(Clone, Copy, Debug)]
-struct NextChunk {
-    chunk: ChunkIdx,
-    start: usize,
-    len: usize,
-    is_block: bool,
-}
-
 impl ColumnWidth {
     /// Whether a column of so many chunks and tokens takes a further chunk of `len` tokens.
     fn takes(self, chunks: usize, tokens: usize, len: usize) -> bool {
@@ -132,12 +71,6 @@ impl ColumnWidth {
                 Self::Tokens(limit) => tokens + len <= limit,
                 Self::Chunks(limit) => chunks < limit,
             }
-    }
-}
-
-impl From<Cutter> for ChunkPlan {
-    fn from(cutter: Cutter) -> Self {
-        Self { spans: Vec::new(), columns: Vec::new(), prefill: cutter.prefill, cutter }
     }
 }
 
@@ -151,25 +84,37 @@ impl ChunkPlan {
     /// Plans sequences of `lengths` tokens by `cuts`.
     pub fn cut(lengths: &[usize], cuts: &Cuts, width: ColumnWidth) -> Self {
         let total = lengths.iter().copied().max().unwrap_or(0);
-        let mut plan = Self::from(Cutter::new(cuts.clone(), Some(total)));
-        plan.cut_to(lengths);
+        let mut plan = Self::begun(cuts.clone(), total);
+        while let Some(next) = plan.peek(total) {
+            // Ended sequences leave; they are the last rows where the longest sequence comes first.
+            let active = lengths.iter().rposition(|&t| t > next.start).map_or(0, |last| last + 1);
+            let real = lengths[..active].iter().map(|&t| t.saturating_sub(next.start).min(next.len)).collect();
+            plan.spans.push(ChunkSpan { real, ..next });
+        }
         plan.columns = columns(&plan.spans, cuts, width);
         plan
     }
 
     /// The plan of sequences of unknown length, of which nothing has come.
     pub(super) fn arriving(cuts: Cuts) -> Self {
-        Self::from(Cutter::new(cuts, None))
+        Self::begun(cuts, usize::MAX)
+    }
+
+    /// The plan of sequences of `total` tokens, of which nothing is cut yet.
+    fn begun(cuts: Cuts, total: usize) -> Self {
+        // The first token has nothing before it: one by one or not, it is a prefill span.
+        let singles_from = cuts.singles_from.map_or(total, |from| from.clamp(1, total.max(1)));
+        Self { spans: Vec::new(), columns: Vec::new(), prefill: cuts.span.min(singles_from), cuts, singles_from }
     }
 
     /// Adds the next column of such a width, of the `tokens` further tokens of each of some sequences; as a range of `spans`.
     pub(super) fn extend(&mut self, num_sequences: usize, tokens: usize, width: ColumnWidth) -> Range<usize> {
         let (first, start, end) = (self.spans.len(), self.len(), self.len() + tokens);
-        while let Some(next) = self.cutter.peek(end)
+        while let Some(next) = self.peek(end)
             && width.takes(self.spans.len() - first, self.len() - start, next.len)
-            && (self.spans.len() == first || !self.cutter.cuts.is_budget_due(next.start, next.len))
+            && (self.spans.len() == first || !self.cuts.is_budget_due(next.start, next.len))
         {
-            self.push(next, vec![next.len; num_sequences]);
+            self.spans.push(ChunkSpan { real: vec![next.len; num_sequences], ..next });
         }
         self.columns.push(first..self.spans.len());
         first..self.spans.len()
@@ -177,20 +122,20 @@ impl ChunkPlan {
 
     /// Adds a column of the chunk whose tokens come one by one from now on.
     pub(super) fn extend_by_block(&mut self, num_sequences: usize) {
-        let next = self.cutter.block();
-        self.push(next, vec![next.len; num_sequences]);
-        self.columns.push(self.spans.len() - 1..self.spans.len());
+        let next = self.block();
+        self.columns.push(self.spans.len()..self.spans.len() + 1);
+        self.spans.push(ChunkSpan { real: vec![next.len; num_sequences], ..next });
     }
 
     /// The plan of sequences that have come as far as `last`.
     pub(super) fn behind(cuts: Cuts, last: ChunkSpan) -> Self {
-        let (start, chunk) = (last.start + last.len, Some(last.chunk));
-        Self { spans: vec![last], ..Self::from(Cutter { start, last: chunk, ..Cutter::new(cuts, None) }) }
+        Self { spans: vec![last], ..Self::arriving(cuts) }
     }
 
-    /// This plan where sequences have come only as far as `last`.
-    pub(super) fn back_to(self, last: ChunkSpan) -> Self {
-        Self { prefill: self.prefill, ..Self::behind(self.cutter.cuts, last) }
+    /// Goes back to where sequences have come only as far as `last`.
+    pub(super) fn go_back_to(&mut self, last: ChunkSpan) {
+        self.columns.clear();
+        self.spans = vec![last];
     }
 
     /// Forgets the chunks that have come, but for how far they reach.
@@ -199,22 +144,32 @@ impl ChunkPlan {
         self.spans.drain(..self.spans.len().saturating_sub(1));
     }
 
-    /// Adds the chunks of sequences up to these lengths.
-    fn cut_to(&mut self, lengths: &[usize]) {
-        let total = lengths.iter().copied().max().unwrap_or(0);
-        while let Some(next) = self.cutter.peek(total) {
-            // Ended sequences leave; they are the last rows where the longest sequence comes first.
-            let active = lengths.iter().rposition(|&t| t > next.start).map_or(0, |last| last + 1);
-            let real = lengths[..active].iter().map(|&t| t.saturating_sub(next.start).min(next.len)).collect();
-            self.push(next, real);
-        }
+    /// The next chunk of the tokens before `end`, before it is known whose tokens are in it; `None` where all are cut.
+    fn peek(&self, end: usize) -> Option<ChunkSpan> {
+        let next = self.next(0);
+        let start = next.start;
+        let stop = match start {
+            _ if start >= end => return None,
+            _ if start < self.prefill => start + self.cuts.chunk_size.min(self.prefill.min(end) - start),
+            _ if start < self.singles_from => self.cuts.end(start, next.chunk, self.singles_from.min(end)),
+            _ => return Some(self.block()),
+        };
+        Some(ChunkSpan { len: stop - start, ..next })
     }
 
-    /// Adds a chunk that has so many tokens of each sequence.
-    fn push(&mut self, next: NextChunk, real: Vec<usize>) {
-        self.cutter.take(next);
-        let (NextChunk { chunk, start, len, is_block }, index) = (next, self.spans.last().map_or(0, |last| last.index + 1));
-        self.spans.push(ChunkSpan { index, chunk, start, len, real, is_block });
+    /// The next chunk where tokens come one by one: of how many is known, how many of them will come is not.
+    fn block(&self) -> ChunkSpan {
+        let (left, block) = (self.prefill.saturating_sub(self.len()), self.cuts.block.max(1));
+        let len = if left > 0 { block.min(left) } else { block };
+        ChunkSpan { is_block: len > 1, ..self.next(len) }
+    }
+
+    /// A chunk of `len` tokens behind all others.
+    fn next(&self, len: usize) -> ChunkSpan {
+        let (start, last) = (self.len(), self.spans.last());
+        let chunk = if start < self.prefill { 0 } else { last.map_or(0, |last| last.chunk) + 1 };
+        let index = last.map_or(0, |last| last.index + 1);
+        ChunkSpan { index, chunk, start, len, real: Vec::new(), is_block: false }
     }
 
     /// Tokens of a column: its first position and its length.
@@ -285,12 +240,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::engine::ChunkKey;
+    use crate::units::StepKey;
 
     #[test]
     fn the_prefill_span_is_one_chunk_in_pieces() {
         let plan = ChunkPlan::new(&[50, 37], 32, 10, ColumnWidth::Chunks(2));
-        let cuts: Vec<_> = plan.spans.iter().map(|s| (s.chunk.0, s.start, s.len, s.real_of(1))).collect();
+        let cuts: Vec<_> = plan.spans.iter().map(|s| (s.chunk, s.start, s.len, s.real_of(1))).collect();
         assert_eq!(cuts, [(0, 0, 10, 10), (0, 10, 10, 10), (0, 20, 10, 10), (0, 30, 2, 2), (1, 32, 10, 5), (2, 42, 8, 0)]);
         assert_eq!(plan.columns, [0..2, 2..4, 4..5, 5..6], "who has ended is in no further column");
         assert_eq!(plan.num_tokens_run(), 92);
@@ -317,7 +272,7 @@ mod tests {
         assert_eq!(lengths_of(&cuts, 27), [5, 5, 5, 1, 5, 3, 1, 1, 1]);
         let plan = ChunkPlan::cut(&[14], &Cuts { singles_from: Some(11), ..cuts.clone() }, ColumnWidth::Chunks(1));
         assert_eq!(
-            plan.spans.iter().map(|s| (s.chunk.0, s.len)).collect::<Vec<_>>(),
+            plan.spans.iter().map(|s| (s.chunk, s.len)).collect::<Vec<_>>(),
             [(0, 5), (0, 5), (0, 1), (1, 1), (2, 1), (3, 1)]
         );
         assert_eq!(plan.prefill, 11, "what is run one by one is scored");
@@ -326,7 +281,7 @@ mod tests {
 
     fn cuts() -> impl Strategy<Value = Cuts> {
         let key = (any::<bool>(), any::<u64>(), 0u64..100)
-            .prop_map(|(is_drawn, seed, step)| is_drawn.then_some(ChunkKey { seed, step }));
+            .prop_map(|(is_drawn, seed, step)| is_drawn.then_some(StepKey { seed, step }));
         let places = (prop::collection::btree_set(1usize..200, 0..4), proptest::option::of(0usize..300), 0usize..6);
         (1usize..100, 1usize..40, key, places).prop_map(|(span, chunk_size, key, (places, singles_from, block))| {
             let full_at = std::iter::once(span).chain(places.into_iter().map(|more| span + more)).collect();
@@ -347,7 +302,7 @@ mod tests {
                 let end = s.start + s.len;
                 prop_assert!(s.start == next && s.len >= 1);
                 next = end;
-                prop_assert!((s.chunk.0 == 0) == (s.start < plan.prefill));
+                prop_assert!((s.chunk == 0) == (s.start < plan.prefill));
                 if s.start < plan.prefill {
                     prop_assert!(end <= plan.prefill && s.len <= cuts.chunk_size);
                     continue;

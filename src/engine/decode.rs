@@ -6,8 +6,8 @@ use super::extend::other_ids;
 use super::layer_budgets::allocate_across_layers;
 use super::layer_state::SharedLayer;
 use super::partial_chunk::ChunkPart;
+use super::pass_order::PassOrder;
 use super::session::Session;
-use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
 use super::{Engine, guarded};
 use crate::cache::{Policy, Routing};
 use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Qkv, Routed};
@@ -65,11 +65,10 @@ pub fn decode_step(
         let ids_b1 = column(&mut ids.iter().map(|&id| i64::from(id)));
         let positions = model.positions(position_b1, &frequencies(sessions, rows));
         no_grad(|| {
-            let (mut hidden, prefetcher) = (model.embed(&ids_b1), WeightPrefetcher::new(&engine.settings, PassOrder::Up));
-            let dropout = DropoutContext::default();
+            let (mut hidden, dropout) = (model.embed(&ids_b1), DropoutContext::default());
             let mut layers = layers.column(model, &dropout, &positions, rows, 1);
             for layer in 0..model.config().num_layers() {
-                prefetcher.enter(model, layer);
+                PassOrder::Up.enter(&engine.settings, model, layer);
                 hidden = layers.layer(LayerIdx(layer), &hidden, &mut attend)?;
             }
             Ok(hidden)

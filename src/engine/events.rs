@@ -25,7 +25,9 @@ pub trait Observer {
     }
 
     /// Called at each point, from the thread that runs the step.
-    fn observe(&mut self, event: Event);
+    fn observe(&mut self, event: Event) {
+        let _ = event;
+    }
 
     /// Asked after [`Self::observe`] at each point: whether what is being run is given up there. Nothing of it is kept then.
     fn wants_to_stop(&self) -> bool {
@@ -42,6 +44,4 @@ pub trait Observer {
 #[derive(Debug)]
 pub struct NoObserver;
 
-impl Observer for NoObserver {
-    fn observe(&mut self, _event: Event) {}
-}
+impl Observer for NoObserver {}

@@ -6,10 +6,10 @@ use super::attend::{ColumnAttention, Mode};
 use super::forward::HiddenSink;
 use super::layer_state::{SharedLayer, fork_layer_states, new_layer_states};
 use super::partial_chunk::ChunkPart;
+use super::pass_order::PassOrder;
 use super::router_balance::RouterTask;
 use super::session::{Pass, Session, SessionSpec};
 use super::slots::Extent;
-use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
 use super::{ChunkPlan, ColumnWidth, Cuts, Engine, Settings, guarded};
 use crate::cache::{ChunkSpan, LayerLog};
 use crate::model::{CapturedLayers, DropoutContext, Model};
@@ -33,7 +33,7 @@ impl Session {
             let plan = ChunkPlan::arriving(settings.cuts_of(spec));
             // The last block may be begun for one token.
             let tokens = spec.max_tokens.saturating_add(settings.decode_block() - 1);
-            let tokens = if settings.static_width.is_some() { usize::MAX } else { tokens };
+            let tokens = if settings.static_width().is_some() { usize::MAX } else { tokens };
             let extent = Extent { sequences: spec.num_sequences, tokens, longest_chunk: settings.longest_chunk() };
             let shapes = settings.shapes_of(model.config(), extent, model.kind(), model.device());
             let frequencies = model.frequencies(&vec![spec.rope_length; spec.num_sequences]);
@@ -69,7 +69,7 @@ impl Session {
             return false;
         }
         let last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
-        self.plan = self.plan.clone().back_to(last);
+        self.plan.go_back_to(last);
         true
     }
 
@@ -126,11 +126,17 @@ impl Session {
             let (spans, part) = self.next_spans(engine, num_tokens as usize);
             let (start, len) = (spans[0].start, spans.iter().map(|span| span.len).sum::<usize>());
             let mode = Mode::Choose { policies: &engine.settings.policies, keeps_undo: 0..0, part: part.as_ref() };
-            let (dropout, prefetcher) = (DropoutContext::default(), WeightPrefetcher::new(&engine.settings, PassOrder::Up));
-            let mut pass = Pass { model, captured: Some(layers), frequencies: &self.frequencies, dropout, prefetcher };
+            let mut pass = Pass {
+                model,
+                captured: Some(layers),
+                frequencies: &self.frequencies,
+                dropout: DropoutContext::default(),
+                settings: &engine.settings,
+                order: PassOrder::Up,
+            };
             let column = self.column(&spans, 0..self.layers.len());
             let mut attend = ColumnAttention { column, mode, routers: RouterTask::default() };
-            let pads = engine.settings.static_width.map_or(0, |width| width - len);
+            let pads = engine.settings.static_width().map_or(0, |width| width - len);
             let ids_bn = ids_bn.narrow(1, 0, len as i64).constant_pad_nd([0, pads as i64]);
             let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;
             sink(start, &hidden.narrow(1, 0, len as i64));
@@ -154,7 +160,8 @@ impl Session {
             return (vec![own], Some(part));
         }
         let settings = &engine.settings;
-        let width = settings.static_width.map_or_else(|| settings.column_width(self.spec.max_tokens), |_| ColumnWidth::Chunks(1));
+        let width =
+            settings.static_width().map_or_else(|| settings.column_width(self.spec.max_tokens), |_| ColumnWidth::Chunks(1));
         let column = self.plan.extend(self.num_sequences() as usize, tokens, width);
         (self.plan.spans[column].to_vec(), None)
     }

@@ -9,14 +9,13 @@ use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::CellGraph;
 use super::head_run::HeadRun;
 use super::kept_outputs::KeptOutputs;
-use super::layer_checkpoints::LayerCheckpoints;
 use super::layer_state::new_layer_states;
+use super::pass_order::PassOrder;
 use super::router_balance::{RouterSums, RouterTask};
 use super::schedule::ForwardStage;
 use super::session::{Pass, Session};
 use super::step_run::StepRun;
 use super::trace::{BatchIds, ForwardTrace};
-use super::weight_prefetcher::{PassOrder, WeightPrefetcher};
 use super::{ChunkPlan, Engine, Event, MicroBatchContext, Observer};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -41,7 +40,7 @@ impl<'a> StepRun<'a> {
     ) -> Result<Self, Fault> {
         let plan = engine.settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
         try_attention(model, observer);
-        let trace = begin(engine, model, batch, plan)?;
+        let trace = begin(engine, model, batch, context, plan)?;
         if engine.settings.keeps_attention_outputs() && context.is_some() {
             let store = &engine.stores.attention_outputs;
             trace.session.layers.iter().for_each(|layer| locked(layer).outputs = Some(KeptOutputs::new(store.clone())));
@@ -82,16 +81,13 @@ impl<'a> StepRun<'a> {
         let mut hidden = no_grad(|| model.embed(&tokens.ids(&session.plan, c)));
         let spans = &session.plan.spans[session.plan.columns[c].clone()];
         let is_last = c + 1 == session.plan.columns.len();
-        let prefetcher = WeightPrefetcher::new(
-            &engine.settings,
-            if is_last && context.is_some() { PassOrder::UpAndBack } else { PassOrder::Up },
-        );
         let mut pass = Pass {
             model,
             captured: None,
             frequencies: tokens.frequencies(),
             dropout: tokens.dropout_context(*context),
-            prefetcher,
+            settings: &engine.settings,
+            order: if is_last && context.is_some() { PassOrder::UpAndBack } else { PassOrder::Up },
         };
         let below = schedule.first_kept_layer(c).min(num_layers);
         let continues = below < num_layers;
@@ -105,7 +101,7 @@ impl<'a> StepRun<'a> {
             hidden = no_grad(|| {
                 pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {
                     if schedule.is_border(layer, c) {
-                        checkpoints.put(layer, c, input)?;
+                        checkpoints.insert((layer, c), engine.stores.layer_checkpoints.offload(input)?);
                     }
                     Ok(())
                 })
@@ -126,7 +122,13 @@ impl<'a> StepRun<'a> {
 }
 
 /// A trace of which nothing has been run.
-fn begin(engine: &Engine, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result<ForwardTrace, Fault> {
+fn begin(
+    engine: &Engine,
+    model: &Model,
+    batch: &Batch,
+    context: Option<MicroBatchContext>,
+    plan: ChunkPlan,
+) -> Result<ForwardTrace, Fault> {
     let settings = &engine.settings;
     let tokens = BatchIds::new(batch, plan.len(), model);
     let shapes = settings.cache_shapes(model.config(), &plan, model.kind(), model.device());
@@ -143,8 +145,8 @@ fn begin(engine: &Engine, model: &Model, batch: &Batch, plan: ChunkPlan) -> Resu
     Ok(ForwardTrace {
         log,
         tokens,
-        checkpoints: LayerCheckpoints::new(engine.stores.layer_checkpoints.clone()),
-        head: HeadRun::new(engine, model, batch)?,
+        checkpoints: HashMap::new(),
+        head: HeadRun::new(engine, model, batch, context)?,
         kept: HashMap::new(),
         routers: RouterSums::default(),
         top: session.plan.columns.iter().map(|_| None).collect(),

@@ -1,11 +1,9 @@
 //! The engine: loss and gradients of one batch. The story of a step is [`Engine::gradients`].
 
 use super::forward::HiddenSink;
-use super::head_run::TargetLosses;
 use super::step_run::StepRun;
 use super::{
-    Calibration, Engine, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, NoObserver, Observer, Settings,
-    Stores, guarded, step_memory,
+    Calibration, Engine, ForwardTrace, MicroBatchContext, MicroBatchGradients, NoObserver, Observer, Settings, Stores, guarded,
 };
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -70,16 +68,17 @@ impl Engine {
     }
 
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, Fault> {
-        guarded(|| Ok(StepRun::begin(self, model, batch, None, observer)?.forward(None)?.head.finish()?.0))
+        Ok(self.target_losses(model, batch, observer)?.0)
     }
 
     /// The loss of every sequence, and of each of its targets in ascending order of position.
-    pub fn target_losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<TargetLosses, Fault> {
-        guarded(|| {
-            let mut run = StepRun::begin(self, model, batch, None, observer)?;
-            run.trace.head.keep_target_losses();
-            run.forward(None)?.head.finish()
-        })
+    pub fn target_losses(
+        &self,
+        model: &Model,
+        batch: &Batch,
+        observer: &mut dyn Observer,
+    ) -> Result<(Vec<SequenceLoss>, Vec<Vec<f32>>), Fault> {
+        guarded(|| StepRun::begin(self, model, batch, None, observer)?.forward(None)?.head.finish())
     }
 
     /// Losses and choices, with every column's last hidden states handed to `sink`; with a `context`, as they are in its step.
@@ -107,11 +106,6 @@ impl Engine {
     /// Where what the backward phase needs waits for it, and what it takes there.
     pub fn stores(&self) -> &Stores {
         &self.stores
-    }
-
-    /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
-    pub fn memory_at_rest(&self, model: &Model) -> MemoryByPart {
-        step_memory::at_rest(&self.stores, model)
     }
 
     /// The engine with choices to follow instead of its policies'; it refuses every batch but the one that they were made for.

@@ -23,16 +23,12 @@ pub fn error_of_panic(panic: &(dyn Any + Send)) -> Fault {
 fn classify(text: &str) -> Fault {
     let memory = ["out of memory", "can't allocate memory", "not enough memory", "DefaultCPUAllocator", "ALLOC_FAILED"];
     if memory.iter().any(|m| text.contains(m)) {
-        out_of_memory(text)
+        let hint = "lower `train.micro_batch_size`, `grad.layers_per_cell` or `grad.chunks_per_cell_multiplier`, or set \
+                    `grad.layer_checkpoints = \"int8\"`; where the host's memory is short, `grad.layer_checkpoints_place = \"file\"`";
+        Fault::new(Exit::Memory, format!("out of memory: {}", abridged(text))).with_hint(hint).of_kind(FaultKind::OutOfMemory)
     } else {
         Fault::failed(format!("libtorch: {text}")).of_kind(FaultKind::Torch)
     }
-}
-
-fn out_of_memory(text: &str) -> Fault {
-    let hint = "lower `train.micro_batch_size`, `grad.layers_per_cell` or `grad.chunks_per_cell_multiplier`, or set \
-                `grad.layer_checkpoints = \"int8\"`; where the host's memory is short, `grad.layer_checkpoints_place = \"file\"`";
-    Fault::new(Exit::Memory, format!("out of memory: {}", abridged(text))).with_hint(hint).of_kind(FaultKind::OutOfMemory)
 }
 
 #[cfg(test)]

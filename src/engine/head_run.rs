@@ -5,24 +5,22 @@ use std::sync::Arc;
 
 use tch::{Device, Tensor};
 
-use super::Engine;
+use super::{Engine, MicroBatchContext};
 use crate::data::{Batch, SoftTargets, Targets};
 use crate::head::{ColumnTargets, Head, Logits, Losses, SequenceLoss, SequenceTargets, SoftRows, TargetPosition, column_loss};
 use crate::model::Model;
 use crate::native::cuda::on_device;
 use crate::ops::attention::zero_sum_of;
+use crate::recipe::LossMean;
 use crate::store::Waiting;
 use crate::units::Fault;
 
-/// Losses by sequence, and those of their targets in ascending order of position.
-pub(super) type TargetLosses = (Vec<SequenceLoss>, Vec<Vec<f32>>);
-
 /// Losses so far, and what of the model's upper end is trained.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct HeadRun {
     /// Losses by sequence of the batch, over the columns whose figures have come to the host.
     sequences: Vec<SequenceLoss>,
-    /// The loss of each target of these columns, by sequence; empty where nobody asks.
+    /// The loss of each target of these columns, by sequence, in ascending order of position.
     by_target: Vec<Vec<f32>>,
     /// Target positions and their losses that may still be on their way to the host.
     waiting: VecDeque<(Vec<TargetPosition>, Waiting<Tensor>)>,
@@ -36,52 +34,34 @@ pub(super) struct HeadRun {
     soft: Vec<Arc<SoftTargets>>,
 }
 
-/// The model's final norm and output projection.
-struct LmHead<'a> {
-    model: &'a Model,
-    parameters: Vec<Tensor>,
-}
-
-impl<'a> LmHead<'a> {
-    fn of(model: &'a Model) -> Self {
-        Self { model, parameters: model.head_parameters().into_iter().map(|(_, leaf)| leaf).collect() }
-    }
-}
-
-impl Logits for LmHead<'_> {
-    fn logits(&self, hidden_ne: &Tensor) -> Tensor {
-        self.model.logits(&self.model.final_norm(hidden_ne))
+impl Logits for Model {
+    fn of_hidden(&self, hidden_ne: &Tensor) -> Tensor {
+        self.logits(&self.final_norm(hidden_ne))
     }
 
-    fn parameters(&self) -> &[Tensor] {
-        &self.parameters
+    fn trained(&self) -> Vec<Tensor> {
+        self.head_parameters().into_iter().map(|(_, leaf)| leaf).collect()
     }
 
     fn num_scores(&self) -> usize {
-        self.model.config().num_scores()
+        self.config().num_scores()
     }
 }
 
 impl HeadRun {
-    pub(super) fn new(engine: &Engine, model: &Model, batch: &Batch) -> Result<Self, Fault> {
-        let parameters = LmHead::of(model).parameters;
+    /// A head that has seen no column; `context` is that of a step.
+    pub(super) fn new(engine: &Engine, model: &Model, batch: &Batch, context: Option<MicroBatchContext>) -> Result<Self, Fault> {
+        let target_positions = target_positions(&*engine.head, batch)?;
+        let has_means = context.is_some_and(|context| context.loss_mean == LossMean::Sequences);
         Ok(Self {
             sequences: vec![SequenceLoss::default(); batch.sequences.len()],
-            by_target: Vec::new(),
+            by_target: vec![Vec::new(); batch.sequences.len()],
             waiting: VecDeque::new(),
-            gradients: parameters.iter().map(zero_sum_of).collect(),
-            target_positions: target_positions(&*engine.head, batch)?,
-            sequence_weights: Vec::new(),
+            gradients: model.trained().iter().map(zero_sum_of).collect(),
+            sequence_weights: if has_means { sequence_weights(&target_positions) } else { Vec::new() },
+            target_positions,
             soft: soft_targets(batch),
         })
-    }
-
-    pub(super) fn take_means_of_sequences(&mut self) {
-        self.sequence_weights = sequence_weights(&self.target_positions);
-    }
-
-    pub(super) fn keep_target_losses(&mut self) {
-        self.by_target = vec![Vec::new(); self.sequences.len()];
     }
 
     /// Adds the losses of a column that begins at position `start`; with a weight, returns the gradient of its hidden states, if any
@@ -103,7 +83,7 @@ impl HeadRun {
         let (here, sequence_weights) = (&self.target_positions[range.clone()], self.sequence_weights.get(range));
         let soft = soft_rows(&self.soft, here, hidden_bne.device());
         let places = ColumnTargets { start, target_positions: here, sequence_weights, soft: soft.as_ref() };
-        let loss = column_loss(&*engine.head, hidden_bne, places, &LmHead::of(model), weight)?;
+        let loss = column_loss(&*engine.head, hidden_bne, places, model, weight)?;
         self.waiting
             .extend(loss.losses.into_iter().map(|block| (block.target_positions, Waiting::send(&block.loss_and_correct_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {
@@ -114,7 +94,7 @@ impl HeadRun {
     }
 
     /// Waits for all figures and returns the loss of every sequence, and of each of its targets.
-    pub(super) fn finish(mut self) -> Result<TargetLosses, Fault> {
+    pub(super) fn finish(mut self) -> Result<(Vec<SequenceLoss>, Vec<Vec<f32>>), Fault> {
         while !self.waiting.is_empty() {
             self.read_next()?;
         }
@@ -129,7 +109,7 @@ impl HeadRun {
             sequence.loss_sum += value;
             sequence.targets += 1;
             sequence.correct += usize::from(correct);
-            self.by_target.get_mut(target.sequence).into_iter().for_each(|losses| losses.push(value as f32));
+            self.by_target[target.sequence].push(value as f32);
         }
         Ok(())
     }

@@ -35,11 +35,6 @@ impl KeptOutputs {
         Self { store, waiting: HashMap::new() }
     }
 
-    /// Where they wait, unless they stay where they are.
-    pub(super) fn store(&self) -> &Store {
-        &self.store
-    }
-
     /// Lets the output of a chunk wait.
     pub(super) fn put(&mut self, chunk: usize, attended: &Attended) {
         self.waiting.insert(chunk, Waiting::send_to(&self.store, attended));

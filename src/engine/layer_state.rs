@@ -66,11 +66,6 @@ impl LayerState {
         Ok(())
     }
 
-    /// Where undo entries wait; the same for all layers.
-    pub(super) fn store(&self) -> &Store {
-        &self.undo.store
-    }
-
     /// Adds what the layer holds, but for what waits in its store.
     pub(super) fn measure(&self, memory: &mut MemoryByPart) {
         let (device, host) = self.cache.bytes();
@@ -102,7 +97,7 @@ impl LayerState {
     ) -> Result<(Tensor, ChunkSaved), Fault> {
         self.choose(policy, span);
         // Pads must not count: in a ragged chunk the mass is summed only when a policy asks for it.
-        let asked = policy.traits().required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
+        let asked = policy.traits().required_queries(span.chunk == 0).filter(|_| !span.is_ragged());
         let (own, placement) = self.write(span, tokens, keep)?;
         let (saved, past, mass) = self.attend(span, tokens, own, placement, asked);
         if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != KeepUndo::Resident) {

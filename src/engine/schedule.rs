@@ -44,7 +44,7 @@ impl Schedule {
             bands: settings.layer_bands().into_iter().rev().collect(),
             num_columns: plan.columns.len(),
             has_head_in_cells: settings.makes_last_hidden_states_again(),
-            kept: settings.kept_cells,
+            kept: settings.grad().keep_graph.cells(),
         }
     }
 

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use super::attend::{Column, ColumnAttention};
 use super::layer_state::SharedLayer;
 use super::partial_chunk::ChunkPart;
-use super::weight_prefetcher::WeightPrefetcher;
+use super::pass_order::PassOrder;
 use super::{ChunkPlan, Settings};
 use crate::cache::{CacheShape, ChunkSpan, LayerCache, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};
@@ -61,7 +61,8 @@ pub(super) struct Pass<'a> {
     pub(super) captured: Option<&'a mut CapturedLayers>,
     pub(super) frequencies: &'a [Frequencies],
     pub(super) dropout: DropoutContext<'a>,
-    pub(super) prefetcher: WeightPrefetcher,
+    pub(super) settings: &'a Settings,
+    pub(super) order: PassOrder,
 }
 
 impl Settings {
@@ -171,7 +172,7 @@ impl Pass<'_> {
         };
         for layer in attend.column.first..attend.column.end {
             before(layer, &hidden)?;
-            self.prefetcher.enter(self.model, layer);
+            self.order.enter(self.settings, self.model, layer);
             hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;
         }
         Ok(hidden)

@@ -1,48 +1,27 @@
 //! What an engine is built from, checked once: policies and lengths by layer, chunk size, cells.
 
 use std::ops::Range;
-use std::path::PathBuf;
 
 use tch::{Device, Kind};
 
 use super::chunks;
-use super::slots::{Extent, FixedCaches, Sizes, Slots, too_long};
-use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, RandomSizes};
+use super::slots::{Extent, FixedCaches, Slots, too_long};
+use super::{ChunkPlan, ColumnWidth, Cuts, RandomSizes};
 use crate::cache::{self, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
-use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
-use crate::units::{Bytes, Fault};
+use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm};
+use crate::units::{Bytes, Fault, StepKey};
 
 #[derive(Debug)]
 pub struct Settings {
     pub(super) policies: Vec<Box<dyn Policy>>,
     slots: Vec<Slots>,
-    sizes: Sizes,
-    single_tokens_for_targets: bool,
-    decode_block: usize,
-    /// The columns' width in tokens where texts are generated at fixed widths.
-    pub(super) static_width: Option<usize>,
-    pub(super) storage: Storage,
-    pub(super) buffer: BufferKind,
-    pub(super) is_offloaded: bool,
-    pub(super) layers_per_cell: usize,
-    pub(super) layer_checkpoints: StoreRecipe,
-    pub(super) undo_log: StoreRecipe,
-    pub(super) scratch_dir: Option<PathBuf>,
-    /// Cells whose graphs the forward phase keeps, at most.
-    pub(super) kept_cells: usize,
-    attention_outputs: AttentionOutputs,
-    /// Whether a device with graphs may capture.
-    has_cuda_graphs: bool,
-    width: Width,
-}
-
-#[derive(Debug)]
-enum Width {
-    Chunks(usize),
-    /// Tokens per slot of the longest cache: `multiplier · 2GD/E`.
-    TokensPerSlot(f64),
+    /// The recipe's sections, with the size of chunks that was found.
+    kv_cache: CacheRecipe,
+    grad: GradRecipe,
+    /// Tokens of a column per slot of the longest cache, where its chunks are not given: `multiplier · 2GD/E`.
+    tokens_per_slot: f64,
 }
 
 impl Settings {
@@ -69,49 +48,30 @@ impl Settings {
         let slots: Vec<Slots> = config.layers.iter().zip(&recipe_lengths).map(slots_of).collect();
         let policies = policies(&slots, &recipe_lengths, |length| cache::build(&kv.policy, length))?;
         let widest = config.layers.iter().map(|layer| layer.attention.num_kv_heads * layer.attention.head_dim).max().unwrap_or(0);
-        let per_slot = 2.0 * widest as f64 / config.hidden_size as f64;
-        let width = match grad.chunks_per_cell {
-            Some(chunks) => Width::Chunks(chunks),
-            None => Width::TokensPerSlot(grad.chunks_per_cell_multiplier * per_slot),
-        };
-        let mut sizes = Sizes { chunk_size: kv.wanted_chunk_size(), chunking: kv.chunking, randomizes: kv.randomize_chunk_sizes };
-        if kv.chunk_size.is_none() {
-            // A chunk of decoding is no longer than one of a prompt.
-            sizes.chunk_size = FixedCaches::of(&slots, &policies).fitting_chunk_size(sizes).max(kv.decode_block);
-        }
+        let caches = FixedCaches::of(&slots, &policies, kv.chunking, kv.randomize_chunk_sizes);
+        // A chunk of decoding is no longer than one of a prompt.
+        let fitting = || caches.fitting_chunk_size(kv.wanted_chunk_size()).max(kv.decode_block);
+        let chunk_size = Some(kv.chunk_size.unwrap_or_else(fitting));
         let settings = Self {
             policies,
             slots,
-            sizes,
-            storage: kv.storage,
-            buffer: kv.buffer,
-            is_offloaded: kv.cpu_offload,
-            single_tokens_for_targets: grad.single_tokens_for_targets,
-            decode_block: kv.decode_block,
-            static_width: None,
-            layers_per_cell: grad.layers_per_cell.min(config.num_layers()),
-            layer_checkpoints: grad.layer_checkpoints,
-            undo_log: grad.undo_log,
-            scratch_dir: grad.scratch_dir.clone(),
-            kept_cells: grad.keep_graph.cells(),
-            attention_outputs: grad.attention_outputs,
-            has_cuda_graphs: grad.cuda_graphs,
-            width,
+            kv_cache: CacheRecipe { chunk_size, ..kv.clone() },
+            grad: grad.clone(),
+            tokens_per_slot: grad.chunks_per_cell_multiplier * (2.0 * widest as f64 / config.hidden_size as f64),
         };
         settings.check_policies(&kv.policy.name)?;
-        Ok(Self { static_width: kv.r#static.then(|| settings.longest_chunk()), ..settings })
+        Ok(settings)
     }
 
     /// A recipe's cache section with the chunk size that these settings have.
     pub fn resolved(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<CacheRecipe, Fault> {
-        let settings = Self::new(config, kv, &grad.closed())?;
-        Ok(CacheRecipe { chunk_size: Some(settings.chunk_size()), ..kv.clone() })
+        Ok(Self::new(config, kv, &grad.closed())?.kv_cache)
     }
 
     /// Whether the policies, which errors call `name`, get along with chunks and buffer.
     fn check_policies(&self, name: &str) -> Result<(), Fault> {
-        self.fixed_caches().check(self.sizes)?;
-        if self.buffer == BufferKind::Plain && self.policies.iter().any(|policy| policy.traits().needs_quantised) {
+        self.fixed_caches().check(self.chunk_size())?;
+        if self.kv_cache.buffer == BufferKind::Plain && self.policies.iter().any(|policy| policy.traits().needs_quantised) {
             let plain = name.strip_prefix('q').map(|plain| format!(", or write `policy = \"{plain}\"`"));
             let hint = format!("set `kv_cache.buffer = \"int8\"` or `\"int4\"`{}", plain.unwrap_or_default());
             let message =
@@ -123,26 +83,31 @@ impl Settings {
 
     /// Layers of a cell: at most those of the model.
     pub fn layers_per_cell(&self) -> usize {
-        self.layers_per_cell
+        self.grad.layers_per_cell.min(self.policies.len())
     }
 
-    pub fn buffer(&self) -> BufferKind {
-        self.buffer
+    /// The recipe's section, with the size of chunks that was found.
+    pub fn kv_cache(&self) -> &CacheRecipe {
+        &self.kv_cache
+    }
+
+    pub fn grad(&self) -> &GradRecipe {
+        &self.grad
     }
 
     /// Whether a cell that is computed again uses the attention outputs of the forward phase.
     pub fn keeps_attention_outputs(&self) -> bool {
-        self.attention_outputs == AttentionOutputs::Keep
+        self.grad.attention_outputs == AttentionOutputs::Keep
     }
 
     /// What is not exact in the gradient of a model: the stores that round, by their keys in the recipe. A single layer band has no
     /// layer checkpoint, a cache that nothing leaves no undo log.
     pub fn inexact_stores(&self) -> Vec<(&'static str, StoreForm)> {
-        let has_borders = self.layers_per_cell < self.policies.len();
+        let has_borders = self.grad.layers_per_cell < self.policies.len();
         let overwrites = self.policies.iter().any(|policy| !policy.traits().keeps_all);
         let stores = [
-            ("grad.layer_checkpoints", self.layer_checkpoints.form, has_borders),
-            ("grad.undo_log", self.undo_log.form, overwrites),
+            ("grad.layer_checkpoints", self.grad.layer_checkpoints.form, has_borders),
+            ("grad.undo_log", self.grad.undo_log.form, overwrites),
         ];
         let rounds = |(key, form, is_used)| (is_used && form != StoreForm::Plain).then_some((key, form));
         stores.into_iter().filter_map(rounds).collect()
@@ -156,7 +121,7 @@ impl Settings {
     /// Whether the first layer band of the backward phase ends in the very hidden states that the forward phase has ended in: it is the
     /// only one, so that no layer checkpoint comes in between, and its caches are unwound exactly.
     pub fn makes_last_hidden_states_again(&self) -> bool {
-        self.layer_bands().len() == 1 && self.undo_log.form == StoreForm::Plain
+        self.layer_bands().len() == 1 && self.grad.undo_log.form == StoreForm::Plain
     }
 
     /// The settings with a policy of the caller's own; `build` makes it for a layer of so many slots, errors call it `name`.
@@ -182,7 +147,7 @@ impl Settings {
         device: Device,
     ) -> Vec<CacheShape> {
         let shape = |(i, (slots, layer)): (usize, (&Slots, &LayerSpec))| {
-            let is_paged = *slots == Slots::Growing && self.storage == Storage::Paged;
+            let is_paged = *slots == Slots::Growing && self.kv_cache.storage == Storage::Paged;
             CacheShape {
                 batch: sequences as i64,
                 groups: layer.attention.num_kv_heads as i64,
@@ -192,8 +157,8 @@ impl Settings {
                 cache_length: slots.count(tokens, longest_chunk),
                 allocated: slots.allocated_at_once(tokens, longest_chunk, is_paged),
                 is_paged,
-                buffer: self.buffer,
-                is_offloaded: self.is_offloaded,
+                buffer: self.kv_cache.buffer,
+                is_offloaded: self.kv_cache.cpu_offload,
                 kind,
                 device,
             }
@@ -205,7 +170,7 @@ impl Settings {
     /// fixed.
     pub fn session_layers(&self, sessions: usize, device: Device) -> Result<CapturedLayers, Fault> {
         let shapes =
-            self.static_width.filter(|_| self.has_cuda_graphs).map_or(Vec::new(), |width| vec![(1, width), (sessions, 1)]);
+            self.static_width().filter(|_| self.grad.cuda_graphs).map_or(Vec::new(), |width| vec![(1, width), (sessions, 1)]);
         CapturedLayers::new(device, shapes)
     }
 
@@ -215,17 +180,12 @@ impl Settings {
 
     /// Layer bands, as ranges of layers, bottom first.
     pub fn layer_bands(&self) -> Vec<Range<usize>> {
-        chunks::layer_bands(self.policies.len(), self.layers_per_cell)
-    }
-
-    /// How layer checkpoints and undo log wait.
-    pub fn stores(&self) -> (StoreRecipe, StoreRecipe) {
-        (self.layer_checkpoints, self.undo_log)
+        chunks::layer_bands(self.policies.len(), self.grad.layers_per_cell)
     }
 
     /// The caches that have a fixed size under the recipe's policy.
     fn fixed_caches(&self) -> FixedCaches<'_> {
-        FixedCaches::of(&self.slots, &self.policies)
+        FixedCaches::of(&self.slots, &self.policies, self.kv_cache.chunking, self.kv_cache.randomize_chunk_sizes)
     }
 
     /// Slots of each layer for a batch planned as `plan`.
@@ -262,12 +222,12 @@ impl Settings {
 
     /// Tokens of a chunk whose size is not drawn.
     pub fn chunk_size(&self) -> usize {
-        self.sizes.chunk_size
+        self.kv_cache.wanted_chunk_size()
     }
 
     /// Tokens that are decided upon together in decoding; one where nothing ever leaves.
     pub fn decode_block(&self) -> usize {
-        if self.keeps_all() { 1 } else { self.decode_block }
+        if self.keeps_all() { 1 } else { self.kv_cache.decode_block }
     }
 
     /// Whether nothing that the model can still see ever leaves a cache.
@@ -277,14 +237,14 @@ impl Settings {
 
     /// Whether [`Self::keeps_all`] holds, and every entry is seen exactly as it was computed.
     pub fn keeps_all_exactly(&self) -> bool {
-        self.keeps_all() && self.buffer == BufferKind::Plain
+        self.keeps_all() && self.kv_cache.buffer == BufferKind::Plain
     }
 
     /// Whether sequences that have the same first `tokens` tokens, and more, see the same there, if a chunk ends there in one. Where no cache
     /// has a fixed size, chunks end where the prompt does, which matters only if entries are rounded behind their own chunk.
     pub fn cuts_the_same_behind(&self, tokens: usize) -> bool {
-        let is_same = self.fixed_caches().smallest().map_or(self.buffer == BufferKind::Plain, |span| tokens >= span);
-        self.sizes.chunking == Chunking::Plain && is_same
+        let is_same = self.fixed_caches().smallest().map_or(self.kv_cache.buffer == BufferKind::Plain, |span| tokens >= span);
+        self.kv_cache.chunking == Chunking::Plain && is_same
     }
 
     /// How many heads or sequences one choice serves at least; `None` where nothing ever leaves.
@@ -308,13 +268,13 @@ impl Settings {
         let (per_token, mut whole) = (bytes(plan.num_sequences()), plan.spans.iter().map(chosen).sum());
         // And says once of each entry whether it leaves when the shares are made.
         if budgets.is_some() {
-            whole += per_token.0 * self.sizes.chunk_size as u64 + (plan.num_sequences() * num_kv_heads * length) as u64;
+            whole += per_token.0 * self.chunk_size() as u64 + (plan.num_sequences() * num_kv_heads * length) as u64;
         }
         (per_token, Bytes(whole))
     }
 
     /// The chunks and columns of a batch. Without a key no size is drawn: all are `chunk_size`.
-    pub fn plan(&self, batch: &Batch, key: Option<ChunkKey>) -> Result<ChunkPlan, Fault> {
+    pub fn plan(&self, batch: &Batch, key: Option<StepKey>) -> Result<ChunkPlan, Fault> {
         let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
         self.plan_by(&lengths, &self.cuts(batch, key))
     }
@@ -338,20 +298,18 @@ impl Settings {
 
     /// How wide the columns of sequences of at most `tokens` tokens are.
     pub(super) fn column_width(&self, tokens: usize) -> ColumnWidth {
-        let longest = self.slots.iter().map(|slots| slots.count(tokens, self.sizes.chunk_size)).max().unwrap_or(1);
-        match self.width {
-            Width::Chunks(chunks) => ColumnWidth::Chunks(chunks),
-            // The rule of the reference: one layer checkpoint of a cell weighs as much as one cache.
-            Width::TokensPerSlot(factor) => ColumnWidth::Tokens((factor * longest as f64) as usize),
-        }
+        let longest = self.slots.iter().map(|slots| slots.count(tokens, self.chunk_size())).max().unwrap_or(1);
+        // The rule of the reference: one layer checkpoint of a cell weighs as much as one cache.
+        let by_slots = || ColumnWidth::Tokens((self.tokens_per_slot * longest as f64) as usize);
+        self.grad.chunks_per_cell.map_or_else(by_slots, ColumnWidth::Chunks)
     }
 
-    fn cuts(&self, batch: &Batch, key: Option<ChunkKey>) -> Cuts {
+    fn cuts(&self, batch: &Batch, key: Option<StepKey>) -> Cuts {
         let cuts = self.cuts_as_they_come();
-        let key = key.filter(|_| self.sizes.randomizes);
+        let key = key.filter(|_| self.kv_cache.randomize_chunk_sizes);
         Cuts {
-            sizes: key.map(|key| RandomSizes::new(key, self.sizes.chunk_size, cuts.span)),
-            singles_from: if self.single_tokens_for_targets { first_target(batch) } else { None },
+            sizes: key.map(|key| RandomSizes::new(key, self.chunk_size(), cuts.span)),
+            singles_from: if self.grad.single_tokens_for_targets { first_target(batch) } else { None },
             ..cuts
         }
     }
@@ -361,17 +319,22 @@ impl Settings {
         let caches = self.fixed_caches();
         Cuts {
             span: caches.smallest().unwrap_or(usize::MAX),
-            chunk_size: self.sizes.chunk_size,
-            full_at: caches.full_at(self.sizes.chunking),
+            chunk_size: self.chunk_size(),
+            full_at: caches.full_at(),
             block: self.decode_block(),
             shared_budget: caches.smallest().filter(|_| self.policies.iter().any(|policy| policy.traits().shares_over_layers())),
             ..Cuts::default()
         }
     }
 
+    /// The columns' width in tokens where texts are generated at fixed widths.
+    pub(super) fn static_width(&self) -> Option<usize> {
+        self.kv_cache.r#static.then(|| self.longest_chunk())
+    }
+
     pub(super) fn longest_chunk(&self) -> usize {
-        let bent = if self.sizes.chunking == Chunking::Reference { chunks::BENT_BY } else { 0 };
-        self.sizes.chunk_size + bent
+        let bent = if self.kv_cache.chunking == Chunking::Reference { chunks::BENT_BY } else { 0 };
+        self.chunk_size() + bent
     }
 }
 

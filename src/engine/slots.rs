@@ -14,14 +14,6 @@ pub(super) struct Extent {
     pub(super) longest_chunk: usize,
 }
 
-/// What decides how long chunks are.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    pub(super) chunk_size: usize,
-    pub(super) chunking: Chunking,
-    pub(super) randomizes: bool,
-}
-
 /// Attention runs once for each page, so that pages should not be small.
 const CHUNKS_OF_A_PAGE: usize = 4;
 
@@ -70,15 +62,18 @@ pub(super) struct FixedCaches<'a> {
     layers: Vec<(usize, usize, PolicyTraits<'a>)>,
     /// Whether the layers have all the same length.
     is_uniform: bool,
+    chunking: Chunking,
+    /// Whether sizes of chunks are drawn.
+    randomizes: bool,
 }
 
 impl<'a> FixedCaches<'a> {
-    pub(super) fn of(slots: &[Slots], policies: &'a [Box<dyn Policy>]) -> Self {
+    pub(super) fn of(slots: &[Slots], policies: &'a [Box<dyn Policy>], chunking: Chunking, randomizes: bool) -> Self {
         let fixed = slots.iter().zip(policies).enumerate();
         let layers: Vec<_> =
             fixed.filter_map(|(layer, (slots, policy))| Some((layer, slots.fixed()?, policy.traits()))).collect();
         let is_uniform = layers.windows(2).all(|pair| pair[0].1 == pair[1].1);
-        Self { layers, is_uniform }
+        Self { layers, is_uniform, chunking, randomizes }
     }
 
     /// The smallest; `None` where no cache has a fixed size.
@@ -87,8 +82,8 @@ impl<'a> FixedCaches<'a> {
     }
 
     /// Where chunks are bent to: the lengths at which caches become full.
-    pub(super) fn full_at(&self, chunking: Chunking) -> Vec<usize> {
-        if chunking == Chunking::Plain {
+    pub(super) fn full_at(&self) -> Vec<usize> {
+        if self.chunking == Chunking::Plain {
             return Vec::new();
         }
         let mut full_at: Vec<usize> = self.layers.iter().map(|(_, slots, _)| *slots).collect();
@@ -98,12 +93,11 @@ impl<'a> FixedCaches<'a> {
     }
 
     /// The longest chunk that reaches a cache of `slots` while it is full.
-    pub(super) fn longest_chunk(&self, sizes: Sizes, slots: usize) -> usize {
-        let Sizes { chunk_size, chunking, randomizes } = sizes;
-        let cuts = Cuts { chunk_size, full_at: self.full_at(chunking), ..Cuts::default() };
+    pub(super) fn longest_chunk(&self, chunk_size: usize, slots: usize) -> usize {
+        let cuts = Cuts { chunk_size, full_at: self.full_at(), ..Cuts::default() };
         let smallest = self.smallest().unwrap_or(usize::MAX);
         let largest = cuts.full_at.last().copied().unwrap_or(0);
-        if randomizes {
+        if self.randomizes {
             let drawn = chunk_size.max(*RandomSizes::range(chunk_size, smallest).end());
             // Where the last cache is full nothing is bent any more, and the first chunk stands before all that are.
             let bent = if slots < largest { (drawn + BENT_BY).min(largest - smallest) } else { 0 };
@@ -124,13 +118,13 @@ impl<'a> FixedCaches<'a> {
     }
 
     /// No chunk may evict itself or a protected token.
-    pub(super) fn check(&self, sizes: Sizes) -> Result<(), Fault> {
+    pub(super) fn check(&self, chunk_size: usize) -> Result<(), Fault> {
         if !self.is_uniform && self.layers.iter().any(|(.., policy)| policy.shares_over_layers()) {
             let hint = "give one `kv_cache.cache_length` for all layers, or leave `across_layers` out";
             return Err(Fault::usage("`across_layers` needs caches of one length, and the layers' lengths differ", hint));
         }
-        self.check_chunk_size(sizes.chunk_size)?;
-        self.check_longest_chunk(sizes)
+        self.check_chunk_size(chunk_size)?;
+        self.check_longest_chunk(chunk_size)
     }
 
     fn evicting(&self) -> impl Iterator<Item = &(usize, usize, PolicyTraits<'a>)> {
@@ -162,38 +156,37 @@ impl<'a> FixedCaches<'a> {
         Err(Fault::usage(message, hint))
     }
 
-    /// Whether chunks of these sizes, which can be longer than `chunk_size` where they are drawn or bent, fit a cache.
-    fn fits(&self, sizes: Sizes, (_, slots, policy): &(usize, usize, PolicyTraits<'_>)) -> bool {
-        self.longest_chunk(sizes, *slots) <= policy.max_chunk_size(*slots)
+    /// Whether chunks of this size, which can be longer than `chunk_size` where they are drawn or bent, fit a cache.
+    fn fits(&self, chunk_size: usize, (_, slots, policy): &(usize, usize, PolicyTraits<'_>)) -> bool {
+        self.longest_chunk(chunk_size, *slots) <= policy.max_chunk_size(*slots)
     }
 
-    /// The largest `chunk_size` of at most that of `sizes` that fits all caches; 0 where none does.
-    fn largest_chunk_size(&self, sizes: Sizes) -> usize {
-        let most = self.evicting().map(|(_, slots, policy)| policy.max_chunk_size(*slots)).fold(sizes.chunk_size, usize::min);
-        let fits = |chunk_size: usize| self.evicting().all(|cache| self.fits(Sizes { chunk_size, ..sizes }, cache));
+    /// The largest `chunk_size` of at most `most` that fits all caches; 0 where none does.
+    fn largest_chunk_size(&self, most: usize) -> usize {
+        let most = self.evicting().map(|(_, slots, policy)| policy.max_chunk_size(*slots)).fold(most, usize::min);
+        let fits = |chunk_size: usize| self.evicting().all(|cache| self.fits(chunk_size, cache));
         (1..=most).rev().find(|&size| fits(size)).unwrap_or(0)
     }
 
-    /// The chunk size for a recipe that has none: that of `sizes`, or where it does not fit about half of what does, so that a chunk
+    /// The chunk size for a recipe that has none: the `wanted` one, or where it does not fit about half of what does, so that a chunk
     /// leaves slots to the past.
-    pub(super) fn fitting_chunk_size(&self, sizes: Sizes) -> usize {
-        match self.largest_chunk_size(sizes) {
-            largest if largest == sizes.chunk_size => largest,
-            largest => self.largest_chunk_size(Sizes { chunk_size: largest.div_ceil(2), ..sizes }).max(1),
+    pub(super) fn fitting_chunk_size(&self, wanted: usize) -> usize {
+        match self.largest_chunk_size(wanted) {
+            largest if largest == wanted => largest,
+            largest => self.largest_chunk_size(largest.div_ceil(2)).max(1),
         }
     }
 
-    fn check_longest_chunk(&self, sizes: Sizes) -> Result<(), Fault> {
-        let Some(&(layer, cache_length, policy)) = self.evicting().find(|cache| !self.fits(sizes, cache)) else {
+    fn check_longest_chunk(&self, chunk_size: usize) -> Result<(), Fault> {
+        let Some(&(layer, cache_length, policy)) = self.evicting().find(|cache| !self.fits(chunk_size, cache)) else {
             return Ok(());
         };
-        let (longest, allowed) = (self.longest_chunk(sizes, cache_length), policy.max_chunk_size(cache_length));
+        let (longest, allowed) = (self.longest_chunk(chunk_size, cache_length), policy.max_chunk_size(cache_length));
         let message = format!(
-            "`kv_cache.chunk_size` = {} makes chunks of up to {longest} tokens, as their sizes vary; layer {layer} with `cache_length` = \
-             {cache_length} takes at most {allowed}",
-            sizes.chunk_size
+            "`kv_cache.chunk_size` = {chunk_size} makes chunks of up to {longest} tokens, as their sizes vary; layer {layer} with \
+             `cache_length` = {cache_length} takes at most {allowed}"
         );
-        let hint = match self.largest_chunk_size(sizes) {
+        let hint = match self.largest_chunk_size(chunk_size) {
             0 => "raise `kv_cache.cache_length`, or set `randomize_chunk_sizes = false` and `chunking = \"plain\"`".to_owned(),
             largest => format!("set `kv_cache.chunk_size = {largest}`, or raise `kv_cache.cache_length`"),
         };
@@ -219,7 +212,8 @@ mod tests {
 
     use super::*;
     use crate::cache::rolling;
-    use crate::engine::{ChunkKey, ChunkPlan, ColumnWidth};
+    use crate::engine::{ChunkPlan, ColumnWidth};
+    use crate::units::StepKey;
 
     proptest! {
         /// The bound holds for every plan, and is reached where no size is drawn.
@@ -229,19 +223,18 @@ mod tests {
             (is_bent, is_drawn, seed) in (any::<bool>(), any::<bool>(), any::<u64>()),
         ) {
             let chunking = if is_bent { Chunking::Reference } else { Chunking::Plain };
-            let checked = Sizes { chunk_size, chunking, randomizes: is_drawn };
             let policies: Vec<Box<dyn Policy>> = lengths.iter().map(|_| rolling()).collect();
             let slots: Vec<Slots> = lengths.iter().map(|&length| Slots::Fixed(length)).collect();
-            let caches = FixedCaches::of(&slots, &policies);
+            let caches = FixedCaches::of(&slots, &policies, chunking, is_drawn);
             let span = *lengths.iter().min().unwrap();
-            let sizes = is_drawn.then(|| RandomSizes::new(ChunkKey { seed, step: 1 }, chunk_size, span));
-            let cuts = Cuts { span, chunk_size, sizes, full_at: caches.full_at(chunking), ..Cuts::default() };
+            let sizes = is_drawn.then(|| RandomSizes::new(StepKey { seed, step: 1 }, chunk_size, span));
+            let cuts = Cuts { span, chunk_size, sizes, full_at: caches.full_at(), ..Cuts::default() };
             let longest_of = |total: usize, cache_length: usize| {
                 let spans = ChunkPlan::cut(&[total], &cuts, ColumnWidth::Chunks(1)).spans.into_iter();
                 spans.filter(|s| s.start >= cache_length).map(|s| s.len).max().unwrap_or(0)
             };
             for &cache_length in &lengths {
-                let longest = caches.longest_chunk(checked, cache_length);
+                let longest = caches.longest_chunk(chunk_size, cache_length);
                 prop_assert!(longest >= chunk_size && longest_of(total, cache_length) <= longest);
                 prop_assert!(is_drawn || longest_of(200, cache_length) == longest);
             }
@@ -251,8 +244,8 @@ mod tests {
     #[test]
     fn chunks_of_a_cache_of_any_length_are_not_looked_at_one_by_one() {
         let policies: Vec<Box<dyn Policy>> = (0..2).map(|_| rolling()).collect();
-        let caches = FixedCaches::of(&[Slots::Fixed(40), Slots::Fixed((1 << 60) + 1)], &policies);
-        let sizes = Sizes { chunk_size: 8, chunking: Chunking::Reference, randomizes: false };
-        assert!((8..=8 + BENT_BY).contains(&caches.longest_chunk(sizes, 40)));
+        let slots = [Slots::Fixed(40), Slots::Fixed((1 << 60) + 1)];
+        let caches = FixedCaches::of(&slots, &policies, Chunking::Reference, false);
+        assert!((8..=8 + BENT_BY).contains(&caches.longest_chunk(8, 40)));
     }
 }

@@ -8,7 +8,7 @@ use super::{ChunkPlan, Engine, guarded};
 use crate::cache::{CacheMetadata, CacheSnapshot, ChunkSpan};
 use crate::model::Model;
 use crate::native::locked;
-use crate::units::{ChunkIdx, Fault};
+use crate::units::Fault;
 
 /// What a session holds. Its choices are not among it.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Session {
             rope_length: self.spec.rope_length,
             initial: self.spec.initial.clone(),
             prefill: self.plan.prefill,
-            last_chunk: LastChunk { index: last.index, number: last.chunk.0, start: last.start },
+            last_chunk: LastChunk { index: last.index, number: last.chunk, start: last.start },
             caches: caches.collect(),
         };
         Some(SessionSnapshot { tensors, numbers })
@@ -86,8 +86,7 @@ impl Session {
         session.check_room(numbers.num_tokens)?;
         guarded(|| {
             let len = numbers.num_tokens - start;
-            let last =
-                ChunkSpan { index, chunk: ChunkIdx(number), start, len, real: vec![len; numbers.num_sequences], is_block: false };
+            let last = ChunkSpan { index, chunk: number, start, len, real: vec![len; numbers.num_sequences], is_block: false };
             session.plan = ChunkPlan::behind(engine.settings().cuts_of(&spec), last);
             for (layer, (state, metadata)) in session.layers.iter().zip(numbers.caches).enumerate() {
                 let prefix = format!("layers.{layer}.");

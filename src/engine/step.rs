@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use tch::Tensor;
 
-use super::ChunkKey;
 use crate::cache::ReplayLog;
 use crate::head::SequenceLoss;
-use crate::model::DropoutKey;
 use crate::recipe::LossMean;
+use crate::units::StepKey;
 
 #[derive(Clone, Copy, Debug)]
 pub struct MicroBatchContext {
@@ -19,9 +18,9 @@ pub struct MicroBatchContext {
     /// The factor of the routers' load-balance loss of this micro-batch, which is added; 0 adds nothing.
     pub router_weight: f64,
     /// Seed and step of the dropout masks; `None` outside training.
-    pub dropout: Option<DropoutKey>,
+    pub dropout: Option<StepKey>,
     /// What the sizes of chunks are drawn from where the recipe randomises them; `None` outside training.
-    pub chunk_sizes: Option<ChunkKey>,
+    pub chunk_sizes: Option<StepKey>,
 }
 
 #[derive(Debug)]

@@ -7,7 +7,6 @@ use super::schedule::Schedule;
 use super::trace::ForwardTrace;
 use super::{Engine, MicroBatchContext, Observer};
 use crate::model::Model;
-use crate::recipe::LossMean;
 use crate::units::Fault;
 
 /// A step over one batch, or its forward phase alone.
@@ -26,13 +25,10 @@ impl<'a> StepRun<'a> {
     pub(super) fn new(
         engine: &'a Engine,
         model: &'a Model,
-        mut trace: ForwardTrace,
+        trace: ForwardTrace,
         context: Option<MicroBatchContext>,
         observer: &'a mut dyn Observer,
     ) -> Self {
-        if context.is_some_and(|context| context.loss_mean == LossMean::Sequences) {
-            trace.head.take_means_of_sequences();
-        }
         let plan = &trace.session.plan;
         let schedule = match context {
             Some(_) => Schedule::new(&engine.settings, plan).for_model(model),

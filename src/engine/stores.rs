@@ -19,9 +19,10 @@ pub struct Stores {
 
 impl Stores {
     pub(super) fn new(settings: &Settings) -> Self {
+        let grad = settings.grad();
         Self {
-            layer_checkpoints: store(settings.layer_checkpoints, settings.scratch_dir.clone(), "layer-checkpoints"),
-            undo_log: store(settings.undo_log, settings.scratch_dir.clone(), "undo-log"),
+            layer_checkpoints: store(grad.layer_checkpoints, grad.scratch_dir.clone(), "layer-checkpoints"),
+            undo_log: store(grad.undo_log, grad.scratch_dir.clone(), "undo-log"),
             attention_outputs: Store::in_memory(StoreForm::Plain),
         }
     }

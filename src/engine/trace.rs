@@ -6,7 +6,6 @@ use tch::{Device, Tensor};
 
 use super::cell_graph::CellGraph;
 use super::head_run::HeadRun;
-use super::layer_checkpoints::LayerCheckpoints;
 use super::router_balance::RouterSums;
 use super::session::Session;
 use super::{ChunkPlan, MicroBatchContext};
@@ -22,7 +21,8 @@ pub struct ForwardTrace {
     pub log: ReplayLog,
     pub(super) session: Session,
     pub(super) tokens: BatchIds,
-    pub(super) checkpoints: LayerCheckpoints,
+    /// Layer checkpoints: hidden states at the lower border of each layer band, by the layer above it and column.
+    pub(super) checkpoints: HashMap<(usize, usize), Waiting<Tensor>>,
     /// Graphs that were kept, by band from the top and column.
     pub(super) kept: HashMap<(usize, usize), CellGraph>,
     pub(super) head: HeadRun,
@@ -60,12 +60,7 @@ pub(super) struct BatchIds {
 impl BatchIds {
     /// The ids of `batch`, each sequence padded to `total` tokens.
     pub(super) fn new(batch: &Batch, total: usize, model: &Model) -> Self {
-        let padded = |sequence: &crate::data::Sequence| {
-            let ids = sequence.inputs.iter().map(|&id| i64::from(id));
-            ids.chain(std::iter::repeat(0)).take(total).collect::<Vec<i64>>()
-        };
-        let ids: Vec<i64> = batch.sequences.iter().flat_map(padded).collect();
-        let ids_bt = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, total as i64]);
+        let ids_bt = Tensor::from_slice(&batch.padded_inputs(total)).view([batch.sequences.len() as i64, total as i64]);
         let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
         #[cfg(test)]
         let lengths = if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::LengthOfTheBatch) {

@@ -118,11 +118,7 @@ impl DatasetRun<'_> {
     fn batch(&self, samples: &[usize], keeps_targets: bool, observer: &mut dyn Observer) -> Result<Vec<SampleLoss>, Fault> {
         // The longest first: those that end leave the batch from behind.
         let batch = self.dataset.batch(&samples.iter().rev().copied().collect::<Vec<_>>())?;
-        let (losses, by_target) = if keeps_targets {
-            self.engine.target_losses(self.model, &batch, observer)?
-        } else {
-            (self.engine.losses(self.model, &batch, observer)?, vec![Vec::new(); samples.len()])
-        };
+        let (losses, by_target) = self.engine.target_losses(self.model, &batch, observer)?;
         let mut found = Vec::new();
         for ((sequence, loss), by_target) in batch.sequences.iter().zip(losses).zip(by_target).rev() {
             let sample = sequence.sample;
@@ -131,6 +127,7 @@ impl DatasetRun<'_> {
                 let hint = "the weights or the adapter may be damaged, or the dtype too narrow for them";
                 return Err(Fault::new(Exit::NotFinite, message).with_hint(hint));
             }
+            let by_target = if keeps_targets { by_target } else { Vec::new() };
             let has_class = matches!(sequence.targets, Targets::Class(_));
             found.push(SampleLoss { sample, tokens: sequence.inputs.len(), has_class, loss, by_target });
         }

@@ -42,7 +42,7 @@ pub struct ColumnLoss {
     pub losses: Vec<Losses>,
     /// Gradient of `weight · Σ losses` with respect to the hidden states `(B, n, E)`; `None` without targets or weight.
     pub hidden_gradient: Option<Tensor>,
-    /// Gradients of that sum with respect to [`Logits::parameters`], in their order; empty without targets or weight.
+    /// Gradients of that sum with respect to [`Logits::trained`], in their order; empty without targets or weight.
     pub parameter_gradients: Vec<Tensor>,
 }
 
@@ -108,7 +108,7 @@ pub fn column_loss(
     let ColumnTargets { start, target_positions, sequence_weights, soft } = places;
     let flat = hidden_bne.reshape([-1, e]);
     let mut gradient = (weight.is_some() && !target_positions.is_empty()).then(|| flat.zeros_like());
-    let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
+    let parameters = if gradient.is_some() { logits.trained() } else { Vec::new() };
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(zero_sum_of).collect();
     let mut losses = Vec::new();
     let block = places_of_block(logits.num_scores(), flat.device());
@@ -120,7 +120,9 @@ pub fn column_loss(
         let place = on_device(&place, flat.device());
         let hidden_ne = flat.index_select(0, &place);
         let places = ColumnTargets { start, target_positions, sequence_weights, soft: soft.as_ref() };
-        let (of_block, parts) = block_loss(head, &hidden_ne, places, logits, weight)?;
+        let leaf = hidden_ne.detach().set_requires_grad(weight.is_some());
+        let leaves: Vec<&Tensor> = std::iter::once(&leaf).chain(&parameters).collect();
+        let (of_block, parts) = block_loss(head, &leaves, places, logits, weight)?;
         let mut parts = parts.into_iter();
         if let (Some(total), Some(Some(part))) = (&mut gradient, parts.next()) {
             let _ = total.index_add_(0, &place, &part);
@@ -135,18 +137,18 @@ pub fn column_loss(
     Ok(ColumnLoss { losses, hidden_gradient: gradient.map(|g| g.view(&hidden_bne.size()[..])), parameter_gradients })
 }
 
-/// Losses of a block, and gradients of the hidden states, then of the parameters; none without a weight.
+/// Losses of a block, and gradients of the leaves, its hidden states and then parameters; none without a weight.
 fn block_loss(
     head: &dyn Head,
-    hidden_ne: &Tensor,
+    leaves: &[&Tensor],
     places: ColumnTargets<'_>,
     logits: &dyn Logits,
     weight: Option<f64>,
 ) -> Result<(Losses, Vec<Option<Tensor>>), Fault> {
     let targets: Vec<i64> = places.target_positions.iter().map(|p| p.target).collect();
+    let hidden_ne = leaves[0];
     let target_n = on_device(&targets, hidden_ne.device());
-    let leaf = hidden_ne.detach().set_requires_grad(weight.is_some());
-    let evaluate = || head.choices(&logits.logits(&leaf)).to_kind(accumulation_kind(hidden_ne.kind()));
+    let evaluate = || head.choices(&logits.of_hidden(hidden_ne)).to_kind(accumulation_kind(hidden_ne.kind()));
     let scores_nk = if weight.is_some() { with_grad(evaluate) } else { no_grad(evaluate) };
     let scores = scores_nk.detach();
     let BlockLoss { loss_and_correct_2n, gradient_nk } = no_grad(|| head.losses(&scores, &target_n, places.soft, weight));
@@ -156,8 +158,7 @@ fn block_loss(
             if let Some(sequence_weights) = places.sequence_weights {
                 gradient_nk *= on_device(sequence_weights, gradient_nk.device()).to_kind(gradient_nk.kind()).unsqueeze(1);
             }
-            let leaves: Vec<&Tensor> = std::iter::once(&leaf).chain(logits.parameters()).collect();
-            gradients_of(&[&scores_nk], &[&gradient_nk], &leaves)?
+            gradients_of(&[&scores_nk], &[&gradient_nk], leaves)?
         }
     };
     Ok((Losses { target_positions: places.target_positions.to_vec(), loss_and_correct_2n }, gradients))
@@ -173,12 +174,12 @@ mod tests {
     struct LinearLogits([Tensor; 1]);
 
     impl Logits for LinearLogits {
-        fn logits(&self, hidden_ne: &Tensor) -> Tensor {
+        fn of_hidden(&self, hidden_ne: &Tensor) -> Tensor {
             hidden_ne.matmul(&self.0[0])
         }
 
-        fn parameters(&self) -> &[Tensor] {
-            if self.0[0].requires_grad() { &self.0 } else { &[] }
+        fn trained(&self) -> Vec<Tensor> {
+            self.0.iter().filter(|weight| weight.requires_grad()).map(Tensor::shallow_clone).collect()
         }
 
         fn num_scores(&self) -> usize {

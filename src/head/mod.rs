@@ -23,11 +23,11 @@ pub use next_token::NextToken;
 pub trait Logits {
     /// # Shapes
     /// `hidden_ne (N, E)` in, `(N, V)` out.
-    fn logits(&self, hidden_ne: &Tensor) -> Tensor;
+    fn of_hidden(&self, hidden_ne: &Tensor) -> Tensor;
 
     /// The trained parameters that the logits depend on.
-    fn parameters(&self) -> &[Tensor] {
-        &[]
+    fn trained(&self) -> Vec<Tensor> {
+        Vec::new()
     }
 
     /// Logits of a place, V.

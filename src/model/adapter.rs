@@ -248,25 +248,26 @@ mod tests {
 
     use super::*;
     use crate::files::TensorFile;
+    use crate::model::Model;
     use crate::model::peft::{ADAPTER_TENSORS, ModulePatterns};
     use crate::model::small::{adapter, config, recipe, run};
     use crate::model::targets::is_router;
-    use crate::model::{DropoutKey, Model};
     use crate::recipe::Dtype;
     use crate::store::load_tensors;
+    use crate::units::StepKey;
 
     #[test]
     fn dropout_is_the_same_for_every_chunking_and_batching() {
         let lora = LoraRecipe { dropout: 0.3, ..recipe(&["q_proj", "v_proj", "down_proj"]) };
         let model = Model::random(config(), Dtype::F64, Device::Cpu, 1).unwrap().with_adapter(adapter(&lora, 1));
         model.adapter().unwrap().set_b_normal(0.5, 2);
-        let key = Some(DropoutKey { seed: 3, step: 4 });
+        let key = Some(StepKey { seed: 3, step: 4 });
         let near = |a: &Tensor, b: &Tensor| f64::try_from((a - b).abs().max()).unwrap() < 1e-12;
         let whole = run(&model, &[0, 1], &[11], key);
         assert!(near(&whole, &run(&model, &[0, 1], &[4, 5, 11], key)));
         assert!(near(&whole.narrow(0, 1, 1), &run(&model, &[1], &[11], key)));
         assert!(!near(&whole, &run(&model, &[0, 1], &[11], None)));
-        assert!(!near(&whole, &run(&model, &[0, 1], &[11], Some(DropoutKey { seed: 3, step: 5 }))));
+        assert!(!near(&whole, &run(&model, &[0, 1], &[11], Some(StepKey { seed: 3, step: 5 }))));
     }
 
     #[test]

@@ -238,8 +238,9 @@ mod tests {
     use tch::Kind;
 
     use super::*;
-    use crate::model::{Adapter, DropoutKey, ModelConfig, Qkv, while_graphs_are_simulated};
+    use crate::model::{Adapter, ModelConfig, Qkv, while_graphs_are_simulated};
     use crate::recipe::{Dtype, LoraRecipe, ModuleSet};
+    use crate::units::StepKey;
 
     fn model(dtype: Dtype) -> Model {
         model_with(dtype, &json!({}))
@@ -272,7 +273,7 @@ mod tests {
 
     /// The last hidden states of all columns, two sequences of tokens each.
     fn run(model: &Model, lengths: &[usize], attend: &mut dyn Attend) -> Vec<Tensor> {
-        let (samples, dropout) = ([40, 41], Some(DropoutKey { seed: 3, step: 4 }));
+        let (samples, dropout) = ([40, 41], Some(StepKey { seed: 3, step: 4 }));
         let context = DropoutContext { dropout, samples: &samples };
         let mut captured = CapturedLayers::new(Device::Cpu, vec![(2, 4), (2, 6)]).unwrap();
         let frequencies = model.frequencies(&[64, 5]);

@@ -71,7 +71,7 @@ pub use load::kind_of;
 pub use merge::MergedModel;
 pub use normalize::AdapterFeature;
 pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, LayerLists, ModulePatterns, PeftConfig, PeftFiles, read_peft};
-pub use positions::{DropoutContext, DropoutKey, Positions};
+pub use positions::{DropoutContext, Positions};
 pub use projection::Projection;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;

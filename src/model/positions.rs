@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use crate::ops::rope::Rotation;
+use crate::units::StepKey;
 
 /// Positions, and the rotations of queries and keys there.
 #[derive(Debug)]
@@ -28,16 +29,9 @@ impl Positions {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DropoutContext<'a> {
     /// What masks depend on; `None` switches dropout off.
-    pub dropout: Option<DropoutKey>,
+    pub dropout: Option<StepKey>,
     /// For each sequence of the batch the number of its sample; not looked at without dropout.
     pub samples: &'a [u64],
-}
-
-/// What a dropout mask depends on beside sample, layer, linear and position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DropoutKey {
-    pub seed: u64,
-    pub step: u64,
 }
 
 /// The tokens that run through a layer.

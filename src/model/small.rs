@@ -3,9 +3,9 @@
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::{Adapter, Attend, DropoutContext, DropoutKey, Model, ModelConfig, Qkv};
+use super::{Adapter, Attend, DropoutContext, Model, ModelConfig, Qkv};
 use crate::recipe::{LoraRecipe, ModuleSet};
-use crate::units::{Fault, LayerIdx};
+use crate::units::{Fault, LayerIdx, StepKey};
 
 pub(super) fn config() -> ModelConfig {
     let object = json!({
@@ -34,7 +34,7 @@ impl Attend for Alone {
 }
 
 /// Hidden states after all layers for two samples, run in pieces that end at `ends`.
-pub(super) fn run(model: &Model, sequences: &[i64], ends: &[i64], dropout: Option<DropoutKey>) -> Tensor {
+pub(super) fn run(model: &Model, sequences: &[i64], ends: &[i64], dropout: Option<StepKey>) -> Tensor {
     let samples: Vec<u64> = sequences.iter().map(|&sequence| 40 + sequence as u64).collect();
     let ids = Tensor::arange(22, (Kind::Int64, Device::Cpu))
         .remainder(11)

@@ -2,7 +2,7 @@
 
 use super::update::Update;
 
-/// None without momentum.
+/// Without momentum there is none.
 pub(super) const SLOTS: &[&str] = &["momentum_buffer"];
 
 pub(super) fn update(Update { recipe, mut parameter, gradient, slots, step, learning_rate }: Update<'_>) {

@@ -46,16 +46,12 @@ pub struct Alternative {
 impl Alternative {
     /// `575 MiB of memory`, or that of device and host.
     pub fn words(&self) -> String {
-        let host = self.host;
-        self.device.map_or_else(
+        let (host, files) = (self.host, self.forecast.files);
+        let memory = self.device.map_or_else(
             || format!("{host} of memory"),
             |device| format!("{device} of the device's memory and {host} of the host's"),
-        ) + &self.words_of_files()
-    }
-
-    fn words_of_files(&self) -> String {
-        let files = self.forecast.files;
-        if files > Bytes(0) { format!(", with {files} in files") } else { String::new() }
+        );
+        if files > Bytes(0) { format!("{memory}, with {files} in files") } else { memory }
     }
 
     /// What is told of as one, by its best.

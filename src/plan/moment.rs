@@ -81,7 +81,7 @@ impl Moment {
         moment.add("waiting weights", MemoryPlace::Host, waiting.0);
         moment.add("unpacked weight", MemoryPlace::Device, spec.unpacked());
         moment.add("adapter", MemoryPlace::Device, spec.adapter().0);
-        moment.add("optimizer state", place(spec.offload != Offload::None), spec.optimizer_state().0);
+        moment.add("optimizer state", place(spec.recipe.train.offload != Offload::None), spec.optimizer_state().0);
         if spec.accumulates {
             let waits = spec.sums_apart() && spec.layers_wait();
             moment.add("accumulated gradients", place(waits), spec.trained_bytes().0);

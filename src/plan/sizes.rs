@@ -55,7 +55,7 @@ fn shared(spec: &StepSpec<'_>, sequences: usize, length: usize) -> u64 {
 
 /// All columns of a plan; `targets` are the positions with a target, by column.
 pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) -> Vec<PlannedColumn> {
-    let form = spec.settings.stores().0.form;
+    let form = spec.settings.grad().layer_checkpoints.form;
     let of_column = |(column, &targets): (&Range<usize>, &usize)| {
         let (sequences, (_, length)) = (plan.sequences(column), plan.tokens(column));
         let tokens = sequences * length;
@@ -67,7 +67,7 @@ pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) 
             hidden: spec.config.hidden_size,
             trained: spec.output_numbers(),
             is_widened: spec.is_narrow() && !spec.trains_weights(),
-            is_distilled: spec.is_distilled,
+            is_distilled: spec.recipe.distill.is_some(),
             kind: spec.kind,
             device: spec.device,
         };
@@ -148,7 +148,7 @@ pub(super) fn of_full_cache(spec: &StepSpec<'_>, plan: &ChunkPlan) -> (u64, u64)
 }
 
 fn layer_columns(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape) -> Rc<[LayerColumn]> {
-    let form = spec.settings.stores().1.form;
+    let form = spec.settings.grad().undo_log.form;
     let footprint = footprint(spec, index);
     let mut last: Option<(ColumnShape, LayerBytes)> = None;
     let of_column = |column: &Range<usize>| {

@@ -52,7 +52,8 @@ impl<'a> StepMemory<'a> {
             checkpoints: 0,
             undo: 0,
             tokens: 8 * (plan.len() * plan.num_sequences()) as u64,
-            teacher: spec.is_distilled.then(|| of_full_cache(spec, plan)),
+            // It is asked first, with a full cache.
+            teacher: spec.recipe.distill.as_ref().map(|_| of_full_cache(spec, plan)),
             schedule,
         };
         let (bands, columns) = memory.schedule.size();
@@ -77,9 +78,9 @@ impl<'a> StepMemory<'a> {
     }
 
     pub(super) fn in_files(&self) -> Bytes {
-        let (checkpoints, undo) = self.spec.settings.stores();
+        let grad = self.spec.settings.grad();
         let of = |store: StoreRecipe, bytes| if store.place == StorePlace::File { bytes } else { 0 };
-        Bytes(of(checkpoints, self.checkpoints) + of(undo, self.undo))
+        Bytes(of(grad.layer_checkpoints, self.checkpoints) + of(grad.undo_log, self.undo))
     }
 
     /// The moments at which the step may hold the most. Of neighbours that are alike the first or the last has it: what waits shrinks to the
@@ -138,8 +139,9 @@ impl<'a> StepMemory<'a> {
 
     /// Room of stores in memory, which they keep from step to step.
     fn stores(&self, moment: &mut Moment) {
-        let (checkpoints, undo) = self.spec.settings.stores();
-        for (name, store, bytes) in [("layer checkpoints", checkpoints, self.checkpoints), ("undo log", undo, self.undo)] {
+        let grad = self.spec.settings.grad();
+        let undo = ("undo log", grad.undo_log, self.undo);
+        for (name, store, bytes) in [("layer checkpoints", grad.layer_checkpoints, self.checkpoints), undo] {
             moment.add(name, MemoryPlace::Host, if store.place == StorePlace::Memory { bytes } else { 0 });
         }
         if copies_are_async(self.spec.device) {

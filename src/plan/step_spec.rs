@@ -9,19 +9,17 @@ use crate::engine::Settings;
 use crate::model::{ModelConfig, PackedSize, PackedSizes, TrainedPart, kind_of, sizes_of_weights};
 use crate::ops::attention::accumulation_kind;
 use crate::ops::linear::{TILE, UNPACKING_BYTES};
-use crate::recipe::{Offload, OptimizerRecipe, Recipe};
+use crate::recipe::{Offload, Recipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
 
 /// A step before it is made: of which model, by which settings, on what.
 #[derive(Clone, Copy, Debug)]
 pub struct StepSpec<'a> {
+    pub recipe: &'a Recipe,
     pub config: &'a ModelConfig,
     pub settings: &'a Settings,
     pub trained: &'a TrainedPart,
-    pub optimizer: &'a OptimizerRecipe,
-    /// What of all this waits on the host.
-    pub offload: Offload,
     /// The dtype of hidden states and weights.
     pub kind: Kind,
     /// Where it computes; need not be there.
@@ -31,8 +29,6 @@ pub struct StepSpec<'a> {
     pub ranks: usize,
     /// Whether gradients are summed over several micro-batches.
     pub accumulates: bool,
-    /// Whether a teacher with a full cache is asked first, and what it predicts is part of the loss.
-    pub is_distilled: bool,
 }
 
 impl<'a> StepSpec<'a> {
@@ -45,17 +41,15 @@ impl<'a> StepSpec<'a> {
         device: Device,
     ) -> Self {
         Self {
+            recipe,
             config,
             settings,
             trained,
-            optimizer: &recipe.optimizer,
-            offload: recipe.train.offload,
             kind: kind_of(recipe.model.dtype),
             device,
             threads: 1,
             ranks: 1,
             accumulates: false,
-            is_distilled: recipe.distill.is_some(),
         }
     }
 
@@ -151,7 +145,7 @@ impl<'a> StepSpec<'a> {
 
     /// Whether the layers' weights wait in another memory.
     pub(super) fn layers_wait(&self) -> bool {
-        self.offload == Offload::Weights && copies_are_async(self.device)
+        self.recipe.train.offload == Offload::Weights && copies_are_async(self.device)
     }
 
     /// Whether the layers' gradients are taken out of their leaves after each cell.
@@ -211,7 +205,7 @@ impl<'a> StepSpec<'a> {
             self.num_trained()
         };
         let master = if self.trains_weights() && self.is_narrow() { self.wide() } else { 0 };
-        let widened = self.optimizer.bytes_of_state() * self.wide() as f64 / 4.0;
+        let widened = self.recipe.optimizer.bytes_of_state() * self.wide() as f64 / 4.0;
         Bytes((numbers as f64 * (widened + master as f64)).ceil() as u64)
     }
 }

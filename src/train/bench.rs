@@ -6,12 +6,10 @@ use std::rc::Rc;
 use tch::Device;
 
 use super::meter::{ResidentLimit, StepMeter};
-use super::{
-    FallbackEngine, MicroBatchAssignment, RunRanks, ShardedOptimizerState, TrainStep, as_headed, build, resolved_alike, tiling,
-};
+use super::{MicroBatchAssignment, RunRanks, ShardedOptimizerState, TrainStep, as_headed, build, resolved_alike, tiling};
 use crate::data::Batch;
 use crate::dist::ProcessGroup;
-use crate::engine::{ChunkKey, Event, Observer};
+use crate::engine::{Engine, Observer};
 use crate::measure::{CopyCost, MemoryMeter, MemorySide, StepRecord, Stopwatch, gemm_rate, random_batch};
 use crate::model::{Model, ModelConfig};
 use crate::ops::attention::KernelsOfHeads;
@@ -21,7 +19,7 @@ use crate::recipe::{HeadRecipe, Labels, Recipe};
 use crate::report::metrics::StepMetrics;
 use crate::report::{console, memory};
 use crate::store::copier_of;
-use crate::units::{Bytes, Fault, FaultKind, Seconds};
+use crate::units::{Bytes, Fault, FaultKind, Seconds, StepKey};
 
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
@@ -40,7 +38,7 @@ pub struct Bench {
     world: Rc<ProcessGroup>,
     pub recipe: Recipe,
     pub model: Model,
-    engine: FallbackEngine,
+    engine: Engine,
     optimizer: Optimizer,
     parts: ShardedOptimizerState,
     options: BenchOptions,
@@ -70,7 +68,6 @@ impl Bench {
         let (recipe, planned) =
             resolved_alike(world, &recipe, asked, |recipe| tiling::resolved(recipe, &config, &batch, machine))?;
         let engine = build::engine(&recipe, &config, None, None)?;
-        let engine = FallbackEngine::of_recipe(engine, &recipe, None);
         let trained = TrainedPart::of(&config, recipe.lora.as_ref())?;
         // A device's allocator is asked for its peak in any case.
         let mut memory = if options.profiles_memory || device != Device::Cpu { MemoryMeter::start(device) } else { None };
@@ -93,7 +90,7 @@ impl Bench {
     }
 
     fn spec(&self) -> StepSpec<'_> {
-        let (config, settings) = (self.model.config(), self.engine.engine.settings());
+        let (config, settings) = (self.model.config(), self.engine.settings());
         let (threads, ranks) = (tch::get_num_threads() as usize, self.world.size());
         StepSpec { threads, ranks, ..StepSpec::of(&self.recipe, config, settings, &self.trained, self.model.device()) }
     }
@@ -103,8 +100,8 @@ impl Bench {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let own_seed = seed.wrapping_add(step * ranks as u64 + rank as u64);
         let batch = random_batch(&self.recipe, self.model.config(), &self.options.tokens, own_seed)?;
-        let settings = self.engine.engine.settings();
-        let plan = settings.plan(&batch, Some(ChunkKey { seed, step }))?;
+        let settings = self.engine.settings();
+        let plan = settings.plan(&batch, Some(StepKey { seed, step }))?;
         let flops = Flops::of(&self.spec(), &plan, batch.num_tokens(), batch.num_targets());
         let device = self.model.device();
         let gemm = gemm_rate(self.model.kind(), device);
@@ -149,7 +146,7 @@ impl Bench {
 
     /// Seconds that the host has copied into stores and out of them, in all steps.
     fn copied(&self) -> f64 {
-        let stores = self.engine.engine.stores();
+        let stores = self.engine.stores();
         (stores.layer_checkpoints.copied() + stores.undo_log.copied() + stores.attention_outputs.copied()).as_secs_f64()
     }
 
@@ -182,8 +179,6 @@ impl Observer for Notes {
     fn note(&mut self, text: &str) {
         console::note(text);
     }
-
-    fn observe(&mut self, _event: Event) {}
 }
 
 fn model(recipe: &Recipe, device: Device, draws_weights: bool) -> Result<Model, Fault> {

@@ -34,7 +34,7 @@ pub use calibrate::{Calibrated, GRACE_PERIOD, SLOTS_STEP, calibrate, fewest_slot
 pub use evicted::ExpectedEvictions;
 pub use interrupt::Interrupt;
 pub use meter::StepMeter;
-pub use oom_fallback::{FallbackEngine, ends_rounding};
+pub use oom_fallback::ends_rounding;
 pub use progress::RESOLVED_RECIPE;
 pub use ranks::{MicroBatchAssignment, RunRanks, ShardedOptimizerState, check_even, check_same_evaluation, resolved_alike};
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe_path, resume, resume_or_run};

@@ -1,17 +1,14 @@
 //! What a run does where memory runs out: the same micro-batch once more with smaller cells and the same choices, if the recipe lets it,
 //! until nothing smaller is left.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
-use super::build;
 use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::engine::{Engine, MicroBatchContext, MicroBatchGradients, Observer, Settings, guarded};
 use crate::model::Model;
 use crate::native::cuda::release_cached_memory;
-use crate::recipe::{AttentionOutputs, CacheRecipe, GradRecipe, KeepGraph, OnOutOfMemory, Recipe, StoreForm};
+use crate::recipe::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, StoreForm};
 use crate::store::copier_of;
 use crate::units::{Fault, FaultKind};
 
@@ -26,28 +23,16 @@ pub(super) struct OomFallback {
     kept_graphs: usize,
 }
 
-/// An engine that tries again with smaller cells where memory runs out.
-pub struct FallbackEngine {
-    /// The engine as it is tiled by now.
-    pub(super) engine: Engine,
-    kv_cache: CacheRecipe,
-    pub(super) grad: GradRecipe,
-}
-
-impl FallbackEngine {
-    /// The engine of a recipe, in a run in the directory `run` or for a trial.
-    pub fn of_recipe(engine: Engine, recipe: &Recipe, run: Option<&Path>) -> Self {
-        Self { engine, kv_cache: recipe.kv_cache.clone(), grad: build::grad_of_run(recipe, run) }
-    }
-
+impl Engine {
     /// How small its cells have become.
     pub(super) fn fallback(&self) -> OomFallback {
+        let grad = self.settings().grad();
         OomFallback {
-            is_plain: self.grad.layer_checkpoints.form == StoreForm::Plain,
-            keeps_outputs: self.grad.attention_outputs == AttentionOutputs::Keep,
-            layers_per_cell: self.grad.layers_per_cell,
-            chunks_per_cell: self.grad.chunks_per_cell.unwrap_or(usize::MAX),
-            kept_graphs: self.grad.keep_graph.cells(),
+            is_plain: grad.layer_checkpoints.form == StoreForm::Plain,
+            keeps_outputs: grad.attention_outputs == AttentionOutputs::Keep,
+            layers_per_cell: grad.layers_per_cell,
+            chunks_per_cell: grad.chunks_per_cell.unwrap_or(usize::MAX),
+            kept_graphs: grad.keep_graph.cells(),
         }
     }
 
@@ -59,7 +44,7 @@ impl FallbackEngine {
         observer: &mut dyn Observer,
     ) -> Result<(), Fault> {
         let Some(further) = furthest.filter(|&furthest| furthest < self.fallback()) else { return Ok(()) };
-        let mut grad = self.grad.clone();
+        let mut grad = self.settings().grad().clone();
         // Fewer bits than the other rank's stay.
         if !further.is_plain && grad.layer_checkpoints.form == StoreForm::Plain {
             grad.layer_checkpoints.form = StoreForm::Int8;
@@ -71,30 +56,30 @@ impl FallbackEngine {
         grad.chunks_per_cell = Some(further.chunks_per_cell).filter(|&chunks| chunks < usize::MAX);
         grad.keep_graph = KeepGraph::of(further.kept_graphs);
         observer.note(&format!("another rank is out of memory: all steps that follow with {}", grad.tiling()));
-        self.retile(model, grad)
+        self.retile_as(model, &grad)
     }
 
-    fn retile(&mut self, model: &Model, grad: GradRecipe) -> Result<(), Fault> {
-        self.engine.retile(Settings::new(model.config(), &self.kv_cache, &grad)?);
-        self.grad = grad;
+    fn retile_as(&mut self, model: &Model, grad: &GradRecipe) -> Result<(), Fault> {
+        self.retile(Settings::new(model.config(), self.settings().kv_cache(), grad)?);
         Ok(())
     }
 
     /// Loss and gradients of a batch. Where memory runs out, and the recipe says so, the batch is run again with smaller cells, which all
     /// that follow have too. What was evicted the first time is evicted again: in chunks of other columns products round otherwise, so
     /// that a policy might choose otherwise.
-    pub fn gradients(
+    pub fn gradients_that_fit(
         &mut self,
         model: &Model,
         batch: &Batch,
         context: MicroBatchContext,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, Fault> {
-        let mut log = None;
+        let (retreats, mut log) = (self.settings().grad().on_out_of_memory == OnOutOfMemory::Retreat, None);
         loop {
-            let made = match self.grad.on_out_of_memory {
-                OnOutOfMemory::Fail => self.engine.gradients(model, batch, context, observer),
-                OnOutOfMemory::Retreat => self.attempt(model, batch, context, &mut log, observer),
+            let made = if retreats {
+                self.attempt(model, batch, context, &mut log, observer)
+            } else {
+                self.gradients(model, batch, context, observer)
             };
             let error = match made {
                 Ok(made) => return Ok(made),
@@ -102,14 +87,16 @@ impl FallbackEngine {
             };
             // A backward that was cut short has added to some parameters' gradients.
             model.parameters().iter_mut().for_each(|(_, parameter)| parameter.zero_grad());
-            if error.kind() != FaultKind::OutOfMemory || self.grad.on_out_of_memory != OnOutOfMemory::Retreat {
+            if error.kind() != FaultKind::OutOfMemory || !retreats {
                 return Err(error);
             }
-            let Some(smaller) = self.smaller(model, batch, context)? else { return Err(error) };
+            let plan = self.settings().plan(batch, context.chunk_sizes)?;
+            let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
+            let Some(smaller) = smaller(self.settings().grad(), widest, model.config().num_layers()) else { return Err(error) };
             let reason = error.to_string();
             let reason = reason.lines().next().unwrap_or_default().trim_start_matches("out of memory: ");
             observer.note(&format!("out of memory ({reason}): this step again, and all that follow, with {}", smaller.tiling()));
-            self.retile(model, smaller)?;
+            self.retile_as(model, &smaller)?;
             // Copies that nobody waited for keep what they were to fill: memory of the cell that failed.
             guarded(|| {
                 copier_of(model.device()).drain();
@@ -128,23 +115,17 @@ impl FallbackEngine {
         log: &mut Option<ReplayLog>,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, Fault> {
-        self.engine.follow(log.clone());
-        let trace = self.engine.forward(model, batch, context, observer);
-        self.engine.follow(None);
+        self.follow(log.clone());
+        let trace = self.forward(model, batch, context, observer);
+        self.follow(None);
         let trace = trace?;
         *log = Some(trace.log.clone());
-        self.engine.backward(model, trace, context, observer)
-    }
-
-    /// The next smaller tiling: without graphs that are kept, half as wide, then half as high, then with outputs
-    /// of attention that are computed again, then with rounded layer checkpoints.
-    fn smaller(&self, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Option<GradRecipe>, Fault> {
-        let plan = self.engine.settings().plan(batch, context.chunk_sizes)?;
-        let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
-        Ok(smaller(&self.grad, widest, model.config().num_layers()))
+        self.backward(model, trace, context, observer)
     }
 }
 
+/// The next smaller tiling: without graphs that are kept, half as wide, then half as high, then with outputs
+/// of attention that are computed again, then with rounded layer checkpoints.
 fn smaller(grad: &GradRecipe, widest: usize, num_layers: usize) -> Option<GradRecipe> {
     let layers = grad.layers_per_cell.min(num_layers);
     let mut smaller = grad.clone();
@@ -182,15 +163,16 @@ mod tests {
 
     const CASE: Case = Case { layers_per_cell: 3, width: Width::Chunks(4), lengths: &[60, 43], ..PLAIN };
 
-    fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> FallbackEngine {
-        let (kv_cache, grad) = support::recipes(case);
-        FallbackEngine { engine: support::engine(case, model), kv_cache, grad: GradRecipe { on_out_of_memory, ..grad } }
+    fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> Engine {
+        let (mut engine, grad) = (support::engine(case, model), support::recipes(case).1);
+        engine.retile_as(model, &GradRecipe { on_out_of_memory, ..grad }).unwrap();
+        engine
     }
 
     #[test]
     fn the_ladder_ends_where_nothing_smaller_is_left() {
         let model = support::model(&CASE);
-        let mut grad = tiled(&CASE, &model, OnOutOfMemory::Retreat).grad.clone();
+        let mut grad = tiled(&CASE, &model, OnOutOfMemory::Retreat).settings().grad().clone();
         grad.keep_graph = KeepGraph::Cells(7);
         grad.attention_outputs = AttentionOutputs::Keep;
         let mut widest = 5;
@@ -219,18 +201,19 @@ mod tests {
 
     fn made_again(case: &Case) {
         let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
-        let whole = tiled(case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut NoObserver).unwrap();
+        let whole =
+            tiled(case, &model, OnOutOfMemory::Fail).gradients_that_fit(&model, &batch, context, &mut NoObserver).unwrap();
         let mut tiled = tiled(case, &model, OnOutOfMemory::Retreat);
         // Cells of one chunk and two layers fit, in the backward phase.
-        let made = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut NoObserver)).unwrap();
-        assert_eq!((tiled.grad.chunks_per_cell, tiled.grad.layers_per_cell), (Some(1), 2));
-        assert_eq!(tiled.grad.layer_checkpoints, StoreRecipe::PLAIN);
+        let made = under(Sabotage::MemoryForTwo, || tiled.gradients_that_fit(&model, &batch, context, &mut NoObserver)).unwrap();
+        assert_eq!((tiled.settings().grad().chunks_per_cell, tiled.settings().grad().layers_per_cell), (Some(1), 2));
+        assert_eq!(tiled.settings().grad().layer_checkpoints, StoreRecipe::PLAIN);
         assert_eq!(made.log.hash(), whole.log.hash());
         let worst = Comparison::new(&made.losses, &made.gradients, &whole.losses, &whole.gradients).worst();
         assert!(worst <= EXACT, "{worst:.2e}");
-        assert_eq!(tiled.grad.keep_graph, KeepGraph::None);
+        assert_eq!(tiled.settings().grad().keep_graph, KeepGraph::None);
         // The next step chooses for itself again.
-        let again = tiled.gradients(&model, &batch, context, &mut NoObserver).unwrap();
+        let again = tiled.gradients_that_fit(&model, &batch, context, &mut NoObserver).unwrap();
         assert_eq!(again.log.hash(), whole.log.hash());
     }
 
@@ -240,14 +223,15 @@ mod tests {
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
         let [mut ran_out, mut follows] = [(); 2].map(|()| tiled(&case, &model, OnOutOfMemory::Retreat));
         let begins = follows.fallback();
-        under(Sabotage::MemoryForTwo, || ran_out.gradients(&model, &batch, context, &mut NoObserver)).unwrap();
+        under(Sabotage::MemoryForTwo, || ran_out.gradients_that_fit(&model, &batch, context, &mut NoObserver)).unwrap();
         let furthest = ran_out.fallback();
         assert!(furthest < begins);
         follows.fall_back_to(&model, Some(furthest), &mut NoObserver).unwrap();
-        assert_eq!((follows.fallback(), follows.grad.tiling()), (furthest, ran_out.grad.tiling()));
+        assert_eq!((follows.fallback(), follows.settings().grad().tiling()), (furthest, ran_out.settings().grad().tiling()));
         follows.fall_back_to(&model, Some(begins), &mut NoObserver).unwrap();
         assert_eq!(follows.fallback(), furthest);
-        let [a, b] = [ran_out, follows].map(|mut tiled| tiled.gradients(&model, &batch, context, &mut NoObserver).unwrap());
+        let [a, b] =
+            [ran_out, follows].map(|mut tiled| tiled.gradients_that_fit(&model, &batch, context, &mut NoObserver).unwrap());
         let worst = Comparison::new(&a.losses, &a.gradients, &b.losses, &b.gradients).worst();
         assert!(worst <= EXACT, "{worst:.2e}");
     }
@@ -277,11 +261,12 @@ mod tests {
     fn copies_of_a_failed_attempt_are_over_before_the_next() {
         let case = Case { layers_per_cell: 2, ..CASE };
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
-        let whole = tiled(&case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut NoObserver).unwrap();
+        let whole =
+            tiled(&case, &model, OnOutOfMemory::Fail).gradients_that_fit(&model, &batch, context, &mut NoObserver).unwrap();
         let mut watching = Watching::default();
         let made = with_delayed_copies(WaitFault::Kept, || {
             let mut tiled = tiled(&case, &model, OnOutOfMemory::Retreat);
-            under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut watching)).unwrap()
+            under(Sabotage::MemoryForTwo, || tiled.gradients_that_fit(&model, &batch, context, &mut watching)).unwrap()
         });
         assert!(watching.before > 0 && watching.after == 0, "{} and {}", watching.before, watching.after);
         let worst = Comparison::new(&made.losses, &made.gradients, &whole.losses, &whole.gradients).worst();
@@ -292,17 +277,17 @@ mod tests {
     fn without_leave_the_first_failure_is_the_last() {
         let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
         let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Fail);
-        let failed = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut NoObserver));
+        let failed = under(Sabotage::MemoryForTwo, || tiled.gradients_that_fit(&model, &batch, context, &mut NoObserver));
         assert_eq!(failed.unwrap_err().kind(), FaultKind::OutOfMemory);
-        assert_eq!(tiled.grad.chunks_per_cell, Some(4));
+        assert_eq!(tiled.settings().grad().chunks_per_cell, Some(4));
     }
 
     #[test]
     fn where_nothing_fits_the_run_fails_in_the_end() {
         let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
         let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Retreat);
-        let failed = under(Sabotage::NoMemory, || tiled.gradients(&model, &batch, context, &mut NoObserver));
+        let failed = under(Sabotage::NoMemory, || tiled.gradients_that_fit(&model, &batch, context, &mut NoObserver));
         assert_eq!(failed.unwrap_err().kind(), FaultKind::OutOfMemory);
-        assert_eq!(tiled.grad.layer_checkpoints.form, StoreForm::Int8);
+        assert_eq!(tiled.settings().grad().layer_checkpoints.form, StoreForm::Int8);
     }
 }

@@ -7,23 +7,23 @@ use tch::Tensor;
 
 use super::meter::StepMeter;
 use super::ranks::{MicroBatchReport, RankReport, loss_sum, metrics_of, sum_over, suspects};
-use super::{FallbackEngine, MicroBatchAssignment, RunRanks};
-use crate::engine::{ChunkKey, MemoryPart, MemoryPlace, MicroBatchContext};
+use super::{MicroBatchAssignment, RunRanks};
+use crate::engine::{Engine, MemoryPart, MemoryPlace, MicroBatchContext};
 use crate::measure::MicroBatchPosition;
-use crate::model::{DropoutKey, Model};
+use crate::model::Model;
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
 use crate::recipe::Recipe;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
 use crate::store::bytes_of;
-use crate::units::{Exit, Fault, FaultKind};
+use crate::units::{Exit, Fault, FaultKind, StepKey};
 
 /// A model with what makes its training steps.
 pub struct TrainStep<'a> {
     /// What is trained, and what decides dropout, chunk sizes and clipping.
     pub recipe: &'a Recipe,
     pub model: &'a Model,
-    pub engine: &'a mut FallbackEngine,
+    pub engine: &'a mut Engine,
     pub optimizer: &'a mut Optimizer,
     /// The ranks that make each step together.
     pub ranks: &'a RunRanks,
@@ -40,7 +40,7 @@ impl TrainStep<'_> {
     ) -> Result<StepMetrics, Fault> {
         let (metrics, mut gradients) = self.gradients(assigned, step, callback)?;
         callback.optimizer(&|| {
-            let mut memory = self.engine.engine.memory_at_rest(self.model);
+            let mut memory = self.engine.memory_at_rest(self.model);
             // What several micro-batches have summed up is known to whoever watched the last of them begin.
             if assigned.batches.len() == 1 {
                 let all = bytes_of(gradients.iter().map(|(_, gradient)| gradient));
@@ -78,7 +78,7 @@ impl TrainStep<'_> {
             gradients = sum_over(&self.ranks.world, self.model, gradients)?;
         }
         refuse_not_finite(step + 1, &reports, &gradients)?;
-        let metrics = metrics_of(&reports, assigned, &self.engine.engine.settings().policy_slots());
+        let metrics = metrics_of(&reports, assigned, &self.engine.settings().policy_slots());
         if let (Some(most), Some(loss)) = (self.recipe.train.max_loss, metrics.loss)
             && loss > most
         {
@@ -99,8 +99,8 @@ impl TrainStep<'_> {
         let mut micro_batches = Vec::new();
         for (done, (batch, &index)) in assigned.batches.iter().zip(&assigned.indices).enumerate() {
             let at = MicroBatchPosition { step: step + 1, micro_batch: (done, assigned.batches.len()) };
-            callback.begin(at, &|| (self.engine.engine.memory_at_rest(self.model), bytes_of(total.values())));
-            let part = self.engine.gradients(self.model, batch, self.context(step, assigned), callback)?;
+            callback.begin(at, &|| (self.engine.memory_at_rest(self.model), bytes_of(total.values())));
+            let part = self.engine.gradients_that_fit(self.model, batch, self.context(step, assigned), callback)?;
             micro_batches.push(MicroBatchReport::new(index, batch, &part, self.recipe.train.loss_mean)?);
             for (name, gradient) in part.gradients {
                 match total.get_mut(&name) {
@@ -120,14 +120,14 @@ impl TrainStep<'_> {
 
     /// What each micro-batch of the step after `step` others is run with.
     fn context(&self, step: u64, assigned: &MicroBatchAssignment) -> MicroBatchContext {
-        let seed = self.recipe.train.seed;
+        let key = StepKey { seed: self.recipe.train.seed, step };
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         MicroBatchContext {
             weight: 1.0 / assigned.losses as f64,
             loss_mean: self.recipe.train.loss_mean,
             router_weight: self.recipe.train.router_aux_loss_coef / assigned.micro_batches as f64,
-            dropout: has_dropout.then_some(DropoutKey { seed, step }),
-            chunk_sizes: Some(ChunkKey { seed, step }),
+            dropout: has_dropout.then_some(key),
+            chunk_sizes: Some(key),
         }
     }
 }

@@ -13,13 +13,11 @@ use super::progress::RunProgress;
 use super::ranks::{MicroBatchAssigner, check_even, of_data, of_model, of_recipe};
 use super::step::{TrainStep, first_not_finite, not_finite};
 use super::teacher::Teacher;
-use super::{
-    ExpectedEvictions, FallbackEngine, Interrupt, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, build, tiling,
-};
+use super::{ExpectedEvictions, Interrupt, ResolvedRun, RunRanks, RunSchedule, ShardedOptimizerState, build, tiling};
 use crate::checkpoint::Best;
 use crate::data::{Splits, Tokenizer};
 use crate::dist::ProcessGroup;
-use crate::engine::Observer;
+use crate::engine::{Engine, Observer};
 use crate::eval::{self, DatasetRun};
 use crate::export::PolicyTrial;
 use crate::files::{failpoint, io_fault};
@@ -51,7 +49,7 @@ pub struct Trainer {
     pub(super) data: Splits,
     pub(super) schedule: RunSchedule,
     pub(super) assigner: MicroBatchAssigner,
-    engine: FallbackEngine,
+    engine: Engine,
     machine: Machine,
     /// What the heaviest step was planned to take.
     pub(super) planned: Alternative,
@@ -110,7 +108,7 @@ impl Trainer {
             trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
             companions: build::companions_of_end(&recipe)?,
             model_hash,
-            engine: FallbackEngine::of_recipe(engine, &recipe, Some(dir)),
+            engine,
             ranks,
             dir: dir.to_owned(),
             model,
@@ -142,7 +140,7 @@ impl Trainer {
 
     /// What the policy will evict of the samples to train on; `None` where it never evicts.
     pub(super) fn expected_evictions(&self) -> Option<ExpectedEvictions> {
-        ExpectedEvictions::new(&self.recipe, self.engine.engine.settings(), self.data.train.lengths())
+        ExpectedEvictions::new(&self.recipe, self.engine.settings(), self.data.train.lengths())
     }
 
     /// The first parameter, or tensor of the optimiser, that is not finite.
@@ -257,7 +255,7 @@ impl Trainer {
         if error.kind() != FaultKind::OutOfMemory || self.recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat {
             return error;
         }
-        let recipe = Recipe { grad: self.engine.grad.clone(), ..self.recipe.clone() };
+        let recipe = Recipe { grad: self.engine.settings().grad().clone(), ..self.recipe.clone() };
         match tiling::smaller(&recipe, self.model.config(), &self.data.train, self.machine, &self.planned) {
             Some(advice) => {
                 error.with_hint(format!("{advice}; or `grad.on_out_of_memory = \"retreat\"`, which finds one by trying"))
@@ -280,7 +278,7 @@ impl Trainer {
         self.ranks.world.agree("about to validate", passed)?;
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);
-        let engine = &self.engine.engine;
+        let engine = &self.engine;
         let (model, world) = (&self.model, &self.ranks.world);
         let batches = eval::batches(validation, batch, options.max_batches);
         let run = DatasetRun { engine, model, dataset: validation, batches: &batches, world };

@@ -6,8 +6,6 @@ use std::{fmt, io};
 
 use super::Exit;
 
-type FaultCause = Box<dyn Error + Send + Sync>;
-
 /// What every fallible function returns: it is made where the error happens, and passed on as it is.
 #[derive(Debug)]
 pub struct Fault(Box<FaultParts>);
@@ -18,7 +16,7 @@ struct FaultParts {
     kind: FaultKind,
     message: String,
     hint: Option<String>,
-    cause: Option<FaultCause>,
+    cause: Option<Box<dyn Error + Send + Sync>>,
     /// What code asks for that catches it, beside the kind.
     payload: Option<Box<dyn Any + Send + Sync>>,
     further: Vec<Fault>,

@@ -29,9 +29,12 @@ pub fn distinct<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LayerIdx(pub usize);
 
-/// An event of the cache, counted from 0: the whole prefill span is chunk 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ChunkIdx(pub usize);
+/// What random numbers of a step depend on beside what they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepKey {
+    pub seed: u64,
+    pub step: u64,
+}
 
 /// Exit codes of a process that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,12 +52,6 @@ pub enum Exit {
 }
 
 impl fmt::Display for LayerIdx {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for ChunkIdx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

@@ -8,7 +8,7 @@ use super::departures;
 use crate::cache::{self, ReplayLog};
 use crate::data::Batch;
 use crate::engine::{Engine, MicroBatchContext, sequence_weights, soft_rows, soft_targets, target_positions};
-use crate::head::{ColumnTargets, Logits, Losses, SequenceLoss, TargetPosition, column_loss};
+use crate::head::{ColumnTargets, Losses, SequenceLoss, TargetPosition, column_loss};
 use crate::model::{Attend, DropoutContext, Model, Qkv, Routed};
 use crate::native::{attach_backward, gradients_of, run_backward};
 use crate::ops::attention::{ScoreRule, accumulation_kind};
@@ -43,7 +43,7 @@ impl Reference {
         let mut attend = MaskedDense {
             gone: (0..model.config().num_layers()).map(gone).collect::<Result<_, _>>()?,
             chunk_t: chunks(log, model.device()),
-            buffer: engine.settings().buffer(),
+            buffer: engine.settings().kv_cache().buffer,
             routing: (0..model.config().num_layers()).map(|l| log.routing(l, batch.sequences.len(), model.device())).collect(),
             routers: Vec::new(),
         };
@@ -62,7 +62,7 @@ impl Reference {
         };
         // A frozen head is differentiated in blocks: a vocabulary may be large.
         let losses = if model.head_parameters().is_empty() {
-            let loss = column_loss(engine.head(), &hidden.detach(), places, &WholeHead(model), Some(context.weight))?;
+            let loss = column_loss(engine.head(), &hidden.detach(), places, model, Some(context.weight))?;
             let of_hidden = loss.hidden_gradient.iter().map(|gradient| (&hidden, gradient));
             let of_routers = router_loss.iter().zip(&one);
             let (roots, seeds): (Vec<_>, Vec<_>) = of_hidden.chain(of_routers).filter(|(root, _)| root.requires_grad()).unzip();
@@ -91,11 +91,9 @@ impl Reference {
 
 fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mut MaskedDense) -> Result<Tensor, Fault> {
     let total = batch.max_len();
-    let padded = |sequence: &crate::data::Sequence| {
-        sequence.inputs.iter().map(|&id| i64::from(id)).chain(std::iter::repeat(0)).take(total).collect::<Vec<_>>()
-    };
-    let ids: Vec<i64> = batch.sequences.iter().flat_map(padded).collect();
-    let ids = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, total as i64]).to_device(model.device());
+    let ids = Tensor::from_slice(&batch.padded_inputs(total))
+        .view([batch.sequences.len() as i64, total as i64])
+        .to_device(model.device());
     let samples: Vec<u64> = batch.sequences.iter().map(|r| r.sample).collect();
     let dropout = DropoutContext { dropout: context.dropout, samples: &samples };
     // A rotation that depends on the length of its sequence does so without pads.
@@ -157,18 +155,6 @@ fn through_the_head(
         .zip(losses.into_iter().zip(correct))
         .map(|(&pick, (loss, correct))| (pick, loss, correct > 0.0))
         .collect())
-}
-
-struct WholeHead<'a>(&'a Model);
-
-impl Logits for WholeHead<'_> {
-    fn logits(&self, hidden_ne: &Tensor) -> Tensor {
-        self.0.logits(&self.0.final_norm(hidden_ne))
-    }
-
-    fn num_scores(&self) -> usize {
-        self.0.config().num_scores()
-    }
 }
 
 fn gone_tensor(gone: &[Vec<Vec<i64>>], device: Device) -> Tensor {

@@ -95,7 +95,7 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
         let has_borders = shape.0 < num_layers;
         own.shaped(shape.0, shape.1).with(|grad| {
             grad.layer_checkpoints = if has_borders { layer_checkpoints } else { PLAIN };
-            grad.undo_log = if overwrites { of_buffer(undo_log, settings.buffer()) } else { PLAIN };
+            grad.undo_log = if overwrites { of_buffer(undo_log, settings.kv_cache().buffer) } else { PLAIN };
         })
     };
     all.extend(STORES.iter().map(|&stores| waiting(several, stores)));

@@ -12,7 +12,7 @@ const STAYS: i64 = i64::MAX;
 pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<Vec<Vec<Vec<Vec<i64>>>>, Fault> {
     let mut held: Vec<Vec<Vec<Vec<i64>>>> = Vec::new();
     follow(log, layer, groups, |span, slots| {
-        held.truncate(span.chunk.0);
+        held.truncate(span.chunk);
         held.push(slots.to_vec());
     })?;
     Ok(held)

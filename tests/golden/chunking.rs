@@ -29,9 +29,9 @@ fn events(settings: &Settings, tokens: usize, chunk_size: usize) -> Vec<usize> {
     let plan = settings.plan(&Batch { sequences: vec![sequence] }, None).unwrap();
     let mut sizes = Vec::new();
     for span in &plan.spans {
-        assert!(span.chunk.0 > 0 || span.len <= chunk_size);
-        sizes.resize(span.chunk.0 + 1, 0);
-        sizes[span.chunk.0] += span.len;
+        assert!(span.chunk > 0 || span.len <= chunk_size);
+        sizes.resize(span.chunk + 1, 0);
+        sizes[span.chunk] += span.len;
     }
     sizes
 }

@@ -137,9 +137,9 @@ impl Golden {
         for span in spans {
             for layer in 0..3 {
                 let held = walk(&log, layer, 2).unwrap();
-                let evicts = span.chunk.0 > 0;
+                let evicts = span.chunk > 0;
                 let victims = evicts.then(|| {
-                    let theirs = &self.tensors[&format!("token_pos.layer{layer}.chunk{}", span.chunk.0)];
+                    let theirs = &self.tensors[&format!("token_pos.layer{layer}.chunk{}", span.chunk)];
                     let mut slots: Vec<i64> = Vec::new();
                     for (sequence, heads) in held.last().unwrap().iter().enumerate() {
                         for (head, positions) in heads.iter().enumerate() {

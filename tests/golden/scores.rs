@@ -129,10 +129,10 @@ fn worst(name: &'static str) -> f64 {
             continue;
         }
         for (layer, cache) in listening.caches.iter().enumerate() {
-            let key = |what: &str| format!("{what}.layer{layer}.chunk{}", span.chunk.0);
+            let key = |what: &str| format!("{what}.layer{layer}.chunk{}", span.chunk);
             let expected = by_position(&golden.tensors[&key("token_pos")], &golden.tensors[&key("scores")]);
             let found = by_position(&cache.positions(), &cache.observed().unwrap());
-            assert!(found.keys().eq(expected.keys()), "{name}: other positions in layer {layer}, chunk {}", span.chunk.0);
+            assert!(found.keys().eq(expected.keys()), "{name}: other positions in layer {layer}, chunk {}", span.chunk);
             worst = found.iter().map(|(at, score)| (score - expected[at]).abs()).fold(worst, f64::max);
             compared += 1;
         }

@@ -8,10 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use kvtune::dist::{Launched, ProcessGroup};
-use kvtune::engine::{ChunkKey, Event, MicroBatchContext, NoObserver, Observer};
+use kvtune::engine::{Event, MicroBatchContext, NoObserver, Observer};
 use kvtune::optim;
 use kvtune::recipe::{LossMean, Offload, Recipe};
-use kvtune::train::{FallbackEngine, MicroBatchAssignment, RunRanks, StepMeter, TrainStep};
+use kvtune::train::{MicroBatchAssignment, RunRanks, StepMeter, TrainStep};
+use kvtune::units::StepKey;
 use kvtune::verify::{Comparison, Reference};
 use tch::{Device, Tensor};
 
@@ -71,7 +72,7 @@ fn recipe() -> Recipe {
 /// Mean loss and gradients of a step that this rank and the other make, each of one sequence.
 fn shared(case: &Case, world: Rc<ProcessGroup>, targets: usize) -> (f64, BTreeMap<String, Tensor>) {
     let (recipe, model, rank) = (recipe(), support::model(case), world.rank());
-    let mut engine = FallbackEngine::of_recipe(support::engine(case, &model), &recipe, None);
+    let mut engine = support::engine(case, &model);
     let mut optimizer = optim::build(&recipe.optimizer, Offload::None, &model.parameters(), Device::Cpu);
     let ranks = RunRanks::of(world);
     let mut learner = TrainStep { recipe: &recipe, model: &model, engine: &mut engine, optimizer: &mut optimizer, ranks: &ranks };
@@ -92,7 +93,7 @@ fn shared(case: &Case, world: Rc<ProcessGroup>, targets: usize) -> (f64, BTreeMa
 fn reference(case: &Case, targets: usize) -> Reference {
     let model = support::model(case);
     let engine = support::engine(case, &model);
-    let chunk_sizes = Some(ChunkKey { seed: SEED, step: STEP });
+    let chunk_sizes = Some(StepKey { seed: SEED, step: STEP });
     let context = MicroBatchContext {
         weight: 1.0 / targets as f64,
         loss_mean: LossMean::Tokens,

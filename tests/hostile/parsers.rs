@@ -14,7 +14,7 @@ use kvtune::data::{DataRequest, ModelLimits, SurveyedPart, Tokenizer, survey};
 use kvtune::files::TensorFile;
 use kvtune::model::{MergedModel, ModelConfig, read_peft};
 use kvtune::recipe::Recipe;
-use kvtune::units::{ChunkIdx, Fault};
+use kvtune::units::Fault;
 use parquet::arrow::ArrowWriter;
 
 use super::mutated::mutated;
@@ -208,7 +208,7 @@ fn parquet() -> Vec<u8> {
 
 /// A chunk without evictions.
 fn log() -> Vec<u8> {
-    let span = |index, start, len| ChunkSpan { index, chunk: ChunkIdx(index), start, len, real: vec![len], is_block: false };
+    let span = |index, start, len| ChunkSpan { index, chunk: index, start, len, real: vec![len], is_block: false };
     let log = ReplayLog { spans: vec![span(0, 0, 8)], cache_lengths: vec![8; 2], layers: vec![LayerLog::default(); 2] };
     let dir = tempfile::tempdir().unwrap();
     log.save(&dir.path().join("x")).unwrap();

@@ -4,7 +4,7 @@
 use kvtune::cache::{self, CacheShape, ChunkSpan, LayerCache, LayerLog, Undo};
 use kvtune::ops::attention::KvBlock;
 use kvtune::recipe::{BufferKind, PolicyRecipe};
-use kvtune::units::{ChunkIdx, LayerIdx};
+use kvtune::units::LayerIdx;
 use tch::{Device, Kind, Tensor};
 
 const OPTS: (Kind, Device) = (Kind::Double, Device::Cpu);
@@ -15,7 +15,7 @@ fn spans(chunk: usize, lengths: [usize; 2]) -> Vec<ChunkSpan> {
     let span = |index: usize| {
         let start = index * chunk;
         let real = lengths.iter().map(|&length| length.saturating_sub(start).min(chunk)).filter(|&real| real > 0).collect();
-        ChunkSpan { index, chunk: ChunkIdx(index), start, len: chunk, real, is_block: false }
+        ChunkSpan { index, chunk: index, start, len: chunk, real, is_block: false }
     };
     (0..lengths[0].div_ceil(chunk)).map(span).collect()
 }

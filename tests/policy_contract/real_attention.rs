@@ -140,7 +140,7 @@ fn is_as_foreseen(case: &Case) -> bool {
         if log.spans.get(span.index + 1).is_some_and(|next| next.chunk == span.chunk) {
             continue;
         }
-        for (sequence, heads) in walk[span.chunk.0].iter().enumerate() {
+        for (sequence, heads) in walk[span.chunk].iter().enumerate() {
             for (head, held) in heads.iter().enumerate() {
                 let mut held: Vec<i64> = held.iter().copied().filter(|&p| p >= 0).collect();
                 held.sort_unstable();

@@ -100,7 +100,7 @@ impl<'a> Played<'a> {
         let attention = SyntheticAttention::new(self.scene, self.content, span, &self.cache);
         self.cache.note(policy, span, &self.composed[span.index], &attention);
         self.asked += attention.asked.get();
-        let announced: Vec<_> = policy.traits().required_queries(span.chunk.0 == 0).into_iter().collect();
+        let announced: Vec<_> = policy.traits().required_queries(span.chunk == 0).into_iter().collect();
         assert_eq!(*attention.paid_for.borrow(), announced, "{:?}, chunk {}: it asks what it announces", self.scene, span.index);
         reference.observe(span);
         self.check_notes(span, reference);
@@ -304,7 +304,7 @@ impl<'a> Played<'a> {
                 continue;
             }
             for (sequence, head, held) in by_head(positions) {
-                assert_eq!(sorted(&held), sorted(&walk[span.chunk.0][sequence][head]), "{:?}, chunk {}", self.scene, span.index);
+                assert_eq!(sorted(&held), sorted(&walk[span.chunk][sequence][head]), "{:?}, chunk {}", self.scene, span.index);
             }
         }
     }

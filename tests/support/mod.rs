@@ -14,16 +14,15 @@ use std::sync::{Arc, Mutex};
 
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, IGNORE, Sequence, SoftTargets, Targets};
-use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
+use kvtune::engine::{Engine, MicroBatchContext, Settings};
 use kvtune::head::{Classify, Distilled, Head, NextToken};
 use kvtune::model::{
-    Adapter, DropoutKey, GATE_TENSORS, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, NormSpec, PeftConfig,
-    Preference,
+    Adapter, GATE_TENSORS, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, NormSpec, PeftConfig, Preference,
 };
 use kvtune::recipe::{
     CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, LossMean, ModuleSet, OnOutOfMemory, PolicyRecipe, TrainedBias,
 };
-use kvtune::units::ChunkIdx;
+use kvtune::units::StepKey;
 use kvtune::verify::{Tiling, every_tiling};
 use rand::RngExt;
 use rand::SeedableRng;
@@ -402,7 +401,7 @@ pub fn engine_with(case: &Case, settings: Settings) -> Engine {
 
 /// The weight and the randomness of a case.
 pub fn context(case: &Case) -> MicroBatchContext {
-    let dropout = (case.dropout > 0.0).then_some(DropoutKey { seed: 3, step: 11 });
+    let dropout = (case.dropout > 0.0).then_some(StepKey { seed: 3, step: 11 });
     // Where there are routers, their loss counts.
     let router_weight = if case.config.contains("expert") { 0.7 } else { 0.0 };
     MicroBatchContext {
@@ -410,7 +409,7 @@ pub fn context(case: &Case) -> MicroBatchContext {
         loss_mean: LossMean::Tokens,
         router_weight,
         dropout,
-        chunk_sizes: Some(ChunkKey { seed: 3, step: 11 }),
+        chunk_sizes: Some(StepKey { seed: 3, step: 11 }),
     }
 }
 
@@ -418,7 +417,7 @@ pub fn context(case: &Case) -> MicroBatchContext {
 pub fn full_attention(batch: &Batch) -> ReplayLog {
     let len = batch.max_len();
     let real = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
-    let span = ChunkSpan { index: 0, chunk: ChunkIdx(0), start: 0, len, real, is_block: false };
+    let span = ChunkSpan { index: 0, chunk: 0, start: 0, len, real, is_block: false };
     let layers = (0..NUM_LAYERS).map(|_| LayerLog::default()).collect();
     ReplayLog { spans: vec![span], cache_lengths: vec![len; NUM_LAYERS], layers }
 }

@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 use tch::Device;
 
 use crate::data::{Batch, Dataset};
-use crate::engine::{ChunkKey, MicroBatchContext};
+use crate::engine::MicroBatchContext;
 use crate::model::Model;
 use crate::recipe::{Dtype, Recipe, StoreForm};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
-use crate::units::{Exit, Fault, counted};
+use crate::units::{Exit, Fault, StepKey, counted};
 use crate::verify::{Comparison, ErrorBound, MatrixError, TilingProof, Verdict, tolerance};
 
 /// What a batch contributes, without dropout, as it would alone; chunks are drawn as in the first step of training.
@@ -21,7 +21,7 @@ pub(super) fn context(recipe: &Recipe, batch: &Batch) -> MicroBatchContext {
         loss_mean,
         router_weight: recipe.train.router_aux_loss_coef,
         dropout: None,
-        chunk_sizes: Some(ChunkKey { seed: recipe.train.seed, step: 0 }),
+        chunk_sizes: Some(StepKey { seed: recipe.train.seed, step: 0 }),
     }
 }
 
