@@ -24,20 +24,15 @@ pub trait Observer {
         let _ = text;
     }
 
-    /// Called at each point, from the thread that runs the step.
-    fn observe(&mut self, event: Event) {
-        let _ = event;
+    /// Called at each point, from the thread that runs the step. `memory` goes through all that the engine holds there, so ask it only if
+    /// the answer is wanted.
+    fn observe(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
+        let _ = (event, memory);
     }
 
     /// Asked after [`Self::observe`] at each point: whether what is being run is given up there. Nothing of it is kept then.
     fn wants_to_stop(&self) -> bool {
         false
-    }
-
-    /// Called after [`Self::observe`]; `memory` goes through all that the engine holds at that point, so ask it only if the answer
-    /// is wanted.
-    fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
-        let _ = (event, memory);
     }
 }
 

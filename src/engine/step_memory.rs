@@ -27,13 +27,8 @@ impl Engine {
 impl StepRun<'_> {
     /// Tells the observer where the step is, and lets it ask what is held there; `Err` where it wants no more of it.
     pub(super) fn emit(&mut self, event: Event) -> Result<(), Fault> {
-        self.observer.observe(event);
-        if self.observer.wants_to_stop() {
-            return Err(Fault::interrupted());
-        }
-        let memory = || memory_of(self.engine, self.model, &self.trace, &self.sums);
-        self.observer.measure(event, &memory);
-        Ok(())
+        self.observer.observe(event, &|| memory_of(self.engine, self.model, &self.trace, &self.sums));
+        if self.observer.wants_to_stop() { Err(Fault::interrupted()) } else { Ok(()) }
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::answers::Validation;
 use super::{Interrupt, Trainer};
-use crate::engine::{Event, Observer};
+use crate::engine::{Event, MemoryByPart, Observer};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
 use crate::files;
 use crate::native::cuda::{missing_kernels, why_not_pinned};
@@ -230,7 +230,7 @@ impl Observer for RunCallback {
         self.progress.note(text);
     }
 
-    fn observe(&mut self, event: Event) {
+    fn observe(&mut self, event: Event, _: &dyn Fn() -> MemoryByPart) {
         match event {
             Event::ForwardColumn { column: (c, n) } => self.progress.inside(&format!("forward, column {} of {n}", c + 1)),
             // These phases are too short to be shown.

@@ -80,21 +80,17 @@ impl Observer for StepMeter<'_> {
         self.observer.note(text);
     }
 
-    fn observe(&mut self, event: Event) {
-        self.observer.observe(event);
+    fn observe(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
+        self.observer.observe(event, memory);
         if let Some(limit) = &mut self.limit {
             limit.hold();
         }
         self.turn(event.into());
+        self.measure_memory(|meter| meter.turn(event.into(), memory()));
     }
 
     fn wants_to_stop(&self) -> bool {
         self.observer.wants_to_stop()
-    }
-
-    fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
-        self.observer.measure(event, memory);
-        self.measure_memory(|meter| meter.turn(event.into(), memory()));
     }
 }
 

@@ -153,7 +153,7 @@ pub fn ends_rounding(grad: &GradRecipe, num_layers: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Event, NoObserver};
+    use crate::engine::{Event, MemoryByPart, NoObserver};
     use crate::recipe::StoreRecipe;
     use crate::store::{WaitFault, copies_in_flight, with_delayed_copies};
     use crate::units::sabotage::{Sabotage, under};
@@ -250,7 +250,7 @@ mod tests {
             self.before += copies_in_flight();
         }
 
-        fn observe(&mut self, _event: Event) {
+        fn observe(&mut self, _event: Event, _: &dyn Fn() -> MemoryByPart) {
             if std::mem::take(&mut self.has_heard) {
                 self.after += copies_in_flight();
             }

@@ -303,7 +303,7 @@ mod tests {
     use super::super::Interrupt;
     use super::*;
     use crate::dist::ProcessGroup;
-    use crate::engine::{Event, NoObserver};
+    use crate::engine::{Event, MemoryByPart, NoObserver};
 
     fn copied(tensors: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         tensors.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
@@ -352,7 +352,7 @@ mod tests {
     struct GivesUp(usize);
 
     impl Observer for GivesUp {
-        fn observe(&mut self, _event: Event) {
+        fn observe(&mut self, _event: Event, _: &dyn Fn() -> MemoryByPart) {
             self.0 = self.0.saturating_sub(1);
         }
 

@@ -2,7 +2,7 @@
 
 use super::{Comparison, ErrorBound, Reference, check_finite};
 use crate::data::Batch;
-use crate::engine::{Engine, Event, MicroBatchContext, MicroBatchGradients, Observer};
+use crate::engine::{Engine, Event, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer};
 use crate::model::Model;
 use crate::units::{Bytes, Fault};
 
@@ -158,7 +158,7 @@ struct ProofObserver {
 }
 
 impl Observer for ProofObserver {
-    fn observe(&mut self, event: Event) {
+    fn observe(&mut self, event: Event, _: &dyn Fn() -> MemoryByPart) {
         match event {
             Event::Cell { band, column, is_kept } => {
                 self.cells = (band.1, column.1);

@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::mutations::{COPIED, support};
-use crate::engine::{Event, NoObserver, Observer, Session, SessionSpec, decode_step};
+use crate::engine::{Event, MemoryByPart, NoObserver, Observer, Session, SessionSpec, decode_step};
 use crate::model::{Adapter, CapturedLayers, Model};
 use crate::recipe::{InitLora, LoraRecipe, ModuleSet};
 use crate::store::{WaitFault, with_delayed_copies};
@@ -28,7 +28,7 @@ const GPT_OSS: Case = Case {
 struct LayersInFlight<'a>(&'a Model, usize);
 
 impl Observer for LayersInFlight<'_> {
-    fn observe(&mut self, _: Event) {
+    fn observe(&mut self, _: Event, _: &dyn Fn() -> MemoryByPart) {
         self.1 = self.1.max(self.0.layers_in_flight());
     }
 }

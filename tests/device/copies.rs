@@ -1,7 +1,7 @@
 //! On a CUDA device: copies that go beside what it computes bring what copies at once bring. Without one each test says that it was
 //! skipped, and why.
 
-use kvtune::engine::{Event, NoObserver, Observer};
+use kvtune::engine::{Event, MemoryByPart, NoObserver, Observer};
 use kvtune::native::cuda::wait;
 use kvtune::native::{SyncCounter, Syncs};
 use kvtune::recipe::BufferKind;
@@ -82,7 +82,7 @@ struct Counting {
 }
 
 impl Observer for Counting {
-    fn observe(&mut self, _event: Event) {
+    fn observe(&mut self, _event: Event, _: &dyn Fn() -> MemoryByPart) {
         self.last = self.counter.read();
         self.first.get_or_insert(self.last);
     }

@@ -1,6 +1,6 @@
 //! Graphs that the forward phase keeps: the gradient is that of cells which are computed again, to the bit, whatever is kept.
 
-use kvtune::engine::{Event, MicroBatchGradients, NoObserver, Observer};
+use kvtune::engine::{Event, MemoryByPart, MicroBatchGradients, NoObserver, Observer};
 use kvtune::recipe::Storage;
 use tch::Kind;
 
@@ -87,7 +87,7 @@ struct Counts {
 }
 
 impl Observer for Counts {
-    fn observe(&mut self, event: Event) {
+    fn observe(&mut self, event: Event, _: &dyn Fn() -> MemoryByPart) {
         match event {
             Event::Replay { .. } => self.replays += 1,
             Event::Cell { is_kept: false, .. } => self.again += 1,

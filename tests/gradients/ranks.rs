@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use kvtune::dist::{Launched, ProcessGroup};
-use kvtune::engine::{Event, MicroBatchContext, NoObserver, Observer};
+use kvtune::engine::{MicroBatchContext, NoObserver};
 use kvtune::optim;
 use kvtune::recipe::{LossMean, Offload, Recipe};
 use kvtune::train::{MicroBatchAssignment, RunRanks, StepMeter, TrainStep};
@@ -22,12 +22,6 @@ use crate::support::grid::each_policy;
 
 const SEED: u64 = 3;
 const STEP: u64 = 11;
-
-struct Watch;
-
-impl Observer for Watch {
-    fn observe(&mut self, _: Event) {}
-}
 
 /// Does `work` as each of two ranks, which are threads; what came of it, by rank.
 fn as_two<T: Send>(work: impl Fn(Rc<ProcessGroup>) -> T + Sync) -> Vec<T> {
@@ -83,7 +77,7 @@ fn shared(case: &Case, world: Rc<ProcessGroup>, targets: usize) -> (f64, BTreeMa
         targets,
         losses: targets,
     };
-    let loss = learner.step(&share, STEP, 1.0, &mut StepMeter::of(&mut Watch)).unwrap().loss.unwrap();
+    let loss = learner.step(&share, STEP, 1.0, &mut StepMeter::of(&mut NoObserver)).unwrap().loss.unwrap();
     // Momentum begins with the first gradient as it is.
     let gradients = optimizer.state().into_iter();
     (loss, gradients.filter_map(|(name, buffer)| Some((name.strip_suffix(".momentum_buffer")?.to_owned(), buffer))).collect())

@@ -1,6 +1,6 @@
 //! What makes the host wait for the device inside the rows of a step.
 
-use kvtune::engine::{Event, Observer};
+use kvtune::engine::{Event, MemoryByPart, Observer};
 use kvtune::native::{SyncCounter, Syncs};
 
 use super::case::Case;
@@ -14,7 +14,7 @@ struct Counting {
 }
 
 impl Observer for Counting {
-    fn observe(&mut self, _event: Event) {
+    fn observe(&mut self, _event: Event, _: &dyn Fn() -> MemoryByPart) {
         self.last = self.counter.read();
         self.first.get_or_insert(self.last);
         self.events += 1;
