@@ -7,7 +7,7 @@ use crate::native::or_panic;
 use crate::store::Waiting;
 use crate::units::Bytes;
 
-/// How slots are remembered.
+/// How slots are remembered, and where between steps.
 #[derive(Debug)]
 pub(super) struct StateForm {
     /// The maps of slots in 8 bits, in their order; none where they stay as they are.
