@@ -31,8 +31,8 @@ fn main() {
     for [tokens, width] in VECTORS {
         let x = randn(&[1, 1, tokens, width]);
         for (name, bits) in [("cache entries, int8", Bits::Eight), ("cache entries, int4", Bits::Four)] {
-            let quantised = bits.quantise(&x);
-            let restore = cpu_seconds(|| drop(bits.restore(&quantised.level, &quantised.range, width, Kind::Float)));
+            let [level, range] = bits.quantise(&x);
+            let restore = cpu_seconds(|| drop(bits.restore(&level, &range, width, Kind::Float)));
             line(name, &x, cpu_seconds(|| drop(bits.quantise(&x))), restore);
         }
     }

@@ -43,53 +43,44 @@ impl StoredEntries {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Codec {
-    bits: Option<Bits>,
-    head_dim: i64,
-    kind: Kind,
+/// In so many bits a buffer keeps a number, where it does not keep it as it is.
+fn bits_of(buffer: BufferKind) -> Option<Bits> {
+    match buffer {
+        BufferKind::Plain => None,
+        BufferKind::Int8 => Some(Bits::Eight),
+        BufferKind::Int4 => Some(Bits::Four),
+    }
 }
 
-impl Codec {
-    fn new(buffer: BufferKind, head_dim: i64, kind: Kind) -> Self {
-        let bits = match buffer {
-            BufferKind::Plain => None,
-            BufferKind::Int8 => Some(Bits::Eight),
-            BufferKind::Int4 => Some(Bits::Four),
-        };
-        Self { bits, head_dim, kind }
-    }
+/// The planes that hold keys or values `(…, D)`.
+fn encode(buffer: BufferKind, x: &Tensor) -> Vec<Tensor> {
+    bits_of(buffer).map_or_else(|| vec![x.shallow_clone()], |bits| bits.quantise(x).into())
+}
 
+fn decode(buffer: BufferKind, planes: &[Tensor], head_dim: i64, kind: Kind) -> Tensor {
+    match (bits_of(buffer), planes) {
+        (Some(bits), [level, range]) => bits.restore(level, range, head_dim, kind),
+        _ => planes[0].shallow_clone(),
+    }
+}
+
+impl CacheShape {
     /// Width and kind of the planes that hold the keys of an entry, or its values.
-    fn planes(self) -> Vec<(i64, Kind)> {
-        match self.bits {
+    fn stored_planes(&self) -> Vec<(i64, Kind)> {
+        match bits_of(self.buffer) {
             None => vec![(self.head_dim, self.kind)],
             Some(bits) => vec![(bits.level_bytes(self.head_dim), Kind::Uint8), (2, Kind::Int16)],
         }
     }
 
-    fn encode(self, x: &Tensor) -> Vec<Tensor> {
-        match self.bits {
-            None => vec![x.shallow_clone()],
-            Some(bits) => {
-                let quantised = bits.quantise(x);
-                vec![quantised.level, quantised.range]
-            }
-        }
+    /// Keys or values from the planes that hold them.
+    fn decode(&self, planes: &[Tensor]) -> Tensor {
+        decode(self.buffer, planes, self.head_dim, self.kind)
     }
 
-    fn decode(self, planes: &[Tensor]) -> Tensor {
-        match (self.bits, planes) {
-            (Some(bits), [level, range]) => bits.restore(level, range, self.head_dim, self.kind),
-            _ => planes[0].shallow_clone(),
-        }
-    }
-}
-
-impl CacheShape {
     /// Name, width and kind of the planes that hold an entry.
     pub(super) fn planes(&self) -> Vec<(String, i64, Kind)> {
-        let stored = Codec::new(self.buffer, self.head_dim, self.kind).planes();
+        let stored = self.stored_planes();
         let further = self.further_widths().map(|width| (width, self.further_kind())).collect();
         let named = |(name, planes): (&'static str, Vec<(i64, Kind)>)| {
             planes.into_iter().enumerate().map(move |(i, (width, kind))| (format!("{name}.{i}"), width, kind))
@@ -126,14 +117,12 @@ impl CacheShape {
 /// # Shapes
 /// `(…, D)` in and out.
 pub fn as_stored(buffer: BufferKind, x: &Tensor) -> Tensor {
-    let codec = Codec::new(buffer, x.size().last().copied().unwrap_or(0), x.kind());
-    codec.decode(&codec.encode(x))
+    decode(buffer, &encode(buffer, x), x.size().last().copied().unwrap_or(0), x.kind())
 }
 
 #[derive(Debug)]
 pub(super) struct Buffer {
     shape: CacheShape,
-    codec: Codec,
     /// Each of `(B, G, slots, width)` planes; more than one only where no entry ever leaves.
     pages: Vec<StoredEntries>,
     /// The pages' place on the host, for a buffer that waits there between its uses.
@@ -147,9 +136,8 @@ pub(super) struct Buffer {
 
 impl Buffer {
     pub(super) fn new(shape: CacheShape) -> Self {
-        let codec = Codec::new(shape.buffer, shape.head_dim, shape.kind);
         let (pages, home, copier) = (Vec::new(), Vec::new(), copier_of(shape.device));
-        let mut buffer = Self { shape, codec, pages, home, is_away: shape.is_offloaded, copier, carried: Cell::new(None) };
+        let mut buffer = Self { shape, pages, home, is_away: shape.is_offloaded, copier, carried: Cell::new(None) };
         let first = shape.first_page();
         // A cache that waits on the host begins there: the caches of all layers need not fit on the device for a moment either.
         if shape.is_offloaded {
@@ -304,15 +292,15 @@ impl Buffer {
     /// `(B, G, n, ·)` each.
     pub(super) fn encode(&self, block: &KvBlock) -> StoredEntries {
         let further = block.further.iter().map(Tensor::shallow_clone);
-        StoredEntries([&block.k, &block.v].into_iter().flat_map(|x| self.codec.encode(x)).chain(further).collect())
+        StoredEntries([&block.k, &block.v].into_iter().flat_map(|x| encode(self.shape.buffer, x)).chain(further).collect())
     }
 
     /// Entries `(…, ·)` as they are read.
     pub(super) fn decode(&self, stored: &StoredEntries) -> KvBlock {
-        let count = self.codec.planes().len();
+        let count = self.shape.stored_planes().len();
         let (k, v, further) = (&stored.0[..count], &stored.0[count..2 * count], &stored.0[2 * count..]);
         let exact = further.iter().map(Tensor::shallow_clone);
-        KvBlock::of_planes([k, v].map(|planes| self.codec.decode(planes)).into_iter().chain(exact))
+        KvBlock::of_planes([k, v].map(|planes| self.shape.decode(planes)).into_iter().chain(exact))
     }
 
     /// Writes a chunk's entries to the slots from `start` on.
@@ -342,8 +330,8 @@ impl Buffer {
         let parts = parts(self.held().iter(), 0, len);
         let read = |(page, slots, (_, len)): (&StoredEntries, i64, (i64, i64))| {
             let keys: Vec<Tensor> =
-                page.0[..self.codec.planes().len()].iter().map(|plane| slots_of(plane, sequences, slots, len)).collect();
-            self.codec.decode(&keys).to_device(self.shape.device)
+                page.0[..self.shape.stored_planes().len()].iter().map(|plane| slots_of(plane, sequences, slots, len)).collect();
+            self.shape.decode(&keys).to_device(self.shape.device)
         };
         parts.map(read).collect()
     }

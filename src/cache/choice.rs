@@ -3,9 +3,8 @@
 use tch::{Kind, Tensor};
 
 use super::layer::LayerCache;
-use super::policy::{ChunkAttention, NewEntries, Observed};
-use super::victims::{self, Agreement, ChoiceContext};
-use super::{ChunkSpan, Entries, HeadBudgets, Policy, Victims};
+use super::policy::{Agreement, ChunkAttention, NewEntries, Observed};
+use super::{ChunkSpan, Entries, HeadBudgets, Policy, Victims, victims};
 use crate::ops::attention::KvBlock;
 
 impl LayerCache {
@@ -25,39 +24,35 @@ impl LayerCache {
     /// # Shapes
     /// `(B, G, filled)`, i64.
     pub fn budget_keys(&self, policy: &dyn Policy, span: &ChunkSpan) -> Tensor {
-        self.choice(policy, span, |entries, held| {
-            // Each head has an order of its own, also while all hold the same.
-            let held = ChoiceContext { agreement: &Agreement::Nothing, ..held };
-            victims::keys(policy, entries, &policy.score(entries), held)
-        })
+        // Each head has an order of its own, also while all hold the same.
+        self.choice(span, &Agreement::Nothing, |entries| victims::keys(policy, entries, &policy.score(entries)))
     }
 
     /// What `policy` evicts for the next chunk; `None` where everything fits.
     pub fn decide(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<Victims> {
         let is_full = span.evictions(self.filled, self.capacity()) > 0;
-        is_full.then(|| self.choice(policy, span, |entries, held| victims::choose(policy, entries, held)))
+        is_full.then(|| self.choice(span, &self.agreement, |entries| victims::choose(policy, entries)))
     }
 
     /// Shows the entries to `choice` as they are before `span`.
-    fn choice<T>(&self, policy: &dyn Policy, span: &ChunkSpan, choice: impl FnOnce(&Entries<'_>, ChoiceContext<'_>) -> T) -> T {
+    fn choice<T>(&self, span: &ChunkSpan, agreement: &Agreement, choice: impl FnOnce(&Entries<'_>) -> T) -> T {
         let filled = self.filled as i64;
         let (observed_bgc, features_bgcf) = (self.observed(), self.notes.features(self.active, filled));
-        let position_bgc = self.positions();
-        let protected = &self.protected[..self.protected.len().min(self.active as usize)];
-        let entries = Entries {
+        choice(&Entries {
             filled: self.filled,
             cache_length: self.capacity(),
             num_evicted: span.evictions(self.filled, self.capacity()),
             prefill: self.prefill,
             next_position: span.start,
-            position_bgc: &position_bgc,
+            position_bgc: &self.positions(),
             observed_bgc: observed_bgc.as_ref(),
             features_bgcf: features_bgcf.as_ref(),
             query_statistics: self.query_statistics.as_ref(),
             keys: &|| self.keys(),
-            candidates: &|| victims::candidates(policy, span.start, &position_bgc, protected),
-        };
-        choice(&entries, ChoiceContext { agreement: &self.agreement, protected, budget: self.budget.as_ref() })
+            agreement,
+            protected: &self.protected[..self.protected.len().min(self.active as usize)],
+            budget: self.budget.as_ref(),
+        })
     }
 
     /// Lets the policy describe the entries of the chunk written last, and observe its attention.

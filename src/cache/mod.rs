@@ -37,7 +37,7 @@ pub use shape::CacheShape;
 pub use snapshot::{CacheMetadata, CacheSnapshot};
 pub use span::ChunkSpan;
 pub use traits::{BudgetRule, KeptInitialPart, PolicyTraits, Scope};
-pub use undo::{Undo, UndoLayout};
+pub use undo::Undo;
 pub use victims::Victims;
 
 pub use crate::ops::attention::Queries;

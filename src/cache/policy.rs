@@ -2,10 +2,22 @@
 
 use std::fmt::Debug;
 
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use super::budget::BudgetState;
 use super::{PolicyTraits, Queries};
 use crate::ops::query_statistics::QueryStatistics;
+
+/// Which slots hold the same position.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Agreement {
+    /// All sequences and heads agree, and the host knows which positions they hold. They are not written: a saved cache has them as a tensor.
+    All(#[serde(skip)] Vec<i64>),
+    Heads,
+    Nothing,
+}
 
 /// What a policy may look at when it scores the entries of one layer.
 pub struct Entries<'a> {
@@ -25,19 +37,16 @@ pub struct Entries<'a> {
     /// Statistics of the layer's queries, where [`PolicyTraits::needs_query_statistics`] asks for it.
     pub query_statistics: Option<&'a QueryStatistics>,
     pub(super) keys: &'a dyn Fn() -> Tensor,
-    pub(super) candidates: &'a dyn Fn() -> Tensor,
+    pub(super) agreement: &'a Agreement,
+    /// Begin and end of the positions that stay, by sequence, or nothing.
+    pub(super) protected: &'a [(usize, usize)],
+    pub(super) budget: Option<&'a BudgetState>,
 }
 
 impl Entries<'_> {
     /// The keys as later chunks see them `(B, G, filled, D)`: turned to their positions, and restored where the buffer is quantised.
     pub fn keys(&self) -> Tensor {
         (self.keys)()
-    }
-
-    /// Which entries may leave `(B, G, filled)`, bool: not the young ones, nor the first and the protected ones that stay, nor slots
-    /// that hold nothing.
-    pub fn candidates(&self) -> Tensor {
-        (self.candidates)()
     }
 
     /// Feature `index` of each entry `(B, G, filled)`.

@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 use super::LayerCache;
 use super::budget::{BudgetNumbers, BudgetState};
 use super::buffer::StoredEntries;
-use super::victims::Agreement;
+use super::policy::Agreement;
 use crate::units::{Fault, quoted};
 
 /// What one layer's cache holds; its tensors may lie in the cache's own memory.

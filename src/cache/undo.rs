@@ -16,20 +16,15 @@ pub struct Undo {
     pub(super) saved: Option<(StoredEntries, Tensor)>,
 }
 
-/// The part of an undo entry that is not a tensor. The tensors are stored in this order: the moves' `to` and `from`, what is
-/// retained (a mask and indices), the positions, the planes of the entries. Indices have 32 bits.
-#[derive(Clone, Copy, Debug)]
-pub struct UndoLayout {
-    at: Geometry,
-    has_retained: bool,
-}
-
 impl Bundle for Undo {
-    type Rest = UndoLayout;
+    /// Where the write was, and whether something is retained.
+    type Rest = (Geometry, bool);
 
-    fn take_apart(&self) -> (UndoLayout, Vec<Tensor>) {
+    /// The tensors in this order: the moves' `to` and `from`, what is retained (a mask and indices), the positions, the planes of the
+    /// entries. Indices have 32 bits.
+    fn take_apart(&self) -> (Self::Rest, Vec<Tensor>) {
         let (Some(moves), Some((stored, position))) = (&self.moves, &self.saved) else {
-            return (UndoLayout { at: self.at, has_retained: false }, Vec::new());
+            return ((self.at, false), Vec::new());
         };
         let whole = |x: &Tensor| x.to_kind(Kind::Int);
         let mut all = vec![whole(&moves.to), whole(&moves.from)];
@@ -38,10 +33,11 @@ impl Bundle for Undo {
         }
         all.push(whole(position));
         all.extend(stored.0.iter().map(Tensor::shallow_clone));
-        (UndoLayout { at: self.at, has_retained: moves.retained.is_some() }, all)
+        ((self.at, moves.retained.is_some()), all)
     }
 
-    fn put_together(&UndoLayout { at, has_retained }: &UndoLayout, tensors: Vec<Tensor>) -> Self {
+    fn put_together(rest: &Self::Rest, tensors: Vec<Tensor>) -> Self {
+        let &(at, has_retained) = rest;
         if tensors.is_empty() {
             return Self { at, moves: None, saved: None };
         }

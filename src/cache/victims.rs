@@ -1,9 +1,9 @@
 //! The slots that leave, in the order of their score, and how they are found.
 
-use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::budget::{BudgetState, order_empty};
+use super::budget::order_empty;
+use super::policy::Agreement;
 use super::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::native::cuda::on_device;
 use crate::native::or_panic;
@@ -155,32 +155,13 @@ fn offset(kind: Kind) -> i64 {
     if kind == Kind::Int16 { 0x8000 } else { 0 }
 }
 
-/// Which slots hold the same position.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Agreement {
-    /// All sequences and heads agree, and the host knows which positions they hold. They are not written: a saved cache has them as a tensor.
-    All(#[serde(skip)] Vec<i64>),
-    Heads,
-    Nothing,
-}
-
-/// What the choice of victims depends on, beside the policy and the entries.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ChoiceContext<'a> {
-    pub(super) agreement: &'a Agreement,
-    /// Begin and end of the positions that stay, by sequence, or nothing.
-    pub(super) protected: &'a [(usize, usize)],
-    pub(super) budget: Option<&'a BudgetState>,
-}
-
-pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>, held: ChoiceContext<'_>) -> Victims {
+pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>) -> Victims {
     let score = policy.score(entries);
-    if let Some(victims) = on_host(policy, entries, &score, held) {
+    if let Some(victims) = on_host(policy, entries, &score) {
         return victims;
     }
-    let mut key = keys(policy, entries, &score, held);
-    if let Some(budget) = held.budget {
+    let mut key = keys(policy, entries, &score);
+    if let Some(budget) = entries.budget {
         let empty_first = budget.empty_first(key.size()[0], entries.num_evicted, key.device());
         key = order_empty(&key, entries.position_bgc, &empty_first);
     }
@@ -188,15 +169,15 @@ pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>, held: ChoiceCon
 }
 
 /// The choice where only positions count and the host knows them all.
-fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder, held: ChoiceContext<'_>) -> Option<Victims> {
-    let (EvictionOrder::ByPosition { keep_first }, Agreement::All(positions)) = (score, held.agreement) else { return None };
-    if held.protected.windows(2).any(|pair| pair[0] != pair[1]) {
+fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder) -> Option<Victims> {
+    let (EvictionOrder::ByPosition { keep_first }, Agreement::All(positions)) = (score, entries.agreement) else { return None };
+    if entries.protected.windows(2).any(|pair| pair[0] != pair[1]) {
         return None;
     }
     let PolicyTraits { grace, sinks, .. } = policy.traits();
     let young = entries.next_position as i64 - grace as i64;
     let keep_first = (*keep_first).max(sinks);
-    let protected = held.protected.first().map_or(0..0, |&(start, end)| start as i64..end as i64);
+    let protected = entries.protected.first().map_or(0..0, |&(start, end)| start as i64..end as i64);
     let rank = |position: i64| if position < keep_first as i64 { LAST - position } else { position };
     let slots = (0..).zip(positions).filter(|(_, position)| **position < young && !protected.contains(position));
     let slots: Vec<i64> = lowest_first(slots.map(|(slot, position)| (rank(*position), slot)).collect(), entries.num_evicted);
@@ -218,8 +199,8 @@ fn lowest_first(mut ranked: Vec<(i64, i64)>, count: usize) -> Vec<i64> {
 ///
 /// # Shapes
 /// `(B, G, filled)`, or `(B, 1, filled)` where one choice serves all heads of a sequence.
-pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder, held: ChoiceContext<'_>) -> Tensor {
-    let heads = if matches!(held.agreement, Agreement::Nothing) { entries.position_bgc.size()[1] } else { 1 };
+pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder) -> Tensor {
+    let heads = if matches!(entries.agreement, Agreement::Nothing) { entries.position_bgc.size()[1] } else { 1 };
     let PolicyTraits { grace, sinks, .. } = policy.traits();
     let young = entries.next_position as i64 - grace as i64;
     let (key, position) = match score {
@@ -236,33 +217,25 @@ pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionO
             (key.masked_fill(&is_sink, i64::MAX), position)
         }
     };
-    protect(key.masked_fill(&position.ge(young), i64::MAX), entries.position_bgc, held.protected)
-}
-
-/// Which entries may leave before the token `next_position` comes.
-///
-/// # Shapes
-/// `position_bgc (B, G, filled)` in, bool of the same size out.
-pub(super) fn candidates(
-    policy: &dyn Policy,
-    next_position: usize,
-    position_bgc: &Tensor,
-    protected: &[(usize, usize)],
-) -> Tensor {
-    let PolicyTraits { grace, sinks, .. } = policy.traits();
-    let young = next_position as i64 - grace as i64;
-    // A slot that holds nothing has -1.
-    let may_leave = position_bgc.ge(sinks as i64).logical_and(&position_bgc.lt(young));
-    match is_protected(position_bgc, protected) {
-        Some(stays) => may_leave.logical_and(&stays.logical_not()),
-        None => may_leave,
+    let key = key.masked_fill(&position.ge(young), i64::MAX);
+    match is_protected(&position, entries.protected) {
+        Some(stays) => key.masked_fill(&stays, i64::MAX),
+        None => key,
     }
 }
 
-fn protect(key_bgc: Tensor, position_bgc: &Tensor, protected: &[(usize, usize)]) -> Tensor {
-    match is_protected(&position_bgc.narrow(1, 0, key_bgc.size()[1]), protected) {
-        Some(stays) => key_bgc.masked_fill(&stays, i64::MAX),
-        None => key_bgc,
+impl Entries<'_> {
+    /// Which entries may leave `(B, G, filled)`, bool: not the young ones, nor the first and the protected ones that stay, nor slots
+    /// that hold nothing.
+    pub fn candidates(&self, policy: &dyn Policy) -> Tensor {
+        let PolicyTraits { grace, sinks, .. } = policy.traits();
+        let young = self.next_position as i64 - grace as i64;
+        // A slot that holds nothing has -1.
+        let may_leave = self.position_bgc.ge(sinks as i64).logical_and(&self.position_bgc.lt(young));
+        match is_protected(self.position_bgc, self.protected) {
+            Some(stays) => may_leave.logical_and(&stays.logical_not()),
+            None => may_leave,
+        }
     }
 }
 
@@ -342,16 +315,16 @@ mod tests {
             features_bgcf: None,
             query_statistics: None,
             keys: &keys,
-            candidates: &|| position_bgc.ge(0),
+            agreement: &Agreement::Nothing,
+            protected: &[(4, 5)],
+            budget: None,
         };
-        let protected = [(4, 5)];
-        let held = ChoiceContext { agreement: &Agreement::Nothing, protected: &protected, budget: None };
         let of_nan = |score: f32| if score.is_nan() { f32::INFINITY } else { score };
         let stays = |p: i64| !(2..18).contains(&p) || p == 4;
         let mut sorted: Vec<usize> = (0..12).filter(|&slot| !stays(positions[slot])).collect();
         // By value, so that -0 and 0 are the same.
         sorted.sort_by(|&a, &b| of_nan(scores[a]).partial_cmp(&of_nan(scores[b])).unwrap().then(positions[a].cmp(&positions[b])));
-        let left = choose(&policy, &entries, held).shared().unwrap();
+        let left = choose(&policy, &entries).shared().unwrap();
         assert_eq!(left.iter().map(|&slot| slot as usize).collect::<Vec<_>>(), sorted);
     }
 
@@ -374,23 +347,23 @@ mod tests {
         let positions = [5i64, 1, 4, 0, 3, 2];
         let position_bgc = Tensor::from_slice(&positions).view([1, 1, 6]);
         let keys = || Tensor::zeros([1, 1, 6, 4], (Kind::Float, Device::Cpu));
-        let entries = Entries {
-            filled: 6,
-            cache_length: 6,
-            num_evicted: 3,
-            prefill: 6,
-            next_position: 6,
-            position_bgc: &position_bgc,
-            observed_bgc: None,
-            features_bgcf: None,
-            query_statistics: None,
-            keys: &keys,
-            candidates: &|| position_bgc.ge(0),
-        };
         for agreement in [Agreement::All(positions.to_vec()), Agreement::Heads, Agreement::Nothing] {
-            let left = choose(&Careless, &entries, ChoiceContext { agreement: &agreement, protected: &[], budget: None })
-                .shared()
-                .unwrap();
+            let entries = Entries {
+                filled: 6,
+                cache_length: 6,
+                num_evicted: 3,
+                prefill: 6,
+                next_position: 6,
+                position_bgc: &position_bgc,
+                observed_bgc: None,
+                features_bgcf: None,
+                query_statistics: None,
+                keys: &keys,
+                agreement: &agreement,
+                protected: &[],
+                budget: None,
+            };
+            let left = choose(&Careless, &entries).shared().unwrap();
             assert_eq!(left.iter().map(|&slot| positions[slot as usize]).collect::<Vec<_>>(), [2, 3, 4], "{agreement:?}");
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::native::{Bounds, within};
+use crate::native::{Bounds, panic_text, within};
 use crate::units::abridged;
 
 /// What work on a foreign file may take: so much at first, and so much for each byte that it is given.
@@ -57,10 +57,6 @@ impl WorkLimits {
 pub(super) fn guarded<T, E: std::fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|error| error.to_string()),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            Err(format!("its reader broke down ({text})"))
-        }
+        Err(panic) => Err(format!("its reader broke down ({})", panic_text(&*panic).unwrap_or("no message"))),
     }
 }

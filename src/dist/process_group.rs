@@ -10,7 +10,7 @@ use super::peer::{PeerGone, not_exchanged};
 use super::rendezvous::{MeetingPlace, named_interface, unreached};
 use super::{Launched, Peer};
 use crate::native::cuda::NcclGroup;
-use crate::native::{GlooGroup, GlooTimeouts, LocalEnd, PendingExchange, SharedStore};
+use crate::native::{GlooGroup, GlooTimeouts, PendingExchange, SharedStore};
 use crate::units::{Fault, Seconds};
 
 /// How long one look at an exchange under way takes.
@@ -135,7 +135,6 @@ impl Joined {
         let interface = named_interface()?;
         let (place, own) = MeetingPlace::of(launch, timeout, until)?;
         let (prefix, peers) = place.meet(until)?;
-        let end = interface.map_or_else(|| LocalEnd::Address(own.to_string()), LocalEnd::Interface);
         let MeetingPlace { store, at, .. } = place;
         let Launched { rank, size, .. } = *launch;
         let failed = |during| move |reason: String| not_exchanged(rank, during, &reason);
@@ -150,7 +149,8 @@ impl Joined {
             connecting: until.saturating_duration_since(Instant::now()).max(timeout.min(Duration::from_secs(1))),
             exchange: timeout * (PATIENCE + 1),
         };
-        let group = GlooGroup::open(&store, &format!("{prefix}/gloo"), rank, size, &end, timeouts)
+        let (prefix, address) = (format!("{prefix}/gloo"), own.to_string());
+        let group = GlooGroup::open(&store, &prefix, [rank, size], interface.as_deref(), &address, timeouts)
             .map_err(|reason| monitor.tell(monitor.whose_fault("connecting with all ranks", 0, &reason)))?;
         Ok(Self {
             monitor,

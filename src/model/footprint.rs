@@ -233,9 +233,9 @@ impl LayerFootprint<'_> {
         let keys = entries * head_dim as u64;
         if native::computes(self.device, self.kind) {
             let (batch, tokens) = (column.sequences, column.chunk);
-            let shape =
-                AttentionShape { batch, heads: num_heads, groups: num_kv_heads, tokens, width: head_dim, keys: column.slots };
-            let (forward, backward) = shape.scratch(self.threads);
+            let (heads, groups, width, threads) = (num_heads, num_kv_heads, head_dim, self.threads.max(1));
+            let [forward, backward] =
+                AttentionShape { batch, heads, groups, tokens, width, keys: column.slots, threads }.scratch();
             return [wide * (forward + 2 * entries), wide * (backward + 2 * keys)];
         }
         // An output and a log-sum-exp each of past and chunk, merged in more bits, and gradients of both. A kernel of CUDA may make

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
 
 use tch::Tensor;
 use torch_sys::C_tensor;
@@ -19,7 +20,7 @@ impl Display for BackwardError {
 
 impl std::error::Error for BackwardError {}
 
-/// Gradients of the outputs in (`None` where undefined), gradients of the inputs out (`None` where not needed).
+/// Gradients of the outputs in (`None` where undefined), gradients of the inputs out (`None` where not needed). A node owns it until it has run.
 type Backward = Box<dyn FnOnce(Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, String> + Send>;
 
 unsafe extern "C" {
@@ -45,9 +46,6 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// What the node owns: the closure until it has run.
-struct Closure(Option<Backward>);
-
 pub(super) fn pointer(tensor: &Tensor) -> *mut C_tensor {
     tensor.as_ptr().cast_mut()
 }
@@ -63,6 +61,20 @@ pub(super) unsafe fn owned(tensor: *mut C_tensor) -> Option<Tensor> {
 
 fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
     tensors.iter().copied().map(pointer).collect()
+}
+
+/// New tensors that `fill` writes; `None` where it leaves null.
+pub(super) fn tensors<const N: usize>(
+    fill: impl FnOnce(*mut *mut C_tensor) -> c_int,
+) -> Result<[Option<Tensor>; N], BackwardError> {
+    let made = written([null_mut(); N], |made| fill(made.cast()))?;
+    // SAFETY: the call has succeeded, so each pointer is null or a new `at::Tensor` that is ours to own.
+    Ok(made.map(|tensor| unsafe { owned(tensor) }))
+}
+
+/// What a call of the shim writes in the place of `value`.
+pub(super) fn written<T>(mut value: T, call: impl FnOnce(*mut T) -> c_int) -> Result<T, BackwardError> {
+    check(call(&raw mut value)).map(|()| value)
 }
 
 pub(super) fn check(rc: c_int) -> Result<(), BackwardError> {
@@ -95,7 +107,7 @@ where
     F: FnOnce(Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, String> + Send + 'static,
 {
     let (inputs, outputs) = (pointers(inputs), pointers(outputs));
-    let user = Box::into_raw(Box::new(Closure(Some(Box::new(backward))))).cast();
+    let user = Box::into_raw(Box::<Option<Backward>>::new(Some(Box::new(backward)))).cast();
     // SAFETY: all pointers are live `at::Tensor`s; the shim takes ownership of `user` and frees it through `drop_closure`.
     check(unsafe {
         kvtune_attach_node(inputs.as_ptr(), inputs.len(), outputs.as_ptr(), outputs.len(), run_closure, drop_closure, user)
@@ -117,12 +129,8 @@ pub fn run_backward(roots: &[&Tensor], grads: &[&Tensor]) -> Result<(), Backward
 /// # Shapes
 /// The leaf's.
 pub fn take_gradient(leaf: &Tensor) -> Result<Option<Tensor>, BackwardError> {
-    let mut result = std::ptr::null_mut();
-    // SAFETY: the leaf is a live tensor; a non-null result is a new `at::Tensor` that is ours to own.
-    unsafe {
-        check(kvtune_take_gradient(pointer(leaf), &raw mut result))?;
-        Ok(owned(result))
-    }
+    // SAFETY: the leaf is a live tensor; one result is written.
+    tensors(|result| unsafe { kvtune_take_gradient(pointer(leaf), result) }).map(|[gradient]| gradient)
 }
 
 /// The gradients of `inputs`, given those of `roots`; `None` where the roots do not depend on an input.
@@ -131,7 +139,7 @@ pub fn take_gradient(leaf: &Tensor) -> Result<Option<Tensor>, BackwardError> {
 /// `grads[i]` has the shape of `roots[i]`, each result that of its input.
 pub fn gradients_of(roots: &[&Tensor], grads: &[&Tensor], inputs: &[&Tensor]) -> Result<Vec<Option<Tensor>>, BackwardError> {
     let (roots, grads, inputs) = (pointers(roots), pointers(grads), pointers(inputs));
-    let mut results = vec![std::ptr::null_mut(); inputs.len()];
+    let mut results = vec![null_mut(); inputs.len()];
     let count = roots.len().min(grads.len());
     // SAFETY: all lists hold live tensors; `results` has room for one pointer per input.
     check(unsafe { kvtune_grad(roots.as_ptr(), grads.as_ptr(), count, inputs.as_ptr(), results.as_mut_ptr(), inputs.len()) })?;
@@ -141,7 +149,7 @@ pub fn gradients_of(roots: &[&Tensor], grads: &[&Tensor], inputs: &[&Tensor]) ->
 
 extern "C" fn drop_closure(user: *mut c_void) {
     // SAFETY: `user` came from `Box::into_raw` in `attach_backward` and the node drops it exactly once.
-    let closure = unsafe { Box::from_raw(user.cast::<Closure>()) };
+    let closure = unsafe { Box::from_raw(user.cast::<Option<Backward>>()) };
     // A panic must not cross into C++; what a destructor could not free is lost, nothing else.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(closure)));
 }
@@ -157,7 +165,7 @@ extern "C" fn run_closure(
 ) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the node owns the closure and holds its lock while it calls.
-        let closure = unsafe { &mut *user.cast::<Closure>() };
+        let closure = unsafe { &mut *user.cast::<Option<Backward>>() };
         // SAFETY: the shim passes `num_in` pointers, null or to live tensors.
         let incoming = unsafe { std::slice::from_raw_parts(grads_in, num_in) };
         let grads = incoming
@@ -165,7 +173,7 @@ extern "C" fn run_closure(
             // SAFETY: non-null pointers are live tensors; `clone_from_ptr` makes a new reference to the same storage.
             .map(|&t| if t.is_null() { None } else { Some(unsafe { Tensor::clone_from_ptr(t) }) })
             .collect();
-        let backward = closure.0.take().ok_or_else(|| "backward ran twice".to_owned())?;
+        let backward = closure.take().ok_or_else(|| "backward ran twice".to_owned())?;
         let outgoing = backward(grads)?;
         if outgoing.len() != num_out {
             return Err(format!("the closure returned {} gradients for {num_out} inputs", outgoing.len()));
@@ -184,7 +192,7 @@ extern "C" fn run_closure(
             return 0;
         }
         Ok(Err(text)) => text,
-        Err(panic) => panic_text(panic.as_ref()),
+        Err(panic) => panic_text(&*panic).unwrap_or(SILENT).to_owned(),
     };
     let bytes = &text.as_bytes()[..text.len().min(len)];
     // SAFETY: the buffer has `len` bytes and one more for the terminating zero, which the shim has set.
@@ -192,15 +200,15 @@ extern "C" fn run_closure(
     1
 }
 
-/// What a caught panic holds.
-pub(super) type Panic = dyn std::any::Any + Send;
+/// What is said of a panic without a text.
+pub(super) const SILENT: &str = "an operation has failed";
 
-pub(super) fn panic_text(panic: &Panic) -> String {
-    panic
-        .downcast_ref::<String>()
-        .cloned()
-        .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
-        .unwrap_or_else(|| "an operation has failed".to_owned())
+/// What a caught panic holds.
+pub(crate) type Panic = dyn std::any::Any + Send;
+
+/// The text of a caught panic, if it has one.
+pub(crate) fn panic_text(panic: &Panic) -> Option<&str> {
+    panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
 }
 
 #[cfg(test)]

@@ -96,13 +96,7 @@ pub fn within<T>(bounds: &Bounds, work: impl FnOnce() -> T) -> T {
 }
 
 /// Runs `work` on a thread of its own, and waits for it. Where work [`within`] bounds goes beyond them there, the thread is given up, and
-/// not the process.
-///
-/// # Errors
-/// It was given up, or there is no thread for it.
-///
-/// # Panics
-/// As `work` does.
+/// not the process. A panic of `work` goes on here.
 pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, GivenUp> {
     let given_up = Arc::new(AtomicBool::new(false));
     let (done, outcome) = sync_channel(1);

@@ -7,19 +7,10 @@ use std::ffi::c_int;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::autograd::{check, or_panic, owned, pointer};
+use super::autograd::{check, or_panic, owned, pointer, tensors};
 
 unsafe extern "C" {
-    safe fn kvtune_attention_scratch(
-        batch: i64,
-        heads: i64,
-        groups: i64,
-        tokens: i64,
-        width: i64,
-        keys: i64,
-        threads: i64,
-        is_backward: c_int,
-    ) -> i64;
+    safe fn kvtune_attention_scratch(shape: &AttentionShape, is_backward: c_int) -> i64;
     fn kvtune_product(x: *mut C_tensor, w: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
     safe fn kvtune_widened_bytes(rows: i64, inner: i64, outer: i64) -> i64;
     fn kvtune_add_product(y: *mut C_tensor, x: *mut C_tensor, w: *mut C_tensor) -> c_int;
@@ -57,15 +48,13 @@ unsafe extern "C" {
 
 /// New tensors that `fill` writes.
 pub(super) fn made<const N: usize>(fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> [Tensor; N] {
-    made_some(fill).map(Option::unwrap_or_default)
+    or_panic(tensors(fill)).map(Option::unwrap_or_default)
 }
 
-/// New tensors that `fill` writes; `None` where it leaves null.
-pub(super) fn made_some<const N: usize>(fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> [Option<Tensor>; N] {
-    let mut results = [std::ptr::null_mut(); N];
-    or_panic(check(fill(results.as_mut_ptr())));
-    // SAFETY: the call has succeeded, so each pointer is null or a new `at::Tensor` that is ours to own.
-    results.map(|tensor| unsafe { owned(tensor) })
+/// The new tensor that `fill` writes.
+pub(super) fn made_one(fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> Tensor {
+    let [one] = made(fill);
+    one
 }
 
 /// `x wᵀ` without autograd, by the fastest library for the CPU at hand: libtorch's default for f32 leaves half of the vector units of
@@ -75,8 +64,7 @@ pub(super) fn made_some<const N: usize>(fill: impl FnOnce(*mut *mut C_tensor) ->
 /// `x (…, i)`, `w (o, i)`, which may be a transposed view; result `(…, o)`.
 pub fn product(x: &Tensor, w: &Tensor) -> Tensor {
     // SAFETY: both are live tensors; one result is written.
-    let [product] = made(|result| unsafe { kvtune_product(pointer(x), pointer(w), result) });
-    product
+    made_one(|result| unsafe { kvtune_product(pointer(x), pointer(w), result) })
 }
 
 /// Bytes that [`product`] takes for a moment beside its result, where the CPU has no products of bf16 and the factors are widened to f32.
@@ -97,7 +85,9 @@ pub fn add_product(y: &mut Tensor, x: &Tensor, w: &Tensor) {
     or_panic(check(unsafe { kvtune_add_product(pointer(y), pointer(x), pointer(w)) }));
 }
 
+/// What attends to what, laid out as `Shape` in the shim.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct AttentionShape {
     pub batch: usize,
     pub heads: usize,
@@ -107,16 +97,14 @@ pub struct AttentionShape {
     pub width: usize,
     /// Keys that it attends to, the chunk's own among them.
     pub keys: usize,
+    /// Threads that compute, at least one.
+    pub threads: usize,
 }
 
 impl AttentionShape {
-    /// Numbers that [`attend`] and [`attend_backward`] have for a moment on so many threads, beside what they take and give.
-    pub fn scratch(self, threads: usize) -> (u64, u64) {
-        let [batch, heads, groups, tokens, width, keys, threads] =
-            [self.batch, self.heads, self.groups, self.tokens, self.width, self.keys, threads].map(|size| size as i64);
-        let of =
-            |is_backward| kvtune_attention_scratch(batch, heads, groups, tokens, width, keys, threads, is_backward).max(0) as u64;
-        (of(0), of(1))
+    /// Numbers that [`attend`] and [`attend_backward`] have for a moment, beside what they take and give.
+    pub fn scratch(self) -> [u64; 2] {
+        [0, 1].map(|is_backward| kvtune_attention_scratch(&self, is_backward).max(0) as u64)
     }
 }
 
@@ -202,14 +190,25 @@ impl KvBlock {
     }
 }
 
-/// How the scores of queries and keys come about: `q · k · scale`, and with a soft cap `cap · tanh(that / cap)`.
-#[derive(Clone, Copy, Debug)]
-pub struct Scoring {
+/// What decides scores besides queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScoreRule {
+    /// The factor on `q · k`.
     pub scale: f64,
+    /// The most keys that a query sees, its own among them: those of positions p − window < k ≤ p. `None` without a limit. Kernels are told by
+    /// [`KvBlock::visible_until`].
+    pub window: Option<usize>,
+    /// What no score exceeds, above 0: scores s become cap · tanh(s / cap), before anything is hidden (Gemma 2, arXiv 2408.00118,
+    /// section 2). `None` without a cap.
     pub soft_cap: Option<f64>,
 }
 
-impl Scoring {
+impl ScoreRule {
+    /// Scores that are scaled, and nothing else.
+    pub fn scaled(scale: f64) -> Self {
+        Self { scale, window: None, soft_cap: None }
+    }
+
     /// Scale and cap for the shim, which takes 0 for no cap.
     fn numbers(self) -> (f64, f64) {
         (self.scale, self.soft_cap.unwrap_or(0.0))
@@ -245,39 +244,31 @@ fn raw(parts: &[&KvBlock]) -> Vec<RawPart> {
 pub fn attend(
     q_bhnd: &Tensor,
     parts: &[&KvBlock],
-    scoring: Scoring,
+    rule: ScoreRule,
     first_paying: Option<i64>,
 ) -> (Tensor, Tensor, Option<Tensor>) {
-    let (parts, (scale, cap)) = (raw(parts), scoring.numbers());
+    let (parts, (scale, cap)) = (raw(parts), rule.numbers());
     let from_token = first_paying.unwrap_or(-1);
     // SAFETY: all are live tensors, or null where that is allowed; two results are written, and a third if some token pays.
-    let [out, lse, mass] = made_some(|results| unsafe {
+    let [out, lse, mass] = or_panic(tensors(|results| unsafe {
         kvtune_attend(pointer(q_bhnd), parts.as_ptr(), parts.len(), scale, cap, from_token, results)
-    });
+    }));
     (out.unwrap_or_default(), lse.unwrap_or_default(), mass)
 }
 
-#[derive(Debug)]
-pub struct AttendGrads {
-    /// The gradient of queries `(B, H, n, D)`.
-    pub dq_bhnd: Tensor,
-    /// Gradients of keys and values, by part, in f32 for bf16.
-    pub parts: Vec<KvBlock>,
-}
-
-/// The backward of [`attend`], given its results.
+/// The backward of [`attend`], given its results: the gradient of the queries, and those of keys and values by part, in f32 for bf16.
 ///
 /// # Shapes
-/// `dout_bhnd` and `out_bhnd (B, H, n, D)`, `lse_bhn (B, H, n)`; the rest as in [`attend`].
+/// `dout_bhnd` and `out_bhnd (B, H, n, D)`, `lse_bhn (B, H, n)`; the rest, and the results, as in [`attend`].
 pub fn attend_backward(
     dout_bhnd: &Tensor,
     q_bhnd: &Tensor,
     parts: &[&KvBlock],
     out_bhnd: &Tensor,
     lse_bhn: &Tensor,
-    scoring: Scoring,
-) -> AttendGrads {
-    let (parts, (scale, cap)) = (raw(parts), scoring.numbers());
+    rule: ScoreRule,
+) -> (Tensor, Vec<KvBlock>) {
+    let (parts, (scale, cap)) = (raw(parts), rule.numbers());
     let [dout, q, out, lse] = [dout_bhnd, q_bhnd, out_bhnd, lse_bhn].map(pointer);
     let mut results = vec![std::ptr::null_mut(); 1 + 2 * parts.len()];
     // SAFETY: all are live tensors, or null where that is allowed; one result for the queries and two for each part are written.
@@ -288,7 +279,7 @@ pub fn attend_backward(
     let mut results = results.into_iter().filter_map(|tensor| unsafe { owned(tensor) });
     let dq_bhnd = results.next().unwrap_or_default();
     let dk: Vec<Tensor> = results.by_ref().take(parts.len()).collect();
-    AttendGrads { dq_bhnd, parts: dk.into_iter().zip(results).map(|(dk, dv)| KvBlock::of_planes([dk, dv])).collect() }
+    (dq_bhnd, dk.into_iter().zip(results).map(|(dk, dv)| KvBlock::of_planes([dk, dv])).collect())
 }
 
 /// The attention mass to each key by the queries from token `first` on, summed over them and over the heads of a group; nothing to a
@@ -296,12 +287,10 @@ pub fn attend_backward(
 ///
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; the rest as in [`attend`]; result `(B, G, all keys)`, in f32 for bf16.
-pub fn attention_mass(q_bhnd: &Tensor, parts: &[&KvBlock], lse_bhn: &Tensor, scoring: Scoring, first_token: i64) -> Tensor {
-    let (parts, [q, lse], (scale, cap)) = (raw(parts), [q_bhnd, lse_bhn].map(pointer), scoring.numbers());
+pub fn attention_mass(q_bhnd: &Tensor, parts: &[&KvBlock], lse_bhn: &Tensor, rule: ScoreRule, first_token: i64) -> Tensor {
+    let (parts, [q, lse], (scale, cap)) = (raw(parts), [q_bhnd, lse_bhn].map(pointer), rule.numbers());
     // SAFETY: all are live tensors, or null where that is allowed; one result is written.
-    let [mass] =
-        made(|result| unsafe { kvtune_attention_mass(q, parts.as_ptr(), parts.len(), lse, scale, cap, first_token, result) });
-    mass
+    made_one(|result| unsafe { kvtune_attention_mass(q, parts.as_ptr(), parts.len(), lse, scale, cap, first_token, result) })
 }
 
 #[cfg(test)]

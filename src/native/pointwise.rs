@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use super::autograd::pointer;
-use super::kernels::{made, made_some};
+use super::autograd::{or_panic, pointer, tensors};
+use super::kernels::{made, made_one};
 
 unsafe extern "C" {
     fn kvtune_rms_norm(x: *mut C_tensor, weight: *mut C_tensor, eps: f64, results: *mut *mut C_tensor) -> c_int;
@@ -38,11 +38,11 @@ pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
 ///
 /// # Shapes
 /// `dy` and `x (…, E)`, `rstd (…, 1)`; results as x and the weight.
-pub fn rms_norm_backward(dy: &Tensor, (x, weight_e, rstd): (&Tensor, &Tensor, &Tensor), needs: [bool; 2]) -> [Option<Tensor>; 2] {
+pub fn rms_norm_backward(dy: &Tensor, [x, weight_e, rstd]: [&Tensor; 3], needs: [bool; 2]) -> [Option<Tensor>; 2] {
     let [dy, x, weight, rstd] = [dy, x, weight_e, rstd].map(pointer);
     let [needs_x, needs_weight] = needs.map(c_int::from);
     // SAFETY: all are live tensors; at most two results are written.
-    made_some(|results| unsafe { kvtune_rms_norm_backward(dy, x, weight, rstd, needs_x, needs_weight, results) })
+    or_panic(tensors(|results| unsafe { kvtune_rms_norm_backward(dy, x, weight, rstd, needs_x, needs_weight, results) }))
 }
 
 /// `silu(gate) · up`.
@@ -52,8 +52,7 @@ pub fn rms_norm_backward(dy: &Tensor, (x, weight_e, rstd): (&Tensor, &Tensor, &T
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Tensor {
     let [gate, up] = [gate, up].map(pointer);
     // SAFETY: both are live tensors; one result is written.
-    let [gated] = made(|result| unsafe { kvtune_swiglu(gate, up, result) });
-    gated
+    made_one(|result| unsafe { kvtune_swiglu(gate, up, result) })
 }
 
 /// The backward of [`swiglu`]: gradients of gate and up.
@@ -81,6 +80,5 @@ pub enum RotationDirection {
 pub fn rotate(x_bhnd: &Tensor, cos: &Tensor, sin: &Tensor, turn: RotationDirection) -> Tensor {
     let [x, cos, sin] = [x_bhnd, cos, sin].map(pointer);
     // SAFETY: all are live tensors; one result is written.
-    let [turned] = made(|result| unsafe { kvtune_rotate(x, cos, sin, c_int::from(turn == RotationDirection::Back), result) });
-    turned
+    made_one(|result| unsafe { kvtune_rotate(x, cos, sin, c_int::from(turn == RotationDirection::Back), result) })
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use super::autograd::{BackwardError, check, pointer};
+use super::autograd::{BackwardError, check, pointer, written};
 
 unsafe extern "C" {
     fn kvtune_store_open(host: *const c_char, port: u16, listener: c_int, timeout: i64, out: *mut *mut c_void) -> c_int;
@@ -57,8 +57,8 @@ pub fn host_name() -> String {
 /// What c10d or NCCL said, on one line.
 pub(super) type Said<T> = Result<T, String>;
 
-fn said(rc: c_int) -> Said<()> {
-    check(rc).map_err(|BackwardError(text)| {
+fn said<T>(done: Result<T, BackwardError>) -> Said<T> {
+    done.map_err(|BackwardError(text)| {
         let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason is given");
         // Gloo begins with the place in its own source.
         let first = first.trim();
@@ -88,41 +88,39 @@ impl SharedStore {
     /// Connects with the store at `host`, or serves it by `listener` and connects with that. `timeout` is for this and for
     /// each [`get`](Self::get).
     pub fn open(host: &str, port: u16, listener: Option<TcpListener>, timeout: Duration) -> Said<Self> {
-        let (host, mut store) = (zero_ended(host)?, null_mut());
+        let host = zero_ended(host)?;
         let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
         // SAFETY: a string that ends with a zero, a socket that is given away, and room for a pointer.
-        said(unsafe { kvtune_store_open(host.as_ptr(), port, listener, millis(timeout), &raw mut store) })?;
-        Ok(Self(store))
+        let store = written(null_mut(), |out| unsafe { kvtune_store_open(host.as_ptr(), port, listener, millis(timeout), out) });
+        said(store).map(Self)
     }
 
     pub fn set(&self, key: &str, value: &[u8]) -> Said<()> {
         let key = zero_ended(key)?;
         // SAFETY: a store that is open, a string that ends with a zero, and bytes that are only read.
-        said(unsafe { kvtune_store_set(self.0, key.as_ptr(), value.as_ptr(), value.len()) })
+        said(check(unsafe { kvtune_store_set(self.0, key.as_ptr(), value.as_ptr(), value.len()) }))
     }
 
     /// Reads a key; waits until it is there.
     pub fn get(&self, key: &str) -> Said<Vec<u8>> {
         let (key, mut bytes, mut count) = (zero_ended(key)?, null(), 0);
         // SAFETY: a store that is open, a string that ends with a zero, and room for a pointer and a count.
-        said(unsafe { kvtune_store_get(self.0, key.as_ptr(), &raw mut bytes, &raw mut count) })?;
+        said(check(unsafe { kvtune_store_get(self.0, key.as_ptr(), &raw mut bytes, &raw mut count) }))?;
         // SAFETY: as many bytes as it says, until this thread's next call; an empty value may have no place.
         Ok(if count == 0 { Vec::new() } else { unsafe { std::slice::from_raw_parts(bytes, count) }.to_vec() })
     }
 
     /// Adds to a number, which begins at 0; returns what it is then.
     pub fn add(&self, key: &str, by: i64) -> Said<i64> {
-        let (key, mut sum) = (zero_ended(key)?, 0);
+        let key = zero_ended(key)?;
         // SAFETY: a store that is open, a string that ends with a zero, and room for a number.
-        said(unsafe { kvtune_store_add(self.0, key.as_ptr(), by, &raw mut sum) })?;
-        Ok(sum)
+        said(written(0, |sum| unsafe { kvtune_store_add(self.0, key.as_ptr(), by, sum) }))
     }
 
     pub fn has(&self, key: &str) -> Said<bool> {
-        let (key, mut has) = (zero_ended(key)?, 0);
+        let key = zero_ended(key)?;
         // SAFETY: a store that is open, a string that ends with a zero, and room for a number.
-        said(unsafe { kvtune_store_has(self.0, key.as_ptr(), &raw mut has) })?;
-        Ok(has != 0)
+        said(written(0, |has| unsafe { kvtune_store_has(self.0, key.as_ptr(), has) })).map(|has| has != 0)
     }
 }
 
@@ -131,13 +129,6 @@ impl Drop for SharedStore {
         // SAFETY: it was opened and is closed once.
         unsafe { kvtune_store_close(self.0) }
     }
-}
-
-/// The end of this machine by which the other ranks reach it.
-#[derive(Clone, Debug)]
-pub enum LocalEnd {
-    Interface(String),
-    Address(String),
 }
 
 /// After what times c10d gives up by itself.
@@ -159,38 +150,24 @@ pub struct GlooGroup {
 unsafe impl Send for GlooGroup {}
 
 impl GlooGroup {
-    /// Connects; `prefix` is where in the store the ranks leave each other their addresses.
+    /// Connects; `prefix` is where in the store the ranks leave each other their addresses. The others reach this one by the `interface`, or,
+    /// where none is named, by the `address` of this machine.
     pub fn open(
         store: &SharedStore,
         prefix: &str,
-        rank: usize,
-        size: usize,
-        end: &LocalEnd,
+        [rank, size]: [usize; 2],
+        interface: Option<&str>,
+        address: &str,
         timeouts: GlooTimeouts,
     ) -> Said<Self> {
-        let (prefix, mut group) = (zero_ended(prefix)?, null_mut());
-        let name = zero_ended(match end {
-            LocalEnd::Interface(name) | LocalEnd::Address(name) => name,
-        })?;
-        let (interface, address) = match end {
-            LocalEnd::Interface(_) => (name.as_ptr(), null()),
-            LocalEnd::Address(_) => (null(), name.as_ptr()),
-        };
-        let (rank, size) = (rank as c_int, size as c_int);
+        let (prefix, address) = (zero_ended(prefix)?, zero_ended(address)?);
+        let interface = interface.map(zero_ended).transpose()?;
+        let [interface, address] = [interface.as_ref(), Some(&address)].map(|name| name.map_or(null(), |name| name.as_ptr()));
+        let (prefix, rank, size, time) = (prefix.as_ptr(), rank as c_int, size as c_int, millis(timeouts.connecting));
         // SAFETY: an open store, strings that end with a zero or are null, and room for a pointer.
-        said(unsafe {
-            kvtune_gloo_open(
-                store.0,
-                prefix.as_ptr(),
-                rank,
-                size,
-                interface,
-                address,
-                millis(timeouts.connecting),
-                &raw mut group,
-            )
-        })?;
-        Ok(Self { group, timeout: millis(timeouts.exchange) })
+        let group =
+            written(null_mut(), |out| unsafe { kvtune_gloo_open(store.0, prefix, rank, size, interface, address, time, out) });
+        Ok(Self { group: said(group)?, timeout: millis(timeouts.exchange) })
     }
 
     /// Closes the connections once all exchanges have ended.
@@ -229,18 +206,14 @@ pub struct GroupWork(*mut c_void);
 
 impl GroupWork {
     fn begun(begin: impl FnOnce(*mut *mut c_void) -> c_int) -> Said<Self> {
-        let mut work = null_mut();
-        said(begin(&raw mut work))?;
-        Ok(Self(work))
+        said(written(null_mut(), begin)).map(Self)
     }
 }
 
 impl PendingExchange for GroupWork {
     fn wait(&self, time: Duration) -> Said<bool> {
-        let mut done = 0;
         // SAFETY: a work that was begun, and room for a number.
-        said(unsafe { kvtune_work_wait(self.0, millis(time).max(1), &raw mut done) })?;
-        Ok(done != 0)
+        said(written(0, |done| unsafe { kvtune_work_wait(self.0, millis(time).max(1), done) })).map(|done| done != 0)
     }
 }
 

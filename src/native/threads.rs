@@ -45,10 +45,7 @@ pub fn usable_cpus() -> usize {
     available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Makes so many threads, which end at once.
-///
-/// # Errors
-/// The system lets the process have fewer.
+/// Makes so many threads, which end at once; an error where the system lets the process have fewer.
 pub fn try_threads(count: usize) -> std::io::Result<()> {
     // All at the same time: they wait until the last one is there.
     let (begun, waiting) = std::sync::mpsc::channel::<()>();

@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::autograd::{check, or_panic, pointer};
-use super::kernels::made;
+use super::autograd::{or_panic, pointer, written};
+use super::kernels::made_one;
 
 unsafe extern "C" {
     fn kvtune_codes_product(
@@ -33,8 +33,7 @@ unsafe extern "C" {
 pub fn unpack(packed: &Tensor, id: u32, kind: Kind) -> Tensor {
     let like = Tensor::empty([0], (kind, Device::Cpu));
     // SAFETY: both are live tensors; one result is written.
-    let [unpacked] = made(|result| unsafe { kvtune_unpack(pointer(packed), id.into(), pointer(&like), result) });
-    unpacked
+    made_one(|result| unsafe { kvtune_unpack(pointer(packed), id.into(), pointer(&like), result) })
 }
 
 /// The first block with a scale or a minimum that is infinite or not a number, counted from 0.
@@ -42,10 +41,8 @@ pub fn unpack(packed: &Tensor, id: u32, kind: Kind) -> Tensor {
 /// # Shapes
 /// As in [`unpack`].
 pub fn first_bad_block(packed: &Tensor, id: u32) -> Option<usize> {
-    let mut found = -1;
     // SAFETY: it is a live tensor; one number is written.
-    or_panic(check(unsafe { kvtune_first_bad_block(pointer(packed), id.into(), &raw mut found) }));
-    usize::try_from(found).ok()
+    usize::try_from(or_panic(written(-1, |found| unsafe { kvtune_first_bad_block(pointer(packed), id.into(), found) }))).ok()
 }
 
 /// `x Wᵀ` of a few rows with packed ones, none of which is unpacked as a whole matrix.
@@ -54,8 +51,7 @@ pub fn first_bad_block(packed: &Tensor, id: u32) -> Option<usize> {
 /// `x (n, D)`, f32, `packed (o, bytes)` as in [`unpack`]; result `(n, o)`, f32.
 pub fn packed_product(x: &Tensor, packed: &Tensor, id: u32) -> Tensor {
     // SAFETY: both are live tensors; one result is written.
-    let [product] = made(|result| unsafe { kvtune_packed_product(pointer(x), pointer(packed), id.into(), result) });
-    product
+    made_one(|result| unsafe { kvtune_packed_product(pointer(x), pointer(packed), id.into(), result) })
 }
 
 /// Rows of codes of 1, 2, 3, 4 or 8 bits: a number is `(table[code] − zero) · scale · factor`, each operation rounded to f32.
@@ -96,20 +92,16 @@ impl Codes<'_> {
     pub fn unpack(&self, kind: Kind) -> Tensor {
         let like = Tensor::empty([0], (kind, Device::Cpu));
         // SAFETY: all are live tensors, or undefined ones; one result is written.
-        let [unpacked] =
-            self.with(|parts, layout| made(|result| unsafe { kvtune_unpack_codes(parts, layout, pointer(&like), result) }));
-        unpacked
+        self.with(|parts, layout| made_one(|result| unsafe { kvtune_unpack_codes(parts, layout, pointer(&like), result) }))
     }
 
     /// The product `x Wᵀ (n, rows)` of a few rows `x (n, width)`, f32, none of the matrix as a whole.
     pub fn product(&self, x: &Tensor) -> Tensor {
         // SAFETY: all are live tensors, or undefined ones; one result is written.
-        let [product] =
-            self.with(|parts, layout| made(|result| unsafe { kvtune_codes_product(pointer(x), parts, layout, result) }));
-        product
+        self.with(|parts, layout| made_one(|result| unsafe { kvtune_codes_product(pointer(x), parts, layout, result) }))
     }
 
-    fn with<T>(&self, run: impl FnOnce(*const *mut C_tensor, *const CodesLayout) -> T) -> T {
+    fn with(&self, run: impl FnOnce(*const *mut C_tensor, *const CodesLayout) -> Tensor) -> Tensor {
         let none = Tensor::new();
         let parts =
             [self.codes, self.table, self.scales, self.zeros.unwrap_or(&none), self.columns.unwrap_or(&none)].map(pointer);

@@ -17,7 +17,7 @@ use crate::native;
 pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> Tensor {
     let (kept_x, kept_weight_e) = (x.detach(), weight_e.detach());
     let (normed, rstd) = no_grad(|| forward(&kept_x, &kept_weight_e, eps));
-    differentiable([x, weight_e], normed, move |dy, needs| backward(dy, (&kept_x, &kept_weight_e, &rstd), needs))
+    differentiable([x, weight_e], normed, move |dy, needs| backward(dy, [&kept_x, &kept_weight_e, &rstd], needs))
 }
 
 /// `(1 + weight) · x / sqrt(mean(x²) + eps)`, as in [`rms_norm`], but everything in f32 (f64) and rounded once, the sum with 1 too: this is
@@ -31,7 +31,7 @@ pub fn rms_norm_about_one(x: &Tensor, weight_e: &Tensor, eps: f64) -> Tensor {
     let wide = move |t: &Tensor| t.to_kind(accumulation_kind(kinds[0]));
     let (normed, rstd) = no_grad(|| forward(&wide(&kept_x), &(wide(&kept_weight_e) + 1.0), eps));
     differentiable([x, weight_e], normed.to_kind(kinds[0]), move |dy, needs| {
-        let [dx, dweight_e] = backward(&wide(dy), (&wide(&kept_x), &(wide(&kept_weight_e) + 1.0), &rstd), needs);
+        let [dx, dweight_e] = backward(&wide(dy), [&wide(&kept_x), &(wide(&kept_weight_e) + 1.0), &rstd], needs);
         [dx.map(|dx| dx.to_kind(kinds[0])), dweight_e.map(|dweight_e| dweight_e.to_kind(kinds[1]))]
     })
 }
@@ -49,11 +49,11 @@ fn forward(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
 }
 
 /// Gradients of x and of the weight, as far as they are needed.
-fn backward(dy: &Tensor, saved: (&Tensor, &Tensor, &Tensor), needs: [bool; 2]) -> [Option<Tensor>; 2] {
-    if is_fused(saved.0, saved.1) {
+fn backward(dy: &Tensor, saved: [&Tensor; 3], needs: [bool; 2]) -> [Option<Tensor>; 2] {
+    if is_fused(saved[0], saved[1]) {
         return native::rms_norm_backward(dy, saved, needs);
     }
-    let dx = needs[0].then(|| native::cuda::rms_norm_backward(dy, [saved.0, saved.1, saved.2])).flatten();
+    let dx = needs[0].then(|| native::cuda::rms_norm_backward(dy, saved)).flatten();
     let [other_dx, dweight_e] = backward_of_tensors(dy, saved, [needs[0] && dx.is_none(), needs[1]]);
     [dx.or(other_dx), dweight_e]
 }
@@ -65,7 +65,7 @@ fn forward_of_tensors(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tenso
 }
 
 /// With x̂ = x · rstd and g = dy · weight: dx = (g − x̂ · mean(g · x̂)) · rstd, and dweight the sum of dy · x̂ over all rows.
-fn backward_of_tensors(dy: &Tensor, (x, weight_e, rstd): (&Tensor, &Tensor, &Tensor), needs: [bool; 2]) -> [Option<Tensor>; 2] {
+fn backward_of_tensors(dy: &Tensor, [x, weight_e, rstd]: [&Tensor; 3], needs: [bool; 2]) -> [Option<Tensor>; 2] {
     if needs == [false; 2] {
         return [None, None];
     }
@@ -119,7 +119,7 @@ mod tests {
                 let (kept_x, kept_weight) = (x.detach(), weight.detach());
                 let (y, rstd) = forward_of_tensors(&kept_x, &kept_weight, 1e-6);
                 assert!(y.allclose(&plain, 0.0, bound, false));
-                let of_tensors = backward_of_tensors(&dy, (&kept_x, &kept_weight, &rstd), needs);
+                let of_tensors = backward_of_tensors(&dy, [&kept_x, &kept_weight, &rstd], needs);
                 let of_tensors: Vec<_> = of_tensors.into_iter().flatten().collect();
                 let (ours, plain) = (taken(&ours), taken(&plain));
                 for ours in [ours, of_tensors] {
@@ -176,8 +176,8 @@ mod tests {
         // A last bit of a sum may tip a rounding over.
         assert!(y.allclose(&naive(&x, &weight, 1e-6), 1.0 / 128.0, 0.0, false));
         let wide = [&dy, &x, &weight].map(|t| t.to_kind(Kind::Double));
-        let exact = backward_of_tensors(&wide[0], (&wide[1], &wide[2], &rstd.to_kind(Kind::Double)), [true, true]);
-        let saved = (&x, &weight, &rstd);
+        let exact = backward_of_tensors(&wide[0], [&wide[1], &wide[2], &rstd.to_kind(Kind::Double)], [true, true]);
+        let saved = [&x, &weight, &rstd];
         for ours in [backward(&dy, saved, [true, true]), backward_of_tensors(&dy, saved, [true, true])] {
             // The weight's is a sum of products with values that were rounded before.
             for ((ours, exact), bound) in ours.iter().flatten().zip(exact.iter().flatten()).zip([1e-5, 5e-2]) {
@@ -198,7 +198,7 @@ mod tests {
             assert!(ours.allclose(&plain, 0.0, 0.0, true), "{ours}");
             let (y, rstd) = forward(&x.zeros_like(), &weight, 1e-6);
             assert_eq!(y, x.zeros_like());
-            let [dx, _] = backward(&x, (&x.zeros_like(), &weight, &rstd), [true, false]);
+            let [dx, _] = backward(&x, [&x.zeros_like(), &weight, &rstd], [true, false]);
             assert!(bool::try_from(dx.unwrap().get(1).isnan().any()).unwrap());
         }
     }
@@ -214,7 +214,7 @@ mod tests {
         let results = [1, 2, 3].map(|count| {
             tch::set_num_threads(count);
             let (y, rstd) = forward(&x, &weight, 1e-6);
-            let gradients = backward(&x, (&x, &weight, &rstd), [true, true]);
+            let gradients = backward(&x, [&x, &weight, &rstd], [true, true]);
             (y, rstd, gradients)
         });
         tch::set_num_threads(threads);

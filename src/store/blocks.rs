@@ -56,14 +56,13 @@ pub(super) fn bytes(size: &[i64], bits: Bits) -> [u64; 2] {
 /// any.
 ///
 /// # Shapes
-/// `x (…, E)`, not empty, any float kind. Out: as in [`super::Quantised`] with `(N, blocks)` in front; `(K)`, `(K)`, `(N, K)`.
+/// `x (…, E)`, not empty, any float kind. Out: as [`Bits::quantise`] gives them, with `(N, blocks)` in front; `(K)`, `(K)`, `(N, K)`.
 pub(super) fn encode(x: &Tensor, bits: Bits) -> Vec<Tensor> {
     let cut = Cut::of(&x.size());
     let flat = x.reshape([-1, cut.width]);
     let apart = outliers(&flat);
     let rest = apart.first().map_or_else(|| flat.shallow_clone(), |channel| flat.index_fill(1, channel, 0.0));
-    let quantised = bits.quantise(&cut.apart(&rest));
-    [quantised.level, quantised.range].into_iter().chain(apart).collect()
+    bits.quantise(&cut.apart(&rest)).into_iter().chain(apart).collect()
 }
 
 /// What [`encode`] stands for, in its size and kind.

@@ -21,5 +21,5 @@ pub use tensor_io::{
     save_tensors, tensor_heads,
 };
 pub use tensor_store::{Store, bytes_of};
-pub use vectors::{Bits, Quantised};
+pub use vectors::Bits;
 pub use waiting::{Bundle, Waiting};

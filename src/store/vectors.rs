@@ -6,7 +6,7 @@
 
 use tch::{Kind, Tensor};
 
-use crate::native::{Levels, quantise_on_cpu, restore_on_cpu};
+use crate::native::{quantise_on_cpu, restore_on_cpu};
 use crate::ops::attention::accumulation_kind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +19,6 @@ pub enum Bits {
     Nine,
     /// 32 levels likewise: the upper four bits of two values in a byte.
     Five,
-}
-
-#[derive(Debug)]
-pub struct Quantised {
-    /// Levels `(…, D)`, or `(…, ⌈D/2⌉)` for 4 bits, u8.
-    pub level: Tensor,
-    /// The bits of minimum and scale `(…, 2)`, i16. A negative scale says that both are bf16, else both are f16.
-    pub range: Tensor,
 }
 
 /// Largest f16 that leaves room for rounding up.
@@ -87,11 +79,6 @@ impl Bits {
         f64::from((1 << self.count()) - 1)
     }
 
-    /// How the levels of a vector lie in bytes, as the kernel is told.
-    fn levels(self, width: i64) -> Levels {
-        Levels { bits: self.count(), width, bytes: self.level_bytes(width) }
-    }
-
     /// Bytes of the levels of a vector of so many values.
     pub fn level_bytes(self, width: i64) -> i64 {
         match self {
@@ -102,18 +89,17 @@ impl Bits {
         }
     }
 
-    /// Quantises each vector along the last axis.
+    /// Quantises each vector along the last axis: its levels, and the bits of its minimum and scale. A negative scale says that both are bf16,
+    /// else both are f16.
     ///
     /// # Shapes
-    /// `x (…, D)`, any float kind.
-    pub fn quantise(self, x: &Tensor) -> Quantised {
-        let width = x.size().last().copied().unwrap_or(0);
-        let made = quantise_on_cpu(x, self.levels(width));
-        made.map_or_else(|| self.quantise_by_operations(x), |(level, range)| Quantised { level, range })
+    /// `x (…, D)`, any float kind; levels `(…, level_bytes)`, u8, and range `(…, 2)`, i16.
+    pub fn quantise(self, x: &Tensor) -> [Tensor; 2] {
+        quantise_on_cpu(x, self.count()).unwrap_or_else(|| self.quantise_by_operations(x))
     }
 
     /// Quantises with libtorch's operations, where the CPU kernel does not serve.
-    fn quantise_by_operations(self, x: &Tensor) -> Quantised {
+    fn quantise_by_operations(self, x: &Tensor) -> [Tensor; 2] {
         let x = x.to_kind(accumulation_kind(x.kind()));
         let (minimum, maximum) = (x.amin([-1i64], true), x.amax([-1i64], true));
         let (low, scale) = F16.cover(&minimum, &maximum, self.steps());
@@ -123,15 +109,15 @@ impl Bits {
         let range = Tensor::cat(&[low_wide.where_self(&is_large, &low), scale_wide.where_self(&is_large, &scale)], -1);
         let (low, scale) = read_range(&range, x.kind());
         let level = ((x - low) / scale).round_().clamp_(0.0, self.steps());
-        Quantised { level: self.pack(&level), range }
+        [self.pack(&level), range]
     }
 
     /// The vectors that quantised ones stand for.
     ///
     /// # Shapes
-    /// Planes as in [`Quantised`]; `(…, width)` out, in `kind`.
+    /// Levels and range as [`Self::quantise`] gives them; `(…, width)` out, in `kind`.
     pub fn restore(self, level: &Tensor, range: &Tensor, width: i64, kind: Kind) -> Tensor {
-        let made = restore_on_cpu(level, range, self.levels(width), kind);
+        let made = restore_on_cpu(level, range, self.count(), width, kind);
         made.unwrap_or_else(|| self.restore_by_operations(level, range, width, kind))
     }
 
@@ -220,9 +206,9 @@ mod tests {
 
     /// The largest error in units of its vector's scale.
     fn worst(x: &Tensor, bits: Bits) -> f64 {
-        let q = bits.quantise(x);
-        let restored = bits.restore(&q.level, &q.range, x.size()[1], Kind::Double);
-        ((restored - x).abs() / Bits::scale(&q.range, Kind::Double)).max().double_value(&[])
+        let [level, range] = bits.quantise(x);
+        let restored = bits.restore(&level, &range, x.size()[1], Kind::Double);
+        ((restored - x).abs() / Bits::scale(&range, Kind::Double)).max().double_value(&[])
     }
 
     proptest! {
@@ -244,8 +230,8 @@ mod tests {
     fn vectors_far_from_zero_and_constants_survive() {
         for bits in ALL {
             let narrow = Tensor::rand([40, 64], (Kind::Double, Device::Cpu)) + 500.0;
-            let q = bits.quantise(&narrow);
-            let error = (bits.restore(&q.level, &q.range, 64, Kind::Double) - &narrow).abs().max().double_value(&[]);
+            let [level, range] = bits.quantise(&narrow);
+            let error = (bits.restore(&level, &range, 64, Kind::Double) - &narrow).abs().max().double_value(&[]);
             // A minimum in f16 may lie half a unit below 500.
             assert!(error <= 1.6 / bits.steps() / 2.0, "{bits:?}: {error}");
             for constant in [0.0, 7.25, -3e-9, 1e30, -4e5] {
@@ -258,10 +244,10 @@ mod tests {
     #[test]
     fn four_bits_take_half_the_bytes_and_odd_widths_come_back() {
         let x = Tensor::randn([3, 7], (Kind::Float, Device::Cpu));
-        let q = Bits::Four.quantise(&x);
-        assert_eq!((q.level.size(), q.range.size()), (vec![3, 4], vec![3, 2]));
+        let [level, range] = Bits::Four.quantise(&x);
+        assert_eq!((level.size(), range.size()), (vec![3, 4], vec![3, 2]));
         assert_eq!(Bits::Four.level_bytes(7), 4);
-        let restored = Bits::Four.restore(&q.level, &q.range, 7, Kind::Float);
+        let restored = Bits::Four.restore(&level, &range, 7, Kind::Float);
         assert_eq!(restored.size(), [3, 7]);
         assert!((restored - x).abs().max().double_value(&[]) < 0.4);
     }
@@ -290,9 +276,9 @@ mod tests {
                 let x = Tensor::cat(&[cpu(21) * sizes, far, constant, cpu(1) * 0.0], 1).to_kind(kind);
                 for bits in ALL {
                     let (made, slow) = (bits.quantise(&x), bits.quantise_by_operations(&x));
-                    assert!(made.level.equal(&slow.level) && made.range.equal(&slow.range), "{bits:?}, {kind:?}, {width}");
+                    assert!(made[0].equal(&slow[0]) && made[1].equal(&slow[1]), "{bits:?}, {kind:?}, {width}");
                     // Of a cache's first slots, too.
-                    let (level, range) = (made.level.narrow(1, 2, 20), made.range.narrow(1, 2, 20));
+                    let (level, range) = (made[0].narrow(1, 2, 20), made[1].narrow(1, 2, 20));
                     let (back, slow) =
                         (bits.restore(&level, &range, width, kind), bits.restore_by_operations(&level, &range, width, kind));
                     assert!(back.equal(&slow), "{bits:?}, {kind:?}, {width}");
@@ -301,8 +287,8 @@ mod tests {
         }
         let broken = Tensor::from_slice(&[0.5f32, f32::NAN, 2.0]);
         for bits in ALL {
-            let q = bits.quantise(&broken);
-            assert_eq!(bits.restore(&q.level, &q.range, 3, Kind::Float).isnan().all().int64_value(&[]), 1, "{bits:?}");
+            let [level, range] = bits.quantise(&broken);
+            assert_eq!(bits.restore(&level, &range, 3, Kind::Float).isnan().all().int64_value(&[]), 1, "{bits:?}");
         }
     }
 }

@@ -11,7 +11,7 @@ use support::case::{Case, EXACT, IN_FILE, INT8, PLAIN, TargetsAt, Trains, Width}
 use super::{Comparison, Proofs, Reference, TilingProof, Verdict};
 use crate::engine::{MicroBatchGradients, NoObserver, Settings};
 use crate::native::cuda::TorchKernel;
-use crate::ops::attention::{Backend, PartKernel, forced};
+use crate::ops::attention::{Backend, forced};
 use crate::recipe::{AttentionOutputs, BufferKind};
 use crate::store::{WaitFault, with_delayed_copies};
 use crate::units::Fault;
@@ -59,8 +59,7 @@ fn assert_noticed(case: &Case, fault: Sabotage) {
 /// sees past and chunk at once.
 #[test]
 fn every_way_to_attend_is_exact() {
-    let vendor = PartKernel::TorchKernel(TorchKernel::Cpu);
-    for way in [Backend::Parts(PartKernel::Blocks), Backend::Parts(vendor), Backend::Joined(TorchKernel::Cpu)] {
+    for way in [Backend::Blocks, Backend::Parts(TorchKernel::Cpu), Backend::Joined(TorchKernel::Cpu)] {
         for case in [
             LASTREC,
             PLAIN,

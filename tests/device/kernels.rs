@@ -120,11 +120,11 @@ fn the_quantiser_gives_on_a_gpu_what_it_gives_on_the_cpu() {
                 let x = (cpu([200, width]) * cpu([200, 1]).exp() + cpu([200, 1]) * 20.0).to_kind(kind);
                 let (here, there) = (bits.quantise(&x), bits.quantise(&x.to_device(device)));
                 let differs = |a: &Tensor, b: &Tensor| a.ne_tensor(&b.to_device(Device::Cpu)).any_dim(-1, false);
-                let differs = differs(&here.level, &there.level).logical_or(&differs(&here.range, &there.range));
+                let differs = differs(&here[0], &there[0]).logical_or(&differs(&here[1], &there[1]));
                 vectors += x.size()[0];
                 different += differs.sum(Kind::Int64).int64_value(&[]);
-                let expected = bits.restore(&here.level, &here.range, width, kind);
-                let found = bits.restore(&here.level.to_device(device), &here.range.to_device(device), width, kind);
+                let expected = bits.restore(&here[0], &here[1], width, kind);
+                let found = bits.restore(&here[0].to_device(device), &here[1].to_device(device), width, kind);
                 assert!(found.to_device(Device::Cpu).equal(&expected), "{bits:?}, {kind:?}, {width}");
             }
         }

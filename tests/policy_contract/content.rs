@@ -77,8 +77,8 @@ pub(crate) fn heads_of(x: &Tensor) -> Vec<Head> {
 /// What a buffer gives back for vectors `(…, D)`.
 fn restored(buffer: BufferKind, x: &Tensor) -> Tensor {
     let through = |bits: Bits| {
-        let quantised = bits.quantise(x);
-        bits.restore(&quantised.level, &quantised.range, HEAD_DIM as i64, Kind::Double)
+        let [level, range] = bits.quantise(x);
+        bits.restore(&level, &range, HEAD_DIM as i64, Kind::Double)
     };
     match buffer {
         BufferKind::Plain => x.shallow_clone(),

@@ -4,10 +4,9 @@
 //! with the window get 0.9 of the attention leave last, as in `CriticalKV`'s first stage. `adakv` around it, over all layers, is
 //! `Layer-DefensiveKV`. Departs from the paper in that it decides anew for each chunk, and that neighbours are those still held.
 
-use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::window::{Pooling, kernel_size, pooled, window_size};
+use super::window::{Pooling, pooled, window_and_kernel};
 use crate::cache::{NewEntries, Observed, Policy, PolicyTraits};
 use crate::ops::attention::ModelFeature;
 use crate::recipe::PolicyRecipe;
@@ -18,13 +17,6 @@ const KERNEL: usize = 5;
 /// The part of the attention that the entries of the first stage and the window get together.
 const FIRST_STAGE: f64 = 0.9;
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DefensivekvParams {
-    window_size: Option<usize>,
-    kernel_size: Option<usize>,
-}
-
 #[derive(Debug)]
 struct Defensivekv {
     window: usize,
@@ -32,9 +24,7 @@ struct Defensivekv {
 }
 
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let params: DefensivekvParams = choice.params()?;
-    let window = window_size(choice, params.window_size, cache_length)?;
-    let kernel = kernel_size(choice, params.kernel_size.unwrap_or(KERNEL), cache_length)?;
+    let [window, kernel] = window_and_kernel(choice, cache_length, KERNEL)?;
     Ok(Box::new(Defensivekv { window, kernel }))
 }
 

@@ -8,14 +8,10 @@ use crate::units::Fault;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DenseParams {}
-
-#[derive(Debug)]
-struct Dense;
+struct Dense {}
 
 pub(super) fn build(choice: &PolicyRecipe, _cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let DenseParams {} = choice.params()?;
-    Ok(Box::new(Dense))
+    Ok(Box::new(choice.params::<Dense>()?))
 }
 
 impl Policy for Dense {

@@ -3,21 +3,12 @@
 //! score is the sum of the squares over the window, the mean over the query heads of a KV head. Departs from the paper in that it decides
 //! anew for each chunk, and that the window's own tokens are among the neighbours.
 
-use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::window::{Pooling, kernel_size, pooled, wide_kernel, window_size};
+use super::window::{Pooling, pooled, wide_kernel, window_and_kernel};
 use crate::cache::{Observed, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 use crate::units::Fault;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DropkvParams {
-    window_size: Option<usize>,
-    #[serde(default = "wide_kernel")]
-    kernel_size: usize,
-}
 
 #[derive(Debug)]
 struct Dropkv {
@@ -26,9 +17,8 @@ struct Dropkv {
 }
 
 pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
-    let params: DropkvParams = choice.params()?;
-    let window = window_size(choice, params.window_size, cache_length)?;
-    Ok(Box::new(Dropkv { window, kernel: kernel_size(choice, params.kernel_size, cache_length)? }))
+    let [window, kernel] = window_and_kernel(choice, cache_length, wide_kernel())?;
+    Ok(Box::new(Dropkv { window, kernel }))
 }
 
 impl Policy for Dropkv {

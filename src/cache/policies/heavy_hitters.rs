@@ -69,11 +69,15 @@ fn default_combination() -> f64 {
     0.5
 }
 
-pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, Fault> {
-    HeavyHitters::new(choice, &choice.params()?, cache_length)
+pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    HeavyHitters::build(choice, &choice.params()?, cache_length, Gives::Attention, None)
 }
 
-pub(super) fn h2o_orig(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, Fault> {
+pub(super) fn h2o_vlen(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    HeavyHitters::build(choice, &choice.params()?, cache_length, Gives::ValueWeighted, None)
+}
+
+pub(super) fn h2o_orig(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
     let H2oOrigParams { keep_initial_fraction, score_prefill } = choice.params()?;
     let params = HeavyHittersParams {
         grace_period: GracePeriod::default(),
@@ -82,10 +86,18 @@ pub(super) fn h2o_orig(choice: &PolicyRecipe, cache_length: usize) -> Result<Hea
         reference_counts: false,
         score_prefill,
     };
-    Ok(HeavyHitters { gives: Gives::BatchAttention, ..HeavyHitters::new(choice, &params, cache_length)? })
+    HeavyHitters::build(choice, &params, cache_length, Gives::BatchAttention, None)
 }
 
-pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, Fault> {
+pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    beside_error(choice, cache_length, Gives::Attention)
+}
+
+pub(super) fn qh2o_vlen(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, Fault> {
+    beside_error(choice, cache_length, Gives::ValueWeighted)
+}
+
+fn beside_error(choice: &PolicyRecipe, cache_length: usize, gives: Gives) -> Result<Box<dyn Policy>, Fault> {
     let p: Qh2oParams = choice.params()?;
     let params = HeavyHittersParams {
         grace_period: p.grace_period,
@@ -95,7 +107,7 @@ pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHi
         score_prefill: p.score_prefill,
     };
     let attention = fraction(choice, "combination_constant", p.combination_constant)?;
-    Ok(HeavyHitters { beside_error: Some(attention), ..HeavyHitters::new(choice, &params, cache_length)? })
+    HeavyHitters::build(choice, &params, cache_length, gives, Some(attention))
 }
 
 /// What a query gives to an entry.
@@ -110,7 +122,7 @@ enum Gives {
 
 /// A policy whose scores add up: attention mass, plain or weighted with the norms of values, and the error of quantisation if that counts.
 #[derive(Debug)]
-pub(super) struct HeavyHitters {
+struct HeavyHitters {
     grace: usize,
     /// The fraction of the cache length whose first tokens stay at an eviction before anything has been scored.
     keep_initial: f64,
@@ -125,29 +137,27 @@ pub(super) struct HeavyHitters {
 }
 
 impl HeavyHitters {
-    fn new(choice: &PolicyRecipe, params: &HeavyHittersParams, cache_length: usize) -> Result<Self, Fault> {
+    fn build(
+        choice: &PolicyRecipe,
+        params: &HeavyHittersParams,
+        cache_length: usize,
+        gives: Gives,
+        beside_error: Option<f64>,
+    ) -> Result<Box<dyn Policy>, Fault> {
         if params.reference_counts && params.score_prefill {
             let message =
                 "`reference_counts` contradicts `score_prefill`: the reference does not score the prefill span".to_owned();
             return Err(choice.reject(Some("reference_counts"), message, "remove one of them".into()).into());
         }
-        Ok(Self {
+        Ok(Box::new(Self {
             grace: params.grace_period.tokens(choice, cache_length)?,
             keep_initial: fraction(choice, "keep_initial_fraction", params.keep_initial_fraction)?,
             normalize: params.normalize_scores,
             reference_counts: params.reference_counts,
             score_prefill: params.score_prefill,
-            gives: Gives::Attention,
-            beside_error: None,
-        })
-    }
-
-    pub(super) fn by_value(self) -> Self {
-        Self { gives: Gives::ValueWeighted, ..self }
-    }
-
-    pub(super) fn boxed(self) -> Box<dyn Policy> {
-        Box::new(self)
+            gives,
+            beside_error,
+        }))
     }
 
     /// Number of queries that have scored each entry: those since it was written, the prefill span's if they count.
@@ -168,7 +178,7 @@ impl Policy for HeavyHitters {
         // The last of what `describe` said.
         let index = i64::from(self.gives == Gives::ValueWeighted);
         match self.beside_error.and_then(|a| Some((a, entries.feature(index)?))) {
-            Some((a, error)) => EvictionOrder::ByEntry(with_error(&score_bgc, &error, entries, a)),
+            Some((a, error)) => EvictionOrder::ByEntry(with_error(&score_bgc, &error, &entries.candidates(self), a)),
             None => EvictionOrder::ByEntry(score_bgc),
         }
     }
@@ -237,8 +247,8 @@ fn value_weighted(seen: &Observed<'_>) -> Tensor {
 
 /// How quantisation enters the score: `a · mm(score) − (1 − a)/2 · mm(error) + (1 − a)`, where `mm` maps to 0..1 over the candidates
 /// of a sequence, and what is constant to 0.
-fn with_error(score_bgc: &Tensor, error_bgc: &Tensor, entries: &Entries<'_>, a: f64) -> Tensor {
-    let others = entries.candidates().logical_not();
+fn with_error(score_bgc: &Tensor, error_bgc: &Tensor, candidates: &Tensor, a: f64) -> Tensor {
+    let others = candidates.logical_not();
     let unit = |x: &Tensor| {
         let low = x.masked_fill(&others, f64::INFINITY).amin([1i64, 2], true);
         let high = x.masked_fill(&others, f64::NEG_INFINITY).amax([1i64, 2], true);

@@ -34,24 +34,16 @@ pub const REGISTRY: &[PolicyEntry] = &[
         dropkv::build,
     ),
     entry("expected-attention", "what queries like those of the last chunk are expected to attend to", expected_attention::build),
-    entry("h2o", "the largest attention mass so far", |c, n| Ok(heavy_hitters::h2o(c, n)?.boxed())),
-    entry("h2o-orig", "as `h2o`, attention mass summed over the sequences of the batch", |c, n| {
-        Ok(heavy_hitters::h2o_orig(c, n)?.boxed())
-    }),
-    entry("h2o-vlen", "as `h2o`, attention mass weighted with the norm of the value", |c, n| {
-        Ok(heavy_hitters::h2o(c, n)?.by_value().boxed())
-    }),
+    entry("h2o", "the largest attention mass so far", heavy_hitters::h2o),
+    entry("h2o-orig", "as `h2o`, attention mass summed over the sequences of the batch", heavy_hitters::h2o_orig),
+    entry("h2o-vlen", "as `h2o`, attention mass weighted with the norm of the value", heavy_hitters::h2o_vlen),
     entry("keydiff", "keys that point elsewhere than most", keydiff::build),
     entry("knorm", "keys of small norm", knorm::build),
     entry("lagkv", "tokens whose keys and values spread unlike those of the next partition", lagkv::build),
     entry("lastrec", "the most recent tokens and the first few", lastrec::build),
     entry("learned", "what the model's gates expect to matter", learned::build),
-    entry("qh2o", "as `h2o`, but entries that suffer from quantisation leave earlier", |c, n| {
-        Ok(heavy_hitters::qh2o(c, n)?.boxed())
-    }),
-    entry("qh2o-vlen", "as `h2o-vlen`, but entries that suffer from quantisation leave earlier", |c, n| {
-        Ok(heavy_hitters::qh2o(c, n)?.by_value().boxed())
-    }),
+    entry("qh2o", "as `h2o`, but entries that suffer from quantisation leave earlier", heavy_hitters::qh2o),
+    entry("qh2o-vlen", "as `h2o-vlen`, but entries that suffer from quantisation leave earlier", heavy_hitters::qh2o_vlen),
     entry(
         "rkv",
         "what the last few queries of a chunk attend to, with its neighbours, unless other keys of its chunk resemble it",

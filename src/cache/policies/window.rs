@@ -19,6 +19,20 @@ pub(super) enum Pooling {
     Mean,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OnlyWindowAndKernel {
+    window_size: Option<usize>,
+    kernel_size: Option<usize>,
+}
+
+/// Window and kernel, for a policy that has no other parameters.
+pub(super) fn window_and_kernel(choice: &PolicyRecipe, cache_length: usize, kernel: usize) -> Result<[usize; 2], Fault> {
+    let params: OnlyWindowAndKernel = choice.params()?;
+    let window = window_size(choice, params.window_size, cache_length)?;
+    Ok([window, kernel_size(choice, params.kernel_size.unwrap_or(kernel), cache_length)?])
+}
+
 /// The kernel of DropKV's and R-KV's code.
 pub(super) fn wide_kernel() -> usize {
     7

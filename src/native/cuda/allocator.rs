@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use tch::Device;
 
 use crate::native::allocated::Allocated;
-use crate::native::autograd::check;
+use crate::native::autograd::{check, written};
 
 unsafe extern "C" {
     fn kvtune_device_stats(index: c_int, out: *mut i64) -> c_int;
@@ -26,10 +26,9 @@ pub struct DeviceStats {
 
 /// The statistics of `cuda:index`; `None` where no CUDA device was used.
 pub fn device_stats(index: usize) -> Option<DeviceStats> {
-    let mut out = [0; 6];
     // SAFETY: there is room for the six numbers that are written.
-    check(unsafe { kvtune_device_stats(index as c_int, out.as_mut_ptr()) }).ok()?;
-    let [live, peak, _, reserved, retries, failures] = out;
+    let out = written([0; 6], |out| unsafe { kvtune_device_stats(index as c_int, out.cast()) });
+    let [live, peak, _, reserved, retries, failures] = out.ok()?;
     Some(DeviceStats { allocated: Allocated { live, peak, reserved }, retries, failures })
 }
 
@@ -49,10 +48,8 @@ pub fn release_cached_memory(device: Device) {
 
 /// Bytes of pinned memory that libtorch holds on the host, and the most that it has held; `None` where there is no CUDA.
 pub fn pinned_stats() -> Option<(i64, i64)> {
-    let mut out = [0; 2];
     // SAFETY: there is room for the two numbers that are written.
-    check(unsafe { kvtune_pinned_stats(out.as_mut_ptr()) }).ok()?;
-    Some((out[0], out[1]))
+    written([0; 2], |out| unsafe { kvtune_pinned_stats(out.cast()) }).ok().map(Into::into)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use tch::Tensor;
 use torch_sys::C_tensor;
 
 use crate::native::BackwardError;
-use crate::native::autograd::{check, pointer};
+use crate::native::autograd::{pointer, tensors};
 
 unsafe extern "C" {
     fn kvtune_vendor_attend(
@@ -82,12 +82,9 @@ pub fn vendor_attend(
     scale: f64,
 ) -> Result<(Tensor, Tensor), BackwardError> {
     let [q, k, v] = [q_bhnd, k_bgpd, v_bgpd].map(pointer);
-    let mut results = [std::ptr::null_mut(); 2];
-    // SAFETY: all are live tensors; there is room for the two results.
-    check(unsafe { kvtune_vendor_attend(vendor as c_int, q, k, v, mask as c_int, scale, results.as_mut_ptr()) })?;
-    // SAFETY: the call succeeded, so both are new tensors that are ours to own.
-    let [out, lse] = results.map(|tensor| unsafe { Tensor::from_ptr(tensor) });
-    Ok((out, lse))
+    // SAFETY: all are live tensors; two results are written.
+    let made = tensors(|results| unsafe { kvtune_vendor_attend(vendor as c_int, q, k, v, mask as c_int, scale, results) })?;
+    Ok(made.map(Option::unwrap_or_default).into())
 }
 
 /// Gradients `(dq, dk, dv)` of one part, from an output and log-sum-exps that may be those of several parts.
@@ -103,12 +100,9 @@ pub fn vendor_attend_backward(
     scale: f64,
 ) -> Result<(Tensor, Tensor, Tensor), BackwardError> {
     let [dout, q, k, v, out, lse] = [dout_bhnd, q_bhnd, k_bgpd, v_bgpd, out_bhnd, lse_bhn].map(pointer);
-    let mut results = [std::ptr::null_mut(); 3];
-    // SAFETY: all are live tensors; there is room for the three results.
-    check(unsafe {
-        kvtune_vendor_attend_backward(vendor as c_int, dout, q, k, v, out, lse, mask as c_int, scale, results.as_mut_ptr())
+    // SAFETY: all are live tensors; three results are written.
+    let made = tensors(|results| unsafe {
+        kvtune_vendor_attend_backward(vendor as c_int, dout, q, k, v, out, lse, mask as c_int, scale, results)
     })?;
-    // SAFETY: the call succeeded, so all are new tensors that are ours to own.
-    let [dq, dk, dv] = results.map(|tensor| unsafe { Tensor::from_ptr(tensor) });
-    Ok((dq, dk, dv))
+    Ok(made.map(Option::unwrap_or_default).into())
 }

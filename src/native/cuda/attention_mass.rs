@@ -146,7 +146,7 @@ impl Launch {
         let (slots, rows) = (out.size()[2] as usize, (self.batch * self.groups) as usize);
         let tiles = slots.div_ceil(KEYS);
         let queries = ((self.tokens - self.first) * self.per_group) as usize;
-        let (splits, rows_per_split) = divided(queries, tiles * rows, self.module.context().multiprocessors);
+        let (splits, rows_per_split) = divided(queries, tiles * rows, self.module.context.multiprocessors);
         let in_parts =
             (splits > 1).then(|| Tensor::empty([splits as i64, rows as i64, slots as i64], (Kind::Float, out.device())));
         let params = MassParams {

@@ -105,8 +105,7 @@ pub(super) fn of_half(kind: Kind) -> Option<Setting> {
 fn build(device: usize, source: &KernelSource, settings: &[Setting]) -> Result<&'static Module, String> {
     let (context, nvrtc) = (Context::of(device)?, Nvrtc::get()?);
     let options = options(context.architecture, settings);
-    let release = nvrtc.release();
-    let parts: Vec<&str> = [source.text, &release].into_iter().chain(options.iter().map(String::as_str)).collect();
+    let parts: Vec<&str> = [source.text, &nvrtc.release].into_iter().chain(options.iter().map(String::as_str)).collect();
     if let Some(module) =
         disk_cache::recall(source.name, &parts).and_then(|cubin| Module::load(context, &cubin, source.kernels).ok())
     {

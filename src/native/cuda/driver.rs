@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use libloading::os::unix::RTLD_LOCAL;
 
 use super::load::{functions, open_library, symbol};
-use crate::native::autograd::check;
+use crate::native::autograd::written;
 
 unsafe extern "C" {
     fn kvtune_launch_stream(index: c_int, stream: *mut *mut c_void) -> c_int;
@@ -144,10 +144,8 @@ impl Calls {
 
 /// The stream on which libtorch's next operation on a device will run: what is launched there waits for what came before.
 pub(super) fn launch_stream(device: usize) -> Result<*mut c_void, String> {
-    let mut stream = ptr::null_mut();
     // SAFETY: the handle may be written.
-    check(unsafe { kvtune_launch_stream(device as c_int, &raw mut stream) }).map_err(|error| error.to_string())?;
-    Ok(stream)
+    written(ptr::null_mut(), |stream| unsafe { kvtune_launch_stream(device as c_int, stream) }).map_err(|error| error.to_string())
 }
 
 /// The context of a CUDA device in which libtorch works.
@@ -194,7 +192,7 @@ pub fn place_of_gpu(index: usize) -> Result<String, String> {
 /// Compiled kernels on a device. They stay there as long as the process lives.
 #[derive(Debug)]
 pub(super) struct Module {
-    context: Context,
+    pub(super) context: Context,
     functions: BTreeMap<&'static str, Handle>,
 }
 
@@ -218,10 +216,6 @@ impl Module {
             };
             Ok(Self { context, functions: names.iter().copied().map(find).collect::<Result<_, String>>()? })
         })
-    }
-
-    pub(super) fn context(&self) -> Context {
-        self.context
     }
 
     /// Starts a kernel on a stream, and does not wait for it.

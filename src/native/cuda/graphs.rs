@@ -14,7 +14,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::allocator::release_cached_memory;
 use super::streams::{CudaEvent, Entered, SideStream};
-use crate::native::autograd::{BackwardError, check, or_panic, panic_text};
+use crate::native::autograd::{BackwardError, SILENT, check, or_panic, panic_text, written};
 use crate::native::locked;
 
 unsafe extern "C" {
@@ -88,9 +88,9 @@ impl GraphRecorder {
     /// What a device's captures share, with a graph that stays in the pool for ever: a pool that no graph uses any more is marked to be
     /// freed, and the allocator refuses to begin in it again.
     fn first(index: usize) -> Result<&'static Shared, GraphError> {
-        let mut pool = [0; 2];
         // SAFETY: there is room for the two numbers that are written.
-        check(unsafe { kvtune_graph_pool(pool.as_mut_ptr()) }).map_err(|error| GraphError::Lacking(error.0))?;
+        let pool = written([0; 2], |pool| unsafe { kvtune_graph_pool(pool.cast()) });
+        let pool = pool.map_err(|error| GraphError::Lacking(error.0))?;
         let shared: &'static Shared = Box::leak(Box::new(Shared { stream: SideStream::new(index), pool }));
         let mut zero = Tensor::zeros([1], (Kind::Float, Device::Cuda(index)));
         let anchor = Self { index, shared }.captured(|| drop(zero.zero_()))?;
@@ -134,7 +134,7 @@ impl GraphRecorder {
             (Ok(()), Err(end)) if end.0.contains("out of memory") => Ok(Err(Box::new(end.0))),
             (Ok(()), Err(end)) => Err(end.into()),
             // The end says no more than that something has failed before.
-            (Err(panic), Err(end)) => Err(GraphError::Failed(format!("{}; {}", panic_text(&*panic), end.0))),
+            (Err(panic), Err(end)) => Err(GraphError::Failed(format!("{}; {}", panic_text(&*panic).unwrap_or(SILENT), end.0))),
         }
     }
 }
@@ -167,9 +167,8 @@ pub struct Graph(NonNull<c_void>);
 impl Graph {
     /// From now on what this thread asks its stream for is captured, and not done.
     fn begin(pool: [u64; 2]) -> Result<Self, BackwardError> {
-        let mut out = std::ptr::null_mut();
         // SAFETY: two numbers are read, and the pointer may be written.
-        check(unsafe { kvtune_graph_begin(pool.as_ptr(), &raw mut out) })?;
+        let out = written(std::ptr::null_mut(), |out| unsafe { kvtune_graph_begin(pool.as_ptr(), out) })?;
         // Without an error there is an object.
         Ok(Self(NonNull::new(out).unwrap_or(NonNull::dangling())))
     }

@@ -1,7 +1,7 @@
 //! The libraries of CUDA that come with libtorch: whether they can be opened, and of which version they are.
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -25,9 +25,6 @@ pub struct OpenedLibrary {
     /// The library's file, or the name by which the system's loader found it.
     pub path: PathBuf,
 }
-
-type Fill = unsafe extern "C" fn(*mut c_int) -> c_int;
-type Tell = unsafe extern "C" fn() -> usize;
 
 impl Companion {
     pub fn file_name(self) -> &'static str {
@@ -57,22 +54,21 @@ impl Companion {
     }
 
     fn version(self, library: &Library) -> Option<String> {
-        let mut number = 0;
-        // SAFETY: the functions of these libraries by their documented types; each writes a number, or returns one.
-        unsafe {
-            match self {
-                Self::Runtime => {
-                    let status = symbol::<Fill>(library, c"cudaRuntimeGetVersion").ok()?(&raw mut number);
-                    let (major, minor) = version(number);
-                    (status == 0).then(|| format!("{major}.{minor}"))
-                }
-                Self::Cudnn => Some(dotted(symbol::<Tell>(library, c"cudnnGetVersion").ok()?())),
-                Self::Nccl => {
-                    let status = symbol::<Fill>(library, c"ncclGetVersion").ok()?(&raw mut number);
-                    (status == 0).then(|| dotted(usize::try_from(number).unwrap_or(0)))
-                }
+        let number = |name: &CStr| {
+            let mut number = 0;
+            // SAFETY: a function of the library, which by its documented type writes a number.
+            let status = unsafe { symbol::<unsafe extern "C" fn(*mut c_int) -> c_int>(library, name).ok()?(&raw mut number) };
+            (status == 0).then_some(number)
+        };
+        Some(match self {
+            Self::Runtime => {
+                let (major, minor) = version(number(c"cudaRuntimeGetVersion")?);
+                format!("{major}.{minor}")
             }
-        }
+            // SAFETY: by its documented type it returns a number.
+            Self::Cudnn => dotted(unsafe { symbol::<unsafe extern "C" fn() -> usize>(library, c"cudnnGetVersion").ok()?() }),
+            Self::Nccl => dotted(usize::try_from(number(c"ncclGetVersion")?).unwrap_or(0)),
+        })
     }
 }
 

@@ -82,25 +82,26 @@ fn said(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
+functions! {
+    /// What is asked of CUDA's runtime.
+    struct RuntimeCalls {
+        memory = c"cudaMemGetInfo": unsafe extern "C" fn(*mut usize, *mut usize) -> c_int,
+        get_device = c"cudaGetDevice": unsafe extern "C" fn(*mut c_int) -> c_int,
+        set_device = c"cudaSetDevice": unsafe extern "C" fn(c_int) -> c_int,
+    }
+}
+
 /// Bytes that a CUDA device has free, as its runtime says; `None` without one. libtorch's CUDA half must be loaded.
 pub fn free_device_memory(index: usize) -> Option<u64> {
-    type MemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> i32;
-    type GetDevice = unsafe extern "C" fn(*mut i32) -> i32;
-    type SetDevice = unsafe extern "C" fn(i32) -> i32;
-    let runtime = Library::this();
     // SAFETY: the symbols, where they are loaded, are the CUDA runtime's functions of these names and types.
-    let (ask, get, set) = unsafe {
-        let ask: MemGetInfo = symbol(&runtime, c"cudaMemGetInfo").ok()?;
-        let get: GetDevice = symbol(&runtime, c"cudaGetDevice").ok()?;
-        (ask, get, symbol::<SetDevice>(&runtime, c"cudaSetDevice").ok()?)
-    };
+    let calls = unsafe { RuntimeCalls::find(&Library::this()) }.ok()?;
     let (mut free, mut total, mut current) = (0, 0, 0);
     // SAFETY: all point to numbers that may be written; the device that was current is so again at the end.
     let statuses = unsafe {
-        let known = get(&raw mut current);
-        let statuses = [known, set(i32::try_from(index).ok()?), ask(&raw mut free, &raw mut total)];
+        let known = (calls.get_device)(&raw mut current);
+        let statuses = [known, (calls.set_device)(c_int::try_from(index).ok()?), (calls.memory)(&raw mut free, &raw mut total)];
         if known == 0 {
-            set(current);
+            (calls.set_device)(current);
         }
         statuses
     };

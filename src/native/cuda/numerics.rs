@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use crate::native::autograd::{check, or_panic};
+use crate::native::autograd::{check, or_panic, written};
 
 unsafe extern "C" {
     safe fn kvtune_set_numerics(allows_tf32: c_int, is_deterministic: c_int) -> c_int;
@@ -27,9 +27,8 @@ impl Numerics {
 
     /// What holds now, and whether products of bf16 are summed in f32.
     pub fn now() -> (Self, bool) {
-        let mut out = [0; 3];
         // SAFETY: three numbers are written.
-        or_panic(check(unsafe { kvtune_numerics(out.as_mut_ptr()) }));
+        let out: [c_int; 3] = or_panic(written([0; 3], |out| unsafe { kvtune_numerics(out.cast()) }));
         let [tf32, sums_in_f32, deterministic] = out.map(|number| number != 0);
         (Self { allows_tf32: tf32, is_deterministic: deterministic }, sums_in_f32)
     }

@@ -35,7 +35,8 @@ functions! {
 }
 
 pub(super) struct Nvrtc {
-    version: (i32, i32),
+    /// The release of this compiler, as 13.0.
+    pub(super) release: String,
     calls: NvrtcCalls,
 }
 
@@ -47,11 +48,6 @@ impl Nvrtc {
             .get_or_init(|| Self::open(&fs::read_to_string("/proc/self/maps").unwrap_or_default()))
             .as_ref()
             .map_err(Clone::clone)
-    }
-
-    /// The release of this compiler, as 13.0.
-    pub(super) fn release(&self) -> String {
-        format!("{}.{}", self.version.0, self.version.1)
     }
 
     /// From the folders of libtorch as it is mapped, else from wherever the system's loader looks.
@@ -78,7 +74,7 @@ impl Nvrtc {
             if version(&raw mut major, &raw mut minor) != 0 {
                 return Err("CUDA's run-time compiler does not tell its version".to_owned());
             }
-            Self { version: (major, minor), calls: NvrtcCalls::find(&library)? }
+            Self { release: format!("{major}.{minor}"), calls: NvrtcCalls::find(&library)? }
         };
         // Never unloaded: its calls are kept.
         let _handle = library.into_raw();
@@ -117,7 +113,7 @@ impl Nvrtc {
 
 /// The release of the compiler that this process uses, as 13.0; the reason where there is none.
 pub fn compiler_release() -> Result<String, String> {
-    Nvrtc::get().map(Nvrtc::release)
+    Nvrtc::get().map(|nvrtc| nvrtc.release.clone())
 }
 
 /// A program that goes with its owner.

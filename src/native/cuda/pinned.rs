@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock};
 use tch::{Device, Kind, Tensor, kind::Element};
 use torch_sys::C_tensor;
 
-use crate::native::autograd::check;
+use crate::native::autograd::tensors;
 use crate::native::locked;
 use crate::native::memory::{HostMemory, allowed_memory, machine_memory};
 
@@ -52,9 +52,6 @@ pub fn host_memory(len: i64, device: Device) -> (Tensor, bool) {
 /// `size`.
 pub fn host_tensor(size: &[i64], kind: Kind, device: Device) -> Tensor {
     let len = size.iter().product::<i64>() * kind.elt_size_in_bytes() as i64;
-    if device == Device::Cpu || len == 0 {
-        return Tensor::empty(size, (kind, Device::Cpu));
-    }
     host_memory(len, device).0.view_dtype(kind).view(size)
 }
 
@@ -88,11 +85,9 @@ pub fn pinned(len: i64) -> Result<Tensor, String> {
     if len >= SMALL {
         room(len as u64, machine_memory(), allowed_memory(), tells_all())?;
     }
-    let mut out = std::ptr::null_mut();
-    // SAFETY: the pointer may be written.
-    check(unsafe { kvtune_pinned_bytes(len, &raw mut out) }).map_err(|error| error.0)?;
-    // SAFETY: without an error it is a new `at::Tensor` that is ours to own.
-    Ok(unsafe { Tensor::from_ptr(out) })
+    // SAFETY: one result is written.
+    let made = tensors(|out| unsafe { kvtune_pinned_bytes(len, out) });
+    made.map(|[memory]| memory.unwrap_or_default()).map_err(|error| error.0)
 }
 
 /// Whether so many bytes may be asked for: of what the control group allows and of what the machine has, an eighth is left. A machine that

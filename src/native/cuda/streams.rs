@@ -7,7 +7,7 @@ use std::ptr::{NonNull, null, null_mut};
 use tch::{Cuda, Device, Tensor};
 use torch_sys::C_tensor;
 
-use crate::native::autograd::{check, or_panic, pointer};
+use crate::native::autograd::{check, or_panic, pointer, written};
 
 unsafe extern "C" {
     fn kvtune_stream_new(index: c_int, out: *mut *mut c_void) -> c_int;
@@ -26,10 +26,8 @@ unsafe extern "C" {
 
 /// What a call of the shim that fills in a pointer has made; a panic with libtorch's text where it could not.
 fn made(call: impl FnOnce(*mut *mut c_void) -> c_int) -> NonNull<c_void> {
-    let mut out = null_mut();
-    or_panic(check(call(&raw mut out)));
     // Without an error there is an object.
-    NonNull::new(out).unwrap_or(NonNull::dangling())
+    NonNull::new(or_panic(written(null_mut(), call))).unwrap_or(NonNull::dangling())
 }
 
 /// The host waits for all that a CUDA device was asked for; elsewhere it has been done already.
@@ -91,11 +89,9 @@ impl SideStream {
     /// The computing stream waits for all that it was asked for; the host does not. An error is told by what is asked of the device next,
     /// not here, where somebody may be cleaning up after it.
     pub(super) fn join(&self) {
-        let mut event = null_mut();
         // SAFETY: the handle is alive, and the pointer may be written.
-        if check(unsafe { kvtune_event_record(self.handle.as_ptr(), self.index, 0, &raw mut event) }).is_ok()
-            && let Some(event) = NonNull::new(event).map(CudaEvent)
-        {
+        let event = written(null_mut(), |out| unsafe { kvtune_event_record(self.handle.as_ptr(), self.index, 0, out) });
+        if let Some(event) = event.ok().and_then(NonNull::new).map(CudaEvent) {
             // SAFETY: the event is alive; no stream means the current one.
             let _ = check(unsafe { kvtune_event_block(event.0.as_ptr(), null(), self.index) });
         }
@@ -152,10 +148,8 @@ impl CudaEvent {
     /// Whether it has passed. A device that has failed does nothing more: its error is told by what is asked of it next, not here,
     /// where somebody may be cleaning up after it.
     pub fn is_done(&self) -> bool {
-        let mut is_done = 0;
         // SAFETY: the handle is alive, and the number may be written.
-        let asked = check(unsafe { kvtune_event_query(self.0.as_ptr(), &raw mut is_done) });
-        asked.is_err() || is_done != 0
+        written(0, |is_done| unsafe { kvtune_event_query(self.0.as_ptr(), is_done) }).map_or(true, |is_done| is_done != 0)
     }
 
     pub fn finish(&self) {
@@ -165,10 +159,8 @@ impl CudaEvent {
 
     /// The device's time from this event to a later one. Both are timed and have passed.
     pub fn seconds_until(&self, later: &Self) -> f64 {
-        let mut milliseconds = 0.0;
         // SAFETY: both handles are alive, and the number may be written.
-        or_panic(check(unsafe { kvtune_event_elapsed(self.0.as_ptr(), later.0.as_ptr(), &raw mut milliseconds) }));
-        milliseconds * 1e-3
+        or_panic(written(0.0, |out| unsafe { kvtune_event_elapsed(self.0.as_ptr(), later.0.as_ptr(), out) })) * 1e-3
     }
 }
 

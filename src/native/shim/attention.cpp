@@ -78,10 +78,7 @@ using namespace kvtune;
 
 extern "C" {
 
-// q (B, H, n, D); keys and values (B, G, ., D) of `count` parts, the chunk's own last, which slots are in use (B, G, .), or null, and how many
-// tokens from the first on see each slot (B, G, .), or null; `scale` and `cap` as in Scoring;
-// `results` receives new tensors: the output (B, H, n, D), in memory (B, n, H, D), the log-sum-exp (B, H, n), and, unless `from_token`
-// is negative, the attention mass by the tokens from `from_token` on (B, G, all keys), summed over them and the heads of a group.
+// `results` receives the output, in memory (B, n, H, D), the log-sum-exp, and, unless `from_token` is negative, the attention mass.
 int kvtune_attend(at::Tensor* q, const RawPart* raw, size_t count, double scale, double cap, int64_t from_token, at::Tensor** results) {
   return kvtune::guarded([&] {
     Parts parts = parts_of(raw, count);
@@ -126,7 +123,6 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, const RawPart* raw, 
   });
 }
 
-// Sums over the heads of a group and the queries from token `first` on (B, G, all keys).
 int kvtune_attention_mass(at::Tensor* q, const RawPart* raw, size_t count, at::Tensor* lse, double scale, double cap, int64_t first,
                           at::Tensor** result) {
   return kvtune::guarded([&] {
@@ -140,11 +136,9 @@ int kvtune_attention_mass(at::Tensor* q, const RawPart* raw, size_t count, at::T
   });
 }
 
-// Numbers that attention has for a moment beside its inputs and results.
-int64_t kvtune_attention_scratch(int64_t batch, int64_t heads, int64_t groups, int64_t tokens, int64_t width, int64_t keys,
-                                 int64_t threads, int is_backward) {
-  Shape s{batch, heads, groups, tokens, width, keys, std::max<int64_t>(1, threads)};
-  if (batch < 1 || tokens < 1 || groups < 1 || heads < groups) return 0;
+int64_t kvtune_attention_scratch(const Shape* shape, int is_backward) {
+  Shape s = *shape;
+  if (s.batch < 1 || s.tokens < 1 || s.groups < 1 || s.heads < s.groups || s.threads < 1) return 0;
   return is_backward != 0 ? s.backward_numbers() : s.forward_numbers();
 }
 

@@ -1,7 +1,6 @@
 // Frozen weights as codes of 1, 2, 3, 4 or 8 bits that stand for values of a table: (value - zero) * scale * factor, of which each operation
 // rounds once to f32; this file is compiled without fused products.
 #include "guarded.h"
-#include "tasks.h"
 #include "unpacked.h"
 
 #include <vector>
@@ -150,14 +149,13 @@ using namespace kvtune;
 
 extern "C" {
 
-// parts: codes (rows, bytes), u8; table (1 << bits), f32; scales (R, C), f32; zeros (R, C) in 8 or 4 bits, u8, and columns (width), i64, which may be undefined.
-// The result (rows, width) is of the kind of `like`.
+// parts: codes, table, scales, zeros and columns, of which the last two may be undefined. The result is of the kind of `like`.
 int kvtune_unpack_codes(at::Tensor* const* parts, const Layout* layout, at::Tensor* like, at::Tensor** result) {
   return guarded([&] {
     Codes codes(parts, layout);
     int64_t width = layout->width;
     at::Tensor out = at::empty({codes.rows(), width}, like->options());
-    BY_KIND(out, share_out_ranges(codes.rows(), std::max<int64_t>(1, LEAST_NUMBERS / width), [&](int64_t begin, int64_t end) {
+    BY_KIND(out, share_out_ranges(codes.rows(), grain(width), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         codes.by_parts(row, [&](int64_t first, int64_t count, const float* numbers) {
           convert(numbers, count, data<S>(out) + row * width + first);
@@ -168,23 +166,12 @@ int kvtune_unpack_codes(at::Tensor* const* parts, const Layout* layout, at::Tens
   });
 }
 
-// x (n, width) of f32 with few rows, and parts as above: the product (n, rows), of which no more than a row is unpacked at a time.
 int kvtune_codes_product(at::Tensor* x, at::Tensor* const* parts, const Layout* layout, at::Tensor** result) {
   return guarded([&] {
     Codes codes(parts, layout);
-    int64_t width = layout->width, rows = codes.rows(), count = x->size(0);
-    TORCH_CHECK(x->dim() == 2 && x->size(1) == width, "a product of ", x->sizes(), " with packed rows of ", width);
-    at::Tensor vectors = x->contiguous(), out = at::empty({count, rows}, x->options());
-    const float* data = vectors.data_ptr<float>();
-    float* to = out.data_ptr<float>();
-    share_out_ranges(rows, std::max<int64_t>(1, LEAST_NUMBERS / width), [&](int64_t begin, int64_t end) {
-      std::vector<float> whole(width);
-      for (int64_t row = begin; row < end; ++row) {
-        codes.by_parts(row, [&](int64_t first, int64_t part, const float* numbers) { convert(numbers, part, whole.data() + first); });
-        dots(whole.data(), data, width, count, to + row, rows);
-      }
-    });
-    *result = new at::Tensor(std::move(out));
+    *result = new at::Tensor(product_of_rows(*x, codes.rows(), layout->width, [&](int64_t row, float* whole) {
+      codes.by_parts(row, [&](int64_t first, int64_t count, const float* numbers) { convert(numbers, count, whole + first); });
+    }));
   });
 }
 

@@ -24,7 +24,6 @@ const char* kvtune_cpu_capability() {
   return kvtune::guarded([] { said = at::get_cpu_capability(); }) == 0 ? said.c_str() : nullptr;
 }
 
-// Whether the CPU has a feature by libtorch's name for it, as amx_tile.
 int kvtune_cpu_has(const char* feature) {
   int has = 0;
   kvtune::guarded([&] {
@@ -35,7 +34,6 @@ int kvtune_cpu_has(const char* feature) {
   return has;
 }
 
-// Columns of the terminal behind a descriptor; 0 where there is none.
 int kvtune_terminal_width(int descriptor) {
   winsize size{};
   return isatty(descriptor) && ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;

@@ -15,11 +15,13 @@ using Half = uint16_t;
 
 INLINE float wide(float x) { return x; }
 INLINE double wide(double x) { return x; }
-INLINE float wide(Half x) {
-  uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+INLINE float wide(Half x) { return as<float>(static_cast<uint32_t>(x) << 16); }
+
+// The value of an f16 by its bits.
+INLINE float value_of_f16(uint16_t bits) {
+  uint32_t whole = static_cast<uint32_t>(bits) << 16, twice = whole + whole;
+  float normal = as<float>((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f, small = as<float>(twice >> 17 | 126u << 23) - 0.5f;
+  return as<float>((whole & 0x80000000u) | as<uint32_t>(twice < 1u << 27 ? small : normal));
 }
 
 // In what a kind is computed.
@@ -31,9 +33,7 @@ template <class S> struct Rounded {
 template <> struct Rounded<Half> {
   // To the nearest, of two equally near ones to the even one; what is no number stays none.
   INLINE Half of(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    uint32_t bits = as<uint32_t>(x), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return static_cast<Half>(x != x ? 0x7fc0 : rounded);
   }
 };

@@ -130,12 +130,8 @@ FOR_KIND(double)
 FOR_KIND(Half)
 #undef FOR_KIND
 
-// Numbers below which another thread is not worth waking.
-constexpr int64_t LEAST_NUMBERS = 1 << 15;
 // Rows of a block whose part of a weight's gradient is summed up alone, whatever the number of threads.
 constexpr int64_t ROWS_OF_BLOCK = 64;
-
-int64_t grain(int64_t numbers_each) { return std::max<int64_t>(1, LEAST_NUMBERS / std::max<int64_t>(1, numbers_each)); }
 
 at::Tensor like(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
 
@@ -164,7 +160,6 @@ using namespace kvtune;
 
 extern "C" {
 
-// x (…, E), weight (E); `results` receives the normalised x, and one over the root of each row (…, 1) in f32, or f64 for f64.
 int kvtune_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor** results) {
   return guarded([&] {
     const Rows rows = check_rows(*x, *weight);
@@ -182,7 +177,6 @@ int kvtune_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor** 
   });
 }
 
-// `results` receives the gradients of x and of the weight, as far as they are asked for.
 int kvtune_rms_norm_backward(at::Tensor* dout, at::Tensor* x, at::Tensor* weight, at::Tensor* rstd, int needs_x, int needs_weight,
                              at::Tensor** results) {
   return guarded([&] {
@@ -217,25 +211,23 @@ int kvtune_rms_norm_backward(at::Tensor* dout, at::Tensor* x, at::Tensor* weight
   });
 }
 
-// silu(gate) · up of two tensors of one shape.
 int kvtune_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** result) {
   return guarded([&] {
     check_alike(*gate, *up);
     at::Tensor g = gate->contiguous(), u = up->contiguous(), out = like(g);
-    BY_KIND(g, share_out_ranges(g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
+    BY_KIND(g, share_out_ranges(g.numel(), grain(1), [&](int64_t begin, int64_t end) {
       gate_range(data<S>(g) + begin, data<S>(u) + begin, data<S>(out) + begin, end - begin);
     }));
     *result = new at::Tensor(std::move(out));
   });
 }
 
-// `results` receives the gradients of gate and up.
 int kvtune_swiglu_backward(at::Tensor* dout, at::Tensor* gate, at::Tensor* up, at::Tensor** results) {
   return guarded([&] {
     check_alike(*gate, *up);
     check_alike(*gate, *dout);
     at::Tensor d = dout->contiguous(), g = gate->contiguous(), u = up->contiguous(), dgate = like(g), dup = like(g);
-    BY_KIND(g, share_out_ranges(g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
+    BY_KIND(g, share_out_ranges(g.numel(), grain(1), [&](int64_t begin, int64_t end) {
       gate_range_back(data<S>(d) + begin, data<S>(g) + begin, data<S>(u) + begin, data<S>(dgate) + begin, data<S>(dup) + begin,
                       end - begin);
     }));
@@ -244,8 +236,6 @@ int kvtune_swiglu_backward(at::Tensor* dout, at::Tensor* gate, at::Tensor* up, a
   });
 }
 
-// x (B, heads, n, D) turned by angles whose cosines and sines are (B, 1, n, D/2) or (1, 1, n, D/2). The result is laid out as attention
-// reads it; turned back it is laid out as a projection is, (B, n, heads, D).
 int kvtune_rotate(at::Tensor* x, at::Tensor* cos, at::Tensor* sin, int back, at::Tensor** result) {
   return guarded([&] {
     bool has_pairs = x->dim() == 4 && x->size(3) % 2 == 0;

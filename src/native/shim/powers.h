@@ -12,6 +12,14 @@
 
 namespace kvtune {
 
+// The same bits as a number of another type.
+template <class To, class From> INLINE To as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
 inline constexpr double LOG2_E = 1.4426950408889634074;
 
 // How 2^x is made in a kind: the number whose addition rounds to an integer (1.5 · 2^mantissa), the exponent's bias and place, the
@@ -50,13 +58,9 @@ template <class T, int k> INLINE T series_from(T f) {
 // 2^k of the integer k that the addition of SHIFT has left in the lowest bits of `shifted`.
 template <class T> INLINE T power_of_rounded(T shifted) {
   using P = Powers<T>;
-  typename P::Bits bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
+  using Bits = typename P::Bits;
   // The shift leaves nothing of SHIFT's own bits.
-  bits = (bits << P::MANTISSA) + (static_cast<typename P::Bits>(P::BIAS) << P::MANTISSA);
-  T power;
-  std::memcpy(&power, &bits, sizeof power);
-  return power;
+  return as<T>((as<Bits>(shifted) << P::MANTISSA) + (static_cast<Bits>(P::BIAS) << P::MANTISSA));
 }
 
 // 2^x for x at most a little above 0; 0 below the smallest normal number. Rounds to a whole power and expands the rest, |f| <= 1/2.

@@ -99,7 +99,6 @@ int kvtune_product(at::Tensor* x, at::Tensor* w, at::Tensor** result) {
   return kvtune::guarded([&] { *result = new at::Tensor(kvtune::product(*x, *w)); });
 }
 
-// Bytes that a product of bf16, x (rows, inner) · w (outer, inner)ᵀ, takes for a moment beside its result.
 int64_t kvtune_widened_bytes(int64_t rows, int64_t inner, int64_t outer) {
   if (rows <= kvtune::FEW_ROWS || kvtune::has_bf16_products()) return 0;
   return 4 * (rows * inner + std::min(kvtune::rows_at_once(rows, inner), outer) * (rows + inner));

@@ -13,13 +13,6 @@
 namespace kvtune {
 namespace {
 
-template <class To, class From> INLINE To as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
-
 // A 16-bit float: its bits, and what rounding to it can cost, relative and near zero, with a hundredth more for the arithmetic's own.
 // Everything is compiled into the loops: what is called from within vectors of a wider kind waits for their upper halves.
 struct NarrowF16 {
@@ -35,11 +28,7 @@ struct NarrowF16 {
     return static_cast<uint16_t>(whole >> 16 & 0x8000u | (twice > 0xff000000u ? 0x7e00u : number));
   }
 
-  INLINE float value(uint16_t bits) {
-    uint32_t whole = static_cast<uint32_t>(bits) << 16, twice = whole + whole;
-    float normal = as<float>((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f, small = as<float>(twice >> 17 | 126u << 23) - 0.5f;
-    return as<float>((whole & 0x80000000u) | as<uint32_t>(twice < 1u << 27 ? small : normal));
-  }
+  INLINE float value(uint16_t bits) { return value_of_f16(bits); }
 };
 struct NarrowBf16 {
   static constexpr double RELATIVE = 1.0 / 256.0 * 1.01, ABSOLUTE = 1e-37 * 1.01;
@@ -84,11 +73,12 @@ template <class T> INLINE Range<T> read(const uint16_t* bits) {
 
 // How the levels of a vector lie in bytes.
 struct Form {
-  int64_t bits, width, bytes;
+  int64_t bits, width;
 
   // A level with an odd number of bits has its last one apart.
   __attribute__((always_inline)) bool has_last() const { return bits % 2 == 1; }
   __attribute__((always_inline)) int64_t upper_bytes() const { return bits >= 8 ? width : (width + 1) / 2; }
+  __attribute__((always_inline)) int64_t bytes() const { return upper_bytes() + (has_last() ? (width + 7) / 8 : 0); }
 };
 
 // So many values in a byte: those of the first part of a vector in the upper bits, and so on.
@@ -140,7 +130,8 @@ INLINE void unpack(const uint8_t* bytes, Form form, uint16_t* level) {
 template <class S> INLINE void quantised(const S* x, Form form, int64_t count, uint8_t* bytes, uint16_t* range, uint16_t* level) {
   using T = Wide<S>;
   T steps = static_cast<T>((1 << form.bits) - 1);
-  for (int64_t row = 0; row < count; ++row, x += form.width, bytes += form.bytes, range += 2) {
+  int64_t each = form.bytes();
+  for (int64_t row = 0; row < count; ++row, x += form.width, bytes += each, range += 2) {
     T minimum = wide(x[0]), maximum = minimum;
     int none = 0;
 #pragma omp simd reduction(min : minimum) reduction(max : maximum) reduction(| : none)
@@ -200,12 +191,9 @@ FOR_KIND(double)
 FOR_KIND(Half)
 #undef FOR_KIND
 
-// Numbers below which another thread is not worth waking.
-constexpr int64_t LEAST_NUMBERS = 1 << 15;
-
 // Calls `body(begin, end, room)` with ranges of so many vectors, and room for the levels of one and as many bits.
 template <class F> void by_vectors(int64_t count, Form form, F body) {
-  share_out_ranges(count, std::max<int64_t>(1, LEAST_NUMBERS / form.width), [&](int64_t begin, int64_t end) {
+  share_out_ranges(count, grain(form.width), [&](int64_t begin, int64_t end) {
     std::vector<uint16_t> room(2 * form.width);
     body(begin, end, room.data());
   });
@@ -241,8 +229,7 @@ std::vector<int64_t> with_last(at::IntArrayRef size, int64_t last) {
 
 void check_form(const at::Tensor& x, int64_t last, Form form) {
   bool is_known = form.bits == 4 || form.bits == 5 || form.bits == 8 || form.bits == 9;
-  int64_t bytes = form.upper_bytes() + (form.has_last() ? (form.width + 7) / 8 : 0);
-  bool fits = is_known && form.width > 0 && form.bytes == bytes && x.is_cpu() && x.dim() > 0 && x.size(-1) == last;
+  bool fits = is_known && form.width > 0 && x.is_cpu() && x.dim() > 0 && x.size(-1) == last;
   TORCH_CHECK(fits, "a tensor of size ", x.sizes(), " holds no vectors of ", form.width, " values in ", form.bits, " bits");
 }
 
@@ -253,11 +240,12 @@ using namespace kvtune;
 
 extern "C" {
 
-// x (..., width); `results` receives the levels (..., bytes), u8, and the range (..., 2), i16.
-int kvtune_quantise(at::Tensor* x, int64_t bits, int64_t width, int64_t bytes, at::Tensor** results) {
+int kvtune_quantise(at::Tensor* x, int64_t bits, at::Tensor** results) {
   return guarded([&] {
-    Form form{bits, width, bytes};
+    int64_t width = x->dim() > 0 ? x->size(-1) : 0;
+    Form form{bits, width};
     check_form(*x, width, form);
+    int64_t bytes = form.bytes();
     at::Tensor from = x->contiguous(), level = at::empty(with_last(x->sizes(), bytes), x->options().dtype(at::kByte));
     at::Tensor range = at::empty(with_last(x->sizes(), 2), x->options().dtype(at::kShort));
     uint8_t* levels = level.data_ptr<uint8_t>();
@@ -270,11 +258,10 @@ int kvtune_quantise(at::Tensor* x, int64_t bits, int64_t width, int64_t bytes, a
   });
 }
 
-// The inverse, in the kind of `like`; levels and range may be views.
-int kvtune_restore(at::Tensor* level, at::Tensor* range, at::Tensor* like, int64_t bits, int64_t width, int64_t bytes, at::Tensor** result) {
+int kvtune_restore(at::Tensor* level, at::Tensor* range, at::Tensor* like, int64_t bits, int64_t width, at::Tensor** result) {
   return guarded([&] {
-    Form form{bits, width, bytes};
-    check_form(*level, bytes, form);
+    Form form{bits, width};
+    check_form(*level, form.bytes(), form);
     bool fits = range->is_cpu() && range->scalar_type() == at::kShort && level->scalar_type() == at::kByte && range->sizes() == at::IntArrayRef(with_last(level->sizes(), 2));
     TORCH_CHECK(fits, "ranges of size ", range->sizes(), " do not fit levels of size ", level->sizes());
     at::Tensor from = with_channels_together(*level), ranges = with_channels_together(*range);

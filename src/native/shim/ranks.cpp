@@ -38,7 +38,6 @@ __attribute__((constructor)) void turn_flight_recorder_off() { setenv("TORCH_FR_
 
 extern "C" {
 
-// A client of the store at `host`; with `listener` (a bound and listening socket, which it takes over) the store itself, too.
 int kvtune_store_open(const char* host, uint16_t port, int listener, int64_t timeout, void** out) {
   return kvtune::guarded([&] {
     // c10d's own lines would stand among ours: what is wrong comes as an exception.
@@ -94,7 +93,6 @@ void kvtune_gloo_close(void* group) {
   kvtune::guarded([&] { delete static_cast<GroupPtr*>(group); });
 }
 
-// Begins a sum over all ranks, in place.
 int kvtune_gloo_sum(void* group, at::Tensor* tensor, int64_t timeout, void** work) {
   return kvtune::guarded([&] {
     auto tensors = one(tensor);
@@ -104,7 +102,6 @@ int kvtune_gloo_sum(void* group, at::Tensor* tensor, int64_t timeout, void** wor
   });
 }
 
-// Begins to give `tensor` of the rank `from` to all.
 int kvtune_gloo_broadcast(void* group, at::Tensor* tensor, int from, int64_t timeout, void** work) {
   return kvtune::guarded([&] {
     auto tensors = one(tensor);
@@ -115,7 +112,6 @@ int kvtune_gloo_broadcast(void* group, at::Tensor* tensor, int from, int64_t tim
   });
 }
 
-// Begins to give `input` of each rank to all: into the rows of `output`, by rank.
 int kvtune_gloo_gather(void* group, at::Tensor* output, at::Tensor* input, int64_t timeout, void** work) {
   return kvtune::guarded([&] {
     std::vector<std::vector<at::Tensor>> outputs{output->unbind(0)};
@@ -126,7 +122,6 @@ int kvtune_gloo_gather(void* group, at::Tensor* output, at::Tensor* input, int64
   });
 }
 
-// Waits for a part of the time that it may take; `done` says whether it has ended.
 int kvtune_work_wait(void* work, int64_t timeout, int* done) {
   return kvtune::guarded([&] {
     auto& it = *static_cast<WorkPtr*>(work);

@@ -38,7 +38,7 @@ struct Blocks {
   int64_t first, tokens, lanes, count, splits;
 };
 
-// What attends: a chunk of `tokens` with `heads` query heads, to parts of keys and values with `groups` heads.
+// What attends: a chunk of `tokens` with `heads` query heads, to parts of keys and values with `groups` heads. As `AttentionShape` in Rust.
 struct Shape {
   int64_t batch, heads, groups, tokens, width, keys, threads;
   int64_t per_group() const { return heads / groups; }

@@ -60,7 +60,6 @@ int64_t share_out(int64_t count, int64_t threads, const std::function<void(int64
 
 }  // namespace kvtune
 
-// Among how many threads small tasks are shared out, of the number that libtorch may use.
 extern "C" int64_t kvtune_threads_at_work() {
   int64_t threads = kvtune::threads_for(1 << 10, 1);
   return kvtune::share_out(threads, threads, [](int64_t, int64_t) {});

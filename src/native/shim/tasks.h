@@ -13,6 +13,9 @@ int64_t threads_for(int64_t count, int64_t grain);
 // An exception ends it, and is thrown again here. Returns how many threads there were.
 int64_t share_out(int64_t count, int64_t threads, const std::function<void(int64_t, int64_t)>& body);
 
+// How many things of so many numbers each are worth waking a thread.
+inline int64_t grain(int64_t numbers_each) { return std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, numbers_each)); }
+
 // Runs `body(begin, end)` for ranges that together are [0, count), each of at least `grain` where there are several.
 template <class F> void share_out_ranges(int64_t count, int64_t grain, F body) {
   int64_t threads = threads_for(count, grain);

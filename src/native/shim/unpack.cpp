@@ -1,7 +1,6 @@
 // Frozen weights in few bits, unpacked. The formulas are those of ggml (ggml-quants.c): each product and sum rounds once to f32, in the order
 // written here, so that the numbers are ggml's to the bit; this file is compiled without fused products.
 #include "guarded.h"
-#include "tasks.h"
 #include "unpacked.h"
 
 #include <vector>
@@ -9,48 +8,11 @@
 namespace kvtune {
 namespace {
 
-INLINE float f32_of(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-// An f16 at `at`; subnormals count.
-INLINE float half_at(const uint8_t* at) {
-  uint32_t bits = static_cast<uint32_t>(at[0]) | static_cast<uint32_t>(at[1]) << 8;
-  uint32_t sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31u, fraction = bits & 1023u;
-  if (exponent == 31) return f32_of(sign | 0x7f800000u | fraction << 13);
-  if (exponent != 0) return f32_of(sign | (exponent + 112u) << 23 | fraction << 13);
-  float small = static_cast<float>(fraction) * 0x1.0p-24f;
-  return sign ? -small : small;
-}
+INLINE float half_at(const uint8_t* at) { return value_of_f16(static_cast<uint16_t>(at[0] | at[1] << 8)); }
 
 constexpr float NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 // E2M1, doubled.
 constexpr float E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-// Blocks of 32: the low halves of bytes are the first 16 numbers, the high ones the last 16.
-struct Q4_0 {
-  static constexpr int64_t NUMBERS = 32, BYTES = 18;
-  INLINE void block(const uint8_t* from, float* to) {
-    float d = half_at(from);
-    for (int i = 0; i < 16; ++i) {
-      to[i] = d * static_cast<float>((from[2 + i] & 15) - 8);
-      to[i + 16] = d * static_cast<float>((from[2 + i] >> 4) - 8);
-    }
-  }
-};
-
-struct Q4_1 {
-  static constexpr int64_t NUMBERS = 32, BYTES = 20;
-  INLINE void block(const uint8_t* from, float* to) {
-    float d = half_at(from), m = half_at(from + 2);
-    for (int i = 0; i < 16; ++i) {
-      to[i] = d * static_cast<float>(from[4 + i] & 15) + m;
-      to[i + 16] = d * static_cast<float>(from[4 + i] >> 4) + m;
-    }
-  }
-};
 
 INLINE uint32_t u32_at(const uint8_t* at) {
   uint32_t x;
@@ -58,31 +20,30 @@ INLINE uint32_t u32_at(const uint8_t* at) {
   return x;
 }
 
-struct Q5_0 {
-  static constexpr int64_t NUMBERS = 32, BYTES = 22;
+// Blocks of 32: the low halves of bytes are the first 16 numbers, the high ones the last 16. Levels of 4 bits, or of 5, whose uppermost lie
+// apart; about zero, or above a minimum.
+template <bool HAS_FIFTH, bool HAS_MINIMUM> struct InHalves {
+  static constexpr int64_t HEAD = HAS_MINIMUM ? 4 : 2, LEVELS = HEAD + (HAS_FIFTH ? 4 : 0), NUMBERS = 32, BYTES = LEVELS + 16;
   INLINE void block(const uint8_t* from, float* to) {
-    float d = half_at(from);
-    uint32_t high = u32_at(from + 2);
+    float d = half_at(from), m = HAS_MINIMUM ? half_at(from + 2) : 0.0f;
+    uint32_t high = HAS_FIFTH ? u32_at(from + HEAD) : 0;
     for (int i = 0; i < 16; ++i) {
-      int low = (from[6 + i] & 15) | static_cast<int>(high >> i & 1) << 4, up = from[6 + i] >> 4 | static_cast<int>(high >> (i + 16) & 1) << 4;
-      to[i] = d * static_cast<float>(low - 16);
-      to[i + 16] = d * static_cast<float>(up - 16);
+      int levels = from[LEVELS + i], low = (levels & 15) | static_cast<int>(high >> i & 1) << 4, up = levels >> 4 | static_cast<int>(high >> (i + 16) & 1) << 4;
+      if constexpr (HAS_MINIMUM) {
+        to[i] = d * static_cast<float>(low) + m;
+        to[i + 16] = d * static_cast<float>(up) + m;
+      } else {
+        constexpr int ZERO = HAS_FIFTH ? 16 : 8;
+        to[i] = d * static_cast<float>(low - ZERO);
+        to[i + 16] = d * static_cast<float>(up - ZERO);
+      }
     }
   }
 };
-
-struct Q5_1 {
-  static constexpr int64_t NUMBERS = 32, BYTES = 24;
-  INLINE void block(const uint8_t* from, float* to) {
-    float d = half_at(from), m = half_at(from + 2);
-    uint32_t high = u32_at(from + 4);
-    for (int i = 0; i < 16; ++i) {
-      int low = (from[8 + i] & 15) | static_cast<int>(high >> i & 1) << 4, up = from[8 + i] >> 4 | static_cast<int>(high >> (i + 16) & 1) << 4;
-      to[i] = d * static_cast<float>(low) + m;
-      to[i + 16] = d * static_cast<float>(up) + m;
-    }
-  }
-};
+using Q4_0 = InHalves<false, false>;
+using Q4_1 = InHalves<false, true>;
+using Q5_0 = InHalves<true, false>;
+using Q5_1 = InHalves<true, true>;
 
 struct Q8_0 {
   static constexpr int64_t NUMBERS = 32, BYTES = 34;
@@ -205,7 +166,7 @@ struct MXFP4 {
   static constexpr int64_t NUMBERS = 32, BYTES = 17;
   INLINE void block(const uint8_t* from, float* to) {
     // 2^(e − 128), which is subnormal for the two smallest.
-    float d = from[0] < 2 ? f32_of(0x00200000u << from[0]) : f32_of(static_cast<uint32_t>(from[0] - 1) << 23);
+    float d = as<float>(from[0] < 2 ? 0x00200000u << from[0] : static_cast<uint32_t>(from[0] - 1) << 23);
     for (int i = 0; i < 16; ++i) {
       to[i] = d * E2M1[from[1 + i] & 15];
       to[i + 16] = d * E2M1[from[1 + i] >> 4];
@@ -283,7 +244,7 @@ using namespace kvtune;
 
 extern "C" {
 
-// The first block whose scale or minimum is no finite number; -1 where there is none.
+// -1 where there is none.
 int kvtune_first_bad_block(at::Tensor* packed, int64_t id, int64_t* result) {
   return guarded([&] {
     Form form = form_of(id);
@@ -299,7 +260,6 @@ int kvtune_first_bad_block(at::Tensor* packed, int64_t id, int64_t* result) {
   });
 }
 
-// packed (..., bytes of a row), u8, in ggml's type of that number; the result (..., width) is of the kind of `like`.
 int kvtune_unpack(at::Tensor* packed, int64_t id, at::Tensor* like, at::Tensor** result) {
   return guarded([&] {
     Form form = form_of(id);
@@ -310,32 +270,22 @@ int kvtune_unpack(at::Tensor* packed, int64_t id, at::Tensor* like, at::Tensor**
     size.back() = size.back() / form.bytes * form.numbers;
     at::Tensor out = at::empty(size, like->options());
     const uint8_t* first = from.data_ptr<uint8_t>();
-    BY_KIND(out, share_out_ranges(out.numel() / form.numbers, LEAST_NUMBERS / form.numbers, [&](int64_t begin, int64_t end) {
+    BY_KIND(out, share_out_ranges(out.numel() / form.numbers, grain(form.numbers), [&](int64_t begin, int64_t end) {
       unpack_blocks(form, first + begin * form.bytes, end - begin, data<S>(out) + begin * form.numbers);
     }));
     *result = new at::Tensor(std::move(out));
   });
 }
 
-// x (n, D) of f32 with few rows; packed (o, bytes of a row) as above: the product (n, o), of which no more than a row is unpacked at a time.
 int kvtune_packed_product(at::Tensor* x, at::Tensor* packed, int64_t id, at::Tensor** result) {
   return guarded([&] {
     Form form = form_of(id);
-    int64_t rows = packed->size(0), width = packed->size(1) / form.bytes * form.numbers, count = x->size(0);
     bool fits = packed->is_cpu() && packed->scalar_type() == at::kByte && packed->dim() == 2 && packed->size(1) % form.bytes == 0;
-    TORCH_CHECK(fits && width > 0 && x->dim() == 2 && x->size(1) == width, "a product of ", x->sizes(), " with packed rows of ", width);
-    at::Tensor from = packed->contiguous(), vectors = x->contiguous(), out = at::empty({count, rows}, x->options());
-    const uint8_t* first = from.data_ptr<uint8_t>();
-    const float* data = vectors.data_ptr<float>();
-    float* to = out.data_ptr<float>();
-    share_out_ranges(rows, std::max<int64_t>(1, LEAST_NUMBERS / width), [&](int64_t begin, int64_t end) {
-      std::vector<float> row(width);
-      for (int64_t at = begin; at < end; ++at) {
-        form.unpack(first + at * from.size(1), width / form.numbers, row.data());
-        dots(row.data(), data, width, count, to + at, rows);
-      }
-    });
-    *result = new at::Tensor(std::move(out));
+    int64_t blocks = fits ? packed->size(1) / form.bytes : 0;
+    at::Tensor from = packed->contiguous();
+    *result = new at::Tensor(product_of_rows(*x, from.size(0), blocks * form.numbers, [&](int64_t row, float* numbers) {
+      form.unpack(from.data_ptr<uint8_t>() + row * from.size(1), blocks, numbers);
+    }));
   });
 }
 

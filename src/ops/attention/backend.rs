@@ -4,7 +4,6 @@ use std::fmt;
 
 use tch::{Device, Kind};
 
-use super::part::PartKernel;
 use crate::native;
 use crate::native::cuda::{Gpu, TorchKernel};
 
@@ -20,7 +19,10 @@ pub enum Backend {
     /// Keys of past and chunk at once, where they lie side by side; else in parts.
     Joined(TorchKernel),
     /// Past and chunk apart, merged.
-    Parts(PartKernel),
+    Parts(TorchKernel),
+    /// Tensor operations on blocks of queries, past and chunk apart: for any device and kind, and the only one beside the CPU's that leaves out
+    /// slots and caps scores.
+    Blocks,
 }
 
 impl fmt::Display for Backend {
@@ -28,8 +30,8 @@ impl fmt::Display for Backend {
         match self {
             Self::Own => f.write_str("kvtune's CPU kernel"),
             Self::Joined(vendor) => f.write_str(vendor.name()),
-            Self::Parts(PartKernel::TorchKernel(vendor)) => write!(f, "{} in parts", vendor.name()),
-            Self::Parts(PartKernel::Blocks) => f.write_str("blockwise"),
+            Self::Parts(vendor) => write!(f, "{} in parts", vendor.name()),
+            Self::Blocks => f.write_str("blockwise"),
         }
     }
 }
@@ -42,10 +44,8 @@ impl Backend {
         match kind {
             _ if native::computes(device, kind) => Self::Own,
             Kind::BFloat16 | Kind::Half if is_aligned && head_dim <= 256 => Self::Joined(TorchKernel::Flash),
-            Kind::BFloat16 | Kind::Half | Kind::Float if is_aligned => {
-                Self::Parts(PartKernel::TorchKernel(TorchKernel::Efficient))
-            }
-            _ => Self::Parts(PartKernel::Blocks),
+            Kind::BFloat16 | Kind::Half | Kind::Float if is_aligned => Self::Parts(TorchKernel::Efficient),
+            _ => Self::Blocks,
         }
     }
 
@@ -55,12 +55,12 @@ impl Backend {
         let Device::Cuda(index) = device else { return None };
         let has_half = matches!(kind, Kind::BFloat16 | Kind::Half) && head_dim % 8 == 0 && head_dim <= 128;
         let serves = has_half && Gpu::at(index).is_ok_and(|gpu| gpu.capability.0 == 9);
-        serves.then_some(Self::Parts(PartKernel::TorchKernel(TorchKernel::Cudnn)))
+        serves.then_some(Self::Parts(TorchKernel::Cudnn))
     }
 
     /// Whether it is a kernel that comes with libtorch.
     pub(super) fn is_of_libtorch(self) -> bool {
-        matches!(self, Self::Joined(_) | Self::Parts(PartKernel::TorchKernel(_)))
+        matches!(self, Self::Joined(_) | Self::Parts(_))
     }
 }
 

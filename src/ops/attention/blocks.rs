@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor};
 
-use super::chunk::{Attended, KvBlock, Qkv, accumulation_kind};
-use super::rule::ScoreRule;
+use super::chunk::{Attended, KvBlock, Qkv, ScoreRule, accumulation_kind};
 
 /// So far below every score that nothing is left of its weight; not minus infinity, as a head may see nothing at all.
 const HIDDEN: f64 = -1e30;

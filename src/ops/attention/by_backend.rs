@@ -4,7 +4,6 @@ use tch::Tensor;
 
 use super::backend::Backend;
 use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv, Queries};
-use super::part::PartKernel;
 use super::{joined, merged};
 use crate::native;
 
@@ -13,12 +12,12 @@ pub(super) fn attend_by(backend: Backend, chunk: &Qkv, past: &[KvBlock], asked: 
     match (backend, &chunk.joined) {
         (Backend::Own, _) => {
             let first = asked.map(|queries| queries.first(chunk.num_tokens()));
-            let (out_bhnd, lse_bhn, sums) = native::attend(&chunk.q_bhnd, &all_parts(chunk, past), chunk.rule.scoring(), first);
+            let (out_bhnd, lse_bhn, sums) = native::attend(&chunk.q_bhnd, &all_parts(chunk, past), chunk.rule, first);
             (Attended { out_bhnd, lse_bhn }, sums.map(|sums| sums / chunk.per_group()))
         }
         (Backend::Joined(vendor), Some(keys)) if chunk.rule.soft_cap.is_none() => (joined::attend(vendor, chunk, keys), None),
-        (Backend::Joined(vendor), _) => (merged::attend(PartKernel::TorchKernel(vendor), chunk, past), None),
-        (Backend::Parts(kernel), _) => (merged::attend(kernel, chunk, past), None),
+        (Backend::Joined(vendor) | Backend::Parts(vendor), _) => (merged::attend(Some(vendor), chunk, past), None),
+        (Backend::Blocks, _) => (merged::attend(None, chunk, past), None),
     }
 }
 
@@ -32,18 +31,18 @@ pub(super) fn attend_backward_by(
 ) -> AttentionGrads {
     match (backend, &chunk.joined) {
         (Backend::Own, _) => {
-            let Attended { out_bhnd, lse_bhn } = attended;
-            let (parts, scoring) = (all_parts(chunk, past), chunk.rule.scoring());
-            let grads = native::attend_backward(dout, &chunk.q_bhnd, &parts, out_bhnd, lse_bhn, scoring);
-            let mut past = grads.parts;
+            let (Attended { out_bhnd, lse_bhn }, parts) = (attended, all_parts(chunk, past));
+            let (dq_bhnd, mut past) = native::attend_backward(dout, &chunk.q_bhnd, &parts, out_bhnd, lse_bhn, chunk.rule);
             let own = past.pop().unwrap_or_else(|| KvBlock::of_planes([]));
-            AttentionGrads { dq_bhnd: grads.dq_bhnd, own, past }
+            AttentionGrads { dq_bhnd, own, past }
         }
         (Backend::Joined(vendor), Some(keys)) if chunk.rule.soft_cap.is_none() => {
             joined::attend_backward(vendor, dout, chunk, keys, attended)
         }
-        (Backend::Joined(vendor), _) => merged::attend_backward(PartKernel::TorchKernel(vendor), dout, chunk, past, attended),
-        (Backend::Parts(kernel), _) => merged::attend_backward(kernel, dout, chunk, past, attended),
+        (Backend::Joined(vendor) | Backend::Parts(vendor), _) => {
+            merged::attend_backward(Some(vendor), dout, chunk, past, attended)
+        }
+        (Backend::Blocks, _) => merged::attend_backward(None, dout, chunk, past, attended),
     }
 }
 

@@ -8,7 +8,6 @@ use super::backend::forced;
 use super::backend::{Backend, WHOLE};
 use super::by_backend::all_parts;
 use super::chunk::{KvBlock, Qkv};
-use super::part::PartKernel;
 use super::tried::backend_of;
 use crate::native::locked;
 
@@ -40,7 +39,7 @@ pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
     }
     #[cfg(test)]
     if crate::units::sabotage::is_active(crate::units::sabotage::Sabotage::MergeMissing) {
-        return Backend::Parts(PartKernel::Blocks);
+        return Backend::Blocks;
     }
     let q = &chunk.q_bhnd;
     // No kernel of libtorch caps scores or leaves out slots.
@@ -50,7 +49,7 @@ pub(super) fn backend_for(chunk: &Qkv, past: &[KvBlock]) -> Backend {
         is_plain && are_planned(planned, chunk.num_tokens(), all_parts(chunk, past).into_iter().map(KvBlock::slots))
     };
     let backend = backend_of(q.device(), q.kind(), q.size()[3], is_whole);
-    if backend.is_of_libtorch() && !is_plain { Backend::Parts(PartKernel::Blocks) } else { backend }
+    if backend.is_of_libtorch() && !is_plain { Backend::Blocks } else { backend }
 }
 
 #[cfg(test)]

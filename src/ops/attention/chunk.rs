@@ -2,8 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::rule::ScoreRule;
-pub use crate::native::KvBlock;
+pub use crate::native::{KvBlock, ScoreRule};
 
 /// An attention output and the log-sum-exp of the scores behind it.
 #[derive(Debug)]
@@ -97,6 +96,16 @@ impl Qkv {
 
     pub(super) fn num_kv_heads(&self) -> i64 {
         self.own.k.size()[1]
+    }
+}
+
+impl ScoreRule {
+    /// Scaled scores, capped in place.
+    pub(super) fn capped(self, mut scores: Tensor) -> Tensor {
+        if let Some(cap) = self.soft_cap {
+            scores = scores.g_div_scalar_(cap).tanh_().g_mul_scalar_(cap);
+        }
+        scores
     }
 }
 

@@ -7,8 +7,7 @@ use tch::{Kind, Tensor};
 use super::backend::Backend;
 use super::by_backend::all_parts;
 use super::choice::backend_for;
-use super::chunk::{KvBlock, Qkv, Queries};
-use super::rule::ScoreRule;
+use super::chunk::{KvBlock, Qkv, Queries, ScoreRule};
 use crate::native;
 
 /// The attention mass to each slot by some queries of a chunk: `(1/R) Σ_heads Σ_i exp(s_ic − lse_i)`, where s are the scores by the
@@ -20,7 +19,7 @@ pub fn attention_mass(chunk: &Qkv, past: &[KvBlock], lse_bhn: &Tensor, queries: 
     if backend_for(chunk, past) == Backend::Own {
         let parts = all_parts(chunk, past);
         let first = queries.first(chunk.num_tokens());
-        return native::attention_mass(&chunk.q_bhnd, &parts, lse_bhn, chunk.rule.scoring(), first) / chunk.per_group();
+        return native::attention_mass(&chunk.q_bhnd, &parts, lse_bhn, chunk.rule, first) / chunk.per_group();
     }
     mass_by_cuda(chunk, past, lse_bhn, queries).unwrap_or_else(|| mass_in_blocks(chunk, past, lse_bhn, queries))
 }

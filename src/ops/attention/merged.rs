@@ -3,9 +3,11 @@
 use tch::Tensor;
 
 use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv, accumulation_kind};
-use super::part::{self, PartKernel};
+use super::part;
+use crate::native::cuda::TorchKernel;
 
-pub(super) fn attend(kernel: PartKernel, chunk: &Qkv, past: &[KvBlock]) -> Attended {
+/// `kernel` serves the parts that it can serve, tensor operations the others.
+pub(super) fn attend(kernel: Option<TorchKernel>, chunk: &Qkv, past: &[KvBlock]) -> Attended {
     let own = part::forward(kernel, &chunk.q_bhnd, &chunk.own, true, chunk.rule);
     past.iter().fold(own, |merged, past| {
         let old = part::forward(kernel, &chunk.q_bhnd, past, false, chunk.rule);
@@ -15,7 +17,7 @@ pub(super) fn attend(kernel: PartKernel, chunk: &Qkv, past: &[KvBlock]) -> Atten
 
 /// Each part's backward, with the *merged* output and log-sum-exp, so that the parts add up.
 pub(super) fn attend_backward(
-    kernel: PartKernel,
+    kernel: Option<TorchKernel>,
     dout_bhnd: &Tensor,
     chunk: &Qkv,
     past: &[KvBlock],

@@ -13,7 +13,6 @@ mod joined;
 mod mass;
 mod merged;
 mod part;
-mod rule;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -27,10 +26,8 @@ pub use backend::Backend;
 #[cfg(test)]
 pub(crate) use backend::forced;
 pub use blocks::squared_score_gradients;
-pub use chunk::{Attended, AttentionGrads, KvBlock, ModelFeature, Qkv, Queries, accumulation_kind, zero_sum_of};
+pub use chunk::{Attended, AttentionGrads, KvBlock, ModelFeature, Qkv, Queries, ScoreRule, accumulation_kind, zero_sum_of};
 pub use mass::{attention_mass, attention_weights};
-pub use part::PartKernel;
-pub use rule::ScoreRule;
 pub use tried::{KernelsOfHeads, try_kernels};
 
 use by_backend::{attend_backward_by, attend_by};

@@ -3,30 +3,19 @@
 use tch::Tensor;
 
 use super::blocks;
-use super::chunk::{Attended, KvBlock, Qkv};
-use super::rule::ScoreRule;
+use super::chunk::{Attended, KvBlock, Qkv, ScoreRule};
 use crate::native::cuda::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 use crate::native::or_panic;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PartKernel {
-    /// Tensor operations on blocks of queries: for any device and kind, and the only one that leaves out slots and caps
-    /// scores.
-    Blocks,
-    /// A kernel that comes with libtorch.
-    TorchKernel(TorchKernel),
-}
-
-impl PartKernel {
-    /// The kernel that comes with libtorch, if it serves what the queries see, and how.
-    fn vendor(self, part: &KvBlock, is_causal: bool, rule: ScoreRule) -> Option<(TorchKernel, TorchKernelMask)> {
-        match self {
-            Self::TorchKernel(vendor) if rule.soft_cap.is_none() && !part.is_masked() => {
-                Some((vendor, if is_causal { TorchKernelMask::Causal } else { TorchKernelMask::All }))
-            }
-            _ => None,
-        }
-    }
+/// The kernel, if it serves what the queries see, and how.
+fn serving(
+    kernel: Option<TorchKernel>,
+    part: &KvBlock,
+    is_causal: bool,
+    rule: ScoreRule,
+) -> Option<(TorchKernel, TorchKernelMask)> {
+    let mask = if is_causal { TorchKernelMask::Causal } else { TorchKernelMask::All };
+    Some((kernel.filter(|_| rule.soft_cap.is_none() && !part.is_masked())?, mask))
 }
 
 /// The query heads of a KV head in one row, where all see the same: so no kernel copies keys for them.
@@ -43,8 +32,14 @@ fn folded(x: &Tensor, groups: i64) -> Tensor {
 ///
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`; a causal part has as many keys.
-pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &KvBlock, is_causal: bool, rule: ScoreRule) -> Attended {
-    let Some((vendor, seen)) = kernel.vendor(part, is_causal, rule) else {
+pub(super) fn forward(
+    kernel: Option<TorchKernel>,
+    q_bhnd: &Tensor,
+    part: &KvBlock,
+    is_causal: bool,
+    rule: ScoreRule,
+) -> Attended {
+    let Some((vendor, seen)) = serving(kernel, part, is_causal, rule) else {
         return blocks::forward(q_bhnd, part, is_causal, rule);
     };
     let size = q_bhnd.size();
@@ -59,14 +54,14 @@ pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &KvBlock, is_ca
 /// # Shapes
 /// As in [`forward`].
 pub(super) fn backward(
-    kernel: PartKernel,
+    kernel: Option<TorchKernel>,
     dout_bhnd: &Tensor,
     chunk: &Qkv,
     past: Option<&KvBlock>,
     merged: &Attended,
 ) -> (Tensor, KvBlock) {
     let part = past.unwrap_or(&chunk.own);
-    let Some((vendor, seen)) = kernel.vendor(part, past.is_none(), chunk.rule) else {
+    let Some((vendor, seen)) = serving(kernel, part, past.is_none(), chunk.rule) else {
         return blocks::backward(dout_bhnd, chunk, past, merged);
     };
     let inputs = [dout_bhnd, &chunk.q_bhnd, &merged.out_bhnd, &merged.lse_bhn];

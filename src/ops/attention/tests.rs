@@ -27,12 +27,8 @@ const ASKED: [Queries; 4] = [Queries::All, Queries::Last(1), Queries::Last(3), Q
 
 /// Every backend that there is without a GPU: kvtune's own kernel, and what serves other devices, with a kernel for the CPU in the place of
 /// those for CUDA.
-pub(super) const WAYS: [Backend; 4] = [
-    Backend::Own,
-    Backend::Parts(PartKernel::Blocks),
-    Backend::Parts(PartKernel::TorchKernel(TorchKernel::Cpu)),
-    Backend::Joined(TorchKernel::Cpu),
-];
+pub(super) const WAYS: [Backend; 4] =
+    [Backend::Own, Backend::Blocks, Backend::Parts(TorchKernel::Cpu), Backend::Joined(TorchKernel::Cpu)];
 
 /// Those that leave slots out.
 const WITH_MASKS: [Backend; 2] = [WAYS[0], WAYS[1]];

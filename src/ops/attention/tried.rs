@@ -1,7 +1,6 @@
 //! Whether a kernel that comes with libtorch gives the numbers of the blocks: it is tried on random ones before the first step, so that no
 //! kernel's habits need be taken on trust. Where it gives others, or none, blocks attend.
 
-use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard};
@@ -10,11 +9,9 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::backend::{Backend, WHOLE};
 use super::by_backend::{attend_backward_by, attend_by};
-use super::chunk::{Attended, AttentionGrads, KvBlock, Qkv};
-use super::part::PartKernel;
-use super::rule::ScoreRule;
+use super::chunk::{AttentionGrads, KvBlock, Qkv, ScoreRule};
 use crate::native::cuda::Numerics;
-use crate::native::locked;
+use crate::native::{Panic, locked, panic_text};
 
 /// Tokens and older slots on which a kernel must agree with the blocks: whole blocks of no kernel.
 const ODD: [i64; 2] = [50, 83];
@@ -47,7 +44,7 @@ fn of_heads(device: Device, kind: Kind, head_dim: i64) -> Option<Tried> {
 pub(super) fn backend_of(device: Device, kind: Kind, head_dim: i64, is_whole: impl FnOnce() -> bool) -> Backend {
     match of_heads(device, kind, head_dim) {
         Some(Tried { of_whole_chunks: Some(backend), .. }) if !Numerics::now().0.is_deterministic && is_whole() => backend,
-        Some(Tried { is_refused: true, .. }) => Backend::Parts(PartKernel::Blocks),
+        Some(Tried { is_refused: true, .. }) => Backend::Blocks,
         _ => Backend::preferred(device, kind, head_dim),
     }
 }
@@ -90,7 +87,7 @@ impl KernelsOfHeads {
         } else {
             format!("{whole}, {other} for lengths that are no multiple of {WHOLE}")
         };
-        Self { names, refused, is_blockwise: other == Backend::Parts(PartKernel::Blocks) }
+        Self { names, refused, is_blockwise: other == Backend::Blocks }
     }
 }
 
@@ -105,11 +102,11 @@ impl fmt::Display for KernelsOfHeads {
 fn compared(backend: Backend, device: Device, kind: Kind, head_dim: i64, lengths: [i64; 2]) -> Result<(), String> {
     caught(|| {
         let drawn = RandomInputs::new(device, kind, head_dim, lengths);
-        let expected = drawn.to_kind(Kind::Double).all(Backend::Parts(PartKernel::Blocks));
+        let expected = drawn.to_kind(Kind::Double).all(Backend::Blocks);
         agree(&drawn.all(backend), &expected, kind)?;
         // Where past and chunk do not lie side by side, the same kernel attends to them in parts.
         match backend {
-            Backend::Joined(kernel) => agree(&drawn.all(Backend::Parts(PartKernel::TorchKernel(kernel))), &expected, kind),
+            Backend::Joined(kernel) => agree(&drawn.all(Backend::Parts(kernel)), &expected, kind),
             _ => Ok(()),
         }
     })
@@ -117,11 +114,8 @@ fn compared(backend: Backend, device: Device, kind: Kind, head_dim: i64, lengths
 
 /// libtorch's complaint, if it has one: its first sentence.
 fn caught<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    let said = |panic: Box<dyn Any + Send>| match panic.downcast::<String>() {
-        Ok(text) => *text,
-        Err(panic) => panic.downcast_ref::<&str>().map_or("it panicked", |text| text).to_owned(),
-    };
-    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(said(panic)));
+    let said = |panic: &Panic| panic_text(panic).unwrap_or("it panicked").to_owned();
+    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(said(&*panic)));
     let sentence = |text: &str| text.lines().next().and_then(|line| line.split(". ").next()).unwrap_or_default().to_owned();
     result.map_err(|text| sentence(text.trim_start_matches("libtorch: ")))
 }
@@ -148,28 +142,16 @@ impl RandomInputs {
         Self { q, dout, k, v, lengths: self.lengths }
     }
 
-    /// Calls `work` with chunk and past, the keys lying side by side as they do in a cache.
-    fn with<T>(&self, work: impl FnOnce(&Qkv, &[KvBlock]) -> T) -> T {
+    /// What a backend makes of them, the keys lying side by side as they do in a cache; in the order of [`NAMES`].
+    fn all(&self, backend: Backend) -> Vec<Tensor> {
         let [tokens, past] = self.lengths;
         let [k, v] = [&self.k, &self.v].map(|x| x.narrow(2, past, tokens).contiguous());
         let joined = KvBlock::new(&self.k, &self.v);
         let past = [joined.narrow(0, past)];
         let scale = (self.q.size()[3] as f64).powf(-0.5);
         let chunk = Qkv { joined: Some(joined), ..Qkv::new(&self.q, &k, &v, ScoreRule::scaled(scale)) };
-        work(&chunk, &past)
-    }
-
-    fn forward(&self, backend: Backend) -> Attended {
-        self.with(|chunk, past| attend_by(backend, chunk, past, None).0)
-    }
-
-    fn backward(&self, backend: Backend, attended: &Attended) -> AttentionGrads {
-        self.with(|chunk, past| attend_backward_by(backend, &self.dout, chunk, past, attended))
-    }
-
-    fn all(&self, backend: Backend) -> Vec<Tensor> {
-        let attended = self.forward(backend);
-        let AttentionGrads { dq_bhnd, own, past } = self.backward(backend, &attended);
+        let attended = attend_by(backend, &chunk, &past, None).0;
+        let AttentionGrads { dq_bhnd, own, past } = attend_backward_by(backend, &self.dout, &chunk, &past, &attended);
         let past = past.into_iter().flat_map(KvBlock::into_planes);
         [attended.out_bhnd, attended.lse_bhn, dq_bhnd, own.k, own.v].into_iter().chain(past).collect()
     }
@@ -213,11 +195,7 @@ mod tests {
 
     #[test]
     fn kernels_of_the_cpu_agree_with_the_blocks_and_those_of_a_gpu_say_why_they_do_not_serve() {
-        for backend in [
-            Backend::Joined(TorchKernel::Cpu),
-            Backend::Parts(PartKernel::TorchKernel(TorchKernel::Cpu)),
-            Backend::Parts(PartKernel::Blocks),
-        ] {
+        for backend in [Backend::Joined(TorchKernel::Cpu), Backend::Parts(TorchKernel::Cpu), Backend::Blocks] {
             for lengths in [ODD, EVEN] {
                 assert_eq!(compared(backend, Device::Cpu, Kind::Float, 16, lengths), Ok(()), "{backend}");
             }
@@ -225,8 +203,7 @@ mod tests {
         for (kernel, operation) in
             [(TorchKernel::Flash, "aten::_flash_attention_forward"), (TorchKernel::Cudnn, "aten::_cudnn_attention_forward")]
         {
-            let refused =
-                compared(Backend::Parts(PartKernel::TorchKernel(kernel)), Device::Cpu, Kind::Float, 16, EVEN).unwrap_err();
+            let refused = compared(Backend::Parts(kernel), Device::Cpu, Kind::Float, 16, EVEN).unwrap_err();
             assert!(refused.contains(operation), "{refused}");
         }
         // A CPU has nothing to choose.

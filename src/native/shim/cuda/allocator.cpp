@@ -23,7 +23,6 @@ int kvtune_device_reset_peak(int index) {
   return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(index)); });
 }
 
-// Gives back to CUDA what no tensor uses, of the device's memory and of the host's that is pinned.
 int kvtune_release_cached_memory() {
   return guarded([] {
     c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache();

@@ -26,8 +26,7 @@ namespace {
 using at::Tensor;
 using kvtune::guarded;
 
-// As in `TorchKernel` and `TorchKernelMask` of native/cuda/attention.rs.
-enum Kernel { FLASH = 0, EFFICIENT = 1, CUDNN = 2, CPU = 3 };
+// As in `TorchKernelMask` of native/cuda/attention.rs.
 enum Mask { ALL = 0, CAUSAL = 1, CAUSAL_FROM_END = 2 };
 
 // Queries (B, H, n, D), keys and values (B, G, P, D), of one kind and place.
@@ -158,50 +157,33 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Part& p, const Tensor& dout, c
 
 }  // namespace cpu
 
-std::tuple<Tensor, Tensor> forward(int kernel, const Part& p) {
-  switch (kernel) {
-    case FLASH:
-      return flash::forward(p);
-    case EFFICIENT:
-      return efficient::forward(p);
-    case CUDNN:
-      return cudnn::forward(p);
-    default:
-      return cpu::forward(p);
-  }
-}
-
-std::tuple<Tensor, Tensor, Tensor> backward(int kernel, const Part& p, const Tensor& dout, const Tensor& out, const Tensor& lse) {
-  switch (kernel) {
-    case FLASH:
-      return flash::backward(p, dout, out, lse);
-    case EFFICIENT:
-      return efficient::backward(p, dout, out, lse);
-    case CUDNN:
-      return cudnn::backward(p, dout, out, lse);
-    default:
-      return cpu::backward(p, dout, out, lse);
-  }
-}
+// By the numbers of `TorchKernel` in native/cuda/attention.rs.
+constexpr struct {
+  std::tuple<Tensor, Tensor> (*forward)(const Part&);
+  std::tuple<Tensor, Tensor, Tensor> (*backward)(const Part&, const Tensor& dout, const Tensor& out, const Tensor& lse);
+} KERNELS[] = {
+    {flash::forward, flash::backward},
+    {efficient::forward, efficient::backward},
+    {cudnn::forward, cudnn::backward},
+    {cpu::forward, cpu::backward},
+};
 
 }  // namespace
 
 extern "C" {
 
-// `results` receives the output (B, H, n, D) and the log-sum-exps (B, H, n).
 int kvtune_vendor_attend(int kernel, Tensor* q, Tensor* k, Tensor* v, int sight, double scale, Tensor** results) {
   return guarded([&] {
-    auto [out, lse] = forward(kernel, checked(*q, *k, *v, sight, scale));
+    auto [out, lse] = KERNELS[kernel].forward(checked(*q, *k, *v, sight, scale));
     results[0] = new Tensor(std::move(out));
     results[1] = new Tensor(std::move(lse));
   });
 }
 
-// `results` receives the gradients of queries, keys and values, from an output and log-sum-exps that may be those of more parts.
 int kvtune_vendor_attend_backward(int kernel, Tensor* dout, Tensor* q, Tensor* k, Tensor* v, Tensor* out, Tensor* lse, int sight, double scale,
                                   Tensor** results) {
   return guarded([&] {
-    auto [dq, dk, dv] = backward(kernel, checked(*q, *k, *v, sight, scale), *dout, *out, *lse);
+    auto [dq, dk, dv] = KERNELS[kernel].backward(checked(*q, *k, *v, sight, scale), *dout, *out, *lse);
     results[0] = new Tensor(std::move(dq));
     results[1] = new Tensor(std::move(dk));
     results[2] = new Tensor(std::move(dv));

@@ -70,12 +70,10 @@ int kvtune_graph_begin(const uint64_t* pool, KvtuneGraph** out) {
   });
 }
 
-// Ends the capture, on the stream on which it began.
 int kvtune_graph_end(KvtuneGraph* graph) {
   return guarded([&] { Calls::get().end(graph->object.data()); });
 }
 
-// Asks the stream that computes for all that was captured.
 int kvtune_graph_replay(KvtuneGraph* graph) {
   return guarded([&] { Calls::get().replay(graph->object.data()); });
 }

@@ -31,14 +31,12 @@ int kvtune_stream_new(int index, c10::Stream** out) {
 
 void kvtune_stream_free(c10::Stream* stream) { delete stream; }
 
-// From now on this thread computes on `stream`, until the guard is dropped.
 int kvtune_stream_enter(const c10::Stream* stream, c10::StreamGuard** out) {
   return guarded([&] { *out = new c10::StreamGuard(*stream); });
 }
 
 void kvtune_stream_leave(c10::StreamGuard* guard) { delete guard; }
 
-// Asks `stream` for the copy; the host does not wait where its memory is pinned.
 int kvtune_stream_copy(const c10::Stream* stream, at::Tensor* to, at::Tensor* from) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
@@ -47,12 +45,10 @@ int kvtune_stream_copy(const c10::Stream* stream, at::Tensor* to, at::Tensor* fr
   });
 }
 
-// The allocator will not hand the tensor's memory out again before `stream` is done with what it has been asked for by then.
 int kvtune_stream_holds(const c10::Stream* stream, at::Tensor* tensor) {
   return guarded([&] { door().recordDataPtrOnStream(tensor->storage().data_ptr(), *stream); });
 }
 
-// The stream on which libtorch's next operation on a device will run: a kernel launched there waits for what came before.
 int kvtune_launch_stream(int index, void** stream) {
   return guarded([&] { *stream = door().getStream(device_of(index)).native_handle(); });
 }
@@ -69,7 +65,6 @@ int kvtune_event_record(const c10::Stream* stream, int index, int is_timed, c10:
 
 void kvtune_event_free(c10::Event* event) { delete event; }
 
-// What a stream is asked for from now on waits for the event; the host does not.
 int kvtune_event_block(const c10::Event* event, const c10::Stream* stream, int index) {
   return guarded([&] { event->block(stream_or_current(stream, index)); });
 }
@@ -86,12 +81,10 @@ int kvtune_event_synchronize(const c10::Event* event) {
   });
 }
 
-// Between two timed events that have passed.
 int kvtune_event_elapsed(const c10::Event* from, const c10::Event* to, double* milliseconds) {
   return guarded([&] { *milliseconds = from->elapsedTime(*to); });
 }
 
-// Uninitialised; null where the driver does not lock so much memory.
 int kvtune_pinned_bytes(int64_t count, at::Tensor** out) {
   return guarded([&] { *out = new at::Tensor(at::empty({count}, at::TensorOptions().dtype(at::kByte).pinned_memory(true))); });
 }
