@@ -27,8 +27,9 @@ impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut value = self.0 as f64;
         for unit in ["B", "KiB", "MiB", "GiB"] {
-            if value < 1024.0 {
-                let digits = usize::from(unit != "B" && value < 100.0);
+            // What rounds to 1024 is one of the next unit.
+            if value < 1023.5 {
+                let digits = usize::from(unit != "B" && value < 99.95);
                 return write!(f, "{value:.digits$} {unit}");
             }
             value /= 1024.0;
@@ -103,6 +104,8 @@ mod tests {
     fn quantities_print_as_a_person_reads_them() {
         assert_eq!(Bytes(512).to_string(), "512 B");
         assert_eq!(Bytes(1536 * 1024 * 1024).to_string(), "1.5 GiB");
+        assert_eq!(Bytes((1 << 30) - 1).to_string(), "1.0 GiB");
+        assert_eq!(Bytes((100 << 20) - 4096).to_string(), "100 MiB");
         assert_eq!(Seconds(0.25).to_string(), "250 ms");
         assert_eq!(Seconds(0.9997).to_string(), "1.0 s");
         assert_eq!(Seconds(59.97).to_string(), "1 m 00 s");
