@@ -225,8 +225,8 @@ pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionO
 }
 
 impl Entries<'_> {
-    /// Which entries may leave `(B, G, filled)`, bool: not the young ones, nor the first and the protected ones that stay, nor slots
-    /// that hold nothing.
+    /// Which entries may leave `(B, G, filled)`, bool: not those that are young by the policy's `grace`, nor its sinks and the protected
+    /// ones, nor slots that hold nothing.
     pub fn candidates(&self, policy: &dyn Policy) -> Tensor {
         let PolicyTraits { grace, sinks, .. } = policy.traits();
         let young = self.next_position as i64 - grace as i64;

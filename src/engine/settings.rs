@@ -17,7 +17,7 @@ use crate::units::{Bytes, Fault, StepKey};
 pub struct Settings {
     pub(super) policies: Vec<Box<dyn Policy>>,
     slots: Vec<Slots>,
-    /// The recipe's sections, with the size of chunks that was found.
+    /// With the size of chunks that was found.
     kv_cache: CacheRecipe,
     grad: GradRecipe,
     /// Tokens of a column per slot of the longest cache, where its chunks are not given: `multiplier · 2GD/E`.

@@ -28,7 +28,7 @@ impl Positions {
 /// What tells tokens apart, for randomness that is the same for every chunking, batching and recomputation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DropoutContext<'a> {
-    /// What masks depend on; `None` switches dropout off.
+    /// What masks depend on beside sample, layer, linear and position; `None` switches dropout off.
     pub dropout: Option<StepKey>,
     /// For each sequence of the batch the number of its sample; not looked at without dropout.
     pub samples: &'a [u64],

@@ -101,6 +101,9 @@ pub struct AttentionShape {
     pub threads: usize,
 }
 
+// The shim asserts the same.
+const _: () = assert!(size_of::<AttentionShape>() == 56);
+
 impl AttentionShape {
     /// Numbers that [`attend`] and [`attend_backward`] have for a moment, beside what they take and give.
     pub fn scratch(self) -> [u64; 2] {

@@ -199,6 +199,7 @@ impl GlooGroup {
 }
 
 pub trait PendingExchange {
+    /// Waits for so long at most; says whether it has ended.
     fn wait(&self, time: Duration) -> Result<bool, String>;
 }
 

@@ -43,20 +43,10 @@ fn slots(recipe: &OptimizerRecipe) -> &'static [&'static str] {
     let has_momentum = recipe.momentum > 0.0;
     match recipe.name {
         OptimizerName::AdamW | OptimizerName::AdamW8bit | OptimizerName::Adam => adam::SLOTS,
-        OptimizerName::Sgd => {
-            if has_momentum {
-                sgd::SLOTS
-            } else {
-                &[]
-            }
-        }
-        OptimizerName::RmsProp => {
-            if has_momentum {
-                rmsprop::SLOTS
-            } else {
-                &rmsprop::SLOTS[..1]
-            }
-        }
+        OptimizerName::Sgd if !has_momentum => &[],
+        OptimizerName::Sgd => sgd::SLOTS,
+        OptimizerName::RmsProp if !has_momentum => &rmsprop::SLOTS[..1],
+        OptimizerName::RmsProp => rmsprop::SLOTS,
         OptimizerName::Adadelta => adadelta::SLOTS,
         OptimizerName::Adamax => adamax::SLOTS,
     }

@@ -50,13 +50,8 @@ impl RunSchedule {
         if batches.0 != epoch {
             *batches = (epoch, epoch_batches(&self.lengths, self.train.batch_size, self.order, self.train.seed, epoch));
         }
-        batches
-            .1
-            .iter()
-            .skip(within.saturating_mul(self.train.gradient_accumulation_steps))
-            .take(self.train.gradient_accumulation_steps)
-            .cloned()
-            .collect()
+        let accumulation = self.train.gradient_accumulation_steps;
+        batches.1.iter().skip(within.saturating_mul(accumulation)).take(accumulation).cloned().collect()
     }
 }
 

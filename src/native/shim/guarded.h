@@ -1,5 +1,5 @@
 // What every call from Rust goes through: no C++ exception leaves the shim. What a call does, and of which shapes its tensors are, stands at the
-// function of the same name in native/*.rs.
+// Rust function that makes it, in native/ and native/cuda/.
 #pragma once
 #include <c10/util/Exception.h>
 

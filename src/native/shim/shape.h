@@ -98,5 +98,6 @@ struct Shape {
  private:
   int64_t busy(Blocks of) const { return std::min(threads, all() * of.splits); }
 };
+static_assert(sizeof(Shape) == 56);
 
 }  // namespace kvtune
