@@ -76,10 +76,11 @@ impl ProcessGroup {
         Ok(bytes)
     }
 
+    /// Waits until all ranks are here.
     pub fn barrier(&self) -> Result<(), Fault> {
         let Some(joined) = &self.joined else { return Ok(()) };
         let zero = Tensor::zeros([1], (Kind::Double, Device::Cpu));
-        joined.exchange("adding up figures", |group| group.sum(&zero))
+        joined.exchange("waiting for all ranks", |group| group.sum(&zero))
     }
 }
 

@@ -119,6 +119,7 @@ mod tests {
     fn for_the_cpu_memory_is_as_any_other() {
         let found = host_tensor(&[2, 3], Kind::BFloat16, Device::Cpu);
         assert_eq!((found.size(), found.kind()), (vec![2, 3], Kind::BFloat16));
+        assert_eq!(host_tensor(&[2, 0], Kind::Double, Device::Cpu).size(), [2, 0]);
         assert_eq!(Vec::<i64>::try_from(on_device(&[3i64, 1], Device::Cpu)).unwrap(), [3, 1]);
         assert_eq!(on_device::<bool>(&[], Device::Cpu).size(), [0]);
     }
