@@ -71,7 +71,7 @@ impl Schedule {
     /// in part would have to be replayed as far as the rest.
     pub fn is_kept(&self, band: usize, column: usize) -> bool {
         let whole = self.kept / self.num_columns.max(1);
-        band < whole || (band == 0 && column + self.kept >= self.num_columns)
+        band < whole || (band == 0 && column >= self.num_columns.saturating_sub(self.kept))
     }
 
     /// The bands whose graphs of a column the forward phase keeps, from the top.
@@ -181,8 +181,10 @@ mod tests {
         for cells in [3, 5] {
             assert_eq!(kept(&of(cells)), [all.clone(), none.clone(), none.clone()]);
         }
-        assert_eq!(kept(&of(100)), [all.clone(), all.clone(), all]);
-        assert_eq!([0, 2, 5, 8, 9, 100].map(|cells| of(cells).num_kept()), [0, 2, 3, 6, 9, 9]);
+        for cells in [100, usize::MAX] {
+            assert_eq!(kept(&of(cells)), [all.clone(), all.clone(), all.clone()]);
+        }
+        assert_eq!([0, 2, 5, 8, 9, usize::MAX].map(|cells| of(cells).num_kept()), [0, 2, 3, 6, 9, 9]);
         // Layers from which on graphs are kept, and those of which an undo log is, of the first column and the last.
         let ends = |cells| [0, 2].map(|c| (of(cells).first_kept_layer(c), of(cells).layers_with_undo(c)));
         assert_eq!(ends(1), [(6, 4..6), (4, 0..0)]);

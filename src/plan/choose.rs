@@ -168,8 +168,7 @@ impl Planner<'_> {
         if !none.fits || self.recipe.train.offload == Offload::Weights {
             return Ok(none);
         }
-        let all = KeepGraph::of(none.cells.0 * none.cells.1);
-        let all = self.consider(GradRecipe { keep_graph: all, ..grad })?;
+        let all = self.consider(GradRecipe { keep_graph: KeepGraph::All, ..grad })?;
         Ok(if all.fits && self.leaves_room(&none, &all) { all } else { none })
     }
 

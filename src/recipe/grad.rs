@@ -59,8 +59,8 @@ table! {
         /// round the gradient.
         pub on_out_of_memory: OnOutOfMemory = OnOutOfMemory::Fail,
         /// Number of cells whose autograd graphs the forward phase keeps, so that they are not recomputed. They are counted in the order of the
-        /// backward phase, from the last column of the top layer band; below that band only whole bands are kept. `auto`: as many as fit; in host
-        /// memory they take at most half of what a step leaves free.
+        /// backward phase, from the last column of the top layer band; below that band only whole bands are kept. `all`: those of every cell,
+        /// however many columns a batch has. `auto`: as many as fit; in host memory they take at most half of what a step leaves free.
         pub keep_graph: KeepGraph = KeepGraph::Auto,
         /// `keep`: the attention outputs of the forward phase are kept in host memory, T · H · (D · w + 4) bytes a layer, so that recomputed
         /// cells skip attention. With exact stores only.
@@ -194,30 +194,43 @@ pub enum KeepGraph {
     Auto,
     /// So many, counted in the order of the backward phase.
     Cells(usize),
+    /// All, however many there are: batches differ in their columns.
+    All,
 }
 
 impl KeepGraph {
-    /// Their number, as far as it is decided.
+    /// The most that are kept, as far as it is decided: `usize::MAX` for all.
     pub fn cells(self) -> usize {
-        if let Self::Cells(cells) = self { cells } else { 0 }
+        match self {
+            Self::None | Self::Auto => 0,
+            Self::Cells(cells) => cells,
+            Self::All => usize::MAX,
+        }
     }
 
+    /// The reverse of [`KeepGraph::cells`].
     pub fn of(cells: usize) -> Self {
-        if cells == 0 { Self::None } else { Self::Cells(cells) }
+        match cells {
+            0 => Self::None,
+            usize::MAX => Self::All,
+            cells => Self::Cells(cells),
+        }
     }
 }
 
 const NONE: &str = "none";
+const ALL: &str = "all";
 
 impl RecipeValue for KeepGraph {
     fn takes(_: Option<&str>) -> String {
-        format!("`{NONE}`, `{AUTO}`, or {}", COUNT.takes)
+        format!("`{NONE}`, `{AUTO}`, `{ALL}`, or {}", COUNT.takes)
     }
 
     fn to_value(&self) -> Option<Value> {
         Some(match self {
             Self::None => NONE.into(),
             Self::Auto => AUTO.into(),
+            Self::All => ALL.into(),
             Self::Cells(cells) => Value::Integer(*cells as i64),
         })
     }
@@ -230,13 +243,14 @@ impl RecipeValue for KeepGraph {
     }
 }
 
-const KEEP_GRAPH: &str = "`\"none\"`, `\"auto\"`, or a whole number of cells";
+const KEEP_GRAPH: &str = "`\"none\"`, `\"auto\"`, `\"all\"`, or a whole number of cells";
 
 forms! {
     KeepGraph: KEEP_GRAPH;
     word<E> |word| match word {
         NONE => Ok(KeepGraph::None),
         AUTO => Ok(KeepGraph::Auto),
+        ALL => Ok(KeepGraph::All),
         _ => Err(E::invalid_value(Unexpected::Str(word), &KEEP_GRAPH)),
     };
     whole |cells| KeepGraph::Cells(cells);

@@ -146,6 +146,16 @@ fn the_parts_are_the_whole() {
     }
 }
 
+/// Steps differ in their columns where sizes of chunks are drawn: a plan that keeps all graphs means those of any step.
+#[test]
+fn steps_of_random_chunk_sizes_keep_all_graphs() {
+    let sets = ["--set", "kv_cache.randomize_chunk_sizes=true", "--set", "grad.chunks_per_cell=1"];
+    let lines = lines(&bare(), &[&["--tokens", "200"][..], &sets].concat());
+    for step in lines.iter().filter(|line| line["kind"] == "step") {
+        assert!(["replay_seconds", "recompute_seconds"].iter().all(|key| number(step, key) <= 0.0), "{step}");
+    }
+}
+
 #[test]
 fn the_share_of_copies_is_a_part_of_the_step() {
     for step in lines(&bare(), &["--tokens", "100", "--set", "grad.keep_graph=none"]).iter().filter(|line| line["kind"] == "step")

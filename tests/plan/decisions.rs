@@ -3,7 +3,7 @@
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::model::ModelConfig;
 use kvtune::plan::{Decision, Limits, Machine, Planner, ProcessBaseline, TrainedPart};
-use kvtune::recipe::{CacheRecipe, GradRecipe, OpenKey, Recipe, StoreForm, StorePlace, StoreRecipe};
+use kvtune::recipe::{CacheRecipe, GradRecipe, KeepGraph, OpenKey, Recipe, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::{Bytes, Exit, Fault};
 use proptest::prelude::*;
 use serde_json::json;
@@ -68,7 +68,7 @@ fn open(grad: &GradRecipe) -> GradRecipe {
 fn with_memory_enough_everything_is_exact_in_memory_and_one_layer_band() {
     let recipe = recipe("{ policy = 'h2o', cache_length = 1024, chunk_size = 512 }");
     let chosen = decide(&recipe.kv_cache, &open(&recipe.grad), 32768, machine(64 << 10)).unwrap().chosen;
-    assert_eq!((chosen.grad.layers_per_cell, chosen.cells.0), (6, 1));
+    assert_eq!((chosen.grad.layers_per_cell, chosen.grad.keep_graph, chosen.cells.0), (6, KeepGraph::All, 1));
     assert_eq!((chosen.grad.undo_log.form, chosen.grad.undo_log.place), (StoreForm::Plain, StorePlace::Memory));
     assert!(chosen.fits && chosen.grad.open.is_empty() && chosen.forecast.files == Bytes(0));
 }

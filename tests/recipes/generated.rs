@@ -93,7 +93,7 @@ const MIXED: &[&str] = &[
     "1 ≤ integer ≤ 2^40, array of one per layer",
     "an array of names, or",
     "`loss`, `accuracy`, or a metric",
-    "`none`, `auto`, or integer",
+    "`none`, `auto`, `all`, or integer",
     "date",
     "path, ",
 ];

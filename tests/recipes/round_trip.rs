@@ -277,7 +277,7 @@ prop_compose! {
 }
 
 fn keep_graph() -> impl Strategy<Value = KeepGraph> {
-    prop_oneof![Just(KeepGraph::None), Just(KeepGraph::Auto), small().prop_map(KeepGraph::Cells)]
+    prop_oneof![Just(KeepGraph::None), Just(KeepGraph::Auto), Just(KeepGraph::All), small().prop_map(KeepGraph::Cells)]
 }
 
 prop_compose! {
