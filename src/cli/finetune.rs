@@ -15,7 +15,7 @@ use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::report::summary::RunSummary;
 use crate::train::{self, Interrupt, RunOutcome, Start};
-use crate::units::Fault;
+use crate::units::{Fault, shell_word};
 
 pub(super) enum Ending {
     Done,
@@ -109,7 +109,7 @@ pub(super) fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt
 }
 
 fn end(ended: RunOutcome, run: &Path) -> Result<Ending, Fault> {
-    let (last, run_name) = (run.join("final"), run.display());
+    let (last, run_name) = (run.join("final"), shell_word(run.display()));
     if let Some(memory) = ended.memory.filter(|_| !console::speech().is_json) {
         console::result(&format!("{memory}\n"))?;
     }

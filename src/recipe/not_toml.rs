@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::units::abridged;
+use crate::units::{abridged, shell_word};
 
 /// Arrays and inline tables within each other.
 const DEEPEST: usize = 64;
@@ -48,7 +48,7 @@ pub(super) fn yaml(path: &Path, text: &str) -> Option<String> {
     let is_key = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'));
     let is_named = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
     let is_yaml = is_named || first == "---" || is_key && (rest.is_empty() || rest.starts_with(' '));
-    is_yaml.then(|| format!("`kvtune init --from {}` writes a recipe in TOML", abridged(path.display())))
+    is_yaml.then(|| format!("`kvtune init --from {}` writes a recipe in TOML", abridged(shell_word(path.display()))))
 }
 
 #[cfg(test)]

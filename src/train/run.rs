@@ -16,7 +16,7 @@ use crate::native::give_free_memory_back;
 use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
 use crate::report::summary::RunSummary;
-use crate::units::{Exit, Fault, FaultKind, abridged};
+use crate::units::{Exit, Fault, FaultKind, abridged, shell_word};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunOutcome {
@@ -89,7 +89,7 @@ fn require_unused_by_others(dir: &Path) -> Result<(), Fault> {
     let counts = |name: &str| ![RunLock::NAME, SCRATCH, SPLIT].contains(&name) && !files::is_temporary(name);
     if entries.flatten().any(|entry| entry.file_name().to_str().is_none_or(counts)) {
         let hint = if dir.join(super::RESOLVED_RECIPE).exists() {
-            format!("choose another `--out`, or go on with `kvtune resume {}`", dir.display())
+            format!("choose another `--out`, or go on with `kvtune resume {}`", shell_word(dir.display()))
         } else {
             "choose another `--out`, or empty the directory".to_owned()
         };

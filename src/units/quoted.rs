@@ -67,6 +67,14 @@ pub fn abridged(text: impl Display) -> String {
     format!("{}…{}", quoted(&text), quoted(end))
 }
 
+/// An argument as a shell takes it, for commands that a message tells.
+pub fn shell_word(argument: impl Display) -> String {
+    let argument = argument.to_string();
+    let is_plain = |character: char| character.is_alphanumeric() || "_-./=:,+@%".contains(character);
+    let needs_quotes = argument.is_empty() || !argument.chars().all(is_plain);
+    if needs_quotes { format!("'{}'", argument.replace('\'', r"'\''")) } else { argument }
+}
+
 /// Several of them with commas between, at most 20, and how many there are beside.
 pub fn listed<T: Display>(items: impl IntoIterator<Item = T>) -> String {
     joined(items, ", ")
@@ -122,6 +130,13 @@ mod tests {
             abridged(format!("{} at line 3", "x".repeat(300))),
             format!("{}… (310 characters)…{} at line 3", "x".repeat(200), "x".repeat(90))
         );
+    }
+
+    #[test]
+    fn a_shell_takes_an_argument_as_it_is() {
+        for (argument, word) in [("runs/my-1", "runs/my-1"), ("", "''"), ("ü/x y", "'ü/x y'"), ("it's $1", r"'it'\''s $1'")] {
+            assert_eq!(shell_word(argument), word);
+        }
     }
 
     #[test]
