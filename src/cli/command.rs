@@ -18,7 +18,7 @@ pub(super) struct Arguments {
     #[arg(skip)]
     pub(super) verb_name: String,
     /// Where to compute: `auto`, `cpu`, `cuda` or `cuda:1`.
-    #[arg(long, global = true, default_value_t = device::Wanted::Auto, value_name = "DEVICE")]
+    #[arg(long, global = true, default_value_t = device::Wanted::Auto, value_name = "DEVICE", value_parser = device::Wanted::parse)]
     pub(super) device: device::Wanted,
     /// CPU threads. Default: one for each CPU that the process may use. Results are bit-identical for the same number.
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

@@ -1,7 +1,6 @@
 //! `--device` and `--threads`.
 
 use std::fmt;
-use std::str::FromStr;
 
 use tch::{Cuda, Device};
 
@@ -20,10 +19,9 @@ pub(super) enum Wanted {
     Cuda(Option<usize>),
 }
 
-impl FromStr for Wanted {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+impl Wanted {
+    /// As arguments have it.
+    pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         let unknown = "expected `auto`, `cpu`, `cuda` or `cuda:1`";
         match text.split_once(':') {
             None if text == "auto" => Ok(Self::Auto),

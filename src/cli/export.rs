@@ -6,7 +6,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::finetune::{Ending, install};
+use super::finetune::{code_of_signal, install};
 use super::used_model::identity;
 use crate::checkpoint;
 use crate::eval::AnswerScores;
@@ -63,7 +63,7 @@ fn gguf_dtype() -> impl TypedValueParser<Value = GgufDtype> {
 }
 
 impl Export {
-    pub(super) fn run(&self) -> Result<Ending, Fault> {
+    pub(super) fn run(&self) -> Result<i32, Fault> {
         let found = train::find_checkpoint(&self.checkpoint)?;
         let recipe = recipe_of(&found.run)?;
         let state = checkpoint::state_of(&found.dir)?;
@@ -92,11 +92,11 @@ impl Export {
             }
             Err(error) if error.kind() == FaultKind::Interrupted => {
                 console::note(&error.to_string());
-                return Ok(Ending::Interrupted(interrupt.signal().unwrap_or_default()));
+                return Ok(code_of_signal(interrupt.signal().unwrap_or_default()));
             }
             Err(error) => return Err(error),
         }
-        Ok(Ending::Done)
+        Ok(0)
     }
 
     /// The target, and the name of a directory for it.

@@ -17,12 +17,9 @@ use crate::report::summary::RunSummary;
 use crate::train::{self, Interrupt, RunOutcome, Start};
 use crate::units::{Fault, shell_word};
 
-pub(super) enum Ending {
-    Done,
-    /// Interrupted by a signal, after saving.
-    Interrupted(i32),
-    /// Several ranks, of which the first to fail had this exit code.
-    Launched(i32),
+/// The exit code of a verb that a signal has interrupted, as a shell has it.
+pub(super) fn code_of_signal(signal: i32) -> i32 {
+    128 + signal
 }
 
 #[derive(Debug, Args)]
@@ -64,7 +61,7 @@ pub(super) struct Resume {
 }
 
 impl Finetune {
-    pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<ProcessGroup>) -> Result<Ending, Fault> {
+    pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<ProcessGroup>) -> Result<i32, Fault> {
         let recipe = noted(Recipe::load_to_train(self.recipe.path(), &self.set, weights)?);
         let out = self.out(&recipe, world)?;
         let interrupt = watched(Interrupt::install_for_saves())?;
@@ -93,7 +90,7 @@ impl Finetune {
 }
 
 impl Resume {
-    pub(super) fn run(&self, device: Device, world: &Rc<ProcessGroup>) -> Result<Ending, Fault> {
+    pub(super) fn run(&self, device: Device, world: &Rc<ProcessGroup>) -> Result<i32, Fault> {
         let interrupt = watched(Interrupt::install_for_saves())?;
         let start = Start { device, interrupt: &interrupt, world, profiles_memory: self.profile_memory };
         end(train::resume(&self.run, self.from.as_deref(), &self.set, start)?, &self.run)
@@ -108,7 +105,7 @@ pub(super) fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt
     installed.map_err(|e| Fault::usage(format!("can't watch for signals: {e}"), "look at the limits of this process"))
 }
 
-fn end(ended: RunOutcome, run: &Path) -> Result<Ending, Fault> {
+fn end(ended: RunOutcome, run: &Path) -> Result<i32, Fault> {
     let (last, run_name) = (run.join("final"), shell_word(run.display()));
     if let Some(memory) = ended.memory.filter(|_| !console::speech().is_json) {
         console::result(&format!("{memory}\n"))?;
@@ -121,7 +118,7 @@ fn end(ended: RunOutcome, run: &Path) -> Result<Ending, Fault> {
             console::result(&json.to_string())?;
         }
         console::note(&format!("interrupted; go on with `kvtune resume {run_name}`"));
-        return Ok(Ending::Interrupted(signal));
+        return Ok(code_of_signal(signal));
     }
     json["final"] = json!(last);
     console::outcome(&format!("finished: {}", last.display()), &json)?;
@@ -129,5 +126,5 @@ fn end(ended: RunOutcome, run: &Path) -> Result<Ending, Fault> {
     let has_validation = ended.summary.is_none_or(|summary| summary.eval_loss.is_some());
     let split = if has_validation { "" } else { " --split train" };
     console::note(&format!("next: kvtune evaluate {run_name}{split}\n      kvtune generate {run_name} --prompt \"…\""));
-    Ok(Ending::Done)
+    Ok(0)
 }

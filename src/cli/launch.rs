@@ -15,7 +15,6 @@ use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use super::finetune::Ending;
 use super::world::launched;
 use crate::native::usable_cpus;
 use crate::report::console;
@@ -65,8 +64,9 @@ pub(super) fn follow_launcher() {
 }
 
 impl LaunchRanks {
-    /// Starts them, with `options` before the command, whose own win, and waits; `refused_by_all` says why each of them would refuse that.
-    pub(super) fn run(&self, options: Vec<String>, refused_by_all: fn(&[String]) -> Option<String>) -> Result<Ending, Fault> {
+    /// Starts them, with `options` before the command, whose own win, and waits; returns the exit code of the first that failed.
+    /// `refused_by_all` says why each of them would refuse that.
+    pub(super) fn run(&self, options: Vec<String>, refused_by_all: fn(&[String]) -> Option<String>) -> Result<i32, Fault> {
         let command = [options, self.command.clone()].concat();
         check(&command, refused_by_all)?;
         let mut signals = Signals::new(PASSED_ON.map(|(number, _)| number)).map_err(|error| {
@@ -79,7 +79,7 @@ impl LaunchRanks {
         for rank in 0..self.nproc {
             ranks.start(&mut self.process_of(&command, rank, port, &run_id)?)?;
         }
-        Ok(Ending::Launched(ranks.supervise(&mut signals)))
+        Ok(ranks.supervise(&mut signals))
     }
 
     fn process_of(&self, words: &[String], rank: u16, port: u16, run_id: &str) -> Result<Command, Fault> {

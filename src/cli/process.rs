@@ -6,7 +6,6 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use signal_hook::low_level::exit;
 
 use super::command::{Arguments, Format};
-use super::finetune::Ending;
 use super::{Verb, command, device, launch, limits, panics, world};
 use crate::recipe::{Weights, check_policies_by};
 use crate::report::console::{self, Speech};
@@ -51,26 +50,25 @@ fn refused(error: &clap::Error) -> i32 {
     error.exit_code()
 }
 
-fn run(arguments: &Arguments) -> Result<Ending, Fault> {
+/// Does what is asked, and returns the exit code.
+fn run(arguments: &Arguments) -> Result<i32, Fault> {
     let Arguments { quiet: is_quiet, verbose: is_verbose, .. } = *arguments;
     console::speak(Speech { is_quiet, is_verbose, is_json: arguments.format == Format::Json });
-    let of_device = (arguments.device, arguments.threads);
-    let on = || world::device(of_device);
-    let done = |()| Ending::Done;
+    // Before ranks meet: they do so by libtorch, which would remember that there is no CUDA.
+    let on = || world::device(arguments.device, arguments.threads);
+    let done = |()| 0;
     if !is_shared(&arguments.verb_name) {
         world::refuse_further_ranks(&arguments.verb_name)?;
     }
     match &arguments.verb {
         Verb::Init(verb) => verb.run(on()?).map(done),
         Verb::FinetuneLora(verb) => {
-            world::with_ranks(of_device, verb.joining, |device, world| verb.run(Weights::Adapter, device, world))
+            world::with_ranks(on()?, verb.joining, |device, world| verb.run(Weights::Adapter, device, world))
         }
-        Verb::FinetuneFull(verb) => {
-            world::with_ranks(of_device, verb.joining, |device, world| verb.run(Weights::All, device, world))
-        }
-        Verb::Resume(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)),
+        Verb::FinetuneFull(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(Weights::All, device, world)),
+        Verb::Resume(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world)),
         Verb::Launch(verb) => verb.run(arguments.options(), refused_by_all),
-        Verb::Evaluate(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
+        Verb::Evaluate(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world).map(done)),
         Verb::Calibrate(verb) => verb.run(on()?).map(done),
         Verb::Score(verb) => verb.run().map(done),
         Verb::Generate(verb) => verb.run(on()?),
@@ -79,10 +77,10 @@ fn run(arguments: &Arguments) -> Result<Ending, Fault> {
         Verb::Inspect(verb) => verb.run().map(done),
         Verb::Report(verb) => verb.run().map(done),
         Verb::Verify(verb) => verb.run(on()?).map(done),
-        Verb::Check(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
+        Verb::Check(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world).map(done)),
         Verb::Data(verb) => verb.run().map(done),
-        Verb::Plan(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
-        Verb::Bench(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world).map(done)),
+        Verb::Plan(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world).map(done)),
+        Verb::Bench(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world).map(done)),
         Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(done),
         Verb::InitModel(verb) => verb.run().map(done),
         Verb::Completions(verb) => verb.run(command::command()).map(done),
@@ -113,9 +111,7 @@ fn refused_by_all(words: &[String]) -> Option<String> {
 fn code_of(arguments: &Arguments) -> i32 {
     panics::silence();
     match device::telling_missing_kernels(|| panics::caught(|| limits::check().and_then(|()| run(arguments)))) {
-        Ok(Ending::Done) => 0,
-        Ok(Ending::Interrupted(signal)) => 128 + signal,
-        Ok(Ending::Launched(code)) => code,
+        Ok(code) => code,
         Err(error) => {
             console::error(&error, error.hint().as_deref());
             for error in error.further() {

@@ -35,8 +35,6 @@ pub(super) struct Joining {
     pub(super) backend: RankBackend,
 }
 
-pub(super) type DeviceArguments = (device::Wanted, Option<u16>);
-
 /// Which rank this process is, if it is one of several.
 pub(super) fn launched() -> Result<Option<Launched>, Fault> {
     Launched::from_environment(|name| std::env::var(name).ok())
@@ -57,19 +55,17 @@ pub(super) fn alone(verb: &str) -> String {
     format!("`{verb}` runs in one process: several ranks cannot share it")
 }
 
-pub(super) fn device((wanted, threads): DeviceArguments) -> Result<Device, Fault> {
+pub(super) fn device(wanted: device::Wanted, threads: Option<u16>) -> Result<Device, Fault> {
     let local_rank = launched()?.map_or(0, |launch| launch.local_rank);
     device::prepare(wanted, threads, local_rank)
 }
 
 /// Does `work` with all ranks, on this one's device, and tells the others how it has ended.
 pub(super) fn with_ranks<T>(
-    of_device: DeviceArguments,
+    device: Device,
     joining: Joining,
     work: impl FnOnce(Device, &Rc<ProcessGroup>) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
-    // Before the ranks meet: they do so by libtorch, which would remember that there is no CUDA.
-    let device = device(of_device)?;
     let mut world = match launched()? {
         Some(launch) => ProcessGroup::join(&launch, joining.dist_timeout)?,
         None => ProcessGroup::alone(),

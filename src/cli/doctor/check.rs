@@ -22,14 +22,6 @@ impl State {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Promise {
-    /// The CPU alone: CUDA is not asked for, or there is no NVIDIA device.
-    Cpu,
-    /// CUDA too: it is asked for, or there is a device.
-    Cuda,
-}
-
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct DoctorCheck {
     pub(super) name: String,
@@ -47,12 +39,14 @@ impl DoctorCheck {
         Self { state: State::Failed, hint: Some(hint), ..Self::ok(name, found) }
     }
 
+    /// What is not there, and not promised.
+    pub(super) fn missing(name: &str, found: impl Into<String>) -> Self {
+        Self { state: State::Missing, ..Self::ok(name, found) }
+    }
+
     /// What CUDA needs and what is not there: a failure where CUDA is promised.
-    pub(super) fn lacking(name: &str, found: impl Into<String>, hint: &'static str, promise: Promise) -> Self {
-        match promise {
-            Promise::Cpu => Self { state: State::Missing, ..Self::ok(name, found) },
-            Promise::Cuda => Self::failed(name, found, hint),
-        }
+    pub(super) fn lacking(name: &str, found: impl Into<String>, hint: &'static str, is_promised: bool) -> Self {
+        if is_promised { Self::failed(name, found, hint) } else { Self::missing(name, found) }
     }
 
     pub(super) fn judged(name: &str, found: String, is_right: bool, hint: &'static str) -> Self {

@@ -2,7 +2,7 @@
 
 use tch::{Cuda, Device, Kind, Tensor, no_grad};
 
-use super::check::{DoctorCheck, Promise};
+use super::check::DoctorCheck;
 use super::host;
 use crate::engine::guarded;
 use crate::native::cuda::{
@@ -34,22 +34,20 @@ const TRIALS: [Trial; 4] = [
     (GRAPHS, |device| told(guarded(|| no_grad(|| replays(device))))),
 ];
 
-/// All of it, for the GPU `index`; `half` is what came of loading libtorch's.
-pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport) -> Vec<DoctorCheck> {
+/// All of it, for the GPU `index`; `is_promised` says whether CUDA is asked for or there is a device, `half` what came of loading libtorch's.
+pub(super) fn examine(is_promised: bool, index: usize, half: &CudaSupport) -> Vec<DoctorCheck> {
     let driver = Driver::ask();
-    let mut checks = vec![nodes(&device_nodes(), promise), of_driver(driver.as_ref(), promise), of_half(half, promise)];
+    let mut checks =
+        vec![nodes(&device_nodes(), is_promised), of_driver(driver.as_ref(), is_promised), of_half(half, is_promised)];
     // libtorch's CUDA half needs cuDNN and NCCL to start. kvtune itself asks NCCL among ranks, and cuDNN on some GPUs, where other kernels
     // would do.
-    let companions = [
-        ("CUDA runtime", Companion::Runtime, promise),
-        ("cuDNN", Companion::Cudnn, Promise::Cpu),
-        ("NCCL", Companion::Nccl, Promise::Cpu),
-    ];
-    for (name, companion, promise) in companions {
+    let companions =
+        [("CUDA runtime", Companion::Runtime, is_promised), ("cuDNN", Companion::Cudnn, false), ("NCCL", Companion::Nccl, false)];
+    for (name, companion, is_promised) in companions {
         let found = companion.open().map(|found| format!("{}, `{}`", found.version, found.path.display()));
-        checks.push(of_library(name, found, promise));
+        checks.push(of_library(name, found, is_promised));
     }
-    checks.push(of_library("NVRTC", compiler_release(), promise));
+    checks.push(of_library("NVRTC", compiler_release(), is_promised));
     let gpus = driver.map(|driver| driver.gpus).unwrap_or_default();
     for (at, gpu) in gpus.iter().enumerate() {
         // Asking a GPU for what is free takes some of it.
@@ -59,7 +57,7 @@ pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport) -> Vec
     let usable = usable(gpus.len(), index, half);
     checks.extend(TRIALS.iter().map(|(name, trial)| match usable {
         Ok(device) => trial(device),
-        Err((why, hint)) => DoctorCheck::lacking(name, why, hint, promise),
+        Err((why, hint)) => DoctorCheck::lacking(name, why, hint, is_promised),
     }));
     checks
 }
@@ -75,42 +73,42 @@ fn usable(shown: usize, index: usize, half: &CudaSupport) -> Result<Device, (&'s
     }
 }
 
-fn nodes(nodes: &[String], promise: Promise) -> DoctorCheck {
+fn nodes(nodes: &[String], is_promised: bool) -> DoctorCheck {
     const NAME: &str = "NVIDIA devices";
     match nodes {
-        [] => DoctorCheck::lacking(NAME, "none in `/dev`", NO_DEVICE, promise),
+        [] => DoctorCheck::lacking(NAME, "none in `/dev`", NO_DEVICE, is_promised),
         nodes => DoctorCheck::ok(NAME, nodes.join(", ")),
     }
 }
 
-fn of_driver(driver: Result<&Driver, &String>, promise: Promise) -> DoctorCheck {
+fn of_driver(driver: Result<&Driver, &String>, is_promised: bool) -> DoctorCheck {
     const NAME: &str = "driver";
     let driver = match driver {
         Ok(driver) => driver,
-        Err(why) => return DoctorCheck::lacking(NAME, why.as_str(), DRIVER, promise),
+        Err(why) => return DoctorCheck::lacking(NAME, why.as_str(), DRIVER, is_promised),
     };
     let (major, minor) = driver.cuda;
     let served = format!("{}serves CUDA {major}.{minor}", driver.release.as_ref().map_or(String::new(), |r| format!("{r}, ")));
     match () {
         () if driver.cuda < NEEDED => {
-            DoctorCheck::lacking(NAME, format!("{served}; libtorch needs {}.{}", NEEDED.0, NEEDED.1), DRIVER, promise)
+            DoctorCheck::lacking(NAME, format!("{served}; libtorch needs {}.{}", NEEDED.0, NEEDED.1), DRIVER, is_promised)
         }
-        () if driver.gpus.is_empty() => DoctorCheck::lacking(NAME, format!("{served}, and shows no GPU"), INDEX, promise),
+        () if driver.gpus.is_empty() => DoctorCheck::lacking(NAME, format!("{served}, and shows no GPU"), INDEX, is_promised),
         () => DoctorCheck::ok(NAME, served),
     }
 }
 
-fn of_half(half: &CudaSupport, promise: Promise) -> DoctorCheck {
+fn of_half(half: &CudaSupport, is_promised: bool) -> DoctorCheck {
     const NAME: &str = "libtorch's CUDA half";
     match half {
         CudaSupport::Loaded => DoctorCheck::ok(NAME, "loaded"),
-        CudaSupport::NoDevice => DoctorCheck::lacking(NAME, "not loaded: there is no NVIDIA device", NO_DEVICE, promise),
-        CudaSupport::Unavailable(why) => DoctorCheck::lacking(NAME, why.as_str(), WHEELS, promise),
+        CudaSupport::NoDevice => DoctorCheck::lacking(NAME, "not loaded: there is no NVIDIA device", NO_DEVICE, is_promised),
+        CudaSupport::Unavailable(why) => DoctorCheck::lacking(NAME, why.as_str(), WHEELS, is_promised),
     }
 }
 
-fn of_library(name: &str, found: Result<String, String>, promise: Promise) -> DoctorCheck {
-    found.map_or_else(|why| DoctorCheck::lacking(name, why, WHEELS, promise), |found| DoctorCheck::ok(name, found))
+fn of_library(name: &str, found: Result<String, String>, is_promised: bool) -> DoctorCheck {
+    found.map_or_else(|why| DoctorCheck::lacking(name, why, WHEELS, is_promised), |found| DoctorCheck::ok(name, found))
 }
 
 fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> DoctorCheck {
@@ -166,12 +164,7 @@ fn told(replayed: Result<bool, Fault>) -> DoctorCheck {
         Err(error) => {
             let found = error.to_string().lines().next().unwrap_or_default().to_owned();
             // A recipe that does not ask for graphs goes without.
-            DoctorCheck::lacking(
-                GRAPHS,
-                found,
-                hint,
-                if error.kind() == FaultKind::NoGraphs { Promise::Cpu } else { Promise::Cuda },
-            )
+            DoctorCheck::lacking(GRAPHS, found, hint, error.kind() != FaultKind::NoGraphs)
         }
     }
 }
@@ -189,18 +182,18 @@ mod tests {
     fn what_is_missing_fails_where_it_is_promised_and_says_what_to_do() {
         let why = "`libcuda.so.1` cannot be opened".to_owned();
         let half = CudaSupport::Unavailable("`libtorch_cuda.so` does not exist".to_owned());
-        for (promise, state) in [(Promise::Cpu, State::Missing), (Promise::Cuda, State::Failed)] {
+        for (is_promised, state) in [(false, State::Missing), (true, State::Failed)] {
             let all = [
-                nodes(&[], promise),
-                of_driver(Err(&why), promise),
-                of_driver(Ok(&driver((12, 8), Vec::new())), promise),
-                of_driver(Ok(&driver((13, 0), Vec::new())), promise),
-                of_half(&CudaSupport::NoDevice, promise),
-                of_half(&half, promise),
-                of_library("cuDNN", Err(why.clone()), promise),
+                nodes(&[], is_promised),
+                of_driver(Err(&why), is_promised),
+                of_driver(Ok(&driver((12, 8), Vec::new())), is_promised),
+                of_driver(Ok(&driver((13, 0), Vec::new())), is_promised),
+                of_half(&CudaSupport::NoDevice, is_promised),
+                of_half(&half, is_promised),
+                of_library("cuDNN", Err(why.clone()), is_promised),
             ];
             for check in all {
-                assert_eq!((check.state, check.hint.is_some()), (state, promise == Promise::Cuda), "{check:?}");
+                assert_eq!((check.state, check.hint.is_some()), (state, is_promised), "{check:?}");
             }
         }
         assert_eq!(usable(1, 0, &half), Err(("not tested: CUDA is not loaded", FIRST)));
@@ -215,7 +208,7 @@ mod tests {
         let gpu = Gpu { name: "NVIDIA H200".to_owned(), capability: (9, 0), multiprocessors: 132, memory: 150_754_820_096 };
         let check = of_gpu(0, &gpu, Some(130 << 30));
         assert_eq!(check.found, "NVIDIA H200, compute capability 9.0, 132 multiprocessors, 130 GiB free of 140 GiB");
-        let check = of_driver(Ok(&driver((13, 0), vec![gpu])), Promise::Cuda);
+        let check = of_driver(Ok(&driver((13, 0), vec![gpu])), true);
         assert_eq!((check.state, check.found.as_str()), (State::Ok, "580.95.05, serves CUDA 13.0"));
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tch::{Device, Kind, TchError, Tensor, no_grad};
 
-use super::check::{DoctorCheck, Promise};
+use super::check::DoctorCheck;
 use crate::files::free_space;
 use crate::native::cuda::libtorch_folder;
 use crate::native::{cpu_capability, cpu_has, libtorch_version, loaded_libtorch, threads_at_work};
@@ -21,7 +21,7 @@ pub(super) fn examine(scratch: &Path) -> Vec<DoctorCheck> {
     let kernels = TOLERANCES.map(|(kind, dtype, _)| format!("{} in {dtype}", Backend::preferred(Device::Cpu, kind, 128)));
     let memory = match attainable() {
         Some(bytes) => DoctorCheck::ok("host memory", format!("{bytes} for this process")),
-        None => DoctorCheck::lacking("host memory", "the system does not tell", "", Promise::Cpu),
+        None => DoctorCheck::missing("host memory", "the system does not tell"),
     };
     vec![
         libtorch(&libtorch_version(), loaded_libtorch().as_deref()),

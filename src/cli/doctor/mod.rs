@@ -16,7 +16,7 @@ use crate::native::cuda::{CudaSupport, Numerics, device_nodes, load_cuda};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::units::{Exit, Fault};
-use check::{DoctorCheck, Promise, State};
+use check::{DoctorCheck, State};
 
 #[derive(Debug, Args)]
 pub(super) struct Doctor {
@@ -34,17 +34,17 @@ impl Doctor {
     /// Takes what is wanted and not a device: what is wrong with it is what this verb is asked.
     pub(super) fn run(&self, wanted: Wanted, threads: Option<u16>) -> Result<(), Fault> {
         // Who asks for CUDA, or has a device, is promised that it computes.
-        let promise = match wanted {
-            Wanted::Cuda(_) => Promise::Cuda,
-            Wanted::Auto if !device_nodes().is_empty() => Promise::Cuda,
-            Wanted::Auto | Wanted::Cpu => Promise::Cpu,
+        let promises_cuda = match wanted {
+            Wanted::Cuda(_) => true,
+            Wanted::Auto => !device_nodes().is_empty(),
+            Wanted::Cpu => false,
         };
-        let checks = self.examine(wanted, threads, promise)?;
+        let checks = self.examine(wanted, threads, promises_cuda)?;
         let of = |state| checks.iter().filter(move |check| check.state == state);
         if self.json || console::speech().is_json {
             checks.iter().try_for_each(|check| console::result(&check.to_json().to_string()))?;
             let [ok, missing, failed] = [State::Ok, State::Missing, State::Failed].map(|state| of(state).count());
-            let promised = if promise == Promise::Cuda { "cuda" } else { "cpu" };
+            let promised = if promises_cuda { "cuda" } else { "cpu" };
             let summary = json!({ "kind": "summary", "promised": promised, "ok": ok, "missing": missing, "failed": failed });
             console::result(&summary.to_string())?;
         } else {
@@ -61,16 +61,16 @@ impl Doctor {
         if failed.is_empty() { Ok(()) } else { Err(not_working(&failed)) }
     }
 
-    fn examine(&self, wanted: Wanted, threads: Option<u16>, promise: Promise) -> Result<Vec<DoctorCheck>, Fault> {
+    fn examine(&self, wanted: Wanted, threads: Option<u16>, promises_cuda: bool) -> Result<Vec<DoctorCheck>, Fault> {
         // Before any other call into libtorch, which would remember that there is no CUDA.
         let half = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
         set_threads(threads)?;
         Numerics::default().set();
         let mut checks = host::examine(&self.scratch_dir);
         checks.extend(match wanted {
-            Wanted::Cpu => vec![DoctorCheck::lacking("CUDA", "not asked for: `--device cpu`", "", Promise::Cpu)],
-            Wanted::Auto => gpu::examine(promise, 0, &half),
-            Wanted::Cuda(index) => gpu::examine(promise, index.unwrap_or(0), &half),
+            Wanted::Cpu => vec![DoctorCheck::missing("CUDA", "not asked for: `--device cpu`")],
+            Wanted::Auto => gpu::examine(promises_cuda, 0, &half),
+            Wanted::Cuda(index) => gpu::examine(promises_cuda, index.unwrap_or(0), &half),
         });
         checks.extend(ranks::examine(self.joining, wanted));
         Ok(checks)

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use tch::{Cuda, Device};
 
-use super::check::{DoctorCheck, Promise};
+use super::check::DoctorCheck;
 use crate::cli::device::Wanted;
 use crate::cli::world::{Joining, launched, time_of_sums};
 use crate::dist::ProcessGroup;
@@ -47,7 +47,7 @@ fn meet(joining: Joining, wanted: Wanted) -> Result<Vec<DoctorCheck>, Fault> {
         |seconds: Seconds| format!("{} added up in {seconds}, {:.2} GB/s", Bytes(SUMMED), SUMMED as f64 / seconds.0 / 1e9);
     let nccl = match by_nccl {
         Some(seconds) => DoctorCheck::ok("NCCL of ranks", summed(seconds)),
-        None => DoctorCheck::lacking("NCCL of ranks", chosen.unwrap_or_else(|| "no rank has a GPU".to_owned()), "", Promise::Cpu),
+        None => DoctorCheck::missing("NCCL of ranks", chosen.unwrap_or_else(|| "no rank has a GPU".to_owned())),
     };
     Ok(vec![
         DoctorCheck::ok("ranks", place),

@@ -4,8 +4,8 @@ use std::io::{BufRead, IsTerminal};
 
 use serde_json::Value;
 
+use super::LoadedModel;
 use super::template::{ConversationReader, TemplateArguments};
-use super::{Ending, LoadedModel};
 use crate::data;
 use crate::engine::Session;
 use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Generator, Request, at_beginning, shared_tokens};
@@ -43,7 +43,7 @@ impl<'a> Chat<'a> {
         Ok(Self { used, reader, rules, messages: system.iter().cloned().collect(), system, kept: None })
     }
 
-    pub(super) fn run(mut self, interrupt: &Interrupt) -> Result<Ending, Fault> {
+    pub(super) fn run(mut self, interrupt: &Interrupt) -> Result<(), Fault> {
         let is_terminal = std::io::stdin().is_terminal();
         if is_terminal {
             console::note("!help says what there is beside talking");
@@ -68,7 +68,7 @@ impl<'a> Chat<'a> {
                 }
             }
         }
-        Ok(Ending::Done)
+        Ok(())
     }
 
     fn ends(&self, token: Option<&u32>) -> bool {

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use super::{Ending, LoadedModel};
+use super::LoadedModel;
 use crate::generation::{Request, SavedSession, rotates_by_length};
 use crate::report::console;
 use crate::units::Fault;
 
 /// Reads the only prompt, and keeps what has been read.
-pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Vec<u32>]) -> Result<Ending, Fault> {
+pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Vec<u32>]) -> Result<(), Fault> {
     let [prompt] = prompts else {
         let message = format!("`--save-session` takes one prompt, found {}", prompts.len());
         return Err(Fault::usage(message, "give one `--prompt`, `--prompt-file` or `--prompt-tokens`"));
@@ -16,7 +16,7 @@ pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Vec<u32>]) -> Res
     let session = used.generator(1).read(prompt)?;
     SavedSession::write(path, &session, prompt, &used.identity()?)?;
     console::note(&format!("{} tokens read; the session is in `{}`", prompt.len(), path.display()));
-    Ok(Ending::Done)
+    Ok(())
 }
 
 /// What has been read before all prompts.

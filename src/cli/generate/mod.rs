@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tch::Device;
 
-use super::finetune::{Ending, install, watched};
+use super::finetune::{code_of_signal, install, watched};
 use super::used_model::{LoadedModel, ModelArgs, own_rules};
 use crate::generation::Request;
 use crate::report::console;
@@ -53,17 +53,17 @@ pub(super) struct Generate {
 }
 
 impl Generate {
-    pub(super) fn run(&self, device: Device) -> Result<Ending, Fault> {
+    pub(super) fn run(&self, device: Device) -> Result<i32, Fault> {
         let used = self.model.load(device)?;
         // After loading: a signal that comes before ends the process at once.
         let interrupt = if self.prompts.chat { watched(Interrupt::install_for_ctrl_c()) } else { install() }?;
         let rules = self.rules.over(own_rules(&used.recipe.model.path)?)?;
         if self.prompts.chat {
-            return Chat::new(&used, rules, &self.template, self.system_prompt.as_deref())?.run(&interrupt);
+            return Chat::new(&used, rules, &self.template, self.system_prompt.as_deref())?.run(&interrupt).map(|()| 0);
         }
         let prompts = self.prompts.read(&used, &self.template, self.session.is_none())?;
         if let Some(path) = &self.save_session {
-            return document::save(&used, path, &prompts);
+            return document::save(&used, path, &prompts).map(|()| 0);
         }
         let document = self.session.as_deref().map(|path| document::open(&used, path)).transpose()?;
         let (samples, num_texts) = (usize::from(self.n), prompts.len() * usize::from(self.n));

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use super::Ending;
+use super::code_of_signal;
 use crate::generation::{Finish, GenerationEvent, Generator, Request, RequestId};
 use crate::report::console;
 use crate::train::Interrupt;
@@ -73,7 +73,7 @@ impl WrittenTexts {
         mut generator: Generator<'_>,
         requests: impl Iterator<Item = Result<Request, Fault>>,
         interrupt: &Interrupt,
-    ) -> Result<Ending, Fault> {
+    ) -> Result<i32, Fault> {
         let (begin, mut read, mut requests) = (Instant::now(), None, requests.peekable());
         while interrupt.signal().is_none() {
             // Requests hold sessions: they are made when their turn comes.
@@ -111,9 +111,9 @@ impl WrittenTexts {
             console::note(&format!("{prompt} read, the first prompt in {first:.2} s; {new} written, {speed:.1} per second"));
         }
         match (interrupt.signal(), self.failed) {
-            (Some(signal), _) => Ok(Ending::Interrupted(signal)),
+            (Some(signal), _) => Ok(code_of_signal(signal)),
             (None, Some(error)) => Err(error),
-            (None, None) => Ok(Ending::Done),
+            (None, None) => Ok(0),
         }
     }
 
