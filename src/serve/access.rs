@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
@@ -51,68 +51,66 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-struct AccessVerdict {
-    /// The reply, where nobody else is asked for one.
-    reply: Option<Response>,
-    /// The origin of the page that may read the reply.
-    origin: Option<HeaderValue>,
-    /// The headers that the page may send, where it asks for that first.
-    preflight: Option<HeaderValue>,
+fn text(request: &Request, name: HeaderName) -> Option<&str> {
+    request.headers().get(name).map(|value| value.to_str().unwrap_or_default())
 }
 
-fn judge(rules: &AccessRules, request: &Request) -> AccessVerdict {
-    let text = |name: HeaderName| request.headers().get(name).map(|value| value.to_str().unwrap_or_default());
-    let refuse = |status, message: String| {
-        let reply = Some(ApiError::new(status, message).into_response());
-        AccessVerdict { reply, origin: None, preflight: None }
-    };
-    let (host, ends) = (text(header::HOST), request.extensions().get::<ConnectionEnds>().copied());
+/// The origin of the page that asks, where one does.
+///
+/// # Errors
+/// This server has no such name, or pages of that origin may not ask it.
+fn allowed_origin(rules: &AccessRules, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
+    let refuse = |message: String| Err(ApiError::new(StatusCode::FORBIDDEN, message));
+    let (host, ends) = (text(request, header::HOST), request.extensions().get::<ConnectionEnds>().copied());
     if let Some(host) = host.filter(|host| !rules.knows_host(host, ends)) {
-        let message = format!("`Host: {host}` is not a name of this server: it is started with `--allow-host` for further ones");
-        return refuse(StatusCode::FORBIDDEN, message);
+        return refuse(format!(
+            "`Host: {host}` is not a name of this server: it is started with `--allow-host` for further ones"
+        ));
     }
-    let origin = text(header::ORIGIN);
+    let origin = text(request, header::ORIGIN);
     if let Some(origin) = origin.filter(|origin| !rules.knows_origin(origin, host.unwrap_or_default())) {
-        let message = format!("pages of `{origin}` may not ask this server: it is started with `--allow-origin` for them");
-        return refuse(StatusCode::FORBIDDEN, message);
+        return refuse(format!("pages of `{origin}` may not ask this server: it is started with `--allow-origin` for them"));
     }
-    let origin = origin.and_then(|origin| HeaderValue::from_str(origin).ok());
-    let asks_first = request.method() == Method::OPTIONS && text(header::ACCESS_CONTROL_REQUEST_METHOD).is_some();
-    if origin.is_some() && asks_first {
-        // Clients have headers of their own, which change nothing here.
-        let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-        let preflight = Some(asked.unwrap_or_else(|| HeaderValue::from_static("authorization, content-type")));
-        return AccessVerdict { reply: Some(StatusCode::NO_CONTENT.into_response()), origin, preflight };
-    }
+    Ok(origin.and_then(|origin| HeaderValue::from_str(origin).ok()))
+}
+
+/// The reply to a browser that asks first what a page may send.
+fn preflight(request: &Request) -> Option<Response> {
+    let asks_first = request.method() == Method::OPTIONS && text(request, header::ACCESS_CONTROL_REQUEST_METHOD).is_some();
+    // Clients have headers of their own, which change nothing here.
+    let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    let told = [
+        (header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, PUT")),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, asked.unwrap_or(HeaderValue::from_static("authorization, content-type"))),
+        (header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600")),
+    ];
+    asks_first.then(|| (StatusCode::NO_CONTENT, told).into_response())
+}
+
+/// Refuses a body that is not said to be JSON.
+fn no_json(request: &Request) -> Option<Response> {
     let has_body = [Method::POST, Method::PUT].contains(request.method());
-    let kind = text(header::CONTENT_TYPE).unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    if has_body && !kind.eq_ignore_ascii_case("application/json") {
-        let message = "send the body as `Content-Type: application/json`".to_owned();
-        return AccessVerdict { origin, ..refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, message) };
-    }
-    AccessVerdict { reply: None, origin, preflight: None }
+    let kind = text(request, header::CONTENT_TYPE).unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    let message = "send the body as `Content-Type: application/json`";
+    let refused = || ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).into_response();
+    (has_body && !kind.eq_ignore_ascii_case("application/json")).then(refused)
 }
 
 /// Lets through what comes to this server by its name, from no other origin, and as JSON.
 pub(super) async fn only_from_allowed(State(rules): State<Arc<AccessRules>>, request: Request, next: Next) -> Response {
-    let AccessVerdict { reply, origin, preflight } = judge(&rules, &request);
+    let origin = match allowed_origin(&rules, &request) {
+        Ok(origin) => origin,
+        Err(error) => return error.into_response(),
+    };
+    let reply = origin.as_ref().and_then(|_| preflight(&request)).or_else(|| no_json(&request));
     let mut response = match reply {
         Some(reply) => reply,
         None => next.run(request).await,
     };
     if let Some(origin) = origin {
-        tell_browser(response.headers_mut(), origin, preflight);
+        // A page of this origin may read the reply.
+        response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        response.headers_mut().insert(header::VARY, HeaderValue::from_static("Origin"));
     }
     response
-}
-
-/// Says that a page of this origin may read the reply, and what it may send.
-fn tell_browser(headers: &mut HeaderMap, origin: HeaderValue, preflight: Option<HeaderValue>) {
-    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.insert(header::VARY, HeaderValue::from_static("Origin"));
-    if let Some(asked) = preflight {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, PUT"));
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked);
-        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
-    }
 }
