@@ -117,7 +117,7 @@ fn opened(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) -> Splits {
     let recipe: DataRecipe = Recipe::parse(recipe, &PathBuf::from(dir).join("recipe.toml"), &[]).unwrap().recipe.data;
     let limits = ModelLimits { vocab_size: VOCABULARY, max_positions: 1 << 24, most_positions: 1 << 24, pad: None };
     let head = &HeadRecipe::NextToken;
-    open(&DataRequest { recipe: &recipe, head, tokenizer, limits, initial: None, seed: 1 }, &mut |_| {}).unwrap()
+    open(&DataRequest { recipe: &recipe, head, tokenizer, limits, initial: None, seed: 1 }, &mut |_, _, _| {}).unwrap()
 }
 
 /// The second opening, and the first batch.

@@ -12,7 +12,7 @@ use super::chat::ChatNotes;
 use super::encode::Encoder;
 use super::encoded_sample::{Aim, EncodedSample};
 use super::faults;
-use super::on_too_long::{LengthOutcome, LengthPolicy, Window, windows};
+use super::on_too_long::{LengthOutcome, LengthPolicy, windows};
 use super::question::{Question, SampleGroups};
 use super::sample_place::SamplePlace;
 use super::token_cache::Tokens;
@@ -55,14 +55,16 @@ pub(super) struct Samples {
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) sample: usize,
-    window: Window,
+    /// The part of it that is run, of which the first `context` tokens are no targets: they are in the window before.
+    tokens: Range<usize>,
+    context: usize,
     /// What is cut out; empty where nothing is.
     without: Range<usize>,
 }
 
 impl Piece {
     fn whole(sample: usize, total: usize) -> Self {
-        Self { sample, window: Window { tokens: 0..total, context: 0 }, without: 0..0 }
+        Self { sample, tokens: 0..total, context: 0, without: 0..0 }
     }
 
     /// The pieces that a sample becomes; none where it is left out.
@@ -72,7 +74,8 @@ impl Piece {
             LengthOutcome::Whole => vec![whole],
             LengthOutcome::Cut(range) => vec![Self { without: range.clone(), ..whole }],
             LengthOutcome::Split(_) => {
-                windows(total, policy.tokens, policy.overlap).map(|window| Self { window, ..whole.clone() }).collect()
+                let windows = windows(total, policy.tokens, policy.overlap);
+                windows.map(|(tokens, context)| Self { tokens, context, ..whole.clone() }).collect()
             }
             LengthOutcome::Dropped | LengthOutcome::NothingToCut => Vec::new(),
         }
@@ -255,7 +258,7 @@ impl Samples {
     }
 
     fn num_inputs(&self, piece: &Piece) -> usize {
-        let tokens = piece.window.tokens.len() - piece.without.len();
+        let tokens = piece.tokens.len() - piece.without.len();
         // The last token is only ever a target, but where a class is read at it.
         tokens - usize::from(self.tokens.file.class(piece.sample).is_none())
     }
@@ -296,9 +299,9 @@ impl Samples {
             }
             self.are_checked[piece.sample].store(true, Ordering::Relaxed);
         }
-        let mut encoded = file.part(piece.sample, piece.window.tokens.clone());
+        let mut encoded = file.part(piece.sample, piece.tokens.clone());
         encoded.cut(piece.without.clone());
-        encoded.without_targets_before(piece.window.context);
+        encoded.without_targets_before(piece.context);
         if let Some(map) = map {
             // They are looked at once an epoch.
             map.release(ids);

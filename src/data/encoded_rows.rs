@@ -6,7 +6,7 @@ use super::example::Example;
 use super::faults::RowFault;
 use super::formats::ExampleReader;
 use super::in_order::in_order;
-use super::rows::{self, WalkEnd};
+use super::rows;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use super::source::DataSource;
 use crate::units::Fault;
@@ -73,12 +73,12 @@ fn read(
                 return Ok(());
             }
             bytes = 0;
-            if hand_on(Ok(std::mem::take(&mut batch))) { Ok(()) } else { Err(WalkEnd::Enough) }
+            if hand_on(Ok(std::mem::take(&mut batch))) { Ok(()) } else { Err(None) }
         })
     });
     match walked {
-        Err(WalkEnd::Enough) => {}
+        Err(None) => {}
         Ok(()) => _ = hand_on(Ok(batch)),
-        Err(WalkEnd::Failed(error)) => _ = hand_on(Ok(batch)) && hand_on(Err(error)),
+        Err(Some(error)) => _ = hand_on(Ok(batch)) && hand_on(Err(error)),
     }
 }

@@ -58,7 +58,7 @@ impl Fixture {
     }
 
     pub(super) fn open(&self) -> Result<Splits, Fault> {
-        open(&self.request(Some(&tokenizer())), &mut |_| {})
+        open(&self.request(Some(&tokenizer())), &mut |_, _, _| {})
     }
 
     /// The error's text, the folder left out; every error that data can cause has a hint.

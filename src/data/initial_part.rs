@@ -83,7 +83,8 @@ mod tests {
     }
 
     fn sequences(fixture: &Fixture, rule: &InitialPart) -> Vec<Sequence> {
-        let splits = open(&DataRequest { initial: Some(rule), ..fixture.request(Some(&tokenizer())) }, &mut |_| {}).unwrap();
+        let splits =
+            open(&DataRequest { initial: Some(rule), ..fixture.request(Some(&tokenizer())) }, &mut |_, _, _| {}).unwrap();
         splits.train.batch(&(0..splits.train.len()).collect::<Vec<_>>()).unwrap().sequences
     }
 
@@ -150,7 +151,7 @@ mod tests {
     fn without_a_rule_there_is_none_and_without_a_tokenizer_an_error() {
         let fixture = Fixture::new(Tokens, of_ids(&[5, 6, 7]));
         assert_eq!(fixture.open().unwrap().train.batch(&[0]).unwrap().sequences[0].initial, None);
-        let error = open(&DataRequest { initial: Some(&rule("###")), ..fixture.request(None) }, &mut |_| {}).unwrap_err();
+        let error = open(&DataRequest { initial: Some(&rule("###")), ..fixture.request(None) }, &mut |_, _, _| {}).unwrap_err();
         assert!(error.hint().unwrap().contains("policy"));
         assert_eq!(error.to_string(), "the initial part of a prompt needs a tokenizer, and the model has no `tokenizer.json`");
     }
@@ -178,7 +179,7 @@ mod tests {
         let (rule, tokenizer) = (rule("###"), tokenizer());
         let mut request = DataRequest { initial: Some(&rule), ..fixture.request(Some(&tokenizer)) };
         request.limits.pad = Some(tokenizer.eos().unwrap());
-        let splits = open(&request, &mut |_| {}).unwrap();
+        let splits = open(&request, &mut |_, _, _| {}).unwrap();
         let sequence = splits.train.batch(&[0]).unwrap().sequences.swap_remove(0);
         assert_eq!(tokenizer.decode(&sequence.inputs).unwrap(), "Choose. ### the cache");
         assert_eq!(kept(&sequence), "Choose. ###");

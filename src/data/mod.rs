@@ -57,7 +57,7 @@ pub use label_tokens::label_tokens;
 pub use load_report::{FileReport, LoadReport};
 pub use look::{ColumnLook, FileLook, look};
 pub use on_too_long::{LengthCounts, LengthOutcome};
-pub use open::{DataRequest, ModelLimits, TokenisingProgress, Watch, open};
+pub use open::{DataRequest, ModelLimits, Watch, open};
 pub use question::{FollowUp, Question, SampleGroups};
 pub use sample_place::{LineOrRecord, SamplePlace};
 pub use sets::Splits;

@@ -55,15 +55,8 @@ pub struct ModelLimits {
     pub pad: Option<u32>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenisingProgress {
-    pub path: PathBuf,
-    pub samples: usize,
-    pub tokens: usize,
-}
-
-/// Is told how far the tokenising is, several times a second.
-pub type Watch<'a> = &'a mut dyn FnMut(&TokenisingProgress);
+/// Is told how far the tokenising is, several times a second: the first file, the samples so far, and their tokens.
+pub type Watch<'a> = &'a mut dyn FnMut(&Path, usize, usize);
 
 /// Reads the recipe's files, finds the samples that fit, and splits them by the seed where there is no validation file.
 ///
@@ -217,7 +210,7 @@ impl<'a> Opener<'a> {
         let indices: HashMap<&Path, usize> =
             source.files.iter().enumerate().map(|(index, path)| (path.as_path(), index)).collect();
         let mut writer = TokenWriter::new(out)?;
-        let mut progress = TokenisingProgress { path: path.clone(), samples: 0, tokens: 0 };
+        let (mut samples, mut num_tokens) = (0, 0);
         let mut bad = BadRows::new(self.recipe.on_bad_row);
         each_row(&self.encoder, source, reader, |row| {
             let (example, mut tokens) = match row.sample {
@@ -232,14 +225,14 @@ impl<'a> Opener<'a> {
             let file = indices.get(&*row.place.path).copied().unwrap_or(0);
             let border = tokens.border.take();
             writer.push(&tokens, &About::of(example, file, row.place.at, border))?;
-            progress.samples += 1;
-            progress.tokens += tokens.ids.len();
-            watch(&progress);
+            samples += 1;
+            num_tokens += tokens.ids.len();
+            watch(&path, samples, num_tokens);
             Ok::<_, NotWritten>(())
         })?;
         let count = bad.count;
         bad.finish(&path)?;
-        record.counts = RowsRead { read: progress.samples, bad: count };
+        record.counts = RowsRead { read: samples, bad: count };
         record.notes = self.encoder.chat.take_notes();
         record.hashes = hashes_of(&source.files)?;
         Ok(writer.finish(&record)?)
@@ -428,7 +421,7 @@ mod tests {
         let fixture = Fixture::new(DataFormat::Tokens, "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n");
         let open = |max_positions| {
             let limits = ModelLimits { max_positions, most_positions: max_positions, ..LIMITS };
-            open(&DataRequest { limits, ..fixture.request(None) }, &mut |_| {})
+            open(&DataRequest { limits, ..fixture.request(None) }, &mut |_, _, _| {})
         };
         assert!(open(4).is_ok());
         assert!(open(3).unwrap_err().to_string().ends_with("4 tokens, expected at most 3"));
@@ -465,18 +458,19 @@ mod tests {
     #[test]
     fn text_needs_a_tokenizer_that_fits_the_model() {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(2));
-        let error = open(&fixture.request(None), &mut |_| {}).unwrap_err();
+        let error = open(&fixture.request(None), &mut |_, _, _| {}).unwrap_err();
         assert_eq!(error.to_string(), "text data needs a tokenizer, and the model has no `tokenizer.json`");
         let small = ModelLimits { vocab_size: 40, ..LIMITS };
         let one = Fixture::new(DataFormat::PromptCompletion, texts(1));
-        let error = open(&DataRequest { limits: small, ..one.request(Some(&tokenizer())) }, &mut |_| {}).unwrap_err();
+        let error = open(&DataRequest { limits: small, ..one.request(Some(&tokenizer())) }, &mut |_, _, _| {}).unwrap_err();
         assert!(error.to_string().ends_with("is not below the model's `vocab_size` 40"), "{error}");
         let labels = HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["yes".into(), "two words".into()]));
-        let error = open(&DataRequest { head: &labels, ..fixture.request(Some(&tokenizer())) }, &mut |_| {}).unwrap_err();
+        let error = open(&DataRequest { head: &labels, ..fixture.request(Some(&tokenizer())) }, &mut |_, _, _| {}).unwrap_err();
         assert!(error.to_string().starts_with("label `yes` is 3 tokens"), "{error}");
         let mut missing = fixture.recipe.clone();
         missing.train = "no/such/file".into();
-        let error = open(&DataRequest { recipe: &missing, ..fixture.request(Some(&tokenizer())) }, &mut |_| {}).unwrap_err();
+        let error =
+            open(&DataRequest { recipe: &missing, ..fixture.request(Some(&tokenizer())) }, &mut |_, _, _| {}).unwrap_err();
         assert_eq!(error.to_string(), "cannot read `no/such/file`");
     }
 }

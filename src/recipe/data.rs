@@ -6,7 +6,6 @@ use std::fmt;
 use super::chat::ChatRecipe;
 pub use super::data_paths::DataPaths;
 use super::distill::DistillRecipe;
-pub use super::of_format::FormatContradiction;
 use super::table::{either, table};
 use super::value::{COUNT, KeyRule, PART};
 use super::words::words;

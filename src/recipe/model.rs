@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
 use toml::Value;
 
 use super::diagnose::Checked;
@@ -220,41 +221,42 @@ impl LoraRecipe {
         let mut own = Self::read(reader)?;
         let is_said = |key: &str| reader.has(&format!("lora.{key}"));
         // What is wrong with an adapter is said where it is loaded.
-        let read = dir.map(|dir| files::read_json::<serde_json::Map<String, serde_json::Value>>(&dir.join(ADAPTER_CONFIG)));
+        let read = dir.map(|dir| files::read_json::<Map<String, Json>>(&dir.join(ADAPTER_CONFIG)));
         let Some(Ok(mut table)) = read else { return Ok(own) };
-        if let Some(serde_json::Value::String(bias)) = table.get_mut("bias") {
+        if let Some(Json::String(bias)) = table.get_mut("bias") {
             bias.make_ascii_lowercase();
         }
-        let adapter = AdapterKeys { table, is_said: &is_said };
-        adapter.take("r", "r", &mut own.r);
-        adapter.take("alpha", "lora_alpha", &mut own.alpha);
-        adapter.take("target_modules", "target_modules", &mut own.target_modules);
+        // What the recipe says counts. An empty text says nothing, as where the adapter is loaded.
+        table.retain(|key, value| *value != "" && !is_said(if key == "lora_alpha" { "alpha" } else { key }));
+        take(&table, "r", &mut own.r);
+        take(&table, "lora_alpha", &mut own.alpha);
+        take(&table, "target_modules", &mut own.target_modules);
         if !is_said("target_modules") {
             // PEFT writes it for none, where parameters are targets.
-            if adapter.table.get("target_modules").is_some_and(serde_json::Value::is_null) {
+            if table.get("target_modules").is_some_and(Json::is_null) {
                 own.target_modules = ModuleSet::NONE;
             }
-            adapter.take_list("target_parameters", &mut own.target_parameters);
+            take_list(&table, "target_parameters", &mut own.target_parameters);
         }
-        adapter.take_list("modules_to_save", &mut own.modules_to_save);
+        take_list(&table, "modules_to_save", &mut own.modules_to_save);
         let extra = dir.map(|dir| dir.join(EXTRA_TENSORS)).filter(|path| !is_said("modules_to_save") && files::is_there(path));
         if let Some(Ok(extra)) = extra.map(|path| TensorFile::open(&path)) {
             own.modules_to_save.extend(extra_modules(&extra));
         }
         // A classifier's own matrix is told by the head.
         own.modules_to_save.retain(|name| is_said("modules_to_save") || !["classifier", "score"].contains(&name.as_str()));
-        adapter.take_list("layers_to_transform", &mut own.layers_to_transform);
-        adapter.take_list("layers_pattern", &mut own.layers_pattern);
+        take_list(&table, "layers_to_transform", &mut own.layers_to_transform);
+        take_list(&table, "layers_pattern", &mut own.layers_pattern);
         if !is_said("layers_pattern") && own.layers_pattern == ["layers"] {
             own.layers_pattern.clear();
         }
-        adapter.take("exclude_modules", "exclude_modules", &mut own.exclude_modules);
-        adapter.take("rank_pattern", "rank_pattern", &mut own.rank_pattern);
-        adapter.take("alpha_pattern", "alpha_pattern", &mut own.alpha_pattern);
-        adapter.take("use_rslora", "use_rslora", &mut own.use_rslora);
-        adapter.take("use_dora", "use_dora", &mut own.use_dora);
-        adapter.take("lora_bias", "lora_bias", &mut own.lora_bias);
-        adapter.take("bias", "bias", &mut own.bias);
+        take(&table, "exclude_modules", &mut own.exclude_modules);
+        take(&table, "rank_pattern", &mut own.rank_pattern);
+        take(&table, "alpha_pattern", &mut own.alpha_pattern);
+        take(&table, "use_rslora", &mut own.use_rslora);
+        take(&table, "use_dora", &mut own.use_dora);
+        take(&table, "lora_bias", &mut own.lora_bias);
+        take(&table, "bias", &mut own.bias);
         Ok(own)
     }
 
@@ -280,30 +282,19 @@ impl LoraRecipe {
     }
 }
 
-/// What an adapter's own settings say where a recipe says nothing.
-struct AdapterKeys<'a> {
-    table: serde_json::Map<String, serde_json::Value>,
-    /// Whether the recipe has a key of `[lora]`.
-    is_said: &'a dyn Fn(&str) -> bool,
+/// Takes the value of a key of an adapter's settings, where it is there; one that cannot be read is left to whoever loads the adapter.
+fn take<T: DeserializeOwned>(table: &Map<String, Json>, key: &str, own: &mut T) {
+    if let Some(value) = table.get(key).and_then(|value| serde_json::from_value(value.clone()).ok()) {
+        *own = value;
+    }
 }
 
-impl AdapterKeys<'_> {
-    /// Takes the value of `theirs` for the recipe's `key`; one that cannot be read is left to whoever loads the adapter.
-    fn take<T: DeserializeOwned>(&self, key: &str, theirs: &str, own: &mut T) {
-        // An empty text says nothing, as where the adapter is loaded.
-        let value = self.table.get(theirs).filter(|value| **value != "" && !(self.is_said)(key));
-        if let Some(value) = value.and_then(|value| serde_json::from_value(value.clone()).ok()) {
-            *own = value;
-        }
-    }
-
-    /// Takes a list, in whose place may stand its only item.
-    fn take_list<T: DeserializeOwned>(&self, key: &str, own: &mut Vec<T>) {
-        self.take(key, key, own);
-        let mut only: Option<T> = None;
-        self.take(key, key, &mut only);
-        own.extend(only);
-    }
+/// Takes a list, in whose place may stand its only item.
+fn take_list<T: DeserializeOwned>(table: &Map<String, Json>, key: &str, own: &mut Vec<T>) {
+    take(table, key, own);
+    let mut only: Option<T> = None;
+    take(table, key, &mut only);
+    own.extend(only);
 }
 
 words! {

@@ -4,20 +4,12 @@
 use super::chat::{Boundary, TrainOn};
 use super::data::{DataFormat, DataRecipe};
 use super::diagnose::listed;
-use crate::units::quoted;
-
-/// A key that contradicts a format, or goes unheard.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FormatContradiction {
-    pub key: &'static str,
-    pub message: String,
-    pub hint: String,
-}
+use crate::units::{Fault, quoted};
 
 impl DataRecipe {
-    /// The first key that rows of a format contradict.
-    pub fn contradiction(&self, format: DataFormat) -> Option<FormatContradiction> {
-        let refuse = |key, message: String, hint: &str| Some(FormatContradiction { key, message, hint: hint.to_owned() });
+    /// The first key that rows of a format contradict, or that goes unheard beside them, and the error.
+    pub fn contradiction(&self, format: DataFormat) -> Option<(&'static str, Fault)> {
+        let refuse = |key, message: String, hint: &str| Some((key, Fault::usage(message, hint)));
         let (train_on, has_prompt) = (self.chat.train_on, !format.is_chat() && format != DataFormat::Text);
         if format == DataFormat::Tokens {
             let keys = [("data.train_on_prompt", self.train_on_prompt), ("data.train_on", train_on.is_some())];

@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::other_model;
 use crate::cache;
 use crate::checkpoint::FINAL;
-use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, TokenisingProgress, Tokenizer};
+use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, Tokenizer};
 use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files::Scratch;
@@ -76,10 +76,9 @@ pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Token
     let limits = limits(config);
     let initial = cache::initial_part(&recipe.kv_cache.policy)?;
     let mut progress = Tokenising::begin();
-    let mut watch = |at: &TokenisingProgress| progress.at(&at.path, at.samples, at.tokens);
     let (head, seed) = (&recipe.head, recipe.train.seed);
     let request = DataRequest { recipe: &recipe.data, head, tokenizer, limits, initial: initial.as_ref(), seed };
-    data::open(&request, &mut watch)
+    data::open(&request, &mut |path, samples, tokens| progress.at(path, samples, tokens))
 }
 
 /// Where a run's scratch files are, unless the recipe has another place for them.

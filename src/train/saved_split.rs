@@ -118,7 +118,7 @@ mod tests {
             let limits = ModelLimits { vocab_size: 512, max_positions: 512, most_positions: 512, pad: None };
             let (recipe, head) = (&DataRecipe::of(rows.clone().into()), &HeadRecipe::NextToken);
             let request = DataRequest { recipe, head, tokenizer: Some(&tokenizer), limits, initial: None, seed: 1 };
-            crate::data::open(&request, &mut |_| {}).unwrap()
+            crate::data::open(&request, &mut |_, _, _| {}).unwrap()
         };
         SavedSplit::write(&open(), run).unwrap();
         let changed = || match SavedSplit::check(&open(), run, &model) {

@@ -42,7 +42,7 @@ fn check(name: &str) {
     let head = HeadRecipe::NextToken;
     let tokenizer = Some(&tokenizer);
     let request = DataRequest { recipe: &data, head: &head, tokenizer, limits, initial: Some(&rule), seed: 1 };
-    let splits = open(&request, &mut |_| {}).unwrap();
+    let splits = open(&request, &mut |_, _, _| {}).unwrap();
     let batch = splits.train.batch(&[0, 1]).unwrap();
     assert!(batch.sequences.iter().all(|sequence| sequence.inputs.len() == 96));
 

@@ -156,7 +156,7 @@ fn a_text_that_begins_twice_is_told() {
     chat.recipe.chat.chat_template = Some(TemplateChoice(template));
     let own = crate::data::Tokenizer::load(model.path()).unwrap();
     for _ in 0..2 {
-        let splits = crate::data::open(&chat.request(Some(&own)), &mut |_| ()).unwrap();
+        let splits = crate::data::open(&chat.request(Some(&own)), &mut |_, _, _| ()).unwrap();
         assert!(splits.report.warnings[0].starts_with("texts begin with `<|im_start|>` twice"), "{:?}", splits.report.warnings);
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::columns;
 use super::reader::FORMATS;
 use crate::data::faults::{self, RowFault};
-use crate::data::rows::{self, DataRow, RowSettings, WalkEnd};
+use crate::data::rows::{self, DataRow, RowSettings};
 use crate::recipe::DataFormat;
 use crate::units::Fault;
 
@@ -35,24 +35,24 @@ pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Resu
                     match (of_row(&row, settings.columns.is_empty()), &detected) {
                         (Ok(of_row), Some(before)) if (before.format, &before.columns) != (of_row.format, &of_row.columns) => {
                             let found = format!("{}, but {}", of_row.words(), before.words());
-                            return Err(RowFault::unknown_format(row.place(), &found).into());
+                            return Err(Some(RowFault::unknown_format(row.place(), &found)));
                         }
                         (Ok(_), Some(_)) => {}
                         (Ok(of_row), None) => detected = Some(of_row),
-                        (Err(Unknown { error, is_doubt: true }), _) => doubt = doubt.take().or(Some(error)),
+                        (Err((error, true)), _) => doubt = doubt.take().or(Some(error)),
                         // A bad row of the format that others tell.
-                        (Err(Unknown { error, .. }), _) => bad = bad.take().or(Some(error)),
+                        (Err((error, false)), _) => bad = bad.take().or(Some(error)),
                     }
                 }
                 Err(error) => bad = bad.take().or(Some(error)),
             }
             looked_at += 1;
-            if looked_at < LOOKED_AT { Ok(()) } else { Err(WalkEnd::Enough) }
+            if looked_at < LOOKED_AT { Ok(()) } else { Err(None) }
         });
         match walk {
             Ok(()) => {}
-            Err(WalkEnd::Enough) => break,
-            Err(WalkEnd::Failed(error)) => return Err(error),
+            Err(None) => break,
+            Err(Some(error)) => return Err(error),
         }
     }
     match (detected, doubt, bad) {
@@ -63,19 +63,14 @@ pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Resu
     }
 }
 
-struct Unknown {
-    error: Fault,
-    /// The columns might be those of a format, and others say more.
-    is_doubt: bool,
-}
-
 impl Detected {
     pub(in crate::data) fn words(&self) -> String {
         format!("`{}` by {}", self.format, self.told_from)
     }
 }
 
-fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, Unknown> {
+/// An error says, too, whether there is a doubt: the columns might be those of a format, and others say more.
+fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, (Fault, bool)> {
     let mut by_fields = FORMATS.into_iter().flat_map(|format| format.known_by.iter().map(|&fields| (format.name, fields)));
     let known = by_fields.find(|(_, fields)| fields.iter().all(|&field| row.fields().contains_key(field)));
     let listed = |fields: &mut dyn Iterator<Item = &str>| fields.map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ");
@@ -94,7 +89,7 @@ fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, Unknown> {
             }
             None => error,
         };
-        return Err(Unknown { error, is_doubt });
+        return Err((error, is_doubt));
     };
     let is_other = |name: &&str| !columns.values().any(|column| column == name);
     let others = listed(&mut row.fields().keys().map(String::as_str).filter(is_other));

@@ -11,7 +11,7 @@ use crate::recipe::{DataFormat, DataRecipe};
 use crate::units::Fault;
 
 /// Makes an example of a row.
-type ReadRow = fn(RowContext<'_>, &mut DataRow) -> Result<Example, Fault>;
+type ReadRow = fn(&ExampleReader<'_>, &mut DataRow) -> Result<Example, Fault>;
 
 pub(super) struct RowFormat {
     /// The name in recipes, which say there what contradicts it.
@@ -36,9 +36,9 @@ impl RowFormat {
     }
 }
 
-/// What a format may ask when it reads rows.
-#[derive(Clone, Copy)]
-pub(super) struct RowContext<'a> {
+/// A format, and what it may ask when it reads rows.
+pub(in crate::data) struct ExampleReader<'a> {
+    pub(super) format: &'static RowFormat,
     pub(super) recipe: &'a DataRecipe,
     /// The classes of the head, where it has any.
     pub(super) classes: Option<&'a Classes>,
@@ -47,7 +47,7 @@ pub(super) struct RowContext<'a> {
     pub(super) has_template: bool,
 }
 
-impl<'a> RowContext<'a> {
+impl<'a> ExampleReader<'a> {
     pub(super) fn tokenizer(&self) -> Result<&'a Tokenizer, Fault> {
         self.encoder.tokenizer.as_ref().ok_or_else(|| faults::no_tokenizer("text data"))
     }

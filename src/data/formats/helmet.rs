@@ -13,8 +13,8 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[FAMILIES[0].1, FAMILIES[1].1, FAMILIES[2].1, FAMILIES[3].1],
     has_classes: false,
     is_message: |recipe| recipe.family.is_some_and(HelmetFamily::is_message),
-    ..RowFormat::new(DataFormat::Helmet, |context, row| {
-        let (text, is_message) = text(row, context.recipe.family, context.has_template)?;
+    ..RowFormat::new(DataFormat::Helmet, |reader, row| {
+        let (text, is_message) = text(row, reader.recipe.family, reader.has_template)?;
         Ok(text.example(is_message))
     })
 };

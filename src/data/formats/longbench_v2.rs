@@ -1,7 +1,7 @@
 //! The format `longbench-v2`: four-way questions on long contexts, in upstream's wording (THUDM/LongBench at 2e00731, MIT licence), in that
 //! of `keys_values`, or in that of lm-evaluation-harness (MIT licence).
 
-use super::format::{RowContext, RowFormat, TextRow};
+use super::format::{ExampleReader, RowFormat, TextRow};
 use crate::data::example::{Content, Example};
 use crate::data::label_tokens::Classes;
 use crate::data::question::{FollowUp, SampleGroups};
@@ -15,11 +15,11 @@ pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer"]],
     is_message: |recipe| !matches!(wording(recipe), LongBenchPrompt::KeysValues | LongBenchPrompt::LmEval),
     reply_prefix: |recipe| reply_prefix(wording(recipe)),
-    ..RowFormat::new(DataFormat::LongBenchV2, |context, row| {
-        let (read, tokenizer) = (LongBenchRow::read(row)?, context.tokenizer()?);
-        match context.classes {
+    ..RowFormat::new(DataFormat::LongBenchV2, |reader, row| {
+        let (read, tokenizer) = (LongBenchRow::read(row)?, reader.tokenizer()?);
+        match reader.classes {
             Some(labels) => read.classified(row, labels, classes_of_letters(labels, tokenizer)?),
-            None => read.asked(context, tokenizer),
+            None => read.asked(reader, tokenizer),
         }
     })
 };
@@ -79,8 +79,8 @@ impl LongBenchRow {
         Ok(Example { groups: self.groups, ..Example::new(Content::TextClass { prompt, class }) })
     }
 
-    fn asked(self, context: RowContext<'_>, tokenizer: &Tokenizer) -> Result<Example, Fault> {
-        let (wording, is_message, max_tokens) = (wording(context.recipe), context.has_template, context.recipe.max_prompt_tokens);
+    fn asked(self, reader: &ExampleReader<'_>, tokenizer: &Tokenizer) -> Result<Example, Fault> {
+        let (wording, is_message, max_tokens) = (wording(reader.recipe), reader.has_template, reader.recipe.max_prompt_tokens);
         let behind = self.behind_thoughts(wording);
         let follow_up = behind.map(|(before, after)| FollowUp { before, after, is_message, max_tokens });
         let mut text = self.worded(wording);
@@ -288,7 +288,7 @@ mod tests {
                         {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
         std::fs::write(model.path().join("chat_template.jinja"), template).unwrap();
         let tokenizer = Tokenizer::load(model.path()).unwrap();
-        let splits = crate::data::open(&fixture.request(Some(&tokenizer)), &mut |_| ()).unwrap();
+        let splits = crate::data::open(&fixture.request(Some(&tokenizer)), &mut |_, _, _| ()).unwrap();
         let question = splits.train.question(0).unwrap();
         let asked = tokenizer.decode_with_special(&question.prompt).unwrap();
         assert_eq!(asked, format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"));

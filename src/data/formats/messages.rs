@@ -11,11 +11,11 @@ const FIELD: &str = "messages";
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&[FIELD]],
     has_classes: false,
-    ..RowFormat::new(DataFormat::Messages, |context, row| {
+    ..RowFormat::new(DataFormat::Messages, |reader, row| {
         // As TRL has it: a row of plain text among conversations, all of which is trained.
         if !row.has(FIELD) && row.has("text") {
-            context.refuse_text_for_messages(row, "text")?;
-            return (text::FORMAT.read)(context, row);
+            reader.refuse_text_for_messages(row, "text")?;
+            return (text::FORMAT.read)(reader, row);
         }
         let messages = row.require(FIELD)?;
         sample(row, FIELD, messages).map(Example::new)

@@ -19,4 +19,4 @@ mod text;
 mod tokens;
 
 pub(super) use detect::detect;
-pub(super) use reader::ExampleReader;
+pub(super) use format::ExampleReader;

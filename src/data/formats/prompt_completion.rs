@@ -13,13 +13,13 @@ use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["prompt", "completion"], &["prompt", "label"]],
-    ..RowFormat::new(DataFormat::PromptCompletion, |context, row| {
+    ..RowFormat::new(DataFormat::PromptCompletion, |reader, row| {
         if row.fields().get("prompt").is_some_and(Value::is_string) {
-            context.refuse_text_for_messages(row, "prompt")?;
+            reader.refuse_text_for_messages(row, "prompt")?;
         }
-        let content = content(row, context.classes, context.tokenizer()?)?;
+        let content = content(row, reader.classes, reader.tokenizer()?)?;
         if let Content::Text { prompt, completion } = &content {
-            context.encoder.chat.note_empty(prompt, completion);
+            reader.encoder.chat.note_empty(prompt, completion);
         }
         Ok(Example::new(content))
     })

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::format::{RowContext, RowFormat};
+use super::format::{ExampleReader, RowFormat};
 use super::{alpaca, helmet, longbench_v2, messages, prompt_completion, ruler, sharegpt, text, tokens};
 use crate::data::encode::Encoder;
 use crate::data::example::Example;
@@ -25,11 +25,6 @@ pub(super) const FORMATS: [&RowFormat; 9] = [
     &text::FORMAT,
 ];
 
-pub(in crate::data) struct ExampleReader<'a> {
-    context: RowContext<'a>,
-    format: &'static RowFormat,
-}
-
 impl<'a> ExampleReader<'a> {
     /// # Errors
     /// The recipe contradicts the format; the format needs a tokenizer and there is none; or it has no classes, which the head asks for.
@@ -39,21 +34,21 @@ impl<'a> ExampleReader<'a> {
         classes: Option<&'a Classes>,
         encoder: &'a Encoder,
     ) -> Result<Self, Fault> {
-        if let Some(contradiction) = recipe.contradiction(name) {
-            return Err(Fault::usage(contradiction.message, contradiction.hint));
+        if let Some((_, error)) = recipe.contradiction(name) {
+            return Err(error);
         }
         let format = FORMATS.into_iter().find(|format| format.name == name);
         let format = format.ok_or_else(|| Fault::defect(format!("`{name}` is no registered format")))?;
-        let mut context = RowContext { recipe, classes, encoder, has_template: false };
+        let mut reader = Self { format, recipe, classes, encoder, has_template: false };
         if format.has_texts {
-            context.tokenizer()?;
+            reader.tokenizer()?;
         }
         if !format.has_classes && classes.is_some() {
             let message = format!("`data.format = \"{name}\"` has no classes, which the head asks for");
             return Err(Fault::data(message, "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`"));
         }
-        context.has_template = classes.is_none() && (format.is_message)(recipe) && encoder.chat.has_template()?;
-        Ok(Self { context, format })
+        reader.has_template = classes.is_none() && (format.is_message)(recipe) && encoder.chat.has_template()?;
+        Ok(reader)
     }
 
     pub(in crate::data) fn format(&self) -> DataFormat {
@@ -62,20 +57,20 @@ impl<'a> ExampleReader<'a> {
 
     /// All that decides what it makes of a row, key by key.
     pub(in crate::data) fn identity(&self) -> Value {
-        let DataRecipe { prompt, max_prompt_tokens, family, .. } = self.context.recipe;
+        let DataRecipe { prompt, max_prompt_tokens, family, .. } = self.recipe;
         json!({
-            "format": self.format.name.name(), "classes": self.context.classes, "prompt": prompt.map(LongBenchPrompt::name),
-            "max_prompt_tokens": max_prompt_tokens, "family": family.map(HelmetFamily::name), "has_template": self.context.has_template,
+            "format": self.format.name.name(), "classes": self.classes, "prompt": prompt.map(LongBenchPrompt::name),
+            "max_prompt_tokens": max_prompt_tokens, "family": family.map(HelmetFamily::name), "has_template": self.has_template,
         })
     }
 
     pub(in crate::data) fn reply_prefix(&self) -> &'static str {
-        (self.format.reply_prefix)(self.context.recipe)
+        (self.format.reply_prefix)(self.recipe)
     }
 
     pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, Fault> {
         media::refuse(&row)?;
-        (self.format.read)(self.context, &mut row)
+        (self.format.read)(self, &mut row)
     }
 }
 

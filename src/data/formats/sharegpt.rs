@@ -14,7 +14,7 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["conversations"]],
     has_classes: false,
-    ..RowFormat::new(DataFormat::ShareGpt, |context, row| conversation(row, &context.recipe.chat.roles).map(Example::new))
+    ..RowFormat::new(DataFormat::ShareGpt, |reader, row| conversation(row, &reader.recipe.chat.roles).map(Example::new))
 };
 
 /// Roles, and the tags that stand for each.

@@ -11,7 +11,7 @@ use crate::units::Fault;
 
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["text"]],
-    ..RowFormat::new(DataFormat::Text, |context, row| content(row, context.classes, context.tokenizer()?).map(Example::new))
+    ..RowFormat::new(DataFormat::Text, |reader, row| content(row, reader.classes, reader.tokenizer()?).map(Example::new))
 };
 
 /// What a row says. With a classification head `label` is its class.

@@ -19,9 +19,7 @@ use crate::units::Fault;
 pub(super) const FORMAT: RowFormat = RowFormat {
     known_by: &[&["input_ids"]],
     has_texts: false,
-    ..RowFormat::new(DataFormat::Tokens, |context, row| {
-        content(row, context.classes, context.encoder.vocab_size).map(Example::new)
-    })
+    ..RowFormat::new(DataFormat::Tokens, |reader, row| content(row, reader.classes, reader.encoder.vocab_size).map(Example::new))
 };
 
 /// What a row says; every id is checked against the model's vocabulary.
@@ -125,7 +123,7 @@ mod tests {
         let fixture = fixture(
             "{\"input_ids\": [5, 6, 7, 8], \"labels\": [-100, -100, 7, 8]}\n{\"input_ids\": [9, 9], \"labels\": [9, 9]}\n",
         );
-        let splits = open(&fixture.request(None), &mut |_| {}).unwrap();
+        let splits = open(&fixture.request(None), &mut |_, _, _| {}).unwrap();
         assert_eq!(splits.train.lengths(), [3, 1]);
         let batch = splits.train.batch(&[0, 1]).unwrap();
         assert_eq!(batch.sequences[0].inputs, [5, 6, 7]);
@@ -143,7 +141,7 @@ mod tests {
         let inputs = |fixture: &Fixture, pad: Option<u32>| {
             let mut request = fixture.request(None);
             request.limits.pad = pad;
-            let batch = open(&request, &mut |_| {}).unwrap().train.batch(&[0, 1, 2]).unwrap();
+            let batch = open(&request, &mut |_, _, _| {}).unwrap().train.batch(&[0, 1, 2]).unwrap();
             batch.sequences.into_iter().map(|sequence| sequence.inputs).collect::<Vec<_>>()
         };
         fixture.head = HeadRecipe::SeqClassification(ClassList::Count(2));
@@ -160,7 +158,7 @@ mod tests {
             DataFormat::Tokens,
             &(row("\"attention_mask\": [0, 1, 1, 1, 0], \"position_ids\": [1, 0, 1, 2, 1]") + &row("\"attention_mask\": null")),
         );
-        let splits = open(&fixture.request(None), &mut |_| {}).unwrap();
+        let splits = open(&fixture.request(None), &mut |_, _, _| {}).unwrap();
         let batch = splits.train.batch(&[0, 1]).unwrap();
         assert_eq!(batch.sequences[0].inputs, [5, 6]);
         assert_eq!(batch.sequences[0].targets, Targets::NextToken(vec![6, 7]));
@@ -186,7 +184,7 @@ mod tests {
     fn a_classified_row_runs_whole() {
         let mut fixture = fixture("{\"input_ids\": [5, 6, 7], \"label\": 2}\n");
         fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41, 42]));
-        let splits = open(&fixture.request(None), &mut |_| {}).unwrap();
+        let splits = open(&fixture.request(None), &mut |_, _, _| {}).unwrap();
         let batch = splits.train.batch(&[0]).unwrap();
         assert_eq!(
             (batch.sequences[0].inputs.as_slice(), &batch.sequences[0].targets),

@@ -23,7 +23,7 @@ use std::path::Path;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::units::Fault;
 use input::Kind;
-pub(super) use row::{DataRow, RowSettings, Sink, WalkEnd, class, kind};
+pub(super) use row::{DataRow, RowSettings, Sink, class, kind};
 pub(super) use sources::{SourceFiles, SplitName, find};
 
 /// Hands over the rows of a file in their order. No more than a few rows are in memory.

@@ -9,21 +9,9 @@ use crate::data::faults::RowFault;
 use crate::data::sample_place::SamplePlace;
 use crate::units::{Fault, listed, quoted};
 
-/// Rows are handed to it: sound ones, and what is wrong with those that are not. Its own errors end the walk.
+/// Rows are handed to it: sound ones, and what is wrong with those that are not. Its own errors end the walk; as an `Option<Fault>` such an
+/// error is `None` where nobody asks for any further rows.
 pub(in crate::data) type Sink<'a, E> = &'a mut dyn FnMut(Result<DataRow, Fault>) -> Result<(), E>;
-
-/// Why a sink ends a walk before the last row.
-pub(in crate::data) enum WalkEnd {
-    /// Nobody asks for any further rows.
-    Enough,
-    Failed(Fault),
-}
-
-impl From<Fault> for WalkEnd {
-    fn from(error: Fault) -> Self {
-        Self::Failed(error)
-    }
-}
 
 #[derive(Clone, Debug)]
 pub(in crate::data) struct RowSettings {
