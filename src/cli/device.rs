@@ -20,7 +20,7 @@ pub(super) enum Wanted {
 }
 
 impl Wanted {
-    /// As arguments have it.
+    /// Reads what stands behind `--device`.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         let unknown = "expected `auto`, `cpu`, `cuda` or `cuda:1`";
         match text.split_once(':') {

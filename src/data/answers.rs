@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::faults;
-use super::rows::{self, DataRow, RowSettings};
+use super::rows::{self, DataRow};
+use crate::recipe::DataRecipe;
 use crate::units::Fault;
 
 pub struct Answer<'a> {
@@ -29,7 +30,7 @@ impl Answer<'_> {
 /// The file cannot be read, has no row, or a row lacks a field or has one of another type; or `score` refuses.
 pub fn each_answer(path: &Path, mut score: impl FnMut(Answer<'_>) -> Result<(), Fault>) -> Result<(), Fault> {
     let (mut rows, mut is_of_caller) = (0_usize, false);
-    let walk = rows::each(path, &RowSettings::default(), &mut |row| {
+    let walk = rows::each(path, &DataRecipe::default(), &mut |row| {
         let row = &mut row?;
         let prediction = row.text("prediction")?;
         let references = row.texts("references")?;

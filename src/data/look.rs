@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::bad_rows::BadRows;
 use super::formats::detect;
-use super::rows::{self, DataRow, RowSettings, SplitName, kind};
+use super::rows::{self, DataRow, SplitName, kind};
 use super::survey::count_length;
-use crate::recipe::{DataPaths, OnBadRow};
+use crate::recipe::{DataPaths, DataRecipe, OnBadRow};
 use crate::units::Fault;
 
 #[derive(Clone, Debug, Default)]
@@ -48,10 +48,10 @@ pub fn look(
     sink: &mut dyn FnMut(&dyn std::fmt::Display, Value) -> Result<(), Fault>,
 ) -> Result<FileLook, Fault> {
     let rows::SourceFiles { files, notes } = rows::find(data.paths(), SplitName::Train)?;
-    let settings = RowSettings::default();
+    let recipe = DataRecipe::default();
     let (mut bad, mut columns, mut lengths) = (BadRows::new(OnBadRow::Drop), Vec::new(), Vec::new());
     for file in &files {
-        rows::each(file, &settings, &mut |row| {
+        rows::each(file, &recipe, &mut |row| {
             match row {
                 Err(error) => bad.note(error),
                 Ok(row) => {
@@ -65,7 +65,7 @@ pub fn look(
     }
     let (rows, count) = (bad.read, bad.count);
     let first_bad = bad.finish(&files.first().cloned().unwrap_or_default())?;
-    let format = detect(&files, &settings).map(|detected| detected.words());
+    let format = detect(&files, &recipe).map(|detected| detected.words());
     Ok(FileLook { notes, format, rows, bad: count, first_bad, columns, lengths })
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::faults::RowFault;
 use super::formats::detect;
-use super::rows::{self, RowSettings, SplitName};
+use super::rows::{self, SplitName};
 use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::recipe::{DataFormat, DataPaths, DataRecipe};
 use crate::units::Fault;
@@ -18,7 +18,8 @@ pub struct DataSource {
     pub told: Option<String>,
     /// What of folders was left out.
     pub notes: Vec<String>,
-    pub(super) rows: RowSettings,
+    /// What the recipe says of rows, and the columns that were told.
+    pub(super) rows: DataRecipe,
 }
 
 impl DataSource {
@@ -26,7 +27,7 @@ impl DataSource {
     /// Files are missing, or nobody says which format they have.
     pub(super) fn find(recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<Self, Fault> {
         let rows::SourceFiles { files, notes } = rows::find(paths.paths(), split)?;
-        let mut rows = RowSettings { max_line_bytes: recipe.max_line_bytes, columns: recipe.columns.clone() };
+        let mut rows = recipe.clone();
         let (format, told) = if let Some(format) = recipe.format {
             (format, None)
         } else {

@@ -1,5 +1,7 @@
 //! A conversation as templates see it: messages as they come, tools, documents and the caller's own variables.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value as Json, json};
 
 use crate::data::media::part_of_media;
@@ -16,15 +18,8 @@ pub struct Conversation {
     pub documents: Option<Json>,
     /// What else the template is told, such as `enable_thinking`.
     pub variables: Map<String, Json>,
-    /// Arguments of calls that were JSON in a text, as they were written.
-    pub written: Vec<WrittenArguments>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct WrittenArguments {
-    message: usize,
-    call: usize,
-    text: String,
+    /// Arguments of calls that were JSON in a text, as they were written, by the numbers of message and call.
+    pub written: BTreeMap<(usize, usize), String>,
 }
 
 impl Conversation {
@@ -36,23 +31,23 @@ impl Conversation {
         if messages.is_empty() {
             return Err("there is no message".to_owned());
         }
-        let mut written = Vec::new();
+        let mut written = BTreeMap::new();
         for (index, message) in messages.iter_mut().enumerate() {
             let placed = |fault: String| format!("message {index} (from 0): {fault}");
             check_message(message).map_err(placed)?;
             name_thoughts(message);
             let texts = parse_arguments(message).map_err(placed)?;
-            written.extend(texts.into_iter().map(|(call, text)| WrittenArguments { message: index, call, text }));
+            written.extend(texts.into_iter().map(|(call, text)| ((index, call), text)));
         }
         Ok(Self { messages, written, ..Self::default() })
     }
 
     /// The first messages of this conversation with arguments as they were written, if some were texts.
     pub(super) fn as_written(&self, messages: &[Json]) -> Option<Vec<Json>> {
-        let mut written = self.written.iter().filter(|written| written.message < messages.len()).peekable();
+        let mut written = self.written.range(..(messages.len(), 0)).peekable();
         written.peek()?;
         let mut messages = messages.to_vec();
-        for WrittenArguments { message, call, text } in written {
+        for ((message, call), text) in written {
             if let Some(arguments) = messages[*message]["tool_calls"].get_mut(call).and_then(arguments) {
                 *arguments = text.clone().into();
             }

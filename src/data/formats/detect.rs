@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use super::columns;
 use super::reader::FORMATS;
 use crate::data::faults::{self, RowFault};
-use crate::data::rows::{self, DataRow, RowSettings};
-use crate::recipe::DataFormat;
+use crate::data::rows::{self, DataRow};
+use crate::recipe::{DataFormat, DataRecipe};
 use crate::units::Fault;
 
 const LOOKED_AT: usize = 10;
@@ -24,15 +24,15 @@ pub(in crate::data) struct Detected {
 ///
 /// # Errors
 /// No row has the fields of a format, or the rows do not agree.
-pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Result<Detected, Fault> {
+pub(in crate::data) fn detect(files: &[PathBuf], recipe: &DataRecipe) -> Result<Detected, Fault> {
     let mut detected: Option<Detected> = None;
     let (mut bad, mut doubt) = (None, None);
     let mut looked_at = 0;
     for file in files {
-        let walk = rows::each(file, settings, &mut |row| {
+        let walk = rows::each(file, recipe, &mut |row| {
             match row {
                 Ok(row) => {
-                    match (of_row(&row, settings.columns.is_empty()), &detected) {
+                    match (of_row(&row, recipe.columns.is_empty()), &detected) {
                         (Ok(of_row), Some(before)) if (before.format, &before.columns) != (of_row.format, &of_row.columns) => {
                             let found = format!("{}, but {}", of_row.words(), before.words());
                             return Err(Some(RowFault::unknown_format(row.place(), &found)));

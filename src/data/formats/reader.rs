@@ -80,7 +80,6 @@ mod tests {
 
     use super::*;
     use crate::data::fixtures::Fixture;
-    use crate::data::rows::RowSettings;
 
     #[test]
     fn each_format_of_a_recipe_is_registered_once_and_known_by_its_fields() {
@@ -92,7 +91,7 @@ mod tests {
                 assert!(fields.iter().all(|field| name.fields().contains(field)), "{fields:?}");
                 let row: Value = fields.iter().map(|&field| (field.to_owned(), json!("x"))).collect();
                 let fixture = Fixture::new(name, format!("{row}\n"));
-                let detected = super::super::detect(&[fixture.dir.path().join("train.jsonl")], &RowSettings::default()).unwrap();
+                let detected = super::super::detect(&[fixture.dir.path().join("train.jsonl")], &DataRecipe::default()).unwrap();
                 assert_eq!(detected.format, name, "{fields:?}");
             }
         }

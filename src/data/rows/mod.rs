@@ -21,28 +21,29 @@ use std::io::Read;
 use std::path::Path;
 
 use super::sample_place::{LineOrRecord, SamplePlace};
+use crate::recipe::DataRecipe;
 use crate::units::Fault;
 use input::Kind;
-pub(super) use row::{DataRow, RowSettings, Sink, class, kind};
+pub(super) use row::{DataRow, Sink, class, kind};
 pub(super) use sources::{SourceFiles, SplitName, find};
 
-/// Hands over the rows of a file in their order. No more than a few rows are in memory.
+/// Hands over the rows of a file in their order. No more than a few rows are in memory. Of the recipe its longest line and its columns count.
 ///
 /// # Errors
 /// The file cannot be read, is damaged or cut off; or `sink` refuses.
-pub(super) fn each<E: From<Fault>>(path: &Path, settings: &RowSettings, sink: Sink<'_, E>) -> Result<(), E> {
-    let mut renamed = |row: Result<DataRow, Fault>| sink(row.and_then(|row| row.renamed(&settings.columns)));
+pub(super) fn each<E: From<Fault>>(path: &Path, recipe: &DataRecipe, sink: Sink<'_, E>) -> Result<(), E> {
+    let mut renamed = |row: Result<DataRow, Fault>| sink(row.and_then(|row| row.renamed(&recipe.columns)));
+    let limit = recipe.max_line_bytes;
     let (kind, mut input) = input::open(path)?;
     match kind {
-        Kind::Lines => lines::each(input, settings.max_line_bytes, &mut renamed),
-        Kind::Array => json_array::each(input, settings.max_line_bytes, &mut renamed),
-        Kind::Csv(delimiter) => csv_rows::each(input, delimiter, settings.max_line_bytes, &mut renamed),
-        Kind::Parquet => parquet_rows::each(path, settings.max_line_bytes, &mut renamed),
-        Kind::Arrow => arrow_rows::each(path, settings.max_line_bytes, &mut renamed),
+        Kind::Lines => lines::each(input, limit, &mut renamed),
+        Kind::Array => json_array::each(input, limit, &mut renamed),
+        Kind::Csv(delimiter) => csv_rows::each(input, delimiter, limit, &mut renamed),
+        Kind::Parquet => parquet_rows::each(path, limit, &mut renamed),
+        Kind::Arrow => arrow_rows::each(path, limit, &mut renamed),
         Kind::Document => {
             let place = SamplePlace { path: path.into(), at: LineOrRecord::Whole };
             let mut bytes = Vec::new();
-            let limit = settings.max_line_bytes;
             let read =
                 input.reader.by_ref().take(limit as u64 + 1).read_to_end(&mut bytes).map_err(|error| input.error(error))?;
             if read > limit {

@@ -13,20 +13,6 @@ use crate::units::{Fault, listed, quoted};
 /// error is `None` where nobody asks for any further rows.
 pub(in crate::data) type Sink<'a, E> = &'a mut dyn FnMut(Result<DataRow, Fault>) -> Result<(), E>;
 
-#[derive(Clone, Debug)]
-pub(in crate::data) struct RowSettings {
-    /// Bytes of the longest line, or of the longest record of another text file.
-    pub(in crate::data) max_line_bytes: usize,
-    /// Fields of a format by the columns that hold them.
-    pub(in crate::data) columns: BTreeMap<String, String>,
-}
-
-impl Default for RowSettings {
-    fn default() -> Self {
-        Self { max_line_bytes: 64 << 20, columns: BTreeMap::new() }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::data) struct DataRow {
     fields: Map<String, Value>,

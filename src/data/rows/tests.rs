@@ -23,7 +23,7 @@ use crate::units::Fault;
 type Walked = Result<Vec<Result<Map<String, Value>, String>>, String>;
 
 /// Rows and errors of a file in a folder of its own, which errors do not name.
-fn walk_with(name: &str, content: &[u8], settings: &RowSettings) -> Walked {
+fn walk_with(name: &str, content: &[u8], settings: &DataRecipe) -> Walked {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
     fs::write(&path, content).unwrap();
@@ -40,7 +40,7 @@ fn walk_with(name: &str, content: &[u8], settings: &RowSettings) -> Walked {
 }
 
 fn walk(name: &str, content: impl AsRef<[u8]>) -> Walked {
-    walk_with(name, content.as_ref(), &RowSettings::default())
+    walk_with(name, content.as_ref(), &DataRecipe::default())
 }
 
 /// All that is wrong, in one text.
@@ -192,7 +192,7 @@ fn nested_columns_become_values_without_what_a_row_does_not_have() {
         assert_eq!(walk(name, &content), Ok(objects(&expected)), "{name}");
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(name), content).unwrap();
-        each(&dir.path().join(name), &RowSettings::default(), &mut |row| {
+        each(&dir.path().join(name), &DataRecipe::default(), &mut |row| {
             let error = row?.text("at").unwrap_err().to_string();
             assert!(error.ends_with("field `at`: expected a string, found a value in a column of Timestamp(s)"), "{error}");
             Ok::<(), Fault>(())
@@ -237,7 +237,7 @@ fn ten_bad_lines() {
         assert!(wrong.starts_with(expected), "{wrong}");
     }
     assert_eq!(wrong("x.jsonl", b"{}\n{\"a\": \"\xe9\"}"), "`x.jsonl:2`: byte 8 is 0xe9, which is not UTF-8");
-    let settings = RowSettings { max_line_bytes: 12, ..RowSettings::default() };
+    let settings = DataRecipe { max_line_bytes: 12, ..DataRecipe::default() };
     let rows = walk_with("x.jsonl", b"{\"a\": 12345}\n{\"a\": 123456}\n{\"a\": 3}", &settings).unwrap();
     let too_long = "`x.jsonl:2`: more than 12 bytes, which is the most that `data.max_line_bytes` allows".to_owned();
     assert_eq!((rows[1].clone(), rows.len()), (Err(too_long), 3));
@@ -260,7 +260,7 @@ fn ten_bad_arrays() {
         let wrong = wrong("x.json", content);
         assert!(wrong.starts_with(expected), "{wrong}");
     }
-    let settings = RowSettings { max_line_bytes: 12, ..RowSettings::default() };
+    let settings = DataRecipe { max_line_bytes: 12, ..DataRecipe::default() };
     let long = walk_with("x.json", b"[{\"a\": 1}, {\"a\": 1234567}]", &settings).unwrap_err();
     assert_eq!(long, "record 1 (from 0) of `x.json`: more than 12 bytes, which is the most that `data.max_line_bytes` allows");
 }
@@ -313,7 +313,7 @@ fn ten_bad_tables() {
         assert_eq!(wrong("x.csv", content), expected, "{content:?}");
     }
     assert_eq!(wrong("x.csv", b"a,b\n1,2\n3,\xe9\n"), "`x.csv:3`: byte 1 is 0xe9, which is not UTF-8");
-    let settings = RowSettings { max_line_bytes: 9, ..RowSettings::default() };
+    let settings = DataRecipe { max_line_bytes: 9, ..DataRecipe::default() };
     let long = walk_with("x.csv", b"a,b\n1,2\n\"3\n45678901\",2", &settings).unwrap_err();
     assert_eq!(long, "`x.csv:3`: more than 9 bytes, which is the most that `data.max_line_bytes` allows");
     // Quotes within a value are none.
@@ -361,7 +361,7 @@ fn what_is_damaged_is_refused_wherever_it_is_cut() {
 fn columns_come_under_the_names_of_fields() {
     let columns = [("prompt", "question"), ("completion", "prompt")];
     let columns = columns.into_iter().map(|(field, column)| (field.to_owned(), column.to_owned())).collect();
-    let settings = RowSettings { columns, ..RowSettings::default() };
+    let settings = DataRecipe { columns, ..DataRecipe::default() };
     let rows = walk_with("x.jsonl", b"{\"question\": \"q\", \"prompt\": \"p\"}\n{\"question\": 1}", &settings).unwrap();
     assert_eq!(rows[0].clone().unwrap(), *json!({"prompt": "q", "completion": "p"}).as_object().unwrap());
     assert_eq!(rows[1], Err("`x.jsonl:2`: field `prompt` is missing, others are `question`".to_owned()));
@@ -370,7 +370,7 @@ fn columns_come_under_the_names_of_fields() {
 #[test]
 fn a_number_that_json_has_not_is_null() {
     let numbers = batch(vec![("a", Arc::new(arrow::array::Float32Array::from(vec![f32::NAN, 0.5])))]);
-    let rows = walk_with("x.parquet", &parquet(&numbers), &RowSettings::default()).unwrap();
+    let rows = walk_with("x.parquet", &parquet(&numbers), &DataRecipe::default()).unwrap();
     let rows: Vec<_> = rows.into_iter().map(Result::unwrap).collect();
     assert_eq!(rows.iter().map(|row| row["a"].clone()).collect::<Vec<_>>(), [json!(null), json!(0.5)]);
 }
@@ -384,7 +384,7 @@ fn a_field_that_json_has_no_value_for_leaves_the_others() {
         (field("role", DataType::Int32), Arc::new(Int32Array::from(vec![1])) as ArrayRef),
         (field("at", DataType::Timestamp(TimeUnit::Second, None)), Arc::new(TimestampSecondArray::from(vec![0]))),
     ]);
-    let rows = walk_with("x.parquet", &parquet(&batch(vec![("m", Arc::new(message))])), &RowSettings::default()).unwrap();
+    let rows = walk_with("x.parquet", &parquet(&batch(vec![("m", Arc::new(message))])), &DataRecipe::default()).unwrap();
     assert_eq!(rows[0].as_ref().unwrap()["m"], json!({"role": 1}));
 }
 
