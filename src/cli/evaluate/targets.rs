@@ -1,14 +1,11 @@
-//! What is evaluated: models with or without adapters, and the caches that each is evaluated with.
+//! What is evaluated: models with or without adapters.
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
-use clap::builder::PossibleValuesParser;
 use tch::Device;
 
-use crate::cache::policies;
 use crate::checkpoint;
-use crate::cli::used_model::{asked_revision, recipe_revision, with_cache};
+use crate::cli::used_model::{asked_revision, recipe_revision};
 use crate::data::Tokenizer;
 use crate::files;
 use crate::model::{Model, has_fingerprint};
@@ -16,17 +13,6 @@ use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::train::{self, FoundCheckpoint};
 use crate::units::Fault;
-
-// No documentation of its own: clap would take it for that of the verb.
-#[derive(Debug, Args)]
-pub(super) struct CacheArguments {
-    /// Eviction policies to evaluate, separated by commas. The recipe's own policy keeps its parameters, others have their defaults.
-    #[arg(long, value_name = "POLICY", value_parser = PossibleValuesParser::new(policies::names()), value_delimiter = ',')]
-    policy: Vec<String>,
-    /// Cache slots per KV head to evaluate, separated by commas. `dense` keeps every entry and is evaluated once.
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
-    cache_length: Vec<u32>,
-}
 
 /// A model or a checkpoint, and where its recipe is.
 pub(in crate::cli) struct Target {
@@ -82,43 +68,6 @@ pub(in crate::cli) fn targets(
         Ok(Target { path, recipe, checkpoint })
     };
     found.into_iter().map(target).collect()
-}
-
-impl CacheArguments {
-    /// Whether another cache is asked for than that of the recipe.
-    pub(super) fn is_asked(&self) -> bool {
-        !self.policy.is_empty() || !self.cache_length.is_empty()
-    }
-
-    /// The recipes of a target, one for each cache.
-    pub(super) fn recipes(&self, target: &Target, set: &[String]) -> Result<Vec<Recipe>, Fault> {
-        let (own, notes) = target.recipe(set)?;
-        for note in notes {
-            console::note_once(&note);
-        }
-        let policies: Vec<Option<&str>> = optional(self.policy.iter().map(String::as_str));
-        let lengths: Vec<Option<u32>> = optional(self.cache_length.iter().copied());
-        let mut recipes = Vec::new();
-        for policy in policies {
-            // The recipe's own policy keeps its parameters.
-            let is_own = policy.is_none_or(|name| name == own.kv_cache.policy.name);
-            let is_dense = policy.unwrap_or(&own.kv_cache.policy.name) == "dense";
-            for &length in if is_dense { &[None][..] } else { &lengths } {
-                if is_own && length.is_none() {
-                    recipes.push(own.clone());
-                    continue;
-                }
-                recipes.push(target.recipe(&with_cache(set, policy.filter(|_| !is_own), length, is_dense))?.0);
-            }
-        }
-        Ok(recipes)
-    }
-}
-
-/// Each of several, or nothing once.
-fn optional<T>(all: impl Iterator<Item = T>) -> Vec<Option<T>> {
-    let all: Vec<Option<T>> = all.map(Some).collect();
-    if all.is_empty() { vec![None] } else { all }
 }
 
 impl Target {

@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use tch::Device;
 
 use super::answers::AnswerArguments;
 use super::differences;
-use super::loss_file::{self, LossArguments};
+use super::loss_file;
 use super::samples::SampleArguments;
 use super::table::{self, Evaluated};
-use super::targets::{self, CacheArguments, LoadedTarget};
-use crate::cli::used_model::fit_chunks;
+use super::targets::{self, LoadedTarget, Target};
+use crate::cache::policies;
+use crate::cli::used_model::{fit_chunks, with_cache};
 use crate::cli::world::Joining;
 use crate::data::{Dataset, Splits, Tokenizer};
 use crate::dist::ProcessGroup;
@@ -21,7 +23,7 @@ use crate::engine::{Engine, NoObserver};
 use crate::eval::{self, AnswerFile, DatasetRun, SampleLoss, TokenClasses};
 use crate::files;
 use crate::model::{Model, ModelConfig};
-use crate::recipe::BatchSize;
+use crate::recipe::{BatchSize, Recipe};
 use crate::report::console;
 use crate::train;
 use crate::units::Fault;
@@ -37,15 +39,25 @@ pub(in crate::cli) struct Evaluate {
     /// The recipe to evaluate with; a run's own, if left out, and for a model that of the first run.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
-    #[command(flatten)]
-    caches: CacheArguments,
+    /// Eviction policies to evaluate, separated by commas. The recipe's own policy keeps its parameters, others have their defaults.
+    #[arg(long, value_name = "POLICY", value_parser = PossibleValuesParser::new(policies::names()), value_delimiter = ',')]
+    policy: Vec<String>,
+    /// Cache slots per KV head to evaluate, separated by commas. `dense` keeps every entry and is evaluated once.
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    cache_length: Vec<u32>,
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
     #[command(flatten)]
     samples: SampleArguments,
-    #[command(flatten)]
-    losses: LossArguments,
+    /// Write the losses of each sample and target to this JSONL file. Where answers are generated, losses are computed only with it or
+    /// with `--token-classes`.
+    #[arg(long, value_name = "FILE")]
+    losses: Option<PathBuf>,
+    /// Report losses by classes of tokens, too, which this file names: JSON lines `{"sample": 3, "classes": {"far": [0, 17]}}`, targets
+    /// being counted from 0.
+    #[arg(long, value_name = "FILE")]
+    token_classes: Option<PathBuf>,
     #[command(flatten)]
     answers: AnswerArguments,
     /// Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`.
@@ -59,19 +71,20 @@ impl Evaluate {
     pub(in crate::cli) fn run(&self, device: Device, world: &Rc<ProcessGroup>) -> Result<(), Fault> {
         self.answers.check()?;
         // What is wrong with a recipe shall not come to light behind hours of work.
+        let is_other = !self.policy.is_empty() || !self.cache_length.is_empty();
         let mut targets = Vec::new();
         for target in targets::targets(&self.paths, &self.base, self.recipe.as_deref(), &self.set)? {
-            let mut recipes = self.caches.recipes(&target, &self.set)?;
+            let mut recipes = self.recipes(&target)?;
             for recipe in &mut recipes {
                 self.answers.check_head(recipe)?;
-                fit_chunks(recipe, &ModelConfig::load(&recipe.model)?, self.caches.is_asked(), &self.set)?;
+                fit_chunks(recipe, &ModelConfig::load(&recipe.model)?, is_other, &self.set)?;
             }
             targets.push((target, recipes));
         }
         let evaluations = targets.iter().map(|(_, recipes)| recipes.len()).sum();
         self.refuse_several_logs(evaluations)?;
         let mut shared_file = self.answers.file(world)?;
-        let wanted = self.losses.wanted(self.answers.are_wanted())?;
+        let wanted = self.wanted_losses()?;
         let mut results = Vec::new();
         for (target, recipes) in &targets {
             let Some(first) = recipes.first() else { continue };
@@ -97,8 +110,43 @@ impl Evaluate {
         if let Some(file) = shared_file {
             file.finish()?;
         }
-        let file = self.losses.file.as_ref().filter(|_| world.is_first());
+        let file = self.losses.as_ref().filter(|_| world.is_first());
         file.map_or(Ok(()), |path| loss_file::write(path, &results))
+    }
+
+    /// The recipes of a target, one for each cache.
+    fn recipes(&self, target: &Target) -> Result<Vec<Recipe>, Fault> {
+        let (own, notes) = target.recipe(&self.set)?;
+        for note in notes {
+            console::note_once(&note);
+        }
+        let policies: Vec<Option<&str>> = optional(self.policy.iter().map(String::as_str));
+        let lengths: Vec<Option<u32>> = optional(self.cache_length.iter().copied());
+        let mut recipes = Vec::new();
+        for policy in policies {
+            // The recipe's own policy keeps its parameters.
+            let is_own = policy.is_none_or(|name| name == own.kv_cache.policy.name);
+            let is_dense = policy.unwrap_or(&own.kv_cache.policy.name) == "dense";
+            for &length in if is_dense { &[None][..] } else { &lengths } {
+                if is_own && length.is_none() {
+                    recipes.push(own.clone());
+                    continue;
+                }
+                recipes.push(target.recipe(&with_cache(&self.set, policy.filter(|_| !is_own), length, is_dense))?.0);
+            }
+        }
+        Ok(recipes)
+    }
+
+    /// The classes that losses are wanted for beside those of all targets; `None` where no losses are wanted.
+    fn wanted_losses(&self) -> Result<Option<TokenClasses>, Fault> {
+        if let Some(folder) = self.losses.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty()) {
+            files::make_dir(folder)?;
+        }
+        match &self.token_classes {
+            Some(path) => TokenClasses::read(path).map(Some),
+            None => Ok((self.losses.is_some() || !self.answers.are_wanted()).then(TokenClasses::default)),
+        }
     }
 
     /// One file holds the log of one cache.
@@ -147,7 +195,8 @@ impl Evaluate {
         let answer = |asked| self.answers.answer(loaded, &engine, &asked, shared_file, world);
         let answers = asked.map(answer).transpose()?;
         let run = DatasetRun { engine: &engine, model, dataset: &dataset, batches: &batches, world };
-        let losses = wanted.map(|_| run.losses(self.losses.keep_targets(), &mut NoObserver)).transpose()?;
+        let losses =
+            wanted.map(|_| run.losses(self.losses.is_some() || self.token_classes.is_some(), &mut NoObserver)).transpose()?;
         let scores = losses.as_ref().map(|losses| run.scores(losses)).transpose()?;
         // In the order of the data, in which the windows of a text follow each other.
         let mut losses: Vec<_> = batches.iter().flatten().zip(losses.unwrap_or_default()).collect();
@@ -170,6 +219,12 @@ impl Evaluate {
             differences: BTreeMap::new(),
         })
     }
+}
+
+/// Each of several, or nothing once.
+fn optional<T>(all: impl Iterator<Item = T>) -> Vec<Option<T>> {
+    let all: Vec<Option<T>> = all.map(Some).collect();
+    if all.is_empty() { vec![None] } else { all }
 }
 
 /// The first rank reads the data first, and keeps their tokens for the others.
