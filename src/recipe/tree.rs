@@ -100,24 +100,24 @@ impl RecipeSource {
     }
 }
 
+/// How the TOML parser's error begins of brackets within more brackets than it follows.
+const RECURSION: &str = "cannot recurse further";
+
 impl Document {
     /// Reads the recipe's text; overrides and aliases come later.
     pub(super) fn parse(source: RecipeSource) -> Result<Self, RecipeError> {
         let spot_of = |span: Range<usize>| Spot::Text(span.start, span.end);
-        if let Some((start, end)) = not_toml::too_deep(&source.text) {
-            let message = "arrays and inline tables are nested too deeply here, which no recipe needs".to_owned();
-            return Err(source.reject(Spot::Text(start, end), message, "close the brackets before, or name a recipe"));
-        }
         let parsed = DeTable::parse(&source.text).map_err(|e| {
             if let Some(hint) = not_toml::yaml(&source.path, &source.text) {
                 return source.reject(Spot::Code, "this is YAML, and kvtune reads TOML".to_owned(), hint);
             }
+            let spot = e.span().map_or(Spot::Code, spot_of);
+            if e.message().starts_with(RECURSION) {
+                let message = "arrays and inline tables are nested too deeply here, which no recipe needs".to_owned();
+                return source.reject(spot, message, "close the brackets before, or name a recipe");
+            }
             let hint = "strings stand in quotes, tables begin with `[name]`, and each key stands once, on a line of its own";
-            source.reject(
-                e.span().map_or(Spot::Code, spot_of),
-                format!("this is not valid TOML: {}", abridged(e.message())),
-                hint,
-            )
+            source.reject(spot, format!("this is not valid TOML: {}", abridged(e.message())), hint)
         })?;
         let (span, table) = (parsed.span(), parsed.into_inner());
         let root = convert(&Spanned::new(span, DeValue::Table(table)), &spot_of)
