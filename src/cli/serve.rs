@@ -14,7 +14,7 @@ use crate::data::{self, TemplateFault};
 use crate::files::{self, FileKind};
 use crate::recipe::Storage;
 use crate::report::console;
-use crate::serve::{self, RequestLimits, ServeOptions, ServedModel};
+use crate::serve::{self, ServeOptions, ServedModel};
 use crate::units::Fault;
 
 /// A year: a longer time could overflow a deadline.
@@ -111,19 +111,16 @@ impl Serve {
                 "policy": cache.policy.name, "cache_length": slots, "chunk_size": cache.chunk_size,
             }),
         };
-        let limits = RequestLimits {
-            timeout: Duration::from_secs(self.timeout),
-            headers: Duration::from_secs(self.header_timeout),
-            max_body: self.max_body,
-            max_prompt: self.max_prompt.unwrap_or(longest),
-        };
         let options = ServeOptions {
             host: self.host.clone(),
             port: self.port,
-            api_key,
+            api_key: api_key.map(|key| blake3::hash(key.as_bytes())),
             queue: self.queue.into(),
             keep: self.keep.into(),
-            limits,
+            timeout: Duration::from_secs(self.timeout),
+            header_timeout: Duration::from_secs(self.header_timeout),
+            max_body: self.max_body,
+            max_prompt: self.max_prompt.unwrap_or(longest),
             allow_hosts: self.allow_host.clone(),
             allow_origins: self.allow_origin.clone(),
             access_log: !self.no_access_log,

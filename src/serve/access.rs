@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::ApiError;
+use super::options::ServeOptions;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionEnds {
@@ -17,30 +18,21 @@ pub(super) struct ConnectionEnds {
     pub(super) local: Option<SocketAddr>,
 }
 
-/// What is allowed beyond the loopback's names and the address that is listened at.
-#[derive(Clone, Debug)]
-pub(super) struct AccessRules {
-    /// Names and addresses, without ports.
-    pub(super) hosts: Vec<String>,
-    /// Origins as browsers send them: `https://example.org`; `*` for all.
-    pub(super) origins: Vec<String>,
+/// Whether a request may call the server so: by a name of the loopback, by the address that it came to, or as the options have it.
+fn knows_host(options: &ServeOptions, host: &str, ends: Option<ConnectionEnds>) -> bool {
+    let name = without_port(host);
+    let is_own = match name.parse::<IpAddr>() {
+        Ok(ip) => ip.is_loopback() || ends.and_then(|ends| ends.local).is_some_and(|local| local.ip().to_canonical() == ip),
+        Err(_) => name.eq_ignore_ascii_case("localhost"),
+    };
+    let mut allowed = options.allow_hosts.iter().chain([&options.host]);
+    is_own || allowed.any(|allowed| allowed.eq_ignore_ascii_case(name))
 }
 
-impl AccessRules {
-    fn knows_host(&self, host: &str, ends: Option<ConnectionEnds>) -> bool {
-        let name = without_port(host);
-        let is_own = match name.parse::<IpAddr>() {
-            Ok(ip) => ip.is_loopback() || ends.and_then(|ends| ends.local).is_some_and(|local| local.ip().to_canonical() == ip),
-            Err(_) => name.eq_ignore_ascii_case("localhost"),
-        };
-        is_own || self.hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(name))
-    }
-
-    /// Whether a page of an origin may ask: one of this server's own may.
-    fn knows_origin(&self, origin: &str, host: &str) -> bool {
-        let is_own = origin.split_once("://").is_some_and(|(_, own)| own == host);
-        is_own || self.origins.iter().any(|allowed| allowed == origin || allowed == "*")
-    }
+/// Whether a page of an origin may ask: one of this server's own may.
+fn knows_origin(options: &ServeOptions, origin: &str, host: &str) -> bool {
+    let is_own = origin.split_once("://").is_some_and(|(_, own)| own == host);
+    is_own || options.allow_origins.iter().any(|allowed| allowed == origin || allowed == "*")
 }
 
 /// `[::1]:80` and `example.org:80` without brackets and port.
@@ -59,16 +51,16 @@ fn text(request: &Request, name: HeaderName) -> Option<&str> {
 ///
 /// # Errors
 /// This server has no such name, or pages of that origin may not ask it.
-fn allowed_origin(rules: &AccessRules, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
+fn allowed_origin(options: &ServeOptions, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
     let refuse = |message: String| Err(ApiError::new(StatusCode::FORBIDDEN, message));
     let (host, ends) = (text(request, header::HOST), request.extensions().get::<ConnectionEnds>().copied());
-    if let Some(host) = host.filter(|host| !rules.knows_host(host, ends)) {
+    if let Some(host) = host.filter(|host| !knows_host(options, host, ends)) {
         return refuse(format!(
             "`Host: {host}` is not a name of this server: it is started with `--allow-host` for further ones"
         ));
     }
     let origin = text(request, header::ORIGIN);
-    if let Some(origin) = origin.filter(|origin| !rules.knows_origin(origin, host.unwrap_or_default())) {
+    if let Some(origin) = origin.filter(|origin| !knows_origin(options, origin, host.unwrap_or_default())) {
         return refuse(format!("pages of `{origin}` may not ask this server: it is started with `--allow-origin` for them"));
     }
     Ok(origin.and_then(|origin| HeaderValue::from_str(origin).ok()))
@@ -97,8 +89,8 @@ fn no_json(request: &Request) -> Option<Response> {
 }
 
 /// Lets through what comes to this server by its name, from no other origin, and as JSON.
-pub(super) async fn only_from_allowed(State(rules): State<Arc<AccessRules>>, request: Request, next: Next) -> Response {
-    let origin = match allowed_origin(&rules, &request) {
+pub(super) async fn only_from_allowed(State(options): State<Arc<ServeOptions>>, request: Request, next: Next) -> Response {
+    let origin = match allowed_origin(&options, &request) {
         Ok(origin) => origin,
         Err(error) => return error.into_response(),
     };

@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::Request;
 use axum::http::StatusCode;
@@ -18,23 +17,13 @@ use super::body::{BodyLimits, ReadingPermit};
 use super::counters::{Counters, add};
 use super::fields::BodyFields;
 use super::job::{Answers, PromptJob};
+use super::options::ServeOptions;
 use super::tokens::PromptEncoder;
 use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits};
 use crate::native::{GivenUp, apart, num_given_up};
 
 /// Requests that are read or written at a time. One that is given up keeps its place, and what it had, until it ends.
 pub(super) const PLACES: usize = 4;
-
-#[derive(Clone, Copy, Debug)]
-pub struct RequestLimits {
-    /// From its coming to the end of its reply.
-    pub timeout: Duration,
-    /// From the beginning of a connection, or the end of a reply, to the end of the head of a request.
-    pub headers: Duration,
-    /// The most bytes of its body.
-    pub max_body: usize,
-    pub max_prompt: usize,
-}
 
 pub(super) struct AppState {
     pub(super) name: String,
@@ -43,10 +32,8 @@ pub(super) struct AppState {
     pub(super) reader: Arc<PromptEncoder>,
     pub(super) rules: GenerationRules,
     pub(super) cache: Value,
-    pub(super) limits: RequestLimits,
+    pub(super) options: Arc<ServeOptions>,
     pub(super) prompts: PromptLimits,
-    /// Hash of the key that clients must know.
-    pub(super) api_key: Option<blake3::Hash>,
     pub(super) jobs: Sender<PromptJob>,
     pub(super) bodies: BodyLimits,
     /// For what is done apart.
@@ -155,7 +142,7 @@ impl AppState {
 
     /// Fails where a prompt can not be continued: before anything is queued, or a stream has begun.
     fn check_prompt(&self, prompt: &[u32], rules: &GenerationRules) -> Result<(), ApiError> {
-        let (tokens, most) = (prompt.len(), self.limits.max_prompt);
+        let (tokens, most) = (prompt.len(), self.options.max_prompt);
         if tokens > most {
             let message = format!("a prompt has {tokens} tokens; this server takes {most}");
             return Err(ApiError::field("prompt", message).with_code("context_length_exceeded"));
@@ -165,11 +152,11 @@ impl AppState {
 
     /// Waits no longer than a request may take.
     pub(super) async fn in_time<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
-        timeout(self.limits.timeout, work).await.map_err(|_| self.timed_out())?
+        timeout(self.options.timeout, work).await.map_err(|_| self.timed_out())?
     }
 
     pub(super) fn timed_out(&self) -> ApiError {
-        let message = format!("the request has taken longer than {} s", self.limits.timeout.as_secs());
+        let message = format!("the request has taken longer than {} s", self.options.timeout.as_secs());
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
     }
 }

@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use super::access::ConnectionEnds;
-use super::app_state::RequestLimits;
+use super::options::ServeOptions;
 
 /// How long a reply that is ready may take to be sent to a client that has closed its end.
 const GRACE: Duration = Duration::from_millis(500);
@@ -25,7 +25,7 @@ const GRACE: Duration = Duration::from_millis(500);
 /// Answers at a listener until `stops` says so and all replies are sent.
 pub(super) fn listen(
     router: Router,
-    limits: RequestLimits,
+    options: &ServeOptions,
     listener: std::net::TcpListener,
     stops: impl Fn() -> bool + Send + Sync + 'static,
 ) -> std::io::Result<()> {
@@ -41,7 +41,7 @@ pub(super) fn listen(
             };
             let mut http = http1::Builder::new();
             // Who closes its own side after asking gets a reply that is ready within `GRACE`; then it can not be told from one that is gone.
-            http.timer(TokioTimer::new()).header_read_timeout(limits.headers).half_close(true);
+            http.timer(TokioTimer::new()).header_read_timeout(options.header_timeout).half_close(true);
             // Without another file for it the connection can not be served.
             let Ok(second) = second(&stream) else { continue };
             let (gone, ends) = (gone(second), ConnectionEnds { peer, local: stream.local_addr().ok() });
@@ -60,7 +60,7 @@ pub(super) fn listen(
             });
         }
         // A client that neither sends nor reads does not hold the server up for longer than a request may take.
-        let _ = timeout(limits.timeout, connections.shutdown()).await;
+        let _ = timeout(options.timeout, connections.shutdown()).await;
         Ok(())
     })
 }

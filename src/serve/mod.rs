@@ -12,6 +12,7 @@ mod engine_loop;
 mod fields;
 mod job;
 mod listen;
+mod options;
 mod reply;
 mod response_reply;
 mod responses;
@@ -20,5 +21,5 @@ mod stream;
 mod tokens;
 
 pub use api_error::ApiError;
-pub use app_state::RequestLimits;
-pub use routes::{ServeOptions, ServedModel, serve};
+pub use options::ServeOptions;
+pub use routes::{ServedModel, serve};

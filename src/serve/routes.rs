@@ -13,9 +13,9 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::channel;
 
 use super::ApiError;
-use super::access::{AccessRules, only_from_allowed};
+use super::access::only_from_allowed;
 use super::access_log::{LogLine, logged};
-use super::app_state::{AppState, PLACES, RequestLimits};
+use super::app_state::{AppState, PLACES};
 use super::body::BodyLimits;
 use super::chat::chat_completions;
 use super::completions::completions;
@@ -24,6 +24,7 @@ use super::engine_loop::EngineLoop;
 use super::fields::MAX_COUNT;
 use super::job::gather;
 use super::listen::listen;
+use super::options::ServeOptions;
 use super::responses::responses;
 use super::tokens::PromptEncoder;
 use crate::data::{ChatTemplates, Tokenizer};
@@ -47,25 +48,6 @@ pub struct ServedModel<'a> {
     pub cache: Value,
 }
 
-#[derive(Clone, Debug)]
-pub struct ServeOptions {
-    pub host: String,
-    /// 0 for a free one.
-    pub port: u16,
-    pub api_key: Option<String>,
-    /// Prompts that wait, at most.
-    pub queue: usize,
-    /// Sessions that are held for prompts to come.
-    pub keep: usize,
-    pub limits: RequestLimits,
-    /// Further values of `Host` under which it is asked, without ports.
-    pub allow_hosts: Vec<String>,
-    /// Origins of pages that may ask.
-    pub allow_origins: Vec<String>,
-    /// Whether a line is written for each request.
-    pub access_log: bool,
-}
-
 /// Serves a model until `stops` says so and all that was begun has ended.
 pub fn serve(
     served: ServedModel<'_>,
@@ -85,27 +67,24 @@ pub fn serve(
     let (jobs, waiting) = channel(options.queue.max(1));
     let counters = Arc::new(Counters::default());
     let prompts = generator.limits();
-    let max_bytes = most_bytes(tokenizer, options.limits.max_prompt.min(prompts.most));
-    let mut hosts = options.allow_hosts;
-    hosts.push(options.host);
-    let access = AccessRules { hosts, origins: options.allow_origins };
+    let max_bytes = most_bytes(tokenizer, options.max_prompt.min(prompts.most));
+    let options = Arc::new(options);
     let state = AppState {
         name,
         path,
         reader: Arc::new(PromptEncoder { tokenizer: tokenizer.cloned(), template, variables, special_tokens, max_bytes }),
         rules,
         cache,
-        limits: options.limits,
+        options: Arc::clone(&options),
         prompts,
-        api_key: options.api_key.map(|key| blake3::hash(key.as_bytes())),
         jobs,
-        bodies: BodyLimits::new(options.limits.max_body),
+        bodies: BodyLimits::new(options.max_body),
         places: Arc::new(Semaphore::new(PLACES)),
         counters: counters.clone(),
     };
-    let http =
-        std::thread::spawn(move || listen(routes(Arc::new(state), access, options.access_log), options.limits, listener, stops));
-    EngineLoop::new(generator, options.keep, &counters).run(waiting);
+    let keep = options.keep;
+    let http = std::thread::spawn(move || listen(routes(Arc::new(state)), &options, listener, stops));
+    EngineLoop::new(generator, keep, &counters).run(waiting);
     let ended = http.join().unwrap_or_else(|_| Err(std::io::Error::other("the HTTP thread has failed")));
     ended.map_err(|error| {
         Fault::new(Exit::Failed, format!("the server can not begin: {error}")).with_hint("look at the limits of this process")
@@ -119,7 +98,8 @@ fn most_bytes(tokenizer: Option<&Tokenizer>, tokens: usize) -> usize {
     tokens.saturating_mul(tokenizer.map_or(MIN_TOKEN_BYTES, |tokenizer| tokenizer.longest_entry().max(MIN_TOKEN_BYTES)))
 }
 
-fn routes(state: Arc<AppState>, access: AccessRules, has_log: bool) -> Router {
+fn routes(state: Arc<AppState>) -> Router {
+    let options = Arc::clone(&state.options);
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
@@ -135,8 +115,8 @@ fn routes(state: Arc<AppState>, access: AccessRules, has_log: bool) -> Router {
         .method_not_allowed_fallback(async || ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method"))
         .layer(from_fn_with_state(state.clone(), knows_the_key))
         .route("/health", get(async || StatusCode::OK))
-        .layer(from_fn_with_state(Arc::new(access), only_from_allowed))
-        .layer(from_fn_with_state(has_log, logged))
+        .layer(from_fn_with_state(Arc::clone(&options), only_from_allowed))
+        .layer(from_fn_with_state(options.access_log, logged))
         .with_state(state)
 }
 
@@ -145,7 +125,7 @@ async fn knows_the_key(State(served): State<Arc<AppState>>, request: Request, ne
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let given = given.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     let given = given.map(|(_, key)| blake3::hash(key.trim().as_bytes()));
-    if served.api_key.is_some() && given != served.api_key {
+    if served.options.api_key.is_some() && given != served.options.api_key {
         let message = "send the API key of this server as `Authorization: Bearer KEY`";
         return ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key").into_response();
     }
