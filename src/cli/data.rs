@@ -272,7 +272,7 @@ fn in_words(sample: &SurveyedSample) -> String {
     let outcome = match &sample.outcome {
         LengthOutcome::Whole => String::new(),
         LengthOutcome::Cut(range) => format!(", {} cut out", range.len()),
-        LengthOutcome::Split(windows) => format!(", in {windows} windows"),
+        LengthOutcome::Split(windows) => format!(", in {} windows", windows.len()),
         LengthOutcome::Dropped => ", left out as too long".to_owned(),
         LengthOutcome::NothingToCut => ", left out: its completion alone is too long".to_owned(),
     };
@@ -336,7 +336,7 @@ fn line(row: &SampleRow<SurveyedSample>) -> Value {
             match &sample.outcome {
                 LengthOutcome::Whole => {}
                 LengthOutcome::Cut(range) => object["cut"] = range.len().into(),
-                LengthOutcome::Split(windows) => object["windows"] = (*windows).into(),
+                LengthOutcome::Split(windows) => object["windows"] = windows.len().into(),
                 LengthOutcome::Dropped | LengthOutcome::NothingToCut => object["dropped"] = true.into(),
             }
         }

@@ -12,7 +12,7 @@ use super::chat::ChatNotes;
 use super::encode::Encoder;
 use super::encoded_sample::{Aim, EncodedSample};
 use super::faults;
-use super::on_too_long::{LengthOutcome, LengthPolicy, windows};
+use super::on_too_long::LengthOutcome;
 use super::question::{Question, SampleGroups};
 use super::sample_place::SamplePlace;
 use super::token_cache::Tokens;
@@ -68,14 +68,13 @@ impl Piece {
     }
 
     /// The pieces that a sample becomes; none where it is left out.
-    pub(super) fn of(sample: usize, outcome: &LengthOutcome, total: usize, policy: &LengthPolicy) -> Vec<Self> {
+    pub(super) fn of(sample: usize, outcome: &LengthOutcome, total: usize) -> Vec<Self> {
         let whole = Self::whole(sample, total);
         match outcome {
             LengthOutcome::Whole => vec![whole],
             LengthOutcome::Cut(range) => vec![Self { without: range.clone(), ..whole }],
-            LengthOutcome::Split(_) => {
-                let windows = windows(total, policy.tokens, policy.overlap);
-                windows.map(|(tokens, context)| Self { tokens, context, ..whole.clone() }).collect()
+            LengthOutcome::Split(windows) => {
+                windows.iter().cloned().map(|(tokens, context)| Self { tokens, context, ..whole.clone() }).collect()
             }
             LengthOutcome::Dropped | LengthOutcome::NothingToCut => Vec::new(),
         }

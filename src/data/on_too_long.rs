@@ -22,53 +22,43 @@ pub enum LengthOutcome {
     Whole,
     /// This part of the prompt is cut out.
     Cut(Range<usize>),
-    /// It is used in so many windows.
-    Split(usize),
+    /// It is used in these windows, each with how many of its first tokens are context only.
+    Split(Vec<(Range<usize>, usize)>),
     /// It is left out because the recipe says so.
     Dropped,
     /// It is left out because what may not be cut is too long already.
     NothingToCut,
 }
 
+/// Refuses windows of so many tokens that would share so much that none goes on.
+pub(super) fn check_windows(recipe: &DataRecipe, limit: usize) -> Result<(), Fault> {
+    let overlap = recipe.split_overlap;
+    if recipe.on_too_long != OnTooLong::Split || overlap.saturating_add(2) <= limit {
+        return Ok(());
+    }
+    let most = limit.saturating_sub(2);
+    let message = format!("windows of {limit} tokens cannot share {overlap}: expected at most {most}");
+    Err(Fault::data(message, "lower `data.split_overlap`, or raise `data.max_seq_length`"))
+}
+
 impl LengthOutcome {
     pub fn is_used(&self) -> bool {
         matches!(self, Self::Whole | Self::Cut(_) | Self::Split(_))
     }
-}
 
-/// How long samples may be, and what becomes of longer ones.
-pub(super) struct LengthPolicy {
-    pub(super) tokens: usize,
-    pub(super) overlap: usize,
-    pub(super) on_too_long: OnTooLong,
-}
-
-impl LengthPolicy {
-    /// With so many tokens at most.
-    ///
-    /// # Errors
-    /// Windows would share so much that none goes on.
-    pub(super) fn new(recipe: &DataRecipe, tokens: usize) -> Result<Self, Fault> {
-        let (overlap, on_too_long) = (recipe.split_overlap, recipe.on_too_long);
-        if on_too_long == OnTooLong::Split && overlap.saturating_add(2) > tokens {
-            let most = tokens.saturating_sub(2);
-            let message = format!("windows of {tokens} tokens cannot share {overlap}: expected at most {most}");
-            return Err(Fault::data(message, "lower `data.split_overlap`, or raise `data.max_seq_length`"));
-        }
-        Ok(Self { tokens, overlap, on_too_long })
-    }
-
-    pub(super) fn outcome(
-        &self,
+    /// What becomes of a sample by what the recipe says of those of more than `limit` tokens.
+    pub(super) fn of(
+        recipe: &DataRecipe,
+        limit: usize,
         length: Length,
         place: impl FnOnce() -> Result<SamplePlace, Fault>,
-    ) -> Result<LengthOutcome, Fault> {
-        let (total, limit) = (length.total, self.tokens);
+    ) -> Result<Self, Fault> {
+        let total = length.total;
         if total <= limit {
-            return Ok(LengthOutcome::Whole);
+            return Ok(Self::Whole);
         }
-        match self.on_too_long {
-            OnTooLong::Split if length.is_plain_text => Ok(LengthOutcome::Split(windows(total, limit, self.overlap).count())),
+        match recipe.on_too_long {
+            OnTooLong::Split if length.is_plain_text => Ok(Self::Split(windows(total, limit, recipe.split_overlap).collect())),
             OnTooLong::Split => {
                 let hint = "set `data.on_too_long` to \"drop\" or \"truncate\", or raise `data.max_seq_length`";
                 let place = place()?;
@@ -76,7 +66,7 @@ impl LengthPolicy {
                 let message = format!("{place}: {total} tokens, expected {expected}");
                 Err(RowFault::too_long(place, message, hint))
             }
-            OnTooLong::Drop => Ok(LengthOutcome::Dropped),
+            OnTooLong::Drop => Ok(Self::Dropped),
             OnTooLong::Error => {
                 let place = place()?;
                 let message = format!("{place}: {total} tokens, expected at most {limit}");
@@ -87,10 +77,10 @@ impl LengthPolicy {
             OnTooLong::Truncate => {
                 let kept = limit.saturating_sub(total - length.prompt);
                 if kept == 0 {
-                    return Ok(LengthOutcome::NothingToCut);
+                    return Ok(Self::NothingToCut);
                 }
                 // Example: 10 of 14 prompt tokens stay: 5 at the front and 5 at the back, 5..9 goes.
-                Ok(LengthOutcome::Cut(kept.div_ceil(2)..length.prompt - kept / 2))
+                Ok(Self::Cut(kept.div_ceil(2)..length.prompt - kept / 2))
             }
         }
     }
@@ -125,7 +115,7 @@ impl LengthCounts {
             }
             LengthOutcome::Split(windows) => {
                 self.split += 1;
-                self.windows += windows;
+                self.windows += windows.len();
             }
             LengthOutcome::Dropped => self.dropped += 1,
             LengthOutcome::NothingToCut => self.uncuttable += 1,
@@ -170,15 +160,15 @@ mod tests {
         Ok(SamplePlace { path: std::path::Path::new("train.jsonl").into(), at: LineOrRecord::Line(3) })
     }
 
-    fn policy(tokens: usize, on_too_long: OnTooLong) -> LengthPolicy {
-        LengthPolicy { tokens, overlap: 0, on_too_long }
+    fn outcome(limit: usize, on_too_long: OnTooLong, length: Length) -> Result<LengthOutcome, Fault> {
+        LengthOutcome::of(&DataRecipe { on_too_long, ..DataRecipe::default() }, limit, length, place)
     }
 
     proptest! {
         #[test]
         fn a_cut_sample_is_exactly_as_long_as_allowed(prompt in 0usize..50, rest in 1usize..20, limit in 1usize..60) {
             let length = Length { total: prompt + rest, prompt, is_plain_text: false };
-            match policy(limit, OnTooLong::Truncate).outcome(length, place).unwrap() {
+            match outcome(limit, OnTooLong::Truncate, length).unwrap() {
                 LengthOutcome::Whole => prop_assert!(length.total <= limit),
                 LengthOutcome::Cut(range) => {
                     prop_assert_eq!(length.total - range.len(), limit);
@@ -195,11 +185,11 @@ mod tests {
     #[test]
     fn the_recipe_decides() {
         let length = Length { total: 16, prompt: 14, is_plain_text: true };
-        assert_eq!(policy(12, OnTooLong::Drop).outcome(length, place).unwrap(), LengthOutcome::Dropped);
-        assert_eq!(policy(12, OnTooLong::Truncate).outcome(length, place).unwrap(), LengthOutcome::Cut(5..9));
-        assert_eq!(policy(16, OnTooLong::Error).outcome(length, place).unwrap(), LengthOutcome::Whole);
-        assert_eq!(policy(12, OnTooLong::Split).outcome(length, place).unwrap(), LengthOutcome::Split(2));
-        let error = policy(12, OnTooLong::Error).outcome(length, place).unwrap_err();
+        assert_eq!(outcome(12, OnTooLong::Drop, length).unwrap(), LengthOutcome::Dropped);
+        assert_eq!(outcome(12, OnTooLong::Truncate, length).unwrap(), LengthOutcome::Cut(5..9));
+        assert_eq!(outcome(16, OnTooLong::Error, length).unwrap(), LengthOutcome::Whole);
+        assert_eq!(outcome(12, OnTooLong::Split, length).unwrap(), LengthOutcome::Split(vec![(0..12, 0), (11..16, 1)]));
+        let error = outcome(12, OnTooLong::Error, length).unwrap_err();
         assert_eq!(error.to_string(), "`train.jsonl:3`: 16 tokens, expected at most 12");
     }
 

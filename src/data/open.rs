@@ -18,7 +18,7 @@ use super::formats::ExampleReader;
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
 use super::load_report::{FileReport, LoadReport};
-use super::on_too_long::LengthPolicy;
+use super::on_too_long::{LengthOutcome, check_windows};
 use super::rows::SplitName;
 use super::sets::{Splits, joined};
 use super::source::DataSource;
@@ -116,7 +116,8 @@ pub(super) struct Opener<'a> {
     /// The classes of the head, where it has any.
     classes: Option<Classes>,
     pub(super) encoder: Encoder,
-    pub(super) lengths: LengthPolicy,
+    /// Tokens that a sample may have.
+    pub(super) limit: usize,
 }
 
 impl<'a> Opener<'a> {
@@ -141,8 +142,9 @@ impl<'a> Opener<'a> {
             pad: limits.pad.filter(|_| matches!(head, HeadRecipe::SeqClassification(_))),
             initial: initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?,
         };
-        let most = recipe.max_seq_length.map_or(limits.max_positions, |length| length.min(limits.most_positions));
-        Ok(Self { recipe, classes, encoder, lengths: LengthPolicy::new(recipe, most)? })
+        let limit = recipe.max_seq_length.map_or(limits.max_positions, |length| length.min(limits.most_positions));
+        check_windows(recipe, limit)?;
+        Ok(Self { recipe, classes, encoder, limit })
     }
 
     /// One split's samples, those that are run, and what happened to the others.
@@ -157,7 +159,7 @@ impl<'a> Opener<'a> {
         let tokens = token_cache::open(&source.files, self.token_key(&source, &reader), |out, record| {
             self.tokenise(&source, &reader, out, record, &mut *watch)
         })?;
-        let mut report = FileReport::new(&source, self.lengths.tokens, &tokens);
+        let mut report = FileReport::new(&source, self.limit, &tokens);
         let reply_prefix = reader.reply_prefix();
         let pieces = self.pieces(&source.files, &tokens, &mut report)?;
         let are_checked = (0..tokens.file.len()).map(|_| AtomicBool::new(false)).collect();
@@ -176,13 +178,13 @@ impl<'a> Opener<'a> {
         let mut pieces = Vec::with_capacity(file.len());
         for sample in 0..file.len() {
             let length = file.length(sample);
-            let outcome = self.lengths.outcome(length, || tokens.place(paths, sample))?;
-            pieces.extend(Piece::of(sample, &outcome, length.total, &self.lengths));
+            let outcome = LengthOutcome::of(self.recipe, self.limit, length, || tokens.place(paths, sample))?;
+            pieces.extend(Piece::of(sample, &outcome, length.total));
             report.samples.add(length.total, &outcome);
         }
         if pieces.is_empty() {
             let shortest = report.samples.shortest.unwrap_or(0);
-            return Err(faults::nothing_fits(&report.path, file.len(), self.lengths.tokens, shortest));
+            return Err(faults::nothing_fits(&report.path, file.len(), self.limit, shortest));
         }
         Ok(pieces)
     }

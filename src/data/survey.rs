@@ -62,7 +62,7 @@ pub fn survey(
         }
         _ => None,
     };
-    let (bad, limit) = (BadRows::new(recipe.on_bad_row), opener.lengths.tokens);
+    let (bad, limit) = (BadRows::new(recipe.on_bad_row), opener.limit);
     let mut counts = RowCounts { bad, limit, ..RowCounts::default() };
     opener.encoder.chat.take_notes();
     let used = opener.survey_rows(&source, &mut |number, row| {
@@ -118,7 +118,7 @@ impl Opener<'_> {
 
     fn surveyed(&self, place: &SamplePlace, example: &Example, mut sample: EncodedSample) -> Result<SurveyedSample, Fault> {
         let (length, fingerprint) = (sample.length(), fingerprint(&sample.ids));
-        let outcome = self.lengths.outcome(length, || Ok(place.clone()))?;
+        let outcome = LengthOutcome::of(self.recipe, self.limit, length, || Ok(place.clone()))?;
         if let LengthOutcome::Cut(range) = &outcome {
             sample.cut(range.clone());
         }
