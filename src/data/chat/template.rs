@@ -86,6 +86,10 @@ impl ChatTemplate {
         &self.text.tokens
     }
 
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+
     pub(super) fn source(&self) -> &str {
         &self.text.source
     }

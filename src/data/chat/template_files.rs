@@ -23,12 +23,6 @@ pub struct ChatTemplates {
     place: String,
 }
 
-struct Source {
-    name: String,
-    text: String,
-    place: String,
-}
-
 const TEMPLATE: &str = "chat_template.jinja";
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
@@ -49,23 +43,25 @@ impl ChatTemplates {
     pub fn find(dir: &Path, wanted: Option<&str>, now: Option<NaiveDateTime>) -> Result<Option<Self>, Fault> {
         let config = tokenizer_config(dir)?;
         let tokens = named_tokens(&config);
-        let template = |source: &Source| ChatTemplate::new(&source.text, tokens.clone(), source.place.clone(), now);
-        let one = |source: &Source| {
-            let (names, place) = (vec![source.name.clone()], source.place.clone());
-            Ok(Some(Self { default: Some(template(source)), tool_use: None, names, place }))
+        let template = |text: &str, place: String| ChatTemplate::new(text, tokens.clone(), place, now);
+        let of_file = |path: &Path| Ok(template(&read_text(path, FileKind::Template)?, path.display().to_string()));
+        let one = |name: &str, template: ChatTemplate| {
+            let (names, place) = (vec![name.to_owned()], template.place().to_owned());
+            Ok(Some(Self { default: Some(template), tool_use: None, names, place }))
         };
         if let Some(text) = wanted.filter(|wanted| wanted.contains(['{', '\n'])) {
-            return one(&Source { name: DEFAULT.to_owned(), text: text.to_owned(), place: "data.chat_template".to_owned() });
+            return one(DEFAULT, template(text, "data.chat_template".to_owned()));
         }
         if let Some(path) = wanted.map(Path::new).filter(|path| path.exists() && !path.is_dir()) {
-            return one(&of_file(DEFAULT, path)?);
+            return one(DEFAULT, of_file(path)?);
         }
-        let mut all = of_directory(dir)?;
+        let mut all = of_directory(dir, &of_file)?;
         if all.is_empty() {
-            all = of_config(&config, &dir.join(TOKENIZER_CONFIG));
+            let place = dir.join(TOKENIZER_CONFIG).display().to_string();
+            all = of_config(&config, &|text| template(text, place.clone()));
         }
-        let names: Vec<String> = all.iter().map(|source| source.name.clone()).collect();
-        let find = |name: &str| all.iter().find(|source| source.name == name);
+        let names: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
+        let find = |name: &str| all.iter().find(|(other, _)| other == name).map(|(_, template)| template.clone());
         if let Some(name) = wanted {
             let unknown = || {
                 let (wanted, names) = (quoted(name), listed(&names));
@@ -73,11 +69,11 @@ impl ChatTemplates {
                 let message = format!("there is no chat template `{wanted}`: no such file, and {of_model}");
                 Fault::data(message, "name a file, or a template that the model has")
             };
-            return one(find(name).ok_or_else(unknown)?);
+            return one(name, find(name).ok_or_else(unknown)?);
         }
-        let Some(first) = all.first() else { return Ok(None) };
-        let place = first.place.clone();
-        Ok(Some(Self { default: find(DEFAULT).map(template), tool_use: find(TOOL_USE).map(template), names, place }))
+        let Some((_, first)) = all.first() else { return Ok(None) };
+        let place = first.place().to_owned();
+        Ok(Some(Self { default: find(DEFAULT), tool_use: find(TOOL_USE), names, place }))
     }
 
     fn all(&self) -> impl Iterator<Item = &ChatTemplate> {
@@ -135,30 +131,29 @@ pub fn special_tokens(dir: &Path) -> Result<Vec<(String, String)>, Fault> {
     Ok(named_tokens(&tokenizer_config(dir)?))
 }
 
-fn of_file(name: &str, path: &Path) -> Result<Source, Fault> {
-    let text = read_text(path, FileKind::Template)?;
-    Ok(Source { name: name.to_owned(), text, place: path.display().to_string() })
-}
-
-fn of_directory(dir: &Path) -> Result<Vec<Source>, Fault> {
+/// The templates in files of a model directory, by their names.
+fn of_directory(
+    dir: &Path,
+    of_file: &dyn Fn(&Path) -> Result<ChatTemplate, Fault>,
+) -> Result<Vec<(String, ChatTemplate)>, Fault> {
     let mut all = Vec::new();
     if files::lies_in(dir, TEMPLATE) {
-        all.push(of_file(DEFAULT, &dir.join(TEMPLATE))?);
+        all.push((DEFAULT.to_owned(), of_file(&dir.join(TEMPLATE))?));
     }
     for path in files::further_templates(dir)?.iter().map(|name| dir.join(name)) {
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        all.push(of_file(&name, &path)?);
+        all.push((name, of_file(&path)?));
     }
     Ok(all)
 }
 
-fn of_config(config: &Map<String, Json>, path: &Path) -> Vec<Source> {
-    let place = path.display().to_string();
-    let source = |name: &str, text: &str| Source { name: name.to_owned(), text: text.to_owned(), place: place.clone() };
+/// The templates of a `tokenizer_config.json`, by their names.
+fn of_config(config: &Map<String, Json>, template: &dyn Fn(&str) -> ChatTemplate) -> Vec<(String, ChatTemplate)> {
     match config.get("chat_template") {
-        Some(Json::String(text)) => vec![source(DEFAULT, text)],
+        Some(Json::String(text)) => vec![(DEFAULT.to_owned(), template(text))],
         Some(Json::Array(all)) => {
-            let named = |entry: &Json| Some(source(entry.get("name")?.as_str()?, entry.get("template")?.as_str()?));
+            let named =
+                |entry: &Json| Some((entry.get("name")?.as_str()?.to_owned(), template(entry.get("template")?.as_str()?)));
             all.iter().filter_map(named).collect()
         }
         _ => Vec::new(),
