@@ -10,7 +10,7 @@ use super::finetune::{code_of_signal, install};
 use super::used_model::identity;
 use crate::checkpoint;
 use crate::eval::AnswerScores;
-use crate::export::{CacheResult, CardFigure, ExportTarget, Exported, Trained, export};
+use crate::export::{CacheResult, CardFigure, ExportTarget, Trained, export};
 use crate::files::GgufDtype;
 use crate::inspect::{AnswerListing, kept_answers, read_scores};
 use crate::recipe::{Recipe, Weights};
@@ -83,7 +83,7 @@ impl Export {
         let out = self.out.clone().unwrap_or_else(beside);
         let interrupt = install()?;
         match export(&trained, target, &out, &|| interrupt.signal().is_none()) {
-            Ok(Exported { notes, usage }) => {
+            Ok((notes, usage)) => {
                 for note in &notes {
                     console::note(note);
                 }

@@ -15,4 +15,4 @@ pub use card::card_of_run;
 pub use policy_file::{KV_POLICY, PolicyFile};
 pub use policy_trial::{PolicyTrial, RecordedTrial};
 pub use trained::{CacheResult, CardFigure, ExportTarget, Trained};
-pub use write::{Exported, export};
+pub use write::export;

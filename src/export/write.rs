@@ -21,23 +21,14 @@ use crate::recipe::{ClassList, HeadRecipe, RopeScalingRecipe, Weights};
 use crate::store::{load_tensors, pt_metadata, save_tensors};
 use crate::units::{Fault, abridged};
 
-/// What the user should know of an export.
-#[derive(Debug)]
-pub struct Exported {
-    /// What differs from what was trained.
-    pub notes: Vec<String>,
-    /// The lines that load it.
-    pub usage: String,
-}
-
 /// Writes an export into `out`, which is empty or not there. A write that fails, or for which `should_continue` says no, leaves nothing; what one that
-/// was killed has left is removed by the next.
+/// was killed has left is removed by the next. Returns notes of what differs from what was trained, and the lines that load it.
 pub fn export(
     trained: &Trained<'_>,
     target: ExportTarget,
     out: &Path,
     should_continue: &dyn Fn() -> bool,
-) -> Result<Exported, Fault> {
+) -> Result<(Vec<String>, String), Fault> {
     files::refuse_symlink(out)?;
     files::require_unused(out)?;
     let parts = parts(trained, target)?;
@@ -78,7 +69,7 @@ pub fn export(
     })?;
     let lines = parts.usage.lines(&base_model, &out.display().to_string()).into_iter();
     let usage = lines.map(|(_, lines)| format!("\n{lines}\n")).collect::<Vec<_>>().concat();
-    Ok(Exported { notes: parts.notes, usage })
+    Ok((parts.notes, usage))
 }
 
 struct Parts {

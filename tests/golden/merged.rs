@@ -70,7 +70,7 @@ fn trained<'a>(base: &'a Path, checkpoint: &'a Path) -> Trained<'a> {
 }
 
 fn exported(base: &Path, checkpoint: &Path, target: ExportTarget, out: &Path) -> Result<Vec<String>, Fault> {
-    export(&trained(base, checkpoint), target, out, &|| true).map(|exported| exported.notes)
+    export(&trained(base, checkpoint), target, out, &|| true).map(|(notes, _)| notes)
 }
 
 /// Every fourth row of logits.
