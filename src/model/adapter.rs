@@ -1,6 +1,7 @@
 //! An adapter: what is trained beside the frozen linears of a model, and by which settings.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -16,7 +17,7 @@ use super::targets::{
     targets_embedding,
 };
 use crate::recipe::{InitLora, LoraRecipe, ModuleSet};
-use crate::units::Fault;
+use crate::units::{Fault, abridged};
 
 /// Deltas by linear. A model that trains them takes them into its linears; until then, and for whoever looks at all of them at once, they
 /// stand here.
@@ -133,8 +134,8 @@ impl Adapter {
         modules.iter().chain(&self.settings.target_parameters).cloned().collect()
     }
 
-    /// The first key of a recipe that says otherwise than this adapter of the model, and what either says.
-    pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, Fault> {
+    /// Refuses a recipe that says otherwise than this adapter of the model, which lies in `dir`: it brings its own numbers.
+    pub fn check_agreement(&self, config: &ModelConfig, lora: &LoraRecipe, dir: &Path) -> Result<(), Fault> {
         let ours = &self.settings;
         // Modules are called as in the adapter's file, of which the recipe takes what it leaves out.
         let theirs = listed(config, PeftConfig { is_inner: ours.is_inner, ..peft_settings(config, lora)? })?;
@@ -162,11 +163,15 @@ impl Adapter {
             let may_be_left_out = key == "exclude_modules" && theirs.exclude_modules == ModuleSet::NONE;
             (key, recipe != adapter.1 && !may_be_left_out, shown, adapter.2)
         });
-        let found = numbers_and_targets.into_iter().chain(others).find(|(_, differs, ..)| *differs);
-        Ok(found.map(|(key, _, recipe, adapter)| {
-            let is_unnamed = ours.has_unnamed && key == "modules_to_save";
-            Disagreement { key, recipe, adapter, is_unnamed }
-        }))
+        let mut all = numbers_and_targets.into_iter().chain(others);
+        let Some((key, _, recipe, adapter)) = all.find(|(_, differs, ..)| *differs) else { return Ok(()) };
+        let dir = abridged(dir.display());
+        if ours.has_unnamed && key == "modules_to_save" {
+            let message = format!("the adapter in `{dir}` holds copies of {adapter}, and its settings do not name all of these");
+            return Err(Fault::usage(message, format!("`lora.{key} = {adapter}` trains them; it is {recipe} in the recipe")));
+        }
+        let message = format!("`lora.{key}` is {recipe} in the recipe, but {adapter} in the adapter `{dir}`");
+        Err(Fault::usage(message, "make `[lora]` agree with the adapter, or leave `model.adapter` out"))
     }
 
     /// All that is trained with its names in PEFT's files, by layer from the bottom, and what is trained outside the layers behind them; the
@@ -192,16 +197,6 @@ impl Adapter {
         let embedding = no_grad(|| self.embedding.map(moved));
         Self { deltas, embedding, ..self }
     }
-}
-
-/// A key of `[lora]` of which a recipe and an adapter say different things.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Disagreement {
-    pub key: &'static str,
-    pub recipe: String,
-    pub adapter: String,
-    /// Not all that the adapter's file holds of it is named in its settings.
-    pub is_unnamed: bool,
 }
 
 /// What an adapter says under keys of `[lora]`: as it is compared, and as it is shown.
@@ -244,7 +239,6 @@ pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &LoraDelta)
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::path::Path;
 
     use super::*;
     use crate::files::TensorFile;
@@ -304,16 +298,16 @@ mod tests {
         assert_eq!(expected, names(&recipe(&["mlp.down_proj", "q_proj", "self_attn.q_proj"])));
         assert_eq!(expected[0], "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
         assert_eq!(expected[3], "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight");
-        let found = adapter(&recipe(&["q_proj"]), 1).disagreement(&config(), &recipe(&["self_attn.q_proj"])).unwrap();
-        assert_eq!(found, None);
+        let dir = Path::new("adapter");
+        adapter(&recipe(&["q_proj"]), 1).check_agreement(&config(), &recipe(&["self_attn.q_proj"]), dir).unwrap();
         // What means nothing is passed over where the file has it, not where the recipe alone does.
         let settings = PeftConfig::plain(2, 4.0, 0.0, ModuleSet::Names(["q_proj", "wq"].map(String::from).to_vec()));
         let theirs = Adapter::with_settings(&config(), settings, 1, Kind::Double, Device::Cpu).unwrap();
-        assert_eq!(theirs.disagreement(&config(), &recipe(&["q_proj", "wq"])).unwrap(), None);
+        theirs.check_agreement(&config(), &recipe(&["q_proj", "wq"]), dir).unwrap();
         for typo in
             [recipe(&["q_proj", "v_prj"]), LoraRecipe { target_parameters: vec!["gate.wt".into()], ..recipe(&["q_proj"]) }]
         {
-            let error = theirs.disagreement(&config(), &typo).unwrap_err().to_string();
+            let error = theirs.check_agreement(&config(), &typo, dir).unwrap_err().to_string();
             assert!(error.starts_with("unknown name `"), "{error}");
         }
     }
@@ -325,7 +319,7 @@ mod tests {
         let lora = LoraRecipe { rank_pattern, ..recipe(&["q_proj"]) };
         let settings = peft_settings(&config(), &lora).unwrap();
         let adapter = Adapter::with_settings(&inside, settings, 1, Kind::Double, Device::Cpu).unwrap();
-        assert_eq!(adapter.disagreement(&inside, &lora).unwrap(), None);
+        adapter.check_agreement(&inside, &lora, Path::new("adapter")).unwrap();
     }
 
     /// PEFT 0.21 finds the same modules: it takes whole names and ends of names, passes over names that mean nothing, and counts layers only
@@ -409,7 +403,8 @@ mod tests {
             assert!(error.ends_with(&format!("in `alpha_pattern`: the targets are `q_proj`, `{last}.weight`")), "{error}");
             let with = new(&lora("weight")).unwrap();
             let other = LoraRecipe { alpha_pattern: [("weight".to_owned(), 8.0)].into_iter().collect(), ..lora("weight") };
-            assert_eq!(with.disagreement(&config, &other).unwrap().map(|found| found.key), Some("alpha_pattern"));
+            let error = with.check_agreement(&config, &other, Path::new("adapter")).unwrap_err().to_string();
+            assert!(error.starts_with("`lora.alpha_pattern` is "), "{error}");
         }
     }
 

@@ -383,10 +383,12 @@ mod tests {
             // To train them is no choice that the file has made.
             let lora = LoraRecipe::plain(4, 8.0, 0.0, ModuleSet::AllLinear);
             let key = if saved.is_empty() { "target_modules" } else { "modules_to_save" };
-            let found = read.disagreement(&model(), &lora).unwrap().unwrap();
-            assert_eq!((found.key, found.is_unnamed), (key, !saved.is_empty()));
+            let error = read.check_agreement(&model(), &lora, dir.path()).unwrap_err();
+            let (message, hint) = (error.to_string(), error.hint().unwrap());
+            assert!(format!("{message} {hint}").contains(&format!("`lora.{key}")), "{message} {hint}");
+            assert_eq!(message.contains("its settings do not name all of these"), !saved.is_empty(), "{message}");
             let lora = LoraRecipe { modules_to_save: read.settings.modules_to_save.clone(), ..lora };
-            assert_eq!(read.disagreement(&model(), &lora).unwrap().is_none(), !saved.is_empty());
+            assert_eq!(read.check_agreement(&model(), &lora, dir.path()).is_ok(), !saved.is_empty());
         }
         let one = |all: &mut Vec<_>| all.push(io_layer("lm_head", "weight", [512, 64]));
         for (dir, left) in
@@ -421,7 +423,7 @@ mod tests {
                 modules_to_save: vec![saved.to_owned()],
                 ..LoraRecipe::plain(4, 8.0, 0.0, serde_json::from_value(targets).unwrap())
             };
-            assert_eq!(read.disagreement(&model(), &lora).unwrap(), None, "{changes}");
+            assert!(read.check_agreement(&model(), &lora, dir.path()).is_ok(), "{changes}");
             match Adapter::new(&model(), &lora, 1, Kind::Float, Device::Cpu) {
                 Ok(adapter) => assert!(!is_named && adapter.parameters().len() == 43),
                 Err(error) => assert!(is_named && error.to_string().ends_with("where `target_modules` has it"), "{error}"),
@@ -529,7 +531,7 @@ mod tests {
         assert_eq!(recipe.lora.unwrap().modules_to_save, ["model.norm", "sinks"]);
         let read = || Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap();
         assert!(read().has_extra_tensors() && !load(&fixture("adapter-qwen2")).unwrap().has_extra_tensors());
-        assert_eq!(read().disagreement(&config, &lora).unwrap(), None);
+        read().check_agreement(&config, &lora, dir.path()).unwrap();
         let sorted = |mut all: Vec<(String, Tensor)>| {
             all.sort_by(|a, b| a.0.cmp(&b.0));
             all

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use tch::{Device, Tensor};
 
-use super::attend::{Attend, Qkv};
+use super::attend::Attend;
 use super::causal_lm::Model;
 use super::decoder::DecoderLayer;
 use super::positions::{DropoutContext, Positions, TokenContext};
@@ -52,13 +52,6 @@ struct CapturedBuffers {
     out_bne: Tensor,
 }
 
-/// What of a layer is captured: all that it knows is what columns have in common, and what is held.
-#[derive(Clone, Copy)]
-enum LayerPiece {
-    BeforeAttention,
-    BehindAttention,
-}
-
 impl CapturedBuffers {
     fn new(model: &Model, sequences: usize, tokens: usize, positions: &Positions) -> Self {
         let (config, options) = (model.config(), (model.kind(), model.device()));
@@ -76,40 +69,25 @@ impl CapturedBuffers {
         }
     }
 
-    /// Computes a piece of a layer where it is held.
-    fn compute(&mut self, piece: LayerPiece, layer: &DecoderLayer, context: &DropoutContext<'_>) {
+    /// Computes where it is held what of a layer is before attention. As behind it, all that is asked for is what columns have in common, and
+    /// what is held.
+    fn before_attention(&mut self, layer: &DecoderLayer, context: &DropoutContext<'_>) {
+        #[cfg(test)]
+        simulated::spoil(&mut self.qkv);
         let tokens = TokenContext { position_bn: &self.positions.position_bn, dropout: context };
-        match piece {
-            LayerPiece::BeforeAttention => {
-                let x_bne = layer.attention_input(&self.hidden_bne);
-                let made = layer.attention.project(&x_bne, &self.positions.rotations, &tokens);
-                self.qkv.iter_mut().zip(&made).for_each(|(held, made)| held.copy_(made));
-            }
-            LayerPiece::BehindAttention => {
-                let attended = self.attended_bhnd.shallow_clone();
-                // Only a layer without experts is captured, which asks for nothing.
-                if let Ok(made) = layer.after_attention(&self.hidden_bne, attended, &tokens, &mut Nobody) {
-                    self.out_bne.copy_(&made);
-                }
-            }
-        }
+        let x_bne = layer.attention_input(&self.hidden_bne);
+        let made = layer.attention.project(&x_bne, &self.positions.rotations, &tokens);
+        self.qkv.iter_mut().zip(&made).for_each(|(held, made)| held.copy_(made));
     }
 
-    /// Where a piece writes, which a simulated device spoils.
-    #[cfg(test)]
-    fn results(&mut self, piece: LayerPiece) -> &mut [Tensor] {
-        match piece {
-            LayerPiece::BeforeAttention => &mut self.qkv,
-            LayerPiece::BehindAttention => std::slice::from_mut(&mut self.out_bne),
+    /// What is behind attention. Only a layer without experts is captured, which asks `attend` for nothing.
+    fn behind_attention(&mut self, layer: &DecoderLayer, context: &DropoutContext<'_>, attend: &mut dyn Attend) {
+        #[cfg(test)]
+        simulated::spoil(std::slice::from_mut(&mut self.out_bne));
+        let tokens = TokenContext { position_bn: &self.positions.position_bn, dropout: context };
+        if let Ok(made) = layer.after_attention(&self.hidden_bne, self.attended_bhnd.shallow_clone(), &tokens, attend) {
+            self.out_bne.copy_(&made);
         }
-    }
-}
-
-struct Nobody;
-
-impl Attend for Nobody {
-    fn attend(&mut self, _: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
-        Ok(qkv.q_bhnd.zeros_like())
     }
 }
 
@@ -181,42 +159,40 @@ impl<'a> ColumnLayers<'a> {
         };
         let [before, behind] = pieces.entry(idx.0).or_default();
         held.hidden_bne.copy_(hidden_bne);
-        recorder.run(before, LayerPiece::BeforeAttention, layer, context, held)?;
+        recorder.run(before, held, |held| held.before_attention(layer, context))?;
         let attended_bhnd = layer.attention.attend(None, held.qkv.each_ref(), attend)?;
         held.attended_bhnd.copy_(&attended_bhnd);
         drop(attended_bhnd);
-        recorder.run(behind, LayerPiece::BehindAttention, layer, context, held)?;
+        recorder.run(behind, held, |held| held.behind_attention(layer, context, attend))?;
         // What is handed out is not written over by the next column.
         Ok(held.out_bne.copy())
     }
 }
 
 impl Recorder {
-    /// Lets a piece write its results: by itself the first time, and from then on by what was captured of it.
+    /// Lets a piece of a layer write its results: by itself the first time, and from then on by what was captured of it.
     fn run(
         &self,
         recorded: &mut Option<Recorded>,
-        piece: LayerPiece,
-        layer: &DecoderLayer,
-        context: &DropoutContext<'_>,
         held: &mut CapturedBuffers,
+        mut compute: impl FnMut(&mut CapturedBuffers),
     ) -> Result<(), Fault> {
         match (self, &*recorded) {
             (_, Some(Recorded::Device(graph))) => graph.replay(),
             (Self::Device(recorder), _) => {
-                let graph = recorder.capture(|| held.compute(piece, layer, context))?;
+                let graph = recorder.capture(|| compute(held))?;
                 *recorded = Some(Recorded::Device(graph));
             }
             #[cfg(test)]
             (Self::Played, None) => {
                 // As a device does it, and captures it then.
-                (0..2).for_each(|_| held.compute(piece, layer, context));
+                (0..2).for_each(|_| compute(held));
                 *recorded = Some(Recorded::Played);
             }
             #[cfg(test)]
             (Self::Played, Some(Recorded::Played)) => {
-                simulated::spoil(held.results(piece));
-                held.compute(piece, layer, context);
+                simulated::count_replay();
+                compute(held);
             }
         }
         Ok(())

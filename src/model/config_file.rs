@@ -127,8 +127,8 @@ fn with_hub_name(fault: Fault, path: &Path) -> Fault {
 mod tests {
     use super::*;
     use crate::model::spec::{
-        Activation, AttentionSpec, FeedForwardSpec, LayerSpec, NormsSpec, Preference, QkNorm, QueryGrowth, RopeScaling, RopeSpec,
-        ScoreRule, YarnScaling,
+        Activation, AttentionSpec, FeedForwardSpec, LayerNorms, LayerSpec, Preference, QkNorm, QueryGrowth, RopeScaling,
+        RopeSpec, ScoreRule, YarnScaling,
     };
     use serde_json::json;
 
@@ -173,7 +173,7 @@ mod tests {
                 is_fused: false,
                 activation: Activation::Silu,
             },
-            norms: NormsSpec::BEFORE,
+            norms: LayerNorms::BEFORE,
             residual_scale: 1.0,
         };
         assert_eq!((old.layers, old.weight_kind), (vec![layer; 3], Some(Kind::BFloat16)));
@@ -513,7 +513,7 @@ mod tests {
             let kv_heads = families::find(config.model_type).unwrap().default_kv_heads;
             assert_eq!((attention.head_dim, kv_heads, config.embedding_scale), (256, Some(4), 8.0));
             assert!(config.tie_word_embeddings && config.norms_add_one);
-            assert_eq!(config.layers[0].norms, NormsSpec::AROUND);
+            assert_eq!(config.layers[0].norms, LayerNorms::AROUND);
         }
         let windows = |config: &ModelConfig| config.layers.iter().map(|layer| layer.attention.rule.window).collect::<Vec<_>>();
         assert_eq!(windows(&second), [Some(4096), None, Some(4096)]);
@@ -578,7 +578,7 @@ mod tests {
         for LayerSpec { attention, norms, .. } in &olmo3.layers {
             let is_plain = attention.rope == Some(RopeSpec::plain(1e6, 16));
             assert_eq!((is_plain, attention.qk_norm), (attention.rule.window.is_some(), Some(QkNorm::FullWidth)));
-            assert_eq!(*norms, NormsSpec::BEHIND);
+            assert_eq!(*norms, LayerNorms::BEHIND);
         }
         assert_eq!((olmo3.rotations().len(), olmo3.rms_norm_eps), (2, 1e-5));
         // As Transformers 5.24 writes it.

@@ -5,20 +5,12 @@ use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::io_layers::{IoTensor, copied, io_tensors};
 use super::layout::{self, Role};
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE};
+use super::peft::PeftConfig;
 use super::projection::Projection;
 use super::spec::SINKS;
 use super::targets::{LoraTarget, peft_settings, targets};
 use crate::recipe::LoraRecipe;
 use crate::units::Fault;
-
-/// How many parameters an adapter trains outside the layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IoParameters {
-    /// Before the first layer: of the embedding, or of what is added to it.
-    pub embedding: usize,
-    /// Behind the last: of the output projection, or of what scores classes.
-    pub output: usize,
-}
 
 /// What is trained of a model, in words, and how many parameters that is: all weights, or what a recipe of an adapter says.
 pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Vec<(&'static str, usize)>, Fault> {
@@ -82,19 +74,22 @@ pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
     trained.map(|entry| entry.shape.iter().product()).collect()
 }
 
-fn io_parameters(config: &ModelConfig, lora: &LoraRecipe) -> Result<IoParameters, Fault> {
-    let settings = peft_settings(config, lora)?;
-    let parts = io_tensors(config, &settings);
-    let has_final_norm = copied(config, &settings)?.iter().any(|(name, _)| name == FINAL_NORM);
+/// How many parameters an adapter trains before the first layer.
+fn embedding_numbers(config: &ModelConfig, settings: &PeftConfig) -> usize {
+    let below = io_tensors(config, settings).into_iter().filter(|(part, _)| part.is_below_the_layers());
+    below.map(|(_, [rows, columns])| rows * columns).sum()
+}
+
+/// How many it trains behind the last layer.
+fn output_numbers(config: &ModelConfig, settings: &PeftConfig) -> Result<usize, Fault> {
+    let has_final_norm = copied(config, settings)?.iter().any(|(name, _)| name == FINAL_NORM);
     let of_norm = if has_final_norm { config.hidden_size } else { 0 };
-    let sum = |is_meant: fn(IoTensor) -> bool| {
-        parts.iter().filter(|(part, _)| is_meant(*part)).map(|(_, [rows, columns])| rows * columns).sum()
-    };
-    let beside_output = targets(config, &settings)?.into_iter().filter(|target| target.linear.name == OUTPUT_MODULE);
+    let beside_output = targets(config, settings)?.into_iter().filter(|target| target.linear.name == OUTPUT_MODULE);
     let of_addition =
-        |target: LoraTarget| target.parts(&settings).into_iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
-    let output = of_norm + beside_output.map(of_addition).sum::<usize>() + sum(|part| !part.is_below_the_layers());
-    Ok(IoParameters { embedding: sum(IoTensor::is_below_the_layers), output })
+        |target: LoraTarget| target.parts(settings).into_iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
+    let above = io_tensors(config, settings).into_iter().filter(|(part, _)| !part.is_below_the_layers());
+    let whole: usize = above.map(|(_, [rows, columns])| rows * columns).sum();
+    Ok(of_norm + beside_output.map(of_addition).sum::<usize>() + whole)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,8 +100,10 @@ pub enum TrainedPart {
         /// The projections that have matrices in some layer.
         targets: Vec<Projection>,
         numbers: usize,
-        /// The part of `numbers` outside the layers.
-        ends: IoParameters,
+        /// The part of `numbers` before the first layer: of the embedding, or of what is added to it.
+        embedding_numbers: usize,
+        /// The part behind the last: of the output projection, or of what scores classes.
+        output_numbers: usize,
         has_dropout: bool,
         /// Whether the lengths of rows are trained by themselves.
         has_magnitudes: bool,
@@ -117,8 +114,15 @@ pub enum TrainedPart {
 impl TrainedPart {
     pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, Fault> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
-        let ((targets, r), ends) = (Projection::targets(config, lora)?, io_parameters(config, lora)?);
-        let numbers = trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum();
-        Ok(Self::Adapter { r, targets, numbers, ends, has_dropout: lora.dropout > 0.0, has_magnitudes: lora.use_dora })
+        let ((targets, r), settings) = (Projection::targets(config, lora)?, peft_settings(config, lora)?);
+        Ok(Self::Adapter {
+            r,
+            targets,
+            numbers: trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum(),
+            embedding_numbers: embedding_numbers(config, &settings),
+            output_numbers: output_numbers(config, &settings)?,
+            has_dropout: lora.dropout > 0.0,
+            has_magnitudes: lora.use_dora,
+        })
     }
 }

@@ -13,7 +13,7 @@ use super::mlp::Mlp;
 use super::names::layer_tensor;
 use super::norm::{RmsNorm, scaled};
 use super::positions::TokenContext;
-use super::spec::{BranchNorms, FeedForwardSpec};
+use super::spec::{FeedForwardSpec, LayerNorms};
 use super::weights::Weights;
 use crate::ops::rope::Rotation;
 use crate::units::{Fault, LayerIdx};
@@ -22,31 +22,9 @@ use crate::units::{Fault, LayerIdx};
 pub(super) struct DecoderLayer {
     idx: LayerIdx,
     pub(super) attention: Attention,
-    attention_norms: Norms,
     feed_forward: FeedForward,
-    feed_forward_norms: Norms,
+    norms: LayerNorms<RmsNorm>,
     residual_scale: f64,
-}
-
-/// The norms of a branch, of which it may lack any.
-#[derive(Debug)]
-struct Norms {
-    input: Option<RmsNorm>,
-    output: Option<RmsNorm>,
-}
-
-impl Norms {
-    fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx, spec: BranchNorms) -> Result<Self, Fault> {
-        let load = |path: Option<&str>| {
-            let load = |path| RmsNorm::load(weights, config, &layer_tensor(layer.0, &format!("{path}.weight")));
-            path.map(load).transpose()
-        };
-        Ok(Self { input: load(spec.input)?, output: load(spec.output)? })
-    }
-
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.input.iter().chain(&self.output).map(RmsNorm::tensor)
-    }
 }
 
 /// What a norm makes of a tensor, where there is one.
@@ -89,12 +67,19 @@ impl FeedForward {
 impl DecoderLayer {
     pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, Fault> {
         let spec = &config.layers[layer.0];
-        let norms = |of: BranchNorms| Norms::load(weights, config, layer, of);
+        let norm = |path: Option<&str>| {
+            let load = |path| RmsNorm::load(weights, config, &layer_tensor(layer.0, &format!("{path}.weight")));
+            path.map(load).transpose()
+        };
         Ok(Self {
             attention: Attention::load(weights, config, layer)?,
-            attention_norms: norms(spec.norms.attention)?,
             feed_forward: FeedForward::load(weights, config, layer)?,
-            feed_forward_norms: norms(spec.norms.feed_forward)?,
+            norms: LayerNorms {
+                before_attention: norm(spec.norms.before_attention)?,
+                behind_attention: norm(spec.norms.behind_attention)?,
+                before_feed_forward: norm(spec.norms.before_feed_forward)?,
+                behind_feed_forward: norm(spec.norms.behind_feed_forward)?,
+            },
             residual_scale: spec.residual_scale,
             idx: layer,
         })
@@ -121,7 +106,7 @@ impl DecoderLayer {
     /// # Shapes
     /// `(B, n, E)` in and out.
     pub(super) fn attention_input(&self, hidden_bne: &Tensor) -> Tensor {
-        normed(self.attention_norms.input.as_ref(), hidden_bne)
+        normed(self.norms.before_attention.as_ref(), hidden_bne)
     }
 
     /// What follows attention: the layer's output. What was attended is gone, but for what autograd keeps, before the MLP.
@@ -135,15 +120,16 @@ impl DecoderLayer {
         tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
-        let hidden_bne =
-            self.added(hidden_bne, normed(self.attention_norms.output.as_ref(), &self.attention.output(&attended_bhnd, tokens)));
+        let made_bne = self.attention.output(&attended_bhnd, tokens);
+        let hidden_bne = self.added(hidden_bne, normed(self.norms.behind_attention.as_ref(), &made_bne));
+        drop(made_bne);
         drop(attended_bhnd);
-        let normed_bne = normed(self.feed_forward_norms.input.as_ref(), &hidden_bne);
+        let normed_bne = normed(self.norms.before_feed_forward.as_ref(), &hidden_bne);
         let added_bne = match &self.feed_forward {
             FeedForward::Dense(mlp) => mlp.forward(&normed_bne, tokens),
             FeedForward::Experts(experts) => experts.forward(self.idx, &normed_bne, tokens, attend)?,
         };
-        Ok(self.added(&hidden_bne, normed(self.feed_forward_norms.output.as_ref(), &added_bne)))
+        Ok(self.added(&hidden_bne, normed(self.norms.behind_feed_forward.as_ref(), &added_bne)))
     }
 
     /// The residual stream with what a branch has made.
@@ -153,15 +139,16 @@ impl DecoderLayer {
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let of_feed_forward = self.feed_forward.linears().into_iter().flat_map(Linear::tensors);
-        let norms = self.attention_norms.tensors().chain(self.feed_forward_norms.tensors());
+        let norms = self.norms.iter().map(RmsNorm::tensor);
         let further = if let FeedForward::Experts(experts) = &self.feed_forward { Some(experts.further_tensors()) } else { None };
         norms.chain(self.attention.tensors()).chain(of_feed_forward).chain(further.into_iter().flatten())
     }
 
     /// The weights of its norms, its sinks and the biases of its linears, to be changed.
     pub(super) fn copyable_mut(&mut self) -> impl Iterator<Item = &mut CopyableVector> {
-        let branches = [&mut self.attention_norms, &mut self.feed_forward_norms].into_iter();
-        let norms = branches.flat_map(|norms| norms.input.iter_mut().chain(&mut norms.output)).map(|norm| &mut norm.weight_e);
+        let LayerNorms { before_attention, behind_attention, before_feed_forward, behind_feed_forward } = &mut self.norms;
+        let norms = [before_attention, behind_attention, before_feed_forward, behind_feed_forward].into_iter().flatten();
+        let norms = norms.map(|norm| &mut norm.weight_e);
         let biases = self.feed_forward.linears_mut().into_iter().filter_map(|linear| linear.bias_o.as_mut());
         norms.chain(self.attention.copyable_mut()).chain(biases)
     }

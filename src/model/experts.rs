@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use super::attend::{Attend, Routed};
+use super::attend::Attend;
 use super::delta::LoraDelta;
 use super::linear::Linear;
 use super::mlp::{Mlp, activated};
@@ -118,16 +118,17 @@ impl Expert<'_> {
     ///
     /// # Shapes
     /// `(N, E)` in and out.
-    fn forward(&self, x_ne: &Tensor, gate_up: Option<&ExpertDelta>, down: Option<&ExpertDelta>) -> Tensor {
-        let of_down = down.map(ExpertDelta::low_rank);
+    fn forward(&self, x_ne: &Tensor, gate_up: Option<&LoraDelta>, down: Option<&LoraDelta>) -> Tensor {
+        let of_down = down.map(|delta| delta.low_rank(None));
         match self {
             Self::Apart(mlp, width) => {
-                let parts = [0, *width].map(|start| gate_up.map(|delta| delta.part(start, *width)));
-                let [gate, up] = parts.each_ref().map(|part| part.as_ref().map(ExpertDelta::low_rank));
+                let rows = [0, *width].map(|start| gate_up.map(|delta| delta.b_or.narrow(0, start, *width)));
+                let part = |b_or| gate_up.map(|delta| LowRank { b_or, ..delta.low_rank(None) });
+                let [gate, up] = rows.each_ref().map(|b_or| b_or.as_ref().and_then(part));
                 mlp.forward_added(x_ne, [gate, up, of_down])
             }
             Self::Stacked((gate_up_ie, bias_i), (down_ei, bias_e), activation) => {
-                let both = linear(x_ne, gate_up_ie, Some(bias_i), gate_up.map(ExpertDelta::low_rank));
+                let both = linear(x_ne, gate_up_ie, Some(bias_i), gate_up.map(|delta| delta.low_rank(None)));
                 let [gate, up] = [0, 1].map(|first| both.slice(-1, first, None, 2));
                 drop(both);
                 linear(&activated(*activation, &gate, &up), down_ei, Some(bias_e), of_down)
@@ -145,33 +146,18 @@ pub(super) struct StackedDelta {
     pub(super) delta: Option<LoraDelta>,
 }
 
-/// A and B of one expert, and the factor.
-struct ExpertDelta {
-    a_ri: Tensor,
-    b_or: Tensor,
-    scale: f64,
-}
-
 impl StackedDelta {
     /// One delta for each expert, made anew for each use: under autograd, one operation brings the gradients of all experts together.
-    fn by_expert(&self, num_experts: usize) -> Option<Vec<ExpertDelta>> {
-        let LoraDelta { a_ri, b_or, scale, .. } = self.delta.as_ref()?;
+    fn by_expert(&self, num_experts: usize) -> Option<Vec<LoraDelta>> {
+        let delta = self.delta.as_ref()?;
+        let LoraDelta { a_ri, b_or, .. } = delta;
         let (experts, inner, out) = (num_experts as i64, a_ri.size()[1], b_or.size()[0]);
         let a = a_ri.view([experts, -1, inner]).unbind(0);
         // Products want each expert's columns side by side.
         let b = b_or.view([out, -1, experts]).permute([2, 0, 1]).contiguous().unbind(0);
-        Some(a.into_iter().zip(b).map(|(a_ri, b_or)| ExpertDelta { a_ri, b_or, scale: *scale }).collect())
-    }
-}
-
-impl ExpertDelta {
-    /// With the rows `start .. start + len` of B.
-    fn part(&self, start: i64, len: i64) -> Self {
-        Self { a_ri: self.a_ri.shallow_clone(), b_or: self.b_or.narrow(0, start, len), scale: self.scale }
-    }
-
-    fn low_rank(&self) -> LowRank<'_> {
-        LowRank { a_ri: &self.a_ri, b_or: &self.b_or, scale: self.scale, x_bni: None }
+        let plain =
+            |(a_ri, b_or)| LoraDelta { a_ri, b_or, b_bias_o: None, magnitude_o: None, base_bias_o: None, pissa: None, ..*delta };
+        Some(a.into_iter().zip(b).map(plain).collect())
     }
 }
 
@@ -197,8 +183,8 @@ impl Experts {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
         let probability_bnx = self.router.probabilities(x_bne, tokens);
-        let routed = Routed { probability_bnx: &probability_bnx, top_k: self.router.top_k };
-        let chosen_bnk = attend.route(layer, routed, &|| self.router.choose(&probability_bnx))?;
+        let choose = || self.router.choose(&probability_bnx);
+        let chosen_bnk = attend.route(layer, &probability_bnx, self.router.top_k, &choose)?;
         let weight_bnk = self.router.weights(&probability_bnx, &chosen_bnk);
         let (top_k, num_experts) = (self.router.top_k as i64, probability_bnx.size()[2] as usize);
         let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), num_experts);

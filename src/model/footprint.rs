@@ -131,7 +131,7 @@ impl LayerFootprint<'_> {
         self.element() * numbers
             + self.wide() * wide
             + self.adapters(&[Query, Key, Value, QueryKeyValue, Output])
-            + self.normed_output(self.layer.norms.attention.output.is_some())
+            + self.normed_output(self.layer.norms.behind_attention.is_some())
     }
 
     /// An MLP of `i` channels, by token: `2 E + 3 I + 2 r + 1` numbers in the graph.
@@ -142,7 +142,7 @@ impl LayerFootprint<'_> {
         let graph = w * numbers
             + wide
             + self.adapters(&[Gate, Up, GateUp, Down])
-            + self.normed_output(self.layer.norms.feed_forward.output.is_some());
+            + self.normed_output(self.layer.norms.behind_feed_forward.is_some());
         let gated = w * (2 * e + 3 * i);
         // Gradients of gate, up and their product, whose value is freed meanwhile.
         let freed = (w * self.input_of(&[Down], i) + self.adapters(&[Down])).min(i * w);

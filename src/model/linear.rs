@@ -23,9 +23,6 @@ pub(super) struct Linear {
     pub(super) delta: Option<LoraDelta>,
 }
 
-/// What is trained beside a linear while it is taken off, and the weight that goes with it where that is another.
-pub(super) type DetachedLinear = (Option<LoraDelta>, Option<Weight>);
-
 impl Linear {
     /// Loads a linear, where `is_wide` in the accumulation kind whatever the model's dtype.
     pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &LinearSpec, is_wide: bool) -> Result<Self, Fault> {
@@ -163,18 +160,18 @@ impl Linear {
         }
     }
 
-    /// Takes off what is trained beside it, to be put back by [`Self::attach`]: until then it is as the model has it.
-    pub(super) fn detach(&mut self) -> DetachedLinear {
+    /// Takes off what is trained beside it, which what is returned puts back: until then it is as the model has it.
+    pub(super) fn detach(&mut self) -> impl FnOnce(&mut Self) + use<> {
         let pissa = self.delta.as_ref().and_then(|lora| lora.pissa.clone());
+        // The weight that goes with it, where that is another.
         let weight = pissa.as_ref().map(|_| Weight::Plain(self.weight()));
         self.set_pissa(None);
-        (self.delta.take().map(|lora| LoraDelta { pissa, ..lora }), weight)
-    }
-
-    pub(super) fn attach(&mut self, detached: DetachedLinear) {
-        self.delta = detached.0;
-        if let Some(weight) = detached.1 {
-            self.weight = weight;
+        let delta = self.delta.take().map(|lora| LoraDelta { pissa, ..lora });
+        |linear| {
+            linear.delta = delta;
+            if let Some(weight) = weight {
+                linear.weight = weight;
+            }
         }
     }
 

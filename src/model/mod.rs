@@ -56,13 +56,13 @@ mod waiting_layers;
 mod weights;
 mod without_adapter;
 
-pub use adapter::{Adapter, Disagreement};
+pub use adapter::Adapter;
 pub use all_weights::{CHAT_TEMPLATE, companions};
-pub use attend::{Attend, Qkv, Routed};
+pub use attend::{Attend, Qkv};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::Model;
 pub use config::{ModelConfig, ModelLinear, PackedSize, PackedSizes};
-pub use count::{IoParameters, TrainedPart, sizes_of_weights, trained_by_kind};
+pub use count::{TrainedPart, sizes_of_weights, trained_by_kind};
 pub use fingerprint::{fingerprint, has_fingerprint};
 pub use footprint::{ColumnShape, LayerBytes, LayerFootprint};
 pub use gates::{GATE_TENSORS, Gates};
@@ -77,14 +77,12 @@ pub use projection::Projection;
 pub(crate) use simulated::while_graphs_are_simulated;
 pub use source::ModelSource;
 pub use spec::{
-    Activation, AttentionSpec, BranchNorms, DynamicYarnScaling, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec,
-    Llama3Scaling, LongRopeScaling, NormSpec, NormsSpec, Preference, QkNorm, QueryGrowth, RopeScaling, RopeSpec, YarnScaling,
+    Activation, AttentionSpec, DynamicYarnScaling, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerNorms, LayerSpec, LinearSpec,
+    Llama3Scaling, LongRopeScaling, NormSpec, Preference, QkNorm, QueryGrowth, RopeScaling, RopeSpec, YarnScaling,
 };
 pub use targets::targeted;
-pub use tensor_problems::{TensorProblem, TensorProblems};
 pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;
-pub use without_adapter::WithoutAdapter;
 
 use crate::units::{Fault, FaultKind, quoted};
 

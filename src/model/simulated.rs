@@ -19,10 +19,13 @@ pub(super) fn is_on() -> bool {
     REPLAYS.get().is_some()
 }
 
+pub(super) fn count_replay() {
+    REPLAYS.set(REPLAYS.get().map(|count| count + 1));
+}
+
 /// Spoils the results of a graph that is about to write them again: whoever still reads those of an earlier column, or of another layer,
 /// gets what is no number.
 pub(super) fn spoil(results: &mut [Tensor]) {
-    REPLAYS.set(REPLAYS.get().map(|count| count + 1));
     for result in results {
         let _ = result.fill_(f64::NAN);
     }

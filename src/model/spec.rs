@@ -9,44 +9,54 @@ pub use crate::ops::frequencies::{DynamicYarnScaling, Llama3Scaling, LongRopeSca
 pub struct LayerSpec {
     pub attention: AttentionSpec,
     pub feed_forward: FeedForwardSpec,
-    pub norms: NormsSpec,
+    pub norms: LayerNorms,
     /// What attention and feed-forward make is multiplied by it before it is added to the residual stream.
     pub residual_scale: f64,
 }
 
-/// The norms of a layer over the width of the residual stream.
+/// The norms of a layer over the width of the residual stream, of which it may lack any: by what they are called in it, as `input_layernorm`,
+/// or as they are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NormsSpec {
-    pub attention: BranchNorms,
-    /// The norms around what follows attention.
-    pub feed_forward: BranchNorms,
-}
-
-/// The norms of one branch of a layer, by what they are called in it: `input_layernorm`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BranchNorms {
-    /// The norm of what the branch takes from the residual stream.
-    pub input: Option<&'static str>,
+pub struct LayerNorms<Norm = &'static str> {
+    /// The norm of what attention takes from the residual stream.
+    pub before_attention: Option<Norm>,
     /// The norm of what it makes, before that is added.
-    pub output: Option<&'static str>,
+    pub behind_attention: Option<Norm>,
+    /// The norms of what follows attention, likewise.
+    pub before_feed_forward: Option<Norm>,
+    pub behind_feed_forward: Option<Norm>,
 }
 
-impl NormsSpec {
+impl LayerNorms {
     /// Before both branches, as most models have them.
     pub(super) const BEFORE: Self = Self {
-        attention: BranchNorms { input: Some("input_layernorm"), output: None },
-        feed_forward: BranchNorms { input: Some("post_attention_layernorm"), output: None },
+        before_attention: Some("input_layernorm"),
+        behind_attention: None,
+        before_feed_forward: Some("post_attention_layernorm"),
+        behind_feed_forward: None,
     };
     /// Before both branches and behind them (Gemma 2, arXiv 2408.00118, section 2).
     pub(super) const AROUND: Self = Self {
-        attention: BranchNorms { input: Some("input_layernorm"), output: Some("post_attention_layernorm") },
-        feed_forward: BranchNorms { input: Some("pre_feedforward_layernorm"), output: Some("post_feedforward_layernorm") },
+        before_attention: Some("input_layernorm"),
+        behind_attention: Some("post_attention_layernorm"),
+        before_feed_forward: Some("pre_feedforward_layernorm"),
+        behind_feed_forward: Some("post_feedforward_layernorm"),
     };
     /// Behind both branches, whose inputs are the residual stream as it is (`OLMo` 2, arXiv 2501.00656, section 3.2).
     pub(super) const BEHIND: Self = Self {
-        attention: BranchNorms { input: None, output: Some("post_attention_layernorm") },
-        feed_forward: BranchNorms { input: None, output: Some("post_feedforward_layernorm") },
+        before_attention: None,
+        behind_attention: Some("post_attention_layernorm"),
+        before_feed_forward: None,
+        behind_feed_forward: Some("post_feedforward_layernorm"),
     };
+}
+
+impl<Norm> LayerNorms<Norm> {
+    /// Those that there are, in the order in which they are computed.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Norm> {
+        let Self { before_attention, behind_attention, before_feed_forward, behind_feed_forward } = self;
+        [before_attention, behind_attention, before_feed_forward, behind_feed_forward].into_iter().flatten()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,9 +123,7 @@ impl LayerSpec {
 
     /// All norms of the layer, on a residual stream of width `hidden`.
     pub fn norms(&self, hidden: usize) -> Vec<NormSpec> {
-        let NormsSpec { attention, feed_forward } = self.norms;
-        let around = [attention.input, attention.output, feed_forward.input, feed_forward.output];
-        let around = around.into_iter().flatten().map(|path| NormSpec { path, width: hidden });
+        let around = self.norms.iter().map(|path| NormSpec { path, width: hidden });
         around.chain(self.attention.norms().into_iter().flatten()).collect()
     }
 }

@@ -1,13 +1,12 @@
 //! Tensors of files that are missing, too many, or of the wrong shape or dtype.
 
-use std::fmt;
 use std::path::Path;
 
 use crate::files::Dtype;
 use crate::units::{Fault, abridged, quoted, shape};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorProblem {
+pub(super) struct TensorProblem {
     /// One of [`KINDS`].
     kind: &'static str,
     text: String,
@@ -43,10 +42,7 @@ impl TensorProblem {
     }
 }
 
-/// All problems of a file or directory; prints the first of each kind and how many there are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TensorProblems(pub Vec<TensorProblem>);
-
+/// So many problems of each kind are told.
 const NAMED: usize = 8;
 
 /// Whether weights may be of this type.
@@ -54,25 +50,18 @@ pub(super) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)
 }
 
-impl TensorProblems {
-    /// The fault of the tensors in `dir`, which don't fit `what`, as the model or its `config.json`.
-    pub(super) fn of(self, dir: &Path, what: &str) -> Fault {
-        let hint = "check that weights and configuration belong together and that all files are complete";
-        let message = format!("the tensors in `{}` don't fit {what}: {self}", abridged(dir.display()));
-        Fault::data(message, hint).carrying(self)
-    }
-}
-
-impl fmt::Display for TensorProblems {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of_kind = |title| {
-            let all: Vec<&str> = self.0.iter().filter(|problem| problem.kind == title).map(|problem| &*problem.text).collect();
-            let (count, named) = (all.len(), all.len().min(NAMED));
-            let more = if count > named { format!(" and {} more", count - named) } else { String::new() };
-            (count > 0).then(|| format!("{count} {title} ({}{more})", all[..named].join(", ")))
-        };
-        f.write_str(&KINDS.into_iter().filter_map(of_kind).collect::<Vec<_>>().join("; "))
-    }
+/// The fault of the tensors in `dir`, which don't fit `what`, as the model or its `config.json`: the first problems of each kind, and how many
+/// there are.
+pub(super) fn unfit(problems: &[TensorProblem], dir: &Path, what: &str) -> Fault {
+    let of_kind = |title| {
+        let all: Vec<&str> = problems.iter().filter(|problem| problem.kind == title).map(|problem| &*problem.text).collect();
+        let (count, named) = (all.len(), all.len().min(NAMED));
+        let more = if count > named { format!(" and {} more", count - named) } else { String::new() };
+        (count > 0).then(|| format!("{count} {title} ({}{more})", all[..named].join(", ")))
+    };
+    let told = KINDS.into_iter().filter_map(of_kind).collect::<Vec<_>>().join("; ");
+    let message = format!("the tensors in `{}` don't fit {what}: {told}", abridged(dir.display()));
+    Fault::data(message, "check that weights and configuration belong together and that all files are complete")
 }
 
 #[cfg(test)]
@@ -82,9 +71,9 @@ mod tests {
     #[test]
     fn long_lists_are_cut_and_counted() {
         let missing = (0..20).map(|i| TensorProblem::missing(&format!("m{i}")));
-        let shape = TensorProblem::shape("s", &[2, 3], &[3, 2]);
-        let text = TensorProblems(missing.chain([shape]).collect()).to_string();
-        assert!(text.starts_with("20 missing (`m0`, `m1`, "), "{text}");
+        let problems: Vec<_> = missing.chain([TensorProblem::shape("s", &[2, 3], &[3, 2])]).collect();
+        let text = unfit(&problems, Path::new("d"), "the model").to_string();
+        assert!(text.starts_with("the tensors in `d` don't fit the model: 20 missing (`m0`, `m1`, "), "{text}");
         assert!(text.ends_with("`m7` and 12 more); 1 wrong shape (`s` expected [2, 3], found [3, 2])"), "{text}");
     }
 }

@@ -12,9 +12,9 @@ use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
 use super::quantised::{GgufWeights, Quantisation, QuantisedModules, is_quantised, quantised};
-use super::tensor_problems::{TensorProblem, TensorProblems, is_float};
+use super::tensor_problems::{TensorProblem, is_float, unfit};
 use super::waiting_layers::ModelPlacement;
-use crate::files::{Dtype as FileDtype, FileKind, TensorFile, io_fault, is_blob_of, is_there, read_json_as};
+use crate::files::{FileKind, TensorFile, TensorView, io_fault, is_blob_of, is_there, read_json_as};
 use crate::native::cuda::Upload;
 use crate::ops::attention::accumulation_kind;
 use crate::ops::linear::Weight;
@@ -62,8 +62,6 @@ pub(super) struct Files {
     /// The shapes that packed matrices have, once they are checked.
     pub(super) shapes: BTreeMap<String, Vec<usize>>,
 }
-
-pub(super) type FoundTensors<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
 
 impl Weights {
     /// Opens the files of a directory and reads their headers. The `config.json` says whether the model's tensors are called as by itself, or as
@@ -131,7 +129,7 @@ impl Weights {
             files.shapes = packed.map(|entry| (entry.name.clone(), entry.shape.clone())).collect();
             return Ok(());
         }
-        Err(TensorProblems(problems).of(&files.dir, "its `config.json`"))
+        Err(unfit(&problems, &files.dir, "its `config.json`"))
     }
 
     /// Reads a tensor, converted to the wanted dtype, on the wanted device. It may lie in a file's memory: it is not to be written to.
@@ -211,16 +209,14 @@ impl Weights {
 
 /// The files that hold a model's tensors, in the order of their names.
 pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, Fault> {
-    Ok(shards(dir)?.0.into_iter().map(|(_, path)| path).collect())
+    Ok(shards(dir, index(dir)?.as_ref())?.into_values().collect())
 }
 
-/// In which of several files each tensor is, by name. None where there is only one file.
-type Assigned = Option<BTreeMap<String, String>>;
-
-fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), Fault> {
-    let (single, index) = (dir.join(MODEL_TENSORS), dir.join(INDEX));
-    if is_there(&single) {
-        return Ok((vec![(MODEL_TENSORS.to_owned(), single)], None));
+/// In which of several files each tensor is, by name; `None` where there is only one file.
+fn index(dir: &Path) -> Result<Option<BTreeMap<String, String>>, Fault> {
+    let index = dir.join(INDEX);
+    if is_there(&dir.join(MODEL_TENSORS)) {
+        return Ok(None);
     }
     if !is_there(&index) {
         let message = format!("no `{MODEL_TENSORS}` and no `{INDEX}` in `{}`", abridged(dir.display()));
@@ -228,17 +224,22 @@ fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), Fault> {
         return Err(Fault::data(message, hint).of_kind(FaultKind::NoWeights));
     }
     let Index { weight_map } = read_json_as(&index, FileKind::Index)?;
+    Ok(Some(weight_map))
+}
+
+/// The paths of the files, by their names in the [`index`].
+fn shards(dir: &Path, index: Option<&BTreeMap<String, String>>) -> Result<BTreeMap<String, PathBuf>, Fault> {
+    let Some(index) = index else { return Ok(BTreeMap::from([(MODEL_TENSORS.to_owned(), dir.join(MODEL_TENSORS))])) };
     // With each a tensor of it, for the error that may name it.
-    let named: BTreeMap<&String, &String> = weight_map.iter().map(|(tensor, shard)| (shard, tensor)).collect();
-    let path = |(shard, tensor): (&String, &String)| Ok((shard.clone(), shard_path(dir, &index, tensor, shard)?));
-    let all = named.into_iter().map(path).collect::<Result<_, Fault>>()?;
-    Ok((all, Some(weight_map)))
+    let named: BTreeMap<&String, &String> = index.iter().map(|(tensor, shard)| (shard, tensor)).collect();
+    let path = |(shard, tensor): (&String, &String)| Ok((shard.clone(), shard_path(dir, tensor, shard)?));
+    named.into_iter().map(path).collect()
 }
 
 impl Files {
     /// Opens them, and keeps the tensors of the language model, which may be one inside another (`is_inner`), by its own names.
     pub(super) fn open(dir: &Path, is_inner: bool) -> Result<Self, Fault> {
-        let (shards, assigned) = shards(dir)?;
+        let assigned = index(dir)?;
         let mut all = Self {
             dir: dir.into(),
             opened: Vec::new(),
@@ -248,7 +249,7 @@ impl Files {
             quantised_modules: QuantisedModules::default(),
             shapes: BTreeMap::new(),
         };
-        for (shard, path) in shards {
+        for (shard, path) in shards(dir, assigned.as_ref())? {
             let file = TensorFile::open(&path)?;
             for name in file.names() {
                 let Some(own) = own_name(&name, is_inner) else { continue };
@@ -265,13 +266,9 @@ impl Files {
         Ok(all)
     }
 
-    fn found(&self) -> Result<FoundTensors<'_>, Fault> {
-        let mut found = FoundTensors::new();
-        for (name, (file, stored)) in &self.places {
-            let view = self.opened[*file].get(stored)?;
-            found.insert(name, (view.dtype, view.shape));
-        }
-        Ok(found)
+    fn found(&self) -> Result<BTreeMap<&str, TensorView<'_>>, Fault> {
+        let found = self.places.iter().map(|(name, (file, stored))| Ok((name.as_str(), self.opened[*file].get(stored)?)));
+        found.collect()
     }
 
     /// Lets go of the memory into which a tensor was read.
@@ -288,11 +285,11 @@ impl Files {
 }
 
 /// All differences between the tensors that are there and those that a model needs.
-fn compare(found: &FoundTensors<'_>, expected: &[(&str, &[usize])]) -> Vec<TensorProblem> {
+fn compare(found: &BTreeMap<&str, TensorView<'_>>, expected: &[(&str, &[usize])]) -> Vec<TensorProblem> {
     let wanted: BTreeMap<&str, &[usize]> = expected.iter().copied().collect();
     let missing = expected.iter().filter(|(name, _)| !found.contains_key(name));
     let mut problems: Vec<TensorProblem> = missing.map(|(name, _)| TensorProblem::missing(name)).collect();
-    for (&name, &(dtype, shape)) in found {
+    for (&name, &TensorView { dtype, shape, .. }) in found {
         problems.extend(match wanted.get(name) {
             None => Some(TensorProblem::extra(name)),
             Some(expected) if *expected != shape => Some(TensorProblem::shape(name, expected, shape)),
@@ -303,7 +300,7 @@ fn compare(found: &FoundTensors<'_>, expected: &[(&str, &[usize])]) -> Vec<Tenso
 }
 
 fn missing(dir: &Path, name: &str) -> Fault {
-    TensorProblems(vec![TensorProblem::missing(name)]).of(dir, "the model")
+    unfit(&[TensorProblem::missing(name)], dir, "the model")
 }
 
 /// The part of an index that is looked at.
@@ -314,9 +311,9 @@ struct Index {
 }
 
 /// The path of a shard. An index is data from elsewhere: it must not make us read a file outside the model.
-fn shard_path(dir: &Path, index: &Path, tensor: &str, file: &str) -> Result<PathBuf, Fault> {
+fn shard_path(dir: &Path, tensor: &str, file: &str) -> Result<PathBuf, Fault> {
     let refuse = |expected: &str| {
-        let (index, tensor) = (abridged(index.display()), quoted(tensor));
+        let (index, tensor) = (abridged(dir.join(INDEX).display()), quoted(tensor));
         let message = format!("`{index}` puts `{tensor}` into `{}`: expected {expected}", quoted(file));
         Fault::data(message, "the index may be damaged or hostile: take the model from its source again")
     };
@@ -438,10 +435,9 @@ mod tests {
             }
         }
         save(&dir.path().join(MODEL_TENSORS), &tensors);
-        let error = error(dir.path());
-        let problems: &TensorProblems = error.payload().unwrap();
+        let error = error(dir.path()).to_string();
         assert_eq!(
-            problems.to_string(),
+            error.split_once(": ").unwrap().1,
             "2 missing (`model.layers.1.self_attn.q_proj.bias`, `model.norm.weight`); \
              1 extra (`model.layers.3.mlp.up_proj.weight`); \
              1 wrong shape (`model.layers.0.mlp.down_proj.weight` expected [64, 176], found [176, 64]); \

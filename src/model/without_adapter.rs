@@ -2,33 +2,17 @@
 
 use std::ops::Deref;
 
-use tch::Tensor;
-
 use super::causal_lm::{Model, Trainable};
-use super::delta::LoraDelta;
-use super::io_layers::EmbeddingAdapter;
-use super::linear::{DetachedLinear, Linear};
+use super::linear::Linear;
 
 /// A model whose adapter is off; it is on again when this is dropped.
-#[derive(Debug)]
-pub struct WithoutAdapter<'a> {
+struct WithoutAdapter<'a, Attach: FnOnce(&mut Model)> {
     model: &'a mut Model,
-    detached: Option<DetachedAdapter>,
+    /// Puts back all that the adapter trains, where there is one.
+    attach: Option<Attach>,
 }
 
-/// All that an adapter trains, by what it was taken off.
-#[derive(Debug)]
-struct DetachedAdapter {
-    trained: Trainable,
-    linears: Vec<DetachedLinear>,
-    output: DetachedLinear,
-    /// Beside the linears of all experts, where their deltas lie side by side.
-    stacked: Vec<Option<LoraDelta>>,
-    copies: Vec<Option<Tensor>>,
-    embedding: EmbeddingAdapter,
-}
-
-impl Deref for WithoutAdapter<'_> {
+impl<Attach: FnOnce(&mut Model)> Deref for WithoutAdapter<'_, Attach> {
     type Target = Model;
 
     fn deref(&self) -> &Model {
@@ -36,10 +20,10 @@ impl Deref for WithoutAdapter<'_> {
     }
 }
 
-impl Drop for WithoutAdapter<'_> {
+impl<Attach: FnOnce(&mut Model)> Drop for WithoutAdapter<'_, Attach> {
     fn drop(&mut self) {
-        if let Some(detached) = self.detached.take() {
-            self.model.attach_adapter(detached);
+        if let Some(attach) = self.attach.take() {
+            attach(self.model);
         }
     }
 }
@@ -47,39 +31,37 @@ impl Drop for WithoutAdapter<'_> {
 impl Model {
     /// The model without its adapter until the guard is dropped, with the logits of the base model to the bit; with one that began as a part
     /// of the weights (`PiSSA`), but for the rounding of that part.
-    pub fn without_adapter(&mut self) -> WithoutAdapter<'_> {
-        let detached = matches!(self.trained, Trainable::Adapter(_)).then(|| self.detach_adapter());
-        WithoutAdapter { model: self, detached }
+    pub fn without_adapter(&mut self) -> impl Deref<Target = Self> {
+        let attach = matches!(self.trained, Trainable::Adapter(_)).then(|| self.detach_adapter());
+        WithoutAdapter { model: self, attach }
     }
 
-    fn detach_adapter(&mut self) -> DetachedAdapter {
+    /// Takes off all that an adapter trains; what is returned puts it back.
+    fn detach_adapter(&mut self) -> impl FnOnce(&mut Self) + use<> {
         self.release_layers();
-        let linears = self.linears_mut().map(Linear::detach).collect();
+        let linears: Vec<_> = self.linears_mut().map(Linear::detach).collect();
         let output = self.embedding.output.detach();
-        let stacked = self.stacked_mut().map(|stacked| stacked.delta.take()).collect();
-        let copies = self.copyable_mut().map(|vector| vector.trained.take()).collect();
+        let stacked: Vec<_> = self.stacked_mut().map(|stacked| stacked.delta.take()).collect();
+        let copies: Vec<_> = self.copyable_mut().map(|vector| vector.trained.take()).collect();
         self.let_linears_wait();
         let (embedding, trained) =
             (std::mem::take(&mut self.embedding.trained), std::mem::replace(&mut self.trained, Trainable::Nothing));
-        DetachedAdapter { trained, linears, output, stacked, copies, embedding }
-    }
-
-    fn attach_adapter(&mut self, detached: DetachedAdapter) {
-        let DetachedAdapter { trained, linears, output, stacked, copies, embedding } = detached;
-        self.release_layers();
-        self.stacked_mut().zip(stacked).for_each(|(stacked, delta)| stacked.delta = delta);
-        self.linears_mut().zip(linears).for_each(|(linear, detached)| linear.attach(detached));
-        self.embedding.output.attach(output);
-        self.copyable_mut().zip(copies).for_each(|(vector, copy)| vector.trained = copy);
-        self.let_linears_wait();
-        self.embedding.train(embedding, false);
-        self.trained = trained;
+        move |model| {
+            model.release_layers();
+            model.stacked_mut().zip(stacked).for_each(|(stacked, delta)| stacked.delta = delta);
+            model.linears_mut().zip(linears).for_each(|(linear, attach)| attach(linear));
+            output(&mut model.embedding.output);
+            model.copyable_mut().zip(copies).for_each(|(vector, copy)| vector.trained = copy);
+            model.let_linears_wait();
+            model.embedding.train(embedding, false);
+            model.trained = trained;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, no_grad};
+    use tch::{Device, Tensor, no_grad};
 
     use super::*;
     use crate::model::small::{adapter, config, recipe, run};

@@ -79,7 +79,7 @@ impl<'a> StepSpec<'a> {
     /// Whether something before the first layer is trained, so that gradients go on below it.
     pub(super) fn trains_embedding(&self) -> bool {
         match self.trained {
-            TrainedPart::Adapter { ends, .. } => ends.embedding > 0,
+            TrainedPart::Adapter { embedding_numbers, .. } => *embedding_numbers > 0,
             TrainedPart::Weights => true,
         }
     }
@@ -87,7 +87,7 @@ impl<'a> StepSpec<'a> {
     /// Numbers that are trained behind the last layer.
     pub(super) fn output_numbers(&self) -> u64 {
         match self.trained {
-            TrainedPart::Adapter { ends, .. } => ends.output as u64,
+            TrainedPart::Adapter { output_numbers, .. } => *output_numbers as u64,
             TrainedPart::Weights => (self.config.num_scores() as u64 + 1) * self.hidden(),
         }
     }
@@ -96,7 +96,7 @@ impl<'a> StepSpec<'a> {
     pub(super) fn embedding_gradients(&self) -> u64 {
         let c = self.config;
         match self.trained {
-            TrainedPart::Adapter { ends, .. } => ends.embedding as u64 * self.wide(),
+            TrainedPart::Adapter { embedding_numbers, .. } => *embedding_numbers as u64 * self.wide(),
             TrainedPart::Weights if c.tie_word_embeddings && !c.has_score => 0,
             TrainedPart::Weights => self.of_embedding() * self.wide(),
         }
@@ -189,7 +189,7 @@ impl<'a> StepSpec<'a> {
         let of_linears = c.layers.iter().flat_map(|layer| layer.linears(c.hidden_size)).map(|linear| linear.out).max();
         let widest = widest.max(of_linears.unwrap_or(0));
         let of_ends = match self.trained {
-            TrainedPart::Adapter { ends, .. } => ends.embedding.max(ends.output),
+            TrainedPart::Adapter { embedding_numbers, output_numbers, .. } => *embedding_numbers.max(output_numbers),
             TrainedPart::Weights => 0,
         };
         16 * (inner * widest).max(of_ends) as u64

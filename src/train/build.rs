@@ -12,7 +12,7 @@ use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files::Scratch;
 use crate::head::{Classify, Distilled, Head, NextToken};
-use crate::model::{Adapter, CHAT_TEMPLATE, Disagreement, Gates, Model, ModelConfig, ModelPlacement, Preference, companions};
+use crate::model::{Adapter, CHAT_TEMPLATE, Gates, Model, ModelConfig, ModelPlacement, Preference, companions};
 use crate::native::cuda::Numerics;
 use crate::ops::attention::ModelFeature;
 use crate::recipe::{GradRecipe, HeadRecipe, LongBenchPrompt, LoraRecipe, Offload, Recipe, RopeScalingRecipe, TemplateChoice};
@@ -276,7 +276,7 @@ fn adapter(recipe: &Recipe, lora: &LoraRecipe, config: &ModelConfig, kind: Kind,
     };
     let mut adapter = Adapter::load_peft(path, config, kind, device)?;
     check_positions(config, path)?;
-    check_agreement(lora, config, &adapter, path)?;
+    adapter.check_agreement(config, lora, path)?;
     adapter.set_dropout(lora.dropout)?;
     Ok(adapter)
 }
@@ -336,16 +336,4 @@ fn check_positions(config: &ModelConfig, path: &Path) -> Result<(), Fault> {
     let message = format!("the adapter in `{}` was trained with other positions: {scaling}", abridged(path.display()));
     let hint = "make `model.rope_scaling` in the recipe the same, and take the model it was trained on";
     Err(Fault::usage(message, hint))
-}
-
-/// An adapter brings its own numbers: a recipe that says otherwise is a mistake.
-fn check_agreement(lora: &LoraRecipe, config: &ModelConfig, adapter: &Adapter, path: &Path) -> Result<(), Fault> {
-    let Some(Disagreement { key, recipe, adapter, is_unnamed }) = adapter.disagreement(config, lora)? else { return Ok(()) };
-    let path = abridged(path.display());
-    if is_unnamed {
-        let message = format!("the adapter in `{path}` holds copies of {adapter}, and its settings do not name all of these");
-        return Err(Fault::usage(message, format!("`lora.{key} = {adapter}` trains them; it is {recipe} in the recipe")));
-    }
-    let message = format!("`lora.{key}` is {recipe} in the recipe, but {adapter} in the adapter `{path}`");
-    Err(Fault::usage(message, "make `[lora]` agree with the adapter, or leave `model.adapter` out"))
 }

@@ -1,7 +1,7 @@
 //! What a model family says of itself.
 
 use crate::model::fields::Fields;
-use crate::model::spec::{Activation, ExpertsSpec, NormsSpec, QkNorm, QueryGrowth, RopeSpec};
+use crate::model::spec::{Activation, ExpertsSpec, LayerNorms, QkNorm, QueryGrowth, RopeSpec};
 use crate::units::Fault;
 
 /// Sizes that a configuration within another one leaves out where they are those of its class ([`Family::class_sizes`]).
@@ -33,7 +33,7 @@ pub(in crate::model) struct Family {
     pub(in crate::model) qk_norm: fn(Fields<'_>) -> Result<Option<QkNorm>, Fault>,
     pub(in crate::model) has_sinks: bool,
     /// Where the norms of a layer stand.
-    pub(in crate::model) norms: NormsSpec,
+    pub(in crate::model) norms: LayerNorms,
     /// Queries, keys and values come of one linear, and gate and up of another.
     pub(in crate::model) is_fused: bool,
     /// Norms multiply by 1 + their weight.
@@ -74,7 +74,7 @@ impl Family {
         default_head_dim: None,
         qk_norm: |_| Ok(None),
         has_sinks: false,
-        norms: NormsSpec::BEFORE,
+        norms: LayerNorms::BEFORE,
         is_fused: false,
         norms_add_one: false,
         logit_soft_cap: |_| Ok(None),

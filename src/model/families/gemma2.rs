@@ -4,7 +4,7 @@
 use super::family::{Biases, Family, Scales};
 use super::windows;
 use crate::model::fields::Fields;
-use crate::model::spec::{Activation, NormsSpec};
+use crate::model::spec::{Activation, LayerNorms};
 use crate::units::Fault;
 
 pub(super) const FAMILY: Family = Family {
@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     tied_by_default: true,
     default_kv_heads: Some(4),
     default_head_dim: Some(256),
-    norms: NormsSpec::AROUND,
+    norms: LayerNorms::AROUND,
     norms_add_one: true,
     scales,
     logit_soft_cap: |fields| soft_cap(fields, "final_logit_softcapping", Some(30.0)),

@@ -1,7 +1,7 @@
 //! `OLMo` 2 (arXiv 2501.00656): norms stand behind attention and MLP, and queries and keys are normalised over their full width.
 
 use super::family::{Biases, Family};
-use crate::model::spec::{NormsSpec, QkNorm};
+use crate::model::spec::{LayerNorms, QkNorm};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "olmo2",
@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
     default_pad: Some(1),
     default_norm_eps: 1e-5,
     qk_norm: |_| Ok(Some(QkNorm::FullWidth)),
-    norms: NormsSpec::BEHIND,
+    norms: LayerNorms::BEHIND,
     biases: |fields| Biases::of_attention(fields, false),
     ..Family::USUAL
 };

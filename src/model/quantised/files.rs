@@ -1,6 +1,6 @@
 //! The packed matrices among the tensors of safetensors files.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use tch::{Kind, Tensor};
@@ -8,11 +8,11 @@ use tch::{Kind, Tensor};
 use super::config::Quantisation;
 use super::parts::KV_CACHE_SCALES;
 use super::quantise::is_quantised;
-use crate::files::{Dtype, TensorFile};
+use crate::files::{Dtype, TensorFile, TensorView};
 use crate::model::config::PackedSizes;
 use crate::model::layout::TensorEntry;
 use crate::model::tensor_problems::TensorProblem;
-use crate::model::weights::{Files, FoundTensors};
+use crate::model::weights::Files;
 use crate::native::tensor_over;
 use crate::ops::linear::PackedWeight;
 use crate::store::load_tensor;
@@ -30,7 +30,7 @@ impl Files {
     pub(in crate::model) fn take_packed(
         &self,
         entries: &[TensorEntry],
-        found: &mut FoundTensors<'_>,
+        found: &mut BTreeMap<&str, TensorView<'_>>,
     ) -> (BTreeSet<String>, Vec<TensorProblem>) {
         let (mut names, mut problems) = (BTreeSet::new(), Vec::new());
         let Some(quantisation) = &self.quantisation else { return (names, problems) };
@@ -45,9 +45,9 @@ impl Files {
                 let name = &part.name;
                 problems.extend(match found.remove(name.as_str()) {
                     None => (!part.is_optional).then(|| TensorProblem::missing(name)),
-                    Some((dtype, _)) if !part.dtypes.contains(&dtype) => Some(TensorProblem::dtype(name, dtype)),
-                    Some((_, shape)) if !part.shapes.is_empty() && !part.shapes.iter().any(|expected| expected == shape) => {
-                        Some(TensorProblem::shape(name, &part.shapes[0], shape))
+                    Some(found) if !part.dtypes.contains(&found.dtype) => Some(TensorProblem::dtype(name, found.dtype)),
+                    Some(found) if !part.shapes.is_empty() && !part.shapes.iter().any(|expected| expected == found.shape) => {
+                        Some(TensorProblem::shape(name, &part.shapes[0], found.shape))
                     }
                     Some(_) => None,
                 });

@@ -11,7 +11,7 @@ use crate::model::config::{ModelConfig, PackedSizes};
 use crate::model::layout::TensorEntry;
 use crate::model::names::{EMBEDDING, FINAL_NORM, OUTPUT};
 use crate::model::spec::{STACKED_DOWN, STACKED_GATE_UP};
-use crate::model::tensor_problems::{TensorProblem, TensorProblems};
+use crate::model::tensor_problems::{TensorProblem, unfit};
 use crate::native::{first_bad_block, packed_product, tensor_over, unpack};
 use crate::ops::linear::{PackedForm, PackedWeight};
 use crate::units::{Fault, quoted};
@@ -106,7 +106,7 @@ impl GgufWeights {
         let is_extra = |name: &&str| !used.contains(*name) && !OF_CONFIG.contains(name);
         problems.extend(self.file.names().filter(is_extra).map(TensorProblem::extra));
         problems.dedup();
-        if problems.is_empty() { Ok(()) } else { Err(TensorProblems(problems).of(self.file.path(), "its keys")) }
+        if problems.is_empty() { Ok(()) } else { Err(unfit(&problems, self.file.path(), "its keys")) }
     }
 
     /// Sizes of the model's packed matrices, which stay packed.
@@ -178,7 +178,7 @@ impl GgufWeights {
     }
 
     pub(super) fn missing(&self, name: &str) -> Fault {
-        TensorProblems(vec![TensorProblem::missing(name)]).of(self.file.path(), "the model")
+        unfit(&[TensorProblem::missing(name)], self.file.path(), "the model")
     }
 
     /// A tensor, or one expert's matrix of it, in the shape of the file.
