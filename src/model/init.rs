@@ -27,35 +27,31 @@ pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, 
     let mut object = families::unwrapped(&read_json(config)?).into_owned();
     // The weights that are drawn are packed in no way.
     object.remove(QUANTISATION);
-    let tokenizer = tokenizer_json.map(|json| Ok::<_, Fault>((json, TokenizerFacts::read(json)?))).transpose()?;
-    if let Some((_, facts)) = &tokenizer {
-        facts.fit(&mut object);
-    }
+    let mut tokenizer_config = tokenizer_json.map(|json| fit_to_tokenizer(&mut object, json)).transpose()?;
     let checked = ModelConfig::of_file(config, &object)?;
+    if let Some(config) = &mut tokenizer_config {
+        config["model_max_length"] = json!(checked.max_position_embeddings);
+    }
     if let Some(family) = families::find(checked.model_type) {
         object.entry("architectures").or_insert_with(|| json!([family.architecture]));
     }
     files::require_unused(out_dir)?;
-    let write = |dir: &Path| write_model(dir, &checked, &object, tokenizer.as_ref(), seed);
+    let write = |dir: &Path| {
+        if let Some((json, config)) = tokenizer_json.zip(tokenizer_config.as_ref()) {
+            write_atomic(&dir.join("tokenizer.json"), json)?;
+            write_atomic(&dir.join("tokenizer_config.json"), &to_json(config))?;
+        }
+        write_model(dir, &checked, &object, seed)
+    };
     // What is there already, a volume say, or where a shell stands, keeps its place.
     let written = if out_dir.exists() { write(out_dir) } else { put_new_dir(out_dir, write) };
     written.map(|()| checked)
 }
 
-fn write_model(
-    out_dir: &Path,
-    checked: &ModelConfig,
-    object: &Map<String, Value>,
-    tokenizer: Option<&(&[u8], TokenizerFacts)>,
-    seed: u64,
-) -> Result<(), Fault> {
+fn write_model(out_dir: &Path, checked: &ModelConfig, object: &Map<String, Value>, seed: u64) -> Result<(), Fault> {
     let kind = checked.weight_kind.unwrap_or(Kind::Float);
     save_tensors(&out_dir.join("model.safetensors"), &draw(checked, kind, seed), &pt_metadata())?;
     let write = |name: &str, value: &Value| write_atomic(&out_dir.join(name), &to_json(value));
-    if let Some((json, facts)) = tokenizer {
-        write_atomic(&out_dir.join("tokenizer.json"), json)?;
-        write("tokenizer_config.json", &facts.config(checked.max_position_embeddings))?;
-    }
     if let Some(eos) = object.get("eos_token_id") {
         write("generation_config.json", &json!({"_from_model_config": true, "eos_token_id": eos}))?;
     }
@@ -73,55 +69,34 @@ pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, 
     layout::entries(config).into_iter().map(fill).collect()
 }
 
-/// What a model must know of its tokenizer.
-#[derive(Debug)]
-struct TokenizerFacts {
-    vocab_size: u64,
-    end: Option<(String, u64)>,
-    pad: Option<(String, u64)>,
-}
-
-impl TokenizerFacts {
-    fn read(tokenizer_json: &[u8]) -> Result<Self, Fault> {
-        let fault = |message: String| {
-            let message = format!("the tokenizer is not usable: {}", abridged(message));
-            Fault::data(message, "give the contents of a `tokenizer.json` that has a vocabulary")
-        };
-        let value: Value = serde_json::from_slice(tokenizer_json).map_err(|error| fault(error.to_string()))?;
-        let vocab = match &value["model"]["vocab"] {
-            Value::Object(ids) => ids.values().filter_map(Value::as_u64).max(),
-            // Unigram lists its tokens, and the place in the list is the id.
-            Value::Array(list) => (list.len() as u64).checked_sub(1),
-            _ => None,
-        };
-        let none = Vec::new();
-        let added = value["added_tokens"].as_array().unwrap_or(&none);
-        let added: Vec<(&str, u64)> = added.iter().filter_map(|t| Some((t["content"].as_str()?, t["id"].as_u64()?))).collect();
-        let largest = vocab.into_iter().chain(added.iter().map(|(_, id)| *id)).max();
-        let largest = largest.ok_or_else(|| fault("no token in `model.vocab` or `added_tokens`".into()))?;
-        let find = |contents: &[&str]| {
-            let of = |content: &&str| added.iter().find(|(added, _)| added == content);
-            contents.iter().find_map(of).map(|(content, id)| ((*content).to_owned(), *id))
-        };
-        Ok(Self { vocab_size: largest + 1, end: find(&END_TOKENS), pad: find(&PAD_TOKENS) })
-    }
-
-    /// Puts the vocabulary and the special tokens into a `config.json`.
-    fn fit(&self, object: &mut Map<String, Value>) {
-        let id = |token: &Option<(String, u64)>| token.as_ref().map_or(Value::Null, |(_, id)| json!(id));
-        object.insert("vocab_size".into(), json!(self.vocab_size));
-        object.insert("bos_token_id".into(), Value::Null);
-        object.insert("eos_token_id".into(), id(&self.end));
-        object.insert("pad_token_id".into(), id(&self.pad));
-    }
-
-    fn config(&self, max_positions: usize) -> Value {
-        let content = |token: &Option<(String, u64)>| token.as_ref().map(|(content, _)| content.clone());
-        json!({
-            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": null, "eos_token": content(&self.end),
-            "pad_token": content(&self.pad), "model_max_length": max_positions, "clean_up_tokenization_spaces": false,
-        })
-    }
+/// Puts vocabulary and special tokens of a tokenizer into a `config.json`. Returns a `tokenizer_config.json`, but for the longest text.
+fn fit_to_tokenizer(object: &mut Map<String, Value>, tokenizer_json: &[u8]) -> Result<Value, Fault> {
+    let fault = |message: String| {
+        let message = format!("the tokenizer is not usable: {}", abridged(message));
+        Fault::data(message, "give the contents of a `tokenizer.json` that has a vocabulary")
+    };
+    let value: Value = serde_json::from_slice(tokenizer_json).map_err(|error| fault(error.to_string()))?;
+    let vocab = match &value["model"]["vocab"] {
+        Value::Object(ids) => ids.values().filter_map(Value::as_u64).max(),
+        // Unigram lists its tokens, and the place in the list is the id.
+        Value::Array(list) => (list.len() as u64).checked_sub(1),
+        _ => None,
+    };
+    let none = Vec::new();
+    let added = value["added_tokens"].as_array().unwrap_or(&none);
+    let added: Vec<(&str, u64)> = added.iter().filter_map(|t| Some((t["content"].as_str()?, t["id"].as_u64()?))).collect();
+    let largest = vocab.into_iter().chain(added.iter().map(|(_, id)| *id)).max();
+    let largest = largest.ok_or_else(|| fault("no token in `model.vocab` or `added_tokens`".into()))?;
+    let find = |contents: &[&str]| contents.iter().find_map(|content| added.iter().find(|(added, _)| added == content));
+    let (end, pad) = (find(&END_TOKENS), find(&PAD_TOKENS));
+    object.insert("vocab_size".into(), json!(largest + 1));
+    object.insert("bos_token_id".into(), Value::Null);
+    object.insert("eos_token_id".into(), json!(end.map(|(_, id)| id)));
+    object.insert("pad_token_id".into(), json!(pad.map(|(_, id)| id)));
+    Ok(json!({
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": null, "eos_token": end.map(|(content, _)| content),
+        "pad_token": pad.map(|(content, _)| content), "model_max_length": null, "clean_up_tokenization_spaces": false,
+    }))
 }
 
 #[cfg(test)]
