@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::{FileKind, hash_bytes, hash_file, write_atomic};
 use crate::units::Fault;
@@ -55,12 +56,6 @@ pub fn cache_folder() -> Option<PathBuf> {
 /// Bytes of the least file whose hash is remembered.
 const MIN_BYTES: u64 = 1 << 20;
 
-#[derive(PartialEq, Eq, Serialize, Deserialize)]
-struct KnownHash {
-    stamp: Stamp,
-    hash: String,
-}
-
 /// The hash of a file's bytes, as [`hash_file`] has it; that of a large file is remembered.
 pub fn hash_large_file(path: &Path) -> Result<String, Fault> {
     hash_with(path, cache_folder().map(|cache| cache.join("hashes")).as_deref(), MIN_BYTES, MIN_AGE)
@@ -70,14 +65,14 @@ fn hash_with(path: &Path, folder: Option<&Path>, least: u64, min_age: Duration) 
     let before = Stamp::of(path).filter(|before| before.size >= least);
     let (Some(before), Some(folder)) = (before, folder) else { return hash_file(path) };
     let place = place(folder, path);
-    let known = super::read_json_as::<KnownHash>(&place, FileKind::Note).ok();
-    if let Some(known) = known.filter(|known| known.stamp == before) {
-        return Ok(known.hash);
+    let known: Value = super::read_json_as(&place, FileKind::Note).unwrap_or_default();
+    if let Some(hash) = known["hash"].as_str().filter(|_| known["stamp"] == json!(before)) {
+        return Ok(hash.to_owned());
     }
     let hash = hash_file(path)?;
     if Stamp::of(path).as_ref() == Some(&before) && before.is_older_than(min_age) && fs::create_dir_all(folder).is_ok() {
         // Where it cannot be remembered it is hashed again.
-        let _ = write_atomic(&place, &super::to_json(&KnownHash { stamp: before, hash: hash.clone() }));
+        let _ = write_atomic(&place, &super::to_json(&json!({ "stamp": before, "hash": hash })));
     }
     Ok(hash)
 }

@@ -99,14 +99,13 @@ impl GgufFile {
         Self::of_parts(parts, records)
     }
 
-    fn of_parts(parts: Vec<GgufPart>, records: Vec<Vec<(String, GgufRecord)>>) -> Result<Self, Fault> {
+    fn of_parts(parts: Vec<GgufPart>, records: Vec<Vec<GgufRecord>>) -> Result<Self, Fault> {
         let mut tensors = BTreeMap::new();
         for (part, records) in parts.iter().zip(records) {
-            for (name, record) in records {
-                if tensors.contains_key(&name) {
-                    return Err(part.wrong(&format!("it has two tensors `{}`", quoted(&name))));
+            for record in records {
+                if let Some(twice) = tensors.insert(record.name.clone(), record) {
+                    return Err(part.wrong(&format!("it has two tensors `{}`", quoted(&twice.name))));
                 }
-                tensors.insert(name, record);
             }
         }
         Ok(Self { parts: Arc::new(parts), tensors: Arc::new(tensors) })
@@ -135,7 +134,7 @@ impl GgufFile {
     }
 
     pub fn get(&self, name: &str) -> Option<TensorView<'_, GgufDtype>> {
-        let GgufRecord { part, dtype, shape, bytes } = self.tensors.get(name)?;
+        let GgufRecord { part, dtype, shape, bytes, .. } = self.tensors.get(name)?;
         let map = &self.parts[*part].map;
         Some(TensorView { dtype: *dtype, shape, offset: bytes.start, bytes: &map.bytes()[bytes.clone()], map })
     }
@@ -237,7 +236,7 @@ impl GgufFile {
 
 impl GgufPart {
     /// Maps the part of this number and reads its header; the tensors' bytes are counted from the start of the file.
-    fn read(path: &Path, number: usize) -> Result<(Self, Vec<(String, GgufRecord)>), Fault> {
+    fn read(path: &Path, number: usize) -> Result<(Self, Vec<GgufRecord>), Fault> {
         let file = open_to_read(path, FileKind::Tensors)?;
         if file.metadata().map_err(io_fault("look at", path))?.len() == 0 {
             return Err(wrong(path, "it is empty"));

@@ -51,6 +51,7 @@ pub(super) fn wrong(path: &Path, reason: &str) -> Fault {
 
 #[derive(Clone, Debug)]
 pub(super) struct GgufRecord {
+    pub(super) name: String,
     pub(super) part: usize,
     pub(super) dtype: GgufDtype,
     pub(super) shape: Vec<usize>,
@@ -63,8 +64,6 @@ pub(super) struct Reader<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) at: usize,
 }
-
-type GgufHeader = (BTreeMap<String, GgufValue>, Vec<(String, GgufRecord)>);
 
 impl<'a> Reader<'a> {
     fn wrong(&self, reason: &str) -> Fault {
@@ -115,7 +114,8 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    pub(super) fn header(&mut self, part: usize) -> Result<GgufHeader, Fault> {
+    /// The keys of a part of a file, and its tensors.
+    pub(super) fn header(&mut self, part: usize) -> Result<(BTreeMap<String, GgufValue>, Vec<GgufRecord>), Fault> {
         let magic: [u8; 4] = self.array("the magic number")?;
         if magic != MAGIC {
             return Err(self.wrong("it does not begin with `GGUF`"));
@@ -233,7 +233,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A tensor's record; its bytes begin at its offset among the data.
-    fn record(&mut self, alignment: u64) -> Result<(String, GgufRecord), Fault> {
+    fn record(&mut self, alignment: u64) -> Result<GgufRecord, Fault> {
         let name = self.text("the name of a tensor")?;
         let what = format!("the record of tensor `{}`", quoted(abridged(&name)));
         let wrong = |of: &Self, reason: &str| of.wrong(&format!("tensor `{}` {reason}", quoted(abridged(&name))));
@@ -267,19 +267,19 @@ impl<'a> Reader<'a> {
             return Err(wrong(self, &format!("is of {shape:?} numbers, more than any file holds")));
         };
         let shape = shape.into_iter().map(|size| size as usize).collect();
-        Ok((name, GgufRecord { part: 0, dtype, shape, bytes: from..end }))
+        Ok(GgufRecord { name, part: 0, dtype, shape, bytes: from..end })
     }
 
     /// Counts the records' bytes from the start of the file, none of which may reach beyond its end or into another's.
-    fn place(&self, records: &mut [(String, GgufRecord)], start: u64, part: usize) -> Result<(), Fault> {
+    fn place(&self, records: &mut [GgufRecord], start: u64, part: usize) -> Result<(), Fault> {
         let start = usize::try_from(start).unwrap_or(usize::MAX / 2);
-        for (_, record) in &mut *records {
+        for record in &mut *records {
             (record.part, record.bytes) = (part, start + record.bytes.start..start + record.bytes.end);
         }
-        records.sort_by_key(|(_, record)| record.bytes.start);
+        records.sort_by_key(|record| record.bytes.start);
         let mut end = start;
-        for (name, record) in records {
-            let name = quoted(abridged(name));
+        for record in records {
+            let name = quoted(abridged(&record.name));
             let (from, to, size) = (record.bytes.start, record.bytes.end, self.bytes.len());
             if to > size {
                 return Err(self.wrong(&format!("it ends inside tensor `{name}`, which takes bytes {from} to {to} of {size}")));
