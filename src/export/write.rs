@@ -83,7 +83,7 @@ struct Parts {
 
 enum ExportedWeights {
     Adapter(Adapter),
-    GgufAdapter(Adapter, ModelConfig),
+    GgufAdapter(Adapter, Box<ModelConfig>),
     Model(MergedModel),
 }
 
@@ -137,7 +137,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, Fault> {
         }
         ExportTarget::Gguf { whole: None, .. } => {
             let instead = usage.gguf.as_ref().map_or(CONVERT, GgufUsage::instead);
-            ExportedWeights::GgufAdapter(folded(adapter, &LLAMA_CPP, instead, &mut notes)?, config)
+            ExportedWeights::GgufAdapter(folded(adapter, &LLAMA_CPP, instead, &mut notes)?, Box::new(config))
         }
         ExportTarget::Merged | ExportTarget::Gguf { .. } => {
             ExportedWeights::Model(named(MergedModel::open(source, Some(adapter))?, trained)?)

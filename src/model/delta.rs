@@ -61,6 +61,26 @@ impl LoraDelta {
         }
     }
 
+    /// Plain LoRA of each of the experts whose matrices lie side by side in these: A `(X·r, in)`, expert by expert, and B `(out, r·X)`, whose
+    /// columns of one expert are X apart, as PEFT keeps them.
+    pub(super) fn by_expert(&self, num_experts: usize) -> Vec<Self> {
+        let (experts, inner, out) = (num_experts as i64, self.a_ri.size()[1], self.b_or.size()[0]);
+        let a = self.a_ri.view([experts, -1, inner]).unbind(0);
+        // Products want each expert's columns side by side.
+        let b = self.b_or.view([out, -1, experts]).permute([2, 0, 1]).contiguous().unbind(0);
+        a.into_iter().zip(b).map(|(a_ri, b_or)| self.plain(a_ri, b_or)).collect()
+    }
+
+    /// With the rows `start .. start + len` of B alone.
+    pub(super) fn rows(&self, start: i64, len: i64) -> Self {
+        self.plain(self.a_ri.shallow_clone(), self.b_or.narrow(0, start, len))
+    }
+
+    /// Plain LoRA of other matrices at the same scale.
+    fn plain(&self, a_ri: Tensor, b_or: Tensor) -> Self {
+        Self { a_ri, b_or, b_bias_o: None, magnitude_o: None, base_bias_o: None, pissa: None, ..*self }
+    }
+
     /// The input of `A` where dropout makes it another than the linear's.
     ///
     /// # Shapes

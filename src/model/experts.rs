@@ -12,7 +12,7 @@ use super::router::Router;
 use super::spec::{Activation, ExpertsSpec, LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::Weights;
 use crate::ops::experts::Grouping;
-use crate::ops::linear::{LowRank, Weight, linear};
+use crate::ops::linear::{Weight, linear};
 use crate::units::{Fault, LayerIdx};
 
 #[derive(Debug)]
@@ -122,9 +122,8 @@ impl Expert<'_> {
         let of_down = down.map(|delta| delta.low_rank(None));
         match self {
             Self::Apart(mlp, width) => {
-                let rows = [0, *width].map(|start| gate_up.map(|delta| delta.b_or.narrow(0, start, *width)));
-                let part = |b_or| gate_up.map(|delta| LowRank { b_or, ..delta.low_rank(None) });
-                let [gate, up] = rows.each_ref().map(|b_or| b_or.as_ref().and_then(part));
+                let parts = [0, *width].map(|start| gate_up.map(|delta| delta.rows(start, *width)));
+                let [gate, up] = parts.each_ref().map(|part| part.as_ref().map(|delta| delta.low_rank(None)));
                 mlp.forward_added(x_ne, [gate, up, of_down])
             }
             Self::Stacked((gate_up_ie, bias_i), (down_ei, bias_e), activation) => {
@@ -137,28 +136,12 @@ impl Expert<'_> {
     }
 }
 
-/// Matrices of low rank beside the same linear of all experts, in two tensors: A `(X·r, in)`, expert by expert, and B `(out, r·X)`,
-/// whose columns of one expert are X apart, as PEFT keeps them.
+/// Matrices of low rank beside the same linear of all experts, in two tensors ([`LoraDelta::by_expert`]).
 #[derive(Debug)]
 pub(super) struct StackedDelta {
     /// The name in the model, as `model.layers.3.mlp.experts.gate_up_proj`.
     pub(super) name: String,
     pub(super) delta: Option<LoraDelta>,
-}
-
-impl StackedDelta {
-    /// One delta for each expert, made anew for each use: under autograd, one operation brings the gradients of all experts together.
-    fn by_expert(&self, num_experts: usize) -> Option<Vec<LoraDelta>> {
-        let delta = self.delta.as_ref()?;
-        let LoraDelta { a_ri, b_or, .. } = delta;
-        let (experts, inner, out) = (num_experts as i64, a_ri.size()[1], b_or.size()[0]);
-        let a = a_ri.view([experts, -1, inner]).unbind(0);
-        // Products want each expert's columns side by side.
-        let b = b_or.view([out, -1, experts]).permute([2, 0, 1]).contiguous().unbind(0);
-        let plain =
-            |(a_ri, b_or)| LoraDelta { a_ri, b_or, b_bias_o: None, magnitude_o: None, base_bias_o: None, pissa: None, ..*delta };
-        Some(a.into_iter().zip(b).map(plain).collect())
-    }
 }
 
 impl Experts {
@@ -198,7 +181,9 @@ impl Experts {
 
     /// Each expert on its part of the tokens, which are sorted by expert.
     fn by_expert(&self, x_ne: &Tensor, rows: &[i64]) -> Tensor {
-        let [gate_up, down] = self.stacked.each_ref().map(|stacked| stacked.by_expert(rows.len()));
+        // Made anew for each use: under autograd, one operation brings the gradients of all experts together.
+        let by_expert = |stacked: &StackedDelta| stacked.delta.as_ref().map(|delta| delta.by_expert(rows.len()));
+        let [gate_up, down] = self.stacked.each_ref().map(by_expert);
         let mut made = Vec::with_capacity(rows.len());
         // Parts that are split off together get their gradients together: by itself each would be as large as all.
         for (index, (expert, here)) in self.matrices.by_expert().iter().zip(x_ne.split_with_sizes(rows, 0)).enumerate() {

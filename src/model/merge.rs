@@ -17,7 +17,7 @@ use super::merged_weights::{MergedWeights, Shard};
 use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, layer_tensor};
 use super::quantised::QUANTISATION;
 use super::source::ModelSource;
-use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
+use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::INDEX;
 use crate::files::{self, FileKind, GgufDtype, TensorHead};
 use crate::store::{pt_metadata, raw_tensors};
@@ -33,23 +33,10 @@ pub struct MergedModel {
     weights: MergedWeights,
     /// In place of the base's, where that would mean another model.
     config: Option<Map<String, Value>>,
-    /// What is trained beside linears, by their names.
+    /// What is trained beside linears, by their names; where the file has the linears of all experts in one tensor, by the name of that.
     deltas: BTreeMap<String, LoraDelta>,
-    /// Where the deltas of experts lie side by side, by the names of their linears.
-    experts: BTreeMap<String, ExpertPart>,
     /// Trained in full, by their names in the model.
     saved: BTreeMap<String, Tensor>,
-}
-
-/// Which part of the delta of all experts is that of one linear of one of them.
-#[derive(Debug)]
-struct ExpertPart {
-    /// The name of the linear of all experts.
-    stacked: String,
-    expert: i64,
-    num_experts: i64,
-    /// The first row of B, and how many there are.
-    rows: (i64, i64),
 }
 
 impl MergedModel {
@@ -76,11 +63,11 @@ impl MergedModel {
                 return Err(not_mergeable(&linear.name, "B has a bias, and the linear has none to add it to"));
             }
         }
+        add_experts(&mut deltas, &config);
         Ok(Self {
             dir: source.dir.to_owned(),
             weights,
             config: (changes_config || source.rope_scaling.is_some()).then_some(object),
-            experts: expert_parts(&config),
             deltas,
             saved,
         })
@@ -210,12 +197,10 @@ impl MergedModel {
             add(&stored.to_kind(master_kind(stored.kind()))).to_kind(stored.kind())
         };
         if let Some(lora) = self.deltas.get(own) {
-            return Ok(Some(in_wide(&load()?, &|stored_xio| sum_of_all(own, stored_xio, lora))));
+            return Ok(Some(in_wide(&load()?, &|stored_xio| sum_of_all(stored_xio, lora))));
         }
-        let Some(linear) = own.strip_suffix(".weight") else { return Ok(None) };
-        let part = self.experts.get(linear).filter(|_| !self.deltas.contains_key(linear));
-        let Some(lora) = self.deltas.get(part.map_or(linear, |part| &part.stacked)) else { return Ok(None) };
-        Ok(Some(in_wide(&load()?, &|stored_oi| sum(stored_oi, lora, part))))
+        let Some(lora) = own.strip_suffix(".weight").and_then(|linear| self.deltas.get(linear)) else { return Ok(None) };
+        Ok(Some(in_wide(&load()?, &|stored_oi| sum(stored_oi, lora))))
     }
 }
 
@@ -250,7 +235,7 @@ fn merged_io_layers(
     if let Some(lora) = output {
         let own_ve = if config.tie_word_embeddings { None } else { stored(OUTPUT)? };
         let output_ve = base(OUTPUT_MODULE, own_ve.as_ref().unwrap_or(&base_ve));
-        saved.insert(OUTPUT.into(), no_grad(|| sum(&output_ve.to_kind(master_kind(stored_ve.kind())), lora, None)));
+        saved.insert(OUTPUT.into(), no_grad(|| sum(&output_ve.to_kind(master_kind(stored_ve.kind())), lora)));
     }
     if leaves_output {
         saved.insert(OUTPUT.into(), base_ve);
@@ -287,10 +272,9 @@ fn name_classes(object: &mut Map<String, Value>, names: &[String]) {
 ///
 /// # Shapes
 /// `(out, in)` in and out.
-fn sum(weight_oi: &Tensor, lora: &LoraDelta, part: Option<&ExpertPart>) -> Tensor {
+fn sum(weight_oi: &Tensor, lora: &LoraDelta) -> Tensor {
     let kind = weight_oi.kind();
-    let (a_ri, b_or) = part.map_or_else(|| (lora.a_ri.shallow_clone(), lora.b_or.shallow_clone()), |part| part.of(lora));
-    let sum_oi = weight_oi + b_or.to_kind(kind).matmul(&a_ri.to_kind(kind)) * lora.scale;
+    let sum_oi = weight_oi + lora.b_or.to_kind(kind).matmul(&lora.a_ri.to_kind(kind)) * lora.scale;
     let Some(magnitude_o) = &lora.magnitude_o else { return sum_oi };
     let length_o = sum_oi.norm_scalaropt_dim(2.0, &[1i64][..], false);
     sum_oi * (magnitude_o.to_kind(kind) / length_o).unsqueeze(1)
@@ -300,42 +284,34 @@ fn sum(weight_oi: &Tensor, lora: &LoraDelta, part: Option<&ExpertPart>) -> Tenso
 ///
 /// # Shapes
 /// `(experts, in, out)` in and out.
-fn sum_of_all(name: &str, weight_xio: &Tensor, lora: &LoraDelta) -> Tensor {
-    let (num_experts, _, out) = weight_xio.size3().unwrap_or_default();
-    let of_expert = |expert| {
-        let part = ExpertPart { stacked: name.to_owned(), expert, num_experts, rows: (0, out) };
-        let zeros_oi = weight_xio.get(expert).tr().zeros_like();
-        sum(&zeros_oi, lora, Some(&part)).tr()
-    };
-    weight_xio + Tensor::stack(&(0..num_experts).map(of_expert).collect::<Vec<_>>(), 0)
+fn sum_of_all(weight_xio: &Tensor, lora: &LoraDelta) -> Tensor {
+    let weights = weight_xio.unbind(0);
+    let of_experts = lora.by_expert(weights.len());
+    let sums = weights.iter().zip(&of_experts).map(|(weight_io, lora)| sum(&weight_io.tr(), lora).tr());
+    Tensor::stack(&sums.collect::<Vec<_>>(), 0)
 }
 
-impl ExpertPart {
-    /// A `(r, in)` and B `(out, r)` of the linear.
-    fn of(&self, lora: &LoraDelta) -> (Tensor, Tensor) {
-        let (inner, out) = (lora.a_ri.size()[1], lora.b_or.size()[0]);
-        let a_ri = lora.a_ri.view([self.num_experts, -1, inner]).get(self.expert);
-        // The columns of one expert are as far apart as there are experts.
-        let b_or = lora.b_or.view([out, -1, self.num_experts]).select(2, self.expert);
-        (a_ri, b_or.narrow(0, self.rows.0, self.rows.1))
-    }
-}
-
-fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
-    let mut parts = BTreeMap::new();
-    for (layer, spec) in config.layers.iter().enumerate() {
-        let Some(experts) = spec.feed_forward.experts() else { continue };
-        let (wide, hidden) = (experts.intermediate_size as i64, config.hidden_size as i64);
-        let places = [(STACKED_GATE_UP, (0, wide)), (STACKED_GATE_UP, (wide, wide)), (STACKED_DOWN, (0, hidden))];
-        for (expert, linears) in experts.experts(config.hidden_size).into_iter().enumerate() {
-            for (linear, (stacked, rows)) in linears.into_iter().zip(places) {
-                let (expert, num_experts) = (expert as i64, experts.num_experts as i64);
-                let part = ExpertPart { stacked: layer_tensor(layer, stacked), expert, num_experts, rows };
-                parts.insert(layer_tensor(layer, &linear.path), part);
-            }
+/// Adds the parts for each expert's linears of what is trained beside those of all experts, where a model has them apart.
+fn add_experts(deltas: &mut BTreeMap<String, LoraDelta>, config: &ModelConfig) {
+    let (layers, hidden) = (config.layers.iter().enumerate(), config.hidden_size as i64);
+    for (layer, experts) in layers.filter_map(|(layer, spec)| Some((layer, spec.feed_forward.experts()?))) {
+        let (wide, linears) = (experts.intermediate_size as i64, experts.experts(config.hidden_size));
+        if linears.is_empty() {
+            continue;
+        }
+        let by_expert = |path| deltas.get(&layer_tensor(layer, path)).map(|all| no_grad(|| all.by_expert(experts.num_experts)));
+        let [gate_up, down] = [STACKED_GATE_UP, STACKED_DOWN].map(by_expert).map(Option::unwrap_or_default);
+        let mut add = |linear: &LinearSpec, delta| {
+            deltas.entry(layer_tensor(layer, &linear.path)).or_insert(delta);
+        };
+        for ([gate, up, _], delta) in linears.iter().zip(gate_up) {
+            add(gate, delta.rows(0, wide));
+            add(up, delta.rows(wide, wide));
+        }
+        for ([.., own], delta) in linears.iter().zip(down) {
+            add(own, delta.rows(0, hidden));
         }
     }
-    parts
 }
 
 /// Whatever the base has beside configuration and weights.
