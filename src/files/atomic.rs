@@ -107,8 +107,8 @@ fn is_special(found: &fs::Metadata) -> bool {
 
 fn write_new(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {
     let file = DiskFile::open("file", path, OpenOptions::new().write(true).create_new(true)).map_err(io_fault("create", path))?;
-    let sliced = fill_buffered(SlicedFile { file, slice: SLICE, unsynced: 0 }, path, fill)?;
-    sliced.file.sync().map_err(io_fault("sync", path))
+    let file = fill_buffered(file.synced_after_each(SLICE), path, fill)?;
+    file.sync().map_err(io_fault("sync", path))
 }
 
 fn fill_buffered<W: Write>(file: W, path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<W, Fault> {
@@ -116,28 +116,6 @@ fn fill_buffered<W: Write>(file: W, path: &Path, fill: impl FnOnce(&mut dyn Writ
     let mut buffer = BufWriter::with_capacity(1 << 20, file);
     fill(&mut buffer).and_then(|()| buffer.flush()).map_err(failed)?;
     Ok(buffer.into_parts().0)
-}
-
-struct SlicedFile {
-    file: DiskFile,
-    slice: usize,
-    unsynced: usize,
-}
-
-impl Write for SlicedFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
-        self.unsynced += written;
-        if self.unsynced >= self.slice {
-            self.unsynced = 0;
-            self.file.sync()?;
-        }
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
 }
 
 pub fn sync_dir(dir: &Path) -> Result<(), Fault> {
@@ -241,7 +219,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut options = OpenOptions::new();
         let file = DiskFile::open("file", &dir.path().join("x"), options.write(true).create_new(true)).unwrap();
-        let mut sliced = SlicedFile { file, slice: 10, unsynced: 0 };
+        let mut sliced = file.synced_after_each(10);
         let write = |bytes: &[u8]| with("file.sync=eio:1", || sliced.write_all(bytes));
         let ended = [&[0; 9][..], &[0; 1], &[0; 9], &[0; 30]].map(write).map(|(result, reached)| (result.is_ok(), reached));
         assert_eq!(ended, [(true, false), (false, true), (true, false), (false, true)]);

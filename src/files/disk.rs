@@ -27,6 +27,9 @@ pub struct DiskFile {
     whose: &'static str,
     number: u64,
     file: File,
+    /// Bytes after which what is written is made durable.
+    slice: usize,
+    unsynced: usize,
 }
 
 impl DiskFile {
@@ -35,7 +38,12 @@ impl DiskFile {
         let file = attempt(whose, "open", || options.open(path))?;
         let number = OPENED.fetch_add(1, Ordering::Relaxed);
         record(whose, || json!({ "op": "open", "path": path, "file": number }));
-        Ok(Self { whose, number, file })
+        Ok(Self { whose, number, file, slice: usize::MAX, unsynced: 0 })
+    }
+
+    /// Has the file made durable after each so many bytes that are written one behind the other.
+    pub(super) fn synced_after_each(self, slice: usize) -> Self {
+        Self { slice, ..self }
     }
 
     /// The file, to be looked at or locked.
@@ -94,6 +102,11 @@ impl Write for DiskFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.put(bytes, |bytes| (&self.file).write(bytes))?;
         record(self.whose, || json!({ "op": "write", "file": self.number, "bytes": as_text(&bytes[..written]) }));
+        self.unsynced = self.unsynced.saturating_add(written);
+        if self.unsynced >= self.slice {
+            self.unsynced = 0;
+            self.sync()?;
+        }
         Ok(written)
     }
 
