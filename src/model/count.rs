@@ -81,15 +81,13 @@ fn embedding_numbers(config: &ModelConfig, settings: &PeftConfig) -> usize {
 }
 
 /// How many it trains behind the last layer.
-fn output_numbers(config: &ModelConfig, settings: &PeftConfig) -> Result<usize, Fault> {
+fn output_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<usize, Fault> {
     let has_final_norm = copied(config, settings)?.iter().any(|(name, _)| name == FINAL_NORM);
     let of_norm = if has_final_norm { config.hidden_size } else { 0 };
-    let beside_output = targets(config, settings)?.into_iter().filter(|target| target.linear.name == OUTPUT_MODULE);
-    let of_addition =
-        |target: LoraTarget| target.parts(settings).into_iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
+    let beside_output = targets.iter().filter(|target| target.linear.name == OUTPUT_MODULE);
+    let addition = beside_output.flat_map(|target| target.parts(settings)).map(|(_, shape)| shape.iter().product::<usize>());
     let above = io_tensors(config, settings).into_iter().filter(|(part, _)| !part.is_below_the_layers());
-    let whole: usize = above.map(|(_, [rows, columns])| rows * columns).sum();
-    Ok(of_norm + beside_output.map(of_addition).sum::<usize>() + whole)
+    Ok(of_norm + addition.sum::<usize>() + above.map(|(_, [rows, columns])| rows * columns).sum::<usize>())
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,13 +112,14 @@ pub enum TrainedPart {
 impl TrainedPart {
     pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, Fault> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
-        let ((targets, r), settings) = (Projection::targets(config, lora)?, peft_settings(config, lora)?);
+        let settings = peft_settings(config, lora)?;
+        let targets = targets(config, &settings)?;
         Ok(Self::Adapter {
-            r,
-            targets,
+            r: targets.iter().map(|target| target.r).max().unwrap_or(lora.r),
+            targets: Projection::among(&targets),
             numbers: trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum(),
             embedding_numbers: embedding_numbers(config, &settings),
-            output_numbers: output_numbers(config, &settings)?,
+            output_numbers: output_numbers(config, &settings, &targets)?,
             has_dropout: lora.dropout > 0.0,
             has_magnitudes: lora.use_dora,
         })

@@ -62,14 +62,6 @@ struct MlpBytes {
     backward: u64,
 }
 
-impl MlpBytes {
-    fn of_tokens(self, tokens: u64) -> Self {
-        let Self { graph, forward, beside_graph, backward } = self;
-        let [graph, forward, beside_graph, backward] = [graph, forward, beside_graph, backward].map(|bytes| tokens * bytes);
-        Self { graph, forward, beside_graph, backward }
-    }
-}
-
 /// Bytes of a policy's scores, sums, orders and indices, by entry and head of keys and values.
 const SCORE_BYTES: u64 = 32;
 
@@ -79,7 +71,7 @@ impl LayerFootprint<'_> {
         let (w, e, tokens) = (self.element(), self.hidden as u64, column.tokens as u64);
         let [q, kv, _] = self.widths();
         let MlpBytes { graph: graph_of_mlp, forward: in_mlp, beside_graph, backward } = match &self.layer.feed_forward {
-            FeedForwardSpec::Dense { intermediate_size, .. } => self.gated_mlp(*intermediate_size as u64).of_tokens(tokens),
+            FeedForwardSpec::Dense { intermediate_size, .. } => self.gated_mlp(*intermediate_size as u64, tokens),
             FeedForwardSpec::Experts(spec) => self.experts(spec, tokens),
         };
         let [attending, attending_backward] = self.attention_scratch(column).map(|bytes| bytes + restored);
@@ -134,8 +126,8 @@ impl LayerFootprint<'_> {
             + self.normed_output(self.layer.norms.behind_attention.is_some())
     }
 
-    /// An MLP of `i` channels, by token: `2 E + 3 I + 2 r + 1` numbers in the graph.
-    fn gated_mlp(&self, i: u64) -> MlpBytes {
+    /// An MLP of `i` channels: `2 E + 3 I + 2 r + 1` numbers a token in the graph.
+    fn gated_mlp(&self, i: u64, tokens: u64) -> MlpBytes {
         use Projection::{Down, Gate, GateUp, Up};
         let (w, wide, e, drawn) = (self.element(), self.wide(), self.hidden as u64, self.dropout_draws());
         let numbers = self.input_of(&[Gate, Up, GateUp], e) + 2 * i + self.input_of(&[Down], i) + e;
@@ -149,10 +141,10 @@ impl LayerFootprint<'_> {
         let is_fused = native::computes(self.device, self.kind);
         let gradients = if wide > w && !is_fused { i * (2 * w + 3 * wide) } else { 3 * i * w };
         MlpBytes {
-            graph,
-            forward: gated.max(w * (3 * e + i)).max(w * (2 * e + i) + drawn),
-            beside_graph: (gated + drawn).saturating_sub(graph),
-            backward: 2 * e * w + gradients - freed,
+            graph: tokens * graph,
+            forward: tokens * gated.max(w * (3 * e + i)).max(w * (2 * e + i) + drawn),
+            beside_graph: tokens * (gated + drawn).saturating_sub(graph),
+            backward: tokens * (2 * e * w + gradients - freed),
         }
     }
 
@@ -165,11 +157,12 @@ impl LayerFootprint<'_> {
         // Half of what an expert's rows are rounded up to is pads, on average.
         let copies = chosen + ROWS_MULTIPLE as u64 * experts.min(chosen) / 2;
         let keeps_inputs = self.input_of(&[Gate, Up, GateUp], 1);
-        let expert = self.gated_mlp(spec.intermediate_size as u64);
-        let shared = spec.shared_size.map_or(MlpBytes::default(), |width| self.gated_mlp(width as u64).of_tokens(tokens));
+        let all = self.gated_mlp(spec.intermediate_size as u64, copies);
+        let one = self.gated_mlp(spec.intermediate_size as u64, copies / experts.max(1));
+        let shared = spec.shared_size.map_or(MlpBytes::default(), |width| self.gated_mlp(width as u64, tokens));
         // Beside what experts keep: the sum of what they make, the norm's root, and the router's probabilities.
-        let graph = copies * (expert.graph - wide) + tokens * (w * e + wide * (1 + experts)) + self.laid_out(spec);
-        let one_by_one = copies / experts.max(1) * (expert.forward + expert.backward);
+        let graph = all.graph - copies * wide + tokens * (w * e + wide * (1 + experts)) + self.laid_out(spec);
+        let one_by_one = one.forward + one.backward;
         let products = chosen * e * if wide > w { w + 2 * wide } else { 2 * w };
         MlpBytes {
             graph: graph + shared.graph,

@@ -80,7 +80,6 @@ pub use spec::{
     Activation, AttentionSpec, DynamicYarnScaling, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerNorms, LayerSpec, LinearSpec,
     Llama3Scaling, LongRopeScaling, NormSpec, Preference, QkNorm, QueryGrowth, RopeScaling, RopeSpec, YarnScaling,
 };
-pub use targets::targeted;
 pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;
 

@@ -1,8 +1,7 @@
 //! The linears of a layer by what they do in it: which tensors they keep, and which of them share an input.
 
-use super::{LayerSpec, ModelConfig, targeted};
-use crate::recipe::LoraRecipe;
-use crate::units::Fault;
+use super::LayerSpec;
+use super::targets::LoraTarget;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projection {
@@ -72,10 +71,9 @@ impl Projection {
         linears.iter().find(|linear| linear.path == self.path()).map_or([0, 0], |linear| [linear.out, linear.inner])
     }
 
-    /// The linears that a recipe gives matrices in some layer, and their largest rank.
-    pub(super) fn targets(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<Self>, usize), Fault> {
-        let (paths, r) = targeted(config, lora)?;
-        let is_meant = |projection: &Self| paths.iter().any(|path| projection.is_at(path));
-        Ok((Self::ALL.into_iter().filter(is_meant).collect(), r))
+    /// The projections that are among some targets.
+    pub(super) fn among(targets: &[LoraTarget]) -> Vec<Self> {
+        let is_meant = |projection: &Self| targets.iter().any(|target| projection.is_at(&target.linear.spec.path));
+        Self::ALL.into_iter().filter(is_meant).collect()
     }
 }

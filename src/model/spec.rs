@@ -52,7 +52,7 @@ impl LayerNorms {
 }
 
 impl<Norm> LayerNorms<Norm> {
-    /// Those that there are, in the order in which they are computed.
+    /// The norms that there are, in the order in which they are computed.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Norm> {
         let Self { before_attention, behind_attention, before_feed_forward, behind_feed_forward } = self;
         [before_attention, behind_attention, before_feed_forward, behind_feed_forward].into_iter().flatten()

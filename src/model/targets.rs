@@ -170,13 +170,6 @@ fn means(settings: &PeftConfig, name: &str) -> bool {
     settings.target_modules.names(&module(settings, name)) && !settings.saves(name)
 }
 
-/// The paths of the linears that a recipe gives matrices in some layer, and the largest rank among them.
-pub fn targeted(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<String>, usize), Fault> {
-    let targets = targets(config, &peft_settings(config, lora)?)?;
-    let r = targets.iter().map(|target| target.r).max().unwrap_or(lora.r);
-    Ok((distinct(targets.iter().map(|target| target.linear.spec.path.to_string())), r))
-}
-
 /// The settings of an adapter that a recipe describes.
 pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<PeftConfig, Fault> {
     let pattern = |key| move |found: String| bad_setting(key, &found, "regular expressions that can be read");

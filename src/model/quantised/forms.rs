@@ -272,7 +272,8 @@ pub(super) type PartsAndForm = (Vec<Tensor>, Arc<dyn PackedForm>);
 /// nested scales.
 pub(super) fn in_blocks(
     [codes, table, absmax]: [Tensor; 3],
-    (width, blocksize): (i64, i64),
+    width: i64,
+    blocksize: i64,
     scales: StoredScales,
     rest: Vec<Tensor>,
 ) -> PartsAndForm {

@@ -190,7 +190,7 @@ impl StoredMatrix<'_> {
         if let ([], Some(left)) = (&nested[..], files.names_with(&part(".nested_")).first()) {
             return Err(files.wrong(left, "`quant_state` knows of no nested scales"));
         }
-        Ok(in_blocks([codes, Tensor::from_slice(&map), absmax], (size[1], state.blocksize), scales, nested))
+        Ok(in_blocks([codes, Tensor::from_slice(&map), absmax], size[1], state.blocksize, scales, nested))
     }
 
     fn eight_bits(&self) -> Result<PartsAndForm, Fault> {

@@ -128,10 +128,10 @@ fn four_bits(weight_oi: &Tensor, table: &[f32], is_double: bool) -> PartsAndForm
         [upper.bitwise_or_tensor(&code.select(1, 1)), absmax]
     };
     let [packed, absmax] = in_parts(&weight_oi.reshape([-1]), AT_ONCE, make);
-    let shape = (weight_oi.size()[1], BLOCKSIZE);
+    let width = weight_oi.size()[1];
     let table = Tensor::from_slice(table);
     if !is_double {
-        return in_blocks([packed, table, absmax], shape, StoredScales::Numbers, Vec::new());
+        return in_blocks([packed, table, absmax], width, BLOCKSIZE, StoredScales::Numbers, Vec::new());
     }
     let offset = absmax.mean(Kind::Float).double_value(&[]);
     let (scaled, outer) = in_units_of_blocks(&(&absmax - offset), OUTER_BLOCKSIZE);
@@ -139,7 +139,7 @@ fn four_bits(weight_oi: &Tensor, table: &[f32], is_double: bool) -> PartsAndForm
     let bounds = (values.narrow(0, 0, 255) + values.narrow(0, 1, 255)) * 0.5;
     let codes = scaled.bucketize(&bounds, true, false).to_kind(Kind::Uint8).narrow(0, 0, absmax.size()[0]);
     let scales = StoredScales::Nested { blocksize: OUTER_BLOCKSIZE, offset };
-    in_blocks([packed, table, codes], shape, scales, vec![outer, values])
+    in_blocks([packed, table, codes], width, BLOCKSIZE, scales, vec![outer, values])
 }
 
 /// The 256 values of 8 bits that bitsandbytes has for scales: of one sign and each power of 10 from 1e-6 to 1 twice as many as of the one
