@@ -2,7 +2,6 @@
 //! the order of each format's definition.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
@@ -15,7 +14,11 @@ use crate::ops::linear::PackedForm;
 /// as there are some; of nested scales their own scales, and the 256 values of their codes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CodedRows {
+    /// Numbers of a row of codes.
     pub(super) width: i64,
+    /// Numbers of a row of the matrix: as many, but where blocks lie over the flattened matrix and no number of them makes a row. Then each block is
+    /// a row of codes.
+    pub(super) matrix_width: i64,
     /// Rows and columns that share a scale.
     pub(super) block: [i64; 2],
     pub(super) is_high_nibble_first: bool,
@@ -38,13 +41,6 @@ pub(super) enum StoredScales {
     },
 }
 
-/// Blocks over the flattened matrix, where no number of blocks makes a row: each is a row of its own.
-#[derive(Debug)]
-pub(super) struct CodedBlocks {
-    pub(super) width: i64,
-    pub(super) blocks: CodedRows,
-}
-
 /// 2^(e − 127), f32, of whole numbers e from 0 to 254.
 pub(super) fn powers_of_two(exponent: &Tensor) -> Tensor {
     let bits: Tensor = exponent.bitwise_left_shift_tensor_scalar(23);
@@ -63,7 +59,15 @@ fn rows_of(x: &Tensor, rows: &Range<i64>) -> Tensor {
 impl CodedRows {
     /// Codes with stored scales and nothing else, the first of a byte in its lower bits.
     pub(super) fn new(width: i64, block: [i64; 2]) -> Self {
-        Self { width, block, is_high_nibble_first: false, factor: 1.0, zero_bits: None, scales: StoredScales::Numbers }
+        Self {
+            width,
+            matrix_width: width,
+            block,
+            is_high_nibble_first: false,
+            factor: 1.0,
+            zero_bits: None,
+            scales: StoredScales::Numbers,
+        }
     }
 
     /// The scales of a range of their rows, f32.
@@ -142,22 +146,19 @@ fn by_operations(of: &Codes<'_>, kind: Kind) -> Tensor {
 impl PackedForm for CodedRows {
     fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor {
         let is_here = parts[0].device() == Device::Cpu;
-        self.with(parts, rows, |codes| if is_here { codes.unpack(kind) } else { by_operations(&codes, kind) })
+        let unpack = |codes: Codes<'_>| if is_here { codes.unpack(kind) } else { by_operations(&codes, kind) };
+        if self.width == self.matrix_width {
+            return self.with(parts, rows, unpack);
+        }
+        let numbers = rows.start * self.matrix_width..rows.end * self.matrix_width;
+        let blocks = numbers.start / self.width..(numbers.end + self.width - 1) / self.width;
+        let all = self.with(parts, &blocks, unpack).view([-1]);
+        all.narrow(0, numbers.start - blocks.start * self.width, len(&numbers)).view([len(rows), self.matrix_width])
     }
 
     fn product(&self, parts: &[Tensor], x: &Tensor) -> Option<Tensor> {
-        let is_here = parts[0].device() == Device::Cpu;
+        let is_here = parts[0].device() == Device::Cpu && self.width == self.matrix_width;
         is_here.then(|| self.with(parts, &(0..parts[0].size()[0]), |codes| codes.product(x)))
-    }
-}
-
-impl PackedForm for CodedBlocks {
-    fn unpack(&self, parts: &[Tensor], rows: &Range<i64>, kind: Kind) -> Tensor {
-        let numbers = rows.start * self.width..rows.end * self.width;
-        let size = self.blocks.width;
-        let blocks = numbers.start / size..(numbers.end + size - 1) / size;
-        let all = self.blocks.unpack(parts, &blocks, kind).view([-1]);
-        all.narrow(0, numbers.start - blocks.start * size, len(&numbers)).view([len(rows), self.width])
     }
 }
 
@@ -266,8 +267,6 @@ pub(super) fn signed() -> Vec<f32> {
     (0..=255u8).map(|byte| f32::from(byte as i8)).collect()
 }
 
-pub(super) type PartsAndForm = (Vec<Tensor>, Arc<dyn PackedForm>);
-
 /// 4-bit codes in blocks over the flattened matrix (bitsandbytes), the first of two in the upper half of a byte; `rest` are the parts of
 /// nested scales.
 pub(super) fn in_blocks(
@@ -276,9 +275,10 @@ pub(super) fn in_blocks(
     blocksize: i64,
     scales: StoredScales,
     rest: Vec<Tensor>,
-) -> PartsAndForm {
+) -> (Vec<Tensor>, CodedRows) {
     let (blocks, fills_rows) = (absmax.size()[0], width % blocksize == 0);
-    let of_row = CodedRows {
+    let form = CodedRows {
+        matrix_width: width,
         is_high_nibble_first: true,
         scales,
         ..CodedRows::new(if fills_rows { width } else { blocksize }, [1, blocksize])
@@ -286,9 +286,9 @@ pub(super) fn in_blocks(
     // A last block may be a short one.
     let missing = blocks * blocksize / 2 - codes.size()[0];
     let codes = if missing > 0 { codes.constant_pad_nd([0, missing]) } else { codes };
-    let each = of_row.width / blocksize;
-    let parts = [codes.view([-1, of_row.width / 2]), table, absmax.view([-1, each])].into_iter().chain(rest).collect();
-    (parts, if fills_rows { Arc::new(of_row) } else { Arc::new(CodedBlocks { width, blocks: of_row }) })
+    let each = form.width / blocksize;
+    let parts = [codes.view([-1, form.width / 2]), table, absmax.view([-1, each])].into_iter().chain(rest).collect();
+    (parts, form)
 }
 
 #[cfg(test)]
@@ -318,7 +318,7 @@ mod tests {
                     [false, true].into_iter().filter(|is_high_nibble_first| bits != 3 || !is_high_nibble_first)
                 {
                     let scales = StoredScales::Numbers;
-                    let form = CodedRows { width, block, is_high_nibble_first, factor: 0.3, zero_bits, scales };
+                    let form = CodedRows { is_high_nibble_first, factor: 0.3, zero_bits, scales, ..CodedRows::new(width, block) };
                     for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
                         for part in [0..rows, 3..8] {
                             let expected = form.with(&parts, &part, |codes| by_operations(&codes, kind));

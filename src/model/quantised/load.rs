@@ -7,8 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::config::{Ints, Quantisation};
 use super::forms::{
-    CodedRows, MX_BLOCK, NF4, PER_127, PartsAndForm, StoredScales, e2m1, e4m3, fp4, in_blocks, packed_in_bytes, signed,
-    unpacked_words,
+    CodedRows, MX_BLOCK, NF4, PER_127, StoredScales, e2m1, e4m3, fp4, in_blocks, packed_in_bytes, signed, unpacked_words,
 };
 use super::parts::STATE;
 use crate::model::weights::Files;
@@ -80,7 +79,7 @@ impl Quantisation {
             Self::CompressedBytes { is_symmetric } => stored.compressed_bytes(*is_symmetric)?,
             Self::Mxfp4 => return Err(files.wrong(weight, "only experts are in MXFP4")),
         };
-        Ok(PackedWeight { parts, size, kind, form })
+        Ok(PackedWeight { parts, size, kind, form: Arc::new(form) })
     }
 
     /// The matrices of all experts, each `(out, in)` with this number of inputs.
@@ -98,7 +97,7 @@ impl Quantisation {
 }
 
 /// Codes `(out, in)` with scales, zeros and groups, all by row.
-fn grouped(codes: &Tensor, scale: &Tensor, zero: Option<Tensor>, ints: Ints, groups: Option<Tensor>) -> PartsAndForm {
+fn grouped(codes: &Tensor, scale: &Tensor, zero: Option<Tensor>, ints: Ints, groups: Option<Tensor>) -> (Vec<Tensor>, CodedRows) {
     let width = codes.size()[1];
     // Numbers of 5 to 7 bits stay in a byte each.
     let bits = if ints.bits <= 4 { ints.bits as i64 } else { 8 };
@@ -110,7 +109,7 @@ fn grouped(codes: &Tensor, scale: &Tensor, zero: Option<Tensor>, ints: Ints, gro
     let zero = zero.map(|zero| packed_in_bytes(&zero, zero_bits));
     let form = CodedRows { zero_bits: zero.as_ref().map(|_| zero_bits), ..CodedRows::new(width, [1, group_size]) };
     let parts = [packed_in_bytes(codes, bits), Tensor::from_slice(&table), scale.contiguous()];
-    (parts.into_iter().chain(zero).chain(groups).collect(), Arc::new(form))
+    (parts.into_iter().chain(zero).chain(groups).collect(), form)
 }
 
 /// Where AWQ's kernels have each of eight outputs in a word: in which group of four bits.
@@ -130,7 +129,7 @@ impl StoredMatrix<'_> {
         self.files.finite(&self.own(end))
     }
 
-    fn four_bits(&self, of_config: Option<&str>) -> Result<PartsAndForm, Fault> {
+    fn four_bits(&self, of_config: Option<&str>) -> Result<(Vec<Tensor>, CodedRows), Fault> {
         let Self { files, weight, size } = *self;
         let part = |end: &str| format!("{weight}{end}");
         let states = files.names_with(&part(STATE));
@@ -193,7 +192,7 @@ impl StoredMatrix<'_> {
         Ok(in_blocks([codes, Tensor::from_slice(&map), absmax], size[1], state.blocksize, scales, nested))
     }
 
-    fn eight_bits(&self) -> Result<PartsAndForm, Fault> {
+    fn eight_bits(&self) -> Result<(Vec<Tensor>, CodedRows), Fault> {
         let name = self.own("weight_format");
         if let Some(format) = self.files.raw(&name)?.filter(|format| format.int64_value(&[]) != 0) {
             let reason = format!("it is {}, expected 0 (row by row)", format.int64_value(&[]));
@@ -210,7 +209,7 @@ impl StoredMatrix<'_> {
         table: &[f32],
         block: [i64; 2],
         factor: f32,
-    ) -> Result<PartsAndForm, Fault> {
+    ) -> Result<(Vec<Tensor>, CodedRows), Fault> {
         let codes = self.files.required(self.weight)?.view_dtype(Kind::Uint8);
         let size = codes.size();
         let scale = if scale.dim() < 2 { scale.reshape([-1, 1]) } else { scale };
@@ -221,10 +220,10 @@ impl StoredMatrix<'_> {
             return Err(self.files.wrong(self.weight, "it has other numbers of scales and of zeros"));
         }
         let zero = zero.map(|zero| zero.view_as(&scale));
-        Ok(([codes, Tensor::from_slice(table), scale].into_iter().chain(zero).collect(), Arc::new(form)))
+        Ok(([codes, Tensor::from_slice(table), scale].into_iter().chain(zero).collect(), form))
     }
 
-    fn floats(&self, scale: &str, block: [i64; 2]) -> Result<PartsAndForm, Fault> {
+    fn floats(&self, scale: &str, block: [i64; 2]) -> Result<(Vec<Tensor>, CodedRows), Fault> {
         let is_none = self.files.required(self.weight)?.bitwise_and(127).eq(127);
         if is_none.any().int64_value(&[]) != 0 {
             return Err(self.files.wrong(self.weight, "a code is no number (NaN)"));
@@ -240,7 +239,7 @@ impl StoredMatrix<'_> {
     }
 
     /// Signed whole numbers of a byte each.
-    fn compressed_bytes(&self, is_symmetric: bool) -> Result<PartsAndForm, Fault> {
+    fn compressed_bytes(&self, is_symmetric: bool) -> Result<(Vec<Tensor>, CodedRows), Fault> {
         let (scale, zero) = (self.finite("weight_scale")?, self.files.raw(&self.own("weight_zero_point"))?);
         if is_symmetric {
             self.check_zero_points(zero.as_ref(), &[0])?;
@@ -270,7 +269,7 @@ impl StoredMatrix<'_> {
         Ok((!index.equal(&plain)).then_some(index))
     }
 
-    fn gptq(&self, ints: Ints, is_v1: bool) -> Result<PartsAndForm, Fault> {
+    fn gptq(&self, ints: Ints, is_v1: bool) -> Result<(Vec<Tensor>, CodedRows), Fault> {
         let ([out, inner], bits) = (self.size, ints.bits as i64);
         let words = self.required("qweight")?.transpose(0, 1).contiguous();
         let codes = unpacked_words(&words, bits, inner);
@@ -281,7 +280,7 @@ impl StoredMatrix<'_> {
         Ok(grouped(&codes, &scale, Some(zero.to_kind(Kind::Uint8).contiguous()), ints, groups))
     }
 
-    fn awq(&self, ints: Ints) -> Result<PartsAndForm, Fault> {
+    fn awq(&self, ints: Ints) -> Result<(Vec<Tensor>, CodedRows), Fault> {
         let ordered = |words: &Tensor| {
             let value = |place: i64| -> Tensor { words.bitwise_right_shift_tensor_scalar(4 * place) };
             let all = Tensor::stack(&AWQ_ORDER.map(value), 2).bitwise_and(15).to_kind(Kind::Uint8);
@@ -293,7 +292,7 @@ impl StoredMatrix<'_> {
         Ok(grouped(&codes, &scale, Some(zero), ints, None))
     }
 
-    fn compressed_ints(&self, ints: Ints, is_symmetric: bool) -> Result<PartsAndForm, Fault> {
+    fn compressed_ints(&self, ints: Ints, is_symmetric: bool) -> Result<(Vec<Tensor>, CodedRows), Fault> {
         let ([out, inner], bits) = (self.size, ints.bits as i64);
         let shape = Vec::<i64>::try_from(self.required("weight_shape")?).unwrap_or_default();
         if shape != self.size {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::forms::{
-    CodedRows, MX_BLOCK, NF4, PER_127, PartsAndForm, StoredScales, e2m1, fp4, in_blocks, packed_in_bytes, powers_of_two, signed,
+    CodedRows, MX_BLOCK, NF4, PER_127, StoredScales, e2m1, fp4, in_blocks, packed_in_bytes, powers_of_two, signed,
 };
 use crate::model::config::PackedSizes;
 use crate::model::layout::{Role, TensorEntry};
@@ -54,19 +54,19 @@ pub(super) const AT_ONCE: i64 = 1 << 20;
 /// A number is infinite or none.
 pub(in crate::model) fn quantised(name: &str, weight_oi: &Tensor, to: Quantize, kind: Kind) -> Result<PackedWeight, Fault> {
     let size = [0, 1].map(|dim| weight_oi.size()[dim]);
-    let (parts, form): PartsAndForm = no_grad(|| match to {
+    let (parts, form) = no_grad(|| match to {
         Quantize::Nf4 => four_bits(weight_oi, &NF4, false),
         Quantize::Nf4Double => four_bits(weight_oi, &NF4, true),
         Quantize::Fp4 => four_bits(weight_oi, &fp4(), false),
         Quantize::Int8 => {
             let [level, scale_o1] = in_parts(weight_oi, (AT_ONCE / size[1]).max(1), eight_bits);
             let form = CodedRows { factor: PER_127, ..CodedRows::new(size[1], [1, size[1]]) };
-            (vec![level, Tensor::from_slice(&signed()), scale_o1], Arc::new(form) as _)
+            (vec![level, Tensor::from_slice(&signed()), scale_o1], form)
         }
         Quantize::Mxfp4 => {
             let [codes, exponents] = in_parts(weight_oi, (AT_ONCE / size[1]).max(1), micro_floats);
             let form = CodedRows { scales: StoredScales::Powers, ..CodedRows::new(size[1], [1, MX_BLOCK]) };
-            (vec![codes, Tensor::from_slice(&e2m1()), exponents], Arc::new(form) as _)
+            (vec![codes, Tensor::from_slice(&e2m1()), exponents], form)
         }
     });
     // A block with a number that is none, or is infinite, has such a scale.
@@ -79,7 +79,7 @@ pub(in crate::model) fn quantised(name: &str, weight_oi: &Tensor, to: Quantize, 
         let message = format!("`{}` has a number that is infinite or not a number, and can not be packed", quoted(name));
         return Err(Fault::data(message, "take the model from its source again, or leave `model.quantize` out"));
     }
-    Ok(PackedWeight { parts, size, kind, form })
+    Ok(PackedWeight { parts, size, kind, form: Arc::new(form) })
 }
 
 /// What is made of so many rows at a time, in f32, put together.
@@ -111,7 +111,7 @@ fn micro_floats(weight_oi: &Tensor) -> [Tensor; 2] {
     [packed_in_bytes(&codes, 4), exponent.squeeze_dim(2).to_kind(Kind::Uint8)]
 }
 
-fn four_bits(weight_oi: &Tensor, table: &[f32], is_double: bool) -> PartsAndForm {
+fn four_bits(weight_oi: &Tensor, table: &[f32], is_double: bool) -> (Vec<Tensor>, CodedRows) {
     let mut order: Vec<usize> = (0..16).collect();
     order.sort_by(|&a, &b| table[a].total_cmp(&table[b]).then(a.cmp(&b)));
     let sorted: Vec<f32> = order.iter().map(|&code| table[code]).collect();
