@@ -12,7 +12,7 @@ use super::router::Router;
 use super::spec::{Activation, ExpertsSpec, LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::Weights;
 use crate::ops::experts::Grouping;
-use crate::ops::linear::{Weight, linear};
+use crate::ops::linear::{LowRank, Weight, linear};
 use crate::units::{Fault, LayerIdx};
 
 #[derive(Debug)]
@@ -79,15 +79,28 @@ impl ExpertMatrices {
         Ok(Self::Apart(mlps, spec.intermediate_size as i64))
     }
 
-    /// What is computed with, made anew for each use: under autograd, one operation brings the gradients of all experts together.
-    fn by_expert(&self) -> Vec<Expert<'_>> {
+    /// Each expert on its part of the tokens, which are sorted by expert, with what is trained beside gate and up of each, and beside down.
+    /// What is made of all matrices is made anew for each use: under autograd, one operation brings the gradients of all experts together.
+    ///
+    /// # Shapes
+    /// `(N, E)` in and out.
+    fn forward(&self, x_ne: &Tensor, rows: &[i64], gate_up: Option<&[LoraDelta]>, down: Option<&[LoraDelta]>) -> Tensor {
         match self {
-            Self::Apart(mlps, width) => mlps.iter().map(|mlp| Expert::Apart(mlp, *width)).collect(),
+            Self::Apart(mlps, width) => one_by_one(x_ne, rows, |expert, x_ne| {
+                let parts = [0, *width].map(|start| gate_up.map(|all| all[expert].rows(start, *width)));
+                let [gate, up] = parts.each_ref().map(|part| part.as_ref().map(|delta| delta.low_rank(None)));
+                mlps[expert].forward_added(x_ne, [gate, up, low_rank(down, expert)])
+            }),
             Self::Stacked { matrices, biases, activation } => {
                 let [gate_up_bias, down_bias] = biases.each_ref().map(|bias| bias.unbind(0));
-                let [gate_up, down] = matrices.each_ref().map(StackedMatrices::by_expert);
-                let all = gate_up.into_iter().zip(gate_up_bias).zip(down.into_iter().zip(down_bias));
-                all.map(|(inputs, down)| Expert::Stacked(inputs, down, *activation)).collect()
+                let [gate_up_ie, down_ei] = matrices.each_ref().map(StackedMatrices::by_expert);
+                one_by_one(x_ne, rows, |expert, x_ne| {
+                    let both = linear(x_ne, &gate_up_ie[expert], Some(&gate_up_bias[expert]), low_rank(gate_up, expert));
+                    let [gate, up] = [0, 1].map(|first| both.slice(-1, first, None, 2));
+                    drop(both);
+                    let activated = activated(*activation, &gate, &up);
+                    linear(&activated, &down_ei[expert], Some(&down_bias[expert]), low_rank(down, expert))
+                })
             }
         }
     }
@@ -107,33 +120,16 @@ impl ExpertMatrices {
     }
 }
 
-enum Expert<'a> {
-    Apart(&'a Mlp, i64),
-    /// Gate and up by turns `(2I, E)` with their bias, and down `(E, I)` with its own.
-    Stacked((Weight, Tensor), (Weight, Tensor), Activation),
+fn low_rank(all: Option<&[LoraDelta]>, expert: usize) -> Option<LowRank<'_>> {
+    all.map(|all| all[expert].low_rank(None))
 }
 
-impl Expert<'_> {
-    /// With what is trained beside gate and up, and beside down.
-    ///
-    /// # Shapes
-    /// `(N, E)` in and out.
-    fn forward(&self, x_ne: &Tensor, gate_up: Option<&LoraDelta>, down: Option<&LoraDelta>) -> Tensor {
-        let of_down = down.map(|delta| delta.low_rank(None));
-        match self {
-            Self::Apart(mlp, width) => {
-                let parts = [0, *width].map(|start| gate_up.map(|delta| delta.rows(start, *width)));
-                let [gate, up] = parts.each_ref().map(|part| part.as_ref().map(|delta| delta.low_rank(None)));
-                mlp.forward_added(x_ne, [gate, up, of_down])
-            }
-            Self::Stacked((gate_up_ie, bias_i), (down_ei, bias_e), activation) => {
-                let both = linear(x_ne, gate_up_ie, Some(bias_i), gate_up.map(|delta| delta.low_rank(None)));
-                let [gate, up] = [0, 1].map(|first| both.slice(-1, first, None, 2));
-                drop(both);
-                linear(&activated(*activation, &gate, &up), down_ei, Some(bias_e), of_down)
-            }
-        }
-    }
+/// What `forward` makes of the parts of tokens of experts, which it gets by their numbers.
+fn one_by_one(x_ne: &Tensor, rows: &[i64], forward: impl Fn(usize, &Tensor) -> Tensor) -> Tensor {
+    // Parts that are split off together get their gradients together: by itself each would be as large as all.
+    let parts = x_ne.split_with_sizes(rows, 0).into_iter().enumerate().filter(|(expert, _)| rows[*expert] > 0);
+    let made: Vec<Tensor> = parts.map(|(expert, x_ne)| forward(expert, &x_ne)).collect();
+    if made.is_empty() { x_ne.shallow_clone() } else { Tensor::cat(&made, 0) }
 }
 
 /// Matrices of low rank beside the same linear of all experts, in two tensors ([`LoraDelta::by_expert`]).
@@ -171,28 +167,16 @@ impl Experts {
         let weight_bnk = self.router.weights(&probability_bnx, &chosen_bnk);
         let (top_k, num_experts) = (self.router.top_k as i64, probability_bnx.size()[2] as usize);
         let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), num_experts);
-        let made = self.by_expert(&grouping.spread(&x_bne.reshape([-1, x_bne.size()[2]])), grouping.rows());
+        let spread_ne = grouping.spread(&x_bne.reshape([-1, x_bne.size()[2]]));
+        let by_expert = |stacked: &StackedDelta| stacked.delta.as_ref().map(|delta| delta.by_expert(num_experts));
+        let [gate_up, down] = self.stacked.each_ref().map(by_expert);
+        let made = self.matrices.forward(&spread_ne, grouping.rows(), gate_up.as_deref(), down.as_deref());
+        drop((spread_ne, gate_up, down));
         let routed_bne = grouping.gather(&made, &weight_bnk.view([-1, top_k])).view(&x_bne.size()[..]);
         Ok(match &self.shared {
             Some(shared) => routed_bne + shared.forward(x_bne, tokens),
             None => routed_bne,
         })
-    }
-
-    /// Each expert on its part of the tokens, which are sorted by expert.
-    fn by_expert(&self, x_ne: &Tensor, rows: &[i64]) -> Tensor {
-        // Made anew for each use: under autograd, one operation brings the gradients of all experts together.
-        let by_expert = |stacked: &StackedDelta| stacked.delta.as_ref().map(|delta| delta.by_expert(rows.len()));
-        let [gate_up, down] = self.stacked.each_ref().map(by_expert);
-        let mut made = Vec::with_capacity(rows.len());
-        // Parts that are split off together get their gradients together: by itself each would be as large as all.
-        for (index, (expert, here)) in self.matrices.by_expert().iter().zip(x_ne.split_with_sizes(rows, 0)).enumerate() {
-            if rows[index] > 0 {
-                let [gate_up, down] = [&gate_up, &down].map(|all| all.as_ref().map(|all| &all[index]));
-                made.push(expert.forward(&here, gate_up, down));
-            }
-        }
-        if made.is_empty() { x_ne.shallow_clone() } else { Tensor::cat(&made, 0) }
     }
 
     /// In the order of [`super::FeedForwardSpec::linears`].
