@@ -212,7 +212,27 @@ impl Planner<'_> {
 
     /// What the recipe would take as it stands, but for what is open.
     pub fn consider(&self, grad: GradRecipe) -> Result<Alternative, Fault> {
-        let settings = Settings::new(self.config, &self.longest_chunks(), &grad)?;
+        if !self.kv.randomize_chunk_sizes {
+            return self.consider_chunks(self.kv, grad);
+        }
+        let span = self.kv.cache_length.by_layer(self.config.num_layers()).into_iter().min().unwrap_or(usize::MAX);
+        let (least, most) = RandomSizes::range(self.kv.wanted_chunk_size(), span).into_inner();
+        let all_of = |chunk_size: usize| {
+            let kv = CacheRecipe { chunk_size: Some(chunk_size), randomize_chunk_sizes: false, ..self.kv.clone() };
+            self.consider_chunks(&kv, grad.clone())
+        };
+        let longest = all_of(most)?;
+        if grad.keep_graph != KeepGraph::All {
+            return Ok(longest);
+        }
+        // Of all graphs, those of experts take more in more columns.
+        let shortest = all_of(least)?;
+        let memory = |a: &Alternative| (!a.fits, a.device.unwrap_or(a.host));
+        Ok(if memory(&shortest) > memory(&longest) { shortest } else { longest })
+    }
+
+    fn consider_chunks(&self, kv: &CacheRecipe, grad: GradRecipe) -> Result<Alternative, Fault> {
+        let settings = Settings::new(self.config, kv, &grad)?;
         let spec = self.spec(&settings);
         let plan = settings.plan(self.batch, None)?;
         let forecast = Forecast::of(&spec, &plan, self.batch);
@@ -237,17 +257,6 @@ impl Planner<'_> {
             forecast,
             grad,
         })
-    }
-
-    /// The caches with chunks as long as the longest that training may draw.
-    fn longest_chunks(&self) -> CacheRecipe {
-        let kv = self.kv.clone();
-        if !kv.randomize_chunk_sizes {
-            return kv;
-        }
-        let span = kv.cache_length.by_layer(self.config.num_layers()).into_iter().min().unwrap_or(usize::MAX);
-        let chunk_size = *RandomSizes::range(self.kv.wanted_chunk_size(), span).end();
-        CacheRecipe { chunk_size: Some(chunk_size), randomize_chunk_sizes: false, ..kv }
     }
 
     fn spec<'b>(&'b self, settings: &'b Settings) -> StepSpec<'b> {
