@@ -182,7 +182,7 @@ pub fn refuse_symlink(dir: &Path) -> Result<(), Fault> {
 
 /// Refuses what leads out of `dir` to something of another name: a stranger's directory must not have what is the user's copied. The blobs of
 /// Hugging Face's cache belong to its snapshots.
-pub fn refuse_foreign_link(dir: &Path, path: &Path) -> Result<(), Fault> {
+pub(super) fn refuse_foreign_link(dir: &Path, path: &Path) -> Result<(), Fault> {
     // What can't be followed, its reader refuses.
     let (Ok(home), Ok(target)) = (dir.canonicalize(), path.canonicalize()) else { return Ok(()) };
     if is_blob_of(&home, &target) || target.starts_with(&home) || target.file_name() == path.file_name() {

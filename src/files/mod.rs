@@ -19,8 +19,8 @@ mod stamp;
 mod tensors;
 
 pub use atomic::{
-    behind_links, is_temporary, put_dir, refuse_foreign_link, refuse_symlink, replace_dir, sync_dir, temporary_beside,
-    write_atomic, write_atomic_with, write_named,
+    behind_links, is_temporary, put_dir, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic,
+    write_atomic_with, write_named,
 };
 pub use gguf::{GgufDtype, GgufFile, GgufKeys, architecture_of, write_gguf};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
@@ -29,7 +29,9 @@ pub use io_fault::{hint_of_io, io_fault};
 pub use json::{StrictJson, not_json, parse_json, read_json, read_json_as, to_json};
 pub use lock::{ReadLock, RunLock, lock_file};
 pub use mapped::MappedFile;
-pub use model_files::{TEMPLATE_FOLDER, further_templates, has_of_model, is_model, lies_in, object_of_model, read_of_model};
+pub use model_files::{
+    TEMPLATE_FOLDER, further_templates, has_of_model, is_model, lies_in, object_of_model, read_companion, read_of_model,
+};
 pub use new_dir::{put_new_dir, require_unused};
 pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
 pub use scratch::Scratch;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::atomic::refuse_foreign_link;
 use super::gguf::{GgufFile, config_of, tokenizer_config, tokenizer_json};
 use super::{FileKind, io_fault, is_there, parse_json, read_if_there, to_json};
 use crate::units::Fault;
@@ -37,6 +38,17 @@ pub fn read_of_model(dir: &Path, name: &str, kind: FileKind) -> Result<Option<Ve
         _ => return Ok(None),
     };
     Ok(Some(to_json(&value)))
+}
+
+/// A file of [`read_of_model`] that is to be copied beside what is made of the model.
+///
+/// # Errors
+/// Of kind [`crate::units::FaultKind::ForeignLink`], too, where the file or the folder that it is in leads out of the model.
+pub fn read_companion(dir: &Path, name: &str) -> Result<Option<Vec<u8>>, Fault> {
+    for part in Path::new(name).ancestors().filter(|part| !part.as_os_str().is_empty()) {
+        refuse_foreign_link(dir, &dir.join(part))?;
+    }
+    read_of_model(dir, name, FileKind::Tokenizer)
 }
 
 /// Whether a model has such a file, or something in its place.

@@ -13,9 +13,7 @@ use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
 use super::weights::{MODEL_TENSORS, WeightSource, Weights};
-use crate::files::{
-    FileKind, TEMPLATE_FOLDER, further_templates, lies_in, make_dir, read_of_model, refuse_foreign_link, to_json, write_atomic,
-};
+use crate::files::{TEMPLATE_FOLDER, further_templates, make_dir, read_companion, to_json, write_atomic};
 use crate::store::{bytes_of, pt_metadata, save_tensors};
 use crate::units::{Bytes, Fault};
 
@@ -37,12 +35,8 @@ const GENERATION: &str = "generation_config.json";
 
 /// Tokenizer and chat template of a model directory by their names, as they go beside an adapter.
 pub fn companions(dir: &Path) -> impl Iterator<Item = (&'static str, Result<Vec<u8>, Fault>)> {
-    COMPANIONS.into_iter().filter(|name| *name != GENERATION).filter_map(move |name| {
-        let path = dir.join(name);
-        let is_own = if lies_in(dir, name) { refuse_foreign_link(dir, &path) } else { Ok(()) };
-        let found = is_own.and_then(|()| read_of_model(dir, name, FileKind::Tokenizer)).transpose()?;
-        Some((name, found))
-    })
+    let of_adapter = COMPANIONS.into_iter().filter(|name| *name != GENERATION);
+    of_adapter.filter_map(move |name| Some((name, read_companion(dir, name).transpose()?)))
 }
 
 /// Every weight of a model, as a leaf that requires a gradient.
@@ -73,7 +67,7 @@ impl AllWeights {
             Ok((entry.name, tensor))
         };
         let leaf = |entry| constant(entry).map(|(name, tensor)| (name, tensor.set_requires_grad(true)));
-        let read = |name: String| Some(read_of_model(dir, &name, FileKind::Tokenizer).transpose()?.map(|bytes| (name, bytes)));
+        let read = |name: String| Some(read_companion(dir, &name).transpose()?.map(|bytes| (name, bytes)));
         let named = COMPANIONS.into_iter().map(str::to_owned).chain(further_templates(dir)?);
         Ok(Self {
             leaves: trained.into_iter().map(leaf).collect::<Result<_, Fault>>()?,
@@ -212,6 +206,23 @@ mod tests {
             let config: Map<String, Value> = read_json(&out.path().join("config.json")).unwrap();
             assert_eq!((&config["dtype"], config.get("torch_dtype")), (&json!(word), None));
             assert!(fs::metadata(out.path().join(MODEL_TENSORS)).unwrap().len() < model.trained_bytes().0);
+        }
+    }
+
+    #[test]
+    fn a_foreign_link_is_not_copied_into_checkpoints() {
+        let secret = tempfile::NamedTempFile::new().unwrap();
+        for name in ["merges.txt", "additional_chat_templates/secret.jinja", TEMPLATE_FOLDER] {
+            let base = changed(&json!({}));
+            if let Some(folder) = Path::new(name).parent() {
+                fs::create_dir_all(base.path().join(folder)).unwrap();
+            }
+            let foreign = tempfile::tempdir().unwrap();
+            fs::write(foreign.path().join("tools.jinja"), "secret").unwrap();
+            let target = if name == TEMPLATE_FOLDER { foreign.path() } else { secret.path() };
+            std::os::unix::fs::symlink(target, base.path().join(name)).unwrap();
+            let error = Model::load_to_train(base.path(), Dtype::F32, Device::Cpu).unwrap_err().to_string();
+            assert!(error.contains("which is no part of the model"), "{name}: {error}");
         }
     }
 

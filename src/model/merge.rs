@@ -299,8 +299,9 @@ fn add_experts(deltas: &mut BTreeMap<String, LoraDelta>, config: &ModelConfig) {
         if linears.is_empty() {
             continue;
         }
-        let by_expert = |path| deltas.get(&layer_tensor(layer, path)).map(|all| no_grad(|| all.by_expert(experts.num_experts)));
-        let [gate_up, down] = [STACKED_GATE_UP, STACKED_DOWN].map(by_expert).map(Option::unwrap_or_default);
+        let mut by_expert =
+            |path| deltas.remove(&layer_tensor(layer, path)).map(|all| no_grad(|| all.by_expert(experts.num_experts)));
+        let [gate_up, down] = [STACKED_GATE_UP, STACKED_DOWN].map(&mut by_expert).map(Option::unwrap_or_default);
         let mut add = |linear: &LinearSpec, delta| {
             deltas.entry(layer_tensor(layer, &linear.path)).or_insert(delta);
         };
@@ -317,16 +318,12 @@ fn add_experts(deltas: &mut BTreeMap<String, LoraDelta>, config: &ModelConfig) {
 /// Whatever the base has beside configuration and weights.
 fn copy_companions(from: &Path, to: &Path) -> Result<(), Fault> {
     let templates = files::further_templates(from)?;
-    files::refuse_foreign_link(from, &from.join(files::TEMPLATE_FOLDER))?;
     if !templates.is_empty() {
         files::make_dir(&to.join(files::TEMPLATE_FOLDER))?;
     }
     let named = COMPANIONS.iter().chain(&OF_WRAPPERS).copied();
     for name in named.chain(templates.iter().map(String::as_str)) {
-        if files::lies_in(from, name) {
-            files::refuse_foreign_link(from, &from.join(name))?;
-        }
-        if let Some(bytes) = files::read_of_model(from, name, FileKind::Tokenizer)? {
+        if let Some(bytes) = files::read_companion(from, name)? {
             files::write_atomic(&to.join(name), &bytes)?;
         }
     }
