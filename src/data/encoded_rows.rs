@@ -73,7 +73,7 @@ fn read(
                 return Ok(());
             }
             bytes = 0;
-            if hand_on(Ok(std::mem::take(&mut batch))) { Ok(()) } else { Err(None) }
+            if hand_on(Ok(std::mem::take(&mut batch))) { Ok(()) } else { Err(rows::ENOUGH) }
         })
     });
     match walked {

@@ -18,7 +18,7 @@ pub struct DataSource {
     pub told: Option<String>,
     /// What of folders was left out.
     pub notes: Vec<String>,
-    /// What the recipe says of rows, and the columns that were told.
+    /// The recipe, with the columns that were told; the format is above.
     pub(super) rows: DataRecipe,
 }
 

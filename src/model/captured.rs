@@ -69,8 +69,8 @@ impl CapturedBuffers {
         }
     }
 
-    /// Computes where it is held what of a layer is before attention. As behind it, all that is asked for is what columns have in common, and
-    /// what is held.
+    /// Computes a layer up to its attention. This part, and that behind attention, read and write only what is held here and what all columns
+    /// have in common, so that a graph of them can be replayed.
     fn before_attention(&mut self, layer: &DecoderLayer, context: &DropoutContext<'_>) {
         #[cfg(test)]
         simulated::spoil(&mut self.qkv);

@@ -163,8 +163,11 @@ fn told(replayed: Result<bool, Fault>) -> DoctorCheck {
         Ok(false) => DoctorCheck::failed(GRAPHS, "other numbers came out", hint),
         Err(error) => {
             let found = error.to_string().lines().next().unwrap_or_default().to_owned();
-            // A recipe that does not ask for graphs goes without.
-            DoctorCheck::lacking(GRAPHS, found, hint, error.kind() != FaultKind::NoGraphs)
+            match error.kind() {
+                // A recipe that does not ask for graphs goes without.
+                FaultKind::NoGraphs => DoctorCheck::missing(GRAPHS, found),
+                _ => DoctorCheck::failed(GRAPHS, found, hint),
+            }
         }
     }
 }

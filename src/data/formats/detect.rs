@@ -47,7 +47,7 @@ pub(in crate::data) fn detect(files: &[PathBuf], recipe: &DataRecipe) -> Result<
                 Err(error) => bad = bad.take().or(Some(error)),
             }
             looked_at += 1;
-            if looked_at < LOOKED_AT { Ok(()) } else { Err(None) }
+            if looked_at < LOOKED_AT { Ok(()) } else { Err(rows::ENOUGH) }
         });
         match walk {
             Ok(()) => {}

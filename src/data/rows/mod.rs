@@ -24,7 +24,7 @@ use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::recipe::DataRecipe;
 use crate::units::Fault;
 use input::Kind;
-pub(super) use row::{DataRow, Sink, class, kind};
+pub(super) use row::{DataRow, ENOUGH, Sink, class, kind};
 pub(super) use sources::{SourceFiles, SplitName, find};
 
 /// Hands over the rows of a file in their order. No more than a few rows are in memory. Of the recipe its longest line and its columns count.

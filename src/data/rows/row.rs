@@ -10,8 +10,11 @@ use crate::data::sample_place::SamplePlace;
 use crate::units::{Fault, listed, quoted};
 
 /// Rows are handed to it: sound ones, and what is wrong with those that are not. Its own errors end the walk; as an `Option<Fault>` such an
-/// error is `None` where nobody asks for any further rows.
+/// error is [`ENOUGH`] where nobody asks for any further rows.
 pub(in crate::data) type Sink<'a, E> = &'a mut dyn FnMut(Result<DataRow, Fault>) -> Result<(), E>;
+
+/// What ends a walk over rows without an error.
+pub(in crate::data) const ENOUGH: Option<Fault> = None;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::data) struct DataRow {
