@@ -67,12 +67,13 @@ pub fn abridged(text: impl Display) -> String {
     format!("{}…{}", quoted(&text), quoted(end))
 }
 
-/// An argument as a shell takes it, for commands that a message tells.
-pub fn shell_word(argument: impl Display) -> String {
-    let argument = argument.to_string();
+/// A path as a shell takes it, for commands that a message tells; not as an option.
+pub fn shell_word(path: impl Display) -> String {
+    let path = path.to_string();
+    let path = if path.starts_with('-') { format!("./{path}") } else { path };
     let is_plain = |character: char| character.is_alphanumeric() || "_-./=:,+@%".contains(character);
-    let needs_quotes = argument.is_empty() || !argument.chars().all(is_plain);
-    if needs_quotes { format!("'{}'", argument.replace('\'', r"'\''")) } else { argument }
+    let needs_quotes = path.is_empty() || !path.chars().all(is_plain);
+    if needs_quotes { format!("'{}'", path.replace('\'', r"'\''")) } else { path }
 }
 
 /// Several of them with commas between, at most 20, and how many there are beside.
@@ -133,9 +134,9 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_takes_an_argument_as_it_is() {
-        for (argument, word) in [("runs/my-1", "runs/my-1"), ("", "''"), ("ü/x y", "'ü/x y'"), ("it's $1", r"'it'\''s $1'")] {
-            assert_eq!(shell_word(argument), word);
+    fn a_shell_takes_a_path_as_it_is() {
+        for (path, word) in [("runs/my-1", "runs/my-1"), ("-x", "./-x"), ("ü/x y", "'ü/x y'"), ("it's $1", r"'it'\''s $1'")] {
+            assert_eq!(shell_word(path), word);
         }
     }
 
