@@ -13,8 +13,8 @@ pub fn soft_cap(x: &Tensor, cap: f64) -> Tensor {
     let kept = capped.detach();
     differentiable([x], capped, move |dy, _| {
         // The derivative of c · tanh(x / c) is 1 − tanh²(x / c).
-        let slope = (kept / cap).square_().g_mul_scalar_(-1.0).g_add_scalar_(1.0);
-        [Some(slope * dy)]
+        let mut slope = (kept / cap).square_().g_mul_scalar_(-1.0).g_add_scalar_(1.0);
+        [Some(slope.g_mul_(dy))]
     })
 }
 

@@ -68,6 +68,7 @@ pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) 
             trained: spec.output_numbers(),
             is_widened: spec.is_narrow() && !spec.trains_weights(),
             is_distilled: spec.recipe.distill.is_some(),
+            is_capped: spec.config.logit_soft_cap.is_some() && spec.config.num_classes.is_none(),
             kind: spec.kind,
             device: spec.device,
         };
