@@ -87,9 +87,10 @@ impl HeadFootprint {
         }
         let (w, wide) = (self.kind.elt_size_in_bytes() as u64, accumulation_kind(self.kind).elt_size_in_bytes() as u64);
         let places = self.targets.min(places_of_block(self.choices, self.device)) as u64;
-        // Logits and their powers; for a gradient of the weight, or in a narrow model, once more.
-        let mut scores =
-            2 * wide + if wide > w || self.trained > 0 { w } else { 0 } + if self.is_distilled { 4 * wide } else { 0 };
+        // Logits and their powers; for a gradient of the whole matrix, or in a narrow model, once more.
+        let trains_matrix = self.trained >= (self.choices * self.hidden) as u64;
+        let of_gradient = if wide > w || trains_matrix { w } else { 0 };
+        let mut scores = 2 * wide + of_gradient + if self.is_distilled { 4 * wide } else { 0 };
         // The slope of a cap; in a narrow model its result as well, which is not what is widened.
         scores += if self.is_capped { wide } else { 0 };
         let of_trained = self.trained * (2 * wide + if self.is_widened { 2 * w } else { 0 });
