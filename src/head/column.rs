@@ -72,8 +72,8 @@ pub struct HeadFootprint {
     pub is_widened: bool,
     /// Whether a teacher's predictions play a part in the loss.
     pub is_distilled: bool,
-    /// Whether scores have a soft cap.
-    pub is_capped: bool,
+    /// Bytes for each score that the model's output takes beside the scores themselves.
+    pub of_output: u64,
     pub kind: Kind,
     pub device: Device,
 }
@@ -87,12 +87,10 @@ impl HeadFootprint {
         }
         let (w, wide) = (self.kind.elt_size_in_bytes() as u64, accumulation_kind(self.kind).elt_size_in_bytes() as u64);
         let places = self.targets.min(places_of_block(self.choices, self.device)) as u64;
-        // Logits and their powers; for a gradient of the whole matrix, or in a narrow model, once more.
+        // Logits and their powers. The product behind a gradient of the whole matrix copies them, and a narrow model widens them.
         let trains_matrix = self.trained >= (self.choices * self.hidden) as u64;
         let of_gradient = if wide > w || trains_matrix { w } else { 0 };
-        let mut scores = 2 * wide + of_gradient + if self.is_distilled { 4 * wide } else { 0 };
-        // The slope of a cap; in a narrow model its result as well, which is not what is widened.
-        scores += if self.is_capped { wide } else { 0 };
+        let scores = 2 * wide + of_gradient + if self.is_distilled { 4 * wide } else { 0 } + self.of_output;
         let of_trained = self.trained * (2 * wide + if self.is_widened { 2 * w } else { 0 });
         let widened = widened_bytes(self.device, self.kind, [places as usize, self.hidden, self.choices]);
         places * (self.choices as u64 * scores + 3 * self.hidden as u64 * w) + of_trained + widened

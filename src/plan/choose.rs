@@ -225,9 +225,9 @@ impl Planner<'_> {
         if grad.keep_graph != KeepGraph::All {
             return Ok(longest);
         }
-        // Of all graphs, those of experts take more in more columns.
+        // All graphs of experts take more in more columns: each has its own copy of the matrices B.
         let shortest = all_of(least)?;
-        let memory = |a: &Alternative| (!a.fits, a.device.unwrap_or(a.host));
+        let memory = |a: &Alternative| (!a.fits, a.host.0 + a.device.map_or(0, |device| device.0));
         Ok(if memory(&shortest) > memory(&longest) { shortest } else { longest })
     }
 

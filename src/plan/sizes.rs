@@ -68,7 +68,7 @@ pub(super) fn columns(spec: &StepSpec<'_>, plan: &ChunkPlan, targets: &[usize]) 
             trained: spec.output_numbers(),
             is_widened: spec.is_narrow() && !spec.trains_weights(),
             is_distilled: spec.recipe.distill.is_some(),
-            is_capped: spec.config.logit_soft_cap.is_some() && spec.config.num_classes.is_none(),
+            of_output: of_output(spec),
             kind: spec.kind,
             device: spec.device,
         };
@@ -180,4 +180,14 @@ fn layer_columns(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &Ca
         }
     };
     plan.columns.iter().map(of_column).collect()
+}
+
+/// Bytes for each score that the output takes beside the scores themselves.
+fn of_output(spec: &StepSpec<'_>) -> u64 {
+    let is_capped = spec.config.logit_soft_cap.is_some() && spec.config.num_classes.is_none();
+    let has_dora = spec.output_numbers() > spec.hidden() && spec.recipe.lora.as_ref().is_some_and(|lora| lora.use_dora);
+    // The cap's backward makes a slope. In a narrow model the cap's result is kept beside its wide copy as well, which is as much again.
+    let of_cap = if is_capped { spec.wide() } else { 0 };
+    // What the magnitudes scale is kept, and the backward makes the gradients of both factors.
+    of_cap + if has_dora { 3 * spec.element() } else { 0 }
 }

@@ -73,6 +73,20 @@ fn with_memory_enough_everything_is_exact_in_memory_and_one_layer_band() {
     assert!(chosen.fits && chosen.grad.open.is_empty() && chosen.forecast.files == Bytes(0));
 }
 
+/// Some parts are larger in long chunks, others in many: where all graphs are kept, either may be drawn.
+#[test]
+fn with_all_graphs_random_sizes_take_what_the_longest_or_the_shortest_do() {
+    let taken = |chunk_size: usize, randomize: bool| {
+        let recipe = recipe(&format!(
+            "{{ policy = 'h2o', cache_length = 1024, chunk_size = {chunk_size}, randomize_chunk_sizes = {randomize} }}"
+        ));
+        let grad = GradRecipe { keep_graph: KeepGraph::All, chunks_per_cell: Some(1), ..recipe.grad.clone() };
+        let (trained, batch) = (TrainedPart::of(&config(), recipe.lora.as_ref()).unwrap(), batch(8192));
+        planner(&recipe, &config(), &recipe.kv_cache, &trained, &batch, machine(64 << 10)).consider(grad).unwrap().host
+    };
+    assert_eq!(taken(512, true), taken(256, false).max(taken(768, false)));
+}
+
 #[test]
 fn what_is_not_open_stays_and_what_is_short_goes_to_files_before_it_is_rounded() {
     let recipe = recipe("{ policy = 'h2o', cache_length = 1024, chunk_size = 512 }");

@@ -46,22 +46,37 @@ fn the_copies_of_tokens_that_experts_get_are_planned() {
 }
 
 #[test]
-fn the_tensors_of_capped_logits_are_planned() {
+fn what_the_head_makes_of_logits_is_planned() {
     let home = tempfile::tempdir().unwrap();
-    let outputs = ["lora.r = 4\nlora.target_modules = ['q_proj', 'lm_head']", "lora.r = 4\nlora.modules_to_save = ['lm_head']"];
-    for (dtype, lora) in [("f32", "lora.r = 4"), ("bf16", "lora.r = 4"), ("f32", outputs[0]), ("f32", outputs[1])] {
+    let (plain, low_rank) = ("lora.r = 4", "lora = { r = 4, target_modules = ['q_proj', 'lm_head'] }");
+    let (whole, dora) = (
+        "lora = { r = 4, modules_to_save = ['lm_head'] }",
+        "lora = { r = 4, target_modules = ['q_proj', 'lm_head'], use_dora = true }",
+    );
+    let (cap, none) = (json!(30.0), json!(null));
+    let heads = [
+        ("f32", &cap, plain),
+        ("bf16", &cap, plain),
+        ("f32", &cap, low_rank),
+        ("f32", &cap, whole),
+        ("f32", &none, low_rank),
+        ("f32", &none, dora),
+        ("bf16", &none, dora),
+    ];
+    for (at, (dtype, cap, lora)) in heads.into_iter().enumerate() {
         let config = json!({
             "model_type": "gemma2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
             "head_dim": 16, "intermediate_size": 128, "vocab_size": 20000, "max_position_embeddings": 4096, "sliding_window": 4096,
-            "query_pre_attn_scalar": 16, "final_logit_softcapping": 30.0,
+            "query_pre_attn_scalar": 16, "final_logit_softcapping": cap,
         });
         let recipe = format!(
             "model = {{ path = '.', dtype = '{dtype}' }}\n{lora}\ndata = {{ format = 'tokens', train = 'none' }}\n\
              kv_cache = {{ policy = 'keydiff', cache_length = 128, chunk_size = 64 }}\ngrad.keep_graph = 'none'\n"
         );
-        let draw = Draw { config, recipe, tokens: 500, words: format!("{dtype}, {lora}") };
-        let peaks = measure(Path::new(env!("CARGO_BIN_EXE_kvtune")), &home.path().join(dtype), &draw, 1);
+        let draw = Draw { config, recipe, tokens: 500, words: format!("{dtype}, cap {cap}, {lora}") };
+        let peaks = measure(Path::new(env!("CARGO_BIN_EXE_kvtune")), &home.path().join(at.to_string()), &draw, 1);
         let (_, tensors) = peaks.errors();
+        println!("{:+.1} %  {}", 100.0 * tensors, draw.words);
         assert!(tensors.abs() <= 0.1, "{tensors:+.3} of the tensors: {}: {peaks:?}", draw.words);
     }
 }
