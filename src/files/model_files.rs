@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::atomic::refuse_foreign_link;
+use super::atomic::{parent, refuse_foreign_link};
 use super::gguf::{GgufFile, config_of, tokenizer_config, tokenizer_json};
 use super::{FileKind, io_fault, is_there, parse_json, read_if_there, to_json};
 use crate::units::Fault;
@@ -45,8 +45,10 @@ pub fn read_of_model(dir: &Path, name: &str, kind: FileKind) -> Result<Option<Ve
 /// # Errors
 /// Of kind [`crate::units::FaultKind::ForeignLink`], too, where the file or the folder that it is in leads out of the model.
 pub fn read_companion(dir: &Path, name: &str) -> Result<Option<Vec<u8>>, Fault> {
+    // Beside a GGUF file that is named itself its folder is the model's.
+    let home = if dir.is_dir() { dir } else { parent(dir) };
     for part in Path::new(name).ancestors().filter(|part| !part.as_os_str().is_empty()) {
-        refuse_foreign_link(dir, &dir.join(part))?;
+        refuse_foreign_link(home, &home.join(part))?;
     }
     read_of_model(dir, name, FileKind::Tokenizer)
 }
@@ -88,6 +90,7 @@ pub fn object_of_model(dir: &Path, name: &str) -> Result<Option<Map<String, Valu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::FaultKind;
 
     #[test]
     fn a_file_without_a_tokenizer_has_what_lies_beside_it() {
@@ -105,5 +108,9 @@ mod tests {
             assert_eq!(read_of_model(&path, name, FileKind::Tokenizer).unwrap().unwrap(), b"{}");
         }
         assert!(object_of_model(&path, CONFIG).unwrap().is_some());
+        let secret = tempfile::NamedTempFile::new().unwrap();
+        std::os::unix::fs::symlink(secret.path(), dir.path().join("tokenizer.model")).unwrap();
+        let refused = [path.as_path(), dir.path()].map(|model| read_companion(model, "tokenizer.model").unwrap_err().kind());
+        assert_eq!(refused, [FaultKind::ForeignLink; 2]);
     }
 }

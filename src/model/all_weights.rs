@@ -69,6 +69,8 @@ impl AllWeights {
         let leaf = |entry| constant(entry).map(|(name, tensor)| (name, tensor.set_requires_grad(true)));
         let read = |name: String| Some(read_companion(dir, &name).transpose()?.map(|bytes| (name, bytes)));
         let named = COMPANIONS.into_iter().map(str::to_owned).chain(further_templates(dir)?);
+        // Before the weights, which take longer.
+        let companions = named.filter_map(read).collect::<Result<_, Fault>>()?;
         Ok(Self {
             leaves: trained.into_iter().map(leaf).collect::<Result<_, Fault>>()?,
             constants: constants.into_iter().map(constant).collect::<Result<_, Fault>>()?,
@@ -79,7 +81,7 @@ impl AllWeights {
             },
             // What is saved is the language model alone, where it was inside another one.
             config: unwrapped(&source.object()?).into_owned(),
-            companions: named.filter_map(read).collect::<Result<_, Fault>>()?,
+            companions,
         })
     }
 

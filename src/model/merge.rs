@@ -291,7 +291,7 @@ fn sum_of_all(weight_xio: &Tensor, lora: &LoraDelta) -> Tensor {
     Tensor::stack(&sums.collect::<Vec<_>>(), 0)
 }
 
-/// Adds the parts for each expert's linears of what is trained beside those of all experts, where a model has them apart.
+/// Puts the parts for each expert's linears in place of what is trained beside those of all experts, where a model has them apart.
 fn add_experts(deltas: &mut BTreeMap<String, LoraDelta>, config: &ModelConfig) {
     let (layers, hidden) = (config.layers.iter().enumerate(), config.hidden_size as i64);
     for (layer, experts) in layers.filter_map(|(layer, spec)| Some((layer, spec.feed_forward.experts()?))) {

@@ -67,7 +67,7 @@ pub fn abridged(text: impl Display) -> String {
     format!("{}…{}", quoted(&text), quoted(end))
 }
 
-/// A path as a shell takes it, for commands that a message tells; not as an option.
+/// A path as a shell takes it, for commands that a message tells. One that begins with a dash would be read as an option.
 pub fn shell_word(path: impl Display) -> String {
     let path = path.to_string();
     let path = if path.starts_with('-') { format!("./{path}") } else { path };
