@@ -10,7 +10,7 @@ use super::partial_chunk::ChunkPart;
 use super::router_balance::RouterTask;
 use super::undo_log::KeepUndo;
 use crate::cache::{ChunkSpan, Policy, Routing};
-use crate::model::{Attend, Qkv};
+use crate::model::{Attend, Qkv, Routed};
 use crate::native::{attach_backward, locked};
 use crate::ops::attention::{KvBlock, ModelFeature};
 use crate::units::{Fault, LayerIdx};
@@ -172,14 +172,8 @@ impl Attend for ColumnAttention<'_> {
         }
     }
 
-    fn route(
-        &mut self,
-        layer: LayerIdx,
-        probability_bnx: &Tensor,
-        top_k: usize,
-        choose: &dyn Fn() -> Tensor,
-    ) -> Result<Tensor, Fault> {
-        let num_experts = probability_bnx.size()[2] as usize;
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
+        let num_experts = routed.probability_bnx.size()[2] as usize;
         let (spans, state) = (self.column.spans, &mut *locked(&self.column.states[layer.0]));
         let part = match self.mode {
             Mode::Choose { part, .. } => Some(part),
@@ -195,9 +189,9 @@ impl Attend for ColumnAttention<'_> {
             }
             chosen_bnk
         } else {
-            state.log.recall_routing(layer, spans, top_k, num_experts, probability_bnx.device())?
+            state.log.recall_routing(layer, spans, routed.top_k, num_experts, routed.probability_bnx.device())?
         };
-        self.routers.take(spans, probability_bnx, &chosen_bnk);
+        self.routers.take(spans, routed.probability_bnx, &chosen_bnk);
         Ok(chosen_bnk)
     }
 }

@@ -10,7 +10,7 @@ use super::pass_order::PassOrder;
 use super::session::Session;
 use super::{Engine, guarded};
 use crate::cache::{Policy, Routing};
-use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Qkv};
+use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Qkv, Routed};
 use crate::native::cuda::on_device;
 use crate::native::locked;
 use crate::ops::attention::ModelFeature;
@@ -118,14 +118,8 @@ impl Attend for DecodeAttention<'_> {
         self.policies[layer.0].traits().model_feature
     }
 
-    fn route(
-        &mut self,
-        layer: LayerIdx,
-        probability_bnx: &Tensor,
-        _: usize,
-        choose: &dyn Fn() -> Tensor,
-    ) -> Result<Tensor, Fault> {
-        let num_experts = probability_bnx.size()[2] as usize;
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
+        let num_experts = routed.probability_bnx.size()[2] as usize;
         let chosen_bnk = choose();
         for (row, (states, part)) in self.states.iter().zip(self.parts).enumerate() {
             let routing = || Routing::new(&chosen_bnk.narrow(0, row as i64, 1), num_experts);

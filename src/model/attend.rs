@@ -31,18 +31,20 @@ pub trait Attend {
     /// the experts that it had before, as a rounding could make the router prefer others.
     ///
     /// # Shapes
-    /// The probability of each expert `(B, n, X)`, over all experts, with the router's history, where it is trained; `(B, n, k)`, int64, out,
-    /// where `top_k` is k, the experts of a token.
-    fn route(
-        &mut self,
-        layer: LayerIdx,
-        probability_bnx: &Tensor,
-        top_k: usize,
-        choose: &dyn Fn() -> Tensor,
-    ) -> Result<Tensor, Fault> {
-        let _ = (layer, probability_bnx, top_k);
+    /// As in [`Routed`]; `(B, n, k)`, int64, out.
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
+        let _ = (layer, routed);
         Ok(choose())
     }
+}
+
+/// What a router says of some tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Routed<'a> {
+    /// The probability of each expert `(B, n, X)`, over all experts; with the router's history, where it is trained.
+    pub probability_bnx: &'a Tensor,
+    /// k, experts of a token.
+    pub top_k: usize,
 }
 
 impl From<GraphError> for Fault {

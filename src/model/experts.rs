@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use super::attend::Attend;
+use super::attend::{Attend, Routed};
 use super::delta::LoraDelta;
 use super::linear::Linear;
 use super::mlp::{Mlp, activated};
@@ -162,8 +162,8 @@ impl Experts {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, Fault> {
         let probability_bnx = self.router.probabilities(x_bne, tokens);
-        let choose = || self.router.choose(&probability_bnx);
-        let chosen_bnk = attend.route(layer, &probability_bnx, self.router.top_k, &choose)?;
+        let routed = Routed { probability_bnx: &probability_bnx, top_k: self.router.top_k };
+        let chosen_bnk = attend.route(layer, routed, &|| self.router.choose(&probability_bnx))?;
         let weight_bnk = self.router.weights(&probability_bnx, &chosen_bnk);
         let (top_k, num_experts) = (self.router.top_k as i64, probability_bnx.size()[2] as usize);
         let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), num_experts);

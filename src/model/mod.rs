@@ -58,7 +58,7 @@ mod without_adapter;
 
 pub use adapter::Adapter;
 pub use all_weights::{CHAT_TEMPLATE, companions};
-pub use attend::{Attend, Qkv};
+pub use attend::{Attend, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::Model;
 pub use config::{ModelConfig, ModelLinear, PackedSize, PackedSizes};

@@ -217,16 +217,16 @@ impl Planner<'_> {
         }
         let span = self.kv.cache_length.by_layer(self.config.num_layers()).into_iter().min().unwrap_or(usize::MAX);
         let (least, most) = RandomSizes::range(self.kv.wanted_chunk_size(), span).into_inner();
-        let all_of = |chunk_size: usize| {
+        let with_chunks_of = |chunk_size: usize| {
             let kv = CacheRecipe { chunk_size: Some(chunk_size), randomize_chunk_sizes: false, ..self.kv.clone() };
             self.consider_chunks(&kv, grad.clone())
         };
-        let longest = all_of(most)?;
+        let longest = with_chunks_of(most)?;
         if grad.keep_graph != KeepGraph::All {
             return Ok(longest);
         }
         // All graphs of experts take more in more columns: each has its own copy of the matrices B.
-        let shortest = all_of(least)?;
+        let shortest = with_chunks_of(least)?;
         let memory = |a: &Alternative| (!a.fits, a.host.0 + a.device.map_or(0, |device| device.0));
         Ok(if memory(&shortest) > memory(&longest) { shortest } else { longest })
     }

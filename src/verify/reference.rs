@@ -9,7 +9,7 @@ use crate::cache::{self, ReplayLog};
 use crate::data::Batch;
 use crate::engine::{Engine, MicroBatchContext, sequence_weights, soft_rows, soft_targets, target_positions};
 use crate::head::{ColumnTargets, Losses, SequenceLoss, TargetPosition, column_loss};
-use crate::model::{Attend, DropoutContext, Model, Qkv};
+use crate::model::{Attend, DropoutContext, Model, Qkv, Routed};
 use crate::native::{attach_backward, gradients_of, run_backward};
 use crate::ops::attention::{ScoreRule, accumulation_kind};
 use crate::recipe::{BufferKind, LossMean};
@@ -206,15 +206,9 @@ impl MaskedDense {
 }
 
 impl Attend for MaskedDense {
-    fn route(
-        &mut self,
-        layer: LayerIdx,
-        probability_bnx: &Tensor,
-        _: usize,
-        choose: &dyn Fn() -> Tensor,
-    ) -> Result<Tensor, Fault> {
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, Fault> {
         let chosen_btk = self.routing[layer.0].as_ref().map_or_else(choose, Tensor::shallow_clone);
-        self.routers.push((probability_bnx.shallow_clone(), chosen_btk.shallow_clone()));
+        self.routers.push((routed.probability_bnx.shallow_clone(), chosen_btk.shallow_clone()));
         Ok(chosen_btk)
     }
 
