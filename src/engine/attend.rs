@@ -92,11 +92,13 @@ pub(super) enum Mode<'a> {
         /// The part of a chunk that the column is, where it is no whole one.
         part: Option<&'a ChunkPart>,
     },
-    /// Recorded choices are followed: in a forward phase that is given its log, and in a layer band's second forward.
+    /// Recorded choices are followed in a forward phase that is given its log.
     Follow {
         /// The layers whose undo log is kept.
         keeps_undo: Range<usize>,
     },
+    /// A layer band's second forward, for its undo log and its final caches: of the uppermost layer nothing else is needed.
+    Replay,
     /// A cell is computed with autograd: one custom node per layer and chunk, over the shared buffers.
     Differentiate {
         /// What chooses, in the forward phase; recorded choices are followed without it.
@@ -148,7 +150,13 @@ impl Attend for ColumnAttention<'_> {
             Mode::Follow { keeps_undo } => {
                 let keeps_undo = keeps_undo.contains(&layer.0);
                 column.with_cache(layer, column.above(layer), || {
-                    column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keeps_undo))
+                    column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keeps_undo, true))
+                })
+            }
+            Mode::Replay => {
+                let wants_output = self.wants_output(layer);
+                column.with_cache(layer, column.above(layer), || {
+                    column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, true, wants_output))
                 })
             }
             Mode::Differentiate { policies, chain, chain_ends } => {
@@ -158,6 +166,10 @@ impl Attend for ColumnAttention<'_> {
                 Ok(out)
             }
         }
+    }
+
+    fn wants_output(&self, layer: LayerIdx) -> bool {
+        !matches!(self.mode, Mode::Replay) || layer.0 + 1 < self.column.end
     }
 
     fn model_feature(&self, layer: LayerIdx) -> Option<ModelFeature> {

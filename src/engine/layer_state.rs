@@ -120,8 +120,18 @@ impl LayerState {
         self.log.record(victims);
     }
 
-    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: &Qkv, keep_undo: bool) -> Result<Tensor, Fault> {
+    /// Follows the recorded choice: writes, and attends where somebody `wants_output`.
+    pub(super) fn replay(
+        &mut self,
+        span: &ChunkSpan,
+        tokens: &Qkv,
+        keep_undo: bool,
+        wants_output: bool,
+    ) -> Result<Tensor, Fault> {
         let (own, placement) = self.write(span, tokens, KeepUndo::of(keep_undo))?;
+        if !wants_output {
+            return Ok(tokens.q_bhnd.shallow_clone());
+        }
         let saved = self.attend_unless_kept(span, tokens, own, placement, false)?;
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }

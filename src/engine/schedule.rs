@@ -84,6 +84,11 @@ impl Schedule {
         self.bands.get(self.kept_bands(0).len().max(1)).map_or(0, |band| band.end)
     }
 
+    /// Whether a layer is the uppermost of its band: of it a replay makes keys and values alone.
+    pub fn ends_band(&self, layer: usize) -> bool {
+        self.bands.iter().any(|band| band.end == layer + 1)
+    }
+
     /// How many columns of a layer, from the left, are computed again with autograd.
     pub fn columns_again(&self, layer: usize) -> usize {
         let band = self.bands.iter().position(|band| band.contains(&layer)).unwrap_or(0);

@@ -15,6 +15,12 @@ pub trait Attend {
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault>;
 
+    /// Whether anything follows a layer's attention. Where nothing does, only its keys and values are wanted: what it makes means nothing.
+    fn wants_output(&self, layer: LayerIdx) -> bool {
+        let _ = layer;
+        true
+    }
+
     /// The number with which each new token of a layer is to come.
     fn model_feature(&self, layer: LayerIdx) -> Option<ModelFeature> {
         let _ = layer;

@@ -247,6 +247,20 @@ mod tests {
         }
     }
 
+    /// Wants nothing of the upper layer but its keys and values.
+    #[derive(Default)]
+    struct Writes(Keeps);
+
+    impl Attend for Writes {
+        fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
+            self.0.attend(layer, qkv)
+        }
+
+        fn wants_output(&self, layer: LayerIdx) -> bool {
+            layer.0 == 0
+        }
+    }
+
     /// The last hidden states of all columns, two sequences of tokens each.
     fn run(model: &Model, lengths: &[usize], attend: &mut dyn Attend) -> Vec<Tensor> {
         let (samples, dropout) = ([40, 41], Some(StepKey { seed: 3, step: 4 }));
@@ -281,6 +295,14 @@ mod tests {
             // Two layers in two pieces; eight columns of 4 tokens and nine of 6, of which the first is as ever and the second captured.
             assert_eq!(replays, 2 * 2 * (6 + 7));
         }
+    }
+
+    #[test]
+    fn a_layer_whose_output_is_not_wanted_is_run_as_far_as_its_keys_and_values() {
+        let model = model(Dtype::F64);
+        let (mut keeps, mut writes) = (Keeps::default(), Writes::default());
+        let (whole, written) = (run(&model, &[6], &mut keeps), run(&model, &[6], &mut writes));
+        assert!(keeps.0 == writes.0.0 && whole != written);
     }
 
     #[test]

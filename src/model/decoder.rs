@@ -98,6 +98,9 @@ impl DecoderLayer {
         let [q_bhnd, k_bgnd, v_bgnd] = self.attention.project(&x_bne, rotations, tokens);
         let attended_bhnd = self.attention.attend(Some(&x_bne), [&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
         drop([x_bne, q_bhnd, k_bgnd, v_bgnd]);
+        if !attend.wants_output(self.idx) {
+            return Ok(hidden_bne.shallow_clone());
+        }
         self.after_attention(hidden_bne, attended_bhnd, tokens, attend)
     }
 

@@ -54,7 +54,7 @@ fn parts(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -
     let replayed = schedule.replayed_layers();
     let [mut forward, mut head, mut replay, mut recompute, mut backward] = [Flops::default(); 5];
     for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
-        let linear = projections(spec, layer);
+        let linear = projections(spec, layer, |_| true);
         let of_layer = &config.layers[layer].attention;
         let attention = attended(of_layer, visible_pairs(&plan.spans, slots, of_layer.rule.window));
         // Computed again are the columns before the first of which the graph is kept.
@@ -69,10 +69,12 @@ fn parts(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -
         forward.attention += attention.forward;
         backward.linear += tokens as f64 * linear.backward;
         backward.attention += attention.backward;
-        // The second forward of all bands but the top one.
+        // The second forward of all bands but the top one. The uppermost layer of each only writes its keys and values.
         if layer < replayed {
+            let attends = !schedule.ends_band(layer);
+            let linear = projections(spec, layer, |projection| attends || projection.is_of_attention_input());
             replay.linear += tokens as f64 * linear.forward;
-            replay.attention += again * attention.forward;
+            replay.attention += if attends { again * attention.forward } else { 0.0 };
         }
     }
     let scores = 2.0 * (targets * config.hidden_size * config.num_scores()) as f64;
@@ -82,15 +84,15 @@ fn parts(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -
     [forward, head, replay, recompute, backward, Flops::default()]
 }
 
-/// A token through the projections of a layer.
-fn projections(spec: &StepSpec<'_>, layer: usize) -> ForwardBackward {
+/// A token through the projections of a layer that are run.
+fn projections(spec: &StepSpec<'_>, layer: usize, is_run: impl Fn(Projection) -> bool) -> ForwardBackward {
     let targets = match spec.trained {
         TrainedPart::Adapter { r, targets, .. } => Some((r, targets)),
         TrainedPart::Weights => None,
     };
     let trains_weights = spec.trains_weights();
     let mut pass = ForwardBackward::default();
-    for projection in Projection::ALL {
+    for projection in Projection::ALL.into_iter().filter(|&projection| is_run(projection)) {
         let [out, inner] = projection.shape(&spec.config.layers[layer], spec.config.hidden_size);
         let weight = 2.0 * (out * inner) as f64;
         // Behind a frozen embedding nobody asks for the gradient of the lowest layer's input.
@@ -148,15 +150,15 @@ mod tests {
     #[test]
     fn each_pass_counts_what_it_multiplies() {
         let rounded = |flops: Flops| [flops.linear, flops.attention, flops.head].map(|x| x.round() as i64);
-        // 120 weights in a layer: q and o 16, k and v 8, and 24 in each matrix of the MLP. The lower layer is run forward three
-        // times, the upper one twice; backward is one product for the input and one for the weights.
-        let linear = 14 * 2 * 120 * (3 + 2 + 2 * 2);
+        // 120 weights in a layer: q and o 16, k and v 8, and 24 in each matrix of the MLP. Each layer is run forward twice, q, k and v of
+        // the lower one once more; backward is one product for the input and one for the weights.
+        let linear = 14 * 2 * (120 * (2 + 2 + 2 * 2) + 32);
         // 10 + 26 + 26 + 15 pairs; a product of them is 2 · 4 · 77 operations in each layer; two products forward, five backward.
-        let attention = 2 * 4 * 77 * (2 * (3 + 2) + 5 * 2);
+        let attention = 2 * 4 * 77 * (2 * (2 + 2) + 5 * 2);
         assert_eq!(rounded(counted("train.weights = 'all'")), [linear, attention, 14 * 2 * 40 * 3]);
         // Frozen weights need no gradient, and the lowest q, k and v none of their input. What is added to q has 4 numbers in each
         // matrix: both forward; backward two products each, but for the input of the lowest.
-        let frozen = 2 * 120 * (3 + 2) + 2 * (120 + 120 - 32);
+        let frozen = 2 * (120 * (2 + 2) + 32) + 2 * (120 + 120 - 32);
         let added = 2 * (4 + 4) * (3 + 2) + 2 * (4 * 4 + 3 * 4);
         let lora = "lora = {r = 1, target_modules = ['q_proj']}";
         assert_eq!(rounded(counted(lora)), [14 * (frozen + added), attention, 14 * 2 * 40 * 2]);

@@ -132,7 +132,11 @@ fn the_parts_are_the_whole() {
         let lines = lines(&bare(), &["--tokens", "200", "--set", layers, "--set", "grad.keep_graph=none"]);
         let elapsed = began.elapsed().as_secs_f64();
         let steps = || lines.iter().filter(|line| line["kind"] == "step");
-        assert!(steps().map(|step| number(step, "step_seconds")).sum::<f64>() < elapsed, "by a clock outside");
+        let sum = |key: &str| steps().map(|step| number(step, key)).sum::<f64>();
+        assert!(sum("step_seconds") < elapsed, "by a clock outside");
+        // A replay of single layers makes keys and values alone.
+        let (replay, forward) = (sum("replay_cpu_seconds"), sum("forward_cpu_seconds"));
+        assert!(2.0 * replay < forward, "{replay} beside {forward}");
         for step in steps() {
             for clock in ["seconds", "cpu_seconds"] {
                 let sum: f64 = PARTS.iter().map(|part| number(step, &format!("{part}_{clock}"))).sum();
