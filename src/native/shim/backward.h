@@ -67,7 +67,7 @@ template <class S> struct Backward {
       for (size_t n = 0; n < all.size(); ++n) {
         const Queries& of_block = all[n];
         Stretch keys = visible.stretch(index, of_block.seen);
-        if (keys.count <= 0) continue;
+        if (keys.count <= 0 || !visible.is_seen_from(of_block.block.start, index)) continue;
         int64_t lanes = of_block.block.lanes(), rows = keys.rows();
         multiply({rows, lanes, d}, {k_apart, lanes, lanes}, k, of_block.query_t, x, false);
         scoring.apply(x, rows * lanes);

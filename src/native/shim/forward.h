@@ -31,7 +31,7 @@ template <class S> struct Forward {
     std::vector<T> top(lanes, -std::numeric_limits<T>::infinity()), sum(lanes, 0);
     Sight sight;
     auto each_tile = [&](auto body) {
-      visible.each_tile(seen, [&](Stretch keys) {
+      visible.each_tile(block.start, seen, [&](Stretch keys) {
         Tile tile = visible.tile(keys, keys.rows(), {block.start, s.per_group(), lanes}, sight);
         body(keys, scores + keys.first * lanes, tile);
       });
@@ -56,15 +56,15 @@ template <class S> struct Forward {
     block.scatter<S>(out_t, share.data(), query, out);
     if (block.end() <= from_token) return;
     int64_t first = std::max<int64_t>(0, from_token - block.start) * s.per_group();
-    visible.each_tile(seen, [&](Stretch keys) {
+    visible.each_tile(block.start, seen, [&](Stretch keys) {
       add_dots(sums + keys.first, scores + keys.first * lanes + first, lanes, share.data() + first, 0, keys.count, lanes - first);
     });
   }
 
-  // The first `count` values, a tile after the other.
-  void gather_values(const Visible& visible, int64_t count, T* values, Scratch<T> scratch) const {
+  // The first `count` values, a tile after the other, but for tiles that no token from `start` on sees.
+  void gather_values(const Visible& visible, int64_t start, int64_t count, T* values, Scratch<T> scratch) const {
     T* rows = scratch.take(TILE * s.width);
-    visible.each_tile(count, [&](Stretch keys) {
+    visible.each_tile(start, count, [&](Stretch keys) {
       auto [v, apart] = visible.rows<S>(parts.v, keys, rows);
       transposed(values + keys.first * s.width, TILE, v, apart, keys.rows(), s.width);
     });
@@ -79,7 +79,7 @@ template <class S> struct Forward {
       int64_t begin = task.begin(blocks.count), end = task.end(blocks.count);
       int64_t seen = visible.seen_before(Block::of(s, blocks, task.head, end - 1).end());
       T* values = scratch.take(s.width * s.tiles() * TILE);
-      gather_values(visible, seen, values, scratch);
+      gather_values(visible, Block::of(s, blocks, task.head, begin).start, seen, values, scratch);
       std::vector<T> sums(mass.defined() ? seen : 0, 0);
       for (int64_t n = begin; n < end; ++n) attend(Block::of(s, blocks, task.head, n), visible, values, scratch, sums.data());
       if (mass.defined()) visible.add(data<T>(by_task) + task.index * s.keys, sums);

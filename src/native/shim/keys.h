@@ -6,6 +6,7 @@
 #include <ATen/ceil_div.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 namespace kvtune {
@@ -66,6 +67,7 @@ class Visible {
         if ((used == nullptr || used[slot]) && (until == nullptr || until[slot] > 0)) append(part, slot, 1);
       }
     }
+    if (is_any_masked_) find_ends();
   }
 
   int64_t keys() const { return count_; }
@@ -82,9 +84,14 @@ class Visible {
   // What of a tile lies before key `end`.
   static Stretch stretch(int64_t tile, int64_t end) { return {tile * TILE, std::min(TILE, end - tile * TILE)}; }
 
-  // Calls `body(stretch)` for the tiles of the keys before `end`.
-  template <class F> static void each_tile(int64_t end, F body) {
-    for (int64_t tile = 0; tile * TILE < end; ++tile) body(stretch(tile, end));
+  // Whether any query of the tokens from `start` on may see a key of a tile: behind a window none does.
+  bool is_seen_from(int64_t start, int64_t tile) const { return ends_.empty() || ends_[tile] > start; }
+
+  // Calls `body(stretch)` for the tiles of the keys before `end` that queries of the tokens from `start` on may see.
+  template <class F> void each_tile(int64_t start, int64_t end, F body) const {
+    for (int64_t tile = 0; tile * TILE < end; ++tile) {
+      if (is_seen_from(start, tile)) body(stretch(tile, end));
+    }
   }
 
   // The first `rows` rows of a stretch as some queries see them. `sight` must live as long as the tile.
@@ -155,6 +162,18 @@ class Visible {
     return scratch.data();
   }
 
+  // Finds up to which token each tile is seen.
+  void find_ends() {
+    ends_.assign(at::ceil_div(count_, TILE), 0);
+    each(0, count_, [&](const Run& run, int64_t slot, int64_t key, int64_t count) {
+      const int64_t* until = mask<int64_t>(parts_.seen_until, run.part);
+      for (int64_t i = 0; i < count; ++i) {
+        int64_t& end = ends_[(key + i) / TILE];
+        end = std::max(end, until == nullptr ? std::numeric_limits<int64_t>::max() : until[slot + i]);
+      }
+    });
+  }
+
   // How many of the queries belong to tokens before `token`.
   static int64_t lanes_before(int64_t token, Lanes lanes) {
     return std::clamp<int64_t>((token - lanes.start) * lanes.per_token, 0, lanes.count);
@@ -198,6 +217,8 @@ class Visible {
   int64_t count_ = 0, past_ = 0;
   bool is_any_masked_ = false;
   std::vector<Run> runs_;
+  // The token behind the last one that sees a key of each tile; empty where all tokens see all keys before them.
+  std::vector<int64_t> ends_;
 };
 
 }  // namespace kvtune

@@ -28,7 +28,7 @@ template <class S> struct Mass {
     // Lanes without a query give nothing.
     std::fill(l.begin() + block.used(), l.end(), std::numeric_limits<T>::infinity());
     Sight sight;
-    visible.each_tile(visible.seen_before(block.end()), [&](Stretch keys) {
+    visible.each_tile(block.start, visible.seen_before(block.end()), [&](Stretch keys) {
       auto [k, apart] = visible.rows<S>(parts.k, keys, rows);
       multiply({keys.rows(), lanes, d}, {apart, lanes, lanes}, k, query_t, x, false);
       scoring.apply(x, keys.rows() * lanes);
