@@ -90,10 +90,12 @@ impl HeadFootprint {
         // Logits and their powers. The product behind a gradient of the whole matrix copies them, and a narrow model widens them.
         let trains_matrix = self.trained >= (self.choices * self.hidden) as u64;
         let of_gradient = if wide > w || trains_matrix { w } else { 0 };
-        let scores = 2 * wide + of_gradient + if self.is_distilled { 4 * wide } else { 0 } + self.of_output;
+        let scores = 2 * wide + of_gradient + if self.is_distilled { 4 * wide } else { 0 };
         let of_trained = self.trained * (2 * wide + if self.is_widened { 2 * w } else { 0 });
         let widened = widened_bytes(self.device, self.kind, [places as usize, self.hidden, self.choices]);
-        places * (self.choices as u64 * scores + 3 * self.hidden as u64 * w) + of_trained + widened
+        // What follows the products, and widened factors, are not there at the same time.
+        let beside = widened.max(places * self.choices as u64 * self.of_output);
+        places * (self.choices as u64 * scores + 3 * self.hidden as u64 * w) + of_trained + beside
     }
 }
 
