@@ -126,7 +126,8 @@ impl Victims {
     pub fn of_head(&self, sequence: usize, head: usize) -> Result<Vec<i64>, TchError> {
         let size = self.packed.size();
         let at = |index: usize, dim: usize| (index as i64).min(size[dim] - 1);
-        Vec::try_from(self.unpacked().get(at(sequence, 0)).get(at(head, 1)).contiguous())
+        let part = |all: &Tensor| all.get(at(sequence, 0)).get(at(head, 1)).contiguous();
+        Vec::try_from(self.unpacked.as_ref().map_or_else(|| unpack(&part(&self.packed.on_host())), part))
     }
 
     fn unpacked(&self) -> Tensor {
