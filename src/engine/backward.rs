@@ -15,7 +15,7 @@ use super::session::Pass;
 use super::step_run::StepRun;
 use super::{Event, MicroBatchGradients};
 use crate::model::Model;
-use crate::native::{locked, or_panic};
+use crate::native::{locked, or_panic, take_gradient};
 use crate::ops::attention::zero_sum_of;
 use crate::store::{Waiting, copies_are_async};
 use crate::units::Fault;
@@ -50,8 +50,8 @@ impl StepRun<'_> {
                 }
             }
             let input = self.input(c, layers.start)?;
-            let mode = Mode::Follow { keeps_undo: layers.clone() };
-            let attend = &mut ColumnAttention { column: self.column(c, layers), mode, routers: RouterTask::default() };
+            let (column, routers) = (self.column(c, layers), RouterTask::default());
+            let attend = &mut ColumnAttention { column, mode: Mode::Replay, routers };
             let _ = self.pass().run(input, attend, &mut |_, _| Ok(()))?;
         }
         Ok(())
@@ -185,7 +185,7 @@ impl StepRun<'_> {
         self.trace.log.layers = self.trace.session.take_choices();
         let outer = self.outer_gradients();
         self.model.release_layers();
-        let gradients = collect(self.model, outer, self.sums);
+        let gradients = collect(self.model, outer, self.sums)?;
         let trace = self.trace;
         Ok(MicroBatchGradients { losses: trace.head.finish()?.0, router_loss: trace.routers.loss(), gradients, log: trace.log })
     }
@@ -213,21 +213,22 @@ impl StepRun<'_> {
     }
 }
 
-/// Takes the gradients out of the parameters, if they were not taken before, and adds those that no cell makes.
-fn collect(model: &Model, outer: Vec<(String, Tensor)>, mut sums: GradientSums) -> BTreeMap<String, Tensor> {
-    let mut gradients = BTreeMap::new();
-    for (name, mut parameter) in model.parameters() {
-        let grad = parameter.grad();
-        let taken = match sums.remove(&name) {
-            Some(sum) => sum,
-            None if grad.defined() => grad.copy(),
-            None => zero_sum_of(&parameter),
-        };
-        parameter.zero_grad();
-        gradients.insert(name, taken.detach());
+/// Takes the gradients out of the parameters, if they were not taken before, and adds those that no cell makes. What nothing has reached has a
+/// gradient of zero.
+fn collect(model: &Model, outer: Vec<(String, Tensor)>, mut sums: GradientSums) -> Result<BTreeMap<String, Tensor>, Fault> {
+    let (mut gradients, parameters) = (BTreeMap::new(), model.parameters());
+    for (name, parameter) in &parameters {
+        let taken = sums.remove(name).map_or_else(|| take_gradient(parameter), |sum| Ok(Some(sum)))?;
+        gradients.extend(taken.map(|taken| (name.clone(), taken.detach())));
     }
     for (name, gradient) in outer {
-        gradients.entry(name).and_modify(|total| drop(total.g_add_(&gradient)));
+        match gradients.get_mut(&name) {
+            Some(total) => drop(total.g_add_(&gradient)),
+            None => drop(gradients.insert(name, gradient)),
+        }
     }
-    gradients
+    for (name, parameter) in parameters {
+        gradients.entry(name).or_insert_with(|| zero_sum_of(&parameter));
+    }
+    Ok(gradients)
 }

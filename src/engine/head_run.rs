@@ -57,7 +57,7 @@ impl HeadRun {
             sequences: vec![SequenceLoss::default(); batch.sequences.len()],
             by_target: vec![Vec::new(); batch.sequences.len()],
             waiting: VecDeque::new(),
-            gradients: model.trained().iter().map(zero_sum_of).collect(),
+            gradients: context.map_or_else(Vec::new, |_| model.trained().iter().map(zero_sum_of).collect()),
             sequence_weights: if has_means { sequence_weights(&target_positions) } else { Vec::new() },
             target_positions,
             soft: soft_targets(batch),

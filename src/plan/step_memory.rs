@@ -245,9 +245,9 @@ impl<'a> StepMemory<'a> {
         moment
     }
 
-    /// Gradients of layers that are summed apart: of those from `done` on whose bands are done, and of the band that begins at `begun`.
+    /// Gradients of layers whose weights are trained: of those from `done` on whose bands are done, and of the band that begins at `begun`.
     fn sums(&self, moment: &mut Moment, done: usize, begun: usize) {
-        if self.spec.sums_apart() {
+        if self.spec.trains_weights() {
             let summed = |layers: Range<usize>| layers.map(|layer| self.spec.of_layer(layer)).sum::<u64>() * self.spec.wide();
             moment.add("gradients of what is trained", MemoryPlace::Device, summed(begun..done));
             let (name, place) = if self.spec.layers_wait() {
@@ -259,20 +259,19 @@ impl<'a> StepMemory<'a> {
         }
     }
 
-    /// The gradient of the embedding is made, or gradients are copied out of their leaves; then all are clipped and applied.
+    /// The gradient of the embedding is made; then all are clipped and applied.
     fn end(&self) -> [Moment; 2] {
         let s = self.spec;
-        let copies = if s.sums_apart() { s.of_embedding() * s.wide() } else { s.trained_bytes().0 };
-        let of_ends = if s.trains_weights() { 0 } else { s.embedding_gradients() };
+        let of_embedding = if s.trains_weights() { s.of_embedding() * s.wide() } else { s.embedding_gradients() };
         let mut last = self.standing(StepPart::Backward);
         let travelled = if s.trains_embedding() { self.columns.iter().map(|column| column.hidden).sum() } else { 0 };
         last.add("travelling gradients", MemoryPlace::Host, travelled);
         self.sums(&mut last, 0, 0);
-        last.add("inside", MemoryPlace::Device, copies + of_ends);
+        last.add("inside", MemoryPlace::Device, of_embedding);
         let mut update = Moment::new(s, StepPart::Optimizer);
         self.stores(&mut update);
         self.sums(&mut update, 0, 0);
-        update.add("inside", MemoryPlace::Device, copies + s.largest_update());
+        update.add("inside", MemoryPlace::Device, of_embedding + s.largest_update());
         [last, update]
     }
 

@@ -102,10 +102,10 @@ impl<'a> StepSpec<'a> {
         }
     }
 
-    /// Gradients that stay from step to step in their leaves, and those that the head sums up. That of an embedding which is no output
-    /// projection is made at the end.
+    /// Gradients that are there all the while: an adapter's, which are small, and those that the head sums up. Those of layers whose weights
+    /// are trained come with their bands, that of an embedding which is no output projection at the end.
     pub(super) fn lasting_gradients(&self) -> u64 {
-        if self.sums_apart() {
+        if self.trains_weights() {
             return self.output_numbers() * self.wide();
         }
         self.trained_bytes().0 - self.embedding_gradients()
