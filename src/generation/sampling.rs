@@ -118,8 +118,9 @@ impl SamplingRules {
         let forbidden = banned.iter().chain(too_early).chain(&self.suppress_tokens);
         if (self.repetition_penalty - 1.0).abs() > 0.0 {
             let penalty = self.repetition_penalty as f32;
-            for &id in &ids.iter().copied().collect::<HashSet<u32>>() {
-                if let Some(logit) = logits.get_mut(id as usize) {
+            let mut seen = vec![false; logits.len()];
+            for &id in ids {
+                if let Some(logit) = logits.get_mut(id as usize).filter(|_| !std::mem::replace(&mut seen[id as usize], true)) {
                     *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
                 }
             }
@@ -163,7 +164,7 @@ impl SamplingRules {
             cut_below(&mut kept, |_, _| self.epsilon_cutoff);
         }
         if self.eta_cutoff > 0.0 {
-            cut_below(&mut kept, |_, entropy| self.eta_cutoff.min(self.eta_cutoff.sqrt() * (-entropy).exp()));
+            cut_below(&mut kept, |_, all| self.eta_cutoff.min(self.eta_cutoff.sqrt() * (-entropy(all)).exp()));
         }
         kept
     }
@@ -223,23 +224,26 @@ fn cut_top_k(kept: &mut Vec<Candidate>, k: usize) {
 /// Drops the least likely candidates that together have at most the probability `1 − p`; the most likely one stays.
 fn cut_top_p(kept: &mut Vec<Candidate>, p: f64) {
     let probability = probabilities(kept);
-    let mut order: Vec<usize> = (0..kept.len()).collect();
+    // Those below that have at most half of it together, so they go. They are nearly all of a vocabulary, which takes long to sort.
+    let rare = (1.0 - p) / (2 * kept.len()) as f64;
+    let (rest, mut order): (Vec<usize>, Vec<usize>) = (0..kept.len()).partition(|&i| probability[i] < rare);
     order.sort_by(|&a, &b| descending(kept[b], kept[a]));
-    order.pop();
-    let mut together = 0.0;
-    let goes = order.iter().take_while(|&&i| {
+    let mut together: f64 = rest.iter().map(|&i| probability[i]).sum();
+    let goes = order[..order.len() - 1].iter().take_while(|&&i| {
         together += probability[i];
         together <= 1.0 - p
     });
-    remove(kept, &goes.copied().collect());
+    let mut leaves = vec![true; kept.len()];
+    order[goes.count()..].iter().for_each(|&i| leaves[i] = false);
+    remove(kept, |i| leaves[i]);
 }
 
-/// Drops candidates less likely than a bound, which may depend on the highest probability and the entropy; the most likely one stays.
-fn cut_below(kept: &mut Vec<Candidate>, bound: impl Fn(f64, f64) -> f64) {
+/// Drops candidates less likely than a bound, which follows from the highest probability and all of them; the most likely one stays.
+fn cut_below(kept: &mut Vec<Candidate>, bound: impl Fn(f64, &[f64]) -> f64) {
     let probability = probabilities(kept);
     let highest = probability.iter().copied().fold(0.0, f64::max);
-    let bound = bound(highest, entropy(&probability)).min(highest);
-    remove(kept, &(0..probability.len()).filter(|&i| probability[i] < bound).collect());
+    let bound = bound(highest, &probability).min(highest);
+    remove(kept, |i| probability[i] < bound);
 }
 
 fn entropy(probability: &[f64]) -> f64 {
@@ -258,12 +262,13 @@ fn cut_untypical(kept: &mut Vec<Candidate>, mass: f64) {
         together >= mass
     });
     let farthest = distance[order[enough.unwrap_or(order.len() - 1)]];
-    remove(kept, &(0..kept.len()).filter(|&i| distance[i] > farthest).collect());
+    remove(kept, |i| distance[i] > farthest);
 }
 
-fn remove(kept: &mut Vec<Candidate>, goes: &HashSet<usize>) {
+/// Removes the candidates at the places of which `goes` says so.
+fn remove(kept: &mut Vec<Candidate>, goes: impl Fn(usize) -> bool) {
     let mut at = 0..;
-    kept.retain(|_| at.next().is_some_and(|i| !goes.contains(&i)));
+    kept.retain(|_| at.next().is_some_and(|i| !goes(i)));
 }
 
 #[cfg(test)]
@@ -293,6 +298,30 @@ mod tests {
             counts.iter().zip(&expected).map(|(&n, p)| (n as f64 - draws as f64 * p).powi(2) / (draws as f64 * p)).sum();
         // 11 degrees of freedom: p > 1e-4 below 37.4.
         assert!(chi < 37.4, "χ² = {chi:.1}");
+    }
+
+    #[test]
+    fn top_p_keeps_what_a_sort_of_all_keeps() {
+        for (seed, p) in (0..).zip([0.0, 0.3, 0.9, 0.999, 1.0 - 1e-12]) {
+            // All alike, many alike, and next to none of them likely.
+            for spread in [0.0, 0.5, 4.0] {
+                let logit = |step| (DrawPlace { seed, sample: 0, step }.unit() * 12.0).floor() as f32 * spread;
+                let logits: Vec<f32> = (0..300).map(logit).collect();
+                let rules = SamplingRules { top_p: p, top_k: 0, temperature: 1.0, ..SamplingRules::default() };
+                let found: Vec<u32> = rules.candidates(&logits).iter().map(|candidate| candidate.id).collect();
+                let all = SamplingRules { top_p: 1.0, ..rules }.candidates(&logits);
+                let (probability, mut together) = (probabilities(&all), 0.0);
+                let mut order: Vec<usize> = (0..all.len()).collect();
+                order.sort_by(|&a, &b| descending(all[b], all[a]));
+                let goes = order[..299].iter().take_while(|&&i| {
+                    together += probability[i];
+                    together <= 1.0 - p
+                });
+                let mut expected: Vec<u32> = order[goes.count()..].iter().map(|&i| i as u32).collect();
+                expected.sort_unstable();
+                assert_eq!(found, expected, "{p}, {spread}");
+            }
+        }
     }
 
     #[test]
