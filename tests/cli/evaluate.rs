@@ -77,6 +77,12 @@ fn models_and_caches_in_one_table() {
     let rows: Vec<Vec<String>> = table.lines().map(cells).filter(|row| row[4] == "all").collect();
     assert_eq!(rows.len(), 2);
     assert!(rows[0] == rows[1] && rows[0][1..6] == ["model", "h2o", "20", "all", "4"], "{table}");
+    // What fails takes nothing along of what was done before it.
+    place.write("adapter/adapter_model.safetensors", "damaged");
+    let said = evaluate(&place, &["model", "adapter"], &["--losses", "losses.jsonl", "--limit", "2"]);
+    assert!(said.out.contains("| model "), "{}", said.out);
+    assert_eq!(String::from_utf8(place.read("losses.jsonl")).unwrap().lines().count(), 2);
+    said.refused(3);
 }
 
 /// Losses and answers are those of one, to the last digit, and so is the file of answers, also where it was cut.
@@ -264,11 +270,12 @@ fn answers_of_something_else_are_refused() {
     let before = place.read("answers.jsonl");
     let refused = |what: &str, more: &[&str]| evaluate(&place, &[what], &[ANSWERS, more].concat()).refused(3);
     let cut = |error: String| error.split_once(": expected").map(|(start, _)| start.to_owned()).unwrap_or(error);
-    assert_snapshot!(refused("model", &["--limit", "3"]), @r"
+    assert_snapshot!(refused("model", &["--limit", "3", "--losses", "losses.jsonl"]), @r"
     error: `answers.jsonl` holds more than the 3 answers that are asked for
 
     hint: name another file with `--answers`, or remove this one to begin anew
     ");
+    assert!(place.path("losses.jsonl").exists(), "they are not lost with it");
     assert_snapshot!(cut(refused("adapter", &[])), @"error: `answers.jsonl`, line 1: an answer with another `adapter`");
     assert_snapshot!(cut(refused("model", &["--stop", "x"])), @"error: `answers.jsonl`, line 1: an answer with another `rules`");
     assert_snapshot!(cut(refused("model", &["--policy", "lastrec"])), @"error: `answers.jsonl`, line 1: an answer with another `cache`");

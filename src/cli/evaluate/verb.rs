@@ -81,12 +81,28 @@ impl Evaluate {
             }
             targets.push((target, recipes));
         }
+        // What fails takes nothing along of what was done before it.
+        let mut results = Vec::new();
+        let done = self.all(&targets, device, world, &mut results);
+        let told = if results.is_empty() { Ok(()) } else { self.tell(&results, world) };
+        let shared_file = done?;
+        told?;
+        shared_file.map_or(Ok(()), AnswerFile::finish)
+    }
+
+    /// Evaluates all models with their caches, and adds what comes of each; returns the file of all answers, where one is named.
+    fn all(
+        &self,
+        targets: &[(Target, Vec<Recipe>)],
+        device: Device,
+        world: &Rc<ProcessGroup>,
+        results: &mut Vec<Evaluated>,
+    ) -> Result<Option<AnswerFile>, Fault> {
         let evaluations = targets.iter().map(|(_, recipes)| recipes.len()).sum();
         self.refuse_several_logs(evaluations)?;
         let mut shared_file = self.answers.file(world)?;
         let wanted = self.wanted_losses()?;
-        let mut results = Vec::new();
-        for (target, recipes) in &targets {
+        for (target, recipes) in targets {
             let Some(first) = recipes.first() else { continue };
             train::set_numerics(first, device);
             let model = target.load(first, device)?;
@@ -103,15 +119,16 @@ impl Evaluate {
                 results.push(result);
             }
         }
+        Ok(shared_file)
+    }
+
+    fn tell(&self, results: &[Evaluated], world: &ProcessGroup) -> Result<(), Fault> {
         if !console::speech().is_json {
-            console::table(&table::of(&results))?;
-            differences::table(&results).map_or(Ok(()), |table| console::table(&table))?;
-        }
-        if let Some(file) = shared_file {
-            file.finish()?;
+            console::table(&table::of(results))?;
+            differences::table(results).map_or(Ok(()), |table| console::table(&table))?;
         }
         let file = self.losses.as_ref().filter(|_| world.is_first());
-        file.map_or(Ok(()), |path| loss_file::write(path, &results))
+        file.map_or(Ok(()), |path| loss_file::write(path, results))
     }
 
     /// The recipes of a target, one for each cache.
