@@ -237,6 +237,17 @@ fn texts_are_the_same_whole_and_in_parts_and_say_what_was_used() {
 }
 
 #[test]
+fn equal_prompts_have_texts_of_their_own_unless_a_seed_is_named() {
+    let server = Server::start(&[]);
+    let twice = json!({ "prompt": ["The sea", "The sea"], "max_tokens": 20 });
+    let differ = |body: &Value| {
+        let choices = &server.json(COMPLETIONS, body)["choices"];
+        choices[0]["token_ids"] != choices[1]["token_ids"]
+    };
+    assert!(differ(&twice) && !differ(&with(&twice, "seed", json!(3))));
+}
+
+#[test]
 fn a_template_is_told_of_tools_and_of_what_else_a_request_says() {
     let template = "{{ tools | tojson if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls[0].function.arguments.x if m.tool_calls }}|\
                     {% endfor %}{{ note }}{% if add_generation_prompt %}<assistant>{% endif %}";

@@ -28,6 +28,9 @@ pub struct GenerationRules {
     /// A text ends before the first of these.
     pub stop: Vec<String>,
     pub seed: u64,
+    /// Whether nobody has named the seed, so that each prompt of a request gets another one.
+    #[serde(skip)]
+    pub is_seed_drawn: bool,
 }
 
 const GENERATION: &str = "generation_config.json";
@@ -171,7 +174,7 @@ impl GenerationRules {
             // OpenAI's seeds may be negative.
             "seed" => {
                 let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
-                self.seed = seed.ok_or_else(|| fault("a whole number"))?;
+                (self.seed, self.is_seed_drawn) = (seed.ok_or_else(|| fault("a whole number"))?, false);
             }
             _ => return refuse_others(key, value),
         }

@@ -134,7 +134,9 @@ impl AppState {
         })?;
         let (answers, receiver) = unbounded_channel();
         for (index, (place, prompt)) in places.zip(prompts).enumerate() {
-            let (prompt, rules, answers) = (prompt.clone(), rules.clone(), answers.clone());
+            let (prompt, mut rules, answers) = (prompt.clone(), rules.clone(), answers.clone());
+            // Equal prompts shall have different texts.
+            rules.seed = rules.seed.wrapping_add(if rules.is_seed_drawn { index as u64 } else { 0 });
             place.send(PromptJob { prompt, rules, samples, likelihoods, index, answers });
         }
         Ok(Answers { events: receiver, line: Arc::clone(line) })

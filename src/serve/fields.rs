@@ -120,7 +120,7 @@ impl BodyFields {
         rules.sampling.suppress_tokens.clone_from(&model.sampling.suppress_tokens);
         (rules.sampling.top_k, rules.sampling.do_sample) = (0, true);
         // A text of its own for whoever names no seed.
-        rules.seed = SysRng.try_next_u64().unwrap_or_default();
+        (rules.seed, rules.is_seed_drawn) = (SysRng.try_next_u64().unwrap_or_default(), true);
         for names in SAME {
             let mut said = names.iter().filter_map(|name| Some((name, self.0.get(*name).filter(|value| !value.is_null())?)));
             if let Some((first, value)) = said.next()
