@@ -288,7 +288,9 @@ impl<'a> Generator<'a> {
         let mut sessions: Vec<&mut Session> = self.running.iter_mut().map(|sample| &mut sample.session).collect();
         let layers = session_layers(&mut self.layers, self.engine, self.model, self.width)?;
         let hidden = decode_step(self.engine, self.model, layers, &mut sessions, &ids, self.width)?;
-        let logits_nv = guarded(|| Ok(next_logits(self.model, &hidden.squeeze_dim(1))))?;
+        // Empty rows are left out behind the product, which has the same bits with them.
+        let logits = || next_logits(self.model, &hidden.squeeze_dim(1)).narrow(0, 0, ids.len() as i64).to_device(Device::Cpu);
+        let logits_nv = guarded(|| Ok(logits()))?;
         let (mut finished, mut failed) = (Vec::new(), Vec::new());
         for (row, sample) in self.running.iter_mut().enumerate() {
             let written = guarded(|| Ok(sample.write(&logits_nv.get(row as i64), self.tokenizer)));

@@ -1,8 +1,9 @@
 //! How likely tokens are by the model itself, before any rule of sampling.
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::model::Model;
+use crate::native::cuda::on_device;
 
 /// How likely a token is.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,9 +30,9 @@ pub(super) fn likelihoods(model: &Model, hidden_ne: &Tensor, ids: &[u32], top: u
 /// The logits of the tokens that follow hidden states.
 ///
 /// # Shapes
-/// `(n, E)` in, before the final norm; `(n, V)` f32 on the host out.
+/// `(n, E)` in, before the final norm; `(n, V)` f32 out.
 pub(super) fn next_logits(model: &Model, hidden_ne: &Tensor) -> Tensor {
-    no_grad(|| model.logits(&model.final_norm(hidden_ne)).to_kind(Kind::Float).to_device(tch::Device::Cpu))
+    no_grad(|| model.logits(&model.final_norm(hidden_ne)).to_kind(Kind::Float))
 }
 
 /// Likelihoods from logits `(n, V)`; see [`likelihoods`].
@@ -39,12 +40,37 @@ pub(super) fn of_logits(logits_nv: &Tensor, ids: &[u32], top: usize) -> Vec<Toke
     let log_nv = logits_nv.log_softmax(-1, Kind::Float);
     let top = top.min(log_nv.size()[1] as usize);
     let (value_nk, id_nk) = log_nv.topk(top as i64, -1, true, true);
-    let of_row = |(row, &id): (usize, &u32)| {
-        let row = row as i64;
-        let values: Vec<f32> = Vec::try_from(value_nk.get(row)).unwrap_or_default();
-        let tokens: Vec<i64> = Vec::try_from(id_nk.get(row)).unwrap_or_default();
-        let most_likely = tokens.into_iter().map(|token| token as u32).zip(values).collect();
-        TokenLikelihood { id, log_probability: log_nv.double_value(&[row, i64::from(id)]) as f32, most_likely }
+    let own: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
+    let own_n1 = log_nv.gather(1, &on_device(&own, log_nv.device()).unsqueeze(1), false);
+    // The host gets no more than what is told.
+    let [own, values] =
+        [own_n1, value_nk].map(|x| Vec::<f32>::try_from(x.to_device(Device::Cpu).reshape([-1])).unwrap_or_default());
+    let tokens: Vec<i64> = Vec::try_from(id_nk.to_device(Device::Cpu).reshape([-1])).unwrap_or_default();
+    let mut most_likely = tokens.into_iter().map(|token| token as u32).zip(values);
+    let of_token = |(&id, log_probability): (&u32, f32)| TokenLikelihood {
+        id,
+        log_probability,
+        most_likely: most_likely.by_ref().take(top).collect(),
     };
-    ids.iter().enumerate().map(of_row).collect()
+    ids.iter().zip(own).map(of_token).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_token_has_the_most_likely_ones_of_its_place() {
+        let logits = Tensor::from_slice(&[1.0f32, 3.0, 2.0, 5.0, 4.0, 6.0]).view([2, 3]);
+        let expected = logits.log_softmax(-1, Kind::Float);
+        let at = |row: i64, id: u32| expected.double_value(&[row, i64::from(id)]) as f32;
+        for top in [0, 2, 9] {
+            let of_row = |row: i64, id: u32, order: [u32; 3]| TokenLikelihood {
+                id,
+                log_probability: at(row, id),
+                most_likely: order.into_iter().take(top).map(|token| (token, at(row, token))).collect(),
+            };
+            assert_eq!(of_logits(&logits, &[0, 2], top), [of_row(0, 0, [1, 2, 0]), of_row(1, 2, [2, 0, 1])]);
+        }
+    }
 }
