@@ -21,7 +21,7 @@ use crate::units::{Fault, LayerIdx};
 ///
 /// What is no attention is computed for all at once, in `width` rows of which the last may be empty: they mean nothing. With the same width
 /// a sequence gets the same bits whatever the others are, where the model has no experts: their products are as large as the tokens that
-/// they get.
+/// they get. Then no row is empty, but at fixed widths.
 ///
 /// `layers` are those of [`super::Settings::session_layers`], or none that are captured.
 ///
@@ -45,7 +45,10 @@ pub fn decode_step(
             }
             session.check_room(1)?;
         }
-        let rows = width.max(sessions.len());
+        let has_experts = model.config().layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+        // Empty rows would have weights of experts read that no token needs.
+        let fills_up = !has_experts || engine.settings.static_width().is_some();
+        let rows = if fills_up { width.max(sessions.len()) } else { sessions.len() };
         let mut parts = Vec::with_capacity(sessions.len());
         for session in sessions.iter_mut() {
             parts.extend(session.next_part());
