@@ -379,7 +379,17 @@ fn what_a_held_session_has_read_is_not_read_again() {
             prompt.extend(answer);
         }
         assert_eq!(reads.metric("prompt_tokens_reused_total"), 0);
-        assert!(holds.metric("prompt_tokens_reused_total") >= 2 * 40, "{policy:?}");
+        let reused = holds.metric("prompt_tokens_reused_total");
+        assert!(reused >= 2 * 40, "{policy:?}");
+        if policy.is_empty() {
+            // Two conversations that take turns keep their places.
+            let mut talks = [30, 60].map(|start| (start..start + 40).collect::<Vec<u32>>());
+            for talk in [0, 1, 0, 1, 0, 1] {
+                let answer = ask(&holds, &talks[talk]);
+                talks[talk].extend(answer.into_iter().chain([20]));
+            }
+            assert!(holds.metric("prompt_tokens_reused_total") - reused >= 4 * 40);
+        }
     }
 }
 
@@ -397,6 +407,23 @@ fn a_held_session_of_windows_in_int4_is_read_again() {
         assert_eq!(held["choices"], read["choices"]);
         assert_eq!(held["kvtune"]["cache_length"], json!([24, 24]), "the windows: {held}");
     }
+}
+
+/// The one that shares most has dropped what the prompt needs.
+#[test]
+fn a_held_session_serves_where_a_longer_one_can_not_go_back() {
+    let server = Server::of(&fixture("families/model-olmo3"), &["--set", "kv_cache.chunk_size=4"]);
+    let ask = |prompt: &[u32]| {
+        let body = json!({ "prompt": [prompt], "max_tokens": 4, "temperature": 0, "ignore_eos": true });
+        numbers(&server.json(COMPLETIONS, &body)["choices"][0]["token_ids"])
+    };
+    let mut talk: Vec<u32> = (5..25).collect();
+    talk.extend(ask(&talk));
+    talk.extend(30..90);
+    ask(&talk);
+    let reused = server.metric("prompt_tokens_reused_total");
+    ask(&[&talk[..50], &[7, 8]].concat());
+    assert_eq!(server.metric("prompt_tokens_reused_total") - reused, 23);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The engine's thread: it takes prompts from the queue, writes tokens, and tells who has asked.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use tokio::sync::mpsc::error::TryRecvError;
@@ -187,21 +188,27 @@ impl PrefixCache {
     /// A copy of the one that has read most of the beginning of a prompt, as it stood there.
     fn find(&mut self, prompt: &[u32], settings: &Settings) -> Option<Session> {
         let shared = self.sessions.iter().map(|held| shared_tokens(settings, &held.ids, prompt)).enumerate();
-        let (at, tokens) = shared.max_by_key(|&(_, tokens)| tokens).filter(|&(_, tokens)| tokens > 0)?;
+        let mut shared: Vec<(usize, usize)> = shared.filter(|&(_, tokens)| tokens > 0).collect();
+        shared.sort_by_key(|&(at, tokens)| Reverse((tokens, at)));
+        // Where a window has dropped entries, only another one may stand there.
+        let copy = |&(at, tokens): &(usize, usize)| Some((at, at_beginning(self.sessions[at].session.fork().ok()?, tokens)?));
+        let (at, copy) = shared.iter().find_map(copy)?;
         // The one that was used last is the last to go.
-        let held = self.sessions.remove(at);
-        let copy = held.session.fork().ok();
-        self.sessions.push(held);
-        at_beginning(copy?, tokens)
+        self.sessions[at..].rotate_left(1);
+        Some(copy)
     }
 
-    /// Holds a session that has read `ids`, in place of one that has read the same, or of the one that was not used for longest.
+    /// Holds a session that has read `ids`, in place of one that has read the same, of one that a single other one goes on from, or of the
+    /// one that was not used for longest.
     fn hold(&mut self, ids: &[u32], session: Session) {
         let ids = ids[..session.num_tokens().min(ids.len())].to_vec();
         self.sessions.retain(|held| held.ids != ids);
         self.sessions.push(Continued { session, ids });
         while self.sessions.len() > self.capacity {
-            self.sessions.remove(0);
+            let goes_on =
+                |held: &Continued, other: &Continued| other.ids.len() > held.ids.len() && other.ids.starts_with(&held.ids);
+            let is_left = |held| self.sessions.iter().filter(|other| goes_on(held, other)).count() == 1;
+            self.sessions.remove(self.sessions.iter().position(is_left).unwrap_or(0));
         }
     }
 }
