@@ -363,11 +363,13 @@ impl LayerCache {
 /// Positions by slot after a write: survivors of the region stand in the victims' slots, the chunk at the end.
 fn moved(mut positions: Vec<i64>, span: &ChunkSpan, at: Geometry, victims: &[i64]) -> Vec<i64> {
     let (region, filled) = (at.region() as usize, at.filled as usize);
-    let leaves = moves::membership(victims, filled);
-    let holes = (0..region.min(filled)).filter(|&slot| leaves[slot]);
-    let survivors = (region..filled).filter(|&slot| !leaves[slot]);
-    for (to, from) in holes.zip(survivors) {
-        positions[to] = positions[from];
+    if !victims.is_empty() {
+        let leaves = moves::membership(victims, filled);
+        let holes = (0..region.min(filled)).filter(|&slot| leaves[slot]);
+        let survivors = (region..filled).filter(|&slot| !leaves[slot]);
+        for (to, from) in holes.zip(survivors) {
+            positions[to] = positions[from];
+        }
     }
     positions.truncate(region);
     positions.extend(span.start as i64..(span.start + span.len) as i64);

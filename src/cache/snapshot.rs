@@ -150,6 +150,8 @@ impl LayerCache {
     /// Another cache that holds the same, in memory of its own.
     pub fn fork(&self) -> Result<Self, Fault> {
         let mut fork = Self::new(self.layer, self.shape, self.prefill).with_query_statistics(self.query_statistics.clone());
+        // The next token shall not have all copied once more.
+        fork.reserve(self.shape.grown(self.buffer.slots(), (self.filled + 1).min(self.capacity()) as i64));
         fork.fill(&self.snapshot())?;
         fork.active = self.active;
         Ok(fork)

@@ -181,13 +181,18 @@ fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder) ->
     let protected = entries.protected.first().map_or(0..0, |&(start, end)| start as i64..end as i64);
     let rank = |position: i64| if position < keep_first as i64 { LAST - position } else { position };
     let slots = (0..).zip(positions).filter(|(_, position)| **position < young && !protected.contains(position));
-    let slots: Vec<i64> = lowest_first(slots.map(|(slot, position)| (rank(*position), slot)).collect(), entries.num_evicted);
+    let slots: Vec<i64> = lowest_first(slots.map(|(slot, position)| (rank(*position), slot)), entries.num_evicted);
     let slots = Tensor::from_slice(&slots).view([1, 1, -1]);
     Some(Victims { unpacked: Some(slots.shallow_clone()), ..Victims::of_host(&slots, entries.cache_length) })
 }
 
 /// The slots of the `count` lowest of some ranks, lowest first.
-fn lowest_first(mut ranked: Vec<(i64, i64)>, count: usize) -> Vec<i64> {
+fn lowest_first(ranked: impl Iterator<Item = (i64, i64)>, count: usize) -> Vec<i64> {
+    // While a text is written, that is one for each token.
+    if count == 1 {
+        return ranked.min().into_iter().map(|(_, slot)| slot).collect();
+    }
+    let mut ranked: Vec<(i64, i64)> = ranked.collect();
     if count < ranked.len() {
         ranked.select_nth_unstable(count);
         ranked.truncate(count);
@@ -348,11 +353,12 @@ mod tests {
         let positions = [5i64, 1, 4, 0, 3, 2];
         let position_bgc = Tensor::from_slice(&positions).view([1, 1, 6]);
         let keys = || Tensor::zeros([1, 1, 6, 4], (Kind::Float, Device::Cpu));
-        for agreement in [Agreement::All(positions.to_vec()), Agreement::Heads, Agreement::Nothing] {
+        let agreements = [Agreement::All(positions.to_vec()), Agreement::Heads, Agreement::Nothing];
+        for (agreement, num_evicted) in agreements.iter().flat_map(|agreement| [1, 3].map(|count| (agreement, count))) {
             let entries = Entries {
                 filled: 6,
                 cache_length: 6,
-                num_evicted: 3,
+                num_evicted,
                 prefill: 6,
                 next_position: 6,
                 position_bgc: &position_bgc,
@@ -360,12 +366,13 @@ mod tests {
                 features_bgcf: None,
                 query_statistics: None,
                 keys: &keys,
-                agreement: &agreement,
+                agreement,
                 protected: &[],
                 budget: None,
             };
             let left = choose(&Careless, &entries).shared().unwrap();
-            assert_eq!(left.iter().map(|&slot| positions[slot as usize]).collect::<Vec<_>>(), [2, 3, 4], "{agreement:?}");
+            let left: Vec<i64> = left.iter().map(|&slot| positions[slot as usize]).collect();
+            assert_eq!(left, [2, 3, 4][..num_evicted], "{agreement:?}");
         }
     }
 
