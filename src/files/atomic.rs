@@ -39,6 +39,16 @@ pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::R
     sync_dir(parent(path))
 }
 
+/// Fails where [`write_atomic`] could not begin to write a file; what stands there is left as it is.
+pub fn check_writable(path: &Path) -> Result<(), Fault> {
+    if let Some(found) = irreplaceable(path).or_else(|| path.is_dir().then_some("a directory")) {
+        return Err(no_file(path, found));
+    }
+    let temporary = temporary_beside(path);
+    write_new(&temporary, |_| Ok(()))?;
+    disk::remove_file("file", &temporary).map_err(io_fault("remove", &temporary))
+}
+
 /// Does what [`write_atomic_with`] does to a file that the user has named: links stay, and the file behind them is replaced. What is no file, as a
 /// device or a pipe, is written into, and so is what this process has open, as `/dev/stdout`: what it prints before and after stays.
 pub fn write_named(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Fault> {

@@ -19,7 +19,7 @@ mod stamp;
 mod tensors;
 
 pub use atomic::{
-    behind_links, is_temporary, put_dir, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic,
+    behind_links, check_writable, is_temporary, put_dir, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic,
     write_atomic_with, write_named,
 };
 pub use gguf::{GgufDtype, GgufFile, GgufKeys, architecture_of, write_gguf};

@@ -253,6 +253,11 @@ fn what_can_not_be_continued() {
     ] {
         refused(generate(&place, more), 2, words);
     }
+    // Before it is read: then the token would be refused.
+    for (to, words) in [("no/d.session", "cannot create `no/"), ("model", "`model` is a directory")] {
+        let said = generate(&place, &["--prompt-tokens", "5,600", "--save-session", to]);
+        refused(said, if to == "model" { 2 } else { 1 }, words);
+    }
     let error = generate(&place, &["--prompt", "x", "--greedy", "--seed", "3"]).misused();
     assert!(error.contains("cannot be used with"), "{error}");
     let error = generate(&place, &["--prompt", "x", "--policy", "h2p"]).misused();

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::LoadedModel;
+use crate::files;
 use crate::generation::{Request, SavedSession, rotates_by_length};
 use crate::report::console;
 use crate::units::Fault;
@@ -13,8 +14,11 @@ pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Vec<u32>]) -> Res
         let message = format!("`--save-session` takes one prompt, found {}", prompts.len());
         return Err(Fault::usage(message, "give one `--prompt`, `--prompt-file` or `--prompt-tokens`"));
     };
+    // What keeps it from being saved shall not come to light behind hours of reading.
+    let identity = used.identity()?;
+    files::check_writable(&files::behind_links(path)?)?;
     let session = used.generator(1).read(prompt)?;
-    SavedSession::write(path, &session, prompt, &used.identity()?)?;
+    SavedSession::write(path, &session, prompt, &identity)?;
     console::note(&format!("{} tokens read; the session is in `{}`", prompt.len(), path.display()));
     Ok(())
 }
@@ -32,17 +36,18 @@ pub(super) fn open(used: &LoadedModel, path: &Path) -> Result<SavedSession, Faul
     Ok(saved)
 }
 
-/// The request with what has been read before its prompt, and with a copy of its session where the request begins.
-pub(super) fn go_on(saved: &SavedSession, mut request: Request, begins: bool) -> Result<Request, Fault> {
+/// Gives a request what has been read before its prompt, and a copy of its session where the request begins.
+pub(super) fn go_on(saved: &SavedSession, request: &mut Request, begins: bool) -> Result<(), Fault> {
     request.prompt.splice(0..0, saved.ids.iter().copied());
     request.session = begins.then(|| saved.session.fork()).transpose()?;
-    Ok(request)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use tch::Device;
 
+    use super::super::write::{Shown, WrittenTexts};
     use super::*;
     use crate::generation::{GenerationRules, Generator};
     use crate::recipe::Recipe;
@@ -58,8 +63,14 @@ mod tests {
         let session = Generator::new(&engine, &model, None, 1).read(&[5, 6]).unwrap();
         let saved = SavedSession { session, ids: vec![5, 6], is_checked: true };
         for begins in [true, false] {
-            let request = go_on(&saved, Request::new(vec![7], GenerationRules::default()), begins).unwrap();
-            assert_eq!((request.prompt, request.session.is_some()), (vec![5, 6, 7], begins));
+            let mut request = Request::new(vec![7], GenerationRules::default());
+            go_on(&saved, &mut request, begins).unwrap();
+            assert_eq!((&request.prompt[..], request.session.is_some()), (&[5, 6, 7][..], begins));
+            // What can not begin leaves the next one its turn.
+            let mut texts = WrittenTexts::new(Shown::Streamed, false);
+            let mut generator = Generator::new(&engine, &model, None, 1);
+            texts.submit(&mut generator, request, Some(Fault::failed("no memory")));
+            assert_eq!((texts.failed.is_some(), generator.is_idle()), (true, true));
         }
     }
 }

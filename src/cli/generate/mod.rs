@@ -68,10 +68,11 @@ impl Generate {
         let document = self.session.as_deref().map(|path| document::open(&used, path)).transpose()?;
         let (samples, num_texts) = (usize::from(self.n), prompts.len() * usize::from(self.n));
         let requests = prompts.into_iter().map(|prompt| {
-            let request = Request { samples, ..Request::new(prompt, rules.clone()) };
+            let mut request = Request { samples, ..Request::new(prompt, rules.clone()) };
             // What a signal keeps from being begun needs no copy of what has been read.
             let begins = interrupt.signal().is_none();
-            document.iter().try_fold(request, |request, saved| document::go_on(saved, request, begins))
+            let failed = document.as_ref().and_then(|saved| document::go_on(saved, &mut request, begins).err());
+            (request, failed)
         });
         let generator = used.generator(usize::from(self.batch).min(num_texts));
         let has_text = generator.writes_text();

@@ -32,7 +32,7 @@ pub(super) struct WrittenTexts {
     places: BTreeMap<RequestId, Range<usize>>,
     num_printed: usize,
     /// The first of the requests that could not be carried out.
-    failed: Option<Fault>,
+    pub(super) failed: Option<Fault>,
 }
 
 struct WrittenText {
@@ -66,21 +66,21 @@ impl WrittenTexts {
         Self { shown, has_text, texts: Vec::new(), places: BTreeMap::new(), num_printed: 0, failed: None }
     }
 
-    /// Has all requests carried out, and prints the texts. What fails in one of them ends that one alone, and the command with an error when
-    /// all others are written. Ctrl-C ends them where they are.
+    /// Has all requests carried out, and prints the texts. What fails in one of them, or has failed beside it, ends that one alone, and the
+    /// command with an error when all others are written. Ctrl-C ends them where they are.
     pub(super) fn all(
         mut self,
         mut generator: Generator<'_>,
-        requests: impl Iterator<Item = Result<Request, Fault>>,
+        requests: impl Iterator<Item = (Request, Option<Fault>)>,
         interrupt: &Interrupt,
     ) -> Result<i32, Fault> {
         let (begin, mut read, mut requests) = (Instant::now(), None, requests.peekable());
         while interrupt.signal().is_none() {
             // Requests hold sessions: they are made when their turn comes.
             while generator.load().0 == 0
-                && let Some(request) = requests.next()
+                && let Some((request, failed)) = requests.next()
             {
-                self.submit(&mut generator, request?);
+                self.submit(&mut generator, request, failed);
             }
             if !generator.is_idle() {
                 for event in generator.step() {
@@ -97,8 +97,8 @@ impl WrittenTexts {
         }
         // Those that nobody has begun would have had a text, too.
         if interrupt.signal().is_some() {
-            for request in requests {
-                self.add(&request?);
+            for (request, _) in requests {
+                self.add(&request);
             }
         }
         self.texts.iter_mut().filter(|text| text.end.is_none()).for_each(|text| text.end = Some(End::Cancelled));
@@ -117,9 +117,9 @@ impl WrittenTexts {
         }
     }
 
-    fn submit(&mut self, generator: &mut Generator<'_>, request: Request) {
+    pub(super) fn submit(&mut self, generator: &mut Generator<'_>, request: Request, failed: Option<Fault>) {
         let place = self.add(&request);
-        match generator.submit(request) {
+        match failed.map_or_else(|| generator.submit(request), Err) {
             Ok(id) => drop(self.places.insert(id, place)),
             Err(error) => self.fail(place, error),
         }
