@@ -95,8 +95,8 @@ fn write(
     let mut questions = samples.map(|sample| dataset.question(sample));
     let mut pending: VecDeque<Pending> = VecDeque::new();
     loop {
-        // Some wait, so that a text that ends early leaves no gap.
-        while pending.len() < 2 * spec.width
+        // Some wait, so that a text that ends early leaves no gap. Those that have ended wait for a longer one before them.
+        while pending.iter().filter(|pending| pending.finish.is_none()).count() < 2 * spec.width
             && let Some(question) = questions.next().transpose()?
         {
             pending.push_back(submit(generator, question, spec)?);
