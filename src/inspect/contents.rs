@@ -50,7 +50,7 @@ pub struct RunContents {
 
 impl RunContents {
     pub fn read(path: &Path) -> Result<Self, Fault> {
-        if checkpoint::holds(path).is_some() { Self::of_checkpoint(path) } else { Self::of_run(path) }
+        if checkpoint::holds(path).is_some() { Self::of_checkpoint(path) } else { Self::of_run(path, None) }
     }
 
     /// Looks at several, of which those in directories of the same name are called by their paths.
@@ -65,13 +65,14 @@ impl RunContents {
         Ok(all)
     }
 
-    fn of_run(path: &Path) -> Result<Self, Fault> {
+    /// All checkpoints are read to their last byte, unless only one is asked for.
+    fn of_run(path: &Path, only: Option<CheckpointListing>) -> Result<Self, Fault> {
         let file = train::resolved_recipe_path(path)?;
         let recipe = files::read_text(&file, FileKind::Recipe)?;
         let resolved = Recipe::load(&file, &[])?.recipe;
         let (settings, adapter) = (resolved.flat(), resolved.lora.as_ref().map(LoraRecipe::kind));
         let (metrics, is_cut) = metrics::read_all(&path.join(METRICS))?;
-        let checkpoints = checkpoint::list(path)?;
+        let checkpoints = only.map_or_else(|| checkpoint::list(path), |only| Ok(vec![only]))?;
         let state = state(path, &metrics, &checkpoints);
         let (latest, mut answers) = (checkpoint::latest(path), answers(&path.join(ANSWERS))?);
         for own in &checkpoints {
@@ -84,15 +85,16 @@ impl RunContents {
     fn of_checkpoint(path: &Path) -> Result<Self, Fault> {
         let absolute = files::absolute(path);
         let run = absolute.parent().unwrap_or(path);
-        let own = checkpoint::look(path)?;
+        let own = CheckpointListing { name: name_of(path), ..checkpoint::look(path)? };
+        let last = own.step;
         // A checkpoint may lie by itself.
         let is_in_run = train::resolved_recipe_path(run).is_ok();
-        let mut contents = if is_in_run { Self::of_run(run)? } else { Self::default() };
+        let alone = |own| Self { checkpoints: vec![own], ..Self::default() };
+        let mut contents = if is_in_run { Self::of_run(run, Some(own))? } else { alone(own) };
         path.clone_into(&mut contents.path);
         contents.name = name_of(path);
-        contents.state = own.step.map_or("a checkpoint".to_owned(), |step| format!("a checkpoint after step {step}"));
-        contents.metrics.retain(|line| own.step.is_none_or(|step| line.step <= step));
-        contents.checkpoints = vec![own];
+        contents.state = last.map_or("a checkpoint".to_owned(), |step| format!("a checkpoint after step {step}"));
+        contents.metrics.retain(|line| last.is_none_or(|step| line.step <= step));
         contents.answers.retain(|file| is_of(file, path));
         Ok(contents)
     }
