@@ -1,6 +1,6 @@
 //! What a recipe names, as files: a file, a pattern, a folder whose files are of several splits or shards, or several of these.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -80,13 +80,12 @@ pub(in crate::data) fn find(paths: &[PathBuf], wanted: SplitName) -> Result<Sour
             add(path, wanted, &mut found)?;
         }
     }
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     for file in &found.files {
         let real = file.canonicalize().map_err(faults::read(file))?;
-        if seen.contains(&real) {
+        if !seen.insert(real) {
             return Err(faults::bad_source(file, "it would be read twice"));
         }
-        seen.push(real);
     }
     Ok(found)
 }
@@ -196,6 +195,7 @@ fn describes_folder(path: &Path) -> bool {
 
 /// A note on a folder's entries beside those that are read.
 fn left_out(folder: &Path, read: &str, entries: &[PathBuf], chosen: &[&PathBuf]) -> Option<String> {
+    let chosen: HashSet<&PathBuf> = chosen.iter().copied().collect();
     let left: Vec<&PathBuf> = entries.iter().filter(|path| !chosen.contains(path)).collect();
     (!left.is_empty()).then(|| format!("of the folder `{}` {read} is read, not {}", folder.display(), names(&left)))
 }
@@ -210,14 +210,14 @@ fn name(path: &Path) -> String {
 
 /// Where there is `train-00000-of-00007.parquet` there must be 7, as of `train-00000-of-00007-0123456789abcdef.parquet`.
 fn all_shards(folder: &Path, files: &[&PathBuf]) -> Result<(), Fault> {
-    let mut shards: BTreeMap<(String, String, String), Vec<String>> = BTreeMap::new();
+    let mut shards: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
     for name in files.iter().map(|path| name(path)) {
         let Some((stem, rest)) = name.rsplit_once("-of-") else { continue };
         let Some((start, number)) = stem.rsplit_once('-') else { continue };
         let (total, behind) = rest.split_at(rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len()));
         let extension = &behind[behind.find('.').unwrap_or(behind.len())..];
         if number.len() == total.len() && number.parse::<usize>().is_ok() && total.parse::<usize>().is_ok() {
-            shards.entry((start.to_owned(), total.to_owned(), extension.to_owned())).or_default().push(number.to_owned());
+            shards.entry((start.to_owned(), total.to_owned(), extension.to_owned())).or_default().insert(number.to_owned());
         }
     }
     for ((start, total, extension), numbers) in shards {
