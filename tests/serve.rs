@@ -351,6 +351,19 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
     assert_eq!(locked.ask("GET /health", &Value::Null).0, 200);
 }
 
+/// What a client takes to send the body counts.
+#[test]
+fn a_request_may_take_its_time_once() {
+    let server = Server::start(&["--timeout", "2"]);
+    let body = json!({ "prompt": [5], "max_tokens": 30_000, "ignore_eos": true }).to_string();
+    let (began, mut late, length) = (Instant::now(), server.connect(), body.len());
+    write!(late, "{COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n").unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    late.write_all(body.as_bytes()).unwrap();
+    let (status, text) = received(late);
+    assert!(status == 504 && began.elapsed() < Duration::from_millis(3400), "{:?}: {status} {text}", began.elapsed());
+}
+
 /// A document with questions, where entries leave; a conversation, where none do.
 #[test]
 fn what_a_held_session_has_read_is_not_read_again() {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
-use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use chrono::{SecondsFormat, Utc};
+use tokio::task_local;
+use tokio::time::Instant;
 
 use super::access::ConnectionEnds;
 use crate::report::console;
@@ -15,6 +16,11 @@ use crate::units::abridged;
 
 /// The status of a request whose client has gone before there was one: nginx' own.
 const CLIENT_GONE: u16 = 499;
+
+task_local! {
+    /// When the request has come that this task answers.
+    pub(super) static BEGAN: Instant;
+}
 
 /// A line to be. It is written when the last who works on the reply lets go of it.
 #[derive(Debug)]
@@ -66,7 +72,7 @@ pub(super) async fn logged(State(is_on): State<bool>, mut request: Request, next
     let words = || format!("{peer} {} {}", abridged(request.method()), abridged(request.uri().path()));
     let line = LogLine::new(is_on.then(words));
     request.extensions_mut().insert(Arc::clone(&line));
-    let response = next.run(request).await;
+    let response = BEGAN.scope(line.began, next.run(request)).await;
     line.status.store(response.status().as_u16(), Ordering::Relaxed);
     response
 }

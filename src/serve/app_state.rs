@@ -9,10 +9,10 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Sender, unbounded_channel};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::ApiError;
-use super::access_log::LogLine;
+use super::access_log::{BEGAN, LogLine};
 use super::body::{BodyLimits, ReadingPermit};
 use super::counters::{Counters, add};
 use super::fields::BodyFields;
@@ -154,7 +154,12 @@ impl AppState {
 
     /// Waits no longer than a request may take.
     pub(super) async fn in_time<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
-        timeout(self.options.timeout, work).await.map_err(|_| self.timed_out())?
+        timeout_at(self.deadline(), work).await.map_err(|_| self.timed_out())?
+    }
+
+    /// When the request that is being answered has taken as long as it may.
+    pub(super) fn deadline(&self) -> Instant {
+        BEGAN.try_with(|began| *began).unwrap_or_else(|_| Instant::now()) + self.options.timeout
     }
 
     pub(super) fn timed_out(&self) -> ApiError {

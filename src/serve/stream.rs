@@ -114,7 +114,7 @@ pub(super) fn streamed<F: Future<Output = ()> + Send + 'static>(
     tell: impl FnOnce(EventStream) -> F,
 ) -> Response {
     let (sender, receiver) = unbounded_channel::<String>();
-    let deadline = Instant::now() + served.options.timeout;
+    let deadline = served.deadline();
     tokio::spawn(tell(EventStream { sender, answers, deadline, served: Arc::clone(served) }));
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     (headers, Body::new(Events(receiver))).into_response()
