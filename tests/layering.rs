@@ -42,7 +42,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("optim", Only(&["units", "recipe", "store", "native"])),
     ("checkpoint", Only(&["units", "recipe", "files", "store", "model", "optim", "native"])),
     ("engine", Only(&["units", "recipe", "data", "ops", "store", "model", "cache", "head", "native"])),
-    ("plan", Only(&["units", "report", "recipe", "data", "ops", "store", "head", "cache", "model", "engine", "native"])),
+    ("plan", Only(&["units", "report", "recipe", "data", "ops", "store", "head", "cache", "model", "optim", "engine", "native"])),
     ("measure", Only(&["units", "report", "recipe", "data", "store", "model", "engine", "plan", "native"])),
     (
         "verify",

@@ -83,13 +83,12 @@ impl HeadRun {
         let (here, sequence_weights) = (&self.target_positions[range.clone()], self.sequence_weights.get(range));
         let soft = soft_rows(&self.soft, here, hidden_bne.device());
         let places = ColumnTargets { start, target_positions: here, sequence_weights, soft: soft.as_ref() };
-        let loss = column_loss(&*engine.head, hidden_bne, places, model, weight)?;
+        let loss = column_loss(&*engine.head, hidden_bne, places, model, weight, &mut self.gradients)?;
         self.waiting
             .extend(loss.losses.into_iter().map(|block| (block.target_positions, Waiting::send(&block.loss_and_correct_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {
             self.read_next()?;
         }
-        self.gradients.iter_mut().zip(&loss.parameter_gradients).for_each(|(total, part)| drop(total.g_add_(part)));
         Ok(loss.hidden_gradient)
     }
 

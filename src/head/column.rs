@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor, no_grad, with_grad};
 use super::{BlockLoss, ColumnTargets, Head, Logits, TargetPosition};
 use crate::native::cuda::on_device;
 use crate::native::{gradients_of, widened_bytes};
-use crate::ops::attention::{accumulation_kind, zero_sum_of};
+use crate::ops::attention::accumulation_kind;
 use crate::units::Fault;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -42,8 +42,6 @@ pub struct ColumnLoss {
     pub losses: Vec<Losses>,
     /// Gradient of `weight · Σ losses` with respect to the hidden states `(B, n, E)`; `None` without targets or weight.
     pub hidden_gradient: Option<Tensor>,
-    /// Gradients of that sum with respect to [`Logits::trained`], in their order; empty without targets or weight.
-    pub parameter_gradients: Vec<Tensor>,
 }
 
 /// Logits that are held at a time: few enough for a core's cache, unless that would be too few places for a fast product.
@@ -91,7 +89,7 @@ impl HeadFootprint {
         let trains_matrix = self.trained >= (self.choices * self.hidden) as u64;
         let of_gradient = if wide > w || trains_matrix { w } else { 0 };
         let scores = 2 * wide + of_gradient + if self.is_distilled { 4 * wide } else { 0 };
-        let of_trained = self.trained * (2 * wide + if self.is_widened { 2 * w } else { 0 });
+        let of_trained = self.trained * (wide + if self.is_widened { 2 * w } else { 0 });
         let widened = widened_bytes(self.device, self.kind, [places as usize, self.hidden, self.choices]);
         // What follows the products, and widened factors, are not there at the same time.
         let beside = widened.max(places * self.choices as u64 * self.of_output);
@@ -99,7 +97,7 @@ impl HeadFootprint {
     }
 }
 
-/// Evaluates `head` on the places of a column; with `weight`, its gradient too.
+/// Evaluates `head` on the places of a column; with `weight`, its gradient too. That of [`Logits::trained`] is added to `totals`, in their order.
 ///
 /// # Shapes
 /// `hidden_bne (B, n, E)`, before the model's final norm.
@@ -109,13 +107,13 @@ pub fn column_loss(
     places: ColumnTargets<'_>,
     logits: &dyn Logits,
     weight: Option<f64>,
+    totals: &mut [Tensor],
 ) -> Result<ColumnLoss, Fault> {
     let (_, n, e) = hidden_bne.size3().unwrap_or_default();
     let ColumnTargets { start, target_positions, sequence_weights, soft } = places;
     let flat = hidden_bne.reshape([-1, e]);
     let mut gradient = (weight.is_some() && !target_positions.is_empty()).then(|| flat.zeros_like());
     let parameters = if gradient.is_some() { logits.trained() } else { Vec::new() };
-    let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(zero_sum_of).collect();
     let mut losses = Vec::new();
     let block = places_of_block(logits.num_scores(), flat.device());
     for (index, target_positions) in target_positions.chunks(block).enumerate() {
@@ -133,14 +131,14 @@ pub fn column_loss(
         if let (Some(total), Some(Some(part))) = (&mut gradient, parts.next()) {
             let _ = total.index_add_(0, &place, &part);
         }
-        for (total, part) in parameter_gradients.iter_mut().zip(parts) {
+        for (total, part) in totals.iter_mut().zip(parts) {
             if let Some(part) = part {
                 let _ = total.g_add_(&part);
             }
         }
         losses.push(of_block);
     }
-    Ok(ColumnLoss { losses, hidden_gradient: gradient.map(|g| g.view(&hidden_bne.size()[..])), parameter_gradients })
+    Ok(ColumnLoss { losses, hidden_gradient: gradient.map(|g| g.view(&hidden_bne.size()[..])) })
 }
 
 /// Losses of a block, and gradients of the leaves, its hidden states and then parameters; none without a weight.
@@ -203,10 +201,11 @@ mod tests {
             target_positions.extend(NextToken.target_positions(sequence, SequenceTargets::Tokens(tokens)).unwrap());
         }
         let places = ColumnTargets { start: 0, target_positions: &target_positions, sequence_weights: None, soft: None };
-        let frozen = column_loss(&NextToken, &hidden, places, &linear, Some(0.2)).unwrap();
+        let frozen = column_loss(&NextToken, &hidden, places, &linear, Some(0.2), &mut []).unwrap();
         let linear = LinearLogits(linear.0.map(|weight| weight.set_requires_grad(true)));
-        let ours = column_loss(&NextToken, &hidden, places, &linear, Some(0.2)).unwrap();
-        assert!(frozen.parameter_gradients.is_empty() && frozen.hidden_gradient == ours.hidden_gradient);
+        let mut total = linear.0[0].zeros_like();
+        let ours = column_loss(&NextToken, &hidden, places, &linear, Some(0.2), std::slice::from_mut(&mut total)).unwrap();
+        assert!(frozen.hidden_gradient == ours.hidden_gradient);
         let leaf = hidden.copy().set_requires_grad(true);
         let target = Tensor::from_slice(&labels.concat());
         let loss =
@@ -215,7 +214,7 @@ mod tests {
         let sum: f64 = ours.losses.iter().flat_map(|losses| losses.read().unwrap()).map(|(_, loss, _)| loss).sum();
         assert!((sum - loss.double_value(&[])).abs() < 1e-12);
         assert!(ours.hidden_gradient.unwrap().allclose(&leaf.grad(), 0.0, 1e-13, false));
-        assert!(ours.parameter_gradients[0].allclose(&linear.0[0].grad(), 0.0, 1e-13, false));
+        assert!(total.allclose(&linear.0[0].grad(), 0.0, 1e-13, false));
     }
 
     #[test]

@@ -10,6 +10,9 @@ pub(super) fn update(Update { recipe, mut parameter, gradient, slots, step, lear
     let (correction1, correction2) = (1.0 - b1.powi(step), 1.0 - b2.powi(step));
     mix(&mut slots[0], b1, &gradient);
     mix(&mut slots[1], b2, &gradient.square());
-    let spread = slots[1].sqrt() / correction2.sqrt() + recipe.epsilon();
-    let _ = parameter.g_sub_(&(&slots[0] / spread * (learning_rate / correction1)));
+    // In place where it can be: what a large matrix takes for a moment may be the most of a whole step.
+    let mut spread = slots[1].sqrt();
+    let _ = spread.g_div_scalar_(correction2.sqrt()).g_add_scalar_(recipe.epsilon());
+    let mut change = &slots[0] / spread;
+    let _ = parameter.g_sub_(&change.g_mul_scalar_(learning_rate / correction1));
 }

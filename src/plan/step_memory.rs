@@ -271,7 +271,7 @@ impl<'a> StepMemory<'a> {
         let mut update = Moment::new(s, StepPart::Optimizer);
         self.stores(&mut update);
         self.sums(&mut update, 0, 0);
-        update.add("inside", MemoryPlace::Device, of_embedding + s.largest_update());
+        update.add("inside", MemoryPlace::Device, s.embedding_gradients() + s.largest_update());
         [last, update]
     }
 

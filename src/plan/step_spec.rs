@@ -9,6 +9,7 @@ use crate::engine::Settings;
 use crate::model::{ModelConfig, PackedSize, PackedSizes, TrainedPart, kind_of, sizes_of_weights};
 use crate::ops::attention::accumulation_kind;
 use crate::ops::linear::{TILE, UNPACKING_BYTES};
+use crate::optim::update_bytes;
 use crate::recipe::{Offload, Recipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
@@ -178,7 +179,7 @@ impl<'a> StepSpec<'a> {
         if self.trains_weights() { Bytes(0) } else { self.trained_bytes() }
     }
 
-    /// What clipping and updating the largest matrix takes for a moment: a copy in f64 and its square, or as much in AdamW's terms.
+    /// What clipping and updating the largest matrix takes for a moment.
     pub(super) fn largest_update(&self) -> u64 {
         let c = self.config;
         let (inner, widest) = match self.trained {
@@ -192,7 +193,7 @@ impl<'a> StepSpec<'a> {
             TrainedPart::Adapter { embedding_numbers, output_numbers, .. } => *embedding_numbers.max(output_numbers),
             TrainedPart::Weights => 0,
         };
-        16 * (inner * widest).max(of_ends) as u64
+        update_bytes(self.recipe.optimizer.name, (inner * widest).max(of_ends) as u64, self.wide())
     }
 
     /// What the optimiser remembers, and the f32 masters of weights of fewer bits: where ranks share it, that of who has most.

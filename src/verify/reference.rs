@@ -62,7 +62,7 @@ impl Reference {
         };
         // A frozen head is differentiated in blocks: a vocabulary may be large.
         let losses = if model.head_parameters().is_empty() {
-            let loss = column_loss(engine.head(), &hidden.detach(), places, model, Some(context.weight))?;
+            let loss = column_loss(engine.head(), &hidden.detach(), places, model, Some(context.weight), &mut [])?;
             let of_hidden = loss.hidden_gradient.iter().map(|gradient| (&hidden, gradient));
             let of_routers = router_loss.iter().zip(&one);
             let (roots, seeds): (Vec<_>, Vec<_>) = of_hidden.chain(of_routers).filter(|(root, _)| root.requires_grad()).unzip();
