@@ -80,3 +80,25 @@ fn what_the_head_makes_of_logits_is_planned() {
         assert!(tensors.abs() <= 0.1, "{tensors:+.3} of the tensors: {}: {peaks:?}", draw.words);
     }
 }
+
+#[test]
+fn what_an_update_of_all_weights_takes_is_planned() {
+    let home = tempfile::tempdir().unwrap();
+    let updates = [("adamw", "f32", true), ("adamw_8bit", "f32", true), ("adadelta", "f32", false), ("adamw", "bf16", false)];
+    for (at, (optimizer, dtype, is_tied)) in updates.into_iter().enumerate() {
+        let config = json!({
+            "model_type": "qwen2", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "intermediate_size": 256, "vocab_size": 20000, "max_position_embeddings": 4096, "tie_word_embeddings": is_tied,
+        });
+        let recipe = format!(
+            "model = {{ path = '.', dtype = '{dtype}' }}\ntrain.weights = 'all'\noptimizer.name = '{optimizer}'\n\
+             data = {{ format = 'tokens', train = 'none' }}\nkv_cache = {{ policy = 'h2o', cache_length = 64, chunk_size = 32 }}\n\
+             grad = {{ layers_per_cell = 1, keep_graph = 'none' }}\n"
+        );
+        let draw = Draw { config, recipe, tokens: 200, words: format!("{optimizer}, {dtype}, tied: {is_tied}") };
+        let peaks = measure(Path::new(env!("CARGO_BIN_EXE_kvtune")), &home.path().join(at.to_string()), &draw, 1);
+        let (_, tensors) = peaks.errors();
+        println!("{:+.1} %  {}", 100.0 * tensors, draw.words);
+        assert!(tensors.abs() <= 0.02, "{tensors:+.3} of the tensors: {}: {peaks:?}", draw.words);
+    }
+}
