@@ -394,6 +394,14 @@ fn what_a_held_session_has_read_is_not_read_again() {
         assert_eq!(reads.metric("prompt_tokens_reused_total"), 0);
         let reused = holds.metric("prompt_tokens_reused_total");
         assert!(reused >= 2 * 40, "{policy:?}");
+        if policy == EVICTS {
+            // What has just been read stays, though an older one has read on from there.
+            let other: Vec<u32> = document.iter().rev().copied().collect();
+            for further in [100..180, 200..206, 250..256] {
+                ask(&holds, &[&other[..], &further.collect::<Vec<u32>>()].concat());
+            }
+            assert!(holds.metric("prompt_tokens_reused_total") - reused >= 40);
+        }
         if policy.is_empty() {
             // Two conversations that take turns keep their places.
             let mut talks = [30, 60].map(|start| (start..start + 40).collect::<Vec<u32>>());

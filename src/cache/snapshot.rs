@@ -130,28 +130,30 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Goes back to where it held the entries before position `tokens`, and no others; false where it does not stand as if no more had come:
-    /// entries have left it, or the policy has seen what attention they got since.
-    pub fn crop(&mut self, tokens: usize) -> bool {
+    /// Whether it would stand as if no more than `tokens` tokens had come, were it to forget the others: no entry has left it, and the policy has
+    /// not seen what attention they got since.
+    pub fn can_crop(&self, tokens: usize) -> bool {
         let written = match &self.agreement {
             Agreement::All(positions) => positions.iter().zip(0..).all(|(&position, slot)| position == slot),
             Agreement::Heads | Agreement::Nothing => false,
         };
-        let is_fit = written && tokens <= self.filled && self.budget.is_none() && self.observed().is_none();
-        if is_fit {
-            self.filled = tokens;
-            if let Agreement::All(positions) = &mut self.agreement {
-                positions.truncate(tokens);
-            }
+        written && tokens <= self.filled && self.budget.is_none() && self.observed().is_none()
+    }
+
+    /// Goes back to where it held the entries before position `tokens`, and no others, where it [can](Self::can_crop).
+    pub fn crop(&mut self, tokens: usize) {
+        self.filled = tokens;
+        if let Agreement::All(positions) = &mut self.agreement {
+            positions.truncate(tokens);
         }
-        is_fit
     }
 
     /// Another cache that holds the same, in memory of its own.
     pub fn fork(&self) -> Result<Self, Fault> {
         let mut fork = Self::new(self.layer, self.shape, self.prefill).with_query_statistics(self.query_statistics.clone());
-        // The next token shall not have all copied once more.
-        fork.reserve(self.shape.grown(self.buffer.slots(), (self.filled + 1).min(self.capacity()) as i64));
+        // The next token shall not have all copied once more. What has gone back has more room than it needs.
+        let next = (self.filled + 1).min(self.capacity()) as i64;
+        fork.reserve(self.buffer.slots().min(self.shape.grown(self.filled as i64, next)).max(next));
         fork.fill(&self.snapshot())?;
         fork.active = self.active;
         Ok(fork)

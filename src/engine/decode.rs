@@ -21,7 +21,7 @@ use crate::units::{Fault, LayerIdx};
 ///
 /// What is no attention is computed for all at once, in `width` rows of which the last may be empty: they mean nothing. With the same width
 /// a sequence gets the same bits whatever the others are, where the model has no experts: their products are as large as the tokens that
-/// they get. Then no row is empty, but at fixed widths.
+/// they get. With experts no row is empty, but at fixed widths.
 ///
 /// `layers` are those of [`super::Settings::session_layers`], or none that are captured.
 ///

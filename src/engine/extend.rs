@@ -59,15 +59,17 @@ impl Session {
         })
     }
 
-    /// Goes back to where it had read so many tokens, at least one, and none of those behind them. False where it would not stand as if they
-    /// had never come; then it is of no further use. A session that keeps its choices does not go back.
+    /// Whether [`Self::crop`] can go back. A session that keeps its choices does not.
+    pub fn can_crop(&self, tokens: usize) -> bool {
+        let has_read = self.missing == 0 && (1..=self.num_tokens()).contains(&tokens);
+        has_read && !self.spec.keeps_log && self.layers.iter().all(|layer| locked(layer).cache.can_crop(tokens))
+    }
+
+    /// Goes back to where it had read so many tokens, at least one, and none of those behind them. False, and as it was, where it would not
+    /// stand as if they had never come.
     pub fn crop(&mut self, tokens: usize) -> bool {
-        let Some(last) = self.plan.spans.last().filter(|_| self.missing == 0 && (1..=self.num_tokens()).contains(&tokens)) else {
-            return false;
-        };
-        if self.spec.keeps_log || !self.layers.iter().all(|layer| locked(layer).cache.crop(tokens)) {
-            return false;
-        }
+        let Some(last) = self.plan.spans.last().filter(|_| self.can_crop(tokens)) else { return false };
+        self.layers.iter().for_each(|layer| locked(layer).cache.crop(tokens));
         let last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
         self.plan.go_back_to(last);
         true

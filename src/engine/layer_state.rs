@@ -130,6 +130,7 @@ impl LayerState {
     ) -> Result<Tensor, Fault> {
         let (own, placement) = self.write(span, tokens, KeepUndo::of(keep_undo))?;
         if !wants_output {
+            // Something of the shape, which nobody reads.
             return Ok(tokens.q_bhnd.shallow_clone());
         }
         let saved = self.attend_unless_kept(span, tokens, own, placement, false)?;

@@ -11,10 +11,9 @@ use crate::store::Waiting;
 use crate::units::Fault;
 
 impl Engine {
-    /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
+    /// What is held when no batch is under way: the room of the stores, and what cells have left in the leaves so far.
     pub fn memory_at_rest(&self, model: &Model) -> MemoryByPart {
         let (stores, mut memory) = (&self.stores, MemoryByPart::default());
-        // The leaves' own, which stay from step to step.
         let leaves = model.parameters().into_iter().map(|(_, leaf)| leaf.grad());
         memory.add_gradients(&leaves.filter(Tensor::defined).collect::<Vec<_>>());
         memory.add_store(MemoryPart::LayerCheckpoints, &stores.layer_checkpoints);

@@ -22,7 +22,7 @@ pub struct AnswerSpec {
 /// Tokens of the longest thoughts, as `LongBench` v2 has it.
 const MAX_THOUGHTS: usize = 1024;
 
-/// So many answers for each that is written at the same time does a rank make between two exchanges.
+/// So many answers for each that is written at the same time does a rank make between two exchanges, or keep waiting for a longer one.
 const ROUND: usize = 8;
 
 struct Pending {
@@ -54,7 +54,7 @@ pub fn answer(
         let (begin, mut made) = (answers.len(), Vec::new());
         let own = (begin + rank..dataset.len().min(begin + round)).step_by(ranks);
         let done = write(&mut generator, dataset, own, spec, wants_to_stop, &mut |answer| {
-            // One rank alone keeps each at once: what it is killed in is all that it loses.
+            // One rank alone keeps each as soon as those before it are done.
             let keeps = file.as_mut().filter(|_| ranks == 1);
             keeps.map_or(Ok(()), |(file, settings)| file.append(settings, &answer))?;
             made.push(answer);
@@ -95,8 +95,10 @@ fn write(
     let mut questions = samples.map(|sample| dataset.question(sample));
     let mut pending: VecDeque<Pending> = VecDeque::new();
     loop {
-        // Some wait, so that a text that ends early leaves no gap. Those that have ended wait for a longer one before them.
-        while pending.iter().filter(|pending| pending.finish.is_none()).count() < 2 * spec.width
+        // Some wait, so that a text that ends early leaves no gap. Those that have ended wait for a longer one before them, but not all of them:
+        // what waits is lost with the process.
+        while pending.len() < ROUND * spec.width
+            && pending.iter().filter(|pending| pending.finish.is_none()).count() < 2 * spec.width
             && let Some(question) = questions.next().transpose()?
         {
             pending.push_back(submit(generator, question, spec)?);

@@ -39,7 +39,7 @@ pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::R
     sync_dir(parent(path))
 }
 
-/// Fails where [`write_atomic`] could not begin to write a file; what stands there is left as it is.
+/// Fails where [`write_atomic`] could not write a file, as far as that can be known before; what stands there is left as it is.
 pub fn check_writable(path: &Path) -> Result<(), Fault> {
     if let Some(found) = irreplaceable(path).or_else(|| path.is_dir().then_some("a directory")) {
         return Err(no_file(path, found));

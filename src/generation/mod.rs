@@ -13,7 +13,7 @@ mod stop;
 
 use crate::units::{Fault, FaultKind};
 
-pub use beginning::{at_beginning, shared_tokens};
+pub use beginning::{at_beginning, can_begin, shared_tokens};
 pub use generator::Generator;
 pub use likelihood::TokenLikelihood;
 pub use limits::PromptLimits;

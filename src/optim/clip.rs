@@ -2,22 +2,8 @@
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::recipe::OptimizerName;
-
 /// Numbers of a gradient that are squared at a time: in f64 they and their squares take 256 MiB.
-const SQUARED_AT_ONCE: i64 = 1 << 24;
-
-/// The most bytes that clipping and updating a tensor of so many numbers, of `wide` bytes each, take for a moment.
-pub fn update_bytes(optimizer: OptimizerName, numbers: u64, wide: u64) -> u64 {
-    // As measured: Adam's are its denominator and its change; moments of 8 bits are unpacked, and found in a table again.
-    let of_number = match optimizer {
-        OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd | OptimizerName::RmsProp => 2 * wide,
-        OptimizerName::Adamax => 3 * wide,
-        OptimizerName::Adadelta => 5 * wide,
-        OptimizerName::AdamW8bit => 30,
-    };
-    (numbers * of_number).max(16 * numbers.min(SQUARED_AT_ONCE as u64))
-}
+pub(super) const SQUARED_AT_ONCE: i64 = 1 << 24;
 
 /// Scales all gradients so that their common norm is at most `max_norm`; returns the norm before. Summed in f64.
 pub fn clip_grad_norm(gradients: &mut [(String, Tensor)], max_norm: f64) -> f64 {

@@ -14,6 +14,7 @@ mod sgd;
 mod tests;
 mod update;
 
-pub use clip::{clip_grad_norm, in_one_place, update_bytes};
+pub use clip::{clip_grad_norm, in_one_place};
 pub use optimizer::{Optimizer, build};
 pub use schedule::learning_rate;
+pub use update::update_bytes;

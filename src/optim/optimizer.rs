@@ -55,8 +55,7 @@ fn slots(recipe: &OptimizerRecipe) -> &'static [&'static str] {
 /// Changes the parameter and what is remembered, in place.
 fn update(mut at: Update<'_>) {
     let (name, weight_decay) = (at.recipe.name, at.recipe.decay());
-    if matches!(name, OptimizerName::AdamW | OptimizerName::AdamW8bit) {
-        // Weights decay by themselves.
+    if at.recipe.decays_apart() {
         let _ = at.parameter.g_mul_scalar_(1.0 - at.learning_rate * weight_decay);
     } else if weight_decay > 0.0 {
         at.gradient = &at.gradient + &at.parameter * weight_decay;

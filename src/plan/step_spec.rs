@@ -103,7 +103,7 @@ impl<'a> StepSpec<'a> {
         }
     }
 
-    /// Gradients that are there all the while: an adapter's, which are small, and those that the head sums up. Those of layers whose weights
+    /// Gradients that count all the while: an adapter's, which are small, and those that the head sums up. Those of layers whose weights
     /// are trained come with their bands, that of an embedding which is no output projection at the end.
     pub(super) fn lasting_gradients(&self) -> u64 {
         if self.trains_weights() {
@@ -193,7 +193,11 @@ impl<'a> StepSpec<'a> {
             TrainedPart::Adapter { embedding_numbers, output_numbers, .. } => *embedding_numbers.max(output_numbers),
             TrainedPart::Weights => 0,
         };
-        update_bytes(self.recipe.optimizer.name, (inner * widest).max(of_ends) as u64, self.wide())
+        let numbers = (inner * widest).max(of_ends) as u64;
+        // State that waits on the host comes for this matrix and for the next.
+        let waits = self.recipe.train.offload != Offload::None && copies_are_async(self.device);
+        let fetched = if waits { 2 * numbers * self.optimizer_state().0.div_ceil(self.num_trained().max(1)) } else { 0 };
+        update_bytes(&self.recipe.optimizer, numbers, self.wide()) + fetched
     }
 
     /// What the optimiser remembers, and the f32 masters of weights of fewer bits: where ranks share it, that of who has most.

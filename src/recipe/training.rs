@@ -215,8 +215,12 @@ table! {
 impl OptimizerRecipe {
     /// The factor of the weights in their decay.
     pub fn decay(&self) -> f64 {
-        let is_decoupled = matches!(self.name, OptimizerName::AdamW | OptimizerName::AdamW8bit);
-        self.weight_decay.unwrap_or(if is_decoupled { 0.01 } else { 0.0 })
+        self.weight_decay.unwrap_or(if self.decays_apart() { 0.01 } else { 0.0 })
+    }
+
+    /// Whether weights decay by themselves, and not through the gradient.
+    pub fn decays_apart(&self) -> bool {
+        matches!(self.name, OptimizerName::AdamW | OptimizerName::AdamW8bit)
     }
 
     /// What the optimiser remembers of each number that it updates in f32, in bytes: its moments, and a scale for each 256 where they are

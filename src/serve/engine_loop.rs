@@ -10,7 +10,7 @@ use super::ApiError;
 use super::counters::{Counters, add, set};
 use super::job::{PromptJob, TextEvent};
 use crate::engine::{Session, Settings};
-use crate::generation::{Continued, GenerationEvent, Generator, Request, RequestId, at_beginning, shared_tokens};
+use crate::generation::{Continued, GenerationEvent, Generator, Request, RequestId, at_beginning, can_begin, shared_tokens};
 use crate::native::give_free_memory_back;
 
 struct OpenPrompt {
@@ -191,15 +191,15 @@ impl PrefixCache {
         let mut shared: Vec<(usize, usize)> = shared.filter(|&(_, tokens)| tokens > 0).collect();
         shared.sort_by_key(|&(at, tokens)| Reverse((tokens, at)));
         // Where a window has dropped entries, only another one may stand there.
-        let copy = |&(at, tokens): &(usize, usize)| Some((at, at_beginning(self.sessions[at].session.fork().ok()?, tokens)?));
-        let (at, copy) = shared.iter().find_map(copy)?;
+        let (at, tokens) = shared.into_iter().find(|&(at, tokens)| can_begin(&self.sessions[at].session, tokens))?;
+        let copy = at_beginning(self.sessions[at].session.fork().ok()?, tokens)?;
         // The one that was used last is the last to go.
         self.sessions[at..].rotate_left(1);
         Some(copy)
     }
 
-    /// Holds a session that has read `ids`, in place of one that has read the same, of one that a single other one goes on from, or of the
-    /// one that was not used for longest.
+    /// Holds a session that has read `ids`, in place of one that has read the same, of an older one that has read the beginning of exactly one
+    /// other's tokens, or of the one that was not used for longest.
     fn hold(&mut self, ids: &[u32], session: Session) {
         let ids = ids[..session.num_tokens().min(ids.len())].to_vec();
         self.sessions.retain(|held| held.ids != ids);
@@ -208,7 +208,8 @@ impl PrefixCache {
             let goes_on =
                 |held: &Continued, other: &Continued| other.ids.len() > held.ids.len() && other.ids.starts_with(&held.ids);
             let is_left = |held| self.sessions.iter().filter(|other| goes_on(held, other)).count() == 1;
-            self.sessions.remove(self.sessions.iter().position(is_left).unwrap_or(0));
+            let older = &self.sessions[..self.sessions.len() - 1];
+            self.sessions.remove(older.iter().position(is_left).unwrap_or(0));
         }
     }
 }

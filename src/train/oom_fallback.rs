@@ -8,6 +8,7 @@ use crate::data::Batch;
 use crate::engine::{Engine, MicroBatchContext, MicroBatchGradients, Observer, Settings, guarded};
 use crate::model::Model;
 use crate::native::cuda::release_cached_memory;
+use crate::native::take_gradient;
 use crate::recipe::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, StoreForm};
 use crate::store::copier_of;
 use crate::units::{Fault, FaultKind};
@@ -86,7 +87,7 @@ impl Engine {
                 Err(error) => error,
             };
             // A backward that was cut short has added to some parameters' gradients.
-            model.parameters().iter_mut().for_each(|(_, parameter)| parameter.zero_grad());
+            model.parameters().iter().for_each(|(_, parameter)| drop(take_gradient(parameter)));
             if error.kind() != FaultKind::OutOfMemory || !retreats {
                 return Err(error);
             }

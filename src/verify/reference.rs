@@ -10,7 +10,7 @@ use crate::data::Batch;
 use crate::engine::{Engine, MicroBatchContext, sequence_weights, soft_rows, soft_targets, target_positions};
 use crate::head::{ColumnTargets, Losses, SequenceLoss, TargetPosition, column_loss};
 use crate::model::{Attend, DropoutContext, Model, Qkv, Routed};
-use crate::native::{attach_backward, gradients_of, run_backward};
+use crate::native::{attach_backward, gradients_of, run_backward, take_gradient};
 use crate::ops::attention::{ScoreRule, accumulation_kind};
 use crate::recipe::{BufferKind, LossMean};
 use crate::units::{Fault, LayerIdx};
@@ -80,10 +80,8 @@ impl Reference {
                 (sequence.loss_sum + value, sequence.targets + 1, sequence.correct + usize::from(correct));
         }
         let mut gradients = BTreeMap::new();
-        for (name, mut parameter) in model.parameters() {
-            let grad = parameter.grad();
-            gradients.insert(name, if grad.defined() { grad.copy() } else { parameter.zeros_like() }.detach());
-            parameter.zero_grad();
+        for (name, parameter) in model.parameters() {
+            gradients.insert(name, take_gradient(&parameter)?.unwrap_or_else(|| parameter.zeros_like()).detach());
         }
         Ok(Self { sequences, gradients })
     }

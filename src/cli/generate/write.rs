@@ -97,8 +97,11 @@ impl WrittenTexts {
         }
         // Those that nobody has begun would have had a text, too.
         if interrupt.signal().is_some() {
-            for (request, _) in requests {
-                self.add(&request);
+            for (request, failed) in requests {
+                let place = self.add(&request);
+                if let Some(error) = failed {
+                    self.fail(place, error);
+                }
             }
         }
         self.texts.iter_mut().filter(|text| text.end.is_none()).for_each(|text| text.end = Some(End::Cancelled));
