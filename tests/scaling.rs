@@ -134,7 +134,8 @@ fn bands_below_the_highest_of_a_device_hold_up_all_devices_below() {
         let subject = subject(512, &[]);
         step(&subject, &alike(&subject), 1, &|_, _| AT_ONCE).1.seconds()
     };
-    assert!(alone / one_band > 3.5 && alone / bands < 1.7, "{alone} {one_band} {bands}");
+    // Four devices are less than twice as fast as one, though their replays only write keys and values.
+    assert!(alone / one_band > 3.5 && alone / bands < 2.0, "{alone} {one_band} {bands}");
 }
 
 /// What holds of every timeline.

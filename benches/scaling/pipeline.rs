@@ -128,7 +128,11 @@ fn program(
     for stage in schedule.backward() {
         match stage {
             BackwardStage::Replay { band } => {
-                let again = seconds.columns.iter().map(|column| column.of(&of_band(band)).again(seconds.gpu)).sum();
+                let Range { start, end } = of_band(band);
+                let again = seconds.columns.iter().map(|column| {
+                    column.of(&(start..end - 1)).again(seconds.gpu) + column.of(&(end - 1..end)).written / seconds.gpu.linear
+                });
+                let again = again.sum();
                 add(Pass::Replay, (band, 0), again);
             }
             BackwardStage::Cell { band, column } => {

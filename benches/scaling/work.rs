@@ -30,6 +30,8 @@ pub(crate) struct Operations {
     /// Of one pass without gradients.
     pub(crate) linear: f64,
     pub(crate) attention: f64,
+    /// Of its queries, keys and values, which are all that a replay makes of its uppermost layer.
+    pub(crate) written: f64,
     /// Of the gradients alone.
     pub(crate) linear_backward: f64,
     pub(crate) attention_backward: f64,
@@ -42,6 +44,7 @@ impl Operations {
         Self {
             linear: each(self.linear, other.linear),
             attention: each(self.attention, other.attention),
+            written: each(self.written, other.written),
             linear_backward: each(self.linear_backward, other.linear_backward),
             attention_backward: each(self.attention_backward, other.attention_backward),
             scores: each(self.scores, other.scores),
@@ -148,12 +151,12 @@ impl Subject {
         look(&StepSpec::of(&self.recipe, &config, &settings, &trained, Device::Cuda(0)))
     }
 
-    /// The planner's count for so many layers and these columns alone: with a recomputation, or without.
-    fn flops(&self, layers: usize, columns: &[Range<usize>], recomputes: bool) -> Flops {
-        let keep_graph = if recomputes { KeepGraph::None } else { KeepGraph::of(columns.len()) };
-        let grad = GradRecipe { keep_graph, layers_per_cell: layers, ..self.recipe.grad.clone() };
+    /// The planner's count for so many layers in bands and a column alone: with a recomputation, or without.
+    fn flops(&self, layers: usize, layers_per_cell: usize, column: &Range<usize>, recomputes: bool) -> Flops {
+        let keep_graph = if recomputes { KeepGraph::None } else { KeepGraph::of(1) };
+        let grad = GradRecipe { keep_graph, layers_per_cell, ..self.recipe.grad.clone() };
         let mut plan = self.plan.clone();
-        plan.spans = columns.iter().flat_map(|column| self.plan.spans[column.clone()].iter().cloned()).collect();
+        plan.spans = self.plan.spans[column.clone()].to_vec();
         plan.columns = std::iter::once(0..plan.spans.len()).collect();
         let tokens = plan.spans.iter().map(|span| span.len).sum();
         self.step(layers, &grad, |spec| Flops::of(spec, &plan, tokens, tokens))
@@ -161,7 +164,9 @@ impl Subject {
 
     /// Of so many layers, by pass: what one more forward adds is the forward.
     fn operations(&self, layers: usize, column: &Range<usize>) -> Operations {
-        let [twice, once] = [true, false].map(|recomputes| self.flops(layers, std::slice::from_ref(column), recomputes));
+        let [twice, once] = [true, false].map(|recomputes| self.flops(layers, layers, column, recomputes));
+        // Of two layers in two bands the lower one is replayed.
+        let [bands, band] = [1, 2].map(|layers_per_cell| self.flops(2, layers_per_cell, column, true).linear);
         let (linear, attention) = (twice.linear - once.linear, twice.attention - once.attention);
         let traits = self.step(layers, &self.recipe.grad, |spec| {
             let traits = spec.settings.policy(0).traits();
@@ -171,6 +176,7 @@ impl Subject {
         Operations {
             linear,
             attention,
+            written: layers as f64 * (bands - band),
             linear_backward: once.linear - linear,
             attention_backward: once.attention - attention,
             // One product more beside the two of a forward.
@@ -187,7 +193,7 @@ impl Subject {
             let (start, tokens) = self.plan.tokens(column);
             *known.entry((start.min(slots), tokens)).or_insert_with(|| {
                 let (lowest, two) = (self.operations(1, column), self.operations(2, column));
-                let head = self.flops(1, std::slice::from_ref(column), false).head;
+                let head = self.flops(1, 1, column, false).head;
                 ColumnWork { lowest, other: two.zip(lowest, |two, one| two - one), head }
             })
         });
