@@ -151,9 +151,10 @@ impl LayerCache {
     /// Another cache that holds the same, in memory of its own.
     pub fn fork(&self) -> Result<Self, Fault> {
         let mut fork = Self::new(self.layer, self.shape, self.prefill).with_query_statistics(self.query_statistics.clone());
-        // The next token shall not have all copied once more. What has gone back has more room than it needs.
+        // The next tokens shall not have all copied once more. What has gone back has more room than it needs.
         let next = (self.filled + 1).min(self.capacity()) as i64;
-        fork.reserve(self.buffer.slots().min(self.shape.grown(self.filled as i64, next)).max(next));
+        let [compact, as_here] = [self.filled as i64, self.buffer.slots()].map(|have| self.shape.grown(have, next));
+        fork.reserve(compact.min(as_here));
         fork.fill(&self.snapshot())?;
         fork.active = self.active;
         Ok(fork)

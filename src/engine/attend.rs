@@ -133,7 +133,12 @@ impl ColumnAttention<'_> {
 
 impl Attend for ColumnAttention<'_> {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv) -> Result<Tensor, Fault> {
-        let (column, state) = (self.column, &self.column.states[layer.0]);
+        let (column, state, wants_output) = (self.column, &self.column.states[layer.0], self.wants_output(layer));
+        let follow = |keeps_undo: bool| {
+            column.with_cache(layer, column.above(layer), || {
+                column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keeps_undo, wants_output))
+            })
+        };
         match &mut self.mode {
             Mode::Choose { policies, keeps_undo, part } => {
                 let (policy, keeps_undo) = (&*policies[layer.0], keeps_undo.contains(&layer.0));
@@ -147,18 +152,8 @@ impl Attend for ColumnAttention<'_> {
                     })
                 })
             }
-            Mode::Follow { keeps_undo } => {
-                let keeps_undo = keeps_undo.contains(&layer.0);
-                column.with_cache(layer, column.above(layer), || {
-                    column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, keeps_undo, true))
-                })
-            }
-            Mode::Replay => {
-                let wants_output = self.wants_output(layer);
-                column.with_cache(layer, column.above(layer), || {
-                    column.by_chunk(&qkv, |span, qkv| locked(state).replay(span, qkv, true, wants_output))
-                })
-            }
+            Mode::Follow { keeps_undo } => follow(keeps_undo.contains(&layer.0)),
+            Mode::Replay => follow(true),
             Mode::Differentiate { policies, chain, chain_ends } => {
                 let policy = policies.map(|policies| &*policies[layer.0]);
                 let (out, end) = column.differentiate(layer, policy, &qkv, chain)?;

@@ -45,9 +45,8 @@ pub fn decode_step(
             }
             session.check_room(1)?;
         }
-        let has_experts = model.config().layers.iter().any(|layer| layer.feed_forward.experts().is_some());
         // Empty rows would have weights of experts read that no token needs.
-        let fills_up = !has_experts || engine.settings.static_width().is_some();
+        let fills_up = !model.config().has_experts() || engine.settings.static_width().is_some();
         let rows = if fills_up { width.max(sessions.len()) } else { sessions.len() };
         let mut parts = Vec::with_capacity(sessions.len());
         for session in sessions.iter_mut() {

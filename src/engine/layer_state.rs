@@ -120,7 +120,7 @@ impl LayerState {
         self.log.record(victims);
     }
 
-    /// Follows the recorded choice: writes, and attends where somebody `wants_output`.
+    /// Follows the recorded choice: writes, and attends where somebody `wants_output`; else what comes out is empty.
     pub(super) fn replay(
         &mut self,
         span: &ChunkSpan,
@@ -130,8 +130,7 @@ impl LayerState {
     ) -> Result<Tensor, Fault> {
         let (own, placement) = self.write(span, tokens, KeepUndo::of(keep_undo))?;
         if !wants_output {
-            // Something of the shape, which nobody reads.
-            return Ok(tokens.q_bhnd.shallow_clone());
+            return Ok(tokens.q_bhnd.narrow(2, 0, 0));
         }
         let saved = self.attend_unless_kept(span, tokens, own, placement, false)?;
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))

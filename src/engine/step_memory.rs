@@ -11,11 +11,9 @@ use crate::store::Waiting;
 use crate::units::Fault;
 
 impl Engine {
-    /// What is held when no batch is under way: the room of the stores, and what cells have left in the leaves so far.
-    pub fn memory_at_rest(&self, model: &Model) -> MemoryByPart {
+    /// What is held when no batch is under way: the room of the stores.
+    pub fn memory_at_rest(&self) -> MemoryByPart {
         let (stores, mut memory) = (&self.stores, MemoryByPart::default());
-        let leaves = model.parameters().into_iter().map(|(_, leaf)| leaf.grad());
-        memory.add_gradients(&leaves.filter(Tensor::defined).collect::<Vec<_>>());
         memory.add_store(MemoryPart::LayerCheckpoints, &stores.layer_checkpoints);
         memory.add_store(MemoryPart::LayerCheckpoints, &stores.attention_outputs);
         memory.add_store(MemoryPart::UndoLog, &stores.undo_log);
@@ -32,7 +30,10 @@ impl StepRun<'_> {
 }
 
 fn memory_of(engine: &Engine, model: &Model, trace: &ForwardTrace, sums: &GradientSums) -> MemoryByPart {
-    let mut memory = engine.memory_at_rest(model);
+    let mut memory = engine.memory_at_rest();
+    // What cells have left so far.
+    let leaves = model.parameters().into_iter().map(|(_, leaf)| leaf.grad());
+    memory.add_gradients(&leaves.filter(Tensor::defined).collect::<Vec<_>>());
     memory.add_gradients(trace.head.gradients.iter().chain(sums.here.values()));
     let away = sums.away.values().map(Waiting::bytes).sum();
     memory.add(MemoryPart::Gradients, MemoryPlace::Host, away);

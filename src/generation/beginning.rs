@@ -21,6 +21,9 @@ pub fn can_begin(session: &Session, tokens: usize) -> bool {
 
 /// The session where it had read `tokens` tokens, if it can go back there.
 pub fn at_beginning(mut session: Session, tokens: usize) -> Option<Session> {
-    let is_there = tokens > 0 && (session.num_tokens() == tokens || session.crop(tokens));
-    is_there.then_some(session)
+    let can_begin = can_begin(&session, tokens);
+    if can_begin && session.num_tokens() != tokens {
+        session.crop(tokens);
+    }
+    can_begin.then_some(session)
 }

@@ -120,7 +120,8 @@ impl SamplingRules {
             let penalty = self.repetition_penalty as f32;
             let mut seen = vec![false; logits.len()];
             for &id in ids {
-                if let Some(logit) = logits.get_mut(id as usize).filter(|_| !std::mem::replace(&mut seen[id as usize], true)) {
+                let Some(logit) = logits.get_mut(id as usize) else { continue };
+                if !std::mem::replace(&mut seen[id as usize], true) {
                     *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
                 }
             }

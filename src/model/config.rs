@@ -108,6 +108,10 @@ impl ModelConfig {
         self.layers.len()
     }
 
+    pub fn has_experts(&self) -> bool {
+        self.layers.iter().any(|layer| layer.feed_forward.experts().is_some())
+    }
+
     /// The slots of each layer where a policy has those of `length`; of a layer with a sliding window, those of its window.
     pub fn cache_lengths(&self, length: &CacheLength) -> Vec<usize> {
         let of_policy = length.by_layer(self.num_layers());

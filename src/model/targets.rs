@@ -237,7 +237,7 @@ fn listed_parameters(config: &ModelConfig, settings: &PeftConfig) -> Vec<String>
 pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<ModelLinear>, Fault> {
     if settings.target_modules == ModuleSet::AllLinear {
         // PEFT takes the MLP of a layer without experts, and a shared one, for experts: it could not read them.
-        let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+        let has_experts = config.has_experts();
         let is_meant = |linear: &ModelLinear| !has_experts || linear.spec.path.contains("attn");
         return Ok(config.linears().into_iter().filter(is_meant).collect());
     }

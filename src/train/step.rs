@@ -40,7 +40,7 @@ impl TrainStep<'_> {
     ) -> Result<StepMetrics, Fault> {
         let (metrics, mut gradients) = self.gradients(assigned, step, callback)?;
         callback.optimizer(&|| {
-            let mut memory = self.engine.memory_at_rest(self.model);
+            let mut memory = self.engine.memory_at_rest();
             // What several micro-batches have summed up is known to whoever watched the last of them begin.
             if assigned.batches.len() == 1 {
                 let all = bytes_of(gradients.iter().map(|(_, gradient)| gradient));
@@ -99,7 +99,7 @@ impl TrainStep<'_> {
         let mut micro_batches = Vec::new();
         for (done, (batch, &index)) in assigned.batches.iter().zip(&assigned.indices).enumerate() {
             let at = MicroBatchPosition { step: step + 1, micro_batch: (done, assigned.batches.len()) };
-            callback.begin(at, &|| (self.engine.memory_at_rest(self.model), bytes_of(total.values())));
+            callback.begin(at, &|| (self.engine.memory_at_rest(), bytes_of(total.values())));
             let part = self.engine.gradients_that_fit(self.model, batch, self.context(step, assigned), callback)?;
             micro_batches.push(MicroBatchReport::new(index, batch, &part, self.recipe.train.loss_mean)?);
             for (name, gradient) in part.gradients {

@@ -151,7 +151,7 @@ impl AnswerArguments {
             (asked, _) => asked.to_vec(),
         };
         // Products of experts are as large as their tokens are many: alone, each text has the same bits whatever was there already.
-        let has_experts = model.config().layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+        let has_experts = model.config().has_experts();
         if has_experts && self.batch.is_some_and(|batch| batch > 1) {
             console::note("the model has experts: its answers are written one by one");
         }

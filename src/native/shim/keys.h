@@ -53,8 +53,9 @@ struct Stretch {
 class Visible {
  public:
   Visible(const Parts& parts, Head head) : parts_(parts), head_(head) {
+    bool is_any_masked = false;
     for (size_t part = 0; part < parts.k.size(); ++part) {
-      is_any_masked_ |= parts.seen_until[part].defined();
+      is_any_masked |= parts.seen_until[part].defined();
       if (part + 1 == parts.k.size()) past_ = count_;
       int64_t slots = parts.k[part].size(2);
       const bool* used = mask<bool>(parts.in_use, part);
@@ -67,7 +68,7 @@ class Visible {
         if ((used == nullptr || used[slot]) && (until == nullptr || until[slot] > 0)) append(part, slot, 1);
       }
     }
-    if (is_any_masked_) find_ends();
+    if (is_any_masked) find_ends();
   }
 
   int64_t keys() const { return count_; }
@@ -152,7 +153,7 @@ class Visible {
 
   // The query behind the last one that sees each; null where all see all up to the last.
   const int64_t* until(Stretch keys, Lanes lanes, std::vector<int64_t>& scratch) const {
-    if (!is_any_masked_) return nullptr;
+    if (ends_.empty()) return nullptr;
     scratch.assign(keys.rows(), lanes.count);
     each(keys.first, keys.end(), [&](const Run& run, int64_t slot, int64_t key, int64_t count) {
       const int64_t* until = mask<int64_t>(parts_.seen_until, run.part);
@@ -215,7 +216,6 @@ class Visible {
   const Parts& parts_;
   Head head_;
   int64_t count_ = 0, past_ = 0;
-  bool is_any_masked_ = false;
   std::vector<Run> runs_;
   // The token behind the last one that sees a key of each tile; empty where all tokens see all keys before them.
   std::vector<int64_t> ends_;
