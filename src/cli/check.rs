@@ -10,9 +10,9 @@ use super::world::{Joining, time_of_sums};
 use crate::cache::{Routing, Scope};
 use crate::data::{LoadReport, Splits, Tokenizer, auto_tokenizer_differs};
 use crate::dist::ProcessGroup;
-use crate::engine::{ChunkPlan, Settings};
+use crate::engine::{ChunkPlan, Schedule, Settings};
 use crate::files::Scratch;
-use crate::model::{LayerSpec, Model, ModelConfig, kind_of, trained_by_kind};
+use crate::model::{LayerSpec, Model, ModelConfig, TrainedPart, kind_of, trained_by_kind};
 use crate::plan::{Alternative, GRAPHS, Machine};
 use crate::recipe::{
     BufferKind, CacheLength, Chunking, HeadRecipe, LoraRecipe, Offload, OnOutOfMemory, Recipe, Storage, StoreForm,
@@ -60,13 +60,15 @@ impl Check {
         {
             console::note(&note);
         }
-        for note in notes(&recipe, engine.settings(), &config) {
+        let trained = TrainedPart::of(&config, recipe.lora.as_ref())?;
+        for note in notes(&recipe, engine.settings(), &config, trained.first_layer()) {
             console::note(&note);
         }
         let kinds = trained_by_kind(&config, recipe.lora.as_ref())?;
-        let trained: u64 = kinds.iter().map(|(_, numbers)| *numbers as u64).sum();
+        let numbers: u64 = kinds.iter().map(|(_, numbers)| *numbers as u64).sum();
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
-        let mut table = table(&recipe, &config, &plan, &schedule, &kinds.join(", "));
+        let stages = Schedule::new(engine.settings(), &plan, trained.first_layer());
+        let mut table = table(&recipe, &config, &plan, &stages, &schedule, &kinds.join(", "));
         let waits = (recipe.train.offload != Offload::None).then(|| waiting_parts(&recipe, engine.settings(), &config));
         table.figure("waits on the host", waits);
         if let Some(evictions) = ExpectedEvictions::new(&recipe, engine.settings(), data.train.lengths()) {
@@ -75,7 +77,7 @@ impl Check {
         }
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
         table.row(&["peak memory, planned", &(planned.words() + &kept_bytes(&planned))]);
-        table.figure("ranks", (world.size() > 1).then(|| ranks(world, machine, Bytes(4 * trained))).transpose()?);
+        table.figure("ranks", (world.size() > 1).then(|| ranks(world, machine, Bytes(4 * numbers))).transpose()?);
         console::table(&table)
     }
 }
@@ -96,7 +98,7 @@ fn ranks(world: &ProcessGroup, machine: Machine, gradients: Bytes) -> Result<Str
 }
 
 /// What a reader of the recipe might not expect.
-fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<String> {
+fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig, first_trained: usize) -> Vec<String> {
     let (kv, grad) = (&recipe.kv_cache, &recipe.grad);
     let mut notes = Vec::new();
     let mut note = |is_so: bool, what: &str, words: &str| notes.extend(is_so.then(|| format!("{what}: {words}")));
@@ -114,7 +116,7 @@ fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<Stri
         _ => "where layers have caches of different length, the borders of chunks follow the longest sequence of a batch",
     };
     note(kv.chunking == Chunking::Reference, "`kv_cache.chunking = \"reference\"`", words);
-    for (key, form) in settings.inexact_stores() {
+    for (key, form) in settings.inexact_stores(first_trained) {
         let words = format!("{}; `kvtune verify` says how near it comes on yours", not_exact(form));
         note(true, &format!("`{key} = \"{form}\"`"), &words);
     }
@@ -166,13 +168,20 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
     (words.join(", "), (!is_uniform).then(|| listed.join(", ")))
 }
 
-fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &RunSchedule, trained: &str) -> Table {
+fn table(
+    recipe: &Recipe,
+    config: &ModelConfig,
+    plan: &ChunkPlan,
+    stages: &Schedule,
+    schedule: &RunSchedule,
+    trained: &str,
+) -> Table {
+    let (bands, columns) = stages.size();
     let head = match &recipe.head {
         HeadRecipe::NextToken => "next_token".to_owned(),
         HeadRecipe::SeqClassificationOnLogits(labels) => format!("seq_classification_on_logits, {labels}"),
         HeadRecipe::SeqClassification(classes) => format!("seq_classification, {classes}"),
     };
-    let num_bands = config.num_layers().div_ceil(recipe.grad.layers_per_cell.min(config.num_layers()));
     let mut table = Table::new(&["what", "value"]);
     let shape = format!(
         "{} layers × {}, {} query heads, {} KV heads of {}",
@@ -206,8 +215,8 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
     table.row(&["KV cache", &cache]);
     table.figure("slots by layer", by_layer);
     table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
-    table.row(&["cells", &format!("{num_bands} layer bands × {} columns", plan.columns.len())]);
-    table.row(&["graphs kept", &kept(recipe, num_bands * plan.columns.len())]);
+    table.row(&["cells", &format!("{bands} layer bands × {columns} columns")]);
+    table.row(&["graphs kept", &kept(recipe, bands * columns)]);
     table.row(&["layer checkpoints", &recipe.grad.layer_checkpoints.to_string()]);
     table.row(&["undo log", &recipe.grad.undo_log.to_string()]);
     table.row(&["attention outputs", recipe.grad.attention_outputs.name()]);

@@ -131,7 +131,7 @@ impl StepRun<'_> {
         }
         let input = self.input(c, layers.start)?;
         let routers = RouterTask::recording(self.router_weight() > 0.0, None);
-        CellGraph::record(&mut self.pass(), &input, self.column(c, layers), None, routers)
+        CellGraph::record(&mut self.pass(), &input, self.column(c, layers), None, routers, self.schedule.first_layer())
     }
 
     /// The hidden states that enter a band at column `c`: those that wait, or made from the tokens.

@@ -23,16 +23,17 @@ pub(super) struct CellGraph {
 
 impl CellGraph {
     /// Runs a column through the band of `column`. `policies` choose now, in the forward phase; without them recorded choices are followed.
-    /// `routers` is a new task: to leave them, or to record what their loss needs.
+    /// `routers` is a new task: to leave them, or to record what their loss needs. The input gets a gradient where something in front of it
+    /// is trained, the lowest such layer being `first_trained`.
     pub(super) fn record(
         pass: &mut Pass<'_>,
         input: &Tensor,
         column: Column<'_>,
         policies: Option<&[Box<dyn Policy>]>,
         routers: RouterTask<'_>,
+        first_trained: usize,
     ) -> Result<Self, Fault> {
-        // Whether anything below the band is trained.
-        let wants_gradient = column.first > 0 || !pass.model.embedding_parameters().is_empty();
+        let wants_gradient = column.first > first_trained || !pass.model.embedding_parameters().is_empty();
         let input = input.detach().set_requires_grad(wants_gradient);
         let chain = chain_leaf(input.kind(), input.device());
         let mode = Mode::Differentiate { policies, chain: &chain, chain_ends: Vec::new() };

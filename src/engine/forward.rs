@@ -41,11 +41,13 @@ impl<'a> StepRun<'a> {
         let plan = engine.settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
         try_attention(model, observer);
         let trace = begin(engine, model, batch, context, plan)?;
+        let run = Self::new(engine, model, trace, context, observer);
         if engine.settings.keeps_attention_outputs() && context.is_some() {
             let store = &engine.stores.attention_outputs;
-            trace.session.layers.iter().for_each(|layer| locked(layer).outputs = Some(KeptOutputs::new(store.clone())));
+            let layers = run.trace.session.layers.iter().skip(run.schedule.first_layer());
+            layers.for_each(|layer| locked(layer).outputs = Some(KeptOutputs::new(store.clone())));
         }
-        Ok(Self::new(engine, model, trace, context, observer))
+        Ok(run)
     }
 
     /// The forward phase; `sink`, where there is one, is handed every column's last hidden states.
@@ -113,7 +115,7 @@ impl<'a> StepRun<'a> {
             crate::units::sabotage::run_out_of_memory((1 + kept.len()) * spans.len() * layers.len());
             let column = Column { continues, ..session.column(spans, layers) };
             let task = RouterTask::recording(has_router_loss, Some(&mut *routers));
-            let graph = CellGraph::record(&mut pass, &hidden, column, policies, task)?;
+            let graph = CellGraph::record(&mut pass, &hidden, column, policies, task, schedule.first_layer())?;
             hidden = graph.output.detach();
             kept.insert((band, c), graph);
         }

@@ -37,10 +37,11 @@ impl Engine {
         calibration: &mut Calibration,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, Fault> {
-        let run = guarded(|| StepRun::begin(self, model, batch, Some(context), observer))?;
-        let layers = run.trace.session.layers.clone();
-        calibration.attach(&layers, run.trace.session.plan.len());
-        let made = guarded(|| run.forward(None)).and_then(|trace| self.backward(model, trace, context, observer));
+        let trace = guarded(|| StepRun::begin(self, model, batch, Some(context), observer))?.trace;
+        let layers = trace.session.layers.clone();
+        calibration.attach(&layers, trace.session.plan.len());
+        let made = guarded(|| StepRun::new(self, model, trace, Some(context), observer).forward(None));
+        let made = made.and_then(|trace| self.backward(model, trace, context, observer));
         calibration.detach(&layers);
         made
     }

@@ -38,13 +38,15 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of a step by `settings` over a batch planned as `plan`.
-    pub fn new(settings: &Settings, plan: &ChunkPlan) -> Self {
+    /// The schedule of a step by `settings` over a batch planned as `plan`, of a model in which nothing below `first_trained` is trained:
+    /// the backward phase ends there.
+    pub fn new(settings: &Settings, plan: &ChunkPlan, first_trained: usize) -> Self {
+        let bands: Vec<_> = settings.trained_bands(first_trained).into_iter().rev().collect();
         Self {
-            bands: settings.layer_bands().into_iter().rev().collect(),
             num_columns: plan.columns.len(),
-            has_head_in_cells: settings.makes_last_hidden_states_again(),
+            has_head_in_cells: settings.makes_last_hidden_states_again(&bands),
             kept: settings.grad().keep_graph.cells(),
+            bands,
         }
     }
 
@@ -79,9 +81,15 @@ impl Schedule {
         0..(0..self.bands.len()).take_while(|&band| self.is_kept(band, column)).count()
     }
 
-    /// How many layers, from the bottom, are run forward a second time by a replay: neither the top band's nor those whose graphs are kept.
-    pub fn replayed_layers(&self) -> usize {
-        self.bands.get(self.kept_bands(0).len().max(1)).map_or(0, |band| band.end)
+    /// The lowest layer of the backward phase; the number of layers where it has none.
+    pub fn first_layer(&self) -> usize {
+        self.bands.last().map_or(usize::MAX, |band| band.start)
+    }
+
+    /// The layers that are run forward a second time by a replay: neither the top band's nor those whose graphs are kept.
+    pub fn replayed_layers(&self) -> Range<usize> {
+        let uppermost = self.bands.get(self.kept_bands(0).len().max(1));
+        uppermost.map_or(0..0, |band| self.first_layer()..band.end)
     }
 
     /// Whether a layer is the uppermost of its band: of it a replay makes keys and values alone.
@@ -91,8 +99,8 @@ impl Schedule {
 
     /// How many columns of a layer, from the left, are computed again with autograd.
     pub fn columns_again(&self, layer: usize) -> usize {
-        let band = self.bands.iter().position(|band| band.contains(&layer)).unwrap_or(0);
-        (0..self.num_columns).take_while(|&column| !self.is_kept(band, column)).count()
+        let band = self.bands.iter().position(|band| band.contains(&layer));
+        band.map_or(0, |band| (0..self.num_columns).take_while(|&column| !self.is_kept(band, column)).count())
     }
 
     /// The number of cells whose graphs are kept.
@@ -198,7 +206,17 @@ mod tests {
         assert_eq!([borders(1, 1), borders(1, 2), borders(6, 0), borders(9, 0)], [vec![2, 4], vec![2], vec![], vec![]]);
         let replays = |cells| of(cells).backward().filter(|stage| matches!(stage, BackwardStage::Replay { .. })).count();
         assert_eq!([0, 3, 6, 9].map(replays), [2, 2, 1, 0]);
-        assert_eq!([0, 3, 6, 9].map(|cells| of(cells).replayed_layers()), [4, 4, 2, 0]);
+        assert_eq!([0, 3, 6, 9].map(|cells| of(cells).replayed_layers()), [0..4, 0..4, 0..2, 0..0]);
         assert_eq!([5, 3, 0].map(|layer| of(2).columns_again(layer)), [1, 3, 3]);
+    }
+
+    #[test]
+    fn the_backward_phase_ends_at_the_lowest_layer_that_is_trained() {
+        let schedule = Schedule { bands: vec![4..6, 3..4], num_columns: 1, has_head_in_cells: false, kept: 0 };
+        assert_eq!((schedule.first_layer(), schedule.replayed_layers()), (3, 3..4));
+        assert_eq!((0..6).map(|layer| schedule.columns_again(layer)).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1]);
+        assert_eq!((0..6).filter(|&layer| schedule.is_border(layer, 0)).collect::<Vec<_>>(), [3, 4]);
+        let nothing = Schedule { bands: Vec::new(), ..schedule };
+        assert_eq!((nothing.backward().count(), nothing.layers_with_undo(0), nothing.replayed_layers()), (0, 0..0, 0..0));
     }
 }

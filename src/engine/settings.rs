@@ -10,7 +10,7 @@ use super::{ChunkPlan, ColumnWidth, Cuts, RandomSizes};
 use crate::cache::{self, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
-use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm};
+use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
 use crate::units::{Bytes, Fault, StepKey};
 
 #[derive(Debug)]
@@ -100,10 +100,10 @@ impl Settings {
         self.grad.attention_outputs == AttentionOutputs::Keep
     }
 
-    /// What is not exact in the gradient of a model: the stores that round, by their keys in the recipe. A single layer band has no
-    /// layer checkpoint, a cache that nothing leaves no undo log.
-    pub fn inexact_stores(&self) -> Vec<(&'static str, StoreForm)> {
-        let has_borders = self.grad.layers_per_cell < self.policies.len();
+    /// What is not exact in the gradient of a model that is trained from a layer on: the stores that round, by their keys in the recipe. A
+    /// single band of all layers has no layer checkpoint, a cache that nothing leaves no undo log.
+    pub fn inexact_stores(&self, first_trained: usize) -> Vec<(&'static str, StoreForm)> {
+        let has_borders = self.trained_bands(first_trained).iter().any(|band| band.start > 0);
         let overwrites = self.policies.iter().any(|policy| !policy.traits().keeps_all);
         let stores = [
             ("grad.layer_checkpoints", self.grad.layer_checkpoints.form, has_borders),
@@ -118,10 +118,12 @@ impl Settings {
         self.policies.iter().any(|policy| policy.traits().couples_sequences)
     }
 
-    /// Whether the first layer band of the backward phase ends in the very hidden states that the forward phase has ended in: it is the
-    /// only one, so that no layer checkpoint comes in between, and its caches are unwound exactly.
-    pub fn makes_last_hidden_states_again(&self) -> bool {
-        self.layer_bands().len() == 1 && self.grad.undo_log.form == StoreForm::Plain
+    /// Whether the only one of `bands` ends in the very hidden states that the forward phase has ended in: it begins with what waits
+    /// unrounded, or with the embedding, and its caches are unwound exactly.
+    pub(super) fn makes_last_hidden_states_again(&self, bands: &[Range<usize>]) -> bool {
+        let [band] = bands else { return false };
+        let is_exact = |store: StoreRecipe| store.form == StoreForm::Plain;
+        is_exact(self.grad.undo_log) && (band.start == 0 || is_exact(self.grad.layer_checkpoints))
     }
 
     /// The settings with a policy of the caller's own; `build` makes it for a layer of so many slots, errors call it `name`.
@@ -181,6 +183,12 @@ impl Settings {
     /// Layer bands, as ranges of layers, bottom first.
     pub fn layer_bands(&self) -> Vec<Range<usize>> {
         chunks::layer_bands(self.policies.len(), self.grad.layers_per_cell)
+    }
+
+    /// The layer bands that the backward phase differentiates, without the layers below `first_trained`; bottom first.
+    pub(super) fn trained_bands(&self, first_trained: usize) -> Vec<Range<usize>> {
+        let bands = self.layer_bands().into_iter().map(|band| band.start.max(first_trained)..band.end);
+        bands.filter(|band| !band.is_empty()).collect()
     }
 
     /// The caches that have a fixed size under the recipe's policy.

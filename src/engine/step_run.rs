@@ -7,6 +7,7 @@ use super::schedule::Schedule;
 use super::trace::ForwardTrace;
 use super::{Engine, MicroBatchContext, Observer};
 use crate::model::Model;
+use crate::native::locked;
 use crate::units::Fault;
 
 /// A step over one batch, or its forward phase alone.
@@ -30,8 +31,11 @@ impl<'a> StepRun<'a> {
         observer: &'a mut dyn Observer,
     ) -> Self {
         let plan = &trace.session.plan;
+        // What learns of entries learns from the gradients of all layers.
+        let is_calibrating = trace.session.layers.iter().any(|layer| locked(layer).importance.is_some());
+        let first = if is_calibrating { 0 } else { model.first_trained_layer() };
         let schedule = match context {
-            Some(_) => Schedule::new(&engine.settings, plan).for_model(model),
+            Some(_) => Schedule::new(&engine.settings, plan, first).for_model(model),
             None => Schedule::of_losses(plan),
         };
         Self { engine, model, schedule, context, observer, trace, sums: GradientSums::default() }

@@ -18,7 +18,7 @@ use super::experts::StackedDelta;
 use super::gates::{self, GATE_TENSORS, Gates};
 use super::io_layers::BASE_WEIGHT;
 use super::linear::Linear;
-use super::names::{FINAL_NORM, OUTPUT_MODULE};
+use super::names::{FINAL_NORM, OUTPUT_MODULE, first_layer};
 use super::norm::RmsNorm;
 use super::peft::PeftConfig;
 use super::pissa::PissaInit;
@@ -187,6 +187,15 @@ impl Model {
             }
             Trainable::AllWeights(all) => all.parameters(),
         }
+    }
+
+    /// The lowest layer that the gradient of something trained passes; the number of layers where only what is behind them is trained.
+    pub fn first_trained_layer(&self) -> usize {
+        if !self.embedding_parameters().is_empty() {
+            return 0;
+        }
+        let names = self.deltas().map(|(name, _)| name).chain(self.embedding.trained.copies.keys().map(String::as_str));
+        first_layer(names).unwrap_or(self.layers.len())
     }
 
     /// The parameters of some layers whose gradients are summed up outside of them: all weights, where they are in fewer bits than gradients

@@ -4,7 +4,7 @@ use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::io_layers::{IoTensor, copied, io_tensors};
 use super::layout::{self, Role};
-use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE};
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE, first_layer};
 use super::peft::PeftConfig;
 use super::projection::Projection;
 use super::spec::SINKS;
@@ -97,6 +97,8 @@ pub enum TrainedPart {
         r: usize,
         /// The projections that have matrices in some layer.
         targets: Vec<Projection>,
+        /// The lowest layer that the gradient of something trained passes; the number of layers where only what is behind them is trained.
+        first_layer: usize,
         numbers: usize,
         /// The part of `numbers` before the first layer: of the embedding, or of what is added to it.
         embedding_numbers: usize,
@@ -113,15 +115,25 @@ impl TrainedPart {
     pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, Fault> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
         let settings = peft_settings(config, lora)?;
-        let targets = targets(config, &settings)?;
+        let (targets, copied) = (targets(config, &settings)?, copied(config, &settings)?);
+        let embedding_numbers = embedding_numbers(config, &settings);
+        let linears = targets.iter().map(|target| &target.linear.name);
+        let names = linears.chain(copied.iter().map(|(name, _)| name)).map(String::as_str);
+        let first_layer = if embedding_numbers > 0 { 0 } else { first_layer(names).unwrap_or(config.num_layers()) };
         Ok(Self::Adapter {
             r: targets.iter().map(|target| target.r).max().unwrap_or(lora.r),
             targets: Projection::among(&targets),
             numbers: trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum(),
-            embedding_numbers: embedding_numbers(config, &settings),
+            first_layer,
+            embedding_numbers,
             output_numbers: output_numbers(config, &settings, &targets)?,
             has_dropout: lora.dropout > 0.0,
             has_magnitudes: lora.use_dora,
         })
+    }
+
+    /// The lowest layer that a gradient passes, as [`Model::first_trained_layer`](super::Model::first_trained_layer).
+    pub fn first_layer(&self) -> usize {
+        if let Self::Adapter { first_layer, .. } = self { *first_layer } else { 0 }
     }
 }

@@ -243,10 +243,11 @@ impl Planner<'_> {
         let with_margin = |bytes: Bytes| bytes.0 as f64 * (1.0 + MARGIN as f64 / 100.0);
         let within = |bytes: Bytes, limit: Option<Bytes>| limit.is_none_or(|limit| with_margin(bytes) <= limit.0 as f64);
         let limits = self.machine.limits;
+        let schedule = Schedule::new(&settings, &plan, self.trained.first_layer());
         let operations = Flops::by_part(&spec, &plan, self.batch.num_tokens(), self.batch.num_targets());
         Ok(Alternative {
-            cells: (settings.layer_bands().len(), plan.columns.len()),
-            kept: Schedule::new(&settings, &plan).num_kept(),
+            cells: schedule.size(),
+            kept: schedule.num_kept(),
             device,
             host,
             operations: operations.iter().sum(),

@@ -50,8 +50,7 @@ impl Flops {
 /// is run once, and the optimiser multiplies no matrices.
 fn parts(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -> [Flops; 6] {
     let config = spec.config;
-    let schedule = Schedule::new(spec.settings, plan);
-    let replayed = schedule.replayed_layers();
+    let schedule = Schedule::new(spec.settings, plan, spec.trained.first_layer());
     let [mut forward, mut head, mut replay, mut recompute, mut backward] = [Flops::default(); 5];
     for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
         let linear = projections(spec, layer, |_| true);
@@ -67,10 +66,12 @@ fn parts(spec: &StepSpec<'_>, plan: &ChunkPlan, tokens: usize, targets: usize) -
         recompute.attention += again * attended(of_layer, visible_pairs(spans, slots, of_layer.rule.window)).forward;
         forward.linear += tokens as f64 * linear.forward;
         forward.attention += attention.forward;
-        backward.linear += tokens as f64 * linear.backward;
-        backward.attention += attention.backward;
+        if layer >= schedule.first_layer() {
+            backward.linear += tokens as f64 * linear.backward;
+            backward.attention += attention.backward;
+        }
         // The second forward of all bands but the top one. The uppermost layer of each only writes its keys and values.
-        if layer < replayed {
+        if schedule.replayed_layers().contains(&layer) {
             let attends = !schedule.ends_band(layer);
             let linear = projections(spec, layer, |projection| attends || projection.is_of_attention_input());
             replay.linear += tokens as f64 * linear.forward;
@@ -95,8 +96,8 @@ fn projections(spec: &StepSpec<'_>, layer: usize, is_run: impl Fn(Projection) ->
     for projection in Projection::ALL.into_iter().filter(|&projection| is_run(projection)) {
         let [out, inner] = projection.shape(&spec.config.layers[layer], spec.config.hidden_size);
         let weight = 2.0 * (out * inner) as f64;
-        // Behind a frozen embedding nobody asks for the gradient of the lowest layer's input.
-        let is_first = layer == 0 && projection.is_of_attention_input();
+        // Behind what is frozen nobody asks for the gradient of the lowest trained layer's input.
+        let is_first = layer == spec.trained.first_layer() && projection.is_of_attention_input();
         let to_input = if is_first && !spec.trains_embedding() { 0.0 } else { 1.0 };
         pass.forward += weight;
         pass.backward += weight * (to_input + f64::from(u8::from(trains_weights)));

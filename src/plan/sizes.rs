@@ -89,9 +89,11 @@ pub(super) fn layers(spec: &StepSpec<'_>, plan: &ChunkPlan) -> Vec<LayerMemory> 
     let shapes = spec.settings.cache_shapes(spec.config, plan, spec.kind, spec.device);
     let mut layers: Vec<LayerMemory> = Vec::new();
     for (index, shape) in shapes.iter().enumerate() {
-        // The lowest has no gradient below it.
-        let alike = |&other: &usize| spec.config.layers[other] == spec.config.layers[index] && shapes[other] == *shape;
-        let known = (1..index).find(alike).map(|other| layers[other].clone());
+        // The lowest that is trained has no gradient below it.
+        let is_above = |layer: usize| layer > spec.trained.first_layer();
+        let (spec_of, is_alike) = (|layer: usize| &spec.config.layers[layer], |layer: usize| shapes[layer] == *shape);
+        let alike = |&other: &usize| spec_of(other) == spec_of(index) && is_alike(other) && is_above(other) == is_above(index);
+        let known = (0..index).find(alike).map(|other| layers[other].clone());
         layers.push(known.unwrap_or_else(|| layer(spec, plan, index, shape)));
     }
     layers
@@ -126,7 +128,7 @@ fn footprint<'a>(spec: &StepSpec<'a>, index: usize) -> LayerFootprint<'a> {
         layer: &spec.config.layers[index],
         hidden: spec.config.hidden_size,
         trained: spec.trained,
-        has_gradient_below: index > 0 || spec.trains_embedding(),
+        has_gradient_below: index > spec.trained.first_layer() || spec.trains_embedding(),
         kind: spec.kind,
         device: spec.device,
         threads: spec.threads,

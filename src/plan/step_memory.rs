@@ -43,7 +43,7 @@ pub(super) struct StepMemory<'a> {
 impl<'a> StepMemory<'a> {
     /// `targets` are the positions with a target, by column of `plan`.
     pub(super) fn new(spec: &'a StepSpec<'a>, plan: &ChunkPlan, targets: &[usize]) -> Self {
-        let schedule = Schedule::new(spec.settings, plan);
+        let schedule = Schedule::new(spec.settings, plan, spec.trained.first_layer());
         let mut memory = Self {
             spec,
             layers: layers(spec, plan),
@@ -188,7 +188,7 @@ impl<'a> StepMemory<'a> {
 
     /// A band runs forward once more, if it has to.
     fn replay(&self, band: usize, c: usize) -> Option<Moment> {
-        if self.schedule.layers(band).end > self.schedule.replayed_layers() {
+        if self.schedule.layers(band).end > self.schedule.replayed_layers().end {
             return None;
         }
         let (layers, column) = (self.schedule.layers(band), &self.columns[c]);
@@ -230,7 +230,7 @@ impl<'a> StepMemory<'a> {
         };
         moment.add(GRAPHS, MemoryPlace::Device, kept(|cell| cell.graph));
         moment.add("resident undo entries", MemoryPlace::Device, kept(|cell| cell.resident_undo));
-        let continues = layers.start > 0 || self.spec.trains_embedding();
+        let continues = layers.start > self.schedule.first_layer() || self.spec.trains_embedding();
         let travels = |(at, column): (usize, &PlannedColumn)| {
             if at > c && continues || at <= c && self.came(band, column) { column.hidden } else { 0 }
         };

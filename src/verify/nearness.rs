@@ -29,10 +29,10 @@ impl ErrorBound {
         }
     }
 
-    /// The bounds of an engine's stores together; `None` where its gradient is exact. The coarsest form decides: beside layer
+    /// The bounds of an engine's stores together, of a model that is trained from a layer on; `None` where its gradient is exact. The coarsest form decides: beside layer
     /// checkpoints an undo log of the same form adds little, as it rounds keys and values that are gone for most queries.
-    pub fn of_stores(settings: &Settings) -> Option<Self> {
-        let each = settings.inexact_stores().into_iter().map(|(_, form)| Self::of(form));
+    pub fn of_stores(settings: &Settings, first_trained: usize) -> Option<Self> {
+        let each = settings.inexact_stores(first_trained).into_iter().map(|(_, form)| Self::of(form));
         each.reduce(|a, b| Self {
             smallest_cosine: a.smallest_cosine.min(b.smallest_cosine),
             largest_error: a.largest_error.max(b.largest_error),

@@ -98,7 +98,7 @@ impl<'a> Proofs<'a> {
             None => (choices.clone(), Reference::new(engine, model, batch, &ours.log, context)?),
         };
         let (first_choices, reference) = self.first.insert(first);
-        let bound = ErrorBound::of_stores(engine.settings());
+        let bound = ErrorBound::of_stores(engine.settings(), model.first_trained_layer());
         let apart = self
             .exact
             .as_ref()

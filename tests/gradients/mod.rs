@@ -12,6 +12,7 @@ mod ranks;
 mod session;
 mod shapes;
 mod stores;
+mod upper_layers;
 
 use kvtune::cache::LayerLog;
 use kvtune::recipe::{BufferKind, Chunking, Storage};

@@ -121,7 +121,7 @@ fn where_nothing_waits_nothing_is_rounded() {
     ];
     prove("nothing waits", &cases);
     for case in cases {
-        assert_eq!(ErrorBound::of_stores(&support::settings(&case, &support::model(&case))), None);
+        assert_eq!(ErrorBound::of_stores(&support::settings(&case, &support::model(&case)), 0), None);
     }
 }
 

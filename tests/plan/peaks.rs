@@ -102,3 +102,29 @@ fn what_an_update_of_all_weights_takes_is_planned() {
         assert!(tensors.abs() <= 0.02, "{tensors:+.3} of the tensors: {}: {peaks:?}", draw.words);
     }
 }
+
+#[test]
+fn what_is_trained_from_some_layer_on_is_planned() {
+    let home = tempfile::tempdir().unwrap();
+    let config = json!({
+        "model_type": "qwen2", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 4096,
+    });
+    let cells = [
+        "layers_per_cell = 1, keep_graph = 'none'",
+        "layers_per_cell = 6, keep_graph = 'none'",
+        "layers_per_cell = 4, keep_graph = 'all'",
+        "layers_per_cell = 2, keep_graph = 'none', attention_outputs = 'keep'",
+    ];
+    for (at, grad) in cells.into_iter().enumerate() {
+        let recipe = format!(
+            "model.path = '.'\nlora = {{ r = 4, layers_to_transform = [3, 4, 5] }}\ndata = {{ format = 'tokens', train = 'none' }}\n\
+             kv_cache = {{ policy = 'h2o', cache_length = 256, chunk_size = 64 }}\ngrad = {{ {grad} }}\n"
+        );
+        let draw = Draw { config: config.clone(), recipe, tokens: 1500, words: grad.to_owned() };
+        let peaks = measure(Path::new(env!("CARGO_BIN_EXE_kvtune")), &home.path().join(at.to_string()), &draw, 1);
+        let (_, tensors) = peaks.errors();
+        println!("{:+.1} %  {}", 100.0 * tensors, draw.words);
+        assert!(tensors.abs() <= 0.05, "{tensors:+.3} of the tensors: {}: {peaks:?}", draw.words);
+    }
+}

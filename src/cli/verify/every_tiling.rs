@@ -38,7 +38,8 @@ pub(super) fn prove(
         let (began, is_own) = (Instant::now(), index == 0);
         let other = Recipe { kv_cache, grad, ..recipe.clone() };
         let engine = engine_of(&other)?;
-        let keys = if is_own { written(&engine.settings().inexact_stores()) } else { differences(recipe, &other) };
+        let inexact = || engine.settings().inexact_stores(subject.model.first_trained_layer());
+        let keys = if is_own { written(&inexact()) } else { differences(recipe, &other) };
         let found = proofs.prove(&engine)?;
         let one = Proved { recipe: other, is_own, keys, verdict: found.verdict(subject.tolerance()), found };
         if console::speech().is_json {

@@ -92,6 +92,6 @@ impl Verify {
             return every_tiling::prove(&recipe, engine_of, &subject);
         }
         let found = Proofs::new(&model, &batch, context).prove(&engine)?;
-        subject.tell(&found, &engine.settings().inexact_stores())
+        subject.tell(&found, &engine.settings().inexact_stores(model.first_trained_layer()))
     }
 }
