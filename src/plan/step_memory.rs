@@ -25,6 +25,29 @@ struct CellMemory {
     outputs: u64,
 }
 
+/// Sums over the columns of a band from the left up to some column: of cells whose graphs are kept, and outputs of the other ones.
+#[derive(Clone, Copy, Debug, Default)]
+struct CellSums {
+    graph: u64,
+    resident_undo: u64,
+    outputs: u64,
+}
+
+impl CellSums {
+    fn running(cells: &[CellMemory]) -> Vec<Self> {
+        let mut sums = vec![Self::default()];
+        for (c, cell) in cells.iter().enumerate() {
+            let so_far = sums[c];
+            sums.push(if cell.is_kept {
+                Self { graph: so_far.graph + cell.graph, resident_undo: so_far.resident_undo + cell.resident_undo, ..so_far }
+            } else {
+                Self { outputs: so_far.outputs + cell.outputs, ..so_far }
+            });
+        }
+        sums
+    }
+}
+
 /// All sizes of a step.
 pub(super) struct StepMemory<'a> {
     spec: &'a StepSpec<'a>,
@@ -33,6 +56,8 @@ pub(super) struct StepMemory<'a> {
     columns: Vec<PlannedColumn>,
     /// Cells by band from the top, and by column.
     cells: Vec<Vec<CellMemory>>,
+    /// By band from the top, and by column, of those to the left of it; one more than there are columns.
+    running: Vec<Vec<CellSums>>,
     checkpoints: u64,
     undo: u64,
     tokens: u64,
@@ -49,6 +74,7 @@ impl<'a> StepMemory<'a> {
             layers: layers(spec, plan),
             columns: columns(spec, plan, targets),
             cells: Vec::new(),
+            running: Vec::new(),
             checkpoints: 0,
             undo: 0,
             tokens: 8 * (plan.len() * plan.num_sequences()) as u64,
@@ -58,6 +84,7 @@ impl<'a> StepMemory<'a> {
         };
         let (bands, columns) = memory.schedule.size();
         memory.cells = (0..bands).map(|band| (0..columns).map(|c| memory.cell_of(band, c)).collect()).collect();
+        memory.running = memory.cells.iter().map(|cells| CellSums::running(cells)).collect();
         let borders = |c: usize| (0..memory.layers.len()).filter(|&layer| memory.schedule.is_border(layer, c)).count() as u64;
         memory.checkpoints = (0..columns).map(|c| borders(c) * memory.columns[c].checkpoint).sum();
         let logs = memory.cells.iter().map(|cells| cells.iter().filter(|cell| !cell.is_kept).map(|cell| cell.undo).sum());
@@ -86,26 +113,30 @@ impl<'a> StepMemory<'a> {
     /// The moments at which the step may hold the most. Of neighbours that are alike the first or the last has it: what waits shrinks to the
     /// left, and what travels may grow.
     pub(super) fn moments(&self) -> Vec<Moment> {
-        let (bands, columns) = self.schedule.size();
-        let alike = |c: usize| {
-            let PlannedColumn { tokens, head, .. } = self.columns[c];
-            (tokens, head, self.schedule.kept_bands(c), c + 1 == columns)
-        };
-        let is_end = |&c: &usize| c == 0 || c + 1 == columns || alike(c - 1) != alike(c) || alike(c + 1) != alike(c);
-        let looked_at: Vec<usize> = (0..columns).filter(is_end).collect();
+        let has_head_in_cells = self.schedule.has_head_in_cells();
         let mut moments = Vec::new();
-        for &c in &looked_at {
+        for c in self.looked_at(|column| (column.head, true)) {
             moments.push(self.forward(c));
-            if !self.schedule.has_head_in_cells() {
+            if !has_head_in_cells {
                 moments.push(self.head(c));
             }
         }
-        for band in 0..bands {
-            moments.extend(looked_at.iter().flat_map(|&c| [self.replay(band, c), Some(self.cell(band, c))]).flatten());
+        for band in 0..self.cells.len() {
+            let of_head = |column: &PlannedColumn| if has_head_in_cells { column.head } else { 0 };
+            let columns = self.looked_at(|column| (of_head(column), band > 0 || column.has_targets));
+            moments.extend(columns.into_iter().flat_map(|c| [self.replay(band, c), Some(self.cell(band, c))]).flatten());
         }
         moments.extend(self.end());
         moments.extend(self.teacher());
         moments
+    }
+
+    /// The first and the last of neighbouring columns that are alike, and in `further` respects.
+    fn looked_at(&self, further: impl Fn(&PlannedColumn) -> (u64, bool)) -> Vec<usize> {
+        let columns = self.columns.len();
+        let alike = |c: usize| (self.columns[c].tokens, further(&self.columns[c]), self.schedule.kept_bands(c), c + 1 == columns);
+        let is_end = |&c: &usize| c == 0 || c + 1 == columns || alike(c - 1) != alike(c) || alike(c + 1) != alike(c);
+        (0..columns).filter(is_end).collect()
     }
 
     /// A sample passes the model without its adapter, whose cache keeps everything; the step has not begun.
@@ -164,7 +195,7 @@ impl<'a> StepMemory<'a> {
     /// The loss of a column whose forward is done.
     fn head(&self, c: usize) -> Moment {
         let mut moment = self.in_forward(StepPart::Head, c);
-        moment.add(GRAPHS, MemoryPlace::Device, self.kept(0..self.cells.len(), c..c + 1, |cell| cell.graph));
+        moment.add(GRAPHS, MemoryPlace::Device, self.sum(0..self.cells.len(), c..c + 1, |sums| sums.graph));
         moment.add("inside", MemoryPlace::Device, 2 * self.columns[c].hidden + self.columns[c].head);
         moment
     }
@@ -173,8 +204,8 @@ impl<'a> StepMemory<'a> {
     fn in_forward(&self, part: StepPart, c: usize) -> Moment {
         let (bands, mut moment) = (0..self.cells.len(), self.standing(part));
         moment.add("caches", MemoryPlace::Device, self.layers.iter().map(|layer| layer.notes).sum());
-        moment.add(GRAPHS, MemoryPlace::Device, self.kept(bands.clone(), 0..c, |cell| cell.graph));
-        moment.add("resident undo entries", MemoryPlace::Device, self.kept(bands.clone(), 0..c + 1, |cell| cell.resident_undo));
+        moment.add(GRAPHS, MemoryPlace::Device, self.sum(bands.clone(), 0..c, |sums| sums.graph));
+        moment.add("resident undo entries", MemoryPlace::Device, self.sum(bands.clone(), 0..c + 1, |sums| sums.resident_undo));
         moment.add(
             "travelling gradients",
             MemoryPlace::Host,
@@ -203,7 +234,7 @@ impl<'a> StepMemory<'a> {
         let (layers, cell, column) = (self.schedule.layers(band), self.cells[band][c], self.columns[c]);
         let is_last = c + 1 == self.columns.len();
         let recomputing = if cell.is_kept { 0 } else { self.beside(&layers, c, false) };
-        let seed = if self.schedule.has_head_in_cells() || !column.has_targets { column.hidden } else { 0 };
+        let seed = if self.came(band, &column) { 0 } else { column.hidden };
         let leaves: u64 = if self.spec.sums_apart() { layers.clone().map(|layer| self.spec.of_layer(layer)).sum() } else { 0 };
         let backward = seed + leaves * self.spec.element() + self.backward(&layers, c, is_last);
         let head = if self.schedule.has_head_in_cells() { column.hidden + column.head } else { 0 };
@@ -225,11 +256,11 @@ impl<'a> StepMemory<'a> {
     fn in_backward(&self, part: StepPart, band: usize, c: usize) -> Moment {
         let (layers, bands, mut moment) = (self.schedule.layers(band), band + 1..self.cells.len(), self.standing(part));
         moment.add("caches", MemoryPlace::Device, self.layers[..layers.start].iter().map(|layer| layer.notes).sum());
-        let kept = |of: fn(&CellMemory) -> u64| {
-            self.kept(bands.clone(), 0..self.columns.len(), of) + self.kept(band..band + 1, 0..c + 1, of)
+        let kept = |of: fn(&CellSums) -> u64| {
+            self.sum(bands.clone(), 0..self.columns.len(), of) + self.sum(band..band + 1, 0..c + 1, of)
         };
-        moment.add(GRAPHS, MemoryPlace::Device, kept(|cell| cell.graph));
-        moment.add("resident undo entries", MemoryPlace::Device, kept(|cell| cell.resident_undo));
+        moment.add(GRAPHS, MemoryPlace::Device, kept(|sums| sums.graph));
+        moment.add("resident undo entries", MemoryPlace::Device, kept(|sums| sums.resident_undo));
         let continues = layers.start > self.schedule.first_layer() || self.spec.trains_embedding();
         let travels = |(at, column): (usize, &PlannedColumn)| {
             if at > c && continues || at <= c && self.came(band, column) { column.hidden } else { 0 }
@@ -275,18 +306,15 @@ impl<'a> StepMemory<'a> {
         [last, update]
     }
 
-    /// A figure of the cells whose graphs are kept, of some bands and columns.
-    fn kept(&self, bands: Range<usize>, columns: Range<usize>, of: impl Fn(&CellMemory) -> u64) -> u64 {
-        let cells = self.cells[bands].iter().flat_map(|cells| &cells[columns.clone()]);
-        cells.filter(|cell| cell.is_kept).map(of).sum()
+    /// One of the sums, over some bands and columns.
+    fn sum(&self, bands: Range<usize>, columns: Range<usize>, of: impl Fn(&CellSums) -> u64) -> u64 {
+        self.running[bands].iter().map(|sums| of(&sums[columns.end]) - of(&sums[columns.start])).sum()
     }
 
     /// Adds outputs of attention that wait.
     fn outputs(&self, moment: &mut Moment, bands: Range<usize>, columns: Range<usize>) {
         if self.spec.settings.keeps_attention_outputs() {
-            let cells = self.cells[bands].iter().flat_map(|cells| &cells[columns.clone()]);
-            let waiting = cells.filter(|cell| !cell.is_kept).map(|cell| cell.outputs).sum();
-            moment.add("attention outputs", MemoryPlace::Host, waiting);
+            moment.add("attention outputs", MemoryPlace::Host, self.sum(bands, columns, |sums| sums.outputs));
         }
     }
 
