@@ -11,7 +11,7 @@ use crate::native::cuda::on_device;
 
 /// Where a write happens: which slots there were, and which the chunk takes.
 #[derive(Clone, Copy, Debug)]
-pub struct Geometry {
+pub(super) struct Geometry {
     pub(super) batch: i64,
     pub(super) groups: i64,
     /// Slots allocated, the stride between heads.

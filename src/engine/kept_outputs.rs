@@ -17,13 +17,11 @@ pub(super) struct KeptOutputs {
 }
 
 impl Bundle for Attended {
-    type Rest = ();
-
-    fn take_apart(&self) -> ((), Vec<Tensor>) {
-        ((), vec![self.out_bhnd.shallow_clone(), self.lse_bhn.shallow_clone()])
+    fn take_apart(&self) -> Vec<Tensor> {
+        vec![self.out_bhnd.shallow_clone(), self.lse_bhn.shallow_clone()]
     }
 
-    fn put_together((): &(), tensors: Vec<Tensor>) -> Self {
+    fn put_together(tensors: Vec<Tensor>) -> Self {
         let mut tensors = tensors.into_iter();
         let mut next = || tensors.next().unwrap_or_default();
         Self { out_bhnd: next(), lse_bhn: next() }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tch::Device;
+use tch::{Device, Tensor};
 
 use super::{MemoryByPart, MemoryPart, MemoryPlace};
 use crate::cache::Undo;
@@ -13,7 +13,8 @@ use crate::units::Fault;
 #[derive(Debug)]
 pub(super) struct UndoLog {
     pub(super) store: Store,
-    waiting: HashMap<usize, Waiting<Undo>>,
+    /// What of an entry is no tensor, and its tensors, which wait.
+    waiting: HashMap<usize, (Undo, Waiting<Vec<Tensor>>)>,
     /// Undo entries of the current cell's chunks, from its recomputation to its backward.
     resident: HashMap<usize, Undo>,
 }
@@ -47,7 +48,10 @@ impl UndoLog {
     pub(super) fn put(&mut self, chunk: usize, undo: Undo, keep: KeepUndo) -> Result<(), Fault> {
         match keep {
             KeepUndo::Nothing => {}
-            KeepUndo::Parked => drop(self.waiting.insert(chunk, self.store.offload(&undo)?)),
+            KeepUndo::Parked => {
+                let (bare, tensors) = undo.take_apart();
+                self.waiting.insert(chunk, (bare, self.store.offload(&tensors)?));
+            }
             // A cell that was unwound overwrites the same entries again: nothing has to be fetched a second time.
             KeepUndo::Resident => drop(self.resident.insert(chunk, undo)),
         }
@@ -56,12 +60,13 @@ impl UndoLog {
 
     /// Begins to copy the entry of a chunk to the device; `None` where there is none.
     pub(super) fn prefetch(&mut self, chunk: usize, device: Device) -> Option<Result<(), Fault>> {
-        Some(self.waiting.get_mut(&chunk)?.prefetch(device))
+        Some(self.waiting.get_mut(&chunk)?.1.prefetch(device))
     }
 
     /// The entry of a chunk on the device; it still waits in the store.
     pub(super) fn fetch(&mut self, chunk: usize, device: Device) -> Option<Result<Undo, Fault>> {
-        Some(self.waiting.get_mut(&chunk)?.wait(device))
+        let (bare, waiting) = self.waiting.get_mut(&chunk)?;
+        Some(waiting.wait(device).map(|tensors| bare.put_together(tensors)))
     }
 
     /// Takes the entry out that a chunk's backward needs, which is the last to need it.

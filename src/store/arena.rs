@@ -16,9 +16,10 @@ use crate::native::cuda::upload;
 use crate::native::locked;
 use crate::units::{Bytes, Fault};
 
-/// Tensors side by side in one piece of an arena.
+/// Tensors that wait side by side in a piece of an arena, whose room is free again when this is dropped.
 #[derive(Debug)]
-struct Allocation {
+pub(super) struct Offloaded {
+    arena: Arc<Mutex<Arena>>,
     /// Which segment of memory; 0 in a file.
     segment: usize,
     start: u64,
@@ -31,38 +32,49 @@ struct Allocation {
     left: Mutex<CopyMark>,
 }
 
-/// Tensors that wait in an arena; their room is free again when this is dropped.
-#[derive(Debug)]
-pub(super) struct Offloaded {
-    piece: Allocation,
-    arena: Arc<Mutex<Arena>>,
-}
-
 impl Offloaded {
+    /// Copies tensors of a device into a piece of their own. They must not be written to any more.
     pub(super) fn new(arena: &Arc<Mutex<Arena>>, tensors: &[Tensor]) -> Result<Self, Fault> {
-        let piece = locked(arena).put(tensors)?;
-        Ok(Self { piece, arena: arena.clone() })
+        let began = Instant::now();
+        let mut len = 0;
+        let mut parts = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            let part = TensorRange { at: len, size: tensor.size(), kind: tensor.kind() };
+            len += aligned(part.len());
+            parts.push(part);
+        }
+        let device = tensors.first().map_or(Device::Cpu, Tensor::device);
+        let copier = locked(arena).copier(device);
+        let (segment, start) = locked(arena).take(len, device)?;
+        for part in &mut parts {
+            part.at += start;
+        }
+        let (came, left) = (CopyMark::PAST, Mutex::new(CopyMark::PAST));
+        let mut piece = Self { arena: arena.clone(), segment, start, len, parts, copier, came, left };
+        let written = locked(arena).write(&mut piece, tensors);
+        locked(arena).copied += began.elapsed();
+        written.map(|()| piece)
     }
 
     /// Sets copies out to a device, for the caller to keep. The room may be given back before they have come.
     pub(super) fn get(&self, device: Device) -> Result<Coming, Fault> {
-        locked(&self.arena).get(&self.piece, device)
+        locked(&self.arena).get(self, device)
     }
 
     #[cfg(test)]
     pub(super) fn bytes(&self) -> Bytes {
-        Bytes(self.piece.len)
+        Bytes(self.len)
     }
 
     /// Whether what was put there has come, so that the host may read it without waiting.
     pub(super) fn has_come(&self) -> bool {
-        self.piece.copier.is_done(self.piece.came)
+        self.copier.is_done(self.came)
     }
 }
 
 impl Drop for Offloaded {
     fn drop(&mut self) {
-        locked(&self.arena).free(&self.piece);
+        locked(&self.arena).free(self);
     }
 }
 
@@ -170,41 +182,18 @@ impl Arena {
         self.copier.clone().unwrap_or_else(|| copier_of(device))
     }
 
-    /// Copies tensors of a device into a piece of their own. They must not be written to any more.
-    fn put(&mut self, tensors: &[Tensor]) -> Result<Allocation, Fault> {
-        let began = Instant::now();
-        let mut len = 0;
-        let mut parts = Vec::with_capacity(tensors.len());
-        for tensor in tensors {
-            let part = TensorRange { at: len, size: tensor.size(), kind: tensor.kind() };
-            len += aligned(part.len());
-            parts.push(part);
-        }
-        let device = tensors.first().map_or(Device::Cpu, Tensor::device);
-        let (segment, start) = match &mut self.place {
+    /// Takes room for so many bytes that come from a device: the segment of memory, and where it begins there or in the file.
+    fn take(&mut self, len: u64, device: Device) -> Result<(usize, u64), Fault> {
+        let room = match &mut self.place {
             ArenaKind::Memory(segments) => take(segments, len, device),
             ArenaKind::File(file) => (0, file.take(len)?),
         };
-        for part in &mut parts {
-            part.at += start;
-        }
-        // From here on dropping the piece without giving it back would lose its room.
-        let copier = self.copier(device);
-        let mut piece = Allocation { segment, start, len, parts, copier, came: CopyMark::PAST, left: Mutex::new(CopyMark::PAST) };
         self.in_use.0 += len;
         self.most = self.most.max(self.in_use);
-        let written = self.write(&mut piece, tensors);
-        self.copied += began.elapsed();
-        match written {
-            Ok(()) => Ok(piece),
-            Err(error) => {
-                self.free(&piece);
-                Err(error)
-            }
-        }
+        Ok(room)
     }
 
-    fn write(&mut self, piece: &mut Allocation, tensors: &[Tensor]) -> Result<(), Fault> {
+    fn write(&mut self, piece: &mut Offloaded, tensors: &[Tensor]) -> Result<(), Fault> {
         let parts = piece.parts.iter().zip(tensors).filter(|(part, _)| part.len() > 0);
         match &mut self.place {
             ArenaKind::Memory(segments) => {
@@ -219,7 +208,7 @@ impl Arena {
         }
     }
 
-    fn get(&mut self, piece: &Allocation, device: Device) -> Result<Coming, Fault> {
+    fn get(&mut self, piece: &Offloaded, device: Device) -> Result<Coming, Fault> {
         let began = Instant::now();
         let copier = self.copier(device);
         let coming = match &mut self.place {
@@ -237,7 +226,7 @@ impl Arena {
         Ok(coming)
     }
 
-    fn free(&mut self, piece: &Allocation) {
+    fn free(&mut self, piece: &Offloaded) {
         self.in_use.0 -= piece.len;
         if piece.len == 0 {
             return;
@@ -252,7 +241,7 @@ impl Arena {
 }
 
 /// Also a copy on the CPU: another tensor may get the memory before the caller is done.
-fn from_memory(segment: &Segment, piece: &Allocation, device: Device, copier: Arc<dyn Copier>) -> Coming {
+fn from_memory(segment: &Segment, piece: &Offloaded, device: Device, copier: Arc<dyn Copier>) -> Coming {
     let tensors: Vec<Tensor> = piece.parts.iter().map(|part| Tensor::empty(&part.size[..], (part.kind, device))).collect();
     let parts = piece.parts.iter().zip(&tensors).filter(|(part, _)| part.len() > 0);
     let sources: Vec<(&Tensor, Tensor)> = parts.map(|(part, to)| (to, segment.seen(part))).collect();

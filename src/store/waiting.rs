@@ -1,7 +1,7 @@
 //! A bundle of tensors that waits somewhere else until it is needed: overwritten entries, layer checkpoints, gradients between layer bands,
 //! choices, losses, what an optimiser remembers.
 
-use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::sync::{Arc, LazyLock};
 
 use tch::{Device, Kind, Tensor};
@@ -19,36 +19,29 @@ static ROOM: LazyLock<Store> = LazyLock::new(|| Store::in_memory(StoreForm::Plai
 
 /// Something that can be taken apart into tensors and put together again.
 pub trait Bundle: Sized {
-    /// The part that is no tensor.
-    type Rest: Clone + Debug;
-
-    /// The rest, and the tensors, which may share their memory with it.
-    fn take_apart(&self) -> (Self::Rest, Vec<Tensor>);
+    /// The tensors, which may share their memory with it.
+    fn take_apart(&self) -> Vec<Tensor>;
 
     /// Puts together what [`Self::take_apart`] gave.
-    fn put_together(rest: &Self::Rest, tensors: Vec<Tensor>) -> Self;
+    fn put_together(tensors: Vec<Tensor>) -> Self;
 }
 
 impl Bundle for Tensor {
-    type Rest = ();
-
-    fn take_apart(&self) -> ((), Vec<Tensor>) {
-        ((), vec![self.shallow_clone()])
+    fn take_apart(&self) -> Vec<Tensor> {
+        vec![self.shallow_clone()]
     }
 
-    fn put_together((): &(), tensors: Vec<Tensor>) -> Self {
+    fn put_together(tensors: Vec<Tensor>) -> Self {
         tensors.into_iter().next().unwrap_or_default()
     }
 }
 
 impl Bundle for Vec<Tensor> {
-    type Rest = ();
-
-    fn take_apart(&self) -> ((), Vec<Tensor>) {
-        ((), shallow(self))
+    fn take_apart(&self) -> Vec<Tensor> {
+        shallow(self)
     }
 
-    fn put_together((): &(), tensors: Vec<Tensor>) -> Self {
+    fn put_together(tensors: Vec<Tensor>) -> Self {
         tensors
     }
 }
@@ -56,10 +49,10 @@ impl Bundle for Vec<Tensor> {
 /// A bundle of tensors that waits. Clones share their room, which is free again when the last one is dropped: what waits is never written to.
 #[derive(Debug)]
 pub struct Waiting<T: Bundle> {
-    rest: T::Rest,
     /// How each tensor is made from those in the store; empty where none is.
     items: Vec<Item>,
     place: WaitingPlace,
+    bundle: PhantomData<T>,
 }
 
 #[derive(Debug)]
@@ -87,7 +80,7 @@ impl Store {
     /// # Shapes
     /// Any; quantised along the last axis.
     pub fn offload<T: Bundle>(&self, bundle: &T) -> Result<Waiting<T>, Fault> {
-        let (rest, tensors) = bundle.take_apart();
+        let tensors = bundle.take_apart();
         if tensors.is_empty() {
             return Ok(Waiting::here(bundle));
         }
@@ -101,7 +94,8 @@ impl Store {
             }
             items.push(Item { bits, size, kind, parts: all.len() - before });
         }
-        Ok(Waiting { rest, items, place: WaitingPlace::Offloaded(Arc::new(Offloaded::new(&self.arena, &all)?)) })
+        let place = WaitingPlace::Offloaded(Arc::new(Offloaded::new(&self.arena, &all)?));
+        Ok(Waiting { items, place, bundle: PhantomData })
     }
 }
 
@@ -114,14 +108,13 @@ impl<T: Bundle> Clone for Waiting<T> {
             }
             WaitingPlace::Coming(coming, None) => WaitingPlace::Here(decoded(&self.items, coming.wait())),
         };
-        Self { rest: self.rest.clone(), items: self.items.clone(), place }
+        Self { items: self.items.clone(), place, bundle: PhantomData }
     }
 }
 
 impl<T: Bundle> Waiting<T> {
     pub fn here(bundle: &T) -> Self {
-        let (rest, tensors) = bundle.take_apart();
-        Self { rest, items: Vec::new(), place: WaitingPlace::Here(tensors) }
+        Self { items: Vec::new(), place: WaitingPlace::Here(bundle.take_apart()), bundle: PhantomData }
     }
 
     /// Sends tensors of one device to the host. From a CUDA device they go beside what is computed from here on, and must not be written to
@@ -176,7 +169,7 @@ impl<T: Bundle> Waiting<T> {
                 decoded(&self.items, coming.wait()).into_iter().map(|x| x.to_device(device)).collect()
             }
         };
-        Ok(T::put_together(&self.rest, tensors))
+        Ok(T::put_together(tensors))
     }
 
     /// The bundle on the host, for which the host waits if it has not come; of one that was sent.
