@@ -94,22 +94,18 @@ fn share_out(keys: &[i64], groups: usize, filled: usize, cache_length: usize, fl
     shares
 }
 
-/// Budgets in force, but for their tensor.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+/// The budgets that are in force for a layer.
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct BudgetNumbers {
+pub(super) struct BudgetState {
     pub(super) index: usize,
     pub(super) slots: usize,
     shares: Vec<Vec<usize>>,
     /// Entries by sequence and head.
     held: Vec<Vec<usize>>,
     pub(super) filled_before: usize,
-}
-
-#[derive(Debug)]
-pub(super) struct BudgetState {
-    pub(super) numbers: BudgetNumbers,
-    /// The positions `(B, G, filled)` of the slots that were filled before.
+    /// The positions `(B, G, filled)` of the slots that were filled before. They are not written: a saved cache has them as a tensor.
+    #[serde(skip)]
     pub(super) before_bgc: Tensor,
 }
 
@@ -117,13 +113,18 @@ impl BudgetState {
     pub(super) fn new(budgets: &HeadBudgets, filled: usize, position_bgc: &Tensor) -> Self {
         let HeadBudgets { index, slots, ref shares, .. } = *budgets;
         let held = shares.iter().map(|sequence| sequence.iter().map(|&share| share.min(filled)).collect()).collect();
-        let numbers = BudgetNumbers { index, slots, shares: shares.clone(), held, filled_before: filled };
-        Self { numbers, before_bgc: position_bgc.narrow(2, 0, filled as i64).copy() }
+        let before_bgc = position_bgc.narrow(2, 0, filled as i64).copy();
+        Self { index, slots, shares: shares.clone(), held, filled_before: filled, before_bgc }
+    }
+
+    /// These budgets, with other positions of the slots that were filled before.
+    pub(super) fn with_positions(&self, before_bgc: Tensor) -> Self {
+        Self { shares: self.shares.clone(), held: self.held.clone(), before_bgc, ..*self }
     }
 
     /// Entries of a head, on average over all sequences and heads.
     pub(super) fn mean_held(&self) -> usize {
-        let held = self.numbers.held.iter().flatten();
+        let held = self.held.iter().flatten();
         held.clone().sum::<usize>() / held.count().max(1)
     }
 
@@ -133,14 +134,13 @@ impl BudgetState {
         let missing = |(shares, held): (&Vec<usize>, &Vec<usize>)| {
             shares.iter().zip(held).map(|(share, held)| (share - held).min(count) as i64).collect::<Vec<_>>()
         };
-        let all: Vec<i64> =
-            self.numbers.shares.iter().zip(&self.numbers.held).take(sequences as usize).flat_map(missing).collect();
+        let all: Vec<i64> = self.shares.iter().zip(&self.held).take(sequences as usize).flat_map(missing).collect();
         on_device(&all, device).view([sequences, -1, 1])
     }
 
     /// Records that every head has taken `count` more, or is full.
     pub(super) fn take(&mut self, count: usize) {
-        let BudgetNumbers { shares, held, .. } = &mut self.numbers;
+        let Self { shares, held, .. } = self;
         for (shares, held) in shares.iter().zip(held) {
             shares.iter().zip(held).for_each(|(share, held)| *held = (*held + count).min(*share));
         }

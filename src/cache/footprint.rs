@@ -13,27 +13,20 @@ pub struct UndoBytes {
     pub at_hand: Bytes,
 }
 
-/// What a cache comes to in the course of a sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Growth {
-    pub slots: usize,
-    /// The largest that was copied when it grew, which is there twice meanwhile.
-    pub copied: Bytes,
-}
-
 impl CacheShape {
-    /// The slots after all of `spans`. Where budgets differ by head, the most that one may get.
-    pub fn growth(&self, spans: &[ChunkSpan], budgets: Option<BudgetRule>) -> Growth {
+    /// The slots after all of `spans`, and the largest that was copied when they grew, which is there twice meanwhile. Where budgets differ by
+    /// head, the most that one may get.
+    pub fn growth(&self, spans: &[ChunkSpan], budgets: Option<BudgetRule>) -> (usize, Bytes) {
         let first = self.slots_for(self.allocated.max(1), 0);
         let slots = match budgets {
             // All entries of a head are in the better half: it has its floor, and twice what that leaves.
             Some(rule) if self.groups > 1 || rule.across_layers => 2 * first - rule.least(first),
             _ => first,
         };
-        spans.iter().fold(Growth { slots, copied: Bytes(0) }, |before, span| {
-            let slots = self.slots_for(before.slots, (span.start + span.len).min(self.cache_length));
-            let is_copied = slots > before.slots && !self.is_paged;
-            Growth { slots, copied: if is_copied { self.slot_bytes(before.slots) } else { before.copied } }
+        spans.iter().fold((slots, Bytes(0)), |(before, copied), span| {
+            let slots = self.slots_for(before, (span.start + span.len).min(self.cache_length));
+            let is_copied = slots > before && !self.is_paged;
+            (slots, if is_copied { self.slot_bytes(before) } else { copied })
         })
     }
 

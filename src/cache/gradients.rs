@@ -50,30 +50,14 @@ impl CacheGrads {
     }
 }
 
-/// Sums over later queries that travel with the entries of one layer, as their gradient does: `(B, G, C, ·)` in f32.
-#[derive(Debug)]
-pub struct EntrySums(Tensor);
-
-impl EntrySums {
-    pub fn zeros(shape: &CacheShape, slots: i64, width: i64) -> Self {
-        Self(Tensor::zeros([shape.batch, shape.groups, slots, width], (Kind::Float, shape.device)))
-    }
-
-    /// The sums in the first slots of the first sequences, to be added to.
+impl Undo {
+    /// Takes the sums of the chunk's own entries, which are complete, out of sums that travel with the entries of a layer as their gradient
+    /// does, and moves the rest to where the entries stood before the chunk was written; the sum of an evicted entry begins at zero.
     ///
     /// # Shapes
-    /// `(B, G, len, ·)`.
-    pub fn first(&self, sequences: i64, len: i64) -> Tensor {
-        slots_of(&self.0, sequences, 0, len)
-    }
-
-    /// Takes the sums of the chunk's own entries out, which are complete, and moves the rest to where the entries stood before the chunk was
-    /// written; the sum of an evicted entry begins at zero.
-    ///
-    /// # Shapes
-    /// `(B, G, n, ·)`, by columns of the region.
-    pub fn unwind(&mut self, undo: &Undo) -> Tensor {
-        unwind_one(&self.0, undo)
+    /// `(B, G, C, ·)` in; `(B, G, n, ·)` out, by columns of the region.
+    pub fn unwind_sums(&self, sums: &Tensor) -> Tensor {
+        unwind_one(sums, self)
     }
 }
 

@@ -8,7 +8,7 @@ use super::entry_stats::EntryStats;
 use super::moves::{self, Geometry, Moves, with_retained};
 use super::policy::Agreement;
 use super::undo::Undo;
-use super::{CacheGrads, CacheShape, ChunkSpan, EntrySums, HeadBudgets, LayerLog, Placement, Victims};
+use super::{CacheGrads, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::on_device;
 use crate::ops::attention::KvBlock;
 use crate::ops::query_statistics::QueryStatistics;
@@ -119,9 +119,10 @@ impl LayerCache {
         CacheGrads::zeros(&self.shape, self.buffer.slots(), kind)
     }
 
-    /// Sums of so many numbers for each entry, in which nothing has been added up.
-    pub fn zero_sums(&self, width: i64) -> EntrySums {
-        EntrySums::zeros(&self.shape, self.buffer.slots(), width)
+    /// Sums of so many numbers for each entry, in which nothing has been added up: `(B, G, C, width)` in f32.
+    pub fn zero_sums(&self, width: i64) -> Tensor {
+        let CacheShape { batch, groups, device, .. } = self.shape;
+        Tensor::zeros([batch, groups, self.buffer.slots(), width], (Kind::Float, device))
     }
 
     /// Positions held by the filled slots `(B, G, filled)`, −1 where a sequence has none.
@@ -196,7 +197,7 @@ impl LayerCache {
 
     /// Slots of a head's buffer: the cache length, until they are shared out.
     pub(super) fn capacity(&self) -> usize {
-        self.budget.as_ref().map_or(self.shape.cache_length, |budget| budget.numbers.slots)
+        self.budget.as_ref().map_or(self.shape.cache_length, |budget| budget.slots)
     }
 
     /// Which of the first `count` slots are in use `(B, G, count)`, bool, where heads have shares of different size.
@@ -303,9 +304,9 @@ impl LayerCache {
             moves::restore(&self.position_bgc, moves, position);
         }
         (self.filled, self.num_chunks) = (undo.at.filled as usize, self.num_chunks - 1);
-        if let Some(budget) = self.budget.take_if(|budget| budget.numbers.index == span.index) {
+        if let Some(budget) = self.budget.take_if(|budget| budget.index == span.index) {
             let _ = self.active_positions().fill_(-1);
-            self.filled = budget.numbers.filled_before;
+            self.filled = budget.filled_before;
             self.positions().copy_(&budget.before_bgc);
         }
         Ok(())

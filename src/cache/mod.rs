@@ -24,8 +24,8 @@ mod victims;
 
 pub use budget::HeadBudgets;
 pub use buffer::as_stored;
-pub use footprint::{Growth, UndoBytes, notes_per_entry};
-pub use gradients::{CacheGrads, EntrySums};
+pub use footprint::{UndoBytes, notes_per_entry};
+pub use gradients::CacheGrads;
 pub use layer::{LayerCache, Written};
 pub(crate) use policies::{STREAMING_LLM_SINKS, rolling};
 pub use policies::{build, check_policy, initial_part};
@@ -34,9 +34,9 @@ pub use ragged::Placement;
 pub use replay::{LayerLog, ReplayLog, log_bytes_per_token};
 pub use routing::Routing;
 pub use shape::CacheShape;
-pub use snapshot::{CacheMetadata, CacheSnapshot};
+pub use snapshot::CacheSnapshot;
 pub use span::ChunkSpan;
-pub use traits::{BudgetRule, KeptInitialPart, PolicyTraits, Scope};
+pub use traits::{BudgetRule, PolicyTraits, Scope};
 pub use undo::Undo;
 pub use victims::Victims;
 

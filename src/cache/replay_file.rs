@@ -33,7 +33,7 @@ impl ReplayLog {
     /// Reads a file of [`Self::save`]. What it holds is a log that some cache could have made: chunks that follow each other, and of
     /// each as many different filled slots as it has to evict.
     pub fn load(path: &Path) -> Result<Self, Fault> {
-        LogReader(&TensorFile::open(path)?).log()
+        read_log(&TensorFile::open(path)?)
     }
 
     fn tensors(&self) -> impl Iterator<Item = RawTensor<'static>> {
@@ -115,203 +115,197 @@ fn routing_tensor(layer: usize, log: &LayerLog, num_chunks: usize) -> Option<Raw
     Some(RawTensor { name: named(layer, "experts"), dtype, shape, bytes: bytes.into() })
 }
 
-/// A file whose tensors are asked for one by one.
-struct LogReader<'a>(&'a TensorFile);
+fn invalid(file: &TensorFile, reason: impl Display) -> Fault {
+    let message = format!("`{}` is not a valid replay log: {}", abridged(file.path().display()), abridged(reason));
+    Fault::data(message, "write it again with `kvtune verify --dump`; the file is damaged or something else")
+}
 
-impl LogReader<'_> {
-    fn wrong(&self, reason: impl Display) -> Fault {
-        let message = format!("`{}` is not a valid replay log: {}", abridged(self.0.path().display()), abridged(reason));
-        Fault::data(message, "write it again with `kvtune verify --dump`; the file is damaged or something else")
+fn read_log(file: &TensorFile) -> Result<ReplayLog, Fault> {
+    if file.metadata() != metadata() {
+        return Err(invalid(file, format!("its metadata does not say `{FORMAT}`, version {VERSION}")));
     }
-
-    fn log(&self) -> Result<ReplayLog, Fault> {
-        if self.0.metadata() != metadata() {
-            return Err(self.wrong(format!("its metadata does not say `{FORMAT}`, version {VERSION}")));
-        }
-        let spans = self.spans()?;
-        let (_, cache_lengths) = self.numbers("cache_lengths", &[None])?;
-        let found = self.0.names().len();
-        // Whoever claims more layers than the file can hold is not believed any further.
-        let layers = cache_lengths.len().min(found);
-        let budget = (0..layers).filter(|&l| self.is_divided(l)).count();
-        let routed = (0..layers).filter(|&l| self.0.contains(&named(l, "experts"))).count();
-        let expected = 3 + usize::from(self.0.contains(BLOCKS)) + 2 * (cache_lengths.len() + budget) + routed;
-        if expected != found {
-            return Err(self.wrong(format!("expected {expected} tensors for {} layers, found {found}", cache_lengths.len())));
-        }
-        let layers = cache_lengths.iter().enumerate().map(|(l, &c)| self.layer(l, c, &spans)).collect::<Result<_, _>>()?;
-        let log = ReplayLog { spans, cache_lengths, layers };
-        let heads: Vec<usize> = log.head_counts().map(|(_, heads)| heads).collect();
-        if heads.windows(2).any(|pair| pair[0] != pair[1]) {
-            return Err(self.wrong(format!("some of its choices are of {} KV heads, others of another number", heads[0])));
-        }
-        Ok(log)
+    let spans = read_spans(file)?;
+    let (_, cache_lengths) = read_numbers(file, "cache_lengths", &[None])?;
+    let found = file.names().len();
+    // Whoever claims more layers than the file can hold is not believed any further.
+    let layers = cache_lengths.len().min(found);
+    let budget = (0..layers).filter(|&l| is_divided(file, l)).count();
+    let routed = (0..layers).filter(|&l| file.contains(&named(l, "experts"))).count();
+    let expected = 3 + usize::from(file.contains(BLOCKS)) + 2 * (cache_lengths.len() + budget) + routed;
+    if expected != found {
+        return Err(invalid(file, format!("expected {expected} tensors for {} layers, found {found}", cache_lengths.len())));
     }
+    let layers = cache_lengths.iter().enumerate().map(|(l, &c)| read_layer(file, l, c, &spans)).collect::<Result<_, _>>()?;
+    let log = ReplayLog { spans, cache_lengths, layers };
+    let heads: Vec<usize> = log.head_counts().map(|(_, heads)| heads).collect();
+    if heads.windows(2).any(|pair| pair[0] != pair[1]) {
+        return Err(invalid(file, format!("some of its choices are of {} KV heads, others of another number", heads[0])));
+    }
+    Ok(log)
+}
 
-    /// Numbers below [`LIMIT`], of a shape in which `None` is any length.
-    fn numbers(&self, name: &str, shape: &[Option<usize>]) -> Result<(Vec<usize>, Vec<usize>), Fault> {
-        let view = self.0.get(name)?;
-        let fits = |(n, expected): (&usize, &Option<usize>)| expected.is_none_or(|e| e == *n);
-        if view.dtype != Dtype::I64 || view.shape.len() != shape.len() || !view.shape.iter().zip(shape).all(fits) {
-            let shape: Vec<String> = shape.iter().map(|n| n.map_or("any".to_owned(), |n| n.to_string())).collect();
-            let (expected, found, dtype) = (shape.join(", "), view.shape, view.dtype);
-            return Err(self.wrong(format!("`{name}` is {dtype} of shape {found:?}, expected I64 of shape [{expected}]")));
+/// Numbers below [`LIMIT`], of a shape in which `None` is any length.
+fn read_numbers(file: &TensorFile, name: &str, shape: &[Option<usize>]) -> Result<(Vec<usize>, Vec<usize>), Fault> {
+    let view = file.get(name)?;
+    let fits = |(n, expected): (&usize, &Option<usize>)| expected.is_none_or(|e| e == *n);
+    if view.dtype != Dtype::I64 || view.shape.len() != shape.len() || !view.shape.iter().zip(shape).all(fits) {
+        let shape: Vec<String> = shape.iter().map(|n| n.map_or("any".to_owned(), |n| n.to_string())).collect();
+        let (expected, found, dtype) = (shape.join(", "), view.shape, view.dtype);
+        return Err(invalid(file, format!("`{name}` is {dtype} of shape {found:?}, expected I64 of shape [{expected}]")));
+    }
+    let all = view.bytes.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes));
+    let checked = |v: i64| match v {
+        0..LIMIT => Ok(v as usize),
+        _ => Err(invalid(file, format!("`{name}` holds {v}, expected 0 to {LIMIT}"))),
+    };
+    Ok((view.shape.to_vec(), all.map(checked).collect::<Result<_, _>>()?))
+}
+
+/// Chunks that cover the tokens of every sequence once.
+fn read_spans(file: &TensorFile) -> Result<Vec<ChunkSpan>, Fault> {
+    let (shape, flat) = read_numbers(file, "spans", &[None, Some(3)])?;
+    let (real_shape, real) = read_numbers(file, "real", &[Some(shape[0]), None])?;
+    if real.is_empty() {
+        return Err(invalid(file, "it has no chunks"));
+    }
+    let batch = real_shape[1];
+    let blocks = if file.contains(BLOCKS) { read_numbers(file, BLOCKS, &[Some(shape[0])])?.1 } else { vec![0; shape[0]] };
+    let lengths: Vec<usize> = (0..batch).map(|b| real[b..].iter().step_by(batch).sum()).collect();
+    let (mut spans, mut next, mut event) = (Vec::<ChunkSpan>::with_capacity(shape[0]), 0, 0);
+    for (index, (numbers, real)) in flat.chunks(3).zip(real.chunks(batch)).enumerate() {
+        let &[chunk, start, len] = numbers else { break };
+        // The prefill span is event 0 in any number of pieces; after it every chunk is one.
+        let follows = start == next && len > 0 && (chunk == event + usize::from(index > 0) || chunk == 0 && event == 0);
+        let is_whole = lengths.iter().zip(real).all(|(&t, &real)| real == t.saturating_sub(start).min(len));
+        if !follows || !is_whole {
+            return Err(invalid(file, format!("chunk {index} does not follow from those before it")));
         }
-        let all = view.bytes.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes));
-        let checked = |v: i64| match v {
-            0..LIMIT => Ok(v as usize),
-            _ => Err(self.wrong(format!("`{name}` holds {v}, expected 0 to {LIMIT}"))),
+        let active = real.iter().rposition(|&tokens| tokens > 0).map_or(0, |last| last + 1);
+        spans.push(ChunkSpan { index, chunk, start, len, real: real[..active].to_vec(), is_block: blocks[index] > 0 });
+        (next, event) = (start + len, chunk);
+    }
+    // The last block may have pads for the longest sequence, too.
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let is_whole = |last: &ChunkSpan| if last.is_block { (last.start + 1..=next).contains(&longest) } else { longest == next };
+    if !spans.last().is_some_and(is_whole) {
+        return Err(invalid(file, format!("its chunks have {next} columns, and no sequence as many tokens")));
+    }
+    Ok(spans)
+}
+
+fn is_divided(file: &TensorFile, layer: usize) -> bool {
+    file.contains(&named(layer, "shares"))
+}
+
+/// The budgets of a layer whose heads hold `filled` entries each before chunk `span`, for a batch of so many sequences.
+fn read_budgets(
+    file: &TensorFile,
+    layer: usize,
+    batch: usize,
+    span: &ChunkSpan,
+    filled: usize,
+    cache_length: usize,
+) -> Result<HeadBudgets, Fault> {
+    let (shape, flat) = read_numbers(file, &named(layer, "shares"), &[None, None])?;
+    let (view, active, sequences) = (file.get(&named(layer, "leaving"))?, span.num_sequences(), shape[0]);
+    if shape[1] == 0 || ![active, batch].contains(&sequences) {
+        let found = format!("{sequences} sequences and {} heads", shape[1]);
+        return Err(invalid(
+            file,
+            format!("`{}` is of {found}, expected {active} sequences and some heads", named(layer, "shares")),
+        ));
+    }
+    if view.dtype != Dtype::U8 || view.shape != [sequences, shape[1], filled] || view.bytes.iter().any(|&b| b > 1) {
+        let (dtype, found) = (view.dtype, view.shape);
+        let expected = format!("zeros and ones, U8 of shape [{sequences}, {}, {filled}]", shape[1]);
+        return Err(invalid(file, format!("`{}` is {dtype} of shape {found:?}, expected {expected}", named(layer, "leaving"))));
+    }
+    for (share, own) in flat.iter().zip(view.bytes.chunks(filled.max(1))) {
+        let leave: usize = own.iter().map(|&b| usize::from(b)).sum();
+        if *share == 0 || *share > 2 * cache_length || leave > filled.saturating_sub(*share) {
+            return Err(invalid(file, format!("layer {layer}: {leave} of {filled} entries leave for a share of {share} slots")));
+        }
+    }
+    let shares = flat.chunks(shape[1]).take(active).map(<[usize]>::to_vec).collect();
+    let leaving: Vec<bool> = view.bytes.iter().take(active * shape[1] * filled).map(|&b| b == 1).collect();
+    Ok(HeadBudgets::recorded(span.index, filled, shares, leaving))
+}
+
+/// The experts of a layer's tokens, where it has some: of each token different ones.
+fn read_routing(file: &TensorFile, layer: usize, spans: &[ChunkSpan], log: &mut LayerLog) -> Result<(), Fault> {
+    let name = named(layer, "experts");
+    if !file.contains(&name) {
+        return Ok(());
+    }
+    let view = file.get(&name)?;
+    let tokens: usize = spans.iter().map(|span| span.num_sequences() * span.len).sum();
+    let wrong = |found: String| invalid(file, format!("`{name}` is {found}, expected U8 or I16 of shape [{tokens}, any]"));
+    let (width, kind) = match view.dtype {
+        Dtype::U8 => (1, Kind::Uint8),
+        Dtype::I16 => (2, Kind::Int16),
+        other => return Err(wrong(other.to_string())),
+    };
+    let &[found, top_k] = view.shape else { return Err(wrong(format!("of shape {:?}", view.shape))) };
+    if found != tokens || top_k == 0 {
+        return Err(wrong(format!("of shape {:?}", view.shape)));
+    }
+    let chosen: Vec<i64> = view.bytes.chunks(width).map(number).collect();
+    if !chosen.chunks(top_k).all(|own| are_different(own, 1 << 15)) {
+        return Err(invalid(file, format!("`{name}` names an expert twice for a token, or one beyond {}", 1 << 15)));
+    }
+    let largest = chosen.iter().copied().max().unwrap_or(0);
+    let (whole, mut start) = (Tensor::from_slice(&chosen).view([tokens as i64, top_k as i64]).to_kind(kind), 0);
+    for span in spans {
+        let (sequences, len) = (span.num_sequences() as i64, span.len as i64);
+        let own = whole.narrow(0, start, sequences * len).view([sequences, len, top_k as i64]);
+        log.record_routing(|| Routing::of_host(&own, largest), false);
+        start += sequences * len;
+    }
+    Ok(())
+}
+
+fn read_layer(file: &TensorFile, layer: usize, cache_length: usize, spans: &[ChunkSpan]) -> Result<LayerLog, Fault> {
+    let (_, deciders) = read_numbers(file, &named(layer, "deciders"), &[Some(spans.len()), Some(2)])?;
+    let view = file.get(&named(layer, "slots"))?;
+    let width = match view.dtype {
+        Dtype::U8 => 1,
+        Dtype::U16 => 2,
+        Dtype::U32 => 4,
+        other => return Err(invalid(file, format!("`{}` is {other}, expected U8, U16 or U32", named(layer, "slots")))),
+    };
+    let (mut rest, mut filled, mut log) = (view.bytes, 0, LayerLog::default());
+    let mut capacity = cache_length;
+    for (span, decided) in spans.iter().zip(deciders.chunks(2)) {
+        if log.budgets().is_none() && span.evictions(filled, cache_length) > 0 && is_divided(file, layer) {
+            let budgets = read_budgets(file, layer, spans[0].num_sequences(), span, filled, cache_length)?;
+            (capacity, filled) = (budgets.slots, budgets.slots);
+            log.record_budgets(budgets);
+        }
+        let wrong = |reason: String| invalid(file, format!("layer {layer}, chunk {}: {reason}", span.index));
+        let (sequences, heads, e) = (decided[0], decided[1], span.evictions(filled, capacity));
+        let (active, batch) = (span.num_sequences(), spans[0].num_sequences());
+        let is_one_of = if e == 0 { sequences == 0 && heads == 0 } else { [1, active, batch].contains(&sequences) && heads > 0 };
+        if span.len > cache_length || !is_one_of {
+            return Err(wrong(format!("{sequences} sequences and {heads} heads decide which {e} of {filled} entries leave")));
+        }
+        // The product may overflow; what it asks for is compared with what is there before any of it is taken.
+        let size = [sequences, heads, e, width].into_iter().try_fold(1usize, usize::checked_mul);
+        let Some((here, behind)) = size.and_then(|size| rest.split_at_checked(size)) else {
+            return Err(wrong(format!("expected {sequences} × {heads} × {e} slots, found {}", rest.len() / width)));
         };
-        Ok((view.shape.to_vec(), all.map(checked).collect::<Result<_, _>>()?))
+        rest = behind;
+        let slots: Vec<i64> = here.chunks(width).map(number).collect();
+        if !slots.chunks(e.max(1)).all(|own| are_different(own, filled)) {
+            return Err(wrong(format!("expected {e} different slots below {filled}")));
+        }
+        let size = [sequences as i64, heads as i64, e as i64];
+        // Older logs have choices of sequences that have ended, too.
+        let own = |slots: Tensor| slots.narrow(0, 0, sequences.min(active) as i64);
+        log.record((e > 0).then(|| Victims::of_host(&own(Tensor::from_slice(&slots).view(size)), capacity)));
+        filled += span.len - e;
     }
-
-    /// Chunks that cover the tokens of every sequence once.
-    fn spans(&self) -> Result<Vec<ChunkSpan>, Fault> {
-        let (shape, flat) = self.numbers("spans", &[None, Some(3)])?;
-        let (real_shape, real) = self.numbers("real", &[Some(shape[0]), None])?;
-        if real.is_empty() {
-            return Err(self.wrong("it has no chunks"));
-        }
-        let batch = real_shape[1];
-        let blocks = if self.0.contains(BLOCKS) { self.numbers(BLOCKS, &[Some(shape[0])])?.1 } else { vec![0; shape[0]] };
-        let lengths: Vec<usize> = (0..batch).map(|b| real[b..].iter().step_by(batch).sum()).collect();
-        let (mut spans, mut next, mut event) = (Vec::<ChunkSpan>::with_capacity(shape[0]), 0, 0);
-        for (index, (numbers, real)) in flat.chunks(3).zip(real.chunks(batch)).enumerate() {
-            let &[chunk, start, len] = numbers else { break };
-            // The prefill span is event 0 in any number of pieces; after it every chunk is one.
-            let follows = start == next && len > 0 && (chunk == event + usize::from(index > 0) || chunk == 0 && event == 0);
-            let is_whole = lengths.iter().zip(real).all(|(&t, &real)| real == t.saturating_sub(start).min(len));
-            if !follows || !is_whole {
-                return Err(self.wrong(format!("chunk {index} does not follow from those before it")));
-            }
-            let active = real.iter().rposition(|&tokens| tokens > 0).map_or(0, |last| last + 1);
-            spans.push(ChunkSpan { index, chunk, start, len, real: real[..active].to_vec(), is_block: blocks[index] > 0 });
-            (next, event) = (start + len, chunk);
-        }
-        // The last block may have pads for the longest sequence, too.
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        let is_whole =
-            |last: &ChunkSpan| if last.is_block { (last.start + 1..=next).contains(&longest) } else { longest == next };
-        if !spans.last().is_some_and(is_whole) {
-            return Err(self.wrong(format!("its chunks have {next} columns, and no sequence as many tokens")));
-        }
-        Ok(spans)
-    }
-
-    fn is_divided(&self, layer: usize) -> bool {
-        self.0.contains(&named(layer, "shares"))
-    }
-
-    /// The budgets of a layer whose heads hold `filled` entries each before chunk `span`, for a batch of so many sequences.
-    fn budgets(
-        &self,
-        layer: usize,
-        batch: usize,
-        span: &ChunkSpan,
-        filled: usize,
-        cache_length: usize,
-    ) -> Result<HeadBudgets, Fault> {
-        let (shape, flat) = self.numbers(&named(layer, "shares"), &[None, None])?;
-        let (view, active, sequences) = (self.0.get(&named(layer, "leaving"))?, span.num_sequences(), shape[0]);
-        if shape[1] == 0 || ![active, batch].contains(&sequences) {
-            let found = format!("{sequences} sequences and {} heads", shape[1]);
-            return Err(
-                self.wrong(format!("`{}` is of {found}, expected {active} sequences and some heads", named(layer, "shares")))
-            );
-        }
-        if view.dtype != Dtype::U8 || view.shape != [sequences, shape[1], filled] || view.bytes.iter().any(|&b| b > 1) {
-            let (dtype, found) = (view.dtype, view.shape);
-            let expected = format!("zeros and ones, U8 of shape [{sequences}, {}, {filled}]", shape[1]);
-            return Err(self.wrong(format!("`{}` is {dtype} of shape {found:?}, expected {expected}", named(layer, "leaving"))));
-        }
-        for (share, own) in flat.iter().zip(view.bytes.chunks(filled.max(1))) {
-            let leave: usize = own.iter().map(|&b| usize::from(b)).sum();
-            if *share == 0 || *share > 2 * cache_length || leave > filled.saturating_sub(*share) {
-                return Err(self.wrong(format!("layer {layer}: {leave} of {filled} entries leave for a share of {share} slots")));
-            }
-        }
-        let shares = flat.chunks(shape[1]).take(active).map(<[usize]>::to_vec).collect();
-        let leaving: Vec<bool> = view.bytes.iter().take(active * shape[1] * filled).map(|&b| b == 1).collect();
-        Ok(HeadBudgets::recorded(span.index, filled, shares, leaving))
-    }
-
-    /// The experts of a layer's tokens, where it has some: of each token different ones.
-    fn read_routing(&self, layer: usize, spans: &[ChunkSpan], log: &mut LayerLog) -> Result<(), Fault> {
-        let name = named(layer, "experts");
-        if !self.0.contains(&name) {
-            return Ok(());
-        }
-        let view = self.0.get(&name)?;
-        let tokens: usize = spans.iter().map(|span| span.num_sequences() * span.len).sum();
-        let wrong = |found: String| self.wrong(format!("`{name}` is {found}, expected U8 or I16 of shape [{tokens}, any]"));
-        let (width, kind) = match view.dtype {
-            Dtype::U8 => (1, Kind::Uint8),
-            Dtype::I16 => (2, Kind::Int16),
-            other => return Err(wrong(other.to_string())),
-        };
-        let &[found, top_k] = view.shape else { return Err(wrong(format!("of shape {:?}", view.shape))) };
-        if found != tokens || top_k == 0 {
-            return Err(wrong(format!("of shape {:?}", view.shape)));
-        }
-        let chosen: Vec<i64> = view.bytes.chunks(width).map(number).collect();
-        if !chosen.chunks(top_k).all(|own| are_different(own, 1 << 15)) {
-            return Err(self.wrong(format!("`{name}` names an expert twice for a token, or one beyond {}", 1 << 15)));
-        }
-        let largest = chosen.iter().copied().max().unwrap_or(0);
-        let (whole, mut start) = (Tensor::from_slice(&chosen).view([tokens as i64, top_k as i64]).to_kind(kind), 0);
-        for span in spans {
-            let (sequences, len) = (span.num_sequences() as i64, span.len as i64);
-            let own = whole.narrow(0, start, sequences * len).view([sequences, len, top_k as i64]);
-            log.record_routing(|| Routing::of_host(&own, largest), false);
-            start += sequences * len;
-        }
-        Ok(())
-    }
-
-    fn layer(&self, layer: usize, cache_length: usize, spans: &[ChunkSpan]) -> Result<LayerLog, Fault> {
-        let (_, deciders) = self.numbers(&named(layer, "deciders"), &[Some(spans.len()), Some(2)])?;
-        let view = self.0.get(&named(layer, "slots"))?;
-        let width = match view.dtype {
-            Dtype::U8 => 1,
-            Dtype::U16 => 2,
-            Dtype::U32 => 4,
-            other => return Err(self.wrong(format!("`{}` is {other}, expected U8, U16 or U32", named(layer, "slots")))),
-        };
-        let (mut rest, mut filled, mut log) = (view.bytes, 0, LayerLog::default());
-        let mut capacity = cache_length;
-        for (span, decided) in spans.iter().zip(deciders.chunks(2)) {
-            if log.budgets().is_none() && span.evictions(filled, cache_length) > 0 && self.is_divided(layer) {
-                let budgets = self.budgets(layer, spans[0].num_sequences(), span, filled, cache_length)?;
-                (capacity, filled) = (budgets.slots, budgets.slots);
-                log.record_budgets(budgets);
-            }
-            let wrong = |reason: String| self.wrong(format!("layer {layer}, chunk {}: {reason}", span.index));
-            let (sequences, heads, e) = (decided[0], decided[1], span.evictions(filled, capacity));
-            let (active, batch) = (span.num_sequences(), spans[0].num_sequences());
-            let is_one_of =
-                if e == 0 { sequences == 0 && heads == 0 } else { [1, active, batch].contains(&sequences) && heads > 0 };
-            if span.len > cache_length || !is_one_of {
-                return Err(wrong(format!("{sequences} sequences and {heads} heads decide which {e} of {filled} entries leave")));
-            }
-            // The product may overflow; what it asks for is compared with what is there before any of it is taken.
-            let size = [sequences, heads, e, width].into_iter().try_fold(1usize, usize::checked_mul);
-            let Some((here, behind)) = size.and_then(|size| rest.split_at_checked(size)) else {
-                return Err(wrong(format!("expected {sequences} × {heads} × {e} slots, found {}", rest.len() / width)));
-            };
-            rest = behind;
-            let slots: Vec<i64> = here.chunks(width).map(number).collect();
-            if !slots.chunks(e.max(1)).all(|own| are_different(own, filled)) {
-                return Err(wrong(format!("expected {e} different slots below {filled}")));
-            }
-            let size = [sequences as i64, heads as i64, e as i64];
-            // Older logs have choices of sequences that have ended, too.
-            let own = |slots: Tensor| slots.narrow(0, 0, sequences.min(active) as i64);
-            log.record((e > 0).then(|| Victims::of_host(&own(Tensor::from_slice(&slots).view(size)), capacity)));
-            filled += span.len - e;
-        }
-        self.read_routing(layer, spans, &mut log)?;
-        if rest.is_empty() { Ok(log) } else { Err(self.wrong(format!("layer {layer}: {} slots too many", rest.len() / width))) }
-    }
+    read_routing(file, layer, spans, &mut log)?;
+    if rest.is_empty() { Ok(log) } else { Err(invalid(file, format!("layer {layer}: {} slots too many", rest.len() / width))) }
 }
 
 fn number(bytes: &[u8]) -> i64 {

@@ -4,30 +4,25 @@ use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use super::LayerCache;
-use super::budget::{BudgetNumbers, BudgetState};
+use super::budget::BudgetState;
 use super::buffer::StoredEntries;
 use super::policy::Agreement;
 use crate::units::{Fault, quoted};
 
 /// What one layer's cache holds; its tensors may lie in the cache's own memory.
-#[derive(Debug)]
-pub struct CacheSnapshot {
-    /// Tensors by name: stored entries `(B, G, filled, width)`, positions and notes.
-    pub tensors: Vec<(String, Tensor)>,
-    pub metadata: CacheMetadata,
-}
-
-/// The part of a snapshot that is no tensor.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CacheMetadata {
+pub struct CacheSnapshot {
+    /// Tensors by name: stored entries `(B, G, filled, width)`, positions and notes. They are written in a file of their own.
+    #[serde(skip)]
+    pub tensors: Vec<(String, Tensor)>,
     filled: usize,
     #[serde(rename = "stands")]
     num_chunks: usize,
     prefill: usize,
     agreement: Agreement,
     protected: Vec<(usize, usize)>,
-    budget: Option<BudgetNumbers>,
+    budget: Option<BudgetState>,
 }
 
 const POSITIONS: &str = "positions";
@@ -48,26 +43,25 @@ impl LayerCache {
             (BEFORE, self.budget.as_ref().map(|budget| budget.before_bgc.shallow_clone())),
         ];
         tensors.extend(beside.into_iter().filter_map(|(name, tensor)| Some((name.to_owned(), tensor?))));
-        let metadata = CacheMetadata {
+        CacheSnapshot {
+            tensors,
             filled: self.filled,
             num_chunks: self.num_chunks,
             prefill: self.prefill,
             agreement: self.agreement.clone(),
             protected: self.protected.clone(),
-            budget: self.budget.as_ref().map(|budget| budget.numbers.clone()),
-        };
-        CacheSnapshot { tensors, metadata }
+            budget: self.budget.as_ref().map(|budget| budget.with_positions(budget.before_bgc.shallow_clone())),
+        }
     }
 
     /// Fills an empty cache with copies of what another one holds, of as many sequences, heads and channels, in the same stored form.
     pub fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
-        let CacheMetadata { filled, num_chunks, prefill, ref agreement, ref protected, ref budget } = snapshot.metadata;
+        let CacheSnapshot { filled, num_chunks, prefill, ref agreement, ref protected, ref budget, .. } = *snapshot;
         self.check_snapshot(snapshot)?;
         let device = self.shape.device;
         let get = |name: &str| snapshot.tensors.iter().find(|(n, _)| n == name).map(|(_, tensor)| tensor.to_device(device));
         let entries = StoredEntries(self.shape.planes().iter().filter_map(|(name, ..)| get(name)).collect());
-        let before = budget.as_ref().zip(get(BEFORE));
-        self.budget = before.map(|(numbers, before)| BudgetState { numbers: numbers.clone(), before_bgc: before.copy() });
+        self.budget = budget.as_ref().zip(get(BEFORE)).map(|(budget, before)| budget.with_positions(before.copy()));
         self.reserve(filled as i64);
         self.buffer.write(0, &entries);
         if let Some(positions) = get(POSITIONS) {
@@ -95,7 +89,7 @@ impl LayerCache {
     }
 
     fn check_snapshot(&self, snapshot: &CacheSnapshot) -> Result<(), Fault> {
-        let filled = snapshot.metadata.filled as i64;
+        let filled = snapshot.filled as i64;
         let (b, g) = (self.shape.batch, self.shape.groups);
         let misfit = |tensor: &str, expected: &str, found: &str| {
             let (layer, tensor, found) = (self.layer, quoted(tensor), quoted(found));
@@ -105,7 +99,7 @@ impl LayerCache {
         };
         let mut expected = vec![(POSITIONS.to_owned(), vec![b, g, filled], Kind::Int64)];
         expected.extend(self.shape.planes().into_iter().map(|(name, width, kind)| (name, vec![b, g, filled, width], kind)));
-        if let Some(budget) = &snapshot.metadata.budget {
+        if let Some(budget) = &snapshot.budget {
             expected.push((BEFORE.to_owned(), vec![b, g, budget.filled_before as i64], Kind::Int64));
         }
         for (name, size, kind) in expected {
@@ -123,7 +117,7 @@ impl LayerCache {
                 return Err(misfit(name, &format!("{expected:?} Float"), &format!("{:?} {:?}", tensor.size(), tensor.kind())));
             }
         }
-        if snapshot.metadata.budget.is_none() && snapshot.metadata.filled > self.shape.cache_length {
+        if snapshot.budget.is_none() && snapshot.filled > self.shape.cache_length {
             let (expected, found) = (format!("at most {} entries", self.shape.cache_length), format!("{filled}"));
             return Err(misfit(POSITIONS, &expected, &found));
         }

@@ -13,8 +13,8 @@ pub struct PolicyTraits<'a> {
     pub grace: usize,
     /// Number of first tokens that never leave.
     pub sinks: usize,
-    /// What never leaves of the initial part of a prompt.
-    pub initial_part: Option<KeptInitialPart<'a>>,
+    /// The initial part of a prompt, and how many of its tokens never leave.
+    pub initial_part: Option<(&'a InitialPart, usize)>,
     /// The queries of a piece of the prefill span whose attention mass [`Policy::observe`](super::Policy::observe) asks for. It is then
     /// summed while the piece attends, which is faster. A wrong answer costs nothing but time.
     pub prefill_queries: Option<Queries>,
@@ -64,13 +64,6 @@ pub enum Scope {
     Head,
 }
 
-/// The initial part of a prompt, of which some tokens never leave.
-#[derive(Clone, Copy, Debug)]
-pub struct KeptInitialPart<'a> {
-    pub part: &'a InitialPart,
-    pub most: usize,
-}
-
 impl PolicyTraits<'_> {
     /// The queries whose attention mass is to be summed while a chunk attends. `is_prefill`: the chunk is a piece of the prefill span.
     pub fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
@@ -83,7 +76,7 @@ impl PolicyTraits<'_> {
 
     /// The positions, begin and end, that never leave a sequence whose initial part is `initial`.
     pub fn protects(&self, (start, end): (usize, usize)) -> (usize, usize) {
-        self.initial_part.map_or((0, 0), |kept| (start, end.min(start.saturating_add(kept.most))))
+        self.initial_part.map_or((0, 0), |(_, kept)| (start, end.min(start.saturating_add(kept))))
     }
 
     /// The largest chunk that never evicts itself or a protected token. Where budgets differ by head, the smallest must hold it.
@@ -94,7 +87,7 @@ impl PolicyTraits<'_> {
 
     /// How many tokens of a sequence may not leave, at most.
     pub fn protected(&self) -> usize {
-        let initial_part = self.initial_part.map_or(0, |kept| kept.most);
+        let initial_part = self.initial_part.map_or(0, |(_, kept)| kept);
         self.sinks.saturating_add(self.grace).saturating_add(initial_part)
     }
 }

@@ -142,8 +142,8 @@ impl<'a> FixedCaches<'a> {
         let layer = if self.is_uniform { "every layer".to_owned() } else { format!("layer {layer}") };
         let PolicyTraits { sinks, grace, budgets, initial_part, .. } = policy;
         let share = budgets.map_or_else(String::new, |rule| format!("a smallest share of {}, ", rule.least(cache_length)));
-        let initial = initial_part.filter(|kept| kept.most > 0);
-        let initial = initial.map_or_else(String::new, |kept| format!("{} tokens of an initial part, ", kept.most));
+        let initial = initial_part.filter(|(_, kept)| *kept > 0);
+        let initial = initial.map_or_else(String::new, |(_, kept)| format!("{kept} tokens of an initial part, "));
         let floor = if budgets.is_some() { " or the policy's `floor`" } else { "" };
         let hint = match largest {
             0 => format!("raise `kv_cache.cache_length`{floor}, or protect fewer tokens"),

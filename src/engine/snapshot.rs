@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::session::{Session, SessionSpec};
 use super::{ChunkPlan, Engine, guarded};
-use crate::cache::{CacheMetadata, CacheSnapshot, ChunkSpan};
+use crate::cache::{CacheSnapshot, ChunkSpan};
 use crate::model::Model;
 use crate::native::locked;
 use crate::units::Fault;
@@ -19,7 +19,7 @@ pub struct SessionSnapshot {
 }
 
 /// The part of a snapshot that is no tensor.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SessionNumbers {
     num_sequences: usize,
@@ -30,7 +30,7 @@ pub struct SessionNumbers {
     initial: Vec<(usize, usize)>,
     prefill: usize,
     last_chunk: LastChunk,
-    caches: Vec<CacheMetadata>,
+    caches: Vec<CacheSnapshot>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -47,9 +47,10 @@ impl Session {
         let last = self.plan.spans.last().filter(|_| self.missing == 0)?;
         let mut tensors = Vec::new();
         let caches = self.layers.iter().enumerate().map(|(layer, state)| {
-            let CacheSnapshot { tensors: own, metadata } = locked(state).cache.snapshot();
-            tensors.extend(own.into_iter().map(|(name, tensor)| (format!("layers.{layer}.{name}"), tensor)));
-            metadata
+            let mut cache = locked(state).cache.snapshot();
+            let own = std::mem::take(&mut cache.tensors).into_iter();
+            tensors.extend(own.map(|(name, tensor)| (format!("layers.{layer}.{name}"), tensor)));
+            cache
         });
         let numbers = SessionNumbers {
             num_sequences: last.num_sequences(),
@@ -88,12 +89,13 @@ impl Session {
             let len = numbers.num_tokens - start;
             let last = ChunkSpan { index, chunk: number, start, len, real: vec![len; numbers.num_sequences], is_block: false };
             session.plan = ChunkPlan::behind(engine.settings().cuts_of(&spec), last);
-            for (layer, (state, metadata)) in session.layers.iter().zip(numbers.caches).enumerate() {
+            for (layer, (state, mut cache)) in session.layers.iter().zip(numbers.caches).enumerate() {
                 let prefix = format!("layers.{layer}.");
                 let own = tensors
                     .iter()
                     .filter_map(|(name, tensor)| Some((name.strip_prefix(&prefix)?.to_owned(), tensor.shallow_clone())));
-                locked(state).fill(&CacheSnapshot { tensors: own.collect(), metadata })?;
+                cache.tensors = own.collect();
+                locked(state).fill(&cache)?;
             }
             Ok(session)
         })

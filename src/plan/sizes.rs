@@ -104,9 +104,9 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
     let experts = spec.config.layers[index].feed_forward.experts();
     let routing = experts.map_or(0, |experts| Routing::bytes_of_token(experts.top_k, experts.num_experts));
     let routed = |span: &ChunkSpan| routing * (span.num_sequences() * span.len) as u64;
-    let growth = shape.growth(&plan.spans, traits.budgets);
-    let entries = (plan.num_sequences() * growth.slots) as u64 * shape.groups as u64;
-    let (all, positions) = (shape.slot_bytes(growth.slots).0, shape.position_bytes(growth.slots).0);
+    let (slots, copied) = shape.growth(&plan.spans, traits.budgets);
+    let entries = (plan.num_sequences() * slots) as u64 * shape.groups as u64;
+    let (all, positions) = (shape.slot_bytes(slots).0, shape.position_bytes(slots).0);
     let (cache, waiting_cache) = if shape.is_offloaded { (positions, all - positions) } else { (all, 0) };
     let noted = plan.spans.iter().map(|span| span.start < plan.prefill);
     let policy = spec.settings.policy(index);
@@ -117,7 +117,7 @@ fn layer(spec: &StepSpec<'_>, plan: &ChunkPlan, index: usize, shape: &CacheShape
         waiting_cache,
         notes: 4 * notes * entries,
         gradients: entries * (2 * shape.head_dim + shape.further_widths().sum::<i64>()) as u64 * spec.wide(),
-        growing: growth.copied.0,
+        growing: copied.0,
         log: spec.settings.log_bytes(index, plan, shape.groups as usize).1.0 + plan.spans.iter().map(routed).sum::<u64>(),
         columns: layer_columns(spec, plan, index, shape),
     }

@@ -87,5 +87,5 @@ pub fn check_policy(choice: &PolicyRecipe) -> Result<(), RecipeError> {
 pub fn initial_part(choice: &PolicyRecipe) -> Result<Option<InitialPart>, Fault> {
     // It does not depend on the length.
     let policy = build(choice, usize::MAX)?;
-    Ok(policy.traits().initial_part.map(|kept| kept.part.clone()))
+    Ok(policy.traits().initial_part.map(|(part, _)| part.clone()))
 }

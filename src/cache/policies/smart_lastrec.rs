@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use crate::cache::{Entries, EvictionOrder, KeptInitialPart, Policy, PolicyTraits, Scope};
+use crate::cache::{Entries, EvictionOrder, Policy, PolicyTraits, Scope};
 use crate::recipe::{InitialPart, PolicyRecipe, WrittenRegex};
 use crate::units::Fault;
 
@@ -58,7 +58,6 @@ impl Policy for SmartLastrec {
     }
 
     fn traits(&self) -> PolicyTraits<'_> {
-        let kept = KeptInitialPart { part: &self.initial, most: self.most };
-        PolicyTraits { initial_part: Some(kept), scope: Scope::Sequence, ..PolicyTraits::default() }
+        PolicyTraits { initial_part: Some((&self.initial, self.most)), scope: Scope::Sequence, ..PolicyTraits::default() }
     }
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use tch::{Kind, Tensor, no_grad};
 
-use crate::cache::{ChunkSpan, EntrySums, LayerCache, Placement, Undo};
+use crate::cache::{ChunkSpan, LayerCache, Placement, Undo};
 use crate::native::cuda::on_device;
 use crate::ops::query_statistics::QuerySums;
 
@@ -25,8 +25,8 @@ pub(super) const MIN_DISTANCE: usize = 192;
 /// What is learned of one layer's entries.
 #[derive(Debug, Default)]
 pub(super) struct LayerImportance {
-    /// The sum of squared gradients of each entry, and the number of queries that it is of.
-    sums: Option<EntrySums>,
+    /// The sum of squared gradients of each entry, and the number of queries that it is of: `(B, G, C, 2)`.
+    sums: Option<Tensor>,
     /// What tokens make their keys and values of `(B, n, E)`, by chunks whose backward is to come.
     inputs: BTreeMap<usize, Tensor>,
     /// Pairs of channels of a query that turn.
@@ -83,7 +83,7 @@ impl LayerImportance {
         let given_bgp = Tensor::cat(&given.collect::<Vec<_>>(), 2).to_kind(Kind::Float) * &is_far;
         let queries: Vec<f32> = span.real.iter().map(|&real| real as f32).collect();
         let queries_bgp = is_far * on_device(&queries, given_bgp.device()).view([-1, 1, 1]);
-        let mut total = sums.first(span.num_sequences() as i64, older);
+        let mut total = sums.narrow(0, 0, span.num_sequences() as i64).narrow(2, 0, older);
         let _ = total.g_add_(&Tensor::stack(&[given_bgp, queries_bgp], -1));
         if span.start >= self.counts_from {
             self.slots.count(&total.select(3, 0), &position_bgp.ge(0));
@@ -92,7 +92,7 @@ impl LayerImportance {
 
     /// Goes back to before a chunk was written: of its entries all is known now.
     pub(super) fn unwind(&mut self, span: &ChunkSpan, undo: &Undo, placement: &Placement) {
-        let own = self.sums.as_mut().map(|sums| placement.unplace(&sums.unwind(undo)));
+        let own = self.sums.as_ref().map(|sums| placement.unplace(&undo.unwind_sums(sums)));
         if let Some((x_bne, own_bgn2)) = self.inputs.remove(&span.index).zip(own) {
             self.gate.add(&x_bne, &own_bgn2, span.start);
         }
