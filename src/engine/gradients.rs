@@ -12,7 +12,7 @@ use crate::model::Model;
 use crate::units::Fault;
 
 impl Engine {
-    pub fn new(settings: Settings, head: Box<dyn Head>) -> Self {
+    pub fn new(settings: Settings, head: Head) -> Self {
         Self { stores: Stores::new(&settings), settings, head, log: None }
     }
 
@@ -100,8 +100,8 @@ impl Engine {
         &self.settings
     }
 
-    pub fn head(&self) -> &dyn Head {
-        &*self.head
+    pub fn head(&self) -> &Head {
+        &self.head
     }
 
     /// Where what the backward phase needs waits for it, and what it takes there.

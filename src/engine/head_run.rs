@@ -51,7 +51,7 @@ impl Logits for Model {
 impl HeadRun {
     /// A head that has seen no column; `context` is that of a step.
     pub(super) fn new(engine: &Engine, model: &Model, batch: &Batch, context: Option<MicroBatchContext>) -> Result<Self, Fault> {
-        let target_positions = target_positions(&*engine.head, batch)?;
+        let target_positions = target_positions(&engine.head, batch)?;
         let has_means = context.is_some_and(|context| context.loss_mean == LossMean::Sequences);
         Ok(Self {
             sequences: vec![SequenceLoss::default(); batch.sequences.len()],
@@ -83,13 +83,12 @@ impl HeadRun {
         let (here, sequence_weights) = (&self.target_positions[range.clone()], self.sequence_weights.get(range));
         let soft = soft_rows(&self.soft, here, hidden_bne.device());
         let places = ColumnTargets { start, target_positions: here, sequence_weights, soft: soft.as_ref() };
-        let loss = column_loss(&*engine.head, hidden_bne, places, model, weight, &mut self.gradients)?;
-        self.waiting
-            .extend(loss.losses.into_iter().map(|block| (block.target_positions, Waiting::send(&block.loss_and_correct_2n))));
+        let (losses, gradient) = column_loss(&engine.head, hidden_bne, places, model, weight, &mut self.gradients)?;
+        self.waiting.extend(losses.into_iter().map(|block| (block.target_positions, Waiting::send(&block.loss_and_correct_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {
             self.read_next()?;
         }
-        Ok(loss.hidden_gradient)
+        Ok(gradient)
     }
 
     /// Waits for all figures and returns the loss of every sequence, and of each of its targets.
@@ -115,7 +114,7 @@ impl HeadRun {
 }
 
 /// The target positions of a batch, in ascending order of position.
-pub fn target_positions(head: &dyn Head, batch: &Batch) -> Result<Vec<TargetPosition>, Fault> {
+pub fn target_positions(head: &Head, batch: &Batch) -> Result<Vec<TargetPosition>, Fault> {
     let mut all = Vec::new();
     for (index, sequence) in batch.sequences.iter().enumerate() {
         let targets = match &sequence.targets {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::engine::{Engine, Settings};
-use crate::head::{Classify, Head, NextToken};
+use crate::head::Head;
 use crate::model::{Model, ModelConfig};
 use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, Storage};
 use crate::units::Fault;
@@ -90,9 +90,9 @@ impl PolicyTrial {
             (ids(tokens.min(config.longest_sequence()), config.vocab_size), INITIAL_PART)
         };
         let next = || inputs[1..].iter().map(|&id| i64::from(id)).chain([IGNORE]).collect();
-        let (targets, head): (_, Box<dyn Head>) = match config.num_classes {
-            Some(_) => (Targets::Class(0), Box::new(Classify::on_scores())),
-            None => (Targets::NextToken(next()), Box::new(NextToken)),
+        let (targets, head): (_, Head) = match config.num_classes {
+            Some(_) => (Targets::Class(0), Head::ClassScores),
+            None => (Targets::NextToken(next()), Head::NextToken),
         };
         let sequence = Sequence { sample: 0, inputs, targets, initial: Some(initial) };
         let engine = Engine::new(settings, head);

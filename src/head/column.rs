@@ -36,14 +36,6 @@ impl Losses {
     }
 }
 
-#[derive(Debug)]
-pub struct ColumnLoss {
-    /// Losses at the target positions, in their order, block by block.
-    pub losses: Vec<Losses>,
-    /// Gradient of `weight · Σ losses` with respect to the hidden states `(B, n, E)`; `None` without targets or weight.
-    pub hidden_gradient: Option<Tensor>,
-}
-
 /// Logits that are held at a time: few enough for a core's cache, unless that would be too few places for a fast product.
 const BLOCK_LOGITS: i64 = 1 << 20;
 /// On a GPU, which reads the whole output matrix for each block: enough places that arithmetic takes several times as long as that. With a
@@ -97,18 +89,20 @@ impl HeadFootprint {
     }
 }
 
-/// Evaluates `head` on the places of a column; with `weight`, its gradient too. That of [`Logits::trained`] is added to `totals`, in their order.
+/// Evaluates `head` on the places of a column: the losses at the target positions, in their order, block by block; and the gradient of
+/// `weight · Σ losses` with respect to the hidden states, `None` without targets or weight. That of [`Logits::trained`] is added to `totals`,
+/// in their order.
 ///
 /// # Shapes
-/// `hidden_bne (B, n, E)`, before the model's final norm.
+/// `hidden_bne (B, n, E)`, before the model's final norm; the gradient is `(B, n, E)`.
 pub fn column_loss(
-    head: &dyn Head,
+    head: &Head,
     hidden_bne: &Tensor,
     places: ColumnTargets<'_>,
     logits: &dyn Logits,
     weight: Option<f64>,
     totals: &mut [Tensor],
-) -> Result<ColumnLoss, Fault> {
+) -> Result<(Vec<Losses>, Option<Tensor>), Fault> {
     let (_, n, e) = hidden_bne.size3().unwrap_or_default();
     let ColumnTargets { start, target_positions, sequence_weights, soft } = places;
     let flat = hidden_bne.reshape([-1, e]);
@@ -138,12 +132,12 @@ pub fn column_loss(
         }
         losses.push(of_block);
     }
-    Ok(ColumnLoss { losses, hidden_gradient: gradient.map(|g| g.view(&hidden_bne.size()[..])) })
+    Ok((losses, gradient.map(|g| g.view(&hidden_bne.size()[..]))))
 }
 
 /// Losses of a block, and gradients of the leaves, its hidden states and then parameters; none without a weight.
 fn block_loss(
-    head: &dyn Head,
+    head: &Head,
     leaves: &[&Tensor],
     places: ColumnTargets<'_>,
     logits: &dyn Logits,
@@ -173,7 +167,7 @@ mod tests {
     use tch::Device;
 
     use super::*;
-    use crate::head::{Classify, NextToken, SequenceTargets};
+    use crate::head::SequenceTargets;
 
     struct LinearLogits([Tensor; 1]);
 
@@ -198,28 +192,29 @@ mod tests {
         let labels = [vec![-100, 3, 6, -100, 0], vec![1, -100, -100, -100, 2]];
         let mut target_positions = Vec::new();
         for (sequence, tokens) in labels.iter().enumerate() {
-            target_positions.extend(NextToken.target_positions(sequence, SequenceTargets::Tokens(tokens)).unwrap());
+            target_positions.extend(Head::NextToken.target_positions(sequence, SequenceTargets::Tokens(tokens)).unwrap());
         }
         let places = ColumnTargets { start: 0, target_positions: &target_positions, sequence_weights: None, soft: None };
-        let frozen = column_loss(&NextToken, &hidden, places, &linear, Some(0.2), &mut []).unwrap();
+        let (_, frozen) = column_loss(&Head::NextToken, &hidden, places, &linear, Some(0.2), &mut []).unwrap();
         let linear = LinearLogits(linear.0.map(|weight| weight.set_requires_grad(true)));
         let mut total = linear.0[0].zeros_like();
-        let ours = column_loss(&NextToken, &hidden, places, &linear, Some(0.2), std::slice::from_mut(&mut total)).unwrap();
-        assert!(frozen.hidden_gradient == ours.hidden_gradient);
+        let (losses, gradient) =
+            column_loss(&Head::NextToken, &hidden, places, &linear, Some(0.2), std::slice::from_mut(&mut total)).unwrap();
+        assert!(frozen == gradient);
         let leaf = hidden.copy().set_requires_grad(true);
         let target = Tensor::from_slice(&labels.concat());
         let loss =
             leaf.view([-1, 4]).matmul(&linear.0[0]).cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::Sum, -100, 0.0);
         (&loss * 0.2).backward();
-        let sum: f64 = ours.losses.iter().flat_map(|losses| losses.read().unwrap()).map(|(_, loss, _)| loss).sum();
+        let sum: f64 = losses.iter().flat_map(|losses| losses.read().unwrap()).map(|(_, loss, _)| loss).sum();
         assert!((sum - loss.double_value(&[])).abs() < 1e-12);
-        assert!(ours.hidden_gradient.unwrap().allclose(&leaf.grad(), 0.0, 1e-13, false));
+        assert!(gradient.unwrap().allclose(&leaf.grad(), 0.0, 1e-13, false));
         assert!(total.allclose(&linear.0[0].grad(), 0.0, 1e-13, false));
     }
 
     #[test]
     fn classification_reads_the_last_input_and_refuses_labels() {
-        let head = Classify::on_logits(&[5, 2]);
+        let head = Head::on_logits(&[5, 2]);
         assert_eq!(
             head.target_positions(1, SequenceTargets::Class { len: 9, class: 1 }).unwrap(),
             [TargetPosition { sequence: 1, position: 8, target: 1, rank: 0 }]

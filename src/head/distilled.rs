@@ -3,36 +3,27 @@
 use tch::{Kind, Tensor};
 
 use super::loss::cross_entropy;
-use super::{BlockLoss, Head, NextToken, SequenceTargets, SoftRows, TargetPosition};
-use crate::units::Fault;
+use super::{BlockLoss, SoftRows};
 
-/// The next token, with the loss `(1 − weight) · CE + weight · T² · KL(teacher ‖ model)` where a batch brings a teacher's predictions, and
-/// CE where it brings none.
+/// Losses and gradient of [`Head::Distilled`](super::Head::Distilled), whose weight is `share`.
 ///
-/// KL is that of k + 1 outcomes: each of the teacher's k likeliest tokens, and all others together. Both distributions are at temperature T.
-#[derive(Clone, Copy, Debug)]
-pub struct Distilled {
-    pub weight: f64,
-    /// What scores are divided by, T.
-    pub temperature: f64,
-}
-
-impl Head for Distilled {
-    fn target_positions(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<TargetPosition>, Fault> {
-        NextToken.target_positions(sequence, targets)
-    }
-
-    fn losses(&self, scores_nk: &Tensor, target_n: &Tensor, soft: Option<&SoftRows>, weight: Option<f64>) -> BlockLoss {
-        let Some(soft) = soft else { return cross_entropy(scores_nk, target_n, weight) };
-        let (hard, softness) = (1.0 - self.weight, self.weight * self.temperature * self.temperature);
-        let BlockLoss { loss_and_correct_2n, gradient_nk } =
-            cross_entropy(scores_nk, target_n, weight.map(|weight| weight * hard));
-        let weight = weight.map(|weight| weight * softness / self.temperature);
-        let (divergence_n, of_divergence) = divergence(&(scores_nk / self.temperature), soft, weight);
-        let loss_n = loss_and_correct_2n.get(0) * hard + divergence_n.to_kind(Kind::Double) * softness;
-        let gradient_nk = gradient_nk.zip(of_divergence).map(|(mut sum, part)| sum.g_add_(&part));
-        BlockLoss { loss_and_correct_2n: Tensor::stack(&[loss_n, loss_and_correct_2n.get(1)], 0), gradient_nk }
-    }
+/// # Shapes
+/// `scores_nk (N, K)`, `target_n (N)`, i64.
+pub(super) fn losses(
+    scores_nk: &Tensor,
+    target_n: &Tensor,
+    soft: &SoftRows,
+    share: f64,
+    temperature: f64,
+    weight: Option<f64>,
+) -> BlockLoss {
+    let (hard, softness) = (1.0 - share, share * temperature * temperature);
+    let BlockLoss { loss_and_correct_2n, gradient_nk } = cross_entropy(scores_nk, target_n, weight.map(|weight| weight * hard));
+    let weight = weight.map(|weight| weight * softness / temperature);
+    let (divergence_n, of_divergence) = divergence(&(scores_nk / temperature), soft, weight);
+    let loss_n = loss_and_correct_2n.get(0) * hard + divergence_n.to_kind(Kind::Double) * softness;
+    let gradient_nk = gradient_nk.zip(of_divergence).map(|(mut sum, part)| sum.g_add_(&part));
+    BlockLoss { loss_and_correct_2n: Tensor::stack(&[loss_n, loss_and_correct_2n.get(1)], 0), gradient_nk }
 }
 
 /// KL from the teacher's rows to the softmax of `scores_nv`, and the gradient of `weight` times their sum.
@@ -82,7 +73,7 @@ mod tests {
             let (soft, all_nv) = teacher(n, v, k);
             let leaf = (Tensor::randn([n, v], OPTIONS) * 4.0).set_requires_grad(true);
             let target = Tensor::randint(v, [n], (Kind::Int64, Device::Cpu));
-            let found = Distilled { weight, temperature }.losses(&leaf.detach(), &target, Some(&soft), Some(0.3));
+            let found = losses(&leaf.detach(), &target, &soft, weight, temperature, Some(0.3));
 
             // In a vocabulary of the teacher's tokens and one that stands for all others, plain KL.
             let q_nv = (&leaf / temperature).softmax(-1, None);

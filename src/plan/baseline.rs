@@ -5,7 +5,7 @@ use tch::Device;
 
 use crate::data::{Batch, Sequence, Targets};
 use crate::engine::{Engine, MicroBatchContext, NoObserver, Settings};
-use crate::head::NextToken;
+use crate::head::Head;
 use crate::model::{Adapter, Model, ModelConfig, kind_of};
 use crate::native::give_free_memory_back;
 use crate::ops::attention::accumulation_kind;
@@ -72,7 +72,7 @@ fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option
     let config = ModelConfig::from_object(config.as_object().unwrap_or(&Map::new())).ok()?;
     let adapter = Adapter::new(&config, recipe.lora.as_ref()?, 1, kind_of(dtype), device).ok()?;
     let model = Model::drawn_of(config, dtype, device).ok()?.with_adapter(adapter);
-    let engine = Engine::new(Settings::new(model.config(), &recipe.kv_cache, &recipe.grad).ok()?, Box::new(NextToken));
+    let engine = Engine::new(Settings::new(model.config(), &recipe.kv_cache, &recipe.grad).ok()?, Head::NextToken);
     let ids = |from: usize| (from..from + TOKENS).map(|id| (id * 7 % 256) as u32);
     let targets = Targets::NextToken(ids(1).map(i64::from).collect());
     let batch = Batch { sequences: vec![Sequence { sample: 0, inputs: ids(0).collect(), targets, initial: None }] };

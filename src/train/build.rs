@@ -11,7 +11,7 @@ use crate::data::{self, ChatTemplates, DataRequest, ModelLimits, Splits, Tokeniz
 use crate::engine::{Engine, Settings};
 use crate::export::PolicyFile;
 use crate::files::Scratch;
-use crate::head::{Classify, Distilled, Head, NextToken};
+use crate::head::Head;
 use crate::model::{Adapter, CHAT_TEMPLATE, Gates, Model, ModelConfig, ModelPlacement, Preference, companions};
 use crate::native::cuda::Numerics;
 use crate::ops::attention::ModelFeature;
@@ -102,13 +102,13 @@ pub(super) fn grad_of_run(recipe: &Recipe, run: Option<&Path>) -> GradRecipe {
 
 pub fn engine(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>, run: Option<&Path>) -> Result<Engine, Fault> {
     check_routers(recipe, config)?;
-    let head: Box<dyn Head> = match &recipe.head {
+    let head: Head = match &recipe.head {
         HeadRecipe::NextToken => match &recipe.distill {
-            Some(distill) => Box::new(Distilled { weight: distill.weight, temperature: distill.temperature }),
-            None => Box::new(NextToken),
+            Some(distill) => Head::Distilled { weight: distill.weight, temperature: distill.temperature },
+            None => Head::NextToken,
         },
-        HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(Classify::on_logits(&data::label_tokens(labels, tokenizer)?)),
-        HeadRecipe::SeqClassification(_) => Box::new(Classify::on_scores()),
+        HeadRecipe::SeqClassificationOnLogits(labels) => Head::on_logits(&data::label_tokens(labels, tokenizer)?),
+        HeadRecipe::SeqClassification(_) => Head::ClassScores,
     };
     Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &grad_of_run(recipe, run))?, head))
 }

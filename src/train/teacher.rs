@@ -10,7 +10,7 @@ use super::build::grad_of_run;
 use crate::data::{Batch, IGNORE, Sequence, SoftTargets, Targets};
 use crate::engine::{Engine, Observer, Settings};
 use crate::files::{self, TensorFile, hash_bytes};
-use crate::head::NextToken;
+use crate::head::Head;
 use crate::model::{Model, ModelConfig};
 use crate::native::cuda::on_device;
 use crate::recipe::{
@@ -58,7 +58,7 @@ impl Teacher {
             chunk_size: Some(full_cache_chunk_size(recipe.kv_cache.wanted_chunk_size())),
             ..full_cache(recipe)
         };
-        let engine = Engine::new(Settings::new(config, &kv_cache, &grad)?, Box::new(NextToken));
+        let engine = Engine::new(Settings::new(config, &kv_cache, &grad)?, Head::NextToken);
         let dir = dir.map(|dir| dir.join(TEACHER));
         let top_k = distill.top_k.min(config.num_scores());
         Ok(Some(Self { engine, recipe: DistillRecipe { top_k, ..distill.clone() }, dir }))
@@ -189,7 +189,7 @@ mod tests {
         };
         let settings = Settings::new(base.config(), &whole, &grad_of_run(&recipe, Some(dir.path()))).unwrap();
         let mut hidden = Tensor::new();
-        Engine::new(settings, Box::new(NextToken)).inspect(&base, &plain, None, &mut |_, of_all| hidden = of_all.get(0)).unwrap();
+        Engine::new(settings, Head::NextToken).inspect(&base, &plain, None, &mut |_, of_all| hidden = of_all.get(0)).unwrap();
         let all_nv = no_grad(|| (base.logits(&base.final_norm(&hidden)) / 2.0).log_softmax(-1, Kind::Float));
         let rows: Vec<i64> = (0..length as i64).filter(|&at| labels[at as usize] != IGNORE).collect();
         let (expected, tokens) = all_nv.index_select(0, &Tensor::from_slice(&rows)).topk(5, -1, true, true);

@@ -62,14 +62,14 @@ impl Reference {
         };
         // A frozen head is differentiated in blocks: a vocabulary may be large.
         let losses = if model.head_parameters().is_empty() {
-            let loss = column_loss(engine.head(), &hidden.detach(), places, model, Some(context.weight), &mut [])?;
-            let of_hidden = loss.hidden_gradient.iter().map(|gradient| (&hidden, gradient));
+            let (losses, gradient) = column_loss(engine.head(), &hidden.detach(), places, model, Some(context.weight), &mut [])?;
+            let of_hidden = gradient.iter().map(|gradient| (&hidden, gradient));
             let of_routers = router_loss.iter().zip(&one);
             let (roots, seeds): (Vec<_>, Vec<_>) = of_hidden.chain(of_routers).filter(|(root, _)| root.requires_grad()).unzip();
             if !roots.is_empty() {
                 run_backward(&roots, &seeds)?;
             }
-            loss.losses.iter().map(Losses::read).collect::<Result<Vec<_>, _>>()?.concat()
+            losses.iter().map(Losses::read).collect::<Result<Vec<_>, _>>()?.concat()
         } else {
             through_the_head(engine, model, &hidden, places, router_loss.as_ref(), context.weight)?
         };

@@ -4,7 +4,7 @@ use kvtune::cache::ReplayLog;
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{Engine, MicroBatchContext, NoObserver, Settings};
 use kvtune::generation::{GenerationRules, PromptLimits};
-use kvtune::head::{Classify, NextToken};
+use kvtune::head::Head;
 use kvtune::model::{Adapter, Model, ModelConfig, RopeSpec};
 use kvtune::recipe::{Dtype, LossMean, Recipe};
 use kvtune::train;
@@ -139,7 +139,7 @@ fn classes_by_a_matrix_of_their_own() {
     let batch = Batch { sequences: lengths.iter().zip(&labels).enumerate().map(sequence).collect() };
     for chunk in [1, 7, 96] {
         let (kv, grad) = recipes(&Case { policy: "dense", cache: &[96], chunk, ..PLAIN });
-        let engine = Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), Box::new(Classify::on_scores()));
+        let engine = Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), Head::ClassScores);
         let (scores_btk, _) = fixture::logits(&engine, &model, &batch);
         let last = |row: usize| scores_btk.get(row as i64).get(lengths[row] - 1);
         let of_logits = furthest(&Tensor::stack(&[last(0), last(1)], 0), &numbers.get("logits"));
@@ -168,7 +168,7 @@ fn sequence(golden: &Golden, row: i64) -> Sequence {
 /// With a cache that holds all.
 fn engine(model: &Model, chunk: usize) -> Engine {
     let (kv, grad) = recipes(&Case { policy: "dense", cache: &[96], chunk, ..PLAIN });
-    Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), Box::new(NextToken))
+    Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), Head::NextToken)
 }
 
 /// A layer of each kind: plain, with a window, with two rotations, with experts of either kind, with attention sinks. In f64 every family is proved token

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use kvtune::cache::{LayerLog, ReplayLog, Victims};
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{Engine, MicroBatchContext, NoObserver, Settings};
-use kvtune::head::{Classify, Head, NextToken};
+use kvtune::head::Head;
 use kvtune::model::{Adapter, Model};
 use kvtune::recipe::{
     AttentionOutputs, BufferKind, CacheLength, CacheRecipe, Chunking, Dtype, GradRecipe, KeepGraph, LossMean, OnOutOfMemory,
@@ -96,11 +96,11 @@ impl Golden {
         let lengths = self.cache_lengths(model);
         let kv = CacheRecipe { buffer: self.cache().1, ..caches(self.policy(), lengths, count(&self.how["chunk_size"])) };
         let grad = cells(count(&self.how["layers_per_cell"]), self.number("chunks_per_cell_multiplier"));
-        let head: Box<dyn Head> = if self.is_classification() {
+        let head: Head = if self.is_classification() {
             let labels = self.how["class_label_tokens"].as_array().unwrap();
-            Box::new(Classify::on_logits(&labels.iter().map(|l| l.as_u64().unwrap() as u32).collect::<Vec<_>>()))
+            Head::on_logits(&labels.iter().map(|l| l.as_u64().unwrap() as u32).collect::<Vec<_>>())
         } else {
-            Box::new(NextToken)
+            Head::NextToken
         };
         Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), head)
     }

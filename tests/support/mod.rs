@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, IGNORE, Sequence, SoftTargets, Targets};
 use kvtune::engine::{Engine, MicroBatchContext, Settings};
-use kvtune::head::{Classify, Distilled, Head, NextToken};
+use kvtune::head::Head;
 use kvtune::model::{
     Adapter, GATE_TENSORS, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, NormSpec, PeftConfig, Preference,
 };
@@ -390,11 +390,11 @@ pub fn tilings(case: &Case, model: &Model) -> Vec<Tiling> {
 
 /// The engine of a case with other settings.
 pub fn engine_with(case: &Case, settings: Settings) -> Engine {
-    let head: Box<dyn Head> = match case.head {
-        HeadKind::NextToken => Box::new(NextToken),
-        HeadKind::Distilled => Box::new(Distilled { weight: 0.6, temperature: 1.5 }),
-        HeadKind::Score => Box::new(Classify::on_scores()),
-        HeadKind::Classify => Box::new(Classify::on_logits(&LABELS)),
+    let head: Head = match case.head {
+        HeadKind::NextToken => Head::NextToken,
+        HeadKind::Distilled => Head::Distilled { weight: 0.6, temperature: 1.5 },
+        HeadKind::Score => Head::ClassScores,
+        HeadKind::Classify => Head::on_logits(&LABELS),
     };
     Engine::new(settings, head)
 }
