@@ -1,7 +1,8 @@
 //! The door at which libtorch's panics become errors: `tch`'s infallible operations panic when libtorch throws.
 
-use crate::native::{BackwardError, Panic, panic_text};
+use crate::native::{BackwardError, panic_text};
 use crate::units::{Exit, Fault, FaultKind, abridged};
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs `body`; a panic inside becomes an error that tells out-of-memory from the rest.
@@ -14,7 +15,7 @@ pub fn guarded<T>(body: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
 }
 
 /// What a panic says: that memory ran out, or something else of libtorch's.
-pub fn error_of_panic(panic: &Panic) -> Fault {
+pub fn error_of_panic(panic: &dyn Any) -> Fault {
     classify(panic_text(panic).unwrap_or("unknown panic"))
 }
 

@@ -93,7 +93,7 @@ impl CapturedBuffers {
 
 #[derive(Debug)]
 enum Recorder {
-    Device(GraphRecorder),
+    Device(&'static GraphRecorder),
     #[cfg(test)]
     Played,
 }
@@ -205,7 +205,7 @@ fn recorder(device: Device) -> Result<Option<Recorder>, Fault> {
         return Ok(Some(Recorder::Played));
     }
     let Device::Cuda(index) = device else { return Ok(None) };
-    Ok(Some(Recorder::Device(GraphRecorder::new(index)?)))
+    Ok(Some(Recorder::Device(GraphRecorder::of(index)?)))
 }
 
 #[cfg(test)]

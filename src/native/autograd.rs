@@ -1,5 +1,6 @@
 //! Autograd nodes whose backward is a Rust closure, and backward from explicit output gradients.
 
+use std::any::Any;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -203,11 +204,8 @@ extern "C" fn run_closure(
 /// What is said of a panic without a text.
 pub(super) const SILENT: &str = "an operation has failed";
 
-/// What a caught panic holds.
-pub(crate) type Panic = dyn std::any::Any + Send;
-
 /// The text of a caught panic, if it has one.
-pub(crate) fn panic_text(panic: &Panic) -> Option<&str> {
+pub(crate) fn panic_text(panic: &dyn Any) -> Option<&str> {
     panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
 }
 

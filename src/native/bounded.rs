@@ -20,6 +20,7 @@ use rustix::thread::{Pid, gettid};
 use rustix::time::{ClockId, clock_gettime};
 use signal_hook::low_level::exit;
 
+use super::at_end::AtEnd;
 use super::memory::line_of;
 use crate::native::locked;
 
@@ -87,9 +88,14 @@ pub fn within<T>(bounds: &Bounds, work: impl FnOnce() -> T) -> T {
         resume_unwind(Box::new("given up"));
     }
     // Not counted: a thread that is given up for it would keep the lock for ever.
-    let before = (LEFT.take(), SUBJECT.get());
+    let (left, subject_before) = (LEFT.take(), SUBJECT.get());
     at_work().insert(number, AtWork { thread: gettid(), time: bounds.time, end: None, subject, given_up });
-    let _end = EndOfWork { number, before };
+    let _end = AtEnd(|| {
+        LEFT.set(None);
+        SUBJECT.set(subject_before);
+        at_work().remove(&number);
+        LEFT.set(left);
+    });
     SUBJECT.set(Some((bounds.subject.as_ptr(), bounds.subject.len())));
     LEFT.set(Some(isize::try_from(bounds.bytes).unwrap_or(isize::MAX)));
     work()
@@ -103,7 +109,12 @@ pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Re
     let own = Arc::clone(&given_up);
     let body = move || {
         GIVEN_UP.set(Some(Arc::clone(&own)));
-        let _end = EndOfThread(own);
+        // It is watched no more by then.
+        let _end = AtEnd(|| {
+            if own.load(Ordering::Relaxed) {
+                NUM_GIVEN_UP.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
         let _ = done.send(work());
     };
     let thread = thread::Builder::new().name("kvtune-apart".to_owned()).spawn(body).map_err(GivenUp::NoThread)?;
@@ -161,31 +172,6 @@ impl ProcessLimits {
 /// How many threads were given up and have not ended. Each keeps what it had.
 pub fn num_given_up() -> usize {
     NUM_GIVEN_UP.load(Ordering::Relaxed)
-}
-
-/// Whatever way a thread for work ends. It is watched no more by then.
-struct EndOfThread(Arc<AtomicBool>);
-
-impl Drop for EndOfThread {
-    fn drop(&mut self) {
-        if self.0.load(Ordering::Relaxed) {
-            NUM_GIVEN_UP.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-struct EndOfWork {
-    number: u64,
-    before: (Option<isize>, Option<(*const u8, usize)>),
-}
-
-impl Drop for EndOfWork {
-    fn drop(&mut self) {
-        LEFT.set(None);
-        SUBJECT.set(self.before.1);
-        at_work().remove(&self.number);
-        LEFT.set(self.before.0);
-    }
 }
 
 fn at_work() -> MutexGuard<'static, BTreeMap<u64, AtWork>> {

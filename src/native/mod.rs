@@ -4,6 +4,7 @@
 
 mod allocated;
 mod allocator;
+mod at_end;
 mod autograd;
 mod bounded;
 pub mod cuda;
@@ -22,7 +23,7 @@ mod unpack;
 pub use allocated::Allocated;
 pub use allocator::Allocator;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
-pub(crate) use autograd::{Panic, or_panic, panic_text};
+pub(crate) use autograd::{or_panic, panic_text};
 pub use bounded::{Bounds, GivenUp, ProcessLimits, apart, num_given_up, within};
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, terminal_width, threads_at_work};
 pub use kernels::{

@@ -44,7 +44,7 @@ pub(super) fn examine(is_promised: bool, index: usize, half: &CudaSupport) -> Ve
     let companions =
         [("CUDA runtime", Companion::Runtime, is_promised), ("cuDNN", Companion::Cudnn, false), ("NCCL", Companion::Nccl, false)];
     for (name, companion, is_promised) in companions {
-        let found = companion.open().map(|found| format!("{}, `{}`", found.version, found.path.display()));
+        let found = companion.open().map(|(version, path)| format!("{version}, `{}`", path.display()));
         checks.push(of_library(name, found, is_promised));
     }
     checks.push(of_library("NVRTC", compiler_release(), is_promised));
@@ -134,10 +134,10 @@ fn runs_kernels(device: Device) -> DoctorCheck {
     wait(device);
     let states = kernel_states();
     let missing: Vec<String> =
-        states.iter().filter_map(|state| Some(format!("{}: {}", state.kernel, state.missing.as_ref()?))).collect();
+        states.iter().filter_map(|(kernel, missing)| Some(format!("{kernel}: {}", missing.as_ref()?))).collect();
     let found = match () {
         () if !missing.is_empty() => missing.join("; "),
-        () if norms => states.iter().map(|state| state.kernel.as_str()).collect::<Vec<_>>().join(", "),
+        () if norms => states.iter().map(|(kernel, _)| kernel.as_str()).collect::<Vec<_>>().join(", "),
         () => "other numbers came out than should".to_owned(),
     };
     let hint = "libtorch's operations do their work, slower; look at the row of NVRTC and at the reason";
@@ -147,7 +147,7 @@ fn runs_kernels(device: Device) -> DoctorCheck {
 /// Whether a sum that was captured as a graph is right for other numbers than those that it was captured with.
 fn replays(device: Device) -> Result<bool, Fault> {
     let Device::Cuda(index) = device else { return Ok(false) };
-    let recorder = GraphRecorder::new(index)?;
+    let recorder = GraphRecorder::of(index)?;
     let mut x = Tensor::ones([64], (Kind::Float, device));
     let mut y = x.zeros_like();
     let graph = recorder.capture(|| y.copy_(&(&x + &x)))?;

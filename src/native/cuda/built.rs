@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use tch::Kind;
 
@@ -40,30 +40,15 @@ impl fmt::Display for Which {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KernelState {
-    pub kernel: String,
-    /// Why it does not serve, and libtorch's operations do its work; `None` where it serves.
-    pub missing: Option<String>,
-}
-
 /// Kernels that serve, and reasons why others do not; with a reason, whether it has been told.
 type States = BTreeMap<Which, (Result<&'static Module, String>, bool)>;
 
-static STATES: Mutex<States> = Mutex::new(BTreeMap::new());
+static STATES: Mutex<States> = Mutex::new(States::new());
 
-fn states() -> MutexGuard<'static, States> {
-    // Whoever panicked in between has left whole entries.
-    locked(&STATES)
-}
-
-/// The kernels for CUDA that were asked for so far, and why some do not serve.
-pub fn kernel_states() -> Vec<KernelState> {
-    let state = |(which, (built, _)): (&Which, &(Result<&'static Module, String>, bool))| KernelState {
-        kernel: which.to_string(),
-        missing: built.as_ref().err().cloned(),
-    };
-    states().iter().map(state).collect()
+/// The kernels for CUDA that were asked for so far, and why one does not serve, so that libtorch's operations do its work; `None` where it
+/// serves.
+pub fn kernel_states() -> Vec<(String, Option<String>)> {
+    locked(&STATES).iter().map(|(which, (built, _))| (which.to_string(), built.as_ref().err().cloned())).collect()
 }
 
 /// One line for each kernel that does not serve, so that something slower does its work; every line is given once.
@@ -83,14 +68,14 @@ pub fn missing_kernels() -> Vec<String> {
 pub(super) fn module(device: usize, source: &'static KernelSource, settings: &[Setting]) -> Option<(&'static Module, Which)> {
     let which = Which { device, name: source.name, settings: settings.to_vec() };
     // Nobody else may build the same meanwhile.
-    let mut states = states();
+    let mut states = locked(&STATES);
     let (built, _) = states.entry(which.clone()).or_insert_with(|| (build(device, source, settings), false));
     built.as_ref().ok().map(|module| (*module, which))
 }
 
 /// What has failed to start is not asked for again.
 pub(super) fn give_up(which: Which, reason: String) {
-    states().insert(which, (Err(reason), false));
+    locked(&STATES).insert(which, (Err(reason), false));
 }
 
 /// How kernels for bf16 and f16 are told which of the two they are for; `None` for other kinds.
@@ -132,8 +117,8 @@ mod tests {
     fn a_kernel_that_cannot_be_had_is_told_of_once() {
         // No machine has so many devices.
         assert!(module(4095, &NOTHING, &[("KVTUNE_WIDTH", 64)]).is_none());
-        let ours = |state: &KernelState| state.kernel == "`nothing` (cuda:4095, KVTUNE_WIDTH 64)";
-        assert!(kernel_states().iter().any(|state| ours(state) && state.missing.as_ref().is_some_and(|why| !why.is_empty())));
+        let ours = |kernel: &str| kernel == "`nothing` (cuda:4095, KVTUNE_WIDTH 64)";
+        assert!(kernel_states().iter().any(|(kernel, why)| ours(kernel) && why.as_ref().is_some_and(|why| !why.is_empty())));
         let told = || missing_kernels().into_iter().filter(|line| line.contains("cuda:4095")).count();
         assert_eq!([told(), told()], [1, 0]);
         let which = Which { device: 4095, name: "nothing", settings: vec![("KVTUNE_WIDTH", 64)] };

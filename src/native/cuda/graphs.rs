@@ -13,7 +13,8 @@ use std::thread;
 use tch::{Device, Kind, Tensor};
 
 use super::allocator::release_cached_memory;
-use super::streams::{CudaEvent, Entered, SideStream};
+use super::streams::{CudaEvent, SideStream};
+use crate::native::at_end::AtEnd;
 use crate::native::autograd::{BackwardError, SILENT, check, or_panic, panic_text, written};
 use crate::native::locked;
 
@@ -55,47 +56,39 @@ pub fn graph_replays() -> u64 {
     REPLAYS.load(Ordering::Relaxed)
 }
 
-/// What captures on a device share as long as the process lives: the stream, as cuBLAS has a workspace for each; and the pool of memory,
-/// which the allocator would keep but give to nobody once its last graph is gone, so that whoever captures next would take another one.
-/// One pool serves all graphs, as they run one after the other.
+/// One thread captures at a time, as there is one stream.
+static CAPTURING: Mutex<()> = Mutex::new(());
+
+/// Recorders by index of the device, or why there is none: where a capture could not be ended the allocator still waits for its end.
+static RECORDERS: Mutex<BTreeMap<usize, Result<&'static GraphRecorder, GraphError>>> = Mutex::new(BTreeMap::new());
+
+/// Captures graphs of a device that are launched one after the other, on the stream that computes. It lives as long as the process: cuBLAS
+/// has a workspace for each stream, and a pool of memory is kept by the allocator but given to nobody once its last graph is gone, so that
+/// whoever captured next would take another one. One pool serves all graphs, as they run one after the other.
 #[derive(Debug)]
-struct Shared {
+pub struct GraphRecorder {
+    index: usize,
     stream: SideStream,
     pool: [u64; 2],
 }
 
-/// What is shared, by index of the device, or why there is none: where a capture could not be ended the allocator still waits for its end.
-static SHARED: Mutex<BTreeMap<usize, Result<&'static Shared, GraphError>>> = Mutex::new(BTreeMap::new());
-
-/// One thread captures at a time, as there is one stream.
-static CAPTURING: Mutex<()> = Mutex::new(());
-
-/// Captures graphs that are launched one after the other, on the stream that computes.
-#[derive(Clone, Copy, Debug)]
-pub struct GraphRecorder {
-    index: usize,
-    shared: &'static Shared,
-}
-
 impl GraphRecorder {
-    /// For the device `cuda:index`; `Err` says what libtorch lacks, or what a capture has failed with before.
-    pub fn new(index: usize) -> Result<Self, GraphError> {
-        let mut all = locked(&SHARED);
-        let shared = all.entry(index).or_insert_with(|| Self::first(index));
-        Ok(Self { index, shared: shared.as_ref().map_err(Clone::clone)? })
+    /// The recorder of the device `cuda:index`; `Err` says what libtorch lacks, or what a capture has failed with before.
+    pub fn of(index: usize) -> Result<&'static Self, GraphError> {
+        locked(&RECORDERS).entry(index).or_insert_with(|| Self::first(index)).clone()
     }
 
-    /// What a device's captures share, with a graph that stays in the pool for ever: a pool that no graph uses any more is marked to be
-    /// freed, and the allocator refuses to begin in it again.
-    fn first(index: usize) -> Result<&'static Shared, GraphError> {
+    /// A device's recorder, with a graph that stays in the pool for ever: a pool that no graph uses any more is marked to be freed, and the
+    /// allocator refuses to begin in it again.
+    fn first(index: usize) -> Result<&'static Self, GraphError> {
         // SAFETY: there is room for the two numbers that are written.
         let pool = written([0; 2], |pool| unsafe { kvtune_graph_pool(pool.cast()) });
         let pool = pool.map_err(|error| GraphError::Lacking(error.0))?;
-        let shared: &'static Shared = Box::leak(Box::new(Shared { stream: SideStream::new(index), pool }));
+        let recorder: &'static Self = Box::leak(Box::new(Self { index, stream: SideStream::new(index), pool }));
         let mut zero = Tensor::zeros([1], (Kind::Float, Device::Cuda(index)));
-        let anchor = Self { index, shared }.captured(|| drop(zero.zero_()))?;
+        let anchor = recorder.captured(|| drop(zero.zero_()))?;
         std::mem::forget((anchor, zero));
-        Ok(shared)
+        Ok(recorder)
     }
 
     /// Does `work`, then captures it. What it reads and writes beside tensors of its own must be there at every replay, under the same
@@ -107,14 +100,21 @@ impl GraphRecorder {
     pub fn capture(&self, work: impl FnMut()) -> Result<Graph, GraphError> {
         let captured = self.captured(work);
         if let Err(reason) = &captured {
-            locked(&SHARED).insert(self.index, Err(reason.clone()));
+            locked(&RECORDERS).insert(self.index, Err(reason.clone()));
         }
         captured
     }
 
     fn captured(&self, mut work: impl FnMut()) -> Result<Graph, GraphError> {
         let _alone = locked(&CAPTURING);
-        let _stream = OnCaptureStream::enter(self);
+        // The stream of captures is the current one, behind all that was asked of the stream that computes; at the end that one is current
+        // again, and waits for what was asked meanwhile.
+        self.stream.wait(&CudaEvent::of_compute(self.index, false));
+        let mut entered = Some(self.stream.enter());
+        let _end = AtEnd(|| {
+            drop(entered.take());
+            self.stream.join();
+        });
         // Libraries are loaded, and workspaces taken, outside of the graph.
         work();
         if let Ok(graph) = self.attempt(&mut work)? {
@@ -127,7 +127,7 @@ impl GraphRecorder {
 
     /// One capture. What `work` has panicked with, or what was short of memory, may be tried once more.
     fn attempt(&self, work: &mut dyn FnMut()) -> Result<thread::Result<Graph>, GraphError> {
-        let graph = Graph::begin(self.shared.pool)?;
+        let graph = Graph::begin(self.pool)?;
         match (catch_unwind(AssertUnwindSafe(work)), graph.ended()) {
             (done, Ok(graph)) => Ok(done.map(|()| graph)),
             // It is made ready at its end, when the allocator has ended its own part.
@@ -136,28 +136,6 @@ impl GraphRecorder {
             // The end says no more than that something has failed before.
             (Err(panic), Err(end)) => Err(GraphError::Failed(format!("{}; {}", panic_text(&*panic).unwrap_or(SILENT), end.0))),
         }
-    }
-}
-
-/// Makes the stream of captures the current one, behind all that was asked of the stream that computes; when it is dropped, that one is
-/// current again, and waits for what was asked meanwhile.
-struct OnCaptureStream<'a> {
-    recorder: &'a GraphRecorder,
-    entered: Option<Entered>,
-}
-
-impl<'a> OnCaptureStream<'a> {
-    fn enter(recorder: &'a GraphRecorder) -> Self {
-        let stream = &recorder.shared.stream;
-        stream.wait(&CudaEvent::of_compute(recorder.index, false));
-        Self { recorder, entered: Some(stream.enter()) }
-    }
-}
-
-impl Drop for OnCaptureStream<'_> {
-    fn drop(&mut self) {
-        self.entered = None;
-        self.recorder.shared.stream.join();
     }
 }
 
@@ -212,7 +190,7 @@ mod tests {
             return;
         }
         for _ in 0..2 {
-            let reason = GraphRecorder::new(0).err();
+            let reason = GraphRecorder::of(0).err();
             assert!(matches!(&reason, Some(GraphError::Lacking(text)) if text.contains("this libtorch has no")), "{reason:?}");
         }
     }

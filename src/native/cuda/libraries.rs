@@ -19,13 +19,6 @@ pub enum Companion {
     Nccl,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenedLibrary {
-    pub version: String,
-    /// The library's file, or the name by which the system's loader found it.
-    pub path: PathBuf,
-}
-
 impl Companion {
     pub fn file_name(self) -> &'static str {
         match self {
@@ -35,14 +28,15 @@ impl Companion {
         }
     }
 
-    /// Opens it, beside libtorch or else where the loader looks, and asks for its version; `Err` says why that cannot be done.
-    pub fn open(self) -> Result<OpenedLibrary, String> {
+    /// Opens it, beside libtorch or else where the loader looks, and asks for its version; `Err` says why that cannot be done. With the version
+    /// comes the library's file, or the name by which the system's loader found it.
+    pub fn open(self) -> Result<(String, PathBuf), String> {
         let path = self.path()?;
         let library = open_library(&path, RTLD_LOCAL)?;
         let version = self.version(&library).ok_or_else(|| format!("`{}` does not tell its version", path.display()))?;
         // Never closed: whoever uses it opens it again, and finds it loaded.
         let _handle = library.into_raw();
-        Ok(OpenedLibrary { version, path })
+        Ok((version, path))
     }
 
     /// The library's file, or the name by which the system's loader may find it.
@@ -112,7 +106,7 @@ mod tests {
         let _one = tch::Tensor::from(1_i64);
         for companion in [Companion::Runtime, Companion::Cudnn, Companion::Nccl] {
             match companion.open() {
-                Ok(found) => assert!(found.version.contains('.') && !found.version.starts_with("0."), "{found:?}"),
+                Ok((version, _)) => assert!(version.contains('.') && !version.starts_with("0."), "{version}"),
                 Err(why) => assert!(why.contains(companion.file_name()), "{why}"),
             }
         }

@@ -82,26 +82,23 @@ fn said(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-functions! {
-    /// What is asked of CUDA's runtime.
-    struct RuntimeCalls {
-        memory = c"cudaMemGetInfo": unsafe extern "C" fn(*mut usize, *mut usize) -> c_int,
-        get_device = c"cudaGetDevice": unsafe extern "C" fn(*mut c_int) -> c_int,
-        set_device = c"cudaSetDevice": unsafe extern "C" fn(c_int) -> c_int,
-    }
-}
-
 /// Bytes that a CUDA device has free, as its runtime says; `None` without one. libtorch's CUDA half must be loaded.
 pub fn free_device_memory(index: usize) -> Option<u64> {
+    let this = Library::this();
     // SAFETY: the symbols, where they are loaded, are the CUDA runtime's functions of these names and types.
-    let calls = unsafe { RuntimeCalls::find(&Library::this()) }.ok()?;
+    let (memory, get_device, set_device) = unsafe {
+        let memory: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int = symbol(&this, c"cudaMemGetInfo").ok()?;
+        let get_device: unsafe extern "C" fn(*mut c_int) -> c_int = symbol(&this, c"cudaGetDevice").ok()?;
+        let set_device: unsafe extern "C" fn(c_int) -> c_int = symbol(&this, c"cudaSetDevice").ok()?;
+        (memory, get_device, set_device)
+    };
     let (mut free, mut total, mut current) = (0, 0, 0);
     // SAFETY: all point to numbers that may be written; the device that was current is so again at the end.
     let statuses = unsafe {
-        let known = (calls.get_device)(&raw mut current);
-        let statuses = [known, (calls.set_device)(c_int::try_from(index).ok()?), (calls.memory)(&raw mut free, &raw mut total)];
+        let known = get_device(&raw mut current);
+        let statuses = [known, set_device(c_int::try_from(index).ok()?), memory(&raw mut free, &raw mut total)];
         if known == 0 {
-            (calls.set_device)(current);
+            set_device(current);
         }
         statuses
     };

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_GLOBAL};
 
 use super::load::{folder_in, functions, open_library, symbol};
+use crate::native::at_end::AtEnd;
 
 type Program = *mut std::ffi::c_void;
 
@@ -88,17 +89,38 @@ impl Nvrtc {
         let (file, source) = (text(&format!("{name}.cu"))?, text(source)?);
         let options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>, _>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        let mut program = Owned { nvrtc: self, program: ptr::null_mut() };
-        // SAFETY: all texts end with a zero and outlive the calls; no headers are given.
-        let done = unsafe {
-            let (headers, names) = (ptr::null(), ptr::null());
-            self.check((self.calls.create)(&raw mut program.program, source.as_ptr(), file.as_ptr(), 0, headers, names))?;
-            (self.calls.compile)(program.program, pointers.len() as c_int, pointers.as_ptr())
-        };
-        let log = program.bytes(self.calls.log_size, self.calls.log)?;
+        let mut program: Program = ptr::null_mut();
+        let (headers, names) = (ptr::null(), ptr::null());
+        // SAFETY: all texts end with a zero and outlive the call; no headers are given.
+        let code = unsafe { (self.calls.create)(&raw mut program, source.as_ptr(), file.as_ptr(), 0, headers, names) };
+        self.check(code)?;
+        let mut own = program;
+        let _end = AtEnd(|| {
+            // SAFETY: it was created and is destroyed once.
+            unsafe { (self.calls.destroy)(&raw mut own) };
+        });
+        // SAFETY: the program is alive, and all options end with a zero.
+        let done = unsafe { (self.calls.compile)(program, pointers.len() as c_int, pointers.as_ptr()) };
+        let log = self.bytes(program, self.calls.log_size, self.calls.log)?;
         let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned();
         self.check(done).map_err(|error| format!("`{name}` does not compile: {error}\n{log}"))?;
-        Ok((program.bytes(self.calls.cubin_size, self.calls.cubin)?, log))
+        Ok((self.bytes(program, self.calls.cubin_size, self.calls.cubin)?, log))
+    }
+
+    /// What a pair of calls gives of a program, one for its size and one for itself.
+    fn bytes(
+        &self,
+        program: Program,
+        size_of: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+        fill: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    ) -> Result<Vec<u8>, String> {
+        let mut size = 0;
+        // SAFETY: the program is alive and the size may be written.
+        self.check(unsafe { size_of(program, &raw mut size) })?;
+        let mut bytes = vec![0u8; size];
+        // SAFETY: there is room for as many bytes as were announced.
+        self.check(unsafe { fill(program, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
     }
 
     fn check(&self, code: c_int) -> Result<(), String> {
@@ -114,38 +136,6 @@ impl Nvrtc {
 /// The release of the compiler that this process uses, as 13.0; the reason where there is none.
 pub fn compiler_release() -> Result<String, String> {
     Nvrtc::get().map(|nvrtc| nvrtc.release.clone())
-}
-
-/// A program that goes with its owner.
-struct Owned<'a> {
-    nvrtc: &'a Nvrtc,
-    program: Program,
-}
-
-impl Owned<'_> {
-    /// What a pair of calls gives, one for its size and one for itself.
-    fn bytes(
-        &self,
-        size_of: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-        fill: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    ) -> Result<Vec<u8>, String> {
-        let mut size = 0;
-        // SAFETY: the program is alive and the size may be written.
-        self.nvrtc.check(unsafe { size_of(self.program, &raw mut size) })?;
-        let mut bytes = vec![0u8; size];
-        // SAFETY: there is room for as many bytes as were announced.
-        self.nvrtc.check(unsafe { fill(self.program, bytes.as_mut_ptr().cast()) })?;
-        Ok(bytes)
-    }
-}
-
-impl Drop for Owned<'_> {
-    fn drop(&mut self) {
-        if !self.program.is_null() {
-            // SAFETY: it was created and is destroyed once.
-            unsafe { (self.nvrtc.calls.destroy)(&raw mut self.program) };
-        }
-    }
 }
 
 /// Where installations of libtorch keep NVIDIA's libraries: Python wheels for CUDA 13 and 12 in folders of their own, archives beside it.

@@ -1,6 +1,7 @@
 //! Whether a kernel that comes with libtorch gives the numbers of the blocks: it is tried on random ones before the first step, so that no
 //! kernel's habits need be taken on trust. Where it gives others, or none, blocks attend.
 
+use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard};
@@ -11,7 +12,7 @@ use super::backend::{Backend, WHOLE};
 use super::by_backend::{attend_backward_by, attend_by};
 use super::chunk::{AttentionGrads, KvBlock, Qkv, ScoreRule};
 use crate::native::cuda::Numerics;
-use crate::native::{Panic, locked, panic_text};
+use crate::native::{locked, panic_text};
 
 /// Tokens and older slots on which a kernel must agree with the blocks: whole blocks of no kernel.
 const ODD: [i64; 2] = [50, 83];
@@ -114,8 +115,8 @@ fn compared(backend: Backend, device: Device, kind: Kind, head_dim: i64, lengths
 
 /// libtorch's complaint, if it has one: its first sentence.
 fn caught<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    let said = |panic: &Panic| panic_text(panic).unwrap_or("it panicked").to_owned();
-    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(said(&*panic)));
+    let said = |panic: Box<dyn Any + Send>| panic_text(&*panic).unwrap_or("it panicked").to_owned();
+    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(said(panic)));
     let sentence = |text: &str| text.lines().next().and_then(|line| line.split(". ").next()).unwrap_or_default().to_owned();
     result.map_err(|text| sentence(text.trim_start_matches("libtorch: ")))
 }

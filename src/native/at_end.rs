@@ -1,0 +1,10 @@
+//! What is to be done however a scope ends.
+
+/// Runs a closure when it is dropped, also while a panic is on its way up.
+pub(super) struct AtEnd<F: FnMut()>(pub(super) F);
+
+impl<F: FnMut()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
