@@ -14,7 +14,6 @@ use super::copyable::CopyableVector;
 use super::decoder::DecoderLayer;
 use super::delta::LoraDelta;
 use super::embedding::Embedding;
-use super::experts::StackedDelta;
 use super::gates::{self, GATE_TENSORS, Gates};
 use super::io_layers::BASE_WEIGHT;
 use super::linear::Linear;
@@ -117,7 +116,7 @@ impl Model {
         self.release_layers();
         self.linears_mut().for_each(|linear| linear.set_pissa(None));
         self.linears_mut().for_each(|linear| linear.delta = deltas.remove(&linear.name));
-        self.stacked_mut().for_each(|stacked| stacked.delta = deltas.remove(&stacked.name));
+        self.stacked_mut().for_each(|(name, delta)| *delta = deltas.remove(name));
         self.embedding.output.delta = deltas.remove(OUTPUT_MODULE);
         if is_new && settings.init == InitLora::Pissa {
             self.linears_mut().for_each(Linear::init_pissa);
@@ -288,7 +287,7 @@ impl Model {
         self.layers.iter_mut().flat_map(DecoderLayer::linears_mut)
     }
 
-    pub(super) fn stacked_mut(&mut self) -> impl Iterator<Item = &mut StackedDelta> {
+    pub(super) fn stacked_mut(&mut self) -> impl Iterator<Item = &mut (String, Option<LoraDelta>)> {
         self.layers.iter_mut().flat_map(DecoderLayer::stacked_mut)
     }
 

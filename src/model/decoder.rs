@@ -7,7 +7,7 @@ use super::attention::Attention;
 use super::config::ModelConfig;
 use super::copyable::CopyableVector;
 use super::delta::LoraDelta;
-use super::experts::{Experts, StackedDelta};
+use super::experts::Experts;
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::layer_tensor;
@@ -165,7 +165,7 @@ impl DecoderLayer {
     pub(super) fn deltas(&self) -> Vec<(&str, &LoraDelta)> {
         let stacked = if let FeedForward::Experts(experts) = &self.feed_forward { &experts.stacked[..] } else { &[] };
         let of_linears = self.linears().filter_map(|linear| Some((linear.name.as_str(), linear.delta.as_ref()?)));
-        of_linears.chain(stacked.iter().filter_map(|all| Some((all.name.as_str(), all.delta.as_ref()?)))).collect()
+        of_linears.chain(stacked.iter().filter_map(|(name, delta)| Some((name.as_str(), delta.as_ref()?)))).collect()
     }
 
     /// All linears, those of experts among them.
@@ -177,8 +177,8 @@ impl DecoderLayer {
         self.attention.linears_mut().chain(self.feed_forward.linears_mut())
     }
 
-    /// What is trained beside the linears of all experts, side by side.
-    pub(super) fn stacked_mut(&mut self) -> impl Iterator<Item = &mut StackedDelta> {
+    /// What is trained beside the linears of all experts, side by side, by the names of these.
+    pub(super) fn stacked_mut(&mut self) -> impl Iterator<Item = &mut (String, Option<LoraDelta>)> {
         let experts = if let FeedForward::Experts(experts) = &mut self.feed_forward { Some(experts) } else { None };
         experts.into_iter().flat_map(|experts| &mut experts.stacked)
     }

@@ -21,8 +21,9 @@ pub(super) struct Experts {
     matrices: ExpertMatrices,
     /// What all tokens go to beside their experts.
     shared: Option<Box<Mlp>>,
-    /// Beside gate and up, and beside down, of all experts.
-    pub(super) stacked: [StackedDelta; 2],
+    /// Matrices of low rank beside gate and up, and beside down, of all experts at once, each in two tensors ([`LoraDelta::by_expert`]), by the
+    /// name of these linears in the model, as `model.layers.3.mlp.experts.gate_up_proj`.
+    pub(super) stacked: [(String, Option<LoraDelta>); 2],
 }
 
 #[derive(Debug)]
@@ -132,17 +133,9 @@ fn one_by_one(x_ne: &Tensor, rows: &[i64], forward: impl Fn(usize, &Tensor) -> T
     if made.is_empty() { x_ne.shallow_clone() } else { Tensor::cat(&made, 0) }
 }
 
-/// Matrices of low rank beside the same linear of all experts, in two tensors ([`LoraDelta::by_expert`]).
-#[derive(Debug)]
-pub(super) struct StackedDelta {
-    /// The name in the model, as `model.layers.3.mlp.experts.gate_up_proj`.
-    pub(super) name: String,
-    pub(super) delta: Option<LoraDelta>,
-}
-
 impl Experts {
     pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, Fault> {
-        let stacked = [STACKED_GATE_UP, STACKED_DOWN].map(|path| StackedDelta { name: layer_tensor(layer.0, path), delta: None });
+        let stacked = [STACKED_GATE_UP, STACKED_DOWN].map(|path| (layer_tensor(layer.0, path), None));
         let shared = spec.shared(hidden).map(|linears| Mlp::load(weights, layer, &linears, spec.activation));
         Ok(Self {
             router: Router::load(weights, layer, spec, hidden)?,
@@ -168,8 +161,8 @@ impl Experts {
         let (top_k, num_experts) = (self.router.top_k as i64, probability_bnx.size()[2] as usize);
         let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), num_experts);
         let spread_ne = grouping.spread(&x_bne.reshape([-1, x_bne.size()[2]]));
-        let by_expert = |stacked: &StackedDelta| stacked.delta.as_ref().map(|delta| delta.by_expert(num_experts));
-        let [gate_up, down] = self.stacked.each_ref().map(by_expert);
+        let by_expert = |delta: &LoraDelta| delta.by_expert(num_experts);
+        let [gate_up, down] = self.stacked.each_ref().map(|(_, delta)| delta.as_ref().map(by_expert));
         let made = self.matrices.forward(&spread_ne, grouping.rows(), gate_up.as_deref(), down.as_deref());
         drop((spread_ne, gate_up, down));
         let routed_bne = grouping.gather(&made, &weight_bnk.view([-1, top_k])).view(&x_bne.size()[..]);

@@ -1,39 +1,20 @@
 //! The model without its adapter for a while, as who compares both has it.
 
-use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::causal_lm::{Model, Trainable};
 use super::linear::Linear;
 
-/// A model whose adapter is off; it is on again when this is dropped.
-struct WithoutAdapter<'a, Attach: FnOnce(&mut Model)> {
-    model: &'a mut Model,
-    /// Puts back all that the adapter trains, where there is one.
-    attach: Option<Attach>,
-}
-
-impl<Attach: FnOnce(&mut Model)> Deref for WithoutAdapter<'_, Attach> {
-    type Target = Model;
-
-    fn deref(&self) -> &Model {
-        self.model
-    }
-}
-
-impl<Attach: FnOnce(&mut Model)> Drop for WithoutAdapter<'_, Attach> {
-    fn drop(&mut self) {
-        if let Some(attach) = self.attach.take() {
-            attach(self.model);
-        }
-    }
-}
-
 impl Model {
-    /// The model without its adapter until the guard is dropped, with the logits of the base model to the bit; with one that began as a part
-    /// of the weights (`PiSSA`), but for the rounding of that part.
-    pub fn without_adapter(&mut self) -> impl Deref<Target = Self> {
+    /// What `work` makes of the model without its adapter, which is on again behind it: with the logits of the base model to the bit; with one
+    /// that began as a part of the weights (`PiSSA`), but for the rounding of that part.
+    pub fn without_adapter<T>(&mut self, work: impl FnOnce(&Self) -> T) -> T {
         let attach = matches!(self.trained, Trainable::Adapter(_)).then(|| self.detach_adapter());
-        WithoutAdapter { model: self, attach }
+        let done = catch_unwind(AssertUnwindSafe(|| work(self)));
+        if let Some(attach) = attach {
+            attach(self);
+        }
+        done.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Takes off all that an adapter trains; what is returned puts it back.
@@ -41,14 +22,14 @@ impl Model {
         self.release_layers();
         let linears: Vec<_> = self.linears_mut().map(Linear::detach).collect();
         let output = self.embedding.output.detach();
-        let stacked: Vec<_> = self.stacked_mut().map(|stacked| stacked.delta.take()).collect();
+        let stacked: Vec<_> = self.stacked_mut().map(|(_, delta)| delta.take()).collect();
         let copies: Vec<_> = self.copyable_mut().map(|vector| vector.trained.take()).collect();
         self.let_linears_wait();
         let (embedding, trained) =
             (std::mem::take(&mut self.embedding.trained), std::mem::replace(&mut self.trained, Trainable::Nothing));
         move |model| {
             model.release_layers();
-            model.stacked_mut().zip(stacked).for_each(|(stacked, delta)| stacked.delta = delta);
+            model.stacked_mut().zip(stacked).for_each(|((_, delta), before)| *delta = before);
             model.linears_mut().zip(linears).for_each(|(linear, attach)| attach(linear));
             output(&mut model.embedding.output);
             model.copyable_mut().zip(copies).for_each(|(vector, copy)| vector.trained = copy);
@@ -93,12 +74,12 @@ mod tests {
             let mut model = trained(&lora);
             let (before, leaves) = (logits(&model), model.parameters());
             for _ in 0..2 {
-                let without = model.without_adapter();
-                let found = logits(&without);
-                let is_pissa = lora.init_lora_weights == InitLora::Pissa;
-                assert!(if is_pissa { found.allclose(&base, 1e-4, 1e-5, false) } else { found == base }, "{lora:?}");
-                assert!(without.parameters().is_empty() && without.adapter().is_none());
-                drop(without);
+                model.without_adapter(|without| {
+                    let found = logits(without);
+                    let is_pissa = lora.init_lora_weights == InitLora::Pissa;
+                    assert!(if is_pissa { found.allclose(&base, 1e-4, 1e-5, false) } else { found == base }, "{lora:?}");
+                    assert!(without.parameters().is_empty() && without.adapter().is_none());
+                });
                 assert_eq!(logits(&model), before, "{lora:?}");
             }
             for ((name, leaf), (same, other)) in leaves.iter().zip(model.parameters()) {
@@ -112,6 +93,6 @@ mod tests {
         let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
         let mut model = Model::load_to_train(&fixture, Dtype::F32, Device::Cpu).unwrap();
         let count = model.parameters().len();
-        assert_eq!(model.without_adapter().parameters().len(), count);
+        assert_eq!(model.without_adapter(|model| model.parameters().len()), count);
     }
 }

@@ -72,14 +72,15 @@ impl Teacher {
                 return Err(Fault::interrupted());
             }
             let path = self.dir.as_ref().map(|dir| dir.join(self.name(sequence, &labels)));
+            let mut predict = || model.without_adapter(|model| self.predict(model, sequence, &labels));
             let soft = match path {
                 Some(path) if path.exists() => self.read(&path, sequence.targets.count())?,
                 Some(path) => {
-                    let soft = self.predict(model, sequence, &labels)?;
+                    let soft = predict()?;
                     write(&path, &soft)?;
                     soft
                 }
-                None => self.predict(model, sequence, &labels)?,
+                None => predict()?,
             };
             sequence.targets = Targets::Distilled(labels, Arc::new(soft));
         }
@@ -96,14 +97,14 @@ impl Teacher {
     }
 
     /// The likeliest tokens where the sequence has targets, and the logarithms of their probabilities.
-    fn predict(&self, model: &mut Model, sequence: &Sequence, labels: &[i64]) -> Result<SoftTargets, Fault> {
-        let (model, top_k) = (model.without_adapter(), self.recipe.top_k);
+    fn predict(&self, model: &Model, sequence: &Sequence, labels: &[i64]) -> Result<SoftTargets, Fault> {
+        let top_k = self.recipe.top_k;
         // Without targets: the engine's own losses are of no use here.
         let targets = Targets::NextToken(vec![IGNORE; labels.len()]);
         let batch = Batch { sequences: vec![Sequence { targets, ..sequence.clone() }] };
         let none = |kind| vec![Tensor::zeros([0], (kind, Device::Cpu))];
         let (mut log_probs, mut tokens) = (none(Kind::Float), none(Kind::Int));
-        self.engine.inspect(&model, &batch, None, &mut |start, hidden_1ne| {
+        self.engine.inspect(model, &batch, None, &mut |start, hidden_1ne| {
             let end = labels.len().min(start + hidden_1ne.size()[1] as usize);
             let places: Vec<i64> = (start..end).filter(|&at| labels[at] != IGNORE).map(|at| (at - start) as i64).collect();
             for places in places.chunks(BLOCK) {

@@ -16,13 +16,11 @@ use crate::native::locked;
 const MAX_PLANS: usize = 64;
 
 /// Lengths of a chunk and of what it attends to, for which there are plans.
-type PlannedLengths = BTreeSet<(i64, i64)>;
-
-static PLANNED: Mutex<PlannedLengths> = Mutex::new(PlannedLengths::new());
+static PLANNED: Mutex<BTreeSet<(i64, i64)>> = Mutex::new(BTreeSet::new());
 
 /// Whether a chunk and the parts that it attends to are multiples of [`WHOLE`], and have plans or may have them: from then on they do.
-fn are_planned(planned: &mut PlannedLengths, tokens: i64, parts: impl Iterator<Item = i64>) -> bool {
-    let pairs: PlannedLengths = parts.map(|slots| (tokens, slots)).collect();
+fn are_planned(planned: &mut BTreeSet<(i64, i64)>, tokens: i64, parts: impl Iterator<Item = i64>) -> bool {
+    let pairs: BTreeSet<(i64, i64)> = parts.map(|slots| (tokens, slots)).collect();
     let is_whole = tokens % WHOLE == 0 && pairs.iter().all(|(_, slots)| slots % WHOLE == 0);
     let serves = is_whole && planned.union(&pairs).count() <= MAX_PLANS;
     if serves {
@@ -58,7 +56,7 @@ mod tests {
 
     #[test]
     fn lengths_that_have_plans_keep_them_and_new_ones_get_none_when_there_are_many() {
-        let mut planned = PlannedLengths::new();
+        let mut planned = BTreeSet::new();
         let mut asked = |tokens, past: i64| are_planned(&mut planned, tokens, [past, tokens].into_iter());
         assert!(!asked(4096, 100) && !asked(100, 4096), "no multiples");
         // Its own length and 63 pasts.
