@@ -29,7 +29,7 @@ pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) -> Vec<Str
     let mut notes = Vec::new();
     foreign::apply(document, &mut notes, refusals);
     for (to, key) in dotted_keys() {
-        for name in key.text.also {
+        for name in key.also {
             if let Some(entry) = document.root.take(name) {
                 notes.push((entry.spot, format!("`{name}` is read as `{to}`")));
                 let moved = move_to(document, name, &to, entry);
@@ -39,10 +39,10 @@ pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) -> Vec<Str
     }
     refusals.catch(&["kv_cache"], split_cache_name(document, &mut notes));
     refusals.catch(&["kv_cache"], gather_policy_params(document, &mut notes));
-    for (key, RecipeKey { text, .. }) in dotted_keys() {
+    for (key, RecipeKey { words, .. }) in dotted_keys() {
         let Some(node) = document.root.get_mut(&key) else { continue };
         let written = node.word();
-        if let Some((word, _)) = text.words.iter().find(|(_, others)| others.contains(&written.as_str())) {
+        if let Some((word, _)) = words.iter().find(|(_, others)| others.contains(&written.as_str())) {
             *node = Node::string(word, node.spot);
             notes.push((node.spot, format!("`{key} = \"{written}\"` is read as `\"{word}\"`")));
         }

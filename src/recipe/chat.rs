@@ -7,9 +7,10 @@ use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
 use super::diagnose::Checked;
-use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
-use super::value::{RecipeReader, RecipeValue};
-use super::words::words;
+use super::table::{RecipeField, RecipeKey, RecipeTable, TableEntries, table};
+use super::tree::Document;
+use super::value::RecipeValue;
+use super::words::{forms, words};
 use crate::units::Fault;
 
 table! {
@@ -61,12 +62,12 @@ impl ChatRecipe {
 
 /// A part of a table, whose keys stand in that table.
 impl RecipeField for ChatRecipe {
-    fn keys(_: KeyText, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
+    fn keys(_: RecipeKey, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         <Self as RecipeTable>::keys()
     }
 
-    fn find(reader: &RecipeReader<'_>, _: &str, _: &str) -> Checked<Option<Self>> {
-        <Self as RecipeTable>::read(reader).map(Some)
+    fn find(document: &Document, _: &str, _: &str) -> Checked<Option<Self>> {
+        <Self as RecipeTable>::read(document).map(Some)
     }
 
     fn entries(&self, _: &str) -> TableEntries {
@@ -107,14 +108,18 @@ impl RecipeValue for TemplateChoice {
         Some(Value::String(self.0.clone()))
     }
 
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+    fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         if self.0.trim().is_empty() {
-            return reader.refuse(key, format!("`{key}` is empty"), "name a file, or leave the key out to have the model's own");
+            return document.refuse(
+                key,
+                format!("`{key}` is empty"),
+                "name a file, or leave the key out to have the model's own",
+            );
         }
         if self.0.contains(['{', '\n']) {
             return Ok(self);
         }
-        let path = std::path::PathBuf::from(&self.0).checked(reader, key)?;
+        let path = std::path::PathBuf::from(&self.0).checked(document, key)?;
         Ok(if path.is_file() { Self(path.to_string_lossy().into_owned()) } else { self })
     }
 }
@@ -126,14 +131,14 @@ pub struct TemplateDate(pub chrono::NaiveDateTime);
 const DATE: &str = "%Y-%m-%d";
 const DATE_AND_TIME: &str = "%Y-%m-%d %H:%M:%S";
 
-impl<'de> Deserialize<'de> for TemplateDate {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
+forms! {
+    TemplateDate: "a string";
+    word<E> |text| {
         let text = text.trim().replace('T', " ");
         let date = || chrono::NaiveDate::parse_from_str(&text, DATE).ok()?.and_hms_opt(0, 0, 0);
         let found = chrono::NaiveDateTime::parse_from_str(&text, DATE_AND_TIME).ok().or_else(date);
-        found.map(Self).ok_or_else(|| serde::de::Error::custom("a date is written as 2026-11-22, or 2026-11-22 14:05:09"))
-    }
+        found.map(TemplateDate).ok_or_else(|| E::custom("a date is written as 2026-11-22, or 2026-11-22 14:05:09"))
+    };
 }
 
 impl RecipeValue for TemplateDate {

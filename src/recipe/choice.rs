@@ -7,9 +7,8 @@ use serde::de::DeserializeOwned;
 
 use super::diagnose::{Checked, RecipeError, suggest};
 use super::read::read;
-use super::table::{KeyText, RecipeField, RecipeKey, TableEntries, dotted};
-use super::tree::{KeyValue, Node, NodeValue, RecipeSource, Spot};
-use super::value::RecipeReader;
+use super::table::{RecipeField, RecipeKey, TableEntries, dotted};
+use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot};
 use crate::units::quoted;
 
 /// Refuses a policy that there is not, and parameters that it does not have.
@@ -119,21 +118,16 @@ impl PolicyRecipe {
 /// Which policies there are is known elsewhere, so that the name is checked here only where [`check_policies_by`] has said by whom. A recipe that names none still lends its source to
 /// the errors about the default.
 impl RecipeField for PolicyRecipe {
-    fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
-        let (takes, default) = ("name, or a table with one name".to_owned(), default(&text.name));
-        vec![RecipeKey {
-            text,
-            takes,
-            default,
-            check: |reader, key, _| {
-                let choice = Self::find(reader, "", key)?;
-                choice.iter().zip(POLICY_CHECK.get()).try_for_each(|(choice, check)| check(choice))
-            },
-        }]
+    fn keys(key: RecipeKey, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
+        let check = |document: &Document, name: &str, _: &RecipeKey| {
+            let choice = Self::find(document, "", name)?;
+            choice.iter().zip(POLICY_CHECK.get()).try_for_each(|(choice, check)| check(choice))
+        };
+        vec![RecipeKey { takes: "name, or a table with one name".to_owned(), default: default(&key.name), check, ..key }]
     }
 
-    fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>> {
-        let (key, document) = (dotted(table, key), reader.document);
+    fn find(document: &Document, table: &str, key: &str) -> Checked<Option<Self>> {
+        let key = dotted(table, key);
         let entry = document.root.entry(&key);
         let mut choice = Self { key, source: document.source.clone(), ..Self::by_default() };
         if let Some(entry) = entry {

@@ -9,10 +9,10 @@ use super::model::InitLora;
 use super::plan::Recipe;
 use super::refusals::Refusals;
 use super::training::{Offload, OptimizerName, OptimizerRecipe, Schedule};
-use super::value::RecipeReader;
+use super::tree::Document;
 
-pub(super) fn refuse_contradictions(recipe: &Recipe, reader: &RecipeReader<'_>, refusals: &mut Refusals) {
-    let mut found = Contradictions { reader, refusals };
+pub(super) fn refuse_contradictions(recipe: &Recipe, document: &Document, refusals: &mut Refusals) {
+    let mut found = Contradictions { document, refusals };
     recipe.data.each().for_each(|data| found.of_data(data));
     found.of_adapter(recipe);
     found.of_teacher(recipe);
@@ -24,14 +24,14 @@ pub(super) fn refuse_contradictions(recipe: &Recipe, reader: &RecipeReader<'_>, 
 }
 
 struct Contradictions<'a> {
-    reader: &'a RecipeReader<'a>,
+    document: &'a Document,
     refusals: &'a mut Refusals,
 }
 
 impl Contradictions<'_> {
     /// Refuses a key, unless one of the tables is in doubt.
     fn refuse(&mut self, tables: &[&str], key: &str, message: impl Into<String>, hint: &str) {
-        self.refusals.weigh(tables, self.reader.refuse::<()>(key, message.into(), hint));
+        self.refusals.weigh(tables, self.document.refuse::<()>(key, message.into(), hint));
     }
 
     fn of_data(&mut self, data: &DataRecipe) {

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use toml::Value;
 
 use super::diagnose::Checked;
-use super::value::{RecipeReader, RecipeValue};
+use super::tree::Document;
+use super::value::RecipeValue;
 use super::words::forms;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,9 +48,9 @@ impl RecipeValue for DataPaths {
         }
     }
 
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
-        reader.distinct(key, &self.0, 1, "name each file once")?;
-        self.0.into_iter().map(|path| path.checked(reader, key)).collect::<Checked<_>>().map(Self)
+    fn checked(self, document: &Document, key: &str) -> Checked<Self> {
+        document.distinct(key, &self.0, 1, "name each file once")?;
+        self.0.into_iter().map(|path| path.checked(document, key)).collect::<Checked<_>>().map(Self)
     }
 }
 

@@ -4,9 +4,9 @@ use toml::Value;
 
 use super::data::{DataRecipe, DataSet};
 use super::diagnose::Checked;
-use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, dotted};
-use super::tree::KeyValue;
-use super::value::{KeyRule, RecipeReader};
+use super::table::{RecipeField, RecipeKey, RecipeTable, TableEntries, dotted};
+use super::tree::{Document, KeyValue};
+use super::value::KeyRule;
 
 /// Where the sets stand, by their names.
 pub(super) const SETS: &str = "data.sets";
@@ -20,14 +20,14 @@ const WEIGHTS: KeyRule = KeyRule {
 };
 
 impl RecipeField for Vec<DataSet> {
-    fn keys(text: KeyText, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
-        let check = |reader: &RecipeReader<'_>, _: &str, _: &KeyText| <Self as RecipeField>::find(reader, "", "").map(drop);
-        vec![RecipeKey { text, takes: "array of tables".to_owned(), default: "none".to_owned(), check }]
+    fn keys(key: RecipeKey, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
+        let check = |document: &Document, _: &str, _: &RecipeKey| <Self as RecipeField>::find(document, "", "").map(drop);
+        vec![RecipeKey { takes: "array of tables".to_owned(), default: "none".to_owned(), check, ..key }]
     }
 
-    fn find(reader: &RecipeReader<'_>, _: &str, _: &str) -> Checked<Option<Self>> {
-        let Some(sets) = reader.document.root.entry(SETS) else { return Ok(None) };
-        sets.node.entries().iter().map(|set| read(reader, set)).collect::<Checked<_>>().map(Some)
+    fn find(document: &Document, _: &str, _: &str) -> Checked<Option<Self>> {
+        let Some(sets) = document.root.entry(SETS) else { return Ok(None) };
+        sets.node.entries().iter().map(|set| read(document, set)).collect::<Checked<_>>().map(Some)
     }
 
     /// What the sets have of their own: the rest is written in `[data]`.
@@ -43,28 +43,27 @@ impl RecipeField for Vec<DataSet> {
 }
 
 /// A set, read as the table `[data]` of a recipe that has no other data.
-fn read(reader: &RecipeReader<'_>, set: &KeyValue) -> Checked<DataSet> {
-    let mut document = reader.document.clone();
+fn read(document: &Document, set: &KeyValue) -> Checked<DataSet> {
+    let mut of_set = document.clone();
     let own = || set.node.entries().iter().filter(|entry| entry.key != WEIGHT);
     // The two ways to hold samples out exclude each other.
     let holds_out = own().any(|entry| entry.key.starts_with("validation"));
     let others = ["sets", "train", "validation", "validation_fraction"].into_iter().take(if holds_out { 4 } else { 2 });
-    others.for_each(|key| drop(document.root.take(&format!("data.{key}"))));
+    others.for_each(|key| drop(of_set.root.take(&format!("data.{key}"))));
     for entry in own() {
-        document.root.put(&format!("data.{}", entry.key), entry.spot, entry.node.clone());
+        of_set.root.put(&format!("data.{}", entry.key), entry.spot, entry.node.clone());
     }
     let mut keys = DataRecipe::keys();
-    keys.retain(|key| key.text.name != "sets" && key.text.name != "order");
-    let of_set = RecipeReader::new(&document);
+    keys.retain(|key| key.name != "sets" && key.name != "order");
     for entry in own() {
-        let known = || keys.iter().map(|key| &key.text.name[..]).collect::<Vec<_>>();
-        let key = keys.iter().find(|key| key.text.name == entry.key);
-        let key = key.ok_or_else(|| reader.document.source.unknown_key(entry.spot, DataRecipe::NAME, &entry.key, &known()))?;
-        (key.check)(&of_set, &dotted(DataRecipe::NAME, &entry.key), &key.text)?;
+        let known = || keys.iter().map(|key| &key.name[..]).collect::<Vec<_>>();
+        let key = keys.iter().find(|key| key.name == entry.key);
+        let key = key.ok_or_else(|| document.source.unknown_key(entry.spot, DataRecipe::NAME, &entry.key, &known()))?;
+        (key.check)(&of_set, &dotted(DataRecipe::NAME, &entry.key), key)?;
     }
     let key = format!("{SETS}.{}.{WEIGHT}", set.key);
-    let weight = reader.parse(&key)?.unwrap_or(1.0);
-    WEIGHTS.check(reader, &key, &Value::Float(weight))?;
+    let weight = document.value(&key)?.unwrap_or(1.0);
+    WEIGHTS.check(document, &key, &Value::Float(weight))?;
     let own = own().map(|entry| entry.key.clone()).collect();
     Ok(DataSet { name: set.key.clone(), weight, data: DataRecipe::read(&of_set)?, own })
 }

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use super::diagnose::Checked;
-use super::value::{COUNT, KeyRule, RecipeReader, RecipeValue, positive};
+use super::tree::Document;
+use super::value::{COUNT, KeyRule, RecipeValue, positive};
 
 /// The loss `(1 − weight) · CE + weight · T² · KL`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,11 +46,11 @@ impl RecipeValue for DistillRecipe {
         Value::try_from(self).ok()
     }
 
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+    fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         let name = |part: &str| format!("{key}.{part}");
-        WEIGHT.check(reader, &name("weight"), &Value::Float(self.weight))?;
-        TEMPERATURE.check(reader, &name("temperature"), &Value::Float(self.temperature))?;
-        COUNT.check(reader, &name("top_k"), &Value::Integer(self.top_k as i64))?;
+        WEIGHT.check(document, &name("weight"), &Value::Float(self.weight))?;
+        TEMPERATURE.check(document, &name("temperature"), &Value::Float(self.temperature))?;
+        COUNT.check(document, &name("top_k"), &Value::Integer(self.top_k as i64))?;
         Ok(self)
     }
 }

@@ -2,14 +2,14 @@
 
 use std::sync::LazyLock;
 
-use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use super::diagnose::Checked;
 use super::table::table;
-use super::value::{COUNT, RecipeReader, RecipeValue};
-use super::words::words;
+use super::tree::Document;
+use super::value::{COUNT, RecipeValue};
+use super::words::{forms, words};
 use crate::metrics::Metric;
 
 table! {
@@ -96,16 +96,16 @@ impl RecipeValue for GenerateRecipe {
         Value::try_from(self).ok()
     }
 
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+    fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         let metrics: Vec<&str> = self.metrics.iter().map(|metric| metric.name()).collect();
-        reader.distinct(
+        document.distinct(
             &format!("{key}.metrics"),
             &metrics,
             1,
             "name each metric once, as `metrics = [\"exact_match\", \"f1\"]`",
         )?;
         for (name, number) in [("samples", self.samples), ("max_new_tokens", self.max_new_tokens)] {
-            COUNT.check(reader, &format!("{key}.{name}"), &Value::Integer(number as i64))?;
+            COUNT.check(document, &format!("{key}.{name}"), &Value::Integer(number as i64))?;
         }
         Ok(self)
     }
@@ -132,15 +132,13 @@ impl BestMetric {
     }
 }
 
-impl<'de> Deserialize<'de> for BestMetric {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        match &name[..] {
-            "loss" => Ok(Self::Loss),
-            "accuracy" => Ok(Self::Accuracy),
-            other => other.parse().map(Self::Answers).map_err(|_| D::Error::unknown_variant(other, &FIGURES)),
-        }
-    }
+forms! {
+    BestMetric: "a string";
+    word<E> |word| match word {
+        "loss" => Ok(BestMetric::Loss),
+        "accuracy" => Ok(BestMetric::Accuracy),
+        other => other.parse().map(BestMetric::Answers).map_err(|_| E::unknown_variant(other, &FIGURES)),
+    };
 }
 
 impl RecipeValue for BestMetric {

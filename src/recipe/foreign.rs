@@ -82,7 +82,7 @@ pub const FOREIGN: &[(&str, &str, Meaning)] = &[
 /// Deals with all of them, and adds a note for each that is not refused.
 pub(super) fn apply(document: &mut Document, notes: &mut Vec<(Spot, String)>, refusals: &mut Refusals) {
     for (name, ..) in FOREIGN {
-        for key in TABLES.iter().map(|table| dotted(table.name, name)) {
+        for key in TABLES.iter().map(|(table, _)| dotted(table, name)) {
             let Some(entry) = document.root.take(&key) else { continue };
             let (spot, read) = (entry.spot, read(document, &key, entry, name));
             notes.extend(refusals.catch(&[table_of(&key)], read).map(|note| (spot, note)));

@@ -8,8 +8,9 @@ use toml::Value;
 
 use super::diagnose::Checked;
 use super::read::AUTO;
-use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
-use super::value::{COUNT, KeyRule, RecipeReader, RecipeValue};
+use super::table::{RecipeField, RecipeKey, RecipeTable, TableEntries, table};
+use super::tree::Document;
+use super::value::{COUNT, KeyRule, RecipeValue};
 use super::words::{forms, words};
 
 /// A cell is at least a tenth as wide as it is by default.
@@ -150,11 +151,11 @@ impl GradRecipe {
 
 /// No key of its own: it is read from those that are left open.
 impl RecipeField for Vec<OpenKey> {
-    fn keys(_: KeyText, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
+    fn keys(_: RecipeKey, _: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
         Vec::new()
     }
 
-    fn find(_: &RecipeReader<'_>, _: &str, _: &str) -> Checked<Option<Self>> {
+    fn find(_: &Document, _: &str, _: &str) -> Checked<Option<Self>> {
         Ok(None)
     }
 
@@ -235,9 +236,9 @@ impl RecipeValue for KeepGraph {
         })
     }
 
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+    fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         if let Self::Cells(cells) = self {
-            COUNT.check(reader, key, &Value::Integer(cells as i64))?;
+            COUNT.check(document, key, &Value::Integer(cells as i64))?;
         }
         Ok(self)
     }
@@ -277,15 +278,15 @@ impl fmt::Display for StoreRecipe {
 
 /// Two keys: the form has the name of the field, and the place another one beside it.
 impl RecipeField for StoreRecipe {
-    fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
-        let (name, meaning) = (place_key(&text.name), "Where they are kept: in host memory or in a scratch file.");
-        let place = KeyText { name, meaning, may_be_auto: text.may_be_auto, ..KeyText::default() };
-        StoreForm::keys(text, default).into_iter().chain(StorePlace::keys(place, default)).collect()
+    fn keys(key: RecipeKey, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
+        let place = RecipeKey::named(&place_key(&key.name), "Where they are kept: in host memory or in a scratch file.");
+        let place = RecipeKey { may_be_auto: key.may_be_auto, ..place };
+        StoreForm::keys(key, default).into_iter().chain(StorePlace::keys(place, default)).collect()
     }
 
-    fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>> {
-        let form = StoreForm::find(reader, table, key)?.unwrap_or(Self::PLAIN.form);
-        let place = StorePlace::find(reader, table, &place_key(key))?.unwrap_or(Self::PLAIN.place);
+    fn find(document: &Document, table: &str, key: &str) -> Checked<Option<Self>> {
+        let form = StoreForm::find(document, table, key)?.unwrap_or(Self::PLAIN.form);
+        let place = StorePlace::find(document, table, &place_key(key))?.unwrap_or(Self::PLAIN.place);
         Ok(Some(Self { form, place }))
     }
 

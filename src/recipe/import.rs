@@ -13,7 +13,6 @@ use super::plan::{Recipe, TABLES, dotted_keys};
 use super::refusals::Refusals;
 use super::suggest::ADVICE;
 use super::tree::{Document, Node, RecipeSource, Spot};
-use super::value::RecipeReader;
 use crate::files::{self, FileKind};
 use crate::units::{abridged, quoted};
 
@@ -292,7 +291,7 @@ impl Import {
         let off: Vec<String> = self.off.iter().map(quoted).collect();
         let off = (!off.is_empty()).then(|| format!("# off or empty there, and left out: {}\n", off.join(", ")));
         // What stands above all tables comes first.
-        let names = TABLES.iter().map(|table| table.name).cycle().skip(TABLES.len() - 1).take(TABLES.len());
+        let names = TABLES.iter().map(|(table, _)| *table).cycle().skip(TABLES.len() - 1).take(TABLES.len());
         let of_table = |table: &str| {
             let line = |(key, value): &(String, Value)| {
                 let (of, key) = key.split_once('.').unwrap_or(("", key));
@@ -315,10 +314,9 @@ fn known(key: &str, value: &Value) -> Option<Checked<Vec<(String, Value)>>> {
     if let Some(error) = refusals.into_first() {
         return Some(Err(error));
     }
-    let reader = RecipeReader::new(&document);
     let found = dotted_keys().filter_map(|(name, key)| {
         let value = document.root.entry(&name)?.node.to_value();
-        Some((key.check)(&reader, &name, &key.text).map(|()| (name, value)))
+        Some((key.check)(&document, &name, key).map(|()| (name, value)))
     });
     match found.collect::<Checked<Vec<_>>>() {
         Ok(found) if found.is_empty() => {

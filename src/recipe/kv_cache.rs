@@ -10,7 +10,8 @@ use toml::Value;
 use super::choice::PolicyRecipe;
 use super::diagnose::Checked;
 use super::table::table;
-use super::value::{COUNT, KeyRule, RecipeReader, RecipeValue};
+use super::tree::Document;
+use super::value::{COUNT, KeyRule, RecipeValue};
 use super::words::{forms, words};
 
 /// A cache that keeps all, as a recipe says it.
@@ -178,22 +179,22 @@ impl RecipeValue for CacheLength {
         })
     }
 
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+    fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         match &self {
-            Self::Uniform(slots) => SLOTS.check(reader, key, &whole(*slots))?,
+            Self::Uniform(slots) => SLOTS.check(document, key, &whole(*slots))?,
             Self::PerLayer(slots) if slots.is_empty() => {
                 let message = format!("`{key}` must be at least 1 in every layer, found []");
-                return reader.refuse(key, message, "write one number for all layers, or one per layer");
+                return document.refuse(key, message, "write one number for all layers, or one per layer");
             }
-            Self::PerLayer(slots) => SLOTS.check(reader, key, &slots.iter().copied().map(whole).collect::<Vec<_>>().into())?,
+            Self::PerLayer(slots) => SLOTS.check(document, key, &slots.iter().copied().map(whole).collect::<Vec<_>>().into())?,
             Self::Pyramid(Pyramid { mean, top }) => {
                 let key_of_top = format!("{key}.pyramid.top");
-                SLOTS.check(reader, &format!("{key}.pyramid.mean"), &whole(*mean))?;
-                SLOTS.check(reader, &key_of_top, &whole(*top))?;
+                SLOTS.check(document, &format!("{key}.pyramid.mean"), &whole(*mean))?;
+                SLOTS.check(document, &key_of_top, &whole(*top))?;
                 if top > mean {
                     let message = format!("`{key_of_top}` must be at most the mean, {mean}, found {top}");
                     let hint = "a pyramid grows narrower towards the top: write less, or list one length per layer";
-                    return reader.refuse(&key_of_top, message, hint);
+                    return document.refuse(&key_of_top, message, hint);
                 }
             }
         }

@@ -56,7 +56,4 @@ pub use training::*;
 pub use {initial_part::*, plan::Recipe, write::Difference};
 // What the reference is written from.
 #[doc(hidden)]
-pub use {
-    alias::FLAT, foreign::FOREIGN, foreign::Meaning, plan::TABLES, plan::dotted_keys, suggest::ADVICE, table::KeyText,
-    table::RecipeKey,
-};
+pub use {alias::FLAT, foreign::FOREIGN, foreign::Meaning, plan::TABLES, plan::dotted_keys, suggest::ADVICE, table::RecipeKey};

@@ -11,7 +11,8 @@ use toml::Value;
 use super::diagnose::Checked;
 use super::modules::ModuleSet;
 use super::table::{RecipeTable, table};
-use super::value::{COUNT, PART, RecipeReader, RecipeValue, positive};
+use super::tree::Document;
+use super::value::{COUNT, PART, RecipeValue, positive};
 use super::words::words;
 use crate::files::{self, TensorFile};
 
@@ -57,8 +58,8 @@ table! {
 
 impl ModelRecipe {
     /// A name on the Hub becomes the directory of its snapshot, which is another one after the next download.
-    pub(super) fn located(self, reader: &RecipeReader<'_>) -> Self {
-        let written = reader.document.root.entry("model.path").and_then(|entry| entry.node.as_str());
+    pub(super) fn located(self, document: &Document) -> Self {
+        let written = document.root.entry("model.path").and_then(|entry| entry.node.as_str());
         let name = written.filter(|_| !self.path.exists());
         let snapshot = name.and_then(|name| files::hub_snapshot(name, self.revision.as_deref()));
         Self { path: snapshot.unwrap_or(self.path), ..self }
@@ -95,7 +96,7 @@ impl RecipeValue for RopeScalingRecipe {
         Some(Value::Table(self.0.clone()))
     }
 
-    fn checked(mut self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+    fn checked(mut self, document: &Document, key: &str) -> Checked<Self> {
         // The older name; what says both is looked at where a `config.json` is read.
         if !self.0.contains_key("rope_type")
             && let Some(kind) = self.0.remove("type")
@@ -104,7 +105,7 @@ impl RecipeValue for RopeScalingRecipe {
         }
         if self.rope_type().is_empty() {
             let message = format!("`{key}.rope_type` is missing");
-            return reader.refuse(key, message, "write `{ rope_type = \"yarn\", factor = 4.0 }`, or another kind");
+            return document.refuse(key, message, "write `{ rope_type = \"yarn\", factor = 4.0 }`, or another kind");
         }
         Ok(self)
     }
@@ -217,9 +218,9 @@ pub fn extra_modules(extra: &TensorFile) -> Vec<String> {
 
 impl LoraRecipe {
     /// What a recipe says, and in place of what it leaves out what the PEFT adapter in `dir` says.
-    pub(super) fn of(reader: &RecipeReader<'_>, dir: Option<&Path>) -> Checked<Self> {
-        let mut own = Self::read(reader)?;
-        let is_said = |key: &str| reader.has(&format!("lora.{key}"));
+    pub(super) fn of(document: &Document, dir: Option<&Path>) -> Checked<Self> {
+        let mut own = Self::read(document)?;
+        let is_said = |key: &str| document.has(&format!("lora.{key}"));
         // What is wrong with an adapter is said where it is loaded.
         let read = dir.map(|dir| files::read_json::<Map<String, Json>>(&dir.join(ADAPTER_CONFIG)));
         let Some(Ok(mut table)) = read else { return Ok(own) };

@@ -6,7 +6,8 @@ use serde::{Serialize, Serializer};
 use toml::Value;
 
 use super::diagnose::Checked;
-use super::value::{RecipeReader, RecipeValue};
+use super::tree::Document;
+use super::value::RecipeValue;
 use super::words::forms;
 
 /// A regular expression with the text it was written as: read from a recipe, it is refused where it stands if it is none.
@@ -139,15 +140,15 @@ impl RecipeValue for ModuleSet {
         Value::try_from(self).ok()
     }
 
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+    fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         let is_excluded = key.ends_with("exclude_modules");
         if is_excluded && self == Self::AllLinear {
             let message = format!("`{key}` is all of `target_modules`");
-            return reader.refuse(key, message, "write the names of some, as `[\"q_proj\"]`");
+            return document.refuse(key, message, "write the names of some, as `[\"q_proj\"]`");
         }
         if let Self::Names(names) = &self {
             let hint = "write `\"all-linear\"`, or names as `[\"q_proj\", \"v_proj\"]`";
-            reader.distinct(key, names, usize::from(!is_excluded), if is_excluded { "name each module once" } else { hint })?;
+            document.distinct(key, names, usize::from(!is_excluded), if is_excluded { "name each module once" } else { hint })?;
         }
         Ok(self)
     }

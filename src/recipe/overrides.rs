@@ -47,7 +47,7 @@ fn parse(source: &RecipeSource, text: &str, spot: Spot) -> Result<(String, Node)
 
 /// `q_proj,v_proj` as TOML for a key that takes an array. A path or a pattern may have commas.
 fn as_list(key: &str, value: &str) -> Option<String> {
-    let (_, found) = dotted_keys().find(|(name, found)| name == key || found.text.also.contains(&key))?;
+    let (_, found) = dotted_keys().find(|(name, found)| name == key || found.also.contains(&key))?;
     let is_plain = |item: &str| !item.is_empty() && item.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'));
     let takes_list = found.takes.contains("array") && !found.takes.starts_with("path");
     if !takes_list || !value.contains(',') || !value.split(',').all(|item| is_plain(item.trim())) {

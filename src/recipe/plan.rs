@@ -61,17 +61,10 @@ impl Recipe {
     }
 }
 
-/// A table of a recipe and all keys that it may have.
-pub struct TableKeys {
-    /// Empty for what stands at the top of the file.
-    pub name: &'static str,
-    pub keys: Vec<RecipeKey>,
-}
-
-/// All tables and their keys; the last one is what stands above them, without a name.
-pub static TABLES: LazyLock<Vec<TableKeys>> = LazyLock::new(|| {
-    fn table<T: RecipeTable>() -> TableKeys {
-        TableKeys { name: T::NAME, keys: T::keys() }
+/// All tables of a recipe by their names, with all keys that they may have; the last one is what stands above them, without a name.
+pub static TABLES: LazyLock<Vec<(&str, Vec<RecipeKey>)>> = LazyLock::new(|| {
+    fn table<T: RecipeTable>() -> (&'static str, Vec<RecipeKey>) {
+        (T::NAME, T::keys())
     }
     vec![
         table::<ModelRecipe>(),
@@ -92,10 +85,10 @@ pub static TABLES: LazyLock<Vec<TableKeys>> = LazyLock::new(|| {
 
 /// All keys, each with its table.
 pub(super) fn keys() -> impl Iterator<Item = (&'static str, &'static RecipeKey)> {
-    TABLES.iter().flat_map(|table| table.keys.iter().map(|key| (table.name, key)))
+    TABLES.iter().flat_map(|(table, keys)| keys.iter().map(move |key| (*table, key)))
 }
 
 /// All keys, each by its dotted name.
 pub fn dotted_keys() -> impl Iterator<Item = (String, &'static RecipeKey)> {
-    keys().map(|(table, key)| (dotted(table, &key.text.name), key))
+    keys().map(|(table, key)| (dotted(table, &key.name), key))
 }

@@ -17,8 +17,7 @@ pub(super) const AUTO: &str = "auto";
 
 /// Reads a value; `path` is the dotted key under which it stands.
 pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &RecipeSource) -> Checked<T> {
-    let at = |error: ReadError| error.at(node.spot, &node.value);
-    T::deserialize(NodeReader(node)).map_err(|error| at(error).into_recipe_error(path, source))
+    T::deserialize(node).map_err(|error| error.at(node.spot, &node.value).into_recipe_error(path, source))
 }
 
 /// Reads a value whose key takes the word `auto` too, which the errors then name.
@@ -26,8 +25,8 @@ pub(super) fn read_or_auto<T: DeserializeOwned>(node: &Node, path: &str, source:
     if node.as_str() == Some(AUTO) {
         return Ok(None);
     }
-    let at = |error: ReadError| error.at(node.spot, &node.value);
-    T::deserialize(NodeReader(node)).map(Some).map_err(|error| at(error).or_auto().into_recipe_error(path, source))
+    let read = T::deserialize(node).map(Some);
+    read.map_err(|error| error.at(node.spot, &node.value).or_auto().into_recipe_error(path, source))
 }
 
 /// What is wrong, before it is known where.
@@ -50,7 +49,7 @@ enum ReadProblem {
 }
 
 #[derive(Debug)]
-struct ReadError {
+pub(super) struct ReadError {
     problem: ReadProblem,
     spot: Option<Spot>,
     /// The value in words, as `found` tells them.
@@ -178,10 +177,7 @@ impl Error for ReadError {
     }
 }
 
-/// Hands a value of the tree to serde.
-struct NodeReader<'a>(&'a Node);
-
-impl<'de> IntoDeserializer<'de, ReadError> for NodeReader<'de> {
+impl<'de> IntoDeserializer<'de, ReadError> for &'de Node {
     type Deserializer = Self;
 
     fn into_deserializer(self) -> Self {
@@ -189,22 +185,23 @@ impl<'de> IntoDeserializer<'de, ReadError> for NodeReader<'de> {
     }
 }
 
-impl<'de> Deserializer<'de> for NodeReader<'de> {
+/// Hands a value of the tree to serde.
+impl<'de> Deserializer<'de> for &'de Node {
     type Error = ReadError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        match &self.0.value {
+        match &self.value {
             NodeValue::String(text) => visitor.visit_borrowed_str(text),
             NodeValue::Integer(number) => visitor.visit_i64(*number),
             NodeValue::Float(number) => visitor.visit_f64(*number),
             NodeValue::Boolean(value) => visitor.visit_bool(*value),
             NodeValue::Array(items) => {
-                let mut sequence = SeqDeserializer::new(items.iter().map(NodeReader));
+                let mut sequence = SeqDeserializer::new(items.iter());
                 visitor.visit_seq(&mut sequence).and_then(|value| sequence.end().map(|()| value))
             }
             NodeValue::Table(entries) => visitor.visit_map(TableAccess { entries: entries.iter(), current: None }),
         }
-        .map_err(|error| error.at(self.0.spot, &self.0.value))
+        .map_err(|error| error.at(self.spot, &self.value))
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
@@ -218,8 +215,8 @@ impl<'de> Deserializer<'de> for NodeReader<'de> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        match &self.0.value {
-            NodeValue::Array(_) => Err(ReadError::invalid_type(Unexpected::Seq, &"a table").at(self.0.spot, &self.0.value)),
+        match &self.value {
+            NodeValue::Array(_) => Err(ReadError::invalid_type(Unexpected::Seq, &"a table").at(self.spot, &self.value)),
             _ => self.deserialize_any(visitor),
         }
     }
@@ -230,12 +227,12 @@ impl<'de> Deserializer<'de> for NodeReader<'de> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        let read = match self.0.as_str() {
+        let read = match self.as_str() {
             Some(word) => StrDeserializer::new(word).deserialize_enum(name, variants, visitor),
             // No enum of a recipe carries anything.
             None => Err(ReadError::new(ReadProblem::UnknownWord { word: None, known: variants.to_vec() })),
         };
-        read.map_err(|error| error.at(self.0.spot, &self.0.value))
+        read.map_err(|error| error.at(self.spot, &self.value))
     }
 
     forward_to_deserialize_any! {
@@ -262,6 +259,6 @@ impl<'de> MapAccess<'de> for TableAccess<'de> {
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
         let entry = self.current.ok_or_else(|| ReadError::custom("a value was asked for before its key"))?;
-        seed.deserialize(NodeReader(&entry.node)).map_err(|error| error.inside(&entry.key))
+        seed.deserialize(&entry.node).map_err(|error| error.inside(&entry.key))
     }
 }

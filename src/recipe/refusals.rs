@@ -38,7 +38,7 @@ impl Refusals {
         let names = |table: &str| {
             ["`", "."].iter().any(|end| hint.contains(&format!("`{table}{end}"))) || hint.contains(&format!("[{table}]"))
         };
-        let meant: Vec<&str> = TABLES.iter().map(|table| table.name).filter(|name| !name.is_empty() && names(name)).collect();
+        let meant: Vec<&str> = TABLES.iter().map(|(table, _)| *table).filter(|name| !name.is_empty() && names(name)).collect();
         self.is_all_doubtful |= table.is_empty() && meant.is_empty();
         self.add(&[&meant[..], &[table]].concat(), error);
     }

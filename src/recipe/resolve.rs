@@ -9,13 +9,12 @@ use super::grad::{GradRecipe, OpenKey};
 use super::kv_cache::{CacheRecipe, Storage};
 use super::model::{LoraRecipe, ModelRecipe};
 use super::overrides::prefer_override;
-use super::plan::{Recipe, TABLES, TableKeys};
+use super::plan::{Recipe, TABLES};
 use super::read::AUTO;
 use super::refusals::Refusals;
 use super::table::{RecipeKey, RecipeTable, dotted};
 use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, ReportRecipe, TopOfFile, TrainRecipe, Weights};
 use super::tree::{Document, Node, Spot};
-use super::value::RecipeReader;
 
 /// Keys that exclude each other, and why.
 const EXCLUSIVE: &[(&str, &str, &str)] = &[
@@ -38,30 +37,29 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
     check_keys(document, refusals);
     require::<ModelRecipe>(document, "path", refusals);
     require::<DataRecipe>(document, "train", refusals);
-    let (decided, open) = without_open_keys(document);
-    let reader = RecipeReader::new(&decided);
-    let data = DataRecipe::read(&reader)?;
+    let (document, open) = &without_open_keys(document);
+    let data = DataRecipe::read(document)?;
     // Each set has to have what the head asks for; what they all have in common decides what it is.
-    let table = HeadTable::read(&reader)?;
-    let heads = data.each().chain([&data]).map(|data| head(&reader, table.clone(), data));
+    let table = HeadTable::read(document)?;
+    let heads = data.each().chain([&data]).map(|data| head(document, table.clone(), data));
     let head = refusals.weigh(&["data", "head"], heads.collect::<Checked<Vec<_>>>()).and_then(|mut heads| heads.pop());
     let head = head.unwrap_or_else(|| {
         refusals.doubt("head");
         HeadRecipe::NextToken
     });
-    let model = ModelRecipe::read(&reader)?.located(&reader);
-    let mut train = TrainRecipe::read(&reader)?;
-    train.weights = refusals.weigh(&["train"], weights(&reader, train.weights, asked)).unwrap_or(Weights::Adapter);
-    let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::of(&reader, model.adapter.as_deref())).transpose()?;
+    let model = ModelRecipe::read(document)?.located(document);
+    let mut train = TrainRecipe::read(document)?;
+    train.weights = refusals.weigh(&["train"], weights(document, train.weights, asked)).unwrap_or(Weights::Adapter);
+    let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::of(document, model.adapter.as_deref())).transpose()?;
     let recipe = Recipe {
-        kv_cache: cache(&reader)?,
-        grad: GradRecipe { open, ..GradRecipe::read(&reader)? },
-        eval: EvalRecipe::read(&reader)?,
-        optimizer: OptimizerRecipe::read(&reader)?,
-        checkpoint: CheckpointRecipe::read(&reader)?,
-        log: LogRecipe::read(&reader)?,
-        report: ReportRecipe::read(&reader)?,
-        output_dir: TopOfFile::read(&reader)?.output_dir,
+        kv_cache: cache(document)?,
+        grad: GradRecipe { open: open.clone(), ..GradRecipe::read(document)? },
+        eval: EvalRecipe::read(document)?,
+        optimizer: OptimizerRecipe::read(document)?,
+        checkpoint: CheckpointRecipe::read(document)?,
+        log: LogRecipe::read(document)?,
+        report: ReportRecipe::read(document)?,
+        output_dir: TopOfFile::read(document)?.output_dir,
         model,
         lora,
         data,
@@ -69,15 +67,15 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
         distill: table.distill,
         train,
     };
-    refuse_contradictions(&recipe, &reader, refusals);
+    refuse_contradictions(&recipe, document, refusals);
     Ok(recipe)
 }
 
 /// Refuses keys that do not exist, and values that are wrong by themselves; these are taken out.
 fn check_keys(document: &mut Document, refusals: &mut Refusals) {
-    for TableKeys { name: table, keys } in TABLES.iter() {
+    for (table, keys) in TABLES.iter() {
         if !table.is_empty()
-            && let Err(error) = RecipeReader::new(document).parse::<toml::Table>(table)
+            && let Err(error) = document.value::<toml::Table>(table)
         {
             refusals.add(&[table], error);
             document.root.take(table);
@@ -87,8 +85,8 @@ fn check_keys(document: &mut Document, refusals: &mut Refusals) {
             check_value(document, table, key, refusals);
         }
         let inner = if table.is_empty() { Some(&document.root) } else { document.root.entry(table).map(|entry| &entry.node) };
-        let beside = TABLES.iter().map(|other| other.name).filter(|name| table.is_empty() && !name.is_empty());
-        let known: Vec<&str> = beside.chain(keys.iter().map(|key| key.text.name.as_str())).collect();
+        let beside = TABLES.iter().map(|(other, _)| *other).filter(|other| table.is_empty() && !other.is_empty());
+        let known: Vec<&str> = beside.chain(keys.iter().map(|key| key.name.as_str())).collect();
         for entry in inner.into_iter().flat_map(Node::entries).filter(|entry| !known.contains(&entry.key.as_str())) {
             refusals.unknown(table, document.source.unknown_key(entry.spot, table, &entry.key, &known));
             if refusals.are_many() {
@@ -100,9 +98,9 @@ fn check_keys(document: &mut Document, refusals: &mut Refusals) {
 
 /// Refuses what is wrong with a value: all of it, where its parts can be looked at alone.
 fn check_value(document: &mut Document, table: &str, key: &RecipeKey, refusals: &mut Refusals) {
-    let name = dotted(table, &key.text.name);
+    let name = dotted(table, &key.name);
     let mut is_first = document.root.entry(&name).is_some();
-    while let Err(error) = (key.check)(&RecipeReader::new(document), &name, &key.text) {
+    while let Err(error) = (key.check)(document, &name, key) {
         let continues = error.culprit.zip(document.root.get_mut(&name)).is_some_and(|(spot, value)| value.remove_at(spot));
         if is_first || continues {
             refusals.add(&[table], error);
@@ -117,7 +115,7 @@ fn check_value(document: &mut Document, table: &str, key: &RecipeKey, refusals: 
 
 /// Refuses a table without the key that it must have, and puts something in its place.
 fn require<T: RecipeTable>(document: &mut Document, key: &str, refusals: &mut Refusals) {
-    if let Err(error) = T::read(&RecipeReader::new(document)) {
+    if let Err(error) = T::read(document) {
         refusals.weigh(&[T::NAME], Err::<T, _>(error));
         document.root.put(&dotted(T::NAME, key), Spot::Code, Node::from(toml::Value::from(".")));
     }
@@ -145,9 +143,9 @@ fn refuse_f16(document: &Document) -> Checked<()> {
 }
 
 /// The cache, with a storage that follows the policy where none is written for it: a dense cache grows, unless something says how long it is.
-fn cache(reader: &RecipeReader<'_>) -> Checked<CacheRecipe> {
-    let mut cache = CacheRecipe::read(reader)?;
-    let (is_written, is_asked) = (|key| reader.has(key), |key| reader.is_override(key));
+fn cache(document: &Document) -> Checked<CacheRecipe> {
+    let mut cache = CacheRecipe::read(document)?;
+    let (is_written, is_asked) = (|key| document.has(key), |key| document.is_override(key));
     // What the recipe says of storage is for its own policy.
     if !is_asked("kv_cache.storage") && (is_asked("kv_cache.policy") || !is_written("kv_cache.storage")) {
         let grows = cache.policy.is_dense() && !is_written("kv_cache.cache_length") && !cache.r#static;
@@ -156,23 +154,23 @@ fn cache(reader: &RecipeReader<'_>) -> Checked<CacheRecipe> {
     Ok(cache)
 }
 
-fn head(reader: &RecipeReader<'_>, table: HeadTable, data: &DataRecipe) -> Checked<HeadRecipe> {
+fn head(document: &Document, table: HeadTable, data: &DataRecipe) -> Checked<HeadRecipe> {
     let kind = table.kind;
     if let Some(format) = data.format.filter(|format| format.is_chat() && kind != HeadKind::NextToken) {
         let message = format!("`data.format = \"{format}\"` contradicts `head.kind = \"{kind}\"`: a conversation has no class");
-        return reader.refuse("data.format", message, "train on what the assistant says with `head.kind = \"next_token\"`");
+        return document.refuse("data.format", message, "train on what the assistant says with `head.kind = \"next_token\"`");
     }
     for (key, is_set) in [("data.train_on", data.chat.train_on.is_some()), ("data.train_on_prompt", data.train_on_prompt)] {
         if kind != HeadKind::NextToken && is_set {
             let message = format!("`{key}` contradicts `head.kind = \"{kind}\"`");
-            return reader.refuse(key, message, "remove it: the only target is the class at the last token");
+            return document.refuse(key, message, "remove it: the only target is the class at the last token");
         }
     }
     // The wording of classes is that of `keys-values`.
     let other = data.prompt.filter(|&wording| wording != LongBenchPrompt::KeysValues);
     if let (true, Some(wording)) = (kind != HeadKind::NextToken, other) {
         let message = format!("`data.prompt = \"{wording}\"` contradicts `head.kind = \"{kind}\"`");
-        return reader.refuse("data.prompt", message, "remove it: a class is read behind the wording of `keys-values`");
+        return document.refuse("data.prompt", message, "remove it: a class is read behind the wording of `keys-values`");
     }
     let owners = [
         ("head.label_tokens", table.label_tokens.is_some(), &[HeadKind::SeqClassificationOnLogits][..]),
@@ -182,7 +180,7 @@ fn head(reader: &RecipeReader<'_>, table: HeadTable, data: &DataRecipe) -> Check
     let idle = owners.into_iter().find(|(_, is_set, owners)| *is_set && !owners.contains(&kind));
     if let Some((key, _, [owner, ..])) = idle {
         let message = format!("`{key}` says nothing where `head.kind` is `{kind}`");
-        return reader.refuse(key, message, &format!("remove it, or write `kind = \"{owner}\"`"));
+        return document.refuse(key, message, &format!("remove it, or write `kind = \"{owner}\"`"));
     }
     let distinct = "list two classes or more, and give each a token of its own";
     let named = "list two classes or more, each once";
@@ -193,36 +191,36 @@ fn head(reader: &RecipeReader<'_>, table: HeadTable, data: &DataRecipe) -> Check
     match (kind, table.label_tokens, table.labels, table.num_labels) {
         (HeadKind::NextToken, ..) => Ok(HeadRecipe::NextToken),
         (HeadKind::SeqClassificationOnLogits, Some(tokens), ..) => {
-            reader.distinct("head.label_tokens", &tokens, 2, distinct)?;
+            document.distinct("head.label_tokens", &tokens, 2, distinct)?;
             Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(tokens)))
         }
         (HeadKind::SeqClassificationOnLogits, None, Some(texts), _) => {
-            reader.distinct("head.labels", &texts, 2, distinct)?;
+            document.distinct("head.labels", &texts, 2, distinct)?;
             Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Texts(texts)))
         }
         (HeadKind::SeqClassification, _, Some(names), _) => {
-            reader.distinct("head.labels", &names, 2, named)?;
+            document.distinct("head.labels", &names, 2, named)?;
             Ok(HeadRecipe::SeqClassification(ClassList::Named(names)))
         }
         (HeadKind::SeqClassification, _, None, Some(count)) => Ok(HeadRecipe::SeqClassification(ClassList::Count(count))),
-        (_, _, None, _) => reader.refuse("head.kind", format!("`head.kind = \"{kind}\"` needs classes"), hint),
+        (_, _, None, _) => document.refuse("head.kind", format!("`head.kind = \"{kind}\"` needs classes"), hint),
     }
 }
 
 /// Which weights are trained: as the recipe has it `written`, else as the command has `asked`.
-fn weights(reader: &RecipeReader<'_>, written: Weights, asked: Option<Weights>) -> Checked<Weights> {
+fn weights(document: &Document, written: Weights, asked: Option<Weights>) -> Checked<Weights> {
     let key = "train.weights";
-    let weights = if reader.has(key) { written } else { asked.unwrap_or(written) };
+    let weights = if document.has(key) { written } else { asked.unwrap_or(written) };
     if let Some(asked) = asked.filter(|&asked| asked != weights) {
         let message = format!("`{key} = \"{weights}\"` contradicts the command, which trains `{asked}`");
         let hint =
             "remove the key, or use the other of `finetune-lora` and `finetune-full`; `check` and `verify` say it with `--full`";
-        return reader.refuse(key, message, hint);
+        return document.refuse(key, message, hint);
     }
     for (key, shown) in [("lora", "`[lora]`"), ("model.adapter", "`model.adapter`")] {
-        if weights == Weights::All && reader.has(key) {
+        if weights == Weights::All && document.has(key) {
             let message = format!("{shown} says nothing where all weights are trained: there is no adapter");
-            return reader.refuse(key, message, "remove it, or train the adapter with `kvtune finetune-lora`");
+            return document.refuse(key, message, "remove it, or train the adapter with `kvtune finetune-lora`");
         }
     }
     Ok(weights)

@@ -1,8 +1,8 @@
 //! The way out of a key that does not exist: the one that was probably meant.
 
 use super::diagnose::{listed, nearest};
-use super::plan::{TABLES, TableKeys, keys};
-use super::table::dotted;
+use super::plan::{TABLES, keys};
+use super::table::{RecipeKey, dotted};
 
 /// Packing saves the pads of a batch, of which there are none here.
 const NO_PACKING: &str = "leave it out: sequences of similar length share a batch, those that end leave it, and nothing is computed for pads; \
@@ -71,18 +71,18 @@ pub(super) fn suggest_key(table: &str, written: &str, known: &[&str]) -> String 
     if let Some(place) = where_it_belongs(written) {
         return place;
     }
-    let other_names = keys().flat_map(|(_, key)| key.text.also).filter_map(|name| {
+    let other_names = keys().flat_map(|(_, key)| key.also).filter_map(|name| {
         let (outer, key) = name.rsplit_once('.').unwrap_or(("", name));
         (outer == table).then_some(key)
     });
     if let Some(key) = nearest(written, known.iter().copied()).or_else(|| nearest(written, other_names)) {
         return format!("did you mean `{key}`?");
     }
-    let near = |table: &TableKeys| {
-        let key = nearest(written, table.keys.iter().map(|key| key.text.name.as_str()))?;
-        Some(format!("did you mean `{}.{key}`?", table.name))
+    let near = |(table, keys): &(&str, Vec<RecipeKey>)| {
+        let key = nearest(written, keys.iter().map(|key| key.name.as_str()))?;
+        Some(format!("did you mean `{table}.{key}`?"))
     };
-    let elsewhere = TABLES.iter().filter(|table| !table.name.is_empty()).find_map(near);
+    let elsewhere = TABLES.iter().filter(|(table, _)| !table.is_empty()).find_map(near);
     elsewhere.unwrap_or_else(|| match known {
         [] => "it has no keys: leave it out".to_owned(),
         _ => format!("choose {}", listed(known.iter().copied())),
@@ -92,17 +92,17 @@ pub(super) fn suggest_key(table: &str, written: &str, known: &[&str]) -> String 
 /// The place of a key that stands in the wrong one: of its own name, else of a name that another program has for it.
 fn where_it_belongs(written: &str) -> Option<String> {
     let last = |name: &&str| name.rsplit('.').next() == Some(written);
-    let own: Vec<_> = keys().filter(|(_, key)| key.text.name == written).collect();
-    let others: Vec<_> = keys().filter(|(_, key)| own.is_empty() && key.text.also.iter().any(last)).collect();
+    let own: Vec<_> = keys().filter(|(_, key)| key.name == written).collect();
+    let others: Vec<_> = keys().filter(|(_, key)| own.is_empty() && key.also.iter().any(last)).collect();
     match [own, others].concat()[..] {
         [(table, key)] => {
             let place = if table.is_empty() { "at the top of the file".to_owned() } else { format!("in `[{table}]`") };
-            let name = if key.text.name == written { String::new() } else { format!(", as `{}`", key.text.name) };
+            let name = if key.name == written { String::new() } else { format!(", as `{}`", key.name) };
             Some(format!("`{written}` belongs {place}{name}"))
         }
         [] => None,
         ref several => {
-            let names: Vec<String> = several.iter().map(|(table, key)| dotted(table, &key.text.name)).collect();
+            let names: Vec<String> = several.iter().map(|(table, key)| dotted(table, &key.name)).collect();
             Some(format!("did you mean {}?", listed(names.iter().map(String::as_str))))
         }
     }

@@ -5,7 +5,8 @@ use toml::Value;
 
 use super::diagnose::Checked;
 use super::read::AUTO;
-use super::value::{KeyRule, RecipeReader, RecipeValue, shown};
+use super::tree::Document;
+use super::value::{KeyRule, RecipeValue, shown};
 
 /// The keys and values of a table, in their order; a key that is left out is not there.
 pub(super) type TableEntries = Vec<(String, Value)>;
@@ -18,35 +19,25 @@ pub(super) trait RecipeTable: Sized {
     fn keys() -> Vec<RecipeKey>;
 
     /// Reads what is written, and puts the default for what is not.
-    fn read(reader: &RecipeReader<'_>) -> Checked<Self>;
+    fn read(document: &Document) -> Checked<Self>;
 
     fn entries(&self) -> TableEntries;
 }
 
 /// A field of a table: mostly one key; but a choice that [`either!`] declares, or a store, has several.
 pub(super) trait RecipeField: Sized {
-    /// Lists the keys of a field that is declared as `text` says; `default` tells what holds where a key is not written.
-    fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey>;
+    /// Lists the keys of a field that is declared as `key`, with what its type says of them; `default` tells what holds where a key is not
+    /// written.
+    fn keys(key: RecipeKey, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey>;
 
     /// What is written of it.
-    fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>>;
+    fn find(document: &Document, table: &str, key: &str) -> Checked<Option<Self>>;
 
     fn entries(&self, key: &str) -> TableEntries;
 }
 
 /// A key of a table, and all that there is to know of it.
 pub struct RecipeKey {
-    pub text: KeyText,
-    /// What its value may be, in words.
-    pub takes: String,
-    pub default: String,
-    /// Refuses a value of another type, and one that breaks the rule.
-    pub(super) check: fn(&RecipeReader<'_>, &str, &KeyText) -> Checked<()>,
-}
-
-/// What is declared of a key beside its type.
-#[derive(Default)]
-pub struct KeyText {
     pub name: String,
     pub meaning: &'static str,
     /// What other programs call it: dotted, or without a dot at the top of the file.
@@ -55,6 +46,19 @@ pub struct KeyText {
     pub words: &'static [(&'static str, &'static [&'static str])],
     pub(super) rule: Option<&'static KeyRule>,
     pub may_be_auto: bool,
+    /// What its value may be, in words.
+    pub takes: String,
+    pub default: String,
+    /// Refuses a value of another type, and one that breaks the rule; it is told the dotted name.
+    pub(super) check: fn(&Document, &str, &RecipeKey) -> Checked<()>,
+}
+
+impl RecipeKey {
+    /// With nothing declared but its name and its meaning, before its type has said more of it.
+    pub(super) fn named(name: &str, meaning: &'static str) -> Self {
+        let (name, takes, default) = (name.to_owned(), String::new(), String::new());
+        Self { name, meaning, also: &[], words: &[], rule: None, may_be_auto: false, takes, default, check: |_, _, _| Ok(()) }
+    }
 }
 
 /// What the reference says of a key that is not written, where its field has these values then.
@@ -64,20 +68,20 @@ pub(super) fn default_of(entries: &TableEntries, key: &str) -> String {
 }
 
 impl<T: RecipeValue> RecipeField for T {
-    fn keys(text: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
-        let check = |reader: &RecipeReader<'_>, key: &str, text: &KeyText| {
-            let value = if text.may_be_auto { reader.parse_or_auto::<T>(key)? } else { reader.parse::<T>(key)? };
-            let value = value.map(|value| value.checked(reader, key)).transpose()?.as_ref().and_then(T::to_value);
-            value.iter().zip(text.rule).try_for_each(|(value, rule)| rule.check(reader, key, value))
+    fn keys(key: RecipeKey, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
+        let check = |document: &Document, name: &str, key: &RecipeKey| {
+            let value = if key.may_be_auto { document.value_or_auto::<T>(name)? } else { document.value::<T>(name)? };
+            let value = value.map(|value| value.checked(document, name)).transpose()?.as_ref().and_then(T::to_value);
+            value.iter().zip(key.rule).try_for_each(|(value, rule)| rule.check(document, name, value))
         };
-        let takes = T::takes(text.rule.map(|rule| rule.takes));
-        let takes = if text.may_be_auto { format!("{takes}, or `{AUTO}`") } else { takes };
-        vec![RecipeKey { takes, default: default(&text.name), text, check }]
+        let takes = T::takes(key.rule.map(|rule| rule.takes));
+        let takes = if key.may_be_auto { format!("{takes}, or `{AUTO}`") } else { takes };
+        vec![RecipeKey { takes, default: default(&key.name), check, ..key }]
     }
 
-    fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>> {
+    fn find(document: &Document, table: &str, key: &str) -> Checked<Option<Self>> {
         let key = dotted(table, key);
-        reader.parse::<T>(&key)?.map(|value| value.checked(reader, &key)).transpose()
+        document.value::<T>(&key)?.map(|value| value.checked(document, &key)).transpose()
     }
 
     fn entries(&self, key: &str) -> TableEntries {
@@ -123,9 +127,9 @@ macro_rules! table {
     (@initial $type:ty, [] [$default:expr]) => { $default };
     (@initial $type:ty, [$what:expr] []) => { <$type>::default() };
 
-    (@absent $reader:ident, $table:literal, $key:ident, [] [$default:expr]) => { $default };
-    (@absent $reader:ident, $table:literal, $key:ident, [$what:expr] []) => {
-        super::table::missing($reader, $table, super::table::key_name(stringify!($key)), &$what.to_string())?
+    (@absent $document:ident, $table:literal, $key:ident, [] [$default:expr]) => { $default };
+    (@absent $document:ident, $table:literal, $key:ident, [$what:expr] []) => {
+        super::table::missing($document, $table, super::table::key_name(stringify!($key)), &$what.to_string())?
     };
 
     (
@@ -162,8 +166,8 @@ macro_rules! table {
 
         const _: () = {
             use super::diagnose::Checked;
-            use super::table::{KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries};
-            use super::value::RecipeReader;
+            use super::table::{RecipeField, RecipeKey, RecipeTable, TableEntries};
+            use super::tree::Document;
 
             impl RecipeTable for $name {
                 const NAME: &'static str = $table;
@@ -171,25 +175,24 @@ macro_rules! table {
                 fn keys() -> Vec<RecipeKey> {
                     let mut keys = Vec::new();
                     $(
-                        let text = KeyText {
-                            name: super::table::key_name(stringify!($key)).to_owned(),
-                            meaning: concat!($($doc),+),
+                        let key = RecipeKey {
                             also: &[$($($also),+)?],
                             words: &[$(($word, &[$($other),+])),*],
                             rule: table!(@rule $($rule)?),
                             may_be_auto: [$($auto,)? false][0],
+                            ..RecipeKey::named(super::table::key_name(stringify!($key)), concat!($($doc),+))
                         };
                         let default = table!(@default $type, $key, [$($told)?] [$($what)?] [$($default)?]);
-                        keys.extend(<$type as RecipeField>::keys(text, &default));
+                        keys.extend(<$type as RecipeField>::keys(key, &default));
                     )+
                     keys
                 }
 
-                fn read(reader: &RecipeReader<'_>) -> Checked<Self> {
+                fn read(document: &Document) -> Checked<Self> {
                     $(
-                        let $key = match <$type as RecipeField>::find(reader, $table, super::table::key_name(stringify!($key)))? {
+                        let $key = match <$type as RecipeField>::find(document, $table, super::table::key_name(stringify!($key)))? {
                             Some(value) => value,
-                            None => table!(@absent reader, $table, $key, [$($what)?] [$($default)?]),
+                            None => table!(@absent document, $table, $key, [$($what)?] [$($default)?]),
                         };
                     )+
                     Ok(Self { $($key),+ })
@@ -206,9 +209,9 @@ macro_rules! table {
 pub(super) use table;
 
 /// A key that must be there and is not.
-pub(super) fn missing<T>(reader: &RecipeReader<'_>, table: &str, key: &str, what: &str) -> Checked<T> {
+pub(super) fn missing<T>(document: &Document, table: &str, key: &str, what: &str) -> Checked<T> {
     let key = dotted(table, key);
-    reader.refuse(&key, format!("`{key}` is missing: {what}"), &format!("add `{key}`, or give `--set {key}=…`"))
+    document.refuse(&key, format!("`{key}` is missing: {what}"), &format!("add `{key}`, or give `--set {key}=…`"))
 }
 
 /// Declares a field of a table that several keys exclude each other from: an enum with a variant for each. The attributes are those
@@ -232,28 +235,26 @@ macro_rules! either {
 
         const _: () = {
             use super::diagnose::Checked;
-            use super::table::{KeyText, RecipeField, RecipeKey, TableEntries, table};
-            use super::value::RecipeReader;
+            use super::table::{RecipeField, RecipeKey, TableEntries, table};
+            use super::tree::Document;
 
             impl RecipeField for $name {
-                fn keys(_: KeyText, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
+                fn keys(_: RecipeKey, default: &dyn Fn(&str) -> String) -> Vec<RecipeKey> {
                     let mut keys = Vec::new();
                     $(
-                        let text = KeyText {
-                            name: $key.to_owned(),
-                            meaning: concat!($($doc),+),
+                        let key = RecipeKey {
                             also: &[$($($also),+)?],
                             rule: table!(@rule $($rule)?),
-                            ..KeyText::default()
+                            ..RecipeKey::named($key, concat!($($doc),+))
                         };
-                        keys.extend(<$type as RecipeField>::keys(text, default));
+                        keys.extend(<$type as RecipeField>::keys(key, default));
                     )+
                     keys
                 }
 
-                fn find(reader: &RecipeReader<'_>, table: &str, _: &str) -> Checked<Option<Self>> {
+                fn find(document: &Document, table: &str, _: &str) -> Checked<Option<Self>> {
                     $(
-                        if let Some(value) = <$type as RecipeField>::find(reader, table, $key)? {
+                        if let Some(value) = <$type as RecipeField>::find(document, table, $key)? {
                             return Ok(Some(Self::$variant(value)));
                         }
                     )+

@@ -21,7 +21,7 @@ pub(super) trait RecipeValue: DeserializeOwned {
     fn to_value(&self) -> Option<Value>;
 
     /// Refuses what its type alone cannot.
-    fn checked(self, _reader: &RecipeReader<'_>, _key: &str) -> Checked<Self> {
+    fn checked(self, _document: &Document, _key: &str) -> Checked<Self> {
         Ok(self)
     }
 }
@@ -62,19 +62,19 @@ pub(super) const fn not_negative(hint: &'static str) -> KeyRule {
 
 impl KeyRule {
     /// Refuses a number, or the first of several, that breaks the rule. What is no number keeps it.
-    pub(super) fn check(&self, reader: &RecipeReader<'_>, key: &str, value: &Value) -> Checked<()> {
+    pub(super) fn check(&self, document: &Document, key: &str, value: &Value) -> Checked<()> {
         let number = match value {
             Value::Integer(number) => *number as f64,
             Value::Float(number) => *number,
-            Value::Array(items) => return items.iter().try_for_each(|item| self.check(reader, key, item)),
-            Value::Table(items) => return items.iter().try_for_each(|(_, item)| self.check(reader, key, item)),
+            Value::Array(items) => return items.iter().try_for_each(|item| self.check(document, key, item)),
+            Value::Table(items) => return items.iter().try_for_each(|(_, item)| self.check(document, key, item)),
             _ => return Ok(()),
         };
         if (self.is_fine)(number) {
             return Ok(());
         }
         let message = format!("`{key}` must be {}, found {}", self.expected, shown(value));
-        reader.refuse(key, message, self.hint)
+        document.refuse(key, message, self.hint)
     }
 }
 
@@ -87,20 +87,10 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-/// A recipe as who reads it has it: its keys are kvtune's own.
-pub(super) struct RecipeReader<'a> {
-    pub(super) document: &'a Document,
-    /// Where relative paths begin that are not those of overrides.
-    folder: PathBuf,
-}
-
-impl<'a> RecipeReader<'a> {
-    pub(super) fn new(document: &'a Document) -> Self {
-        Self { document, folder: folder_of(&document.source.path) }
-    }
-
+/// What is read of a document whose keys are kvtune's own.
+impl Document {
     pub(super) fn has(&self, key: &str) -> bool {
-        self.document.root.entry(key).is_some()
+        self.root.entry(key).is_some()
     }
 
     /// Whether the command line says `key` (dotted) or something of it, in place of the recipe.
@@ -108,23 +98,21 @@ impl<'a> RecipeReader<'a> {
         fn is_said(entry: &KeyValue) -> bool {
             entry.spot.is_override() || entry.node.entries().iter().any(is_said)
         }
-        self.document.root.entry(key).is_some_and(is_said)
+        self.root.entry(key).is_some_and(is_said)
     }
 
     /// The value of `key` (dotted), if it is written.
-    pub(super) fn parse<T: DeserializeOwned>(&self, key: &str) -> Checked<Option<T>> {
-        let entry = self.document.root.entry(key);
-        entry.map(|entry| read(&entry.node, key, &self.document.source)).transpose()
+    pub(super) fn value<T: DeserializeOwned>(&self, key: &str) -> Checked<Option<T>> {
+        self.root.entry(key).map(|entry| read(&entry.node, key, &self.source)).transpose()
     }
 
     /// The value of a key that may be left open, which is no value.
-    pub(super) fn parse_or_auto<T: DeserializeOwned>(&self, key: &str) -> Checked<Option<T>> {
-        let entry = self.document.root.entry(key);
-        entry.map_or(Ok(None), |entry| read_or_auto(&entry.node, key, &self.document.source))
+    pub(super) fn value_or_auto<T: DeserializeOwned>(&self, key: &str) -> Checked<Option<T>> {
+        self.root.entry(key).map_or(Ok(None), |entry| read_or_auto(&entry.node, key, &self.source))
     }
 
     pub(super) fn refuse<T>(&self, key: &str, message: String, hint: &str) -> Checked<T> {
-        Err(self.document.reject(key, message, hint))
+        Err(self.reject(key, message, hint))
     }
 
     /// At least so many, and none twice.
@@ -156,12 +144,16 @@ impl RecipeValue for PathBuf {
         Some(Value::String(self.to_string_lossy().into_owned()))
     }
 
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+    fn checked(self, document: &Document, key: &str) -> Checked<Self> {
         if self.as_os_str().is_empty() {
             let message = format!("`{key}` must be a path, found \"\"");
-            return reader.refuse(key, message, "write a path, relative to the recipe's folder; behind `--set`, to the shell's");
+            return document.refuse(
+                key,
+                message,
+                "write a path, relative to the recipe's folder; behind `--set`, to the shell's",
+            );
         }
-        let begin = if reader.is_override(key) { folder_of(Path::new("")) } else { reader.folder.clone() };
+        let begin = folder_of(if document.is_override(key) { Path::new("") } else { &document.source.path });
         let mut folder = begin.as_path();
         let mut rest = self.as_path();
         // The folder has no symbolic links, so that its own name and `..` cancel out.
@@ -171,7 +163,7 @@ impl RecipeValue for PathBuf {
         let path = folder.join(rest);
         if path.to_str().is_none() {
             let message = format!("`{key}` leads to a path that is not UTF-8");
-            return reader.refuse(key, message, "move the recipe into another folder");
+            return document.refuse(key, message, "move the recipe into another folder");
         }
         Ok(path)
     }
@@ -187,8 +179,8 @@ impl<T: RecipeValue> RecipeValue for Option<T> {
         self.as_ref().and_then(T::to_value)
     }
 
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
-        self.map(|value| value.checked(reader, key)).transpose()
+    fn checked(self, document: &Document, key: &str) -> Checked<Self> {
+        self.map(|value| value.checked(document, key)).transpose()
     }
 }
 

@@ -8,17 +8,17 @@ use serde_json::{Map, Value, json};
 /// other names of keys, other names of values, keys whose meaning depends on their value, and keys that are refused with advice.
 pub(super) fn reference() -> Vec<String> {
     let keys = || dotted_keys().map(|(name, key)| (code(&name), key));
-    let names = keys().filter(|(_, key)| !key.text.also.is_empty()).map(|(key, of)| vec![key, codes(of.text.also)]);
+    let names = keys().filter(|(_, key)| !key.also.is_empty()).map(|(key, of)| vec![key, codes(of.also)]);
     let flat = format!("`kv_cache.KEY` for the keys {}", codes(FLAT));
     let of_policy = [
         vec!["`kv_cache.policy`, `kv_cache.buffer`".to_owned(), "`kv_cache.name`, as in `\"h2o-torch-quantized8\"`".to_owned()],
         vec!["`kv_cache.policy.NAME.KEY`".to_owned(), flat],
     ];
     let words =
-        keys().flat_map(|(key, of)| of.text.words.iter().map(move |(word, others)| vec![key.clone(), code(word), codes(others)]));
+        keys().flat_map(|(key, of)| of.words.iter().map(move |(word, others)| vec![key.clone(), code(word), codes(others)]));
     let meanings = FOREIGN.iter().map(|(key, value, meaning)| vec![code(&format!("{key} = {value}")), told(meaning)]);
     let advice = ADVICE.iter().map(|(key, advice)| vec![code(key), (*advice).to_owned()]);
-    let mut found: Vec<String> = TABLES.iter().map(|table| table_of(&table.keys)).collect();
+    let mut found: Vec<String> = TABLES.iter().map(|(_, keys)| table_of(keys)).collect();
     found.push(markdown(&["key", "also accepted"], names.chain(of_policy)));
     found.push(markdown(&["key", "value", "also accepted"], words));
     found.push(markdown(&["key", "meaning"], meanings));
@@ -36,8 +36,8 @@ fn told(meaning: &Meaning) -> String {
 
 fn table_of(keys: &[RecipeKey]) -> String {
     let rows = keys.iter().map(|key| {
-        let meaning = key.text.meaning.trim().to_owned();
-        vec![code(&key.text.name), key.takes.clone(), key.default.clone(), meaning]
+        let meaning = key.meaning.trim().to_owned();
+        vec![code(&key.name), key.takes.clone(), key.default.clone(), meaning]
     });
     markdown(&["key", "type", "default", "meaning"], rows)
 }
@@ -62,7 +62,7 @@ pub(super) fn schema() -> Value {
     let mut root = table("A recipe of kvtune");
     for (to, key) in dotted_keys() {
         put(&mut root, &to, property(key));
-        for other in key.text.also {
+        for other in key.also {
             put(&mut root, other, json!({ "description": format!("Read as `{to}`."), "deprecated": true }));
         }
     }
@@ -75,15 +75,15 @@ pub(super) fn schema() -> Value {
 }
 
 fn property(key: &RecipeKey) -> Value {
-    let takes = key.takes.strip_suffix(", or `auto`").filter(|_| key.text.may_be_auto);
+    let takes = key.takes.strip_suffix(", or `auto`").filter(|_| key.may_be_auto);
     let mut value = of_what_it_takes(takes.unwrap_or(&key.takes));
     if let Some(words) = value.get_mut("enum").and_then(Value::as_array_mut) {
-        words.extend(key.text.words.iter().flat_map(|(_, others)| *others).map(|word| Value::from(*word)));
+        words.extend(key.words.iter().flat_map(|(_, others)| *others).map(|word| Value::from(*word)));
     }
-    if key.text.may_be_auto {
+    if key.may_be_auto {
         value = json!({ "anyOf": [value, { "const": "auto" }] });
     }
-    value["description"] = format!("{} Takes: {}. Default: {}.", key.text.meaning.trim(), key.takes, key.default).into();
+    value["description"] = format!("{} Takes: {}. Default: {}.", key.meaning.trim(), key.takes, key.default).into();
     value
 }
 
