@@ -14,8 +14,8 @@ mod waiting_weights;
 mod walk;
 
 pub use compare::{Comparison, MatrixError, check_finite};
-pub use nearness::{ErrorBound, fits_in_f64, tolerance};
+pub use nearness::{ErrorBound, fits_in_f64};
 pub use proofs::{Proofs, TilingProof, Verdict};
 pub use reference::Reference;
-pub use tilings::{Tiling, every_tiling};
+pub use tilings::every_tiling;
 pub use walk::{departures, stays, walk};

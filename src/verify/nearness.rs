@@ -1,15 +1,10 @@
-//! How near to the exact gradient one must come: to rounding, or as far as its stores round; and whether f64 is to be had.
+//! How near to the exact gradient one must come whose stores round; and whether f64 is to be had.
 
 use crate::data::Batch;
 use crate::engine::Settings;
 use crate::model::Model;
-use crate::recipe::{Dtype, StoreForm};
+use crate::recipe::StoreForm;
 use crate::report::memory::available;
-
-/// The relative error that the rounding of a proof in `dtype` explains.
-pub fn tolerance(dtype: Dtype) -> f64 {
-    if dtype == Dtype::F64 { 1e-12 } else { 2e-5 }
-}
 
 /// Bounds on the gradient as a whole.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,17 +1,20 @@
 //! The proof of one batch in many tilings: the reference is computed once, on the choices that the first tiling makes.
 
+use tch::Kind;
+
 use super::{Comparison, ErrorBound, Reference, check_finite};
 use crate::data::Batch;
 use crate::engine::{Engine, Event, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer};
 use crate::model::Model;
+use crate::recipe::Dtype;
 use crate::units::{Bytes, Fault};
 
 /// Proves a batch tiling by tiling.
 #[derive(Debug)]
 pub struct Proofs<'a> {
-    model: &'a Model,
-    batch: &'a Batch,
-    context: MicroBatchContext,
+    pub model: &'a Model,
+    pub batch: &'a Batch,
+    pub context: MicroBatchContext,
     /// What all tilings are compared with: the hash of the first one's replay log, and the reference.
     first: Option<(String, Reference)>,
     /// Gradients of the first tiling whose stores do not round.
@@ -84,6 +87,16 @@ impl<'a> Proofs<'a> {
     /// The proof of a batch; nothing is run yet.
     pub fn new(model: &'a Model, batch: &'a Batch, context: MicroBatchContext) -> Self {
         Self { model, batch, context, first: None, exact: None }
+    }
+
+    /// What the model computes in.
+    pub fn dtype(&self) -> Dtype {
+        if self.model.kind() == Kind::Double { Dtype::F64 } else { Dtype::F32 }
+    }
+
+    /// The relative error that rounding explains.
+    pub fn tolerance(&self) -> f64 {
+        if self.dtype() == Dtype::F64 { 1e-12 } else { 2e-5 }
     }
 
     /// Runs the batch through an engine, which must have the head and the buffers of all others.

@@ -5,49 +5,40 @@ use std::ops::Range;
 
 use crate::engine::{ChunkPlan, Settings};
 use crate::recipe::{
-    AttentionOutputs, BufferKind, CacheLength, CacheRecipe, GradRecipe, KeepGraph, Storage, StoreForm, StorePlace, StoreRecipe,
+    AttentionOutputs, BufferKind, CacheLength, CacheRecipe, GradRecipe, KeepGraph, Recipe, Storage, StoreForm, StorePlace,
+    StoreRecipe,
 };
 use crate::units::distinct;
 
-/// One way of running a batch.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tiling {
-    /// What a recipe says of the cache. Tilings differ in its storage and in where it waits.
-    pub kv_cache: CacheRecipe,
-    pub grad: GradRecipe,
+/// With cells of so many layers and chunks, stores that are plain and in memory, and neither graphs nor outputs that are kept.
+fn shaped(own: &Recipe, layers: usize, chunks: usize) -> Recipe {
+    let grad = GradRecipe {
+        layers_per_cell: layers,
+        chunks_per_cell: Some(chunks),
+        layer_checkpoints: StoreRecipe::PLAIN,
+        undo_log: StoreRecipe::PLAIN,
+        attention_outputs: AttentionOutputs::Recompute,
+        // As the recipe has it where it leaves it open: nobody plans here.
+        keep_graph: if own.grad.keep_graph == KeepGraph::Auto { KeepGraph::Auto } else { KeepGraph::None },
+        ..own.grad.clone()
+    };
+    Recipe { grad, ..own.clone() }
 }
 
-impl Tiling {
-    /// With cells of so many layers and chunks, stores that are plain and in memory, and neither graphs nor outputs that are kept.
-    fn shaped(&self, layers: usize, chunks: usize) -> Self {
-        let grad = GradRecipe {
-            layers_per_cell: layers,
-            chunks_per_cell: Some(chunks),
-            layer_checkpoints: StoreRecipe::PLAIN,
-            undo_log: StoreRecipe::PLAIN,
-            attention_outputs: AttentionOutputs::Recompute,
-            // As the recipe has it where it leaves it open: nobody plans here.
-            keep_graph: if self.grad.keep_graph == KeepGraph::Auto { KeepGraph::Auto } else { KeepGraph::None },
-            ..self.grad.clone()
-        };
-        Self { grad, ..self.clone() }
-    }
+/// A recipe's own tiling, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally wide.
+fn counted(own: &Recipe, settings: &Settings, plan: &ChunkPlan) -> Recipe {
+    let has_same_sequences = |pair: &&[Range<usize>]| plan.sequences(&pair[0]) == plan.sequences(&pair[1]);
+    let mut whole = plan.columns.windows(2).filter(has_same_sequences).map(|pair| pair[0].len());
+    let width = whole.next().unwrap_or(plan.spans.len());
+    let is_even = whole.all(|chunks| chunks == width) && plan.columns.iter().all(|column| column.len() <= width);
+    let chunks_per_cell = if is_even { Some(width) } else { own.grad.chunks_per_cell };
+    let grad = GradRecipe { layers_per_cell: settings.layers_per_cell(), chunks_per_cell, ..own.grad.clone() };
+    Recipe { grad, ..own.clone() }
+}
 
-    /// The same, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally wide.
-    fn counted(&self, settings: &Settings, plan: &ChunkPlan) -> Self {
-        let has_same_sequences = |pair: &&[Range<usize>]| plan.sequences(&pair[0]) == plan.sequences(&pair[1]);
-        let mut whole = plan.columns.windows(2).filter(has_same_sequences).map(|pair| pair[0].len());
-        let width = whole.next().unwrap_or(plan.spans.len());
-        let is_even = whole.all(|chunks| chunks == width) && plan.columns.iter().all(|column| column.len() <= width);
-        let chunks_per_cell = if is_even { Some(width) } else { self.grad.chunks_per_cell };
-        let grad = GradRecipe { layers_per_cell: settings.layers_per_cell(), chunks_per_cell, ..self.grad.clone() };
-        Self { grad, ..self.clone() }
-    }
-
-    fn with(mut self, change: impl FnOnce(&mut GradRecipe)) -> Self {
-        change(&mut self.grad);
-        self
-    }
+fn with(mut recipe: Recipe, change: impl FnOnce(&mut GradRecipe)) -> Recipe {
+    change(&mut recipe.grad);
+    recipe
 }
 
 const fn store(form: StoreForm, place: StorePlace) -> StoreRecipe {
@@ -67,8 +58,8 @@ const STORES: [[StoreRecipe; 2]; 7] =
 /// Stores of layer checkpoints and undo log where all layers are one band.
 const STORES_OF_ONE_BAND: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]];
 
-/// All tilings of a model of `num_layers` that are worth a proof beside `own`, which comes first; no two are the same. `settings` are
-/// those of `own`, `plan` is the batch's.
+/// All tilings of a model of `num_layers` that are worth a proof beside `own`, which comes first, as recipes that differ in `grad` and in
+/// where their caches wait and how these grow; no two are the same. `settings` are those of `own`, `plan` is the batch's.
 ///
 /// * Cells of 1, 2, all but one and all layers × 1, 2, 3 and all chunks, with plain stores in memory.
 /// * For cells that form several bands and columns, and for a single band: caches that wait on the host and such that do not; where
@@ -77,23 +68,23 @@ const STORES_OF_ONE_BAND: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]]
 ///   in a file and one that rounds, which moves the head's turn. A store into which nothing is ever put is left out.
 /// * For both: the graphs of one cell, of all but one column, of a band and a cell, and of all cells kept; and attention's outputs kept,
 ///   without graphs and beside one.
-pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: &ChunkPlan) -> Vec<Tiling> {
+pub fn every_tiling(own: &Recipe, num_layers: usize, settings: &Settings, plan: &ChunkPlan) -> Vec<Recipe> {
     let num_chunks = plan.spans.len();
     let several = (1, 2.min(num_chunks.div_ceil(2)));
     let one_band = (num_layers, several.1);
-    let mut all = vec![own.counted(settings, plan)];
+    let mut all = vec![counted(own, settings, plan)];
     for layers in sizes([1, 2, num_layers.saturating_sub(1), num_layers], num_layers) {
-        all.extend(sizes([1, 2, 3, num_chunks], num_chunks).into_iter().map(|chunks| own.shaped(layers, chunks)));
+        all.extend(sizes([1, 2, 3, num_chunks], num_chunks).into_iter().map(|chunks| shaped(own, layers, chunks)));
     }
     let caches = caches(&own.kv_cache, settings, plan);
     for shape in [several, one_band] {
-        all.extend(caches.iter().map(|kv_cache| Tiling { kv_cache: kv_cache.clone(), ..own.shaped(shape.0, shape.1) }));
+        all.extend(caches.iter().map(|kv_cache| Recipe { kv_cache: kv_cache.clone(), ..shaped(own, shape.0, shape.1) }));
     }
     // A single band has no border, and no undo entry is made where nothing is overwritten.
     let overwrites = settings.slots(plan).iter().any(|&slots| slots < plan.len());
     let waiting = |shape: (usize, usize), [layer_checkpoints, undo_log]: [StoreRecipe; 2]| {
         let has_borders = shape.0 < num_layers;
-        own.shaped(shape.0, shape.1).with(|grad| {
+        with(shaped(own, shape.0, shape.1), |grad| {
             grad.layer_checkpoints = if has_borders { layer_checkpoints } else { PLAIN };
             grad.undo_log = if overwrites { of_buffer(undo_log, settings.kv_cache().buffer) } else { PLAIN };
         })
@@ -104,10 +95,10 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
     for shape in [several, one_band] {
         let all_cells = num_columns * num_layers.div_ceil(shape.0);
         let counts = sizes([1, num_columns - 1, num_columns + 1, all_cells], all_cells);
-        let keeping = |cells| own.shaped(shape.0, shape.1).with(|grad| grad.keep_graph = KeepGraph::of(cells));
+        let keeping = |cells| with(shaped(own, shape.0, shape.1), |grad| grad.keep_graph = KeepGraph::of(cells));
         all.extend(counts.into_iter().map(keeping));
-        let outputs = |tiling: Tiling| tiling.with(|grad| grad.attention_outputs = AttentionOutputs::Keep);
-        all.extend([own.shaped(shape.0, shape.1), keeping(1)].map(outputs));
+        let outputs = |tiling| with(tiling, |grad| grad.attention_outputs = AttentionOutputs::Keep);
+        all.extend([shaped(own, shape.0, shape.1), keeping(1)].map(outputs));
     }
     // What is exact comes before what rounds: the sort is stable.
     all[1..].sort_by_key(|tiling| tiling.grad.rounds());

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use kvtune::data::{Batch, epoch_batches};
 use kvtune::engine::{MicroBatchGradients, NoObserver, Settings};
 use kvtune::model::Model;
-use kvtune::recipe::{BatchOrder, BatchSize, BufferKind, GradRecipe, Storage, StoreForm, StorePlace, StoreRecipe};
+use kvtune::recipe::{BatchOrder, BatchSize, BufferKind, GradRecipe, Recipe, Storage, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::Bytes;
-use kvtune::verify::{Proofs, Tiling};
+use kvtune::verify::Proofs;
 use tch::{Kind, Tensor};
 
 use crate::support;
@@ -94,10 +94,10 @@ const TILED: &[Case] = &[
 ];
 
 /// Whether a tiling has its cells for itself, and everything else as `own`.
-fn differs_in_shape(tiling: &Tiling, own: &Tiling) -> bool {
+fn differs_in_shape(tiling: &Recipe, own: &Recipe) -> bool {
     let GradRecipe { layers_per_cell, chunks_per_cell, .. } = tiling.grad;
     let grad = GradRecipe { layers_per_cell, chunks_per_cell, ..own.grad.clone() };
-    *tiling == Tiling { grad, ..own.clone() }
+    *tiling == Recipe { grad, ..own.clone() }
 }
 
 /// The first, which is the recipe's own, makes the choices; the others must make the same.
@@ -139,7 +139,7 @@ fn every_tiling_is_proved() {
 fn every_tiling_is_there_once() {
     let all = support::tilings(&PLAIN, &support::model(&PLAIN));
     assert!(all.iter().enumerate().all(|(at, tiling)| !all[..at].contains(tiling)), "{all:#?}");
-    let has = |of: &dyn Fn(&Tiling) -> bool| all.iter().any(of);
+    let has = |of: &dyn Fn(&Recipe) -> bool| all.iter().any(of);
     // 44 tokens in chunks of 5 behind 18 that are run as 5, 5, 5 and 3.
     for layers in [1, 2, 3] {
         for chunks in [1, 2, 3, 10] {
@@ -178,7 +178,7 @@ fn every_tiling_is_there_once() {
     );
     // One token is one chunk: nothing is crossed, and nothing waits but what enters the sequences.
     let short = Case { lengths: &[1], ..PLAIN };
-    let shapes = |t: &Tiling| (t.grad.layers_per_cell, t.grad.chunks_per_cell);
+    let shapes = |t: &Recipe| (t.grad.layers_per_cell, t.grad.chunks_per_cell);
     let all = support::tilings(&short, &support::model(&short));
     assert!(all[1..].iter().all(|t| shapes(t).1 == Some(1) && t.grad.undo_log == StoreRecipe::PLAIN), "{all:#?}");
 }

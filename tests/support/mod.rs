@@ -20,10 +20,10 @@ use kvtune::model::{
     Adapter, GATE_TENSORS, Gates, Model, ModelConfig, ModelPlacement, ModulePatterns, NormSpec, PeftConfig, Preference,
 };
 use kvtune::recipe::{
-    CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, LossMean, ModuleSet, OnOutOfMemory, PolicyRecipe, TrainedBias,
+    CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, LossMean, ModuleSet, OnOutOfMemory, PolicyRecipe, Recipe, TrainedBias,
 };
 use kvtune::units::StepKey;
-use kvtune::verify::{Tiling, every_tiling};
+use kvtune::verify::every_tiling;
 use rand::RngExt;
 use rand::SeedableRng;
 use rand::rngs::ChaCha8Rng;
@@ -381,11 +381,12 @@ pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
 }
 
 /// Every tiling that is proved of a case's model and batch.
-pub fn tilings(case: &Case, model: &Model) -> Vec<Tiling> {
+pub fn tilings(case: &Case, model: &Model) -> Vec<Recipe> {
     let (kv_cache, grad) = recipes(case);
     let settings = settings(case, model);
     let plan = settings.plan(&batch(case), context(case).chunk_sizes).unwrap();
-    every_tiling(&Tiling { kv_cache, grad }, NUM_LAYERS, &settings, &plan)
+    let own = Recipe { kv_cache, grad, ..Recipe::of_model(Path::new("model"), &[]).unwrap().recipe };
+    every_tiling(&own, NUM_LAYERS, &settings, &plan)
 }
 
 /// The engine of a case with other settings.

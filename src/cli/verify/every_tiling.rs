@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::proof::{ProofSubject, proved, tested, written};
+use super::proof::{self, proved, tested, written};
 use crate::engine::Engine;
 use crate::recipe::{Recipe, StoreRecipe};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::units::{Bytes, Fault, Seconds};
-use crate::verify::{Proofs, Tiling, TilingProof, Verdict, every_tiling};
+use crate::verify::{Proofs, TilingProof, Verdict, every_tiling};
 
 struct Proved {
     recipe: Recipe,
@@ -26,22 +26,20 @@ struct Proved {
 pub(super) fn prove(
     recipe: &Recipe,
     engine_of: impl Fn(&Recipe) -> Result<Engine, Fault>,
-    subject: &ProofSubject<'_>,
+    proofs: &mut Proofs<'_>,
 ) -> Result<(), Fault> {
     let own = engine_of(recipe)?;
-    let plan = own.settings().plan(subject.batch, subject.context.chunk_sizes)?;
-    let tiling = Tiling { kv_cache: recipe.kv_cache.clone(), grad: recipe.grad.clone() };
-    let tilings = every_tiling(&tiling, subject.model.config().num_layers(), own.settings(), &plan);
-    let (count, mut proofs) = (tilings.len(), Proofs::new(subject.model, subject.batch, subject.context));
+    let plan = own.settings().plan(proofs.batch, proofs.context.chunk_sizes)?;
+    let tilings = every_tiling(recipe, proofs.model.config().num_layers(), own.settings(), &plan);
+    let (count, tolerance) = (tilings.len(), proofs.tolerance());
     let mut all: Vec<Proved> = Vec::with_capacity(count);
-    for (index, Tiling { kv_cache, grad }) in tilings.into_iter().enumerate() {
+    for (index, other) in tilings.into_iter().enumerate() {
         let (began, is_own) = (Instant::now(), index == 0);
-        let other = Recipe { kv_cache, grad, ..recipe.clone() };
         let engine = engine_of(&other)?;
         let inexact = || engine.settings().inexact_stores(subject.model.first_trained_layer());
         let keys = if is_own { written(&inexact()) } else { differences(recipe, &other) };
         let found = proofs.prove(&engine)?;
-        let one = Proved { recipe: other, is_own, keys, verdict: found.verdict(subject.tolerance()), found };
+        let one = Proved { recipe: other, is_own, keys, verdict: found.verdict(tolerance), found };
         if console::speech().is_json {
             console::result(&one.line().to_string())?;
         } else {
@@ -50,8 +48,8 @@ pub(super) fn prove(
         }
         all.push(one);
     }
-    tell(&all, subject)?;
-    first_bad(&all).map_or(Ok(()), |one| subject.check(&one.found, &one.keys))
+    tell(&all, proofs)?;
+    first_bad(&all).map_or(Ok(()), |one| proof::check(proofs, &one.found, &one.keys))
 }
 
 /// The first that is not what it should be, if any: a wrong gradient before one that is only too coarse.
@@ -66,7 +64,7 @@ fn differences(recipe: &Recipe, other: &Recipe) -> String {
 }
 
 /// The table, and what holds for all.
-fn tell(all: &[Proved], subject: &ProofSubject<'_>) -> Result<(), Fault> {
+fn tell(all: &[Proved], proofs: &Proofs<'_>) -> Result<(), Fault> {
     let Some(first) = all.first() else { return Ok(()) };
     let (of, count, bad) = (&first.found.comparison, all.len(), first_bad(all));
     let exact: Vec<&TilingProof> = all.iter().map(|one| &one.found).filter(|found| found.bound.is_none()).collect();
@@ -77,7 +75,7 @@ fn tell(all: &[Proved], subject: &ProofSubject<'_>) -> Result<(), Fault> {
         let more = json!({
             "verdict": verdict, "tilings": count, "exact": exact.len(), "relative_error": worst, "from_first": apart,
         });
-        return subject.tell_whole(of, &more);
+        return proof::tell_whole(proofs, of, &more);
     }
     let mut table = Table::new(&HEADER);
     for one in all {
@@ -87,9 +85,9 @@ fn tell(all: &[Proved], subject: &ProofSubject<'_>) -> Result<(), Fault> {
     console::result(&format!(
         "{}\n{count} tilings, {} of them exact: worst relative error {worst:.2e}, from the first exact one {apart:.2e} (tolerance \
          {:.0e}), {}",
-        subject.words(of),
+        proof::words(proofs, of),
         exact.len(),
-        subject.tolerance(),
+        proofs.tolerance(),
         tested(of)
     ))?;
     if bad.is_none() {

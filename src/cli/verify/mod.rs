@@ -20,7 +20,7 @@ use crate::report::console;
 use crate::train::{self, Teacher};
 use crate::units::Fault;
 use crate::verify::{Proofs, fits_in_f64};
-use proof::{ProofSubject, proof_model};
+use proof::proof_model;
 
 #[derive(Debug, Args)]
 #[command(mut_group("RecipePath", |recipe| recipe.required(false)))]
@@ -87,11 +87,11 @@ impl Verify {
         }
         let dtype = if fits_in_f64(&model, &batch) { Dtype::F64 } else { Dtype::F32 };
         let model = if recipe.model.dtype == dtype { model } else { proof_model(&recipe, dtype, device)? };
-        let subject = ProofSubject { model: &model, batch: &batch, context, dtype };
+        let mut proofs = Proofs::new(&model, &batch, context);
         if self.every_tiling {
-            return every_tiling::prove(&recipe, engine_of, &subject);
+            return every_tiling::prove(&recipe, engine_of, &mut proofs);
         }
-        let found = Proofs::new(&model, &batch, context).prove(&engine)?;
-        subject.tell(&found, &engine.settings().inexact_stores(model.first_trained_layer()))
+        let found = proofs.prove(&engine)?;
+        proof::tell(&proofs, &found, &engine.settings().inexact_stores(model.first_trained_layer()))
     }
 }

@@ -11,7 +11,7 @@ use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
 use crate::units::{Exit, Fault, StepKey, counted};
-use crate::verify::{Comparison, ErrorBound, MatrixError, TilingProof, Verdict, tolerance};
+use crate::verify::{Comparison, ErrorBound, MatrixError, Proofs, TilingProof, Verdict};
 
 /// What a batch contributes, without dropout, as it would alone; chunks are drawn as in the first step of training.
 pub(super) fn context(recipe: &Recipe, batch: &Batch) -> MicroBatchContext {
@@ -25,92 +25,79 @@ pub(super) fn context(recipe: &Recipe, batch: &Batch) -> MicroBatchContext {
     }
 }
 
-pub(super) struct ProofSubject<'a> {
-    pub(super) model: &'a Model,
-    pub(super) batch: &'a Batch,
-    pub(super) context: MicroBatchContext,
-    pub(super) dtype: Dtype,
+/// Prints what was found matrix by matrix, and fails beyond the tolerance. `stores` are those that round, by their keys.
+pub(super) fn tell(proofs: &Proofs<'_>, found: &TilingProof, stores: &[(&'static str, StoreForm)]) -> Result<(), Fault> {
+    let (of, verdict) = (&found.comparison, found.verdict(proofs.tolerance()));
+    if console::speech().is_json {
+        of.matrices.iter().try_for_each(|m| console::result(&line_of(m).to_string()))?;
+        let (cosine, _) = of.whole();
+        tell_whole(
+            proofs,
+            of,
+            &json!({ "verdict": verdict.name(), "relative_error": found.relative_error(), "cosine": cosine }),
+        )?;
+    } else {
+        console::table(&table(of))?;
+        match found.bound {
+            Some(bound) => tell_nearness(of, stores, bound)?,
+            None => console::result(&format!(
+                "{}\nworst relative error {:.2e} (tolerance {:.0e}), {}",
+                words(proofs, of),
+                found.relative_error(),
+                proofs.tolerance(),
+                tested(of)
+            ))?,
+        }
+        if verdict == Verdict::Proved {
+            console::result(proved(of))?;
+        }
+    }
+    check(proofs, found, &written(stores))
 }
 
-impl ProofSubject<'_> {
-    pub(super) fn tolerance(&self) -> f64 {
-        tolerance(self.dtype)
-    }
-
-    /// Prints what was found matrix by matrix, and fails beyond the tolerance. `stores` are those that round, by their keys.
-    pub(super) fn tell(&self, found: &TilingProof, stores: &[(&'static str, StoreForm)]) -> Result<(), Fault> {
-        let (of, verdict) = (&found.comparison, found.verdict(self.tolerance()));
-        if console::speech().is_json {
-            of.matrices.iter().try_for_each(|m| console::result(&line_of(m).to_string()))?;
-            let (cosine, _) = of.whole();
-            self.tell_whole(
-                of,
-                &json!({ "verdict": verdict.name(), "relative_error": found.relative_error(), "cosine": cosine }),
-            )?;
-        } else {
-            console::table(&table(of))?;
-            match found.bound {
-                Some(bound) => tell_nearness(of, stores, bound)?,
-                None => console::result(&format!(
-                    "{}\nworst relative error {:.2e} (tolerance {:.0e}), {}",
-                    self.words(of),
-                    found.relative_error(),
-                    self.tolerance(),
-                    tested(of)
-                ))?,
-            }
-            if verdict == Verdict::Proved {
-                console::result(proved(of))?;
-            }
+/// Fails where the gradient is not what it should be; `keys` say in which tiling.
+pub(super) fn check(proofs: &Proofs<'_>, found: &TilingProof, keys: &str) -> Result<(), Fault> {
+    let tolerance = proofs.tolerance();
+    let (message, hint) = match (found.verdict(tolerance), found.bound) {
+        (Verdict::OtherChoices, _) => (
+            "other entries are evicted than in the recipe's own tiling".to_owned(),
+            "in f64 this is a defect of kvtune: please report it; in f32 rounding may decide between two entries: write the choices \
+             with `--dump`, and follow them with `--replay-log`",
+        ),
+        (Verdict::Disproved, _) => {
+            let worst = found.relative_error();
+            let message = format!("the gradients differ: the worst relative error is {worst:.2e}, the tolerance {tolerance:.0e}");
+            (message, "this is a defect of kvtune: please report it with the table above")
         }
-        self.check(found, &written(stores))
-    }
-
-    /// Fails where the gradient is not what it should be; `keys` say in which tiling.
-    pub(super) fn check(&self, found: &TilingProof, keys: &str) -> Result<(), Fault> {
-        let tolerance = self.tolerance();
-        let (message, hint) = match (found.verdict(tolerance), found.bound) {
-            (Verdict::OtherChoices, _) => (
-                "other entries are evicted than in the recipe's own tiling".to_owned(),
-                "in f64 this is a defect of kvtune: please report it; in f32 rounding may decide between two entries: write the choices \
-                 with `--dump`, and follow them with `--replay-log`",
-            ),
-            (Verdict::Disproved, _) => {
-                let worst = found.relative_error();
-                let message =
-                    format!("the gradients differ: the worst relative error is {worst:.2e}, the tolerance {tolerance:.0e}");
-                (message, "this is a defect of kvtune: please report it with the table above")
-            }
-            (Verdict::TooCoarse, Some(bound)) => {
-                let (cosine, smallest) = (found.comparison.whole().0, bound.smallest_cosine);
-                let message = format!("the gradient has the cosine {cosine:.6} with the exact one, expected at least {smallest}");
-                (message, "this is too coarse for the model and its data: keep more, `\"plain\"` is exact")
-            }
-            _ => return Ok(()),
-        };
-        let with = if keys.is_empty() { String::new() } else { format!("with {keys} ") };
-        Err(Fault::new(Exit::Failed, with + &message).with_hint(hint))
-    }
-
-    /// `2 samples, 80 tokens, in f64: loss …, reference …`.
-    pub(super) fn words(&self, of: &Comparison) -> String {
-        let (sequences, tokens) = (counted(self.batch.sequences.len(), "sample"), counted(self.batch.num_tokens(), "token"));
-        format!("{sequences}, {tokens}, in {}: loss {:.9}, reference {:.9}", self.dtype, of.loss, of.reference_loss)
-    }
-
-    /// The last line in JSON, with further keys.
-    pub(super) fn tell_whole(&self, of: &Comparison, more: &Value) -> Result<(), Fault> {
-        let untested = of.untested().len();
-        let mut line = json!({
-            "kind": "proof", "samples": self.batch.sequences.len(), "tokens": self.batch.num_tokens(), "dtype": self.dtype.to_string(),
-            "tolerance": self.tolerance(), "loss": of.loss, "reference_loss": of.reference_loss,
-            "tested": of.matrices.len() - untested, "untested": untested,
-        });
-        if let (Some(line), Some(more)) = (line.as_object_mut(), more.as_object()) {
-            line.extend(more.clone());
+        (Verdict::TooCoarse, Some(bound)) => {
+            let (cosine, smallest) = (found.comparison.whole().0, bound.smallest_cosine);
+            let message = format!("the gradient has the cosine {cosine:.6} with the exact one, expected at least {smallest}");
+            (message, "this is too coarse for the model and its data: keep more, `\"plain\"` is exact")
         }
-        console::result(&line.to_string())
+        _ => return Ok(()),
+    };
+    let with = if keys.is_empty() { String::new() } else { format!("with {keys} ") };
+    Err(Fault::new(Exit::Failed, with + &message).with_hint(hint))
+}
+
+/// `2 samples, 80 tokens, in f64: loss …, reference …`.
+pub(super) fn words(proofs: &Proofs<'_>, of: &Comparison) -> String {
+    let (sequences, tokens) = (counted(proofs.batch.sequences.len(), "sample"), counted(proofs.batch.num_tokens(), "token"));
+    format!("{sequences}, {tokens}, in {}: loss {:.9}, reference {:.9}", proofs.dtype(), of.loss, of.reference_loss)
+}
+
+/// The last line in JSON, with further keys.
+pub(super) fn tell_whole(proofs: &Proofs<'_>, of: &Comparison, more: &Value) -> Result<(), Fault> {
+    let untested = of.untested().len();
+    let mut line = json!({
+        "kind": "proof", "samples": proofs.batch.sequences.len(), "tokens": proofs.batch.num_tokens(), "dtype": proofs.dtype().to_string(),
+        "tolerance": proofs.tolerance(), "loss": of.loss, "reference_loss": of.reference_loss,
+        "tested": of.matrices.len() - untested, "untested": untested,
+    });
+    if let (Some(line), Some(more)) = (line.as_object_mut(), more.as_object()) {
+        line.extend(more.clone());
     }
+    console::result(&line.to_string())
 }
 
 /// More samples than this in one dumped batch must be asked for.
