@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::finetune::{code_of_signal, install};
 use super::used_model::identity;
 use crate::checkpoint;
 use crate::eval::AnswerScores;
-use crate::export::{CacheResult, CardFigure, ExportTarget, Trained, export};
+use crate::export::{CacheResult, ExportTarget, Trained, export};
 use crate::files::GgufDtype;
 use crate::inspect::{AnswerListing, kept_answers, read_scores};
 use crate::recipe::{Recipe, Weights};
@@ -24,8 +24,8 @@ pub(super) struct Export {
     #[arg(value_name = "RUN|CHECKPOINT")]
     checkpoint: PathBuf,
     /// The program that will load it.
-    #[arg(long = "for", value_enum, value_name = "PROGRAM")]
-    target: ServedBy,
+    #[arg(long = "for", value_name = "PROGRAM", value_parser = program())]
+    target: ExportTarget,
     /// With `--for gguf` or `--for ollama`, of a base that is a GGUF file: write the whole model, with matrices in this type.
     #[arg(long, value_name = "TYPE", value_parser = gguf_dtype())]
     quantize: Option<GgufDtype>,
@@ -40,19 +40,23 @@ pub(super) struct Export {
     scores: Vec<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ServedBy {
-    /// The adapter as PEFT writes it.
-    Peft,
-    /// The adapter, padded to a rank that vLLM supports.
-    Vllm,
-    /// A whole model, as Transformers loads it.
-    Merged,
-    /// The adapter as a GGUF file, which llama.cpp loads together with one of its base; with `--quantize` the whole model.
-    #[value(alias = "llama.cpp")]
-    Gguf,
-    /// As `gguf`, and a `Modelfile` for Ollama.
-    Ollama,
+/// The program by its name; a GGUF file is the adapter alone, unless `--quantize` says otherwise.
+fn program() -> impl TypedValueParser<Value = ExportTarget> {
+    let gguf =
+        "The adapter as a GGUF file, which llama.cpp loads together with one of its base; with `--quantize` the whole model";
+    let programs = [
+        PossibleValue::new("peft").help("The adapter as PEFT writes it"),
+        PossibleValue::new("vllm").help("The adapter, padded to a rank that vLLM supports"),
+        PossibleValue::new("merged").help("A whole model, as Transformers loads it"),
+        PossibleValue::new("gguf").help(gguf).alias("llama.cpp"),
+        PossibleValue::new("ollama").help("As `gguf`, and a `Modelfile` for Ollama"),
+    ];
+    PossibleValuesParser::new(programs).map(|name| match &name[..] {
+        "peft" => ExportTarget::Peft,
+        "vllm" => ExportTarget::Vllm,
+        "merged" => ExportTarget::Merged,
+        name => ExportTarget::Gguf { whole: None, for_ollama: name == "ollama" },
+    })
 }
 
 /// The type of a GGUF file's matrices, by llama.cpp's name.
@@ -101,18 +105,23 @@ impl Export {
 
     /// The target, and the name of a directory for it.
     fn target(&self) -> Result<(ExportTarget, &'static str), Fault> {
-        let gguf = |for_ollama| ExportTarget::Gguf { whole: self.quantize, for_ollama };
-        let (target, name) = match self.target {
-            ServedBy::Peft => (ExportTarget::Peft, "export-peft"),
-            ServedBy::Vllm => (ExportTarget::Vllm, "export-vllm"),
-            ServedBy::Merged => (ExportTarget::Merged, "export-merged"),
-            ServedBy::Gguf => (gguf(false), if self.quantize.is_some() { "export-gguf-model" } else { "export-gguf" }),
-            ServedBy::Ollama => (gguf(true), if self.quantize.is_some() { "export-ollama-model" } else { "export-ollama" }),
+        let target = match self.target {
+            ExportTarget::Gguf { for_ollama, .. } => ExportTarget::Gguf { whole: self.quantize, for_ollama },
+            other if self.quantize.is_none() => other,
+            _ => {
+                let message = "`--quantize` is for GGUF files, and none is written here";
+                return Err(Fault::usage(message, "use it with `--for gguf` or `--for ollama`"));
+            }
         };
-        if self.quantize.is_some() && !matches!(target, ExportTarget::Gguf { .. }) {
-            let message = "`--quantize` is for GGUF files, and none is written here".to_owned();
-            return Err(Fault::usage(message, "use it with `--for gguf` or `--for ollama`"));
-        }
+        let name = match target {
+            ExportTarget::Peft => "export-peft",
+            ExportTarget::Vllm => "export-vllm",
+            ExportTarget::Merged => "export-merged",
+            ExportTarget::Gguf { whole: None, for_ollama: false } => "export-gguf",
+            ExportTarget::Gguf { whole: None, for_ollama: true } => "export-ollama",
+            ExportTarget::Gguf { whole: Some(_), for_ollama: false } => "export-gguf-model",
+            ExportTarget::Gguf { whole: Some(_), for_ollama: true } => "export-ollama-model",
+        };
         Ok((target, name))
     }
 
@@ -128,7 +137,7 @@ impl Export {
         for path in &self.scores {
             let own = read_scores(path)?.into_iter().filter(|line| Path::new(&line.evaluated).canonicalize().ok() == place);
             results.extend(own.map(|line| CacheResult {
-                figures: line.figures().into_iter().map(|(name, value, samples)| CardFigure { name, value, samples }).collect(),
+                figures: line.figures(),
                 split: line.split,
                 policy: line.policy,
                 cache_length: line.cache_length,
@@ -157,7 +166,7 @@ fn of_answers(file: &AnswerListing) -> CacheResult {
     let text = |value: &Value| value.as_str().unwrap_or_default().trim_matches('"').to_owned();
     let cache = &file.settings["cache"];
     let AnswerScores { samples, means, .. } = AnswerScores::of(&file.answers);
-    let figures = means.into_iter().map(|(name, value)| CardFigure { name, value, samples: Some(samples) }).collect();
+    let figures = means.into_iter().map(|(name, value)| (name, value, Some(samples))).collect();
     let (policy, cache_length) = (text(&cache["kv_cache.policy"]), text(&cache["kv_cache.cache_length"]));
-    CacheResult::of_recipe(text(&file.settings["split"]), &policy, cache_length, figures)
+    CacheResult { figures, ..CacheResult::of_recipe(text(&file.settings["split"]), &policy, cache_length) }
 }

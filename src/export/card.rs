@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::hub::BaseModel;
-use super::trained::{CacheResult, CardFigure, ExportTarget, Trained};
+use super::trained::{CacheResult, ExportTarget, Trained};
 use super::usage::Usage;
 use crate::files::cached_id;
 use crate::recipe::{LoraRecipe, Recipe, TemplateChoice, ValidationSource, Weights};
@@ -94,17 +94,16 @@ fn all_results(trained: &Trained<'_>) -> Vec<CacheResult> {
     let mut results = trained.results.clone();
     let Some(recipe) = trained.recipe else { return results };
     let (split, cache) = ("validation".to_owned(), &recipe.kv_cache);
-    let mut own = CacheResult::of_recipe(split, &cache.policy.name, cache.cache_length.to_string(), Vec::new());
+    let mut own = CacheResult::of_recipe(split, &cache.policy.name, cache.cache_length.to_string());
     let is_own =
         |other: &CacheResult| other.split == own.split && other.policy == own.policy && other.cache_length == own.cache_length;
     let figures = [("loss", last(trained, |line| line.eval_loss)), ("accuracy", last(trained, |line| line.eval_accuracy))];
     let is_known = |name: &str| {
         let mut figures = results.iter().filter(|result| is_own(result)).flat_map(|result| &result.figures);
-        figures.any(|figure| figure.name == name)
+        figures.any(|(known, ..)| known == name)
     };
     let new = figures.into_iter().filter(|(name, _)| !is_known(name));
-    let new = new.filter_map(|(name, value)| Some(CardFigure { name: name.to_owned(), value: value?, samples: None }));
-    let new: Vec<CardFigure> = new.collect();
+    let new = new.filter_map(|(name, value)| Some((name.to_owned(), value?, None))).collect::<Vec<_>>();
     if let Some(index) = results.iter().position(is_own) {
         results[index].figures.splice(0..0, new);
     } else {
@@ -117,7 +116,7 @@ fn all_results(trained: &Trained<'_>) -> Vec<CacheResult> {
 /// A result as the Hub's `model-index` has it; nothing without a figure.
 fn in_model_index(result: &CacheResult, recipe: &Recipe, task: &str) -> Option<Value> {
     let CacheResult { split, policy, cache_length, figures } = result;
-    let metric = |CardFigure { name, value, samples }: &CardFigure| {
+    let metric = |(name, value, samples): &(String, f64, Option<usize>)| {
         let (mut args, mut over) = (json!({ "policy": policy, "cache_length": cache_length }), String::new());
         if let Some(samples) = samples {
             args["samples"] = json!(samples);
@@ -125,7 +124,7 @@ fn in_model_index(result: &CacheResult, recipe: &Recipe, task: &str) -> Option<V
         }
         json!({ "type": name, "value": value, "name": format!("{name} ({policy}, {cache_length} slots{over})"), "args": args })
     };
-    let metrics: Vec<Value> = figures.iter().filter(|figure| figure.value.is_finite()).map(metric).collect();
+    let metrics: Vec<Value> = figures.iter().filter(|(_, value, _)| value.is_finite()).map(metric).collect();
     let path = *paths(recipe, Some(split)).first()?;
     let (name, id) = (path.file_name()?.to_string_lossy(), cached_id(path, "datasets"));
     let dataset = json!({ "name": name, "type": id.as_deref().unwrap_or(&name), "split": split });
@@ -194,8 +193,8 @@ mod tests {
         let overrides = ["kv_cache.policy=h2o", "kv_cache.cache_length=96"].map(str::to_owned);
         let recipe = Recipe::of_model(Path::new("model"), &overrides).unwrap().recipe;
         let of_answers = |policy: &str, samples| {
-            let f1 = CardFigure { name: "f1".to_owned(), value: 0.5, samples: Some(samples) };
-            CacheResult::of_recipe("validation".to_owned(), policy, "96".to_owned(), vec![f1])
+            let figures = vec![("f1".to_owned(), 0.5, Some(samples))];
+            CacheResult { figures, ..CacheResult::of_recipe("validation".to_owned(), policy, "96".to_owned()) }
         };
         let trained = Trained {
             checkpoint: Path::new("run/final"),
@@ -214,7 +213,7 @@ mod tests {
         let of_h2o = ["loss (h2o, 96 slots)", "accuracy (h2o, 96 slots)", "f1 (h2o, 96 slots, 1 sample)"];
         assert_eq!(names, [&["f1 (dense, all slots, 6 samples)"][..], &of_h2o].concat());
         // What was evaluated goes before what the run has found, and is not there twice.
-        let loss = CardFigure { name: "loss".to_owned(), value: 1.0, samples: Some(6) };
+        let loss = ("loss".to_owned(), 1.0, Some(6));
         let evaluated = CacheResult { figures: vec![loss.clone()], ..results[1].clone() };
         let found = all_results(&Trained { results: vec![evaluated], ..trained });
         assert_eq!((found.len(), &found[0].figures[1]), (1, &loss));

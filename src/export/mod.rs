@@ -14,5 +14,5 @@ mod write;
 pub use card::card_of_run;
 pub use policy_file::{KV_POLICY, PolicyFile};
 pub use policy_trial::{PolicyTrial, RecordedTrial};
-pub use trained::{CacheResult, CardFigure, ExportTarget, Trained};
+pub use trained::{CacheResult, ExportTarget, Trained};
 pub use write::export;

@@ -44,25 +44,17 @@ pub struct CacheResult {
     /// The policy's name, and the slots, as `kvtune evaluate` prints them.
     pub policy: String,
     pub cache_length: String,
-    pub figures: Vec<CardFigure>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct CardFigure {
-    /// What it is called, as `loss` or `f1`.
-    pub name: String,
-    pub value: f64,
-    /// How many samples it is a mean over, where that is known.
-    pub samples: Option<usize>,
+    /// Names, as `loss` or `f1`, with their values, and how many samples each is a mean over, where that is known.
+    pub figures: Vec<(String, f64, Option<usize>)>,
 }
 
 impl CacheResult {
     /// The result of a cache that a recipe describes. A policy may have its parameters with it, as `{ h2o = { grace_period = 8 } }`.
-    pub fn of_recipe(split: String, policy: &str, cache_length: String, figures: Vec<CardFigure>) -> Self {
+    pub fn of_recipe(split: String, policy: &str, cache_length: String) -> Self {
         let policy = policy.trim_start_matches(['{', ' ']).split([' ', '=']).next().unwrap_or_default().to_owned();
         // `dense` keeps everything, whatever length its recipe has.
         let cache_length = if policy == "dense" { "all".to_owned() } else { cache_length };
-        Self { split, policy, cache_length, figures }
+        Self { split, policy, cache_length, figures: Vec::new() }
     }
 }
 
