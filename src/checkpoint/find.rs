@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use tch::Tensor;
 
 use super::manifest::{self, Manifest, damaged};
@@ -181,14 +182,10 @@ fn rank(dir: &Path) -> u8 {
 }
 
 fn state(dir: &Path) -> Result<TrainState, Fault> {
-    /// Read before the rest, which another format may not have.
-    #[derive(serde::Deserialize)]
-    struct Version {
-        format_version: u32,
-    }
     let path = dir.join(STATE);
-    let Version { format_version: found } = files::read_json_as(&path, FileKind::Record)?;
-    if found != FORMAT_VERSION {
+    // Before the rest, which another format may not have.
+    let parts: Value = files::read_json_as(&path, FileKind::Record)?;
+    if let Some(found) = parts["format_version"].as_u64().filter(|&found| found != u64::from(FORMAT_VERSION)) {
         let message = format!("`{}` has checkpoint format {found}, expected {FORMAT_VERSION}", abridged(dir.display()));
         return Err(Fault::data(message, "read it with the version of kvtune that wrote it").of_kind(FaultKind::OtherVersion));
     }
