@@ -31,6 +31,16 @@ impl Wanted {
             _ => Err(unknown),
         }
     }
+
+    /// The number of the GPU of the rank that has this number on its machine.
+    pub(super) fn gpu(self, local_rank: usize) -> usize {
+        match self {
+            Self::Cuda(Some(index)) => index,
+            // Who shows each rank a device of its own shows it as the first.
+            _ if Cuda::device_count() == 1 => 0,
+            _ => local_rank,
+        }
+    }
 }
 
 impl fmt::Display for Wanted {
@@ -40,18 +50,6 @@ impl fmt::Display for Wanted {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(None) => f.write_str("cuda"),
             Self::Cuda(Some(index)) => write!(f, "cuda:{index}"),
-        }
-    }
-}
-
-impl Wanted {
-    /// The number of the GPU of the rank that has this number on its machine.
-    pub(super) fn gpu(self, local_rank: usize) -> usize {
-        match self {
-            Self::Cuda(Some(index)) => index,
-            // Who shows each rank a device of its own shows it as the first.
-            _ if Cuda::device_count() == 1 => 0,
-            _ => local_rank,
         }
     }
 }

@@ -30,7 +30,10 @@ mod used_model;
 mod verify;
 mod world;
 
+use std::path::PathBuf;
+
 use clap::Subcommand;
+use clap_complete::Shell;
 
 pub use process::main;
 
@@ -78,7 +81,15 @@ enum Verb {
     /// Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations.
     InitModel(init_model::InitModel),
     /// Print the script by which a shell completes the commands.
-    Completions(shell::Completions),
+    Completions {
+        /// The shell that reads the script.
+        #[arg(value_enum, value_name = "SHELL")]
+        shell: Shell,
+    },
     /// Write the manual pages, which `man` shows.
-    Man(shell::ManPages),
+    Man {
+        /// Directory to write them to; it is made if it is not there.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
 }

@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use signal_hook::low_level::exit;
 
 use super::command::{Arguments, Format};
-use super::{Verb, command, device, launch, limits, panics, world};
+use super::{Verb, command, device, launch, limits, panics, shell, world};
 use crate::recipe::{Weights, check_policies_by};
 use crate::report::console::{self, Speech};
 use crate::units::Fault;
@@ -83,8 +83,8 @@ fn run(arguments: &Arguments) -> Result<i32, Fault> {
         Verb::Bench(verb) => world::with_ranks(on()?, verb.joining, |device, world| verb.run(device, world).map(done)),
         Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(done),
         Verb::InitModel(verb) => verb.run().map(done),
-        Verb::Completions(verb) => verb.run(command::command()).map(done),
-        Verb::Man(verb) => verb.run(command::command()).map(done),
+        Verb::Completions { shell } => shell::completions(*shell, command::command()).map(done),
+        Verb::Man { dir } => shell::manual(dir, command::command()).map(done),
     }
 }
 
