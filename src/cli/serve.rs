@@ -14,7 +14,7 @@ use crate::data::{self, TemplateFault};
 use crate::files::{self, FileKind};
 use crate::recipe::Storage;
 use crate::report::console;
-use crate::serve::{self, ServeOptions, ServedModel};
+use crate::serve::{self, PromptEncoder, ServeOptions};
 use crate::units::Fault;
 
 /// A year: a longer time could overflow a deadline.
@@ -91,27 +91,24 @@ impl Serve {
             }
             template => template?,
         };
-        let name = self.served_name.clone().or_else(|| self.model.name()).unwrap_or_else(|| "model".to_owned());
         let cache = &used.recipe.kv_cache;
-        let longest = used.model.config().longest_sequence();
         let slots = match cache.storage {
             Storage::Preallocated => json!(used.model.config().cache_lengths(&cache.cache_length)),
             Storage::Growing | Storage::Paged => json!("all"),
         };
-        let served = ServedModel {
-            generator: used.generator(self.batch.into()),
-            tokenizer: used.tokenizer.as_ref(),
+        let generator = used.generator(self.batch.into());
+        let max_prompt = self.max_prompt.unwrap_or_else(|| used.model.config().longest_sequence());
+        let reader = PromptEncoder::new(
+            used.tokenizer.clone(),
             template,
-            variables: used.recipe.data.chat.variables()?,
-            special_tokens: data::special_tokens(path)?,
-            rules,
-            name,
-            path: path.display().to_string(),
-            cache: json!({
-                "policy": cache.policy.name, "cache_length": slots, "chunk_size": cache.chunk_size,
-            }),
-        };
+            used.recipe.data.chat.variables()?,
+            data::special_tokens(path)?,
+            max_prompt.min(generator.limits().most),
+        );
         let options = ServeOptions {
+            name: self.served_name.clone().or_else(|| self.model.name()).unwrap_or_else(|| "model".to_owned()),
+            path: path.display().to_string(),
+            cache: json!({ "policy": cache.policy.name, "cache_length": slots, "chunk_size": cache.chunk_size }),
             host: self.host.clone(),
             port: self.port,
             api_key: api_key.map(|key| blake3::hash(key.as_bytes())),
@@ -120,12 +117,12 @@ impl Serve {
             timeout: Duration::from_secs(self.timeout),
             header_timeout: Duration::from_secs(self.header_timeout),
             max_body: self.max_body,
-            max_prompt: self.max_prompt.unwrap_or(longest),
+            max_prompt,
             allow_hosts: self.allow_host.clone(),
             allow_origins: self.allow_origin.clone(),
             access_log: !self.no_access_log,
         };
-        serve::serve(served, options, move || interrupt.signal().is_some())?;
+        serve::serve(generator, reader, rules, options, move || interrupt.signal().is_some())?;
         console::note("all requests are answered");
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde_json::Value;
+
 use super::{AnswerFile, ScoredAnswer};
 use crate::data::{Dataset, Question};
 use crate::dist::ProcessGroup;
@@ -17,6 +19,8 @@ pub struct AnswerSpec {
     pub metrics: Vec<Metric>,
     /// Texts that are written at the same time.
     pub width: usize,
+    /// What the answers depend on beside the sample, as a file that keeps them has it.
+    pub settings: Value,
 }
 
 /// Tokens of the longest thoughts, as `LongBench` v2 has it.
@@ -37,18 +41,17 @@ struct Pending {
 }
 
 /// Answers all samples of `dataset` in file order. With a file, which the first rank has, those that it holds already are taken from there,
-/// and the others are added as they come; `settings` is what they depend on beside the sample. The ranks of `world` share them round by
-/// round, and all return all.
+/// and the others are added as they come. The ranks of `world` share them round by round, and all return all.
 pub fn answer(
     mut generator: Generator<'_>,
     dataset: &Dataset,
     spec: &AnswerSpec,
-    mut file: Option<(&mut AnswerFile, &serde_json::Value)>,
+    mut file: Option<&mut AnswerFile>,
     world: &ProcessGroup,
     wants_to_stop: &dyn Fn() -> bool,
 ) -> Result<Vec<ScoredAnswer>, Fault> {
     let (rank, ranks) = (world.rank(), world.size());
-    let mut answers = world.agree("reading answers", kept(dataset, &mut file))?.swap_remove(0);
+    let mut answers = world.agree("reading answers", kept(dataset, spec, &mut file))?.swap_remove(0);
     let round = if ranks == 1 { dataset.len() } else { ROUND * spec.width * ranks };
     while answers.len() < dataset.len() {
         let (begin, mut made) = (answers.len(), Vec::new());
@@ -56,7 +59,7 @@ pub fn answer(
         let done = write(&mut generator, dataset, own, spec, wants_to_stop, &mut |answer| {
             // One rank alone keeps each as soon as those before it are done.
             let keeps = file.as_mut().filter(|_| ranks == 1);
-            keeps.map_or(Ok(()), |(file, settings)| file.append(settings, &answer))?;
+            keeps.map_or(Ok(()), |file| file.append(&spec.settings, &answer))?;
             made.push(answer);
             Ok(())
         });
@@ -64,7 +67,7 @@ pub fn answer(
         let mut shares: Vec<_> = shares.into_iter().map(Vec::into_iter).collect();
         for answer in (0..round).map_while(|index| shares[index % ranks].next()) {
             let keeps = file.as_mut().filter(|_| ranks > 1);
-            keeps.map_or(Ok(()), |(file, settings)| file.append(settings, &answer))?;
+            keeps.map_or(Ok(()), |file| file.append(&spec.settings, &answer))?;
             answers.push(answer);
         }
     }
@@ -72,12 +75,12 @@ pub fn answer(
 }
 
 /// The answers that a file holds already: those to the first samples.
-fn kept(dataset: &Dataset, file: &mut Option<(&mut AnswerFile, &serde_json::Value)>) -> Result<Vec<ScoredAnswer>, Fault> {
+fn kept(dataset: &Dataset, spec: &AnswerSpec, file: &mut Option<&mut AnswerFile>) -> Result<Vec<ScoredAnswer>, Fault> {
     let mut answers = Vec::with_capacity(dataset.len());
-    let Some((file, settings)) = file else { return Ok(answers) };
+    let Some(file) = file else { return Ok(answers) };
     while answers.len() < dataset.len() {
         let question = dataset.question(answers.len())?;
-        let Some(answer) = file.take(settings, question.sample, &prompt_hash(&question))? else { break };
+        let Some(answer) = file.take(&spec.settings, question.sample, &prompt_hash(&question))? else { break };
         answers.push(answer);
     }
     Ok(answers)
@@ -109,8 +112,8 @@ fn write(
         if wants_to_stop() {
             return Err(Fault::interrupted());
         }
-        for event in generator.step() {
-            take(event, &mut pending)?;
+        for (request, event) in generator.step() {
+            take(request, event, &mut pending)?;
         }
         for thinking in pending.iter_mut().filter(|pending| pending.finish.is_some()) {
             if let Some(question) = dataset.following(&thinking.question, &thinking.text)? {
@@ -148,26 +151,19 @@ fn unanswered(sample: u64, error: Fault) -> Fault {
     told.caused_by(error)
 }
 
-fn take(event: GenerationEvent, pending: &mut VecDeque<Pending>) -> Result<(), Fault> {
-    let of = |id: RequestId| move |pending: &&mut Pending| pending.request == id;
+fn take(request: RequestId, event: GenerationEvent, pending: &mut VecDeque<Pending>) -> Result<(), Fault> {
+    let Some(own) = pending.iter_mut().find(|pending| pending.request == request) else { return Ok(()) };
     match event {
-        GenerationEvent::Prompt { .. } | GenerationEvent::Border { .. } => {}
-        GenerationEvent::Token { request, id, text, .. } => {
-            if let Some(own) = pending.iter_mut().find(of(request)) {
-                own.ids.push(id);
-                own.text.push_str(&text);
-            }
+        GenerationEvent::Prompt(_) | GenerationEvent::Border(_) => {}
+        GenerationEvent::Token { id, text, .. } => {
+            own.ids.push(id);
+            own.text.push_str(&text);
         }
-        GenerationEvent::Finished { request, text, reason, .. } => {
-            if let Some(own) = pending.iter_mut().find(of(request)) {
-                own.text.push_str(&text);
-                own.finish = Some(reason);
-            }
+        GenerationEvent::Finished { text, reason, .. } => {
+            own.text.push_str(&text);
+            own.finish = Some(reason);
         }
-        GenerationEvent::Failed { request, error } => {
-            let sample = pending.iter_mut().find(of(request)).map_or(0, |own| own.question.sample);
-            return Err(unanswered(sample, error));
-        }
+        GenerationEvent::Failed(error) => return Err(unanswered(own.question.sample, error)),
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ mod token_classes;
 
 pub use answer_file::{ANSWERS, AnswerFile};
 pub use answers::{AnswerSpec, answer, check_answers};
-pub use paired::{PairedDifference, SamplePair};
+pub use paired::{Contribution, PairedDifference};
 pub use score::{Bucket, DatasetRun, SampleLoss, Score, Scores, batches};
 pub use scored_answer::{AnswerScores, ScoredAnswer};
 pub use token_classes::TokenClasses;

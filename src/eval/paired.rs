@@ -14,12 +14,13 @@ pub struct PairedDifference {
     pub high: f64,
 }
 
-/// What one sample contributes to two evaluations.
+/// What a sample contributes to a figure of an evaluation.
 #[derive(Clone, Copy, Debug)]
-pub struct SamplePair {
-    /// The figure's sum over the sample: in the first evaluation, and in the other.
-    pub first: f64,
-    pub other: f64,
+pub struct Contribution {
+    /// Index of the sample in its file.
+    pub sample: u64,
+    /// The figure's sum over the sample.
+    pub sum: f64,
     /// What the sum is divided by: how many targets, or 1.
     pub weight: f64,
 }
@@ -28,14 +29,19 @@ const RESAMPLES: usize = 10_000;
 
 impl PairedDifference {
     /// The other evaluation less the first: `Σ (other − first) / Σ weight`. Samples are resampled, always by the same draws; `None` where they
-    /// weigh nothing.
-    pub fn of(pairs: &[SamplePair]) -> Option<Self> {
-        let mean = |chosen: &mut dyn Iterator<Item = &SamplePair>| {
+    /// are not the same with the same weights, or weigh nothing.
+    pub fn of(firsts: &[Contribution], others: &[Contribution]) -> Option<Self> {
+        // With another tokenizer a sample has other targets.
+        let samples = |of: &[Contribution]| of.iter().map(|one| (one.sample, one.weight.to_bits())).collect::<Vec<_>>();
+        if samples(firsts) != samples(others) {
+            return None;
+        }
+        let mean = |chosen: &mut dyn Iterator<Item = &(&Contribution, &Contribution)>| {
             let (sum, weight) =
-                chosen.fold((0.0, 0.0), |(sum, weight), pair| (sum + pair.other - pair.first, weight + pair.weight));
+                chosen.fold((0.0, 0.0), |(sum, weight), (first, other)| (sum + other.sum - first.sum, weight + first.weight));
             sum / weight
         };
-        let pairs: Vec<SamplePair> = pairs.iter().copied().filter(|pair| pair.weight > 0.0).collect();
+        let pairs: Vec<_> = firsts.iter().zip(others).filter(|(first, _)| first.weight > 0.0).collect();
         if pairs.is_empty() {
             return None;
         }
@@ -52,23 +58,30 @@ impl PairedDifference {
 mod tests {
     use super::*;
 
+    /// Samples with these sums, which take turns in these weights.
+    fn contributions(sums: impl Iterator<Item = f64>, weights: &[f64]) -> Vec<Contribution> {
+        let one = |(at, sum): (usize, f64)| Contribution { sample: at as u64, sum, weight: weights[at % weights.len()] };
+        sums.enumerate().map(one).collect()
+    }
+
     #[test]
     fn the_interval_is_as_wide_as_the_standard_error_says() {
-        let pair = |at: usize| SamplePair { first: 1.0, other: 1.5 + f64::from(at.is_multiple_of(2)) - 0.5, weight: 1.0 };
-        let pairs: Vec<SamplePair> = (0..400).map(pair).collect();
-        let found = PairedDifference::of(&pairs).unwrap();
+        let firsts = contributions((0..400).map(|_| 1.0), &[1.0]);
+        let others = contributions((0..400).map(|at: usize| 1.5 + f64::from(at.is_multiple_of(2)) - 0.5), &[1.0]);
+        let found = PairedDifference::of(&firsts, &others).unwrap();
         assert!((found.difference - 0.5).abs() < 1e-12 && found.samples == 400);
         // The standard deviation is a half, the standard error a fortieth.
         let half = 1.96 * 0.025;
         assert!((found.high - 0.5 - half).abs() < 0.005 && (0.5 - found.low - half).abs() < 0.005, "{found:?}");
-        assert_eq!(PairedDifference::of(&pairs), Some(found));
-        assert_eq!(PairedDifference::of(&[]), None);
+        assert_eq!(PairedDifference::of(&firsts, &others), Some(found));
+        assert_eq!(PairedDifference::of(&[], &[]), None);
+        assert_eq!(PairedDifference::of(&firsts, &others[1..]), None);
     }
 
     #[test]
     fn samples_weigh_as_their_targets_do() {
-        let pairs = [SamplePair { first: 10.0, other: 20.0, weight: 10.0 }, SamplePair { first: 1.0, other: 1.0, weight: 90.0 }];
-        let found = PairedDifference::of(&pairs).unwrap();
+        let [firsts, others] = [[10.0, 1.0], [20.0, 1.0]].map(|sums| contributions(sums.into_iter(), &[10.0, 90.0]));
+        let found = PairedDifference::of(&firsts, &others).unwrap();
         assert!(
             (found.difference - 0.1).abs() < 1e-12 && found.low.abs() < 1e-12 && (found.high - 1.0).abs() < 1e-12,
             "{found:?}"

@@ -39,7 +39,6 @@ pub struct Generator<'a> {
 struct Prefill {
     id: RequestId,
     request: Request,
-    session: Option<Session>,
     limit: usize,
     likelihoods: Vec<TokenLikelihood>,
     /// Tokens of the column that was read last.
@@ -90,16 +89,15 @@ impl<'a> Generator<'a> {
             request.initial = self.initial_part(&request.prompt)?;
         }
         // One that keeps another part of the prompt is of no use.
-        let fits = |session: &Session| session.spec().initial.first() == request.initial.as_ref();
-        let session = request.session.take().filter(fits);
-        self.waiting.push_back(Prefill { id, request, session, limit, likelihoods: Vec::new(), last_column: 0 });
+        request.session.take_if(|session| session.spec().initial.first() != request.initial.as_ref());
+        self.waiting.push_back(Prefill { id, request, limit, likelihoods: Vec::new(), last_column: 0 });
         Ok(id)
     }
 
     /// Tokens of the prompt of a request that waits which a session has read, if it is of use.
     pub fn num_read(&self, id: RequestId) -> usize {
         let prefill = self.waiting.iter().find(|prefill| prefill.id == id);
-        prefill.and_then(|prefill| prefill.session.as_ref()).map_or(0, Session::num_tokens)
+        prefill.and_then(|prefill| prefill.request.session.as_ref()).map_or(0, Session::num_tokens)
     }
 
     /// Lets go of a request, wherever it stands.
@@ -131,8 +129,9 @@ impl<'a> Generator<'a> {
         self.running.iter().map(|sample| sample.session.entries().0).sum()
     }
 
-    /// Reads a column of the prompt that is next in line, if there is room, and writes a token of every text that is under way.
-    pub fn step(&mut self) -> Vec<GenerationEvent> {
+    /// Reads a column of the prompt that is next in line, if there is room, and writes a token of every text that is under way. Tells what came
+    /// of it, each time of which request.
+    pub fn step(&mut self) -> Vec<(RequestId, GenerationEvent)> {
         let mut events = Vec::new();
         if let Some(prefill) = self.waiting.front() {
             let fits = self.running.len() + prefill.request.samples <= self.width;
@@ -154,7 +153,7 @@ impl<'a> Generator<'a> {
     }
 
     /// Reads on in the first prompt that waits.
-    fn read_on(&mut self, events: &mut Vec<GenerationEvent>) {
+    fn read_on(&mut self, events: &mut Vec<(RequestId, GenerationEvent)>) {
         let Some(mut prefill) = self.waiting.pop_front() else { return };
         let request = prefill.id;
         let read = self.border(&mut prefill, events).and_then(|()| self.read_column(&mut prefill)).and_then(|is_read| {
@@ -166,14 +165,14 @@ impl<'a> Generator<'a> {
             }
         });
         if let Err(error) = read {
-            events.push(GenerationEvent::Failed { request, error });
+            events.push((request, GenerationEvent::Failed(error)));
         }
     }
 
     /// Hands out where a prompt stands, if it is wanted and about to be read to its end. Chunks that end before the last one do not depend on
     /// where the prompt ends, once all caches that evict are full.
-    fn border(&self, prefill: &mut Prefill, events: &mut Vec<GenerationEvent>) -> Result<(), Fault> {
-        let Some(session) = prefill.session.as_ref().filter(|_| prefill.request.keeps_border) else { return Ok(()) };
+    fn border(&self, prefill: &mut Prefill, events: &mut Vec<(RequestId, GenerationEvent)>) -> Result<(), Fault> {
+        let Some(session) = prefill.request.session.as_ref().filter(|_| prefill.request.keeps_border) else { return Ok(()) };
         let (done, last) = (session.num_tokens(), prefill.request.prompt.len() - 1);
         // Prompts that begin alike differ in their ends: a chunk is left to them at least.
         let (rest, chunk) = (last.saturating_sub(done), self.engine.settings().chunk_size());
@@ -181,7 +180,7 @@ impl<'a> Generator<'a> {
         if is_near_end && self.engine.settings().cuts_the_same_behind(done) {
             let session = Box::new(session.fork()?);
             prefill.request.keeps_border = false;
-            events.push(GenerationEvent::Border { request: prefill.id, session });
+            events.push((prefill.id, GenerationEvent::Border(session)));
         }
         Ok(())
     }
@@ -190,10 +189,8 @@ impl<'a> Generator<'a> {
     fn read_column(&mut self, prefill: &mut Prefill) -> Result<bool, Fault> {
         let Prefill { request, limit, likelihoods: told, last_column, .. } = prefill;
         let (prompt, last) = (&request.prompt, request.prompt.len() - 1);
-        if prefill.session.as_ref().is_some_and(|session| has_other_rotations(self.model, session, prompt.len())) {
-            prefill.session = None;
-        }
-        let session = match &mut prefill.session {
+        request.session.take_if(|session| has_other_rotations(self.model, session, prompt.len()));
+        let session = match &mut request.session {
             Some(session) => session,
             none => {
                 let at_most = request.keeps_session.unwrap_or(prompt.len() + *limit);
@@ -255,9 +252,9 @@ impl<'a> Generator<'a> {
     }
 
     /// The texts of a prompt that has been read begin.
-    fn begin(&mut self, prefill: Prefill, events: &mut Vec<GenerationEvent>) -> Result<(), Fault> {
-        let Prefill { id, request, session, limit, likelihoods, .. } = prefill;
-        let Some(session) = session else { return Ok(()) };
+    fn begin(&mut self, prefill: Prefill, events: &mut Vec<(RequestId, GenerationEvent)>) -> Result<(), Fault> {
+        let Prefill { id, mut request, limit, likelihoods, .. } = prefill;
+        let Some(session) = request.session.take() else { return Ok(()) };
         let (rules, tokenizer) = (Arc::new(request.rules), self.tokenizer);
         let sample = |index, session| Sample {
             request: id,
@@ -277,12 +274,12 @@ impl<'a> Generator<'a> {
         }
         samples.insert(0, sample(0, session));
         self.running.append(&mut samples);
-        events.push(GenerationEvent::Prompt { request: id, likelihoods });
+        events.push((id, GenerationEvent::Prompt(likelihoods)));
         Ok(())
     }
 
     /// Writes a token of every text. What fails in one of them ends that request alone.
-    fn write_on(&mut self, events: &mut Vec<GenerationEvent>) -> Result<(), Fault> {
+    fn write_on(&mut self, events: &mut Vec<(RequestId, GenerationEvent)>) -> Result<(), Fault> {
         self.begin_anew_where_rotations_change()?;
         let ids: Vec<u32> = self.running.iter().filter_map(|sample| sample.ids.last().copied()).collect();
         let mut sessions: Vec<&mut Session> = self.running.iter_mut().map(|sample| &mut sample.session).collect();
@@ -296,7 +293,7 @@ impl<'a> Generator<'a> {
             let written = guarded(|| Ok(sample.write(&logits_nv.get(row as i64), self.tokenizer)));
             match written.flatten() {
                 Ok((event, end)) => {
-                    events.push(event);
+                    events.push((sample.request, event));
                     finished.extend(end.map(|reason| (row, reason)));
                 }
                 Err(error) => failed.push((sample.request, error)),
@@ -306,7 +303,7 @@ impl<'a> Generator<'a> {
             let sample = self.running.remove(row);
             let request = sample.request;
             match sample.finish(self.tokenizer, reason) {
-                Ok(event) => events.push(event),
+                Ok(event) => events.push((request, event)),
                 Err(error) => failed.push((request, error)),
             }
         }
@@ -315,7 +312,7 @@ impl<'a> Generator<'a> {
         failed.dedup_by_key(|(request, _)| *request);
         for (request, error) in failed {
             self.cancel(request);
-            events.push(GenerationEvent::Failed { request, error });
+            events.push((request, GenerationEvent::Failed(error)));
         }
         Ok(())
     }
@@ -337,13 +334,13 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    fn fail_all(&mut self, error: Fault, events: &mut Vec<GenerationEvent>) {
+    fn fail_all(&mut self, error: Fault, events: &mut Vec<(RequestId, GenerationEvent)>) {
         let mut requests: Vec<RequestId> = self.running.drain(..).map(|sample| sample.request).collect();
         requests.dedup();
         let told = || Fault::new(error.exit(), error.to_string()).of_kind(error.kind());
         let further: Vec<Fault> = requests.iter().skip(1).map(|_| told()).collect();
         let errors = std::iter::once(error).chain(further);
-        events.extend(requests.into_iter().zip(errors).map(|(request, error)| GenerationEvent::Failed { request, error }));
+        events.extend(requests.into_iter().zip(errors).map(|(request, error)| (request, GenerationEvent::Failed(error))));
     }
 }
 

@@ -18,7 +18,7 @@ pub use generator::Generator;
 pub use likelihood::TokenLikelihood;
 pub use limits::PromptLimits;
 pub use request::{Continued, Finish, GenerationEvent, LikelihoodsOf, Request, RequestId};
-pub use rules::{GenerationRules, RuleFault};
+pub use rules::GenerationRules;
 pub use sampling::{Candidate, DrawPlace, SamplingRules, TokensSoFar, probabilities};
 pub use session_file::{SavedSession, SessionIdentity};
 pub use stop::StoppedText;

@@ -53,19 +53,11 @@ pub struct LikelihoodsOf {
 
 /// Something that a generator tells of a request.
 pub enum GenerationEvent {
-    Prompt {
-        request: RequestId,
-        /// Likelihoods of all tokens of the prompt but the first, where they are asked for.
-        likelihoods: Vec<TokenLikelihood>,
-    },
-    /// The prompt has been read up to a border that longer prompts with the same beginning have, too.
-    Border {
-        request: RequestId,
-        /// A session of its own that stands there.
-        session: Box<Session>,
-    },
+    /// The prompt has been read. Has the likelihoods of all its tokens but the first, where they are asked for.
+    Prompt(Vec<TokenLikelihood>),
+    /// The prompt has been read up to a border that longer prompts with the same beginning have, too, at which a session of its own stands.
+    Border(Box<Session>),
     Token {
-        request: RequestId,
         /// The index of the text among those of the request.
         sample: usize,
         id: u32,
@@ -75,7 +67,6 @@ pub enum GenerationEvent {
         likelihood: Option<TokenLikelihood>,
     },
     Finished {
-        request: RequestId,
         sample: usize,
         /// The end of the text that no token event has brought.
         text: String,
@@ -84,8 +75,8 @@ pub enum GenerationEvent {
         evicted: usize,
         session: Option<Box<Continued>>,
     },
-    /// A request could not be carried out; nothing more comes of it.
-    Failed { request: RequestId, error: Fault },
+    /// The request could not be carried out; nothing more comes of it.
+    Failed(Fault),
 }
 
 /// Why a text has ended.

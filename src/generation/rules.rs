@@ -1,6 +1,5 @@
 //! How texts are generated: what `generation_config.json` says, and who asks.
 
-use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
@@ -88,27 +87,6 @@ const NEUTRAL: &[(&str, &[f64])] = &[
     ("token_healing", &[]),
 ];
 
-/// A rule that cannot be followed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RuleFault {
-    pub key: String,
-    pub found: String,
-    pub expected: &'static str,
-}
-
-impl RuleFault {
-    fn in_file(&self, path: &Path) -> Fault {
-        let message = format!("`{}`: {}", abridged(path.display()), abridged(self));
-        Fault::data(message, "correct the file, or ask for `--greedy` with a copy of the model without it")
-    }
-}
-
-impl fmt::Display for RuleFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is {}, expected {}", self.key, self.found, self.expected)
-    }
-}
-
 impl GenerationRules {
     /// The rules of the model in `dir`: of its `generation_config.json`, and the end tokens of its `config.json` where that names none.
     /// Besides, the names of keys that nobody knows.
@@ -120,24 +98,24 @@ impl GenerationRules {
             said.remove("temperature");
         }
         for (key, value) in &said {
-            let at = |fault: RuleFault| fault.in_file(&dir.join(GENERATION));
             let is_private = key.starts_with('_') || HARMLESS.contains(&key.as_str());
-            if !is_private && !value.is_null() && !rules.set(key, value).map_err(at)? {
+            if !is_private && !value.is_null() && !rules.set(key, value).map_err(|what| wrong_in(&dir.join(GENERATION), &what))? {
                 unknown.push(key.clone());
             }
         }
         if rules.eos.is_empty() {
             let value = object_of_model(dir, CONFIG)?.and_then(|mut all| all.remove("eos_token_id"));
             if let Some(value) = value.filter(|value| !value.is_null()) {
-                rules.set("eos_token_id", &value).map_err(|fault| fault.in_file(&dir.join(CONFIG)))?;
+                rules.set("eos_token_id", &value).map_err(|what| wrong_in(&dir.join(CONFIG), &what))?;
             }
         }
         Ok((rules, unknown))
     }
 
-    /// Sets a rule by the name that Transformers has for it; false where there is none of this name.
-    pub fn set(&mut self, key: &str, value: &Value) -> Result<bool, RuleFault> {
-        let fault = |expected: &'static str| RuleFault { key: key.to_owned(), found: value.to_string(), expected };
+    /// Sets a rule by the name that Transformers has for it; false where there is none of this name. The error says what is wrong with the
+    /// value.
+    pub fn set(&mut self, key: &str, value: &Value) -> Result<bool, String> {
+        let fault = |expected| fault(key, value, expected);
         let number = |fine: fn(f64) -> bool, expected| value.as_f64().filter(|&x| fine(x)).ok_or_else(|| fault(expected));
         let count = || value.as_u64().map(|n| n as usize).ok_or_else(|| fault("a whole number of at least 0"));
         let at_least_one = || count().ok().filter(|&n| n > 0).ok_or_else(|| fault("a whole number of at least 1"));
@@ -189,12 +167,21 @@ impl GenerationRules {
 }
 
 /// Refuses what would change the text, and is not built.
-fn refuse_others(key: &str, value: &Value) -> Result<bool, RuleFault> {
+fn refuse_others(key: &str, value: &Value) -> Result<bool, String> {
     let Some((_, neutral)) = NEUTRAL.iter().find(|(name, _)| *name == key) else { return Ok(false) };
     let is_neutral = value == false && neutral.is_empty()
         || value.as_f64().is_some_and(|x| neutral.iter().any(|n| (x - n).abs() < f64::EPSILON));
-    let fault = || RuleFault { key: key.to_owned(), found: value.to_string(), expected: "nothing, as this is not supported" };
-    if is_neutral { Ok(true) } else { Err(fault()) }
+    if is_neutral { Ok(true) } else { Err(fault(key, value, "nothing, as this is not supported")) }
+}
+
+/// What is said of a rule that cannot be followed.
+fn fault(key: &str, value: &Value, expected: &str) -> String {
+    format!("`{key}` is {value}, expected {expected}")
+}
+
+fn wrong_in(path: &Path, what: &str) -> Fault {
+    let message = format!("`{}`: {}", abridged(path.display()), abridged(what));
+    Fault::data(message, "correct the file, or ask for `--greedy` with a copy of the model without it")
 }
 
 fn tokens(value: &Value) -> Option<Vec<u32>> {

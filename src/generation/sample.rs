@@ -34,7 +34,7 @@ impl Sample {
         let reason = if self.text.has_stopped { Finish::Stop } else { reason };
         let evicted = self.session.entries().1;
         let session = self.keeps_session.then(|| Box::new(Continued { session: self.session, ids: self.ids }));
-        Ok(GenerationEvent::Finished { request: self.request, sample: self.index, text, reason, evicted, session })
+        Ok(GenerationEvent::Finished { sample: self.index, text, reason, evicted, session })
     }
 
     /// Chooses the next token by its logits `(V,)`; where the text ends with it, says why.
@@ -65,6 +65,6 @@ impl Sample {
         } else {
             (self.ids.len() == self.num_prompt + self.limit).then_some(Finish::Length)
         };
-        Ok((GenerationEvent::Token { request: self.request, sample: self.index, id, text, likelihood }, end))
+        Ok((GenerationEvent::Token { sample: self.index, id, text, likelihood }, end))
     }
 }

@@ -5,15 +5,22 @@ use std::ops::RangeInclusive;
 use crate::data::Tokenizer;
 use crate::units::Fault;
 
+/// Text up to the first stop string.
+///
 /// Tokens become text as soon as it is sure: the bytes of a character may be spread over tokens, and some tokenizers treat the first token
 /// of a text differently. So what is new is read behind a few tokens that came before, whole characters where there are some, as vLLM does.
 #[derive(Clone, Debug)]
-struct TextStream {
+pub struct StoppedText {
     ids: Vec<u32>,
     /// The first token of the window that is decoded.
     window: usize,
-    /// The first token whose text has not been handed out.
+    /// The first token whose text was not sure yet.
     read: usize,
+    stops: Vec<String>,
+    /// Text that may still become a stop string.
+    held: String,
+    /// Whether a stop string has come.
+    pub has_stopped: bool,
 }
 
 /// Tokens without the end of a character, after which their text is handed out all the same.
@@ -21,17 +28,31 @@ const MAX_WAIT: usize = 16;
 /// Tokens of the prompt that the first new one is read behind: the fewest that are whole characters.
 const PROMPT_TOKENS: RangeInclusive<usize> = 5..=23;
 
-impl TextStream {
-    fn new(tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Self {
+impl StoppedText {
+    /// The text that follows `prompt`.
+    pub fn new(stops: Vec<String>, tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Self {
         let last = |count: usize| &prompt[prompt.len().saturating_sub(count)..];
         let text = |ids: &[u32]| tokenizer.and_then(|tokenizer| tokenizer.decode(ids).ok());
         let is_whole = |ids: &&[u32]| text(ids).is_some_and(|text| !text.contains(char::REPLACEMENT_CHARACTER));
         let ids = PROMPT_TOKENS.map(last).find(is_whole).unwrap_or(last(*PROMPT_TOKENS.start())).to_vec();
-        Self { window: 0, read: ids.len(), ids }
+        Self { window: 0, read: ids.len(), ids, stops, held: String::new(), has_stopped: false }
+    }
+
+    /// The text that one more token adds for good. The text ends before the stop string that is complete first, of several the longest;
+    /// what may still become one waits.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, Fault> {
+        let new = self.sure(tokenizer, id)?;
+        Ok(self.take(&new, false))
+    }
+
+    /// What is left when no more tokens come.
+    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, Fault> {
+        let new = self.rest(tokenizer)?;
+        Ok(self.take(&new, true))
     }
 
     /// The text that is sure with one more token.
-    fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, Fault> {
+    fn sure(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, Fault> {
         self.ids.push(id);
         let text = tokenizer.decode(&self.ids[self.window..])?;
         if text.ends_with(char::REPLACEMENT_CHARACTER) && self.ids.len() - self.read <= MAX_WAIT {
@@ -42,8 +63,8 @@ impl TextStream {
         Ok(new)
     }
 
-    /// What is left when no more tokens come.
-    fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, Fault> {
+    /// The text that was not sure.
+    fn rest(&mut self, tokenizer: &Tokenizer) -> Result<String, Fault> {
         if self.read == self.ids.len() {
             return Ok(String::new());
         }
@@ -61,36 +82,6 @@ impl TextStream {
             Some(new) => Ok(new.to_owned()),
             None => tokenizer.decode(&self.ids[self.read..]),
         }
-    }
-}
-
-/// Text up to the first stop string.
-#[derive(Clone, Debug)]
-pub struct StoppedText {
-    stream: TextStream,
-    stops: Vec<String>,
-    held: String,
-    /// Whether a stop string has come.
-    pub has_stopped: bool,
-}
-
-impl StoppedText {
-    /// The text that follows `prompt`.
-    pub fn new(stops: Vec<String>, tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Self {
-        Self { stream: TextStream::new(tokenizer, prompt), stops, held: String::new(), has_stopped: false }
-    }
-
-    /// The text that one more token adds for good. The text ends before the stop string that is complete first, of several the longest;
-    /// what may still become one waits.
-    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, Fault> {
-        let new = self.stream.push(tokenizer, id)?;
-        Ok(self.take(&new, false))
-    }
-
-    /// What is left when no more tokens come.
-    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, Fault> {
-        let new = self.stream.finish(tokenizer)?;
-        Ok(self.take(&new, true))
     }
 
     fn take(&mut self, new: &str, is_end: bool) -> String {

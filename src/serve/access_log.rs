@@ -18,8 +18,8 @@ use crate::units::abridged;
 const CLIENT_GONE: u16 = 499;
 
 task_local! {
-    /// When the request has come that this task answers.
-    pub(super) static BEGAN: Instant;
+    /// The line of the request that this task answers.
+    static LINE: Arc<LogLine>;
 }
 
 /// A line to be. It is written when the last who works on the reply lets go of it.
@@ -27,7 +27,7 @@ task_local! {
 pub(super) struct LogLine {
     /// Peer, method and path; `None` where nothing is written.
     request: Option<String>,
-    began: Instant,
+    pub(super) began: Instant,
     status: AtomicU16,
     prompt_tokens: AtomicUsize,
     new_tokens: AtomicUsize,
@@ -44,8 +44,9 @@ impl LogLine {
         })
     }
 
-    pub(super) fn of(request: &Request) -> Arc<Self> {
-        request.extensions().get::<Arc<Self>>().map_or_else(|| Self::new(None), Arc::clone)
+    /// The line of the request that this task answers.
+    pub(super) fn here() -> Arc<Self> {
+        LINE.try_with(Arc::clone).unwrap_or_else(|_| Self::new(None))
     }
 
     pub(super) fn add_prompt(&self, tokens: usize) {
@@ -67,12 +68,11 @@ impl Drop for LogLine {
     }
 }
 
-pub(super) async fn logged(State(is_on): State<bool>, mut request: Request, next: Next) -> Response {
+pub(super) async fn logged(State(is_on): State<bool>, request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<ConnectionEnds>().map_or_else(|| "-".to_owned(), |ends| ends.peer.to_string());
     let words = || format!("{peer} {} {}", abridged(request.method()), abridged(request.uri().path()));
     let line = LogLine::new(is_on.then(words));
-    request.extensions_mut().insert(Arc::clone(&line));
-    let response = BEGAN.scope(line.began, next.run(request)).await;
+    let response = LINE.scope(Arc::clone(&line), next.run(request)).await;
     line.status.store(response.status().as_u16(), Ordering::Relaxed);
     response
 }

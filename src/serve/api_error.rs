@@ -5,7 +5,6 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::generation::RuleFault;
 use crate::units::{Exit, Fault, FaultKind};
 
 /// What a client is told that does not get what it asked for.
@@ -61,12 +60,6 @@ impl From<&Fault> for ApiError {
             (_, Exit::Memory) => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
-    }
-}
-
-impl From<RuleFault> for ApiError {
-    fn from(fault: RuleFault) -> Self {
-        Self::field(&fault.key.clone(), fault.to_string())
     }
 }
 

@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::http::StatusCode;
-use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Sender, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
 use super::ApiError;
-use super::access_log::{BEGAN, LogLine};
+use super::access_log::LogLine;
 use super::body::{BodyLimits, ReadingPermit};
 use super::counters::{Counters, add};
 use super::fields::BodyFields;
@@ -26,12 +25,9 @@ use crate::native::{GivenUp, apart, num_given_up};
 pub(super) const PLACES: usize = 4;
 
 pub(super) struct AppState {
-    pub(super) name: String,
-    pub(super) path: String,
     /// What is given up with a request has it, and nothing else of the server: its queue ends when nobody can ask any more.
     pub(super) reader: Arc<PromptEncoder>,
     pub(super) rules: GenerationRules,
-    pub(super) cache: Value,
     pub(super) options: Arc<ServeOptions>,
     pub(super) prompts: PromptLimits,
     pub(super) jobs: Sender<PromptJob>,
@@ -51,10 +47,11 @@ impl AppState {
     }
 
     pub(super) fn check_name(&self, name: &str) -> Result<(), ApiError> {
-        if name == self.name || name == self.path {
+        let ServeOptions { name: own, path, .. } = &*self.options;
+        if name == own || name == path {
             return Ok(());
         }
-        let message = format!("the model `{name}` does not exist; this server has `{}`", self.name);
+        let message = format!("the model `{name}` does not exist; this server has `{own}`");
         Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found"))
     }
 
@@ -112,8 +109,8 @@ impl AppState {
         rules: &GenerationRules,
         samples: usize,
         likelihoods: LikelihoodsOf,
-        line: &Arc<LogLine>,
     ) -> Result<Answers, ApiError> {
+        let line = LogLine::here();
         line.add_prompt(prompts.iter().map(Vec::len).sum());
         let refused = |error: ApiError| {
             add(&self.counters.refused, prompts.len());
@@ -139,7 +136,7 @@ impl AppState {
             rules.seed = rules.seed.wrapping_add(if rules.is_seed_drawn { index as u64 } else { 0 });
             place.send(PromptJob { prompt, rules, samples, likelihoods, index, answers });
         }
-        Ok(Answers { events: receiver, line: Arc::clone(line) })
+        Ok(Answers { events: receiver, line, prompts: prompts.len(), samples })
     }
 
     /// Fails where a prompt can not be continued: before anything is queued, or a stream has begun.
@@ -159,7 +156,7 @@ impl AppState {
 
     /// When the request that is being answered has taken as long as it may.
     pub(super) fn deadline(&self) -> Instant {
-        BEGAN.try_with(|began| *began).unwrap_or_else(|_| Instant::now()) + self.options.timeout
+        LogLine::here().began + self.options.timeout
     }
 
     pub(super) fn timed_out(&self) -> ApiError {

@@ -8,7 +8,6 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::ApiError;
-use super::access_log::LogLine;
 use super::app_state::AppState;
 use super::fields::MAX_COUNT;
 use super::job::{WholeText, gather};
@@ -18,7 +17,6 @@ use super::tokens::PromptEncoder;
 use crate::generation::{LikelihoodsOf, TokenLikelihood};
 
 pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let line = LogLine::of(&request);
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let (mut fields, prompt) = served
@@ -43,15 +41,15 @@ pub(super) async fn chat_completions(State(served): State<Arc<AppState>>, reques
     served.let_end_by_itself(&mut rules, prompts[0].len());
     let new_tokens = is_told.then(|| count.unwrap_or(0));
     let likelihoods = LikelihoodsOf { new_tokens, prompt: None };
-    let answers = served.ask(&prompts, &rules, samples, likelihoods, &line).map_err(|error| error.about("messages"))?;
-    let head = ReplyHead::new(true, &served.name);
+    let answers = served.ask(&prompts, &rules, samples, likelihoods).map_err(|error| error.about("messages"))?;
+    let head = ReplyHead::new(true, &served.options.name);
     if streams {
-        return Ok(stream(&served, head, answers, 1, samples, tells_usage.then(|| prompts[0].len())));
+        return Ok(stream(&served, head, answers, tells_usage.then(|| prompts[0].len())));
     }
-    let all = served.in_time(gather(answers, 1, samples)).await?;
+    let all = served.in_time(gather(answers)).await?;
     let work = move |reader: &PromptEncoder| Ok((choices(reader, &all[0].texts, new_tokens), all));
     let (choices, all) = served.apart(work).await?;
-    Ok(Json(head.whole(&choices, &prompts, &all, &served.cache)).into_response())
+    Ok(Json(head.whole(&choices, &prompts, &all, &served.options.cache)).into_response())
 }
 
 /// One for each text; with likelihoods, where a client asks for them, and so many of the most likely tokens.

@@ -8,7 +8,6 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::ApiError;
-use super::access_log::LogLine;
 use super::app_state::AppState;
 use super::fields::MAX_COUNT;
 use super::job::{PromptTexts, WholeText, gather};
@@ -21,7 +20,6 @@ use crate::generation::{Finish, LikelihoodsOf, TokenLikelihood};
 const MAX_TOKENS: usize = 16;
 
 pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let line = LogLine::of(&request);
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
@@ -43,13 +41,13 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
     };
     let (echoed, prompts) = served.read_apart(permit, read).await?;
     let likelihoods = LikelihoodsOf { new_tokens: count, prompt: of_prompt.max(count.filter(|_| echo)) };
-    let answers = served.ask(&prompts, &rules, samples, likelihoods, &line)?;
-    let head = ReplyHead::new(false, &served.name);
+    let answers = served.ask(&prompts, &rules, samples, likelihoods)?;
+    let head = ReplyHead::new(false, &served.options.name);
     if streams {
         let prompt_tokens = tells_usage.then(|| prompts.iter().map(Vec::len).sum());
-        return Ok(stream(&served, head, answers, prompts.len(), samples, prompt_tokens));
+        return Ok(stream(&served, head, answers, prompt_tokens));
     }
-    let mut all = served.in_time(gather(answers, prompts.len(), samples)).await?;
+    let mut all = served.in_time(gather(answers)).await?;
     if scores_alone {
         let new = all.iter_mut().flat_map(|prompt| &mut prompt.texts);
         new.for_each(|text| *text = WholeText { reason: Some(Finish::Length), evicted: text.evicted, ..WholeText::default() });
@@ -57,7 +55,7 @@ pub(super) async fn completions(State(served): State<Arc<AppState>>, request: Re
     let work =
         move |reader: &PromptEncoder| Ok((choices(reader, &prompts, &all, echoed.as_deref(), count, of_prompt), prompts, all));
     let (choices, prompts, all) = served.apart(work).await?;
-    Ok(Json(head.whole(&choices, &prompts, &all, &served.cache)).into_response())
+    Ok(Json(head.whole(&choices, &prompts, &all, &served.options.cache)).into_response())
 }
 
 /// One for each text of each prompt; `count` and `of_prompt` are of the likelihoods that are asked for.

@@ -66,8 +66,8 @@ impl<'a> EngineLoop<'a> {
                 }
                 continue;
             }
-            for event in self.generator.step() {
-                self.tell(event);
+            for (request, event) in self.generator.step() {
+                self.tell(request, event);
             }
             self.let_go();
             self.show(jobs.len());
@@ -114,46 +114,34 @@ impl<'a> EngineLoop<'a> {
         }
     }
 
-    fn tell(&mut self, event: GenerationEvent) {
-        match event {
-            GenerationEvent::Border { request, session } => {
-                if let Some(open) = self.open.get(&request) {
-                    self.prefixes.hold(&open.ids, *session);
-                }
-            }
-            GenerationEvent::Prompt { request, likelihoods } => self.answer(request, TextEvent::Prompt(likelihoods)),
-            GenerationEvent::Token { request, sample, id, text, likelihood } => {
+    fn tell(&mut self, request: RequestId, event: GenerationEvent) {
+        let Some(open) = self.open.get_mut(&request) else { return };
+        let answer = match event {
+            GenerationEvent::Border(session) => return self.prefixes.hold(&open.ids, *session),
+            GenerationEvent::Prompt(likelihoods) => TextEvent::Prompt(likelihoods),
+            GenerationEvent::Token { sample, id, text, likelihood } => {
                 add(&self.counters.new_tokens, 1);
-                self.answer(request, TextEvent::Token { sample, id, text, likelihood });
+                TextEvent::Token { sample, id, text, likelihood }
             }
-            GenerationEvent::Finished { request, sample, text, reason, evicted, session } => {
+            GenerationEvent::Finished { sample, text, reason, evicted, session } => {
                 add(&self.counters.finished, 1);
                 add(&self.counters.evicted, evicted);
                 if let Some(continued) = session.filter(|_| self.keeps_all) {
                     self.prefixes.hold(&continued.ids, continued.session);
                 }
-                let reused = self.open.get(&request).map_or(0, |open| open.reused);
-                self.answer(request, TextEvent::Finished { sample, text, reason, evicted, reused });
-                let ended = self.open.get_mut(&request).is_some_and(|open| {
-                    open.texts -= 1;
-                    open.texts == 0
-                });
-                if ended {
-                    self.open.remove(&request);
-                }
+                open.texts -= 1;
+                TextEvent::Finished { sample, text, reason, evicted, reused: open.reused }
             }
-            GenerationEvent::Failed { request, error } => {
+            GenerationEvent::Failed(error) => {
                 add(&self.counters.failed, 1);
-                self.answer(request, TextEvent::Failed(ApiError::from(&error)));
-                self.open.remove(&request);
+                open.texts = 0;
+                TextEvent::Failed(ApiError::from(&error))
             }
-        }
-    }
-
-    fn answer(&self, request: RequestId, answer: TextEvent) {
-        if let Some(open) = self.open.get(&request) {
-            // A client that has gone is let go of below.
-            let _ = open.answers.send((open.index, answer));
+        };
+        // A client that has gone is let go of below.
+        let _ = open.answers.send((open.index, answer));
+        if open.texts == 0 {
+            self.open.remove(&request);
         }
     }
 

@@ -131,7 +131,7 @@ impl BodyFields {
         }
         // Before `stop_token_ids`, which adds to them.
         if let Some(eos) = self.take("eos_token_id") {
-            rules.set("eos_token_id", &eos)?;
+            set(&mut rules, "eos_token_id", &eos)?;
         }
         if self.flag("ignore_eos", false)? {
             rules.eos.clear();
@@ -141,14 +141,14 @@ impl BodyFields {
             match temperature.as_f64() {
                 Some(..0.0) => return Err(ApiError::field("temperature", "`temperature` must be 0 or more")),
                 Some(0.0) => rules.sampling.do_sample = false,
-                _ => drop(rules.set("temperature", &temperature)?),
+                _ => drop(set(&mut rules, "temperature", &temperature)?),
             }
         }
         // vLLM's way to name no seed.
         self.0.retain(|name, value| name != "seed" || *value != -1);
         for (name, value) in self.0 {
             // Here `temperature` says whether the likeliest token is taken.
-            if !changes_nothing(&name, &value)? && (name == "do_sample" || !rules.set(&name, &value)?) {
+            if !changes_nothing(&name, &value)? && (name == "do_sample" || !set(&mut rules, &name, &value)?) {
                 return Err(unknown(&name));
             }
         }
@@ -170,6 +170,11 @@ impl BodyFields {
 fn are_same(one: &Value, other: &Value) -> bool {
     let is_list_of = |list: &Value, value: &Value| list.as_array().is_some_and(|all| matches!(&all[..], [only] if only == value));
     one == other || is_list_of(one, other) || is_list_of(other, one) || (one.is_number() && one.as_f64() == other.as_f64())
+}
+
+/// Sets a rule; false where there is none of this name.
+fn set(rules: &mut GenerationRules, name: &str, value: &Value) -> Result<bool, ApiError> {
+    rules.set(name, value).map_err(|message| ApiError::field(name, message))
 }
 
 fn unknown(name: &str) -> ApiError {

@@ -46,6 +46,9 @@ pub(super) enum TextEvent {
 pub(super) struct Answers {
     pub(super) events: UnboundedReceiver<(usize, TextEvent)>,
     pub(super) line: Arc<LogLine>,
+    /// How many prompts there are, and texts of each.
+    pub(super) prompts: usize,
+    pub(super) samples: usize,
 }
 
 impl TextEvent {
@@ -118,10 +121,10 @@ pub(super) fn gone() -> ApiError {
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
 }
 
-/// Waits for all texts of so many prompts.
-pub(super) async fn gather(mut answers: Answers, prompts: usize, samples: usize) -> Result<Vec<PromptTexts>, ApiError> {
-    let mut all = vec![PromptTexts::none_yet(samples); prompts];
-    let mut left = prompts * samples;
+/// Waits for all texts of all prompts.
+pub(super) async fn gather(mut answers: Answers) -> Result<Vec<PromptTexts>, ApiError> {
+    let mut all = vec![PromptTexts::none_yet(answers.samples); answers.prompts];
+    let mut left = answers.prompts * answers.samples;
     while left > 0 {
         let (prompt, event) = answers.recv().await.ok_or_else(gone)?;
         left -= usize::from(all[prompt].add(event)?);

@@ -22,4 +22,5 @@ mod tokens;
 
 pub use api_error::ApiError;
 pub use options::ServeOptions;
-pub use routes::{ServedModel, serve};
+pub use routes::serve;
+pub use tokens::PromptEncoder;

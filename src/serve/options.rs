@@ -1,9 +1,16 @@
-//! What a server is told by whoever starts it: where it listens, whom it answers, and how much it takes.
+//! What a server is told by whoever starts it: what it serves, where it listens, whom it answers, and how much it takes.
 
 use std::time::Duration;
 
+use serde_json::Value;
+
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
+    /// What clients call the model, beside its path.
+    pub name: String,
+    pub path: String,
+    /// Policy, cache length and chunk size, as replies tell them.
+    pub cache: Value,
     pub host: String,
     /// 0 for a free one.
     pub port: u16,

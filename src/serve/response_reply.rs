@@ -25,7 +25,7 @@ impl ResponseReply {
     pub(super) fn new(served: &AppState, asked: Value, prompt_tokens: usize) -> Self {
         let created = seconds_now();
         let mut begun = json!({
-            "id": next_id("resp_", created), "object": "response", "created_at": created, "model": served.name,
+            "id": next_id("resp_", created), "object": "response", "created_at": created, "model": served.options.name,
             "status": "in_progress", "error": null, "incomplete_details": null, "output": [], "usage": null,
             "previous_response_id": null, "store": false, "background": false, "truncation": "disabled",
             "text": { "format": { "type": "text" } }, "tools": [], "tool_choice": "auto", "parallel_tool_calls": true,
@@ -33,7 +33,7 @@ impl ResponseReply {
         if let (Some(all), Value::Object(asked)) = (begun.as_object_mut(), asked) {
             all.extend(asked);
         }
-        Self { begun, message: next_id("msg_", created), prompt_tokens, cache: served.cache.clone() }
+        Self { begun, message: next_id("msg_", created), prompt_tokens, cache: served.options.cache.clone() }
     }
 
     pub(super) fn ended(&self, text: &WholeText) -> Value {
@@ -57,7 +57,55 @@ impl ResponseReply {
     }
 
     pub(super) fn stream(self, served: &Arc<AppState>, answers: Answers) -> Response {
-        streamed(served, answers, |events| ResponseEvents { reply: self, events, sent: 0 }.tell())
+        streamed(served, answers, |events| self.tell(events))
+    }
+
+    async fn tell(self, mut events: EventStream) {
+        self.begin(&mut events);
+        let mut texts = PromptTexts::none_yet(1);
+        while let Some(next) = events.next().await {
+            let added = next.and_then(|(_, event)| {
+                let delta = event.part().to_owned();
+                Ok((delta, texts.add(event)?))
+            });
+            match added {
+                Ok((delta, has_ended)) => {
+                    if !delta.is_empty() {
+                        let event = json!({ "delta": delta, "logprobs": [] });
+                        self.send_of_part(&mut events, "response.output_text.delta", event);
+                    }
+                    if has_ended {
+                        return self.end(&mut events, &texts.texts[0]);
+                    }
+                }
+                Err(error) => return events.send_numbered("error", error.to_json()["error"].take()),
+            }
+        }
+    }
+
+    fn begin(&self, events: &mut EventStream) {
+        for kind in ["response.created", "response.in_progress"] {
+            events.send_numbered(kind, json!({ "response": self.begun }));
+        }
+        let item = self.item("in_progress", &[]);
+        events.send_numbered("response.output_item.added", json!({ "output_index": 0, "item": item }));
+        self.send_of_part(events, "response.content_part.added", json!({ "part": part("") }));
+    }
+
+    fn end(&self, events: &mut EventStream, text: &WholeText) {
+        let whole = self.ended(text);
+        self.send_of_part(events, "response.output_text.done", json!({ "text": text.text, "logprobs": [] }));
+        self.send_of_part(events, "response.content_part.done", json!({ "part": part(&text.text) }));
+        events.send_numbered("response.output_item.done", json!({ "output_index": 0, "item": whole["output"][0] }));
+        events.send_numbered(&format!("response.{}", status(text)), json!({ "response": whole }));
+    }
+
+    /// Sends an event of the only part of the only message.
+    fn send_of_part(&self, events: &mut EventStream, kind: &str, mut event: Value) {
+        event["item_id"] = json!(self.message);
+        event["output_index"] = json!(0);
+        event["content_index"] = json!(0);
+        events.send_numbered(kind, event);
     }
 }
 
@@ -73,67 +121,4 @@ fn status(text: &WholeText) -> &'static str {
 /// The only part of a message.
 fn part(text: &str) -> Value {
     json!({ "type": "output_text", "text": text, "annotations": [] })
-}
-
-struct ResponseEvents {
-    reply: ResponseReply,
-    events: EventStream,
-    /// Events so far, which are numbered.
-    sent: usize,
-}
-
-impl ResponseEvents {
-    async fn tell(mut self) {
-        self.begin();
-        let mut texts = PromptTexts::none_yet(1);
-        while let Some(next) = self.events.next().await {
-            let added = next.and_then(|(_, event)| {
-                let delta = event.part().to_owned();
-                Ok((delta, texts.add(event)?))
-            });
-            match added {
-                Ok((delta, has_ended)) => {
-                    if !delta.is_empty() {
-                        self.send_of_part("response.output_text.delta", json!({ "delta": delta, "logprobs": [] }));
-                    }
-                    if has_ended {
-                        return self.end(&texts.texts[0]);
-                    }
-                }
-                Err(error) => return self.send("error", error.to_json()["error"].take()),
-            }
-        }
-    }
-
-    fn begin(&mut self) {
-        for kind in ["response.created", "response.in_progress"] {
-            self.send(kind, json!({ "response": self.reply.begun }));
-        }
-        let item = self.reply.item("in_progress", &[]);
-        self.send("response.output_item.added", json!({ "output_index": 0, "item": item }));
-        self.send_of_part("response.content_part.added", json!({ "part": part("") }));
-    }
-
-    fn end(&mut self, text: &WholeText) {
-        let whole = self.reply.ended(text);
-        self.send_of_part("response.output_text.done", json!({ "text": text.text, "logprobs": [] }));
-        self.send_of_part("response.content_part.done", json!({ "part": part(&text.text) }));
-        self.send("response.output_item.done", json!({ "output_index": 0, "item": whole["output"][0] }));
-        self.send(&format!("response.{}", status(text)), json!({ "response": whole }));
-    }
-
-    /// An event of the only part of the only message.
-    fn send_of_part(&mut self, kind: &str, mut event: Value) {
-        event["item_id"] = json!(self.reply.message);
-        event["output_index"] = json!(0);
-        event["content_index"] = json!(0);
-        self.send(kind, event);
-    }
-
-    fn send(&mut self, kind: &str, mut event: Value) {
-        event["type"] = json!(kind);
-        event["sequence_number"] = json!(self.sent);
-        self.sent += 1;
-        self.events.send_named(kind, &event);
-    }
 }

@@ -8,7 +8,6 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::ApiError;
-use super::access_log::LogLine;
 use super::app_state::AppState;
 use super::fields::{BodyFields, LENGTHS};
 use super::job::gather;
@@ -18,7 +17,6 @@ use crate::data::message;
 use crate::generation::LikelihoodsOf;
 
 pub(super) async fn responses(State(served): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let line = LogLine::of(&request);
     let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     refuse_unsupported(&mut fields)?;
@@ -46,11 +44,11 @@ pub(super) async fn responses(State(served): State<Arc<AppState>>, request: Requ
     reply["temperature"] = json!(if sampling.do_sample { sampling.temperature } else { 0.0 });
     reply["top_p"] = json!(sampling.top_p);
     let reply = ResponseReply::new(&served, reply, prompt.len());
-    let answers = served.ask(&[prompt], &rules, 1, LikelihoodsOf::default(), &line).map_err(|error| error.about("input"))?;
+    let answers = served.ask(&[prompt], &rules, 1, LikelihoodsOf::default()).map_err(|error| error.about("input"))?;
     if streams {
         return Ok(reply.stream(&served, answers));
     }
-    let all = served.in_time(gather(answers, 1, 1)).await?;
+    let all = served.in_time(gather(answers)).await?;
     Ok(Json(reply.ended(&all[0].texts[0])).into_response())
 }
 

@@ -8,13 +8,13 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::channel;
 
 use super::ApiError;
 use super::access::only_from_allowed;
-use super::access_log::{LogLine, logged};
+use super::access_log::logged;
 use super::app_state::{AppState, PLACES};
 use super::body::BodyLimits;
 use super::chat::chat_completions;
@@ -27,34 +27,19 @@ use super::listen::listen;
 use super::options::ServeOptions;
 use super::responses::responses;
 use super::tokens::PromptEncoder;
-use crate::data::{ChatTemplates, Tokenizer};
+use crate::data::ChatTemplates;
 use crate::generation::{GenerationRules, Generator, LikelihoodsOf};
 use crate::report::console;
 use crate::units::{Exit, Fault};
 
-pub struct ServedModel<'a> {
-    pub generator: Generator<'a>,
-    pub tokenizer: Option<&'a Tokenizer>,
-    pub template: Option<ChatTemplates>,
-    /// What the template is told beside what requests say.
-    pub variables: Map<String, Value>,
-    pub special_tokens: Vec<(String, String)>,
-    /// The model's own rules: what ends a text.
-    pub rules: GenerationRules,
-    /// What clients call it, beside its path.
-    pub name: String,
-    pub path: String,
-    /// Policy, cache length and chunk size, as replies tell them.
-    pub cache: Value,
-}
-
-/// Serves a model until `stops` says so and all that was begun has ended.
+/// Serves a model until `stops` says so and all that was begun has ended. `rules` are the model's own: what ends a text.
 pub fn serve(
-    served: ServedModel<'_>,
+    generator: Generator<'_>,
+    reader: PromptEncoder,
+    rules: GenerationRules,
     options: ServeOptions,
     stops: impl Fn() -> bool + Send + Sync + 'static,
 ) -> Result<(), Fault> {
-    let ServedModel { generator, tokenizer, template, variables, special_tokens, rules, name, path, cache } = served;
     let address = format!("{}:{}", options.host, options.port);
     let listening = std::net::TcpListener::bind(&address).and_then(|listener| {
         listener.set_nonblocking(true)?;
@@ -66,17 +51,12 @@ pub fn serve(
     console::outcome(&format!("listening on http://{local}"), &json!({ "listening": format!("http://{local}") }))?;
     let (jobs, waiting) = channel(options.queue.max(1));
     let counters = Arc::new(Counters::default());
-    let prompts = generator.limits();
-    let max_bytes = most_bytes(tokenizer, options.max_prompt.min(prompts.most));
     let options = Arc::new(options);
     let state = AppState {
-        name,
-        path,
-        reader: Arc::new(PromptEncoder { tokenizer: tokenizer.cloned(), template, variables, special_tokens, max_bytes }),
+        reader: Arc::new(reader),
         rules,
-        cache,
         options: Arc::clone(&options),
-        prompts,
+        prompts: generator.limits(),
         jobs,
         bodies: BodyLimits::new(options.max_body),
         places: Arc::new(Semaphore::new(PLACES)),
@@ -89,13 +69,6 @@ pub fn serve(
     ended.map_err(|error| {
         Fault::new(Exit::Failed, format!("the server can not begin: {error}")).with_hint("look at the limits of this process")
     })
-}
-
-/// Bytes of a text of so many tokens, at most.
-fn most_bytes(tokenizer: Option<&Tokenizer>, tokens: usize) -> usize {
-    /// What a token may stand for that is longer than its entry: spaces that are left out, a word that is unknown.
-    const MIN_TOKEN_BYTES: usize = 64;
-    tokens.saturating_mul(tokenizer.map_or(MIN_TOKEN_BYTES, |tokenizer| tokenizer.longest_entry().max(MIN_TOKEN_BYTES)))
 }
 
 fn routes(state: Arc<AppState>) -> Router {
@@ -134,7 +107,7 @@ async fn knows_the_key(State(served): State<Arc<AppState>>, request: Request, ne
 
 fn own_model(served: &AppState) -> Value {
     json!({
-        "id": served.name, "object": "model", "created": 0, "owned_by": "kvtune", "root": served.name,
+        "id": served.options.name, "object": "model", "created": 0, "owned_by": "kvtune", "root": served.options.name,
         "max_model_len": served.prompts.longest,
     })
 }
@@ -192,7 +165,6 @@ async fn tokenizer_info(State(served): State<Arc<AppState>>) -> Json<Value> {
 
 /// The protocol of RULER's own client.
 async fn generate(State(served): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let line = LogLine::of(&request);
     let (mut fields, permit) = served.fields(request).await?;
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
     let samples = fields.count("n", 1..=MAX_COUNT)?.unwrap_or(1);
@@ -201,8 +173,8 @@ async fn generate(State(served): State<Arc<AppState>>, request: Request) -> Resu
     }
     let rules = fields.rules(&served.rules)?;
     let prompts = served.read_apart(permit, move |reader| reader.prompts(&prompt, true)).await?;
-    let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf::default(), &line)?;
-    let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
+    let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf::default())?;
+    let all = served.in_time(gather(answers)).await?;
     let texts: Vec<&String> = all.iter().flat_map(|prompt| prompt.texts.iter().map(|text| &text.text)).collect();
     Ok(Json(json!({ "text": texts })))
 }

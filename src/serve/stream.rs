@@ -37,18 +37,12 @@ fn begin(head: &ReplyHead, index: usize) -> Option<Value> {
     head.is_chat.then(|| head.event(&[choice]))
 }
 
-/// The events of a reply with so many prompts and texts of each. With `prompt_tokens` the last event tells what was used.
-pub(super) fn stream(
-    served: &Arc<AppState>,
-    head: ReplyHead,
-    answers: Answers,
-    prompts: usize,
-    samples: usize,
-    mut prompt_tokens: Option<usize>,
-) -> Response {
+/// The events of a reply. With `prompt_tokens` the last one tells what was used.
+pub(super) fn stream(served: &Arc<AppState>, head: ReplyHead, answers: Answers, mut prompt_tokens: Option<usize>) -> Response {
+    let (texts, samples) = (answers.prompts * answers.samples, answers.samples);
     streamed(served, answers, |mut events: EventStream| async move {
-        (0..prompts * samples).filter_map(|index| begin(&head, index)).for_each(|first| events.send(&first));
-        let (mut left, mut new_tokens) = (prompts * samples, 0);
+        (0..texts).filter_map(|index| begin(&head, index)).for_each(|first| events.send(&first));
+        let (mut left, mut new_tokens) = (texts, 0);
         while left > 0 {
             let Some(next) = events.next().await else { return };
             match next {
@@ -84,6 +78,8 @@ pub(super) struct EventStream {
     answers: Answers,
     deadline: Instant,
     served: Arc<AppState>,
+    /// How many numbered events were sent so far.
+    sent: usize,
 }
 
 impl EventStream {
@@ -102,8 +98,12 @@ impl EventStream {
         let _ = self.sender.send(event(data));
     }
 
-    pub(super) fn send_named(&self, name: &str, data: &dyn Display) {
-        let _ = self.sender.send(format!("event: {name}\n{}", event(data)));
+    /// Sends an event of a kind, which it tells itself, too, with its number.
+    pub(super) fn send_numbered(&mut self, kind: &str, mut data: Value) {
+        data["type"] = json!(kind);
+        data["sequence_number"] = json!(self.sent);
+        self.sent += 1;
+        let _ = self.sender.send(format!("event: {kind}\n{}", event(&data)));
     }
 }
 
@@ -115,7 +115,7 @@ pub(super) fn streamed<F: Future<Output = ()> + Send + 'static>(
 ) -> Response {
     let (sender, receiver) = unbounded_channel::<String>();
     let deadline = served.deadline();
-    tokio::spawn(tell(EventStream { sender, answers, deadline, served: Arc::clone(served) }));
+    tokio::spawn(tell(EventStream { sender, answers, deadline, served: Arc::clone(served), sent: 0 }));
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     (headers, Body::new(Events(receiver))).into_response()
 }

@@ -9,7 +9,7 @@ use crate::generation::TokenLikelihood;
 
 /// What reads and writes text, where the model has it.
 #[derive(Clone, Debug)]
-pub(super) struct PromptEncoder {
+pub struct PromptEncoder {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) template: Option<ChatTemplates>,
     /// What the template is told where a request does not say otherwise.
@@ -21,6 +21,20 @@ pub(super) struct PromptEncoder {
 }
 
 impl PromptEncoder {
+    /// For prompts of so many tokens at most.
+    pub fn new(
+        tokenizer: Option<Tokenizer>,
+        template: Option<ChatTemplates>,
+        variables: Map<String, Value>,
+        special_tokens: Vec<(String, String)>,
+        most_tokens: usize,
+    ) -> Self {
+        /// What a token may stand for that is longer than its entry: spaces that are left out, a word that is unknown.
+        const MIN_TOKEN_BYTES: usize = 64;
+        let longest = tokenizer.as_ref().map_or(0, Tokenizer::longest_entry).max(MIN_TOKEN_BYTES);
+        Self { tokenizer, template, variables, special_tokens, max_bytes: most_tokens.saturating_mul(longest) }
+    }
+
     fn tokenizer(&self) -> Result<&Tokenizer, ApiError> {
         self.tokenizer.as_ref().ok_or_else(|| ApiError::bad("this model has no tokenizer: send token ids"))
     }

@@ -1,5 +1,7 @@
 //! Answers at validation: the first held-out samples, generated through the run's own cache and scored.
 
+use serde_json::Value;
+
 use crate::data::{Dataset, Splits, Tokenizer};
 use crate::dist::ProcessGroup;
 use crate::engine::Engine;
@@ -70,7 +72,7 @@ impl ValidationAnswers {
         let rules = GenerationRules { sampling, max_new_tokens: Some(asked.max_new_tokens), ..own };
         // As many side by side as the run's memory was planned for.
         let width = recipe.eval.micro_batch_size.unwrap_or(recipe.train.batch_size.sequences());
-        let spec = AnswerSpec { rules, metrics: asked.metrics.clone(), width };
+        let spec = AnswerSpec { rules, metrics: asked.metrics.clone(), width, settings: Value::Null };
         let answers = Self { samples, spec, tokenizer: tokenizer.cloned() };
         eval::check_answers(answers.generator(engine, model), &answers.samples, &answers.spec)?;
         Ok(Some(answers))

@@ -63,22 +63,22 @@ pub(crate) fn texts(generator: &mut Generator<'_>, requests: Vec<Request>) -> Ve
     let ids: Vec<_> = requests.into_iter().map(|request| generator.submit(request).unwrap()).collect();
     let at = |request| ids.iter().position(|id| *id == request).unwrap();
     while !generator.is_idle() {
-        for event in generator.step() {
+        for (request, event) in generator.step() {
             match event {
-                GenerationEvent::Border { .. } => {}
-                GenerationEvent::Prompt { request, likelihoods } => all[at(request)][0].likelihoods = likelihoods,
-                GenerationEvent::Token { request, sample, id, text, likelihood } => {
+                GenerationEvent::Border(_) => {}
+                GenerationEvent::Prompt(likelihoods) => all[at(request)][0].likelihoods = likelihoods,
+                GenerationEvent::Token { sample, id, text, likelihood } => {
                     let own = &mut all[at(request)][sample];
                     own.ids.push(id);
                     own.words.push_str(&text);
                     own.likelihoods.extend(likelihood);
                 }
-                GenerationEvent::Finished { request, sample, text, reason, .. } => {
+                GenerationEvent::Finished { sample, text, reason, .. } => {
                     let own = &mut all[at(request)][sample];
                     own.words.push_str(&text);
                     own.finish = Some(reason);
                 }
-                GenerationEvent::Failed { error, .. } => panic!("{error}"),
+                GenerationEvent::Failed(error) => panic!("{error}"),
             }
         }
     }

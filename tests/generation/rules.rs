@@ -126,7 +126,7 @@ fn what_can_not_be_followed_is_named() {
         ("max_new_tokens", "0", "`max_new_tokens` is 0, expected a whole number of at least 1"),
     ] {
         let fault = GenerationRules::default().set(key, &serde_json::from_str(value).unwrap()).unwrap_err();
-        assert_eq!(fault.to_string(), expected);
+        assert_eq!(fault, expected);
     }
     let mut rules = GenerationRules::default();
     assert!(rules.set("seed", &Value::from(-2)).unwrap() && rules.seed == u64::MAX - 1);

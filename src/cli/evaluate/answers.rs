@@ -51,13 +51,6 @@ pub(super) struct AnswerArguments {
     rules: RuleArguments,
 }
 
-/// Samples to be answered, how, and what the answers depend on.
-pub(super) struct AskedAnswers<'a> {
-    dataset: &'a Dataset,
-    spec: AnswerSpec,
-    pub(super) settings: Value,
-}
-
 impl AnswerArguments {
     pub(super) fn are_wanted(&self) -> bool {
         self.generate || !self.metrics.is_empty() || self.answers.is_some()
@@ -90,42 +83,21 @@ impl AnswerArguments {
         path.map(AnswerFile::open).transpose()
     }
 
-    /// How the samples of a dataset are answered, and what the answers depend on; none, where none are asked for.
-    pub(super) fn asked<'a>(
-        &self,
-        loaded: &LoadedTarget<'_>,
-        dataset: &'a Dataset,
-        split: Split,
-    ) -> Result<Option<AskedAnswers<'a>>, Fault> {
-        if !self.are_wanted() {
-            return Ok(None);
-        }
-        let spec = self.spec(loaded, dataset)?;
-        let used = identity(loaded.recipe, loaded.target.adapter())?;
-        let settings = json!({
-            "model": used.model, "adapter": used.adapter, "cache": used.cache, "dtype": used.dtype, "data": dataset.hash(),
-            "split": split, "rules": spec.rules, "metrics": spec.metrics, "batch": spec.width,
-        });
-        Ok(Some(AskedAnswers { dataset, spec, settings }))
-    }
-
-    /// Answers the samples of a dataset as [`asked`](Self::asked); ranks share them.
+    /// Answers the samples of a dataset; ranks share them.
     pub(super) fn answer(
         &self,
         loaded: &LoadedTarget<'_>,
         engine: &Engine,
-        asked: &AskedAnswers<'_>,
+        dataset: &Dataset,
+        spec: &AnswerSpec,
         shared_file: &mut Option<AnswerFile>,
-        world: &ProcessGroup,
     ) -> Result<(AnswerScores, Vec<ScoredAnswer>), Fault> {
-        let AskedAnswers { dataset, spec, settings } = asked;
-        let has_own = self.answers.is_none() && world.is_first();
-        let mut own = if has_own { Some(AnswerFile::open(&default_path(loaded, settings)?)?) } else { None };
+        let has_own = self.answers.is_none() && loaded.world.is_first();
+        let mut own = if has_own { Some(AnswerFile::open(&default_path(loaded, &spec.settings)?)?) } else { None };
         let mut file = shared_file.as_mut().or(own.as_mut());
         let before = file.as_ref().map_or(0, |file| file.taken());
         let generator = Generator::new(engine, loaded.model, loaded.tokenizer, spec.width);
-        let into = file.as_deref_mut().map(|file| (file, settings));
-        let answers = eval::answer(generator, dataset, spec, into, world, &|| false)?;
+        let answers = eval::answer(generator, dataset, spec, file.as_deref_mut(), loaded.world, &|| false)?;
         if let Some(file) = file {
             let (path, taken) = (file.path().display(), file.taken() - before);
             console::note(&format!("{} answers, {taken} of which were there already, are in `{path}`", answers.len()));
@@ -138,8 +110,12 @@ impl AnswerArguments {
         Ok((AnswerScores::of(&answers), answers))
     }
 
-    fn spec(&self, loaded: &LoadedTarget<'_>, dataset: &Dataset) -> Result<AnswerSpec, Fault> {
-        let LoadedTarget { model, recipe, .. } = *loaded;
+    /// How the samples of a dataset are answered; none, where no answers are asked for.
+    pub(super) fn spec(&self, loaded: &LoadedTarget<'_>, dataset: &Dataset, split: Split) -> Result<Option<AnswerSpec>, Fault> {
+        if !self.are_wanted() {
+            return Ok(None);
+        }
+        let LoadedTarget { target, model, recipe, .. } = *loaded;
         let own = own_rules(&recipe.model.path)?;
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
         let rules = self.rules.over(GenerationRules { sampling, max_new_tokens: None, max_length: None, ..own })?;
@@ -155,8 +131,13 @@ impl AnswerArguments {
         if has_experts && self.batch.is_some_and(|batch| batch > 1) {
             console::note("the model has experts: its answers are written one by one");
         }
-        let width = if has_experts { 1 } else { self.batch.unwrap_or(WIDTH) };
-        Ok(AnswerSpec { rules, metrics, width: width.into() })
+        let width = usize::from(if has_experts { 1 } else { self.batch.unwrap_or(WIDTH) });
+        let used = identity(recipe, target.adapter())?;
+        let settings = json!({
+            "model": used.model, "adapter": used.adapter, "cache": used.cache, "dtype": used.dtype, "data": dataset.hash(),
+            "split": split, "rules": rules, "metrics": metrics, "batch": width,
+        });
+        Ok(Some(AnswerSpec { rules, metrics, width, settings }))
     }
 }
 

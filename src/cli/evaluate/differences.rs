@@ -3,31 +3,15 @@
 use std::collections::BTreeMap;
 
 use super::table::Evaluated;
-use crate::eval::{PairedDifference, SamplePair};
+use crate::eval::{Contribution, PairedDifference};
 use crate::report::table::Table;
-
-/// What a sample contributes to a figure.
-#[derive(Clone, Copy)]
-struct Contribution {
-    sample: u64,
-    sum: f64,
-    weight: f64,
-}
 
 /// The differences between an evaluation and the `first`, by figure, where both have it of the same samples.
 pub(super) fn of(first: &Evaluated, evaluated: &Evaluated) -> BTreeMap<String, PairedDifference> {
     let firsts = contributions(first);
-    // With another tokenizer a sample has other targets.
-    let samples = |of: &[Contribution]| of.iter().map(|one| (one.sample, one.weight.to_bits())).collect::<Vec<_>>();
     let difference = |(figure, others): (String, Vec<Contribution>)| {
-        let firsts = firsts.get(&figure).filter(|firsts| samples(firsts) == samples(&others))?;
-        let pair = |(first, other): (&Contribution, &Contribution)| SamplePair {
-            first: first.sum,
-            other: other.sum,
-            weight: first.weight,
-        };
-        let pairs: Vec<SamplePair> = firsts.iter().zip(&others).map(pair).collect();
-        Some((figure, PairedDifference::of(&pairs)?))
+        let found = PairedDifference::of(firsts.get(&figure)?, &others)?;
+        Some((figure, found))
     };
     contributions(evaluated).into_iter().filter_map(difference).collect()
 }

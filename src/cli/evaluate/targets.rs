@@ -1,12 +1,14 @@
 //! What is evaluated: models with or without adapters.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use tch::Device;
 
 use crate::checkpoint;
 use crate::cli::used_model::{asked_revision, recipe_revision};
 use crate::data::Tokenizer;
+use crate::dist::ProcessGroup;
 use crate::files;
 use crate::model::{Model, has_fingerprint};
 use crate::recipe::{Recipe, Weights};
@@ -22,12 +24,13 @@ pub(in crate::cli) struct Target {
     checkpoint: Option<FoundCheckpoint>,
 }
 
-/// A model that is loaded, and the recipe of one evaluation of it.
+/// A model that is loaded, the recipe of one evaluation of it, and the ranks that share the work.
 pub(super) struct LoadedTarget<'a> {
     pub(super) target: &'a Target,
     pub(super) model: &'a Model,
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) recipe: &'a Recipe,
+    pub(super) world: &'a Rc<ProcessGroup>,
 }
 
 /// What `paths` and `bases` mean; a model that is named as on the Hub is that of the revision in `set`, else in the recipe, where it is its own.

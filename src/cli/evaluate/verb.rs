@@ -108,8 +108,8 @@ impl Evaluate {
             let model = target.load(first, device)?;
             let tokenizer = Tokenizer::load_if_present(&first.model.path)?;
             for recipe in recipes {
-                let loaded = LoadedTarget { target, model: &model, tokenizer: tokenizer.as_ref(), recipe };
-                let mut result = self.one(&loaded, evaluations, wanted.as_ref(), &mut shared_file, world)?;
+                let loaded = LoadedTarget { target, model: &model, tokenizer: tokenizer.as_ref(), recipe, world };
+                let mut result = self.one(&loaded, evaluations, wanted.as_ref(), &mut shared_file)?;
                 if let Some(first) = results.first() {
                     result.differences = differences::of(first, &result);
                 }
@@ -184,15 +184,14 @@ impl Evaluate {
         evaluations: usize,
         wanted: Option<&TokenClasses>,
         shared_file: &mut Option<AnswerFile>,
-        world: &Rc<ProcessGroup>,
     ) -> Result<Evaluated, Fault> {
-        let LoadedTarget { target, model, tokenizer, recipe } = *loaded;
+        let LoadedTarget { target, model, tokenizer, recipe, world } = *loaded;
         let engine = train::engine(recipe, model.config(), tokenizer, None)?;
-        let splits = open_data(loaded, world)?;
+        let splits = open_data(loaded)?;
         console::note_once(&splits.report.to_string());
         let dataset = self.samples.choose(splits, recipe)?;
-        let asked = self.answers.asked(loaded, &dataset, self.samples.split)?;
-        let settings = asked.iter().filter_map(|asked| asked.settings.as_object()).flatten();
+        let spec = self.answers.spec(loaded, &dataset, self.samples.split)?;
+        let settings = spec.iter().filter_map(|spec| spec.settings.as_object()).flatten();
         let facts = settings.map(|(key, value)| (format!("answers.{key}"), value.to_string()));
         let further =
             [("models and caches", evaluations.to_string()), ("losses", files::hash_bytes(format!("{wanted:?}").as_bytes()))];
@@ -209,8 +208,8 @@ impl Evaluate {
         let indices = batches.iter().flatten().filter_map(|&sample| dataset.index_of(sample));
         wanted.map_or(Ok(()), |classes| classes.check_samples(indices))?;
         // First, as there is more that they may be refused for.
-        let answer = |asked| self.answers.answer(loaded, &engine, &asked, shared_file, world);
-        let answers = asked.map(answer).transpose()?;
+        let answer = |spec| self.answers.answer(loaded, &engine, &dataset, spec, shared_file);
+        let answers = spec.as_ref().map(answer).transpose()?;
         let run = DatasetRun { engine: &engine, model, dataset: &dataset, batches: &batches, world };
         let losses =
             wanted.map(|_| run.losses(self.losses.is_some() || self.token_classes.is_some(), &mut NoObserver)).transpose()?;
@@ -245,8 +244,8 @@ fn optional<T>(all: impl Iterator<Item = T>) -> Vec<Option<T>> {
 }
 
 /// The first rank reads the data first, and keeps their tokens for the others.
-fn open_data(loaded: &LoadedTarget<'_>, world: &ProcessGroup) -> Result<Splits, Fault> {
-    let LoadedTarget { model, tokenizer, recipe, .. } = *loaded;
+fn open_data(loaded: &LoadedTarget<'_>) -> Result<Splits, Fault> {
+    let LoadedTarget { model, tokenizer, recipe, world, .. } = *loaded;
     let open = || train::open_data(recipe, model.config(), tokenizer);
     world.first("reading the data", open)?.map_or_else(open, Ok)
 }

@@ -19,14 +19,8 @@ pub(super) struct Chat<'a> {
     rules: GenerationRules,
     system: Option<Value>,
     messages: Vec<Value>,
-    /// What has been read of the conversation.
-    kept: Option<Kept>,
-}
-
-/// A session and the text that it has read, up to the end of the last answer.
-struct Kept {
-    session: Continued,
-    text: String,
+    /// The session of the conversation, and the text that it has read, up to the end of the last answer.
+    kept: Option<(Continued, String)>,
 }
 
 const HELP: &str = "!clear   forget the conversation\n!status  how long it is\n!exit    end (or Ctrl-D); Ctrl-C ends an answer";
@@ -76,8 +70,8 @@ impl<'a> Chat<'a> {
     }
 
     fn tell_status(&self) {
-        let tokens = self.kept.as_ref().map_or(0, |kept| kept.session.ids.len());
-        let (held, evicted) = self.kept.as_ref().map_or((0, 0), |kept| kept.session.session.entries());
+        let tokens = self.kept.as_ref().map_or(0, |(kept, _)| kept.ids.len());
+        let (held, evicted) = self.kept.as_ref().map_or((0, 0), |(kept, _)| kept.session.entries());
         let messages = counted(self.messages.len(), "message");
         console::note(&format!("{messages}, {tokens} tokens; the caches hold {held} entries, {evicted} have been evicted"));
     }
@@ -110,9 +104,9 @@ impl<'a> Chat<'a> {
                 session = generator.stop(id);
                 break;
             }
-            for event in generator.step() {
+            for (_, event) in generator.step() {
                 match event {
-                    GenerationEvent::Prompt { .. } | GenerationEvent::Border { .. } => {}
+                    GenerationEvent::Prompt(_) | GenerationEvent::Border(_) => {}
                     GenerationEvent::Token { text, .. } => show(&mut answer, &text)?,
                     GenerationEvent::Finished { text, session: kept, reason, .. } => {
                         show(&mut answer, &text)?;
@@ -120,13 +114,13 @@ impl<'a> Chat<'a> {
                         let is_whole = |kept: &Continued| reason == Finish::Length || self.ends(kept.ids.last());
                         session = kept.map(|kept| *kept).filter(is_whole);
                     }
-                    GenerationEvent::Failed { error, .. } => return Err(error),
+                    GenerationEvent::Failed(error) => return Err(error),
                 }
             }
         }
         console::outcome("", &serde_json::json!({ "role": "assistant", "content": answer }))?;
         interrupt.reset();
-        self.kept = session.map(|session| Kept { session, text: format!("{rendered}{answer}") });
+        self.kept = session.map(|session| (session, format!("{rendered}{answer}")));
         self.messages.push(data::message("assistant", &answer));
         Ok(())
     }
@@ -134,11 +128,11 @@ impl<'a> Chat<'a> {
     /// The conversation as a prompt: what follows the part that has been read, where the template leaves that as it was. What is kept of the
     /// conversation stays if the prompt is refused.
     fn request(&mut self, rendered: &str, generator: &Generator) -> Result<Request, Fault> {
-        let unread = self.kept.as_ref().and_then(|kept| rendered.strip_prefix(&kept.text).map(|rest| (kept, rest)));
+        let unread = self.kept.as_ref().and_then(|(kept, read)| Some((kept, rendered.strip_prefix(read)?)));
         let is_continued = unread.is_some();
         let prompt = match unread {
             Some((kept, rest)) => {
-                let mut ids = kept.session.ids.clone();
+                let mut ids = kept.ids.clone();
                 // The template writes the end of the answer itself.
                 ids.pop_if(|last| self.ends(Some(last)));
                 ids.extend(self.reader.tokenizer.encode(rest)?);
@@ -150,7 +144,7 @@ impl<'a> Chat<'a> {
         let mut request = Request { keeps_session, ..Request::new(prompt, self.rules.clone()) };
         generator.check(&request)?;
         let had_session = self.kept.is_some();
-        request.session = self.kept.take().and_then(|Kept { session: Continued { session, ids }, .. }| {
+        request.session = self.kept.take().and_then(|(Continued { session, ids }, _)| {
             if is_continued {
                 return Some(session);
             }
@@ -169,5 +163,5 @@ impl<'a> Chat<'a> {
 
 fn show(answer: &mut String, text: &str) -> Result<(), Fault> {
     answer.push_str(text);
-    if console::speech().is_json { Ok(()) } else { Ok(console::part(text)?) }
+    if console::speech().is_json { Ok(()) } else { console::part(text) }
 }

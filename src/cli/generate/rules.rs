@@ -71,10 +71,10 @@ impl RuleArguments {
         ];
         for (key, value) in set {
             let Some(value) = value else { continue };
-            rules.set(key, &value).map_err(|fault| {
+            rules.set(key, &value).map_err(|message| {
                 let hint =
                     if key == "temperature" { "take the most likely token with `--greedy`" } else { "correct the argument" };
-                Fault::usage(fault.to_string(), hint)
+                Fault::usage(message, hint)
             })?;
         }
         Ok(rules)

@@ -28,8 +28,8 @@ pub(super) struct TemplateArguments {
 pub(super) struct ConversationReader<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) template: ChatTemplates,
-    tools: Option<Value>,
-    variables: Map<String, Value>,
+    /// What the template is told beside the messages, of which it has none.
+    told: Conversation,
 }
 
 impl TemplateArguments {
@@ -51,15 +51,15 @@ impl TemplateArguments {
         }
         let tools =
             self.tools.as_deref().map(|path| tools_of(json_in(path)?).map_err(|fault| wrong(path, &fault))).transpose()?;
-        Ok(ConversationReader { tokenizer, template, tools: tools.flatten(), variables })
+        let told = Conversation { tools: tools.flatten(), variables, ..Conversation::default() };
+        Ok(ConversationReader { tokenizer, template, told })
     }
 }
 
 impl ConversationReader<'_> {
     /// A conversation of messages, with what the arguments say.
     pub(super) fn conversation(&self, messages: Vec<Value>) -> Conversation {
-        let (tools, variables) = (self.tools.clone(), self.variables.clone());
-        Conversation { messages, tools, variables, ..Conversation::default() }
+        Conversation { messages, ..self.told.clone() }
     }
 
     /// The tokens of a conversation in a file: a list of messages, or an object with `messages`, and `tools`,
@@ -70,7 +70,7 @@ impl ConversationReader<'_> {
             messages => Map::from_iter([("messages".to_owned(), messages)]),
         };
         let messages = fields.remove("messages").unwrap_or_default();
-        let prompt = ChatPrompt::from_fields("messages", messages, self.conversation(Vec::new()), |field| fields.remove(field));
+        let prompt = ChatPrompt::from_fields("messages", messages, self.told.clone(), |field| fields.remove(field));
         let prompt = prompt.map_err(|(_, message)| wrong(path, &message))?;
         if let Some(other) = fields.keys().next() {
             return Err(wrong(path, &format!("there is no field `{other}`")));

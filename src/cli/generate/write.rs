@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::code_of_signal;
-use crate::generation::{Finish, GenerationEvent, Generator, Request, RequestId};
+use crate::generation::{GenerationEvent, Generator, Request, RequestId};
 use crate::report::console;
 use crate::train::Interrupt;
 use crate::units::{Fault, counted};
@@ -41,24 +41,8 @@ struct WrittenText {
     prompt_tokens: usize,
     ids: Vec<u32>,
     words: String,
-    end: Option<End>,
-}
-
-enum End {
-    Finished(Finish),
-    /// It was not written to its end.
-    Cancelled,
-    Failed(String),
-}
-
-impl End {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Finished(reason) => reason.name(),
-            Self::Cancelled => "cancelled",
-            Self::Failed(_) => "error",
-        }
-    }
+    /// Why it has ended, in a word, or the error that has ended it.
+    end: Option<Result<&'static str, String>>,
 }
 
 impl WrittenTexts {
@@ -83,11 +67,11 @@ impl WrittenTexts {
                 self.submit(&mut generator, request, failed);
             }
             if !generator.is_idle() {
-                for event in generator.step() {
-                    if matches!(event, GenerationEvent::Prompt { .. }) {
+                for (request, event) in generator.step() {
+                    if matches!(event, GenerationEvent::Prompt(_)) {
                         read.get_or_insert_with(|| begin.elapsed());
                     }
-                    self.take(event)?;
+                    self.take(request, event)?;
                 }
             }
             self.print_ended()?;
@@ -104,7 +88,7 @@ impl WrittenTexts {
                 }
             }
         }
-        self.texts.iter_mut().filter(|text| text.end.is_none()).for_each(|text| text.end = Some(End::Cancelled));
+        self.texts.iter_mut().filter(|text| text.end.is_none()).for_each(|text| text.end = Some(Ok("cancelled")));
         self.print_ended()?;
         if let Some(first) = read {
             let (whole, first) = (begin.elapsed().as_secs_f64(), first.as_secs_f64());
@@ -137,49 +121,35 @@ impl WrittenTexts {
         first..self.texts.len()
     }
 
-    fn take(&mut self, event: GenerationEvent) -> Result<(), Fault> {
-        match event {
-            GenerationEvent::Prompt { .. } | GenerationEvent::Border { .. } => {}
-            GenerationEvent::Token { request, sample, id, text, .. } => {
-                if let Some(own) = self.text(request, sample) {
-                    own.ids.push(id);
-                    own.words.push_str(&text);
-                }
-                self.stream(&text)?;
+    fn take(&mut self, request: RequestId, event: GenerationEvent) -> Result<(), Fault> {
+        let Some(place) = self.places.get(&request).cloned() else { return Ok(()) };
+        let new = match event {
+            GenerationEvent::Prompt(_) | GenerationEvent::Border(_) => return Ok(()),
+            GenerationEvent::Failed(error) => {
+                self.fail(place, error);
+                return Ok(());
             }
-            GenerationEvent::Finished { request, sample, text, reason, .. } => {
-                if let Some(own) = self.text(request, sample) {
-                    own.words.push_str(&text);
-                    own.end = Some(End::Finished(reason));
-                }
-                self.stream(&text)?;
+            GenerationEvent::Token { sample, id, text, .. } => {
+                let own = &mut self.texts[place.start + sample];
+                own.ids.push(id);
+                own.words.push_str(&text);
+                text
             }
-            GenerationEvent::Failed { request, error } => {
-                if let Some(place) = self.places.get(&request) {
-                    self.fail(place.clone(), error);
-                }
+            GenerationEvent::Finished { sample, text, reason, .. } => {
+                let own = &mut self.texts[place.start + sample];
+                own.words.push_str(&text);
+                own.end = Some(Ok(reason.name()));
+                text
             }
-        }
-        Ok(())
-    }
-
-    fn text(&mut self, request: RequestId, sample: usize) -> Option<&mut WrittenText> {
-        let place = self.places.get(&request)?;
-        self.texts.get_mut(place.start + sample)
+        };
+        if self.shown == Shown::Streamed { console::part(&new) } else { Ok(()) }
     }
 
     /// Ends those texts of a request that have not ended.
     fn fail(&mut self, place: Range<usize>, error: Fault) {
         let open = self.texts[place].iter_mut().filter(|text| text.end.is_none());
-        open.for_each(|text| text.end = Some(End::Failed(error.to_string())));
+        open.for_each(|text| text.end = Some(Err(error.to_string())));
         self.failed.get_or_insert(error);
-    }
-
-    fn stream(&self, new: &str) -> Result<(), Fault> {
-        if self.shown == Shown::Streamed {
-            console::part(new)?;
-        }
-        Ok(())
     }
 
     /// Prints the texts that have ended, up to the first that has not.
@@ -194,26 +164,27 @@ impl WrittenTexts {
     }
 
     /// What is printed at the end of a text.
-    fn line(&self, text: &WrittenText, end: &End) -> Option<String> {
+    fn line(&self, text: &WrittenText, end: &Result<&'static str, String>) -> Option<String> {
         let WrittenText { prompt, sample, prompt_tokens, ids, words, .. } = text;
+        let reason = end.as_ref().map_or("error", |reason| reason);
         Some(match (self.shown, end) {
             // The error says it all.
-            (Shown::Streamed, End::Failed(_)) if ids.is_empty() => return None,
+            (Shown::Streamed, Err(_)) if ids.is_empty() => return None,
             (Shown::Streamed, _) => String::new(),
             (Shown::Texts, _) => {
                 let words = match end {
-                    End::Failed(error) => error.clone(),
-                    _ if !self.has_text => format!("{ids:?}"),
-                    _ => words.clone(),
+                    Err(error) => error.clone(),
+                    Ok(_) if !self.has_text => format!("{ids:?}"),
+                    Ok(_) => words.clone(),
                 };
-                format!("== prompt {}, text {} ({}) ==\n{words}", prompt + 1, sample + 1, end.name())
+                format!("== prompt {}, text {} ({reason}) ==\n{words}", prompt + 1, sample + 1)
             }
             (Shown::Json, _) => {
                 let mut line = json!({
                     "prompt": prompt, "sample": sample, "prompt_tokens": prompt_tokens, "token_ids": ids, "text": words,
-                    "finish_reason": end.name(),
+                    "finish_reason": reason,
                 });
-                if let End::Failed(error) = end {
+                if let Err(error) = end {
                     line["error"] = json!(error);
                 }
                 line.to_string()
@@ -229,7 +200,7 @@ mod tests {
     #[test]
     fn ids_are_shown_only_without_a_tokenizer() {
         let text = WrittenText { prompt: 0, sample: 0, prompt_tokens: 1, ids: vec![7], words: String::new(), end: None };
-        let line = |has_text| WrittenTexts::new(Shown::Texts, has_text).line(&text, &End::Finished(Finish::Stop)).unwrap();
+        let line = |has_text| WrittenTexts::new(Shown::Texts, has_text).line(&text, &Ok("stop")).unwrap();
         assert_eq!(line(true), "== prompt 1, text 1 (stop) ==\n");
         assert_eq!(line(false), "== prompt 1, text 1 (stop) ==\n[7]");
     }
