@@ -31,7 +31,7 @@ pub(super) struct Joining {
     #[arg(long, default_value = "10m", value_name = "TIME", value_parser = time)]
     pub(super) dist_timeout: Duration,
     /// Backend of collectives between ranks: `nccl` (GPU to GPU), `gloo` (through the host), or `auto`: `nccl` where it is available.
-    #[arg(long, default_value = "auto", value_name = "BACKEND")]
+    #[arg(long, default_value = "auto", value_name = "BACKEND", value_parser = RankBackend::parse)]
     pub(super) backend: RankBackend,
 }
 

@@ -17,45 +17,46 @@ use crate::units::quoted;
 /// What a rank says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum RankStatus {
-    Alive(Heartbeat),
+    Alive {
+        /// How many heartbeats there were before.
+        count: u64,
+        /// How many exchanges the rank has begun.
+        exchanges: u64,
+        /// How long its process has been on a CPU, in milliseconds.
+        worked: u64,
+    },
     /// It has ended in good order.
     Left,
     /// It ends with an error of its own.
     Failed(String),
     /// It ends because another rank is gone.
-    Lost {
-        rank: usize,
-        reason: String,
-    },
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Heartbeat {
-    /// How many there were before.
-    count: u64,
-    /// How many exchanges the rank has begun.
-    pub(super) exchanges: u64,
-    /// How long its process has been on a CPU, in milliseconds.
-    worked: u64,
-}
-
-impl Heartbeat {
-    /// Whether the rank has gone on since an earlier one. Heartbeats alone keep it on a CPU for some thousandths of the time.
-    fn is_ahead_of(self, earlier: Self, interval: Duration) -> bool {
-        const AT_WORK: u128 = 20;
-        let time = interval.as_millis() * u128::from(self.count.saturating_sub(earlier.count));
-        self.exchanges != earlier.exchanges || u128::from(self.worked.saturating_sub(earlier.worked)) * AT_WORK >= time
-    }
+    Lost { rank: usize, reason: String },
 }
 
 impl RankStatus {
+    /// That of a rank that has just come.
+    const FIRST: Self = Self::Alive { count: 0, exchanges: 0, worked: 0 };
+
     fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
     /// How many exchanges the rank has begun, where it lives.
     pub(super) fn exchanges(&self) -> Option<u64> {
-        if let Self::Alive(beat) = self { Some(beat.exchanges) } else { None }
+        if let Self::Alive { exchanges, .. } = self { Some(*exchanges) } else { None }
+    }
+
+    /// Whether the rank has gone on since an earlier status, of which there is one each `interval`. Heartbeats alone keep it on a CPU for some
+    /// thousandths of the time.
+    fn is_ahead_of(&self, earlier: &Self, interval: Duration) -> bool {
+        const AT_WORK: u128 = 20;
+        let (Self::Alive { count, exchanges, worked }, Self::Alive { count: beats, exchanges: begun, worked: before }) =
+            (self, earlier)
+        else {
+            return true;
+        };
+        let time = interval.as_millis() * u128::from(count.saturating_sub(*beats));
+        exchanges != begun || u128::from(worked.saturating_sub(*before)) * AT_WORK >= time
     }
 }
 
@@ -73,11 +74,8 @@ impl PeerStatus {
     fn hear(&mut self, status: Option<RankStatus>, interval: Duration) {
         match status {
             Some(status) if status != self.status => {
-                let has_gone_on = match (&status, &self.status) {
-                    (RankStatus::Alive(beat), RankStatus::Alive(earlier)) => beat.is_ahead_of(*earlier, interval),
-                    _ => true,
-                };
-                *self = Self { status, silent: 0, stuck: if has_gone_on { 0 } else { self.stuck.saturating_add(1) } };
+                let stuck = if status.is_ahead_of(&self.status, interval) { 0 } else { self.stuck.saturating_add(1) };
+                *self = Self { status, silent: 0, stuck };
             }
             _ => self.silent = self.silent.saturating_add(1),
         }
@@ -117,7 +115,7 @@ pub(super) fn key(prefix: &str, rank: usize) -> String {
 
 /// The status of a rank that has just come.
 pub(super) fn first() -> Vec<u8> {
-    RankStatus::Alive(Heartbeat::default()).to_bytes()
+    RankStatus::FIRST.to_bytes()
 }
 
 /// How long this process has been on a CPU, in milliseconds.
@@ -129,7 +127,7 @@ fn worked() -> u64 {
 impl HeartbeatMonitor {
     /// Begins; `store` is a connection of its own, so that no call of another thread holds it up.
     pub(super) fn start(store: SharedStore, prefix: &str, rank: usize, size: usize, interval: Duration) -> std::io::Result<Self> {
-        let begins = PeerStatus { status: RankStatus::Alive(Heartbeat::default()), silent: 0, stuck: 0 };
+        let begins = PeerStatus { status: RankStatus::FIRST, silent: 0, stuck: 0 };
         let shared = Arc::new(SharedStatus { peers: Mutex::new(vec![begins; size]), ..SharedStatus::default() });
         let keys: Vec<_> = (0..size).map(|rank| key(prefix, rank)).collect();
         let of_thread = shared.clone();
@@ -199,7 +197,7 @@ impl SharedStatus {
     /// Says the own status, and listens to the others.
     fn round(&self, store: &SharedStore, keys: &[String], rank: usize, interval: Duration) -> Result<(), String> {
         let (count, exchanges) = (self.rounds.load(Ordering::Relaxed) + 1, self.exchanges.load(Ordering::Relaxed));
-        let own = locked(&self.last).clone().unwrap_or(RankStatus::Alive(Heartbeat { count, exchanges, worked: worked() }));
+        let own = locked(&self.last).clone().unwrap_or(RankStatus::Alive { count, exchanges, worked: worked() });
         store.set(&keys[rank], &own.to_bytes())?;
         for (other, key) in keys.iter().enumerate().filter(|(other, _)| *other != rank) {
             // What no rank writes says nothing.
@@ -218,7 +216,7 @@ mod tests {
     #[test]
     fn a_status_is_read_as_it_was_written() {
         for status in [
-            RankStatus::Alive(Heartbeat { count: 3, exchanges: 17, worked: 1200 }),
+            RankStatus::Alive { count: 3, exchanges: 17, worked: 1200 },
             RankStatus::Left,
             RankStatus::Failed("out of memory: 3 GiB".into()),
             RankStatus::Failed(String::new()),
@@ -234,9 +232,9 @@ mod tests {
     #[test]
     fn who_lives_and_neither_works_nor_begins_an_exchange_is_stuck() {
         let interval = Duration::from_millis(500);
-        let mut peer = PeerStatus { status: RankStatus::Alive(Heartbeat::default()), silent: 0, stuck: 0 };
+        let mut peer = PeerStatus { status: RankStatus::FIRST, silent: 0, stuck: 0 };
         let mut after = |count, exchanges, worked| {
-            peer.hear(Some(RankStatus::Alive(Heartbeat { count, exchanges, worked })), interval);
+            peer.hear(Some(RankStatus::Alive { count, exchanges, worked }), interval);
             (peer.silent, peer.stuck)
         };
         // A twentieth of the time is work; one round may bring several heartbeats.
@@ -246,7 +244,7 @@ mod tests {
 
     #[test]
     fn only_what_it_was_waited_for_counts() {
-        let beat = |exchanges| RankStatus::Alive(Heartbeat { count: 90, exchanges, worked: 7 });
+        let beat = |exchanges| RankStatus::Alive { count: 90, exchanges, worked: 7 };
         let peer = PeerStatus { status: beat(4), silent: 0, stuck: 30 };
         // It waited itself for most of the time, or has come meanwhile.
         assert_eq!([1, 2, 12, 100].map(|rounds| peer.stuck_before(5, rounds)), [Some(0), Some(0), Some(10), Some(30)]);

@@ -29,6 +29,7 @@ pub struct Launched {
 struct Launcher {
     by: &'static str,
     rank: &'static str,
+    /// What says how many there are: the first that is set.
     size: &'static [&'static str],
     local_rank: &'static str,
     /// What tells its runs apart: all that are set, one after the other.
@@ -81,24 +82,19 @@ impl Launched {
                 _ => Ok(None),
             };
         };
-        let read = Variables { variable: &variable, launcher };
-        let launch = read.launch()?;
+        let launch = launcher.read(&variable)?;
         Ok((launch.size > 1 || launcher.rank == "RANK").then_some(launch))
     }
 }
 
-struct Variables<'a> {
-    variable: &'a dyn Fn(&str) -> Option<String>,
-    launcher: &'a Launcher,
-}
-
-impl Variables<'_> {
-    fn launch(&self) -> Result<Launched, Fault> {
-        let Launcher { by, rank: rank_name, local_rank, run_id, .. } = *self.launcher;
-        let rank = number(self.variable, rank_name)?.unwrap_or(0);
+impl Launcher {
+    /// Reads its variables, of which that of the rank is set.
+    fn read(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Launched, Fault> {
+        let Self { by, rank: rank_name, local_rank, run_id, .. } = *self;
+        let rank = number(variable, rank_name)?.unwrap_or(0);
         let given = format!("{rank_name}={rank}");
-        let size_name = self.size_name();
-        let size = number(self.variable, size_name)?.ok_or_else(|| missing(size_name, &given))?;
+        let size_name = *self.size.iter().find(|name| variable(name).is_some()).unwrap_or(&self.size[0]);
+        let size = number(variable, size_name)?.ok_or_else(|| missing(size_name, &given))?;
         if size == 0 || size > MAX_RANKS || rank >= size {
             let expected = if size == 0 || size > MAX_RANKS {
                 format!("`{size_name}` from 1 to {MAX_RANKS}")
@@ -108,10 +104,13 @@ impl Variables<'_> {
             let message = format!("`{given}` is no rank of a world of `{size_name}={size}`: expected {expected}");
             return Err(Fault::usage(message, format!("these variables come from {by}: see how it is started")));
         }
-        let local_rank = number(self.variable, local_rank)?.unwrap_or(0);
-        let (address, port) = if size == 1 { ("127.0.0.1".to_owned(), 0) } else { self.meeting_point(size, &given)? };
-        let parts: Vec<_> = run_id.iter().filter_map(|name| (self.variable)(name)).collect();
-        let is_served = (self.variable)("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|word| word.eq_ignore_ascii_case("true"));
+        let local_rank = number(variable, local_rank)?.unwrap_or(0);
+        let (address, port) = match size {
+            1 => ("127.0.0.1".to_owned(), 0),
+            _ => self.meeting_point(variable, &format!("{given}` and `{size_name}={size}"))?,
+        };
+        let parts: Vec<_> = run_id.iter().filter_map(|name| variable(name)).collect();
+        let is_served = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|word| word.eq_ignore_ascii_case("true"));
         Ok(Launched {
             rank,
             size,
@@ -124,42 +123,31 @@ impl Variables<'_> {
         })
     }
 
-    /// The variable that says how many there are.
-    fn size_name(&self) -> &'static str {
-        let names = self.launcher.size;
-        names.iter().find(|name| (self.variable)(name).is_some()).unwrap_or(&names[0])
-    }
-
-    /// Where the ranks meet: as the environment says, else as can be told from the launcher's own variables.
-    fn meeting_point(&self, size: usize, given: &str) -> Result<(String, u16), Fault> {
+    /// Where the ranks meet: as the environment says, else as can be told from SLURM's own variables.
+    fn meeting_point(&self, variable: &dyn Fn(&str) -> Option<String>, given: &str) -> Result<(String, u16), Fault> {
         let (address, port) = ("MASTER_ADDR", "MASTER_PORT");
-        let given = format!("{given}` and `{}={size}", self.size_name());
-        let address = (self.variable)(address).or_else(|| self.own_address()).ok_or_else(|| missing(address, &given))?;
-        let port = match number(self.variable, port)? {
+        let of_slurm = |name: &str| variable(name).filter(|_| self.rank == "SLURM_PROCID");
+        // The machine of rank 0 is the first of SLURM's job.
+        let first = || first_host(&of_slurm("SLURM_STEP_NODELIST").or_else(|| of_slurm("SLURM_JOB_NODELIST"))?);
+        let address = variable(address).or_else(first).ok_or_else(|| missing(address, given))?;
+        let port = match number(variable, port)? {
             Some(number) => u16::try_from(number).ok().filter(|port| *port != 0).ok_or_else(|| {
                 Fault::usage(
                     format!("`{port}={number}` is no port: expected 1 to 65535"),
                     "choose a port that is free on rank 0's machine",
                 )
             })?,
-            None => self.own_port().ok_or_else(|| missing(port, &given))?,
+            None => port_of_job(of_slurm).ok_or_else(|| missing(port, given))?,
         };
         Ok((address, port))
     }
+}
 
-    /// A port that all ranks of SLURM's job choose alike, and jobs side by side mostly not.
-    fn own_port(&self) -> Option<u16> {
-        let of_slurm = |name: &str| (self.variable)(name).filter(|_| self.launcher.rank == "SLURM_PROCID");
-        let job: u64 = of_slurm("SLURM_JOB_ID")?.parse().ok()?;
-        let step: u64 = of_slurm("SLURM_STEP_ID").and_then(|step| step.parse().ok()).unwrap_or(0);
-        u16::try_from(15_000 + (job.wrapping_mul(31).wrapping_add(step)) % 15_000).ok()
-    }
-
-    /// The machine of rank 0, which is the first of SLURM's job.
-    fn own_address(&self) -> Option<String> {
-        let of_slurm = |name: &str| (self.variable)(name).filter(|_| self.launcher.rank == "SLURM_PROCID");
-        first_host(&of_slurm("SLURM_STEP_NODELIST").or_else(|| of_slurm("SLURM_JOB_NODELIST"))?)
-    }
+/// A port that all ranks of SLURM's job choose alike, and jobs side by side mostly not.
+fn port_of_job(variable: impl Fn(&str) -> Option<String>) -> Option<u16> {
+    let job: u64 = variable("SLURM_JOB_ID")?.parse().ok()?;
+    let step: u64 = variable("SLURM_STEP_ID").and_then(|step| step.parse().ok()).unwrap_or(0);
+    u16::try_from(15_000 + (job.wrapping_mul(31).wrapping_add(step)) % 15_000).ok()
 }
 
 /// The first host of SLURM's list: `node003` of `node[003-007,9],login1`.

@@ -46,8 +46,6 @@ pub(super) struct PeerMonitor {
     pub(super) rank: usize,
     pub(super) peers: Vec<Peer>,
     pub(super) timeout: Duration,
-    /// Whether this rank serves the store.
-    serves: bool,
     /// Whether rank 0 serves it.
     store_of_first: bool,
     heartbeats: HeartbeatMonitor,
@@ -142,9 +140,7 @@ impl Joined {
             SharedStore::open(&at.ip().to_string(), at.port(), None, timeout).map_err(failed("joining the store again"))?;
         let heartbeats = HeartbeatMonitor::start(second, &prefix, rank, size, interval(timeout))
             .map_err(|error| failed("starting the thread of its heartbeats")(error.to_string()))?;
-        let store_of_first = !launch.is_served;
-        let serves = store_of_first && rank == 0;
-        let monitor = PeerMonitor { rank, peers, timeout, serves, store_of_first, heartbeats };
+        let monitor = PeerMonitor { rank, peers, timeout, store_of_first: !launch.is_served, heartbeats };
         let timeouts = GlooTimeouts {
             connecting: until.saturating_duration_since(Instant::now()).max(timeout.min(Duration::from_secs(1))),
             exchange: timeout * (PATIENCE + 1),
@@ -196,7 +192,8 @@ impl PeerMonitor {
     /// Says a last status. Who serves the store stays a moment, until the others have heard it or are silent.
     fn leave(&self, status: RankStatus) {
         self.heartbeats.say(status);
-        for _ in 0..if self.serves { 4 * SILENT } else { 0 } {
+        let serves = self.store_of_first && self.rank == 0;
+        for _ in 0..if serves { 4 * SILENT } else { 0 } {
             let waits = |peer: &PeerStatus| peer.status.exchanges().is_some() && peer.silent < SILENT;
             let peers = self.heartbeats.peers();
             let others = peers.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
