@@ -81,7 +81,7 @@ impl BenchSteps {
             console::result(&format!("\n{profile}"))?;
         }
         if let Some(peak) = last.peak {
-            console::result(&format!("\n{}", planned_and_measured(bench.planned.host, peak.resident)))?;
+            console::result(&format!("\n{}", planned_and_measured(bench.planned.host, peak)))?;
         }
         Ok(())
     }

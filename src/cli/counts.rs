@@ -1,7 +1,5 @@
 //! Counts on the command line: they refuse with its other mistakes what is no count, and what no machine can hold.
 
-use std::str::FromStr;
-
 use clap::builder::{RangedU64ValueParser, TypedValueParser};
 
 use crate::units::Bytes;
@@ -19,7 +17,7 @@ const MIN_MEMORY: Bytes = Bytes(1 << 20);
 
 /// Bytes of memory with their unit, of which there is at least one.
 pub(super) fn bytes() -> impl TypedValueParser<Value = Bytes> {
-    |text: &str| match Bytes::from_str(text)? {
+    |text: &str| match Bytes::parse(text)? {
         Bytes(0) => Err("expected more than 0 bytes".to_owned()),
         bytes if bytes < MIN_MEMORY && text.ends_with(|c: char| c.is_ascii_digit()) => {
             Err(format!("this is {} bytes: write the unit, as `{text}GiB`", bytes.0))
@@ -57,7 +55,7 @@ mod tests {
             (parsed("24gb"), parsed("24 GiB"), parsed("24B")),
             (Ok(Bytes(24_000_000_000)), Ok(Bytes(24 << 30)), Ok(Bytes(24)))
         );
-        refused("40G", "40G".parse::<Bytes>().unwrap_err());
+        refused("40G", Bytes::parse("40G").unwrap_err());
         refused("16777216TiB", "expected less than 2^64 bytes");
     }
 }

@@ -13,7 +13,7 @@ use crate::model::{Adapter, Model};
 use crate::native::cuda::DeviceStats;
 use crate::native::{Allocated, AllocationMeter};
 use crate::plan::StepPart;
-use crate::report::memory::{ResidentPeak, peak, reset_peak};
+use crate::report::memory::{peak, reset_peak};
 use crate::store::bytes_of;
 use crate::units::Bytes;
 
@@ -29,7 +29,7 @@ pub struct MemoryMeter {
     /// For each memory its heaviest micro-batch so far.
     heaviest: Vec<MemoryProfile>,
     /// The peak of the process in the last micro-batch.
-    pub(crate) last_peak: Option<ResidentPeak>,
+    pub(crate) last_peak: Option<Bytes>,
     /// Peaks of the process before the first step, and between and after them; `None` where they can't be told apart from those in steps.
     outside: [Option<Bytes>; 2],
     /// Whether the peak of the process has begun anew after the last micro-batch.
@@ -126,7 +126,7 @@ impl MemoryMeter {
     pub fn end(&mut self) {
         let Some(at) = self.now.take() else { return };
         self.close_span();
-        self.last_peak = peak(self.was_reset);
+        self.last_peak = peak();
         let (now, comparable) = (self.allocations.of_allocator(), self.was_reset);
         for memory in &self.memories {
             let allocator = memory.side.allocator(now, self.before);
@@ -151,7 +151,7 @@ impl MemoryMeter {
     }
 
     fn outside_so_far(&self) -> [Option<Bytes>; 2] {
-        let now = peak(self.was_reset).filter(|peak| peak.was_reset).map(|peak| peak.resident);
+        let now = peak().filter(|_| self.was_reset);
         let [before, since] = self.outside;
         if self.heaviest.is_empty() { [before.max(now), since] } else { [before, since.max(now)] }
     }
@@ -190,7 +190,7 @@ impl Memory {
         }
     }
 
-    fn profile(&self, at: MicroBatchPosition, peak: Option<ResidentPeak>, allocator: Vec<(&'static str, i64)>) -> MemoryProfile {
+    fn profile(&self, at: MicroBatchPosition, peak: Option<Bytes>, allocator: Vec<(&'static str, i64)>) -> MemoryProfile {
         let (Standing { weights, optimizer, accumulated, .. }, highest) = (self.standing, self.highest);
         let held = |part| self.side.places().iter().map(|&place| highest.held.get(part, place).0 as i64).sum::<i64>();
         let mut parts = MemoryPart::ALL.map(held);
@@ -202,7 +202,7 @@ impl Memory {
         parts[MemoryPart::Activations as usize] = activations;
         let measured = match self.side {
             MemorySide::Device => Some(Bytes(self.reserved.max(0) as u64)),
-            MemorySide::Process | MemorySide::Host => peak.map(|peak| peak.resident),
+            MemorySide::Process | MemorySide::Host => peak,
         };
         parts[MemoryPart::Process as usize] = measured.map_or(0, |measured| measured.0 as i64 - highest.peak);
         let (side, part, by_part) = (self.side, highest.part, self.by_part);

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 use super::{GemmRate, MemoryProfile, Spent};
 use crate::plan::{Flops, StepPart};
-use crate::report::memory::ResidentPeak;
 use crate::units::{Bytes, Seconds};
 
 /// One step. With several ranks the figures are the first rank's; tokens, loss and `idle` are those of all ranks.
@@ -27,7 +26,9 @@ pub struct StepRecord {
     /// The rate of a product of two square matrices, measured just before the step.
     pub gemm: GemmRate,
     /// The largest resident size of the process; `None` where it can't be read.
-    pub peak: Option<ResidentPeak>,
+    pub peak: Option<Bytes>,
+    /// Whether that is of the step alone, and not of all before it, too.
+    pub peak_is_of_step: bool,
     /// The most that the device's allocator had out; `None` on a CPU.
     pub device_peak: Option<Bytes>,
     /// Memory by part, where it is wanted: one table for each memory.
@@ -83,7 +84,7 @@ impl StepRecord {
         add(&format!("{key}_seconds"), self.copies.seconds());
         add(&format!("{key}_share"), self.copies.seconds() / self.whole.seconds);
         self.idle.into_iter().for_each(|idle| add("idle", idle));
-        self.peak.into_iter().for_each(|peak| add("peak_resident_bytes", peak.resident.0 as f64));
+        self.peak.into_iter().for_each(|peak| add("peak_resident_bytes", peak.0 as f64));
         self.device_peak.into_iter().for_each(|peak| add("peak_device_bytes", peak.0 as f64));
         figures
     }
@@ -92,7 +93,7 @@ impl StepRecord {
         let mut line = json!({
             "kind": "step", "step": self.step, "is_warm_up": self.is_warm_up, "tokens": self.tokens, "tokens_run": self.tokens_run, "loss": self.loss,
             "flops": self.flops.total(), "flops_linear": self.flops.linear, "flops_attention": self.flops.attention,
-            "flops_head": self.flops.head, "peak_is_of_step": self.peak.is_some_and(|peak| peak.was_reset),
+            "flops_head": self.flops.head, "peak_is_of_step": self.peak_is_of_step,
         });
         self.figures().into_iter().for_each(|(key, value)| line[key] = json!(value));
         line

@@ -1,7 +1,5 @@
 //! What the caches of a run have evicted, as sums.
 
-use std::ops::Add;
-
 use serde::{Deserialize, Serialize};
 
 use super::metrics::StepMetrics;
@@ -24,7 +22,7 @@ impl Evicted {
     /// Over the lines that say what was evicted: those of earlier versions do not.
     pub fn over<'a>(lines: impl IntoIterator<Item = &'a StepMetrics>) -> Self {
         let known = lines.into_iter().filter_map(|line| Some(Self::of_step(line.tokens, line.evicted?, line.mean_stay)));
-        known.fold(Self::default(), Add::add)
+        known.fold(Self::default(), Self::plus)
     }
 
     pub fn by_layer(lines: &[StepMetrics]) -> Vec<Self> {
@@ -32,10 +30,14 @@ impl Evicted {
         for line in lines {
             layers.resize(layers.len().max(line.evicted_by_layer.len()), Self::default());
             for ((sums, share), stay) in layers.iter_mut().zip(&line.evicted_by_layer).zip(&line.mean_stay_by_layer) {
-                *sums = *sums + Self::of_step(line.tokens, *share, *stay);
+                *sums = sums.plus(Self::of_step(line.tokens, *share, *stay));
             }
         }
         layers
+    }
+
+    pub fn plus(self, Self { entries, evicted, stay }: Self) -> Self {
+        Self { entries: self.entries + entries, evicted: self.evicted + evicted, stay: self.stay + stay }
     }
 
     /// The share of all entries that left; `None` where nothing is known.
@@ -53,15 +55,6 @@ impl Evicted {
         let share = 100.0 * self.share()?;
         let stay = self.mean_stay().map(|stay| format!("{share:.1} %, on average {stay:.0} tokens after they were written"));
         Some(stay.unwrap_or_else(|| "none: nothing left the caches".to_owned()))
-    }
-}
-
-impl Add for Evicted {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        let Self { entries, evicted, stay } = other;
-        Self { entries: self.entries + entries, evicted: self.evicted + evicted, stay: self.stay + stay }
     }
 }
 

@@ -7,14 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::native::{allowed_memory, line_of, machine_memory};
 use crate::units::Bytes;
 
-/// The largest resident size of the process over some time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ResidentPeak {
-    pub resident: Bytes,
-    /// Whether the time began when [`reset_peak`] was called; otherwise it began with the process.
-    pub was_reset: bool,
-}
-
 /// The peak of the times before the one that [`reset_peak`] has begun.
 static BEFORE: AtomicU64 = AtomicU64::new(0);
 
@@ -25,9 +17,9 @@ pub fn reset_peak() -> bool {
     fs::write("/proc/self/clear_refs", "5").is_ok()
 }
 
-/// The peak since [`reset_peak`], if that could be done; `None` where it can't be read.
-pub fn peak(was_reset: bool) -> Option<ResidentPeak> {
-    Some(status("VmHWM:")).filter(|resident| resident.0 > 0).map(|resident| ResidentPeak { resident, was_reset })
+/// The largest resident size since [`reset_peak`], or of the process where that could not be done; `None` where it can't be read.
+pub fn peak() -> Option<Bytes> {
+    Some(status("VmHWM:")).filter(|resident| resident.0 > 0)
 }
 
 /// The largest resident size of the process' whole life (Linux' `VmHWM`); zero where it can't be read.
@@ -76,9 +68,8 @@ mod tests {
         drop(std::hint::black_box(vec![1u8; size]));
         let life = peak_resident();
         assert!(life.0 > size as u64);
-        let was_reset = reset_peak();
-        assert!(peak_resident() >= life);
-        assert_eq!(peak(was_reset).unwrap().was_reset, was_reset);
+        reset_peak();
+        assert!(peak_resident() >= life && peak().unwrap() <= peak_resident());
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl KeptMetrics {
         let mut kept = Self { lines: Vec::new(), owed: None, unchecked: 0, texts: Vec::new(), check: String::new() };
         let Some(bytes) = files::read_if_there(path, FileKind::Lines)? else { return Ok(kept) };
         for (index, line) in bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()).enumerate() {
-            if kept.reaches(mark.step) && mark.step > 0 {
+            if mark.step > 0 && kept.lines.last().is_some_and(|line| line.step >= mark.step) {
                 break;
             }
             let changed = |what: String| other_line(path, index + 1, &what);
@@ -154,10 +154,6 @@ impl KeptMetrics {
             kept.check = kept.texts.last().and_then(|text| Some(checked(text)?.1.to_owned())).unwrap_or_default();
         }
         Ok(kept)
-    }
-
-    fn reaches(&self, step: u64) -> bool {
-        self.lines.last().is_some_and(|line| line.step >= step)
     }
 
     /// Fails where the last line is not that of the checkpoint's step.

@@ -120,7 +120,7 @@ impl Bench {
         let (whole, parts) = stopwatch.stop();
         let copies = copier.waited().map_or_else(|| CopyCost::Made(Seconds(self.copied() - copied)), CopyCost::WaitedFor);
         copier.measure(false);
-        let peak = meter.as_ref().map_or_else(|| memory::peak(was_reset), |meter| meter.last_peak);
+        let peak = meter.as_ref().map_or_else(memory::peak, |meter| meter.last_peak);
         let profiles = meter.as_mut().map(MemoryMeter::take).unwrap_or_default();
         let device_peak = profiles.iter().find(|profile| profile.side == MemorySide::Device);
         let device_peak = device_peak.map(|profile| Bytes(profile.most_tensors().max(0) as u64));
@@ -136,6 +136,7 @@ impl Bench {
             flops,
             gemm,
             peak,
+            peak_is_of_step: was_reset && peak.is_some(),
             device_peak,
             memory: if self.options.profiles_memory { profiles } else { Vec::new() },
             copies,

@@ -171,7 +171,7 @@ impl RunCallback {
             self.summary.eval_loss_by_set.clone_from(&metrics.eval_loss_by_set);
         }
         self.speed = (self.speed.0 + metrics.tokens as f64, self.speed.1 + metrics.seconds);
-        self.summary.evicted = self.summary.evicted + Evicted::over([metrics]);
+        self.summary.evicted = self.summary.evicted.plus(Evicted::over([metrics]));
     }
 
     /// A checkpoint is on disk; the rank that has written it says so.

@@ -8,10 +8,7 @@ use super::Exit;
 
 /// What every fallible function returns: it is made where the error happens, and passed on as it is.
 #[derive(Debug)]
-pub struct Fault(Box<FaultParts>);
-
-#[derive(Debug)]
-struct FaultParts {
+pub struct Fault {
     exit: Exit,
     kind: FaultKind,
     message: String,
@@ -64,16 +61,8 @@ pub enum FaultKind {
 impl Fault {
     /// A message without a hint: lower case, no full stop.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        let parts = FaultParts {
-            exit,
-            kind: FaultKind::Other,
-            message: message.into(),
-            hint: None,
-            cause: None,
-            payload: None,
-            further: Vec::new(),
-        };
-        Self(Box::new(parts))
+        let (kind, message) = (FaultKind::Other, message.into());
+        Self { exit, kind, message, hint: None, cause: None, payload: None, further: Vec::new() }
     }
 
     /// Something failed that is neither the user's nor the data's fault.
@@ -104,64 +93,64 @@ impl Fault {
     /// What the user can do: one sentence without a full stop, in lower case.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
-        self.0.hint = Some(hint.into());
+        self.hint = Some(hint.into());
         self
     }
 
     #[must_use]
     pub fn with_exit(mut self, exit: Exit) -> Self {
-        self.0.exit = exit;
+        self.exit = exit;
         self
     }
 
     #[must_use]
     pub fn of_kind(mut self, kind: FaultKind) -> Self {
-        self.0.kind = kind;
+        self.kind = kind;
         self
     }
 
     #[must_use]
     pub fn caused_by(mut self, cause: impl Error + Send + Sync + 'static) -> Self {
-        self.0.cause = Some(Box::new(cause));
+        self.cause = Some(Box::new(cause));
         self
     }
 
     /// Gives whoever catches it more than a message.
     #[must_use]
     pub fn carrying(mut self, payload: impl Any + Send + Sync) -> Self {
-        self.0.payload = Some(Box::new(payload));
+        self.payload = Some(Box::new(payload));
         self
     }
 
     /// Adds errors that were found beside this one.
     #[must_use]
     pub fn with_further(mut self, further: Vec<Fault>) -> Self {
-        self.0.further = further;
+        self.further = further;
         self
     }
 
     /// Changes the message alone, as by the place where it happened.
     #[must_use]
     pub fn map_message(mut self, change: impl FnOnce(&str) -> String) -> Self {
-        self.0.message = change(&self.0.message);
+        self.message = change(&self.message);
         self
     }
 
     pub fn kind(&self) -> FaultKind {
-        self.0.kind
+        self.kind
     }
 
     pub fn hint(&self) -> Option<String> {
-        self.0.hint.clone()
+        self.hint.clone()
     }
 
     pub fn exit(&self) -> Exit {
-        self.0.exit
+        self.exit
     }
 
     /// Errors that were found beside this one.
     pub fn further(&self) -> &[Fault] {
-        &self.0.further
+        &self.further
     }
 
     /// What the operating system said, where that is the cause.
@@ -171,19 +160,26 @@ impl Fault {
 
     /// What it carries, if that is of this type.
     pub fn payload<T: 'static>(&self) -> Option<&T> {
-        self.0.payload.as_ref()?.downcast_ref()
+        self.payload.as_ref()?.downcast_ref()
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
+        f.write_str(&self.message)
+    }
+}
+
+/// For what may only fail as the system does; whoever catches the error asks for the fault by `downcast`.
+impl From<Fault> for io::Error {
+    fn from(fault: Fault) -> Self {
+        Self::other(fault)
     }
 }
 
 impl Error for Fault {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.cause.as_ref().map(|cause| &**cause as _)
+        self.cause.as_ref().map(|cause| &**cause as _)
     }
 }
 

@@ -1,7 +1,5 @@
 //! What the ranks tell each other of a step, and what comes of it: the same on every rank, and in the order of one alone.
 
-use std::ops::Add;
-
 use serde::{Deserialize, Serialize};
 
 use super::super::evicted::evicted_by_layer;
@@ -94,10 +92,10 @@ pub(in crate::train) fn metrics_of(
     let router_loss = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
     let logs: Vec<&String> = all.iter().map(|micro_batch| &micro_batch.replay_log).collect();
     let by_layer = all.iter().map(|micro_batch| micro_batch.evicted.clone());
-    let sum = |a: Vec<Evicted>, b: Vec<Evicted>| a.into_iter().zip(b).map(|(a, b)| a + b).collect();
+    let sum = |a: Vec<Evicted>, b: Vec<Evicted>| a.into_iter().zip(b).map(|(a, b)| a.plus(b)).collect();
     let by_layer = by_layer.reduce(sum).unwrap_or_default();
     let of_policy = by_layer.iter().zip(slots).filter(|(_, slots)| slots.is_some()).map(|(layer, _)| *layer);
-    let evicted = of_policy.reduce(Add::add);
+    let evicted = of_policy.reduce(Evicted::plus);
     let correct: usize = all.iter().map(|micro_batch| micro_batch.correct).sum();
     let slowest = ranks.iter().map(|rank| rank.seconds).fold(0.0, f64::max);
     let busy: f64 = ranks.iter().map(|rank| rank.seconds).sum();
