@@ -1,6 +1,8 @@
 //! A map of coloured cells: a row for each of several things, in groups, over a common axis, as SVG.
 
-use super::svg::{Ink, Rgb, Svg, Tiles, Words};
+use std::collections::BTreeMap;
+
+use super::svg::{Ink, Rgb, Svg, Words, fill};
 use super::ticks::{in_short, ticks};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -117,9 +119,9 @@ impl ColourMap {
         let mut y = layout.top + layout.plot.1 as f64 + 66.0;
         for scale in &self.scales {
             let each = if scale.colours.len() > 1 { (160 / scale.colours.len()).max(1) } else { 24 };
-            let mut swatch = Tiles::default();
+            let mut swatch = BTreeMap::new();
             for (index, &colour) in scale.colours.iter().enumerate() {
-                swatch.fill(index * each, 0, each, 12, colour);
+                fill(&mut swatch, index * each, 0, each, 12, colour);
             }
             svg.tiles(LEFT, y - 10.0, &swatch);
             let end = LEFT + (each * scale.colours.len()) as f64;
@@ -128,8 +130,8 @@ impl ColourMap {
         }
     }
 
-    fn tiles(&self, layout: &MapLayout) -> Tiles {
-        let mut tiles = Tiles::default();
+    fn tiles(&self, layout: &MapLayout) -> BTreeMap<Rgb, String> {
+        let mut tiles = BTreeMap::new();
         for (row, &top) in self.rows.iter().zip(&layout.tops) {
             // A hair of paper tells rows apart that are high enough.
             let height = if layout.row > 5 { layout.row - 1 } else { layout.row };
@@ -137,7 +139,7 @@ impl ColourMap {
             for run in row.cells.chunk_by(|a, b| a == b) {
                 let width = run.len() * layout.cell;
                 if let Some(colour) = run[0] {
-                    tiles.fill(x, top, width, height, colour);
+                    fill(&mut tiles, x, top, width, height, colour);
                 }
                 x += width;
             }
@@ -205,7 +207,7 @@ mod tests {
         let (width, height) = map.size(&map.layout());
         // Cell 4 of the first row.
         let tiles = map.tiles(&map.layout());
-        assert!(tiles.0[&[200, 4, 10]].starts_with("M480 0h120v"), "{:?}", tiles.0);
+        assert!(tiles[&[200, 4, 10]].starts_with("M480 0h120v"), "{tiles:?}");
         let svg = map.to_svg("m");
         assert!(svg.contains(&format!("viewBox=\"0 0 {width} {height}\"")), "{}", &svg[..300]);
         assert!(

@@ -74,14 +74,9 @@ impl Words {
 /// A colour: red, green and blue.
 pub type Rgb = [u8; 3];
 
-/// Coloured rectangles of whole pixels: one path for each colour.
-#[derive(Default)]
-pub(super) struct Tiles(pub(super) BTreeMap<Rgb, String>);
-
-impl Tiles {
-    pub(super) fn fill(&mut self, x: usize, y: usize, width: usize, height: usize, colour: Rgb) {
-        let _ = write!(self.0.entry(colour).or_default(), "M{x} {y}h{width}v{height}h-{width}z");
-    }
+/// Adds a coloured rectangle of whole pixels to others: one path for each colour.
+pub(super) fn fill(tiles: &mut BTreeMap<Rgb, String>, x: usize, y: usize, width: usize, height: usize, colour: Rgb) {
+    let _ = write!(tiles.entry(colour).or_default(), "M{x} {y}h{width}v{height}h-{width}z");
 }
 
 pub(super) struct Svg {
@@ -126,8 +121,8 @@ impl Svg {
     }
 
     /// Rectangles from a corner on, without seams where a page scales them.
-    pub(super) fn tiles(&mut self, x: f64, y: f64, tiles: &Tiles) {
-        for ([r, g, b], path) in &tiles.0 {
+    pub(super) fn tiles(&mut self, x: f64, y: f64, tiles: &BTreeMap<Rgb, String>) {
+        for ([r, g, b], path) in tiles {
             let at = format!("transform=\"translate({x:.1} {y:.1})\" shape-rendering=\"crispEdges\"");
             self.element("path", &format!("{at} fill=\"#{r:02x}{g:02x}{b:02x}\" d=\"{path}\""));
         }
