@@ -9,7 +9,7 @@ use super::manifest::{self, Manifest};
 use super::retention::superseded;
 use super::state::{OPTIMIZER, STATE};
 use super::{SaveKind, TrainState};
-use crate::files::{self, FileKind, ReadLock, TensorHead, disk, failpoint, io_fault};
+use crate::files::{self, DirLock, FileKind, TensorHead, disk, failpoint, io_fault};
 use crate::model::Model;
 use crate::store;
 use crate::units::{Bytes, Fault};
@@ -115,7 +115,7 @@ fn estimate(model: &Model, state: &[TensorHead]) -> Bytes {
 /// stays until the next time.
 pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), Fault> {
     for (dir, _) in superseded(saved_in(run), keep_intermediate) {
-        let Some(_lock) = ReadLock::exclude(&dir)? else { continue };
+        let Some(_lock) = DirLock::for_removal(&dir)? else { continue };
         // Renamed first: a crash in between leaves a leftover, never half a checkpoint under its name.
         let abandoned = files::temporary_beside(&dir);
         disk::rename("checkpoint", &dir, &abandoned).map_err(io_fault("remove", &dir))?;
@@ -326,7 +326,7 @@ mod tests {
                     Happening::Read(which) => {
                         let all = candidates(run).unwrap();
                         if let Some((_, dir)) = all.get(which).filter(|(_, dir)| load(dir).is_ok()) {
-                            readers.push((dir.clone(), ReadLock::share(dir).unwrap().unwrap()));
+                            readers.push((dir.clone(), DirLock::for_reading(dir).unwrap().unwrap()));
                         }
                     }
                     Happening::Unread => readers.clear(),

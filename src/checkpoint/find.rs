@@ -10,7 +10,7 @@ use tch::Tensor;
 use super::manifest::{self, Manifest, damaged};
 use super::state::{BEST, FINAL, FORMAT_VERSION, OPTIMIZER, STATE, step_directory};
 use super::{SaveKind, TrainState};
-use crate::files::{self, FileKind, ReadLock, TensorFile, disk, io_fault};
+use crate::files::{self, DirLock, FileKind, TensorFile, disk, io_fault};
 use crate::model::{ADAPTER_CONFIG, ADAPTER_TENSORS, EXTRA_TENSORS, GATE_TENSORS, MODEL_TENSORS};
 use crate::recipe::Weights;
 use crate::store;
@@ -139,7 +139,7 @@ pub fn refuse_links(run: &Path) -> Result<(), Fault> {
 }
 
 pub(super) fn remove_unread(dir: &Path) -> Result<bool, Fault> {
-    let Some(_lock) = ReadLock::exclude(dir)? else { return Ok(false) };
+    let Some(_lock) = DirLock::for_removal(dir)? else { return Ok(false) };
     disk::remove_tree("checkpoint", dir).map_err(io_fault("remove", dir))?;
     Ok(true)
 }

@@ -9,19 +9,19 @@ use std::time::Duration;
 use super::{FileKind, io_fault, open_to_read, refuse_symlink};
 use crate::units::{Fault, FaultKind, abridged};
 
-/// The exclusive right to write into a run directory; given back when dropped, or when the process ends in any way.
+/// A lock that concerns a directory; given back when dropped, or when the process ends in any way.
 #[derive(Debug)]
-pub struct RunLock {
+pub struct DirLock {
     _file: File,
 }
 
-impl RunLock {
-    /// The lock's file in the run directory. It stays: removed, it could be another file than the one that a second process waits
-    /// for.
+impl DirLock {
+    /// The file in a run directory that who writes there has locked. It stays: removed, it could be another file than the one that a second
+    /// process waits for.
     pub const NAME: &str = ".lock";
 
-    /// Takes the lock of an existing directory, or says who has it.
-    pub fn acquire(dir: &Path) -> Result<Self, Fault> {
+    /// The exclusive right to write into an existing run directory; the error says who has it.
+    pub fn for_writing(dir: &Path) -> Result<Self, Fault> {
         refuse_symlink(dir)?;
         let path = dir.join(Self::NAME);
         refuse_symlink(&path)?;
@@ -38,26 +38,18 @@ impl RunLock {
         Ok(Self { _file: file })
     }
 
-    /// Fails if another process has the lock of a directory. Changes nothing there.
-    pub fn refuse_held(dir: &Path) -> Result<(), Fault> {
+    /// Fails if another process has the right to write into a run directory. Changes nothing there.
+    pub fn refuse_written(dir: &Path) -> Result<(), Fault> {
         match open_to_read(&dir.join(Self::NAME), FileKind::Note) {
             // Shared: of two that ask at the same time neither is taken for who writes.
             Ok(file) => told(file.try_lock_shared(), &file, dir),
             Err(_) => Ok(()),
         }
     }
-}
 
-/// Keeps a directory from being removed while it is read, by a lock on the directory itself; given back when dropped, or when the
-/// process ends in any way. Where the file system has no such locks, nobody is kept from anything.
-#[derive(Debug)]
-pub struct ReadLock {
-    _dir: File,
-}
-
-impl ReadLock {
-    /// For who reads a directory; `None` where it is being removed, or is gone.
-    pub fn share(dir: &Path) -> Result<Option<Self>, Fault> {
+    /// Keeps a directory from being removed while it is read, by a lock on the directory itself; `None` where it is being removed, or is gone.
+    /// Where the file system has no such locks, nobody is kept from anything.
+    pub fn for_reading(dir: &Path) -> Result<Option<Self>, Fault> {
         let file = match File::open(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file.map_err(io_fault("open", dir))?,
@@ -68,14 +60,14 @@ impl ReadLock {
         // It may have been removed, or another put in its place, before it was locked.
         let is_there =
             |of: &std::fs::Metadata| std::fs::metadata(dir).is_ok_and(|there| (there.dev(), there.ino()) == (of.dev(), of.ino()));
-        Ok(file.metadata().is_ok_and(|of| is_there(&of)).then_some(Self { _dir: file }))
+        Ok(file.metadata().is_ok_and(|of| is_there(&of)).then_some(Self { _file: file }))
     }
 
     /// For who is about to remove a directory; `None` while somebody reads it.
-    pub fn exclude(dir: &Path) -> Result<Option<Self>, Fault> {
+    pub fn for_removal(dir: &Path) -> Result<Option<Self>, Fault> {
         let file = File::open(dir).map_err(io_fault("open", dir))?;
         let is_read = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-        Ok((!is_read).then_some(Self { _dir: file }))
+        Ok((!is_read).then_some(Self { _file: file }))
     }
 }
 
@@ -118,14 +110,14 @@ mod tests {
     #[test]
     fn the_second_is_told_who_holds_the_lock_and_gets_it_afterwards() {
         let dir = tempfile::tempdir().unwrap();
-        let held = RunLock::acquire(dir.path()).unwrap();
-        let error = RunLock::acquire(dir.path()).unwrap_err();
+        let held = DirLock::for_writing(dir.path()).unwrap();
+        let error = DirLock::for_writing(dir.path()).unwrap_err();
         assert!(error.to_string().ends_with(&format!("in use by process {}", std::process::id())), "{error}");
-        assert_eq!(RunLock::refuse_held(dir.path()).unwrap_err().kind(), FaultKind::Locked);
+        assert_eq!(DirLock::refuse_written(dir.path()).unwrap_err().kind(), FaultKind::Locked);
         drop(held);
         // Many that look at a run at the same time do not take each other for its writer, and it begins beside them.
-        let looks = |_| (0..300).all(|_| RunLock::refuse_held(dir.path()).is_ok());
-        let begins = |_| RunLock::acquire(dir.path()).map(drop).is_ok();
+        let looks = |_| (0..300).all(|_| DirLock::refuse_written(dir.path()).is_ok());
+        let begins = |_| DirLock::for_writing(dir.path()).map(drop).is_ok();
         let all = std::thread::scope(|scope| {
             let looking: Vec<_> = (0..4).map(|at| scope.spawn(move || looks(at))).collect();
             looking.into_iter().all(|thread| thread.join().unwrap())
@@ -135,11 +127,11 @@ mod tests {
             (0..100).all(begins)
         });
         assert!(all && begun);
-        RunLock::refuse_held(dir.path()).unwrap();
-        RunLock::acquire(dir.path()).unwrap();
+        DirLock::refuse_written(dir.path()).unwrap();
+        DirLock::for_writing(dir.path()).unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
-        assert!(RunLock::acquire(&link).unwrap_err().to_string().contains("is a symbolic link"));
+        assert!(DirLock::for_writing(&link).unwrap_err().to_string().contains("is a symbolic link"));
     }
 
     #[test]
@@ -147,14 +139,14 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (dir, aside) = (root.path().join("d"), root.path().join("e"));
         std::fs::create_dir(&dir).unwrap();
-        let readers = [0; 2].map(|_| ReadLock::share(&dir).unwrap().unwrap());
-        assert!(ReadLock::exclude(&dir).unwrap().is_none());
+        let readers = [0; 2].map(|_| DirLock::for_reading(&dir).unwrap().unwrap());
+        assert!(DirLock::for_removal(&dir).unwrap().is_none());
         drop(readers);
-        let remover = ReadLock::exclude(&dir).unwrap().unwrap();
-        assert!(ReadLock::share(&dir).unwrap().is_none());
+        let remover = DirLock::for_removal(&dir).unwrap().unwrap();
+        assert!(DirLock::for_reading(&dir).unwrap().is_none());
         std::fs::rename(&dir, &aside).unwrap();
-        assert!(ReadLock::share(&dir).unwrap().is_none() && ReadLock::exclude(&dir).is_err());
+        assert!(DirLock::for_reading(&dir).unwrap().is_none() && DirLock::for_removal(&dir).is_err());
         drop(remover);
-        assert!(ReadLock::share(&aside).unwrap().is_some());
+        assert!(DirLock::for_reading(&aside).unwrap().is_some());
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::atomic::{MARK, is_temporary, parent, put_dir, sync_dir};
-use super::{ReadLock, disk, io_fault, is_there, make_dir};
+use super::{DirLock, disk, io_fault, is_there, make_dir};
 use crate::units::{Fault, abridged};
 
 /// Does what [`put_dir`] does for a `place` that is empty or not there, of which nobody else is told: the directory exists when it is filled, and its new name
@@ -16,7 +16,7 @@ pub fn put_new_dir(place: &Path, fill: impl FnOnce(&Path) -> Result<(), Fault>) 
     let replaced = put_dir(&place, |staged| {
         make_dir(staged)?;
         // Until it has its name, nobody sweeps it away.
-        let _writing = ReadLock::share(staged)?;
+        let _writing = DirLock::for_reading(staged)?;
         fill(staged)?;
         sync_dir(staged)
     })?;
@@ -47,7 +47,7 @@ fn sweep(home: &Path, place: &Path) -> Result<(), Fault> {
         let is_left = is_temporary(&name) && name.rsplit_once(MARK).is_some_and(|(before, _)| before == own);
         if is_left
             && entry.file_type().is_ok_and(|kind| kind.is_dir())
-            && let Ok(Some(_lock)) = ReadLock::exclude(&path)
+            && let Ok(Some(_lock)) = DirLock::for_removal(&path)
         {
             disk::remove_tree("dir", &path).map_err(io_fault("remove", &path))?;
         }

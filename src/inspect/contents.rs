@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{self, CheckpointListing, FINAL};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
-use crate::files::{self, FileKind, RunLock};
+use crate::files::{self, DirLock, FileKind};
 use crate::recipe::{LoraRecipe, Recipe};
 use crate::report::metrics::{self, METRICS, StepMetrics};
 use crate::report::summary;
@@ -106,7 +106,7 @@ fn name_of(path: &Path) -> String {
 }
 
 fn state(run: &Path, metrics: &[StepMetrics], checkpoints: &[CheckpointListing]) -> String {
-    if RunLock::refuse_held(run).is_err_and(|fault| fault.kind() == FaultKind::Locked) {
+    if DirLock::refuse_written(run).is_err_and(|fault| fault.kind() == FaultKind::Locked) {
         return "running".to_owned();
     }
     let step = metrics.last().map_or(0, |line| line.step);

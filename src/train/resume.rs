@@ -11,7 +11,7 @@ use super::sealed_recipe::{changed_file, check_recipe, write_recipe};
 use super::teacher::TEACHER;
 use super::{RESOLVED_RECIPE, RunOutcome, RunRanks, RunSchedule, Start, Trainer, build};
 use crate::checkpoint::{self, FINAL, SaveKind};
-use crate::files::{self, ReadLock, RunLock};
+use crate::files::{self, DirLock};
 use crate::optim::learning_rate;
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
@@ -23,13 +23,13 @@ pub struct FoundCheckpoint {
     pub dir: PathBuf,
     pub holds: Weights,
     /// Keeps it from being removed by a run that goes on meanwhile.
-    _reading: ReadLock,
+    _reading: DirLock,
 }
 
 /// The checkpoint that `path` means: itself, or the newest of a run.
 pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, Fault> {
     if let Some(holds) = checkpoint::holds(path) {
-        let reading = ReadLock::share(path)?;
+        let reading = DirLock::for_reading(path)?;
         checkpoint::check(path)?;
         let absolute = files::absolute(path);
         let run = absolute.parent().unwrap_or(path).to_owned();
@@ -43,7 +43,7 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, Fault> {
     // The run may go on meanwhile, and remove the one that was found before it is held.
     for _ in 0..8 {
         let found = checkpoint::newest(path)?;
-        if let Some(reading) = ReadLock::share(&found.dir)? {
+        if let Some(reading) = DirLock::for_reading(&found.dir)? {
             for (dir, why) in &found.skipped {
                 console::warning(&format!("skipped `{}`: {why}", dir.display()));
             }
@@ -118,7 +118,7 @@ fn resume_as(
 ) -> Result<RunOutcome, Fault> {
     let path = resolved_recipe_path(dir)?;
     let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
-    let _lock = ranks.world.first("taking the directory of the run", || RunLock::acquire(dir))?;
+    let _lock = ranks.world.first("taking the directory of the run", || DirLock::for_writing(dir))?;
     let is_sealed = check_recipe(&path)?;
     let began = Recipe::load(&path, &[])?.recipe;
     let recipe = as_asked(&path, &began)?;

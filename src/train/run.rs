@@ -10,7 +10,7 @@ use super::saved_split::{SPLIT, SavedSplit};
 use super::sealed_recipe::write_recipe;
 use super::{Interrupt, RESOLVED_RECIPE, Start, Trainer};
 use crate::checkpoint::SaveKind;
-use crate::files::{self, RunLock};
+use crate::files::{self, DirLock};
 use crate::model::ModelConfig;
 use crate::native::give_free_memory_back;
 use crate::recipe::{OnNonFinite, Recipe};
@@ -42,9 +42,9 @@ pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<RunOutcome, 
 }
 
 /// Makes the directory of a run, and writes down what it begins with.
-fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, Fault> {
+fn make(trainer: &Trainer, dir: &Path) -> Result<DirLock, Fault> {
     files::make_dir(dir)?;
-    let lock = RunLock::acquire(dir)?;
+    let lock = DirLock::for_writing(dir)?;
     // Again: another run may have begun here while this one was loading.
     require_unused_by_others(dir)?;
     build::clean_scratch(dir)?;
@@ -78,7 +78,7 @@ pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<RunO
 /// Refuses a directory with anything in it; says so if another process is at work there.
 fn require_unused(dir: &Path) -> Result<(), Fault> {
     files::refuse_symlink(dir)?;
-    RunLock::refuse_held(dir)?;
+    DirLock::refuse_written(dir)?;
     require_unused_by_others(dir)
 }
 
@@ -86,7 +86,7 @@ fn require_unused(dir: &Path) -> Result<(), Fault> {
 /// anything to keep.
 fn require_unused_by_others(dir: &Path) -> Result<(), Fault> {
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
-    let counts = |name: &str| ![RunLock::NAME, SCRATCH, SPLIT].contains(&name) && !files::is_temporary(name);
+    let counts = |name: &str| ![DirLock::NAME, SCRATCH, SPLIT].contains(&name) && !files::is_temporary(name);
     if entries.flatten().any(|entry| entry.file_name().to_str().is_none_or(counts)) {
         let hint = if dir.join(super::RESOLVED_RECIPE).exists() {
             format!("choose another `--out`, or go on with `kvtune resume {}`", shell_word(dir.display()))

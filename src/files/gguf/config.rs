@@ -62,6 +62,16 @@ impl Keys<'_> {
     fn text(&self, key: &str) -> Result<Option<&str>, Fault> {
         self.file.text(&self.named(key))
     }
+
+    /// A number of all layers, or a list of one for each, which must be the same.
+    fn count_of_layers(&self, key: &str) -> Result<Option<usize>, Fault> {
+        let name = self.named(key);
+        let Some(list) = self.file.integers(&name) else { return self.count(key) };
+        match list {
+            [first, others @ ..] if *first > 0 && others.iter().all(|other| other == first) => Ok(Some(*first as usize)),
+            _ => Err(self.file.wrong(&format!("`{name}` differs from layer to layer, expected one number"))),
+        }
+    }
 }
 
 /// What the file says as a `config.json` would.
@@ -200,18 +210,6 @@ fn set_gemma(config: &mut Value, keys: &Keys<'_>) -> Result<(), Fault> {
         config["sliding_window_pattern"] = pattern.into();
     }
     Ok(())
-}
-
-impl Keys<'_> {
-    /// A number of all layers, or a list of one for each, which must be the same.
-    fn count_of_layers(&self, key: &str) -> Result<Option<usize>, Fault> {
-        let name = self.named(key);
-        let Some(list) = self.file.integers(&name) else { return self.count(key) };
-        match list {
-            [first, others @ ..] if *first > 0 && others.iter().all(|other| other == first) => Ok(Some(*first as usize)),
-            _ => Err(self.file.wrong(&format!("`{name}` differs from layer to layer, expected one number"))),
-        }
-    }
 }
 
 fn head_dim(keys: &Keys<'_>) -> Result<usize, Fault> {
