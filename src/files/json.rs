@@ -47,7 +47,7 @@ pub(super) fn check_keys(bytes: &[u8], max_values: usize) -> Result<(), String> 
     let mut parser = serde_json::Deserializer::from_slice(bytes);
     let (left, last) = (Cell::new(max_values), RefCell::new(String::new()));
     let too_many = format!("more than {max_values} values");
-    let keys = StrictJson { left: &left, too_many: &too_many, last_key: Some(&last) };
+    let keys = StrictJson { left: &left, too_many: &too_many, last_key: Some(&last), each: None };
     let checked = keys.deserialize(&mut parser).and_then(|_| parser.end());
     checked.map_err(|error| match &*last.borrow() {
         // Of a number that is none nobody sees what it is.
@@ -64,18 +64,28 @@ pub struct StrictJson<'a> {
     pub too_many: &'a str,
     /// The last key of a document of which only the keys are looked at: no value is kept.
     last_key: Option<&'a RefCell<String>>,
+    /// Whom the items of the outermost list are handed to, none of which is kept then; false ends the walk.
+    each: Option<&'a RefCell<&'a mut dyn FnMut(Value) -> bool>>,
 }
 
 impl<'a> StrictJson<'a> {
     /// For documents whose values are kept; `left` may be set anew for each.
     pub fn new(left: &'a Cell<usize>, too_many: &'a str) -> Self {
-        Self { left, too_many, last_key: None }
+        Self { left, too_many, last_key: None, each: None }
     }
 
     pub fn parse(self, text: &str) -> serde_json::Result<Value> {
         let mut parser = serde_json::Deserializer::from_str(text);
         let value = self.deserialize(&mut parser)?;
         parser.end().map(|()| value)
+    }
+
+    /// Hands over the items of a list, one at a time, until `each` says false.
+    pub fn each_item<'de, D: Deserializer<'de>>(self, parser: D, each: &mut dyn FnMut(Value) -> bool) -> Result<(), D::Error> {
+        let Self { left, too_many, last_key, .. } = self;
+        let mut hand_over = |value| each(value);
+        let each = RefCell::new(&mut hand_over as &mut dyn FnMut(Value) -> bool);
+        parser.deserialize_seq(StrictJson { left, too_many, last_key, each: Some(&each) }).map(drop)
     }
 
     fn note_key(self, key: &str) -> Result<(), String> {
@@ -131,8 +141,12 @@ impl<'de> Visitor<'de> for StrictJson<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut values = Vec::new();
-        while let Some(value) = items.next_element_seed(self)? {
-            if self.last_key.is_none() {
+        while let Some(value) = items.next_element_seed(Self { each: None, ..self })? {
+            if let Some(each) = self.each {
+                if !each.borrow_mut()(value) {
+                    return Err(A::Error::custom("the walk was ended"));
+                }
+            } else if self.last_key.is_none() {
                 values.push(value);
             }
         }

@@ -2,14 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
-use std::io::{self, BufRead, Read};
+use std::io::{self, Read};
 use std::path::Path;
-use std::rc::Rc;
 
 use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 use serde_json::Value;
 
-use super::input::Input;
+use super::input::{Input, ReadBy};
 use super::row::{self, DataRow, Sink};
 use crate::data::faults::{self, RowFault};
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
@@ -19,20 +18,10 @@ use crate::units::{Fault, quoted};
 pub(super) fn each<E: From<Fault>>(mut input: Input, delimiter: u8, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
     let path = input.path.clone();
     let reader = std::mem::replace(&mut input.reader, Box::new(io::empty()));
-    let lines = Rc::new(RefCell::new(VecDeque::new()));
+    let lines = RefCell::new(VecDeque::new());
     let next_line = || lines.borrow_mut().pop_front().unwrap_or_default();
-    let quotes = Quotes {
-        path: &path,
-        reader,
-        delimiter,
-        limit,
-        state: ValuePart::Start,
-        line: 1,
-        begun: 1,
-        length: 0,
-        lines: Rc::clone(&lines),
-    };
-    let mut reader = ReaderBuilder::new().delimiter(delimiter).buffer_capacity(1 << 16).from_reader(quotes);
+    let bytes = checked(reader, &path, delimiter, limit, &lines);
+    let mut reader = ReaderBuilder::new().delimiter(delimiter).buffer_capacity(1 << 16).from_reader(bytes);
     let header = reader.byte_headers().map_err(|error| broken(&input, error))?.clone();
     let first = place(&path, next_line());
     // Without names there are no rows that might be left out.
@@ -82,22 +71,6 @@ fn broken(input: &Input, error: csv::Error) -> Fault {
     }
 }
 
-/// A reader that knows whether a quote is open: the parser takes the file's end for its end.
-struct Quotes<'a> {
-    path: &'a Path,
-    reader: Box<dyn BufRead>,
-    delimiter: u8,
-    limit: usize,
-    state: ValuePart,
-    line: u64,
-    /// Line of the row, or within it of the open quote.
-    begun: u64,
-    /// Bytes of the row so far.
-    length: usize,
-    /// In which lines the rows begin that were read and not yet handed over; the parser counts blank lines to the row behind them.
-    lines: Rc<RefCell<VecDeque<u64>>>,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ValuePart {
     Start,
@@ -107,41 +80,39 @@ enum ValuePart {
     Quote,
 }
 
-impl Quotes<'_> {
-    fn step(&mut self, byte: u8) {
-        let ends_row = self.state != ValuePart::Quoted && matches!(byte, b'\n' | b'\r');
-        self.state = match (self.state, byte) {
-            (ValuePart::Quoted, b'"') => ValuePart::Quote,
-            (ValuePart::Quoted, _) | (ValuePart::Start | ValuePart::Quote, b'"') => ValuePart::Quoted,
-            _ if ends_row || byte == self.delimiter => ValuePart::Start,
-            _ => ValuePart::Plain,
-        };
-        self.line += u64::from(byte == b'\n');
-        self.length = if ends_row { 0 } else { self.length + 1 };
-        if self.length == 1 {
-            self.begun = self.line;
-            self.lines.borrow_mut().push_back(self.line);
-        }
-    }
-}
-
-impl Read for Quotes<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.reader.read(buffer)?;
-        if read == 0 && self.state == ValuePart::Quoted && !buffer.is_empty() {
-            let fault = RowFault::unusable(place(self.path, self.begun), "a quote is opened here and never closed");
-            return Err(io::Error::other(fault.with_hint("close it, or double it where it is part of a value")));
+/// What a reader gives, unless a quote is open at its end, which the parser takes for that of the quote, or a row has more bytes than `limit`.
+/// `lines` gets the lines in which rows begin: the parser counts blank lines to the row behind them.
+fn checked(mut reader: impl Read, path: &Path, delimiter: u8, limit: usize, lines: &RefCell<VecDeque<u64>>) -> impl Read {
+    // The line of the row, or within it of the open quote; and the bytes of the row so far.
+    let (mut begun, mut length) = (1, 0);
+    let (mut part, mut line) = (ValuePart::Start, 1);
+    ReadBy(move |buffer: &mut [u8]| {
+        let read = reader.read(buffer)?;
+        if read == 0 && part == ValuePart::Quoted && !buffer.is_empty() {
+            let fault = RowFault::unusable(place(path, begun), "a quote is opened here and never closed");
+            return Err(fault.with_hint("close it, or double it where it is part of a value").into());
         }
         for &byte in &buffer[..read] {
-            let was_open = self.state == ValuePart::Quoted;
-            self.step(byte);
-            if self.state == ValuePart::Quoted && !was_open && byte == b'"' {
-                self.begun = self.line;
+            let was_open = part == ValuePart::Quoted;
+            let ends_row = !was_open && matches!(byte, b'\n' | b'\r');
+            part = match (part, byte) {
+                (ValuePart::Quoted, b'"') => ValuePart::Quote,
+                (ValuePart::Quoted, _) | (ValuePart::Start | ValuePart::Quote, b'"') => ValuePart::Quoted,
+                _ if ends_row || byte == delimiter => ValuePart::Start,
+                _ => ValuePart::Plain,
+            };
+            line += u64::from(byte == b'\n');
+            length = if ends_row { 0 } else { length + 1 };
+            if length == 1 {
+                lines.borrow_mut().push_back(line);
             }
-            if self.length > self.limit {
-                return Err(io::Error::other(row::too_long(place(self.path, self.begun), self.limit)));
+            if length == 1 || part == ValuePart::Quoted && !was_open {
+                begun = line;
+            }
+            if length > limit {
+                return Err(row::too_long(place(path, begun), limit).into());
             }
         }
         Ok(read)
-    }
+    })
 }

@@ -62,6 +62,15 @@ fn error_of(path: &Path, packing: Option<&'static str>, error: io::Error) -> Fau
     }
 }
 
+/// A reader by what it does.
+pub(super) struct ReadBy<F>(pub(super) F);
+
+impl<F: FnMut(&mut [u8]) -> io::Result<usize>> Read for ReadBy<F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0(buffer)
+    }
+}
+
 /// Opens a file; a mark of the byte order at its beginning is skipped.
 pub(super) fn open(path: &Path) -> Result<(Kind, Input), Fault> {
     let file = open_to_read(path, FileKind::Data)?;
