@@ -1,7 +1,7 @@
 //! The door of the room: from the recipe's `data` table to data sets ready to be batched.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,13 +17,13 @@ use super::faults::{self, RowFault};
 use super::formats::ExampleReader;
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
-use super::load_report::{FileReport, LoadReport};
+use super::load_report::FileReport;
 use super::on_too_long::{LengthOutcome, check_windows};
 use super::rows::SplitName;
 use super::sets::{Splits, joined};
 use super::source::DataSource;
 use super::split::split;
-use super::token_cache::{self, NotWritten, RowsRead, TokenRecord, Tokens, hashes_of};
+use super::token_cache::{self, RowsRead, TokenRecord, Tokens, hashes_of};
 use super::token_file::{About, TokenWriter};
 use super::tokenizer::Tokenizer;
 use crate::recipe::{DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
@@ -73,7 +73,7 @@ pub fn open(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault
         }
         joined(opened, recipe.chat.chat_template_date, request.seed)?
     };
-    splits.report.shared = splits.validation.as_ref().map_or(0, |held_out| held_out.shared_with(&splits.train));
+    splits.shared = splits.validation.as_ref().map_or(0, |held_out| held_out.shared_with(&splits.train));
     Ok(splits)
 }
 
@@ -101,14 +101,12 @@ fn open_set(request: &DataRequest<'_>, watch: Watch<'_>) -> Result<Splits, Fault
     if matches!(recipe.validation, ValidationSource::File(_)) {
         notes.add(validation.as_ref().map(Dataset::notes).unwrap_or_default());
     }
-    let (held_out, warnings) =
-        (validation.as_ref().map_or(0, Dataset::len), notes.warnings(opener.encoder.chat.recipe.train_on_end_of_turn));
-    let report = LoadReport { files, train: train.len(), validation: held_out, shared: 0, warnings };
+    let warnings = notes.warnings(opener.encoder.chat.recipe.train_on_end_of_turn);
     let has_texts = train.format() != Some(DataFormat::Tokens) || initial.is_some();
     let origins = if has_texts { opener.encoder.origins(notes.has_conversations) } else { BTreeMap::new() };
     let encoder = &opener.encoder.chat;
     let chat_template_date = if notes.has_conversations { &encoder.recipe } else { &recipe.chat }.chat_template_date;
-    Ok(Splits { train, validation, rest, report, origins, chat_template_date })
+    Ok(Splits { train, validation, rest, files, shared: 0, warnings, origins, chat_template_date })
 }
 
 pub(super) struct Opener<'a> {
@@ -207,7 +205,7 @@ impl<'a> Opener<'a> {
         out: &mut dyn Write,
         mut record: TokenRecord,
         watch: Watch<'_>,
-    ) -> Result<(), NotWritten> {
+    ) -> io::Result<()> {
         let path = source.files.first().cloned().unwrap_or_default();
         let indices: HashMap<&Path, usize> =
             source.files.iter().enumerate().map(|(index, path)| (path.as_path(), index)).collect();
@@ -230,14 +228,14 @@ impl<'a> Opener<'a> {
             samples += 1;
             num_tokens += tokens.ids.len();
             watch(&path, samples, num_tokens);
-            Ok::<_, NotWritten>(())
+            Ok::<_, io::Error>(())
         })?;
         let count = bad.count;
         bad.finish(&path)?;
         record.counts = RowsRead { read: samples, bad: count };
         record.notes = self.encoder.chat.take_notes();
         record.hashes = hashes_of(&source.files)?;
-        Ok(writer.finish(&record)?)
+        writer.finish(&record)
     }
 }
 
@@ -260,16 +258,16 @@ mod tests {
     fn the_second_start_does_not_tokenise() {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(9));
         let first = fixture.open().unwrap();
-        assert_eq!(first.report.files[0].origin, "tokenised now");
+        assert_eq!(first.files[0].origin, "tokenised now");
         let second = fixture.open().unwrap();
-        assert_eq!(second.report.files[0].origin, "tokenised before");
+        assert_eq!(second.files[0].origin, "tokenised before");
         assert_eq!(second.train.lengths(), first.train.lengths());
         // Another head has other prompts, another content another hash.
         let third = Fixture { head: crate::data::fixtures::letters(), ..fixture };
         assert!(third.error().contains("expected one of the labels"));
         third.write("train.jsonl", texts(8).replace("yes", "A"));
-        assert_eq!(third.open().unwrap().report.files[0].origin, "tokenised now");
-        assert_eq!(third.open().unwrap().report.files[0].origin, "tokenised before");
+        assert_eq!(third.open().unwrap().files[0].origin, "tokenised now");
+        assert_eq!(third.open().unwrap().files[0].origin, "tokenised before");
     }
 
     #[test]
@@ -301,7 +299,7 @@ mod tests {
         assert_eq!(trained(&fixture), completion);
         // What decides what becomes of the tokens makes none.
         let other = fixture.limit(40, OnTooLong::Drop);
-        assert_eq!(other.open().unwrap().report.files[0].origin, "tokenised before");
+        assert_eq!(other.open().unwrap().files[0].origin, "tokenised before");
     }
 
     /// Sequences of plain text of these lengths; the tokens tell the samples apart, where `kinds` says so.
@@ -337,13 +335,13 @@ mod tests {
                     return Ok(());
                 }
             };
-            let LoadReport { files, train, validation, .. } = &splits.report;
-            let file = &files[0];
+            let file = &splits.files[0];
+            let held_out = splits.validation.as_ref().map_or(0, Dataset::len);
             prop_assert_eq!((file.rows, file.bad), (lengths.len(), 0));
             prop_assert_eq!(file.samples.used() + file.samples.left_out() + file.bad, file.rows);
             let dropped = if on_too_long == OnTooLong::Split { 0 } else { too_long };
             prop_assert_eq!((file.samples.left_out(), file.samples.split), (dropped, too_long - dropped));
-            prop_assert_eq!(train + validation, file.samples.used() - file.samples.split + file.samples.windows);
+            prop_assert_eq!(splits.train.len() + held_out, file.samples.used() - file.samples.split + file.samples.windows);
             let distinct: std::collections::BTreeSet<_> = lengths.iter().collect();
             prop_assert_eq!(file.duplicates, lengths.len() - distinct.len());
             prop_assert_eq!(splits.rest.as_ref().map_or(0, Dataset::len), dropped);
@@ -389,14 +387,14 @@ mod tests {
         let limit = whole.lengths()[20] + 1;
         let drop = fixture.limit(limit, OnTooLong::Drop);
         let dropped = drop.open().unwrap();
-        assert_eq!((dropped.train.len(), dropped.report.files[0].samples.left_out()), (21, 9));
+        assert_eq!((dropped.train.len(), dropped.files[0].samples.left_out()), (21, 9));
         let rest = dropped.rest.unwrap();
         let whole_rest = whole.batch(&(21..30).collect::<Vec<_>>()).unwrap();
         assert_eq!(rest.batch(&(0..9).collect::<Vec<_>>()).unwrap(), whole_rest);
         assert_eq!(rest.first(2).batch(&[0, 1]).unwrap().sequences, whole_rest.sequences[..2]);
         let cut = drop.limit(limit, OnTooLong::Truncate);
         let splits = cut.open().unwrap();
-        assert_eq!((splits.train.len(), splits.report.files[0].samples.cut), (30, 9));
+        assert_eq!((splits.train.len(), splits.files[0].samples.cut), (30, 9));
         assert_eq!(splits.train.lengths()[29], limit - 1);
         let (long, short) =
             (whole.batch(&[29]).unwrap().sequences.swap_remove(0), splits.train.batch(&[29]).unwrap().sequences.swap_remove(0));
@@ -435,7 +433,7 @@ mod tests {
         fixture.recipe.validation = ValidationSource::Fraction(0.25);
         let splits = fixture.open().unwrap();
         let validation = splits.validation.unwrap();
-        assert_eq!((splits.train.len(), validation.len(), splits.report.validation), (15, 5, 5));
+        assert_eq!((splits.train.len(), validation.len()), (15, 5));
         let samples = |dataset: &Dataset| {
             let all: Vec<usize> = (0..dataset.len()).collect();
             dataset.batch(&all).unwrap().sequences.iter().map(|sequence| sequence.sample).collect::<Vec<_>>()
@@ -445,7 +443,7 @@ mod tests {
         assert_eq!(all, (0..20).collect::<Vec<_>>());
         fixture.recipe.validation = ValidationSource::File(fixture.write("held_out.jsonl", texts(3)).into());
         let splits = fixture.open().unwrap();
-        assert_eq!((splits.train.len(), splits.validation.unwrap().len(), splits.report.files.len()), (20, 3, 2));
+        assert_eq!((splits.train.len(), splits.validation.unwrap().len(), splits.files.len()), (20, 3, 2));
         fixture.recipe.validation = ValidationSource::File(fixture.write("held_out.jsonl", "").into());
         assert_eq!(fixture.error(), "`held_out.jsonl` holds no samples, expected at least 1");
     }

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use arrow::buffer::Buffer;
@@ -15,7 +16,8 @@ use super::chat::ChatNotes;
 use super::faults;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use super::token_file::{About, TokenFile};
-use crate::files::{self, MappedFile, Scratch, Stamp};
+use crate::files::{self, Scratch, Stamp};
+use crate::native::{FileMap, arrow_buffer};
 use crate::units::{Fault, abridged};
 
 /// Raised whenever files or prompts change their meaning.
@@ -54,7 +56,7 @@ pub(super) struct Tokens {
     pub(super) file: TokenFile,
     pub(super) record: TokenRecord,
     /// What the file is mapped by; `None` where it is in memory.
-    pub(super) map: Option<MappedFile>,
+    pub(super) map: Option<Arc<FileMap>>,
     pub(super) is_cached: bool,
     /// Why they could not be kept for the next start.
     pub(super) problem: Option<String>,
@@ -75,29 +77,13 @@ impl Tokens {
     }
 }
 
-pub(super) enum NotWritten {
-    Data(Fault),
-    Place(io::Error),
-}
-
-impl From<Fault> for NotWritten {
-    fn from(error: Fault) -> Self {
-        Self::Data(error)
-    }
-}
-
-impl From<io::Error> for NotWritten {
-    fn from(error: io::Error) -> Self {
-        Self::Place(error)
-    }
-}
-
 /// The tokens of data files that an earlier start has left, or those that `write` makes; `settings` is what decides them beside the files. `write`
-/// is given the record to finish the file with, which it completes, and is called again where a place turns out to be full.
+/// is given the record to finish the file with, which it completes, and is called again where a place turns out to be full. What is wrong with
+/// the data is a fault inside of its error.
 pub(super) fn open(
     paths: &[PathBuf],
     settings: String,
-    write: impl FnMut(&mut dyn Write, TokenRecord) -> Result<(), NotWritten>,
+    write: impl FnMut(&mut dyn Write, TokenRecord) -> io::Result<()>,
 ) -> Result<Tokens, Fault> {
     open_in(&places(paths, &settings), paths, settings, write)
 }
@@ -106,7 +92,7 @@ fn open_in(
     places: &[PathBuf],
     paths: &[PathBuf],
     settings: String,
-    mut write: impl FnMut(&mut dyn Write, TokenRecord) -> Result<(), NotWritten>,
+    mut write: impl FnMut(&mut dyn Write, TokenRecord) -> io::Result<()>,
 ) -> Result<Tokens, Fault> {
     let before: Vec<_> = paths.iter().map(|path| Stamp::of(path)).collect();
     let sizes = before.iter().map(|stamp| stamp.as_ref().map_or(0, |stamp| stamp.size)).collect();
@@ -138,8 +124,7 @@ fn open_in(
                     Err(message) => problem = Some(message),
                 }
             }
-            Err(NotWritten::Data(error)) => return Err(error),
-            Err(NotWritten::Place(error)) => problem = Some(error.to_string()),
+            Err(error) => problem = Some(of_place(error)?.to_string()),
         }
     }
     let tokens = in_temporary_file(&mut write)?;
@@ -159,26 +144,25 @@ fn places(paths: &[PathBuf], settings: &str) -> Vec<PathBuf> {
     std::iter::once(PathBuf::from(beside)).chain(cache).map(|folder| folder.join(&name)).collect()
 }
 
-fn make(place: &Path, write: &mut dyn FnMut(&mut dyn Write) -> Result<(), NotWritten>) -> Result<(), NotWritten> {
+fn make(place: &Path, write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let folder = place.parent().unwrap_or(place);
     // A folder beside the data is made if its own parent is there and can be written to; one in the user's cache with all above it.
     let is_new = !folder.exists();
     fs::create_dir_all(folder)?;
     let mut is_of_data = false;
     let written = files::write_atomic_with(place, |out| {
-        write(out).map_err(|error| match error {
-            NotWritten::Place(error) => error,
-            NotWritten::Data(error) => {
-                is_of_data = true;
-                io::Error::other(error)
-            }
-        })
+        write(out).inspect_err(|error| is_of_data = matches!(error.get_ref(), Some(inner) if inner.is::<Fault>()))
     });
     if written.is_err() && is_new {
         // An empty folder would only be in the way.
         let _ = fs::remove_dir(folder);
     }
-    written.map_err(|error| if is_of_data { error.into() } else { io::Error::other(in_full(&error)).into() })
+    written.map_err(|error| if is_of_data { error.into() } else { io::Error::other(in_full(&error)) })
+}
+
+/// An error of the place that was written to; what is wrong with the data is passed on.
+fn of_place(error: io::Error) -> Result<io::Error, Fault> {
+    error.downcast().map_or_else(Ok, Err)
 }
 
 fn in_full(error: &Fault) -> String {
@@ -189,8 +173,7 @@ fn in_full(error: &Fault) -> String {
 /// What lies in a place, if it was made of what a record says as far as sizes and settings go. What is missing, damaged or of another version is as
 /// good as none.
 fn stored(place: &Path, expected: &TokenRecord) -> Result<Tokens, String> {
-    let map = MappedFile::open(place).map_err(|error| in_full(&error))?;
-    let tokens = read(&map.arrow_buffer(), Some(map))?;
+    let tokens = read_mapped(&files::map_file(place).map_err(|error| in_full(&error))?)?;
     let TokenRecord { version, sizes, settings, counts, .. } = &tokens.record;
     if (*version, settings, sizes) != (VERSION, &expected.settings, &expected.sizes) {
         return Err(format!("`{}` was made of something else", place.display()));
@@ -220,37 +203,39 @@ fn forget_old(place: &Path) {
 }
 
 /// Tokens that nobody finds again; `None` where there is no room for them either.
-fn in_temporary_file(write: &mut dyn FnMut(&mut dyn Write) -> Result<(), NotWritten>) -> Result<Option<Tokens>, Fault> {
+fn in_temporary_file(write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> Result<Option<Tokens>, Fault> {
     let Ok(scratch) = Scratch::create(&Scratch::temporary_dir(), "tokens") else { return Ok(None) };
-    let written = File::options().write(true).open(scratch.path()).map_err(NotWritten::Place).and_then(|file| {
+    let written = File::options().write(true).open(scratch.path()).and_then(|file| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         write(&mut out)?;
-        Ok(out.flush()?)
+        out.flush()
     });
     match written {
-        Err(NotWritten::Data(error)) => Err(error),
-        Err(NotWritten::Place(_)) => Ok(None),
+        Err(error) => of_place(error).map(|_| None),
         // Its name goes here; the file stays as long as it is mapped.
-        Ok(()) => Ok(MappedFile::open(scratch.path()).ok().and_then(|map| read(&map.arrow_buffer(), Some(map)).ok())),
+        Ok(()) => Ok(files::map_file(scratch.path()).ok().and_then(|map| read_mapped(&map).ok())),
     }
 }
 
-fn in_memory(write: &mut dyn FnMut(&mut dyn Write) -> Result<(), NotWritten>) -> Result<Tokens, Fault> {
+fn in_memory(write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> Result<Tokens, Fault> {
     let mut bytes = Vec::new();
     let failed = |message: String| {
         let hint = "free some disk space beside the data file or for temporary files, or use a machine with more memory";
         Fault::data(format!("the tokens of the data cannot be kept: {}", abridged(message)), hint)
     };
     match write(&mut bytes) {
-        Ok(()) => read(&Buffer::from(bytes), None).map_err(|_| failed("what was written is not what is read".into())),
-        Err(NotWritten::Data(error)) => Err(error),
-        Err(NotWritten::Place(error)) => Err(failed(error.to_string())),
+        Ok(()) => read(&Buffer::from(bytes)).map_err(|_| failed("what was written is not what is read".into())),
+        Err(error) => Err(failed(of_place(error)?.to_string())),
     }
 }
 
-fn read(bytes: &Buffer, map: Option<MappedFile>) -> Result<Tokens, String> {
+fn read_mapped(map: &Arc<FileMap>) -> Result<Tokens, String> {
+    Ok(Tokens { map: Some(map.clone()), ..read(&arrow_buffer(map))? })
+}
+
+fn read(bytes: &Buffer) -> Result<Tokens, String> {
     let (file, record) = TokenFile::read(bytes)?;
-    Ok(Tokens { file, record, map, is_cached: false, problem: None })
+    Ok(Tokens { file, record, map: None, is_cached: false, problem: None })
 }
 
 #[cfg(test)]
@@ -275,7 +260,7 @@ mod tests {
                 record.counts.read += 1;
             }
             record.hashes = hashes_of(paths)?;
-            Ok(writer.finish(&record)?)
+            writer.finish(&record)
         })
     }
 
@@ -341,7 +326,7 @@ mod tests {
         open_counted(&place, &data, "s", &mut 0).unwrap();
         // A terabyte of nothing would take minutes.
         File::options().write(true).open(&data[0]).unwrap().set_len(1 << 40).unwrap();
-        let refused = open_in(&place, &data, "s".into(), |_, _| Err(NotWritten::Data(faults::empty(Path::new("x")))));
+        let refused = open_in(&place, &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
         assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
     }
 
@@ -357,11 +342,11 @@ mod tests {
         assert!(places[1].exists() && found.map.is_some());
         let found = open_counted(&places[..1], &data, "s", &mut made).unwrap();
         assert!(found.problem.is_some_and(|problem| !problem.is_empty()) && found.file.len() == 1);
-        let refused = open_in(&[], &data, "s".into(), |_, _| Err(NotWritten::Data(faults::empty(Path::new("x")))));
+        let refused = open_in(&[], &data, "s".into(), |_, _| Err(faults::empty(Path::new("x")).into()));
         assert!(refused.is_err_and(|error| error.to_string().contains("holds no samples")));
         let changing = open_in(&[], &data, "s".into(), |out, record| {
             fs::write(&data[0], "longer").unwrap();
-            Ok(TokenWriter::new(out)?.finish(&record)?)
+            TokenWriter::new(out)?.finish(&record)
         });
         assert!(changing.is_err_and(|error| error.to_string().contains("has changed while")));
     }

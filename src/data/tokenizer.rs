@@ -12,23 +12,19 @@ use super::tokenizer_size::check_size;
 use crate::files::{FileKind, has_of_model, object_of_model, read_bytes, read_of_model};
 use crate::units::{Fault, abridged};
 
-/// The `tokenizer.json` of a model directory, or what a GGUF file has in its place. Cheap to clone.
-#[derive(Clone)]
-pub struct Tokenizer {
-    inner: Arc<Inner>,
-}
-
 /// Which part of a text, in bytes, each of its tokens stands for.
 pub(super) type Offsets = Vec<(usize, usize)>;
 
-struct Inner {
-    encoder: tokenizers::Tokenizer,
+/// The `tokenizer.json` of a model directory, or what a GGUF file has in its place. Cheap to clone.
+#[derive(Clone)]
+pub struct Tokenizer {
+    encoder: Arc<tokenizers::Tokenizer>,
+    without_post_processor: Arc<OnceLock<tokenizers::Tokenizer>>,
     limits: WorkLimits,
     path: PathBuf,
     hash: String,
     /// What ends a sequence: the first is written, the others may be said.
     ends: Vec<u32>,
-    without_post_processor: OnceLock<tokenizers::Tokenizer>,
     /// The one token that the post-processor puts before a text.
     bos: Option<u32>,
     /// Special tokens which the post-processor puts behind a text (some tokenizers end every text with EOS).
@@ -56,18 +52,15 @@ impl Tokenizer {
         encoder.with_padding(None);
         let ends = end_ids(dir, &encoder)?;
         let (bos, num_appended) = limits.guarded(0, || added_around(&encoder)).map_err(fail)?;
-        let hash = blake3::hash(&bytes).to_hex().to_string();
         Ok(Self {
-            inner: Arc::new(Inner {
-                encoder,
-                limits: WorkLimits::of("tokenizer", &path, 1024, 20.0),
-                path,
-                hash,
-                ends,
-                without_post_processor: OnceLock::new(),
-                bos,
-                num_appended,
-            }),
+            encoder: Arc::new(encoder),
+            without_post_processor: Arc::default(),
+            limits: WorkLimits::of("tokenizer", &path, 1024, 20.0),
+            hash: blake3::hash(&bytes).to_hex().to_string(),
+            path,
+            ends,
+            bos,
+            num_appended,
         })
     }
 
@@ -85,8 +78,8 @@ impl Tokenizer {
     /// what it puts behind a text. A text that brings its BOS has no second one.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, Fault> {
         let mut ids = self.run(text, true)?;
-        ids.truncate(ids.len().saturating_sub(self.inner.num_appended));
-        if self.inner.bos.is_some_and(|bos| ids.starts_with(&[bos, bos])) {
+        ids.truncate(ids.len().saturating_sub(self.num_appended));
+        if self.bos.is_some_and(|bos| ids.starts_with(&[bos, bos])) {
             ids.remove(0);
         }
         Ok(ids)
@@ -105,13 +98,12 @@ impl Tokenizer {
     /// The ids of `text` alone and which part of it each stands for, in bytes; of a character that is split over tokens each has all.
     pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Offsets), Fault> {
         // Some post-processors take spaces away from the tokens' ends.
-        let plain = self.inner.without_post_processor.get_or_init(|| {
-            let mut plain = self.inner.encoder.clone();
+        let plain = self.without_post_processor.get_or_init(|| {
+            let mut plain = tokenizers::Tokenizer::clone(&self.encoder);
             plain.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
             plain
         });
-        let limits = &self.inner.limits;
-        let encoding = limits.guarded(text.len(), || plain.encode(text, false)).map_err(|message| self.error(&message))?;
+        let encoding = self.limits.guarded(text.len(), || plain.encode(text, false)).map_err(|message| self.error(&message))?;
         Ok((encoding.get_ids().to_vec(), encoding.get_offsets().to_vec()))
     }
 
@@ -131,7 +123,7 @@ impl Tokenizer {
     /// The bytes of one token, special or not, which may be a part of a character.
     pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, Fault> {
         let text = self.token_text(id)?;
-        let entry = self.inner.encoder.id_to_token(id).filter(|_| text.contains(char::REPLACEMENT_CHARACTER));
+        let entry = self.encoder.id_to_token(id).filter(|_| text.contains(char::REPLACEMENT_CHARACTER));
         // A wrong guess of how the entry stands for bytes has another text.
         let bytes = entry.and_then(|entry| bytes_of(&entry)).filter(|bytes| String::from_utf8_lossy(bytes) == text);
         Ok(bytes.unwrap_or_else(|| text.into_bytes()))
@@ -144,11 +136,11 @@ impl Tokenizer {
 
     /// Whether a token was added to the vocabulary whole, as special tokens are.
     pub(super) fn is_added(&self, id: u32) -> bool {
-        self.inner.encoder.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
+        self.encoder.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
     }
 
     pub(super) fn dir(&self) -> &Path {
-        self.inner.path.parent().unwrap_or(Path::new(""))
+        self.path.parent().unwrap_or(Path::new(""))
     }
 
     pub fn eos(&self) -> Result<u32, Fault> {
@@ -160,43 +152,43 @@ impl Tokenizer {
     }
 
     pub(super) fn ends(&self) -> &[u32] {
-        &self.inner.ends
+        &self.ends
     }
 
     /// Bytes of the longest entry of the vocabulary. An entry is written with at least as many bytes as it stands for.
     pub fn longest_entry(&self) -> usize {
-        self.inner.encoder.get_vocab(true).keys().map(String::len).max().unwrap_or_default()
+        self.encoder.get_vocab(true).keys().map(String::len).max().unwrap_or_default()
     }
 
     /// How a text is split before its tokens are found, as `tokenizer.json` says it.
     pub(super) fn pre_tokenizer(&self) -> Value {
-        serde_json::to_value(self.inner.encoder.get_pre_tokenizer()).unwrap_or_default()
+        serde_json::to_value(self.encoder.get_pre_tokenizer()).unwrap_or_default()
     }
 
     pub fn hash(&self) -> &str {
-        &self.inner.hash
+        &self.hash
     }
 
     fn run(&self, text: &str, with_special_tokens: bool) -> Result<Vec<u32>, Fault> {
-        let encode = || self.inner.encoder.encode_fast(text, with_special_tokens);
-        let encoding = self.inner.limits.guarded(text.len(), encode);
+        let encode = || self.encoder.encode_fast(text, with_special_tokens);
+        let encoding = self.limits.guarded(text.len(), encode);
         Ok(encoding.map_err(|message| self.error(&message))?.get_ids().to_vec())
     }
 
     fn bounded(&self, ids: &[u32], skips_special_tokens: bool) -> Result<String, Fault> {
         // A token may stand for many bytes.
-        let text = self.inner.limits.guarded(64 * ids.len(), || self.inner.encoder.decode(ids, skips_special_tokens));
+        let text = self.limits.guarded(64 * ids.len(), || self.encoder.decode(ids, skips_special_tokens));
         text.map_err(|message| self.error(&message))
     }
 
     pub(super) fn error(&self, message: &str) -> Fault {
-        faults::bad_tokenizer(&self.inner.path, message)
+        faults::bad_tokenizer(&self.path, message)
     }
 }
 
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokenizer").field("path", &self.inner.path).field("ends", &self.inner.ends).finish_non_exhaustive()
+        f.debug_struct("Tokenizer").field("path", &self.path).field("ends", &self.ends).finish_non_exhaustive()
     }
 }
 
